@@ -1,4 +1,4 @@
-"""Runs a launch script: ``python -m caatnet NAME`` is ``caatnet NAME``."""
+"""Entry point: ``python -m caatnet NAME`` is ``caatnet NAME``."""
 
 from caatnet import commands
 

@@ -1,26 +1,31 @@
-"""Errors that name the wrong value, its config key, and what is allowed.
+"""Validation errors: invalid value, config key, and allowed values.
 
-The keys of configs are declared in `caatnet.config.schema`, with their ranges.
+The keys of configs and their ranges are declared in `caatnet.config.schema`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import re
 
-# What the dtypes of activations and of reductions may be.
+# Allowed dtypes of activations and of reductions.
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
-  """Refuses a value that is not in a list.
+  """Raises an error unless a value is in a list.
 
   Args:
-    key: What messages call the value.
+    key: Name of the value in messages.
     value: The value.
     allowed: The list.
 
   Raises:
     ValueError: The value is not in the list.
+
+  Example:
+    >>> one_of("dtype", "int8", DTYPES)
+    Traceback (most recent call last):
+    ValueError: dtype='int8' must be one of 'float32', 'bfloat16', 'float16'
   """
   if value not in allowed:
     names = ", ".join(repr(a) for a in allowed)
@@ -31,15 +36,15 @@ def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
 def naming(
   prefix: str, keys: Iterable[str], joint: str = "."
 ) -> Iterator[None]:
-  """Puts a section's name before the keys in the message of a ``ValueError``.
+  """Prepends a section's name to the keys in the message of a ``ValueError``.
 
   With the prefix "config.outer", ``pieces=3 must be ...`` becomes
   ``config.outer.pieces=3 must be ...``.
 
   Args:
-    prefix: The name of the section.
-    keys: The section's keys.
-    joint: What stands between both; "" for flags, whose prefix is "--".
+    prefix: Name of the section.
+    keys: Keys of the section.
+    joint: Separator of both; "" for flags, whose prefix is "--".
   """
   try:
     yield
@@ -47,7 +52,7 @@ def naming(
     names = "|".join(map(re.escape, keys))
     if not names:
       raise
-    # A key is followed by "=" and is no part of a longer word or dotted name.
+    # A key is followed by "=" and is not part of a longer word or dotted name.
     text = re.sub(
       rf"(?<![\w.])({names})(?==)", rf"{prefix}{joint}\1", str(error)
     )

@@ -1,10 +1,10 @@
-"""The command ``caatnet``, and the place of launch scripts and configs.
+"""Command ``caatnet``, and the location of launch scripts and configs.
 
 In a checkout ``python -m launch.NAME`` runs a script, and configs are in
-``configs/``. A wheel holds both folders in ``caatnet/_bundle``, because
-top-level packages named ``launch`` and ``configs`` would clash with those of
+``configs/``. A wheel contains both directories in ``caatnet/_bundle``, because
+top-level packages named ``launch`` and ``configs`` would conflict with those of
 other distributions. There ``caatnet NAME`` runs the same script: it prepends
-the folder to ``sys.path``, so that absolute imports are equal in both forms.
+the directory to ``sys.path``, so that absolute imports are equal in both forms.
 """
 
 import ast
@@ -19,24 +19,24 @@ _USAGE = "usage: caatnet COMMAND [--FLAG=VALUE ...]"
 
 
 def is_installed() -> bool:
-  """Returns whether this package comes from a wheel, not from a checkout."""
+  """Returns whether this package is installed from a wheel, not a checkout."""
   return _BUNDLE.is_dir()
 
 
 def root() -> pathlib.Path:
-  """Returns the folder that holds ``launch``, ``configs`` and ``results``."""
+  """Returns the directory of ``launch``, ``configs`` and ``results``."""
   return _BUNDLE if is_installed() else _BUNDLE.parents[1]
 
 
 def runnable(text: str) -> str:
-  """Rewrites commands in a text to the form that works here.
+  """Rewrites commands in a text to the form of this installation.
 
   Args:
-    text: Help, a hint or an error that has commands of a checkout.
+    text: Help text, hint or error that contains commands of a checkout.
 
   Returns:
-    The text; after installation ``python -m launch.train`` in it is
-    ``caatnet train``.
+    The text; in an installation from a wheel, ``python -m launch.train`` is
+    replaced by ``caatnet train``.
   """
   if not is_installed():
     return text
@@ -50,10 +50,10 @@ def spawned(name: str, *arguments: str) -> list[str]:
 
 
 def require_checkout(name: str) -> None:
-  """Refuses to run a script that maintains files of the repository.
+  """Raises an error if a script that maintains the repository is installed.
 
   Raises:
-    ValueError: This package comes from a wheel.
+    ValueError: This package is installed from a wheel.
   """
   if is_installed():
     raise ValueError(
@@ -66,12 +66,13 @@ def find_config(name: str) -> str:
   """Returns the path of a config file.
 
   Args:
-    name: Path of a file, or the name of a config of this package, such as
+    name: Path of a file, or name of a config of this package, such as
       ``caatnet/tiny``. The prefix ``configs/`` and the suffix ``.py`` may be
       omitted. An existing file takes precedence.
 
   Raises:
-    FileNotFoundError: There is no such file; the message names the nearest.
+    FileNotFoundError: The file does not exist; the message contains the most
+      similar name.
   """
   configs = root() / "configs"
   prefix = "configs/" * name.startswith("configs/")
@@ -80,6 +81,7 @@ def find_config(name: str) -> str:
   for path in (name, f"{name}.py", configs / f"{short}.py"):
     if pathlib.Path(path).is_file():
       return str(path)
+  # Suggestions have the form in which the name was given.
   known = [str(p) for p in pathlib.Path(name).parent.glob("*.py")] + [
     prefix + path.relative_to(configs).with_suffix(suffix).as_posix()
     for path in configs.glob("*/*.py") if path.stem != "__init__"
@@ -100,13 +102,13 @@ def scripts() -> dict[str, str]:
 
 
 def main() -> None:
-  """Runs the launch script that the command line names.
+  """Runs the launch script named on the command line.
 
   Raises:
-    SystemExit: With the script's exit code; 2 for an unknown command.
+    SystemExit: The script's exit code; 2 for an unknown command.
   """
   known = scripts()
-  name, *arguments = sys.argv[1:] or [""]
+  name, *arguments = sys.argv[1:] or [""]  # "" prints the usage
   if name in ("--help", "-h", "-help", "help"):
     width = max(map(len, known))
     lines = [f"  {key:{width}}  {line}" for key, line in known.items()]
@@ -120,6 +122,7 @@ def main() -> None:
     )
     sys.exit(2)
   else:
+    # The script is found as `launch.NAME`, in a checkout and in a wheel.
     sys.path.insert(0, str(root()))
     sys.argv[1:] = arguments
     runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)

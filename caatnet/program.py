@@ -1,8 +1,9 @@
-"""A model laid out on a mesh: what steps, evaluations and ledgers share.
+"""Program: a model on a mesh, with the partition of its state.
 
-A `Layout` has axes, mesh and partition. It says where ranks are, and which part
-of a worker's state each of them holds. A `Program` is a model on a layout. The
-state that a run carries from step to step is in `caatnet.train.state`.
+A `Layout` consists of axes, mesh and partition: it determines the device of
+each rank, and the part of a worker's state that each rank holds. A `Program` is
+a model with a layout; training steps, evaluations and ledgers are built from
+it. The state that a run updates at each step is in `caatnet.train.state`.
 """
 
 from collections.abc import Callable
@@ -28,20 +29,20 @@ from parallel.zero.shards import Shards, Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Where ranks are, and which part of a worker's state each of them holds.
+  """Axes, mesh and partition of a model.
 
   Attributes:
-    worker: The axis of workers, each with parameters of its own.
-    data: The levels of data-parallel ranks within a worker, outermost first.
-    tensor: The tensor axis.
-    mesh: The devices, with one mesh axis for each of the axes.
-    partition: Over which levels each part of a worker's state is sharded.
-    kernels: Implementations of norms and codecs in order of preference, as
-      `parallel.kernels.selection` has them.
-    offload: Whether the optimizer's state waits in host memory between steps.
-    prefetch: Whether a layer's weights are gathered while the layer before it
+    worker: Axis of workers, each with its own parameters.
+    data: Levels of data-parallel ranks within a worker, outermost first.
+    tensor: Tensor axis.
+    mesh: Devices, with one mesh axis per axis.
+    partition: Levels over which each part of a worker's state is sharded.
+    kernels: Implementations of norms and codecs in order of preference, as in
+      `parallel.kernels.selection`.
+    offload: Whether the optimizer's state is in host memory between steps.
+    prefetch: Whether a layer's weights are gathered while the previous layer
       runs.
-    stages: The stages of a pipeline; None if every rank runs the whole model.
+    stages: Stages of a pipeline; None if every rank runs the whole model.
   """
 
   worker: Axis
@@ -61,43 +62,43 @@ class Layout:
 
   @property
   def model_axes(self) -> tuple[Axis, ...]:
-    """The axes that cut a model: stages, where there are any, and tensor."""
+    """Axes that shard a model: stages, if any, and tensor."""
     stages = (self.stages.axis,) if self.stages else ()
     return (*stages, self.tensor)
 
   @property
   def rank_names(self) -> tuple[str, ...]:
-    """The names of the axes of one worker's ranks, outermost first."""
+    """Names of the axes of one worker's ranks, outermost first."""
     return tuple(axis.name for axis in (*self.data, *self.model_axes))
 
   @property
   def on_cpu(self) -> bool:
-    """Whether devices are CPUs, where collectives need an order.
+    """Whether the devices are CPUs, where collectives must be ordered.
 
-    `collectives.after` tells why.
+    The reason is in `parallel.collectives.after`.
     """
     return self.mesh.devices.flat[0].platform == "cpu"
 
   @property
   def num_data_ranks(self) -> int:
-    """The number of data-parallel ranks of one worker."""
+    """Number of data-parallel ranks of one worker."""
     return self.partition.num_ranks
 
   @functools.cached_property
   def shards(self) -> Shards | None:
-    """The partition on the mesh; None if every data rank holds everything."""
+    """Partition on the mesh; None if every data rank holds the whole state."""
     if not self.partition.optimizer:
       return None
     return Shards(self.partition, self.data, self.on_cpu, self.kernels)
 
   @property
   def batch_spec(self) -> P:
-    """The ``PartitionSpec`` of batches ``[workers, *levels, B, ...]``."""
+    """``PartitionSpec`` of batches ``[workers, *levels, B, ...]``."""
     return P(self.worker.name, *(axis.name for axis in self.data))
 
   @property
   def batch_dims(self) -> tuple[int, ...]:
-    """The logical sizes of a batch's dims before B: workers, then levels."""
+    """Logical sizes of a batch's dims before B: workers, then levels."""
     return (self.worker.size, *(axis.size for axis in self.data))
 
   def per_worker(self, specs: Any) -> Any:
@@ -114,13 +115,13 @@ class Layout:
 
 
 class Leaf(NamedTuple):
-  """One parameter of one worker: whole, and as it is stored.
+  """One parameter of one worker, in its logical and in its stored form.
 
   Attributes:
-    parameter: As the model tells of it.
-    shape: Its logical shape, with layers and tensor ranks.
-    tensor: What a partition cuts of it.
-    num_stored_dims: How many dims it has as it is stored.
+    parameter: Declaration in the model.
+    shape: Logical shape, including layers and tensor ranks.
+    tensor: Dims and dtype of the part that a partition shards.
+    num_stored_dims: Number of dims of the stored array.
   """
 
   parameter: Parameter
@@ -134,11 +135,11 @@ class Program:
   """A model on a layout.
 
   Attributes:
-    model: The architecture and its sizes.
+    model: Architecture and sizes.
     layout: Axes, mesh and partition.
 
   Raises:
-    ValueError: A member of the model contradicts another one.
+    ValueError: Members of the model contradict each other.
   """
 
   model: Model
@@ -149,22 +150,22 @@ class Program:
     _ = self._whole_shapes  # sizes that do not fit fail here
 
   def readable(self, params: Any) -> Any:
-    """Returns one worker's unpartitioned parameters as the model reads them.
+    """Returns one worker's unpartitioned parameters in the dtypes of the model.
 
     Args:
-      params: Arrays as they are stored, or those of some top-level keys.
+      params: Stored arrays, of all parameters or of some top-level keys.
     """
     parameters = self.model.parameters
     return declared(params, {key: parameters[key] for key in params})
 
   def checked(self, scores: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the model's scores, whose types are checked as it is traced."""
+    """Returns the model's scores after checking their types during tracing."""
     check_scores(self.model, scores, self.layout.tensor)
     return scores
 
   @functools.cached_property
   def leaves(self) -> Any:
-    """For each parameter a `Leaf`."""
+    """Tree of `Leaf`, one per parameter."""
     return jax.tree.map(
       lambda p, x, tensor, stored: Leaf(p, x.shape, tensor, stored.ndim),
       self.model.parameters, self._drawn_shapes, self.tensors,
@@ -173,17 +174,18 @@ class Program:
 
   @functools.cached_property
   def _drawn_shapes(self) -> Any:
-    """The shapes of one worker's parameters as the model draws them."""
+    """Shapes of one worker's parameters as the model initializes them."""
     return jax.eval_shape(self.model.init, jax.random.key(0))
 
   @functools.cached_property
   def _whole_shapes(self) -> Any:
-    """The logical shapes of one worker's parameters, cut over stages."""
+    """Logical shapes of one worker's parameters, split over stages."""
     if self.layout.stages is None:
       return self._drawn_shapes
     return jax.eval_shape(self._init_whole, jax.random.key(0))
 
   def _init_whole(self, key: jax.Array) -> Any:
+    """Initializes one worker's parameters, split over stages only."""
     whole = self.model.init(key)
     stages = self.layout.stages
     if stages is None:
@@ -198,7 +200,7 @@ class Program:
 
   @functools.cached_property
   def _parameters(self) -> Any:
-    """For each parameter a `Parameter`; stages are one more leading dim."""
+    """Tree of `Parameter`; with stages, specs have one more leading dim."""
     stages = self.layout.stages
     if stages is None:
       return self.model.parameters
@@ -220,44 +222,47 @@ class Program:
 
   @functools.cached_property
   def tensors(self) -> Any:
-    """For each parameter a `Tensor`: the dims after layers and ranks."""
+    """Tree of `Tensor`, one per parameter: the dims after layers and ranks."""
     return self._map(
       lambda p, x: Tensor(x.shape[p.num_lead :], p.dtype), self._whole_shapes
     )
 
   @property
   def decays(self) -> Any:
-    """For each parameter whether weight decay applies."""
+    """Tree of booleans: whether weight decay applies to each parameter."""
     return self._map(lambda p: p.decays)
 
   @property
   def whole_specs(self) -> Any:
-    """For each parameter of one worker its spec without the partition."""
+    """Tree of specs of one worker's unpartitioned parameters."""
     return self._map(lambda p: p.spec)
 
   @functools.cached_property
   def specs(self) -> Any:
-    """For each parameter of one worker its spec as it is stored."""
+    """Tree of specs of one worker's stored parameters."""
     layout = self.layout
     if layout.shards is None:
       return self.whole_specs
+    # The optimizer's state has the finest partition, and parameters are stored
+    # like it.
     inner = layout.shards.inner[: layout.partition.optimizer]
     levels = [axis.name for axis in inner]
     # Stored: [*lead, ranks of the levels innermost first, elements of a shard].
-    # A spec may end before the last leading dim, so it is filled up to there.
+    # A spec may end before the last leading dim, so it is padded with None.
     return self._map(
       lambda p: P(*p.spec, *[None] * (p.num_lead - len(p.spec)), *levels)
     )
 
   @property
   def cost_parameters(self) -> list[cost.Parameter]:
-    """The parameters on one device, as `parallel.zero.cost` prices them."""
+    """Parameters on one device, in the form of `parallel.zero.cost`."""
 
     def parameter(p: Parameter, x: jax.ShapeDtypeStruct) -> cost.Parameter:
+      # Copies of the tensor on one device: layers and lanes.
       count = math.prod(x.shape[: p.num_lead])
       for axis in self.layout.model_axes:
         if axis.name in p.spec:
-          count //= axis.devices
+          count //= axis.devices  # copies on other devices do not count
       return cost.Parameter(
         math.prod(x.shape[p.num_lead :]), count, jnp.dtype(p.dtype).itemsize,
         uses=p.uses, regathered=p.regathered,
@@ -267,7 +272,7 @@ class Program:
 
   @property
   def local_params(self) -> Any:
-    """The shapes of one worker's parameters as they lie on one device."""
+    """Shapes of one worker's stored parameters on one device."""
     return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(s.shard_shape(x.shape), x.dtype),
       self.stored_shapes,
@@ -276,23 +281,22 @@ class Program:
 
   @functools.cached_property
   def stored_shapes(self) -> Any:
-    """The logical shapes of one worker's parameters as they are stored."""
+    """Logical shapes of one worker's stored parameters."""
     return jax.eval_shape(self.init_params, jax.random.key(0))
 
   def init_params(self, key: jax.Array) -> Any:
-    """Draws one worker's parameters from a key, as they are stored."""
+    """Initializes one worker's parameters from a key, in stored form."""
     whole = self._init_whole(key)
     if self.layout.shards is None:
       return whole
     return jax.tree.map(self.layout.shards.store, whole, self.tensors)
 
   def specs_like_params(self, tree: Any) -> Any:
-    """Returns the specs of a tree whose leaves lie like parameters.
+    """Returns the specs of a tree whose leaves are sharded like parameters.
 
     Args:
-      tree: A tree such as an optimizer's state. A leaf whose path ends like
-        that of a parameter lies like it. All other leaves are the same on every
-        device.
+      tree: A tree such as an optimizer's state. A leaf whose path ends with the
+        path of a parameter is sharded like it. All other leaves are replicated.
     """
     find = by_end_of_path(self.specs)
     return jax.tree.map_with_path(
@@ -308,22 +312,31 @@ def is_spec(x: Any) -> bool:
 def by_end_of_path(
   of_parameters: Any, is_leaf: Callable[[Any], bool] = is_spec
 ) -> Callable[[tuple[Any, ...]], Any]:
-  """Makes a function that finds the parameter to which a path belongs.
+  """Returns a function that finds the parameter that a path ends with.
 
-  States of optimizers and outer loops hold trees like the parameters: momentum
-  of blocks/w_out lies at mu/blocks/w_out. A path belongs to the parameter whose
-  own path it ends with.
+  States of optimizers and outer loops contain trees like the parameters: the
+  momentum of blocks/w_out has the path mu/blocks/w_out. A path belongs to the
+  parameter whose own path is its suffix.
 
   Args:
-    of_parameters: A tree with one leaf for each parameter.
-    is_leaf: Whether something is such a leaf, if it could be a tree.
+    of_parameters: A tree with one leaf per parameter.
+    is_leaf: Returns whether an object is such a leaf, if it could be a tree.
 
   Returns:
-    A function of a path that returns the leaf of its parameter; None if the
+    A function of a path that returns the leaf of its parameter, or None if the
     path belongs to no parameter.
+
+  Example:
+    >>> find = by_end_of_path({"blocks": {"w_out": P(None, "tensor")}})
+    >>> key = jax.tree_util.DictKey
+    >>> tuple(find((key("mu"), key("blocks"), key("w_out"))))
+    (None, 'tensor')
+    >>> find((key("count"),)) is None
+    True
   """
 
   def names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    # Keys of dicts and attributes of named tuples have different types.
     return tuple(str(getattr(key, "key", key)) for key in path)
 
   leaves = {
@@ -332,7 +345,7 @@ def by_end_of_path(
   }
 
   def find(path: tuple[Any, ...]) -> Any:
-    ends = (names(path)[i:] for i in range(len(path)))  # the longest first
+    ends = (names(path)[i:] for i in range(len(path)))  # longest suffix first
     return next((leaves[end] for end in ends if end in leaves), None)
 
   return find

@@ -1,4 +1,4 @@
-"""What small runs of models that tell classes apart have in common."""
+"""Shared config of small runs of classifiers."""
 
 import ml_collections
 
@@ -9,17 +9,17 @@ def config(
   arguments: str, name: str, model: ml_collections.ConfigDict,
   data: ml_collections.ConfigDict,
 ) -> tuple[ml_collections.ConfigDict, str, bool]:
-  """Returns two workers of two data-parallel ranks, for a laptop CPU.
+  """Returns a config with two workers of two data-parallel ranks, for a CPU.
 
   Args:
-    arguments: An outer loop, and after a comma demo or test.
-    name: What the runs' names begin with.
+    arguments: An outer loop, optionally followed by a comma and demo or test.
+    name: Prefix of the run's name.
     model: The section of the model.
-    data: The section of its data.
+    data: The section of the data.
 
   Returns:
-    The config, its outer loop, and whether it is for tests: that makes a few
-    steps of few examples.
+    The config, its outer loop, and whether it has the size test (a few steps of
+    small batches).
   """
   algorithm, _, size = arguments.partition(",")
   loops = choices("outer")
@@ -43,16 +43,16 @@ def config(
     config.optimizer = defaults("optimizer", "sgd")
     config.optimizer.learning_rate = 0.1
   config.train = defaults("train")
-  if "every" in config.outer:
-    config.outer.every = 10
+  if "sync_every" in config.outer:
+    config.outer.sync_every = 10
   if size == "test":
     config.data.batch_size = 32
     config.optimizer.warmup_steps = 2
     config.train.num_steps = 12
     config.train.eval_every = 6
     config.train.checkpoint_every = 4
-    if "every" in config.outer:
-      config.outer.every = 5  # streaming has five fragments
+    if "sync_every" in config.outer:
+      config.outer.sync_every = 5  # streaming has five fragments
     if algorithm == "sparseloco":
       config.outer.chunk, config.outer.top_k = 64, 8
   return config, algorithm, size == "test"

@@ -4,9 +4,9 @@ r"""Draws the pictures of README.md, and results/outer_loops.png.
   python -m docs.draw some/folder    # into docs/ and results/ of that folder
 
 Numbers come from results/*.csv. The commands that made those files are in
-LOG.md. The metadata of a picture ("Description") hold its numbers or its words,
-so that a test can compare what was committed with what this file draws. Needs
-the extra `plot`.
+LOG.md. The metadata of a picture ("Description") hold its numbers or texts, so
+that a test can compare the committed picture with a new one. Needs the extra
+`plot`.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ GREY, LIGHT = "#6b6b6b", "#e9e9e9"
 
 
 def mean_and_range(values: Sequence[float]) -> tuple[float, list[list[float]]]:
-  """The mean of the seeds, and how far the bar goes below and above it."""
+  """Returns the mean over seeds, and the bar's lengths below and above it."""
   mean = float(np.mean(values))
   return mean, [[mean - min(values)], [max(values) - mean]]
 
@@ -60,7 +60,7 @@ def set_ticks(axes: Any, places: Sequence[float]) -> None:
 
 
 def draw_loss_against_bytes(path: pathlib.Path) -> None:
-  """Draws what is lost by sending less, over the tensor and the worker axis."""
+  """Draws loss against bytes, on the tensor and on the worker axis."""
   figure, (left, right) = plt.subplots(
     1, 2, figsize=(10, 4.6), sharey=True, layout="constrained",
     width_ratios=(1, 1.75),
@@ -146,7 +146,7 @@ LABELS = (
 
 
 def draw_outer_loops(path: pathlib.Path) -> None:
-  """Draws all points of results/outer_loops.csv, with a legend in words."""
+  """Draws all points of results/outer_loops.csv, with a legend."""
   figure, axes = plt.subplots(figsize=(11.5, 6), layout="constrained")
   order = list(LOOPS)
   points = sorted(
@@ -192,7 +192,7 @@ def draw_outer_loops(path: pathlib.Path) -> None:
 
 
 def canvas(width: float, height: float) -> tuple[Any, Any]:
-  """A figure to draw boxes on; a unit is a hundredth of its width."""
+  """Returns a figure for boxes; a unit is a hundredth of its width."""
   figure, axes = plt.subplots(figsize=(width, height))
   axes.set(xlim=(0, 100), ylim=(0, 100 * height / width), aspect="equal")
   axes.axis("off")
@@ -227,10 +227,10 @@ def arrow(axes: Any, start: tuple[float, float], end: tuple[float, float],
 
 
 def draw_stream(path: pathlib.Path) -> None:
-  """Draws the residual stream of one rank through a block, with its doors."""
+  """Draws the residual stream of a rank through one block."""
   figure, axes = canvas(10, 4.8)
   text = axes.text
-  text(1, 44.8, "One block, seen by tensor rank m", fontsize=12,
+  text(1, 44.8, "One block on tensor rank m", fontsize=12,
        fontweight="bold", color=BLACK)
   # The stream: private channels over shared ones.
   for y, height, fill, label in (
@@ -264,13 +264,15 @@ def draw_stream(path: pathlib.Path) -> None:
          color=ORANGE)
     axes.plot([start + 32.75, start + 32.75], [33, 35.9], color=ORANGE,
               linewidth=1.6)
-    text(start + 19.75, 28.6, "rank-local: no ranks are seen here", ha="center",
+    text(start + 19.75, 28.6, "rank-local: no collectives", ha="center",
          fontsize=8, color=GREY, style="italic")
-  text(3, 12.6, "column door: adds the update that the stream carries, takes "
-       "the norm, multiplies by this rank's columns; no traffic of its own.",
+  text(3, 12.6, "column_parallel adds the pending update of the stream, "
+       "applies the norm, and multiplies by the rank's columns; it sends "
+       "nothing.",
        fontsize=9, color=GREEN)
-  text(3, 9.2, "row door: multiplies by this rank's rows and reduces by F, the "
-       "only traffic of a block; the backward reduces by its transpose.",
+  text(3, 9.2, "row_parallel multiplies by the rank's rows and reduces by F, "
+       "the only communication of a block; the backward reduces by its "
+       "transpose.",
        fontsize=9, color=ORANGE)
   text(3, 3.6, r"$F(y)_m = [\;\Sigma_j\; y_j[\dots,:k]\;,\;\; s\; y_m[\dots,"
        r"k:]\;]\qquad k=\mathrm{int}(p\,H)\qquad p=1$: ordinary tensor "
@@ -309,7 +311,7 @@ def draw_lanes(path: pathlib.Path) -> None:
 
 
 def save(figure: Any, path: pathlib.Path, data: Any) -> None:
-  """Writes a figure with what it shows as metadata, and closes it."""
+  """Writes a figure, with its data as metadata, and closes it."""
   path.parent.mkdir(parents=True, exist_ok=True)
   metadata = {"Description": json.dumps(data)}
   if path.suffix == ".svg":

@@ -1,14 +1,16 @@
-"""The registry of papers, docs/papers.toml, and the documents written from it.
+"""Registry of papers, docs/papers.toml, and documents generated from it.
 
-README's table of strategies, the rooms of ARCHITECTURE.md and docs/map.md, the
-map of the code, are generated: `docs.tables` has one row for each. Claims are
-in `docs.claims`.
+README's table of papers, docs/strategies.md, the rooms of ARCHITECTURE.md and
+the map of the code, docs/map.md, are generated from it: `docs.tables` has one
+row for each. Claims are in `docs.claims`.
 """
 
 import ast
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import pathlib
+import re
 import tomllib
 from typing import Any
 
@@ -24,12 +26,12 @@ _PACKAGES = ("caatnet", "parallel", "launch", "configs")
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-  """A row of README's table of strategies.
+  """Row of the table of strategies.
 
   Attributes:
     order: The row's place, from 1.
     name: The strategy's name.
-    paper: Its source as README cites it.
+    paper: Its source.
     config: A config that runs it.
     file: The file that implements it.
     saves: Text on its savings, if results/ has no figure.
@@ -47,24 +49,27 @@ class Strategy:
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-  """One paper: where the code has its parts, and what it claims.
+  """Paper: the files of its method, and its claims.
 
   Attributes:
     key: The entry's name in the registry.
     subject: Subject of the paper.
     reference: Publication.
+    saves: Its savings in README's table of papers; "" for papers that are not
+      in that table.
     mechanism: Files that implement it.
     cost_model: Files that predict or count what it costs.
     studies: The folders of the studies that compare it.
     configs: Configs that run it.
     notebooks: Notebooks that show it.
     claims: Its claims, from docs/claims/.
-    strategies: Its rows in README's table.
+    strategies: Its rows in the table of strategies.
   """
 
   key: str
   subject: str
   reference: str
+  saves: str = ""
   mechanism: tuple[str, ...] = ()
   cost_model: tuple[str, ...] = ()
   studies: tuple[str, ...] = ()
@@ -114,11 +119,11 @@ def _paper(
 
 
 def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
-  """Returns README's table of strategies.
+  """Returns the table of strategies.
 
   Args:
-    figures: A strategy's name -> what it saves, and what it costs, for those
-      of which results/ has figures.
+    figures: Name of a strategy -> savings and costs, for strategies with
+      figures in results/.
 
   Raises:
     ValueError: A figure is of no strategy.
@@ -145,8 +150,27 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
   )
 
 
+def verdicts(_: str = "") -> str:
+  """Returns README's table of papers: savings, and our verdicts."""
+  rows = []
+  for paper in load():
+    if paper.saves:
+      counts = collections.Counter(
+        re.sub(" at .*", "", c.verdict()) for c in paper.claims
+      )
+      rows.append([
+        f"{paper.subject.split(':')[0]} ({paper.reference})", paper.saves,
+        ", ".join(f"{n} {verdict}" for verdict, n in counts.items()),
+        f"`{paper.configs[0]}`",
+      ])
+  return markdown_table(
+    ["paper", "what it saves", "our verdicts on its claims", "config"], rows,
+    is_markdown=True,
+  )
+
+
 def papers(_: str = "") -> str:
-  """Returns the table of papers: where the code has what."""
+  """Returns the table of papers: the files of each."""
   return markdown_table(
     ["paper", "mechanism", "cost model", "studies", "configs", "notebooks",
      "claims"],

@@ -1,4 +1,4 @@
-"""The results of sweeps: results/*.csv, read for pictures and tables.
+"""Results of sweeps, results/*.csv, for pictures and tables.
 
 The commands that made the files are in LOG.md.
 """
@@ -29,10 +29,10 @@ LOOPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """The runs of one point of a sweep.
+  """Runs of one point of a sweep.
 
   Attributes:
-    overrides: What the point sets, as in "outer.algorithm=diloco".
+    overrides: Overrides of the point, as in "outer.algorithm=diloco".
     kilobytes: Operand kB that a device sends per step: over the worker axis and
       the data axis where the sweep has them, else over the tensor axis, forward
       and backward.
@@ -44,18 +44,18 @@ class Point:
   losses: tuple[float, ...]
 
   def get(self, key: str, default: str = "") -> str:
-    """The value that the point sets a key to."""
+    """Returns the value of a key at this point."""
     found = dict(part.split("=", 1) for part in self.overrides.split())
     return found.get(key, default)
 
   @property
   def algorithm(self) -> str:
-    """The outer loop's name in configs."""
+    """Name of the outer loop in configs."""
     return self.get("outer.algorithm")
 
 
 def read(name: str) -> list[Point]:
-  """The points of results/NAME.csv in the order of the file."""
+  """Returns the points of results/NAME.csv in the order of the file."""
   with (ROOT / "results" / f"{name}.csv").open() as file:
     rows = list(csv.DictReader(file))
   found: dict[str, list[dict[str, str]]] = {}
@@ -78,10 +78,10 @@ def read(name: str) -> list[Point]:
 
 
 def loop_name(point: Point) -> str:
-  """A point of the sweep of outer loops in words."""
+  """Describes a point of the sweep of outer loops."""
   words = [LOOPS[point.algorithm][0]]
   if point.algorithm in ROUNDS:
-    words.append(f"H = {point.get('outer.every', EVERY)}")
+    words.append(f"H = {point.get('outer.sync_every', EVERY)}")
   if point.get("outer.overlap"):
     assert point.get("outer.overlap") == "(1,)"
     words.append("1 step late")
@@ -98,7 +98,7 @@ def loop_name(point: Point) -> str:
 
 
 def above(point: Point, baseline: Point) -> tuple[float, ...]:
-  """Loss minus the baseline's, seed by seed."""
+  """Returns the loss minus that of the baseline, per seed."""
   pairs = zip(point.losses, baseline.losses, strict=True)
   return tuple(a - b for a, b in pairs)
 

@@ -1,8 +1,8 @@
-"""The tables of numbers in the documents, each from files in results/.
+"""Tables of numbers in the documents, each from files in results/.
 
 `python -m launch.tables` writes them between the lines that mark them
-(`caatnet/show/documents.py`). Words of such tables stand here, beside the
-numbers.
+(`caatnet/show/documents.py`). The texts of the tables are
+in this module.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +31,7 @@ from parallel.tensor.partial_sync import FUSED_ROUTES
 # Each document with tables, by its path.
 DOCUMENTS = (
   "README.md", "ARCHITECTURE.md", "LOG.md", "CLAIMS.md", "docs/map.md",
+  "docs/strategies.md",
   "parallel/kernels/evidence.py",
 )
 
@@ -39,19 +40,19 @@ GENERATED: dict[str, Callable[[], str]] = {"CLAIMS.md": claims.page}
 
 
 def result(name: str) -> dict[str, Any]:
-  """The content of results/NAME.json."""
+  """Returns the content of results/NAME.json."""
   return json.loads((ROOT / "results" / f"{name}.json").read_text())
 
 
 def names(points: Sequence[Point]) -> dict[str, Point]:
-  """Points of a sweep of outer loops by their names."""
+  """Returns the points of a sweep of outer loops by name."""
   return {loop_name(point): point for point in points}
 
 
 def _losses(
   points: Sequence[Point], name: Callable[[Point], str], digits: int = 3
 ) -> str:
-  """Losses of each seed, compared with the first point's."""
+  """Table: losses of each seed, compared with those of the first point."""
   first, *_ = points
   return markdown_table(
     ["", *(f"seed {i}" for i in range(len(first.losses))), "mean",
@@ -102,7 +103,7 @@ def rounding(_: str) -> str:
 
 
 def _partial_sync(points: Sequence[Point], ranks: str) -> str:
-  """Losses against p, ranks and private scale; the first point has p = 1."""
+  """Table: losses by p, ranks and private scale; the first point has p = 1."""
   first, *_ = points
   scales = {"forward": "sqrt(r)", "none": "none"}
   rows = []
@@ -159,7 +160,7 @@ def training_step(_: str) -> str:
 
 
 def _in_words(overrides: str) -> str:
-  """Overrides of a program in words: "p = 0.5, route = one_shot"."""
+  """Describes overrides of a program: "p = 0.5, route = one_shot"."""
   words = re.sub(r"sync\.|model\.|\.0\b", "", overrides)
   return words.replace(" ", ", ").replace("=", " = ")
 
@@ -174,13 +175,13 @@ def _bounds(row: Mapping[str, Any]) -> str:
 
 
 def _over_tensor(row: Mapping[str, Any], key: str) -> str:
-  """How much of the tensor axis's bytes is asynchronous, or hidden."""
+  """Formats the share of the tensor axis's bytes that is async or hidden."""
   (axis,) = [r for r in row["overlap"] if r["axes"] == ["tensor"]]
   return f"{axis[key] / axis['bytes']:.1%}"
 
 
 def overlap(_: str) -> str:
-  """The 7B step compiled for TPUs, all programs."""
+  """Table: the 7B step compiled for TPUs, all programs."""
   return markdown_table(
     ["target", "program", "kernels", "asynchronous", "hidden",
      "main memory, GB", "step, s: none / as scheduled / all overlapped"],
@@ -217,7 +218,7 @@ def _evidence() -> Iterator[tuple[tuple[str, str], float, float]]:
 
 
 def kernels(_: str) -> str:
-  """The dict of parallel/kernels/evidence.py."""
+  """Writes the dict of parallel/kernels/evidence.py."""
   found: dict[tuple[str, str], dict[float, float]] = {}
   for key, p, ratio in _evidence():
     found.setdefault(key, {})[p] = round(ratio, 3)
@@ -230,7 +231,7 @@ def kernels(_: str) -> str:
 
 
 def _auto() -> dict[tuple[str, float], Mapping[str, Any]]:
-  """(target, p) -> the row of what config.kernels="auto" runs, by a psum."""
+  """Returns (target, p) -> row of `config.kernels="auto"` with psum."""
   slower = {
     (device, p) for (device, _), p, ratio in _evidence() if ratio >= 1
   }
@@ -245,7 +246,7 @@ def _auto() -> dict[tuple[str, float], Mapping[str, Any]]:
 
 
 def bounds_of_a_step(_: str) -> str:
-  """CLAIMS 1.5: what a step takes by the compiled program."""
+  """Table of claim 1.5: bounds of a step from the compiled program."""
   return markdown_table(
     ["64 chips", "p", "hidden",
      "step, s: none / as scheduled / all overlapped"],
@@ -299,12 +300,12 @@ def kernels_bytes(_: str) -> str:
 
 
 def strategies(_: str) -> str:
-  """README: docs/papers.toml, with the figures that results/ has."""
+  """Table of strategies: docs/papers.toml, with figures from results/."""
   return papers.strategies(dict(_figures()))
 
 
 def _figures() -> Iterator[tuple[str, tuple[str, str]]]:
-  """Name of a strategy, and its cells: what it saves, and what it costs."""
+  """Yields the name of a strategy, its savings and its costs."""
   full, half, quarter, *_ = read("partial_sync_480_steps")
   yield "partial synchronisation, p = .5; .25", (
     "50%; 75% of a block's all-reduces",
@@ -342,7 +343,7 @@ def _figures() -> Iterator[tuple[str, tuple[str, str]]]:
     fewer("SparseLoCo, H = 30"), f"{cost('SparseLoCo, H = 30')} [b]"
   )
   yield "NoLoCo", (
-    f"{fewer('NoLoCo, H = 30')}, pairs in place of an all-reduce",
+    f"{fewer('NoLoCo, H = 30')}, pairs instead of an all-reduce",
     f"{cost('NoLoCo, H = 30')} [b]",
   )
   sgd = "data parallelism, inner SGD"
@@ -372,7 +373,7 @@ def _figures() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _partitions() -> Iterator[tuple[str, tuple[str, str]]]:
-  """The rows of partitions of a training state."""
+  """Yields the rows of partitions of the training state."""
   ddp, zero3, _, _, zeropp, frontier3 = read("zero")
 
   def state(scheme: str) -> str:
@@ -403,7 +404,7 @@ def _partitions() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _collectives() -> Iterator[tuple[str, tuple[str, str]]]:
-  """The rows of collectives and of flows, all predicted."""
+  """Yields the rows of collectives and of flows, all predicted."""
   predicted = result("multitree")
   ring, others, optimal = (
     predicted["speedups"]["events_us"][f"over {key}"]
@@ -463,7 +464,7 @@ def _collectives() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def demo(_: str) -> str:
-  """README: what `make demo` prints in the end."""
+  """Table of README: the last output of `make demo`."""
   printed = result("demo")
   out = io.StringIO()
   Console(file=out, width=130).print(
@@ -478,6 +479,7 @@ TABLES: dict[str, Table] = {
   "strategies": strategies,
   "claims": claims.overview,
   "papers": papers.papers,
+  "verdicts": papers.verdicts,
   "modules": papers.modules,
   "rooms": papers.rooms,
   "outer_loops": outer_loops,

@@ -1,4 +1,4 @@
-"""Runs the benchmark that its config names.
+"""Runs the benchmark of a config.
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
   python -m launch.benchmark --config=configs/benchmark/schedules.py
@@ -14,7 +14,7 @@
   python -m launch.benchmark --config=configs/benchmark/ring.py
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
-  python -m launch.benchmark --config=configs/benchmark/timetables.py
+  python -m launch.benchmark --config=configs/benchmark/pipeline_schedules.py
   python -m launch.benchmark --config=configs/benchmark/lockstep.py \
     --cpu_devices=4
   python -m launch.benchmark --config=configs/benchmark/planner.py
@@ -32,8 +32,8 @@ from launch import options
 
 FLAGS = flags.FLAGS
 
-# The values of config.benchmark.name by their directory of caatnet/benchmarks/;
-# each is a file with `run`.
+# Benchmark (config.benchmark.name) -> folder in caatnet/benchmarks/ of the file
+# with its `run`.
 BODIES = {
   name: room for room, names in {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring"),
@@ -42,7 +42,7 @@ BODIES = {
     "programs": ("kernels", "paged_attention", "programs"),
     "serving": ("coded", "decoding", "engine", "server", "serving"),
     "training": (
-      "lockstep", "schedules", "timetables", "train_step", "zero"
+      "lockstep", "pipeline_schedules", "schedules", "train_step", "zero"
     ),
   }.items() for name in names
 }

@@ -1,4 +1,4 @@
-r"""Compiles a step for a machine that is not here, and reads it.
+r"""Compiles a step for a machine that is not present, and analyses it.
 
   python -m launch.compile --config=configs/caatnet/7b.py \
     --target=tpu:v5p:4x4x4 --mesh=data:8,tensor:8
@@ -10,8 +10,8 @@ r"""Compiles a step for a machine that is not here, and reads it.
 
 Targets are tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; needs the extra
 `tpu`), gpu:NAME:NODESxGPUS (a100, a100-pcie, h100, h200, b200; needs the extra
-`cuda`) and cpu:N. Logical sizes are those of config.parallel. A step of prefill
-reads a chunk of one prompt, one of decode a token of every sequence.
+`cuda`) and cpu:N. Logical sizes are those of config.parallel. A prefill step
+reads a chunk of one prompt, a decode step one token of every sequence.
 """
 
 import functools
@@ -22,10 +22,14 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("target", None, "What to compile for; see above.")
-flags.DEFINE_enum("phase", "train", ["train", "prefill", "decode"], "The step.")
-flags.DEFINE_string("compare", "", 'A second one: "config.sync.p=0.5 ...".')
-flags.DEFINE_bool("default_options", False, "Without the target's XLA options.")
+flags.DEFINE_string("target", None, "Target machine; see above.")
+flags.DEFINE_enum(
+  "phase", "train", ["train", "prefill", "decode"], "Kind of step to compile."
+)
+flags.DEFINE_string(
+  "compare", "", 'Overrides of a second step: "config.sync.p=0.5 ...".'
+)
+flags.DEFINE_bool("default_options", False, "Omit the target's XLA options.")
 
 
 def main() -> None:
@@ -34,7 +38,7 @@ def main() -> None:
   import jax
   from rich.console import Console
 
-  jax.config.update("jax_platforms", "cpu")  # the machine itself stays unused
+  jax.config.update("jax_platforms", "cpu")  # local accelerators are not used
   kind, _, count = FLAGS.target.partition(":")
   if kind == "cpu" and count.isdigit():
     jax.config.update("jax_num_cpu_devices", int(count))

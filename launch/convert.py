@@ -1,11 +1,11 @@
-r"""Converts folders of Hugging Face to runs, and back.
+r"""Converts Hugging Face checkpoints to runs, and runs to checkpoints.
 
   python -m launch.convert --from=Llama-3.1-8B --to=runs/llama --ranks=8
   python -m launch.convert --from=runs/llama --to=published --dtype=float16
 
-A folder with checkpoints is a run's, any other a published one. A run's config
-has the published sizes, and else what --config says, as in --config.sync.p=0.5.
-launch.generate takes it as --workdir, launch.train by --config.train.init_from.
+A folder with checkpoints is a run; other folders are published models. The
+run has the published sizes, and other keys from --config (--config.sync.p=0.5).
+launch.generate reads it as --workdir, launch.train as --config.train.init_from.
 """
 
 import functools
@@ -20,7 +20,7 @@ flags.DEFINE_string("from", None, "Folder to read.")
 flags.DEFINE_string("to", None, "Folder to write, which must not exist.")
 flags.DEFINE_integer("ranks", None, "Tensor ranks of a run; 1 if unset.", 1)
 flags.DEFINE_string(
-  "dtype", "", "Of a run's activations, or of published tensors; as they were."
+  "dtype", "", "Dtype of activations or published tensors; unset: unchanged."
 )
 
 

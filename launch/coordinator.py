@@ -1,14 +1,14 @@
-r"""Runs the coordinator of peers that come and go while they train.
+r"""Runs the coordinator of a swarm, whose peers may join and leave.
 
   python -m launch.coordinator --port=7000 --least=2
 
-It knows who is there and which rounds are committed, and holds no tensors; on a
-terminal it shows them. All that it decides is in its journal before a peer
-hears of it: started again with the same journal it goes on where it was, and no
-peer has to restart. SIGTERM and Ctrl-C end it. Peers wait for it as long as
-they were told to, and then halt with all they have. Messages and decisions are
-lines of JSON in --log. Peers of the same user on this machine have its token,
-others need it. Tokens, ports, certificates, services: docs/elastic.md.
+The coordinator tracks members and committed rounds, and holds no tensors; on a
+terminal it shows both. Each decision is in its journal before peers receive it:
+restarted with the same journal, it continues, and no peer has to restart.
+SIGTERM and Ctrl-C end it. Peers wait for config.elastic.alone_s seconds for it,
+and then save and end. --log has messages and decisions as lines of JSON. Peers
+of the same user on this machine find the token; others need it. Tokens, ports,
+certificates and services are in docs/elastic.md.
 """
 
 import signal
@@ -20,22 +20,27 @@ from launch import options, swarms
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
-  "journal", "", "File of what it must not forget; runs/coordinator-PORT/"
-  "journal if unset. A new run needs a new one."
+  "journal", "", "File of persistent decisions; runs/coordinator-PORT/journal "
+  "if unset. A new run needs a new file."
 )
-flags.DEFINE_string("log", "", "File of the log; beside the journal if unset.")
-flags.DEFINE_integer("least", 1, "Peers with which the run begins.", 1)
+flags.DEFINE_string(
+  "log", "", "File of the log; in the journal's folder if unset."
+)
+flags.DEFINE_integer("least", 1, "Smallest number of peers to start a run.", 1)
 flags.DEFINE_integer(
-  "quorum", 0, "Parts with which a round begins after --grace_s; 0: all.", 0
+  "quorum", 0, "Contributions that suffice for a round after --grace_s; 0: all "
+  "of them.", 0
 )
-flags.DEFINE_integer("most_peers", 256, "Peers at once, at most.", 1, 1024)
-flags.DEFINE_float("grace_s", 10.0, "Seconds for parts beyond the quorum.")
-flags.DEFINE_float("silence_s", 10.0, "Silent for so long, a peer is dropped.")
+flags.DEFINE_integer("most_peers", 256, "Largest number of peers.", 1, 1024)
+flags.DEFINE_float("grace_s", 10.0, "Seconds to wait beyond the quorum.")
 flags.DEFINE_float(
-  "reconnect_s", 2.0, "Without a connection for so long, a peer is dropped."
+  "silence_s", 10.0, "Seconds without a heartbeat until a peer is dropped."
 )
 flags.DEFINE_float(
-  "recover_s", 30.0, "Seconds for members to come back after a restart."
+  "reconnect_s", 2.0, "Seconds without a connection until a peer is dropped."
+)
+flags.DEFINE_float(
+  "recover_s", 30.0, "Seconds for members to rejoin after a restart."
 )
 
 

@@ -1,4 +1,4 @@
-"""Runs the demo: the same model fully and half synchronised, on real text.
+"""Trains one model with full and one with half synchronisation, on text.
 
   python -m launch.demo
   python -m launch.demo --config=configs/caatnet/tiny.py:test
@@ -32,7 +32,7 @@ def main() -> None:
     result = loop.train(experiment, folders[label], label=label)
     if not result.finished:
       return
-    speed = result.units_per_second  # None if nothing was left to do
+    speed = result.units_per_second  # None if the run was finished before
     rows.append(
       [
         f"{label}, {experiment.program.layout.tensor.size} tensor ranks",

@@ -5,7 +5,7 @@ r"""Evaluates a run's checkpoint, on any number of devices.
   python -m launch.evaluate --workdir=runs/tiny --tasks=arc_easy,my.yaml \
     --limit=100 --config.inference.batch=32
 
-The last one needs the extra `eval`.
+The last command needs the extra `eval`.
 """
 
 import json
@@ -20,7 +20,7 @@ flags.DEFINE_list(
   "tasks", [], "Tasks of lm-evaluation-harness, names or .yaml files."
 )
 flags.DEFINE_float(
-  "limit", None, "Documents of each task; below 1 a share of them."
+  "limit", None, "Documents per task; below 1, a fraction of them."
 )
 
 
@@ -33,9 +33,9 @@ def main() -> None:
   from caatnet.config import experiments
   from caatnet.show import pictures, tables
   from caatnet.train import evaluate
-  from caatnet.train.checkpoint import evaluated
+  from caatnet.train.checkpoint import export
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
-  params, step = evaluated.read_stored(experiment, FLAGS.workdir, FLAGS.step)
+  params, step = export.read_stored(experiment, FLAGS.workdir, FLAGS.step)
   data = experiment.data
   dataset = data.load(experiment.seed)
   result = evaluate.make_evaluate(experiment.program, data.batch_size)(
@@ -54,14 +54,14 @@ def main() -> None:
 
 
 def on_tasks() -> None:
-  from caatnet.config import answers
+  from caatnet.config import responses
   from caatnet.interop import harness
   from caatnet.show import tables
 
   if FLAGS.plot:
     raise ValueError(f"--plot={FLAGS.plot} has no effect with --tasks")
   harness.check(FLAGS.tasks, FLAGS.limit)
-  made, step = answers.from_folder(
+  made, step = responses.from_folder(
     FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
   )
   found = {"step": step} | harness.evaluate(made, FLAGS.tasks, FLAGS.limit)

@@ -1,11 +1,12 @@
-"""Continues prompts with a run's model, or with converted weights.
+"""Generates text with a run's model, or with converted weights.
 
   python -m launch.generate --workdir=runs/demo/p0.5 --prompt='def '
   python -m launch.generate --workdir=runs/tiny --prompt_file=prompts.jsonl \
     --temperature=0.8 --top_p=0.95 --json --config.inference.batch=32
 
-One prompt's text appears as it is written, that of many in the end. Ctrl-C ends
-all with what there is, and code 130. How fast it went is on stderr.
+The text of a single prompt is streamed; the text of several is printed at the
+end. Ctrl-C ends generation, prints the text so far and exits with code 130.
+Throughput is printed on stderr.
 """
 
 from absl import flags
@@ -19,18 +20,18 @@ flags.DEFINE_multi_string(
 )
 flags.DEFINE_string(
   "prompt_file", None,
-  'A prompt per line, in .jsonl the "prompt" of each object; - for such lines '
-  "on standard input.",
+  'One prompt per line, in .jsonl the key "prompt" of each object; - for '
+  "standard input in .jsonl format.",
 )
-flags.DEFINE_integer("max_tokens", 256, "Tokens to draw for each prompt.")
-flags.DEFINE_float("temperature", 0.0, "0 takes the most probable token.")
+flags.DEFINE_integer("max_tokens", 256, "Tokens to generate per prompt.")
+flags.DEFINE_float("temperature", 0.0, "Temperature; 0 for greedy decoding.")
 for _name, _row in FILTERS.items():
   _type = "integer" if _row.kind is int else "float"
   getattr(flags, f"DEFINE_{_type}")(_name, _row.neutral, _row.help)
-flags.DEFINE_integer("seed", 0, "Of the first prompt; the next has one more.")
+flags.DEFINE_integer("seed", 0, "Seed of the first prompt; prompt n adds n.")
 flags.DEFINE_multi_string("stop", [], "Text that ends it. May be repeated.")
 flags.DEFINE_bool("logprobs", False, "Show each token's log-probability.")
-flags.DEFINE_bool("chat", False, "Prompts are messages to an assistant.")
+flags.DEFINE_bool("chat", False, "Apply the chat template to prompts.")
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-r"""Writes a graph as a folder that launch.train reads.
+r"""Converts or generates a graph, and writes it as a folder for launch.train.
 
   python -m launch.graph --config=configs/graphs/source.py:rmat \
     --output=FOLDER --config.graph.scale=20 --config.graph.num_edges=16000000
@@ -8,8 +8,8 @@ r"""Writes a graph as a folder that launch.train reads.
   python -m launch.graph --config=configs/graphs/source.py:ogb \
     --output=FOLDER --config.graph.path=dataset/ogbn_products
 
-It takes memory for the nodes' degrees and a chunk of edges, beside the page
-cache. What it prints last are the keys of a training run on the graph.
+It needs memory for the nodes' degrees and a chunk of edges, in addition to the
+page cache. The last line of output is a training command for the graph.
 """
 
 import pathlib
@@ -32,7 +32,7 @@ def main() -> None:
 
   config = FLAGS.config
   if "graph" not in config:
-    raise ValueError("--config has no graph: configs/graphs/source.py has")
+    raise ValueError("--config has no graph; use configs/graphs/source.py")
   if not FLAGS.output:
     raise ValueError("--output is required: the folder to write")
   output = pathlib.Path(FLAGS.output).expanduser()

@@ -1,4 +1,4 @@
-r"""Measures the links between processes, or imports what tools have printed.
+r"""Measures the links between processes, or imports output of other tools.
 
   python -m launch.measure_links --num_processes=8 --output=cluster.json
   python -m launch.measure_links --num_processes=8 --output=cluster.json \
@@ -9,9 +9,9 @@ r"""Measures the links between processes, or imports what tools have printed.
   python -m launch.measure_links --nccl=pair1.txt,pair2.txt --device=a100 \
     --output=cluster.json
 
-Processes run here, in pairs that change in rounds; each message's latency and
-rate are fitted to several sizes. Tables of NCCL-tests are those of
-`sendrecv_perf`, one of each pair. `launch.plan --cluster=` reads the file.
+Processes run on this machine and measure all pairs in rounds; latency and
+bandwidth are fitted to messages of several sizes. Tables of NCCL-tests are
+those of `sendrecv_perf`, one per pair. `launch.plan --cluster=` reads the file.
 """
 
 import pathlib
@@ -21,14 +21,20 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("hosts", ["127.0.0.1"], "Addresses, taken in turn.")
-flags.DEFINE_string("prefix", "", "Before each command; {i} is its number.")
-flags.DEFINE_string("topo", "", "A file that nvidia-smi topo -m has written.")
-flags.DEFINE_list("nccl", [], "Files that sendrecv_perf has written.")
-flags.DEFINE_string("device", "a100", "What the GPUs of such files are.")
-flags.DEFINE_integer("nodes", 1, "Nodes like that of --topo.", lower_bound=1)
-flags.DEFINE_string("network", "", "The kind of link between them.")
-flags.DEFINE_string("pcie", "pcie_4", "The kind of link without NVLink.")
+flags.DEFINE_list(
+  "hosts", ["127.0.0.1"], "Addresses, assigned to processes cyclically."
+)
+flags.DEFINE_string(
+  "prefix", "", "Prefix of commands; {i} is the process's number."
+)
+flags.DEFINE_string("topo", "", "File with the output of nvidia-smi topo -m.")
+flags.DEFINE_list("nccl", [], "Files with the output of sendrecv_perf.")
+flags.DEFINE_string("device", "a100", "Kind of GPU of --topo and --nccl.")
+flags.DEFINE_integer(
+  "nodes", 1, "Number of nodes, each as in --topo.", lower_bound=1
+)
+flags.DEFINE_string("network", "", "Kind of link between nodes.")
+flags.DEFINE_string("pcie", "pcie_4", "Kind of link without NVLink.")
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Executes the notebooks of colabs/ and keeps what they print and draw.
+"""Executes the notebooks of colabs/ and stores their output.
 
   python -m launch.notebooks
   python -m launch.notebooks --only=routes
   python -m launch.notebooks --first_cell    # executes nothing
-  python -m launch.notebooks --check    # exits with 2 and names what is stale
+  python -m launch.notebooks --check    # exits with 2 if a notebook is stale
 
 Needs the extra `colab`.
 """
@@ -15,7 +15,7 @@ from launch import options
 FLAGS = flags.FLAGS
 flags.DEFINE_string("only", "", "Name of one notebook; all if unset.")
 flags.DEFINE_bool(
-  "first_cell", False, "Execute nothing, replace the first cell only."
+  "first_cell", False, "Replace the first cell only, without execution."
 )
 
 

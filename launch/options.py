@@ -1,8 +1,8 @@
-"""The flags that launch scripts share, and how a script is run.
+"""Shared flags of launch scripts, and the entry point of a script.
 
-A script says which of them it uses; another one is a mistake. A user's mistake
-prints one line on stderr and exits with code 2; ``--debug`` shows the
-traceback. jax is imported only after the flags have been checked.
+Each script declares the shared flags that it uses; others are errors. An error
+of the user prints one line on stderr and exits with code 2; ``--debug`` shows
+the traceback. jax is imported only after the flags have been checked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,8 +37,8 @@ _CONFIG = FLAGS["config"].parser = overriding.Loaded()
 flags.DEFINE_bool(
   "help_config",
   False,
-  "Print every key of the given config with its value, its allowed values and "
-  "its meaning, and exit.",
+  "Print every key of the given config with value, allowed values and "
+  "documentation, and exit.",
 )
 flags.DEFINE_string(
   "workdir", None, "Folder of the run; runs/NAME of the config if unset."
@@ -46,8 +46,8 @@ flags.DEFINE_string(
 flags.DEFINE_string(
   "mesh",
   "",
-  "Devices per axis, e.g. data:2,tensor:4; an axis not named gets one. "
-  "Unset: as many devices as the logical sizes can use.",
+  "Devices per axis, e.g. data:2,tensor:4; other axes have one device. Unset: "
+  "as many devices as the logical sizes can use.",
 )
 flags.DEFINE_integer(
   "cpu_devices", None, "Run on this many virtual CPU devices.", lower_bound=1
@@ -58,23 +58,23 @@ flags.DEFINE_string(
 flags.DEFINE_bool(
   "json", False, "Print JSON, not tables: one object, or one for each prompt."
 )
-flags.DEFINE_bool("check", False, "Write nothing; what is stale is an error.")
+flags.DEFINE_bool("check", False, "Write nothing; fail if output is stale.")
 flags.DEFINE_string(
   "output",
   "",
-  "JSON file to write the result to, with command, date and versions. "
-  "tokenizer: the folder to write; config.data.tokenizer if unset.",
+  "JSON file for the result, with command, date and versions. tokenizer: the "
+  "folder to write; config.data.tokenizer if unset.",
 )
 flags.DEFINE_string(
   "plot",
   "",
-  "PNG to write. evaluate: the loss at each position; compile: memory, bytes "
-  "and overlap; simulate: the study's curves.",
+  "PNG file to write. evaluate: the loss at each position; compile: memory, "
+  "bytes and overlap; simulate: the study's curves.",
 )
 flags.DEFINE_string(
   "report",
   "",
-  "File to write the tables and the picture to: .html, or .md with a PNG.",
+  "File for the tables and the picture: .html, or .md with a PNG.",
 )
 flags.register_validator(
   "report", lambda path: not path or path.endswith((".html", ".md")),
@@ -83,19 +83,19 @@ flags.register_validator(
 flags.DEFINE_string(
   "export",
   "",
-  "File to write a schedule to, .xml for MSCCL, .json for a Chrome trace of "
-  "its timeline.",
+  "File for a schedule: .xml for MSCCL, .json for a Chrome trace of its "
+  "timeline.",
 )
 flags.DEFINE_integer(
   "step",
   None,
   "convert, evaluate, generate: checkpoint to read; the newest if unset. "
-  "compile: whose program, from 0; one of each that the outer loop runs in a "
-  "round if unset.",
+  "compile: step whose program is compiled, from 0; unset: all different "
+  "programs of a round of the outer loop.",
   lower_bound=0,
 )
 flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
-flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)
+flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_string(
   "coordinator", None, "HOST:PORT of process 0, for several processes."
@@ -105,10 +105,10 @@ flags.DEFINE_integer("process_id", None, "This process's number, from 0.")
 
 _SHARED = {f.name for f in FLAGS.flags_by_module_dict()[__name__]}
 
-# Keys of the config of ``--workdir`` with the values that they get instead.
+# Overrides of the config of ``--workdir``, ``SECTION.KEY=VALUE`` each.
 _OVERRIDES: list[str] = []
 
-# Errors that tell users what to change; all others are ours.
+# Errors that users can correct; all others are bugs and show a traceback.
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
                 IsADirectoryError, NotADirectoryError, PermissionError,
                 MemoryError)
@@ -122,16 +122,16 @@ def run(
   changeable: Sequence[str] = (),
   devices: bool = True,
 ) -> NoReturn:
-  """Parses the flags, sets the devices up, runs a script, and exits.
+  """Parses the flags, sets up the devices, runs a script, and exits.
 
   Args:
     main: The script, which may return an exit code.
-    uses: The shared flags that have an effect on it, beside ``--debug``.
-    required: The flags without which it cannot run.
-    defaults: Values of flags that the command line does not name.
-    changeable: Of a script that reads the config of ``--workdir``: sections
-      and keys of it that are flags all the same; see `overrides`.
-    devices: Whether it computes with jax, which takes seconds to import.
+    uses: The shared flags of the script, in addition to ``--debug``.
+    required: The required flags.
+    defaults: Values of flags that are not on the command line.
+    changeable: For a script that reads the config of ``--workdir``, the
+      sections and keys that flags may override; see `overrides`.
+    devices: Whether the script uses jax, which takes seconds to import.
   """
   script = sys.modules["__main__"]
   argv = list(sys.argv)
@@ -148,22 +148,22 @@ def mesh() -> dict[str, int] | None:
 
 
 def overrides() -> str:
-  """Returns what the command line changes in the config of ``--workdir``.
+  """Returns the command line's overrides of the config of ``--workdir``.
 
-  It is what `caatnet.config.override` takes: ``SECTION.KEY=VALUE ...``.
+  The format is that of `caatnet.config.override`: ``SECTION.KEY=VALUE ...``.
   """
   return " ".join(_OVERRIDES)
 
 
 def refuse_config(keys: Sequence[str], why: str) -> None:
-  """Refuses flags of a config that would have no effect.
+  """Rejects config flags that would have no effect.
 
   Args:
-    keys: How their keys begin; none for all flags of the config.
-    why: Why they have none.
+    keys: Prefixes of the keys; () for all config flags.
+    why: Reason for the message.
 
   Raises:
-    ValueError: The command line has one.
+    ValueError: If the command line has such a flag.
   """
   for argument in sys.argv[1:]:
     match = re.match(r"--?config(?:$|=|\.([^=]*))", argument)
@@ -177,10 +177,10 @@ def profile() -> tuple[int, int] | None:
 
 
 def parse_mesh(text: str) -> dict[str, int] | None:
-  """Reads ``"data:2,tensor:4"`` as ``{"data": 2, "tensor": 4}``, "" as None.
+  """Parses ``"data:2,tensor:4"`` to ``{"data": 2, "tensor": 4}``, "" to None.
 
   Raises:
-    ValueError: The text is not of this form, or names an axis twice.
+    ValueError: If the text has another form, or has an axis twice.
   """
   if not text:
     return None
@@ -198,10 +198,10 @@ def parse_mesh(text: str) -> dict[str, int] | None:
 
 
 def parse_profile(text: str) -> tuple[int, int] | None:
-  """Reads ``"10:13"`` as ``(10, 13)``, "" as None.
+  """Parses ``"10:13"`` to ``(10, 13)``, "" to None.
 
   Raises:
-    ValueError: The text is not of this form.
+    ValueError: If the text has another form.
   """
   if not text:
     return None
@@ -216,17 +216,17 @@ def parse_profile(text: str) -> tuple[int, int] | None:
 def split_overrides(
   argv: Sequence[str], changeable: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-  """Tells what changes a run's config from the other arguments.
+  """Separates overrides of a run's config from other arguments.
 
   Args:
     argv: The arguments.
-    changeable: Sections and keys of the config.
+    changeable: Sections and keys that may be overridden.
 
   Returns:
-    The other arguments, and ``SECTION.KEY=VALUE`` of each change.
+    The other arguments, and ``SECTION.KEY=VALUE`` of each override.
 
   Raises:
-    ValueError: A key is not among those that can be changed.
+    ValueError: If a key may not be overridden.
   """
   rest, changes = [], []
   for argument in argv:
@@ -247,7 +247,7 @@ def _run(
   main, script, argv, uses, required, defaults, changeable, devices
 ) -> int:
   """Runs a script and returns its exit code."""
-  # Read from the command line itself: parsing the flags may fail.
+  # Read from the command line, since parsing the flags may fail.
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
@@ -259,10 +259,10 @@ def _run(
     if changeable:
       argv, _OVERRIDES[:] = split_overrides(argv, changeable)
     if any(re.match("--?help_config(=|$)", a) for a in argv):
-      required = ("config",)
+      required = ("config",)  # no run, hence no other required flags
     _parse(argv, uses, required)
     if FLAGS.help_config:
-      print(tree.described(FLAGS.config))
+      print(tree.help_text(FLAGS.config))
       return 0
     if devices:
       _set_up_devices()
@@ -277,7 +277,7 @@ def _run(
       raise
     print("interrupted", file=sys.stderr)
     return 130
-  except BrokenPipeError:  # who reads our output has seen enough
+  except BrokenPipeError:  # the reader of stdout has closed the pipe
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141
 
@@ -285,7 +285,7 @@ def _run(
 def _parse(
   argv: list[str], uses: Sequence[str], required: Sequence[str]
 ) -> None:
-  """Parses the flags; every mistake becomes a ``ValueError`` of one line."""
+  """Parses the flags; every error becomes a ``ValueError`` of one line."""
   for argument in argv[1:]:
     match = re.match(r"--?(?:no)?(\w+)", argument)
     if match and match[1] in _SHARED - _of_all(uses):
@@ -313,7 +313,7 @@ def _parse(
   for name in required:
     if FLAGS[name].value is None:
       raise ValueError(f"--{name} is required (--help)")
-  mesh(), profile()  # malformed values fail before anything is loaded
+  mesh(), profile()  # malformed values fail before jax is loaded
   several = [FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id]
   if (
     "coordinator" in uses and None in several
@@ -328,10 +328,10 @@ def _parse(
 
 
 def _load_config(value: str) -> tuple[str, Any]:
-  """Executes the file that ``--config`` names.
+  """Executes the file of ``--config``.
 
-  absl would exit with code 0 if the file is missing, and show its own internals
-  if the file is wrong.
+  absl would exit with code 0 if the file is missing, and print a traceback of
+  its internals if the file has an error.
 
   Args:
     value: The flag's value, PATH[:argument] or NAME[:argument].
@@ -351,7 +351,7 @@ def _load_config(value: str) -> tuple[str, Any]:
   except _USER_ERRORS:
     raise
   except (Exception, SystemExit) as error:
-    # The innermost line of the config file itself, not of what it called.
+    # The innermost line of the config file, not of functions that it calls.
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
              if f.filename == path]
     where = f", line {lines[-1]}" if lines else ""
@@ -377,6 +377,7 @@ def _flag_value(argv: Sequence[str], name: str) -> str | None:
 
 
 def _unknown_flag(name: str, uses: Sequence[str]) -> str:
+  """Returns the message for an unknown flag, with a similar one if any."""
   if name.startswith("config."):
     return f"--{name} needs --config=PATH"
   near = difflib.get_close_matches(name, _our_flags(uses), 1)
@@ -385,7 +386,7 @@ def _unknown_flag(name: str, uses: Sequence[str]) -> str:
 
 
 def _our_flags(uses: Sequence[str]) -> set[str]:
-  """Returns the shared flags that a script uses and its own, not absl's."""
+  """Returns the flags of a script, shared and own, without those of absl."""
   by_module = FLAGS.flags_by_module_dict()
   modules = [sys.argv[0], "__main__"]
   own = {f.name for m in modules for f in by_module.get(m, [])}
@@ -393,7 +394,7 @@ def _our_flags(uses: Sequence[str]) -> set[str]:
 
 
 def _of_all(uses: Sequence[str]) -> set[str]:
-  """Returns the shared flags of a script, with those that need no mention."""
+  """Returns the shared flags of a script, including the implicit ones."""
   more = {"help_config"} if "config" in uses else set()
   return {"debug", *more, *uses}
 
@@ -410,7 +411,7 @@ def _help(
     default = "" if value in (None, "", False) else f" (default: {value})"
     lines.append(f"  --{name}\n      {flag.help}{default}")
   for name in changeable:
-    lines.append(f"  --config.{name}\n      In place of the run's own.")
+    lines.append(f"  --config.{name}\n      Overrides the run's config.")
   return commands.runnable("\n".join(lines))
 
 
@@ -421,16 +422,16 @@ def _one_line(error: BaseException) -> str:
 
 
 def _set_up_devices() -> None:
-  """Imports jax and tells it which devices and processes there are."""
+  """Imports jax and configures its devices and processes."""
   if FLAGS.cpu_devices:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if FLAGS.config is not None and FLAGS.config.get("kernels") == "interpret":
-      # An interpreted kernel holds a thread of XLA's on each device, and needs
-      # another one to be handed blocks of 100 KiB and more (jax 0.10): without
-      # it, all wait forever. XLA has as many threads as this number says.
+      # An interpreted kernel occupies one XLA thread per device, and needs
+      # another one to receive blocks of 100 KiB and more (jax 0.10); without it
+      # the program deadlocks. NPROC is the number of XLA threads.
       threads = FLAGS.cpu_devices + (os.cpu_count() or 1)
       os.environ.setdefault("NPROC", str(threads))
-  if not FLAGS.debug:  # what Orbax logs as an error it raises, too
+  if not FLAGS.debug:  # Orbax also raises what it logs as an error
     logging.set_verbosity(logging.FATAL)
   import jax
 

@@ -1,4 +1,4 @@
-"""Overrides of a config on the command line, before absl parses them."""
+"""Config overrides on the command line, checked before absl parses them."""
 
 from collections.abc import Sequence
 import re
@@ -10,10 +10,10 @@ from caatnet.config.schema import tree
 
 
 class Loaded(flags.ArgumentParser):
-  """Parser of ``--config`` that returns a config which was made before.
+  """Parser of ``--config`` that returns an already loaded config.
 
   Attributes:
-    config: The config of the command line; None before its file was executed.
+    config: The config of the command line; None before its file is executed.
   """
 
   config: Any = None
@@ -27,16 +27,17 @@ class Loaded(flags.ArgumentParser):
 def prepare(argv: Sequence[str], path: str, config: Any) -> None:
   """Applies the command line's selectors to a config, and checks its keys.
 
-  Selectors such as ``--config.outer.algorithm=diloco`` come first, whatever the
-  order of flags. absl would print a traceback of 53 lines for an unknown key.
+  Selectors such as ``--config.outer.algorithm=diloco`` are applied first,
+  independent of the order of flags. For an unknown key, absl would print a
+  traceback of 53 lines.
 
   Args:
     argv: The command line.
     path: The config's file.
-    config: The config, which is changed.
+    config: The config, which is changed in place.
 
   Raises:
-    ValueError: A key is unknown; the message names the nearest one.
+    ValueError: If a key is unknown; the message has the nearest key.
   """
   overrides = []
   for index, argument in enumerate(argv):
@@ -56,10 +57,10 @@ def prepare(argv: Sequence[str], path: str, config: Any) -> None:
 
 
 def refused(message: str, config: Any) -> str:
-  """Returns absl's message of a wrong override in the words of its key.
+  """Replaces absl's message of a wrong override by the key's allowed values.
 
   Args:
-    message: The message.
+    message: The message of absl.
     config: The config, or None if there is none.
   """
   match = re.match(r"flag --(?:no)?config\.([^=]+)=(.*?): ", message)

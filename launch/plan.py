@@ -1,4 +1,4 @@
-r"""Chooses the parallel configuration that a model wants on a cluster.
+r"""Searches for the fastest parallel configuration of a model on a cluster.
 
   python -m launch.plan --config=configs/planner/gpt_11b.py
   python -m launch.plan --config=configs/planner/gpt_11b.py \
@@ -7,10 +7,10 @@ r"""Chooses the parallel configuration that a model wants on a cluster.
   python -m launch.plan --config=configs/planner/gpt_11b.py \
     --why_not="parallel.stage=8 parallel.data=2 parallel.tensor=8"
 
-Nothing is trained, and no device is needed. The answer has the flags with which
-`launch.train` and `launch.compile` run it. It ends with a second pass over the
-best few (config.planner.second): what would be faster, but trains another
-model, by fewer synchronised channels, outer loops or coded partitions.
+Nothing is trained, and no device is needed. The result has the flags of
+`launch.train` and `launch.compile` for each configuration. A second pass over
+the best ones (config.planner.second) reports variants that would be faster but
+change training: fewer synchronised channels, outer loops, coded partitions.
 """
 
 
@@ -24,8 +24,8 @@ flags.DEFINE_string(
   "config.planner.cluster if unset."
 )
 flags.DEFINE_multi_string(
-  "why_not", [], "A configuration of which to say why it is not the answer, "
-  'as in "parallel.stage=8 parallel.tensor=8".'
+  "why_not", [], "A configuration to compare with the best one, as in "
+  '"parallel.stage=8 parallel.tensor=8".'
 )
 
 
@@ -36,8 +36,8 @@ def main() -> None:
   config = FLAGS.config.copy_and_resolve_references().to_dict()
   if config.get("study") != "planner":
     raise ValueError(
-      f"config.study={config.get('study')!r} is no plan; "
-      "configs/planner/gpt_11b.py is"
+      f"config.study={config.get('study')!r} is not a plan; use "
+      "configs/planner/gpt_11b.py"
     )
   if FLAGS.cluster:
     config["planner"]["cluster"] = FLAGS.cluster

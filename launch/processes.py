@@ -1,11 +1,10 @@
-"""Several processes as one run: how they meet, and how they end together.
+"""Start and termination of a run with several processes.
 
-jax aborts a process whose run has lost another one. That is at once where a
-connection breaks, and else when heartbeats have been missing for
-``HEARTBEAT_S``. Its C++ runtime can only abort (a callback in Python's place
-fails with ``std::bad_cast``, jax 0.10.2 and 0.12), after some twenty lines and
-a stack. So a child process stands between this process and its stderr, and puts
-one line in their place.
+If a process of a run is lost, jax aborts the others: immediately if a
+connection breaks, else after ``HEARTBEAT_S`` without a heartbeat. The C++
+runtime can only abort (a Python callback instead fails with ``std::bad_cast``,
+jax 0.10.2 and 0.12), and prints some twenty lines and a stack trace. So a child
+process filters the stderr of this process, and replaces these by one line.
 """
 
 import os
@@ -14,15 +13,15 @@ import signal
 import sys
 from typing import BinaryIO, NoReturn
 
-# After how long without a sign of life a process counts as dead. jax's default
-# is 100 s.
+# Seconds without a heartbeat after which a process counts as lost. jax's
+# default is 100 s.
 HEARTBEAT_S = 30
 
 LOST = (
   b"error: another process of this run has ended, or cannot be reached; the "
   b"same commands on all of them resume the run\n"
 )
-# How jax's coordination between processes logs, and its last line.
+# Log lines of jax's coordination between processes, and its last line.
 _LOGS = re.compile(
   rb"[IWEF]\d{4} .*(coordination_service|preemption_sync_manager)"
 )
@@ -30,12 +29,12 @@ _FATAL = b"the JAX distributed service detected fatal errors"
 
 
 def initialize(coordinator: str, num_processes: int, process_id: int) -> None:
-  """Joins the processes of a run, before jax has looked for devices.
+  """Joins the processes of a run; to be called before jax lists devices.
 
   Args:
     coordinator: HOST:PORT of process 0.
-    num_processes: How many there are.
-    process_id: The number of this one.
+    num_processes: The number of processes.
+    process_id: The number of this process.
   """
   _watch_stderr()
   import jax
@@ -49,8 +48,8 @@ def initialize(coordinator: str, num_processes: int, process_id: int) -> None:
 def leave(code: int, several: bool) -> NoReturn:
   """Exits with a code.
 
-  With several processes an error ends this one at once. The regular way out
-  waits for the others, which wait for this one in a collective.
+  With several processes, an error exits immediately: the regular exit would
+  wait for other processes, which wait for this one in a collective.
   """
   if several and code:
     sys.stdout.flush()
@@ -60,14 +59,14 @@ def leave(code: int, several: bool) -> NoReturn:
 
 
 def _watch_stderr() -> None:
-  """Makes this process' stderr a pipe to a child that passes it on."""
+  """Replaces stderr by a pipe to a child process that filters it."""
   outlet, inlet = os.pipe()
   if os.fork():
     os.close(outlet)
     os.dup2(inlet, sys.stderr.fileno())
     os.close(inlet)
     return
-  # The child ends when the pipe does, and not by a signal to all of a group.
+  # The child ends with the pipe, and not by a signal to the process group.
   os.close(inlet)
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
@@ -77,13 +76,13 @@ def _watch_stderr() -> None:
 
 
 def condense(lines: BinaryIO, out: BinaryIO) -> None:
-  """Copies lines; what jax says as it aborts becomes one line.
+  """Copies lines, and replaces jax's output of an abort by one line.
 
-  What follows a line of jax's coordination is held back until it is known
-  whether that was the beginning of the end.
+  Lines after a log line of jax's coordination are held back until the fatal
+  line or the end of the input.
   """
   held: list[bytes] = []
-  last = b""  # of what was passed on
+  last = b""  # last copied line
   for line in lines:
     if held or _LOGS.match(line) or _FATAL in line:
       held.append(line)
@@ -94,6 +93,6 @@ def condense(lines: BinaryIO, out: BinaryIO) -> None:
   fatal = any(_FATAL in line for line in held)
   if not fatal:
     out.write(b"".join(held))
-  elif not last.startswith(b"error: "):  # which says it already
+  elif not last.startswith(b"error: "):  # not reported yet
     out.write(LOST)
   out.flush()

@@ -1,15 +1,15 @@
-r"""Replays a trace of requests against a server, and prints how long it took.
+r"""Replays a trace of requests against a server, and prints latencies.
 
   python -m launch.replay --trace=AzureLLMInferenceTrace_conv.csv --rate=2
   python -m launch.replay --sessions=50 --rate=1 --output=replay.json
 
-The server is any that has OpenAI's /v1/completions and takes lists of tokens
-and ignore_eos, as launch.serve does. Of a trace (Azure, BurstGPT or Mooncake,
-as published) it has the times and the lengths; the tokens of prompts are made
-up, equal where the trace says so. Without one it makes conversations with the
-lengths of ShareGPT's. Requests longer than the model's context are left out
-and counted. Times are the client's: TTFT from sending to the first token, TBT
-between texts, TPOT the mean per token of a request.
+The server must have OpenAI's /v1/completions with lists of tokens and
+ignore_eos, as launch.serve. A published trace (Azure, BurstGPT or Mooncake)
+gives arrival times and lengths; tokens of prompts are random, with the common
+prefixes of the trace if it has them. Without a trace, conversations with the
+lengths of ShareGPT are generated. Requests longer than the model's context are
+skipped and counted. Times are measured by the client: TTFT from sending to the
+first token, TBT between texts, TPOT the mean per token of a request.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("url", "http://127.0.0.1:8000", "The server.")
+flags.DEFINE_string("url", "http://127.0.0.1:8000", "Address of the server.")
 flags.DEFINE_string("trace", "", "File to replay; conversations if unset.")
 flags.DEFINE_integer("sessions", 20, "Conversations without --trace.", 1)
 flags.DEFINE_float("rate", 0.0, "Requests per second; 0: the trace's, or 1.", 0)
-flags.DEFINE_integer("num_requests", 0, "Of the trace; 0 for all.", 0)
-flags.DEFINE_string("key_file", "", "File with the key that the server asks.")
-flags.DEFINE_integer("arrivals_seed", 0, "Of what is drawn.", 0)
+flags.DEFINE_integer("num_requests", 0, "Number of requests; 0 for all.", 0)
+flags.DEFINE_string("key_file", "", "File with the API key of the server.")
+flags.DEFINE_integer("arrivals_seed", 0, "Seed of random arrivals.", 0)
 
 
 def main() -> int:

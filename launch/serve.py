@@ -1,4 +1,4 @@
-r"""Serves a run's model, or converted weights, as OpenAI's clients expect it.
+r"""Serves a run's model, or converted weights, by OpenAI's HTTP API.
 
   python -m launch.serve --workdir=runs/demo/p0.5
   python -m launch.serve --workdir=runs/llama --config.serving.policy=vtc \
@@ -9,18 +9,18 @@ r"""Serves a run's model, or converted weights, as OpenAI's clients expect it.
 /v1/completions, /v1/chat/completions, /v1/models; / shows the live state, which
 is /state as JSON; /metrics is for Prometheus, /health for load balancers. The
 environment variable CAATNET_API_KEY, or --api_key_file, is a key that clients
-must show. SIGTERM and Ctrl-C let requests that run finish; a second one ends
-the process at once. config.inference.batch sequences run at a time; in
-config.serving:
+must send. After SIGTERM or Ctrl-C, running requests finish; a second signal
+ends the process immediately. config.inference.batch is the number of concurrent
+sequences; in config.serving:
 
   policy      first_come, strict_priority (the field "priority", the default),
               shortest_first, vtc or dlpm (fair among the fields "user")
   preempt     swap, recompute or cost (the cheaper one, the default)
-  host_pages, growth, wait_s, reuse, keep_turns: how pages are used
+  host_pages, growth, wait_s, reuse, keep_turns: use of cache pages
   queue, choices, max_tokens, body_bytes, read_s, write_s, drain_s: limits
 
---help_config explains each. A model that keeps a state per sequence, such as
-configs/recurrent, is served without reuse, which a notice at the start states.
+--help_config explains each key. A model with one state per sequence, such as
+configs/recurrent, is served without reuse, with a notice at the start.
 """
 
 from absl import flags
@@ -29,13 +29,13 @@ from launch import options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("name", "", "The model's name; the folder's if unset.")
-flags.DEFINE_string("api_key_file", "", "File with the key of clients.")
+flags.DEFINE_string("api_key_file", "", "File with the clients' API key.")
 flags.DEFINE_bool(
-  "warm_up", True, "Compile all programs, and measure, before serving."
+  "warm_up", True, "Compile and measure all programs before serving."
 )
 flags.DEFINE_string(
-  "programs", "~/.cache/caatnet/programs", "Folder that keeps what is compiled "
-  "for the next start; JAX_COMPILATION_CACHE_DIR goes before it."
+  "programs", "~/.cache/caatnet/programs", "Folder that caches compiled "
+  "programs; JAX_COMPILATION_CACHE_DIR takes precedence."
 )
 
 

@@ -1,4 +1,4 @@
-r"""Predicts times and utilisations; trains nothing, needs no device.
+r"""Predicts times and utilisations, without training and without devices.
 
   python -m launch.simulate --config=configs/diloco/utilisation.py
   python -m launch.simulate --config=configs/diloco/utilisation.py \
@@ -10,12 +10,12 @@ r"""Predicts times and utilisations; trains nothing, needs no device.
   python -m launch.simulate --config=configs/collectives/schedule.py \
     --export=multitree.xml
   python -m launch.simulate --config=configs/serving/vllm_log.py
-  python -m launch.simulate --config=configs/pipeline/timetables.py
+  python -m launch.simulate --config=configs/pipeline/schedules.py
   python -m launch.simulate --config=configs/graphs/alignment.py
   python -m launch.simulate --config=configs/datacentre/hundred_billion.py \
     --html=page.html
 
-config.study names the study. --report=FILE.md or FILE.html writes the
+config.study is the name of the study. --report=FILE.md or FILE.html writes the
 tables with their picture.
 """
 
@@ -28,7 +28,7 @@ from launch import options
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string(
-  "html", "", "Page with sliders to write, of configs/datacentre."
+  "html", "", "HTML page with sliders to write, for configs/datacentre."
 )
 
 
@@ -41,12 +41,12 @@ def main() -> None:
   if FLAGS.export and study.export is None:
     raise ValueError(
       f"--export={FLAGS.export}: config.study={config['study']!r} has nothing "
-      "to export; configs/collectives/schedule.py has"
+      "to export; use configs/collectives/schedule.py"
     )
   if FLAGS.html and study.write_page is None:
     raise ValueError(
       f"--html={FLAGS.html}: config.study={config['study']!r} has no page; "
-      "configs/datacentre/hundred_billion.py has"
+      "use configs/datacentre/hundred_billion.py"
     )
   if FLAGS.export:
     study.export(config, pathlib.Path(FLAGS.export))

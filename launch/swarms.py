@@ -1,4 +1,4 @@
-"""The flags of scripts that take part in a swarm (`parallel.elastic`)."""
+"""Flags of scripts that join a swarm (`parallel.elastic`)."""
 
 import re
 from typing import Any
@@ -8,28 +8,28 @@ from absl import flags
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string(
-  "elastic", "", "HOST:PORT of a swarm's coordinator: train as a worker of it."
+  "elastic", "", "HOST:PORT of a swarm's coordinator; trains as its worker."
 )
 flags.DEFINE_string(
-  "listen", "", "HOST:PORT for other workers; unset: any port at this "
-  "machine's address on the way to the coordinator."
+  "listen", "", "HOST:PORT for connections of other workers; unset: any port "
+  "of the interface towards the coordinator."
 )
 flags.DEFINE_string(
-  "advertise", "", "HOST:PORT at which others reach --listen, if not there."
+  "advertise", "", "HOST:PORT by which others reach --listen, if different."
 )
 flags.DEFINE_string(
   "token_file", "", "File with the swarm's token; unset: ELASTIC_TOKEN, or "
-  "~/.elastic_token, this user's own on this machine."
+  "~/.elastic_token of this user."
 )
 flags.DEFINE_string(
-  "certificate", "", "For TLS in a swarm: file of the certificate."
+  "certificate", "", "TLS certificate file of this process, for a swarm."
 )
-flags.DEFINE_string("key", "", "For TLS: file of the certificate's key.")
-flags.DEFINE_string("authority", "", "For TLS: who has signed them all.")
+flags.DEFINE_string("key", "", "TLS key file of the certificate.")
+flags.DEFINE_string("authority", "", "TLS certificate file of the authority.")
 
 
 def security() -> Any:
-  """Returns what the flags say about connections, a `handshake.Security`."""
+  """Returns the `handshake.Security` of the flags."""
   from parallel.elastic.transport import handshake
 
   return handshake.from_files(
@@ -38,10 +38,10 @@ def security() -> Any:
 
 
 def place() -> Any:
-  """Returns where the flags find a swarm, a `swarming.Place`.
+  """Returns the `swarm_loop.Place` of the flags; None for processes > 0.
 
   Raises:
-    ValueError: A flag is not right, or there is no coordinator.
+    ValueError: If a flag is invalid, or no coordinator accepts the connection.
   """
   from caatnet.train.elastic.swarm_loop import Place
   from parallel.elastic.membership import ids, service
@@ -49,8 +49,8 @@ def place() -> Any:
 
   coordinator = _address("elastic")
   if FLAGS.coordinator and not FLAGS.workdir:
-    raise ValueError("--elastic with --coordinator needs --workdir, of all")
-  if FLAGS.process_id:  # process 0 speaks for all
+    raise ValueError("--elastic with --coordinator needs one --workdir for all")
+  if FLAGS.process_id:  # process 0 is the swarm's peer
     return None
   protected = security()
   request = handshake.Request(
@@ -62,7 +62,7 @@ def place() -> Any:
       here = sock.getsockname()[0]
   except OSError as error:
     raise ValueError(
-      f"--elastic={FLAGS.elastic}: no coordinator there takes this "
+      f"--elastic={FLAGS.elastic}: no coordinator there accepts this "
       f"worker ({error}); to start one: python -m launch.coordinator "
       f"--port={coordinator[1]}"
     ) from error

@@ -1,4 +1,4 @@
-r"""Trains a run for each config override and seed; run it again to resume.
+r"""Trains one run per override and seed; the same command resumes a sweep.
 
   python -m launch.sweep --config=configs/caatnet/sweep.py --cpu_devices=8 \
     --mesh=tensor:1
@@ -13,7 +13,7 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("grid", "", "key=value,value ...; all combinations.")
+flags.DEFINE_string("grid", "", "key=value,value ...; all combinations run.")
 flags.DEFINE_list("seeds", None, "Seeds; config.sweep.seeds or 0 if unset.")
 
 
@@ -35,16 +35,16 @@ def main() -> None:
     for seed in seeds
     for point in points
   ]
-  # What is sent is counted on a mesh with a device for each worker and rank,
-  # whatever mesh the run has: lanes of one device send nothing to each other.
+  # Communication is counted on a mesh with one device per worker and rank,
+  # independent of the run's mesh, since lanes of a device do not communicate.
   everywhere = []
-  for _, run_config in runs:  # all are built first, so that mistakes show now
+  for _, run_config in runs:  # built before the first run, to show errors now
     axes = experiments.build(run_config, options.mesh()).program.layout.axes
     everywhere.append({axis.name: axis.size for axis in axes})
   needed = max(math.prod(mesh.values()) for mesh in everywhere)
   if jax.device_count() < needed:
     raise ValueError(
-      "counting what workers and ranks send needs a device for each: "
+      "counting communication needs one device per worker and rank: "
       f"--cpu_devices={needed}"
     )
   rows = []

@@ -1,9 +1,9 @@
-"""Writes the tables of README, LOG and CLAIMS from the files in results/.
+"""Updates the tables of README, LOG and CLAIMS from the files in results/.
 
   python -m launch.tables
-  python -m launch.tables --check    # exits with 2 and names what differs
+  python -m launch.tables --check    # exits with 2 if a table differs
 
-Documents mark where a table stands, and docs/tables.py computes its content.
+Markers in the documents enclose the tables; docs/tables.py defines them.
 CLAIMS.md is written as a whole, from docs/claims/.
 """
 
@@ -43,10 +43,10 @@ def main() -> None:
       files.replace(path, text)
   if stale and FLAGS.check:
     raise ValueError(
-      f"tables that are not what results/ says: {', '.join(stale)}; "
-      "python -m launch.tables writes them"
+      f"tables that differ from results/: {', '.join(stale)}; update them "
+      "with python -m launch.tables"
     )
-  print("\n".join(stale) or "all tables are what results/ says")
+  print("\n".join(stale) or "all tables match results/")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
   python -m launch.tokenizer --config=configs/caatnet/tiny.py \
     --config.data.path=FILE_OR_FOLDER --vocab_size=8192 --output=FOLDER
 
-The folder then is --config.data.tokenizer=FOLDER of a training run, whose
-config.model.vocab_size must be as large. transformers can read it, too.
+A training run uses it by --config.data.tokenizer=FOLDER, with a
+config.model.vocab_size of at least its size. Hugging Face transformers can also
+read the folder.
 """
 
 from absl import flags
@@ -14,7 +15,7 @@ from launch import options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer(
-  "vocab_size", None, "How many tokens; config.model.vocab_size if unset.", 257
+  "vocab_size", None, "Number of tokens; config.model.vocab_size if unset.", 257
 )
 
 
@@ -30,12 +31,12 @@ def main() -> None:
 
   config = FLAGS.config
   if "data" not in config or "model" not in config:
-    raise ValueError("--config is no training run's: it has no data or model")
+    raise ValueError("--config is not a training run: it has no data or model")
   one_of("config.data.name", config.data.name, ("text",))
   data = sections.choose("data", DATA, config.data)
   folder = FLAGS.output or data.tokenizer
   if not folder:
-    raise ValueError("--output is required where config.data.tokenizer is ''")
+    raise ValueError("--output is required if config.data.tokenizer is ''")
   documents = sources.load_documents(
     data.path, data.validation_percent, data.validation_path
   )
@@ -63,8 +64,8 @@ def main() -> None:
   )
   if made.vocab_size < size:
     print(f"{made.vocab_size:,} tokens, not {size:,}: in the words of the "
-          "training documents no other pair of tokens is there twice")
-  print(f"tokenizer {tokenizer.described(made)} in {folder}")
+          "training documents no other pair of tokens occurs twice")
+  print(f"tokenizer {tokenizer.summary(made)} in {folder}")
   print(
     f"train on it: --config.data.tokenizer={folder} "
     f"--config.model.vocab_size={made.vocab_size}"

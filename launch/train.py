@@ -1,4 +1,4 @@
-r"""Trains a model; run it again to resume.
+r"""Trains a model; the same command resumes a stopped run.
 
   python -m launch.train --config=configs/caatnet/tiny.py --cpu_devices=8
   python -m launch.train --config=configs/caatnet/tiny.py \
@@ -28,7 +28,7 @@ def main() -> None:
   train = loop.train
   if FLAGS.elastic:
     place = swarms.place()
-    if not FLAGS.workdir:  # each worker of this machine has its own
+    if not FLAGS.workdir:  # a separate folder for each worker of this machine
       workdir, _mine = files.slot(workdir, "worker")
     train = functools.partial(
       swarm_loop.train, place=place, options=experiments.swarm_options(config)
@@ -44,7 +44,7 @@ def main() -> None:
   measures = ", ".join(
     f"{data.labels[key]} {value:.4f}" for key, value in result.measures.items()
   )
-  speed = result.units_per_second  # None if few steps were left to make
+  speed = result.units_per_second  # None after fewer than three steps
   measured = "" if speed is None else f"{speed:,.0f} {data.unit}/s; "
   print(f"step {result.step}: validation {measures}; {measured}in {workdir}")
   print(commands.runnable(

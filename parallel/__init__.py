@@ -1,4 +1,4 @@
-"""Mechanisms of parallel programs: how work is split, moved and timed."""
+"""Mechanisms of parallel programs: partitioning, communication and timing."""
 
 from parallel.lazy import attach
 

@@ -1,11 +1,11 @@
-"""Parallel axes, each of lanes x devices, and meshes made of them.
+"""Parallel axes, each with lanes x devices ranks, and meshes built from them.
 
 An experiment has a number of *logical* ranks per axis; a machine has a number
 of devices. Each device hosts ``lanes`` ranks as a leading array dim, so
 
     logical size = lanes (a leading array dim) x devices (a mesh axis)
 
-and rank ``m`` lives on device ``m // lanes`` in lane ``m % lanes``.
+and rank ``m`` is hosted by device ``m // lanes`` in lane ``m % lanes``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,28 +19,38 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 import numpy as np
 
-# The axis that gets devices first where several choices use as many: its ranks
-# exchange activations in every layer.
+# Axis that receives devices first if several assignments use equally many
+# devices: tensor ranks exchange activations in every layer.
 _PREFERRED = "tensor"
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-  """A logical parallel axis.
+  """Logical parallel axis: a number of ranks, hosted by a number of devices.
 
   Attributes:
     name: Name of the axis, and of the mesh axis that carries it.
     size: Number of logical ranks.
     devices: Number of devices along the mesh axis; divides ``size``.
-    carrier: What carries sums and gathers in place of the mesh axis, whose
-      ranks are then in processes of their own (`parallel.outer.apart`); a
-      `parallel.collectives.Carrier`, or None.
+    backend: A `parallel.collectives.CollectiveBackend` that computes sums and
+      gathers between processes, for an axis with one rank per process
+      (`parallel.outer.apart`); None for collectives over the mesh axis.
+
+  Raises:
+    ValueError: ``devices`` does not divide ``size``.
+
+  Example:
+    >>> axis = Axis("tensor", size=8, devices=4)
+    >>> print(axis)
+    tensor: 8 ranks = 2 lanes x 4 devices
+    >>> divmod(5, axis.lanes)  # rank 5: device, lane
+    (2, 1)
   """
 
   name: str
   size: int
   devices: int = 1
-  carrier: Any = dataclasses.field(default=None, compare=False, repr=False)
+  backend: Any = dataclasses.field(default=None, compare=False, repr=False)
 
   def __post_init__(self) -> None:
     if self.size < 1 or self.devices < 1 or self.size % self.devices:
@@ -52,7 +62,7 @@ class Axis:
 
   @property
   def lanes(self) -> int:
-    """The number of logical ranks that one device hosts."""
+    """Number of logical ranks that one device hosts."""
     return self.size // self.devices
 
   def __str__(self) -> str:
@@ -72,22 +82,29 @@ def assign_devices(
   num_devices: int,
   requested: Mapping[str, int] | None = None,
 ) -> dict[str, Axis]:
-  """Decides how many devices carry each logical axis.
+  """Assigns a number of devices to each logical axis.
 
   Args:
     sizes: Logical size of each axis, outermost axis first.
     num_devices: Number of devices that the machine has.
-    requested: Number of devices per axis that the user asks for; an axis that
-      it does not name gets one device. None chooses the divisors of the sizes
-      with the largest product of devices, ties in favour of the tensor axis
-      and then of the innermost ones.
+    requested: Number of devices per axis, as the user requests them; an axis
+      that it does not name gets one device. None chooses the divisors of the
+      sizes with the largest product of devices, ties in favour of the tensor
+      axis and then of the innermost axes.
 
   Returns:
     The axes in the order of ``sizes``.
 
   Raises:
-    ValueError: An axis is unknown, a number of devices does not divide its
-      axis, or they are more than the machine has.
+    ValueError: An axis is unknown, a number of devices does not divide the size
+      of its axis, or the product of the requested numbers exceeds
+      ``num_devices``.
+
+  Example:
+    >>> for axis in assign_devices({"data": 4, "tensor": 4}, 8).values():
+    ...   print(axis)
+    data: 4 ranks = 2 lanes x 2 devices
+    tensor: 4 ranks = 1 lanes x 4 devices
   """
   if requested is None:
     counts = _largest_assignment(sizes, num_devices)
@@ -95,19 +112,19 @@ def assign_devices(
     unknown = [name for name in requested if name not in sizes]
     if unknown:
       raise ValueError(
-        f"there is no axis {unknown[0]!r}; the axes are {', '.join(sizes)}"
+        f"unknown axis {unknown[0]!r}; the axes are {', '.join(sizes)}"
       )
     counts = {name: requested.get(name, 1) for name in sizes}
     for name, count in counts.items():
       if count < 1 or sizes[name] % count:
         raise ValueError(
-          f"{name}:{count} does not divide the axis's size {sizes[name]}; use "
+          f"{name}:{count} does not divide the axis size {sizes[name]}; use "
           f"one of {divisors(sizes[name])}"
         )
     needed = math.prod(counts.values())
     if needed > num_devices:
       raise ValueError(
-        f"{needed} devices are asked for, this machine has {num_devices}"
+        f"{needed} devices are requested, this machine has {num_devices}"
       )
   return {name: Axis(name, sizes[name], counts[name]) for name in sizes}
 
@@ -115,16 +132,17 @@ def assign_devices(
 def _largest_assignment(
   sizes: Mapping[str, int], num_devices: int
 ) -> dict[str, int]:
-  """Returns the number of devices per axis that `assign_devices` chooses."""
+  """Returns the number of devices per axis with the largest product."""
   names = list(sizes)
-  # The sort is stable: it only brings the preferred axis, if any, to the front.
+  # The sort is stable: it moves the preferred axis, if any, to the front and
+  # leaves the order of the other axes unchanged.
   innermost_first = sorted(reversed(names), key=lambda n: n != _PREFERRED)
 
   def rank(counts: tuple[int, ...]) -> tuple[int, ...]:
     by_name = dict(zip(names, counts, strict=True))
     return (math.prod(counts), *(by_name[n] for n in innermost_first))
 
-  # A handful of axes with few divisors each: small enough to try all.
+  # A handful of axes with few divisors each: few enough to try all assignments.
   candidates = itertools.product(*(divisors(sizes[n]) for n in names))
   fitting = [c for c in candidates if math.prod(c) <= num_devices]
   return dict(zip(names, max(fitting, key=rank), strict=True))
@@ -134,21 +152,27 @@ def make_mesh(
   axes: Mapping[str, Axis], devices: Sequence[jax.Device] | None = None,
   device_order: Sequence[int] = (),
 ) -> Mesh:
-  """Makes a mesh with one axis per entry, outermost first.
+  """Builds a mesh with one axis per entry, outermost first.
 
   Args:
     axes: The axes by name, as ``assign_devices`` returns them.
     devices: Devices to use, the first ones of ``jax.devices()`` by default.
-    device_order: The number among ``devices`` of each place of the mesh, those
-      of its last axis next to each other, such as a plan advises; () leaves
-      that to jax where devices have links to lay axes along.
+    device_order: Index into ``devices`` for each mesh coordinate, in row-major
+      order (the last axis varies fastest), for example from a plan. () lets JAX
+      choose the order if the mesh uses all given TPU or GPU devices, and
+      otherwise uses the order of ``devices``.
 
   Returns:
     A mesh of Auto axis types, for use with ``jax.shard_map``.
 
   Raises:
-    ValueError: There are fewer devices than the axes need, or the order does
-      not name another device for each place.
+    ValueError: There are fewer devices than the axes need, or ``device_order``
+      is not one distinct index per mesh coordinate.
+
+  Example:
+    >>> mesh = make_mesh({"data": Axis("data", 4), "tensor": Axis("tensor", 2)})
+    >>> mesh.axis_names, mesh.devices.shape  # all ranks are lanes
+    (('data', 'tensor'), (1, 1))
   """
   shape = tuple(axis.devices for axis in axes.values())
   count = math.prod(shape)
@@ -162,19 +186,20 @@ def make_mesh(
       or not {*order} <= {*range(len(devices))}
     ):
       raise ValueError(
-        f"device_order={','.join(map(str, order))} must name another one of "
-        f"the devices 0 to {len(devices) - 1} for each of {count} places of "
+        f"device_order={','.join(map(str, order))} must list distinct devices "
+        f"from 0 to {len(devices) - 1}, one for each of {count} coordinates of "
         f"the mesh {' x '.join(f'{k}:{v.devices}' for k, v in axes.items())}"
       )
     devices = [devices[i] for i in order]
-  # CPU devices have no links to lay axes along, and the first few devices of a
-  # machine need not form a box of its torus, which jax's placement expects.
+  # CPU devices have no physical links to align axes with. JAX's placement also
+  # expects devices that form a box of the torus, which the first few devices of
+  # a machine need not do.
   by_links = devices[0].platform != "cpu" and count == len(devices)
   if device_order or not by_links:
     grid = np.asarray(devices[:count]).reshape(shape)
   else:
-    # Lays the axes along the physical links of a TPU or GPU machine, several
-    # axes along one dimension of a torus where they must share it.
+    # Aligns the axes with the physical links of a TPU or GPU machine. Several
+    # axes may share one dimension of a torus.
     grid = mesh_utils.create_device_mesh(
       shape, devices, allow_split_physical_axes=True
     )

@@ -1,7 +1,7 @@
-"""Errors of numbers that nothing can be computed from, and of options.
+"""Validation of numbers, names and option strings; failures are ValueErrors.
 
-The names of arguments are in the messages; whoever read them from a config
-adds its section (`caatnet.config.sections`).
+Each message starts with the argument's name. `caatnet.config.sections` adds the
+config section to the name.
 """
 
 import ast
@@ -13,19 +13,21 @@ from typing import Any
 
 
 def positive(key: str, value: float) -> None:
-  """Refuses what is not above 0, or not finite."""
+  """Raises ValueError unless ``value`` is finite and greater than 0."""
   if not 0 < value < math.inf:
     raise ValueError(f"{key}={value:g} must be positive")
 
 
 def not_negative(key: str, value: float) -> None:
-  """Refuses what is below 0, or not finite."""
+  """Raises ValueError unless ``value`` is finite and at least 0."""
   if not 0 <= value < math.inf:
     raise ValueError(f"{key}={value:g} must be at least 0")
 
 
 def at_least(key: str, value: float, least: int = 1) -> None:
-  """Refuses counts below ``least``, and what is no whole number."""
+  """Raises ValueError unless ``value`` is an integer of at least ``least``."""
+  # Two messages: `int` would fail for infinities and NaN, and a count that is
+  # merely too small is an integer already.
   if not math.isfinite(value) or value != int(value):
     raise ValueError(f"{key}={value:g} must be an integer, at least {least}")
   if value < least:
@@ -33,21 +35,26 @@ def at_least(key: str, value: float, least: int = 1) -> None:
 
 
 def fraction(key: str, value: float) -> None:
-  """Refuses what does not lie in [0, 1]."""
+  """Raises ValueError unless ``value`` lies in [0, 1]; NaN does not."""
   if not 0 <= value <= 1:
     raise ValueError(f"{key}={value:g} must lie in [0, 1]")
 
 
 def known(what: str, name: str, names: Iterable[str]) -> None:
-  """Refuses a name that is not in a list, and names the nearest one.
+  """Checks that a name is in a list; the error suggests the nearest entry.
 
   Args:
-    what: What messages say before the name, as in "schedule " or "link=".
+    what: Prefix of the name in messages, such as "schedule " or "link=".
     name: The name.
-    names: The list.
+    names: The allowed names.
 
   Raises:
-    ValueError: The name is not in the list.
+    ValueError: ``name`` is not in ``names``.
+
+  Example:
+    >>> known("link=", "ehternet", ["ethernet", "nvlink"])
+    Traceback (most recent call last):
+    ValueError: link='ehternet' must be one of ...; did you mean ethernet?
   """
   names = list(names)
   if name not in names:
@@ -60,15 +67,23 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
 
 
 def options(text: str) -> tuple[str, dict[str, Any]]:
-  """Reads ``"dgx:2x8,bandwidth=4e11"`` as a name and its options.
+  """Parses a name with options, such as ``"dgx:2x8,bandwidth=4e11"``.
 
   Args:
-    text: A name, then options as ``,OPTION=VALUE``. A value is a number, True,
-      False or None as Python writes them, or else text.
+    text: A name, then options as ``,OPTION=VALUE``. A value is a Python literal
+      (a number, True, False, None, a tuple); all other values are strings.
+
+  Returns:
+    The name, and the options by their names.
 
   Raises:
     ValueError: An option is given twice.
+
+  Example:
+    >>> options("dgx:2x8,bandwidth=4e11,rail=True")
+    ('dgx:2x8', {'bandwidth': 400000000000.0, 'rail': True})
   """
+  # Only a comma before ``option=`` separates, so a value may contain commas.
   name, *parts = re.split(r",\s*(?=[a-z_]+=)", text)
   found = {}
   for part in parts:

@@ -2,11 +2,11 @@
 
 A lane-stacked array ``x_R...`` has a leading dim of ``axis.lanes`` logical
 ranks. Every collective works over R first, on the device, and over the mesh
-axis second, so the result does not depend on how many devices carry the ranks.
-A rank's number is ``device * lanes + lane``.
+axis second, so the result does not depend on the number of devices that carry
+the ranks. The number of a rank is ``device * lanes + lane``.
 
 Shape legend: R = lanes on this device; N = logical ranks; n = devices of the
-mesh axis; K = last dim.
+mesh axis; K = last dim; s = elements of one rank's slice.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,79 +19,87 @@ from jax.sharding import PartitionSpec as P
 
 from parallel.axes import Axis
 
-# Takes an array and the name of a mesh axis, and reduces the array over that
-# axis. As the ``via`` of `reduce_scatter` and `all_gather` it scatters or
-# gathers dim 0 instead.
+# Function (array, name of a mesh axis) -> array summed over that axis. As the
+# ``via`` of `reduce_scatter` and `all_gather` it scatters or gathers dim 0.
 Reduction = Callable[[jax.Array, str], jax.Array]
 
 
-class Carrier(Protocol):
-  """What carries an axis' sums and gathers in place of a mesh axis.
+class CollectiveBackend(Protocol):
+  """Interface of sums and gathers between processes, without a mesh axis.
 
   Attributes:
-    rank: int32 ``[]``, the rank of this process, which has one lane.
+    rank: int32 ``[]``, rank of this process, which has one lane.
   """
 
   rank: jax.Array
 
   def sum(self, x: jax.Array) -> jax.Array:
-    """Returns the sum ``[...]`` of all ranks' ``[...]``."""
+    """Returns the sum over all ranks of ``x [...]``, ``[...]``."""
     ...
 
   def gather(self, x: jax.Array) -> jax.Array:
-    """Returns all ranks' ``[k, ...]`` in rank order, ``[N * k, ...]``."""
+    """Concatenates ``x [k, ...]`` of all ranks, in order: ``[N * k, ...]``."""
     ...
 
 
-# Width of a TPU's tiles: a row of 128 elements of the minor dim lies together.
+# Width of a TPU tile: 128 elements of the minor dim are contiguous in memory.
 _TILE = 128
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-  """Returns the mesh axes over which ``x`` may differ, as its type says."""
+  """Returns the mesh axes over which ``x`` is device-varying by type."""
   return jax.typeof(x).manual_axis_type.varying
 
 
 def varying(x: jax.Array, *names: str) -> jax.Array:
   """Casts ``x`` to device-varying over the named mesh axes.
 
-  The cast costs nothing forward; its transpose is an all-reduce. So a cast
-  before a function is differentiated keeps that all-reduce out of the
-  function's backward. An axis over which ``x`` varies already is left alone.
+  The cast costs nothing in the forward pass; its transpose is an all-reduce.
+  Casting the inputs of a function before it is differentiated therefore keeps
+  that all-reduce out of the function's backward pass. Axes over which ``x``
+  already varies are ignored.
+
+  Args:
+    x: ``[...]``, any dtype.
+    *names: Names of mesh axes.
+
+  Returns:
+    ``x``, device-varying over the named axes.
   """
   missing = tuple(n for n in names if n not in varying_axes(x))
   return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def ranks_here(axis: Axis) -> jax.Array:
-  """Returns the numbers of this device's logical ranks, int32 ``[R]``."""
-  if axis.carrier is not None:
-    return axis.carrier.rank[None]
+  """Returns the numbers of the logical ranks on this device, int32 ``[R]``."""
+  if axis.backend is not None:
+    return axis.backend.rank[None]
   return lax.axis_index(axis.name) * axis.lanes + jnp.arange(axis.lanes)
 
 
 def after(tree: Any, results: Any, needed: bool = True) -> Any:
-  """Returns ``tree`` unchanged, but not before ``results`` are computed.
+  """Returns ``tree`` unchanged, with a data dependency on ``results``.
 
-  XLA:CPU runs independent operations of a program in any order, also two
-  collectives of different groups. Two devices that choose different orders
-  wait for each other until they are aborted (seen with jax 0.10.2). An
-  ``optimization_barrier`` does not help: XLA:CPU removes it before it orders
-  the program. So the order is made a data dependency.
+  XLA:CPU runs independent operations of a program in any order, including
+  collectives of different device groups. Two devices that choose different
+  orders deadlock until they are aborted (observed with jax 0.10.2).
+  ``optimization_barrier`` does not help: XLA:CPU removes it before it schedules
+  the program. A data dependency enforces the order.
 
   Args:
-    tree: Arrays to hold back.
-    results: Arrays to wait for.
-    needed: Whether the backend needs the order; if not, nothing is added.
+    tree: Arrays to delay.
+    results: Arrays that must be computed first.
+    needed: Whether the backend needs the dependency; if False, ``tree`` is
+      returned without one.
 
   Returns:
-    ``tree``.
+    ``tree``, with the same values, dtypes and types.
   """
   if not needed:
     return tree
-  # One element per array is enough to depend on it. What is added is 0, for NaN
-  # too, but compilers do not see that: the product of two neighbouring integers
-  # is even.
+  # One element per array suffices for a dependency. ``late`` is always 0, also
+  # for NaN, since the product of two consecutive integers is even; compilers do
+  # not detect that, so the dependency is not optimised away.
   heads = [
     lax.bitcast_convert_type(x.ravel()[0].astype(jnp.float32), jnp.int32)
     for x in jax.tree.leaves(results)
@@ -99,16 +107,16 @@ def after(tree: Any, results: Any, needed: bool = True) -> Any:
   ]
   late = jnp.asarray(sum((head * (head + 1)) & 1 for head in heads))
   # ``tree`` must keep its type, but a sum with ``late`` varies over every mesh
-  # axis that ``late`` varies over. We know that ``late`` is 0 on all devices;
-  # the type check does not, so the cast to invarying is one without a check.
+  # axis that ``late`` varies over. ``late`` is 0 on all devices, which the type
+  # check cannot verify: the cast to invarying is done without a check.
   late = jax.shard_map(
-    # An argument that is returned as it is would keep its type.
+    # The addition is needed: an argument returned unchanged keeps its type.
     lambda late: late + 0,
     axis_names=set(), in_specs=P(), out_specs=P(), check_vma=False,
   )(late)
 
   def delayed(x):
-    no_value = x.dtype == jax.dtypes.float0  # the cotangent of an integer
+    no_value = x.dtype == jax.dtypes.float0  # cotangent of an integer array
     return x if no_value else x + late.astype(x.dtype)
 
   return jax.tree.map(delayed, tree)
@@ -117,20 +125,20 @@ def after(tree: Any, results: Any, needed: bool = True) -> Any:
 def each_lane(
   f: Callable[..., Any], axis: Axis, *trees: Any
 ) -> Any:
-  """Runs one rank's function for every lane, one lane after another.
+  """Runs a rank-local function for every lane, one lane after another.
 
-  This is for large functions, such as the whole step of a worker: a loop keeps
-  the temporaries of one lane at a time, where ``jax.vmap`` would keep those of
-  all lanes. Small functions are lifted with ``jax.vmap``.
+  Intended for large functions, such as the whole step of a worker: a loop holds
+  the temporaries of one lane at a time, whereas the memory of ``jax.vmap`` is
+  proportional to the number of lanes. Use ``jax.vmap`` for small functions.
 
   Args:
-    f: A function of one rank's trees ``[...]``; it may communicate over other
+    f: Function of one rank's trees ``[...]``; it may communicate over other
       axes.
-    axis: The axis whose lanes to loop over.
-    *trees: The arguments of f, ``[R, ...]``.
+    axis: Axis whose lanes the loop iterates over.
+    *trees: Arguments of f, ``[R, ...]``.
 
   Returns:
-    The results of f, ``[R, ...]``.
+    Results of f, ``[R, ...]``.
   """
   if axis.lanes > 1:
     return lax.map(lambda args: f(*args), trees)
@@ -145,36 +153,49 @@ def all_reduce(
 
   Args:
     x: ``[R, ...]``, one summand per lane.
-    axis: The axis to reduce over.
-    via: Replaces ``lax.psum`` over the mesh axis, for example with a
+    axis: Axis to reduce over.
+    via: Replacement of ``lax.psum`` over the mesh axis, for example a
       schedule's executor. Its result may be device-varying by type.
 
   Returns:
-    ``[...]``, the sum, the same on every device.
+    ``[...]``, the sum, equal on every device.
+
+  Example:
+    >>> from parallel.axes import make_mesh
+    >>> axis = Axis("tensor", size=4)  # 4 lanes on one device
+    >>> f = jax.jit(jax.shard_map(
+    ...   lambda x: all_reduce(x, axis), mesh=make_mesh({"tensor": axis}),
+    ...   in_specs=P("tensor"), out_specs=P(),
+    ... ))
+    >>> f(jnp.arange(8.0).reshape(4, 2)).tolist()
+    [12.0, 16.0]
   """
   total = jnp.sum(x, axis=0)
-  if axis.carrier is not None:
-    return axis.carrier.sum(total)
+  if axis.backend is not None:
+    return axis.backend.sum(total)
   return (via or lax.psum)(total, axis.name)
 
 
 def reduce_scatter(
   x: jax.Array, axis: Axis, *, dim: int = 0, via: Reduction | None = None
 ) -> jax.Array:
-  """Sums over all logical ranks and leaves each rank its slice of the sum.
+  """Sums over all logical ranks and returns each rank's slice of the sum.
 
   Args:
     x: ``[R, ...]``, one summand per lane; N divides the dim ``dim`` (not
       counting R).
-    axis: The axis to reduce over.
-    dim: The dim to scatter, in a rank's own array.
-    via: Replaces ``lax.psum_scatter`` of dim 0 over the mesh axis.
+    axis: Axis to reduce over.
+    dim: Dim to scatter, counted without R.
+    via: Replacement of ``lax.psum_scatter`` of dim 0 over the mesh axis.
 
   Returns:
     ``[R, ...]`` with ``dim`` N times shorter.
+
+  Raises:
+    ValueError: The axis has a backend.
   """
-  # A device receives the slices of all its lanes as one: lanes of a device are
-  # neighbours in rank order, so their slices are too.
+  # A device receives the slices of all its lanes as one contiguous slice: the
+  # lanes of a device are consecutive ranks, so their slices are adjacent.
   _needs_mesh(axis, "a reduce-scatter")
   summed = jnp.sum(x, axis=0)
   if via is None:
@@ -185,16 +206,24 @@ def reduce_scatter(
 
 
 def _scatter(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
-  """Reduce-scatters a dim, in a layout of which XLA:TPU makes one too.
+  """Reduce-scatters a dim, in a layout that XLA:TPU keeps as a reduce-scatter.
 
-  XLA:TPU turns a reduce-scatter along one of the two minor dims, which lie in
-  tiles, or one of few rows, into a whole all-reduce and a slice: twice the
-  bytes on the links (LOG.md, "partitions of 20B"). So devices get a leading
-  dim of their own, which is the one that is scattered. The other dims stay as
-  they are: were all of ``dim`` in front, a short one would be the minor one,
-  for which XLA:TPU takes 128 places.
+  XLA:TPU rewrites a reduce-scatter along one of the two minor (tiled) dims, or
+  of few rows, into an all-reduce and a slice, which doubles the bytes on the
+  links (LOG.md, "partitions of 20B"). Scattering a separate leading dim of size
+  n avoids that. The order of the other dims is unchanged: moving all of ``dim``
+  to the front could leave a short minor dim, which XLA:TPU pads to 128.
+
+  Args:
+    x: ``[...]``, the sum over this device's lanes.
+    axis: Axis to reduce over.
+    dim: Dim to scatter.
+
+  Returns:
+    ``[...]`` with ``dim`` n times shorter: the slices of this device's lanes.
   """
   n = axis.devices
+  # [..., n * k, ...] -> [..., n, k, ...] -> [n, ..., k, ...]
   parts = x.reshape(
     *x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :]
   )
@@ -205,10 +234,11 @@ def _scatter(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
 
 
 def _in_tiles(x: jax.Array, n: int) -> jax.Array:
-  """Reshapes to ``[n, rows, 128]``, or ``[n, elements]`` if tiles do not fit.
+  """Reshapes to ``[n, rows, 128]`` if 128 divides, else to ``[n, elements]``.
 
-  Rows must not cross from one device's slice into the next one's.
+  Dim 0 of ``x`` has size n, one slice per device.
   """
+  # A row of 128 elements must not extend over the slices of two devices.
   fits = x.size % (n * _TILE) == 0
   return x.reshape(n, -1, _TILE) if fits else x.reshape(n, -1)
 
@@ -220,17 +250,17 @@ def all_gather(
 
   Args:
     x: ``[R, ...]``, one slice per lane.
-    axis: The axis to gather over.
-    dim: The dim to concatenate along, in a rank's own array.
-    via: Replaces ``lax.all_gather`` of dim 0 over the mesh axis. Its result
-      may be device-varying by type.
+    axis: Axis to gather over.
+    dim: Dim to concatenate along, counted without R.
+    via: Replacement of ``lax.all_gather`` of dim 0 over the mesh axis. Its
+      result may be device-varying by type.
 
   Returns:
-    ``[...]`` with ``dim`` N times longer, the same on every device.
+    ``[...]`` with ``dim`` N times longer, equal on every device.
   """
   mine = _join_lanes(x, dim)
-  if axis.carrier is not None:
-    return jnp.moveaxis(axis.carrier.gather(jnp.moveaxis(mine, dim, 0)), 0, dim)
+  if axis.backend is not None:
+    return jnp.moveaxis(axis.backend.gather(jnp.moveaxis(mine, dim, 0)), 0, dim)
   if via is not None:
     return jnp.moveaxis(via(jnp.moveaxis(mine, dim, 0), axis.name), 0, dim)
   return lax.all_gather(
@@ -245,20 +275,23 @@ def all_to_all(
 
   Args:
     x: ``[R, ...]``; N divides the dim ``split_dim`` (not counting R).
-    axis: The axis to exchange over.
-    split_dim: The dim whose N slices go to the N ranks.
-    concat_dim: The dim along which a rank concatenates what it receives, in
-      the order of the senders.
+    axis: Axis to exchange over.
+    split_dim: Dim whose N slices are sent to the N ranks.
+    concat_dim: Dim along which a rank concatenates the received slices, in the
+      order of the sending ranks.
 
   Returns:
-    ``[R, ...]`` with ``split_dim`` N times shorter, ``concat_dim`` N times
+    ``[R, ...]`` with ``split_dim`` N times shorter and ``concat_dim`` N times
     longer.
+
+  Raises:
+    ValueError: The axis has a backend.
   """
   _needs_mesh(axis, "an all-to-all")
   lanes, devices = axis.lanes, axis.devices
   shape = x.shape[1:]
-  # A slice's number is device * lanes + lane: split_dim -> (receiving device,
-  # receiving lane, elements).
+  # The number of a slice is device * lanes + lane: split_dim -> (receiving
+  # device, receiving lane, elements).
   slices = x.reshape(
     lanes,
     *shape[:split_dim],
@@ -269,11 +302,11 @@ def all_to_all(
   )
   # -> [receiving device, receiving lane, sending lane, ...]
   slices = jnp.moveaxis(slices, (split_dim + 1, split_dim + 2), (0, 1))
-  # In tiles, since XLA:TPU takes minutes to compile one long row per device.
+  # [n, rows, 128]: XLA:TPU takes minutes to compile one long row per device.
   wire = _in_tiles(slices, devices)
   wire = lax.all_to_all(wire, axis.name, 0, 0, tiled=True)
   slices = wire.reshape(slices.shape)
-  # The all-to-all has turned dim 0 into the sending device.
+  # After the all-to-all, dim 0 is the sending device.
   # -> [receiving lane, ..., (sending device, sending lane, concat_dim), ...]
   slices = jnp.moveaxis(slices, (0, 2), (concat_dim + 1, concat_dim + 2))
   out = list(slices.shape)
@@ -286,19 +319,20 @@ def all_to_all(
 def permute(
   x: jax.Array, axis: Axis, pairs: Sequence[tuple[int, int]]
 ) -> jax.Array:
-  """Moves arrays between logical ranks; zeros where nothing arrives.
+  """Moves arrays between logical ranks; a rank that receives none gets zeros.
 
   Args:
-    x: ``[R, ...]``, what each lane sends.
-    axis: The axis whose ranks the pairs name.
-    pairs: Pairs of source rank and destination rank; no rank sends or receives
-      twice.
+    x: ``[R, ...]``, the array that each lane sends.
+    axis: Axis whose ranks the pairs refer to.
+    pairs: Pairs (source rank, destination rank); a rank is the source of at
+      most one pair and the destination of at most one.
 
   Returns:
-    ``[R, ...]``, what each rank received.
+    ``[R, ...]``, the array that each rank receives.
 
   Raises:
-    ValueError: A rank is out of range or named twice on one side.
+    ValueError: A rank is out of range or appears twice on one side, or the axis
+      has a backend.
   """
   _needs_mesh(axis, "a permute")
   for side, ranks in zip(("source", "destination"), zip(*pairs, strict=True),
@@ -309,7 +343,7 @@ def permute(
         f"[0, {axis.size}) and appear once, got {sorted(ranks)}"
       )
   lanes = axis.lanes
-  if axis.devices == 1:  # a gather over R; nothing is sent
+  if axis.devices == 1:  # gather over R; no communication
     came_from = dict((there, source) for source, there in pairs)
     arrived = x[jnp.asarray([came_from.get(m, m) for m in range(lanes)])]
     filled = jnp.asarray([m in came_from for m in range(lanes)])
@@ -320,8 +354,9 @@ def permute(
       arrived = x[source]
     else:
       arrived = lax.ppermute(x[source], axis.name, moves)
-    # Several routes may end in one lane, on different devices; a device that a
-    # route does not reach gets zeros from it, so the sum joins the routes.
+    # Several mesh permutes may end in the same lane, on different devices. A
+    # device that is not a destination receives zeros, so their sum combines
+    # them.
     received[destination] = received[destination] + arrived
   return jnp.stack(received)
 
@@ -329,18 +364,24 @@ def permute(
 def permute_routes(
   axis: Axis, pairs: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], list[tuple[int, int]] | None]:
-  """Returns the mesh permutes that `permute` makes, each of one rank's array.
+  """Returns the mesh permutes of a `permute`, each of one rank's array.
 
   Args:
-    axis: The axis whose ranks the pairs name.
-    pairs: Pairs of source rank and destination rank.
+    axis: Axis whose ranks the pairs refer to.
+    pairs: Pairs (source rank, destination rank).
 
   Returns:
-    (source lane, destination lane) -> pairs of devices; None where all stays
-    on its device, so that nothing is sent.
+    (source lane, destination lane) -> pairs (source device, destination
+    device); None if every device keeps its array, which needs no communication.
+
+  Example:
+    >>> ring = [(rank, (rank + 1) % 4) for rank in range(4)]
+    >>> permute_routes(Axis("data", size=4, devices=2), ring)
+    {(0, 1): None, (1, 0): [(0, 1), (1, 0)]}
   """
-  # A mesh permute moves one array per device. Pairs with the same lanes at both
-  # ends name each device at most once per side, so they share one permute.
+  # A mesh permute moves one array per device. Pairs with equal source lanes and
+  # equal destination lanes contain each device at most once per side, so that
+  # one permute serves all of them.
   routes: dict[tuple[int, int], list[tuple[int, int]] | None] = {}
   for source, destination in pairs:
     lane_pair = (source % axis.lanes, destination % axis.lanes)
@@ -355,16 +396,16 @@ def permute_routes(
 
 
 def _needs_mesh(axis: Axis, what: str) -> None:
-  """Refuses what no carrier carries."""
-  if axis.carrier is not None:
+  """Raises ValueError for an axis with a backend, which has no mesh axis."""
+  if axis.backend is not None:
     raise ValueError(
-      f"{what} over the axis {axis.name!r}, whose ranks are in processes of "
-      "their own: these exchange sums and gathers only"
+      f"{what} over the axis {axis.name!r}, whose ranks are separate "
+      "processes: these support sums and gathers only"
     )
 
 
 def _join_lanes(x: jax.Array, dim: int) -> jax.Array:
-  """``[R, ..., s, ...] -> [..., R * s, ...]``."""
+  """Joins the lanes: ``[R, ..., s, ...] -> [..., R * s, ...]``."""
   moved = jnp.moveaxis(x, 0, dim)
   shape = moved.shape
   return moved.reshape(
@@ -373,7 +414,7 @@ def _join_lanes(x: jax.Array, dim: int) -> jax.Array:
 
 
 def _split_lanes(x: jax.Array, lanes: int, dim: int) -> jax.Array:
-  """``[..., R * s, ...] -> [R, ..., s, ...]``."""
+  """Splits the lanes: ``[..., R * s, ...] -> [R, ..., s, ...]``."""
   shape = x.shape
   split = x.reshape(
     *shape[:dim], lanes, shape[dim] // lanes, *shape[dim + 1 :]

@@ -1,6 +1,7 @@
 """Public names of a package, imported when they are first used (PEP 562).
 
-``import parallel`` loads no submodule, so rooms without jax start without jax.
+``import parallel`` loads no submodule, so that directories without JAX can be
+imported without loading JAX.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +12,22 @@ from typing import Any
 def attach(
   package: str, names: Mapping[str, Sequence[str]]
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-  """Makes the public interface of a package.
-
-  >>> __all__, __getattr__, __dir__ = attach(__name__, {"axes": ["Axis"]})
+  """Builds the public interface of a package.
 
   Args:
     package: The package's ``__name__``.
-    names: Public names by the submodule that defines them. None is the name of
-      a submodule, which would replace it when it is imported.
+    names: Public names by the submodule that defines them. No public name may
+      equal the name of a submodule: importing the submodule would replace it.
 
   Returns:
     ``__all__``, ``__getattr__`` and ``__dir__`` of the package.
+
+  Example:
+    >>> public, get, _ = attach("parallel", {"axes": ["Axis", "make_mesh"]})
+    >>> public, get("Axis").__module__
+    (['Axis', 'make_mesh'], 'parallel.axes')
   """
+  # public name -> submodule
   places = {name: place for place, found in names.items() for name in found}
 
   def get(name: str) -> Any:

@@ -1,30 +1,30 @@
-"""Averages, over an axis, deltas that are sent with few bits.
+"""Means over an axis of deltas that are encoded with few bits.
 
-Every logical rank of an `Axis` (a worker) has a delta of its own, lane-stacked
-``[R, ...]``. The mean of all of them comes out without the lane dim, in float32
-and bitwise equal on all devices, in one of three ways:
+Every logical rank of an `Axis` (a worker) has one delta, lane-stacked
+``[R, ...]``. The mean over all ranks has no lane dim, is float32 and bitwise
+equal on all devices. There are three routes:
 
   all-reduce    Without a codec, float32 (or bfloat16) deltas are summed.
-  all-gather    Each worker sends its encoded delta to all, and each device
-                decodes all of them and sums. Every delta is rounded once. This
-                is the form of Streaming DiLoCo, and the default.
-  all-to-all    Worker m receives slice m of every delta, encoded, and sends
-                the mean of these slices, encoded again, to all. There are two
-                roundings, of which the paper has only the first; but a worker
-                sends about 2 (N - 1) / N encoded deltas in place of N - 1.
+  all-gather    Each worker sends its encoded delta to all others, and each
+                device decodes and sums all of them. Every delta is rounded
+                once. This is the form of Streaming DiLoCo, and the default.
+  all-to-all    Worker m receives slice m of every delta, encoded, and sends the
+                mean of these slices, encoded again, to all others. There are
+                two roundings, of which the paper has only the first; a worker
+                sends about 2 (N - 1) / N encoded deltas instead of N - 1.
 
-Decoded deltas are summed one at a time, in the order of the workers 0 to N - 1.
-So the result does not depend on how the workers are split into lanes and
-devices. Payloads are uint8 and scales float32 on the wire, with one collective
-for each.
+Decoded deltas are summed one at a time, in the order of the workers 0 to N - 1,
+so that the result does not depend on the split of the workers into lanes and
+devices. Payloads are sent as uint8 and scales as float32, with one collective
+each.
 
 Source: Streaming DiLoCo, arXiv 2501.18512, section 2.3. Weights other than
 1 / N and error feedback (SparseLoCo, arXiv 2508.15706; MuLoCo, arXiv
 2505.23725) are additions.
 
 Shape legend: R = lanes on this device; N = logical ranks of the axis; B =
-dims that blocks do not cross; n = elements of the rest; s = elements of a
-slice, whole blocks.
+dims that blocks do not cross; n = product of the other dims; s = elements of a
+slice, a multiple of the block.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ from parallel.wire import FLOAT32, MEAN_ITSELF, Use, Wire
 
 
 class _Call(NamedTuple):
-  """Arguments that all steps of a coded mean share; see `coded_mean`."""
+  """Arguments shared by all steps of a coded mean; see `coded_mean`."""
 
   axis: Axis
   codec: Codec
@@ -67,41 +67,53 @@ def coded_mean(
   block_dims: int = 0,
   use: Use = MEAN_ITSELF,
 ) -> tuple[Any, jax.Array | None]:
-  """Averages deltas over all ranks of an axis, as they are after coding.
+  """Averages encoded deltas over all ranks of an axis.
 
-  The delta of a rank is x, or ``anchor - x + residual``, which kernels compute
-  while encoding.
+  The delta of a rank is x if there is no anchor, else ``anchor - x``, plus the
+  residual if there is one. Kernels compute the delta while encoding.
 
   Args:
     x: One array per lane, ``[R, *B, ...]`` float32, inside ``jax.shard_map``.
       It may also vary over other mesh axes.
-    axis: The axis to average over.
-    wire: The codec, and how coded deltas travel.
-    anchor: ``[*B, ...]``, the same for all ranks, from which x is subtracted;
-      None if x are the deltas themselves.
-    residual: ``[R, *B, ...]`` float32, what the last rounding took from each
-      delta; None for no error feedback.
-    weights: ``[N]`` float32, not negative, the same on all devices; None for
-      equal weights. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank of weight
-      zero contributes nothing, even if its delta is NaN. If all weights are
-      zero, the mean is NaN.
-    key: The random key of stochastic rounding, of both roundings where there
-      are two. It is the same on all devices of the axis, and ranks derive keys
-      of their own from it. Fold the number of the round into it, and the rank
-      along other axes if deltas there should round independently.
+    axis: Axis to average over.
+    wire: Codec and route of the deltas.
+    anchor: ``[*B, ...]``, equal on all ranks, from which x is subtracted; None
+      if x are the deltas.
+    residual: ``[R, *B, ...]`` float32, rounding error of each rank's previous
+      delta (error feedback); None for no error feedback.
+    weights: ``[N]`` float32, not negative, equal on all devices; None for equal
+      weights. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank with weight zero
+      contributes nothing, even if its delta is NaN. If all weights are zero,
+      the mean is NaN.
+    key: Random key of stochastic rounding, for both roundings of the all-to-all
+      route. It is equal on all devices of the axis; each rank's key is derived
+      from it. Fold in the number of the round, and the rank along other axes if
+      deltas on those ranks should round independently.
     block_dims: Number of dims after R that no block crosses. If these dims hold
-      the lanes of other axes, the result does not depend on how the ranks of
-      those axes are split into lanes and devices either.
-    use: Operation on the mean where it is decoded.
+      the lanes of other axes, the result does not depend on the split of the
+      ranks of those axes into lanes and devices either.
+    use: Operation applied to the mean where it is decoded.
 
   Returns:
     The mean, ``[*B, ...]`` float32, replicated over the axis by type and
-    bitwise equal on its devices, or what the use makes of it; and the new
-    residual, which is each delta less what `roundtrip` makes of it. It is None
-    if there was none before.
+    bitwise equal on its devices, or the result of ``use``; and the new
+    residual, ``delta - roundtrip(delta)``, None if ``residual`` is None.
 
   Raises:
     ValueError: Stochastic rounding without a key.
+
+  Example:
+    >>> from jax.sharding import PartitionSpec as P
+    >>> from parallel.axes import make_mesh
+    >>> workers = Axis("worker", size=2)  # 2 lanes on one device
+    >>> mean = jax.jit(jax.shard_map(
+    ...   lambda x: coded_mean(x, workers, Wire("int8", block=4))[0],
+    ...   mesh=make_mesh({"worker": workers}), in_specs=P("worker"),
+    ...   out_specs=P(),
+    ... ))
+    >>> x = np.float32([[127.0, 0.0, 2.0, 4.4], [127.0, 2.0, 4.0, 6.4]])
+    >>> mean(x).tolist()  # scale 1: rounded to integers, then averaged
+    [127.0, 1.0, 3.0, 5.0]
   """
   codec = wire.block_codec
   if codec is None:
@@ -112,14 +124,14 @@ def coded_mean(
       left = delta - roundtrip(delta, axis, wire)
     total = _mean_by_all_reduce(delta, axis, wire.dtype, weights)
     return use.of_mean(total), left
-  if anchor is not None:  # every lane subtracts from it
+  if anchor is not None:  # one copy per lane: [R, *B, ...]
     anchor = jnp.broadcast_to(anchor, x.shape)
   rows = jax.tree.map(
     lambda x: _rows(x, axis, wire, block_dims), (anchor, x, residual)
   )
   call = _Call(axis, codec, weights, key, wire.implementation)
-  # Only an all-gather ends in a decoding that makes the mean; an all-to-all's
-  # last pass decodes means of others.
+  # Only on the all-gather route does the last decoding pass compute the mean,
+  # into which `use` can be fused; the all-to-all route decodes finished means.
   if wire.route == "all_to_all":
     total, left = _mean_by_all_to_all(rows, call)
     result = use.of_mean(total.reshape(x.shape[1:]))
@@ -139,27 +151,28 @@ def roundtrip(
   key: jax.Array | None = None,
   block_dims: int = 0,
 ) -> jax.Array:
-  """Rounds each lane's delta to what the other ranks receive in `coded_mean`.
+  """Encodes and decodes each lane's delta, as the ranks of `coded_mean` do.
 
-  Only the first rounding is a worker's own. The second one of the all-to-all
-  route is of a mean, and those of a bfloat16 sum are of partial sums.
+  Includes only the first rounding, which concerns a single worker's delta: the
+  second rounding of the all-to-all route applies to a mean, and the roundings
+  of a bfloat16 all-reduce apply to partial sums.
 
   Args:
     x: One delta per lane, ``[R, *B, ...]`` float32.
-    axis: The axis to average over.
-    wire: The codec, and how coded deltas travel.
-    key: The random key that `coded_mean` is given.
+    axis: Axis to average over.
+    wire: Codec and route of the deltas.
+    key: Random key, as passed to `coded_mean`.
     block_dims: Number of dims after R that no block crosses.
 
   Returns:
-    float32 of the shape of x; without a codec, in float32, x itself.
+    float32 of the shape of x; equal to x for codec "none" in float32.
   """
   codec = wire.block_codec
   if codec is None:
     return x.astype(wire.dtype).astype(jnp.float32)
   rows = _rows(x, axis, wire, block_dims)
   n = rows.shape[-1]
-  if wire.route == "all_to_all":  # its blocks end with slices
+  if wire.route == "all_to_all":  # no block crosses a slice boundary
     rows = _pad(rows, axis.size * _slice(n, axis, codec))
   call = _Call(axis, codec, None, key, wire.implementation)
   encoded, _ = _encode_lanes((None, rows, None), call)
@@ -172,13 +185,13 @@ def mean_of_encoded(
   decode: Callable[[Any], jax.Array],
   weights: jax.Array | None = None,
 ) -> jax.Array:
-  """Averages deltas that are encoded in any way, by sending each to all.
+  """Averages deltas in an arbitrary encoding, by an all-gather.
 
   Args:
-    encoded: A tuple of arrays ``[R, ...]``, each of which takes an all-gather.
-    axis: The axis to average over.
-    decode: Maps one rank's arrays ``[...]`` to its delta, float32.
-    weights: ``[N]`` float32, as `coded_mean` takes them.
+    encoded: A tuple of arrays ``[R, ...]``; one all-gather per array.
+    axis: Axis to average over.
+    decode: Function from one rank's arrays ``[...]`` to its float32 delta.
+    weights: ``[N]`` float32, as in `coded_mean`.
 
   Returns:
     The mean of the decoded deltas, bitwise equal on all devices of the axis.
@@ -194,21 +207,22 @@ def reduce_scatter(
 ) -> jax.Array:
   """Reduce-scatters encoded summands along the last dim.
 
-  There is one all-to-all of payloads and one of scales. Each rank decodes what
-  it receives and adds in float32, so every summand is rounded once.
+  There is one all-to-all of payloads and one of scales. Each rank decodes the
+  received slices and adds them in float32, so that every summand is rounded
+  once.
 
   Source: qgZ of ZeRO++, arXiv 2306.10209.
 
   Args:
     x: ``[R, ..., N * k]``, one summand per lane.
-    axis: The axis to reduce over.
-    codec: The codec of the summands, which pads slices to whole blocks.
+    axis: Axis to reduce over.
+    codec: Codec of the summands; it pads slices to whole blocks.
     implementation: Implementations of the codec in order of preference.
 
   Returns:
     Each rank's slice of the sum, float32 ``[R, ..., k]``.
   """
-  if axis.size == 1:  # nobody to send to: nothing to round for
+  if axis.size == 1:  # one rank sends nothing, so nothing is rounded
     return x.astype(jnp.float32)
   slices = x.reshape(*x.shape[:-1], axis.size, -1)
   encoded = api.encode(slices, codec, implementation=implementation)
@@ -221,19 +235,26 @@ def reduce_scatter(
 def sent_bytes(
   num_elements: int, axis: Axis, wire: Wire, rows: int = 1
 ) -> dict[str, int]:
-  """Returns the operand bytes of one `coded_mean`, per device, as in ledgers.
+  """Returns the operand bytes per device of one `coded_mean`, as in ledgers.
 
   A device sends the payloads and scales of all its lanes. An all-gather sends
-  its operand to N - 1 others, an all-to-all a share of it to each.
+  its whole operand to each other device, an all-to-all a share to each.
 
   Args:
     num_elements: Elements of a row of one rank's delta on one device.
-    axis: The axis to average over.
-    wire: The codec, and how coded deltas travel.
+    axis: Axis to average over.
+    wire: Codec and route of the deltas.
     rows: Number of rows, the product of the dims that no block crosses.
 
   Returns:
-    Bytes by dtype on the wire; empty where one device has all ranks.
+    Bytes by dtype on the wire; empty if one device hosts all ranks.
+
+  Example:
+    >>> workers = Axis("worker", size=4, devices=4)
+    >>> sent_bytes(1024, workers, Wire())
+    {'float32': 4096}
+    >>> sent_bytes(1024, workers, Wire("int4", block=256))
+    {'uint8': 512, 'float32': 16}
   """
   if axis.devices == 1:
     return {}
@@ -244,7 +265,7 @@ def sent_bytes(
   elements = num_elements
   if wire.route == "all_to_all":
     s = _slice(num_elements, axis, codec)
-    elements = (axis.size + 1) * s  # a slice for each rank, and its own mean
+    elements = (axis.size + 1) * s  # N slices of the delta and one of the mean
   units = axis.lanes * rows
   return {
     "uint8": units * codec.payload_bytes(elements),
@@ -259,32 +280,33 @@ def _mean_by_all_reduce(
   x = x.astype(jnp.float32)
   divisor: jax.Array | float = float(axis.size)
   if weights is not None:
-    # This device's lanes are neighbours among the ranks: weights [R].
+    # The lanes of this device are consecutive ranks: weights [R].
     mine = lax.dynamic_slice_in_dim(
       varying(weights, axis.name), ranks_here(axis)[0], axis.lanes
     )
     x = jax.vmap(reference.weighted)(x, mine)
     divisor = reference.sum_in_order(weights)
   total = collectives.all_reduce(x.astype(dtype), axis)
-  # A product and not a quotient, as in `reference.mean_of`.
+  # Multiplies by the reciprocal, for the same rounding as `reference.mean_of`.
   return total.astype(jnp.float32) * (1.0 / divisor)
 
 
-# The anchor or None, the ranks' arrays, and the residual or None, each laid out
-# by `_rows`: ``[R, *B, ..., n]``.
+# Anchor or None, arrays of the ranks, residual or None, each reshaped by
+# `_rows` to ``[R, *B, ..., n]``.
 _Rows = tuple[jax.Array | None, jax.Array, jax.Array | None]
 
 
 def _mean_by_all_gather(
   rows: _Rows, call: _Call, use: Use
 ) -> tuple[Any, jax.Array | None]:
-  """Averages rows that each rank sends to all.
+  """Averages rows by an all-gather of the encoded rows.
 
-  Beside the rows themselves, memory holds all N encoded ones and one decoded.
+  In addition to the rows, memory holds the encoded rows of all N ranks and the
+  decoded rows of one rank.
 
   Returns:
-    What the use makes of the mean, without R; and the new residual as rows, or
-    None.
+    The result of ``use`` on the mean, without R; and the new residual as rows,
+    or None.
   """
   encoded, left = _encode_lanes(rows, call)
   result = use.of_encoded(
@@ -297,7 +319,7 @@ def _mean_by_all_gather(
 def _mean_by_all_to_all(
   rows: _Rows, call: _Call
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Averages rows of which each rank collects and averages a slice.
+  """Averages rows by an all-to-all of slices and an all-gather of their means.
 
   Returns:
     The mean as rows without R, and the new residual as rows, or None.
@@ -314,7 +336,7 @@ def _mean_by_all_to_all(
     _deliver(encoded, axis), s, codec, call.weights,
     implementation=call.implementation,
   )  # [R, *B, s]
-  # The means are rounded by other random numbers (draw=1) than the deltas.
+  # draw=1: the means use other random numbers than the deltas.
   again, _ = _encode_lanes((None, mine, None), call, draw=1)
   everyones = Encoded(
     *(collectives.all_gather(part, axis, dim=dims) for part in again)
@@ -327,12 +349,9 @@ def _mean_by_all_to_all(
 def _encode_lanes(
   rows: _Rows, call: _Call, draw: int = 0
 ) -> tuple[Encoded, jax.Array | None]:
-  """Encodes the lanes' differences; returns them and the new residual, if any.
+  """Encodes the lanes' deltas; returns them and the new residual, if any.
 
-  Args:
-    rows: What `_Rows` says.
-    call: Arguments of the exchange; its key is None if nothing is drawn.
-    draw: Which of the exchange's roundings this is, 0 or 1.
+  ``draw`` is the index of the rounding within the exchange, 0 or 1.
   """
   axis, codec, _, key, implementation = call
 
@@ -344,15 +363,15 @@ def _encode_lanes(
 
   if not codec.stochastic or key is None:
     return encode(rows)
-  # The number of the rank decides its key, wherever the rank lives: so what is
-  # drawn does not depend on lanes and devices.
+  # The key depends on the rank's number only, so that the random numbers do not
+  # depend on the split into lanes and devices.
   key = jax.random.fold_in(key, draw)
   keys = jax.vmap(lambda rank: jax.random.fold_in(key, rank))(ranks_here(axis))
   return collectives.each_lane(encode, axis, rows, keys)
 
 
 def _gathered(encoded: Any, axis: Axis) -> Any:
-  """Gathers a tuple of ``[R, ...]`` to ``[N, ...]``, one all-gather each."""
+  """All-gathers each array of a tuple: ``[R, ...] -> [N, ...]``."""
   return type(encoded)(
     *(collectives.all_gather(part[:, None], axis) for part in encoded)
   )
@@ -362,7 +381,7 @@ def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
   """Sends ``[R, ..., N receivers, k]``; returns ``[N senders, R, ..., k]``."""
 
   def send(part):
-    # [R, N, ..., k]: the all-to-all turns the receivers' dim into the senders'.
+    # [R, N, ..., k]: the all-to-all replaces receivers by senders.
     received = collectives.all_to_all(
       jnp.moveaxis(part, -2, 1), axis, split_dim=0, concat_dim=0
     )
@@ -372,11 +391,11 @@ def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
 
 
 def _rows(x: jax.Array, axis: Axis, wire: Wire, block_dims: int) -> jax.Array:
-  """Lays ``[R, *B, ...]`` out as float32 rows ``[R, *B, n]`` of whole blocks.
+  """Reshapes ``[R, *B, ...]`` to float32 rows ``[R, *B, n]``.
 
-  If all is sent to all and the last dim consists of whole blocks, the result is
-  ``[R, *B, m, n]`` with n the last dim. It has the same blocks, and on TPUs it
-  is no copy: joining the two minor dims would change the layout in tiles.
+  On the all-gather route, if the last dim is a multiple of the block, the
+  result is ``[R, *B, m, n]`` with n the last dim. The blocks are the same, and
+  TPUs need no copy: joining the two minor dims would change the tiled layout.
   """
   assert x.shape[0] == axis.lanes, (x.shape, str(axis))
   assert 0 <= block_dims < x.ndim, (x.shape, block_dims)
@@ -387,11 +406,11 @@ def _rows(x: jax.Array, axis: Axis, wire: Wire, block_dims: int) -> jax.Array:
 
 
 def _slice(n: int, axis: Axis, codec: Codec) -> int:
-  """Returns the size of each rank's slice of n elements, in whole blocks."""
+  """Returns the size of each rank's slice of n elements, whole blocks."""
   return codec.padded(-(-n // axis.size))
 
 
 def _pad(rows: jax.Array, n: int) -> jax.Array:
-  """Pads the last dim with zeros at its end to n elements."""
+  """Pads the last dim with trailing zeros to n elements."""
   widths = [(0, 0)] * (rows.ndim - 1) + [(0, n - rows.shape[-1])]
   return jnp.pad(rows, widths)

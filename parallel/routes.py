@@ -1,7 +1,10 @@
-"""Ways to sum an array over a mesh axis, by the names that configs use.
+"""Implementations of a sum over a mesh axis, by the names that configs use.
 
-A route takes the place of ``lax.psum`` in a door of `parallel.tensor` or in a
-function of `parallel.collectives`. Each route gives all devices the same bits.
+A route replaces ``lax.psum`` in a column- or row-parallel projection of
+`parallel.tensor` or in a function of `parallel.collectives`. Each route returns
+bitwise equal results on all devices.
+
+Shape legend: n = devices of the mesh axis; K = last dim.
 """
 
 import jax
@@ -14,15 +17,27 @@ from parallel.collectives import Reduction
 def sum_by_scatter_gather(x: jax.Array, name: str) -> jax.Array:
   """Sums ``[..., K]`` over a mesh axis by a reduce-scatter and an all-gather.
 
-  Rows are padded to a multiple of n. If b are then the bytes of the array, the
-  reduce-scatter has an operand of b bytes, the all-gather one of b / n.
+  Rows are padded to a multiple of n. For a padded array of b bytes, the operand
+  of the reduce-scatter has b bytes and the operand of the all-gather b / n.
 
   Args:
-    x: ``[..., K]``, one summand per device; its rows are cut into n parts.
-    name: The mesh axis.
+    x: ``[..., K]``, one summand per device; its rows are split into n parts.
+    name: Name of the mesh axis.
 
   Returns:
-    ``[..., K]``, the sum, the same on every device.
+    ``[..., K]``, the sum, equal on every device.
+
+  Example:
+    >>> from jax.sharding import PartitionSpec as P
+    >>> from parallel.axes import Axis, make_mesh
+    >>> from parallel.collectives import all_reduce
+    >>> axis = Axis("tensor", size=4)  # 4 lanes on one device
+    >>> f = jax.jit(jax.shard_map(
+    ...   lambda x: all_reduce(x, axis, via=sum_by_scatter_gather),
+    ...   mesh=make_mesh({"tensor": axis}), in_specs=P("tensor"), out_specs=P(),
+    ... ))
+    >>> f(jnp.ones([4, 1, 2])).tolist()
+    [[4.0, 4.0]]
   """
   rows, restore = _rows(x, lax.axis_size(name))
   mine = lax.psum_scatter(rows, name, scatter_dimension=0, tiled=True)
@@ -30,20 +45,20 @@ def sum_by_scatter_gather(x: jax.Array, name: str) -> jax.Array:
 
 
 def sum_by_ring(x: jax.Array, name: str) -> jax.Array:
-  """Sums ``[..., K]`` over a mesh axis by permutes around a ring, both ways.
+  """Sums ``[..., K]`` over a mesh axis by permutes around a bidirectional ring.
 
-  Half of the rows goes each way, so that both directions of the links are in
-  use. The reduce-scatter takes n - 1 steps and the all-gather n - 1 more; with
-  arrays of b bytes, a device sends b / (2 n) bytes per step and direction. Each
-  part is summed once, along the ring, and then copied, so all devices hold the
-  same bits.
+  Each direction carries half of the rows, which uses both directions of
+  full-duplex links. The reduce-scatter takes n - 1 steps and the all-gather
+  n - 1 more; for an array of b bytes, a device sends b / (2 n) bytes per step
+  and direction. Each part is summed once along the ring and then copied, so
+  that the sums are bitwise equal on all devices.
 
   Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC
   69, 2009.
 
   Args:
-    x: ``[..., K]``, one summand per device; its rows are cut into 2 n parts.
-    name: The mesh axis.
+    x: ``[..., K]``, one summand per device; its rows are split into 2 n parts.
+    name: Name of the mesh axis.
 
   Returns:
     ``[..., K]``, the sum; device-varying by type, though equal on all devices.
@@ -57,19 +72,18 @@ def sum_by_ring(x: jax.Array, name: str) -> jax.Array:
 
 
 def sum_by_one_shot(x: jax.Array, name: str) -> jax.Array:
-  """Sums over a mesh axis after one all-gather of all summands.
+  """Sums over a mesh axis by one all-gather of all summands.
 
-  One step takes the place of reduce-scatter and all-gather, for n / 2 times
-  the bytes of a ring. Each device adds the summands in the order of devices,
-  in float32 if x is narrower, and rounds once; so all devices hold the same
-  bits.
+  One step replaces reduce-scatter and all-gather, at n / 2 times the bytes of a
+  ring. Each device adds the summands in the order of the devices, in float32 if
+  x is narrower, and rounds once; the sums are bitwise equal on all devices.
 
   Args:
     x: ``[...]``, one summand per device.
-    name: The mesh axis.
+    name: Name of the mesh axis.
 
   Returns:
-    ``[...]``, the sum, the same on every device.
+    ``[...]`` in the dtype of x, the sum, equal on every device.
   """
   wide = x.dtype
   if jnp.issubdtype(wide, jnp.floating):
@@ -81,25 +95,25 @@ def sum_by_one_shot(x: jax.Array, name: str) -> jax.Array:
 
 
 def parts_of_all(x: jax.Array, name: str) -> jax.Array:
-  """Gathers every device's array, in the order of devices.
+  """Gathers the arrays of all devices, in the order of the devices.
 
   Args:
     x: ``[...]``.
-    name: The mesh axis.
+    name: Name of the mesh axis.
 
   Returns:
-    ``[n, ...]``, the same on every device.
+    ``[n, ...]``, equal on every device.
   """
   joined = lax.all_gather(x, name, tiled=True, to="invarying")
   return joined.reshape(lax.axis_size(name), *x.shape)
 
 
 def _ring(x: jax.Array, name: str, n: int, step: int) -> jax.Array:
-  """Sums ``[rows, K]`` around one ring, in the direction of ``step`` = 1, -1.
+  """Sums ``[rows, K]`` around a ring in one direction, ``step`` = 1 or -1.
 
-  Reduce-scatter: a partial sum of every part travels around the ring, each
-  device adds its own summand and sends it on. All-gather: the complete part
-  travels around the ring once more.
+  Reduce-scatter: the partial sum of each part travels around the ring; each
+  device adds its summand and forwards the result. All-gather: the complete
+  parts travel around the ring a second time.
   """
   # rows divide by n: [rows, K] -> [n parts, rows / n, K]
   parts = x.reshape(n, -1, x.shape[-1])
@@ -109,20 +123,21 @@ def _ring(x: jax.Array, name: str, n: int, step: int) -> jax.Array:
   def part(number):
     return lax.dynamic_index_in_dim(parts, number % n, keepdims=False)
 
-  # Device i starts the sum of part i, so all n parts are under way at once.
-  # After ``hop`` hops a device holds the part that started that many devices
-  # back, ``here - step * hop``, and must add its own summand of that one.
+  # Device i starts the sum of part i, so that all n partial sums travel
+  # concurrently. After ``hop`` hops a device holds the partial sum of part
+  # ``here - step * hop``, to which it adds its own summand.
   moving = part(here)
   for hop in range(1, n):
     moving = lax.ppermute(moving, name, pairs) + part(here - step * hop)
-  # n - 1 hops have brought part here - step * (n - 1), modulo n the part
-  # ``here + step``: complete, since all n devices have added to it. The other
-  # parts arrive one by one from the device behind, which holds the part before.
+  # After n - 1 hops a device holds part here - step * (n - 1), which is
+  # ``here + step`` modulo n. The part is complete: all n devices have added to
+  # it. The other parts arrive one per hop from the preceding device, whose part
+  # precedes this one.
   total = jnp.zeros_like(parts)
   for hop in range(n):
     number = (here + step - step * hop) % n
     total = lax.dynamic_update_index_in_dim(total, moving, number, 0)
-    if hop < n - 1:  # the last part has arrived: nothing to send on
+    if hop < n - 1:  # the part that arrives last is not forwarded
       moving = lax.ppermute(moving, name, pairs)
   return total.reshape(x.shape)
 
@@ -130,7 +145,7 @@ def _ring(x: jax.Array, name: str, n: int, step: int) -> jax.Array:
 def _rows(x: jax.Array, parts: int):
   """Flattens ``[..., K]`` to ``[rows, K]``, padded to a multiple of ``parts``.
 
-  Returns the rows, and a function that takes rows back to the shape of x.
+  Returns the rows, and the inverse function from rows to the shape of x.
   """
   shape = x.shape
   rows = x.reshape(-1, shape[-1])
@@ -139,8 +154,8 @@ def _rows(x: jax.Array, parts: int):
   return padded, lambda y: y[: rows.shape[0]].reshape(shape)
 
 
-# Ways to sum over a mesh axis, by the names that configs use. They differ in
-# what they send and when, and, by rounding, in the last bits of the sum.
+# Sums over a mesh axis, by the names that configs use. They differ in bytes,
+# number of steps and, through the order of additions, in the last bits.
 ROUTES: dict[str, Reduction] = {
   "psum": lax.psum,
   "scatter_gather": sum_by_scatter_gather,

@@ -1,6 +1,6 @@
-"""What goes over the wire of a coded mean, and what becomes of that mean.
+"""Wire format of a coded mean, and the operation applied to the mean.
 
-`parallel.quantize` takes both.
+Both are arguments of `parallel.quantize.coded_mean`.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from parallel.kernels.codec import api, reference
 from parallel.kernels.codec.reference import Codec, Encoded, OuterStep
 from parallel.kernels.selection import Implementation
 
+# Allowed values of `Wire.codec`, `Wire.route` and `Wire.dtype`.
 CODECS = ("none", *reference.NAMES)
 
 
@@ -23,21 +24,28 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-  """How workers send their deltas to each other.
+  """Encoding of deltas and collective that averages them.
 
   Attributes:
-    codec: "int8", "int4", "e3m0" or "fp8"; or "none", which is an all-reduce in
+    codec: "int8", "int4", "e3m0" or "fp8"; or "none" for an all-reduce in
       ``dtype``.
-    block: The number of elements that share a scale; even.
-    route: How coded deltas travel: "all_gather" (each is rounded once) or
-      "all_to_all" (their means are rounded again).
-    stochastic: Whether a codec rounds at random, without bias, instead of to
-      the nearest number.
-    dtype: "float32" or "bfloat16", the dtype in which codec "none" sends. The
-      sums of devices are then rounded to it too, in an order that the backend
-      chooses.
-    implementation: Implementations of the codec in order of preference, as
-      `parallel.kernels.selection` has them; all send the same bits.
+    block: Number of elements that share a scale; even.
+    route: Collective of encoded deltas: "all_gather" (each delta is rounded
+      once) or "all_to_all" (the means of slices are rounded a second time).
+    stochastic: Whether the codec uses unbiased stochastic rounding instead of
+      rounding to the nearest representable number.
+    dtype: "float32" or "bfloat16", dtype of the all-reduce of codec "none". In
+      bfloat16, partial sums are rounded too, in an order chosen by the backend.
+    implementation: Implementations of the codec in order of preference
+      (`parallel.kernels.selection`); all produce the same bits.
+
+  Raises:
+    ValueError: A name is unknown, or an option does not apply to the codec.
+
+  Example:
+    >>> wire = Wire(codec="int4", block=256)
+    >>> wire.block_codec.payload_bytes(1024), wire.block_codec.num_scales(1024)
+    (512, 4)
   """
 
   codec: str = "none"
@@ -57,36 +65,39 @@ class Wire:
           f"wire {field}={value!r} is unknown; use one of "
           f"{', '.join(allowed)}"
         )
+    # An all-reduce has neither codes to round nor a choice of route.
     if self.codec == "none" and (self.stochastic or self.route != _ROUTES[0]):
       raise ValueError(
         f"wire codec='none' is an all-reduce; stochastic="
         f"{self.stochastic} and route={self.route!r} need one of "
         f"{', '.join(reference.NAMES)}"
       )
+    # Decoded values are always summed in float32.
     if self.codec != "none" and self.dtype != "float32":
       raise ValueError(
         f"wire dtype={self.dtype!r} is for codec='none'; {self.codec!r} "
         "sums in float32"
       )
-    _ = self.block_codec  # its constructor refuses odd blocks
+    _ = self.block_codec  # the constructor of Codec rejects odd blocks
 
   @property
   def block_codec(self) -> Codec | None:
-    """The codec; None for an all-reduce."""
+    """Codec of the payloads; None for an all-reduce."""
     if self.codec == "none":
       return None
     return Codec(self.codec, self.block, self.stochastic)
 
 
 class Use(Protocol):
-  """What becomes of a mean, computed where the mean is decoded if possible.
+  """Operation on a mean, fused with the decoding of the mean if possible.
 
-  Both methods return the same. Which is called depends on the route: only an
-  all-gather leaves all encoded rows on each device.
+  Both methods return the same result. `of_encoded` is called on the all-gather
+  route, the only one that leaves all encoded rows on each device; `of_mean` on
+  the others.
   """
 
   def of_mean(self, mean: jax.Array) -> Any:
-    """Computes the result from a decoded mean ``[*B, ...]``."""
+    """Computes the result from a decoded mean, float32 ``[*B, ...]``."""
     ...
 
   def of_encoded(
@@ -101,9 +112,9 @@ class Use(Protocol):
 
     Args:
       encoded: Payloads and scales ``[N, *rows, ...]`` of all N ranks.
-      shape: The shape of one rank's rows, which the result's arrays have too.
-      codec: The codec of the rows.
-      weights: The ranks' weights ``[N]``; None for equal ones.
+      shape: Shape of one rank's rows, and of the arrays of the result.
+      codec: Codec of the rows.
+      weights: Weights of the ranks, ``[N]``; None for equal weights.
       implementation: Implementations of the codec in order of preference.
     """
     ...
@@ -111,7 +122,7 @@ class Use(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class MeanItself:
-  """The mean itself is the result."""
+  """Identity: the result is the mean."""
 
   def of_mean(self, mean: jax.Array) -> jax.Array:
     return mean
@@ -131,11 +142,11 @@ class MeanItself:
 
 @dataclasses.dataclass(frozen=True)
 class NesterovStep:
-  """An outer Nesterov step; the results are new parameters and momentum.
+  """Outer Nesterov step; the results are the new parameters and momentum.
 
   Attributes:
-    params: The outer parameters, float32 ``[*B, ...]``.
-    momentum: The outer momentum, float32 ``[*B, ...]``.
+    params: Outer parameters, float32 ``[*B, ...]``.
+    momentum: Outer momentum, float32 ``[*B, ...]``.
     outer: Learning rate and decay of the momentum.
   """
 
@@ -144,6 +155,7 @@ class NesterovStep:
   outer: OuterStep
 
   def of_mean(self, mean: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # The mean is already decoded: no kernel is needed.
     return reference.nesterov_step(
       mean, self.params, self.momentum, self.outer
     )
@@ -156,12 +168,13 @@ class NesterovStep:
     weights: jax.Array | None,
     implementation: Implementation,
   ) -> tuple[jax.Array, jax.Array]:
+    # Rows have the shape that was encoded, which may differ from [*B, ...].
     return api.nesterov(
       encoded, self.params.reshape(shape), self.momentum.reshape(shape), codec,
       self.outer, weights, implementation=implementation,
     )
 
 
-# The defaults: an all-reduce in float32, of which the mean is the result.
+# Defaults of `coded_mean`: an all-reduce in float32, which returns the mean.
 FLOAT32 = Wire()
 MEAN_ITSELF = MeanItself()

@@ -53,10 +53,10 @@ def test_a_figure_that_was_changed_is_named_and_put_right(name, table, place):
   ("text", "message"),
   [
     ("<!-- table: none -->\n<!-- end of table -->\n", "no table 'none'; known"),
-    ("<!-- table: zero -->\n", "begins or ends"),
+    ("<!-- table: zero -->\n", "lacks its first or last line"),
     ("<!-- table: zero -->\n<!-- table: zero -->\n<!-- end of table -->\n",
-     "begins or ends"),
-    ("<!-- end of table -->\n", "begins or ends"),
+     "lacks its first or last line"),
+    ("<!-- end of table -->\n", "lacks its first or last line"),
   ],
 )
 def test_marks_that_are_wrong_are_errors(text, message):
@@ -70,7 +70,7 @@ def test_the_command_names_what_differs_and_writes_it(tmp_path, monkeypatch):
   copy.write_text(wrong)
   monkeypatch.setattr(tables, "DOCUMENTS", (str(copy),))
   monkeypatch.setattr(script, "FLAGS", types.SimpleNamespace(check=True))
-  with pytest.raises(ValueError, match=r"demo in .*; python -m"):
+  with pytest.raises(ValueError, match=r"demo in .*; update them with"):
     script.main()
   assert copy.read_text() == wrong
   script.FLAGS.check = False
@@ -81,7 +81,7 @@ def test_the_command_names_what_differs_and_writes_it(tmp_path, monkeypatch):
 SPREAD = r"(?<![\d.])[-+]?0\.\d{3} \([-+]?0\.\d{3}\s+to\s+[-+]?0\.\d{3}\)"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CLAIMS.md", "LOG.md"])
+@pytest.mark.parametrize("name", ["docs/strategies.md", "CLAIMS.md", "LOG.md"])
 def test_differences_of_losses_are_those_of_a_sweep(name):
   """Each "mean (least to most)" is of two points of one file."""
   known = set()

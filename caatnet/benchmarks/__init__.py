@@ -1,4 +1,4 @@
-"""Bodies of launch.benchmark, by subject, and the harness that they share."""
+"""Bodies of launch.benchmark, by subject, and their common harness."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""Builders from configs to objects."""
+"""Builders of experiments and their parts from configs."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""What a model's builder may read beside its own section."""
+"""Context of a model's builder: other parts of the experiment that it reads."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -11,17 +11,17 @@ from parallel.axes import Axis
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """The parts of an experiment on which a model depends.
+  """Parts of an experiment on which a model depends.
 
   Attributes:
-    platform: The kind of devices that will run it: "cpu", "gpu" or "tpu".
+    platform: The platform of the devices: "cpu", "gpu" or "tpu".
     tensor: The tensor axis.
     kernels: Implementations of all kernels in order of preference.
-    evidence_of: The kind of device whose evidence decides where norms take
-      their kernel; None to take it everywhere.
-    data: The data that the model is trained on.
+    evidence_of: The device kind whose measurements select the implementation of
+      norms; None to use their kernel unconditionally.
+    data: The training data.
     sync: The section ``config.sync``; None if the config has none.
-    stage: The stages that cut the vocabulary; None if none do.
+    stage: The stage axis if pipeline stages cut the vocabulary, else None.
   """
 
   platform: str
@@ -33,26 +33,26 @@ class Context:
   stage: Axis | None = None
 
   def check_unshared(self, model: str, name: str, data: type) -> None:
-    """Refuses what a model that tensor ranks do not share cannot have.
+    """Checks the config of a model without tensor parallelism.
 
     Args:
       model: ``config.model.name``.
-      name: ``config.data.name`` of the data that it reads.
-      data: Their class.
+      name: The required ``config.data.name``.
+      data: The required class of the data.
 
     Raises:
-      ValueError: There are tensor ranks, something to synchronise over them, or
-        other data.
+      ValueError: If there are several tensor ranks, a section ``config.sync``,
+        or other data.
     """
     if self.tensor.size > 1:
       raise ValueError(
         f"config.parallel.tensor={self.tensor.size} must be 1 with "
-        f"config.model.name={model!r}, which tensor ranks do not share"
+        f"config.model.name={model!r}, which has no tensor parallelism"
       )
     if self.sync is not None:
       raise ValueError(
         f"config.sync has no effect with config.model.name={model!r}, which "
-        "has no doors to synchronise: take the section out"
+        "has no row-parallel projections: remove the section"
       )
     if not isinstance(self.data, data):
       raise ValueError(
@@ -60,13 +60,13 @@ class Context:
       )
 
   def check_language(self, model: str) -> None:
-    """Refuses what a language model that tensor ranks share cannot have.
+    """Checks the config of a language model with tensor parallelism.
 
     Args:
       model: ``config.model.name``.
 
     Raises:
-      ValueError: The data are no text, or ``config.sync`` is missing.
+      ValueError: If the data are not text, or ``config.sync`` is missing.
     """
     if not isinstance(self.data, TextData):
       raise ValueError(

@@ -1,4 +1,4 @@
-"""Builders of ``config.data`` and ``config.graph``, by the names in configs."""
+"""Builders of ``config.data`` and ``config.graph`` by selector."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from caatnet.data.text import TextData
 
 
 def _of_keys(make: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a builder that passes the keys of its section by their names."""
+  """Returns a builder that passes the keys of its section as arguments."""
   return lambda section, *args: make(*args, **vars(section))
 
 

@@ -1,7 +1,7 @@
-"""Builds an experiment from a config.
+"""Builder of an experiment from a config.
 
-What is built takes frozen dataclasses and knows no ml_collections. The folder
-has a file for each section of a config, by its name.
+The built objects take frozen dataclasses and do not depend on ml_collections.
+This folder has one file per section of a config, with the section's name.
 """
 
 from collections.abc import Mapping
@@ -41,10 +41,10 @@ _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "pipeline", "outer",
   "zero", "data", "optimizer", "train", "inference", "elastic",
 )
-# Not all models have doors or stages, or can be decoded; not all runs are of a
-# swarm.
+# Sections that only some models (with sync policies, pipeline stages or text
+# generation) or runs (in a swarm) have.
 _OPTIONAL = ("sync", "pipeline", "inference", "elastic")
-# Sections of other configs, and what runs these.
+# Keys of configs that are not training runs -> launch script of these configs.
 _OTHERS = {"study": "simulate", "sweep": "sweep", "benchmark": "benchmark"}
 
 
@@ -53,20 +53,23 @@ def build(
   requested_mesh: Mapping[str, int] | None = None,
   devices: list[jax.Device] | None = None,
 ) -> Experiment:
-  """Checks a config and builds what it describes.
+  """Checks a config and builds its experiment.
 
   Args:
     config: A config with the sections of ``configs/caatnet/base.py``.
-    requested_mesh: Devices per axis (``--mesh``); None lets the sizes decide.
-    devices: The devices to use; None for all of this machine's.
+    requested_mesh: Devices per axis (``--mesh``); None for the assignment that
+      uses most devices.
+    devices: The devices to use; None for all devices of this machine.
 
   Returns:
-    The experiment, none of it run yet.
+    The experiment, before its first step.
 
   Raises:
-    ValueError: A value does not fit; the message names its key and what would.
+    ValueError: If a value is not allowed; the message has the key and the
+      allowed values.
   """
   check(config)
+  # The partition first: it defines the data levels, hence the mesh's axes.
   zero: Zero = sections.call(
     "zero", build_zero, config.zero, config.parallel.data
   )
@@ -80,7 +83,7 @@ def build(
     "vocab_size": config.model.get("vocab_size"),
     "kernels": program.layout.kernels,
   }
-  # No section of data has these keys: other parts of the config decide them.
+  # Arguments of data that are keys of other sections.
   data = dataclasses.replace(data, **{
     f.name: told[f.name] for f in dataclasses.fields(data) if f.name in told
   })
@@ -91,7 +94,7 @@ def build(
   outer = sections.choose(
     "outer", OUTER, config.outer, program, config.seed
   )
-  if "elastic" in config:  # with or without a coordinator, to read checkpoints
+  if "elastic" in config:  # also without a coordinator, to read checkpoints
     outer = outer.coming_and_going()
   return Experiment(
     config=json.loads(config.to_json()),
@@ -113,14 +116,17 @@ def build_program(
   requested_mesh: Mapping[str, int] | None = None,
   devices: list[jax.Device] | None = None,
 ) -> Program:
-  """Builds a config's model and lays it out on a mesh; see `build`.
+  """Builds a config's model and its layout on a mesh; see `build`.
 
   Args:
     config: The config, which has been checked.
-    zero: The partition.
-    data: What the model reads.
-    requested_mesh: Devices per axis; None lets the sizes decide.
-    devices: The devices to use; None for all of this machine's.
+    zero: The ZeRO partition.
+    data: The training data.
+    requested_mesh: Devices per axis; None for the default assignment.
+    devices: The devices to use; None for all devices of this machine.
+
+  Raises:
+    ValueError: If a value is not allowed.
   """
   devices = devices or jax.devices()
   platform = devices[0].platform
@@ -128,11 +134,13 @@ def build_program(
   axes = _axes(parallel, zero, len(devices), requested_mesh)
   kernels = _kernels(config.kernels, platform)
   pipeline = _pipeline(config)
+  # With "sharded", stages cut embedding and head in addition to tensor ranks.
   together = pipeline is not None and pipeline.vocabulary == "sharded"
   context = Context(
     platform,
     axes["tensor"],
     kernels,
+    # Only "auto" depends on measurements of the device kind.
     devices[0].device_kind if config.kernels == "auto" else None,
     data,
     config.get("sync", None),
@@ -161,17 +169,20 @@ def from_folder(
   workdir: str | os.PathLike[str],
   requested_mesh: Mapping[str, int] | None = None,
 ) -> Experiment:
-  """Builds the experiment of a run's folder, with the tokenizer that it keeps.
+  """Builds the experiment of a run's folder, with the run's stored tokenizer.
+
+  Args:
+    workdir: The run's folder.
+    requested_mesh: Devices per axis; None for the default assignment.
 
   Raises:
-    FileNotFoundError: The folder holds no run.
-    ValueError: Its config is damaged, or one of another version of this code;
-      a key of the overrides is unknown; or the run's tokenizer is damaged, gone
-      or another one.
+    FileNotFoundError: If the folder holds no run.
+    ValueError: If the config is damaged or of an incompatible version, or the
+      run's tokenizer is damaged, missing or changed.
   """
   workdir = files.folder(workdir)
   config = ml_collections.ConfigDict(records.read_config(workdir))
-  config.parallel.device_order = ()  # it was of the machine that trained
+  config.parallel.device_order = ()  # specific to the machine of training
   try:
     experiment = build(config, requested_mesh)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -183,10 +194,11 @@ def from_folder(
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Refuses unknown sections, a lack of known ones, and numbers out of range.
+  """Checks sections, keys and values of a training config.
 
   Raises:
-    ValueError: Something does not fit; the message names its key.
+    ValueError: If a section or key is unknown or missing, or a value is out of
+      range; the message names the key.
   """
   for key, script in _OTHERS.items():
     if key in config:
@@ -203,8 +215,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   for key in _SECTIONS:
     if key not in config and key not in _OPTIONAL:
       raise ValueError(
-        f"config.{key} is missing: the config is not one of a training run, "
-        "or of an older version"
+        f"config.{key} is missing: this is not the config of a training run, "
+        "or it is of an older version"
       )
   tree.check(config)
   if "inference" in config:
@@ -212,7 +224,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def check_cache(section: Mapping[str, Any]) -> None:
-  """Refuses a context that the cache of ``config.inference`` cannot hold."""
+  """Raises ValueError if a sequence of ``context`` exceeds the whole cache."""
   with naming("config.inference", ("context",)):
     options: Inference = tree.section_of("inference", section)
     held = options.pages * options.page_size
@@ -225,7 +237,7 @@ def check_cache(section: Mapping[str, Any]) -> None:
 
 
 def swarm_options(config: ml_collections.ConfigDict) -> Elastic:
-  """Returns ``config.elastic``; its defaults where there is no section."""
+  """Returns ``config.elastic``, or its defaults if there is no section."""
   return tree.section_of("elastic", config.get("elastic", {}))
 
 
@@ -235,7 +247,7 @@ def _axes(
   num_devices: int,
   requested_mesh: Mapping[str, int] | None,
 ) -> dict[str, Axis]:
-  """Returns all axes by name, outermost first, with levels in place of data."""
+  """Returns all axes by name, outermost first; data is split into levels."""
   sizes = (
     {"worker": parallel.worker}
     | {level.name: level.size for level in zero.partition.levels}
@@ -254,13 +266,13 @@ def _axes(
 def _mesh(
   parallel: Parallel, axes: Mapping[str, Axis], devices: list[jax.Device]
 ) -> Mesh:
-  """Returns the mesh, in the config's order of devices if it has one."""
+  """Returns the mesh, in the config's device order if it has one."""
   with naming("config.parallel", ("device_order",)):
     return make_mesh(axes, devices, parallel.device_order)
 
 
 def _pipeline(config: ml_collections.ConfigDict) -> Pipeline | None:
-  """Returns how the model's stages run; None where there is one stage."""
+  """Returns ``config.pipeline``; None for one stage."""
   if config.parallel.get("stage", 1) == 1:
     return None
   if "pipeline" not in config:
@@ -274,31 +286,32 @@ def _pipeline(config: ml_collections.ConfigDict) -> Pipeline | None:
 def _stages(
   pipeline: Pipeline, axis: Axis, model: Model, microbatches: int
 ) -> Stages:
-  """Builds the stages of a model, if it can be cut.
+  """Builds the pipeline stages of a model.
 
   Raises:
-    ValueError: The timetable is unknown or does not take these numbers, or
-      there are too few layers.
+    ValueError: If the model cannot be cut into stages, the pipeline schedule is
+      unknown or does not support these numbers, or there are too few layers.
   """
   with (
     naming("config.model", ("widths",)),
     naming("config.sync", ("p_attention", "p_mlp", "carry")),
   ):
     stack = model.parts().stack
+  # The layers are cut into stages x chunks parts.
   num_layers, chunks = model.stacks[stack], pipeline.chunks
   with naming("config.pipeline", fields.keys(Pipeline)):
-    if pipeline.timetable == "forward":
-      raise ValueError('timetable="forward" trains nothing')
-    timetable = builders.build(
-      pipeline.timetable, axis.size, microbatches, chunks
+    if pipeline.schedule == "forward":
+      raise ValueError('schedule="forward" has no backward: it cannot train')
+    schedule = builders.build(
+      pipeline.schedule, axis.size, microbatches, chunks
     )
-    if timetable.num_parts > num_layers:
+    if schedule.num_parts > num_layers:
       raise ValueError(
         f"chunks={chunks} x config.parallel.stage={axis.size} are more "
         f"parts than the model has layers, {num_layers}"
       )
     return Stages(
-      axis, timetable, builders.build("forward", axis.size, 1, chunks),
+      axis, schedule, builders.build("forward", axis.size, 1, chunks),
       pipeline.keep == "residuals",
     )
 
@@ -306,19 +319,22 @@ def _stages(
 def _check_kept(
   layout: Layout, config: ml_collections.ConfigDict
 ) -> None:
-  """Refuses residuals of stages that would cost more than they spare.
+  """Rejects configs in which stored residuals would increase memory or work.
 
   Raises:
-    ValueError: Gradients would be among them, or weights be gathered for them.
+    ValueError: If residuals would include gradients, or weights would have to
+      be gathered again for them.
   """
   stages, partition = layout.stages, layout.partition
   if stages is None or not stages.keeps:
     return
   kept = "config.pipeline.keep='residuals'"
-  if stages.timetable.splits:
-    # What is computed again, and what a partition reduces itself, is one piece:
-    # its gradients would come with the cotangents of inputs, and be kept.
-    kept += f" with timetable={stages.timetable.name!r}"
+  if stages.schedule.splits:
+    # A split backward separates cotangents of inputs from those of weights.
+    # Rematerialised functions and functions of a partition are not separable:
+    # their weight gradients would be computed with the cotangents of inputs and
+    # stored until the second half.
+    kept += f" with schedule={stages.schedule.name!r}"
     if config.model.get("remat", "none") != "none":
       raise ValueError(
         f"{kept} needs config.model.remat='none', not {config.model.remat!r}"
@@ -329,8 +345,8 @@ def _check_kept(
       )
   if partition.secondary is not None:
     raise ValueError(
-      f"{kept} would make the secondary copy of weights in each backward "
-      "again: it needs config.zero.secondary='none'"
+      f"{kept} would create the secondary copy of weights again in each "
+      "backward: it needs config.zero.secondary='none'"
     )
 
 
@@ -338,12 +354,12 @@ def _kernels(value: str, platform: str) -> tuple[str, ...]:
   """Returns implementations in order of preference, for a platform."""
   if value == "interpret":
     return ("tpu_interpret", "reference")
-  # What "auto" leaves out beside is decided where a model is built.
+  # Further exceptions of "auto" are decided by the builders of models.
   return selection.preference("auto" if value == "pallas" else value, platform)
 
 
 def _check_batch(data: Data, train: Train, num_ranks: int) -> None:
-  """Refuses batches that do not divide over ranks and microbatches."""
+  """Raises ValueError if ranks x microbatches do not divide the batch size."""
   unit = num_ranks * train.accumulation
   if data.batch_size % unit:
     raise ValueError(

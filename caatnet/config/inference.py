@@ -1,4 +1,4 @@
-"""Builds what ``config.inference`` describes of a run's language model."""
+"""Builder of ``config.inference``: decoders and scorers of a run's model."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -21,21 +21,21 @@ from caatnet.models.paged import CacheShape, CacheSizes
 from caatnet.models.protocol import continues_text
 from caatnet.program import Program
 from caatnet.train import files, records
-from caatnet.train.checkpoint import evaluated
+from caatnet.train.checkpoint import export
 from parallel.kernels.paged_attention import api
 from parallel.zero.partition import Level, Partition
 
 
 @dataclasses.dataclass(frozen=True)
 class Inference:
-  """A language model on a mesh, and how it continues text.
+  """Language model on a mesh, with the sizes of its cache.
 
   Attributes:
-    program: The model on a mesh, with one worker and no partition.
-    capacity: How much each replica holds.
-    cache_shape: One rank's cache.
-    layers_apart: Whether each layer has arrays of its own.
-    coded: Whether matrices are kept as int8 codes.
+    program: The model on a mesh, with one worker and without a partition.
+    capacity: Capacity of each replica.
+    cache_shape: The cache of one rank.
+    layers_apart: Whether layers have separate arrays instead of stacked ones.
+    coded: Whether matrices are stored as int8 codes.
   """
 
   program: Program
@@ -45,7 +45,7 @@ class Inference:
   coded: bool
 
   def decoder(self, params: Any) -> Decoder:
-    """Makes a decoder.
+    """Returns a decoder of given parameters.
 
     Args:
       params: float32 parameters ``[..., ranks, ...]``, which are donated.
@@ -53,11 +53,11 @@ class Inference:
     return self.decoder_of(self.weights(params))
 
   def decoder_of(self, weights: Weights) -> Decoder:
-    """Makes a decoder of `weights`."""
+    """Returns a decoder of `weights`."""
     return Decoder(self.program, weights, self.capacity, self.cache_shape)
 
   def scorer_of(self, weights: Weights) -> Scorer:
-    """Makes a scorer of `weights`."""
+    """Returns a scorer of `weights`."""
     capacity = self.capacity
     return Scorer(self.program, weights, capacity.context, capacity.batch)
 
@@ -66,7 +66,7 @@ class Inference:
     return make_weights(self.program, params, self.layers_apart, self.coded)
 
   def abstract_weights(self) -> Any:
-    """Returns the weights with shapes and shardings in place of arrays."""
+    """Returns the shapes and shardings of the weights."""
     return abstract_weights(self.program, self.layers_apart, self.coded)
 
 
@@ -75,25 +75,27 @@ def build(
   requested_mesh: Mapping[str, int] | None = None,
   devices: list[jax.Device] | None = None,
 ) -> Inference:
-  """Checks a run's config and builds what continues text with its model.
+  """Checks a run's config and builds its model for inference.
 
-  The model is that of the run with all tensor ranks. There is one worker, whose
-  data-parallel ranks are replicas, no partition, and one stage.
+  The model has all tensor ranks of the run, one worker, no partition and one
+  pipeline stage. Data-parallel ranks are replicas.
 
   Args:
-    config: The config of a run. Without a section ``inference``, that of older
-      runs, it has the section's defaults.
-    requested_mesh: Devices per axis (``--mesh``); None lets the sizes decide.
-    devices: The devices to use; None for all of this machine's.
+    config: The config of a run. For older runs without a section ``inference``,
+      the section has its defaults.
+    requested_mesh: Devices per axis (``--mesh``); None for the default
+      assignment.
+    devices: The devices to use; None for all devices of this machine.
 
   Raises:
-    ValueError: A value does not fit, or the model does not continue text.
+    ValueError: If a value is not allowed, or the model is not a language model.
   """
   config = with_inference(config)
   experiments.check(config)
   options: schema.Inference = tree.section_of("inference", config.inference)
   with config.unlocked():
     config.parallel.worker = config.parallel.stage = 1
+    # Keys that affect training only have neutral values.
     config.model.dtype = options.dtype or config.model.dtype
     if "remat" in config.model:
       config.model.remat = "none"
@@ -107,7 +109,7 @@ def build(
   if not continues_text(program.model):
     raise ValueError(
       f"config.model.name={config.model.name!r} does not continue text: it is "
-      "no LanguageModel (caatnet/models/protocol.py)"
+      "not a LanguageModel (caatnet/models/protocol.py)"
     )
   capacity = Capacity(
     options.batch, options.context, options.page_size, options.chunk
@@ -115,9 +117,11 @@ def build(
   layout = program.layout
   platform = layout.mesh.devices.flat[0].platform
   axes = (layout.tensor, *layout.data)
+  # Kernels must support `vmap` if a device has several lanes.
   mapped = any(axis.lanes > 1 for axis in axes)
   shape = program.model.cache_shape(
     CacheSizes(
+      # By default, every sequence of the batch can reach the full context.
       options.pages or capacity.batch * capacity.pages_per_sequence,
       options.page_size,
       options.batch,
@@ -125,7 +129,7 @@ def build(
       api.preferred(platform, mapped),
     )
   )
-  if not shape.paged:  # a sequence never needs a second page
+  if not shape.paged:  # one page per sequence, which takes no memory
     capacity = dataclasses.replace(capacity, page_size=capacity.context)
     shape = dataclasses.replace(
       shape, num_pages=capacity.batch, page_size=capacity.context
@@ -142,7 +146,7 @@ def build(
 def with_inference(
   config: ml_collections.ConfigDict,
 ) -> ml_collections.ConfigDict:
-  """Returns a copy of a config that has the section ``inference``."""
+  """Returns a copy of a config, with the section ``inference`` added."""
   config = config.copy_and_resolve_references()
   if "inference" not in config:
     with config.unlocked():
@@ -160,7 +164,7 @@ def from_folder(
 
   Args:
     workdir: The run's folder.
-    requested_mesh: Devices per axis; None lets the sizes decide.
+    requested_mesh: Devices per axis; None for the default assignment.
     overrides: Keys of the config and values, ``"inference.batch=4 ..."``.
     step: The step of the checkpoint; None for the newest one.
 
@@ -169,14 +173,14 @@ def from_folder(
     the checkpoint.
 
   Raises:
-    FileNotFoundError: The folder holds no run, or no such checkpoint.
-    ValueError: Something in it is damaged, or a value does not fit.
+    FileNotFoundError: If the folder holds no run, or no such checkpoint.
+    ValueError: If a file is damaged, or a value is not allowed.
   """
   workdir = files.folder(workdir)
   config = ml_collections.ConfigDict(records.read_config(workdir))
   inference = build(override(with_inference(config), overrides), requested_mesh)
   experiment = experiments.from_folder(workdir)
-  params, step = evaluated.read(experiment, workdir, step)
+  params, step = export.read(experiment, workdir, step)
   program = inference.program
   shardings = program.layout.shardings(program.whole_specs)
   return inference, jax.device_put(params, shardings), step

@@ -1,4 +1,4 @@
-"""Builders of ``config.model``, by the names that configs use."""
+"""Builders of ``config.model`` by selector."""
 
 from caatnet.checks import one_of
 from caatnet.config import sections
@@ -19,21 +19,22 @@ from caatnet.models.transformer.positions import parse_scaling
 def transformer(
   section: schema.Transformer, context: Context
 ) -> TransformerModel:
-  """Builds the model of ``config.model`` and ``config.sync``.
+  """Builds a transformer from ``config.model`` and ``config.sync``.
 
   Args:
     section: The section.
-    context: The parts of the experiment on which a model depends, among them
+    context: Parts of the experiment on which a model depends, including
       ``config.sync``.
 
   Raises:
-    ValueError: A value does not fit; the message names what would.
+    ValueError: If a value is not allowed; the message has the allowed values.
   """
   one_of("attention", section.attention, attentions.IMPLEMENTATIONS)
   context.check_language("transformer")
   sync: Sync = sections.call(
     "sync", build_sync, context.sync, context, section.num_layers, section.remat
   )
+  # Fields of the model's config that are not keys of its section.
   derived = {
     "syncs": sync.doors,
     "rope_scaling": parse_scaling(section.rope_scaling),
@@ -50,15 +51,15 @@ def transformer(
 
 
 def recurrent(section: schema.Recurrent, context: Context) -> RecurrentModel:
-  """Builds the model of ``config.model`` and ``config.sync``.
+  """Builds a recurrent model from ``config.model`` and ``config.sync``.
 
   Args:
     section: The section.
-    context: The parts of the experiment on which a model depends, among them
+    context: Parts of the experiment on which a model depends, including
       ``config.sync``.
 
   Raises:
-    ValueError: A value does not fit; the message names what would.
+    ValueError: If a value is not allowed; the message has the allowed values.
   """
   context.check_language("recurrent")
   sync: Sync = sections.call(
@@ -73,14 +74,14 @@ def recurrent(section: schema.Recurrent, context: Context) -> RecurrentModel:
 def convolutional(
   section: schema.Convolutional, context: Context
 ) -> ConvolutionalModel:
-  """Builds the model.
+  """Builds a convolutional network.
 
   Args:
     section: The section.
-    context: The parts of the experiment on which a model depends.
+    context: Parts of the experiment on which a model depends.
 
   Raises:
-    ValueError: A value does not fit, or is for models with tensor ranks.
+    ValueError: If a value is not allowed, or requires tensor parallelism.
   """
   context.check_unshared("convolutional", "images", ImageData)
   return ConvolutionalModel(
@@ -92,14 +93,14 @@ def convolutional(
 
 
 def graph(section: schema.Graph, context: Context) -> GraphModel:
-  """Builds the model.
+  """Builds a graph network.
 
   Args:
     section: The section.
-    context: The parts of the experiment on which a model depends.
+    context: Parts of the experiment on which a model depends.
 
   Raises:
-    ValueError: A value does not fit, or is for models with tensor ranks.
+    ValueError: If a value is not allowed, or requires tensor parallelism.
   """
   context.check_unshared("graph", "graphs", GraphData)
   one_of("layer", section.layer, tuple(LAYERS))

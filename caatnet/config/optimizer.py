@@ -1,4 +1,4 @@
-"""Builds ``config.optimizer``: the inner optimizer and its learning rate."""
+"""Builders of ``config.optimizer``: inner optimizers and learning rates."""
 
 import dataclasses
 from typing import Any
@@ -10,13 +10,14 @@ from caatnet.config.schema import optimizer as schema
 
 @dataclasses.dataclass(frozen=True)
 class Inner:
-  """The inner optimizer of every worker.
+  """Inner optimizer of every worker.
 
   Attributes:
-    optimizer: The optax optimizer, elementwise in the parameters. It does not
-      clip, which takes the norm over all ranks.
+    optimizer: The optax optimizer, elementwise in the parameters, without
+      clipping, which needs the norm over all ranks.
     learning_rate: Maps a step to the learning rate.
-    clip_norm: The largest gradient norm of a worker; 0 does not clip.
+    clip_norm: The gradient norm of a worker above which gradients are clipped;
+      0 disables clipping.
   """
 
   optimizer: optax.GradientTransformation
@@ -36,24 +37,25 @@ def _adamw(section: schema.AdamW, num_steps: int, decays: Any) -> Inner:
 def _sgd(section: schema.SGD, num_steps: int, decays: Any) -> Inner:
   rate = _warmup_cosine(section, num_steps)
   optimizer = optax.chain(
+    # Coupled weight decay: added to the gradient before momentum.
     optax.add_decayed_weights(section.weight_decay, mask=decays),
     optax.sgd(rate, section.momentum or None),
   )
   return Inner(optimizer, rate, section.clip_norm)
 
 
-# Builders, by the names that configs use. They receive the section,
-# config.train.num_steps, and for each parameter whether weight decay applies.
+# Builders by config name. They receive the section, config.train.num_steps, and
+# a tree of booleans: whether weight decay applies to a parameter.
 OPTIMIZERS = {"adamw": _adamw, "sgd": _sgd}
 
 
 def _warmup_cosine(
   section: schema.WarmupCosine, num_steps: int
 ) -> optax.Schedule:
-  """Makes a linear warm-up to the peak, then a cosine to a fraction of it.
+  """Returns a schedule: linear warm-up to the peak, then a cosine decay.
 
-  The cosine ends at step ``decay_steps``, or ``num_steps`` if that is 0, and
-  its last value stays.
+  The cosine ends at step ``decay_steps``, or ``num_steps`` if that is 0. Later
+  steps have its last value, ``final_fraction`` of the peak.
   """
   peak, warmup_steps = section.learning_rate, section.warmup_steps
   end = section.decay_steps or num_steps
@@ -63,6 +65,7 @@ def _warmup_cosine(
       f"warmup_steps={warmup_steps} must lie in [0, {name}={end})"
     )
   return optax.warmup_cosine_decay_schedule(
+    # Without warm-up, the first step has the peak rate.
     init_value=0.0 if warmup_steps else peak,
     peak_value=peak,
     warmup_steps=warmup_steps,

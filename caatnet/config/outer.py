@@ -1,4 +1,4 @@
-"""Builds ``config.outer``: an outer loop.
+"""Builders of ``config.outer``: outer loops.
 
 `caatnet.config.schema.outer` declares the keys of each algorithm.
 """
@@ -63,7 +63,7 @@ def _weights(section: schema.Weighted, program: Program) -> tuple[float, ...]:
   """Returns the weights of workers' means, one for each worker or none."""
   worker = program.layout.worker
   weights = tuple(map(float, section.weights))
-  if len(weights) not in (0, worker.size):
+  if len(weights) not in (0, worker.size):  # () means equal weights
     raise ValueError(
       f"weights={weights} must be config.parallel.worker={worker.size} "
       "positive numbers, or none"
@@ -74,7 +74,7 @@ def _weights(section: schema.Weighted, program: Program) -> tuple[float, ...]:
 def _exchange(
   section: schema.Exchanging, program: Program, seed: int
 ) -> Exchange:
-  """Builds a mean over workers that is sent in few bits."""
+  """Builds a mean over workers, possibly sent in low precision."""
   return Exchange(
     program.layout.worker, _wire(section, program.layout.kernels),
     _block_dims(program), _weights(section, program), section.error_feedback,
@@ -83,12 +83,13 @@ def _exchange(
 
 
 def _wire(section: schema.Exchanging, kernels: tuple[str, ...]) -> Wire:
+  """Builds the wire format of an exchange."""
   if section.codec not in ("float32", "bfloat16"):
     return Wire(
       section.codec, section.block or DEFAULT_BLOCK, section.route,
       section.stochastic_rounding, implementation=kernels,
     )
-  # An all-reduce: nothing is cut into blocks, and float32 loses nothing.
+  # An all-reduce has no blocks, and float32 has no rounding error.
   neutral = {"block": 0, "route": "all_gather", "stochastic_rounding": False}
   if section.codec == "float32":
     neutral["error_feedback"] = False
@@ -110,8 +111,9 @@ def _data_parallel(
 def _local_sgd(
   section: schema.LocalSGD, program: Program, seed: int
 ) -> OuterLoop:
+  # DiLoCo with outer SGD at rate 1 replaces parameters by their mean.
   return DiLoCo(
-    program.layout.worker, section.every, Optax(optax.sgd(1.0)),
+    program.layout.worker, section.sync_every, Optax(optax.sgd(1.0)),
     _exchange(section, program, seed),
   )
 
@@ -128,14 +130,14 @@ def _fedavg(section: schema.FedAvg, program: Program, seed: int) -> OuterLoop:
       "a round's clients has nothing to correct"
     )
   return DiLoCo(
-    worker, section.every, Optax(optax.sgd(1.0)),
+    worker, section.sync_every, Optax(optax.sgd(1.0)),
     _exchange(section, program, seed), clients or None,
   )
 
 
 def _diloco(section: schema.DiLoCo, program: Program, seed: int) -> OuterLoop:
   return DiLoCo(
-    program.layout.worker, section.every, _optimizer(section),
+    program.layout.worker, section.sync_every, _optimizer(section),
     _exchange(section, program, seed),
   )
 
@@ -144,38 +146,38 @@ def _streaming(
   section: schema.Streaming, program: Program, seed: int
 ) -> OuterLoop:
   return Streaming(
-    program.layout.worker, section.every, _optimizer(section),
+    program.layout.worker, section.sync_every, _optimizer(section),
     _exchange(section, program, seed), _fragments(section, program),
     section.overlap, section.keep, section.pieces,
   )
 
 
 def _fragments(section: schema.Streaming, program: Program) -> Fragments:
-  """Cuts the layers, on each stage equally if there are stages.
+  """Builds the fragments; each pipeline stage has equally many layers of one.
 
   Raises:
-    ValueError: Some stages would have more of a fragment's layers.
+    ValueError: If stages would have different numbers of a fragment's layers.
   """
   stages, layers = program.layout.stages, section.fragment_layers
   stacks, strided = program.model.stacks, section.pattern == "strided"
   if stages is None or not layers:
     return fragments(stacks, layers, strided)
-  parts = stages.timetable.num_parts
+  parts = stages.schedule.num_parts
   if not strided or layers % parts:
     raise ValueError(
       f"fragment_layers={layers} must be 0 or a multiple of the {parts} "
       f"parts of config.parallel.stage={stages.axis.size} stages, with "
       "pattern='strided': each has as many layers of a fragment"
     )
-  fragments(stacks, layers, strided)  # refuses what does not divide
-  # Parts have whole rounds of strides, so a stage's layers are strided, too.
+  fragments(stacks, layers, strided)  # raises if layers do not divide
+  # A part has whole periods of the stride, so a stage's layers are strided.
   here = {key: count // stages.axis.size for key, count in stacks.items()}
   return fragments(here, layers // stages.axis.size, strided, num_lead=1)
 
 
 def _eager(section: schema.Eager, program: Program, seed: int) -> OuterLoop:
   return Eager(
-    program.layout.worker, section.every, _optimizer(section),
+    program.layout.worker, section.sync_every, _optimizer(section),
     _exchange(section, program, seed),
   )
 
@@ -191,7 +193,7 @@ def _sparseloco(
   section: schema.SparseLoCo, program: Program, seed: int
 ) -> OuterLoop:
   return SparseLoCo(
-    program.layout.worker, section.every, section.learning_rate,
+    program.layout.worker, section.sync_every, section.learning_rate,
     _block_dims(program), section.error_decay, section.chunk, section.top_k,
     _weights(section, program), rule=_rule(section, program),
   )
@@ -199,14 +201,13 @@ def _sparseloco(
 
 def _noloco(section: schema.NoLoCo, program: Program, seed: int) -> OuterLoop:
   return NoLoCo(
-    program.layout.worker, section.every, section.learning_rate,
+    program.layout.worker, section.sync_every, section.learning_rate,
     section.momentum, section.pull, seed, rule=_rule(section, program),
   )
 
 
-# Builders of the algorithms, by the names that configs use. They receive the
-# section, the program, and the seed of random draws: clients, pairs,
-# stochastic rounding.
+# Builders of the algorithms by config name. They receive the section, the
+# program, and the seed of random clients, pairs and stochastic rounding.
 OUTER = {
   "data_parallel": _data_parallel,
   "local_sgd": _local_sgd,
@@ -221,9 +222,9 @@ OUTER = {
 
 
 def _block_dims(program: Program) -> Any:
-  """Returns for each parameter how many leading dims no block crosses.
+  """Returns for each parameter the number of leading dims outside of blocks.
 
-  A spec ends with the last dim that is cut over devices. Blocks lie behind that
-  dim, so none crosses from one rank's slice into the next one's.
+  A spec ends with the last dim that is cut over devices. Blocks of codes are
+  within the later dims, so no block spans the slices of two ranks.
   """
   return jax.tree.map(len, program.specs, is_leaf=is_spec)

@@ -1,4 +1,4 @@
-"""Overrides config keys by text, and reads what a sweep varies."""
+"""Config overrides by text, and the points of a sweep."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -18,7 +18,7 @@ class Sweep:
 
   Attributes:
     points: Override strings such as ``"sync.p=0.5"``.
-    seeds: The seeds with each of which each point runs.
+    seeds: The seeds; each point runs with each seed.
     sections: Sections that a point with a selector such as
       ``outer.algorithm=diloco`` receives instead of the declared defaults.
   """
@@ -29,7 +29,7 @@ class Sweep:
 
 
 def take_sweep(config: ml_collections.ConfigDict) -> Sweep:
-  """Removes ``config.sweep`` and returns it; without one, a sweep of one."""
+  """Removes and returns ``config.sweep``; a sweep of one run if absent."""
   if "sweep" not in config:
     return Sweep(("",), (config.get("seed", 0),), {})
   sweep = tree.section_of("sweep", config.sweep)
@@ -46,8 +46,8 @@ def override(
   """Returns a copy of a config with ``key=value key=value ...`` applied.
 
   A selector, such as ``outer.algorithm``, replaces its section by the defaults
-  of the choice. Selectors are applied first, whatever the order, since the
-  other keys are those of the new section.
+  of the choice. Selectors are applied first, independent of their position,
+  since the other keys belong to the new section.
 
   Args:
     config: The config, which is not changed.
@@ -55,11 +55,20 @@ def override(
     sections: Sections that selectors apply instead of the declared defaults.
 
   Raises:
-    ValueError: A key is unknown (the message names the nearest one), a value is
-      not allowed, or there is no such choice.
+    ValueError: If a key is unknown (the message has the nearest one), a value
+      is not allowed, or there is no such choice.
+
+  Example:
+    >>> config = ml_collections.ConfigDict({
+    ...   "outer": tree.defaults("outer", "data_parallel"),
+    ... })
+    >>> config = override(config, "outer.sync_every=5 outer.algorithm=diloco")
+    >>> config.outer.algorithm, config.outer.sync_every, config.outer.momentum
+    ('diloco', 5, 0.9)
   """
   config = config.copy_and_resolve_references()
   parts = overrides.split()
+  # Selectors first, since they replace sections and thereby the known keys.
   tree.select(config, parts, sections or {})
   declared = tree.declared(config)
   for part in parts:

@@ -1,7 +1,7 @@
-"""Calls builders with a config's sections, checked and frozen.
+"""Calls of builders with checked, frozen sections of a config.
 
-`parallel` and the models know no configs: their errors name their own
-arguments, which become here the keys that a user can change.
+`parallel` and the models do not depend on configs. Their errors name arguments;
+the functions here replace these by the config keys that a user can change.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,17 +14,16 @@ from caatnet.config.schema import fields, tree
 def call(
   name: str, builder: Callable[..., Any], values: Mapping[str, Any], *args: Any
 ) -> Any:
-  """Builds what a section describes.
+  """Builds the object of a section.
 
   Args:
     name: The section's name, such as "sync".
-    builder: A function of the section as its declared dataclass, and of `args`.
+    builder: A function of the section's dataclass and of ``args``.
     values: The section's keys and values.
     *args: Further arguments of the builder.
 
   Raises:
-    ValueError: A key is not declared, a value is not allowed, or the builder
-      refuses one.
+    ValueError: If a key is not declared, or a value is not allowed.
   """
   made = tree.section_of(name, values)
   with naming(f"config.{name}", fields.keys(type(made))):
@@ -37,16 +36,17 @@ def choose(
   values: Mapping[str, Any],
   *args: Any,
 ) -> Any:
-  """Builds what a section with a selector describes.
+  """Builds the object of a section with a selector.
 
   Args:
     name: The section's name, such as "outer".
-    builders: For each choice a builder, as `call` takes it.
+    builders: Builders by choice; see `call`.
     values: The section's keys and values.
     *args: Further arguments of the builder.
 
   Raises:
-    ValueError: As `call`, or the choice is unknown.
+    ValueError: If the choice is unknown, a key is not declared, or a value is
+      not allowed.
   """
   return call(
     name, lambda made, *rest: builders[tree.choice(name, values)](made, *rest),

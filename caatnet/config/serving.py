@@ -1,4 +1,4 @@
-"""Builds a server's engine for a run's language model."""
+"""Builder of a server's engine for a run's language model."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -14,7 +14,7 @@ from caatnet.config.override import override
 from caatnet.config.schema import tree
 from caatnet.inference import buckets
 from caatnet.inference.decoder import Decoder
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.device import DecoderExecutor
 from caatnet.serving.engine.engine import Engine
@@ -23,25 +23,30 @@ from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.scheduler import Scheduler
 
-# Numbers of decodes grow by this factor: each is a program for all sizes of
-# chunks, and to compile more of them takes longer than users wait.
+# Ratio of consecutive batch sizes of decodes. Each batch size needs a compiled
+# program per chunk size; a smaller ratio would make the start too slow.
 FACTOR = 16
-# The share of free memory that the cache takes at most, and the host's pages.
+# Largest shares of free memory for the cache and for the host cache.
 _CACHE_SHARE, _HOST_SHARE = 0.5, 0.25
 _SECTION = "serving."
 
 
 def options(overrides: str) -> tuple[ServingOptions, str]:
-  """Reads what a command line says of ``config.serving``.
+  """Splits overrides into ``config.serving`` and the rest.
 
   Args:
-    overrides: Keys of a config and values, ``"serving.slots=4 ..."``.
+    overrides: Keys of a config and values, ``"serving.queue=4 ..."``.
 
   Returns:
-    The options, and the overrides of other sections.
+    The options of ``config.serving``, and the overrides of other sections.
 
   Raises:
-    ValueError: A key is unknown, or a value does not fit.
+    ValueError: If a key is unknown, or a value is not allowed.
+
+  Example:
+    >>> chosen, rest = options("serving.queue=4 inference.batch=8")
+    >>> chosen.queue, chosen.reuse, rest
+    (4, True, 'inference.batch=8')
   """
   parts = overrides.split()
   mine = [part for part in parts if part.startswith(_SECTION)]
@@ -65,13 +70,16 @@ def from_folder(
 
   Args:
     workdir: The run's folder.
-    requested_mesh: Devices per axis; None lets the sizes decide.
-    overrides: Keys of the config and values, those of ``serving`` among them.
+    requested_mesh: Devices per axis; None for the default assignment.
+    overrides: Keys of the config and values, including ``serving``.
     step: The step of the checkpoint; None for the newest one.
 
+  Returns:
+    The decoder, and the options of ``config.serving``.
+
   Raises:
-    FileNotFoundError: The folder holds no run, or no such checkpoint.
-    ValueError: Something in it is damaged, or a value does not fit.
+    FileNotFoundError: If the folder holds no run, or no such checkpoint.
+    ValueError: If a file is damaged, or a value is not allowed.
   """
   chosen, rest = options(overrides)
   made, params, _ = inference.from_folder(
@@ -81,17 +89,18 @@ def from_folder(
 
 
 def sized(made: Inference) -> Inference:
-  """Returns an inference whose cache fits into the memory that is free.
+  """Returns an inference whose cache fits into free memory.
 
-  A cache is never smaller than one sequence, nor than the config says.
+  A number of pages that the config sets is not changed, and the cache has room
+  for at least one sequence.
   """
   capacity, shape = made.capacity, made.cache_shape
-  full = capacity.batch * capacity.pages_per_sequence
-  if not shape.paged or shape.num_pages != full:  # the config has said it
+  full = capacity.batch * capacity.pages_per_sequence  # the default of `pages`
+  if not shape.paged or shape.num_pages != full:  # set by the config
     return made
   layout = made.program.layout
   lanes = layout.tensor.lanes
-  page_bytes = lanes * shape.components[0].block_bytes
+  page_bytes = lanes * shape.components[0].block_bytes  # on one device
   device = layout.mesh.devices.flat[0]
   most = int(_CACHE_SHARE * free_bytes(device) / page_bytes)
   num_pages = max(capacity.pages_per_sequence, min(full, most))
@@ -101,7 +110,7 @@ def sized(made: Inference) -> Inference:
 
 
 def free_bytes(device: jax.Device) -> float:
-  """Returns how much memory a device has left; that of the host for a CPU."""
+  """Returns the free memory of a device in bytes; for a CPU, of the host."""
   stats = device.memory_stats() if device.platform != "cpu" else None
   if stats and "bytes_limit" in stats:
     return float(stats["bytes_limit"] - stats["bytes_in_use"])
@@ -109,20 +118,21 @@ def free_bytes(device: jax.Device) -> float:
 
 
 def page_bytes(decoder: Decoder) -> int:
-  """Returns the bytes of a page over all layers and ranks."""
+  """Returns the size of a page over all layers and ranks, in bytes."""
   arrays = jax.tree.leaves(decoder.cache.pages)
   return sum(x.nbytes for x in arrays) // decoder.cache_shape.num_pages
 
 
 def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
-  """Makes an engine with nothing to do.
+  """Returns an idle engine.
 
   Args:
     decoder: The model, with an empty cache.
-    chosen: ``config.serving``.
+    chosen: The options of ``config.serving``.
   """
   capacity, shape = decoder.capacity, decoder.cache_shape
   host_pages = chosen.host_pages
+  # Only these options copy pages to the host; else the host cache is empty.
   swaps = chosen.preempt != "recompute" or chosen.keep_turns
   if swaps and not host_pages:
     cpu = jax.devices("cpu")[0]
@@ -136,11 +146,12 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
     keep_turns=chosen.keep_turns,
   )
   executor = DecoderExecutor(decoder, host_pages, FACTOR, filters=True)
+  # Sequences with states cannot start from another sequence's pages.
   reuse = chosen.reuse and shape.shares_prefixes
   pages = Pages(shape.num_pages, shape.page_size, reuse)
   scheduler = Scheduler(
     limits, registry.make(chosen.policy, pages), pages,
-    Host(
+    HostCache(
       host_pages, shape.page_size, reserve=True, paged=shape.paged,
       states=bool(shape.states),
     ),
@@ -152,24 +163,24 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
 def reuse_notice(decoder: Decoder, chosen: ServingOptions) -> str:
   """Returns a line for users if ``reuse`` is set and has no effect, else "".
 
-  It is a notice and no error, since the default is set: a model with states is
-  served without a change of its config.
+  This is a notice and not an error, since ``reuse`` is set by default: a model
+  with states can be served without a change of its config.
 
   Args:
     decoder: The model.
-    chosen: ``config.serving``.
+    chosen: The options of ``config.serving``.
   """
   if not chosen.reuse or decoder.cache_shape.shares_prefixes:
     return ""
   name = type(decoder.program.model).__name__
   return (
-    f"config.serving.reuse=True has no effect: {name} keeps a state per "
-    "sequence, which no other sequence with the same beginning can continue"
+    f"config.serving.reuse=True has no effect: {name} has one state per "
+    "sequence, which sequences with a common prefix cannot share"
   )
 
 
 def describe(decoder: Decoder, made: Engine) -> dict[str, Any]:
-  """Returns what a server has, as it is printed when it starts."""
+  """Returns the sizes of a server that are printed at its start."""
   shape, scheduler = decoder.cache_shape, made.scheduler
   page, state = page_bytes(decoder), decoder.state_bytes
   host = scheduler.swapping.host

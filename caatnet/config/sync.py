@@ -1,4 +1,4 @@
-"""Builds ``config.sync``: how a language model's row doors synchronise."""
+"""Builder of ``config.sync``: sync policies of row-parallel projections."""
 
 import dataclasses
 import functools
@@ -24,11 +24,12 @@ from parallel.topology.builders import of_size
 
 @dataclasses.dataclass(frozen=True)
 class Sync:
-  """What the section describes.
+  """Sync policies of a language model.
 
   Attributes:
-    doors: For each layer, how attention's row door and the MLP's synchronise.
-    carry: Whether the MLP's update may wait for the next layer's norm.
+    doors: For each layer, the policies of the row-parallel projections of
+      attention (or recurrence) and MLP.
+    carry: Whether the next layer's norm may reduce the MLP's update.
   """
 
   doors: tuple[tuple[PartialSync, PartialSync], ...]
@@ -47,7 +48,7 @@ def build_sync(
     remat: ``config.model.remat``.
 
   Raises:
-    ValueError: A value does not fit, or would have no effect.
+    ValueError: If a value is not allowed, or would have no effect.
   """
   p, carry, route = section.p, section.carry, section.route
   if carry == "on" and route not in FUSED_ROUTES:
@@ -55,21 +56,21 @@ def build_sync(
       f"carry={carry!r} has no effect with route={route!r}; it is for "
       f"{', '.join(FUSED_ROUTES)}"
     )
-  # On TPUs XLA splits the product by itself and hides more of a reduction than
-  # behind the door's barrier (LOG.md).
+  # On TPUs, XLA splits the product itself, and without the projection's barrier
+  # it hides a larger part of the reduction (LOG.md).
   on_gpu = context.platform == "gpu"
   overlap = section.overlap
   overlaps = overlap == "on" or (overlap == "auto" and on_gpu)
   if p != 1.0 and section.p_attention and section.p_mlp:
     raise ValueError(
       f"p={p} has no effect: p_attention={section.p_attention} and "
-      f"p_mlp={section.p_mlp} are for all doors"
+      f"p_mlp={section.p_mlp} are set for all row-parallel projections"
     )
   reduction = _route(route, section.topology, context)
 
   def door(key: str) -> list[PartialSync]:
     values = getattr(section, key) or (p,)
-    values = values * (num_layers if len(values) == 1 else 1)
+    values = values * (num_layers if len(values) == 1 else 1)  # per layer
     if len(values) != num_layers:
       raise ValueError(
         f"{key}={values} has {len(values)} values; give none, one, or "
@@ -88,19 +89,20 @@ def build_sync(
     ]
 
   attention, mlp = door("p_attention"), door("p_mlp")
-  # A layer that is recomputed would reduce an update carried into it again.
+  # With rematerialisation a layer would repeat the reduction of an update that
+  # is carried into it.
   carries = carry == "on" or (carry == "auto" and remat == "none")
   return Sync(tuple(zip(attention, mlp, strict=True)), carries)
 
 
 def kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
-  """Returns implementations of the norms, without kernels that do not help.
+  """Returns implementations of the norms, without kernels that are slower.
 
-  One choice is made for all layers, by their mean p if it differs. A route that
-  is a kernel's was asked for by name, so it takes its kernel in any case.
+  All layers have one choice, by their mean p. A route with a fused kernel is
+  requested by name, so its kernel is used in any case.
   """
   doors = [door for layer in sync.doors for door in layer]
-  p = sum(door.p for door in doors) / len(doors)
+  p = sum(door.p for door in doors) / len(doors)  # mean over all projections
   asked = context.evidence_of is None or doors[0].route in FUSED_ROUTES
   if asked or evidence.helps(context.evidence_of, "add_norm", p):
     return context.kernels
@@ -116,9 +118,10 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
     if topology:
       raise ValueError(
         f"topology={topology!r} has no effect with route={route!r}, which is "
-        "no schedule"
+        "not a schedule"
       )
     return route
+  # A schedule is for devices; lanes of a device are reduced before it.
   topology, devices = topology or "torus", context.tensor.devices
   try:
     return _executor(name, topology, devices, context.kernels)
@@ -129,14 +132,15 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
     ) from error
 
 
-# Functions are compared by identity: cached, equal configs make equal models.
+# Cached, since functions are compared by identity: equal configs must give
+# equal models.
 @functools.cache
 def _executor(
   name: str, topology: str, devices: int, kernels: tuple[str, ...]
 ) -> Reduction:
   """Returns an all-reduce by a schedule, run by a kernel or by permutes.
 
-  The kernel runs where it takes the array.
+  The kernel is used for arrays that it supports.
   """
   schedule = builders.build(name, of_size(topology, devices))
   by_permutes = executor(schedule)

@@ -1,4 +1,4 @@
-"""Builds ``config.zero``: a partition of the training state."""
+"""Builder of ``config.zero``: a partition of the training state."""
 
 import dataclasses
 from typing import Any
@@ -12,12 +12,12 @@ DEFAULT_BLOCK = 256
 
 @dataclasses.dataclass(frozen=True)
 class Zero:
-  """What the section describes.
+  """Partition of a worker's training state, and where and when it moves.
 
   Attributes:
-    partition: Over which levels each part of a worker's state is sharded.
-    offload: Whether the optimizer's state waits in host memory between steps.
-    prefetch: Whether a layer's weights are gathered while the layer before it
+    partition: Levels over which each part of a worker's state is sharded.
+    offload: Whether the optimizer's state is in host memory between steps.
+    prefetch: Whether a layer's weights are gathered while the previous layer
       runs.
   """
 
@@ -27,16 +27,17 @@ class Zero:
 
 
 def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
-  """Builds what the section describes.
+  """Builds the partition of ``config.zero``.
 
   Args:
     section: The section.
     num_ranks: ``config.parallel.data``, the number of data-parallel ranks.
 
   Raises:
-    ValueError: A value does not fit; the message names what would.
+    ValueError: If a value is not allowed; the message has the allowed values.
   """
   found = parse_levels(section.levels, num_ranks)
+  # Innermost first: depth d stands for the d innermost levels.
   names = [level.name for level in found[::-1]]
   changes: dict[str, Any] = {
     "block": section.block or DEFAULT_BLOCK,
@@ -44,7 +45,7 @@ def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
   }
   for key in ("weights", "gradients", "optimizer", "secondary"):
     value = getattr(section, key)
-    if not value:  # as the scheme has it
+    if not value:  # the scheme's value
       continue
     if value not in ("none", *names):
       raise ValueError(
@@ -79,16 +80,20 @@ def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
 
 
 def parse_levels(text: str, num_ranks: int) -> tuple[partition.Level, ...]:
-  """Reads ``config.zero.levels``.
+  """Parses ``config.zero.levels``.
 
   Args:
-    text: The levels, outermost first, as in ``"node:2,gpu:4"``; "" is one level
-      named data.
+    text: The levels, outermost first, as in ``"node:2,gpu:4"``; "" for one
+      level named data.
     num_ranks: The number of data-parallel ranks.
 
   Raises:
-    ValueError: The text is not of this form, a name occurs twice or is that of
-      another axis, or the product is not the number of ranks.
+    ValueError: If the text has another form, a name occurs twice or is the name
+      of another axis, or the product is not the number of ranks.
+
+  Example:
+    >>> [(x.name, x.size) for x in parse_levels("node:2,gpu:4", num_ranks=8)]
+    [('node', 2), ('gpu', 4)]
   """
   levels = partition.parse_levels(text, num_ranks)
   if {"worker", "stage", "tensor"} & {level.name for level in levels}:

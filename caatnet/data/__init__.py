@@ -1,4 +1,4 @@
-"""Data sets and tokenizers."""
+"""Datasets and tokenizers."""
 
 from parallel.lazy import attach
 

@@ -1,11 +1,11 @@
-"""Losses of simple models on what a model is evaluated on: of text, of labels.
+"""Baseline losses of simple models on the validation data: text and labels.
 
 The unigram and bigram models count bytes in the training text, with one added
-to every count (Laplace smoothing), so that no byte has probability 0. xz sees
-the validation bytes alone, and its header counts.
+to every count (Laplace smoothing), so that no byte has probability 0. xz
+compresses the validation bytes only; its header is included.
 
-Where tokens are not bytes, the unigram model counts tokens. There is no bigram
-model: a text has so few of all pairs of tokens that the smoothing would decide.
+If tokens are not bytes, the unigram model counts tokens and there is no bigram
+model: most pairs of tokens do not occur, so smoothing would dominate.
 """
 
 import dataclasses
@@ -15,17 +15,17 @@ import math
 import numpy as np
 
 _NUM_BYTES = 256
-_CHUNK_SIZE = 1 << 22  # bytes at a time, since pairs are counted in int64
+_CHUNK_SIZE = 1 << 22  # bytes per chunk: pairs take 8 bytes each, as int64
 
 
 @dataclasses.dataclass(frozen=True)
 class Baselines:
-  """Losses on the same targets, in nats per byte; bits are nats / ln 2.
+  """Losses on equal targets, in nats per byte; bits are nats / ln 2.
 
   Attributes:
-    unigram: The cross-entropy of byte frequencies.
-    bigram: The cross-entropy of byte frequencies given the byte before.
-    xz: The compressed size.
+    unigram: Cross-entropy of byte frequencies.
+    bigram: Cross-entropy of byte frequencies given the previous byte.
+    xz: Compressed size.
   """
 
   unigram: float
@@ -34,12 +34,12 @@ class Baselines:
 
 
 def text_baselines(train: np.ndarray, windows: np.ndarray) -> Baselines:
-  """Computes all baselines.
+  """Returns all baselines of a text of bytes.
 
   Args:
-    train: The text to count in, uint8 ``[num_train_bytes]``.
-    windows: The windows to evaluate on, int ``[N, seq_len + 1]``, of which
-      ``[:, 1:]`` are the targets.
+    train: The training text, uint8 ``[num_train_bytes]``.
+    windows: The validation windows, int ``[N, seq_len + 1]``, with targets
+      ``[:, 1:]``.
 
   Returns:
     The losses, in nats per byte.
@@ -54,15 +54,21 @@ def text_baselines(train: np.ndarray, windows: np.ndarray) -> Baselines:
 def unigram_loss(
   train: np.ndarray, windows: np.ndarray, num_tokens: int = _NUM_BYTES
 ) -> float:
-  """Computes the cross-entropy of add-one smoothed frequencies of tokens.
+  """Returns the cross-entropy of add-one smoothed token frequencies.
 
   Args:
-    train: The text to count in, unsigned ``[num_train_tokens]``.
-    windows: The windows to evaluate on, int ``[N, seq_len + 1]``.
-    num_tokens: How many tokens there are; those that are bytes are 256.
+    train: The training text, unsigned ``[num_train_tokens]``.
+    windows: The validation windows, int ``[N, seq_len + 1]``.
+    num_tokens: Size of the vocabulary; 256 for bytes.
 
   Returns:
     The mean over the targets, in nats per token.
+
+  Example:
+    >>> train = np.array([0, 0, 1], np.uint8)  # smoothed: 3/6, 2/6, 1/6
+    >>> windows = np.array([[0, 1, 2]])  # targets 1 and 2
+    >>> round(unigram_loss(train, windows, num_tokens=3), 4)
+    1.4452
   """
   counts = np.bincount(train, minlength=num_tokens) + 1
   log_probs = np.log(counts / counts.sum())
@@ -70,31 +76,32 @@ def unigram_loss(
 
 
 def bigram_loss(train: np.ndarray, windows: np.ndarray) -> float:
-  """Computes the cross-entropy of smoothed frequencies given the byte before.
+  """Returns the cross-entropy of smoothed frequencies given the previous byte.
 
   Args:
-    train: The text to count in, uint8 ``[num_train_bytes]``.
-    windows: The windows to evaluate on, int ``[N, seq_len + 1]``.
+    train: The training text, uint8 ``[num_train_bytes]``.
+    windows: The validation windows, int ``[N, seq_len + 1]``.
 
   Returns:
     The mean over the targets, in nats per byte.
   """
-  counts = np.ones(_NUM_BYTES * _NUM_BYTES, np.int64)
+  counts = np.ones(_NUM_BYTES * _NUM_BYTES, np.int64)  # add-one smoothing
   for start in range(0, len(train) - 1, _CHUNK_SIZE):
-    # One more byte than a chunk has: its last pair ends in the next one.
+    # One byte more than the chunk, since its last pair ends in the next chunk.
     chunk = train[start : start + _CHUNK_SIZE + 1].astype(np.int64)
     pairs = chunk[:-1] * _NUM_BYTES + chunk[1:]
     counts += np.bincount(pairs, minlength=counts.size)
   counts = counts.reshape(_NUM_BYTES, _NUM_BYTES)
+  # log P(byte | previous byte), [256, 256].
   log_probs = np.log(counts / counts.sum(axis=1, keepdims=True))
   return -float(np.mean(log_probs[windows[:, :-1], windows[:, 1:]]))
 
 
 def xz_bits_per_byte(windows: np.ndarray) -> float:
-  """Compresses the targets, one window after the other, by xz -9e.
+  """Returns the size of all targets, concatenated and compressed by xz -9e.
 
   Args:
-    windows: The windows to evaluate on, int ``[N, seq_len + 1]``.
+    windows: The validation windows, int ``[N, seq_len + 1]``.
 
   Returns:
     Compressed bits per byte.
@@ -103,7 +110,7 @@ def xz_bits_per_byte(windows: np.ndarray) -> float:
 
 
 def compressed_bits_per_byte(text: bytes) -> float:
-  """Compresses a text by xz -9e; returns compressed bits per byte."""
+  """Returns the compressed bits per byte of a text, by xz -9e."""
   compressed = lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
   return 8 * len(compressed) / len(text)
 
@@ -111,14 +118,17 @@ def compressed_bits_per_byte(text: bytes) -> float:
 def label_frequencies(
   train: np.ndarray, truth: np.ndarray, num_classes: int
 ) -> dict[str, float]:
-  """Computes cross-entropy and accuracy of the labels' frequencies.
+  """Returns loss and accuracy of predicting label frequencies.
 
   One is added to every count, so that no label has probability 0.
 
   Args:
-    train: Labels to count, from 0 to num_classes - 1.
-    truth: Labels to guess.
+    train: Training labels, from 0 to num_classes - 1.
+    truth: Validation labels.
     num_classes: The number of classes.
+
+  Returns:
+    "loss" in nats, and "accuracy" of the most frequent label.
   """
   counts = np.bincount(train, minlength=num_classes) + 1
   log_probs = np.log(counts / counts.sum())

@@ -1,7 +1,7 @@
-"""Trains a tokenizer: byte-pair encoding of UTF-8 (arXiv 1508.07909).
+"""Training of byte-level byte-pair encoding tokenizers (arXiv 1508.07909).
 
-Words are cut as by GPT-2, whose bytes are characters, so that every text has
-tokens and comes back from them as it was.
+Pre-tokenization and byte alphabet are those of GPT-2, so that every text can be
+encoded and is decoded exactly.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ import sys
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-# The token between documents, which also ends a text that is generated.
+# The token between documents, which also ends generated text.
 END = "<|endoftext|>"
 _SMALLEST = 257
 
@@ -20,14 +20,14 @@ def trained(documents: Iterable[str], vocab_size: int) -> dict[str, str]:
 
   Args:
     documents: The texts to train on.
-    vocab_size: How many tokens there are: 256 bytes, the one between documents,
-      and merged ones, of which a short text may have fewer.
+    vocab_size: Number of tokens: 256 bytes, the token between documents, and
+      merges. A short text may give fewer merges.
 
   Returns:
-    The files ``tokenizer.json`` and ``tokenizer_config.json`` by their names.
+    The contents of ``tokenizer.json`` and ``tokenizer_config.json`` by name.
 
   Raises:
-    ValueError: There is no room for all bytes.
+    ValueError: If ``vocab_size`` is less than 257.
   """
   if vocab_size < _SMALLEST:
     raise ValueError(

@@ -1,7 +1,7 @@
-"""Conversations as prompts, by the chat template of a tokenizer.
+"""Prompts of conversations by the chat template of a tokenizer.
 
-A template is a program in the language of jinja2. It comes with a checkpoint,
-from anyone, so it runs in jinja2's sandbox.
+A template is a jinja2 program that comes with a checkpoint. Since it is
+untrusted, it runs in jinja2's sandbox.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ def written(
   messages: Sequence[Mapping[str, Any]],
   tokens: Mapping[str, str],
 ) -> str:
-  """Writes a conversation as the prompt for the assistant's next message.
+  """Renders a conversation as the prompt for the assistant's next message.
 
   Args:
-    template: The template; its variables are those of transformers.
+    template: The template, with the variables of Hugging Face transformers.
     messages: The messages, each with a "role" and a "content".
     tokens: The text of special tokens by names such as "bos_token".
 
   Raises:
-    ValueError: jinja2 is missing, or the template is damaged or refuses the
+    ValueError: If jinja2 is missing, or the template is damaged or rejects the
       messages.
   """
   try:
@@ -38,7 +38,7 @@ def written(
     lstrip_blocks=True,
     extensions=["jinja2.ext.loopcontrols"],
   )
-  # jinja2's own filter would escape "<" and ">" for HTML.
+  # jinja2's default filter would escape "<" and ">" for HTML.
   environment.filters["tojson"] = _json
   environment.globals["raise_exception"] = _refuse
   environment.globals["strftime_now"] = _now

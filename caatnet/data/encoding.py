@@ -1,7 +1,7 @@
-"""Documents as tokens of a tokenizer, and how many bytes each token is.
+"""Encoding of documents by a tokenizer, with the bytes of each token.
 
-Documents are encoded one by one. Between two of them is the tokenizer's
-`separator`; where it has none, they follow one another.
+Documents are encoded one by one and joined by the tokenizer's `separator`, if
+it has one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,22 +14,22 @@ import numpy as np
 from caatnet.data import sources
 from caatnet.data.tokenizers import LibraryTokenizer
 
-_BATCH_BYTES = 1 << 20  # the library takes some 100 bytes per token
+_BATCH_BYTES = 1 << 20  # limits memory: the library takes 100 bytes per token
 _SECONDS_PER_LINE = 10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EncodedCorpus:
-  """A corpus of tokens with what its validation text is in bytes.
+  """Corpus of tokens with the bytes of its validation text.
 
   Attributes:
     corpus: The tokens.
     text: The validation documents joined by byte 0, uint8 ``[num_bytes]``.
-    sizes: How many of these bytes each validation token stands for, int32
-      ``[num_validation_tokens]``. A character of which several tokens are parts
-      counts to the first of them. A token between documents is one byte, as it
-      is without a tokenizer. What a normalizer leaves out counts to the token
-      after it.
+    sizes: Bytes of ``text`` per validation token, int32
+      ``[num_validation_tokens]``. A character that is split over several tokens
+      counts to the first of them. A token between documents is one byte, as
+      without a tokenizer. Text that a normalizer removes counts to the next
+      token.
   """
 
   corpus: sources.Corpus
@@ -47,14 +47,15 @@ def encoded(
     tokenizer: The tokenizer.
 
   Raises:
-    ValueError: A document is not UTF-8, or the tokenizer cannot encode it.
+    ValueError: If a document is not UTF-8, or the tokenizer cannot encode it.
   """
+  # The smallest dtype that holds all tokens: a corpus is kept in memory.
   dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
   progress = _Progress(documents)
   between = [] if tokenizer.separator is None else [tokenizer.separator]
 
   def join(parts: list[np.ndarray], separator: list[int]) -> np.ndarray:
-    """Joins arrays of documents, of which there is at least one."""
+    """Joins the arrays of one or more documents."""
     joint = np.array(separator, parts[0].dtype)
     return np.concatenate([x for part in parts for x in (joint, part)][1:])
 
@@ -69,6 +70,7 @@ def encoded(
     for text, found in zip(
       texts, tokenizer.encode_documents(texts, True), strict=True
     ):
+      # Sizes need the characters of each token, which only validation computes.
       validation.append(np.array(found.ids, dtype))
       sizes.append(_sizes(text, [stop for _, stop in found.offsets]))
   return EncodedCorpus(
@@ -87,20 +89,24 @@ def encoded(
 
 
 def _sizes(text: str, stops: Sequence[int]) -> np.ndarray:
-  """Returns how many bytes of a document each of its tokens stands for.
+  """Returns the number of bytes of each token of a document, int32 ``[N]``.
 
   Args:
     text: The document.
-    stops: For each token the number of the character after its last one.
+    stops: For each token, the index of the character after its last one.
+
+  Example:
+    >>> _sizes("né!", [1, 2, 3]).tolist()  # é has two bytes in UTF-8
+    [1, 2, 1]
   """
   code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-  # UTF-8 takes one byte, and one more from each of these on.
+  # UTF-8 has one byte, plus one for each of these bounds that is reached.
   longer = sum((code_points >= bound for bound in (0x80, 0x800, 0x10000)), 1)
-  ends = np.concatenate([[0], np.cumsum(longer)])
-  # A token that comes from no character has its end where it likes.
+  ends = np.concatenate([[0], np.cumsum(longer)])  # byte offset by character
+  # Tokens without characters have arbitrary ends, hence the running maximum.
   reached = np.maximum.accumulate(ends[np.array(stops, np.int64)])
   if len(reached):
-    reached[-1] = ends[-1]
+    reached[-1] = ends[-1]  # trailing text without a token counts to the last
   return np.diff(reached, prepend=0).astype(np.int32)
 
 
@@ -118,7 +124,7 @@ def _batches(documents: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 class _Progress:
-  """Decodes bytes, and says now and then how many there were."""
+  """Decoder of documents that prints its progress."""
 
   def __init__(self, documents: sources.Documents) -> None:
     self._name = documents.name
@@ -127,7 +133,7 @@ class _Progress:
     self._last_line = time.monotonic()
 
   def texts(self, documents: Sequence[bytes]) -> list[str]:
-    """Returns the text of documents that are about to be encoded."""
+    """Returns the documents as text; prints a line if the last one is old."""
     if time.monotonic() - self._last_line > _SECONDS_PER_LINE:
       self._last_line = time.monotonic()
       print(

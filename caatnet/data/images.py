@@ -1,8 +1,8 @@
-"""Labelled images: the digits of scikit-learn, or a file of one's own.
+"""Labelled images: the digits of scikit-learn, or an .npz file.
 
-Which images are held out is decided by a hash of each image's content alone, as
-for text. So neither a seed nor the order changes it, and copies of an image
-stay on one side.
+As for text, a hash of each image's content determines the split into training
+and validation. So the split is independent of the seed and of the order, and
+copies of an image are on the same side.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ Examples = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageData(Images):
-  """The data of a classifier: ``config.data`` with the name "images"."""
+  """Data of an image classifier: ``config.data`` with the name "images"."""
 
   unit: ClassVar[str] = "images"
   units_per_example: ClassVar[int] = 1
@@ -38,7 +38,7 @@ class ImageData(Images):
 
   @property
   def example(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """An image, float32 ``[H, W, C]`` from 0 to 1, and its int32 label."""
+    """Image, float32 ``[H, W, C]`` in [0, 1], and int32 label."""
     return {
       "image": jax.ShapeDtypeStruct(tuple(self.shape), jnp.float32),
       "label": jax.ShapeDtypeStruct((), jnp.int32),
@@ -52,10 +52,12 @@ class ImageData(Images):
       _, *own = self._read("validation_path", self.validation_path)
       for array in own:
         digest.update(np.ascontiguousarray(array).tobytes())
+      # Images of the validation file are removed from the training images.
       known = {image.tobytes() for image in own[0]}
       held_out = np.array([image.tobytes() in known for image in images])
     else:
       own = None
+      # An image is held out if the hash of its content is below the share.
       share = self.validation_percent / 100
       held_out = np.array(
         [split_place(image.tobytes()) < share for image in images]
@@ -91,13 +93,13 @@ class ImageData(Images):
     )
 
   def _read(self, key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
-    """Reads the images of a key, float32, if they are what the config says."""
+    """Returns name, images (float32) and labels of a key's file, checked."""
     name, images, labels = _read(key, path)
     self._check(images, labels)
     return name, np.ascontiguousarray(images, np.float32), labels
 
   def _check(self, images: np.ndarray, labels: np.ndarray) -> None:
-    """Refuses images and labels that the config does not describe."""
+    """Raises ValueError if images or labels do not match the config."""
     if tuple(images.shape[1:]) != tuple(self.shape):
       raise ValueError(
         f"config.data.shape={tuple(self.shape)}, but the images have "
@@ -114,7 +116,7 @@ class ImageData(Images):
 
 
 class _Rows:
-  """Random access to single examples, as grain asks for."""
+  """Random-access source of single examples, for grain."""
 
   def __init__(self, examples: Examples) -> None:
     self._examples = examples
@@ -130,7 +132,10 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
   """Reads images.
 
   Returns:
-    A name, images ``[N, H, W, C]`` with values from 0 to 1, and labels ``[N]``.
+    Name, images ``[N, H, W, C]`` with values in [0, 1], and labels ``[N]``.
+
+  Raises:
+    ValueError: If the file is missing, damaged or of another format.
   """
   if not path:
     try:
@@ -141,12 +146,12 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
         'pip install "caatnet[images]", or name an .npz file'
       ) from error
     digits = datasets.load_digits()
-    # A pixel counts the inked cells of a 4 x 4 square, 0 to 16.
+    # A pixel is the number of set bits of a 4 x 4 block, 0 to 16.
     return "scikit-learn-digits", digits.images[..., None] / 16, digits.target
   file = pathlib.Path(path).expanduser()
   try:
-    if file.exists() and not file.is_file():  # a FIFO would wait for a writer
-      raise ValueError("it is no regular file")
+    if file.exists() and not file.is_file():  # opening a FIFO would block
+      raise ValueError("it is not a regular file")
     with np.load(file, allow_pickle=False) as arrays:
       images, labels = arrays["images"], arrays["labels"]
   except (
@@ -157,7 +162,7 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
       f'"images" and "labels": {error}'
     ) from error
   if images.ndim == 3:
-    images = images[..., None]
+    images = images[..., None]  # one channel
   if images.ndim != 4 or labels.shape != images.shape[:1] or not labels.size:
     raise ValueError(
       f"config.data.{key}={path!r}: images {images.shape} and labels "
@@ -167,6 +172,7 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
     raise ValueError(
       f"config.data.{key}={path!r}: labels are {labels.dtype}, not integers"
     )
+  # uint8 images have values from 0 to 255, float images from 0 to 1.
   scale = 255 if images.dtype == np.uint8 else 1
   return file.name, images / scale, labels
 
@@ -174,16 +180,16 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
 def _baselines(
   train: Examples, validation: Examples, num_classes: int
 ) -> dict[str, dict[str, float]]:
-  """Computes the measures of label frequencies and of nearest class means."""
+  """Returns the measures of label frequencies and of nearest class means."""
   flat = {k: v["image"].reshape(len(v["image"]), -1)
           for k, v in (("train", train), ("validation", validation))}
-  # A class without training images is infinitely far from every image.
+  # A class without training images has infinite distance to every image.
   means = np.stack([
     flat["train"][train["label"] == c].mean(axis=0)
     if (train["label"] == c).any() else np.full(flat["train"].shape[1], np.inf)
     for c in range(num_classes)
   ])
-  distances = np.stack([
+  distances = np.stack([  # squared, [classes, N]
     np.square(flat["validation"] - mean).sum(axis=1) for mean in means
   ])
   truth = validation["label"]
@@ -192,7 +198,7 @@ def _baselines(
       train["label"], truth, num_classes
     ),
     "nearest class mean": {
-      "loss": math.nan,  # it gives no probabilities
+      "loss": math.nan,  # the rule has no probabilities
       "accuracy": float((distances.argmin(axis=0) == truth).mean()),
     },
   }

@@ -1,9 +1,9 @@
 """Training batches and validation windows over a corpus.
 
-A token is a byte, or what a tokenizer makes of several. A window has
-seq_len + 1 consecutive tokens: the inputs are its first seq_len tokens, the
-targets its last seq_len. Batches are global. Every process draws the
-same ones, whatever the numbers of devices and lanes, and keeps its share.
+Tokens are bytes or those of a tokenizer. A window has seq_len + 1 consecutive
+tokens: the inputs are its first seq_len tokens, the targets its last seq_len.
+Batches are global: every process draws the same batches, independent of the
+numbers of devices and lanes, and transfers the part of its devices.
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ from parallel.checks import at_least
 
 
 class _Windows:
-  """Random access to windows that start seq_len apart.
+  """Random-access source of windows whose starts are seq_len apart.
 
-  Each token after the first is the target of at most one window; fewer than
-  seq_len tokens at the end are the target of none.
+  Each token after the first is a target of at most one window. At the end, up
+  to seq_len - 1 tokens are not targets.
   """
 
   def __init__(self, text: np.ndarray, seq_len: int):
@@ -37,25 +37,25 @@ class _Windows:
 def train_batches(
   corpus: sources.Corpus, *, seq_len: int, batch_size: int, seed: int
 ) -> grain.DatasetIterator[np.ndarray]:
-  """Iterates over shuffled training batches without end.
+  """Returns an endless iterator over shuffled training batches.
 
-  Each epoch holds every window once, in an order of its own. A batch may hold
-  the last windows of one epoch and the first ones of the next.
+  Each epoch has every window once, in a new order. A batch may have the last
+  windows of one epoch and the first windows of the next.
 
   Args:
     corpus: The text.
     seq_len: Tokens per sequence.
     batch_size: Sequences per batch, over all workers and data-parallel ranks.
-    seed: Decides the order, together with the length of the text only.
+    seed: Determines the order, together with the length of the text.
 
   Returns:
     An iterator of int32 ``[batch_size, seq_len + 1]``. Its get_state() is
-    JSON-serializable and counts exactly the batches that were returned;
-    set_state() continues after them.
+    JSON-serializable and is the position after the last returned batch;
+    set_state() continues there.
 
   Raises:
-    ValueError: A size is not positive, the seed is out of range, or the text is
-      too short for one batch.
+    ValueError: If a size is not positive, the seed is out of range, or the text
+      is too short for one batch.
   """
   at_least("config.data.seq_len", seq_len)
   at_least("config.data.batch_size", batch_size)
@@ -72,55 +72,60 @@ def train_batches(
 def train_examples(
   corpus: sources.Corpus, seq_len: int, seed: int
 ) -> grain.MapDataset:
-  """Returns the examples of `train_batches`, in the same order, as `ordered`.
+  """Returns the examples of `train_batches` in the same order; see `ordered`.
 
   Args:
     corpus: The text.
     seq_len: Tokens per sequence.
-    seed: Decides the order, together with the length of the text only.
+    seed: Determines the order, together with the length of the text.
   """
   return ordered(_Windows(corpus.train, seq_len), seed)
 
 
 def ordered(source: Any, seed: int) -> grain.MapDataset:
-  """Puts a source's examples into the order in which they are trained on.
+  """Returns a source's examples in the order of training.
 
   Args:
     source: A sequence of examples, which are trees of arrays.
-    seed: Decides the order; from 0 to 2^32 - 1.
+    seed: Determines the order; from 0 to 2^32 - 1.
 
   Returns:
-    An endless sequence: example n is the n-th one that a run reads.
+    An endless sequence whose n-th element is the n-th example of a run.
 
   Raises:
-    ValueError: The seed is out of range.
+    ValueError: If the seed is out of range.
+
+  Example:
+    >>> examples = ordered(["a", "b", "c"], seed=0)
+    >>> sorted(examples[i] for i in range(3))  # one epoch
+    ['a', 'b', 'c']
   """
   if not 0 <= seed < 2**32:
     raise ValueError(f"config.seed={seed} must be from 0 to {2**32 - 1}")
-  # grain shuffles epoch e with the seed plus e. Without the hash, a run with
-  # seed 1 would begin with the second epoch of the run with seed 0.
+  # grain shuffles epoch e with seed + e. Without the hash, the first epoch of a
+  # run with seed 1 would be the second epoch of a run with seed 0.
   shuffle_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
   return grain.MapDataset.source(source).shuffle(shuffle_seed).repeat()
 
 
 def shuffled(source: Any, batch_size: int, seed: int) -> grain.DatasetIterator:
-  """Iterates over shuffled batches of a source's examples without end.
+  """Returns an endless iterator over shuffled batches of a source's examples.
 
   Args:
     source: A sequence of examples, which are trees of arrays.
     batch_size: Examples per batch.
-    seed: Decides the order; from 0 to 2^32 - 1.
+    seed: Determines the order; from 0 to 2^32 - 1.
 
   Returns:
     An iterator of trees ``[batch_size, ...]`` with get_state() and set_state().
 
   Raises:
-    ValueError: The seed is out of range.
+    ValueError: If the seed is out of range.
   """
   dataset = (
     ordered(source, seed)
     .batch(batch_size)
-    # Without threads: copying a few examples is cheaper than handing them over.
+    # Without threads, since copying a few examples costs less than a hand-over.
     .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
   )
   return iter(dataset)
@@ -129,20 +134,20 @@ def shuffled(source: Any, batch_size: int, seed: int) -> grain.DatasetIterator:
 def validation_windows(
   corpus: sources.Corpus, *, seq_len: int, num_windows: int
 ) -> np.ndarray:
-  """Takes windows at even distances from the validation text.
+  """Returns windows at even distances in the validation text.
 
   Args:
     corpus: The text.
     seq_len: Tokens per sequence.
-    num_windows: The number of windows; 0 takes all, as does a number that is
-      larger than there are.
+    num_windows: The number of windows; 0, or a number larger than the number of
+      windows of the text, for all.
 
   Returns:
     int32 ``[N, seq_len + 1]``, in the order of the text. No token is a target
     twice.
 
   Raises:
-    ValueError: A size is negative, or the text is too short for one window.
+    ValueError: If a size is negative, or the text is too short for one window.
   """
   at_least("config.data.seq_len", seq_len)
   if num_windows < 0:
@@ -160,7 +165,8 @@ def validation_windows(
     )
   if num_windows == 0 or num_windows >= num_found:
     return np.stack([windows[i] for i in range(num_found)])
-  # From the first token to the last, at least seq_len apart: fewer than fit.
+  # From the first token to the last, at least seq_len apart, since there are
+  # fewer windows than fit.
   last_start = num_tokens - (seq_len + 1)
   starts = np.arange(num_windows) * last_start // max(num_windows - 1, 1)
   indices = starts[:, None] + np.arange(seq_len + 1)

@@ -1,4 +1,4 @@
-"""What training and evaluation know of data, whatever they are made of."""
+"""Data protocol: the interface between datasets and training or evaluation."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -10,26 +10,26 @@ from parallel.memory.features import Table
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-  """Data that has been read.
+  """Loaded data.
 
   Attributes:
-    name: What people call the data that were read.
-    sha256: The hex digest of all that was read.
+    name: Name of the data for users.
+    sha256: The hex digest of all files that were read.
     batches: An endless iterator over training batches, trees of arrays
-      ``[batch_size, ...]``, or of a `parallel.memory.features.Lookup` in place
-      of an array that the devices fetch. Its ``get_state()`` returns plain
-      data, from which ``set_state()`` goes on.
-    validation: What every evaluation reads, a tree of such ``[N, ...]``.
-    measures: A function that computes the measures of ``validation`` from the
-      mean of each score that `caatnet.models.protocol.Model.scores` returns:
-      numbers by key, of which "loss" is the first.
-    baselines: A function that returns what simple models reach on
-      ``validation``: these measures by the model's name.
-    tokenizer: What made tokens of the data; None if they are no text.
-    examples: The single examples in the order of ``batches``, by their number
-      from 0, without end; None if they cannot be had one by one.
-    ahead: How many batches the host makes while the present step runs.
-    table: The rows that stand behind the batches' `Lookup`s; None for none.
+      ``[batch_size, ...]``; leaves may be a `parallel.memory.features.Lookup`,
+      which devices replace by an array. Its ``get_state()`` returns plain data;
+      ``set_state()`` continues from it.
+    validation: The validation examples, a tree of such leaves ``[N, ...]``.
+    measures: A function from the mean of each score of
+      `caatnet.models.protocol.Model.scores` to the measures of ``validation``:
+      numbers by key, with "loss" as the first.
+    baselines: A function that returns the measures of simple models on
+      ``validation``, by the model's name.
+    tokenizer: The tokenizer of the data; None if they are not text.
+    examples: Endless sequence of single examples in the order of ``batches``;
+      None without random access.
+    ahead: Number of batches that the host prefetches.
+    table: The feature rows to which the `Lookup`s refer; None without lookups.
   """
 
   name: str
@@ -45,14 +45,14 @@ class Dataset:
 
 
 class Data(Protocol):
-  """Data that a config describes; nothing is read before `load`.
+  """Data as described by a config; files are read by `load` only.
 
   Attributes:
     batch_size: Examples per step, over all workers and data-parallel ranks.
     example: One example of a batch, a tree of ``jax.ShapeDtypeStruct``.
-    unit: What throughput counts, in the plural, such as "tokens" or "images".
-    units_per_example: How many of these an example has.
-    labels: What tables call the measures, by key.
+    unit: Unit of throughput, in the plural, such as "tokens" or "images".
+    units_per_example: Number of units per example.
+    labels: Headings of the measures in tables, by key.
   """
 
   batch_size: int
@@ -65,10 +65,10 @@ class Data(Protocol):
     """Reads the data.
 
     Args:
-      seed: Decides the order of training batches.
+      seed: Determines the order of training batches.
 
     Raises:
-      ValueError: The data cannot be read, or are too few; the message names the
-        config key.
+      ValueError: If the data cannot be read or are too few; the message names
+        the config key.
     """
     ...

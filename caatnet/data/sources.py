@@ -1,9 +1,9 @@
-"""Texts of documents, split into train and validation.
+"""Text documents, split into training and validation.
 
-The split is decided by a hash of each document's content alone. So it depends
-neither on a seed nor on a path, identical documents are never on both sides,
-and a document stays on its side when others are added. A validation text of the
-user's own takes the place of the split; what is in it is not trained on.
+A hash of each document's content determines its side. So the split is
+independent of the seed and of paths, identical documents are on the same side,
+and a document stays on its side if others are added. A separate validation text
+replaces the split; its documents are removed from the training text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,10 +30,10 @@ _EXCLUDED_FOLDERS = frozenset((
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Documents:
-  """Texts as they were read, none of them empty.
+  """Documents in their original form, without empty ones.
 
   Attributes:
-    name: What people call the text that was read.
+    name: Name of the text for users.
     sha256: The hex digest of every relative path and content that was read.
     train: The training documents.
     validation: The validation documents.
@@ -47,19 +47,19 @@ class Documents:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-  """A text corpus as two arrays of tokens, which are bytes or a tokenizer's.
+  """Text corpus as two arrays of tokens (bytes, or those of a tokenizer).
 
   Attributes:
-    name: What people call the text that was read.
+    name: Name of the text for users.
     sha256: The hex digest of every relative path and content that was read.
-    train: The training documents, joined by a token that separates them,
-      unsigned ``[num_train_tokens]``.
-    validation: The validation documents, joined likewise, unsigned
+    train: The training documents, joined by a separator token, unsigned
+      ``[num_train_tokens]``.
+    validation: The validation documents, joined by a separator token, unsigned
       ``[num_validation_tokens]``.
     num_train_documents: The number of training documents that are not empty.
     num_validation_documents: The number of validation documents that are not
       empty.
-    unit: What a token is called, in the plural: "bytes" or "tokens".
+    unit: Unit of the arrays: "bytes" or "tokens".
   """
 
   name: str
@@ -72,7 +72,7 @@ class Corpus:
 
 
 def joined(documents: Documents) -> Corpus:
-  """Makes a corpus of bytes, in which byte 0 separates documents."""
+  """Returns the corpus of bytes, with byte 0 between documents."""
   return Corpus(
     name=documents.name,
     sha256=documents.sha256,
@@ -97,14 +97,14 @@ def load_documents(
     validation_percent: The expected percentage of the documents in validation,
       above 0 and below 100.
     validation_path: A file or folder like ``path`` whose documents are the
-      validation text, in place of a part of ``path``. Training documents that
-      are among them are left out. "" for none.
+      validation text, instead of a part of ``path``. They are removed from the
+      training documents. "" for none.
 
   Returns:
     The documents, in the order of their relative paths.
 
   Raises:
-    ValueError: The text cannot be read, is empty or binary, or a side of the
+    ValueError: If the text cannot be read, is empty or binary, or a side of the
       split would be empty. The message is one line that names the config key.
   """
   if not 0 < validation_percent < 100:
@@ -129,6 +129,7 @@ def load_documents(
     if not validation:
       raise ValueError(f"{key}={validation_path!r} is empty: no text in it")
     sha256 = hashlib.sha256(f"{sha256} {other}".encode()).hexdigest()
+    # Training documents that are also validation documents are removed.
     held_out = frozenset(validation)
     train = [document for document in documents if document not in held_out]
     if not train:
@@ -150,6 +151,7 @@ def _split(
   for document, place in zip(documents, places, strict=True):
     (validation if place < validation_percent else train).append(document)
   if not train or not validation:
+    # A percentage in (low, high] puts at least one document on each side.
     low, high = min(places), max(places)
     side = "validation" if train else "training"
     advice = (
@@ -165,8 +167,13 @@ def _split(
 
 
 def split_place(document: bytes) -> float:
-  """Hashes a document to a number in [0, 1), evenly spread over contents."""
-  # The first 53 bits, which a float holds exactly.
+  """Hashes a document to a uniformly distributed number in [0, 1).
+
+  Example:
+    >>> round(split_place(b"hello"), 4)
+    0.1756
+  """
+  # The first 53 bits, which a float represents exactly.
   digest = hashlib.sha256(document).digest()
   return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
@@ -187,10 +194,10 @@ def _find_files(
   suffixes: Sequence[str],
   excluded: frozenset[str] = frozenset(),
 ) -> list[str]:
-  """Lists relative posix paths of files below `root`, sorted."""
+  """Returns the sorted relative POSIX paths of files in `root`, recursively."""
   names = []
   for folder, subfolders, files in os.walk(root, onerror=_raise_unreadable):
-    # In place, which keeps os.walk out of the excluded ones.
+    # Changed in place, so that os.walk does not enter excluded folders.
     subfolders[:] = [x for x in subfolders if x not in excluded]
     relative = pathlib.Path(folder).relative_to(root)
     names += [
@@ -233,6 +240,7 @@ def _read_path(key: str, path: str) -> tuple[str, list[bytes]]:
     root, names = root.parent, [root.name]
 
   documents = []
+  # All files are read before the first is parsed, so that the hash covers all.
   with _of(key):
     files = [(name, _read_bytes(root / name)) for name in names]
     for name, content in files:
@@ -248,7 +256,7 @@ def _read_path(key: str, path: str) -> tuple[str, list[bytes]]:
 
 @contextlib.contextmanager
 def _of(key: str) -> Iterator[None]:
-  """Puts the key that named a file before what is wrong with the file."""
+  """Context that prefixes errors with the config key of the file."""
   try:
     yield
   except ValueError as error:
@@ -256,9 +264,9 @@ def _of(key: str) -> Iterator[None]:
 
 
 def _read_bytes(file: pathlib.Path) -> bytes:
-  # Whoever opens a FIFO waits for its writer.
+  # Opening a FIFO would block until it has a writer.
   if file.exists() and not file.is_file():
-    raise ValueError(f"{file} is no regular file")
+    raise ValueError(f"{file} is not a regular file")
   try:
     return file.read_bytes()
   except OSError as error:
@@ -272,7 +280,7 @@ def _raise_unreadable(error: OSError) -> NoReturn:
 
 
 def _check_text(file: pathlib.Path, content: bytes) -> None:
-  """Refuses what is not UTF-8, or has the byte that separates documents."""
+  """Raises ValueError for text that is not UTF-8 or has a NUL byte."""
   place = content.find(SEPARATOR)
   if place >= 0:
     raise ValueError(f"{file} is binary: NUL byte at offset {place}")
@@ -310,7 +318,10 @@ def _jsonl_documents(file: pathlib.Path, content: bytes) -> Iterator[bytes]:
 
 
 def _pieces(content: bytes) -> Iterator[bytes]:
-  """Cuts UTF-8 text at line ends, or at characters where lines are longer."""
+  """Yields pieces of UTF-8 text of at most ``PIECE_SIZE_BYTES``.
+
+  Pieces end at line ends, or between characters in longer lines.
+  """
   start = 0
   while start < len(content):
     stop = min(start + PIECE_SIZE_BYTES, len(content))

@@ -1,4 +1,4 @@
-"""Text as tokens: windows of a corpus are the examples."""
+"""Text data: examples are windows of a corpus of tokens."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -20,12 +20,12 @@ _XZ = "xz (this text alone)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextData(Text):
-  """The data of a language model: ``config.data`` with the name "text".
+  """Data of a language model: ``config.data`` with the name "text".
 
   Attributes:
-    vocab_size: How many tokens the model has that reads the text, a key of its
-      section and not of this one; None for any number.
-    kept: The tokenizer itself, where a run has kept it; None to read it from
+    vocab_size: Vocabulary size of the model (config.model.vocab_size), checked
+      against the tokens; None for no check.
+    kept: The tokenizer that is stored with a run; None to read the path
       ``tokenizer``.
   """
 
@@ -35,7 +35,7 @@ class TextData(Text):
 
   @property
   def example(self) -> jax.ShapeDtypeStruct:
-    """A window, int32 ``[T + 1]``: T inputs, and the T targets after them."""
+    """Window, int32 ``[T + 1]``: T inputs, and T targets shifted by one."""
     return jax.ShapeDtypeStruct((self.seq_len + 1,), jnp.int32)
 
   @property
@@ -54,6 +54,7 @@ class TextData(Text):
       self.path, self.validation_percent, self.validation_path
     )
     if isinstance(tokenizer, tokenizers.LibraryTokenizer):
+      # Checked before encoding, which may take minutes.
       self._check_vocabulary(tokenizer.vocab_size - 1, tokenizer.name)
       found = encoding.encoded(documents, tokenizer)
       corpus = found.corpus
@@ -82,7 +83,7 @@ class TextData(Text):
     )
 
   def _check_vocabulary(self, largest: int, name: str) -> None:
-    """Refuses a model that has no row for the largest token."""
+    """Raises ValueError if the largest token is not in the vocabulary."""
     if self.vocab_size is not None and self.vocab_size <= largest:
       raise ValueError(
         f"config.model.vocab_size={self.vocab_size} must be above {largest}, "
@@ -90,7 +91,7 @@ class TextData(Text):
       )
 
   def _windows(self, corpus: sources.Corpus) -> np.ndarray:
-    """Returns what every evaluation reads, int32 ``[N, T + 1]``."""
+    """Returns the validation windows, int32 ``[N, T + 1]``."""
     return pipeline.validation_windows(
       corpus, seq_len=self.seq_len, num_windows=self.validation_windows
     )
@@ -98,18 +99,20 @@ class TextData(Text):
   def _by_token(
     self, found: encoding.EncodedCorpus, tokenizer: tokenizers.Tokenizer
   ) -> tuple[float, _Losses]:
-    """Returns the bytes that a target stands for, and losses of simple models.
+    """Returns the mean bytes per target, and losses of simple models.
 
-    A loss in nats per token, times the number of targets, is what the text
-    costs for which all targets of the windows stand, and so much per byte.
+    The mean converts a loss in nats per token to nats per byte of the targets'
+    text.
     """
     corpus = found.corpus
+    # Windows of token indices instead of tokens, to look up sizes and text.
     numbers = np.arange(len(corpus.validation), dtype=np.int32)
     places = self._windows(dataclasses.replace(corpus, validation=numbers))
     targets = places[:, 1:]
     bytes_per_token = float(found.sizes[targets].mean())
 
     def losses() -> dict[str, float]:
+      # Bytes of the targets of each window, which xz compresses.
       ends = np.cumsum(found.sizes, dtype=np.int64)
       spans = zip(ends[places[:, 0]], ends[places[:, -1]], strict=True)
       text = np.concatenate([found.text[start:stop] for start, stop in spans])
@@ -118,6 +121,7 @@ class TextData(Text):
         "unigram": baselines.unigram_loss(
           corpus.train, corpus.validation[places], tokenizer.vocab_size
         ),
+        # Bits per byte to nats per token, the unit of all losses here.
         _XZ: bits * math.log(2) * bytes_per_token,
       }
 
@@ -127,14 +131,14 @@ class TextData(Text):
 def measured(
   means: Mapping[str, float], bytes_per_token: float = 1.0
 ) -> dict[str, float]:
-  """Computes the measures of text.
+  """Returns the measures of text.
 
   Args:
     means: The mean "loss", in nats per token.
-    bytes_per_token: How many bytes of text a target stands for, in the mean.
+    bytes_per_token: Mean number of text bytes per target.
 
   Returns:
-    "loss" and "bits_per_byte".
+    "loss" in nats per token, and "bits_per_byte".
   """
   loss = means["loss"]
   bits_per_token = loss / math.log(2)
@@ -144,6 +148,6 @@ def measured(
 def _by_byte(
   corpus: sources.Corpus, windows: np.ndarray
 ) -> dict[str, float]:
-  """Returns losses of simple models of bytes."""
+  """Returns losses of simple models of bytes, in nats per byte."""
   found = baselines.text_baselines(corpus.train, windows)
   return {"unigram": found.unigram, "bigram": found.bigram, _XZ: found.xz}

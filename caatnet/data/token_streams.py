@@ -1,8 +1,8 @@
-"""Text of tokens that come one after the other, as when a model writes.
+"""Incremental decoding of tokens to text, for streaming of generated text.
 
-A token may end inside a character, and its text may depend on the token before,
-as a leading space does. What is given out is never taken back: all pieces
-together are the text of all tokens together.
+A token may end inside a character, and its text may depend on the previous
+token, for example in a leading space. Returned pieces are final: their
+concatenation is the text of all tokens.
 """
 
 import codecs
@@ -13,24 +13,30 @@ from typing import Protocol
 import tokenizers
 
 _REPLACEMENT = "\ufffd"
-# A token that is a byte, of a model that spells rare characters with these.
+# Byte tokens, by which some tokenizers represent rare characters.
 _BYTE = re.compile("<0x[0-9a-fA-F]{2}>")
 
 
 class Stream(Protocol):
-  """Decodes one token after the other."""
+  """Incremental decoder of tokens."""
 
   def push(self, token: int) -> str:
-    """Takes a token; returns the text that is now complete, perhaps ""."""
+    """Adds a token; returns the text that is now complete, possibly ""."""
     ...
 
   def flush(self) -> str:
-    """Returns the rest of the text, when no token follows."""
+    """Returns the rest of the text after the last token."""
     ...
 
 
 class ByteStream:
-  """A stream of bytes."""
+  """`Stream` of byte tokens.
+
+  Example:
+    >>> stream = ByteStream()
+    >>> [stream.push(byte) for byte in "né".encode()], stream.flush()
+    (['n', '', 'é'], '')
+  """
 
   def __init__(self) -> None:
     self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -43,24 +49,25 @@ class ByteStream:
 
 
 class TokenStream:
-  """A stream of a tokenizer of the library.
+  """`Stream` of a tokenizer of the library `tokenizers`.
 
-  The library decodes lists only. A list begins with the last token whose text
-  is out, since the first token of a text may be decoded in another way.
+  The library decodes lists of tokens. Each list begins with the last token
+  whose text has been returned, since the first token of a text may be decoded
+  differently.
 
-  The library's own stream fails for tokens that are bytes: a run of them is
-  text if all of it is UTF-8, and else one U+FFFD for each. So a run is held
-  back until another token ends it.
+  The library's own stream fails for byte tokens: a run of them is decoded as
+  UTF-8, or to one U+FFFD per byte if the whole run is not valid. So a run is
+  held back until another token ends it.
   """
 
   def __init__(
     self, library: tokenizers.Tokenizer, special: Container[int]
   ) -> None:
-    """Starts with no token.
+    """Creates a stream without tokens.
 
     Args:
       library: The tokenizer.
-      special: The tokens that have no text.
+      special: The special tokens, which have no text.
     """
     self._library = library
     self._special = special
@@ -78,7 +85,8 @@ class TokenStream:
     return self._take(last=True)
 
   def _take(self, last: bool) -> str:
-    """Decodes what is held, unless a character may be incomplete."""
+    """Decodes the held tokens, unless a character may be incomplete."""
+    # The new text is the difference of two decodings with a common start.
     known = self._library.decode(self._before)
     text = self._library.decode([*self._before, *self._held])
     if not last and text.endswith(_REPLACEMENT):

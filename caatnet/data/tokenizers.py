@@ -1,10 +1,10 @@
-"""Tokenizers: text to tokens and back, as bytes or by a ``tokenizer.json``.
+"""Tokenizers: bytes, or a ``tokenizer.json`` of the library `tokenizers`.
 
-A ``tokenizer.json`` is that of the library `tokenizers`, which Hugging Face's
-checkpoints have. What else they say of tokens is in files beside it: which
-token ends a document (``tokenizer_config.json``, ``special_tokens_map.json``),
-which ones end a text that is generated (``generation_config.json``), how a
-conversation is written (``tokenizer_config.json``, ``chat_template.jinja``).
+Checkpoints in Hugging Face's format have a ``tokenizer.json``. Further files in
+the same folder define the token that ends a document
+(``tokenizer_config.json``, ``special_tokens_map.json``), the tokens that end
+generated text (``generation_config.json``), and the chat template
+(``tokenizer_config.json``, ``chat_template.jinja``).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ import tokenizers
 from caatnet.data import chat
 from caatnet.data.token_streams import ByteStream, Stream, TokenStream
 
-# The files of a tokenizer, of which only the first is needed.
+# The files of a tokenizer; only the first one is required.
 FILES = (
   "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
   "generation_config.json", "chat_template.jinja",
@@ -32,25 +32,24 @@ _ADVICE = (
   "models of sentencepiece are not read; the fast tokenizers of transformers "
   f"write a {_MAIN} (save_pretrained)"
 )
-# Parts of a tokenizer.json that decide nothing here: no text is cut or padded
-# by the library.
+# Parts of a tokenizer.json without effect: truncation and padding are disabled.
 _IGNORED = ("version", "truncation", "padding")
 
 
 class Tokenizer(Protocol):
-  """What data, generation and evaluation know of a tokenizer.
+  """Interface of a tokenizer for data, generation and evaluation.
 
   Attributes:
-    name: What people call it.
-    identity: What differs if another text or other tokens may come out: a hex
-      digest, or "bytes".
+    name: Name of the tokenizer for users.
+    identity: Hex digest of all that determines encoding and decoding, or
+      "bytes". Tokenizers with equal identities are interchangeable.
     vocab_size: One more than the largest token.
     separator: The token between two documents of a corpus; None for none.
-    start_ids: The tokens that open a prompt, such as Llama's ``<s>``; () for
-      none. `encode` leaves them out.
-    stop_ids: The tokens that end a generated text; () for none.
-    files: The text of each file that it was made from, by its name, to be kept
-      with a run; {} for bytes.
+    start_ids: The tokens at the beginning of a prompt, such as Llama's ``<s>``;
+      () for none. `encode` does not add them.
+    stop_ids: The tokens that end generated text; () for none.
+    files: The contents of the tokenizer's files by name, which are stored with
+      a run; {} for bytes.
   """
 
   name: str
@@ -62,44 +61,49 @@ class Tokenizer(Protocol):
   files: Mapping[str, str]
 
   def encode(self, text: str) -> np.ndarray:
-    """Returns a text's tokens, int32 ``[N]``, and no others.
+    """Returns a text's tokens, int32 ``[N]``, without start tokens.
 
-    Where the text spells a special token, as a conversation does that `chat`
-    has written, there is this token.
+    Special tokens in the text, as in prompts of `chat`, are encoded as such.
     """
     ...
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Returns the text of tokens ``[N]``.
 
-    Special tokens and numbers that are no token have none. Bytes that are not
-    UTF-8 become U+FFFD.
+    Special tokens and numbers outside the vocabulary have no text. Bytes that
+    are not UTF-8 become U+FFFD.
     """
     ...
 
   def stream(self) -> Stream:
-    """Returns what decodes one token after the other."""
+    """Returns an incremental decoder."""
     ...
 
   def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Writes a conversation as the prompt for the assistant's next message.
+    """Renders a conversation as the prompt for the assistant's next message.
 
-    The result says all that there is to say, so that a tokenizer's `start_ids`
-    do not come before it.
+    The prompt is complete: `start_ids` must not be prepended.
 
     Args:
       messages: The messages, each with a "role", such as "user", and a
         "content".
 
     Raises:
-      ValueError: The tokenizer has no chat template, or its template refuses
+      ValueError: If the tokenizer has no chat template, or its template rejects
         the messages.
     """
     ...
 
 
 class Bytes:
-  """A token is a byte, and byte 0 separates documents."""
+  """Byte tokenizer; byte 0 separates documents and ends generated text.
+
+  Example:
+    >>> Bytes().encode("né").tolist()
+    [110, 195, 169]
+    >>> Bytes().decode([110, 195])  # an incomplete character
+    'n\ufffd'
+  """
 
   name = "bytes"
   identity = "bytes"
@@ -123,18 +127,18 @@ class Bytes:
 
 
 class LibraryTokenizer:
-  """A tokenizer of the library `tokenizers`, with the files beside it."""
+  """Tokenizer of the library `tokenizers`, with its configuration files."""
 
   def __init__(self, name: str, files: Mapping[str, str], where: str) -> None:
-    """Makes a tokenizer from the text of its files.
+    """Creates a tokenizer from the contents of its files.
 
     Args:
-      name: What people call it.
-      files: The files' texts by their names, which are of `FILES`.
-      where: What messages call the place that the files are from.
+      name: Name of the tokenizer for users.
+      files: The contents of files by name, keys of `FILES`.
+      where: The files' location in error messages.
 
     Raises:
-      ValueError: A file is damaged, or the files do not fit each other.
+      ValueError: If a file is damaged, or the files contradict each other.
     """
     self.name = name
     self.files = dict(files)
@@ -142,9 +146,9 @@ class LibraryTokenizer:
     main = self._json(_MAIN)
     try:
       self._library = tokenizers.Tokenizer.from_str(files[_MAIN])
-    except Exception as error:  # the library has no class of its own for it
+    except Exception as error:  # the library raises plain Exceptions
       raise ValueError(
-        f"{where}: {_MAIN} is no tokenizer: {error}"
+        f"{where}: {_MAIN} is not a tokenizer: {error}"
       ) from error
     self._library.no_truncation()
     self._library.no_padding()
@@ -155,6 +159,7 @@ class LibraryTokenizer:
     self.stop_ids = self._stop_ids() or (() if end is None else (end,))
     self.separator = end if end is not None else next(iter(self.stop_ids), None)
     self.start_ids = self._start_ids()
+    # Everything that determines tokens and prompts is part of the identity.
     decides = {
       "tokenizer": {k: v for k, v in main.items() if k not in _IGNORED},
       "separator": self.separator,
@@ -165,7 +170,7 @@ class LibraryTokenizer:
     ).hexdigest()
 
   def encode(self, text: str) -> np.ndarray:
-    text.encode()  # half a pair of surrogates is an error that says so
+    text.encode()  # raises a clear error for an unpaired surrogate
     with self._encoding():
       found = self._library.encode(text, add_special_tokens=False)
     return np.array(found.ids, np.int32)
@@ -173,18 +178,19 @@ class LibraryTokenizer:
   def encode_documents(
     self, documents: Sequence[str], offsets: bool
   ) -> list[tokenizers.Encoding]:
-    """Encodes texts in which nothing is special, whatever they spell.
+    """Encodes documents; special tokens in their text are ordinary text.
 
-    So a document that quotes the token between documents does not end there.
+    So a document that contains the text of the separator token does not end
+    there.
 
     Args:
       documents: The texts.
-      offsets: Whether to find the characters that each token stands for, which
-        takes a third longer.
+      offsets: Whether to compute the character range of each token, which takes
+        a third longer.
     """
     library = self._library
     encode = library.encode_batch if offsets else library.encode_batch_fast
-    library.encode_special_tokens = True  # as text like any other
+    library.encode_special_tokens = True  # special tokens as ordinary text
     try:
       with self._encoding():
         return encode(documents, add_special_tokens=False)
@@ -192,8 +198,8 @@ class LibraryTokenizer:
       library.encode_special_tokens = False
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    # Not left to the library: it spells special tokens that a normalizer
-    # changes, as those of early conversions of Llama (tokenizers 0.23).
+    # Filtered here, since the library does not skip special tokens that a
+    # normalizer changes, as in early conversions of Llama (tokenizers 0.23).
     left = [int(i) for i in ids if i not in self._special_ids]
     return self._library.decode(left, skip_special_tokens=False)
 
@@ -208,18 +214,18 @@ class LibraryTokenizer:
 
   @contextlib.contextmanager
   def _encoding(self) -> Iterator[None]:
-    """Says whose error it is if a text cannot be encoded."""
+    """Context that adds the tokenizer's location to errors of encoding."""
     try:
       yield
-    except Exception as error:  # as above
+    except Exception as error:  # the library raises plain Exceptions
       raise ValueError(f"{self._where} cannot encode: {error}") from error
 
   def _template(self) -> str:
-    """Returns the chat template, a text in Jinja's language."""
+    """Returns the chat template, a jinja2 program."""
     found = self.files.get(_TEMPLATE) or self._json(_CONFIG).get(
       "chat_template"
     )
-    if isinstance(found, list):  # several of them, each with a name
+    if isinstance(found, list):  # several named templates
       named = [x for x in found if isinstance(x, dict)]
       found = {x.get("name"): x.get("template") for x in named}.get("default")
     if not isinstance(found, str):
@@ -229,13 +235,13 @@ class LibraryTokenizer:
     return found
 
   def _json(self, file: str) -> dict[str, Any]:
-    """Reads a file as a JSON object; {} if there is none."""
+    """Returns the JSON object of a file; {} if the file does not exist."""
     try:
       found = json.loads(self.files.get(file, "{}"))
     except (ValueError, RecursionError) as error:
       raise ValueError(f"{self._where}: {file} is not JSON: {error}") from error
     if not isinstance(found, dict):
-      raise ValueError(f"{self._where}: {file} is no JSON object")
+      raise ValueError(f"{self._where}: {file} is not a JSON object")
     return found
 
   def _special(self, name: str) -> str:
@@ -256,7 +262,7 @@ class LibraryTokenizer:
     token = self._library.token_to_id(text) if text else None
     if text and token is None:
       raise ValueError(
-        f"{self._where}: {name}={text!r} is no token of {_MAIN}"
+        f"{self._where}: {name}={text!r} is not a token of {_MAIN}"
       )
     return token
 
@@ -274,7 +280,10 @@ class LibraryTokenizer:
     return tuple(listed)
 
   def _start_ids(self) -> tuple[int, ...]:
-    """Returns what the library puts before a text, if it may."""
+    """Returns the special tokens that the library adds before a text.
+
+    ``add_bos_token`` of the tokenizer's config overrides them, if it is set.
+    """
     asked = self._json(_CONFIG).get("add_bos_token")
     if isinstance(asked, bool):
       start = self._token("bos_token") if asked else None
@@ -291,10 +300,10 @@ def load(path: str, key: str = _KEY) -> Tokenizer:
 
   Args:
     path: A ``tokenizer.json``, or a folder that has one; "" for bytes.
-    key: What messages call the path.
+    key: Name of the path in error messages.
 
   Raises:
-    ValueError: There is no tokenizer, or it is damaged; the message has the
+    ValueError: If there is no tokenizer, or it is damaged; the message has the
       path.
   """
   if not path:
@@ -312,9 +321,10 @@ def load(path: str, key: str = _KEY) -> Tokenizer:
       f"{where} {what}" + (f" but {models[0]}: {_ADVICE}" if models else "")
     )
   if file.name.endswith(_SENTENCEPIECE):
-    raise ValueError(f"{where} is no {_MAIN}: {_ADVICE}")
+    raise ValueError(f"{where} is not a {_MAIN}: {_ADVICE}")
   if not (file.is_dir() or file.name == _MAIN):
-    # What lies beside a file of another name may belong to other tokenizers.
+    # For a file of another name, the other files of its folder may belong to
+    # other tokenizers, so they are not read.
     return LibraryTokenizer(file.name, {_MAIN: _text(file, where)}, where)
   found = {
     name: _text(folder / name, where)
@@ -324,10 +334,10 @@ def load(path: str, key: str = _KEY) -> Tokenizer:
 
 
 def _text(file: pathlib.Path, where: str) -> str:
-  """Reads a file."""
+  """Returns the text of a file; errors have its location."""
   try:
-    if not file.is_file():  # whoever opens a FIFO waits for its writer
-      raise ValueError("it is no regular file")
+    if not file.is_file():  # opening a FIFO would block
+      raise ValueError("it is not a regular file")
     return file.read_text(encoding="utf-8")
   except OSError as error:
     raise ValueError(

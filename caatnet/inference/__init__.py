@@ -1,4 +1,4 @@
-"""Decoding with a paged cache."""
+"""Inference: decoding with a paged cache, sampling, and scoring."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""A step's arrays, of sequences that have slots and tables of pages.
+"""Arrays of a decoder's step, from slots and page tables.
 
 Shape legend: D = decodes, C = chunks, S = D + C, P = pages of a table, B =
 slots.
@@ -19,12 +19,12 @@ from caatnet.models.paged import Batch
 
 
 class Chunk(NamedTuple):
-  """A part of a sequence that a step reads.
+  """Part of a sequence that a step reads.
 
   Attributes:
-    slot: The sequence's slot.
-    start: The position of its first token.
-    tokens: Its tokens.
+    slot: Slot of the sequence.
+    start: Position of the first token.
+    tokens: Token ids.
     draws: Whether the step draws the sequence's next token.
   """
 
@@ -36,12 +36,12 @@ class Chunk(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """How much room there is in a step's arrays, those of its program.
+  """Bucketed sizes of a step's arrays, which determine its program.
 
   Attributes:
-    decodes: Decodes.
-    chunks: Chunks.
-    length: Tokens of each chunk.
+    decodes: Number of decodes.
+    chunks: Number of chunks.
+    length: Tokens per chunk.
     pages: P.
   """
 
@@ -55,19 +55,20 @@ def sizes_of(
   capacity: Capacity, contexts: np.ndarray,
   chunks: Sequence[tuple[int, int]], factor: int = 4,
 ) -> Sizes:
-  """Returns the sizes of a step's arrays, of which there are few.
+  """Returns the bucketed sizes of a step's arrays.
 
   Args:
-    capacity: How much there may be.
-    contexts: How many positions each decode sees with its own, ``[D]``.
-    chunks: Of each chunk its first position and its length.
-    factor: The numbers of decodes for which there are programs grow by it.
+    capacity: Capacity of a replica.
+    contexts: Number of positions that each decode attends to, including its
+      own, ``[D]``.
+    chunks: First position and length of each chunk.
+    factor: Ratio of successive buckets of the number of decodes.
   """
   last = int(max([contexts.max(initial=1), *map(sum, chunks)]))
   most = capacity.pages_per_sequence
   least = min(most, -(-buckets.SHORT // capacity.page_size))
   return Sizes(
-    # Beside chunks there is room for a decode, which spares programs without.
+    # At least one decode, so that there are no programs without decodes.
     bucket(len(contexts) or 1, 1, capacity.batch, factor),
     bucket(len(chunks), 1, 1 << 30, buckets.CHUNK_FACTOR),
     bucket(
@@ -82,17 +83,17 @@ def batch_of(
   sizes: Sizes, page_size: int, tables: np.ndarray, slots: np.ndarray,
   positions: np.ndarray, chunks: Sequence[Chunk],
 ) -> Batch:
-  """Returns a step's arrays; what is left of their room stands for nothing.
+  """Returns a step's arrays; unused entries are padding.
 
-  The number of a sequence's slot is that of its state, too.
+  The slot of a sequence is also the index of its recurrent state.
 
   Args:
-    sizes: Of the arrays.
-    page_size: Positions of a page.
-    tables: Each slot's pages, int32 ``[B, n]``.
-    slots: Those of the decodes, int ``[D]``; each reads its newest token, which
-      need not be known.
-    positions: Where these tokens are in their sequences, int ``[D]``.
+    sizes: Sizes of the arrays.
+    page_size: Positions per page.
+    tables: Page table of each slot, int32 ``[B, n]``.
+    slots: Slots of the decodes, int ``[D]``; each reads its newest token, which
+      the host need not know.
+    positions: Positions of these tokens in their sequences, int ``[D]``.
     chunks: Parts of sequences.
   """
   d, length = sizes.decodes, sizes.length
@@ -112,8 +113,8 @@ def batch_of(
   pages = tables[slots, positions // page_size]
   places[:num] = pages * page_size + positions % page_size
   own[:num, :width] = tables[slots, :width]
-  # Padding of a chunk goes on counting; one of padding ends before the first
-  # position.
+  # Positions continue in the padding of a chunk. A chunk that consists of
+  # padding has the positions -length to -1, which no query attends to.
   counting = np.arange(length, dtype=np.int32)
   at[d:] = np.tile(counting - length, sizes.chunks)
   rows[d:] = d + length * np.arange(sizes.chunks)
@@ -133,24 +134,24 @@ def batch_of(
 
 
 class Drawing:
-  """How the sequence of each slot draws its next token.
+  """Sampling parameters of all slots.
 
   Attributes:
     filters: Whether the logits of all ranks must be gathered, bool ``[B]``.
   """
 
   def __init__(self, num_slots: int) -> None:
-    """Makes slots that draw the most probable token."""
+    """Makes slots with greedy sampling."""
     self.filters = np.zeros(num_slots, bool)
-    # One more, which stands for those that draw nothing.
+    # The last entry, index -1, is for rows that draw nothing.
     self._arrays = stacked([None] * (num_slots + 1))
 
   def set(self, slot: int, request: Request) -> None:
-    """Notes whose a slot is from now on."""
+    """Sets the sampling parameters of a slot."""
     self.filters[slot] = request.filters
     for array, (value,) in zip(self._arrays, stacked([request]), strict=True):
       array[slot] = value
 
   def of(self, sequences: np.ndarray) -> Sampling:
-    """Returns the arrays ``[S]`` of slots, -1 for those that draw nothing."""
+    """Returns parameters of slots ``[S]``; -1 for rows that draw nothing."""
     return Sampling(*(array[sequences] for array in self._arrays))

@@ -1,23 +1,31 @@
-"""Few sizes, so that few programs are compiled."""
+"""Bucketing of sizes, so that few programs are compiled."""
 
-# The shortest chunk: of a small model's step a longer one takes no longer.
+# Smallest chunk length in tokens: a step of a small model with a shorter chunk
+# takes the same time.
 MIN_CHUNK = 16
 
-# The lengths and the numbers of chunks for which there are programs grow by it.
+# Ratio of successive buckets of the number and of the length of chunks.
 CHUNK_FACTOR = 4
 
-# Positions that all tables have pages for, if any sequence gets so long.
+# Minimum width of page tables in positions, if sequences can get this long.
 SHORT = 1024
 
 
 def chunk_sizes(chunk: int, batch: int) -> list[tuple[int, int]]:
-  """Returns how many chunks of which length a step may have at most.
+  """Returns the maximum number of chunks of a step, with their maximum length.
 
-  One long one, or more that are shorter and have as many tokens in all.
+  Each entry has about the same total number of tokens.
 
   Args:
-    chunk: Tokens of a step's chunks.
-    batch: Sequences at a time.
+    chunk: Total tokens of a step's chunks.
+    batch: Maximum number of concurrent sequences.
+
+  Returns:
+    Pairs (number of chunks, tokens per chunk), few long chunks first.
+
+  Example:
+    >>> chunk_sizes(chunk=256, batch=8)
+    [(1, 256), (4, 64), (16, 16)]
   """
   found, count = [(1, chunk)], CHUNK_FACTOR
   while count < CHUNK_FACTOR * batch and chunk // count >= MIN_CHUNK:
@@ -27,9 +35,11 @@ def chunk_sizes(chunk: int, batch: int) -> list[tuple[int, int]]:
 
 
 def bucket(size: int, smallest: int, largest: int, factor: int) -> int:
-  """Rounds a size up to one of few: ``smallest * factor**i``, or ``largest``.
+  """Rounds a size up to ``smallest * factor**i``, or to ``largest``; 0 to 0.
 
-  Nothing stays nothing.
+  Example:
+    >>> [bucket(size, 1, 24, 4) for size in (0, 1, 3, 5, 17)]
+    [0, 1, 4, 16, 24]
   """
   if not size:
     return 0

@@ -1,15 +1,14 @@
-"""Copies runs of pages between a decoder's cache and the host's memory.
+"""Copies of page runs between a decoder's cache and host memory.
 
-The states of sequences, which are blocks of a fixed size, are copied in the
-same way (`HostStates`); a run of them is that of one sequence, or of
-neighbours.
+Recurrent states, which are blocks of a fixed size, are copied in the same way
+(`HostStates`); a run of states belongs to one sequence or to neighbouring
+slots.
 
-A run is pages that lie one after another, the same ones of every layer. Its
-length is part of a program's shape, so lengths should come in few sizes, as
-those of a buddy allocator do. Reading makes a run of its own on the device,
-before the next step may be given the cache: that step donates it, and nothing
-could read it then. What is copied to the host is that run, while later steps
-are computed.
+A run consists of adjacent pages, the same ones in every layer. Its length is
+part of a program's shape, so lengths should come in few sizes, as those of a
+buddy allocator do. Reading makes a copy of the run on the device before the
+next step is dispatched, since that step donates the cache. The run is
+transferred to the host while later steps are computed.
 
 Shape legend: L = layers, N = pages of a layer, n = pages of a run.
 """
@@ -31,23 +30,23 @@ from caatnet.program import Program
 
 
 class HostPages:
-  """Pages in the host's memory, and the copies that fill and read them.
+  """Pages in host memory, and the copies from and to the device.
 
   Attributes:
-    num_pages: How many pages there are.
-    arrays: For each array of the cache one of numpy, which differs from it in
-      the number of pages only: ``[..., L, num_pages, ...]``.
-    calls: How many programs that copy have been started.
+    num_pages: Number of host pages.
+    arrays: One numpy array for each array of the cache, of the same shape
+      except for the number of pages: ``[..., L, num_pages, ...]``.
+    calls: Number of started copy programs.
   """
 
   _of_states = False
 
   def __init__(self, decoder: Decoder, num_pages: int) -> None:
-    """Takes the memory.
+    """Allocates the memory.
 
     Args:
-      decoder: Whose pages are kept.
-      num_pages: How many pages of all layers are kept at a time.
+      decoder: Decoder whose pages are copied.
+      num_pages: Number of host pages, each over all layers.
     """
     self._decoder = decoder
     self.num_pages, self.calls = num_pages, 0
@@ -64,14 +63,14 @@ class HostPages:
     ]
 
   def read(self, first: int, count: int) -> list[jax.Array]:
-    """Starts to copy a run of the cache; `keep` puts it into the host's pages.
+    """Starts copying a run of the cache; `keep` stores it in host pages.
 
     Args:
-      first: The first page of the run.
+      first: First page of the run.
       count: n.
 
     Returns:
-      The run's arrays ``[..., L, n, ...]``, on their way to the host.
+      The run's arrays ``[..., L, n, ...]``, in transfer to the host.
     """
     self.calls += 1
     run = self._read(self._decoder.cache, np.int32(first), count)
@@ -80,20 +79,20 @@ class HostPages:
     return run
 
   def keep(self, run: Sequence[jax.Array], pages: Sequence[int]) -> None:
-    """Waits for a run that was read, and keeps it.
+    """Waits for a run that was read, and stores it.
 
     Args:
-      run: What `read` returned.
-      pages: n pages of the host.
+      run: Result of `read`.
+      pages: n host pages.
     """
     for kept, new in zip(self.arrays, run, strict=True):
       kept[self._at(pages)] = np.asarray(new)
 
   def stage(self, pages: Sequence[int]) -> list[jax.Array]:
-    """Starts to copy pages to the device, where `write` finds them as a run.
+    """Starts copying pages to the device as a run, for `write`.
 
     Args:
-      pages: n pages of the host, which must not change before they are there.
+      pages: n host pages, which must not change before the transfer has ended.
     """
     return [
       jax.device_put(kept[self._at(pages)], sharding)
@@ -104,20 +103,20 @@ class HostPages:
     """Overwrites a run of the cache, before the next step.
 
     Args:
-      run: What `stage` returned, or `read`.
-      first: The first page of the run.
+      run: Result of `stage` or `read`.
+      first: First page of the run.
     """
     self.calls += 1
     decoder = self._decoder
     decoder.cache = self._write(decoder.cache, run, np.int32(first))
 
   def spoil(self, first: int, count: int) -> None:
-    """Overwrites a run of the cache with NaN, so that reading it is seen.
+    """Overwrites a run of the cache with NaN, so that tests detect reads of it.
 
-    Codes in few bits stay: NaN are the scales that they are multiplied by.
+    Integer codes become 0; the scales that they are multiplied by become NaN.
 
     Args:
-      first: The first page of the run.
+      first: First page of the run.
       count: n.
     """
     run = [
@@ -130,15 +129,16 @@ class HostPages:
     self.write(run, first)
 
   def _at(self, pages: Sequence[int]) -> Any:
+    """Returns the index tuple that selects pages of a host array."""
     return (*[slice(None)] * (self._dim + 1), list(pages))
 
 
 class HostStates(HostPages):
-  """States of sequences in the host's memory, by the methods of `HostPages`.
+  """Recurrent states in host memory, with the methods of `HostPages`.
 
   Block n of the cache is the state of the sequence in slot n. A sequence that
-  is preempted between two steps continues from a copy of its block; one whose
-  last token is taken back, from a copy of the block before that step.
+  is preempted between two steps resumes from a copy of its block; a sequence
+  whose last token is withdrawn, from a copy of the block before that step.
   """
 
   _of_states = True
@@ -147,17 +147,17 @@ class HostStates(HostPages):
 def make_copies(
   program: Program, cache_shape: CacheShape, of_states: bool = False
 ) -> tuple[Callable[..., list[jax.Array]], Callable[..., Cache]]:
-  """Makes the jitted copies of a run of pages, the same ones for equal caches.
+  """Returns the jitted copies of a run of pages, cached by their arguments.
 
   Args:
     program: The model on a mesh.
-    cache_shape: One rank's cache.
-    of_states: Whether states are copied, not pages.
+    cache_shape: Cache of one rank.
+    of_states: Whether states are copied instead of pages.
 
   Returns:
     ``(cache, first, count) -> run``, with ``count`` static, and ``(cache, run,
-    first) -> cache``, which donates the cache. A run has an array for each of
-    the cache's, ``[..., L, n, ...]`` in place of ``[..., L N, ...]``.
+    first) -> cache``, which donates the cache. A run has an array ``[..., L, n,
+    ...]`` for each array ``[..., L N, ...]`` of the cache.
   """
   return _make_copies(program, cache_shape, of_states)
 
@@ -166,6 +166,7 @@ def make_copies(
 def _make_copies(
   program: Program, cache_shape: CacheShape, of_states: bool
 ) -> tuple[Callable[..., list[jax.Array]], Callable[..., Cache]]:
+  """Implements `make_copies`."""
   layout = program.layout
   spec = P(*replica_spec(program), layout.tensor.name)
   dim = _dim(program, cache_shape, of_states)

@@ -1,12 +1,12 @@
-"""A model with a cache on a mesh, and the program that goes one step.
+"""Decoder: a model with a paged cache on a mesh, and its step program.
 
-A step reads the tokens of many sequences at once: the newest token of each that
-is being continued, and chunks of prompts (`caatnet.models.paged.Batch`). It
-draws the next token of each sequence. Programs differ by the shapes of the
-batch only, which come in few sizes.
+A step reads tokens of many sequences at once: the newest token of each decoding
+sequence, and chunks of prompts (`caatnet.models.paged.Batch`). It draws the
+next token of each sequence. Programs differ only in the shapes of the batch,
+which are bucketed.
 
-Data-parallel ranks are replicas: each has the whole model, cut over the tensor
-axis, and sequences and a cache of its own. All of them step together.
+Data-parallel ranks are replicas: each has the whole model, sharded over the
+tensor axis, and separate sequences and caches. All replicas run in lockstep.
 
 Shape legend: D = replicas, S = sequences of a replica in a step.
 """
@@ -32,13 +32,18 @@ from caatnet.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
-  """How much a replica holds.
+  """Capacity of a replica.
 
   Attributes:
-    batch: Sequences at a time.
-    context: Positions of a sequence, those of its prompt among them.
-    page_size: Positions of a page.
-    chunk: Tokens of a prompt that a step reads, at most.
+    batch: Maximum number of concurrent sequences.
+    context: Maximum number of positions of a sequence, including the prompt.
+    page_size: Positions per page.
+    chunk: Maximum number of prompt tokens that a step reads.
+
+  Example:
+    >>> capacity = Capacity(batch=8, context=1000, page_size=16, chunk=256)
+    >>> capacity.pages_per_sequence
+    63
   """
 
   batch: int
@@ -48,21 +53,21 @@ class Capacity:
 
   @property
   def pages_per_sequence(self) -> int:
-    """The pages of a sequence that fills the context."""
+    """Number of pages of a sequence that fills the context."""
     return -(-self.context // self.page_size)
 
 
 class Decoder:
-  """Continues sequences, step by step.
+  """Runs the steps of a model, and holds its cache.
 
   Attributes:
     program: The model on a mesh.
-    capacity: How much a replica holds.
+    capacity: Capacity of a replica.
     num_replicas: D.
-    cache_shape: One rank's cache.
-    weights: The model's parameters.
-    shapes: The shapes of batches for which programs have been compiled.
-    compile_seconds: How long that took.
+    cache_shape: Cache of one rank.
+    weights: Parameters of the model.
+    shapes: Shapes of batches for which programs have been compiled.
+    compile_seconds: Total time of compilation in seconds.
   """
 
   def __init__(
@@ -72,13 +77,16 @@ class Decoder:
     capacity: Capacity,
     cache_shape: CacheShape,
   ) -> None:
-    """Makes an empty cache; programs are compiled when they are first run.
+    """Allocates an empty cache; programs are compiled at their first call.
 
     Args:
-      program: The model on a mesh, with one worker and no partition.
-      weights: How the model's parameters are stored, and the parameters.
-      capacity: How much a replica holds.
-      cache_shape: One rank's cache.
+      program: The model on a mesh, with one worker and without a partition.
+      weights: Parameters in the format of inference.
+      capacity: Capacity of a replica.
+      cache_shape: Cache of one rank.
+
+    Raises:
+      ValueError: The cache does not fit in memory.
     """
     self.program, self.capacity = program, capacity
     self.num_replicas = program.layout.num_data_ranks
@@ -93,7 +101,7 @@ class Decoder:
 
   @property
   def cache(self) -> Cache:
-    """The cache ``[*levels, ranks, ...]``, which the next step donates."""
+    """Cache, arrays ``[*levels, ranks, ...]``, donated by the next step."""
     return self._state[0]
 
   @cache.setter
@@ -102,7 +110,7 @@ class Decoder:
 
   @property
   def state_bytes(self) -> int:
-    """The bytes of a sequence's state over all layers and ranks; 0 for none."""
+    """Bytes of one sequence's recurrent state over all layers and ranks."""
     num_states = self.cache_shape.num_states
     return sum(x.nbytes for x in self.cache.states) // max(1, num_states)
 
@@ -112,13 +120,13 @@ class Decoder:
     """Reads a batch and draws the next token of each of its sequences.
 
     Args:
-      batch: Arrays ``[D, ...]`` of numpy.
-      sampling: How to draw, arrays ``[D, S]``.
-      filters: Whether filters that gather logits apply; a program of its own.
+      batch: Numpy arrays ``[D, ...]``.
+      sampling: Sampling parameters, arrays ``[D, S]``.
+      filters: Whether filters that gather logits apply; selects the program.
 
     Returns:
-      The tokens int32 ``[D, S]`` and their log-probabilities float32
-      ``[D, S]``, which may still be computed when this returns.
+      The tokens int32 ``[D, S]`` and their log-probabilities float32 ``[D,
+      S]``, as asynchronously computed arrays.
     """
     if not self.cache_shape.states:
       batch = dataclasses.replace(batch, states=None)
@@ -127,7 +135,7 @@ class Decoder:
     sizes = tuple(x.shape for x in jax.tree.leaves(batch))
     shape = sizes, batch.num_decodes, filters
     dims = self.program.layout.batch_dims[1:]  # without workers
-    # One array, since to put each of a dozen small ones takes about as long.
+    # All inputs in one array: the transfer time is per array, not per byte.
     packed = _packed(leaves).reshape(*dims, -1)
     start = time.perf_counter()
     tokens, logprobs, self._state = self._run(
@@ -142,10 +150,10 @@ class Decoder:
 def _allocate(
   program: Program, capacity: Capacity, cache_shape: CacheShape
 ) -> tuple[Cache, jax.Array]:
-  """Makes `empty_state` on the mesh.
+  """Allocates `empty_state` on the mesh.
 
   Raises:
-    ValueError: Memory does not suffice.
+    ValueError: The memory does not suffice.
   """
   specs = state_specs(program, cache_shape)
   make = jax.jit(
@@ -159,14 +167,14 @@ def _allocate(
       raise
     raise ValueError(
       f"the cache of a rank takes {cache_shape.size_bytes / 1e9:,.1f} GB, more "
-      f"than there is: {cache_shape.num_pages:,} pages of "
-      f"{cache_shape.page_size} positions; config.inference.pages says how "
-      f"many, if not batch={capacity.batch} and context={capacity.context}"
+      f"than is available: {cache_shape.num_pages:,} pages of "
+      f"{cache_shape.page_size} positions; set config.inference.pages, or "
+      f"reduce batch={capacity.batch} or context={capacity.context}"
     ) from error
 
 
 def _packed(leaves: Sequence[np.ndarray]) -> np.ndarray:
-  """Joins arrays ``[D, ...]`` of four bytes per element to int32 ``[D, n]``."""
+  """Concatenates arrays ``[D, ...]`` of 4-byte elements to int32 ``[D, n]``."""
   return np.concatenate(
     [np.reshape(x, (len(x), -1)).view(np.int32) for x in leaves], axis=1
   )
@@ -175,17 +183,16 @@ def _packed(leaves: Sequence[np.ndarray]) -> np.ndarray:
 def _of_packed(
   step: Callable[..., Any], num_replicas: int
 ) -> Callable[..., Any]:
-  """Makes a jitted step that takes batch and sampling as `_packed` joins them.
+  """Returns a jitted step that takes batch and sampling as one packed array.
 
   Args:
-    step: What `make_step` returns.
+    step: Result of `make_step`.
     num_replicas: D.
 
   Returns:
     A function ``(params, state, packed, types, filters) -> (tokens [D, S],
-    logprobs [D, S], state)``; types are those of one replica's arrays, as a
-    tuple of pairs of a shape and a dtype's name, and the tree that they are the
-    leaves of.
+    logprobs [D, S], state)``. ``types`` describes the arrays of one replica: a
+    tuple of pairs (shape, dtype name), and the tree whose leaves they are.
   """
 
   @functools.partial(
@@ -206,17 +213,18 @@ def _of_packed(
 
 
 def replica_spec(program: Program) -> P:
-  """Returns the spec of arrays ``[*levels, ...]``, which differ by replica."""
+  """Returns the spec of arrays ``[*levels, ...]`` that differ by replica."""
   return P(*(axis.name for axis in program.layout.data))
 
 
 def empty_state(
   program: Program, capacity: Capacity, cache_shape: CacheShape
 ) -> tuple[Cache, jax.Array]:
-  """Returns what a decoder carries: cache, and the newest token by sequence.
+  """Returns the state of a decoder: cache, and newest token of each sequence.
 
   Returns:
-    The cache ``[*levels, ranks, ...]`` and tokens int32 ``[*levels, batch]``.
+    The cache with arrays ``[*levels, ranks, ...]``, and the newest tokens,
+    int32 ``[*levels, batch]``.
   """
   dims = program.layout.batch_dims[1:]
   lead = (*dims, program.layout.tensor.size)
@@ -229,7 +237,7 @@ def empty_state(
 
 
 def state_specs(program: Program, cache_shape: CacheShape) -> Any:
-  """Returns the specs of `empty_state`."""
+  """Returns the partition specs of `empty_state`."""
   levels = replica_spec(program)
   of_cache = P(*levels, program.layout.tensor.name)
   pages, states = jax.tree.map(
@@ -239,11 +247,11 @@ def state_specs(program: Program, cache_shape: CacheShape) -> Any:
 
 
 def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
-  """Makes the jitted step, which donates cache and newest tokens.
+  """Returns the jitted step, which donates the cache and the newest tokens.
 
   Returns:
-    A function ``(params, state, batch, sampling, filters) -> (tokens,
-    logprobs, state)``, as `Decoder.step` uses it.
+    A function ``(params, state, batch, sampling, filters) -> (tokens, logprobs,
+    state)``.
   """
   layout, model = program.layout, program.model
   num_levels = len(layout.data)
@@ -252,6 +260,7 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
     cache, latest = state
     d = batch.num_decodes
     known = batch.tokens[:d]
+    # A token of -1 is not known to the host: it is the newest one of its slot.
     newest = latest[jnp.maximum(batch.sequences[:d], 0)]
     tokens = batch.tokens.at[:d].set(jnp.where(known < 0, newest, known))
     logits, cache = model.decode(
@@ -261,7 +270,7 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
       logits, model.token_ids(), batch.positions[batch.rows], sampling,
       layout.tensor, filters,
     )
-    # What belongs to no sequence is written behind the end, that is, nowhere.
+    # Rows without a sequence have an index out of range and are dropped.
     kept = jnp.where(batch.sequences < 0, latest.shape[0], batch.sequences)
     latest = latest.at[kept].set(drawn, mode="drop")
     return drawn, logprobs, (cache, latest)
@@ -270,7 +279,7 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
     f = functools.partial(of_replica, params, filters=filters)
     args = state, batch, sampling
     lanes = jax.tree.leaves(batch)[0].shape[:num_levels]
-    if math.prod(lanes) == 1:  # one replica alone is not batched
+    if math.prod(lanes) == 1:  # one replica per device needs no vmap
       out = f(*jax.tree.map(lambda x: x.reshape(x.shape[num_levels:]), args))
       return jax.tree.map(lambda x: x.reshape(*lanes, *x.shape), out)
     merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[num_levels:]), args)
@@ -297,12 +306,12 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
 def make_forward(
   program: Program, weights: Weights, cache_shape: CacheShape
 ) -> Callable[..., tuple[jax.Array, Cache]]:
-  """Makes a step that draws nothing and returns logits.
+  """Returns a step that returns logits instead of drawing tokens.
 
   Returns:
     A function ``(params, cache, batch) -> (logits, cache)`` that donates the
-    cache ``[*levels, ranks, ...]``. Logits are float32 ``[*levels, ranks, n,
-    V]``, of the n tokens in ``batch.rows``, however many these are.
+    cache, arrays ``[*levels, ranks, ...]``. The logits are float32 ``[*levels,
+    ranks, n, V]``, for the n tokens in ``batch.rows``.
   """
   levels = replica_spec(program)
   specs = state_specs(program, cache_shape)[0]

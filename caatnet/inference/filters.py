@@ -1,17 +1,17 @@
-"""Filters of tokens, by the names that requests, flags and servers use.
+"""Sampling filters such as top-k, by the names in requests, flags and servers.
 
 A filter keeps the tokens whose logit / temperature reaches a floor; logits are
-shifted so that the largest is 0. Filters apply in the order of the table, the
-order of Hugging Face's ``generate``. Tokens with equal logits are kept or left
-out together, where Hugging Face's top-p lets a sort decide.
+shifted so that the largest is 0. Filters apply in the order of the table, which
+is that of Hugging Face's ``generate``. Tokens with equal logits are kept or
+removed together, whereas Hugging Face's top-p depends on the order of a sort.
 
-To add one, write a function and a row of `FILTERS`. Fields of requests, of the
-server and of lm-evaluation-harness, flags of ``launch.generate``, the arrays of
-a step and the properties in ``tests/caatnet/inference/sampling_test.py`` derive
-from the row. This module imports jax when a filter runs, so that flags can be
-parsed before.
+To add a filter, write a function and a row of `FILTERS`. Fields of requests, of
+the server and of lm-evaluation-harness, flags of ``launch.generate``, the
+arrays of a step and the properties in
+``tests/caatnet/inference/sampling_test.py`` derive from the row. This module
+imports jax when a filter runs, so that flags can be parsed before.
 
-Shape legend: S = sequences, N V = tokens of the vocabulary, of all ranks.
+Shape legend: S = sequences, N V = vocabulary of all ranks.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Gathered(NamedTuple):
   """Logits of the whole vocabulary, for filters that need them.
 
   Attributes:
-    z: float32 ``[S, N V]``, logits / temperature; the largest is 0.
+    z: Logits / temperature, float32 ``[S, N V]``; the largest is 0.
     keys: ``z`` as uint32 in the same order (`ordering.ordered`).
-    floor: float32 ``[S]``, the smallest value that earlier filters keep; -inf
-      where they keep all.
+    floor: Smallest value that earlier filters keep, float32 ``[S]``; -inf where
+      they keep all.
   """
 
   z: jax.Array
@@ -45,7 +45,7 @@ class Gathered(NamedTuple):
 
 
 def top_k(values: jax.Array, gathered: Gathered) -> jax.Array:
-  """Keeps the k largest."""
+  """Keeps the k most probable tokens."""
   z, keys, floor = gathered
   size = z.shape[-1]
   num_kept = jnp.where(values > 0, jnp.minimum(values, size), size)
@@ -55,7 +55,7 @@ def top_k(values: jax.Array, gathered: Gathered) -> jax.Array:
 
 
 def top_p(values: jax.Array, gathered: Gathered) -> jax.Array:
-  """Keeps the fewest largest whose probabilities reach p.
+  """Keeps the smallest set of most probable tokens with total probability p.
 
   Source: Holtzman et al., arXiv 1904.09751.
   """
@@ -67,12 +67,12 @@ def top_p(values: jax.Array, gathered: Gathered) -> jax.Array:
     >= enough,
     floor,
   )
-  # Where all are kept, so is what is too small to change the sum.
+  # With p = 1 all tokens are kept, even those too improbable to change the sum.
   return jnp.where(values < 1, jnp.maximum(found, floor), floor)
 
 
 def min_p(values: jax.Array) -> jax.Array:
-  """Keeps what is at least p times as probable as the most probable token.
+  """Keeps tokens at least p times as probable as the most probable token.
 
   Source: Nguyen et al., arXiv 2407.01082.
   """
@@ -81,19 +81,24 @@ def min_p(values: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Filter:
-  """A filter and the values that requests may give it.
+  """A filter and the range of its value.
 
   Attributes:
     floor: Returns the smallest value that is kept, float32 ``[S]``, given the
       requests' values ``[S]`` and, if ``gathers``, a `Gathered`.
     help: Description of the value, for ``--help``.
-    least, most: Range of the value, both ends included; an int where both are
-      and a float otherwise.
+    least, most: Range of the value, both ends included; an int if both are and
+      a float otherwise.
     neutral: End of the range that keeps all tokens.
     greedy: Value that keeps the most probable token only.
     example: Value that keeps some tokens, for tests.
-    above: Whether the value must be above ``least``.
+    above: Whether the value must be greater than ``least``.
     gathers: Whether the filter needs the logits of all ranks.
+
+  Example:
+    >>> row = FILTERS["top_p"]
+    >>> row.must, row.fits(0.9), row.fits(0), row.used(1.0)
+    ('lie in (0, 1]', True, False, False)
   """
 
   floor: Callable[..., Any]
@@ -108,13 +113,13 @@ class Filter:
 
   @property
   def kind(self) -> type[int] | type[float]:
-    """The type of a value."""
+    """Type of the value."""
     whole = isinstance(self.least, int) and isinstance(self.most, int)
     return int if whole else float
 
   @property
   def dtype(self) -> str:
-    """The dtype of an array of values."""
+    """Dtype of an array of values."""
     return "int32" if self.kind is int else "float32"
 
   @property
@@ -125,7 +130,7 @@ class Filter:
     return f"lie in {'(' if self.above else '['}{self.least:g}, {self.most:g}]"
 
   def fits(self, value: float) -> bool:
-    """Returns whether a value is in the range; NaN is not."""
+    """Returns whether a value is in the range; False for NaN."""
     low = self.least < value if self.above else self.least <= value
     return bool(low and value <= self.most)
 
@@ -142,16 +147,17 @@ FILTERS = {
     neutral=0, greedy=1, example=5, gathers=True,
   ),
   "top_p": Filter(
-    top_p, "Draw from the fewest that have this share.", 0.0, 1.0,
+    top_p, "Draw from the fewest with this total probability.", 0.0, 1.0,
     neutral=1.0, greedy=1e-6, example=0.7, above=True, gathers=True,
   ),
   "min_p": Filter(
-    min_p, "Draw from what has this share of the best's.", 0.0, 1.0,
+    min_p, "Draw from those with this share of the top probability.", 0.0, 1.0,
     neutral=0.0, greedy=1.0, example=0.1,
   ),
 }
 
-# How a request draws. A dataclass with a keyword argument for each filter.
+# Sampling parameters of a request: a dataclass with a keyword argument for each
+# filter.
 Settings = dataclasses.make_dataclass(
   "Settings",
   [

@@ -1,4 +1,4 @@
-"""Sums, and thresholds over float32, whose results no batch or padding changes.
+"""Sums and thresholds of float32 that do not depend on batch size or padding.
 
 Shape legend: S = sequences.
 """
@@ -17,12 +17,12 @@ _TOP_BIT = np.uint32(1 << 31)
 
 
 def varying_as(x: jax.Array, *others: jax.Array) -> jax.Array:
-  """Casts ``x`` to vary over every mesh axis that one of the others does."""
+  """Casts ``x`` to vary over every mesh axis that another array varies over."""
   return varying(x, *frozenset().union(*map(varying_axes, others)))
 
 
 def ordered(x: jax.Array) -> jax.Array:
-  """Maps float32 to uint32 of the same order."""
+  """Maps float32 to uint32, preserving the order."""
   bits = lax.bitcast_convert_type(x, jnp.uint32)
   return jnp.where(bits >= _TOP_BIT, ~bits, bits | _TOP_BIT)
 
@@ -30,15 +30,17 @@ def ordered(x: jax.Array) -> jax.Array:
 def highest(
   holds: Callable[[jax.Array], jax.Array], like: jax.Array
 ) -> jax.Array:
-  """Returns for each sequence the largest float32 for which a condition holds.
+  """Returns for each sequence the largest float32 that satisfies a condition.
 
   Args:
-    holds: Says of each sequence, ``[S]``, whether the condition holds at a
-      value ``[S, 1]``, given as `ordered` maps it. Where it holds for a value,
-      it holds for all that are smaller; it does for -inf.
+    holds: Returns for each sequence, bool ``[S]``, whether a value satisfies
+      the condition; values are uint32 ``[S, 1]``, mapped by `ordered`. The
+      condition is monotone: if it holds for a value, it holds for all smaller
+      ones. It holds for -inf.
     like: float32 ``[S]``; the result has its type.
   """
 
+  # Bisection from the highest bit: a bit is set if the condition still holds.
   def with_bit(i, keys):
     higher = keys | lax.shift_right_logical(_TOP_BIT, i.astype(jnp.uint32))
     return jnp.where(holds(higher[:, None]), higher, keys)
@@ -50,10 +52,10 @@ def highest(
 
 
 def ordered_sum(x: jax.Array) -> jax.Array:
-  """Sums ``[..., n]`` over n in an order that zeros at the end do not change.
+  """Sums ``[..., n]`` over n in an order that trailing zeros do not change.
 
-  A compiler orders the sum of a reduction as it likes, and otherwise for
-  another batch. And ranks pad the vocabulary differently.
+  A compiler chooses the order of a reduction, and a different one for another
+  batch size. In addition, ranks pad the vocabulary differently.
   """
   size = x.shape[-1]
   width = 1 << (size - 1).bit_length()

@@ -1,11 +1,11 @@
-"""Reads prompts: from the command line, a file, or standard input."""
+"""Prompts from the command line, a file, or standard input."""
 
 from collections.abc import Sequence
 import json
 import pathlib
 import sys
 
-# Stands for standard input.
+# Path that denotes standard input.
 STDIN = "-"
 
 
@@ -13,15 +13,15 @@ def read(prompts: Sequence[str], path: str | None) -> list[str]:
   """Returns the prompts of ``--prompt`` and of ``--prompt_file``, in order.
 
   Args:
-    prompts: Prompts; "-" stands for all of standard input as one prompt.
-    path: A .jsonl file whose lines are objects with the key "prompt", or a
-      text file with a prompt on each line, where empty lines are left out; "-"
-      is such text on standard input.
+    prompts: Prompts; "-" is all of standard input as one prompt.
+    path: A .jsonl file whose lines are objects with the key "prompt", or a text
+      file with one prompt per line, where empty lines are ignored; "-" is such
+      text on standard input.
 
   Raises:
-    FileNotFoundError: There is no such file.
-    ValueError: There is no prompt, one is empty, or a line is not as it should
-      be; the message says where.
+    FileNotFoundError: The file does not exist.
+    ValueError: There is no prompt, a prompt is empty, or a line is invalid; the
+      message names the line.
   """
   if [*prompts, path].count(STDIN) > 1:
     raise ValueError("only one of --prompt and --prompt_file can read '-'")
@@ -39,7 +39,7 @@ def read(prompts: Sequence[str], path: str | None) -> list[str]:
     try:
       text.encode()
     except UnicodeEncodeError as error:
-      raise ValueError(f"prompt {number} is no UTF-8 text: {error}") from error
+      raise ValueError(f"prompt {number} is not UTF-8 text: {error}") from error
   return found
 
 
@@ -53,7 +53,7 @@ def _lines(path: str) -> list[str]:
   except FileNotFoundError as error:
     raise FileNotFoundError(f"--prompt_file={path}: no such file") from error
   except UnicodeDecodeError as error:
-    raise ValueError(f"--prompt_file={path} is no UTF-8 text") from error
+    raise ValueError(f"--prompt_file={path} is not UTF-8 text") from error
   except OSError as error:
     raise ValueError(
       f"--prompt_file={path} cannot be read: {error.strerror}"
@@ -68,11 +68,13 @@ def _lines(path: str) -> list[str]:
 
 
 def _prompt(line: str, where: str) -> str:
-  """Returns the prompt of one line of JSON."""
+  """Returns the prompt of one JSON line."""
   try:
     prompt = json.loads(line)["prompt"]
   except (KeyError, TypeError, ValueError, RecursionError) as error:
-    raise ValueError(f'{where} is no object with the key "prompt"') from error
+    raise ValueError(
+      f'{where} is not an object with the key "prompt"'
+    ) from error
   if not isinstance(prompt, str) or not prompt:
     raise ValueError(f"{where}: the prompt is {prompt!r}, not text")
   return prompt

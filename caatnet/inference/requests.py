@@ -1,4 +1,4 @@
-"""What is asked of a model, and what it answers."""
+"""Requests to a model, and completions."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -13,14 +13,26 @@ from caatnet.inference.stops import Reason, Stops
 
 @dataclasses.dataclass(frozen=True)
 class Request(Settings):
-  """A prompt, how tokens after it are drawn, and what ends them.
+  """A prompt with its sampling parameters and stop conditions.
 
   Attributes:
-    prompt: The tokens of the prompt, at least one.
-    stops: What ends the sequence.
-    temperature: Divides the logits; 0 takes the most probable token.
-    seed: Requests with equal prompts and seeds have equal tokens, in [0, 2^32).
+    prompt: Token ids of the prompt, at least one.
+    stops: Conditions that end the sequence.
+    temperature: Divisor of the logits; 0 selects the most probable token.
+    seed: Seed in [0, 2^32); requests with equal prompts and seeds have equal
+      tokens.
     NAME: Value of the filter of that name (`caatnet.inference.filters`).
+
+  Raises:
+    ValueError: The prompt is empty, or a value is out of range.
+
+  Example:
+    >>> request = Request((5, 6), Stops(8), temperature=0.7, top_k=40, seed=1)
+    >>> request.filters  # top-k needs the logits of all ranks
+    True
+    >>> request.check(vocab_size=6, context=16)
+    Traceback (most recent call last):
+    ValueError: the prompt has the token 6, and the model knows those from 0 ...
   """
 
   prompt: tuple[int, ...]
@@ -50,11 +62,11 @@ class Request(Settings):
     """Checks that a model can take the prompt.
 
     Args:
-      vocab_size: How many tokens the model knows.
-      context: How many tokens the prompt and what follows may have.
+      vocab_size: Vocabulary size of the model.
+      context: Maximum number of tokens of prompt and continuation.
 
     Raises:
-      ValueError: It cannot; the message says why.
+      ValueError: A token is not in the vocabulary, or the prompt is too long.
     """
     wrong = [t for t in self.prompt if not 0 <= t < vocab_size]
     if wrong:
@@ -71,14 +83,14 @@ class Request(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-  """What followed a prompt.
+  """Continuation of a prompt.
 
   Attributes:
-    text: The text, without what ended it.
-    tokens: All tokens that were drawn, with the one that ended the sequence.
-    logprobs: Their log-probabilities in nats, those of the model itself: at
-      temperature 1 and with no filter.
-    reason: Why the sequence has ended.
+    text: The text, without the stop string or token that ended it.
+    tokens: All drawn tokens, including the one that ended the sequence.
+    logprobs: Their log-probabilities in nats: those of the model at temperature
+      1 without filters.
+    reason: Reason of the end.
   """
 
   text: str
@@ -88,28 +100,28 @@ class Completion:
 
 
 def encoded(text: str, tokenizer: Tokenizer, chat: bool) -> tuple[int, ...]:
-  """Returns the tokens of a prompt.
+  """Returns the token ids of a prompt.
 
   Args:
     text: The prompt; with ``chat`` a user's message to an assistant.
-    tokenizer: Makes tokens of text.
-    chat: Whether the tokenizer's chat template writes the prompt.
+    tokenizer: Encodes the text.
+    chat: Whether the prompt is formatted by the tokenizer's chat template.
 
   Raises:
     ValueError: The tokenizer has no chat template, or cannot encode the text.
   """
   start = tokenizer.start_ids
-  if chat:  # the template writes what opens a prompt, too
+  if chat:  # the template includes the start tokens
     text = tokenizer.chat([{"role": "user", "content": text}])
     start = ()
   return (*start, *tokenizer.encode(text).tolist())
 
 
 def stacked(requests: Sequence[Request | None]) -> Sampling:
-  """Returns how to draw the next token of each request, arrays ``[S]``.
+  """Returns the sampling parameters of requests as arrays ``[S]``.
 
   Args:
-    requests: A request for each slot; None where a slot is free.
+    requests: Request of each slot; None for a free slot.
   """
   idle = Request((0,), Stops(1))
   rows = [request or idle for request in requests]

@@ -1,18 +1,20 @@
-"""Draws the next token of each sequence, inside ``jax.shard_map``.
+"""Sampling of the next token of each sequence, inside ``jax.shard_map``.
 
-The vocabulary is cut over the tensor axis, and so are the logits. A token is
-drawn by the Gumbel-max trick (Maddison et al., arXiv 1411.0030, section 2.1):
-the one with the largest logit / temperature + noise, where the noise of token v
-is -log(-log(u)), u uniform in (0, 1). u comes from Threefry with the key
-(seed, position) and the counter v. So a token depends on the seed, the position
-and the logits of its sequence alone: not on the batch, on the slot in it, or on
-how many ranks, lanes and devices share the vocabulary. And each rank finds the
-best of its own tokens, so that a few numbers per sequence cross the axis.
+The vocabulary and the logits are sharded over the tensor axis. A token is drawn
+by the Gumbel-max trick (Maddison et al., arXiv 1411.0030, section 2.1): the
+drawn token has the largest logit / temperature + noise, where the noise of
+token v is -log(-log(u)), u uniform in (0, 1). u comes from Threefry with the
+key (seed, position) and the counter v. A token therefore depends only on the
+seed, the position and the logits of its sequence: not on the batch, on the
+slot, or on the number of ranks, lanes and devices that share the vocabulary.
+Each rank finds the maximum over its own tokens, so that only a few numbers per
+sequence are communicated.
 
 Filters (`caatnet.inference.filters`) keep the tokens whose logit / temperature
-reaches a floor. Some need the largest logit only. For others, such as top-k,
-the logits are gathered, and floors are found bit by bit, by counting or
-weighing what is above, which XLA:CPU does much faster than it sorts.
+reaches a floor. Some filters need only the largest logit. For others, such as
+top-k, the logits are gathered, and the floor is found by bisection over the
+bits of a float32: each step counts or sums the tokens above a candidate. On
+XLA:CPU this is much faster than sorting.
 
 Shape legend: R = lanes on this device, N = ranks, S = sequences, V = vocabulary
 of one rank.
@@ -35,9 +37,9 @@ from parallel.collectives import all_gather, ranks_here
 from parallel.kernels.calls import same_axes
 from parallel.kernels.codec import threefry
 
-# How the next token of each sequence is drawn: an array ``[S]`` for each.
+# Sampling parameters of each sequence, arrays ``[S]``:
 #   seed: uint32; equal seeds draw equal tokens.
-#   temperature: float32, at least 0; 0 takes the most probable token, and the
+#   temperature: float32, at least 0; 0 selects the most probable token, and the
 #     lowest id among equals.
 #   NAME: Values of the filter of that name.
 Sampling = NamedTuple(
@@ -61,26 +63,28 @@ def sample(
   """Draws one token for each sequence.
 
   Args:
-    logits: float32 ``[R, S, V]``, each rank's slice; -inf where the vocabulary
-      is padded.
-    token_ids: int32 ``[R, V]``, which token each logit stands for; ascending,
-      also from rank to rank.
-    positions: int32 ``[S]``, the position of the token that was read last.
-    sampling: How to draw.
-    axis: The tensor axis.
+    logits: Slice of each rank, float32 ``[R, S, V]``; -inf in the padding of
+      the vocabulary.
+    token_ids: Token of each logit, int32 ``[R, V]``; ascending, also from rank
+      to rank.
+    positions: Position of the last token read, int32 ``[S]``.
+    sampling: Sampling parameters, arrays ``[S]``.
+    axis: Tensor axis.
     filters: Whether filters that gather the logits apply. If no sequence uses
-      one, the result is the same bit for bit without them.
+      one, the result without them is bitwise the same.
 
   Returns:
     The tokens, int32 ``[S]``, and their log-probabilities, float32 ``[S]``, in
-    nats: those of the model itself, at temperature 1 and with no filter. Both
-    are the same on every device of the axis. Another number of ranks may round
-    log-probabilities otherwise; nothing else changes a bit. NaN among a
-    sequence's logits gives NaN, and some token.
+    nats: those of the model at temperature 1 without filters. Both are equal on
+    every device of the axis. With another number of ranks the rounding of
+    log-probabilities may differ; everything else is bitwise the same. If a
+    sequence has NaN logits, its log-probability is NaN and its token is
+    arbitrary.
   """
   with jax.named_scope("sample"):
     largest = lax.pmax(jnp.max(logits, axis=(0, 2)), axis.name)  # [S]
-    # With the largest at 0, no temperature is too low to divide by.
+    # The largest logit becomes 0, so that no division by a small temperature
+    # overflows.
     shifted = logits - largest[None, :, None]
     sampled = sampling.temperature > 0
     scaled = shifted / jnp.where(sampled, sampling.temperature, 1.0)[:, None]
@@ -101,7 +105,7 @@ def sample(
     def at_best(x):
       return jnp.take_along_axis(x, best[..., None], axis=-1)[..., 0]
 
-    # Of each rank, as int32 so that nothing rounds: [R, 4, S].
+    # Maximum of each rank as int32 bits, so that nothing rounds: [R, 4, S].
     mine = jnp.stack(
       [
         jax.vmap(jnp.take)(token_ids, best),
@@ -128,16 +132,28 @@ def sample(
 def sampling_reductions(
   axis: Axis, *, num_sequences: int, vocab_size: int, filters: bool
 ) -> collections.Counter[Reduction]:
-  """Counts what `sample` sends over the tensor axis, in closed form.
+  """Counts the collectives of `sample` over the tensor axis, in closed form.
 
   Args:
-    axis: The tensor axis.
+    axis: Tensor axis.
     num_sequences: S.
-    vocab_size: Tokens of the vocabulary, padding not counted.
-    filters: As in `sample`.
+    vocab_size: Vocabulary size without padding.
+    filters: Whether the logits are gathered; see `sample`.
 
   Returns:
-    How often each collective runs.
+    Number of calls of each collective.
+
+  Example:
+    Four ranks on four devices, 8 sequences: each rank sends 4 numbers per
+    sequence.
+
+    >>> counts = sampling_reductions(
+    ...   Axis("tensor", 4, devices=4), num_sequences=8, vocab_size=256,
+    ...   filters=False)
+    >>> for reduction in counts:
+    ...   print(reduction.kind, reduction.dtype, reduction.shape)
+    all_reduce float32 (8,)
+    all_gather int32 (1, 4, 8)
   """
   of_lanes = axis.lanes * -(-vocab_size // axis.size)  # padded to divide
   count = collections.Counter(
@@ -159,7 +175,7 @@ def _noise_if(
   sampled: jax.Array, seed: jax.Array, positions: jax.Array,
   token_ids: jax.Array,
 ) -> jax.Array:
-  """Returns Gumbel noise ``[R, S, V]``, 0 where nothing is sampled."""
+  """Returns Gumbel noise ``[R, S, V]``, 0 for sequences at temperature 0."""
   # Within a conditional under vmap jax 0.10 casts an operand a second time.
   sampled, seed, positions, token_ids = same_axes(
     sampled, seed, positions, token_ids
@@ -172,7 +188,7 @@ def _noise_if(
     )
     return jnp.where(sampled[:, None], noise, 0.0)
 
-  # In a batch without sampling the noise would cost more than all the rest.
+  # In a greedy batch the noise would cost more than the rest of `sample`.
   lanes, num_tokens = token_ids.shape
   zeros = jnp.zeros((lanes, *positions.shape, num_tokens))
   none = varying_as(zeros, sampled, seed, positions, token_ids)
@@ -182,22 +198,22 @@ def _noise_if(
 def _gumbel(key_0: jax.Array, key_1: jax.Array, index: jax.Array) -> jax.Array:
   """Draws standard Gumbel noise, float32, from uint32 arrays.
 
-  A large vocabulary needs rare values: u has 48 random bits, and they are those
-  of 1 - u, whose small values make the large ones of the noise.
+  A large vocabulary needs rare values, so u has 48 random bits. They determine
+  1 - u, whose small values give the large values of the noise.
   """
   x, y = threefry.words(key_0, key_1, index)
   # Two integers of 24 bits, which float32 represents exactly.
   high = (x >> 8).astype(jnp.int32).astype(jnp.float32)
   low = ((x & 0xFF) << 16 | y >> 16).astype(jnp.int32).astype(jnp.float32)
   rest = high * 2.0**-24 + (low + 0.5) * 2.0**-48
-  rest = jnp.minimum(rest, 1 - 2.0**-24)  # rounding may have made it 1
+  rest = jnp.minimum(rest, 1 - 2.0**-24)  # rounding may give 1
   return -jnp.log(-jnp.log1p(-rest))
 
 
 def _rows(
   sampling: Sampling, gathers: bool
 ) -> list[tuple[Filter, jax.Array]]:
-  """Returns the filters that gather the logits, or the others, with values."""
+  """Returns the filters with the given `gathers`, and their values."""
   return [
     (row, getattr(sampling, name)) for name, row in FILTERS.items()
     if row.gathers == gathers
@@ -207,13 +223,13 @@ def _rows(
 def _kept(z: jax.Array, sampling: Sampling) -> jax.Array:
   """Returns the tokens that filters of gathered logits keep, bool ``[S, N V]``.
 
-  The floor is one of the logits, so these must not be computed once for the
-  floor and again, rounded otherwise, for the comparison, as XLA:CPU does in a
-  program of one sequence. What a conditional is given is computed once.
+  The floor is one of the logits. They must not be computed twice, once for the
+  floor and once, rounded differently, for the comparison, as XLA:CPU does in a
+  program of one sequence. The operands of a conditional are computed once.
 
   Args:
-    z: As `_floor` takes it.
-    sampling: How to draw.
+    z: All logits / temperature, as in `_floor`.
+    sampling: Sampling parameters.
   """
   rows = _rows(sampling, gathers=True)
   return lax.cond(
@@ -228,7 +244,7 @@ def _kept(z: jax.Array, sampling: Sampling) -> jax.Array:
 
 
 def _of_ranks_here(x: jax.Array, axis: Axis) -> jax.Array:
-  """Cuts ``[S, N V]`` into what is of this device's ranks, ``[R, S, V]``."""
+  """Selects the ranks of this device: ``[S, N V]`` to ``[R, S, V]``."""
   apart = x.reshape(len(x), axis.size, -1)
   return jnp.moveaxis(apart[:, ranks_here(axis)], 1, 0)
 
@@ -236,11 +252,11 @@ def _of_ranks_here(x: jax.Array, axis: Axis) -> jax.Array:
 def _floor(
   z: jax.Array, rows: list[tuple[Filter, jax.Array]]
 ) -> jax.Array:
-  """Returns the smallest value that filters keep, one after another, ``[S]``.
+  """Returns the smallest value that all filters in turn keep, ``[S]``.
 
   Args:
-    z: float32 ``[S, N V]``, all logits / temperature; the largest is 0.
-    rows: The filters, and their values.
+    z: All logits / temperature, float32 ``[S, N V]``; the largest is 0.
+    rows: Filters with their values.
   """
   floor = varying_as(
     jnp.full(z.shape[:1], -jnp.inf), z, *(values for _, values in rows)

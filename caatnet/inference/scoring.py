@@ -1,7 +1,7 @@
-"""Scores tokens by those before them, on any mesh and in few shapes.
+"""Scoring of given tokens by the model, on any mesh and in few shapes.
 
 No cache is involved: every row of tokens is one forward pass, as in training.
-Rows are padded at their end, which a causal model does not see.
+Rows are padded at their end, which does not affect a causal model.
 
 Shape legend: B = rows, T = position, V = vocabulary of one rank.
 """
@@ -20,12 +20,12 @@ from caatnet.program import Program
 
 
 class TargetScores(NamedTuple):
-  """How a model judges the tokens of a row after the first.
+  """Scores of the tokens of a row after the first.
 
   Attributes:
-    log_probabilities: In nats, float32 ``[T]``.
-    greedy: Whether each token has the largest logit, bool ``[T]``; of several,
-      the lowest token is the greedy one.
+    log_probabilities: Log-probabilities in nats, float32 ``[T]``.
+    greedy: Whether each token has the largest logit, bool ``[T]``; of equal
+      logits, the lowest token is the greedy one.
   """
 
   log_probabilities: np.ndarray
@@ -36,22 +36,22 @@ class Scorer:
   """Scores rows of tokens with one model's parameters.
 
   Attributes:
-    context: How many tokens the model reads at most: a row has one more.
-    vocab_size: The number of tokens.
-    num_compilations: How many programs have been compiled so far.
+    context: Maximum number of tokens that the model reads; a row has one more.
+    vocab_size: Vocabulary size.
+    num_compilations: Number of compiled programs.
   """
 
   def __init__(
     self, program: Program, weights: Weights, context: int, batch: int
   ) -> None:
-    """Prepares a scorer; nothing is compiled yet.
+    """Prepares a scorer; programs are compiled at their first call.
 
     Args:
       program: The model on a mesh. Data-parallel ranks are replicas, which
         share the rows.
-      weights: How the model's parameters are stored, and the parameters.
-      context: How many tokens the model reads at most.
-      batch: Rows at a time of each replica.
+      weights: Parameters in the format of inference.
+      context: Maximum number of tokens that the model reads.
+      batch: Rows per replica and call.
     """
     layout, model = program.layout, program.model
     self.context, self.vocab_size = context, model.vocab_size
@@ -61,8 +61,8 @@ class Scorer:
       context, layout.mesh.devices.flat[0].platform
     )
     self._compiled: dict[tuple[Callable[..., Any], int], Any] = {}
-    # All replicas have the same parameters, so lanes share the rows of their
-    # device, and no dim tells them apart.
+    # All replicas have the same parameters, so the lanes of a device process
+    # its rows together, without a leading lane dim.
     over_rows = P(tuple(layout.batch_spec))
     self._rows = layout.shardings(over_rows)
 
@@ -73,7 +73,7 @@ class Scorer:
         in_specs=(weights.specs, over_rows),
         out_specs=P(*lead, *over_rows),
       )
-      # Gathered, so that every process can read all results.
+      # Replicated, so that every process can read all results.
       return jax.jit(mapped, out_shardings=layout.shardings(P()))
 
     self._judge = make(model.target_scores)
@@ -81,6 +81,7 @@ class Scorer:
 
   @property
   def num_compilations(self) -> int:
+    """Number of compiled programs."""
     return len(self._compiled)
 
   def score(
@@ -88,21 +89,22 @@ class Scorer:
     rows: Sequence[Sequence[int]],
     done: Callable[[int], None] = lambda count: None,
   ) -> list[TargetScores]:
-    """Judges all tokens of each row but the first.
+    """Scores all tokens of each row except the first.
 
-    The longest rows are scored first, so that what does not fit in memory
-    fails at once.
+    The longest rows are scored first, so that an out-of-memory error occurs at
+    once.
 
     Args:
       rows: Rows of 1 to ``context + 1`` tokens.
       done: Called after each batch with the number of rows that it scored.
 
     Returns:
-      Scores of ``[len(row) - 1]`` tokens for each row, in the rows' order.
+      Scores of ``[len(row) - 1]`` tokens for each row, in the order of the
+      rows.
 
     Raises:
-      ValueError: A row is empty or too long, or has a token that the model does
-        not have; or the model's logits are NaN.
+      ValueError: A row is empty or too long, or has a token that is not in the
+        vocabulary; or the model's logits are NaN.
     """
     rows = [np.asarray(row, np.int32) for row in rows]
     self._check(rows, self.context + 1)
@@ -116,7 +118,7 @@ class Scorer:
         scores[index] = TargetScores(
           found["log_probability"][place, :size], found["greedy"][place, :size]
         )
-        # A metric would make a number of it.
+        # A metric such as accuracy would turn NaN into a number.
         if np.isnan(scores[index].log_probabilities).any():
           raise ValueError(
             f"row {index + 1}: the logits of the model are NaN: it has "
@@ -126,7 +128,7 @@ class Scorer:
     return [scores[index] for index in range(len(rows))]
 
   def logits(self, tokens: np.ndarray) -> np.ndarray:
-    """Returns the logits of what follows each token, for small models.
+    """Returns the logits of the token after each position, for small models.
 
     Args:
       tokens: int ``[B, T]``.
@@ -135,8 +137,8 @@ class Scorer:
       float32 ``[B, T, vocab_size]``.
 
     Raises:
-      ValueError: The rows are empty or too long, or have a token that the model
-        does not have.
+      ValueError: The rows are empty or too long, or have a token that is not in
+        the vocabulary.
     """
     tokens = np.asarray(tokens, np.int32)
     self._check(tokens, self.context)
@@ -156,8 +158,9 @@ class Scorer:
 
     Args:
       step: `_judge` or `_logits`.
-      rows: Tokens ``[T]`` of each row.
-      targets: The tokens at the end of a row that are targets only: 1 or 0.
+      rows: Token ids ``[T]`` of each row.
+      targets: Number of tokens at the end of a row that are targets only: 1 or
+        0.
     """
     longest = max(map(len, rows)) - targets
     length = targets + next(n for n in self._lengths if n >= longest)
@@ -173,11 +176,11 @@ class Scorer:
     return jax.device_get(self._compiled[key](self._params, placed))
 
   def _check(self, rows: Sequence[np.ndarray], limit: int) -> None:
-    """Refuses rows that the model cannot read."""
+    """Raises ValueError for rows that the model cannot read."""
     for row in rows:
       if not 0 < len(row) <= limit:
         raise ValueError(
-          f"a row of {len(row)} tokens: it must have 1 to {limit}, since the "
+          f"a row of {len(row)} tokens must have 1 to {limit}, since the "
           f"model's context is {self.context}"
         )
       if row.min() < 0 or row.max() >= self.vocab_size:
@@ -188,11 +191,11 @@ class Scorer:
 
 
 def _padded_lengths(context: int, platform: str) -> list[int]:
-  """Returns the lengths to which rows are padded, the shortest first.
+  """Returns the lengths to which rows are padded, ascending.
 
   Args:
-    context: The longest row, before it is padded.
-    platform: The kind of devices: "cpu", "gpu" or "tpu".
+    context: Length of the longest row before padding.
+    platform: Kind of devices: "cpu", "gpu" or "tpu".
   """
   # Flash attention on TPUs takes multiples of 128.
   shortest, multiple = (128, 128) if platform == "tpu" else (64, 1)

@@ -1,9 +1,9 @@
-"""When a sequence ends, and which of its text may be shown before it does.
+"""Stop conditions of a sequence, and the text that may be shown before its end.
 
-Tokens come one at a time, and text is shown as it comes. A stop string may lie
-across tokens, so text that could be its beginning is held back until more text
-says what it is. Where a sequence ends does not depend on how its text is cut
-into tokens.
+Tokens arrive one at a time, and text is streamed. A stop string may span
+several tokens, so text that could be its beginning is held back until more text
+decides. The end of a sequence does not depend on how its text is split into
+tokens.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from typing import Literal
 
 from caatnet.data.token_streams import Stream
 
-# Why a sequence has ended: a token of `Stops.ids` was drawn, a string of
+# Reason of a sequence's end: a token of `Stops.ids` was drawn, a string of
 # `Stops.strings` was completed, `Stops.max_tokens` were drawn, the context is
 # full, or the user has interrupted.
 Reason = Literal[
@@ -22,14 +22,14 @@ Reason = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Stops:
-  """What ends a sequence.
+  """Stop conditions of a sequence.
 
   Attributes:
-    max_tokens: How many tokens are drawn at most, at least 1.
+    max_tokens: Maximum number of drawn tokens, at least 1.
     ids: Tokens that end a sequence; they have no text.
-    strings: Strings that end a sequence as soon as one of them is complete.
-      The text ends where the string begins; where several are complete at
-      once, at the longest.
+    strings: Strings that end a sequence as soon as one of them is complete. The
+      text ends where the string begins; if several are completed by the same
+      character, where the longest begins.
   """
 
   max_tokens: int
@@ -44,10 +44,17 @@ class Stops:
 
 
 class StopStrings:
-  """Looks for stop strings in text that comes in pieces.
+  r"""Incremental search for stop strings in text that arrives in pieces.
 
   Attributes:
-    found: The string that ended the text; None while it goes on.
+    found: String that ended the text; None before the end.
+
+  Example:
+    >>> stops = StopStrings(["\n\n"])
+    >>> [stops.push(piece) for piece in ("one\n", "two\n", "\nthree")]
+    ['one', '\ntwo', '']
+    >>> stops.found
+    '\n\n'
   """
 
   def __init__(self, strings: Iterable[str]) -> None:
@@ -56,7 +63,7 @@ class StopStrings:
     self._held = ""
 
   def push(self, piece: str) -> str:
-    """Takes more text and returns what can be shown of all that was held."""
+    """Takes more text; returns the text that can be shown."""
     text = self._held + piece
     ends = [
       (start + len(string), start, string)
@@ -64,7 +71,8 @@ class StopStrings:
       if (start := text.find(string)) >= 0
     ]
     if ends:
-      # The first to be complete: a longer piece must not find another one.
+      # The string that is completed first: the result must not depend on how
+      # the text is split into pieces.
       _, start, self.found = min(ends)
       self._held = ""
       return text[:start]
@@ -73,12 +81,12 @@ class StopStrings:
     return text[: len(text) - held]
 
   def flush(self) -> str:
-    """Returns what is held, when no more text comes."""
+    """Returns the text held back, when no more text follows."""
     held, self._held = self._held, ""
     return held
 
   def _possible_beginning(self, text: str) -> int:
-    """Returns how many characters at the end may begin a stop string."""
+    """Returns the length of the longest suffix that may begin a stop string."""
     longest = max((len(s) for s in self._strings), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
       end = text[len(text) - length :]
@@ -88,11 +96,11 @@ class StopStrings:
 
 
 class Ending:
-  """Follows one sequence: its text as it comes, and why it ends.
+  """Text and stop conditions of one sequence.
 
   Attributes:
-    reason: Why the sequence has ended; None while it goes on.
-    num_tokens: How many tokens were drawn.
+    reason: Reason of the end; None before the end.
+    num_tokens: Number of drawn tokens.
   """
 
   def __init__(
@@ -101,9 +109,9 @@ class Ending:
     """Starts a sequence.
 
     Args:
-      stops: What ends it.
-      stream: Makes text of its tokens.
-      room: How many tokens fit into the context after the prompt.
+      stops: Stop conditions.
+      stream: Decodes the tokens incrementally.
+      room: Number of tokens that fit into the context after the prompt.
     """
     self.reason: Reason | None = None
     self.num_tokens = 0
@@ -112,14 +120,14 @@ class Ending:
 
   @property
   def most_tokens(self) -> int:
-    """How many tokens are drawn at most."""
+    """Maximum number of drawn tokens."""
     return min(self._stops.max_tokens, self._room)
 
   def push(self, token: int) -> str:
-    """Takes the next token and returns the text that can be shown.
+    """Takes the next token; returns the text that can be shown.
 
-    If the token ends the sequence, this is all the text that is left, and
-    ``reason`` says why.
+    If the token ends the sequence, all remaining text is returned, and
+    ``reason`` is set.
     """
     self.num_tokens += 1
     if token in self._stops.ids:
@@ -135,10 +143,11 @@ class Ending:
     return text
 
   def interrupt(self) -> str:
-    """Ends the sequence where it is, and returns the text that is left."""
+    """Ends the sequence early; returns the remaining text."""
     return self._end("interrupted")
 
   def _end(self, reason: Reason) -> str:
+    """Sets the reason; returns the remaining text up to a stop string."""
     self.reason = reason
     text = self._strings.push(self._stream.flush())
     if self._strings.found is not None:

@@ -1,32 +1,32 @@
-"""Follows requests while they are answered: their text, and where it ends."""
+"""Transcript of a request: its text so far, and its stop conditions."""
 
 from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.requests import Completion, Request
 from caatnet.inference.stops import Ending
 
-# Of a prompt, how many tokens are decoded before those that follow it: whether
-# a token's text has a leading space may depend on the token before.
+# Number of prompt tokens that are decoded before the drawn ones: whether a
+# token's text has a leading space may depend on the previous token.
 _NUM_BEFORE = 16
 
 
 class Transcript:
-  """Follows one request.
+  """Tokens, log-probabilities and text of one request.
 
   Attributes:
-    tokens: The tokens that were drawn.
-    logprobs: Their log-probabilities.
-    text: The text that was given out.
+    tokens: Drawn tokens.
+    logprobs: Their log-probabilities in nats.
+    text: Text that has been returned by `push` and `interrupt`.
   """
 
   def __init__(
     self, request: Request, tokenizer: Tokenizer, context: int
   ) -> None:
-    """Starts behind the prompt.
+    """Starts after the prompt.
 
     Args:
       request: The request.
-      tokenizer: Makes text of tokens.
-      context: How many tokens the prompt and what follows may have.
+      tokenizer: Decodes the tokens.
+      context: Maximum number of tokens of prompt and continuation.
     """
     self.tokens: list[int] = []
     self.logprobs: list[float] = []
@@ -42,37 +42,38 @@ class Transcript:
 
   @property
   def most_tokens(self) -> int:
-    """How many tokens are drawn at most."""
+    """Maximum number of drawn tokens."""
     return self._ending.most_tokens
 
   def num_pages(self, page_size: int) -> int:
-    """Returns how many pages the prompt and all that may follow take."""
+    """Returns the number of pages of the prompt and longest continuation."""
     return -(-(self._num_before + self.most_tokens) // page_size)
 
   @property
   def ended(self) -> bool:
-    """Whether nothing more is drawn."""
+    """Whether the sequence has ended."""
     return self._ending.reason is not None
 
   def push(self, token: int, logprob: float) -> str:
-    """Takes the next token and returns the text that can be shown."""
+    """Appends a token; returns the new text that can be shown."""
     self.tokens.append(token)
     self.logprobs.append(logprob)
     return self._more(self._ending.push(token))
 
   def interrupt(self) -> str:
-    """Ends where it is, and returns the rest of the text."""
+    """Ends the sequence early; returns the rest of the text."""
     return "" if self.ended else self._more(self._ending.interrupt())
 
   @property
   def completion(self) -> Completion:
-    """What followed the prompt, once it has ended."""
+    """The continuation, after the sequence has ended."""
     reason = self._ending.reason
-    assert reason is not None, "the sequence still goes on"
+    assert reason is not None, "the sequence has not ended"
     return Completion(
       self.text, tuple(self.tokens), tuple(self.logprobs), reason
     )
 
   def _more(self, text: str) -> str:
+    """Appends text, and returns it."""
     self.text += text
     return text

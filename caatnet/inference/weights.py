@@ -1,4 +1,4 @@
-"""Parameters as inference stores them, and how a model reads them."""
+"""Parameters in the format of inference, and the model's access to them."""
 
 from collections.abc import Callable
 import dataclasses
@@ -13,19 +13,19 @@ from caatnet.models.protocol import Parameter
 from caatnet.program import Program, is_spec
 from parallel.kernels.codec import reference as codec
 
-# Elements of a matrix' row that share a scale, at most.
+# Maximum number of elements of a matrix row that share a scale.
 _BLOCK = 128
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Coded:
-  """A matrix as int8 codes, with a scale for each block of its rows.
+  """Matrix as int8 codes, with one scale per block of a row.
 
   Attributes:
     encoded: Codes and scales.
-    width: The length of a row.
-    dtype: The dtype in which the model reads the matrix.
+    width: Length of a row.
+    dtype: Dtype in which the model reads the matrix.
   """
 
   encoded: codec.Encoded
@@ -34,30 +34,32 @@ class Coded:
 
   @classmethod
   def encode(cls, x: jax.Array, dtype: str) -> "Coded":
-    """Encodes ``[..., width]``."""
+    """Encodes an array ``[..., width]``."""
     width = x.shape[-1]
     return cls(codec.encode(x, _codec(width)), width, dtype)
 
   def decode(self) -> jax.Array:
-    """Returns the matrix ``[..., width]``."""
+    """Returns the array ``[..., width]``."""
     x = codec.decode(self.encoded, self.width, _codec(self.width))
     return x.astype(self.dtype)
 
 
 def _codec(width: int) -> codec.Codec:
+  """Returns the int8 codec of rows of a given length; blocks are even."""
   return codec.Codec("int8", min(_BLOCK, width + width % 2))
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored(Access):
-  """Reads parameters as inference stores them.
+  """Access to parameters in the format of inference.
 
-  XLA:CPU and XLA:GPU copy a layer's weights out of a stack before they multiply
-  by them, which takes longer than the products of a step with few tokens. There
-  each layer has arrays of its own.
+  XLA:CPU and XLA:GPU copy a layer's weights out of a stack before a matrix
+  product, which takes longer than the products of a step with few tokens. On
+  these platforms each layer has separate arrays.
 
   Attributes:
-    apart: Whether layers are a tuple of each layer's parameters, not a stack.
+    apart: Whether layers are a tuple of each layer's parameters instead of a
+      stack.
   """
 
   apart: bool
@@ -90,7 +92,7 @@ class Stored(Access):
 
 
 def _decoded(params: Any) -> Any:
-  """Returns parameters as the model reads them."""
+  """Returns parameters with decoded matrices."""
   return jax.tree.map(
     lambda x: x.decode() if isinstance(x, Coded) else x, params,
     is_leaf=lambda x: isinstance(x, Coded),
@@ -99,13 +101,13 @@ def _decoded(params: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """Parameters, and all that a program must know of them.
+  """Parameters with their partition specs and access.
 
   Attributes:
-    params: The parameters, in the dtypes in which the model reads them; arrays
-      or their shapes.
-    specs: Their specs.
-    access: How the model's functions read them.
+    params: Parameters in the dtypes in which the model reads them; arrays or
+      `jax.ShapeDtypeStruct`.
+    specs: Partition specs of the parameters.
+    access: Access of the model's functions to the parameters.
   """
 
   params: Any
@@ -116,33 +118,33 @@ class Weights:
 def make_weights(
   program: Program, params: Any, apart: bool, coded: bool
 ) -> Weights:
-  """Converts parameters to what inference keeps.
+  """Converts parameters to the format of inference.
 
   Args:
     program: The model on a mesh, without a partition.
     params: float32 parameters as training stores them; they are donated.
-    apart: Whether each layer gets arrays of its own.
-    coded: Whether matrices become int8 codes, but for tables in which tokens
-      are looked up.
+    apart: Whether each layer gets separate arrays.
+    coded: Whether matrices are stored as int8 codes, except for embedding
+      tables.
   """
   convert, specs, access = _conversion(program, apart, coded)
   convert = jax.jit(
     convert, out_shardings=program.layout.shardings(specs), donate_argnums=0
   )
   with warnings.catch_warnings():
-    # What is kept in another dtype cannot take the place of what is donated.
+    # A buffer cannot be reused for an array of another dtype.
     warnings.filterwarnings("ignore", "Some donated buffers were not usable")
     return Weights(convert(params), specs, access)
 
 
 def abstract_weights(program: Program, apart: bool, coded: bool) -> Weights:
-  """Returns the same as `make_weights`, with shapes in place of arrays."""
+  """Returns the result of `make_weights` with shapes instead of arrays."""
   convert, specs, access = _conversion(program, apart, coded)
   params = jax.eval_shape(
     convert, jax.eval_shape(program.model.init, jax.random.key(0))
   )
 
-  def placed(sharding, tree):  # the codes and scales of a matrix lie alike
+  def placed(sharding, tree):  # codes and scales of a matrix are sharded alike
     return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
     )
@@ -154,12 +156,11 @@ def abstract_weights(program: Program, apart: bool, coded: bool) -> Weights:
 def _conversion(
   program: Program, apart: bool, coded: bool
 ) -> tuple[Callable[[Any], Any], Any, Access]:
-  """Returns what converts parameters, the specs of its result, and an access.
-  """
+  """Returns the function that converts parameters, its specs, and an access."""
   stacks = program.model.stacks if apart else {}
 
   def split(tree, cut):
-    """Puts a tuple of each layer's parameters in place of a stack."""
+    """Replaces a stack by a tuple of each layer's parameters."""
     return tree | {
       name: tuple(
         jax.tree.map(lambda x, i=i: cut(x, i), tree[name], is_leaf=is_spec)
@@ -169,7 +170,7 @@ def _conversion(
     }
 
   def store(p: Parameter, x: jax.Array) -> Any:
-    # Whole tables would be decoded to look up a few of their rows.
+    # An embedding table would be decoded completely to look up a few rows.
     product_only = p.decays and p.uses == p.regathered == 1
     if coded and product_only:
       return Coded.encode(x, p.dtype)

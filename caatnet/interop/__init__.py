@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints and lm-evaluation-harness."""
+"""Interoperability with Hugging Face checkpoints and lm-evaluation-harness."""
 
 from parallel.lazy import attach
 

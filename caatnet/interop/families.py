@@ -1,9 +1,9 @@
-"""The families of published models that we have, and their config files.
+"""Families of published models that are supported, and their config files.
 
-A config file is read as the library that publishes it reads it: a key that is
-left out has that family's default (transformers 5.23, `configuration_llama.py`
-and its neighbours). Rotary positions are told in two forms, ``rope_parameters``
-since version 5, ``rope_theta`` and ``rope_scaling`` before it.
+A config file is interpreted as by the library that publishes it: a missing key
+has that family's default (transformers 5.23, `configuration_llama.py` and the
+corresponding files). Rotary positions have two formats: ``rope_parameters``
+since version 5, ``rope_theta`` and ``rope_scaling`` before.
 """
 
 from collections.abc import Mapping
@@ -17,16 +17,15 @@ from caatnet.models.transformer.positions import Linear, Llama3
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """What distinguishes a family of models.
+  """Properties that distinguish a family of models.
 
   Attributes:
-    architecture: The name of its class.
+    architecture: Name of its class in transformers.
     qkv_bias: Whether queries, keys and values have biases.
     qk_norm: Whether queries and keys are normalised.
-    head_width: The channels of a head, if its config does not say; 0 means
-      width / heads.
-    window: Whether layers have a sliding window: "never", "always" (unless it
-      is null), or by keys that "choose" the layers.
+    head_width: Default number of channels of a head; 0 means width / heads.
+    window: Use of a sliding window: "never", "always" (unless it is null), or
+      "choose" (layers selected by config keys).
   """
 
   architecture: str
@@ -45,7 +44,7 @@ FAMILIES = {
   ),
 }
 
-# Keys of which our model has one value only; null is as good.
+# Keys with a single supported value; null is equivalent to it.
 _FIXED = {
   "hidden_act": "silu",
   "attention_bias": False,
@@ -56,25 +55,36 @@ _FIXED = {
 }
 
 
-# What layers can be, by `layer_types`, and the largest number.
+# Values of `layer_types`, and the upper bound of numbers.
 _LAYERS = ("full_attention", "sliding_attention")
 _LARGEST = sys.float_info.max
 
 
 def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-  """Reads a published config.
+  """Parses a published config.
 
   Args:
-    fields: The config file.
+    fields: Content of the config file.
 
   Returns:
-    The values of ``config.model`` that the model's function depends on, none if
-    a size is missing or wrong; and what is missing, wrong or not supported.
+    The values of ``config.model`` that determine the model's function, empty if
+    a size is missing or invalid; and a list of missing, invalid or unsupported
+    keys.
+
+  Example:
+    >>> section, wrong = parse({
+    ...   "model_type": "llama", "vocab_size": 256, "hidden_size": 64,
+    ...   "intermediate_size": 128, "num_hidden_layers": 2,
+    ...   "num_attention_heads": 4, "hidden_act": "gelu"})
+    >>> section["num_kv_heads"], section["rope_base"]
+    (4, 10000.0)
+    >>> wrong
+    ["hidden_act='gelu': 'silu' only"]
   """
   family = FAMILIES.get(str(fields.get("model_type")))
   if family is None:
     return {}, [
-      f"model_type={fields.get('model_type')!r} is none of "
+      f"model_type={fields.get('model_type')!r} must be one of "
       f"{', '.join(FAMILIES)}"
     ]
   reader = _Reader(fields)
@@ -90,7 +100,7 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     "width": (width := reader.count("hidden_size")),
     "num_layers": num_layers,
     "num_heads": heads,
-    # Null, and in Llama's early files nothing, stands for no grouping.
+    # Null or absent (early files of Llama): as many as query heads.
     "num_kv_heads": reader.count("num_key_value_heads", heads),
     "ffn_width": reader.count("intermediate_size"),
     "qkv_bias": family.qkv_bias,
@@ -99,6 +109,7 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     "tied_embeddings": reader.flag("tie_word_embeddings"),
   }
   head_width = reader.count("head_dim", family.head_width or width // heads)
+  # 0 stands for width / heads in our config.
   equal = head_width * heads == width
   section["head_width"] = 0 if equal else head_width
   section["sliding_window"] = _window(family, reader, num_layers)
@@ -108,12 +119,12 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 class _Reader:
-  """Reads fields, and notes down what is wrong with them.
+  """Reads fields, and collects errors.
 
   Attributes:
-    fields: The fields.
-    wrong: What is wrong with those that were read.
-    failed: Whether one of them had no value to go on with.
+    fields: Fields to read.
+    wrong: Messages about invalid fields.
+    failed: Whether a field without a usable value was read.
   """
 
   def __init__(self, fields: Mapping[str, Any], where: str = "") -> None:
@@ -121,17 +132,18 @@ class _Reader:
     self._where = where
 
   def count(self, key: str, default: int | None = None) -> int:
-    """Reads a positive integer; one that is wrong counts as 1."""
+    """Reads a positive integer; an invalid one is recorded and counts as 1."""
     value = self.fields.get(key)
     if value is None and default is not None:
       return default
+    # `type`, since True is an instance of int.
     if type(value) is not int or value < 1:
       self._fail(key, "a positive integer")
       return default or 1
     return value
 
   def number(self, key: str, default: float | None = None) -> float:
-    """Reads a positive number; one that is wrong counts as 1."""
+    """Reads a positive number; an invalid one is recorded and counts as 1."""
     value = self.fields.get(key)
     if value is None and default is not None:
       return default
@@ -141,13 +153,14 @@ class _Reader:
     return float(value)
 
   def flag(self, key: str) -> bool:
-    """Reads true or false; what is not there is false."""
+    """Reads a boolean; a missing one is False."""
     value = self.fields.get(key)
     if value is not None and type(value) is not bool:
       self._fail(key, "true or false")
     return value is True
 
   def _fail(self, key: str, what: str) -> None:
+    """Records an invalid field."""
     is_there = key in self.fields
     value = f"={_short(self.fields[key])}" if is_there else " is missing and"
     self.wrong.append(f"{self._where}{key}{value} must be {what}")
@@ -155,7 +168,7 @@ class _Reader:
 
 
 def _window(family: Family, reader: _Reader, num_layers: int) -> int:
-  """Returns how many positions a query sees; 0 for all."""
+  """Returns the number of positions that a query attends to; 0 for all."""
   fields = reader.fields
   if family.window == "never":
     return 0
@@ -168,22 +181,26 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
   kinds = fields.get("layer_types")
   if kinds is None and family.window == "choose":
     if type(first) is not int:
-      reader.wrong.append(f"max_window_layers={_short(first)} is no integer")
+      reader.wrong.append(
+        f"max_window_layers={_short(first)} must be an integer"
+      )
       return window
     first = min(max(first, 0), num_layers)
+    # In Qwen the first layers have full attention, the others a window.
     kinds = ["full_attention"] * first
     kinds += ["sliding_attention"] * (num_layers - first)
   if kinds is not None and (
     not isinstance(kinds, list) or any(kind not in _LAYERS for kind in kinds)
   ):
     reader.wrong.append(
-      f"layer_types={_short(kinds)} is no list of {' and '.join(_LAYERS)}"
+      f"layer_types={_short(kinds)} must be a list of {' and '.join(_LAYERS)}"
     )
     return window
+  # One model has one attention pattern in all its layers.
   if kinds is not None and kinds != kinds[:1] * num_layers:
     reader.wrong.append(
-      f"layers differ, by layer_types or max_window_layers={_short(first)}: "
-      "one sliding_window for all layers, or none, only"
+      f"layers differ in layer_types or max_window_layers={_short(first)}: "
+      "only one sliding_window for all layers, or none, is supported"
     )
   return 0 if kinds and kinds[0] == "full_attention" else window
 
@@ -196,14 +213,17 @@ def _positions(reader: _Reader) -> dict[str, Any]:
   if len(said) > 1 and fields[said[0]] != fields[said[1]]:
     reader.wrong.append(
       f"rope_scaling={_short(fields[said[0]])} is not "
-      f"rope_parameters={_short(fields[said[1]])}: one of the two only"
+      f"rope_parameters={_short(fields[said[1]])}: only one is allowed"
     )
   rope = fields.get(key) or {}
   if not isinstance(rope, dict) or any(
     isinstance(value, dict) for value in rope.values()
   ):
-    reader.wrong.append(f"{key}={_short(rope)}: one form for all layers only")
+    reader.wrong.append(
+      f"{key}={_short(rope)}: only one form for all layers is supported"
+    )
     rope = {}
+  # The value inside `rope_parameters` has precedence.
   base = reader.number("rope_theta", 10_000.0)
   inner = _Reader(rope, f"{key}.")
   base = inner.number("rope_theta", base)
@@ -235,16 +255,17 @@ def _positions(reader: _Reader) -> dict[str, Any]:
 def describe(
   config: TransformerConfig, dtype: str, num_positions: int
 ) -> dict[str, Any]:
-  """Writes a config that publishes a model; `parse` reads it back.
+  """Returns the config file of a published model; the inverse of `parse`.
 
   Args:
-    config: The model.
-    dtype: The dtype of its tensors.
-    num_positions: The positions of its context.
+    config: Sizes of the model.
+    dtype: Dtype of its tensors.
+    num_positions: Length of its context.
 
   Raises:
-    ValueError: No family has what the model has.
+    ValueError: No family has the model's combination of biases and norms.
   """
+  # The first family with exactly these features.
   has = config.qkv_bias, config.qk_norm
   name = next(
     (
@@ -257,7 +278,7 @@ def describe(
   if name is None:
     raise ValueError(
       f"config.model.qkv_bias={config.qkv_bias} and config.model.qk_norm="
-      f"{config.qk_norm}: of {', '.join(FAMILIES)} none has both"
+      f"{config.qk_norm}: none of {', '.join(FAMILIES)} has both"
     )
   family = FAMILIES[name]
   fields: dict[str, Any] = {
@@ -269,7 +290,7 @@ def describe(
     "num_hidden_layers": config.num_layers,
     "num_attention_heads": config.num_heads,
     "num_key_value_heads": config.num_kv_heads,
-    "head_dim": config.head_width,
+    "head_dim": config.head_width,  # explicit, also where it is the default
     "hidden_act": "silu",
     "rms_norm_eps": config.norm_eps,
     "rope_theta": config.rope_base,
@@ -289,6 +310,7 @@ def describe(
 
 
 def _scaling_fields(config: TransformerConfig) -> dict[str, Any] | None:
+  """Returns the config value of rotary scaling."""
   match config.rope_scaling:
     case None:
       return None
@@ -302,6 +324,6 @@ def _scaling_fields(config: TransformerConfig) -> dict[str, Any] | None:
 
 
 def _short(value: Any) -> str:
-  """Shows a value in a message, cut if it is long."""
+  """Returns the repr of a value, truncated to 60 characters."""
   text = repr(value)
   return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""Runs tasks of EleutherAI's lm-evaluation-harness: the extra ``eval``."""
+"""Tasks of EleutherAI's lm-evaluation-harness: the extra ``eval``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
@@ -10,24 +10,24 @@ import pathlib
 import sys
 from typing import Any, NamedTuple
 
-from caatnet.interop.answers import Answers
+from caatnet.interop.responses import Responder
 
-# Resamples for the standard error of a metric that has no formula for it.
+# Bootstrap resamples for the standard error of metrics without a formula.
 _RESAMPLES = 1000
 
 
 class TaskMetric(NamedTuple):
-  """A number that the harness computed.
+  """Value of one metric on one task.
 
   Attributes:
-    task: The task or group of tasks.
-    version: The task's version.
-    num_shots: Examples before each document.
-    num_documents: Documents that were evaluated.
-    metric: The metric's name.
-    filter: What the harness did with answers before it judged them.
-    value: The number.
-    stderr: Its standard error; None where the harness gives none.
+    task: Task or group of tasks.
+    version: Version of the task.
+    num_shots: Number of examples before each document.
+    num_documents: Number of evaluated documents.
+    metric: Name of the metric.
+    filter: Postprocessing of the responses by the harness.
+    value: Value of the metric.
+    stderr: Standard error; None if the harness reports none.
   """
 
   task: str
@@ -41,16 +41,16 @@ class TaskMetric(NamedTuple):
 
 
 def check(tasks: Sequence[str], limit: float | None) -> None:
-  """Checks what can be checked before a model is read.
+  """Checks the arguments of `evaluate` before a model is read.
 
   Args:
-    tasks: As in `evaluate`.
-    limit: As in `evaluate`.
+    tasks: Tasks, as in `evaluate`.
+    limit: Limit of documents, as in `evaluate`.
 
   Raises:
     FileNotFoundError: A .yaml file is missing.
-    ValueError: The harness is not installed (the message says how to install
-      it), a task has no name, or the limit leaves no document.
+    ValueError: The harness is not installed (the message contains the command
+      to install it), a task has no name, or the limit leaves no document.
   """
   if "" in tasks:
     raise ValueError(f"--tasks={','.join(tasks)} has an empty name")
@@ -66,65 +66,66 @@ def check(tasks: Sequence[str], limit: float | None) -> None:
 
 
 def evaluate(
-  answers: Answers, tasks: Sequence[str], limit: float | None = None
+  responder: Responder, tasks: Sequence[str], limit: float | None = None
 ) -> dict[str, Any]:
   """Runs tasks of the harness.
 
   Args:
-    answers: Answers the tasks' requests.
-    tasks: Names of tasks or groups that the harness knows, or paths of .yaml
-      files. If all are paths, these files cannot name tasks of the harness: it
+    responder: Computes the responses.
+    tasks: Names of tasks or groups of the harness, or paths of .yaml files. If
+      all are paths, these files cannot refer to tasks of the harness, since it
       would read 14,000 files to find them.
-    limit: How many documents of each task are read; a share of them below 1;
-      None for all.
+    limit: Number of documents per task, or a fraction of them below 1; None for
+      all.
 
   Returns:
-    Plain data: "context" and "num_cut" as in `Answers`; "metrics", the fields
+    Plain data: "context" and "num_cut" as in `Responder`; "metrics", the fields
     of each `TaskMetric`.
 
   Raises:
     FileNotFoundError: A .yaml file is missing.
-    ValueError: The harness is not installed or has no such task, a task or its
-      data cannot be loaded, or the limit leaves no document.
+    ValueError: The harness is not installed or does not have the task, a task
+      or its data cannot be loaded, or the limit leaves no document.
   """
   check(tasks, limit)
-  with contextlib.redirect_stdout(sys.stderr):  # it prints as it goes
+  with contextlib.redirect_stdout(sys.stderr):  # the harness prints progress
     import lm_eval
     from lm_eval.api.model import LM
 
     class Answering(LM):
-      """The class that the harness expects, with our methods."""
+      """Adapter from `Responder` to the base class of the harness."""
 
-      loglikelihood = staticmethod(answers.loglikelihood)
-      loglikelihood_rolling = staticmethod(answers.loglikelihood_rolling)
-      generate_until = staticmethod(answers.generate_until)
+      loglikelihood = staticmethod(responder.loglikelihood)
+      loglikelihood_rolling = staticmethod(responder.loglikelihood_rolling)
+      generate_until = staticmethod(responder.generate_until)
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     manager, loaded = _load(tasks)
-    # It would fork for resamples, and jax has threads.
+    # The harness would fork processes for resampling, which deadlocks with
+    # the threads of jax.
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     results = lm_eval.simple_evaluate(
       Answering(), tasks=loaded, limit=limit, task_manager=manager,
       log_samples=False, bootstrap_iters=_RESAMPLES,
     )
   return {
-    "context": answers.context,
-    "num_cut": answers.num_cut,
+    "context": responder.context,
+    "num_cut": responder.num_cut,
     "metrics": [metric._asdict() for metric in _metrics(results)],
   }
 
 
 def _load(tasks: Sequence[str]) -> tuple[Any, list[Any]]:
-  """Loads tasks and groups of tasks, and their data.
+  """Loads tasks, groups of tasks, and their data.
 
   Returns:
-    The harness' manager of tasks, and its tasks and groups.
+    The harness's task manager, and the tasks and groups.
   """
   from lm_eval.tasks import TaskManager
 
   files = _files(tasks)
-  # The harness takes a file for one of a task (0.4.13). A group it finds by its
-  # name, in a folder that it is told of.
+  # The harness interprets a path as a task (0.4.13). It finds a group only by
+  # name, in the directories of `include_path`.
   groups = {file: name for file in files if (name := _group(file))}
   manager = TaskManager(
     include_path=sorted({os.path.dirname(file) for file in groups}),
@@ -135,39 +136,44 @@ def _load(tasks: Sequence[str]) -> tuple[Any, list[Any]]:
     if task not in (*files, *known):
       near = difflib.get_close_matches(task, known, 1)
       hint = f"; did you mean {near[0]}?" if near else ""
-      raise ValueError(f"--tasks={task}: lm-evaluation-harness has none{hint}")
+      raise ValueError(
+        f"--tasks={task}: not a task of lm-evaluation-harness{hint}"
+      )
   try:
     loaded = manager.load([groups.get(task, task) for task in tasks])
-  except Exception as error:  # whatever comes of a file or of a network
+  except Exception as error:  # any error of a file or of the network
     raise ValueError(
       f"--tasks={','.join(tasks)}: {type(error).__name__}: {error}"
     ) from error
   found = loaded["groups"] | loaded["tasks"]
+  # Tasks inside a loaded group are evaluated with the group.
   inside = {name for names in loaded["group_map"].values() for name in names}
   return manager, [x for name, x in found.items() if name not in inside]
 
 
 def _files(tasks: Sequence[str]) -> list[str]:
-  """Returns those of the tasks that are paths of files."""
+  """Returns the tasks that are paths of files."""
   return [task for task in tasks if task.endswith(".yaml")]
 
 
 def _group(file: str) -> str | None:
-  """Returns the name of the group that a file defines; None for a task's."""
-  import yaml  # the harness has it
+  """Returns the name of the group that a file defines; None for a task."""
+  import yaml  # a dependency of the harness
 
   try:
     said = yaml.safe_load(pathlib.Path(file).read_text())
-  except yaml.YAMLError:  # the harness has tags of its own, such as !function
+  except yaml.YAMLError:  # custom tags of the harness, such as !function
     return None
   return said.get("group") if isinstance(said, dict) else None
 
 
 def _metrics(results: Mapping[str, Any]) -> Iterator[TaskMetric]:
-  """Reads the metrics out of what the harness returns.
+  """Yields the metrics in the harness's result.
 
-  Its keys are "metric,filter" and "metric_stderr,filter", beside other facts.
+  The keys of metrics are "metric,filter" and "metric_stderr,filter"; other keys
+  are ignored.
   """
+  # Groups have aggregated metrics.
   found = results["results"] | results.get("groups", {})
   for task, values in found.items():
     for key, value in values.items():

@@ -1,9 +1,10 @@
-"""Hugging Face's folders to a run's folder and back, tensor by tensor.
+"""Conversion between Hugging Face's folders and a run's folder.
 
-A published folder has ``config.json``, safetensors files, and those of its
-tokenizer. A run's folder that was made of one has, beside what every run has, a
-file `ORIGIN` that says what it was made of, and all of the tokenizer's files.
-No more than the tensors of one layer's parameter are in memory.
+A published folder contains ``config.json``, safetensors files, and the files of
+its tokenizer. A run's folder that was converted from one contains, in addition
+to the files of every run, the file `ORIGIN` with the source's config and
+dtypes, and all files of the tokenizer. Tensors are converted one by one: at
+most the tensors of one layer's parameter are in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,13 +34,13 @@ from caatnet.interop.source import (
 )
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.train import files, records, tokenizer
-from caatnet.train.checkpoint import evaluated, slices
+from caatnet.train.checkpoint import export, slices
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.experiment import Experiment
 
 ORIGIN = "huggingface.json"
 
-# What is beside the weights and copied as it is.
+# Files in addition to the weights, which are copied unchanged.
 _BESIDE = (
   *FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
 )
@@ -47,18 +48,18 @@ _BESIDE = (
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-  """What a conversion has made.
+  """Summary of a conversion.
 
   Attributes:
     folder: The new folder.
-    parameters: How many numbers the published tensors are.
-    published_bytes: The size of the published tensors.
-    ranks: The tensor ranks of the run.
-    kv_heads: The published key/value heads, and those of the run.
-    tokenizer: The name of the tokenizer; "" for none.
-    cache_bytes: What a token's keys and values are, over all layers and ranks,
-      in the dtype of activations: by the published heads, and by the run's,
-      those that pad the last rank counted.
+    parameters: Number of elements of the published tensors.
+    published_bytes: Bytes of the published tensors.
+    ranks: Tensor ranks of the run.
+    kv_heads: Number of key/value heads in the published model and in the run.
+    tokenizer: Name of the tokenizer; "" for none.
+    cache_bytes: Bytes of a token's keys and values over all layers and ranks,
+      in the dtype of activations: with the published heads, and with the run's
+      heads including padding of the last rank.
   """
 
   folder: pathlib.Path
@@ -71,7 +72,7 @@ class Conversion:
 
   @property
   def rows(self) -> list[list[str]]:
-    """A table of it: what is counted, as it is published, and in the run."""
+    """Rows of a table: quantity, published value, and value in the run."""
     return [
       ["parameters", f"{self.parameters:,}", ""],
       ["bytes of tensors", f"{self.published_bytes:,}", ""],
@@ -84,12 +85,13 @@ class Conversion:
 
 
 def check_target(source: pathlib.Path, to: pathlib.Path) -> None:
-  """Checks the name of a new folder before the other one is read.
+  """Checks the name of a new folder before the source is read.
 
   Raises:
-    FileExistsError: Something has that name.
-    ValueError: It is inside the folder that is read, or cannot be written.
+    FileExistsError: The name exists.
+    ValueError: The target is inside the source folder, or is not writable.
   """
+  # Symbolic links are resolved: the target must not be inside the source.
   if pathlib.Path(os.path.realpath(source)) in (
     pathlib.Path(os.path.realpath(to)).parents
   ):
@@ -98,7 +100,7 @@ def check_target(source: pathlib.Path, to: pathlib.Path) -> None:
 
 
 def is_run(folder: pathlib.Path) -> bool:
-  """Says whether a folder is a run's, or one with a published model.
+  """Returns whether a folder is a run's, rather than a published model's.
 
   Raises:
     FileNotFoundError: It is neither.
@@ -121,26 +123,28 @@ def write_run(
 ) -> Conversion:
   """Writes a run's folder, with a checkpoint of step 0, from a published model.
 
-  Its checkpoint has parameters only, in the dtype that they are published in.
+  The checkpoint contains only parameters, in their published dtype.
 
   Args:
     source: The published model.
-    experiment: The run, whose config has ``source.section`` in it.
-    folder: The run's folder, which nothing has yet.
+    experiment: The run, whose config contains ``source.section``.
+    folder: The run's folder, which must not exist.
     advance: Called after every tensor.
 
   Raises:
-    FileExistsError: Something has that name.
+    FileExistsError: The folder exists.
     ValueError: A file cannot be read or written.
   """
   model = experiment.program.model
 
   def sliced(slot: layout.Slot) -> slices.Sliced:
     names = [part.named(row) for row in slot.rows() for part in slot.parts]
+    # A parameter made of several tensors has the widest of their dtypes.
     dtype = functools.reduce(
       jnp.promote_types, (source.tensors[name].dtype for name in names)
     )
 
+    # Read lazily, one layer at a time, while the checkpoint is written.
     def made() -> Iterator[tuple[slices.Place, np.ndarray]]:
       for row in slot.rows():
         arrays = []
@@ -149,9 +153,11 @@ def write_run(
           array = tensors.read(source.tensors[name], name)
           arrays.append(array.astype(dtype))
           advance()
+        # (worker, layer): one worker's parameters are stored.
         place = (0,) if row is None else (0, row)
         yield place, layout.join(slot, arrays)
 
+    # Chunks of the checkpoint: one worker, layer and rank each.
     ones = (1,) * (1 + len(slot.shape) - len(slot.slice_shape))
     return slices.Sliced(
       (1, *slot.shape), jnp.dtype(dtype), (*ones, *slot.slice_shape), made
@@ -159,6 +165,7 @@ def write_run(
 
   params = _tree({slot.path: sliced(slot) for slot in source.slots})
   expected = jax.eval_shape(model.init, jax.random.key(0))
+  # Without the leading dim of workers.
   shapes = jax.tree.map(lambda x: x.shape[1:], params)
   assert shapes == jax.tree.map(lambda x: x.shape, expected), shapes
   published = {
@@ -170,6 +177,7 @@ def write_run(
     "config": source.fields,
     "tensors": {name: x.dtype for name, x in published.items()},
   }
+  # Written to a temporary folder, which is renamed when it is complete.
   with files.whole_folder(folder) as partial:
     (partial / "checkpoints").mkdir()
     slices.write_params(partial / "checkpoints", 0, params)
@@ -196,16 +204,16 @@ def write_published(
   Args:
     experiment: The run.
     workdir: The run's folder.
-    folder: The published folder, which nothing has yet.
-    step: The step of the checkpoint; None for the newest one.
-    dtype: The dtype of all tensors; "" for those that the run was made of, and
-      float32 if it was not made of published ones.
-    shard_bytes: The size up to which a file grows.
+    folder: The published folder, which must not exist.
+    step: Step of the checkpoint; None for the newest one.
+    dtype: Dtype of all tensors; "" for the dtypes of the source that the run
+      was converted from, or float32 without a source.
+    shard_bytes: Maximum size of a file in bytes.
     advance: Called after every tensor.
 
   Raises:
-    FileExistsError: Something has that name.
-    FileNotFoundError: There is no such checkpoint.
+    FileExistsError: The folder exists.
+    FileNotFoundError: The checkpoint does not exist.
     ValueError: The model has no published form, or a file is damaged.
   """
   model = experiment.program.model
@@ -217,14 +225,17 @@ def write_published(
   slots = layout.slots(model.config, model.tensor.size, repeats)
   shapes = {name: part.shape for name, part in layout.published(slots)}
   dtypes = origin.get("tensors") or dict.fromkeys(shapes, "float32")
-  if HEAD in dtypes:  # a table that is published twice
+  if HEAD in dtypes:  # tied embeddings that are published twice
     shapes.setdefault(HEAD, shapes[TABLE])
   if dtypes.keys() != shapes.keys() or not {*dtypes.values()} <= {*DTYPES}:
-    raise ValueError(f"{workdir / ORIGIN} is damaged: other tensors")
+    raise ValueError(
+      f"{workdir / ORIGIN} is damaged: its tensors are not those of the model"
+    )
   announced = {name: (dtype or dtypes[name], shapes[name]) for name in dtypes}
   fields = dict(origin.get("config") or families.describe(
     model.config, dtype or "float32", experiment.data.seq_len
   ))
+  # The config must agree with the dtype of the tensors.
   for key in {"dtype", "torch_dtype"} & set(fields) if dtype else ():
     fields[key] = dtype
   stored = _read_params(experiment, workdir, step)
@@ -245,49 +256,50 @@ def write_published(
 
 
 def _cast(values: np.ndarray, dtype: str, name: str) -> np.ndarray:
-  """Casts a tensor; refuses a dtype in which finite numbers are not."""
+  """Casts a tensor; raises ValueError if a finite number becomes infinite."""
   with np.errstate(over="ignore"):
     cast = values.astype(dtype)
   if np.isinf(cast).sum() > np.isinf(values).sum():
     largest = np.abs(values[np.isfinite(values)]).max()
     raise ValueError(
-      f"dtype={dtype}: {name} has {largest:g}, which is infinite in it"
+      f"dtype={dtype}: {name} has {largest:g}, which overflows this dtype"
     )
   return cast
 
 
 def num_tensors(experiment: Experiment) -> int:
-  """Returns how many tensors the published form of a run's model has."""
+  """Returns the number of tensors of the published form of a run's model."""
   _check_dense(model := experiment.program.model)
   slots = layout.slots(model.config, model.tensor.size)
   return len(list(layout.published(slots)))
 
 
 def _check_dense(model: Any) -> None:
-  """Refuses models that have no published form."""
+  """Raises ValueError for a model that has no published form."""
   if not isinstance(model, TransformerModel):
     raise ValueError(
-      "only config.model.name='transformer' has a form that is published"
+      "only config.model.name='transformer' has a published form"
     )
   p = min(sync.p for syncs in model.config.syncs for sync in syncs)
   if model.tensor.size > 1 and p < 1:
     raise ValueError(
       f"config.sync.p={p:g} on {model.tensor.size} tensor ranks: each rank has "
-      "channels of its own, which no published model has; only p = 1 can be "
-      "written"
+      "private channels, which no published architecture has; only p = 1 can "
+      "be written"
     )
 
 
 def _read_origin(
   experiment: Experiment, workdir: pathlib.Path
 ) -> dict[str, Any]:
-  """Reads what a run was made of; {} if not of published tensors."""
+  """Reads and checks the file `ORIGIN`; {} if the run has none."""
   path = workdir / ORIGIN
   if not path.exists():
     return {}
   origin = tensors.read_json(path)
   try:
     section, wrong = families.parse(origin["config"])
+    # The run has repeated heads, the published config has not.
     section["num_kv_heads"] *= origin["repeats"]
     same = make_config(section)
   except (KeyError, TypeError, ValueError) as error:
@@ -299,7 +311,7 @@ def _read_origin(
   ]
   if wrong or differ:
     raise ValueError(
-      f"{path} is of another model than config.json beside it "
+      f"{path} describes another model than config.json in its folder "
       f"({'; '.join(wrong) or ', '.join(differ)})"
     )
   return origin
@@ -308,13 +320,13 @@ def _read_origin(
 def _read_params(
   experiment: Experiment, workdir: pathlib.Path, step: int | None
 ) -> Any:
-  """Opens the parameters that stand for a run, ``[1 or workers, ...]``.
+  """Opens the parameters of a run, arrays ``[1 or workers, ...]``.
 
-  With data parallelism these are any worker's. With other outer loops they are
-  computed, and all in memory.
+  With data parallelism all workers have the same parameters. With other outer
+  loops the evaluated parameters are computed, and all are in memory.
   """
   if experiment.config["outer"]["algorithm"] != "data_parallel":
-    params, _ = evaluated.read(experiment, workdir, step)
+    params, _ = export.read(experiment, workdir, step)
     return jax.tree.map(lambda x: slices.InMemory(np.asarray(x)[None]), params)
   with contextlib.closing(Checkpointer(workdir, experiment.program)) as reader:
     return reader.open_params(step)[0]
@@ -323,14 +335,15 @@ def _read_params(
 def _take_apart(
   slots: Sequence[layout.Slot], stored: Any
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields all published tensors of a checkpoint's parameters by name."""
+  """Yields name and values of all published tensors of a checkpoint."""
   for slot in slots:
     array = functools.reduce(lambda tree, key: tree[key], slot.path, stored)
     if array.shape[1:] != slot.shape:
       raise ValueError(
         f"{'/'.join(slot.path)} is {list(array.shape[1:])} in the checkpoint, "
-        f"but {list(slot.shape)} by config.json"
+        f"but {list(slot.shape)} according to config.json"
       )
+    # Rows are read one layer at a time.
     found = array.rows((0,)) if slot.layers else [array.at((0,))]
     for row, values in zip(slot.rows(), found, strict=True):
       parts = layout.take_apart(slot, values)
@@ -339,7 +352,7 @@ def _take_apart(
 
 
 def _tree(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-  """Makes a nested dict from leaves by their paths."""
+  """Returns a nested dict of leaves, given by their paths."""
   tree: dict[str, Any] = {}
   for (*above, last), leaf in leaves.items():
     place = tree
@@ -350,7 +363,7 @@ def _tree(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
 
 
 def _copy(source: pathlib.Path, to: pathlib.Path) -> None:
-  """Copies what is beside the weights."""
+  """Copies the files in addition to the weights."""
   for name in _BESIDE:
     if (source / name).is_file():
       to.mkdir(exist_ok=True)
@@ -364,9 +377,11 @@ def _conversion(
   repeats: int,
   tokenizer: str,
 ) -> Conversion:
+  """Returns the summary of a conversion."""
   config, ranks = model.config, model.tensor.size
   kv_heads = config.num_kv_heads // repeats, config.num_kv_heads
-  of_ranks = ranks * -(-config.num_kv_heads // ranks)
+  of_ranks = ranks * -(-config.num_kv_heads // ranks)  # including padding
+  # Keys and values of one head in all layers, in elements per token.
   width = 2 * config.num_layers * config.head_width
   itemsize = jnp.dtype(config.dtype).itemsize
   return Conversion(

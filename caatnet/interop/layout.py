@@ -1,9 +1,9 @@
-"""Where published tensors are in a model's parameters.
+"""Mapping between published tensors and a model's parameters.
 
 A published matrix is ``[outputs, inputs]``, one tensor per layer and
-projection. Ours is stacked over layers and cut into ranks, and a rank's
-queries, keys and values lie side by side, as do its gate and up. Both ways move
-numbers and change none.
+projection. Our parameters are stacked over layers and sharded over ranks; a
+rank's queries, keys and values are concatenated, as are its gate and up
+projections. Both directions move numbers without changing them.
 
 Shape legend: L = layers, R = ranks, H = width, D = head width.
 """
@@ -20,16 +20,17 @@ from parallel.axes import divisors
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """One published tensor, of each layer or of the model.
+  """One published tensor of each layer or of the model.
 
   Attributes:
-    name: Its published name, with ``{layer}`` where the layer's number goes.
-    shape: Its published shape.
-    dim: The published dim that is cut into ranks; None if every rank has all.
-    cut: How much of that dim a rank has; at the end, some of it is padding.
-    transposed: Whether the dims of our matrix are in the other order.
-    repeats: How often each group of ``unit`` rows is there in ours.
-    unit: The rows of a key/value head.
+    name: Published name, with ``{layer}`` for the number of the layer.
+    shape: Published shape.
+    dim: Published dim that is sharded over ranks; None if every rank has the
+      whole tensor.
+    cut: Size of that dim on a rank; at the end some of it is padding.
+    transposed: Whether the dims of our matrix are in the opposite order.
+    repeats: Number of times that each group of ``unit`` rows is repeated.
+    unit: Rows of a key/value head.
   """
 
   name: str
@@ -41,19 +42,19 @@ class Part:
   unit: int = 1
 
   def named(self, layer: int | None) -> str:
-    """Returns the name of the tensor of a layer."""
+    """Returns the published name of a layer's tensor."""
     return self.name.format(layer=layer)
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-  """A parameter of ours, and the tensors that lie side by side in it.
+  """A parameter, and the tensors that are concatenated in it.
 
   Attributes:
-    path: The keys of the parameter.
-    parts: The tensors, in the order of its last dim.
-    layers: The layers over which it is stacked; 0 if it is not.
-    ranks: The ranks into which it is cut; 0 if it is not.
+    path: Keys of the parameter.
+    parts: Tensors, in the order of the parameter's last dim.
+    layers: Number of layers that it is stacked over; 0 if it is not stacked.
+    ranks: Number of ranks that it is sharded over; 0 if it is not sharded.
   """
 
   path: tuple[str, ...]
@@ -62,40 +63,47 @@ class Slot:
   ranks: int
 
   def rows(self) -> Sequence[int | None]:
-    """Returns the layers; one None if it is not stacked."""
+    """Returns the layers; [None] if the parameter is not stacked."""
     return range(self.layers) if self.layers else [None]
 
   @property
   def slice_shape(self) -> tuple[int, ...]:
-    """The shape of one layer's slice of one rank."""
+    """Shape of one layer's slice of one rank."""
     *others, last = zip(*map(_cut_shape, self.parts), strict=True)
     return (*(dims[0] for dims in others), sum(last))
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """The shape of the parameter of one worker."""
+    """Shape of one worker's parameter."""
     lead = [n for n in (self.layers, self.ranks) if n]
     return (*lead, *self.slice_shape)
 
 
 def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
-  """Returns how often key/value heads are repeated so that every rank has one.
+  """Returns the number of repetitions that give every rank a key/value head.
 
-  A rank has the query heads that belong to its key/value heads. Repeated r
-  times, next to each other, each key/value head has 1/r of its query heads, and
-  they are the same heads in the same order, so attention computes the same.
+  A rank has the query heads that belong to its key/value heads. If each
+  key/value head is repeated r times, consecutively, each copy has 1/r of its
+  query heads. The query heads and their order do not change, so attention
+  computes the same result.
 
   Args:
-    num_heads: The query heads.
-    num_kv_heads: The key/value heads, which divide them.
-    ranks: The ranks.
+    num_heads: Number of query heads.
+    num_kv_heads: Number of key/value heads, which divides `num_heads`.
+    ranks: Number of ranks.
 
   Raises:
-    ValueError: However often they are repeated, a rank has none; the message
-      says how many ranks there can be.
+    ValueError: No number of repetitions gives every rank a head; the message
+      lists the possible numbers of ranks.
+
+  Example:
+    Two key/value heads on four ranks are repeated twice:
+
+    >>> num_repeats(num_heads=8, num_kv_heads=2, ranks=4)
+    2
   """
   choices = divisors(num_heads // num_kv_heads)
-  for repeats in choices:
+  for repeats in choices:  # ascending: the smallest cache
     if _all_have_one(num_kv_heads * repeats, ranks):
       return repeats
   fitting = [
@@ -103,29 +111,30 @@ def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
     if any(_all_have_one(num_kv_heads * r, number) for r in choices)
   ]
   raise ValueError(
-    f"ranks={ranks} would leave one without any of the {num_heads} query "
-    f"heads, which are cut with their {num_kv_heads} key/value heads; use one "
-    f"of {', '.join(map(str, fitting))}"
+    f"ranks={ranks} would leave a rank without any of the {num_heads} query "
+    f"heads, which are split with their {num_kv_heads} key/value heads; use "
+    f"one of {', '.join(map(str, fitting))}"
   )
 
 
 def _all_have_one(size: int, ranks: int) -> bool:
-  """Says whether equal cuts of ``size`` leave no rank without any."""
+  """Returns whether shards of equal size leave no rank empty."""
   return math.ceil(size / ranks) * (ranks - 1) < size
 
 
 def slots(
   config: TransformerConfig, ranks: int, repeats: int = 1
 ) -> list[Slot]:
-  """Lists all parameters with what they are made of.
+  """Returns all parameters with the published tensors that they consist of.
 
   Args:
-    config: The model, whose key/value heads are repeated already.
-    ranks: The tensor ranks.
-    repeats: How often a published key/value head is there.
+    config: Sizes of the model, with repeated key/value heads.
+    ranks: Number of tensor ranks.
+    repeats: Number of times that a published key/value head is repeated.
   """
   width, d = config.width, config.head_width
   kv_heads = math.ceil(config.num_kv_heads / ranks)
+  # Query heads follow their key/value heads, so that a group stays on a rank.
   heads = kv_heads * (config.num_heads // config.num_kv_heads)
   ffn = math.ceil(config.ffn_width / ranks)
   vocab = math.ceil(config.vocab_size / ranks)
@@ -177,6 +186,7 @@ def slots(
     others["head"] = (matrix("lm_head", config.vocab_size, vocab, 0),)
 
   def slot(path, parts, layers):
+    # All parts of a slot are sharded, or none.
     return Slot(path, parts, layers, ranks if parts[0].dim is not None else 0)
 
   found = [slot((key,), parts, 0) for key, parts in others.items()]
@@ -190,7 +200,7 @@ def slots(
 
 
 def published(found: Sequence[Slot]) -> Iterator[tuple[str, Part]]:
-  """Yields the name of every published tensor of a model, and its part."""
+  """Yields name and part of every published tensor of a model."""
   for slot in found:
     for layer in slot.rows():
       for part in slot.parts:
@@ -198,29 +208,30 @@ def published(found: Sequence[Slot]) -> Iterator[tuple[str, Part]]:
 
 
 def join(slot: Slot, tensors: Sequence[np.ndarray]) -> np.ndarray:
-  """Makes one layer of a parameter from its published tensors.
+  """Returns one layer of a parameter from its published tensors.
 
   Args:
     slot: The parameter.
-    tensors: One array for each part, as published.
+    tensors: One array per part, as published.
 
   Returns:
-    ``[R, ...]``, or ``[...]`` of a parameter that is not cut.
+    ``[R, ...]``, or ``[...]`` for a parameter that is not sharded.
   """
+  # Each part is sharded first: a rank's parts are then concatenated.
   cut = [_cut(part, slot.ranks, x)
          for part, x in zip(slot.parts, tensors, strict=True)]
   return cut[0] if len(cut) == 1 else np.concatenate(cut, axis=-1)
 
 
 def take_apart(slot: Slot, values: np.ndarray) -> list[np.ndarray]:
-  """Makes published tensors from one layer of a parameter; undoes `join`.
+  """Returns published tensors from one layer of a parameter; undoes `join`.
 
   Args:
     slot: The parameter.
-    values: ``[R, ...]``, or ``[...]`` of a parameter that is not cut.
+    values: ``[R, ...]``, or ``[...]`` for a parameter that is not sharded.
 
   Raises:
-    ValueError: Heads that were repeated are no longer equal.
+    ValueError: Repeated heads are no longer equal.
   """
   ends = np.cumsum([_cut_shape(part)[-1] for part in slot.parts])[:-1]
   pieces = np.split(values, ends, axis=-1)
@@ -228,7 +239,7 @@ def take_apart(slot: Slot, values: np.ndarray) -> list[np.ndarray]:
 
 
 def _cut_shape(part: Part) -> tuple[int, ...]:
-  """Returns the shape of one rank's share of a part, as ours is."""
+  """Returns the shape of one rank's shard of a part, in our dim order."""
   shape = list(part.shape)
   if part.dim is not None:
     shape[part.dim] = part.cut
@@ -236,37 +247,39 @@ def _cut_shape(part: Part) -> tuple[int, ...]:
 
 
 def _cut(part: Part, ranks: int, x: np.ndarray) -> np.ndarray:
-  """Cuts a published tensor into ``[R, ...]``, zeros at the end."""
+  """Shards a published tensor into ``[R, ...]``, padded with zeros."""
   if part.dim is None:
     return x
   if part.repeats > 1:
     heads = x.reshape(-1, part.unit, *x.shape[1:])
     x = np.repeat(heads, part.repeats, axis=0).reshape(-1, *x.shape[1:])
   x = np.moveaxis(x, part.dim, 0)
+  # Padding at the end: the last ranks may have less than a full shard.
   missing = ranks * part.cut - x.shape[0]
   if missing:
     x = np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)])
   x = x.reshape(ranks, part.cut, *x.shape[1:])  # [R, cut, other dim]
-  # In ours, the cut dim of a projection's columns is the last one.
+  # In a column-parallel projection our sharded dim is the last one.
   return np.swapaxes(x, 1, 2) if part.transposed and part.dim == 0 else x
 
 
 def _uncut(part: Part, x: np.ndarray) -> np.ndarray:
-  """Undoes `_cut`."""
+  """Inverse of `_cut`: removes padding and repeated heads."""
   if part.dim is None:
     return x
   if part.transposed and part.dim == 0:
     x = np.swapaxes(x, 1, 2)
   x = x.reshape(-1, *x.shape[2:])  # [R * cut, other dim]
   size = part.shape[part.dim] * part.repeats
-  x = x[:size]
+  x = x[:size]  # without padding
   if part.repeats > 1:
     heads = x.reshape(-1, part.repeats, part.unit, *x.shape[1:])
+    # Bits, so that NaN equals NaN and -0 differs from 0.
     bits = heads.view(f"u{x.dtype.itemsize}")
     if (bits != bits[:, :1]).any():
       raise ValueError(
-        f"{part.name}: heads that were repeated {part.repeats} times are no "
-        "longer equal"
+        f"{part.name}: key/value heads that were repeated {part.repeats} times "
+        "are no longer equal"
       )
     x = heads[:, 0].reshape(-1, *x.shape[1:])
   return np.moveaxis(x, 0, part.dim)

@@ -1,4 +1,4 @@
-"""A published model: its config and the heads of its files, all checked."""
+"""Published model: its config and file headers, completely checked."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -15,24 +15,24 @@ from parallel.tensor.partial_sync import PartialSync
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
-# Early files of Llama hold the frequencies of rotary positions, which both
-# libraries compute.
+# Early files of Llama contain the frequencies of rotary positions, which both
+# libraries compute instead.
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A published model that has been checked, and how it becomes a run's.
+  """A checked published model, and its conversion to a run.
 
   Attributes:
     folder: The published folder.
-    fields: Its config file.
+    fields: Content of its config file.
     tensors: Its tensors by name.
-    section: Values of ``config.model`` that make the model.
-    ranks: The tensor ranks.
-    repeats: How often key/value heads are repeated for the ranks.
-    slots: The parameters of the model.
-    tokenizer: Its tokenizer; None if the folder has none that we read.
+    section: Values of ``config.model`` that describe the model.
+    ranks: Number of tensor ranks.
+    repeats: Number of times that key/value heads are repeated for the ranks.
+    slots: Parameters of the model.
+    tokenizer: Its tokenizer; None if the folder has no supported one.
   """
 
   folder: pathlib.Path
@@ -46,37 +46,38 @@ class Source:
 
   @property
   def num_positions(self) -> int:
-    """The positions of its context; as many as can be if it does not say."""
+    """Length of its context; 2**31 - 1 if not given."""
     return self.fields.get("max_position_embeddings") or 2**31 - 1
 
   @property
   def num_tensors(self) -> int:
-    """How many tensors are read."""
+    """Number of tensors to read."""
     return len(list(layout.published(self.slots)))
 
 
 def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
-  """Reads a published model's config and the heads of its files.
+  """Reads and checks a published model's config and the headers of its files.
 
   Args:
     folder: The published folder.
-    ranks: The tensor ranks to cut it into.
-    dtype: The dtype of the run's activations; "" for the published one.
+    ranks: Number of tensor ranks of the run.
+    dtype: Dtype of the run's activations; "" for the published one.
 
   Raises:
     FileNotFoundError: There are no safetensors files.
-    ValueError: Something is missing, too much, of another shape or not
-      supported, a file is damaged, or the tokenizer is of another model; the
-      message says all of it.
+    ValueError: A tensor is missing, unexpected, or has another shape or dtype;
+      a key is not supported; a file is damaged; or the tokenizer belongs to
+      another model. The message lists all problems.
   """
   one_of("dtype", dtype, ("", *DTYPES))
   fields = tensors.read_json(folder / "config.json")
   if not isinstance(fields, dict):
-    raise ValueError(f"{folder / 'config.json'} is damaged: it is no object")
+    raise ValueError(f"{folder / 'config.json'} is damaged: not an object")
   section, wrong = families.parse(fields)
   found, damaged = tensors.find(folder)
   wrong += damaged
   repeats, slots = 1, []
+  # Guards against a config that would list an enormous number of tensors.
   if section and section["num_layers"] > len(found):
     wrong.append(
       f"num_hidden_layers={section['num_layers']}, but the files have "
@@ -95,7 +96,7 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
   if slots and not damaged:
     wrong += _compare(found, slots, section["tied_embeddings"])
   tokenizer = None
-  # Of those that we do not read, loading says so.
+  # `load` raises an error for formats that are not supported.
   if any((folder / name).is_file() for name in (FILES[0], "tokenizer.model")):
     try:
       tokenizer = load(str(folder), "--from")
@@ -104,6 +105,7 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
       wrong.append(str(error))
   if wrong:
     raise ValueError(f"{folder} cannot be converted: {'; '.join(wrong)}")
+  # Newer files have the key "dtype" instead.
   said = fields.get("torch_dtype", fields.get("dtype"))
   section["dtype"] = dtype or (
     said if said in DTYPES else found[TABLE].dtype
@@ -114,7 +116,7 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
 
 
 def make_config(section: Mapping[str, Any]) -> TransformerConfig:
-  """Makes the sizes of a model from values of ``config.model``, at p = 1."""
+  """Returns a model's sizes from values of ``config.model``, at p = 1."""
   every = PartialSync(1.0)
   return TransformerConfig(
     **{**section, "rope_scaling": parse_scaling(section["rope_scaling"])},
@@ -123,7 +125,7 @@ def make_config(section: Mapping[str, Any]) -> TransformerConfig:
 
 
 def is_computed(name: str) -> bool:
-  """Says whether a tensor holds nothing that a model learns."""
+  """Returns whether a tensor is computed from the config, not learned."""
   return _COMPUTED.search(name) is not None
 
 
@@ -132,7 +134,7 @@ def _compare(
   slots: Sequence[layout.Slot],
   tied: bool,
 ) -> list[str]:
-  """Lists what is missing, too much, or of another shape or dtype."""
+  """Returns messages on missing or unexpected tensors, shapes and dtypes."""
   expected = {name: part.shape for name, part in layout.published(slots)}
   wrong = []
   if missing := expected.keys() - found.keys():
@@ -141,6 +143,7 @@ def _compare(
     name for name in found.keys() - expected.keys()
     if not is_computed(name)
   }
+  # Some publishers store tied embeddings twice; the copies must be equal.
   if tied and HEAD in surplus and TABLE in found:
     surplus.remove(HEAD)
     if not _are_equal(found, HEAD, TABLE):
@@ -159,24 +162,24 @@ def _compare(
   for dtype in sorted({found[name].dtype for name in others}):
     names = [name for name in others if found[name].dtype == dtype]
     wrong.append(
-      f"{_grouped(names)} in {dtype}, which is none of {', '.join(DTYPES)}"
+      f"{_grouped(names)} in {dtype}, which is not one of {', '.join(DTYPES)}"
     )
   return wrong
 
 
 def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int | None) -> None:
-  """Refuses a tokenizer of another model, with tokens that have no row."""
+  """Raises ValueError for a tokenizer with more tokens than the model."""
   if vocab_size is not None and tokenizer.vocab_size > vocab_size:
     raise ValueError(
       f"{FILES[0]} has {tokenizer.vocab_size} tokens, but "
-      f"vocab_size={vocab_size}: it is of another model"
+      f"vocab_size={vocab_size}: it belongs to another model"
     )
 
 
 def _are_equal(
   found: Mapping[str, tensors.Tensor], one: str, other: str
 ) -> bool:
-  """Says whether two tensors have the same bits."""
+  """Returns whether two tensors are bitwise equal."""
   bits = (tensors.read(found[name], name) for name in (one, other))
   dtypes, shapes, values = zip(
     *((x.dtype, x.shape, x.tobytes()) for x in bits), strict=True
@@ -185,7 +188,7 @@ def _are_equal(
 
 
 def _grouped(names: Iterable[str]) -> str:
-  """Lists names; those that differ in the layer only are one."""
+  """Returns a list of names in which layers are abbreviated as ranges."""
   layers: dict[str, list[int]] = {}
   for name in names:
     match = re.search(r"\.layers\.(\d+)\.", name)
@@ -200,7 +203,7 @@ def _grouped(names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-  """Writes sorted numbers as "3" or "{0-4,7}"."""
+  """Formats sorted numbers as "3" or "{0-4,7}"."""
   runs: list[list[int]] = []
   for number in numbers:
     if runs and number == runs[-1][-1] + 1:

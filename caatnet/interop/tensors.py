@@ -1,9 +1,9 @@
-"""Folders of published tensors: safetensors files, read and written in turn.
+"""Safetensors files of a folder, read and written one tensor at a time.
 
-Reading is the library's, which checks a file's header against its size. It is
-asked for one tensor at a time, and the file is closed in between: pages of a
-file that stays mapped count as this process's memory. Writing is done here,
-since the library takes the tensors of a file all at once.
+Reading uses the library, which checks a file's header against its size. It
+reads one tensor at a time, and the file is closed in between, since the pages
+of a mapped file count as memory of this process. Writing is implemented here,
+since the library takes all tensors of a file at once.
 
 Source of the format: huggingface.co/docs/safetensors.
 """
@@ -26,7 +26,7 @@ import safetensors
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# The dtypes of weights that we take, by the format's names.
+# Supported dtypes of weights by their names in the format.
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _CODES = {name: code for code, name in DTYPES.items()}
 
@@ -37,8 +37,8 @@ class Tensor:
 
   Attributes:
     path: The file.
-    dtype: Its dtype by jax's name; one that we do not take, by the format's.
-    shape: Its shape.
+    dtype: Dtype by jax's name; an unsupported one by the format's name.
+    shape: Shape.
   """
 
   path: pathlib.Path
@@ -47,18 +47,18 @@ class Tensor:
 
   @property
   def size_bytes(self) -> int:
-    """Its size, if the dtype is one that we take."""
+    """Size in bytes, for a supported dtype."""
     return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
 def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
-  """Lists a folder's tensors, from one file or from an index and its shards.
+  """Returns a folder's tensors, from one file or from an index and its shards.
 
   Args:
     folder: The folder.
 
   Returns:
-    The tensors by name, and what is wrong with the files.
+    The tensors by name, and messages on problems with the files.
 
   Raises:
     FileNotFoundError: The folder has no such files.
@@ -70,7 +70,7 @@ def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     why = (
       f"only {pickled[0]}, which is pickled: reading it can run any code. "
-      "Have it converted to safetensors" if pickled else "nothing of the kind"
+      "Convert it to safetensors first" if pickled else "no such file"
     )
     raise FileNotFoundError(
       f"{folder} must have {SINGLE} or {INDEX}; there is {why}"
@@ -80,16 +80,18 @@ def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
   wrong: list[str] = []
   for shard in sorted(set(place_of.values())):
     path = folder / shard
+    # A name with a directory could point outside the folder.
     if pathlib.Path(shard).name != shard or not path.is_file():
-      wrong.append(f"{INDEX} names {shard!r}, which is no file of the folder")
+      wrong.append(f"{INDEX} names {shard!r}, which is not in the folder")
       continue
     tensors, problems = _of_file(path)
     wrong += problems
     listed = {name for name, place in place_of.items() if place == shard}
+    # A damaged shard lists no tensors: one message suffices.
     lacking = set() if problems else listed - set(tensors)
     wrong += [f"{shard} lacks {name}" for name in sorted(lacking)]
     wrong += [
-      f"{name} is in {shard}, but not by {INDEX}"
+      f"{name} is in {shard}, but not according to {INDEX}"
       for name in sorted(set(tensors) - listed)
     ]
     found |= {name: x for name, x in tensors.items() if name in listed}
@@ -97,7 +99,7 @@ def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def read(tensor: Tensor, name: str) -> np.ndarray:
-  """Reads a tensor.
+  """Returns the values of a tensor.
 
   Raises:
     ValueError: The file has been damaged since it was listed.
@@ -107,7 +109,7 @@ def read(tensor: Tensor, name: str) -> np.ndarray:
 
 
 class Writer:
-  """Writes tensors to a folder's files, in any order, one at a time."""
+  """Writes tensors to the files of a folder, in any order, one at a time."""
 
   def __init__(
     self,
@@ -119,8 +121,8 @@ class Writer:
 
     Args:
       folder: The folder, which exists.
-      tensors: The dtype and shape of each tensor, in the order of the files.
-      shard_bytes: The size up to which a file grows, unless a single tensor is
+      tensors: Dtype and shape of each tensor, in the order of the files.
+      shard_bytes: Maximum size of a file in bytes, unless a single tensor is
         larger.
     """
     sizes = {
@@ -147,7 +149,7 @@ class Writer:
       self._opened = opened.pop_all()
 
   def _write_header(self, file: IO[bytes], sizes: Mapping[str, int]) -> None:
-    """Writes the head of a file, and notes where its tensors go."""
+    """Writes the header of a file, and records the offsets of its tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, size in sizes.items():
@@ -158,13 +160,13 @@ class Writer:
       }
       start += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that tensors begin at whole words
+    text += b" " * (-len(text) % 8)  # so that tensors are aligned to 8 bytes
     file.write(struct.pack("<Q", len(text)) + text)
     for name in sizes:
       self._place[name] = file, 8 + len(text) + header[name]["data_offsets"][0]
 
   def write(self, name: str, values: np.ndarray) -> None:
-    """Writes a tensor, which has the dtype and shape that were announced."""
+    """Writes a tensor, which must have the declared dtype and shape."""
     dtype, shape = self._tensors[name]
     assert values.shape == tuple(shape), name
     assert values.dtype == jnp.dtype(dtype), name
@@ -182,13 +184,13 @@ class Writer:
         assert not self._left, self._left
         for file in {file for file, _ in self._place.values()}:
           file.flush()
-          os.fsync(file.fileno())
+          os.fsync(file.fileno())  # durable before the folder is renamed
 
 
 def _shards(
   sizes: Mapping[str, int], shard_bytes: int
 ) -> Iterator[list[str]]:
-  """Splits names, in order, into groups of at most so many bytes."""
+  """Splits names, in order, into groups of at most `shard_bytes` bytes."""
   names: list[str] = []
   total = 0
   for name, size in sizes.items():
@@ -201,7 +203,7 @@ def _shards(
 
 
 def _read_index(path: pathlib.Path) -> dict[str, str]:
-  """Reads which file has which tensor."""
+  """Returns the file of each tensor."""
   index = read_json(path)
   place_of = index.get("weight_map") if isinstance(index, dict) else None
   if not isinstance(place_of, dict) or not all(
@@ -212,7 +214,7 @@ def _read_index(path: pathlib.Path) -> dict[str, str]:
 
 
 def _of_file(path: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
-  """Lists the tensors of one file, and what is wrong with it."""
+  """Returns the tensors of one file, and messages on its problems."""
   try:
     with _opened(path) as file:
       tensors = {}
@@ -222,7 +224,7 @@ def _of_file(path: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
         tensors[name] = Tensor(
           path, DTYPES.get(dtype, dtype), tuple(part.get_shape())
         )
-    # The library takes the last of tensors that have one name.
+    # The library ignores duplicate names: the last tensor of a name is used.
     with open(path, "rb") as file:
       size = struct.unpack("<Q", file.read(8))[0]
       read_json(path, file.read(size), unique=True)
@@ -233,41 +235,42 @@ def _of_file(path: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
 
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[Any]:
-  """Opens a file by the library; its errors become one line with the file."""
+  """Opens a file with the library; its errors become a ValueError."""
   try:
     with safetensors.safe_open(path, "numpy") as file:
       yield file
   except (OSError, safetensors.SafetensorError) as error:
     reason = str(error).removeprefix("Error while deserializing header: ")
     raise ValueError(
-      f"{path} is damaged or no safetensors file: {reason}"
+      f"{path} is damaged or not a safetensors file: {reason}"
     ) from error
 
 
 def read_json(
   path: pathlib.Path, text: str | bytes | None = None, unique: bool = False
 ) -> Any:
-  """Reads a JSON file, or a text that is part of one.
+  """Parses a JSON file, or a text that is part of one.
 
   Args:
-    path: The file.
-    text: What to read in its place; None for all of the file.
-    unique: Whether a key that comes twice is an error.
+    path: The file, named in error messages.
+    text: Text to parse instead of the file's content; None for the file.
+    unique: Whether a duplicate key is an error.
 
   Raises:
-    ValueError: It is no JSON, or a key comes twice; the message has the file.
+    ValueError: The text is not JSON, or has a duplicate key; the message names
+      the file.
   """
 
   def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
     counts = collections.Counter(name for name, _ in found)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
-      raise ValueError(f"{', '.join(twice)} is there twice")
+      raise ValueError(f"{', '.join(twice)}: duplicate keys")
     return dict(found)
 
   hook: Callable[..., Any] | None = pairs if unique else None
   try:
     text = path.read_bytes() if text is None else text
     return json.loads(text, object_pairs_hook=hook)
-  except (ValueError, RecursionError) as error:  # the decoding's, too
+  except (ValueError, RecursionError) as error:  # also UnicodeDecodeError
     raise ValueError(f"{path} is damaged: {error}") from error

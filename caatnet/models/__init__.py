@@ -1,4 +1,4 @@
-"""Models, and what training asks of one."""
+"""Models and the protocol by which training and inference use them."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""How a model's functions read its parameters."""
+"""Access objects, through which a model's functions read its parameters."""
 
 from collections.abc import Callable
 import dataclasses
@@ -8,18 +8,18 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-# What rematerialisation keeps, as `jax.checkpoint` takes it; None: everything.
+# Rematerialisation policy of `jax.checkpoint`; None saves all activations.
 Policy = Callable[..., bool] | None
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Declared:
-  """A stored parameter that functions read in its declared dtype.
+  """Stored parameter that functions read in its declared dtype.
 
   Attributes:
     value: The stored float32 array.
-    dtype: The dtype in which a function reads it.
+    dtype: The dtype to which it is cast when a function reads it.
   """
 
   value: jax.Array
@@ -62,14 +62,23 @@ def _reading(f: Callable[..., Any]) -> Callable[..., Any]:
 class Access:
   """Reads parameters unchanged, or in the dtypes that are `declared`.
 
-  The cast is part of the function that reads: where the backward rematerialises
-  the function, no copy in the other dtype is kept.
+  The cast is part of the function that reads the parameter. If the backward
+  pass rematerialises that function, no copy in the other dtype is stored.
 
-  Models read parameters through an access only, so that a partition can take
-  its place: `parallel.zero.gathered` has the same methods, gathers parameters
-  before a function runs and scatters their gradients after it. Arguments then
-  have a leading dim of data-parallel ranks, and what stands for a parameter is
-  known to the partition alone.
+  Models read parameters through an access only, so that a ZeRO partition can
+  replace it: `parallel.zero.gathered` has the same methods, gathers parameters
+  before a function runs and reduce-scatters their gradients after it. Arguments
+  then have a leading dim of data-parallel ranks, and the representation of a
+  parameter is private to the partition.
+
+  Example:
+    >>> weights = jnp.array([2.0, 3.0])  # one weight per layer
+    >>> layer = lambda w, x: w * x
+    >>> Access().scan(layer, weights, jnp.float32(1), 1, None)
+    Array(6., dtype=float32)
+    >>> stored = Declared(weights, "bfloat16")
+    >>> Access().apply(lambda w: w, stored).dtype
+    dtype(bfloat16)
   """
 
   def apply(
@@ -85,7 +94,7 @@ class Access:
       f: A function of parameters and arguments.
       params: The parameters.
       *args: The arguments.
-      policy: What is kept for the backward; None keeps everything.
+      policy: Residuals saved for the backward pass; None saves all.
     """
     f = _reading(f)
     if policy is not None:
@@ -100,23 +109,23 @@ class Access:
     unroll: int,
     policy: Policy,
   ) -> Any:
-    """Computes ``x = f(one layer's params, x)`` for all layers in turn.
+    """Computes ``x = f(one layer's params, x)`` for one layer after another.
 
     Args:
       f: A layer's function; its result has the type of ``x``.
       params: The parameters of all layers, ``[L, ...]``.
-      x: What the first layer gets.
+      x: Input of the first layer.
       unroll: Layers per iteration of the loop.
-      policy: What is kept of a layer for the backward; None keeps everything.
+      policy: Residuals of a layer saved for the backward pass; None saves all.
 
     Returns:
       The result of the last layer.
     """
     f = _reading(f)
     if policy is not None:
-      # Common subexpressions are not merged across a loop's iterations, so the
-      # barriers that would prevent it between forward and backward are of no
-      # use here, and would keep XLA from fusing.
+      # Common subexpressions are not merged across loop iterations, so the
+      # barriers that prevent merging of forward and backward are not needed
+      # here, and they would prevent fusion.
       f = jax.checkpoint(f, policy=policy, prevent_cse=False)
     return lax.scan(
       lambda x, layer: (f(layer, x), None), x, params, unroll=unroll

@@ -1,7 +1,7 @@
 """Validation of a model against `caatnet.models.protocol.Model`.
 
-`check` compares shapes only and draws no parameters; `check_scores` reads types
-while a program is traced. Each error is one line that names the member.
+`check` compares shapes only and initialises no parameters. `check_scores` reads
+types while a program is traced. Each error is one line that names the member.
 """
 
 from collections.abc import Iterator
@@ -16,20 +16,20 @@ from parallel.collectives import varying_axes
 
 
 def is_parameter(x: Any) -> bool:
-  """Returns whether ``x`` is a leaf of a tree of parameters."""
+  """Returns whether ``x`` is a `Parameter`, a leaf of `Model.parameters`."""
   return isinstance(x, Parameter)
 
 
 def check(model: Model, shapes: Any, tensor: Axis) -> None:
-  """Checks the members that describe a model's parameters.
+  """Checks that `parameters` and `stacks` match the parameters of `init`.
 
   Args:
     model: The model.
-    shapes: Shapes and dtypes of the parameters that its `init` draws.
+    shapes: Shapes and dtypes of the parameters that its `init` returns.
     tensor: The tensor axis.
 
   Raises:
-    ValueError: Two members contradict each other; the message names them.
+    ValueError: If two members contradict each other; the message names them.
   """
   name = type(model).__name__
   shapes = _by_path(shapes)
@@ -78,7 +78,7 @@ def check_scores(model: Model, scores: Any, tensor: Axis) -> None:
     tensor: The tensor axis.
 
   Raises:
-    ValueError: There is no loss, or a score is not float32 or may differ
+    ValueError: If there is no loss, or a score is not float32 or may differ
       between tensor ranks.
   """
   name = f"{type(model).__name__}.scores"
@@ -102,7 +102,7 @@ def check_scores(model: Model, scores: Any, tensor: Axis) -> None:
 def _faults(
   p: Any, x: jax.ShapeDtypeStruct, tensor: Axis
 ) -> Iterator[tuple[str, str]]:
-  """Yields for each fault of one parameter the member and what is wrong."""
+  """Yields ``(member, description)`` for each fault of one parameter."""
   if not is_parameter(p):
     yield "parameters", f"is a {type(p).__name__}, not a Parameter"
     return
@@ -124,7 +124,7 @@ def _faults(
       "these"
     )
   for dim, entry in enumerate(p.spec):
-    if entry is None:
+    if entry is None:  # not cut over tensor ranks
       continue
     if entry != tensor.name:
       yield "parameters", (
@@ -150,4 +150,5 @@ def _by_path(tree: Any) -> dict[str, Any]:
 
 
 def _listed(names: Any) -> str:
+  """Returns names in alphabetical order, or "none"."""
   return ", ".join(sorted(names)) or "none"

@@ -1,13 +1,13 @@
-"""A residual convolutional network for small images.
+"""Residual convolutional network for small images.
 
 It has pre-activation blocks (He et al., arXiv 1603.05027) with GroupNorm (Wu
-and He, arXiv 1803.08494) in place of batch norm. GroupNorm takes its statistics
-from one example, so the network is a function of its parameters alone, and
-outer loops may average them. A stage is a stack of equal blocks, which are
-scanned. A stage after the first begins with a 2 x 2 convolution of stride 2,
-which halves height and width.
+and He, arXiv 1803.08494) instead of batch norm. GroupNorm computes statistics
+of one example, so the network has no state besides its parameters, and outer
+loops may average them. A stage is a stack of equal blocks, which are scanned.
+Each stage after the first begins with a 2 x 2 convolution of stride 2, which
+halves height and width.
 
-The network is not cut over tensor ranks: the tensor axis must have one.
+The network is not cut over tensor ranks: the tensor axis must have one rank.
 
 Shape legend: L = blocks of a stage, B = batch, H, W = height and width, C =
 channels.
@@ -34,7 +34,7 @@ _HE_NORMAL = nnx.initializers.he_normal()
 
 
 class Block(nnx.Module):
-  """A residual block: ``x + conv(relu(norm(conv(relu(norm(x))))))``."""
+  """Residual block: ``x + conv(relu(norm(conv(relu(norm(x))))))``."""
 
   def __init__(
     self, width: int, groups: int, dtype: str, rngs: nnx.Rngs
@@ -47,18 +47,18 @@ class Block(nnx.Module):
     )
     self.norm_1, self.norm_2 = norm(), norm()
     self.conv_1 = conv()
-    # A block starts as the identity, so that a deep network trains like a
-    # shallow one at first.
+    # With zeros the block is the identity at initialisation, so that a deep
+    # network initially trains like a shallow one.
     self.conv_2 = conv(kernel_init=nnx.initializers.zeros)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns the block's output ``[B, H, W, C]``, of the shape of x."""
+    """Returns the block's output ``[B, H, W, C]``, which has the shape of x."""
     y = self.conv_1(jax.nn.relu(self.norm_1(x)))
     return x + self.conv_2(jax.nn.relu(self.norm_2(y)))
 
 
 class Head(nnx.Module):
-  """A norm, the mean over height and width, and a linear layer."""
+  """GroupNorm, ReLU, the mean over height and width, and a linear layer."""
 
   def __init__(
     self, width: int, num_classes: int, groups: int, dtype: str, rngs: nnx.Rngs
@@ -67,14 +67,14 @@ class Head(nnx.Module):
     self.linear = nnx.Linear(width, num_classes, dtype=dtype, rngs=rngs)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns the logits, float32 ``[B, classes]``, of x ``[B, H, W, C]``."""
+    """Returns logits, float32 ``[B, classes]``, for x ``[B, H, W, C]``."""
     y = jax.nn.relu(self.norm(x)).mean(axis=(1, 2))
     return self.linear(y).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionalModel:
-  """The network as `caatnet.models.protocol.Model`.
+  """Convolutional network as a `caatnet.models.protocol.Model`.
 
   An example is ``{"image": float [H, W, C], "label": int}``.
 
@@ -83,9 +83,13 @@ class ConvolutionalModel:
     num_classes: The number of classes; labels are 0 to num_classes - 1.
     widths: The channels of each stage.
     blocks: L, the number of blocks of each stage.
-    groups: The number of groups of channels that are normalised together.
+    groups: The number of channel groups of GroupNorm; divides all widths.
     dtype: The dtype of activations; parameters are float32.
     tensor: The tensor axis, which has one rank.
+
+  Raises:
+    ValueError: If there is no block, ``groups`` does not divide a width, or
+      height or width of the image cannot be halved at each stage.
   """
 
   shape: tuple[int, int, int]
@@ -111,7 +115,7 @@ class ConvolutionalModel:
       raise ValueError(
         f"widths={self.widths} has {len(self.widths)} stages, which halve "
         f"height and width {len(self.widths) - 1} times: {self.shape[:2]} "
-        "cannot be halved so often"
+        "cannot be halved that many times"
       )
 
   @property
@@ -120,14 +124,14 @@ class ConvolutionalModel:
 
   @functools.cached_property
   def _parts(self) -> dict[str, tuple[Any, Any]]:
-    """The graph and the abstract parameters of each top-level part."""
+    """Graph definition and abstract parameters of each top-level part."""
     return {
       name: nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))
       for name, make in self._makers().items()
     }
 
   def _makers(self) -> dict[str, Any]:
-    """Returns what makes each part from random streams, in forward order."""
+    """Returns a factory ``rngs -> module`` per part, in forward order."""
     widths, dtype = self.widths, self.dtype
     makers: dict[str, Any] = {}
     for stage, width in enumerate(widths):
@@ -137,6 +141,7 @@ class ConvolutionalModel:
         _conv, before, width, size, stride, dtype
       )
       block = functools.partial(Block, width, self.groups, dtype)
+      # Parameters of a stage are stacked over its blocks: [L, ...].
       makers[f"{_STAGE}{stage}"] = lambda rngs, block=block: nnx.vmap(
         lambda rngs: block(rngs=rngs), in_axes=0
       )(rngs.fork(split=self.blocks))
@@ -157,7 +162,7 @@ class ConvolutionalModel:
 
   @property
   def parameters(self) -> Any:
-    """A `Parameter` for each; only kernels decay and have a narrow dtype."""
+    """Tree of `Parameter`; only kernels have weight decay and ``dtype``."""
 
     def parameter(part: str, path: tuple[Any, ...]) -> Parameter:
       is_kernel = path[-1].key == "kernel"
@@ -201,8 +206,8 @@ class ConvolutionalModel:
   def parts(self) -> Parts:
     if len(self.widths) > 1:
       raise ValueError(
-        f"widths={self.widths}: stages of a pipeline send images of one size "
-        "to each other; widths must have one entry"
+        f"widths={self.widths}: pipeline stages exchange activations of one "
+        "shape; widths must have one entry"
       )
     stack = f"{_STAGE}0"
     return Parts(
@@ -223,31 +228,31 @@ class ConvolutionalModel:
     )
 
   def _run(self, part: str) -> Any:
-    """Returns a function of a part's parameters and of what it reads."""
+    """Returns a part as a function ``(params, x) -> output``."""
     graph = self._parts[part][0]
     return lambda params, x: nnx.merge(graph, params)(x)
 
   def _judge(
     self, _: None, logits: jax.Array, labels: jax.Array
   ) -> dict[str, jax.Array]:
-    """Scores logits ``[B, classes]`` by labels ``[B]``; has no parameters."""
+    """Computes scores of logits ``[B, classes]`` given labels ``[B]``."""
     return classes.scores(logits, labels, self.tensor)
 
   def flops(self, example: Any) -> float:
-    """Counts six operations for each weight and place that it is applied at.
+    """Returns six FLOPs per weight and position at which it is applied.
 
-    Two in the forward and four in the backward, as for matrix products.
+    The forward has two and the backward four, as for matrix products.
     """
     height, width, channels = example["image"].shape
     forward, places = 0.0, height * width
     for stage, channels_out in enumerate(self.widths):
       taps = 4 if stage else 9  # of the convolution that begins the stage
       places //= 4 if stage else 1
-      # Two operations per weight and place; a block has two 3 x 3 convolutions.
+      # Two FLOPs per weight and position; a block has two 3 x 3 convolutions.
       forward += 2 * places * taps * channels * channels_out
       forward += self.blocks * 2 * 2 * places * 9 * channels_out**2
       channels = channels_out
-    # The backward takes twice as many as the forward.
+    # The backward has twice as many FLOPs as the forward.
     return 3 * (forward + 2 * channels * self.num_classes)
 
   def reductions(
@@ -271,7 +276,7 @@ def _conv(
   rngs: nnx.Rngs,
   kernel_init: Any = _HE_NORMAL,
 ) -> nnx.Conv:
-  """Makes a convolution without bias."""
+  """Returns a convolution without bias."""
   return nnx.Conv(
     inputs, outputs, size, strides=stride, padding="SAME", use_bias=False,
     dtype=dtype, kernel_init=kernel_init, rngs=rngs,

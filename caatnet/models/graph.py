@@ -1,25 +1,26 @@
 """Graph networks on sampled neighbourhoods: GCN and GraphSAGE.
 
 An example is a node with a tree of its neighbours, their neighbours and so on,
-one level for each layer (`caatnet.data.graphs.sampling`). Layer l computes the
-states of all levels but its l last ones, each from the level below:
+one level per layer (`caatnet.data.graphs.sampling`). Layer l = 0, 1, ...
+computes new states of all levels except the last l + 1, each from the level
+below:
 
     GraphSAGE, mean (Hamilton et al., arXiv 1706.02216, algorithm 2)
       h_v = W_self h_v + W_neighbours mean over u of h_u + b
     GCN (Kipf and Welling, arXiv 1609.02907, equation 2)
       h_v = W (h_v / (d_v + 1) + sum of h_u / sqrt((d_v + 1)(d_u + 1))) + b
 
-with a ReLU after all but the last layer. Where a node has more neighbours than
-places, the sum of GCN is that of the sample times d_v over the sample's size,
-which is its mean over samples. A node without neighbours has a sum of 0.
-GraphSAGE's unit norms and dropout are left out.
+with a ReLU after all layers except the last. If a node has more neighbours than
+the fanout, GCN multiplies the sum over the sample by d_v / (sample size), an
+unbiased estimate of the full sum. A node without neighbours has a sum of 0.
+Deviation: GraphSAGE's normalisation to unit length and dropout are left out.
 
-States are computed for each example apart, also where two have a node in
-common. So shapes are static, an example knows no other, and examples are cut
-over data-parallel ranks and microbatches like any others.
+States are computed separately for each example, even if two examples share a
+node. So shapes are static, examples are independent, and they are split over
+data-parallel ranks and microbatches as in any other model.
 
-Shape legend: B = batch, P = places of a level, K = children of a place, T = all
-places, F = features of a place.
+Shape legend: B = batch, P = tree positions of a level, K = children of a
+position, T = positions of all levels, F = features of a position.
 """
 
 import collections
@@ -43,7 +44,7 @@ from parallel.axes import Axis
 
 
 class Sage(nnx.Module):
-  """A layer of GraphSAGE with the mean as aggregator."""
+  """GraphSAGE layer with the mean aggregator."""
 
   def __init__(
     self, inputs: int, outputs: int, dtype: str, rngs: nnx.Rngs
@@ -59,10 +60,10 @@ class Sage(nnx.Module):
     """Returns new states of a level, ``[B, P, outputs]``.
 
     Args:
-      x: The level's states, ``[B, P, F]``.
-      below: Those of its children, ``[B, P, K, F]``.
-      degree: The level's degrees, int32 ``[B, P]``.
-      _: Those of its children, which a mean does not ask for.
+      x: States of the level, ``[B, P, F]``.
+      below: States of its children, ``[B, P, K, F]``.
+      degree: Node degrees of the level, int32 ``[B, P]``.
+      _: Node degrees of its children, which the mean does not use.
     """
     there, count = _children(degree, below.shape[2])
     total = jnp.sum(jnp.where(there[..., None], below, 0), axis=2)
@@ -71,7 +72,7 @@ class Sage(nnx.Module):
 
 
 class Gcn(nnx.Module):
-  """A layer of a graph convolutional network."""
+  """Layer of a graph convolutional network (GCN)."""
 
   def __init__(
     self, inputs: int, outputs: int, dtype: str, rngs: nnx.Rngs
@@ -85,13 +86,13 @@ class Gcn(nnx.Module):
     """Returns new states of a level; see `Sage`.
 
     Args:
-      x: The level's states, ``[B, P, F]``.
-      below: Those of its children, ``[B, P, K, F]``.
-      degree: The level's degrees, int32 ``[B, P]``.
-      degree_below: Those of its children, int32 ``[B, P, K]``.
+      x: States of the level, ``[B, P, F]``.
+      below: States of its children, ``[B, P, K, F]``.
+      degree: Node degrees of the level, int32 ``[B, P]``.
+      degree_below: Node degrees of its children, int32 ``[B, P, K]``.
     """
     there, count = _children(degree, below.shape[2])
-    # d_v / count makes a sample's sum that of all neighbours, on average.
+    # The factor d_v / count makes the sampled sum unbiased.
     share = degree / jnp.maximum(count, 1) / jnp.sqrt(degree + 1.0)
     weight = jnp.where(
       there, share[..., None] * lax.rsqrt(degree_below + 1.0), 0
@@ -102,7 +103,15 @@ class Gcn(nnx.Module):
 
 
 def _children(degree: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:
-  """Returns which children count, ``[B, P, K]``, and how many, ``[B, P]``."""
+  """Returns the mask of existing children and their number.
+
+  Args:
+    degree: int32 ``[B, P]``.
+    places: K, the positions for children.
+
+  Returns:
+    bool ``[B, P, K]``, and int32 ``[B, P]``.
+  """
   there = jnp.arange(places) < degree[..., None]
   return there, jnp.minimum(degree, places)
 
@@ -112,17 +121,17 @@ LAYERS = {"sage": Sage, "gcn": Gcn}
 
 @dataclasses.dataclass(frozen=True)
 class GraphModel:
-  """A graph network as `caatnet.models.protocol.Model`.
+  """Graph network as a `caatnet.models.protocol.Model`.
 
   An example is ``{"features": float32 [T, F], "degree": int32 [T], "label":
-  int}``. There are as many layers as levels of neighbours.
+  int}``. The number of layers equals the number of levels of neighbours.
 
   Attributes:
-    layer: The kind of layers, one of ``LAYERS``.
+    layer: The kind of layer, a key of ``LAYERS``.
     num_features: The features of a node.
     num_classes: The number of classes; labels are 0 to num_classes - 1.
-    fanouts: Places for neighbours, level by level.
-    width: The channels of states between layers.
+    fanouts: The number of sampled neighbours per node of each level.
+    width: The channels of hidden states.
     dtype: The dtype of activations; parameters are float32.
     tensor: The tensor axis, which has one rank.
   """
@@ -137,25 +146,26 @@ class GraphModel:
 
   @property
   def stacks(self) -> Mapping[str, int]:
-    return {}  # no two layers see trees of one depth
+    return {}  # each layer reads a tree of another depth
 
   @functools.cached_property
   def _levels(self) -> tuple[int, ...]:
-    """The places of each level, from the root on."""
+    """Number of tree positions of each level, beginning with the root."""
     return tuple(
       math.prod(self.fanouts[:level]) for level in range(len(self.fanouts) + 1)
     )
 
   @functools.cached_property
   def _graphs(self) -> tuple[Any, ...]:
-    """The graph of each layer's module."""
+    """Graph definition of each layer's module."""
     return tuple(
       nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))[0]
       for make in self._makers()
     )
 
   def _makers(self) -> list[Any]:
-    """Returns what makes each layer from random streams."""
+    """Returns a factory ``rngs -> module`` for each layer."""
+    # Input channels of the first layer, then output channels of each layer.
     widths = [
       self.num_features, *[self.width] * (len(self.fanouts) - 1),
       self.num_classes,
@@ -172,7 +182,7 @@ class GraphModel:
 
   @property
   def parameters(self) -> Any:
-    """A `Parameter` for each; only kernels decay and have a narrow dtype."""
+    """Tree of `Parameter`; only kernels have weight decay and ``dtype``."""
 
     def parameter(path: tuple[Any, ...], _: Any) -> Parameter:
       is_kernel = path[-1].key == "kernel"
@@ -205,22 +215,25 @@ class GraphModel:
 
   def parts(self) -> Parts:
     raise ValueError(
-      f"layer={self.layer!r}: each layer sees one level less than the one "
-      "before, so stages of a pipeline cannot share them; parallel.stage must "
-      "be 1"
+      f"layer={self.layer!r}: each layer reads one level less than the "
+      "previous one, so layers cannot be split into pipeline stages; "
+      "parallel.stage must be 1"
     )
 
   def _run(self, number: int) -> Any:
-    """Returns a layer as a function of its parameters, states and degrees.
+    """Returns a layer as a function ``(params, states, degree) -> states``.
 
-    States are ``[B, places of the levels that are left, F]``.
+    Input states are ``[B, positions of the remaining levels, F]``; the output
+    has one level less.
     """
     graph, last = self._graphs[number], len(self.fanouts) - 1
+    # End of each level in the dim of all positions T.
     ends = [sum(self._levels[: level + 1]) for level in range(last + 2)]
 
     def run(params: Any, x: jax.Array, degree: jax.Array) -> jax.Array:
       layer, new = nnx.merge(graph, params), []
       for level in range(last + 1 - number):
+        # Positions of this level, and of its children.
         here = slice(ends[level] - self._levels[level], ends[level])
         under = slice(ends[level], ends[level + 1])
         children = self._levels[level], self.fanouts[level]
@@ -236,11 +249,11 @@ class GraphModel:
   def _judge(
     self, _: None, logits: jax.Array, labels: jax.Array
   ) -> dict[str, jax.Array]:
-    """Scores logits ``[B, 1, classes]`` by labels ``[B]``."""
+    """Computes scores of logits ``[B, 1, classes]`` given labels ``[B]``."""
     return classes.scores(logits[:, 0], labels, self.tensor)
 
   def flops(self, example: Any) -> float:
-    """Counts six operations for each weight and place that it is applied at."""
+    """Returns six FLOPs per weight and position at which it is applied."""
     shapes = jax.eval_shape(self.init, jax.random.key(0))
     total = 0.0
     for number in range(len(self.fanouts)):

@@ -1,25 +1,25 @@
 """Batch and cache of a decoding step.
 
-A cache is a tuple of components, each of one of two kinds.
+A cache consists of components of two kinds.
 
-- *Paged*: the keys and values of all sequences in pages of equally many
-  positions, of which a sequence has a table, in any order. It grows with its
-  positions, and sequences with a common prefix may share pages. The pages of
-  all layers are one array, in which page n of layer l is ``l * num_pages + n``,
-  so that a kernel takes the whole array and no layer is sliced out.
-- *Fixed-size*: a state per sequence, such as that of a recurrence, in one block
-  that never grows. Block n of layer l is ``l * num_states + n``. A state
-  summarises all tokens up to the last one, so it has no hash by which another
-  sequence could find a prefix, and it cannot be rewound: padding leaves it
-  unchanged, and a token that is read cannot be taken back. A scheduler that may
-  have to take back a token copies the block before that step
-  (`caatnet.inference.copies`).
+- *Paged*: keys and values of all sequences, in pages with a fixed number of
+  positions. Each sequence has a page table, whose pages may be anywhere in the
+  cache. The number of its pages grows with its positions, and sequences with a
+  common prefix may share pages. The pages of all layers are one array, in which
+  page n of layer l has the index ``l * num_pages + n``, so that a kernel reads
+  the whole array and no layer is sliced out.
+- *Fixed-size*: one state per sequence, for example of a recurrence, in one
+  block that never grows. Block n of layer l has the index ``l * num_states +
+  n``. A state summarises all tokens up to the last one. Therefore it cannot
+  serve as another sequence's prefix, and a token that has been read cannot be
+  undone; padding leaves the state unchanged. A scheduler that may have to undo
+  a token copies the block before the step (`caatnet.inference.copies`).
 
-Like all that is rank-local, arrays lead with lanes.
+All arrays are rank-local, with a leading dim of lanes.
 
 Shape legend: R = lanes, N = tokens of a step, S = sequences of a step, P =
 pages of a sequence, K = key/value heads of a rank, D = head width, T = tokens
-of each sequence of a part of a step.
+per sequence in one part of a step (decodes or chunks).
 """
 
 from collections.abc import Callable
@@ -34,11 +34,11 @@ from parallel.kernels.paged_attention.order import Pages
 
 
 class StateShape(NamedTuple):
-  """One fixed-size component: the state of one layer, sequence and rank.
+  """Fixed-size component: shape and dtype of one state.
 
   Attributes:
-    shape: Its dims.
-    dtype: Its dtype.
+    shape: Shape of the state of one layer, sequence and rank.
+    dtype: Dtype of the state.
   """
 
   shape: tuple[int, ...]
@@ -46,14 +46,15 @@ class StateShape(NamedTuple):
 
 
 class CacheSizes(NamedTuple):
-  """Sizes of a cache, as configs give them.
+  """Sizes of a cache, as a config gives them.
 
   Attributes:
-    num_pages: The pages of each layer.
-    page_size: The positions of a page.
-    num_sequences: The sequences that have a state at a time.
-    dtype: The dtype of keys and values: "int8", or "" for the activations'.
-    kernels: Implementations of attention over pages in order of preference, of
+    num_pages: Pages per layer.
+    page_size: Positions per page.
+    num_sequences: Largest number of sequences that have a state concurrently.
+    dtype: The dtype of keys and values: "int8", or "" for the dtype of the
+      activations.
+    kernels: Implementations of paged attention in order of preference, names of
       `parallel.kernels.paged_attention.api`.
   """
 
@@ -65,13 +66,14 @@ class CacheSizes(NamedTuple):
 
 
 class Component(NamedTuple):
-  """One component of a cache, as schedulers see it.
+  """One component of a cache, as a scheduler sees it.
 
   Attributes:
-    paged: Whether it has pages, of which a sequence needs more as it grows, and
-      which sequences may share. Else a sequence has one block, its slot's.
+    paged: Whether the component has pages, whose number grows with a sequence
+      and which sequences may share. If not, a sequence has one block, at the
+      index of its slot.
     num_blocks: The number of pages, or of states.
-    block_bytes: The bytes of one of them on one rank, over all layers.
+    block_bytes: Bytes of one page or state on one rank, over all layers.
   """
 
   paged: bool
@@ -81,23 +83,34 @@ class Component(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CacheShape:
-  """The sizes of a cache, and how it is read.
+  """Sizes, memory layout and attention kernels of a cache.
 
   A cache without keys and values has no paged component. Its pages take no
-  memory, but still count positions: a step's `Batch.places` are in them.
+  memory, but they still number positions, to which `Batch.places` refers.
 
   Attributes:
-    num_layers: The layers of the model.
-    num_pages: The pages of each layer.
-    page_size: The positions of a page.
-    num_kv_heads: The key/value heads of one rank; 0 without a paged component.
-    head_width: The channels of a head.
-    dtype: The dtype of keys and values; "int8" keeps codes and scales.
-    order: How pages are laid out, of `parallel.kernels.paged_attention.order`.
-    kernels: Implementations of attention in order of preference, of
+    num_layers: Layers of the model.
+    num_pages: Pages per layer.
+    page_size: Positions per page.
+    num_kv_heads: Key/value heads of one rank; 0 without a paged component.
+    head_width: Channels of a head.
+    dtype: The dtype of keys and values; "int8" stores codes and scales.
+    order: Memory layout of a page, a name of
+      `parallel.kernels.paged_attention.order`.
+    kernels: Implementations of attention in order of preference, names of
       `parallel.kernels.paged_attention.api`.
     states: The fixed-size components.
-    num_states: The sequences that have a state at a time.
+    num_states: Largest number of sequences that have a state concurrently.
+
+  Example:
+    >>> shape = CacheShape(
+    ...   num_layers=2, num_pages=16, page_size=8, num_kv_heads=4,
+    ...   head_width=64, dtype="bfloat16", order="heads",
+    ... )
+    >>> shape.components  # 2 layers x (K and V) x 8 x 4 x 64 x 2 bytes
+    (Component(paged=True, num_blocks=16, block_bytes=16384),)
+    >>> shape.size_bytes
+    262144
   """
 
   num_layers: int
@@ -112,7 +125,7 @@ class CacheShape:
   num_states: int = 0
 
   def pages(self) -> Pages | tuple[()]:
-    """Returns the shapes of one rank's pages; nothing if there are none."""
+    """Returns the arrays of one rank's pages; () without a paged component."""
     if not self.num_kv_heads:
       return ()
     return order.shapes(
@@ -121,7 +134,7 @@ class CacheShape:
     )
 
   def state_arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the shapes of one rank's states, ``[layers x states, ...]``."""
+    """Returns the arrays of one rank's states, ``[layers * states, ...]``."""
     count = self.num_layers * self.num_states
     return tuple(
       jax.ShapeDtypeStruct((count, *state.shape), state.dtype)
@@ -130,7 +143,7 @@ class CacheShape:
 
   @property
   def components(self) -> tuple[Component, ...]:
-    """The components: pages, where there are any, then states."""
+    """The paged component, if there is one, followed by the states."""
     found = []
     if self.num_kv_heads:
       size = _size_bytes(self.pages()) // self.num_pages
@@ -142,53 +155,55 @@ class CacheShape:
 
   @property
   def paged(self) -> bool:
-    """Whether there are keys and values."""
+    """Whether the cache has keys and values."""
     return self.num_kv_heads > 0
 
   @property
   def shares_prefixes(self) -> bool:
-    """Whether a sequence can begin with pages that another one has written.
+    """Whether sequences with a common prefix can share pages.
 
-    The state at the end of the common prefix would be needed, too, and only
-    the state at the end of the other sequence is kept.
+    With states this is impossible: a sequence would need the state at the end
+    of the common prefix, but only the state after the last token is stored.
     """
     return not self.states
 
   @property
   def size_bytes(self) -> int:
-    """The bytes of one rank's cache."""
+    """Size of one rank's cache in bytes."""
     return _size_bytes((self.pages(), self.state_arrays()))
 
 
 def _size_bytes(arrays: Any) -> int:
+  """Returns the bytes of all arrays of a tree."""
   return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """What one step reads: first decodes, of one token each, then chunks.
+  """Tokens of one step: first decodes of one token each, then prompt chunks.
 
-  Chunks are equally long parts of prompts, of which the last may be padded at
-  its end. All arrays are int32.
+  Chunks are parts of prompts of equal length; the last chunk of a prompt may be
+  padded at its end. All arrays are int32.
 
   Attributes:
-    tokens: ``[N]``. A decode with -1 reads the token that its sequence was
-      given last, which need not be known to the host.
-    positions: ``[N]``, each token's place in its sequence, ascending by one
-      within a chunk; -1 for a decode that stands for no sequence.
-    places: ``[N]``, where the token's keys and values go, ``page * page_size +
-      offset``; -1 for padding, of which nothing is kept.
+    tokens: ``[N]``. -1 in a decode stands for the token that was sampled last
+      for its sequence, which may still be on the device only.
+    positions: ``[N]``, each token's position in its sequence, ascending by one
+      within a chunk; -1 for a decode slot without a sequence.
+    places: ``[N]``, the cache slot for the token's keys and values, ``page *
+      page_size + offset``; -1 for padding, which is not written.
     tables: ``[S, P]``, each sequence's pages in the order of its positions.
-      What stands for pages that it does not have yet is not read.
-    rows: ``[S]``, the token of each sequence whose logits are wanted.
-    sequences: ``[S]``, the number under which the sequence's next token is
-      kept, -1 for one that is not kept.
-    num_decodes: How many of the sequences are decodes.
-    states: ``[S]``, the block of each sequence's state, -1 for one that stands
-      for no sequence; None where the cache has pages only. A sequence occurs
-      once in a step, and one whose first position is 0 starts from zeros,
-      whatever its block holds.
+      Entries after its last page are not read.
+    rows: ``[S]``, the index into ``tokens`` of the token of each sequence whose
+      logits are returned.
+    sequences: ``[S]``, the slot in which the sequence's next token is stored;
+      -1 if it is not stored.
+    num_decodes: Number of decodes among the S sequences.
+    states: ``[S]``, the block of each sequence's state; -1 for a slot without a
+      sequence. None if the cache has pages only. A sequence occurs once in a
+      step. One whose first position is 0 starts from zeros, regardless of the
+      content of its block.
   """
 
   tokens: jax.Array
@@ -202,9 +217,9 @@ class Batch:
 
   @property
   def parts(self) -> list[tuple[slice, slice, int]]:
-    """The decodes and the chunks, as far as there are any.
+    """The decodes and the chunks; a part without sequences is left out.
 
-    Of each the sequences, the tokens, and the tokens per sequence.
+    Each is a tuple ``(sequences, tokens, tokens per sequence)``.
     """
     d, n, s = self.num_decodes, self.tokens.shape[0], self.tables.shape[0]
     parts = [(slice(0, d), slice(0, d), 1)] if d else []
@@ -219,9 +234,10 @@ class Cache:
   """Cache of all sequences in all layers.
 
   Attributes:
-    pages: Keys and values, as `CacheShape.pages`, with a leading dim of lanes.
-    shape: The sizes.
-    states: Arrays of `CacheShape.state_arrays`, with a leading dim of lanes.
+    pages: Keys and values: arrays of `CacheShape.pages` with a leading dim of
+      lanes.
+    shape: Sizes, layout and kernels.
+    states: Arrays of `CacheShape.state_arrays` with a leading dim of lanes.
   """
 
   pages: Pages | tuple[()]
@@ -234,10 +250,10 @@ class Cache:
     """Returns the cache with the keys and values of a step's tokens.
 
     Args:
-      layer: The layer, a scalar.
+      layer: Index of the layer, an int32 scalar.
       keys: ``[R, N, K, D]``.
       values: ``[R, N, K, D]``.
-      batch: Says where they go.
+      batch: The step; ``batch.places`` are the slots that are written.
     """
     first = layer * self.shape.num_pages * self.shape.page_size
     slots = jnp.where(batch.places < 0, -1, first + batch.places)
@@ -252,13 +268,14 @@ class Cache:
   def attend(
     self, layer: jax.Array, queries: jax.Array, batch: Batch, window: int
   ) -> jax.Array:
-    """Attends with a step's queries to what its sequences have in the cache.
+    """Computes attention of a step's queries over their cached sequences.
 
     Args:
-      layer: The layer, a scalar.
+      layer: Index of the layer, an int32 scalar.
       queries: ``[R, N, heads, D]``.
-      batch: Says which pages each sequence has.
-      window: How many positions a query sees, its own among them; 0 for all.
+      batch: The step; ``batch.tables`` are the pages of each sequence.
+      window: Sliding window in positions, including the query's position; 0
+        for full causal attention.
 
     Returns:
       ``[R, N, heads, D]``.
@@ -273,8 +290,8 @@ class Cache:
       def attend(
         queries, pages, tables=tables, first=first, written=written
       ):
-        # Pages begin as zeros, and what a model writes is finite unless it has
-        # diverged, in which case its logits are NaN anyway.
+        # Pages are initialised with zeros, and written values are finite unless
+        # the model has diverged, in which case its logits are NaN anyway.
         return api.paged_attention(
           queries, pages, tables, first, first + jnp.sum(written, axis=1),
           window=window, finite=True, implementation=self.shape.kernels,
@@ -292,18 +309,19 @@ class Cache:
     batch: Batch,
     step: Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]],
   ) -> tuple[jax.Array, "Cache"]:
-    """Runs a recurrence over a step's tokens from their sequences' states.
+    """Runs a recurrence over a step's tokens, starting from cached states.
 
     Args:
-      layer: The layer, a scalar.
-      x: ``[R, N, ...]``, what the recurrence reads of each token.
-      batch: Batch with the state of each sequence.
+      layer: Index of the layer, an int32 scalar.
+      x: ``[R, N, ...]``, input of the recurrence for each token.
+      batch: The step; ``batch.states`` are the blocks of its sequences.
       step: A function ``(x [R, S, T, ...], states [R, S, ...], written bool
-        [S, T]) -> (y [R, S, T, ...], states)``. What is not written is padding
-        at the end of a sequence, and must leave states unchanged.
+        [S, T]) -> (y [R, S, T, ...], states)``. Positions with ``written`` =
+        False are padding at the end of a sequence and must leave the states
+        unchanged.
 
     Returns:
-      The results y, ``[R, N, ...]``, and the cache with the new states.
+      The outputs y, ``[R, N, ...]``, and the cache with the new states.
     """
     lanes, first = x.shape[0], layer * self.shape.num_states
     states, found = self.states, []
@@ -319,7 +337,8 @@ class Cache:
 
       part = x[:, tokens].reshape(lanes, -1, length, *x.shape[2:])
       y, new = step(part, tuple(map(read, states)), written)
-      # What stands for no sequence is written behind the end, that is, nowhere.
+      # Slots without a sequence get an index after the end, where `set` with
+      # mode="drop" writes nothing.
       kept = (slots >= 0) & written[:, 0]
       blocks = jnp.where(kept, blocks, states[0].shape[1])
       states = tuple(
@@ -332,10 +351,10 @@ class Cache:
 
 
 def _each_lane(f: Callable[..., Any], *trees: Any) -> Any:
-  """Lifts a rank's function over lanes; one lane alone is not batched.
+  """Maps a rank-local function over lanes; a single lane is not batched.
 
-  Pages of several lanes are not sliced either: gathers and scatters take a
-  batch dim.
+  With several lanes, `vmap` adds a batch dim to gathers and scatters, so pages
+  are not sliced.
   """
   if jax.tree.leaves(trees)[0].shape[0] > 1:
     return jax.vmap(f)(*trees)

@@ -1,9 +1,9 @@
-"""What all code outside `caatnet.models` knows of a model.
+"""Model protocol: the interface between models and all other code.
 
-Training, partitions, outer loops, checkpoints, ledgers and studies see a model
-through this protocol only. A model is a function of its parameters and carries
-no other state from step to step, such as running means. So averaging parameters
-averages models, and a partition of the parameters is a partition of the model.
+Training, partitions, outer loops, checkpoints, ledgers and studies use a model
+through this protocol only. A model is a function of its parameters and has no
+other state between steps, such as running means. Therefore averaging parameters
+averages models, and a partition of the parameters partitions the model.
 
 A new architecture is one file or folder here with a class that has these
 members, and one row in `caatnet.config.model`.
@@ -23,28 +23,30 @@ from caatnet.models.paged import Batch, Cache, CacheShape, CacheSizes
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """What a layout, a partition and an optimizer must know of one parameter.
+  """Properties of one parameter for layouts, partitions and optimizers.
 
   Attributes:
-    spec: The dims that are cut into one slice per tensor rank, before any
-      partition; ``PartitionSpec()`` where every rank has the whole parameter.
-    num_lead: How many leading dims stay apart: layers of a stack, then tensor
-      ranks. What follows them is one tensor, which a partition cuts.
-    dtype: The dtype in which the model's functions read it, with and without a
-      partition, which gathers it in this dtype; the stored parameter is
-      float32.
+    spec: Names the tensor axis at the dim that is cut into one slice per tensor
+      rank, before any ZeRO partition; ``PartitionSpec()`` if every rank has the
+      whole parameter.
+    num_lead: Number of leading dims that a partition does not cut: layers of a
+      stack, then tensor ranks. The remaining dims are one tensor, which a
+      partition flattens and cuts.
+    dtype: The dtype in which the model's functions read it; a partition gathers
+      it in this dtype. The stored parameter is float32.
     decays: Whether weight decay applies: to matrices, not to gains and biases.
-    uses: How many of the model's functions read it in a forward pass; a
-      partition gathers it for each of them.
-    regathered: How many of these functions read it again in the backward pass.
-      Looking up rows of a table does not.
-    stage_dim: The dim that stages of a pipeline cut, where there are stages: 0
-      for layers of a stack, whose order is that of the parts; a later one for
-      slices in turn. None where every stage has the whole parameter.
+    uses: Number of functions of the model that read it in a forward pass; a
+      partition gathers it once for each.
+    regathered: Number of these functions that read it again in the backward
+      pass. The backward of a table lookup does not.
+    stage_dim: The dim that pipeline stages cut: 0 for the layers of a stack,
+      which stages own in the order of the pipeline's chunks; a later dim is cut
+      into contiguous slices in stage order. None if every stage has the whole
+      parameter.
     cast: Whether an access without a partition casts it to ``dtype``. False
-      for functions that cast it themselves where they use it: without a
-      partition they read float32, so that a table's cotangents, for example,
-      are summed in float32.
+      for functions that cast it themselves: without a partition they read
+      float32, so that, for example, cotangents of an embedding table are
+      summed in float32.
   """
 
   spec: PartitionSpec
@@ -58,13 +60,13 @@ class Parameter:
 
 
 class Reduction(NamedTuple):
-  """A collective over the tensor axis that a step runs, by closed formula.
+  """Collective over the tensor axis, predicted by a closed formula.
 
   Attributes:
     phase: "forward", "backward" or "update".
-    dtype: The dtype on the wire.
-    shape: The operand's shape on one device.
-    kind: The kind of collective, as in the ledger.
+    dtype: The dtype of the transferred elements.
+    shape: Shape of the operand on one device.
+    kind: The kind of collective, with the names of `parallel.xla.ledger`.
   """
 
   phase: str
@@ -74,18 +76,19 @@ class Reduction(NamedTuple):
 
 
 class Parts(NamedTuple):
-  """A model as a stack of equal layers, and what is around it.
+  """A model as a stack of equal layers between an input and an output part.
 
-  All run inside ``jax.shard_map``. Params are those of `Model.scores`; of the
-  stack they are some of its layers. A layer of zeros is the identity.
+  All functions run inside ``jax.shard_map``. Their parameters are those of
+  `Model.scores`, with a subset of the layers in the stack. A layer whose
+  parameters are all zero is the identity.
 
   Attributes:
-    stack: The key of the stack.
-    enter: ``(params, batch, access) -> x``, what the first layer reads.
-    layers: ``(the stack's params, x, access) -> x``, with x of the same type.
-    judge: ``(params, x, batch, access) -> scores``, those of `Model.scores`.
-    together: Whether all stages compute ``enter`` and ``judge`` together, each
-      with its slice of the parameters, so that the results are those of all.
+    stack: The key of the stack in the parameters.
+    enter: ``(params, batch, access) -> x``, the input of the first layer.
+    layers: ``(stack params, x, access) -> x``; x keeps its type.
+    judge: ``(params, x, batch, access) -> scores``, as `Model.scores` returns.
+    together: Whether ``enter`` and ``judge`` are collective over stages: each
+      stage has a slice of their parameters, and all stages get the result.
   """
 
   stack: str
@@ -96,14 +99,14 @@ class Parts(NamedTuple):
 
 
 class Model(Protocol):
-  """A model; its parameters are a nested dict of arrays.
+  """Model whose parameters are a nested dict of arrays.
 
   Attributes:
-    dtype: The dtype of its products, for peak rates.
-    num_params: How many logical parameters it has, padding not counted.
+    dtype: The dtype of matrix products, which determines peak FLOP/s.
+    num_params: Number of logical parameters, without padding.
     stacks: Top-level keys of the parameters whose leaves are stacked over
       equal layers, ``[layers, ...]``, with their number of layers. Outer loops
-      that exchange fragments cut there, and partitions gather layer by layer.
+      cut fragments between layers, and partitions gather one layer at a time.
     parameters: A `Parameter` for each leaf of the parameters.
   """
 
@@ -113,10 +116,14 @@ class Model(Protocol):
   parameters: Any
 
   def init(self, key: jax.Array) -> Any:
-    """Draws float32 parameters with all tensor ranks, ``[..., ranks, ...]``.
+    """Returns initial parameters of all tensor ranks.
 
     Args:
       key: A random key; equal keys give equal parameters on every mesh.
+
+    Returns:
+      Nested dict of float32 arrays; a parameter that is cut over tensor ranks
+      has a dim of all ranks, ``[..., ranks, ...]``.
     """
     ...
 
@@ -126,15 +133,14 @@ class Model(Protocol):
     """Computes the scores of examples, inside ``jax.shard_map``.
 
     Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place.
-      batch: Tree of arrays ``[B, ...]``, one row per example. A partition,
-        which has an access of its own, adds a leading dim of data-parallel
-        ranks.
-      access: How the model's functions read their parameters.
+      params: This device's slices of the parameters, in the representation that
+        ``access`` reads.
+      batch: Tree of arrays ``[B, ...]``, one row per example. The access of a
+        partition adds a leading dim of data-parallel ranks.
+      access: Reads the parameters for the model's functions.
 
     Returns:
-      float32 arrays ``[B, ...]`` by name, the same on all tensor ranks.
+      float32 arrays ``[B, ...]`` by name, equal on all tensor ranks.
       Training minimises the mean of "loss"; evaluations report all means.
     """
     ...
@@ -143,12 +149,13 @@ class Model(Protocol):
     """Returns the model in parts, for the stages of a pipeline.
 
     Raises:
-      ValueError: It has no stack of layers that read and return the same.
+      ValueError: If the model is not one stack of layers whose inputs and
+        outputs have the same type.
     """
     ...
 
   def flops(self, example: Any) -> float:
-    """Returns the floating-point operations of training on one example.
+    """Returns the FLOPs of training on one example, forward and backward.
 
     Args:
       example: Tree of ``jax.ShapeDtypeStruct``, one example of a batch.
@@ -163,7 +170,7 @@ class Model(Protocol):
     data_lanes: int,
     accumulation: int = 1,
   ) -> collections.Counter[Reduction]:
-    """Counts what one step reduces over the tensor axis, in closed form.
+    """Counts one step's collectives over the tensor axis, in closed form.
 
     Args:
       example: Tree of ``jax.ShapeDtypeStruct``, one example of a batch.
@@ -172,16 +179,17 @@ class Model(Protocol):
       accumulation: Microbatches per step.
 
     Returns:
-      How often each reduction runs; empty for a model without a tensor axis.
+      Number of runs of each collective per step; empty for a model that is not
+      cut over tensor ranks.
     """
     ...
 
 
 class LanguageModel(Model, Protocol):
-  """A model that continues text; what inference knows of it.
+  """Model that continues text: the interface for inference.
 
   Attributes:
-    vocab_size: How many tokens it knows.
+    vocab_size: Number of tokens of the vocabulary.
   """
 
   vocab_size: int
@@ -189,46 +197,47 @@ class LanguageModel(Model, Protocol):
   def logits(
     self, params: Any, tokens: jax.Array, access: Access = AS_THEY_ARE
   ) -> jax.Array:
-    """Computes the logits of what follows, inside ``jax.shard_map``.
+    """Computes logits of the next token, inside ``jax.shard_map``.
 
     Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place.
+      params: This device's slices of the parameters, in the representation that
+        ``access`` reads.
       tokens: int ``[B, T]``.
-      access: How the model's functions read their parameters.
+      access: Reads the parameters for the model's functions.
 
     Returns:
       Each rank's slice, float32 ``[R, B, T, V]`` with V tokens per rank. A rank
-      has successive tokens; -inf stands for those beyond the vocabulary.
+      has consecutive tokens; padding of the vocabulary has -inf.
     """
     ...
 
   def target_scores(
     self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
-    """Judges each token by those before it, inside ``jax.shard_map``.
+    """Scores each token given its prefix, inside ``jax.shard_map``.
 
     Args:
-      params: As of `logits`.
+      params: Parameters, see `logits`.
       batch: int ``[B, T + 1]``; see `scores`.
-      access: How the model's functions read their parameters.
+      access: Reads the parameters for the model's functions.
 
     Returns:
-      ``{"log_probability": float32 [B, T], "greedy": bool [B, T]}``, the same
-      on all tensor ranks: of tokens 1 to T in nats, and whether the token has
-      the largest logit (the lowest such token, if there are several).
+      ``{"log_probability": float32 [B, T], "greedy": bool [B, T]}``, equal on
+      all tensor ranks: the log-probability of tokens 1 to T in nats, and
+      whether the token has the largest logit (the lowest such token, if there
+      are several).
     """
     ...
 
   def token_ids(self) -> jax.Array:
-    """Returns which token each logit of this device stands for, ``[R, V]``."""
+    """Returns the token of each logit of this device, int32 ``[R, V]``."""
     ...
 
   def cache_shape(self, sizes: CacheSizes) -> CacheShape:
     """Returns the components of the cache that `decode` reads and writes.
 
     Raises:
-      ValueError: The cache cannot be kept in this dtype.
+      ValueError: If the cache cannot have this dtype.
     """
     ...
 
@@ -239,14 +248,14 @@ class LanguageModel(Model, Protocol):
     batch: Batch,
     access: Access = AS_THEY_ARE,
   ) -> tuple[jax.Array, Cache]:
-    """Reads a step's tokens into a cache, inside ``jax.shard_map``.
+    """Runs one step of inference, inside ``jax.shard_map``.
 
     Args:
-      params: As of `logits`. What is stacked over layers may be a tuple of each
-        layer's parameters.
-      cache: Cache of earlier tokens, of `cache_shape`.
+      params: Parameters, see `logits`. A stack may be a tuple of each layer's
+        parameters instead of stacked arrays.
+      cache: Cache of earlier tokens, with the shape of `cache_shape`.
       batch: The step's tokens.
-      access: How the model's functions read their parameters.
+      access: Reads the parameters for the model's functions.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
@@ -257,5 +266,6 @@ class LanguageModel(Model, Protocol):
 
 def continues_text(model: Model) -> bool:
   """Returns whether a model is a `LanguageModel`."""
+  # Members in addition to those of `Model`.
   members = set(dir(LanguageModel)) - set(dir(Model))
   return all(hasattr(model, name) for name in members)

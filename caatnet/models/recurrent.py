@@ -1,8 +1,9 @@
-"""A gated linear recurrence: a language model whose state does not grow.
+"""Gated linear recurrence: a language model with a fixed-size state.
 
-It is Hawk of De et al., "Griffin: Mixing Gated Linear Recurrences with Local
+Source: Hawk of De et al., "Griffin: Mixing Gated Linear Recurrences with Local
 Attention", arXiv 2402.19427. A layer has a recurrent block and a gated MLP. The
-block multiplies two branches of the normalised stream x, and projects back:
+block multiplies two branches of the normalised stream x and projects the
+product to the stream:
 
     u_t = convolution of W_u x over the last K positions, channel by channel
     r_t = sigmoid(W_r u_t + b_r)               recurrence gate, equation 1
@@ -11,10 +12,10 @@ block multiplies two branches of the normalised stream x, and projects back:
     h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t u_t)                 equation 4
     update = W_out (gelu(W_g x) h)
 
-W_r and W_i are block-diagonal, with a block for each head. The recurrence is
+W_r and W_i are block-diagonal, with one block per head. The recurrence is
 computed by an associative scan in float32. Heads are cut over tensor ranks, so
-all between the two doors is local to a rank. The MLP is SwiGLU where Griffin
-has GeGLU, and embeddings are not scaled.
+everything between the column- and the row-parallel projection is rank-local.
+Deviations: the MLP is SwiGLU instead of GeGLU, and embeddings are not scaled.
 
 Shape legend: R = lanes (ranks outside shard_map), S = sequences, T = positions,
 N = heads of a rank, D = channels of a head, F = N D, K = width of the
@@ -51,12 +52,12 @@ _C = 8.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(StackConfig):
-  """The sizes of the model.
+  """Sizes of the model.
 
   Attributes:
-    num_heads: The heads of all ranks; a multiple of the tensor ranks.
-    rnn_width: The channels of the recurrence; a multiple of ``num_heads``.
-    conv_width: K, at least 2.
+    num_heads: Heads of all ranks; a multiple of the number of tensor ranks.
+    rnn_width: Channels of the recurrence; a multiple of ``num_heads``.
+    conv_width: K, the width of the causal convolution, at least 2.
   """
 
   num_heads: int
@@ -70,7 +71,7 @@ class RecurrentConfig(StackConfig):
 
   @property
   def layer_products(self) -> int:
-    """The weights of a layer that multiply activations."""
+    """Number of weights of a layer in matrix products and convolutions."""
     gates = 2 * self.rnn_width * self.rnn_width // self.num_heads
     block = (3 * self.width + self.conv_width) * self.rnn_width + gates
     return block + 3 * self.width * self.ffn_width
@@ -85,20 +86,20 @@ class RecurrentConfig(StackConfig):
     return 9
 
   def state_shapes(self, ranks: int) -> tuple[StateShape, StateShape]:
-    """Returns one rank's states: inputs of the convolution, and h."""
+    """Returns one rank's states: last inputs of the convolution, and h."""
     channels = self.rnn_width // ranks
     return StateShape((self.conv_width - 1, channels)), StateShape((channels,))
 
 
 class Unit(NamedTuple):
-  """The parameters of one rank's recurrence.
+  """Parameters of one rank's recurrence.
 
   Attributes:
-    conv: ``[K, F]``; the last row multiplies a position's own input.
+    conv: ``[K, F]``; the last row multiplies the input of the same position.
     conv_bias: ``[F]``.
-    gates: ``[N, D, 2 D]``, of r and i.
-    gates_bias: float32 ``[N 2 D]``.
-    rate: float32 ``[F]``.
+    gates: ``[N, D, 2 D]``, the weights W_r and W_i.
+    gates_bias: float32 ``[N 2 D]``, the biases b_r and b_i.
+    rate: float32 ``[F]``, the parameter of a_t before softplus.
   """
 
   conv: jax.Array
@@ -110,23 +111,25 @@ class Unit(NamedTuple):
   def __call__(
     self, y: jax.Array, states: tuple[jax.Array, jax.Array], written: jax.Array
   ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Mixes the positions of sequences.
+    """Runs the recurrence over sequences.
 
     Args:
       y: ``[S, T, 2 F]``, the products W_g x and W_u x.
       states: The last inputs of the convolution ``[S, K - 1, F]`` and h ``[S,
         F]``, both float32.
-      written: bool ``[S, T]``; what is not written is padding at the end, and
-        leaves states unchanged.
+      written: bool ``[S, T]``; False for padding at the end of a sequence,
+        which leaves the states unchanged.
 
     Returns:
-      ``[S, T, F]``, and the states after the last written position.
+      ``gelu(W_g x) h`` ``[S, T, F]``, and the states after the last written
+      position.
     """
     window, h = states
     size, length, dtype = self.conv.shape[0], y.shape[1], y.dtype
     gate, u = kept(*jnp.split(y, 2, axis=-1))
     inputs = jnp.concatenate([window.astype(dtype), u], axis=1)
     taps = self.conv.astype(dtype)
+    # [S, T, F]: position t reads inputs t - K + 1 to t.
     u = self.conv_bias.astype(dtype) + sum(
       inputs[:, k : k + length] * taps[k] for k in range(size)
     )
@@ -135,15 +138,18 @@ class Unit(NamedTuple):
     bias = self.gates_bias.reshape(gates.shape[2:])
     gates = jax.nn.sigmoid(gates.astype(jnp.float32) + bias)
     r, i = (x.reshape(u.shape) for x in jnp.split(gates, 2, axis=-1))
+    # Equations 3, 4 and 6; expm1 is exact where a is close to 1.
     log_a = -_C * r * jax.nn.softplus(self.rate)
     b = jnp.sqrt(-jnp.expm1(2 * log_a)) * i * u
     a = jnp.where(written[..., None], jnp.exp(log_a), 1.0)
     b = jnp.where(written[..., None], b, 0.0)
-    # The state before the first position is one more summand of its input.
+    # h_0 = a_0 h + b_0, so the initial state is folded into b_0.
     b = b.at[:, 0].add(a[:, 0] * h)
+    # (a, b) stands for h -> a h + b; the operator composes two such maps.
     _, all_h = lax.associative_scan(
       lambda x, y: (x[0] * y[0], y[0] * x[1] + y[1]), (a, b), axis=1
     )
+    # The K - 1 inputs that precede the first unwritten position.
     window = jax.vmap(
       lambda x, n: lax.dynamic_slice_in_dim(x, n, size - 1)
     )(inputs, written.sum(axis=1, dtype=jnp.int32))
@@ -152,7 +158,7 @@ class Unit(NamedTuple):
 
 
 class Block(nnx.Module):
-  """One layer: a recurrence and an MLP, each behind a column and a row door."""
+  """One layer: a recurrence and an MLP, each between parallel projections."""
 
   def __init__(
     self, config: RecurrentConfig, axis: Axis, row_scales: jax.Array,
@@ -174,7 +180,7 @@ class Block(nnx.Module):
     gates = jax.random.normal(rngs.params(), (config.num_heads, d, 2 * d))
     self.gates = Sharded(gates.reshape(*heads, d, 2 * d) / math.sqrt(d))
     self.gates_bias = Wide(jnp.zeros((ranks, 2 * cut)))
-    # Uniform a^c in [0.9, 0.999], as in the paper: softplus(rate) = -log a.
+    # a^c at r = 1 is uniform in [0.9, 0.999], as in the paper.
     a = jax.random.uniform(rngs.params(), (channels,), minval=0.9, maxval=0.999)
     self.rate = Wide(jnp.log(jnp.expm1(-jnp.log(a) / _C)).reshape(ranks, cut))
     self.w_out = Sharded(draw.rows(channels, cut, row_scales[0]))
@@ -185,7 +191,7 @@ class Block(nnx.Module):
   def __call__(
     self, x: Stream, state: Any, syncs: Any, mix: Any
   ) -> tuple[Stream, Any]:
-    """Computes both halves of the layer; see `LanguageModule`."""
+    """Applies recurrence and MLP; see `LanguageModule.block_type`."""
     axis, doors = self.axis, (self.config.norm_eps, self.config.kernels)
     unit = Unit(*(getattr(self, name)[...] for name in Unit._fields))
     with jax.named_scope("recurrence"):
@@ -200,17 +206,20 @@ class Block(nnx.Module):
 
 
 class Recurrent(StatefulModule):
-  """A language model whose layers recur."""
+  """Language module whose blocks are gated linear recurrences."""
 
   block_type = Block
 
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentModel(StatefulLanguageModel):
-  """The model that predicts next tokens; an example is int ``[T + 1]``.
+  """Recurrent language model; an example is int ``[T + 1]``.
 
   Attributes:
-    config: The sizes, and how the row doors synchronise.
+    config: Sizes, and sync policies of the row-parallel projections.
+
+  Raises:
+    ValueError: If the tensor ranks do not divide the heads.
   """
 
   config: RecurrentConfig
@@ -221,7 +230,7 @@ class RecurrentModel(StatefulLanguageModel):
     check_divides(heads, "num_heads", ranks, "parallel.tensor")
 
   def flops(self, example: jax.ShapeDtypeStruct) -> float:
-    """Counts six operations for each weight of a product and position."""
+    """Returns six FLOPs per weight in a matrix product and position."""
     config = self.config
     products = config.num_layers * config.layer_products
     products += config.vocab_size * config.width

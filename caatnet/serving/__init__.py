@@ -1,4 +1,4 @@
-"""Scheduling of requests: the parts that need no device."""
+"""Serving: scheduling, paged cache, execution and HTTP server."""
 
 from parallel.lazy import attach
 

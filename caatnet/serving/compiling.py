@@ -1,6 +1,6 @@
-"""Loops over numpy arrays, compiled by numba of the extra `serve`.
+"""Compilation of numpy loops by numba, from the optional extra `serve`.
 
-Where numba is not installed, or ``NUMBA_DISABLE_JIT=1``, the same functions run
+Where numba is not installed, or with ``NUMBA_DISABLE_JIT=1``, the functions run
 as plain Python on the same arrays.
 """
 
@@ -15,12 +15,12 @@ COMPILES = numba is not None and not numba.config.DISABLE_JIT
 
 
 def compiled(*signature: str) -> Callable[[Callable], Callable]:
-  """Returns a decorator that compiles a function with numba if there is one.
+  """Returns a decorator that compiles a function with numba if available.
 
   Args:
-    *signature: The types of the arguments, ``"(int32[::1], int64)"``, so that
-      the function is compiled, or read from numba's cache, when it is defined;
-      none for functions that are called by compiled ones only.
+    *signature: Types of the arguments, for example ``"(int32[::1], int64)"``,
+      so that the function is compiled, or read from numba's cache, when it is
+      defined; none for a function that only compiled functions call.
   """
   if not COMPILES:
     return lambda function: function
@@ -28,6 +28,6 @@ def compiled(*signature: str) -> Callable[[Callable], Callable]:
   def make(function: Callable) -> Callable:
     try:
       return numba.njit(*signature, cache=bool(signature))(function)
-    except (RuntimeError, OSError, EOFError):  # no folder to write, or damaged
+    except (RuntimeError, OSError, EOFError):  # cache not writable, or damaged
       return numba.njit(*signature)(function)
   return make

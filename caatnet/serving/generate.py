@@ -1,13 +1,14 @@
-"""Continues many prompts at once, each until something ends it.
+"""Generation: continues many prompts at once by continuous batching.
 
-Each replica has a scheduler of its own with the first-come policy, and all
-replicas step together. Up to ``Capacity.batch`` sequences of a replica run at a
-time. A step reads the newest token of all whose prompt has been read, and one
-chunk of a prompt. Where a sequence ends, the next prompt gets its slot.
+Each replica has its own scheduler with the first-come policy, and all replicas
+run in lockstep. Up to ``Capacity.batch`` sequences of a replica run at a time.
+A step reads the newest token of every sequence whose prompt has been read, and
+one chunk of a prompt. When a sequence ends, the next prompt gets its slot.
 
-A step is dispatched before the tokens of the step before it are on the host:
-the program keeps the newest token of each sequence. So a sequence that a stop
-id or a stop string ends is in one more step, whose token is dropped.
+A step is dispatched before the tokens of the previous step are on the host: the
+program keeps the newest token of each sequence on the device. A sequence that a
+stop id or a stop string ends is therefore part of one more step, whose token is
+dropped.
 """
 
 import collections
@@ -22,7 +23,7 @@ from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import Completion, Request
 from caatnet.inference.transcripts import Transcript
 from caatnet.serving import requests as serving
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.device import Dispatched, Drawn, dispatch
 from caatnet.serving.engine.measured import MeasuredCosts
@@ -30,23 +31,22 @@ from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.scheduler import Scheduler
 
-# The numbers of decodes for which there are programs grow by it.
+# Ratio of successive buckets of the number of decodes, one program each.
 _FACTOR = 4
 
 
 @dataclasses.dataclass
 class Speed:
-  """Duration of generation, without compilation by XLA.
+  """Tokens and seconds of a generation, excluding compilation by XLA.
 
-  Tokens that are drawn in a step which also reads a prompt are not among the
-  decoded ones.
+  Tokens drawn in a step that also reads a prompt do not count as decoded.
 
   Attributes:
-    prompt_tokens: Tokens that were read in chunks: those of prompts, and those
-      of sequences whose pages others needed for a while.
-    prompt_seconds: Time of steps that read parts of prompts.
-    decoded_tokens: Tokens drawn in other steps.
-    decode_seconds: Time of other steps.
+    prompt_tokens: Tokens read in chunks: those of prompts, and those of
+      preempted sequences that are read again.
+    prompt_seconds: Seconds of the steps that read chunks.
+    decoded_tokens: Tokens drawn in all other steps.
+    decode_seconds: Seconds of all other steps.
   """
 
   prompt_tokens: int = 0
@@ -55,7 +55,7 @@ class Speed:
   decode_seconds: float = 0.0
 
   def add(self, sent: Dispatched, seconds: float) -> None:
-    """Counts a step and the time until its tokens came."""
+    """Counts a step and the seconds until its tokens arrived."""
     steps = [step for step in sent.steps if step is not None]
     if num_read := sum(c.length for step in steps for c in step.chunks):
       self.prompt_tokens += num_read
@@ -69,7 +69,7 @@ class Generation:
   """Continues requests with a decoder.
 
   Attributes:
-    speed: Its duration so far.
+    speed: Tokens and seconds so far.
   """
 
   def __init__(
@@ -80,21 +80,22 @@ class Generation:
     on_text: Callable[[int, str], None] = lambda index, text: None,
     on_end: Callable[[int], None] = lambda index: None,
   ) -> None:
-    """Checks the requests.
+    """Checks the requests and queues them.
 
     Args:
-      decoder: The model and its cache, whose sequences have all ended.
-      requests: The prompts, and how each is continued.
-      tokenizer: Makes text of tokens.
-      on_text: Called with a request's number and more of its text.
-      on_end: Called with a request's number when it has ended.
+      decoder: The model and its cache; all its sequences have ended.
+      requests: Prompts with their sampling parameters and stop conditions.
+      tokenizer: Decodes tokens to text.
+      on_text: Called with a request's index and its new text.
+      on_end: Called with a request's index when it has ended.
 
     Raises:
       ValueError: The model cannot take a request, which the message names.
     """
     self.speed = Speed()
     self._decoder, self._on_text, self._on_end = decoder, on_text, on_end
-    # In all steps if in any, so that no step is compiled twice.
+    # All steps apply filters if any request does, so that each step has one
+    # program.
     self._filters = any(request.filters for request in requests)
     capacity = decoder.capacity
     vocab_size = decoder.program.model.vocab_size
@@ -106,8 +107,8 @@ class Generation:
     self._transcripts = [
       Transcript(request, tokenizer, capacity.context) for request in requests
     ]
-    # Of sequences that stay short the longest one decides, so that there is no
-    # program of each length.
+    # The page tables are as wide as the longest sequence needs, so that there
+    # is not one program per length.
     size = capacity.page_size
     most_pages = bucket(
       max((t.num_pages(size) for t in self._transcripts), default=1),
@@ -122,11 +123,12 @@ class Generation:
                                           requests))
 
   def _request(self, index: int, request: Request) -> serving.Request:
-    """Returns what the scheduler needs to know of a request."""
+    """Returns a request as the scheduler's type."""
     transcript = self._transcripts[index]
     drawn = Drawn(request)
 
-    def ends(token: int) -> bool:
+    # Called by the scheduler once per token, in order.
+    def stop(token: int) -> bool:
       logprob = drawn.logprobs[len(transcript.tokens)]
       self._show(index, transcript.push(token, logprob))
       if transcript.ended:
@@ -134,7 +136,7 @@ class Generation:
       return transcript.ended
 
     return serving.Request(
-      index, request.prompt, transcript.most_tokens, ends=ends, payload=drawn
+      index, request.prompt, transcript.most_tokens, stop=stop, payload=drawn
     )
 
   def run(
@@ -143,20 +145,20 @@ class Generation:
     """Continues all requests to their ends.
 
     Args:
-      interrupted: Whether to end those that have not ended; asked after each
-        step.
+      interrupted: Whether to stop early; called before each step.
 
     Returns:
-      What followed each prompt, in the order of the requests.
+      The completion of each prompt, in the order of the requests.
 
     Raises:
       ValueError: The model's logits are NaN: it has diverged, or overflows in
-        the dtype that it has.
+        its dtype.
     """
     pending: Dispatched | None = None
     self._arrived = self._clock()
     while self._going and not interrupted():
       self._admit()
+      # The next step is dispatched before the previous one is received.
       sent = self._send()
       if pending is not None:
         self._receive(pending)
@@ -167,15 +169,16 @@ class Generation:
     return [transcript.completion for transcript in self._transcripts]
 
   def _clock(self) -> float:
-    """Returns a time in seconds that stands still while XLA compiles."""
+    """Returns a time in seconds that excludes compilation by XLA."""
     return time.perf_counter() - self._decoder.compile_seconds
 
   @property
   def _going(self) -> bool:
+    """Whether a request has not ended."""
     return bool(self._waiting) or not all(s.idle for s in self._schedulers)
 
   def _admit(self) -> None:
-    """Gives waiting requests in turn to the replica that has the fewest."""
+    """Assigns waiting requests to the replica with the fewest requests."""
     while self._waiting:
       scheduler = min(self._schedulers, key=lambda s: len(s.requests))
       if len(scheduler.requests) >= self._decoder.capacity.batch:
@@ -183,7 +186,7 @@ class Generation:
       scheduler.add(self._waiting.popleft())
 
   def _send(self) -> Dispatched | None:
-    """Dispatches the next step; None if all that is left is on its way."""
+    """Dispatches the next step; None if all remaining work is under way."""
     now = self._clock()
     steps = [scheduler.step(now) for scheduler in self._schedulers]
     if not any(steps):
@@ -194,7 +197,7 @@ class Generation:
     )
 
   def _receive(self, sent: Dispatched) -> None:
-    """Waits for the tokens of a step, and hands them to their sequences."""
+    """Waits for the tokens of a step, and passes them to the schedulers."""
     events = sent.events(self._clock)
     now = self._clock()
     self.speed.add(sent, now - self._arrived)
@@ -205,10 +208,10 @@ class Generation:
       assert event.step is not None
       for request in map(event.step.request, event.failed):
         count = len(self._transcripts[request.number].tokens)
-        if request.state not in serving.ENDS:  # else it ended a step before
+        if request.state not in serving.ENDS:  # else it ended one step earlier
           raise ValueError(
             f"prompt {request.number + 1}: the logits of the model are NaN "
-            f"after {count} tokens that it has written"
+            f"after {count} generated tokens"
           )
       scheduler.receive(event)
 
@@ -218,9 +221,9 @@ class Generation:
 
 
 def _scheduler(decoder: Decoder) -> Scheduler:
-  """Returns a replica's scheduler, which copies no pages.
+  """Returns a replica's scheduler, without swapping and prefix reuse.
 
-  Its sequences share no pages either, so that the cache may be of any kind.
+  The cache may therefore have components of any kind.
   """
   capacity = decoder.capacity
   pages = Pages(decoder.cache_shape.num_pages, capacity.page_size, reuse=False)
@@ -230,5 +233,5 @@ def _scheduler(decoder: Decoder) -> Scheduler:
   )
   return Scheduler(
     limits, registry.make("first_come", pages), pages,
-    Host(0, capacity.page_size, reserve=False), MeasuredCosts(),
+    HostCache(0, capacity.page_size, reserve=False), MeasuredCosts(),
   )

@@ -1,4 +1,4 @@
-"""The keys of ``config.serving``, with a policy that exists."""
+"""Options of ``config.serving``, with a check of the policy's name."""
 
 import dataclasses
 
@@ -9,7 +9,11 @@ from caatnet.serving.scheduler.policies.registry import POLICIES
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServingOptions(Serving):
-  """Options of a server: ``config.serving``."""
+  """Options of a server: ``config.serving``.
+
+  Raises:
+    ValueError: The policy is not in `POLICIES`.
+  """
 
   def __post_init__(self) -> None:
     one_of("policy", self.policy, tuple(POLICIES))

@@ -1,4 +1,4 @@
-"""Requests on their way through a server, and what is measured of them."""
+"""Requests of a server: state, tokens, deadlines and measured times."""
 
 from collections.abc import Callable, Hashable, Sequence, Set
 import enum
@@ -10,14 +10,15 @@ from caatnet.serving.cache import prefixes
 
 
 class State(enum.Enum):
-  """Where a request is.
+  """State of a request.
 
-  WAITING: it has no pages. RUNNING: it has pages and a slot. LEAVING: its pages
-  are copied to the host, and it keeps them until then. SWAPPED: the host alone
-  has its pages. ARRIVING: they are copied back. The others are ends: FINISHED:
-  it has all its tokens. CANCELLED: its client has gone. EXPIRED: its first
-  token did not come before its deadline. REFUSED: it can never fit. FAILED: the
-  model's logits for it are NaN.
+  WAITING: queued without pages. RUNNING: has pages and a slot. LEAVING: its
+  pages are being copied to the host, and it holds them until the copy ends.
+  SWAPPED: only the host has its pages. ARRIVING: the pages are being copied
+  back. The other states are final. FINISHED: has all its tokens. CANCELLED: its
+  client has disconnected. EXPIRED: its first token was not drawn before the
+  deadline. REFUSED: it can never fit in the cache. FAILED: the model's logits
+  for it are NaN.
   """
 
   WAITING = "waiting"
@@ -37,59 +38,67 @@ ENDS = (
 )
 
 
-# A request's that has none.
+# Page list of a request without pages.
 NO_PAGES = np.zeros(0, np.int32)
 
-# What ends a sequence: one of some tokens, or whatever a function says that is
-# asked once about each token, in order.
-Ends = frozenset[int] | Callable[[int], bool]
+# Stop condition of a sequence: a set of tokens, or a function that is called
+# once with each token, in order.
+StopCondition = frozenset[int] | Callable[[int], bool]
 
 
 class Request:
-  """A prompt, what ends its continuation, and how far it has come.
+  """Prompt, stop condition, priority and progress of one sequence.
 
   Times are in seconds on the executor's clock.
 
   Attributes:
     number: Unique among the requests of a server; ascending with arrival.
-    prompt: The tokens, int32 ``[n]``, n at least 1.
-    max_tokens: How many tokens are drawn at most.
-    longest: How many tokens it will have read at its end, the last one not.
-    client: Who pays for it, by fair policies.
+    prompt: Token ids, int32 ``[n]``, n at least 1.
+    max_tokens: Maximum number of drawn tokens.
+    longest: Maximum number of tokens that are read: prompt and drawn tokens
+      except for the last one.
+    client: Client charged by fair policies.
     priority: Lower is served earlier.
-    arrival_s: When it came.
-    deadline_s: By when its first token must have come.
-    conversation: Of which conversation it is a turn; None for none. The prompt
-      of a turn begins with the turn before it and its answer.
+    arrival_s: Time of arrival.
+    deadline_s: Time by which the first token must have been drawn.
+    conversation: Conversation that the request is a turn of; None for none. The
+      prompt of a turn begins with the previous prompt and response.
     more: Whether another turn of the conversation may follow.
-    ends: The tokens that end the sequence, or a function that returns whether
-      a token does; it is asked once about each token, in order.
-    weight: The share of its client among clients, for fair policies.
-    payload: What the executor needs to draw its tokens.
-    state: Where it is.
-    scheduled_s: When it was first scheduled; None if it was not.
-    end_s: When it ended; None before.
-    num_hits: Tokens of its prompt that were found when it was first scheduled.
-    num_preempted: How often its pages were taken.
-    names: The names of its full pages, as far as its tokens are known, one
-      after another.
-    slot: Its number among the running requests; -1 for none.
-    context: How many tokens it had when it was last admitted; those are read in
-      chunks, and what follows is decoded.
-    pages: Its pages on the device, int32 ``[n]``; of one that has a slot they
-      are that row of `Running.tables`.
-    num_pending: How many of its tokens are being drawn, when it has no slot.
-    buffer: Moves the newest tokens of a request that has a slot to it; None for
-      one that has none.
-    swapped: How many of its tokens the host alone has.
+    stop: Tokens that end the sequence, or a function that returns whether a
+      token does; it is called once with each token, in order.
+    weight: Share of the client among clients, for fair policies.
+    payload: Sampling parameters for the executor.
+    state: Current state.
+    scheduled_s: Time of the first admission; None before.
+    end_s: Time of the end; None before.
+    num_hits: Number of prompt tokens that were cached at the first admission.
+    num_preempted: Number of preemptions.
+    block_hashes: Concatenated block hashes of the full pages of its known
+      tokens.
+    slot: Index among the running requests; -1 for none.
+    context: Number of known tokens at the last admission; these are read in
+      chunks, and later tokens are decoded.
+    pages: Pages on the device, int32 ``[n]``; for a request with a slot, a view
+      of its row in `Running.tables`.
+    num_pending: Number of tokens that are being drawn, for a request without a
+      slot.
+    buffer: Function that moves buffered tokens of a request with a slot to the
+      request; None without a slot.
+    swapped: Number of its tokens that only the host has.
+
+  Example:
+    >>> request = Request(0, prompt=[5, 6, 7], max_tokens=4, arrival_s=1.0)
+    >>> request.take(np.array([8, 9], np.int32), np.array([1.25, 1.5]))
+    >>> request.all_tokens().tolist(), request.ttft_s, request.tpot_s
+    ([5, 6, 7, 8, 9], 0.25, 0.25)
   """
 
   __slots__ = (
-    "_num_drawn", "_times", "_tokens", "arrival_s", "buffer", "client",
-    "context", "conversation", "deadline_s", "end_s", "ends", "longest",
-    "max_tokens", "more", "names", "num_hits", "num_pending", "num_preempted",
-    "number", "pages", "payload", "priority", "prompt", "scheduled_s", "slot",
-    "state", "swapped", "weight",
+    "_num_drawn", "_times", "_tokens", "arrival_s", "block_hashes", "buffer",
+    "client", "context", "conversation", "deadline_s", "end_s", "longest",
+    "max_tokens", "more", "num_hits", "num_pending", "num_preempted", "number",
+    "pages", "payload", "priority", "prompt", "scheduled_s", "slot", "state",
+    "stop", "swapped", "weight",
   )
 
   def __init__(
@@ -104,23 +113,24 @@ class Request:
     deadline_s: float = math.inf,
     conversation: Hashable | None = None,
     more: bool = False,
-    ends: Ends = frozenset(),
+    stop: StopCondition = frozenset(),
     weight: float = 1.0,
     payload: object = None,
   ) -> None:
-    """Makes a request that waits.
+    """Makes a waiting request.
 
     Raises:
-      ValueError: The prompt is empty, or nothing is to be drawn.
+      ValueError: The prompt is empty, ``max_tokens`` is not positive, ``stop``
+        contains an invalid token id, or ``weight`` is not positive.
     """
     if not len(prompt):
       raise ValueError("the prompt is empty: it has no token")
     if max_tokens < 1:
       raise ValueError(f"max_tokens={max_tokens} must be at least 1")
-    if isinstance(ends, Set):
-      ends = frozenset(ends)
-      if ends and not 0 <= min(ends) <= max(ends) < 2**31:
-        raise ValueError(f"ends={set(ends)} has what is no token")
+    if isinstance(stop, Set):
+      stop = frozenset(stop)
+      if stop and not 0 <= min(stop) <= max(stop) < 2**31:
+        raise ValueError(f"stop={set(stop)} must be token ids in [0, 2**31)")
     if not weight > 0:
       raise ValueError(f"weight={weight:g} must be positive")
     self.number, self.max_tokens = number, max_tokens
@@ -129,9 +139,9 @@ class Request:
     self.client, self.priority, self.weight = client, priority, weight
     self.arrival_s, self.deadline_s = arrival_s, deadline_s
     self.conversation, self.more = conversation, more
-    self.ends, self.payload = ends, payload
+    self.stop, self.payload = stop, payload
     self.state = State.WAITING
-    # Both in pieces, as they were taken.
+    # One array per call of `take`; concatenated on access.
     self._tokens: list[np.ndarray] = []
     self._times: list[np.ndarray] = []
     self._num_drawn = 0
@@ -139,55 +149,55 @@ class Request:
     self.scheduled_s: float | None = None
     self.end_s: float | None = None
     self.num_hits = self.num_preempted = self.context = 0
-    self.names = b""
+    self.block_hashes = b""
     self.slot = -1
     self.pages = NO_PAGES
     self.num_pending = self.swapped = 0
 
   @property
   def tokens(self) -> list[int]:
-    """The tokens drawn so far that the host knows."""
+    """Drawn tokens that the host knows."""
     return [token for piece in self._drawn() for token in piece.tolist()]
 
   @property
   def token_times(self) -> list[float]:
-    """When each of them came."""
+    """Times of the drawn tokens, in seconds."""
     self._drawn()
     return [time for piece in self._times for time in piece.tolist()]
 
   def take(self, tokens: np.ndarray, times: np.ndarray) -> None:
-    """Notes its next tokens, int32 ``[n]``, and when they came."""
+    """Appends drawn tokens, int32 ``[n]``, and their times in seconds."""
     self._tokens.append(tokens)
     self._times.append(times)
     self._num_drawn += len(tokens)
 
   def _drawn(self) -> list[np.ndarray]:
-    """Returns all tokens drawn, in pieces."""
+    """Returns all drawn tokens as a list of arrays."""
     if self.buffer is not None:
       self.buffer(self)
     return self._tokens
 
   def is_end(self, token: int) -> bool:
-    """Returns whether its next token ends it."""
-    ends = self.ends
-    return token in ends if isinstance(ends, frozenset) else ends(token)
+    """Returns whether a drawn token ends the sequence."""
+    stop = self.stop
+    return token in stop if isinstance(stop, frozenset) else stop(token)
 
   @property
   def owner(self) -> Hashable:
-    """Whose copy on the host is the request's."""
+    """Key of its copy in the host cache: the conversation, or the request."""
     if self.conversation is None:
       return ("request", self.number)
     return ("conversation", self.conversation)
 
   @property
   def length(self) -> int:
-    """How many tokens it has that the host knows."""
+    """Number of its tokens that the host knows, including the prompt."""
     if self.buffer is not None:
       self.buffer(self)
     return len(self.prompt) + self._num_drawn
 
   def all_tokens(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Returns the tokens of some positions, those of the prompt first."""
+    """Returns prompt and drawn tokens at positions ``[start, stop)``, int32."""
     drawn = self._drawn()
     if not drawn:
       return self.prompt[start:stop]
@@ -196,27 +206,27 @@ class Request:
       start - n : None if stop is None else max(0, stop - n)
     ]
 
-  def name_pages(self, page_size: int) -> None:
-    """Names the pages that its known tokens fill."""
-    self.names += prefixes.names(
-      self.names[-prefixes.SIZE :] or prefixes.ROOT,
-      self.all_tokens(self.num_named * page_size).tobytes(),
+  def hash_pages(self, page_size: int) -> None:
+    """Computes the block hashes of the pages that its known tokens fill."""
+    self.block_hashes += prefixes.block_hashes(
+      self.block_hashes[-prefixes.SIZE :] or prefixes.ROOT,
+      self.all_tokens(self.num_hashed * page_size).tobytes(),
       page_size * self.prompt.itemsize,
     )
 
   @property
-  def num_named(self) -> int:
-    """How many pages its names are of."""
-    return len(self.names) // prefixes.SIZE
+  def num_hashed(self) -> int:
+    """Number of pages in `block_hashes`."""
+    return len(self.block_hashes) // prefixes.SIZE
 
   @property
   def ttft_s(self) -> float:
-    """From arrival to the first token; NaN if there is none."""
+    """Seconds from arrival to the first token; NaN without a token."""
     return self.token_times[0] - self.arrival_s if self.tokens else math.nan
 
   @property
   def tpot_s(self) -> float:
-    """The mean time between its tokens; NaN if there are fewer than two."""
+    """Mean seconds between its tokens; NaN for fewer than two tokens."""
     if len(self.tokens) < 2:
       return math.nan
     times = self.token_times
@@ -224,5 +234,5 @@ class Request:
 
   @property
   def gaps_s(self) -> np.ndarray:
-    """The times between its tokens, float64 ``[len(tokens) - 1]``."""
+    """Seconds between its tokens, float64 ``[len(tokens) - 1]``."""
     return np.diff(self.token_times)

@@ -1,8 +1,9 @@
-"""Arrivals of requests: recorded ones out of public traces, and generated ones.
+"""Arrivals of requests: recorded in public traces, or generated.
 
-A trace has lengths, no text. `tokens` makes up texts of these lengths which
-agree where the trace says so: turns of a conversation begin with the turns
-before, and prompts with equal blocks begin alike.
+A trace contains lengths but no text. `tokens` generates token ids of these
+lengths that agree where the trace requires it: a turn of a conversation begins
+with the previous turns, and prompts with equal leading blocks have equal
+leading tokens.
 
 Sources: AzureLLMInferenceTrace of Azure/AzurePublicDataset (Patel et al.,
 Splitwise, ISCA 2024); the FAST'25 traces of kvcache-ai/Mooncake (Qin et al.,
@@ -20,34 +21,34 @@ import pathlib
 
 import numpy as np
 
-# Mooncake's blocks, in tokens.
+# Size of Mooncake's blocks, in tokens.
 MOONCAKE_BLOCK = 512
-# Mooncake's timestamps are those of batches, which came this often.
+# Seconds between Mooncake's batches; its timestamps are those of batches.
 _BATCH_S = 3.0
-# The first two bytes of a gzip file.
+# Magic number of a gzip file.
 _GZIP = b"\x1f\x8b"
-_MOST_PLACES = 2**24  # tokens of a sequence, in `tokens`
+_MOST_PLACES = 2**24  # maximum length of a sequence in `tokens`
 
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-  """A request that comes.
+  """Arrival of a request.
 
   Attributes:
     number: Unique in its trace.
-    time_s: When it comes, from the trace's first request on. Of a later turn of
-      a generated session: when it would, if answers took no time.
-    prompt: The tokens of its prompt, those of earlier turns among them.
-    output: The tokens of its answer.
-    conversation: Of which conversation it is a turn; None if that is not known.
-    context: How many of the prompt's tokens are the turns before it.
-    think_s: The time between the end of the turn before and this one; None for
-      one that depends on no other.
+    time_s: Time of arrival in seconds after the trace's first request. For a
+      later turn of a generated session: the time if responses took no time.
+    prompt: Tokens of the prompt, including earlier turns.
+    output: Tokens of the response.
+    conversation: Number of its conversation; None if unknown.
+    context: Tokens of the prompt that are earlier turns.
+    think_s: Seconds between the end of the previous turn and this one; None for
+      a request that depends on no other.
     more: Whether another turn follows.
-    blocks: What stands in the prompt, an id for each block, the last one of
-      which may be cut short; requests whose first n ids are equal have equal
-      blocks there. Empty if that is not known.
-    block_size: The tokens of a block; 0 if there are none.
+    blocks: Id of each block of the prompt, the last of which may be partial.
+      Requests whose first n ids are equal have n equal blocks. Empty if
+      unknown.
+    block_size: Tokens per block; 0 without blocks.
   """
 
   number: int
@@ -63,19 +64,28 @@ class Arrival:
 
 
 def tokens(arrival: Arrival, vocabulary: int = 2**31 - 1) -> np.ndarray:
-  """Returns the tokens of a prompt and of the answer to it.
+  """Returns token ids of a prompt and its response.
 
-  Sequences agree only where the trace says that they do, but for chance: tokens
-  are hashes of whose they are and of where they stand.
+  A token is a hash of its sequence (or block) and position, so that sequences
+  agree only where the trace requires it, except by chance.
 
   Args:
     arrival: A request.
-    vocabulary: How many different tokens there are.
+    vocabulary: Number of different tokens.
 
   Returns:
     int32 ``[prompt + output]``.
+
+  Example:
+    Two prompts that share their first block of two tokens:
+
+    >>> a = Arrival(0, 0.0, 4, 1, blocks=(7, 8), block_size=2)
+    >>> b = Arrival(1, 0.0, 4, 1, blocks=(7, 9), block_size=2)
+    >>> (tokens(a) == tokens(b)).tolist()
+    [True, True, False, False, False]
   """
   places = np.arange(arrival.prompt + arrival.output, dtype=np.uint64)
+  # Key space: 0 for single requests, 1 for conversations, 2 for blocks.
   kind, name = 0, arrival.number
   if arrival.conversation is not None:
     kind, name = 1, arrival.conversation
@@ -101,20 +111,20 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 def load(
   path: str | pathlib.Path, num_requests: int = 0, seed: int = 0
 ) -> list[Arrival]:
-  """Reads a trace; its first line says of which kind it is.
+  """Reads a trace, whose format is detected from its first line.
 
   Args:
     path: A CSV of Azure (2023 or 2024) or BurstGPT, or a JSONL of Mooncake, as
       published; gzipped or not.
-    num_requests: The first so many requests; 0 for all.
-    seed: Of the times within Mooncake's batches.
+    num_requests: Number of requests to keep, from the first; 0 for all.
+    seed: Seed of the arrival times within Mooncake's batches.
 
   Returns:
-    The requests in the order of their arrivals; the first one comes at 0.
+    The requests in the order of arrival; the first one arrives at 0.
 
   Raises:
-    ValueError: The file cannot be read or is of no known kind, or a line is not
-      what it should be; the message names file and line.
+    ValueError: The file cannot be read or has an unknown format, or a line is
+      invalid; the message names file and line.
   """
   try:
     data = pathlib.Path(path).read_bytes()
@@ -155,7 +165,7 @@ _Read = Callable[[_Row, int], Arrival | None]
 def _rows(
   path: str | pathlib.Path, lines: Sequence[str]
 ) -> tuple[Iterator[tuple[int, _Row]], _Read]:
-  """Returns numbered lines as dicts, and who reads them."""
+  """Returns the numbered lines as dicts, and the function that parses them."""
   if lines[0].startswith("{"):
     return _json_lines(path, lines), _mooncake
   columns = next(csv.reader(lines[:1]))
@@ -164,8 +174,8 @@ def _rows(
       rows = csv.DictReader(lines)
       return ((rows.line_num, row) for row in rows), read
   raise ValueError(
-    f"{path}: its first line {lines[0][:80]!r} is neither JSON, as in "
-    "Mooncake's traces, nor has it the columns "
+    f"{path}: the first line {lines[0][:80]!r} is neither JSON, as in "
+    "Mooncake's traces, nor a CSV header with the columns "
     + " or ".join(", ".join(needed) for needed in _COLUMNS.values())
   )
 
@@ -173,6 +183,7 @@ def _rows(
 def _json_lines(
   path: str | pathlib.Path, lines: Sequence[str]
 ) -> Iterator[tuple[int, _Row]]:
+  """Yields line number and parsed JSON of each line."""
   for number, line in enumerate(lines, 1):
     try:
       yield number, json.loads(line)
@@ -181,6 +192,7 @@ def _json_lines(
 
 
 def _count(row: _Row, key: str, least: int = 1) -> int:
+  """Returns an integer field; raises ValueError if it is below `least`."""
   value = int(row[key])  # type: ignore[call-overload]
   if value < least:
     raise ValueError(f"{key}={value} must be at least {least}")
@@ -188,6 +200,7 @@ def _count(row: _Row, key: str, least: int = 1) -> int:
 
 
 def _seconds(value: object) -> float:
+  """Returns a time in seconds; raises ValueError if negative or not finite."""
   seconds = float(value)  # type: ignore[arg-type]
   if not 0 <= seconds < float("inf"):
     raise ValueError(f"the time {value!r} must be finite and not negative")
@@ -195,6 +208,7 @@ def _seconds(value: object) -> float:
 
 
 def _azure(row: _Row, number: int) -> Arrival:
+  """Parses a row of Azure's traces."""
   when = datetime.datetime.fromisoformat(str(row["TIMESTAMP"]))
   if when.tzinfo is None:
     when = when.replace(tzinfo=datetime.UTC)
@@ -205,6 +219,7 @@ def _azure(row: _Row, number: int) -> Arrival:
 
 
 def _burst(row: _Row, number: int) -> Arrival | None:
+  """Parses a row of BurstGPT; None for a failed request."""
   output = _count(row, "Response tokens", 0)
   if not output:  # it failed
     return None
@@ -214,6 +229,7 @@ def _burst(row: _Row, number: int) -> Arrival | None:
 
 
 def _mooncake(row: _Row, number: int) -> Arrival:
+  """Parses a line of Mooncake's traces, whose timestamps are in ms."""
   prompt, ids = _count(row, "input_length"), row["hash_ids"]
   if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
     raise ValueError("hash_ids must be a list of integers")
@@ -228,7 +244,7 @@ def _mooncake(row: _Row, number: int) -> Arrival:
   )
 
 
-# By what a CSV is known.
+# Columns that identify each CSV format.
 _COLUMNS: dict[_Read, tuple[str, ...]] = {
   _azure: ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
   _burst: ("Timestamp", "Request tokens", "Response tokens"),
@@ -236,10 +252,10 @@ _COLUMNS: dict[_Read, tuple[str, ...]] = {
 
 
 def _spread(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:
-  """Spreads those that came in one batch over the time to the next.
+  """Spreads the arrivals of each batch uniformly over the time to the next.
 
-  The times of the trace are those of batches, 3 s apart: as arrivals they would
-  be bursts that nobody sent. The order stays.
+  The timestamps of the trace are those of batches, 3 s apart; used as arrival
+  times they would be bursts that no client sent. The order is kept.
   """
   rng = np.random.default_rng(seed)
   found: list[Arrival] = []
@@ -254,7 +270,14 @@ def _spread(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:
 
 
 def scaled(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
-  """Returns arrivals with another mean rate, in requests per second."""
+  """Returns arrivals with times scaled to a mean rate in requests per second.
+
+  Example:
+    >>> found = scaled([Arrival(0, 0.0, 8, 8), Arrival(1, 60.0, 8, 8)], rate=1)
+    >>> [arrival.time_s for arrival in found]
+    [0.0, 2.0]
+  """
+  # New duration over old duration.
   factor = (len(arrivals) / rate) / max(a.time_s for a in arrivals)
   return [
     dataclasses.replace(a, time_s=a.time_s * factor) for a in arrivals
@@ -269,7 +292,7 @@ def poisson(
   Args:
     arrivals: The requests.
     rate: Requests per second.
-    seed: Of the random numbers.
+    seed: Seed of the random numbers.
   """
   gaps = np.random.default_rng(seed).exponential(1 / rate, len(arrivals))
   times = (np.cumsum(gaps) - gaps[0]).tolist() if len(arrivals) else []
@@ -281,26 +304,29 @@ def poisson(
 
 @dataclasses.dataclass(frozen=True)
 class Sessions:
-  """Conversations of several turns with a server.
+  """Synthetic conversations of several turns with a server.
 
-  Lengths are log-normal, with the mean and standard deviation of logarithms of
-  the 58,787 ShareGPT prompts and answers whose lengths NanoFlow published
-  (efeslab/Nanoflow); answers end at 1,000 tokens, their 99th percentile there.
-  The number of turns is geometric, the mean that of FastSwitch's conversations
-  (arXiv 2411.18424). A turn's prompt is all turns before it and a new question.
+  Lengths are log-normal. Mean and standard deviation of their logarithms are
+  those of the 58,787 ShareGPT prompts and responses whose lengths NanoFlow
+  published (efeslab/Nanoflow); responses are truncated to 1,000 tokens, their
+  99th percentile there. The number of turns is geometric, with the mean of
+  FastSwitch's conversations (arXiv 2411.18424). A turn's prompt consists of all
+  previous turns and a new user message.
 
   Attributes:
-    num_sessions: How many.
-    rate: Turns per second, on average, once sessions begin and end alike often.
-    seed: Of the random numbers.
-    turns: The mean number of turns.
-    think_s: The mean of the exponential time between an answer and the next
-      turn; it is of no source.
-    question: Mean and standard deviation of the logarithm of a question.
-    answer: Those of an answer.
-    longest_answer: Tokens of an answer at most.
-    longest: Tokens of a conversation at most; a turn that would exceed it is
-      not taken, and ends it.
+    num_sessions: Number of conversations.
+    rate: Mean rate in turns per second, in the steady state.
+    seed: Seed of the random numbers.
+    turns: Mean number of turns.
+    think_s: Mean of the exponential time in seconds between a response and the
+      next turn; an assumption without a source.
+    question: Mean and standard deviation of the logarithm of the length of a
+      user message, in tokens.
+    answer: Mean and standard deviation of the logarithm of the length of a
+      response, in tokens.
+    longest_answer: Maximum length of a response, in tokens.
+    longest: Maximum length of a conversation, in tokens; a conversation ends
+      before the turn that would exceed it.
   """
 
   num_sessions: int = 1000
@@ -314,8 +340,9 @@ class Sessions:
   longest: int = 16384
 
   def arrivals(self) -> list[Arrival]:
-    """Returns the turns of all sessions, by the times at which they come."""
+    """Returns the turns of all sessions, sorted by arrival time."""
     rng = np.random.default_rng(self.seed)
+    # Sessions arrive as a Poisson process at rate / turns per second.
     gaps = rng.exponential(self.turns / self.rate, self.num_sessions)
     found: list[Arrival] = []
     for session, begin in enumerate(np.cumsum(gaps) - gaps[0]):
@@ -326,6 +353,7 @@ class Sessions:
   def _session(
     self, session: int, time_s: float, rng: np.random.Generator
   ) -> list[Arrival]:
+    """Returns the turns of one session."""
     turns: list[Arrival] = []
     context = 0
     for turn in range(rng.geometric(1 / self.turns)):
@@ -333,6 +361,7 @@ class Sessions:
       answer = max(1, round(rng.lognormal(*self.answer)))
       answer = min(answer, self.longest_answer)
       think_s = float(rng.exponential(self.think_s)) if turn else None
+      # A first turn is truncated, a later one ends the session.
       if context + question + answer > self.longest:
         if turns:
           break

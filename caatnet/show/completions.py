@@ -1,4 +1,4 @@
-"""Shows what a model writes: as it comes, or each text under its prompt."""
+"""Terminal output of generated text: streamed, or each text with its prompt."""
 
 from collections.abc import Sequence
 import json
@@ -20,7 +20,8 @@ from caatnet.inference.requests import Completion
 from caatnet.serving.generate import Speed
 from caatnet.show.tables import table
 
-# A terminal would obey what a model writes, such as an escape sequence.
+# Control characters in generated text, such as escape sequences, would be
+# executed by a terminal.
 _CONTROLS = {
   code: "\N{REPLACEMENT CHARACTER}"
   for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
@@ -28,9 +29,9 @@ _CONTROLS = {
 
 
 class Screen:
-  """Shows one prompt's text while it is written, of many how many are done.
+  """Streams the text of a single prompt, or shows progress of several prompts.
 
-  It is entered while texts are written.
+  A context manager that is active during generation.
   """
 
   def __init__(
@@ -40,18 +41,19 @@ class Screen:
     as_json: bool,
     logprobs: bool,
   ) -> None:
-    """Makes what shows nothing yet.
+    """Prepares the output.
 
     Args:
       prompts: The prompts.
-      tokenizer: Says what text a token has.
-      as_json: Whether each completion is one line of JSON, in the end.
-      logprobs: Whether to show log-probabilities.
+      tokenizer: Decodes single tokens, for log-probabilities.
+      as_json: Whether each completion is printed as one line of JSON at the
+        end.
+      logprobs: Whether to print log-probabilities.
     """
     self._prompts, self._tokenizer = prompts, tokenizer
     self._as_json, self._logprobs = as_json, logprobs
     self._streams = len(prompts) == 1 and not as_json
-    # On a terminal only.
+    # Disabled when stderr is not a terminal.
     self._bar = Progress(
       TextColumn("{task.description}"),
       BarColumn(),
@@ -71,16 +73,16 @@ class Screen:
     self._bar.stop()
 
   def on_text(self, index: int, text: str) -> None:
-    """Takes more of the text that follows a prompt."""
+    """Prints new text if there is one prompt."""
     if self._streams:
       _write(text)
 
   def on_end(self, index: int) -> None:
-    """Learns that nothing more follows a prompt."""
+    """Advances the progress bar when a prompt's text has ended."""
     self._bar.advance(self._task)
 
   def show(self, completions: Sequence[Completion]) -> None:
-    """Prints what followed the prompts, as far as it has not been shown."""
+    """Prints the completions, except for text that has been streamed."""
     numbered = enumerate(zip(self._prompts, completions, strict=True), 1)
     for number, (prompt, completion) in numbered:
       if self._as_json:
@@ -89,6 +91,7 @@ class Screen:
       if self._streams:
         _write("\n")
       else:
+        # Text, so that markup in a prompt is not interpreted.
         heading = Text(f"{number}: {prompt!r}", style="bold")
         Console(soft_wrap=True).print(heading)
         _write(completion.text + "\n\n")
@@ -98,17 +101,17 @@ class Screen:
     if left:
       print(
         f"interrupted: {len(completions) - left} of {len(completions)} prompts "
-        "had ended", file=sys.stderr,
+        "were finished", file=sys.stderr,
       )
 
 
 def print_speed(speed: Speed, num_programs: int, seconds: float) -> None:
-  """Prints on stderr how fast texts were written.
+  """Prints tokens per second on stderr.
 
   Args:
-    speed: What it took.
-    num_programs: How many programs were compiled.
-    seconds: How long that took, which is no part of ``speed``.
+    speed: Tokens and seconds of the generation.
+    num_programs: Number of compiled programs.
+    seconds: Seconds of compilation, which ``speed`` does not include.
   """
   parts = [
     f"{what} {tokens:,} tokens, {tokens / took:,.0f} tokens/s"
@@ -123,9 +126,10 @@ def print_speed(speed: Speed, num_programs: int, seconds: float) -> None:
 
 
 def _write(text: str) -> None:
-  """Writes a piece of text to stdout at once.
+  """Writes a piece of text to stdout, and flushes.
 
-  What a terminal would obey is replaced there, and left as it is in a file.
+  On a terminal, control characters are replaced; in a file the text is
+  unchanged.
   """
   sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
   sys.stdout.flush()
@@ -145,7 +149,7 @@ def _line(prompt: str, completion: Completion, logprobs: bool) -> str:
 
 
 def _print_logprobs(completion: Completion, tokenizer: Tokenizer) -> None:
-  """Prints each token with its text and its log-probability."""
+  """Prints a table of tokens with their text and log-probability."""
   table(
     "log-probabilities in nats, at temperature 1 without filters",
     ("text", "token", "log-probability"),

@@ -1,18 +1,18 @@
-"""Tables in documents that are written from files of results.
+"""Generated tables in documents, from files of results.
 
-A table stands between two lines of its own, in Markdown
+A table is between two marker lines, in Markdown
 
   <!-- table: NAME -->
   <!-- end of table -->
 
-and in Python the same after a "#". `rewritten` puts the table of that name
-between them.
+and in Python the same text after a "#". `rewritten` replaces the lines between
+them with the table of that name.
 """
 
 from collections.abc import Callable, Mapping
 import re
 
-# Takes what stands between the two lines, returns what should.
+# Function from the current text between the marker lines to the new text.
 Table = Callable[[str], str]
 
 _TABLE = re.compile(
@@ -26,17 +26,22 @@ _TABLE = re.compile(
 def rewritten(
   text: str, tables: Mapping[str, Table]
 ) -> tuple[str, list[str]]:
-  """Writes all tables of a document anew.
+  r"""Regenerates all tables of a document.
 
   Args:
     text: The document.
-    tables: The tables by name.
+    tables: Functions that generate tables, by name.
 
   Returns:
-    The document, and the names of the tables that differ from what stood there.
+    The new document, and the names of the tables that have changed.
 
   Raises:
-    ValueError: A name is unknown, or a table has only one of its two lines.
+    ValueError: A name is unknown, or a table has only one of its marker lines.
+
+  Example:
+    >>> text = "# table: sum\nold\n# end of table\n"
+    >>> print(rewritten(text, {"sum": lambda body: "1 + 1 = 2\n"}))
+    ('# table: sum\n1 + 1 = 2\n# end of table\n', ['sum'])
   """
   changed = []
 
@@ -49,7 +54,8 @@ def rewritten(
       changed.append(name)
     return match["first"] + body + match["last"]
 
+  # Each pair of markers must match, or the count differs.
   marks = re.findall(r"^(?:<!--|#) (table: \w+|end of table)", text, re.M)
   if len(marks) != 2 * len(_TABLE.findall(text)):
-    raise ValueError(f"a table begins or ends, but not both: {marks}")
+    raise ValueError(f"a table lacks its first or last line: {marks}")
   return _TABLE.sub(write, text), changed

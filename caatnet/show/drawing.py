@@ -1,4 +1,4 @@
-"""Writes figures as PNG; needs the ``plot`` extra (matplotlib)."""
+"""Output of figures as PNG; needs the ``plot`` extra (matplotlib)."""
 
 import functools
 import importlib.util
@@ -13,7 +13,7 @@ from caatnet.show.plot import Axis, Figure, Panel
 from caatnet.train import files
 
 _DPI = 150
-# Least font size of texts inside bars, in points; smaller ones are left out.
+# Minimum font size of texts inside bars, in points; smaller ones are omitted.
 _LEAST_FONT = 1.0
 
 
@@ -41,7 +41,7 @@ def pyplot() -> Any:
 
 
 def write(figure: Figure, path: pathlib.Path) -> None:
-  """Writes a figure as a PNG, which replaces an existing file."""
+  """Writes a figure as a PNG, replacing an existing file atomically."""
   data = png(figure)
   with files.whole(path) as temporary:
     temporary.write_bytes(data)
@@ -57,10 +57,10 @@ def png(figure: Figure) -> bytes:
 
 
 def draw(figure: Figure) -> Any:
-  """Returns a figure as matplotlib's; the caller closes it."""
+  """Returns a figure as a matplotlib figure, which the caller must close."""
   plt, panels = pyplot(), figure.panels
   columns = min(figure.columns, len(panels))
-  # Numbers with many zeros get an exponent at the end of their axis.
+  # Large and small numbers share an exponent at the end of their axis.
   with plt.rc_context({"axes.formatter.limits": (-3, 5)}):
     drawn, axes = plt.subplots(
       -(-len(panels) // columns), columns, figsize=figure.size,
@@ -68,19 +68,21 @@ def draw(figure: Figure) -> Any:
       layout="constrained",
     )
   for axis in axes.flat[len(panels) :]:
-    axis.set_visible(False)
+    axis.set_visible(False)  # the last row may be incomplete
   # Shared limits depend on the marks of all panels.
   for step in _draw_marks, _finish:
     for axis, panel in zip(axes.flat, panels, strict=False):
       step(axis, panel)
   for index, panel in enumerate(panels):
     x, y = panel.axes
+    # A label that the neighbouring panel shows is not repeated.
     below = panels[index + columns : index + columns + 1]
     if not any(x.label == other.axes[0].label for other in below):
       axes.flat[index].set_xlabel(x.label)
     if index % columns == 0 or y.label != panels[index - 1].axes[1].label:
       axes.flat[index].set_ylabel(y.label)
   if figure.legend:
+    # One entry per label over all panels.
     handles: dict[str, Any] = {}
     for axis in axes.flat:
       for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -100,7 +102,7 @@ def _draw_marks(axis: Any, panel: Panel) -> None:
   axis.set_title(panel.title, fontsize="medium")
   if panel.frame == "none":
     axis.set_axis_off()
-    axis.margins(0.1)  # curved arrows leave the extent of their ends
+    axis.margins(0.1)  # curved arrows extend beyond their end points
   elif panel.frame == "open":
     axis.spines[["top", "right"]].set_visible(False)
   if panel.grid:
@@ -129,6 +131,7 @@ def _finish(axis: Any, panel: Panel) -> None:
 
 
 def _set_scale(axis: Any, name: str, of: Axis) -> None:
+  """Sets the scale of an axis."""
   options = {"log2": ("log", {"base": 2}), "symlog": ("symlog", {
     "linthresh": 1.0
   })}
@@ -142,11 +145,12 @@ def _set_limits(axis: Any, name: str, of: Axis) -> None:
   get, put = (getattr(axis, f"{verb}_{name}lim") for verb in ("get", "set"))
   if of.limits:
     put(of.limits)
-  if of.margin != (1.0, 1.0):
+  if of.margin != (1.0, 1.0):  # factors suit logarithmic scales
     put([end * factor for end, factor in zip(get(), of.margin, strict=True)])
   if of.reverse and not getattr(axis, f"{name}axis_inverted")():
     put(get()[::-1])
   if of.ticks is not None:
+    # An empty list removes all ticks.
     places, texts = zip(*of.ticks, strict=True) if of.ticks else ((), ())
     getattr(axis, f"set_{name}ticks")(places, texts, fontsize="small")
   if of.plain:
@@ -159,11 +163,12 @@ def _set_limits(axis: Any, name: str, of: Axis) -> None:
 @functools.singledispatch
 def _draw(mark: plot.Mark, axis: Any) -> None:
   """Draws a mark."""
-  raise TypeError(f"no mark: {mark}")
+  raise TypeError(f"unknown mark: {mark}")
 
 
 @_draw.register
 def _(mark: plot.Line, axis: Any) -> None:
+  # None becomes NaN, which interrupts the line.
   x, y = np.array(mark.x, float), np.array(mark.y, float)
   options = {
     "label": mark.label or None, "linestyle": mark.style or "none",
@@ -172,8 +177,10 @@ def _(mark: plot.Line, axis: Any) -> None:
     "markerfacecolor": mark.fill,
     "drawstyle": f"steps-{mark.steps}" if mark.steps else None,
   }
+  # matplotlib's defaults apply to attributes that are None.
   options = {k: v for k, v in options.items() if v is not None}
   if mark.errors:
+    # matplotlib takes distances from the point, not coordinates.
     low, high = (np.array(end, float) for end in mark.errors)
     axis.errorbar(x, y, yerr=[y - low, high - y], capsize=3, **options)
   else:
@@ -200,6 +207,7 @@ def _(mark: plot.Bars, axis: Any) -> None:
   if isinstance(colour, list | tuple | np.ndarray) and len(colour) and (
     not isinstance(colour[0], str)
   ):
+    # Numbers are shades of the colour map.
     colour = _shade(colour)
   bar = axis.barh if mark.horizontal else axis.bar
   drawn = bar(
@@ -228,6 +236,7 @@ def _(mark: plot.Rule, axis: Any) -> None:
 
 @_draw.register
 def _(mark: plot.Heat, axis: Any) -> None:
+  # No interpolation: one square per matrix element.
   image = axis.imshow(
     np.array(mark.values, float), cmap="viridis", interpolation="nearest"
   )
@@ -247,6 +256,7 @@ def _(mark: plot.Arrows, axis: Any) -> None:
 
 
 def _write(axis: Any, mark: plot.Texts, x: Any, y: Any) -> None:
+  """Writes texts at points."""
   horizontal, vertical = mark.align
   for text, *point in zip(mark.texts, x, y, strict=True):
     axis.annotate(
@@ -256,13 +266,15 @@ def _write(axis: Any, mark: plot.Texts, x: Any, y: Any) -> None:
 
 
 def _write_inside(axis: Any, mark: plot.Bars) -> None:
-  """Writes texts into lying bars, at a font size that fits their lengths."""
+  """Writes texts into horizontal bars, at font sizes that fit their lengths."""
   low, high = axis.get_xlim()
+  # Inches per unit of x; axes take about 92 % of the figure's width.
   inch = axis.figure.get_size_inches()[0] * 0.92 / (high - low)
   starts = mark.starts or [0.0] * len(mark.lengths)
   for text, place, start, length in zip(
     mark.texts, mark.places, starts, mark.lengths, strict=True
   ):
+    # A character is about 0.6 times as wide as the font size.
     room = 0.9 * 72 * inch * length / max(1, 0.6 * len(text))
     if room >= _LEAST_FONT:
       axis.text(
@@ -272,7 +284,7 @@ def _write_inside(axis: Any, mark: plot.Bars) -> None:
 
 
 def _shade(values: Any) -> Any:
-  """Returns colours of numbers in [0, 1]."""
+  """Returns the colours of numbers in [0, 1]."""
   pyplot()
   from matplotlib import colormaps
 

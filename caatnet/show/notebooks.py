@@ -1,4 +1,4 @@
-"""Notebooks that are kept with what they print and draw.
+"""Execution of notebooks, which are stored with their outputs.
 
 All begin with the same cell. Locally it uses the checkout. On Colab it installs
 the package from the repository, whose address is ``url`` in setup.cfg, or from
@@ -45,7 +45,7 @@ sys.path.insert(0, str(root))'''
 
 
 def prepared(path: pathlib.Path) -> Any:
-  """Reads a notebook and gives it today's first cell, without executing it."""
+  """Reads a notebook and updates its first cell, without executing it."""
   import nbformat
 
   config = configparser.ConfigParser()
@@ -57,23 +57,25 @@ def prepared(path: pathlib.Path) -> Any:
 
 
 def sources(notebook: Any) -> str:
-  """Returns a hash of all that a notebook runs."""
+  """Returns a hash of all code cells of a notebook."""
+  # Text cells do not affect outputs.
   cells = [c.source for c in notebook.cells if c.cell_type == "code"]
   return hashlib.sha256("\n\n".join(cells).encode()).hexdigest()
 
 
 def is_stale(path: pathlib.Path) -> bool:
-  """Returns whether what a notebook keeps is of other cells than it has."""
+  """Returns whether a notebook's cells have changed since its execution."""
   import nbformat
 
   kept = nbformat.read(path, as_version=4)
+  # Compared with the current first cell, and with the cells as stored.
   return kept.metadata.get("caatnet", {}).get("sources") != (
     sources(prepared(path))
   ) or sources(kept) != sources(prepared(path))
 
 
 def with_first_cell(path: pathlib.Path) -> Any:
-  """Reads a notebook and replaces its first cell, which determines no output.
+  """Reads a notebook and updates its first cell, which affects no output.
 
   Raises:
     ValueError: Other cells have changed since the notebook was executed.
@@ -95,10 +97,10 @@ def executed(path: pathlib.Path) -> Any:
   notebook = prepared(path)
   nbclient.NotebookClient(
     notebook,
-    timeout=600,
-    record_timing=False,
+    timeout=600,  # seconds per cell
+    record_timing=False,  # times would differ at each execution
     resources={"metadata": {"path": str(path.parent)}},
-    # Progress bars would leave a line with a path of this machine.
+    # A warning of progress bars would contain a path of this machine.
   ).execute(env=os.environ | {"PYTHONWARNINGS": "ignore:install"})
   for cell in notebook.cells:
     if "outputs" in cell:
@@ -114,9 +116,9 @@ def executed(path: pathlib.Path) -> Any:
 
 
 def _joined(outputs: list[Any]) -> list[Any]:
-  """Returns a cell's outputs with consecutive parts of a stream as one.
+  """Returns a cell's outputs with consecutive parts of a stream merged.
 
-  How a stream is split into parts depends on how busy the machine is.
+  The number of parts depends on timing.
   """
   joined: list[Any] = []
   for output in outputs:
@@ -129,12 +131,12 @@ def _joined(outputs: list[Any]) -> list[Any]:
 
 
 def _small(png: str) -> str:
-  """Returns a drawing, a PNG in base64, with 256 colours: much smaller."""
+  """Reduces a PNG in base64 to 256 colours, which makes it much smaller."""
   from PIL import Image
 
   picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
   out = io.BytesIO()
-  # This method keeps colours that few points have.
+  # This method keeps colours that occur in few pixels.
   method = Image.Quantize.MAXCOVERAGE
   picture.quantize(256, method, dither=Image.Dither.NONE).save(
     out, "PNG", optimize=True
@@ -143,6 +145,6 @@ def _small(png: str) -> str:
 
 
 def versions() -> dict[str, str]:
-  """Returns the versions on which a notebook's numbers depend."""
+  """Returns the versions that a notebook's numbers depend on."""
   jax = importlib.metadata.version("jax")
   return {"python": platform.python_version(), "jax": jax}

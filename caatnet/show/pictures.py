@@ -20,10 +20,10 @@ def plot_losses(
   reference: Mapping[str, float] | None = None,
   label: str = _NATS,
 ) -> plot.Figure:
-  """Draws training and validation loss of several runs in one picture.
+  """Plots training and validation losses of several runs in one figure.
 
   Args:
-    runs: Folder of each run, by its label.
+    runs: Directory of each run, by its label.
     path: PNG to write.
     reference: Losses by their labels, drawn as horizontal lines.
     label: Unit of losses, as in `caatnet.data.protocol.Data.labels`.
@@ -32,6 +32,7 @@ def plot_losses(
     The figure.
   """
   marks: list[plot.Mark] = []
+  # Both losses of a run have the same colour.
   for index, (name, workdir) in enumerate(runs.items()):
     records, colour = read_metrics(workdir), f"C{index}"
     training, validation = (
@@ -56,12 +57,15 @@ def plot_losses(
 def plot_positions(
   losses: np.ndarray, path: pathlib.Path, label: str = _NATS
 ) -> plot.Figure:
-  """Draws the loss at each position of the context; returns the figure.
+  """Plots the loss at each position of the context.
 
   Args:
     losses: Losses, float ``[T]``.
     path: PNG to write.
     label: Unit of losses, as in `caatnet.data.protocol.Data.labels`.
+
+  Returns:
+    The figure.
   """
   return _written((7, 4), path, plot.Panel(
     [plot.Line(range(1, len(losses) + 1), losses.tolist(), width=1)], "",
@@ -72,9 +76,9 @@ def plot_positions(
 def plot_sweep(
   rows: Sequence[Mapping[str, Any]], x: str, xlabel: str, path: pathlib.Path
 ) -> plot.Figure:
-  """Draws the validation loss against a column of a sweep.
+  """Plots the validation loss against a column of a sweep.
 
-  A mark is the mean over seeds, its bar their range.
+  Marks are means over seeds, error bars their range.
 
   Args:
     rows: Rows of the sweep's CSV.
@@ -89,11 +93,12 @@ def plot_sweep(
   for line in sorted({_line(row) for row in rows}):
     groups: dict[tuple[float, float], list[float]] = {}
     for row in rows:
-      # p = 1 has no private channels, so it belongs to the line of each scale.
+      # p = 1 has no private channels, so it is a point of every scale's line.
       same = _line(row) == line
       if same or (row["p"] == 1.0 and row["tensor"] == line[0]):
         key = (row["p"], row[x])
         groups.setdefault(key, []).append(row["validation_loss"])
+    # Along the axis: the x value, with all losses of its seeds.
     points = sorted((key[1], values) for key, values in groups.items())
     marks.append(_means(
       points, label=f"r={line[0]}, private scale: {line[1]}", marker="o"
@@ -106,11 +111,11 @@ def plot_sweep(
 def plot_study(
   rows: Sequence[Mapping[str, Any]], workdir: pathlib.Path
 ) -> None:
-  """Draws the validation loss of a sweep against each quantity that varied.
+  """Plots the validation loss of a sweep against each quantity that varied.
 
   Args:
     rows: Rows of the sweep's CSV.
-    workdir: Folder of the PNGs.
+    workdir: Directory of the PNGs.
   """
   if any(row["worker"] > 1 for row in rows):
     plot_points(
@@ -138,11 +143,11 @@ def plot_points(
   xlabel: str,
   path: pathlib.Path,
 ) -> plot.Figure:
-  """Draws the validation loss against what is sent, a mark per point.
+  """Plots the validation loss against sent bytes, one mark per point.
 
   Args:
-    rows: Rows of the sweep's CSV; bars are the range over seeds.
-    sent: Returns how much the run of a row sends.
+    rows: Rows of the sweep's CSV; error bars are the range over seeds.
+    sent: Returns the bytes that the run of a row sends.
     xlabel: Label of that axis, with its unit.
     path: PNG to write.
 
@@ -155,6 +160,7 @@ def plot_points(
   marks = [
     _means(
       [(sent(runs[0]), [run["validation_loss"] for run in runs])],
+      # Shorter labels: without the config section.
       label=re.sub(r"(outer|parallel|zero)\.(algorithm=|scheme=)?", "", point),
       marker=marker, style="",
     )
@@ -163,6 +169,7 @@ def plot_points(
     )
   ]
   amounts = list(map(sent, rows))
+  # A symmetric logarithmic scale also shows 0 bytes.
   scale = "symlog" if max(amounts) > 10 * min(amounts) else "linear"
   panel = plot.Panel(
     marks, "", plot.Axis(xlabel, scale), plot.Axis(_loss_label(rows))
@@ -174,7 +181,7 @@ def plot_points(
 def _means(
   points: Sequence[tuple[float, Sequence[float]]], **options: Any
 ) -> plot.Line:
-  """Returns means of values by place, with their ranges as error bars."""
+  """Returns the means of values at each coordinate, with ranges as errors."""
   return plot.Line(
     [place for place, _ in points],
     [float(np.mean(values)) for _, values in points],
@@ -189,7 +196,7 @@ def _line(row: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def _loss_label(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns the label of an axis of losses; old sweeps have only bytes."""
+  """Returns the label of an axis of losses; old sweeps have no label."""
   return f"validation loss [{rows[0].get('loss_label', _NATS)}]"
 
 
@@ -197,7 +204,7 @@ def _written(
   size: tuple[float, float], path: pathlib.Path, panel: plot.Panel,
   **options: Any,
 ) -> plot.Figure:
-  """Writes a figure of one panel, and returns it."""
+  """Writes a figure with one panel, and returns it."""
   figure = plot.Figure([panel], size, **options)
   drawing.write(figure, path)
   return figure

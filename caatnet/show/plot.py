@@ -1,7 +1,8 @@
-"""Figures as data: panels of lines, bars and matrices.
+"""Figures as plain data: panels of lines, bars and matrices.
 
-`caatnet.show.drawing` writes them as PNG. Marks have the attributes that the
-figures here need; places, markers and colours are named as in matplotlib.
+`caatnet.show.drawing` writes them as PNG. Marks have only the attributes
+that the figures here need; legend locations, markers and colours are named as
+in matplotlib.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,9 @@ class Axis:
   Attributes:
     label: Label with the unit.
     scale: "linear", "log", "log2" or "symlog".
-    limits: Least and greatest value; computed from the marks if None.
+    limits: Minimum and maximum; computed from the marks if None.
     ticks: Places and texts of ticks, instead of numbers.
-    reverse: Whether values grow to the left or downwards.
+    reverse: Whether values increase to the left or downwards.
     plain: Whether numbers of a logarithmic scale are written out.
     margin: Factor by which limits are widened on each side.
   """
@@ -107,7 +108,7 @@ class Band:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-  """Bars: of a chart, of a stack, or the boxes of a timetable.
+  """Bars: of a chart, of a stack, or the tasks of a schedule over time.
 
   Attributes:
     places: Coordinate of each bar's middle, across the bars.
@@ -116,7 +117,7 @@ class Bars:
     label: Label in the legend; "" for none.
     colour: Colour of all bars, one per bar, or numbers in [0, 1] for shades.
     thickness: Extent across the bar.
-    horizontal: Whether bars lie.
+    horizontal: Whether bars are horizontal.
     edge: Width of the white edge, in points.
     texts: Texts of the bars.
     inside: Whether the texts are in the bars, at a size that fits.
@@ -140,7 +141,7 @@ class Rule:
 
   Attributes:
     at: Coordinate.
-    vertical: Whether the line stands.
+    vertical: Whether the line is vertical.
     label: Label in the legend; "" for none.
     style, colour, width: Attributes of the line, as in `Line`.
     text: Text at the right end.
@@ -192,10 +193,10 @@ class Panel:
   Attributes:
     marks: Marks, drawn in this order.
     title: Title.
-    x, y: Axes; a string is a linear axis with that label. Of neighbours with
-      the same label, only the leftmost and the lowest one show it.
-    legend: Place of a legend as matplotlib names it; "" for none, "below" for
-      a row below the panel.
+    x, y: Axes; a string is a linear axis with that label. Among adjacent
+      panels with the same label, only the leftmost and the lowest show it.
+    legend: Location of a legend as matplotlib names it; "" for none, "below"
+      for a row below the panel.
     grid: Whether a grid is drawn.
     frame: "full", "open" (without the upper and right edges) or "none"
       (without axes).
@@ -219,14 +220,14 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-  """Figure: panels in rows of equal length.
+  """Figure of panels in rows of equal length.
 
   Attributes:
     panels: Panels, row by row.
     size: Width and height of the whole figure, in inches.
     columns: Number of panels in a row.
     title: Title.
-    legend: Place of a legend of all panels as matplotlib names it; "" for none.
+    legend: Location of a common legend as matplotlib names it; "" for none.
     legend_columns: Number of columns of that legend.
     legend_title: Title of that legend.
     share_x, share_y: Panels with a common axis: "all", "row", "col" or "none".
@@ -259,5 +260,6 @@ def stacked(
     found.append(
       Bars(range(len(lengths)), lengths, starts, label, **options)
     )
+    # The next part begins at the end of this one.
     starts = [a + b for a, b in zip(starts, lengths, strict=True)]
   return found

@@ -1,4 +1,4 @@
-"""Writes reports as terminal text, Markdown and HTML."""
+"""Output of reports as terminal text, Markdown and HTML."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def grid(
   title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> rich_table.Table:
   """Returns a table for a terminal: first column left, others right."""
-  # All is text, without markup: "[key]" is printed.
+  # Cells are plain text without rich's markup: "[key]" is printed unchanged.
   made = rich_table.Table(title=escape(title), title_justify="left")
   for index, heading in enumerate(headings):
     made.add_column(Text(heading), justify="right" if index else "left")
@@ -48,7 +48,7 @@ def table(
 ) -> None:
   """Prints a table of text."""
   console = Console()
-  if not console.is_terminal:  # a log file has no width to respect
+  if not console.is_terminal:  # a file has no width; wide tables stay whole
     console = Console(width=130)
   console.print(grid(title, headings, cells))
 
@@ -71,9 +71,16 @@ def markdown_table(
   """Returns a table as Markdown.
 
   Args:
-    headings: The heading of each column.
+    headings: Heading of each column.
     cells: Rows of cells.
-    is_markdown: Whether the cells are Markdown already; text is escaped.
+    is_markdown: Whether the cells are Markdown already; otherwise they are
+      escaped.
+
+  Example:
+    >>> print(markdown_table(["axis", "MB"], [["tensor", "1.5"]]), end="")
+    | axis | MB |
+    |---|---|
+    | tensor | 1.5 |
   """
   write = str if is_markdown else _escaped
   head, *body = (
@@ -87,12 +94,13 @@ def markdown(report: Report, picture: str = "") -> str:
 
   Args:
     report: The report.
-    picture: Address of its figure; "" for none.
+    picture: URL of its figure; "" for none.
   """
   blocks = [f"# {_escaped(report.title)}"]
   if picture:
     blocks.append(f"![]({picture})")
   for part in report.parts:
+    # Each line of a title or text is a paragraph.
     lines = (part.title if isinstance(part, Table) else part).splitlines()
     blocks += [_paragraph(line) for line in lines if line.strip()]
     if isinstance(part, Table):
@@ -101,7 +109,8 @@ def markdown(report: Report, picture: str = "") -> str:
 
 
 def _escaped(text: str) -> str:
-  """Escapes what Markdown would read as markup; words_with_bars are none."""
+  """Escapes Markdown markup, except underscores within words."""
+  # Also "&" where it would begin a character reference.
   text = re.sub(r"([\\`*|<\[\]~]|(?<!\w)_|_(?!\w)|&(?=#?\w+;))", r"\\\1", text)
   return text.strip().replace("\n", "<br>")
 
@@ -110,20 +119,21 @@ def _paragraph(line: str) -> str:
   """Returns a line as a paragraph, or as an item if it starts with "- "."""
   line = line.strip()
   item, line = ("- ", line[2:]) if line.startswith("- ") else ("", line)
-  # At the beginning of a line these are headings, quotes, items or rules.
+  # At the beginning of a line these start headings, quotes, items or rules.
   return item + re.sub(r"^(\d+(?=[.)])|(?=[#>+=-]))", r"\1\\", _escaped(line))
 
 
 def page(report: Report, picture: bytes | None = None) -> str:
-  """Returns a report as a page of HTML that loads nothing.
+  """Returns a report as a self-contained HTML page.
 
   Args:
     report: The report.
-    picture: Its figure as PNG; None for none.
+    picture: Its figure as PNG, or None.
   """
   title = html.escape(report.title)
   blocks = [f"<h1>{title}</h1>"]
   if picture is not None:
+    # Embedded, so that the page is one file.
     data = base64.b64encode(picture).decode()
     blocks.append(f'<img alt="" src="data:image/png;base64,{data}">')
   for part in report.parts:
@@ -144,20 +154,21 @@ def page(report: Report, picture: bytes | None = None) -> str:
 
 
 def _html_row(tag: str, cells: Sequence[str]) -> str:
+  """Returns an HTML table row with escaped cells."""
   inner = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
   return f"<tr>{inner}</tr>"
 
 
 def write(report: Report, path: pathlib.Path) -> None:
-  """Writes a report with its figure, as far as matplotlib is installed.
+  """Writes a report, with its figure if matplotlib is installed.
 
   Args:
     report: The report.
-    path: File to write, .html with the figure embedded, or .md with the figure
+    path: File to write: .html with the figure embedded, or .md with the figure
       in a PNG of the same name.
 
   Raises:
-    ValueError: The file's name has another ending.
+    ValueError: The file's name has another suffix.
   """
   if path.suffix not in (".md", ".html"):
     raise ValueError(f"--report={path} must end in .md or .html")
@@ -183,16 +194,16 @@ def present(
   document: str = "",
   saved: Mapping[str, Any] | None = None,
 ) -> None:
-  """Prints a report and writes the files that a command line asks for.
+  """Prints a report and writes the files requested on the command line.
 
   Args:
     report: The report.
-    result: The data that the report shows.
+    result: Data that the report shows.
     as_json: Whether to print the data as JSON instead of the report.
     output: JSON file to write; "" for none.
     picture: PNG to write; "" for none.
     document: Markdown or HTML file to write; "" for none.
-    saved: Content of the JSON file; the data if None.
+    saved: Content of the JSON file; `result` if None.
   """
   if as_json:
     print(json.dumps(result))

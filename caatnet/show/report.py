@@ -32,7 +32,7 @@ class Column:
       value, or a template that formats several keys of a row
       ("{weights:.1f} + {cache:.1f}").
     unit: Size of one unit of the heading: 1e-3 shows seconds as milliseconds.
-    default: Text of a row that has no value: the key is absent or None. If
+    default: Text of a row without a value (the key is absent or None). If
       `default` is None, every row must have the key.
   """
 
@@ -45,7 +45,8 @@ class Column:
   def text(self, row: Row) -> str:
     """Returns the cell of a row."""
     if isinstance(self.form, str) and "{" in self.form:
-      return self.form.format_map(row)
+      return self.form.format_map(row)  # a template of several keys
+    # Without a default a missing key is an error.
     value = row.get(self.key) if self.default is not None else row[self.key]
     if value is None and self.default is not None:
       return self.default
@@ -76,7 +77,8 @@ class Table:
     columns = tuple(
       Column(c, c) if isinstance(c, str) else c for c in self.columns
     )
-    object.__setattr__(self, "columns", columns)  # the class is frozen
+    # The class is frozen.
+    object.__setattr__(self, "columns", columns)
     headings = self.headings
     if len(set(headings)) < len(headings):
       raise ValueError(f"headings must be unique: {', '.join(headings)}")
@@ -110,7 +112,8 @@ def keyed(
 def span(
   ends: Iterable[Any], form: Callable[[Any], str], between: str = " to "
 ) -> str:
-  """Formats a least and a greatest value, once if they look the same."""
+  """Formats a minimum and a maximum, once if their texts are equal."""
+  # A dict keeps the order and removes duplicates.
   return between.join(dict.fromkeys(map(form, ends)))
 
 

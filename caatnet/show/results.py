@@ -12,15 +12,15 @@ from typing import Any
 from caatnet import commands
 from caatnet.train import files
 
-# Of these, what is installed made the result.
+# Packages whose versions are recorded, if they are installed.
 _PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "scipy")
 
 
 def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
-  """Writes a result, in place of what is at the path as soon as it is whole.
+  """Writes a result, replacing an existing file atomically.
 
   Args:
-    path: The JSON file; folders on the way are made.
+    path: JSON file; missing directories are created.
     result: Plain data.
   """
   installed = {d.name: d.version for d in importlib.metadata.distributions()}
@@ -34,12 +34,13 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the result that a file holds; ``{}`` if there is no file."""
+  """Returns the result in a file, or ``{}`` if the file does not exist."""
   return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _command() -> str:
   """Returns the command line of this process, with the script's module."""
+  # Scripts are run as modules (python -m), except in tests.
   spec = sys.modules["__main__"].__spec__
   script = f"-m {spec.name}" if spec else sys.argv[0]
   command = f"python {script} {shlex.join(sys.argv[1:])}".strip()

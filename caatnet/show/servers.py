@@ -1,4 +1,4 @@
-"""What a server says on a terminal."""
+"""Terminal output of a server and of its load generator."""
 
 from collections.abc import Iterable
 import socket
@@ -13,7 +13,7 @@ _CONSOLE = Console(highlight=False, soft_wrap=True)
 
 
 def progress(steps: Iterable[Any], count: int) -> None:
-  """Goes through steps under a bar."""
+  """Iterates over compilation steps with a progress bar."""
   for _ in track(
     steps, "compiling programs", total=count, transient=True,
     console=Console(stderr=True),
@@ -29,16 +29,17 @@ def say(line: str) -> None:
 def announce(
   name: str, listener: socket.socket, has: dict[str, Any], chosen: Any
 ) -> None:
-  """Prints where a server is, and what it has.
+  """Prints a server's address and capacity.
 
   Args:
-    name: The model's name.
-    listener: Where it listens.
+    name: Name of the model.
+    listener: Listening socket.
     has: Result of `caatnet.config.serving.describe`.
     chosen: ``config.serving``.
   """
+  # The actual port, also with --port=0.
   host, port = listener.getsockname()[:2]
-  host = f"[{host}]" if ":" in host else host
+  host = f"[{host}]" if ":" in host else host  # IPv6
   _CONSOLE.print(
     f"[bold]{name}[/bold] at [bold cyan]http://{host}:{port}[/bold cyan]: "
     "/v1, a page at /, /metrics, /health"
@@ -57,7 +58,7 @@ def announce(
 
 
 def show_times(result: dict[str, Any]) -> None:
-  """Prints what `caatnet.serving.server.client.summary` returns."""
+  """Prints the result of `caatnet.serving.server.client.summary`."""
   measures = result["measures"]
   columns = list(measures["TTFT"])
   table(

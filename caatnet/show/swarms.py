@@ -1,6 +1,6 @@
-"""Shows a swarm on the terminal of its coordinator while it runs.
+"""Live view of a swarm on the coordinator's terminal.
 
-Where there is no terminal, lines are printed, as a log wants them.
+Without a terminal, lines are printed as in a log.
 """
 
 import time
@@ -16,9 +16,9 @@ _MINUTE_S = 60.0
 
 
 class Screen:
-  """What a coordinator says and how its peers are.
+  """Log lines of a coordinator, and on a terminal a live table of its peers.
 
-  Lines scroll; below them stays a table of the peers, if this is a terminal.
+  Lines scroll above the table.
   """
 
   def __init__(self, console: Console | None = None) -> None:
@@ -41,7 +41,7 @@ class Screen:
       print(line, flush=True)
 
   def follow(self, there: service.Service) -> None:
-    """Shows a service from now on, until this is left."""
+    """Shows a service until the context is left."""
     self.say("coordinator at {}:{}".format(*there.address))
     if self._console.is_terminal:
       self._live = Live(
@@ -51,13 +51,16 @@ class Screen:
       self._live.start()
 
   def view(self, there: service.Service) -> Group:
-    """Returns what is shown of a service: one line, and a row per peer."""
+    """Returns the view of a service: a summary line, and a row per peer."""
     state, now = there.state, time.monotonic()
+    # Samples (time, revision) of the last minute.
     self._rounds = [
       *((t, r) for t, r in self._rounds if now - t < _MINUTE_S),
       (now, state.record.revision),
     ]
+    # Rounds per minute over the last minute, from the stored revisions.
     (start, first), seen = self._rounds[0], there.seen()
+    # Mean of the peers' last reported losses.
     losses = [
       x.report.loss for x in seen if x.report and x.report.loss is not None
     ]
@@ -72,9 +75,9 @@ class Screen:
     table = Table("peer", "is at", box=None)
     for name in ("heard, s ago", "round", "sent", "loss"):
       table.add_column(name, justify="right")
-    for peer, what, heard_s, report in seen:
+    for peer, what, silent_s, report in seen:
       table.add_row(
-        peer, what, "no connection" if heard_s is None else f"{heard_s:.1f}",
+        peer, what, "no connection" if silent_s is None else f"{silent_s:.1f}",
         *_cells(report),
       )
     waits = service.waits(state, there.rules)
@@ -82,6 +85,7 @@ class Screen:
 
 
 def _cells(report: Any) -> tuple[str, str, str]:
+  """Returns the cells of a peer's last report; "-" without a report."""
   if report is None:
     return "-", "-", "-"
   loss = "-" if report.loss is None else f"{report.loss:.4f}"
@@ -89,6 +93,7 @@ def _cells(report: Any) -> tuple[str, str, str]:
 
 
 def _bytes(count: float) -> str:
+  """Formats a number of bytes."""
   for unit in ("B", "kB", "MB", "GB"):
     if count < 1000:
       return f"{count:.0f} {unit}"

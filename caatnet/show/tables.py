@@ -1,4 +1,4 @@
-"""Tables of evaluations and sweeps, printed on the terminal."""
+"""Terminal tables of evaluations and sweeps."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -14,7 +14,7 @@ from caatnet.train.evaluate import Evaluation
 def measure_rows(
   measures: Mapping[str, Mapping[str, float]], labels: Mapping[str, str]
 ) -> list[list[str]]:
-  """Makes rows of a model's name and its measures, in the labels' order."""
+  """Returns rows of a model's name and its measures, in the labels' order."""
   return [
     [name, *(_number(values.get(key, math.nan)) for key in labels)]
     for name, values in measures.items()
@@ -22,19 +22,20 @@ def measure_rows(
 
 
 def _number(value: float) -> str:
+  """Formats a number; "-" for NaN."""
   return "-" if math.isnan(value) else f"{value:.4f}"
 
 
 def evaluation_dict(
   evaluation: Evaluation, data: Data, dataset: Dataset, step: int
 ) -> dict[str, Any]:
-  """Turns an evaluation into plain data.
+  """Returns an evaluation as plain data.
 
   Args:
     evaluation: The evaluation.
-    data: What the config says of the data that it was made on.
-    dataset: These data.
-    step: The step of the checkpoint.
+    data: Data section of the config.
+    dataset: Dataset of the evaluation.
+    step: Step of the checkpoint.
   """
   measures = dataset.measures(evaluation.means)
   return {
@@ -53,13 +54,13 @@ def print_evaluation(
   dataset: Dataset,
   step: int,
 ) -> None:
-  """Prints the measures of a checkpoint beside those of simple models.
+  """Prints the measures of a checkpoint and of simple baseline models.
 
   Args:
     evaluation: The evaluation of the checkpoint.
-    data: What the config says of the data that it was made on.
-    dataset: These data.
-    step: The step of the checkpoint.
+    data: Data section of the config.
+    dataset: Dataset of the evaluation.
+    step: Step of the checkpoint.
   """
   measures = {
     f"checkpoint of step {step}": dataset.measures(evaluation.means)
@@ -71,9 +72,9 @@ def print_evaluation(
     measure_rows(measures, data.labels),
   )
   positions = evaluation.per_place["loss"]
-  if not positions.ndim:  # an example has one loss, as for images
+  if not positions.ndim:  # one loss per example, as for images
     return
-  # Positions 1 to 8, 9 to 16, 17 to 32, and so on.
+  # Ranges of positions: 1 to 8, 9 to 16, 17 to 32, and so on.
   rows, start = [], 0
   while start < len(positions):
     stop = min(max(2 * start, 8), len(positions))
@@ -86,11 +87,16 @@ def print_evaluation(
 
 
 def communication_text(rows: Sequence[Mapping[str, Any]], phase: str) -> str:
-  """Describes what one phase sends over the tensor axis: "4.46 MB float32".
+  """Formats the bytes of a phase over the tensor axis: "4.46 MB float32".
 
   Args:
-    rows: Rows as `caatnet.train.traffic` has them.
+    rows: Rows as in `caatnet.train.traffic`.
     phase: "forward", "backward" or "update".
+
+  Example:
+    >>> communication_text([{"axis": "tensor", "phase": "forward",
+    ...   "bytes": 4_460_000, "dtype": "float32"}], "forward")
+    '4.46 MB float32'
   """
   chosen = [r for r in rows if r["axis"] == "tensor" and r["phase"] == phase]
   parts = [f"{r['bytes'] / 1e6:.2f} MB {r['dtype']}" for r in chosen]
@@ -98,14 +104,14 @@ def communication_text(rows: Sequence[Mapping[str, Any]], phase: str) -> str:
 
 
 def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
-  """Prints for each point of a sweep its loss, and that over the first point's.
+  """Prints each point's loss, and its difference from the first point's loss.
 
-  Both are means and ranges over seeds. A seed decides the parameters and the
-  order of the data, so differences are taken seed by seed: what the points have
-  in common cancels.
+  Both are means and ranges over seeds. Runs with the same seed have the same
+  initial parameters and data order, so differences are computed per seed, which
+  cancels the common part.
 
   Args:
-    rows: The rows of the sweep's CSV.
+    rows: Rows of the sweep's CSV.
   """
   points: dict[str, dict[int, Mapping[str, Any]]] = {}
   for row in rows:
@@ -126,6 +132,7 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
   lines = []
   for point, runs in points.items():
     losses = {seed: run["validation_loss"] for seed, run in runs.items()}
+    # Only seeds that the first point has, too.
     differences = [
       loss - first[seed]["validation_loss"]
       for seed, loss in losses.items() if seed in first
@@ -153,11 +160,11 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_tasks(found: Mapping[str, Any]) -> None:
-  """Prints what an evaluation on tasks found.
+  """Prints the results of an evaluation on tasks.
 
   Args:
-    found: What `caatnet.interop.harness.evaluate` returns, and "step", that of
-      the checkpoint.
+    found: Result of `caatnet.interop.harness.evaluate`, and the checkpoint's
+      "step".
   """
 
   def number(value: Any) -> str:
@@ -176,6 +183,6 @@ def print_tasks(found: Mapping[str, Any]) -> None:
   ))
   if found["num_cut"]:
     print(
-      "requests that lost the beginning of their context, which was too long: "
+      "requests whose context was truncated at its beginning: "
       f"{found['num_cut']:,}"
     )

@@ -1,4 +1,4 @@
-"""Reads and checks what studies of networks have in their configs."""
+"""Parsing and validation of config values shared by the network studies."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,23 +10,22 @@ from parallel.schedules.schedule import Schedule
 from parallel.topology import text as topologies
 from parallel.topology.graph import Topology
 
-# A schedule of that many ranks has two million transfers.
+# A ring all-reduce on this many ranks has two million transfers.
 MAX_RANKS = 1024
 
 
 def parse_topology(config: Mapping[str, Any], key: str, text: str) -> Topology:
-  """Builds a topology that a config names.
+  """Builds the topology that a config names.
 
   Args:
-    config: A config with the keys "bandwidth" and "latency_s", which are "" for
-      those of the builder or file.
-    key: The key of the text, for messages.
-    text: The topology, as `parallel.topology.text.parse` reads it.
+    config: Config with the keys "bandwidth" (bytes/s) and "latency_s"; "" keeps
+      the values of the builder or file.
+    key: Config key of the text, for messages.
+    text: Topology in the syntax of `parallel.topology.text.parse`.
 
   Raises:
-    ValueError: A number is out of its range, the text is wrong, or there are
-      too many ranks or only one, which has nobody to send to; the message names
-      the key.
+    ValueError: A number is out of its range, the text is malformed, or the
+      number of ranks is not from 2 to ``MAX_RANKS``. The message names the key.
   """
   with naming("config", ("bandwidth", "latency_s")):
     given = {
@@ -53,7 +52,8 @@ def build_schedule(
   """Builds the schedule that a text like "multitree,farthest_first=True" names.
 
   Raises:
-    ValueError: The text is wrong, or the builder does not take the topology.
+    ValueError: The text is malformed, or the builder does not support the
+      topology.
   """
   name, options = builders.named(text)
   return builders.build(name, net, collective, **options)
@@ -64,16 +64,16 @@ def check_lists(
   other_algorithms: Collection[str] = (),
   **allowed: Collection[str],
 ) -> None:
-  """Refuses lists that are empty or have unknown names.
+  """Rejects lists that are empty or contain unknown names.
 
   Args:
-    config: A config with lists "topologies", "size_bytes" and "algorithms",
-      and a list for each keyword.
-    other_algorithms: Algorithms that no builder of schedules builds.
-    **allowed: For each of these lists the names that it may have.
+    config: Config with lists "topologies", "size_bytes" and "algorithms", and a
+      list for each keyword.
+    other_algorithms: Valid algorithm names that are not schedule builders.
+    **allowed: Valid names in each of these lists.
 
   Raises:
-    ValueError: A list is empty, or has another name.
+    ValueError: A list is empty or contains an unknown name.
   """
   for key in ("topologies", "size_bytes", "algorithms", *allowed):
     if not config[key]:

@@ -1,4 +1,4 @@
-"""Finds studies by name; a study computes a prediction and trains nothing.
+"""Registry of studies; a study computes a prediction and trains nothing.
 
 A study is a directory. Its ``study.py`` has ``run``, which takes a config as
 nested dicts and returns plain data, and may have ``export`` and ``write_page``.
@@ -16,7 +16,7 @@ from caatnet.config.schema import tree
 from caatnet.show import drawing, render
 from caatnet.show.report import Report
 
-# The values of config.study: folders beside this file.
+# Valid values of config.study: names of the subdirectories.
 SUBJECTS = (
   "alignment", "collectives", "datacentre", "flows", "inference", "partitions",
   "pipeline", "planner", "published", "schedule", "serving", "utilisation",
@@ -25,15 +25,15 @@ SUBJECTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """Functions of a study.
+  """Entry points of a study.
 
   Attributes:
     run: Computes a result, plain data, from a config as nested dicts.
     report: Returns the report of a result.
-    export: Writes what the config describes for other programs; None if the
-      study has nothing to export.
-    write_page: Writes a result as a page of HTML with sliders; None if there is
-      none.
+    export: Writes the objects that the config describes to a file for other
+      programs; None if the study has no export.
+    write_page: Writes a result as an interactive HTML page; None if the study
+      has none.
   """
 
   run: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -51,10 +51,15 @@ class Study:
 
 
 def find(config: Mapping[str, Any]) -> Study:
-  """Returns the study that a config names, and imports no other.
+  """Returns the study that a config names. Imports only that study.
+
+  Example:
+    >>> study = find({"study": "utilisation"})
+    >>> study.run.__module__, study.export
+    ('caatnet.studies.utilisation.study', None)
 
   Args:
-    config: The config as nested dicts.
+    config: Config as nested dicts.
 
   Raises:
     ValueError: ``config.study`` is missing or unknown, or a number is out of

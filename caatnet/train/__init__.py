@@ -1,4 +1,4 @@
-"""Training, from batches to metrics."""
+"""Training: experiment, training step, loop, checkpoints and metrics."""
 
 from parallel.lazy import attach
 

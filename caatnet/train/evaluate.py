@@ -1,4 +1,4 @@
-"""Evaluates given parameters on validation data, on any mesh."""
+"""Evaluation of given parameters on validation data, on any mesh."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -14,12 +14,12 @@ from parallel.memory.features import Lookup
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """The mean scores of an evaluation.
+  """Mean scores of an evaluation.
 
   Attributes:
-    means: For each score its mean over examples and over all other dims.
-    per_place: For each score its mean over examples only, float32 ``[...]``:
-      ``[T]`` for the loss of text, one number ``[]`` for an image.
+    means: Mean of each score over examples and over all other dims.
+    per_place: Mean of each score over examples only, float32 ``[...]``: ``[T]``
+      for the loss of text, a scalar ``[]`` for an image.
     num_examples: The number of examples that were evaluated.
   """
 
@@ -29,14 +29,14 @@ class Evaluation:
 
   @property
   def loss(self) -> float:
-    """The mean loss, in nats."""
+    """Mean loss in nats."""
     return self.means["loss"]
 
 
 def put_batch(layout: Layout, batch: Any) -> Any:
-  """Lays a global batch out on the mesh.
+  """Puts a global batch on the devices of the mesh.
 
-  Every process holds the whole batch and puts its own part on its devices.
+  Every process holds the whole batch and transfers the part of its devices.
 
   Args:
     layout: Mesh, workers and data-parallel ranks.
@@ -50,16 +50,16 @@ def put_batch(layout: Layout, batch: Any) -> Any:
 
 
 def prepare_batch(layout: Layout, batch: Any) -> Callable[[], Any]:
-  """Does what the host has to do before a batch is laid out.
+  """Does the host's part of `put_batch`.
 
-  This may run in a thread, as nothing is dispatched.
+  This may run in a thread, since it dispatches nothing to devices.
 
   Args:
-    layout: As of `put_batch`.
-    batch: As of `put_batch`.
+    layout: Mesh, workers and data-parallel ranks.
+    batch: Tree of arrays or `Lookup`s ``[batch, ...]``.
 
   Returns:
-    A function that returns what `put_batch` does.
+    A function without arguments that returns the result of `put_batch`.
   """
   sharding = layout.shardings(layout.batch_spec)
 
@@ -78,7 +78,7 @@ def prepare_batch(layout: Layout, batch: Any) -> Callable[[], Any]:
 
 
 def _padded(x: np.ndarray | Lookup, size: int) -> np.ndarray | Lookup:
-  """Pads examples with zeros, or those of a lookup with any rows."""
+  """Pads arrays with zeros, and a lookup with arbitrary rows."""
   if isinstance(x, Lookup):
     return x.padded(size)
   return np.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)])
@@ -87,15 +87,15 @@ def _padded(x: np.ndarray | Lookup, size: int) -> np.ndarray | Lookup:
 def make_evaluate(
   program: Program, batch_size: int
 ) -> Callable[[Any, Any], Evaluation]:
-  """Makes a function that evaluates parameters on examples.
+  """Returns a function that evaluates parameters on examples.
 
   Args:
     program: The model on a mesh.
-    batch_size: Examples at a time, a multiple of workers x data-parallel ranks.
+    batch_size: Examples per step, a multiple of workers x data-parallel ranks.
 
   Returns:
-    A function ``(params, examples) -> Evaluation`` of parameters without worker
-    dim and a tree of examples ``[N, ...]``.
+    A function ``(params, examples) -> Evaluation``; ``params`` have no worker
+    dim, ``examples`` is a tree of arrays ``[N, ...]``.
   """
   step = make_eval_step(program)
   num_dims = len(program.layout.batch_dims)
@@ -106,8 +106,8 @@ def make_evaluate(
     for start in range(0, num_examples, batch_size):
       rows = jax.tree.map(lambda x: x[start : start + batch_size], examples)  # noqa: B023
       count = min(batch_size, num_examples - start)
-      # The last batch is padded to full size, which is the only one that is
-      # compiled; scores of the padding are dropped.
+      # The last batch is padded, so that only one batch size is compiled;
+      # scores of the padding are dropped.
       padded = jax.tree.map(lambda x: _padded(x, batch_size), rows)
       scores = jax.device_get(step(params, put_batch(program.layout, padded)))
       found.append({
@@ -118,7 +118,7 @@ def make_evaluate(
       name: np.concatenate([part[name] for part in found]) for name in found[0]
     }
     return Evaluation(
-      # In float64: a float32 sum over many examples would round.
+      # In float64, to avoid rounding errors of sums over many examples.
       means={
         name: float(x.mean(dtype=np.float64)) for name, x in scores.items()
       },

@@ -1,4 +1,4 @@
-"""A training run as objects; `caatnet.config` makes them from a config."""
+"""Training run as an object; `caatnet.config` builds it from a config."""
 
 from collections.abc import Callable
 import dataclasses
@@ -12,24 +12,25 @@ from caatnet.config.schema.train import Train
 from caatnet.data.protocol import Data
 from caatnet.program import Program
 from caatnet.train.state import TrainState, init_state, state_shardings
-from caatnet.train.step import make_evaluated, make_train_step
+from caatnet.train.step import make_export, make_train_step
 from parallel.outer.base import OuterLoop, Plan
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """All that a training run needs, none of it run yet.
+  """All components of a training run; creating it executes nothing.
 
   Attributes:
     config: The whole config as plain data, for ``config.json``.
     program: The model on a mesh.
-    optimizer: The inner optimizer; it works on each rank's slice.
-    outer: The outer loop: what workers send to each other, and when.
+    optimizer: The inner optimizer; it updates each rank's slice separately.
+    outer: The outer loop, which defines the communication between workers.
     learning_rate: Maps a step to the learning rate of the inner optimizer.
-    clip_norm: The largest gradient norm of a worker; 0 does not clip.
-    data: The data to train and to evaluate on.
-    train: How long the run is and how often it does what.
-    seed: Decides the parameters and the order of the data.
+    clip_norm: The gradient norm of a worker above which gradients are clipped;
+      0 disables clipping.
+    data: The training and validation data.
+    train: Number of steps, and intervals of logs, evaluations and checkpoints.
+    seed: Determines initial parameters and the order of the data.
   """
 
   config: dict[str, Any]
@@ -44,21 +45,21 @@ class Experiment:
 
   @property
   def units_per_step(self) -> int:
-    """How many of the data's units one step reads, over all workers."""
+    """Data units (such as tokens) per step, over all workers."""
     return self.data.batch_size * self.data.units_per_example
 
   @property
   def flops_per_step(self) -> float:
-    """FLOPs of the model in one step, over all workers."""
+    """FLOPs of forward and backward in one step, over all workers."""
     flops = self.program.model.flops(self.data.example)
     return self.data.batch_size * flops
 
   def init_state(self, params: Any = None) -> TrainState:
-    """Makes the state before the first step.
+    """Returns the training state before the first step.
 
     Args:
-      params: The workers' parameters ``[workers, ...]``, as they are stored, of
-        which all workers get the first one's; None to draw them.
+      params: Stored parameters ``[workers, ...]``, of which all workers get the
+        first worker's; None to initialise them from the seed.
     """
     return init_state(
       self.program, self.optimizer, self.outer, self.seed, params
@@ -69,7 +70,8 @@ class Experiment:
     return self._abstract_state
 
   @functools.cached_property
-  def _abstract_state(self) -> TrainState:  # traced once, not for each plan
+  def _abstract_state(self) -> TrainState:
+    # Cached, since tracing takes time and `lower_step` runs once per variant.
     return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       jax.eval_shape(self.init_state),
@@ -92,18 +94,19 @@ class Experiment:
       self.data.example,
     )
 
-  def make_evaluated(self) -> Callable[[Any, Any], Any]:
-    """Returns a function of parameters and the outer loop's state.
+  def make_export(self) -> Callable[[Any, Any], Any]:
+    """Returns a function ``(params, outer state) -> params`` to evaluate.
 
-    It picks the parameters that stand for the run.
+    The outer loop defines which parameters are evaluated, for example the
+    global ones or the workers' mean.
     """
-    return make_evaluated(self.program, self.outer)
+    return make_export(self.program, self.outer)
 
   def lower_step(self, plan: Plan | None = None) -> jax.stages.Lowered:
-    """Lowers the training step that a run executes, without any data.
+    """Lowers the training step of a run, without any data.
 
     Args:
-      plan: What the outer loop does in the step; None: as in the first step.
+      plan: The outer loop's actions in the step; None for those of step 0.
     """
     plan = plan or self.outer.plan(0)
     step = make_train_step(

@@ -1,8 +1,8 @@
-"""The files of a run's folder: whole at any time, and written by one trainer.
+"""Atomic writes and locks for the files of a run's folder.
 
-A folder may be on a cloud. It is a path of `etils.epath`, as in Orbax, which
-writes the checkpoints there. Objects of a cloud appear whole, but nothing can
-be appended to them, and there are no locks.
+A folder may be in cloud storage. Its path is an `etils.epath`, as in Orbax,
+which writes checkpoints there. Objects in cloud storage are replaced
+atomically, but they cannot be appended to or locked.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from typing import IO, Any
 from etils import epath
 import jax
 
-# What reads and writes files and TensorBoard events on a cloud, by the start of
-# its addresses. Arrays go without: TensorStore has both.
+# Modules and packages that read and write files and TensorBoard events, by the
+# scheme of the address. Arrays need none: TensorStore supports both schemes.
 _PACKAGES = {
   "gs://": {"gcsfs": "gcsfs", "google.cloud.storage": "google-cloud-storage"},
   "s3://": {"s3fs": "s3fs", "boto3": "boto3"},
@@ -31,16 +31,16 @@ _PACKAGES = {
 def folder(
   path: str | os.PathLike[str], *, local: bool = False, flag: str = "--workdir"
 ) -> epath.Path:
-  """Returns the path of a run's folder, which need not exist.
+  """Returns the path of a run's folder, which may not exist yet.
 
   Args:
-    path: A path of this machine, or an address such as ``gs://bucket/run``.
-    local: Whether only a path of this machine will do.
-    flag: What messages call the path.
+    path: A local path, or an address such as ``gs://bucket/run``.
+    local: Whether the path must be local.
+    flag: Name of the path in error messages.
 
   Raises:
-    ValueError: The path is on a cloud of another kind, on any cloud if it has
-      to be local, or a package is missing that reads and writes there.
+    ValueError: If the cloud storage is not supported, ``local`` is set for an
+      address in cloud storage, or a package is missing.
   """
   if not is_cloud(path):
     return epath.Path(path)
@@ -57,12 +57,12 @@ def folder(
 
 
 def is_cloud(path: os.PathLike[str]) -> bool:
-  """Says whether a path is an address such as ``gs://bucket/run``."""
+  """Returns whether a path is an address such as ``gs://bucket/run``."""
   return "://" in os.fspath(path)
 
 
 def replace(path: pathlib.Path | epath.Path, text: str) -> None:
-  """Writes a text in place of the old file; see `whole`."""
+  """Replaces a file by the given text atomically; see `whole`."""
   if is_cloud(path):
     path.write_text(text)
     return
@@ -72,23 +72,25 @@ def replace(path: pathlib.Path | epath.Path, text: str) -> None:
 
 @contextlib.contextmanager
 def whole(path: pathlib.Path | epath.Path) -> Iterator[pathlib.Path]:
-  """Gives a path to write to; the file there then takes the place of another.
+  """Context manager that replaces a local file atomically.
 
-  Whoever reads the other or writes it, too, and whenever this process is
-  killed, there is the old file or a new one, and never a part of it. Its folder
-  is made.
+  At any time, even if this process is killed or several processes write the
+  file, it has its old or a complete new content. The parent folder is created.
 
   Args:
-    path: The file on this machine. The path that is given has its suffix.
+    path: The file.
+
+  Yields:
+    A temporary path with the suffix of ``path``, to be written in the context.
   """
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  # A name of its own, since others may be writing the same file.
+  # A unique name, since other processes may be writing the same file.
   own = f".{path.stem}.{os.getpid()}_{secrets.token_hex(4)}{path.suffix}"
   temporary = path.with_name(own)
   try:
     yield temporary
-    # Without this a machine that loses power may have the name and no text.
+    # Without fsync, the file may be empty after a power failure.
     with open(temporary, "rb") as file:
       os.fsync(file.fileno())
     os.replace(temporary, path)
@@ -97,11 +99,11 @@ def whole(path: pathlib.Path | epath.Path) -> Iterator[pathlib.Path]:
 
 
 def check_new(path: pathlib.Path) -> None:
-  """Checks that a folder can be made and has not been.
+  """Checks that a folder does not exist and can be created.
 
   Raises:
-    FileExistsError: Something has that name.
-    ValueError: The folder above it, or above that, cannot be written.
+    FileExistsError: If the path exists.
+    ValueError: If its closest existing parent is not a writable folder.
   """
   if os.path.lexists(path):
     raise FileExistsError(f"{path} exists; remove it, or use another name")
@@ -114,18 +116,22 @@ def check_new(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Gives a folder to write in that gets its name when all is written.
+  """Context manager that creates a folder with all of its files, or none.
 
-  An error removes it. What a killed process left beside ``path`` is removed by
-  the next one that writes there.
+  The folder is renamed to ``path`` at the end, and removed after an error.
+  Partial files of a killed process are removed by the next process that writes
+  the same folder.
 
   Args:
-    path: The folder's name, which nothing has yet; its parent is made.
+    path: The folder, which must not exist; its parent is created.
+
+  Yields:
+    The temporary folder, to be written in the context.
 
   Raises:
-    FileExistsError: Something has that name.
-    ValueError: Another process is writing the same folder, or a file cannot be
-      written.
+    FileExistsError: If ``path`` exists.
+    ValueError: If another process is writing the same folder, or a file cannot
+      be written.
   """
   check_new(path)
   partial = path.with_name(f".{path.name}.partial")
@@ -147,24 +153,27 @@ def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
       os.rename(partial, path)
     except BaseException as error:
       shutil.rmtree(partial)
-      if isinstance(error, OSError):  # such as a disk that is full
+      if isinstance(error, OSError):  # for example a full disk
         raise ValueError(f"{path} cannot be written: {error}") from error
       raise
 
 
 def lock(workdir: epath.Path) -> contextlib.AbstractContextManager[Any]:
-  """Makes this process the only trainer of a folder until the lock is closed.
+  """Locks a folder, so that this process is its only trainer.
 
-  The operating system gives the lock back when a process ends, however it does:
-  a dead process is never in the way. On NFS it keeps other hosts out, too. Of
-  several processes of a run, process 0 has the lock, since it writes the files.
-  Where there are no locks, as on a cloud, nobody is kept out.
+  The operating system releases the lock when the process ends for any reason.
+  On NFS the lock also excludes processes on other hosts. In a run of several
+  processes, process 0 holds the lock, since it writes the files. File systems
+  without locks, such as cloud storage, are not protected.
 
   Args:
     workdir: The folder, which exists.
 
+  Returns:
+    A context manager that holds the lock until it is closed.
+
   Raises:
-    ValueError: Another process has the lock; the message names it.
+    ValueError: If another process holds the lock; the message names it.
   """
   if is_cloud(workdir) or jax.process_index():
     return contextlib.nullcontext()
@@ -188,15 +197,15 @@ def lock(workdir: epath.Path) -> contextlib.AbstractContextManager[Any]:
 
 
 def slot(parent: epath.Path, name: str) -> tuple[epath.Path, Any]:
-  """Finds a folder for one of several processes of this machine.
+  """Reserves a numbered folder for one of several processes of this machine.
 
   Args:
-    parent: In which the folders are; it is made.
-    name: What their names begin with.
+    parent: The parent of the folders; it is created.
+    name: Prefix of the folders' names.
 
   Returns:
-    The first folder, by its number, that no living process has; and what keeps
-    others out as long as it is not closed.
+    The path ``parent/name-N`` with the lowest N that no running process has
+    reserved, and the open lock file, which reserves it until it is closed.
   """
   parent.mkdir(parents=True, exist_ok=True)
   for number in itertools.count():
@@ -213,7 +222,8 @@ def slot(parent: epath.Path, name: str) -> tuple[epath.Path, Any]:
 
 
 def _is_there(module: str) -> bool:
+  """Returns whether a module is installed."""
   try:
     return importlib.util.find_spec(module) is not None
-  except ModuleNotFoundError:  # a package above it is missing
+  except ModuleNotFoundError:  # its parent package is missing
     return False

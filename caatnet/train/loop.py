@@ -1,7 +1,7 @@
-"""The training loop: runs an experiment from wherever its folder stands.
+"""Training loop: starts or resumes the run of a folder.
 
-A run that was killed, stopped or finished is resumed by running it again. Its
-metrics are then those of an uninterrupted run.
+A run that was killed, stopped or finished is resumed by the same call. Its
+metrics equal those of an uninterrupted run.
 """
 
 import collections
@@ -20,12 +20,11 @@ import numpy as np
 from caatnet.train import files, tokenizer, traffic
 from caatnet.train.checkpoint import start
 from caatnet.train.checkpoint.save import Checkpointer
-from caatnet.train.described import described
 from caatnet.train.elastic import membership
 from caatnet.train.evaluate import Evaluation, make_evaluate
 from caatnet.train.experiment import Experiment
-from caatnet.train.feed import Feed
 from caatnet.train.metrics import LateMetrics
+from caatnet.train.prefetch import PrefetchIterator
 from caatnet.train.progress import TrainProgress
 from caatnet.train.records import (
   MetricsWriter,
@@ -42,37 +41,38 @@ from caatnet.train.state import (
 )
 from caatnet.train.step import parameter_groups
 from caatnet.train.stop import Stop, stop_signals
+from caatnet.train.summary import summary
 from caatnet.train.throughput import matmul_rate
 from caatnet.train.workers import WorkerMetrics
 
-# The steps over which throughput is measured.
+# Number of last steps whose median time gives the throughput.
 _WINDOW = 50
 
 
 class NonFiniteError(ValueError):
-  """Training diverged; the message names step, parameters and checkpoint."""
+  """Training diverged; the message has step, parameters and checkpoint."""
 
 
 class LostProcessError(ValueError):
-  """Another process of this run has ended, or cannot be reached."""
+  """Another process of this run has ended or is unreachable."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-  """How a run ended.
+  """Result of a run.
 
   Attributes:
     step: The number of updates made.
     finished: Whether all steps were made; False after a signal.
     evaluation: The evaluation on the validation data at the end; None if the
       run is not finished.
-    measures: What the evaluation says about the data, by key, such as loss and
-      accuracy; empty if the run is not finished.
-    units_per_second: How many of the data's units, such as tokens, are read in
-      a second: the median over this process's last 50 steps, its first two
-      left out; None if it made no more than these.
-    communication: What one step sends, by axis and phase, as
-      `caatnet.train.traffic` has it.
+    measures: Measures of the evaluation by key, such as loss and accuracy;
+      empty if the run is not finished.
+    units_per_second: Throughput in units of the data, such as tokens per
+      second: the median over this process's last 50 steps without its first
+      two; None if it made no other steps.
+    communication: Communication per step by axis and phase, rows of
+      `caatnet.train.traffic.communication_per_step`.
   """
 
   step: int
@@ -92,24 +92,25 @@ def train(
   quiet: bool = False,
   make: "Callable[..., Run] | None" = None,
 ) -> TrainResult:
-  """Trains until ``config.train.num_steps``, resuming what is in the folder.
+  """Trains until ``config.train.num_steps``, from the folder's last checkpoint.
 
   Args:
     experiment: The run.
-    workdir: The run's folder, which is made if it is missing.
-    label: What the progress bar calls the run.
+    workdir: The run's folder, which is created if it is missing.
+    label: Name of the run in the progress bar.
     profile: The first step of a profiler trace, and the step after its last.
     quiet: Whether nothing is printed.
-    make: Makes the run of the arguments before it; None for `Run`.
+    make: Constructor of the run, ``(experiment, workdir, label, profile, quiet)
+      -> Run``; None for `Run`.
 
   Returns:
-    How the run ended.
+    The result of the run.
 
   Raises:
-    NonFiniteError: Loss, gradients or parameters are not finite.
-    LostProcessError: Another process of this run has ended.
-    ValueError: The folder holds another run, is in use, or cannot be written;
-      or there are too few data.
+    NonFiniteError: If loss, gradients or parameters are not finite.
+    LostProcessError: If another process of this run has ended.
+    ValueError: If the folder holds another run, is in use, or cannot be
+      written; or if there are too few data.
   """
   try:
     run = (make or Run)(experiment, workdir, label, profile, quiet)
@@ -118,7 +119,8 @@ def train(
         return run.loop(stop)
       except (jax.errors.JaxRuntimeError, ValueError) as error:
         if _is_lost(error):
-          run.opened.pop_all()  # to close the files would wait for the others
+          # Closing the files would block on collectives with other processes.
+          run.opened.pop_all()
         raise
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     if not _is_lost(error):
@@ -128,20 +130,20 @@ def train(
       "commands on all of them resume the run"
     ) from error
   except OSError as error:
-    if error.errno is None:  # ours
+    if error.errno is None:  # raised by this project, not by the system
       raise
     raise ValueError(f"--workdir={workdir}: {error}") from error
 
 
 def _is_lost(error: Exception) -> bool:
-  """Says whether a connection to another process is why jax failed."""
+  """Returns whether jax failed on a connection to another process."""
   states = "UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED"
   state = re.match(f"({states}|FAILED_PRECONDITION): ", str(error))
   return jax.process_count() > 1 and state is not None
 
 
 class Run:
-  """The opened files, programs and state of one run."""
+  """Open files, compiled programs and training state of one run."""
 
   def __init__(
     self,
@@ -160,7 +162,7 @@ class Run:
     tokenizer.check(self.workdir, dataset.tokenizer)
     start.check(experiment, self.workdir, dataset.tokenizer)
     self.dataset = dataset
-    # Made only now, since a run that cannot start must not claim the folder.
+    # Created after all checks: a run that cannot start leaves no folder.
     self.workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
       opened.enter_context(files.lock(self.workdir))
@@ -183,7 +185,7 @@ class Run:
     opened.callback(self.checkpointer.close)
     self.joined = membership.check(experiment, self.checkpointer)
     self.started_from = read_environment(self.workdir).get("started_from")
-    self.batches = Feed(
+    self.batches = PrefetchIterator(
       program.layout, self.dataset.batches, self.dataset.ahead
     )
     opened.callback(self.batches.close)
@@ -197,7 +199,7 @@ class Run:
     )
     opened.callback(self.progress.close)
     self.evaluate = make_evaluate(program, experiment.data.batch_size)
-    self.evaluated = experiment.make_evaluated()
+    self.export = experiment.make_export()
     self.count_non_finite = make_count_non_finite(program)
     self.lowered = traffic.lower_steps(experiment)
     self.programs: dict[Any, jax.stages.Compiled] = {}
@@ -210,15 +212,16 @@ class Run:
     self.metrics = LateMetrics()
     self.seconds = collections.deque[float](maxlen=_WINDOW)
     self.leaves_out = bool(experiment.outer.metrics(self.state.outer))
-    self.diverged: set[int] = set()  # workers that users know of
+    self.diverged: set[int] = set()  # workers that have been reported
 
   def _restore_or_init(self) -> TrainState:
+    """Returns the state of the last checkpoint, or an initial one."""
     if self.checkpointer.latest_step() is None:
       if self.experiment.train.init_from:
         state, self.started_from = start.start_state(self.experiment)
         return state
       state = self.experiment.init_state()
-      # A restored state is read from one checkpoint and needs no such check.
+      # A restored state is one checkpoint, so workers need no such check.
       if self.experiment.program.layout.worker.size > 1:
         check_equal_start(self.experiment.program, state.params)
       return state
@@ -245,7 +248,7 @@ class Run:
     if jax.process_index() == 0:
       write_json(self.workdir / "environment.json", facts)
     say = self.progress.say
-    for line in described(self.experiment, dataset, facts):
+    for line in summary(self.experiment, dataset, facts):
       say(line)
     saving = traffic.saving(program, self.communication)
     if saving:
@@ -261,19 +264,19 @@ class Run:
       say(f"workers   {self.joined}")
 
   def loop(self, stop: Stop) -> TrainResult:
-    """Trains until all steps are made or a signal asks to stop."""
+    """Trains until all steps are made or a stop is requested by a signal."""
     options = self.experiment.train
     evaluation = None
     step = self.first_step
     if not step and options.init_from:
-      self._evaluate(step)  # what they are worth before they are trained
+      self._evaluate(step)  # loss of the given parameters before training
     self.started = time.perf_counter()
     while step < options.num_steps and not stop.requested():
       self._profile(step)
       step, metrics = self._advance(step)
-      # Steps are dispatched without waiting for them. The metrics of the step
-      # before are read while this one runs: devices stay busy, and the host is
-      # at most one step ahead of them.
+      # Steps are dispatched asynchronously. The metrics of the previous step
+      # are read while this one runs: devices stay busy, and the host is at most
+      # one step ahead of them.
       self._record()
       evaluates = step % options.eval_every == 0 or step == options.num_steps
       saves = step % options.checkpoint_every == 0
@@ -310,7 +313,7 @@ class Run:
     )
 
   def _advance(self, step: int) -> tuple[int, Any]:
-    """Makes a step; returns the number of the next one, and metrics."""
+    """Dispatches a step; returns the number of updates, and metrics."""
     batch = next(self.batches)
     plan = self.experiment.outer.plan(step)
     if plan.variant not in self.programs:
@@ -325,13 +328,13 @@ class Run:
     return step + 1, metrics
 
   def _record(self) -> None:
-    """Reads the metrics that are due, and shows, writes and checks them."""
+    """Shows, writes and checks all metrics that have reached the host."""
     found = self.metrics.take()
     if not found:
       return
     now = time.perf_counter()
     for step, _ in found:
-      # The first ones compile, and fill the queue of dispatched steps.
+      # The first two steps compile and fill the queue of dispatched steps.
       if step > self.first_step + 2:
         self.seconds.append((now - self.started) / len(found))
     self.started = now
@@ -339,7 +342,12 @@ class Run:
       self._record_step(step, WorkerMetrics(metrics))
 
   def _record_step(self, step: int, workers: WorkerMetrics) -> None:
-    """Shows a step's metrics, and writes them when it is time."""
+    """Shows a step's metrics, and writes them every ``log_every`` steps.
+
+    Raises:
+      NonFiniteError: If a metric's mean over participating workers is not
+        finite.
+    """
     values = workers.means
     if not all(map(math.isfinite, values.values())):
       groups = [
@@ -347,7 +355,8 @@ class Run:
         for group in parameter_groups(self.state.params)
         if not math.isfinite(values[f"grad_norm/{group}"])
       ]
-      # Parameters from which no step was good are not good themselves.
+      # The parameters after step - 1 gave this step's non-finite metrics, so
+      # the last good ones are those after step - 2.
       raise self._non_finite(
         f"step {step}: loss {values['loss']}, gradient norm "
         f"{values['grad_norm']}{workers.names()}; non-finite gradients in "
@@ -369,7 +378,7 @@ class Run:
       self.writer.write(step, values | workers.of_workers)
 
   def _non_finite(self, what: str, last_good: int) -> NonFiniteError:
-    """Makes the error; no checkpoint after ``last_good`` is called good."""
+    """Returns the error; checkpoints after ``last_good`` count as diverged."""
     self.checkpointer.wait()
     steps = self.checkpointer.steps()
     good = max((s for s in steps if s <= last_good), default=None)
@@ -380,6 +389,7 @@ class Run:
     )
 
   def _evaluate(self, step: int) -> Evaluation:
+    """Evaluates and records the measures; raises if the loss is not finite."""
     evaluation = self._validation()
     measures = self.dataset.measures(evaluation.means)
     if not math.isfinite(evaluation.loss):
@@ -392,21 +402,25 @@ class Run:
     return evaluation
 
   def _validation(self) -> Evaluation:
-    params = self.evaluated(self.state.params, self.state.outer)
+    params = self.export(self.state.params, self.state.outer)
     return self.evaluate(params, self.dataset.validation)
 
   def _save(self, last: bool = False) -> None:
-    """Saves; `last` says that the run was stopped, and ends."""
+    """Saves a checkpoint, unless parameters are not finite.
+
+    Args:
+      last: Whether the run was stopped by a signal; read by subclasses.
+    """
     step = int(self.state.step)
     counts = self.count_non_finite(self.state.params)
     of_workers = sum(counts.values())
-    # Who has diverged may be left out of the next exchange, but not all.
+    # If the outer loop masks diverged workers, one finite worker is sufficient.
     if of_workers.all() if self.leaves_out else of_workers.any():
       bad = [name for name, count in counts.items() if count.any()]
       raise self._non_finite(
         f"step {step}: non-finite parameters in {', '.join(bad)}", step - 1
       )
-    self.writer.flush()  # no checkpoint without the records before it
+    self.writer.flush()  # records of earlier steps precede the checkpoint
     self.checkpointer.save(self.state, self.batches.get_state())
 
   def _units_per_second(self) -> float | None:
@@ -415,7 +429,7 @@ class Run:
     return self.experiment.units_per_step / float(np.median(self.seconds))
 
   def _profile(self, step: int | None) -> None:
-    """Starts and stops the profiler's trace when it is due.
+    """Starts the profiler's trace before its first step, and stops it.
 
     Args:
       step: The step that is about to run; None at the end of the loop.
@@ -435,5 +449,5 @@ class Run:
       self.progress.say(f"trace     {self.workdir / 'profile'}")
 
   def close(self) -> None:
-    """Closes the files; waits for a checkpoint that is being written."""
+    """Closes the files after a checkpoint that is being written."""
     self.opened.close()

@@ -1,8 +1,8 @@
-"""Brings a step's metrics to the host while later steps run.
+"""Asynchronous transfer of a step's metrics to the host.
 
-The host never waits for the step that it has just dispatched. Where workers are
-on other processes, their metrics are sent here, those of several steps at once:
-workers that hardly talk shall not meet in every step for a loss.
+The host never waits for the step that it has just dispatched. If workers are on
+other processes, their metrics are gathered for several steps at once, so that
+workers that communicate rarely do not synchronise in every step for a loss.
 """
 
 from collections.abc import Callable
@@ -15,24 +15,26 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-# Of one step: its number, and each metric [workers] by its name.
+# Number of a step, and its metrics [workers] by name.
 Step = tuple[int, dict[str, Any]]
 
 
 class LateMetrics:
-  """Metrics on their way to the host, in the order of their steps."""
+  """Metrics that have not reached the host yet, in the order of their steps."""
 
   def __init__(self) -> None:
+    # Metrics that this process can read, and those of other processes' workers.
     self._here: list[Step] = []
     self._elsewhere: list[Step] = []
 
   def add(self, step: int, metrics: dict[str, jax.Array], due: bool) -> None:
-    """Adds what a step returned; waits for the step before it at most.
+    """Adds the metrics of a step; blocks at most on the previous step.
 
     Args:
       step: The number of updates made.
-      metrics: Arrays ``[workers]``, which need not be computed yet.
-      due: Whether all metrics so far are to be here soon; the same on all
+      metrics: Arrays ``[workers]``, which may not be computed yet.
+      due: Whether to gather the metrics of all steps so far from other
+        processes. Since this is a collective, it must be equal on all
         processes.
     """
     if all(
@@ -50,7 +52,7 @@ class LateMetrics:
       self._elsewhere = []
 
   def take(self) -> list[Step]:
-    """Waits for the metrics that were due; returns and forgets them."""
+    """Removes and returns all readable metrics as arrays on the host."""
     found = [
       (step, {name: np.asarray(x) for name, x in metrics.items()})
       for step, metrics in self._here
@@ -61,12 +63,12 @@ class LateMetrics:
 
 @functools.cache
 def _to_all(mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
-  """Makes the function that gives all devices the metrics of some steps."""
+  """Returns a jitted function that replicates metrics on all devices."""
   everywhere = NamedSharding(mesh, P())
 
   def gathered(trees):
     leaves, structure = jax.tree.flatten(trees)
-    # One array, so that there is one collective.
+    # Stacked to one array, so that there is one collective.
     stacked = jax.lax.with_sharding_constraint(jnp.stack(leaves), everywhere)
     return jax.tree.unflatten(structure, list(stacked))
 

@@ -1,4 +1,4 @@
-"""The microbatches of a batch."""
+"""Split of a batch into microbatches."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def split(batch: Any, count: int, num_lead: int = 0) -> Any:
-  """Cuts examples into microbatches, for a scan.
+  """Splits examples into microbatches, for a scan.
 
   Args:
     batch: Tree of ``[..., M * B, ...]``.
@@ -16,6 +16,10 @@ def split(batch: Any, count: int, num_lead: int = 0) -> Any:
 
   Returns:
     Tree of ``[M, ..., B, ...]``.
+
+  Example:
+    >>> split(jnp.arange(6, dtype=jnp.int32), 3).tolist()
+    [[0, 1], [2, 3], [4, 5]]
   """
 
   def cut(x):

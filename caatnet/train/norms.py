@@ -1,4 +1,4 @@
-"""Norms over all ranks of what lies like a worker's parameters."""
+"""Norms over all ranks of trees with the layout of a worker's parameters."""
 
 from typing import Any
 
@@ -12,23 +12,26 @@ from parallel.outer.base import at_path
 
 
 def parameter_groups(params: Any) -> list[str]:
-  """Returns the names that metrics and errors give to parameters, sorted."""
+  """Returns the sorted names of parameters in metrics and errors."""
   return sorted(
     {_group(path) for path, _ in jax.tree.leaves_with_path(params)}
   )
 
 
 def group_norms(grads: Any, program: Program) -> dict[str, jax.Array]:
-  """Computes each parameter's norm, every logical element counted once.
+  """Computes the L2 norm of each parameter's gradient over all ranks.
 
-  A sliced parameter has other elements on each rank, so its squares are summed
-  over the axes that it is cut along. Of a replicated parameter every rank has
-  all elements: a sum over ranks would count each of them as often as there are
-  ranks. Parameters that are cut along the same axes share one all-reduce.
+  Every logical element counts once. Squares of a sliced parameter are summed
+  over the axes that cut it. A replicated parameter is not summed over ranks,
+  since that would multiply its squares by the number of ranks. Parameters that
+  are cut over the same axes share one all-reduce.
 
   Args:
-    grads: One worker's gradients, lying like the stored parameters.
+    grads: One worker's gradients, with the layout of the stored parameters.
     program: The model on a mesh.
+
+  Returns:
+    float32 scalars by parameter name, equal on all ranks.
   """
   squares: dict[tuple[str, ...], dict[str, jax.Array]] = {}
   for (path, grad), spec in zip(
@@ -42,6 +45,7 @@ def group_norms(grads: Any, program: Program) -> dict[str, jax.Array]:
   total = {}
   for names, of_groups in squares.items():
     stacked = jnp.stack(list(of_groups.values()))  # [parameters]
+    # A data dependency orders the all-reduces equally on all processes.
     stacked = after(stacked, total, program.layout.on_cpu)
     summed = lax.psum(stacked, names) if names else stacked
     total |= dict(zip(of_groups, summed, strict=True))
@@ -49,17 +53,17 @@ def group_norms(grads: Any, program: Program) -> dict[str, jax.Array]:
 
 
 def worker_norms(tree: Any, program: Program) -> jax.Array:
-  """Computes each worker's norm of what lies like parameters, or of a part.
+  """Computes each worker's L2 norm of a tree with the layout of parameters.
 
-  It counts the logical elements of all ranks, and is the same on each.
+  Every logical element of all ranks counts once.
 
   Args:
-    tree: Arrays ``[W, ...]`` at the paths of parameters; there need not be one
-      for each. Dims that are cut along no mesh axis may have other sizes.
+    tree: Arrays ``[W, ...]`` at the paths of all or some parameters. Dims that
+      no mesh axis cuts may differ in size from the parameter's.
     program: The model on a mesh.
 
   Returns:
-    float32 ``[W]``.
+    float32 ``[W]``, equal on all ranks.
   """
   squares: dict[tuple[str, ...], jax.Array] = {}
   for path, x in jax.tree.leaves_with_path(tree):
@@ -68,7 +72,7 @@ def worker_norms(tree: Any, program: Program) -> jax.Array:
       jnp.square(x.astype(jnp.float32)), axis=tuple(range(1, x.ndim))
     )
     squares[names] = squares.get(names, 0.0) + square
-  # One all-reduce for all that is cut along the same axes, in one order.
+  # One all-reduce per set of axes, in the same order on all processes.
   total = jnp.zeros(())
   for names, square in squares.items():
     square = after(square, total, program.layout.on_cpu)
@@ -77,4 +81,5 @@ def worker_norms(tree: Any, program: Program) -> jax.Array:
 
 
 def _group(path: tuple[Any, ...]) -> str:
+  """Returns a parameter's name, for example "blocks/w_qkv"."""
   return "/".join(str(key.key) for key in path)

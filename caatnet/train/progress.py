@@ -1,4 +1,4 @@
-"""Shows the progress of a run: a bar on a terminal, else lines now and then."""
+"""Progress of a run: a bar on a terminal, else a line every 10 seconds."""
 
 import time
 
@@ -13,7 +13,7 @@ from rich.progress import (
 
 
 class TrainProgress:
-  """Shows step, loss and throughput of a run."""
+  """Progress display with step, loss and throughput of a run."""
 
   def __init__(
     self, label: str, first_step: int, num_steps: int, quiet: bool = False
@@ -39,16 +39,16 @@ class TrainProgress:
   def update(
     self, step: int, loss: float, units_per_second: float | None, unit: str
   ) -> None:
-    """Shows a step that has been made.
+    """Shows a completed step.
 
     Args:
       step: The number of updates made.
-      loss: The training loss of the step.
-      units_per_second: Throughput; None while it is not known.
-      unit: What throughput counts, such as "tokens".
+      loss: The training loss of the step, in nats.
+      units_per_second: Throughput; None while it is unknown.
+      unit: Unit of the throughput, such as "tokens".
     """
     status = f"loss {loss:.4f}"
-    if units_per_second:  # known from the third step on
+    if units_per_second:  # known from the third step
       status += f"  {units_per_second:,.0f} {unit}/s"
     if self._bar:
       self._bar.update(self._task, completed=step, status=status)
@@ -61,6 +61,6 @@ class TrainProgress:
     self._console.print(text, highlight=False, markup=False)
 
   def close(self) -> None:
-    """Leaves the terminal as it was."""
+    """Removes the bar and restores the terminal."""
     if self._bar:
       self._bar.stop()

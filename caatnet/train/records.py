@@ -1,4 +1,4 @@
-"""What a run leaves behind: config, environment, metrics, TensorBoard."""
+"""Records of a run: config, environment, metrics and TensorBoard events."""
 
 import contextlib
 import datetime
@@ -25,40 +25,40 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 
 _NUM_STEPS, _DECAY_STEPS = ("train", "num_steps"), ("optimizer", "decay_steps")
 
-# Keys that a resumed run may change: none of them is part of what is computed.
-# It may change config.zero, the stages and the order of devices, too, since no
-# checkpoint depends on them.
+# Keys that a resumed run may change, since they do not affect its results. It
+# may also change config.zero, the stages and the device order, since
+# checkpoints do not depend on them.
 _FREE = {
   ("train", key)
   for key in ("log_every", "eval_every", "checkpoint_every",
               "keep_checkpoints")
 } | {("name",), ("parallel", "stage"), ("parallel", "device_order")} | {
-  ("data", key)  # how rows of features get to the devices
+  ("data", key)  # transfer of feature rows to the devices
   for key in ("access", "ahead", "cache", "cache_rows", "sampler", "threads")
 }
 
-# Workers may join and leave (`caatnet.train.elastic.membership`), and with them
-# what is said of each of them.
+# Workers may join and leave between resumed runs
+# (`caatnet.train.elastic.membership`), so keys with a value per worker change.
 _WORKER = ("parallel", "worker")
 _OF_WORKERS = tuple(("outer", key) for key in ("weights", "clients", "overlap"))
 
 
 def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
-  """Stores the run's config, or checks that the stored one is the same.
+  """Stores the run's config, or checks it against the stored one.
 
-  A run may be made longer. If its learning rate decays over all of its steps,
-  it goes on by the schedule of the longer run.
+  A resumed run may have more steps. If its learning rate decays over all steps,
+  it continues with the schedule of the longer run.
 
   Args:
     workdir: The run's folder.
     config: The run's config as plain data.
 
   Returns:
-    What has become of the schedule, to tell users; "" if it is the same.
+    A notice to users if the learning-rate schedule has changed, else "".
 
   Raises:
-    ValueError: The folder holds a run of another config; the message names the
-      key.
+    ValueError: If the folder holds a run of another config; the message names
+      the key.
   """
   path = workdir / "config.json"
   notice = ""
@@ -83,7 +83,7 @@ def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
         )
     if old != new:
       notice = (
-        f"the learning rate now decays over {new} steps in place of {old}; "
+        f"the learning rate now decays over {new} steps instead of {old}; "
         f"--config.optimizer.decay_steps={old} would keep the old schedule"
       )
   if jax.process_index() == 0:
@@ -92,19 +92,22 @@ def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
 
 
 def _decay_steps(flat: dict[Any, Any]) -> int | None:
-  """Returns over how many steps the learning rate decays."""
+  """Returns the number of steps over which the learning rate decays."""
   return flat.get(_DECAY_STEPS) or flat.get(_NUM_STEPS)
 
 
 def check_data(workdir: epath.Path, sha256: str) -> None:
-  """Refuses to resume a run with other data, such as another Python's library.
+  """Checks that a resumed run reads the same data.
+
+  The default corpus, for example, depends on the Python version, since it is
+  the standard library's source.
 
   Args:
     workdir: The run's folder.
     sha256: The hash of the data that would be read now.
 
   Raises:
-    ValueError: The folder's run read other data.
+    ValueError: If the folder's run read other data.
   """
   stored = read_environment(workdir).get("data")
   if stored is not None and stored["sha256"] != sha256:
@@ -118,11 +121,11 @@ def check_data(workdir: epath.Path, sha256: str) -> None:
 def read_config(workdir: epath.Path) -> dict[str, Any]:
   """Reads the config of a run's folder as plain data.
 
-  A key that came later than the run has the value that does what the run did.
+  Keys that were introduced after the run have the value that reproduces it.
 
   Raises:
-    FileNotFoundError: The folder holds no run.
-    ValueError: The file is damaged; the message names it.
+    FileNotFoundError: If the folder holds no run.
+    ValueError: If the file is damaged; the message names it.
   """
   path = workdir / "config.json"
   if not path.exists():
@@ -131,34 +134,35 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
   if not isinstance(config, dict) or not all(
     isinstance(config.get(name, {}), dict) for name in ("data", "train")
   ):
-    raise ValueError(f"{path} is damaged: it is no run's config")
+    raise ValueError(f"{path} is damaged: it is not the config of a run")
   if "model_type" in config:
     raise ValueError(
-      f"{path} is that of a published model; launch.convert makes a run of it"
+      f"{path} is the config of a published model; convert it to a run with "
+      "launch.convert"
     )
   return _completed(config)
 
 
 def _completed(config: dict[str, Any]) -> dict[str, Any]:
-  """Returns a config with the keys that were declared after its run.
+  """Returns a config with defaults for keys that were declared after its run.
 
-  Their defaults are what the code did before.
+  These defaults reproduce the behaviour before the key was introduced.
   """
   return json.loads(json.dumps(tree.completed(config)))
 
 
 def read_environment(workdir: epath.Path) -> dict[str, Any]:
-  """Reads what a run's folder says of its start; {} if nothing yet.
+  """Reads a run's ``environment.json``; {} if there is none yet.
 
   Raises:
-    ValueError: The file is damaged; the message names it.
+    ValueError: If the file is damaged; the message names it.
   """
   path = workdir / "environment.json"
   return _read_json(path) if path.exists() else {}
 
 
 def write_json(path: epath.Path, facts: Any) -> None:
-  """Writes plain data as a file in place of the old one."""
+  """Replaces a JSON file atomically by one with the given plain data."""
   files.replace(path, json.dumps(facts, indent=2) + "\n")
 
 
@@ -170,7 +174,12 @@ def _read_json(path: epath.Path) -> dict[str, Any]:
 
 
 def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
-  """Flattens nested dicts to ``{path: value}`` with paths as tuples of keys."""
+  """Flattens nested dicts to ``{path: value}`` with paths as tuples of keys.
+
+  Example:
+    >>> flatten({"name": "a", "train": {"num_steps": 8}})
+    {('name',): 'a', ('train', 'num_steps'): 8}
+  """
   if not isinstance(config, dict):
     return {prefix: config}
   flat: dict[Any, Any] = {}
@@ -182,7 +191,8 @@ def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
   """Returns date, versions, devices and commit as plain data."""
   commit = ""
-  # Site-packages may be inside of another repository.
+  # An installed package has no commit: site-packages may lie in the working
+  # tree of another repository.
   if not commands.is_installed():
     with contextlib.suppress(OSError):  # no git on this machine
       commit = subprocess.run(
@@ -207,23 +217,23 @@ def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
 
 
 class MetricsWriter:
-  """Appends to ``metrics.jsonl`` and TensorBoard; only process 0 writes.
+  """Writer of ``metrics.jsonl`` and TensorBoard events; only process 0 writes.
 
-  To a file on a cloud nothing can be appended: it is written anew by `flush`.
+  Files in cloud storage cannot be appended to, so `flush` rewrites them.
   """
 
   def __init__(self, workdir: epath.Path, first_step: int) -> None:
-    """Opens the files, and drops what comes after the step that is resumed.
+    """Opens the files, and drops records of steps after the resumed one.
 
     A killed run may have recorded steps after its last checkpoint, or before
-    its first one; they are made again.
+    its first one; the resumed run repeats them.
 
     Args:
       workdir: The run's folder.
-      first_step: The number of updates that the resumed state has.
+      first_step: The number of updates of the resumed state.
 
     Raises:
-      ValueError: A line is damaged; the message names it.
+      ValueError: If a line is damaged; the message names it.
     """
     self._file = self._board = None
     if jax.process_index():
@@ -244,7 +254,7 @@ class MetricsWriter:
     )
 
   def write(self, step: int, values: dict[str, Any]) -> None:
-    """Adds one record of scalars to both."""
+    """Adds one record of scalars; None in ``values`` is not plotted."""
     if self._board is None:
       return
     line = json.dumps({"step": step, **values}) + "\n"
@@ -257,7 +267,7 @@ class MetricsWriter:
     )
 
   def flush(self) -> None:
-    """Makes sure that all records so far outlive this process."""
+    """Writes all records so far to storage."""
     if self._board is None:
       return
     if self._file is None:
@@ -265,24 +275,24 @@ class MetricsWriter:
     self._board.flush()
 
   def close(self) -> None:
-    """Flushes and closes both."""
+    """Flushes and closes both files."""
     self.flush()
     if self._file is not None:
       self._file.close()
 
 
 class _Board:
-  """Writes TensorBoard's events, without a thread: its errors reach the run."""
+  """Writer of TensorBoard events in the caller's thread, which gets errors."""
 
   def __init__(self, folder: str, first_step: int) -> None:
-    """Opens a new file; what others say of later steps is hidden.
+    """Opens a new file; TensorBoard hides later steps of earlier files.
 
     Args:
-      folder: Where the files are.
-      first_step: The number of updates that the resumed state has.
+      folder: The folder of all event files of the run.
+      first_step: The number of updates of the resumed state.
     """
     directory_check(folder)
-    # A name for every start: those of one second would be one file.
+    # A unique suffix: the writer's names have a resolution of one second.
     suffix = f".{os.getpid()}.{time.time_ns()}"
     self._events = EventsWriter(os.path.join(folder, "events"), suffix)
     log = SessionLog(status=SessionLog.START)
@@ -290,7 +300,7 @@ class _Board:
     self.flush()
 
   def add(self, step: int, values: dict[str, Any]) -> None:
-    """Adds scalars; they are on the disk some seconds later."""
+    """Adds scalars, which are flushed at least every 30 s of additions."""
     now = time.time()
     for key, value in values.items():
       self._events.write_event(
@@ -300,7 +310,7 @@ class _Board:
       self.flush()
 
   def flush(self) -> None:
-    """Writes what was added."""
+    """Writes all added events."""
     self._flushed = time.time()
     self._events.flush()
 
@@ -309,17 +319,20 @@ def read_metrics(workdir: os.PathLike[str] | str) -> list[dict[str, Any]]:
   """Reads the records of a run's ``metrics.jsonl``, in order.
 
   Raises:
-    ValueError: A line is damaged; the message names it.
+    ValueError: If a line is damaged; the message names it.
   """
   path = epath.Path(workdir) / "metrics.jsonl"
   return [record for _, record in _records(path, path.read_text())]
 
 
 def _records(path: epath.Path, text: str) -> list[tuple[str, dict[str, Any]]]:
-  """Splits ``metrics.jsonl`` into lines and what they record.
+  """Parses ``metrics.jsonl`` into pairs of a line and its record.
 
-  The last line may have no end: it is being written, or the run was killed
-  while it was. Such a line is left out.
+  A last line without newline is left out: it is being written, or the run was
+  killed while writing it.
+
+  Raises:
+    ValueError: If a line is not JSON.
   """
   found = []
   for number, line in enumerate(text.splitlines(keepends=True), 1):

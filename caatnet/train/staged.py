@@ -1,4 +1,4 @@
-"""Loss, gradients and scores of a model that runs in stages.
+"""Loss, gradients and scores of a model in pipeline stages.
 
 Shape legend: G = stages of this device; D = data-parallel ranks of this device;
 M = microbatches; B = examples of one microbatch.
@@ -28,19 +28,20 @@ def gradients(
 
   Args:
     program: The model on a mesh with stages.
-    params: What is differentiated: parameters, or a partition's sinks; they
-      vary by type over all axes over which gradients are reduced later.
+    params: Tree to differentiate: parameters, or a ZeRO partition's gradient
+      sinks. They vary by type over all axes over which gradients are reduced
+      later.
     batch: Tree of ``[M * B, ...]``; with a partition ``[D, M * B, ...]``.
-    weights: With a partition, the weights of a step.
+    weights: With a partition, its weights in this step; else None.
 
   Returns:
-    The mean over microbatches of the mean over examples, with a partition
-    summed over D; and gradients that lie like ``params``.
+    The mean loss over microbatches and examples (with a partition, summed over
+    D), and gradients with the layout of ``params``.
   """
   stages, parts = _stages(program), program.model.parts()
-  count = stages.timetable.num_microbatches
+  count = stages.schedule.num_microbatches
   pipeline = Pipeline(
-    stages.timetable, stages.axis, program.layout.on_cpu, stages.keeps
+    stages.schedule, stages.axis, program.layout.on_cpu, stages.keeps
   )
 
   def loss_of(scores):
@@ -60,14 +61,17 @@ def gradients(
 
 
 def each_rank(f: Callable[[Any], Any], batch: Any) -> Any:
-  """Runs a function for each data-parallel rank, one after another.
+  """Runs a function for each data-parallel rank sequentially.
 
-  Under ``jax.vmap`` an update of a buffer would become a scatter, before which
+  With ``jax.vmap`` the update of a buffer would become a scatter, for which
   XLA:TPU copies the buffer.
 
   Args:
     f: A function of one rank's batch.
     batch: Tree of ``[D, ...]``.
+
+  Returns:
+    The results, stacked to ``[D, ...]``.
   """
   if jax.tree.leaves(batch)[0].shape[0] > 1:
     return lax.map(f, batch)
@@ -78,7 +82,14 @@ def each_rank(f: Callable[[Any], Any], batch: Any) -> Any:
 def scores(
   program: Program, params: Any, batch: Any, weights: Any = None
 ) -> dict[str, jax.Array]:
-  """Returns the scores of examples, as `Model.scores`; else as `gradients`."""
+  """Returns the scores of examples, see `Model.scores`.
+
+  Args:
+    program: The model on a mesh with stages.
+    params: Parameters, or None at all leaves with a partition's ``weights``.
+    batch: Tree of ``[B, ...]``; with a partition ``[D, B, ...]``.
+    weights: With a partition, its weights; else None.
+  """
   stages, parts = _stages(program), program.model.parts()
   pipeline = Pipeline(stages.evaluation, stages.axis, program.layout.on_cpu)
   found = pipeline.scores(
@@ -98,15 +109,20 @@ def _stages(program: Program) -> Stages:
 def _functions(
   program: Program, parts: Parts, weights: Any, judged: Any
 ) -> Functions:
-  """Returns the model as a pipeline runs it, scores passed through ``judged``.
+  """Returns the functions of the model that a pipeline runs.
 
-  With a partition, ``weights`` are those of a step.
+  Args:
+    program: The model on a mesh with stages.
+    parts: The parts of the model.
+    weights: With a partition, its weights in this step; else None.
+    judged: Function that is applied to the scores on the last stage.
   """
   shards, axis = program.layout.shards, _stages(program).axis
   access: Access | Gathered = AS_THEY_ARE
   if shards is not None:
     access = Gathered(shards, program.layout.prefetch)
 
+  # Parameters in the representation that `access` reads.
   def viewed(key, params, weights):
     if shards is None:
       return program.readable({key: params})[key]
@@ -125,7 +141,7 @@ def _functions(
       for key, value in around.items()
     }
 
-  def of(stage, tree):  # what one stage has computed, on all stages
+  def of(stage, tree):  # broadcasts the result of one stage to all stages
     if parts.together:
       return tree
     here = (ranks_here(axis) == stage).any()
@@ -148,10 +164,10 @@ def _functions(
 
 
 def _chunks(stages: Stages, parts: Parts, tree: Any) -> Any:
-  """Returns a stack's part of a tree, ``[G, chunks, layers, ...]``."""
+  """Returns the stack's arrays of a tree, ``[G, chunks, layers, ...]``."""
   if tree is None:
     return None
-  chunks = stages.timetable.num_chunks
+  chunks = stages.schedule.num_chunks
   return jax.tree.map(
     lambda x: x.reshape(x.shape[0], chunks, -1, *x.shape[2:]),
     tree[parts.stack],
@@ -164,10 +180,11 @@ def _params(stages: Stages, parts: Parts, params: Any) -> Params:
 
 
 def _joined(program: Program, parts: Parts, grads: Params) -> Any:
-  """Puts gradients together; layers that stand for none have none.
+  """Merges gradients of the stack and of the other parameters.
 
-  They have none by themselves if nothing is added behind a layer's products;
-  a model with biases there would make them learn.
+  Gradients of padding layers are set to zero, so that these remain the
+  identity. In a layer with biases after its products they would not be zero by
+  themselves.
   """
   stages = _stages(program)
   of_stages = stages.layers(program.model.stacks[parts.stack])

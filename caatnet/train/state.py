@@ -1,4 +1,4 @@
-"""What a training run carries from step to step, and where it lives."""
+"""Training state and its sharding."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,16 +16,16 @@ from parallel.outer.health import choose
 
 
 class TrainState(NamedTuple):
-  """The training state: arrays of logical shape.
+  """Training state with arrays of logical shape.
 
-  Shapes depend on the numbers of ranks and workers, not on those of devices.
+  Shapes depend on the numbers of ranks and workers, not of devices.
 
   Attributes:
-    step: The number of updates made so far, int32.
+    step: The number of updates made so far, int32 scalar.
     params: Nested dict of float32 arrays ``[workers, ...]``.
-    opt_state: The inner optimizers' state, all leaves ``[workers, ...]``.
-    outer: What the outer loop carries from step to step.
-    key: The run's random key as raw uint32 data, for what a step may draw.
+    opt_state: State of the inner optimizers, all leaves ``[workers, ...]``.
+    outer: State of the outer loop.
+    key: The run's random key as raw uint32 data, for sampling within a step.
   """
 
   step: jax.Array
@@ -60,7 +60,10 @@ def outer_specs(program: Program, outer: OuterLoop) -> Any:
 
 
 def specs_like_outer(program: Program, outer: OuterLoop, state: Any) -> Any:
-  """Returns specs for an outer loop's state, as it may be within a step."""
+  """Returns specs for an outer loop's state, which may differ within a step.
+
+  Entries in ``outer.own`` have a leading dim of workers, the others do not.
+  """
   specs = program.specs_like_params(state)
   own = {key: specs[key] for key in outer.own if key in specs}
   return specs | program.layout.per_worker(own)
@@ -71,7 +74,10 @@ def state_shardings(
   optimizer: optax.GradientTransformation,
   outer: OuterLoop,
 ) -> TrainState:
-  """Returns where each leaf of the training state lies between steps."""
+  """Returns the sharding of each leaf of the training state between steps.
+
+  With offloading, the optimizer's state is in pinned host memory.
+  """
   specs = state_specs(program, optimizer, outer)
   shardings = program.layout.shardings(specs)
   if not program.layout.offload:
@@ -90,15 +96,15 @@ def init_state(
   seed: int,
   start: Any = None,
 ) -> TrainState:
-  """Makes the first state, laid out on the program's mesh.
+  """Returns the training state before the first step, on the program's mesh.
 
   Args:
     program: The model on a mesh.
-    optimizer: The inner optimizer, of which each worker gets a first state.
+    optimizer: The inner optimizer; each worker gets its initial state.
     outer: The outer loop.
-    seed: Decides the parameters, which are the same for all workers.
-    start: Parameters ``[workers, ...]`` of which the first worker's are all
-      workers' in place of drawn ones; None to draw them. They are donated.
+    seed: Determines initial parameters, which are equal for all workers.
+    start: Parameters ``[workers, ...]``, of which all workers get the first
+      worker's; they are donated. None to initialise parameters from the seed.
   """
   worker = program.layout.worker
 
@@ -123,15 +129,14 @@ def init_state(
 def make_count_non_finite(
   program: Program,
 ) -> Callable[[Any], dict[str, np.ndarray]]:
-  """Makes a function that counts what is not finite in the parameters.
+  """Returns a function that counts non-finite elements of parameters.
 
   Args:
     program: The model on a mesh.
 
   Returns:
     A function of the workers' parameters, tree of ``[workers, ...]``. It
-    returns for each parameter, by its path, the counts ``[workers]`` over
-    ranks.
+    returns the counts over all ranks, int32 ``[workers]``, by parameter path.
   """
   layout = program.layout
   names = layout.rank_names
@@ -170,16 +175,16 @@ def restarted(
   params: Any,
   told: Mapping[str, jax.Array],
 ) -> Any:
-  """Gives workers that have just been left out a new inner optimizer.
+  """Resets the inner optimizer of workers masked out of the last exchange.
 
-  The place in the schedule of the learning rate stays that of the run.
+  The step of the learning-rate schedule is kept.
 
   Args:
     optimizer: The inner optimizer.
     opt_state: The workers' states ``[W, ...]``.
     params: The workers' parameters ``[W, ...]``.
-    told: What the outer loop tells of each worker; without "just_left_out",
-      none is left out.
+    told: Metrics of the outer loop, ``[W]`` each. Workers with a positive
+      "just_left_out" are reset; without this key, none is.
 
   Returns:
     The workers' states ``[W, ...]``.
@@ -191,11 +196,11 @@ def restarted(
 
 
 def with_schedule_of(opt_state: Any, new: Any) -> Any:
-  """Returns a new state of an inner optimizer, at the old place in schedules.
+  """Returns an optimizer state with the schedule step of another one.
 
   Args:
-    opt_state: The old state.
-    new: The new one, of the same structure.
+    opt_state: State with the schedule step to keep.
+    new: State with all other values, of the same structure.
   """
 
   def is_schedule(x):
@@ -207,17 +212,17 @@ def with_schedule_of(opt_state: Any, new: Any) -> Any:
   )
 
 def check_equal_start(program: Program, params: Any) -> None:
-  """Compares a hash of every worker's parameters with that of worker 0.
+  """Checks that all workers start from equal parameters, by their hashes.
 
-  Processes draw parameters by themselves. If they did so differently, averages
-  would mix unrelated models without any sign of it.
+  Each process initialises parameters itself. If results differed, averaging
+  would mix unrelated models without an error.
 
   Args:
     program: The model on a mesh.
     params: The workers' parameters, tree of ``[workers, ...]``.
 
   Raises:
-    ValueError: A worker has other parameters than worker 0.
+    ValueError: If the parameters of a worker differ from those of worker 0.
   """
   layout = program.layout
 
@@ -227,10 +232,10 @@ def check_equal_start(program: Program, params: Any) -> None:
     def of(x):
       bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
       bits = bits.reshape(x.shape[0], -1)
-      # Odd weights are invertible modulo 2^32, so one different bit anywhere
-      # changes the sum; different ones notice elements that changed places.
+      # Odd weights are invertible modulo 2^32, so one different element changes
+      # the sum. Since all weights differ, so does an exchange of two elements.
       weights = 2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
-      # Replicated parameters count once per device: for all workers alike.
+      # Replicated parameters count once per device, equally for all workers.
       return varying(jnp.sum(bits * weights, axis=1), *names)
 
     return jax.lax.psum(sum(map(of, jax.tree.leaves(params))), names)

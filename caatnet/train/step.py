@@ -1,25 +1,25 @@
-"""One training step under ``shard_map``, with every collective explicit.
+"""Training step under ``shard_map``, with every collective explicit.
 
 Gradients are local to a data-parallel rank and are reduced once per step, after
-accumulation. A partition (`parallel.zero`) reduces some of the way at every
-layer. Workers have their own parameters and meet in the outer loop only. What
-the outer loop sends under a step's compute is sent before the gradients, which
-do not depend on it.
+accumulation. A ZeRO partition (`parallel.zero`) reduces a part of the way at
+every layer. Workers have separate parameters and communicate in the outer loop
+only. Transfers that the outer loop overlaps with a step's compute are issued
+before the gradients, which do not depend on them.
 
-The inner optimizer works elementwise on what each rank has. Clipping is not its
-part but the step's, since the norm is that of all ranks' slices.
+The inner optimizer works elementwise on each rank's slices. Clipping is done by
+the step, since it needs the norm over all ranks' slices.
 
-An optimizer's state that waits in host memory is copied around the
-``shard_map``, inside which all arrays lie in device memory. The copies are in
-the same program, so XLA may run them beside compute: moments are needed by the
-update only.
+Offloaded optimizer state is copied from and to host memory outside the
+``shard_map``, inside which all arrays are in device memory. The copies are in
+the same program, so XLA may overlap them with compute: only the update reads
+the moments.
 
-On CPUs all collectives of a step are put into one order (`collectives.after`):
-XLA:CPU would run independent ones in any order, and two devices that choose
-different orders wait for each other until they are aborted.
+On CPUs all collectives of a step are ordered (`collectives.after`): XLA:CPU
+runs independent collectives in any order, and two devices with different orders
+deadlock until they are aborted.
 
-A worker that the others leave out of an exchange, since it has diverged, gets a
-new inner optimizer in that step: the old one's moments have diverged, too.
+A diverged worker that is masked out of an exchange gets a new inner optimizer
+in that step, since the moments of the old one have diverged, too.
 
 Shape legend: D = data-parallel ranks of this device, of all levels; M =
 microbatches; B = examples of one microbatch.
@@ -60,21 +60,22 @@ def make_train_step(
   accumulation: int = 1,
   variant: Hashable = (),
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-  """Makes the jitted training step, which donates the state.
+  """Returns the jitted training step, which donates the state.
 
   Args:
     program: The model on a mesh.
     optimizer: The inner optimizer, elementwise, without clipping.
-    outer: What workers send to each other.
-    clip_norm: The largest global gradient norm of a worker; 0 does not clip.
+    outer: The outer loop, which defines communication between workers.
+    clip_norm: The gradient norm of a worker above which gradients are clipped;
+      0 disables clipping.
     accumulation: Microbatches per step.
-    variant: The `Plan.variant` of the steps that the program is for.
+    variant: The `Plan.variant` of the steps that the program executes.
 
   Returns:
     A function ``(state, batch, numbers) -> (state, metrics)`` with a batch
     ``[workers, *levels, batch per rank, ...]`` and the plan's numbers. Metrics
-    are ``[workers]``: the loss, gradient norms in all and by parameter, and
-    what the outer loop tells of each worker.
+    are float32 ``[workers]``: the loss, gradient norms in total and by
+    parameter, and the outer loop's metrics.
   """
   layout = program.layout
   worker, on_cpu = layout.worker, layout.on_cpu
@@ -83,7 +84,7 @@ def make_train_step(
 
   def step(state: TrainState, batch: Any, numbers: Any):
     plan = Plan(variant, numbers)
-    # Before the gradients, so that what is sent can travel under their compute.
+    # Before the gradients, so that transfers overlap with their compute.
     with jax.named_scope("outer"):
       carried = outer.begin(state.params, state.outer, plan)
     batch = after(batch, carried, on_cpu)
@@ -117,7 +118,7 @@ def make_train_step(
   shardings = state_shardings(program, optimizer, outer)
   on_device = layout.shardings(specs.opt_state)
 
-  # Copies to and from the host; XLA may run them beside the step's compute.
+  # Copies to and from the host, which XLA may overlap with the step's compute.
   def offloaded(state: TrainState, batch: Any, numbers: Any):
     here = jax.device_put(state.opt_state, on_device)
     state, metrics = mapped(state._replace(opt_state=here), batch, numbers)
@@ -139,12 +140,13 @@ def make_train_step(
 def make_update(
   program: Program, optimizer: optax.GradientTransformation, clip_norm: float
 ) -> Callable[[Any, Any, Any], tuple[Any, Any, Metrics]]:
-  """Makes the clipped update of one worker, inside ``jax.shard_map``.
+  """Returns the clipped update of one worker, inside ``jax.shard_map``.
 
   Args:
     program: The model on a mesh.
     optimizer: The inner optimizer, elementwise, without clipping.
-    clip_norm: The largest global gradient norm of a worker; 0 does not clip.
+    clip_norm: The gradient norm of a worker above which gradients are clipped;
+      0 disables clipping.
 
   Returns:
     A function ``(gradients, optimizer state, parameters) -> (updates, optimizer
@@ -154,7 +156,7 @@ def make_update(
   def update(grads, opt_state, params):
     groups = group_norms(grads, program)
     norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
-    if clip_norm:  # 1e-12 keeps the quotient finite where all gradients are 0
+    if clip_norm:  # 1e-12 keeps the quotient finite if all gradients are 0
       factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
       grads = jax.tree.map(lambda g: g * factor, grads)
     updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -174,12 +176,16 @@ def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:
 
 
 def told_of(outer: OuterLoop, after: Any, before: Any) -> Metrics:
-  """Returns what the outer loop tells of each worker at the end of a step.
+  """Returns the outer loop's metrics of a step.
 
   Args:
     outer: The outer loop.
-    after: Its state then.
-    before: Its state before the step.
+    after: State of the outer loop after the step.
+    before: State of the outer loop before the step.
+
+  Returns:
+    Arrays ``[W]`` by name; with "just_left_out", the exchanges of this step
+    that masked the worker out. Empty if the outer loop has no metrics.
   """
   told = outer.metrics(after)
   if not told:
@@ -188,23 +194,23 @@ def told_of(outer: OuterLoop, after: Any, before: Any) -> Metrics:
   return told | {"just_left_out": left_out}
 
 
-def make_evaluated(
+def make_export(
   program: Program, outer: OuterLoop
 ) -> Callable[[Any, Any], Any]:
-  """Makes the jitted function that picks the parameters to evaluate.
+  """Returns the jitted function that computes the parameters to evaluate.
 
   Args:
     program: The model on a mesh.
-    outer: The outer loop, which knows what stands for the run.
+    outer: The outer loop, whose ``export_params`` returns them.
 
   Returns:
-    A function ``(params, outer state) -> params``, the result without worker
+    A function ``(params, outer state) -> params``; the result has no worker
     dim.
   """
   layout = program.layout
   return jax.jit(
     jax.shard_map(
-      outer.evaluated,
+      outer.export_params,
       mesh=layout.mesh,
       in_specs=(layout.per_worker(program.specs), outer_specs(program, outer)),
       out_specs=program.specs,
@@ -213,22 +219,22 @@ def make_evaluated(
 
 
 def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
-  """Makes the jitted evaluation of a batch.
+  """Returns the jitted evaluation of a batch.
 
   Args:
     program: The model on a mesh.
 
   Returns:
     A function ``(params, batch) -> scores``. Parameters have no worker dim; the
-    batch is ``[workers, *levels, batch per rank, ...]``. The model's scores are
-    float32 with the same leading dims.
+    batch is ``[workers, *levels, batch per rank, ...]``. Scores are float32
+    arrays with the same leading dims.
   """
   layout, num_dims = program.layout, len(program.layout.batch_dims)
 
   def evaluate(params, batch):
     workers, *lanes, size = jax.tree.leaves(batch)[0].shape[: num_dims + 1]
-    # All workers evaluate the same parameters, which have a shard for each lane
-    # of the levels and none for those of workers: [D, W * B, ...].
+    # All workers evaluate the same parameters. These have one shard per lane of
+    # the data levels and no worker dim, so the batch becomes [D, W * B, ...].
     def joined(x):
       x = jnp.moveaxis(x, 0, num_dims - 1)
       return x.reshape(-1, workers * size, *x.shape[num_dims + 1 :])
@@ -247,13 +253,13 @@ def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
       in_specs=(program.specs, layout.batch_spec),
       out_specs=layout.batch_spec,
     ),
-    # Gathered, so that every process can read all scores.
+    # Replicated, so that every process can read all scores.
     out_shardings=layout.shardings(P()),
   )
 
 
 def _merge_dims(tree: Any, number: int) -> Any:
-  """Joins the first ``number`` dims of every leaf."""
+  """Merges the first ``number`` dims of every leaf into one."""
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[number:]), tree)
 
 
@@ -265,23 +271,23 @@ def worker_gradients(
   Args:
     program: The model on a mesh.
     accumulation: M, microbatches per step.
-    params: The worker's parameters as they are stored.
+    params: The worker's stored parameters.
     batch: The worker's part of the batch, ``[*lanes of levels, M * B, ...]``.
 
   Returns:
-    The mean loss over the worker's examples, and its gradients, which lie like
-    the parameters.
+    The mean loss over the worker's examples, float32 scalar, and its gradients
+    with the layout of the stored parameters.
   """
   layout = program.layout
   batch = _merge_dims(batch, len(layout.data))  # [D, M * B, ...]
   names = tuple(axis.name for axis in layout.data)
   if layout.shards is None:
-    # Parameters are equal on data-parallel ranks and, unless they are sliced,
-    # on tensor ranks, and their type says so. Where a function reads such a
-    # value beside one that varies, JAX casts it to varying, and the transpose
-    # of that cast is an all-reduce: one for every parameter, in every layer and
-    # microbatch. Cast here, before differentiation, gradients stay those of
-    # this device, and are reduced once below.
+    # By type, parameters are invariant over data-parallel ranks and, unless
+    # they are sliced, over tensor ranks. If a function combines an invariant
+    # with a varying value, JAX casts it to varying, and the transpose of the
+    # cast is an all-reduce per parameter, layer and microbatch. With the cast
+    # here, before differentiation, gradients remain local to this device and
+    # are reduced once below.
     params = jax.tree.map(lambda p: varying(p, *layout.rank_names), params)
 
     if layout.stages is not None:
@@ -295,8 +301,8 @@ def worker_gradients(
           params, rank, accumulation,
         )
       )(batch)
-    # Each leaf waits for all of them: the reductions over the data axes come
-    # after the last one of the backward over the tensor axis.
+    # All leaves depend on all others, so the reductions over the data axes
+    # follow the last reduction of the backward over the tensor axis.
     losses, grads = after((losses, grads), (losses, grads), layout.on_cpu)
     # [D, ...] -> [...]: over lanes, then over devices.
     loss, grads = jax.tree.map(
@@ -308,9 +314,9 @@ def worker_gradients(
     lambda x: x / layout.num_data_ranks, (loss, grads)
   )
   grads = after(grads, (loss, grads), layout.on_cpu)
-  # Every tensor rank has read a replicated parameter, such as a norm's gain, so
-  # its gradient is the sum over ranks; so have stages. A slice belongs to its
-  # own rank alone.
+  # All tensor ranks and stages read a replicated parameter, such as a norm's
+  # gain, so its gradient is the sum over them. A slice is read by one rank
+  # only, so its gradient is not summed.
   names = [axis.name for axis in layout.model_axes]
 
   def reduced(grad, spec):
@@ -323,7 +329,7 @@ def worker_gradients(
 def _partitioned_gradients(
   program: Program, params: Any, batch: Any, accumulation: int
 ) -> tuple[jax.Array, Any]:
-  """Computes loss and gradients of a worker whose state is partitioned.
+  """Computes loss and gradients of a worker with a ZeRO partition.
 
   Args:
     program: The model on a mesh, with a partition.
@@ -332,25 +338,26 @@ def _partitioned_gradients(
     accumulation: M, microbatches per step.
 
   Returns:
-    The sums over data-parallel ranks of the loss and of the gradients, which
-    lie like the stored shards.
+    Loss and gradients, summed over data-parallel ranks; gradients have the
+    layout of the stored shards.
   """
   layout = program.layout
   shards = layout.shards
   names = tuple(axis.name for axis in layout.model_axes)
-  # Gathered from the optimizer's depth to the weights' once per step, not once
-  # per microbatch.
+  # Gathered once per step, not per microbatch, from the shards of the optimizer
+  # to those of the weights, which may be cut over fewer data levels.
   with jax.named_scope("zero"):
     weights = shards.working(params, program.tensors)
   batch = after(batch, weights, layout.on_cpu)
-  # Cast for the same reason as in `worker_gradients`. Gradients leave by the
-  # sinks (`parallel.zero.gathered`), so these are what is differentiated.
+  # Cast for the same reason as in `worker_gradients`. Differentiation is with
+  # respect to the sinks, which receive the gradients of the gathered weights
+  # (`parallel.zero.gathered`).
   weights = jax.tree.map(lambda x: varying(x, *names), weights)
   sinks = jax.tree.map(lambda x: varying(shards.sink(x), *names), params)
 
   def loss_of(sinks, batch):
     losses = _scores(program, weights, batch, 1, sinks)["loss"]
-    # The mean over each rank's examples, summed over the ranks [D].
+    # Mean over each rank's examples, then the sum over ranks: [D, ...] -> [].
     return jnp.sum(losses.mean(axis=tuple(range(1, losses.ndim))))
 
   if layout.stages is not None:
@@ -371,17 +378,15 @@ def _scores(
   num_lead: int = 0,
   sinks: Any = None,
 ) -> Metrics:
-  """Computes the model's scores, by one worker's parameters on this device.
+  """Computes the model's scores on this device, for one worker.
 
   Args:
     program: The model on a mesh.
-    params: The parameters as they are stored; if there are sinks, the weights
-      of a step.
-    batch: Tree of ``[D, B, ...]`` with one leading dim, as a partition needs
-      it, or of ``[B, ...]`` with none.
+    params: The stored parameters; with sinks, the weights of the step.
+    batch: Tree of ``[D, B, ...]``, as a partition requires, or ``[B, ...]``.
     num_lead: The number of dims before B, 1 or 0.
-    sinks: A partition's sinks, of which `parallel.zero.gathered` tells; None if
-      nothing is differentiated.
+    sinks: Gradient sinks of a partition, see `parallel.zero.gathered`; None
+      without differentiation.
   """
   model, shards = program.model, program.layout.shards
   if shards is None:
@@ -394,7 +399,7 @@ def _scores(
       return program.checked(model.scores(program.readable(params), batch))
 
     return (jax.vmap(score) if num_lead else score)(batch)
-  assert num_lead == 1  # `Gathered` lifts the model's functions over D itself
+  assert num_lead == 1  # `Gathered` maps the model's functions over D itself
   if sinks is None:
     params = shards.working(params, program.tensors)
     sinks = jax.tree.map(lambda _: None, program.tensors)
@@ -419,7 +424,7 @@ def _accumulated(
 
   Args:
     loss_of: A function ``(params, microbatch) -> loss``.
-    params: Its first argument, by which it is differentiated.
+    params: First argument of ``loss_of``, which is differentiated.
     batch: Tree of ``[..., M * B, ...]`` with ``num_lead`` dims before the
       examples.
     accumulation: M, the number of microbatches.
@@ -438,8 +443,8 @@ def _accumulated(
 
   first = jax.tree.map(lambda x: x[0], parts)
   start = jax.eval_shape(value_and_grad, params, first)
-  # A scan's carry keeps its type, and gradients vary over mesh axes: so must
-  # the zeros that they are added to.
+  # The carry of a scan must keep its type. Gradients vary over mesh axes, so
+  # the initial zeros must, too.
   zeros = jax.tree.map(
     lambda x: varying(
       jnp.zeros(x.shape, x.dtype), *x.manual_axis_type.varying

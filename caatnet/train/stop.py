@@ -1,4 +1,4 @@
-"""Signals that stop a run: it finishes its step and saves."""
+"""Graceful stop by signals: a run finishes its step and saves."""
 
 from collections.abc import Iterator
 import contextlib
@@ -10,13 +10,13 @@ from jax.experimental import multihost_utils
 
 
 class Stop:
-  """Knows whether a signal asked any process to stop.
+  """Stop request of any process of the run.
 
   Attributes:
-    signalled: Whether one came to this process.
-    exit_code: What shells expect of a process that it has ended; 0 if none
-      came.
-    asked: How often processes have asked each other.
+    signalled: Whether this process has received a signal.
+    exit_code: Exit code after the signal by shell convention, 128 + its number;
+      0 without a signal.
+    asked: Number of agreement rounds between processes.
   """
 
   def __init__(self) -> None:
@@ -24,11 +24,11 @@ class Stop:
     self.asked = 0
 
   def requested(self) -> bool:
-    """Returns whether to stop, in the same step on all processes.
+    """Returns whether to stop, with the same result per step on all processes.
 
-    Processes that stopped at different steps would wait for each other in a
-    collective. They agree through jax's coordination service, beside the
-    devices; a stop is a few steps late.
+    Processes that stopped at different steps would deadlock in a collective.
+    They agree through jax's coordination service, without devices, so the stop
+    is delayed by a few steps.
     """
     if jax.process_count() == 1:
       return self.signalled
@@ -38,22 +38,25 @@ class Stop:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Stop]:
-  """Lets SIGTERM and Ctrl-C finish the step and save; a second one kills."""
+  """Context manager in which SIGTERM or SIGINT requests a graceful stop.
+
+  A second signal kills the process.
+  """
   stop = Stop()
 
   def on_signal(number, frame):
-    # The default handler from now on: a second signal kills.
+    # The default handler is restored, so that a second signal kills.
     stop.signalled, stop.exit_code = True, 128 + number
     signal.signal(number, signal.SIG_DFL)
     if several:
       os.kill(os.getpid(), signal.SIGTERM)
 
-  # With several processes it is jax that waits for SIGTERM.
+  # With several processes, jax installs its own handler of SIGTERM.
   several = jax.process_count() > 1
   numbers = [signal.SIGINT] + [signal.SIGTERM] * (not several)
   try:
     previous = {number: signal.signal(number, on_signal) for number in numbers}
-  except ValueError:  # not the main thread, e.g. in a notebook's kernel
+  except ValueError:  # not the main thread, for example in a notebook
     previous = {}
   try:
     yield stop

@@ -1,7 +1,7 @@
-"""Sweeps: a run for each config override and seed, and one CSV of all.
+"""Sweeps: one run per combination of overrides and seed, and one CSV file.
 
-Each run has a folder of its own. A finished run is not trained again, and a
-killed one goes on from its checkpoint.
+Each run has a separate folder. A finished run is not repeated, and a killed one
+resumes from its checkpoint.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +18,17 @@ from caatnet.train.experiment import Experiment
 
 
 def expand(grid: str) -> list[str]:
-  """Lists all combinations of a grid's values.
+  """Returns all combinations of a grid's values.
 
-  ``"a=1,2 b=3,4"`` becomes ``["a=1 b=3", "a=1 b=4", "a=2 b=3", "a=2 b=4"]``.
+  Args:
+    grid: ``key=value,value`` parts, separated by spaces.
 
   Raises:
-    ValueError: A part has no "=" or no value.
+    ValueError: If a part has no "=" or no value.
+
+  Example:
+    >>> expand("a=1,2 b=3,4")
+    ['a=1 b=3', 'a=1 b=4', 'a=2 b=3', 'a=2 b=4']
   """
   points = [""]
   for part in grid.split():
@@ -51,11 +56,11 @@ def run_point(
 
   Args:
     experiment: The run.
-    point: Its overrides, which name its folder and its CSV row.
+    point: The overrides of the run, which name its folder and its CSV row.
     workdir: The sweep's folder.
-    count_bytes: Returns what a step sends, as `TrainResult.communication` has
-      it, on a mesh where every worker and rank has a device. A run itself may
-      use fewer devices, whose lanes send nothing to each other.
+    count_bytes: Returns rows like `TrainResult.communication` for a mesh where
+      every worker and rank has a device. The run itself may use fewer devices,
+      whose lanes do not communicate.
 
   Returns:
     A CSV row; None if a signal stopped the run.
@@ -85,7 +90,7 @@ def run_point(
     r["bytes"] for r in rows if set(r["axis"].split("+")) <= levels
   )
   facts = json.loads((folder / "environment.json").read_text())
-  sync = config.get("sync", {})  # a model without doors has none
+  sync = config.get("sync", {})  # absent for models without sync policies
   row = {
     "point": point,
     "seed": seed,
@@ -113,7 +118,7 @@ def run_point(
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: epath.Path) -> None:
-  """Writes all rows so far, which have equal keys, in place of the old CSV."""
+  """Replaces the CSV file by all rows so far, which have equal keys."""
   text = io.StringIO(newline="")
   writer = csv.DictWriter(text, list(rows[0]))
   writer.writeheader()
@@ -122,7 +127,7 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: epath.Path) -> None:
 
 
 def read_csv(path: epath.Path) -> list[dict[str, Any]]:
-  """Reads the rows of a sweep's CSV, with numbers as numbers."""
+  """Returns the rows of a sweep's CSV; numbers are parsed."""
   with open(path, newline="") as file:
     rows: list[dict[str, Any]] = list(csv.DictReader(file))
   for row in rows:

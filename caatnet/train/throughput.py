@@ -1,4 +1,4 @@
-"""Measures how fast devices multiply matrices, the scale of a model's rate."""
+"""Measured FLOP/s of matrix products, the reference for a model's FLOP/s."""
 
 import functools
 import time
@@ -8,19 +8,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-# Sides of the matrices, by platform: large enough to reach the rate, small
-# enough to take well under a second.
+# Sides of the matrices by platform: large enough for the full rate, and small
+# enough for well under a second.
 _SIZE = {"cpu": 512, "gpu": 8192, "tpu": 8192}
 
 
 @functools.cache
 def matmul_rate(mesh: Mesh, dtype: str, repeats: int = 5) -> float:
-  """Measures products of square matrices on all devices of a mesh at once.
+  """Returns the FLOP/s of square matrix products on all devices concurrently.
 
   Args:
     mesh: The devices.
     dtype: The dtype of the operands.
-    repeats: The number of measurements, of which the fastest counts.
+    repeats: The number of measurements; the fastest one is returned.
 
   Returns:
     FLOP/s of all devices together.
@@ -29,9 +29,9 @@ def matmul_rate(mesh: Mesh, dtype: str, repeats: int = 5) -> float:
   size = _SIZE.get(mesh.devices.flat[0].platform, 4096)
   sharding = NamedSharding(mesh, P(mesh.axis_names))
 
-  def products(x):  # eight in a row hide the launch
+  def products(x):  # eight products hide the launch overhead
     for _ in range(8):
-      # Scaled, so that products of ones stay ones and nothing overflows.
+      # The factor keeps products of ones at one, so that nothing overflows.
       x = jnp.einsum("dij,djk->dik", x, x) * (1.0 / size)
     return x
 

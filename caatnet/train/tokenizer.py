@@ -1,9 +1,9 @@
-"""The tokenizer of a run, which its folder keeps.
+"""Storage of a run's tokenizer in its folder.
 
-The files that decide tokens, stop tokens and chat template lie in
-``WORKDIR/tokenizer``, with their identity in ``identity.json``. So a checkpoint
-is read with the tokenizer that it was trained with, wherever that came from.
-A run without this folder is one of bytes.
+The files that define tokens, stop tokens and chat template are copied to
+``WORKDIR/tokenizer``, with their hash in ``identity.json``. So a checkpoint is
+always used with the tokenizer of its training, independent of the tokenizer's
+origin. A run without this folder has the byte tokenizer.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ _IDENTITY = "identity.json"
 
 
 def load(workdir: str | os.PathLike[str]) -> Tokenizer:
-  """Reads the tokenizer of a run's folder, or of converted weights.
+  """Returns the tokenizer of a run's folder, or of converted weights.
 
   Raises:
-    FileNotFoundError: The folder holds no run.
-    ValueError: The run has no text, or its tokenizer is damaged, gone, or
-      another one than it was trained with.
+    FileNotFoundError: If the folder holds no run.
+    ValueError: If the run has no text data, or its tokenizer is damaged,
+      missing, or different from the one of its training.
   """
   workdir = files.folder(workdir)
   data = records.read_config(workdir).get("data", {})
@@ -36,7 +36,7 @@ def load(workdir: str | os.PathLike[str]) -> Tokenizer:
   if not (folder / FILES[0]).exists():
     if data["tokenizer"]:
       raise ValueError(
-        f"{folder / FILES[0]} is gone, the tokenizer of the run there"
+        f"{folder / FILES[0]} is missing: the tokenizer of the run there"
       )
     return Bytes()
   try:
@@ -58,40 +58,43 @@ def load(workdir: str | os.PathLike[str]) -> Tokenizer:
 
 
 def check(workdir: epath.Path, tokenizer: Tokenizer | None) -> None:
-  """Refuses to go on with a run by another tokenizer.
+  """Checks that a resumed run has the same tokenizer.
 
   Args:
-    workdir: The run's folder, which need not exist.
-    tokenizer: What would make tokens now; None if the data are no text.
+    workdir: The run's folder, which may not exist yet.
+    tokenizer: The tokenizer of the config; None if the data are not text.
 
   Raises:
-    ValueError: The run there has another tokenizer; the message has both.
+    ValueError: If the run there has another tokenizer; the message has both.
   """
   if tokenizer is None or not (workdir / "config.json").exists():
     return
   stored = load(workdir)
   if stored.identity != tokenizer.identity:
     raise ValueError(
-      f"{workdir} was trained with the tokenizer {described(stored)}, this is "
-      f"{described(tokenizer)}; see config.data.tokenizer, or use another "
+      f"{workdir} was trained with the tokenizer {summary(stored)}, this is "
+      f"{summary(tokenizer)}; see config.data.tokenizer, or use another "
       "--workdir"
     )
 
 
 def keep(workdir: epath.Path, tokenizer: Tokenizer | None) -> None:
-  """Copies a tokenizer to the folder of a new run; one that is there stays.
+  """Copies a tokenizer to the folder of a new run.
+
+  If ``config.json`` exists, the folder belongs to a run and is not changed.
+  Therefore this must be called before ``config.json`` is written.
 
   Args:
-    workdir: The folder, in which ``config.json`` is still to be written: from
-      then on the folder is a run's.
-    tokenizer: The tokenizer; of bytes, or if it is None, nothing is kept.
+    workdir: The folder.
+    tokenizer: The tokenizer; nothing is written for None and for the byte
+      tokenizer, which has no files.
   """
   if tokenizer is None or not tokenizer.files or jax.process_index():
     return
   if (workdir / "config.json").exists():
     return
   folder = workdir / FOLDER
-  for name in FILES:  # of a run that was killed before it had its config
+  for name in FILES:  # left by a run that was killed before its config existed
     (folder / name).unlink(missing_ok=True)
   write(folder, tokenizer.files)
   facts = {"name": tokenizer.name, "sha256": tokenizer.identity}
@@ -99,14 +102,14 @@ def keep(workdir: epath.Path, tokenizer: Tokenizer | None) -> None:
 
 
 def write(folder: epath.Path, texts: Mapping[str, str]) -> None:
-  """Writes a tokenizer's files, each as a whole, to a folder.
+  """Writes a tokenizer's files to a folder, each one atomically.
 
   Args:
-    folder: The folder, which is made if it is missing.
-    texts: The text of each file by its name, which is of `FILES`.
+    folder: The folder, which is created if it is missing.
+    texts: The text of each file by its name, one of `FILES`.
 
   Raises:
-    ValueError: Another tokenizer is there, which runs may read.
+    ValueError: If the folder has another tokenizer, which runs may be reading.
   """
   main = FILES[0]
   path = folder / main
@@ -117,12 +120,12 @@ def write(folder: epath.Path, texts: Mapping[str, str]) -> None:
     )
   folder.mkdir(parents=True, exist_ok=True)
   for name in (*(name for name in texts if name != main), main):
-    # The main one last: without it the folder is no tokenizer.
+    # The main file last, since the folder is a tokenizer only with it.
     files.replace(folder / name, texts[name])
 
 
-def described(tokenizer: Tokenizer) -> str:
-  """Returns a tokenizer's name and the head of its hash."""
+def summary(tokenizer: Tokenizer) -> str:
+  """Returns a tokenizer's name and the first digits of its hash."""
   if isinstance(tokenizer, Bytes):
     return tokenizer.name
   return f"{tokenizer.name} ({_short(tokenizer.identity)})"
@@ -133,7 +136,7 @@ def _short(identity: str) -> str:
 
 
 def _recorded(folder: epath.Path) -> dict[str, str]:
-  """Reads what was recorded of a tokenizer; {} if nothing was."""
+  """Returns the recorded name and hash of a tokenizer; {} without a record."""
   path = folder / _IDENTITY
   try:
     found = json.loads(path.read_text()) if path.exists() else {}

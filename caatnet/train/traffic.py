@@ -1,4 +1,4 @@
-"""Counts what a training step sends, from the programs that a run uses."""
+"""Communication per training step, counted in the lowered programs."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from parallel.xla import ledger
 
 def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
   """Lowers the programs of one period of the outer loop, by `Plan.variant`."""
+  # Steps with equal variants share one program.
   outer = experiment.outer
   programs = {(plan := outer.plan(s)).variant: plan for s in outer.steady_round}
   return {p: experiment.lower_step(plan) for p, plan in programs.items()}
@@ -23,14 +24,14 @@ def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
 def communication_per_step(
   experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
 ) -> list[dict[str, Any]]:
-  """Counts what one step sends, on average over one period of the outer loop.
+  """Returns bytes per step, averaged over one period of the outer loop.
 
   Args:
     experiment: The run.
-    lowered: Its programs, as `lower_steps` returns them.
+    lowered: Programs of the run, from `lower_steps`.
 
   Returns:
-    Rows as `summary` has them, with bytes as means per step.
+    Rows like those of `summary`, with bytes as means per step.
   """
   outer, mesh = experiment.outer, experiment.program.layout.mesh
   counts = collections.Counter(
@@ -60,8 +61,8 @@ def summary(
 
   Returns:
     Rows of "axis", "phase", "dtype", "bytes" (of operands) and "wire_bytes" (on
-    the links, if collectives are rings). What goes over several axes at once
-    has a row of its own, such as ``node+gpu``.
+    the links, for ring algorithms). A collective over several axes has a row of
+    their joined names, such as ``node+gpu``.
   """
   phases = ("forward", "backward", "update")
   order = list(mesh.axis_names)
@@ -84,14 +85,14 @@ def summary(
 
 
 def saving(program: Program, rows: Sequence[Mapping[str, Any]]) -> str:
-  """Says in a line what the outer loop saves over data parallelism.
+  """Compares an outer loop's bytes per step with data parallelism.
 
   Args:
     program: The model on a mesh.
-    rows: What `communication_per_step` returned.
+    rows: Result of `communication_per_step`.
 
   Returns:
-    The line; empty if nothing is sent over the worker axis.
+    One line of text; empty without communication over the worker axis.
   """
   worker = program.layout.worker
   rows = [r for r in rows if r["axis"] == worker.name]

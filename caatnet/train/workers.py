@@ -1,7 +1,8 @@
-"""What the metrics of a step tell of each worker, and what users are told.
+"""Metrics per worker, and notices about diverged workers.
 
-A worker that diverges does not end a run whose outer loop leaves it out of the
-next exchange (`parallel.outer.health`): means are those of the other workers.
+If the outer loop masks diverged workers out of the next exchange
+(`parallel.outer.health`), a diverged worker does not end the run, and means are
+computed over the other workers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,32 +12,39 @@ import math
 
 import numpy as np
 
-# What outer loops tell of each worker; it is not averaged.
+# Metrics of outer loops, which are not averaged over workers.
 _TOLD = ("delta_norm", "left_out", "just_left_out")
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMetrics:
-  """The metrics of one step.
+  """Metrics of one step.
 
   Attributes:
-    metrics: Arrays ``[workers]``, of which those that are not ``_TOLD`` must be
-      finite.
+    metrics: Arrays ``[workers]`` by name. A worker has diverged if one of them,
+      except the outer loop's (``_TOLD``), is not finite.
+
+  Example:
+    >>> loss = np.array([2.0, 3.0, np.nan])
+    >>> metrics = WorkerMetrics({"loss": loss, "left_out": np.zeros(3)})
+    >>> metrics.means, metrics.names()
+    ({'loss': 2.5}, ' (worker 2 of 3)')
   """
 
   metrics: Mapping[str, np.ndarray]
 
   @functools.cached_property
   def finite(self) -> np.ndarray:
-    """For each worker whether its own metrics are finite, ``[workers]``."""
+    """Mask of workers with finite metrics, bool ``[workers]``."""
     own = [x for key, x in self.metrics.items() if key not in _TOLD]
     return np.all(np.isfinite(own), axis=0)
 
   @property
   def means(self) -> dict[str, float]:
-    """The means over the workers, or over those that are finite.
+    """Means over the workers with finite metrics.
 
-    They are not finite if no worker is, or if the outer loop leaves none out.
+    If no worker has finite metrics, or the outer loop does not mask diverged
+    workers, the means are over all workers.
     """
     counted = self.finite
     if "left_out" not in self.metrics or not counted.any():
@@ -48,7 +56,7 @@ class WorkerMetrics:
 
   @property
   def of_workers(self) -> dict[str, float | None]:
-    """What is recorded of each of several workers; None if not finite."""
+    """Recorded metrics of each of several workers; None if not finite."""
     keys = ("loss", "delta_norm", "left_out")
     found = {
       f"{key}/worker_{worker}": float(value)
@@ -60,19 +68,18 @@ class WorkerMetrics:
     return {k: v if math.isfinite(v) else None for k, v in found.items()}
 
   def names(self) -> str:
-    """Names the workers that are not finite, if there are several workers."""
+    """Returns text with the diverged workers, "" for a run of one worker."""
     bad = np.flatnonzero(~self.finite)
     if self.finite.size == 1 or not bad.size:
       return ""
     return f" (worker {', '.join(map(str, bad))} of {self.finite.size})"
 
   def notices(self, step: int, known: set[int]) -> Iterator[str]:
-    """Says which workers have diverged, and which were left out.
+    """Yields a line per newly diverged worker and per masked worker.
 
     Args:
       step: The number of updates made.
-      known: The workers of which it has been said that they have diverged;
-        changed here.
+      known: Workers that have been reported as diverged; updated in place.
     """
     bad = set(np.flatnonzero(~self.finite).tolist())
     for worker in sorted(bad - known):
@@ -90,5 +97,5 @@ class WorkerMetrics:
         f"step {step}: worker {worker} left out of the exchange, norm of its "
         f"difference {norms[worker]:.3g} (others "
         f"{', '.join(f'{n:.3g}' for n in others[:8])}), {count} so far; it "
-        "goes on from the outer parameters"
+        "continues from the outer parameters"
       )

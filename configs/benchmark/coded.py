@@ -1,12 +1,12 @@
-r"""The loss of a run's model with weights and cache kept as int8 codes.
+r"""Loss of a run's model with weights and cache stored as int8 codes.
 
   python -m launch.benchmark --config=configs/benchmark/coded.py \
     --config.benchmark.workdir=runs/demo/p0.5
 
-Validation windows are read in chunks through a paged cache, so that keys and
-values are read back as they are kept. Weights have a scale for each 128
-elements of a row, keys and values one for each token and head; tables in which
-tokens are looked up stay floats. The result is in LOG.md.
+Validation windows are read in chunks through a paged cache, so that attention
+reads quantised keys and values. Weights have one scale per 128 elements of a
+row, keys and values one per token and head; embedding tables are not quantised.
+The result is in LOG.md.
 """
 
 import ml_collections

@@ -1,12 +1,12 @@
-"""Decoding with a 25M-parameter model on a CPU, beside Hugging Face's generate.
+"""Decoding of a 25M-parameter model on a CPU, compared with Hugging Face.
 
   python -m launch.benchmark --config=configs/benchmark/decoding.py \
     --cpu_devices=1 --config.benchmark.rival=/path/to/python
 
-The rival is a Python that has torch and transformers; without one only our own
-decoding is timed. Both continue equally many random prompts, greedily and in
-float32, in turns, after one round that is not counted. Threads are those of two
-cores: `taskset --cpu-list 0,1` where there are more.
+The rival is a Python with torch and transformers, whose `generate` is timed;
+without one, only our decoding is timed. Both continue the same number of random
+prompts greedily in float32, in alternation, after one warm-up round. Both use
+two cores: `taskset --cpu-list 0,1` on machines with more.
 """
 
 import ml_collections

@@ -1,20 +1,19 @@
-r"""The engine on this machine: its rate, and what its simulator says of it.
+r"""Throughput of the engine on this machine, and accuracy of its simulator.
 
   python -m launch.benchmark --config=configs/benchmark/engine.py \
     --cpu_devices=1 --output=results/engine.json
 
-Two tables, of a model with 25M parameters in float32. The first has the tokens
-per second of the engine and of a bare loop around the same program, which has
-all its arrays beforehand, in turns: by the clock, and by this process' time of
-the processor. Aim: 0.9 of the loop's.
+The benchmark has two tables, for a model of 25M parameters in float32. The
+first has the tokens per second of the engine and of a minimal loop around the
+same program with precomputed arrays, measured in alternation: by wall-clock
+time and by CPU time of this process. Aim: 0.9 of the loop's rate.
 
-The second has times to first token and between tokens of requests that arrive
-at random, on the engine and in the simulator, which is given how long steps of
-each size take in an engine. These are measured before each run and after it, in
-the same process. Aim: mean, P50 and P90 within a tenth. How far runs of the
-engine differ from one another stands beside it: nothing is to be said more
-exactly than that. It takes about ten minutes, half of them XLA's; nothing else
-should run.
+The second has times to first token and between tokens for random arrivals, on
+the engine and in the simulator. The simulator gets the durations of steps of
+each size, measured before and after each run in the same process. Aim: mean,
+P50 and P90 within 10%. The table also has the spread between runs of the
+engine, which limits the accuracy of the comparison. It takes about ten minutes,
+half of them compilation; the machine should be otherwise idle.
 """
 
 import ml_collections

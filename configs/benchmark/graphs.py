@@ -1,4 +1,4 @@
-r"""Graph networks: the sampler, caches, waiting for features, a large graph.
+r"""Graph networks: sampler, caches, waiting for features, and a large graph.
 
   python -m launch.benchmark --config=configs/benchmark/graphs.py
   python -m launch.benchmark --config=configs/benchmark/graphs.py \
@@ -7,13 +7,13 @@ r"""Graph networks: the sampler, caches, waiting for features, a large graph.
   python -m launch.benchmark --config=configs/benchmark/graphs.py \
     --config.benchmark.parts="('large',)" --config.benchmark.folder=/tmp/large
 
-Of the parts, "sampler" counts sampled edges per second, beside DGL's if
-config.benchmark.python is a Python that has it (DGL 2.1.0 wants torch 2.2.1 and
-numpy < 2: an environment of its own); "caches" counts hits of hot sets, LRU and
-Belady's rule on the same batches, and bytes per epoch; "waits" trains and takes
-the share of a step that waits for features; "large" builds and trains in a
-process whose own memory is limited; "predicted" predicts steps of GPUs. Times
-are of one machine and one run; the result is in LOG.md.
+The part "sampler" measures sampled edges per second, compared with DGL if
+config.benchmark.python is a Python with DGL (DGL 2.1.0 needs torch 2.2.1 and
+numpy < 2, hence a separate environment). "caches" counts hits of hot sets, LRU
+and Belady's rule on the same batches, and bytes per epoch. "waits" trains and
+measures the share of a step's time that waits for features. "large" builds a
+graph and trains in a process with limited memory. "predicted" predicts steps on
+GPUs. Times are of one machine and one run; the result is in LOG.md.
 """
 
 import ml_collections
@@ -24,7 +24,7 @@ from configs.graphs import tiny
 
 def get_config(size: str = "full") -> ml_collections.ConfigDict:
   """Returns the benchmark: `full`, or `test` on small graphs."""
-  # What is trained, on the graphs of the benchmark.
+  # Config of the runs that the benchmark trains.
   config = tiny.get_config(
     "data_parallel,test" if size == "test" else "data_parallel"
   )

@@ -1,19 +1,20 @@
-"""Pallas kernels against XLA's programs of their references.
+"""Pallas kernels compared with XLA programs of their references.
 
   python -m launch.benchmark --config=configs/benchmark/kernels.py
 
-For each kernel the table has the bytes that it must move, its time, the
-fraction of the bandwidth of a copy in the same run that this is, and the ratios
-of its time to those of the reference, compiled as a whole and in one program
-per stage. Times are medians over rounds in which all take turns, on random data
-in several sets of buffers. On CPUs kernels are interpreted on small shapes:
-results are checked and bytes counted, and no time is printed.
+For each kernel the table has the bytes that it must move, its time, its
+bandwidth as a fraction of that of a copy in the same run, and the ratios of its
+time to those of the reference, compiled as one program and as one program per
+stage. Times are medians over rounds in which all variants alternate, on random
+data in several sets of buffers. On CPUs, kernels are interpreted on small
+shapes: results are checked and bytes counted, without times.
 
-gather_rows reads rows of the host's memory: its copy is one from there, and the
-reference, which cannot read there, has the table on the device.
+gather_rows reads rows from host memory, so its copy is from host memory; the
+reference, which cannot read host memory, has the table on the device.
 
-For an accelerator that is not here, it counts the bytes of main memory that
-programs with and without kernels read and write, from their compiled text:
+For an accelerator that is not present, the benchmark counts the bytes of device
+memory that programs with and without kernels read and write, from their
+compiled text:
 
   python -m launch.benchmark --config=configs/benchmark/kernels.py \
     --config.benchmark.target=gpu:h200:1x1

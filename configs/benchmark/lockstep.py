@@ -1,12 +1,12 @@
-r"""Steps in stages: timetables against forms without branches.
+r"""Pipeline schedules compared with implementations without branches.
 
   python -m launch.benchmark --config=configs/benchmark/lockstep.py \
     --cpu_devices=4
 
-Virtual devices share the processor, so the times say how much is computed in
-all, and nothing of bubbles. "Work in turn" says that: the products of a device
-and those for which it waits, where all stages wait for each tick. It takes a
-minute on two cores.
+Virtual devices share the processor, so times measure the total compute and not
+bubbles. The column "work in turn" estimates the latter: the products of a
+device plus those for which it waits if all stages synchronise at each tick. It
+takes a minute on two cores.
 """
 
 import ml_collections

@@ -1,13 +1,13 @@
-r"""Searches all states of the membership protocol of `parallel.elastic`.
+r"""Exhaustive search of the membership protocol of `parallel.elastic`.
 
   python -m launch.benchmark --config=configs/benchmark/membership.py
   python -m launch.benchmark --config=configs/benchmark/membership.py:test
 
-A world is a number of peers, of rounds, and of accidents of each kind, which
-may happen at any moment (`parallel.elastic.membership.world`). Of each the
-number of different states is printed, whether these are all that there are, and
-what is wrong, with a shortest way to it. It takes some minutes and gigabytes; a
-world with more states than benchmark.most is given up.
+A world has a number of peers, of rounds, and of faults of each kind, which may
+occur at any time (`parallel.elastic.membership.world`). For each world the
+output has the number of different states, whether the search was complete, and
+violated invariants with a shortest trace. It takes some minutes and gigabytes;
+the search of a world stops after benchmark.most states.
 """
 
 import ml_collections

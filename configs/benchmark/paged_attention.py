@@ -1,16 +1,16 @@
-"""Which kernel of attention over pages runs where.
+"""Support matrix of paged attention kernels.
 
   python -m launch.benchmark --config=configs/benchmark/paged_attention.py
 
-For each kernel, head width and number of kv heads of a rank the table says what
-it takes: decoding (one new token of each sequence), a chunk of a prompt, a
-window, int8 pages, and two lanes under ``jax.vmap`` (other code goes through
-lanes one by one). A mixed step wants a kernel that takes the first two. Each
-cell is compiled for the target from this machine, under ``jax.shard_map`` with
-checked varying axes, or it has the reason why not; "copies" says that XLA
-copies the pages for it. Where the target's compiler is not installed, programs
-are lowered only, and the table says so. Pages are promised to be finite, which
-jax's own kernels need.
+For each kernel, head width and number of kv heads of a rank the table has the
+supported cases: decoding (one new token per sequence), a chunk of a prompt, a
+sliding window, int8 pages, and two lanes under ``jax.vmap`` (without support,
+lanes run sequentially). A mixed step needs a kernel with the first two. Each
+cell is compiled for the target on this machine, under ``jax.shard_map`` with
+checked varying axes, or has the reason of the failure; "copies" means that XLA
+copies the pages for the kernel. If the target's compiler is not installed,
+programs are only lowered, and the table has a note. Pages are declared to be
+finite, as jax's own kernels require.
 
 One target needs the extra `tpu`, the other `cuda`:
 

@@ -1,19 +1,20 @@
-r"""Measures how good device orders are: exact, certified, and against others.
+r"""Quality of the planner's device orders, compared with bounds and searches.
 
   python -m launch.benchmark --config=configs/benchmark/planner.py
   python -m launch.benchmark --config=configs/benchmark/planner.py:test
   python -m launch.benchmark --config=configs/benchmark/planner.py \
     --config.benchmark.python=/tmp/ortools/bin/python
 
-Six parts. Against all orders, up to eight devices in clusters whose links are
-drawn one by one. Against CP-SAT up to sixteen, if benchmark.python names a
-Python that has ortools (`python -m venv /tmp/ortools && /tmp/ortools/bin/pip
-install ortools`); where it does not finish, its bound counts. Certified gaps at
-64 devices. Time and gap at 1,024. And what an order is worth on uneven links:
-the devices' own, Pipette's annealing of nodes, and ours. And what a whole plan
-loses against all configurations in all orders, up to eight devices. The model
-is that of configs/planner/gpt_11b.py. It takes half an hour of one core without
-CP-SAT.
+The benchmark has six parts: (1) comparison with exhaustive search of device
+orders, up to eight devices in clusters with independent random links; (2)
+comparison with CP-SAT up to sixteen devices, if benchmark.python is a Python
+with ortools (`python -m venv /tmp/ortools && /tmp/ortools/bin/pip install
+ortools`), or with its bound if it does not finish; (3) certified gaps at 64
+devices; (4) time and gap at 1,024 devices; (5) the benefit of an order on
+uneven links: default order, Pipette's annealing of nodes, and ours; (6) the
+regret of a whole plan compared with all configurations in all orders, up to
+eight devices. The model is that of configs/planner/gpt_11b.py. It takes half an
+hour of one core without CP-SAT.
 """
 
 import ml_collections

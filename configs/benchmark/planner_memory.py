@@ -1,14 +1,14 @@
-r"""The planner's estimates of memory beside what a compiler says.
+r"""The planner's memory estimates, compared with compiled programs.
 
   python -m launch.benchmark --config=configs/benchmark/planner_memory.py
 
-Training steps of random transformers, drawn with a seed, are compiled for eight
-chips, one process for each; half of them are drawn so that the estimate is
-within 15% of a device's memory, where errors decide. A row is in
-`config.benchmark.results` as soon as its program has been compiled, and those
-that are there are not compiled again: the command goes on where it was stopped.
-Of the programs every other one is for the fit, the rest is held out. Needs the
-extra `tpu`; a program takes a minute. With the extra `cuda`, a quarter of one:
+Training steps of random transformers are compiled for eight chips, one process
+per program; for half of them the estimate is within 15% of a device's memory,
+where errors change decisions. A row is added to `config.benchmark.results` as
+soon as its program is compiled, and existing rows are not repeated, so the same
+command resumes a stopped benchmark. Every other program is used for the fit,
+the others are held out. Needs the extra `tpu`; a program takes a minute. With
+the extra `cuda` it takes a quarter of a minute:
 
   JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 python -m launch.benchmark \
     --config=configs/benchmark/planner_memory.py \

@@ -1,21 +1,21 @@
-r"""Steps that processes really take beside what the planner predicts.
+r"""Measured step times of processes, compared with the planner's predictions.
 
   python -m launch.benchmark --config=configs/benchmark/planner_truth.py
   python -m launch.benchmark --config=configs/benchmark/planner_truth.py:test
 
-Eight processes in network namespaces, whose links the kernel holds to rates
-that are drawn for each pair and direction: root only. Links are measured, and
-every configuration is predicted on what was measured. From those that are
-predicted within three times of the best some are drawn, with the best itself;
-devices are in their own order, in the planner's, or in a random one. Their
-messages then go over sockets in the order of the timetable, while computing is
-a wait of which a core works a share. What is printed is the rank correlation of
-predicted and measured seconds, and what the predicted best loses against the
-measured best. A row is in `config.benchmark.results` as soon as it is measured,
-and those that are there are not measured again. It takes a quarter of an hour.
+Eight processes run in network namespaces, with a random rate limit for each
+pair and direction; this needs root. Links are measured, and all configurations
+are predicted with the measured links. The best one and random ones among those
+within three times its predicted time are run, with devices in default order, in
+the planner's order, or in random order. Processes exchange messages over
+sockets in the order of the pipeline schedule; compute is emulated by a wait
+during part of which a core is busy. The output is the rank correlation of
+predicted and measured times, and the regret of the predicted best against the
+measured best. A row is added to `config.benchmark.results` after its
+measurement, and existing rows are not repeated. It takes a quarter of an hour.
 
-`:test` has four processes without shaped links, and takes seconds; its links
-are those of this machine, so its figures mean nothing.
+`:test` has four processes without rate limits and takes seconds; its links are
+those of this machine, so its results are not meaningful.
 """
 
 import ml_collections

@@ -1,12 +1,13 @@
-"""The 7B step compiled for TPUs, with kernels in its norms and without.
+"""Training step of the 7B model compiled for TPUs, with and without kernels.
 
   python -m launch.benchmark --config=configs/benchmark/programs.py
 
-Nothing is run: times are bounds, from peak rates and no latency, with transfers
-overlapped as XLA schedules them. A program takes a minute or two; its row is in
-`config.benchmark.results` as soon as it has been read. These rows decide in
-which norms `config.kernels="auto"` takes a kernel: `python -m launch.tables`
-writes them into parallel/kernels/evidence.py. Needs the extra `tpu`.
+Nothing is executed: times are lower bounds from peak rates without latency,
+with transfers overlapped as XLA schedules them. A program takes a minute or
+two; its row is added to `config.benchmark.results` afterwards. These rows
+determine the norms in which `config.kernels="auto"` uses a kernel: `python -m
+launch.tables` writes them to parallel/kernels/evidence.py. Needs the extra
+`tpu`.
 """
 
 import importlib
@@ -20,7 +21,7 @@ def get_config(size: str = "7b") -> ml_collections.ConfigDict:
   """Returns the benchmark: `7b`, or `test` for programs that take seconds."""
   if size not in ("7b", "test"):
     raise ValueError(f"programs.py:{size}: the sizes are 7b and test")
-  # A name that begins with a digit is no name to import.
+  # `import` does not support names that begin with a digit.
   config = importlib.import_module("configs.caatnet.7b").get_config()
   config.name = "programs"
   config.benchmark = defaults("benchmark", "programs")

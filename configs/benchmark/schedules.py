@@ -1,23 +1,23 @@
-r"""Time to build schedules, and how near optimal ones come to the cut bound.
+r"""Time to build schedules, and gap of optimal schedules to the cut bound.
 
   python -m launch.benchmark --config=configs/benchmark/schedules.py \
     --config.benchmark.plot=schedules.png --output=results/schedules.json
 
-It has four parts: MultiTree on square tori and meshes of growing size; the
-event loop on all-gathers of 1,024 ranks; optimal trees on some graphs, one of
-them with failed links; and optimal trees on twice 200 seeded random graphs,
-with switches in some and failed links in some. Links are of 25, 50, 100 and 200
-GB/s in the first 200, and anything from 25 to 200 GB/s in the others. For each
-graph of the last two parts the output has the tight cut: its nodes, and the
-bandwidth that leaves it, which bounds any all-gather from below; the busiest
-link of packed trees over this bound; and the time, over the bound, of the
-schedule that `caatnet.studies.collectives.chosen` chooses for a size, by two
-models.
+The benchmark has four parts: MultiTree on square tori and meshes of increasing
+size; the event loop on all-gathers of 1,024 ranks; optimal trees on some
+graphs, one of them with failed links; and optimal trees on twice 200 random
+graphs, some with switches and some with failed links. Link bandwidths are 25,
+50, 100 or 200 GB/s in the first 200 graphs, and uniform from 25 to 200 GB/s in
+the others. For each graph of the last two parts the output has the tight cut
+(its nodes, and the outgoing bandwidth, which gives a lower bound of the
+all-gather time); the time of the busiest link of packed trees, relative to this
+bound; and the relative time of the schedule that
+`caatnet.studies.collectives.chosen` selects for a size, in two time models.
 
 Aims: MultiTree on 32x32 under 5 s and on a 64x64 torus under 60 s; 300,000 link
 traversals per second; packed trees of an 8x8 torus under 10 s. Seconds in the
-result are processor time. The whole takes minutes; `schedules.py:test`, with a
-few small graphs, seconds.
+result are CPU time. The benchmark takes minutes; `schedules.py:test`, with a
+few small graphs, takes seconds.
 """
 
 import ml_collections

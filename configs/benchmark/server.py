@@ -1,12 +1,13 @@
-r"""500 streams at once from a 25M-parameter model, with HTTP and without.
+r"""500 concurrent streams of a 25M-parameter model, with and without HTTP.
 
   python -m launch.benchmark --config=configs/benchmark/server.py \
     --cpu_devices=1 --output=results/serving_http.json
 
-Both engines get the same requests, all at once, and take turns. Without HTTP a
-thread makes steps and takes tokens; with it the server does, and a process of
-its own asks it and reads 500 streams. That client works on the same cores, so
-its part of the time is counted as the server's. `server.py:test` takes seconds.
+Both engines get the same requests concurrently, in alternating rounds. Without
+HTTP, a thread executes steps and reads tokens. With HTTP, the server does, and
+a separate client process sends the requests and reads 500 streams. The client
+runs on the same cores, so its time is included in the server's time.
+`server.py:test` takes seconds.
 """
 
 import ml_collections

@@ -1,20 +1,20 @@
-r"""Time of the scheduler for a step: 256 running and 1,000 waiting requests.
+r"""Scheduling time per step, with 256 running and 1,000 waiting requests.
 
   python -m launch.benchmark --config=configs/benchmark/serving.py \
     --output=results/serving_scheduler.json
 
-For each policy a server is kept full: whenever a request ends another one
-arrives. Prompts begin with one of some system prompts, whose pages are found;
-priorities change; pages are so few that requests give way in one step of
-twenty, which the table says. Timed is all that the scheduler does for a step:
-to make it, to take in its tokens, and to note priorities that have changed.
-What a request takes when it arrives, most of it to name its prompt's pages, has
-a column of its own. Nothing is computed. The same steps are made in several
-rounds, and all of them count. With `NUMBA_DISABLE_JIT=1` in the environment it
-shows what it takes where numba, of the extra `serve`, is not installed.
+For each policy the server has a constant load: whenever a request ends, another
+one arrives. Prompts begin with one of several system prompts, whose pages are
+shared; priorities change; the number of pages is small enough that one step of
+twenty preempts requests, which the table reports. The time of a step includes
+its scheduling, the processing of its tokens, and changes of priorities. The
+time of a request's arrival, mostly for the block hashes of its prompt, is a
+separate column. No model is executed. The same steps are repeated in several
+rounds, and all repetitions are counted. `NUMBA_DISABLE_JIT=1` in the
+environment measures the scheduler without numba (of the extra `serve`).
 
 Aims: a median below 200 us and a P99 below 1 ms for each policy. It takes a
-minute; `serving.py:test` seconds.
+minute; `serving.py:test` takes seconds.
 """
 
 import ml_collections

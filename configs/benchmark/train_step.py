@@ -1,13 +1,13 @@
-"""The training step of a 25M-parameter byte model, lanes against a plain step.
+"""Training step of a 25M-parameter byte model, compared with plain JAX.
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
 
-All variants take turns in one run on one device. The table has medians, ranges,
+All variants run in alternation on one device. The table has medians, ranges,
 and times relative to the first variant of the same dtype. It takes about eight
 minutes on two cores.
 
-Aims: our step with one rank as fast as the plain step; with eight lanes at
-p = 1 within 1.2x of one rank, at p = .5 within 1.6x.
+Aims: with one rank, the time of the plain step; with eight lanes at most 1.2
+times the time of one rank at p = 1, and 1.6 times at p = 0.5.
 """
 
 import ml_collections

@@ -1,10 +1,10 @@
-"""CAAT-Net 130M, a model of the paper, arXiv 2506.19645 (sizes of its code).
+"""CAAT-Net 130M of the paper, arXiv 2506.19645, with the sizes of its code.
 
   python -m launch.train --config=configs/caatnet/130m.py --config.sync.p=0.5
 
 The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. Without
-`config.data.tokenizer` a token is a byte, which are 256 of these. So the config
-compiles and runs, but its loss is not the paper's.
+`config.data.tokenizer`, tokens are bytes, which use 256 of these. So the config
+compiles and runs, but its loss is not comparable to the paper's.
 """
 
 import ml_collections
@@ -23,15 +23,15 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.ffn_width = 2048
   config.model.dtype = "bfloat16"
   config.model.remat = "reduced"
-  # One rank for each of 256 chips; fewer devices carry several ranks each.
+  # One rank for each of 256 chips; fewer devices host several ranks as lanes.
   config.parallel.data = 32
   config.parallel.tensor = 8
   config.data.seq_len = 1024
   config.data.batch_size = 256
   config.optimizer.learning_rate = 6e-4
   config.optimizer.warmup_steps = 2_000
-  # Scheduled for 500,000 steps and stopped at 30,010, at .993 of the highest
-  # rate.
+  # The schedule has 500,000 steps; training stops at step 30,010, at 0.993 of
+  # the highest rate.
   config.optimizer.decay_steps = 500_000
   config.train.num_steps = 30_010
   config.train.log_every = 10

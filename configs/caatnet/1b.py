@@ -1,10 +1,10 @@
-"""CAAT-Net 1.1B, a model of the paper, arXiv 2506.19645 (sizes of its code).
+"""CAAT-Net 1.1B of the paper, arXiv 2506.19645, with the sizes of its code.
 
   python -m launch.train --config=configs/caatnet/1b.py --config.sync.p=0.5
 
 The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. Without
-`config.data.tokenizer` a token is a byte, which are 256 of these. So the config
-compiles and runs, but its loss is not the paper's.
+`config.data.tokenizer`, tokens are bytes, which use 256 of these. So the config
+compiles and runs, but its loss is not comparable to the paper's.
 """
 
 import ml_collections
@@ -23,7 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.ffn_width = 5632
   config.model.dtype = "bfloat16"
   config.model.remat = "reduced"
-  # One rank for each of 64 chips; fewer devices carry several ranks each.
+  # One rank for each of 64 chips; fewer devices host several ranks as lanes.
   config.parallel.data = 8
   config.parallel.tensor = 8
   config.train.accumulation = 16

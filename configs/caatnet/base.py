@@ -1,8 +1,8 @@
-"""A language model with all sections; other configs change a few keys.
+"""Base config of language models with all sections; others change a few keys.
 
-The hyper-parameters are those of the CAAT-Net paper (arXiv 2506.19645) and its
+Hyperparameters are those of the CAAT-Net paper (arXiv 2506.19645) and its
 official code: AdamW (0.9, 0.95), weight decay 0.1, clipping at 1, warm-up, and
-a cosine down to a tenth.
+a cosine decay to a tenth.
 """
 
 import ml_collections

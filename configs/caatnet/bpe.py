@@ -1,11 +1,11 @@
-r"""The model of tiny.py on a tokenizer's tokens, in place of bytes.
+r"""Model of tiny.py with the tokens of a tokenizer instead of bytes.
 
   python -m launch.tokenizer --config=configs/caatnet/bpe.py
   python -m launch.train --config=configs/caatnet/bpe.py --cpu_devices=8
 
-The first command trains the tokenizer that the second one reads. A loss is in
+The first command trains the tokenizer that the second one reads. The loss is in
 nats per token; bits per byte are comparable to those of tiny.py. `bpe.py:test`
-makes a few steps of a smaller model.
+has a few steps of a smaller model.
 """
 
 import ml_collections

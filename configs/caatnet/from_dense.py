@@ -1,4 +1,4 @@
-r"""What p = 0.5 costs a dense model: at once, and after as many steps again.
+r"""Loss of a dense model that continues at p = 0.5, at once and after training.
 
   for seed in 0 1 2; do
     for part in dense half half_unscaled full half_drawn full_drawn; do
@@ -7,13 +7,12 @@ r"""What p = 0.5 costs a dense model: at once, and after as many steps again.
     done
   done
 
-`dense` trains 80 steps at p = 1, and these start with its parameters: `half`
-at p = 0.5, `half_unscaled` at p = 0.5 without the factor sqrt(ranks) for
-private channels, and `full` at p = 1. Step 0 of their metrics.jsonl is the loss
-at once. The last two are drawn and train for 160 steps, `half_drawn` at p = 0.5
-and `full_drawn` at p = 1. The model is that of the demo, on 1,024 bytes per
-step.
-Expected result: LOG.md.
+`dense` trains 80 steps at p = 1. Three runs start with its parameters and train
+80 further steps: `half` at p = 0.5, `half_unscaled` at p = 0.5 without the
+factor sqrt(ranks) for private channels, and `full` at p = 1. Step 0 of their
+metrics.jsonl is the loss before further training. `half_drawn` (p = 0.5) and
+`full_drawn` (p = 1) start from random initialisation and train 160 steps. The
+model is that of the demo, with 1,024 bytes per step. Expected result: LOG.md.
 """
 
 import ml_collections

@@ -1,13 +1,13 @@
-r"""A sweep: loss against p, the number of ranks r, and the private scale.
+r"""Sweep of p, the number of tensor ranks r, and the private scale.
 
-It has p in 1, .75, .5, .25, 0 at r = 4 and r in 2, 4, 8 at p = .5, with private
-channels scaled by sqrt(r) or not, and 3 seeds: 39 runs, each of somewhat over a
-minute on one core.
+The sweep has p = 1, 0.75, 0.5, 0.25 and 0 at r = 4, and r = 2, 4 and 8 at p =
+0.5, with private channels scaled by sqrt(r) or not, and 3 seeds: 39 runs, each
+of slightly over a minute on one core.
 
   python -m launch.sweep --config=configs/caatnet/sweep.py \
     --cpu_devices=8 --mesh=tensor:1
 
-Resumable: run it again after a stop. `sweep.py:test` is a few steps of it.
+The same command resumes a stopped sweep. `sweep.py:test` has a few steps.
 Expected result: LOG.md.
 """
 

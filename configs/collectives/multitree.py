@@ -1,11 +1,11 @@
 r"""Times all-reduce algorithms on tori, meshes, fat trees and BiGraphs.
 
-MultiTree (Huang et al., ISCA 2021) is compared with all builders that run on a
-network: those of its paper (ring, 2D ring, double binary tree,
-halving-doubling with rank mapping, HDRM) and those that the paper does not have
-(rings both ways, the bucket form of the 2D ring, halving-doubling without
-mapping, Swing, direct exchange). Optimal trees, which may be MultiTree's own,
-are a rival apart. Chunks are cut into as many pieces as suit an algorithm best.
+MultiTree (Huang et al., ISCA 2021) is compared with all builders that support a
+network: the baselines of its paper (ring, 2D ring, double binary tree,
+halving-doubling with rank mapping, HDRM) and others (bidirectional rings, the
+bucket form of the 2D ring, halving-doubling without mapping, Swing, direct
+exchange). Optimal trees, which may equal MultiTree's, are a separate baseline.
+Each algorithm has the number of pieces per chunk that is fastest for it.
 
   python -m launch.simulate --config=configs/collectives/multitree.py
   python -m launch.simulate --config=configs/collectives/multitree.py:large \
@@ -13,16 +13,17 @@ are a rival apart. Chunks are cut into as many pieces as suit an algorithm best.
   python -m launch.simulate --config=configs/collectives/multitree.py \
     --config.topologies='("torus:6x6",)' --config.latency_s=1e-6
 
-Nothing is trained; it takes three minutes of a processor. Link constants are
-those of ASTRA-sim's example, not the paper's. The two-level fat tree is a
-leaf-spine network with as many spines as a leaf has hosts.
+Nothing is trained; it takes three minutes of one core. Link constants are those
+of ASTRA-sim's example, not the paper's. The two-level fat tree is a leaf-spine
+network with as many spines as hosts per leaf.
 
-Expected result: by events MultiTree is not slower than the best of all others
-but optimal trees in 22 of 40 cases (geometric mean of its speed-up over it
-0.97), in lockstep in 7 of 40 (0.56): direct exchange is faster on switches,
-Swing and the bucket form on square tori. Over optimal trees it has 0.94 and
-0.62. At 64 MiB on the 4 x 4 torus MultiTree reaches 79 % of the bound in
-lockstep and 83 % by events, the bucket form 99 and 100 %.
+Expected result: in the event model, MultiTree is not slower than the best of
+all other algorithms except optimal trees in 22 of 40 cases (geometric mean of
+its speed-up 0.97); in the lockstep model in 7 of 40 (0.56). Direct exchange is
+faster on switches, Swing and the bucket form on square tori. Compared with
+optimal trees its speed-up is 0.94 and 0.62. At 64 MiB on the 4 x 4 torus,
+MultiTree reaches 79% of the bound in lockstep and 83% by events, the bucket
+form 99% and 100%.
 """
 
 import ml_collections
@@ -42,8 +43,7 @@ TOPOLOGIES = {
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
-  """Returns 16 and 64 ranks, 256 for "large", or "test", which takes a second.
-  """
+  """Returns the study: "small" (16 and 64 ranks), "large" (256), or "test"."""
   if size not in TOPOLOGIES:
     raise ValueError(
       f"configs/collectives/multitree.py:{size}: the sizes are "

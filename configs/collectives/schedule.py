@@ -1,4 +1,4 @@
-r"""Looks closely at one collective on one topology.
+r"""Analyses one collective schedule on one topology.
 
   python -m launch.simulate --config=configs/collectives/schedule.py
   python -m launch.simulate --config=configs/collectives/schedule.py \
@@ -11,8 +11,8 @@ r"""Looks closely at one collective on one topology.
     --config.msccl=multitree.xml
 
 Nothing is trained; it takes a second. Expected result: 10 rounds, which take
-18.1 us in lockstep, and 16.1 us if a transfer starts as soon as its chunk is
-there.
+18.1 us in the lockstep model, and 16.1 us in the event model, in which a
+transfer starts as soon as its chunk has arrived.
 """
 
 import ml_collections
@@ -21,8 +21,8 @@ from caatnet.config.schema.tree import defaults
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
-  """Returns MultiTree on a 4 x 4 torus, or for "test" on a 2 x 2 one."""
-  # The round to draw is the first of the all-gather.
+  """Returns MultiTree on a 4 x 4 torus ("small") or a 2 x 2 torus ("test")."""
+  # Topology, and the first round of its all-gather, which --plot draws.
   topologies = {"small": ("torus:4x4", 5), "test": ("torus:2x2", 2)}
   if size not in topologies:
     raise ValueError(

@@ -1,9 +1,9 @@
-r"""Routes flows over leaf-spine networks: is packet spraying needed?
+r"""Compares routing of flows over leaf-spine networks with packet spraying.
 
-Ethereal (arXiv 2407.00550) splits equal flows as little as loads need, so that
-every link carries what it would carry with per-packet spraying. It is compared
-with ECMP, with one path per destination, and with one colouring for all hosts.
-The last one is ours, and needs no splits where the number of spines divides a
+Ethereal (arXiv 2407.00550) splits equal flows into as few pieces as possible
+such that every link has the load of per-packet spraying. It is compared with
+ECMP, with one path per destination, and with one edge colouring for all hosts.
+The colouring is ours, and needs no splits if the number of spines divides a
 leaf's flows.
 
   python -m launch.simulate --config=configs/collectives/spraying.py
@@ -14,11 +14,11 @@ leaf's flows.
   python -m launch.simulate --config=configs/collectives/spraying.py \
     --config.program=compiled.json
 
-Nothing is trained; it takes about half a minute. Expected result: on 16 leaves,
-16 spines and 16 hosts per leaf, host i sending to i + 16 loads the fullest
-uplink with 1 flow (ECMP: 4). For that Ethereal sends 4,096 pieces, the
-colouring 256 flows. The paper's times (up to 30 % below spraying) come from a
-simulator of packets. By loads alone, as here, Ethereal and spraying are equal.
+Nothing is trained; it takes about half a minute. Expected result: with 16
+leaves, 16 spines, 16 hosts per leaf, and host i sending to i + 16, the most
+loaded uplink has 1 flow (ECMP: 4). Ethereal reaches this with 4,096 pieces, the
+colouring with 256 flows. The paper's times (up to 30% below spraying) are from
+a packet simulator. By loads only, as here, Ethereal and spraying are equal.
 """
 
 import ml_collections
@@ -29,7 +29,7 @@ SIZES = ("test", "small")
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
-  """Returns the paper's 256 hosts and two smaller networks, or "test"."""
+  """Returns the paper's 256 hosts and two smaller networks, or `test`."""
   if size not in SIZES:
     raise ValueError(
       f"configs/collectives/spraying.py:{size}: the sizes are "

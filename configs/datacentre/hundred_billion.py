@@ -1,4 +1,4 @@
-r"""Plans a datacentre for training: 100 billion dollars, or one accelerator.
+r"""Plans a datacentre for training, from a budget, a size or a model.
 
   python -m launch.simulate --config=configs/datacentre/hundred_billion.py \
     --html=page.html --plot=datacentre.png
@@ -11,14 +11,14 @@ r"""Plans a datacentre for training: 100 billion dollars, or one accelerator.
   python -m launch.simulate \
     --config=configs/datacentre/hundred_billion.py:planner
 
-All is arithmetic on assumptions, printed with their sources and marks;
-nothing is measured. The defaults are those of arXiv 2407.12819 where it states
-them, and backed out of its outputs where it does not. With --html a page with
-sliders is written that needs nothing else. It takes ten seconds.
+All results are arithmetic on assumptions, which are printed with their sources
+and confidence marks; nothing is measured. Defaults are those of arXiv
+2407.12819 if stated there, else derived from its outputs. --html writes a
+self-contained page with sliders. It takes ten seconds.
 
-With ":planner" the share of the peak is not a constant, but what
-`parallel/planner` predicts for a model of 11B parameters on a pod of 64 GPUs;
-it is taken for the whole machine, whose accelerators may be others.
+With ":planner" the achieved share of peak FLOP/s is not a constant, but the
+prediction of `parallel/planner` for a model of 11B parameters on a pod of 64
+GPUs. It is used for the whole datacentre, even with other accelerators.
 """
 
 import ml_collections
@@ -28,7 +28,7 @@ from configs.planner import gpt_11b
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
-  """Returns the study; with "planner" a pod of its own planner is in it."""
+  """Returns the study; with "planner", it contains a planner's config."""
   if variant not in ("", "planner", "test"):
     raise ValueError(
       f"configs/datacentre/hundred_billion.py:{variant}: the variants are "

@@ -1,11 +1,11 @@
-"""What the configs of this folder share: the sizes of Streaming DiLoCo's runs.
+"""Shared config of this folder, with the model sizes of Streaming DiLoCo.
 
-Layers, heads and hidden width are those of the paper's runs on C4 (arXiv
-2501.18512), where its "hidden dim" is taken as four times the width and heads
-have 64 dims. So are sequences of 1,024, 2 workers and 30 inner steps per round.
-Learning rate, batch, warm-up and number of steps are ours. Our models have
-SwiGLU in that hidden width, and neither the paper's QK-norm nor its z-loss.
-Data are bytes, as in `configs/caatnet/130m.py`.
+Layers, heads, hidden width, sequences of 1,024, 2 workers and 30 inner steps
+per round are those of the paper's runs on C4 (arXiv 2501.18512), with its
+"hidden dim" interpreted as four times the width and heads of 64 dims. Learning
+rate, batch, warm-up and number of steps are ours. Deviations: SwiGLU with that
+hidden width, neither QK-norm nor z-loss, and bytes as tokens, as in
+`configs/caatnet/130m.py`.
 
 `tiny` is `configs/caatnet/tiny.py` with 2 workers of 4 tensor ranks each.
 """
@@ -15,7 +15,7 @@ import ml_collections
 from caatnet.config.schema.tree import defaults
 from configs.caatnet import base, tiny
 
-# The numbers of layers and heads.
+# Numbers of layers and heads.
 SIZES = {
   "35m": (6, 8),
   "100m": (9, 12),

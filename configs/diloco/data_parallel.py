@@ -1,10 +1,9 @@
-r"""Gradients averaged in every step: the baseline of all outer loops.
+r"""Data parallelism: gradients averaged in every step, the baseline.
 
   python -m launch.train --config=configs/diloco/data_parallel.py \
     --cpu_devices=8
 
-`data_parallel.py:35m` and so on are the larger sizes of `base.py`. Results:
-LOG.md.
+`data_parallel.py:35m` etc. are the larger sizes of `base.py`. Results: LOG.md.
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-"""Eager updates, arXiv 2502.12996: means that are one round late.
+"""Eager updates, arXiv 2502.12996: means are delayed by one round.
 
   python -m launch.train --config=configs/diloco/eager.py --cpu_devices=8
 

@@ -1,4 +1,4 @@
-"""FedAvg: weighted averages of a sample of workers, arXiv 1602.05629.
+"""FedAvg, arXiv 1602.05629: weighted averages of sampled workers.
 
   python -m launch.train --config=configs/diloco/fedavg.py --cpu_devices=8
 

@@ -1,4 +1,4 @@
-"""NoLoCo, arXiv 2506.10911: random pairs in place of an all-reduce.
+"""NoLoCo, arXiv 2506.10911: random pairs of workers instead of an all-reduce.
 
   python -m launch.train --config=configs/diloco/noloco.py --cpu_devices=8
 

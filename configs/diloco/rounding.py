@@ -1,18 +1,18 @@
-r"""A sweep: how E3M0 rounds the differences of DiLoCo's exchanges, 3 seeds.
+r"""Sweep of E3M0 rounding modes in DiLoCo's exchanges, 3 seeds.
 
-Rounding to the nearest number of E3M0 shrinks Gaussian differences: what is
-decoded, projected on what was sent, is 0.965 of it in blocks of 256. Stochastic
-rounding has no such bias and 1.45 times the error. A scale corrected by 1 /
-0.965 is the same as an outer learning rate larger by that factor, since the
-outer step is linear in the mean; so that point needs no codec of its own.
+Rounding to nearest in E3M0 shrinks Gaussian differences: in blocks of 256, the
+projection of the decoded on the original differences is 0.965. Stochastic
+rounding is unbiased and has 1.45 times the error. Correcting the scale by 1 /
+0.965 is equivalent to an outer learning rate larger by that factor, since the
+outer step is linear in the mean; so this point needs no additional codec.
 
-300 steps of 1,024 bytes, 2 workers, 10 rounds of 30 steps, a model of 0.87M
-parameters, outer Nesterov(1, 0.3) as in `sweep.py`.
+Runs have 300 steps of 1,024 bytes, 2 workers, 10 rounds of 30 steps, a model of
+0.87M parameters, and outer Nesterov(1, 0.3) as in `sweep.py`.
 
   python -m launch.sweep --config=configs/diloco/rounding.py \
     --cpu_devices=2 --mesh=tensor:1
 
-A run takes half a minute on a core. `rounding.py:test` is a few steps of it.
+A run takes half a minute on one core. `rounding.py:test` has a few steps.
 Expected result: LOG.md.
 """
 

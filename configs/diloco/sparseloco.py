@@ -2,8 +2,7 @@
 
   python -m launch.train --config=configs/diloco/sparseloco.py --cpu_devices=8
 
-`sparseloco.py:35m` and so on are the larger sizes of `base.py`. Results:
-LOG.md.
+`sparseloco.py:35m` etc. are the larger sizes of `base.py`. Results: LOG.md.
 """
 
 import ml_collections

@@ -1,6 +1,6 @@
-"""Streaming DiLoCo, arXiv 2501.18512: strided fragments, tau = 1, 4 bit.
+"""Streaming DiLoCo, arXiv 2501.18512: strided fragments, tau = 1, 4 bits.
 
-E3M0 shrinks Gaussian differences by 3.5 % (`rounding.py` measures the cost).
+E3M0 shrinks Gaussian differences by 3.5% (`rounding.py` measures the cost).
 
   python -m launch.train --config=configs/diloco/streaming.py --cpu_devices=8
 

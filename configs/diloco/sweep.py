@@ -1,23 +1,23 @@
-r"""A sweep: loss of the outer loops at equal tokens, 3 seeds.
+r"""Sweep of the outer loops: loss at equal tokens, 3 seeds.
 
-`study`, the default, makes 600 steps of 1,024 bytes, over all workers together.
-Every outer loop runs with 2 workers and 30 inner steps per round; DiLoCo and
-Streaming with everything on (one step of overlap, E3M0) also with 4 and 8
-workers, and with 100 inner steps. `long` makes 3,000 steps of 2,048 bytes, with
-data parallelism and Streaming with everything on. Models have 0.87M parameters.
-A run of `study` takes over one minute on a core, a run of `long` over ten.
+`study`, the default, has 600 steps of 1,024 bytes, summed over workers. Every
+outer loop runs with 2 workers and 30 inner steps per round; DiLoCo and full
+Streaming (one step of overlap, E3M0) also with 4 and 8 workers, and with 100
+inner steps. `long` has 3,000 steps of 2,048 bytes, with data parallelism and
+full Streaming. Models have 0.87M parameters. A run of `study` takes over one
+minute on one core, a run of `long` over ten.
 
-Outer momentum is 0.3 at a rate of 1, and workers keep nothing of their own
-parameters when a mean arrives. The published 0.9 at 0.7, and a share of 0.5,
-are worse in so few rounds (LOG.md). So NoLoCo does not run at its published
-settings either.
+Outer momentum is 0.3 at a rate of 1, and workers replace their parameters by
+the received mean (alpha = 0). The published momentum 0.9 at rate 0.7, and alpha
+= 0.5, are worse in so few rounds (LOG.md). For the same reason NoLoCo does not
+have its published settings.
 
   python -m launch.sweep --config=configs/diloco/sweep.py \
     --cpu_devices=8 --mesh=tensor:1
   python -m launch.sweep --config=configs/diloco/sweep.py:long \
     --cpu_devices=8 --mesh=tensor:1
 
-Resumable: run it again after a stop. `sweep.py:test` is a few steps of it.
+The same command resumes a stopped sweep. `sweep.py:test` has a few steps.
 Expected result: LOG.md.
 """
 
@@ -39,8 +39,8 @@ POINTS = (
   f"outer.algorithm=data_parallel {SGD}",
   f"outer.algorithm=dc_s3gd {SGD}",
   f"outer.algorithm=dc_s3gd outer.compensation=0.0 {SGD}",
-  "outer.every=100 outer.algorithm=diloco",
-  f"outer.every=100 {FULL}",
+  "outer.sync_every=100 outer.algorithm=diloco",
+  f"outer.sync_every=100 {FULL}",
   "parallel.worker=4 outer.algorithm=diloco",
   f"parallel.worker=4 {FULL}",
   "parallel.worker=8 outer.algorithm=diloco",
@@ -50,12 +50,12 @@ POINTS = (
   "outer.algorithm=noloco",
 )
 PAIR = (POINTS[0], FULL)
-# The numbers of steps, and of sequences per step.
+# Numbers of steps, and of sequences per step.
 SIZES = {"study": (600, 8), "long": (3000, 16)}
 
 
 def _sections(size: str) -> ml_collections.ConfigDict:
-  """Returns the sections of all outer loops, with the rates of the sweep."""
+  """Returns the sections of all outer loops, with the sweep's outer rates."""
   loops = ml_collections.ConfigDict(
     {name: defaults("outer", name) for name in choices("outer")}
   )

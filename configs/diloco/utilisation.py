@@ -1,9 +1,10 @@
 r"""Predicts the compute utilisation of replicas on a slow link.
 
-It computes table 4 of "Streaming DiLoCo with overlapping communication" (arXiv
-2501.18512): the bandwidths at which data parallelism, DiLoCo and Streaming
-DiLoCo keep devices busy. It computes the same table for Llama-405B, DeepSeek-V3
-and a model of your own, and recommends the setting that yours needs on a link.
+The study computes table 4 of "Streaming DiLoCo with overlapping communication"
+(arXiv 2501.18512): the bandwidths that data parallelism, DiLoCo and Streaming
+DiLoCo need for a given compute utilisation. It computes the same table for
+Llama-405B, DeepSeek-V3 and a model of the config, and recommends an outer loop
+for that model on a link.
 
   python -m launch.simulate --config=configs/diloco/utilisation.py
   python -m launch.simulate --config=configs/diloco/utilisation.py \
@@ -11,9 +12,9 @@ and a model of your own, and recommends the setting that yours needs on a link.
     --config.recommend.num_layers=24 --config.recommend.step_seconds=0.1
 
 Nothing is trained; it takes seconds on one core. Expected result: of the
-paper's 75 cells 3 are equal and 72 within one of the grid's 50 points. With
---config.fitted_factor=True, a factor that was fitted on these very cells, it is
-70 and 75.
+paper's 75 cells, 3 are equal and 72 within one of the grid's 50 points. With
+--config.fitted_factor=True, a factor fitted to these cells, 70 are equal and 75
+within one point.
 """
 
 import ml_collections

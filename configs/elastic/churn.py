@@ -1,4 +1,4 @@
-r"""Peers are killed, stopped, cut off and come, while they train.
+r"""Fault injection: peers are killed, stopped, disconnected and join.
 
   python -m launch.benchmark --config=configs/elastic/churn.py \
     --output=results/churn.json
@@ -6,22 +6,23 @@ r"""Peers are killed, stopped, cut off and come, while they train.
   python -m launch.benchmark --config=configs/elastic/churn.py:soak
   python -m launch.benchmark --config=configs/elastic/churn.py:training
 
-Workers are processes on this machine that learn a vector with noise. At drawn
-times one of them is killed (kill -9), stopped for a shorter or a longer time
-than a peer may be silent (SIGSTOP), loses a connection, has one over which
-nothing arrives any more, has a wrong bit in its state, or joins; or the
-coordinator is killed and started again; or all are killed, and a new run begins
-from a checkpoint. What happens is drawn from the events that have happened
-least often between rounds, in an exchange, or while members connect and fetch.
+Workers are processes on this machine that learn a vector with noise. At random
+times one of these events occurs: a worker is killed (kill -9), is stopped
+(SIGSTOP) for less or more than the heartbeat timeout, loses a connection, has a
+connection that no longer delivers data, has a flipped bit in its state, or
+joins; the coordinator is killed and restarted; or all are killed, and a new run
+starts from a checkpoint. An event is drawn from those that have occurred least
+often in the current phase (between rounds, in an exchange, or while members
+connect and fetch state).
 
-All revisions of all workers are compared by their digests, the coordinator's
-log is replayed, and the loss is compared with that of the same number of
-samples without any events. A time without a committed round that is longer than
-benchmark.limit_s is an error.
+The digests of all revisions of all workers are compared, the coordinator's log
+is replayed, and the loss is compared with that of the same number of samples
+without events. More than benchmark.limit_s seconds without a committed round
+are an error.
 
-With `training` workers train a small Llama by DiLoCo for as many steps as the
-config says, and the loss is compared with that of a swarm without events that
-trains on as many samples. What else is compared is the same.
+With `training`, workers train a small Llama by DiLoCo for the config's number
+of steps, and the loss is compared with that of a swarm without events and with
+the same number of samples. The other comparisons are the same.
 """
 
 import ml_collections
@@ -47,7 +48,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     config.benchmark.seeds = (0,)
   if size == "test":
     config.benchmark.workers, config.benchmark.parameters = 3, 10_000
-  if size == "soak":  # it leaves this machine to others
+  if size == "soak":  # low load, since it shares the machine for an hour
     config.benchmark.minutes, config.benchmark.gap_s = 60.0, 5.0
     config.benchmark.samples, config.benchmark.pause_s = 4, 0.5
   return config
@@ -57,14 +58,14 @@ def _training() -> ml_collections.ConfigDict:
   config = diloco.get_config("diloco,test")
   config.name = "churn_training"
   config.data.validation_windows = 256
-  config.outer.every = 6
+  config.outer.sync_every = 6
   config.train.num_steps = 720
   config.train.checkpoint_every = 60
   config.train.keep_checkpoints = 2
   config.elastic.alone_s = 60.0
   config.benchmark = defaults("benchmark", "churn")
   config.benchmark.gap_s = 1.0
-  # Eight programs start on a machine's few cores.
+  # Longer timeouts, since eight programs compile on few cores at the start.
   config.benchmark.silence_s = 6.0
   config.benchmark.limit_s = 180.0
   return config

@@ -1,14 +1,14 @@
-r"""DiLoCo among workers that come and go: each is a process of its own.
+r"""DiLoCo with elastic membership: each worker is a separate process.
 
   python -m launch.coordinator --port=7000 --least=2
   python -m launch.train --config=configs/elastic/diloco.py \
     --elastic=localhost:7000                         # once for each worker
 
-The argument names the outer loop: diloco, local_sgd, fedavg, streaming, eager,
-dc_s3gd, sparseloco, or data_parallel, where all speak in each step; `test`
-after a comma makes a few steps of a smaller model. A batch is that of one
-worker. A worker that is killed is started again by the same command, in the
-same folder, and goes on with what the others share.
+The argument is the outer loop: diloco, local_sgd, fedavg, streaming, eager,
+dc_s3gd, sparseloco, or data_parallel, which communicates in each step; with
+`,test` the run has a few steps of a smaller model. The batch size is that of
+one worker. A killed worker is restarted by the same command in the same folder,
+and resumes from the swarm's shared state.
 """
 
 import ml_collections
@@ -18,7 +18,7 @@ from configs.caatnet import tiny
 
 
 def get_config(arguments: str = "diloco") -> ml_collections.ConfigDict:
-  """Returns an outer loop at a size, `demo` or `test`, as in `diloco,test`."""
+  """Returns the run of an outer loop at a size, as in `diloco,test`."""
   algorithm, _, size = arguments.partition(",")
   config = tiny.get_config(size or "demo")
   config.name = f"elastic_{algorithm}"
@@ -28,8 +28,8 @@ def get_config(arguments: str = "diloco") -> ml_collections.ConfigDict:
   config.elastic = defaults("elastic")
   if size == "test":
     config.data.batch_size = 2
-    if "every" in config.outer:
-      config.outer.every = 3
+    if "sync_every" in config.outer:
+      config.outer.sync_every = 3
   if algorithm == "streaming":
     config.outer.codec = "e3m0"
     config.outer.overlap = (2,) if size == "test" else (5,)

@@ -1,11 +1,11 @@
-r"""A worker that comes: with which moments should its inner optimizer begin?
+r"""Initial optimizer moments of joining workers: zero or another worker's.
 
   python -m launch.benchmark --config=configs/elastic/moments.py --cpu_devices=1
 
-Eight workers train by DiLoCo on one device. After each round one of them, which
-is drawn, is replaced by one that has just come: it starts from the common
-parameters, as all do then, and its moments are zero, with a bias correction of
-their own, or those of another worker, the donor. All else is equal in a seed.
+Eight workers train by DiLoCo on one device. After each round a random worker is
+replaced by a new one. It starts from the common parameters, as all workers do
+after a round, and its moments are zero, with matching bias correction, or those
+of another worker, the donor. Everything else is equal for a seed.
 
 Expected result: LOG.md.
 """
@@ -22,9 +22,9 @@ def get_config() -> ml_collections.ConfigDict:
   del config.elastic
   config.name = "elastic_moments"
   config.parallel.worker = 8
-  config.data.batch_size = 16  # of all workers
+  config.data.batch_size = 16  # over all workers
   config.data.validation_windows = 256
-  config.outer.every = 6
+  config.outer.sync_every = 6
   config.train.num_steps = 720
   config.benchmark = defaults("benchmark", "moments")
   return config

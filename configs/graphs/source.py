@@ -1,4 +1,4 @@
-r"""Graphs to be written: drawn ones, and those of others.
+r"""Sources of graphs for launch.graph: generators, and files to convert.
 
   python -m launch.graph --config=configs/graphs/source.py:communities \
     --output=FOLDER
@@ -12,7 +12,7 @@ from caatnet.config.schema.tree import defaults
 
 
 def get_config(source: str = "rmat") -> ml_collections.ConfigDict:
-  """Returns a source of graphs with its keys."""
+  """Returns the config of a source, a name in ``config.graph.source``."""
   config = ml_collections.ConfigDict()
   config.name = f"graph_{source}"
   config.graph = defaults("graph", source)

@@ -1,4 +1,4 @@
-r"""A graph network on planted communities, for a laptop CPU.
+r"""Graph network on planted communities, for a laptop CPU.
 
   python -m launch.train --config=configs/graphs/tiny.py
   python -m launch.train --config=configs/graphs/tiny.py:diloco --cpu_devices=4
@@ -7,15 +7,16 @@ r"""A graph network on planted communities, for a laptop CPU.
   python -m launch.train --config=configs/graphs/tiny.py:diloco \
     --config.parallel.worker=1 --elastic=localhost:7000  # in a swarm
 
-It has two workers of two data-parallel ranks. The argument names the outer
-loop, one of those in `caatnet/config/schema/outer.py`; `test` after a comma
-makes a few steps only. All keys of outer loops and of `config.zero` work as for
-language models. The extra `graphs` (numba) samples faster, and draws the same.
+The run has two workers of two data-parallel ranks. The argument is an outer
+loop of `caatnet/config/schema/outer.py`; with `,test` the run has a few steps.
+All keys of outer loops and of `config.zero` have the same effect as for
+language models. With the extra `graphs` (numba), sampling is faster and draws
+the same trees.
 
 Expected result, in a minute on two cores: an accuracy within three points of
-Bayes' rule on the same trees, which is printed beside it and is 0.85; by a
-node's own features alone no rule is right more often than 0.39. A GCN, which
-divides a node's own features by its degree, comes within nine points.
+Bayes' rule on the same trees, which is also printed and is 0.85. Bayes' rule
+with the node's own features only has 0.39. A GCN, which divides a node's own
+features by its degree, is within nine points.
 """
 
 import ml_collections
@@ -25,7 +26,7 @@ from configs import classifiers
 
 
 def get_config(arguments: str = "data_parallel") -> ml_collections.ConfigDict:
-  """Returns an outer loop at a size, `demo` or `test`, as in `diloco,test`."""
+  """Returns the run of an outer loop at a size, as in `diloco,test`."""
   config, algorithm, is_test = classifiers.config(
     arguments, "graphs", defaults("model", "graph"), defaults("data", "graphs")
   )

@@ -1,4 +1,4 @@
-r"""The sizes of Llama 2 70B on eight devices, to be compiled for a pod.
+r"""Inference with the sizes of Llama 2 70B on eight devices, to be compiled.
 
   python -m launch.compile --config=configs/inference/70b.py --phase=decode \
     --target=gpu:h200:1x8 --mesh=tensor:8 --compare=config.sync.p=0.5
@@ -6,7 +6,7 @@ r"""The sizes of Llama 2 70B on eight devices, to be compiled for a pod.
     --target=tpu:v5p:2x2x2 --mesh=tensor:8 --config.inference.chunk=2048
 
 Source: Touvron et al., arXiv 2307.09288, and the published config.json. Weights
-are those of `launch.convert`; trained by this config it would not fit.
+come from `launch.convert`; training with this config exceeds the memory.
 """
 
 import importlib
@@ -15,7 +15,7 @@ import ml_collections
 
 
 def get_config() -> ml_collections.ConfigDict:
-  # A name that begins with a digit is no name to import.
+  # `import` does not support names that begin with a digit.
   config = importlib.import_module("configs.caatnet.7b").get_config()
   config.name = "70b"
   config.model.num_layers = 80

@@ -1,15 +1,15 @@
-r"""The model of `configs/caatnet/tiny.py` in four stages of two tensor ranks.
+r"""Model of `configs/caatnet/tiny.py` in four stages of two tensor ranks.
 
   python -m launch.train --config=configs/pipeline/tiny.py --cpu_devices=8
   python -m launch.train --config=configs/pipeline/tiny.py --cpu_devices=8 \
-    --config.pipeline.timetable=interleaved_1f1b --config.pipeline.chunks=2
+    --config.pipeline.schedule=interleaved_1f1b --config.pipeline.chunks=2
   python -m launch.train --config=configs/pipeline/tiny.py --cpu_devices=8 \
-    --config.pipeline.timetable=zb_h1 --config.pipeline.keep=residuals
+    --config.pipeline.schedule=zb_h1 --config.pipeline.keep=residuals
 
-Expected result: the loss of the same run without stages
-(`--config.parallel.stage=1`), step for step up to the rounding of float32. On
-virtual devices it takes longer than that, since they share the processor.
-`tiny.py:test` makes a few steps of a smaller model.
+Expected result: in every step the loss of the same run without stages
+(`--config.parallel.stage=1`), up to float32 rounding. On virtual devices it is
+slower than that run, since these share the processor. `tiny.py:test` has a few
+steps of a smaller model.
 """
 
 import ml_collections

@@ -7,18 +7,18 @@ r"""Plans a language model of 11.1B parameters on 128 GPUs.
     --cluster=my_cluster.json --why_not="parallel.stage=8 parallel.tensor=8"
 
 The number of parameters is that of the larger model of Pipette (arXiv
-2405.18093), and so are the clusters; layers, width, vocabulary and batch are
-ours. Clusters are files of JSON (`parallel/hardware/cluster_files.py`;
-`launch.measure_links` writes them) or names of examples. What is printed is
-predicted, not measured. It takes half a minute on one core. Each answer ends
-with what a training run takes unchanged:
+2405.18093), as are the clusters; layers, width, vocabulary and batch are ours.
+Clusters are JSON files (`parallel/hardware/cluster_files.py`; written by
+`launch.measure_links`) or names of examples. All times are predictions. The
+plan takes half a minute on one core. Each reported configuration ends with the
+flags of a training run:
 
   python -m launch.train --config=configs/planner/gpt_11b.py:train \
     --config.parallel.stage=4 ...
 
-A table of its own has what would be faster, but trains another model, with the
-flags of each row (`config.planner.second`). Those of an outer loop are of the
-config with its section, `gpt_11b.py:train,diloco` or `train,streaming`.
+A separate table has variants that are faster but change training, with the
+flags of each row (`config.planner.second`). Rows with an outer loop refer to
+the config with its section, `gpt_11b.py:train,diloco` or `train,streaming`.
 
 `gpt_11b.py:test` plans a small model for eight devices in a second.
 """
@@ -32,11 +32,11 @@ SIZES = ("plan", "train", "test", "test_train")
 
 
 def get_config(arguments: str = "plan") -> ml_collections.ConfigDict:
-  """Returns the plan's config, or with "train" that of the run alone.
+  """Returns the config of the plan, or with "train" of the training run.
 
   Args:
-    arguments: One of ``SIZES``. After a comma a training run's outer loop may
-      follow, as in "train,diloco".
+    arguments: One of ``SIZES``; for a training run, optionally with an outer
+      loop, as in "train,diloco".
   """
   size, _, algorithm = arguments.partition(",")
   of_run = size.endswith("train")
@@ -87,7 +87,7 @@ def get_config(arguments: str = "plan") -> ml_collections.ConfigDict:
   config.update(defaults("study", "planner"))
   if size == "test":
     config.planner.cluster = "h100:1,uneven=0"
-    config.planner.timetables = ("1f1b", "zb_h1")
+    config.planner.schedules = ("1f1b", "zb_h1")
     config.planner.chunks = (1,)
     config.planner.most_microbatches = 4
   return config

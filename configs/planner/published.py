@@ -1,17 +1,17 @@
-r"""Times what published configurators choose on Pipette's two clusters.
+r"""Predicted step times of published configurators' choices.
 
   python -m launch.simulate --config=configs/planner/published.py \
     --plot=published.png
   python -m launch.simulate --config=configs/planner/published.py \
     --config.choosers='("amp","pipette","same")' --config.seeds='(7,)'
 
-What Megatron's rules, AMP and Pipette choose
-(caatnet/studies/published/choosers.py) is timed by one simulator, that of
-`launch.plan`, on links that are as published and on links that are drawn
-slower. All is predicted, nothing measured. The clusters are Pipette's (arXiv
-2405.18093), and so are the numbers of parameters, sequences and vocabulary;
-layers, widths and the batch are ours. It takes 20 minutes on one core; without
-"whole" and "same" half a minute. `published.py:test` takes a second.
+The choices of Megatron's rules, AMP and Pipette
+(caatnet/studies/published/choosers.py) on Pipette's two clusters are simulated
+by the model of `launch.plan`, for published link bandwidths and for randomly
+slower links. All times are predictions. Clusters and numbers of parameters,
+sequences and tokens are Pipette's (arXiv 2405.18093); layers, widths and the
+batch are ours. It takes 20 minutes on one core; without "whole" and "same" half
+a minute. `published.py:test` takes a second.
 """
 
 import ml_collections

@@ -1,13 +1,13 @@
-r"""A byte-level gated linear recurrence (Hawk) for a laptop CPU.
+r"""Byte-level gated linear recurrence (Hawk) for a laptop CPU.
 
   python -m launch.train --config=configs/recurrent/tiny.py --cpu_devices=8 \
     --workdir=runs/recurrent
   python -m launch.generate --workdir=runs/recurrent --prompt="def "
 
-Expected result: a validation loss well under the bigram model's. The model has
-a state per sequence where a transformer has keys and values, so generation
-takes the same time at every position. `tiny.py:test` makes a few steps of a
-smaller model.
+Expected result: a validation loss well below the bigram model's. The model has
+a fixed-size state per sequence instead of keys and values, so the time per
+generated token is independent of the position. `tiny.py:test` has a few steps
+of a smaller model.
 """
 
 import ml_collections

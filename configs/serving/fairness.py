@@ -1,13 +1,14 @@
-r"""What fairness costs: clients that want more than a server has.
+r"""Cost of fairness between clients whose load exceeds the server's capacity.
 
   python -m launch.simulate --config=configs/serving/fairness.py \
     --plot=fairness.png
 
 Two clients with requests of different lengths and an aggressor always have
-requests in line; a fourth one asks now and then. Each policy serves the same
-requests. Told are the largest difference of service between two clients that
-both wait, beside the bound of virtual token counters, and what tails and
-throughput become. It takes a minute; `fairness.py:test` seconds.
+waiting requests; a fourth client has occasional requests. Each policy serves
+the same requests. The study reports the largest difference of service between
+two clients that both have waiting requests, compared with the bound of virtual
+token counters, and the effect on tail latencies and throughput. It takes a
+minute; `fairness.py:test` takes seconds.
 """
 
 import ml_collections

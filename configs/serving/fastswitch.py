@@ -1,4 +1,4 @@
-r"""What switching between requests costs: recompute, swap, and FastSwitch.
+r"""Cost of switching between requests: recompute, swap, and FastSwitch.
 
   python -m launch.simulate --config=configs/serving/fastswitch.py \
     --plot=fastswitch.png
@@ -7,14 +7,14 @@ r"""What switching between requests costs: recompute, swap, and FastSwitch.
     --config.traces.azure_conv.path=AzureLLMInferenceTrace_conv.csv \
     --config.num_requests=0
 
-A server with priorities that change is simulated with several ways to take a
-request's pages: arms, each of which adds one thing. First with sessions as in
-FastSwitch's evaluation (arXiv 2411.18424), then with public traces whose
-arrivals are scaled to shares of the capacity that the first arm has.
+A server with changing priorities is simulated with several preemption methods
+("arms"), each of which adds one feature to the previous one. The first setting
+has sessions as in FastSwitch's evaluation (arXiv 2411.18424), the second public
+traces with arrival rates scaled to fractions of the first arm's capacity.
 
-Sizes: `all` has 100 sessions and takes some minutes on one core, `paper`
-has the 1,000 of the paper and takes more than an hour, `test` seconds. What has
-been simulated is kept in config.keep, so that a study that was stopped goes on.
+Sizes: `all` has 100 sessions and takes some minutes on one core, `paper` has
+the paper's 1,000 sessions and takes more than an hour, `test` takes seconds.
+Finished simulations are stored in config.keep, so that a stopped study resumes.
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-r"""Simulates vLLM's run of 300 requests on an RTX 4090, beside its log.
+r"""Simulates a vLLM run of 300 requests on an RTX 4090; compared with its log.
 
   python -m launch.simulate --config=configs/serving/vllm_log.py
   python -m launch.simulate --config=configs/serving/vllm_log.py \
@@ -8,10 +8,11 @@ r"""Simulates vLLM's run of 300 requests on an RTX 4090, beside its log.
   python -m launch.simulate --config=configs/serving/vllm_log.py \
     --config.prefixes=none
 
-Llama-3.1-8B in bfloat16. Times come from single operations that were measured
-on that GPU; nothing is fitted to the log, which has no prompts. Which of them
-begin alike, and so share pages, is known from the published workload: 32 of
-300. Its file, of casys-kaist/LLMServingSim, gives the same figures.
+The model is Llama-3.1-8B in bfloat16. Times come from single operations that
+were measured on that GPU; nothing is fitted to the log. The log has no prompts;
+the prompts with common prefixes, which share pages, are known from the
+published workload: 32 of 300. The workload's file (of casys-kaist/
+LLMServingSim) gives the same results.
 """
 
 import ml_collections
@@ -20,7 +21,7 @@ from caatnet.config.schema.tree import defaults
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-  """Returns the study: `all`, or `test` for its first requests."""
+  """Returns the study: `all`, or `test` for the first requests."""
   if size not in ("all", "test"):
     raise ValueError(f"vllm_log.py:{size}: the sizes are all and test")
   config = defaults("study", "serving.vllm_log")

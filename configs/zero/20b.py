@@ -1,18 +1,18 @@
-r"""20B parameters on 64 chips as three levels, to compile and to price.
+r"""Model of 20B parameters on 64 chips in three levels, to be compiled.
 
-The model is as large as that of Xu et al. (arXiv 2501.04266). Layers, width,
+The number of parameters is that of Xu et al. (arXiv 2501.04266). Layers, width,
 heads and sequences are those of GPT-NeoX-20B (arXiv 2204.06745; its
-configs/20B.yml). SwiGLU of width 16,384, in place of its MLP, makes 20.3e9
-parameters. Levels are Frontier's: 2 chips make a pair and 4 pairs a node; there
-are 8 nodes. Vocabulary and batch are ours.
+configs/20B.yml). With SwiGLU of width 16,384 instead of its MLP, the model has
+20.3e9 parameters. Levels are Frontier's: 2 chips per pair, 4 pairs per node,
+and 8 nodes. Vocabulary and batch are ours.
 
   python -m launch.compile --config=configs/zero/20b.py \
     --target=tpu:v5p:4x4x4 --config.zero.scheme=frontier3
 
-Expected result (LOG.md): the program sends over each level what
-`parallel/zero/cost.py` says, and it fits into the memory of a chip.
-`--config.zero.scheme=zeropp_by_level` takes a third of the memory and half of
-the time on the links. Each takes a minute or two.
+Expected result (LOG.md): the bytes of the program over each level equal those
+of `parallel/zero/cost.py`, and it fits into the memory of a chip.
+`--config.zero.scheme=zeropp_by_level` needs a third of the memory and half of
+the time on the links. Each compilation takes a minute or two.
 """
 
 import ml_collections

@@ -1,10 +1,11 @@
-r"""Prices partitions of a training state on Frontier: step time against memory.
+r"""Predicts step time and memory of partitions of a training state on Frontier.
 
 The setting is that of Xu et al., "Scaling LLM Training on Frontier with
 Low-Bandwidth Partitioning" (arXiv 2501.04266): a 20B model on 48 nodes of 4
-MI250X with 2 GCDs each. Priced are all named schemes, and all 20 partitions of
-three levels with all second copies of the weights and all codecs. The study has
-the front under a memory cap and the best partition for each size of a model.
+MI250X with 2 GCDs each. The study evaluates all named schemes, and all 20
+partitions of three levels with all second copies of the weights and all codecs.
+It reports the Pareto front below a memory limit and the best partition for each
+model size.
 
   python -m launch.simulate --config=configs/zero/frontier.py --plot=zero.png
   python -m launch.simulate --config=configs/zero/frontier.py \
@@ -14,8 +15,8 @@ the front under a memory cap and the best partition for each size of a model.
     --config.parallel.data=128 --config.memory_gb=80
 
 Nothing is trained; it takes seconds on one core. Expected result: the memory of
-each scheme is arithmetic. Its speed comes from a model of time, whose
-assumptions are printed, and which does not reproduce the paper's speedups.
+each scheme is exact arithmetic. The step time is from a model whose assumptions
+are printed, and which does not reproduce the paper's speed-ups.
 """
 
 import ml_collections

@@ -1,15 +1,15 @@
-r"""A sweep: loss of quantised partitions at equal tokens, 3 seeds.
+r"""Sweep of quantised partitions: loss at equal tokens, 3 seeds.
 
-Runs make 300 steps of 1,024 bytes on 8 data-parallel ranks (2 nodes x 2 x 2),
-with 0.87M parameters: without a partition, with ZeRO-3, with ZeRO-3 and int8
-weights or int8 gradients, and with the two schemes that have int8 weights and
-int4 gradients, rounded once per level. Blocks have 256 elements, and parameters
-of any size are coded. A run takes about two minutes on a core.
+Runs have 300 steps of 1,024 bytes on 8 data-parallel ranks (2 nodes x 2 x 2)
+and 0.87M parameters: without a partition, with ZeRO-3, with ZeRO-3 and int8
+weights or int8 gradients, and with the two schemes of int8 weights and int4
+gradients, rounded once per level. Blocks have 256 elements, and parameters of
+all sizes are coded. A run takes about two minutes on one core.
 
   python -m launch.sweep --config=configs/zero/sweep.py \
     --cpu_devices=8 --mesh=tensor:1
 
-Resumable: run it again after a stop. `sweep.py:test` is a few steps of it.
+The same command resumes a stopped sweep. `sweep.py:test` has a few steps.
 Expected result: LOG.md.
 """
 

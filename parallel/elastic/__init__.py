@@ -1,9 +1,9 @@
-"""Elastic membership: peers that join and leave while they train."""
+"""Elastic training: peers join and leave a swarm during a run."""
 
 from parallel.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
-  "patience": ["Finished", "Halted"],
+  "timeouts": ["Finished", "Halted"],
   "settings": ["Options", "Settings"],
   "swarm": ["Swarm"],
 })

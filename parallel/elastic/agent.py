@@ -1,12 +1,12 @@
-"""A peer's agent: runs `peer.step` beside the user's program.
+"""Agent of a peer: runs `peer.step` concurrently with the user's program.
 
-One thread takes messages of the coordinator and what its own tasks report:
-connecting, fetching and exchanging run in threads of their own, since each of
-them may block, and each is given up when the peer is told of another epoch.
-What the user has given is only read, and kept until its round is committed.
+One thread processes the coordinator's messages and the results of the peer's
+tasks. Tasks (connecting, fetching, exchanging) may block, so each runs in its
+own thread; a new epoch cancels them. The user's contribution is never modified,
+and is kept until its round is committed.
 
-If the coordinator is away, the agent tries to reach it again, less and less
-often; after t_c without it the peer halts.
+If the coordinator is unreachable, the agent retries with exponential backoff;
+after t_c seconds the peer halts.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,9 @@ from parallel.elastic.membership.leases import Spans
 from parallel.elastic.membership.messages import Id
 from parallel.elastic.membership.revision import LEASES, Revision
 from parallel.elastic.membership.shared_state import State
-from parallel.elastic.patience import Halted, Patience
 from parallel.elastic.ring.bandwidth import Rings
 from parallel.elastic.settings import Settings
+from parallel.elastic.timeouts import AdmissionTimeout, Halted
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.handshake import (
@@ -45,28 +45,28 @@ from parallel.elastic.transport.listener import Listener
 from parallel.elastic.transport.transfers import Lost, Unreachable
 
 LOG = logging.getLogger(__name__)
-# After a failed attempt a peer waits before it says so, longer each time, so
-# that what fails always does not do so thousands of times.
+# Exponential backoff before a failed attempt is reported: without it, a
+# persistent failure would cause thousands of epochs.
 _FAILED_S, _MOST_FAILED_S = 0.02, 2.0
-# After so many rounds were committed while it fetched, one after the other, a
-# peer goes and comes again: newcomers are waited for.
+# A peer whose fetches are outdated by this many consecutive commits leaves and
+# joins again: the swarm waits for new members before it starts a round.
 _MOST_OVERTAKEN = 3
-_SAID_S = 10.0  # a coordinator that is away is complained of so often
+_SAID_S = 10.0  # interval of warnings about an unreachable coordinator
 
 
 class Agent:
-  """A peer and its threads.
+  """Peer with its threads, connections and state.
 
   Attributes:
-    changed: Is notified when there is work, or the peer has ended; what follows
-      is read and written with it held.
-    working: Whether the user is to compute a part.
-    drawn: `Leases.round` and the samples of the part that is to be computed.
-    newest: The newest committed revision that is here.
-    peer: The protocol's state.
-    members: Of the newest epoch.
-    counted: Whether the last part is known to be in a committed round.
-    error: Why the peer has ended; None while it has not.
+    changed: Condition that is notified when a contribution is due or the peer
+      has ended; guards the attributes below.
+    working: Whether the user's program has to compute a contribution.
+    drawn: (`Leases.round`, samples) of that contribution.
+    newest: Newest committed revision that the peer holds.
+    peer: State of the protocol.
+    members: Members of the newest epoch, in the order of their ranks.
+    counted: Whether the last contribution is known to be in a committed round.
+    error: Reason for which the peer has ended; None while it runs.
   """
 
   def __init__(
@@ -75,6 +75,8 @@ class Agent:
     say: Callable[[str], None],
   ) -> None:
     self._coordinator, self._security = coordinator, security
+    # Other threads only append to the queue; `_run` alone changes the
+    # protocol's state.
     self._listener, self._settings = listener, settings
     self._events: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     self._scope = Scope()
@@ -82,21 +84,24 @@ class Agent:
     self._channel: Channel | None = None
     self._links: Links | None = None
     self._rings: Rings | None = None
-    self._reached: m.Connected | None = None  # how connecting has ended
+    self._reached: m.Connected | None = None  # result of connecting, if ended
     self._fetch: Fetch | None = None
+    # (epoch, revision, digest) of the running fetch.
     self._fetching: tuple[int, int, Any] | None = None
     self._overtaken = 0
-    self._patience = Patience(settings, say)
-    self._sent_bytes = 0  # in epochs before
+    self._admission = AdmissionTimeout(settings, say)
+    self._sent_bytes = 0  # in earlier epochs
     self._silence_s = 10.0
+    # Kept until its round is committed, or until the protocol discards it.
     self._part: Part | None = None
-    self._result: Revision | None = None
+    self._result: Revision | None = None  # of the round voted on
     self._failed = 0
     self.changed = threading.Condition()
     self.working, self.drawn = False, (0, ())
     self.counted = False
     self.members: tuple[Id, ...] = ()
     self.error: BaseException | None = None
+    # Hashes the state, so a large one delays the first connection.
     self._install(revisions.make(revision, state))
     self.peer = peers.Peer(listener.me, revision, self.newest.digest)
     self._threads = [
@@ -107,81 +112,89 @@ class Agent:
       thread.start()
 
   def give(self, part: Part) -> None:
-    """Takes the part that the user was to compute."""
+    """Accepts the contribution that the user's program has computed."""
     with self.changed:
       self.working = False
     self._events.put((m.Worked(), part))
 
   def leave(self) -> None:
-    """Tells the coordinator that the peer goes, and ends everything."""
+    """Sends `Leave` to the coordinator, and ends all threads."""
     channel = self._channel
     if channel is not None and self.error is None:
       channel.send(m.Leave())
       channel.finish(1.0)
+    # Ends the threads; the error is not raised, since no call of `give` waits.
     self._end(Halted("the peer has left"))
     for thread in self._threads:
       thread.join(5)
 
-  # The coordinator's connection.
+  # Connection to the coordinator.
 
   def _converse(self) -> None:
-    """Keeps a connection to the coordinator."""
+    """Maintains a connection to the coordinator; runs in its own thread."""
     pause_s, seen = 0.05, time.monotonic()
     request = Request(Purpose.CONTROL, 0, 0, self.peer.id, service.NAME)
     while self.error is None:
       try:
         left_s = max(0.0, seen + self._settings.alone_s - time.monotonic())
         sock = dial(
+          # Split into dials of at most _SAID_S, so that a warning appears in
+          # between.
           self._coordinator, request, self._security, self._scope,
           min(left_s, _SAID_S),
         )
       except Cancelled:
         return
       except OSError as error:
-        if left_s <= _SAID_S:
+        if left_s <= _SAID_S:  # the dial used up the rest of t_c
           self._events.put((m.Alone(), error))
           return
         LOG.warning(
           "coordinator %s:%s: %s; %s halts in %.0f s", *self._coordinator,
           error, self.peer.id, left_s,
         )
-        self._scope.closed.wait(1.0)  # it may have refused at once
+        self._scope.closed.wait(1.0)  # a refusal may be immediate
         continue
       channel = Channel(
         sock, frames.FROM_COORDINATOR, self._silence_s, ends_silent=True
       )
       began = time.monotonic()
       try:
-        channel.run(lambda message, c=channel: self._hear(c, message))
+        channel.run(lambda message, c=channel: self._receive(c, message))
       except ValueError as error:
-        LOG.warning("the coordinator sends what is not right: %s", error)
+        LOG.warning("the coordinator sent an invalid message: %s", error)
       except OSError as error:
         LOG.info("the coordinator's connection has ended: %s", error)
+      # Only now close the socket: no thread uses it any longer.
       self._scope.end(sock)
       seen = time.monotonic()
-      # What ends soon again and again is not tried all the time.
+      # Exponential backoff for connections that end shortly after they start.
       lasted = time.monotonic() - began > self._silence_s
       pause_s = 0.05 if lasted else min(2 * pause_s, 2.0)
       self._scope.closed.wait(pause_s)
 
-  def _hear(self, channel: Channel, message: Any) -> None:
-    """Takes what the coordinator says over a connection."""
+  def _receive(self, channel: Channel, message: Any) -> None:
+    """Processes a message that arrived from the coordinator."""
+    # The first message: only now does the connection replace the former one.
     if isinstance(message, m.Welcome):
       self._silence_s = channel.silence_s = max(message.silence_s, 0.1)
       self._channel = channel
       message = m.Reconnected()
     if isinstance(message, m.Waiting):
-      error = self._patience.hear(message)
+      error = self._admission.update(message)
       if error is not None:
         self._end(error)
+    # Messages of a former connection are stale.
     elif channel is self._channel:
       self._events.put((message, None))
 
-  # What happens, one after the other.
+  # Event loop.
 
   def _run(self) -> None:
+    """Processes events in order; runs in its own thread."""
     try:
       while self.error is None:
+        # (None, None) from `_end` wakes the loop.
         message, payload = self._events.get()
         if message is not None:
           self._take(message, payload)
@@ -190,14 +203,15 @@ class Agent:
       raise
 
   def _take(self, message: Any, payload: Any) -> None:
-    """Gives the peer a message, and does what it says."""
+    """Processes an event and the payload of a finished task."""
     match message:
       case m.Connected() if message.epoch == self.peer.epoch:
         self._reached = message
       case m.Worked():
         self._part = payload
-        if self._void(self.newest):
+        if self._void(self.newest):  # fetched a newer revision meanwhile
           message = m.Voided()
+      # A newer revision may grant the samples of the contribution to others.
       case m.Fetched() if message == self.peer.fetching:
         if self._void(payload):
           self._step(m.Voided(), None)
@@ -206,24 +220,29 @@ class Agent:
       case m.Reduced() if (message.epoch, message.round) == (
         self.peer.epoch, self.peer.revision
       ):
+        # None after a failure, which increases the backoff of the next attempt.
         self._result = payload
         self._failed = 0 if payload else self._failed + 1
     self._step(message, payload)
 
   def _void(self, newest: Revision) -> bool:
-    """Drops the part if its samples are not its own in a revision."""
+    """Drops the contribution if a revision grants its samples to others."""
     part = self._part
     if part is None or not self._settings.samples:
       return False
     begun = part.begun, part.samples
+    # Valid: still granted to this peer, or drawn above the counter since the
+    # last commit.
     if leases.valid(newest.leases, begun, self.peer.id):
       return False
     self._part, self.counted = None, False
     return True
 
   def _step(self, message: Any, payload: Any) -> None:
+    """Runs one step of the protocol and executes its effects."""
     with self.changed:
       self.peer, effects = peers.step(self.peer, message)
+      # The step replaced or completed the request: stop the download.
       if self.peer.fetching is None and self._fetch is not None:
         self._fetch.cancel()
         self._fetch = self._fetching = None
@@ -231,11 +250,13 @@ class Agent:
       self._do(effect, payload)
 
   def _do(self, effect: Any, payload: Any) -> None:
+    """Executes one effect."""
     match effect:
       case m.Send():
-        # What is lost with a connection is said again after the next `Hello`.
+        # The protocol recovers lost messages after the next `Hello`.
         if self._channel is not None:
           self._channel.send(effect.message)
+      # Each of the next three starts a thread, which reports with an event.
       case m.Connect():
         self._connect(effect)
       case m.Fetch():
@@ -243,6 +264,7 @@ class Agent:
       case m.Reduce():
         self._start(self._exchange, effect, self._links, self._part,
                     self.newest, self._rings)
+      # Closing the links makes the running exchange raise `Lost`.
       case m.Cancel():
         self._cut("the round was cancelled")
       case m.Discard():
@@ -253,35 +275,39 @@ class Agent:
         assert self._result is not None
         self._install(self._result)
         self._report()
+        # Counted: the committed result contains the contribution.
         self._part, self._result, self.counted = None, None, True
       case m.Work():
         self._ask_for_work()
       case m.Halt():
         self._end(Halted(
           f"no coordinator at {':'.join(map(str, self._coordinator))}: "
-          f"{payload}; what the peer has is kept"
+          f"{payload}; the peer's state is kept"
         ))
       case _:
         raise AssertionError(effect)
 
   def _report(self) -> None:
-    """Tells who looks on at the coordinator what was done."""
+    """Sends a progress report for the coordinator's display."""
     part, links = self._part, self._links
     if self._channel is not None and links is not None and part is not None:
+      # Bytes of all epochs, failed attempts included.
       sent = self._sent_bytes + links.traffic.sent_bytes
       self._channel.send(m.Report(self.newest.number, sent, part.loss))
 
   def _install(self, newest: Revision) -> None:
-    """Makes a revision the newest one, here and for others."""
+    """Makes a revision the newest one and serves it to other peers."""
+    # Read-only: the server and fetches of other peers read the same memory.
     for value in newest.shared.values():
       if not isinstance(value, bytes):
         value.setflags(write=False)
     self.newest = newest
+    # Requests in progress keep reading the former revision.
     self._server.publish(newest.shared, newest.entries)
 
   def _ask_for_work(self) -> None:
-    """Draws the next part's samples, and wakes the user."""
-    drawn: tuple[int, Spans] = 0, ()
+    """Draws the next contribution's samples and wakes the user's thread."""
+    drawn: tuple[int, Spans] = 0, ()  # (round, samples)
     if self._settings.samples:
       now = self.newest.leases
       drawn = now.round, leases.draw(
@@ -289,17 +315,18 @@ class Agent:
         self._settings.num_samples(now.round),
       )
     with self.changed:
+      # Wakes `Swarm._wait`.
       self.working, self.drawn = True, drawn
       self.changed.notify_all()
 
   def _end(self, error: BaseException) -> None:
-    """Ends the peer; what it has stays."""
+    """Ends the peer and keeps its state."""
     with self.changed:
       if self.error is not None:
         return
       self.error = error
       self.changed.notify_all()
-    self._events.put((None, None))
+    self._events.put((None, None))  # wakes the event loop
     self._scope.close()
     if self._channel is not None:
       self._channel.close("the peer has ended")
@@ -308,43 +335,49 @@ class Agent:
     self._cut("the peer has ended")
     self._listener.close()
 
-  # Tasks, which have threads of their own.
+  # Tasks, each in its own thread.
 
   def _start(self, target: Any, *args: Any) -> None:
     threading.Thread(target=target, args=args, daemon=True).start()
 
   def _cut(self, reason: str) -> None:
+    """Closes the links, which fails a running exchange."""
     if self._links is not None:
       self._links.close(reason)
 
   def _connect(self, task: m.Connect) -> None:
-    """Begins to connect to an epoch's members, or says how that ended."""
+    """Starts connecting to an epoch's members, or repeats the result."""
+    # A repeated Prepare of the same epoch: do not connect twice.
     if self._links is not None and self._links.epoch == task.epoch:
       if self._reached is not None:
         self._events.put((self._reached, None))
       return
     self._reached = None
-    self._cut(f"goes on to epoch {task.epoch}")
+    self._cut(f"continues with epoch {task.epoch}")
     if self._links is not None:
+      # The counters of the closed links are added to the total.
       self._sent_bytes += self._links.traffic.sent_bytes
     with self.changed:
       self.members = task.members
     members = {peer: ids.address(peer) for peer in task.members}
     options = Options(
-      self._settings.lanes, self._silence_s, self._settings.checked
+      self._settings.num_connections, self._silence_s, self._settings.checked
     )
     self._links = Links(
       self.peer.id, task.epoch, members, self._security, options
     )
+    # Measured bandwidths are valid for one epoch.
     self._rings = Rings(self._links) if self._settings.measured else None
+    # Members without the newest revision fetch it while others connect.
     self._server.offer(self._listener, task.epoch, task.members)
     self._start(self._reach, self._links)
 
   def _reach(self, links: Links) -> None:
-    """Connects, and reports who could not be reached.
+    """Connects to all members and reports unreachable ones.
 
-    That takes longer than the coordinator needs to see that a peer is silent:
-    it knows better whose fault it is.
+    The report is delayed to 2 t_h. The coordinator drops silent peers after
+    t_h, so it removes a dead member before this peer's report could cause a
+    live one to be dropped.
     """
     end = time.monotonic() + 2 * self._silence_s
     unreachable: tuple[Id, ...] = ()
@@ -355,21 +388,22 @@ class Agent:
       unreachable = tuple(error.peers)
     except Lost as error:
       if error.peer is None:
-        return  # there is another epoch
+        return  # closed here for a newer epoch
       LOG.info("epoch %d: %s", links.epoch, error)
+      # A peer that was connected was lost again.
       unreachable = (error.peer,)
     if unreachable:
       self._scope.closed.wait(max(0, end - time.monotonic()))
     self._events.put((m.Connected(links.epoch, unreachable), None))
 
   def _get(self, task: m.Fetch) -> None:
-    """Begins to fetch a revision, unless that is under way."""
+    """Starts to fetch a revision, unless it is being fetched already."""
     wanted = self.peer.epoch, task.revision, task.digest
-    if self._fetching == wanted:
+    if self._fetching == wanted:  # a repeated request
       return
     if self._fetch is not None:
       self._fetch.cancel()
-      # In another epoch it is asked for the same again.
+      # A new epoch repeats the request; only commits in an epoch overtake it.
       self._overtaken += self._fetching[0] == self.peer.epoch
     if self._overtaken >= _MOST_OVERTAKEN and self._channel is not None:
       LOG.info("rounds are committed faster than they can be fetched")
@@ -377,6 +411,7 @@ class Agent:
       self._channel.send(m.Leave())
       return
     holders = {
+      # This peer lacks the revision, even if the message lists it as a holder.
       peer: ids.address(peer) for peer in task.holders if peer != self.peer.id
     }
     job = self._job(task, holders)
@@ -385,7 +420,8 @@ class Agent:
     self._start(self._gets, task, holders, job)
 
   def _job(self, task: m.Fetch, holders: Mapping[Id, Address]) -> Fetch:
-    """Makes a fetch; what one before has got is not asked for again."""
+    """Returns a fetch that reuses the chunks of the previous one."""
+    # Reuse chunks of an unfinished download, else of the held revision.
     kept = None if self._fetch is None else self._fetch.partial
     return Fetch(
       self.peer.id, self.peer.epoch, task.digest, holders, self._security,
@@ -396,7 +432,7 @@ class Agent:
   def _gets(
     self, task: m.Fetch, holders: Mapping[Id, Address], job: Fetch
   ) -> None:
-    """Fetches; tries again until it is told of another revision."""
+    """Fetches a revision; retries until another one replaces the request."""
     pause_s = _FAILED_S
     while self.error is None:
       try:
@@ -407,9 +443,10 @@ class Agent:
         LOG.info("revision %d: %s", task.revision, error)
         self._scope.closed.wait(pause_s)
         pause_s = min(2 * pause_s, _MOST_FAILED_S)
+        # A new attempt starts from the chunks received so far.
         again = self._job(task, holders)
         with self.changed:
-          if self._fetch is not job:
+          if self._fetch is not job:  # replaced meanwhile
             return
           self._fetch = job = again
       else:
@@ -421,24 +458,28 @@ class Agent:
     self, task: m.Reduce, links: Links, part: Part, newest: Revision,
     rings: Rings | None,
   ) -> None:
-    """Runs an attempt of a round."""
+    """Attempts a round and reports its result."""
     found: Revision | None = None
     try:
+      # The first message of a round: weights, samples, measurement requests.
       exchange = Exchange(links, task, part.weight, part.samples, rings)
       made = dict(part.combine(exchange, newest.visible, part.value))
       if self._settings.samples:
+        # All contributors compute the same leases from the same samples.
         made[LEASES] = leases.encode(leases.committed(
           newest.leases, task.epoch, links.members,
           exchange.samples, self._settings.num_samples(task.round + 1),
         ))
+      # Hashing costs about 0.7 s per GB and core.
       found = revisions.make(task.round + 1, made)
-    except OSError as error:
+    except OSError as error:  # a lost connection: vote for a new attempt
       LOG.info("round %d, epoch %d: %s", task.round, task.epoch, error)
       self._scope.closed.wait(
         min(_FAILED_S * 2**min(self._failed, 10), _MOST_FAILED_S)
       )
-    except Exception as error:  # the user's function: it would fail again
+    except Exception as error:  # from the user's function: would fail again
       self._end(error)
       return
+    # The vote: equal digests on all contributors commit the round.
     name = found.digest if found else None
     self._events.put((m.Reduced(task.epoch, task.round, name), found))

@@ -1,9 +1,9 @@
-"""One attempt of a round, as the user's function sees it.
+"""Exchange between the contributors of a round, as user code sees it.
 
-All contributors run the same function on the same shared state, and exchange
-their parts through an `Exchange`, in the same order of calls. Whatever the
-function returns is the next shared state, which must be the same on all: what
-it takes from the exchange is, bit for bit.
+All contributors call the same function on the same shared state, and exchange
+their contributions through an `Exchange`, in the same order of calls. The
+function returns the next shared state, which must be identical on all
+contributors; results of the exchange are bitwise identical.
 """
 
 from collections.abc import Callable
@@ -21,48 +21,52 @@ from parallel.elastic.ring.bandwidth import Rings
 from parallel.elastic.ring.link_collectives import Order
 from parallel.elastic.transport.links import Links
 
-_MOST_OPERATIONS = 1 << 20  # of a round
-_TIMED_BYTES = 1 << 16  # shorter sums say nothing of links
+_MOST_OPERATIONS = 1 << 20  # per round: a round's tags start at a multiple
+_TIMED_BYTES = 1 << 16  # smaller sums measure latency, not bandwidth
 
 
 class Exchange:
-  """What contributors of a round say to each other.
+  """Collectives between the contributors of one attempt of a round.
 
   Attributes:
-    round: Its number.
-    epoch: In which it is attempted.
-    contributors: Whose parts are exchanged, in the order of their ranks.
-    ring: The same, in the order in which sums around a ring go. It is a part of
-      their value: who wants to do them again must keep it.
-    weights: What each one's part weighs.
-    samples: What each one has drawn; empty without leases.
+    round: Number of the round.
+    epoch: Epoch of the attempt.
+    contributors: Contributing peers, in the order of their ranks.
+    ring: Contributing peers in the order of ring sums. The order determines
+      the bits of ring sums, so reproducing a result requires it.
+    weights: Weight of each contribution, in the order of the ranks.
+    samples: peer -> samples of its contribution; empty spans without leases.
   """
 
   def __init__(
     self, links: Links, task: Reduce, weight: float, samples: Spans,
     rings: Rings | None = None,
   ) -> None:
-    """Tells the others a part's weight and samples, and waits for theirs.
+    """Exchanges weights, samples and measurement requests.
 
     Args:
-      links: Of the epoch.
-      task: The round.
-      weight: What the part weighs.
-      samples: What it has drawn.
-      rings: Rings by measured links; with None a ring is in the order of ranks.
+      links: Links of the epoch.
+      task: Round to attempt.
+      weight: Weight of this peer's contribution.
+      samples: Samples of this peer's contribution.
+      rings: Rings by measured bandwidth; None uses rank order.
 
     Raises:
       Lost: A peer was lost.
-      ValueError: Some peers measure links, and others do not.
+      ValueError: `Settings.measured` differs between peers.
     """
     self.round, self.epoch = task.round, task.epoch
     self.contributors: tuple[Id, ...] = task.contributors
     self._links, self._tag = links, task.round * _MOST_OPERATIONS
+    # None: measurement is disabled on this peer.
     wish = rings.wanted(self.contributors) if rings is not None else None
+    # One gather carries the weight, the samples and the request.
     mine = json.dumps([weight, samples, wish]).encode()
     said = [json.loads(bytes(data)) for data in self.gather(mine)]
     weights = tuple(float(weight) for weight, _, _ in said)
+    # All weights 0, e.g. no tokens counted: the plain mean.
     self.weights = weights if any(weights) else (1.0,) * len(weights)
+    # JSON has lists; spans are tuples.
     self.samples: dict[Id, Spans] = {
       peer: tuple((start, stop) for start, stop in spans)
       for peer, (_, spans, _) in zip(self.contributors, said, strict=True)
@@ -70,16 +74,17 @@ class Exchange:
     self._rings, self.ring = rings, self.contributors
     for peer, (_, _, other) in zip(self.contributors, said, strict=True):
       if (other is None) != (wish is None):
-        raise ValueError(f"Settings.measured is another one on {peer}")
+        raise ValueError(f"Settings.measured differs on {peer}")
     if rings is not None:
+      # All contributors read the same requests, so all decide alike.
       if any(wish for _, _, wish in said):
-        self._tag += 2
+        self._tag += 2  # `measure` uses two tags
         rings.measure(self.contributors, self._tag - 1)
       self.ring = rings.ring(self.contributors)
 
   @property
   def rank(self) -> int:
-    """This peer's rank among the contributors."""
+    """Rank of this peer among the contributors."""
     return self.contributors.index(self._links.me)
 
   def gather(self, data: Any) -> list[memoryview]:
@@ -99,8 +104,11 @@ class Exchange:
     """Returns the sum of all contributors' arrays.
 
     Args:
-      x: float32 ``[...]``, contiguous, of the same shape on all.
-      order: In which order is added, as for `link_collectives.all_reduce`.
+      x: float32 ``[...]``, contiguous, of equal shape on all contributors.
+      order: Order of additions, as for `link_collectives.all_reduce`.
+
+    Returns:
+      float32 ``[...]``, bitwise identical on all contributors.
 
     Raises:
       Lost: A peer was lost.
@@ -111,22 +119,27 @@ class Exchange:
       ranks=self.ring if ring else self.contributors,
     ).result()
     if ring and self._rings is not None and x.nbytes >= _TIMED_BYTES:
+      # Slower sums than before lead to a new measurement.
       self._rings.took((time.monotonic() - start) / x.nbytes)
     return total
 
   def mean(self, x: np.ndarray, order: Order = "direct") -> np.ndarray:
-    """Returns the mean of all contributors' arrays, by their weights.
+    """Returns the weighted mean of all contributors' arrays.
 
-    Each multiplies its array by its weight, and the sum is divided by that of
-    the weights, all in float32. With weights of 1 it is the plain mean.
+    Each contributor multiplies its array by its weight; the sum is divided by
+    the sum of the weights, all in float32.
 
     Args:
-      x: As for `sum`.
-      order: As for `sum`.
+      x: float32 ``[...]``, as for `sum`.
+      order: Order of additions, as for `sum`.
+
+    Raises:
+      Lost: A peer was lost.
     """
     mine = self.weights[self.rank]
     if mine != 1:
       x = x * np.float32(mine)
+    # Float32 in rank order, so that all contributors divide by the same bits.
     total = np.float32(0)
     for weight in self.weights:
       total += np.float32(weight)
@@ -137,21 +150,21 @@ class Exchange:
     return self._tag
 
 
-# What makes the next shared state of the present one and a part. It must write
-# to neither: if the attempt fails, it is called again with them.
+# Computes the next shared state from (exchange, current state, contribution).
+# It must modify neither input: after a failed attempt it is called again.
 Combine = Callable[[Exchange, State, Any], State]
 
 
 class Part(NamedTuple):
-  """What a peer gives to a round.
+  """Contribution of a peer to a round.
 
   Attributes:
-    value: What the user's function is given.
-    combine: The function.
-    weight: What it weighs, e.g. tokens.
-    begun: `leases.Leases.round` of when its samples were drawn.
-    samples: These samples; empty without leases.
-    loss: Of the part, for people who look on; None for none.
+    value: Value passed to `combine`.
+    combine: Function that computes the next state.
+    weight: Weight of the contribution, e.g. its number of tokens.
+    begun: `leases.Leases.round` when its samples were drawn.
+    samples: Samples of the contribution; empty without leases.
+    loss: Loss of the contribution, for monitoring; None for none.
   """
 
   value: Any

@@ -1,4 +1,4 @@
-"""How a peer takes part in a swarm, and how its links are made."""
+"""Settings of a peer in a swarm, and options of its links."""
 
 from collections.abc import Callable
 import dataclasses
@@ -6,26 +6,28 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How a peer takes part.
+  """Settings of a peer.
 
   Attributes:
-    alone_s: t_c: without a coordinator for so long it halts.
-    lanes: Data connections from each peer to each other.
-    checked: Whether blocks that are exchanged have checksums.
-    samples: How many samples a part draws, or a function that says it of the
-      number of the part's round, the same on all; 0 for no leases.
-    measured: Whether rings go by measured links; all peers alike. Measuring
-      takes some tenths of a second, in each epoch.
-    rounds: Of a whole run: who comes when these have been made, and nobody is
-      waiting for it, ends. 0 for a run without an end.
-    listen: Host and port at which it listens for other peers; port 0 for any
-      that is free.
-    advertise: Address at which peers reach it if that differs, as behind a NAT
-      or with 0.0.0.0.
+    alone_s: t_c: seconds without a coordinator after which the peer halts.
+    num_connections: Number of data connections between each pair of peers.
+    checked: Whether exchanged blocks carry checksums.
+    samples: Number of samples per contribution, or a function from the round's
+      number to it, equal on all peers; 0 disables leases.
+    measured: Whether ring orders follow measured bandwidth; equal on all peers.
+      A measurement takes some tenths of a second per epoch.
+    rounds: Number of rounds of the run. A peer that connects after the last
+      one ends with `Finished`. 0 for a run without an end.
+    listen: (host, port) at which the peer listens; port 0 selects a free port.
+    advertise: Address at which other peers reach it, if it differs from
+      `listen`: behind a NAT, or when listening at 0.0.0.0.
+
+  Raises:
+    ValueError: `alone_s` is not positive, or `samples` is negative.
   """
 
   alone_s: float = 300.0
-  lanes: int = 1
+  num_connections: int = 1
   checked: bool = False
   samples: int | Callable[[int], int] = 0
   measured: bool = False
@@ -36,34 +38,42 @@ class Settings:
   def __post_init__(self) -> None:
     if not self.alone_s > 0:
       raise ValueError(f"alone_s={self.alone_s:g} must be positive")
+    # A function is checked by its results, round by round.
     if not callable(self.samples) and self.samples < 0:
       raise ValueError(f"samples={self.samples} must not be negative")
 
   def num_samples(self, number: int) -> int:
-    """Returns how many samples a part of a round draws."""
+    """Returns the number of samples per contribution of a round."""
     return self.samples(number) if callable(self.samples) else self.samples
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How links are made.
+  """Options of an epoch's links.
 
   Attributes:
-    lanes: Data connections from each peer to each other.
-    silence_s: Seconds without a sign of life after which a peer is lost.
-    checked: Whether each block has a checksum.
-    send_buffer: Bytes of the kernel's send buffer of a lane; 0 lets the kernel
-      choose. A small one keeps what is under way in the cache, where peers are
-      near; over a long link it limits the rate.
+    num_connections: Number of data connections between each pair of peers.
+    silence_s: Seconds without received data after which a peer is lost.
+    checked: Whether each block carries a checksum.
+    send_buffer: Bytes of the kernel's send buffer per connection; 0 selects the
+      kernel's default. A small buffer keeps data in flight in the CPU cache
+      when peers are close; on links with a high latency it limits the rate.
+
+  Raises:
+    ValueError: `num_connections` or `silence_s` is out of range.
   """
 
-  lanes: int = 1
+  num_connections: int = 1
   silence_s: float = 10.0
   checked: bool = False
   send_buffer: int = 0
 
   def __post_init__(self) -> None:
-    if not 1 <= self.lanes <= 64:
-      raise ValueError(f"lanes={self.lanes} must be an integer from 1 to 64")
+    # Each connection costs two threads per pair of peers.
+    if not 1 <= self.num_connections <= 64:
+      raise ValueError(
+        f"num_connections={self.num_connections} must be an integer from 1 to "
+        "64"
+      )
     if not self.silence_s > 0:
       raise ValueError(f"silence_s={self.silence_s:g} must be positive")

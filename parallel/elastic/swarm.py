@@ -1,4 +1,4 @@
-"""What a training program sees of a swarm: the state, the part, the rounds.
+"""User interface of a swarm: shared state, contributions and rounds.
 
   with Swarm(address, security, {"theta": theta}) as swarm:
     while swarm.revision < rounds:
@@ -10,10 +10,32 @@ where, for a mean of float32,
   def combine(exchange, state, part):
     return {"theta": state["theta"] - exchange.mean(part)}
 
-`give` returns when there is a newer state from which the next part is to be
-computed. That the part was counted is told by `counted`: a peer that was away
-for a while gets the newest state, and its part is dropped if it may have been
-counted, or if its samples have gone to others.
+`give` returns when a new contribution is due, usually with a newer state.
+`counted` reports whether the contribution was counted: a peer that was
+disconnected receives the newest state, and its contribution is dropped if it
+may have been counted already, or if its samples were granted to other peers.
+
+Example:
+  >>> import tempfile, threading
+  >>> import numpy as np
+  >>> from parallel.elastic.membership.journal import Journal
+  >>> from parallel.elastic.membership.service import Service
+  >>> from parallel.elastic.swarm import Swarm
+  >>> from parallel.elastic.transport.handshake import Security
+  >>> def combine(exchange, state, part):
+  ...   return {"theta": state["theta"] - exchange.mean(part)}
+  >>> security = Security(b"sixteen random bytes")
+  >>> state = {"theta": np.ones(2, np.float32)}
+  >>> part = np.full(2, 0.25, np.float32)
+  >>> with (  # a swarm of one peer, with its coordinator in a thread
+  ...   tempfile.TemporaryDirectory() as folder,
+  ...   Journal(f"{folder}/journal") as journal,
+  ...   Service(("127.0.0.1", 0), security, journal, say=str) as service,
+  ... ):
+  ...   threading.Thread(target=service.serve, daemon=True).start()
+  ...   with Swarm(service.address, security, state) as swarm:
+  ...     print(swarm.give(part, combine)["theta"], swarm.revision)
+  [0.75 0.75] 1
 """
 
 from collections.abc import Callable
@@ -37,7 +59,7 @@ _SETTINGS = Settings()
 
 
 class Swarm:
-  """A peer's place in a swarm, for one thread of the user's."""
+  """Membership of a peer in a swarm, for use by one thread."""
 
   def __init__(
     self, coordinator: Address, security: Security, state: State, *,
@@ -47,22 +69,26 @@ class Swarm:
     """Connects to a coordinator.
 
     Args:
-      coordinator: Where it listens.
-      security: What all connections are protected by.
-      state: What peers share: name -> contiguous array of booleans, integers or
-        floats, or bytes. It is not copied, and cannot be written any more. A
-        peer that joins later may have another one, and gets the others'.
-      revision: Its revision, of a swarm that goes on from a checkpoint.
-      settings: How the peer takes part.
-      say: Takes lines about what is waited for; any thread calls it.
+      coordinator: (host, port) at which it listens.
+      security: Token and TLS settings of all connections.
+      state: Initial shared state: name -> C-contiguous array of booleans,
+        integers or floats, or bytes. Arrays are not copied and become
+        read-only. A peer that joins later may pass a different state, which
+        the swarm's state replaces.
+      revision: Revision of the state, for a swarm that resumes from a
+        checkpoint.
+      settings: Settings of the peer.
+      say: Callback that receives status lines; called from any thread.
 
     Raises:
-      ValueError: A value cannot be shared, or an address is not right.
+      ValueError: A value cannot be shared, or an address is invalid.
     """
     shared = first(state, settings.samples)
+    # The id contains the port, which is known only once the listener exists.
     listener = Listener("", security, settings.listen)
     try:
       listener.me = ids.make(settings.advertise or listener.address)
+      # Starts the threads that connect to the coordinator.
       self._agent = agent.Agent(
         coordinator, security, shared, revision, listener, settings, say
       )
@@ -71,7 +97,12 @@ class Swarm:
       raise
 
   def __enter__(self) -> "Swarm":
-    """Waits until the peer is a member and has the newest state."""
+    """Waits until the peer is a member and holds the newest state.
+
+    Raises:
+      Halted: The peer cannot join.
+      Finished: The run is complete.
+    """
     try:
       self._wait()
     except BaseException:
@@ -84,80 +115,84 @@ class Swarm:
 
   @property
   def state(self) -> dict[str, Value]:
-    """The newest committed state; its arrays cannot be written."""
+    """Newest committed state, without leases; its arrays are read-only."""
     return dict(self._agent.newest.visible)
 
   @property
   def newest(self) -> Revision:
-    """The newest committed revision, whole: number, digest, state, leases."""
+    """Newest committed revision: number, digest, state, leases and manifest."""
     return self._agent.newest
 
   @property
   def checkpoint(self) -> tuple[int, State]:
-    """The revision and the state with its leases, to go on from later."""
+    """(revision, state with its leases), from which a run can resume."""
     newest = self.newest
     return newest.number, newest.shared
 
   @property
   def revision(self) -> int:
-    """How many rounds have been committed."""
+    """Number of committed rounds."""
     return self._agent.newest.number
 
   @property
   def digest(self) -> Digest:
-    """The hash of the state, the same on all who have its revision."""
+    """Digest of the state, equal on all peers with the same revision."""
     return self._agent.newest.digest
 
   @property
   def me(self) -> Id:
-    """This peer's id."""
+    """Id of this peer."""
     return self._agent.peer.id
 
   @property
   def members(self) -> tuple[Id, ...]:
-    """Who belongs to the newest epoch, in the order of their ranks."""
+    """Members of the newest epoch, in the order of their ranks."""
     return self._agent.members
 
   @property
   def epoch(self) -> int:
-    """The newest epoch."""
+    """Number of the newest epoch."""
     return self._agent.peer.epoch
 
   @property
   def samples(self) -> Spans:
-    """The samples of the part that is to be computed."""
+    """Samples of the next contribution, as [start, stop) spans."""
     return self._agent.drawn[1]
 
   @property
   def counted(self) -> bool:
-    """Whether the last part is known to be in a committed round."""
+    """Whether the last contribution is known to be in a committed round."""
     return self._agent.counted
 
   def give(
     self, part: Any, combine: Combine, weight: float = 1.0,
     loss: float | None = None,
   ) -> dict[str, Value]:
-    """Gives a part to a round, and waits until a part is asked for again.
+    """Submits a contribution to a round; returns when the next one is due.
 
     Args:
-      part: What `combine` is given; it must not change before this returns.
-      combine: Makes the next state, as `exchange.Combine` says. An error of it
-        ends the peer and is raised here; only connections may fail.
-      weight: What the part weighs, e.g. the tokens that it has seen. If those
-        of all parts are 0, they weigh the same.
-      loss: Of the part, which the coordinator shows; finite, or None.
+      part: Contribution, passed to `combine`; the caller must not modify it
+        before this returns.
+      combine: Function that computes the next state, see `exchange.Combine`.
+        Its exceptions end the peer and are raised here, except for connection
+        errors, after which the round is attempted again.
+      weight: Weight of the contribution, e.g. its number of tokens. If all
+        weights are 0, contributions are weighted equally.
+      loss: Loss of the contribution, which the coordinator displays; None or
+        a non-finite value for none.
 
     Returns:
       The newest committed state.
 
     Raises:
       ValueError: The weight is negative or not finite.
-      Halted: There is no coordinator any more. All that there is is kept.
+      Halted: The coordinator cannot be reached. The peer's state is kept.
     """
     if not 0 <= weight < math.inf:
       raise ValueError(f"weight={weight} must be finite and not negative")
     if loss is not None and not math.isfinite(loss):
-      loss = None  # who looks on sees that there is none
+      loss = None  # JSON has no NaN; the display shows a missing value
+    # Assigned when the contribution became due.
     begun, samples = self._agent.drawn
     self._agent.give(Part(
       part, combine, weight, begun, samples,
@@ -167,9 +202,11 @@ class Swarm:
     return self.state
 
   def _wait(self) -> None:
-    """Waits until a part is to be computed."""
+    """Waits until the next contribution is due or the peer has ended."""
+    # The agent's thread sets `working` or `error` under this condition.
     changed = self._agent.changed
     with changed:
       changed.wait_for(lambda: self._agent.working or self._agent.error)
       if self._agent.error is not None:
+        # Also on later calls: an ended peer does not recover.
         raise self._agent.error

@@ -1,4 +1,4 @@
-"""Records of devices, links and clusters, with their sources."""
+"""Hardware data: devices, links, slices, clusters and sites, with sources."""
 
 from parallel.lazy import attach
 

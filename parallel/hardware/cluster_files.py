@@ -1,18 +1,28 @@
-"""Clusters as text: files of JSON, and names of examples.
+"""Clusters from JSON files and by name.
 
-A file is one object:
+A file contains one object:
 
-    name, source, mark   as `LinkMatrix` has them
+    name, source, mark   fields of `LinkMatrix`
     device               a key of `devices.DEVICES`, or an object with name,
                          flops {dtype: FLOP/s}, memory_bytes, memory_bandwidth
                          and source
-    nodes                how many devices each node has, as in [8, 8]
-    rows                 "device", or "node" if rows and columns stand for
-                         nodes, whose diagonal is then between its devices
+    nodes                number of devices of each node, as in [8, 8]
+    rows                 "device"; or "node" if rows and columns stand for
+                         nodes. The diagonal then describes links inside a node
     bandwidth            bytes per second, a list of rows; null on the diagonal
-    latency_s            seconds, the same, or one number for all
+    latency_s            seconds, a list of rows, or one number for all pairs
 
-A row of either matrix says what goes out of a device, a column what comes in.
+Rows of both matrices are senders, columns are receivers.
+
+Example:
+  >>> from parallel.hardware import cluster_files
+  >>> links = cluster_files.cluster("a100:2")
+  >>> links.num_devices, links.device.name, links.mark
+  (16, 'a100', 'published')
+  >>> import json
+  >>> again = cluster_files.from_json(json.loads(cluster_files.to_json(links)))
+  >>> bool((again.bandwidth == links.bandwidth).all())
+  True
 """
 
 from collections.abc import Mapping
@@ -36,17 +46,17 @@ _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
 
 
 def cluster(text: str) -> LinkMatrix:
-  """Finds a cluster by a file's path or an example's name.
+  """Returns a cluster by the path of a file or by name.
 
   Args:
-    text: A path that ends in .json; or ``NAME:GROUPS`` with a key of
-      `clusters.CLUSTERS` and a number of its outermost groups, as in "a100:16";
-      with ``,uneven=SEED`` links between nodes reach less
+    text: Path that ends in .json; or ``NAME:GROUPS`` with a key of
+      `clusters.CLUSTERS` and a number of its outermost groups, as in "a100:16".
+      The suffix ``,uneven=SEED`` reduces bandwidths at random
       (`link_matrix.uneven`).
 
   Raises:
-    ValueError: There is no such example, or the file describes no cluster.
-    FileNotFoundError: There is no such file.
+    ValueError: The name is unknown, or the file does not describe a cluster.
+    FileNotFoundError: The file does not exist.
   """
   if text.endswith(".json"):
     return read(pathlib.Path(text))
@@ -55,8 +65,8 @@ def cluster(text: str) -> LinkMatrix:
   checks.known("cluster=", name, CLUSTERS)
   if not groups.isdigit():
     raise ValueError(
-      f"cluster={text!r} must say how many groups of its outermost level it "
-      f"has, as in {name}:2, or be a path that ends in .json"
+      f"cluster={text!r} must give its number of groups of the outermost "
+      f"level, as in {name}:2, or be a path that ends in .json"
     )
   found = link_matrix.of_cluster(CLUSTERS[name], int(groups))
   for option, value in options.items():
@@ -67,12 +77,15 @@ def cluster(text: str) -> LinkMatrix:
 
 
 def read(path: pathlib.Path) -> LinkMatrix:
-  """Reads a file; errors name it and what is wrong in it.
+  """Reads a cluster from a JSON file; errors name the file.
+
+  Args:
+    path: Path of the file.
 
   Raises:
-    ValueError: It is no JSON, a key is missing or unknown, a link is missing
-      or 0, a matrix is not square, or there are too many devices.
-    FileNotFoundError: There is no such file.
+    ValueError: The file is not JSON, a key is missing or unknown, a link is
+      missing or 0, a matrix is not square, or there are too many devices.
+    FileNotFoundError: The file does not exist.
   """
   try:
     found = json.loads(path.read_text())
@@ -84,7 +97,14 @@ def read(path: pathlib.Path) -> LinkMatrix:
 
 
 def from_json(found: Mapping[str, Any]) -> LinkMatrix:
-  """Makes a cluster of a file's object; errors as those of `read`."""
+  """Returns the cluster that a file's JSON object describes.
+
+  Args:
+    found: Object with the keys that the module docstring lists.
+
+  Raises:
+    ValueError: A key or value is invalid, as for `read`.
+  """
   for key in _KEYS:
     if key not in found:
       raise ValueError(f"key {key!r} is missing; keys are {', '.join(_KEYS)}")
@@ -95,17 +115,18 @@ def from_json(found: Mapping[str, Any]) -> LinkMatrix:
     raise ValueError(f"nodes={counts!r} must be a list, as in [8, 8]")
   for count in counts:
     checks.at_least("nodes", count)
-  nodes = np.repeat(np.arange(len(counts)), counts)
+  nodes = np.repeat(np.arange(len(counts)), counts)  # [N]
   checks.known("rows=", found["rows"], ("device", "node"))
+  # Compact form for clusters with equal links between two nodes.
   by_node = found["rows"] == "node"
   size = len(counts) if by_node else len(nodes)
-  if len(nodes) > link_matrix.MOST_DEVICES:  # before anything is expanded
+  if len(nodes) > link_matrix.MOST_DEVICES:  # LinkMatrix raises; do not expand
     matrices = [np.empty((0, 0))] * 2
   else:
     matrices = [
       _matrix(key, found[key], size) for key in ("bandwidth", "latency_s")
     ]
-    if by_node:
+    if by_node:  # [nodes, nodes] -> [N, N]
       matrices = [m[np.ix_(nodes, nodes)] for m in matrices]
   return LinkMatrix(
     found["name"], _device(found["device"]), tuple(nodes.tolist()), *matrices,
@@ -114,19 +135,20 @@ def from_json(found: Mapping[str, Any]) -> LinkMatrix:
 
 
 def _matrix(key: str, rows: Any, size: int) -> np.ndarray:
-  """Reads a matrix; null is nan, which stands for a link that is missing."""
-  if isinstance(rows, int | float):  # the same for all
+  """Returns a matrix ``[size, size]``; null becomes NaN, a missing link."""
+  if isinstance(rows, int | float):  # one number for all pairs
     return np.full((size, size), float(rows))
   lengths = {len(row) if isinstance(row, list) else 1 for row in rows}
   if len(rows) != size or lengths != {size}:
     raise ValueError(
       f"{key} has {len(rows)} rows of {sorted(lengths)} numbers, not {size} of "
-      f"{size}, as nodes and rows say"
+      f"{size}, as nodes and rows require"
     )
-  return np.array(rows, float)
+  return np.array(rows, float)  # None becomes NaN
 
 
 def _device(found: Any) -> Device:
+  """Returns a device by name, or from an object with its fields."""
   if isinstance(found, str):
     checks.known("device=", found, DEVICES)
     return DEVICES[found]
@@ -142,7 +164,9 @@ def _device(found: Any) -> Device:
   for dtype, rate in found["flops"].items():
     checks.positive(f"device: flops of {dtype}", rate)
   flops = dict(found["flops"])
+  # `Device.peak` needs a default; the fastest dtype of the file is used.
   flops.setdefault("bfloat16", max(flops.values()))
+  # The matrix replaces the device's link; its bandwidth is a placeholder.
   link = LinkKind("the matrix", found["memory_bandwidth"], None, "the matrix")
   return Device(
     found["name"], flops, int(found["memory_bytes"]),
@@ -151,8 +175,12 @@ def _device(found: Any) -> Device:
 
 
 def to_json(links: LinkMatrix) -> str:
-  """Returns a cluster as `read` takes it, a row of a matrix on each line."""
+  """Returns a cluster as the text of a file for `read`.
+
+  Each row of a matrix is one line; numbers have six significant digits.
+  """
   device: Any = links.device.name
+  # Only a device that is not in the registry is written with its fields.
   if DEVICES.get(device) is not links.device:
     device = {key: getattr(links.device, key) for key in _DEVICE_KEYS}
   counts = np.bincount(links.nodes)
@@ -164,6 +192,7 @@ def to_json(links: LinkMatrix) -> str:
   for key in ("bandwidth", "latency_s"):
     rows = ",\n".join(
       "    " + json.dumps([
+        # JSON has no infinity, so the diagonal is null.
         None if i == j else float(f"{x:.6g}") for j, x in enumerate(row)
       ])
       for i, row in enumerate(getattr(links, key).tolist())

@@ -1,13 +1,24 @@
-"""Imports clusters from what NVIDIA's tools print.
+"""Imports of clusters from the output of NVIDIA's tools.
 
-`nvidia-smi topo -m` says how each pair of a node's GPUs is joined: "NV12" is
-twelve bonded NVLinks, all others go over PCI Express: PIX and PXB through its
-switches, PHB, NODE and SYS through the host, whose own links may be slower.
-`sendrecv_perf` of NCCL-tests measures a ring of all its ranks, each of which
-sends to the next one: with two ranks, a pair in both directions at once.
+`nvidia-smi topo -m` prints the connection of each pair of GPUs in a node:
+"NV12" stands for twelve bonded NVLinks. The others use PCI Express: PIX and PXB
+through PCIe switches; PHB, NODE and SYS through the host, whose internal links
+may be slower. `sendrecv_perf` of NCCL-tests measures a ring of all ranks, each
+of which sends to the next one: with two ranks, both directions of one pair
+concurrently.
 
 Formats: NVIDIA's legend of `nvidia-smi topo -m`; NVIDIA/nccl-tests,
 doc/PERFORMANCE.md and src/common.cu.
+
+Example:
+  >>> from parallel.hardware import cluster_imports
+  >>> text = '''
+  ...         GPU0  GPU1  CPU Affinity
+  ... GPU0     X    NV12  0-31
+  ... GPU1    NV12   X    0-31
+  ... '''
+  >>> cluster_imports.ways(text)
+  [['X', 'NV12'], ['NV12', 'X']]
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,33 +33,38 @@ from parallel.hardware.devices import Device
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.hardware.links import LinkKind
 
-PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-# GB/s and direction of one NVLink (NVIDIA's datasheets: 300 / 6, 600 / 12,
-# 900 / 18 and 1,800 / 18 GB/s both ways).
+PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far
+# Bytes per second and direction of one NVLink. NVIDIA's datasheets give 300 /
+# 6, 600 / 12, 900 / 18 and 1,800 / 18 GB/s as the sum of both directions.
 NVLINK_RATES = {
   "v100": 25e9, "a100": 25e9, "h100": 25e9, "h200": 25e9, "b200": 50e9
 }
 
 
 def ways(text: str) -> list[list[str]]:
-  """Reads how GPUs are joined: "X" for themselves, "NV12", "PIX" and so on.
+  """Returns the connection of each pair of GPUs in a node.
 
   Args:
-    text: What `nvidia-smi topo -m` prints; columns of network adapters and of
-      affinities are left out.
+    text: Output of `nvidia-smi topo -m`; columns of network adapters and
+      affinities are ignored.
+
+  Returns:
+    ``[GPUs][GPUs]``: "X" on the diagonal, otherwise "NV12", "PIX" and so on.
 
   Raises:
-    ValueError: There are no rows of GPUs, or one has no word for each GPU.
+    ValueError: There are no rows of GPUs, or a row lacks an entry.
   """
-  text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # the head is underlined
+  text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # the header is underlined
   rows = [line.split() for line in text.splitlines()]
   rows = [r for r in rows if len(r) > 1 and re.fullmatch(r"GPU\d+", r[0])]
-  # The head is a row, too, but for its second word.
+  # The header starts with GPU0, too; its second word differs.
   rows = [r[1:] for r in rows if not re.fullmatch(r"GPU\d+", r[1])]
+  # A single GPU: the header and the row have one column.
   if not rows and re.search(r"^\s*GPU0\s*$", text, re.M):
     rows = [["X"]]
   if not rows:
-    raise ValueError("there are no rows of GPUs as `nvidia-smi topo -m` has")
+    raise ValueError("no rows of GPUs as in the output of `nvidia-smi topo -m`")
+  # Columns after the GPUs describe adapters and CPU affinity.
   found = [row[: len(rows)] for row in rows]
   for i, row in enumerate(found):
     for j, way in enumerate(row):
@@ -66,23 +82,24 @@ def from_topo(
   text: str, device: Device, pcie: LinkKind, network: LinkKind | None = None,
   nodes: int = 1,
 ) -> LinkMatrix:
-  """Makes a cluster of equal nodes, of each of which each GPU has an adapter.
+  """Builds a cluster of identical nodes with one network adapter per GPU.
 
   Args:
-    text: What `nvidia-smi topo -m` prints on one of them.
-    device: What the GPUs are, which says how fast an NVLink is.
-    pcie: What joins pairs without NVLink.
-    network: What joins nodes; None for one node.
-    nodes: How many there are.
+    text: Output of `nvidia-smi topo -m` on one node.
+    device: Type of the GPUs, which determines the bandwidth of an NVLink.
+    pcie: Link between GPUs without NVLink.
+    network: Link between nodes; None for one node.
+    nodes: Number of nodes.
 
   Raises:
-    ValueError: The text is something else, or there is no network between
-      nodes, or no rate of the device's NVLinks.
+    ValueError: The text is not such output, several nodes have no network, or
+      the bandwidth of the device's NVLinks is unknown.
   """
   kinds = ways(text)
   if nodes > 1 and network is None:
-    raise ValueError(f"nodes={nodes} need a network that joins them")
-  size = len(kinds)
+    raise ValueError(f"nodes={nodes} need a network that connects them")
+  size = len(kinds)  # GPUs per node
+  # [size, size]: PCI Express unless an NVLink connects the pair.
   bandwidth = np.full((size, size), pcie.bandwidth)
   latency_s = np.full((size, size), link_matrix.PCIE_S)
   for i, row in enumerate(kinds):
@@ -92,7 +109,8 @@ def from_topo(
         bandwidth[i, j] = int(way[2:]) * NVLINK_RATES[device.name]
         latency_s[i, j] = link_matrix.INSIDE_S
   of = np.repeat(np.arange(nodes), size)
-  between = of[:, None] != of
+  between = of[:, None] != of  # [N, N], whether in different nodes
+  # Every node has the same matrix; pairs of different nodes are replaced below.
   bandwidth, latency_s = (np.tile(m, (nodes, nodes))
                           for m in (bandwidth, latency_s))
   if network is not None:
@@ -107,12 +125,12 @@ def from_topo(
 
 @dataclasses.dataclass(frozen=True)
 class NcclRun:
-  """A run of a program of NCCL-tests.
+  """Measurements of one run of NCCL-tests.
 
   Attributes:
-    ranks: Host and device number of each rank.
-    sizes: Bytes of messages.
-    seconds: The time of each, out of place.
+    ranks: (host, device number) of each rank.
+    sizes: Message sizes in bytes.
+    seconds: Out-of-place time of each size.
   """
 
   ranks: tuple[tuple[str, int], ...]
@@ -121,13 +139,16 @@ class NcclRun:
 
 
 def nccl_run(text: str) -> NcclRun:
-  """Reads what a program of NCCL-tests prints.
+  """Parses the output of a program of NCCL-tests.
 
-  Old versions have no column "root", and some programs no "redop" either; what
-  the time's column is, the head says.
+  Columns differ between versions and programs ("root" and "redop" may be
+  missing), so the header determines the column of the time.
+
+  Args:
+    text: Output of the program.
 
   Raises:
-    ValueError: There is no table, or no list of ranks.
+    ValueError: The output has no table or no list of ranks.
   """
   ranks = tuple(
     (host, int(device)) for host, device in re.findall(
@@ -136,7 +157,8 @@ def nccl_run(text: str) -> NcclRun:
   )
   head = re.search(r"^#\s+size\s+count\s.*$", text, re.M)
   if head is None or not ranks:
-    raise ValueError("there is no table with ranks as NCCL-tests print them")
+    raise ValueError("no table with ranks as in the output of NCCL-tests")
+  # The first "time" is out of place, the second one in place.
   column = head[0].lstrip("# ").split().index("time")
   rows = [
     line.split() for line in text[head.end() :].splitlines()
@@ -144,19 +166,19 @@ def nccl_run(text: str) -> NcclRun:
   ]
   return NcclRun(
     ranks, tuple(int(row[0]) for row in rows),
-    tuple(float(row[column]) / 1e6 for row in rows),
+    tuple(float(row[column]) / 1e6 for row in rows),  # from microseconds
   )
 
 
 def from_nccl(texts: Mapping[str, str], device: Device) -> LinkMatrix:
-  """Makes a cluster of runs of ``sendrecv_perf``, one for each pair of GPUs.
+  """Builds a cluster from runs of ``sendrecv_perf``, one per pair of GPUs.
 
   Args:
-    texts: What was printed, by the name of its file.
-    device: What the GPUs are.
+    texts: File name -> output of a run with two ranks.
+    device: Type of the GPUs.
 
   Raises:
-    ValueError: A file is none of two ranks, or pairs are missing.
+    ValueError: A file is not a run with two ranks, or pairs are missing.
   """
   pairs: dict[tuple[tuple[str, int], ...], tuple[float, float]] = {}
   for name, text in texts.items():
@@ -164,18 +186,22 @@ def from_nccl(texts: Mapping[str, str], device: Device) -> LinkMatrix:
       run = nccl_run(text)
       if len(run.ranks) != 2:
         raise ValueError(
-          f"it has {len(run.ranks)} ranks; of more than two, nobody knows "
-          "which link made a ring slow"
+          f"it has {len(run.ranks)} ranks; with more than two, the slowest "
+          "link of the ring is unknown"
         )
+      # (latency, bandwidth) of the pair.
       pairs[run.ranks] = link_matrix.fit(run.sizes, run.seconds)
     except ValueError as error:
       raise ValueError(f"{name}: {error}") from error
+  # Sorted by host, so that the devices of a node are contiguous.
   gpus: Sequence[tuple[str, int]] = sorted({g for pair in pairs for g in pair})
   if not gpus:
-    raise ValueError("there are no files of sendrecv_perf")
+    raise ValueError("no files of sendrecv_perf")
   number = {gpu: i for i, gpu in enumerate(gpus)}
+  # [2, N, N]: latency and bandwidth; NaN marks missing pairs.
   matrices = np.full((2, len(gpus), len(gpus)), np.nan)
   for (a, b), (latency_s, rate) in pairs.items():
+    # Both directions were measured concurrently, so they have one value.
     for i, j in ((number[a], number[b]), (number[b], number[a])):
       matrices[:, i, j] = latency_s, rate
   hosts = sorted({host for host, _ in gpus})

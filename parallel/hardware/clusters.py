@@ -1,6 +1,13 @@
-"""Clusters of devices as plain data: nodes, links, and the host's memory.
+"""Clusters of devices as plain data: levels, links and host memory.
 
-A source stands beside every constant.
+Every constant has its source.
+
+Example:
+  >>> from parallel.hardware.clusters import CLUSTERS
+  >>> for level in CLUSTERS["h100"].levels:  # GB/s per device and direction
+  ...   print(level.name, level.size, level.link.bandwidth / 1e9)
+  node 8 450.0
+  cluster 1024 50.0
 """
 
 import dataclasses
@@ -12,15 +19,15 @@ from parallel.hardware.links import LinkKind
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-  """A level of a cluster: groups, and the links inside a group.
+  """Level of a cluster's hierarchy: groups, and the links inside a group.
 
   Attributes:
     name: Name of a group, such as "node".
     size: Number of groups of the level below in one group. For the innermost
       level, the number of devices.
-    link: The kind of link that joins them.
-    links_per_device: Links of that kind per device; 1/2 where two devices
-      share one.
+    link: Kind of link inside a group.
+    links_per_device: Number of such links per device; 1/2 if two devices share
+      one.
   """
 
   name: str
@@ -31,14 +38,14 @@ class Level:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """Nested levels of equal devices, innermost first.
+  """Cluster of identical devices in nested levels.
 
   Attributes:
     name: Key in ``CLUSTERS``.
-    device: The device that the cluster is made of.
-    levels: Levels, innermost first. The size of the last one is the most that
-      a run may use.
-    source: Where the structure comes from.
+    device: Type of all devices.
+    levels: Levels, innermost first. The size of the last one is an upper limit
+      for runs.
+    source: Source of the structure.
   """
 
   name: str
@@ -49,12 +56,12 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryTier:
-  """Memory that a device reaches beside its own.
+  """Memory outside a device, such as the host's.
 
   Attributes:
     name: Name of the memory and of the link to it.
     bandwidth: Bytes per second and direction between it and one device.
-    source: Where the number comes from.
+    source: Source of the number.
   """
 
   name: str
@@ -65,16 +72,18 @@ class MemoryTier:
 def _dgx(
   name: str, device: Device, network: LinkKind, datasheet: str
 ) -> Cluster:
-  """Returns nodes of eight GPUs, each of which has its own network adapter."""
+  """Returns nodes of eight GPUs with one network adapter per GPU."""
   return Cluster(
     name,
     device,
+    # NVSwitch inside a node, one network adapter per GPU between nodes.
     (Level("node", 8, device.link), Level("cluster", 1024, network)),
     f"NVIDIA {datasheet} datasheet; 1,024 nodes is a limit of ours",
   )
 
 
 DGX_A100 = _dgx("a100", devices.A100, links.INFINIBAND_HDR, "DGX A100")
+# One level only: the datasheet describes servers without a network.
 A100_PCIE = Cluster(
   "a100-pcie",
   devices.A100_PCIE,
@@ -89,8 +98,10 @@ FRONTIER = Cluster(
   "frontier",
   devices.MI250X_GCD,
   (
+    # Package, node of four packages, system of nodes.
     Level("mi250x", 2, links.FABRIC_GCD_PAIR),
     Level("node", 4, links.FABRIC_NODE),
+    # Four adapters per node of eight GCDs: half an adapter per device.
     Level("system", 9408, links.SLINGSHOT_11, 0.5),
   ),
   "Frontier user guide, https://docs.olcf.ornl.gov/systems/"
@@ -98,9 +109,9 @@ FRONTIER = Cluster(
 )
 
 # The two clusters of Pipette (arXiv 2405.18093), from its published code:
-# nodes of eight, EDR with NVLink of 300 GB/s and HDR with 600 GB/s both ways.
-# How many adapters a node has is not said there. One, which eight devices
-# share, is an assumption, and so is that all of them send at once.
+# nodes of eight, EDR with NVLink of 300 GB/s and HDR with 600 GB/s (sum of both
+# directions). The code does not give the number of adapters per node.
+# Assumptions: one adapter, shared by eight devices that all send concurrently.
 _PIPETTE = (
   "Pipette (arXiv 2405.18093), published code: 16 nodes of 8 {}; one adapter "
   "per node, shared by all of its devices, is an assumption"
@@ -130,7 +141,7 @@ CLUSTERS = {
             PIPETTE_V100, PIPETTE_A100)
 }
 
-# By the bus that joins host and device.
+# Host memory, by the bus between host and device.
 MEMORY_TIERS = {
   "pcie4": MemoryTier(
     "host, PCIe 4.0 x16", links.PCIE_4.bandwidth, links.PCIE_4.source

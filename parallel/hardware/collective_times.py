@@ -1,28 +1,38 @@
-"""How long all-reduces take, latency included: measured, or by hops.
+"""All-reduce times including latency: measured for GPUs, by hops for TPUs.
 
-Links have rates (`parallel.hardware.links`), which say what a large message
-takes. What a small one takes is said here, as a `Span` from the least to the
-greatest time that is known of it.
+The bandwidth of a link (`parallel.hardware.links`) determines the time of large
+messages. This module gives the times of small ones, as a `Span` from the
+smallest to the largest plausible time.
 
-Between GPUs it was measured. Microsoft's Vidur publishes the times of PyTorch's
-all-reduces over NCCL by size, workers and machine. ``collective_times.csv`` is
-a sample of its medians (`reduced`). Of two messages of about the same size one
-may take 7 us and the other 60: where the host cannot launch kernels as fast as
-they run, its time is measured. A program whose kernels wait for no host, as
-with CUDA graphs, is near the least.
+GPUs: Microsoft's Vidur publishes measured times of PyTorch all-reduces over
+NCCL by size, number of workers and machine. ``collective_times.csv`` is a
+sample of its medians (`reduced`). Messages of nearly the same size can take
+7 us or 60 us: if the host launches kernels more slowly than they run, the
+measurement contains the launch time. A program without host overhead, e.g. with
+CUDA graphs, is close to the lower end.
 
-Not all machines were measured:
+The measurements do not cover all machines:
 
-- 8 workers of "a100_dgx" send 22 GB/s at 64 MiB, as they would over InfiniBand
-  and a tenth of what their NVLink carries. They were on several machines, so
-  this is no measurement of an NVLink switch.
-- Of PCI Express there are the 4 workers of "a100_pairwise_nvlink": NVLink joins
-  two and two of them, and a ring of four goes over PCI Express.
+- 8 workers of "a100_dgx" reach 22 GB/s at 64 MiB, which matches InfiniBand and
+  is a tenth of their NVLink bandwidth. They were on several machines, so these
+  times do not describe an NVLink switch, and are not used.
+- For PCI Express there are only the 4 workers of "a100_pairwise_nvlink": NVLink
+  connects them in pairs, and a ring of four passes over PCI Express.
 
-`between` says what follows for a link, and marks what is an assumption.
+`between` derives the times of a link from the measurements, and marks derived
+ones as assumptions.
 
-Between TPUs nothing was published that we know of. A collective takes a number
-of hops, and a hop a time that is an assumption (`HOP_S`).
+TPUs: we know of no published measurements. The time of a collective is a number
+of hops times an assumed time per hop (`HOP_S`), plus the time of its bytes.
+
+Example:
+  >>> from parallel.hardware import collective_times
+  >>> from parallel.hardware.links import ICI_V5E
+  >>> hops = collective_times.on_torus("v5e", ICI_V5E, (4, 4), (4, 4))
+  >>> hops.hops  # to the farthest chip; around a ring of 16
+  (6, 30)
+  >>> hops.all_reduce(0).least  # seconds, at 1 us per hop
+  6e-06
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,25 +61,25 @@ _COLUMNS = ("network", "num_workers", "size_bytes", "least_us", "greatest_us")
 
 
 class Span(NamedTuple):
-  """The least and the greatest of what is known of a time, in seconds."""
+  """Interval of plausible times in seconds: smallest and largest."""
 
   least: float
   greatest: float
 
   def stretched(self, least: float, greatest: float) -> "Span":
-    """Returns both ends, each multiplied by a factor of its own."""
+    """Returns the interval with its two ends multiplied by two factors."""
     return Span(self.least * least, self.greatest * greatest)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-  """Measured times of all-reduces among some workers.
+  """Measured all-reduce times for a number of workers.
 
   Attributes:
-    sizes: Bytes of the messages, ascending.
-    spans: The time of each.
-    source: Where they come from.
-    mark: ``MEASURED``, or ``ASSUMPTION`` if they are those of another machine.
+    sizes: Message sizes in bytes, ascending.
+    spans: Time of each size.
+    source: Source of the times.
+    mark: ``MEASURED``, or ``ASSUMPTION`` if derived from another machine.
   """
 
   sizes: tuple[int, ...]
@@ -80,16 +90,17 @@ class Sample:
   def all_reduce(self, size_bytes: float) -> Span:
     """Returns the time of an all-reduce.
 
-    Between two sizes that were measured the logarithm of the time is
-    interpolated over that of the size. A message smaller than all of them takes
-    as long as the smallest.
+    Between two measured sizes, the logarithm of the time is interpolated
+    linearly in the logarithm of the size. Below the smallest measured size the
+    time is constant.
 
     Args:
-      size_bytes: Operand bytes of each worker.
+      size_bytes: Operand bytes per worker.
 
     Raises:
-      ValueError: The message is larger than all that were measured.
+      ValueError: The message is larger than the largest measured one.
     """
+    # No extrapolation: large messages follow the bandwidth, not this table.
     if size_bytes > self.sizes[-1]:
       raise ValueError(
         f"an all-reduce of {size_bytes:,.0f} bytes was not measured, only up "
@@ -97,15 +108,16 @@ class Sample:
       )
     return Span(*(
       _interpolated(size_bytes, list(zip(self.sizes, ends, strict=True)))
+      # Both ends of the interval are interpolated separately.
       for ends in zip(*self.spans, strict=True)
     ))
 
   def derived(self, time: Callable[[int], Span], why: str) -> "Sample":
-    """Returns times of other workers at the same sizes, an assumption.
+    """Returns assumed times of another configuration at the same sizes.
 
     Args:
-      time: The time of a size, made of this sample's.
-      why: What makes it so, for the source.
+      time: Function from a size in bytes to its time.
+      why: Reasoning, appended to the source.
     """
     spans = tuple(map(time, self.sizes))
     return Sample(self.sizes, spans, f"{self.source}; {why}", ASSUMPTION)
@@ -113,14 +125,14 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Hops:
-  """Times of all-reduces on a torus: hops, and bytes over links.
+  """All-reduce times on a torus from hops and bytes.
 
   Attributes:
-    hops: The least and the greatest number of hops in a row.
-    num_workers: Chips that reduce.
-    rate: Bytes per second of all links that a chip sends over at once.
-    source: Where the time of a hop comes from.
-    mark: ``ASSUMPTION``.
+    hops: Smallest and largest number of sequential hops.
+    num_workers: Number of participating chips.
+    rate: Aggregate bytes per second of the links that a chip sends over.
+    source: Source of the time per hop.
+    mark: Always ``ASSUMPTION``.
   """
 
   hops: tuple[int, int]
@@ -130,8 +142,9 @@ class Hops:
   mark: str = ASSUMPTION
 
   def all_reduce(self, size_bytes: float) -> Span:
-    """Returns the time of an all-reduce of so many operand bytes per chip."""
+    """Returns the time of an all-reduce, given operand bytes per chip."""
     n = self.num_workers
+    # Bandwidth-optimal: each chip sends 2 (n - 1) / n of the operand.
     bytes_s = 2 * (n - 1) / n * size_bytes / self.rate
     return Span(*(h * HOP_S + bytes_s for h in self.hops))
 
@@ -140,27 +153,30 @@ Times = Sample | Hops
 
 
 def between(link: LinkKind, num_workers: int) -> Sample:
-  """Returns times of all-reduces between GPUs in a machine.
+  """Returns all-reduce times between GPUs of one machine.
 
-  - NVLink 4 is that of "h100_dgx"; H200s have the same links and switches.
-  - NVLink 3 is that of two A100s for two workers. More take as long as with
-    NVLink 4 at least, and as much longer at most as the link is slower.
-  - PCI Express 4 is that of four workers. More of them take as much longer at
-    least as a ring of them sends more bytes. At most each step of their ring
-    takes as long as one of the four's with a message of the same size.
+  - NVLink 4: measured on "h100_dgx"; H200s have the same links and switches.
+  - NVLink 3: measured for two A100s. For more workers, the lower bound is the
+    time with NVLink 4, and the upper bound is this time multiplied by the ratio
+    of the bandwidths.
+  - PCI Express 4: measured for four workers. For more, the lower bound scales
+    with the bytes sent in a ring. The upper bound scales with the number of
+    steps, each as long as a step of the four workers with an equal chunk.
 
   Args:
-    link: The kind of link that joins them.
-    num_workers: How many there are.
+    link: Kind of link between the GPUs.
+    num_workers: Number of GPUs.
 
   Raises:
-    ValueError: Nothing was measured from which their time follows.
+    ValueError: The times do not follow from the measurements.
   """
   measured = samples()
+  # Measured directly.
   if link == NVLINK_4 and ("h100_dgx", num_workers) in measured:
     return measured["h100_dgx", num_workers]
   if link == NVLINK_3 and num_workers == 2:
     return measured["a100_pairwise_nvlink", 2]
+  # Derived from H100: equal latency at best, lower bandwidth at worst.
   if link == NVLINK_3 and ("h100_dgx", num_workers) in measured:
     faster = measured["h100_dgx", num_workers]
     return faster.derived(
@@ -170,12 +186,16 @@ def between(link: LinkKind, num_workers: int) -> Sample:
       "for A100s as long at least, and as much longer at most as NVLink 3 is "
       "slower than NVLink 4",
     )
+  # Derived from a ring of four workers.
   if link == PCIE_4 and num_workers >= 4:
     four, n = measured["a100_pairwise_nvlink", 4], num_workers
-    steps = (n - 1) / 3
+    steps = (n - 1) / 3  # ring steps, relative to the four workers' 2 * 3
     return four if n == 4 else four.derived(
       lambda size: Span(
+        # Bytes per worker: 2 (n - 1) / n of the message, relative to 2 * 3 / 4.
         steps * 4 / n * four.all_reduce(size).least,
+        # The chunk of a step has size / n bytes, as for four workers with size
+        # * 4 / n.
         steps * four.all_reduce(size * 4 / n).greatest,
       ),
       f"{n} in a ring take longer by its bytes at least; at most by its steps, "
@@ -192,36 +212,39 @@ def on_torus(
   generation: str, link: LinkKind, slice_shape: Sequence[int],
   shape: Sequence[int],
 ) -> Hops:
-  """Returns times of all-reduces among neighbouring TPUs of a slice.
+  """Returns all-reduce times among neighboring TPUs of a slice.
 
-  At least they take the hops to the chip that is farthest, since its summand
-  has to arrive everywhere. At most they take those of a ring of all chips, in
-  which one chip after the other adds and then hands on.
+  The smallest number of hops is the distance to the farthest chip, whose
+  contribution must reach all others. The largest is that of a ring of all chips
+  (reduce-scatter and all-gather): 2 (n - 1).
 
   Args:
-    generation: A key of `parallel.hardware.slices.SLICES`.
-    link: The kind of link between chips.
-    slice_shape: Chips of the slice along each dim.
-    shape: Those of them that reduce, along each dim.
+    generation: Key of `parallel.hardware.slices.SLICES`.
+    link: Kind of link between chips.
+    slice_shape: Number of chips of the slice along each dim.
+    shape: Number of participating chips along each dim.
   """
   farthest, links = 0, 0
   for whole, size in zip(slice_shape, shape, strict=True):
+    # A part of a dim is a line even if the whole dim is a ring.
     closed = size == whole and SLICES[generation].closes(whole)
-    farthest += size // 2 if closed else size - 1
+    farthest += size // 2 if closed else size - 1  # hops in this dim
+    # Links per chip in this dim: two in a ring, one at the end of a line.
     links += (size > 1) * (1 + closed)
   n = math.prod(shape)
+  # max: a single chip has no links, and no bytes to send.
   return Hops((farthest, 2 * (n - 1)), n, max(1, links) * link.bandwidth)
 
 
 @functools.cache
 def samples() -> Mapping[tuple[str, int], Sample]:
-  """Reads the sample: (network, number of workers) -> measured times."""
+  """Returns the measured times: (network, number of workers) -> sample."""
   with _SAMPLE.open(newline="") as file:
     rows = list(csv.DictReader(x for x in file if not x.startswith("#")))
   found: dict[tuple[str, int], list[tuple[int, Span]]] = {}
   for row in rows:
     key = row["network"], int(row["num_workers"])
-    span = Span(*(float(row[c]) / 1e6 for c in _COLUMNS[3:]))
+    span = Span(*(float(row[c]) / 1e6 for c in _COLUMNS[3:]))  # us to s
     found.setdefault(key, []).append((int(row["size_bytes"]), span))
   return {
     (network, n): Sample(
@@ -234,26 +257,29 @@ def samples() -> Mapping[tuple[str, int], Sample]:
 def reduced(
   rows: Iterable[tuple[str, int, int, float]],
 ) -> list[tuple[str, int, int, float, float]]:
-  """Reduces measured times to a few sizes, as the sample beside this file has.
+  """Reduces measured times to powers of two, as in ``collective_times.csv``.
 
-  The least time of a size is read from those messages that no larger one was
-  faster than, since a message can be sent as a larger one. The greatest is read
-  from those that no smaller one was slower than.
+  The smallest times are interpolated between the measurements for which no
+  larger message was faster, since a message can be padded. The largest times
+  are interpolated between those for which no smaller message was slower.
 
   Args:
-    rows: Network, number of workers, operand bytes and milliseconds of each.
+    rows: (network, number of workers, operand bytes, milliseconds) of each
+      measurement.
 
   Returns:
-    Network, number of workers, bytes, and the least and the greatest
-    microseconds, for each power of two between the smallest and the largest
+    (network, number of workers, bytes, smallest and largest time in
+    microseconds) for each power of two between the smallest and the largest
     message.
   """
+  # (network, workers) -> (bytes, microseconds).
   groups: dict[tuple[str, int], list[tuple[int, float]]] = {}
   for network, workers, size, milliseconds in rows:
     groups.setdefault((network, workers), []).append((size, milliseconds * 1e3))
   found = []
   for key, times in groups.items():
     times.sort()
+    # Lower envelope from the right, upper envelope from the left.
     fast, slow = [times[-1]], [times[0]]
     for size, t in reversed(times[:-1]):
       if t <= fast[0][1]:
@@ -266,12 +292,13 @@ def reduced(
     )
     for size in (2**power for power in powers):
       least, greatest = (_interpolated(size, ends) for ends in (fast, slow))
+      # The envelopes may cross between measured sizes.
       found.append((*key, size, least, max(least, greatest)))
   return found
 
 
 def _interpolated(size: float, points: Sequence[tuple[int, float]]) -> float:
-  """Reads a line through points on logarithmic scales, level at both ends."""
+  """Interpolates linearly on log-log scales; constant beyond both ends."""
   sizes, values = zip(*points, strict=True)
   return float(np.exp(np.interp(np.log(size), np.log(sizes), np.log(values))))
 
@@ -279,7 +306,12 @@ def _interpolated(size: float, points: Sequence[tuple[int, float]]) -> float:
 def write_sample(
   rows: Iterable[tuple[str, int, int, float]], path: pathlib.Path = _SAMPLE
 ) -> None:
-  """Writes the sample anew from measured times, as `reduced` takes them."""
+  """Writes ``collective_times.csv`` from measured times.
+
+  Args:
+    rows: Measurements, as for `reduced`.
+    path: Path of the file.
+  """
   with path.open("w", newline="") as file:
     file.write(
       f"# {SOURCE.format('*')}, reduced: https://github.com/microsoft/vidur\n"

@@ -1,7 +1,14 @@
-"""Accelerators as plain data, with a source beside every constant.
+"""Accelerators as plain data, with the source of every constant.
 
-1 GB is 10^9 bytes and 1 GiB is 2^30 bytes. FLOP rates are the peaks for dense
-matrix products, without sparsity. Kernels reach less.
+1 GB is 10^9 bytes and 1 GiB is 2^30 bytes. FLOP rates are peaks of dense matrix
+products, without sparsity; kernels reach less.
+
+Example:
+  >>> from parallel.hardware.devices import H100
+  >>> H100.memory_bytes / 1e9, H100.memory_bandwidth / 1e9  # GB, GB/s
+  (80.0, 3350.0)
+  >>> H100.peak("bfloat16") / H100.memory_bandwidth  # FLOP per byte
+  295.3...
 """
 
 from collections.abc import Mapping
@@ -15,19 +22,19 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """One device as XLA sees it, on which one shard of a program runs.
+  """Device in XLA's sense, on which one shard of a program runs.
 
   Attributes:
     name: Key in ``DEVICES``.
-    flops: FLOP per second of dense products, by dtype.
-    memory_bytes: Capacity of its main memory.
-    memory_bandwidth: Bytes per second of its main memory.
-    link: The kind of link to the other devices of its pod or node.
+    flops: Peak FLOP/s of dense products, by dtype.
+    memory_bytes: Capacity of the main memory in bytes.
+    memory_bandwidth: Bandwidth of the main memory in bytes per second.
+    link: Kind of link to the other devices of its pod or node.
     num_links: Number of such links: two per dim of a TPU's torus, and 1 for a
-      GPU, whose link has the bandwidth of all its ports together.
-    source: Where the numbers come from.
-    confidence: "published" if read in the source, "reported" if read in
-      others' copies of the source.
+      GPU, whose link has the aggregate bandwidth of all its ports.
+    source: Source of the numbers.
+    confidence: "published" if read in the source, "reported" if read in a copy
+      or summary of the source.
   """
 
   name: str
@@ -41,26 +48,29 @@ class Device:
 
   @property
   def platform(self) -> str:
-    """Which of XLA's compilers it takes: "tpu" or "gpu"."""
+    """XLA backend of the device: "tpu" or "gpu"."""
+    # Only TPUs have several links per device.
     return "tpu" if self.num_links > 1 else "gpu"
 
   def peak(self, dtype: str) -> float:
     """Returns the peak FLOP/s of products of a dtype.
 
-    A dtype without a rate of its own has that of bfloat16. For float32 on TPUs
-    this is right at jax's default precision, which multiplies in bfloat16.
+    The rate of bfloat16 is the default for dtypes that are not listed. For
+    float32 on TPUs this is correct at JAX's default precision, which multiplies
+    in bfloat16.
 
     Args:
-      dtype: Name of the dtype, as numpy writes it.
+      dtype: NumPy name of the dtype, e.g. "float32".
     """
     return self.flops.get(dtype, self.flops["bfloat16"])
 
 
 def _flops(bfloat16: float, **others: float) -> dict[str, float]:
-  """Returns rates by dtype; that of float16 is that of bfloat16."""
+  """Returns FLOP/s by dtype; float16 has the rate of bfloat16."""
   return {"bfloat16": bfloat16, "float16": bfloat16, **others}
 
 
+# TPUs. Six links per chip in a 3D torus, four in a 2D torus.
 _TPU = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu/docs"
 
 TPU_V4 = Device(
@@ -80,13 +90,14 @@ TPU_V6E = Device(
   "v6e", _flops(918e12, int8=1836e12), 32 * 10**9, 1640e9, links.ICI_V6E, 4,
   f"{_TPU}/v6e",
 )
-# A chip has two chiplets, and XLA sees each of them as a device.
+# A chip has two chiplets, and each of them is one device in XLA.
 TPU_7X = Device(
   "tpu7x", _flops(2307e12 / 2, float8_e4m3fn=4614e12 / 2), 192 * _GIB // 2,
   7380e9 / 2, links.ICI_7X, 6,
   f"{_TPU}/tpu7x, halved: a device is one of a chip's two chiplets; its links "
   "are the chip's",
 )
+# GPUs: one link, with the aggregate bandwidth of NVLink or of PCI Express.
 V100 = Device(
   "v100", _flops(125e12, float32=15.7e12), 32 * 10**9, 900e9, links.NVLINK_2, 1,
   "NVIDIA V100 datasheet, SXM2 32 GB: 125 TFLOPS of its tensor cores are in "
@@ -124,6 +135,7 @@ B200 = Device(
   "NVIDIA DGX B200 datasheet, per GPU: 72 PFLOP/s FP8 with sparsity over 8, so "
   "4.5 dense and half of that in bfloat16; 1,440 GB and 64 TB/s over 8",
 )
+# A package has two GCDs, each of which is one device in ROCm and XLA.
 MI250X_GCD = Device(
   "mi250x-gcd", _flops(191.5e12, float32=23.95e12), 64 * _GIB, 1600e9,
   links.FABRIC_GCD_PAIR, 1,
@@ -131,6 +143,7 @@ MI250X_GCD = Device(
   "reported",
 )
 
+# Devices by name.
 DEVICES = {
   d.name: d
   for d in (TPU_V4, TPU_V5E, TPU_V5P, TPU_V6E, TPU_7X, V100, A100, A100_PCIE,

@@ -1,15 +1,24 @@
-"""A cluster as a matrix: what a message takes from each device to each other.
+"""Latency and bandwidth matrices of a cluster.
 
 A message of n bytes from device i to device j takes
 
     latency_s[i, j] + n / bandwidth[i, j]
 
-seconds. A rate is what a pair gets while all other devices talk in pairs, too,
-as it is measured in rounds (`launch.measure_links`): so devices that share a
-network adapter have its rate divided among them. Matrices need not be
-symmetric: row i, column j is from i to j, and a message goes one way.
+seconds. The bandwidth of a pair is measured while all other devices communicate
+in pairs, too (rounds of `launch.measure_links`), so devices that share a
+network adapter share its bandwidth. Matrices may be asymmetric: row i, column j
+describes the direction from i to j.
 
 Shape legend: N = devices.
+
+Example:
+  >>> from parallel.hardware import link_matrix
+  >>> from parallel.hardware.clusters import CLUSTERS
+  >>> links = link_matrix.of_cluster(CLUSTERS["h100"], groups=2)
+  >>> links.num_devices, links.nodes[:9]
+  (16, (0, 0, 0, 0, 0, 0, 0, 0, 1))
+  >>> (links.bandwidth[0, [1, 8]] / 1e9).tolist()  # GB/s: node, network
+  [450.0, 50.0]
 """
 
 from collections.abc import Sequence
@@ -25,8 +34,8 @@ from parallel.hardware.devices import Device
 
 # Matrices and their search are quadratic: 4,096 devices take 268 MB.
 MOST_DEVICES = 4096
-# Of a step of a ring (protocol "Simple"). Vendors publish no latencies of
-# links; those are NCCL's own, by which it chooses its algorithms.
+# Latencies of one ring step (protocol "Simple"). Vendors publish none; these
+# are constants of NCCL's cost model, which it selects algorithms with.
 INSIDE_S, PCIE_S, NETWORK_S = 3.4e-6, 5.7e-6, 14.0e-6
 LATENCY_SOURCE = "NCCL, src/graph/tuning.cc, hwLat, ring, Simple"
 MARKS = ("measured", "published", "assumption", "drawn")
@@ -34,17 +43,21 @@ MARKS = ("measured", "published", "assumption", "drawn")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinkMatrix:
-  """Equal devices, the nodes that they are in, and all links between them.
+  """Cluster of identical devices with a link for every ordered pair.
 
   Attributes:
     name: Name in tables.
-    device: What each of them is.
-    nodes: The number of each device's node, ``[N]``; those of a node are
-      neighbours in the order of devices.
+    device: Type of all devices.
+    nodes: ``[N]``: number of each device's node. Devices of a node are
+      contiguous.
     bandwidth: float64 ``[N, N]``, bytes per second; infinite on the diagonal.
     latency_s: float64 ``[N, N]``, seconds; 0 on the diagonal.
-    source: Where the numbers come from.
+    source: Source of the numbers.
     mark: One of ``MARKS``.
+
+  Raises:
+    ValueError: There are too many devices, a matrix has a wrong shape, or a
+      link is missing or invalid.
   """
 
   name: str
@@ -61,12 +74,13 @@ class LinkMatrix:
       raise ValueError(
         f"{n:,} devices are more than {MOST_DEVICES:,}: two matrices would "
         f"take {16 * n * n / 1e9:.1f} GB, and a search many times that. Plan "
-        "one of equal parts, such as a pod; parts differ in data-parallel "
-        "ranks only"
+        "one of several identical parts, such as a pod; the parts then differ "
+        "in data-parallel ranks only"
       )
     checks.known("mark=", self.mark, MARKS)
+    # Devices of a node are contiguous if the node numbers ascend.
     if list(self.nodes) != sorted(self.nodes):
-      raise ValueError("devices of a node must be neighbours in their order")
+      raise ValueError("devices of a node must be contiguous")
     for key in ("bandwidth", "latency_s"):
       matrix = np.array(getattr(self, key), float)
       if matrix.shape != (n, n):
@@ -74,28 +88,37 @@ class LinkMatrix:
           f"{key} is {' x '.join(map(str, matrix.shape))}, not square with a "
           f"row and a column for each of {n} devices"
         )
+      # A message to the same device takes no time.
       np.fill_diagonal(matrix, math.inf if key == "bandwidth" else 0.0)
       _check(key, matrix)
-      object.__setattr__(self, key, matrix)
+      object.__setattr__(self, key, matrix)  # a frozen dataclass
 
   @property
   def num_devices(self) -> int:
-    """The number of devices, N."""
+    """Number of devices, N."""
     return len(self.nodes)
 
   @property
   def skew(self) -> float:
-    """How much slower one direction of a pair is than the other, at most."""
-    with np.errstate(invalid="ignore"):
+    """Largest ratio of the bandwidths of a pair's two directions."""
+    with np.errstate(invalid="ignore"):  # inf / inf on the diagonal
       ratio = np.nan_to_num(self.bandwidth / self.bandwidth.T, nan=1.0)
     return float(ratio.max(initial=1.0))
 
   def seconds(self, size_bytes: float) -> np.ndarray:
-    """Returns what a message takes, float64 ``[N, N]``; 0 on the diagonal."""
+    """Returns the time of a message between all pairs.
+
+    Args:
+      size_bytes: Size of the message.
+
+    Returns:
+      float64 ``[N, N]``, seconds; 0 on the diagonal.
+    """
     return self.latency_s + size_bytes / self.bandwidth
 
   def part(self, devices: Sequence[int]) -> "LinkMatrix":
-    """Returns the cluster of some devices, in ascending order."""
+    """Returns the sub-cluster of some devices, in ascending order."""
+    # Ascending order keeps the devices of a node contiguous.
     some = np.sort(np.asarray(devices, int))
     return dataclasses.replace(
       self, nodes=tuple(np.array(self.nodes)[some].tolist()),
@@ -105,14 +128,14 @@ class LinkMatrix:
 
 
 def _check(key: str, matrix: np.ndarray) -> None:
-  """Refuses links that are missing, or that no message crosses."""
-  off = ~np.eye(len(matrix), dtype=bool)
+  """Raises ValueError if an off-diagonal entry is missing, 0 or infinite."""
+  off = ~np.eye(len(matrix), dtype=bool)  # [N, N], off the diagonal
   missing = np.argwhere(np.isnan(matrix) & off)
   if len(missing):
     i, j = missing[0]
     raise ValueError(
       f"{key}[{i}][{j}] is missing, one of {len(missing)}: every device needs "
-      "a rate to every other, be it by way of others"
+      "a rate to every other, possibly through intermediate nodes"
     )
   wrong = matrix <= 0 if key == "bandwidth" else matrix < 0
   wrong = np.argwhere((wrong | np.isinf(matrix)) & off)
@@ -120,21 +143,22 @@ def _check(key: str, matrix: np.ndarray) -> None:
     i, j = wrong[0]
     raise ValueError(
       f"{key}[{i}][{j}]={matrix[i, j]:g}, one of {len(wrong)}, must be "
-      + ("positive and finite: over a link of rate 0 nothing ever arrives"
+      + ("positive and finite: a message over a link of rate 0 never arrives"
          if key == "bandwidth" else "at least 0, and finite")
     )
 
 
 def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
-  """Returns the matrix of a cluster whose links are all as published.
+  """Returns the matrices of a cluster with the published bandwidths.
 
   Args:
-    cluster: The cluster.
-    groups: How many groups of its outermost level there are, such as nodes.
+    cluster: Record of the cluster.
+    groups: Number of groups of its outermost level, such as nodes.
 
   Raises:
-    ValueError: The cluster has fewer.
+    ValueError: The cluster has fewer groups, or there are too many devices.
   """
+  # Only the outermost level may be used in part.
   last = cluster.levels[-1]
   if not 1 <= groups <= last.size:
     raise ValueError(
@@ -143,16 +167,19 @@ def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
     )
   levels = (*cluster.levels[:-1], dataclasses.replace(last, size=groups))
   n = math.prod(level.size for level in levels)
-  if n > MOST_DEVICES:  # before anything of that size is made
+  if n > MOST_DEVICES:  # raises before the matrices are allocated
     LinkMatrix("", cluster.device, (0,) * n, *[np.empty((0, 0))] * 2, "", "")
   devices, inside = np.arange(n), 1
   bandwidth, latency_s = np.full((n, n), np.nan), np.full((n, n), np.nan)
   for index, level in enumerate(levels):
-    inside *= level.size
+    inside *= level.size  # devices per group of this level
     group = devices // inside
+    # Pairs whose innermost common group is on this level. [N, N]
     new = (group[:, None] == group) & np.isnan(bandwidth)
+    # Each device's share if all devices send concurrently.
     bandwidth[new] = level.link.bandwidth * level.links_per_device
     latency_s[new] = _latency(level, index == len(levels) - 1 and index > 0)
+  # A node is a group of the level below the outermost one.
   node = math.prod(level.size for level in levels[: max(1, len(levels) - 1)])
   return LinkMatrix(
     f"{cluster.name}:{groups}", cluster.device,
@@ -162,6 +189,7 @@ def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
 
 
 def _latency(level: Level, network: bool) -> float:
+  """Returns a level's published latency, or NCCL's constant."""
   if level.link.latency_s is not None:
     return level.link.latency_s
   return NETWORK_S if network else INSIDE_S
@@ -170,26 +198,27 @@ def _latency(level: Level, network: bool) -> float:
 def uneven(
   links: LinkMatrix, seed: int, least: float = 0.25, jitter: float = 0.05
 ) -> LinkMatrix:
-  """Draws a cluster whose links between nodes reach less than they should.
+  """Draws a cluster whose links reach only a part of their nominal bandwidth.
 
-  Each direction between two nodes reaches a share of its rate, uniform in
-  [least, 1]; each pair of devices, also within a node, up to ``jitter`` less.
-  That a network is uneven so is what Pipette (arXiv 2405.18093) reports; the
-  distribution is ours.
+  Each pair of nodes reaches a share of its bandwidth, uniform in [least, 1].
+  Each direction between nodes, and each direction of each pair of devices, is
+  reduced further by a factor uniform in [1 - jitter, 1]. Pipette (arXiv
+  2405.18093) reports such uneven networks; the distribution is our choice.
 
   Args:
-    links: The cluster as it should be.
-    seed: The seed.
-    least: The least share between nodes.
-    jitter: By how much pairs of two nodes differ.
+    links: Cluster with nominal bandwidths.
+    seed: Seed of the random generator.
+    least: Smallest share between nodes.
+    jitter: Largest relative reduction per direction.
   """
   rng, n = np.random.default_rng(seed), links.num_devices
-  of = np.array(links.nodes)
+  of = np.array(links.nodes)  # [N]
   count = int(of.max()) + 1
+  # [nodes, nodes]: symmetric, then different in both directions.
   shares = np.triu(rng.uniform(least, 1, (count, count)), 1)
   shares += shares.T + np.eye(count)
   shares = shares * rng.uniform(1 - jitter, 1, (count, count))
-  np.fill_diagonal(shares, 1.0)
+  np.fill_diagonal(shares, 1.0)  # links inside a node keep their share
   pairs = rng.uniform(1 - jitter, 1, (n, n))
   return dataclasses.replace(
     links, name=f"{links.name}, uneven {seed}",
@@ -202,29 +231,40 @@ def uneven(
 def fit(
   sizes: Sequence[float], seconds: Sequence[float]
 ) -> tuple[float, float]:
-  """Fits the time of a message: latency + bytes / rate, neither below 0.
+  """Fits latency + bytes / bandwidth to message times, with both nonnegative.
 
-  Relative errors are made small, so that small messages count as large ones.
+  The squared relative errors are minimized, so that small and large messages
+  have equal weight.
 
   Args:
-    sizes: Bytes of messages.
-    seconds: The time of each.
+    sizes: Message sizes in bytes.
+    seconds: Time of each message.
 
   Returns:
-    The latency in seconds and the rate in bytes per second.
+    (latency in seconds, bandwidth in bytes per second).
 
   Raises:
-    ValueError: There are fewer than two sizes, or times do not rise with them.
+    ValueError: There are fewer than two sizes, or times do not increase with
+      the size.
+
+  Example:
+    >>> from parallel.hardware import link_matrix
+    >>> latency_s, bandwidth = link_matrix.fit([1e3, 1e6], [2e-6, 1e-4])
+    >>> round(latency_s * 1e6, 2), round(bandwidth / 1e9, 2)  # us, GB/s
+    (1.9, 10.19)
   """
+  # Two unknowns need two different sizes.
   if len(set(sizes)) < 2:
     raise ValueError("latency and rate need messages of two sizes or more")
   times = np.asarray(seconds, float)
   rows = np.stack([np.ones(len(times)), np.asarray(sizes, float)], 1)
   scale = np.array([1.0, float(np.max(sizes))])
+  # Rows divided by the times give relative errors; columns are scaled to
+  # similar magnitudes.
   found, _ = optimize.nnls(
     rows / scale / times[:, None], np.ones(len(times))
   )
   latency_s, per_byte = found / scale
-  if per_byte <= 0:
+  if per_byte <= 0:  # nnls sets it to 0 if times decrease
     raise ValueError("larger messages took no longer: no rate can be fitted")
   return float(latency_s), float(1 / per_byte)

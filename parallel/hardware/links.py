@@ -1,8 +1,15 @@
-"""Links between devices as plain data, with a source beside every constant.
+"""Links between devices as plain data, with the source of every constant.
 
-Bandwidths are bytes per second in one direction, with 1 GB = 10^9 bytes. A
-vendor's "bidirectional" figure is halved. Latencies are None where no source
-gives one: nothing here is guessed.
+Bandwidths are bytes per second in one direction, with 1 GB = 10^9 bytes;
+vendors' bidirectional figures are halved. A latency is None if no source gives
+one.
+
+Example:
+  >>> from parallel.hardware.links import KINDS
+  >>> KINDS["nvlink_4"].bandwidth / 1e9  # GB/s per GPU and direction
+  450.0
+  >>> round(KINDS["wide_area_10g"].latency_s * 1e3, 1)  # ms
+  27.3
 """
 
 import dataclasses
@@ -10,15 +17,15 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class LinkKind:
-  """A kind of link.
+  """Kind of link.
 
   Attributes:
     name: Name in tables.
     bandwidth: Bytes per second and direction of one link.
     latency_s: Seconds from sender to receiver; None if not published.
-    source: Where the numbers come from.
+    source: Source of the numbers.
     confidence: "published", or "range" if the source gives a range, of which
-      this is the lower end.
+      ``bandwidth`` is the lower end.
   """
 
   name: str
@@ -30,13 +37,14 @@ class LinkKind:
 
 _TPU_DOCS = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu"
 
-# Google's figure of a TPU's inter-chip interconnect (ICI) is the sum over a
-# chip's ports and both directions. So it is divided by 2 and by the ports. The
-# v4 paper gives the bandwidth of one link.
+# Google's bandwidth of a TPU's inter-chip interconnect (ICI) is the sum over
+# all ports of a chip and both directions, so it is divided by 2 and by the
+# number of ports. The v4 paper gives the bandwidth of one link.
 ICI_V4 = LinkKind(
   "ICI v4", 50e9, None, "Jouppi et al., arXiv 2304.01433, table 4: six links "
   "of 50 GB/s per chip"
 )
+# Two directions, four ports.
 ICI_V5E = LinkKind(
   "ICI v5e", 400e9 / 2 / 4, None, f"{_TPU_DOCS}/docs/v5e: 400 GB/s per chip "
   "both ways, 4 ports"
@@ -54,6 +62,7 @@ ICI_7X = LinkKind(
   "chip both ways; 3D torus, so 6 ports"
 )
 
+# NVLink: per GPU, all its links together, one direction.
 NVLINK_2 = LinkKind(
   "NVLink 2", 300e9 / 2, None, "NVIDIA V100 datasheet: 300 GB/s per GPU both "
   "ways (all six links together)"
@@ -70,7 +79,8 @@ NVLINK_5 = LinkKind(
   "NVLink 5", 1800e9 / 2, None, "NVIDIA DGX B200 datasheet: 14.4 TB/s over 8 "
   "GPUs both ways"
 )
-# Rate x lanes / 8 bytes per second; the 128b/130b code leaves 128 / 130 of it.
+# Transfer rate x lanes / 8 bytes per second, times 128 / 130 for the 128b/130b
+# line code.
 PCIE_4 = LinkKind(
   "PCIe 4.0 x16", 16e9 * 16 / 8 * 128 / 130, None, "PCI Express 4.0: 16 GT/s, "
   "16 lanes, 128b/130b"
@@ -79,6 +89,7 @@ PCIE_5 = LinkKind(
   "PCIe 5.0 x16", 32e9 * 16 / 8 * 128 / 130, None, "PCI Express 5.0: 32 GT/s, "
   "16 lanes, 128b/130b"
 )
+# InfiniBand: data rate of one adapter; bits to bytes.
 INFINIBAND_EDR = LinkKind(
   "InfiniBand EDR", 100e9 / 8, None, "InfiniBand Trade Association roadmap: "
   "EDR of four lanes, 100 Gb/s"
@@ -113,8 +124,8 @@ SLINGSHOT_11 = LinkKind(
   "node of eight GCDs"
 )
 
-# Slow links, for studies of training between sites. The rates are those that
-# standards define, not measured ones.
+# Slow links, for studies of training across sites. Rates are the standards'
+# nominal ones, not measured.
 ETHERNET_1G = LinkKind("Ethernet 1G", 1e9 / 8, None, "IEEE 802.3ab line rate")
 ETHERNET_10G = LinkKind(
   "Ethernet 10G", 10e9 / 8, None, "IEEE 802.3ae line rate"
@@ -122,7 +133,7 @@ ETHERNET_10G = LinkKind(
 ETHERNET_100G = LinkKind(
   "Ethernet 100G", 1e11 / 8, None, "IEEE 802.3ba line rate"
 )
-# The latency is the time that light in fibre takes along the great circle.
+# Latency: propagation in fiber along the great circle.
 WIDE_AREA_10G = LinkKind(
   "10G, New York to London", 10e9 / 8, 5.57e6 * 1.468 / 2.998e8,
   "IEEE 802.3ae line rate; latency: 5,570 km at c / 1.468 (group index of "
@@ -136,7 +147,7 @@ WIFI_6 = LinkKind(
   "0.8 us guard interval: 600.5 Mb/s line rate"
 )
 
-# By the names that configs use: "nvlink_4".
+# Links by the names that configs use, e.g. "nvlink_4".
 KINDS = {
   name.lower(): kind
   for name, kind in list(globals().items())

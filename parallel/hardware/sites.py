@@ -1,13 +1,13 @@
-"""Racks, cooling, sites and failures as plain data, with their sources.
+"""Racks, cooling, sites and failure rates as plain data, with their sources.
 
-1 GB is 10^9 bytes, 1 PFLOPS 10^15 FLOP/s of dense products. Marks are those of
-`caatnet.studies.datacentre.knobs`.
+1 GB is 10^9 bytes; 1 PFLOPS is 10^15 FLOP/s of dense products. The marks of
+sources are defined in `caatnet.studies.datacentre.knobs`.
 """
 
 from collections.abc import Mapping
 import dataclasses
 
-Source = tuple[str, str]  # where a number comes from, and its mark
+Source = tuple[str, str]  # (citation, mark)
 
 _SHEET = "NVIDIA GB200 NVL72 datasheet, over 72, without sparsity"
 _BACKED_OUT = "backed out of outputs of arXiv 2407.12819"
@@ -16,19 +16,19 @@ _CHOICE = ("ours", "choice")
 
 @dataclasses.dataclass(frozen=True)
 class Rack:
-  """A rack of accelerators.
+  """Rack of accelerators.
 
   Attributes:
     name: Key in ``RACKS``.
-    per_rack: How many accelerators it has.
-    flops: FLOP/s of dense products of an accelerator, by format.
-    memory_bytes: The memory of an accelerator.
-    scale_up_bits: Bit/s of an accelerator inside the rack, each way.
-    scale_out_bits: Bit/s of an accelerator to other racks, each way.
-    rack_w: Watts of the rack as it is sold.
-    overhead: Watts with network and storage beside it, over these.
-    rack_price: Dollars.
-    sources: Of each of these, by its name; "peak" is that of ``flops``.
+    per_rack: Number of accelerators.
+    flops: Peak FLOP/s of dense products per accelerator, by number format.
+    memory_bytes: Memory per accelerator in bytes.
+    scale_up_bits: Bit/s and direction per accelerator inside the rack.
+    scale_out_bits: Bit/s and direction per accelerator to other racks.
+    rack_w: Power of the rack as sold, in watts.
+    overhead: Ratio of the power including network and storage to ``rack_w``.
+    rack_price: Price of the rack in dollars.
+    sources: Source of each field, by field name; "peak" stands for ``flops``.
   """
 
   name: str
@@ -60,6 +60,7 @@ RACKS = {rack.name: rack for rack in (
   ),
   Rack(
     "h100", 32, {"bf16": 989.4e12, "fp8": 1978.9e12}, 80e9, 3.6e12, 400e9,
+    # Four DGX H100 nodes form one rack.
     4 * 10.2e3, 1.15, 1.4e6,
     {
       "per_rack": ("four nodes of eight", "choice"),
@@ -73,7 +74,7 @@ RACKS = {rack.name: rack for rack in (
   ),
 )}
 
-# Total power over that of the machines, by how these are cooled.
+# Power usage effectiveness (total power over IT power) by cooling method.
 COOLING: dict[str, tuple[float, Source]] = {
   "liquid": (1.2, (
     "ours; the paper's total power over IT power is 1.156 to 1.308", "choice"
@@ -90,12 +91,12 @@ COOLING: dict[str, tuple[float, Source]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-  """A place with power.
+  """Datacenter site with a power limit.
 
   Attributes:
-    name: What it is called.
-    power_w: Watts that it can give.
-    source: Where the number comes from.
+    name: Key in ``SITES``.
+    power_w: Available power in watts.
+    source: Source of the number.
   """
 
   name: str
@@ -108,8 +109,9 @@ SITES = {site.name: site for site in (
   Site("east", 2.4e9, _SITE), Site("west", 2.4e9, _SITE),
 )}
 
-# Unexpected interruptions of 16,384 GPUs in 54 days, by their cause.
+# Number of unexpected interruptions of 16,384 GPUs in 54 days, by cause.
 INTERRUPTIONS = {
+  # The sum is 419 interruptions.
   "faulty GPU": 148, "GPU memory": 72, "software": 54,
   "network switch or cable": 35, "host maintenance": 32, "GPU SRAM": 19,
   "GPU system processor": 17, "network adapter": 7, "NCCL watchdog": 7,
@@ -121,5 +123,5 @@ INTERRUPTIONS_SOURCE = (
   "largest causes were read in others' copies"
 )
 NETWORK_CAUSES = ("network switch or cable", "network adapter")
-# After these nothing has to be repaired.
+# Causes after which no hardware has to be repaired.
 SOFTWARE_CAUSES = ("software", "host maintenance", "NCCL watchdog")

@@ -1,4 +1,4 @@
-"""Fused kernels, one package per operation."""
+"""Fused Pallas kernels, one package per operation."""
 
 from parallel.lazy import attach
 

@@ -1,7 +1,7 @@
-"""Functions that the Pallas kernels in these folders share.
+"""Functions shared by the Pallas kernels of all ops.
 
-They cover ``pallas_call`` for TPUs, types of results and operands under
-``jax.shard_map``, addresses of other devices, block sizes, and the flattening
+Included are ``pallas_call`` for TPUs, varying types of operands and results in
+``jax.shard_map``, device ids of remote copies, block sizes, and the flattening
 of arrays to rows.
 """
 
@@ -15,22 +15,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-# Kernels with a barrier semaphore, one for each axis of a mesh.
+# Kernels that use a barrier semaphore; each has one per mesh axis.
 BARRIERS = ("ring_partial_all_reduce", "schedule_all_reduce")
 
-# Bytes of VMEM that the blocks of one grid step may take. A kernel on a v5e may
-# use 16 MB by default; the other half is left to the compiler's temporaries.
+# VMEM bytes available to the blocks of one grid step. A kernel on a v5e may use
+# 16 MB by default; the other half is reserved for the compiler's temporaries.
 VMEM_BYTES = 8 << 20
 
 
 class Sends(NamedTuple):
-  """What a kernel sends to other devices.
+  """Messages of a kernel to other devices.
 
   Attributes:
-    axis_name: The mesh axis that it sends over.
-    messages: The most messages that any device sends.
-    elements: Elements in one message.
-    dtype: Dtype of these elements.
+    axis_name: Mesh axis over which the kernel sends.
+    messages: Number of messages per device, the maximum over devices.
+    elements: Number of elements in one message.
+    dtype: Dtype of the elements.
   """
 
   axis_name: str
@@ -40,10 +40,10 @@ class Sends(NamedTuple):
 
   @property
   def metadata(self) -> dict[str, str]:
-    """Text of the custom call.
+    """Metadata of the custom call, by which ledgers count the messages.
 
-    A ledger sees a kernel in a program as one opaque custom call.
-    `parallel.xla` reads this and counts the messages as permutes.
+    In a program, a kernel is an opaque custom call. `parallel.xla` reads its
+    metadata and counts the messages as permutes.
     """
     return {
       "sends_over": self.axis_name,
@@ -65,27 +65,28 @@ def tpu_call(
 ) -> Callable[..., Any]:
   """Returns the ``pallas_call`` of a TPU kernel.
 
-  `jax.vmap` would make a dim of the grid of what it maps, and XLA may split
-  that dim over the two cores of a chip. Both would run a kernel that sends at
-  once, on one set of barriers and message buffers. So such a kernel is called
-  once per lane, one call after another. So is an interpreted one: jax's
-  interpreter does not know whether that dim is parallel.
+  `jax.vmap` adds a grid dim for the mapped dim, which XLA may split over the
+  two cores of a chip. Both cores would then run a sending kernel concurrently,
+  with one set of barriers and message buffers. A sending kernel is therefore
+  called once per lane, sequentially. So is an interpreted kernel: jax's
+  interpreter has no information on whether the added dim is parallel.
 
   Args:
-    kernel: The body.
-    *semantics: One of "parallel" and "arbitrary" for each grid dim. Steps of a
+    kernel: Body of the kernel.
+    *semantics: "parallel" or "arbitrary" for each grid dim. Steps of a
       "parallel" dim are independent, so that chips with two cores may split
-      them; steps of an "arbitrary" dim run one after another.
-    name: The kernel's name in the program.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
-    sends: What it sends; None for a kernel without remote copies.
-    detect_races: Whether the interpreter looks for races.
-    vmem_limit_bytes: VMEM that it may use; None for the platform's default.
+      them; steps of an "arbitrary" dim run sequentially.
+    name: Name of the kernel in the program.
+    interpret: Whether to use the interpreter of TPU kernels, on any machine.
+    sends: Messages to other devices; None for a kernel without remote copies.
+    detect_races: Whether the interpreter detects races.
+    vmem_limit_bytes: Limit of VMEM in bytes; None for the platform's default.
     **options: Further keywords of ``pallas_call``.
   """
   params = {}
   if sends is not None:
-    # Others wait for the messages, so XLA must not drop the call.
+    # XLA must not eliminate the call as dead code: other devices wait for its
+    # messages.
     params = {
       "collective_id": barrier(name, sends.axis_name),
       "has_side_effects": True,
@@ -103,6 +104,7 @@ def tpu_call(
     ),
     **options,
   )
+  # One call per lane, as described above; other kernels are vmapped by Pallas.
   if interpret or sends is not None:
     return jax.custom_batching.sequential_vmap(call)
   return call
@@ -111,23 +113,24 @@ def tpu_call(
 def barrier(kernel: str, axis_name: str) -> int:
   """Returns the number of a kernel's barrier semaphore on an axis.
 
-  A device that is done with a kernel goes on to the next one, which may send
-  over another axis, to devices that still wait in the first. With one number
-  for both, its signal would be taken for one of the first kernel's.
+  A device that has completed one kernel may start the next one, over another
+  axis, and signal devices that still wait in the first. If both kernels used
+  the same semaphore, the signal would be counted in the first kernel.
 
   Args:
     kernel: One of ``BARRIERS``.
-    axis_name: The mesh axis that it sends over.
+    axis_name: Mesh axis over which the kernel sends.
   """
   axes = jax.sharding.get_abstract_mesh().axis_names
+  # Distinct for every pair (axis, kernel).
   return axes.index(axis_name) * len(BARRIERS) + BARRIERS.index(kernel)
 
 
 def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
   """Returns the type of a result that varies over the mesh axes of ``like``.
 
-  Under ``check_vma=True`` a ``pallas_call`` does not infer over which mesh axes
-  its results vary, so each result has to name them.
+  With ``check_vma=True``, ``pallas_call`` does not infer the mesh axes over
+  which its results vary; every result type must name them.
   """
   return jax.ShapeDtypeStruct(
     shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type
@@ -137,25 +140,26 @@ def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
 def position(
   axis_name: str,
 ) -> tuple[jax.Array, Callable[[Any, Any], dict[str, Any]]]:
-  """Returns this device's mesh coordinates and a way to address other devices.
+  """Returns this device's mesh coordinates, and a function to device ids.
 
-  The coordinates are an operand of the kernel, and not ``axis_index`` calls in
-  it, for two reasons. Under ``check_vma=True`` Mosaic cannot find a device's
-  coordinates along the axes that the kernel does not send over, and the
-  interpreter refuses an ``axis_index`` beside constants.
+  The coordinates are an operand of the kernel instead of ``axis_index`` calls
+  in its body, for two reasons. With ``check_vma=True`` Mosaic cannot determine
+  a device's coordinates along axes that the kernel does not send over, and the
+  interpreter rejects operations on an ``axis_index`` and a constant.
 
   Args:
-    axis_name: The mesh axis along which the kernel sends.
+    axis_name: Mesh axis along which the kernel sends.
 
   Returns:
-    The coordinates, int32 ``[axes of size > 1, axis_name first]``, to be passed
-    in SMEM; and a function ``(ref of the coordinates, number) -> device_id``
-    that addresses the device with this number along ``axis_name`` and the same
-    coordinates along all other axes.
+    The coordinates, int32 ``[axes]``, of ``axis_name`` and of all other axes of
+    size > 1, to be passed in SMEM; and a function ``(ref of the coordinates,
+    number) -> device_id`` that returns the device with this number along
+    ``axis_name`` and this device's coordinates along all other axes.
   """
   sizes = jax.sharding.get_abstract_mesh().shape
   others = [n for n, size in sizes.items() if n != axis_name and size > 1]
   alone = [n for n, size in sizes.items() if n != axis_name and size == 1]
+  # Cast to one varying type, so that they can be stacked.
   numbers = same_axes(*map(lax.axis_index, (axis_name, *others)))
 
   def device_id(position_ref, number):
@@ -166,10 +170,10 @@ def position(
 
 
 def same_axes(*operands: jax.Array) -> list[jax.Array]:
-  """Casts operands to vary over the union of the mesh axes they vary over.
+  """Casts operands to vary over the union of their varying mesh axes.
 
-  A ``pallas_call`` and a ``custom_vjp`` around it want operands of one varying
-  type. The cast moves no data; its transpose is a ``psum`` over the added axes.
+  A ``pallas_call`` and its ``custom_vjp`` require operands of one varying type.
+  The cast moves no data; its transpose is a ``psum`` over the added axes.
   """
   each = [jax.typeof(x).manual_axis_type.varying for x in operands]
   names = frozenset().union(*each)
@@ -184,24 +188,24 @@ def same_axes(*operands: jax.Array) -> list[jax.Array]:
 def unchecked(
   f: Callable[..., jax.Array], *operands: jax.Array
 ) -> jax.Array:
-  """Calls a kernel of a library, which does not say how its result varies.
+  """Calls a library kernel whose result types do not name their varying axes.
 
-  Under ``check_vma=True`` the type of each result of a ``pallas_call`` has to
-  name the mesh axes over which it varies, and jax's own kernels name none. So
-  the check is off in the call, and the result is cast to vary over the axes of
-  the operands: that is true of any function of them without collectives. In the
-  program this is nothing.
+  With ``check_vma=True`` the type of every result of a ``pallas_call`` must
+  name the mesh axes over which it varies; jax's own kernels name none. The
+  check is disabled in the call, and the result is cast to vary over the axes of
+  the operands, which is correct for any function without collectives. Neither
+  adds operations to the program.
 
   Args:
-    f: A function of ``operands``, without collectives.
-    *operands: What f takes, of one rank.
+    f: Function of ``operands`` without collectives.
+    *operands: Arguments of f on one rank.
   """
   axes = jax.sharding.get_abstract_mesh().manual_axes
   if not axes:
     return f(*operands)
   operands = same_axes(*operands)
   varying = jax.typeof(operands[0]).manual_axis_type.varying
-  # No axis is left to map over; each device goes on with what it has.
+  # An empty set of manual axes: every device keeps its local operands.
   whole = jax.sharding.PartitionSpec()
   out = jax.shard_map(
     f, in_specs=(whole,) * len(operands), out_specs=whole, axis_names=set(),
@@ -211,19 +215,22 @@ def unchecked(
 
 
 def rows_per_block(num_rows: int, row_bytes: int) -> int:
-  """Returns how many whole rows a grid step takes; 0 if too few fit VMEM.
+  """Returns the number of whole rows per grid step; 0 if too few fit in VMEM.
 
   Args:
-    num_rows: Rows in all.
-    row_bytes: VMEM bytes that one row takes in all operands, results and
-      temporaries.
+    num_rows: Total number of rows.
+    row_bytes: VMEM bytes of one row in all operands, results and temporaries.
 
   Returns:
     The largest power of two that fits, or ``num_rows`` if that is smaller.
+
+  Example:
+    >>> rows_per_block(10_000, row_bytes=4096 * 10)  # 8 MiB: 204 rows fit
+    128
   """
   fitting = VMEM_BYTES // row_bytes
-  # A TPU tile is 8 rows of 4-byte elements or 16 rows of 2-byte elements. So a
-  # block has whole tiles of either, or all rows: Mosaic takes no others.
+  # Mosaic requires blocks of whole tiles, or of all rows. A TPU tile has 8 rows
+  # of 4-byte elements or 16 rows of 2-byte elements; 16 is a multiple of both.
   if fitting < min(16, num_rows):
     return 0
   return min(num_rows, max(16, 1 << (fitting.bit_length() - 1)))
@@ -242,20 +249,20 @@ def as_rows(*arrays: jax.Array) -> list[jax.Array]:
 def as_arrays(
   rows: Iterable[jax.Array], like: Sequence[jax.Array]
 ) -> list[jax.Array]:
-  """Gives rows the shapes of ``like``; the inverse of `as_rows`.
+  """Reshapes rows to the shapes of ``like``; the inverse of `as_rows`.
 
-  Kernels are not given arrays without channels, so ``rows`` has none for them.
-  They are returned as they are in ``like``.
+  Arrays without channels (last dim 0) are not passed to kernels and are not in
+  ``rows``; they are returned unchanged from ``like``.
   """
   rows = iter(rows)
   return [next(rows).reshape(x.shape) if x.shape[-1] else x for x in like]
 
 
 def spans(parts: Sequence[Any]) -> list[tuple[int, int]]:
-  """Returns where the parts of a row lie in the concatenated row.
+  """Returns the position of each part in the concatenated row.
 
   Returns:
-    One ``(first channel, width)`` for each part, in their order.
+    One ``(first channel, width)`` per part, in the order of the parts.
   """
   found, start = [], 0
   for part in parts:
@@ -265,12 +272,12 @@ def spans(parts: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def scaled(x: jax.Array, scale: float, dtype: Any) -> jax.Array:
-  """Multiplies float32 values as if the product were taken in ``dtype``.
+  """Multiplies float32 values with the rounding of a product in ``dtype``.
 
   Args:
-    x: float32, holding values of ``dtype``.
-    scale: A factor that ``dtype`` represents exactly.
-    dtype: The dtype that the product is rounded to.
+    x: float32, with values that ``dtype`` represents exactly.
+    scale: Factor that ``dtype`` represents exactly.
+    dtype: Dtype to which the product is rounded.
 
   Returns:
     The rounded product, float32.

@@ -1,16 +1,16 @@
-"""Where a norm's kernel makes a whole model's step faster: "auto" reads this.
+"""Effect of norm kernels on the step time of whole models, read by "auto".
 
-A kernel moves fewer bytes than XLA's program of its reference, but in a model
-it may take from XLA what would be fused into the products beside it: casts,
-slices and scales of its operands become passes of their own. So what decides
-is the step of a model that is compiled with the kernel and without, and its
-bound by the roofline, with transfers overlapped as scheduled.
+A kernel moves fewer bytes than XLA's program of its reference. In a model,
+however, it may prevent fusions into adjacent matrix products: casts, slices and
+scales of its operands become separate passes over memory. The criterion is
+therefore the step of a whole model, compiled with and without the kernel, and
+its roofline time with transfers overlapped as scheduled.
 """
 
 from collections.abc import Mapping
 
-# Kind of device, as jax names it, and op -> p -> how many times as long the
-# step is with the kernel.
+# (device kind as named by jax, op) -> p -> step time with the kernel, divided
+# by the step time without it.
 # table: kernels
 STEP_WITH_KERNEL: dict[tuple[str, str], Mapping[float, float]] = {
   ("TPU v5", "add_norm"): {1.0: 1.043, 0.5: 1.033, 0.25: 1.046},
@@ -23,14 +23,18 @@ STEP_WITH_KERNEL: dict[tuple[str, str], Mapping[float, float]] = {
 def helps(device_kind: str, op: str, p: float) -> bool:
   """Returns whether a model's step is faster with an op's kernel.
 
-  With p = 1 there are no private channels, and kernels see other operands; so
-  that case stands for itself only, and any other p for those near it. Devices
-  without evidence take the kernel.
+  For p = 1 there are no private channels and kernels have other operands, so
+  that p = 1 is looked up exactly; any other p uses the nearest measured p < 1.
+  The result is True for devices without measurements.
 
   Args:
     device_kind: ``jax.Device.device_kind``.
-    op: A folder of ``parallel/kernels/``.
-    p: The fraction of the channels that tensor ranks share.
+    op: Name of a folder in ``parallel/kernels/``.
+    p: Fraction of the channels that tensor ranks share, in (0, 1].
+
+  Example:
+    >>> helps("TPU v5", "add_norm", p=0.5), helps("TPU v4", "add_norm", p=0.5)
+    (False, True)
   """
   steps = STEP_WITH_KERNEL.get((device_kind, op), {})
   alike = [q for q in steps if (q == 1.0) == (p == 1.0)]

@@ -1,15 +1,15 @@
-"""Chooses the implementation of an op and says why others were refused.
+"""Selection of the implementation of an op, with reasons for rejected ones.
 
 Every op has a "reference" in plain jnp, which is its specification, and Pallas
-kernels "tpu" or "gpu" or both; an op may name others. "tpu_interpret" and
-"gpu_interpret" interpret these kernels on any machine. That is slow, and meant
-for tests and for looking at numbers.
+kernels "tpu" or "gpu" or both; an op may define others. "tpu_interpret" and
+"gpu_interpret" interpret these kernels on any machine, which is slow and
+intended for tests and for inspecting values.
 
-On several devices jax 0.10's interpreter of TPU kernels waits forever if a
-block has 100 KiB or more and XLA no more threads than there are devices: each
-device holds a thread, and such blocks are copied in another one. XLA has a
-thread per core, or as many as the environment variable NPROC says, which the
-scripts of ``launch/`` set.
+On several devices, jax 0.10's interpreter of TPU kernels deadlocks if a block
+has 100 KiB or more and XLA's thread pool is not larger than the number of
+devices: each device occupies a thread, and such blocks are copied by another
+thread. XLA uses one thread per core, or the number in the environment variable
+NPROC, which the scripts in ``launch/`` set.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,22 +17,25 @@ from typing import NamedTuple
 
 import jax
 
-# The kernels of an op by the platform they run on, first choice first.
+# Platform -> names of the kernels of an op on it, in order of preference.
 Kernels = Mapping[str, Sequence[str]]
 KERNELS: Kernels = {"tpu": ("tpu",), "gpu": ("gpu",)}
 
+# Suffix of a kernel's name to run it in the interpreter.
 _INTERPRET = "_interpret"
 
+# "auto", a name, or names in order of preference.
 Implementation = str | Sequence[str]
 
 
 class Choice(NamedTuple):
-  """The implementation that runs.
+  """Selected implementation of an op.
 
   Attributes:
-    name: A kernel, a kernel interpreted, or "reference".
-    refused: Maps each implementation that was preferred to this one to the
-      reason why it does not run.
+    name: Name of a kernel, with "_interpret" if it is interpreted, or
+      "reference".
+    refused: Implementation with a higher preference -> reason for its
+      rejection.
   """
 
   name: str
@@ -40,7 +43,7 @@ class Choice(NamedTuple):
 
   @property
   def kind(self) -> str:
-    """The name without "_interpret": a kernel or "reference"."""
+    """Name of the kernel without "_interpret", or "reference"."""
     return self.name.removesuffix(_INTERPRET)
 
   @property
@@ -54,21 +57,25 @@ def preference(
   platform: str | None = None,
   kernels: Kernels = KERNELS,
 ) -> tuple[str, ...]:
-  """Turns "auto", a name or several names into a list of names.
+  """Expands "auto", a name or several names to a tuple of names.
 
   Args:
     implementation: "auto", a name, or names in order of preference. "auto"
-      stands for the platform's kernels and then the reference, and on CPUs for
-      the reference alone.
-    platform: The platform that the program is compiled for; None takes that of
-      this process's default devices.
-    kernels: The kernels of the op.
+      expands to the platform's kernels followed by the reference; on CPUs, to
+      the reference only.
+    platform: Platform that the program is compiled for; None for the default
+      backend of this process.
+    kernels: Kernels of the op by platform.
 
   Returns:
-    Names in order of preference, first choice first.
+    Names in order of preference.
 
   Raises:
-    ValueError: A name is unknown, or there is none.
+    ValueError: A name is unknown, or no name is given.
+
+  Example:
+    >>> preference("auto", "tpu"), preference("auto", "cpu")
+    (('tpu', 'reference'), ('reference',))
   """
   if implementation == "auto":
     platform = platform or jax.default_backend()
@@ -91,22 +98,28 @@ def choose(
   refusal: Callable[[str], str | None],
   kernels: Kernels = KERNELS,
 ) -> Choice:
-  """Returns the first preferred implementation that takes the operands.
+  """Returns the first preferred implementation that supports the operands.
 
   Args:
     op: Name of the op, for the error message.
     implementation: "auto", a name, or names in order of preference.
-    refusal: Maps a kernel to the reason why it cannot take the operands, or to
-      None if it can. The reference takes any operands.
-    kernels: The kernels of the op.
+    refusal: Function from a kernel's name to the reason why it does not support
+      the operands, or None if it does. The reference supports any operands.
+    kernels: Kernels of the op by platform.
 
   Raises:
-    ValueError: A name is unknown, or no preferred implementation takes the
+    ValueError: A name is unknown, or no preferred implementation supports the
       operands.
+
+  Example:
+    >>> odd = lambda kernel: "width=100: a multiple of 128"
+    >>> choose("add_norm", ["tpu", "reference"], odd)
+    Choice(name='reference', refused={'tpu': 'width=100: a multiple of 128'})
   """
   refused = {}
   for name in preference(implementation, kernels=kernels):
     choice = Choice(name, refused)
+    # The reference has no restrictions, so that it is never rejected.
     reason = None if name == "reference" else refusal(choice.kind)
     if reason is None:
       return choice

@@ -1,4 +1,4 @@
-"""Rows in host memory, and caches of them."""
+"""Feature tables in host memory, and caches of their rows on devices."""
 
 from parallel.lazy import attach
 

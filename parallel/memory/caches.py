@@ -1,12 +1,13 @@
-"""Which rows to keep on a device, and what keeping them spares.
+"""Cache policies for rows on a device, and their numbers of hits.
 
-A hot cache is a set that is chosen once: the rows that are asked for most, by a
-count such as that of a graph's edges or of batches that were sampled before. A
-replacing cache changes with what is asked for: `lru` throws out what was not
-asked for longest, `belady` what will not be asked for longest (Belady, IBM
-Systems Journal 1966), which no cache can beat.
+A static ("hot") cache holds a fixed set: the most frequently requested rows, by
+a count such as the degrees of a graph's nodes or the requests of previously
+sampled batches. A replacing cache changes with the requests: `lru` evicts the
+row with the least recent request, `belady` the row with the latest next request
+(Belady, IBM Systems Journal 1966), which is optimal.
 
-A stream is the ids that are asked for, batch after batch, each once per batch.
+A stream is the sequence of requested ids, batch by batch, each id at most once
+per batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,24 +17,28 @@ import numpy as np
 
 
 def most_frequent(counts: np.ndarray, size: int) -> np.ndarray:
-  """Returns the ids with the largest counts, the lowest of equal ones first.
+  """Returns the ids with the largest counts; ties are in ascending order.
 
   Args:
-    counts: How often each id is asked for, ``[N]``.
-    size: How many ids; at most N are returned.
+    counts: Number of requests of each id, integer ``[N]``.
+    size: Number of ids; at most N are returned.
 
   Returns:
-    int64 ``[size]``, by falling count.
+    int64 ``[min(size, N)]``, by descending count.
+
+  Example:
+    >>> most_frequent(np.array([3, 7, 7, 1]), 2).tolist()
+    [1, 2]
   """
   return np.argsort(-counts.astype(np.int64), kind="stable")[:size]
 
 
 def count(stream: Iterable[np.ndarray], num_rows: int) -> np.ndarray:
-  """Returns how many batches of a stream ask for each row, int64 ``[N]``.
+  """Counts the batches of a stream that request each row, int64 ``[N]``.
 
   Args:
     stream: Ids of each batch, each at most once.
-    num_rows: N.
+    num_rows: Number of rows N.
   """
   counts = np.zeros(num_rows, np.int64)
   for ids in stream:
@@ -42,16 +47,21 @@ def count(stream: Iterable[np.ndarray], num_rows: int) -> np.ndarray:
 
 
 def hits_of_set(stream: Sequence[np.ndarray], kept: np.ndarray) -> int:
-  """Returns how many of a stream's ids are in a set that does not change."""
+  """Counts the ids of a stream that are in a static cache."""
   return sum(int(np.isin(ids, kept).sum()) for ids in stream)
 
 
 def lru(stream: Sequence[np.ndarray], size: int) -> int:
-  """Returns the hits of a cache that throws out what is least recent.
+  """Counts the hits of a cache that evicts the least recently used row.
 
   Args:
     stream: Ids of each batch.
-    size: Rows that it has room for.
+    size: Capacity of the cache in rows.
+
+  Example:
+    >>> stream = [np.array([0, 1]), np.array([0, 2]), np.array([1])]
+    >>> lru(stream, size=2), belady(stream, size=2)  # row 1 is evicted by lru
+    (1, 2)
   """
   kept: dict[int, None] = {}  # in the order of the last request
   hits = 0
@@ -67,21 +77,24 @@ def lru(stream: Sequence[np.ndarray], size: int) -> int:
 
 
 def belady(stream: Sequence[np.ndarray], size: int) -> int:
-  """Returns the most hits that any cache can have.
+  """Counts the hits of the optimal cache, an upper bound for all caches.
 
-  A row that is asked for later than all that are kept need not be kept itself.
+  A requested row is not inserted if its next request is later than the next
+  requests of all cached rows.
 
   Args:
     stream: Ids of each batch.
-    size: Rows that it has room for.
+    size: Capacity of the cache in rows.
   """
   ids = np.concatenate(stream)
-  # When each is asked for again: later than the end if never.
+  # Position of the next request of the same id; len(ids) if there is none.
   following = np.full(len(ids), len(ids), np.int64)
   order = np.argsort(ids, kind="stable")
   again = ids[order[1:]] == ids[order[:-1]]
   following[order[:-1][again]] = order[1:][again]
-  kept: dict[int, int] = {}  # id -> when it is asked for again
+  kept: dict[int, int] = {}  # id -> position of its next request
+  # Heap by latest next request. Entries are not updated when a row is requested
+  # again; outdated ones are skipped when they are popped.
   latest: list[tuple[int, int]] = []
   hits = 0
   for one, later in zip(ids.tolist(), following.tolist(), strict=True):
@@ -90,6 +103,6 @@ def belady(stream: Sequence[np.ndarray], size: int) -> int:
     heapq.heappush(latest, (-later, one))
     while len(kept) > size:
       time, other = heapq.heappop(latest)
-      if kept.get(other) == -time:  # else an older request of a row
+      if kept.get(other) == -time:  # else an outdated entry
         del kept[other]
   return hits

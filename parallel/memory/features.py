@@ -1,30 +1,32 @@
-"""Rows of a table in the host's memory, on their way to devices.
+"""Feature tables in host memory, and lookups of their rows by devices.
 
-A model reads features of the nodes that it has sampled, and the table of all
-features does not fit a device. A batch holds a `Lookup` in place of these
-features: ids, and the `Table` that has their rows. How rows get to the devices
-is the table's access:
+A model reads features of sampled nodes; the table of all features does not fit
+in device memory. A batch holds a `Lookup` instead of these features: ids, and
+the `Table` with their rows. The table's access determines the transfer of rows
+to the devices:
 
     cpu_gather  the host gathers rows into a staging buffer, which is copied:
-                three passes over the host's memory for each useful byte
-    device      the device reads rows where they lie, in pinned memory: one pass
+                three passes over host memory per useful byte
+    device      the device reads rows directly from pinned host memory: one pass
                 (Min et al., arXiv 2103.03330; `parallel.kernels.gather_rows`)
-    sharded     every device keeps a share of the table; an all-to-all brings
-                rows to who asked for them
-    auto        "device" where a kernel reads rows with a waste of less than
-                the three passes, else "cpu_gather"
+    sharded     every device holds a shard of the table; an all-to-all delivers
+                rows to the devices that request them
+    auto        "device" if a kernel reads less than three bytes per useful byte
+                (the passes of "cpu_gather"), else "cpu_gather"
 
-Each device asks once for an id that it has several times, and not for those of
-a hot cache, rows that stay on every device. The rows that arrive are put into
-the places of the batch there. All accesses give the same bits.
+Each device requests an id once even if its batch contains the id several times,
+and does not request rows of the hot cache, which is replicated on all devices.
+The received rows are then copied to their positions in the batch. All accesses
+return bitwise equal results.
 
-Work on the host is apart from what is dispatched: `Table.prepare` may run in a
-thread under the present step, and returns a function that only dispatches.
-Devices that communicate get their programs from one thread that way, in one
-order.
+Host work is separated from dispatch: `Table.prepare` may run in a thread during
+the current step, and returns a function that only dispatches. Programs with
+communication are thus dispatched by one thread, in the same order on all
+devices.
 
-Shape legend: N = rows of the table, F = features, D = devices, n = places of a
-device's part of a batch, U = rows that a device fetches, C = rows of the cache.
+Shape legend: N = rows of the table, F = features, D = devices, n = positions of
+a device's part of a batch, U = rows that a device fetches, C = rows of the
+cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,21 +45,21 @@ from parallel.kernels.selection import Implementation, preference
 from parallel.memory.ways import AXIS, WAYS, on_devices, rounded_up
 
 ACCESSES = ("auto", "cpu_gather", "device", "sharded")
-# Passes over the host's memory of a gather by the CPU: it reads rows, writes
-# the staging buffer, and the link reads that.
+# Passes over host memory of a gather by the CPU: reading rows, writing the
+# staging buffer, and reading the buffer for the transfer.
 CPU_PASSES = 3
 
 
 @dataclasses.dataclass
 class Counts:
-  """What has been fetched for training and evaluation since the start.
+  """Statistics of all lookups, for training and evaluation.
 
   Attributes:
-    places: Places of batches that rows were put into.
-    unique: Rows after deduplication, added up over devices.
-    hits: Those of them that were in the cache.
-    fetched: Rows that were moved, those of the padding counted.
-    programs: Programs that were compiled to put rows into places.
+    places: Number of batch positions that were filled.
+    unique: Number of rows after deduplication, summed over devices.
+    hits: Number of these rows that were in the cache.
+    fetched: Number of rows that were moved, including padding.
+    programs: Number of buffer sizes so far, each of which compiles a program.
   """
 
   places: int = 0
@@ -68,13 +70,20 @@ class Counts:
 
 
 class Table:
-  """Feature rows of the host, and how devices get them.
+  """Feature rows in host memory, with an access for devices.
 
   Attributes:
-    rows: float32 ``[N, F]``, mapped from a file or in memory.
+    rows: float32 ``[N, F]``, memory-mapped from a file or in memory.
     access: One of ``ACCESSES``.
-    hot: The ids of the cache, C of them.
-    counts: What has been fetched.
+    hot: Ids of the rows in the cache, int64 ``[C]``.
+    counts: Statistics of the lookups.
+
+  Example:
+    >>> table = Table(np.arange(8, dtype=np.float32).reshape(4, 2))
+    >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    >>> fetch = table.prepare(np.array([[3, 0, 3]]), NamedSharding(mesh, P()))
+    >>> fetch().tolist(), table.counts.unique
+    ([[[6.0, 7.0], [0.0, 1.0], [6.0, 7.0]]], 2)
   """
 
   def __init__(
@@ -84,22 +93,23 @@ class Table:
     hot: Sequence[int] | np.ndarray = (),
     implementation: Implementation = "auto",
   ) -> None:
-    """Makes a table; devices get nothing before the first lookup.
+    """Initializes the table; no data is transferred before the first lookup.
 
     Args:
       rows: float32 ``[N, F]``.
       access: One of ``ACCESSES``.
-      hot: Ids of rows that stay on every device, each once.
-      implementation: Implementations of the kernel in order of preference, as
-        `parallel.kernels.selection` has them.
+      hot: Ids of the rows that are cached on every device, each once.
+      implementation: Implementations of the kernel in order of preference
+        (`parallel.kernels.selection`).
 
     Raises:
-      ValueError: The access is unknown, or rows are no float32.
+      ValueError: The access is unknown, or rows are not float32 ``[N, F]``.
     """
     if access not in ACCESSES:
       names = ", ".join(map(repr, ACCESSES))
       raise ValueError(f"access={access!r} must be one of {names}")
     if rows.dtype != np.float32 or rows.ndim != 2:
+      # Staging buffers are float32; rows are never cast.
       raise ValueError(f"features are {rows.dtype} {rows.shape}, but must be "
                        "float32 [N, F]")
     self.rows, self.access = rows, access
@@ -107,32 +117,37 @@ class Table:
     self.implementation = implementation
     self.counts = Counts()
     self._lock = threading.Lock()
+    # Devices of a mesh -> the table on these devices, created on first use.
     self._placed: dict[tuple[jax.Device, ...], _Placed] = {}
 
   def prepare(
     self, ids: np.ndarray, sharding: NamedSharding
   ) -> Callable[[], jax.Array]:
-    """Does the host's part of a lookup.
+    """Runs the host's part of a lookup.
 
     Args:
       ids: int32 ``[..., n]``, from 0 to N - 1.
-      sharding: How the leading dims lie on devices.
+      sharding: Sharding of the leading dims over devices.
 
     Returns:
-      A function that dispatches the rest, and returns ``[..., n, F]``.
+      A function that dispatches the device's part, and returns the rows,
+      float32 ``[..., n, F]``.
+
+    Raises:
+      ValueError: An id is out of range.
     """
     if ids.size and (ids.min() < 0 or ids.max() >= len(self.rows)):
       raise ValueError(
         f"ids {ids.min()} to {ids.max()} must be 0 to {len(self.rows) - 1}"
       )
     devices = tuple(sharding.mesh.devices.flat)
-    with self._lock:  # a batch may be prepared while another is evaluated
+    with self._lock:  # training and evaluation may prepare batches concurrently
       if devices not in self._placed:
         self._placed[devices] = _Placed(self, devices)
       return self._placed[devices].prepare(ids, sharding)
 
-  def described(self, devices: Sequence[jax.Device]) -> str:
-    """Says how devices get rows, and why not otherwise, for users."""
+  def summary(self, devices: Sequence[jax.Device]) -> str:
+    """Describes the access that is used and the reason for it, for users."""
     kind, why = _resolved(self, devices)
     cache = f", {len(self.hot):,} hot rows on each device" * bool(len(self.hot))
     return f"{kind}{cache}" + (f" ({why})" if why else "")
@@ -140,7 +155,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookup:
-  """Stands for rows of a table in a batch, ``[B, n, F]``.
+  """Placeholder in a batch for rows of a table, ``[B, n, F]``.
 
   Attributes:
     table: The table.
@@ -157,28 +172,30 @@ class Lookup:
     return Lookup(self.table, self.ids[examples])
 
   def padded(self, size: int) -> "Lookup":
-    """Returns it with more examples, whose rows are those of id 0."""
+    """Returns a lookup of ``size`` examples, padded with id 0."""
     more = size - len(self.ids)
     return Lookup(self.table, np.pad(self.ids, ((0, more), (0, 0))))
 
   def prepare(
     self, dims: tuple[int, ...], sharding: NamedSharding
   ) -> Callable[[], jax.Array]:
-    """Does the host's part; see `Table.prepare`.
+    """Runs the host's part of the lookup; see `Table.prepare`.
 
     Args:
-      dims: What the dim of examples is cut into, before the examples of a rank.
-      sharding: How these dims lie on devices.
+      dims: Leading dims into which the dim of examples is split; the examples
+        of a rank are the last dim of the split.
+      sharding: Sharding of these dims over devices.
     """
     ids = self.ids.reshape(*dims, -1, self.ids.shape[1])
     return self.table.prepare(ids, sharding)
 
 
 def stacked(*parts: np.ndarray | Lookup) -> np.ndarray | Lookup:
-  """Puts a part of single examples together, as a batch has it.
+  """Stacks one field of several examples to the field of a batch.
 
   Args:
-    *parts: An array of each example, or a `Lookup` in the same table.
+    *parts: One array per example, or one `Lookup` per example, all in the same
+      table.
   """
   if isinstance(parts[0], Lookup):
     return Lookup(parts[0].table, np.stack([part.ids for part in parts]))
@@ -186,7 +203,7 @@ def stacked(*parts: np.ndarray | Lookup) -> np.ndarray | Lookup:
 
 
 def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
-  """Returns the access that is used, and a remark on it."""
+  """Returns the access that is used, and the reason for it."""
   platform = devices[0].platform
   num_rows, width = table.rows.shape
   if table.access in ("cpu_gather", "sharded"):
@@ -199,13 +216,14 @@ def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
     if chosen.name != "reference":
       return "device", f"{chosen.name}, {waste:.2f} bytes per useful byte"
     if platform == "cpu":
-      return "device", "a CPU's memory is the host's: rows are read in place"
+      return "device", "CPU devices use host memory: rows are read in place"
     raise ValueError(
       f"access='device' has no kernel on {platform} ({refused or 'none'}): use "
       "'cpu_gather' or 'sharded'"
     )
   if chosen.name == "reference":
     return "cpu_gather", refused or f"no kernel on {platform}"
+  # A TPU's kernel reads padding in addition to useful bytes (`order.waste`).
   if waste >= CPU_PASSES:
     return "cpu_gather", (
       f"the kernel's {waste:.2f} bytes per useful byte are not less than the "
@@ -215,7 +233,7 @@ def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
 
 
 class _Placed:
-  """A table on given devices."""
+  """Table with its cache and access on a given set of devices."""
 
   def __init__(self, table: Table, devices: tuple[jax.Device, ...]) -> None:
     self.table, self.devices = table, devices
@@ -223,9 +241,10 @@ class _Placed:
     self.each = NamedSharding(self.mesh, P(AXIS))
     kind, _ = _resolved(table, devices)
     self.way = WAYS[kind](table.rows, self.mesh, table.implementation)
-    self.capacity: dict[int, int] = {}
+    self.capacity: dict[int, int] = {}  # positions of a device -> U
     hot = table.hot
     self.cache = on_devices(table.rows[hot], NamedSharding(self.mesh, P()))
+    # Row -> its slot in the cache, -1 if it is not cached: int32 [N].
     self.slots = None
     if len(hot):
       self.slots = np.full(len(table.rows), -1, np.int32)
@@ -234,7 +253,8 @@ class _Placed:
   def prepare(
     self, ids: np.ndarray, sharding: NamedSharding
   ) -> Callable[[], jax.Array]:
-    """See `Table.prepare`."""
+    """Runs the host's part of a lookup; see `Table.prepare`."""
+    # Device -> its slices of the ids.
     parts = sharding.devices_indices_map(ids.shape)
     wanted, places = zip(
       *(self._wanted(ids[parts[device]]) for device in self.devices),
@@ -246,8 +266,10 @@ class _Placed:
     target = NamedSharding(sharding.mesh, P(*sharding.spec))
 
     def dispatch() -> jax.Array:
-      rows = self.way.fetch(staged)
+      rows = self.way.fetch(staged)  # [D, U, F]
       found = _put(self.mesh)(rows, on_devices(index, self.each), self.cache)
+      # The shards of a device have the same values in both shardings; only the
+      # mesh differs, so that no data moves.
       return jax.make_array_from_single_device_arrays(
         (*ids.shape, width), target,
         [shard.data for shard in found.addressable_shards],
@@ -256,10 +278,11 @@ class _Placed:
     return dispatch
 
   def _wanted(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which rows a device fetches, and where each place finds its row.
+    """Returns the rows that a device fetches, and the index of each position.
 
-    Places of rows of the cache are below C, those of fetched rows after that.
+    An index below C is a slot of the cache; C + i is the i-th fetched row.
     """
+    # ids.ravel() == unique[inverse.ravel()]
     unique, inverse = np.unique(ids, return_inverse=True)
     counts = self.table.counts
     counts.places += ids.size
@@ -277,15 +300,15 @@ class _Placed:
   def _padded(
     self, wanted: Sequence[np.ndarray], places: int
   ) -> np.ndarray:
-    """Pads the ids of all devices to one number of them, ``[D, U]``."""
+    """Pads the ids of all devices to equal length, int32 ``[D, U]``."""
     largest = max(map(len, wanted))
-    # Nothing is fetched where all rows are in the cache; a buffer there is.
+    # -1: the buffer is allocated even if all rows are in the cache.
     if largest > self.capacity.get(places, -1):
       self.capacity[places] = rounded_up(largest, places)
       self.table.counts.programs += 1
     size = self.capacity[places]
     self.table.counts.fetched += size * len(wanted)
-    # The last id again: its row is in a cache already.
+    # Repeats the last id, whose row is then in the processor's cache.
     return np.stack([
       np.pad(ids, (0, size - len(ids)), "edge") if len(ids)
       else np.zeros(size, ids.dtype)
@@ -295,16 +318,17 @@ class _Placed:
 
 @functools.cache
 def _put(mesh: Mesh) -> Callable[..., jax.Array]:
-  """Makes the program that puts rows into places, on each device its own.
+  """Builds the program that copies rows to their positions in the batch.
 
-  It takes rows ``[D, U, F]``, the places' indices ``[D * leading, ...]`` and
-  the cache ``[C, F]``, where C may be 0.
+  Its arguments are rows ``[D, U, F]``, indices ``[D * leading, ...]`` (both
+  sharded over devices) and the cache ``[C, F]`` (replicated); C may be 0.
   """
 
   def put(rows, index, cache):
     hot = cache.shape[0]
     if not hot:
       return rows[0][index]
+    # Both branches are evaluated, so both indices are clipped to valid ones.
     return jnp.where(
       (index < hot)[..., None],
       cache[jnp.minimum(index, hot - 1)],

@@ -1,11 +1,12 @@
-"""The ways of rows from the host to the devices; `features` chooses.
+"""Implementations of row transfers from the host to the devices.
 
-A way has the host's part of a fetch, ``stage``, and the dispatch of the rest,
-``fetch``. Both are of ids int32 ``[D, U]``, a row for each device; the result
-is ``[D, U, F]``, on each device its own.
+`parallel.memory.features` selects one. Each class has two methods: ``stage`` is
+the host's part of a fetch, ``fetch`` dispatches the device's part. ``stage``
+takes ids int32 ``[D, U]``, one row per device; ``fetch`` returns rows
+``[D, U, F]``, sharded over devices.
 
 Shape legend: N = rows, F = features, D = devices, U = rows that a device
-fetches, Q = rows that a device asks another one for.
+fetches, Q = rows that a device requests from another one.
 """
 
 
@@ -19,40 +20,46 @@ from parallel.collectives import all_to_all
 from parallel.kernels.gather_rows import api, order
 from parallel.kernels.selection import Implementation, preference
 
-# The name of the mesh axis of all devices.
+# Name of the mesh axis of all devices.
 AXIS = "features"
-# A buffer is padded to a multiple of the first, and by the second more than has
-# been needed so far, so that few programs are compiled.
+# Buffer sizes are multiples of ROUNDING and exceed the largest need so far by
+# the factor ROOM, so that few programs are compiled.
 ROUNDING, ROOM = 256, 1.15
 
 
 def on_devices(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
-  """Puts a host's array on the devices, each its own part."""
+  """Copies a host array to the devices with a sharding."""
   return jax.make_array_from_callback(x.shape, sharding, lambda part: x[part])
 
 
 def rounded_up(count: int, most: int) -> int:
-  """Returns the size of a buffer for some rows, at most ``most``."""
+  """Returns the size of a buffer for ``count`` rows, at most ``most``.
+
+  Example:
+    >>> rounded_up(1000, most=10_000)  # 1151 rows with room, in units of 256
+    1280
+  """
   return min(most, -(-int(count * ROOM + 1) // ROUNDING) * ROUNDING)
 
 
 class CpuGather:
-  """Rows are gathered by the host, and copied to the device."""
+  """Transfer of rows that the host gathers into a staging buffer."""
 
   def __init__(
     self, rows: np.ndarray, mesh: Mesh, _: Implementation
   ) -> None:
     self.rows = rows
     self.sharding = NamedSharding(mesh, P(AXIS))
+    # Devices of this process: only their rows are gathered here.
     self.here = [
       d.process_index == jax.process_index() for d in mesh.devices.flat
     ]
 
   def stage(self, ids: np.ndarray) -> np.ndarray:
-    """Gathers rows ``[D, U, F]`` of ids ``[D, U]``, those of this process.
+    """Gathers rows ``[D, U, F]`` for ids ``[D, U]`` of this process's devices.
 
-    The buffer is new each time: the copy of the last one may be under way, and
-    XLA:CPU takes a buffer as it is, without one.
+    Every call allocates a new buffer: the transfer of the previous one may be
+    in progress, and XLA:CPU uses the buffer itself without a copy.
     """
     staging = np.empty((*ids.shape, self.rows.shape[1]), np.float32)
     for wanted, buffer, here in zip(ids, staging, self.here, strict=True):
@@ -66,11 +73,11 @@ class CpuGather:
 
 
 class Device:
-  """Devices read rows where they lie, in the host's memory.
+  """Transfer of rows that devices read directly from host memory.
 
-  A device runs this after what was dispatched to it before, so the read of the
-  next batch follows the present step. Each device of a host has a pinned copy
-  of the table; on CPUs all have the one that is mapped.
+  A device executes programs in the order of dispatch, so that the read of the
+  next batch follows the current step. There is one pinned copy of the table per
+  device; CPU devices share the memory-mapped table.
   """
 
   def __init__(
@@ -81,7 +88,7 @@ class Device:
     names = preference(implementation, platform)
     chosen = api.choice(num_rows, width, rows.dtype, names)
     whole = {} if platform == "cpu" else {"memory_kind": "pinned_host"}
-    # On a CPU XLA takes the table where it is mapped, without a copy.
+    # XLA:CPU uses the memory-mapped table without a copy.
     self.rows = on_devices(
       order.stored(rows, chosen.kind), NamedSharding(mesh, P(), **whole)
     )
@@ -92,7 +99,7 @@ class Device:
     ))
 
   def stage(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the ids ``[D, U]``: the host has nothing to do."""
+    """Returns the ids ``[D, U]`` unchanged: the host has no work."""
     return ids
 
   def fetch(self, ids: np.ndarray) -> jax.Array:
@@ -101,7 +108,11 @@ class Device:
 
 
 class Sharded:
-  """Row r lies on device ``r % D``; the host knows who asks whom for what."""
+  """Transfer of rows of a sharded table by an all-to-all.
+
+  Row r is stored on device ``r % D``. The host computes the requests of all
+  devices.
+  """
 
   def __init__(
     self, rows: np.ndarray, mesh: Mesh, _: Implementation
@@ -109,7 +120,7 @@ class Sharded:
     num_rows, width = rows.shape
     self.num = mesh.devices.size
     self.sharding = NamedSharding(mesh, P(AXIS))
-    most = -(-num_rows // self.num)
+    most = -(-num_rows // self.num)  # rows of the largest shard
 
     def share(part: tuple[slice, ...]) -> np.ndarray:
       own = rows[part[0].start or 0 :: self.num]
@@ -122,8 +133,8 @@ class Sharded:
     axis = Axis(AXIS, self.num, self.num)
 
     def exchange(rows, asked, places):
-      """Answers ``[1, D, Q]`` and puts the answers into ``[1, U]`` places."""
-      found = rows[0][asked[0]]  # [D, Q, F], for each device that asks
+      """Serves requests ``[1, D, Q]``; reads the responses at ``[1, U]``."""
+      found = rows[0][asked[0]]  # [D, Q, F], for each requesting device
       got = all_to_all(found[None], axis, split_dim=0, concat_dim=0)[0]
       return got.reshape(-1, width)[places[0]][None]
 
@@ -132,14 +143,15 @@ class Sharded:
     ))
 
   def stage(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts the ids by owner.
+    """Sorts the ids by the device that stores their rows.
 
     Returns:
-      For each owner the rows that every device asks it for, ``[D, D, Q]``, and
-      for each device where it finds what it asked for, ``[D, U]``.
+      Requested rows by owner and requesting device, ``[D, D, Q]``; and the
+      position of each id's row in the responses of a device, ``[D, U]``.
     """
     owner, row = ids % self.num, ids // self.num
     by_owner = np.argsort(owner, axis=1, kind="stable")
+    # [requesting device, owner]: number of requested rows.
     counts = np.stack([np.bincount(o, minlength=self.num) for o in owner])
     if counts.max() > self.capacity:
       self.capacity = rounded_up(int(counts.max()), ids.shape[1])
@@ -148,6 +160,7 @@ class Sharded:
     for device, sorted_ids in enumerate(by_owner):
       starts = np.cumsum(counts[device]) - counts[device]
       whose = owner[device, sorted_ids]
+      # Index of each id among the ids with the same owner, 0 to Q - 1.
       number = np.arange(len(sorted_ids)) - starts[whose]
       asked[whose, device, number] = row[device, sorted_ids]
       places[device, sorted_ids] = whose * self.capacity + number
@@ -159,5 +172,5 @@ class Sharded:
     return self.exchange(self.rows, asked, places)
 
 
-# The ways by the names of accesses.
+# Implementations by the names of accesses.
 WAYS = {"cpu_gather": CpuGather, "device": Device, "sharded": Sharded}

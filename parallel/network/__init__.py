@@ -1,4 +1,4 @@
-"""Simulators of schedules and pipelines on a topology."""
+"""Simulators of collective schedules on a topology, and inference bounds."""
 
 from parallel.lazy import attach
 

@@ -1,15 +1,25 @@
-"""Time of a prefill or decode step under tensor parallelism: bounds.
+"""Bounds on the time of a prefill or decode step under tensor parallelism.
 
-On a device an operation takes the longer of its products at the peak rate and
-its bytes at full memory bandwidth (a roofline). Bytes are those of weights and
-of keys and values in the cache. Activations, norms and sampling take no time
-here, so this is a bound from below: a study compares it with measured layers.
+The time of an operation on a device follows the roofline model: the larger of
+its matrix products at the peak rate and its bytes at the full memory bandwidth.
+The bytes are those of weights and of cached keys and values. Activations, norms
+and sampling take no time in this model, so the compute time is a lower bound; a
+study compares it with measured layers.
 
-Collectives are the all-reduces of the embedding and of the row doors. Their
-time is told twice: by their bytes over the links alone, and as they take with
-latency (`parallel.hardware.collective_times`). Each of them waits for the
-product before it, and the product after it waits for the result. So where one
-batch is computed nothing overlaps, unless a door's own product is cut.
+The collectives are the all-reduces of the embedding and of the row-parallel
+projections. Their time is given twice: from their bytes over the links alone,
+and including latency (`parallel.hardware.collective_times`). Each all-reduce
+depends on the product before it, and the product after it depends on its
+result. With a single batch nothing overlaps, unless the product of a projection
+is split.
+
+Example:
+  >>> from parallel.network import inference
+  >>> box = inference.machine("gpu:h200:1x8")
+  >>> box.num_ranks, box.rate / 1e9  # GB/s per GPU
+  (8, 450.0)
+  >>> round(box.wire_seconds(16 * 8192 * 2) * 1e6, 2)  # us, 16 tokens in bf16
+  1.02
 """
 
 import collections
@@ -29,12 +39,14 @@ from parallel.workload import Transformer
 
 
 class Step(NamedTuple):
-  """What one step works on.
+  """Batch of one prefill or decode step.
 
   Attributes:
-    sequences: How many sequences there are.
-    tokens: New tokens of each: 1 decodes, a whole prompt prefills.
-    context: Positions that its last token sees, its own among them.
+    sequences: Number of sequences.
+    tokens: Number of new tokens per sequence: 1 for decoding, the length of the
+      prompt for prefill.
+    context: Number of positions that the last token attends to, its own
+      included.
   """
 
   sequences: int
@@ -43,13 +55,13 @@ class Step(NamedTuple):
 
 
 class Operation(NamedTuple):
-  """What one device does in an operation, in one step.
+  """Work of one device for an operation of a step.
 
   Attributes:
-    name: The operation.
-    count: How often it runs, once per layer or once.
-    flops: FLOPs of products each time.
-    bytes: Bytes of main memory each time.
+    name: Name of the operation.
+    count: Number of executions per step: one per layer, or one.
+    flops: FLOPs of matrix products per execution.
+    bytes: Bytes read from main memory per execution.
   """
 
   name: str
@@ -58,7 +70,12 @@ class Operation(NamedTuple):
   bytes: float
 
   def seconds(self, device: Device, dtype: str) -> float:
-    """Returns the time of one run by the roofline of a device."""
+    """Returns the time of one execution by the roofline model.
+
+    Args:
+      device: Device that executes the operation.
+      dtype: Dtype of the products.
+    """
     return max(
       self.flops / device.peak(dtype), self.bytes / device.memory_bandwidth
     )
@@ -66,14 +83,14 @@ class Operation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """Devices that are the ranks of one tensor axis.
+  """Devices that form the ranks of one tensor axis.
 
   Attributes:
-    name: As `launch.compile` takes it, such as gpu:h200:1x8.
-    device: One of them.
-    num_ranks: How many there are.
-    rate: Bytes per second that a device sends over its links at once.
-    times: How long all-reduces take, latency included.
+    name: Name as in `launch.compile`, such as gpu:h200:1x8.
+    device: Type of the devices.
+    num_ranks: Number of devices.
+    rate: Aggregate bytes per second that a device sends over its links.
+    times: All-reduce times including latency.
   """
 
   name: str
@@ -83,25 +100,25 @@ class Machine:
   times: Times
 
   def wire_seconds(self, size_bytes: float) -> float:
-    """Returns the time of a ring's bytes at the rate of the links."""
+    """Returns the time of a ring all-reduce's bytes, without latency."""
     n = self.num_ranks
     return 2 * (n - 1) / n * size_bytes / self.rate
 
   def all_reduce(self, size_bytes: float) -> Span:
-    """Returns the time with latency, never less than that of the bytes."""
+    """Returns the time including latency; at least `wire_seconds`."""
     wire = self.wire_seconds(size_bytes)
     return Span(*(max(wire, s) for s in self.times.all_reduce(size_bytes)))
 
 
 def machine(name: str) -> Machine:
-  """Returns the devices that a name stands for.
+  """Returns the devices that a name describes.
 
   Args:
-    name: gpu:NAME:1xGPUS, devices of one node, or tpu:GENERATION:TOPOLOGY.
+    name: gpu:NAME:1xGPUS for GPUs of one node, or tpu:GENERATION:TOPOLOGY.
 
   Raises:
-    ValueError: There are no such devices, or nothing is known of the time of
-      their collectives.
+    ValueError: The devices do not exist, or the times of their collectives are
+      unknown.
   """
   gpu = re.fullmatch(r"gpu:([\w-]+):1x([1-9]\d*)", name)
   tpu = re.fullmatch(r"tpu:(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
@@ -131,17 +148,19 @@ def machine(name: str) -> Machine:
 def operations(
   model: Transformer, step: Step, num_ranks: int
 ) -> list[Operation]:
-  """Returns what one device, which is one rank, computes in a step.
+  """Returns the operations of one device, which hosts one rank, in a step.
 
-  Matrices are cut over ranks. Of key/value heads a rank has one at least, so
-  more ranks than these repeat them, and their part of the cache.
+  Matrices are sharded over ranks. Each rank has at least one key/value head, so
+  if there are more ranks than key/value heads, the heads and their cache are
+  replicated.
 
   Args:
-    model: The sizes.
-    step: What the step works on.
-    num_ranks: Tensor ranks.
+    model: Sizes of the model.
+    step: Batch of the step.
+    num_ranks: Number of tensor ranks.
   """
   width, size = model.width, model.item_bytes
+  # Sizes per rank, rounded up: the slowest rank determines the time.
   kv_heads = math.ceil(model.num_kv_heads / num_ranks)
   heads = max(
     math.ceil(model.num_heads / num_ranks),
@@ -152,18 +171,19 @@ def operations(
   tokens = step.sequences * step.tokens
   head = model.head_width
 
-  def product(name, count, rows, weights):
+  def product(name, count, rows, weights):  # [rows, k] x [k, n], weights = k n
     return Operation(name, count, 2 * rows * weights, weights * size)
 
-  # Of the new tokens the last one sees the whole context, the one before it a
-  # position less, and so on.
+  # Causal attention: the last new token attends to the whole context, the one
+  # before it to one position less, and so on.
   pairs = step.sequences * sum(
     range(step.context - step.tokens + 1, step.context + 1)
   )
   layers = model.num_layers
   return [
     product("qkv", layers, tokens, width * (heads + 2 * kv_heads) * head),
-    # Keys and values are read once for all new tokens of a sequence.
+    # FLOPs: scores and weighted sum, 2 each per pair and channel. Keys and
+    # values are read once for all new tokens of a sequence.
     Operation(
       "attention", layers, 4 * pairs * heads * head,
       step.sequences * step.context * 2 * kv_heads * head * size,
@@ -179,7 +199,13 @@ def operations(
 def memory_bytes(
   model: Transformer, step: Step, num_ranks: int
 ) -> dict[str, float]:
-  """Returns the bytes of weights and of the cache on one device."""
+  """Returns the bytes of "weights" and "cache" on one device.
+
+  Args:
+    model: Sizes of the model.
+    step: Batch of the step.
+    num_ranks: Number of tensor ranks.
+  """
   found = {"weights": 0.0, "cache": 0.0}
   for operation in operations(model, step, num_ranks):
     part = "cache" if operation.name == "attention" else "weights"
@@ -195,36 +221,39 @@ def messages(
   """Returns the operand bytes of each all-reduce of a step, in order.
 
   Args:
-    model: The sizes.
-    step: What the step works on.
-    shares: The part of the channels that each row door sums over ranks,
-      attention's and the MLP's of the first layer, then of the next.
+    model: Sizes of the model.
+    step: Batch of the step.
+    shares: Fraction p of the channels that each row-parallel projection sums
+      over ranks: attention and MLP of the first layer, then of the second, and
+      so on.
 
   Raises:
-    ValueError: There is not one share for each door, or one is no fraction.
+    ValueError: The number of shares is not two per layer, or a share is not a
+      fraction.
   """
   if len(shares) != 2 * model.num_layers:
     raise ValueError(
-      f"{len(shares)} shares for the {2 * model.num_layers} row doors of "
-      f"{model.num_layers} layers"
+      f"{len(shares)} shares for the {2 * model.num_layers} row-parallel "
+      f"projections of {model.num_layers} layers"
     )
   for share in shares:
     fraction("p", share)
   row = step.sequences * step.tokens * model.item_bytes
+  # The embedding sums all channels.
   channels = [model.width, *(int(share * model.width) for share in shares)]
   return [row * k for k in channels if k]
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-  """The time of a step, in seconds.
+  """Times of a step in seconds, by component.
 
   Attributes:
-    compute: Products, weights and cache by the roofline.
-    wire: All-reduces by their bytes over the links.
-    collectives: All-reduces with latency.
-    num_collectives: How many there are.
-    sent_bytes: Operand bytes of all of them.
+    compute: Products, weights and cache by the roofline model.
+    wire: All-reduces, from their bytes over the links.
+    collectives: All-reduces including latency.
+    num_collectives: Number of all-reduces.
+    sent_bytes: Total operand bytes of the all-reduces.
   """
 
   compute: float
@@ -235,34 +264,35 @@ class Bounds:
 
   @property
   def without_latency(self) -> float:
-    """The step if nothing overlaps and collectives had no latency."""
+    """Step time without overlap and without latency of collectives."""
     return self.compute + self.wire
 
   @property
   def with_latency(self) -> Span:
-    """The step if nothing overlaps."""
+    """Step time without overlap."""
     return Span(*(self.compute + seconds for seconds in self.collectives))
 
   @property
   def overlapped(self) -> Span:
-    """The step if all collectives run beside compute."""
+    """Step time if all collectives run concurrently with compute."""
     return Span(*(max(self.compute, seconds) for seconds in self.collectives))
 
 
 def bounds(
   model: Transformer, step: Step, machine: Machine, shares: Sequence[float]
 ) -> Bounds:
-  """Returns bounds of the time of a step.
+  """Returns bounds on the time of a step.
 
   Args:
-    model: The sizes.
-    step: What the step works on.
-    machine: The devices; each is one tensor rank.
-    shares: The part of the channels that each row door shares (`messages`).
+    model: Sizes of the model.
+    step: Batch of the step.
+    machine: Devices; each is one tensor rank.
+    shares: Fraction of the channels that each row-parallel projection sums, as
+      for `messages`.
 
   Raises:
-    ValueError: A number is out of its range, or the time of a collective of
-      this size is not known.
+    ValueError: A number is out of range, or the time of a collective of this
+      size is unknown.
   """
   for name, value in step._asdict().items():
     at_least(name, value)
@@ -271,6 +301,7 @@ def bounds(
       f"context={step.context} must hold the {step.tokens} new tokens"
     )
   sent = messages(model, step, shares)
+  # Most messages have equal sizes: compute each size once.
   spans = [
     machine.all_reduce(size).stretched(count, count)
     for size, count in collections.Counter(sent).items()

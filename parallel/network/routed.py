@@ -1,7 +1,17 @@
-"""A schedule on the links of a topology, as arrays.
+"""Collective schedule mapped to the links of a topology, as arrays.
 
-`parallel.network.simulate` times these arrays. A hop is one transfer on one
-link of its path; hops are numbered transfer by transfer, along the path.
+`parallel.network.simulate` computes times from these arrays. A hop is one
+transfer on one link of its path; hops are numbered transfer by transfer, along
+the path.
+
+Example:
+  >>> from parallel.network import routed
+  >>> from parallel.schedules import builders
+  >>> from parallel.topology.builders import ring
+  >>> net = ring(4)
+  >>> hops = routed.on_links(builders.build("ring", net), net)
+  >>> hops.link_bytes(4000).tolist()  # reduce-scatter one way, all-gather back
+  [3000, 3000, 3000, 3000, 3000, 3000, 3000, 3000]
 """
 
 from collections.abc import Sequence
@@ -15,26 +25,26 @@ from parallel.schedules.check import check
 from parallel.schedules.schedule import Schedule
 from parallel.topology.graph import Link, Topology
 
-# Sums of bytes and of nanoseconds stay below it, and so within 64 bits.
+# Limit on sums of bytes and of nanoseconds, so that they fit into 64 bits.
 _MOST = 2**62
 
 
 @dataclasses.dataclass(frozen=True)
 class RoutedSchedule:
-  """A schedule whose transfers are cut into hops, one on each link.
+  """Schedule whose transfers are divided into hops, one per link.
 
   Attributes:
-    links: The topology's links.
+    links: Links of the topology.
     num_chunks: Number of chunks of the schedule.
-    num_nodes: Number of the topology's nodes, switches included.
-    rounds: int ``[transfer]``, number of its round, from 0, ascending.
-    sources: int ``[transfer]``, rank that sends.
-    destinations: int ``[transfer]``, rank that receives.
-    chunks: int ``[transfer]``, number of its chunk.
-    first_hops: int ``[transfer + 1]``, number of its first hop; then the
-      number of all hops.
-    hop_links: int ``[hop]``, place of its link in ``links``.
-    hop_transfers: int ``[hop]``, number of its transfer.
+    num_nodes: Number of nodes of the topology, switches included.
+    rounds: int ``[transfer]``, round of each transfer, from 0, ascending.
+    sources: int ``[transfer]``, sending rank.
+    destinations: int ``[transfer]``, receiving rank.
+    chunks: int ``[transfer]``, chunk that is sent.
+    first_hops: int ``[transfer + 1]``, index of the first hop of each transfer;
+      the last entry is the total number of hops.
+    hop_links: int ``[hop]``, index of the hop's link in ``links``.
+    hop_transfers: int ``[hop]``, index of the hop's transfer.
   """
 
   links: tuple[Link, ...]
@@ -49,61 +59,71 @@ class RoutedSchedule:
   hop_transfers: np.ndarray
 
   def link_bytes(self, size_bytes: int) -> np.ndarray:
-    """Returns the bytes that cross each link in all, int ``[link]``."""
+    """Returns the total bytes sent over each link, int ``[link]``.
+
+    Args:
+      size_bytes: Size of the collective's buffer in bytes, all chunks together.
+
+    Raises:
+      ValueError: The size is invalid, as for `hop_bytes`.
+    """
     return sum_by(
       self.hop_links, self.hop_bytes(size_bytes), len(self.links)
     )
 
   def hop_bytes(self, size_bytes: int) -> np.ndarray:
-    """Returns the bytes of each message, int ``[hop]``.
+    """Returns the size of each hop's message in bytes, int ``[hop]``.
+
+    Args:
+      size_bytes: Size of the collective's buffer in bytes, all chunks together.
 
     Raises:
-      ValueError: There are fewer bytes than chunks, or more in all than can be
-        counted.
+      ValueError: There are fewer bytes than chunks, or a link's total exceeds
+        64-bit integers.
     """
     sizes = chunk_bytes(size_bytes, self.num_chunks)
     hops = sizes[self.chunks][self.hop_transfers]
     if np.bincount(self.hop_links, hops).max(initial=0) > _MOST:
       raise ValueError(
-        f"size_bytes={size_bytes} must be so few that a link carries at most "
-        f"{_MOST} bytes in all"
+        f"size_bytes={size_bytes} is too large: a link may carry at most "
+        f"{_MOST} bytes in total"
       )
     return hops
 
   def hop_ns(self, size_bytes: int) -> "HopTimes":
-    """Returns how long hops take, in whole nanoseconds.
+    """Returns the durations of hops in integer nanoseconds.
 
     Args:
-      size_bytes: Bytes of the collective's buffer, all chunks together.
+      size_bytes: Size of the collective's buffer in bytes, all chunks together.
 
     Raises:
-      ValueError: There are fewer bytes than chunks, or the clock cannot count
-        so many nanoseconds.
+      ValueError: There are fewer bytes than chunks, or the total time exceeds
+        64-bit integers.
     """
     bytes_per_ns = np.array([link.bandwidth for link in self.links]) / 1e9
     latency_ns = np.array([link.latency_s for link in self.links]) * 1e9
-    # n ns in seconds, times 1e9, may be a little less than n, and the floor
-    # below would make it n - 1.
+    # Converting n ns to seconds and back may give slightly less than n, which
+    # the floor below would round to n - 1.
     near = np.round(latency_ns)
     latency_ns = np.where(np.abs(latency_ns - near) < 1e-6, near, latency_ns)
     sizes, of_chunk = np.unique(
       chunk_bytes(size_bytes, self.num_chunks), return_inverse=True
     )
     send = sizes / bytes_per_ns[:, None]  # [link, size of message]
-    arrival = latency_ns[:, None] + send
+    arrival = latency_ns[:, None] + send  # [link, size of message]
     of_hop = of_chunk[self.chunks][self.hop_transfers]
     kinds = self.hop_links * len(sizes) + of_hop
-    # No order of hops takes longer than one after another.
+    # Executing all hops sequentially is an upper bound for any order.
     if arrival.ravel()[kinds].sum() > _MOST:
       link = self.links[self.hop_links[arrival.ravel()[kinds].argmax()]]
       raise ValueError(
         f"bandwidth={link.bandwidth:g} and latency_s={link.latency_s:g} from "
         f"{link.source} to {link.destination} make {size_bytes} bytes take "
-        f"more than {_MOST / 1e9:.0e} s, which the clock cannot count"
+        f"more than {_MOST / 1e9:.0e} s, which exceeds the 64-bit clock"
       )
     return HopTimes(
       np.repeat(np.arange(len(self.links)), len(sizes)),
-      # A link without hops may be too slow to count.
+      # The minimum is for links without hops, which may exceed the limit.
       np.floor(np.minimum(send, _MOST)).astype(np.int64).ravel(),
       np.floor(np.minimum(arrival, _MOST)).astype(np.int64).ravel(),
       kinds,
@@ -112,17 +132,17 @@ class RoutedSchedule:
 
 @dataclasses.dataclass(frozen=True)
 class HopTimes:
-  """How long hops take.
+  """Durations of hops, grouped by kind.
 
-  Hops on the same link with messages of the same size are of one kind and take
-  equally long. There are few kinds, so times per kind stay in caches.
+  Hops on the same link with messages of the same size form one kind and have
+  equal durations. There are few kinds, so their times fit into CPU caches.
 
   Attributes:
-    links: int ``[kind]``, place in the topology's links.
-    busy_ns: int ``[kind]``, time for which the link sends.
+    links: int ``[kind]``, index in the topology's links.
+    busy_ns: int ``[kind]``, time for which the link is occupied.
     arrival_ns: int ``[kind]``, time from the start of sending until the message
-      is at the link's far end.
-    kinds: int ``[hop]``, the kind of each hop.
+      has arrived at the link's destination.
+    kinds: int ``[hop]``, kind of each hop.
   """
 
   links: np.ndarray
@@ -134,18 +154,18 @@ class HopTimes:
 def on_links(
   schedule: Schedule, topology: Topology, *, prove: bool = True
 ) -> RoutedSchedule:
-  """Proves a schedule and finds the links that its transfers take.
+  """Verifies a schedule and maps its transfers to links.
 
   Args:
-    schedule: What is sent.
-    topology: The links over which it is sent.
-    prove: Whether the schedule is a collective, which is proven first. False is
-      for other traffic.
+    schedule: Collective schedule, or other traffic.
+    topology: Topology that has the links of all paths.
+    prove: Whether to verify first that the schedule computes its collective;
+      False for other traffic.
 
   Raises:
-    ValueError: The schedule is wrong or has more ranks than the topology, a
-      path does not join its source and destination, or the topology lacks one
-      of its links.
+    ValueError: The schedule is incorrect or has more ranks than the topology, a
+      path does not connect its source and destination, or the topology lacks a
+      link of a path.
   """
   if prove:
     check(schedule, topology)
@@ -156,7 +176,7 @@ def on_links(
     )
   transfers = list(itertools.chain.from_iterable(schedule.rounds))
 
-  def column(field: str) -> np.ndarray:
+  def column(field: str) -> np.ndarray:  # int [transfer]
     values = map(operator.attrgetter(field), transfers)
     return np.fromiter(values, np.int64, len(transfers))
 
@@ -165,7 +185,7 @@ def on_links(
   )
   parts = [rounds, column("source"), column("destination"), column("chunk")]
   paths = [t.path for t in transfers]
-  lengths = np.fromiter(map(len, paths), np.int64, len(paths))
+  lengths = np.fromiter(map(len, paths), np.int64, len(paths))  # nodes
   first_hops = np.append(0, np.cumsum(lengths - 1))
   return RoutedSchedule(
     topology.links, schedule.num_chunks, topology.num_nodes, *parts,
@@ -181,23 +201,23 @@ def _links_of(
   paths: Sequence[tuple[int, ...]],
   lengths: np.ndarray,
 ) -> np.ndarray:
-  """Returns the places of all paths' links in the topology, int ``[hop]``.
+  """Returns the index in the topology of each hop's link, int ``[hop]``.
 
   Args:
-    schedule: Named in errors.
-    topology: Has the links.
-    parts: Rounds, sources, destinations and chunks, each ``[transfer]``.
-    paths: The nodes of each transfer's path.
-    lengths: int ``[transfer]``, the number of nodes of each path.
+    schedule: Schedule that errors name.
+    topology: Topology that has the links.
+    parts: Rounds, sources, destinations and chunks, each int ``[transfer]``.
+    paths: Nodes of each transfer's path.
+    lengths: int ``[transfer]``, number of nodes of each path.
   """
-  # All paths one after another; ``last`` is where each of them ends.
+  # All paths concatenated; ``last`` is the index of each path's last node.
   nodes = np.fromiter(
     itertools.chain.from_iterable(paths), np.int64, lengths.sum()
   )
   last = np.cumsum(lengths) - 1
   rounds, sources, destinations, _ = parts
   joins = lengths > 1
-  # An empty path has no ends that could be compared.
+  # An empty path has no ends to compare.
   if joins.all():
     first = last - lengths + 1
     joins = (nodes[first] == sources) & (nodes[last] == destinations)
@@ -207,22 +227,22 @@ def _links_of(
       f"{schedule.name}, round {rounds[t]}: path {paths[t]} must lead from "
       f"{sources[t]} to {destinations[t]}"
     )
-  # Every node but the last of a path leads on by a link to the next node.
+  # Every node of a path except the last one has a link to the next node.
   leads_on = np.ones(len(nodes), bool)
   leads_on[last] = False
   place = np.flatnonzero(leads_on)
   ends = np.stack([nodes[place], nodes[place + 1]])
   there = np.all((ends >= 0) & (ends < topology.num_nodes), axis=0)
-  # A pair of nodes as one number, so that links can be found by binary search;
-  # -1, which no link has, for nodes that the topology does not have.
+  # Encode a pair of nodes as one number for a binary search; -1, which no link
+  # has, stands for nodes outside the topology.
   codes = np.where(there, ends[0] * topology.num_nodes + ends[1], -1)
   known = np.array(
     [x.source * topology.num_nodes + x.destination for x in topology.links],
     np.int64,
   )
   order = np.argsort(known)
-  # The remainder keeps the place of a code beyond the last link within bounds;
-  # the comparison below shows that it is no link's.
+  # The remainder keeps the index of a code beyond the last link within bounds;
+  # the comparison below rejects it.
   found = order[np.searchsorted(known[order], codes) % max(len(order), 1)]
   missing = np.flatnonzero(known[found] != codes)
   if len(missing):
@@ -234,10 +254,22 @@ def _links_of(
 
 
 def chunk_bytes(size_bytes: int, num_chunks: int) -> np.ndarray:
-  """Returns bytes of chunks as equal as whole bytes allow, int ``[chunk]``.
+  """Divides bytes over chunks as evenly as possible.
+
+  Args:
+    size_bytes: Total number of bytes.
+    num_chunks: Number of chunks.
+
+  Returns:
+    int ``[chunk]``, bytes of each chunk; they differ by at most one.
 
   Raises:
-    ValueError: There are fewer bytes than chunks, or not a whole number.
+    ValueError: There are fewer bytes than chunks, or not an integer.
+
+  Example:
+    >>> from parallel.network.routed import chunk_bytes
+    >>> chunk_bytes(10, 4).tolist()
+    [2, 3, 2, 3]
   """
   if not num_chunks <= size_bytes <= _MOST or size_bytes != int(size_bytes):
     raise ValueError(
@@ -252,14 +284,14 @@ def sum_by(groups: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
   """Sums integers by group, exactly.
 
   Args:
-    groups: int ``[value]``, the group of each value.
+    groups: int ``[value]``, group of each value.
     values: int ``[value]``.
     count: Number of groups.
 
   Returns:
     int ``[group]``.
   """
-  # Not `np.bincount`, which sums weights as floats.
+  # np.bincount would sum weights as floats.
   sums = np.zeros(count, np.int64)
   np.add.at(sums, groups, values)
   return sums

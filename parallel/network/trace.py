@@ -1,4 +1,4 @@
-"""Timelines as Chrome traces, which https://ui.perfetto.dev shows.
+"""Export of timelines as Chrome traces, for https://ui.perfetto.dev.
 
 Format: "Trace Event Format", Google, complete events ("ph": "X").
 """
@@ -11,21 +11,21 @@ import numpy as np
 
 from parallel.network.simulate import Timeline
 from parallel.pipeline import simulate as pipeline
-from parallel.pipeline.timetable import Kind
+from parallel.pipeline.pipeline_schedule import Kind
 
-MAX_EVENTS = 1_000_000  # about 150 MB; viewers do not take more
+MAX_EVENTS = 1_000_000  # about 150 MB, the limit of viewers
 
 
 class Bar(NamedTuple):
-  """What a row shows for a while.
+  """Bar of a trace: an interval on one row.
 
   Attributes:
-    row: The number of the row.
-    start_us: When it begins, in microseconds, as the format counts.
-    length_us: How long it takes.
-    name: What stands on it.
-    category: By what viewers may filter.
-    args: What viewers show of it, by name.
+    row: Index of the row.
+    start_us: Start time in microseconds, the format's unit.
+    length_us: Duration in microseconds.
+    name: Label of the bar.
+    category: Category, by which viewers can filter.
+    args: Details that viewers display, by name.
   """
 
   row: int
@@ -37,14 +37,17 @@ class Bar(NamedTuple):
 
 
 def to_json(timeline: Timeline, name: str = "") -> str:
-  """Returns a trace with a row per link and a bar per message on it.
+  """Returns a trace with one row per link and one bar per message.
 
   Args:
-    timeline: What `parallel.network.simulate.events` returned.
+    timeline: Result of `parallel.network.simulate.events`.
     name: Title of the trace.
 
+  Returns:
+    JSON text.
+
   Raises:
-    ValueError: There are more messages than a viewer takes.
+    ValueError: There are more than ``MAX_EVENTS`` messages.
   """
   routed = timeline.routed
   _check(len(routed.hop_links), "messages on links", "ranks")
@@ -74,16 +77,19 @@ def to_json(timeline: Timeline, name: str = "") -> str:
 
 
 def pipeline_to_json(timeline: pipeline.Timeline, name: str = "") -> str:
-  """Returns a trace with a row per stage, and one for each of its two links.
+  """Returns a trace with three rows per stage: compute and two links.
 
   Args:
-    timeline: What `parallel.pipeline.simulate.events` returned.
+    timeline: Result of `parallel.pipeline.simulate.events`.
     name: Title of the trace.
 
+  Returns:
+    JSON text.
+
   Raises:
-    ValueError: There are more actions than a viewer takes.
+    ValueError: There are more than ``MAX_EVENTS`` actions.
   """
-  table = timeline.timetable
+  table = timeline.schedule
   places = np.argwhere(table.kinds).tolist()
   _check(len(places), "actions", "microbatches")
 
@@ -102,7 +108,7 @@ def pipeline_to_json(timeline: pipeline.Timeline, name: str = "") -> str:
       )
       text = f"{kind.name.lower()} {microbatch}"
       yield Bar(3 * stage, start, end - start, text, kind.name, args)
-      if leave == leave:  # not nan: something is sent
+      if leave == leave:  # NaN if the action sends nothing
         row = 3 * stage + (1 if kind is Kind.FORWARD else 2)
         args = args | {"arrival_us": arrival}
         yield Bar(row, leave, sent - leave, text, "hop", args)
@@ -115,7 +121,7 @@ def pipeline_to_json(timeline: pipeline.Timeline, name: str = "") -> str:
 
 
 def _check(count: int, what: str, fewer: str) -> None:
-  """Refuses more bars than a viewer takes."""
+  """Raises ValueError if a trace would have too many bars."""
   if count > MAX_EVENTS:
     raise ValueError(
       f"{count} {what} are more than a trace may have ({MAX_EVENTS}): take "
@@ -124,8 +130,8 @@ def _check(count: int, what: str, fewer: str) -> None:
 
 
 def _document(name: str, rows: Sequence[str], bars: Iterable[Bar]) -> str:
-  """Returns the text of a trace."""
-  # Metadata events ("M") name the process and its threads: one per row.
+  """Returns a trace as JSON text."""
+  # Metadata events ("M") name the process and one thread per row.
   events = [
     {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}
   ]

@@ -1,17 +1,18 @@
-"""Workers in processes of their own: a function is run in stages.
+"""Workers in separate processes: runs a function in stages.
 
-What an outer loop says over its worker axis goes over the collectives of that
-axis. Where each worker is a process that jax knows nothing of, such as a peer
-of `parallel.elastic`, no program can hold these. So a function that has some is
-run in stages. Stage n is the whole function, given the results of its first n
-collectives as arguments; it ends where the next one begins, and returns what
-that is given. The host runs the collective, and then the next stage. XLA leaves
-out of a stage what it does not need, so little is computed twice.
+An outer loop communicates over its worker axis by that axis' collectives. If
+each worker is a process outside jax' process group, such as a peer of
+`parallel.elastic`, no program can contain these collectives. A function that
+has some is therefore run in stages. Stage n is the whole function with the
+results of its first n collectives as arguments; it ends at the next collective
+and returns that collective's operand. The host runs the collective and then the
+next stage. XLA removes the unused part of a stage, so little is computed twice.
 
-Thus the loops, codecs and sums are those of a mesh, in the same order of ranks.
-Only gathers and sums of float32 are carried (`parallel.collectives.Carrier`).
-Within a worker the mesh is jax's own: a collective is run for each of its
-devices, or once for those that hold the same.
+Loops, codecs and sums are thus the same as on a mesh, with ranks in the same
+order. Only gathers and float32 sums are supported
+(`parallel.collectives.CollectiveBackend`). Within a worker the mesh belongs to
+jax: a collective over workers is run for each of its devices, or once for
+devices with equal operands.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,17 +31,18 @@ from parallel.axes import Axis
 from parallel.collectives import varying, varying_axes
 
 Weights = tuple[Any, ...]  # float32 scalars
-# Makes the function from the workers' axis and their weights, () if equal.
+# Builds the function from the worker axis and the workers' weights, () if
+# equal.
 Make = Callable[[Axis, Weights], Callable[..., Any]]
 
 
 class Exchange(Protocol):
-  """What carries the collectives, as `parallel.elastic.exchange` does.
+  """Transport of the collectives, such as `parallel.elastic.exchange`.
 
   Attributes:
-    contributors: Who takes part, in the order of their ranks.
-    rank: Which of them this process is.
-    weights: What each weighs.
+    contributors: Participants, in the order of their ranks.
+    rank: Rank of this process among them.
+    weights: Weight of each participant.
   """
 
   contributors: Sequence[Any]
@@ -57,7 +59,12 @@ class Exchange(Protocol):
 
 
 class Alone:
-  """An exchange of one worker, which has nobody to speak to."""
+  """Exchange with a single worker: collectives return their operand.
+
+  Example:
+    >>> Alone().gather(b"delta")
+    [b'delta']
+  """
 
   contributors, rank, weights = (0,), 0, (1.0,)
 
@@ -70,7 +77,7 @@ class Alone:
 
 
 class _Stop(Exception):
-  """A stage has come to a collective that has not been run yet."""
+  """Raised when a stage reaches a collective without a result."""
 
   def __init__(self, verb: str, x: jax.Array) -> None:
     super().__init__(verb)
@@ -78,8 +85,8 @@ class _Stop(Exception):
 
 
 @dataclasses.dataclass
-class _Carrier:
-  """A `parallel.collectives.Carrier` that has some results, in their order."""
+class _ReplayBackend:
+  """`parallel.collectives.CollectiveBackend` that replays given results."""
 
   rank: jax.Array
   results: list[jax.Array]
@@ -101,10 +108,10 @@ class _Stage:
   """A compiled stage.
 
   Attributes:
-    program: Maps (rank, weights, results, arguments) to the value, or to what
-      the next collective is given, ``[devices that differ, ...]``.
-    verb: Which collective is next; "" after the last one.
-    spec: How that collective's result lies on the devices.
+    program: Maps (rank, weights, results, arguments) to the value or to the
+      operand of the next collective, ``[devices with distinct operands, ...]``.
+    verb: The next collective, "sum" or "gather"; "" after the last one.
+    spec: Partition spec of that collective's result.
   """
 
   program: Callable[..., Any]
@@ -113,21 +120,21 @@ class _Stage:
 
 
 class Apart:
-  """A function of one worker that says something to the others."""
+  """Function of one worker that communicates with other processes."""
 
   def __init__(
     self, make: Make, mesh: Mesh, worker: str, specs: Callable[[Any], Any],
     options: Mapping[str, Any] | None = None,
   ) -> None:
-    """Compiles nothing yet.
+    """Stores the function; stages are compiled at the first call.
 
     Args:
-      make: Makes the function of a dict to a dict, which have the worker's
-        arrays ``[1, ...]`` as they are inside ``jax.shard_map``.
-      mesh: The devices of this worker; the worker axis has one.
-      worker: The name of the worker axis.
-      specs: Maps such a dict, or one of shapes, to how that lies on the mesh.
-      options: XLA's, for the programs.
+      make: Builds a function from dict to dict. The dicts have the worker's
+        arrays ``[1, ...]``, as inside ``jax.shard_map``.
+      mesh: Devices of this worker; the worker axis has one.
+      worker: Name of the worker axis.
+      specs: Maps such a dict, or one of shapes, to its partition specs.
+      options: XLA compiler options of the programs.
     """
     self._make, self._mesh, self._worker = make, mesh, worker
     self._specs, self._options = specs, dict(options or {})
@@ -136,26 +143,34 @@ class Apart:
 
   @property
   def alone(self) -> Callable[[Any], Any]:
-    """The function of a worker without others, to be part of another one."""
+    """The function of a single worker, for use inside another function."""
     return self._make(Axis(self._worker, 1), ())
 
   def __call__(self, exchange: Exchange, args: Any) -> Any:
-    """Runs the function, and what it says by an exchange.
+    """Runs the function, with its collectives over an exchange.
+
+    Args:
+      exchange: Transport of the collectives.
+      args: Argument of the function: a dict of arrays on the worker's mesh.
+
+    Returns:
+      The function's result: a dict of arrays on the worker's mesh.
 
     Raises:
-      ValueError: It sums something else than float32.
+      ValueError: The function sums another dtype than float32.
     """
     size, weights = len(exchange.contributors), exchange.weights
-    if len(set(weights)) == 1:
+    if len(set(weights)) == 1:  # equal weights: a plain mean
       weights = ()
-    weights = np.array(weights, np.float32)
+    weights = np.array(weights, np.float32)  # [] for equal ones
     rank, results, specs = np.int32(exchange.rank), [], []
+    # Each stage ends at the next collective, given all previous results.
     while True:
       stage = self._stage(size, weights, results, specs, args)
       value = stage.program(rank, weights, results, args)
       if not stage.verb:
         return value
-      found = _carried(exchange, stage.verb, whole(value))
+      found = _run_collective(exchange, stage.verb, whole(value))
       where = NamedSharding(self._mesh, stage.spec)
       results.append(jax.device_put(found, where))
       specs.append(stage.spec)
@@ -164,6 +179,7 @@ class Apart:
     self, size: int, weights: np.ndarray, results: list[jax.Array],
     specs: list[P], args: Any,
   ) -> _Stage:
+    # A stage is compiled once per number of workers and collective index.
     key = size, weights.size, len(results), jax.tree.structure(args)
     with self._lock:
       if key not in self._stages:
@@ -177,18 +193,22 @@ class Apart:
     def run(
       rank: jax.Array, weights: jax.Array, results: list[jax.Array], args: Any
     ) -> Any:
-      # Each result has a dim of its devices in front, of which one is here.
-      carrier = _Carrier(varying(rank, self._worker), [x[0] for x in results])
-      axis = Axis(self._worker, size, size, carrier)
+      # Each result has a leading device dim, of which this device has one.
+      backend = _ReplayBackend(
+        varying(rank, self._worker), [x[0] for x in results]
+      )
+      axis = Axis(self._worker, size, size, backend)
       return self._make(axis, tuple(weights))(args)
 
     names = self._mesh.axis_names
     found: list[Any] = []
 
-    def look(*all_args):  # where it stops, or what it returns
+    # Abstract run: records the next collective or the types of the value.
+    def look(*all_args):
       try:
         found.append(jax.tree.map(jax.typeof, run(*all_args)))
       except _Stop as stop:
+        # Axes along which the operand differs between devices.
         of = varying_axes(stop.x)
         found.append((stop.verb, tuple(n for n in names if n in of)))
       return varying(jnp.zeros(1), *names)
@@ -198,7 +218,7 @@ class Apart:
         run(*all_args)
       except _Stop as stop:
         return stop.x[None]
-      raise AssertionError("a function must say the same each time")
+      raise AssertionError("a function must run the same collectives each time")
 
     in_specs = (P(), P(), specs, self._specs(args))
     whole = jax.shard_map(
@@ -210,6 +230,7 @@ class Apart:
     if not is_stop:
       return _Stage(self._jit(run, in_specs, self._specs(value)))
     verb, of = value
+    # All workers receive the same result, so it varies over other axes only.
     others = tuple(name for name in of if name != self._worker)
     return _Stage(
       self._jit(stopped, in_specs, P(of) if of else P()), verb,
@@ -223,8 +244,8 @@ class Apart:
     return jax.jit(mapped, compiler_options=self._options)
 
 
-class _Listener:
-  """A `parallel.collectives.Carrier` that counts what it is given."""
+class _CountingBackend:
+  """`parallel.collectives.CollectiveBackend` that counts collectives."""
 
   def __init__(self, size: int) -> None:
     self.rank, self.count, self._size = jnp.int32(0), 0, size
@@ -239,22 +260,31 @@ class _Listener:
     return jnp.zeros((self._size * x.shape[0], *x.shape[1:]), x.dtype)
 
 
-def listening(worker: str) -> tuple[Axis, Callable[[], int]]:
-  """Returns an axis of two workers, to see in a trace who says something.
+def counting(worker: str) -> tuple[Axis, Callable[[], int]]:
+  """Returns an axis of two workers that counts collectives in a trace.
 
   Args:
-    worker: The axis' name.
+    worker: Name of the axis.
 
   Returns:
-    The axis, and a function that counts the collectives over it so far. What
-    cannot be carried raises a ValueError.
+    The axis, and a function that returns the number of collectives over it so
+    far. An unsupported collective raises a ValueError.
+
+  Example:
+    >>> from parallel.collectives import all_reduce
+    >>> axis, count = counting("worker")
+    >>> def step(x):
+    ...   return all_reduce(x, axis) / axis.size
+    >>> _ = jax.eval_shape(step, jnp.ones((1, 8)))
+    >>> count()
+    1
   """
-  carrier = _Listener(2)
-  return Axis(worker, 2, 2, carrier), lambda: carrier.count
+  backend = _CountingBackend(2)
+  return Axis(worker, 2, 2, backend), lambda: backend.count
 
 
 def whole(x: jax.Array) -> np.ndarray:
-  """Returns an array on the host, also if parts are on other processes."""
+  """Returns an array on the host, gathered from other processes if needed."""
   if x.is_fully_addressable or x.is_fully_replicated:
     return np.asarray(x)
   return multihost_utils.process_allgather(x, tiled=True)
@@ -263,18 +293,19 @@ def whole(x: jax.Array) -> np.ndarray:
 def _check_sum(x: Any) -> None:
   if x.dtype != np.float32:
     raise ValueError(
-      f"a sum of {x.dtype} cannot be carried between processes: use float32, "
+      f"a sum of {x.dtype} is not supported between processes: use float32 "
       "or a codec"
     )
 
 
-def _carried(exchange: Exchange, verb: str, x: np.ndarray) -> np.ndarray:
-  """Runs a collective for ``[devices, ...]``; returns its results, alike."""
+def _run_collective(exchange: Exchange, verb: str, x: np.ndarray) -> np.ndarray:
+  """Runs a collective on ``[devices, ...]``; returns results of equal layout.
+  """
   x = np.ascontiguousarray(x)
   if verb == "sum":
     _check_sum(x)
     return exchange.sum(x)
-  # Every rank gives [devices, k, ...]; each device gets all [N * k, ...].
+  # Every rank contributes [devices, k, ...]; each device gets all [N * k, ...].
   found = exchange.gather(x.reshape(-1).view(np.uint8))
   return np.concatenate(
     [np.frombuffer(data, x.dtype).reshape(x.shape) for data in found], axis=1

@@ -1,9 +1,9 @@
-"""What an outer loop is: how workers that train apart agree now and then.
+"""Interface of outer loops: synchronization of separately training workers.
 
 Parameters and optimizer state of the workers have a leading dim: inside
 ``jax.shard_map`` a tree ``[W, ...]`` holds the W lanes of the worker axis that
-are on this device. What all workers share, such as the outer parameters, has no
-such dim and is the same on every device of that axis.
+are on this device. State that all workers share, such as the outer parameters,
+has no such dim and is equal on every device of that axis.
 
 The trainer calls an outer loop three times in each step:
 
@@ -13,15 +13,15 @@ The trainer calls an outer loop three times in each step:
     updates       = inner optimizer's, per worker
     params, state = loop.finish(params, updates, state, plan)
 
-A worker that the others did not hear (`parallel.outer.health`) gets a new inner
-optimizer from the trainer after such a step.
+After an exchange that excluded a worker (`parallel.outer.health`), the trainer
+reinitializes that worker's inner optimizer.
 
-An exchange can run under a step's compute only if it starts before that compute
-and nothing in the compute reads its result. So what is to be hidden is sent in
-``begin``, before the gradients, and read in ``finish`` of this step or of a
-later one. A collective cannot outlive the program that holds it, and a step is
-one program: an exchange that is to take longer than one step is cut into
-pieces, one per step (`parallel.outer.streaming`).
+An exchange can overlap with a step's compute only if it starts before that
+compute and nothing in the compute reads its result. Overlapped exchanges are
+therefore sent in ``begin``, before the gradients, and read in ``finish`` of the
+same or a later step. A collective cannot outlive the program that contains it,
+and a step is one program: an exchange that takes longer than one step is split
+into pieces, one per step (`parallel.outer.streaming`).
 """
 
 from collections.abc import Hashable
@@ -43,14 +43,14 @@ State = Any
 
 
 class Plan(NamedTuple):
-  """What an outer loop does in one step.
+  """Communication of an outer loop in one step.
 
-  What is sent must be known when a program is compiled, so that no program
-  holds a collective that does not run. All that may differ from step to step
-  within one program is passed to it as numbers.
+  The collectives of a step are static, so that no program contains a collective
+  that it does not run. Values that differ between steps of one program are its
+  arguments.
 
   Attributes:
-    variant: Which compiled program runs; steps with equal variants share one.
+    variant: Selects the compiled program; steps with equal variants share one.
     numbers: Tree of int32 that the program takes as an argument, such as the
       number of the round.
   """
@@ -61,44 +61,55 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OuterLoop:
-  """An outer loop that never communicates; algorithms override what they need.
+  """Outer loop without communication; algorithms override its methods.
 
   Attributes:
     worker: The worker axis.
+
+  Example:
+    Subclasses change the hooks; the base class only applies the updates.
+
+    >>> loop = OuterLoop(Axis("worker", size=2))
+    >>> params = {"w": jnp.array([[1.0], [2.0]])}
+    >>> updates = {"w": jnp.array([[0.5], [0.25]])}
+    >>> params, state = loop.finish(params, updates, {}, loop.plan(0))
+    >>> params["w"].tolist()
+    [[1.5], [2.25]]
   """
 
   worker: Axis
-  # Whether what is exchanged are means, of however many workers there are.
+  # Whether the loop exchanges means, over any number of workers.
   averages: ClassVar[bool] = True
-  # Keys of the state, between `begin` and `finish`, too: of what has a leading
-  # worker dim, and of what all know, with one element for each worker.
+  # Top-level keys of the state, also between `begin` and `finish`. ``own``:
+  # trees with a leading worker dim. ``of_each``: shared arrays with one element
+  # per worker.
   own: ClassVar[tuple[str, ...]] = ("workers",)
   of_each: ClassVar[tuple[str, ...]] = ()
   # Whether all workers have equal parameters and inner optimizers after a step.
   equal: ClassVar[bool] = False
-  # Whether a single worker trains as it would without the loop, if the outer
-  # optimizer is SGD(1) and nothing is encoded or delayed. False for loops that
-  # change parameters without peers: by rounding that cannot be turned off, or
-  # by a pull towards a center variable as in elastic averaging SGD.
+  # Whether a single worker trains as without the loop if the outer optimizer is
+  # SGD(1) and nothing is encoded or delayed. False for loops that change
+  # parameters even without other workers: by rounding that cannot be disabled,
+  # or by attraction to a center variable as in elastic averaging SGD.
   plain_alone: ClassVar[bool] = True
 
   def coming_and_going(self) -> "OuterLoop":
-    """Returns the same loop for workers of a swarm, who come and go.
+    """Returns the same loop for elastic membership.
 
-    Its state has what one that comes starts from, be it that workers who all
-    stay need it not.
+    Its state contains the values that a joining worker starts from, even if a
+    fixed set of workers does not need them.
     """
     return self
 
   def over(
     self, worker: Axis, weights: tuple[float, ...] = ()
   ) -> "OuterLoop":
-    """Returns the same loop of other workers.
+    """Returns the same loop for another worker axis.
 
     Args:
-      worker: The axis of these workers.
-      weights: What each weighs in a mean; empty for equal weights. A loop
-        whose means have no weights leaves them alone.
+      worker: The new worker axis.
+      weights: Weight of each worker in a mean; empty for equal weights. A loop
+        whose means have no weights ignores them.
     """
     changes: dict[str, Any] = {"worker": worker, "weights": weights}
     if hasattr(self, "exchange"):
@@ -111,10 +122,10 @@ class OuterLoop:
     )
 
   def awaits(self, plan: Plan) -> bool:
-    """Returns whether a step reads the state after `begin`, or changes it.
+    """Returns whether a step reads or changes the state after `begin`.
 
-    If not, what `begin` has sent in an earlier step may be under way still
-    when `gradients` and `finish` run.
+    If not, an exchange that `begin` started in an earlier step may still be in
+    flight while `gradients` and `finish` run.
     """
     return True
 
@@ -125,21 +136,21 @@ class OuterLoop:
 
   @property
   def steady_round(self) -> range:
-    """The steps of one period in the steady state."""
-    # A period is at least a round. First sends come after one round, and each
-    # arrives less than a round later: by the third period both happen.
+    """Steps of one period in the steady state."""
+    # A period is at least one round. The first sends occur after one round, and
+    # each arrives less than one round later: both occur by the third period.
     return range(2 * self.period, 3 * self.period)
 
   def init(self, params: Params) -> State:
-    """Returns the first state that is carried beside the workers' parameters.
+    """Returns the initial state of the loop.
 
     The trainer places the state by its paths. A leaf whose path ends like a
     parameter's is sharded like that parameter. Leaves under the key
     ``"workers"`` have a leading worker dim of logical size, and each worker's
-    part lives with the worker.
+    part is on the worker's devices.
 
     Args:
-      params: The parameters from which all workers start, without worker dim.
+      params: Initial parameters of all workers, without worker dim.
 
     Returns:
       A dict of arrays of logical shape.
@@ -147,57 +158,60 @@ class OuterLoop:
     return {}
 
   def plan(self, step: int) -> Plan:
-    """Returns what happens in a step; the first step has the number 0."""
+    """Returns the plan of a step; steps are counted from 0."""
     return Plan()
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
-    """Sends, before the gradients, what may travel while they are computed.
+    """Starts, before the gradients, the exchanges that overlap with them.
 
     Args:
-      params: The workers' parameters ``[W, ...]``.
-      state: What `init` described, as it lies on this device.
-      plan: What happens in this step.
+      params: Parameters of the workers, ``[W, ...]``.
+      state: State in the structure of `init`, this device's part.
+      plan: Plan of this step.
 
     Returns:
-      The state, with what has been sent in it.
+      The state, with the results of the exchanges.
     """
     return state
 
   def gradients(self, grads: Params, state: State) -> Params:
-    """Changes the gradients that the inner optimizers get.
+    """Transforms the gradients that the inner optimizers receive.
 
     Args:
-      grads: Each worker's gradients ``[W, ...]``.
-      state: What `begin` returned.
+      grads: Gradients of each worker, ``[W, ...]``.
+      state: State that `begin` returned.
+
+    Returns:
+      The gradients ``[W, ...]`` for the inner optimizers.
     """
     return grads
 
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
-    """Applies the inner optimizers' updates and what has arrived.
+    """Applies the inner optimizers' updates and the means that have arrived.
 
     Args:
-      params: The workers' parameters ``[W, ...]`` before the step.
-      updates: What each inner optimizer adds to them, ``[W, ...]``.
-      state: What `begin` returned.
-      plan: What happens in this step.
+      params: Parameters of the workers before the step, ``[W, ...]``.
+      updates: Update of each inner optimizer, ``[W, ...]``.
+      state: State that `begin` returned.
+      plan: Plan of this step.
 
     Returns:
       The workers' parameters and the state after the step.
     """
     return optax.apply_updates(params, updates), state
 
-  def evaluated(self, params: Params, state: State) -> Params:
-    """Returns the parameters that stand for the run, without worker dim."""
+  def export_params(self, params: Params, state: State) -> Params:
+    """Returns the parameters to evaluate and export, without worker dim."""
     return mean_over_workers(params, self.worker)
 
   def metrics(self, state: State) -> dict[str, Any]:
-    """Returns what is told of each worker, arrays ``[workers]`` by name.
+    """Returns the metrics of each worker, arrays ``[workers]`` by name.
 
     Returns:
-      "delta_norm" and "left_out", as `parallel.outer.health` has them; empty
-      for loops that leave no worker out.
+      "delta_norm" and "left_out" (`parallel.outer.health.init`); empty for
+      loops that exclude no worker.
     """
     workers = state.get("workers", {})
     return {
@@ -211,26 +225,26 @@ class OuterLoop:
   def joined(
     self, params: Params, state: State, first: int
   ) -> tuple[Params, State]:
-    """Fills in what workers start with that join a run.
+    """Initializes the workers that join a run.
 
-    It works on arrays of logical shape, outside ``jax.shard_map``.
+    It operates on arrays of logical shape, outside ``jax.shard_map``.
 
     Args:
-      params: The workers' parameters ``[workers, ...]``.
+      params: Parameters of the workers, ``[workers, ...]``.
       state: The state, of logical shape.
-      first: The first worker that joins. From there on, all of ``params`` and
-        what is under "workers" in the state is zero.
+      first: Index of the first joining worker. From there on, ``params`` and
+        all entries under "workers" in the state are zero.
 
     Returns:
-      Both, with what a worker that joins starts with.
+      The parameters and the state with the joining workers' initial values.
     """
     return of_joined(params, mean_of_first(params, first), first), state
 
   def started(self, state: State) -> State:
-    """Returns the state of a worker that comes to a swarm.
+    """Returns the state of a worker that joins an elastic run.
 
     Args:
-      state: What all share, as it is now, and a worker's first own part.
+      state: Current shared state, with a worker's initial own part.
     """
     return state
 
@@ -238,21 +252,23 @@ class OuterLoop:
     self, params: Params, state: State, shared: State, hooks: tuple[str, str],
     steps: tuple[int, int],
   ) -> tuple[Params, State]:
-    """Moves what a worker of a swarm has to say on to a later exchange.
+    """Moves the pending contribution of a worker to a later exchange.
 
-    It works on arrays of logical shape, outside ``jax.shard_map``.
+    A worker of an elastic run that misses an exchange contributes to a later
+    one instead. The method operates on arrays of logical shape, outside
+    ``jax.shard_map``.
 
     Args:
-      params: The worker's parameters ``[1, ...]``, updates included.
-      state: The state when it had something to say.
-      shared: The same with what all share, as it is at the later exchange.
-      hooks: In which of "begin" and "finish" it had something to say, and in
-        which the later exchange is.
-      steps: The numbers of the steps in which these hooks are.
+      params: Parameters of the worker, updates included, ``[1, ...]``.
+      state: The state at the missed exchange.
+      shared: The same state, with the shared values of the later exchange.
+      hooks: Hook of the missed exchange and hook of the later one, each "begin"
+        or "finish".
+      steps: Numbers of the steps of these two hooks.
 
     Returns:
-      The parameters, moved by as much as the common ones have moved since; and
-      the state that the worker has in the later exchange.
+      The parameters, shifted by the change of the common parameters between the
+      two exchanges, and the worker's state in the later exchange.
     """
     moved = jax.tree.map(
       lambda x, new, old: x + (new - old), params, shared["params"],
@@ -261,57 +277,58 @@ class OuterLoop:
     return moved, shared
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    """Returns what a device sends over the worker axis in one period.
+    """Returns the bytes that a device sends over the worker axis in one period.
 
     Args:
-      shapes: Shapes of one worker's parameters as they lie on one device.
+      shapes: Shapes of one worker's parameters on one device.
 
     Returns:
-      Operand bytes of collectives by dtype on the wire; empty where one device
-      has all workers.
+      Operand bytes of collectives by dtype on the wire; empty if one device has
+      all workers.
     """
     return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounds(OuterLoop):
-  """An outer loop with an exchange at the end of each round.
+  """Outer loop with an exchange at the end of each round.
 
   Attributes:
-    every: H, the inner steps of a round.
+    sync_every: H, the number of inner steps per round.
   """
 
-  every: int
+  sync_every: int
 
   @property
   def period(self) -> int:
-    return self.every
+    return self.sync_every
 
   def is_border(self, step: int) -> bool:
-    # Between rounds no exchange is in pieces. Means that have not arrived yet
-    # are complete, and arrive whoever the workers are by then.
-    return step % self.every == 0
+    # Between rounds no exchange is partially sent. Means that have not been
+    # applied yet are complete and do not depend on the later set of workers.
+    return step % self.sync_every == 0
 
 
 @dataclasses.dataclass(frozen=True)
 class CommonRounds(Rounds):
-  """Rounds whose outer parameters, "params" in the state, all workers share."""
+  """Rounds with outer parameters that all workers share, "params" in the state.
+  """
 
   def joined(
     self, params: Params, state: State, first: int
   ) -> tuple[Params, State]:
     return of_joined(params, state["params"], first), state
 
-  def evaluated(self, params: Params, state: State) -> Params:
+  def export_params(self, params: Params, state: State) -> Params:
     return state["params"]
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnRounds(Rounds):
-  """Rounds of workers with outer parameters of their own.
+  """Rounds with separate outer parameters per worker.
 
-  These are "params" under "workers" in the state. They and the other parts in
-  ``averaged`` start, for a worker that joins, from the mean of the workers.
+  These are "params" under "workers" in the state. For a joining worker they,
+  and the other parts in ``averaged``, start from the mean of the workers.
   """
 
   averaged: ClassVar[tuple[str, ...]] = ("params",)
@@ -325,7 +342,7 @@ class OwnRounds(Rounds):
     params = of_joined(params, means["params"], first)
     return params, state | {"workers": own | filled}
 
-  def evaluated(self, params: Params, state: State) -> Params:
+  def export_params(self, params: Params, state: State) -> Params:
     return mean_over_workers(state["workers"]["params"], self.worker)
 
 
@@ -335,11 +352,11 @@ def mean_over_workers(tree: Params, worker: Axis) -> Params:
 
 
 def of_first(tree: Params, worker: Axis) -> Params:
-  """Brings worker 0's values of ``[W, ...]`` to every device as ``[...]``.
+  """Broadcasts worker 0's values of ``[W, ...]`` to every device as ``[...]``.
 
-  A sum of which all other summands are zero is exact, and by its type the same
-  on all devices; a slice of one device's array would not be. Bits are summed as
-  integers, since a sum of floats makes 0 of -0.
+  The sum over workers, with zeros for all others, is exact and has a type that
+  is equal on all devices; a slice of one device's array would vary by type. The
+  bits are summed as integers, since a sum of floats turns -0 into 0.
   """
   only_first = jax.vmap(lambda rank, x: jnp.where(rank == 0, x, 0))
   ranks = ranks_here(worker)
@@ -357,8 +374,8 @@ def to_workers(tree: Params, worker: Axis) -> Params:
 
   def copies(x):
     stacked = jnp.broadcast_to(x, (worker.lanes, *x.shape))
-    # The workers' parameters vary over the axis by type, and steps return the
-    # types that they take.
+    # Parameters of workers have a device-varying type, and a step returns the
+    # types that it takes.
     return varying(stacked, worker.name)
 
   return jax.tree.map(copies, tree)
@@ -372,17 +389,17 @@ def stacked(tree: Params, worker: Axis) -> Params:
 
 
 def mean_of_first(tree: Params, count: int) -> Params:
-  """Averages the first workers of ``[workers, ...]`` of logical shape."""
+  """Averages the first ``count`` rows of ``[workers, ...]``."""
   return jax.tree.map(lambda x: jnp.mean(x[:count], axis=0), tree)
 
 
 def of_joined(tree: Params, new: Params, first: int) -> Params:
-  """Gives the workers from ``first`` on their part, for `OuterLoop.joined`.
+  """Sets the joining workers' part of a tree, for `OuterLoop.joined`.
 
   Args:
     tree: Arrays ``[workers, ...]`` of logical shape.
-    new: What each of these workers gets, ``[...]``.
-    first: The first worker that gets it.
+    new: Value for each joining worker, ``[...]``.
+    first: Index of the first joining worker.
   """
   return jax.tree.map(lambda x, y: x.at[first:].set(y), tree, new)
 
@@ -400,7 +417,7 @@ def at_path(tree: Any, path: tuple[Any, ...]) -> Any:
 def float32_bytes(shapes: Params, worker: Axis) -> dict[str, int]:
   """Returns the operand bytes of one all-reduce of all parameters in float32.
 
-  The lanes of a device are summed before, so their number does not matter.
+  The lanes of a device are summed locally, so their number does not matter.
   """
   if worker.devices == 1:
     return {}

@@ -1,7 +1,8 @@
-"""Data parallelism over the worker axis: gradients are averaged in every step.
+"""Data parallelism over the worker axis: averages the gradients in every step.
 
-It is the baseline of all other outer loops. No worker is left out: they are one
-model, and a worker that diverges has nothing to go back to.
+This is the baseline of all other outer loops. It excludes no diverged worker:
+all workers hold one model, so there are no outer parameters that a diverged
+worker could restart from.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ class DataParallel(OuterLoop):
   equal: ClassVar[bool] = True
 
   def gradients(self, grads: Params, state: State) -> Params:
-    if self.worker.size == 1:  # or a step would hold an all-reduce of one rank
+    if self.worker.size == 1:  # avoids an all-reduce of one rank in the program
       return grads
     return to_workers(mean_over_workers(grads, self.worker), self.worker)
 
@@ -37,8 +38,8 @@ class DataParallel(OuterLoop):
   ) -> tuple[Params, State]:
     return of_joined(params, jax.tree.map(lambda x: x[0], params), first), state
 
-  def evaluated(self, params: Params, state: State) -> Params:
-    # Workers are equal already; a mean of them would round.
+  def export_params(self, params: Params, state: State) -> Params:
+    # All workers are equal; taking their mean would round.
     return of_first(params, self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""DC-S3GD: stale-synchronous SGD, one step late, with delay compensation.
+"""DC-S3GD: stale-synchronous SGD, one step delayed, with delay compensation.
 
-The mean of the workers' updates travels while the next gradients are computed.
-A step of worker i, with u_i the inner optimizer's update of the step before:
+The workers' updates are averaged while the next gradients are computed. A step
+of worker i, with u_i the inner optimizer's update of the previous step:
 
     w_i = w + u_i                         worker i does not wait for the mean
     send u_i;  g_i at w_i;  receive       D_i = mean(u) - u_i
@@ -9,23 +9,23 @@ A step of worker i, with u_i the inner optimizer's update of the step before:
     w  <- w + mean(u)
     u_i <- U(g_i + l_i g_i * g_i * D_i)   U: the inner optimizer
 
-The gradient was taken at w + u_i, but the update that comes of it is added to
-w + mean(u), which is D_i away. To first order the gradient there is g_i + H D_i
-with the Hessian H; the correction takes the elementwise square of the gradient
-in place of H, as DC-ASGD does. l_i gives the whole correction the norm
-l_0 |g_i|. With l_0 = 0 this is stale SGD without compensation.
+The gradient is taken at w + u_i, but its update is added to w + mean(u), at a
+distance of D_i. To first order the gradient at that point is g_i + H D_i with
+the Hessian H; the correction replaces H by the elementwise square of the
+gradient, as DC-ASGD does. l_i scales the whole correction to the norm l_0
+|g_i|. With l_0 = 0 this is stale SGD without compensation.
 
-A worker whose update has diverged (`parallel.outer.health`) has none: u_i = 0,
-which the mean leaves out, so that the worker goes on from w.
+The update of a worker that has diverged (`parallel.outer.health`) is replaced
+by u_i = 0 and excluded from the mean, so that the worker continues from w.
 
 Source: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", arXiv
 1911.02516. Its abstract confirms the delay of one step and a first-order
-correction. The normalisation l_i and the default l_0 = 0.2 are recalled, since
-neither its text nor its code was at hand. The correction is that of DC-ASGD,
-Zheng et al., arXiv 1609.08326, and was compared with that paper's own code:
-g + lambda g * g * (where the step is taken - where g was taken), before the
-optimizer, with a constant lambda or one divided by an elementwise running root
-mean square of g.
+correction. The normalization l_i and the default l_0 = 0.2 are from memory,
+since neither its text nor its code was available. The correction is that of
+DC-ASGD, Zheng et al., arXiv 1609.08326, and was compared with that paper's own
+code: g + lambda * g * g * (parameters of the step - parameters of the
+gradient), before the optimizer, with a constant lambda or one divided by an
+elementwise running root mean square of g.
 """
 
 import dataclasses
@@ -51,13 +51,12 @@ from parallel.outer.exchange import Exchange
 
 @dataclasses.dataclass(frozen=True)
 class DCS3GD(OuterLoop):
-  """Exchanges updates at the head of each step and applies them at its end.
+  """Exchanges updates at the start of each step and applies them at its end.
 
   Attributes:
-    exchange: How the mean over workers is taken. Its norm is that of the
-      compensation, too.
-    compensation: l_0, the norm of the correction over that of the gradient; 0
-      for no correction.
+    exchange: Mean over the workers. Its norm is also that of the compensation.
+    compensation: l_0, the norm of the correction divided by that of the
+      gradient; 0 for no correction.
   """
 
   exchange: Exchange
@@ -69,7 +68,8 @@ class DCS3GD(OuterLoop):
     workers = shared.pop("workers", {}) | {
       "update": stacked_zeros(params, self.worker)
     }
-    heard = jnp.ones(self.worker.size)  # whose updates are sent next
+    # float32 [workers]: workers in the mean of the next exchange.
+    heard = jnp.ones(self.worker.size)
     return {"params": params, "heard": heard, "workers": workers}
 
   def plan(self, step: int) -> Plan:
@@ -79,7 +79,7 @@ class DCS3GD(OuterLoop):
     arriving, new = self.exchange.mean(
       state["workers"]["update"], state, plan.numbers[0], state["heard"]
     )
-    # `finish` takes it out again: the state between steps has no mean.
+    # `finish` removes the mean: it is not part of the state between steps.
     return state | new | {"mean": arriving}
 
   def gradients(self, grads: Params, state: State) -> Params:
@@ -90,11 +90,12 @@ class DCS3GD(OuterLoop):
       grads, state["mean"], state["workers"]["update"],
     )
     size = self.exchange.rule.norm(correction)
-    # The second norm waits for the first: each may be several collectives, and
-    # devices must run all of them in one order (`collectives.after`).
+    # The second norm is ordered after the first: each can contain several
+    # collectives, and all devices must run them in one order
+    # (`collectives.after`).
     norm = self.exchange.rule.norm(after(grads, size))
-    # l_i; 0 where D_i is zero, as in the first step, when no update has been
-    # made. The inner `where` keeps the division finite there.
+    # l_i [W]; 0 where D_i is zero, as in the first step, before any update. The
+    # inner `where` keeps the division finite in that case.
     strength = jnp.where(
       size > 0,
       self.compensation * norm / jnp.where(size > 0, size, 1.0),
@@ -109,9 +110,9 @@ class DCS3GD(OuterLoop):
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
     state = dict(state)
-    # w is kept itself and all workers add the same mean to it. If each kept
-    # only its own w_i and added D_i, as the paper writes it, the workers'
-    # roundings would add up and their w would drift apart.
+    # The state holds w, and all workers add the same mean to it. If each kept
+    # only its w_i and added D_i, as in the paper, rounding errors would
+    # accumulate and the workers' copies of w would drift apart.
     common = optax.apply_updates(state["params"], state.pop("mean"))
     state["params"] = common
     verdict = self.exchange.judge(updates)
@@ -137,8 +138,9 @@ class DCS3GD(OuterLoop):
     said, later = hooks
     if said == "begin":
       return moved, shared
-    # Its u_i has been sent, and is sent no second time but the one that came of
-    # it. In `begin` that is not judged: it must be finite, as by `ANY_FINITE`.
+    # u_i has already been sent. Only the update computed since is sent at the
+    # later exchange. `begin` does not judge it, so a non-finite one is replaced
+    # by zero here, as by `ANY_FINITE`.
     update = jax.tree.map(
       lambda x, w, u: x - w - u, params, state["params"],
       state["workers"]["update"],

@@ -1,16 +1,16 @@
-"""DiLoCo: H inner steps apart, then one outer step with the mean difference.
+"""DiLoCo: H local steps per worker, then one outer step with the mean delta.
 
-    repeat H times:  theta_m <- InnerOpt(theta_m)        each worker m by itself
-    delta   = mean over m of (phi - theta_m)             the outer gradient
+    repeat H times:  theta_m <- InnerOpt(theta_m)        each worker m alone
+    delta   = mean over m of (phi - theta_m)             outer gradient
     phi     <- OuterOpt(phi, delta);  theta_m <- phi
 
-theta_m are a worker's parameters, phi the outer ones, which all workers share.
-The outer gradient points from where the workers went back to where they began,
-since an optimizer goes against the gradient that it is given. The state of an
-inner optimizer stays with its worker and is not averaged.
+theta_m are the parameters of worker m, phi the outer parameters, which all
+workers share. The outer gradient is the negative of the workers' mean progress,
+since an optimizer moves against its gradient. The state of an inner optimizer
+stays with its worker and is not averaged.
 
-The mean may have weights, and leaves out a worker that has diverged
-(`parallel.outer.health`), which goes on from phi as all others do.
+The mean can be weighted. It excludes a worker that has diverged
+(`parallel.outer.health`); such a worker continues from phi, as all others do.
 
 With outer SGD at rate 1 this is local SGD. With weights and a sample of workers
 in each round it is FedAvg (McMahan et al., arXiv 1602.05629).
@@ -36,19 +36,45 @@ from parallel.outer.base import (
 from parallel.outer.exchange import Exchange
 from parallel.outer.optimizers import OuterOptimizer
 
+# `Exchange.mean` folds the index of each parameter into the round's key; no
+# parameter has this index.
 _CLIENTS = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class DiLoCo(CommonRounds):
-  """Exchanges all parameters at the end of every H-th step.
+  """Outer loop that averages all parameters at the end of every H-th step.
 
   Attributes:
-    every: H, the number of inner steps in a round.
-    optimizer: The outer optimizer.
-    exchange: How the mean over workers is taken.
-    clients: How many workers take part in the mean of a round, drawn anew for
-      each among the healthy ones; None for all.
+    sync_every: H, the number of inner steps per round.
+    optimizer: Outer optimizer.
+    exchange: Mean over the workers.
+    clients: Number of workers in the mean of a round, sampled anew in each
+      round from the healthy ones; None for all.
+
+  Example:
+    One round of two workers on one device. They have moved by -0.5 and -0.1, so
+    outer SGD at rate 1 sets both to 1 - 0.3.
+
+    >>> from jax.sharding import PartitionSpec as P
+    >>> from parallel.axes import Axis, make_mesh
+    >>> from parallel.outer.optimizers import Optax
+    >>> from parallel.wire import Wire
+    >>> worker = Axis("worker", size=2)  # two lanes of one device
+    >>> exchange = Exchange(worker, Wire(), block_dims={"w": 0})
+    >>> loop = DiLoCo(worker, 1, Optax(optax.sgd(1.0)), exchange)
+    >>> state = loop.init({"w": jnp.array([1.0])})
+    >>> def finish(theta, updates, state):
+    ...   return loop.finish(theta, updates, state, loop.plan(0))
+    >>> of_state = {"params": P(), "optimizer": P(), "workers": P("worker")}
+    >>> theta, state = jax.shard_map(
+    ...   finish,
+    ...   mesh=make_mesh({"worker": worker}),
+    ...   in_specs=(P("worker"), P("worker"), of_state),
+    ...   out_specs=(P("worker"), of_state),
+    ... )({"w": jnp.ones((2, 1))}, {"w": jnp.array([[-0.5], [-0.1]])}, state)
+    >>> theta["w"].tolist(), state["params"]["w"].tolist()
+    ([[0.699...], [0.699...]], [0.699...])
   """
 
   optimizer: OuterOptimizer
@@ -60,9 +86,9 @@ class DiLoCo(CommonRounds):
     return state | self.exchange.init(params)
 
   def plan(self, step: int) -> Plan:
-    ends = (step + 1) % self.every == 0
-    # The number of the round decides its random draws.
-    return Plan(ends, ((step + 1) // self.every,))
+    ends = (step + 1) % self.sync_every == 0
+    # The round number seeds the round's random draws.
+    return Plan(ends, ((step + 1) // self.sync_every,))
 
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan
@@ -79,37 +105,37 @@ class DiLoCo(CommonRounds):
       "workers": health.noted(state["workers"], verdict.norms, verdict.mine)
     }
 
-    # phi - theta_m is taken where it is encoded, and the outer step where the
-    # mean is decoded: with kernels, neither difference nor mean is in memory.
+    # The subtraction phi - theta_m is fused into the encoder and the outer step
+    # into the decoder: with kernels, neither the deltas nor the mean are
+    # materialized.
     def exchange(uses):
       return self.exchange.mean(params, state, number, heard, outer, uses)
 
     new, optimizer, rest = self.optimizer.step(outer, optimizer, exchange)
     state = state | rest | {"params": new, "optimizer": optimizer}
-    # Workers that took no part in the mean start from it, too.
+    # Workers that were excluded from the mean restart from phi, too.
     return to_workers(new, self.worker), state
 
   def _drawn(self, number: jax.Array, healthy: jax.Array) -> jax.Array:
-    """Draws the clients of a round among the healthy workers.
+    """Samples the clients of a round from the healthy workers.
 
     Args:
       number: int32, the number of the round.
-      healthy: float32 ``[workers]``, 1 for the healthy ones and else 0.
+      healthy: float32 ``[workers]``, 1 for healthy workers and else 0.
 
     Returns:
-      float32 ``[workers]``, 1 for who takes part and else 0, the same on every
-      device.
+      float32 ``[workers]``, 1 for the sampled workers and else 0; equal on
+      every device.
     """
     if self.clients is None:
       return healthy
-    # All devices draw from one key, so they agree without telling each other.
-    # The exchange folds parameters' numbers into the round's key; no parameter
-    # has this one.
+    # All devices draw from the same key, so they agree without communication.
     key = jax.random.fold_in(jax.random.key(self.exchange.seed), number)
     key = jax.random.fold_in(key, _CLIENTS)
     order = jax.random.permutation(key, self.worker.size)
+    # Unhealthy workers are ranked after all healthy ones.
     order = jnp.where(healthy > 0, order, order + self.worker.size)
-    place = jnp.sum(order[:, None] > order, axis=1)  # among all workers
+    place = jnp.sum(order[:, None] > order, axis=1)  # rank, from 0
     return healthy * (place < self.clients)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:

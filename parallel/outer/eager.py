@@ -1,36 +1,36 @@
-"""Eager updates: DiLoCo with means of the round before and own news at once.
+"""Eager updates: DiLoCo with delayed means and immediate own deltas.
 
-At the end of round k a worker knows its own outer gradient d_m(k), but the mean
-over the M workers that it has is that of round k - 1. It takes its own part of
-that mean out and puts its newest one in:
+At the end of round k a worker has its own outer gradient d_m(k), but only the
+mean over the M workers of round k - 1. It replaces its own part of that mean by
+its newest one:
 
     d~_m(k) = d_m(k) / M + (mean(k - 1) - d_m(k - 1) / M)
     phi_m  <- OuterOpt(phi_m, d~_m);  theta_m <- phi_m
 
 Before round 1 all outer gradients are zero. Then the sum over rounds
-telescopes: what has been applied after k rounds is
+telescopes: the sum of the applied gradients after k rounds is
 
     mean(1) + ... + mean(k - 1) + d_m(k) / M
 
 so each mean counts once. The outer parameters phi_m of two workers differ by
-their own newest parts, and the mean of all phi_m stands for the run.
+their own newest parts, and the mean of all phi_m is evaluated.
 
 With weights, 1 / M is the worker's share in the mean of that round. A worker
-that has diverged (`parallel.outer.health`) has no share and tells nothing: its
-d_m is zero, and it goes on from its own phi_m and the others' news.
+that has diverged (`parallel.outer.health`) has share 0 and d_m = 0; it
+continues from its own phi_m and the others' means.
 
-Workers who come and go share one trajectory more, that of a worker who never
-has a d_m of its own: OuterOpt by the means alone. One that comes starts from it
-with d_m = 0. What a worker takes out of a mean is what it has put in before,
-whatever its share in that mean became since: so the sum telescopes in any
-world.
+With elastic membership, the workers also share one common trajectory, that of a
+worker whose own d_m is always zero: OuterOpt by the means alone. A joining
+worker starts from it with d_m = 0. A worker subtracts from a mean exactly what
+it has added before, even if its share in that mean has changed since, so the
+sum telescopes for any set of workers.
 
 Source: Kale et al., "Eager updates for overlapped communication and computation
 in DiLoCo", arXiv 2502.12996, Algorithm 3. The formula agrees with an
-independent write-up of the paper; the paper itself was not at hand. There, too,
-each worker applies the outer optimizer to its own outer parameters. That all is
-zero before round 1 is ours: what the paper does in its first round is not known
-to us.
+independent write-up of the paper; the paper itself was not available. In it,
+too, each worker applies the outer optimizer to its own outer parameters. The
+zero gradients before round 1 are an assumption: the paper's first round is not
+known to us.
 """
 
 import dataclasses
@@ -54,7 +54,8 @@ from parallel.outer.base import (
 from parallel.outer.exchange import Exchange
 from parallel.outer.optimizers import OuterOptimizer
 
-# What a worker that comes has as all have it, and what it has not.
+# Parts of the state that a joining worker copies from the shared state, and
+# parts that start at zero.
 _COMMON, _UNSAID = ("params", "optimizer"), ("delta", "share")
 
 
@@ -63,20 +64,20 @@ class Eager(OwnRounds):
   """Sends a round's outer gradients in the next one; applies them at its end.
 
   Attributes:
-    every: H, the number of inner steps in a round.
-    optimizer: The outer optimizer; each worker has a state of its own.
-    exchange: How the mean over workers is taken.
-    common: Whether the state has the common trajectory, "params" and
-      "optimizer", which takes as much memory as a worker's own. It stands for
-      the run then, since all know it.
+    sync_every: H, the number of inner steps per round.
+    optimizer: Outer optimizer; each worker has a separate state.
+    exchange: Mean over the workers.
+    common: Whether the state contains the common trajectory, "params" and
+      "optimizer", which takes as much memory as one worker's own. It is then
+      the one to evaluate, since all workers have it.
   """
 
   optimizer: OuterOptimizer
   exchange: Exchange
   common: bool = False
-  # All outer steps but Adam's are linear, so the mean of the workers is what
-  # one would be that had gone the mean way. Its d_m is not sent, as it is that
-  # of the others.
+  # All outer optimizers except Adam are linear, so the mean over the workers is
+  # the state of a worker that follows the means. Its d_m is the mean of the
+  # others' and is not sent.
   averaged: ClassVar[tuple[str, ...]] = (
     "params", "optimizer", "delta", "share"
   )
@@ -91,13 +92,14 @@ class Eager(OwnRounds):
     workers = shared.pop("workers", {}) | {
       "params": stacked(params, self.worker),
       "optimizer": stacked(self.optimizer.init(params), self.worker),
-      # Of the last round: d_m, and its share in the mean.
+      # d_m of the last round and its share in the mean.
       "delta": stacked_zeros(params, self.worker),
       "share": jnp.zeros(self.worker.size),
     }
     state = {
       "mean": jax.tree.map(jnp.zeros_like, params),
-      "heard": jnp.ones(self.worker.size),  # whose d_m is sent next
+      # float32 [workers]: workers in the mean of the next exchange.
+      "heard": jnp.ones(self.worker.size),
       "workers": workers,
     }
     if self.common:
@@ -105,11 +107,11 @@ class Eager(OwnRounds):
     return state
 
   def plan(self, step: int) -> Plan:
-    # The head of a round is where the outer gradients of the last one are sent,
-    # to travel under this step's compute; in round 0 there are none.
-    begins = step > 0 and step % self.every == 0
-    ends = (step + 1) % self.every == 0
-    return Plan((begins, ends), (step // self.every,))
+    # The outer gradients of the last round are sent at the start of a round,
+    # concurrently with the compute of this step; round 0 has none to send.
+    begins = step > 0 and step % self.sync_every == 0
+    ends = (step + 1) % self.sync_every == 0
+    return Plan((begins, ends), (step // self.sync_every,))
 
   def awaits(self, plan: Plan) -> bool:
     return plan.variant[1]
@@ -140,11 +142,11 @@ class Eager(OwnRounds):
     weights = health.weights_of(
       self.exchange.weights, verdict.heard, self.worker
     )
-    share = (weights / jnp.sum(weights))[ranks_here(self.worker)]
+    share = (weights / jnp.sum(weights))[ranks_here(self.worker)]  # [W]
 
     @functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None))
     def eager_mean(now, share, last, last_share, all_last):
-      # In brackets: what the other workers had in the mean of the round before.
+      # In parentheses: the other workers' part of the previous round's mean.
       return now * share + (all_last - last * last_share)
 
     eager = jax.tree.map(
@@ -153,8 +155,8 @@ class Eager(OwnRounds):
       ),
       delta, own["delta"], state["mean"],
     )
-    # By `update`, as the mean has arrived already and each worker adds its own
-    # part: no pass that decodes could take this step.
+    # `update` instead of `step`: the mean was decoded in an earlier step, and
+    # each worker adds its own part, so no decoder could apply this step.
     updates, optimizer = jax.vmap(self.optimizer.update)(
       eager, own["optimizer"], own["params"]
     )
@@ -169,8 +171,10 @@ class Eager(OwnRounds):
       state |= {"params": common, "optimizer": optimizer}
     return outer, state | {"workers": own | {"share": share}}
 
-  def evaluated(self, params: Params, state: State) -> Params:
-    return state["params"] if self.common else super().evaluated(params, state)
+  def export_params(self, params: Params, state: State) -> Params:
+    if self.common:
+      return state["params"]
+    return super().export_params(params, state)
 
   def started(self, state: State) -> State:
     own = state["workers"]
@@ -185,13 +189,13 @@ class Eager(OwnRounds):
     said, later = hooks
     own = state["workers"]
     delta = own["delta"]
-    if said == "finish":  # that one has been sent, and a newer one has not
+    if said == "finish":  # the stored delta has been sent, this one has not
       delta = jax.tree.map(jnp.subtract, own["params"], params)
     shared = self.started(shared)
     own = shared["workers"]
-    if (said, later) == ("begin", "begin"):  # it has been judged
+    if (said, later) == ("begin", "begin"):  # already judged
       return own["params"], shared | {"workers": own | {"delta": delta}}
-    # It is as if the worker had come this way from the common parameters.
+    # As if the worker had trained from the current common parameters to here.
     return jax.tree.map(jnp.subtract, own["params"], delta), shared
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:

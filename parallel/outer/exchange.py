@@ -1,8 +1,8 @@
-"""Averages trees of differences over the workers, in few bits.
+"""Means of trees of deltas over the workers, in few bits.
 
-It joins `parallel.quantize`, which averages one array, with what an outer loop
-keeps for each parameter: residuals, blocks and random draws; and with the rule
-that leaves a diverged worker out (`parallel.outer.health`).
+This module combines `parallel.quantize`, which averages one array, with an
+outer loop's per-parameter data (residuals, codec blocks and random draws) and
+with the rule that excludes a diverged worker (`parallel.outer.health`).
 """
 
 import collections
@@ -23,21 +23,37 @@ from parallel.wire import MEAN_ITSELF, Wire
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-  """How an outer loop averages over workers.
+  """Mean over the workers of an outer loop.
 
   Attributes:
     worker: The worker axis.
-    wire: The codec, and how coded differences travel.
-    block_dims: Tree in the structure of the parameters: how many leading dims
-      of each parameter no block of the codec crosses. These dims hold the ranks
-      of other axes, so that results do not depend on how many of those ranks a
-      device carries.
+    wire: Codec and route of encoded deltas.
+    block_dims: Tree in the structure of the parameters: the number of leading
+      dims of each parameter that no block of the codec crosses. These dims hold
+      the ranks of other axes, so that results do not depend on the number of
+      those ranks per device.
     weights: One weight per worker, such as its number of tokens; empty for
-      equal ones. The mean is divided by the sum over those who are heard.
-    error_feedback: Whether what rounding took from a worker's difference is
-      kept and added to the worker's next one.
-    seed: Decides stochastic rounding and the outer loop's other draws.
-    rule: By what workers are judged.
+      equal ones. The mean is divided by the sum over the included workers.
+    error_feedback: Whether the rounding error of a worker's delta is kept and
+      added to the worker's next one.
+    seed: Seed of stochastic rounding and of the outer loop's other draws.
+    rule: Criterion that excludes diverged workers.
+
+  Example:
+    The mean of two workers' deltas, which are lanes of one device.
+
+    >>> from jax.sharding import PartitionSpec as P
+    >>> from parallel.axes import make_mesh
+    >>> worker = Axis("worker", size=2)
+    >>> exchange = Exchange(worker, Wire(), block_dims={"w": 0})
+    >>> mean = jax.shard_map(
+    ...   lambda deltas: exchange.mean(deltas, state={}, number=0)[0],
+    ...   mesh=make_mesh({"worker": worker}),
+    ...   in_specs=P("worker"),
+    ...   out_specs=P(),
+    ... )
+    >>> mean({"w": jnp.array([[1.0, 2.0], [3.0, 6.0]])})["w"].tolist()
+    [2.0, 4.0]
   """
 
   worker: Axis
@@ -49,14 +65,14 @@ class Exchange:
   rule: health.Rule = health.ANY_FINITE
 
   def init(self, params: Params) -> State:
-    """Returns the first state.
+    """Returns the initial state.
 
     Args:
-      params: One worker's parameters, of logical shape.
+      params: Parameters of one worker, of logical shape.
 
     Returns:
-      The part "workers" of an outer loop's state: what is told of each worker,
-      and with error feedback what rounding has taken from it, zeros here.
+      The part "workers" of an outer loop's state: the health statistics of each
+      worker and, with error feedback, its rounding residuals, initially zero.
     """
     workers = health.init(self.worker)
     if self.error_feedback:
@@ -66,11 +82,11 @@ class Exchange:
   def judge(
     self, workers: Params, anchor: Params | None = None
   ) -> health.Verdict:
-    """Decides whose differences are heard.
+    """Decides which workers' deltas are included.
 
     Args:
-      workers: Tree of float32 ``[W, ...]``, as `mean` takes it.
-      anchor: Tree of ``[...]``, as `mean` takes it.
+      workers: Tree of float32 ``[W, ...]``, as in `mean`.
+      anchor: Tree of ``[...]``, as in `mean`.
     """
     if anchor is not None:
       workers = jax.tree.map(jnp.subtract, anchor, workers)
@@ -85,36 +101,36 @@ class Exchange:
     anchor: Params | None = None,
     uses: Any = None,
   ) -> tuple[Any, State]:
-    """Averages differences over all workers.
+    """Averages deltas over all workers.
 
     Args:
-      workers: Tree of float32 ``[W, ...]``: the differences, or with an anchor
-        what is subtracted from it. The path of a leaf is its parameter's.
-      state: An outer loop's state with the part that `init` returned.
-      number: int32, the number of this exchange, which decides its random
-        draws.
-      heard: Which workers take part: float32 ``[workers]``, 1 or 0, by which
-        the weights are multiplied; None if all do. Of the others nothing is
+      workers: Tree of float32 ``[W, ...]``: the deltas, or with an anchor the
+        arrays to subtract from it. The path of a leaf is its parameter's.
+      state: State of an outer loop, with the part that `init` returned.
+      number: int32, the number of this exchange, which seeds its random draws.
+      heard: Mask of included workers, float32 ``[workers]``, 1 or 0, multiplied
+        with the weights; None includes all. Excluded workers' values are not
         read, and they keep their residuals.
-      anchor: Tree of ``[...]``, the same for all workers, from which the
-        workers' arrays are subtracted where they are encoded; None: they are
-        differences already.
-      uses: Tree with a `Use` for each leaf, which says what becomes of its
-        mean; None: the means are the results.
+      anchor: Tree of ``[...]``, equal for all workers, from which the encoder
+        subtracts the workers' arrays; None if these are deltas already.
+      uses: Tree with a `Use` for each leaf, which is applied to its mean; None
+        returns the means.
 
     Returns:
-      A tree of means ``[...]``, or of what the uses make of them, with the same
-      bits on every device; and the new part of the state.
+      A tree of means ``[...]``, or of the uses' results, with the same bits on
+      every device; and the new part of the state.
     """
-    # Drawn from seed and number alone: a resumed run repeats its roundings.
+    # The key depends only on seed and number: a resumed run repeats its
+    # roundings.
     key = jax.random.fold_in(jax.random.key(self.seed), number)
     if heard is not None:
       workers = self.rule.then(workers, heard)
+    # Leaves in sorted order of paths, as for all parameter trees.
     leaves, treedef = jax.tree.flatten_with_path(workers)
     nones = [None] * len(leaves)
     anchors = nones if anchor is None else jax.tree.leaves(anchor)
     residuals = nones
-    # What the last rounding took is added before this one.
+    # Error feedback: the last rounding error is added before this encoding.
     if self.error_feedback:
       residuals = jax.tree.leaves(state["workers"]["residual"])
     if uses is None:
@@ -129,7 +145,7 @@ class Exchange:
         anchor=anchors[index],
         residual=residuals[index],
         weights=weights,
-        # Each parameter rounds by random numbers of its own.
+        # Independent random numbers for each parameter.
         key=jax.random.fold_in(key, index),
         block_dims=self.num_block_dims(path),
         use=uses[index],
@@ -140,6 +156,7 @@ class Exchange:
     if not self.error_feedback:
       return result, {}
     residual = treedef.unflatten(left)
+    # Excluded workers have sent nothing: their residuals do not change.
     if heard is not None:
       residual = health.choose(
         heard[ranks_here(self.worker)] > 0, residual,
@@ -156,7 +173,7 @@ class Exchange:
     total = collections.Counter(health.sent_bytes(self.worker))
     for path, leaf in jax.tree.leaves_with_path(shapes):
       dims = self.num_block_dims(path)
-      rows = math.prod(leaf.shape[:dims])
+      rows = math.prod(leaf.shape[:dims])  # blocks do not cross rows
       total.update(
         quantize.sent_bytes(
           math.prod(leaf.shape[dims:]), self.worker, self.wire, rows
@@ -165,5 +182,6 @@ class Exchange:
     return dict(total)
 
   def num_block_dims(self, path: tuple[Any, ...]) -> int:
-    """Returns how many dims of the parameter at a path no block crosses."""
+    """Returns the number of leading dims of a parameter that no block crosses.
+    """
     return at_path(self.block_dims, path)

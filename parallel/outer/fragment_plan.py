@@ -1,12 +1,12 @@
-"""What Streaming DiLoCo sends and applies in each step; no jax.
+"""Schedule of Streaming DiLoCo: the fragments of each step; no jax.
 
-Streaming DiLoCo (`parallel.outer.streaming`) runs by this timetable, and the
-model of compute utilisation (`caatnet.studies.utilisation.predictor`) prices
-it, so what is priced is what runs.
+Streaming DiLoCo (`parallel.outer.streaming`) executes this schedule, and the
+model of compute utilization (`caatnet.studies.utilisation.predictor`) prices
+it.
 
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
-arXiv 2501.18512, Algorithm 2: fragment f of F is sent every H steps from
-t_f = f (H // F) on, and applied tau steps later.
+arXiv 2501.18512, Algorithm 2: fragment f of F is sent every H steps, starting
+at t_f = f (H // F), and applied tau steps later.
 """
 
 import dataclasses
@@ -15,51 +15,63 @@ from typing import NamedTuple
 
 @dataclasses.dataclass(frozen=True)
 class FragmentTimes:
-  """The timetable of fragments, evenly spread over the H steps of a round.
+  """Schedule of fragments, evenly spread over the H steps of a round.
 
   Updates are counted from 1 and steps from 0, so "after update t" is the end of
-  step t - 1 and the head of step t.
+  step t - 1 and the start of step t.
 
   Attributes:
-    every: H, the number of steps in a round.
-    num_fragments: F, the number of fragments; each is sent once in a round.
+    sync_every: H, the number of steps per round.
+    num_fragments: F, the number of fragments; each is sent once per round.
+
+  Raises:
+    ValueError: There are more fragments than steps in a round.
+
+  Example:
+    Three fragments, one of them every two steps. Nothing is sent in the first
+    round.
+
+    >>> times = FragmentTimes(sync_every=6, num_fragments=3)
+    >>> [times.sent(step) for step in range(12)]
+    [None, None, None, None, None, None, 0, None, 1, None, 2, None]
   """
 
-  every: int
+  sync_every: int
   num_fragments: int
 
   def __post_init__(self) -> None:
-    if self.every < self.num_fragments:
+    if self.sync_every < self.num_fragments:
       raise ValueError(
-        f"every={self.every} is less than the {self.num_fragments} fragments, "
-        "which are sent after different steps"
+        f"sync_every={self.sync_every} is less than the "
+        f"{self.num_fragments} fragments: "
+        "at most one fragment is sent per step"
       )
 
   @property
   def spacing(self) -> int:
-    """The number of steps between the sends of two fragments."""
-    return self.every // self.num_fragments
+    """Number of steps between the sends of two consecutive fragments."""
+    return self.sync_every // self.num_fragments
 
   def in_round(self, step: int) -> int | None:
-    """Returns the fragment whose turn is after update ``step``, or None."""
-    # Where F does not divide H, a round ends with steps that belong to none.
-    fragment, left = divmod(step % self.every, self.spacing)
+    """Returns the fragment that is due after update ``step``, or None."""
+    # If F does not divide H, no fragment is due in the last steps of a round.
+    fragment, left = divmod(step % self.sync_every, self.spacing)
     return fragment if not left and fragment < self.num_fragments else None
 
   def sent(self, step: int) -> int | None:
     """Returns the fragment that is sent after update ``step``, or None.
 
-    In round 0 nothing is sent: every fragment trains for H steps first.
+    Nothing is sent in round 0: every fragment first trains for H steps.
     """
-    return self.in_round(step) if step >= self.every else None
+    return self.in_round(step) if step >= self.sync_every else None
 
 
 class SendVariant(NamedTuple):
-  """The part of a send that is compiled into the program.
+  """Static part of a send: it selects the compiled program.
 
   Attributes:
-    kind: The fragment's kind, as `parallel.outer.fragments` has them.
-    slot: Where the fragment's mean waits, among others of its kind.
+    kind: Kind of the fragment (`parallel.outer.fragments`).
+    slot: Slot in which the mean waits, among the slots of this kind.
     starts: Whether this is the first piece of the exchange.
   """
 
@@ -69,13 +81,13 @@ class SendVariant(NamedTuple):
 
 
 class ReceiveVariant(NamedTuple):
-  """The part of a receive that is compiled into the program.
+  """Static part of a receive: it selects the compiled program.
 
   Attributes:
-    kind: The fragment's kind, as `parallel.outer.fragments` has them.
-    slot: Where the fragment's mean waits, among others of its kind.
-    first: Whether no worker has received this mean yet, so that the outer step
-      is due.
+    kind: Kind of the fragment (`parallel.outer.fragments`).
+    slot: Slot in which the mean waits, among the slots of this kind.
+    first: Whether these are the first workers to receive this mean, so that the
+      outer step is due.
   """
 
   kind: str
@@ -84,21 +96,21 @@ class ReceiveVariant(NamedTuple):
 
 
 class Variant(NamedTuple):
-  """The `Plan.variant` of a step: what it sends, and what it applies after."""
+  """The `Plan.variant` of a step: its send, then its receives."""
 
   send: SendVariant | None
   receives: tuple[ReceiveVariant, ...]
 
 
 class SendNumbers(NamedTuple):
-  """The part of a send that the program takes as an argument.
+  """Dynamic part of a send: an argument of the program.
 
-  Fragments of one kind have equal shapes, so one program serves them all.
+  Fragments of one kind have equal shapes and share one program.
 
   Attributes:
-    place: The fragment's place among those of its kind.
-    exchange: The number of the exchange, which decides its random draws.
-    piece: The number of the piece that is sent, from 0.
+    place: Index of the fragment among those of its kind.
+    exchange: Number of the exchange; seeds its random draws.
+    piece: Index of the piece that is sent, from 0.
   """
 
   place: int
@@ -107,12 +119,12 @@ class SendNumbers(NamedTuple):
 
 
 class ReceiveNumbers(NamedTuple):
-  """The part of a receive that the program takes as an argument.
+  """Dynamic part of a receive: an argument of the program.
 
   Attributes:
-    place: The fragment's place among those of its kind.
-    exchange: The number of the exchange, which decides its random draws.
-    tau: The overlap in steps of the workers that receive now.
+    place: Index of the fragment among those of its kind.
+    exchange: Number of the exchange; seeds its random draws.
+    tau: Overlap, in steps, of the workers that receive in this step.
   """
 
   place: int
@@ -121,7 +133,7 @@ class ReceiveNumbers(NamedTuple):
 
 
 class Numbers(NamedTuple):
-  """The `Plan.numbers` of a step, with as many receives as its variant has."""
+  """The `Plan.numbers` of a step, with one entry per receive of its variant."""
 
   send: SendNumbers | None
   receives: tuple[ReceiveNumbers, ...]

@@ -1,4 +1,4 @@
-"""How Streaming DiLoCo cuts parameters: into whole layers, and a rest."""
+"""Fragments of Streaming DiLoCo: groups of whole layers, and a remainder."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -9,29 +9,43 @@ from jax import lax
 
 from parallel.outer.base import Params
 
-# The kind of a fragment says which of the parameters' arrays it is cut from. A
-# fragment of layers has its stack's key as its kind. Two kinds are not cut from
-# a stack: all that is in no stack, and everything at once.
+# The kind of a fragment names the arrays that it is sliced from. A fragment of
+# layers has its stack's key as its kind. Two kinds are not slices of a stack:
+# all parameters outside the stacks, and the whole tree.
 REST, WHOLE = "(rest)", "(whole)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fragments:
-  """How parameters are cut into fragments.
+  """Partition of the parameters into fragments.
 
   A stack is a top-level subtree whose leaves are stacked over equal layers.
   Fragments are numbered from 0: first those of the first stack, then those of
-  the second, and so on. The last fragment has all that is in no stack.
+  the second, and so on. The last fragment holds the parameters outside all
+  stacks.
 
   Attributes:
-    stacks: The key and the number of layers of each stack.
+    stacks: Key and number of layers of each stack.
     layers: Layers per fragment, which must divide the number of layers of every
       stack; 0 makes one fragment of all parameters.
-    strided: Whether the f-th of a stack's n fragments has the layers f, f + n,
-      f + 2 n, and so on; else its layers are neighbours.
-    num_lead: How many dims a stack's arrays have before that of layers. Where
-      these are stages of a pipeline, numbers of layers are those of a stage: a
-      fragment has as many of each.
+    strided: Whether the f-th of a stack's n fragments holds the layers f, f +
+      n, f + 2 n, and so on, rather than consecutive layers.
+    num_lead: Number of dims before the layer dim in a stack's arrays. If these
+      are pipeline stages, numbers of layers are per stage, and a fragment has
+      that many layers of each stage.
+
+  Raises:
+    ValueError: The number of layers per fragment does not divide a stack.
+
+  Example:
+    Two strided fragments of a stack of four layers, and one of the rest.
+
+    >>> cut = Fragments((("blocks", 4),), layers=2, strided=True)
+    >>> [cut.place(number) for number in range(3)]
+    [('blocks', 0), ('blocks', 1), ('(rest)', 0)]
+    >>> tree = {"blocks": jax.numpy.arange(4), "embedding": 0}
+    >>> cut.take(tree, "blocks", 1, dim=0)["blocks"].tolist()
+    [1, 3]
   """
 
   stacks: tuple[tuple[str, int], ...]
@@ -49,7 +63,7 @@ class Fragments:
 
   @property
   def num_layer_fragments(self) -> int:
-    """The number of fragments of layers; one more fragment holds the rest."""
+    """Number of fragments of layers; one more fragment holds the rest."""
     return sum(self._num_of(key) for key, _ in self.stacks)
 
   def _num_of(self, kind: str) -> int:
@@ -67,34 +81,34 @@ class Fragments:
 
   @property
   def stack_kinds(self) -> tuple[str, ...]:
-    """The kinds of fragments of layers."""
+    """Kinds of the fragments of layers."""
     return tuple(key for key, _ in self.stacks) if self.layers else ()
 
   @property
   def last_kind(self) -> str:
-    """The kind of the last fragment, which is not of layers."""
+    """Kind of the last fragment, which contains no layers of a stack."""
     return REST if self.layers else WHOLE
 
   def place(self, number: int) -> tuple[str, int]:
-    """Returns a fragment's kind and its place among those of its kind."""
+    """Returns a fragment's kind and its index among those of its kind."""
     for kind in self.stack_kinds:
       if number < self._num_of(kind):
         return kind, number
-      number -= self._num_of(kind)
+      number -= self._num_of(kind)  # index among the remaining kinds
     return self.last_kind, 0
 
   def take(self, tree: Params, kind: str, place: Any, dim: int) -> Params:
     """Returns one fragment of a tree in the structure of the parameters.
 
     Args:
-      tree: A tree whose stacks have leaves ``[..., L, ...]``.
-      kind: The fragment's kind.
-      place: Its place among those of its kind; may be traced.
-      dim: Which dim L is: 0 for arrays of one worker, 1 behind a worker dim.
+      tree: Tree whose stacks have leaves ``[..., L, ...]``.
+      kind: Kind of the fragment.
+      place: Index among the fragments of this kind; may be traced.
+      dim: Position of L: 0 for the arrays of one worker, 1 after a worker dim.
 
     Returns:
-      A tree with the fragment's top-level keys; a stack has leaves
-      ``[..., layers, ...]``.
+      Tree with the fragment's top-level keys; a stack has leaves ``[...,
+      layers, ...]``.
     """
     if kind == WHOLE:
       return tree
@@ -116,6 +130,7 @@ class Fragments:
       return tree | part
 
     def put(x, y):
+      # [..., L, ...] -> [..., n, layers, ...] and back.
       split, at = self._split(kind, x, dim)
       new = lax.dynamic_update_index_in_dim(split, y, place, at)
       return new.reshape(x.shape)
@@ -125,17 +140,18 @@ class Fragments:
   def _split(
     self, kind: str, x: jax.Array, dim: int
   ) -> tuple[jax.Array, int]:
-    """Splits the layers' dim into two, of which one counts fragments.
+    """Splits the layer dim into two dims, one of which indexes fragments.
 
-    A stack has n fragments. Layer l is in fragment l % n if they are strided:
-    these are the columns of ``[layers, n]``. Else it is in fragment
-    l // layers: these are the rows of ``[n, layers]``.
+    A stack has n fragments. If they are strided, layer l belongs to fragment l
+    % n, a column of ``[layers, n]``. Otherwise layer l belongs to fragment l //
+    layers, a row of ``[n, layers]``.
 
     Returns:
-      The array with one more dim, and which dim counts fragments.
+      The array with one more dim, and the position of the fragment dim.
     """
     dim += self.num_lead
     cut = (self._num_of(kind), self.layers)
+    # [n, layers], or [layers, n] if strided.
     cut = cut[::-1] if self.strided else cut
     split = x.reshape(*x.shape[:dim], *cut, *x.shape[dim + 1 :])
     return split, dim + self.strided
@@ -144,12 +160,12 @@ class Fragments:
 def fragments(
   stacks: Mapping[str, int], layers: int, strided: bool, num_lead: int = 0
 ) -> Fragments:
-  """Cuts a model's stacks into fragments.
+  """Builds the fragments of a model's stacks.
 
   Args:
-    stacks: The key and the number of layers of each stack.
+    stacks: Key and number of layers of each stack.
     layers: Layers per fragment; 0 makes one fragment of all parameters.
     strided: Whether a fragment's layers are evenly spread over its stack.
-    num_lead: Dims before that of layers.
+    num_lead: Number of dims before the layer dim.
   """
   return Fragments(tuple(stacks.items()), layers, strided, num_lead)

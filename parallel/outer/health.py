@@ -1,17 +1,17 @@
-"""Who is heard in an exchange: a worker that has diverged is left out of it.
+"""Exclusion of diverged workers from the mean of an exchange.
 
-A worker's difference, what it would tell the others, is judged by its norm. The
-worker is left out if that norm is not finite, or if it is more than *factor*
-times the median of all workers' finite norms. Of an even number of norms the
-lower middle one is the median, so that of two workers the larger norm is the
-suspect. At least one worker with a finite norm is heard.
+Each worker is judged by the norm of its delta, its contribution to the mean. It
+is excluded if that norm is not finite, or if it is more than *factor* times the
+median of all workers' finite norms. For an even number of norms the median is
+the lower middle one, so that of two workers the one with the larger norm is
+suspect. At least one worker with a finite norm is included.
 
-Whoever is left out counts nothing in the mean, and goes on from the outer
-parameters with a new inner optimizer. If no norm is finite, nothing healthy is
-left: the mean is NaN, as without this rule, and the run ends with an error.
+An excluded worker has zero weight in the mean and continues from the outer
+parameters with a new inner optimizer. If no norm is finite, no healthy worker
+is left: the mean is NaN, as without this rule, and the run ends with an error.
 
-An exchange sends 4 bytes more for each worker, its norm, and reads the
-differences once more to compute it.
+An exchange sends 4 more bytes per worker, its norm, and reads the deltas once
+more to compute it.
 """
 
 from collections.abc import Callable
@@ -26,18 +26,18 @@ from parallel.collectives import after, all_gather, ranks_here
 from parallel.outer.base import Params, State
 
 # Maps a tree [W, ...], whose leaves have the paths of parameters, to each
-# worker's norm [W], over all ranks and each logical element counted once.
+# worker's norm [W], over all ranks, with each logical element counted once.
 Norm = Callable[[Params], jax.Array]
 
 
 class Verdict(NamedTuple):
-  """Who is heard.
+  """Result of a judgment: the workers that are included in an exchange.
 
   Attributes:
-    heard: float32 ``[workers]``, 1 for who is heard and else 0; the same on all
-      devices.
+    heard: float32 ``[workers]``, 1 for included workers and else 0; equal on
+      all devices.
     norms: float32 ``[W]``, the norms of this device's workers.
-    mine: bool ``[W]``, which of this device's workers are heard.
+    mine: bool ``[W]``, whether each of this device's workers is included.
   """
 
   heard: jax.Array
@@ -46,7 +46,8 @@ class Verdict(NamedTuple):
 
 
 def norms_here(tree: Params) -> jax.Array:
-  """Returns each worker's norm ``[W]``, where no other axis cuts parameters."""
+  """Returns each worker's norm ``[W]`` if no other axis shards the parameters.
+  """
   return jnp.sqrt(sum(
     jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
     for x in jax.tree.leaves(tree)
@@ -55,15 +56,15 @@ def norms_here(tree: Params) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """By what workers are judged.
+  """Criterion that excludes diverged workers.
 
   Attributes:
-    norm: Computes their norms.
-    outlier_factor: How many times the median of all norms a worker's may be;
-      0 for any finite norm.
-    ordered: Whether what follows the norms, which are sent over other axes,
-      too, is ordered after them by data flow, which XLA:CPU needs
-      (`parallel.collectives.after`).
+    norm: Computes the norms of the workers.
+    outlier_factor: Largest allowed ratio of a worker's norm to the median of
+      all norms; 0 allows any finite norm.
+    ordered: Whether later collectives are ordered after those of the norms by
+      data flow. XLA:CPU requires this if the norms are also reduced over other
+      axes (`parallel.collectives.after`).
   """
 
   norm: Norm = norms_here
@@ -71,10 +72,10 @@ class Rule:
   ordered: bool = False
 
   def judge(self, deltas: Params, worker: Axis) -> Verdict:
-    """Decides whose differences are heard.
+    """Decides which workers' deltas are included.
 
     Args:
-      deltas: The workers' differences ``[W, ...]``.
+      deltas: Deltas of the workers, ``[W, ...]``.
       worker: The worker axis.
     """
     norms = self.norm(deltas)
@@ -85,32 +86,46 @@ class Rule:
     )
 
   def then(self, tree: Params, told: jax.Array) -> Params:
-    """Returns the tree, to be sent after what the norms have told."""
+    """Returns the tree, ordered after the exchanged norms ``told``."""
     return after(tree, told, self.ordered)
 
 
-# Only a norm that is not finite is sick.
+# Excludes only workers with a norm that is not finite.
 ANY_FINITE = Rule()
 
 
 def healthy(norms: jax.Array, factor: float) -> jax.Array:
-  """Returns which norms ``[n, ...]`` are healthy among these n, as booleans."""
+  """Returns which of the norms ``[n, ...]`` are healthy, as booleans.
+
+  Args:
+    norms: float32 ``[n, ...]``, one row per worker.
+    factor: Largest allowed ratio to the median of the finite norms; 0 allows
+      any finite norm.
+
+  Example:
+    The median of the finite norms is 2, so 50 and NaN are excluded.
+
+    >>> healthy(jnp.array([1.0, 2.0, 50.0, jnp.nan]), factor=10.0).tolist()
+    [True, True, False, False]
+  """
   finite = jnp.isfinite(norms)
   if not factor:
     return finite
   ascending = jnp.sort(jnp.where(finite, norms, jnp.inf), axis=0)
+  # [1, ...]: index of the lower middle one of the finite norms.
   middle = jnp.maximum(jnp.sum(finite, axis=0, keepdims=True) - 1, 0) // 2
   median = jnp.take_along_axis(ascending, middle, axis=0)
-  # Where most have not moved at all, moving is no sign of sickness.
+  # If the median is zero, most workers have not moved, and a nonzero norm does
+  # not indicate divergence.
   return finite & ((norms <= factor * median) | (median == 0))
 
 
 def init(worker: Axis) -> dict[str, jax.Array]:
-  """Returns what is told of each worker, under "workers" of a loop's state.
+  """Returns the health statistics of the workers, under "workers" of a state.
 
   Returns:
-    "delta_norm", the norm at the last exchange, and "left_out", the number of
-    exchanges that the worker was left out of; each ``[workers]``.
+    "delta_norm", float32: the norm at the last exchange, and "left_out", int32:
+    the number of exchanges that excluded the worker; each ``[workers]``.
   """
   return {
     "delta_norm": jnp.zeros(worker.size),
@@ -122,23 +137,23 @@ def noted(workers: State, norms: jax.Array, mine: jax.Array) -> State:
   """Returns the part "workers" of a state after an exchange.
 
   Args:
-    workers: That part before.
-    norms: The norms of this device's workers ``[W]``.
-    mine: Which of them were heard, bool ``[W]``.
+    workers: That part before the exchange.
+    norms: Norms of this device's workers, ``[W]``.
+    mine: bool ``[W]``, whether each of them was included.
   """
-  left_out = workers["left_out"] + ~mine
+  left_out = workers["left_out"] + ~mine  # int32 + bool
   return workers | {"delta_norm": norms, "left_out": left_out}
 
 
 def choose(mine: jax.Array, this: Params, that: Params) -> Params:
-  """Returns, for each worker, its part of one of two trees ``[W, ...]``.
+  """Selects, for each worker, its part of one of two trees ``[W, ...]``.
 
-  What is not chosen may be NaN.
+  The values that are not selected may be NaN.
 
   Args:
     mine: bool ``[W]``: whether to take ``this``.
-    this: A tree of ``[W, ...]``.
-    that: A tree of ``[W, ...]``.
+    this: Tree of ``[W, ...]``.
+    that: Tree of ``[W, ...]``.
   """
   pick = jax.vmap(jnp.where)
   return jax.tree.map(lambda x, y: pick(mine, x, y), this, that)
@@ -152,7 +167,8 @@ def weights_of(
   Args:
     weights: One weight per worker, such as its number of tokens; empty for
       equal ones.
-    heard: float32 ``[workers]``, 1 for who is heard and else 0; None for all.
+    heard: float32 ``[workers]``, 1 for included workers and else 0; None for
+      all.
     worker: The worker axis.
   """
   if not weights and heard is None:

@@ -1,32 +1,34 @@
-"""NoLoCo: random pairs of workers meet, and nothing is reduced over all.
+"""NoLoCo: random pairs of workers average, without any global reduction.
 
-After H inner steps worker i, with outer parameters phi_i of its own, takes
+After H inner steps worker i, with its separate outer parameters phi_i, computes
 
     d_i   = phi_i - theta_i                                 the outer gradient
     s_i   <- momentum s_i - rate (d_i + d_j) / 2 - pull (phi_i - phi_j) / 2
     phi_i <- phi_i + s_i;  theta_i <- phi_i
 
-with a partner j drawn anew in each round. The outer parameters never become
-equal; the last term of s_i pulls the two of a pair towards each other. A pair
+with a partner j sampled anew in each round. The outer parameters never become
+equal; the last term of s_i moves the two of a pair towards each other. A pair
 exchanges d and phi in float32.
 
-Before that, the two exchange the norms of d, 4 bytes each, and judge each other
-(`parallel.outer.health`): the d of one that has diverged gives way to that of
-its partner, or to zero if both have. Its phi is as good as ever, and stays.
+First, the two exchange the norms of d, 4 bytes each, and judge each other
+(`parallel.outer.health`): the d of a diverged worker is replaced by its
+partner's, or by zero if both have diverged. Its phi does not depend on the
+divergence and is used unchanged.
 
-Pairs are those of a random round of a round-robin tournament, in which every
-worker meets every other one once. With an odd number of workers one sits out
-and is its own partner. The paper draws from all pairings; the tournament is
-ours, since a permute needs its pairs when the program is compiled, and a
-tournament has few pairings: N - 1 programs for an even number N of workers.
+The pairs are those of a random round of a round-robin tournament, in which
+every worker meets every other one once. With an odd number of workers one sits
+out and is its own partner. The paper samples from all pairings. The tournament
+is a deviation: a permute needs its pairs at compile time, and a tournament has
+few pairings, N - 1 programs for an even number N of workers.
 
 Source: Kolehmainen et al., "NoLoCo: no-all-reduce low communication training
 method for large models", arXiv 2506.10911, Eqs. 1 to 3 for groups of two;
-checked against that text and its authors' code (jkolehm/noloco). There
-Delta = -d, and the sign of Delta in Eq. 2 is a slip: Eq. 32 and the code add
-rate times Delta. momentum, rate and pull are its alpha, beta and gamma; it has
-alpha = 0.5 and beta = 0.7 every 50 steps (section 4), and gamma = 0.7 (code). A
-worker that sits out is ours: the authors' code takes even numbers only.
+checked against that text and its authors' code (jkolehm/noloco). In the paper
+Delta = -d, and the sign of Delta in Eq. 2 is an error: Eq. 32 and the code add
+rate times Delta. momentum, rate and pull are its alpha, beta and gamma; it uses
+alpha = 0.5 and beta = 0.7 every 50 steps (section 4), and gamma = 0.7 (code).
+Odd numbers of workers are an extension: the authors' code takes even numbers
+only.
 """
 
 import dataclasses
@@ -54,19 +56,19 @@ from parallel.outer.base import (
 class NoLoCo(OwnRounds):
   """Exchanges in pairs at the end of every H-th step.
 
-  How far the outer parameters lie apart depends on momentum and pull. Without
-  gradients the mean square of their distance shrinks for N workers, N even,
-  while 0 < pull < 2 (1 - momentum^2) / (1 - momentum / (N - 1)), which was
-  derived here and compared with simulations. A momentum of 0.9, as DiLoCo has
-  it, bounds the pull by 0.46 for six workers and by 0.38 for many.
+  The spread of the outer parameters depends on momentum and pull. Without
+  gradients their mean square distance shrinks for N workers, N even, while 0 <
+  pull < 2 (1 - momentum^2) / (1 - momentum / (N - 1)), which was derived for
+  this project and compared with simulations. A momentum of 0.9, as in DiLoCo,
+  bounds the pull by 0.46 for six workers and by 0.38 for many.
 
   Attributes:
-    every: H, the number of inner steps in a round.
-    rate: The outer learning rate.
-    momentum: The decay of the outer momentum s_i.
-    pull: How strongly the outer parameters of a pair attract each other.
-    seed: Decides the pairs.
-    rule: By what the two of a pair are judged.
+    sync_every: H, the number of inner steps per round.
+    rate: Outer learning rate.
+    momentum: Decay of the outer momentum s_i.
+    pull: Strength of the attraction between the outer parameters of a pair.
+    seed: Seed of the pairs.
+    rule: Criterion by which the two workers of a pair judge each other.
   """
 
   averages: ClassVar[bool] = False
@@ -85,12 +87,12 @@ class NoLoCo(OwnRounds):
     return {"workers": health.init(self.worker) | workers}
 
   def plan(self, step: int) -> Plan:
-    if (step + 1) % self.every:
+    if (step + 1) % self.sync_every:
       return Plan(None)
-    number = (step + 1) // self.every
+    number = (step + 1) // self.sync_every
     rounds = num_rounds(self.worker.size)
-    # Seeded by text, which Python hashes alike in all processes and versions:
-    # every process must compile the same pairs.
+    # A text seed gives equal draws in all processes and Python versions: every
+    # process must compile the same pairs.
     return Plan(random.Random(f"{self.seed} {number}").randrange(rounds))
 
   def finish(
@@ -103,12 +105,14 @@ class NoLoCo(OwnRounds):
     pairs = self._pairs(plan.variant)
     deltas = jax.tree.map(jnp.subtract, own["params"], params)
     norms = self.rule.norm(deltas)
+    # [2, W]: own norms and those of the partners.
     both = jnp.stack([norms, permute(norms, self.worker, pairs)])
     mine, other = health.healthy(both, self.rule.outlier_factor)  # [W] each
     deltas, phis = self.rule.then((deltas, own["params"]), both)
 
     @jax.vmap
     def mean_of_healthy(delta, other_delta, mine, other):
+      # A diverged delta is replaced by the partner's, or by zero.
       first = jnp.where(mine, delta, jnp.where(other, other_delta, 0.0))
       return (first + jnp.where(other, other_delta, first)) / 2
 
@@ -127,23 +131,25 @@ class NoLoCo(OwnRounds):
     return outer, {"workers": own | {"params": outer, "momentum": momentum}}
 
   def _pairs(self, number: int) -> list[tuple[int, int]]:
-    """Returns (source, destination) of all that is sent in a round.
+    """Returns all (source, destination) of a round.
 
-    A worker that sits out sends to itself: then d_j = d_i, and nothing pulls.
+    A worker that sits out sends to itself: then d_j = d_i, and the pull is
+    zero.
     """
     partners = partners_of_round(self.worker.size, number)
     return [(partner, i) for i, partner in enumerate(partners)]
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    """Returns what a device sends in the round of `steady_round`.
+    """Returns the bytes that a device sends in the round of `steady_round`.
 
-    Both d and phi are sent, and the norm of d, once for each mesh permute. How
-    many there are depends on the pairs of the round: a pair may be on one
-    device, and a device may send for several workers.
+    Each mesh permute sends d, phi and the norm of d. The number of permutes
+    depends on the pairs of the round: a pair may be on one device, and a device
+    may send for several workers.
     """
     plan = self.plan(self.steady_round[-1])
     routes = permute_routes(self.worker, self._pairs(plan.variant)).values()
     elements = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    # Permutes in which at least one source and destination device differ.
     sent = sum(
       any(source != there for source, there in moves or ()) for moves in routes
     )
@@ -159,13 +165,21 @@ def partners_of_round(workers: int, number: int) -> list[int]:
   """Returns each worker's partner in one round; a worker that sits out itself.
 
   This is the circle method. The workers sit around a table and each plays the
-  one across. From round to round the last seat stays and all others move on by
-  one, so that in seats - 1 rounds everyone meets everyone. With an odd number
-  of workers the last seat is empty, and whoever plays it sits out.
+  one opposite. From one round to the next the last seat stays and all others
+  move by one, so that in seats - 1 rounds every worker meets every other one.
+  With an odd number of workers the last seat is empty, and the worker opposite
+  to it sits out.
 
   Args:
-    workers: The number of workers.
-    number: The round, from 0.
+    workers: Number of workers.
+    number: Index of the round, from 0.
+
+  Example:
+    >>> for number in range(num_rounds(4)):
+    ...   print(partners_of_round(4, number))
+    [1, 0, 3, 2]
+    [3, 2, 1, 0]
+    [2, 3, 0, 1]
   """
   seats = workers + workers % 2
   if seats < 2:
@@ -173,7 +187,7 @@ def partners_of_round(workers: int, number: int) -> list[int]:
   turning = [(number + i) % (seats - 1) for i in range(seats - 1)]
   order = [seats - 1, *turning]
   partners = list(range(workers))
-  # The first half of the order against the second one, read backwards.
+  # Pairs the first half of the order with the reversed second half.
   for a, b in zip(order[: seats // 2], order[: seats // 2 - 1 : -1],
                   strict=True):
     if a < workers and b < workers:

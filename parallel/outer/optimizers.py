@@ -1,9 +1,9 @@
-"""Outer optimizers: what is done with the mean of the workers' differences.
+"""Outer optimizers: they apply the mean delta to the outer parameters.
 
-An outer optimizer takes a step in one of two ways. `update` is given a mean, as
-optax' optimizers are. `step` is given the exchange that makes the mean. It may
-hand its arithmetic to the pass that decodes (`parallel.quantize`), so that the
-mean is never written to memory.
+An outer optimizer has two forms of a step. `update` takes a mean, as optax
+optimizers do. `step` takes the exchange that computes the mean, so that an
+optimizer can fuse its arithmetic into the decoder (`parallel.quantize`); then
+the mean is never written to memory.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from parallel.kernels.codec.reference import OuterStep
 from parallel.outer.base import Params, State
 from parallel.wire import NesterovStep
 
-# Takes a tree with one `Use` per parameter (None: the mean itself). Returns the
-# tree of what these make of the means, and the exchange's own new state.
+# Maps a tree with one `Use` per parameter (None: return the means) to the tree
+# of the uses' results and the exchange's new state.
 MeanExchange = Callable[[Any], tuple[Any, State]]
 
 
 class OuterOptimizer(Protocol):
-  """An optimizer of outer parameters."""
+  """Optimizer of outer parameters."""
 
   def init(self, params: Params) -> State:
-    """Returns the optimizer's first state."""
+    """Returns the initial state of the optimizer."""
     ...
 
   def update(
@@ -35,35 +35,36 @@ class OuterOptimizer(Protocol):
     """Computes an outer step.
 
     Args:
-      mean: The outer gradient.
-      state: The optimizer's state.
-      params: The outer parameters.
+      mean: Outer gradient, the mean over the workers.
+      state: State of the optimizer.
+      params: Outer parameters.
 
     Returns:
-      What is to be added to the parameters, and the new state.
+      The update to add to the parameters, and the new state.
     """
     ...
 
   def step(
     self, params: Params, state: State, exchange: MeanExchange
   ) -> tuple[Params, State, State]:
-    """Exchanges, and takes the outer step with the mean.
+    """Runs the exchange and takes the outer step with its mean.
 
     Args:
-      params: The outer parameters.
-      state: The optimizer's state.
-      exchange: Averages over the workers, and applies what it is given to the
+      params: Outer parameters.
+      state: State of the optimizer.
+      exchange: Averages over the workers and applies the given uses to the
         means.
 
     Returns:
-      The new parameters, the optimizer's new state, and the exchange's.
+      The new parameters, the optimizer's new state and the exchange's new
+      state.
     """
     ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Optax:
-  """Any optax optimizer, which takes its step after the exchange.
+  """Any optax optimizer, applied after the exchange.
 
   Attributes:
     optimizer: The optax optimizer.
@@ -89,11 +90,21 @@ class Optax:
 
 @dataclasses.dataclass(frozen=True)
 class Nesterov:
-  """SGD with Nesterov momentum, which takes its step where means are decoded.
+  """SGD with Nesterov momentum, fused into the decoder of the means.
 
   Attributes:
-    learning_rate: The outer learning rate.
-    momentum: The decay of the momentum.
+    learning_rate: Outer learning rate.
+    momentum: Decay of the momentum.
+
+  Example:
+    The first step moves by learning_rate * (1 + momentum) * mean.
+
+    >>> optimizer = Nesterov(learning_rate=0.5, momentum=0.5)
+    >>> params = {"w": jax.numpy.array([1.0])}
+    >>> mean = {"w": jax.numpy.array([2.0])}
+    >>> update, _ = optimizer.update(mean, optimizer.init(params), params)
+    >>> update["w"].tolist()
+    [-1.5]
   """
 
   learning_rate: float
@@ -101,7 +112,7 @@ class Nesterov:
 
   @property
   def _optax(self) -> optax.GradientTransformation:
-    # Both ways to take a step keep the momentum where optax keeps it.
+    # `update` and `step` keep the momentum in the same field of optax' state.
     return optax.sgd(self.learning_rate, self.momentum, nesterov=True)
 
   def init(self, params: Params) -> State:
@@ -116,6 +127,7 @@ class Nesterov:
     self, params: Params, state: State, exchange: MeanExchange
   ) -> tuple[Params, State, State]:
     momentum = optax.tree_utils.tree_get(state, "trace")
+    # One fused decode-and-step per parameter: (mean, p, m) -> (p, m).
     uses = jax.tree.map(
       lambda p, m: NesterovStep(
         p, m, OuterStep(self.learning_rate, self.momentum)
@@ -123,7 +135,7 @@ class Nesterov:
       params, momentum,
     )
     pairs, rest = exchange(uses)
-    # A tree of pairs -> a pair of trees.
+    # Tree of (params, momentum) pairs -> pair of trees.
     outer, inner = jax.tree.structure(params), jax.tree.structure((0, 0))
     params, momentum = jax.tree.transpose(outer, inner, pairs)
     return params, optax.tree_utils.tree_set(state, trace=momentum), rest

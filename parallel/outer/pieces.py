@@ -1,4 +1,4 @@
-"""Cuts what is exchanged into pieces, which are sent in different steps."""
+"""Splits an exchanged tree into pieces that are sent in different steps."""
 
 import dataclasses
 import math
@@ -14,27 +14,30 @@ from parallel.outer.exchange import Exchange
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-  """How a tree is cut into pieces of whole codec blocks.
+  """Partition of every leaf of a tree into pieces of whole codec blocks.
 
-  The number of a piece is known only when the program runs, so all pieces have
-  one size. It is a multiple of the codec's block: then a tree is coded in the
-  same blocks whether it is sent in pieces or not.
+  The index of a piece is known only at run time, so all pieces have one static
+  size. The size is a multiple of the codec's block, so that a leaf is encoded
+  in the same blocks whether it is sent in pieces or at once.
 
   Attributes:
-    exchange: How pieces are averaged, which says what a block is.
-    count: The number of pieces.
+    exchange: Mean over the workers; defines the block size.
+    count: Number of pieces.
   """
 
   exchange: Exchange
   count: int
 
   def take(self, tree: Params, number: Any, dim: int) -> Params:
-    """Cuts a piece ``[..., m]`` of whole codec blocks out of each leaf.
+    """Slices a piece ``[..., m]`` of whole codec blocks out of each leaf.
 
     Args:
       tree: Arrays at the paths of parameters.
-      number: The number of the piece; may be traced.
-      dim: The number of worker dims in front, 0 or 1.
+      number: Index of the piece, from 0; may be traced.
+      dim: Number of leading worker dims, 0 or 1.
+
+    Returns:
+      Tree of ``[..., m]``. The last piece is padded with zeros.
     """
 
     def take(path, x):
@@ -44,12 +47,13 @@ class Pieces:
     return jax.tree.map_with_path(take, tree)
 
   def put(self, tree: Params, part: Params, number: Any, dim: int) -> Params:
-    """Puts a piece back into each leaf; the inverse of `take`."""
+    """Writes a piece back into each leaf; the inverse of `take`."""
 
     def put(path, x, y):
       rows, size = self._rows(path, x, dim)
       rows = lax.dynamic_update_slice_in_dim(rows, y, number * size, -1)
-      lead = rows.ndim - 1
+      lead = rows.ndim - 1  # worker and block dims
+      # Drop the padding: [..., count * size] -> x.shape.
       return rows[..., : math.prod(x.shape[lead:])].reshape(x.shape)
 
     return jax.tree.map_with_path(put, tree, part)
@@ -60,11 +64,12 @@ class Pieces:
     """Flattens a leaf to rows that consist of equal pieces.
 
     Returns:
-      Padded rows ``[..., pieces * size]``, and the size of a piece.
+      Padded rows ``[..., pieces * size]`` and the size of a piece in elements.
     """
     lead = dim + self.exchange.num_block_dims(path)
     rows = x.reshape(*x.shape[:lead], math.prod(x.shape[lead:]))
     block = self.exchange.wire.block
+    # Elements per piece, rounded up to whole blocks.
     size = -(-rows.shape[-1] // (self.count * block)) * block
     padding = self.count * size - rows.shape[-1]
     return jnp.pad(rows, [(0, 0)] * lead + [(0, padding)]), size

@@ -1,29 +1,29 @@
-"""SparseLoCo: DiLoCo with a few large elements, and error feedback as momentum.
+"""SparseLoCo: DiLoCo with top-k deltas and error feedback as momentum.
 
-    e_m <- decay * e_m + (phi - theta_m)                 what m has not sent yet
-    c_m  = the k largest of each chunk of e_m, two bits each;  e_m <- e_m - c_m
+    e_m <- decay * e_m + (phi - theta_m)                 unsent part of worker m
+    c_m  = top k elements of each chunk of e_m, two bits each;  e_m <- e_m - c_m
     phi <- phi - rate * mean over m of c_m;  theta_m <- phi
 
-What is not sent stays in e_m and is sent once it has grown large, so e_m does
-what the momentum of DiLoCo's outer optimizer does; there is no other.
+Elements that are not sent stay in e_m and are sent once they have grown large,
+so e_m replaces the momentum of DiLoCo's outer optimizer.
 
-The kept elements go to all workers by all-gathers: positions as uint16 (12 bits
-would do at the usual chunk of 4096), values of two bits, and two float32
-magnitudes per chunk. Each device adds them up in the order of the workers.
+All-gathers send the kept elements to all workers: positions as uint16 (12 bits
+suffice for the usual chunk of 4096), values of two bits, and two float32
+magnitudes per chunk. Each device sums them in the order of the workers.
 
-A worker whose phi - theta_m has diverged (`parallel.outer.health`) is not in
-the mean, and keeps the e_m of the round before.
+A worker whose phi - theta_m has diverged (`parallel.outer.health`) is excluded
+from the mean and keeps the e_m of the previous round.
 
 Source: Sarfi et al., "Communication efficient LLM pre-training with
 SparseLoCo", arXiv 2508.15706; the three equations agree with an independent
-write-up of it. The public code of its first author (amiiir-sarfi/templar) does
-four things that the equations do not have, and neither has this file: it
-averages an element over only those workers that sent it, so that where workers
-choose different elements its step is larger, up to as many times as there are
-workers; it clips the norm of what a worker sends to the median over workers; it
-puts rate * (phi - theta_m) into e_m; and its two bits stand for four values per
-tensor, the means of what falls into each of four bins. Ours stand for a sign
-and one of two magnitudes per chunk (`parallel.kernels.codec.top_k`).
+write-up of it. The public code of its first author (amiiir-sarfi/templar)
+differs from the equations, and from this file, in four ways. It averages an
+element over only those workers that sent it, so that where workers choose
+different elements its step is larger, by a factor of up to the number of
+workers. It clips the norm of each worker's message to the median over workers.
+It adds rate * (phi - theta_m) to e_m. Its two bits encode four values per
+tensor, the means of four bins; here they encode a sign and one of two
+magnitudes per chunk (`parallel.kernels.codec.top_k`).
 """
 
 import dataclasses
@@ -50,22 +50,26 @@ from parallel.outer.base import (
 
 @dataclasses.dataclass(frozen=True)
 class SparseLoCo(CommonRounds):
-  """Exchanges a few elements of each chunk at the end of every H-th step.
+  """Exchanges k elements of each chunk at the end of every H-th step.
 
   Attributes:
-    every: H, the number of inner steps in a round.
-    rate: The outer learning rate.
-    block_dims: Tree in the structure of the parameters: how many leading dims
-      of each parameter no chunk crosses.
-    decay: The share of e_m that a round leaves of it.
+    sync_every: H, the number of inner steps per round.
+    rate: Outer learning rate.
+    block_dims: Tree in the structure of the parameters: the number of leading
+      dims of each parameter that no chunk crosses.
+    decay: Factor of e_m in each round.
     chunk: Elements per chunk.
     top_k: Elements that are kept of each chunk.
     weights: One weight per worker, such as its number of tokens; empty for
       equal ones.
-    rule: By what workers are judged.
+    rule: Criterion that excludes diverged workers.
+
+  Raises:
+    ValueError: ``top_k`` is not a multiple of 4 in [4, chunk], or the chunk is
+      larger than 65536.
   """
 
-  plain_alone: ClassVar[bool] = False  # two bits round a single worker, too
+  plain_alone: ClassVar[bool] = False  # a single worker is rounded, too
 
   rate: float
   block_dims: Any
@@ -91,7 +95,7 @@ class SparseLoCo(CommonRounds):
     }
 
   def plan(self, step: int) -> Plan:
-    return Plan((step + 1) % self.every == 0)
+    return Plan((step + 1) % self.sync_every == 0)
 
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan
@@ -105,15 +109,18 @@ class SparseLoCo(CommonRounds):
     weights = health.weights_of(self.weights, verdict.heard, self.worker)
     deltas = self.rule.then(deltas, weights)
     old = state["workers"]["residual"]
+    # e_m of this round, [W, ...].
     total = jax.tree.map(lambda e, d: self.decay * e + d, old, deltas)
     leaves, treedef = jax.tree.flatten_with_path(total)
     means, left = [], []
     for path, leaf in leaves:
       mean, own = self._mean(leaf, at_path(self.block_dims, path), weights)
       means.append(mean)
-      # Less what the others have decoded, so that the error of two bits is kept
-      # as well as what was not chosen.
+      # Subtracts the decoded message, so that the residual includes the
+      # rounding error of the two bits as well as the elements that were not
+      # sent.
       left.append(leaf - own)
+    # Plain SGD: error feedback replaces the momentum.
     outer = jax.tree.map(
       lambda phi, mean: phi - self.rate * mean, outer, treedef.unflatten(means)
     )
@@ -126,15 +133,15 @@ class SparseLoCo(CommonRounds):
   def _mean(
     self, x: jax.Array, block_dims: int, weights: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Averages what workers send, and tells what each of them has sent.
+    """Averages the workers' encoded deltas.
 
     Args:
       x: e_m of one parameter, ``[W, ...]``.
-      block_dims: How many leading dims after W no chunk crosses.
-      weights: The workers' weights ``[workers]``.
+      block_dims: Number of leading dims after W that no chunk crosses.
+      weights: Weights of the workers, ``[workers]``.
 
     Returns:
-      The mean of all c_m, ``[...]``, and this device's c_m, ``[W, ...]``.
+      The mean of all c_m, ``[...]``, and the c_m of this device, ``[W, ...]``.
     """
     n = math.prod(x.shape[1 + block_dims :])
     rows = x.reshape(*x.shape[: 1 + block_dims], n)
@@ -143,7 +150,7 @@ class SparseLoCo(CommonRounds):
     def decode(encoded):
       return top_k.decode_top_k(encoded, n, self.chunk)
 
-    # [*B, n] and [W, *B, n], as all devices decode them.
+    # [*B, n] and [W, *B, n]: the decoded values, the same bits on every device.
     total = quantize.mean_of_encoded(encoded, self.worker, decode, weights)
     own = decode(encoded)
     return total.reshape(x.shape[1:]), own.reshape(x.shape)
@@ -156,8 +163,8 @@ class SparseLoCo(CommonRounds):
       dims = at_path(self.block_dims, path)
       row = math.prod(leaf.shape[dims:])
       chunks += math.prod(leaf.shape[:dims]) * -(-row // self.chunk)
-    chunks *= self.worker.lanes
-    # For each chunk top_k positions, as many codes of two bits, two magnitudes.
+    chunks *= self.worker.lanes  # each lane sends its own deltas
+    # Per chunk: top_k positions, top_k codes of two bits, two magnitudes.
     return {
       "uint16": chunks * self.top_k * 2,
       "uint8": chunks * self.top_k // 4,

@@ -1,8 +1,8 @@
-"""Streaming DiLoCo: one fragment at a time, under the compute of later steps.
+"""Streaming DiLoCo: exchanges one fragment at a time, overlapped with compute.
 
-A fragment is a few whole layers, or, the last one, all that is in no layer.
-Fragment f of F is sent every H steps from t_f = f (H // F) on, at least H steps
-after the start (`parallel.outer.fragment_plan` has the timetable):
+A fragment is a few whole layers; the last one holds all parameters outside the
+layers. Fragment f of F is sent every H steps, starting at t_f = f (H // F), at
+least H steps after the start (`parallel.outer.fragment_plan` has the schedule):
 
     send    after update t where (t - t_f) mod H = 0 and t - t_f >= H:
               delta <- mean over m of (phi_f - theta_m,f)     in few bits
@@ -10,24 +10,24 @@ after the start (`parallel.outer.fragment_plan` has the timetable):
               phi_f     <- OuterOpt(phi_f, delta)
               theta_m,f <- keep * theta_m,f + (1 - keep) * phi_f
 
-With tau >= 1 an exchange is sent at the head of the step after update t, before
-that step's gradients, so that it travels under their compute. From then on the
-mean waits in a *slot* of the state until the end of update t + tau. Fragments
-are taken in turn, so with a large tau several are under way at once, each in a
-slot of its own. A link that is slower than a step may take an exchange in
-*pieces*, at the heads of several steps.
+With tau >= 1 an exchange is sent at the start of the step after update t,
+before that step's gradients, so that it overlaps with their compute. The mean
+then waits in a *slot* of the state until the end of update t + tau. With a
+large tau several fragments are in flight at once, each in a separate slot. On a
+link that is slower than a step, an exchange can be sent in *pieces*, at the
+starts of several steps.
 
-When a mean arrives, the workers have trained on for tau steps. `_merge` mixes
-the new outer parameters into theirs: keep = 0 throws those steps away, keep = 1
-ignores what the others did.
+When a mean arrives, the workers have trained for tau more steps. `_merge` mixes
+the new outer parameters into theirs: keep = 0 discards those steps, keep = 1
+ignores the other workers.
 
-A worker whose fragment has diverged (`parallel.outer.health`) is left out of
+A worker whose fragment has diverged (`parallel.outer.health`) is excluded from
 that exchange, and at the end of the step that sent it takes phi for all
-fragments: one healthy fragment among sick ones would be sick after a step.
+fragments: one healthy fragment among diverged ones would diverge after a step.
 
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
-arXiv 2501.18512, Algorithm 2, where keep is alpha. Slots and pieces are ours;
-outer parameters and momentum of all fragments stay in memory.
+arXiv 2501.18512, Algorithm 2, where keep is alpha. Slots and pieces are
+additions; outer parameters and momentum of all fragments stay in memory.
 """
 
 import collections
@@ -69,21 +69,26 @@ from parallel.outer.pieces import Pieces
 
 @dataclasses.dataclass(frozen=True)
 class Streaming(CommonRounds):
-  """Exchanges one fragment after the other.
+  """Outer loop that exchanges one fragment after the other.
 
   Attributes:
-    every: H, the number of steps in a round; each fragment is sent once in it.
-    optimizer: The outer optimizer; every fragment has its part of the state.
-    exchange: How the mean over workers is taken.
-    fragments: How parameters are cut.
+    sync_every: H, the number of steps per round; each fragment is sent once per
+      round.
+    optimizer: Outer optimizer; every fragment has its part of the state.
+    exchange: Mean over the workers.
+    fragments: Partition of the parameters.
     overlap: tau, the steps between send and receive: one number, or one per
       worker; all zero or all positive.
     keep: alpha, the share of its own parameters that a worker keeps when a mean
       arrives.
-    pieces: The number of steps over which an exchange is spread, so that a link
-      slower than a step has time. At most tau, or the mean would be complete
-      too late; at most the steps between two sends, so that only one exchange
-      is in pieces at a time.
+    pieces: Number of steps over which an exchange is spread, for links that are
+      slower than a step. At most tau, so that the mean is complete when it is
+      applied; at most the steps between two sends, so that only one exchange is
+      in pieces at a time.
+
+  Raises:
+    ValueError: ``overlap``, ``keep`` or ``pieces`` is out of range, or there
+      are more fragments than steps in a round.
   """
 
   own: ClassVar[tuple[str, ...]] = ("workers", "heard_here")
@@ -102,13 +107,13 @@ class Streaming(CommonRounds):
         f"overlap={self.overlap} must have one value, or one for each of the "
         f"{self.worker.size} workers"
       )
-    if min(self.overlap) < 0 or max(self.overlap) >= self.every:
+    if min(self.overlap) < 0 or max(self.overlap) >= self.sync_every:
       raise ValueError(
-        f"overlap={self.overlap} must lie in [0, every={self.every})"
+        f"overlap={self.overlap} must lie in [0, sync_every={self.sync_every})"
       )
     if min(self.overlap) == 0 < max(self.overlap):
       raise ValueError(
-        f"overlap={self.overlap}: either none or all overlap"
+        f"overlap={self.overlap} must be all zero or all positive"
       )
     if not 1 <= self.pieces <= max(1, min(min(self.overlap), spacing)):
       raise ValueError(
@@ -119,24 +124,26 @@ class Streaming(CommonRounds):
 
   @property
   def times(self) -> FragmentTimes:
-    """The timetable of the fragments."""
-    return FragmentTimes(self.every, self.fragments.num_layer_fragments + 1)
+    """The schedule of the fragments."""
+    return FragmentTimes(
+      self.sync_every, self.fragments.num_layer_fragments + 1
+    )
 
   @property
   def period(self) -> int:
-    # A slot is part of a program. Slots are taken in turn, so a fragment comes
-    # back to its slot only after as many rounds as it takes for the number of
-    # sends to be a multiple of the slots.
+    # Slots are static and taken in rotation. A fragment returns to the same
+    # slot after as many rounds as it takes for the number of sends to be a
+    # multiple of the number of slots.
     many = max(1, self.fragments.num_layer_fragments)
-    return self.every * math.lcm(many, max(1, self.slots)) // many
+    return self.sync_every * math.lcm(many, max(1, self.slots)) // many
 
   @property
   def slots(self) -> int:
-    """The number of fragments of layers that can be under way at once."""
+    """Maximum number of fragments of layers in flight at once."""
     most = max(1, self.fragments.num_layer_fragments)
-    # A send every `spacing` steps, each of which holds its slot until the first
-    # workers receive. Workers with a larger tau merge phi_f, which has taken
-    # the mean in by then, and read no slot.
+    # There is a send every `spacing` steps, and its slot is occupied until the
+    # first workers receive. Workers with a larger tau merge phi_f, which
+    # already includes the mean, and read no slot.
     return min(most, -(-min(self.overlap) // self.times.spacing))
 
   @property
@@ -145,14 +152,14 @@ class Streaming(CommonRounds):
 
   def init(self, params: Params) -> State:
     optimizer = jax.tree.map(
-      # Scalars of the optimizer's state, such as Adam's count of steps, become
-      # [fragments]: each fragment takes its outer steps by itself.
+      # Scalars of the optimizer's state, such as Adam's step count, become
+      # [fragments]: each fragment counts its own outer steps.
       lambda x: x if x.ndim else jnp.broadcast_to(x, self._counts),
       self.optimizer.init(params),
     )
     cut, last = self.fragments, self.fragments.last_kind
     state = {"params": params, "optimizer": optimizer}
-    if min(self.overlap):  # means wait here from their send to their receive
+    if min(self.overlap):  # slots for means from send to receive
       zeros = jax.tree.map(jnp.zeros_like, params)
       # The last fragment needs one slot: it is sent again H > tau steps later.
       arriving = {last: {"0": cut.take(zeros, last, 0, 0)}}
@@ -162,8 +169,8 @@ class Streaming(CommonRounds):
       state["arriving"] = arriving
     state |= self.exchange.init(params)
     if self.pieces > 1:
-      # What is being sent, per worker: later pieces must be of the parameters
-      # at the first piece, which the worker has trained on since.
+      # Deltas in flight, per worker: later pieces must be slices of the deltas
+      # at the first piece, and the worker's parameters have changed since.
       stacked = stacked_zeros(params, self.worker)
       sending = {
         kind: cut.take(stacked, kind, 0, 1)
@@ -177,10 +184,10 @@ class Streaming(CommonRounds):
     return (self.fragments.num_layer_fragments + 1,)
 
   def plan(self, step: int) -> Plan:
-    now = step + 1  # updates that have been made when the step ends
-    # The head of this step is after update `step`. A fragment's pieces go at
-    # the heads of the steps from its turn on.
-    piece = (step % self.every) % self.times.spacing
+    now = step + 1  # number of updates at the end of this step
+    # The start of this step is after update `step`. The pieces of a fragment
+    # are sent at the starts of consecutive steps.
+    piece = (step % self.sync_every) % self.times.spacing
     send, send_numbers = None, None
     if min(self.overlap) and piece < self.pieces:
       sent_at = step - piece
@@ -196,7 +203,8 @@ class Streaming(CommonRounds):
       if fragment is not None:
         kind, place = self.fragments.place(fragment)
         slot = self._slot(fragment, sent_at)
-        # The outer step is taken once; workers with a larger tau merge later.
+        # The outer step is taken once; workers with a larger tau only merge
+        # later.
         first = tau == min(self.overlap)
         receives.append(ReceiveVariant(kind, slot, first))
         receive_numbers.append(ReceiveNumbers(place, sent_at, tau))
@@ -209,32 +217,32 @@ class Streaming(CommonRounds):
     return bool(plan.variant.receives)
 
   def _slot(self, fragment: int, sent_at: int) -> int:
-    """Returns the slot where the mean of a send waits."""
+    """Returns the slot in which the mean of a send waits."""
     many = self.fragments.num_layer_fragments
     if not self.slots or fragment >= many:  # the last fragment has one slot
       return 0
-    # The number of this send among all sends of layers, modulo the slots.
-    return ((sent_at // self.every) * many + fragment) % self.slots
+    # Index of this send among all sends of layers, modulo the slots.
+    return ((sent_at // self.sync_every) * many + fragment) % self.slots
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
     send, numbers = plan.variant.send, plan.numbers.send
     if send is None:
       return state
-    # What is read here are the parameters after the last update, before this
-    # step's gradients; nothing in the gradients reads the mean.
+    # The exchange reads the parameters after the last update, before this
+    # step's gradients, and the gradients do not read its mean.
     if self.pieces == 1:
       arrived, state = self._exchange(
         params, state, send.kind, numbers.place, numbers.exchange
       )
       return _with_arriving(state, send, arrived)
-    if send.starts:  # keep what is to be sent: parameters go on changing
+    if send.starts:  # snapshot: the parameters change between pieces
       outer, mine = self._sides(params, state, send.kind, numbers.place)
       deltas = jax.tree.map(jnp.subtract, outer, mine)
       workers = state["workers"]
       sending = workers["sending"] | {send.kind: deltas}
       state = state | {"workers": workers | {"sending": sending}}
     deltas = state["workers"]["sending"][send.kind]
-    # Judged anew for each piece, of the same differences with the same result.
+    # Each piece repeats the judgment of the same deltas, with the same result.
     verdict = self.exchange.judge(deltas)
     if send.starts:
       state = _noted(state, verdict)
@@ -261,7 +269,7 @@ class Streaming(CommonRounds):
           )
         state = self._outer_update(delta, state, kind, place)
       params = self._merge(params, state, kind, numbers)
-    # Who was left out of what has been sent in this step, if anything has.
+    # Workers that the exchange sent in this step, if any, has excluded.
     if (mine := state.pop("heard_here", None)) is not None:
       outer = to_workers(state["params"], self.worker)
       params = health.choose(mine, params, outer)
@@ -272,8 +280,9 @@ class Streaming(CommonRounds):
     steps: tuple[int, int],
   ) -> tuple[Params, State]:
     moved, shared = super().late(params, state, shared, hooks, steps)
-    # What it had sent before, and has arrived since, is in phi: it is merged as
-    # if the worker were not late, or it would be sent a second time.
+    # Deltas that it sent earlier and that have arrived since are included in
+    # phi. They are merged as for a worker in time; else they would be sent
+    # twice.
     (first, last), tau = steps, min(self.overlap)
     for sent_at in range(first + 1 - tau, min(first, last + 1 - tau)):
       if (number := self.times.sent(sent_at)) is not None:
@@ -283,7 +292,8 @@ class Streaming(CommonRounds):
     if self.pieces > 1:
       workers = shared["workers"]
       old, new = (self.plan(step).numbers.send for step in steps)
-      if old.exchange != new.exchange or not old.piece:  # it has not begun it
+      # No piece of this exchange has been sent by the worker.
+      if old.exchange != new.exchange or not old.piece:
         zeros = jax.tree.map(jnp.zeros_like, workers["sending"])
         shared = shared | {"workers": workers | {"sending": zeros}}
     return moved, shared
@@ -291,7 +301,7 @@ class Streaming(CommonRounds):
   def _sides(
     self, params: Params, state: State, kind: str, place: Any
   ) -> tuple[Params, Params]:
-    """Returns one fragment's phi ``[...]`` and theta ``[W, ...]`` as of now."""
+    """Returns one fragment's current phi ``[...]`` and theta ``[W, ...]``."""
     outer = self.fragments.take(state["params"], kind, place, 0)
     return outer, self.fragments.take(params, kind, place, 1)
 
@@ -301,8 +311,8 @@ class Streaming(CommonRounds):
     """Averages a fragment's outer gradients phi - theta over the workers.
 
     Returns:
-      The mean, a tree of ``[...]``, and the state with new residuals and with
-      who was heard.
+      The mean, a tree of ``[...]``, and the state with new residuals and the
+      mask of included workers.
     """
     cut = self.fragments
     outer, mine = self._sides(params, state, kind, place)
@@ -315,7 +325,7 @@ class Streaming(CommonRounds):
     )
     if "residual" not in workers:
       return mean(state={})[0], state
-    # Residuals are kept of all parameters; this exchange is of one fragment's.
+    # Residuals exist for all parameters; this exchange needs one fragment's.
     part = cut.take(workers["residual"], kind, place, 1)
     delta, new = mean(state={"workers": {"residual": part}})
     part = new["workers"]["residual"]
@@ -334,19 +344,19 @@ class Streaming(CommonRounds):
     """Averages one piece of a fragment's outer gradients over the workers.
 
     Args:
-      deltas: The fragment's outer gradients ``[W, ...]`` at its first piece.
-      arriving: The fragment's slot, with the pieces that have arrived.
-      state: The outer loop's state.
-      heard: Which workers take part, float32 ``[workers]``.
-      kind: The fragment's kind.
-      numbers: Which exchange, and which piece of it.
+      deltas: Outer gradients of the fragment at its first piece, ``[W, ...]``.
+      arriving: Slot of the fragment, with the pieces that have arrived.
+      state: State of the outer loop.
+      heard: Mask of included workers, float32 ``[workers]``.
+      kind: Kind of the fragment.
+      numbers: Numbers of the exchange and of the piece.
 
     Returns:
       The slot with this piece, and the state with new residuals.
     """
     cut, place, piece = self.fragments, numbers.place, numbers.piece
     take = functools.partial(self._cutter.take, number=piece)
-    # Pieces of one exchange must not round by the same random numbers.
+    # Different random numbers for the pieces of one exchange.
     draw = numbers.exchange * self.pieces + piece
     workers = state["workers"]
     old = {}
@@ -365,12 +375,13 @@ class Streaming(CommonRounds):
   def _outer_update(
     self, delta: Params, state: State, kind: str, place: Any
   ) -> State:
-    """Takes the outer step of one fragment, with its own part of the state."""
+    """Takes the outer step of one fragment, with its part of the state."""
     cut = self.fragments
-    index = cut.first_of(kind) + place  # among the counts of all fragments
+    index = cut.first_of(kind) + place  # into counts [fragments]
     whole = state["optimizer"]
-    # An optimizer's state has trees like the parameters, such as momentum, of
-    # which the fragment is cut out, and counts [fragments].
+    # An optimizer's state contains trees in the structure of the parameters,
+    # such as momentum, from which the fragment is sliced, and counts
+    # [fragments].
     is_tree = _in_shape_of(state["params"])
     part = jax.tree.map(
       lambda x: cut.take(x, kind, place, 0) if is_tree(x) else x[index],
@@ -391,12 +402,12 @@ class Streaming(CommonRounds):
   def _merge(
     self, params: Params, state: State, kind: str, numbers: ReceiveNumbers
   ) -> Params:
-    """Mixes a fragment of phi into the workers whose tau this is."""
+    """Mixes a fragment of phi into the workers with this receive's tau."""
     cut, place = self.fragments, numbers.place
     outer, mine = self._sides(params, state, kind, place)
     taus = np.broadcast_to(np.asarray(self.overlap), (self.worker.size,))
-    # One program runs on all devices, so each lane looks up its worker's tau
-    # and selects: [W] booleans.
+    # One program runs on all devices, so each lane looks up its worker's tau:
+    # bool [W].
     now = jnp.asarray(taus)[ranks_here(self.worker)] == numbers.tau
 
     mixed = jax.tree.map(
@@ -405,7 +416,7 @@ class Streaming(CommonRounds):
     return cut.put(params, mixed, kind, place, 1)
 
   def _mix(self, outer: jax.Array, mine: jax.Array) -> jax.Array:
-    """Returns what comes of phi ``[...]`` and theta ``[W, ...]``."""
+    """Returns keep * theta + (1 - keep) * phi, ``[W, ...]``."""
     if not self.keep:
       return jnp.broadcast_to(outer, mine.shape)
     return self.keep * mine + (1.0 - self.keep) * outer
@@ -420,24 +431,24 @@ class Streaming(CommonRounds):
         part = jax.eval_shape(lambda t: self._cutter.take(t, 0, 0), part)
       for _ in range(self.pieces):
         total.update(self.exchange.sent_bytes(part))
-    rounds = self.period // self.every
+    rounds = self.period // self.sync_every  # each sends all fragments once
     return {dtype: rounds * size for dtype, size in total.items()}
 
 
 def _in_shape_of(params: Params):
-  """Returns a test whether a tree has the structure of the parameters."""
+  """Returns a predicate: whether a tree has the structure of the parameters."""
   treedef = jax.tree.structure(params)
   return lambda x: jax.tree.structure(x) == treedef
 
 
 def _noted(state: State, verdict: health.Verdict) -> State:
-  """Returns the state with a verdict, which the end of the step takes out."""
+  """Returns the state with a verdict, which the end of the step removes."""
   workers = health.noted(state["workers"], verdict.norms, verdict.mine)
   return state | {"workers": workers, "heard_here": verdict.mine}
 
 
 def _arriving(state: State, variant: SendVariant | ReceiveVariant) -> Params:
-  """Returns the slot of a fragment that is under way."""
+  """Returns the slot of a fragment in flight."""
   return state["arriving"][variant.kind][str(variant.slot)]
 
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: built, proven, timed and run."""
+"""Pipeline schedules as data: builders, checks, cost, simulation, execution."""
 
 from parallel.lazy import attach
 
@@ -7,5 +7,5 @@ __all__, __getattr__, __dir__ = attach(__name__, {
   "cost": ["Cost"],
   "run": ["Functions", "Params", "Pipeline"],
   "simulate": ["Hops", "Timeline", "Work", "events"],
-  "timetable": ["Kind", "Timetable"],
+  "schedule": ["Kind", "PipelineSchedule"],
 })

@@ -1,7 +1,7 @@
-"""What a stage does in a tick: a branch of a switch, inside ``jax.shard_map``.
+"""Actions of a stage in a tick: branches of a switch inside ``jax.shard_map``.
 
-Stages take different branches, so these communicate over no axis of stages, and
-over other axes only among devices of one stage.
+Stages take different branches, so a branch must not communicate over the axis
+of stages, and over other axes only among devices of one stage.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
 
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule
 from parallel.pipeline.residuals import Backward, Kept, Recomputed, Tree
-from parallel.pipeline.timetable import Kind, Timetable
 
 
 class Row(NamedTuple):
-  """A tick of a table; arrays ``[S]``, or ``[G]`` of this device's stages."""
+  """One tick of a table; arrays ``[S]``, or ``[G]`` of this device's stages."""
 
   kind: jax.Array
   chunk: jax.Array
@@ -33,13 +33,13 @@ class Row(NamedTuple):
 
 
 class Buffers(NamedTuple):
-  """What a stage holds; trees of ``[P, ...]``, with P of each kind's own.
+  """Buffers of a stage; trees of ``[P, ...]``, with P of each kind separate.
 
   Attributes:
-    inputs: Inputs of parts. The last place is for what nobody reads.
-    cotangents: Cotangents of their outputs, likewise.
-    residuals: What forwards have kept for backwards.
-    deltas: What backwards' first halves have kept for the second ones.
+    inputs: Inputs of parts. The last slot takes values that are not read.
+    cotangents: Cotangents of their outputs, with an equal last slot.
+    residuals: Residuals that forwards have saved for backwards.
+    deltas: Deltas that backwards' first halves have saved for the second ones.
   """
 
   inputs: Tree
@@ -49,42 +49,43 @@ class Buffers(NamedTuple):
 
 
 class Actions(NamedTuple):
-  """Actions of a timetable.
+  """Actions of a pipeline schedule.
 
   Attributes:
-    timetable: The timetable.
+    schedule: The schedule.
     part: ``(params of a part, constants of a part, x) -> x``.
-    keeps: Whether a forward keeps its residuals.
+    keeps: Whether a forward saves its residuals.
   """
 
-  timetable: Timetable
+  schedule: PipelineSchedule
   part: Callable[[Tree, Tree, Tree], Tree]
   keeps: bool = False
 
   @property
   def backward(self) -> Backward:
-    """What a forward leaves for its backward."""
+    """Implementation of a part's forward and backward."""
     if self.keeps:
-      return Kept(self.part, self.timetable.splits)
+      return Kept(self.part, self.schedule.splits)
     return Recomputed(self.part)
 
   def forward_only(
     self, entering: Tree, row: Row, params: Tree, constants: Tree,
     inputs: Tree, arriving: Tree,
   ) -> tuple[Tree, Tree]:
-    """Does a stage's action in a timetable without backward.
+    """Runs a stage's action in a schedule without backward.
 
     Args:
-      entering: What the first part reads, if this tick has such.
-      row: The tick's numbers, of this stage.
-      params: Of the stage's parts, ``[chunks, ...]``.
-      constants: What parts read beside, likewise.
-      inputs: The buffer of inputs, ``[P + 1, ...]``.
-      arriving: What another stage has sent.
+      entering: Input of the first part, if one enters in this tick.
+      row: This stage's numbers of the tick.
+      params: Parameters of the stage's parts, ``[chunks, ...]``.
+      constants: Constants of the stage's parts, ``[chunks, ...]``.
+      inputs: Buffer of inputs, ``[P + 1, ...]``.
+      arriving: Value that another stage has sent.
 
     Returns:
-      What it sends on, and the buffer.
+      The value to send to the next stage, and the buffer.
     """
+    # First receive, then run: an action may read a value of this tick.
     inputs = self._received(
       inputs, arriving, row.write_input, entering, row.enter_input
     )
@@ -92,6 +93,7 @@ class Actions(NamedTuple):
     def forward(x):
       return self.part(_chunk(params, row), _chunk(constants, row), x)
 
+    # Idle stages send their input, which no stage reads.
     y = lax.cond(
       row.kind == Kind.FORWARD, self._scoped(forward, Kind.FORWARD),
       lambda x: x,
@@ -104,11 +106,13 @@ class Actions(NamedTuple):
     constants: Tree, buffers: Buffers, arriving: tuple[Tree, Tree],
     grads: Tree,
   ) -> tuple[Tree, Tree, Buffers, Tree]:
-    """Does a stage's action; arguments as of `forward_only`.
+    """Runs a stage's action; arguments as in `forward_only`.
 
     Returns:
-      What it sends on and back, its buffers, and the gradients of its parts.
+      The values to send to the next and the previous stage, the buffers, and
+      the gradients of the stage's parts.
     """
+    # First receive, then run: an action may read a value of this tick.
     inputs = self._received(
       buffers.inputs, arriving[0], row.write_input, entering[0],
       row.enter_input,
@@ -119,9 +123,10 @@ class Actions(NamedTuple):
     )
     _, _, residuals, deltas = buffers
     x, dy = read(inputs, row.read_input), read(cotangents, row.read_cotangent)
-    nothing = jax.tree.map(jnp.zeros_like, x)
+    nothing = jax.tree.map(jnp.zeros_like, x)  # sent by stages that are idle
     how = self.backward
 
+    # Arguments of `Backward.forward` and of the backward's methods.
     def part():
       return _chunk(params, row), _chunk(constants, row), x
 
@@ -136,6 +141,7 @@ class Actions(NamedTuple):
       of_params, dx = how.both(*given())
       return dx, deltas, _added(grads, of_params, row)
 
+    # The first half saves deltas; the second half reads them.
     def of_input():
       dx, kept = how.of_input(*given())
       return dx, _write_kept(deltas, kept, row.deltas), grads
@@ -144,8 +150,8 @@ class Actions(NamedTuple):
       of_params = how.of_weight(*given(), _read_kept(deltas, row.deltas))
       return _added(grads, of_params, row)
 
-    # A switch for each, not one for all: XLA copies a buffer that a branch
-    # reads and hands on, and these read buffers or change them.
+    # Several switches instead of one: XLA copies a buffer that a branch both
+    # reads and returns, and these branches either read buffers or change them.
     y, residuals = self._one_of(
       row, {Kind.FORWARD: forward}, (nothing, residuals)
     )
@@ -159,11 +165,13 @@ class Actions(NamedTuple):
   def _one_of(
     self, row: Row, actions: dict[Kind, Callable[[], Tree]], otherwise: Tree
   ) -> Tree:
-    """Does one of several actions, if the tick has one of them."""
-    # A branch that never runs would only be compiled.
-    used = [kind for kind in actions if (self.timetable.kinds == kind).any()]
+    """Runs one of several actions, if the tick has one of them."""
+    # Branches that never run are not compiled.
+    # `schedule` is static data: the choice is made at trace time.
+    used = [kind for kind in actions if (self.schedule.kinds == kind).any()]
     if not used:
       return otherwise
+    # Kind -> branch; 0 for all other kinds.
     number = jnp.asarray([
       used.index(kind) + 1 if kind in used else 0 for kind in Kind
     ])
@@ -174,7 +182,8 @@ class Actions(NamedTuple):
   def _scoped(
     self, action: Callable[..., Tree], kind: Kind
   ) -> Callable[..., Tree]:
-    """Names an action for those who read programs: how often, which, when."""
+    """Adds scopes to an action: its number of runs, its kind and its phase."""
+    # The ledger groups bytes and FLOPs by these scopes.
     phase = "forward" if kind is Kind.FORWARD else "backward"
     return scoped(
       action, self._runs, f"action_{kind.name.lower()}", f"phase_{phase}"
@@ -184,9 +193,10 @@ class Actions(NamedTuple):
     self, buffer: Tree, arriving: Tree, place: jax.Array, entering: Tree,
     entered: jax.Array,
   ) -> Tree:
-    """Puts what comes from another stage, and from outside, into a buffer."""
-    if self.timetable.num_chunks > 1:  # both may come in one tick
+    """Writes values from another stage and from outside into a buffer."""
+    if self.schedule.num_chunks > 1:  # both may arrive in one tick
       return write(write(buffer, arriving, place), entering, entered)
+    # At most one of the two has a slot, the smaller number.
     values = jax.tree.map(
       lambda a, e: jnp.where(place < entered, a, e), arriving, entering
     )
@@ -194,18 +204,18 @@ class Actions(NamedTuple):
 
   @property
   def _runs(self) -> str:
-    """The scope of what a stage does for each microbatch of each part."""
-    t = self.timetable
+    """Scope of the actions that run once per microbatch and part."""
+    t = self.schedule
     return runs(t.num_microbatches * t.num_chunks, t)
 
 
-def runs(count: int, timetable: Timetable) -> str:
-  """Names the scope of what runs in so many of all ticks, for the ledger."""
-  return f"runs_{count}_of_{timetable.num_ticks}"
+def runs(count: int, schedule: PipelineSchedule) -> str:
+  """Returns the scope of code that runs in ``count`` ticks, for the ledger."""
+  return f"runs_{count}_of_{schedule.num_ticks}"
 
 
 def scoped(f: Callable[..., Any], *names: str) -> Callable[..., Any]:
-  """Puts a function into named scopes, which the ledger reads."""
+  """Wraps a function in named scopes, which the ledger reads."""
 
   def in_scopes(*args):
     with contextlib.ExitStack() as scopes:
@@ -217,27 +227,27 @@ def scoped(f: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 
 def read(tree: Tree, place: jax.Array) -> Tree:
-  """Takes what is in a place of a buffer."""
+  """Reads a slot of a buffer."""
   return jax.tree.map(
     lambda x: lax.dynamic_index_in_dim(x, place, keepdims=False), tree
   )
 
 
 def _read_kept(tree: Tree, place: jax.Array) -> Tree:
-  """Takes what is in a place of a buffer that has its own layout; see below."""
+  """Reads a slot of a buffer with a fixed layout; see `_row_major`."""
   return _row_major(read(_row_major(tree), place))
 
 
 def _write_kept(tree: Tree, values: Tree, place: jax.Array) -> Tree:
-  """Puts values into a place of such a buffer."""
+  """Writes values to a slot of such a buffer."""
   return _row_major(write(tree, values, place))
 
 
 def _row_major(tree: Tree) -> Tree:
-  """Says how arrays lie: last dim innermost.
+  """Fixes the layout of arrays: last dim innermost.
 
-  Where one branch would have a buffer lie otherwise, XLA:TPU copies all of it
-  there. So only the place is copied.
+  If one branch prefers another layout of a buffer, XLA:TPU copies the whole
+  buffer in that branch. With a fixed layout it copies only the slot.
   """
   return jax.tree.map(
     lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree
@@ -245,14 +255,15 @@ def _row_major(tree: Tree) -> Tree:
 
 
 def write(tree: Tree, values: Tree, place: jax.Array) -> Tree:
-  """Puts values into a place of a buffer."""
+  """Writes values to a slot of a buffer."""
   return jax.tree.map(
     lambda x, v: lax.dynamic_update_index_in_dim(x, v, place, 0), tree, values
   )
 
 
 def _chunk(tree: Tree, row: Row) -> Tree:
-  """Takes the parameters of an action's part; of one part without a copy."""
+  """Slices the parameters of an action's part; without a copy for one part."""
+  # [1, ...] -> [...] by a static slice, which is free.
   leaves = jax.tree.leaves(tree)
   if leaves and leaves[0].shape[0] == 1:
     return jax.tree.map(lambda x: x[0], tree)
@@ -264,7 +275,7 @@ def _added(grads: Tree, of_params: Tree, row: Row) -> Tree:
 
   def added(total, x):
     if total.shape[0] == 1:
-      return total + x[None].astype(total.dtype)
+      return total + x[None].astype(total.dtype)  # no indexing for one part
     return total.at[row.chunk].add(x.astype(total.dtype))
 
   return jax.tree.map(added, grads, of_params)

@@ -1,18 +1,18 @@
-"""Builders of timetables, by the names that configs use.
+"""Builders of pipeline schedules, by their names in configs.
 
-Each is the order of a stage's actions; `timetable.arranged` gives every action
-the earliest tick. A step of p stages, m microbatches and v chunks per stage.
-But for the zero-bubble ones they are one rule: some forwards first (the
-*warm-up*), then a forward before every backward, then what is left. Backwards
-take microbatches in the order of forwards, so all timetables add gradients up
-in one order, part by part.
+Each builder defines the order of a stage's actions; `schedule.arranged`
+schedules every action at the earliest possible tick. A step has p stages, m
+microbatches and v chunks per stage. All orders except the zero-bubble ones
+follow one rule: first some forwards (the *warm-up*), then a forward before
+every backward, then the rest. Backwards process microbatches in the order of
+forwards, so all schedules sum gradients in the same order, part by part.
 
 Sources: GPipe (Huang et al., 1811.06965), here with backwards in the order of
 forwards; 1F1B (PipeDream-Flush: Narayanan et al., 2006.09503); interleaved 1F1B
 (Megatron-LM: Narayanan et al., 2104.04473); eager 1F1B (Zhuang et al.,
-2211.05322), which warms up twice as long, so that hops are hidden that take up
-to half of a microbatch's time; looped (breadth-first: Lamy-Poirier,
-2211.05953); ZB-H1 and ZB-H2, the hand-made orders of Qi et al., 2401.10241.
+2211.05322), whose warm-up is twice as long, which hides hops that take up to
+half of a microbatch's time; looped (breadth-first: Lamy-Poirier, 2211.05953);
+ZB-H1 and ZB-H2, the handcrafted orders of Qi et al., 2401.10241.
 """
 
 from collections.abc import Callable
@@ -20,16 +20,21 @@ import dataclasses
 from typing import NamedTuple
 
 from parallel import checks
-from parallel.pipeline.timetable import Action, Kind, Timetable, arranged
+from parallel.pipeline.pipeline_schedule import (
+  Action,
+  Kind,
+  PipelineSchedule,
+  arranged,
+)
 
 
 class Size(NamedTuple):
-  """What a timetable is built for.
+  """Size of a pipeline schedule.
 
   Attributes:
-    stages: Stages of the pipeline, p.
-    microbatches: Microbatches of a step, m.
-    chunks: Parts of a stage, v.
+    stages: p, the stages of the pipeline.
+    microbatches: m, the microbatches per step.
+    chunks: v, the parts per stage.
   """
 
   stages: int
@@ -39,17 +44,17 @@ class Size(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Builder:
-  """How a timetable is built, and for what.
+  """Rule of a pipeline schedule, and the sizes that it supports.
 
   Attributes:
-    order: Returns the actions of a stage in turn, given size and stage.
-    stored: Returns of how many microbatches of its parts that stage keeps
-      activations at most: the closed form.
+    order: Returns the actions of a stage in order, given size and stage.
+    stored: Returns the maximum number of live activations on a stage, counted
+      in microbatches of one part: the closed form.
     chunked: Whether stages may have several chunks.
-    in_rounds: Whether microbatches must be a multiple of stages, where there
-      are several chunks.
-    one_chunk: Which builder takes its place where stages have one chunk; ""
-      for itself.
+    in_rounds: Whether the microbatches must be a multiple of the stages if
+      there are several chunks.
+    one_chunk: Builder that replaces this one for one chunk per stage; "" for
+      none.
   """
 
   order: Callable[[Size, int], list[Action]]
@@ -60,7 +65,7 @@ class Builder:
 
 
 def _forwards(size: Size, group: int) -> list[Action]:
-  """Lists forwards: all chunks for a group of microbatches, then the next."""
+  """Lists forwards: all chunks of a group of microbatches, then the next."""
   return [
     Action(Kind.FORWARD, microbatch, chunk)
     for first in range(0, size.microbatches, group)
@@ -70,28 +75,32 @@ def _forwards(size: Size, group: int) -> list[Action]:
 
 
 def _alternating(size: Size, group: int, warm_up: int) -> list[Action]:
-  """Lists forwards, as many as the warm-up; then one before each backward."""
+  """Lists the warm-up's forwards; then one forward before each backward."""
   forwards = _forwards(size, group)
   order, rest = forwards[:warm_up], iter(forwards[warm_up:])
+  # Backwards follow the order of forwards.
   for action in forwards:
     order += [a for a in [next(rest, None)] if a]
-    # The last chunk is the first that is given cotangents.
+    # Backwards run through the chunks in reverse.
     chunk = size.chunks - 1 - action.chunk
     order.append(Action(Kind.BACKWARD, action.microbatch, chunk))
   return order
 
 
 def _split(size: Size, warm_up: int, delay: int) -> list[Action]:
-  """Lists actions of a stage whose backwards are two.
+  """Lists the actions of a stage with split backwards.
 
   Args:
     size: The size.
-    warm_up: Forwards before the first forward that has a backward behind it.
-    delay: By how many microbatches weights' gradients come after inputs'.
+    warm_up: Forwards before the first forward that is followed by a backward.
+    delay: Number of microbatches by which weight gradients lag behind input
+      cotangents.
   """
   order = [
     Action(Kind.FORWARD, i) for i in range(min(warm_up, size.microbatches))
   ]
+  # Per iteration one forward, one input cotangent and one weight gradient of
+  # different microbatches, as far as these exist.
   for i in range(size.microbatches + delay):
     for kind, microbatch in (
       (Kind.FORWARD, i + warm_up), (Kind.INPUT, i), (Kind.WEIGHT, i - delay)
@@ -102,8 +111,8 @@ def _split(size: Size, warm_up: int, delay: int) -> list[Action]:
 
 
 def _all_first(size: Size, stage: int) -> list[Action]:
-  """All forwards, one chunk after another, then all backwards."""
-  del stage  # the same on all stages
+  """Lists all forwards, one chunk after another, then all backwards."""
+  del stage  # all stages have this order
   m = size.microbatches
   return _alternating(size, group=m, warm_up=m * size.chunks)
 
@@ -114,16 +123,17 @@ def _all_stored(size: Size, stage: int) -> int:
 
 
 def _waves(size: Size, stage: int) -> int:
-  """Forwards until a stage's first cotangents come at 1F1B."""
+  """Returns the forwards of 1F1B before a stage's first cotangents."""
   return size.stages - stage - 1
 
 
 def _eager_warm_up(size: Size, stage: int) -> int:
-  """Megatron-LM's warm-up; with one chunk that of eager 1F1B."""
+  """Returns Megatron-LM's warm-up; with one chunk that of eager 1F1B."""
   return 2 * _waves(size, stage) + (size.chunks - 1) * size.stages
 
 
 def _eager_order(size: Size, stage: int) -> list[Action]:
+  # Groups of `stages` microbatches pass through all chunks in turn.
   warm_up = _eager_warm_up(size, stage)
   return _alternating(size, group=size.stages, warm_up=warm_up)
 
@@ -136,6 +146,7 @@ def _eager_stored(size: Size, stage: int) -> int:
 
 BUILDERS: dict[str, Builder] = {
   "gpipe": Builder(_all_first, _all_stored),
+  # One more microbatch is live than in the warm-up.
   "1f1b": Builder(
     lambda size, stage: _alternating(size, size.stages, _waves(size, stage)),
     lambda size, stage: min(size.microbatches, _waves(size, stage) + 1),
@@ -148,8 +159,8 @@ BUILDERS: dict[str, Builder] = {
   "looped": Builder(
     _all_first, _all_stored, chunked=True, one_chunk="gpipe"
   ),
-  # Where a stage waits for fewer cotangents, it puts off more gradients of
-  # weights, which fill the end: all stages store equally much.
+  # A stage with a shorter warm-up delays more weight gradients, which fill the
+  # end of the step: all stages store equally many activations.
   "zb_h1": Builder(
     lambda size, stage: _split(size, _waves(size, stage), delay=stage),
     lambda size, stage: min(size.microbatches, size.stages),
@@ -158,38 +169,45 @@ BUILDERS: dict[str, Builder] = {
     lambda size, stage: _split(size, 2 * _waves(size, stage), delay=2 * stage),
     lambda size, stage: min(size.microbatches, 2 * size.stages - 1),
   ),
+  # For evaluation.
   "forward": Builder(
     lambda size, stage: _forwards(size, size.microbatches),
-    lambda size, stage: 0,
+    lambda size, stage: 0,  # no backward reads activations
     chunked=True,
   ),
 }
 
 
 def build(
-  timetable: str, stages: int, microbatches: int, chunks: int = 1
-) -> Timetable:
-  """Builds a timetable with the builder of that name.
+  schedule: str, stages: int, microbatches: int, chunks: int = 1
+) -> PipelineSchedule:
+  """Builds the pipeline schedule of a name.
 
-  With one chunk, "interleaved_1f1b" is "eager_1f1b" and "looped" is "gpipe":
-  what is built has their names.
+  With one chunk, "interleaved_1f1b" is "eager_1f1b" and "looped" is "gpipe",
+  and the schedule has that name.
 
   Args:
-    timetable: A key of ``BUILDERS``.
+    schedule: A key of ``BUILDERS``.
     stages: Stages of the pipeline.
-    microbatches: Microbatches of a step; fewer than stages will do.
-    chunks: Parts of a stage.
+    microbatches: Microbatches per step; may be fewer than stages.
+    chunks: Parts per stage.
 
   Raises:
-    ValueError: The name is unknown, or the builder does not take the size; the
-      message says what it would take.
+    ValueError: The name is unknown, or the builder does not support the size;
+      the message names the supported sizes.
+
+  Example:
+    The kinds (1: forward, 2: backward) of two stages by tick.
+
+    >>> build("1f1b", stages=2, microbatches=3).kinds.T.tolist()
+    [[1, 1, 0, 2, 1, 2, 0, 2], [0, 1, 2, 1, 2, 1, 2, 0]]
   """
-  taken(timetable, stages, microbatches, chunks)
+  taken(schedule, stages, microbatches, chunks)
   if chunks == 1:
-    timetable = BUILDERS[timetable].one_chunk or timetable
-  size, builder = Size(stages, microbatches, chunks), BUILDERS[timetable]
+    schedule = BUILDERS[schedule].one_chunk or schedule
+  size, builder = Size(stages, microbatches, chunks), BUILDERS[schedule]
   return arranged(
-    timetable,
+    schedule,
     [builder.order(size, stage) for stage in range(stages)],
     microbatches,
     chunks,
@@ -198,35 +216,36 @@ def build(
 
 
 def taken(
-  timetable: str, stages: int, microbatches: int, chunks: int = 1
+  schedule: str, stages: int, microbatches: int, chunks: int = 1
 ) -> None:
-  """Refuses what `build` does not take, and builds nothing.
+  """Checks that `build` supports a size, without building.
 
   Args:
-    timetable: A key of ``BUILDERS``.
+    schedule: A key of ``BUILDERS``.
     stages: Stages of the pipeline.
-    microbatches: Microbatches of a step.
-    chunks: Parts of a stage.
+    microbatches: Microbatches per step.
+    chunks: Parts per stage.
 
   Raises:
     ValueError: See `build`.
   """
-  checks.known("timetable=", timetable, BUILDERS)
+  checks.known("schedule=", schedule, BUILDERS)
   checks.at_least("stages", stages)
   checks.at_least("microbatches", microbatches)
   checks.at_least("chunks", chunks)
-  builder = BUILDERS[timetable]
+  builder = BUILDERS[schedule]
   if chunks > 1 and not builder.chunked:
     able = ", ".join(name for name, b in BUILDERS.items() if b.chunked)
     raise ValueError(
-      f"timetable={timetable!r} has one chunk per stage, not chunks={chunks}; "
+      f"schedule={schedule!r} has one chunk per stage, not chunks={chunks}; "
       f"these take several: {able}"
     )
+  # Interleaving processes rounds of `stages` microbatches.
   left = microbatches % stages
   if builder.in_rounds and chunks > 1 and left:
     fit = [n for n in (microbatches - left, microbatches - left + stages) if n]
     raise ValueError(
-      f"timetable={timetable!r} with chunks={chunks} takes multiples of "
+      f"schedule={schedule!r} with chunks={chunks} takes multiples of "
       f"stages={stages}, not microbatches={microbatches}: "
       f"{' or '.join(map(str, fit))} would fit, or 'looped'"
     )

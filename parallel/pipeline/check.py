@@ -1,34 +1,52 @@
-"""Proves that a timetable is a step, and that it fits where it says it does.
+"""Proof that a pipeline schedule is a training step within its limits.
 
-Every microbatch goes forward through every part, once and in their order, and
-its cotangents come back through all of them, or none do. What an action takes
-was made a tick earlier at least, and no stage keeps more activations than its
-limit at any tick. That a stage does one thing at a time is the form of the
-data.
+Every microbatch passes forward through every part, once and in order, and its
+cotangents pass back through all of them, or through none. The operands of an
+action were produced at least one tick earlier, and no stage stores more
+activations than its limit at any tick. The arrays themselves ensure that a
+stage runs at most one action per tick.
 """
 
 import numpy as np
 
 from parallel.pipeline.cost import stored
-from parallel.pipeline.timetable import Kind, Timetable, when
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule, when
 
 
-def check(timetable: Timetable) -> None:
-  """Proves a timetable.
+def check(schedule: PipelineSchedule) -> None:
+  """Proves a schedule.
+
+  Args:
+    schedule: The schedule.
 
   Raises:
-    ValueError: It is wrong. The message names the tick, stage and action.
+    ValueError: The schedule is wrong. The message names the tick, stage and
+      action.
+
+  Example:
+    1F1B stores two microbatches on its first stage; a limit of one is
+    rejected.
+
+    >>> import dataclasses
+    >>> from parallel.pipeline.builders import build
+    >>> schedule = build("1f1b", stages=2, microbatches=4)
+    >>> check(schedule)
+    >>> check(dataclasses.replace(schedule, limits=(1, 1)))
+    Traceback (most recent call last):
+      ...
+    ValueError: 1f1b: tick 1, stage 0 (FORWARD of microbatch 1 in chunk 0):
+    activations of 2 microbatches are stored, the limit is 1
   """
-  _check_fields(timetable)
-  _check_once(timetable)
-  _check_complete(timetable)
-  _check_order(timetable)
-  _check_stored(timetable)
+  _check_fields(schedule)
+  _check_once(schedule)
+  _check_complete(schedule)
+  _check_order(schedule)
+  _check_stored(schedule)
 
 
-def _check_fields(timetable: Timetable) -> None:
-  """Checks shapes, and that all numbers are those of something."""
-  t, name = timetable, timetable.name
+def _check_fields(schedule: PipelineSchedule) -> None:
+  """Checks shapes and the ranges of all numbers."""
+  t, name = schedule, schedule.name
   shape = t.kinds.shape
   if not shape == t.microbatches.shape == t.chunks.shape or len(shape) != 2:
     raise ValueError(
@@ -40,11 +58,12 @@ def _check_fields(timetable: Timetable) -> None:
       f"{name}: limits={t.limits} must be a number for each of "
       f"{t.num_stages} stages"
     )
+  # Each condition marks wrong entries, [T, S].
   idle = t.kinds == Kind.IDLE
   for wrong, why in (
     (~np.isin(t.kinds, list(Kind)), "there is no such kind of action"),
     (idle & ((t.microbatches != -1) | (t.chunks != -1)),
-     "who is idle has microbatch and chunk -1"),
+     "an idle stage has microbatch and chunk -1"),
     (~idle & ((t.microbatches < 0) | (t.microbatches >= t.num_microbatches)),
      f"microbatches are 0 to {t.num_microbatches - 1}"),
     (~idle & ((t.chunks < 0) | (t.chunks >= t.num_chunks)),
@@ -54,104 +73,110 @@ def _check_fields(timetable: Timetable) -> None:
       raise _wrong(t, *np.argwhere(wrong)[0], why)
 
 
-def _check_once(timetable: Timetable) -> None:
-  """Checks that nothing is done twice."""
-  found = when(timetable)
-  ticks, stages = np.nonzero(timetable.kinds)
-  parts = timetable.chunks[ticks, stages] * timetable.num_stages + stages
-  kinds = timetable.kinds[ticks, stages]
-  # Of two equal actions one is not where `when` has it.
-  again = found[kinds, parts, timetable.microbatches[ticks, stages]] != ticks
+def _check_once(schedule: PipelineSchedule) -> None:
+  """Checks that no action occurs twice."""
+  found = when(schedule)
+  ticks, stages = np.nonzero(schedule.kinds)
+  parts = schedule.chunks[ticks, stages] * schedule.num_stages + stages
+  kinds = schedule.kinds[ticks, stages]
+  # `when` has one tick per action, so one of two equal actions differs from it.
+  again = found[kinds, parts, schedule.microbatches[ticks, stages]] != ticks
   if again.any():
     place = np.flatnonzero(again)[0]
     tick, stage = ticks[place], stages[place]
     other = found[
-      kinds[place], parts[place], timetable.microbatches[tick, stage]
+      kinds[place], parts[place], schedule.microbatches[tick, stage]
     ]
-    raise _wrong(timetable, tick, stage, f"it is done at tick {other}, too")
+    raise _wrong(schedule, tick, stage, f"it repeats tick {other}'s action")
 
 
-def _check_complete(timetable: Timetable) -> None:
-  """Checks that all is done that must be, in one way of the two."""
-  done = when(timetable) >= 0
+def _check_complete(schedule: PipelineSchedule) -> None:
+  """Checks that all required actions exist, with whole or split backwards."""
+  done = when(schedule) >= 0  # [kind, part, microbatch]
   both = done[Kind.BACKWARD] & (done[Kind.INPUT] | done[Kind.WEIGHT])
   if both.any():
     part, m = np.argwhere(both)[0]
     kind = Kind.INPUT if done[Kind.INPUT, part, m] else Kind.WEIGHT
     raise _of(
-      timetable, kind, part, m, "a whole backward does the same once more"
+      schedule, kind, part, m, "a whole backward repeats the same work"
     )
+  # All forwards; with any backward, also both halves of every backward, where
+  # a whole backward counts as both.
   needed = {Kind.FORWARD: done[Kind.FORWARD]}
-  if timetable.has_backward:
+  if schedule.has_backward:
     for kind in (Kind.INPUT, Kind.WEIGHT):
       needed[kind] = done[Kind.BACKWARD] | done[kind]
   for kind, present in needed.items():
     if not present.all():
       part, m = np.argwhere(~present)[0]
-      chunk, stage = divmod(int(part), timetable.num_stages)
+      chunk, stage = divmod(int(part), schedule.num_stages)
       if not (kind is Kind.FORWARD or done[Kind.INPUT:, part, m].any()):
-        kind = Kind.BACKWARD  # neither of its halves is there
+        kind = Kind.BACKWARD  # both halves are missing
       raise ValueError(
-        f"{timetable.name}: stage {stage} never does {kind.name} of "
+        f"{schedule.name}: stage {stage} never runs {kind.name} of "
         f"microbatch {m} in chunk {chunk}"
       )
 
 
-def _check_order(timetable: Timetable) -> None:
-  """Checks that what an action takes was made at an earlier tick."""
-  ticks = when(timetable)
+def _check_order(schedule: PipelineSchedule) -> None:
+  """Checks that the operands of each action are produced at an earlier tick."""
+  ticks = when(schedule)
   forward = ticks[Kind.FORWARD]
+  # Tick of the input's cotangents, by either kind, [part, microbatch].
   back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
-  # The first part is given the batch, the last one the loss: nobody's action.
-  given = np.full((1, timetable.num_microbatches), -1)
+  # Batch and loss are available from the start (-1): they are not results of an
+  # action.
+  given = np.full((1, schedule.num_microbatches), -1)
   before = np.concatenate([given, forward[:-1]])
   after = np.concatenate([back[1:], given])
-  for kind, needed, maker in (  # when, and how many parts further, it is made
+  # Kind, tick of its operand, offset of the part that produces it.
+  for kind, needed, maker in (
     (Kind.FORWARD, before, -1),
     (Kind.BACKWARD, forward, 0), (Kind.BACKWARD, after, 1),
     (Kind.INPUT, forward, 0), (Kind.INPUT, after, 1),
     (Kind.WEIGHT, back, 0),
   ):
+    # A result is available one tick after its action.
     early = (ticks[kind] >= 0) & (ticks[kind] <= needed)
     if early.any():
       part, m = np.argwhere(early)[0]
-      chunk, stage = divmod(int(part) + maker, timetable.num_stages)
+      chunk, stage = divmod(int(part) + maker, schedule.num_stages)
       raise _of(
-        timetable, kind, part, m,
-        f"it needs what stage {stage} makes of chunk {chunk} at tick "
+        schedule, kind, part, m,
+        f"it needs the result of stage {stage}, chunk {chunk}, of tick "
         f"{needed[part, m]}",
       )
 
 
-def _check_stored(timetable: Timetable) -> None:
+def _check_stored(schedule: PipelineSchedule) -> None:
   """Checks that stored activations are within limits at every tick."""
-  kept, limits = stored(timetable), np.array(timetable.limits)
+  kept, limits = stored(schedule), np.array(schedule.limits)  # [T, S], [S]
   over = kept > limits
   if over.any():
     tick, stage = np.argwhere(over)[0]
     raise _wrong(
-      timetable, tick, stage,
+      schedule, tick, stage,
       f"activations of {kept[tick, stage]} microbatches are stored, the limit "
       f"is {limits[stage]}",
     )
 
 
 def _of(
-  timetable: Timetable, kind: Kind, part: int, microbatch: int, why: str
+  schedule: PipelineSchedule, kind: Kind, part: int, microbatch: int, why: str
 ) -> ValueError:
-  """Returns the error of an action that is there."""
-  tick = when(timetable)[kind, part, microbatch]
-  return _wrong(timetable, tick, part % timetable.num_stages, why)
+  """Returns the error of an existing action."""
+  tick = when(schedule)[kind, part, microbatch]
+  return _wrong(schedule, tick, part % schedule.num_stages, why)
 
 
 def _wrong(
-  timetable: Timetable, tick: int, stage: int, why: str
+  schedule: PipelineSchedule, tick: int, stage: int, why: str
 ) -> ValueError:
-  """Returns the error of whatever is at a tick on a stage."""
-  number = int(timetable.kinds[tick, stage])
+  """Returns the error of the action at a tick on a stage."""
+  number = int(schedule.kinds[tick, stage])
   kind = Kind(number).name if number in list(Kind) else f"kind {number}"
   return ValueError(
-    f"{timetable.name}: tick {tick}, stage {stage} ({kind} of microbatch "
-    f"{timetable.microbatches[tick, stage]} in chunk "
-    f"{timetable.chunks[tick, stage]}): {why}"
+    f"{schedule.name}: tick {tick}, stage {stage} ({kind} of microbatch "
+    f"{schedule.microbatches[tick, stage]} in chunk "
+    f"{schedule.chunks[tick, stage]}): {why}"
   )

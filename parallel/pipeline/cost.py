@@ -1,8 +1,8 @@
-"""What a timetable costs: idle stages, stored activations, what is sent.
+"""Cost of a pipeline schedule: idle stages, stored activations, sent tensors.
 
-All of it is counted from the arrays. Where a closed form is known it stands
-beside (`builders.Builder.stored` has those of stored activations), and tests
-hold both equal.
+All costs are counted from the arrays. Known closed forms are implemented too
+(`builders.Builder.stored` has those of stored activations), and tests compare
+both.
 
 Shape legend: T = ticks, S = stages.
 """
@@ -12,29 +12,31 @@ import dataclasses
 import numpy as np
 
 from parallel.pipeline.builders import Size
-from parallel.pipeline.timetable import Kind, Timetable, when
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule, when
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What is counted in a timetable, whose ticks are equally long here.
+  """Counts of a pipeline schedule, with ticks of equal length.
 
   Attributes:
-    ticks: From the first action to the last.
-    bubble: The share of stages' ticks in which they are idle.
-    own_bubble: The same share, of the ticks from each stage's first action to
-      its last: what is left if a stage may begin another step meanwhile.
-    stored: Of how many microbatches of its parts each stage stores activations
-      at most, ``[S]``. A part has one v-th of a stage's activations.
-    inputs: How many inputs of its parts each stage holds at most, ``[S]``; see
-      `held`.
-    cotangents: How many cotangents of its parts' outputs, ``[S]``.
-    deltas: Of how many microbatches of its parts each stage holds what the
-      first half of a backward leaves for the second one, ``[S]``; 0 where
-      backwards are one action. Where residuals are kept these are the
-      cotangents of all products with weights.
+    ticks: Ticks from the first action to the last.
+    bubble: Share of the stages' ticks in which they are idle.
+    own_bubble: The same share of the ticks from each stage's first action to
+      its last: the remaining idle share if a stage may start another step
+      meanwhile.
+    stored: Peak number of live activations per stage, ``[S]``, counted in
+      microbatches of one part. A part has 1 / v of a stage's activations.
+    inputs: Peak number of inputs of its parts that each stage holds, ``[S]``;
+      see `held`.
+    cotangents: Peak number of cotangents of its parts' outputs, ``[S]``.
+    deltas: Peak number of deltas per stage, ``[S]``, counted in microbatches of
+      one part: values that the first half of a backward saves for the second; 0
+      for whole backwards. With saved residuals these are the cotangents of all
+      products with weights.
     forward_sends: Outputs that each stage sends to the next one, ``[S]``.
-    backward_sends: Cotangents that each sends to the one before, ``[S]``.
+    backward_sends: Cotangents that each stage sends to the previous one,
+      ``[S]``.
   """
 
   ticks: int
@@ -48,10 +50,10 @@ class Cost:
   backward_sends: tuple[int, ...]
 
   def stored_bytes(self, part_bytes: int) -> int:
-    """Returns the bytes of the fullest stage's activations.
+    """Returns the bytes of activations on the stage with the most.
 
     Args:
-      part_bytes: Bytes that a part stores of one microbatch.
+      part_bytes: Bytes that a part stores per microbatch.
     """
     return max(self.stored) * part_bytes
 
@@ -64,72 +66,89 @@ class Cost:
     return boundary_bytes * sum(self.forward_sends + self.backward_sends)
 
 
-def cost(timetable: Timetable) -> Cost:
-  """Counts what a timetable costs; it must be one that `check` proves."""
-  busy = timetable.kinds != Kind.IDLE
+def cost(schedule: PipelineSchedule) -> Cost:
+  """Returns the cost of a schedule.
+
+  Args:
+    schedule: Schedule that `parallel.pipeline.check.check` accepts.
+
+  Example:
+    1F1B idles for (p - 1) / (m + p - 1) of the step; the first stage stores p
+    microbatches.
+
+    >>> from parallel.pipeline.builders import build
+    >>> found = cost(build("1f1b", stages=4, microbatches=9))
+    >>> round(found.bubble, 4), found.stored
+    (0.25, (4, 3, 2, 1))
+  """
+  busy = schedule.kinds != Kind.IDLE  # [T, S]
+  # [S]: ticks from a stage's first action to its last.
   own = len(busy) - busy.argmax(0) - busy[::-1].argmax(0)
-  inputs, cotangents = held(timetable)
-  forward, backward = sends(timetable)
+  inputs, cotangents = held(schedule)
+  forward, backward = sends(schedule)
   return Cost(
     ticks=len(busy),
     bubble=1 - float(busy.mean()),
     own_bubble=1 - float(busy.sum() / own.sum()),
-    stored=_most(stored(timetable)),
+    stored=_most(stored(schedule)),
     inputs=_most(inputs),
     cotangents=_most(cotangents),
-    deltas=_most(halves(timetable)),
+    deltas=_most(halves(schedule)),
     forward_sends=_most(np.cumsum(forward, 0)),
     backward_sends=_most(np.cumsum(backward, 0)),
   )
 
 
-def stored(timetable: Timetable) -> np.ndarray:
-  """Counts stored activations, int ``[T, S]``, in parts of a microbatch.
+def stored(schedule: PipelineSchedule) -> np.ndarray:
+  """Counts live activations, int ``[T, S]``, in microbatches of one part.
 
   A part's activations are stored from its forward to its backward, or to that
   of its weights, both ticks included. Without backwards nothing is stored.
   """
-  ticks = when(timetable)
-  return _alive(timetable, ticks[Kind.FORWARD], _last_use(ticks))
+  ticks = when(schedule)
+  return _alive(schedule, ticks[Kind.FORWARD], _last_use(ticks))
 
 
-def held(timetable: Timetable) -> tuple[np.ndarray, np.ndarray]:
-  """Counts inputs and cotangents that stages hold, each int ``[T, S]``.
+def held(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
+  """Counts the inputs and cotangents that stages hold, each int ``[T, S]``.
 
-  An input is held from when it comes, a tick after the part before has made
-  it, until its part needs it last: for the backward, which computes the forward
-  again, or for the forward if there are no backwards. The first part takes its
-  input from the batch at its forward, and holds it just as long. A cotangent is
-  held until the backward, or that of the weights. The last part's are the
-  loss's, which are there a tick after its forward.
+  An input is held from its arrival, one tick after the previous part has
+  produced it, until its part last reads it: in the backward, which repeats the
+  forward, or in the forward if there are no backwards. The first part takes its
+  input from the batch at its forward and holds it until the same action. A
+  cotangent is held until the backward, or that of the weights. The last part's
+  cotangents are the loss's, available one tick after its forward.
   """
-  ticks = when(timetable)
+  ticks = when(schedule)
   forward, last = ticks[Kind.FORWARD], _last_use(ticks)
+  # Tick of arrival, [part, microbatch]; the batch is read at the forward.
   comes = np.concatenate([forward[:1], forward[:-1] + 1])
-  inputs = _alive(timetable, comes, np.where(last < 0, forward, last))
+  inputs = _alive(schedule, comes, np.where(last < 0, forward, last))
+  # Cotangents arrive one tick after the next part's backward, or after the
+  # last part's forward.
   back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
   comes = np.concatenate([back[1:], forward[-1:]]) + 1
-  return inputs, _alive(timetable, comes, last)
+  return inputs, _alive(schedule, comes, last)
 
 
-def halves(timetable: Timetable) -> np.ndarray:
-  """Counts backwards of which one half is done, int ``[T, S]``.
+def halves(schedule: PipelineSchedule) -> np.ndarray:
+  """Counts backwards between their two halves, int ``[T, S]``.
 
-  That is from the first half to the second one, both ticks included.
+  The ticks of both halves are included.
   """
-  ticks = when(timetable)
-  return _alive(timetable, ticks[Kind.INPUT], ticks[Kind.WEIGHT])
+  ticks = when(schedule)
+  return _alive(schedule, ticks[Kind.INPUT], ticks[Kind.WEIGHT])
 
 
-def sends(timetable: Timetable) -> tuple[np.ndarray, np.ndarray]:
-  """Says what is sent to another stage after which action.
+def sends(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the actions whose result is sent to another stage.
 
   Returns:
-    Whether an output goes to the next stage, and whether cotangents go to the
-    one before, each bool ``[T, S]``.
+    Whether an output is sent to the next stage, and whether cotangents are sent
+    to the previous one, each bool ``[T, S]``.
   """
-  t = timetable
-  parts = t.chunks * t.num_stages + np.arange(t.num_stages)
+  t = schedule
+  parts = t.chunks * t.num_stages + np.arange(t.num_stages)  # [T, S]
   apart = t.num_stages > 1  # a stage sends nothing to itself
   forward = (t.kinds == Kind.FORWARD) & (parts < t.num_parts - 1)
   backward = np.isin(t.kinds, (Kind.BACKWARD, Kind.INPUT)) & (parts > 0)
@@ -137,30 +156,32 @@ def sends(timetable: Timetable) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _last_use(ticks: np.ndarray) -> np.ndarray:
-  """Returns when a part's backward ends, ``[part, microbatch]``; -1: never."""
+  """Returns the last tick of a part's backward, ``[part, microbatch]``, or -1.
+  """
   return np.maximum(ticks[Kind.BACKWARD], ticks[Kind.WEIGHT])
 
 
 def _alive(
-  timetable: Timetable, first: np.ndarray, last: np.ndarray
+  schedule: PipelineSchedule, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
-  """Counts what is there at each tick, int ``[T, S]``.
+  """Counts live values at each tick, int ``[T, S]``.
 
   Args:
-    timetable: The timetable.
-    first: From which tick something is there, ``[part, microbatch]``.
-    last: Until which tick, that one included; -1 if it never is.
+    schedule: The schedule.
+    first: First tick of each value, ``[part, microbatch]``.
+    last: Last tick of each value, inclusive; -1 if it does not exist.
   """
-  change = np.zeros((timetable.num_ticks + 1, timetable.num_stages), int)
+  change = np.zeros((schedule.num_ticks + 1, schedule.num_stages), int)
   parts, microbatches = np.nonzero(last >= 0)
-  stages = parts % timetable.num_stages
+  stages = parts % schedule.num_stages
+  # A running sum over ticks of births and deaths.
   np.add.at(change, (first[parts, microbatches], stages), 1)
   np.add.at(change, (last[parts, microbatches] + 1, stages), -1)
   return change[:-1].cumsum(0)
 
 
 def _most(counts: np.ndarray) -> tuple[int, ...]:
-  """Returns the most of each stage over ticks."""
+  """Returns the maximum over ticks of each stage."""
   return tuple(counts.max(0).tolist())
 
 
@@ -168,97 +189,105 @@ def _most(counts: np.ndarray) -> tuple[int, ...]:
 
 
 def num_sends(size: Size, backward: bool = True) -> int:
-  """Returns how many tensors stages send in a step: 2 m (v p - 1)."""
+  """Returns the number of tensors that stages send in a step: 2 m (v p - 1)."""
   if size.stages == 1:
     return 0
-  boundaries = size.stages * size.chunks - 1
+  boundaries = size.stages * size.chunks - 1  # between consecutive parts
   return (1 + backward) * size.microbatches * boundaries
 
 
 def layers_of_stage(num_layers: int, size: Size) -> int:
-  """Returns the layers that a stage holds: as many as the fullest one needs.
+  """Returns the number of layers on a stage: the maximum over stages.
 
-  A program has one shape on all devices, so parts of fewer layers are filled up
+  A program has one shape on all devices, so parts with fewer layers are padded
   with layers of zeros.
   """
   return size.chunks * -(-num_layers // (size.stages * size.chunks))
 
 
 def step_s(
-  timetable: str, size: Size, forward_s: float, input_s: float, weight_s: float
+  schedule: str, size: Size, forward_s: float, input_s: float, weight_s: float
 ) -> float:
-  """Returns the seconds of a step on equal stages whose hops take no time.
+  """Returns the seconds of a step on equal stages with free communication.
 
   Args:
-    timetable: A key of `builders.BUILDERS`.
-    size: The size, which the builder must take.
+    schedule: A key of `builders.BUILDERS`.
+    size: The size, which the builder must support.
     forward_s: Seconds of a microbatch's forward on a stage, all its chunks.
-    input_s: Those of the cotangents of inputs.
-    weight_s: Those of the gradients of weights.
+    input_s: Seconds of the cotangents of its inputs.
+    weight_s: Seconds of the gradients of its weights.
 
   Raises:
-    ValueError: No closed form is known: ZB-H1 with fewer microbatches than
-      stages, ZB-H2 with fewer than twice as many less one.
+    ValueError: No closed form is known: ZB-H1 with m < p, ZB-H2 with m < 2 p -
+      1.
 
   Source: Narayanan et al., 2104.04473, section 2.2, and Lamy-Poirier,
-  2211.05953. Those of ZB-H1 and ZB-H2 were found with `simulate.events`; where
-  the three times are equal, or the last of the terms is the largest, that of
-  ZB-H1 is the paper's (Qi et al., 2401.10241). The paper counts the bubble of a
-  stage apart (`Cost.own_bubble`), which ZB-H2 has none of then, but its stages
-  begin one after another.
+  2211.05953. The formulas of ZB-H1 and ZB-H2 were found with `simulate.events`;
+  if the three times are equal, or the last of the terms is the largest, that of
+  ZB-H1 is the paper's (Qi et al., 2401.10241). The paper counts the bubble per
+  stage (`Cost.own_bubble`), which is then zero for ZB-H2, but its stages start
+  one after another.
+
+  Example:
+    (m + p - 1) microbatches of 3 seconds.
+
+    >>> step_s("1f1b", Size(4, 9), forward_s=1.0, input_s=1.0, weight_s=1.0)
+    36.0
   """
   p, m, v = size
   both_s = forward_s + input_s + weight_s
-  if timetable == "zb_h1" and m >= p:
+  # Each formula: work of a stage, then the bubble.
+  if schedule == "zb_h1" and m >= p:
     return m * both_s + (p - 1) * max(
       forward_s, input_s, forward_s + input_s - weight_s
     )
-  if timetable == "zb_h2" and m >= 2 * p - 1:
+  if schedule == "zb_h2" and m >= 2 * p - 1:
     return m * both_s + (p - 1) * max(
       forward_s, input_s - forward_s, forward_s + input_s - 2 * weight_s
     )
-  if timetable in ("gpipe", "1f1b", "eager_1f1b"):
+  if schedule in ("gpipe", "1f1b", "eager_1f1b"):
     return (m + p - 1) * both_s
-  if timetable == "interleaved_1f1b":
+  if schedule == "interleaved_1f1b":
     return m * both_s + (p - 1) * both_s / v
-  if timetable in ("looped", "forward"):
-    # With fewer microbatches than stages each loop waits for the one before.
+  if schedule in ("looped", "forward"):
+    # With fewer microbatches than stages each loop waits for the previous one.
     rounds = (v - 1) * max(m, p) + m + p - 1
-    return rounds * (both_s if timetable == "looped" else forward_s) / v
+    return rounds * (both_s if schedule == "looped" else forward_s) / v
   raise ValueError(
-    f"timetable={timetable!r} with stages={p} and microbatches={m} has no "
+    f"schedule={schedule!r} with stages={p} and microbatches={m} has no "
     "closed form of its time"
   )
 
 
 def bubble(
-  timetable: str, size: Size, forward_s: float, input_s: float, weight_s: float
+  schedule: str, size: Size, forward_s: float, input_s: float, weight_s: float
 ) -> float:
-  """Returns the share of a step in which stages idle: 1 - m (F + B) / T.
+  """Returns the idle share of the stages in a step: 1 - m (F + B) / T.
 
-  For 1F1B that is (p - 1) / (m + p - 1). Arguments and errors are those of
+  For 1F1B it is (p - 1) / (m + p - 1). Arguments and errors are those of
   `step_s`.
   """
   work_s = forward_s
-  if timetable != "forward":
+  if schedule != "forward":
     work_s += input_s + weight_s
-  step = step_s(timetable, size, forward_s, input_s, weight_s)
+  step = step_s(schedule, size, forward_s, input_s, weight_s)
   return 1 - size.microbatches * work_s / step
 
 
 def exposed_s(size: Size, hop_s: float) -> float:
-  """Returns by how many seconds hops make a step of 1F1B longer.
+  """Returns the seconds that hops add to a step of 1F1B.
 
-  A stage keeps as many microbatches in flight as the way to the last stage and
-  back needs without hops. So each round of p microbatches waits for 2 (p - 1)
-  hops, and the microbatches of a round that is not full for two each.
+  Without hops, a stage has just enough microbatches in flight to cover the path
+  to the last stage and back. Each round of p microbatches thus waits for 2 (p -
+  1) hops, and each microbatch of an incomplete round for two.
 
   Args:
     size: The size, of one chunk.
-    hop_s: Seconds from the end of an action until the next stage has what it
-      made. Messages do not wait for one another: that is so if a link is busy
-      with one for no longer than a forward and a backward take.
+    hop_s: Seconds from the end of an action until its result is on the next
+      stage. Messages must not queue: a link is busy with one for at most the
+      time of a forward and a backward.
   """
   p, m, _ = size
+  # All full rounds, then the microbatches of the incomplete one.
   rounds, left = divmod(m - 1, p)
   return hop_s * (2 * (p - 1) * (rounds + 1) + 2 * max(0, left - 1))

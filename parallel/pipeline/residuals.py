@@ -1,16 +1,16 @@
-"""What a part's forward leaves for its backward: nothing, or its residuals.
+"""Residuals of a part: recomputed in the backward, or saved by the forward.
 
-A backward reads values of the forward, its *residuals*. `Recomputed` keeps none
-of them and computes the forward again. `Kept` keeps those that depend on the
-part's input. Others are a part's parameters or made of these alone, such as a
-copy in bfloat16: kept, there would be one of each microbatch, so they are made
-again.
+A backward reads values of the forward, its *residuals*. `Recomputed` saves none
+of them and repeats the forward. `Kept` saves those that depend on the part's
+input. The others are a part's parameters or functions of these alone, such as a
+copy in bfloat16. Saved, they would be stored once per microbatch, so they are
+recomputed.
 
-Where a backward is two actions, `Kept` computes nothing in both. A part's
-linearization is a sum of what products with tangents of weights add, and of
-what they are added to: y' = U(e, x') with e = K(p'), for tangents p' of weights
-and x' of the input. So the first action transposes U: it returns the cotangents
-of the input, and keeps those of e, the *deltas*. The second one transposes K.
+If a backward is two actions, `Kept` repeats no computation in either. A part's
+linearization is a sum of the products with weight tangents and of the remaining
+terms: y' = U(e, x') with e = K(p'), for tangents p' of weights and x' of the
+input. The first action transposes U: it returns the cotangents of the input and
+saves those of e, the *deltas*. The second one transposes K.
 
 Source: the split of a backward is that of Qi et al., "Zero Bubble Pipeline
 Parallelism", 2401.10241, here found by partial evaluation instead of in the
@@ -30,37 +30,39 @@ Part = Callable[[Tree, Tree, Tree], Tree]
 
 
 class Backward(Protocol):
-  """A part's forward and what its backward does, in one action or in two.
+  """Forward of a part and its backward, in one action or in two.
 
-  All take the part's parameters, its constants and its input x.
+  All methods take the part's parameters ``params``, its constants ``fixed`` and
+  its input ``x``; ``kept`` is the second result of `forward`, ``dy`` the
+  cotangents of the output.
   """
 
   def forward(self, params: Tree, fixed: Tree, x: Tree) -> tuple[Tree, Tree]:
-    """Returns the part's output, and what its backward is to be given."""
+    """Returns the part's output and the values to save for the backward."""
     ...
 
   def both(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
-    """Returns the gradients of parameters, and the cotangents of x."""
+    """Returns the gradients of the parameters and the cotangents of x."""
     ...
 
   def of_input(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
-    """Returns the cotangents of x, and what `of_weight` is to be given."""
+    """Returns the cotangents of x and the deltas for `of_weight`."""
     ...
 
   def of_weight(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree,
     deltas: Tree,
   ) -> Tree:
-    """Returns the gradients of parameters."""
+    """Returns the gradients of the parameters."""
     ...
 
 
 class Recomputed(NamedTuple):
-  """A `Backward` whose actions begin with another forward each."""
+  """A `Backward` whose actions each repeat the forward."""
 
   part: Part
 
@@ -91,7 +93,7 @@ class Kept(NamedTuple):
   """A `Backward` that reads residuals of the forward.
 
   Attributes:
-    part: The part.
+    part: ``(params of a part, constants of a part, x) -> x``.
     splits: Whether the backward is two actions.
   """
 
@@ -100,6 +102,7 @@ class Kept(NamedTuple):
 
   def forward(self, params: Tree, fixed: Tree, x: Tree) -> tuple[Tree, Tree]:
     program, num = self._linearized(params, fixed, x)
+    # Results: the output's leaves, then the residuals of the linear function.
     values = program.results()
     y = jax.tree.unflatten(jax.tree.structure(x), values[:num])
     return y, [values[i] for i in _to_keep(program, num)]
@@ -112,6 +115,7 @@ class Kept(NamedTuple):
   def of_input(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
+    # Transposes U: cotangents of e (the deltas) and of x.
     sums = _Sums(self._linear(params, fixed, x, kept), params, x)
     deltas, dx = jax.linear_transpose(sums.added_up, sums.summands, x)(dy)
     return dx, deltas
@@ -120,36 +124,40 @@ class Kept(NamedTuple):
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree,
     deltas: Tree,
   ) -> Tree:
+    # Transposes K: from the deltas to the gradients.
     sums = _Sums(self._linear(params, fixed, x, kept), params, x)
     return jax.linear_transpose(sums.of_params, params)(deltas)[0]
 
   def _linearized(
     self, params: Tree, fixed: Tree, x: Tree
   ) -> tuple["_Program", int]:
-    """Traces a program of the output and the forward's linear function.
+    """Traces the forward to its output and its linear function's residuals.
 
     Returns:
-      The program, and how many of its results are the output.
+      The program, and the number of its results that are the output.
     """
-    # Both kinds of functions are trees of residuals. The first can be cut in
-    # two; the second is a transpose already, which partitions write themselves.
+    # Both functions are pytrees of residuals. A linearization can be split in
+    # two; a VJP is a transpose already, which partitions define themselves.
     linearize = jax.linearize if self.splits else jax.vjp
 
     def forward(params, fixed, x):
       return linearize(lambda p, x: self.part(p, fixed, x), params, x)
 
     program = _Program(forward, params, fixed, x)
-    return program, len(jax.tree.leaves(x))  # the output is like x
+    return program, len(jax.tree.leaves(x))  # the output has x's structure
 
   def _linear(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree
   ) -> Callable[..., Any]:
-    """Makes the linear function from what its forward has kept."""
+    """Rebuilds the linear function from its forward's saved residuals."""
     program, num = self._linearized(params, fixed, x)
+    # A result that is an output too, or occurs twice, is saved only once.
     same, numbers = program.same(num), range(num, len(program.shapes))
     found = dict(zip(_to_keep(program, num), kept, strict=True))
+    # Residuals that do not depend on x are recomputed from the parameters.
     others = [i for i in numbers if same[i] not in found]
     found |= dict(zip(others, program.results(others), strict=True))
+    # The program returns (output, linear function): take the second subtree.
     _, tree = program.tree.children()
     return tree.unflatten([
       found[same[i] if same[i] in found else i] for i in numbers
@@ -157,20 +165,22 @@ class Kept(NamedTuple):
 
 
 class _Program:
-  """A traced function, some results of which can be had without the others."""
+  """A traced function whose results can be computed separately."""
 
   def __init__(self, f: Callable[..., Any], *args: Tree) -> None:
+    # `_last`: leaves of the last argument, the one that `reads_last` refers to.
     self._closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
     self._args, self._last = jax.tree.leaves(args), jax.tree.leaves(args[-1])
     self.shapes, self.tree = jax.tree.flatten(shapes)
 
   def same(self, start: int) -> list[int]:
-    """Returns for each result the first one from ``start`` that it equals."""
+    """Returns for each result the first equal one, from ``start`` on."""
+    # Equal results are one variable of the traced program.
     ids = [id(v) for v in self._closed.jaxpr.outvars]
     return [ids.index(v, min(i, start)) for i, v in enumerate(ids)]
 
   def is_argument(self, i: int) -> bool:
-    """Returns whether a result is an argument as it came."""
+    """Returns whether a result is an unchanged argument."""
     jaxpr = self._closed.jaxpr
     return any(jaxpr.outvars[i] is v for v in jaxpr.invars)
 
@@ -179,21 +189,24 @@ class _Program:
     return any(self._only([i])[1][-len(self._last) :])
 
   def results(self, wanted: Sequence[int] | None = None) -> list[jax.Array]:
-    """Computes results, or those that are wanted and nothing else."""
+    """Computes the wanted results (None: all) and nothing else."""
     numbers = range(len(self.shapes)) if wanted is None else wanted
     jaxpr, used = self._only(numbers)
+    # Dead code elimination drops unused arguments, too.
     args = [x for x, use in zip(self._args, used, strict=True) if use]
     return jax.core.eval_jaxpr(jaxpr, self._closed.consts, *args)
 
   def _only(self, wanted: Sequence[int]) -> tuple[Any, list[bool]]:
-    """Returns the program of some results, and which arguments it reads."""
+    """Returns the program of some results, and a mask of its used arguments."""
     return partial_eval.dce_jaxpr(
       self._closed.jaxpr, [i in wanted for i in range(len(self.shapes))]
     )
 
 
 def _to_keep(program: _Program, num: int) -> list[int]:
-  """Returns which results, after the first ``num``, a forward keeps."""
+  """Returns the indices, from ``num`` on, of the results that a forward saves.
+  """
+  # Each value once, and no functions of parameters alone or plain arguments.
   return [
     i for i, first in enumerate(program.same(num))
     if i >= num and i == first and program.reads_last(i)
@@ -202,10 +215,10 @@ def _to_keep(program: _Program, num: int) -> list[int]:
 
 
 class _Sums:
-  """A linear function of parameters' and x's tangents, as U(K(p'), x').
+  """Linear function of parameters' and x's tangents, as U(K(p'), x').
 
   Attributes:
-    summands: Shapes of what K returns.
+    summands: Shapes of the results of K.
   """
 
   def __init__(
@@ -214,11 +227,13 @@ class _Sums:
     leaves, self._tree = jax.tree.flatten(x)
 
     def known(params):
-      """Computes all of the function for which no tangents of x are needed."""
+      """Computes the part of the function without tangents of x."""
 
       def of_x(*leaves):
         return jax.tree.leaves(linear(params, self._tree.unflatten(leaves)))
 
+      # Partial evaluation with unknown x: `values` are known without x, and
+      # `_rest` is the remaining program of x.
       self._rest, _, values = partial_eval.trace_to_jaxpr_nounits(
         linear_util.wrap_init(of_x),
         [partial_eval.PartialVal.unknown(jax.typeof(x)) for x in leaves],
@@ -227,7 +242,7 @@ class _Sums:
       return values
 
     self._known, program = known, _Program(known, params)
-    # What does not move with tangents of parameters U reads as it is.
+    # Values that do not depend on the parameters' tangents are constants of U.
     numbers = range(len(program.shapes))
     self._moving = [i for i in numbers if program.reads_last(i)]
     still = [i for i in numbers if i not in self._moving]

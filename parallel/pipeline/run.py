@@ -1,22 +1,22 @@
-"""Runs a timetable inside ``jax.shard_map``: a scan over ticks on all stages.
+"""Execution of a pipeline schedule inside ``jax.shard_map``: a scan over ticks.
 
-In a tick every stage looks up its action and does it, a branch of a switch.
-Then activations move one stage on, and cotangents one stage back, by one
-permute each. What is in front of the first part and behind the last one, such
-as a vocabulary that is cut over stages, runs outside of the branches on all
-stages at once: there collectives may name the axis of stages. Inside a branch
-they must not, since stages take different ones.
+In a tick every stage looks up its action and runs it, a branch of a switch.
+Then activations are sent to the next stage and cotangents to the previous one,
+by one permute each. The layers before the first part and after the last one,
+such as a vocabulary that is sharded over stages, run outside of the branches on
+all stages at once: there, collectives may use the axis of stages. Inside a
+branch they must not, since stages take different branches.
 
-A stage keeps the inputs of its parts, in as many places as the timetable needs
-(`parallel.pipeline.table`), and computes the rest of a part again in its
-backward, or keeps that likewise (`parallel.pipeline.residuals`). Gradients are
-added up in the scan's carry, in float32, so no memory grows with the number of
+A stage stores the inputs of its parts, in as many slots as the schedule needs
+(`parallel.pipeline.table`), and either recomputes the rest of a part in its
+backward or stores that, too (`parallel.pipeline.residuals`). Gradients are
+summed in the scan's carry, in float32, so no memory grows with the number of
 microbatches.
 
-Stages that share a device run one after another, not under ``jax.vmap``: that
-would make of the switch a selection among all branches' results.
+Stages that share a device run one after another rather than under ``jax.vmap``,
+which would turn the switch into a selection among all branches' results.
 
-Shape legend: G = stages of this device (lanes); M = microbatches; P = places of
+Shape legend: G = stages of this device (lanes); M = microbatches; P = slots of
 a buffer.
 """
 
@@ -39,18 +39,18 @@ from parallel.collectives import (
   varying,
 )
 from parallel.pipeline.actions import Actions, Buffers, Row, runs, scoped, write
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.pipeline.table import Table, table
-from parallel.pipeline.timetable import Timetable
 
 
 class Functions(NamedTuple):
-  """A model in parts. Their results do not vary over stages, but ``part``'s.
+  """A model in parts; only the results of ``part`` differ between stages.
 
   Attributes:
-    enter: ``(around, microbatch) -> x``, what the first part reads.
+    enter: ``(around, microbatch) -> x``, the input of the first part.
     part: ``(params of a part, constants of a part, x) -> x``.
-    judge: ``(around, x, microbatch) -> scores``, of what the last part returns.
-      For a step these are a scalar, the loss.
+    judge: ``(around, x, microbatch) -> scores`` of the last part's output. For
+      a training step these are a scalar, the loss.
   """
 
   enter: Callable[[Any, Any], Any]
@@ -59,11 +59,11 @@ class Functions(NamedTuple):
 
 
 class Params(NamedTuple):
-  """What a step differentiates, or its gradients.
+  """Parameters that a step differentiates, or their gradients.
 
   Attributes:
-    parts: Of each stage's parts, ``[G, chunks, ...]``.
-    around: What ``enter`` and ``judge`` read.
+    parts: Parameters of each stage's parts, ``[G, chunks, ...]``.
+    around: Parameters of ``enter`` and ``judge``.
   """
 
   parts: Any
@@ -71,12 +71,12 @@ class Params(NamedTuple):
 
 
 class _Ends(NamedTuple):
-  """What a tick does outside of stages; microbatches, -1 for none.
+  """Microbatches of a tick's work outside of stages, -1 for none.
 
   Attributes:
-    entering: What the first part reads in the next tick.
-    judged: What the last part has done in this one.
-    leaves: Of what this one has made the first part's cotangents.
+    entering: Microbatch that the first part reads in the next tick.
+    judged: Microbatch that the last part has finished in this tick.
+    leaves: Microbatch whose cotangents of the first part are complete.
   """
 
   entering: jax.Array
@@ -85,15 +85,15 @@ class _Ends(NamedTuple):
 
 
 class _Carry(NamedTuple):
-  """What a tick leaves for the next one.
+  """Carry of the scan over ticks.
 
   Attributes:
-    buffers: What stages hold, ``[G, P, ...]``.
-    arriving: What a stage was sent: an input and a cotangent, ``[G, ...]``.
-    entering: What comes from outside: the first part's input, and the last
-      one's cotangent.
-    total: The scores of all microbatches, ``[M, ...]``, or the sum of losses.
-    grads: The sum of gradients; None without backward.
+    buffers: Buffers of the stages, ``[G, P, ...]``.
+    arriving: Received input and cotangent, ``[G, ...]``.
+    entering: Input of the first part and cotangent of the last one, from
+      outside.
+    total: Scores of all microbatches, ``[M, ...]``, or the sum of losses.
+    grads: Sum of gradients; None without backward.
   """
 
   buffers: Buffers
@@ -105,24 +105,24 @@ class _Carry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-  """A timetable on an axis of stages.
+  """A pipeline schedule on an axis of stages.
 
   Attributes:
-    timetable: What runs; it has been checked.
-    axis: The stages.
-    ordered: Whether to order collectives by data flow, which XLA:CPU needs
-      (`parallel.collectives.after`).
-    keeps: Whether a forward keeps its residuals; if not, a backward computes it
-      again from its input.
+    schedule: The schedule, already checked.
+    axis: The axis of stages.
+    ordered: Whether collectives are ordered by data flow, which XLA:CPU
+      requires (`parallel.collectives.after`).
+    keeps: Whether a forward saves its residuals; if not, a backward recomputes
+      it from its input.
   """
 
-  timetable: Timetable
+  schedule: PipelineSchedule
   axis: Axis
   ordered: bool = False
   keeps: bool = False
 
   def __post_init__(self) -> None:
-    assert self.timetable.num_stages == self.axis.size
+    assert self.schedule.num_stages == self.axis.size
 
   def gradients(
     self, functions: Functions, params: Params, constants: Any, batch: Any
@@ -131,17 +131,22 @@ class Pipeline:
 
     Args:
       functions: The model.
-      params: This device's, which vary over stages by type, and over all axes
-        over which gradients are to be reduced later.
-      constants: What parts read beside, ``[G, chunks, ...]``.
+      params: This device's parameters, whose types vary over stages and over
+        all axes over which gradients are reduced later.
+      constants: Constants of the parts, ``[G, chunks, ...]``.
       batch: Tree of ``[M, ...]``, the microbatches.
+
+    Returns:
+      The sum of losses, a scalar, and the sums of gradients, float32 in the
+      structure of ``params``.
     """
-    assert self.timetable.has_backward
+    assert self.schedule.has_backward
     run = _Run(self, functions, params, constants, batch)
     start = _Carry(
       run.buffers(), (run.places(), run.places()),
       (run.first(), run.zeros(run.of_x)),
       run.zeros(run.of_score),
+      # Sums of gradients are float32, whatever the parameters' dtype.
       jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params),
     )
     end = run.scan(run.tick, start)
@@ -150,10 +155,11 @@ class Pipeline:
   def scores(
     self, functions: Functions, params: Params, constants: Any, batch: Any
   ) -> Any:
-    """Returns the scores of microbatches, ``[M, ...]``; as `gradients`."""
-    assert not self.timetable.has_backward
+    """Returns the scores ``[M, ...]``; arguments as in `gradients`."""
+    assert not self.schedule.has_backward
     run = _Run(self, functions, params, constants, batch)
-    count = self.timetable.num_microbatches
+    # No cotangents, residuals, deltas or gradients: empty trees.
+    count = self.schedule.num_microbatches
     start = _Carry(
       Buffers(run.places(run.table.inputs.places + 1), (), (), ()),
       (run.places(), ()), (run.first(), ()),
@@ -164,7 +170,7 @@ class Pipeline:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Run:
-  """A run of a pipeline, while it is traced; see `Pipeline.gradients`."""
+  """A run of a pipeline during its trace; see `Pipeline.gradients`."""
 
   pipeline: Pipeline
   functions: Functions
@@ -179,24 +185,24 @@ class _Run:
   @property
   def actions(self) -> Actions:
     pipeline = self.pipeline
-    return Actions(pipeline.timetable, self.functions.part, pipeline.keeps)
+    return Actions(pipeline.schedule, self.functions.part, pipeline.keeps)
 
   @functools.cached_property
   def table(self) -> Table:
-    return table(self.pipeline.timetable)
+    return table(self.pipeline.schedule)
 
   @functools.cached_property
   def of_x(self) -> Any:
-    """What moves between parts, as shapes."""
+    """Shapes of the activations between parts."""
     return jax.eval_shape(self.enter, 0)
 
   @functools.cached_property
   def of_score(self) -> Any:
-    """What a microbatch's scores are, as shapes."""
+    """Shapes of a microbatch's scores."""
     return jax.eval_shape(self.judge, self.params.around, self.of_x, 0)
 
   def zeros(self, like: Any, *lead: int, names: tuple[str, ...] = ()) -> Any:
-    """Makes zeros that vary over the axes over which arrays do, and more."""
+    """Makes zeros that vary over the axes of ``like`` and over ``names``."""
     return jax.tree.map(
       lambda x: varying(
         jnp.zeros((*lead, *x.shape), x.dtype),
@@ -205,7 +211,7 @@ class _Run:
     )
 
   def places(self, *lead: int, like: Any = None) -> Any:
-    """Makes places of each stage for what moves, or for what is ``like``."""
+    """Makes the slots of each stage, for activations or values as ``like``."""
     return self.zeros(
       self.of_x if like is None else like, self.axis.lanes, *lead,
       names=(self.axis.name,),
@@ -214,44 +220,48 @@ class _Run:
   def buffers(self) -> Buffers:
     """Makes empty buffers of a step."""
     how, t = self.actions.backward, self.table
+    # [G, ...] -> [...]: one stage's activations.
     x = jax.tree.map(lambda x: x[0], self.places())
 
+    # Shapes of one part's residuals and deltas, without computing them.
     def kept(params, fixed, x):
       residuals = how.forward(params, fixed, x)[1]
-      if not self.pipeline.timetable.splits:
+      if not self.pipeline.schedule.splits:
         return residuals, ()
       return residuals, how.of_input(params, fixed, x, residuals, x)[1]
 
+    # [G, chunks, ...] -> [...]: all parts have equal shapes.
     residuals, deltas = jax.eval_shape(kept, *jax.tree.map(
       lambda x: x[0, 0], (self.params.parts, self.constants)
     ), x)
 
     return Buffers(
-      # One place more is for what arrives and nobody reads.
+      # One more slot takes values that arrive but are not read.
       self.places(t.inputs.places + 1), self.places(t.cotangents.places + 1),
       self.places(t.residuals.places, like=residuals),
       self.places(t.deltas.places, like=deltas),
     )
 
   def microbatch(self, m: Any, late: Any = ()) -> Any:
-    """Returns a microbatch, on CPUs once some results are there."""
+    """Returns a microbatch; on CPUs ordered after the results ``late``."""
     return jax.tree.map(
       lambda x: lax.dynamic_index_in_dim(x, m, keepdims=False),
       after(self.batch, late, self.pipeline.ordered),
     )
 
   def enter(self, m: Any, late: Any = ()) -> Any:
-    """Returns what the first part reads of a microbatch."""
+    """Returns the input of the first part for a microbatch."""
     return self.functions.enter(
       self.params.around, self.microbatch(m, late)
     )
 
   def judge(self, around: Any, x: Any, m: Any) -> Any:
-    """Returns the scores of what the last part makes of a microbatch."""
+    """Returns the scores of the last part's output for a microbatch."""
     return self.functions.judge(around, x, self.microbatch(m))
 
   def first(self) -> Any:
-    """Returns what the first part reads in the first tick."""
+    """Returns the input of the first part in the first tick."""
+    # Later microbatches enter at the end of the tick before; see `send_on`.
     enter = scoped(self.enter, "phase_forward")
     return enter(int(self.table.enters[0]))
 
@@ -263,14 +273,16 @@ class _Run:
       t.cotangents.write, t.cotangents.enter, t.cotangents.read,
       t.residuals.read, t.deltas.read,
     )
+    # A tick computes the first part's input of the next tick.
     ends = _Ends(np.append(t.enters[1:], -1), t.judged, t.leaves)
+    # Scans over dim 0 of the table, [T, S].
     return lax.scan(
       lambda carry, step: (tick(carry, *step), None), start,
       jax.tree.map(jnp.asarray, (rows, ends)),
     )[0]
 
   def tick_forward(self, carry: _Carry, row: Row, ends: _Ends) -> _Carry:
-    """Does a tick of a timetable without backward."""
+    """Runs one tick of a schedule without backward."""
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
     outputs, inputs = each_lane(
       functools.partial(
@@ -280,6 +292,7 @@ class _Run:
       carry.buffers.inputs, carry.arriving[0],
     )
 
+    # The last stage's output, on all stages: [G, ...] -> [...].
     def judge(m):
       x = scoped(self.of_stage, "phase_forward")(outputs, -1)
       scores = self.judge(self.params.around, x, m)
@@ -292,8 +305,9 @@ class _Run:
     )
 
   def tick(self, carry: _Carry, row: Row, ends: _Ends) -> _Carry:
-    """Does a tick of a step."""
+    """Runs one tick of a training step."""
     ordered, around = self.pipeline.ordered, self.params.around
+    # [S] -> [G]: the numbers of this device's stages.
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
     outputs, back, buffers, of_parts = each_lane(
       functools.partial(
@@ -304,6 +318,7 @@ class _Run:
     )
     grads = carry.grads.around
 
+    # Loss and its cotangent on all stages at once, once the last part is done.
     def judge(m):
       x = scoped(self.of_stage, "phase_forward")(outputs, -1)
       loss, vjp = jax.vjp(lambda a, x: self.judge(a, x, m), around, x)
@@ -314,8 +329,10 @@ class _Run:
       ends.judged, judge,
       lambda: (carry.total, grads, self.zeros(self.of_x)),
     )
+    # Devices must run the collectives of a tick in one order.
     back = after(back, (outputs, total, cotangent), ordered)
 
+    # Gradients of `enter` from the first part's cotangents.
     def leave(m):
       dx = self.of_stage(back, 0)
       _, vjp = jax.vjp(
@@ -326,6 +343,7 @@ class _Run:
     leave = scoped(leave, "phase_backward")
     grads = self.if_any(ends.leaves, leave, lambda: grads)
     arriving, entering = self.send_on(outputs, ends, (back, grads))
+    # Cotangents move one stage back.
     returning = scoped(self.move, "phase_backward")(
       after(back, arriving, ordered), -1
     )
@@ -337,11 +355,12 @@ class _Run:
   def send_on(
     self, outputs: Any, ends: _Ends, late: Any
   ) -> tuple[Any, Any]:
-    """Sends outputs one stage on, and lets the next microbatch in.
+    """Sends outputs to the next stage and reads the next microbatch.
 
     Returns:
-      What arrives, and what the first part reads in the next tick.
+      The received values, and the first part's input of the next tick.
     """
+    # One run fewer than microbatches: the first one enters before the scan.
     enter = scoped(lambda m: self.enter(m, late), "phase_forward")
     entered = self.if_any(
       ends.entering, enter, lambda: self.zeros(self.of_x), in_loop=-1
@@ -352,30 +371,31 @@ class _Run:
     return moved, entered
 
   def move(self, tree: Any, by: int) -> Any:
-    """Sends arrays ``[G, ...]`` to the stage that is ``by`` further on."""
+    """Sends arrays ``[G, ...]`` to the stage at offset ``by``."""
     size = self.axis.size
+    # A cycle: with several chunks the last stage sends to the first one.
     pairs = [(s, (s + by) % size) for s in range(size)]
     leaves, treedef = jax.tree.flatten(tree)
     moved: list[jax.Array] = []
-    for x in leaves:
+    for x in leaves:  # one permute after another, if an order is needed
       x = after(x, moved[-1:], self.pipeline.ordered and bool(moved))
       x = permute(x, self.axis, pairs)
-      # An empty array may have lost that.
+      # Empty arrays can lose their varying type in a permute.
       moved.append(varying(x, self.axis.name))
     return treedef.unflatten(moved)
 
   def of_stage(self, tree: Any, stage: int) -> Any:
-    """Returns on all stages what one of them has: ``[G, ...] -> [...]``."""
+    """Broadcasts one stage's values to all stages: ``[G, ...] -> [...]``."""
     here = self.is_stage(stage)
 
     def chosen(x):
       return jnp.sum(jax.vmap(jnp.where)(here, x, jnp.zeros_like(x)), axis=0)
 
-    # One operation with several operands: they need no order.
+    # One psum with several operands: no order between them is needed.
     return lax.psum(jax.tree.map(chosen, tree), self.axis.name)
 
   def everywhere(self, tree: Any) -> Any:
-    """Says of what is the same on all stages that it may differ."""
+    """Casts values that are equal on all stages to a varying type."""
     return jax.tree.map(lambda x: varying(x, self.axis.name), tree)
 
   def if_any(
@@ -388,17 +408,18 @@ class _Run:
     """Runs a function of a microbatch if there is one, on all stages alike.
 
     Args:
-      microbatch: Its number; -1 for none.
+      microbatch: Index of the microbatch; -1 for none.
       then: The function.
-      otherwise: What there is without one.
-      in_loop: How many more or fewer runs than microbatches there are.
+      otherwise: Returns the result without a microbatch.
+      in_loop: Number of runs minus number of microbatches, for the ledger.
     """
-    count = self.pipeline.timetable.num_microbatches + in_loop
+    count = self.pipeline.schedule.num_microbatches + in_loop
+    # The branch must not run with an index of -1, which `maximum` replaces.
     return lax.cond(
-      microbatch >= 0, scoped(then, runs(count, self.pipeline.timetable)),
+      microbatch >= 0, scoped(then, runs(count, self.pipeline.schedule)),
       lambda m: otherwise(), jnp.maximum(microbatch, 0),
     )
 
   def is_stage(self, stage: int) -> jax.Array:
-    """Returns which of this device's stages is one, bool ``[G]``."""
+    """Returns which of this device's stages is ``stage``, bool ``[G]``."""
     return ranks_here(self.axis) == stage % self.axis.size

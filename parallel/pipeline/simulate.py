@@ -1,9 +1,9 @@
-"""Times a timetable on stages and links that differ.
+"""Simulation of a pipeline schedule on unequal stages and links.
 
-Two models. By events, each stage runs its actions in the timetable's order, and
-each as soon as the stage is free and what it takes is there: ticks have no
-length. In lockstep, as one program on all stages runs it (`run`), a tick costs
-its longest part, and then its longest hop.
+There are two models. In the event model, each stage runs its actions in the
+schedule's order, each as soon as the stage is idle and the operands have
+arrived; ticks have no length. In the lockstep model, one program on all stages
+(`run`), a tick costs the time of its longest part plus that of its longest hop.
 
 Shape legend: T = ticks, S = stages.
 """
@@ -16,18 +16,18 @@ import numpy as np
 from parallel import checks
 from parallel.pipeline.builders import Size
 from parallel.pipeline.cost import sends
-from parallel.pipeline.timetable import Kind, Timetable
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Seconds that each part computes on one microbatch, ``[part]`` each.
+  """Compute seconds of each part on one microbatch, each ``[part]``.
 
   Attributes:
-    forward_s: Its output.
-    backward_s: The cotangents of its input and weights in one action.
-    input_s: Those of its input alone.
-    weight_s: Those of its weights alone.
+    forward_s: Seconds of the output.
+    backward_s: Seconds of the cotangents of input and weights in one action.
+    input_s: Seconds of the cotangents of the input alone.
+    weight_s: Seconds of the cotangents of the weights alone.
   """
 
   forward_s: tuple[float, ...]
@@ -50,20 +50,20 @@ def even_work(
   weight_s: float,
   factors: Sequence[float] = (),
 ) -> Work:
-  """Returns the work of stages that are cut into equal parts.
+  """Returns the work of stages that are split into equal parts.
 
-  A whole backward takes the time of its halves.
+  A whole backward takes the time of its two halves.
 
   Args:
     size: Stages and chunks.
     forward_s: Seconds of a stage's forward, all its chunks together.
-    input_s: Those of its inputs' cotangents.
-    weight_s: Those of its weights' gradients.
-    factors: By which each stage takes longer, ``[stage]``; () for 1.
+    input_s: Seconds of its inputs' cotangents.
+    weight_s: Seconds of its weights' gradients.
+    factors: Slowdown of each stage, ``[stage]``; () for 1.
 
   Raises:
-    ValueError: Seconds or factors are not positive, or factors are not one per
-      stage.
+    ValueError: Seconds or factors are not positive, or the number of factors is
+      not that of the stages.
   """
   for key, value in (
     ("forward_s", forward_s), ("input_s", input_s), ("weight_s", weight_s),
@@ -74,6 +74,7 @@ def even_work(
     raise ValueError(
       f"factors={tuple(factors)} must be one for each of {size.stages} stages"
     )
+  # [part]: part = chunk * stages + stage.
   shares = np.tile(factors or (1.0,) * size.stages, size.chunks) / size.chunks
   return Work(*(
     tuple((seconds * shares).tolist())
@@ -83,13 +84,14 @@ def even_work(
 
 @dataclasses.dataclass(frozen=True)
 class Hops:
-  """Links from stage to stage, those of outputs apart from cotangents'.
+  """Links between stages, separate for outputs and cotangents.
 
   Attributes:
-    forward_s: Seconds for which an output keeps the link from each stage to the
-      next one busy, ``[S]``; the last stage's goes to the first one.
-    backward_s: The same of cotangents, to the stage before.
-    latency_s: Seconds from then on until it is there.
+    forward_s: Seconds that an output occupies the link from each stage to the
+      next one, ``[S]``; the last stage's leads to the first one.
+    backward_s: Seconds that cotangents occupy the link to the previous stage,
+      ``[S]``.
+    latency_s: Seconds from the release of the link to the arrival.
     overlap: Whether a stage computes while it sends. If not, it waits until its
       link is free and has taken the message.
   """
@@ -108,8 +110,8 @@ def even_hops(
 
   Args:
     stages: Stages of the pipeline.
-    busy_s: Seconds for which a message keeps a link busy.
-    latency_s: Seconds from then on until it is there.
+    busy_s: Seconds that a message occupies a link.
+    latency_s: Seconds from the release of the link to the arrival.
     overlap: Whether a stage computes while it sends.
 
   Raises:
@@ -122,19 +124,19 @@ def even_hops(
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-  """When everything happens.
+  """Times of all actions and messages, in seconds from the start of the step.
 
   Attributes:
-    timetable: What is timed.
-    start_s: When each action starts, float ``[T, S]``; nan where idle.
-    end_s: When it ends.
-    leave_s: When what it has made is put on a link; nan where nothing is.
-    sent_s: When the link is free again.
-    arrival_s: When it is on the other stage.
-    finish_s: When the last action ends.
+    schedule: The simulated schedule.
+    start_s: Start of each action, float ``[T, S]``; nan where idle.
+    end_s: End of each action.
+    leave_s: Time at which its result is put on a link; nan without a message.
+    sent_s: Time at which the link is free again.
+    arrival_s: Time of arrival on the other stage.
+    finish_s: End of the last action.
   """
 
-  timetable: Timetable
+  schedule: PipelineSchedule
   start_s: np.ndarray
   end_s: np.ndarray
   leave_s: np.ndarray
@@ -144,38 +146,54 @@ class Timeline:
 
   @property
   def bubble(self) -> float:
-    """The share of all stages' time in which they do not compute."""
-    busy_s = np.nansum(self.end_s - self.start_s)
-    return 1 - float(busy_s) / (self.finish_s * self.timetable.num_stages)
+    """Share of all stages' time in which they do not compute."""
+    busy_s = np.nansum(self.end_s - self.start_s)  # nan where idle
+    return 1 - float(busy_s) / (self.finish_s * self.schedule.num_stages)
 
 
-def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
-  """Runs a timetable event by event.
+def events(schedule: PipelineSchedule, work: Work, hops: Hops) -> Timeline:
+  """Simulates a schedule in the event model.
 
   Args:
-    timetable: The timetable, one that `check` proves.
+    schedule: Schedule that `parallel.pipeline.check.check` accepts.
     work: Seconds of its parts.
     hops: Links between its stages.
 
   Returns:
-    When each action happens.
+    The times of all actions.
+
+  Example:
+    Two stages whose forward takes 1 s and whose backward takes 2 s; each
+    message takes 0.5 s.
+
+    >>> from parallel.pipeline.builders import build
+    >>> size = Size(stages=2, microbatches=4)
+    >>> work = even_work(size, forward_s=1.0, input_s=1.0, weight_s=1.0)
+    >>> schedule = build("1f1b", stages=2, microbatches=4)
+    >>> events(schedule, work, even_hops(2)).finish_s
+    15.0
+    >>> events(schedule, work, even_hops(2, busy_s=0.5)).finish_s
+    17.0
   """
-  t, last = timetable, timetable.num_parts - 1
+  t, last = schedule, schedule.num_parts - 1
   seconds, forward_sends = work.by_kind().tolist(), sends(t)[0].tolist()
   backward_sends = sends(t)[1].tolist()
   microbatches, chunks = t.microbatches.tolist(), t.chunks.tolist()
   kinds = t.kinds.tolist()
+  # start, end, leave, sent and arrival of each action; nan where idle.
   found = np.full((5, t.num_ticks, t.num_stages), np.nan)
-  # When outputs and cotangents are where they are taken, [part][microbatch].
+  # Arrival of outputs and cotangents at their consumers, [part][microbatch].
   outputs, cotangents = np.zeros(
     (2, t.num_parts, t.num_microbatches)
   ).tolist()
+  # Time at which each stage and each link, by direction, is free again.
   free = [0.0] * t.num_stages
   links = {1: [0.0] * t.num_stages, -1: [0.0] * t.num_stages}
-  # By ticks, everything comes after what it needs; so one pass is enough.
+  # Ticks are a topological order, so one pass is enough.
   for tick, stage in np.argwhere(t.kinds).tolist():
     kind, m = kinds[tick][stage], microbatches[tick][stage]
     part = chunks[tick][stage] * t.num_stages + stage
+    # An action waits for its stage and for its operand.
     start = free[stage]
     if kind == Kind.FORWARD and part:
       start = max(start, outputs[part - 1][m])
@@ -183,13 +201,15 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
       start = max(start, cotangents[part + 1][m])
     end = there = free[stage] = start + seconds[kind][part]
     leave = sent = arrival = np.nan
+    # 1: to the next stage, -1: to the previous one, 0: no message.
     way = forward_sends[tick][stage] - backward_sends[tick][stage]
     if way:
       busy = (hops.forward_s if way > 0 else hops.backward_s)[stage]
+      # A message waits for its link and occupies it for `busy` seconds.
       leave = max(end, links[way][stage])
       sent = links[way][stage] = leave + busy
       there = arrival = sent + hops.latency_s
-      if not hops.overlap:
+      if not hops.overlap:  # the stage is blocked until the link has it
         free[stage] = sent
     if kind == Kind.FORWARD:
       outputs[part][m] = there
@@ -200,27 +220,29 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
 
 
 def many_events_s(
-  timetable: Timetable, work: np.ndarray, forward_s: np.ndarray,
+  schedule: PipelineSchedule, work: np.ndarray, forward_s: np.ndarray,
   backward_s: np.ndarray,
 ) -> np.ndarray:
-  """Returns when `events` of many cases finish, float64 ``[N]``.
+  """Returns the finish times of `events` for many cases, float64 ``[N]``.
 
-  Links have no latency of their own, and stages compute while they send.
+  Links have no latency, and stages compute while they send.
 
   Args:
-    timetable: The timetable, one that `check` proves.
+    schedule: Schedule that `parallel.pipeline.check.check` accepts.
     work: Seconds of its parts, ``[kind, part, N]``, as `Work.by_kind` has them.
-    forward_s: Seconds of outputs on their links, ``[S, N]``.
-    backward_s: Those of cotangents.
+    forward_s: Seconds that outputs occupy their links, ``[S, N]``.
+    backward_s: Seconds that cotangents occupy their links, ``[S, N]``.
   """
-  t, none = timetable, np.zeros(work.shape[-1])
+  t, none = schedule, np.zeros(work.shape[-1])
   forward_sends, backward_sends = sends(t)
+  # (whether an output, part, microbatch) -> time of arrival, [N].
   there: dict[tuple[bool, int, int], np.ndarray] = {}
   free = [none] * t.num_stages
   links = {True: [none] * t.num_stages, False: [none] * t.num_stages}
   for tick, stage in np.argwhere(t.kinds).tolist():
     kind, m = t.kinds[tick, stage], int(t.microbatches[tick, stage])
     part = int(t.chunks[tick, stage]) * t.num_stages + stage
+    # The same recurrence as in `events`, over arrays of cases.
     start, out = free[stage], kind == Kind.FORWARD
     if kind != Kind.WEIGHT:
       needs = (out, part - 1 if out else part + 1, m)
@@ -235,48 +257,51 @@ def many_events_s(
 
 
 def lockstep_s(
-  timetable: Timetable, work: Work, hops: Hops, lanes: int = 1
+  schedule: PipelineSchedule, work: Work, hops: Hops, lanes: int = 1
 ) -> float:
   """Returns the seconds of a step in which all stages wait for each tick.
 
   Args:
-    timetable: The timetable.
+    schedule: The schedule.
     work: Seconds of its parts.
-    hops: Links between its stages. A tick's hops are after its parts.
-    lanes: Successive stages that share a device, one after another.
+    hops: Links between its stages. The hops of a tick follow its parts.
+    lanes: Consecutive stages that share a device, one after another.
   """
-  t = timetable
+  t = schedule
+  # Stages of one device run one after another: [T, S] -> [T, devices].
   computing = _computing(t, work).reshape(t.num_ticks, -1, lanes).sum(2)
   forward, backward = sends(t)
   sending = np.maximum(
     forward * (np.array(hops.forward_s) + hops.latency_s),
     backward * (np.array(hops.backward_s) + hops.latency_s),
   )
+  # computing: [T, devices]; sending: [T, S].
   return float((computing.max(1) + sending.max(1)).sum())
 
 
 def lockstep_waiting_s(
-  timetable: Timetable, action_s: Mapping[str, float], lanes: int = 1
+  schedule: PipelineSchedule, action_s: Mapping[str, float], lanes: int = 1
 ) -> float:
-  """Returns for how long a device waits for others' actions in lockstep.
+  """Returns the seconds that a device waits for other devices in lockstep.
 
   Args:
-    timetable: The timetable.
-    action_s: Seconds of actions by the names of their kinds in lower case, such
-      as "forward", equal for all parts. So all devices wait as long.
-    lanes: Successive stages that share a device, one after another.
+    schedule: The schedule.
+    action_s: Seconds of actions by the lower-case names of their kinds, such as
+      "forward", equal for all parts, so that all devices wait equally long.
+    lanes: Consecutive stages that share a device, one after another.
   """
-  t = timetable
+  t = schedule
   work = Work(*(
     (action_s.get(kind.name.lower(), 0.0),) * t.num_parts
     for kind in Kind if kind is not Kind.IDLE
   ))
+  # All devices have equal work: take the first one's.
   own_s = float(_computing(t, work)[:, :lanes].sum())
   return lockstep_s(t, work, even_hops(t.num_stages), lanes) - own_s
 
 
-def _computing(timetable: Timetable, work: Work) -> np.ndarray:
+def _computing(schedule: PipelineSchedule, work: Work) -> np.ndarray:
   """Returns the seconds of all actions, float ``[T, S]``."""
-  stages = np.arange(timetable.num_stages)
-  parts = timetable.chunks * timetable.num_stages + stages
-  return work.by_kind()[timetable.kinds, parts]
+  stages = np.arange(schedule.num_stages)
+  parts = schedule.chunks * schedule.num_stages + stages
+  return work.by_kind()[schedule.kinds, parts]

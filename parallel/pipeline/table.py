@@ -1,9 +1,9 @@
-"""A timetable as the arrays that a program reads: buffers' places by tick.
+"""Arrays of a pipeline schedule that a program reads: buffer slots by tick.
 
-What a part is given waits in a place of a ring buffer from the tick in which it
-arrives to that of the last action which reads it. Places are handed out when
-something arrives, so that no two things are in one at a time; there are as many
-as the fullest stage needs, since a program has one shape on all devices.
+An operand of a part occupies a slot of a buffer from the tick of its arrival to
+that of the last action that reads it. Slots are assigned at arrival, so that
+each holds one value at a time. Their number is the maximum over stages, since a
+program has one shape on all devices.
 
 Shape legend: T = ticks, S = stages.
 """
@@ -13,19 +13,19 @@ import heapq
 
 import numpy as np
 
-from parallel.pipeline.timetable import Kind, Timetable
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Buffer:
-  """Where things that arrive are kept, and where actions find them.
+  """Slot assignment of one kind of values.
 
   Attributes:
-    places: How many there are; the number itself stands for none.
-    write: Where what another stage has sent is put, int32 ``[T, S]``.
-    enter: Where what comes from outside of the parts is put, int32 ``[T, S]``:
-      what the first part reads, or the loss's cotangents.
-    read: Where a tick's action finds what it needs, int32 ``[T, S]``.
+    places: Number of slots; the number itself marks "no slot".
+    write: Slot for the value that another stage has sent, int32 ``[T, S]``.
+    enter: Slot for a value from outside the parts, int32 ``[T, S]``: the input
+      of the first part, or the loss's cotangents.
+    read: Slot that a tick's action reads, int32 ``[T, S]``.
   """
 
   places: int
@@ -36,19 +36,20 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-  """What a program reads of a timetable.
+  """Arrays of a pipeline schedule for its execution.
 
   Attributes:
-    kinds: The kind of each action, int32 ``[T, S]``.
-    chunks: The chunk of each action, 0 where idle; int32 ``[T, S]``.
-    inputs: Inputs of parts.
-    cotangents: Cotangents of parts' outputs.
-    residuals: What a forward keeps, from then until the backward's end.
-    deltas: What a backward's first half keeps for the second one.
-    enters: The microbatch that the first part reads in a tick, -1 for none;
-      int32 ``[T]``, as the following.
-    judged: The microbatch whose last part runs in a tick.
-    leaves: The microbatch of which a tick computes the first part's cotangents.
+    kinds: Kind of each action, int32 ``[T, S]``.
+    chunks: Chunk of each action, 0 where idle; int32 ``[T, S]``.
+    inputs: Slots of the inputs of parts.
+    cotangents: Slots of the cotangents of parts' outputs.
+    residuals: Slots of residuals, from a forward to the end of its backward.
+    deltas: Slots of the values that the first half of a backward saves for the
+      second.
+    enters: Microbatch that the first part reads in a tick, -1 for none; int32
+      ``[T]``, as the following.
+    judged: Microbatch whose last part runs in a tick.
+    leaves: Microbatch whose cotangents of the first part a tick computes.
   """
 
   kinds: np.ndarray
@@ -62,42 +63,59 @@ class Table:
   leaves: np.ndarray
 
 
-def table(timetable: Timetable) -> Table:
-  """Returns the arrays of a timetable that has been checked."""
-  stages, last = timetable.num_stages, timetable.num_parts - 1
-  ticks = timetable.num_ticks
-  made: dict[tuple[str, int, int], int] = {}  # what is there -> since when
+def table(schedule: PipelineSchedule) -> Table:
+  """Returns the arrays of a checked schedule.
+
+  Args:
+    schedule: Schedule that `parallel.pipeline.check.check` accepts.
+
+  Example:
+    The first stage of 1F1B with two stages holds two microbatches: it needs two
+    slots for inputs.
+
+    >>> from parallel.pipeline.builders import build
+    >>> found = table(build("1f1b", stages=2, microbatches=4))
+    >>> found.inputs.places, found.enters.tolist()
+    (2, [0, 1, -1, -1, 2, -1, 3, -1, -1, -1])
+  """
+  stages, last = schedule.num_stages, schedule.num_parts - 1
+  ticks = schedule.num_ticks
+  # (value, part, microbatch) -> tick of its arrival, and ticks of its reads.
+  made: dict[tuple[str, int, int], int] = {}
   used: dict[tuple[str, int, int], list[int]] = {}
   enters, judged, leaves = (np.full(ticks, -1, np.int32) for _ in range(3))
   for stage in range(stages):
-    for tick, (kind, m, chunk) in timetable.actions(stage):
-      part = chunk * stages + stage
+    for tick, (kind, m, chunk) in schedule.actions(stage):
+      part = chunk * stages + stage  # see `parallel.pipeline.pipeline_schedule`
       given = ("input", part, m), ("cotangent", part, m)
-      # What a stage leaves for itself is there in the tick that makes it.
+      # Values that a stage saves for itself exist in the tick that computes
+      # them; sent ones arrive one tick later.
       if kind is Kind.FORWARD:
         made["residual", part, m] = tick
-        if part == 0:
+        if part == 0:  # its input comes from the batch, in this tick
           enters[tick], made[given[0]] = m, tick
-        if part == last:
+        if part == last:  # the loss's cotangent is ready one tick later
           judged[tick], made["cotangent", last, m] = m, tick + 1
         else:
           made["input", part + 1, m] = tick + 1
       elif kind is not Kind.WEIGHT:
         made["delta", part, m] = tick
-        if part == 0:
+        if part == 0:  # its cotangents leave the parts
           leaves[tick] = m
         else:
           made["cotangent", part - 1, m] = tick + 1
+      # A forward reads its input; all others read the cotangent, too.
       for what in given[: 1 if kind is Kind.FORWARD else 2]:
         used.setdefault(what, []).append(tick)
-      if timetable.has_backward:
+      # Without a backward no residuals are saved.
+      if schedule.has_backward:
         used.setdefault(("residual", part, m), []).append(tick)
       if kind in (Kind.INPUT, Kind.WEIGHT):
         used.setdefault(("delta", part, m), []).append(tick)
 
   return Table(
-    timetable.kinds.astype(np.int32),
-    np.maximum(timetable.chunks, 0),
+    schedule.kinds.astype(np.int32),
+    np.maximum(schedule.chunks, 0),
     _buffer(("input", 0), made, used, ticks, stages),
     _buffer(("cotangent", last), made, used, ticks, stages),
     _buffer(("residual", -1), made, used, ticks, stages),
@@ -113,13 +131,13 @@ def _buffer(
   num_ticks: int,
   num_stages: int,
 ) -> Buffer:
-  """Hands out the places of one kind of things.
+  """Assigns the slots of one kind of values.
 
   Args:
-    outside: The kind, and of which part it comes from outside of the parts;
-      -1 for none.
-    made: Since when each thing is there: kind, part and microbatch.
-    used: In which ticks it is read.
+    outside: The kind, and the part whose values come from outside the parts; -1
+      for none.
+    made: Tick of arrival by (kind, part, microbatch).
+    used: Ticks of its reads.
     num_ticks: T.
     num_stages: S.
   """
@@ -129,6 +147,7 @@ def _buffer(
   places = 0
   for stage in range(num_stages):
     things = sorted(
+      # (tick of arrival, ticks of reads, whether it comes from outside)
       (made[thing], ticks, thing[:2] == outside)
       for thing, ticks in used.items()
       if thing[0] == outside[0] and thing[1] % num_stages == stage
@@ -137,15 +156,16 @@ def _buffer(
     free: list[int] = []
     count = 0
     for arrival, ticks, enters in things:
+      # Slots whose last read is before this tick are free again.
       while busy and busy[0][0] < arrival:
         heapq.heappush(free, heapq.heappop(busy)[1])
       if not free:
         free, count = [count], count + 1
-      place = heapq.heappop(free)
+      place = heapq.heappop(free)  # the lowest free slot
       heapq.heappush(busy, (max(ticks), place))
       (enter if enters else write)[arrival, stage] = place
       read[ticks, stage] = place
     places = max(places, count)
   for array in (write, enter, read):
-    array[array < 0] = places
+    array[array < 0] = places  # one past the last slot: no slot
   return Buffer(places, write, enter, read)

@@ -1,4 +1,4 @@
-"""Search for a 3D configuration of a model on a cluster."""
+"""Search for the 3D-parallel configuration of a model on a cluster."""
 
 from parallel.lazy import attach
 

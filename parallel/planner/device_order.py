@@ -1,25 +1,25 @@
-"""Which device gets which coordinate (stage, data, tensor) of a mesh.
+"""Search for a device order: a device for each (stage, data, tensor).
 
-The search is deterministic. Tensor groups are formed first, of neighbours; then
-whole groups are ordered, and at last single devices. Each is the same problem
-on other matrices. From several greedy starts the best of all exchanges of a
-device with every other is made until none helps. An exchange changes at most
+The search is deterministic. It first forms tensor groups of close devices, then
+orders whole groups, and finally single devices. Each step is the same problem
+with other matrices. From several greedy starts it applies the best exchange of
+a device with any other one until no exchange helps. An exchange changes at most
 four links of each kind, so all exchanges of a device are priced at once
-(`_Exchanges`). Then stages, and replicas, change places as a whole, and a few
-random exchanges (with a seed) are tried from which the search goes on if that
-leads further.
+(`_Exchanges`). Then whole stages and replicas are exchanged, and a few random
+exchanges (with a seed) are tried, from which the search continues if they lead
+to an improvement.
 
-A maximum says nothing of links that are not the slowest. So a small share of
-the links' mean is added to what is minimised, a larger one first.
+A maximum does not depend on links that are not the slowest. A small share of
+the links' mean is therefore added to the objective, a larger one first.
 
-Where each link has a rate of its own, such a search ends far from the best. So
-of few devices orders are annealed, too: many at a time, each by exchanges of
-two devices, of which those that cost more are made the more seldom the longer
-it goes on (Kirkpatrick et al., "Optimization by simulated annealing", Science
-220, 1983).
+If every link has a different rate, this search ends far from the optimum. For
+few devices orders are therefore also annealed: many at a time, each by
+exchanges of two devices; an exchange that increases the cost is accepted with a
+probability that decreases over time (Kirkpatrick et al., "Optimization by
+simulated annealing", Science 220, 1983).
 
-Shape legend: N = devices; B = candidates; C = orders that are annealed; p, d,
-t = stages, data, tensor.
+Shape legend: N = devices; B = candidates; C = orders that are annealed; p, d, t
+= stages, data, tensor.
 """
 
 import dataclasses
@@ -29,26 +29,26 @@ import numpy as np
 
 from parallel.planner.message_costs import Family, Grid, Traffic, cost
 
-_FEW = 256  # devices up to which all starts are improved
-EXACT = 8  # devices up to which `brute_force` tries all orders
-_SHARES = (0.3, 0.01)  # of the mean, in turn
-_KICKS = 512  # times devices; four times as many for few
-_ANNEALED = 16  # devices up to which orders are annealed
-# Orders at a time for each device, and where `search` is to be quick; exchanges
-# of each; how many are improved; the first temperature and the last, of the
-# least cost.
+_FEW = 256  # largest number of devices for which all starts are improved
+EXACT = 8  # largest number of devices for which all orders are tried
+_SHARES = (0.3, 0.01)  # weights of the mean, one round after the other
+_KICKS = 512  # random restarts times devices; four times as many for few
+_ANNEALED = 16  # largest number of devices for which orders are annealed
+# Orders per device, normally and in a quick search; exchanges of each order;
+# number of orders to improve afterwards; first and last temperature, relative
+# to the least cost.
 _CHAINS, _CHAINS_QUICK, _COOLING, _KEPT = 128, 16, 4000, 16
 _HOT, _COLD = 0.1, 0.01
-_CANDIDATES = 2.5e6  # exchanges that a search prices at most
+_CANDIDATES = 2.5e6  # largest number of exchanges that a search prices
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Order:
-  """An order and what it costs.
+  """A device order and its cost.
 
   Attributes:
     devices: The device of each coordinate, int ``[p, d, t]``.
-    seconds: `traffic.cost` of it.
+    seconds: Its `message_costs.cost`.
   """
 
   devices: np.ndarray
@@ -56,7 +56,7 @@ class Order:
 
 
 def identity(traffic: Traffic) -> Order:
-  """Returns devices in their own order: tensor innermost, stages outermost."""
+  """Returns the default order: tensor innermost, stages outermost."""
   return _priced(traffic, np.arange(traffic.grid.size))
 
 
@@ -68,7 +68,7 @@ def brute_force(traffic: Traffic) -> Order:
   """
   n = traffic.grid.size
   if n > EXACT:
-    raise ValueError(f"{n} devices have too many orders; {EXACT} have not")
+    raise ValueError(f"{n} devices have too many orders; at most {EXACT} fit")
   orders = np.array(list(itertools.permutations(range(n))))
   return _priced(traffic, orders[
     cost(traffic, orders.reshape(-1, *traffic.grid)).argmin()
@@ -79,18 +79,31 @@ def search(
   traffic: Traffic, *, seed: int = 0, kicks: int | None = None,
   exact: bool = True,
 ) -> Order:
-  """Finds a good order; see the module's head.
+  """Finds a good order; see the module's docstring.
 
   Args:
     traffic: The messages.
-    seed: The seed of random exchanges.
-    kicks: How many of these are tried, for a quick search; None for fewer the
-      more devices.
-    exact: Whether to try all orders instead where that is faster, up to
-      ``EXACT`` devices.
+    seed: Seed of random exchanges.
+    kicks: Number of random restarts, for a quick search; None for a number that
+      decreases with the number of devices.
+    exact: Whether to try all orders instead for up to ``EXACT`` devices, where
+      that is faster.
 
   Returns:
-    An order that is never worse than the devices' own.
+    An order that is never worse than the default one.
+
+  Example:
+    Four devices in two nodes; the search puts each data ring into one node.
+
+    >>> node = np.array([0, 1, 0, 1])
+    >>> ring = np.where(node[:, None] == node, 1.0, 9.0)
+    >>> none = np.zeros((4, 4))
+    >>> traffic = Traffic(Grid(2, 2, 1), none, none, ring, none)
+    >>> identity(traffic).seconds
+    9.0
+    >>> found = search(traffic)
+    >>> found.devices[..., 0].tolist(), found.seconds
+    ([[0, 2], [1, 3]], 1.0)
   """
   if exact and traffic.grid.size <= EXACT:
     return brute_force(traffic)
@@ -107,6 +120,7 @@ def search(
     best = min([best, *tried], key=lambda order: order.seconds)
   if kicks is None:
     kicks = (4 if n <= 2 * EXACT else 1) * _KICKS // n
+  # Each kick exchanges two to four random pairs of devices.
   for kick in range(kicks):
     trial = best.devices.ravel().copy()
     for _ in range(2 + kick % 3):
@@ -122,9 +136,9 @@ def search(
 
 
 class _Budget:
-  """How much may still be tried: a time that does not hang on the machine.
+  """Remaining search effort, independent of the machine's speed.
 
-  All exchanges of a device take a time of their own, as long as that of 150
+  Pricing all exchanges of a device has a fixed cost, equal to that of 150
   candidates.
   """
 
@@ -133,11 +147,11 @@ class _Budget:
 
   @property
   def left(self) -> bool:
-    """Whether anything may still be tried."""
+    """Whether any budget is left."""
     return self._left > 0
 
   def take(self, count: int) -> None:
-    """Counts a batch of that many candidates."""
+    """Subtracts a batch of ``count`` candidates."""
     self._left -= 150 + count
 
 
@@ -155,8 +169,8 @@ def _starting(traffic: Traffic, seed: int, budget: "_Budget") -> np.ndarray:
   if grid.tensor > 1:
     return _by_groups(traffic, Grid(1, 1, grid.tensor), seed, budget)
   starts = [np.arange(n)]
-  # By rings, the next d devices on a walk make a stage; by chains, the next p
-  # make a pipeline. Both may then be ordered as a whole.
+  # For rings, the next d devices on a walk form a stage; for chains, the next p
+  # form a pipeline. Both kinds of groups can then be ordered as units.
   if grid.data > 1:
     starts.append(_walk(traffic.ring, grid.data))
   if grid.stages > 1:
@@ -178,16 +192,16 @@ def _starting(traffic: Traffic, seed: int, budget: "_Budget") -> np.ndarray:
 def _by_groups(
   traffic: Traffic, whole: Grid, seed: int, budget: "_Budget"
 ) -> np.ndarray:
-  """Forms groups of near devices, and then orders these.
+  """Forms groups of close devices, and then orders the groups.
 
-  A group has 1, or all, of the coordinates along each axis, as ``whole`` says.
+  A group has 1, or all, of the coordinates along each axis, as in ``whole``.
 
   Returns:
     The device of each coordinate.
   """
   grid, n = traffic.grid, traffic.grid.size
   none = np.zeros((n, n))
-  # Groups lie along an axis that nothing is sent over.
+  # Groups are first placed along an axis without messages.
   count, rest = n // whole.size, Grid(*(
     1 if inside > 1 else size for size, inside in zip(grid, whole, strict=True)
   ))
@@ -209,7 +223,8 @@ def _by_groups(
   if count == 1:
     return groups.reshape(grid).ravel()
 
-  def slowest(matrix, inside):  # of links between devices of equal place
+  # Cost between groups: the slowest link of devices with equal positions.
+  def slowest(matrix, inside):
     if inside > 1:
       return np.zeros((count, count))
     return np.max([matrix[np.ix_(g, g)] for g in groups.T], axis=0)
@@ -226,10 +241,17 @@ def _by_groups(
 
 
 def _walk(seconds: np.ndarray, run: int) -> np.ndarray:
-  """Walks to the nearest device; runs of that length start where it is far.
+  """Walks to the nearest remaining device; runs start at the farthest one.
 
-  A run begins with the device that is farthest from all that are left, since
-  nobody else would fetch it later.
+  A run starts with the device with the largest mean distance to all remaining
+  ones, since no later run would reach it at lower cost.
+
+  Args:
+    seconds: Cost of each link, float64 ``[N, N]``.
+    run: Number of devices per run.
+
+  Returns:
+    All devices in order, int ``[N]``.
   """
   n = len(seconds)
   both = np.maximum(seconds, seconds.T).copy()
@@ -252,11 +274,11 @@ def _walk(seconds: np.ndarray, run: int) -> np.ndarray:
 def _annealed(
   traffic: Traffic, chains: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Anneals random orders; returns the best that were met, ``[_KEPT, N]``."""
+  """Anneals random orders; returns the best ones found, ``[_KEPT, N]``."""
   families, grid = traffic.families(), traffic.grid
   everyone = np.arange(grid.size)
 
-  def energy(orders):  # [C]
+  def energy(orders):  # [C, N] -> [C]
     found = np.zeros(chains)
     for f in families:
       links = f.seconds[orders[:, f.source], orders[:, f.target]]
@@ -270,12 +292,13 @@ def _annealed(
   best, least = orders.copy(), values.copy()
   rows = np.arange(chains)
   for share in np.geomspace(_HOT, _COLD, _COOLING):
-    if not least.min():  # nothing is sent, or for nothing
+    if not least.min():  # an order without any cost is optimal
       break
     a, b = rng.integers(grid.size, size=(2, chains))
     trial = orders.copy()
     trial[rows, a], trial[rows, b] = orders[rows, b], orders[rows, a]
     new = energy(trial)
+    # Metropolis criterion with a temperature relative to the least cost.
     worse = np.maximum(new - values, 0) / (share * least.min())
     taken = rng.random(chains) < np.exp(-worse)
     orders[taken], values[taken] = trial[taken], new[taken]
@@ -291,7 +314,7 @@ def _improved(
   traffic: Traffic, start: np.ndarray, budget: "_Budget",
   shares: tuple[float, ...] = _SHARES,
 ) -> Order:
-  """Exchanges devices, then stages and replicas, until nothing helps."""
+  """Exchanges devices, then stages and replicas, until no exchange helps."""
   devices = start
   for share in shares:
     devices = _Exchanges(traffic, devices, share).run(budget)
@@ -300,7 +323,7 @@ def _improved(
 
 
 def _blocks(traffic: Traffic, devices: np.ndarray) -> np.ndarray:
-  """Turns runs of stages round, and lets two stages or replicas swap."""
+  """Reverses runs of stages or replicas, and swaps pairs of them."""
   grid = traffic.grid
   best = devices.reshape(grid)
   while True:
@@ -312,7 +335,7 @@ def _blocks(traffic: Traffic, devices: np.ndarray) -> np.ndarray:
         swapped = np.arange(size)
         swapped[[i, j]] = j, i
         found += [best.take(x, dim) for x in (turned, swapped)]
-        if len(found) > 4096:
+        if len(found) > 4096:  # bounds the memory of a batch
           break
     seconds = cost(traffic, np.array(found))
     if seconds.min() >= seconds[0] * (1 - 1e-9):
@@ -321,7 +344,7 @@ def _blocks(traffic: Traffic, devices: np.ndarray) -> np.ndarray:
 
 
 class _Exchanges:
-  """An order, and what all exchanges of one device with others would cost.
+  """An order and the costs of all exchanges of one device with others.
 
   Attributes:
     devices: The device of each coordinate, ``[N]``.
@@ -336,26 +359,26 @@ class _Exchanges:
     self._reset()
 
   def _reset(self) -> None:
-    """Prices the links as they are."""
+    """Prices the current links."""
     y = self.devices
     self._links = [f.seconds[y[f.source], y[f.target]] for f in self._families]
     self._tops, self._sums = [], []
     for family, links in zip(self._families, self._links, strict=True):
-      worst = links
+      worst = links  # for a summed family: the sum of each pipeline
       if family.summed:
         worst = np.bincount(
           family.source % self._planes, links, self._planes
         )
       self._sums.append(worst)
-      # An exchange changes four links of a kind, and two pipelines: one of the
-      # five slowest stays as it is, if there are so many.
+      # An exchange changes at most four links of a kind, or two pipelines: one
+      # of the five slowest, if there are that many, does not change.
       self._tops.append(np.argsort(-worst, kind="stable")[:5])
     self.value = sum(
       worst.max() + self._share * worst.mean() for worst in self._sums
     )
 
   def run(self, budget: "_Budget") -> np.ndarray:
-    """Makes the best exchange of each device in turn until none helps."""
+    """Applies each device's best exchange in turn until no exchange helps."""
     n, since, a = len(self.devices), 0, 0
     if not self._families:
       return self.devices
@@ -374,12 +397,13 @@ class _Exchanges:
     return self.devices
 
   def values(self, a: int, b: np.ndarray) -> np.ndarray:
-    """Returns what is minimised after exchanges of a with each b, ``[B]``."""
+    """Returns the objective after exchanging a with each b, ``[B]``."""
     found = np.zeros(len(b))
     for index, family in enumerate(self._families):
       ids, new, old = self._changed(index, family, a, b)
       worst, tops = self._sums[index], self._tops[index]
       if family.summed:
+        # Sum the changes of each of the two pipelines, [B, 2].
         changed = np.where(ids >= 0, new - old, 0.0)
         pipes = np.where(ids >= 0, family.source[ids] % self._planes, -1)
         ends = np.stack([np.full_like(b, a), b], 1) % self._planes
@@ -390,6 +414,7 @@ class _Exchanges:
         mean = np.where(ids >= 0, new - old, 0.0).sum(1) / len(worst)
         new = np.where(ids >= 0, new, -np.inf)
       stays = ~(tops[:, None] == ids[:, None]).any(-1)  # [B, 5]
+      # The new maximum: of the unchanged top links and of the changed links.
       rest = np.where(stays, worst[tops], -np.inf).max(1)
       found += np.maximum(rest, new.max(1))
       found += self._share * (worst.mean() + mean)
@@ -398,18 +423,18 @@ class _Exchanges:
   def _changed(
     self, index: int, family: Family, a: int, b: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns which links change, to what, and from what, ``[B, 4]`` each.
+    """Returns the changed links, their new and old costs, ``[B, 4]`` each.
 
-    A number of -1 stands for no link, or for one that is there already.
+    An index of -1 marks no link, or a duplicate.
     """
     y = self.devices
     ids = np.stack([
       np.full_like(b, family.into[a]), np.full_like(b, family.out[a]),
       family.into[b], family.out[b],
     ], 1)
+    # Adjacent a and b share a link, in a ring of two both links.
     for i, j in itertools.product((2, 3), (0, 1)):
       ids[ids[:, i] == ids[:, j], i] = -1
-    # Two coordinates that follow each other in a ring of two are joined twice.
     source, target = family.source[ids], family.target[ids]
     mine, other = y[a], y[b][:, None]
 

@@ -1,8 +1,8 @@
-"""What of the training state lies on a device, in closed form.
+"""Training state of one device under a configuration, in closed form.
 
-Tensors are those of `caatnet/models/transformer`, cut over stages and tensor
-ranks. `parallel.zero.cost` prices them, and `parallel.outer.cost` what workers
-exchange of them.
+The tensors are those of `caatnet/models/transformer`, sharded over stages and
+tensor ranks. `parallel.zero.cost` prices them, and `parallel.outer.cost` their
+exchange between workers.
 """
 
 import math
@@ -20,7 +20,8 @@ _DEPTHS = {
 
 
 def partition(configuration: Configuration) -> Partition:
-  """Returns what a worker's data-parallel ranks share, over one level."""
+  """Returns the partition over a worker's data-parallel ranks, with one level.
+  """
   c = configuration
   return Partition(
     (Level("data", c.ranks),), *_DEPTHS[c.scheme],
@@ -34,13 +35,15 @@ def parameters(
   """Returns the tensors of a device, as `parallel.zero.cost` prices them."""
   c = configuration
   layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
+  # Partitions gather in the activations' dtype; ddp uses the float32 weights.
   wire = model.item_bytes if c.scheme != "ddp" else 4
+  # Embedding and head are sharded over stages and tensor ranks.
   tables = math.ceil(model.vocab_size / (c.stages * c.tensor)) * model.width
   return [
     *(zero_cost.Parameter(math.ceil(size / c.tensor), layers, wire)
       for size in model.matrices),
     zero_cost.Parameter(model.width, 2 * layers, 4),
-    # Of the embedding a backward reads no row again.
+    # The backward of an embedding lookup does not read the table.
     zero_cost.Parameter(tables, 1, wire, regathered=0),
     zero_cost.Parameter(tables, 1, wire),
     zero_cost.Parameter(model.width, 1, 4),
@@ -50,11 +53,12 @@ def parameters(
 def fragments(
   configuration: Configuration, model: Transformer
 ) -> list[list[Rows]]:
-  """Returns what an outer loop exchanges together, of a device.
+  """Returns the fragments of an outer loop on a device.
 
   Returns:
     The rows of each fragment, as `parallel.outer.cost` takes them. The last one
-    has what is in no layer, or everything if it is the only one.
+    holds the parameters outside the layers, or all of them if it is the only
+    one.
   """
   c, sharding = configuration, partition(configuration)
 
@@ -63,8 +67,8 @@ def fragments(
       Rows(count, sharding.shard(math.ceil(size / c.tensor)))
       for size in model.matrices
     ]
-    # Of gains no rank has a slice, unless a partition makes them: so blocks go
-    # on from one layer to the next.
+    # Gains are not sharded without a partition: their codec blocks then span
+    # layers.
     gains = Rows(1, count * model.width)
     if sharding.optimizer:
       gains = Rows(count, sharding.shard(model.width))
@@ -74,9 +78,11 @@ def fragments(
   rest = [
     Rows(2, sharding.shard(tables)), Rows(1, sharding.shard(model.width))
   ]
+  # Without fragments everything is exchanged at once.
   layers = c.outer.fragment_layers if c.outer else 0
   if not layers:
     here = c.chunks * model.layers_per_part(c.stages * c.chunks)
     return [[*of_layers(here), *rest]]
+  # Each stage has an equal part of a fragment's layers.
   fragment = of_layers(layers // c.stages)
   return [*[fragment] * (model.num_layers // layers), rest]

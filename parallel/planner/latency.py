@@ -1,25 +1,26 @@
-"""Predicts a step's seconds on a matrix of links, with a breakdown.
+"""Prediction of a step's seconds on a matrix of links, with a breakdown.
 
-Compute is the roofline of a layer (`TrainingStep.layer_s`). A backward
-takes twice a forward's products; what it computes again, forwards with their
-reductions, is added: in stages that keep inputs only all of a part, and with
-rematerialisation once more a layer. At p = 1 nothing runs under a tensor
-reduction: a row door's product has no private columns left to compute
-(`parallel.tensor.projections`). With p < 1 they would be, and are not counted.
+Compute is the roofline of a layer (`TrainingStep.layer_s`). A backward has
+twice a forward's products. Repeated forwards and their reductions are added:
+the whole part in stages that save only inputs, and each layer once more with
+rematerialization. At p = 1 nothing overlaps with a tensor reduction: the
+product of a row-parallel projection has no private columns left to compute
+(`parallel.tensor.projections`). The overlap at p < 1 is not modeled.
 
-Stages run in lockstep, as one program does, a tick taking its longest action
-and then its longest hop; or each at its own pace ("events"), as processes of
-their own would. In lockstep all stages also compute embedding and head
-together, for which the stream goes over the axis of stages four times per
-microbatch, from neighbour to neighbour (`parallel.pipeline.run`). At their own
-pace they send nothing for that, and each has as much of it as the others.
+Stages run in lockstep, as one program, where a tick takes the time of its
+longest action and then of its longest hop; or independently ("events"), as
+separate processes. In lockstep all stages also compute embedding and head
+together, for which the stream crosses the axis of stages four times per
+microbatch, from neighbor to neighbor (`parallel.pipeline.run`). In "events"
+this is not sent, and each stage computes an equal share.
 
-Then every stage's data ring sends what `parallel.zero.cost` says; the slowest
-link of the slowest stage decides, after the pipeline. A ring of k ranks over
-the slowest link, of rate b and latency a, reduces n bytes in
-2 (k - 1) (a + n / (k b)); `one_shot` sends everything to everyone at once.
+After the pipeline every stage's data ring sends the bytes of
+`parallel.zero.cost`; the slowest link of the slowest stage determines the time.
+A ring of k ranks over a slowest link of rate b and latency a reduces n bytes in
+2 (k - 1) (a + n / (k b)); `one_shot` sends all partial sums to all ranks at
+once.
 
-Left out: gathers that run under compute, encoding, what data loaders do.
+Not modeled: gathers that overlap with compute, encoding, data loading.
 """
 
 import collections
@@ -35,17 +36,17 @@ from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import simulate
 from parallel.planner import outer
 from parallel.planner.device_state import parameters, partition
-from parallel.planner.memory import timetable
+from parallel.planner.memory import cached_schedule
 from parallel.planner.message_costs import Traffic
 from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep, Transformer
 from parallel.zero import cost as zero_cost
 
 EXECUTIONS = ("lockstep", "events")
-# All-reduces of a microbatch's stream over the axis of stages: of what enters,
-# of what the last part made, and of the cotangents of both.
+# All-reduces of a microbatch's stream over the axis of stages: of the first
+# part's input, of the last part's output, and of the cotangents of both.
 VOCABULARY_REDUCTIONS = 4
-HOST = link_kinds.PCIE_4  # an assumption, where the optimizer's state waits
+HOST = link_kinds.PCIE_4  # assumed link to an offloaded optimizer state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +54,11 @@ class Timing:
   """Assumptions about the time of computation and of stages.
 
   Attributes:
-    utilisation: Fraction of the peak that matrix products reach.
+    utilisation: Fraction of the peak FLOP/s that matrix products reach.
     execution: One of ``EXECUTIONS``.
+
+  Raises:
+    ValueError: The execution is unknown.
   """
 
   utilisation: float = 0.5
@@ -69,15 +73,16 @@ class Latency:
   """Seconds of a step by cause.
 
   Attributes:
-    compute: A stage's forwards and backwards of all microbatches.
-    again: What backwards compute again.
+    compute: Forwards and backwards of all microbatches on a stage.
+    again: Forwards that backwards repeat.
     tensor: Reductions over tensor ranks.
-    bubble: Stages that wait, if hops took no time.
-    hops: What hops add to that.
-    vocabulary: Embedding and head, and what stages exchange for them.
-    data: The slowest stage's reductions over data-parallel ranks.
-    offload: The optimizer's state, from the host's memory and back.
-    outer: What workers exchange and no step hides (`parallel.planner.outer`).
+    bubble: Idle time of stages if hops took no time.
+    hops: Additional time of a pipeline's hops.
+    vocabulary: Embedding and head, and the stages' exchanges for them.
+    data: Reductions of the slowest stage over data-parallel ranks.
+    offload: Transfers of the optimizer's state from host memory and back.
+    outer: Exchanges between workers that no step hides
+      (`parallel.planner.outer`).
   """
 
   compute: float
@@ -92,19 +97,20 @@ class Latency:
 
   @property
   def total(self) -> float:
-    """All of it."""
+    """Sum of all causes."""
     return sum(vars(self).values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Messages:
-  """What is sent of a configuration, without saying between whom.
+  """Messages of a configuration, without their endpoints.
 
   Attributes:
     boundary: Bytes of a hop.
-    reductions: (bytes, how often in a microbatch's forward and backward) of
+    reductions: Pairs (bytes, number per microbatch's forward and backward) of
       reductions over tensor ranks, on one stage.
-    exchanges: (bytes received in all, how many ring steps) over data ranks.
+    exchanges: Pair (bytes received in total, number of ring steps) over data
+      ranks.
   """
 
   boundary: float
@@ -114,17 +120,20 @@ class Messages:
 
 @functools.lru_cache(maxsize=64)
 def messages(c: Configuration, step: TrainingStep) -> Messages:
-  """Counts what a configuration sends."""
+  """Counts the messages of a configuration."""
   model, examples = step.model, c.examples(step.batch_size)
   stream = step.boundary_bytes(examples)
   layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
+  # Bytes of the stream's cotangents, in the dtype of the backward reduction.
   wide = stream * step.backward_bytes / model.item_bytes
-  # Two doors, forward and back; forwards that run again send again, but for
-  # the last door's of a layer, and with "reduced" none of a layer's. Without
-  # stages the embedding is one more; with stages they sum it, too.
+  # Two row-parallel projections per layer, forward and backward. A stage that
+  # repeats its forward repeats both reductions. Rematerialization of a layer
+  # repeats the first one ("full") or none ("reduced"). Without stages the
+  # embedding adds one; with stages the vocabulary's sums include it.
   forward = 2 + (2 if _recomputes(c) else 0) + (c.remat == "full")
   enters = int(c.stages == 1)
-  # Row doors reduce k channels (`PartialSync.num_shared`), the others all.
+  # Row-parallel projections reduce k channels (`PartialSync.num_shared`), the
+  # others all.
   share = int(c.p * model.width) / model.width
   reductions: collections.Counter[float] = collections.Counter()
   for size, times in ((stream, forward * layers), (wide, 2 * layers)):
@@ -134,7 +143,7 @@ def messages(c: Configuration, step: TrainingStep) -> Messages:
     partition(c), parameters(c, model), accumulation=c.microbatches
   )
   received = sum(e.received_bytes for e in found)
-  # All tensors of a kind and phase go at once, but those of microbatches.
+  # All tensors of a kind and phase are sent together, but microbatches are not.
   rounds = sum(
     (1 if e.when == "step" else c.microbatches)
     * (2 if e.kind == "all_reduce" else 1) for e in found
@@ -148,35 +157,45 @@ def messages(c: Configuration, step: TrainingStep) -> Messages:
 def traffic(
   c: Configuration, step: TrainingStep, links: LinkMatrix, execution: str
 ) -> Traffic:
-  """Returns what a configuration's messages cost between all pairs.
+  """Returns the cost of a configuration's messages between all device pairs.
 
-  How often a hop is waited for: in lockstep at every tick that sends that way,
-  of which the slowest counts; of 1F1B at its own pace as
-  `parallel.pipeline.cost.exposed_s` says; of others, filling and draining once.
+  Number of waits for a hop: in lockstep every tick that sends in its direction,
+  of which the slowest hop counts; for 1F1B with events that of
+  `parallel.pipeline.cost.exposed_s`; for other schedules one for filling and
+  one for draining.
+
+  Args:
+    c: The configuration.
+    step: The training step.
+    links: The cluster.
+    execution: One of ``EXECUTIONS``.
   """
   sent = messages(c, step)
   none = np.zeros_like(links.latency_s)
   p, m = c.stages, c.microbatches
   chain = hop = ring = reduce = none
   if p > 1:
-    hops = links.seconds(sent.boundary)
-    both = hops + hops.T
+    hops = links.seconds(sent.boundary)  # [N, N]
+    both = hops + hops.T  # forward and back
     rounds, left = divmod(m - 1, p)
     if execution == "lockstep":
-      table = timetable(c.timetable, p, m, c.chunks)[0]
+      table = cached_schedule(c.schedule, p, m, c.chunks)[0]
       ahead, back = (x.any(1) for x in simulate.sends(table))
+      # Ring steps of the vocabulary's sums, each with 1 / p of the stream.
       share = VOCABULARY_REDUCTIONS * 2 * (p - 1) * m
+      # Ticks that send forward only, backward only, and both ways.
       hop = (
         (ahead & ~back).sum() * hops + (back & ~ahead).sum() * hops.T
         + (ahead & back).sum() * np.maximum(hops, hops.T)
       )
       hop = hop + share * links.seconds(sent.boundary / p)
-    elif c.timetable == "1f1b":
+    elif c.schedule == "1f1b":
       chain, hop = (rounds + 1) * both, max(0, left - 1) * both
     else:
       chain = both
   if c.ranks > 1:
     received, steps = sent.exchanges
+    # Seconds of the whole ring if all its links were like each one.
     ring = steps * links.latency_s + received / links.bandwidth
   if c.tensor > 1:
     reduce = m * sum(
@@ -207,22 +226,22 @@ def predict(
   c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
   order: np.ndarray | None = None,
 ) -> Latency:
-  """Predicts a step.
+  """Predicts the seconds of a step.
 
   Args:
-    c: The configuration, one that `space.refusal` lets pass.
+    c: The configuration, one that `space.refusal` accepts.
     step: The training step.
     links: The cluster.
     timing: Assumptions about the time of computation and stages.
-    order: The device of each coordinate, int ``[p, d, t]``; None for devices
-      in their own order.
+    order: The device of each coordinate, int ``[p, d, t]``; None for the
+      default order.
   """
   if order is None:
     order = np.arange(c.grid.size).reshape(c.grid)
   sent = messages(c, step)
   costs = traffic(c, step, links, timing.execution)
   m, p = c.microbatches, c.stages
-  reduce_s = _slowest(costs.reduce, order, 2) / m  # of each stage
+  reduce_s = _slowest(costs.reduce, order, 2) / m  # per microbatch, [p]
   stage_s, again_s = stage(c, step, links.device, timing.utilisation)
   pipeline_s = m * (3 * stage_s + again_s + float(reduce_s.max()))
   bubble_s = hops_s = 0.0
@@ -233,8 +252,10 @@ def predict(
     without_s, with_s = (
       _run(c, work, hops, timing.execution) for hops in (alone, way)
     )
+    # The pipeline is simulated without and with hops, for the breakdown.
     bubble_s, hops_s = without_s - pipeline_s, with_s - without_s
-  # The ranks of each worker are a ring of their own.
+  # The ranks of each worker form a separate ring.
+  # [p, d, t] -> [p * workers, ranks, t]
   ring = _slowest(costs.ring, order.reshape(-1, c.ranks, c.tensor), 1)
   exchanged_s = 0.0 if c.outer is None else outer.exposed_s(
     c, step.model, links, order, m * (3 * stage_s + again_s)
@@ -251,9 +272,9 @@ def predict(
 def stage(
   c: Configuration, step: TrainingStep, device: Device, utilisation: float
 ) -> tuple[float, float]:
-  """Returns seconds of a stage's forward, and of what its backward runs again.
+  """Returns the seconds of a stage's forward and of its repeated forwards.
 
-  Both are of one microbatch and without reductions.
+  Both are per microbatch and without reductions.
   """
   layer_s = step.layer_s(
     c.examples(step.batch_size), c.tensor, device, utilisation
@@ -264,20 +285,22 @@ def stage(
 
 
 def _recomputes(c: Configuration) -> bool:
-  """Returns whether a stage's backward runs its forward again."""
+  """Returns whether a stage's backward repeats its forward."""
   return c.stages > 1 and c.keep == "inputs"
 
 
 def measured(
   c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing
 ) -> tuple[float, float]:
-  """Returns what measuring one stage on the first devices would find.
+  """Returns the predicted result of measuring one stage on the first devices.
 
-  That is how configurators with a model of the pipeline alone come by it.
+  Configurators that model only the pipeline obtain their times by such a
+  measurement.
 
   Returns:
-    Seconds of a microbatch's forward, and of it with its backward: products,
-    what runs again, reductions over tensor ranks, its share of the head.
+    Seconds of a microbatch's forward, and of its forward and backward together:
+    products, repeated forwards, reductions over tensor ranks, and its share of
+    the head.
   """
   stage_s, again_s = stage(c, step, links.device, timing.utilisation)
   head_s = _head(c, step, links.device, timing.utilisation)
@@ -286,6 +309,7 @@ def measured(
   if c.tensor > 1:
     costs = traffic(c, step, links, timing.execution).reduce
     reduce_s = float(_slowest(costs, first, 2)[0]) / c.microbatches
+  # A backward takes twice a forward; a third of reductions and head is forward.
   both = 3 * stage_s + again_s + reduce_s + head_s
   return stage_s + (reduce_s + head_s) / 3, both
 
@@ -293,14 +317,15 @@ def measured(
 def _work(
   c: Configuration, stage_s: float, again_s: float, reduce_s: np.ndarray
 ) -> simulate.Work:
-  """Returns what each part computes and reduces, stages that differ by links.
+  """Returns the compute and reduction seconds of each part.
 
-  Of reductions a third is counted to forwards: both dtypes, and what runs
-  again, make the rest. Halves of a backward each compute the forward again.
+  A third of the reductions counts as forward: backward dtypes and repeated
+  forwards account for the rest. Each half of a backward repeats the forward.
   """
   shares = []
-  split = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0].splits
-  for reduce in np.tile(reduce_s, c.chunks):
+  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
+  split = table.splits
+  for reduce in np.tile(reduce_s, c.chunks):  # part = chunk * stages + stage
     shares.append([
       (stage_s + reduce / 3) / c.chunks,
       (2 * stage_s + again_s + 2 * reduce / 3) / c.chunks,
@@ -313,9 +338,9 @@ def _work(
 def _way(
   c: Configuration, seconds: np.ndarray, order: np.ndarray
 ) -> simulate.Hops:
-  """Returns the hops between stages: for each, those of the slowest replica.
+  """Returns the hops between stages, each that of the slowest replica.
 
-  The last stage's goes to the first one, which only chunks need.
+  The last stage's hop leads to the first one; only chunked schedules use it.
   """
   ahead, back = np.roll(order, -1, 0), np.roll(order, 1, 0)
   forward = seconds[order, ahead].reshape(c.stages, -1).max(1)
@@ -326,7 +351,8 @@ def _way(
 def _run(
   c: Configuration, work: simulate.Work, hops: simulate.Hops, execution: str
 ) -> float:
-  table = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0]
+  # Cached by size: many configurations have the same schedule.
+  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
   if execution == "lockstep":
     return simulate.lockstep_s(table, work, hops)
   return _events(table, work, hops)
@@ -336,7 +362,7 @@ def _run(
 def _events(
   table: object, work: simulate.Work, hops: simulate.Hops
 ) -> float:
-  """Remembers what configurations that differ elsewhere have in common."""
+  """Caches simulations, which configurations with equal pipelines share."""
   return simulate.events(table, work, hops).finish_s
 
 
@@ -344,7 +370,7 @@ def vocabulary(
   c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
   order: np.ndarray,
 ) -> np.ndarray:
-  """Returns what embedding and head take: products, and the stages' sums.
+  """Returns the seconds of embedding and head: products and the stages' sums.
 
   Args:
     c: The configuration.
@@ -369,16 +395,17 @@ def vocabulary(
 def _head(
   c: Configuration, step: TrainingStep, device: Device, utilisation: float
 ) -> float:
-  """Returns seconds of a microbatch's head, forward and backward."""
-  flops = 3 * step.head_flops(
+  """Returns the seconds of a microbatch's head, forward and backward."""
+  flops = 3 * step.head_flops(  # a backward has twice the forward's products
     c.examples(step.batch_size), c.stages * c.tensor
   )
   return flops / (utilisation * device.peak(step.model.dtype))
 
 
 def _offload(c: Configuration, model: Transformer) -> float:
-  """Returns what both moments take to come and go, once a step."""
+  """Returns the seconds of moving both moments in and out, per step."""
   if not c.offload:
     return 0.0
   state = zero_cost.memory(partition(c), parameters(c, model))
+  # Two moments of the three stored arrays, in both directions.
   return 2 * state.stored * 2 / 3 / HOST.bandwidth

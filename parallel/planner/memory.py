@@ -1,12 +1,12 @@
-"""Bytes of a device in a step, by cause, in closed form.
+"""Peak memory of a device in a step, by cause, in closed form.
 
-All stages run one program, so buffers are as large on each as on the fullest.
-How many copies of gradients and weights a compiler keeps alive at a time, and
-what of a layer, is in no formula: causes that are not exact have factors, which
-are fitted to what a compiler says (`fitted`). An estimate
-has an upper bound: it times the largest ratio that the fit has seen. What no
-compiler shows (the runtime's own memory, buffers of collectives, fragments) is
-a margin with a source, not a fit.
+All stages run one program, so buffers have the size of the largest stage's. No
+formula predicts how many copies of gradients and weights a compiler keeps alive
+at a time, and which parts of a layer. Inexact causes therefore have factors,
+which are fitted to compiler reports (`fitted`). The upper bound is the estimate
+times the largest ratio seen in the fit. Memory that no compiler reports (the
+runtime's, collective buffers, fragmentation) is a margin with a source, not a
+fit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ import numpy as np
 from scipy import optimize
 
 from parallel.pipeline import builders, cost
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.planner import outer
 from parallel.planner.device_state import parameters, partition
 from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep, Transformer
 from parallel.zero import cost as zero_cost
 
-# How strongly fitted factors are drawn to 1.
+# Ridge penalty that pulls fitted factors towards 1.
 _RIDGE = 0.01
 MARGIN_BYTES = 3e9
 MARGIN_SOURCE = (
@@ -36,12 +36,12 @@ MARGIN_SOURCE = (
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """How often a compiler has each of `terms`, and how far it may be off.
+  """Fitted multiplicity of each of `terms`, and an error bound.
 
   Attributes:
-    factors: Term -> factor; 1 for those that are not named.
-    upper: The upper bound of what a compiler shows is its estimate times this.
-    source: What was fitted to what.
+    factors: Term -> factor; 1 for missing terms.
+    upper: Upper bound of the compiler's bytes, divided by the estimate.
+    source: Programs and compiler of the fit.
   """
 
   factors: Mapping[str, float]
@@ -49,17 +49,17 @@ class Fit:
   source: str = ""
 
   def estimate(self, found: Mapping[str, float]) -> float:
-    """Returns the bytes that a compiler is expected to show of `terms`."""
+    """Returns the estimated bytes of the compiler's report for `terms`."""
     return sum(self.factors.get(key, 1.0) * x for key, x in found.items())
 
   def bound(self, found: Mapping[str, float]) -> float:
-    """Returns the upper bound of it."""
+    """Returns the upper bound of the compiler's report for `terms`."""
     return self.upper * self.estimate(found)
 
 
-# The formulas without what a compiler copies.
+# The formulas without compiler copies.
 PLAIN = Fit(dict.fromkeys(("cast", "many", "stages"), 0.0), 1.0)
-# By the platform of devices.
+# Fits by the platform of the devices.
 FITS = {
   "tpu": Fit(
     {
@@ -86,18 +86,18 @@ FITS = {
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """Bytes of a device by cause; their sum is the highest that a step needs.
+  """Peak bytes of a device in a step, by cause.
 
   Attributes:
-    weights: float32 weights, and those of a step in fewer bits.
+    weights: float32 weights, and the step's copies in fewer bits.
     gradients: Sums of gradients, float32, in all copies.
-    optimizer: Two moments, float32; 0 if they wait on the host.
-    kept: Inputs and cotangents of parts that the timetable keeps.
-    activations: What one part keeps for its own backward.
-    gathered: Layers in the dtype of activations, whole, with their gradients.
-    logits: Of one microbatch, with their gradients.
-    buffers: The margin, and what the upper bound adds.
-    outer: What an outer loop keeps, and holds while it sends.
+    optimizer: Two moments, float32; 0 if they are on the host.
+    kept: Inputs and cotangents of parts that the pipeline schedule stores.
+    activations: Residuals of one part for its own backward.
+    gathered: Whole layers in the dtype of activations, with their gradients.
+    logits: Logits of one microbatch, with their gradients.
+    buffers: The margin, and the difference of upper bound and estimate.
+    outer: State of an outer loop, and its exchange buffers.
   """
 
   weights: float
@@ -112,66 +112,71 @@ class Memory:
 
   @property
   def total(self) -> float:
-    """All of it."""
+    """Sum of all causes."""
     return sum(vars(self).values())
 
   @property
   def binding(self) -> str:
-    """The largest cause."""
+    """Name of the largest cause."""
     return max(dataclasses.asdict(self).items(), key=lambda item: item[1])[0]
 
 
 @functools.lru_cache(maxsize=1024)
-def timetable(name: str, stages: int, microbatches: int, chunks: int) -> (
-  tuple[Timetable, cost.Cost]
+def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
+  tuple[PipelineSchedule, cost.Cost]
 ):
-  """Builds a timetable and counts what it costs; many are asked for again."""
+  """Builds a pipeline schedule and its cost; cached, since many calls repeat.
+  """
   found = builders.build(name, stages, microbatches, chunks)
   return found, cost.cost(found)
 
 
 @functools.lru_cache(maxsize=4096)
 def _state(c: Configuration, model: Transformer) -> zero_cost.Memory:
-  """Returns the training state's bytes, which many configurations share."""
+  """Returns the training state's bytes, shared by many configurations."""
   return zero_cost.memory(partition(c), parameters(c, model))
 
 
 def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
-  """Returns bytes as formulas have them, of what a compiler sees.
+  """Returns the bytes of the formulas, by term, for a compiler's report.
 
-  "stored" is exact: parameters and moments between steps. "weights" are those
-  of a step where a partition makes them, "cast" what the compiler makes of the
-  stored ones in the activations' dtype. "many" and "stages" are further copies
-  of gradients: of several microbatches, and of a pipeline's scan. "layers" is
-  what layers keep if nothing is computed again, and "streams" what they keep if
-  it is. The others are those of `Memory`.
+  "stored" is exact: parameters and moments between steps. "weights" are the
+  step's weights if a partition gathers or casts them, "cast" the compiler's
+  copy of the stored ones in the activations' dtype. "many" and "stages" are
+  further copies of gradients: with several microbatches, and in a pipeline's
+  scan. "layers" are the residuals of layers without rematerialization, and
+  "streams" those with it. The others are those of `Memory`.
 
   Args:
-    configuration: The configuration, one that `space.refusal` lets pass.
+    configuration: The configuration, one that `space.refusal` accepts.
     step: The training step.
   """
   c, model = configuration, step.model
   examples = c.examples(step.batch_size)
+  # Fields that do not affect the state are reset, for more cache hits.
   state = _state(dataclasses.replace(
-    c, microbatches=1, timetable="", route="", remat="", offload=False
+    c, microbatches=1, schedule="", route="", remat="", offload=False
   ), model)
   boundary = step.boundary_bytes(examples)
   kept, copies = 0.0, 1
   if c.stages > 1:
-    counted = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[1]
-    # Places of both buffers, one that nobody reads in each, what is on its way,
-    # and what enters (`parallel.pipeline.run`).
+    counted = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[1]
+    # Slots of both buffers, including one unread slot in each, two values in
+    # flight, and two entering (`parallel.pipeline.run`).
     places = max(counted.inputs) + max(counted.cotangents) + 6
     kept = places * boundary
-    if c.keep == "residuals":  # of what is stored, and one that nobody reads
+    if c.keep == "residuals":  # stored slots, and one unread slot
       copies += max(counted.stored) + max(counted.deltas)
-  layer = sum(model.matrices) / c.tensor
-  # A layer in the dtype of activations, and its gradient before it is added up.
+  layer = sum(model.matrices) / c.tensor  # elements of a layer on a device
+  # A layer in the dtype of activations, and its float32 gradient before the
+  # sum.
   gathered = layer * (model.item_bytes + 4)
+  # The vocabulary is sharded over stages and tensor ranks.
   logits = examples * step.seq_len * model.vocab_size / (c.stages * c.tensor)
   activations = copies * _activations(c, step, examples)
   again = c.remat != "none"
   return {
+    # 12 bytes per weight, 8 of which are the moments.
     "stored": state.stored * (1 / 3 if c.offload else 1),
     "weights": state.weights + state.secondary,
     "cast": state.stored / 3 * model.item_bytes / 4 * (c.scheme == "ddp"),
@@ -189,9 +194,10 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
 def memory(
   configuration: Configuration, step: TrainingStep, fit: Fit
 ) -> Memory:
-  """Returns the bytes of a device, an upper bound; as `terms`."""
+  """Returns the bytes of a device, an upper bound; arguments as in `terms`."""
   found = terms(configuration, step)
   x = {key: fit.factors.get(key, 1.0) * size for key, size in found.items()}
+  # A third of the stored bytes are weights; all of them with offloading.
   parameters = x["stored"] / (1 if configuration.offload else 3)
   return Memory(
     weights=parameters + x["weights"] + x["cast"],
@@ -211,36 +217,48 @@ def memory(
 def _activations(
   c: Configuration, step: TrainingStep, examples: int
 ) -> float:
-  """Returns what a part's backward reads of its forward.
+  """Returns the bytes of a part's residuals.
 
-  Without recomputation that is all of each layer; else a layer's input, of
-  "reduced" also what its two doors have reduced, and all of one layer.
+  Without rematerialization these are the residuals of every layer; otherwise
+  each layer's input, with "reduced" also the reduced outputs of its two
+  row-parallel projections, and all residuals of one layer.
   """
   layers = step.model.layers_per_part(c.stages * c.chunks)
   layer = step.kept_bytes(examples, c.tensor)
   if c.remat == "none":
     return layers * layer
-  streams = {"full": 1, "reduced": 3}[c.remat]
+  streams = {"full": 1, "reduced": 3}[c.remat]  # saved streams per layer
   return layers * streams * step.boundary_bytes(examples) + layer
 
 
 def fitted(
   programs: Sequence[tuple[Mapping[str, float], float]], margin: float = 0.02
 ) -> Fit:
-  """Fits factors, which are not negative, by least squares of relative errors.
+  """Fits nonnegative factors by least squares of relative errors.
 
-  Few programs leave factors near 1, since a ridge term draws them there. The
-  upper bound holds for all programs that are fitted, with a margin.
+  A ridge term keeps the factors near 1 if there are few programs. The upper
+  bound holds for all fitted programs, with a margin.
 
   Args:
-    programs: Results of `terms`, and total bytes by the compiler.
+    programs: Results of `terms`, and the compiler's total bytes.
     margin: Margin added to the largest ratio.
+
+  Example:
+    A compiler that keeps two copies of the gradients, in ten programs.
+
+    >>> many = [({"stored": 12.0, "gradients": g}, 12 + 2 * g)
+    ...         for g in np.linspace(1.0, 10.0, 10)]
+    >>> fit = fitted(many)
+    >>> round(fit.factors["gradients"], 1)
+    2.0
   """
-  keys = [key for key in programs[0][0] if key != "stored"]
+  keys = [key for key in programs[0][0] if key != "stored"]  # exact: factor 1
   totals = np.array([total for _, total in programs])
   exact = np.array([found["stored"] for found, _ in programs])
   rows = np.array([[found[key] for key in keys] for found, _ in programs])
+  # Rows of the ridge: sqrt(_RIDGE) * (factor - 1) per term.
   towards = np.sqrt(_RIDGE) * np.eye(len(keys))
+  # Relative errors: each row is divided by its program's total.
   factors, _ = optimize.nnls(
     np.concatenate([rows / totals[:, None], towards]),
     np.concatenate([1 - exact / totals, towards.sum(0)]),

@@ -1,14 +1,16 @@
-"""Chooses a configuration and a device order: the best few, and why not others.
+"""Selection of a configuration and a device order, with reasons for exclusions.
 
-All configurations are named (`space`), those that are no runs or do not fit are
-counted by the constraint that excludes them, and the others are priced in the
-devices' own order. Of those alike but for what is computed again and offloaded
-only the cheapest that fit are priced: more of either takes time and saves
-nothing but memory. The best ones of the best few degrees (stages, data, tensor)
-then get device orders of their own, with the gap to a bound. In such an order
-another one of the same degrees may be faster, and takes its place. Of up to
-``EXACT`` devices all orders are timed by the whole step: what an order was
-searched by has but the slowest links. At last all are sorted again.
+All configurations are enumerated (`space`). Those that cannot run or do not fit
+are counted by the constraint that excludes them. The others are priced in the
+default device order. Among configurations that differ only in
+rematerialization, offloading and saved values, only the cheapest that fit are
+priced: more of any of them takes time and saves only memory. The best
+configurations of the best few degrees (stages, data, tensor) then get optimized
+device orders, with the gap to a lower bound. In such an order another
+configuration of the same degrees can be faster, and replaces the first. For up
+to ``EXACT`` devices all orders are timed by the whole step, since the search
+objective contains only the slowest links. Finally all candidates are sorted
+again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,22 +29,22 @@ from parallel.planner.space import Choices, Configuration
 from parallel.planner.steps import all_orders, steps_s
 from parallel.workload import TrainingStep
 
-_ALIKE = 20  # of equal degrees that are priced in an order
-_NEAR = 1.3  # times the best: who is near may be the best in another order
+_ALIKE = 20  # configurations of equal degrees that are priced in an order
+_NEAR = 1.3  # times the best: slower candidates are not refined
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
-  """A configuration with its prices.
+  """A configuration with its predictions.
 
   Attributes:
     configuration: The configuration.
     memory: Bytes of a device, by cause.
     latency: Seconds of a step, by cause.
     order: The device of each coordinate, int ``[p, d, t]``.
-    own_s: Seconds of a step in the devices' own order.
-    bound_s: Seconds below which no order's part of a step is; None if that was
-      not asked.
+    own_s: Seconds of a step in the default device order.
+    bound_s: Lower bound, in seconds, of the order-dependent part of a step;
+      None if not computed.
     order_s: Seconds of that part in this order.
   """
 
@@ -56,24 +58,23 @@ class Candidate:
 
   @property
   def gap(self) -> float | None:
-    """By what share of a step a better order could be faster, at most."""
+    """Upper bound of a better order's saving, as a share of a step."""
     if self.bound_s is None:
       return None
-    # Both are rounded: of equal ones the bound may be the larger.
+    # Both are rounded: of equal values the bound may be the larger one.
     return max(0.0, self.order_s - self.bound_s) / self.latency.total
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The answer.
+  """Result of a plan.
 
   Attributes:
-    best: The best few, fastest first, one of each degrees.
-    front: Those that no other beats in both time and memory, fastest first, in
-      the devices' own order.
-    excluded: How many each constraint excludes, and the last reason that it
-      gave.
-    priced: How many were priced.
+    best: The best few, fastest first, at most one per grid.
+    front: Pareto front of time and memory, fastest first, in the default device
+      order.
+    excluded: Constraint -> (number of excluded configurations, last reason).
+    priced: Number of priced configurations.
   """
 
   best: tuple[Candidate, ...]
@@ -89,12 +90,13 @@ def plan(
 
   Args:
     problem: The training step on the cluster.
-    choices: What is tried.
-    count: How many are returned, each of other degrees.
-    ordered: How many get device orders of their own.
+    choices: Values to try.
+    count: Number of results, each of different degrees.
+    ordered: Number of candidates whose device order is optimized.
 
   Raises:
-    ValueError: Nothing fits; the message says by how much, and what would.
+    ValueError: No configuration fits; the message states the excess and the
+      required memory.
   """
   excluded: dict[str, tuple[int, str]] = {}
   smallest: tuple[Configuration, Memory] | None = None
@@ -105,6 +107,7 @@ def plan(
     found = []
     for c in alike:
       needs = problem.memory(c)
+      # For the error message if nothing fits.
       if smallest is None or needs.total < smallest[1].total:
         smallest = c, needs
       if needs.total <= problem.memory_bytes:
@@ -114,16 +117,19 @@ def plan(
     fitting += _cheapest(found)
   if not fitting:
     raise ValueError(_nothing_fits(smallest, excluded, problem))
+  # First, everything in the default device order.
   priced = [_priced(c, needs, problem.predict(c)) for c, needs in fitting]
   priced.sort(key=lambda x: x.latency.total)
-  of_degrees: dict[Grid, Candidate] = {}
+  of_degrees: dict[Grid, Candidate] = {}  # fastest first: keeps the best
   for x in priced:
     of_degrees.setdefault(x.configuration.grid, x)
+  # Second, optimized orders for the best of each grid.
   better = [
     reordered(x, problem)
     for x in [*of_degrees.values()][: max(count, ordered)]
   ]
   better.sort(key=lambda x: x.latency.total)
+  # Third, other configurations of the same degrees in these orders.
   near = _NEAR * better[0].latency.total
   better = [
     _best_alike(x, priced, problem)
@@ -138,8 +144,9 @@ def plan(
 
 
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:
-  """Returns those that no other beats in both time and memory."""
+  """Returns the candidates that no other beats in both time and memory."""
   found: list[Candidate] = []
+  # In order of time: only a smaller memory extends the front.
   for x in sorted(
     candidates, key=lambda x: (x.latency.total, x.memory.total)
   ):
@@ -151,19 +158,21 @@ def front(candidates: Iterable[Candidate]) -> list[Candidate]:
 def why_not(
   c: Configuration, problem: Problem, choices: Choices, best: Candidate
 ) -> str:
-  """Says why a configuration is not the plan's, in a sentence or two."""
+  """Explains in a sentence or two why a configuration is not the plan's."""
   if c.grid.size != problem.links.num_devices:
     return (
       f"{c.grid} takes {c.grid.size} devices; the cluster has "
       f"{problem.links.num_devices}"
     )
+  # Constraints in the order of the search: validity, memory, time.
   refused = space.refusal(c, problem.step, choices)
   if refused is not None:
-    return f"it is no run ({refused[0]}): {refused[1]}"
+    return f"it cannot run ({refused[0]}): {refused[1]}"
   needs = problem.memory(c)
   if needs.total > problem.memory_bytes:
     return _too_much(c, needs, problem.memory_bytes)
   found = reordered(_priced(c, needs, problem.predict(c)), problem)
+  # Extra seconds by cause, compared with the best.
   more = {
     cause: seconds - getattr(best.latency, cause)
     for cause, seconds in dataclasses.asdict(found.latency).items()
@@ -171,7 +180,7 @@ def why_not(
   cause = max(more, key=lambda key: more[key])
   slower = found.latency.total / best.latency.total - 1
   if slower <= 0:
-    return f"nothing speaks against it: {found.latency.total:.4g} s"
+    return f"it is at least as fast as the best: {found.latency.total:.4g} s"
   return (
     f"it fits, but takes {found.latency.total:.4g} s, {slower:.1%} more than "
     f"the best; most of that in {cause}: {more[cause]:+.4g} s"
@@ -179,8 +188,9 @@ def why_not(
 
 
 def reordered(candidate: Candidate, problem: Problem) -> Candidate:
-  """Returns a candidate with the best device order that is found."""
+  """Returns a candidate with the best device order found."""
   c = candidate.configuration
+  # A quick search without random restarts; never worse than before.
   found = device_order.search(problem.traffic(c), kicks=0)
   other = _in_order(candidate, found.devices, problem)
   return min(candidate, other, key=lambda x: x.latency.total)
@@ -189,16 +199,18 @@ def reordered(candidate: Candidate, problem: Problem) -> Candidate:
 def _best_alike(
   candidate: Candidate, priced: Sequence[Candidate], problem: Problem
 ) -> Candidate:
-  """Returns the best of the same degrees, by the whole step."""
+  """Returns the best candidate of the same degrees, by the whole step."""
   grid = candidate.configuration.grid
   alike = [x for x in priced if x.configuration.grid == grid][:_ALIKE]
+  # All in the order that was optimized for the first candidate.
   alike = [candidate, *(_in_order(x, candidate.order, problem) for x in alike)]
   alike.sort(key=lambda x: x.latency.total)
-  of_timetables: dict[str, Candidate] = {}
+  # All orders are tried for the best candidate of each pipeline schedule.
+  of_schedules: dict[str, Candidate] = {}
   for x in alike:
-    of_timetables.setdefault(x.configuration.timetable, x)
+    of_schedules.setdefault(x.configuration.schedule, x)
   if grid.size <= EXACT:
-    found = [_of_all_orders(x, problem) for x in of_timetables.values()]
+    found = [_of_all_orders(x, problem) for x in of_schedules.values()]
   else:
     found = [alike[0], reordered(alike[0], problem)]
   return min(found, key=lambda x: x.latency.total)
@@ -207,6 +219,7 @@ def _best_alike(
 def _in_order(
   candidate: Candidate, order: np.ndarray, problem: Problem
 ) -> Candidate:
+  # Only the time depends on the order, not the memory.
   latency = problem.predict(candidate.configuration, order)
   return dataclasses.replace(candidate, latency=latency, order=order)
 
@@ -216,13 +229,13 @@ def _of_all_orders(candidate: Candidate, problem: Problem) -> Candidate:
   c = candidate.configuration
   orders = all_orders(c.grid)
   seconds = steps_s(c, problem.step, problem.links, problem.timing, orders)
-  best = orders[seconds.argmin()].astype(int)
+  best = orders[seconds.argmin()].astype(int)  # int8 -> int
   other = _in_order(candidate, best, problem)
   return min(candidate, other, key=lambda x: x.latency.total)
 
 
 def _certified(candidate: Candidate, costs: Traffic) -> Candidate:
-  """Returns a candidate with the bound of its order's part of a step."""
+  """Returns a candidate with the bound of its order-dependent seconds."""
   return dataclasses.replace(
     candidate, bound_s=bound(costs), order_s=float(cost(costs, candidate.order))
   )
@@ -232,13 +245,15 @@ def _alike(
   step: TrainingStep, num_devices: int, choices: Choices,
   excluded: dict[str, tuple[int, str]],
 ) -> Iterable[list[Configuration]]:
-  """Returns runs, together those that differ in remat, offload and keep."""
+  """Returns valid configurations, grouped by all but remat, offload and keep.
+  """
   groups: dict[Configuration, list[Configuration]] = {}
   for c in space.everything(step.batch_size, num_devices, choices):
     refused = space.refusal(c, step, choices)
     if refused is not None:
       _count(excluded, *refused)
       continue
+    # Key of the group: the configuration without these three fields.
     rest = dataclasses.replace(c, remat="none", offload=False, keep="inputs")
     groups.setdefault(rest, []).append(c)
   return groups.values()
@@ -247,7 +262,8 @@ def _alike(
 def _cheapest(
   found: list[tuple[Configuration, Memory]]
 ) -> list[tuple[Configuration, Memory]]:
-  """Leaves out what computes again, or offloads, more than it needs to fit."""
+  """Removes configurations that recompute or offload more than necessary."""
+  # Whether a recomputes and offloads at least as much as b.
   def more(a, b):
     levels, keeps = space.REMATS, space.KEEPS
     return (
@@ -265,7 +281,7 @@ def _cheapest(
 def _priced(
   c: Configuration, needs: Memory, latency: Latency
 ) -> Candidate:
-  own = np.arange(c.grid.size).reshape(c.grid)
+  own = np.arange(c.grid.size).reshape(c.grid)  # default order, [p, d, t]
   return Candidate(c, needs, latency, own, latency.total)
 
 
@@ -287,23 +303,24 @@ def _nothing_fits(
   smallest: tuple[Configuration, Memory] | None,
   excluded: Mapping[str, tuple[int, str]], problem: Problem,
 ) -> str:
-  """Says by how much nothing fits, and what would make it fit."""
+  """Returns the error text: the excess, and the memory or devices that suffice.
+  """
   n = problem.links.num_devices
   if smallest is None:
     why = "; ".join(f"{k}: {reason}" for k, (_, reason) in excluded.items())
-    return f"no configuration of {n} devices is a run: {why}"
+    return f"no configuration of {n} devices can run: {why}"
   c, needs = smallest
   state = needs.weights + needs.gradients + needs.optimizer
   state *= problem.fit.upper  # a part of `needs.buffers`
-  rest = needs.total - state
+  rest = needs.total - state  # assumed independent of the device count
   most = problem.memory_bytes
-  text = f"nothing fits. Least needs {_too_much(c, needs, most)}. "
+  text = f"nothing fits. The smallest: {_too_much(c, needs, most)}. "
   if rest >= most:
     return text + (
-      "Without any training state that is too much: shorter sequences or a "
-      "narrower model would help"
+      "It does not fit even without training state: use shorter sequences or "
+      "a narrower model"
     )
   return text + (
-    f"Devices of {needs.total / 1e9:.0f} GB would do, or about "
+    f"Devices of {needs.total / 1e9:.0f} GB suffice, or about "
     f"{int(np.ceil(n * state / (most - rest)))} of these"
   )

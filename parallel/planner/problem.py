@@ -1,7 +1,7 @@
-"""Planning problem: a training step on a cluster, and how it is timed.
+"""Planning problem: a training step, a cluster and timing assumptions.
 
-The steps of the planner take the values that they need; a `Problem` is the
-input of a whole plan, and passes each step its share.
+The steps of the planner take individual values; a `Problem` is the input of a
+whole plan and passes each step its part.
 """
 
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ class Problem:
 
   @property
   def memory_bytes(self) -> float:
-    """Bytes of a device's memory."""
+    """Memory of a device in bytes."""
     return self.links.device.memory_bytes
 
   @property
   def fit(self) -> Fit:
-    """Factors of the compiler of these devices for the memory's formulas."""
+    """Fitted factors of the memory formulas for this platform's compiler."""
     return memory.FITS[self.links.device.platform]
 
   def memory(self, c: Configuration) -> Memory:
@@ -61,8 +61,14 @@ class Problem:
     self, c: Configuration, order: np.ndarray,
     factors: Sequence[float] = (0.5, 2.0),
   ) -> dict[float, float]:
-    """Returns a step's seconds if all links were so many times as fast."""
-    found = {}
+    """Returns the seconds of a step with all links faster by each factor.
+
+    Args:
+      c: The configuration.
+      order: The device of each coordinate, int ``[p, d, t]``.
+      factors: Factors of bandwidth; latencies are divided by them.
+    """
+    found = {}  # factor -> seconds
     for factor in factors:
       links = dataclasses.replace(
         self.links, bandwidth=self.links.bandwidth * factor,

@@ -1,9 +1,10 @@
-"""The configurations that a planner chooses from, and what excludes some.
+"""Search space of the planner, and constraints that exclude configurations.
 
-A configuration is what a training run's config says of parallelism. All
-combinations are named; each that is no run has a constraint by name, so that
-"why not?" has an answer. What also changes the model that is learned is at its
-default in all of them: only `parallel.planner.second_pass` tries other values.
+A configuration holds the parallelism settings of a training run. All
+combinations are enumerated; each one that cannot run violates a named
+constraint, which explains its exclusion. Fields that also change the trained
+model have their defaults in all of them: only `parallel.planner.lossy_options`
+tries other values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,15 +24,16 @@ SCHEMES = ("ddp", "zero1", "zero2", "zero3")
 ROUTES = ("psum", "one_shot")
 REMATS = ("none", "reduced", "full")
 KEEPS = ("residuals", "inputs")
-# Keys of a training run's config -> what of a configuration they are.
+# Keys of a training run's config -> field of a configuration.
 KEYS = {
   "parallel.stage": "stages", "parallel.data": "data",
   "parallel.tensor": "tensor", "train.accumulation": "microbatches",
   "zero.scheme": "scheme", "zero.offload": "offload", "sync.route": "route",
-  "model.remat": "remat", "pipeline.timetable": "timetable",
+  "model.remat": "remat", "pipeline.schedule": "schedule",
   "pipeline.chunks": "chunks", "pipeline.keep": "keep",
 }
-# Those that change what is learned, named only where they are not as usual.
+# Keys that change the trained model, listed only if they differ from the
+# default.
 LEARNED_KEYS = {
   "sync.p": "p", "zero.weight_codec": "weight_codec",
   "zero.gradient_codec": "gradient_codec",
@@ -40,34 +42,43 @@ LEARNED_KEYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-  """How a step is split.
+  """Parallel configuration of a training step.
 
   Attributes:
-    stages: Stages of the pipeline, p.
-    data: Data-parallel ranks, d.
-    tensor: Tensor ranks, t.
-    microbatches: Microbatches of a step in each pipeline, m.
-    timetable: What stages run, a key of `builders.BUILDERS`.
-    chunks: Parts of a stage.
-    scheme: What data-parallel ranks share, one of ``SCHEMES``.
-    route: How tensor ranks reduce, one of ``ROUTES``.
-    remat: What a layer's backward computes again, one of ``REMATS``.
-    offload: Whether the optimizer's state waits in host memory.
-    keep: What a stage's forward keeps for its backward, one of ``KEEPS``: its
-      residuals, or the inputs of parts, whose forward then runs again.
-    p: The fraction of the stream's channels that tensor ranks synchronise.
-    weight_codec: How gathers of weights are coded, one of
+    stages: p, the stages of the pipeline.
+    data: d, the data-parallel ranks.
+    tensor: t, the tensor ranks.
+    microbatches: m, the microbatches per step in each pipeline.
+    schedule: Pipeline schedule, a key of `builders.BUILDERS`.
+    chunks: Parts per stage.
+    scheme: Partition over data-parallel ranks, one of ``SCHEMES``.
+    route: Reduction over tensor ranks, one of ``ROUTES``.
+    remat: Rematerialization of a layer, one of ``REMATS``.
+    offload: Whether the optimizer's state is offloaded to host memory.
+    keep: Values that a stage's forward saves for its backward, one of
+      ``KEEPS``: its residuals, or the inputs of parts, whose forward is then
+      repeated.
+    p: Fraction of the stream's channels that tensor ranks synchronize.
+    weight_codec: Codec of weight gathers, one of
       `parallel.zero.partition.CODECS`.
-    gradient_codec: How scatters of gradients are coded.
-    outer: The outer loop between groups of data-parallel ranks; None if all
-      are one worker.
+    gradient_codec: Codec of gradient scatters.
+    outer: Outer loop between groups of data-parallel ranks; None if all form
+      one worker.
+
+  Example:
+    >>> c = Configuration(stages=2, data=4, tensor=1, microbatches=8)
+    >>> print(c)
+    stage 2 x data 4 x tensor 1, 8 microbatches, 1f1b, ddp, psum, remat none,
+    inputs kept
+    >>> c.examples(batch_size=64)
+    2
   """
 
   stages: int
   data: int
   tensor: int
   microbatches: int
-  timetable: str = "1f1b"
+  schedule: str = "1f1b"
   chunks: int = 1
   scheme: str = "ddp"
   route: str = "psum"
@@ -81,16 +92,16 @@ class Configuration:
 
   @property
   def ranks(self) -> int:
-    """Data-parallel ranks of a worker."""
+    """Data-parallel ranks per worker."""
     return self.data // (self.outer.workers if self.outer else 1)
 
   @property
   def grid(self) -> Grid:
-    """The coordinates that devices get."""
+    """Coordinates that devices are assigned to."""
     return Grid(self.stages, self.data, self.tensor)
 
   def examples(self, batch_size: int) -> int:
-    """Returns the examples of a microbatch."""
+    """Returns the number of examples per microbatch."""
     return batch_size // (self.data * self.microbatches)
 
   def overrides(self) -> str:
@@ -98,20 +109,21 @@ class Configuration:
     return " ".join(f"{key}={value}" for key, value in self.keys().items())
 
   def device_order(self, order: np.ndarray) -> tuple[int, ...]:
-    """Returns an order of devices as a training run's config takes it.
+    """Returns an order of devices in the form that a run's config takes.
 
     Args:
       order: The device of each coordinate, int ``[p, d, t]``.
 
     Returns:
-      The value of ``parallel.device_order``, whose stages are inside of data;
-      () for devices in that order anyway.
+      The value of ``parallel.device_order``, in which data is outside of
+      stages; () if it is the default order.
     """
-    found = np.moveaxis(order, 0, 1).ravel().tolist()
+    found = np.moveaxis(order, 0, 1).ravel().tolist()  # [d, p, t]
     return () if found == sorted(found) else tuple(found)
 
   def keys(self) -> dict[str, object]:
-    """Returns the keys of a training run's config, with their values."""
+    """Returns the keys of a training run's config and their values."""
+    # Pipeline keys only with stages, learned keys only if changed.
     usual = {x.name: x.default for x in dataclasses.fields(self)}
     found = {
       key: getattr(self, name) for key, name in KEYS.items()
@@ -121,15 +133,15 @@ class Configuration:
       if getattr(self, name) != usual[name]
     }
     if self.stages > 1 and self.route != "psum":
-      # With a kernel a layer would leave its reduction to the next one, which
-      # may be on another stage.
+      # With a kernel, a layer defers its reduction to the next layer, which may
+      # be on another stage.
       found["sync.carry"] = "off"
     if self.outer is None:
       return found
     return found | self.outer.keys() | {"parallel.data": self.ranks}
 
   def __str__(self) -> str:
-    stages = f", {self.timetable}" if self.stages > 1 else ""
+    stages = f", {self.schedule}" if self.stages > 1 else ""
     keep = f", {self.keep} kept" if self.stages > 1 else ""
     chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
     return (
@@ -140,7 +152,7 @@ class Configuration:
     )
 
   def learned(self) -> str:
-    """Says what of it changes the model that is learned; "" for nothing."""
+    """Describes the fields that change the trained model; "" for none."""
     found = [f"p = {self.p:g}"] if self.p < 1 else []
     for what in ("weight", "gradient"):
       codec = getattr(self, f"{what}_codec")
@@ -151,20 +163,23 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-  """What is tried, beside all degrees whose product is the devices.
+  """Values to try, in addition to all degrees whose product is the devices.
 
   Attributes:
-    timetables: Keys of `builders.BUILDERS`.
-    chunks: Parts of a stage, for timetables that take several.
-    schemes: Of ``SCHEMES``.
-    routes: Of ``ROUTES``.
-    remats: Of ``REMATS``.
-    offload: Whether to try it.
-    keeps: Of ``KEEPS``.
-    most_microbatches: Of a step in a pipeline.
+    schedules: Keys of `builders.BUILDERS`.
+    chunks: Parts per stage, for schedules that support several.
+    schemes: Partitions, from ``SCHEMES``.
+    routes: Reductions, from ``ROUTES``.
+    remats: Rematerializations, from ``REMATS``.
+    offload: Whether to try offloading.
+    keeps: Saved values, from ``KEEPS``.
+    most_microbatches: Maximum number of microbatches per step in a pipeline.
+
+  Raises:
+    ValueError: A name is unknown.
   """
 
-  timetables: tuple[str, ...] = (
+  schedules: tuple[str, ...] = (
     "1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"
   )
   chunks: tuple[int, ...] = (1, 2)
@@ -177,7 +192,7 @@ class Choices:
 
   def __post_init__(self) -> None:
     for key, names in (
-      ("timetables", builders.BUILDERS), ("schemes", SCHEMES),
+      ("schedules", builders.BUILDERS), ("schemes", SCHEMES),
       ("routes", ROUTES), ("remats", REMATS), ("keeps", KEEPS),
     ):
       for name in getattr(self, key):
@@ -187,21 +202,23 @@ class Choices:
 def everything(
   batch_size: int, num_devices: int, choices: Choices
 ) -> Iterator[Configuration]:
-  """Yields all configurations of these choices, possible or not."""
+  """Yields all configurations of these choices, valid or not."""
   for grid in grids(num_devices):
+    # Microbatches must divide the examples of a data-parallel rank.
     for m in _divisors(max(1, batch_size // grid.data)):
-      timetables: Sequence[tuple[str, int]] = [("1f1b", 1)]
+      schedules: Sequence[tuple[str, int]] = [("1f1b", 1)]
       if grid.stages > 1:
-        timetables = [
+        schedules = [
           (name, chunks)
-          for name in choices.timetables for chunks in choices.chunks
-          # With one chunk, these are others' names.
+          for name in choices.schedules for chunks in choices.chunks
+          # With one chunk, chunked builders duplicate other builders.
           if builders.BUILDERS[name].chunked == (chunks > 1)
         ]
+      # Along an axis of one rank, all choices are equal: keep one.
       schemes = choices.schemes if grid.data > 1 else ("ddp",)
       routes = choices.routes if grid.tensor > 1 else ("psum",)
       for (name, chunks), *rest in itertools.product(
-        timetables, schemes, routes, choices.remats,
+        schedules, schemes, routes, choices.remats,
         (False, True) if choices.offload else (False,),
         choices.keeps if grid.stages > 1 else ("inputs",),
       ):
@@ -209,7 +226,12 @@ def everything(
 
 
 def grids(num_devices: int) -> Iterator[Grid]:
-  """Yields all degrees of stages, data and tensor ranks for so many devices."""
+  """Yields all degrees of stages, data and tensor ranks for a device count.
+
+  Example:
+    >>> [tuple(grid) for grid in grids(2)]
+    [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
+  """
   for stages in _divisors(num_devices):
     for data in _divisors(num_devices // stages):
       yield Grid(stages, data, num_devices // stages // data)
@@ -218,11 +240,20 @@ def grids(num_devices: int) -> Iterator[Grid]:
 def refusal(
   configuration: Configuration, step: TrainingStep, choices: Choices
 ) -> tuple[str, str] | None:
-  """Says why a configuration is no run: a constraint's name, and the reason."""
+  """Returns why a configuration cannot run: a constraint's name and the reason.
+
+  Args:
+    configuration: The configuration.
+    step: The training step.
+    choices: Choices with the maximum number of microbatches.
+
+  Returns:
+    None if the configuration satisfies all constraints.
+  """
   c, model = configuration, step.model
   if step.batch_size % (c.data * c.microbatches):
     return "batch", (
-      f"a batch of {step.batch_size} is no multiple of data={c.data} x "
+      f"a batch of {step.batch_size} is not a multiple of data={c.data} x "
       f"microbatches={c.microbatches}"
     )
   if c.microbatches > choices.most_microbatches:
@@ -230,22 +261,25 @@ def refusal(
       f"microbatches={c.microbatches} are more than "
       f"{choices.most_microbatches}"
     )
+  # Tensor ranks split heads and channels evenly.
   for name, size in (
     ("heads", model.num_heads), ("key/value heads", model.num_kv_heads),
     ("channels of the MLP", model.ffn_width),
   ):
     if size % c.tensor:
       return "tensor", f"tensor={c.tensor} does not divide {size} {name}"
+  # Each part has at least one layer.
   if c.stages * c.chunks > model.num_layers:
     return "layers", (
       f"stages={c.stages} x chunks={c.chunks} are more than "
       f"{model.num_layers} layers"
     )
   try:
-    builders.taken(c.timetable, c.stages, c.microbatches, c.chunks)
+    builders.taken(c.schedule, c.stages, c.microbatches, c.chunks)
   except ValueError as error:
-    return "timetable", str(error)
-  if c.keep == "residuals" and _splits(c.timetable) and (
+    return "schedule", str(error)
+  # Splitting a linearization needs a plain layer: no checkpoint, no gathers.
+  if c.keep == "residuals" and _splits(c.schedule) and (
     c.remat != "none" or c.scheme != "ddp"
   ):
     return "keep", (
@@ -253,14 +287,14 @@ def refusal(
       f"scheme='ddp', not {c.remat!r} and {c.scheme!r}"
     )
   if c.ranks == 1 and c.scheme != "ddp":
-    return "scheme", f"scheme={c.scheme!r} shares what data=1 ranks have"
+    return "scheme", f"scheme={c.scheme!r} shards nothing over data=1 ranks"
   return None
 
 
 @functools.cache
 def _splits(name: str) -> bool:
-  """Returns whether a timetable's backwards are two actions."""
-  chunks = 1 + builders.BUILDERS[name].chunked
+  """Returns whether a schedule's backwards are two actions."""
+  chunks = 1 + builders.BUILDERS[name].chunked  # a valid size of the builder
   return builders.build(name, 2, 2, chunks).splits
 
 

@@ -1,8 +1,8 @@
-"""A configuration's step in many orders of devices at once.
+"""Step times of a configuration for many device orders at once.
 
-`latency.predict` is for one order and has a breakdown; here numbers are arrays
-over orders, so that all orders of a few devices can be timed. Both say the
-same. Not only the slowest links count, as in `traffic`, but all of them.
+`latency.predict` times one order with a breakdown; here numbers are arrays over
+orders, so that all orders of a few devices can be timed. Both give the same
+times. They include all links, while `traffic` includes only the slowest.
 
 Shape legend: O = orders; p, d, t = stages, data, tensor.
 """
@@ -14,11 +14,11 @@ import numpy as np
 
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import simulate
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.planner import latency
 from parallel.planner.device_order import EXACT
 from parallel.planner.latency import Timing
-from parallel.planner.memory import timetable
+from parallel.planner.memory import cached_schedule
 from parallel.planner.message_costs import Grid, parts
 from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep
@@ -26,21 +26,28 @@ from parallel.workload import TrainingStep
 
 @functools.lru_cache(maxsize=16)
 def all_orders(grid: Grid) -> np.ndarray:
-  """Returns all orders that differ by more than how rings are turned.
+  """Returns all orders up to rotations of the rings.
 
-  So device 0 is always at data 0 and tensor 0: what `steps_s` says of an order
-  does not change if all data or tensor coordinates are moved on by one.
+  Device 0 is therefore always at data 0 and tensor 0: `steps_s` is invariant
+  under cyclic shifts of all data or tensor coordinates.
 
   Returns:
     The device of each coordinate, int8 ``[O, p, d, t]``.
 
   Raises:
     ValueError: There are more than ``EXACT`` devices.
+
+  Example:
+    A ring of 3 devices has 3! = 6 orders, of which 2 start with device 0.
+
+    >>> all_orders(Grid(stages=1, data=3, tensor=1))[:, 0, :, 0].tolist()
+    [[0, 1, 2], [0, 2, 1]]
   """
   if grid.size > EXACT:
     raise ValueError(f"{grid.size} devices have too many orders")
   orders = np.array(list(itertools.permutations(range(grid.size))), np.int8)
   orders = orders.reshape(-1, *grid)
+  # Device 0 at data 0 and tensor 0 of any stage.
   return orders[(orders[:, :, 0, 0] == 0).any(1)]
 
 
@@ -48,7 +55,9 @@ def steps_s(
   c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
   orders: np.ndarray,
 ) -> np.ndarray:
-  """Returns the steps that `latency.predict` gives of orders, float64 ``[O]``.
+  """Returns the seconds of a step in many orders, float64 ``[O]``.
+
+  The times are those of `latency.predict`.
 
   Args:
     c: The configuration.
@@ -59,26 +68,31 @@ def steps_s(
   """
   costs = latency.traffic(c, step, links, timing.execution)
   count = len(orders)
-  reduce = np.zeros((c.stages, count))
+  reduce = np.zeros((c.stages, count))  # per microbatch, [p, O]
   if c.tensor > 1:
+    # Slowest tensor link of each stage, [O, p, d, t] -> [p, O].
     hops = costs.reduce[orders, np.roll(orders, -1, 3)]
     reduce = hops.reshape(count, c.stages, -1).max(2).T / c.microbatches
   stage_s, again_s = latency.stage(
     c, step, links.device, timing.utilisation
   )
+  # Causes that do not depend on the order.
   rest = latency.predict(c, step, links, timing)
   seconds = rest.offload + parts(costs, orders)[:, 2]
   if c.stages == 1:
+    # Without stages, microbatches run one after another.
     alone_s = c.microbatches * (3 * stage_s + again_s + reduce[0])
     return seconds + rest.vocabulary + alone_s
-  table = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0]
+  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
   split, share = table.splits, np.tile(reduce, (c.chunks, 1)) / 3
+  # Seconds of each kind of action, [kind, part, O]; see `latency._work`.
   work = np.stack([
     np.zeros_like(share), stage_s + share,
     2 * stage_s + again_s + 2 * share, stage_s + again_s + 2 * share,
     np.full_like(share, stage_s + again_s * split),
   ]) / c.chunks
   hops = links.seconds(latency.messages(c, step).boundary)
+  # Seconds of the slowest replica's hop from each stage, [p, O].
   ahead, back = (
     hops[orders, np.roll(orders, by, 1)].reshape(count, c.stages, -1).max(2).T
     for by in (-1, 1)
@@ -92,9 +106,9 @@ def steps_s(
 
 
 def _lockstep_s(
-  table: Timetable, work: np.ndarray, ahead: np.ndarray, back: np.ndarray
+  table: PipelineSchedule, work: np.ndarray, ahead: np.ndarray, back: np.ndarray
 ) -> np.ndarray:
-  """Returns `simulate.lockstep_s` of many orders, float64 ``[O]``."""
+  """Returns `simulate.lockstep_s` for many orders, float64 ``[O]``."""
   forward, backward = simulate.sends(table)
   found = np.zeros(work.shape[-1])
   for kinds, chunks, out, into in zip(
@@ -102,6 +116,7 @@ def _lockstep_s(
   ):
     stages = np.arange(len(kinds))
     found += work[kinds, chunks * len(kinds) + stages].max(0)
+    # Hops of the stages that send in this tick, [sends, O].
     sent = np.concatenate([ahead[out], back[into]])
     found += sent.max(0) if len(sent) else 0.0
   return found

@@ -1,4 +1,4 @@
-"""Collective schedules as data: built, proven and run."""
+"""Collective schedules as data: construction, proof and execution."""
 
 from parallel.lazy import attach
 

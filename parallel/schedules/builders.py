@@ -1,4 +1,4 @@
-"""Builders of schedules, by the names that configs use."""
+"""Registry of schedule builders, keyed by the names that configs use."""
 
 from collections.abc import Callable
 import functools
@@ -58,26 +58,37 @@ BUILDERS: dict[str, Builder] = {
 
 
 def named(text: str) -> tuple[str, dict[str, Any]]:
-  """Reads a builder and its options: ``"multitree,farthest_first=True"``.
+  """Parses the name of a builder and its options.
+
+  Example:
+    >>> named("multitree,farthest_first=True")
+    ('multitree', {'farthest_first': True})
+
+  Args:
+    text: Name of a builder, then comma-separated ``option=value`` pairs.
+
+  Returns:
+    The name and the keyword arguments for `build`.
 
   Raises:
-    ValueError: The name or an option is unknown, or a value is of another type
-      than the builder takes.
+    ValueError: The name or an option is unknown, or a value has a type that
+      the builder does not accept.
   """
   name, options = checks.options(text)
   checks.known("schedule ", name, BUILDERS)
   functions = [build, BUILDERS[name]]
-  if functions[1] is trees.build:  # which passes its options on
+  if functions[1] is trees.build:  # forwards its options to `forest`
     functions.append(trees.forest)
   taken = {
     p.name: typing.get_args(p.annotation) or (p.annotation,)
     for function in functions
+    # The annotation's alternatives: members of a union, values of a Literal.
     for p in inspect.signature(function).parameters.values()
     if p.kind == p.KEYWORD_ONLY
   }
   for option, value in options.items():
     checks.known(f"{name}'s option ", option, taken)
-    # The values of a Literal, or types.
+    # `allowed` holds values (of a Literal) and types.
     allowed = taken[option]
     fits = value in allowed or type(value) in allowed or (
       type(value) is int and float in allowed
@@ -98,22 +109,36 @@ def build(
   pieces: int = 1,
   **options: Any,
 ) -> Schedule:
-  """Builds a schedule with the builder of that name.
+  """Builds a schedule with the named builder.
 
-  How many pieces are best depends on the size of the message:
-  `caatnet.studies.collectives.chosen` chooses them.
+  The best number of pieces depends on the message size:
+  `caatnet.studies.collectives.chosen` selects it.
+
+  Example:
+    On four ranks, the ring's all-reduce is three rounds of reduce-scatter and
+    three of all-gather:
+
+    >>> from parallel.topology.builders import ring as ring_topology
+    >>> schedule = build("ring", ring_topology(4))
+    >>> len(schedule.rounds), schedule.num_transfers
+    (6, 24)
+    >>> schedule.rounds[3][0]  # first copy of the all-gather
+    Transfer(source=0, destination=1, chunk=0, operation='copy', path=(0, 1))
 
   Args:
     name: A key of ``BUILDERS``.
-    topology: The network that the schedule runs on.
+    topology: Network that the schedule runs on.
     collective: "all_reduce", "reduce_scatter" or "all_gather".
-    pieces: Pieces into which each chunk is cut, which follow one another
-      (`parallel.schedules.pipeline`); 1 for whole chunks.
-    **options: Keyword arguments of that builder.
+    pieces: Number of pieces into which each chunk is cut for pipelining
+      (`parallel.schedules.pipeline`); 1 keeps whole chunks.
+    **options: Keyword arguments of the builder.
+
+  Returns:
+    The schedule, not checked. `parallel.schedules.check.check` proves it.
 
   Raises:
-    ValueError: The name, collective or an option is unknown, or the builder
-      does not take the topology.
+    ValueError: The name, the collective or an option is unknown, or the builder
+      does not support the topology.
   """
   checks.known("schedule ", name, BUILDERS)
   checks.known("collective ", collective, COLLECTIVES)
@@ -121,7 +146,7 @@ def build(
   try:
     schedule = BUILDERS[name](topology, collective, **options)
   except TypeError as error:
-    # Without options a TypeError is a bug of the builder, not of the config.
+    # Without options a TypeError is a bug in the builder, not in the config.
     if not options:
       raise
     raise ValueError(f"schedule {name!r}: {error}") from error

@@ -1,11 +1,11 @@
-"""Proves that a schedule is the collective that it says it is.
+"""Symbolic proof that a schedule performs its collective.
 
 The proof runs the schedule on sets. A rank's copy of a chunk is represented by
 the set of ranks whose summands it contains, stored as a bit mask. Three rules
-make sure that each summand is counted exactly once in the result: a rank sends
-only what it held before the round, a reduction joins disjoint sets, and a copy
-does not lose a summand. A round without transfers is refused: it sends nothing
-and takes no time, so it stands for a fault of its builder.
+ensure that each summand is counted exactly once in the result: a rank sends
+only values that it held before the round, a reduction joins disjoint sets, and
+a copy does not lose a summand. A round without transfers is rejected: it sends
+nothing and takes no time, so it indicates a fault of its builder.
 """
 
 import collections
@@ -24,10 +24,21 @@ from parallel.topology.graph import Topology
 def check(schedule: Schedule, topology: Topology | None = None) -> None:
   """Proves a schedule by running it on sets of ranks.
 
+  Example:
+    >>> import dataclasses
+    >>> from parallel.schedules import builders
+    >>> from parallel.topology.builders import ring
+    >>> schedule = builders.build("ring", ring(4))
+    >>> check(schedule, ring(4))
+    >>> check(dataclasses.replace(schedule, rounds=schedule.rounds[:-1]))
+    Traceback (most recent call last):
+    ValueError: ring, all_reduce: after 5 rounds chunk 1 at rank 0 lacks the \
+summands of ranks 1, 2, 3
+
   Args:
-    schedule: The schedule to prove.
-    topology: If given, paths must follow its links, and the schedule's claim
-      of a `link_capacity` is proven too.
+    schedule: Schedule to prove.
+    topology: If given, paths must follow its links, and the schedule's
+      `link_capacity` is proven too.
 
   Raises:
     ValueError: The schedule is wrong. The message names the first wrong
@@ -51,7 +62,7 @@ def check(schedule: Schedule, topology: Topology | None = None) -> None:
 
 
 def _check_fields(schedule: Schedule, topology: Topology | None) -> None:
-  """Checks sizes and owners, without looking at the rounds."""
+  """Checks sizes and owners; does not read the rounds."""
   n, chunks = schedule.num_ranks, schedule.num_chunks
   name = schedule.name
   known(f"{name}: collective=", schedule.collective, COLLECTIVES)
@@ -86,8 +97,8 @@ def _start(schedule: Schedule) -> list[list[int]]:
     return [[1 << rank] * chunks for rank in range(n)]
   held = [[0] * chunks for _ in range(n)]
   for chunk, owner in enumerate(schedule.owners):
-    # A gathered chunk is complete from the start: what it is the sum of does
-    # not matter, so it has all bits. Ranks that do not own it hold nothing.
+    # A gathered chunk is complete from the start, so all its bits are set;
+    # the proof does not distinguish its summands. Other ranks hold nothing.
     held[owner][chunk] = (1 << n) - 1
   return held
 
@@ -98,10 +109,10 @@ def _check_round(
   transfers: tuple[Transfer, ...],
   held: list[list[int]],
 ) -> None:
-  """Applies a round to ``held`` in place, and checks every transfer."""
+  """Applies a round to ``held`` in place and checks every transfer."""
   n, chunks = schedule.num_ranks, schedule.num_chunks
-  # Two passes: everything that is sent is read before anything is written, as
-  # the transfers of a round see the state before it.
+  # Two passes: all sent values are read before any is written, because the
+  # transfers of a round read the state before it.
   sent = []
   for place, t in enumerate(transfers):
     if not (0 <= t.source < n and 0 <= t.destination < n) or (
@@ -117,18 +128,18 @@ def _check_round(
       raise _wrong(schedule, number, place, f"its path is {t.path}")
     sent.append(held[t.source][t.chunk])
     if not sent[-1]:
-      raise _wrong(schedule, number, place, "the source holds nothing of it")
+      raise _wrong(schedule, number, place, "the source has no copy of it")
   reduced, copied = set(), set()
   for place, (t, mask) in enumerate(zip(transfers, sent, strict=True)):
     copy = (t.destination, t.chunk)
     mine = held[t.destination][t.chunk]
     # Several reductions may reach one copy in a round, since sums commute. A
-    # copy must be alone: with another transfer the result would depend on
-    # which one arrives last.
+    # copy operation must be alone: with another transfer the result would
+    # depend on the order of arrival.
     if copy in copied or (t.operation == "copy" and copy in reduced):
       raise _wrong(
         schedule, number, place,
-        "what is copied takes no other transfer in the same round",
+        "a copy allows no other transfer to its chunk in the same round",
       )
     (copied if t.operation == "copy" else reduced).add(copy)
     if t.operation == "copy":
@@ -152,7 +163,7 @@ def _check_paths(
   topology: Topology,
   rooms: dict[tuple[int, int], int] | None,
 ) -> None:
-  """Checks that paths follow links, and the room on links if it is claimed."""
+  """Checks that paths follow links, and link loads if a bound is claimed."""
   pairs = topology.links_by_pair
   for place, t in enumerate(transfers):
     for pair in itertools.pairwise(t.path):
@@ -177,7 +188,7 @@ def _check_paths(
 
 
 def _check_end(schedule: Schedule, held: list[list[int]]) -> None:
-  """Checks that every rank ends with complete sums of what it must have."""
+  """Checks that every rank ends with the complete sums that it must hold."""
   everyone = (1 << schedule.num_ranks) - 1
   for rank, copies in enumerate(held):
     wanted = range(schedule.num_chunks)
@@ -204,6 +215,6 @@ def _wrong(
 
 
 def _ranks(mask: int) -> str:
-  """Lists the ranks of a bit mask for a message, eight at most."""
+  """Formats the ranks of a bit mask for a message, at most eight."""
   found = [i for i in range(mask.bit_length()) if mask >> i & 1]
   return ", ".join(map(str, found[:8])) + (" ..." if len(found) > 8 else "")

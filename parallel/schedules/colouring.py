@@ -1,14 +1,14 @@
 """Edge colourings of bipartite multigraphs that load every vertex evenly.
 
-`caatnet.studies.flows.link_loads` uses them to choose a spine for each flow,
-and the schedules to find pairs of ranks that can send at once with one message
-per port. Sources:
+`caatnet.studies.flows.link_loads` uses them to choose a spine for each flow.
+The schedules use them to find pairs of ranks that can send at the same time
+with one message per port. Sources:
 
 - de Werra, "Equitable colorations of graphs", 1971: every bipartite multigraph
   has an equitable colouring.
 - König, 1916: a regular bipartite multigraph is a sum of perfect matchings.
-- McNaughton, 1959: jobs laid end to end and cut at equal lengths. `even` does
-  this with the matchings.
+- McNaughton, 1959: jobs are laid end to end and cut at equal lengths. `even`
+  does this with the matchings.
 """
 
 import collections
@@ -23,11 +23,11 @@ Edge = tuple[int, int]  # left vertex, right vertex
 
 
 def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
-  """Colours edges so that each vertex has nearly as many of every colour.
+  """Colours edges so that all colours are about equally frequent per vertex.
 
   Args:
-    edges: Edges of a bipartite multigraph. Left and right vertices are
-      numbered apart, so the same number may name one of each.
+    edges: Edges of a bipartite multigraph. Left and right vertices have
+      separate numberings, so one number may occur on both sides.
     num_colours: Number of colours, at least 1 if there are edges.
 
   Returns:
@@ -36,17 +36,17 @@ def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
   """
   colours = [0] * len(edges)
   rest: list[int] = []
-  # Parallel edges in numbers that the colours divide are dealt out evenly at
-  # once. Few edges are left for the matchings, which take the time.
+  # Parallel edges are first dealt out evenly, in multiples of the number of
+  # colours. The expensive matchings then handle only the few remaining edges.
   for members in _parallel(edges).values():
     whole = len(members) - len(members) % num_colours
     for place, index in enumerate(members[:whole]):
       colours[index] = place % num_colours
     rest += members[whole:]
   # Each vertex is cut into parts of degree num_colours, and one of at most that
-  # degree. Filled up, the graph of these parts is a sum of num_colours perfect
-  # matchings. With one colour per matching, a full part has every colour once
-  # and the other part has every colour at most once.
+  # degree. Once padded to a regular graph, these parts are a sum of num_colours
+  # perfect matchings. With one colour per matching, a full part has every
+  # colour once and the other part has every colour at most once.
   left, right = (
     _cut([edges[i][side] for i in rest], num_colours) for side in (0, 1)
   )
@@ -57,8 +57,8 @@ def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
   colour = 0
   for columns, weight in _matchings(matrix):
     for pair in enumerate(columns):
-      # A matching that is repeated `weight` times stands for as many colours.
-      # Edges that only fill the graph up are in no list.
+      # A matching repeated `weight` times uses as many colours. Edges that only
+      # pad the graph are in no list.
       for turn in range(weight):
         if small.get(pair):
           colours[rest[small[pair].pop()]] = colour + turn
@@ -70,17 +70,17 @@ def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
 def partial_permutations(
   pairs: Sequence[Edge],
 ) -> list[list[Edge]]:
-  """Splits pairs into the fewest sets that name no rank twice on a side.
+  """Splits pairs into the fewest sets without a repeated source or destination.
 
   Args:
     pairs: (source, destination); a pair may occur several times.
 
   Returns:
-    Sets of pairs, each with distinct sources and distinct destinations. There
-    are as many sets as the busiest source or destination has pairs.
+    Sets of pairs, each with distinct sources and distinct destinations. Their
+    number equals the largest number of pairs at one source or destination.
   """
   # With as many colours as the largest degree, ceil(degree / colours) is 1: no
-  # vertex has a colour twice.
+  # colour occurs twice at a vertex.
   num_parts = largest_degree(pairs)
   parts: list[list[Edge]] = [[] for _ in range(num_parts)]
   for pair, colour in zip(pairs, equitable(pairs, len(parts)), strict=True):
@@ -93,7 +93,7 @@ def even(
   num_colours: int,
   weights: Sequence[int] | None = None,
 ) -> list[tuple[tuple[int, Fraction], ...]]:
-  """Gives each edge shares of colours, so that the colours' loads are equal.
+  """Assigns each edge shares of colours so that all colours have equal loads.
 
   A regular graph of degree d on n + n vertices is a sum of d perfect
   matchings. They are laid end to end on a line of length d. The line is cut at
@@ -101,21 +101,22 @@ def even(
   lies across a cut gets shares of several colours.
 
   This makes n (num_colours - gcd(d, num_colours)) more pieces than there are
-  edges. Fewer are not possible: at a vertex, whole edges can fill a group of
+  edges, which is the minimum: at a vertex, whole edges can fill a group of
   whole colours only if the group has at least num_colours / gcd colours.
 
-  A graph that is not regular is filled up to a regular one. Then no vertex has
+  A graph that is not regular is padded to a regular one. Then no vertex has
   more of a colour than the largest degree over num_colours. An edge of weight w
-  counts as w edges, and the loads are as even. But it may be cut more often
-  than need be: the fewest pieces are promised for edges of one weight only.
+  counts as w edges, and the loads remain equal. With different weights,
+  however, edges may be cut more often than necessary: the number of pieces is
+  minimal only for equal weights.
 
   Args:
     edges: Edges of a bipartite multigraph, as in `equitable`.
     num_colours: Number of colours.
-    weights: The weight of each edge, at least 1; None for 1 each.
+    weights: Weight of each edge, at least 1; None for 1 each.
 
   Returns:
-    For each edge its (colour, share) pairs. The shares sum to 1.
+    (colour, share) pairs of each edge. The shares of an edge sum to 1.
   """
   weights = [1] * len(edges) if weights is None else weights
   unit = math.gcd(*weights)
@@ -133,7 +134,7 @@ def even(
   for pair, members in small.items():
     slots = lines[pair]
     if max(sizes) == 1:
-      # There may be more slots than edges, as some only fill the graph up. Real
+      # There may be more slots than edges, as some slots are padding. Real
       # edges take the slots with the fewest cuts.
       slots = [(x, x + 1) for low, high in slots for x in range(low, high)]
       slots.sort(key=lambda slot: len(_parts([slot], degree, num_colours)))
@@ -148,8 +149,8 @@ def _on_a_line(matrix: sparse.csr_array) -> dict[Edge, list[Edge]]:
   """Lays the matchings of a regular graph end to end.
 
   Returns:
-    For each pair of vertices its parts of the line, (low, high). A matching
-    that is repeated makes one part.
+    For each pair of vertices, its intervals of the line as (low, high). A
+    repeated matching makes one interval.
   """
   lines: dict[Edge, list[Edge]] = collections.defaultdict(list)
   start = 0
@@ -161,7 +162,7 @@ def _on_a_line(matrix: sparse.csr_array) -> dict[Edge, list[Edge]]:
 
 
 def _taken(slots: collections.deque[Edge], length: int) -> list[Edge]:
-  """Takes the first ``length`` off slots, which are (start, end) pairs."""
+  """Removes and returns the first ``length`` units of (start, end) slots."""
   taken = []
   while length:
     low, high = slots.popleft()
@@ -176,9 +177,9 @@ def _taken(slots: collections.deque[Edge], length: int) -> list[Edge]:
 def _parts(
   slots: Sequence[Edge], degree: int, num_colours: int
 ) -> tuple[tuple[int, Fraction], ...]:
-  """Returns the colours of slots when [0, degree) is cut evenly."""
-  # In units of 1 / num_colours all borders are integers: 1 is num_colours long
-  # and a colour is degree long.
+  """Returns (colour, share) of slots when [0, degree) is cut evenly."""
+  # In units of 1 / num_colours all borders are integers: length 1 becomes
+  # num_colours, and the length of a colour becomes degree.
   total = num_colours * sum(high - low for low, high in slots)
   parts: dict[int, Fraction] = collections.defaultdict(Fraction)
   for slot in slots:
@@ -191,7 +192,7 @@ def _parts(
 
 
 def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
-  """Returns the places in the list of the edges between each two vertices."""
+  """Returns the list indices of the edges between each pair of vertices."""
   found = collections.defaultdict(list)
   for index, edge in enumerate(edges):
     found[edge].append(index)
@@ -201,11 +202,11 @@ def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
 def largest_degree(
   edges: Sequence[Edge], weights: Sequence[int] | None = None
 ) -> int:
-  """Returns the largest weight of the edges at one vertex, of either side.
+  """Returns the largest total weight of the edges at one vertex, on any side.
 
   Args:
     edges: The edges.
-    weights: The weight of each; 1 if None.
+    weights: Weight of each edge; 1 each if None.
   """
   degrees: collections.Counter[tuple[int, int]] = collections.Counter()
   for edge, weight in zip(edges, weights or [1] * len(edges), strict=True):
@@ -215,14 +216,14 @@ def largest_degree(
 
 
 def _cut(vertices: Sequence[int], degree: int) -> list[int]:
-  """Cuts the vertices of one side into parts of at most that degree.
+  """Cuts the vertices of one side into parts of at most the given degree.
 
   Args:
-    vertices: The vertex of each edge.
-    degree: The largest degree of a part.
+    vertices: Vertex of each edge.
+    degree: Largest degree of a part.
 
   Returns:
-    The part of each edge, numbered from 0.
+    Part of each edge, numbered from 0.
   """
   count: collections.Counter[int] = collections.Counter()
   numbers: dict[tuple[int, int], int] = {}
@@ -237,23 +238,23 @@ def _cut(vertices: Sequence[int], degree: int) -> list[int]:
 def _regular(
   edges: Mapping[Edge, int], size: int, degree: int
 ) -> sparse.csr_array:
-  """Fills a bipartite multigraph up so that all vertices have one degree.
+  """Pads a bipartite multigraph so that all vertices have the same degree.
 
   Args:
-    edges: (left vertex, right vertex) -> the number of edges between the two.
+    edges: (left vertex, right vertex) -> number of edges between them.
     size: Number of vertices on each side.
-    degree: The degree to fill up to, at least the largest one there is.
+    degree: Target degree, at least the largest existing one.
 
   Returns:
-    The multiplicity of each pair of vertices, int ``[size, size]``.
+    Multiplicity of each pair of vertices, int ``[size, size]``.
   """
   counts = collections.Counter(edges)
   rows, columns = [degree] * size, [degree] * size
   for (u, v), count in counts.items():
     rows[u] -= count
     columns[v] -= count
-  # What is missing on the left is as much as on the right in all. Both are
-  # walked through once, and each step completes a vertex.
+  # The missing degrees sum to the same total on both sides. One pass over both
+  # sides fills them: each step completes at least one vertex.
   i = j = 0
   while i < size and j < size:
     fill = min(rows[i], columns[j])
@@ -268,19 +269,18 @@ def _regular(
 
 
 def _matchings(matrix: sparse.csr_array) -> Iterator[tuple[list[int], int]]:
-  """Takes a regular matrix apart into perfect matchings.
+  """Decomposes a regular matrix into perfect matchings.
 
   Args:
-    matrix: Multiplicities, with one sum in all rows and columns.
+    matrix: Multiplicities; all rows and columns have the same sum.
 
   Yields:
-    The column that each row is matched with, and how many times the matching
-    is in the sum.
+    Column matched with each row, and the multiplicity of the matching.
   """
   left = matrix.copy()
-  # Taking a perfect matching out leaves the matrix regular, so there is another
-  # one until nothing is left. Each is taken as often as it fits: then at least
-  # one entry becomes zero, which bounds the number of matchings.
+  # Removing a perfect matching leaves the matrix regular, so there is another
+  # one until nothing remains. Each is removed with its largest multiplicity:
+  # then at least one entry becomes zero, which bounds the number of matchings.
   while left.nnz:
     columns = sparse.csgraph.maximum_bipartite_matching(
       left, perm_type="column"

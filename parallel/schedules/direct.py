@@ -1,4 +1,4 @@
-"""Direct: every rank sends its chunk to every other rank, in one round."""
+"""Direct schedule: each rank sends its chunk to all others in one round."""
 
 from parallel.schedules.schedule import Schedule, Transfer
 from parallel.topology.graph import Topology
@@ -8,11 +8,14 @@ def gather(topology: Topology) -> Schedule:
   """Builds the all-gather of one round.
 
   Args:
-    topology: The network that the schedule runs on.
+    topology: Network that the schedule runs on.
+
+  Returns:
+    An all-gather of n chunks and n (n - 1) transfers.
   """
   n = topology.num_ranks
-  # In the order of distances. A link that sends one message at a time sends in
-  # this order, so no destination is first for all ranks at once.
+  # Sorted by distance: a link that sends one message at a time uses this order,
+  # so that not all ranks send to the same destination first.
   transfers = []
   for distance in range(1, n):
     for source in range(n):

@@ -1,14 +1,14 @@
 """Double binary tree: two trees that carry half of the data each, in pieces.
 
 For an even number of ranks, every rank has children in only one of the trees.
-So both trees together keep all ports busy, where one tree would leave half of
-the ranks, its leaves, without anything to send down.
+So the two trees together keep all ports busy, whereas in a single tree half of
+the ranks are leaves and have nothing to send down.
 
 Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
 broadcast, reduction and scan", Parallel Computing 35, 2009. The trees are those
-of MultiTree's published simulator. In the paper a 2-colouring of the edges
-fixes the rounds in which pieces move down an edge. Here it only gives these
-edges precedence, and other edges may use the ports that are left.
+of MultiTree's published simulator. Deviation: in the paper, a 2-colouring of
+the edges fixes the rounds in which pieces move down an edge. Here, the
+colouring only sets the priority, and other edges may use the remaining ports.
 """
 
 import collections
@@ -29,24 +29,27 @@ _Move = tuple[int, int, int]  # chunk, sender, receiver
 
 
 def build(topology: Topology, collective: Collective) -> Schedule:
-  """Builds any of the three collectives on the double binary tree.
+  """Builds a collective on the double binary tree.
 
   The all-reduce sums towards the roots and copies back, in n pieces (n + 1 if
   n is odd). In the all-gather, each rank's slice spreads from that rank along
-  the edges, half of it in either tree. The reduce-scatter is the all-gather
-  walked back.
+  the edges, half of it in each tree. The reduce-scatter is the reversed
+  all-gather.
 
   Args:
-    topology: The network that the schedule runs on.
-    collective: The collective to build.
+    topology: Network that the schedule runs on.
+    collective: "all_reduce", "reduce_scatter" or "all_gather".
+
+  Returns:
+    The schedule. It makes no claim of a link capacity.
   """
   if collective != "all_reduce":
     return from_gather(_gather, topology, collective)
   n = topology.num_ranks
-  num_chunks = n + n % 2  # even, so that both trees carry equally many
+  num_chunks = n + n % 2  # even, so that both trees carry the same number
   trees = _trees(n)
   starts = [(c % 2, trees[c % 2].index(-1)) for c in range(num_chunks)]
-  # The sums walk this spread back, so its paths are built on reversed links.
+  # The reduction reverses this spread, so its paths use the reversed links.
   back = topology.reversed()
   rounds = reversed_rounds(_spread(back, trees, starts))
   rounds += _spread(topology, trees, starts)
@@ -54,7 +57,7 @@ def build(topology: Topology, collective: Collective) -> Schedule:
 
 
 def _gather(topology: Topology) -> Schedule:
-  """Builds the all-gather; each rank has one chunk for either tree."""
+  """Builds the all-gather; each rank has one chunk for each tree."""
   n = topology.num_ranks
   starts = [(c % 2, c // 2) for c in range(2 * n)]
   return Schedule(
@@ -68,9 +71,9 @@ def _trees(n: int) -> list[list[int]]:
   """Returns the parent of each rank, ``[tree][rank]``; -1 at the root."""
   first = [_parent(rank, n) for rank in range(n)]
   # In the first tree odd ranks are leaves. For an even n, mirroring the order
-  # of the ranks makes the even ones leaves. For an odd n that would keep the
-  # parities, and the tree is shifted by one rank instead; rank 0 then takes the
-  # place of the last rank, first[-1].
+  # of the ranks makes the even ones leaves. For an odd n, mirroring would keep
+  # the parities, so the tree is shifted by one rank instead; rank 0 then takes
+  # the place of the last rank, first[-1].
   if n % 2 == 0:
     second = [n - 1 - first[n - 1 - rank] for rank in range(n)]
     second = [-1 if parent == n else parent for parent in second]
@@ -104,9 +107,9 @@ def _spread(
   """Spreads chunks along the edges of their trees to all ranks.
 
   Args:
-    topology: The network, on which the paths are looked up.
-    trees: ``[tree][rank]``: the rank's parent; -1 at the root.
-    starts: ``[chunk]``: its tree and the rank that has it at first.
+    topology: Network in which paths are looked up.
+    trees: ``[tree][rank]``: parent of the rank; -1 at the root.
+    starts: ``[chunk]``: its tree and the rank that holds it initially.
 
   Returns:
     Rounds in which a rank sends at most one chunk and receives at most one.
@@ -117,11 +120,11 @@ def _spread(
     for parents in trees
     for rank, parent in enumerate(parents) if parent >= 0
   ]
-  # Each rank has at most two edges down to children and two from parents, so
-  # this gives two sets of edges, each of which loads a port once at most. Their
-  # edges go first in alternate rounds.
+  # Each rank has at most two edges to children and two from parents. So the
+  # split gives two sets of edges, each of which uses a port at most once. Their
+  # edges have priority in alternate rounds.
   turns = [set(edges) for edges in partial_permutations(down)]
-  # Moves whose sender has the chunk.
+  # Moves whose sender already holds the chunk.
   waiting = [
     (chunk, rank, there)
     for chunk, (tree, rank) in enumerate(starts)
@@ -132,7 +135,7 @@ def _spread(
     turn = turns[len(rounds) % len(turns)]
     waiting.sort(key=lambda move, turn=turn: (move[1:] not in turn, move))
     moved, waiting = _moved(waiting)
-    # What has arrived may go on from the next round.
+    # Chunks that arrive in this round can be forwarded from the next one on.
     waiting += [
       (chunk, there, further)
       for chunk, source, there in moved
@@ -152,7 +155,7 @@ def _spread(
 def _neighbours(parents: Sequence[int]) -> dict[int, list[int]]:
   """Returns the neighbours of each rank in a tree.
 
-  A chunk may start anywhere in its tree, so it goes up edges as well as down.
+  A chunk may start at any rank of its tree, so it moves both up and down edges.
   """
   found: dict[int, list[int]] = collections.defaultdict(list)
   for rank, parent in enumerate(parents):
@@ -163,7 +166,7 @@ def _neighbours(parents: Sequence[int]) -> dict[int, list[int]]:
 
 
 def _moved(waiting: Sequence[_Move]) -> tuple[list[_Move], list[_Move]]:
-  """Splits moves into those of this round, one per port, and the others."""
+  """Splits moves into those of this round, one per port, and the rest."""
   sending, receiving = set(), set()
   moved, left = [], []
   for move in waiting:

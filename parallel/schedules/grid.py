@@ -1,12 +1,12 @@
-"""Rings on tori and meshes, along one dim after another.
+"""Ring schedules on tori and meshes, one dim after another.
 
-There are two forms:
+Two forms:
 
-- *Bucket*: each dim gathers what the dims before it have gathered. The second
-  dim of the reduce-scatter then works on 1/d of the data only, with d the size
-  of the first dim. Source: Jain and Sabharwal, "Optimal bucket algorithms for
-  large MPI collectives on torus interconnects", ICS 2010.
-- *2D ring*: a whole all-reduce along rows, then one along columns, as in
+- *Bucket*: each dim gathers the data that the previous dims have gathered. So
+  the second dim of the reduce-scatter handles only 1/d of the data, where d is
+  the size of the first dim. Source: Jain and Sabharwal, "Optimal bucket
+  algorithms for large MPI collectives on torus interconnects", ICS 2010.
+- *2D ring*: a complete all-reduce along rows, then one along columns, as in
   MultiTree's published simulator.
 
 In both forms the data are split into equal *flows*, one for each rotation of
@@ -29,7 +29,10 @@ def bucket_gather(topology: Topology) -> Schedule:
   """Builds the bucket all-gather on a grid of any number of dims.
 
   Args:
-    topology: The network that the schedule runs on.
+    topology: Ring, torus or mesh that the schedule runs on.
+
+  Returns:
+    An all-gather of 2 n chunks for each dim of more than one rank.
 
   Raises:
     ValueError: The topology is not a ring, torus or mesh, or has failed links.
@@ -40,14 +43,14 @@ def bucket_gather(topology: Topology) -> Schedule:
   num_rounds = sum(size - 1 for size, _ in dims)
   rounds: list[list[Transfer]] = [[] for _ in range(num_rounds)]
   for flow, (order, direction) in enumerate(flows):
-    held = [[rank] for rank in range(n)]  # whose slices each rank has
+    held = [[rank] for rank in range(n)]  # owners of the slices each rank holds
     start = 0
-    # The reduce-scatter is this walked back, and should take the dims in
-    # `order`. So the gather takes the last one first.
+    # The reduce-scatter reverses this gather and takes the dims in `order`. So
+    # the gather starts with the last one.
     for dim in reversed(order):
       size = dims[dim][0]
-      # Around the ring, a rank first sends all that it has, and then always
-      # what it received in the round before.
+      # Around the ring, a rank first sends everything it holds, and then what
+      # it received in the previous round.
       moving = [list(chunks) for chunks in held]
       for step in range(start, start + size - 1):
         arrived: list[list[int]] = [[] for _ in range(n)]
@@ -70,10 +73,10 @@ def bucket_gather(topology: Topology) -> Schedule:
 
 
 def _capacity(topology: Topology, dims: list[tuple[int, int]]) -> int | None:
-  """Returns the most chunks that a link carries in a round of the bucket form.
+  """Returns the largest load of a link in a round of the bucket form.
 
   Returns:
-    The chunks in a message of the last dim, the largest ones; None where the
+    Chunks in a message of the last dim, the largest messages; None if the
     rings of several flows share links.
   """
   size = dims[0][0]
@@ -81,9 +84,9 @@ def _capacity(topology: Topology, dims: list[tuple[int, int]]) -> int | None:
     (node, _beside(node, *dim, 1)) in topology.links_by_pair
     for dim in dims for node in range(topology.num_ranks)
   )
-  # If all dims have equal size, flows of different rotations are in different
-  # dims at any time. If not, one flow enters a dim in which another still is.
-  # In a dim of two ranks both directions go over the same link.
+  # With equal dims, flows of different rotations are in different dims at any
+  # time. Otherwise one flow enters a dim that another one still uses. In a dim
+  # of two ranks, both directions use the same link.
   if not closed or size == 2 or any(dim[0] != size for dim in dims):
     return None
   return size ** (len(dims) - 1)
@@ -93,13 +96,13 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
   """Builds the 2D ring's all-reduce; other collectives take the bucket form.
 
   Each of four flows has a quarter of the data. The quarter is all-reduced along
-  one dim, in as many parts as the dim has ranks, and then along the other dim.
-  On a d x d torus this takes 4 (d - 1) rounds. The 2D ring has no
-  reduce-scatter or all-gather of its own.
+  one dim, cut into as many parts as the dim has ranks, and then along the other
+  dim. On a d x d torus this takes 4 (d - 1) rounds. The 2D ring does not define
+  a reduce-scatter or all-gather.
 
   Args:
-    topology: A torus or mesh with two dims of at least 2 ranks.
-    collective: The collective to build.
+    topology: Torus or mesh with two dims of at least 2 ranks.
+    collective: "all_reduce", "reduce_scatter" or "all_gather".
 
   Raises:
     ValueError: The topology is not such a torus or mesh, or has failed links.
@@ -113,7 +116,7 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
   if collective != "all_reduce":
     return from_gather(bucket_gather, topology, collective)
   n = topology.num_ranks
-  # Both the rows' and the columns' number of ranks must divide the parts.
+  # The size of each of the two dims must divide the number of parts.
   parts = math.lcm(*(size for size, _ in dims))
   flows = _flows(dims)
   num_rounds = sum(2 * (size - 1) for size, _ in dims)
@@ -127,10 +130,10 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
         for rank in range(n):
           there = _beside(rank, size, stride, direction)
           path = _path(topology, rank, there, size, stride, direction)
-          # At step 0 a rank sends the part of its own place in the ring, then
-          # the one that has just arrived. After size - 1 steps of reducing,
-          # the part that arrives is complete, and the same formula goes on
-          # with copies of it.
+          # At step 0 a rank sends the part of its own position in the ring,
+          # then the part that has just arrived. After size - 1 reducing steps
+          # the arriving part is complete, and the same formula selects the
+          # parts to copy.
           part = (rank // stride - direction * step) % size
           rounds[start + step] += [
             Transfer(rank, there, flow * parts + chunk, operation, path)
@@ -149,7 +152,7 @@ def _dims(name: str, topology: Topology) -> list[tuple[int, int]]:
   """Returns (size, stride) of each dim of more than one rank.
 
   The stride is the difference between the numbers of neighbouring ranks. A
-  grid of a single rank has the one dim (1, 1).
+  grid of one rank returns [(1, 1)].
 
   Raises:
     ValueError: The topology is not a grid, or has failed links.
@@ -178,7 +181,7 @@ def _flows(dims: list[tuple[int, int]]) -> list[tuple[list[int], int]]:
 
 
 def _beside(rank: int, size: int, stride: int, direction: int) -> int:
-  """Returns the next rank along a dim, around the end of its line."""
+  """Returns the next rank along a dim, wrapping around at the end."""
   place = rank // stride % size
   return rank + ((place + direction) % size - place) * stride
 
@@ -194,7 +197,7 @@ def _path(
   """Returns the path between two ranks that are neighbours on a ring."""
   if (source, destination) in topology.links_by_pair:
     return (source, destination)
-  # Only the ring that closes a mesh's line has no link: walk the line back.
+  # On a mesh, the ring is closed by walking the line back.
   path = [source]
   while path[-1] != destination:
     path.append(_beside(path[-1], size, stride, -direction))

@@ -1,16 +1,17 @@
-"""Trees grown in time: the tree that can reach its next rank first goes first.
+"""Greedy growth of trees by arrival time.
 
-Each tree brings one chunk from its root to all ranks. It is known when each
-link is free again and when each rank of a tree has the chunk, so it is known
-when a tree could bring its chunk to one more rank. The tree for which this is
-soonest does so and takes the links of the way; and so on until all trees are
-complete. So slow links are used where they do not hold a chunk up, and trees
-become wide where latency counts and deep where bandwidth does.
+Each tree brings one chunk from its root to all ranks. The state records when
+each link becomes free and when each rank of a tree holds the chunk. From this
+follows the earliest time at which a tree can deliver its chunk to one more
+rank. The tree with the earliest such time is extended and occupies the links of
+its path; this repeats until all trees are complete. So slow links are used only
+where they do not delay a chunk, and trees become wide where latency dominates
+and deep where bandwidth does.
 
 Source: "earliest completing edge first" of Bhat, Raghavendra and Prasanna,
 "Efficient collective communication in distributed heterogeneous systems",
-ICDCS 1999, for one tree whose nodes send one message at a time. Growing many at
-once, on links and through switches, is ours.
+ICDCS 1999, for one tree whose nodes send one message at a time. Deviation: many
+trees grow at once here, on links and through switches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,9 +37,9 @@ def grow(
   """Grows the trees of an all-gather.
 
   Args:
-    topology: The network.
-    trees: Trees of each rank; each takes an equal part of the rank's slice.
-    size_bytes: Bytes of all slices together; None leaves latencies out.
+    topology: Network that the trees span.
+    trees: Trees per rank; each takes an equal part of the rank's slice.
+    size_bytes: Bytes of all slices together; None ignores latencies.
 
   Returns:
     (chunk, path) of each message, in the order in which they start. Rank r has
@@ -47,13 +48,13 @@ def grow(
   if topology.num_ranks == 1:
     return ()
   state = _Trees(topology, trees, size_bytes)
-  # (when the tree could have one more rank, its ranks, its number): of trees
-  # that are equally soon, the one with the fewest ranks comes first.
+  # (earliest arrival at one more rank, ranks so far, chunk): ties go to the
+  # tree with the fewest ranks.
   soonest = [(state.plan(chunk), 1, chunk) for chunk in range(state.num_trees)]
   heapq.heapify(soonest)
   while soonest:
     _, size, chunk = soonest[0]
-    # Links may have been taken since this was planned.
+    # Other trees may have occupied links since this path was planned.
     if not state.stands(chunk):
       heapq.heapreplace(soonest, (state.plan(chunk), size, chunk))
       continue
@@ -66,7 +67,7 @@ def grow(
 
 
 class _Trees:
-  """Trees as far as they have grown, and the links as far as they are taken.
+  """State of growth: partial trees and the times at which links become free.
 
   Links are numbered as in `Topology.links`, trees by their chunks.
   """
@@ -82,30 +83,30 @@ class _Trees:
     self._heads = [link.destination for link in links]
     chunk = (size_bytes or 1.0) / self.num_trees
     self._taken = [chunk / link.bandwidth for link in links]
-    # From the start of a message until all of it is at the link's end.
+    # Time from the start of a message until all of it has crossed the link.
     self._cost = [
       taken + (link.latency_s if size_bytes else 0.0)
       for taken, link in zip(self._taken, links, strict=True)
     ]
-    self._free = [0.0] * len(links)
+    self._free = [0.0] * len(links)  # s: when each link becomes free
     self._out: list[list[int]] = [[] for _ in range(topology.num_nodes)]
     for number, tail in enumerate(self._tails):
       self._out[tail].append(number)
-    # By tree: its ranks and when they have the chunk; links out of these ranks;
-    # the way to its next rank, and when the chunk would be there.
+    # Per tree: arrival time at each of its ranks; links out of these ranks; the
+    # planned path to its next rank, and the arrival time there.
     self._has = [{chunk // trees: 0.0} for chunk in range(self.num_trees)]
     self._ahead = [list(self._out[c // trees]) for c in range(self.num_trees)]
     self._way: list[list[int]] = [[] for _ in range(self.num_trees)]
     self._planned = [0.0] * self.num_trees
 
   def plan(self, tree: int) -> float:
-    """Finds the soonest way to a new rank, and returns when it ends there."""
+    """Plans the earliest path to a new rank; returns its arrival time."""
     has, heads, tails = self._has[tree], self._heads, self._tails
     free, cost = self._free, self._cost
     ahead = [link for link in self._ahead[tree] if heads[link] not in has]
     self._ahead[tree] = ahead
-    # (when the message is at the link's end, the link), as `_after` says, for
-    # the links out of the tree's ranks. This is the innermost loop.
+    # (time at which the message has crossed, link) of the links out of the
+    # tree's ranks, computed as in `_after`. This is the innermost loop.
     ways = [
       (max(has[tails[link]], free[link]) + cost[link], link) for link in ahead
     ]
@@ -120,14 +121,15 @@ class _Trees:
   def _search(
     self, has: Mapping[int, float], ways: list[tuple[float, int]]
   ) -> tuple[float, list[int]]:
-    """Searches for the soonest way through switches, as Dijkstra does.
+    """Searches for the earliest path through switches, by Dijkstra's algorithm.
 
     Args:
-      has: Ranks that are in the tree.
-      ways: Links out of these ranks, and when a message would have crossed.
+      has: Arrival time at each rank of the tree.
+      ways: Time at which a message would have crossed, and link, for each link
+        out of these ranks.
 
     Returns:
-      When the way ends, and its links.
+      Arrival time and links of the path.
     """
     heapq.heapify(ways)
     came: dict[int, int] = {}  # node -> link into it
@@ -148,13 +150,13 @@ class _Trees:
           heapq.heappush(ways, (self._after(further, end), further))
 
   def _after(self, link: int, ready: float) -> float:
-    """Returns when a message that is ready at a link has crossed it."""
-    # Here and at switches a message is stored whole before it is sent on.
+    """Returns the time at which a message ready at ``ready`` has crossed."""
+    # Store and forward: a node sends a message on once all of it has arrived.
     return max(ready, self._free[link]) + self._cost[link]
 
   def stands(self, tree: int) -> bool:
-    """Says whether the links of the planned way are as free as they were."""
-    # All other ways are as late as they were, or later.
+    """Returns whether the planned path still arrives at the planned time."""
+    # Alternative paths arrive no earlier than when the plan was made.
     way = self._way[tree]
     end = self._has[tree][self._tails[way[0]]]
     for link in way:
@@ -162,7 +164,7 @@ class _Trees:
     return end == self._planned[tree]
 
   def extend(self, tree: int) -> None:
-    """Adds the rank at the end of the planned way to a tree."""
+    """Adds the rank at the end of the planned path to a tree."""
     way = self._way[tree]
     path = (self._tails[way[0]], *(self._heads[link] for link in way))
     end = self._has[tree][path[0]]
@@ -183,16 +185,20 @@ def schedule(
 ) -> Schedule:
   """Puts the messages of grown trees into rounds.
 
-  Where links differ, a round may be shorter than the slowest link takes for
-  ``link_capacity`` chunks: as short as a faster one takes for them. A slower
-  link then carries one chunk, and the round lasts longer if there is one. The
-  length of rounds is chosen by the time of all of them, without latencies.
+  On links of different bandwidths, several round lengths are tried: the time
+  that a link of some bandwidth takes for ``link_capacity`` chunks, from the
+  slowest link upwards. A slower link then carries one chunk, and a round that
+  uses it lasts longer. The length with the smallest total time, without
+  latencies, is chosen.
 
   Args:
     name: Name of the schedule.
-    topology: The network.
-    messages: What `grow` returned.
-    link_capacity: Chunks that the slowest link carries in a round at most.
+    topology: Network that the schedule runs on.
+    messages: Result of `grow` on this network.
+    link_capacity: Largest number of chunks on the slowest link in a round.
+
+  Returns:
+    An all-gather.
   """
   n = topology.num_ranks
   trees = max(1, len({chunk for chunk, _ in messages}) // n)
@@ -215,14 +221,14 @@ def schedule(
 
 
 def speeds(topology: Topology) -> list[float]:
-  """Returns the bandwidths of links, ascending: four of them at most."""
+  """Returns at most four of the links' bandwidths, ascending."""
   found = sorted({link.bandwidth for link in topology.links})
   some = [found[(len(found) - 1) * i // 3] for i in range(4)] if found else [1]
   return sorted(set(some))
 
 
 def seconds(rounds: Iterable[Round], topology: Topology) -> float:
-  """Returns the time of rounds with chunks of one byte, without latencies."""
+  """Returns the seconds that rounds take with chunks of 1 byte, no latency."""
   links = topology.links_by_pair
   return sum(
     max(

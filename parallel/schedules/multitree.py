@@ -1,18 +1,19 @@
 """MultiTree: one spanning tree per rank, all grown together step by step.
 
 At the start of a step all links are free. The trees take turns. In its turn, a
-tree gains one rank, over free links, from a rank that it held when the step
-began, and these links are then taken. A step ends when a whole round of turns
-adds nothing. The trees are those of an all-gather, and each step is a round of
-the schedule. A reduce-scatter walks the trees back.
+tree gains one rank over free links from a rank that it held at the start of
+the step, and occupies these links. A step ends when a full round of turns adds
+no rank. The trees are those of an all-gather, and each step is a round of the
+schedule. The reduce-scatter reverses the all-gather.
 
 Source: Huang et al., "Communication Algorithm-Architecture Co-Design for
 Distributed Deep Learning", ISCA 2021, and its published simulator.
 
-Deviations: the simulator ends a step when the last tree of a round adds
-nothing, which takes more steps on meshes. The paper has links of one bandwidth.
-Where they differ, a step would last as long as the slowest link takes, so trees
-do not grow in steps then, but in time (`parallel.schedules.growth`).
+Deviations: the simulator ends a step when the last tree of a round adds no
+rank, which takes more steps on meshes. The paper assumes links of one
+bandwidth. With different bandwidths, a step would last as long as the slowest
+link takes, so the trees then grow by arrival time instead of in steps
+(`parallel.schedules.growth`).
 """
 
 import array
@@ -32,16 +33,16 @@ def grow(
   """Grows the trees of an all-gather.
 
   Args:
-    topology: A topology with links of one bandwidth; ranks reach each other
-      over links or through switches.
-    farthest_first: Whether trees take their turns in the order of their roots'
-      distance to the farthest rank, largest first, from the second round of a
-      step on. Otherwise they take them in the order of ranks.
+    topology: Topology with links of one bandwidth; ranks are joined by links or
+      through switches.
+    farthest_first: Whether, from the second round of turns of a step on, trees
+      take turns in descending order of the distance from the root to the
+      farthest rank. Otherwise the order is that of rank numbers.
 
   Returns:
-    For each step the roots of the trees that grew, in the order of their
-    turns, and for each of these turns the path from a rank of the tree to its
-    new rank.
+    For each step: roots of the trees that grew, in the order of their turns,
+    and for each of these turns the path from a rank of the tree to its new
+    rank.
   """
   n = topology.num_ranks
   ranks = list(range(n))
@@ -52,13 +53,13 @@ def grow(
   grower = _Direct if topology.num_switches == 0 else _Switched
   state = grower(topology)
   steps = []
-  missing = n * (n - 1)  # ranks that trees lack, all trees together
+  missing = n * (n - 1)  # ranks still to be added, summed over all trees
   while missing:
     state.begin()
     roots, paths = state.turns(ranks)
-    # Within a step links are only taken, and new ranks are no parents yet. So
-    # a tree that could not grow in one round cannot in the next, and only the
-    # trees that grew take another turn.
+    # Within a step, links only become occupied, and new ranks are not parents
+    # yet. So a tree that cannot grow in one round of turns cannot grow in the
+    # next, and only the trees that grew take another turn.
     added = roots
     if farthest_first:
       again = set(added)
@@ -68,7 +69,7 @@ def grow(
       roots += added
       paths += more
     state.end(roots)
-    # Tuples of numbers, unlike lists, are no work for the garbage collector.
+    # Unlike lists, tuples of numbers are not tracked by the garbage collector.
     steps.append((tuple(roots), tuple(paths)))
     missing -= len(roots)
   return steps
@@ -78,11 +79,16 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
   """Builds the all-gather: chunk r goes down the tree of rank r.
 
   Args:
-    topology: The network that the schedule runs on.
-    farthest_first: The order of turns, as in `grow`.
+    topology: Network that the schedule runs on.
+    farthest_first: Order of turns, as in `grow`.
+
+  Returns:
+    An all-gather of n chunks, with one chunk per link and round if all links
+    have the same bandwidth.
 
   Raises:
-    ValueError: `farthest_first`, and bandwidths differ: there are no turns.
+    ValueError: `farthest_first` is True but bandwidths differ, so that trees
+      do not take turns.
   """
   if not topology.even:
     if farthest_first:
@@ -107,10 +113,10 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
 
 
 def _in_time(topology: Topology) -> Schedule:
-  """Builds the all-gather where links differ: trees grow in time, not in steps.
+  """Builds the all-gather for different bandwidths, by arrival time.
 
-  It is also tried without the slowest links, where the ranks do not need them:
-  a round with one chunk on such a link lasts long for all others.
+  Variants without the slowest links are tried too, as long as the ranks stay
+  connected: a round with one chunk on such a link delays all other links.
   """
   found = []
   for speed in growth.speeds(topology):
@@ -119,7 +125,7 @@ def _in_time(topology: Topology) -> Schedule:
         pair for pair, link in topology.links_by_pair.items()
         if link.bandwidth < speed
       ))
-    except ValueError:  # some rank is cut off
+    except ValueError:  # a rank is no longer reachable
       break
     found.append(growth.schedule("multitree", left, growth.grow(left, 1)))
   return min(
@@ -128,15 +134,15 @@ def _in_time(topology: Topology) -> Schedule:
 
 
 class _Direct:
-  """Grows trees where ranks are joined by links, without switches.
+  """Growth of trees on a network without switches.
 
   A tree's frontier consists of the links from its ranks to ranks outside it.
-  Within a step a link that is taken stays taken, so each tree looks at each
-  link of its frontier at most once per step. Between steps the frontiers of
-  all trees are one array, sorted by root.
+  A link that is occupied stays so until the step ends. So each tree examines
+  each link of its frontier at most once per step. Between steps the frontiers
+  of all trees are one array, sorted by root.
 
-  This runs through n (n - 1) turns in Python, so the inner loop works on lists
-  and bytearrays, and numpy does what happens once per step.
+  Growth takes n (n - 1) turns in Python. The inner loop therefore uses lists
+  and bytearrays, and numpy handles the work that is done once per step.
   """
 
   def __init__(self, topology: Topology) -> None:
@@ -145,31 +151,31 @@ class _Direct:
     self._head_of = [head for _, head in self._paths]
     self._heads = np.array(self._head_of, np.int32)
     sources = np.array([source for source, _ in self._paths], np.int32)
-    # Links sorted by source: those out of a rank lie together and end before
-    # `_ends[rank]`. The stable sort keeps the order of directions that grids
-    # have at every rank. It matters: sorted by the neighbours' numbers, a
-    # 32x32 torus takes 261 steps in place of 256.
+    # Links sorted by source: those out of a rank are contiguous and end before
+    # `_ends[rank]`. The stable sort keeps the order of directions, which is the
+    # same at every rank of a grid. This matters: sorted by the neighbours'
+    # numbers, a 32x32 torus takes 261 steps instead of 256.
     self._out = np.argsort(sources, kind="stable").astype(np.int32)
     self._degree = np.bincount(sources, minlength=n)
     self._ends = np.cumsum(self._degree)
     self._member = [bytearray(n) for _ in range(n)]
     self._roots = self._frontier = np.empty(0, np.int32)
-    self._held = np.zeros((n, n), bool)  # [root, rank] as of the last step
+    self._held = np.zeros((n, n), bool)  # [root, rank] after the last step
     # Each tree starts with its root.
     ranks = np.arange(n, dtype=np.int32)
     self._join(ranks, ranks)
 
   def begin(self) -> None:
-    """Starts a step: all links are free, all frontiers are looked at anew."""
+    """Starts a step: frees all links and restarts all frontiers."""
     self._free = [1] * len(self._head_of)
     self._left = sum(self._free)
     self._taken: list[int] = []
-    # Iterating over an array.array gives Python's integers, faster than numpy.
+    # Iterating over an array.array gives Python integers, faster than numpy.
     links = array.array("i", self._frontier.tobytes())
     ranks = np.arange(len(self._member) + 1)
     bounds = np.searchsorted(self._roots, ranks).tolist()
-    # One iterator per tree, which goes on in the next turn where it stopped in
-    # this one. It asks whether a link is free only when it reaches it.
+    # One iterator per tree, which resumes in the next turn at the link where it
+    # stopped in this one. It tests whether a link is free on reaching it.
     is_free = self._free.__getitem__
     self._ahead = [
       filter(is_free, links[low:high])
@@ -183,7 +189,7 @@ class _Direct:
       roots: Roots of the trees, in the order of their turns.
 
     Returns:
-      The roots of the trees that grew, in the same order, and the path to each
+      Roots of the trees that grew, in the same order, and the path to each
       tree's new rank.
     """
     free, heads, left = self._free, self._head_of, self._left
@@ -209,7 +215,7 @@ class _Direct:
     """Ends a step: the new ranks become parents.
 
     Args:
-      roots: The root of each turn that added a rank, in the order of turns.
+      roots: Root of each turn that added a rank, in the order of turns.
     """
     self._join(np.array(roots, np.int32), self._heads[self._taken])
 
@@ -217,40 +223,39 @@ class _Direct:
     """Adds ranks to trees and updates the frontiers.
 
     Args:
-      roots: int ``[addition]``: the tree's root.
-      new: int ``[addition]``: the rank that the tree gains.
+      roots: int ``[addition]``: root of the tree.
+      new: int ``[addition]``: rank that the tree gains.
     """
     self._held[roots, new] = True
     degree = self._degree[new]
     ends = np.cumsum(degree)
-    # Places in `_out` of all links out of the new ranks, rank after rank. An
-    # addition's links are numbers ends - degree to ends - 1 of this list, and
-    # lie at `_ends` - degree to `_ends` - 1 in `_out`.
+    # Positions in `_out` of all links out of the new ranks, rank after rank.
+    # The links of an addition are elements ends - degree to ends - 1 of this
+    # list, and elements `_ends` - degree to `_ends` - 1 of `_out`.
     place = np.repeat(self._ends[new] - ends, degree) + np.arange(ends[-1])
     roots = np.append(self._roots, np.repeat(roots, degree))
     links = np.append(self._frontier, self._out[place])
-    # Links whose head is in the tree by now are of no more use to it. The
-    # stable sort puts the trees in order and keeps, within a tree, the links
-    # of the ranks that joined first in front.
+    # Links whose head is now in the tree are dropped. The stable sort orders
+    # the links by tree, and within a tree keeps those of earlier ranks first.
     live = np.flatnonzero(~self._held[roots, self._heads[links]])
     live = live[np.argsort(roots[live], kind="stable")]
     self._roots, self._frontier = roots[live], links[live]
 
 
 class _Switched:
-  """Grows trees where ranks are joined through switches, too.
+  """Growth of trees on a network with switches.
 
-  A turn takes the way with the fewest links from any parent to a new rank;
-  among equally short ways, that of the parent that joined first. It stops at
-  one of as many links as the nearest two ranks are apart. A parent from which
-  no way is free has none until the step ends, and is not asked again. Most of
-  these have no free link out, which is known without a search.
+  A turn takes the path with the fewest links from any parent to a new rank;
+  ties go to the parent that joined first. The search stops at a path as short
+  as the smallest distance between two ranks. A parent without a free path has
+  none until the step ends and is dropped for the step. Most of these parents
+  have no free outgoing link, which is known without a search.
   """
 
   def __init__(self, topology: Topology) -> None:
     n = topology.num_ranks
     self._num_ranks = n
-    # By the number of the link, as `Topology.links` has them.
+    # Indexed by the number of the link in `Topology.links`.
     self._tails = [link.source for link in topology.links]
     self._heads = [link.destination for link in topology.links]
     self._out: list[list[int]] = [[] for _ in range(topology.num_nodes)]
@@ -258,18 +263,18 @@ class _Switched:
       self._out[link.source].append(number)
     self._ordered: dict[tuple[int, int], list[int]] = {}
     self._within = [_ranks_within(topology, rank) for rank in range(n)]
-    # No way has fewer links: one between ranks, two through a switch.
+    # Lower bound of a path's links: one between ranks, two through a switch.
     self._shortest = 1 if any(
       max(link.source, link.destination) < n for link in topology.links
     ) else 2
-    # Each tree's ranks in the order of joining, and as a set.
+    # Ranks of each tree, in the order of joining and as a set.
     self._members = [[root] for root in range(n)]
     self._joined = [{root} for root in range(n)]
 
   def begin(self) -> None:
     """Starts a step: all links are free, all ranks of a tree are parents."""
     self._free = [1] * len(self._heads)
-    # Copies: ranks that join in this step are not parents before the next one.
+    # Copies, since ranks that join in this step are parents from the next one.
     self._parents = [list(members) for members in self._members]
     # Free capacity of the links out of each rank, and of those into it.
     self._out_of = [0] * self._num_ranks
@@ -289,7 +294,7 @@ class _Switched:
       roots: Roots of the trees, in the order of their turns.
 
     Returns:
-      The roots of the trees that grew, in the same order, and the path to each
+      Roots of the trees that grew, in the same order, and the path to each
       tree's new rank.
     """
     added, paths = [], []
@@ -301,9 +306,9 @@ class _Switched:
       best: list[int] = []
       stuck = set()
       for parent in self._parents[root]:
-        # A search costs most, so it is left out where it cannot help: if no
-        # rank outside the tree is nearer to this parent than `best` is long,
-        # even with all links free.
+        # Searches dominate the cost, so useless ones are skipped: those from a
+        # parent that is no nearer to any rank outside the tree than `best` is
+        # long, even with all links free.
         within = self._within[parent]
         if best and within[min(len(best), len(within)) - 1].isdisjoint(outside):
           continue
@@ -336,10 +341,10 @@ class _Switched:
     return added, paths
 
   def _find(self, parent: int, outside: set[int]) -> list[int]:
-    """Searches breadth-first for a way over free links to a new rank.
+    """Searches breadth-first for a path over free links to a new rank.
 
     Returns:
-      The links of a shortest way, from the parent on; [] if there is none.
+      Links of a shortest path, starting at the parent; [] if there is none.
     """
     came = {parent: -1}  # node -> link into it
     queue = [parent]
@@ -348,8 +353,8 @@ class _Switched:
         head = self._heads[link]
         if not self._free[link] or head in came:
           continue
-        # Switches are searched further. A rank is either a destination or of
-        # no use, since it does not forward.
+        # The search continues through switches. Ranks do not forward, so a rank
+        # is either a destination or ignored.
         if head >= self._num_ranks:
           came[head] = link
           queue.append(head)
@@ -363,8 +368,8 @@ class _Switched:
   def _links(self, node: int, parent: int) -> list[int]:
     """Returns the links out of a node in the order in which to try them.
 
-    Links to ranks come first, beginning after the parent's number, and then
-    links to switches. So parents at the same switch try different ranks first,
+    Links to ranks come first, beginning after the parent's number, followed by
+    links to switches. So parents at the same switch try different ranks first
     and do not all compete for the link to the lowest number.
     """
     key = (node, parent)
@@ -383,12 +388,12 @@ class _Switched:
     """Ends a step. New ranks become parents when the next step begins.
 
     Args:
-      roots: The root of each turn that added a rank; not needed here.
+      roots: Unused; root of each turn that added a rank.
     """
 
 
 def _ranks_within(topology: Topology, source: int) -> list[set[int]]:
-  """Returns ``[hops]``: the ranks at most that many links away."""
+  """Returns ``[hops]``: the set of ranks at most that many links away."""
   hops = [topology.hops(source, rank) for rank in range(topology.num_ranks)]
   within = [set() for _ in range(max(hops) + 1)]
   for limit, ranks in enumerate(within):

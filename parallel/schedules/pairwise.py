@@ -1,8 +1,8 @@
-"""Pairwise exchanges: partners swap halves, quarters, ... in log2 n rounds.
+"""Pairwise exchange schedules: recursive halving and doubling in log2 n rounds.
 
-A function partner(r, s), the rank with which rank r exchanges chunks in round
-s, defines the whole reduce-scatter. Let B(r, s) be the chunks whose owners r
-can still reach in rounds s, s + 1, ... Then
+A partner function, partner(r, s), gives the rank with which rank r exchanges
+chunks in round s. It defines the whole reduce-scatter. Let B(r, s) be the
+chunks whose owners r can still reach in rounds s, s + 1, ... Then
 
     B(r, log2 n) = {r}      B(r, s) = B(r, s + 1) + B(partner(r, s), s + 1)
 
@@ -10,10 +10,10 @@ and in round s rank r sends its partial sums of B(partner(r, s), s + 1).
 
 Sources: halving-doubling is the all-reduce of Thakur, Rabenseifner and Gropp,
 IJHPCA 19, 2005, with the distances of MPICH's. HDRM maps its ranks onto a
-BiGraph: Dong et al., "EFLOPS", HPCA 2020; that text was not at hand, and the
+BiGraph: Dong et al., "EFLOPS", HPCA 2020; that text was not available, and the
 mapping is the one in MultiTree's simulator (farabimahmud/accelerator). Swing is
-from De Sensi et al., NSDI 2024, arXiv 2401.09356. Here it takes powers of two
-only. The mirrored exchanges, which use all ports of a torus, are those of its
+from De Sensi et al., NSDI 2024, arXiv 2401.09356; it is limited here to powers
+of two. The mirrored exchanges, which use all ports of a torus, are those of its
 authors' code (HLC-Lab/bine_trees_fugaku).
 """
 
@@ -23,7 +23,7 @@ import math
 from parallel.schedules.schedule import Schedule, Transfer
 from parallel.topology.graph import Topology
 
-# (rank, round of the reduce-scatter) -> the rank that it exchanges with
+# (rank, round of the reduce-scatter) -> rank that it exchanges with
 Partner = Callable[[int, int], int]
 
 
@@ -31,10 +31,13 @@ def halving_doubling(topology: Topology) -> Schedule:
   """Builds the all-gather in which rank r's partner in round s is r XOR 2^s.
 
   The largest messages, those of round 0 of the reduce-scatter, go to the ranks
-  whose numbers are nearest.
+  with the nearest numbers.
 
   Args:
-    topology: The network that the schedule runs on.
+    topology: Network that the schedule runs on.
+
+  Returns:
+    An all-gather of n chunks in log2 n rounds.
 
   Raises:
     ValueError: The number of ranks is not a power of two.
@@ -46,11 +49,14 @@ def halving_doubling(topology: Topology) -> Schedule:
 def hdrm(topology: Topology) -> Schedule:
   """Builds halving-doubling in which every exchange crosses a BiGraph.
 
-  Each exchange goes from an upper switch to a lower one or back, so that its
-  path has one link between switches.
+  Each exchange is between an upper and a lower switch, so that its path has one
+  link between switches.
 
   Args:
     topology: A BiGraph.
+
+  Returns:
+    An all-gather of n chunks in log2 n rounds.
 
   Raises:
     ValueError: The topology is not a BiGraph, has failed links, or its number
@@ -64,18 +70,17 @@ def hdrm(topology: Topology) -> Schedule:
 
 
 def _flip(rank: int, number: int) -> int:
-  """Flips the bit of that number: halving-doubling's partner."""
+  """Flips bit ``number`` of a rank: the partner in halving-doubling."""
   return rank ^ 1 << number
 
 
 def bigraph_places(ranks_per_switch: int, switches: int) -> list[int]:
   """Returns HDRM's mapping: for each rank of the exchange, its node.
 
-  Ranks whose number has an even count of one bits go to upper switches, the
-  others to lower switches. Partners differ in one bit, so each exchange
-  crosses. With s switches, ranks j s to j s + s - 1 take port j of the
-  switches, and those at upper switches are rotated left by (s / 2 - j) mod s/2
-  switches.
+  Ranks with an even number of one bits are at upper switches, the others at
+  lower switches. Partners differ in one bit, so each exchange crosses. With s
+  switches, ranks j s to j s + s - 1 take port j of the switches, and those at
+  upper switches are rotated left by (s / 2 - j) mod s/2 switches.
 
   Args:
     ranks_per_switch: Number of ranks at each switch.
@@ -87,8 +92,8 @@ def bigraph_places(ranks_per_switch: int, switches: int) -> list[int]:
     group = range(port * switches, (port + 1) * switches)
     upper = [rank for rank in group if rank.bit_count() % 2 == 0]
     lower = [rank for rank in group if rank.bit_count() % 2]
-    # Without the turn, the ranks at one upper switch would have their partners
-    # at one lower switch, and share the link between the two.
+    # Without this rotation, the ranks at one upper switch would have all their
+    # partners at one lower switch, and share the link between the two.
     turn = (half - port) % half
     for switch, rank in enumerate(upper[turn:] + upper[:turn] + lower):
       places[rank] = switch * ranks_per_switch + port
@@ -98,12 +103,16 @@ def bigraph_places(ranks_per_switch: int, switches: int) -> list[int]:
 def swing(topology: Topology) -> Schedule:
   """Builds Swing: partners at distances 1, 1, 3, 5, 11, ... along a ring.
 
-  On grids the rounds take the dims in turn. Every rotation of the dims, and the
-  mirror image of each, carries an equal share of the data, so that all ports of
-  a torus are used.
+  On grids, successive rounds use successive dims, cyclically. Every rotation of
+  the dims, and the mirror image of each, carries an equal share of the data, so
+  that all ports of a torus are used.
 
   Args:
-    topology: A ring, torus or mesh.
+    topology: Ring, torus or mesh.
+
+  Returns:
+    An all-gather of 2 n chunks for each dim of more than one rank, in log2 n
+    rounds.
 
   Raises:
     ValueError: The topology is not a ring, torus or mesh, has failed links, or
@@ -130,12 +139,12 @@ def _swing_partner(
 
   Args:
     shape: Sizes of the grid's dims.
-    order: Dims in the order in which they take turns.
+    order: Order of the dims in successive rounds.
     mirror: 1, or -1 for the mirror image.
   """
   strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-  # For each round its dim and which of that dim's rounds it is. A dim of 2^k
-  # ranks has k rounds and is passed over after these.
+  # (dim, round within the dim) of each round. A dim of 2^k ranks has k rounds
+  # and is skipped afterwards.
   turns = []
   for step in range(max(shape).bit_length()):
     turns += [(dim, step) for dim in order if 2 << step <= shape[dim]]
@@ -145,8 +154,8 @@ def _swing_partner(
     size, stride = shape[dim], strides[dim]
     place = rank // stride % size
     # 1, -1, 3, -5, 11, ...: the sum 1 - 2 + 4 - ... of step + 1 terms. All are
-    # odd, so ranks at even places meet ranks at odd places. These go the other
-    # way, so that partner(partner(r)) = r.
+    # odd, so ranks at even places are paired with ranks at odd places. Those
+    # use the opposite sign. Hence partner(partner(r)) = r.
     distance = mirror * (1 - (-2) ** (step + 1)) // 3
     there = place + (distance if place % 2 == 0 else -distance)
     return rank + (there % size - place) * stride
@@ -164,7 +173,7 @@ def _gather(
 
   Args:
     name: Name of the schedule.
-    topology: The network; its number of ranks must be a power of two.
+    topology: Network; its number of ranks must be a power of two.
     partners: Partner functions. Each carries an equal share of the data.
     places: For each rank of the exchange, its rank in the topology.
 
@@ -172,8 +181,8 @@ def _gather(
     ValueError: The number of ranks is not a power of two.
   """
   n = topology.num_ranks
-  # A product is a power of two only if all its factors are: this covers the
-  # single dims that Swing needs, too.
+  # A product is a power of two only if all its factors are. So this also checks
+  # the single dims of Swing.
   if n & (n - 1):
     raise ValueError(
       f"{name}: {topology.name} has {n} ranks, not a power of two"

@@ -1,8 +1,8 @@
-"""Pipelining: chunks are cut into pieces that follow one another.
+"""Pipelining of collective schedules: chunks are cut into pieces.
 
-A rank sends a piece on while the next one arrives. So a deep tree costs the
-time of the fullest link plus that of a few pieces, not of a few chunks. What
-comes out is a schedule like any other, with smaller chunks and more rounds.
+A rank forwards a piece while it receives the next one. So a deep tree costs the
+time of the most loaded link plus that of a few pieces, not of a few chunks. The
+result is an ordinary schedule with smaller chunks and more rounds.
 """
 
 import collections
@@ -22,22 +22,34 @@ def pipelined(
   pieces: int,
   link_capacity: int | None = None,
 ) -> Schedule:
-  """Cuts every chunk into pieces and lets them follow one another.
+  """Cuts every chunk into pieces that follow one another.
 
-  Each piece makes the transfers of its chunk in their order. One piece after
-  another, every transfer gets the earliest round in which its links have room.
+  Each piece makes the transfers of its chunk in their order. Transfers are
+  placed one piece after the other, each into the earliest round in which all
+  links of its path have capacity left.
+
+  Example:
+    The ring's all-gather sends 4 chunks in 3 rounds. In halves, it takes twice
+    as many rounds of half the time:
+
+    >>> from parallel.schedules import builders
+    >>> from parallel.topology.builders import ring
+    >>> whole = builders.build("ring", ring(4), "all_gather")
+    >>> halves = pipelined(whole, ring(4), pieces=2)
+    >>> halves.num_chunks, len(halves.rounds)
+    (8, 6)
 
   Args:
-    schedule: The schedule.
-    topology: The network that it runs on.
-    pieces: Pieces of each chunk; 1 leaves the schedule as it is.
-    link_capacity: Pieces that the slowest link carries in a round. None stands
-      for as many as it carries chunks in a round of the given schedule: then a
-      round takes 1 / ``pieces`` of the time, without latencies.
+    schedule: Schedule to cut.
+    topology: Network that the schedule runs on.
+    pieces: Pieces of each chunk, at least 1; 1 returns the schedule unchanged.
+    link_capacity: Pieces that the slowest link carries in a round. None uses
+      the number of chunks that it carries in a round of the given schedule: a
+      round then takes 1 / ``pieces`` of the time, without latencies.
 
   Raises:
-    ValueError: `pieces` is no positive integer, or in some round a rank sends
-      a chunk and hears of it, too. Builders make no such schedules.
+    ValueError: `pieces` is not a positive integer, or in some round a rank both
+      sends and receives the same chunk. Builders make no such schedules.
   """
   at_least("pieces", pieces)
   if pieces == 1 or not schedule.rounds:
@@ -51,7 +63,7 @@ def pipelined(
       if (t.source, t.chunk) in heard:
         raise ValueError(
           f"{schedule.name}, round {number}: rank {t.source} sends chunk "
-          f"{t.chunk} while it hears of it; pieces={pieces} must be 1"
+          f"{t.chunk} and receives it, too; pieces={pieces} must be 1"
         )
   in_order = (
     t._replace(chunk=t.chunk * pieces + piece)
@@ -71,7 +83,7 @@ def pipelined(
 
 
 def _capacity(schedule: Schedule, topology: Topology) -> int:
-  """Returns the least `link_capacity` that is true of a schedule."""
+  """Returns the smallest `link_capacity` that holds for a schedule."""
   multiples = topology.multiples
   return max(
     -(-load // multiples[pair])
@@ -83,15 +95,15 @@ def _capacity(schedule: Schedule, topology: Topology) -> int:
 def in_rounds(
   transfers: Iterable[Transfer], room: Mapping[Pair, int]
 ) -> tuple[Round, ...]:
-  """Puts transfers into rounds, each into the earliest one that takes it.
+  """Puts each transfer into the earliest round with capacity on its links.
 
   Args:
     transfers: Transfers in an order in which they could be made one by one.
-    room: How many transfers a link carries in a round, at least 1.
+    room: Capacity of each link: transfers per round, at least 1.
   """
   rounds: list[list[Transfer]] = []
-  # By copy, a chunk at a rank: the first round that may send it, since it has
-  # arrived, and the first one that may overwrite it, since it has been sent.
+  # For each copy (rank, chunk): the first round that may send it, as it has
+  # arrived then, and the first that may overwrite it, after its last send.
   ready: dict[Pair, int] = collections.defaultdict(int)
   sent: dict[Pair, int] = collections.defaultdict(int)
   links = {pair: _Link(amount) for pair, amount in room.items()}
@@ -104,7 +116,7 @@ def in_rounds(
     way = ways.get(t.path)
     if way is None:
       way = ways[t.path] = [links[x] for x in itertools.pairwise(t.path)]
-    # The earliest round that has room on all links of the path.
+    # The earliest round with capacity left on all links of the path.
     start = -1
     while start != number:
       start = number
@@ -121,12 +133,12 @@ def in_rounds(
 
 
 class _Link:
-  """Which rounds of a link are full."""
+  """Occupancy of a link: the rounds in which it is full."""
 
   def __init__(self, room: int) -> None:
     self._room = room
     self._used: dict[int, int] = collections.defaultdict(int)
-    # A full round -> a later one; those in between are full, too.
+    # Full round -> a later one; all rounds in between are full, too.
     self._after: dict[int, int] = {}
 
   def first_free(self, number: int) -> int:
@@ -134,7 +146,7 @@ class _Link:
     after, free = self._after, number
     while free in after:
       free = after[free]
-    while number != free:  # so that the next search is short
+    while number != free:  # path compression shortens the next search
       after[number], number = free, after[number]
     return free
 

@@ -1,6 +1,6 @@
-"""Rings: each chunk goes once around a cycle of all ranks.
+"""Ring schedules: each chunk travels once around a cycle of all ranks.
 
-The reduce-scatter takes n - 1 rounds and the all-gather n - 1 more. Source:
+The reduce-scatter takes n - 1 rounds, the all-gather another n - 1. Source:
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69, 2009.
 """
 
@@ -15,7 +15,10 @@ def gather(topology: Topology) -> Schedule:
   """Builds the all-gather around one cycle, in one direction.
 
   Args:
-    topology: The network that the schedule runs on.
+    topology: Network that the schedule runs on.
+
+  Returns:
+    An all-gather of n chunks in n - 1 rounds.
   """
   return _gather("ring", topology, [cycle(topology)])
 
@@ -24,7 +27,10 @@ def gather_both_ways(topology: Topology) -> Schedule:
   """Builds the all-gather that sends half of every slice in each direction.
 
   Args:
-    topology: The network that the schedule runs on.
+    topology: Network that the schedule runs on.
+
+  Returns:
+    An all-gather of 2 n chunks in n - 1 rounds.
   """
   order = cycle(topology)
   return _gather("bidirectional_ring", topology, [order, order[::-1]])
@@ -35,20 +41,20 @@ def _gather(
 ) -> Schedule:
   """Builds the all-gather around several cycles at once.
 
-  Each of the cycles, orders of all ranks, carries an equal part of every slice.
+  Each cycle, an order of all ranks, carries an equal part of every slice.
   """
   n, parts = topology.num_ranks, len(cycles)
-  # The last rank that a chunk reaches is the one before its owner. It does not
-  # send the chunk on, so there are n - 1 rounds and not n.
+  # The last rank to receive a chunk is the predecessor of its owner, which does
+  # not forward it. So there are n - 1 rounds and not n.
   rounds: list[list[Transfer]] = [[] for _ in range(n - 1)]
   for part, order in enumerate(cycles):
     for i in range(n):
       source, destination = order[i], order[(i + 1) % n]
       path = topology.shortest_path(source, destination)
       for step in range(n - 1):
-        # A rank sends its own chunk first. Then it passes on what it received
-        # in the round before: after `step` hops, the chunk of the rank that is
-        # `step` places behind it on the cycle.
+        # A rank first sends its own chunk. Later it forwards the chunk received
+        # in the previous round: after `step` hops, that chunk belongs to the
+        # rank `step` positions behind on the cycle.
         chunk = order[(i - step) % n] * parts + part
         rounds[step].append(
           Transfer(source, destination, chunk, "copy", path)
@@ -61,24 +67,32 @@ def _gather(
     n * parts,
     tuple(map(tuple, rounds)),
     tuple(rank for rank in range(n) for _ in range(parts)),
-    # If neighbours on the cycle are joined by links, a link carries one chunk
-    # a round, as the two directions use different links. Between two ranks
-    # they do not: both parts go over the one link from 0 to 1 (or back).
+    # If neighbours on the cycle are joined by links, each link carries one
+    # chunk per round, as the two directions use different links. With two
+    # ranks they do not: both parts use the one link from 0 to 1 (or back).
     link_capacity=(1 if n > 2 else parts) if direct else None,
   )
 
 
 def cycle(topology: Topology) -> list[int]:
-  """Returns an order of all ranks to go around in.
+  """Returns the cyclic order of ranks for a ring schedule.
 
-  On rings, on 2D tori, and on grids of several dims of which one is even, a
-  link joins every rank to the next one and the last rank to the first. A mesh
-  with an odd number of ranks has no such cycle: some steps of the order take
-  several links. No cycle is searched for on other topologies, and the order is
-  that of the ranks' numbers.
+  On rings, on 2D tori, and on grids of several dims with at least one even dim,
+  consecutive ranks, including the last and the first, are joined by a link. A
+  mesh with an odd number of ranks has no such cycle, and some steps of the
+  order take several links. Other topologies are not searched: their order is
+  that of the rank numbers.
+
+  Example:
+    >>> from parallel.topology.builders import mesh
+    >>> cycle(mesh((2, 3)))  # ranks 0 1 2 over 3 4 5
+    [0, 3, 4, 5, 2, 1]
 
   Args:
-    topology: The network whose ranks are ordered.
+    topology: Network whose ranks are ordered.
+
+  Returns:
+    All ranks, each once.
   """
   n, shape = topology.num_ranks, [d for d in topology.shape if d > 1]
   order = list(range(n))
@@ -91,11 +105,12 @@ def cycle(topology: Topology) -> list[int]:
 
 
 def _grid_cycle(shape: Sequence[int]) -> list[int] | None:
-  """Returns a cycle that uses no wrap-around link; None if all dims are odd.
+  """Returns a cycle without wrap-around links; None if all dims are odd.
 
-  It goes down along the even dim at the first place of a line through all
-  other dims. It comes back row by row, walking the rest of that line to and
-  fro. The number of rows must be even for it to end beside its start.
+  Each row is a line through all dims but the even one. The cycle first goes
+  down the first column, then returns row by row, alternately forwards and
+  backwards through the rest of each row. It ends next to its start because the
+  number of rows is even.
 
   Args:
     shape: Sizes of the dims, each at least 2; ranks are in row-major order.
@@ -108,11 +123,11 @@ def _grid_cycle(shape: Sequence[int]) -> list[int] | None:
     (size, math.prod(shape[i + 1 :]))
     for i, size in enumerate(shape) if i != even
   ]
-  line = _snake(rest)  # a row: offsets of a walk through all other dims
+  line = _snake(rest)  # offsets of one row: a walk through all other dims
   order = [line[0] + row * stride for row in range(shape[even])]
   for row in reversed(range(shape[even])):
-    # Alternately away from the first place and back to it, which line[0] has
-    # taken on the way down. Row 0 is the last one and is walked towards it.
+    # Alternately away from the first column and back to it. The first column,
+    # line[0], was visited on the way down. Row 0, the last, ends next to it.
     back = line[1:] if (shape[even] - 1 - row) % 2 == 0 else line[:0:-1]
     order += [node + row * stride for node in back]
   return order
@@ -135,15 +150,15 @@ def _snake(dims: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _odd_torus_cycle(rows: int, columns: int) -> list[int]:
-  """Returns a cycle of a torus whose two dims are odd.
+  """Returns a cycle of a 2D torus with two odd dims.
 
-  It walks whole rows one after the other, each to the right or to the left.
+  The cycle walks one whole row after the other, to the right or to the left.
   A row walked to the right ends one column to the left of its start, and the
   next row starts there; a row walked to the left ends one column to the right.
   With ``columns`` more rows to the left than to the right, the shifts add up
   to a full turn, and the cycle closes.
   """
-  # There must be at least as many rows as columns: transpose otherwise.
+  # This needs at least as many rows as columns; otherwise transpose.
   if rows < columns:
     return [
       (node % rows) * columns + node // rows

@@ -1,10 +1,10 @@
-"""Runs schedules inside ``jax.shard_map`` as a series of permutes.
+"""Execution of schedules inside ``jax.shard_map`` as a series of permutes.
 
 The (source, destination) pairs of a round are split into partial permutations:
 sets in which no rank sends twice or receives twice. Each set becomes one
-permute. Which chunks a rank sends in it is looked up in a constant table by the
-rank's number. So the program sends exactly the chunks of the schedule. Every
-step is linear, so jax differentiates the whole to its transpose.
+permute. A constant table, indexed by the rank's number, holds the chunks that a
+rank sends in it. So the program sends exactly the chunks of the schedule. Every
+step is linear, so jax derives the transpose for the backward pass.
 
 Shape legend: N = ranks of the schedule; R = lanes on this device; C = chunks;
 K = elements of a chunk; S = chunks in a rank's slice; s = rows of a slice.
@@ -25,28 +25,28 @@ from parallel.schedules.check import check
 from parallel.schedules.colouring import partial_permutations
 from parallel.schedules.schedule import Round, Schedule
 
-Executor = Callable[[jax.Array, str], jax.Array]  # (array, mesh axis's name)
+Executor = Callable[[jax.Array, str], jax.Array]  # (array, mesh axis name)
 
 
 def executor(schedule: Schedule) -> Executor:
   """Returns a function that runs the schedule over a mesh axis.
 
   Args:
-    schedule: The schedule, which is proven here. Its ranks are the devices of
-      the mesh axis.
+    schedule: Schedule, which is proven here. Its ranks are the devices of the
+      mesh axis.
 
   Returns:
-    A function of a device's array and the name of a mesh axis. It computes
-    what ``lax.psum`` does for an all-reduce, ``lax.psum_scatter(...,
+    A function of a device's array and the name of a mesh axis. It computes the
+    same values as ``lax.psum`` for an all-reduce, ``lax.psum_scatter(...,
     tiled=True)`` of dim 0 for a reduce-scatter, and ``lax.all_gather(...,
-    tiled=True)`` along dim 0 for an all-gather. It fits as the argument
-    ``via`` of the collective's function in `parallel.collectives`. Its result
-    is device-varying by type.
+    tiled=True)`` along dim 0 for an all-gather. It can be passed as ``via`` to
+    the function of that collective in `parallel.collectives`. Its result is
+    device-varying by type.
 
   Raises:
-    ValueError: The schedule is not the collective that it claims to be. The
+    ValueError: The schedule does not perform its collective. The returned
       function raises it, when traced, for an axis of another size or a dim
-      that the ranks do not divide.
+      that is not divisible by the number of ranks.
   """
   check(schedule)
   steps = _steps(schedule)
@@ -62,18 +62,18 @@ def on_lanes(schedule: Schedule, x: jax.Array, axis: Axis) -> jax.Array:
   """Runs a schedule between logical ranks, several of which may share a device.
 
   Args:
-    schedule: The schedule, which is proven here. Its ranks are the logical
-      ranks of the axis.
-    x: ``[R, ...]``: the array of each lane. A lane's array has the shape that
-      a device's array has in `executor`.
-    axis: The axis whose ranks take part.
+    schedule: Schedule, which is proven here. Its ranks are the logical ranks of
+      the axis.
+    x: ``[R, ...]``: array of each lane, with the shape of a device's array in
+      `executor`.
+    axis: Axis over whose ranks the schedule runs.
 
   Returns:
-    ``[R, ...]``: the result of each lane.
+    ``[R, ...]``: result of each lane.
 
   Raises:
-    ValueError: The schedule is not the collective that it claims to be, the
-      axis has another size, or the ranks do not divide a dim.
+    ValueError: The schedule does not perform its collective, the axis has
+      another size, or a dim is not divisible by the number of ranks.
   """
   check(schedule)
   return _run(schedule, _steps(schedule), x, axis)
@@ -85,11 +85,11 @@ class _Step:
 
   Attributes:
     pairs: (source, destination) of each message.
-    reads: int ``[rank, k]``: the chunks that a rank sends; any at ranks that
+    reads: int ``[rank, k]``: chunks that a rank sends; arbitrary for ranks that
       do not send.
-    writes: int ``[rank, k]``: the chunks that a rank receives; C, which is out
-      of range, at ranks that do not receive.
-    reduces: Whether a receiver adds what arrives, or replaces what it holds.
+    writes: int ``[rank, k]``: chunks that a rank receives; C, which is out of
+      range, for ranks that do not receive.
+    reduces: Whether a receiver adds the chunks or replaces its own.
   """
 
   pairs: tuple[tuple[int, int], ...]
@@ -105,10 +105,10 @@ def _steps(schedule: Schedule) -> list[list[_Step]]:
 def _round_steps(schedule: Schedule, transfers: Round) -> list[_Step]:
   """Groups a round's transfers into permutes.
 
-  All pairs of a permute send arrays of one shape. So only pairs that send
-  equally many chunks are put together, and no chunk is padding.
+  All pairs of a permute send arrays of one shape. So only pairs with the same
+  number of chunks share a permute, and no chunk is padding.
   """
-  # All chunks that go from one rank to another in this round are one message.
+  # All chunks from one rank to another in this round form one message.
   chunks: dict[tuple[int, int, bool], list[int]] = {}
   for t in transfers:
     key = (t.source, t.destination, t.operation == "reduce")
@@ -119,8 +119,8 @@ def _round_steps(schedule: Schedule, transfers: Round) -> list[_Step]:
   steps = []
   for (reduces, count), pairs in kinds.items():
     for part in partial_permutations(pairs):
-      # Ranks that do not send read chunk 0, which then goes nowhere. Ranks
-      # that do not receive get zeros from the permute and drop them: their
+      # Ranks that do not send read chunk 0, which is not in any pair. Ranks
+      # that do not receive get zeros from the permute and drop them, as their
       # writes are out of range.
       reads = np.zeros((schedule.num_ranks, count), np.int32)
       writes = np.full_like(reads, schedule.num_chunks)
@@ -152,9 +152,9 @@ def _round(
   ranks = collectives.ranks_here(axis)
   chunks = before
   for step in permutes:
-    # What is sent is taken from `before`, not from `chunks`: the transfers of
-    # a round read the state before it, also where an earlier permute of the
-    # same round has already written that chunk.
+    # The sent chunks come from `before`, not from `chunks`: the transfers of a
+    # round read the state before it, even if an earlier permute of the same
+    # round has already overwritten the chunk.
     sent = _take(before, jnp.asarray(step.reads)[ranks])  # [R, k, K]
     arrived = collectives.permute(sent, axis, step.pairs)  # [R, k, K]
     writes = jnp.asarray(step.writes)[ranks]
@@ -163,12 +163,12 @@ def _round(
 
 
 def _add(chunks: jax.Array, arrived: jax.Array, where: jax.Array) -> jax.Array:
-  """Adds ``[k, K]`` to the named chunks of ``[C, K]``; C names none."""
+  """Adds ``[k, K]`` to chunks of ``[C, K]``; index C is dropped."""
   return chunks.at[where].add(arrived, mode="drop")
 
 
 def _put(chunks: jax.Array, arrived: jax.Array, where: jax.Array) -> jax.Array:
-  """Writes ``[k, K]`` over the named chunks of ``[C, K]``; C names none."""
+  """Writes ``[k, K]`` over chunks of ``[C, K]``; index C is dropped."""
   return chunks.at[where].set(arrived, mode="drop")
 
 
@@ -179,7 +179,7 @@ def _take(chunks: jax.Array, where: jax.Array) -> jax.Array:
 
 
 def _all_reduce_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """Returns ``[R, ...]`` as ``[R, C, K]``, and the function that undoes it."""
+  """Reshapes ``[R, ...]`` to ``[R, C, K]``; returns it and the inverse."""
   del axis
   size = math.prod(x.shape[1:])
   chunks = _cut(x.reshape(x.shape[0], size), schedule.num_chunks)
@@ -187,10 +187,10 @@ def _all_reduce_layout(schedule: Schedule, x: jax.Array, axis: Axis):
 
 
 def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """Returns ``[R, N s, ...]`` as ``[R, C, K]``, and what takes the slices out.
+  """Reshapes ``[R, N s, ...]`` to ``[R, C, K]``; returns it and a function.
 
-  The returned function turns ``[R, C, K]`` into each lane's slice,
-  ``[R, s, ...]``.
+  The returned function extracts each lane's slice, ``[R, s, ...]``, from the
+  result ``[R, C, K]``.
   """
   n, lanes = schedule.num_ranks, x.shape[0]
   if x.ndim < 2 or x.shape[1] % n:
@@ -200,12 +200,12 @@ def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
     )
   shape = (lanes, x.shape[1] // n, *x.shape[2:])
   size = math.prod(shape[1:])
-  # [R, N, S, K]: each slice is cut, and padded, by itself, since chunk borders
-  # must not cross the border between two ranks' slices.
+  # [R, N, S, K]: each slice is cut, and padded, separately, since a chunk must
+  # not cross the border between two ranks' slices.
   slices = _cut(x.reshape(lanes, n, size), schedule.num_chunks // n)
   owned = _owned(schedule)
   # `owned` lists the chunks in the order of slices. Its inverse permutation
-  # says where each chunk lies among the slices.
+  # gives the position of each chunk among the slices.
   places = np.argsort(owned.reshape(-1))
   chunks = slices.reshape(lanes, schedule.num_chunks, -1)[:, places]
   mine = jnp.asarray(owned)[collectives.ranks_here(axis)]  # [R, S]
@@ -213,7 +213,7 @@ def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
 
 
 def _all_gather_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """Returns ``[R, s, ...]`` as ``[R, C, K]``, and what joins all slices.
+  """Reshapes ``[R, s, ...]`` to ``[R, C, K]``; returns it and a function.
 
   A lane's own chunks are in place, the others are zero. The returned function
   turns ``[R, C, K]`` into all slices in rank order, ``[R, N s, ...]``.
@@ -229,7 +229,7 @@ def _all_gather_layout(schedule: Schedule, x: jax.Array, axis: Axis):
   zeros = jnp.zeros(
     (lanes, schedule.num_chunks, slices.shape[-1]), slices.dtype
   )
-  # A scatter needs both operands to vary over the same mesh axes, by type.
+  # A scatter requires that both operands vary over the same mesh axes.
   zeros = collectives.varying(zeros, *collectives.varying_axes(x))
   mine = jnp.asarray(owned)[collectives.ranks_here(axis)]
 
@@ -250,8 +250,8 @@ _LAYOUTS = {
 
 def _owned(schedule: Schedule) -> np.ndarray:
   """Returns the chunks of each rank's slice, int ``[rank, S]``."""
-  # The stable sort by owner keeps a rank's chunks in ascending order, and
-  # `check` has proven that all ranks own equally many.
+  # The stable sort by owner keeps a rank's chunks in ascending order. `check`
+  # has proven that all ranks own the same number of chunks.
   return np.argsort(schedule.owners, kind="stable").reshape(
     schedule.num_ranks, -1
   )

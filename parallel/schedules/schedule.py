@@ -1,10 +1,10 @@
-"""A collective as data: who sends which chunk to whom, round by round.
+"""Collective schedule as data: rounds of transfers between ranks.
 
 `parallel.schedules.check` proves such a schedule, `parallel.network` times it
-and `parallel.schedules.run` executes it. All three read the same value, so
-what is timed is what runs.
+and `parallel.schedules.run` executes it. All three read the same value, so the
+schedule that is timed is the one that runs.
 
-Builders make all-gathers. The reduce-scatter is the all-gather walked back,
+Builders construct all-gathers. The reduce-scatter is the reversed all-gather,
 and the all-reduce is the reduce-scatter followed by the all-gather.
 """
 
@@ -23,15 +23,15 @@ COLLECTIVES: tuple[Collective, ...] = (
 
 
 class Transfer(NamedTuple):
-  """One chunk that one rank sends to another.
+  """Transfer of one chunk from one rank to another.
 
   Attributes:
     source: Rank that sends the value it held of the chunk before the round.
     destination: Rank that receives the chunk.
     chunk: Number of the chunk, from 0.
-    operation: "reduce" adds to what the destination holds, "copy" replaces it.
-    path: Nodes of the topology that the chunk goes through, source and
-      destination included.
+    operation: "reduce" adds to the destination's value, "copy" replaces it.
+    path: Nodes of the topology along the chunk's route, including source and
+      destination.
   """
 
   source: int
@@ -46,7 +46,7 @@ Round = tuple[Transfer, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """A collective as a sequence of rounds of transfers.
+  """Collective as a sequence of rounds of transfers.
 
   All transfers of a round read the state from before the round. Chunks are
   equal parts of the data. In a reduce-scatter or all-gather, a rank's slice
@@ -57,14 +57,13 @@ class Schedule:
     collective: "all_reduce", "reduce_scatter" or "all_gather".
     num_ranks: Number of ranks, n.
     num_chunks: Number of parts into which the data are cut.
-    rounds: Rounds, in the order in which they happen.
-    owners: ``[chunk]``: the rank that ends with the chunk's sum
-      (reduce-scatter) or starts with the chunk (all-gather). It is () for an
-      all-reduce.
-    link_capacity: A claim that `check` proves. In no round does a link carry
-      more than this many chunks times its bandwidth over the slowest link's,
-      rounded down (`Topology.rooms`). None claims nothing: transfers may share
-      links.
+    rounds: Rounds in the order of execution.
+    owners: ``[chunk]``: rank that ends with the chunk's sum (reduce-scatter) or
+      starts with the chunk (all-gather); () for an all-reduce.
+    link_capacity: Upper bound on the load of a link in a round, in chunks at
+      the slowest link's bandwidth. A faster link may carry more, in proportion
+      to its bandwidth, rounded down (`Topology.rooms`). `check` proves the
+      bound. None claims nothing: transfers may share links.
   """
 
   name: str
@@ -77,7 +76,7 @@ class Schedule:
 
   @property
   def num_transfers(self) -> int:
-    """Number of transfers in all rounds together."""
+    """Total number of transfers in all rounds."""
     return sum(map(len, self.rounds))
 
   def owned(self, rank: int) -> tuple[int, ...]:
@@ -91,7 +90,7 @@ def link_loads(
   """Counts the chunks that a round sends over each link.
 
   Args:
-    transfers: The transfers of one round.
+    transfers: Transfers of one round.
 
   Returns:
     (source node, destination node) -> number of chunks. A transfer counts on
@@ -105,24 +104,27 @@ def link_loads(
 
 
 def reversed_gather(gather: Schedule) -> Schedule:
-  """Returns the reduce-scatter that sends every copy of an all-gather back.
+  """Returns the reduce-scatter that reverses an all-gather.
 
-  Its rounds are the gather's from last to first, with every path walked the
-  other way. So the topology needs the reverse of every link that is used.
+  Its rounds are those of the all-gather in reverse order, with every path
+  reversed. So the topology needs the reverse of every link that is used.
+
+  Args:
+    gather: An all-gather.
   """
-  # Each link's load moves to the reverse link, so the claim `link_capacity`
-  # stays true where both directions have the same bandwidth.
+  # Each link's load moves to the reverse link. So the claim `link_capacity`
+  # remains true if both directions have the same bandwidth.
   return dataclasses.replace(
     gather, collective="reduce_scatter", rounds=reversed_rounds(gather.rounds)
   )
 
 
 def reversed_rounds(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
-  """Turns copies into reductions, from last to first, along reversed paths.
+  """Turns copies into reductions, in reverse order and along reversed paths.
 
-  Where the gather copies a chunk from a tree's parent to a child, the scatter
-  adds the child's partial sum to the parent's. Going from last to first, a
-  child has heard from all of its own children before it sends.
+  Where the gather copies a chunk from a parent to a child of a tree, the
+  scatter adds the child's partial sum to the parent's. In the reverse order, a
+  child has received from all its own children before it sends.
   """
   return tuple(
     tuple(
@@ -134,7 +136,7 @@ def reversed_rounds(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
 
 
 def scatter_then_gather(scatter: Schedule, gather: Schedule) -> Schedule:
-  """Returns the all-reduce: a reduce-scatter and then an all-gather.
+  """Returns the all-reduce: a reduce-scatter followed by an all-gather.
 
   Args:
     scatter: The reduce-scatter.
@@ -147,7 +149,7 @@ def scatter_then_gather(scatter: Schedule, gather: Schedule) -> Schedule:
     collective="all_reduce",
     rounds=scatter.rounds + gather.rounds,
     owners=(),
-    # Where a network's two directions differ, so may the halves' claims.
+    # If the two directions of a network differ, the halves' claims may too.
     link_capacity=None if None in capacities else max(capacities),
   )
 
@@ -157,18 +159,18 @@ def from_gather(
   topology: Topology,
   collective: Collective,
 ) -> Schedule:
-  """Builds any of the three collectives with a builder of all-gathers.
+  """Builds any of the three collectives from a builder of all-gathers.
 
   Args:
-    gather: Builds the all-gather on a topology.
-    topology: The network that the schedule runs on.
-    collective: The collective to build.
+    gather: Function that builds the all-gather on a topology.
+    topology: Network that the schedule runs on.
+    collective: "all_reduce", "reduce_scatter" or "all_gather".
   """
   if collective == "all_gather":
     return gather(topology)
-  # Walking back uses the reverse of each link. Where a link has no reverse of
-  # the same bandwidth, the gather is built on the reversed graph, so that its
-  # walk back runs over links that exist.
+  # The reversal uses the reverse of each link. If a link has no reverse of the
+  # same bandwidth, the gather is built on the reversed graph, so that its
+  # reversal uses links that exist.
   turned = gather(topology if topology.symmetric else topology.reversed())
   scatter = reversed_gather(turned)
   if collective == "reduce_scatter":

@@ -1,10 +1,10 @@
-"""A schedule of an all-reduce as a table of integers, which a kernel runs.
+"""Integer table of an all-reduce schedule, the input of the kernels.
 
 In a round of the table a device sends at most one chunk and receives at most
 one chunk. So a round of the schedule may become several rounds of the table.
-They are put in an order that keeps the meaning of the schedule's round, in
-which all transfers read the state before it: no rank's chunk is overwritten
-before that rank has sent it.
+Their order preserves the semantics of the schedule's round, in which all
+transfers read the state before it: no rank's chunk is overwritten before that
+rank has sent it.
 """
 
 import numpy as np
@@ -16,20 +16,29 @@ _OPERATIONS = {"reduce": 0, "copy": 1}
 
 
 def table(schedule: Schedule) -> np.ndarray:
-  """Returns what each device does in each round.
+  """Returns the sends and receives of each device in each round.
+
+  Example:
+    First round of the ring on three devices. Device 0 sends chunk 1 to device 2
+    and adds what it receives to chunk 2:
+
+    >>> from parallel.schedules import builders
+    >>> from parallel.topology.builders import ring
+    >>> table(builders.build("ring", ring(3)))[0].tolist()
+    [[2, 1, 2, 0], [0, 2, 0, 0], [1, 0, 1, 0]]
 
   Args:
-    schedule: An all-reduce, which is proven here.
+    schedule: All-reduce schedule, which is proven here.
 
   Returns:
-    int32 ``[rounds, n, 4]``: for each round and device, the device that it
-    sends to, the chunk that it sends, the chunk that it receives into, and
-    whether it adds (0) or copies (1) what arrives. The first two are -1 where
-    the device does not send, the last two where it does not receive.
+    int32 ``[rounds, n, 4]``: for each round and device, the destination of its
+    send, the chunk that it sends, the chunk that it receives, and whether the
+    received chunk is added (0) or copied (1). The first two are -1 if the
+    device does not send, the last two if it does not receive.
 
   Raises:
-    ValueError: The schedule is another collective, or a round's transfers
-      cannot be put in such an order.
+    ValueError: The schedule is another collective, or the transfers of a round
+      have no order with one send and one receive at a time.
   """
   check(schedule)
   if schedule.collective != "all_reduce":
@@ -59,8 +68,8 @@ def _together(transfers: list[Transfer]) -> list[Transfer]:
 
   Returns:
     Transfers in which each rank sends at most once and receives at most once.
-    None of them overwrites a chunk that a transfer left for later must read.
-    Empty if no transfer can go first.
+    None of them overwrites a chunk that a later transfer must read. Empty if
+    no transfer can go first.
   """
   readers: dict[tuple[int, int], list[Transfer]] = {}
   for t in transfers:
@@ -70,9 +79,10 @@ def _together(transfers: list[Transfer]) -> list[Transfer]:
   receiving: set[int] = set()
   for transfer in transfers:
     more = [transfer]
-    # A transfer writes its chunk at the destination. Transfers that send this
-    # chunk from there must not come later, so they join, and so do those that
-    # wait for what these overwrite. The list grows while it is read.
+    # A transfer overwrites its chunk at the destination. Transfers that send
+    # this chunk from there must not come later, so they join the group; so do
+    # those that send the chunks which the new members overwrite. The loop
+    # extends the list that it iterates over.
     for t in more:
       more += [
         other for other in readers.get((t.destination, t.chunk), ())
@@ -80,7 +90,7 @@ def _together(transfers: list[Transfer]) -> list[Transfer]:
       ]
     sources = {t.source for t in more}
     destinations = {t.destination for t in more}
-    # All of them must go in this round, or none.
+    # The members of a group fit into this round together or not at all.
     fits = len(sources) == len(destinations) == len(more)
     if fits and not sources & sending and not destinations & receiving:
       chosen += more

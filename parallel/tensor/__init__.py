@@ -1,4 +1,5 @@
-"""The residual stream and its column- and row-parallel projections."""
+"""Residual stream of tensor ranks and its column- and row-parallel projections.
+"""
 
 from parallel.lazy import attach
 

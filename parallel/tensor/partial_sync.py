@@ -1,4 +1,4 @@
-"""Partial synchronisation: which channels of an update tensor ranks share.
+"""Partial synchronization: the shared channels of an update of tensor ranks.
 
 Source: Lamprecht et al., "Tensor-Parallelism with Partially Synchronized
 Activations" (CAAT-Net), arXiv 2506.19645.
@@ -16,34 +16,44 @@ from parallel.routes import ROUTES
 PRIVATE_SCALES = ("none", "init", "forward")
 
 
-# How a row door may reduce, by the names that configs use. "ring_kernel" adds
-# and normalises in one kernel with the reduction, so it runs only where a norm
-# follows; elsewhere it is a psum.
+# Reductions of a row-parallel projection, by their names in configs.
+# "ring_kernel" adds and normalizes in the same kernel as the reduction, so it
+# runs only if a norm follows; otherwise it is a psum.
 DOOR_ROUTES: dict[str, Reduction] = ROUTES | {"ring_kernel": lax.psum}
 
-# The routes with a kernel that reduces, adds and normalises.
+# Routes with a kernel that reduces, adds and normalizes.
 FUSED_ROUTES = ("one_shot", "ring_kernel")
 
 
 @dataclasses.dataclass(frozen=True)
 class PartialSync:
-  """How a row door synchronises its update.
+  """Synchronization of a row-parallel projection's output.
 
   Attributes:
-    p: The fraction of the channels that is summed over all ranks, in [0, 1].
-    private_scale: How private channels are scaled. One rank's partial output
-      takes the place of a sum over all ranks, whose standard deviation is
-      sqrt(ranks) times as large. "forward" multiplies by sqrt(ranks), "init"
-      leaves that to the initialisation of the weights, "none" does neither.
-    forward_dtype: The dtype of the forward reduction; None: the activations'.
-    backward_dtype: The dtype of the backward reduction; None: the cotangents'.
+    p: Fraction of the channels that is summed over all ranks, in [0, 1].
+    private_scale: Scaling of private channels. One rank's partial output
+      replaces a sum over all ranks, whose standard deviation is sqrt(ranks)
+      times as large. "forward" multiplies by sqrt(ranks), "init" leaves that to
+      the initialization of the weights, "none" does neither.
+    forward_dtype: Dtype of the forward reduction; None: the activations'.
+    backward_dtype: Dtype of the backward reduction; None: the cotangents'.
     overlap: Whether the shared columns of the product are computed first, and
       the private ones while the shared ones are reduced, if the compiler
-      reduces asynchronously. Else a device with one lane computes all columns
-      in one product.
-    route: How both reductions are done: a key of ``DOOR_ROUTES``, or a function
-      that takes the place of ``lax.psum``. The routes in ``FUSED_ROUTES`` use
+      reduces asynchronously. Otherwise a device with one lane computes all
+      columns in one product.
+    route: Implementation of both reductions: a key of ``DOOR_ROUTES``, or a
+      function that replaces ``lax.psum``. The routes in ``FUSED_ROUTES`` use
       their kernels where `reductions.kernel_of_norm` finds one.
+
+  Raises:
+    ValueError: A value is unknown or out of range.
+
+  Example:
+    >>> sync = PartialSync(p=0.5)
+    >>> sync.num_shared(width=8)
+    4
+    >>> sync.scale(Axis("tensor", 4))
+    2.0
   """
 
   p: float = 1.0
@@ -69,11 +79,11 @@ class PartialSync:
   def num_shared(self, width: int) -> int:
     """Returns K, the number of shared channels among ``width``.
 
-    All code that needs K asks here, so that floating-point rounding is the same
-    everywhere: ``int(0.29 * 100)`` is 28.
+    All code that needs K calls this method, so that floating-point rounding is
+    the same everywhere: ``int(0.29 * 100)`` is 28.
     """
     return int(self.p * width)
 
   def scale(self, axis: Axis) -> float:
-    """Returns the factor by which the row door multiplies private channels."""
+    """Returns the factor of a row-parallel projection's private channels."""
     return math.sqrt(axis.size) if self.private_scale == "forward" else 1.0

@@ -1,29 +1,29 @@
-"""Partially synchronised tensor parallelism: the residual stream's two doors.
+"""Column- and row-parallel projections with partial synchronization.
 
-Each tensor rank m has a residual stream of its own, of which the first
-``k = int(p * width)`` channels are *shared* (equal on all ranks) and the rest
-*private*. A block reads the stream through its column door, which has nothing
-to communicate, and updates it through its row door. There the partial outputs
-``y_m`` of the ranks become
+Each tensor rank m has a separate residual stream. Its first ``k = int(p *
+width)`` channels are *shared* (equal on all ranks) and the rest *private*. A
+block reads the stream through a column-parallel projection, which communicates
+nothing, and updates it through a row-parallel projection, which turns the
+partial outputs ``y_m`` of the ranks into
 
     F(y)_m = [ sum_j y_j[..., :k] , s * y_m[..., k:] ]
 
-The backward is the exact transpose. Each rank has cotangents of its own, and
-only F^T, which sums the same k channels over ranks, communicates. At ``p = 1``
-this is ordinary tensor parallelism, with Megatron's backward reductions moved
-from the column door to the row door.
+The backward is the exact transpose. Each rank has separate cotangents, and only
+F^T, which sums the same k channels over ranks, communicates. At ``p = 1`` this
+is ordinary tensor parallelism, with Megatron's backward reductions moved from
+the column-parallel to the row-parallel projection.
 
 Shared channels are stored once for all lanes of a device, private ones per
-lane. So the shared part of all lanes' column-parallel products is one matrix
-product. The row-parallel product contracts its shared columns over all lanes at
-once, which includes the device's part of the reduction at no cost.
+lane. The shared part of all lanes' column-parallel products is therefore one
+matrix product. The row-parallel product contracts its shared columns over all
+lanes at once, which includes the device's part of the reduction at no cost.
 
 Source: Lamprecht et al., "Tensor-Parallelism with Partially Synchronized
-Activations" (CAAT-Net), arXiv 2506.19645, and its official code. This differs
-in one thing: the dtype of the backward reduction is a parameter.
+Activations" (CAAT-Net), arXiv 2506.19645, and its official code. Deviation: the
+dtype of the backward reduction is a parameter.
 
-Shape legend: R = lanes, B = batch, T = position, H = width (stream channels),
-K = shared channels, F = features of one rank.
+Shape legend: R = lanes, B = batch, T = position, H = width (stream channels), K
+= shared channels, F = features of one rank.
 """
 
 from collections.abc import Callable
@@ -54,44 +54,54 @@ def column_parallel(
   eps: float = 1e-5,
   implementation: Implementation = "reference",
 ) -> tuple[Stream, jax.Array]:
-  """Normalises each rank's stream (RMSNorm) and multiplies by its columns.
+  """Normalizes each rank's stream (RMSNorm) and multiplies by its columns.
 
   If the stream carries an update, it is added first. A kernel does that in the
-  same pass as the norm, and reduces a pending update there, too. Unless an
-  update is pending, the door sends nothing.
+  same pass as the norm, and also reduces a pending update. Unless an update is
+  pending, this function does not communicate.
 
-  Each rank normalises its own stream by its own statistics, in float32 over all
-  H channels. The factor of a token commutes with the product,
-  ``norm(x) @ w = rstd * ((x * gain) @ w)``, so with several lanes the shared
-  part is one product for all of them.
+  Each rank normalizes its stream by its statistics, in float32 over all H
+  channels. The factor of a token commutes with the product, ``norm(x) @ w =
+  rstd * ((x * gain) @ w)``, so with several lanes the shared part is one
+  product for all of them.
 
   Args:
     x: The residual stream.
-    gain: The norm's gain ``[H]``, one for all ranks.
-    w: Each rank's columns ``[R, H, F]``.
-    eps: What is added to the mean square.
-    implementation: Implementations of the norm in order of preference, as
-      `parallel.kernels.selection` has them. Kernels take one stream, so devices
-      with several use the reference.
+    gain: Gain of the norm ``[H]``, one for all ranks.
+    w: Columns of each rank, ``[R, H, F]``.
+    eps: Number that is added to the mean square.
+    implementation: Implementations of the norm in order of preference, as in
+      `parallel.kernels.selection`. Kernels take one stream, so devices with
+      several use the reference.
 
   Returns:
-    The stream with nothing left to add, and the products ``[R, B, T, F]`` in
-    the stream's dtype.
+    The stream with its update added, and the products ``[R, B, T, F]`` in the
+    stream's dtype.
+
+  Example:
+    Two lanes with equal streams of RMS 1 and different columns.
+
+    >>> stream = Stream(jnp.ones((1, 1, 4)), jnp.ones((2, 1, 1, 0)))
+    >>> w = jnp.stack([jnp.ones((4, 3)), 2 * jnp.ones((4, 3))])
+    >>> _, y = column_parallel(stream, jnp.ones(4), w, eps=0.0)
+    >>> y[:, 0, 0].tolist()
+    [[4.0, 4.0, 4.0], [8.0, 8.0, 8.0]]
   """
   if x.is_pending:
     kernel = _kernel(x.update, implementation)
     if kernel is not None:
       return _reduce_add_columns(x, gain, w, kernel(eps))
-  # Shared channels once the update is added.
+  # Number of shared channels after the update is added.
   num_shared = min(
     x.shared.shape[-1],
     x.width if x.update is None else x.update.shared.shape[-1],
   )
-  if w.shape[0] > 1 and num_shared < x.width:  # each lane has its own stream
+  if w.shape[0] > 1 and num_shared < x.width:  # the lanes' streams differ
     x = x.resolved()
     return x, _columns_of_lanes(x, gain, w, eps)
-  # One stream on this device: there is one lane, or all channels are shared and
-  # the private part [R, B, T, 0] is empty, so that lane 0 stands for all.
+  # One stream on this device: either there is one lane, or all channels are
+  # shared and the private part [R, B, T, 0] is empty, so that lane 0 represents
+  # all.
   updates = (None, None)
   if x.update is not None:
     x, update = x.aligned(x.update.reduced())
@@ -108,7 +118,7 @@ def column_parallel(
 def _kernel(
   update: Update, implementation: Implementation
 ) -> Callable[[float], ReduceAddNorm] | None:
-  """Returns the kernel that reduces a pending update; None if none takes it."""
+  """Returns the kernel that reduces a pending update; None if there is none."""
   *rows, k = update.shared.shape
   return kernel_of_norm(
     tuple(rows), k + update.private.shape[-1], update.shared.dtype,
@@ -125,8 +135,8 @@ def _reduce_add_columns(
     *_split_at(x, k), x.update.shared, x.update.private[0], gain
   )
   y = _all_columns(normed, w.astype(normed.dtype))
-  # If the stream shared fewer channels than the update does, those beyond were
-  # different on the ranks before the sum was added, and still are.
+  # If the stream shares fewer channels than the update, the channels beyond
+  # differed between ranks before the sum was added, and still do.
   x = Stream(shared, private[None]).narrow(min(k, x.shared.shape[-1]))
   return x, y
 
@@ -134,12 +144,13 @@ def _reduce_add_columns(
 def _columns_of_lanes(
   x: Stream, gain: jax.Array, w: jax.Array, eps: float
 ) -> jax.Array:
-  """Computes norm and products ``[R, B, T, F]`` of lanes with a stream each."""
+  """Computes norm and products ``[R, B, T, F]`` of lanes with separate streams.
+  """
   dtype, k = x.private.dtype, x.shared.shape[-1]
   # The gain multiplies the weights: a product with the stream would be another
-  # array [R, B, T, H] to write and to keep for the backward.
+  # array [R, B, T, H] to write and to save for the backward.
   w = (gain[:, None] * w.astype(dtype)).astype(dtype)
-  y = _each_rank(x.private, w[:, k:])
+  y = _each_rank(x.private, w[:, k:])  # [R, B, T, F]
   if k:
     y = y + _all_columns(x.shared, w[:, :k])
   # [B, T] + [R, B, T]
@@ -157,24 +168,43 @@ def row_parallel(
 ) -> Update:
   """Multiplies by each rank's rows; sums the shared channels over ranks.
 
-  With the routes "one_shot" and "ring_kernel" the sum is left to the column
-  door that the stream goes into next, if a device has one lane and a kernel
-  takes the operands: there one kernel sums, adds and normalises. Else the sum
-  is made here; "one_shot" is then a route of `parallel.routes` and
-  "ring_kernel" a psum.
+  With the routes "one_shot" and "ring_kernel" the sum is deferred to the next
+  column-parallel projection of the stream, if a device has one lane and a
+  kernel takes the operands: one kernel then sums, adds and normalizes.
+  Otherwise this function sums; "one_shot" is then a route of `parallel.routes`
+  and "ring_kernel" a psum.
 
   Args:
     y: Rank-local activations ``[R, B, T, F]``.
-    w: Each rank's rows ``[R, F, H]``.
+    w: Rows of each rank, ``[R, F, H]``.
     axis: The tensor axis.
-    sync: What is shared, and how it is reduced.
+    sync: Shared channels and their reduction.
     implementation: Implementations of the next norm in order of preference.
 
   Returns:
     The update of the residual stream.
 
   Raises:
-    ValueError: The route cannot reduce in the dtype that is asked for.
+    ValueError: The route does not support the dtype of the reduction.
+
+  Example:
+    Two ranks share the first of two channels. It is the sum 1 + 2; the private
+    channels 1 and 2 are scaled by sqrt(2).
+
+    >>> from jax.sharding import PartitionSpec as P
+    >>> from parallel.axes import make_mesh
+    >>> tensor = Axis("tensor", size=2)  # two lanes of one device
+    >>> def project(y, w):
+    ...   update = row_parallel(y, w, tensor, PartialSync(p=0.5))
+    ...   return update.shared, update.private
+    >>> shared, private = jax.shard_map(
+    ...   project,
+    ...   mesh=make_mesh({"tensor": tensor}),
+    ...   in_specs=P("tensor"),
+    ...   out_specs=P("tensor"),
+    ... )(jnp.array([1.0, 2.0]).reshape(2, 1, 1, 1), jnp.ones((2, 1, 2)))
+    >>> shared.ravel().tolist(), private.round(4).ravel().tolist()
+    ([3.0], [1.414..., 2.828...])
   """
   fused = None
   if w.shape[0] == 1:
@@ -197,13 +227,13 @@ def _row_products(
 
   Args:
     y: Rank-local activations ``[R, B, T, F]``.
-    w: Each rank's rows ``[R, F, H]``.
-    sync: What is shared.
-    scale: The factor of private channels.
+    w: Rows of each rank, ``[R, F, H]``.
+    sync: Shared channels.
+    scale: Factor of private channels.
 
   Returns:
-    Shared channels ``[B, T, K]``, summed over lanes; and private ones
-    ``[R, B, T, H - K]``, scaled.
+    Shared channels ``[B, T, K]``, summed over lanes; and private ones ``[R, B,
+    T, H - K]``, scaled.
   """
   width = w.shape[-1]
   k = sync.num_shared(width)
@@ -217,7 +247,7 @@ def _row_products(
     both = _all_rows(y, w)  # [B, T, H]
     return both[..., :k], both[None, ..., k:] * factor
   shared = _all_rows(y, w[..., :k])
-  if sync.overlap:  # without a barrier XLA joins the two products again
+  if sync.overlap:  # without a barrier XLA merges the two products
     shared, y = lax.optimization_barrier((shared, y))
   # The factor multiplies the weights, which are smaller than the activations.
   return shared, _each_rank(y, w[..., k:] * factor)
@@ -229,21 +259,21 @@ def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
   if more <= 0:
     x = x.narrow(k)
     return x.shared, x.private[0]
-  # The door sums more channels than the stream shares: with one lane, private
-  # channels are no other array layout than shared ones.
+  # The update shares more channels than the stream: with one lane, private
+  # channels have the same layout as shared ones.
   shared = jnp.concatenate([x.shared, x.private[0, ..., :more]], axis=-1)
   return shared, x.private[0, ..., more:]
 
 
 # The products below have no batch dim: XLA:CPU runs a product with a batch dim,
-# or with a dim of size one beside the contracted one, at a fraction of the rate
-# of a plain matrix product (LOG.md).
+# or with a dim of size one next to the contracted one, at a fraction of the
+# rate of a plain matrix product (LOG.md).
 
 
 def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies one stream ``[B, T, H]`` by all lanes' columns ``[R, H, F]``.
 
-  The lanes' columns stand side by side in one matrix ``[H, R F]``.
+  The lanes' columns are concatenated to one matrix ``[H, R F]``.
 
   Returns:
     ``[R, B, T, F]``.
@@ -273,8 +303,8 @@ def _all_rows(y: jax.Array, w: jax.Array) -> jax.Array:
 def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies each lane's ``[B, T, H]`` by its ``[H, F]``.
 
-  The backward is written by hand, since autodiff would keep each lane's slice
-  of x for it, beside x itself.
+  The backward is written by hand, since autodiff would save each lane's slice
+  of x in addition to x itself.
 
   Args:
     x: ``[R, B, T, H]``.
@@ -311,8 +341,8 @@ def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
 def _times(y: jax.Array, factor: jax.Array) -> jax.Array:
   """Returns ``y * factor``, with a factor ``[..., 1]``, in y's dtype.
 
-  Autodiff would keep y for the factor's cotangent. The backward here takes the
-  product divided by the factor instead: what uses the product keeps it anyway.
+  Autodiff would save y for the factor's cotangent. This backward divides the
+  product by the factor instead: the product is saved by its consumers anyway.
   """
 
   @jax.custom_vjp

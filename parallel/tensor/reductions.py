@@ -1,9 +1,9 @@
-"""How a row door sums over ranks, forward and backward.
+"""Sums of row-parallel projections over ranks, forward and backward.
 
 Partial sums are reduced by a route of `parallel.routes`, or by a kernel that
-also adds the sum to the residual stream and normalises it. In both cases the
+also adds the sum to the residual stream and normalizes it. In both cases the
 backward is written by hand: it sums the ranks' cotangents of the shared
-channels, in a dtype of its own.
+channels, in a separate dtype.
 
 Shape legend: B = batch, T = position, H = width (stream channels), K = shared
 channels, P = H - K private ones.
@@ -27,12 +27,12 @@ from parallel.kernels.selection import Implementation
 from parallel.routes import parts_of_all
 from parallel.tensor.partial_sync import DOOR_ROUTES, PartialSync
 
-# The name under which remat policies find what has been reduced.
+# Name of reduced values for remat policies.
 REDUCED = "reduced"
 
-# Takes one rank's shared [B, T, K] and private channels [B, T, P], its partial
-# sums [B, T, K], the update of its private channels [B, T, P], the gain [H].
-# Returns new shared and private channels, and the normalised rows [B, T, H].
+# Maps one rank's shared [B, T, K] and private channels [B, T, P], its partial
+# sums [B, T, K], the update of its private channels [B, T, P] and the gain [H]
+# to new shared and private channels and the normalized rows [B, T, H].
 ReduceAddNorm = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
 
 
@@ -42,14 +42,17 @@ def sum_over_ranks(
   """All-reduces shared channels, and in the backward their cotangents.
 
   The result is equal on all ranks in value, but device-varying by type, since
-  its cotangents differ from rank to rank. Were it invarying, every use of it
-  would be cast to varying, and the transpose of that cast is an all-reduce
-  whose dtype and place we could not choose.
+  its cotangents differ between ranks. If it were invarying, every use of it
+  would be cast to varying, and the transpose of that cast is an all-reduce with
+  a dtype and position that cannot be chosen.
 
   Args:
-    y: This device's partial sums ``[B, T, K]``.
-    name: The mesh axis of the tensor ranks.
-    sync: The dtypes and the route.
+    y: Partial sums of this device, ``[B, T, K]``.
+    name: Mesh axis of the tensor ranks.
+    sync: Dtypes and route of the reductions.
+
+  Returns:
+    The sums ``[B, T, K]`` in y's dtype, named ``REDUCED`` for remat policies.
   """
   if lax.axis_size(name) == 1:
     return checkpoint_name(varying(y, name), REDUCED)
@@ -69,30 +72,30 @@ def kernel_of_norm(
   sync: PartialSync,
   implementation: Implementation,
 ) -> Callable[[float], ReduceAddNorm] | None:
-  """Returns the route's kernel that reduces, adds and normalises.
+  """Returns the route's kernel that reduces, adds and normalizes.
 
   "one_shot" gathers all ranks' partial sums and adds them in the kernel;
-  "ring_kernel" reduces in the kernel. In the backward the ranks' cotangents are
-  summed by the route without its kernel.
+  "ring_kernel" reduces in the kernel. In the backward the route sums the ranks'
+  cotangents without its kernel.
 
-  Rematerialisation that does not reduce again must keep the new stream and the
-  normalised rows: 2 H channels, where `sum_over_ranks` alone keeps K.
+  Rematerialization that does not repeat the reduction must save the new stream
+  and the normalized rows: 2 H channels, where `sum_over_ranks` alone saves K.
 
   Args:
     rows: B and T.
     width: H.
-    dtype: The stream's dtype.
+    dtype: Dtype of the stream.
     axis: The tensor axis.
-    sync: What is shared, and how it is reduced.
-    implementation: Implementations in order of preference, as
-      `parallel.kernels.selection` has them.
+    sync: Shared channels and their reduction.
+    implementation: Implementations in order of preference, as in
+      `parallel.kernels.selection`.
 
   Returns:
-    A function that makes the kernel from the number that is added to the mean
-    square; None if the route has no kernel, or none for such a stream.
+    A function from eps, the number that is added to the mean square, to the
+    kernel; None if the route has no kernel for such a stream.
 
   Raises:
-    ValueError: A dtype of the reduction that the kernel does not have.
+    ValueError: The kernel does not support the dtype of the reduction.
   """
   k, sent = sync.num_shared(width), sync.forward_dtype
   shared, private = (
@@ -105,12 +108,12 @@ def kernel_of_norm(
     if sent not in (None, dtype.name):
       raise ValueError(
         f"forward_dtype={sent!r} must be '' or {dtype.name!r} with "
-        "route='ring_kernel', which adds in the stream's dtype"
+        "route='ring_kernel', which reduces in the stream's dtype"
       )
     chosen = ring.choice(shared, private, axis.devices, implementation)
   else:
     return None
-  if chosen.name == "reference":  # no kernel: the route reduces at the row door
+  if chosen.name == "reference":  # no kernel: reduce in the row projection
     return None
   return functools.partial(_reduce_add_norm, axis, sync, implementation)
 
@@ -118,13 +121,14 @@ def kernel_of_norm(
 def _reduce_add_norm(
   axis: Axis, sync: PartialSync, implementation: Implementation, eps: float
 ) -> ReduceAddNorm:
-  """Makes the differentiable kernel of a route in ``FUSED_ROUTES``."""
+  """Builds the differentiable kernel of a route in ``FUSED_ROUTES``."""
   options = {
     "private_scale": sync.scale(axis), "eps": eps,
     "implementation": implementation,
   }
 
   def reduce_gathered(shared, private, partial, d_private, gain):
+    # [ranks, B, T, K]
     parts = parts_of_all(_as_sent(partial, sync.forward_dtype), axis.name)
     return one_shot.reduce_add_norm(
       shared, private, parts, None, d_private, gain, **options
@@ -147,17 +151,17 @@ def _differentiable(
   axis: Axis,
   sync: PartialSync,
 ) -> ReduceAddNorm:
-  """Gives ``reduce`` the derivative of a norm of the new stream.
+  """Defines the derivative of ``reduce`` as that of a norm of the new stream.
 
   Partial sums are added to the stream, so the cotangent of a rank's partial sum
   is that of the new shared channels, summed over ranks. The transpose of the
-  kernel itself would be that of a gather, which sends every rank's block.
+  kernel itself is that of a gather, which sends every rank's block.
   """
   differentiable = jax.custom_vjp(reduce)
 
   def forward(*operands):
-    # Named here, where they become residuals, so that a remat policy can keep
-    # them: recomputing them would reduce again.
+    # The residuals are named, so that a remat policy can save them: recomputing
+    # them repeats the reduction.
     new = [checkpoint_name(x, REDUCED) for x in reduce(*operands)]
     gain = operands[-1]
     return tuple(new), (*new[:2], gain)
@@ -170,7 +174,8 @@ def _differentiable(
     d_shared, d_private, d_gain = transpose(cotangents)
     total = _sum_in(d_shared, axis.name, sync.backward_dtype, sync.route)
     scale = jnp.asarray(sync.scale(axis), d_private.dtype)
-    # Of shared, private, partial sums, update of private channels, and gain.
+    # Cotangents of shared, private, partial sums, update of private channels
+    # and gain.
     return (
       d_shared, d_private, varying(total, axis.name), d_private * scale, d_gain
     )
@@ -184,7 +189,7 @@ def _with_transpose(
   transpose: Callable[[jax.Array], jax.Array],
   x: jax.Array,
 ) -> jax.Array:
-  """Returns ``f(x)`` for a linear f, whose backward is the given transpose."""
+  """Returns ``f(x)`` for a linear f whose backward is the given transpose."""
   linear = jax.custom_vjp(f)
   linear.defvjp(lambda x: (f(x), None), lambda _, g: (transpose(g),))
   return linear(x)
@@ -193,25 +198,26 @@ def _with_transpose(
 def _sum_in(
   y: jax.Array, name: str, dtype: str | None, route: str | Reduction = "psum"
 ) -> jax.Array:
-  """All-reduces y in ``dtype`` (None: y's own) and returns the sum in y's."""
+  """All-reduces y in ``dtype`` (None: y's) and returns the sum in y's dtype."""
   reduce = DOOR_ROUTES[route] if isinstance(route, str) else route
   sent = _as_sent(y, dtype)
   total = reduce(sent, name)
   if sent.dtype == y.dtype:
     return total
-  # XLA:TPU would move the cast behind the reduction in front of it. A barrier
-  # there would make the reduction synchronous; but if the sum is rounded to the
-  # narrower dtype first, the cast changes no value and XLA leaves it (LOG.md).
+  # XLA:TPU would move the cast after the reduction to before it. A barrier
+  # between them makes the reduction synchronous. Rounding the sum to the
+  # narrower dtype first makes the cast exact, and XLA does not move it
+  # (LOG.md).
   narrow = min(y.dtype, sent.dtype, key=lambda d: d.itemsize)
   bits = jnp.finfo(narrow)
   return lax.reduce_precision(total, bits.nexp, bits.nmant).astype(y.dtype)
 
 
 def _as_sent(y: jax.Array, dtype: str | None) -> jax.Array:
-  """Casts y to ``dtype``, in which it is to be reduced; None leaves it.
+  """Casts y to ``dtype``, the dtype of its reduction; None returns y.
 
-  XLA:TPU moves casts through a reduction, so as to reduce in the narrower of
-  the two dtypes. A barrier keeps this cast where it is.
+  XLA:TPU moves casts through a reduction, to reduce in the narrower of the two
+  dtypes. A barrier prevents that.
   """
   if dtype in (None, y.dtype.name):
     return y
@@ -225,8 +231,8 @@ def cast_to_ranks(
 
   Args:
     x: Activations that are equal on all ranks.
-    name: The mesh axis of the tensor ranks.
-    backward_dtype: The dtype of that sum; None: the cotangents'.
+    name: Mesh axis of the tensor ranks.
+    backward_dtype: Dtype of that sum; None: the cotangents'.
   """
   return _with_transpose(
     lambda x: varying(x, name), lambda g: _sum_in(g, name, backward_dtype), x

@@ -1,11 +1,11 @@
-"""The residual stream of tensor ranks: shared and private channels.
+"""Residual stream of tensor ranks: shared and private channels.
 
 The first K channels are shared: they are equal on all ranks and stored once for
-all lanes of a device. The others are private: each rank has its own, stored per
-lane.
+all lanes of a device. The others are private: they differ between ranks and are
+stored per lane.
 
-Shape legend: R = lanes, B = batch, T = position, H = width (stream channels),
-K = shared channels.
+Shape legend: R = lanes, B = batch, T = position, H = width (stream channels), K
+= shared channels.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from parallel.tensor.reductions import cast_to_ranks, sum_over_ranks
 
 @dataclasses.dataclass(frozen=True)
 class Pending:
-  """How an update is still to be reduced over ranks.
+  """Outstanding reduction of an update over ranks.
 
   Attributes:
     axis: The tensor axis.
-    sync: How the row door that made the update synchronises.
+    sync: Synchronization of the row-parallel projection that made the update.
   """
 
   axis: Axis
@@ -35,17 +35,17 @@ class Pending:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Update:
-  """What a row door adds to the stream.
+  """Output of a row-parallel projection, to be added to the stream.
 
-  An update is pending if the reduction is left to the column door that adds it,
-  where one kernel reduces, adds and normalises.
+  An update is pending if its reduction is deferred to the column-parallel
+  projection that adds it, where one kernel reduces, adds and normalizes.
 
   Attributes:
     shared: ``[B, T, K]``, the sum over ranks; in a pending update this rank's
-      own summand.
-    private: ``[R, B, T, H - K]``, each rank's own channels; in a pending update
-      without the factor of `PartialSync.scale`.
-    pending: How a pending update is to be reduced; None if it is not pending.
+      summand.
+    private: ``[R, B, T, H - K]``, each rank's private channels; in a pending
+      update without the factor of `PartialSync.scale`.
+    pending: Reduction of a pending update; None if it is not pending.
   """
 
   shared: jax.Array
@@ -67,15 +67,24 @@ class Update:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stream:
-  """A residual stream, and perhaps an update that is not added yet.
+  """Residual stream, optionally with an update that is not added yet.
 
-  The next column door adds it, since a kernel can do that in one pass with the
-  door's norm: the stream is then read from memory once.
+  The next column-parallel projection adds the update, since a kernel can do
+  that in one pass with the projection's norm: the stream is then read from
+  memory once.
 
   Attributes:
     shared: ``[B, T, K]``, equal on all ranks, stored once per device.
-    private: ``[R, B, T, H - K]``, each rank's own channels.
-    update: What is still to be added; None if there is nothing.
+    private: ``[R, B, T, H - K]``, each rank's private channels.
+    update: Update that is not added yet; None if there is none.
+
+  Example:
+    A narrower stream keeps fewer channels once per device and more per lane.
+
+    >>> stream = Stream(jnp.ones((1, 2, 8)), jnp.ones((4, 1, 2, 0)))
+    >>> narrow = stream.narrow(num_shared=6)
+    >>> narrow.shared.shape, narrow.private.shape, narrow.width
+    ((1, 2, 6), (4, 1, 2, 2), 8)
   """
 
   shared: jax.Array
@@ -96,12 +105,13 @@ class Stream:
     """Makes all but the first ``num_shared`` channels private.
 
     Layers may share different fractions. Channels that are equal on all ranks
-    may be kept per rank, but not the other way round, so a stream only narrows.
+    can be stored per rank, but the converse is not possible, so the number of
+    shared channels of a stream can only decrease.
     """
     if num_shared == self.shared.shape[-1]:
       return self
     moved = self.shared[..., num_shared:]
-    # The order of channels stays: shared ones that become private come first.
+    # The order of channels is kept: channels that become private come first.
     moved = jnp.broadcast_to(moved, (self.private.shape[0], *moved.shape))
     return Stream(
       self.shared[..., :num_shared],
@@ -110,14 +120,14 @@ class Stream:
     )
 
   def aligned(self, update: Update) -> tuple["Stream", "Stream"]:
-    """Narrows stream and update to the shared channels that both have."""
+    """Narrows stream and update to their common number of shared channels."""
     num_shared = min(self.shared.shape[-1], update.shared.shape[-1])
     other = Stream(update.shared, update.private)
     return self.narrow(num_shared), other.narrow(num_shared)
 
   def __add__(self, update: Update) -> "Stream":
-    """Returns the stream with an update that the next column door adds."""
-    x = self.resolved()  # only one update waits at a time
+    """Returns the stream with an update that the next projection adds."""
+    x = self.resolved()  # a stream carries at most one update
     return Stream(x.shared, x.private, update)
 
   def resolved(self) -> "Stream":
@@ -140,17 +150,17 @@ class Stream:
 def enter(x: jax.Array, axis: Axis, sync: PartialSync) -> Stream:
   """Starts a residual stream from activations that are equal on all ranks.
 
-  The one full-width all-reduce in the backward of a stack of blocks happens
-  here. The ranks' streams differ, so each has a cotangent of its own, and what
-  all of them started from gets the sum.
+  The backward of this function contains the only full-width all-reduce of a
+  stack of blocks: the ranks' streams have different cotangents, and the
+  cotangent of their common input is the sum.
 
   Args:
     x: ``[B, T, H]``, equal on all ranks.
     axis: The tensor axis.
-    sync: Decides the number of shared channels and the dtype of the backward.
+    sync: Defines the number of shared channels and the dtype of the backward.
 
   Returns:
-    The stream that every rank starts with.
+    The initial stream of every rank.
   """
   with jax.named_scope("stack_entry"):
     x = cast_to_ranks(x, axis.name, sync.backward_dtype)

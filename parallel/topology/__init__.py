@@ -1,4 +1,4 @@
-"""Graphs of ranks, switches and links."""
+"""Network topologies: graphs of ranks, switches and directed links."""
 
 from parallel.lazy import attach
 

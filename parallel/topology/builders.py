@@ -1,8 +1,16 @@
-"""Builders of topologies: standard networks, by name, from files and graphs.
+"""Builders of standard topologies, and their registry by name.
 
-All builders of standard networks take `bandwidth`, the bytes per second of each
-direction of each link, and `latency_s`, the latency of each link. From a config
-they are texts, which `parallel.topology.text` reads.
+All builders take `bandwidth`, in bytes per second and direction of each link,
+and `latency_s`, the latency of each link in seconds. Configs give them as text,
+which `parallel.topology.text` parses.
+
+Example:
+  >>> from parallel.topology import builders
+  >>> net = builders.torus((4, 4))
+  >>> net.num_ranks, len(net.links), net.neighbours(0)
+  (16, 64, (1, 3, 4, 12))
+  >>> builders.fat_tree(4).num_switches
+  20
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,14 +45,17 @@ def torus(
   bandwidth: float = BANDWIDTH,
   latency_s: float = LATENCY_S,
 ) -> Topology:
-  """Builds a grid of any number of dims, each of which wraps around.
+  """Builds a torus: a grid of any number of dims, all of which wrap around.
 
-  In a dim of size 2 the two ranks are joined by one link each way, not two.
+  In a dim of size 2, one link per direction connects the two ranks, not two.
 
   Args:
     shape: Size of each dim; ranks are in row-major order.
-    bandwidth: Bytes per second of each direction of each link.
-    latency_s: Latency of each link.
+    bandwidth: Bytes per second and direction of each link.
+    latency_s: Latency of each link in seconds.
+
+  Raises:
+    ValueError: A dim is smaller than 1, or there are too many links.
   """
   name = f"torus {_by(shape)}"
   return _grid(name, tuple(shape), True, bandwidth, latency_s)
@@ -56,19 +67,22 @@ def mesh(
   bandwidth: float = BANDWIDTH,
   latency_s: float = LATENCY_S,
 ) -> Topology:
-  """Builds a grid of any number of dims, none of which wraps around.
+  """Builds a mesh: a grid of any number of dims without wrap-around links.
 
   Args:
     shape: Size of each dim; ranks are in row-major order.
-    bandwidth: Bytes per second of each direction of each link.
-    latency_s: Latency of each link.
+    bandwidth: Bytes per second and direction of each link.
+    latency_s: Latency of each link in seconds.
+
+  Raises:
+    ValueError: A dim is smaller than 1, or there are too many links.
   """
   name = f"mesh {_by(shape)}"
   return _grid(name, tuple(shape), False, bandwidth, latency_s)
 
 
 def _check_size(name: str, num_links: int) -> None:
-  """Refuses a topology before more links are made than it may have."""
+  """Raises ValueError before more than the allowed links are created."""
   if num_links > MAX_LINKS:
     raise ValueError(
       f"{name} has {num_links} links; at most {MAX_LINKS} are allowed"
@@ -76,7 +90,7 @@ def _check_size(name: str, num_links: int) -> None:
 
 
 def _by(shape: Sequence[int]) -> str:
-  """Writes a shape as in "4x4"."""
+  """Returns a shape as text, as in "4x4"."""
   return "x".join(map(str, shape))
 
 
@@ -89,16 +103,18 @@ def _grid(
 ) -> Topology:
   if not shape or min(shape) < 1:
     raise ValueError(f"{name}: every dim must be at least 1")
-  _check_size(name, 2 * len(shape) * math.prod(shape))
+  _check_size(name, 2 * len(shape) * math.prod(shape))  # an upper limit
+  # Row-major node numbers: the last dim has stride 1.
   strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-  # Every node's links are in the same order of directions, because MultiTree
-  # tries them in this order: in the order of node numbers it takes 66 steps on
-  # a 16x16 torus, not 64. The dict drops the second of two equal pairs: both
-  # directions lead to the same node in a dim of size 2.
+  # All nodes list their links in the same order of directions, because
+  # MultiTree tries them in this order: with links in the order of node numbers,
+  # it takes 66 steps on a 16x16 torus instead of 64. The dict removes duplicate
+  # pairs: in a dim of size 2 both directions lead to the same node.
   pairs = {}
   for node, place in enumerate(itertools.product(*map(range, shape))):
     for i, size, stride in zip(place, shape, strides, strict=True):
       for step in (-1, 1):
+        # A dim of size 1 has no links.
         if size > 1 and (wraps or 0 <= i + step < size):
           pairs[node, node + ((i + step) % size - i) * stride] = None
   found = tuple(Link(*pair, bandwidth, latency_s) for pair in pairs)
@@ -108,9 +124,10 @@ def _grid(
 def fully_connected(
   num_ranks: int, *, bandwidth: float = BANDWIDTH, latency_s: float = LATENCY_S
 ) -> Topology:
-  """Builds a network with a link for every ordered pair of ranks."""
+  """Builds a network with one link for every ordered pair of ranks."""
   name = f"fully connected {num_ranks}"
   _check_size(name, num_ranks * (num_ranks - 1))
+  # Both directions of every pair.
   pairs = itertools.permutations(range(num_ranks), 2)
   return Topology(
     name,
@@ -134,10 +151,10 @@ def _both(
 def switch(
   num_ranks: int, *, bandwidth: float = BANDWIDTH, latency_s: float = LATENCY_S
 ) -> Topology:
-  """Builds a network of one switch, to which every rank has one link."""
+  """Builds a network of one switch, with one link to and from every rank."""
   name = f"switch {num_ranks}"
   _check_size(name, 2 * num_ranks)
-  pairs = [(rank, num_ranks) for rank in range(num_ranks)]
+  pairs = [(rank, num_ranks) for rank in range(num_ranks)]  # the switch
   found = _both(pairs, bandwidth, latency_s)
   return Topology(name, num_ranks, 1, tuple(found))
 
@@ -152,24 +169,24 @@ def leaf_spine(
   oversubscription: float | None = None,
   latency_s: float = LATENCY_S,
 ) -> Topology:
-  """Builds a network of two levels of switches, leaves and spines.
+  """Builds a leaf-spine network: two levels of switches.
 
-  Every leaf switch has a link to each of its hosts and one to every spine.
+  Every leaf switch has a link to each of its hosts and to every spine switch.
 
   Args:
-    leaves: Number of leaf switches. They are numbered before the spines.
+    leaves: Number of leaf switches, which are numbered before the spines.
     spines: Number of spine switches.
-    hosts_per_leaf: Number of hosts at each leaf. A host is one rank, and hosts
-      are numbered leaf by leaf.
-    bandwidth: Bytes per second of a link between a host and its leaf.
-    uplink_bandwidth: Bytes per second of a link between a leaf and a spine.
-      None takes that of the hosts.
-    oversubscription: The bandwidth of a leaf's hosts over that of its links to
-      the spines, in place of `uplink_bandwidth`.
-    latency_s: Latency of each link.
+    hosts_per_leaf: Number of hosts at each leaf. A host is one rank; hosts are
+      numbered leaf by leaf.
+    bandwidth: Bytes per second and direction between a host and its leaf.
+    uplink_bandwidth: Bytes per second and direction between a leaf and a spine;
+      None for ``bandwidth``.
+    oversubscription: Ratio of a leaf's total host bandwidth to its total uplink
+      bandwidth; an alternative to `uplink_bandwidth`.
+    latency_s: Latency of each link in seconds.
 
   Raises:
-    ValueError: Both bandwidth and oversubscription of the uplinks are given.
+    ValueError: Both `uplink_bandwidth` and `oversubscription` are given.
   """
   name = f"leaf-spine {leaves}x{spines}x{hosts_per_leaf}"
   num_ranks = leaves * hosts_per_leaf
@@ -180,8 +197,10 @@ def leaf_spine(
         f"{name}: uplink_bandwidth={uplink_bandwidth:g} and oversubscription="
         f"{oversubscription:g} cannot both be given"
       )
+    # Total host bandwidth / oversubscription = total uplink bandwidth.
     checks.positive("oversubscription", oversubscription)
     uplink_bandwidth = hosts_per_leaf * bandwidth / spines / oversubscription
+  # Nodes: ranks, then leaves, then spines.
   hosts = [(rank, num_ranks + rank // hosts_per_leaf)
            for rank in range(num_ranks)]
   up = [
@@ -208,8 +227,8 @@ def fat_tree(
 
   Args:
     ports: Number of ports of each switch; even.
-    bandwidth: Bytes per second of each direction of each link.
-    latency_s: Latency of each link.
+    bandwidth: Bytes per second and direction of each link.
+    latency_s: Latency of each link in seconds.
 
   Raises:
     ValueError: The number of ports is odd or below 2.
@@ -220,12 +239,12 @@ def fat_tree(
   if ports < 2 or ports % 2:
     raise ValueError(f"fat tree: ports={ports} must be even, at least 2")
   _check_size(f"fat tree {ports}", 3 * ports**3 // 2)
-  # Each pod has `half` edge and `half` aggregation switches, and an edge switch
-  # has `half` ranks. Aggregation switch i of every pod is joined to core
+  # Each pod has `half` edge and `half` aggregation switches; each edge switch
+  # has `half` ranks. Aggregation switch i of every pod connects to core
   # switches i half to i half + half - 1.
   half = ports // 2
-  num_ranks = ports * half * half
-  edge = num_ranks
+  num_ranks = ports * half * half  # ports pods of half^2 ranks
+  edge = num_ranks  # first node of each level of switches
   aggregation = edge + ports * half
   core = aggregation + ports * half
   pairs = [(rank, edge + rank // half) for rank in range(num_ranks)]
@@ -247,14 +266,14 @@ def bigraph(
 ) -> Topology:
   """Builds a BiGraph: each upper switch has a link to each lower switch.
 
-  Rank i is at switch i // ranks_per_switch. The first half of the switches is
-  the upper one. Source: Dong et al., "EFLOPS", HPCA 2020.
+  Rank i is connected to switch i // ranks_per_switch. The first half of the
+  switches are the upper ones. Source: Dong et al., "EFLOPS", HPCA 2020.
 
   Args:
     ranks_per_switch: Number of ranks at each switch.
-    switches: Number of switches, upper and lower together; even.
-    bandwidth: Bytes per second of each direction of each link.
-    latency_s: Latency of each link.
+    switches: Total number of upper and lower switches; even.
+    bandwidth: Bytes per second and direction of each link.
+    latency_s: Latency of each link in seconds.
 
   Raises:
     ValueError: The number of switches is odd or below 2.
@@ -266,6 +285,7 @@ def bigraph(
   _check_size(name, 2 * num_ranks + switches**2 // 2)
   pairs = [(rank, num_ranks + rank // ranks_per_switch)
            for rank in range(num_ranks)]
+  # A complete bipartite graph between both halves.
   upper, lower = range(switches // 2), range(switches // 2, switches)
   pairs += [
     (num_ranks + u, num_ranks + v) for u, v in itertools.product(upper, lower)
@@ -288,21 +308,22 @@ def dgx(
   network_bandwidth: float = hardware.INFINIBAND_NDR.bandwidth,
   latency_s: float = LATENCY_S,
 ) -> Topology:
-  """Builds nodes of GPUs with one switch inside each, and one switch per rail.
+  """Builds nodes of GPUs with one switch per node and one switch per rail.
 
   Args:
     nodes: Number of nodes.
-    gpus_per_node: Number of GPUs in a node. Switch i of the rails joins the
-      GPUs with number i of all nodes.
-    bandwidth: Bytes per second and direction between a GPU and the switch of
-      its node. The default is NVLink's in a DGX H100.
-    network_bandwidth: Bytes per second and direction between a GPU and its
-      rail. The default is InfiniBand's in a DGX H100.
-    latency_s: Latency of each link.
+    gpus_per_node: Number of GPUs per node. Rail switch i connects GPU i of all
+      nodes.
+    bandwidth: Bytes per second and direction between a GPU and its node's
+      switch; by default NVLink 4, as in a DGX H100.
+    network_bandwidth: Bytes per second and direction between a GPU and its rail
+      switch; by default InfiniBand NDR, as in a DGX H100.
+    latency_s: Latency of each link in seconds.
   """
   num_ranks = nodes * gpus_per_node
   name = f"dgx {nodes}x{gpus_per_node}"
   _check_size(name, 4 * num_ranks)
+  # Nodes: ranks, then the switches inside nodes, then the rail switches.
   inside = [(rank, num_ranks + rank // gpus_per_node)
             for rank in range(num_ranks)]
   rails = [
@@ -311,11 +332,13 @@ def dgx(
   ] if nodes > 1 else []
   found = _both(inside, bandwidth, latency_s)
   found += _both(rails, network_bandwidth, latency_s)
+  # A single node needs no rail switches.
   num_switches = nodes + (gpus_per_node if rails else 0)
   return Topology(name, num_ranks, num_switches, tuple(found))
 
 
-# Builders by the names that configs use.
+# Builders by their names in configs. A new builder becomes available to configs
+# and to `parallel.topology.text` by an entry here.
 BUILDERS: dict[str, Callable[..., Topology]] = {
   "ring": ring,
   "torus": torus,
@@ -326,34 +349,35 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
   "fat_tree": fat_tree,
   "bigraph": bigraph,
   "dgx": dgx,
-  "file": from_file,
+  "file": from_file,  # file:PATH in texts
 }
-SHAPED = ("torus", "mesh")  # they take all their sizes as one argument
+SHAPED = ("torus", "mesh")  # builders that take all sizes as one argument
 
 
 def build(name: str, *args: Any, **kwargs: Any) -> Topology:
-  """Builds a topology with the builder of that name.
+  """Builds a topology with a builder given by name.
 
   Args:
-    name: A key of ``BUILDERS``.
+    name: Key of ``BUILDERS``.
     *args: Positional arguments of the builder.
     **kwargs: Keyword arguments of the builder.
 
   Raises:
-    ValueError: The name is unknown, or the builder does not take the arguments.
+    ValueError: The name is unknown, or the arguments do not fit the builder.
   """
   checks.known("topology ", name, BUILDERS)
   try:
     return BUILDERS[name](*args, **kwargs)
+  # A wrong number of sizes, or an unknown keyword.
   except TypeError as error:
     raise ValueError(f"topology {name!r}: {error}") from error
 
 
 def of_size(name: str, num_ranks: int) -> Topology:
-  """Builds a topology of that many ranks, as square as they allow.
+  """Builds a topology of a given number of ranks, as square as possible.
 
-  Tori and meshes get the two dims that are nearest to each other. A BiGraph
-  gets the smaller of these as its ranks per switch and the larger one as its
+  A torus or mesh has the two dims whose sizes are closest to each other. A
+  BiGraph uses the smaller one as its ranks per switch and the larger one as its
   number of switches.
 
   Args:
@@ -361,13 +385,18 @@ def of_size(name: str, num_ranks: int) -> Topology:
     num_ranks: Number of ranks.
 
   Raises:
-    ValueError: The name is unknown, there are no ranks, or a BiGraph's number
-      of switches would be odd.
+    ValueError: The name is unknown, the number of ranks is below 1, or a
+      BiGraph's number of switches would be odd.
+
+  Example:
+    >>> from parallel.topology import builders
+    >>> builders.of_size("mesh", 12).shape
+    (3, 4)
   """
   checks.at_least("num_ranks", num_ranks)
   kinds = ("ring", *SHAPED, "bigraph", "switch", "fully_connected")
   checks.known("topology ", name, kinds)
-  short = max(
+  short = max(  # the largest divisor up to the square root
     d for d in range(1, math.isqrt(num_ranks) + 1) if num_ranks % d == 0
   )
   shape = (short, num_ranks // short)

@@ -1,4 +1,4 @@
-"""Topologies from a JSON file or a networkx graph."""
+"""Topologies from JSON files and from networkx graphs."""
 
 from collections.abc import Mapping
 import json
@@ -21,21 +21,29 @@ def from_networkx(
 ) -> Topology:
   """Builds a topology from a networkx graph.
 
-  Nodes that are numbered from 0, those with a true attribute `switch` last,
-  keep their numbers. Others are numbered in the graph's order, switches after
-  the ranks; `Topology.labels` has what the graph calls them, and a warning says
-  so if the graph has numbers, too, since a rank is not its node then.
+  Nodes with a true attribute `switch` become switches. If the graph's nodes are
+  numbered from 0 with switches last, the numbers are kept. Otherwise nodes are
+  renumbered in the graph's order, switches after ranks, and `Topology.labels`
+  has their names. Renumbering integer nodes emits a warning, since a rank then
+  differs from its node.
 
   Args:
-    graph: The graph. Its edges may have the attributes `bandwidth` and
-      `latency_s`. An undirected edge becomes two links.
+    graph: Directed or undirected graph. Its edges may have the attributes
+      `bandwidth` and `latency_s`. An undirected edge becomes two links.
     name: Name of the topology.
     bandwidth: Bytes per second of edges without the attribute.
-    latency_s: Latency of edges without the attribute.
+    latency_s: Seconds of latency of edges without the attribute.
 
   Raises:
-    ValueError: A node or an edge has another attribute, or an attribute is no
-      number.
+    ValueError: A node or edge has an unknown attribute, or an attribute is not
+      a number.
+
+  Example:
+    >>> import networkx
+    >>> from parallel.topology.files import from_networkx
+    >>> net = from_networkx(networkx.cycle_graph(4))
+    >>> net.num_ranks, len(net.links), net.hops(0, 2)
+    (4, 8, 2)
   """
   for node, data in graph.nodes(data=True):
     for key in data:
@@ -44,17 +52,19 @@ def from_networkx(
   nodes = sorted(graph, key=lambda node: bool(graph.nodes[node].get("switch")))
   num_switches = sum(bool(graph.nodes[n].get("switch")) for n in nodes)
   num_ranks = len(nodes) - num_switches
+  # Whether the nodes are the numbers 0 to n - 1.
   numbered = set(nodes) == set(range(len(nodes)))
   if numbered and set(nodes[:num_ranks]) == set(range(num_ranks)):
-    nodes = list(range(len(nodes)))
+    nodes = list(range(len(nodes)))  # keep the numbers
   elif any(isinstance(node, int) for node in nodes):
     warnings.warn(
-      f"{name}: the graph's node {nodes[0]!r} is rank 0 here, and so on; "
+      f"{name}: nodes are renumbered: the graph's node {nodes[0]!r} is rank 0; "
       "Topology.labels has the graph's nodes",
       stacklevel=2,
     )
-  number = {node: i for i, node in enumerate(nodes)}
+  number = {node: i for i, node in enumerate(nodes)}  # name -> number
   found = []
+  # A directed graph is unchanged; an undirected edge becomes two.
   for u, v, data in graph.to_directed().edges(data=True):
     place = f"{name}: edge {u!r} to {v!r}"
     for key in data:
@@ -74,27 +84,28 @@ def from_file(
   bandwidth: float | None = None,
   latency_s: float | None = None,
 ) -> Topology:
-  """Reads a JSON object with the fields of `Topology`.
+  """Reads a topology from a JSON object with the fields of `Topology`.
 
   A link is ``{"source": 0, "destination": 1, "bandwidth": 5e10,
-  "latency_s": 5e-7}``. Bandwidth and latency may be left out. With
-  ``"both_ways": true`` it stands for two links, one in each direction.
+  "latency_s": 5e-7}``. Bandwidth and latency are optional. A link with
+  ``"both_ways": true`` stands for two links, one in each direction.
 
   Args:
     path: Path of the JSON file.
     bandwidth: Bytes per second of links without one; None for ``BANDWIDTH``.
-    latency_s: Latency of links without one; None for ``LATENCY_S``.
+    latency_s: Seconds of latency of links without one; None for ``LATENCY_S``.
 
   Raises:
-    ValueError: There is no such file, or it is not such an object. The message
-      names the file and the place in it. Or a bandwidth or latency is given,
-      and all links have one.
+    ValueError: The file does not exist or is invalid; the message names the
+      file and the position in it. Or a default bandwidth or latency is given
+      although all links have one.
   """
   path = pathlib.Path(path)
   data = read_json(path)
   keys = {"name": str, "num_ranks": int, "num_switches": int, "links": list}
   _check_fields(str(path), data, keys, {"num_ranks", "links"})
   defaults = {"bandwidth": bandwidth, "latency_s": latency_s}
+  # Attributes that at least one link lacks, so that a default has an effect.
   lacking = set()
   found: list[Link] = []
   for number, entry in enumerate(data["links"]):
@@ -112,7 +123,7 @@ def from_file(
       numbers.append(_number(place, key, entry.get(key, default)))
     found.append(Link(*ends, *numbers))
     if entry.get("both_ways", False):
-      found.append(Link(*reversed(ends), *numbers))
+      found.append(Link(*reversed(ends), *numbers))  # the other direction
   for key, value in defaults.items():
     if value is not None and key not in lacking:
       raise ValueError(
@@ -129,9 +140,12 @@ def from_file(
 def read_json(path: pathlib.Path) -> Any:
   """Reads a JSON file.
 
+  Args:
+    path: Path of the file.
+
   Raises:
-    ValueError: There is no such file, or it is not JSON that Python can read;
-      the message names the file.
+    ValueError: The file does not exist, or is not valid JSON; the message names
+      the file.
   """
   try:
     return json.loads(path.read_text())
@@ -139,12 +153,13 @@ def read_json(path: pathlib.Path) -> Any:
     raise ValueError(f"{path}: {error.strerror}") from error
   except ValueError as error:
     raise ValueError(f"{path} is not JSON: {error}") from error
+  # Python's parser recurses for each nested list or object.
   except RecursionError as error:
     raise ValueError(f"{path} is nested too deeply") from error
 
 
 def _number(place: str, key: str, value: Any) -> float:
-  """Reads a number that an edge or a link has."""
+  """Returns an attribute of an edge or link as a float."""
   try:
     return float(value)
   except (OverflowError, TypeError, ValueError) as error:
@@ -166,8 +181,8 @@ def _check_fields(
         f"{place} has the key {key!r}; the keys are {', '.join(kinds)}"
       )
     kind = kinds[key]
-    # JSON may write a float as an integer. In Python a bool is an int, too, and
-    # must not pass for a number.
+    # A JSON integer is a valid float. A bool is an instance of int in Python,
+    # but not a valid number.
     fits = isinstance(value, (int, float) if kind is float else kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
       raise ValueError(

@@ -1,8 +1,15 @@
-"""Graphs of ranks, switches and directed links: plain data.
+"""Topology of a network as plain data: ranks, switches and directed links.
 
-Nodes are numbered, ranks first and then switches. Default bandwidth and latency
-are those of ASTRA-sim's examples, 50 GB/s and 500 ns
-(astra-network-analytical). `parallel.topology.builders` makes the usual graphs.
+Nodes are numbered, ranks before switches. The default bandwidth and latency are
+those of ASTRA-sim's examples, 50 GB/s and 500 ns (astra-network-analytical).
+`parallel.topology.builders` builds the standard topologies.
+
+Example:
+  >>> from parallel.topology.graph import Link, Topology
+  >>> links = [Link(a, b) for a, b in [(0, 2), (2, 0), (1, 2), (2, 1)]]
+  >>> net = Topology("star", num_ranks=2, num_switches=1, links=tuple(links))
+  >>> net.shortest_path(0, 1)  # node 2 is the switch
+  (0, 2, 1)
 """
 
 import collections
@@ -15,18 +22,18 @@ import networkx
 
 BANDWIDTH = 50e9  # bytes per second
 LATENCY_S = 500e-9
-MAX_NODES = MAX_LINKS = 2**20  # a gigabyte of Python objects
+MAX_NODES = MAX_LINKS = 2**20  # about a gigabyte of Python objects
 
 Path = tuple[int, ...]  # nodes, both ends included
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
-  """One direction of a link.
+  """Directed link between two nodes.
 
   Attributes:
-    source: Node that sends.
-    destination: Node that receives.
+    source: Sending node.
+    destination: Receiving node.
     bandwidth: Bandwidth in bytes per second.
     latency_s: Seconds from the start of a message until its first byte arrives.
   """
@@ -39,23 +46,23 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """A network: ranks and switches, and the links that join them.
+  """Network of ranks and switches, connected by directed links.
 
   Attributes:
     name: Name in tables and messages.
     num_ranks: Number of ranks. Ranks are nodes 0 to num_ranks - 1.
-    num_switches: Number of switches. They are the nodes after the ranks; they
-      forward messages and do not compute.
+    num_switches: Number of switches, which are the nodes after the ranks.
+      Switches forward messages and do not compute.
     links: Links, at most one per ordered pair of nodes.
     shape: Sizes of the dims of a ring, torus or mesh, whose ranks are in
       row-major order; (ranks per switch, switches) of a BiGraph; () otherwise.
-    labels: ``[node]``: what the graph that it was made from calls the node; ()
-      if its nodes have these numbers.
+    labels: ``[node]``: the node's name in the graph that the topology was built
+      from; () if the numbers are the names.
 
   Raises:
-    ValueError: A link names an unknown node, is given twice, or joins a node
-      to itself; a bandwidth is not positive or a latency is negative; or some
-      rank cannot reach another one.
+    ValueError: A link names an unknown node, is duplicated, or connects a node
+      to itself; a bandwidth is not positive or a latency is negative; or a rank
+      cannot reach another one.
   """
 
   name: str
@@ -76,6 +83,7 @@ class Topology:
         f"{self.name} has {self.num_nodes} nodes and {len(self.links)} links; "
         f"at most {MAX_NODES} and {MAX_LINKS} are allowed"
       )
+    # One pass, which stops at the first invalid link and names it.
     seen = set()
     for link in self.links:
       pair = (link.source, link.destination)
@@ -86,21 +94,21 @@ class Topology:
             f"{self.num_nodes - 1}"
           )
       if pair[0] == pair[1]:
-        raise ValueError(f"{self.name}: {link} leads to its own source")
+        raise ValueError(f"{self.name}: {link} connects a node to itself")
       if pair in seen:
         raise ValueError(f"{self.name}: two links from {pair[0]} to {pair[1]}")
       seen.add(pair)
-      if not 0 < link.bandwidth < math.inf:
+      if not 0 < link.bandwidth < math.inf:  # also rejects NaN
         raise ValueError(f"{self.name}: {link}: bandwidth must be positive")
       if not 0 <= link.latency_s < math.inf:
         raise ValueError(f"{self.name}: {link}: latency_s must be at least 0")
     self._check_connected()
 
   def _check_connected(self) -> None:
-    """Checks that every rank can reach every other one."""
+    """Checks that every rank can reach every other rank."""
     graph = self.graph()
-    # If all can be reached from rank 0 and all can reach it, then any rank can
-    # reach any other by way of rank 0.
+    # Two searches suffice: if rank 0 reaches all ranks and all ranks reach rank
+    # 0, then any rank reaches any other through rank 0.
     for view, text in (
       (graph, "from rank 0 to"),
       (graph.reverse(copy=False), "to rank 0 from"),
@@ -109,14 +117,14 @@ class Topology:
       lost = sorted(set(range(self.num_ranks)) - reached)
       if lost:
         raise ValueError(
-          f"{self.name} is not connected: no way {text} "
+          f"{self.name} is not connected: no path {text} "
           f"{'rank' if len(lost) == 1 else 'ranks'} "
           f"{', '.join(map(str, lost[:8]))}{' ...' if len(lost) > 8 else ''}"
         )
 
   @property
   def num_nodes(self) -> int:
-    """Number of ranks and switches together."""
+    """Total number of ranks and switches."""
     return self.num_ranks + self.num_switches
 
   @functools.cached_property
@@ -128,23 +136,24 @@ class Topology:
   def multiples(self) -> dict[tuple[int, int], int]:
     """(source, destination) -> bandwidth over the slowest link's, rounded down.
 
-    The order is that of `links`.
+    Entries are in the order of `links`.
     """
     return self.rooms(1)
 
   def rooms(self, amount: float) -> dict[tuple[int, int], int]:
-    """Returns what each link carries in the time of a round, rounded down.
+    """Returns the capacity of each link per round, rounded down.
 
     Args:
-      amount: How much the slowest link carries.
+      amount: Capacity of the slowest link per round, e.g. in chunks.
 
     Returns:
       (source, destination) -> ``amount`` times the link's bandwidth over the
       slowest link's, in the order of `links`.
     """
+    # A single rank has no links.
     slowest = min((link.bandwidth for link in self.links), default=1.0)
-    # The small factor keeps a ratio that a rounding error has put just below
-    # an integer from being rounded down.
+    # The factor compensates for rounding errors, so that a ratio just below an
+    # integer is not rounded down.
     return {
       pair: int(amount * link.bandwidth / slowest * (1 + 1e-9))
       for pair, link in self.links_by_pair.items()
@@ -152,27 +161,29 @@ class Topology:
 
   @functools.cached_property
   def _neighbours(self) -> tuple[tuple[int, ...], ...]:
-    found: list[list[int]] = [[] for _ in range(self.num_nodes)]
+    """Ascending destinations of each node's links, ``[node][link]``."""
+    found: list[list[int]] = [[] for _ in range(self.num_nodes)]  # by source
     for link in self.links:
       found[link.source].append(link.destination)
     return tuple(tuple(sorted(nodes)) for nodes in found)
 
   def neighbours(self, node: int) -> tuple[int, ...]:
-    """Returns the nodes that a node's links lead to, in ascending order."""
+    """Returns the destinations of a node's links, in ascending order."""
     return self._neighbours[node]
 
   @functools.cached_property
   def _hops_to(self) -> dict[int, list[int]]:
-    """The results of `_hops` so far, by destination."""
+    """Cache of `_hops`: destination -> distance of each node."""
     return {}
 
   def _hops(self, destination: int) -> list[int]:
-    """Returns each node's distance to the destination in links; -1: no way."""
+    """Returns each node's distance in links; -1 if there is no path."""
+    # Breadth-first search from the destination over reversed links.
     if destination not in self._hops_to:
       sources: list[list[int]] = [[] for _ in range(self.num_nodes)]
       for link in self.links:
         sources[link.destination].append(link.source)
-      hops = [-1] * self.num_nodes
+      hops = [-1] * self.num_nodes  # -1: not reached yet
       hops[destination] = 0
       queue = collections.deque([destination])
       while queue:
@@ -181,33 +192,39 @@ class Topology:
           if hops[source] < 0:
             hops[source] = hops[node] + 1
             queue.append(source)
+      # Cached per destination: routing all pairs takes one search per node.
       self._hops_to[destination] = hops
     return self._hops_to[destination]
 
   def hops(self, source: int, destination: int) -> int:
-    """Returns the number of links of a shortest path; -1 if there is none."""
+    """Returns the number of links on a shortest path; -1 if there is none."""
     return self._hops(destination)[source]
 
   def shortest_path(self, source: int, destination: int) -> Path:
     """Returns a path with the fewest links.
 
-    If m next nodes are equally near to the destination, number (destination mod
-    m) of them is taken, in ascending order. This is D-mod-k routing, as in fat
-    trees: it spreads the ways to different destinations over the links.
+    If m next nodes are equally close to the destination, the path continues
+    with number (destination mod m) of them, in ascending order. This is D-mod-k
+    routing, as in fat trees: it distributes the paths to different destinations
+    over the links.
 
     Args:
-      source: The path's first node.
-      destination: The path's last node.
+      source: First node of the path.
+      destination: Last node of the path.
+
+    Returns:
+      Nodes of the path, both ends included.
 
     Raises:
       ValueError: No path leads from the source to the destination.
     """
     hops = self._hops(destination)
     if hops[source] < 0:
-      raise ValueError(f"{self.name}: no way from {source} to {destination}")
+      raise ValueError(f"{self.name}: no path from {source} to {destination}")
     path = [source]
     while path[-1] != destination:
       node = path[-1]
+      # Candidates: neighbors that are one link closer to the destination.
       near = [
         v for v in self.neighbours(node) if hops[v] == hops[node] - 1
       ]
@@ -215,17 +232,17 @@ class Topology:
     return tuple(path)
 
   def without(self, *pairs: tuple[int, int]) -> "Topology":
-    """Returns the topology that is left after links have failed.
+    """Returns the topology without failed links.
 
-    It has no `shape` any more, so that builders of schedules do not take it for
-    a whole grid.
+    Its `shape` is (), so that schedule builders do not treat it as a complete
+    grid.
 
     Args:
-      *pairs: (source, destination) of each failed link. If both directions
-        fail, name both orders.
+      *pairs: (source, destination) of each failed link. Both directions of a
+        link are two pairs.
 
     Raises:
-      ValueError: There is no such link, or a rank is cut off.
+      ValueError: A link does not exist, or a rank becomes unreachable.
     """
     for pair in pairs:
       if pair not in self.links_by_pair:
@@ -235,6 +252,7 @@ class Topology:
       if (link.source, link.destination) not in pairs
     )
     name = f"{self.name} without {len(pairs)} links"
+    # Validates the result: a rank may have become unreachable.
     return dataclasses.replace(self, name=name, links=left, shape=())
 
   @functools.cached_property
@@ -267,6 +285,7 @@ class Topology:
     """
     graph = networkx.DiGraph()
     for node in range(self.num_nodes):
+      # The attributes are those that `files.from_networkx` reads.
       graph.add_node(node, switch=node >= self.num_ranks)
     for link in self.links:
       graph.add_edge(

@@ -1,4 +1,11 @@
-"""Reads topologies from texts, as configs have them: ``torus:4x4``."""
+"""Parser of topology strings in configs, such as ``torus:4x4``.
+
+Example:
+  >>> from parallel.topology import text
+  >>> net = text.parse("ring:8,bandwidth=nvlink_4,failed=0-1")
+  >>> net.name, len(net.links), net.hops(0, 1)
+  ('ring 8 without 2 links', 14, 7)
+"""
 
 import inspect
 import re
@@ -16,26 +23,28 @@ def parse(
   bandwidth: float | str | None = None,
   latency_s: float | str | None = None,
 ) -> Topology:
-  """Builds the topology that a text like ``torus:4x4`` names.
+  """Builds the topology that a string like ``torus:4x4`` describes.
 
   Args:
-    text: A builder and its sizes, in the order of the builder's arguments, as
-      in ``torus:4x4`` or ``leaf_spine:4x2x8``; or ``file:PATH``. Then come
-      keyword arguments of the builder, as in ``dgx:2x8,bandwidth=nvlink_5``.
-      ``failed=0-1+2>3`` takes the links between 0 and 1 away, and that from 2
-      to 3.
-    bandwidth: The bandwidth, if the text has none; None for the builder's own.
-      As in the text, bytes per second or a name in
-      `parallel.hardware.links.KINDS`. Links of a file keep theirs.
-    latency_s: The latency, likewise. Not all kinds of links have one.
+    text: Name of a builder and its sizes, in the order of the builder's
+      arguments, as in ``torus:4x4`` or ``leaf_spine:4x2x8``; or ``file:PATH``.
+      Keyword arguments of the builder follow, as in
+      ``dgx:2x8,bandwidth=nvlink_5``. ``failed=0-1+2>3`` removes both links
+      between nodes 0 and 1, and the link from 2 to 3.
+    bandwidth: Default bandwidth in bytes per second, or a name in
+      `parallel.hardware.links.KINDS`; None for the builder's default. Explicit
+      values in the text or in a file take precedence.
+    latency_s: Default latency in seconds, or the name of a link that has one.
 
   Raises:
-    ValueError: The text is not of this form, or the builder refuses it.
+    ValueError: The text does not have this form, or the builder rejects it.
   """
   head, options = checks.options(text)
   name, _, argument = head.partition(":")
   checks.known("topology ", name, BUILDERS)
+  # Not an option of builders: links are removed after the build.
   failed = options.pop("failed", None)
+  # Options that the builder accepts: its keyword-only arguments.
   taken = [
     p.name for p in inspect.signature(BUILDERS[name]).parameters.values()
     if p.kind == p.KEYWORD_ONLY
@@ -43,10 +52,12 @@ def parse(
   for option in options:
     checks.known(f"{name}'s option ", option, [*taken, "failed"])
   given = {"bandwidth": bandwidth, "latency_s": latency_s}
+  # Options in the text override the defaults.
   options = {k: v for k, v in given.items() if v is not None} | options
   options = {
     option: quantity(option, value) for option, value in options.items()
   }
+  # A path may contain "x", so it is not split into sizes.
   if name == "file":
     net = from_file(argument, **options)
   else:
@@ -61,18 +72,27 @@ def parse(
 
 
 def quantity(key: str, value: float | str) -> float:
-  """Reads a number, or that of a kind of link.
+  """Returns a bandwidth or latency from a number or the name of a link.
 
   Args:
-    key: The name of an argument of a builder, such as "network_bandwidth". In
-      "latency_s" a kind stands for its latency, elsewhere for its bandwidth.
-    value: A number, a text with one, or a key of
-      `parallel.hardware.links.KINDS`.
+    key: Name of a builder's argument, such as "network_bandwidth". For
+      "latency_s", a link's name stands for its latency, otherwise for its
+      bandwidth.
+    value: A number, its text, or a key of `parallel.hardware.links.KINDS`.
+
+  Returns:
+    Bytes per second or seconds.
 
   Raises:
-    ValueError: It is neither, or the kind has no published latency.
+    ValueError: The value is neither a number nor a known link, or the link has
+      no published latency.
+
+  Example:
+    >>> from parallel.topology.text import quantity
+    >>> quantity("bandwidth", "1e9"), quantity("bandwidth", "infiniband_ndr")
+    (1000000000.0, 50000000000.0)
   """
-  if not isinstance(value, bool):
+  if not isinstance(value, bool):  # float(True) would be 1.0
     try:
       return float(value)
     except (TypeError, ValueError):
@@ -80,7 +100,7 @@ def quantity(key: str, value: float | str) -> float:
     except OverflowError as error:
       raise ValueError(f"{key}={value} is too large") from error
   checks.known(
-    f"{key}={value} is no number, and the kind of link ", str(value),
+    f"{key}={value} is not a number, and the kind of link ", str(value),
     hardware.KINDS,
   )
   kind = hardware.KINDS[str(value)]
@@ -92,7 +112,7 @@ def quantity(key: str, value: float | str) -> float:
 
 
 def _pairs(net: Topology, text: str) -> list[tuple[int, int]]:
-  """Reads failed links: ``0-1`` is both directions, ``0>1`` is one."""
+  """Parses failed links: ``0-1`` means both directions, ``0>1`` one."""
   pairs = []
   for part in text.split("+"):
     match = re.fullmatch(r"\s*(\d{1,9})\s*([->])\s*(\d{1,9})\s*", part)
@@ -102,6 +122,7 @@ def _pairs(net: Topology, text: str) -> list[tuple[int, int]]:
       )
     pair = (int(match[1]), int(match[3]))
     pairs.append(pair)
+    # One-way links have no reverse direction to remove.
     if match[2] == "-" and pair[::-1] in net.links_by_pair:
       pairs.append(pair[::-1])
   return pairs

@@ -1,16 +1,16 @@
-"""Lists the collectives of a compiled program: what XLA made of a lowered one.
+"""Collectives of a compiled program, after XLA's transformations.
 
-The entries have the type of `parallel.xla.ledger`, so that what was asked for
-and what will run can be compared. Programs of automatic sharding (`jit` with
-shardings) have no collectives before they are compiled. In others XLA changes
-them:
+The entries have the type of `parallel.xla.ledger`, so that the requested
+collectives (lowered) can be compared with the executed ones (compiled).
+Programs with automatic sharding (`jit` with shardings) have no collectives
+before compilation. In other programs XLA changes them:
 
 - It merges small reductions into one with several operands.
-- It turns a reduce-scatter into an all-reduce and a slice, in two operations
-  or in a fusion of its own.
+- It replaces a reduce-scatter by an all-reduce and a slice, in two operations
+  or in a separate fusion.
 - It pads shapes and widens dtypes.
-- It wraps a collective so that it runs beside compute, or spreads it over a
-  chain of fusions with compute in them. Each fusion of a chain holds a copy of
+- It wraps a collective to run concurrently with compute, or spreads it over a
+  chain of fusions that contain compute. Each fusion of a chain holds a copy of
   the collective; only the first one sends.
 """
 
@@ -28,6 +28,7 @@ from parallel.xla.entries import alike
 from parallel.xla.groups import MeshAxes, replica_groups
 from parallel.xla.ledger import Collective, place
 
+# HLO opcode, without "-start" -> kind of a ledger entry.
 _KINDS = {
   "all-reduce": "all_reduce",
   "all-gather": "all_gather",
@@ -37,8 +38,10 @@ _KINDS = {
   "collective-permute": "permute",
   "collective-broadcast": "broadcast",
 }
-# XLA:TPU gives the copies of a collective in a chain of fusions one number.
+# XLA:TPU assigns one chain_id to all copies of a collective in a chain of
+# fusions.
 _CHAIN = re.compile(r'\bchain_id="(\d+)"')
+# HLO opcode of a reducer's root -> name in the ledger of lowered programs.
 _REDUCTIONS = {"add": "add", "maximum": "max", "minimum": "min"}
 
 
@@ -49,28 +52,28 @@ def collectives(
 
   Args:
     module: The compiled program.
-    mesh: The mesh it was compiled for; names the axes.
+    mesh: Mesh that the program was compiled for; names the axes.
 
   Returns:
-    One entry per operand of each collective, with its executions per run of
-    the program as the count; None where that is not known.
+    One entry per operand of each collective. Its count is the number of
+    executions per run of the program, None if unknown.
 
   Raises:
-    ValueError: The mesh is not the program's.
-    NotImplementedError: A collective has a form that is not read.
+    ValueError: The program was compiled for another mesh.
+    NotImplementedError: A collective has an unsupported form.
   """
   return Reader(module, mesh).collectives()
 
 
 class Reader:
-  """Reads single instructions of a module as ledger entries of count one."""
+  """Reader of the instructions of a module as ledger entries of count one."""
 
   def __init__(self, module: hlo.Module, mesh: jax.sharding.Mesh) -> None:
     self.module = module
     self.sizes = dict(mesh.shape)
     self.mesh_axes = MeshAxes(self.sizes)
-    # As in the lowered ledger: in a program that differentiates nothing, all is
-    # forward.
+    # As in the ledger of lowered programs: without differentiation, the phase
+    # of all entries is "forward".
     self.differentiates = any(
       "jvp(" in instruction.op_name
       for computation in module.computations.values()
@@ -78,10 +81,10 @@ class Reader:
     )
 
   def collectives(self, start: str | None = None) -> list[Collective]:
-    """Returns what a run of a computation sends, with its counts.
+    """Returns the entries of one run of a computation, with their counts.
 
     Args:
-      start: The computation's name; None for the whole program.
+      start: Name of the computation; None for the whole program.
     """
     return [
       dataclasses.replace(entry, count=count)
@@ -93,10 +96,10 @@ class Reader:
   def runs(
     self, start: str | None = None
   ) -> Iterator[tuple[hlo.Computation, int | None]]:
-    """Yields computations and how often they run, as `hlo.Module.runs` does.
+    """Yields computations with their run counts, as `hlo.Module.runs` does.
 
-    Of a conditional whose branches send the same, the first one is as good as
-    all, so that its count is known.
+    If all branches of a conditional send the same, only the first branch is
+    yielded, and its count is known.
     """
     return self.module.runs(
       start, lambda branches: alike(map(self.collectives, branches))
@@ -105,9 +108,9 @@ class Reader:
   def entries(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> list[Collective]:
-    """Returns what an instruction sends, with counts of one.
+    """Returns the entries of an instruction, with counts of one.
 
-    In an asynchronous pair the start sends and the done does not.
+    Of an asynchronous pair, the start has entries and the done has none.
     """
     return [
       entry
@@ -116,7 +119,7 @@ class Reader:
     ]
 
   def chain(self, instruction: hlo.Instruction) -> str:
-    """Returns the number of an instruction's chain of fusions, "" if none."""
+    """Returns the chain_id of an instruction's chain of fusions, "" if none."""
     if instruction.opcode != "fusion":
       return ""
     found = (
@@ -129,17 +132,18 @@ class Reader:
   def _find(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
-    """Finds the collectives in an instruction and in what it wraps.
+    """Finds the collectives in an instruction and in the ones it wraps.
 
     Yields:
-      A collective (or a kernel that sends), after the computation it is in.
+      Pairs (computation, collective or sending kernel in that computation).
     """
+    # Transfers between device and host are not collectives.
     if instruction.opcode in ("send", "recv") and (
       "is_host_transfer=true" not in instruction.attributes
     ):
       raise NotImplementedError(f"the ledger cannot read {instruction.opcode}")
     sends = instruction.opcode.removesuffix("-start") in _KINDS
-    # Most custom calls send nothing; kernels that do say so in their metadata.
+    # Most custom calls send nothing; sending kernels declare it in metadata.
     if instruction.opcode == "custom-call":
       sends = operations.kernel_sends(instruction.attributes) is not None
     if sends:
@@ -147,6 +151,8 @@ class Reader:
     elif instruction.opcode == "fusion" or (
       instruction.opcode.endswith("-start")
     ):
+      # Fusions and generic async-start instructions wrap a computation, which
+      # may contain the collective.
       for name in instruction.calls():
         inner = self.module.computations[name]
         # Only the first fusion of a chain has this mark.
@@ -155,14 +161,14 @@ class Reader:
         ):
           continue
         for wrapped in inner.instructions:
-          if not wrapped.opcode.endswith("-done"):
+          if not wrapped.opcode.endswith("-done"):  # its start is counted
             yield from self._find(inner, wrapped)
 
   def _entry(
     self, computation: hlo.Computation, found: hlo.Instruction, outer: str
   ) -> Iterator[Collective]:
     """Yields one ledger entry per operand of a collective."""
-    # XLA leaves some wrapped collectives without a name stack.
+    # Some wrapped collectives have no name stack; their wrapper's is used.
     phase, rematted, where = place(found.op_name or outer)
     if not self.differentiates:
       phase = "forward"
@@ -175,14 +181,15 @@ class Reader:
       return
     kind = _KINDS[found.opcode.removesuffix("-start")]
     if computation.name.startswith("all-reduce-scatter"):
-      # A fusion in which XLA:TPU reduces and slices: only the slice leaves it.
+      # XLA:TPU's fusion of an all-reduce and a slice, a reduce-scatter in
+      # effect: only the slice is written.
       kind = "reduce_scatter"
     axes, group_size = self._axes(found)
     reduction = None
     if kind in ("all_reduce", "reduce_scatter"):
       combine = self.module.computations[found.calls("to_apply")[0]].root
       reduction = _REDUCTIONS.get(combine.opcode, combine.opcode)
-    # Operands, not results: that is what the lowered ledger counts.
+    # Operands, not results, as in the ledger of lowered programs.
     shapes = itertools.chain.from_iterable(
       operand.shapes for operand in computation.operands(found)
     )
@@ -193,9 +200,9 @@ class Reader:
       )
 
   def _axes(self, found: hlo.Instruction) -> tuple[tuple[str, ...], int]:
-    """Returns the axes of a collective, and the devices of a group."""
+    """Returns the axes of a collective and the number of devices of a group."""
     pairs = found.attribute("source_target_pairs")
-    if pairs:
+    if pairs:  # a permute, such as {{0,1},{1,0}}
       numbers = re.findall(r"\d+", pairs)
       return self.mesh_axes.of_pairs(np.array(numbers, int))
     groups = found.attribute("replica_groups")
@@ -205,14 +212,14 @@ class Reader:
 
 
 class Sent(NamedTuple):
-  """What some collectives of a program send.
+  """Sums over a set of collectives of a program.
 
   Attributes:
     count: Executions per run. Each operand counts as an execution, so that
       merging collectives does not change the number.
-    bytes: Operand bytes per run.
-    unknown_bytes: Operand bytes of those whose number of executions is not
-      known, if each ran once. They are in none of the others.
+    bytes: Operand bytes per run and device.
+    unknown_bytes: Operand bytes of the collectives with an unknown number of
+      executions, counted once each; not included in the other fields.
   """
 
   count: int = 0
@@ -222,13 +229,13 @@ class Sent(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """What the lowered and the compiled program send over some axes in a phase.
+  """Communication over a set of axes in a phase, lowered and compiled.
 
   Attributes:
     axes: Mesh axes; empty for groups that no set of axes describes.
     phase: "forward", "backward" or "update", as ``Collective`` defines them.
-    lowered: (kind, dtype) -> what the lowered program sends.
-    compiled: (kind, dtype) -> what the compiled program sends.
+    lowered: (kind, dtype) -> sums of the lowered program.
+    compiled: (kind, dtype) -> sums of the compiled program.
   """
 
   axes: tuple[str, ...]
@@ -238,10 +245,12 @@ class Difference:
 
   @property
   def differs(self) -> bool:
-    """Whether kinds, dtypes or bytes are not the same.
+    """Whether kinds, dtypes or bytes differ.
 
-    Numbers of executions may differ: XLA splits and merges collectives.
+    The numbers of executions are not compared: XLA splits and merges
+    collectives.
     """
+    # Counts are set to 0 on both sides, so that only the bytes are compared.
     lowered, compiled = (
       {key: sent._replace(count=0) for key, sent in side.items()}
       for side in (self.lowered, self.compiled)
@@ -252,15 +261,25 @@ class Difference:
 def compare(
   lowered: Iterable[Collective], compiled: Iterable[Collective]
 ) -> list[Difference]:
-  """Compares what a lowered and a compiled program send.
+  """Compares the collectives of a lowered and a compiled program.
 
   Args:
-    lowered: Entries of the lowered program; those without bytes are left out.
+    lowered: Entries of the lowered program; entries of zero bytes are ignored.
     compiled: Entries of the compiled program, likewise.
 
   Returns:
-    One `Difference` per set of axes and phase, equal ones included, in the
-    order in which they first appear.
+    One `Difference` per set of axes and phase, including those without a
+    difference, in the order of first appearance.
+
+  Example:
+    >>> lowered = Collective(
+    ...   "all_reduce", ("data",), 4, "bfloat16", (8,), 1, "update", False,
+    ...   "add", "",
+    ... )
+    >>> compiled = dataclasses.replace(lowered, dtype="float32")  # widened
+    >>> (difference,) = compare([lowered], [compiled])
+    >>> difference.differs, difference.compiled["all_reduce", "float32"].bytes
+    (True, 32)
   """
   sides = []
   for entries in (lowered, compiled):
@@ -268,6 +287,7 @@ def compare(
     for entry in entries:
       if not entry.bytes:
         continue
+      # (axes, phase) -> (kind, dtype) -> Sent
       sums = side.setdefault((entry.axes, entry.phase), {})
       count, known, unknown = sums.get((entry.kind, entry.dtype), Sent())
       if entry.count is None:

@@ -1,4 +1,4 @@
-"""Entries of a ledger: one collective each, chosen, added up, merged."""
+"""Ledger entries, one per collective operand: selection, sums, merging."""
 
 import collections
 from collections.abc import Iterable
@@ -20,20 +20,30 @@ class Collective:
   Attributes:
     kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"
       or "broadcast".
-    axes: the mesh axes over which it communicates, in mesh order, without
-      those of size 1. If it is empty and `group_size` > 1, no set of mesh axes
-      describes the groups of devices.
-    group_size: number of devices in one replica group.
-    dtype: numpy name of the element type, such as "bfloat16".
-    shape: shape of the operand on one device.
-    count: executions per run of the program; None where it is not known.
-    phase: "backward" for what runs in the backward pass, recomputation
-      included; "forward" for the rest of the differentiated function; "update"
-      for the rest of a program that differentiates (gradient reduction,
-      clipping). All of a program that does not differentiate is "forward".
-    rematted: whether it repeats a forward collective in the backward pass.
+    axes: Mesh axes over which it communicates, in mesh order, without axes of
+      size 1. If it is empty and `group_size` > 1, no set of mesh axes describes
+      the groups of devices.
+    group_size: Number of devices in one replica group.
+    dtype: NumPy name of the element type, such as "bfloat16".
+    shape: Shape of the operand on one device.
+    count: Executions per run of the program; None if unknown.
+    phase: "backward" for the backward pass including recomputation; "forward"
+      for the rest of the differentiated function; "update" for the rest of a
+      program that differentiates (gradient reduction, clipping). In a program
+      without differentiation all entries are "forward".
+    rematted: Whether it repeats a forward collective in the backward pass.
     reduction: "add", "max", ...; None if nothing is reduced.
     where: `jax.named_scope` names from the outermost in, joined by "/".
+
+  Example:
+    >>> gradients = Collective(
+    ...   "all_reduce", ("data",), 4, "float32", (1024,), 12, "update", False,
+    ...   "add", "blocks",
+    ... )
+    >>> gradients.bytes, gradients.wire_bytes_ring
+    (4096, 6144.0)
+    >>> total([gradients], axis="data")  # 12 executions
+    49152
   """
 
   kind: str
@@ -58,21 +68,23 @@ class Collective:
 
     An element of a type narrower than a byte counts as one byte.
     """
-    if self.group_size == 1:
+    if self.group_size == 1:  # an axis of size 1: no communication
       return 0
     return self.elements * np.dtype(self.dtype).itemsize
 
   @property
   def wire_bytes_ring(self) -> float:
-    """Bytes that a device sends per execution under the ring algorithm.
+    """Bytes that a device sends per execution with the ring algorithm.
 
-    With n devices in a group and b operand bytes: all-reduce 2(n-1)/n b,
+    For n devices in a group and b operand bytes: all-reduce 2(n-1)/n b,
     all-gather (n-1) b, reduce-scatter and all-to-all (n-1)/n b, permute and
     broadcast (a pipeline along the ring) b.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective
     Communication Operations in MPICH", 2005, section 4.
     """
+    # The operand of an all-gather is one slice of the result; the operands of
+    # the other kinds have the size of the whole array.
     n = self.group_size
     if self.kind == "all_reduce":
       return 2 * (n - 1) * self.bytes / n
@@ -92,25 +104,26 @@ def select(
   dtype: str | None = None,
   rematted: bool | None = None,
 ) -> list[Collective]:
-  """Keeps the entries that agree with every argument given.
+  """Returns the entries that match every given argument.
 
   Args:
-    entries: what `collectives` returned.
-    kind: the kind to keep.
-    axis: a name keeps what communicates over that axis, alone or with others,
-      so a reduction over two axes is kept by both names; a tuple of names
-      keeps what communicates over exactly these axes.
-    phase: the phase to keep.
-    dtype: numpy name of the dtype to keep.
+    entries: Result of `collectives`.
+    kind: Kind to keep.
+    axis: A name keeps entries over that axis, alone or with others, so that a
+      reduction over two axes matches both names; a tuple of names keeps entries
+      over exactly these axes.
+    phase: Phase to keep.
+    dtype: NumPy name of the dtype to keep.
     rematted: True keeps the recomputed entries, False the others.
 
   Returns:
-    The entries that are kept, in their order.
+    The matching entries, in their order.
   """
 
   def keep(entry: Collective) -> bool:
     if isinstance(axis, str) and axis not in entry.axes:
       return False
+    # Sets: the order of a tuple does not matter.
     if isinstance(axis, tuple) and set(axis) != set(entry.axes):
       return False
     return (
@@ -127,16 +140,17 @@ def total(entries: Iterable[Collective], **wanted: Any) -> int:
   """Sums operand bytes per device over one run of the program.
 
   Args:
-    entries: what `collectives` returned.
-    **wanted: what `select` takes; only these entries are counted.
+    entries: Result of `collectives`.
+    **wanted: Arguments of `select`; only matching entries are counted.
 
   Returns:
     The sum of `bytes * count` over the selected entries.
 
   Raises:
-    ValueError: if a selected entry that carries bytes has an unknown count.
+    ValueError: A selected entry of more than zero bytes has an unknown count.
   """
   selected = select(entries, **wanted)
+  # Unknown counts of entries without bytes do not affect the sum.
   unknown = [c for c in selected if c.count is None and c.bytes]
   if unknown:
     raise ValueError(
@@ -147,29 +161,33 @@ def total(entries: Iterable[Collective], **wanted: Any) -> int:
   return sum(c.bytes * c.count for c in selected if c.count is not None)
 
 
-# A scope that tells how often a branch runs, as `shares` reads it.
+# Scope name that declares the share of a conditional's runs that take a branch.
 _RUNS = re.compile(r"\bruns_(\d+)_of_(\d+)\b")
 
 
 def shares(path: str) -> list[fractions.Fraction]:
-  """Reads of how many runs of its conditionals a place in a program is part.
+  """Returns the share of runs that each enclosing conditional takes a branch.
 
   Args:
-    path: Scopes from the outermost in, joined by "/". One of the name
-      ``runs_2_of_5`` says that of five times that a conditional is reached two
-      take this branch.
+    path: Scopes from the outermost in, joined by "/". The name ``runs_2_of_5``
+      declares that two of five executions of a conditional take this branch.
 
   Returns:
-    A number for each such scope in turn.
+    One fraction per such scope, outermost first.
+
+  Example:
+    >>> shares("step/runs_2_of_5/blocks")
+    [Fraction(2, 5)]
   """
   return [fractions.Fraction(*map(int, n)) for n in _RUNS.findall(path)]
 
 
 def alike(branches: Iterable[Iterable[Collective]]) -> bool:
-  """Tells whether the branches of a conditional send the same.
+  """Returns whether all branches of a conditional have equal collectives.
 
-  The named scopes may differ.
+  Order and named scopes may differ.
   """
+  # Multisets: branches may order their collectives differently.
   first, *others = (
     collections.Counter(dataclasses.replace(c, where="") for c in branch)
     for branch in branches
@@ -178,15 +196,18 @@ def alike(branches: Iterable[Iterable[Collective]]) -> bool:
 
 
 def merge(entries: Iterable[Collective]) -> list[Collective]:
-  """Joins entries that differ in nothing but their count.
+  """Merges entries that differ in their counts only.
 
   Args:
-    entries: what `collectives` returned.
+    entries: Result of `collectives`.
 
   Returns:
-    Distinct entries in the order of their first appearance, with counts added
-    up. Those of unknown count are joined among themselves and stay unknown.
+    Distinct entries in the order of first appearance, with summed counts.
+    Entries with an unknown count are merged separately; the count remains
+    unknown.
   """
+  # (entry with count 0, whether its count is unknown) -> summed count. The flag
+  # separates unknown from known counts of the same entry.
   counts: dict[tuple[Collective, bool], int] = {}
   for entry in entries:
     key = dataclasses.replace(entry, count=0), entry.count is None

@@ -1,11 +1,11 @@
-"""Fingerprints of lowered programs, which show whether a result is stale.
+"""Fingerprints of lowered programs, for the detection of stale results.
 
-A result that was read from a lowered or compiled program carries the program's
+A result derived from a lowered or compiled program is stored with the program's
 fingerprint: a hash of its StableHLO, and the versions of the packages that
-lower and compile it. Lowering the program again takes seconds and shows whether
-it has changed since. Names of the module and of its private functions, which
-jax takes from the names of Python functions, do not enter the hash, so renaming
-a jitted function leaves the fingerprint unchanged.
+lower and compile it. Lowering the program again takes seconds and detects
+changes. The names of the module and of its private functions, which jax derives
+from the names of Python functions, are excluded from the hash, so that renaming
+a jitted function does not change the fingerprint.
 """
 
 from collections.abc import Callable
@@ -15,29 +15,30 @@ import re
 
 import jax
 
-# What lowers, and what compiles for each platform.
+# Packages that lower, and the package that compiles for each platform.
 _PACKAGES = ("jax", "jaxlib")
 _COMPILERS = {"tpu": "libtpu", "gpu": "jax-cuda12-plugin"}
 
-# The module's own name, and those of functions that only the module calls.
+# Name of the module, and names of its private functions.
 _DEFINITION = re.compile(
   r"^\s*(?:module|func\.func private) (@[\w.$-]+|@\"[^\"]*\")", re.MULTILINE
 )
-# Symbols inside string attributes are no symbols.
+# Strings are matched first, so that text like "@f" inside one is not a symbol.
 _STRING_OR_SYMBOL = re.compile(r'@"[^"]*"|"(?:[^"\\]|\\.)*"|@[\w.$-]+')
 
 
 def lowered_without_locations(
   lower: Callable[[], jax.stages.Lowered],
 ) -> jax.stages.Lowered:
-  """Lowers a program without the places in the source that it comes from.
+  """Lowers a program without source locations.
 
-  Kernels of Pallas are bytecode in the program's text. It has the file and line
-  of every operation, so that a comment would change the fingerprint.
+  Pallas kernels are serialised as bytecode that includes the file and line of
+  every operation; with locations, adding a comment to the source would change
+  the fingerprint.
 
   Args:
-    lower: Lowers what this process has not lowered before: parts that jax has
-      in a cache keep their locations.
+    lower: Function that lowers the program. The process must not have lowered
+      it before: functions in jax's tracing cache keep their locations.
   """
   before = jax.config.jax_traceback_in_locations_limit
   jax.config.update("jax_traceback_in_locations_limit", 0)
@@ -59,9 +60,13 @@ def without_names(text: str) -> str:
     text: StableHLO, as `jax.stages.Lowered.as_text` returns it.
 
   Returns:
-    The text with ``@0``, ``@1``, ... in the order of first use. The names of
-    public functions and of custom calls are kept: they have a meaning outside
-    the program.
+    The text with ``@0``, ``@1``, ... in the order of first use. Names of public
+    functions and of custom calls are kept, since they refer to definitions
+    outside the program.
+
+  Example:
+    >>> without_names("module @jit_step {\\n  func.func public @main() {")
+    'module @0 {\\n  func.func public @main() {'
   """
   private = set(_DEFINITION.findall(text))
   numbers: dict[str, str] = {}
@@ -76,10 +81,13 @@ def without_names(text: str) -> str:
 
 
 def versions(platform: str) -> dict[str, str]:
-  """Returns the versions of the packages that make a program for a platform.
+  """Returns the versions of the packages that lower and compile for a platform.
 
   Args:
     platform: "cpu", "gpu" or "tpu".
+
+  Raises:
+    importlib.metadata.PackageNotFoundError: A package is not installed.
   """
   packages = [*_PACKAGES]
   if platform in _COMPILERS:

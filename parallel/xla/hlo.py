@@ -1,9 +1,10 @@
-"""Reads compiled programs from XLA's HLO text.
+"""Parser of compiled programs in XLA's HLO text format.
 
-`compiled.as_text()` lists, for one device, computations of instructions; in a
-scheduled module (`is_scheduled=true`) their order is the order of execution.
-Only what the ledger and the overlap report need is read: shapes, operands,
-called computations, trip counts and names.
+`compiled.as_text()` lists the program of one device as computations, which are
+lists of instructions; in a scheduled module (`is_scheduled=true`) the order of
+instructions is the order of execution. The parser reads only the information
+that the ledger and the overlap report need: shapes, operands, called
+computations, trip counts and names.
 
 Source of the syntax: https://openxla.org/xla/hlo_format (jax 0.10 to 0.12).
 """
@@ -17,6 +18,7 @@ import re
 
 from parallel.xla.entries import shares
 
+# Name of an element type in HLO -> (NumPy name, bits per element).
 _DTYPES = {
   "pred": ("bool", 8), "bf16": ("bfloat16", 16),
   "f8e4m3fn": ("float8_e4m3fn", 8),
@@ -32,11 +34,15 @@ _DTYPES = {
   for bits in (1, 2, 4, 8, 16, 32, 64)
 }
 
+# Dtype, dims ("<=8": a dynamic dim of at most 8) and layout of an array.
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
+# Root mark, name, and the rest of an instruction's line.
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = (.*)")
+# First line of a computation: %name (parameters) -> result {
 _HEADER = re.compile(r"(ENTRY )?%?([^\s(]+) \(.*\) -> .* \{$")
-# A kernel's metadata, JSON over several lines; all else is one line each.
+# Metadata of a kernel, JSON on several lines; anything else is on one line.
 _METADATA = re.compile(r'=\{\n("[^{}]*)\}')
+# Attributes that name computations, with one name or a list in braces.
 _CALLS = re.compile(
   r"(calls|to_apply|body|condition|true_computation|false_computation|"
   r"async_wrapped|called_computations|branch_computations)="
@@ -49,10 +55,10 @@ class Shape:
   """Shape and dtype of an array on one device.
 
   Attributes:
-    dtype: Numpy name of the dtype; "token" and "opaque" hold nothing.
+    dtype: NumPy name of the dtype; "token" and "opaque" hold no data.
     dims: Sizes of its dims on one device.
     bits: Bits per element.
-    on_chip: Whether it lies in a TPU's vector memory and not in HBM.
+    on_chip: Whether it is stored in a TPU's vector memory instead of HBM.
   """
 
   dtype: str
@@ -62,28 +68,29 @@ class Shape:
 
   @property
   def elements(self) -> int:
+    """Number of elements."""
     return math.prod(self.dims)
 
   @property
   def bytes(self) -> int:
-    """Logical bytes; a device's tiled layout may take more."""
+    """Logical bytes; the tiled layout of a device may need more."""
     return math.ceil(self.elements * self.bits / 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """One line of a computation.
+  """Instruction of a computation: one line of HLO text.
 
   Attributes:
-    name: Its name, unique in the module.
-    opcode: What it does, such as "fusion" or "all-reduce-start".
-    shapes: The arrays of its result, tuples flattened.
-    operands: Names of its operands, instructions of the same computation.
-    literal: The text between the brackets after the opcode: the number of a
-      parameter, the value of a constant.
-    attributes: The rest of the line, after these brackets.
-    op_name: jax's name stack; empty if XLA made the instruction.
-    root: Whether it is the computation's result.
+    name: Name, unique in the module.
+    opcode: Operation, such as "fusion" or "all-reduce-start".
+    shapes: Arrays of the result, tuples flattened.
+    operands: Names of the operands, instructions of the same computation.
+    literal: Text in parentheses after the opcode: the number of a parameter,
+      the value of a constant.
+    attributes: Rest of the line, after the parentheses.
+    op_name: jax's name stack; empty for instructions created by XLA.
+    root: Whether it is the result of the computation.
   """
 
   name: str
@@ -96,7 +103,7 @@ class Instruction:
   root: bool
 
   def attribute(self, name: str) -> str:
-    """Returns the text after ``name=``: a word or a bracket; "" if absent."""
+    """Returns the value after ``name=``: a word or a bracket; "" if absent."""
     match = re.search(rf"\b{name}=", self.attributes)
     return _value(self.attributes[match.end():]) if match else ""
 
@@ -104,7 +111,8 @@ class Instruction:
     """Returns the names of the computations that the instruction calls.
 
     Args:
-      *keys: Attributes to read, such as "body"; all of them by default.
+      *keys: Attributes to read, such as "body"; by default all attributes that
+        name computations.
     """
     names = []
     for key, value in _CALLS.findall(self.attributes):
@@ -115,32 +123,35 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """A list of instructions, in the order of execution if it is scheduled."""
+  """List of instructions, in the order of execution if it is scheduled."""
 
   name: str
   instructions: tuple[Instruction, ...]
 
   @functools.cached_property
   def by_name(self) -> dict[str, Instruction]:
+    """Instructions by their names."""
     return {i.name: i for i in self.instructions}
 
   @property
   def root(self) -> Instruction:
+    """Instruction whose result is the result of the computation."""
     return next(i for i in self.instructions if i.root)
 
   def operands(self, instruction: Instruction) -> list[Instruction]:
+    """Returns the instructions that compute an instruction's operands."""
     return [self.by_name[n] for n in instruction.operands]
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """A compiled program.
+  """Compiled program of one device.
 
   Attributes:
-    computations: Its computations by name.
-    entry: Name of the computation that a run starts with.
+    computations: Computations by name.
+    entry: Name of the computation with which a run starts.
     scheduled: Whether instructions are in the order of execution.
-    aliased: The numbers of the parameters in whose memory results are written.
+    aliased: Numbers of the donated parameters, whose memory holds results.
   """
 
   computations: dict[str, Computation]
@@ -153,19 +164,22 @@ class Module:
     start: str | None = None,
     alike: Callable[[list[str]], bool] = lambda branches: False,
   ) -> Iterator[tuple[Computation, int | None]]:
-    """Yields every computation that is executed, and how often per run.
+    """Yields every executed computation and its number of executions per run.
 
-    The number is None where it is not known. A computation that is called from
-    two places comes twice. Fusions, reducers and what asynchronous instructions
-    wrap are not entered: each is part of the instruction that calls it.
+    The number is None if unknown. A computation with two callers is yielded
+    twice. Computations of fusions, reducers and asynchronous wrappers are not
+    yielded: they belong to the instruction that calls them.
 
     Args:
-      start: Name of the computation that is run; the entry if None.
-      alike: Tells of the branches of a conditional, by their names, whether the
-        first may stand for all. If not, and unless their scopes tell how often
-        they run (`branch_shares`), all are yielded with None.
+      start: Name of the computation to start from; the entry if None.
+      alike: Predicate on the names of a conditional's branches: whether the
+        first branch may represent all of them. If False, and if no scopes
+        declare how many runs take each branch (`branch_shares`), all branches
+        are yielded with None.
     """
     for computation, times in self._runs(start or self.entry, 1, alike):
+      # A fraction means that the trips of a loop are not a multiple of the
+      # denominator of a branch's share: the number is then unknown.
       whole = times is not None and times == int(times)
       yield computation, int(times) if whole else None
 
@@ -175,7 +189,7 @@ class Module:
     for instruction in computation.instructions:
       if instruction.opcode == "while":
         trips = self.trip_count(computation, instruction)
-        # The condition runs once more than the body: the last time it is false.
+        # The condition runs once more than the body: its last result is False.
         for key, more in (("condition", 1), ("body", 0)):
           inside = None if None in (trips, times) else (trips + more) * times
           yield from self._runs(instruction.calls(key)[0], inside, alike)
@@ -195,11 +209,13 @@ class Module:
   def branch_shares(
     self, conditional: Instruction
   ) -> list[fractions.Fraction] | None:
-    """Returns of how many of its runs a conditional takes each branch.
+    """Returns the share of a conditional's runs that take each branch.
 
-    Scopes inside the branches say so (`entries.shares`). One branch may have
-    none: it runs whenever the others do not. None if that says not all.
+    The shares are declared by scopes inside the branches (`entries.shares`).
+    One branch lacks a scope; its share is the remainder. The result is None if
+    not exactly one branch lacks a scope, or if scopes contradict each other.
     """
+    # Scopes of enclosing conditionals precede the scope of this one.
     outside = len(shares(conditional.op_name))
     parts: list[fractions.Fraction | None] = []
     for branch in conditional.calls():
@@ -211,6 +227,7 @@ class Module:
       if len(inside) > 1:
         return None
       parts.append(next(iter(inside), None))
+    # Share of the branch without a scope.
     rest = 1 - sum(part for part in parts if part is not None)
     if parts.count(None) != 1 or rest < 0:
       return None
@@ -219,14 +236,15 @@ class Module:
   def trip_count(
     self, computation: Computation, loop: Instruction
   ) -> int | None:
-    """Returns the trips of a while loop; None where they are not known.
+    """Returns the trip count of a while loop; None if it is unknown.
 
-    XLA notes them in the loop's attributes on some platforms. Elsewhere they
-    follow if a counter of the loop's state starts at a constant, moves up by a
-    constant and is compared with a constant by "less than".
+    On some platforms XLA writes it to the attributes of the loop. Otherwise it
+    is derived if a counter in the loop's state starts at a constant, is
+    incremented by a positive constant and compared with a constant by "less
+    than".
 
     Args:
-      computation: Where the loop is.
+      computation: Computation that contains the loop.
       loop: The while instruction.
     """
     noted = re.search(
@@ -237,17 +255,17 @@ class Module:
     condition = self.computations[loop.calls("condition")[0]]
     body = self.computations[loop.calls("body")[0]]
     test = condition.root
-    # Any other form of loop has an unknown number of trips.
+    # Any other form of condition: unknown trip count.
     if test.opcode != "compare" or test.attribute("direction") != "LT":
       return None
-    counter, bound = condition.operands(test)
+    counter, bound = condition.operands(test)  # counter < bound
     last = _integer(condition, bound)
     if counter.opcode != "get-tuple-element" or last is None:
       return None
-    # The counter is one element of the tuple that is the loop's state.
+    # The loop's state is a tuple, and the counter is one of its elements.
     index = int(counter.attribute("index"))
-    # The state before the first trip is the loop's operand, the state after a
-    # trip the root of its body.
+    # The initial state is the operand of the loop; the state after a trip is
+    # the root of its body.
     start = computation.by_name.get(loop.operands[0])
     if start is None or start.opcode != "tuple":
       return None
@@ -261,18 +279,26 @@ class Module:
 
 
 def parse(text: str) -> Module:
-  """Reads the text of a compiled module.
+  """Parses the text of a compiled module.
 
   Args:
-    text: What ``compiled.as_text()`` returns.
+    text: Result of ``compiled.as_text()``.
 
   Returns:
     The module.
 
   Raises:
-    ValueError: The text holds no entry computation.
+    ValueError: The text contains no entry computation.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> double = jax.jit(lambda x: 2 * x).lower(jnp.ones([4])).compile()
+    >>> module = parse(double.as_text())
+    >>> module.computations[module.entry].root.shapes[0].bytes
+    16
   """
-  # Metadata on one line, so that each instruction is a line.
+  # Joins the lines of metadata, so that each instruction is one line.
   text = _METADATA.sub(lambda m: m[0].replace("\n", " "), text)
   computations, entry = {}, None
   name, lines = "", []
@@ -288,8 +314,8 @@ def parse(text: str) -> Module:
   if entry is None:
     raise ValueError("no ENTRY computation: not the text of a compiled program")
   head = text.split("\n", 1)[0]
-  # Such as input_output_alias={ {0}: (3, {}, may-alias), {1}: (4, {}) }: the
-  # parameter behind each result.
+  # input_output_alias={ {0}: (3, {}, may-alias), {1}: (4, {}) } maps results to
+  # the numbers of the parameters whose memory they reuse.
   start = head.find("input_output_alias=")
   aliases = "" if start < 0 else _value(head[head.index("{", start):])
   aliased = frozenset(map(int, re.findall(r": \((\d+),", aliases)))
@@ -297,9 +323,9 @@ def parse(text: str) -> Module:
 
 
 def _instruction(match: re.Match) -> Instruction:
-  """Reads ``name = shapes opcode(operands), attributes``."""
+  """Parses ``name = shapes opcode(operands), attributes``."""
   root, name, rest = bool(match[1]), match[2], match[3]
-  # A tuple of shapes has spaces in it, a single shape has none.
+  # A tuple of shapes contains spaces, a single shape does not.
   end = _balanced(rest) if rest.startswith("(") else rest.index(" ")
   result, rest = rest[:end], rest[end:].lstrip()
   opcode, rest = rest.split("(", 1)
@@ -319,7 +345,7 @@ def _instruction(match: re.Match) -> Instruction:
 
 
 def _balanced(text: str) -> int:
-  """Returns the place behind the bracket that ``text`` starts with."""
+  """Returns the index after the bracket expression that starts ``text``."""
   depth = 0
   for index, letter in enumerate(text):
     depth += (letter in "({[") - (letter in ")}]")
@@ -329,33 +355,33 @@ def _balanced(text: str) -> int:
 
 
 def _value(text: str) -> str:
-  """Returns the value that ``text`` starts with: a bracket or a word."""
+  """Returns the value at the start of ``text``: a bracket or a word."""
   # Replica groups as axes of a mesh: mesh['a'=2], device_ids=([2]) {'a'}.
   if mesh := re.match(r"mesh\[[^{]*\{[^}]*\}", text):
     return mesh[0]
   if text[:1] in ("{", "["):
     end = _balanced(text)
-    # An iota list of replica groups goes on: [8,8]<=[8,8]T(1,0).
+    # An iota list of replica groups has a second part: [8,8]<=[8,8]T(1,0).
     tail = re.match(r"<=\[[\d,]*\](T\([\d,]*\))?", text[end:])
     return text[: end + (tail.end() if tail else 0)]
   return re.match(r"[^\s,]*", text)[0]
 
 
 def _shapes(result: str) -> tuple[Shape, ...]:
-  """Reads all arrays of a result, such as ``(f32[8]{0:T(8)S(1)}, s32[])``."""
+  """Parses the arrays of a result, such as ``(f32[8]{0:T(8)S(1)}, s32[])``."""
   shapes = []
   for name, dims, layout in _SHAPE.findall(result):
-    if name not in _DTYPES:  # a word of a layout, not an array
+    if name not in _DTYPES:  # part of a layout, not an array
       continue
     dtype, bits = _DTYPES[name]
     numbers = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
-    # In a layout of XLA:TPU, S(1) is the memory space of vector memory.
+    # S(1) in a layout of XLA:TPU is the memory space of vector memory.
     shapes.append(Shape(dtype, numbers, bits, "S(1)" in layout))
   return tuple(shapes)
 
 
 def _integer(computation: Computation, value: Instruction) -> int | None:
-  """Returns the value of an integer constant; None for all else."""
+  """Returns the value of an integer constant; None for other instructions."""
   value = _original(computation, value)
   if value.opcode != "constant":
     return None
@@ -364,7 +390,7 @@ def _integer(computation: Computation, value: Instruction) -> int | None:
 
 
 def _original(computation: Computation, value: Instruction) -> Instruction:
-  """Returns what an instruction is a copy of, or the instruction itself."""
+  """Returns the source of a chain of copies, or the instruction itself."""
   while value.opcode == "copy":
     value = computation.by_name[value.operands[0]]
   return value
@@ -373,7 +399,7 @@ def _original(computation: Computation, value: Instruction) -> Instruction:
 def _step(
   body: Computation, value: Instruction, index: int
 ) -> int | None:
-  """Returns what one trip adds to element ``index`` of the loop's state."""
+  """Returns the constant that a trip adds to element ``index`` of the state."""
   value = _original(body, value)
   if value.opcode != "add":
     return None
@@ -383,5 +409,5 @@ def _step(
     o for o in operands
     if o.opcode == "get-tuple-element" and int(o.attribute("index")) == index
   ]
-  # Exactly one constant and one old value of the element, in either order.
+  # Exactly one constant and the previous value of the element, in any order.
   return sizes[0] if len(sizes) == len(moved) == 1 else None

@@ -1,14 +1,14 @@
-"""Finds where a compiled program copies arrays that it should update in place.
+"""Detection of copies of arrays that a program should update in place.
 
-A cache of keys and values takes most of a device's memory, and a step reads a
-part of it and writes a few rows. A program that copies it, or slices a layer
-out of it, moves more than the step needs and may not fit.
+A key-value cache occupies most of a device's memory; a decoding step reads a
+part of it and writes a few rows. A program that copies the cache, or slices a
+layer out of it, moves more bytes than the step needs and may run out of memory.
 
-Such an array goes through a program as a parameter, through loops, and into
-instructions that update it in place: XLA puts a copy before a
-``dynamic-update-slice`` or a ``scatter`` that cannot. Reshapes that move
-nothing (``bitcast``) make views of it, which are followed. Any other
-instruction with a result of its shape makes another array of that size.
+Such an array enters a program as a parameter and is passed through loops to
+instructions that update it in place. XLA inserts a copy before a
+``dynamic-update-slice`` or ``scatter`` that cannot be done in place. A
+``bitcast`` is a view of the array and is followed. Any other instruction whose
+result has the shape of the array allocates another array of that size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,26 +18,30 @@ import re
 
 from parallel.xla import hlo
 
+# Opcodes that pass an array on without allocating another one.
 _PASS_ON = {
   "parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
   "call", "opt-barrier", "add-dependency", "after-all", "domain", "async-done",
   "copy-done",
 }
+# Opcodes that XLA executes in the memory of their first operand, if it can.
 _UPDATES = {"dynamic-update-slice", "scatter"}
+# Opcodes whose result is a part of their operand.
 _SLICES = {"slice", "dynamic-slice"}
-# What a fusion may do with a slice that it writes: the slice is as large.
+# Instructions whose result has as many elements as their operand: a fusion may
+# apply them to a slice before it writes the slice.
 _KEEPS_SIZE = {"bitcast", "reshape", "convert", "copy", "transpose"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Uses:
-  """What a program does with some arrays beside passing and updating them.
+  """Uses of arrays in a program, other than passing and updating them in place.
 
   Attributes:
-    faults: Instructions that copy or slice one, and parameters that are not
-      written in place, in words.
-    gathers: Names of instructions that gather rows of one, such as pages.
-    kernels: Places of kernels that take one, by jax's name stacks.
+    faults: Descriptions of the instructions that copy or slice an array, and of
+      the parameters that are not updated in place.
+    gathers: Names of instructions that gather rows of an array, such as pages.
+    kernels: jax's name stacks of the kernels with an array as an operand.
   """
 
   faults: tuple[str, ...]
@@ -48,20 +52,20 @@ class Uses:
 def uses(
   module: hlo.Module, arrays: Sequence[hlo.Shape], parts: int = 1
 ) -> Uses:
-  """Looks for what a program does with arrays that it should update in place.
+  """Finds the uses of arrays that a program should update in place.
 
   Args:
     module: The compiled program.
-    arrays: Shapes of the arrays on one device, all of them parameters.
-    parts: How many equal parts, such as layers, an array consists of. A slice
-      counts if it is as large as one of them.
+    arrays: Shapes on one device of the arrays, which are parameters.
+    parts: Number of equal parts of an array, such as layers. A slice is a fault
+      if it is at least as large as one part.
   """
   seen_as = views(module, arrays)
   faults = _not_aliased(module, arrays)
   gathers, kernels = [], []
   seen = set()
   for computation, _ in module.runs():
-    if computation.name in seen:  # one that is called twice
+    if computation.name in seen:  # called from two places
       continue
     seen.add(computation.name)
     for instruction in computation.instructions:
@@ -74,6 +78,7 @@ def uses(
         )
       if _gathers(module, computation, instruction, seen_as):
         gathers.append(instruction.name)
+      # A kernel with an array, or a view of it, as an operand.
       if instruction.opcode == "custom-call" and any(
         operand.shapes and operand.shapes[0].dims in seen_as
         for operand in computation.operands(instruction)
@@ -85,12 +90,13 @@ def uses(
 def views(
   module: hlo.Module, arrays: Iterable[hlo.Shape]
 ) -> set[tuple[int, ...]]:
-  """Returns the dims that arrays have anywhere in a program.
+  """Returns all dims of the arrays and their bitcasts and reshapes.
 
   Args:
     module: The compiled program.
-    arrays: Shapes of the arrays where they are parameters.
+    arrays: Shapes of the arrays as parameters.
   """
+  # Iterates to a fixed point: a view may be a view of a view.
   found, before = {array.dims for array in arrays}, 0
   while len(found) > before:
     before = len(found)
@@ -106,7 +112,8 @@ def views(
 def _not_aliased(
   module: hlo.Module, arrays: Sequence[hlo.Shape]
 ) -> list[str]:
-  """Returns the arrays whose memory no result takes over."""
+  """Describes the arrays whose memory is not reused by any result."""
+  # Shapes of the donated parameters; each may serve one of the arrays.
   left = [
     i.shapes[0] for i in module.computations[module.entry].instructions
     if i.opcode == "parameter" and int(i.literal) in module.aliased
@@ -118,7 +125,7 @@ def _not_aliased(
     )
     if match is None:
       missing.append(
-        f"no result is written in place of a parameter {array.dtype}"
+        f"no result reuses the memory of a parameter {array.dtype}"
         f"{list(array.dims)}"
       )
     else:
@@ -133,8 +140,9 @@ def _fault(
   views: set[tuple[int, ...]],
   parts: int,
 ) -> str:
-  """Says how an instruction copies or slices an array; "" if it does not."""
+  """Describes how an instruction copies or slices an array; else ""."""
   opcode = instruction.opcode
+  # Pairs (computation, instruction that writes a result).
   roots = [(computation, instruction)]
   if opcode == "fusion":
     inner = module.computations[instruction.calls()[0]]
@@ -145,10 +153,11 @@ def _fault(
   whole = [s for s in instruction.shapes if s.dims in views]
   if not whole or opcode in _PASS_ON | _UPDATES:
     return ""
-  # An array that fits is brought into a TPU's vector memory, and back.
+  # A small array may be moved into a TPU's vector memory and back: no fault.
   if any(s.on_chip for s in whole):
     return ""
   if opcode == "fusion":
+    # A result of the whole shape that is neither an update nor a parameter.
     copies = [
       root for _, root in roots
       if root.opcode not in _UPDATES | {"parameter"}
@@ -156,6 +165,7 @@ def _fault(
     ]
     return f"a copy ({copies[0].opcode} in a fusion):" if copies else ""
   if opcode == "custom-call":
+    # Results that a kernel aliases to operands, such as {0}: (2, {}).
     kept = re.findall(r"\{\d*\}: \(", instruction.attribute(
       "output_to_operand_aliasing"
     ))
@@ -166,7 +176,7 @@ def _fault(
 def _results(
   computation: hlo.Computation, root: hlo.Instruction
 ) -> list[hlo.Instruction]:
-  """Returns what a fusion writes, bitcasts and tuples looked through."""
+  """Returns the results of a fusion, without their bitcasts and tuples."""
   if root.opcode in ("tuple", "bitcast"):
     return [
       result for operand in computation.operands(root)
@@ -181,12 +191,13 @@ def _slices(
   views: set[tuple[int, ...]],
   parts: int,
 ) -> bool:
-  """Returns whether a result is a slice of an array, of a part's size."""
+  """Returns whether a result is a slice of an array, at least a part of it."""
   while instruction.opcode in _KEEPS_SIZE:
     instruction = computation.operands(instruction)[0]
   if instruction.opcode not in _SLICES:
     return False
   source = computation.operands(instruction)[0].shapes[0]
+  # At least one part, such as a layer; smaller slices are the step's reads.
   return source.dims in views and (
     instruction.shapes[0].elements * parts >= source.elements
   )
@@ -198,7 +209,7 @@ def _gathers(
   instruction: hlo.Instruction,
   views: set[tuple[int, ...]],
 ) -> bool:
-  """Returns whether an instruction, or one in its fusion, gathers an array."""
+  """Returns whether an instruction, or its fusion, gathers from an array."""
   if instruction.opcode == "fusion":
     inner = module.computations[instruction.calls()[0]]
     return any(_gathers(module, inner, i, views) for i in inner.instructions)

@@ -1,10 +1,10 @@
-"""Time of a compiled program's collectives with latency, as a span.
+"""Time of a compiled program's collectives including latency, as an interval.
 
-`overlap.wire_seconds` counts bytes over links. `parallel.hardware` has what
-all-reduces take with latency. A collective of another kind does a part of an
-all-reduce's work: an all-gather or a reduce-scatter is one half of it, and so
-each takes half as long at least and as long at most as the all-reduce of the
-whole array. That is an assumption.
+`overlap.wire_seconds` is the time of the bytes on the links, without latency.
+`parallel.hardware.collective_times` has the times of all-reduces with latency.
+Other collectives do a part of the work of an all-reduce; an all-gather or a
+reduce-scatter is one half. Their times are assumed to lie between half the time
+of the all-reduce of the whole array and its full time.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,17 @@ from parallel.xla.targets import Target
 def seconds(
   target: Target, mesh: jax.sharding.Mesh
 ) -> Callable[[Collective], Span]:
-  """Returns a function that gives the seconds of a collective.
+  """Returns a function from a collective to the seconds of one execution.
 
   Args:
-    target: What the program is compiled for; no CPU.
-    mesh: The mesh of the target's devices that the program was compiled for.
+    target: Target of the compilation; not a CPU.
+    mesh: Mesh of the target's devices that the program was compiled for.
 
   Returns:
     A function from a collective to the least and the greatest time of one
-    execution, which are no less than that of its bytes over the links. It
-    raises a ``ValueError`` where nothing is known of such a collective.
+    execution in seconds. Both are at least the time of its bytes on the links.
+    The function raises ``ValueError`` if no times of such a collective are
+    known.
   """
   wire = overlap.wire_seconds(target, mesh)
 
@@ -40,11 +41,13 @@ def seconds(
     if not entry.bytes:
       return Span(0.0, 0.0)
     known = times(target, mesh, entry)
+    # The operand of an all-gather is one slice; the whole array is n slices.
     if entry.kind == "all_reduce":
       found = known.all_reduce(entry.bytes)
     else:
       parts = entry.group_size if entry.kind == "all_gather" else 1
       found = known.all_reduce(entry.bytes * parts).stretched(0.5, 1)
+    # Both ends are at least the time of the bytes on the links.
     return Span(*(max(wire(entry), end) for end in found))
 
   return functools.cache(span)
@@ -53,19 +56,20 @@ def seconds(
 def times(
   target: Target, mesh: jax.sharding.Mesh, entry: Collective
 ) -> Times:
-  """Returns what is known of all-reduces among a collective's devices.
+  """Returns the known times of all-reduces among a collective's devices.
 
   Args:
-    target: What the program is compiled for.
-    mesh: The mesh.
+    target: Target of the compilation.
+    mesh: Mesh of the target's devices.
     entry: The collective.
 
   Raises:
-    ValueError: Nothing is known.
+    ValueError: No times are known for these devices.
   """
   hardware, group = target.hardware, overlap.group(mesh, entry)
-  if hardware.num_links > 1:
+  if hardware.num_links > 1:  # a torus: the time depends on the group's box
     everywhere = np.array([d.coords for d in target.devices])
+    # Coordinates of the group, [devices, dims]; its box is their extent.
     places = np.array([d.coords for d in group])
     return collective_times.on_torus(
       hardware.name, hardware.link,

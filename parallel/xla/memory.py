@@ -1,4 +1,4 @@
-"""Memory per device of a compiled program, equal to XLA's own analysis."""
+"""Memory per device of a compiled program; totals equal XLA's analysis."""
 
 import dataclasses
 import math
@@ -14,12 +14,13 @@ class Memory:
 
   Attributes:
     arguments: Name -> bytes of each group of arguments, without padding.
-    padding: Bytes that the layout of the arguments on the device adds.
-    outputs: Results that are not written in place of a donated argument.
-    temporaries: Gradients, activations and copies.
-    program: The compiled code.
-    host: The part of ``arguments`` and ``padding`` that lies in the host's
-      memory and not on the device.
+    padding: Bytes added by the layout of the arguments on the device.
+    outputs: Bytes of results that do not reuse the memory of a donated
+      argument.
+    temporaries: Bytes of gradients, activations and copies.
+    program: Bytes of the compiled code.
+    host: Bytes of ``arguments`` and ``padding`` in host memory instead of
+      device memory.
   """
 
   arguments: dict[str, int]
@@ -31,6 +32,7 @@ class Memory:
 
   @property
   def total(self) -> int:
+    """Total bytes in device memory."""
     return (
       sum(self.arguments.values()) + self.padding + self.outputs
       + self.temporaries + self.program - self.host
@@ -38,24 +40,34 @@ class Memory:
 
 
 def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
-  """Splits XLA's memory analysis by what the arguments are.
+  """Splits XLA's memory analysis by groups of arguments.
 
   Args:
-    compiled: The program.
-    arguments: Name -> pytree of abstract arrays with shardings. Together they
-      are all arguments of the program.
+    compiled: The compiled program.
+    arguments: Name -> pytree of abstract arrays with shardings; together, all
+      arguments of the program.
 
   Returns:
-    The bytes of each part. Their total is that of
+    The bytes of each part. Their total equals the total of
     ``compiled.memory_analysis()``.
+
+  Example:
+    >>> one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    >>> x = jax.ShapeDtypeStruct([256], np.float32, sharding=one)
+    >>> compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+    >>> parts = memory(compiled, {"x": x})
+    >>> parts.arguments, parts.padding, parts.outputs
+    ({'x': 1024}, 0, 1024)
   """
   analysis = compiled.memory_analysis()
   sizes = {
     name: sum(map(bytes_per_device, jax.tree.leaves(tree)))
     for name, tree in arguments.items()
   }
-  # XLA counts all arguments as one number, as they are laid out on the device:
-  # what is left of it after the logical sizes is padding.
+  # Donated arguments are counted once, in ``arguments``: the outputs that alias
+  # them are subtracted from ``outputs``.
+  # XLA reports one number for all arguments in their device layouts; the
+  # difference to their logical sizes is padding.
   return Memory(
     arguments=sizes,
     padding=analysis.argument_size_in_bytes
@@ -69,6 +81,6 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
 
 
 def bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
-  """Returns the bytes of one device's shard, without padding."""
+  """Returns the bytes of the shard of one device, without padding."""
   shape = x.sharding.shard_shape(x.shape)
   return math.prod(shape) * np.dtype(x.dtype).itemsize

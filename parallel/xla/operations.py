@@ -1,6 +1,6 @@
-"""Reads single StableHLO operations: meshes, groups, loops, types.
+"""Parser of single StableHLO operations: meshes, groups, loops, types.
 
-How jax versions differ in writing these is known here and in the ledger only.
+Differences between jax versions are handled in this file and in the ledger.
 """
 
 import json
@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 import numpy as np
 
+# Reducers whose names differ from those of StableHLO operations.
 _REDUCTIONS = {
   "stablehlo.maximum": "max",
   "stablehlo.minimum": "min",
@@ -30,20 +31,25 @@ def mesh_sizes(mesh: ir.Attribute) -> dict[str, int]:
 
 
 class _Loop:
-  """A while loop: its condition, its body and its state."""
+  """While loop: condition, body and state."""
 
   def __init__(self, loop: ir.Operation) -> None:
     self.initial = loop.operands
+    # Both blocks have the loop's state as their arguments.
     self.condition, self.body = (region.blocks[0] for region in loop.regions)
-    # The results of the body are the loop's state of the next trip.
+    # The body returns the state of the next trip.
     self.new_values = list(self.body.operations)[-1].operands
 
   def constant(self, value: ir.Value) -> np.integer | None:
-    """Returns a constant, also one that the loop's state passes through."""
+    """Returns the value of a constant, possibly carried unchanged in the state.
+
+    None if the value is not a scalar integer constant.
+    """
     if isinstance(value, ir.BlockArgument):
       n = value.arg_number
       if value.owner not in (self.condition, self.body):
         return None
+      # A constant that the state carries: the body returns its argument.
       unchanged = self.new_values[n] == self.body.arguments[n]
       return self.constant(self.initial[n]) if unchanged else None
     attributes = value.owner.attributes
@@ -55,7 +61,7 @@ class _Loop:
     return number[()] if number.ndim == 0 else None
 
   def step(self, n: int) -> int | None:
-    """Returns the constant that the body adds to the n-th part of the state."""
+    """Returns the constant that the body adds to the n-th state element."""
     value, counter = self.new_values[n], self.body.arguments[n]
     if isinstance(value, ir.BlockArgument):
       return None
@@ -63,7 +69,7 @@ class _Loop:
     if op.name not in ("stablehlo.add", "stablehlo.subtract"):
       return None
     left, right = op.operands
-    # n + i is i + n; n - i counts nothing.
+    # Addition is commutative; constant - counter is no counting loop.
     if op.name == "stablehlo.add" and right == counter:
       left, right = right, left
     size = self.constant(right)
@@ -73,13 +79,14 @@ class _Loop:
 
 
 def trip_count(operation: ir.Operation) -> int | None:
-  """Returns the trips of a while loop that counts between constants.
+  """Returns the trip count of a while loop with constant bounds and step.
 
-  Returns None for any other loop. The pattern is that of `lax.scan` and
-  `lax.fori_loop`: an integer of the loop's state starts at a constant, the body
-  adds a constant to it, and the condition compares it with a constant.
+  The result is None for any other loop. `lax.scan` and `lax.fori_loop` have
+  this form: an integer in the loop's state starts at a constant, the body adds
+  a constant to it, and the condition compares it with a constant.
   """
   loop = _Loop(operation)
+  # The operand of the condition's return, a comparison.
   test = list(loop.condition.operations)[-1].operands[0]
   if isinstance(test, ir.BlockArgument):
     return None
@@ -89,7 +96,7 @@ def trip_count(operation: ir.Operation) -> int | None:
     test.owner.attributes["comparison_direction"]
   ).value
   counter, bound = test.owner.operands
-  # With the constant on the left, n > i is i < n.
+  # A constant on the left: n > i is equivalent to i < n.
   if loop.constant(counter) is not None:
     counter, bound = bound, counter
     direction = direction.translate(str.maketrans("LG", "GL"))
@@ -106,7 +113,7 @@ def trip_count(operation: ir.Operation) -> int | None:
   trips = _trips(direction, int(first), int(last), by)
   if trips is None:
     return None
-  # A counter that wraps around would not stop where the formula says.
+  # The formula does not hold for a counter that overflows.
   limits = np.iinfo(first.dtype)
   stays = limits.min <= int(first) + trips * by <= limits.max
   return trips if stays else None
@@ -115,14 +122,18 @@ def trip_count(operation: ir.Operation) -> int | None:
 def _trips(direction: str, first: int, last: int, by: int) -> int | None:
   """Returns the trips of `while first <direction> last: first += by`.
 
-  Returns None for a loop without end and for other comparisons (EQ, NE).
+  None for an infinite loop and for other comparisons (EQ, NE).
+
+  Example:
+    >>> _trips("LT", 0, 10, 4), _trips("GE", 3, 0, -1)
+    (3, 4)
   """
-  # Counting down is counting up with all signs turned.
+  # Counting down equals counting up with all signs inverted.
   if direction in ("GT", "GE"):
     first, last, by = -first, -last, -by
   elif direction not in ("LT", "LE"):
     return None
-  if direction.endswith("E"):
+  if direction.endswith("E"):  # first <= last is first < last + 1
     last += 1
   if first >= last:
     return 0
@@ -137,12 +148,12 @@ def asynchronous_config(op: ir.Operation) -> dict[str, Any]:
 
 
 class KernelSends(NamedTuple):
-  """What a Pallas kernel sends; ledgers count it as permutes.
+  """Messages of a Pallas kernel; ledgers count them as permutes.
 
   Attributes:
-    axis: The mesh axis that it sends over.
-    shape: ``(messages that a device sends, elements of one message)``.
-    dtype: Dtype of these elements.
+    axis: Mesh axis over which the kernel sends.
+    shape: ``(messages per device, elements per message)``.
+    dtype: NumPy name of the dtype of the elements.
   """
 
   axis: str
@@ -151,10 +162,11 @@ class KernelSends(NamedTuple):
 
 
 def kernel_sends(metadata: str) -> KernelSends | None:
-  """Reads from a kernel's metadata what it sends; None if it sends nothing.
+  """Parses the messages in a kernel's metadata; None if there are none.
 
   Args:
-    metadata: Text that holds the JSON that ``parallel/kernels/calls.py`` wrote.
+    metadata: Text that contains the JSON written by
+      ``parallel/kernels/calls.py``.
   """
   pattern = r'"(sends_over|messages|elements|dtype)":\s*"(\w+)"'
   found = dict(re.findall(pattern, metadata))
@@ -175,7 +187,7 @@ def kernel_metadata(op: ir.Operation) -> str:
 
 
 def called(op: ir.Operation) -> list[str]:
-  """Returns the names of the functions that a custom call is given."""
+  """Returns the names of the functions that a custom call refers to."""
   if "called_computations" not in op.attributes:
     return []
   names = ir.ArrayAttr(op.attributes["called_computations"])
@@ -183,7 +195,7 @@ def called(op: ir.Operation) -> list[str]:
 
 
 def reduction(region: ir.Region) -> str:
-  """Returns what a collective reduces with: "add", "max", ... or "custom"."""
+  """Returns the reduction of a collective: "add", "max", ... or "custom"."""
   # In a `shard_map` that is manual over some axes only, jax puts sharding
   # constraints (sdy.*) into the reducer; they compute nothing.
   names = [inner.operation.name for inner in region.blocks[0].operations]
@@ -194,12 +206,13 @@ def reduction(region: ir.Region) -> str:
 
 
 def dtype_name(element_type: ir.Type) -> str:
-  """Returns the numpy name of an MLIR type: bf16 is bfloat16, ui8 uint8."""
+  """Returns the NumPy name of an MLIR type: bf16 -> bfloat16, ui8 -> uint8."""
   name = str(element_type)
   if name == "i1":
     return "bool"
   if name.startswith("complex"):
     return {"complex<f32>": "complex64", "complex<f64>": "complex128"}[name]
+  # Such as f8E4M3FN: f, 8 and E4M3FN make float8_e4m3fn.
   letters, bits, variant = re.fullmatch(r"([a-z]+)(\d+)(\w*)", name).groups()
   stem = {"f": "float", "bf": "bfloat", "i": "int", "ui": "uint"}[letters]
   return stem + bits + (f"_{variant.lower()}" if variant else "")

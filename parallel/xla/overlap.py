@@ -1,14 +1,14 @@
-"""How much communication of a compiled program runs under its compute.
+"""Overlap of communication and compute in a compiled program.
 
-In a scheduled module the order of instructions is the order of execution.
-Nothing runs beside a synchronous collective. Beside an asynchronous one run the
-instructions between its start and its done; it is hidden for as long as they
-take by the roofline (`parallel.xla.roofline`). Where several collectives are
-under way at once, an instruction's time counts for one of them only. Within a
-computation this is the one that started first, as long as it is not hidden
-entirely. Collectives inside a loop come before those that span the loop.
+In a scheduled module the order of instructions is the order of execution. No
+compute overlaps a synchronous collective. An asynchronous collective overlaps
+the instructions between its start and its done, and is hidden for the time of
+these instructions by the roofline (`parallel.xla.roofline`). If several
+collectives are in flight, the time of an instruction hides only one of them:
+within a computation, the one that started first, until it is hidden entirely.
+Collectives inside a loop have priority over those that span the loop.
 
-All times are bounds from peak rates of a device and its links.
+All times are lower bounds, computed from peak rates of a device and its links.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,22 +29,23 @@ from parallel.xla.ledger import Collective
 from parallel.xla.roofline import Cost
 from parallel.xla.targets import Target
 
+# Scope of a conditional's branch whose cost is reported by name.
 _ACTION = re.compile(r"\baction_(\w+)\b")
 
 
 @dataclasses.dataclass(frozen=True)
 class ScheduledCollective:
-  """One communicating instruction, or a start and its done.
+  """Communicating instruction, or a pair of start and done.
 
   Attributes:
-    entries: What it sends, one entry per operand, each with a count of one.
-    count: Executions per run of the program; None: unknown.
-    asynchronous: Whether it has a start and a done.
+    entries: Ledger entries, one per operand, each with a count of one.
+    count: Executions per run of the program; None if unknown.
+    asynchronous: Whether it consists of a start and a done.
     wire_seconds: Time of one execution on the links, in seconds.
-    beside: Cost of all that runs between start and done.
-    hidden_seconds: How much of ``wire_seconds`` is hidden under that compute.
-    between: Names of up to three instructions between start and done, those
-      that take longest.
+    beside: Cost of the instructions between start and done.
+    hidden_seconds: Part of ``wire_seconds`` hidden under that compute.
+    between: Names of the (up to three) longest-running instructions between
+      start and done.
   """
 
   entries: tuple[Collective, ...]
@@ -62,14 +63,14 @@ class ScheduledCollective:
 
   @property
   def hidden(self) -> float:
-    """The part of its time, 0 to 1, that is hidden under compute."""
+    """Fraction of its time, 0 to 1, that is hidden under compute."""
     if not self.wire_seconds:  # nothing to hide
       return 1.0
     return self.hidden_seconds / self.wire_seconds
 
 
 class ScheduledProgram:
-  """A compiled program's instructions, timed by the roofline of a device."""
+  """Instructions of a compiled program with roofline times on a device."""
 
   def __init__(
     self,
@@ -79,30 +80,31 @@ class ScheduledProgram:
     wire_seconds: Callable[[Collective], float],
     reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
   ) -> None:
-    """Takes a compiled program and the rates by which to time it.
+    """Initializes the program and the rates of its time model.
 
     Args:
       module: The compiled program.
-      mesh: The mesh it was compiled for.
-      device: The device whose roofline gives the time of compute.
-      wire_seconds: A function from a collective to its seconds on the links.
-      reads: What kernels read of arrays, as `roofline.cost` takes it.
+      mesh: Mesh that the program was compiled for.
+      device: Device whose roofline gives the time of compute.
+      wire_seconds: Function from a collective to its seconds on the links.
+      reads: Bytes that kernels read of arrays, as in `roofline.cost`.
 
     Raises:
       ValueError: The module is not scheduled.
     """
     if not module.scheduled:
-      raise ValueError("the program is not scheduled: its order says nothing")
+      raise ValueError("the program is not scheduled: no order of execution")
     self.module, self.device = module, device
     self.reader = Reader(module, mesh)
     self.wire_seconds, self.reads = wire_seconds, reads
+    # Results of `_schedule` by the name of the computation.
     self._schedules: dict[str, tuple[list[ScheduledCollective], float]] = {}
 
   def total(self) -> Cost:
     """Returns the cost of all compute in one run of the program.
 
-    A loop of unknown length counts as one trip, and so does each branch of a
-    conditional of which nobody knows how often it runs.
+    A loop with an unknown trip count counts as one trip; each branch with an
+    unknown number of executions counts as one execution.
     """
     cost = Cost()
     for computation, count in self.module.runs():
@@ -113,27 +115,28 @@ class ScheduledProgram:
     return cost
 
   def actions(self) -> dict[str, Cost]:
-    """Returns the costs of branches in scopes ``action_NAME``, by name.
+    """Returns the costs of branches in scopes ``action_NAME``, by NAME.
 
-    Each is of one run of the branch. Its time has that of what it sends, as far
-    as it is not hidden.
+    Each is the cost of one run of the branch. Its time includes the time of its
+    communication that is not hidden.
     """
     return {
       name[1]: self._run(branch)
       for computation in self.module.computations.values()
       for instruction in computation.instructions
       if instruction.opcode == "conditional"
-      and not _ACTION.search(instruction.op_name)  # inside of another one
+      and not _ACTION.search(instruction.op_name)  # nested in another action
       for branch in instruction.calls()
       for inside in self.module.computations[branch].instructions
       if (name := _ACTION.search(inside.op_name))
     }
 
   def _run(self, start: str) -> Cost:
-    """Returns the cost of one run of a computation, as scheduled."""
+    """Returns the cost of one run of a computation, with exposed transfers."""
     total = Cost()
     for computation, count in self.module.runs(start):
       costs = [self.cost(computation, i) for i in computation.instructions]
+      # A synchronous transfer is exposed entirely.
       exposed = sum(
         t.wire_seconds - t.hidden_seconds * t.asynchronous
         for t in self._schedule(computation.name)[0]
@@ -145,8 +148,8 @@ class ScheduledProgram:
   def collectives(self) -> list[ScheduledCollective]:
     """Returns all communicating instructions in the order of execution.
 
-    If the branches of a conditional send the same, those of the first one,
-    unless it is known how often each of them runs.
+    If all branches of a conditional send the same and their shares of the runs
+    are not declared, only the first branch is included.
     """
     return [
       dataclasses.replace(transfer, count=count)
@@ -158,15 +161,15 @@ class ScheduledProgram:
     """Times the communicating instructions of one run of a computation.
 
     Returns:
-      The instructions, with counts of one, and the seconds of compute, loops
-      and calls included, under which none of them was hidden.
+      The communicating instructions, with counts of one; and the seconds of
+      compute, including loops and calls, that hide none of them.
     """
     if name in self._schedules:
       return self._schedules[name]
     computation = self.module.computations[name]
     order = computation.instructions
     found = []
-    # Seconds of each instruction that no transfer has been hidden under yet.
+    # Seconds of each instruction that do not hide a transfer yet.
     left = [self._left(computation, i) for i in order]
     for index, instruction in enumerate(order):
       entries = self.reader.entries(computation, instruction)
@@ -176,8 +179,8 @@ class ScheduledProgram:
       hidden = 0.0
       done = self._done(computation, index)
       beside = range(index + 1, done)
-      # Transfers come in the order of their starts, so the oldest one takes
-      # what it can of each instruction, and leaves the rest to later ones.
+      # Transfers are visited in the order of their starts: the oldest one uses
+      # as much of each instruction's time as it can, later ones the rest.
       for i in beside:
         share = min(left[i], wire - hidden)
         left[i] -= share
@@ -200,23 +203,20 @@ class ScheduledProgram:
     return self._schedules[name]
 
   def _done(self, computation: hlo.Computation, start: int) -> int:
-    """Returns the index of the instruction that waits for a start.
-
-    Returns:
-      The index of the done; ``start`` itself for a synchronous collective.
-    """
+    """Returns the index of the done; ``start`` for a synchronous collective."""
     order = computation.instructions
     name = order[start].name
-    # XLA:TPU may spread a collective over a chain of fusions with compute in
-    # them. The first sends and the last has the result.
+    # XLA:TPU may spread a collective over a chain of fusions that contain
+    # compute. The first fusion sends, the last one returns the result.
     chain = self.reader.chain(order[start])
     if chain:
+      # Indices of the fusions of the chain.
       links = [i for i, x in enumerate(order) if self.reader.chain(x) == chain]
       return links[-1]
     if not order[start].opcode.endswith("-start"):
       return start  # synchronous: done where it starts
     # start -> update -> ... -> done, each the operand of the next. An update
-    # lets an asynchronous call go on; what waits is the user of the last one.
+    # does not wait; the done is the first other user.
     for index in range(start + 1, len(order)):
       if name in order[index].operands:
         if not order[index].opcode.endswith("-update"):
@@ -227,7 +227,7 @@ class ScheduledProgram:
   def _left(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> float:
-    """Returns the seconds of an instruction that hide no transfer within it."""
+    """Returns the seconds of an instruction that hide no transfer inside it."""
     times, name = self._runs(computation, instruction)
     if name is None:
       return self.cost(computation, instruction).seconds
@@ -236,7 +236,7 @@ class ScheduledProgram:
   def _inclusive(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Cost:
-    """Returns an instruction's cost with that of the loop or call it runs."""
+    """Returns an instruction's cost, including its loop body or callee."""
     times, name = self._runs(computation, instruction)
     if name is None:
       return self.cost(computation, instruction)
@@ -247,13 +247,13 @@ class ScheduledProgram:
   def _runs(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> tuple[int, str | None]:
-    """Returns how often a loop or call runs what; (1, None) for all else.
+    """Returns (number of runs, computation) of a loop or call, else (1, None).
 
-    Branches of a conditional hide nothing: which of them runs when is not
-    known.
+    Branches of a conditional are not included and hide nothing: the branch that
+    an execution takes is unknown.
     """
     if instruction.opcode == "while":
-      # Of unknown length: one trip, so that nothing is hidden that may not be.
+      # Unknown trip count: one trip, so that overlap is not overestimated.
       trips = self.module.trip_count(computation, instruction)
       return 1 if trips is None else trips, instruction.calls("body")[0]
     if instruction.opcode == "call":
@@ -263,9 +263,9 @@ class ScheduledProgram:
   def cost(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Cost:
-    """Returns the cost of one instruction, without the loop that it may run.
+    """Returns the cost of one instruction, without a loop body or callee.
 
-    Communication has no cost as compute; its time is ``wire_seconds``.
+    Communication has no compute cost; its time is ``wire_seconds``.
     """
     if self.reader.entries(computation, instruction):
       return Cost()
@@ -277,24 +277,23 @@ class ScheduledProgram:
 def wire_seconds(
   target: Target, mesh: jax.sharding.Mesh
 ) -> Callable[[Collective], float]:
-  """Returns a function that gives the seconds of a collective on its links.
+  """Returns a function from a collective to its seconds on the links.
 
-  The time is the bytes that a device sends under the ring algorithm, over the
-  rate of the links that it can use at once:
+  The time is the number of bytes that a device sends with the ring algorithm,
+  divided by the rate of the links that it can use concurrently:
 
-  - On a torus these are links along every dimension that the group spans: two
-    where the dimension closes to a ring, one where it does not.
-  - Elsewhere it is the link of the innermost level that holds the whole group.
+  - On a torus, links along every dimension that the group spans: two if the
+    dimension closes to a ring, one otherwise.
+  - Elsewhere, the link of the innermost level that contains the whole group.
 
-  Latency is left out.
+  Latency is not included.
 
   Source: Austin et al., "How to Scale Your Model", 2025, chapter "Sharded
   matrices": bandwidth multiplies with the axes of the torus.
 
   Args:
-    target: What the program is compiled for. It must have hardware, so it
-      cannot be a CPU.
-    mesh: The mesh of the target's devices that the program was compiled for.
+    target: Target of the compilation, with ``hardware`` (not a CPU).
+    mesh: Mesh of the target's devices that the program was compiled for.
 
   Returns:
     A function from a collective to the seconds of one execution.
@@ -302,14 +301,15 @@ def wire_seconds(
   hardware = target.hardware
 
   def links_of_torus(entry: Collective) -> int:
-    """Returns how many links of a device a collective can use at once."""
+    """Returns the number of links of a device that a collective can use."""
     everywhere = np.array([d.coords for d in target.devices])
+    # Dims of the torus, and of the box that the group spans.
     extent = everywhere.max(axis=0) + 1
     places = np.array([d.coords for d in group(mesh, entry)])
     spanned = np.ptp(places, axis=0) + 1
     closes = [SLICES[hardware.name].closes(int(size)) for size in extent]
     closed = (spanned == extent) & np.array(closes)
-    # At least one link: two devices of a chip have the same coordinates.
+    # At least one link: the two devices of a chip have equal coordinates.
     return max(1, int(np.sum((spanned > 1) * (1 + closed))))
 
   def seconds(entry: Collective) -> float:
@@ -327,8 +327,8 @@ def wire_seconds(
 
 def group(mesh: jax.sharding.Mesh, entry: Collective) -> np.ndarray:
   """Returns the devices of a collective's first group; others are alike."""
-  # Along the entry's axes all devices, along the others the first one. Groups
-  # that no set of axes describes may lie anywhere: take all devices.
+  # All devices along the entry's axes, the first one along the others. Groups
+  # that no set of axes describes may be anywhere in the mesh: all devices.
   index = tuple(
     slice(None) if name in entry.axes or not entry.axes else 0
     for name in mesh.axis_names
@@ -337,9 +337,9 @@ def group(mesh: jax.sharding.Mesh, entry: Collective) -> np.ndarray:
 
 
 def level_of(target: Target, devices: np.ndarray) -> Level:
-  """Returns the innermost level of which one group holds all devices."""
-  # Devices are numbered level by level, so they lie in one unit of ``size``
-  # devices if the first and the last of them do.
+  """Returns the innermost level with one group that contains all devices."""
+  # Devices are numbered level by level: all are in one unit of ``size`` devices
+  # if the first and the last one are.
   numbers = [target.devices.index(d) for d in devices]
   size = 1
   for level in target.levels:
@@ -352,18 +352,22 @@ def level_of(target: Target, devices: np.ndarray) -> Level:
 def by_axis(
   collectives: list[ScheduledCollective],
 ) -> Mapping[tuple[str, ...], dict[str, float]]:
-  """Sums bytes and seconds of one run over transfers with the same axes.
+  """Sums bytes and seconds of one run over the transfers of each set of axes.
 
   Args:
-    collectives: What `ScheduledProgram.collectives` returned.
+    collectives: Result of `ScheduledProgram.collectives`.
 
   Returns:
-    Mesh axes -> a row of ``bytes`` (operand bytes per device),
-    ``asynchronous`` (those of asynchronous transfers), ``hidden`` (those, each
-    times the hidden part of its time), ``seconds`` (on the links),
-    ``exposed_seconds`` (the part of it that is not hidden), and, of transfers
-    whose count is not known and which are in none of the others, ``unknown``
-    (how many there are) and ``unknown_bytes`` (operand bytes, each run once).
+    Mesh axes -> row with the keys
+
+    - ``bytes``: operand bytes per device,
+    - ``asynchronous``: operand bytes of asynchronous transfers,
+    - ``hidden``: asynchronous bytes, weighted by the hidden fraction,
+    - ``seconds``: time on the links,
+    - ``exposed_seconds``: part of ``seconds`` that is not hidden,
+    - ``unknown``: number of transfers with an unknown count, which are not
+      included in the keys above,
+    - ``unknown_bytes``: operand bytes of these transfers, counted once each.
   """
   table: dict[tuple[str, ...], dict[str, float]] = {}
   for t in collectives:
@@ -380,8 +384,8 @@ def by_axis(
       continue
     row["bytes"] += t.bytes * t.count
     row["seconds"] += t.wire_seconds * t.count
-    # A transfer that takes no time is entirely hidden by definition, but a
-    # synchronous one is not, whatever it takes.
+    # `hidden` is 1 for a transfer that takes no time; a synchronous transfer is
+    # never hidden.
     hidden = t.hidden if t.asynchronous else 0.0
     if t.asynchronous:
       row["asynchronous"] += t.bytes * t.count

@@ -2,12 +2,13 @@
 
     seconds = max(FLOPs / peak, bytes read and written / memory bandwidth)
 
-FLOPs are those of products (``dot``, ``convolution``). Bytes are those of
-operands and results that lie in main memory; a slice counts only the elements
-that it takes. The program's text does not say what a custom kernel multiplies,
-so a kernel counts its bytes only. Its time, and with it the communication that
-is hidden beside it, is then too low rather than too high. Nor does the text say
-which part of an array a kernel reads; who knows it says so (``reads``).
+FLOPs include matrix products and convolutions (``dot``, ``convolution``) only.
+Bytes include operands and results in main memory; a slice counts only the
+elements that it takes. The program's text contains neither the products of a
+custom kernel nor the parts of arrays that it reads. A kernel therefore has
+bytes and no FLOPs, so that its time, and the communication that it hides, are
+underestimated; the caller passes the bytes that it reads of large arrays
+(``reads``).
 
 Source: Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 """
@@ -22,11 +23,12 @@ from types import MappingProxyType
 from parallel.hardware.devices import Device
 from parallel.xla import hlo
 
-# These write a part of their first operand in place -> which operand that is.
+# Opcodes that update their first operand in place -> index of the operand with
+# the update.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
-# These move no data themselves. What a loop, branch or call runs is counted by
-# who asks for it (`overlap.ScheduledProgram`).
+# Opcodes that move no data. `overlap.ScheduledProgram` counts the computations
+# that loops, branches and calls run.
 _FREE = {
   "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while",
   "conditional", "call", "after-all", "partition-id", "replica-id", "iota",
@@ -36,12 +38,16 @@ _FREE = {
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """The cost of one or more instructions.
+  """Cost of one or more instructions.
 
   Attributes:
-    flops: FLOPs of products.
+    flops: FLOPs of matrix products and convolutions.
     bytes: Bytes read from and written to main memory.
-    seconds: Time by the roofline; of several instructions, the sum.
+    seconds: Time by the roofline; the sum over instructions.
+
+  Example:
+    >>> Cost(flops=2e9, bytes=1e6, seconds=0.5) * 2 + Cost(seconds=1.0)
+    Cost(flops=4000000000.0, bytes=2000000.0, seconds=2.0)
   """
 
   flops: float = 0.0
@@ -70,14 +76,18 @@ def cost(
 
   Args:
     module: The compiled program.
-    computation: Where the instruction is.
-    instruction: The instruction; what a loop or call runs is not included.
-    device: The device whose peaks give the time.
-    reads: Dims of arrays -> bytes that a custom kernel reads of one, if it does
-      not read all. What it writes is such an array in place.
+    computation: Computation that contains the instruction.
+    instruction: The instruction; a loop body or callee is not included.
+    device: Device whose peak rates give the time.
+    reads: Dims of arrays -> bytes that a custom kernel reads of such an array,
+      if it does not read all of it. Results with these dims are updated in
+      place and not counted.
+
+  Returns:
+    FLOPs, main-memory bytes and seconds of one execution.
   """
   # Starts and dones are collectives, which are timed on their links, or copies,
-  # which run beside compute.
+  # which overlap with compute.
   if instruction.opcode in _FREE or instruction.opcode.endswith(
     ("-start", "-done", "-update")
   ):
@@ -96,10 +106,10 @@ def _flops(
   computation: hlo.Computation,
   instruction: hlo.Instruction,
 ) -> tuple[float, str]:
-  """Returns the FLOPs of products in an instruction, and their dtype.
+  """Returns the FLOPs of the products in an instruction, and their dtype.
 
-  The dtype is that of the left operand of the last product; without a product
-  it does not matter.
+  The dtype is the dtype of the left operand of the last product; without a
+  product it has no effect.
   """
   if instruction.opcode in ("dot", "convolution"):
     return (
@@ -126,8 +136,8 @@ def _bytes(
   operands = computation.operands(instruction)
   if instruction.opcode != "fusion":
     return _moved(computation, instruction)
-  # What is inside a fusion stays in registers or on-chip memory: only its
-  # parameters and its result are moved.
+  # Intermediates of a fusion stay in registers or on-chip memory; only its
+  # parameters and results are in main memory.
   inner = module.computations[instruction.calls()[0]]
   total = 0.0
   for parameter in inner.instructions:
@@ -135,7 +145,7 @@ def _bytes(
       continue
     operand = operands[int(parameter.literal)]
     if not _on_chip(operand):
-      # Several slices may overlap: never more than the whole operand.
+      # Slices may overlap, so their sum is limited to the whole operand.
       total += min(_read(module, inner, parameter), _size(operand))
   if not _on_chip(instruction):
     total += _written(inner, inner.root)
@@ -148,7 +158,7 @@ def _bytes_of_kernel(
   reads: Mapping[tuple[int, ...], float],
 ) -> float:
   """Returns the main-memory bytes of a kernel that reads parts of arrays."""
-  # An array may be several operands, of which each is a part of what is read.
+  # An array that is passed as several operands is counted once.
   operands = [computation.by_name[n] for n in dict.fromkeys(kernel.operands)]
   return sum(
     reads.get(s.dims, s.bytes)
@@ -159,12 +169,12 @@ def _bytes_of_kernel(
 
 
 def _size(instruction: hlo.Instruction) -> int:
-  """Returns the bytes of a result that lie in main memory."""
+  """Returns the main-memory bytes of a result."""
   return sum(s.bytes for s in instruction.shapes if not s.on_chip)
 
 
 def _on_chip(instruction: hlo.Instruction) -> bool:
-  """Returns whether all of a result lies in a TPU's vector memory."""
+  """Returns whether all arrays of a result are in a TPU's vector memory."""
   return bool(instruction.shapes) and all(
     s.on_chip for s in instruction.shapes
   )
@@ -175,8 +185,8 @@ def _moved(
 ) -> float:
   """Returns the main-memory bytes that one operation reads and writes."""
   operands = computation.operands(instruction)
-  # A slice is read and written. An update in place reads and writes the update
-  # and leaves the rest where it is.
+  # A slice is read and written. An update in place reads and writes only the
+  # update.
   if instruction.opcode in ("dynamic-slice", "slice", "gather"):
     return 2 * _size(instruction)
   if instruction.opcode in _UPDATES:
@@ -195,9 +205,9 @@ def _users(
 def _read(
   module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction
 ) -> float:
-  """Returns how many bytes of a fusion's parameter the fusion reads."""
+  """Returns the bytes that a fusion reads of its parameter ``value``."""
   whole = float(sum(s.bytes for s in value.shapes))
-  if value.root:  # a nested fusion that hands on all of it
+  if value.root:  # a nested fusion that returns its parameter
     return whole
   total = 0.0
   for user in _users(computation, value.name):
@@ -206,8 +216,8 @@ def _read(
     elif user.opcode == "bitcast":
       total += _read(module, computation, user)
     elif user.opcode in _UPDATES and user.operands[0] == value.name:
-      continue  # updated in place
-    elif user.opcode == "fusion":  # XLA:TPU nests them
+      continue  # updated in place: not read
+    elif user.opcode == "fusion":  # XLA:TPU nests fusions
       inner = module.computations[user.calls()[0]]
       for parameter in inner.instructions:
         if parameter.opcode == "parameter" and (
@@ -220,7 +230,7 @@ def _read(
 
 
 def _written(computation: hlo.Computation, root: hlo.Instruction) -> float:
-  """Returns how many bytes of a fusion's result the fusion writes."""
+  """Returns the bytes that a fusion writes of its result ``root``."""
   if root.opcode == "tuple":
     return sum(_written(computation, o) for o in computation.operands(root))
   if root.opcode == "bitcast":
@@ -234,10 +244,11 @@ def _written(computation: hlo.Computation, root: hlo.Instruction) -> float:
 def _product_flops(
   computation: hlo.Computation, product: hlo.Instruction
 ) -> float:
-  """Returns the FLOPs of a product: 2 per multiplication and addition.
+  """Returns the FLOPs of a product: 2 per multiply-add.
 
   XLA:TPU writes matrix products as convolutions, often with a window over a
-  batch dim and much padding. So only positions that meet an element count.
+  batch dim and much padding. Only window positions on an element of the input
+  count.
   """
   left, right = (o.shapes[0] for o in computation.operands(product)[:2])
   output = product.shapes[0]
@@ -245,8 +256,9 @@ def _product_flops(
     dims = re.findall(r"\d+", product.attribute("lhs_contracting_dims"))
     contracted = math.prod(left.dims[int(d)] for d in dims)
     return 2.0 * output.elements * contracted
-  # Such as b01f_01io->b01f: batch, spatial dims and features of the input,
-  # spatial dims, input and output features of the kernel, dims of the result.
+  # dim_labels such as b01f_01io->b01f: batch, spatial dims and features of the
+  # input; spatial dims, input and output features of the kernel; dims of the
+  # result.
   lhs, rhs, out = re.fullmatch(
     r"(\w+)_(\w+)->(\w+)", product.attribute("dim_labels")
   ).groups()
@@ -272,8 +284,8 @@ def _product_flops(
       base_dilation=int(setting("lhs_dilate") or 1),
       window_dilation=int(setting("rhs_dilate") or 1),
     )
-  # Groups need no factor: the kernel's "i" counts the features of one group of
-  # features, and the output's batch the examples of one group of examples.
+  # Grouped convolutions need no factor: the kernel's "i" is the number of
+  # features of one feature group, the output's batch that of one batch group.
   batch_and_features = (
     output.dims[out.index("b")] * output.dims[out.index("f")]
   )
@@ -297,13 +309,19 @@ def _valid_pairs(
     outputs: Elements of the result.
     window: Elements of the kernel.
     stride: Step of the window from one output to the next.
-    padding: Zeros before the first element.
-    base_dilation: Distance of neighbouring elements; the holes are zeros.
-    window_dilation: Distance of neighbouring kernel elements.
+    padding: Number of zeros before the first element.
+    base_dilation: Distance of adjacent input elements, with zeros in between.
+    window_dilation: Distance of adjacent kernel elements.
 
   Returns:
-    The number of pairs of an output and a kernel element that meet an element
-    of the input, and not padding or a hole.
+    The number of pairs (output element, kernel element) whose position is an
+    element of the input, not a zero of padding or dilation.
+
+  Example:
+    >>> _valid_pairs(  # 3 taps on 4 elements, one zero of padding at each end
+    ...   4, 4, 3, stride=1, padding=1, base_dilation=1, window_dilation=1
+    ... )
+    10
   """
   count = 0
   for w in range(window):

@@ -1,7 +1,7 @@
-"""Devices that programs can be compiled for on a machine without them.
+"""Compilation targets: devices that the compiling machine does not need.
 
-XLA compiles real code for a target, so memory analysis, collectives and
-schedule are those that the target would run. How fast it runs is not known.
+XLA compiles the target's executable, so that its memory analysis, collectives
+and schedule equal those on real devices. Execution times are not available.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,15 @@ from parallel.hardware.clusters import CLUSTERS, Level
 from parallel.hardware.devices import DEVICES, Device
 from parallel.hardware.slices import SLICES
 
+# Syntax of a target's name, for help texts and errors.
 SYNTAX = (
   "tpu:GENERATION:TOPOLOGY as in tpu:v5p:4x4x4, gpu:NAME:NODESxGPUS as in "
   "gpu:h200:1x8, or cpu:N"
 )
 
-# Generation -> (accelerator type, configuration of a chip), in libtpu's names.
-# The type names some slice of the generation; the topology asked for replaces
-# its shape. "megacore" makes one device of a chip's two cores.
+# Generation -> (accelerator type, chip configuration), in libtpu's names. The
+# type is that of an arbitrary slice of the generation; the requested topology
+# replaces its shape. "megacore" exposes the two cores of a chip as one device.
 _TPUS = {
   "v4": ("v4-8", "megacore"),
   "v5e": ("v5litepod-4", "default"),
@@ -36,23 +37,23 @@ _TPUS = {
   "v6e": ("v6e-4", "default"),
   "tpu7x": ("tpu7x-8", "default"),
 }
+# File that libtpu locks while a process has it loaded.
 _TPU_LOCK = "/tmp/libtpu_lockfile"
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """What to compile for.
+  """Compilation target: devices, their rates and links, compiler options.
 
   Attributes:
-    name: The target's name as the user wrote it.
-    devices: Descriptions of the devices, of which `jax.sharding.Mesh` can make
-      a mesh.
+    name: Name of the target as the user wrote it.
+    devices: Descriptions of the devices, valid for `jax.sharding.Mesh`.
     hardware: Rates and sizes of one device; None for CPUs, which have no
       record.
-    levels: The groups of devices and the links in each, innermost first. A TPU
+    levels: Groups of devices and the links in each, innermost first. A TPU
       slice is one level.
-    compiler_options: Options with which XLA runs reductions beside compute, as
-      far as the platform can (LOG.md, "Reductions under compute").
+    compiler_options: XLA options that overlap reductions with compute, as far
+      as the platform supports it (LOG.md, "Reductions under compute").
   """
 
   name: str
@@ -62,8 +63,8 @@ class Target:
   compiler_options: Mapping[str, bool | str]
 
 
-# With these XLA:TPU makes all-reduces asynchronous. Chosen by compiling with
-# them and without: LOG.md, "Reductions under compute".
+# Options that make all-reduces of XLA:TPU asynchronous, selected by compiling
+# with and without them: LOG.md, "Reductions under compute".
 _SPARSE_CORE = {
   "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
   "xla_tpu_use_tc_device_shape_on_sc": "true",
@@ -73,18 +74,23 @@ _GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
 
 def resolve(name: str) -> Target:
-  """Returns the target of a name.
+  """Returns the target with a given name.
 
   Args:
-    name: The name, as ``SYNTAX`` describes it.
+    name: Name in the form of ``SYNTAX``.
 
   Returns:
-    The target. For ``cpu:N`` its devices are the first N of this process,
-    which needs ``--cpu_devices=N`` to have them.
+    The target. The devices of ``cpu:N`` are the first N CPU devices of this
+    process, which the flag ``--cpu_devices=N`` creates.
 
   Raises:
     ValueError: The name is unknown, the topology does not exist, or an extra of
       this package is not installed.
+
+  Example:
+    >>> target = resolve("cpu:1")
+    >>> len(target.devices), target.hardware
+    (1, None)
   """
   kind, *rest = name.split(":")
   if kind == "tpu" and len(rest) == 2:
@@ -95,7 +101,7 @@ def resolve(name: str) -> Target:
     devices = tuple(jax.devices("cpu"))
     if len(devices) < int(rest[0]):
       raise ValueError(
-        f"--target={name}: this process has {len(devices)} CPU devices; say "
+        f"--target={name}: this process has {len(devices)} CPU devices; pass "
         f"--cpu_devices={rest[0]}, too"
       )
     return Target(name, devices[: int(rest[0])], None, (), {})
@@ -122,8 +128,8 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
     raise ValueError(
       f"--target={name} needs libtpu: pip install -e '.[tpu]' (no TPU needed)"
     )
-  # libtpu reads the environment: without these it asks the metadata server of
-  # Google Cloud for the machine and waits for an answer.
+  # libtpu reads the environment; without these variables it queries the
+  # metadata server of Google Cloud and waits for a response.
   accelerator, chip = _TPUS[generation]
   os.environ |= {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -148,6 +154,7 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
     name,
     devices,
     hardware,
+    # One level: the links of a slice form a single torus.
     (Level("slice", len(devices), hardware.link),),
     _TPU_OPTIONS.get(generation, {}),
   )
@@ -156,16 +163,16 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
 def _wait_for_libtpu() -> None:
   """Waits until no other process holds libtpu.
 
-  libtpu lets one process in at a time and ends any other one that loads it,
-  unless the environment says otherwise.
+  libtpu can be loaded by one process at a time and aborts any other process
+  that loads it, unless ALLOW_MULTIPLE_LIBTPU_LOAD is set.
   """
   if os.environ.get("ALLOW_MULTIPLE_LIBTPU_LOAD"):
     return
   told = False
   while os.path.exists(_TPU_LOCK):
     try:
-      # A shared lock succeeds only if nobody has libtpu's exclusive one. It is
-      # given up at once, since libtpu takes the lock itself.
+      # A shared lock succeeds only if no process holds libtpu's exclusive lock.
+      # It is released immediately, since libtpu acquires the lock itself.
       with open(_TPU_LOCK) as lock:
         fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return
@@ -179,7 +186,7 @@ def _wait_for_libtpu() -> None:
       time.sleep(1)
 
 
-# What XLA has to know of a GPU, beside its name, as text of its
+# Properties of a GPU that XLA needs for compilation, in the text format of
 # GpuTargetConfigProto. Sizes in bytes, the clock in GHz.
 # Source: NVIDIA CUDA programming guide, table of compute capabilities.
 _GPU_LIMITS = """
@@ -215,6 +222,7 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
     )
   match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape)
   cluster = CLUSTERS[gpu]
+  # GPUs per node, then nodes per group of each outer level.
   per_node, *others = (level.size for level in cluster.levels)
   if not match or int(match[2]) > per_node:
     raise ValueError(
@@ -230,8 +238,8 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
       f"--target={name} needs the CUDA plugin: pip install -e '.[cuda]' "
       "(5.5 GB; no GPU needed)"
     )
-  # The plugin would look for the CUDA driver and libraries of a machine with
-  # GPUs and fail without them; compiling needs none of these.
+  # The plugin searches for the CUDA driver and libraries and fails without
+  # them, although compilation needs none.
   os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
   nodes, gpus = int(match[1]), int(match[2])
   hardware = DEVICES[gpu]
@@ -255,6 +263,7 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
     raise ValueError(
       f"--target={name}: {str(error).splitlines()[0]}"
     ) from error
+  # Fewer nodes, or fewer GPUs per node, than the recorded cluster has.
   levels = tuple(
     dataclasses.replace(level, size=size)
     for level, size in zip(cluster.levels, (gpus, nodes), strict=False)

@@ -1,4 +1,5 @@
-"""Partitions of the training state."""
+"""ZeRO partitions of the training state: sharding, collectives and their cost.
+"""
 
 from parallel.lazy import attach
 

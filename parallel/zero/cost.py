@@ -1,7 +1,7 @@
-"""What a partition costs: bytes on a device, and bytes per level and step.
+"""Cost of a partition: bytes on a device, and bytes per level and step.
 
-Trainer, simulator and planner share this closed form, so there is no jax here.
-The tests hold it equal to the lowered programs.
+Trainer, simulator and planner share this closed form, so it does not import
+jax. Tests compare it with the lowered programs.
 
 A step has m microbatches. Weights, gradients and optimizer state are sharded
 over the w <= g <= o innermost levels; level 0 is the innermost. A step sends
@@ -13,8 +13,9 @@ over the w <= g <= o innermost levels; level 0 is the innermost. A step sends
     once       reduce-scatters over levels g ... o - 1, then one all-reduce over
                the levels beyond o
 
-Coded gradients may be reduced over several levels in one hop
-(`Partition.hops`). Parameters of which a shard fills no block are not coded.
+Encoded gradients can be reduced over several levels in one hop
+(`Partition.hops`). Parameters with shards smaller than `Partition.coded_blocks`
+blocks are not encoded.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from parallel.zero.partition import Partition
 
 Kind = Literal["all_gather", "reduce_scatter", "all_to_all", "all_reduce"]
 
-# Bits of a code on the wire; a float32 scale goes with every block.
+# Bits per code on the wire; every block also has a float32 scale.
 _BITS = {"int8": 8, "int4": 4}
 # Bytes of an element -> dtype on the wire.
 _DTYPES = {2: "bfloat16", 4: "float32"}
@@ -34,19 +35,19 @@ _DTYPES = {2: "bfloat16", 4: "float32"}
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """Tensors of one size on a device, each partitioned by itself.
+  """Tensors of equal size on a device, each partitioned separately.
 
   Attributes:
     size: Elements of one tensor.
     count: Number of tensors (layers x lanes of the tensor axis).
-    wire_bytes: Bytes of an element as it is sent without a codec and as it is
-      gathered: 2 for bfloat16.
-    uses: Number of functions of the model that read it; each has its own
-      gather and its own reduce-scatter.
-    regathered: Number of these whose backward needs it too; that of looking
-      up rows does not.
-    gradient_bytes: Bytes of an element of the gradient as it is accumulated
-      and, without a codec, sent; 4 in the trainer, while papers count 2.
+    wire_bytes: Bytes per element when sent without a codec and when gathered: 2
+      for bfloat16.
+    uses: Number of functions of the model that read it; each has a separate
+      gather and reduce-scatter.
+    regathered: Number of these functions whose backward reads it too; the
+      backward of an embedding lookup does not.
+    gradient_bytes: Bytes per element of the accumulated gradient and, without a
+      codec, of the sent one; 4 in the trainer, while papers count 2.
   """
 
   size: int
@@ -64,14 +65,14 @@ class LevelCollective:
   Attributes:
     levels: Name of the level's axis; several names, outermost first, for an
       all-reduce and for a hop over several levels.
-    ranks: Number of logical ranks that take part.
+    ranks: Number of participating logical ranks.
     kind: The collective.
     when: "step" (once), "forward" or "backward" (per microbatch).
     dtype: Dtype on the wire.
     operand_bytes: Operand bytes of all operations, per step and device, as
       `parallel.xla.ledger` counts them.
-    received_bytes: Bytes per step that one rank with a device of its own
-      receives in a bandwidth-optimal algorithm.
+    received_bytes: Bytes per step that one rank on a separate device receives
+      in a bandwidth-optimal algorithm.
   """
 
   levels: tuple[str, ...]
@@ -87,13 +88,13 @@ class LevelCollective:
 class Memory:
   """Bytes of the training state on a device.
 
-  What is stored is an argument of the step; the rest are its temporaries.
+  ``stored`` is an argument of the step; the rest are its temporaries.
 
   Attributes:
     stored: float32 weights and two moments, at depth o.
     weights: Weights of a step, at depth w; 0 if they are the stored ones.
     gradients: One copy of the accumulated gradients, at depth g.
-    secondary: The secondary copy of the weights.
+    secondary: Secondary copy of the weights.
   """
 
   stored: int
@@ -114,12 +115,20 @@ def memory(
   """Returns the bytes of the training state on one device.
 
   Args:
-    partition: How the state is sharded.
+    partition: Partition of the state.
     parameters: All parameters of the model on a device.
     lanes: Level's name -> ranks per device along it, 1 by default.
 
   Returns:
     The bytes, without activations and gathered layers.
+
+  Example:
+    ZeRO-3 on 4 ranks: a quarter of the 12 bytes per stored weight and of the 4
+    bytes per gradient.
+
+    >>> from parallel.zero.partition import Level, named
+    >>> memory(named("zero3", [Level("gpu", 4)]), [Parameter(size=1000)])
+    Memory(stored=3000, weights=0, gradients=1000, secondary=0)
   """
   lanes = lanes or {}
 
@@ -136,13 +145,13 @@ def memory(
     # 12 bytes: float32 weight and two float32 moments.
     stored += 12 * p.count * shards(o) * partition.shard(p.size)
     coded = partition.is_coded(partition.shard(p.size))
-    # Each lane of the device has a gradient of its own until lanes are summed,
-    # also where nothing is sharded.
+    # Each lane of the device has a separate gradient until lanes are summed,
+    # even if nothing is sharded.
     elements = padded // partition.degree(partition.gradients)
     gradients += p.gradient_bytes * p.count * all_lanes * elements
     if partition.weight_codec != "none" and coded:
-      # Encoded once, as stored shards, each filled up to whole blocks; gathered
-      # to depth w they stay that, several to a shard of depth w.
+      # Encoded once, as stored shards padded to whole blocks. A gathered shard
+      # of depth w consists of several such units.
       units = p.count * shards(w) * partition.degree(o) // partition.degree(w)
       weights += units * sum(
         _encoded(partition.shard(p.size), partition.weight_codec,
@@ -170,17 +179,27 @@ def level_collectives(
   accumulation: int = 1,
   lanes: Mapping[str, int] | None = None,
 ) -> list[LevelCollective]:
-  """Returns all that one step sends over the levels.
+  """Returns the collectives of one step over the levels.
 
   Args:
-    partition: How the state is sharded.
+    partition: Partition of the state.
     parameters: All parameters of the model on a device.
     accumulation: Microbatches per step.
     lanes: Level's name -> ranks per device along it, 1 by default. A level
-      that lies on one device sends nothing.
+      within one device sends nothing.
 
   Returns:
     The collectives that send bytes.
+
+  Example:
+    ZeRO-1 scatters the gradients and gathers the weights once per step.
+
+    >>> from parallel.zero.partition import Level, named
+    >>> zero1 = named("zero1", [Level("gpu", 4)])
+    >>> for c in level_collectives(zero1, [Parameter(size=1000)]):
+    ...   print(c.kind, c.operand_bytes, c.received_bytes)
+    all_gather 1000 3000
+    reduce_scatter 4000 3000.0
   """
   found = []
   for p in parameters:
@@ -190,7 +209,7 @@ def level_collectives(
 
 
 def merged(found: Iterable[LevelCollective]) -> list[LevelCollective]:
-  """Adds up the bytes of collectives of equal levels, kind, phase and dtype."""
+  """Sums the bytes of collectives of equal levels, kind, phase and dtype."""
   total: dict[tuple, LevelCollective] = {}
   for e in found:
     key = (e.levels, e.kind, e.when, e.dtype)
@@ -230,13 +249,13 @@ def _weights(
 
 
 class _Shard(NamedTuple):
-  """A shard as it was made (and encoded).
+  """A shard at the depth of its creation and encoding.
 
   Attributes:
     elements: Elements of the shard.
     codec: Codec, or "none".
-    depth: Depth at which it was made. Encoded shards are padded to whole blocks
-      there, so bytes are counted in these shards at every level.
+    depth: Depth at which it was created. Encoded shards are padded to whole
+      blocks at this depth, so bytes are counted in these shards at every level.
   """
 
   elements: int
@@ -263,9 +282,9 @@ def _gathers(
   for j in levels:
     level = partition.inner[j]
     here = lanes.get(level.name, 1)
-    # A rank's operand at level j is its shard of depth j + 1, which is as many
-    # of the shards that were made as the levels outside have gathered. Levels
-    # inside are not gathered yet, so each of their lanes has an operand.
+    # A rank's operand at level j is its shard of depth j + 1: as many original
+    # shards as the gathers over the outer levels have joined. Inner levels are
+    # not gathered yet, so each of their lanes has a separate operand.
     units = partition.degree(depth) // partition.degree(j + 1)
     inside = math.prod(
       lanes.get(level.name, 1) for level in partition.inner[:j]
@@ -301,8 +320,8 @@ def _gradients(
     times, when = 1, "step"
     if hop[0] < g:
       times, when = accumulation * p.uses, "backward"
-    # What a rank scatters in this hop: the levels inside have left it this
-    # much.
+    # Elements that a rank scatters in this hop: the tensor divided by the inner
+    # levels, which have been scattered before.
     whole = partition.padded(p.size) // partition.degree(hop[0])
     apart = here < ranks
     names = tuple(level.name for level in levels[::-1])
@@ -310,14 +329,13 @@ def _gradients(
       size = times * p.count * p.gradient_bytes * whole
       yield LevelCollective(
         names, ranks, "reduce_scatter", when, _DTYPES[p.gradient_bytes],
-        # A device sums its lanes of this level before it sends.
+        # A device sums its lanes of this level locally.
         size * all_lanes // here if apart else 0,
         size * (ranks - 1) / ranks,
       )
       continue
-    # With a codec, an all-to-all of encoded slices, one for each receiver; the
-    # sums are taken in float32 by who receives them, so lanes are not summed
-    # before.
+    # With a codec: an all-to-all of encoded slices, one for each receiver. The
+    # receivers sum in float32, so lanes are not summed before sending.
     slices = _encoded(
       whole // ranks, partition.gradient_codec, partition.block
     )

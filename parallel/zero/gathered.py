@@ -1,21 +1,21 @@
-"""Runs functions of partitioned parameters: gathers before, scatters after.
+"""Functions of partitioned parameters: gathers before, scatters after.
 
-`Gathered.apply` and `Gathered.scan` take a function of whole parameters and
-run it on shards. The forward gathers a layer's parameters, runs the layer and
-keeps its residuals without the parameters. The backward gathers the parameters
-again, from the shards or from the secondary copy, runs the layer's VJP, and
-reduces the parameters' gradients at once. So one layer's parameters are whole
-at a time, or two layers' with prefetch.
+`Gathered.apply` and `Gathered.scan` run a function of whole parameters on
+shards. The forward gathers a layer's parameters, runs the layer and keeps its
+residuals without the parameters. The backward gathers the parameters again,
+from the shards or from the secondary copy, runs the layer's VJP and immediately
+reduces the parameters' gradients. At most one layer's parameters are whole at a
+time, or two layers' with prefetch.
 
 The backward is written by hand (`jax.custom_vjp`). The transpose of the gather
-would not do, for three reasons:
+is unsuitable, for three reasons:
 
-- It would give gradients at the depth of the weights; a partition may keep
-  them at another one.
-- It would sum the lanes of a device first; a gradient codec needs each lane's
-  summand by itself.
-- The gathered parameters would be among the residuals, so every layer would
-  stay whole until its backward.
+- It gives gradients at the depth of the weights; a partition may keep them at
+  another one.
+- It sums the lanes of a device first; a gradient codec needs each lane's
+  summand separately.
+- The gathered parameters would be residuals, so every layer would stay whole
+  until its backward.
 
 Shape legend: D = data-parallel ranks of this device; L = layers.
 """
@@ -31,13 +31,13 @@ import jax.numpy as jnp
 from parallel.collectives import after, varying
 from parallel.zero.shards import Shards, Tensor
 
-# Primitives whose results the forward does not keep. A layer's backward often
-# needs a parameter in another form: a slice of it, its transpose, or a copy in
-# bfloat16. Kept, that form would be a whole parameter among the residuals, and
-# no remat policy by name can tell it from an activation. So the results of
-# these primitives are made again in the backward, from the parameters gathered
-# there; that they are cheap makes it harmless for activations too. Results of
-# all other primitives are kept, also what the function gives a name
+# Primitives whose results are not saved as residuals. A layer's backward often
+# needs a parameter in another form: a slice of it, its transpose or a copy in
+# bfloat16. Saved, that form would be a whole parameter among the residuals, and
+# no remat policy by name can distinguish it from an activation. The backward
+# therefore recomputes the results of these primitives from the parameters that
+# it gathers. They are cheap, so recomputing them for activations does no harm.
+# Results of all other primitives are saved, including those with a name
 # (`jax.ad_checkpoint.checkpoint_name`).
 _FORMS = frozenset({
   "reshape", "slice", "squeeze", "transpose", "convert_element_type",
@@ -49,16 +49,16 @@ _FORMS = frozenset({
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """A partitioned parameter, in place of the parameter.
+  """A partitioned parameter; replaces the parameter in the model's tree.
 
   Attributes:
-    weight: This device's shard, one leaf (or encoded leaf) of what
-      `Shards.working` returns.
+    weight: This device's shard, one leaf (or encoded leaf) of the result of
+      `Shards.working`.
     sink: Zeros, whose values nothing reads. The derivative with respect to an
-      argument must have the argument's shape, and a reduced gradient may lie
-      at another depth than the weight; so the parameter's gradient, as
+      argument must have the argument's shape, and a reduced gradient may have
+      another depth than the weight; so the parameter's gradient, as
       `Shards.reduce` returns it, is the derivative with respect to the sink.
-      None where nothing is differentiated.
+      None without differentiation.
     tensor: Shape and dtype of the whole parameter.
   """
 
@@ -69,14 +69,31 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-  """How a model reads partitioned parameters.
+  """Access of a model to partitioned parameters.
 
-  It has the methods of the `Access` through which a model reads parameters.
+  It implements the model's `Access` protocol (`apply` and `scan`).
 
   Attributes:
     shards: The partition on a mesh.
     prefetch: Whether a scan gathers the next layer's parameters while the
-      current layer runs. Two layers are whole at a time then.
+      current layer runs. Then two layers are whole at a time.
+
+  Example:
+    The shard of a parameter holds half of it; the function reads it whole.
+
+    >>> from jax.sharding import PartitionSpec as P
+    >>> from parallel.axes import Axis, make_mesh
+    >>> from parallel.zero.partition import Level, named
+    >>> axis = Axis("data", 2)
+    >>> shards = Shards(named("zero3", [Level("data", 2)]), (axis,))
+    >>> def loss(stored, batch):
+    ...   w = Shard(stored, None, Tensor((4,), "float32"))
+    ...   return Gathered(shards).apply(lambda w, x: w @ x, w, batch)
+    >>> jax.shard_map(
+    ...   loss, mesh=make_mesh({"data": axis}), in_specs=P("data"),
+    ...   out_specs=P("data"),
+    ... )(jnp.arange(4.0).reshape(2, 2), jnp.ones((2, 4))).tolist()
+    [6.0, 6.0]
   """
 
   shards: Shards
@@ -92,11 +109,11 @@ class Gathered:
     """Runs ``f(params, *args)`` for every data-parallel rank of this device.
 
     Args:
-      f: A function of whole parameters and of one rank's arguments.
+      f: Function of whole parameters and one rank's arguments.
       params: Tree of `Shard`.
       *args: Trees of arrays ``[D, ...]``, one slice per rank.
-      policy: A `jax.checkpoint` policy that says what the forward keeps; None
-        keeps everything but parameters.
+      policy: A `jax.checkpoint` policy that selects the residuals; None saves
+        everything but parameters.
 
     Returns:
       The results of f, ``[D, ...]``.
@@ -115,8 +132,8 @@ class Gathered:
     def backward(residuals, dy):
       vjp, source = residuals
       dsinks, *dargs = self._backward(tensors, vjp, source, dy)
-      # The gradient of the parameters leaves by the sinks; the weights' own
-      # cotangent is zero, which None says.
+      # The gradient of the parameters is the cotangent of the sinks; None marks
+      # the weights' zero cotangent.
       return None, dsinks, *dargs
 
     call.defvjp(forward, backward)
@@ -130,16 +147,16 @@ class Gathered:
     unroll: int = 1,
     policy: Callable[..., bool] | None = None,
   ) -> Any:
-    """Runs ``x = f(one layer's params, x)`` over all layers in turn.
+    """Runs ``x = f(one layer's params, x)`` over all layers in sequence.
 
     Args:
-      f: A function of one layer's whole parameters and one rank's activations;
+      f: Function of one layer's whole parameters and one rank's activations;
         returns activations of the same shapes and dtypes.
       params: Tree of `Shard`, every leaf ``[L, ...]``.
       x: Tree of activations ``[D, ...]`` before the first layer.
       unroll: Layers per iteration of the loop.
-      policy: A `jax.checkpoint` policy that says what the forward keeps of a
-        layer. None keeps everything but parameters and their forms.
+      policy: A `jax.checkpoint` policy that selects a layer's residuals. None
+        saves everything but parameters and their forms.
 
     Returns:
       The activations ``[D, ...]`` after the last layer.
@@ -147,7 +164,7 @@ class Gathered:
     weights, sinks, tensors = _parts(params)
     lifted = self._lifted(f, policy)
     last = jax.tree.leaves(weights)[0].shape[0] - 1
-    if self.prefetch and last:  # one layer has no layer before it
+    if self.prefetch and last:  # a single layer has nothing to prefetch
       ahead = self._scan_ahead(lifted, tensors, last, unroll)
       return ahead(weights, sinks, x)
 
@@ -162,7 +179,7 @@ class Gathered:
       def layer(x, weights):
         return self._forward(lifted, tensors, weights, x)
 
-      # vjps, copies: residuals and secondary copies stacked to [L, ...].
+      # vjps, copies: residuals and secondary copies, stacked to [L, ...].
       y, (vjps, copies) = lax.scan(layer, x, weights, unroll=unroll)
       return y, (vjps, weights if copies is None else copies)
 
@@ -182,21 +199,21 @@ class Gathered:
   ) -> Callable[..., Any]:
     """Builds the form of `scan` that gathers one layer ahead.
 
-    The loop carries the whole parameters of the layer that runs next. An
-    iteration gathers the layer after that one; nothing in the layer's own
-    compute depends on this gather, so XLA may run the two side by side. The
-    layer at the end of each direction (the last in the forward, the first in
-    the backward) has nothing left to gather and runs outside the loop.
+    The loop carries the whole parameters of the next layer to run. An iteration
+    gathers the layer after that one; the layer's compute does not depend on
+    this gather, so XLA may run both concurrently. The layer at the end of each
+    direction (the last in the forward, the first in the backward) has nothing
+    left to gather and runs outside the loop.
 
     Returns:
-      A function of weights, sinks and x, with a derivative.
+      A differentiable function of weights, sinks and x.
     """
 
     def run(weights, x):
       def layer(carry, i):
         whole, x = carry
-        # Layers are read by index, since iteration i reads layer i + 1: as the
-        # loop's input, weights would be sliced and copied first.
+        # Layers are read by index, since iteration i reads layer i + 1: as
+        # scanned inputs, the weights would first be sliced and copied.
         ahead, x = self._gather(tensors, _at(weights, i + 1), x)
         y, kept = self._call(lifted, tensors, whole, x)
         return (ahead, y), kept
@@ -213,7 +230,8 @@ class Gathered:
       return run(weights, x)[0]
 
     def forward(weights, sinks, x):
-      # vjps and copies: layers 0 to last - 1, stacked; vjp and copy: the last.
+      # vjps and copies: of layers 0 to last - 1, stacked; vjp and copy: of the
+      # last layer.
       y, ((vjps, copies), (vjp, copy)) = run(weights, x)
       if copy is None:
         copies, copy = weights, _at(weights, last)
@@ -221,7 +239,8 @@ class Gathered:
 
     def backward(residuals, dy):
       vjps, vjp, sources, source = residuals
-      # All layers' VJPs are alike: each reads its parameters, or none does.
+      # All layers' VJPs have one structure: either each reads its parameters,
+      # or none does.
       reads = vjp.args_res[0] is None
 
       def gather(source, dy):
@@ -229,22 +248,23 @@ class Gathered:
           return self._gather_again(tensors, source, dy)
         return None, dy
 
-      # Gradients are carried as one [L, ...] and written in place. As stacked
-      # outputs, the loop's layers would be joined with the first and the last
-      # layer afterwards, which copies the gradients of the whole model.
+      # Gradients are carried as one [L, ...] array and written in place. As
+      # stacked outputs, the loop's layers would have to be concatenated with
+      # the first and the last layer, which copies the gradients of the whole
+      # model.
       def layer(carry, i):
         whole, dx, dsinks = carry
         ahead, dx = gather(_at(sources, i - 1), dx)
         new, dx = self._transpose(tensors, _at(vjps, i), whole, dx)
         return (ahead, dx, _put(dsinks, new, i)), None
 
-      # Both gathers come before the last layer's VJP, so that the second one
-      # can run beside it.
+      # Both gathers precede the last layer's VJP, so that the second one can
+      # overlap with it.
       whole, dy = gather(source, dy)
       ahead, dy = gather(_at(sources, last - 1), dy)
       new, dx = self._transpose(tensors, vjp, whole, dy)
-      # [L, ...], of which only the last layer is right so far; the copies of
-      # its gradient give the others a shape and a varying type.
+      # [L, ...] with only the last layer correct so far; the copies of its
+      # gradient give the other layers a shape and a varying type.
       dsinks = jax.tree.map(
         lambda d: jnp.broadcast_to(d, (last + 1, *d.shape)), new
       )
@@ -261,7 +281,7 @@ class Gathered:
   def _forward(
     self, lifted: Callable[..., Any], tensors: Any, weights: Any, *args: Any
   ) -> tuple[Any, Any]:
-    """Gathers, then runs the function as `_call` does, and returns as much."""
+    """Gathers the parameters and runs `_call`; returns the same values."""
     whole, *args = self._gather(tensors, weights, *args)
     return self._call(lifted, tensors, whole, *args)
 
@@ -269,7 +289,7 @@ class Gathered:
     self, tensors: Any, vjp: Any, source: Any, dy: Any
   ) -> tuple[Any, ...]:
     """Returns the gradients of the sinks and of the arguments."""
-    # `_call` has put None here where the VJP needs parameters.
+    # `_call` has stored None here if the VJP needs parameters.
     whole = None
     if vjp.args_res[0] is None:
       whole, dy = self._gather_again(tensors, source, dy)
@@ -280,8 +300,8 @@ class Gathered:
   ) -> tuple[Any, ...]:
     """Gathers whole parameters; returns them and the arguments.
 
-    On CPUs the gather waits for the arguments, and what reads the arguments
-    that are returned waits for the gather (`collectives.after`).
+    On CPUs the gather is ordered after the arguments, and consumers of the
+    returned arguments are ordered after the gather (`collectives.after`).
     """
     weights = after(weights, args, self.shards.ordered)
     whole = self.shards.materialise(weights, tensors)
@@ -292,17 +312,16 @@ class Gathered:
   ) -> tuple[Any, Any]:
     """Gathers whole parameters for the backward; returns them and dy.
 
-    ``source`` is what the forward left for the backward: the weights, or this
+    ``source`` is the forward's residual for this gather: the weights, or this
     device's part of the secondary copy.
     """
     shards = self.shards
-    # This gather has the operands of the forward's. Without a barrier XLA may
-    # find the two equal, run one, and keep its result until the backward:
-    # exactly the memory that the partition is there to save. Behind the
-    # barrier the source is another value, which exists only once dy does.
-    # The barrier gives all its results the type of the operand that varies
-    # over most mesh axes. A cotangent must keep its type, so the dy that comes
-    # out of the barrier is dropped.
+    # This gather has the same operands as the forward's. Without a barrier XLA
+    # may merge the two and keep the result until the backward: exactly the
+    # memory that the partition saves. Behind the barrier the source is a
+    # different value, which depends on dy. The barrier gives all its results
+    # the type of the operand that varies over most mesh axes. A cotangent must
+    # keep its type, so the barrier's dy is dropped.
     source, _ = lax.optimization_barrier((source, dy))
     source = after(source, dy, shards.ordered)
     again = (
@@ -316,19 +335,19 @@ class Gathered:
   def _call(
     self, lifted: Callable[..., Any], tensors: Any, whole: Any, *args: Any
   ) -> tuple[Any, Any]:
-    """Runs a function of whole parameters and keeps what its backward needs.
+    """Runs a function of whole parameters and saves its residuals.
 
     Returns:
-      The result; and a pair of its VJP without parameters and of the secondary
-      copy. The copy is None where the partition has none, or where the VJP
-      reads no parameters.
+      The result; and a pair of its VJP without parameters and the secondary
+      copy. The copy is None if the partition has none, or if the VJP reads no
+      parameters.
     """
     y, vjp = jax.vjp(lifted, self._per_lane(whole), *args)
     copy = None
     if _needs_parameters(vjp):
       # `jax.vjp` keeps the arguments that its backward reads in `args_res`, in
-      # their order and apart from other residuals. Parameters are the first
-      # argument. None drops them; `_transpose` puts gathered ones in place.
+      # order and separate from other residuals. Parameters are the first
+      # argument. None drops them; `_transpose` inserts the gathered ones.
       vjp.args_res[0] = None
       if self.shards.partition.secondary is not None:
         copy = self.shards.copy(whole, tensors)
@@ -340,7 +359,7 @@ class Gathered:
     """Runs a VJP and reduces the gradients of the parameters.
 
     Returns:
-      The gradients of the sinks, then that of each argument.
+      The gradients of the sinks, then one gradient per argument.
     """
     if vjp.args_res[0] is None:
       vjp.args_res[0] = self._per_lane(whole)
@@ -352,14 +371,14 @@ class Gathered:
   def _per_lane(self, whole: Any) -> Any:
     """Repeats whole parameters per rank of this device, ``[D, ...]``.
 
-    The ranks read the same values, but each has a gradient of its own, which
+    The ranks read the same values, but each has a separate gradient, which
     `Shards.reduce` encodes and sums.
     """
 
     def copies(x):
       stacked = jnp.broadcast_to(x, (self.shards.num_lanes, *x.shape))
-      # If parameters were equal on all devices by type, the VJP itself would
-      # sum their gradients over the mesh: an all-reduce of whole tensors.
+      # With a type that is equal on all devices, the VJP itself would sum the
+      # gradients over the mesh: an all-reduce of whole tensors.
       return varying(stacked, *self.shards.names)
 
     return jax.tree.map(copies, whole)
@@ -367,9 +386,7 @@ class Gathered:
   def _lifted(
     self, f: Callable[..., Any], policy: Callable[..., bool] | None = None
   ) -> Callable[..., Any]:
-    """Lifts f over D, with no other forms of parameters as residuals.
-
-    By default the policy keeps everything but ``_FORMS``.
+    """Lifts f over D and excludes other forms of parameters from residuals.
 
     Returns:
       f on arrays ``[D, ...]``.
@@ -382,11 +399,11 @@ class Gathered:
       y = f(*jax.tree.map(lambda x: x[0], args))
       return jax.tree.map(lambda x: x[None], y)
 
-    # The model's policy replaces ours here, in one checkpoint. Nested ones
-    # would not combine: the outermost policy decides for all that is inside.
-    # One lane needs no vmap, which would give every operation of the layer a
-    # batch dim of 1. CSE need not be prevented: the backward starts from
-    # parameters behind the barrier of `_gather_again`.
+    # The model's policy replaces the default in the same checkpoint. Nested
+    # ones do not combine: the outermost policy applies to everything inside.
+    # One lane needs no vmap, which would add a batch dim of 1 to every
+    # operation of the layer. CSE prevention is not needed: the backward starts
+    # from parameters behind the barrier of `_gather_again`.
     return jax.checkpoint(
       jax.vmap(f) if self.shards.num_lanes > 1 else alone,
       policy=policy or no_forms, prevent_cse=False,
@@ -420,6 +437,7 @@ def _parts(params: Any) -> tuple[Any, Any, Any]:
 
 
 def _needs_parameters(vjp: Any) -> bool:
-  """Returns whether a VJP reads parameters; looking up rows needs none."""
-  # In place of an argument that is not read there is an object without leaves.
+  """Returns whether a VJP reads parameters; an embedding lookup's does not."""
+  # An argument that the VJP does not read is replaced by an object without
+  # leaves.
   return bool(jax.tree.leaves(vjp.args_res[0]))

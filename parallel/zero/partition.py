@@ -1,13 +1,13 @@
-"""Partitions: over which levels each part of a training state is sharded.
+"""Partitions: sharding depth of each part of the training state.
 
-Data-parallel ranks lie on nested *levels*, for example 2 nodes of 4 GPUs of 2
+Data-parallel ranks form nested *levels*, for example 2 nodes of 4 GPUs of 2
 dies. A partition shards weights over the w innermost levels, gradients over the
 g innermost ones and optimizer state over the o innermost ones, w <= g <= o.
-Ranks that differ in the other levels only have replicas. So three levels have
+Ranks that differ only in the other levels hold replicas. Three levels thus have
 20 partitions. The named schemes are points among them, some with a second copy
 of the weights and with codecs on the wire.
 
-From step to step a rank stores one shard at depth o: float32 weights and the
+Between steps a rank stores one shard at depth o: float32 weights and the
 optimizer's moments. Weights at depth w and gradients at depth g exist during a
 step only.
 
@@ -15,22 +15,23 @@ Sources:
 
 - zero1 to zero3: ZeRO, Rajbhandari et al., arXiv 1910.02054.
 - hpz, zeropp: ZeRO++ (hpZ, qwZ, qgZ), Wang et al., arXiv 2306.10209; compared
-  with the official code in DeepSpeed. As there, zeropp reduces gradients (qgZ)
-  in two hops, one over all levels inside the outermost together and one over
-  the outermost, and rounds them twice. zeropp_by_level has a hop for each
-  level: three levels round three times, but less crosses the middle one. With
-  coded weights, DeepSpeed also codes what it gathers from the second copy
-  and keeps the copy itself in 16 bits.
+  with the official code in DeepSpeed. As in that code, zeropp reduces gradients
+  (qgZ) in two hops, one over all levels inside the outermost and one over the
+  outermost, and rounds them twice. zeropp_by_level has one hop per level: three
+  levels round three times, but fewer bytes cross the middle one. With encoded
+  weights, DeepSpeed also encodes the gathers from the second copy and keeps the
+  copy itself in 16 bits.
 - mics: Zhang et al., arXiv 2205.00119; compared with DeepSpeed's code. Its
-  partition group may be any; here it is all levels but the outermost, which
+  partition group is arbitrary; here it is all levels but the outermost, which
   makes it equal to hsdp.
 - hsdp, and zero3 as FSDP: Zhao et al., arXiv 2304.11277.
 - frontier3: Xu et al., arXiv 2501.04266. Its abstract has three levels (dies,
-  GPUs, nodes) on top of ZeRO++, and block-based quantisation. Which state lies
-  on which level, the codecs, and the place of the second copy are recalled.
+  GPUs, nodes) on top of ZeRO++, and block-based quantization. The level of each
+  state, the codecs and the depth of the second copy are from memory.
 - The space of all triples: AMSP, arXiv 2311.00257; PaRO, arXiv 2310.06003.
 
-There is no jax here, so that simulators and the trainer read the same file.
+This module does not import jax, so that simulators and the trainer can both use
+it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,21 +39,21 @@ import dataclasses
 import itertools
 import math
 
-# Codecs of `parallel.kernels.codec` that weights and gradients can have.
+# Codecs of `parallel.kernels.codec` that are allowed for weights and gradients.
 CODECS = ("none", "int8", "int4")
-# Over which levels a hop of coded gradients goes: one, or all inside the
-# outermost together.
+# Levels per hop of encoded gradients: one, or all inside the outermost
+# together.
 HOPS = ("by_level", "two")
 _STATES = ("weights", "gradients", "optimizer")
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-  """A level of data-parallel ranks.
+  """One level of data-parallel ranks.
 
   Attributes:
-    name: The name of the level's axis.
-    size: The number of logical ranks along it.
+    name: Name of the level's axis.
+    size: Number of logical ranks along it.
   """
 
   name: str
@@ -61,33 +62,48 @@ class Level:
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-  """Where each part of the training state lives.
+  """Sharding depth of weights, gradients and optimizer state.
 
-  A depth is a number of levels, counted from the innermost: what has depth d is
-  sharded over the d innermost levels.
+  A depth is a number of levels, counted from the innermost: a state of depth d
+  is sharded over the d innermost levels.
 
   Attributes:
-    levels: The levels of data-parallel ranks, outermost first.
+    levels: Levels of data-parallel ranks, outermost first.
     weights: w, the depth of the weights during a step.
     gradients: g, the depth of accumulated gradients.
     optimizer: o, the depth of float32 weights and the optimizer's moments,
       which are stored between steps.
-    secondary: The depth of a second copy of the weights, which the forward
-      makes and from which the backward gathers; None for no copy.
-    weight_codec: The codec of weights on the wire; "none" sends the dtype of
+    secondary: Depth of a second copy of the weights, which the forward creates
+      and the backward gathers from; None for no copy.
+    weight_codec: Codec of weights on the wire; "none" sends the dtype of
       activations.
-    gradient_codec: The codec of gradients on the wire, which go by all-to-all
-      and are summed in float32; "none" sends float32. All-reduces over the
-      levels beyond ``optimizer`` are always float32.
-    secondary_codec: The codec of the second copy and of what is gathered from
-      it; "none" keeps the dtype of activations.
-    block: The number of elements that share a scale.
-    coded_blocks: How many whole blocks a rank's shard of a tensor must fill for
-      the tensor to be coded; smaller ones are sent as without codecs. With 0
-      all are coded, and a shard of few elements takes a block.
-    gradient_hops: "by_level" or "two", how coded gradients are reduced: in one
-      hop per level, or in one over all levels inside the outermost together and
-      one over the outermost. Each hop rounds. No hop crosses ``gradients``.
+    gradient_codec: Codec of gradients on the wire, which are sent by all-to-all
+      and summed in float32; "none" sends float32. All-reduces over the levels
+      beyond ``optimizer`` are always float32.
+    secondary_codec: Codec of the second copy and of its gathers; "none" keeps
+      the dtype of activations.
+    block: Number of elements that share a scale.
+    coded_blocks: Minimum number of whole blocks in a rank's shard of a tensor
+      for the tensor to be encoded; smaller tensors are sent as without codecs.
+      0 encodes all tensors; a shard with few elements then takes one block.
+    gradient_hops: "by_level" or "two": whether encoded gradients are reduced in
+      one hop per level, or in one over all levels inside the outermost and one
+      over the outermost. Each hop rounds. No hop crosses ``gradients``.
+
+  Raises:
+    ValueError: The depths decrease from weights to optimizer, a value is
+      unknown or out of range, or a codec or copy has no effect.
+
+  Example:
+    ZeRO-3 within a node and plain data parallelism between nodes, for a tensor
+    of 1000 elements.
+
+    >>> levels = (Level("node", 2), Level("gpu", 4))
+    >>> partition = Partition(levels, weights=1, gradients=1, optimizer=1)
+    >>> print(partition)
+    weights / 4, gradients / 4, optimizer / 4
+    >>> partition.num_ranks, partition.shard(1000)
+    (8, 250)
   """
 
   levels: tuple[Level, ...]
@@ -108,7 +124,7 @@ class Partition:
       raise ValueError(
         f"weights={depths[0]}, gradients={depths[1]} and optimizer="
         f"{depths[2]} of {len(self.levels)} levels must not decrease: a rank "
-        "updates what it has gradients of"
+        "updates only weights that it has gradients for"
       )
     for key in ("weight_codec", "gradient_codec", "secondary_codec"):
       if getattr(self, key) not in CODECS:
@@ -154,16 +170,16 @@ class Partition:
 
   @property
   def inner(self) -> tuple[Level, ...]:
-    """The levels, innermost first: ``inner[:depth]`` shard at that depth."""
+    """Levels, innermost first: ``inner[:depth]`` shard at that depth."""
     return self.levels[::-1]
 
   @property
   def num_ranks(self) -> int:
-    """The number of data-parallel ranks."""
+    """Number of data-parallel ranks."""
     return self.degree(len(self.levels))
 
   def degree(self, depth: int) -> int:
-    """Returns into how many shards a depth cuts."""
+    """Returns the number of shards at a depth."""
     return math.prod(level.size for level in self.inner[:depth])
 
   def shard(self, num_elements: int) -> int:
@@ -171,14 +187,15 @@ class Partition:
     return math.ceil(num_elements / self.degree(self.optimizer))
 
   def padded(self, num_elements: int) -> int:
-    """Returns the elements of a tensor when its shards are equally long.
+    """Returns the elements of a tensor after padding to equal shards.
 
-    Padded for the optimizer's depth, it divides at all smaller depths, too.
+    A tensor that is padded for the optimizer's depth is divisible at all
+    smaller depths, too.
     """
     return self.shard(num_elements) * self.degree(self.optimizer)
 
   def is_coded(self, shard: int) -> bool:
-    """Returns whether codecs code a tensor with this many elements a shard."""
+    """Returns whether a tensor with this many elements per shard is encoded."""
     return shard >= self.coded_blocks * self.block
 
   def hops(
@@ -187,16 +204,17 @@ class Partition:
     """Returns the levels of each hop of gradients between two depths.
 
     Args:
-      lower: The depth before the first hop.
-      upper: The depth after the last one.
-      coded: Whether any gradient is coded; others go level by level.
+      lower: Depth before the first hop.
+      upper: Depth after the last one.
+      coded: Whether any gradient is encoded; otherwise each hop is one level.
 
     Returns:
-      Numbers of levels, 0 for the innermost.
+      Indices of levels, 0 for the innermost, outwards.
     """
     if not coded or self.gradient_hops == "by_level":
       return [range(j, j + 1) for j in range(lower, upper)]
     outermost = len(self.levels) - 1
+    # Two hops at most: the levels inside the outermost one, then that one.
     cuts = (
       range(lower, min(upper, outermost)), range(max(lower, outermost), upper)
     )
@@ -255,14 +273,18 @@ SCHEMES = tuple(_named())
 
 
 def named(scheme: str, levels: Sequence[Level]) -> Partition:
-  """Returns the partition that a scheme's name stands for.
+  """Returns the partition of a named scheme.
 
   Args:
     scheme: One of ``SCHEMES``.
-    levels: The levels of data-parallel ranks, outermost first.
+    levels: Levels of data-parallel ranks, outermost first.
 
   Raises:
-    ValueError: An unknown scheme, or too few levels for it.
+    ValueError: The scheme is unknown, or there are too few levels for it.
+
+  Example:
+    >>> print(named("hpz", [Level("node", 2), Level("gpu", 4)]))
+    weights / 8, gradients / 8, optimizer / 8, second copy / 4
   """
   if scheme not in SCHEMES:
     raise ValueError(
@@ -279,7 +301,7 @@ def named(scheme: str, levels: Sequence[Level]) -> Partition:
   depths = {
     "none": 0, "first": 1, "inner": len(levels) - 1, "all": len(levels)
   }
-  # Codecs are no keys of depths and stay as they are.
+  # Values that are not keys of `depths`, such as codecs, are kept unchanged.
   special = {k: depths.get(v, v) for k, v in special.items() if v != "none"}
   return Partition(tuple(levels), *(depths[s] for s in states), **special)
 
@@ -292,17 +314,20 @@ def triples(levels: Sequence[Level]) -> Iterator[Partition]:
 
 
 def parse_levels(text: str, num_ranks: int) -> tuple[Level, ...]:
-  """Reads nested levels from text.
+  """Parses nested levels from text.
 
   Args:
-    text: The levels, outermost first, as in ``"node:2,gpu:4"``; "" is one level
+    text: Levels, outermost first, as in ``"node:2,gpu:4"``; "" is one level
       named data.
-    num_ranks: The number of data-parallel ranks, which the product of the sizes
-      must be.
+    num_ranks: Number of data-parallel ranks, the product of the sizes.
 
   Raises:
-    ValueError: The text is not of this form, a name occurs twice, or the
-      product is another one.
+    ValueError: The text does not have this form, a name occurs twice, or the
+      product differs from ``num_ranks``.
+
+  Example:
+    >>> parse_levels("node:2,gpu:4", num_ranks=8)
+    (Level(name='node', size=2), Level(name='gpu', size=4))
   """
   if not text:
     return (Level("data", num_ranks),)

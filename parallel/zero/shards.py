@@ -1,20 +1,20 @@
-"""Moves tensors between the depths of a partition: gather, scatter, store.
+"""Collectives between the depths of a partition: gather, scatter, store.
 
 A tensor is partitioned along its flattened elements, padded with zeros to equal
-shards. Each layer, and each lane of another axis, is partitioned by itself.
-The shard at depth d lies on this device as
+shards. Each layer, and each lane of another axis, is partitioned separately.
+This device's shards at depth d are
 
     [*lead, lanes of level 0, ..., lanes of level d - 1, elements]
 
 with level 0 the innermost. Shards nest: a rank's shard at depth d + 1 is a
-slice of its shard at depth d. Gathers go from the outermost level inwards,
+slice of its shard at depth d. Gathers proceed from the outermost level inwards,
 scatters from the innermost level outwards, with one collective per level, or
-per hop of coded gradients (`Partition.hops`). So only a shard crosses the outer
-levels, which have the slowest links, and never the whole tensor (MiCS, arXiv
-2205.00119).
+per hop of encoded gradients (`Partition.hops`). Thus only a shard, never the
+whole tensor, crosses the outer levels, which have the slowest links (MiCS,
+arXiv 2205.00119).
 
-Trees here have one leaf per tensor; a tree of `Tensor` of the same structure
-goes with them.
+Trees have one leaf per tensor; each comes with a tree of `Tensor` of the same
+structure.
 
 Shape legend: lead = dims that are not partitioned (layers, tensor ranks); l_j =
 lanes of level j, innermost first; w, g, o, s = depths of weights, gradients,
@@ -41,11 +41,11 @@ from parallel.zero.partition import Partition
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """What a partition must know of a parameter.
+  """Shape and dtype of a parameter.
 
   Attributes:
-    shape: The dims that are partitioned; shards are cut from them flattened.
-    dtype: Dtype of the gathered parameter, and of what is sent without a codec.
+    shape: Partitioned dims; shards are slices of the flattened tensor.
+    dtype: Dtype of the gathered parameter and, without a codec, on the wire.
   """
 
   shape: tuple[int, ...]
@@ -61,12 +61,26 @@ class Shards:
   """A partition on a mesh.
 
   Attributes:
-    partition: Over which levels each part of the state is sharded.
+    partition: Sharding depth of each part of the state.
     axes: One axis per level, outermost first, in the partition's order.
-    ordered: Whether to order collectives of different levels by data flow,
-      which XLA:CPU needs (`collectives.after`).
-    kernels: Implementations of the codecs, in order of preference; all send
-      the same bits.
+    ordered: Whether collectives of different levels are ordered by data flow,
+      which XLA:CPU requires (`collectives.after`).
+    kernels: Implementations of the codecs, in order of preference; all send the
+      same bits.
+
+  Example:
+    ZeRO-3 over one level of 2 ranks stores two shards of 3 elements, the last
+    one padded.
+
+    >>> from parallel.zero.partition import Level, named
+    >>> partition = named("zero3", [Level("data", 2)])
+    >>> shards = Shards(partition, (Axis("data", 2),))
+    >>> tensor = Tensor((5,), "float32")
+    >>> stored = shards.store(jnp.arange(5.0), tensor)
+    >>> stored.tolist()
+    [[0.0, 1.0, 2.0], [3.0, 4.0, 0.0]]
+    >>> shards.restore(stored, tensor).tolist()
+    [0.0, 1.0, 2.0, 3.0, 4.0]
   """
 
   partition: Partition
@@ -76,24 +90,24 @@ class Shards:
 
   @property
   def inner(self) -> tuple[Axis, ...]:
-    """The axes innermost first: ``inner[:depth]`` shard at that depth."""
+    """Axes, innermost first: ``inner[:depth]`` shard at that depth."""
     return self.axes[::-1]
 
   @property
   def names(self) -> tuple[str, ...]:
-    """The names of the mesh axes, outermost first."""
+    """Names of the mesh axes, outermost first."""
     return tuple(axis.name for axis in self.axes)
 
   @property
   def num_lanes(self) -> int:
-    """The number of data-parallel ranks of this device, D."""
+    """D, the number of data-parallel ranks on this device."""
     return math.prod(axis.lanes for axis in self.axes)
 
   def store(self, x: jax.Array, tensor: Tensor) -> jax.Array:
-    """Lays a whole tensor out in the shards that are stored between steps.
+    """Splits a whole tensor into the shards that are stored between steps.
 
-    It works on arrays of logical shape, outside ``jax.shard_map``, where a
-    level's dim has all its ranks and not a device's lanes.
+    It operates on arrays of logical shape, outside ``jax.shard_map``, where the
+    dim of a level has all its ranks rather than a device's lanes.
 
     Args:
       x: ``[*lead, *shape]``.
@@ -105,13 +119,13 @@ class Shards:
     partition = self.partition
     lead = x.shape[: x.ndim - len(tensor.shape)]
     flat = _pad(x.reshape(*lead, tensor.size), partition.padded(tensor.size))
-    # The innermost level is the leftmost dim and so has the largest strides:
-    # its slices are contiguous, and each is cut again by the levels outside.
+    # The innermost level is the leftmost dim and has the largest strides: its
+    # slices are contiguous and are split further by the outer levels.
     sizes = [level.size for level in partition.inner[: partition.optimizer]]
     return flat.reshape(*lead, *sizes, -1)
 
   def restore(self, x: jax.Array, tensor: Tensor) -> jax.Array:
-    """Puts stored shards together again; the inverse of `store`.
+    """Joins stored shards to whole tensors; the inverse of `store`.
 
     Args:
       x: ``[*lead, size of level 0, ..., size of level o - 1, k]``.
@@ -134,12 +148,12 @@ class Shards:
 
     Returns:
       Tree of ``[*lead, l_0 ... l_{w-1}, k']`` in the tensors' dtypes, or of
-      `Encoded` with such payloads and scales. All ranks of a level that was
-      gathered hold the same.
+      `Encoded` with such payloads and scales. All ranks of a gathered level
+      hold equal values.
     """
 
-    # Weights are encoded before the first gather and stay encoded at depth w:
-    # one rounding in all, and few bits on every level and in memory.
+    # Weights are encoded before the first gather and stay encoded at depth w: a
+    # single rounding, and few bits on every level and in memory.
     def to_wire(x, tensor):
       codec = self._codec(self.partition.weight_codec, tensor)
       return self._encode(x, codec) if codec else x.astype(tensor.dtype)
@@ -153,8 +167,8 @@ class Shards:
     """Gathers the weights of a step to whole tensors.
 
     Args:
-      weights: What `working` returned, or slices of its leading dims, such as
-        one layer.
+      weights: Result of `working`, or slices of its leading dims, such as one
+        layer.
       tensors: Tree of `Tensor`.
 
     Returns:
@@ -162,8 +176,8 @@ class Shards:
     """
     whole = self._gather(weights, self.partition.weights, 0)
 
-    # What was encoded is the stored shard, so blocks of codes end with it,
-    # whatever depths it has been gathered through since.
+    # Each stored shard was encoded separately, so it ends with a block, at
+    # every depth that it has been gathered to.
     def decode(tensor, x):
       codec = self._codec(self.partition.weight_codec, tensor)
       return self._decode(x, tensor, codec, self.partition.shard(tensor.size))
@@ -171,7 +185,7 @@ class Shards:
     return jax.tree.map(decode, tensors, whole)
 
   def copy(self, whole: Any, tensors: Any) -> Any:
-    """Cuts this device's part of the secondary copy out of whole tensors.
+    """Slices this device's part of the secondary copy out of whole tensors.
 
     Args:
       whole: Tree of ``[*lead, *shape]``, as `materialise` returns it.
@@ -190,7 +204,7 @@ class Shards:
       x = _pad(x.reshape(*lead, tensor.size), size)
       sizes = [axis.size for axis in self.inner[:depth]]
       x = x.reshape(*lead, *sizes, -1)
-      # Nothing is sent: each device has the whole tensor and takes its lanes.
+      # No communication: each device has the whole tensor and slices its lanes.
       for level, axis in enumerate(self.inner[:depth]):
         first = lax.axis_index(axis.name) * axis.lanes
         x = lax.dynamic_slice_in_dim(
@@ -204,7 +218,7 @@ class Shards:
     """Gathers the secondary copy to whole tensors.
 
     Args:
-      copies: What `copy` returned, or slices of its leading dims.
+      copies: Result of `copy`, or slices of its leading dims.
       tensors: Tree of `Tensor`.
 
     Returns:
@@ -225,11 +239,14 @@ class Shards:
 
     Args:
       stored: ``[*lead, l_0 ... l_{o-1}, k]``, the parameter's stored shard.
+
+    Returns:
+      float32 ``[*lead, l_0, l_1, ..., k']``, with the lanes of all levels.
     """
     depth = self.partition.optimizer
     lead = stored.shape[: stored.ndim - depth - 1]
     lanes = [axis.lanes for axis in self.inner]
-    # A gradient at depth g is as long as this many shards at depth o >= g.
+    # A gradient at depth g has the length of this many shards at depth o >= g.
     parts = self.partition.degree(depth) // self.partition.degree(
       self.partition.gradients
     )
@@ -246,8 +263,8 @@ class Shards:
 
     Returns:
       Tree of ``[*lead, l_0, l_1, ..., k]`` float32, with the lanes of *all*
-      levels. Along a level beyond g, each rank has a sum of its own, which
-      `finish` adds up.
+      levels. Along a level beyond g, each rank has a separate partial sum;
+      `finish` adds these up.
     """
     num_levels = len(self.axes)
     lanes = [axis.lanes for axis in self.axes]
@@ -268,11 +285,11 @@ class Shards:
   def finish(self, gradients: Any) -> Any:
     """Sums reduced gradients over the other levels, once per step.
 
-    Levels between g and o take a reduce-scatter each. The levels beyond o hold
-    replicas of the optimizer state and take one all-reduce together.
+    Each level between g and o has a reduce-scatter. The levels beyond o hold
+    replicas of the optimizer state and share one all-reduce.
 
     Args:
-      gradients: What `reduce` returned, or sums of it over microbatches.
+      gradients: Result of `reduce`, or its sum over microbatches.
 
     Returns:
       Tree of ``[*lead, l_0 ... l_{o-1}, k]`` float32, sums over all
@@ -293,7 +310,7 @@ class Shards:
     return jax.tree.map(all_reduce, tree)
 
   def _codec(self, name: str, tensor: Tensor) -> Codec | None:
-    """Returns the codec of a name for a tensor; None if it is not coded."""
+    """Returns the codec of a name for a tensor; None if it is not encoded."""
     shard = self.partition.shard(tensor.size)
     if name == "none" or not self.partition.is_coded(shard):
       return None
@@ -302,13 +319,13 @@ class Shards:
   def _gather(self, tree: Any, upper: int, lower: int) -> Any:
     """Gathers along the last dim, from depth ``upper`` to ``lower``.
 
-    Outermost level first: its ranks hold the slices of one shard of the next
-    level inwards, so the slices join to that shard in rank order.
+    The outermost level comes first: its ranks hold the slices of one shard of
+    the next inner level, so the slices join to that shard in rank order.
     """
     for axis in self.inner[lower:upper][::-1]:
 
-      # The level that is gathered has the last dim of lanes: [..., l, k] ->
-      # [..., size * k]. The same holds for payloads and scales of `Encoded`.
+      # The gathered level has the last dim of lanes: [..., l, k] -> [..., size
+      # * k]. This also holds for payloads and scales of `Encoded`.
       def gather(x, axis=axis):
         return collectives.all_gather(
           jnp.moveaxis(x, -2, 0), axis, dim=x.ndim - 2
@@ -320,8 +337,8 @@ class Shards:
   def _scatter(self, tree: Any, lower: int, upper: int) -> Any:
     """Reduce-scatters ``[*lead, l_0, l_1, ..., k]`` between two depths.
 
-    Innermost level first, so that what goes out to the next level is a shard
-    that is already summed. Each hop adds one rounding if there is a codec.
+    The innermost level comes first, so that only a summed shard is sent over
+    the next level outwards. With a codec each hop adds one rounding.
     """
     partition = self.partition
     codec = None
@@ -339,7 +356,7 @@ class Shards:
         if with_codec:
           return self._scatter_coded(x, hop, codec)
         for level in hop:
-          # The dim of the level's lanes stays where it is and k gets shorter:
+          # The dim of the level's lanes keeps its position and k gets shorter:
           # before, lanes are the summands, afterwards the slices of the sum.
           dim = x.ndim - 1 - len(self.axes) + level
           x = collectives.reduce_scatter(
@@ -356,8 +373,8 @@ class Shards:
   ) -> jax.Array:
     """Reduce-scatters encoded ``[*lead, l_0, l_1, ..., k]`` in one hop.
 
-    The ranks of the hop's levels are those of one axis over several mesh axes,
-    whose devices and lanes are numbered outermost level first.
+    The levels of the hop form one joint axis over several mesh axes, whose
+    devices and lanes are numbered outermost level first.
     """
     axes = [self.inner[level] for level in hop]
     dims = [x.ndim - 1 - len(self.axes) + level for level in hop]
@@ -370,7 +387,7 @@ class Shards:
     front = list(range(len(dims)))
     x = jnp.moveaxis(x, dims[::-1], front)
     rest = x.shape[len(dims) : -1]
-    # Slices nest with the innermost level outside: [(devices, lanes) of each
+    # Slices nest with the innermost level first: [(devices, lanes) of each
     # level, innermost first, k] -> [devices, lanes, k], outermost level first.
     places = [n for axis in axes for n in (axis.devices, axis.lanes)]
     slices = x.reshape(joint.lanes, *rest, *places, -1)
@@ -383,7 +400,7 @@ class Shards:
     return jnp.moveaxis(mine.reshape(*lanes, *rest, -1), front, dims[::-1])
 
   def _in_order(self, tree: Any) -> Any:
-    """Lets each leaf wait for all leaves, where XLA:CPU needs an order."""
+    """Orders each leaf after all leaves if XLA:CPU needs an order."""
     return after(tree, tree, self.ordered)
 
   def _encode(self, x: jax.Array, codec: Codec) -> Encoded:
@@ -393,21 +410,21 @@ class Shards:
   def _decode(
     self, x: Any, tensor: Tensor, codec: Codec | None, k: int
   ) -> jax.Array:
-    """Makes whole tensors of gathered elements.
+    """Joins, and with a codec decodes, gathered shards to whole tensors.
 
     Args:
       x: ``[*lead, padded n]``; with a codec, `Encoded` with the payloads and
-        scales of all shards side by side in the last dims.
+        scales of all shards concatenated in the last dims.
       tensor: Shape and dtype of the parameter.
-      codec: The codec that x is encoded with, or None.
+      codec: Codec of x, or None.
       k: Elements of a shard when it was encoded.
 
     Returns:
       ``[*lead, *shape]``.
     """
     if codec:
-      # A shard fills up its last block, so shards are told apart and decoded
-      # one by one: [*lead, shards, bytes] -> [*lead, shards, k].
+      # The last block of each shard is padded, so shards are separated and
+      # decoded one by one: [*lead, shards, bytes] -> [*lead, shards, k].
       lead = x.scales.shape[:-1]
       shards = Encoded(
         x.payload.reshape(*lead, -1, codec.payload_bytes(k)),

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from caatnet.config import experiments
-from caatnet.train.checkpoint import evaluated
+from caatnet.train.checkpoint import export
 
 SETTINGS = ("--cpu_devices=2", "--config.inference.context=24")
 
@@ -55,7 +55,7 @@ def test_an_interrupted_text_is_kept_and_told_from_a_whole_one(
   )
   assert ended.returncode == 130
   assert 0 < len(ended.stdout.strip()) < 8000
-  assert "interrupted: 0 of 1 prompts had ended" in ended.stderr
+  assert "interrupted: 0 of 1 prompts were finished" in ended.stderr
   assert "decode " in ended.stderr
 
 
@@ -69,6 +69,6 @@ def test_a_damaged_checkpoint_is_one_line(files, message, workdir, tmp_path):
     os.truncate(path, 20)
   experiment = experiments.from_folder(workdir, {"tensor": 1})
   with pytest.raises(ValueError, match="checkpoints/0 cannot be rea") as error:
-    evaluated.read(experiment, tmp_path / "run")
+    export.read(experiment, tmp_path / "run")
   assert message in str(error.value)
   assert "\n" not in str(error.value)

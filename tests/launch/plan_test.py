@@ -64,7 +64,7 @@ def test_a_change_s_flags_train(launch, tmp_path):
 
 
 @pytest.mark.parametrize(("script", "args", "message"), [
-  ("plan", ["--config=configs/caatnet/tiny.py"], "study=None is no plan"),
+  ("plan", ["--config=configs/caatnet/tiny.py"], "study=None is not a plan"),
   ("plan", [PLAN, "--cluster={tmp}/no.json"], "No such file"),
   ("plan", [PLAN, "--cluster=a100"], "as in a100:2, or be a path"),
   ("plan", [PLAN, "--cluster={tmp}/zero.json"], "zero.json: bandwidth[0][1]=0"),
@@ -73,7 +73,7 @@ def test_a_change_s_flags_train(launch, tmp_path):
   ("plan", [PLAN, "--config.planner.utilisation=2"], "config.planner.utilis"),
   ("plan", [PLAN, "--config.planner.execution=fast"], "config.planner.execut"),
   ("plan", [PLAN, "--config.sync.p=0.5"], "plans are made for p = 1 only"),
-  ("plan", [PLAN, "--config.planner.timetables=()"], "at least one entry"),
+  ("plan", [PLAN, "--config.planner.schedules=()"], "at least one entry"),
   ("plan", [PLAN, "--config.planner.second.p=(1.0,)"],
    "config.planner.second.p=1"),
   ("plan", [PLAN, "--config.planner.second.overlap=30"],
@@ -88,7 +88,7 @@ def test_a_change_s_flags_train(launch, tmp_path):
   ("measure_links", ["--output={tmp}/x.json", "--topo=LICENSE"],
    "no rows of GPUs"),
   ("measure_links", ["--output={tmp}/x.json", "--nccl=LICENSE"],
-   "LICENSE: there is no table"),
+   "LICENSE: no table"),
 ])
 def test_mistakes(launch, tmp_path, script, args, message):
   zero = {

@@ -70,5 +70,5 @@ def test_a_port_that_is_taken_is_one_line(launch, workdir):
   assert ended.returncode == 2
   assert ended.stderr.splitlines()[-1] == (
     f"error: --port={port} of --host=127.0.0.1: Address already in use; "
-    "--port=0 takes any that is free"
+    "--port=0 selects a free port"
   )

@@ -10,7 +10,7 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.data import bpe, sources
 from caatnet.train import loop
-from caatnet.train.checkpoint import evaluated
+from caatnet.train.checkpoint import export
 from caatnet.train.evaluate import make_evaluate
 from configs.caatnet import bpe as config
 
@@ -72,7 +72,7 @@ def test_a_tokenizer_is_trained_used_kept_and_demanded(tmp_path):
   assert {x: (workdir / "tokenizer" / x).read_text() for x in files} == files
   folder.rename(tmp_path / "elsewhere")
   experiment = experiments.from_folder(workdir, {"tensor": 1})
-  params, step = evaluated.read_stored(experiment, workdir)
+  params, step = export.read_stored(experiment, workdir)
   assert step == 4
   dataset = experiment.data.load(experiment.seed)
   found = make_evaluate(experiment.program, experiment.data.batch_size)(

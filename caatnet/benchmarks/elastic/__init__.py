@@ -1,4 +1,4 @@
-"""Benchmarks of elastic membership: churn, rings, searched states."""
+"""Benchmarks of elastic membership: churn, rings, protocol state search."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped, cut off and join while they train."""
+"""Fault injection: workers are killed, stopped, cut off and join."""
 
 from collections import Counter
 import pathlib
@@ -16,10 +16,10 @@ def run(config: Any) -> dict[str, Any]:
   """Runs all seeds, prints tables, and returns them as plain data.
 
   Args:
-    config: A config like configs/elastic/churn.py.
+    config: Config like configs/elastic/churn.py.
 
   Raises:
-    RuntimeError: Digests differ, nothing is committed for too long, or a
+    RuntimeError: Digests differ, no round is committed for too long, or a
       worker fails.
   """
   options = config.benchmark

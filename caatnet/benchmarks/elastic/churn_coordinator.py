@@ -1,4 +1,4 @@
-"""The coordinator of a swarm with faults: its process, log and output."""
+"""Coordinator of a swarm with faults: its process, log and output."""
 
 import bisect
 from collections.abc import Iterator, Mapping
@@ -17,25 +17,25 @@ from parallel.elastic.membership.coordinator import Phase
 
 
 class Coordinator:
-  """A coordinator that is killed and started again.
+  """Coordinator process that can be killed and restarted.
 
-  Its log is replayed as it is written, which gives its phase at any time.
+  Its log is replayed while it is written, which gives its phase at any time.
 
   Attributes:
-    port: The port that it listens at, also after a restart.
-    output: The file of all that it prints.
+    port: Port that it listens on, also after a restart.
+    output: File of all its output.
   """
 
   def __init__(
     self, folder: pathlib.Path, environment: Mapping[str, str],
     silence_s: float,
   ) -> None:
-    """Starts to follow the log; no process yet.
+    """Starts to follow the log; starts no process yet.
 
     Args:
-      folder: The folder of its files.
+      folder: Folder of its files.
       environment: Variables in addition to those of this process.
-      silence_s: Seconds without a message until it drops a peer.
+      silence_s: Seconds without a message after which it drops a peer.
     """
     self._folder, self._environment = folder, environment
     self._silence_s = silence_s
@@ -44,7 +44,7 @@ class Coordinator:
     self.output = folder / "coordinator.txt"
     self._log = folder / "log.jsonl"
     self._log.touch()
-    # When a line of the log was written, and the phase after it.
+    # (time at which a line of the log was written, phase after it).
     self._phases: list[tuple[float, Phase]] = [(0.0, Phase.ASSEMBLING)]
     self._ended = threading.Event()
     threading.Thread(target=self._follow, daemon=True).start()
@@ -53,8 +53,8 @@ class Coordinator:
     """Starts the process.
 
     Args:
-      run: The number of the run; each has a journal of its own.
-      least: The number of members with which it begins.
+      run: Number of the run; each run has its own journal.
+      least: Number of members with which it begins.
     """
     with open(self.output, "ab") as lines:
       self._process = processes.Process(
@@ -68,7 +68,7 @@ class Coordinator:
       )
 
   def kill(self) -> None:
-    """Ends the process at once."""
+    """Kills the process."""
     if self._process is not None:
       self._process.kill()
 
@@ -78,16 +78,16 @@ class Coordinator:
     self.kill()
 
   def phase(self, moment: float = math.inf) -> Phase:
-    """Returns its phase at a time of `time.time`, by its log."""
+    """Returns the phase at a time on the clock `time.time`, from the log."""
     after = bisect.bisect_left(self._phases, moment, key=lambda x: x[0])
     return self._phases[max(0, after - 1)][1]
 
   def states(self) -> list[Any]:
-    """Returns all states that its log replays to."""
+    """Returns all states that the replayed log passes through."""
     return list(history.replay(history.read(self._log)))
 
   def lines(self, start: float, stop: float) -> list[str]:
-    """Returns its output between two times, a second around included."""
+    """Returns the output between two times, with a margin of a second."""
     clock = [
       time.strftime("%H:%M:%S", time.localtime(moment))
       for moment in (start - 1, stop + 1)
@@ -99,19 +99,20 @@ class Coordinator:
       ]
 
   def _follow(self) -> None:
-    """Replays the log as it is written."""
+    """Replays the log while it is written."""
     times: list[float] = []
     for state in history.replay(self._entries(times)):
       self._phases.append((times[-1], state.phase))
 
   def _entries(self, times: list[float]) -> Iterator[dict[str, Any]]:
-    """Yields the log's entries as they are written, and notes their times."""
+    """Yields the log's entries as they are written; records their times."""
     line = b""
     with open(self._log, "rb") as log:
       while not self._ended.wait(0 if line.endswith(b"\n") else 0.001):
+        # readline returns partial lines at the end of the file: append to them.
         line = line[: 0 if line.endswith(b"\n") else None] + log.readline()
         if line.endswith(b"\n") and line != b"\n":
-          with contextlib.suppress(ValueError):  # it was torn
+          with contextlib.suppress(ValueError):  # a partial line
             found = json.loads(line)
             times.append(found["time"])
             yield found

@@ -1,15 +1,15 @@
-r"""A worker of the benchmark of churn: learns the mean of noisy vectors.
+r"""Worker of the churn benchmark that learns the mean of noisy vectors.
 
   python -m caatnet.benchmarks.elastic.churn_peer PORT PARAMETERS SAMPLES \
     PAUSE_S FOLDER new
 
-Its token is in the environment. A part takes PAUSE_S in addition to its
+Its token is in the environment. A work item takes PAUSE_S in addition to its
 arithmetic. Sample n is a target plus noise, drawn from n alone. A worker starts
-anew, or, with "checkpoint" instead of "new", from the newest checkpoint in the
-folder. After each round it writes one there and then prints a line of JSON.
-Words on stdin are "end" and faults: "cut" breaks one of its connections;
-"half-open" has the kernel drop all that arrives on one, of which neither end is
-notified; "bits" flips a bit of its state.
+with a new state or, with "checkpoint" instead of "new", from the newest
+checkpoint in the folder. After each round it writes a checkpoint there and then
+prints a line of JSON. Commands on stdin are "end" and faults: "cut" breaks one
+of its connections; "half-open" makes the kernel drop all packets that arrive on
+one, without notifying either end; "bits" flips a bit of its state.
 """
 
 from collections.abc import Callable
@@ -50,6 +50,7 @@ def gradient(theta: np.ndarray, samples: Spans) -> np.ndarray:
       noise += np.random.default_rng(number).standard_normal(
         theta.size, np.float32
       )
+  # The mean of theta - x, where x = TARGET + noise.
   return theta - TARGET - noise / np.float32(count)
 
 
@@ -59,7 +60,7 @@ def loss(theta: np.ndarray) -> float:
 
 
 def combine(exchange, state, part):
-  """A step of gradient descent; counts the samples."""
+  """Performs a step of gradient descent; counts the samples."""
   value, count = part
   counts = exchange.gather(np.array([count], np.int64))
   total = sum(int(np.frombuffer(c, np.int64)[0]) for c in counts)
@@ -70,7 +71,7 @@ def combine(exchange, state, part):
 
 
 def start(parameters: int) -> dict[str, np.ndarray]:
-  """Returns the shared state of the beginning."""
+  """Returns the initial shared state."""
   return {
     "theta": np.zeros(parameters, np.float32),
     "samples": np.zeros(1, np.int64),
@@ -81,7 +82,7 @@ def _connections() -> list[socket.socket]:
   """Returns copies of this process' connected sockets."""
   found = []
   for name in os.listdir("/proc/self/fd"):
-    with contextlib.suppress(OSError):  # what lists them is gone by now
+    with contextlib.suppress(OSError):  # listdir's own descriptor is closed
       if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
         sock = socket.socket(fileno=os.dup(int(name)))
         sock.getpeername()
@@ -95,7 +96,8 @@ def _cut(sock: socket.socket) -> None:
 
 
 def deafen(sock: socket.socket) -> None:
-  """Has the kernel drop all that arrives, acknowledgements, too."""
+  """Makes the kernel drop all arriving packets, including acknowledgements."""
+  # A BPF program of one instruction: return 0 bytes, that is, drop.
   drop = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))
   program = struct.pack("@HP", 1, ctypes.addressof(drop))
   sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
@@ -107,17 +109,17 @@ def turn(address: int, index: int) -> None:
 
 
 def _spoil(swarm: Swarm) -> None:
-  """Flips a bit of the newest state, as bad memory would."""
+  """Flips a bit of the newest state, like a memory fault."""
   theta = swarm.state["theta"]
   turn(theta.ctypes.data, random.randrange(theta.size))
 
 
 def obey(spoil: Callable[[], None], end: Callable[[], None]) -> None:
-  """Executes the words of stdin until "end".
+  """Executes the commands of stdin until "end".
 
   Args:
-    spoil: A function called at "bits".
-    end: A function called at "end", and when stdin ends.
+    spoil: Function called at "bits".
+    end: Function called at "end", and when stdin ends.
   """
   harms = {"cut": _cut, "half-open": deafen}
   for line in sys.stdin:
@@ -127,7 +129,7 @@ def obey(spoil: Callable[[], None], end: Callable[[], None]) -> None:
     elif word == "end":
       break
     elif there := _connections():
-      with contextlib.suppress(OSError):  # it has just ended
+      with contextlib.suppress(OSError):  # the connection has just ended
         harms[word](random.choice(there))
   end()
 
@@ -139,6 +141,7 @@ def _keep(folder: pathlib.Path, revision: int, state: State) -> None:
     return
   partial = path.with_suffix(f".{os.getpid()}")
   partial.write_bytes(pickle.dumps((revision, state)))
+  # The rename is atomic, so readers never see a partial checkpoint.
   partial.rename(path)
   for old in sorted(folder.glob("*.checkpoint"))[:-3]:
     old.unlink(missing_ok=True)
@@ -148,7 +151,7 @@ def main(
   port: str, parameters: str, samples: str, pause_s: str, folder: str,
   begin: str,
 ) -> None:
-  """Participates until it receives "end"."""
+  """Participates until the command "end"."""
   there, count = pathlib.Path(folder), int(samples)
   kept: tuple[int, State] = 0, start(int(parameters))
   if begin == "checkpoint":
@@ -171,7 +174,7 @@ def main(
       print(json.dumps({
         "revision": revision, "digest": swarm.digest,
         "samples": int(state["samples"][0]),
-        # A bit that is wrong and not found yet is in a later digit.
+        # An undetected flipped bit changes only later digits.
         "loss": round(loss(state["theta"]), 9),
       }), flush=True)
 

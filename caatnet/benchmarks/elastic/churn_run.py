@@ -1,4 +1,4 @@
-"""A swarm with faults: its processes, and the events that happen to them.
+"""Swarm with faults: its processes, and the injected events.
 
 Workers of `Churn` have no model (`churn_peer`); those of `churn_training`
 train.
@@ -22,7 +22,7 @@ from caatnet.benchmarks.elastic.churn_coordinator import Coordinator
 from caatnet.benchmarks.harness import processes
 from parallel.elastic.membership.coordinator import Phase
 
-# What happens, and what a column of the table means for it.
+# Kind of event -> its description in the table.
 KINDS = {
   "kill": "killed",
   "stop, long": "stopped for longer than it may be silent",
@@ -35,32 +35,32 @@ KINDS = {
   "last holder": "all are killed; a new run from a checkpoint",
   "join": "another worker",
 }
-# What a coordinator waits for when something happens.
+# Phase of the coordinator -> the column that counts events in it.
 _WHEN = {
   Phase.ASSEMBLING: "members form", Phase.FORMING: "members form",
   Phase.OPEN: "between rounds", Phase.RUNNING: "in an exchange",
 }
 COLUMNS = ("between rounds", "in an exchange", "members form")
-FEWEST = 2  # workers that are left alone
-_MORE = 2  # workers beyond the number, that come to make members form
-_AIM_S = 5.0  # for which a column is waited for
+FEWEST = 2  # workers that no event affects
+_MORE = 2  # additional workers that join so that members form
+_AIM_S = 5.0  # maximum wait for the phase of a column
 
 
 class Worker(processes.Process):
-  """A worker's process.
+  """Process of a worker.
 
   Attributes:
-    stopped: Whether it is stopped for some time (SIGSTOP).
+    stopped: Whether it is stopped temporarily (SIGSTOP).
   """
 
   stopped = False
 
 
 class Churn:
-  """A run: a coordinator, workers, and what happens to them.
+  """Run of a coordinator and workers under injected events.
 
   Attributes:
-    kinds: The kinds of events that are drawn.
+    kinds: Kinds of events that are drawn.
   """
 
   kinds = tuple(KINDS)
@@ -69,9 +69,9 @@ class Churn:
     """Starts a coordinator.
 
     Args:
-      folder: For all that is written.
-      config: A config like configs/elastic/churn.py.
-      seed: The seed of the events.
+      folder: Folder for all files that the run writes.
+      config: Config like configs/elastic/churn.py.
+      seed: Seed of the events.
     """
     self._folder, self._options, self._seed = folder, config.benchmark, seed
     self._environment = processes.ONE_THREAD | {
@@ -84,18 +84,19 @@ class Churn:
     self._lock = threading.Lock()
     self._seen: dict[int, dict[str, Any]] = {}
     self._problem = ""
-    self._commits: list[float] = []  # when a newer revision was seen first
+    self._commits: list[float] = []  # times at which newer revisions were seen
     self._events: list[tuple[float, str]] = []
     self._workers: list[Worker] = []
-    self._run = 0  # the number of times that all have begun again
+    self._run = 0  # number of complete restarts
     self._coordinate()
 
   def run(self, progress: Progress) -> dict[str, Any]:
-    """Lets events happen; returns what came of it."""
+    """Injects events until the goal; returns the outcome."""
     seed, options = self._seed, self._options
     rng = random.Random(seed)
     for _ in range(options.workers):
       self._join()
+    # Events begin after the first committed rounds.
     self._until(lambda: len(self._seen) > 1)
     self._commits = [time.monotonic()]
     self._begun = time.monotonic()
@@ -113,23 +114,23 @@ class Churn:
 
   @property
   def reached(self) -> int:
-    """The newest revision that any worker has said it has."""
+    """The newest revision that any worker has reported."""
     return max(self._seen, default=0)
 
   @property
   def goal(self) -> float:
-    """The value of `done` at which events end."""
+    """Value of `done` at which events end."""
     return max(self._options.events, self._options.minutes * 60)
 
   @property
   def done(self) -> float:
-    """The number of events so far, or the seconds since the first one."""
+    """Number of events so far, or seconds since the first one."""
     if self._options.minutes:
       return time.monotonic() - self._begun
     return len(self._events)
 
   def _finish(self) -> None:
-    """Waits for one more round, and lets all leave."""
+    """Waits for one more round, then ends all workers."""
     self._wait(2 * self._options.silence_s)
     reached = self.reached
     self._until(lambda: self.reached > reached)
@@ -144,7 +145,7 @@ class Churn:
     self._coordinator.end()
 
   def _coordinate(self) -> None:
-    # A new run continues though some of its first workers are killed.
+    # A new run continues even if some of its first workers are killed.
     self._coordinator.start(
       self._run, FEWEST if self._run else self._options.workers
     )
@@ -158,7 +159,7 @@ class Churn:
     )
 
   def _command(self, word: str) -> list[str]:
-    """Returns a worker's command; "checkpoint" begins where all were killed."""
+    """Returns a worker's command; "checkpoint" resumes after a full restart."""
     options = self._options
     return processes.module(
       "caatnet.benchmarks.elastic.churn_peer", self._port, options.parameters,
@@ -168,6 +169,7 @@ class Churn:
   def _compare(self, line: dict[str, Any]) -> None:
     """Compares a worker's line with those of other workers."""
     with self._lock:
+      # All workers must report the same digest and loss for a revision.
       there = self._seen.setdefault(line["revision"], line)
       if there is line and line["revision"] == self.reached:
         self._commits.append(time.monotonic())
@@ -175,7 +177,7 @@ class Churn:
         self._problem = f"workers differ: {line} and {there}"
 
   def _look(self) -> None:
-    """Fails if something is wrong."""
+    """Raises an error if a worker or the coordinator has failed."""
     if self._problem:
       raise RuntimeError(self._problem)
     if self._commits:
@@ -200,7 +202,7 @@ class Churn:
     self._until(lambda: time.monotonic() > end)
 
   def _pause(self, seconds: float) -> None:
-    """Lets nothing happen for some time."""
+    """Waits without events for some time."""
     self._wait(seconds)
 
   def _there(self) -> list[Worker]:
@@ -209,12 +211,12 @@ class Churn:
     ]
 
   def _happen(self, rng: random.Random) -> None:
-    """Lets an event happen of those that have happened least where."""
+    """Injects an event of the kind and phase with the fewest events so far."""
     count = Counter(self._classed())
     cells = [(kind, when) for kind in self.kinds for when in COLUMNS]
     least = min(count[cell] for cell in cells)
     kind, when = rng.choice([c for c in cells if count[c] == least])
-    if when == "members form":  # something must make them do so
+    if when == "members form":  # requires an event that changes membership
       there = len(self._there())
       self._cause(
         "join" if there < self._options.workers + _MORE else "kill", rng
@@ -223,17 +225,19 @@ class Churn:
     self._until(
       lambda: self._when() == when or time.monotonic() > end
     )
+    # A random offset within the phase.
     time.sleep(rng.uniform(0, 0.02))
     if self.done < self.goal:
       self._cause(kind, rng)
 
   def _cause(self, kind: str, rng: random.Random) -> None:
-    """Lets one event happen, or another one if there are too few workers."""
+    """Injects an event, or another one if there are too few workers."""
     most = self._options.workers + _MORE
     there = self._there()
     awake = [w for w in there if not w.stopped]
     if kind == "join" and len(there) >= most:
       kind = "kill"
+    # Too few workers would remain.
     if kind in ("kill", "stop, long", "stop, short") and len(awake) <= FEWEST:
       kind = "join" if len(there) < most else "cut"
     self._events.append((time.time(), kind))
@@ -252,22 +256,24 @@ class Churn:
     elif kind in ("cut", "half-open", "bits"):
       rng.choice(awake).write(kind)
     else:
+      # Stops shorter than the silence limit are tolerated; longer ones drop the
+      # worker from the group.
       factor = rng.uniform(0.1, 0.5) if "short" in kind else 1.5
       self._stop(rng.choice(awake), factor * self._options.silence_s)
 
   def _begin_again(self) -> None:
-    """Nobody has the state any more: a new run, from the last checkpoint."""
+    """Starts a new run from the last checkpoint, as no worker has the state."""
     for worker in self._there():
       worker.kill()
     self._coordinator.kill()
     self._run += 1
-    self._seen.clear()  # of rounds after the checkpoint others will be made
+    self._seen.clear()  # rounds after the checkpoint are repeated
     self._coordinate()
     for _ in range(self._options.workers):
       self._join("checkpoint")
 
   def _stop(self, worker: Worker, seconds: float) -> None:
-    """Stops a worker for some time, while other events happen."""
+    """Stops a worker for some time, while other events continue."""
     worker.popen.send_signal(signal.SIGSTOP)
     worker.stopped = True
 
@@ -279,11 +285,11 @@ class Churn:
     threading.Timer(seconds, go_on).start()
 
   def _when(self, moment: float = math.inf) -> str:
-    """Returns what the coordinator was at, by its log."""
+    """Returns the coordinator's phase at a time, from its log."""
     return _WHEN[self._coordinator.phase(moment)]
 
   def _classed(self) -> list[tuple[str, str]]:
-    """Returns all events, with what the coordinator was at."""
+    """Returns all events, with the coordinator's phase."""
     return [(kind, self._when(moment)) for moment, kind in self._events]
 
   def _outcome(self) -> dict[str, Any]:
@@ -310,17 +316,18 @@ class Churn:
     }
 
   def _pauses(self) -> list[tuple[float, float]]:
-    """Returns when the five longest times without a round began and ended."""
+    """Returns start and end of the five longest times without a round."""
     offset = time.time() - time.monotonic()
+    # Commits are recorded in monotonic time, events in `time.time`.
     pauses = itertools.pairwise(moment + offset for moment in self._commits)
     return sorted(pauses, key=lambda pause: pause[0] - pause[1])[:5]
 
   def _loss(self) -> float:
-    """Returns the loss in the end."""
+    """Returns the final loss."""
     return self._seen[self.reached]["loss"]
 
   def _calm(self, samples: int) -> float:
-    """Returns the loss after as many samples without events."""
+    """Returns the loss after the same number of samples without events."""
     state = churn_peer.start(self._options.parameters)
     theta = state["theta"]
     each = self._options.workers * self._options.samples

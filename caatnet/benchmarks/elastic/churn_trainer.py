@@ -1,11 +1,11 @@
-r"""A worker of the benchmark of churn that trains.
+r"""Worker of the churn benchmark that trains a model.
 
   python -m caatnet.benchmarks.elastic.churn_trainer PORT CONFIG_JSON FOLDER
 
-It does what ``launch.train --elastic`` does, executes the words of `churn_peer`
-from stdin, and prints a line of JSON after each round, and its validation loss
-at the end. After the word "bits" a bit is wrong in what it serves to others and
-in the common parameters that it continues with.
+It runs the same code as ``launch.train --elastic``, executes the commands of
+`churn_peer` from stdin, and prints a line of JSON after each round, and its
+validation loss at the end. The command "bits" flips a bit in the state that it
+serves to others and in its own common parameters.
 """
 
 import json
@@ -26,7 +26,7 @@ from parallel.elastic.transport import handshake
 
 
 class _Told:
-  """Prints each round; spoils the state when that is asked for."""
+  """Callback that prints each round and corrupts the state on command."""
 
   def __init__(self) -> None:
     self.spoils = threading.Event()
@@ -43,7 +43,7 @@ class _Told:
 
 
 def _spoil(params: Any) -> None:
-  """Flips a bit of parameters, as bad memory would."""
+  """Flips a bit of parameters, like a memory fault."""
   x = random.choice([x for x in jax.tree.leaves(params) if x.size])
   churn_peer.turn(
     x.addressable_data(0).unsafe_buffer_pointer(), random.randrange(x.size)
@@ -51,7 +51,7 @@ def _spoil(params: Any) -> None:
 
 
 def main(port: str, config: str, folder: str) -> None:
-  """Trains until all steps are made."""
+  """Trains until the last step."""
   options = ml_collections.ConfigDict(
     json.loads(pathlib.Path(config).read_text())
   )

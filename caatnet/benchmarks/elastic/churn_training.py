@@ -1,9 +1,10 @@
-"""Workers that train while they are killed, stopped, cut off and join.
+"""Training workers that are killed, stopped, cut off and join.
 
-They are processes that do what ``launch.train --elastic`` does
-(`churn_trainer`). A run lasts for the steps of its config, and faults
-happen during most of them. Its loss is compared with that of a swarm without
-events that has trained on as many samples, with a schedule of its own length.
+The workers are processes that run the same code as ``launch.train --elastic``
+(`churn_trainer`). A run lasts for the steps of its config, and faults occur
+during most of them. Its loss is compared with that of a swarm without events
+that has trained on the same number of samples, with a learning-rate schedule of
+its own length.
 """
 
 import json
@@ -18,25 +19,25 @@ from typing import Any
 from caatnet.benchmarks.elastic.churn_run import KINDS, Churn
 from caatnet.benchmarks.harness import processes
 
-# Things go wrong until this part of the rounds is made.
+# Faults are injected until this fraction of the rounds.
 _UNTIL = 0.85
 
 
 class Training(Churn):
-  """A swarm of workers that train."""
+  """Swarm of workers that train."""
 
   kinds = tuple(kind for kind in KINDS if kind != "last holder")
 
   def __init__(
     self, folder: pathlib.Path, config: Any, seed: int, num_steps: int = 0
   ) -> None:
-    """Starts a coordinator; as `Churn`.
+    """Starts a coordinator, as in `Churn`.
 
     Args:
-      folder: For all that is written.
-      config: A config like configs/elastic/churn.py:training.
-      seed: The seed of the events, of the model and of its data.
-      num_steps: The number of steps; 0 leaves the config's.
+      folder: Folder for all files that the run writes.
+      config: Config like configs/elastic/churn.py:training.
+      seed: Seed of the events, of the model and of its data.
+      num_steps: Number of steps; 0 keeps the config's.
     """
     self._config, self._losses = config, set[float]()
     self._homes: list[pathlib.Path] = []  # of the workers, in their order
@@ -52,7 +53,7 @@ class Training(Churn):
 
   @property
   def goal(self) -> float:
-    return _UNTIL * self._steps // self._config.outer.every
+    return _UNTIL * self._steps // self._config.outer.sync_every
 
   @property
   def done(self) -> float:
@@ -66,18 +67,18 @@ class Training(Churn):
     return self._loss()
 
   def _pause(self, seconds: float) -> None:
-    """Waits for a round, too: workers take their time to start."""
+    """Also waits for a round, as workers take time to start."""
     super()._pause(seconds)
     reached, run = self.reached, self._run
     self._until(lambda: self.reached > reached or not self._there())
-    # Once in a run all are killed, which takes longest.
+    # Once in a run all workers are killed, which takes longest.
     if not run and self.done > self.goal / 2:
       self._events.append((time.time(), "last holder"))
       self._begin_again()
       self._until(lambda: self.reached)
 
   def _cause(self, kind: str, rng: random.Random) -> None:
-    """Lets one event happen; what has died is started again."""
+    """Injects one event; restarts workers that have died."""
     super()._cause(kind, rng)
     while len(self._there()) < self._options.workers:
       self._join()
@@ -93,7 +94,7 @@ class Training(Churn):
     )
 
   def _home(self, word: str) -> pathlib.Path:
-    """Returns a worker's folder, and so with which moments it begins."""
+    """Returns a worker's folder, which determines its initial moments."""
     moments = self._options.moments
     pairs = list(zip(self._workers, self._homes, strict=True))
     busy = {home for worker, home in pairs if not worker.killed}
@@ -118,9 +119,9 @@ class Training(Churn):
     return loss
 
   def _calm(self, samples: int) -> float:
-    """Returns the loss of a swarm without events after as many samples."""
+    """Returns the loss of a swarm without events after the same samples."""
     of_step = self._options.workers * self._config.data.batch_size
-    every = self._config.outer.every
+    every = self._config.outer.sync_every
     steps = every * round(samples / (of_step * every))
     with tempfile.TemporaryDirectory() as folder:
       calm = Training(pathlib.Path(folder), self._config, self._seed, steps)
@@ -137,7 +138,7 @@ def _step(home: pathlib.Path) -> float:
 
 
 def _copy(donor: pathlib.Path, home: pathlib.Path) -> None:
-  """Copies a checkpoint; what is deleted meanwhile makes a beginning."""
+  """Copies a checkpoint; removes the copy if the original is deleted."""
   step = _step(donor)
   try:
     shutil.copytree(

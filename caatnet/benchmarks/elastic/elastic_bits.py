@@ -1,4 +1,4 @@
-"""Compares workers in a swarm with the same workers on a mesh axis."""
+"""Bitwise comparison of workers in a swarm with the same on a mesh axis."""
 
 from concurrent.futures import ThreadPoolExecutor
 import dataclasses
@@ -32,10 +32,10 @@ class Difference:
   """Differences between two runs of the same workers.
 
   Attributes:
-    elements: The number of elements compared: the workers' parameters and the
-      outer loop's state, at the end.
-    unequal: The number of elements whose bits differ.
-    largest: The largest difference, over the largest magnitude of its array.
+    elements: Number of elements compared: the workers' parameters and the outer
+      loop's state, at the end.
+    unequal: Number of elements whose bits differ.
+    largest: Largest difference, relative to the largest magnitude of its array.
   """
 
   elements: int
@@ -47,10 +47,11 @@ def run(config: Any) -> dict[str, Any]:
   """Compares all cases, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/elastic/bits.py.
+    config: Config like configs/elastic/bits.py.
   """
   rows = []
   for name, changes in config.benchmark.cases:
+    # One worker's programs, compiled once and shared by all threads.
     programs = Programs(_built(config, changes, 1))
     for workers in config.benchmark.workers:
       began = time.perf_counter()
@@ -77,7 +78,7 @@ def run(config: Any) -> dict[str, Any]:
 
 
 def _built(config: Any, changes: str, workers: int) -> Experiment:
-  """Builds a case for so many workers, each with the same batch."""
+  """Builds a case for a number of workers, each with the same batch."""
   run_config = setup.without_benchmark(config)
   if workers > 1:  # on a mesh, as it runs without a swarm
     with run_config.unlocked():
@@ -96,14 +97,14 @@ def compare(
   """Trains in a swarm and on a mesh, and compares all bits.
 
   Args:
-    programs: The programs of one worker.
-    experiment: The experiment of all workers, on a mesh.
-    steps: The number of steps.
+    programs: Programs of one worker.
+    experiment: Experiment of all workers, on a mesh.
+    steps: Number of steps.
   """
   workers = experiment.program.layout.worker.size
   own, shared = in_swarm(programs, workers, steps)
   mesh = on_mesh(experiment, programs, steps)
-  # A mesh lacks the state from which only a joining worker starts.
+  # A mesh lacks the part of the state that only initialises joining workers.
   apart = own, {key: shared[key] for key in mesh[1]}
   pairs = [
     (np.asarray(x), np.asarray(y))
@@ -123,6 +124,7 @@ def compare(
 
 
 def _bits(x: np.ndarray) -> np.ndarray:
+  # Unsigned integers, so that NaNs and signed zeros are compared by bits.
   return x.view(f"u{x.dtype.itemsize}")
 
 
@@ -130,13 +132,13 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
   """Trains in a swarm of threads of this process.
 
   Args:
-    programs: The programs of one worker.
-    workers: The number of workers.
-    steps: The number of steps of each.
+    programs: Programs of one worker.
+    workers: Number of workers.
+    steps: Number of steps of each.
 
   Returns:
-    Their parameters and what each keeps, ``[workers, ...]``; and what they
-    share.
+    Parameters and private state of the workers, ``[workers, ...]``; and their
+    shared state.
   """
   experiment = programs.experiment
   read = reader(experiment, experiment.data.load(experiment.seed))
@@ -166,6 +168,7 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
     try:
       with ThreadPoolExecutor(workers) as threads:
         states = [s for _, s in sorted(
+          # Sorted by rank, the worker's index on the mesh axis.
           threads.map(train, range(workers)), key=lambda found: found[0]
         )]
     finally:
@@ -174,13 +177,13 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
 
 
 def _kept(experiment: Experiment, states: list[Any]) -> Any:
-  """Returns what is compared, of workers that have a state each."""
+  """Returns the compared arrays of workers with separate states."""
   outer = experiment.outer
   stacked = jax.tree.map(
     lambda *x: np.concatenate([np.asarray(part) for part in x]),
     *[(s.params, s.opt_state, s.outer.get("workers", {})) for s in states],
   )
-  own = {*outer.own, *outer.of_each}
+  own = {*outer.own, *outer.of_each}  # private outer state
   common = {k: v for k, v in states[0].outer.items() if k not in own}
   return stacked, jax.tree.map(np.asarray, common)
 
@@ -191,20 +194,20 @@ def on_mesh(
   """Trains on a mesh with the samples that a swarm's workers would lease.
 
   Args:
-    experiment: The experiment of all workers.
-    rounds: The programs that assign samples to workers and steps.
-    steps: The number of steps.
+    experiment: Experiment of all workers.
+    rounds: Programs that assign samples to workers and steps.
+    steps: Number of steps.
 
   Returns:
-    What `in_swarm` does.
+    The same as `in_swarm`.
   """
   workers = experiment.program.layout.worker.size
   batch_size = rounds.experiment.data.batch_size
   read = reader(experiment, experiment.data.load(experiment.seed))
   state, compiled = experiment.init_state(), {}
-  first, number = 0, 0  # the round, and the first of its samples
+  first, number = 0, 0  # first sample of the round, number of the round
   for step in range(steps):
-    while step == rounds.event(number).until:
+    while step == rounds.event(number).until:  # the round ends here
       first += workers * rounds.num_samples(number)
       number += 1
     begin = first + (step - rounds.start(number)) * batch_size

@@ -1,4 +1,4 @@
-"""Searches the states of the membership protocol."""
+"""Exhaustive state search of the membership protocol."""
 
 import time
 from typing import Any
@@ -16,10 +16,10 @@ def run(config: Any) -> dict[str, Any]:
   """Searches, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/membership.py.
+    config: Config like configs/benchmark/membership.py.
 
   Raises:
-    ValueError: A world has something that no world has.
+    ValueError: A world has an unknown key.
   """
   rows = [_searched(world, config.benchmark.most)
           for world in config.benchmark.worlds]

@@ -1,4 +1,4 @@
-"""Compares the moments with which the inner optimizer of a newcomer begins."""
+"""Comparison of initial inner-optimizer moments for joining workers."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def run(config: Any) -> dict[str, Any]:
   """Trains each way for all seeds, prints a table, returns it as plain data.
 
   Args:
-    config: A config like configs/elastic/moments.py.
+    config: Config like configs/elastic/moments.py.
   """
   rows = []
   for seed in config.benchmark.seeds:
@@ -63,13 +63,13 @@ def _trained(experiment: Experiment, way: str, replaced: int) -> float:
       state, put_batch(program.layout, next(dataset.batches)),
       jax.tree.map(np.int32, plan.numbers),
     )
-    if outer.is_border(step + 1):
+    if outer.is_border(step + 1):  # end of a round
       gone = rng.permutation(workers)[:replaced]
-      donors = (gone + 1) % workers
+      donors = (gone + 1) % workers  # int32 [replaced]
       state = state._replace(
         opt_state=replace(state.opt_state, state.params, gone, donors)
       )
-  params = experiment.make_evaluated()(state.params, state.outer)
+  params = experiment.make_export()(state.params, state.outer)
   evaluate = make_evaluate(program, experiment.data.batch_size)
   return evaluate(params, dataset.validation).loss
 
@@ -78,18 +78,19 @@ def _replaced(
   optimizer: Any, way: str, opt_state: Any, params: Any, gone: jax.Array,
   donors: jax.Array,
 ) -> Any:
-  """Returns the inner optimizers' states ``[workers, ...]``, with newcomers.
+  """Returns the inner optimizers' states ``[workers, ...]`` with new workers.
 
   Args:
-    optimizer: The inner one.
-    way: One of ``_WAYS``.
+    optimizer: The inner optimizer.
+    way: Initialisation of the moments, one of ``_WAYS``.
     opt_state: ``[workers, ...]``.
     params: ``[workers, ...]``.
-    gone: int32 ``[replaced]``, whose places they take.
-    donors: int32 ``[replaced]``, whose moments they get.
+    gone: int32 ``[replaced]``: workers that are replaced.
+    donors: int32 ``[replaced]``: workers whose moments are copied.
   """
   if way == "donor":
     return jax.tree.map(lambda x: x.at[gone].set(x[donors]), opt_state)
   workers = jax.tree.leaves(params)[0].shape[0]
+  # [workers]: 1 restarts the moments, 0 keeps them (no replacement).
   came = jnp.zeros(workers).at[gone].set(float(way == "zero"))
   return restarted(optimizer, opt_state, params, {"just_left_out": came})

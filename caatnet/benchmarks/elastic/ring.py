@@ -16,7 +16,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints tables, and returns them as plain data.
 
   Args:
-    config: A config like configs/benchmark/ring.py.
+    config: Config like configs/benchmark/ring.py.
   """
   options = config.benchmark
   size = options.megabytes * (1 << 20) // 4
@@ -35,8 +35,9 @@ def run(config: Any) -> dict[str, Any]:
        "seconds", "payload, Mbit/s", "bytes sent"],
       [
         [f"{r['mbit']:,}", f"{r['rtt_ms']:g}", str(r["megabytes"]),
-         str(r["lanes"]), f"{r['first_s']:.2f}", f"{r['seconds']:.2f}",
-         f"{r['payload_mbit']:.1f}", f"{r['payload']:,} + {r['framing']:,}"]
+         str(r["num_connections"]), f"{r['first_s']:.2f}",
+         f"{r['seconds']:.2f}", f"{r['payload_mbit']:.1f}",
+         f"{r['payload']:,} + {r['framing']:,}"]
         for r in shaped
       ],
     )
@@ -65,7 +66,7 @@ def _show(rows: Sequence[dict[str, Any]], options: Any) -> None:
 
 
 class _Peers(processes.Peers):
-  """Peers with links between all."""
+  """Peer processes with links between all pairs."""
 
   def __init__(
     self, hosts: Sequence[str], prefixes: Sequence[Sequence[str]] = ()
@@ -85,12 +86,14 @@ class _Peers(processes.Peers):
     )
     return self
 
-  def connect(self, lanes: int, send_buffer: int = 0) -> None:
-    """Makes links of a new epoch; raw connections with the first one."""
+  def connect(self, num_connections: int, send_buffer: int = 0) -> None:
+    """Opens links of a new epoch; in the first one, also raw connections."""
     self._epoch += 1
     self.do("connect", lambda _: {
       "epoch": self._epoch, "members": self._members, "raw": self._raw,
-      "options": {"lanes": lanes, "send_buffer": send_buffer},
+      "options": {
+        "num_connections": num_connections, "send_buffer": send_buffer
+      },
     })
 
 
@@ -100,6 +103,8 @@ def _orders(count: int, size: int, block: int) -> dict[str, Order]:
   Raw streams use the links of a ring, half of the bytes in each direction,
   from and to the arrays of the sum.
   """
+  # A ring all-reduce sends 2 (n - 1) / n of the 4 * size bytes per peer, half
+  # in each direction.
   half = 4 * size * (count - 1) // count
 
   def streams(rank: int) -> dict[str, Any]:
@@ -135,7 +140,7 @@ def _on_loopback(
 ) -> list[dict[str, Any]]:
   """Returns the rows of one number of peers.
 
-  Raw streams, sums and additions alone take turns. The first round touches new
+  Raw streams, sums and additions alone alternate. The first round touches new
   memory and is not counted.
   """
   orders = _orders(count, size, options.block_bytes)
@@ -149,6 +154,7 @@ def _on_loopback(
       },
       options.rounds, warm_up=1, label=f"{count} peers",
     )
+  # Fails if a sum has sent other bytes than the closed formula.
   counted = {
     name: _same_as_stated(name, size, each.found, options.block_bytes)
     for name, (order, _) in orders.items() if order == "sum"
@@ -164,6 +170,7 @@ def _on_loopback(
   }
   rows = []
   for name, (seconds, cpu) in middle.items():
+    # Each order is compared with raw streams over the same connections.
     raw = middle["raw, pairs" if "direct" in name else "raw, ring"]
     sums = name in counted
     rows.append({
@@ -185,7 +192,7 @@ def _on_loopback(
 def _same_as_stated(
   order: str, size: int, found: Sequence[dict[str, int]], block: int
 ) -> dict[str, int]:
-  """Compares what peers counted, and their kernel, with the formula."""
+  """Compares the bytes counted by peers and by the kernel with the formula."""
   stated = [
     link_collectives.sum_bytes(order, size, len(found), rank, block)
     for rank in range(len(found))
@@ -200,7 +207,7 @@ def _same_as_stated(
 
 
 def _gloo(count: int, size: int, rounds: int) -> list[float]:
-  """Returns the seconds of jax's all-reduces, in processes of their own."""
+  """Returns the seconds of jax's all-reduces, in separate processes."""
   port = processes.free_port()
   with processes.Peers(
     "caatnet.benchmarks.elastic.ring_peer:Gloo",
@@ -226,8 +233,8 @@ def _shaped_rows(options: Any) -> list[dict[str, Any]]:
       hosts, prefixes
     ), _Peers(hosts, prefixes) as peers:
       peers.do("arrays", lambda _, size=size: {"size": size})
-      for lanes in options.lanes:
-        peers.connect(lanes)
+      for num_connections in options.num_connections:
+        peers.connect(num_connections)
         done = [
           peers.do("sum", lambda _: {"order": "ring", "block_bytes": block})
           for _ in range(options.shaped_rounds)
@@ -237,7 +244,8 @@ def _shaped_rows(options: Any) -> list[dict[str, Any]]:
         taken = [each.seconds for each in done]
         seconds = statistics.median(taken)
         rows.append({
-          **link, "lanes": lanes, "first_s": taken[0], "seconds": seconds,
+          **link, "num_connections": num_connections, "first_s": taken[0],
+          "seconds": seconds,
           # Each of two peers sends the array once in all.
           "payload_mbit": 32 * size / seconds / 1e6, **sent,
         })

@@ -14,7 +14,7 @@ from parallel.elastic.transport.handshake import Security
 from parallel.elastic.transport.links import Links, Options
 from parallel.elastic.transport.listener import Listener
 
-# Nobody else is on these links, but there is no way without a token.
+# No other process uses these links, but the transport requires a token.
 SECURITY = Security(b"a token of a benchmark")
 LIMIT_S = 300.0
 
@@ -31,11 +31,11 @@ class Peer:
     self.inward: dict[str, socket.socket] = {}
 
   def addresses(self) -> tuple[Any, Any]:
-    """Returns where it accepts links, and raw connections."""
+    """Returns the addresses for links and for raw connections."""
     return self.listener.address, self.server.getsockname()[:2]
 
   def arrays(self, size: int) -> None:
-    """Makes the peer's array of so many elements, and room for a sum."""
+    """Allocates the peer's array of ``size`` elements, and one for the sum."""
     self.x = np.random.default_rng(len(self.me)).normal(size=size).astype("f4")
     self.out = np.ones_like(self.x)
 
@@ -43,7 +43,7 @@ class Peer:
     self, epoch: int, members: dict[str, Any], raw: dict[str, Any],
     options: dict[str, Any],
   ) -> None:
-    """Makes links, and raw connections, to all others."""
+    """Opens links and raw connections to all others."""
     if self.links is not None:
       self.links.close()
     self.links = Links(
@@ -57,7 +57,7 @@ class Peer:
       )
 
   def sum(self, order: str, block_bytes: int) -> dict[str, int]:
-    """Sums all peers' arrays; returns the bytes that were sent."""
+    """Sums all peers' arrays; returns the number of bytes sent."""
     before = self.links.traffic.sent.payload, self.links.traffic.sent.framing
     kernel = self.links.socket_bytes()
     link_collectives.all_reduce(
@@ -71,7 +71,7 @@ class Peer:
     }
 
   def several(self, count: int, block_bytes: int) -> None:
-    """Sums in so many operations at once, of a part of the array each."""
+    """Sums in ``count`` concurrent operations, each on a part of the array."""
     cut = len(self.x) // count
     operations = [
       link_collectives.all_reduce(
@@ -84,7 +84,7 @@ class Peer:
       operation.result(LIMIT_S)
 
   def raw(self, plan: dict[str, int]) -> None:
-    """Sends and receives so many bytes to and from peers, and does no more."""
+    """Only sends and receives given numbers of bytes to and from peers."""
     source = memoryview(self.x).cast("B")
     target = memoryview(self.out).cast("B")
     threads, start = [], 0
@@ -103,7 +103,7 @@ class Peer:
       thread.join()
 
   def add(self, size: int, block_bytes: int) -> None:
-    """Adds so many elements, as a ring adds its blocks."""
+    """Adds ``size`` elements, in the blocks of a ring."""
     scratch, step = self.x[: block_bytes // 4].copy(), block_bytes // 4
     for i in range(0, size, step):
       j = min(i + step, size)
@@ -111,10 +111,10 @@ class Peer:
 
 
 def _part(view: memoryview, part: slice) -> memoryview:
-  """Returns a part of an array, which is cut where it is too short.
+  """Returns a part of an array, shifted to end within the array.
 
-  A ring of two peers sends more to its one neighbour than half of the array
-  twice, but never more than the array.
+  A ring of two peers sends its one neighbour more than twice half of the array,
+  so a part may extend past the end. No part is longer than the array.
   """
   size = part.stop - part.start
   start = min(part.start, len(view) - size)
@@ -122,7 +122,7 @@ def _part(view: memoryview, part: slice) -> memoryview:
 
 
 class Gloo:
-  """One process of jax's all-reduce by gloo."""
+  """One process of jax's all-reduce over gloo."""
 
   def __init__(self, index: str, count: str, port: str) -> None:
     import jax
@@ -133,11 +133,11 @@ class Gloo:
     jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(index))
 
   def sums(self, size: int, rounds: int) -> list[float]:
-    """Sums an array several times; returns the seconds of each.
+    """Sums an array several times; returns the seconds of each sum.
 
     Args:
       size: Elements of each process, float32.
-      rounds: The number of sums that are timed, after the one that compiles.
+      rounds: Number of timed sums, after the first one, which compiles.
     """
     import jax
     from jax.sharding import Mesh, NamedSharding

@@ -1,4 +1,4 @@
-"""Measures graph networks: sampler, caches, waiting, a large graph."""
+"""Benchmark of graph networks: sampler, caches, waiting, a large graph."""
 
 import copy
 import pathlib
@@ -19,7 +19,7 @@ from caatnet.data.graphs.data import Trees
 from caatnet.data.graphs.sampling import Sampler, num_places
 from caatnet.show import tables
 from caatnet.studies.alignment import predictor
-from caatnet.train.feed import Feed
+from caatnet.train.prefetch import PrefetchIterator
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.links import PCIE_4, PCIE_5
 from parallel.memory import caches
@@ -31,7 +31,7 @@ def run(config: Any) -> dict[str, Any]:
   """Runs the parts, prints a table for each, and returns plain data.
 
   Args:
-    config: A config like configs/benchmark/graphs.py.
+    config: Config like configs/benchmark/graphs.py.
   """
   options = config.benchmark
   known = ("sampler", "caches", "waits", "large", "predicted")
@@ -60,7 +60,7 @@ def run(config: Any) -> dict[str, Any]:
 
 
 def _sampler(options: Any, graph: Graph) -> dict[str, Any]:
-  """Times batches of ours and of DGL's, on the same roots."""
+  """Times batches of our sampler and of DGL's, on the same roots."""
   rng = np.random.default_rng(0)
   warm = max(1, options.samples // 10)
   roots = rng.integers(
@@ -109,13 +109,14 @@ def _sampler(options: Any, graph: Graph) -> dict[str, Any]:
 
 
 def num_edges(degrees: np.ndarray, fanouts: tuple[int, ...]) -> int:
-  """Returns how many edges trees have, places that do not count left out.
+  """Returns the number of edges in sampled trees, without padded places.
 
   Args:
-    degrees: The degrees of all places, int ``[B, T]``.
+    degrees: Degrees of all places, int ``[B, T]``.
     fanouts: Places for neighbours, level by level.
   """
   parents = num_places(fanouts[:-1])
+  # A place samples at most its fan-out, or its degree if that is smaller.
   width = np.concatenate([
     np.full(int(np.prod(fanouts[:level])), fanout)
     for level, fanout in enumerate(fanouts)
@@ -150,6 +151,7 @@ def _caches(options: Any, graph: Graph) -> dict[str, Any]:
       for i in range(number)
     ]
 
+  # Presampling counts other batches than those on which hits are counted.
   stream, before = batches(0, options.samples), batches(2**20, options.samples)
   asked = sum(map(len, stream))
   degree = np.bincount(graph.indices, minlength=graph.num_nodes)
@@ -163,10 +165,10 @@ def _caches(options: Any, graph: Graph) -> dict[str, Any]:
         stream, caches.most_frequent(seen, size)
       ),
       "lru": caches.lru(stream, size),
-      "belady": caches.belady(stream, size),
+      "belady": caches.belady(stream, size),  # optimal, needs the future
     }
     rows.append({"share": share} | {k: v / asked for k, v in by.items()})
-  width = 4 * options.num_features
+  width = 4 * options.num_features  # bytes of a row
   places = options.samples * options.batch_size * num_places(options.fanouts)
   sizes = {
     "places": places * width,
@@ -195,8 +197,8 @@ def training(config: Any, folder: Any, **changes: Any) -> Any:
   """Builds the benchmark's training run on a graph that is written.
 
   Args:
-    config: A config like configs/benchmark/graphs.py.
-    folder: The graph's folder.
+    config: Config like configs/benchmark/graphs.py.
+    folder: Folder of the graph.
     **changes: Further keys of ``config.data``.
   """
   options, config = config.benchmark, setup.without_benchmark(config)
@@ -210,7 +212,7 @@ def training(config: Any, folder: Any, **changes: Any) -> Any:
 
 
 def _waits(config: Any, graph: Graph) -> dict[str, Any]:
-  """Trains; takes the share of the time in which no batch is there."""
+  """Trains, and measures the fraction of time spent waiting for batches."""
   options = config.benchmark
   rows = [
     timed(training(config, graph.folder, **changes), options.steps) | {
@@ -238,44 +240,48 @@ def _waits(config: Any, graph: Graph) -> dict[str, Any]:
 
 
 def timed(experiment: Any, steps: int) -> dict[str, Any]:
-  """Trains some steps, after two that are not counted.
+  """Trains some steps, after two untimed ones.
 
   Args:
-    experiment: The run; nothing of it is written.
-    steps: The number of steps that are timed.
+    experiment: The run; it writes no files.
+    steps: Number of timed steps.
 
   Returns:
     Seconds per step, of waiting and of the host's work, bytes fetched for a
     step, losses of the first and last one.
   """
   dataset = experiment.data.load(experiment.seed)
-  feed = Feed(experiment.program.layout, dataset.batches, dataset.ahead)
+  batches = PrefetchIterator(
+    experiment.program.layout, dataset.batches, dataset.ahead
+  )
   program = experiment.lower_step().compile()
   state, losses = experiment.init_state(), []
   for number in range(steps + 2):
+    # The first two steps, which fill the prefetch queue, are not timed.
     if number == 2:
-      start, waited, worked = time.perf_counter(), feed.waited_s, feed.worked_s
-    state, metrics = program(state, next(feed), ())
-    # As the loop does: the host is one step ahead of the devices at most.
+      start = time.perf_counter()
+      waited, worked = batches.waited_s, batches.worked_s
+    state, metrics = program(state, next(batches), ())
+    # As in the training loop, the host is at most one step ahead of devices.
     losses.append(metrics["loss"])
     jax.block_until_ready(losses[-2:-1])
   jax.block_until_ready(state)
   seconds = time.perf_counter() - start
-  feed.close()
+  batches.close()
   width, counts = dataset.table.rows.shape[1], dataset.table.counts
   step_places = experiment.data.batch_size * num_places(experiment.data.fanouts)
   return {
     "step_s": seconds / steps,
-    "waited_s": (feed.waited_s - waited) / steps,
-    "worked_s": (feed.worked_s - worked) / steps,
-    # Batches that are drawn ahead are counted, though they are not trained on.
+    "waited_s": (batches.waited_s - waited) / steps,
+    "worked_s": (batches.worked_s - worked) / steps,
+    # Prefetched batches are counted, though they are not trained on.
     "fetched_bytes": 4 * width * counts.fetched * step_places / counts.places,
     "losses": [float(losses[0][0]), float(losses[-1][0])],
   }
 
 
 def _large(config: Any) -> dict[str, Any]:
-  """Builds and trains in a process of its own, whose memory is limited."""
+  """Builds and trains in a separate process with a memory limit."""
   options = config.benchmark
   config = copy.deepcopy(config)
   with tempfile.TemporaryDirectory() as folder:
@@ -304,9 +310,9 @@ def _large(config: Any) -> dict[str, Any]:
 def _built_and_trained(config: Any) -> dict[str, Any]:
   """Builds and trains a large graph in a process with little memory.
 
-  The limit (RLIMIT_DATA) is on memory of the process's own: the heap, stacks
-  and private mappings. Pages of the graph's files are the system's, which
-  reclaims them when it needs them; the peak of resident memory includes them.
+  The limit (RLIMIT_DATA) applies to private memory: the heap, stacks and
+  private mappings. Pages of the graph's files belong to the page cache, which
+  the kernel reclaims on demand; the peak of resident memory includes them.
   """
   options, large = config.benchmark, config.benchmark.large
   limit = large.limit_mb * 10**6
@@ -358,6 +364,7 @@ def _predicted(options: Any) -> dict[str, Any]:
   places = num_places(options.fanouts)
   parents = num_places(options.fanouts[:-1])
   for width in (100, 128, 602):
+    # Two matrices per layer; 2 FLOPs forward and 4 backward per weight.
     flops = 12 * options.batch_size * (
       parents * width * given.hidden + given.hidden * 64
     )

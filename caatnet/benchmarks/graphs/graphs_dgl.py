@@ -1,10 +1,10 @@
-"""Samples with DGL, in a Python that has it and none of ours.
+"""Sampling with DGL, in a separate Python without this repository.
 
   PYTHON graphs_dgl.py FOLDER WARM_UP THREADS FANOUT...
 
 The folder is one of `caatnet.data.graphs.csr`, with ``roots.npy``, int32
-``[batches, B]``. DGL's sampler makes nodes unique from level to level, so its
-time has that in it, and it samples a node's neighbours once per level.
+``[batches, B]``. DGL's sampler removes duplicate nodes at each level, which its
+time includes, and it samples a node's neighbours once per level.
 """
 
 import json
@@ -27,7 +27,7 @@ def main() -> None:
     [int(f) for f in reversed(fanouts)]
   )
   batches = np.load(folder / "roots.npy")
-  # With int32, which DGL 2.1.0 takes as well, it samples a third of the edges.
+  # With int32, which DGL 2.1.0 accepts too, it samples a third of the edges.
   indptr, indices = (
     torch.from_numpy(np.load(folder / f"{name}.npy").astype(np.int64))
     for name in ("indptr", "indices")

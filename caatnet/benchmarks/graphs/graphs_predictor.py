@@ -1,18 +1,19 @@
-"""Predicts a training step whose features lie in the host's memory.
+"""Predictor of a training step with features in host memory.
 
-A step needs X bytes of feature rows. By the conventional way the host gathers
-them into a staging buffer and the link copies that; by zero-copy the device
-reads rows where they lie, in requests of whole lines, and the host does
-nothing (Min et al., arXiv 2103.03330):
+A step needs X bytes of feature rows. In the conventional way, the host gathers
+them into a staging buffer, which is copied over the link. With zero-copy, the
+device reads rows in place, in requests of whole lines, without any work of the
+host (Min et al., arXiv 2103.03330):
 
     conventional   X / gather + X / link + compute
     zero-copy      X lines / link + compute
     overlapped     max(X lines / link, compute)
 
-with the rate at which a device's share of the host's cores gathers, in bytes of
-features per second, and ``lines``, the bytes of requests for each useful byte.
-Several devices share the host's cores and its memory, of which the conventional
-way takes three passes and zero-copy one; each has a link of its own.
+where ``gather`` is the rate at which a device's share of the host's cores
+gathers, in bytes of features per second, and ``lines`` is the number of
+requested bytes per useful byte. Several devices share the host's cores and its
+memory, which the conventional way passes through three times and zero-copy
+once; each device has a separate link.
 """
 
 import dataclasses
@@ -24,13 +25,13 @@ CPU_PASSES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-  """A host with devices.
+  """Host with devices.
 
   Attributes:
     gather: Bytes of features per second that all its cores gather together.
-    memory: Bytes per second of its memory.
+    memory: Memory bandwidth in bytes per second.
     link: Bytes per second from the host to one device.
-    devices: Devices that fetch at the same time.
+    devices: Number of devices that fetch at the same time.
   """
 
   gather: float
@@ -46,7 +47,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """Seconds of a step of one device.
+  """Duration of a step of one device, in seconds.
 
   Attributes:
     conventional_s: The host gathers, then copies, then the device computes.
@@ -60,12 +61,12 @@ class Step:
 
   @property
   def faster(self) -> float:
-    """The speedup of zero-copy over the conventional way."""
+    """Speedup of zero-copy over the conventional way."""
     return self.conventional_s / self.zero_copy_s
 
   @property
   def faster_overlapped(self) -> float:
-    """The speedup where zero-copy overlaps with compute."""
+    """Speedup if zero-copy overlaps with compute."""
     return self.conventional_s / self.overlapped_s
 
 
@@ -74,13 +75,21 @@ def predict(
 ) -> Step:
   """Predicts the seconds of a step.
 
+  Example:
+    1 GB of rows. The host gathers 10 GB/s, and the link copies 50 GB/s:
+
+    >>> step = predict(Host(gather=10e9, memory=1e12, link=50e9), 1e9, 0.01)
+    >>> round(step.conventional_s, 3), round(step.zero_copy_s, 3)
+    (0.13, 0.03)
+
   Args:
-    host: The host and its devices.
-    feature_bytes: X, the bytes of rows that a device needs.
+    host: Host and its devices.
+    feature_bytes: X, bytes of rows that a device needs.
     compute_s: Seconds of the device's compute.
     lines: Bytes of lines that are read for each useful byte.
   """
   all_bytes = feature_bytes * host.devices
+  # The slower of the cores and of the host's memory, shared by devices.
   gather_s = max(
     all_bytes / host.gather, CPU_PASSES * all_bytes / host.memory
   )

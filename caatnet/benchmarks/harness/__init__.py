@@ -1,9 +1,10 @@
 """Common parts of all benchmarks.
 
-`timing` measures in turns. `processes` starts and ends processes and exchanges
-lines of JSON with them; `peer` is their side, and `sockets` connects them.
-`namespaces` shapes links, for which `wire` delays packets. `setup` prepares a
-benchmark's config. Result files are written by `caatnet.show.results`.
+`timing` alternates measurements. `processes` starts and ends processes and
+exchanges lines of JSON with them; `peer` is the other end, and `sockets`
+connects them. `namespaces` shapes links, and `wire` delays their packets.
+`setup` prepares a benchmark's config. `caatnet.show.results` writes result
+files.
 """
 
 from parallel.lazy import attach

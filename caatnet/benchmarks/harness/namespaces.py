@@ -1,11 +1,11 @@
 """Network namespaces with shaped links, for root.
 
 `shaped` has a rate for each pair and direction: all namespaces are on one
-bridge, and in each the kernel holds what goes to every other one to a rate of
-its own (htb, by destination address). Nothing is delayed.
+bridge, and in each the kernel limits the traffic to every other one to a
+separate rate (htb, by destination address). Nothing is delayed.
 
-`long_link` is one link with a rate (tbf) and a delay. Where the kernel cannot
-delay packets (netem is often missing), a process does
+`long_link` is one link with a rate (tbf) and a delay. Since the kernel often
+lacks netem, a process delays the packets
 (`caatnet.benchmarks.harness.wire`).
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from caatnet.benchmarks.harness import processes
 
 _DEVICE = "shaped0"
-_MTU, _BURST = 1500, "1600b"  # after a rest only a packet passes at once
+_MTU, _BURST = 1500, "1600b"  # after an idle time only one packet may burst
 _ENDS = ("10.98.76.1", "10.98.76.2")
 
 
@@ -29,19 +29,20 @@ _ENDS = ("10.98.76.1", "10.98.76.2")
 def shaped(
   rates: np.ndarray,
 ) -> Iterator[tuple[list[str], list[list[str]]]]:
-  """Makes namespaces whose links have given rates.
+  """Creates namespaces whose links have given rates.
 
   Args:
     rates: Bytes per second from each to each other one, ``[N, N]``; the
       diagonal is not read.
 
   Yields:
-    Their addresses, and the prefix of a command that runs in each.
+    Addresses of the namespaces, and the prefix of a command that runs in each.
 
   Raises:
-    ValueError: This machine or this user cannot make them.
+    ValueError: This machine or this user cannot create them.
   """
   hosts = [f"10.97.0.{i + 1}" for i in range(len(rates))]
+  # The bridge has a namespace of its own; all others are joined to it.
   with _made(len(rates) + 1) as (bridge, *names):
     _call(f"ip -n {bridge} link add {_DEVICE} type bridge")
     _call(f"ip -n {bridge} link set {_DEVICE} up")
@@ -49,10 +50,10 @@ def shaped(
       _call(f"ip link add {_DEVICE} netns {name} type veth peer name port{i} "
             f"netns {bridge}")
       _call(f"ip -n {bridge} link set port{i} master {_DEVICE} mtu {_MTU} up")
-      # Without this a packet is as long as 64 KB here, and passes as a whole.
+      # Without this option a packet has up to 64 KB and passes as a whole.
       _up(name, host, f"gso_max_segs 1 gso_max_size {_MTU} mtu {_MTU}")
       _call(f"tc -n {name} -batch -", _rules(rates[i], i, hosts))
-    # Peers run before other processes of this machine, which would delay them.
+    # Peers have a higher priority than other processes, which could delay them.
     yield hosts, [["nice", "-n", "-10", *_prefix(name)] for name in names]
 
 
@@ -60,17 +61,17 @@ def shaped(
 def long_link(
   mbit: int, rtt_ms: float
 ) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
-  """Makes two namespaces with a link between them.
+  """Creates two namespaces with a link between them.
 
   Args:
-    mbit: The rate in each direction, Mbit/s.
-    rtt_ms: The round-trip time that is added, ms.
+    mbit: Rate in each direction, Mbit/s.
+    rtt_ms: Added round-trip time, ms.
 
   Yields:
-    The ends' addresses, and the prefix of a command that runs at each.
+    Addresses of the ends, and the prefix of a command that runs at each.
 
   Raises:
-    ValueError: This machine or this user cannot make them.
+    ValueError: This machine or this user cannot create them.
   """
   with contextlib.ExitStack() as stack:
     names = stack.enter_context(_made(2))
@@ -83,11 +84,12 @@ def long_link(
     else:
       _call(f"ip link add {_DEVICE} netns {names[0]} type veth peer name "
             f"{_DEVICE} netns {names[1]}")
-    # Packets of an Ethernet, or long ones where the wire would be too slow.
+    # Ethernet packets, or jumbo frames at rates too high for the wire process.
     mtu = 1500 if mbit <= 100 else 9000
     burst_kb = max(64, mbit // 4)  # at least rate / HZ
     for name, host in zip(names, _ENDS, strict=True):
       _up(name, host, f"mtu {mtu} txqueuelen 10000")
+      # The queue holds 50 ms of packets in addition to the round trip.
       _call(f"tc -n {name} qdisc add dev {_DEVICE} root tbf rate {mbit}mbit "
             f"burst {burst_kb}kb latency {50 + rtt_ms}ms")
     yield _ENDS, [_prefix(name) for name in names]
@@ -95,7 +97,7 @@ def long_link(
 
 @contextlib.contextmanager
 def _made(count: int) -> Iterator[list[str]]:
-  """Makes namespaces, and deletes them with all that is in them."""
+  """Creates namespaces, and deletes them with all their contents."""
   _clear()
   names = [f"shaped{os.getpid()}n{i}" for i in range(count)]
   try:
@@ -112,6 +114,7 @@ def _clear() -> None:
   """Deletes the namespaces of processes that were killed."""
   for line in _call("ip netns list").splitlines():
     found = re.match(r"shaped(\d+)n\d+\b", line)
+    # The name contains the id of the process that created it.
     if found and not pathlib.Path(f"/proc/{found[1]}").exists():
       _call(f"ip netns delete {found[0]}")
 
@@ -121,7 +124,7 @@ def _prefix(name: str) -> list[str]:
 
 
 def _up(name: str, host: str, options: str) -> None:
-  """Gives the device of a namespace its address, and brings it up."""
+  """Sets the address of a namespace's device, and brings it up."""
   _call(f"ip -n {name} address add {host}/24 dev {_DEVICE}")
   _call(f"ip -n {name} link set lo up")
   _call(f"ip -n {name} link set {_DEVICE} {options} up")
@@ -154,6 +157,6 @@ def _call(text: str, given: str = "") -> str:
   except subprocess.CalledProcessError as error:
     why = (error.stderr or error.stdout).strip().splitlines() or ["no reason"]
     raise ValueError(
-      f"links cannot be shaped here: {text!r} says {why[-1]!r}; it takes root "
-      "and a kernel with namespaces, tbf, htb and u32"
+      f"links cannot be shaped here: {text!r} says {why[-1]!r}; this needs "
+      "root and a kernel with namespaces, tbf, htb and u32"
     ) from error

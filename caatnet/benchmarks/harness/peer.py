@@ -1,11 +1,11 @@
-r"""The process of a peer: executes the orders that it reads from stdin.
+r"""Peer process: executes the orders that it reads from stdin.
 
   python -m caatnet.benchmarks.harness.peer PACKAGE.MODULE:CLASS ARGUMENT...
 
 An order is a line of JSON: the name of a method and its keyword arguments. The
-answer is one, too: when the method began and ended, in seconds of the
-machine's monotonic clock, its processor time and its result. The process ends
-with its stdin. Whatever libraries print to stdout goes to stderr.
+response is one, too: start and end of the method, in seconds of the machine's
+monotonic clock, its processor time and its result. The process ends when its
+stdin ends. Output of libraries to stdout goes to stderr.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from typing import IO, Any
 
 
 def serve(peer: Any, answers: IO[str]) -> None:
-  """Executes orders until stdin ends, and writes the answers."""
+  """Executes orders until stdin ends, and writes the responses."""
   for line in sys.stdin:
     order, arguments = json.loads(line)
     method = getattr(peer, order)
@@ -31,7 +31,8 @@ def serve(peer: Any, answers: IO[str]) -> None:
 
 
 def main(kind: str, *arguments: str) -> None:
-  """Makes the peer, and executes its orders."""
+  """Creates the peer, and executes its orders."""
+  # Responses keep the original stdout; file descriptor 1 becomes stderr.
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
   module, name = kind.split(":")

@@ -1,8 +1,8 @@
-"""Processes of a benchmark: started, exchanged lines of JSON with, ended.
+"""Processes of a benchmark, which exchange lines of JSON with it.
 
-`Process` is one process with pipes. `Peers` are several that obey the same
-orders (`caatnet.benchmarks.harness.peer`). Both are context managers: on the
-way out, also by an exception or an interrupt, no process is left.
+`Process` is one process with pipes. `Peers` are several that execute the same
+orders (`caatnet.benchmarks.harness.peer`). Both are context managers: on exit,
+also by an exception or an interrupt, no process remains.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
 
-# Peers of one machine share its cores.
+# Peers of one machine share its cores, so each uses a single thread.
 ONE_THREAD = {
   f"{key}_NUM_THREADS": "1" for key in ("OMP", "OPENBLAS", "MKL")
 }
@@ -34,16 +34,16 @@ def module(name: str, *arguments: object) -> list[str]:
 
 
 def free_port() -> int:
-  """Returns a TCP port of the loopback interface that no process listens at."""
+  """Returns an unused TCP port of the loopback interface."""
   with socket.create_server((_LOOPBACK, 0)) as free:
     return free.getsockname()[1]
 
 
 class Process:
-  """A process with which lines of JSON are exchanged.
+  """Process with which lines of JSON are exchanged.
 
   Attributes:
-    popen: The process of the standard library.
+    popen: Process object of the standard library.
     killed: Whether it was ended by this object.
   """
 
@@ -55,13 +55,13 @@ class Process:
     """Starts the process.
 
     Args:
-      command: The program and its arguments.
+      command: Program and its arguments.
       environment: Variables in addition to those of this process.
-      output: A file for its stdout and stderr. By default stdout is read
-        here, and stderr is this process' own.
+      output: File for its stdout and stderr. By default stdout is read here,
+        and stderr is inherited.
       quiet: Whether its stderr is discarded.
-      on_line: Called in a thread with each line of JSON that it prints. By
-        default lines are read by `answer`.
+      on_line: Callback, called in a thread with each line of JSON that it
+        prints. By default lines are read by `answer`.
     """
     self.popen = subprocess.Popen(
       command, env=os.environ | dict(environment), text=True,
@@ -78,7 +78,7 @@ class Process:
 
   def _read(self, on_line: Callable[[Any], None]) -> None:
     for line in self.popen.stdout:
-      if line.endswith("}\n"):  # else it was killed while it wrote
+      if line.endswith("}\n"):  # otherwise it was killed while writing
         on_line(json.loads(line))
 
   def __enter__(self) -> Self:
@@ -99,7 +99,7 @@ class Process:
     return json.loads(line) if line.endswith("\n") else None
 
   def kill(self) -> None:
-    """Ends the process at once, and closes its pipes."""
+    """Kills the process and closes its pipes."""
     self.killed = True
     self.popen.kill()
     self.popen.wait()
@@ -107,17 +107,17 @@ class Process:
       self._reader.join()
     for pipe in (self.popen.stdin, self.popen.stdout):
       if pipe is not None:
-        with contextlib.suppress(BrokenPipeError):  # of lines not yet written
+        with contextlib.suppress(BrokenPipeError):  # for unwritten lines
           pipe.close()
 
 
 class Done(NamedTuple):
-  """The executions of one order by all peers.
+  """Execution of one order by all peers.
 
   Attributes:
-    seconds: From the first peer's start to the last one's end.
+    seconds: Time from the first peer's start to the last one's end.
     cpu_s: Seconds of processor time of all peers.
-    found: The order's result at each peer.
+    found: Result of the order at each peer.
   """
 
   seconds: float
@@ -140,9 +140,9 @@ class Peers:
     """Starts the processes.
 
     Args:
-      kind: The class whose methods are the orders, as "package.module:Class".
-      arguments: The strings that each process makes its object of.
-      prefixes: The words before each command, such as those of
+      kind: Class whose methods are the orders, as "package.module:Class".
+      arguments: Constructor arguments of each process, as strings.
+      prefixes: Words before each command, such as those of
         `caatnet.benchmarks.harness.namespaces`.
       environment: Variables in addition to those of this process.
       quiet: Whether their stderr is discarded.
@@ -168,11 +168,11 @@ class Peers:
     self, order: str,
     arguments: Callable[[int], Mapping[str, Any]] = lambda _: {},
   ) -> Done:
-    """Has all peers execute an order at the same time.
+    """Executes an order at all peers at the same time.
 
     Args:
-      order: The name of a method.
-      arguments: Returns the keyword arguments of the peer of a number.
+      order: Name of a method.
+      arguments: Function from a peer's number to its keyword arguments.
 
     Raises:
       RuntimeError: A peer has ended; its error is on stderr.
@@ -189,6 +189,7 @@ class Peers:
         )
       found.append(answer)
     return Done(
+      # All peers use the same monotonic clock.
       max(f["end"] for f in found) - min(f["start"] for f in found),
       sum(f["cpu_s"] for f in found), [f["found"] for f in found],
     )
@@ -201,9 +202,9 @@ def ask_script(
   """Runs a script of another Python, and returns its last line of JSON.
 
   Args:
-    key: The config key that names the Python, for the error.
-    command: The Python, the script and its arguments.
-    question: Plain data for a line of JSON on its stdin.
+    key: Config key that names the Python, for the error.
+    command: Python, script and its arguments.
+    question: Request, plain data for a line of JSON on its stdin.
     environment: Variables in addition to those of this process.
     limit_s: Seconds after which it is ended.
 
@@ -227,16 +228,17 @@ def ask_script(
 
 def pool(count: int) -> concurrent.futures.ProcessPoolExecutor:
   """Returns a pool of fresh processes, for functions of importable modules."""
+  # Spawned, not forked: jax's threads do not survive a fork.
   return concurrent.futures.ProcessPoolExecutor(
     count, multiprocessing.get_context("spawn")
   )
 
 
 def alone(function: Callable[..., T], *arguments: Any) -> T:
-  """Calls a function in a fresh process, which returns all its memory.
+  """Calls a function in a fresh process, which releases all its memory.
 
   Raises:
-    RuntimeError: The process has ended, such as for want of memory.
+    RuntimeError: The process has ended, for instance out of memory.
   """
   with pool(1) as executor:
     return executor.submit(function, *arguments).result()

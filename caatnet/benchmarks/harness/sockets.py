@@ -16,18 +16,19 @@ def connect_all(
   """Connects to all other peers, which call this at the same time.
 
   Args:
-    me: The name of this peer, at most 16 bytes.
-    server: The socket that listens at its address.
-    addresses: The address of each peer by its name.
+    me: Name of this peer, at most 16 bytes.
+    server: Socket that listens at its address.
+    addresses: Address of each peer by its name.
     send_buffer: Bytes of the kernel's send buffers; 0 lets the kernel choose.
 
   Returns:
-    The connections to send by, and those to receive by, by the others' names.
+    Connections for sending and connections for receiving, by the others' names.
   """
   others = [name for name in addresses if name != me]
   outward, inward = {}, {}
   for name in others:
     outward[name] = socket.create_connection(addresses[name], _LIMIT_S)
+    # Connections are accepted in any order, so each starts with a name.
     outward[name].sendall(me.encode().ljust(_NAME_BYTES))
   for _ in others:
     sock, _ = server.accept()
@@ -36,7 +37,7 @@ def connect_all(
     inward[name.decode().strip()] = sock
   for sock in (*outward.values(), *inward.values()):
     sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small messages
     if send_buffer:
       sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
   return outward, inward

@@ -1,7 +1,7 @@
-"""Timing: measurements that take turns, medians, ranges, progress bars.
+"""Timing: alternating measurements, medians, ranges, progress bars.
 
-A drift of the machine's speed reaches all subjects of a comparison if they
-alternate, so ratios are taken within a round.
+If the subjects of a comparison alternate, a drift of the machine's speed
+affects all of them. So ratios are taken within a round.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,16 +31,21 @@ def in_turns(
 ) -> dict[K, list[T]]:
   """Calls all functions once per round, in the order of the mapping.
 
+  Example:
+    >>> count = iter(range(9))
+    >>> in_turns({"a": lambda: next(count), "b": lambda: -1}, 3, label=None)
+    {'a': [0, 1, 2], 'b': [-1, -1, -1]}
+
   Args:
     measures: Functions that return one measurement each.
-    rounds: The number of rounds whose measurements are returned.
-    warm_up: The number of rounds before them, which are discarded: programs
-      are compiled and memory is touched there.
-    label: The text of the progress bar; None for no bar, such as within
+    rounds: Number of rounds whose measurements are returned.
+    warm_up: Number of discarded rounds before them, in which programs are
+      compiled and memory is touched.
+    label: Text of the progress bar; None for no bar, for instance within
       another one.
 
   Returns:
-    The measurements of each function, in the order of rounds.
+    Measurements of each function, in the order of rounds.
   """
   found: dict[K, list[T]] = {key: [] for key in measures}
   turns = range(warm_up + rounds)
@@ -62,8 +67,8 @@ def seconds(function: Callable[[], Any]) -> float:
 def seconds_after_one(function: Callable[[], Any]) -> float:
   """Returns the seconds of a second call.
 
-  The first one is not timed: memory freed since the function's last turn may
-  be cold.
+  The first call is not timed: memory freed since the function's last turn may
+  not be in the cache.
   """
   function()
   return seconds(function)
@@ -83,8 +88,8 @@ def summary(
 
   Args:
     times: Seconds, one per round.
-    first: Seconds of the subject to compare with, in the same rounds. The
-      entry "relative" is the median of the rounds' ratios to it.
+    first: Seconds of the reference subject, in the same rounds. The entry
+      "relative" is the median of the rounds' ratios to it.
   """
   found = {
     "median_s": float(np.median(times)), "min_s": min(times),
@@ -99,8 +104,9 @@ def summary(
 def range_text(values: Any, spec: str = ",.0f") -> str:
   """Formats values as "median (minimum to maximum)".
 
-  >>> range_text([3, 1, 2])
-  '2 (1 to 3)'
+  Example:
+    >>> range_text([3, 1, 2])
+    '2 (1 to 3)'
   """
   low, middle, high = (
     format(float(f(values)), spec) for f in (np.min, np.median, np.max)

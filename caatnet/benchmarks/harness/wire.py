@@ -1,9 +1,9 @@
-"""A wire with a delay: moves packets between TUN devices of two namespaces.
+"""Delay line: forwards packets between TUN devices of two namespaces.
 
   python -m caatnet.benchmarks.harness.wire DEVICE NAME_A NAME_B SECONDS
 
-Packets are delayed, not bytes of a stream, so TCP's windows and its slow start
-are those of a long link. It prints a line of JSON when both devices exist.
+Packets are delayed, not bytes of a stream, so TCP's windows and slow start
+behave as on a long link. It prints a line of JSON when both devices exist.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ def _tun(device: str, namespace: str) -> int:
   """Enters a namespace, and returns the file of a new TUN device in it."""
   libc = ctypes.CDLL(None, use_errno=True)
   with open(f"/run/netns/{namespace}") as there:
+    # setns applies to the calling thread only.
     if libc.setns(there.fileno(), _CLONE_NEWNET):
       raise OSError(ctypes.get_errno(), f"namespace {namespace}")
   file = os.open("/dev/net/tun", os.O_RDWR)
@@ -55,7 +56,7 @@ def _carry(source: int, target: int, delay_s: float) -> None:
     except OSError:  # this end is down
       time.sleep(0.01)
       continue
-    with contextlib.suppress(queue.Full):
+    with contextlib.suppress(queue.Full):  # drops the packet
       under_way.put_nowait((time.monotonic() + delay_s, packet))
 
 

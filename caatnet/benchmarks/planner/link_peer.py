@@ -1,6 +1,6 @@
-"""A process that measures its links to others, and its computing meanwhile.
+"""Process that measures its links to others, and its concurrent compute rate.
 
-Pairs are measured in rounds, in each of which every process exchanges messages
+Pairs are measured in rounds. In each round every process exchanges messages
 with one other (`parallel.elastic.ring.bandwidth.rounds`), in both directions at
 once. A message is a gather of two, which its receiver opens first; so a latency
 is that of the protocol of `parallel.elastic`, not of the wire.
@@ -18,23 +18,23 @@ from parallel.elastic.transport.handshake import Security
 from parallel.elastic.transport.links import Links
 from parallel.elastic.transport.listener import Listener
 
-# Nobody else is on these links, but there is no way without a token.
+# No other process uses these links, but the transport requires a token.
 SECURITY = Security(b"a token of a measurement")
 LIMIT_S = 120.0
-_TIMES = 7  # messages of a size, of which the fastest third counts
+_TIMES = 7  # messages of a size, of which the fastest third is averaged
 
 
 def measured(
   links: Links, sizes: list[int]
 ) -> dict[str, list[tuple[int, float]]]:
-  """Measures all pairs, in which all members take part at the same time.
+  """Measures all pairs; all members call this at the same time.
 
   Args:
-    links: The links between all.
+    links: Links between all members.
     sizes: Bytes of messages.
 
   Returns:
-    For each other member, sizes and seconds of messages from there to here.
+    For each other member, (size, seconds) of messages from there to here.
   """
   members = links.members
   me = members.index(links.me)
@@ -54,9 +54,10 @@ def _meet(links: Links) -> None:
 
 
 def _seconds(links: Links, pair: list[str], size: int) -> float:
-  """Returns what a message takes: the fastest third's mean."""
+  """Returns the seconds of a message: the mean of the fastest third."""
   data, times = np.zeros(size, np.uint8), []
   for _ in range(_TIMES):
+    # Synchronises the pair, so that both directions start together.
     link_collectives.gather(links, 0, b"", ranks=pair).result(LIMIT_S)
     start = time.perf_counter()
     link_collectives.gather(links, 0, data, ranks=pair).result(LIMIT_S)
@@ -65,7 +66,7 @@ def _seconds(links: Links, pair: list[str], size: int) -> float:
 
 
 def computed(least_s: float = 0.3) -> dict[str, float]:
-  """Measures float32 products and copies, while all others do."""
+  """Measures float32 products and copies while all other processes do too."""
   x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
   big = np.zeros(1 << 23, np.float32)
   out, found = np.empty_like(big), {}
@@ -84,14 +85,14 @@ def computed(least_s: float = 0.3) -> dict[str, float]:
 
 
 class Peer:
-  """The orders that a process executes."""
+  """Orders that a process executes."""
 
   def __init__(self, me: str, host: str) -> None:
     self._me, self._listener = me, Listener(me, SECURITY, (host, 0))
     self._links: Links | None = None
 
   def address(self) -> tuple[str, int]:
-    """Returns the address at which it listens."""
+    """Returns the address on which it listens."""
     return self._listener.address
 
   def measure(

@@ -1,4 +1,4 @@
-"""Measures device orders: exact, certified, large, and what they are worth."""
+"""Benchmark of device orders: optimality, bounds, scaling and benefit."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
@@ -34,7 +34,7 @@ def run(config: Any) -> dict[str, Any]:
   """Runs all parts, prints tables, and returns them as plain data.
 
   Args:
-    config: A config like configs/benchmark/planner.py.
+    config: Config like configs/benchmark/planner.py.
   """
   parts: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
     "against all orders": _exact, "against CP-SAT": _solved,
@@ -62,7 +62,7 @@ def _problem(
 ) -> tuple[Configuration, Problem, Traffic]:
   """Returns the model on a cluster, with a batch for the benchmark's steps.
 
-  Stages run at their own pace, so that whole pipelines count.
+  Stages are not synchronised in each tick, so that whole pipelines count.
   """
   options = config.benchmark
   c = Configuration(*grid, options.microbatches)
@@ -75,9 +75,9 @@ def _problem(
 
 
 def drawn(seed: int, size: int) -> LinkMatrix:
-  """Draws links one by one, from 1 to 20 GB/s on a logarithmic scale."""
+  """Draws links independently, from 1 to 20 GB/s on a logarithmic scale."""
   rng = np.random.default_rng(seed)
-  rates = 1e9 * np.exp(rng.uniform(0, np.log(20), (size, size)))
+  rates = 1e9 * np.exp(rng.uniform(0, np.log(20), (size, size)))  # bytes/s
   return LinkMatrix(
     f"drawn {seed}", A100, tuple(range(size)), rates,
     np.full((size, size), 1e-5), "drawn by a benchmark", "drawn",
@@ -89,7 +89,7 @@ def _progress(count: int, what: str) -> Iterator[int]:
 
 
 def _exact(config: Any) -> list[dict[str, Any]]:
-  """Compares the search with all orders, which it does not try itself."""
+  """Compares the search with an enumeration of all orders."""
   ratios, own = [], []
   for seed in _progress(config.benchmark.exact, "all orders"):
     grid = Grid(*_SMALL[seed % len(_SMALL)])
@@ -106,13 +106,14 @@ def _exact(config: Any) -> list[dict[str, Any]]:
 
 
 def _solved(config: Any) -> list[dict[str, Any]]:
-  """Compares orders with CP-SAT's, or with its bound, up to sixteen."""
+  """Compares orders of up to 16 devices with CP-SAT's order and bound."""
   options, rows = config.benchmark, []
   if not options.python:
     print("CP-SAT is left out: benchmark.python names no Python with ortools")
     return rows
   for seed in _progress(options.solved, "CP-SAT"):
     grid = Grid(*_MIDDLE[seed % len(_MIDDLE)])
+    # Seeds do not overlap with those of the other parts.
     costs = _problem(config, drawn(1000 + seed, grid.size), grid)[2]
     ours = device_order.search(costs)
     answer = _cp_sat(costs, ours, options)
@@ -134,12 +135,13 @@ def _solved(config: Any) -> list[dict[str, Any]]:
 def _cp_sat(
   costs: Traffic, known: device_order.Order, options: Any
 ) -> dict[str, Any]:
-  """Asks a process of the Python that has ortools."""
+  """Solves the problem in a process of the Python that has ortools."""
   planes = costs.grid.data * costs.grid.tensor
 
   def sums(family: Family) -> Sequence[Sequence[int]]:
     if not family.summed:
       return [[i] for i in range(len(family.source))]
+    # Costs of one pipeline are summed, the worst pipeline counts.
     pipes = family.source % planes
     return [np.flatnonzero(pipes == i).tolist() for i in range(planes)]
 
@@ -159,7 +161,7 @@ def _cp_sat(
 
 
 def _certified(config: Any) -> list[dict[str, Any]]:
-  """Returns gaps to the bound, of the order's part and of a whole step."""
+  """Returns gaps to the bound, for the order's terms and for a whole step."""
   rows, everyone = [], []
   for entry in config.benchmark.grids:
     grid, gaps, steps = Grid(*entry), [], []
@@ -169,7 +171,7 @@ def _certified(config: Any) -> list[dict[str, Any]]:
       c, problem, costs = _problem(config, links, grid)
       ours = device_order.search(costs)
       above = ours.seconds - bound(costs)
-      gaps.append(above / (ours.seconds - above))
+      gaps.append(above / (ours.seconds - above))  # relative to the bound
       steps.append(above / problem.predict(c, ours.devices).total)
     everyone += gaps
     rows.append(_gaps(str(grid), gaps) | {
@@ -201,13 +203,13 @@ def _large(config: Any) -> list[dict[str, Any]]:
     rows.append({
       "grid": str(grid), "s": passed, "s of processors": used,
       "own / ours": device_order.identity(costs).seconds / ours.seconds,
-      "gap": ours.seconds / least - 1,
+      "gap": ours.seconds / least - 1,  # upper bound of the regret
     })
   return rows
 
 
 def _premise(config: Any) -> list[dict[str, Any]]:
-  """Returns what orders are worth on uneven links: seconds of a whole step."""
+  """Returns the benefit of orders on uneven links, in seconds of a step."""
   ratios: dict[str, list[float]] = {"own": [], "pipette": []}
   for seed in _progress(config.benchmark.premise, "uneven links"):
     grid = Grid(*((4, 2, 8), (8, 1, 8), (2, 4, 8), (4, 4, 4))[seed % 4])
@@ -234,10 +236,10 @@ def _premise(config: Any) -> list[dict[str, Any]]:
 
 
 def _regret(config: Any) -> list[dict[str, Any]]:
-  """Compares whole plans with all configurations in all orders."""
+  """Compares plans with an exhaustive search of configurations and orders."""
   options, rows = config.benchmark, []
   choices = Choices(
-    tuple(options.timetables), schemes=("ddp", "zero1"),
+    tuple(options.schedules), schemes=("ddp", "zero1"),
     remats=("none",), offload=False,
   )
   for seed in _progress(options.regret, "regret"):

@@ -1,10 +1,10 @@
-"""Orders devices by CP-SAT, in a Python that has ortools.
+"""Device order by CP-SAT, in a Python that has ortools.
 
-Reads a problem from stdin, a line of JSON, and answers with one: "seconds" of
-the best order, "bound" below which none is, and whether that is proven. Each
-coordinate has a device, all different; each link's cost is read from a table of
-all pairs. Costs are rounded down to a ten-thousandth of the best order that is
-known, so a bound stays one.
+The script reads a problem from stdin, a line of JSON, and writes one: "seconds"
+of the best order, a lower "bound" of all orders, and whether the order is
+proven optimal. Each coordinate has a device, all different; each link's cost is
+read from a table of all pairs. Costs are rounded down to a ten-thousandth of
+the best order that is known, so a bound stays one.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def main() -> None:
-  """Answers one problem of stdin, a line of JSON, with the order found."""
+  """Solves one problem of stdin, and writes the order found."""
   from ortools.sat.python import cp_model
 
   problem = json.loads(sys.stdin.readline())
@@ -38,7 +38,7 @@ def main() -> None:
          if a != b and costs[a, b] <= most],
       )
       links.append(link)
-    for pipeline in kind["sums"]:  # numbers of links that add up
+    for pipeline in kind["sums"]:  # indices of links whose costs are summed
       model.add(worst >= sum(links[i] for i in pipeline))
   model.minimize(sum(total))
   solver = cp_model.CpSolver()

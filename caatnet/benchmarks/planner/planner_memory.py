@@ -1,4 +1,4 @@
-"""Compiles random training steps, and holds the planner's memory to them."""
+"""Comparison of the planner's memory estimate with compiled random programs."""
 
 import dataclasses
 import importlib
@@ -18,9 +18,9 @@ from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep, Transformer
 
 _CHIPS = 8
-# Half of the programs are so near to the capacity, by the formulas.
+# Half of the programs are this near to the capacity, by the formulas.
 _NEAR = 0.15
-# Sizes of a model that are drawn, of `parallel.workload.Transformer`.
+# Candidates for the sizes of a model, see `parallel.workload.Transformer`.
 _SIZES = (
   "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width",
   "vocab_size",
@@ -33,7 +33,7 @@ def draw(
   """Draws a training step and a configuration.
 
   Args:
-    rng: The source of numbers.
+    rng: Random generator.
     near: Whether the formulas are within 15% of the capacity.
     capacity: Bytes of a device.
   """
@@ -42,7 +42,7 @@ def draw(
     tensor = int(rng.choice([n for n in (1, 2, 4, 8) if n * stages <= _CHIPS]))
     data = _CHIPS // stages // tensor
     width = int(rng.choice([1024, 2048, 3072, 4096, 6144, 8192]))
-    heads = width // 128
+    heads = width // 128  # heads of width 128
     model = Transformer(
       int(rng.choice([32000, 65536, 128256])), width,
       stages * int(rng.integers(2, 21)), heads, int(rng.choice([heads, 8])),
@@ -59,13 +59,13 @@ def draw(
     batch = data * microbatches * int(rng.choice([1, 2, 4, 8]))
     step = TrainingStep(model, batch, seq_len)
     found = memory.terms(configuration, step)
-    share = memory.PLAIN.estimate(found) / capacity
+    share = memory.PLAIN.estimate(found) / capacity  # by the formulas
     if abs(share - 1) < _NEAR if near else 0.05 < share < 1.3:
       return step, configuration
 
 
 def overrides(step: TrainingStep, configuration: Configuration) -> str:
-  """Returns what makes `configs/caatnet/7b.py` this program."""
+  """Returns the overrides of `configs/caatnet/7b.py` for this program."""
   keys = {
     f"model.{key}": getattr(step.model, key)
     for key in _SIZES
@@ -75,10 +75,10 @@ def overrides(step: TrainingStep, configuration: Configuration) -> str:
 
 
 def compiled(target: str, text: str) -> dict[str, Any]:
-  """Compiles a program; returns its bytes, and whether the compiler takes it.
+  """Compiles a program; returns its bytes, and whether it fits.
 
   Args:
-    target: The machine, as `parallel.xla.targets.resolve` takes it.
+    target: Machine, in the syntax of `parallel.xla.targets.resolve`.
     text: Overrides of `configs/caatnet/7b.py`.
   """
   import jax
@@ -106,17 +106,17 @@ def compiled(target: str, text: str) -> dict[str, Any]:
     "parameters": state.params, "moments": (state.opt_state, state.step),
     "batch": experiment.abstract_batch(),
   })
-  # XLA:GPU knows no limit, so it takes what no device has.
+  # XLA:GPU has no memory limit, so it accepts programs that fit on no device.
   fits = found.total <= DEVICES[target.split(":")[1]].memory_bytes
   return {"total": found.total, "fits": fits} | dataclasses.asdict(found)
 
 
 def refused(error: str, stored: float) -> float:
-  """Returns the bytes of a program that XLA refuses for want of memory.
+  """Returns the bytes of a program that XLA rejects for lack of memory.
 
   Args:
-    error: XLA's message.
-    stored: Bytes of the state, for messages that name temporaries alone.
+    error: Message of XLA.
+    stored: Bytes of the state, for messages that give temporaries only.
 
   Raises:
     ValueError: The message has another form.
@@ -131,10 +131,10 @@ def refused(error: str, stored: float) -> float:
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Compiles what is missing, prints errors and returns all rows.
+  """Compiles missing programs, prints errors and returns all rows.
 
   Args:
-    config: A config like configs/benchmark/planner_memory.py.
+    config: Config like configs/benchmark/planner_memory.py.
   """
   options = config.benchmark
   capacity = DEVICES[options.target.split(":")[1]].memory_bytes
@@ -145,11 +145,11 @@ def run(config: Any) -> dict[str, Any]:
     if number in rows or time.monotonic() - begun > options.limit_s:
       continue
     rng = np.random.default_rng([options.seed, number])
-    drawn = draw(rng, number % 4 > 1, capacity)
+    drawn = draw(rng, number % 4 > 1, capacity)  # half near capacity
     rows[number] = {"number": number} | kept_keys(*drawn) | _alone(
       options.target, overrides(*drawn)
     )
-    rows = kept(path) | rows  # another process may fill the file, too
+    rows = kept(path) | rows  # another process may add to the file, too
     results.write(path, {"rows": [rows[n] for n in sorted(rows)]})
   found = [rows[n] for n in sorted(rows)]
   judged = judge([row for row in found if "total" in row], capacity)
@@ -159,13 +159,13 @@ def run(config: Any) -> dict[str, Any]:
 
 
 def kept(path: pathlib.Path) -> dict[int, dict[str, Any]]:
-  """Returns the programs of a file by number; those that failed come again."""
+  """Returns a file's programs by number, without failed ones (retried)."""
   rows = results.read(path).get("rows", [])
   return {row["number"]: row for row in rows if "error" not in row}
 
 
 def _alone(target: str, text: str) -> dict[str, Any]:
-  """Compiles in a process of its own, which gives all memory back."""
+  """Compiles in a separate process, which releases all memory at its end."""
   try:
     return processes.alone(compiled, target, text)
   except (RuntimeError, ValueError) as error:
@@ -175,7 +175,7 @@ def _alone(target: str, text: str) -> dict[str, Any]:
 def kept_keys(
   step: TrainingStep, configuration: Configuration
 ) -> dict[str, Any]:
-  """Returns what a row keeps of a program, as `formulas` reads it."""
+  """Returns the part of a program that a row stores for `formulas`."""
   model = {
     key: getattr(step.model, key) for key in (*_SIZES, "dtype")
   } | {"seq_len": step.seq_len, "backward_bytes": step.backward_bytes}
@@ -186,7 +186,7 @@ def kept_keys(
 
 
 def formulas(row: dict[str, Any]) -> dict[str, float]:
-  """Returns what the formulas have for a row."""
+  """Returns the values of the formulas for a row."""
   sizes = dict(row["model"])
   example = {key: sizes.pop(key) for key in ("seq_len", "backward_bytes")}
   step = TrainingStep(Transformer(**sizes), row["batch"], **example)
@@ -197,12 +197,13 @@ def judge(rows: list[dict[str, Any]], capacity: float) -> dict[str, Any]:
   """Fits one half of the programs, and returns the errors of both halves.
 
   Args:
-    rows: Programs that were compiled.
+    rows: Compiled programs.
     capacity: Bytes of a device.
 
   Returns:
-    The fit, and errors; nothing if there are too few programs.
+    The fit, and errors; empty if there are too few programs.
   """
+  # Both halves contain equally many programs near the capacity.
   halves = [[row for row in rows if row["number"] % 2 == i] for i in (0, 1)]
   if min(map(len, halves)) < 2:
     return {}
@@ -219,6 +220,7 @@ def judge(rows: list[dict[str, Any]], capacity: float) -> dict[str, Any]:
       "programs": len(half), "fit": sum(fits), "taken": sum(taken),
       "median": float(np.median(errors)),
       "p95": float(np.percentile(errors, 95)), "worst": float(errors.max()),
+      # wrong: accepted by the bound, but too large; lost: rejected, but fits.
       "wrong": pairs.count((True, False)), "lost": pairs.count((False, True)),
     }
   return found

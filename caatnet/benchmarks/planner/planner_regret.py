@@ -1,7 +1,7 @@
 """Regret of a plan against all configurations in all orders of devices.
 
-All orders of a configuration are timed at once (`parallel.planner.steps`), and
-samples of them by `latency.predict` itself, which must say the same.
+All orders of a configuration are timed at once (`parallel.planner.steps`). A
+sample of them is also timed by `latency.predict`, which must agree.
 """
 
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration, everything, refusal
 from parallel.planner.steps import all_orders, steps_s
 
-_CHECKED = 3  # orders of each configuration that `predict` times, too
+_CHECKED = 3  # orders of each configuration that are checked by `predict`
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Best:
-  """The best of everything.
+  """Best configuration and order.
 
   Attributes:
-    seconds: The predicted time of a step.
+    seconds: Predicted time of a step.
     configuration: The configuration.
-    order: The device of each coordinate, int ``[p, d, t]``.
-    configurations: The number of configurations tried.
-    orders: The number of orders tried, over all configurations.
+    order: Device of each coordinate, int ``[p, d, t]``.
+    configurations: Number of configurations tried.
+    orders: Number of orders tried, over all configurations.
   """
 
   seconds: float
@@ -38,7 +38,7 @@ class Best:
 
 
 def regret(problem: Problem, choices: Choices) -> dict[str, Any]:
-  """Plans, tries everything, and returns both and the regret."""
+  """Computes a plan and the exhaustive optimum; returns both and the regret."""
   planned = plan.plan(problem, choices, count=1).best[0]
   best = exhaustive(problem, choices)
   return {
@@ -59,6 +59,7 @@ def exhaustive(problem: Problem, choices: Choices) -> Best:
     seconds = steps_s(
       c, problem.step, problem.links, problem.timing, orders
     )
+    # The vectorised times must equal those of `predict`.
     for i in range(0, len(orders), -(-len(orders) // _CHECKED)):
       own = problem.predict(c, orders[i]).total
       assert abs(own - seconds[i]) <= 1e-9 * own, (c, orders[i])

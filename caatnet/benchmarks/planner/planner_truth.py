@@ -18,10 +18,10 @@ from parallel.elastic.ring.bandwidth import rounds
 from parallel.hardware.devices import Device
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.hardware.links import LinkKind
-from parallel.pipeline.timetable import Kind
+from parallel.pipeline.pipeline_schedule import Kind
 from parallel.planner import device_order, latency
 from parallel.planner.latency import Timing
-from parallel.planner.memory import timetable
+from parallel.planner.memory import cached_schedule
 from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration, everything, refusal
 from parallel.workload import TrainingStep, Transformer
@@ -30,14 +30,14 @@ _SOURCE = "configs/benchmark/planner_truth.py"
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Measures what is not measured yet, and returns everything.
+  """Measures missing rows, and returns all rows.
 
   Args:
-    config: A config like configs/benchmark/planner_truth.py.
+    config: Config like configs/benchmark/planner_truth.py.
 
   Raises:
-    ValueError: Links cannot be shaped here, there are none, or the file has
-      rows of other options.
+    ValueError: Links cannot be shaped here, the config has no seeds, or the
+      file has rows of other options.
   """
   options = config.benchmark
   if not options.seeds or len(options.rates) not in (0, 2):
@@ -49,6 +49,7 @@ def run(config: Any) -> dict[str, Any]:
   options_text = options.to_json()
   found: dict[str, Any] = {"options": options_text, "matrices": {}}
   if path and (kept := results.read(path)):
+    # A file continues an interrupted run, so its options must be the same.
     if kept.get("options") != options_text:
       raise ValueError(
         f"config.benchmark.results={options.results!r} has rows of other "
@@ -79,6 +80,7 @@ def _peers(options: Any, seed: int) -> Iterator[processes.Peers]:
     if options.rates:
       low, high = np.log(options.rates)
       rng = np.random.default_rng(seed)
+      # Rates are log-uniform between the lowest and the highest, in bytes/s.
       hosts, prefixes = stack.enter_context(namespaces.shaped(
         np.exp(rng.uniform(low, high, (count, count)))
       ))
@@ -94,7 +96,7 @@ def _peers(options: Any, seed: int) -> Iterator[processes.Peers]:
 def _measured(
   options: Any, seed: int, matrix: dict[str, Any], peers: processes.Peers
 ) -> Iterator[None]:
-  """Adds a row to a matrix for each configuration that has none yet."""
+  """Adds a row to a matrix for each configuration that lacks one."""
   count = options.processes
   if not matrix:
     answers = peers.do("measure", lambda _: {
@@ -103,7 +105,7 @@ def _measured(
     bandwidth, latency_s = np.full((2, count, count), np.nan)
     for j, answer in enumerate(answers):
       for i, found in answer.items():
-        latency_s[int(i), j], bandwidth[int(i), j] = found
+        latency_s[int(i), j], bandwidth[int(i), j] = found  # from i to j
     matrix |= {"bandwidth": bandwidth.tolist(), "latency_s": latency_s.tolist()}
     matrix["picked"] = [
       [dataclasses.asdict(c), kind, order.ravel().tolist(), seconds]
@@ -125,6 +127,7 @@ def _measured(
     for _ in range(options.rounds):
       ends = peers.do("run", lambda i, given=given: {"job": given[i]}).found
       taken.append(
+        # All processes use one machine's monotonic clock.
         max(e["end"] for e in ends) - min(e["start"] for e in ends)
       )
     matrix["rows"].append({
@@ -140,6 +143,8 @@ def problem_of(
   options: Any, bandwidth: np.ndarray, latency_s: np.ndarray
 ) -> Problem:
   """Returns the benchmark's model on its device and measured links."""
+  # A device that computes at a chosen rate by waiting, with unlimited memory
+  # and bandwidth.
   device = Device(
     "wait", {"float32": options.flops, "bfloat16": options.flops}, 10**12, 1e18,
     LinkKind("wait", 1e18, None, _SOURCE), 1, _SOURCE,
@@ -162,13 +167,13 @@ def picked(
   """Draws configurations with orders, the best of all first.
 
   Returns:
-    The configuration, what kind of order it has, the device of each coordinate
-    and the predicted seconds.
+    (configuration, kind of order, device of each coordinate, predicted
+    seconds).
   """
   rng, n = np.random.default_rng(seed), problem.links.num_devices
   step = problem.step
   choices = Choices(
-    tuple(options.timetables), (1,), ("ddp",), ("psum",), ("none",), False,
+    tuple(options.schedules), (1,), ("ddp",), ("psum",), ("none",), False,
     step.batch_size,
   )
   found = []
@@ -183,6 +188,7 @@ def picked(
       order = order.reshape(c.grid)
       found.append((c, kind, order, problem.predict(c, order).total))
   found.sort(key=lambda x: x[-1])
+  # Only configurations near the predicted best are worth the measurement.
   best, *others = [x for x in found if x[-1] <= options.within * found[0][-1]]
   some = rng.permutation(len(others))[: options.drawn - 1]
   return [best, *(others[i] for i in some)]
@@ -191,21 +197,24 @@ def picked(
 def jobs(
   c: Configuration, problem: Problem, order: np.ndarray, quota: float
 ) -> list[dict[str, Any]]:
-  """Returns what each device does in a step, as the peers take it.
+  """Returns the actions of each device in a step, in the peers' format.
 
-  An action is what it waits for (device and tag; None for nothing), seconds of
-  computing, reductions over tensor ranks, and what it sends. Of reductions a
-  third is a forward's, as in the prediction.
+  An action has: the message that it waits for (device and tag, or None),
+  seconds of compute, reductions over tensor ranks, and the message that it
+  sends. A third of the reductions are in the forward, as in the prediction.
   """
   p, d, t = c.grid
   step, links, timing = problem.step, problem.links, problem.timing
   sent = latency.messages(c, step)
+  # Seconds of a stage's forward, and of its recomputation in the backward.
   stage_s, again_s = latency.stage(c, step, links.device, timing.utilisation)
+  # Without a pipeline: forward and backward of each microbatch in turn.
   if p == 1:
     kinds = [[Kind.FORWARD], [Kind.BACKWARD]] * c.microbatches
     numbers, splits = np.repeat(np.arange(c.microbatches), 2)[:, None], 0
   else:
-    table = timetable(c.timetable, p, c.microbatches, 1)[0]
+    # [tick, stage]
+    table = cached_schedule(c.schedule, p, c.microbatches, 1)[0]
     kinds, numbers, splits = table.kinds, table.microbatches, table.splits
   seconds = {
     Kind.FORWARD: stage_s, Kind.BACKWARD: 2 * stage_s + again_s,
@@ -213,6 +222,7 @@ def jobs(
   }
   times = round(sum(times for _, times in sent.reductions)) if t > 1 else 0
   received, _ = sent.exchanges
+  # A ring receives 2 (d - 1) / d of the buffer. 4 bytes are one element.
   gradients = received * d / (2 * (d - 1)) if d > 1 else 4
   given: list[dict[str, Any]] = [{}] * c.grid.size
   for s, i, k in np.ndindex(*c.grid):
@@ -222,8 +232,9 @@ def jobs(
       if kind == Kind.IDLE:
         continue
       back = kind != Kind.FORWARD
+      # Backwards receive from the next stage, forwards from the previous one.
       takes, makes = (s + 1, s - 1) if back else (s - 1, s + 1)
-      alone = kind == Kind.WEIGHT
+      alone = kind == Kind.WEIGHT  # weight gradients: local
       ends = [
         None if alone or not 0 <= x < p else int(order[x, i, k])
         for x in (takes, makes)
@@ -244,7 +255,7 @@ def jobs(
 
 
 def _shown(matrices: Mapping[str, Any]) -> dict[str, Any]:
-  """Prints rows and what they come to, and returns both."""
+  """Prints rows and their summary, and returns both."""
   rows = [
     {"seed": seed, **row} for seed, matrix in matrices.items()
     for row in matrix["rows"]

@@ -1,10 +1,10 @@
-"""A device of `caatnet.benchmarks.planner.planner_truth`: runs its jobs.
+"""Device of `caatnet.benchmarks.planner.planner_truth`: executes its jobs.
 
-A job is the device's share of one training step in the order of the timetable:
-it waits for the input of a part, computes, reduces with its tensor ranks, and
-sends the part's output. After all actions it reduces over its data ring.
-Nothing is learnt: computing is a wait of which a core works a share, and
-messages are float32 of any value, but sums are sums.
+A job is the device's part of one training step in the order of the pipeline
+schedule: it waits for the input of a chunk, computes, reduces with its tensor
+ranks, and sends the chunk's output. After all actions it reduces over its data
+ring. There is no training: compute is a wait during which a core is busy for a
+fraction of the time. Messages are arbitrary float32, but sums are computed.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import numpy as np
 from caatnet.benchmarks.harness.sockets import connect_all
 from parallel.elastic.transport.frames import read_into
 
-_HEAD = struct.Struct("<qqd")  # tag, bytes, when it was handed over
+_HEAD = struct.Struct("<qqd")  # tag, bytes, time at which it was sent
 _SLICE_S = 0.01
 _BARRIER, _HERE = -1, -2
 
@@ -28,7 +28,7 @@ _BARRIER, _HERE = -1, -2
 class Links:
   """One connection in each direction to each other process.
 
-  A thread each reads and writes, so that messages move while others compute.
+  Each connection has a thread, so that messages move during compute.
   """
 
   def __init__(self, me: int, host: str) -> None:
@@ -54,7 +54,7 @@ class Links:
     threading.Thread(target=work, args=(sock, messages), daemon=True).start()
 
   def _write(self, sock: socket.socket, messages: queue.Queue) -> None:
-    with contextlib.suppress(OSError):  # the other one has ended
+    with contextlib.suppress(OSError):  # the other process has ended
       while True:
         tag, data, begun = messages.get()
         sock.sendall(_HEAD.pack(tag, data.nbytes, begun))
@@ -67,25 +67,26 @@ class Links:
       while True:
         read_into(sock, memoryview(head))
         tag, size, begun = _HEAD.unpack(head)
-        data = np.empty(size // 4, np.float32)
+        data = np.empty(size // 4, np.float32)  # size in bytes
         if size:
           read_into(sock, memoryview(data).cast("B"))
         messages.put((tag, data, begun))
 
   def send(self, target: int, tag: int, data: np.ndarray) -> None:
-    """Hands a message to its link, which takes it when it is free."""
+    """Queues a message for its link, which sends it when it is free."""
     self.sent_bytes += data.nbytes
     self._out[target].put((tag, data.copy(), time.monotonic()))
 
   def receive(self, source: int, tag: int) -> tuple[np.ndarray, float]:
-    """Returns a link's next message, and its seconds from hand to hand."""
+    """Returns a link's next message, and its seconds from send to receive."""
     found, data, begun = self._in[source].get(timeout=300)
     assert found == tag, (self.me, source, found, tag)
     return data, time.monotonic() - begun
 
   def barrier(self, count: int) -> None:
-    """Waits until all are here."""
+    """Waits until all processes have reached this point."""
     none = np.zeros(0, np.float32)
+    # Process 0 collects a message of all others, then releases them.
     if self.me:
       self.send(0, _BARRIER, none)
       self.receive(0, _BARRIER)
@@ -97,12 +98,13 @@ class Links:
 
 
 def ring_sum(links: Links, ring: list[int], x: np.ndarray) -> np.ndarray:
-  """Returns the sum of all ranks' arrays, by 2 (k - 1) steps of a k-th each."""
+  """Returns the sum of all ranks' arrays, in 2 (k - 1) steps of a k-th each."""
   k, me = len(ring), ring.index(links.me)
   if k == 1:
     return x
   chunks = [c.copy() for c in np.array_split(x, k)]
   ahead, behind = ring[(me + 1) % k], ring[me - 1]
+  # k - 1 steps of reduce-scatter, then k - 1 of all-gather.
   for step in range(2 * (k - 1)):
     here = (me - step - 1) % k
     links.send(ahead, step, chunks[(me - step) % k])
@@ -112,15 +114,16 @@ def ring_sum(links: Links, ring: list[int], x: np.ndarray) -> np.ndarray:
 
 
 def compute(seconds: float, quota: float) -> None:
-  """Takes so many seconds, of which a core works a share.
+  """Waits for a time, with a core busy for a fraction of it.
 
-  In slices; where the machine is too busy to give that share, it takes longer.
+  Time is divided into slices; if the machine is too busy to provide that
+  fraction, it takes longer.
   """
   start, x = time.monotonic(), np.ones((48, 48), np.float32)
   for i in range(max(1, round(seconds / _SLICE_S))):
     length = min(_SLICE_S, seconds)
     busy = time.thread_time() + quota * length
-    while time.thread_time() < busy:
+    while time.thread_time() < busy:  # uses `quota` of the slice
       x @ x
     left = start + min((i + 1) * length, seconds) - time.monotonic()
     if left > 0:
@@ -128,15 +131,16 @@ def compute(seconds: float, quota: float) -> None:
 
 
 def run(links: Links, count: int, job: dict[str, Any]) -> dict[str, float]:
-  """Runs a device's share of a step.
+  """Executes a device's part of a step.
 
   Returns:
-    When it began and ended, on the machine's clock, the bytes that it sent, and
-    the first number of the sum over its data ring.
+    Start and end on the machine's clock, number of bytes sent, and the first
+    element of the sum over its data ring.
   """
   quota, sent = job["quota"], links.sent_bytes
   boundary = np.zeros(job["boundary"] // 4, np.float32)
   reduction = np.zeros(job["reduction"] // 4, np.float32)
+  # Different values per process, so that the result of the sum is checked.
   gradients = np.full(job["gradients"] // 4, 1.0 + links.me, np.float32)
   links.barrier(count)
   start = time.monotonic()
@@ -159,14 +163,14 @@ def run(links: Links, count: int, job: dict[str, Any]) -> dict[str, float]:
 
 
 class Rounds(NamedTuple):
-  """A measurement of links in rounds of pairs.
+  """Measurement of links in rounds of pairs.
 
   Attributes:
-    rounds: The pairs of each round.
+    rounds: Pairs of each round.
     size: Bytes of a message.
-    train: The number of consecutive messages.
-    times: The number of repetitions. The median of empty messages is used, and
-      the fastest train for a rate: disturbances only slow messages down.
+    train: Number of consecutive messages.
+    times: Number of repetitions. The median of empty messages is used, and the
+      fastest train for a rate: disturbances only slow messages down.
   """
 
   rounds: list[list[list[int]]]
@@ -180,17 +184,17 @@ def measure(
 ) -> dict[int, list[float]]:
   """Measures links in rounds of pairs, both ways at once.
 
-  A link that has rested lets some packets pass at once, so a rate is that of
-  several messages, one behind the other.
+  A link that was idle lets some packets pass at once, so the rate is that of
+  several consecutive messages.
 
   Args:
     links: The links.
-    count: The number of processes.
-    options: The rounds and the messages.
+    count: Number of processes.
+    options: Rounds and messages.
 
   Returns:
     For each other process, the seconds of an empty message from there to here,
-    from hand to hand, and bytes per second.
+    from send to receive, and bytes per second.
   """
   size, train = options.size, options.train
   none, data = np.zeros(0, np.float32), np.zeros(size // 4, np.float32)
@@ -211,28 +215,28 @@ def measure(
       links.send(other, _HERE, none)
       links.receive(other, _HERE)  # or the next one would wait for this one
     empty_s, all_s = zip(*rows, strict=True)
-    rate = train * size / (min(all_s) - min(empty_s))
+    rate = train * size / (min(all_s) - min(empty_s))  # bytes/s
     found[other] = [float(np.median(empty_s)), rate]
   return found
 
 
 class Peer:
-  """The orders that a device executes."""
+  """Orders that a device executes."""
 
   def __init__(self, me: str, host: str) -> None:
     self._links, self._count = Links(int(me), host), 1
 
   def address(self) -> tuple[str, int]:
-    """Returns the address at which it listens."""
+    """Returns the address on which it listens."""
     return self._links.address
 
   def connect(self, addresses: list[tuple[str, int]]) -> None:
-    """Makes all connections."""
+    """Opens all connections."""
     self._links.connect(addresses)
     self._count = len(addresses)
 
   def run(self, job: dict[str, Any]) -> dict[str, float]:
-    """Runs its share of a step."""
+    """Executes its part of a step."""
     return run(self._links, self._count, job)
 
   def measure(self, **options: Any) -> dict[int, list[float]]:

@@ -1,4 +1,4 @@
-"""The subjects of the benchmark of kernels: each op on each of its cases."""
+"""Subjects of the kernel benchmark: each op on each of its cases."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -24,7 +24,7 @@ from parallel.kernels.reduce_add_norm import api as reduce_add_norm
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.kernels.selection import KERNELS, Choice
 
-# The outer step of the op "nesterov".
+# Outer step of the op "nesterov".
 _OUTER = OuterStep(learning_rate=0.7, decay=0.9)
 
 
@@ -33,14 +33,15 @@ class Subject:
   """One op on one case.
 
   Attributes:
-    op: The op, one of ``config.benchmark.ops``.
-    case: The label of the case.
-    num_bytes: The bytes that must be read and written.
-    choose: Returns which implementation takes the operands, given preferences.
+    op: Name of the op, one of ``config.benchmark.ops``.
+    case: Label of the case.
+    num_bytes: Bytes that must be read and written.
+    choose: Function that returns the selected implementation for operands,
+      given preferences.
     run: The op, called with the operands and ``implementation=``.
-    stages: The reference cut into functions. Each takes the results of the one
-      before, then the operands.
-    draw: Returns random operands for a seed.
+    stages: The reference split into functions. Each takes the results of the
+      previous one, then the operands.
+    draw: Function that returns random operands for a seed.
     from_host: Whether the first operand is a table of rows that kernels read
       from the host's memory, laid out by `gather_rows.order`. The reference has
       it on the device.
@@ -56,7 +57,7 @@ class Subject:
   from_host: bool = False
 
   def operands(self, seed: int, implementation: str) -> tuple[jax.Array, ...]:
-    """Draws operands, and puts them where an implementation reads them."""
+    """Draws operands, and places them where an implementation reads them."""
     drawn = self.draw(seed)
     if not self.from_host:
       return drawn
@@ -72,7 +73,7 @@ class Subject:
 
     Args:
       implementation: A kernel or "reference".
-      device: The device that holds them; it may be a target's.
+      device: Device that holds them; it may be a target's.
     """
     drawn = jax.eval_shape(lambda: self.draw(0))
     there = SingleDeviceSharding(device)
@@ -87,9 +88,10 @@ class Subject:
     return tuple(shapes)
 
   def reads(self, implementation: str) -> dict[tuple[int, ...], float]:
-    """Maps the dims of an array that is not read whole to the bytes that are.
+    """Returns dims -> bytes read, for arrays that are not read entirely.
 
-    The reference's operations say themselves what they read.
+    It is empty for tables on the device, and for the reference, whose HLO shows
+    the bytes that it reads.
     """
     kind = _kind(implementation)
     if not self.from_host or kind == "reference":
@@ -97,6 +99,7 @@ class Subject:
     table, ids = jax.eval_shape(lambda: self.draw(0))
     waste = order.waste(table.shape[1], kind)
     stored = order.stored_shape(*table.shape, kind)
+    # Float32 rows; `waste` is the number of bytes read per useful byte.
     return {stored: waste * 4 * table.shape[1] * ids.size}
 
 
@@ -105,7 +108,7 @@ def _kind(implementation: str) -> str:
 
 
 def _place(device: jax.Device, implementation: str) -> SingleDeviceSharding:
-  """Returns where an implementation has a table of the host's memory.
+  """Returns the sharding of a table in host memory for an implementation.
 
   The interpreter and the reference have it on the device.
   """
@@ -155,9 +158,9 @@ def _add_norm_call(case: Any, shared, private, *rest, implementation: str):
   )
 
 
-# Results that equal another operand or result are left out, since XLA would
-# copy them: the stream where there is no update, and the gradient of the shared
-# update, which is that of the stream.
+# Results that equal another operand or result are omitted, since XLA would copy
+# them: the stream without an update, and the gradient of the shared update,
+# which equals that of the stream.
 
 
 def _add_norm_forward(case: Any, *operands, implementation: str):
@@ -167,8 +170,8 @@ def _add_norm_forward(case: Any, *operands, implementation: str):
 
 def _add_norm_backward(case: Any, *operands, implementation: str):
   operands, cotangents = operands[:-3], operands[-3:]
-  # The results are returned as well, or XLA's program would not write the
-  # normalised rows, which a training step keeps.
+  # The results are returned as well. Otherwise XLA's program would not write
+  # the normalised rows, which a training step keeps.
   out, transpose = jax.vjp(
     functools.partial(_add_norm_call, case, implementation=implementation),
     *operands,
@@ -202,7 +205,7 @@ def _reduce(name: str, case: Any) -> Subject:
   sums and their scales, the private update, and the gain.
   """
   n, k, p, dtype = case.rows, case.shared, case.private, case.dtype
-  blocks = k // case.block if case.block else 1
+  blocks = k // case.block if case.block else 1  # scales per row
 
   def draw(seed):
     shared, private, d_private, partial, scales, gain = _normal(
@@ -225,7 +228,7 @@ def _reduce(name: str, case: Any) -> Subject:
     wide = partial.astype(jnp.float32)
     if case.block:
       wide = wide * jnp.repeat(scales, case.block, axis=-1)
-    return (wide.sum(0).astype(shared.dtype),)
+    return (wide.sum(0).astype(shared.dtype),)  # sum over ranks
 
   def add(update, shared, private, *others):
     return shared + update, private + _scaled(case, others[-2])
@@ -273,6 +276,7 @@ def _wire_bytes(case: Any) -> tuple[int, int]:
   """Returns the elements of a case, and the bytes of their code."""
   elements, n = int(np.prod(case.shape)), case.shape[-1]
   c = case.codec
+  # Each row of n elements has a payload and float32 scales.
   return elements, elements // n * (c.payload_bytes(n) + 4 * c.num_scales(n))
 
 
@@ -305,8 +309,8 @@ def _encode(name: str, case: Any) -> Subject:
 def _mean(name: str, case: Any, step: bool = False) -> Subject | None:
   """Returns the mean of codes, or a Nesterov step with it, on a case.
 
-  None where the case equals another one: decoding does not depend on how codes
-  were rounded.
+  None if the case equals another one: decoding does not depend on the rounding
+  of codes.
   """
   c, n = case.codec, case.shape[-1]
   if c.stochastic:
@@ -338,7 +342,7 @@ def _mean(name: str, case: Any, step: bool = False) -> Subject | None:
 def _gather_rows(name: str, case: Any) -> Subject:
   """Returns the gather of rows on a case.
 
-  The host's part, which `configs/benchmark/graphs.py` measures, is not in it.
+  It excludes the host's part, which `configs/benchmark/graphs.py` measures.
   """
 
   def draw(seed):
@@ -366,7 +370,7 @@ def _gather_rows(name: str, case: Any) -> Subject:
 def _on_cases(
   make: Callable[[str, Any], Subject | None], cases: Any, large: bool
 ) -> list[Subject]:
-  """Returns an op on the large or the small cases of its kernels."""
+  """Returns the subjects of an op, one per large or small kernel case."""
   found = (
     make(name, case)
     for name, case in (cases.LARGE if large else cases.CASES).items()
@@ -374,8 +378,8 @@ def _on_cases(
   return [subject for subject in found if subject is not None]
 
 
-# The ops, by the names in config.benchmark.ops. Called with whether cases are
-# large, as where they are timed, they return their subjects.
+# Ops by their names in config.benchmark.ops. A function maps "large", which is
+# True where cases are timed, to the op's subjects.
 SUBJECTS: dict[str, Callable[[bool], list[Subject]]] = {
   op: functools.partial(_on_cases, make, cases)
   for op, make, cases in (

@@ -21,8 +21,8 @@ from parallel.axes import Axis, make_mesh
 from parallel.checks import known
 from parallel.xla import fingerprint, hlo, roofline, targets
 
-# Size of the array whose copy gives the bandwidth to compare with: far larger
-# than any cache.
+# Size of the array whose copy gives the reference bandwidth: far larger than
+# any cache.
 _COPY_BYTES = 1 << 28
 
 
@@ -30,7 +30,7 @@ def run(config: Any) -> dict[str, Any]:
   """Checks, measures or counts; prints a table and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/kernels.py.
+    config: Config like configs/benchmark/kernels.py.
 
   Raises:
     ValueError: An op or the target is unknown.
@@ -73,8 +73,8 @@ def _count(options: Any) -> dict[str, Any]:
   target = targets.resolve(options.target)
   if target.hardware is None:
     raise ValueError(
-      f"config.benchmark.target={options.target!r}: one of a TPU or GPU, as "
-      "tpu:v5e:2x2 or gpu:h200:1x1"
+      f"config.benchmark.target={options.target!r} must be a TPU or GPU, such "
+      "as tpu:v5e:2x2 or gpu:h200:1x1"
     )
   kind = options.target.split(":")[0]
   rows = []
@@ -117,7 +117,7 @@ def fingerprints(options: Any) -> dict[tuple[str, str], str]:
   """Returns the fingerprint of each op and case with its kernel, by lowering.
 
   Args:
-    options: The section ``config.benchmark``, with a target.
+    options: Section ``config.benchmark``, with a target.
   """
   target = targets.resolve(options.target)
   kind = options.target.split(":")[0]
@@ -137,8 +137,8 @@ def _lowered(
   run = jax.jit(functools.partial(subject.run, implementation=implementation))
   mesh = contextlib.nullcontext()
   if subject.from_host:
-    # Pallas asks it for the device, which matters where a block is a vector.
-    # Programs without such a block are lowered, and named, as ever.
+    # Pallas queries the mesh for the device when a block is a vector. Programs
+    # without such a block do not need it and keep their fingerprints.
     mesh = jax.set_mesh(
       make_mesh({"device": Axis("device", 1)}, list(target.devices))
     )
@@ -151,11 +151,11 @@ def _moved(
   target: targets.Target,
   reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
 ) -> tuple[float, int]:
-  """Counts what a program moves; ``reads`` is as in `roofline.cost`.
+  """Counts the bytes that a program moves; ``reads`` is as in `roofline.cost`.
 
   Returns:
-    The bytes that it reads and writes, with loops of unknown length counted
-    once, and its bytes of temporaries.
+    Bytes that it reads and writes, with loops of unknown length counted once,
+    and its bytes of temporaries.
   """
   program = lowered.compile()
   module = hlo.parse(program.as_text())
@@ -166,8 +166,8 @@ def _moved(
         module, computation, instruction, target.hardware, reads
       )
       num_bytes = cost.bytes
-      # The roofline has no cost for asynchronous copies, which run
-      # concurrently with other work; but they move bytes.
+      # The roofline has no cost for asynchronous copies, which run concurrently
+      # with other work; but they move bytes.
       if instruction.opcode == "copy-start":
         (source,) = computation.operands(instruction)
         ends = source.shapes[0], instruction.shapes[0]
@@ -182,13 +182,14 @@ def _check(
   """Compares an implementation with the reference.
 
   Returns:
-    The largest difference, relative to the largest element of each result; and
-    if it is timed, the bytes of temporaries.
+    Largest difference, relative to the largest element of each result; and, if
+    it is timed, the bytes of temporaries.
   """
   operands = subject.operands(0, implementation)
   program = jax.jit(
     functools.partial(subject.run, implementation=implementation)
   ).lower(*operands).compile()
+  # The reference gets its own copy, as its table may have another layout.
   theirs = jax.jit(
     functools.partial(subject.run, implementation="reference")
   )(*subject.operands(0, "reference"))
@@ -201,7 +202,7 @@ def _check(
       largest = max(float(np.abs(b).max()), 1e-30)
       error = max(error, float(np.abs(a - b).max()) / largest)
   found = {"relative_error": error}
-  if timed:  # those of the interpreter say nothing
+  if timed:  # the interpreter's memory is irrelevant
     memory = program.memory_analysis()
     found["temporary_bytes"] = memory.temp_size_in_bytes
   return found
@@ -210,10 +211,10 @@ def _check(
 def _measure(
   subject: Subject, implementation: str, options: Any
 ) -> dict[str, Any]:
-  """Times kernel, reference, its stages and a copy in turns.
+  """Times kernel, reference, its stages and a copy in alternation.
 
-  The copy is one within the device's memory, or from the host's where a kernel
-  reads what is there.
+  The copy is within the device's memory, or from the host's if the kernel reads
+  host memory.
   """
   seconds = timing.in_turns({
     name: functools.partial(_seconds_each, *runner)
@@ -221,7 +222,7 @@ def _measure(
   }, options.rounds, warm_up=1, label=None)
   kernel = timing.summary(seconds["kernel"])
   medians = {name: float(np.median(times)) for name, times in seconds.items()}
-  bandwidth = 2 * _COPY_BYTES / medians["copy"]
+  bandwidth = 2 * _COPY_BYTES / medians["copy"]  # read and written
   return kernel | {
     "copy_bytes_per_s": bandwidth,
     "of_copy_bandwidth": subject.num_bytes / medians["kernel"] / bandwidth,
@@ -233,11 +234,11 @@ def _measure(
 def _seconds_each(
   function: Callable[..., Any], operands: Sequence[tuple[Any, ...]]
 ) -> float:
-  """Returns the seconds of a call, of which the host's part is hidden.
+  """Returns the seconds of a call, with the host's part hidden.
 
   Args:
-    function: A compiled function.
-    operands: The operands of several calls, which are dispatched together.
+    function: Compiled function.
+    operands: Operands of several calls, which are dispatched together.
   """
   total = timing.seconds(
     lambda: jax.block_until_ready([function(*each) for each in operands])
@@ -250,17 +251,17 @@ def _runners(
 ) -> dict[str, tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]:
   """Returns the functions to time, with several sets of operands.
 
-  There are several, so that a call does not find its own in a cache.
+  Several sets prevent a call from finding its operands in a cache.
   """
   seeds = range(options.buffers)
   theirs = [subject.operands(seed, "reference") for seed in seeds]
-  buffers = theirs
+  buffers = theirs  # inputs of the kernel
   if subject.from_host:
     buffers = [subject.operands(seed, implementation) for seed in seeds]
   source = [
     jax.random.normal(jax.random.key(seed), _COPY_BYTES // 4) for seed in seeds
   ]
-  # A negation, since XLA would alias an array that is not changed.
+  # A negation, since XLA would alias an unchanged array.
   copy = jax.jit(lambda x: -x)
   if subject.from_host:
     copy = functools.partial(jax.device_put, device=source[0].sharding)

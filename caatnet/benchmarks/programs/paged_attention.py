@@ -1,4 +1,4 @@
-"""Operands that each kernel of attention over pages takes, by targets."""
+"""Operands that each paged-attention kernel supports, by target."""
 
 from collections.abc import Iterator
 import itertools
@@ -15,8 +15,8 @@ from parallel.kernels.paged_attention import api
 from parallel.kernels.paged_attention.cases import Case
 from parallel.xla import fingerprint, targets
 
-# Column -> what it changes of the case of a row. Decoding is one new token of
-# each sequence; a mixed step is a kernel that takes both.
+# Column -> changes to the case of a row. Decoding is one new token of each
+# sequence; a mixed step is a kernel that supports both.
 _KINDS: dict[str, dict[str, Any]] = {
   "decode": {},
   "chunk": {"seqs": 2, "rows": 64},
@@ -31,13 +31,13 @@ _BASE = Case(
 
 
 class _Target(NamedTuple):
-  """A target to compile or lower for.
+  """Target to compile or lower for.
 
   Attributes:
     platform: "tpu" or "gpu".
     devices: One device of the target, or one of this machine.
     how: "compiled for ..." or "lowered for ...".
-    missing: Why nothing is compiled; "" if it is.
+    missing: Reason for not compiling; "" if the case is compiled.
   """
 
   platform: str
@@ -50,10 +50,10 @@ def run(config: Any) -> dict[str, Any]:
   """Tries all kernels on all targets; prints tables and returns plain data.
 
   Args:
-    config: A config like configs/benchmark/paged_attention.py.
+    config: Config like configs/benchmark/paged_attention.py.
 
   Raises:
-    ValueError: A target is none of a TPU or GPU.
+    ValueError: A target is not a TPU or GPU.
   """
   options = config.benchmark
   rows, missing = [], {}
@@ -79,11 +79,11 @@ def run(config: Any) -> dict[str, Any]:
 
 
 def _resolve(name: str) -> _Target:
-  """Returns a target; without its compiler, its platform to lower for."""
+  """Returns a target or, without its compiler, a platform to lower for."""
   platform = name.split(":")[0]
   if platform not in api.KERNELS:
     raise ValueError(
-      f"config.benchmark.targets names {name!r}: one of a TPU or GPU, as "
+      f"config.benchmark.targets: {name!r} must be a TPU or GPU, such as "
       "tpu:v5p:2x2x1 or gpu:h200:1x1"
     )
   try:
@@ -111,7 +111,8 @@ def _cases(options: Any, platform: str) -> Iterator[tuple[str, str, Case]]:
 def _tried(
   target: _Target, kernel: str, kind: str, case: Case
 ) -> dict[str, Any]:
-  """Compiles or lowers one case; finite pages are promised."""
+  """Compiles or lowers one case; the pages are declared to be finite."""
+  # With two lanes, the kernel is called under `vmap`.
   lanes = 2 if "lanes" in kind else 1
   operands = case.types(api.ORDERS[kernel])
   found = {
@@ -155,7 +156,7 @@ def _tried(
     if target.missing:
       return found | {"takes": True, "by": "lowered"}
     memory = lowered.compile().memory_analysis()
-  except Exception as error:  # whatever a kernel or its compiler raises
+  except Exception as error:  # any error of a kernel or its compiler
     lines = [x.strip() for x in str(error).splitlines() if x.strip()]
     why = f"{type(error).__name__}: {(lines or ['no message'])[0][:160]}"
     return found | {"why": why, "by": "failed"}
@@ -177,6 +178,7 @@ def _print(target: _Target, found: list[dict[str, Any]]) -> None:
     if not each["takes"]:
       letter = reasons.setdefault(each["why"], f"{len(reasons) + 1}")
       cell = f"no [{letter}]"
+    # Temporaries of this size mean a copy of the pages.
     elif each.get("temporary_bytes", 0) > each.get("page_bytes", 0) / 2:
       cell = "copies"
     cells.setdefault(key, []).append(cell)

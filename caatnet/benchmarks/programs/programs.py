@@ -1,7 +1,7 @@
-"""Compiles a model's step for several targets, with kernels and without.
+"""Compiled steps of a model for several targets, with and without kernels.
 
-Each row has the fingerprint of its program, so that `known` finds by lowering
-alone, in seconds, whether it belongs to today's program.
+Each row has the fingerprint of its program. So `known` determines by lowering
+alone, in seconds, whether the row belongs to the current program.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from caatnet.studies.compilation import study
 from caatnet.train.experiment import Experiment
 from parallel.xla import fingerprint, targets
 
-# What names a program in a row.
+# Keys that identify a program in a row.
 KEYS = ("target", "overrides", "kernels")
 
 
@@ -25,7 +25,7 @@ def run(config: Any) -> dict[str, Any]:
   """Compiles all programs, prints a table and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/programs.py.
+    config: Config like configs/benchmark/programs.py.
   """
   benchmark = config.benchmark
   path = pathlib.Path(benchmark.results) if benchmark.results else None
@@ -67,7 +67,7 @@ def build(
 def identity(
   experiment: Experiment, target: targets.Target
 ) -> dict[str, Any]:
-  """Lowers a program; returns by what a row shows that it is the program's.
+  """Lowers a program; returns the keys that match it to a row.
 
   Two targets may compile the same lowered program.
   """
@@ -86,7 +86,7 @@ def known(
 
 
 def read(experiment: Experiment, target: targets.Target) -> dict[str, Any]:
-  """Compiles a program; returns what a row keeps of its analysis."""
+  """Compiles a program; returns the part of its analysis that a row stores."""
   analysis = study.analyse(experiment, target)
   row = {key: analysis[key] for key in ("device", "fingerprint", "versions")}
   row["temporary_bytes"] = analysis["memory"]["temporaries"]

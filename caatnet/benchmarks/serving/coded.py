@@ -1,4 +1,4 @@
-"""Measures what int8 weights and an int8 cache cost a run's model in loss."""
+"""Benchmark of the loss of a model with int8 weights and an int8 cache."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/coded.py.
+    config: Config like configs/benchmark/coded.py.
   """
   options = config.benchmark
   experiment = experiments.from_folder(options.workdir)
@@ -82,7 +82,7 @@ def _loss(made: Any, stored: Any, windows: np.ndarray) -> float:
       batch = Batch(
         tokens=np.pad(tokens, padding),
         positions=positions,
-        # Of sequence 0 the pages lie in order, so positions are places.
+        # Sequence 0 has its pages in order, so positions equal places.
         places=np.pad(
           positions[: len(tokens)], padding, constant_values=-1
         ),

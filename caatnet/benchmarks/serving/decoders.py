@@ -1,4 +1,4 @@
-"""Decoders of parameters as they are drawn, on one device."""
+"""Decoders with randomly initialised parameters, on one device."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def built(config: Any, **sizes: int) -> Inference:
   """Builds the model of a benchmark's config for inference.
 
   Args:
-    config: The benchmark's config.
+    config: Config of the benchmark.
     **sizes: Keys of ``config.inference``, such as ``batch=4``.
   """
   config = setup.without_benchmark(config)
@@ -24,7 +24,7 @@ def built(config: Any, **sizes: int) -> Inference:
 
 
 def decoder(made: Inference) -> Decoder:
-  """Returns a decoder of drawn parameters."""
+  """Returns a decoder with randomly initialised parameters."""
   program = made.program
   draw = jax.jit(
     program.model.init,

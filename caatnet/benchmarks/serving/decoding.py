@@ -1,17 +1,17 @@
 """Times of decoding and of its parts, compared with Hugging Face's generate.
 
-Tokens per second are those of `caatnet.serving.generate`, as users see them,
+Tokens per second are those of `caatnet.serving.generate`, including prompts,
 and of generate between the first token and the last. The parts of a step are
-differences between programs from which something is left out. All have the
-shapes of a step in which every sequence draws a token and has a cache that is
-three quarters full:
+differences between programs without some of the work. All have the shapes of a
+step in which every sequence generates a token and has a cache that is three
+quarters full:
 
   inputs      `Decoder.step` with arrays of numpy, less the program alone
   sampling    the program, less one that returns the logits
-  gathering   that, less one that slices a cache in which the pages of a
-              sequence lie one after another, in place of gathering them
-  attention   that, less one whose attention returns the queries and in which
-              nothing is written to the cache
+  gathering   that, less one that slices a cache with contiguous pages of each
+              sequence instead of gathering them
+  attention   that, less one whose attention returns the queries and writes
+              nothing to the cache
   products    the rest: products, norms, rotary positions of the queries,
               embedding
 """
@@ -44,7 +44,7 @@ from caatnet.show import tables
 
 _PARTS = ("products", "attention", "gathering", "sampling", "inputs")
 
-# Steps of which the median is a program's time in a round.
+# Number of steps whose median is a program's time in a round.
 _STEPS = 16
 
 
@@ -52,10 +52,10 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints tables, and returns them as plain data.
 
   Args:
-    config: A config like configs/benchmark/decoding.py.
+    config: Config like configs/benchmark/decoding.py.
 
   Raises:
-    ValueError: The rival is no Python, or lacks torch or transformers.
+    ValueError: The rival is not a Python, or lacks torch or transformers.
   """
   options = config.benchmark
   rows = []
@@ -72,7 +72,7 @@ def run(config: Any) -> dict[str, Any]:
 def _measure(
   config: Any, batch: int, ask: Callable[[Any], Any] | None
 ) -> dict[str, Any]:
-  """Times one number of sequences."""
+  """Times one batch size."""
   options = config.benchmark
   made = decoders.built(
     config, batch=batch, context=options.prompt + options.tokens
@@ -101,7 +101,7 @@ def _measure(
     "parts_ms": _parts(found["ms"]),
   }
   if ask is not None:
-    drawn = batch * (options.tokens - 1)  # the first is the prompt's
+    drawn = batch * (options.tokens - 1)  # the first token is the prefill's
     row["rival_tokens_per_second"] = [
       drawn / r["decode_seconds"] for r in found["rival"]
     ]
@@ -112,14 +112,14 @@ def _measure(
 def _generate(
   decoder: Decoder, vocab_size: int, asked: dict[str, int]
 ) -> dict[str, float]:
-  """Continues random prompts; tokens per second, and the seconds of all."""
+  """Continues random prompts; returns tokens per second and total seconds."""
   prompts = np.random.default_rng(0).integers(
     vocab_size, size=(asked["batch"], asked["prompt"])
   )
   generation = Generation(
     decoder,
     [Request(tuple(x), Stops(asked["tokens"])) for x in prompts.tolist()],
-    Bytes(),  # knows of 256 tokens, and has no text for others
+    Bytes(),  # has 256 tokens, and no text for others
   )
   generation.run()
   speed = generation.speed
@@ -130,7 +130,7 @@ def _generate(
 
 
 class _Dense(Cache):
-  """A cache in which the pages of a sequence are known to be neighbours."""
+  """Cache that assumes contiguous pages of each sequence."""
 
   def attend(
     self, layer: jax.Array, queries: jax.Array, batch: Batch, window: int
@@ -140,6 +140,7 @@ class _Dense(Cache):
 
     def one(operands):
       sequence, q, position = operands
+      # Pages of sequence s are s * num_pages, ... of each layer.
       start = layer * shape.num_pages + sequence * num_pages
       keys, values = (
         lax.dynamic_slice_in_dim(x[0], start, num_pages, axis=1).reshape(
@@ -162,7 +163,7 @@ class _Dense(Cache):
 
 
 class _NoAttention(Cache):
-  """A cache that keeps nothing, and with which attention does nothing."""
+  """Cache that stores nothing, with an attention that does nothing."""
 
   def write(
     self, layer: jax.Array, keys: jax.Array, values: jax.Array, batch: Batch
@@ -182,11 +183,11 @@ for _type in (_Dense, _NoAttention):
 def _programs(
   made: Inference, decoder: Decoder
 ) -> dict[str, Callable[[], Any]]:
-  """Returns functions that run a step, or what is left of one, and wait."""
+  """Returns functions that run a step, or a reduced step, and wait for it."""
   capacity, layout = made.capacity, made.program.layout
   s, pages = capacity.batch, capacity.pages_per_sequence
-  own = np.arange(s * pages, dtype=np.int32).reshape(s, pages)
-  position = capacity.context * 3 // 4
+  own = np.arange(s * pages, dtype=np.int32).reshape(s, pages)  # block tables
+  position = capacity.context * 3 // 4  # of the new token
   page, offset = divmod(position, capacity.page_size)
   rows = np.arange(s, dtype=np.int32)
   batch = Batch(
@@ -228,9 +229,9 @@ def _partial_step(
   """Returns a jitted ``(params, cache, batch, sampling) -> (result, cache)``.
 
   Args:
-    made: The model on one device with one lane.
-    cache_type: The cache, which defines attention.
-    draws: Whether the result are tokens and log-probabilities, not logits.
+    made: Model on one device with one lane.
+    cache_type: Class of the cache, which defines attention.
+    draws: Whether the result is tokens and log-probabilities instead of logits.
 
   Returns:
     The function, and an empty cache.
@@ -259,11 +260,11 @@ def _partial_step(
   cache = jax.device_put(
     cache_type(pages, made.cache_shape), layout.shardings(tensor)
   )
-  return jax.jit(f, donate_argnums=1), cache
+  return jax.jit(f, donate_argnums=1), cache  # updates the cache in place
 
 
 def _median_ms(step: Callable[[], Any]) -> float:
-  """Returns the median of a few calls after one that is not timed."""
+  """Returns the median of a few calls after an untimed one."""
   step()
   times = [timing.seconds(step) for _ in range(_STEPS)]
   return 1e3 * float(np.median(times))
@@ -280,10 +281,10 @@ def _parts(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _rival(config: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
-  """Starts Hugging Face's model of the same sizes in a Python of its own.
+  """Starts Hugging Face's model of the same sizes in a separate Python.
 
   Yields:
-    A function that times one round, and facts about the libraries.
+    Function that times one round, and facts about the libraries.
   """
   options, model = config.benchmark, config.model
   one_of("config.model.dtype", model.dtype, ("float32",))
@@ -301,8 +302,8 @@ def _rival(config: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
     answer = rival.answer()
     if answer is None:
       raise ValueError(
-        f"config.benchmark.rival={options.rival!r} has stopped; above is why. "
-        "It needs torch and transformers"
+        f"config.benchmark.rival={options.rival!r} has stopped; its error is "
+        "above. It needs torch and transformers"
       )
     return answer
 
@@ -348,7 +349,7 @@ def _print(rows: list[dict[str, Any]], facts: Any) -> None:
 def _sides(
   row: dict[str, Any], facts: Any
 ) -> Iterator[tuple[str, str, str, str, str]]:
-  """Yields the cells by which ours and the rival's row differ."""
+  """Yields the cells of a row for this project and for the rival."""
   ratio = ""
   if facts:
     ours, theirs = row["tokens_per_second"], row["rival_tokens_per_second"]

@@ -1,9 +1,9 @@
 """Times of the engine of `caatnet.serving` on a decoder, and its simulator.
 
-The simulator has the scheduler and the arrivals of the engine's runs, and the
-times that the engine's steps took in rehearsals, by the sizes of their arrays:
-a program's time does not depend on their values. A step alone, while no next
-one is prepared, takes less.
+The simulator uses the scheduler and the arrivals of the engine's runs, and step
+times measured in rehearsals, by the sizes of the arrays: a program's time does
+not depend on their values. An isolated step, while no next one is prepared,
+takes less.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from caatnet.inference.batches import Sizes
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
 from caatnet.inference.stops import Stops
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.device import DecoderExecutor, Drawn
 from caatnet.serving.engine.engine import Engine, replay
@@ -36,8 +36,8 @@ from parallel.checks import at_least
 
 _CHUNK = 64
 
-# Prompts that a step reads where all arrive at once: they are to be decoded
-# together before the first one ends.
+# Prompts read per step if all arrive at once, so that all are decoded together
+# before the first one ends.
 _CHUNKS = 4
 
 
@@ -45,7 +45,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints tables, and returns them as plain data.
 
   Args:
-    config: A config like configs/benchmark/engine.py.
+    config: Config like configs/benchmark/engine.py.
   """
   options = config.benchmark
   at_least("config.benchmark.tokens", options.tokens, 4)
@@ -97,7 +97,7 @@ def _engine(executor: Executor, decoder: Decoder, chunks: int = 1) -> Engine:
   return Engine(
     Scheduler(
       limits, registry.make("first_come", pages), pages,
-      Host(0, capacity.page_size, False), executor.costs,
+      HostCache(0, capacity.page_size, False), executor.costs,
     ),
     executor,
   )
@@ -111,7 +111,7 @@ def _request(
 
 
 def _rates(config: Any, batch: int) -> dict[str, Any]:
-  """Times the engine and a bare loop at a batch of sequences, in turns."""
+  """Times the engine and a bare loop at a batch size, in alternation."""
   options = config.benchmark
   decoder = _decoder(config, batch, options.prompt + options.tokens)
   prompts = np.random.default_rng(0).integers(
@@ -123,7 +123,7 @@ def _rates(config: Any, batch: int) -> dict[str, Any]:
   }, options.rounds, warm_up=1, label=f"{batch} at a time")
   seconds = np.array(list(found.values()))  # [2, rounds, 2]
   ratio, cpu_ratio = (seconds[0] / seconds[1]).T
-  loop, engine = batch / seconds[:, :, 0]
+  loop, engine = batch / seconds[:, :, 0]  # tokens/s; [rounds]
   return {
     "batch": batch, "loop": loop.tolist(), "engine": engine.tolist(),
     "ratio": ratio.tolist(), "cpu_ratio": cpu_ratio.tolist(),
@@ -131,11 +131,12 @@ def _rates(config: Any, batch: int) -> dict[str, Any]:
 
 
 def _per_step(marks: list[tuple[float, float]]) -> np.ndarray:
-  """Returns the seconds of a step, by the clock and of the process.
+  """Returns the seconds of a step, in wall-clock and in processor time.
 
-  Two steps are under way, so until the second mark it is the step before that
-  is waited for: in the engine one that reads prompts, in the loop none.
+  Two steps are in flight. Until the second mark, the wait is for the previous
+  step: in the engine one that reads prompts, in the loop none.
   """
+  # [2]: wall-clock and processor seconds, without the first two marks.
   return (np.array(marks[-1]) - marks[1]) / (len(marks) - 2)
 
 
@@ -144,7 +145,7 @@ def _mark() -> tuple[float, float]:
 
 
 def _driven(decoder: Decoder, prompts: np.ndarray, options: Any) -> np.ndarray:
-  """Times the engine's steps in which all sequences draw."""
+  """Times the engine's steps in which all sequences generate tokens."""
   marks = []
 
   def watch(engine: Engine, step: Step | None) -> None:
@@ -161,7 +162,7 @@ def _driven(decoder: Decoder, prompts: np.ndarray, options: Any) -> np.ndarray:
 
 
 def _loop(decoder: Decoder, options: Any) -> np.ndarray:
-  """Times the same steps in a loop that has nothing to decide."""
+  """Times the same steps in a loop without scheduling decisions."""
   capacity = decoder.capacity
   slots = np.arange(capacity.batch)
   width = capacity.pages_per_sequence
@@ -179,6 +180,7 @@ def _loop(decoder: Decoder, options: Any) -> np.ndarray:
   for step in steps:
     pending.append(decoder.step(*step, False))
     marks.append(_mark())
+    # One step ahead, like the engine: waits for the previous step.
     if len(pending) > 1:
       np.asarray(pending.pop(0)[0])
   np.asarray(pending[0][0])
@@ -186,11 +188,11 @@ def _loop(decoder: Decoder, options: Any) -> np.ndarray:
 
 
 class _Timed(DecoderExecutor):
-  """Notes what steps take in an engine, by the sizes of their arrays.
+  """Executor that records step times, by the sizes of their arrays.
 
   Attributes:
-    seconds: From the end of the step before, or from when it was submitted if
-      that was later, to its end.
+    seconds: Time from the end of the previous step, or from submission if that
+      was later, to the step's end.
   """
 
   def __init__(self, decoder: Decoder) -> None:
@@ -209,6 +211,7 @@ class _Timed(DecoderExecutor):
       if event.step is not None:
         step, before = event.step, self._ended_s
         self._ended_s = event.time_s
+        # Steps overlap with the previous one's execution: count from its end.
         begun = max(before, self._begun.pop(id(step)))
         sizes = batches.sizes_of(
           self.decoder.capacity, step.positions + 1,
@@ -219,9 +222,9 @@ class _Timed(DecoderExecutor):
 
 
 class _Profile:
-  """Measured times of steps by the sizes of their arrays, drawn at random.
+  """Measured step times by the sizes of their arrays, sampled at random.
 
-  So the simulator varies as this machine does.
+  So the simulator has the same variance as this machine.
   """
 
   def __init__(self, capacity: Capacity, seconds: dict[Sizes, list[float]]):
@@ -241,9 +244,9 @@ class _Profile:
 def _rehearse(executor: _Timed, times: int) -> dict[Sizes, list[float]]:
   """Drives an engine through steps of all sizes, and returns their times.
 
-  Some requests decode all the time, while others in turn read their prompt, a
-  chunk, and end. The engine is that which is to be simulated, since
-  what it does for a step shares the machine with the step before.
+  Some requests decode permanently, while others one after another read their
+  prompt, a chunk, and end. It uses the engine that is to be simulated, since
+  its work for a step shares the machine with the previous step.
   """
   executor.seconds = {}
   batch = executor.decoder.capacity.batch
@@ -269,18 +272,18 @@ def _arrivals(config: Any, rate: float) -> Iterator[Request]:
 
 
 def _served(config: Any) -> dict[str, list[tuple[float, float]]]:
-  """Serves requests, and simulates it: pairs of ms by what is looked at."""
+  """Serves requests and simulates the same; returns pairs of ms by metric."""
   options = config.benchmark
   decoder = _decoder(config, options.slots, 3 * _CHUNK)
   found: dict[str, list[tuple[float, float]]] = {}
   executor = _Timed(decoder)
-  _rehearse(executor, 1)  # the compiler's
+  _rehearse(executor, 1)  # compiles
   before = _rehearse(executor, options.steps)
   rate = _rate(_Profile(decoder.capacity, before), options)
   for _ in timing.progress(range(options.rounds), "engine and simulator"):
     real = _replayed(_engine(executor, decoder), config, rate)
-    # Half of the profile is from before the run, half from after it: what else
-    # the machine does changes.
+    # Half of the profile is from before the run, half from after it, because
+    # the load on the machine changes.
     after = _rehearse(executor, options.steps)
     profile = _Profile(
       decoder.capacity, {size: before[size] + after[size] for size in after}
@@ -295,7 +298,7 @@ def _served(config: Any) -> dict[str, list[tuple[float, float]]]:
 
 
 def _replayed(engine: Engine, config: Any, rate: float) -> dict[str, float]:
-  """Serves the requests, and returns what is looked at."""
+  """Serves the requests, and returns the metrics."""
   requests = list(_arrivals(config, rate))
   start = engine.executor.now()
   for request in requests:
@@ -305,11 +308,11 @@ def _replayed(engine: Engine, config: Any, rate: float) -> dict[str, float]:
 
 
 def _rate(profile: _Profile, options: Any) -> float:
-  """Returns requests per second at a share of what a full batch would do."""
+  """Returns requests per second at a fraction of a full batch's throughput."""
   full = profile.mean_s(np.ones(options.slots), ())
   others = np.ones(options.slots - 1)
   read = profile.mean_s(others, [(0, _CHUNK)]) - full
-  # On average half of `_CHUNK` and 8 tokens are drawn, and `_CHUNK` are read.
+  # On average (8 + `_CHUNK`) / 2 tokens are generated, and `_CHUNK` are read.
   return options.load / ((8 + _CHUNK) / 2 * full / options.slots + 1.5 * read)
 
 

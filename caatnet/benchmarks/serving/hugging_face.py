@@ -1,8 +1,8 @@
-"""Times Hugging Face's generate, for the benchmark of decoding.
+"""Times of Hugging Face's generate, for the benchmark of decoding.
 
-It runs by a Python of its own, which has torch and transformers, and imports
+It runs in a separate Python, which has torch and transformers, and imports
 nothing of this repository. It reads one JSON object per line from stdin and
-answers each with one on stdout: first the sizes of a Llama, which gets random
+writes one to stdout for each: first the sizes of a Llama, which gets random
 weights, then for each round the number of prompts and the lengths.
 """
 
@@ -12,7 +12,7 @@ import time
 
 
 def main() -> None:
-  """Makes the model of stdin's first line; times the runs of the others."""
+  """Creates the model of stdin's first line; times the runs of the others."""
   import torch
   import transformers
 
@@ -34,7 +34,7 @@ def main() -> None:
     arrivals = []
 
     def arrived(tokens, scores, arrivals=arrivals, **_):
-      """A stopping criterion that stops nothing: each token passes it."""
+      """Stopping criterion that never stops; it records arrival times."""
       arrivals.append(time.perf_counter())
       return torch.zeros(len(tokens), dtype=torch.bool)
 

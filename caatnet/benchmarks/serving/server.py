@@ -29,7 +29,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/server.py.
+    config: Config like configs/benchmark/server.py.
   """
   rows = [_measure(config, batch) for batch in config.benchmark.batches]
   _print(rows, config.benchmark)
@@ -37,7 +37,7 @@ def run(config: Any) -> dict[str, Any]:
 
 
 def _measure(config: Any, batch: int) -> dict[str, Any]:
-  """Times one number of sequences that run at a time."""
+  """Times one number of concurrently running sequences."""
   options = config.benchmark
   chosen = dataclasses.replace(
     DEFAULTS, queue=options.streams, policy="first_come", reuse=False,
@@ -49,7 +49,7 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
   ).tolist()
   sizes = decoder, serving.FACTOR
   servers.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
-  with processes.pool(1) as pool:  # of the client, started in the first round
+  with processes.pool(1) as pool:  # client process, started in the first round
     found = timing.in_turns({
       "bare": lambda: _bare(decoder, chosen, prompts, options.tokens),
       "http": lambda: _served(decoder, chosen, prompts, options, pool),
@@ -88,7 +88,7 @@ def _served(
   decoder: Decoder, chosen: ServingOptions, prompts: list[list[int]],
   options: Any, pool: futures.Executor,
 ) -> dict[str, Any]:
-  """Returns what a client in another process has seen."""
+  """Returns the measurements of a client in another process."""
   listener = http.bound("127.0.0.1", 0)
   server = start.server(
     serving.engine(decoder, chosen), decoder, Bytes(), chosen, "benchmark", "",
@@ -107,8 +107,8 @@ def _served(
 def _ask(
   url: str, prompts: list[list[int]], tokens: int
 ) -> dict[str, Any]:
-  """Asks for all at once, in the client's process."""
-  # Log-probabilities make each token an event, also one without text.
+  """Sends all requests at once, in the client's process."""
+  # Log-probabilities make each token an event, even one without text.
   body = {
     "model": "benchmark", "max_tokens": tokens, "temperature": 0,
     "ignore_eos": True, "logprobs": 0,

@@ -1,4 +1,4 @@
-"""Times the scheduler of `caatnet.serving` on a full server."""
+"""Times of the scheduler of `caatnet.serving` on a full server."""
 
 import functools
 import gc
@@ -10,9 +10,9 @@ import numpy as np
 
 from caatnet.benchmarks.harness import timing
 from caatnet.serving import compiling
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
-from caatnet.serving.engine.engine import Engine, settle
+from caatnet.serving.engine.engine import Engine, tune_gc
 from caatnet.serving.engine.simulator import CopyTimes, Simulator
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
@@ -26,15 +26,16 @@ _PAGE_SIZE = 16
 # Tokens of prompts in a step, its time, and pages of an 8B model.
 _CHUNKS = 1024
 _STEP_S = 0.03
-# Tokens that end an answer; the simulator draws none of them.
+# Tokens that end a response; the simulator generates none of them.
 _STOPS = frozenset((1, 2))
-# Tokens of a prompt that it shares, and of its own and of an answer at most.
+# Tokens of a prompt: shared ones, and at most this many own ones; and at most
+# this many tokens of a response.
 _SHARED, _OWN, _ANSWER = 8 * _PAGE_SIZE, 900, 400
 _COPIES = CopyTimes(2 * 2**20, 64, 1e-5, 25e9, 25e9, 1e12)
 
 
 class _Steady:
-  """Steps that all take as long."""
+  """Steps of constant duration."""
 
   def step_s(self, contexts: np.ndarray, chunks: Any) -> float:
     return _STEP_S
@@ -60,12 +61,12 @@ class _Load:
     return Request(
       self._count, np.concatenate([system, own]),
       int(rng.integers(50, _ANSWER)), client=int(rng.integers(self._clients)),
-      priority=priority, arrival_s=now, ends=_STOPS,
+      priority=priority, arrival_s=now, stop=_STOPS,
     )
 
 
 class _Watch:
-  """Adds up what functions take, by the clock and by this thread."""
+  """Sum of the durations of function calls, in wall-clock and thread time."""
 
   def __init__(self) -> None:
     self.spent = np.zeros(2)
@@ -79,7 +80,7 @@ class _Watch:
     return timed
 
   def take(self) -> np.ndarray:
-    """Returns what was added up since the last call, in us."""
+    """Returns the sums since the last call, in us."""
     spent, self.spent = 1e6 * self.spent, np.zeros(2)
     return spent
 
@@ -88,11 +89,11 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/serving.py.
+    config: Config like configs/benchmark/serving.py.
   """
   options = config.benchmark
   if not options.policies:
-    raise ValueError("config.benchmark.policies=() names no policy")
+    raise ValueError("config.benchmark.policies=() must have an entry")
   for name in options.policies:
     known("config.benchmark.policies: ", name, options.pages)
     at_least(
@@ -136,13 +137,14 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
       slots=options.running, tokens=options.running + _CHUNKS, preempt="cost",
       wait_s=2e-3, growth=4,
     ),
-    registry.make(policy, pages), pages, Host(4 * num_pages, _PAGE_SIZE,
+    registry.make(policy, pages), pages, HostCache(4 * num_pages, _PAGE_SIZE,
                                               reserve=True), executor.costs,
   )
   engine = Engine(scheduler, executor)
   load = _Load(options.clients, seed=0)
   priorities = Priorities("markov", options.frequency, stay=options.stay)
   steps, arrivals = _Watch(), _Watch()
+  # Wraps the scheduler's methods with timers; the simulator is excluded.
   for name in ("step", "receive", "take_copies"):
     setattr(scheduler, name, steps(getattr(scheduler, name)))
   update, add = steps(scheduler.update), arrivals(scheduler.add)
@@ -151,7 +153,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   often = gc.get_threshold()
   while len(spent) < options.warm_up + options.steps:
     if len(spent) == options.warm_up:
-      settle()
+      tune_gc()
     for _ in range(
       options.running + options.waiting - len(scheduler.requests)
     ):
@@ -161,7 +163,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
     if priorities.due():
       for request in priorities.update(scheduler.requests):
         update(request)
-    if engine.turn() is None:
+    if engine.step() is None:
       continue
     spent.append(steps.take())
     if len(spent) > options.warm_up:
@@ -170,6 +172,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
       preempting += (
         scheduler.counts.preemptions.total() > before
       )
+  # Undoes `tune_gc`, so that later rounds start equal.
   gc.unfreeze()
   gc.set_threshold(*often)
   counts = pages.counts
@@ -186,11 +189,11 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
 
 
 def _over(rows: list[dict[str, Any]]) -> dict[str, Any]:
-  """Returns a policy's row over the steps of all rounds, which are the same."""
+  """Returns a policy's row over the steps of all rounds, which are equal."""
   spent = np.array([row.pop("spent_us") for row in rows])
   arrival = float(np.mean([row.pop("arrival_us") for row in rows]))
   assert all(row == rows[0] for row in rows), "the rounds differ"
-  clock, cpu = np.concatenate(spent).T
+  clock, cpu = np.concatenate(spent).T  # us per step
   return rows[0] | {
     "clock_us": _spread(clock), "cpu_us": _spread(cpu), "arrival_us": arrival,
     "medians_us": np.median(spent[:, :, 1], axis=1).tolist(),

@@ -1,6 +1,6 @@
-"""Times builders and the simulator; compares optimal trees with the cut bound.
+"""Times of builders and simulator; optimal trees against the cut bound.
 
-Seconds are processor time, so that other programs on the machine count less.
+Seconds are processor time, which other programs on the machine affect less.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ SPEEDS: dict[str, Callable[[random.Random], float]] = {
   "doubling": lambda rng: rng.choice((25e9, 50e9, 100e9, 200e9)),
   "uneven": lambda rng: rng.uniform(25e9, 200e9),
 }
-MODELS = ("events", "lockstep")  # of `chosen.fastest`
+MODELS = ("events", "lockstep")  # time models of `chosen.fastest`
 
 # Topologies of optimal trees, by the names in config.benchmark.optimal.
 NAMED = {
@@ -62,7 +62,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints tables, and returns all results as plain data.
 
   Args:
-    config: A config like configs/benchmark/schedules.py.
+    config: Config like configs/benchmark/schedules.py.
 
   Raises:
     ValueError: The config names an unknown topology or schedule.
@@ -165,7 +165,7 @@ def _shared(
   items: Sequence[Any],
   what: str,
 ) -> list[dict[str, Any]]:
-  """Measures graphs, which are dealt to several processes."""
+  """Measures graphs, which are distributed over several processes."""
   found = processes.shared(measure, items, options.processes)
   return list(timing.progress(found, what, len(items)))
 
@@ -239,6 +239,7 @@ def _multitree(topology: Topology) -> dict[str, Any]:
   """
   steps, seconds = timing.cpu_seconds(lambda: multitree.grow(topology))
   n = topology.num_ranks
+  # The rank with the fewest ports determines the bound.
   ports = min(len(topology.neighbours(rank)) for rank in range(n))
   return {
     "topology": topology.name, "ranks": n, "steps": len(steps),
@@ -267,12 +268,14 @@ def _optimal(
   """Times optimal trees, checks their schedules, and compares with bounds."""
   forest, seconds = timing.cpu_seconds(lambda: trees.forest(topology))
   schedule = trees.schedule(topology, forest)
-  check(schedule, topology)
+  check(schedule, topology)  # proves the link capacity, too
   _, multitree_seconds = timing.cpu_seconds(
     lambda: build("multitree", topology, "all_gather")
   )
   bound = forest.bound
   slowest = min(link.bandwidth for link in topology.links)
+  # Seconds per byte if every round lasts as long as the slowest link takes for
+  # a chunk.
   rounds_s = len(schedule.rounds) / schedule.num_chunks / slowest
   return {
     "topology": name,
@@ -306,6 +309,7 @@ def _times(
   """
   latency_s = min(link.latency_s for link in topology.links)
   ranks = range(topology.num_ranks)
+  # Diameter: the largest distance between two ranks, in links.
   far = max(topology.hops(a, b) for a in ranks for b in ranks)
   bound_s = max(seconds_per_byte * size_bytes, far * latency_s)
   found: dict[str, Any] = {"size_bytes": size_bytes, "bound_us": bound_s * 1e6}
@@ -350,9 +354,9 @@ def random_graph(
   links that failed in one direction or in both.
 
   Args:
-    seed: Decides the graph.
-    max_nodes: The largest number of nodes.
-    kind: A key of ``SPEEDS``.
+    seed: Seed of the graph.
+    max_nodes: Largest number of nodes.
+    kind: Key of ``SPEEDS``.
   """
   rng = random.Random(seed)
   nodes = rng.randint(6, max_nodes)
@@ -372,7 +376,7 @@ def random_graph(
       pairs = [(u, v), (v, u)] if rng.random() < 0.5 else [(u, v)]
       try:
         topology = topology.without(*pairs)
-      except ValueError:  # would cut a rank off
+      except ValueError:  # would disconnect a rank
         continue
   return topology
 

@@ -1,8 +1,8 @@
-"""Times our training steps, with and without lanes, against plain JAX.
+"""Times of our training steps, with and without lanes, against plain JAX.
 
-The plain step is written here with nothing but jax and optax: the same
-architecture, optimizer and scan. All variants take turns, so that a drift of
-the machine's speed reaches all of them.
+The plain step uses nothing but jax and optax: the same architecture, optimizer
+and scan. All variants alternate, so that a drift of the machine's speed affects
+all of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/train_step.py.
+    config: Config like configs/benchmark/train_step.py.
   """
   options = config.benchmark
   tokens = setup.token_batch(config)
@@ -44,9 +44,11 @@ def run(config: Any) -> dict[str, Any]:
         override(base, f"{overrides} model.dtype={dtype}".strip()), None,
         jax.devices()[:1],
       )
+      # Variants are compared on one device.
       make = plain_runner if label.startswith("plain") else our_runner
       runners[dtype, label] = make(ours, tokens)
   seconds = timed_in_turns(runners, options.rounds)
+  # Measured rate of plain products, the reference for utilisation.
   rates = {d: matmul_rate(ours.program.layout.mesh, d) for d in options.dtypes}
   count, flops = tokens[:, 1:].size, ours.flops_per_step
   rows = []
@@ -87,7 +89,7 @@ def _show(
 def timed_in_turns(
   runners: Mapping[Any, Callable[[], Any]], rounds: int
 ) -> dict[Any, list[float]]:
-  """Returns the seconds of each runner's step in each round, after one more."""
+  """Returns the seconds of each runner's step per round, after a warm-up."""
   return timing.in_turns({
     key: functools.partial(timing.seconds_after_one, step)
     for key, step in runners.items()
@@ -97,10 +99,10 @@ def timed_in_turns(
 def our_runner(
   experiment: Experiment, tokens: np.ndarray
 ) -> Callable[[], None]:
-  """Makes a function that runs our training step and waits for it.
+  """Returns a function that runs our training step and waits for it.
 
   Args:
-    experiment: The run, whose step `launch.train` would execute.
+    experiment: Run, whose step `launch.train` would execute.
     tokens: The batch.
   """
   step = experiment.lower_step().compile()
@@ -120,17 +122,17 @@ def plain_runner(
   tokens: np.ndarray,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[], None]:
-  """Makes a function that runs the same step in plain JAX and waits for it.
+  """Returns a function that runs the same step in plain JAX and waits for it.
 
   Args:
-    experiment: The run, whose model and optimizer, AdamW, are written again.
+    experiment: Run, whose model and optimizer, AdamW, are reimplemented.
     tokens: The batch.
-    mesh: A mesh with one axis. Batch and activations are sharded over it, and
+    mesh: Mesh with one axis. Batch and activations are sharded over it, and
       every array of the state along the largest dim that it divides; XLA
       decides the rest. None for one device.
 
   Raises:
-    ValueError: The config asks for what is not written here.
+    ValueError: The config requires a feature that is not implemented here.
   """
   config = experiment.program.model.config
   if config.tied_embeddings:
@@ -141,6 +143,7 @@ def plain_runner(
   batch = jnp.asarray(tokens)
   over_batch, shardings = None, (None, None)
   if mesh is not None:
+    # First dim: the batch.
     over_batch = NamedSharding(mesh, P(*mesh.axis_names))
     state = jax.device_put(state, jax.tree.map(
       lambda x: _along_largest_dim(x, mesh), state
@@ -178,7 +181,7 @@ def _plain_optimizer(
     optax.adamw(
       experiment.learning_rate, b1=keys["beta_1"], b2=keys["beta_2"],
       eps=keys["eps"], weight_decay=keys["weight_decay"],
-      mask=lambda params: jax.tree_util.tree_map_with_path(
+      mask=lambda params: jax.tree_util.tree_map_with_path(  # no decay of norms
         lambda path, _: "norm" not in path[-1].key, params
       ),
     ),
@@ -187,7 +190,7 @@ def _plain_optimizer(
 
 def _plain_params(config: Any) -> dict[str, Any]:
   """Draws dense parameters, those of blocks stacked over layers."""
-  h, f = config.width, config.ffn_width
+  h, f = config.width, config.ffn_width  # H, F
   qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_width
   shapes = {"w_qkv": (h, qkv), "w_out": (h, h), "w_gate_up": (h, 2 * f),
             "w_down": (f, h)}
@@ -211,6 +214,7 @@ def _along_largest_dim(
   x: jax.Array, mesh: jax.sharding.Mesh
 ) -> NamedSharding:
   """Shards an array along the largest dim that the mesh divides, if any."""
+  # Dims that the mesh divides.
   fitting = [i for i, n in enumerate(x.shape) if n % mesh.size == 0]
   spec: list[Any] = [None] * x.ndim
   if fitting:
@@ -233,6 +237,7 @@ def _plain_loss(
     return jax.lax.with_sharding_constraint(x, over_batch)
 
   def norm(x, gain):
+    # RMS norm in float32, as in our model.
     wide = x.astype(jnp.float32)
     rstd = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
     return (wide * rstd * gain).astype(dtype)
@@ -240,6 +245,7 @@ def _plain_loss(
   def rope(x):
     half = x.shape[-1] // 2
     frequency = config.rope_base ** (-jnp.arange(half) / half)
+    # [1, T, 1, D / 2], for x [B, T, heads, D].
     angle = (jnp.arange(x.shape[1])[:, None] * frequency)[None, :, None]
     cos, sin = jnp.cos(angle).astype(dtype), jnp.sin(angle).astype(dtype)
     a, b = x[..., :half], x[..., half:]
@@ -249,6 +255,7 @@ def _plain_loss(
     batch, length, _ = x.shape
     heads, kv = config.num_heads, config.num_kv_heads
     y = norm(x, w["norm_1"]) @ w["w_qkv"].astype(dtype)
+    # [B, T, query, key and value heads, D].
     y = y.reshape(batch, length, heads + 2 * kv, -1)
     q, k, v = jnp.split(y, [heads, heads + kv], axis=2)
     y = jax.nn.dot_product_attention(rope(q), rope(k), v, is_causal=True)

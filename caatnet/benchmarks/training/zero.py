@@ -1,4 +1,4 @@
-"""Times steps of a partitioned state against those that XLA partitions."""
+"""Times of steps with a partitioned state against XLA's own partitioning."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/zero.py.
+    config: Config like configs/benchmark/zero.py.
   """
   options = config.benchmark
   base, tokens = setup.without_benchmark(config), setup.token_batch(config)

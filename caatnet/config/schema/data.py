@@ -1,4 +1,4 @@
-"""``config.data``: a section for each kind of data."""
+"""``config.data``: one section per kind of data."""
 
 from caatnet.config.schema.fields import (
   COUNT,
@@ -20,8 +20,8 @@ class Text:
     "Python's standard library.",
   )
   tokenizer: str = field(
-    "", 'A tokenizer.json or a folder that has one; "" for tokens that are '
-    "bytes. The model's vocab_size must be more than its largest token.",
+    "", 'A tokenizer.json or a folder that has one; "" for byte tokens. '
+    "config.model.vocab_size must be more than the largest token.",
   )
   seq_len: int = field(256, "Tokens per sequence.", COUNT)
   batch_size: int = field(
@@ -32,11 +32,11 @@ class Text:
     _PERCENT,
   )
   validation_path: str = field(
-    "", "File or folder to validate on, instead of a share of path; "
+    "", "File or folder of the validation text, instead of a share of path; "
     '"" for none.',
   )
   validation_windows: int = field(
-    256, "Windows of seq_len that every evaluation reads; 0 for all.",
+    256, "Windows of seq_len tokens per evaluation; 0 for all.",
     COUNT_OR_NONE,
   )
 
@@ -62,8 +62,8 @@ class Images:
     20.0, "Expected share of the images that is held out, in percent.", _PERCENT
   )
   validation_path: str = field(
-    "", 'File to validate on, instead of a share of path; "" for none. Images '
-    "that are in both are not trained on.",
+    "", 'File of validation images, instead of a share of path; "" for none. '
+    "They are removed from the training images.",
   )
 
 
@@ -80,19 +80,19 @@ class Graphs:
     8, "Number of classes; labels are 0 to num_classes - 1.", COUNT
   )
   fanouts: tuple[int, ...] = field(
-    (10, 5), "Sampled neighbours, level by level; a model has as many layers.",
-    COUNT,
+    (10, 5), "Sampled neighbours per node of each level; the model has one "
+    "layer per level.", COUNT,
   )
   batch_size: int = field(
     256, "Nodes per step, over all workers and data-parallel ranks.", COUNT
   )
   validation_nodes: int = field(
-    4096, "Nodes that every evaluation reads; 0 for all.", COUNT_OR_NONE
+    4096, "Nodes per evaluation; 0 for all.", COUNT_OR_NONE
   )
   sampler: str = field(
     "auto",
     'Sampler: "compiled" (by numba, the extra graphs), "reference" (numpy), or '
-    '"auto" for the first where it is installed. Both draw the same '
+    '"auto" for "compiled" if numba is installed. Both draw the same '
     "neighbours.",
   )
   threads: int = field(
@@ -101,17 +101,19 @@ class Graphs:
   access: str = field(
     "auto",
     'Path of features to the devices: "cpu_gather" (through a buffer of the '
-    'host), "device" (they read the host\'s pinned memory), "sharded" (every '
-    'device has a share), or "auto" for the first two, whichever moves fewer '
-    "bytes.",
+    'host), "device" (devices read the host\'s pinned memory), "sharded" '
+    '(every device has a share of the rows), or "auto" for the one of the '
+    "first two that moves fewer bytes.",
   )
-  cache_rows: int = field(0, "Rows that stay on every device.", COUNT_OR_NONE)
+  cache_rows: int = field(
+    0, "Rows of features that are cached on every device.", COUNT_OR_NONE
+  )
   cache: str = field(
-    "degree", 'Choice of these rows: those of the most edges ("degree"), or '
-    'those that sampled batches read most ("presampling").',
+    "degree", 'Selection of these rows: nodes with the most edges ("degree"), '
+    'or rows that sampled batches read most often ("presampling").',
   )
   ahead: int = field(
-    1, "Batches that the host makes while the present step runs.", COUNT_OR_NONE
+    1, "Batches that the host prefetches.", COUNT_OR_NONE
   )
 
 

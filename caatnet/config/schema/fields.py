@@ -1,11 +1,11 @@
 """Declarations of config keys: type, default, allowed values, documentation.
 
-A section of a config is a dataclass made by `section`, and each of its keys a
-`field`. Defaults, validation, overrides, ``--help_config`` and the arguments of
-builders derive from that declaration.
+A section of a config is a dataclass created by `section`, and each of its keys
+a `field`. Defaults, validation, overrides, ``--help_config`` and the arguments
+of builders are derived from this declaration.
 
-pydantic would validate types and bounds as well; its errors take several lines,
-and it has no bounds in float32, which are what a compiled program receives.
+pydantic also validates types and bounds, but its errors take several lines, and
+it has no bounds in float32, the dtype of values in compiled programs.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,17 +26,25 @@ _LARGEST = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """Numbers between two bounds, finite in float32.
+  """Numbers between two bounds that are finite in float32.
 
-  A rate that float32 rounds to 0 trains nothing, and a decay that it rounds to
-  1 divides by 0.
+  Bounds apply to the value rounded to float32: a learning rate that is rounded
+  to 0 would have no effect, and a decay that is rounded to 1 would cause a
+  division by 0.
 
   Attributes:
     low: The lower bound.
     high: The upper bound; infinity for none.
-    above: Whether the lower bound itself is refused.
-    below: Whether the upper bound itself is refused.
+    above: Whether the lower bound is excluded.
+    below: Whether the upper bound is excluded.
     whole: Whether only integers are in the range.
+
+  Example:
+    >>> decay = Range(0, 1, below=True)
+    >>> 0.9 in decay, 1 - 1e-9 in decay  # float32 rounds 1 - 1e-9 to 1
+    (True, False)
+    >>> str(decay)
+    'lie in [0, 1)'
   """
 
   low: float
@@ -48,10 +56,11 @@ class Range:
   def __contains__(self, value: Any) -> bool:
     kind = numbers.Integral if self.whole else numbers.Real
     if not isinstance(value, kind) or isinstance(value, bool):
-      return False
+      return False  # bool is a subclass of int
     if not self.whole:
       if not abs(value) <= _HUGE:
         return False
+      # Compiled programs flush subnormal numbers to zero.
       value = np.float32(value) if abs(value) >= _TINY else 0
     return (
       (self.low < value if self.above else self.low <= value)
@@ -59,7 +68,7 @@ class Range:
     )
 
   def __str__(self) -> str:
-    """Completes "must", as in "be an integer from 1 to 9"."""
+    """Returns text after "must", such as "be an integer from 1 to 9"."""
     if self.whole:
       return f"be an integer from {self.low} to {self.high}"
     if self.high == math.inf:
@@ -72,7 +81,7 @@ class Range:
 COUNT = Range(1, _LARGEST, whole=True)
 COUNT_OR_NONE = Range(0, _LARGEST, whole=True)
 TWO_OR_MORE = Range(2, _LARGEST, whole=True)
-BYTES = Range(1, 2**53, whole=True)  # times are computed in float64
+BYTES = Range(1, 2**53, whole=True)  # exact in float64, as times are computed
 SEED = Range(0, 2**32 - 1, whole=True)
 POSITIVE = Range(0, above=True)
 NOT_NEGATIVE = Range(0)
@@ -81,28 +90,28 @@ POSITIVE_FRACTION = Range(0, 1, above=True)
 INNER_FRACTION = Range(0, 1, above=True, below=True)
 DECAY = Range(0, 1, below=True)
 
-# The range of a number, or the texts among which a key chooses.
+# The range of a number, or the allowed texts.
 Allowed = Range | tuple[str, ...] | None
 
 
 class Config:
-  """The type of a key that holds a whole config, or {} for none."""
+  """Type of a key whose value is a whole config, or {} for none."""
 
 
 class Sections:
-  """The type of a key that holds sections by their name and choice."""
+  """Type of a key whose value is sections by name and choice."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-  """One key as it is declared.
+  """Declaration of one key.
 
   Attributes:
-    kind: Its type: bool, int, float, str, a section, a union, a tuple, or a
+    kind: The type: bool, int, float, str, a section, a union, a tuple, or a
       dict with texts as keys.
-    allowed: The range of every number in its value, or the allowed texts; None
+    allowed: The range of every number in the value, or the allowed texts; None
       for any text.
-    doc: Its documentation.
+    doc: The documentation.
   """
 
   kind: Any
@@ -110,18 +119,19 @@ class Key:
   doc: str
 
   def must(self) -> str:
-    """Completes "must", as in "lie in [0, 1]"."""
+    """Returns text after "must", such as "lie in [0, 1]"."""
     return _must(self.kind, self.allowed)
 
   def check(self, name: str, value: Any) -> None:
-    """Refuses a value of another type or out of the range.
+    """Checks type and range of a value.
 
     Args:
       name: The key with its sections, as in "sync.p".
       value: The value. A list counts as a tuple, since JSON has no tuples.
 
     Raises:
-      ValueError: The message has key, value and what is allowed.
+      ValueError: If the value is not allowed; the message has key, value and
+        the allowed values.
     """
     found = _wrong(value, self.kind, self.allowed)
     if found is not None:
@@ -133,12 +143,12 @@ def field(default: Any, doc: str, allowed: Allowed = None) -> Any:
   """Declares a key of a section.
 
   Args:
-    default: Its default; for a key of a type that is mutable, a function that
-      makes it. A run whose config is older than the key reads the default, so
-      it must be what the code did before.
-    doc: Its documentation, with unit and the meaning of special values.
-    allowed: The range of its number or numbers, or the texts that it may be;
-      None for any text, booleans and sections.
+    default: The default; for a mutable type, a function that returns it. Runs
+      whose config is older than the key get the default, so it must reproduce
+      the earlier behaviour.
+    doc: The documentation, with unit and the meaning of special values.
+    allowed: The range of all numbers in the value, or the allowed texts; None
+      for any text, booleans and sections.
   """
   metadata = {"doc": doc, "allowed": allowed}
   if callable(default):
@@ -150,10 +160,11 @@ def field(default: Any, doc: str, allowed: Allowed = None) -> Any:
   frozen_default=True, kw_only_default=True, field_specifiers=(field,)
 )
 def section(cls: type) -> type:
-  """Makes a frozen dataclass of a class whose fields are made by `field`.
+  """Returns the frozen dataclass of a class with fields declared by `field`.
 
   Raises:
-    TypeError: A field has no documentation, or a number no range of its type.
+    TypeError: If a field has no documentation, or a number has no range of its
+      type.
   """
   made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
   for name, key in keys(made).items():
@@ -167,7 +178,7 @@ def section(cls: type) -> type:
 
 
 def keys(cls: type) -> dict[str, Key]:
-  """Returns the keys of a section by their names."""
+  """Returns the declarations of a section's keys by name."""
   hints = typing.get_type_hints(cls)
   return {
     f.name: Key(hints[f.name], f.metadata["allowed"], f.metadata["doc"])
@@ -185,7 +196,7 @@ def default_of(cls: type, name: str) -> Any:
 
 
 def _numbers(kind: Any) -> list[type]:
-  """Returns the types of numbers within a type."""
+  """Returns the types of all numbers within a type."""
   if kind in (int, float):
     return [kind]
   if typing.get_origin(kind) is None:
@@ -194,7 +205,7 @@ def _numbers(kind: Any) -> list[type]:
 
 
 def _must(kind: Any, allowed: Allowed) -> str:
-  """Completes "must" for one type."""
+  """Returns text after "must" for one type."""
   origin, arguments = typing.get_origin(kind), typing.get_args(kind)
   if kind in (int, float):
     return str(allowed)
@@ -246,7 +257,7 @@ def _wrong(value: Any, kind: Any, allowed: Allowed) -> tuple[Any, str] | None:
     fits = isinstance(value, Mapping)
     parts = [(part, arguments[1]) for part in value.values()] if fits else []
   else:
-    raise TypeError(f"{kind} is no type of a key")
+    raise TypeError(f"{kind} is not a type of a key")
   if not fits:
     return value, _must(kind, allowed)
   for part, of in parts:

@@ -1,4 +1,4 @@
-"""``config.graph``: a section for each source of a graph."""
+"""``config.graph``: one section per source of a graph."""
 
 from caatnet.config.schema.fields import (
   COUNT,
@@ -11,40 +11,40 @@ from caatnet.config.schema.fields import (
   section,
 )
 
-_UNDIRECTED = "Whether each edge is taken in both directions."
+_UNDIRECTED = "Whether each edge has both directions."
 SCALE = Range(1, 30, whole=True)
 
 
 @section
 class Drawn:
-  """The keys of graphs that are drawn."""
+  """Keys common to generated graphs."""
 
   num_features: int = field(128, "Features of a node.", COUNT)
   num_classes: int = field(8, "Labels: node v has v % num_classes.", COUNT)
   signal: float = field(
-    1.0, "Norm of the mean of a label's features, in units of the noise.",
-    NOT_NEGATIVE,
+    1.0, "Norm of a label's mean features, in units of the noise's standard "
+    "deviation.", NOT_NEGATIVE,
   )
-  seed: int = field(0, "Seed of everything that is drawn.", SEED)
+  seed: int = field(0, "Seed of all random numbers.", SEED)
 
 
 @section
 class RMAT(Drawn):
-  """An R-MAT graph."""
+  """R-MAT graph."""
 
   scale: int = field(16, "Binary logarithm of the number of nodes.", SCALE)
   num_edges: int = field(
     1_000_000, "Edges, including duplicates.", COUNT_OR_NONE
   )
   quarters: tuple[float, ...] = field(
-    (0.57, 0.19, 0.19), "Probabilities of three quarters of the matrix of "
-    "edges.", FRACTION,
+    (0.57, 0.19, 0.19), "Probabilities a, b and c of three quadrants of the "
+    "adjacency matrix; d is the rest.", FRACTION,
   )
 
 
 @section
 class Communities(Drawn):
-  """Planted communities, which are the labels."""
+  """Graph of planted communities, which are the labels."""
 
   num_nodes: int = field(65_536, "Number of nodes.", COUNT)
   mean_degree: float = field(
@@ -57,7 +57,7 @@ class Communities(Drawn):
 
 @section
 class Edges:
-  """A text file of pairs of nodes, and .npy files."""
+  """Graph of a text file with pairs of nodes, and .npy files."""
 
   path: str = field("", "Text file of pairs of nodes.")
   features: str = field("", "An .npy file of the nodes' features.")
@@ -67,7 +67,7 @@ class Edges:
 
 @section
 class Npz:
-  """An .npz file."""
+  """Graph of an .npz file."""
 
   path: str = field("", "The .npz file.")
   undirected: bool = field(False, _UNDIRECTED)
@@ -75,7 +75,7 @@ class Npz:
 
 @section
 class OGB:
-  """A data set of the Open Graph Benchmark."""
+  """Dataset of the Open Graph Benchmark (OGB)."""
 
   path: str = field("", "Folder that the package ogb has unpacked.")
   undirected: bool = field(False, _UNDIRECTED)

@@ -19,17 +19,17 @@ class Inference:
 
   batch: int = field(
     16,
-    "Sequences at a time in each replica; config.parallel.data is the number "
+    "Concurrent sequences of each replica; config.parallel.data is the number "
     "of replicas.",
     COUNT,
   )
   context: int = field(
-    1024, "Positions of a sequence, including those of its prompt.", COUNT
+    1024, "Largest number of positions of a sequence, with its prompt.", COUNT
   )
   page_size: int = field(64, "Positions of a page of the cache.", COUNT)
   pages: int = field(
-    0, "Pages of a replica's cache; 0 for as many as the whole batch can fill. "
-    "Without effect for a model without keys and values.", COUNT_OR_NONE,
+    0, "Pages of a replica's cache; 0 for the number that a whole batch can "
+    "fill. No effect for a model without keys and values.", COUNT_OR_NONE,
   )
   chunk: int = field(256, "Tokens of a prompt that one step reads.", COUNT)
   dtype: str = field(
@@ -48,11 +48,11 @@ class Inference:
 
 @section
 class Serving:
-  """A server; times are in seconds.
+  """Server; times are in seconds.
 
-  Sequences that run at a time are ``config.inference.batch``, and the pages
-  that they share ``config.inference.pages``: 0 for as many as they can fill, in
-  half of the memory that is free.
+  ``config.inference.batch`` is the number of concurrent sequences, and
+  ``config.inference.pages`` the number of pages that they share: 0 for the
+  number that they can fill, limited to half of the free memory.
   """
 
   policy: str = field(
@@ -60,44 +60,46 @@ class Serving:
     "`caatnet.serving.scheduler.policies.registry.POLICIES`.",
   )
   preempt: str = field(
-    "cost", 'Handling of preempted pages: "swap", "recompute", or "cost", '
-    "whichever is cheaper.", ("recompute", "swap", "cost"),
+    "cost", 'Handling of preempted pages: "swap", "recompute", or "cost" for '
+    "the cheaper one.", ("recompute", "swap", "cost"),
   )
   host_pages: int = field(
-    0, "Pages of the host's memory for swapped sequences; 0 for as many as the "
-    "device has, in a quarter of the memory that is free. For a model without "
-    "keys and values, the number of states.", COUNT_OR_NONE,
+    0, "Pages of the host cache for swapped sequences; 0 for the number of the "
+    "device's pages, limited to a quarter of the free memory. For a model "
+    "without keys and values, the number of states.", COUNT_OR_NONE,
   )
-  growth: int = field(1, "Pages that a sequence takes at a time.", COUNT)
+  growth: int = field(1, "Pages per allocation of a sequence.", COUNT)
   wait_s: float = field(
     2e-3, "Longest copy, in seconds, for which a step waits.", NOT_NEGATIVE
   )
   reuse: bool = field(
-    True, "Whether sequences with the same beginning share pages; without "
-    "effect for a model that keeps a state per sequence.",
+    True, "Whether sequences with a common prefix share pages; no effect for a "
+    "model with one state per sequence.",
   )
   keep_turns: bool = field(
-    True, "Whether the turns of a conversation are kept on the host."
+    True, "Whether the host cache keeps the turns of a conversation."
   )
-  queue: int = field(1024, "Sequences that may wait for a slot.", COUNT_OR_NONE)
-  choices: int = field(64, "Largest number of answers per request.", COUNT)
+  queue: int = field(
+    1024, "Largest number of sequences that wait for a slot.", COUNT_OR_NONE
+  )
+  choices: int = field(64, "Largest number of choices per request.", COUNT)
   max_tokens: int = field(
-    0, "Largest number of tokens of an answer; 0 for no bound except the "
+    0, "Largest number of tokens of a response; 0 for no limit except the "
     "context.", COUNT_OR_NONE,
   )
   body_bytes: int = field(
     4 << 20,
-    "Largest body of a request, in bytes.",
+    "Largest size of a request's body, in bytes.",
     COUNT,
   )
   read_s: float = field(
-    20.0, "Seconds within which a client must have sent a request.", POSITIVE
+    20.0, "Timeout for reading a request, in seconds.", POSITIVE
   )
   write_s: float = field(
-    60.0, "Seconds within which a client must have read what was sent.",
+    60.0, "Timeout for writing to a client that does not read, in seconds.",
     POSITIVE,
   )
   drain_s: float = field(
-    30.0, "Seconds for which requests continue after a signal to end.",
+    30.0, "Seconds for which requests continue after a termination signal.",
     NOT_NEGATIVE,
   )

@@ -1,4 +1,4 @@
-"""``config.model``: a section for each kind of model."""
+"""``config.model``: one section per kind of model."""
 
 from caatnet.checks import DTYPES
 from caatnet.config.schema.fields import (
@@ -16,7 +16,7 @@ _DTYPE = "Dtype of activations; parameters are float32."
 
 @section
 class Stack:
-  """Keys of all language models with a stack of layers."""
+  """Keys common to all language models with a stack of layers."""
 
   vocab_size: int = field(
     256, "Size of the vocabulary, more than the largest token of the data.",
@@ -36,14 +36,14 @@ class Stack:
   remat: str = field(
     "none", 'Activations that the backward recomputes: "none", "full" (a whole '
     'layer), or "reduced" (all except the results of reductions over ranks, so '
-    "that nothing is sent again).", ("none", "full", "reduced"),
+    "that recomputation does not communicate).", ("none", "full", "reduced"),
   )
   unroll: int = field(1, "Layers per iteration of the scan.", COUNT)
 
 
 @section
 class Transformer(Stack):
-  """A Llama-style transformer with the sizes of ``tiny``."""
+  """Llama-style transformer; defaults are the sizes of ``tiny``."""
 
   num_heads: int = field(8, "Number of query heads.", COUNT)
   num_kv_heads: int = field(8, "Number of key and value heads.", COUNT)
@@ -54,29 +54,29 @@ class Transformer(Stack):
   qk_norm: bool = field(False, "Norms of each head's queries and keys (Qwen3).")
   sliding_window: int = field(
     0, "Positions that a query attends to, including its own (Mistral); 0 for "
-    "all.", COUNT_OR_NONE,
+    "full causal attention.", COUNT_OR_NONE,
   )
   rope_base: float = field(10_000.0, "Base of rotary frequencies.", Range(1))
   rope_scaling: tuple[str | float, ...] = field(
-    (), 'Change of rotary frequencies for longer contexts: (), ("linear", '
+    (), 'Scaling of rotary frequencies for longer contexts: (), ("linear", '
     'factor), or ("llama3", factor, low, high, original context).', POSITIVE,
   )
   attention: str = field(
-    "auto", 'Implementation of attention: "xla" (any device), "cudnn" (GPU, 16 '
-    'bits), "splash" (TPU, seq_len a multiple of 128), or "auto" for the '
-    "fastest of those that apply.",
+    "auto", 'Implementation of attention: "xla" (any device), "cudnn" (GPU, '
+    'bfloat16 or float16), "splash" (TPU, seq_len a multiple of 128), or '
+    '"auto" for the fastest supported one.',
   )
 
 
 @section
 class Recurrent(Stack):
-  """A gated linear recurrence (Hawk) with the sizes of ``tiny``."""
+  """Gated linear recurrence (Hawk); defaults are the sizes of ``tiny``."""
 
   num_heads: int = field(
     8, "Heads of the recurrence's gates, a multiple of the tensor ranks.", COUNT
   )
   rnn_width: int = field(
-    160, "Channels of the recurrence, of all heads together.", COUNT
+    160, "Channels of the recurrence, over all heads.", COUNT
   )
   conv_width: int = field(
     4, "Positions that the convolution before the recurrence reads.",
@@ -86,7 +86,7 @@ class Recurrent(Stack):
 
 @section
 class Convolutional:
-  """A residual convolutional network with GroupNorm."""
+  """Residual convolutional network with GroupNorm."""
 
   widths: tuple[int, ...] = field(
     (16, 32),
@@ -98,19 +98,19 @@ class Convolutional:
     2, "Residual blocks per stage, each of two 3 x 3 convolutions.", COUNT
   )
   groups: int = field(
-    4, "Groups of channels that are normalised together.", COUNT
+    4, "Channel groups of GroupNorm; divides all widths.", COUNT
   )
   dtype: str = field("float32", _DTYPE, DTYPES)
 
 
 @section
 class Graph:
-  """A graph network with a layer for each of the data's fan-outs."""
+  """Graph network with one layer per element of ``data.fanouts``."""
 
   layer: str = field(
     "sage", 'Kind of layers: "sage" (GraphSAGE, mean) or "gcn".'
   )
-  width: int = field(64, "Channels of states between layers.", COUNT)
+  width: int = field(64, "Channels of hidden states.", COUNT)
   dtype: str = field("float32", _DTYPE, DTYPES)
 
 

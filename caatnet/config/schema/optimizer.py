@@ -1,4 +1,4 @@
-"""``config.optimizer``: a section for each inner optimizer."""
+"""``config.optimizer``: one section per inner optimizer."""
 
 from caatnet.config.schema.fields import (
   COUNT_OR_NONE,
@@ -13,7 +13,7 @@ from caatnet.config.schema.fields import (
 
 @section
 class WarmupCosine:
-  """The keys of a linear warm-up and a cosine decay, and of clipping."""
+  """Keys of the learning-rate schedule (warm-up, cosine) and of clipping."""
 
   learning_rate: float = field(3e-3, "Highest learning rate.", POSITIVE)
   warmup_steps: int = field(20, "Steps of linear warm-up.", COUNT_OR_NONE)
@@ -22,10 +22,12 @@ class WarmupCosine:
     COUNT_OR_NONE,
   )
   final_fraction: float = field(
-    0.1, "Learning rate from there on, as a fraction of the highest.", FRACTION
+    0.1, "Learning rate after the decay, as a fraction of the highest.",
+    FRACTION,
   )
   clip_norm: float = field(
-    1.0, "Largest gradient norm of a worker; 0 does not clip.", NOT_NEGATIVE
+    1.0, "Gradient norm of a worker above which gradients are clipped; 0 "
+    "disables clipping.", NOT_NEGATIVE,
   )
 
 

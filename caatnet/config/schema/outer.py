@@ -1,4 +1,4 @@
-"""``config.outer``: a section for each outer loop."""
+"""``config.outer``: one section per outer loop."""
 
 from caatnet.config.schema.fields import (
   COUNT,
@@ -15,16 +15,16 @@ from caatnet.config.schema.fields import (
 
 @section
 class Rounds:
-  """The key of loops that exchange every H steps."""
+  """Key of loops that exchange every H steps."""
 
-  every: int = field(
+  sync_every: int = field(
     30, "Inner steps between exchanges (H).", COUNT
   )
 
 
 @section
 class OuterStep:
-  """The keys of loops with an outer optimizer."""
+  """Keys of loops with an outer optimizer."""
 
   optimizer: str = field(
     "nesterov", 'Outer optimizer: "nesterov", "sgd" (with momentum=0) or '
@@ -36,36 +36,36 @@ class OuterStep:
 
 @section
 class Judging:
-  """The key of loops that mask diverged workers out of an exchange."""
+  """Key of loops that mask diverged workers out of an exchange."""
 
   outlier_factor: float = field(
     10.0,
-    "A worker is masked out whose difference has a norm of more than this many "
-    "times the median of all workers' norms; 0 masks only differences that are "
-    "not finite.",
+    "Norm of a worker's difference, as a multiple of the median over workers, "
+    "above which the worker is masked out; 0 masks non-finite differences "
+    "only.",
     NOT_NEGATIVE,
   )
 
 
 @section
 class Weighted:
-  """The key of loops whose means can have weights."""
+  """Key of loops with weighted means."""
 
   weights: tuple[float, ...] = field(
     (), "One weight per worker, such as its number of tokens; () for equal "
-    "ones.", POSITIVE,
+    "weights.", POSITIVE,
   )
 
 
 @section
 class Exchanging(Judging, Weighted):
-  """The keys of loops that send a mean in few bits."""
+  """Keys of loops that exchange a mean, possibly in low precision."""
 
   codec: str = field(
     "float32", '"float32" or "bfloat16" for an all-reduce; or "int8", "fp8", '
-    '"int4" or "e3m0" for blocks of codes with one float32 scale each. "e3m0", '
-    "rounded to the nearest number, shrinks Gaussian differences by 3.5 % in "
-    "blocks of 256.",
+    '"int4" or "e3m0" for blocks of codes with one float32 scale each. "e3m0" '
+    "with rounding to nearest shrinks Gaussian differences by 3.5% in blocks "
+    "of 256.",
   )
   block: int = field(
     0,
@@ -74,12 +74,12 @@ class Exchanging(Judging, Weighted):
   )
   route: str = field(
     "all_gather", 'Collective for blocks: "all_gather" (each difference is '
-    'rounded once) or "all_to_all" (their means are rounded again).',
+    'rounded once) or "all_to_all" (means are rounded a second time).',
   )
   stochastic_rounding: bool = field(
     False,
-    "Whether codes are rounded at random, without bias, instead of to the "
-    "nearest number.",
+    "Whether codes are rounded stochastically, without bias, instead of to "
+    "nearest.",
   )
   error_feedback: bool = field(
     False, "Whether a worker's rounding error is added to its next exchange."
@@ -88,20 +88,20 @@ class Exchanging(Judging, Weighted):
 
 @section
 class DataParallel:
-  """Gradients averaged in every step; it has no keys."""
+  """Data parallelism: gradients are averaged in every step; no keys."""
 
 
 @section
 class LocalSGD(Rounds, Exchanging):
-  """Local SGD: averages of parameters, DiLoCo with SGD at rate 1."""
+  """Local SGD: averaged parameters, i.e. DiLoCo with outer SGD at rate 1."""
 
 
 @section
 class FedAvg(Rounds, Exchanging):
-  """FedAvg: weighted averages of the parameters of a sample of workers."""
+  """FedAvg: weighted averages of the parameters of sampled workers."""
 
   clients: int = field(
-    0, "Workers that take part in a round, drawn anew for each; 0 for all.",
+    0, "Number of workers in a round, sampled for each round; 0 for all.",
     COUNT_OR_NONE,
   )
 
@@ -116,10 +116,11 @@ class Streaming(DiLoCo):
   """Streaming DiLoCo."""
 
   fragment_layers: int = field(
-    1, "Layers per fragment; 0 makes one fragment of everything.", COUNT_OR_NONE
+    1, "Layers per fragment; 0 for one fragment of all parameters.",
+    COUNT_OR_NONE,
   )
   pattern: str = field(
-    "strided", 'Layers of a fragment: evenly spread ("strided") or neighbours '
+    "strided", 'Layers of a fragment: evenly spread ("strided") or consecutive '
     '("sequential").', ("strided", "sequential"),
   )
   overlap: tuple[int, ...] = field(
@@ -127,15 +128,15 @@ class Streaming(DiLoCo):
     COUNT_OR_NONE,
   )
   keep: float = field(
-    0.0, "Share of its own parameters that a worker keeps when a mean arrives "
-    "(alpha).", FRACTION,
+    0.0, "Weight of a worker's own parameters when it receives a mean (alpha).",
+    FRACTION,
   )
   pieces: int = field(1, "Steps over which an exchange is spread.", COUNT)
 
 
 @section
 class Eager(DiLoCo):
-  """Eager updates: means that are one round late."""
+  """Eager updates: DiLoCo with means that are delayed by one round."""
 
 
 @section

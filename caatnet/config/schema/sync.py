@@ -46,8 +46,8 @@ class Sync:
     "psum", 'Algorithm of the all-reduce: "psum", "scatter_gather" '
     '(reduce-scatter and all-gather), "ring" (of permutes), "one_shot" '
     '(all-gather and a local sum), "ring_kernel" (TPU), or "schedule:NAME" on '
-    'the topology below. With "one_shot" and "ring_kernel" one kernel reduces, '
-    "adds and normalises, where config.kernels has one.",
+    'the key topology. With "one_shot" and "ring_kernel", one kernel reduces, '
+    "adds and normalises if config.kernels allows it.",
   )
   topology: str = field(
     "",
@@ -57,6 +57,6 @@ class Sync:
   )
   carry: str = field(
     "auto", "Whether the two routes with a kernel leave the MLP's reduction to "
-    "the next layer's norm; auto is on where nothing is recomputed (LOG.md).",
+    "the next layer's norm; auto is on for config.model.remat=none (LOG.md).",
     _SWITCH,
   )

@@ -20,20 +20,20 @@ class Train:
   eval_every: int = field(100, "Steps between evaluations.", COUNT)
   checkpoint_every: int = field(100, "Steps between checkpoints.", COUNT)
   keep_checkpoints: int = field(
-    2, "Number of newest checkpoints that are kept.", COUNT
+    2, "Number of newest checkpoints to keep.", COUNT
   )
   init_from: str = field(
-    "", "Folder of a run whose newest parameters this run starts with, of the "
-    'same model and ranks; p may differ. "" draws them.',
+    "", "Folder of a run with the same model and ranks (p may differ), whose "
+    'newest parameters are the initial ones; "" for random initialisation.',
   )
 
 
 @section
 class Elastic:
-  """Participation of a worker in a swarm (``launch.train --elastic``)."""
+  """Membership of a worker in a swarm (``launch.train --elastic``)."""
 
   order: str = field(
-    "direct", 'Order in which floats are added: "direct" (that of the workers) '
+    "direct", 'Order of floating-point sums: "direct" (order of the workers) '
     'or "ring". Codes are always added in the order of the workers.',
     ("direct", "ring"),
   )
@@ -41,13 +41,14 @@ class Elastic:
     300.0, "Seconds without a coordinator after which a worker saves and ends.",
     POSITIVE,
   )
-  lanes: int = field(
+  num_connections: int = field(
     1,
-    "Connections from each worker to each other; several for long fat links.",
+    "Connections between each pair of workers; several help on links with a "
+    "high bandwidth-delay product.",
     COUNT,
   )
   checksums: bool = field(
-    False, "Whether exchanged data have checksums, in addition to those of TCP."
+    False, "Whether exchanged data have checksums in addition to TCP's."
   )
 
 
@@ -59,7 +60,7 @@ class Sweep:
     ("",), 'Overrides of each point, as in "sync.p=0.5 seed=1".'
   )
   seeds: tuple[int, ...] = field(
-    (0,), "Seeds with each of which each point runs.", SEED
+    (0,), "Seeds; each point runs with each seed.", SEED
   )
   sections: Sections = field(
     dict, "Sections, by name and choice, that a point with a selector such as "

@@ -1,16 +1,16 @@
 """Configs as trees of declared sections: defaults, checks, overrides, help.
 
 A config is a ``ConfigDict`` while it is written and parsed. Builders receive
-its sections as frozen dataclasses, by `section`. Where there is a choice, of
-model, data, optimizer or outer loop, each choice is a section of its own, and a
-*selector* such as ``outer.algorithm`` names it. A selector in an override
-replaces the section by the declared defaults of the choice before any other
-override is applied; values of keys that both choices have are not kept, since
-equal names can have other defaults and ranges.
+its sections as frozen dataclasses, from `section_of`. For choices, of model,
+data, optimizer or outer loop, each choice has its own section, and a *selector*
+such as ``outer.algorithm`` names it. A selector in an override replaces the
+section by the declared defaults of the choice before any other override is
+applied. Values of keys that both choices have are not kept, since keys with
+equal names may have different defaults and ranges.
 
-A tree of mutable dataclasses would replace ``ConfigDict``, but not the parser
-of overrides in ``ml_collections`` or the form of ``config.json``; misspelt keys
-in config files, which slots would refuse, are found by `check`.
+A tree of mutable dataclasses could replace ``ConfigDict``, but not the parser
+of overrides in ``ml_collections`` or the format of ``config.json``. Misspelt
+keys in config files, which slots would reject, are found by `check`.
 """
 
 import ast
@@ -46,19 +46,26 @@ from caatnet.config.schema.sync import Sync
 from caatnet.config.schema.train import Elastic, Sweep, Train
 from caatnet.config.schema.zero import Zero
 
+# Former names of keys -> their names now, for errors; old names are rejected.
+RENAMED = {
+  "every": "sync_every",
+  "timetable": "schedule",
+  "timetables": "schedules",
+}
+
 
 @section
 class Run:
-  """The keys at the top of a config with a model, or of a benchmark."""
+  """Top-level keys of a config with a model, or of a benchmark."""
 
   name: str = field("base", "Name of the run, and of its folder in runs/.")
   seed: int = field(0, "Seed of the parameters and the order of data.", SEED)
   kernels: str = field(
     "auto",
-    'Implementation of norms and codecs: "pallas" (kernels on TPUs and GPUs, '
-    'where these take the sizes), "auto" (the same without those that make a '
-    'model slower: parallel/kernels/evidence.py), "reference" (jnp), or '
-    '"interpret" (the TPU\'s kernels on any machine, slowly).',
+    'Implementation of norms and codecs: "pallas" (kernels on TPUs and GPUs '
+    'for supported sizes), "auto" ("pallas" without kernels that make a model '
+    'slower: parallel/kernels/evidence.py), "reference" (jnp), or "interpret" '
+    "(the TPU's kernels, interpreted on any machine; slow).",
     ("auto", "pallas", "reference", "interpret"),
   )
 
@@ -69,7 +76,7 @@ class Choice:
 
   Attributes:
     selector: The key that names the choice.
-    sections: The section of each choice.
+    sections: The section's class, by choice.
     doc: Documentation of the selector.
   """
 
@@ -86,7 +93,7 @@ class Choice:
 _CHOICES = {
   "model": Choice("name", MODELS, "Kind of model."),
   "outer": Choice(
-    "algorithm", OUTER, "Outer loop: what workers send to each other, and when."
+    "algorithm", OUTER, "Outer loop: communication between workers."
   ),
   "data": Choice("name", DATA, "Kind of data."),
   "optimizer": Choice("name", OPTIMIZERS, "Inner optimizer."),
@@ -98,7 +105,7 @@ _PLAIN = {
   "train": Train, "inference": Inference, "elastic": Elastic, "sweep": Sweep,
   "serving": Serving,
 }
-# Sections that a config with a model may have.
+# Sections of a config with a model.
 _OF_RUNS = {**_CHOICES, **_PLAIN}
 
 
@@ -110,17 +117,18 @@ def choices(name: str) -> tuple[str, ...]:
 def defaults(name: str, chosen: str = "") -> ml_collections.ConfigDict:
   """Returns a section with the defaults of its keys.
 
-  >>> defaults("outer", "diloco").every
-  30
-
   Args:
     name: The section's name; "run" for the keys at the top of a training
       config, "study" for the whole config of a study.
-    chosen: The choice, for a section that has a selector; a key of
+    chosen: The choice, for a section with a selector; a key of
       `caatnet.config.schema.studies.registry.STUDIES` for a study.
 
   Raises:
-    ValueError: There is no such choice.
+    ValueError: If there is no such choice.
+
+  Example:
+    >>> defaults("outer", "diloco").sync_every
+    30
   """
   if name == "study":
     return ml_collections.ConfigDict(_defaults(STUDIES[chosen]))
@@ -134,31 +142,40 @@ def defaults(name: str, chosen: str = "") -> ml_collections.ConfigDict:
 
 
 def section_of(name: str, values: Mapping[str, Any]) -> Any:
-  """Checks a section and makes its frozen dataclass of it.
+  """Checks a section and returns it as its frozen dataclass.
 
-  Keys that are missing have their defaults: configs of older runs lack keys.
+  Missing keys have their defaults, since configs of older runs lack newer keys.
 
   Args:
     name: The section's name.
-    values: Its keys and values.
+    values: The section's keys and values.
 
   Raises:
-    ValueError: A key is not declared, or a value not allowed.
+    ValueError: If a key is not declared, or a value is not allowed.
+
+  Example:
+    >>> section_of("outer", {"algorithm": "diloco", "sync_every": 10}).momentum
+    0.9
+    >>> section_of("sync", {"p": 1.5})
+    Traceback (most recent call last):
+    ValueError: config.sync.p=1.5 must lie in [0, 1]
   """
   kind = _OF_RUNS[name]
   for inner, key, value in _walk(kind, values, name):
     key.check(inner, value)
   values = dict(values)
   if isinstance(kind, Choice):
+    # The selector determines the class; it is not one of its fields.
     kind = kind.sections[values.pop(kind.selector)]
   return kind(**{key: _frozen(value) for key, value in values.items()})
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the plain data of a training config with all keys of its sections.
+  """Returns a training config with defaults for all missing keys.
 
   Args:
-    config: The config of a run, which may be older than some keys.
+    config: The config of a run as plain data, which may be older than some
+      keys.
   """
   made = dict(config)
   for name, values in config.items():
@@ -177,8 +194,8 @@ def declared(config: Mapping[str, Any]) -> dict[str, tuple[Key, Any]]:
     config: The config, or its sections as nested dicts.
 
   Raises:
-    ValueError: A key is not declared, a section is None, or a selector has an
-      unknown value.
+    ValueError: If a key is not declared, a section is None, or a selector has
+      an unknown value.
   """
   return {
     name: (key, value)
@@ -187,13 +204,14 @@ def declared(config: Mapping[str, Any]) -> dict[str, tuple[Key, Any]]:
 
 
 def check(config: Mapping[str, Any]) -> None:
-  """Refuses keys that are not declared and values that are not allowed.
+  """Checks all keys and values of a config.
 
   Args:
     config: The config, or its sections as nested dicts.
 
   Raises:
-    ValueError: The message has key, value and what is allowed.
+    ValueError: If a key is not declared or a value is not allowed; the message
+      has key, value and the allowed values.
   """
   for name, key, value in _walk(_kinds(config), config):
     key.check(name, value)
@@ -212,12 +230,12 @@ def select(
   """Replaces the sections of a config whose selectors overrides change.
 
   Args:
-    config: The config, which is changed.
-    overrides: Strings ``SECTION.KEY=VALUE``, of which selectors are applied.
+    config: The config, which is changed in place.
+    overrides: Strings ``SECTION.KEY=VALUE``; only selectors are applied.
     sections: Sections by name and choice that replace the declared defaults.
 
   Raises:
-    ValueError: There is no such choice.
+    ValueError: If there is no such choice.
   """
   for override in overrides:
     key, _, chosen = override.partition("=")
@@ -237,24 +255,35 @@ def select(
 
 
 def nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
-  """Returns a hint at the nearest of some names; "" if none is near."""
+  """Returns a hint with the new or the most similar name, or "".
+
+  Example:
+    >>> nearest("moment", ["momentum", "sync_every"])
+    '; did you mean momentum?'
+    >>> nearest("every", ["momentum", "sync_every"])
+    '; it is now sync_every'
+  """
+  section, dot, key = name.rpartition(".")
+  renamed = f"{section}{dot}{RENAMED.get(key)}"
+  if renamed in names:
+    return f"; it is now {prefix}{renamed}"
   near = difflib.get_close_matches(name, names, 1)
   return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
 def parsed(name: str, key: Key, text: str) -> Any:
-  """Reads the value of a key from an override.
+  """Parses the value of a key in an override.
 
   Args:
-    name: The key with its sections.
-    key: Its declaration.
+    name: The key with its sections, for messages.
+    key: The declaration of the key.
     text: The value: text, or a Python literal for a key of another type.
 
   Raises:
-    ValueError: The value has another type, or is not allowed.
+    ValueError: If the value has another type, or is not allowed.
   """
   value: Any = text
-  if key.kind is not str:
+  if key.kind is not str:  # text is not quoted on the command line
     try:
       value = ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -264,8 +293,8 @@ def parsed(name: str, key: Key, text: str) -> Any:
   return float(value) if key.kind is float else value
 
 
-def described(config: Mapping[str, Any]) -> str:
-  """Returns every key with its value, what it must be, and its documentation.
+def help_text(config: Mapping[str, Any]) -> str:
+  """Returns the help text: value, documentation and range of every key.
 
   Args:
     config: The config.
@@ -278,7 +307,7 @@ def described(config: Mapping[str, Any]) -> str:
 
 
 def _defaults(cls: type) -> dict[str, Any]:
-  """Returns the defaults of a section as ConfigDict takes them."""
+  """Returns the defaults of a section, for a ConfigDict."""
   return {name: _plain(default_of(cls, name)) for name in keys(cls)}
 
 
@@ -292,7 +321,7 @@ def _plain(value: Any) -> Any:
 
 
 def _kinds(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the keys at the top of a config: fields, sections and choices."""
+  """Returns the top-level keys of a config: fields, sections and choices."""
   if "study" in config:
     study = config["study"]
     name = study
@@ -314,7 +343,7 @@ def _kinds(config: Mapping[str, Any]) -> dict[str, Any]:
         "with a study: configs/diloco/utilisation.py"
       )
     top = keys(STUDIES[name])
-    if "planner" in top:
+    if "planner" in top:  # a plan's config also has the sections of its run
       return _OF_RUNS | keys(Run) | top
     return top
   return _OF_RUNS | keys(Run)
@@ -327,8 +356,8 @@ def _walk(
 
   Args:
     kind: A section, a `Choice`, or a dict with the kinds of keys.
-    values: Its value.
-    prefix: Its name; "" for the whole config.
+    values: The part's keys and values.
+    prefix: The part's name; "" for the whole config.
   """
   if not isinstance(values, Mapping | ml_collections.ConfigDict):
     raise ValueError(f"config.{prefix}={values!r} must be a section")
@@ -356,7 +385,7 @@ def _walk(
 def _walk_key(
   key: Any, value: Any, name: str
 ) -> Iterator[tuple[str, Key, Any]]:
-  """Yields a key, or all keys in it if it is a section or a dict."""
+  """Yields a key, or all inner keys of a section or a dict."""
   kind = key.kind if isinstance(key, Key) else key
   if isinstance(kind, Choice) or dataclasses.is_dataclass(kind):
     yield from _walk(kind, value, name)
@@ -375,6 +404,7 @@ def _walk_key(
   elif typing.get_origin(kind) is dict:
     if not isinstance(value, Mapping | ml_collections.ConfigDict):
       raise ValueError(f"config.{name}={value!r} must be a section")
+    # All values of a dict have one type and one range.
     inner = dataclasses.replace(key, kind=typing.get_args(kind)[1])
     for part in value:
       yield from _walk_key(inner, value[part], f"{name}.{part}")
@@ -383,14 +413,14 @@ def _walk_key(
 
 
 def _value(values: Any, name: str) -> Any:
-  """Returns a value; None for a placeholder without one."""
+  """Returns the value of a key; None for an unset placeholder."""
   if isinstance(values, ml_collections.ConfigDict):
     return values.get(name)
   return values[name]
 
 
 def _frozen(value: Any) -> Any:
-  """Turns lists, which JSON makes of tuples, into tuples again."""
+  """Converts lists to tuples, recursively, since JSON has no tuples."""
   if isinstance(value, list | tuple):
     return tuple(_frozen(part) for part in value)
   return value

@@ -14,7 +14,7 @@ _CODECS = ("", "none", "int8", "int4")
 
 @section
 class Zero:
-  """Ranks over which each part of the training state is sharded."""
+  """Partition: ranks over which each part of the training state is sharded."""
 
   levels: str = field(
     "", "Levels of data-parallel ranks, outermost first, as in "
@@ -42,20 +42,21 @@ class Zero:
   )
   coded_blocks: int = field(
     1,
-    "Blocks that a rank's shard of a parameter must fill for the parameter to "
-    "be coded; smaller ones are sent as without codecs. 0 codes all.",
+    "Smallest number of blocks in a rank's shard of a parameter for the "
+    "parameter to be coded; smaller ones are sent without a codec. 0 codes "
+    "all.",
     COUNT_OR_NONE,
   )
   gradient_hops: str = field(
     "", 'Hops of coded gradients: one per level ("by_level"), or one over all '
-    'levels inside the outermost and one over that ("two"); "" for the '
+    'inner levels and one over the outermost level ("two"); "" for the '
     "scheme's.",
   )
   offload: bool = field(
-    False, "Whether the optimizer's state waits in pinned host memory between "
+    False, "Whether the optimizer's state is in pinned host memory between "
     "steps.",
   )
   prefetch: bool = field(
-    False, "Whether a layer's weights are gathered while the layer before it "
-    "runs; two layers are whole at a time then.",
+    False, "Whether a layer's weights are gathered while the previous layer "
+    "runs; this needs memory for two gathered layers.",
   )

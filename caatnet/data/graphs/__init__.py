@@ -1,4 +1,4 @@
-"""Graphs on disk, their builders and samplers."""
+"""Graphs on disk, their generators, loaders and samplers."""
 
 from parallel.lazy import attach
 

@@ -1,19 +1,18 @@
-"""Graphs from a few numbers: R-MAT, and planted communities.
+"""Generators of synthetic graphs: R-MAT, and planted communities.
 
-Both draw chunk by chunk, each chunk from a key of its own, so that a graph
-depends on its numbers and seed only and is written in bounded memory.
+Both draw chunk by chunk with a separate random key per chunk, so that a graph
+depends on its parameters and seed only, and is written in bounded memory.
 
-**R-MAT** (Chakrabarti, Zhan and Faloutsos, SDM 2004) halves the matrix of edges
-again and again and goes into a quarter with the probabilities a, b, c and d: a
-few nodes have most of the edges, as in the web. Where a node is in the matrix
-says how many it has, so ids are scrambled.
+**R-MAT** (Chakrabarti, Zhan and Faloutsos, SDM 2004) chooses each edge by
+recursive bisection of the adjacency matrix: a quadrant has the probability a,
+b, c or d. A few nodes have most of the edges, as in web graphs. Since the
+degree depends on the position in the matrix, ids are scrambled.
 
-**Planted communities** have labels that are known to be learnable up to a
-bound. Each node names neighbours on its own account: a Poisson number of them,
-each of its own community with the probability ``inside``, else of another one.
-Features are the mean of a node's community and normal noise. What a node's
-neighbourhood tells of its community is then exactly what
-`caatnet.data.graphs.bayes` computes.
+**Planted communities** have labels with a known bound on accuracy. Each node
+independently draws a Poisson number of neighbours, each one of its own
+community with the probability ``inside``, else of another community. Features
+are the mean of the node's community plus normal noise.
+`caatnet.data.graphs.bayes` computes the accuracy of Bayes' rule.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,8 +33,8 @@ from parallel.checks import at_least, fraction, not_negative
 
 # The shares of nodes that are trained on, validated on, and tested on.
 SHARES = (0.6, 0.2, 0.2)
-_NODES = CHUNK >> 4  # of a chunk of rows, which have features
-# What a stream of random numbers is for.
+_NODES = CHUNK >> 4  # nodes per chunk of rows: fewer, since rows have features
+# Purposes of random streams.
 _EDGES, _DEGREES, _FEATURES, _MEANS = range(4)
 
 
@@ -50,19 +49,26 @@ def rmat(
   quarters: tuple[float, float, float],
   signal: float,
 ) -> Graph:
-  """Writes an R-MAT graph; features tell of labels, edges do not.
+  """Writes an R-MAT graph, in which labels correlate with features only.
 
   Args:
-    folder: Where to.
+    folder: Folder of the graph.
     scale: The graph has 2^scale nodes.
-    num_edges: Edges, of which some are there twice.
+    num_edges: Number of edges, with possible duplicates.
     num_features: Features of a node.
     num_classes: Node v has the label ``v % num_classes``.
-    seed: Decides everything.
+    seed: Seed of all random numbers.
     quarters: The probabilities a, b and c; d is the rest.
-    signal: The norm of the mean of a label's features, in units of the noise.
+    signal: The norm of a label's mean features, in units of the noise's
+      standard deviation.
 
-  Source: Graph500's specification has these probabilities.
+  Returns:
+    The opened graph.
+
+  Raises:
+    ValueError: If a parameter is out of range.
+
+  Source: the Graph500 specification uses R-MAT with such probabilities.
   """
   if not 1 <= scale <= 30:
     raise ValueError(f"scale={scale} must be 1 to 30")
@@ -77,14 +83,14 @@ def rmat(
     for number, (start, stop) in enumerate(chunks(num_edges)):
       rng = _rng(seed, _EDGES, number)
       nodes = np.zeros((2, stop - start), np.int64)
-      for _ in range(scale):
+      for _ in range(scale):  # one bit of both node ids per bisection
         draw = rng.random(stop - start, dtype=np.float32)
         quarter = (draw >= a).view(np.uint8) + (draw >= a + b)
         quarter += draw >= a + b + c
         nodes <<= 1
         nodes[0] |= quarter >> 1  # c and d are the lower half
-        nodes[1] |= quarter & 1  # b and d are the right one
-      # An odd factor permutes the numbers below a power of two.
+        nodes[1] |= quarter & 1  # b and d are the right half
+      # Multiplication by an odd factor permutes ids modulo a power of two.
       yield tuple(nodes * 0x9E3779B1 & (num_nodes - 1))
 
   made = {"name": "rmat", "scale": scale, "num_edges": num_edges,
@@ -104,23 +110,30 @@ def communities(
   signal: float,
   seed: int,
 ) -> Graph:
-  """Writes planted communities, which are the labels.
+  """Writes a graph of planted communities, whose labels are the communities.
 
   Args:
-    folder: Where to.
+    folder: Folder of the graph.
     num_nodes: Nodes; node v is in community ``v % num_classes``.
     mean_degree: The mean of the Poisson number of neighbours.
     num_features: Features of a node.
-    num_classes: Communities.
+    num_classes: Number of communities.
     inside: The probability that a neighbour is of the same community.
-    signal: The norm of a community's mean, in units of the noise.
-    seed: Decides everything.
+    signal: The norm of a community's mean features, in units of the noise's
+      standard deviation.
+    seed: Seed of all random numbers.
+
+  Returns:
+    The opened graph.
+
+  Raises:
+    ValueError: If a parameter is out of range.
   """
   at_least("num_classes", num_classes, 2)
   at_least("num_nodes", num_nodes, num_classes)
   fraction("inside", inside)
   not_negative("mean_degree", mean_degree)
-  # Nodes v, v + K, v + 2K, ... of a community of K.
+  # Community k of K has the nodes k, k + K, k + 2K, ...
   sizes = (num_nodes - np.arange(num_classes) + num_classes - 1) // num_classes
 
   def edges() -> Iterator[Edges]:
@@ -129,6 +142,7 @@ def communities(
       degrees = rng.poisson(mean_degree, stop - start)
       nodes = np.repeat(np.arange(start, stop), degrees)
       label = nodes % num_classes
+      # An offset of 1 to K - 1 is uniform over the other communities.
       other = (label + rng.integers(1, num_classes, len(nodes))) % num_classes
       chosen = np.where(rng.random(len(nodes)) < inside, label, other)
       place = rng.random(len(nodes)) * sizes[chosen]
@@ -145,13 +159,13 @@ def class_means(
 ) -> np.ndarray:
   """Returns the mean features of each class, float32 ``[K, F]``.
 
-  They are random directions of equal norm.
+  The means are random directions of equal norm.
 
   Args:
     num_classes: K.
     num_features: F.
-    signal: The norm, in units of the standard deviation of the noise.
-    seed: That of the graph.
+    signal: The norm, in units of the noise's standard deviation.
+    seed: The seed of the graph.
   """
   at_least("num_features", num_features)
   means = _rng(seed, _MEANS).normal(size=(num_classes, num_features))
@@ -163,7 +177,7 @@ def _write(
   folder: str | os.PathLike[str], num_nodes: int, means: np.ndarray,
   edges: Callable[[], Iterator[Edges]], made: dict[str, Any],
 ) -> Graph:
-  """Writes a graph whose features are class means and noise.
+  """Writes a graph whose features are class means plus noise.
 
   Node v of a graph of K classes has the label ``v % K``.
   """
@@ -177,6 +191,7 @@ def _write(
         (stop - start, num_features), dtype=np.float32
       )
       features += means[labels]
+      # Index into csr.SPLITS: train, validation or test.
       split = np.searchsorted(
         np.cumsum(SHARES)[:-1], rng.random(stop - start), side="right"
       )
@@ -192,5 +207,5 @@ def _write(
 
 
 def _rng(seed: int, *use: int) -> np.random.Generator:
-  """Makes the stream of random numbers for one use, such as a chunk."""
+  """Returns the random stream of one purpose and chunk."""
   return np.random.Generator(np.random.SFC64([seed, *use]))

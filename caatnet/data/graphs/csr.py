@@ -1,23 +1,21 @@
-"""Graphs on disk: compressed sparse rows in memory-mapped files.
+"""Graphs on disk: compressed sparse rows (CSR) in memory-mapped files.
 
-A graph is a folder of arrays, of which a process reads the pages that it
-touches, and no more:
+A graph is a folder of arrays, of which a process reads only the pages that it
+accesses:
 
-    indptr.npy    int64 [N + 1], where each node's neighbours begin
-    indices.npy   int32 [E], the neighbours of node 0, then those of node 1, ...
-    features.npy  float32 [N, F], a row for each node
-    labels.npy    int32 [N], a class, or -1 where it is not known
-    split.npy     uint8 [N], a place in ``SPLITS``
-    meta.json     what made it, and a digest; written last
+    indptr.npy    int64 [N + 1], start of each node's neighbours in indices
+    indices.npy   int32 [E], the neighbours of node 0, of node 1, ...
+    features.npy  float32 [N, F], one row per node
+    labels.npy    int32 [N], a class, or -1 if it is unknown
+    split.npy     uint8 [N], an index into ``SPLITS``
+    meta.json     parameters of the generator, and a digest; written last
 
-A folder without meta.json is one whose writer was stopped. Node v reads the
-features of ``indices[indptr[v] : indptr[v + 1]]``, so an edge is stored with
-the node that it goes *to* a model's layer. A node may have no neighbours, or
-one of them several times.
+A folder without meta.json is incomplete. Node v reads the features of
+``indices[indptr[v] : indptr[v + 1]]``, so an edge is stored with the node that
+receives messages. A node may have no neighbours, or duplicate neighbours.
 
-Edges come as a stream that is read twice, first to count and then to place
-them, so that building takes memory for the nodes' degrees and for one chunk
-only.
+Edges are a stream that is read twice, first to count them per node and then to
+place them. So writing needs memory for the nodes' degrees and one chunk only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,7 +32,7 @@ import numpy as np
 from caatnet.data.graphs import paging
 
 SPLITS = ("train", "validation", "test", "none")
-# What each file must be; features also have a second dim.
+# Dtype of each file's array; features have two dims, the others one.
 DTYPES = {
   "indptr": np.int64,
   "indices": np.int32,
@@ -42,27 +40,27 @@ DTYPES = {
   "labels": np.int32,
   "split": np.uint8,
 }
-# Nodes or edges that are looked at together.
+# Nodes or edges per chunk of processing.
 CHUNK = 1 << 20
 
 # Edges: node and neighbour, integers [n] each.
 Edges = tuple[np.ndarray, np.ndarray]
-# Of successive nodes: features [n, F], labels [n] and splits [n].
+# Features [n, F], labels [n] and splits [n] of consecutive nodes.
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-  """An opened graph; arrays are mapped from its files.
+  """Opened graph; arrays are memory-mapped files.
 
   Attributes:
-    folder: Where it lies.
-    indptr: int64 ``[N + 1]``.
-    indices: int32 ``[E]``.
+    folder: The folder of the graph.
+    indptr: int64 ``[N + 1]``, start of each node's neighbours in ``indices``.
+    indices: int32 ``[E]``, the neighbours.
     features: float32 ``[N, F]``.
-    labels: int32 ``[N]``; -1 where it is not known.
-    split: uint8 ``[N]``, a place in ``SPLITS``.
-    meta: What its builder wrote; "sha256" is the digest of all files.
+    labels: int32 ``[N]``; -1 if unknown.
+    split: uint8 ``[N]``, an index into ``SPLITS``.
+    meta: Content of meta.json; "sha256" is the digest of all arrays.
   """
 
   folder: pathlib.Path
@@ -92,11 +90,11 @@ class Graph:
 
 
 def open_graph(folder: str | os.PathLike[str]) -> Graph:
-  """Opens a graph and checks it, reading labels, splits and edges once.
+  """Opens a graph and checks it, which reads labels, splits and edges once.
 
   Raises:
-    ValueError: The folder holds no whole graph, an array has another dtype or
-      shape than it must, or an edge names a node that does not exist.
+    ValueError: If the folder has no complete graph, an array has a wrong dtype
+      or shape, or an edge refers to a node that does not exist.
   """
   folder = pathlib.Path(folder).expanduser()
   path = folder / "meta.json"
@@ -123,7 +121,7 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
 
 
 def _mapped(path: pathlib.Path, name: str) -> np.ndarray:
-  """Maps a file; refuses one that is cut off, or not what it must be."""
+  """Maps a file; raises ValueError if it is truncated or of another type."""
   try:
     array = np.load(path, mmap_mode="r", allow_pickle=False)
   except (OSError, ValueError, EOFError) as error:
@@ -140,7 +138,7 @@ def _mapped(path: pathlib.Path, name: str) -> np.ndarray:
 
 
 def _check(graph: Graph) -> None:
-  """Refuses arrays that do not fit each other, and edges to nowhere."""
+  """Raises ValueError for inconsistent arrays and for edges out of range."""
   nodes = {
     "indptr.npy": len(graph.indptr) - 1, "features.npy": len(graph.features),
     "labels.npy": len(graph.labels), "split.npy": len(graph.split),
@@ -177,7 +175,7 @@ def _check(graph: Graph) -> None:
 
 
 def _in_range(what: str, ids: np.ndarray, num_nodes: int) -> None:
-  """Refuses ids of nodes that do not exist."""
+  """Raises ValueError for ids of nodes that do not exist."""
   if not len(ids):
     return
   low, high = int(ids.min()), int(ids.max())
@@ -200,17 +198,21 @@ def write_graph(
   """Writes a graph in bounded memory, and opens it.
 
   Args:
-    folder: Where to; made if it is missing. Nobody must read a graph there.
-    num_nodes: N, fewer than 2^31.
+    folder: Folder of the graph, which is created if it is missing. No process
+      may be reading a graph there.
+    num_nodes: N, less than 2^31.
     num_features: F, the features of a node.
-    edges: Starts the stream of edges anew; both times it must give the same. A
-      node's neighbours are stored in the order of the stream.
+    edges: Returns a new iterator over all edges; it is called twice and must
+      give equal edges. A node's neighbours are stored in the iterator's order.
     rows: Features, labels and splits of all nodes in order.
-    meta: What to keep about the graph, plain data.
+    meta: Metadata of the graph as plain data.
+
+  Returns:
+    The opened graph.
 
   Raises:
-    ValueError: A node does not exist, features have another dtype or width, or
-      there are more or fewer rows than nodes.
+    ValueError: If a node does not exist, features have another dtype or width,
+      or the number of rows differs from the number of nodes.
   """
   folder = pathlib.Path(folder).expanduser()
   folder.mkdir(parents=True, exist_ok=True)
@@ -232,28 +234,29 @@ def write_graph(
 def _write_edges(
   folder: pathlib.Path, num_nodes: int, edges: Callable[[], Iterable[Edges]]
 ) -> None:
-  """Counts the edges of each node, then puts each in its place."""
+  """Writes indptr and indices: counts each node's edges, then places them."""
   ends = np.zeros(num_nodes + 1, np.int64)
   for nodes, neighbours in edges():
     for ids in (nodes, neighbours):
       _in_range("an edge", ids, num_nodes)
-    np.add.at(ends[1:], nodes, 1)
+    np.add.at(ends[1:], nodes, 1)  # counts duplicates of a node
   np.cumsum(ends, out=ends)
   with _started(folder, "indptr", num_nodes + 1) as file:
     file.write(ends.data)
   with _started(folder, "indices", int(ends[-1])) as file:
-    file.truncate(file.tell() + 4 * int(ends[-1]))
+    file.truncate(file.tell() + 4 * int(ends[-1]))  # a sparse file of int32
   if not ends[-1]:
     return
   indices = np.load(folder / "indices.npy", mmap_mode="r+")
-  free = ends[:-1]  # the next free place of each node
+  free = ends[:-1]  # the next free index of each node in indices
   for nodes, neighbours in edges():
     if not len(nodes):
       continue
+    # Stable, so that a node's neighbours keep the order of the stream.
     order = np.argsort(nodes, kind="stable")
     nodes = nodes[order]
-    # Edges of one node are neighbours now: each comes as many places after the
-    # first of them as there are others before it.
+    # Edges of one node are now consecutive. The i-th edge of a node in this
+    # chunk goes to the node's next free index plus i.
     first = np.flatnonzero(np.r_[True, nodes[1:] != nodes[:-1]])
     counts = np.diff(np.r_[first, len(nodes)])
     places = free[nodes] + np.arange(len(nodes)) - np.repeat(first, counts)
@@ -265,7 +268,7 @@ def _write_edges(
 def _write_rows(
   folder: pathlib.Path, num_nodes: int, num_features: int, rows: Iterable[Rows]
 ) -> None:
-  """Appends what is stored for each node; nothing of it stays in memory."""
+  """Writes features, labels and splits, one chunk in memory at a time."""
   with contextlib.ExitStack() as opened:
     shapes = {
       "features": (num_nodes, num_features), "labels": (num_nodes,),
@@ -292,7 +295,7 @@ def _write_rows(
 
 
 def _started(folder: pathlib.Path, name: str, *shape: int) -> BinaryIO:
-  """Opens a file to which an array's elements are to be appended."""
+  """Creates an .npy file with its header; elements are appended later."""
   file = (folder / f"{name}.npy").open("wb")
   np.lib.format.write_array_header_1_0(file, {
     "descr": np.lib.format.dtype_to_descr(np.dtype(DTYPES[name])),
@@ -303,11 +306,15 @@ def _started(folder: pathlib.Path, name: str, *shape: int) -> BinaryIO:
 
 
 def chunks(length: int, size: int = CHUNK) -> Iterator[tuple[int, int]]:
-  """Yields the starts and ends of the parts of a range, in order.
+  """Yields start and end of consecutive chunks of a range.
 
   Args:
     length: The end of the range, which begins at 0.
-    size: The length of all parts but the last.
+    size: The length of all chunks except the last.
+
+  Example:
+    >>> list(chunks(5, size=2))
+    [(0, 2), (2, 4), (4, 5)]
   """
   for start in range(0, length, size):
     yield start, min(start + size, length)

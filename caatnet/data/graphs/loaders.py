@@ -1,8 +1,8 @@
-"""Graphs of others: lists of edges, .npz files, and the folders of OGB.
+"""Loaders of existing graphs: edge lists, .npz files, and OGB folders.
 
-Each is written once as a folder of `caatnet.data.graphs.csr`. A pair "u v"
-means that v reads the features of u, as a message goes from u to v; with
-``undirected`` u reads those of v as well.
+Each graph is converted once to a folder of `caatnet.data.graphs.csr`. A pair
+"u v" means that v reads the features of u (a message from u to v); with
+``undirected`` u also reads the features of v.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,10 +25,10 @@ from caatnet.data.graphs.csr import (
 
 
 def _naming_path(load: Callable[..., Graph]) -> Callable[..., Graph]:
-  """Makes errors of a loader begin with one of its arguments.
+  """Wraps a loader so that its errors begin with the name of an argument.
 
-  What has no argument of its own is of ``path``, which files and arrays in them
-  come from.
+  An error that does not begin with an argument's name is attributed to
+  ``path``.
   """
 
   @functools.wraps(load)
@@ -52,19 +52,22 @@ def edge_list(
   labels: str,
   undirected: bool,
 ) -> Graph:
-  """Reads a text file with two node ids on each line.
+  """Converts a text file with two node ids on each line.
 
   Args:
-    folder: Where to.
-    path: The file, .txt, .csv or either with .gz; numbers are apart by blanks,
-      tabs or commas, and lines that begin with # or % are comments.
+    folder: Folder of the converted graph.
+    path: The file, .txt or .csv, possibly with .gz. Numbers are separated by
+      blanks, tabs or commas; lines that begin with # or % are comments.
     features: An .npy file, float ``[N, F]``.
-    labels: An .npy file, int ``[N]``, -1 for none; a share of the labelled
-      nodes is held out by a hash of their ids.
-    undirected: Whether each edge goes both ways.
+    labels: An .npy file, int ``[N]``, -1 for none. A hash of node ids
+      determines the nodes for validation and test.
+    undirected: Whether each edge has both directions.
+
+  Returns:
+    The opened graph.
 
   Raises:
-    ValueError: A file is missing, or not what it must be.
+    ValueError: If a file is missing or has another format.
   """
   rows, known = (_array(name, p) for name, p in
                  (("features", features), ("labels", labels)))
@@ -78,19 +81,22 @@ def edge_list(
 def npz(
   folder: str | os.PathLike[str], *, path: str, undirected: bool
 ) -> Graph:
-  """Reads an .npz file.
+  """Converts an .npz file.
 
-  It has "edge_index", int ``[2, E]``, or "indptr" and "indices"; "features",
-  float ``[N, F]``; "labels", int ``[N]``; and may have "split", a place in
-  ``csr.SPLITS`` for each node.
+  Its arrays are "edge_index", int ``[2, E]``, or "indptr" and "indices";
+  "features", float ``[N, F]``; "labels", int ``[N]``; and optionally "split",
+  an index into ``csr.SPLITS`` for each node.
 
   Args:
-    folder: Where to.
+    folder: Folder of the converted graph.
     path: The file.
-    undirected: Whether each edge goes both ways.
+    undirected: Whether each edge has both directions.
+
+  Returns:
+    The opened graph.
 
   Raises:
-    ValueError: The file is missing, or not what it must be.
+    ValueError: If the file is missing or has another format.
   """
   file = pathlib.Path(path).expanduser()
   try:
@@ -118,24 +124,27 @@ def npz(
 def ogb(
   folder: str | os.PathLike[str], *, path: str, undirected: bool
 ) -> Graph:
-  """Reads a node property data set that OGB has unpacked.
+  """Converts an unpacked node property dataset of OGB.
 
   Args:
-    folder: Where to.
-    path: The data set's folder, with ``raw`` (``edge.csv.gz``,
+    folder: Folder of the converted graph.
+    path: The dataset's folder, with ``raw`` (``edge.csv.gz``,
       ``node-feat.csv.gz``, ``node-label.csv.gz``, or ``data.npz`` and
       ``node-label.npz``) and ``split/NAME`` (``train``, ``valid`` and ``test``
       .csv.gz).
-    undirected: Whether each edge goes both ways.
+    undirected: Whether each edge has both directions.
+
+  Returns:
+    The opened graph.
 
   Raises:
-    ValueError: A file is missing, or not what it must be.
+    ValueError: If a file is missing or has another format.
 
-  Source: Hu et al., arXiv 2005.00687, and the files of its package ogb.
+  Source: Hu et al., arXiv 2005.00687, and the file formats of the package ogb.
   """
   root = pathlib.Path(path).expanduser()
   raw = root / "raw"
-  if (raw / "data.npz").is_file():  # the large ones
+  if (raw / "data.npz").is_file():  # format of the large datasets
     with np.load(raw / "data.npz") as data:
       pairs, rows = data["edge_index"], data["node_feat"]
     with np.load(raw / "node-label.npz") as data:
@@ -161,7 +170,7 @@ def ogb(
   return _write(folder, stream, rows, labels, split, undirected, root.name)
 
 
-# By the names that configs use.
+# Loaders by config name.
 LOADERS: Mapping[str, Callable[..., Graph]] = {
   "edges": edge_list, "npz": npz, "ogb": ogb
 }
@@ -170,7 +179,7 @@ LOADERS: Mapping[str, Callable[..., Graph]] = {
 def _write(
   folder, stream, rows, labels, split, undirected, name
 ) -> Graph:
-  """Writes arrays that are in memory, or mapped, and a stream of pairs."""
+  """Checks and writes a graph of arrays and a stream of (source, target)."""
   num_nodes = len(labels)
   for what, array in (("labels", labels), ("split", split)):
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
@@ -191,7 +200,7 @@ def _write(
 
   def edges() -> Iterator[Edges]:
     for source, target in stream():
-      yield target, source
+      yield target, source  # stored with the node that receives messages
       if undirected:
         yield source, target
 
@@ -206,8 +215,9 @@ def _write(
 
 
 def _held_out(labels: np.ndarray) -> np.ndarray:
-  """Splits nodes by a hash of their ids: 3 of 5 are trained on."""
+  """Splits nodes by a hash of ids: 3 of 5 train, 1 validation, 1 test."""
   place = np.arange(len(labels), dtype=np.uint64)
+  # Multiplicative (Fibonacci) hashing; the upper bits are well mixed.
   place = place * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
   return np.array([0, 0, 0, 1, 2], np.uint8)[place % np.uint64(5)]
 

@@ -1,9 +1,9 @@
-"""Reads of mapped files that memory does not hold.
+"""Random access to memory-mapped files that are larger than memory.
 
-When a program touches a page of a mapped file, the system reads its neighbours,
-too, since most programs go on to these. Rows of features and neighbours of
-nodes are read in no order: of a file larger than memory each row of 512 bytes
-then costs 128 KiB, whose pages push out others that are of use.
+On a page fault, the operating system also reads adjacent pages (readahead),
+since most programs read sequentially. Rows of features and neighbours of nodes
+are read in random order: in a file larger than memory, each row of 512 bytes
+then costs a read of 128 KiB, which evicts pages that are still in use.
 """
 
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ import pathlib
 
 import numpy as np
 
-# Where limits of control groups are, versions 1 and 2, by the field of a line
-# of /proc/self/cgroup (cgroups(7)).
+# Folder and file of a control group's memory limit (versions 1 and 2), by the
+# controller field of a line of /proc/self/cgroup; see cgroups(7).
 _LIMITS = {
   "memory": ("memory", "memory.limit_in_bytes"), "": (".", "memory.max"),
 }
@@ -24,12 +24,13 @@ def memory_bytes(
   groups: str | os.PathLike[str] = "/proc/self/cgroup",
   root: str | os.PathLike[str] = "/sys/fs/cgroup",
 ) -> int:
-  """Returns the memory that this process can have, with pages of its files.
+  """Returns the memory limit of this process in bytes, page cache included.
 
-  That is the machine's, or the least that a control group above it allows.
+  This is the minimum of the machine's memory and the limits of the process'
+  control groups.
 
   Args:
-    groups: The file that names the process' control groups.
+    groups: The file that lists the process' control groups.
     root: The folder of all control groups.
   """
   found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -51,16 +52,17 @@ def memory_bytes(
 
 
 def expect_no_order(arrays: Iterable[np.ndarray], room: int) -> bool:
-  """Tells the system that mapped arrays are read in no order, if that helps.
+  """Disables readahead (MADV_RANDOM) of mapped arrays larger than memory.
 
-  What fits into memory is read once, faster with its neighbours.
+  Arrays that fit into memory are read only once, which is faster with
+  readahead.
 
   Args:
-    arrays: Arrays of `numpy.memmap`; others are left as they are.
-    room: Bytes of memory for them.
+    arrays: Arrays of `numpy.memmap`; other arrays are ignored.
+    room: Memory for the arrays in bytes.
 
   Returns:
-    Whether they are larger than the room, so that it was told.
+    Whether readahead was disabled.
   """
   arrays = list(arrays)
   if sum(x.nbytes for x in arrays) <= room or not hasattr(mmap, "MADV_RANDOM"):

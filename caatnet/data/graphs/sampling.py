@@ -1,27 +1,28 @@
-"""Samples the neighbourhoods of nodes as trees of one shape.
+"""Sampling of node neighbourhoods as trees of a static shape.
 
-A node's tree has one root, the node itself; ``fanouts[0]`` places for its
-neighbours, ``fanouts[1]`` places for the neighbours of each of these, and so
-on: T places in all, level after level, the children of a place side by side.
-Shapes never depend on the graph, so a program that reads trees is compiled
+A tree has the node as its root, ``fanouts[0]`` positions for its neighbours,
+``fanouts[1]`` positions for the neighbours of each of these, and so on. Its T
+positions are ordered by level, and children of one position are consecutive.
+Shapes are independent of the graph, so a program that reads trees is compiled
 once.
 
-A node with more neighbours than there are places has each set of them with
-equal probability (Floyd's algorithm: Bentley and Floyd, CACM 1987); one with
-fewer has all of them first, and then the node itself in places that do not
-count. Whether a place counts is read off the degrees: child j of a place with
-degree d does if j < min(d, fanout), and a place that does not count has degree
-0. Repeated ids are not fetched again.
+If a node has more neighbours than the fanout, every subset of this size has
+equal probability (Floyd's algorithm: Bentley and Floyd, CACM 1987). If it has
+fewer, all of them come first, and the other positions are padding with the
+node's id. Padding follows from the degrees: child j of a position with degree d
+is valid if j < min(d, fanout), and padding has degree 0. Features of repeated
+ids are fetched once.
 
-Random numbers are a function of seed, example, place and draw (SplitMix64:
-Steele, Lea and Flood, OOPSLA 2014), not of a generator's state. So trees are
-the same for any number of threads, and in any order. A number below n is the
-upper half of 32 random bits times n; its bias is below n / 2^32.
+Random numbers are a function of seed, example, position and draw (SplitMix64:
+Steele, Lea and Flood, OOPSLA 2014), not of a generator's state. So trees do not
+depend on the number of threads or on the order of sampling. A random number
+below n is the upper half of 32 random bits times n; its bias is below n / 2^32.
 
-`reference` is the specification, in numpy. `compiled` does the same in numba
-(the extra ``graphs``), whose functions let go of Python's lock: threads take
-parts of a batch. numba's own threads cannot be used from two threads of
-Python, and a batch is sampled while another is evaluated.
+`reference` is the specification in numpy. `compiled` is equivalent code in
+numba (the extra ``graphs``). It releases Python's global interpreter lock, so
+threads sample parts of a batch in parallel. numba's own thread pool cannot be
+used from two Python threads, and one batch is sampled while another is
+evaluated.
 """
 
 from collections.abc import Callable
@@ -38,27 +39,32 @@ from caatnet.data.graphs.csr import Graph
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SAMPLERS = ("auto", "compiled", "reference")
-# Examples that a thread takes at a time.
+# Examples per task of a thread.
 _PART = 64
 
 
 def num_places(fanouts: tuple[int, ...]) -> int:
-  """Returns T, the places of a tree."""
+  """Returns T, the number of positions of a tree.
+
+  Example:
+    >>> num_places((10, 5))  # 1 + 10 + 10 * 5
+    61
+  """
   return sum(math.prod(fanouts[:level]) for level in range(len(fanouts) + 1))
 
 
 def check_fanouts(fanouts: tuple[int, ...]) -> None:
-  """Refuses fan-outs below 1, and none at all."""
+  """Raises ValueError for empty fanouts and for fanouts below 1."""
   if not fanouts or min(fanouts) < 1:
     raise ValueError(f"fanouts={fanouts} must have numbers of at least 1")
 
 
 class Sampler:
-  """Samples trees from a graph.
+  """Sampler of trees from a graph.
 
   Attributes:
     graph: The graph.
-    fanouts: Places for neighbours, level by level.
+    fanouts: Number of sampled neighbours per node of each level.
     implementation: "compiled" or "reference".
   """
 
@@ -70,18 +76,19 @@ class Sampler:
     threads: int = 0,
     implementation: str = "auto",
   ) -> None:
-    """Makes a sampler.
+    """Creates a sampler.
 
     Args:
       graph: The graph.
-      fanouts: Places for neighbours, level by level; at least 1 each.
-      seed: Decides the trees, together with the number of the example.
+      fanouts: Number of sampled neighbours per node of each level; at least 1.
+      seed: Determines the trees, together with the number of the example.
       threads: Threads of the compiled sampler; 0 for one per core.
-      implementation: "compiled", "reference", or "auto" for the first where
-        numba is installed.
+      implementation: "compiled", "reference", or "auto" for "compiled" if numba
+        is installed.
 
     Raises:
-      ValueError: A fan-out is below 1, or numba is asked for and not there.
+      ValueError: If a fanout is below 1, or "compiled" is requested without
+        numba.
     """
     check_fanouts(fanouts)
     there = importlib.util.find_spec("numba") is not None
@@ -107,10 +114,13 @@ class Sampler:
 
     Args:
       nodes: Roots, int ``[B]``.
-      first: The number of the first example among all of a run.
+      first: The index of the first example among all examples of a run.
 
     Returns:
-      Ids and degrees of all places, int32 ``[B, T]`` each.
+      Ids and degrees of all positions, int32 ``[B, T]`` each.
+
+    Raises:
+      ValueError: If a root is not a node of the graph.
     """
     nodes = np.asarray(nodes, np.int32)
     if len(nodes) and (
@@ -133,6 +143,7 @@ class Sampler:
       compiled(), np.asarray(graph.indptr), np.asarray(graph.indices),
       np.array(self.fanouts, np.int64), self._key,
     )
+    # Parts write to disjoint rows of ids and degrees, without locks.
     done = [
       self._pool.submit(part, numbers[s], ids[s], degrees[s])
       for s in (
@@ -158,26 +169,26 @@ def reference(
   Args:
     indptr: int64 ``[N + 1]``.
     indices: int32 ``[E]``.
-    fanouts: Places for neighbours, level by level.
-    key: Of the run.
-    numbers: The examples' numbers, uint64 ``[B]``.
-    ids: int32 ``[B, T]``, with the roots in the first column.
-    degrees: int32 ``[B, T]``, zeros.
+    fanouts: Number of sampled neighbours per node of each level.
+    key: Random key of the run.
+    numbers: Indices of the examples, uint64 ``[B]``.
+    ids: int32 ``[B, T]`` with the roots in the first column; filled here.
+    degrees: int32 ``[B, T]`` of zeros; filled here.
   """
   example = _mixed(key + numbers * np.uint64(_GOLDEN))  # [B]
-  counts = np.ones((len(ids), 1), bool)  # whether a place of the level does
+  counts = np.ones((len(ids), 1), bool)  # whether a position is not padding
   start, width = 0, 1
   for fanout in fanouts:
     places = np.arange(start, start + width)
     parents = ids[:, places]  # [B, P]
-    begin = indptr[parents]
+    begin = indptr[parents]  # padding has degree 0, hence no valid children
     degree = (indptr[parents + 1] - begin) * counts
     degrees[:, places] = degree
     place = _mixed(example[:, None] + places.astype(np.uint64) + np.uint64(1))
     chosen = np.full((*parents.shape, fanout), -1, np.int64)
     for j in range(fanout):
-      # The last place that this draw may take; Floyd's algorithm takes it
-      # where the drawn one is taken.
+      # Floyd's algorithm draws from 0 to `last`, and takes `last` if the drawn
+      # number has been taken before.
       last = degree - fanout + j
       bits = _mixed(place + np.uint64((j + 1) * _GOLDEN % 2**64))
       draw = (
@@ -190,17 +201,19 @@ def reference(
     counts = np.arange(fanout) < degree[..., None]  # [B, P, fanout]
     where = np.where(counts, begin[..., None] + chosen, 0)
     found = indices[where] if len(indices) else np.zeros_like(where)
+    # Padding has the parent's id.
     children = np.where(counts, found, parents[..., None])
     start, width = start + width, width * fanout
     ids[:, start : start + width] = children.reshape(len(ids), width)
     counts = counts.reshape(len(ids), width)
+  # Leaves have degrees, but no children.
   places = slice(start, start + width)
   parents = ids[:, places]
   degrees[:, places] = (indptr[parents + 1] - indptr[parents]) * counts
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-  """Mixes 64 bits (SplitMix64's finalizer); a permutation of them."""
+  """Applies SplitMix64's finalizer, a permutation of 64-bit integers."""
   x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
   x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
   return x ^ (x >> np.uint64(31))
@@ -208,7 +221,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def compiled() -> Callable[..., None]:
-  """Compiles `reference` for one thread; takes fan-outs as an array."""
+  """Returns `reference` compiled by numba; fanouts are an array."""
   import numba
 
   first, second = np.uint64(_FIRST), np.uint64(_SECOND)
@@ -244,7 +257,7 @@ def compiled() -> Callable[..., None]:
               last = degree - fanout + j
               bits = mixed(place + np.uint64(j + 1) * golden)
               draw = np.int64((bits >> s32) * np.uint64(last + 1) >> s32)
-              for i in range(j):  # degrees hold what was drawn, for now
+              for i in range(j):  # degrees temporarily hold the draws
                 if degrees[row, child + i] == draw:
                   draw = last
                   break

@@ -1,4 +1,4 @@
-"""Parts shared by language models with partially synchronised layers."""
+"""Components shared by language models with partially synchronised layers."""
 
 from parallel.lazy import attach
 

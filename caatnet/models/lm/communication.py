@@ -1,24 +1,26 @@
-"""Counts in closed form what a step reduces over the tensor axis.
+"""Closed formulas for a language model's collectives over the tensor axis.
 
-In training the elements per microbatch of n tokens are
+A training step with microbatches of n tokens, in elements per microbatch, where
+k is the number of shared channels of a row-parallel projection:
 
-    forward:  n H (embedding) + sum over row doors of n k + O(n) (softmax)
-    backward: n H (stack entry) + sum over row doors of n k
+    forward:  n H (embedding) + sum over projections of n k + O(n) (softmax)
+    backward: n H (stack entry) + sum over projections of n k
 
-All go by all-reduce; with the route "one_shot", row doors all-gather operands
-of the same size instead. Full rematerialisation runs a layer's first row door
-again in the backward, and the MLP's door where its update is carried into the
-next layer. Once per step there are (2 L + 1) H elements for the gradients of
-the norms' gains, those of other parameters that every rank has whole
-(`StackConfig.gains`), and one for each sliced parameter for the gradient norm.
+All are all-reduces; with the route "one_shot", row-parallel projections
+all-gather operands of the same size instead. Full rematerialisation repeats a
+layer's first row-parallel projection in the backward, and that of the MLP if
+its update is carried into the next layer. Once per step there are (2 L + 1) H
+elements for gradients of the norms' gains, the gradients of other parameters
+that every rank has whole (`StackConfig.gains`), and one element per sliced
+parameter for the gradient norm.
 
-A step of inference with n tokens, of prompts or one for each sequence that
-decodes, has the forward's n H and n k only. The head sends nothing: of the
-logits every rank keeps its slice, for the rows that are asked for. What
-sampling a token from these slices sends is not counted here.
+An inference step with n tokens (prompt tokens, and one per decoding sequence)
+has the forward's n H and n k only. The head is not reduced: every rank keeps
+its slice of the logits of the requested rows. Communication of sampling from
+these slices is not counted here.
 
-Source: Lamprecht et al., arXiv 2506.19645, section 3. The tests hold this equal
-to the ledger of the lowered program.
+Source: Lamprecht et al., arXiv 2506.19645, section 3. Tests compare these
+formulas with the ledger of the lowered program.
 """
 
 import collections
@@ -28,7 +30,7 @@ from caatnet.models.lm.config import StackConfig
 from caatnet.models.protocol import Reduction
 from parallel.tensor.partial_sync import PartialSync
 
-# Routes of row doors with one collective each -> its kind.
+# Route of a row-parallel projection that is one collective -> kind of it.
 _KINDS = {"psum": "all_reduce", "one_shot": "all_gather"}
 
 
@@ -40,20 +42,20 @@ def tensor_reductions(
   seq_len: int,
   accumulation: int = 1,
 ) -> collections.Counter[Reduction]:
-  """Counts the reductions over the tensor axis in one training step.
+  """Counts the collectives over the tensor axis in one training step.
 
   Args:
     config: The model.
     data_lanes: Data-parallel ranks on one device.
     batch_size: Sequences of one microbatch of one data-parallel rank.
-    seq_len: Positions.
+    seq_len: Positions of a sequence.
     accumulation: Microbatches per step.
 
   Returns:
-    How often each reduction runs in a step.
+    Number of runs of each collective per step.
 
   Raises:
-    ValueError: A row door's route is not one collective.
+    ValueError: If the route of a row-parallel projection is not one collective.
   """
   tokens = (data_lanes, batch_size, seq_len)
   width, dtype = config.width, config.dtype
@@ -62,7 +64,8 @@ def tensor_reductions(
   def add(phase, dtype, *shape, kind="all_reduce"):
     count[Reduction(phase, dtype, tuple(shape), kind)] += accumulation
 
-  add("forward", dtype, *tokens, width)
+  add("forward", dtype, *tokens, width)  # embedding
+  # Transpose of the stack's entry, which is the identity in the forward.
   entry = config.syncs[0][0].backward_dtype or dtype
   add("backward", entry, *tokens, width)
   for layer, syncs in enumerate(config.syncs):
@@ -74,17 +77,17 @@ def tensor_reductions(
         backward = sync.backward_dtype or dtype
         add("forward", forward, *tokens, k, kind=door_kind)
         add("backward", backward, *tokens, k, kind=door_kind)
-        # The backward of a layer recomputes what its own backward reads. The
-        # MLP needs the stream after attention, so attention's door runs again.
-        # The MLP's own update is read by the next layer only: its door runs
-        # again where that layer reduces it.
+        # The backward of a layer recomputes the values that it reads. The MLP's
+        # backward reads the stream after attention, so attention's row-parallel
+        # projection is repeated. The MLP's update is read by the next layer
+        # only, so the MLP's is repeated only if that layer reduces it.
         carried = config.carry and layer < config.num_layers - 1
         if config.remat == "full" and (door == 0 or carried):
           add("backward", forward, *tokens, k, kind=door_kind)
   add("forward", "float32", *tokens)  # largest logit
   add("forward", "float32", 2, *tokens)  # normaliser, target
-  # Once per step: gradients of the gains of layers and the last norm, and the
-  # squares of each sliced parameter: embedding, those of a layer, head.
+  # Once per step: gradients of the gains of all layers and of the last norm,
+  # and one sum of squares per sliced parameter (embedding, layers, head).
   gains = [(config.num_layers, *shape) for shape in config.gains]
   slices = config.num_slices + 2 - config.tied_embeddings
   for shape in (*gains, (config.width,), (slices,)):
@@ -95,18 +98,18 @@ def tensor_reductions(
 def decoding_reductions(
   config: StackConfig, *, tokens: int
 ) -> collections.Counter[Reduction]:
-  """Counts the reductions over the tensor axis in one step of inference.
+  """Counts the collectives over the tensor axis in one inference step.
 
   Args:
     config: The model.
-    tokens: The tokens that go through the layers on one device: those of all
-      chunks of prompts, and one for each sequence that decodes.
+    tokens: Tokens of the step on one device: all tokens of prompt chunks, and
+      one per decoding sequence.
 
   Returns:
-    How often each reduction runs in a step, those of sampling left out.
+    Number of runs of each collective per step, without those of sampling.
 
   Raises:
-    ValueError: A row door's route is not one collective.
+    ValueError: If the route of a row-parallel projection is not one collective.
   """
   dtype, count = config.dtype, collections.Counter()
   count[Reduction("forward", dtype, (tokens, config.width))] += 1
@@ -119,9 +122,10 @@ def decoding_reductions(
 
 
 def _kind(sync: PartialSync) -> str:
-  """Returns the kind of a row door's collective, if it is a single one."""
+  """Returns the kind of the single collective of a row-parallel projection."""
   if sync.route not in _KINDS:
     raise ValueError(
-      f"config.sync.route={sync.route!r}: the formula has {', '.join(_KINDS)}"
+      f"config.sync.route={sync.route!r}: the closed formula supports "
+      f"{', '.join(_KINDS)}"
     )
   return _KINDS[sync.route]

@@ -1,4 +1,4 @@
-"""The sizes that all language models with a stack of layers have."""
+"""Sizes common to all language models with a stack of layers."""
 
 import dataclasses
 
@@ -8,9 +8,9 @@ from parallel.axes import divisors
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import REDUCED
 
-# What of a layer is kept for the backward, by the names that configs use:
-# everything, nothing, or only what has been reduced over ranks, so that
-# recomputing the rest sends nothing.
+# Checkpoint policies by config name. "none" saves all residuals, "full" none,
+# "reduced" only results of collectives, so that recomputation does not
+# communicate.
 REMAT_POLICIES = {
   "none": None,
   "full": jax.checkpoint_policies.nothing_saveable,
@@ -20,29 +20,29 @@ REMAT_POLICIES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackConfig:
-  """The sizes of a language model, before any cut into ranks.
+  """Sizes of a whole language model, independent of the number of ranks.
 
-  A layer has two row-parallel projections: one of the part that mixes positions
-  (attention or a recurrence), and one of the MLP.
+  A layer has two row-parallel projections: one of the sequence mixer (attention
+  or a recurrence), and one of the MLP.
 
   Attributes:
     vocab_size: The number of tokens.
     width: The channels of the residual stream.
     num_layers: The number of layers.
     ffn_width: The hidden width of the MLP.
-    syncs: For each layer how its two row doors synchronise.
+    syncs: For each layer, the sync policies of its two row-parallel
+      projections.
     norm_eps: Epsilon that a norm adds to the mean square.
     tied_embeddings: Whether the head is the embedding's transpose.
     dtype: The dtype of activations; parameters are float32.
-    remat: Recomputation in the backward, a key of ``REMAT_POLICIES``.
-    kernels: Implementations of the norms in order of preference, as
-      `parallel.kernels.selection` has them.
-    init_std: The standard deviation of all matrices when they are drawn. That
-      of output projections is smaller by sqrt(2 layers), as in GPT-2 and
-      Megatron-LM.
+    remat: Rematerialisation in the backward, a key of ``REMAT_POLICIES``.
+    kernels: Implementations of the norms in order of preference, names of
+      `parallel.kernels.selection`.
+    init_std: Standard deviation of all matrices at initialisation. Output
+      projections use it divided by sqrt(2 layers), as GPT-2 and Megatron-LM do.
     unroll: Layers per iteration of the scan.
-    carry: Whether the MLP's row door may leave its reduction to the first norm
-      of the next layer, on routes with a kernel that does both.
+    carry: Whether the MLP's row-parallel projection may leave its reduction to
+      the first norm of the next layer, on routes with a kernel that fuses both.
   """
 
   vocab_size: int
@@ -73,22 +73,22 @@ class StackConfig:
 
   @property
   def layer_params(self) -> int:
-    """The logical parameters of one layer, without padding."""
+    """Number of logical parameters of one layer, without padding."""
     raise NotImplementedError
 
   @property
   def gains(self) -> list[tuple[int, ...]]:
-    """The shapes of parameters of a layer that every rank has whole."""
-    return [(self.width,)] * 2  # of the norms of both column doors
+    """Shapes of a layer's parameters that are replicated on all ranks."""
+    return [(self.width,)] * 2  # norms before both column-parallel projections
 
   @property
   def num_slices(self) -> int:
-    """The number of parameters of a layer that are cut over ranks."""
+    """Number of parameter arrays of a layer that are cut over ranks."""
     raise NotImplementedError
 
   @property
   def num_params(self) -> int:
-    """The number of logical parameters, without padding."""
+    """Number of logical parameters of the model, without padding."""
     tables = 1 if self.tied_embeddings else 2
     table = self.vocab_size * self.width
     layers = self.num_layers * self.layer_params
@@ -100,12 +100,12 @@ def check_divides(value: int, key: str, divisor: int, divisor_key: str) -> None:
 
   Args:
     value: The size.
-    key: Its key.
-    divisor: Size that must divide it.
-    divisor_key: The divisor's key in ``config``.
+    key: The key of ``value`` in ``config.model``.
+    divisor: Size that must divide ``value``.
+    divisor_key: The key of ``divisor`` in ``config``.
 
   Raises:
-    ValueError: It is none; the message lists the divisors.
+    ValueError: If it does not; the message lists the divisors.
   """
   if divisor < 1 or value % divisor:
     raise ValueError(

@@ -1,6 +1,6 @@
 """Rank-local functions of layers, written for one tensor rank.
 
-Nothing here communicates or knows that there are other ranks.
+No function here communicates or depends on the number of ranks.
 
 Shape legend: F = features of one rank.
 """
@@ -15,9 +15,10 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 
 
 def kept(*activations: jax.Array) -> tuple[jax.Array, ...]:
-  """Names activations, so that the backward keeps them.
+  """Names activations with `checkpoint_name`, so that the backward saves them.
 
-  A partition does not keep slices and other forms of arrays, which might be
-  parameters (`parallel.zero.gathered`), but what has a name it keeps.
+  The checkpoint policy of a ZeRO partition (`parallel.zero.gathered`) does not
+  save slices and reshapes, since these may be gathered parameters. It saves
+  named arrays.
   """
   return tuple(checkpoint_name(x, "activation") for x in activations)

@@ -1,7 +1,7 @@
-"""Sums over a vocabulary that is cut over tensor ranks.
+"""Losses over a vocabulary that is cut over tensor ranks.
 
-Every rank has a slice of the logits. What is asked of them here takes O(1)
-numbers per token over the tensor axis, where gathered logits would be V.
+Every rank has a slice of the logits. The functions reduce O(1) numbers per
+token over the tensor axis instead of gathering V logits per token and rank.
 
 Shape legend: R = lanes, B = batch, T = position, V = vocabulary of one rank.
 """
@@ -14,13 +14,13 @@ import jax.numpy as jnp
 
 
 class Targets(NamedTuple):
-  """Tokens of which the logits are asked.
+  """Target tokens, and the layout of the logits.
 
   Attributes:
-    tokens: int ``[B, T]``.
-    token_ids: int ``[R, V]``, which token each logit of this device stands for.
-    axis_name: The name of the axis, or names of the axes, that cut the
-      vocabulary.
+    tokens: The targets, int ``[B, T]``.
+    token_ids: int ``[R, V]``, the token of each logit of this device.
+    axis_name: Name of the axis, or names of the axes, over which the vocabulary
+      is cut.
   """
 
   tokens: jax.Array
@@ -29,18 +29,18 @@ class Targets(NamedTuple):
 
 
 def cross_entropy(logits: jax.Array, targets: Targets) -> jax.Array:
-  """Computes log(sum of exp(logit)) - logit of the target.
+  """Returns the cross-entropy, log(sum of exp(logit)) - logit of the target.
 
   Args:
     logits: float32 ``[R, B, T, V]``; -inf for padding of the vocabulary.
-    targets: The tokens that should have followed.
+    targets: The target tokens.
 
   Returns:
-    Nats, float32 ``[B, T]``, the same on every tensor rank.
+    Cross-entropy in nats, float32 ``[B, T]``, equal on all tensor ranks.
   """
-  # Cancels in the loss, hence no gradient.
+  # The maximum cancels in the loss, so it needs no gradient.
   largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
-  # [2, B, T], so that one reduction takes both.
+  # [2, B, T], so that one all-reduce sums both.
   sums = jnp.stack(_sums(logits, _largest(largest, targets), targets))
   normaliser, target = lax.psum(sums, targets.axis_name)
   return jnp.log(normaliser) - target
@@ -49,25 +49,25 @@ def cross_entropy(logits: jax.Array, targets: Targets) -> jax.Array:
 def target_scores(
   logits: jax.Array, targets: Targets
 ) -> dict[str, jax.Array]:
-  """Says how likely each target is, and whether it is the most likely token.
+  """Returns the log-probability of targets, and whether greedy picks them.
 
   Args:
     logits: float32 ``[R, B, T, V]``; -inf for padding of the vocabulary.
-    targets: The tokens that are judged.
+    targets: The target tokens.
 
   Returns:
-    ``{"log_probability": float32 [B, T], "greedy": bool [B, T]}``, the same on
-    every tensor rank. Among equal logits the lowest token is the greedy choice,
-    as it is that of argmax.
+    ``{"log_probability": float32 [B, T], "greedy": bool [B, T]}``, equal on all
+    tensor ranks; log-probabilities are in nats. Among equal logits the greedy
+    choice is the lowest token, as for argmax.
   """
   best, choice = _first_largest(  # of this device
     lax.stop_gradient(logits), targets.token_ids
   )
   largest = _largest(best, targets)
-  # A device whose choice is the target adds 1; one that has a lower token with
-  # the largest logit of all takes away 2. So the sum is 1 for greedy targets
-  # alone. What is compared has been stored: a logit that XLA computes again,
-  # fused with other operations, may differ in its last bit.
+  # A device whose choice is the target adds 1. A device with the largest logit
+  # at a lower token subtracts 2. So the sum is 1 for greedy targets only. The
+  # compared logits are behind optimisation barriers: if XLA recomputed them in
+  # another fusion, they could differ in the last bit.
   vote = jnp.where(choice == targets.tokens, 1.0, 0.0)
   vote = jnp.where(choice < targets.tokens, -2.0, vote)
   vote = jnp.where(best == largest, vote, 0.0)
@@ -98,7 +98,7 @@ def _first_largest(
 def _largest(of_device: jax.Array, targets: Targets) -> jax.Array:
   """Returns the largest logit of all ranks, ``[B, T]``.
 
-  The barrier keeps XLA:TPU from moving the cast to float32 behind the
+  The barrier prevents XLA:TPU from moving the cast to float32 after the
   reduction.
   """
   return lax.pmax(lax.optimization_barrier(of_device), targets.axis_name)
@@ -107,12 +107,12 @@ def _largest(of_device: jax.Array, targets: Targets) -> jax.Array:
 def _sums(
   logits: jax.Array, largest: jax.Array, targets: Targets
 ) -> list[jax.Array]:
-  """Returns this device's part of the normaliser and of the target's logit.
+  """Returns this device's summands of the normaliser and the target's logit.
 
-  The largest logit is subtracted from all, so that exp does not overflow.
+  The largest logit is subtracted first, so that exp does not overflow.
   """
   shifted = logits - largest[None, :, :, None]
-  # One rank has the target's logit; all others add zero.
+  # One rank has the target's logit; all other ranks contribute zero.
   is_target = (
     targets.token_ids[:, None, None, :] == targets.tokens[None, :, :, None]
   )

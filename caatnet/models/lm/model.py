@@ -1,4 +1,4 @@
-"""A stack of layers as a `caatnet.models.protocol.LanguageModel`."""
+"""Stacked layers as a `caatnet.models.protocol.LanguageModel`."""
 
 import collections
 from collections.abc import Mapping
@@ -29,15 +29,16 @@ BLOCKS = "blocks"
 
 @dataclasses.dataclass(frozen=True)
 class StackedLanguageModel:
-  """A model that predicts next tokens; an example is int ``[T + 1]``.
+  """Base class of language models; an example is int ``[T + 1]``.
 
-  A model of this kind gives its module, its cache and its `flops`.
+  A subclass defines ``module_type``, `cache_shape` and `flops`.
 
   Attributes:
-    module_type: The class of its module.
-    config: The sizes, and how the row doors synchronise.
+    module_type: The class of the module.
+    config: Sizes, and sync policies of the row-parallel projections.
     tensor: The tensor axis.
-    stage: The stages that cut the vocabulary, too; None if none do.
+    stage: The stage axis, if pipeline stages cut the vocabulary in addition to
+      tensor ranks; else None.
   """
 
   config: StackConfig
@@ -50,12 +51,12 @@ class StackedLanguageModel:
 
   @functools.cached_property
   def _abstract(self) -> tuple[Any, Any]:
-    """The module's graph and its abstract parameters."""
+    """Graph definition and abstract parameters of the module."""
     return nnx.split(nnx.eval_shape(lambda: self._draw(nnx.Rngs(0))))
 
   @property
   def _module(self) -> LanguageModule:
-    """The module with the shapes of its parameters in their place."""
+    """Module with abstract parameters."""
     module = nnx.merge(*self._abstract)
     module.stage = self.stage
     return module
@@ -78,7 +79,7 @@ class StackedLanguageModel:
 
   @property
   def parameters(self) -> Any:
-    """A `Parameter` for each; matrices are cut over ranks, gains are not."""
+    """Tree of `Parameter`; matrices are cut over ranks, gains are not."""
 
     def parameter(path: tuple[Any, ...], variable: Any) -> Parameter:
       in_block = path[0] == BLOCKS
@@ -99,11 +100,12 @@ class StackedLanguageModel:
         1 + in_block,
         "float32" if isinstance(variable, Wide) else self.config.dtype,
         decays=not isinstance(variable, Bias),
-        uses=2 if tied else 1,  # a tied table is the head, too
-        # The backward of a lookup needs no table, that of the head does.
+        uses=2 if tied else 1,  # a tied table is also the head
+        # The backward of a lookup does not read the table, the head's does.
         regathered=1 if tied or not looked_up else 0,
         stage_dim=stage_dim,
-        cast=False,  # at each product, and after the sum of a lookup
+        # Functions cast it at each product, and after the sum of a lookup.
+        cast=False,
       )
 
     flat = {
@@ -145,13 +147,13 @@ class StackedLanguageModel:
       )
       raise ValueError(
         f"p_attention={p_attention} and p_mlp={p_mlp} must have one number "
-        "each: layers of a pipeline's stages synchronise alike"
+        "each: all layers of a pipeline must have the same sync policies"
       )
     module = self._module
     if module.carries(self.config.syncs[0]):
       raise ValueError(
-        "carry='off' is what stages of a pipeline need: here layers leave "
-        "reductions to the next one, which may be on another stage"
+        "pipeline stages require carry='off': with carry, a layer leaves its "
+        "reduction to the next layer, which may be on another stage"
       )
     return Parts(
       BLOCKS,
@@ -201,9 +203,9 @@ class StackedLanguageModel:
   def decoding_reductions(
     self, *, tokens: int
   ) -> collections.Counter[Reduction]:
-    """Counts what `decode` reduces over the tensor axis, in closed form.
+    """Counts the collectives of `decode` over the tensor axis, in closed form.
 
     Args:
-      tokens: The tokens of a batch.
+      tokens: Tokens of the step on one device.
     """
     return decoding_reductions(self.config, tokens=tokens)

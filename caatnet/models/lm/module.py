@@ -1,13 +1,13 @@
-"""A language model under partially synchronised tensor parallelism.
+"""Language model module under partially synchronised tensor parallelism.
 
-It is an embedding, a stack of equal layers, a norm and a head. Embedding, head
-and cross-entropy are cut over ranks along the vocabulary. Over the tensor axis
-a forward makes one reduction of full width at the embedding and two partial
-ones per layer, and none at the head. The transpose of the first one is at the
-entry of the stack of layers.
+The module has an embedding, a stack of equal layers, a norm and a head.
+Embedding, head and cross-entropy are cut over tensor ranks along the
+vocabulary. A forward has one all-reduce of full width at the embedding, two
+partial ones per layer, and none at the head. The backward's all-reduce of full
+width is at the entry of the stack of layers.
 
-A model gives its layers and what mixes positions in them (`mixer`): attention,
-or a recurrence.
+A subclass defines its blocks and their sequence mixer (`mixer`): attention or a
+recurrence.
 
 Source, for the placement of the reductions: Lamprecht et al., arXiv 2506.19645.
 
@@ -40,16 +40,16 @@ from parallel.tensor.stream import Stream, enter
 
 
 class LanguageModule(nnx.Module):
-  """An embedding, a scanned stack of blocks, a norm and a head.
+  """Embedding, scanned stack of blocks, norm and head.
 
-  It runs inside ``jax.shard_map``, since it communicates over the tensor axis.
-  Its parameters then have this device's lanes as their leading dim.
+  The module runs inside ``jax.shard_map``, since it communicates over the
+  tensor axis. There its parameters have this device's lanes as the leading dim.
 
   Attributes:
-    block_type: The class of a block. It is made from config, axis, the factors
-      ``[2, H]`` of the columns of its output projections, and random streams.
-      Its call ``(x, state, syncs, mix) -> (x, state)`` changes the stream
-      through two row doors.
+    block_type: The class of a block. Its constructor takes config, axis, the
+      factors ``[2, H]`` of the columns of its output projections, and random
+      streams. Its call ``(x, state, syncs, mix) -> (x, state)`` updates the
+      stream through two row-parallel projections.
   """
 
   block_type: ClassVar[Callable[..., nnx.Module]]
@@ -65,12 +65,12 @@ class LanguageModule(nnx.Module):
       rngs: The random streams.
 
     Raises:
-      ValueError: A rank would own no feature or token.
+      ValueError: If a rank would own no feature or token.
     """
     for key in ("ffn_width", "vocab_size"):
       check_every_rank_owns(getattr(config, key), key, axis.size)
     self.config, self.axis = config, axis
-    # The stages of a pipeline that cut the vocabulary, too.
+    # The stage axis if pipeline stages cut the vocabulary; set by the model.
     self.stage: Axis | None = None
     std, width = config.init_std, config.width
     vocab, cut = config.vocab_size, cut_size(config.vocab_size, axis.size)
@@ -91,22 +91,22 @@ class LanguageModule(nnx.Module):
     )
 
   def mixer(self, batch: Batch | None = None) -> Any:
-    """Returns what mixes positions in a block, the argument ``mix``.
+    """Returns the sequence mixer of a block, its argument ``mix``.
 
     Args:
-      batch: The tokens of a step of inference, whose state is ``(cache, number
-        of the layer)``; None for all positions of all sequences, without a
-        state.
+      batch: The tokens of an inference step, in which the state is ``(cache,
+        layer index)``; None for whole sequences without a cache, in which the
+        state is ().
     """
     raise NotImplementedError
 
   def carries(self, syncs: stack.Syncs) -> bool:
-    """Returns whether blocks leave an update to the next one's norm."""
+    """Returns whether a block may leave its update to the next block's norm."""
     return False
 
   @property
   def vocabulary(self) -> Vocabulary:
-    """The tokens, on the ranks that share them."""
+    """Embedding and head functions of this vocabulary."""
     config = self.config
     return Vocabulary(
       config.vocab_size, self.axis, config.dtype, config.tied_embeddings,
@@ -119,8 +119,8 @@ class LanguageModule(nnx.Module):
     """Computes each rank's slice of the logits.
 
     Args:
-      params: The parameters, as `decode` takes them.
-      tokens: int ``[B, T]``, or what ``access`` takes in its place.
+      params: The parameters, see `decode`.
+      tokens: int ``[B, T]``, in the representation that ``access`` reads.
       access: Reads the parameters.
 
     Returns:
@@ -132,11 +132,12 @@ class LanguageModule(nnx.Module):
   def decode(
     self, params: Any, cache: Cache, batch: Batch, access: Access
   ) -> tuple[jax.Array, Cache]:
-    """Reads a step's tokens, and what the cache has of their sequences.
+    """Runs one step of inference on the cache.
 
     Args:
-      params: The parameters, of which this module has the shapes only. Those
-        of the blocks may be a tuple of each block's.
+      params: The parameters; the module itself holds abstract ones. Those of
+        the blocks may be a tuple of each block's parameters instead of stacked
+        arrays.
       cache: Cache of earlier tokens.
       batch: The tokens.
       access: Reads the parameters.
@@ -159,17 +160,16 @@ class LanguageModule(nnx.Module):
     tokens: jax.Array,
     access: Access,
   ) -> Any:
-    """Scores each token by those before it.
+    """Scores each token given its prefix.
 
     Args:
-      params: The parameters, as `decode` takes them.
-      score: A function of `caatnet.models.lm.losses`, of logits and of the
-        tokens that should have followed.
-      tokens: int ``[B, T + 1]``, or what ``access`` takes in its place.
+      params: The parameters, see `decode`.
+      score: A function ``(logits, targets)`` of `caatnet.models.lm.losses`.
+      tokens: int ``[B, T + 1]``, in the representation that ``access`` reads.
       access: Reads the parameters.
 
     Returns:
-      What ``score`` returns for tokens 1 to T.
+      The result of ``score`` for tokens 1 to T.
     """
     _, x, _ = self._before_head(
       params, tokens[..., :-1], (), self.mixer(), access
@@ -179,12 +179,12 @@ class LanguageModule(nnx.Module):
   def before_blocks(
     self, params: Any, tokens: jax.Array, access: Access
   ) -> Stream:
-    """Makes what the blocks of a stage read of tokens ``[B, T]``."""
+    """Returns the stream before the first block, for tokens ``[B, T]``."""
     x = access.apply(self._enter, params["embedding"], tokens)
     return stack.narrowed(x, self.config.syncs[0], self.config.width, access)
 
   def some_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
-    """Runs some of the blocks, which synchronise alike."""
+    """Runs the given blocks, which must have equal sync policies."""
     graph = nnx.graphdef(self.blocks)
     syncs, policy = self.config.syncs[0], REMAT_POLICIES[self.config.remat]
 
@@ -203,7 +203,7 @@ class LanguageModule(nnx.Module):
     targets: jax.Array,
     access: Access,
   ) -> Any:
-    """Scores what the last block returns, as `judge`."""
+    """Scores targets ``[B, T]`` given the stream after the last block."""
 
     def judged(last: Any, x: Stream, targets: jax.Array) -> Any:
       return self.vocabulary.scored(score, last, x, targets)
@@ -211,7 +211,7 @@ class LanguageModule(nnx.Module):
     return access.apply(judged, self._last(params), x, targets)
 
   def _last(self, params: Any) -> dict[str, Any]:
-    """Returns the parameters that the head reads."""
+    """Returns the final norm's gain and the head's table (tied if absent)."""
     table = params.get("head", params["embedding"])
     return {"norm": params["norm"], "table": table}
 
@@ -223,10 +223,11 @@ class LanguageModule(nnx.Module):
     mix: Any,
     access: Access,
   ) -> tuple[Any, Stream, Any]:
-    """Runs all but the head.
+    """Runs embedding and blocks.
 
     Returns:
-      The head's parameters, the stream that it reads, and the mixer's state.
+      The head's parameters, the stream after the last block, and the mixer's
+      state.
     """
     config, graph = self.config, nnx.graphdef(self.blocks)
 
@@ -242,7 +243,7 @@ class LanguageModule(nnx.Module):
     return self._last(params), x, state
 
   def _enter(self, table: jax.Array, tokens: jax.Array) -> Stream:
-    """Makes the residual stream before the first block from ``[B, T]``."""
+    """Embeds tokens ``[B, T]`` into the residual stream."""
     return enter(
       self.vocabulary.embed(table, tokens), self.axis, self.config.syncs[0][0]
     )

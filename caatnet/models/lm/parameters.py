@@ -1,7 +1,7 @@
-"""Parameters of language models, and how they are cut over tensor ranks.
+"""Parameters of language models, and their slices on tensor ranks.
 
 Every parameter is drawn in its *dense* form and then cut into one slice per
-rank. So at p = 1 the number of ranks is only a layout of the same model.
+rank. So at p = 1 the model does not depend on the number of ranks.
 
 Shape legend: L = layers, R = lanes (ranks outside shard_map), H = width.
 """
@@ -21,24 +21,30 @@ from parallel.tensor.partial_sync import PartialSync
 
 
 class Sharded(nnx.Param):
-  """A parameter with one slice per tensor rank, ``[R, ...]``."""
+  """Parameter with one slice per tensor rank, ``[R, ...]``."""
 
 
 class Bias(Sharded):
-  """A parameter like `Sharded` that weight decay leaves alone, as a bias."""
+  """`Sharded` parameter without weight decay, such as a bias."""
 
 
 class Wide(Bias):
-  """A parameter like `Bias` that functions read in float32."""
+  """`Bias` that functions read in float32."""
 
 
 def cut_size(size: int, ranks: int) -> int:
-  """Returns the slice of each rank when ``size`` is padded to divide."""
+  """Returns the size of a rank's slice, ceil(size / ranks)."""
   return math.ceil(size / ranks)
 
 
 def cut_columns(dense: jax.Array, ranks: int, cut: int) -> jax.Array:
-  """Cuts ``[H, features]`` into ``[R, H, cut]``, zero-padded at the end."""
+  """Cuts ``[H, features]`` into ``[R, H, cut]``, zero-padded at the end.
+
+  Example:
+    >>> dense = jnp.arange(1, 6, dtype=jnp.int32)[None]  # H = 1, 5 features
+    >>> cut_columns(dense, ranks=2, cut=cut_size(5, 2)).tolist()
+    [[[1, 2, 3]], [[4, 5, 0]]]
+  """
   padding = ranks * cut - dense.shape[1]
   padded = jnp.pad(dense, ((0, 0), (0, padding)))  # [H, R * cut]
   return jnp.moveaxis(padded.reshape(-1, ranks, cut), 1, 0)
@@ -51,10 +57,10 @@ def cut_rows(dense: jax.Array, ranks: int, cut: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-  """Draws a layer's projections from and to the residual stream.
+  """Initialiser of a layer's column- and row-parallel projections.
 
   Attributes:
-    config: The sizes.
+    config: Sizes of the model.
     ranks: The number of tensor ranks.
     rngs: The random streams.
   """
@@ -64,12 +70,16 @@ class Drawing:
   rngs: nnx.Rngs
 
   def columns(self, *sizes: tuple[int, int]) -> jax.Array:
-    """Draws matrices ``[H, size]``, cut each, then joined: ``[R, H, cuts]``.
+    """Draws matrices ``[H, size]`` of one column-parallel projection.
 
-    Cut before they are joined, a rank's slice has its own part of each.
+    Each is cut before they are concatenated, so that a rank's slice has columns
+    of every matrix.
 
     Args:
-      *sizes: For each matrix its columns, and those of a rank.
+      *sizes: For each matrix its columns, and the columns of a rank.
+
+    Returns:
+      float32 ``[R, H, sum of a rank's columns]``.
     """
     width, std = self.config.width, self.config.init_std
     return jnp.concatenate(
@@ -84,14 +94,19 @@ class Drawing:
     )
 
   def rows(self, size: int, cut: int, scale: jax.Array) -> jax.Array:
-    """Draws a matrix ``[size, H]`` of an output projection: ``[R, cut, H]``.
+    """Draws a matrix ``[size, H]`` of a row-parallel projection.
 
     Args:
-      size: Its rows.
-      cut: The rows of a rank.
-      scale: ``[H]``, by which its columns are multiplied.
+      size: Rows of the matrix.
+      cut: Rows of a rank.
+      scale: ``[H]``, factors of the columns, see `row_scales`.
+
+    Returns:
+      float32 ``[R, cut, H]``.
     """
     config = self.config
+    # The stream sums 2 L updates; the factor keeps its variance independent of
+    # L, as in GPT-2.
     std = config.init_std / math.sqrt(2 * config.num_layers)
     draws = jax.random.normal(self.rngs.params(), (size, config.width))
     return cut_rows(std * draws * scale, self.ranks, cut)
@@ -100,15 +115,16 @@ class Drawing:
 def row_scales(
   syncs: Sequence[tuple[PartialSync, PartialSync]], width: int, axis: Axis
 ) -> np.ndarray:
-  """Returns the factors of the columns of output projections when drawn.
+  """Returns initial scales of the columns of row-parallel projections.
 
   Args:
-    syncs: For each layer how its two row doors synchronise.
+    syncs: For each layer, the sync policies of its two row-parallel
+      projections.
     width: H.
     axis: The tensor axis.
 
   Returns:
-    ``[L, 2, H]``: sqrt(ranks) for private channels of doors whose
+    float32 ``[L, 2, H]``: sqrt(ranks) for private channels of projections whose
     `PartialSync.private_scale` is "init", else 1.
   """
   scales = np.ones((len(syncs), 2, width), np.float32)
@@ -121,9 +137,13 @@ def row_scales(
 
 
 def check_every_rank_owns(size: int, key: str, ranks: int) -> None:
-  """Refuses numbers of ranks that leave a rank with nothing but padding.
+  """Checks that no rank has only padding.
 
-  The ranks before the last have ceil(size / ranks) each, which may be all.
+  Ranks own ceil(size / ranks) each, so the last rank may be left with none.
+
+  Raises:
+    ValueError: If a rank owns none of ``config.model.{key}``; the message lists
+      numbers of ranks that fit.
   """
   if cut_size(size, ranks) * (ranks - 1) < size:
     return

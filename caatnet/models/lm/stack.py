@@ -1,6 +1,6 @@
-"""A residual stream through layers that synchronise in part.
+"""Scan over layers whose sync policies may differ.
 
-Layers may share different fractions of the stream's channels.
+Layers may synchronise different fractions of the stream's channels.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ from caatnet.models.access import Access, Policy
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.stream import Stream
 
-# How the row doors of a layer synchronise, in the order in which they run.
+# Sync policies of a layer's row-parallel projections, in execution order.
 Syncs = tuple[PartialSync, ...]
 
 
 def narrowed(x: Stream, syncs: Syncs, width: int, access: Access) -> Stream:
-  """Shares no more channels than a layer does that the stream enters.
+  """Narrows the stream's shared channels to those that a layer keeps shared.
 
   Args:
-    x: The stream, or what ``access`` takes in its place.
-    syncs: Synchronisation policies of the layer.
+    x: The stream, in the representation that ``access`` reads.
+    syncs: Sync policies of the layer.
     width: The channels of the stream.
     access: Reads the parameters.
   """
@@ -47,28 +47,28 @@ def run(
 ) -> tuple[Stream, Any]:
   """Returns the residual stream after the last layer, before the final norm.
 
-  Layers that synchronise alike are scanned together. What a scan carries must
-  keep its type. Two things about a stream are part of its type: how many
-  channels are shared, and which update is pending. So the stream is narrowed
-  before the scan, to the fewest channels that the layers share. And where
-  layers leave an update pending, the first of them runs before the scan, as it
-  finds nothing pending, or an update of another policy.
+  Consecutive layers with equal sync policies are scanned together. The carry of
+  a scan must keep its type. The type of a stream includes the number of shared
+  channels and the policy of a pending update. So the stream is narrowed before
+  the scan, to the smallest number of channels that the layers share. If layers
+  leave an update pending, the first of them runs before the scan, since its
+  input has no pending update, or one of another policy.
 
   Args:
     layer: A function ``(params, (x, state), syncs) -> (x, state)``.
     params: The parameters of all layers: arrays ``[L, ...]``, or a tuple of
-      each layer's own, which ``access`` runs one after another.
+      each layer's parameters, which ``access`` runs one after another.
     x: The stream before the first layer.
     state: Value carried from layer to layer along with the stream.
-    syncs: For each layer how its row doors synchronise.
+    syncs: For each layer, the sync policies of its row-parallel projections.
     width: The channels of the stream.
     access: Reads the parameters of the layers.
     unroll: Layers per iteration of a scan.
-    policy: Checkpoint policy of a layer; None keeps all activations.
-    carries: Whether layers that synchronise so leave an update pending.
+    policy: Checkpoint policy of a layer; None saves all activations.
+    carries: Returns whether layers with given policies leave an update pending.
 
   Returns:
-    The stream, and the state.
+    The stream and the state after the last layer.
   """
   for alike, group in itertools.groupby(
     range(len(syncs)), key=lambda number: syncs[number]
@@ -86,7 +86,7 @@ def run(
         x, state = access.apply(one, first, (x, state), policy=policy)
         start += 1
       if start < stop:
-        # A slice of all layers would be a copy of them.
+        # Slicing all layers would copy them, so slice only a proper subset.
         chosen = params
         if isinstance(params, tuple):
           chosen = params[start:stop]

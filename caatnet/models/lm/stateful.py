@@ -1,8 +1,8 @@
-"""Language models that carry a state of a fixed size along each sequence.
+"""Language models with a fixed-size state per sequence.
 
-A block mixes positions by a *unit*: a named tuple of one rank's parameters,
-whose call ``(y [S, T, F], states, written bool [S, T]) -> (out, states)`` reads
-the positions after those that the states have seen.
+The sequence mixer of a block is a *unit*: a named tuple of one rank's
+parameters, whose call ``(y [S, T, F], states, written bool [S, T]) -> (out,
+states)`` continues each sequence from its states.
 
 Shape legend: R = lanes, B and S = sequences, T = positions, F = features.
 """
@@ -31,12 +31,12 @@ class Stateful(Protocol):
 
 
 class StatefulModule(LanguageModule):
-  """A module whose blocks call ``mix(unit, y, state)``."""
+  """Module whose blocks call ``mix(unit, y, state)``."""
 
   def mixer(self, batch: Batch | None = None) -> Callable[..., Any]:
     shapes = self.config.state_shapes(self.axis.size)
 
-    def lifted(unit):
+    def lifted(unit):  # over lanes; the mask of written positions is shared
       return jax.vmap(type(unit).__call__, (0, 0, 0, None))
 
     def from_zeros(unit, y, state):
@@ -60,10 +60,10 @@ class StatefulModule(LanguageModule):
 
 @dataclasses.dataclass(frozen=True)
 class StatefulLanguageModel(StackedLanguageModel):
-  """A model with a `StatefulModule`, whose cache has states only.
+  """Language model with a `StatefulModule`; its cache has states only.
 
   Attributes:
-    config: The sizes.
+    config: Sizes of the model and of its states.
   """
 
   config: Stateful
@@ -72,7 +72,7 @@ class StatefulLanguageModel(StackedLanguageModel):
     if sizes.dtype:
       raise ValueError(
         f"config.inference.cache={sizes.dtype!r} must be 'float': states are "
-        "kept in their own dtype"
+        "not quantised"
       )
     return CacheShape(
       self.config.num_layers, sizes.num_pages, sizes.page_size, 0, 0, "float32",

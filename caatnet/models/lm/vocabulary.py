@@ -1,8 +1,8 @@
 """Embedding and head of a language model, cut over ranks by the vocabulary.
 
-Over the tensor axis the embedding makes one reduction of full width and the
-head none; the losses of `caatnet.models.lm.losses` send a few numbers per
-token. Stages of a pipeline may cut the vocabulary, too.
+The embedding has one all-reduce of full width over the tensor axis and the head
+has none; the losses of `caatnet.models.lm.losses` reduce a few numbers per
+token. Pipeline stages may cut the vocabulary further.
 
 Shape legend: R = lanes (ranks outside shard_map), B = batch, T = position,
 H = width, V = vocabulary of one rank, G = stages of a device.
@@ -25,7 +25,7 @@ from parallel.tensor.stream import Stream
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """The tokens of a model, on the ranks that share them.
+  """Vocabulary-parallel embedding and head.
 
   Methods run inside ``jax.shard_map``.
 
@@ -35,9 +35,10 @@ class Vocabulary:
     dtype: The dtype of activations.
     tied: Whether the head is the embedding's transpose.
     norm_eps: Epsilon of the norm before the head.
-    kernels: Implementations of that norm in order of preference, as
-      `parallel.kernels.selection` has them.
-    stage: The stages that cut the vocabulary, too; None if none do.
+    kernels: Implementations of that norm in order of preference, names of
+      `parallel.kernels.selection`.
+    stage: The stage axis, if pipeline stages cut the vocabulary in addition to
+      tensor ranks; else None.
   """
 
   size: int
@@ -55,13 +56,16 @@ class Vocabulary:
     x: Stream,
     targets: jax.Array,
   ) -> Any:
-    """Scores targets ``[B, T]`` by the stream after the last layer.
+    """Scores targets ``[B, T]`` given the stream after the last layer.
 
     Args:
-      score: A function of `caatnet.models.lm.losses`, of logits and targets.
+      score: A function ``(logits, targets)`` of `caatnet.models.lm.losses`.
       last: The final norm's gain, and the table of the head.
       x: The stream.
-      targets: The tokens that should have followed.
+      targets: The target tokens.
+
+    Returns:
+      The result of ``score``.
     """
     logits = self.logits(last, x)
     with jax.named_scope("cross_entropy"):
@@ -70,8 +74,8 @@ class Vocabulary:
   def logits(self, last: Any, x: Stream) -> jax.Array:
     """Computes each rank's slice of the logits, float32 ``[R, B, T, V]``.
 
-    Each rank reads its own stream, so the logits at p < 1 are those of streams
-    that differ in their private channels.
+    At p < 1 each rank's slice is computed from the rank's own stream; streams
+    of ranks differ in their private channels.
 
     Args:
       last: The final norm's gain, and the table of the head.
@@ -85,7 +89,7 @@ class Vocabulary:
         x, last["norm"], table, self.norm_eps, self.kernels
       )
     y = y.astype(jnp.float32)
-    # Padding of the vocabulary must have no share of the normaliser.
+    # Padding of the vocabulary must not contribute to the normaliser.
     num_tokens = cut_size(self.size, self.tensor.size)
     if self.stage or num_tokens * self.tensor.size > self.size:
       padded = self.token_ids() >= self.size
@@ -93,35 +97,37 @@ class Vocabulary:
     return y
 
   def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Looks tokens ``[B, T]`` up in the ranks' tables: ``[B, T, H]``.
+    """Returns the embeddings ``[B, T, H]`` of tokens ``[B, T]``.
 
-    Each rank looks up the tokens that it owns, and the sum over ranks has all.
+    Each rank looks up the tokens that it owns and has zeros for the others; an
+    all-reduce sums over ranks.
     """
     if self.stage is not None:
       return self._embed_by_stages(self._of_stages(table, 1), tokens)
     lanes, num_tokens, width = table.shape
-    # Lanes of a device are neighbours, so their tables join to one.
+    # Lanes of a device own consecutive tokens, so their tables form one table.
     rows = table.reshape(lanes * num_tokens, width)
     first = lax.axis_index(self.tensor.name) * (lanes * num_tokens)
     local = tokens - first
     mine = (local >= 0) & (local < lanes * num_tokens)
     with jax.named_scope("embedding"):
-      # In float32, since the transpose of a lookup adds up the cotangents of a
-      # token wherever it occurs: thousands, of which bfloat16 would lose most.
+      # In float32, since the transpose of a lookup sums the cotangents of all
+      # occurrences of a token: with thousands of summands, bfloat16 would lose
+      # most of them to rounding.
       found = jnp.take(
         rows.astype(jnp.float32), jnp.where(mine, local, 0), axis=0
       )
       found = jnp.where(mine[..., None], found, 0.0)
-      # All summands but one are zero, so the sum is exact in any dtype.
+      # All summands except one are zero, so the sum is exact in any dtype.
       return lax.psum(found.astype(self.dtype), self.tensor.name)
 
   def _embed_by_stages(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Does the same with tables ``[R, V, H]`` that stages cut, too."""
+    """Implements `embed` for tables ``[R, V, H]`` that stages cut further."""
     with jax.named_scope("embedding"):
 
       def look_up(table, ids):
         place = tokens - ids[0]
-        # A slice may end in rows that stand for no token.
+        # The last rows of a slice may be padding.
         mine = (place >= 0) & (place < len(ids))
         place = jnp.where(mine, place, 0)
         found = jnp.take(table.astype(jnp.float32), place, axis=0)
@@ -133,13 +139,18 @@ class Vocabulary:
 
   @property
   def names(self) -> str | tuple[str, ...]:
-    """The mesh axes that cut the vocabulary."""
+    """Names of the mesh axes over which the vocabulary is cut."""
     if self.stage is None:
       return self.tensor.name
     return self.tensor.name, self.stage.name
 
   def _of_stages(self, table: jax.Array, dim: int) -> jax.Array:
-    """Joins the slices of a device's stages: ``[G, R, ...] -> [R, ...]``."""
+    """Joins the slices of a device's stages, ``[G, R, ...] -> [R, ...]``.
+
+    Args:
+      table: The slices.
+      dim: Dim of the tokens in the result.
+    """
     if self.stage is None:
       return table
     table = jnp.moveaxis(table, 0, dim)
@@ -147,10 +158,10 @@ class Vocabulary:
     return table.reshape(*shape[:dim], -1, *shape[dim + 2 :])
 
   def token_ids(self) -> jax.Array:
-    """Returns which token each logit of this device stands for, ``[R, V]``.
+    """Returns the token of each logit of this device, int32 ``[R, V]``.
 
-    Where stages cut a rank's tokens, the last slices may be padded: with the
-    size of the vocabulary, which is no token.
+    If stages cut a rank's tokens, the last slices may be padded with the size
+    of the vocabulary, which is not a token.
     """
     lanes = self.tensor.lanes
     num_tokens = cut_size(self.size, self.tensor.size)

@@ -1,4 +1,4 @@
-"""A transformer with partially synchronised tensor ranks."""
+"""Transformer with partially synchronised tensor ranks."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""Causal attention, by the fastest implementation that a platform has.
+"""Causal attention in the fastest implementation available on a platform.
 
 Shape legend: B = batch, T = position, H = query heads, K = key/value heads,
 D = head width. All heads here belong to one rank.
@@ -17,27 +17,37 @@ from parallel.collectives import varying, varying_axes
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 
-# Query positions per block of the plain implementation. A sequence up to this
-# long is one block.
+# Query positions per block of the "xla" implementation. A sequence of at most
+# this length is one block.
 _BLOCK = 512
 
 
 def attention(
   q: jax.Array, k: jax.Array, v: jax.Array, implementation: str, window: int = 0
 ) -> jax.Array:
-  """Causal grouped-query attention.
+  """Returns causal grouped-query attention.
 
   Args:
     q: ``[B, T, H, D]``.
     k: ``[B, T, K, D]``; K divides H.
     v: ``[B, T, K, D]``.
     implementation: "cudnn" (flash attention on GPUs), "splash" (flash attention
-      on TPUs) or "xla" (anywhere, in blocks of queries, so that the score
-      matrix of a long sequence never exists as a whole).
-    window: How many positions a query sees, its own among them; 0 for all.
+      on TPUs) or "xla" (all platforms, in blocks of queries, so that the score
+      matrix of a long sequence is never materialised).
+    window: Sliding window in positions, including the query's position; 0 for
+      full causal attention.
 
   Returns:
     ``[B, T, H, D]``.
+
+  Raises:
+    ValueError: If the implementation is unknown.
+
+  Example:
+    >>> v = jnp.array([1.0, 2.0, 4.0, 8.0]).reshape(1, 4, 1, 1)
+    >>> q = k = jnp.zeros((1, 4, 1, 1))  # equal scores: the mean of the window
+    >>> attention(q, k, v, "xla", window=2).ravel().tolist()
+    [1.0, 1.5, 3.0, 6.0]
   """
   window = min(window, q.shape[1])
   match implementation:
@@ -60,7 +70,7 @@ def resolve(
   seq_len: int,
   head_width: int,
 ) -> str:
-  """Returns the implementation that runs: "auto" takes the fastest that fits.
+  """Returns the implementation to run; "auto" selects the fastest supported.
 
   Args:
     implementation: One of ``IMPLEMENTATIONS``.
@@ -70,11 +80,16 @@ def resolve(
     head_width: The channels of a head, D.
 
   Raises:
-    ValueError: The implementation does not run on such devices, or does not
-      take such arrays.
+    ValueError: If the implementation does not support such devices or arrays.
+
+  Example:
+    >>> resolve("auto", "gpu", "bfloat16", seq_len=2048, head_width=128)
+    'cudnn'
+    >>> resolve("auto", "gpu", "float32", seq_len=2048, head_width=128)
+    'xla'
   """
-  # What the kernels of the supported jax versions take: cuDNN's of
-  # `jax.nn.dot_product_attention`, and blocks of splash attention.
+  # Requirements in the supported jax versions: of cuDNN in
+  # `jax.nn.dot_product_attention`, and of the blocks of splash attention.
   needs = {
     "cudnn": {
       "a GPU": platform == "gpu",
@@ -96,7 +111,8 @@ def resolve(
   for need, is_met in needs[implementation].items():
     if not is_met:
       raise ValueError(
-        f"attention={implementation!r} needs {need}; 'auto' takes what fits"
+        f"attention={implementation!r} needs {need}; 'auto' selects a "
+        "supported implementation"
       )
   return implementation
 
@@ -104,11 +120,11 @@ def resolve(
 def _blockwise(
   q: jax.Array, k: jax.Array, v: jax.Array, window: int
 ) -> jax.Array:
-  """Attends with a block of queries at a time, to the keys that it may see."""
+  """Computes attention one block of queries at a time, over visible keys."""
   num_positions = q.shape[1]
   if num_positions <= _BLOCK:
     return _attend_block(q, k, v, 0, window)
-  # Recomputed in the backward, or the scores of all blocks would be residuals.
+  # Without rematerialisation, the scores of all blocks would be residuals.
   attend = jax.checkpoint(_attend_block, static_argnums=(3, 4))
   blocks = []
   for start in range(0, num_positions, _BLOCK):
@@ -126,14 +142,14 @@ def _blockwise(
 def _attend_block(
   q: jax.Array, k: jax.Array, v: jax.Array, start: int, window: int
 ) -> jax.Array:
-  """Attends with queries ``[B, t, H, D]`` to all given keys.
+  """Computes attention of a block of t queries over s keys.
 
   Args:
-    q: A block of t queries.
-    k: Keys ``[B, s, K, D]`` of successive positions.
-    v: Their values.
-    start: Which of these is the position of the first query.
-    window: How many positions a query sees, its own among them; 0 for all.
+    q: Queries ``[B, t, H, D]``.
+    k: Keys ``[B, s, K, D]`` of consecutive positions.
+    v: Values ``[B, s, K, D]``.
+    start: Index into the keys of the first query's position.
+    window: Sliding window in positions; 0 for full causal attention.
 
   Returns:
     ``[B, t, H, D]``.
@@ -143,8 +159,8 @@ def _attend_block(
   q = q.reshape(
     batch, num_queries, num_groups, num_heads // num_groups, head_width
   )
-  # [B, K, t, H / K, s]: the order of dims in which the product comes out, so
-  # that nothing is transposed.
+  # [B, K, t, H / K, s]: the dim order of the underlying batched product, so
+  # that no transpose is needed.
   scores = jnp.einsum(
     "bqkgd,bskd->bkqgs", q, k, preferred_element_type=jnp.float32
   )
@@ -155,7 +171,7 @@ def _attend_block(
     visible &= key_position > query_position - window
   visible = jnp.broadcast_to(visible[:, None], scores.shape)
   hidden = jnp.full_like(scores, -jnp.inf)
-  # A `where` would keep its mask as a residual of the size of the scores.
+  # `jnp.where` would save its mask, a residual of the size of the scores.
   scores = lax.select(visible, scores * head_width**-0.5, hidden)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
   out = jnp.einsum("bkqgs,bskd->bqkgd", weights, v)
@@ -168,11 +184,11 @@ def _flash(
 ) -> jax.Array:
   """Runs a flash attention kernel; the backward repeats its forward.
 
-  Such kernels do not tell over which mesh axes their results vary, as
-  ``check_vma=True`` requires. A ``shard_map`` over no axis runs them without
-  that check. Forward and backward each have one of their own, so that no
-  unchecked cotangent meets a checked one; hence the derivative by hand, which
-  keeps the operands and runs the kernel again.
+  The kernels' results have no varying mesh axes by type, as ``check_vma=True``
+  requires. A ``shard_map`` over no axis runs them without that check. Forward
+  and backward each have a separate ``shard_map``, so that checked and unchecked
+  cotangents are not mixed. Therefore the derivative is a ``custom_vjp``, which
+  saves the operands and runs the kernel again.
   """
   return _unchecked(kernel, q, k, v)
 
@@ -192,11 +208,11 @@ _flash.defvjp(_flash_forward, _flash_backward)
 
 
 def _unchecked(f: Callable[..., Any], *args: jax.Array) -> Any:
-  """Runs f without the check of varying axes; results vary as operands do."""
+  """Runs f without the check of varying axes; results vary like operands."""
 
   def run(*args):
-    # By type, results of unchecked operations vary over no axis. Arguments
-    # times one are such results, so that kernels see operands of one type.
+    # By type, results of unchecked operations vary over no axis. Multiplying
+    # the arguments by one gives all operands this type.
     return f(*(x * jnp.ones((), x.dtype) for x in args))
 
   out = jax.shard_map(
@@ -225,8 +241,8 @@ def _splash_kernel(
     splash_attention_mask as mask,
   )
 
-  # Multi-query attention: one key/value head and the group of query heads that
-  # share it, lifted over batch and key/value heads below.
+  # The kernel is multi-query attention, of one key/value head and its group of
+  # query heads; `vmap` below maps it over batch and key/value heads.
   batch, num_positions, num_heads, head_width = q.shape
   num_groups = k.shape[2]
   group = num_heads // num_groups

@@ -1,4 +1,6 @@
-"""One layer of the transformer: attention and an MLP, behind two doors each.
+"""One layer of the transformer: attention and an MLP.
+
+Each is between a column- and a row-parallel projection.
 
 Shape legend: R = lanes (ranks outside shard_map), B = batch, T = position, H =
 width.
@@ -20,19 +22,19 @@ from parallel.tensor.partial_sync import FUSED_ROUTES, PartialSync
 from parallel.tensor.projections import column_parallel, row_parallel
 from parallel.tensor.stream import Stream
 
-# Attention of all lanes. It takes what each rank's is made of, the products
-# [R, B, T, F] of its columns, its other parameters, and a state; it returns the
-# outputs of the heads, [R, B, T, f], and the state.
+# Attention of all lanes: ``(heads, qkv [R, B, T, F], params, state) -> (outputs
+# of the heads [R, B, T, f], state)``.
 Attend = Callable[
   [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
 ]
 
-# Of products and `layers.QkvParams`: biases are each lane's own, gains are not.
+# `vmap` axes of qkv and `layers.QkvParams`: biases have a dim of lanes, gains
+# are shared by all lanes.
 QKV_AXES = (0, layers.QkvParams(0, None, None))
 
 
 class Block(nnx.Module):
-  """One layer: attention and MLP, each behind a column and a row door."""
+  """One layer: attention and MLP, each between parallel projections."""
 
   def __init__(
     self,
@@ -52,10 +54,9 @@ class Block(nnx.Module):
     """
     self.config, self.axis = config, axis
     ranks, width = axis.size, config.width
-    # A padded group of heads, or a padded feature of the MLP, has zeros as its
-    # column and its row weights, so its output and all its gradients stay zero.
-    # Heads are cut in whole groups: a rank has the query heads that belong to
-    # its key/value heads.
+    # Padded heads and padded features of the MLP have zero column and row
+    # weights, so their outputs and gradients stay zero. Heads are cut in whole
+    # groups: a rank has the query heads that belong to its key/value heads.
     kv_heads = cut_size(config.num_kv_heads, ranks)
     group = config.num_heads // config.num_kv_heads
     self.num_heads, self.num_kv_heads = kv_heads * group, kv_heads
@@ -84,17 +85,17 @@ class Block(nnx.Module):
     syncs: tuple[PartialSync, PartialSync],
     attend: Attend,
   ) -> tuple[Stream, Any]:
-    """Computes both halves of the block.
+    """Applies attention and MLP to the stream.
 
     Args:
       x: The stream.
-      state: What attention carries from layer to layer.
-      syncs: How attention's row door and the MLP's synchronise.
-      attend: Attention.
+      state: State of attention, carried from layer to layer.
+      syncs: Sync policies of the row-parallel projections of attention and MLP.
+      attend: Attention of all lanes.
 
     Returns:
-      The stream, whose update is pending only if the MLP's may wait for the
-      next layer (`carries`), and attention's state.
+      The stream, in which the MLP's update is pending only if `carries`, and
+      attention's state.
     """
     config, axis = self.config, self.axis
     sync_attention, sync_mlp = syncs
@@ -104,7 +105,8 @@ class Block(nnx.Module):
         [self.query_norm[...], self.key_norm[...]] if config.qk_norm else []
       ),
     )
-    # Cheaper to compute again than to keep: its result is read once, by w_down.
+    # The product is recomputed in the backward, since that is cheaper than to
+    # save it; only w_down reads it.
     gated = jax.checkpoint(jax.vmap(swiglu), prevent_cse=False)
     norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
     eps, kernels = config.norm_eps, config.kernels
@@ -113,8 +115,8 @@ class Block(nnx.Module):
       # [R, B, T, a rank's heads x head width]
       y, state = attend(self.heads, qkv, params, state)
       x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
-      # This column door adds attention's update, and reduces it if a kernel
-      # does so: in profiles and ledgers it belongs to attention.
+      # This column-parallel projection adds attention's update, and a fused
+      # kernel also reduces it; so profiles and ledgers assign it to attention.
       x, gate_and_up = column_parallel(
         x, norm_2, self.w_gate_up[...], eps, kernels
       )
@@ -127,7 +129,7 @@ class Block(nnx.Module):
 
   @property
   def heads(self) -> layers.Heads:
-    """What each rank's attention is made of."""
+    """Sizes of each rank's attention."""
     config = self.config
     return layers.Heads(
       self.num_heads, self.num_kv_heads, config.rope_base, config.rope_scaling,
@@ -135,7 +137,7 @@ class Block(nnx.Module):
     )
 
   def carries(self, sync_mlp: PartialSync) -> bool:
-    """Returns whether the MLP's update may wait for the next layer's norm."""
+    """Returns whether the next layer's norm may reduce the MLP's update."""
     return (
       self.config.carry
       and sync_mlp.route in FUSED_ROUTES

@@ -1,4 +1,4 @@
-"""The sizes of a transformer, and how its layers are computed."""
+"""Sizes of a transformer, and implementations of its layers."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from parallel.workload import Transformer as Workload
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig(StackConfig):
-  """The sizes of a whole transformer, before any cut into ranks.
+  """Sizes of a whole transformer, independent of the number of ranks.
 
   Attributes:
     num_heads: The number of query heads.
@@ -17,11 +17,22 @@ class TransformerConfig(StackConfig):
     head_width: The channels of one head; 0 means ``width / num_heads``.
     qkv_bias: Whether queries, keys and values have biases, as in Qwen2.
     qk_norm: Whether each head's queries and keys are normalised, as in Qwen3.
-    sliding_window: How many positions a query sees, its own among them, as in
-      Mistral; 0 for all before it.
-    rope_base: The longest rotary wavelength, over 2 pi.
-    rope_scaling: How rotary frequencies are changed for longer contexts.
-    attention: The implementation, as `attention.attention` takes it.
+    sliding_window: Positions that a query attends to, including its own, as in
+      Mistral; 0 for full causal attention.
+    rope_base: The longest rotary wavelength, divided by 2 pi.
+    rope_scaling: Scaling of rotary frequencies for longer contexts, or None.
+    attention: Name of the implementation, see `attention.attention`.
+
+  Example:
+    >>> from parallel.tensor.partial_sync import PartialSync
+    >>> config = TransformerConfig(
+    ...   vocab_size=32000, width=4096, num_layers=32, ffn_width=11008,
+    ...   num_heads=32, num_kv_heads=32, syncs=((PartialSync(),) * 2,) * 32,
+    ... )
+    >>> config.num_params  # Llama 7B
+    6738415616
+    >>> f"{config.flops_per_token(seq_len=2048):.3g}"
+    '4.13e+10'
   """
 
   num_heads: int
@@ -50,7 +61,7 @@ class TransformerConfig(StackConfig):
 
   @property
   def workload(self) -> Workload:
-    """Sizes that determine parameters, FLOPs and bytes."""
+    """Sizes that determine parameters, FLOPs and bytes, without jax types."""
     names = (field.name for field in dataclasses.fields(Workload))
     return Workload(**{name: getattr(self, name) for name in names})
 
@@ -68,5 +79,5 @@ class TransformerConfig(StackConfig):
     return 4 + self.qkv_bias
 
   def flops_per_token(self, seq_len: int) -> float:
-    """Returns training FLOPs per token, as `Workload.flops_per_token`."""
+    """Returns training FLOPs per token, see `Workload.flops_per_token`."""
     return self.workload.flops_per_token(seq_len)

@@ -1,6 +1,6 @@
 """Rank-local layers, written for one tensor rank and lifted over lanes by vmap.
 
-Nothing here communicates or knows that there are other ranks.
+No function here communicates or depends on the number of ranks.
 
 Shape legend: B = batch, T = position, F = features of one rank, D = head width.
 """
@@ -18,16 +18,16 @@ from caatnet.models.transformer.positions import Scaling, rotate
 def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
   """Normalises the last dim by its root mean square, in float32.
 
-  It is for queries and keys of one rank; the residual stream, parts of which
-  lie on other ranks, is normalised by its column doors.
+  This norm is for queries and keys of one rank. The residual stream is
+  normalised by `parallel.tensor.projections.column_parallel`.
 
   Args:
     x: ``[..., D]``.
     gain: ``[D]``.
-    eps: What is added to the mean square.
+    eps: Epsilon that is added to the mean square.
 
   Returns:
-    An array like x.
+    An array with the shape and dtype of x.
   """
   wide = x.astype(jnp.float32)
   mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
@@ -35,15 +35,16 @@ def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
 
 
 class Heads(NamedTuple):
-  """What one rank's attention is made of.
+  """Sizes and constants of one rank's attention.
 
   Attributes:
-    num_queries: The query heads of this rank.
-    num_keys: The key/value heads of this rank; divides ``num_queries``.
+    num_queries: Number of query heads of this rank.
+    num_keys: Number of key/value heads of this rank; divides ``num_queries``.
     rope_base: The base of the rotary wavelengths.
-    rope_scaling: How their frequencies are changed for longer contexts.
-    window: How many positions a query sees, its own among them; 0 for all.
-    eps: What norms of queries and keys add to the mean square.
+    rope_scaling: Scaling of rotary frequencies for longer contexts, or None.
+    window: Sliding window in positions, including the query's position; 0 for
+      full causal attention.
+    eps: Epsilon of the norms of queries and keys.
   """
 
   num_queries: int
@@ -55,12 +56,12 @@ class Heads(NamedTuple):
 
 
 class QkvParams(NamedTuple):
-  """What a layer may have besides the matrix of queries, keys and values.
+  """Optional biases and gains of queries, keys and values.
 
   Attributes:
     bias: One rank's biases ``[(num_queries + 2 num_keys) D]``, or None.
     query_gain: Gain ``[D]`` of the norm of each query head, or None.
-    key_gain: The same of each key head.
+    key_gain: Gain ``[D]`` of the norm of each key head, or None.
   """
 
   bias: jax.Array | None = None
@@ -74,16 +75,16 @@ def split_heads(
   params: QkvParams,
   positions: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns queries and keys at their positions, and values.
+  """Splits products into heads, and rotates queries and keys.
 
   Args:
     qkv: ``[B, T, (num_queries + 2 num_keys) * D]``, one rank's products.
-    heads: How many there are, and how they are rotated.
+    heads: Sizes of one rank's attention.
     params: Biases, and gains of the norms of queries and keys.
     positions: int ``[B, T]``; None for 0 to T - 1.
 
   Returns:
-    ``[B, T, num_queries, D]`` and twice ``[B, T, num_keys, D]``.
+    Queries ``[B, T, num_queries, D]``; keys and values ``[B, T, num_keys, D]``.
   """
   if params.bias is not None:
     qkv = qkv + params.bias.astype(qkv.dtype)
@@ -103,13 +104,13 @@ def split_heads(
 def attend(
   qkv: jax.Array, params: QkvParams, heads: Heads, implementation: str
 ) -> jax.Array:
-  """Causal self-attention of one rank's heads, from position 0 on.
+  """Returns causal self-attention of one rank's heads over whole sequences.
 
   Args:
     qkv: ``[B, T, (num_queries + 2 num_keys) * D]``, one rank's products.
     params: Biases, and gains of the norms of queries and keys.
-    heads: How many there are, and what they see.
-    implementation: How attention is computed: "xla", "cudnn" or "splash".
+    heads: Sizes of one rank's attention.
+    implementation: "xla", "cudnn" or "splash", see `attention.attention`.
 
   Returns:
     ``[B, T, num_queries * D]``.

@@ -1,4 +1,4 @@
-"""The transformer as a `caatnet.models.protocol.LanguageModel`."""
+"""Transformer as a `caatnet.models.protocol.LanguageModel`."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ from parallel.kernels.paged_attention import api
 
 @dataclasses.dataclass(frozen=True)
 class TransformerModel(StackedLanguageModel):
-  """A transformer that predicts next tokens; an example is int ``[T + 1]``.
+  """Transformer language model; an example is int ``[T + 1]``.
 
   Attributes:
-    config: The sizes, and how the row doors synchronise.
+    config: Sizes, and sync policies of the row-parallel projections.
   """
 
   config: TransformerConfig
@@ -24,7 +24,7 @@ class TransformerModel(StackedLanguageModel):
 
   def cache_shape(self, sizes: CacheSizes) -> CacheShape:
     config = self.config
-    heads = -(-config.num_kv_heads // self.tensor.size)
+    heads = -(-config.num_kv_heads // self.tensor.size)  # of a rank, padded
     stored = sizes.dtype or config.dtype
     order = api.best_order(
       sizes.kernels,

@@ -1,6 +1,6 @@
-"""A Llama-style transformer under partially synchronised tensor parallelism.
+"""Llama-style transformer under partially synchronised tensor parallelism.
 
-It has RMSNorm, rotary positions, grouped-query attention and SwiGLU.
+Layers have RMSNorm, rotary positions, grouped-query attention and SwiGLU.
 
 Source: Touvron et al., arXiv 2302.13971.
 
@@ -24,7 +24,7 @@ from parallel.axes import Axis
 
 
 class Transformer(LanguageModule):
-  """A language model whose blocks attend."""
+  """Language module whose blocks have attention."""
 
   block_type = Block
 
@@ -39,7 +39,7 @@ class Transformer(LanguageModule):
       rngs: The random streams.
 
     Raises:
-      ValueError: A rank would own no head, feature or token.
+      ValueError: If a rank would own no head, feature or token.
     """
     check_every_rank_owns(config.num_kv_heads, "num_kv_heads", axis.size)
     super().__init__(config, axis, rngs)
@@ -53,7 +53,7 @@ class Transformer(LanguageModule):
     return self.blocks.carries(syncs[1])
 
   def _attend_to_cache(self, batch: Batch) -> Attend:
-    """Attends to what the sequences of a step have in the cache."""
+    """Returns attention over the cached sequences of a step."""
 
     def attend(heads, qkv, params, state):
       cache, layer = state
@@ -76,7 +76,7 @@ class Transformer(LanguageModule):
     params: layers.QkvParams,
     state: Any,
   ) -> tuple[jax.Array, Any]:
-    """Attends to all positions before a query's own, without any state."""
+    """Computes causal attention over whole sequences, without a cache."""
     attend = jax.vmap(
       functools.partial(
         layers.attend, heads=heads, implementation=self.config.attention

@@ -1,4 +1,4 @@
-"""Rotary positions: by which angles queries and keys are turned.
+"""Rotary position embedding of queries and keys.
 
 Source: Su et al., "RoFormer", arXiv 2104.09864.
 """
@@ -14,12 +14,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-  """Positions are divided by a factor, so that longer contexts fit.
+  """Linear interpolation of positions: all frequencies are divided by a factor.
 
   Source: Chen et al., "Position Interpolation", arXiv 2306.15595.
 
   Attributes:
-    factor: By how much longer the context becomes.
+    factor: Extended context length, divided by the original one.
   """
 
   factor: float
@@ -28,26 +28,34 @@ class Linear:
     _check("linear", "a finite factor >= 1", 1 <= self.factor < math.inf)
 
   def __call__(self, frequencies: np.ndarray) -> np.ndarray:
-    """Returns the frequencies that are used in place of the given ones."""
+    """Returns the scaled frequencies, in radians per position."""
     return frequencies / self.factor
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3:
-  """Only long wavelengths are stretched, as in Llama 3.1.
+  """Frequency scaling of Llama 3.1: only long wavelengths are stretched.
 
-  A wavelength that fits more than ``high`` times into the original context
-  stays, one that fits less than ``low`` times is multiplied by the factor, and
-  between the two the frequency is interpolated.
+  A wavelength with more than ``high`` periods in the original context is
+  unchanged, one with less than ``low`` periods is multiplied by the factor, and
+  in between the frequency is interpolated.
 
   Source: `apply_scaling` in the published code of Llama 3.1
   (github.com/meta-llama/llama-models, models/llama3/model.py).
 
   Attributes:
-    factor: By how much longer the context becomes.
-    low: Periods in the original context, up to which a wavelength is stretched.
-    high: Periods in the original context, from which on a wavelength stays.
-    context: The positions of the original context.
+    factor: Extended context length, divided by the original one.
+    low: Periods in the original context below which a wavelength is stretched
+      by the whole factor.
+    high: Periods in the original context above which it is unchanged.
+    context: Positions of the original context.
+
+  Example:
+    >>> scaling = Llama3(factor=8, low=1, high=4, context=8192)
+    >>> periods = np.array([0.5, 2.5, 8.0])
+    >>> frequencies = 2 * np.pi * periods / scaling.context
+    >>> (scaling(frequencies) / frequencies).round(4).tolist()
+    [0.125, 0.5625, 1.0]
   """
 
   factor: float
@@ -64,7 +72,7 @@ class Llama3:
     )
 
   def __call__(self, frequencies: np.ndarray) -> np.ndarray:
-    """Returns the frequencies that are used in place of the given ones."""
+    """Returns the scaled frequencies, in radians per position."""
     periods = self.context * frequencies / (2 * math.pi)
     stays = np.clip((periods - self.low) / (self.high - self.low), 0, 1)
     return frequencies * (stays + (1 - stays) / self.factor)
@@ -77,10 +85,17 @@ _SCALINGS = {"linear": Linear, "llama3": Llama3}
 
 
 def parse_scaling(values: Sequence[str | float]) -> Scaling | None:
-  """Reads ``("linear", factor)`` or ``("llama3", factor, low, high, context)``.
+  """Parses the config key ``rope_scaling``.
+
+  Args:
+    values: ``()``, ``("linear", factor)`` or ``("llama3", factor, low, high,
+      context)``.
+
+  Returns:
+    The scaling; None for an empty sequence.
 
   Raises:
-    ValueError: The name is unknown, or its numbers do not fit.
+    ValueError: If the name is unknown, or the numbers are invalid.
   """
   if not values:
     return None
@@ -114,23 +129,23 @@ def rotate(
   scaling: Scaling | None = None,
   positions: jax.Array | None = None,
 ) -> jax.Array:
-  """Rotates queries or keys by their positions.
+  """Rotates queries or keys by angles proportional to their positions.
 
   Channel i of the first half of a head is paired with channel i of the second.
 
   Args:
     x: ``[B, T, heads, head width]``; the head width is even.
-    base: Sets the longest wavelength, about ``2 pi base`` positions.
-    scaling: How frequencies are changed for longer contexts; None leaves them.
+    base: Determines the longest wavelength, about ``2 pi base`` positions.
+    scaling: Scaling of the frequencies for longer contexts, or None.
     positions: int ``[B, T]``; None for 0 to T - 1.
 
   Returns:
-    An array like x; angles are computed in float32.
+    An array with the shape and dtype of x; angles are computed in float32.
   """
   half = x.shape[-1] // 2
   if scaling is None:
     frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  else:  # known when the program is made, hence in float64
+  else:  # constants of the program, so numpy computes them in float64
     frequency = jnp.asarray(
       scaling(base ** (-np.arange(half) / half)), jnp.float32
     )

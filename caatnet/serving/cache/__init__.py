@@ -1,4 +1,4 @@
-"""Pages of a key-value cache on the device and on the host."""
+"""Page accounting of the key-value cache, on the device and on the host."""
 
 from parallel.lazy import attach
 

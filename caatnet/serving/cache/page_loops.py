@@ -1,27 +1,27 @@
-"""Loops over pages and their names, compiled by numba where it is installed.
+"""Page allocator and block-hash table, as loops compiled by numba if present.
 
-A page is in one list at most: of the idle ones, of those that are leaving, or,
-if a free group of 2^k pages begins with it, of these groups. So all lists are
-doubly linked through the same two arrays.
+A page is in at most one list: the idle list, the leaving list or, if it is the
+first page of a free block of 2^k pages, the free list of order k. So all lists
+are doubly linked through the same two arrays.
 
-Free pages are kept in groups of 2^k, which begin at multiples of 2^k. A group
-splits into two buddies, whose numbers differ in the bit 2^k, and two free
-buddies merge. Pages are handed out as a run of any length: the tail of the
-group that it was cut from is free again at once, so no page is lost to
-rounding.
+Free pages form a buddy allocator: free blocks of 2^k pages are aligned to 2^k.
+A block splits into two buddies, whose numbers differ in bit k, and two free
+buddies merge. Unlike in the textbook allocator, an allocation may have any
+length: the tail of the block that it is cut from is freed at once, so there is
+no internal fragmentation.
 
-Names are in an open hash table: a name is at the first place that was free
-from its home on. Its first bits give the home, since they are as good as drawn
-at random (`caatnet.serving.cache.prefixes`).
+The block hashes of full pages are in an open-addressing hash table with linear
+probing. The low bits of a hash select its home slot, since they are uniformly
+distributed (`caatnet.serving.cache.prefixes`).
 
-Functions that one of these calls are in this file: numba compares no other
-file's date to decide whether a cached function is stale.
+A function and the functions that it calls must be in this file: numba checks
+only the date of the file of a cached function to decide whether it is stale.
 
-Source: the dynamic block groups of FastSwitch (arXiv 2411.18424), which are
-handed out whole there; Knowlton, A fast storage allocator, CACM 1965.
+Source: the dynamic block groups of FastSwitch (arXiv 2411.18424), where whole
+blocks are allocated; Knowlton, A fast storage allocator, CACM 1965.
 
-Shape legend: N = pages, L = lists, M = places of names, n = names of a call,
-S = slots, P = pages of a sequence.
+Shape legend: N = pages, L = lists, M = slots of the hash table, n = block
+hashes of a call, S = running slots, P = pages of a sequence.
 """
 
 from typing import NamedTuple
@@ -30,28 +30,31 @@ import numpy as np
 
 from caatnet.serving.compiling import COMPILES, compiled
 
-IDLE, LEAVING, GROUPS = 1, 2, 3  # lists; GROUPS + k of groups of 2^k pages
+# Numbers of the lists; FREE_LISTS + k is the allocator's free list of order k.
+IDLE, LEAVING, FREE_LISTS = 1, 2, 3
 NONE = -1  # no page
 
 
 class Book(NamedTuple):
-  """The state of all pages, int32.
+  """State of all pages, int32.
 
   Attributes:
-    holders: Sequences that hold a page, ``[N]``.
-    readers: Copies that read it.
-    named: Whether it has a name.
-    free: Whether it is free.
-    where: The list that it is in; 0 for none.
-    grown: Space for slots that get pages, as many at most.
-    after: The next one in its list, ``[N + L]``; N + i begins and ends list i.
-    before: The one before it.
-    lengths: Of the lists, first ``[L]``; of list 0, how many pages are free.
+    holders: Number of sequences that hold a page, ``[N]``.
+    readers: Number of copies that read a page, ``[N]``.
+    hashed: Whether a page's block hash is in the table, ``[N]``.
+    free: Whether a page is free, ``[N]``.
+    where: Number of the list that a page is in, ``[N]``; 0 for none.
+    grown: Scratch space for the slots that get pages, ``[N]``.
+    after: Next page in the list, ``[N + L]``; entry N + i is the sentinel at
+      both ends of list i.
+    before: Previous page in the list, ``[N + L]``.
+    lengths: Lengths of the lists in the first ``[L]`` entries; entry 0 is the
+      number of free pages.
   """
 
   holders: np.ndarray
   readers: np.ndarray
-  named: np.ndarray
+  hashed: np.ndarray
   free: np.ndarray
   where: np.ndarray
   grown: np.ndarray
@@ -60,13 +63,14 @@ class Book(NamedTuple):
   lengths: np.ndarray
 
 
-# Arrays with N and with N + L columns, of which `_open` makes a `Book`: a call
-# takes as long as it has arrays for arguments.
+# Arrays with N and with N + L columns, from which `_open` makes a `Book`: the
+# overhead of a call grows with the number of array arguments.
 _BOOK = "int32[:, ::1], int32[:, ::1]"
-# A table, int64 [3, M]: row 0 has the page in each place, the others the halves
-# of each page's name. M is at least 2 N.
+# Hash table, int64 [3, M]. Row 0 is indexed by table slot and holds the page;
+# rows 1 and 2 are indexed by page and hold the two halves of its block hash.
+# M is at least 2 N, so that the load factor is at most 1/2.
 _TABLE = "int64[:, ::1]"
-_NAMES = "Array(int64, 1, 'C', readonly=True)"
+_HASHES = "Array(int64, 1, 'C', readonly=True)"
 
 
 @compiled()
@@ -77,6 +81,7 @@ def view(array):
 
 @compiled()
 def _open(pages, lists):
+  """Returns the rows of both arrays as a `Book`."""
   return Book(
     view(pages[0]), view(pages[1]), view(pages[2]), view(pages[3]),
     view(pages[4]), view(pages[5]), view(lists[0]), view(lists[1]),
@@ -86,6 +91,7 @@ def _open(pages, lists):
 
 @compiled()
 def _append(book, which, page):
+  """Appends a page to list `which`."""
   end = len(book.where) + which
   last = book.before[end]
   book.after[last] = book.before[end] = page
@@ -96,6 +102,7 @@ def _append(book, which, page):
 
 @compiled()
 def _remove(book, page):
+  """Unlinks a page from its list."""
   last, following = book.before[page], book.after[page]
   book.after[last], book.before[following] = following, last
   book.lengths[book.where[page]] -= 1
@@ -104,25 +111,25 @@ def _remove(book, page):
 
 @compiled()
 def _join(book, start, end):
-  """Makes groups of a run of free pages, which merge with their buddies."""
+  """Frees a run of pages as aligned blocks, and merges blocks with buddies."""
   while start < end:
-    k = 0  # of the largest group that begins here and ends within
+    k = 0  # order of the largest aligned block within the run
     while start & (2 << k) - 1 == 0 and start + (2 << k) <= end:
       k += 1
     page = start
     start += 1 << k
     buddy = page ^ 1 << k
-    while buddy < len(book.where) and book.where[buddy] == GROUPS + k:
+    while buddy < len(book.where) and book.where[buddy] == FREE_LISTS + k:
       _remove(book, buddy)
       page &= buddy
       k += 1
       buddy = page ^ 1 << k
-    _append(book, GROUPS + k, page)
+    _append(book, FREE_LISTS + k, page)
 
 
 @compiled()
 def _give(book, pages):
-  """Makes pages free, run by run."""
+  """Frees pages, one contiguous run at a time."""
   book.lengths[0] += len(pages)
   start = 0
   for i in range(len(pages)):
@@ -134,24 +141,28 @@ def _give(book, pages):
 
 @compiled()
 def _choose(book, count, room):
-  """Returns k of the groups to cut from."""
+  """Returns the order of the free block to cut an allocation from.
+
+  Best fit for a new sequence (`room` is 0); the largest block for one that
+  grows, so that its next pages can follow in the same block.
+  """
   last = len(book.lengths) - len(book.where) - 1
   if not room:
     k = 0
     while 1 << k < count:
       k += 1
-    while GROUPS + k <= last:
-      if book.lengths[GROUPS + k]:
+    while FREE_LISTS + k <= last:
+      if book.lengths[FREE_LISTS + k]:
         return k
       k += 1
   while not book.lengths[last]:
     last -= 1
-  return last - GROUPS
+  return last - FREE_LISTS
 
 
 @compiled()
 def _take_at(book, start, found):
-  """Takes pages from a given one on, as far as these are free."""
+  """Allocates the free pages that directly follow `start`; returns how many."""
   end = start
   while (
     end < len(book.where) and book.free[end] and end - start < len(found)
@@ -159,10 +170,12 @@ def _take_at(book, start, found):
     found[end - start] = end
     book.free[end] = 0
     end += 1
+  # Each block that overlaps the run [start, end) is unlinked. Its pages outside
+  # the run are freed again: those before `start` here, those after `end` below.
   page = start
   while page < end:
     k, first = 0, page
-    while book.where[first] != GROUPS + k:
+    while book.where[first] != FREE_LISTS + k:
       k += 1
       first = page >> k << k
     _remove(book, first)
@@ -174,7 +187,7 @@ def _take_at(book, start, found):
 
 @compiled()
 def _place(table, first, second):
-  """Returns where a name is, or the place where it would be."""
+  """Returns the table slot of a block hash, or the slot to insert it at."""
   mask = table.shape[1] - 1
   place = first & mask
   while table[0, place] != NONE:
@@ -187,11 +200,12 @@ def _place(table, first, second):
 
 @compiled()
 def _forget(table, page):
-  """Takes the name of a page out of a table."""
+  """Removes a page's block hash from the table by backward-shift deletion."""
   mask = table.shape[1] - 1
   gap = _place(table, table[1, page], table[2, page])
   place = (gap + 1) & mask
-  while table[0, place] != NONE:  # who would not be found behind a gap
+  # An entry whose probe sequence passes the gap moves into it.
+  while table[0, place] != NONE:
     home = table[1, table[0, place]] & mask
     if (place - home) & mask >= (place - gap) & mask:
       table[0, gap], gap = table[0, place], place
@@ -201,17 +215,22 @@ def _forget(table, page):
 
 @compiled()
 def _take(book, table, found, after, ahead):
-  """Takes pages after one, else in few runs; returns how many lost a name."""
+  """Allocates pages, adjacent to page `after` if possible.
+
+  Evicts at least `ahead` idle pages when there are too few free ones. Returns
+  the number of evicted pages that had a block hash.
+  """
   count, gone = len(found), 0
   missing = count - book.lengths[0]
   if missing > 0:
     gone = _evict(book, table, max(missing, ahead))
   assert count <= book.lengths[0]
+  # The successors of `after` first, then blocks of the free lists.
   num = _take_at(book, after + 1, found) if after >= 0 else 0
   book.lengths[0] -= count
   while num < count:
-    which = GROUPS + _choose(book, count - num, after >= 0)
-    size = 1 << which - GROUPS
+    which = FREE_LISTS + _choose(book, count - num, after >= 0)
+    size = 1 << which - FREE_LISTS
     start = book.before[len(book.where) + which]
     _remove(book, start)
     used = min(size, count - num)
@@ -226,14 +245,18 @@ def _take(book, table, found, after, ahead):
 
 @compiled()
 def _evict(book, table, count):
-  """Makes the pages free that have been idle longest."""
+  """Frees the pages that have been idle longest.
+
+  Returns the number of freed pages that had a block hash.
+  """
   count, gone = min(count, book.lengths[IDLE]), 0
   pages = view(np.empty(count, np.int32))
-  for i in range(count - 1, -1, -1):  # a sequence's last page came first
+  # A sequence released its last page first, so the reversed order is ascending.
+  for i in range(count - 1, -1, -1):
     page = pages[i] = book.after[len(book.where) + IDLE]
     _remove(book, page)
-    if book.named[page]:
-      book.named[page] = 0
+    if book.hashed[page]:
+      book.hashed[page] = 0
       _forget(table, page)
       gone += 1
   _give(book, pages)
@@ -242,7 +265,11 @@ def _evict(book, table, count):
 
 @compiled(f"({_BOOK}, {_TABLE}, int32[::1], int64, int64)")
 def take(pages, lists, table, found, after, ahead):
-  """Writes the pages that are handed out; returns how many lost a name."""
+  """Writes newly allocated pages to `found`.
+
+  Returns:
+    The number of evicted pages that had a block hash.
+  """
   book = _open(pages, lists)
   return _take(book, view(table), view(found), after, ahead)
 
@@ -254,27 +281,28 @@ def take(pages, lists, table, found, after, ahead):
 def grow(
   pages, lists, table, room, tables, slots, computed, longest, most, size, ahead
 ):
-  """Hands out pages to sequences that have filled theirs, in their order.
+  """Allocates pages for sequences whose pages are full, in the given order.
 
   Args:
-    pages: Rows of a book.
-    lists: The others.
-    table: Names.
-    room: The positions that each slot's pages have, ``[S]`` like those that
-      follow; it is brought up to date.
-    tables: These pages, ``[S, P]``; new ones are written behind them.
-    slots: The sequences that may grow; each has a page.
-    computed: The positions that are in use.
-    longest: The positions that will be.
-    most: The pages that a sequence gets at most.
-    size: The positions of a page.
-    ahead: The pages that are made free at a time, at least.
+    pages: Per-page rows of a book, ``[6, N]``.
+    lists: Per-list rows of a book, ``[3, N + L]``.
+    table: Hash table, ``[3, M]``.
+    room: Number of positions that each slot's pages have, ``[S]``, as the
+      arrays below; updated in place.
+    tables: Page tables, ``[S, P]``; new pages are appended.
+    slots: Slots that may grow, ``[n]``; each has at least one page.
+    computed: Positions in use, ``[S]``.
+    longest: Positions in use at the end of the sequence, ``[S]``.
+    most: Maximum number of pages that a sequence gets.
+    size: Positions per page.
+    ahead: Minimum number of pages that an eviction frees.
 
   Returns:
-    The number of slots that got pages, which are the first in `Book.grown`, and
-    how many pages lost a name; -1 slots if there are too few pages.
+    The number of slots that got pages, which are the first entries of
+    `Book.grown`, and the number of evicted pages that had a block hash; (-1, 0)
+    if there are too few pages.
   """
-  book, names = _open(pages, lists), view(table)
+  book, hash_table = _open(pages, lists), view(table)
   growing = slots[computed[slots] >= room[slots]]
   held = room[growing] // size
   counts = np.minimum(-(-longest[growing] // size) - held, most)
@@ -286,19 +314,19 @@ def grow(
     slot = book.grown[i] = growing[i]
     first, own = held[i], view(tables[slot])
     found = own[first : first + counts[i]]
-    gone += _take(book, names, found, own[first - 1], ahead)
+    gone += _take(book, hash_table, found, own[first - 1], ahead)
   return len(growing), gone
 
 
 @compiled("(int32[::1], int32[::1])")
 def num_idle(where, pages):
-  """Returns how many of some pages are idle."""
+  """Returns the number of given pages that are idle."""
   return np.count_nonzero(where[pages] == IDLE)
 
 
 @compiled(f"({_BOOK}, int32[::1])")
 def hold(pages, lists, held):
-  """Notes another sequence that holds pages."""
+  """Increments the number of holders of pages."""
   book = _open(pages, lists)
   for page in view(held):
     if book.where[page]:  # idle, or leaving
@@ -308,7 +336,11 @@ def hold(pages, lists, held):
 
 @compiled(f"({_BOOK}, int32[::1], boolean)")
 def release(pages, lists, held, in_turn):
-  """Notes a sequence less that holds pages, the last one first."""
+  """Decrements the number of holders of pages, the last page first.
+
+  A page without holders becomes leaving if a copy reads it, idle if it has a
+  block hash or `in_turn` is set, and free otherwise.
+  """
   book = _open(pages, lists)
   free, num = view(np.empty(len(held), np.int32)), len(held)
   for page in view(held)[::-1]:
@@ -317,7 +349,7 @@ def release(pages, lists, held, in_turn):
       assert book.holders[page] > 0
     elif book.readers[page]:
       _append(book, LEAVING, page)
-    elif in_turn or book.named[page]:
+    elif in_turn or book.hashed[page]:
       _append(book, IDLE, page)
     else:
       num -= 1
@@ -327,50 +359,52 @@ def release(pages, lists, held, in_turn):
 
 @compiled(f"({_BOOK}, int32[::1], boolean)")
 def end_read(pages, lists, read, in_turn):
-  """Notes a copy less that reads pages, the last one first."""
+  """Decrements the number of readers of pages, the last page first."""
   book = _open(pages, lists)
   for page in view(read)[::-1]:
     assert book.readers[page] > 0
     book.readers[page] -= 1
     if not book.readers[page] and book.where[page] == LEAVING:
       _remove(book, page)
-      if in_turn or book.named[page]:
+      if in_turn or book.hashed[page]:
         _append(book, IDLE, page)
       else:
         _give(book, view(np.array([page], np.int32)))
 
 
-@compiled(f"({_TABLE}, {_NAMES}, int32[::1])")
-def find(table, names, found):
-  """Writes the pages of a known prefix of names, and returns how many."""
-  table, names = view(table), view(names)
-  count = len(names) // 2
+@compiled(f"({_TABLE}, {_HASHES}, int32[::1])")
+def find(table, block_hashes, found):
+  """Writes the pages of the longest cached prefix; returns their number."""
+  table, block_hashes = view(table), view(block_hashes)
+  count = len(block_hashes) // 2
   for i in range(count):
-    page = table[0, _place(table, names[2 * i], names[2 * i + 1])]
+    page = table[0, _place(table, block_hashes[2 * i], block_hashes[2 * i + 1])]
     if page == NONE:
       return i
     found[i] = page
   return count
 
 
-@compiled(f"({_TABLE}, {_NAMES}, int32[::1], int32[::1])")
-def publish(table, names, pages, named):
-  """Names pages that have none, but for names that other pages have.
+@compiled(f"({_TABLE}, {_HASHES}, int32[::1], int32[::1])")
+def publish(table, block_hashes, pages, hashed):
+  """Inserts the block hashes of pages into the table.
+
+  A page that has an entry, and a hash that another page has, are skipped.
 
   Args:
-    table: The table.
-    names: The names, ``[2 n]``.
-    pages: The pages, ``[n]``.
-    named: Whether each page has a name, ``[N]``; it is brought up to date.
+    table: Hash table, ``[3, M]``.
+    block_hashes: Two halves of each block hash, ``[2 n]``.
+    pages: Pages, ``[n]``.
+    hashed: Whether each page has a block hash, ``[N]``; updated in place.
   """
-  assert len(names) == 2 * len(pages)
-  table, names = view(table), view(names)
-  pages, named = view(pages), view(named)
+  assert len(block_hashes) == 2 * len(pages)
+  table, block_hashes = view(table), view(block_hashes)
+  pages, hashed = view(pages), view(hashed)
   for i in range(len(pages)):
     page = pages[i]
-    if not named[page]:
-      first, second = names[2 * i], names[2 * i + 1]
+    if not hashed[page]:
+      first, second = block_hashes[2 * i], block_hashes[2 * i + 1]
       place = _place(table, first, second)
       if table[0, place] == NONE:
-        table[0, place], named[page] = page, 1
+        table[0, place], hashed[page] = page, 1
         table[1, page], table[2, page] = first, second

@@ -1,16 +1,16 @@
-"""Who uses which page of the cache, and which pages may be written.
+"""Reference-counted pages of a key-value cache with prefix reuse.
 
-A page is *held* by as many sequences as read it. A full page has a name
+A page is *held* by each sequence that reads it. A full page has a block hash
 (`caatnet.serving.cache.prefixes`), by which other sequences find it. A page
-that no sequence holds any more is *idle* as long as its name may be of use, and
-then *free*. A copy to the host *reads* pages: these are neither free nor idle
-before it has ended, whoever gives them up. So at any time
+without holders is *idle* while its block hash can still be matched, and *free*
+afterwards. A copy to the host *reads* pages: a page that is released during the
+copy is *leaving* until the copy ends. At any time
 
-    held + idle + read and given up + free = all pages.
+    held + idle + leaving + free = all pages.
 
-Idle pages are taken in the order in which they were given up. A sequence gives
-up its last page first, and who holds a page holds those before it, so what is
-taken is a leaf of the tree of prefixes.
+Idle pages are evicted in the order of their release. A sequence releases its
+last page first, and a sequence that holds a page holds all pages before it, so
+an evicted page is always a leaf of the prefix tree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,19 +22,23 @@ from caatnet.serving.cache import page_loops as loops
 from caatnet.serving.cache import prefixes
 from caatnet.serving.scheduler.running import Running
 
-# The states of a page: held by one sequence, held by several, idle with a name,
-# or given up while a copy reads it.
+# States of a page: free, held by one sequence, held by several, idle with a
+# block hash, or released while a copy reads it.
 STATES = ("free", "held", "shared", "cached", "leaving")
-# Of all pages this part is made free at a time: among many pages some lie one
-# after another, so what is taken then is in few runs.
+# An eviction frees at least 1/_AHEAD of all pages: among many pages some are
+# adjacent, so that later allocations consist of few runs.
 _AHEAD = 64
 
 
 def runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-  """Yields (first page, number of pages) of the runs that pages consist of.
+  """Yields (first page, number of pages) of each run of adjacent pages.
 
   Args:
-    pages: Page numbers in the order of their use.
+    pages: Page numbers in the order of the sequence.
+
+  Example:
+    >>> list(runs([4, 5, 6, 2, 9, 10]))
+    [(4, 3), (2, 1), (9, 2)]
   """
   start, count = 0, 0
   for page in pages:
@@ -50,13 +54,13 @@ def runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 @dataclasses.dataclass
 class PageCounts:
-  """What happened to pages.
+  """Counters of page events.
 
   Attributes:
-    hits: Pages that were found by name.
-    misses: Pages of prompts, full ones, that were looked for and not found.
-    evicted: Idle pages with a name that were taken for something else.
-    copied: Pages that were copied since another sequence may read them.
+    hits: Pages that were found by their block hash.
+    misses: Full pages of prompts that were looked up and not found.
+    evicted: Idle pages with a block hash that were evicted.
+    copied: Pages that were copied because another sequence may read them.
   """
 
   hits: int = 0
@@ -66,15 +70,25 @@ class PageCounts:
 
 
 class Pages:
-  """The pages of one cache.
+  """Allocator and prefix index of one cache.
 
   Lists of pages are int32 ``[n]``, in the order of a sequence; those of copies
-  are of any kind.
+  may be any sequence of integers.
 
   Attributes:
-    num_pages: How many there are.
-    page_size: The tokens of a page.
-    counts: What happened to them.
+    num_pages: Total number of pages.
+    page_size: Tokens per page.
+    counts: Counters of page events.
+
+  Example:
+    >>> pages = Pages(8, page_size=16)
+    >>> held = pages.take(3)
+    >>> held.tolist(), pages.sizes()  # free blocks of 1, 2, 4 and 8 pages
+    ([0, 1, 2], [1, 0, 1, 0])
+    >>> pages.publish(held[:1], b"0123456789abcdef")
+    >>> pages.release(held)  # page 0 is idle, pages 1 and 2 are free
+    >>> pages.find(b"0123456789abcdef").tolist(), pages.num_available
+    ([0], 8)
   """
 
   def __init__(
@@ -84,64 +98,70 @@ class Pages:
     """Makes a cache of free pages.
 
     Args:
-      num_pages: How many there are.
-      page_size: The tokens of a page.
-      reuse: Whether pages are found by name.
-      in_turn: Whether pages without a name wait in one line with those that
-        have one, as in vLLM; else they are free at once.
+      num_pages: Total number of pages.
+      page_size: Tokens per page.
+      reuse: Whether pages are found by their block hash.
+      in_turn: Whether released pages without a block hash join the idle list in
+        the order of release, as in vLLM; otherwise they are free at once.
     """
     self.num_pages, self.page_size = num_pages, page_size
     self.counts = PageCounts()
     self._reuse, self._in_turn = reuse, in_turn
     self._ahead = 0 if in_turn else num_pages // _AHEAD
-    num_lists = loops.GROUPS + num_pages.bit_length()
+    num_lists = loops.FREE_LISTS + num_pages.bit_length()
     pages = np.zeros((6, num_pages), np.int32)
     lists = np.zeros((3, num_pages + num_lists), np.int32)
     lists[:2] = np.arange(num_pages + num_lists)
     self._arrays, self._book = (pages, lists), loops.Book(*pages, *lists)
-    # Python reads single values of it sooner than of an array.
+    # Python reads single values of a memoryview faster than of an array.
     self._lengths = memoryview(self._book.lengths)
+    # At least twice as many slots as pages, and a power of two.
     places = 1 << (2 * num_pages * reuse).bit_length()
     self._table = np.full((3, places), loops.NONE)
-    self._book.holders[:] = 1  # all are held, and given up
+    self._book.holders[:] = 1  # the release below makes all pages free
     loops.release(*self._arrays, np.arange(num_pages, dtype=np.int32), False)
 
   @property
   def num_available(self) -> int:
-    """How many pages can be taken now: those that are free or idle."""
+    """Number of pages that can be allocated now: free or idle ones."""
     return self._lengths[0] + self._lengths[loops.IDLE]
 
   @property
   def num_used(self) -> int:
-    """How many cannot."""
+    """Number of pages that cannot be allocated now: held or leaving ones."""
     return self.num_pages - self.num_available
 
   @property
   def num_leaving(self) -> int:
-    """How many will be available when the copies that read them end."""
+    """Number of pages that become available when the copies of them end."""
     return self._lengths[loops.LEAVING]
 
-  def find(self, names: bytes) -> np.ndarray:
-    """Returns the pages of the longest known prefix of a run of names."""
-    found = np.empty(len(names) // prefixes.SIZE, np.int32)
-    count = loops.find(self._table, np.frombuffer(names, np.int64), found)
+  def find(self, block_hashes: bytes) -> np.ndarray:
+    """Returns the pages of the longest cached prefix of block hashes, int32."""
+    found = np.empty(len(block_hashes) // prefixes.SIZE, np.int32)
+    count = loops.find(
+      self._table, np.frombuffer(block_hashes, np.int64), found
+    )
     return found[:count]
 
   def num_idle(self, pages: np.ndarray) -> int:
-    """Returns how many of some pages are idle, so that to hold them takes."""
+    """Returns the number of given pages that are idle.
+
+    Holding an idle page reduces the number of available pages.
+    """
     return loops.num_idle(self._book.where, pages)
 
   def hold(self, pages: np.ndarray) -> None:
-    """Notes another sequence that reads pages which `find` returned."""
+    """Adds a holder to pages that `find` returned."""
     self.counts.hits += len(pages)
     loops.hold(*self._arrays, pages)
 
   def take(self, count: int, after: int = -1) -> np.ndarray:
-    """Hands out pages to be written, in as few runs as possible.
+    """Allocates writable pages, in as few runs as possible.
 
     Args:
-      count: How many; no more than `num_available`.
-      after: The page whose successors would be best; -1 for none.
+      count: Number of pages; at most `num_available`.
+      after: Page that the new ones should follow; -1 for none.
     """
     found = np.empty(count, np.int32)
     self.counts.evicted += loops.take(
@@ -152,15 +172,15 @@ class Pages:
   def grow(
     self, running: Running, slots: np.ndarray, most: int
   ) -> bool:
-    """Hands out pages to running requests that have filled theirs.
+    """Allocates pages for running requests whose pages are full.
 
     Args:
-      running: All of them; it has their new pages.
-      slots: Those that may grow, in the order in which they do; int64 ``[n]``.
-      most: How many pages one gets at most.
+      running: All running requests; their page tables are updated.
+      slots: Slots that may grow, in the order of allocation, int64 ``[n]``.
+      most: Maximum number of pages per request.
 
     Returns:
-      Whether so many were available; if not, nothing is done.
+      Whether enough pages were available; if not, nothing changes.
     """
     num, evicted = loops.grow(
       *self._arrays, self._table, running.room, running.tables, slots,
@@ -172,69 +192,73 @@ class Pages:
     self.counts.evicted += evicted
     return True
 
-  def publish(self, pages: np.ndarray, names: bytes) -> None:
-    """Names full pages, but for names that other pages have.
+  def publish(self, pages: np.ndarray, block_hashes: bytes) -> None:
+    """Makes full pages findable by their block hashes.
+
+    Hashes that another page has already are skipped.
 
     Args:
-      pages: The pages.
-      names: Their names, one after another.
+      pages: Pages, int32 ``[n]``.
+      block_hashes: Their block hashes, concatenated.
     """
     if self._reuse:
       loops.publish(
-        self._table, np.frombuffer(names, np.int64), pages, self._book.named
+        self._table, np.frombuffer(block_hashes, np.int64), pages,
+        self._book.hashed,
       )
 
-  def names(self) -> dict[bytes, int]:
-    """Returns the page of each name."""
+  def block_hashes(self) -> dict[bytes, int]:
+    """Returns the page of each block hash."""
     pages = self._table[0, self._table[0] != loops.NONE].tolist()
     return {self._table[1:, page].tobytes(): page for page in pages}
 
   def release(self, pages: np.ndarray) -> None:
-    """Gives up the pages of a sequence, the last one first.
+    """Removes a holder from the pages of a sequence, the last page first.
 
     Args:
-      pages: They in the order of the sequence.
+      pages: Pages in the order of the sequence, int32 ``[n]``.
     """
     loops.release(*self._arrays, pages, self._in_turn)
 
   def begin_read(self, pages: Sequence[int]) -> None:
-    """Notes a copy that reads pages, which are held."""
+    """Adds a reader to held pages, at the start of a copy."""
     read = np.array(pages, np.int32)
     assert self._book.holders[read].all(), pages
     np.add.at(self._book.readers, read, 1)
 
   def end_read(self, pages: Sequence[int]) -> None:
-    """Notes the end of a copy; what was given up meanwhile becomes idle."""
+    """Removes a reader from pages; released ones become available."""
     loops.end_read(*self._arrays, np.array(pages, np.int32), self._in_turn)
 
   def read(self, page: int) -> bool:
-    """Returns whether a copy reads a page, so that it must not be written."""
+    """Returns whether a copy reads a page, which must then not be written."""
     return bool(self._book.readers[page])
 
   def states(self) -> np.ndarray:
-    """Returns which of `STATES` each page is in, int8 ``[num_pages]``."""
+    """Returns the index into `STATES` of each page, int8 ``[num_pages]``."""
     found = np.minimum(self._book.holders, 2).astype(np.int8)
     found[self._book.where == loops.IDLE] = STATES.index("cached")
     found[self._book.where == loops.LEAVING] = STATES.index("leaving")
     return found
 
   def sizes(self) -> list[int]:
-    """Returns how many free groups there are of each 2^k pages."""
+    """Returns the number of free blocks of 2^k pages, for each k."""
     last = len(self._book.lengths) - len(self._book.where)
-    return self._book.lengths[loops.GROUPS:last].tolist()
+    return self._book.lengths[loops.FREE_LISTS:last].tolist()
 
   def check(self) -> None:
-    """Asserts that each page is in one state, and none free that has a name."""
+    """Asserts that each page is in one state and no free page has a hash."""
     book = self._book
+    # The equation in the module docstring.
     held = np.count_nonzero(book.holders)
-    parts = held, *self._lengths[: loops.GROUPS]
+    parts = held, *self._lengths[: loops.FREE_LISTS]
     assert sum(parts) == len(book.where), parts
     listed = (book.where == loops.IDLE) | (book.where == loops.LEAVING)
     assert not (listed & (book.holders > 0)).any()
     assert not (book.free & (listed | (book.holders > 0))).any()
-    assert not (book.free & book.named).any()
-    names = self.names()
-    assert sorted(names.values()) == np.flatnonzero(book.named).tolist()
-    assert self.find(b"".join(names)).tolist() == list(names.values())
+    assert not (book.free & book.hashed).any()
+    published = self.block_hashes()  # block hash -> page
+    assert sorted(published.values()) == np.flatnonzero(book.hashed).tolist()
+    assert self.find(b"".join(published)).tolist() == list(published.values())
     states = self.states()
-    assert all(states[page] for page in names.values())
+    assert all(states[page] for page in published.values())

@@ -1,11 +1,12 @@
-"""Names of full pages by all that stands before them.
+"""Block hashes: names of full pages that identify their whole prefix.
 
-A page is named by a hash of its tokens and of the name of the page before it,
-so equal names mean equal sequences up to there, and keys and values that may be
-shared. The hash is 128 bits of BLAKE2: nobody makes two prompts whose names
-collide to read another's cache. Python's own hash of bytes has 64 bits and is
-not made for that. A salt of the process keeps clients from finding prompts
-whose names crowd one place of a hash table.
+The block hash of a page is a hash of its tokens and of the block hash of the
+page before it. Equal hashes therefore mean equal token sequences up to there,
+whose keys and values can be shared. The hash is 128 bits of BLAKE2, so that no
+client can construct two prompts with colliding hashes to read another client's
+cache; Python's 64-bit hash of bytes does not give that guarantee. A salt per
+process prevents clients from finding prompts whose hashes collide in the slots
+of the hash table.
 """
 
 import hashlib
@@ -14,20 +15,29 @@ import os
 import numpy as np
 
 ROOT = b""
-SIZE = 16  # bytes of a name
-_NAME = np.dtype(f"V{SIZE}")
-# Copied, which is faster than made.
+SIZE = 16  # bytes of a block hash
+_HASH = np.dtype(f"V{SIZE}")
+# Copying a hash object is faster than constructing one.
 _EMPTY = hashlib.blake2b(digest_size=SIZE, salt=os.urandom(16))
 
 
-def names(parent: bytes, tokens: bytes, size: int) -> bytes:
-  """Returns the names of full pages that follow one another, as one run.
+def block_hashes(parent: bytes, tokens: bytes, size: int) -> bytes:
+  """Returns the block hashes of consecutive full pages, concatenated.
 
   Args:
-    parent: The name of the page before them, `ROOT` for the first ones.
-    tokens: Their tokens, as the bytes of int32 ``[n]``; what fills no page has
-      no name.
-    size: The bytes of a page's tokens.
+    parent: Block hash of the page before them, `ROOT` for the first page.
+    tokens: Token ids, as the bytes of int32 ``[n]``; a partly filled last page
+      gets no hash.
+    size: Bytes of a page's tokens.
+
+  Example:
+    Two prompts that agree in their first page of four tokens:
+
+    >>> a = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.int32).tobytes()
+    >>> b = np.array([1, 2, 3, 4, 0, 6, 7, 8], np.int32).tobytes()
+    >>> x, y = (split(block_hashes(ROOT, tokens, 16)) for tokens in (a, b))
+    >>> x[0] == y[0], x[1] == y[1]
+    (True, False)
   """
   found, new = [], _EMPTY.copy
   for stop in range(size, len(tokens) + 1, size):
@@ -38,6 +48,6 @@ def names(parent: bytes, tokens: bytes, size: int) -> bytes:
   return b"".join(found)
 
 
-def split(names: bytes) -> list[bytes]:
-  """Returns each name of a run."""
-  return np.frombuffer(names, _NAME).tolist()
+def split(block_hashes: bytes) -> list[bytes]:
+  """Returns a list of the block hashes in a concatenation."""
+  return np.frombuffer(block_hashes, _HASH).tolist()

@@ -1,4 +1,4 @@
-"""Steps of a scheduler, executed or simulated."""
+"""Execution of scheduled steps, on a device or in a simulator."""
 
 from parallel.lazy import attach
 

@@ -1,8 +1,8 @@
-"""Measures an executor's steps and copies before it serves.
+"""Calibration: measures an executor's steps and copies before it serves.
 
-So the first choice between copying a request's pages and reading its tokens
-again is made by numbers of this machine. The programs that are compiled for it
-are those that serving runs.
+The first choice between swapping and recomputing a request's pages is thereby
+based on measurements of this machine. The compiled programs are those that
+serving runs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from caatnet.serving.engine.device import DecoderExecutor, Drawn
 from caatnet.serving.engine.executor import Chunk, Copy, Step
 from caatnet.serving.requests import Request
 
-# How often each is measured, after once for the compiler.
+# Number of measurements of each job, after one call that compiles.
 _TIMES = 3
 
 
@@ -27,17 +27,18 @@ def calibrate(
   executor: DecoderExecutor,
   progress: Callable[[Jobs], Iterable[Callable[[], None]]] = iter,
 ) -> None:
-  """Notes in an executor's costs what it takes for steps and copies.
+  """Measures the steps and copies of an executor, for its cost estimates.
 
-  Its pages are overwritten.
+  Overwrites the contents of its pages.
 
   Args:
-    executor: It has nothing to do, and none of its pages is held.
-    progress: Hands out what is done one after another, as `rich.progress.track`
-      does to show how far it is.
+    executor: Idle executor, none of whose pages is held.
+    progress: Iterates over the jobs, for example `rich.progress.track`, which
+      shows the progress.
   """
   capacity = executor.decoder.capacity
   chunk, batch = min(capacity.chunk, capacity.context), capacity.batch
+  # Without a chunk, with a quarter of the longest chunk, and with the longest.
   jobs = [
     lambda length=length: step_s(executor, batch - (length > 0), length)
     for length in (0, -(-chunk // 4), chunk)
@@ -62,13 +63,13 @@ def calibrate(
 def step_s(
   executor: DecoderExecutor, num_decodes: int, length: int, times: int = _TIMES
 ) -> float:
-  """Computes steps, and returns the median of the seconds that they take.
+  """Runs steps and returns their median time in seconds.
 
   Args:
-    executor: It has nothing to do, and none of its pages is held.
-    num_decodes: Decodes of a step, in the middle of the context.
-    length: Tokens of its chunk; 0 for none.
-    times: How many are measured, after one for the compiler.
+    executor: Idle executor, none of whose pages is held.
+    num_decodes: Number of decodes, each in the middle of the context.
+    length: Number of tokens of its chunk; 0 for none.
+    times: Number of measurements, after one call that compiles.
   """
   capacity = executor.decoder.capacity
   num_pages = capacity.pages_per_sequence
@@ -79,6 +80,7 @@ def step_s(
   chunks = (Chunk(request, 0, length, draws=True),) if length else ()
   drawing = np.arange(num_decodes + len(chunks))
   tables = np.arange(capacity.batch * num_pages, dtype=np.int32)
+  # Sequences may share pages: only times matter.
   tables %= executor.decoder.cache_shape.num_pages
   step = Step(
     number=-1, decodes=[request] * len(decodes), slots=decodes,
@@ -100,9 +102,9 @@ def _copies(
   executor: DecoderExecutor, runs: Sequence[int],
   state: tuple[int, int] | None = None,
 ) -> None:
-  """Copies runs of pages, or a state, out and back; no step is computed."""
+  """Measures copies of page runs, or of a state, out and back."""
   pages: list[int] = []
-  for length in runs:  # a page between them, so that each is a run
+  for length in runs:  # separated by one page, so that runs do not merge
     first = pages[-1] + 2 if pages else 0
     pages += range(first, first + length)
   places = list(range(len(pages)))
@@ -114,14 +116,14 @@ def _copies(
   for time in range(1 + _TIMES):
     for copy in copies:
       seconds = _await(executor, copy)
-      if time:  # the first is the compiler's
+      if time:  # the first call compiles
         executor.costs.add_copy(
           copy.kind, len(runs) + states, len(pages) + states, seconds
         )
 
 
 def _await(executor: DecoderExecutor, copy: Copy) -> float:
-  """Makes a copy, and returns the seconds that it takes."""
+  """Runs a copy and returns its seconds."""
   begun = executor.now()
   executor.copy(copy)
   executor.wait(float("inf"))

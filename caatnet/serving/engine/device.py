@@ -1,15 +1,14 @@
-"""An executor that computes: a decoder's steps, and copies of its cache.
+"""Executor on a device: runs a decoder's steps, and copies of its cache.
 
-Programs run in the order in which they are dispatched, so a step reads what
-copies that were dispatched before it have written, and a copy to the host is a
-run of its own from the moment on in which it is dispatched: what is written
-over its pages afterwards does not change it. A thread moves runs between the
-run's array and the host's pages. What comes back from the host is staged by
-that thread, beside the steps, and written into the cache by the thread that
-submits steps, the only one that may hand the cache on.
+Programs run in the order of their dispatch. A step therefore reads the result
+of copies dispatched before it, and a copy to the host is an array of its own
+once it is dispatched: later writes to its source pages do not change it. A
+thread moves data between such an array and the host's pages. Data from the host
+is staged on the device by that thread, concurrently with steps, and written
+into the cache by the thread that submits steps, the only one that may replace
+the cache.
 
-Shape legend: D = replicas, S = sequences of a step, those of padding among
-them.
+Shape legend: D = replicas, S = sequences of a step, including padding.
 """
 
 import collections
@@ -36,14 +35,14 @@ _NONE = np.zeros(0, np.int32)
 
 @dataclasses.dataclass
 class Drawn:
-  """What an executor draws a request's tokens by, and what it says of them.
+  """Sampling parameters of a request, and log-probabilities of its tokens.
 
   The ``payload`` of `caatnet.serving.requests.Request`.
 
   Attributes:
-    drawing: Temperature and seed, with whatever else decides.
-    logprobs: The log-probabilities of the tokens that were drawn, in nats. If
-      a token ends the request, the one behind it may be there, too.
+    drawing: Request with temperature, seed and filters.
+    logprobs: Log-probabilities of the drawn tokens, in nats. If a token ends
+      the request, the list may contain one more entry.
   """
 
   drawing: Asked
@@ -51,13 +50,14 @@ class Drawn:
 
 
 class Dispatched(NamedTuple):
-  """A step of all replicas that may still be computed.
+  """Dispatched step of all replicas, possibly not computed yet.
 
   Attributes:
     steps: Step of each replica; None if it reads nothing.
-    rows: Rows of the tokens of each step's `Step.drawing`.
-    tokens: int32 ``[D, S]``.
-    logprobs: float32 ``[D, S]``.
+    rows: For each replica, the rows of `tokens` that hold the tokens of
+      `Step.drawing`.
+    tokens: Drawn tokens, int32 ``[D, S]``.
+    logprobs: Log-probabilities in nats, float32 ``[D, S]``.
   """
 
   steps: Sequence[Step | None]
@@ -66,13 +66,13 @@ class Dispatched(NamedTuple):
   logprobs: jax.Array
 
   def events(self, clock: Callable[[], float]) -> list[Event | None]:
-    """Waits for the tokens, and notes the log-probabilities with requests.
+    """Waits for the tokens; appends the log-probabilities to the requests.
 
     Args:
       clock: Returns the time in seconds.
 
     Returns:
-      The end of each replica's step.
+      The event of each replica's step, or None without a step.
     """
     tokens, logprobs = np.asarray(self.tokens), np.asarray(self.logprobs)
     now, found = clock(), []
@@ -84,6 +84,7 @@ class Dispatched(NamedTuple):
         continue
       own = logprobs[replica, rows]
       for request, logprob in zip(step.drawn, own.tolist(), strict=True):
+        # The host's list may run one token ahead of the request (see `Drawn`).
         request.payload.logprobs.append(logprob)
       found.append(Event(
         now, step=step, tokens=tokens[replica, rows],
@@ -96,16 +97,16 @@ def dispatch(
   decoder: Decoder, capacity: Capacity, steps: Sequence[Step | None],
   drawings: Sequence[batches.Drawing], factor: int, filters: bool,
 ) -> Dispatched:
-  """Dispatches a step of each replica as one step of a decoder.
+  """Dispatches one step per replica as one step of a decoder.
 
   Args:
-    decoder: The model.
-    capacity: The decoder's, maybe with a shorter context: that of the longest
-      sequence.
+    decoder: The model and its cache.
+    capacity: The decoder's capacity, possibly with a shorter context: that of
+      the longest sequence.
     steps: Step of each replica; None if it reads nothing.
     drawings: Sampling parameters of the slots of each replica; updated.
-    factor: The numbers of decodes for which there are programs grow by it.
-    filters: Whether top-k and top-p are looked at even if no sequence of this
+    factor: Ratio of successive buckets of the number of decodes.
+    filters: Whether top-k and top-p are applied even if no sequence of this
       step uses them.
   """
   sizes = [
@@ -116,6 +117,7 @@ def dispatch(
     )
     for step in steps
   ]
+  # All replicas run one program, so each size is the maximum over replicas.
   common = batches.Sizes(
     *(max(each) for each in zip(*map(dataclasses.astuple, sizes), strict=True))
   )
@@ -148,30 +150,29 @@ def dispatch(
 
 
 class DecoderExecutor:
-  """Computes with a decoder, as `executor.Executor` says.
+  """Executor that runs a decoder; see `executor.Executor`.
 
   Attributes:
-    decoder: The model and its cache, of one replica.
-    host: The host's pages.
-    host_states: The host's states, as many.
-    factor: The numbers of decodes for which there are programs grow by it.
-    costs: What steps have taken, and what copies take alone, which
-      `calibration` measures: in serving they wait for steps.
+    decoder: The model and its cache, with one replica.
+    host: Pages of the host cache.
+    host_states: Recurrent states of the host cache, as many as pages.
+    factor: Ratio of successive buckets of the number of decodes.
+    costs: Measured times of steps, and of copies that run alone, which only
+      `calibration` measures: while serving, copies wait for steps.
   """
 
   def __init__(
     self, decoder: Decoder, num_host_pages: int, factor: int = 4,
     filters: bool = False,
   ) -> None:
-    """Takes the host's memory.
+    """Allocates the host cache.
 
     Args:
-      decoder: With one replica, and no sequences.
-      num_host_pages: How many pages the host keeps at a time.
-      factor: Decodes of a step come in sizes each of which is so many times
-        the one before.
-      filters: Whether all steps look at top-k and top-p, so that those with
-        such requests run no programs of their own.
+      decoder: Decoder with one replica and without sequences.
+      num_host_pages: Number of pages of the host cache.
+      factor: Ratio of successive buckets of the number of decodes of a step.
+      filters: Whether all steps apply top-k and top-p, so that requests which
+        use them need no programs of their own.
 
     Raises:
       ValueError: The decoder has several replicas.
@@ -186,9 +187,9 @@ class DecoderExecutor:
     self.host_states = HostStates(decoder, num_host_pages)
     self.costs = MeasuredCosts()
     self._thread = futures.ThreadPoolExecutor(1, "copies")
-    # Each returns the event of the next step, when it has ended.
+    # Steps under way: each function waits for its step and returns the event.
     self._steps: collections.deque[Callable[[], Event]] = collections.deque()
-    # Of copies that have ended: each returns the event. None only wakes.
+    # Ended copies: each function returns the event. None is a wake-up.
     self._ended: queue.SimpleQueue[Callable[[], Event] | None] = (
       queue.SimpleQueue()
     )
@@ -199,15 +200,16 @@ class DecoderExecutor:
     self._last_s = 0.0
 
   def close(self) -> None:
-    """Ends the thread, once what is under way has ended."""
+    """Stops the thread after the copies under way have ended."""
     self._thread.shutdown()
 
   def now(self) -> float:
-    """Returns the time in seconds, on a clock that only goes on."""
+    """Returns the time in seconds of a monotonic clock."""
     return time.perf_counter()
 
   def submit(self, step: Step) -> None:
     """Dispatches a step."""
+    # Copies "in" are written by this thread when their events are received.
     while self._unwritten.intersection(step.after):
       self._events += self._next_copy()
     before, begun = self.decoder.compile_seconds, time.perf_counter()
@@ -219,13 +221,13 @@ class DecoderExecutor:
     self._steps.append(lambda: self._receive(sent, begun, compiled))
 
   def _begin(self, work: Callable[[], Callable[[], Event]]) -> None:
-    """Lets the thread do something that returns what returns the event."""
+    """Runs `work` in the thread; its result is called to get the event."""
     self._num_copies += 1
 
     def run():
       try:
         end = work()
-      except BaseException as error:  # for who waits for the event
+      except BaseException as error:  # raised again by the thread that waits
         found = error
 
         def end():
@@ -236,7 +238,7 @@ class DecoderExecutor:
     self._thread.submit(run)
 
   def _next_copy(self, timeout: float | None = None) -> list[Event]:
-    """Waits for a copy to end, or to be woken, which is no event."""
+    """Waits for the end of a copy; returns no event after a wake-up."""
     end = self._ended.get(timeout=timeout)
     if end is None:
       return []
@@ -246,11 +248,12 @@ class DecoderExecutor:
   def _receive(
     self, sent: "Dispatched", begun: float, compiled: bool
   ) -> Event:
-    """Waits for a step's tokens."""
+    """Waits for a step's tokens, and measures the step unless it compiled."""
     (event,) = sent.events(time.perf_counter)
     assert event is not None
     assert event.step is not None
     now = event.time_s
+    # Steps overlap: a step's time begins at the end of the previous one.
     seconds, self._last_s = now - max(begun, self._last_s), now
     if not compiled:
       read = sum(chunk.length for chunk in event.step.chunks)
@@ -258,7 +261,7 @@ class DecoderExecutor:
     return event
 
   def copy(self, copy: Copy) -> None:
-    """Begins a copy of pages, and of a state."""
+    """Enqueues a copy of pages, and of a recurrent state."""
     pieces = list(_pieces(copy.target if copy.kind == "in" else copy.source))
 
     def event():
@@ -267,6 +270,7 @@ class DecoderExecutor:
     if copy.kind == "within":
       places = iter(copy.target)
       for first, count in pieces:
+        # A "within" copy has one page, so its target is contiguous.
         run = self.host.read(first, count)
         target = [next(places) for _ in range(count)]
         assert target == list(range(target[0], target[0] + count))
@@ -288,6 +292,7 @@ class DecoderExecutor:
 
       self._begin(keep)
     else:
+      # Staged by the thread, written by `_next_copy` in the submitting thread.
       self._unwritten.add(copy.number)
 
       def stage():
@@ -311,11 +316,12 @@ class DecoderExecutor:
       self._begin(stage)
 
   def wait(self, until_s: float) -> list[Event]:
-    """Waits until something has ended, or for a time.
+    """Waits until a step or copy ends, or until a time.
 
-    If steps are under way it waits for the first of them, whatever the time:
-    to ask another thread to do so takes longer than a small model's step.
+    If steps are under way, waits for the first of them regardless of the time:
+    waiting in another thread would take longer than a small model's step.
     """
+    # Events that `submit` has received while it waited for copies.
     found, self._events = self._events, []
     if not found and self._steps:
       found.append(self._steps.popleft()())
@@ -332,12 +338,12 @@ class DecoderExecutor:
     return found
 
   def wake(self) -> None:
-    """Lets `wait` return; for a thread that has news for the one that waits."""
+    """Makes `wait` return, for a thread with new work for the waiting one."""
     self._ended.put(None)
 
 
 def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-  """Yields first page and length of runs, cut into few different lengths."""
+  """Yields (first page, length) of runs, split into powers of two."""
   for first, count in runs(pages):
     while count:
       size = 1 << (count.bit_length() - 1)
@@ -346,5 +352,5 @@ def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def of_one_replica(tree: Any) -> Any:
-  """Gives arrays the leading dim of replicas."""
+  """Adds the leading dim of replicas, of size 1, to arrays."""
   return jax.tree.map(lambda x: x[None], tree)

@@ -1,13 +1,12 @@
-"""What a scheduler asks of whoever computes: steps, and copies of pages.
+"""Interface between a scheduler and an executor: steps and copies of pages.
 
-Steps run in the order in which they are submitted, and so do the copies of one
-direction. A step that is submitted reads pages and writes others; who submits
-it has made sure that no copy which is under way touches those, but for the
-copies that the step itself is to wait for.
+Steps run in the order of submission, and so do the copies of one direction. A
+step reads some pages and writes others; the caller guarantees that no copy
+under way touches these pages, except for the copies that the step waits for.
 
-If the model keeps states, the state of a sequence is that of its slot. A copy
-of a state to the host reads it before the steps that are submitted afterwards
-write it, so a slot may be given to another sequence at once.
+If the model has recurrent state, the state of a sequence is stored by slot. A
+copy of a state to the host reads it before any later step writes it, so the
+slot may be reassigned at once.
 
 Shape legend: D = decodes of a step, S = slots, P = pages of a sequence.
 """
@@ -25,14 +24,14 @@ Kind = Literal["out", "in", "within"]
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-  """A part of a sequence that a step reads.
+  """Part of a sequence's known tokens that a step reads.
 
   Attributes:
-    request: Whose.
-    start: The position of its first token.
-    length: How many tokens it has.
-    draws: Whether the step draws the sequence's next token: the chunk is the
-      end of what is known of it.
+    request: Request that the tokens belong to.
+    start: Position of the first token.
+    length: Number of tokens.
+    draws: Whether the step draws the sequence's next token, since the chunk
+      ends with the last known one.
   """
 
   request: Request
@@ -42,29 +41,30 @@ class Chunk:
 
   @property
   def tokens(self) -> np.ndarray:
-    """Its tokens, int32 ``[length]``."""
+    """Token ids of the chunk, int32 ``[length]``."""
     return self.request.all_tokens(self.start, self.start + self.length)
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """What the model reads at once: decodes, then chunks.
+  """One forward pass of the model: decodes, then chunks.
 
   Attributes:
     number: Ascending from 0.
-    decodes: The requests that read the token that they were given last, which
-      need not be known to the host.
-    slots: Their slots, int32 ``[D]``. A slot's newest token stays with the
-      executor; a request that gets a slot has a chunk first.
-    positions: Where these tokens are in their sequences, int32 ``[D]``.
-    chunks: Parts of sequences.
-    tables: Each slot's pages in the order of positions, int32 ``[S, P]``; the
-      scheduler goes on writing it, so what is needed is read in `submit`.
-    after: Numbers of copies that must have ended before the step begins.
-    drawing: The slots that get a token, int ``[n]``: those of the decodes, then
-      those of the chunks that draw.
-    epochs: How often each of these had been given when the step was made, int64
-      ``[n]``; for the scheduler.
+    decodes: Requests that read their newest token, which the host need not know
+      yet.
+    slots: Slots of the decodes, int32 ``[D]``. The executor keeps the newest
+      token of each slot; the first step of a request in a slot is a chunk.
+    positions: Positions of the decoded tokens in their sequences, int32
+      ``[D]``.
+    chunks: Parts of prompts.
+    tables: Page tables by slot, int32 ``[S, P]``. The scheduler keeps modifying
+      the array, so `submit` must read the required rows at once.
+    after: Numbers of the copies that must end before the step begins.
+    drawing: Slots for which a token is drawn, int ``[n]``: those of the
+      decodes, then those of the chunks that draw.
+    epochs: Epochs of the slots in `drawing` when the step was made, int64
+      ``[n]``; read by the scheduler only.
   """
 
   number: int
@@ -79,33 +79,33 @@ class Step:
 
   @property
   def drawn(self) -> list[Request]:
-    """The requests that get a token, as `drawing` has their slots."""
+    """Requests for which a token is drawn, in the order of `drawing`."""
     return [*self.decodes, *(c.request for c in self.chunks if c.draws)]
 
   def request(self, i: int) -> Request:
-    """Returns one of those that get a token."""
-    if i < len(self.decodes):
+    """Returns the request of entry `i` of `drawing`."""
+    if i < len(self.decodes):  # avoids building the whole list
       return self.decodes[i]
     return self.drawn[i]
 
   @property
   def num_tokens(self) -> int:
-    """How many tokens it reads."""
+    """Number of tokens that the step reads."""
     return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
 
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-  """A copy of pages and states to the host, from there, or within the device.
+  """Copy of pages and states between device and host, or within the device.
 
   Attributes:
     number: Ascending from 0, over all kinds.
-    kind: "out", "in" or "within".
-    source: The pages that are read.
-    target: The pages that are written, as many.
-    owner: Whose sequence it is.
-    state: The state that is copied with the pages, from and to which block: a
-      slot and a block of the host, or the other way round; None for pages only.
+    kind: "out" (to the host), "in" (from the host) or "within" (the device).
+    source: Pages that are read.
+    target: Pages that are written, as many as in `source`.
+    owner: Owner of the sequence.
+    state: (source, target) of the state that is copied with the pages: a slot
+      and a host block for "out", the reverse for "in"; None for pages only.
   """
 
   number: int
@@ -117,10 +117,11 @@ class Copy:
 
   @property
   def runs(self) -> list[int]:
-    """The lengths of runs that are contiguous on both sides."""
+    """Lengths in pages of the runs that are contiguous on both sides."""
     lengths: list[int] = []
     last = None
     for pair in zip(self.source, self.target, strict=True):
+      # Both the source and the target must continue.
       if last is not None and pair == (last[0] + 1, last[1] + 1):
         lengths[-1] += 1
       else:
@@ -131,15 +132,14 @@ class Copy:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-  """The end of a step or of a copy.
+  """End of a step or of a copy.
 
   Attributes:
-    time_s: When it ended.
+    time_s: Time of the end in seconds.
     step: The step; None for a copy.
     copy: The copy; None for a step.
-    tokens: int ``[n]``, the drawn tokens of the step's decodes and then of its
-      chunks that draw.
-    failed: Which of these are no tokens, since the model's logits are NaN.
+    tokens: Drawn tokens, int ``[n]``, in the order of `Step.drawing`.
+    failed: Indices of invalid tokens, for which the model's logits are NaN.
   """
 
   time_s: float
@@ -150,22 +150,22 @@ class Event:
 
 
 class Costs(Protocol):
-  """What the scheduler needs to know of times, in seconds."""
+  """Estimated times of steps and copies, in seconds."""
 
   def prefill_s(self, start: int, length: int) -> float:
-    """Returns how much longer steps take that also read a chunk."""
+    """Returns the additional time of steps that also read a chunk."""
     ...
 
   def copy_s(self, kind: Kind, num_runs: int, num_pages: int) -> float:
-    """Returns how long a copy takes alone."""
+    """Returns the time of a copy that runs alone."""
     ...
 
 
 class Executor(Protocol):
-  """Who computes steps and copies, in the background.
+  """Runs steps and copies asynchronously.
 
   Attributes:
-    costs: What it has measured, or what its model says.
+    costs: Measured or modelled times of steps and copies.
   """
 
   costs: Costs
@@ -175,22 +175,21 @@ class Executor(Protocol):
     ...
 
   def submit(self, step: Step) -> None:
-    """Begins a step behind those that were submitted before."""
+    """Enqueues a step after all submitted steps."""
     ...
 
   def copy(self, copy: Copy) -> None:
-    """Begins a copy behind those of its kind, and behind submitted steps.
+    """Enqueues a copy after those of its kind and after all submitted steps.
 
-    A copy "in" or "within" ends when steps that are submitted from then on read
-    what it wrote; one "out" when such steps may write what it read.
+    A copy "in" or "within" has ended when subsequently submitted steps read its
+    result; one "out" when they may overwrite its source.
     """
     ...
 
   def wait(self, until_s: float) -> list[Event]:
-    """Waits until something has ended, for a time, or until it is woken.
+    """Waits until a step or copy ends, until a time, or until a wake-up.
 
     Returns:
-      What has ended since the last call, in order; nothing at the time given,
-      or if it was woken.
+      Events since the last call, in order; empty after a timeout or a wake-up.
     """
     ...

@@ -1,4 +1,4 @@
-"""What steps and copies have taken, as a scheduler asks for it."""
+"""Costs estimated from the measured times of recent steps and copies."""
 
 import collections
 from collections.abc import Iterable
@@ -7,20 +7,20 @@ import numpy as np
 
 from caatnet.serving.engine.executor import Kind
 
-# Of how many of the last steps, and of the last copies of each kind.
+# Number of recent steps, and of recent copies of each kind, that are averaged.
 _WINDOW = 64
 
 
 class MeasuredCosts:
-  """Estimates from the last steps and copies; 0 for what was never done.
+  """Estimates from recent steps and copies; 0 without measurements.
 
-  A copy takes a time for each call and one for each page, fitted by least
-  squares. A chunk makes a step longer by a time for each token: the median over
-  steps that read chunks, less the median step that reads none.
+  The time of a copy is a * runs + b * pages, fitted by least squares. A chunk
+  lengthens a step by a time per token: the median over steps with chunks of
+  (time - median time of steps without chunks) / tokens of the chunks.
   """
 
   def __init__(self) -> None:
-    """Knows nothing yet."""
+    """Starts without measurements."""
     self._decodes: collections.deque[float] = collections.deque(maxlen=_WINDOW)
     self._chunks: collections.deque[tuple[float, int]] = collections.deque(
       maxlen=_WINDOW
@@ -30,11 +30,11 @@ class MeasuredCosts:
     )
 
   def add_step(self, seconds: float, num_read: int) -> None:
-    """Notes a step.
+    """Adds a measured step.
 
     Args:
-      seconds: What it took after the step before it.
-      num_read: Tokens of its chunks.
+      seconds: Time from the end of the previous step to the end of this one.
+      num_read: Number of tokens of its chunks.
     """
     if num_read:
       self._chunks.append((seconds, num_read))
@@ -44,12 +44,12 @@ class MeasuredCosts:
   def add_copy(
     self, kind: Kind, num_runs: int, num_pages: int, seconds: float
   ) -> None:
-    """Notes a copy."""
+    """Adds a measured copy."""
     self._copies[kind].append((num_runs, num_pages, seconds))
 
   def prefill_s(self, start: int, length: int) -> float:
-    """Returns how much longer steps take that also read a chunk."""
-    del start  # what a token attends to costs little beside its products
+    """Returns the additional seconds of steps that also read a chunk."""
+    del start  # attention costs little compared with the matrix products
     rest = _median(self._decodes)
     per_token = _median(
       max(0.0, seconds - rest) / count for seconds, count in self._chunks
@@ -57,12 +57,13 @@ class MeasuredCosts:
     return per_token * length
 
   def copy_s(self, kind: Kind, num_runs: int, num_pages: int) -> float:
-    """Returns how long a copy takes alone."""
+    """Returns the estimated seconds of a copy that runs alone."""
     seen = np.array(self._copies[kind], float).reshape(-1, 3)
     if not len(seen):
       return 0.0
+    # Seconds per run and per page.
     times, *_ = np.linalg.lstsq(seen[:, :2], seen[:, 2], rcond=None)
-    if min(times) < 0:  # too alike to tell one from the other
+    if min(times) < 0:  # ill-conditioned: attribute all time to pages
       times = np.array([0.0, seen[:, 2].sum() / seen[:, 1].sum()])
     return float(times @ [num_runs, num_pages])
 

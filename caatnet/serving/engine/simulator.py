@@ -1,8 +1,8 @@
-"""An executor whose clock is simulated, and whose times come from a model.
+"""Executor with a simulated clock, whose times come from a cost model.
 
-Steps run one after another, and beside them the copies of each direction. A
-copy begins when it is asked for and those of its kind before it have ended; a
-step begins when the step before it and the copies that it waits for have ended.
+Steps run one after another, concurrently with one copy per direction. A copy
+begins when it is requested and the earlier copies of its kind have ended; a
+step begins when the previous step and the copies that it waits for have ended.
 Copies do not slow steps down.
 """
 
@@ -20,17 +20,17 @@ from caatnet.serving.requests import Request
 
 @dataclasses.dataclass(frozen=True)
 class CopyTimes:
-  """How long copies of pages take.
+  """Cost model of page copies.
 
   Attributes:
-    page_bytes: The bytes of a page over all layers.
-    ranges_per_run: In how many contiguous ranges a run of pages lies: one for
-      each layer and each of the cache's arrays.
-    call_s: Seconds for each range.
+    page_bytes: Bytes of a page over all layers.
+    ranges_per_run: Contiguous byte ranges per run of pages: one for each layer
+      and each array of the cache.
+    call_s: Seconds per byte range.
     out_rate: Bytes per second to the host.
     in_rate: Bytes per second from the host.
     within_rate: Bytes per second within the device.
-    single: Whether each page is a run of its own, whatever stands beside it.
+    single: Whether each page is copied separately, even within a run.
   """
 
   page_bytes: int
@@ -42,7 +42,7 @@ class CopyTimes:
   single: bool = False
 
   def seconds(self, kind: Kind, num_runs: int, num_pages: int) -> float:
-    """Returns how long a copy takes."""
+    """Returns the seconds of a copy."""
     rate = {
       "out": self.out_rate, "in": self.in_rate, "within": self.within_rate
     }[kind]
@@ -51,18 +51,18 @@ class CopyTimes:
     return calls * self.call_s + num_pages * self.page_bytes / rate
 
 
-# For servers that copy nothing.
+# Cost model of servers without copies.
 NO_COPIES = CopyTimes(1, 1, 0.0, math.inf, math.inf, math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedCosts:
-  """The simulator's own times, as a scheduler asks for them.
+  """The simulator's own cost model, as the scheduler's estimates.
 
   Attributes:
-    steps: Times of steps.
-    copies: Times of copies.
-    most: Tokens of a step; what is longer is read in several.
+    steps: Cost model of steps.
+    copies: Cost model of copies.
+    most: Maximum number of tokens of a step; longer chunks are split.
   """
 
   steps: StepTimes
@@ -70,10 +70,10 @@ class SimulatedCosts:
   most: int
 
   def prefill_s(self, start: int, length: int) -> float:
-    """Returns how much longer steps take that also read a chunk.
+    """Returns the additional seconds of steps that also read a chunk.
 
-    Beside other sequences, whose weights are read anyway; one decode stands for
-    them.
+    The chunk shares its steps with other sequences, for which the weights are
+    read in any case. One decode represents them.
     """
     one = np.ones(1)
     seconds, end = 0.0, start + length
@@ -85,15 +85,15 @@ class SimulatedCosts:
     return seconds
 
   def copy_s(self, kind: Kind, num_runs: int, num_pages: int) -> float:
-    """Returns how long a copy takes alone."""
+    """Returns the seconds of a copy that runs alone."""
     return self.copies.seconds(kind, num_runs, num_pages)
 
 
 class Simulator:
-  """Runs steps and copies on a clock of its own.
+  """Executor on a simulated clock.
 
   Attributes:
-    costs: Times of its model.
+    costs: Times of its cost model.
     busy_s: Seconds in which a step was computed.
   """
 
@@ -105,14 +105,14 @@ class Simulator:
     draw: Callable[[Request, int], int] | None = None,
     delay: Callable[[Copy], float] = lambda copy: 0.0,
   ) -> None:
-    """Makes it at time 0.
+    """Starts at time 0.
 
     Args:
-      steps: Times of steps.
-      copies: Times of copies.
-      most: Tokens of a step at most.
-      draw: Returns a request's token at a position; None makes all of them 0.
-      delay: Returns seconds that a copy takes longer than expected.
+      steps: Cost model of steps.
+      copies: Cost model of copies.
+      most: Maximum number of tokens of a step.
+      draw: Returns a request's token at a position; None makes all tokens 0.
+      delay: Returns a copy's additional seconds, unknown to the scheduler.
     """
     self.costs = SimulatedCosts(steps, copies, most)
     self.busy_s = 0.0
@@ -125,13 +125,14 @@ class Simulator:
     self._count = 0
 
   def now(self) -> float:
-    """Returns the simulated time."""
+    """Returns the simulated time in seconds."""
     return self._now
 
   def submit(self, step: Step) -> None:
-    """Begins a step, as `executor.Executor` says."""
+    """Enqueues a step; see `executor.Executor`."""
     chunks = [(chunk.start, chunk.length) for chunk in step.chunks]
     seconds = self.costs.steps.step_s(step.positions + 1, chunks)
+    # After the previous step and the copies that the step waits for.
     begin = max(
       [self._now, self._free_s, *(self._ends[n] for n in step.after)]
     )
@@ -145,25 +146,26 @@ class Simulator:
     self._end(Event(self._free_s, step=step, tokens=tokens))
 
   def copy(self, copy: Copy) -> None:
-    """Begins a copy, as `executor.Executor` says."""
-    states = int(copy.state is not None)  # each is a run of one page
+    """Enqueues a copy; see `executor.Executor`."""
+    states = int(copy.state is not None)  # timed like a run of one page
     seconds = self.costs.copies.seconds(
       copy.kind, len(copy.runs) + states, len(copy.source) + states
     )
-    # What it reads may be written by a step under way.
+    # A step under way may still write the pages that the copy reads.
     begin = max(self._now, self._copied_s.get(copy.kind, 0.0))
-    if copy.kind != "in":
+    if copy.kind != "in":  # steps under way do not write host pages
       begin = max(begin, self._free_s)
     end = begin + seconds + self._delay(copy)
     self._copied_s[copy.kind] = self._ends[copy.number] = end
     self._end(Event(end, copy=copy))
 
   def _end(self, event: Event) -> None:
+    """Schedules an event."""
     heapq.heappush(self._events, (event.time_s, self._count, event))
     self._count += 1
 
   def wait(self, until_s: float) -> list[Event]:
-    """Advances to the next end; see `executor.Executor`."""
+    """Advances the clock to the next event; see `executor.Executor`."""
     if not self._events or self._events[0][0] > until_s:
       assert until_s < math.inf, "nothing is under way"
       self._now = max(self._now, until_s)

@@ -1,8 +1,8 @@
-"""How long a step takes: from measured operations, or by a roofline.
+"""Duration of a step, from measured operations or by a roofline model.
 
-A step reads D decodes and some chunks. Its time is that of the products, by the
-number of tokens, of attention in each layer, and of the head, by the number of
-sequences.
+A step decodes D tokens and reads some chunks. Its time is the sum of the matrix
+products (a function of the number of tokens), of attention in each layer, and
+of the output head (a function of the number of sequences).
 """
 
 import collections
@@ -22,29 +22,30 @@ Chunks = Sequence[tuple[int, int]]
 
 
 class StepTimes(Protocol):
-  """Knows how long a step takes."""
+  """Cost model of steps."""
 
   def step_s(self, contexts: np.ndarray, chunks: Chunks) -> float:
     """Returns the seconds of a step.
 
     Args:
-      contexts: How many positions each decode sees with its own, ``[D]``.
-      chunks: Of each chunk its first position and its length.
+      contexts: Number of positions that each decode attends to, including its
+        own, ``[D]``.
+      chunks: First position and length of each chunk.
     """
     ...
 
 
 class Attention:
-  """Measured times of attention, between the points of a grid.
+  """Measured times of attention, interpolated on a grid.
 
-  The axes are the length of a chunk, the positions before it, the number of
-  decodes, and the mean of the positions that they see. Between points the time
-  is linear along each axis, beyond the grid that of its edge. Of the points
-  around, those that were not measured are left out.
+  The axes are the length of a chunk, the number of positions before it, the
+  number of decodes, and the mean number of positions that they attend to.
+  Interpolation is linear along each axis; outside the grid, the time at its
+  edge is used. Neighbouring grid points without a measurement are ignored.
   """
 
   def __init__(self, points: Mapping[Point, float]) -> None:
-    """Takes times by point; a chunk or decodes that are absent are 0, 0."""
+    """Takes seconds by grid point, with (0, 0) for an absent chunk or batch."""
     self._points = dict(points)
     self._axes = [
       sorted({point[axis] for point in points} - {0}) for axis in range(4)
@@ -53,7 +54,8 @@ class Attention:
   def time(
     self, length: float, before: float, decodes: float, context: float
   ) -> float:
-    """Returns the time at a point."""
+    """Returns the interpolated seconds at a point."""
+    # Up to 2^4 neighbouring grid points with their weights.
     around = [((), 1.0)]
     for axis, value in enumerate((length, before, decodes, context)):
       ends = self._around(axis, value)
@@ -63,9 +65,11 @@ class Attention:
       if point in self._points:
         total += share * self._points[point]
         weight += share
+    # Weights of missing points are redistributed.
     return total / weight if weight else 0.0
 
   def _around(self, axis: int, value: float) -> list[tuple[int, float]]:
+    """Returns the neighbouring grid values along an axis with their weights."""
     if value <= 0:
       return [(0, 1.0)]
     points = self._axes[axis]
@@ -73,7 +77,9 @@ class Attention:
       return [(points[-1], 1.0)]
     at = int(np.searchsorted(points, value, side="right"))
     high = points[at]
-    if at == 0 and axis != 1:  # no part of a chunk, of a decode or of its past
+    # Below the grid the smallest measured value is used, except for axis 1,
+    # where 0 positions before the chunk is a grid point.
+    if at == 0 and axis != 1:
       return [(high, 1.0)]
     low = points[at - 1] if at else 0
     share = (value - low) / (high - low)
@@ -84,17 +90,18 @@ class Attention:
 class Profile:
   """Measured operations of a model on a device.
 
-  Several chunks and decodes in one step are measured by no point. Their time is
-  that of each chunk alone, and, once, what the decodes take beside as many
-  tokens of one chunk with as many pairs of query and key.
+  Steps with several chunks, or with chunks and decodes, were not measured.
+  Their attention time is the sum of the times of each chunk alone, plus the
+  additional time of the decodes in a step with one chunk of as many tokens and
+  as many (query, key) pairs in total.
 
   Attributes:
-    num_layers: The layers of the model; one was measured.
+    num_layers: Number of layers of the model; one layer was measured.
     per_layer: Seconds of a layer's operations by the number of tokens.
-    once: Seconds of what runs once per step, by the number of tokens.
-    per_sequence: Seconds of head and sampling, by the number of sequences.
-    attention: Times of a layer's attention, in seconds.
-    scale: By what all times are multiplied.
+    once: Seconds of the operations outside the layers by the number of tokens.
+    per_sequence: Seconds of head and sampling by the number of sequences.
+    attention: Seconds of a layer's attention.
+    scale: Factor of all times.
   """
 
   num_layers: int
@@ -108,7 +115,7 @@ class Profile:
     self._known: dict[tuple[str, int], float] = {}
 
   def _sum(self, kind: str, count: int) -> float:
-    """Returns the time of the operations of a kind."""
+    """Returns the seconds of the operations of a kind."""
     key = kind, count
     if key not in self._known:
       tables = getattr(self, kind)
@@ -116,6 +123,7 @@ class Profile:
     return self._known[key]
 
   def _attention(self, contexts: np.ndarray, chunks: Chunks) -> float:
+    """Returns the seconds of a layer's attention."""
     time, num = self.attention.time, len(contexts)
     mean = float(np.mean(contexts)) if num else 0.0
     if not chunks:
@@ -125,12 +133,13 @@ class Profile:
       return alone
     total = sum(length for _, length in chunks)
     pairs = sum(length * (start + length / 2) for start, length in chunks)
+    # Start of one chunk of `total` tokens with the same number of pairs.
     before = max(0.0, pairs / total - total / 2)
     beside = time(total, before, num, mean) - time(total, before, 0, 0)
     return alone + beside
 
   def step_s(self, contexts: np.ndarray, chunks: Chunks) -> float:
-    """Returns the seconds of a step, as `StepTimes` says."""
+    """Returns the seconds of a step; see `StepTimes`."""
     tokens = len(contexts) + sum(length for _, length in chunks)
     layer = self._sum("per_layer", tokens) + self._attention(contexts, chunks)
     sequences = len(contexts) + len(chunks)
@@ -142,16 +151,16 @@ class Profile:
 
 @dataclasses.dataclass
 class Roofline:
-  """Bounds by a device's rates and its links, for any number of tensor ranks.
+  """Lower bound of a step's time by device rates and links of tensor ranks.
+
+  All-reduces take the shortest time among the known algorithms.
 
   Attributes:
-    model: The sizes.
-    device: On which one rank runs.
-    machine: The ranks; None for one device alone.
-    p: The share of channels that all row doors sum.
-    utilisation: The share of the device's peak that products reach.
-
-  All-reduces take the least of what is known of their time.
+    model: Sizes of the model.
+    device: Device on which one rank runs.
+    machine: Tensor ranks and their links; None for a single device.
+    p: Fraction of channels that every row-parallel projection sums.
+    utilisation: Fraction of the device's peak that matrix products reach.
   """
 
   model: Transformer
@@ -164,16 +173,19 @@ class Roofline:
     self._known: dict[int, _Fixed] = {}
 
   def _seconds(self, flops: float, size: float) -> float:
+    """Returns the larger of compute time and memory time, in seconds."""
     peak = self.utilisation * self.device.peak(self.model.dtype)
     return max(flops / peak, size / self.device.memory_bandwidth)
 
   def _fixed(self, tokens: int) -> "_Fixed":
-    """Returns what the number of tokens alone says of a step."""
+    """Returns the parts of a step that depend on the number of tokens only."""
     model = self.model
     ranks = self.machine.num_ranks if self.machine else 1
-    # One position for each token: so are a pair's and a position's share known.
+    # With one position per token, the attention cost is the cost per pair and
+    # per position; `step_s` scales it.
     step = inference.Step(tokens, 1, 1)
     parts = {o.name: o for o in inference.operations(model, step, ranks)}
+    # Their cost depends on contexts and sequences, not only on tokens.
     attention, head = parts.pop("attention"), parts.pop("head")
     seconds = sum(
       o.count * self._seconds(o.flops, o.bytes) for o in parts.values()
@@ -188,13 +200,14 @@ class Roofline:
     return _Fixed(seconds, attention, head)
 
   def step_s(self, contexts: np.ndarray, chunks: Chunks) -> float:
-    """Returns the seconds of a step, as `StepTimes` says."""
+    """Returns the seconds of a step; see `StepTimes`."""
     num = len(contexts)
     tokens = num + sum(length for _, length in chunks)
     if tokens not in self._known:
       self._known[tokens] = self._fixed(tokens)
     fixed = self._known[tokens]
     seen = int(contexts.sum()) if num else 0
+    # A chunk's token i attends to start + i + 1 positions.
     pairs = seen + sum(n * start + n * (n + 1) / 2 for start, n in chunks)
     read = seen + sum(start + n for start, n in chunks)
     attention, head = fixed.attention, fixed.head
@@ -207,12 +220,12 @@ class Roofline:
 
 @dataclasses.dataclass(frozen=True)
 class _Fixed:
-  """What the number of a step's tokens says of its time.
+  """Parts of a step's cost that depend on the number of tokens only.
 
   Attributes:
-    seconds: Products of the layers, and all-reduces.
-    attention: Of a layer, if each token saw itself alone.
-    head: If each token had logits.
+    seconds: Matrix products of the layers, and all-reduces.
+    attention: Attention of one layer if each token attended to itself only.
+    head: Output head if logits were computed for each token.
   """
 
   seconds: float

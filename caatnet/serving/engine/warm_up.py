@@ -1,8 +1,8 @@
-"""Compiles a server's programs before anyone waits for them.
+"""Compiles a server's programs before it accepts requests.
 
-Each shape of a step is a program. Shapes come in few sizes, so all that a
-server needs can be run once at its start, with steps that stand for no
-sequence: they write nothing and draw nothing that is kept.
+Each shape of a step is a program. The sizes of a step are bucketed, so that all
+shapes can be compiled at the start by running steps without sequences: such
+steps write nothing, and the tokens that they draw are dropped.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,14 +20,14 @@ from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Decoder
 from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor, of_one_replica
-from caatnet.serving.engine.engine import settle
+from caatnet.serving.engine.engine import tune_gc
 
 
 def keep_programs(folder: str) -> None:
-  """Lets jax keep compiled programs, unless the environment says where.
+  """Enables jax's persistent compilation cache, unless the environment sets it.
 
   Args:
-    folder: Where; "" for nowhere.
+    folder: Directory of the cache; "" for none.
   """
   if folder and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     path = pathlib.Path(folder).expanduser()
@@ -37,20 +37,21 @@ def keep_programs(folder: str) -> None:
 def prepare(
   executor: DecoderExecutor, progress: Callable[[Iterator[Any], int], None]
 ) -> None:
-  """Compiles and measures what a server needs.
+  """Compiles and measures the programs that a server needs.
 
   Args:
-    executor: It has nothing to do.
-    progress: Goes through steps, of which it is told the number.
+    executor: Idle executor.
+    progress: Iterates over the compiled steps; its second argument is their
+      number.
   """
   sizes = executor.decoder, executor.factor
   progress(warm_up(*sizes), len(shapes(*sizes)))
   calibrate(executor)
-  settle()
+  tune_gc()
 
 
 def _sizes(smallest: int, largest: int, factor: int) -> list[int]:
-  """Returns all that `bucket` returns for sizes from 1 to the largest."""
+  """Returns all buckets for sizes from 1 to the largest."""
   found = [bucket(1, smallest, largest, factor)]
   while found[-1] < largest:
     found.append(bucket(found[-1] + 1, smallest, largest, factor))
@@ -58,15 +59,17 @@ def _sizes(smallest: int, largest: int, factor: int) -> list[int]:
 
 
 def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
-  """Returns the sizes of all steps whose chunks are of `buckets.chunk_sizes`.
+  """Returns the sizes of all steps whose chunks are in `buckets.chunk_sizes`.
 
   Args:
-    decoder: The model.
-    factor: As the executor has it.
+    decoder: The model and its cache.
+    factor: Ratio of successive buckets of the number of decodes, equal to that
+      of the executor.
   """
   capacity = decoder.capacity
   most_pages = capacity.pages_per_sequence
   least = min(most_pages, -(-buckets.SHORT // capacity.page_size))
+  # Arguments of `bucket` for chunk lengths, without an upper bound.
   factors = buckets.MIN_CHUNK, 1 << 30, buckets.CHUNK_FACTOR
   chunks = [(0, 0)] + [
     (count, length)
@@ -75,6 +78,7 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
       buckets.MIN_CHUNK, bucket(most, *factors), buckets.CHUNK_FACTOR
     )
   ]
+  # Product of the buckets of decodes, chunks and page table widths.
   return [
     Sizes(num_decodes, *chunk, pages)
     for num_decodes, chunk, pages in itertools.product(
@@ -84,10 +88,10 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
 
 
 def warm_up(decoder: Decoder, factor: int) -> Iterator[Sizes]:
-  """Runs a step of each of `shapes`, with filters of what is drawn.
+  """Runs a step of each of `shapes`, with top-k and top-p filters enabled.
 
   Yields:
-    The sizes for which a program has been compiled.
+    The sizes of each program after its compilation.
   """
   capacity, none = decoder.capacity, np.zeros(0, np.int32)
   for sizes in shapes(decoder, factor):

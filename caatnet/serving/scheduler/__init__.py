@@ -1,4 +1,4 @@
-"""Admission and preemption of requests."""
+"""Continuous batching: admission, preemption and swapping of requests."""
 
 from parallel.lazy import attach
 

@@ -1,23 +1,23 @@
-"""What a scheduler has done: steps, preemptions, and copies of pages."""
+"""Counters of a scheduler: steps, preemptions, and copies of pages."""
 
 import collections
 import dataclasses
 
 from caatnet.serving.engine.executor import Copy
 
-# How many of the last decisions are kept: a server runs for months.
+# Number of recent decisions that are kept: a server runs for months.
 _KEPT = 100_000
 
 
 @dataclasses.dataclass
 class Decision:
-  """How a request's pages were taken.
+  """Choice between swapping and recomputing a preempted request.
 
   Attributes:
-    swap_s: What it costs to copy them out and back.
-    recompute_s: What it costs to read its tokens again.
-    swapped: Whether they were copied.
-    able: Whether both were possible.
+    swap_s: Seconds to copy its pages out and back.
+    recompute_s: Seconds to read its tokens again.
+    swapped: Whether the pages were copied.
+    able: Whether both alternatives were possible.
   """
 
   swap_s: float
@@ -28,18 +28,18 @@ class Decision:
 
 @dataclasses.dataclass
 class Counts:
-  """What a scheduler has done.
+  """Counters of a scheduler.
 
   Attributes:
-    steps: Steps that it made.
-    decisions: The last preemptions, each with its costs.
-    preemptions: How many there were of each kind, "swap" or "recompute".
-    stalls: How often a running request was left out of a step, since the pages
-      that it needs were still being copied.
-    waited: Copies that a step waited for.
-    pages: Pages that were copied, by the kind of copy.
-    states: States that were copied, by kind.
-    runs: Copies of each run length in pages, by kind.
+    steps: Number of steps.
+    decisions: Most recent preemptions, each with its costs.
+    preemptions: Number of preemptions by kind, "swap" or "recompute".
+    stalls: Number of times that a running request was left out of a step
+      because its pages were still being copied.
+    waited: Number of copies that a step waited for.
+    pages: Number of copied pages by the kind of copy.
+    states: Number of copied recurrent states by the kind of copy.
+    runs: Number of copied runs by their length in pages, by the kind of copy.
   """
 
   steps: int = 0
@@ -73,10 +73,10 @@ class Counts:
     self.runs[copy.kind].update(copy.runs)
 
   def num_ranges(self, per_run: int) -> int:
-    """Returns how many contiguous byte ranges were moved to and from the host.
+    """Returns the number of contiguous byte ranges copied to and from the host.
 
     Args:
-      per_run: In how many ranges a run of pages lies: one for each layer and
-        each of the cache's arrays.
+      per_run: Byte ranges per run of pages: one for each layer and each array
+        of the cache.
     """
     return per_run * sum(sum(self.runs[k].values()) for k in ("out", "in"))

@@ -1,4 +1,4 @@
-"""Limits of a step, and how pages are given and taken."""
+"""Limits of a step, and options of page allocation and preemption."""
 
 import dataclasses
 
@@ -9,26 +9,27 @@ PREEMPT = ("recompute", "swap", "cost")
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Limits of a step, and the handling of pages.
+  """Limits of a step, and options of page allocation and preemption.
 
   Attributes:
-    slots: Requests that run at a time.
-    tokens: Tokens that a step reads.
-    chunks: Pairs of how many chunks a step may have and how long each may be,
-      few long ones first; a step keeps to one of them. () for no such bound.
-    whole_prompt: Whether a request is admitted only when pages for all its
-      known tokens are left; else for its first chunk.
-    growth: Pages that a request takes at a time when its last one is full, if
-      so many are left: more are fewer runs, and some that stand empty.
-    admit_while_short: Whether requests are admitted in a step in which another
-      one gave way since pages were short.
-    preempt: Handling of preempted pages: "recompute", "swap", or "cost",
-      whichever is cheaper.
-    wait_s: A step waits for copies that take no longer; others run under the
-      steps that follow.
+    slots: Maximum number of running requests.
+    tokens: Maximum number of tokens that a step reads.
+    chunks: Alternatives (maximum number of chunks, maximum length of a chunk in
+      tokens), few long chunks first; a step satisfies one of them. () for no
+      bound.
+    whole_prompt: Whether admission requires pages for all known tokens of a
+      request; otherwise only for its first chunk.
+    growth: Number of pages that a request is allocated when its last page is
+      full, if available: more pages give fewer runs and more unused positions.
+    admit_while_short: Whether requests are admitted in a step that preempted
+      another one because pages were short.
+    preempt: Handling of a preempted request's pages: "recompute", "swap", or
+      "cost" (the cheaper of both).
+    wait_s: Longest copy, in seconds, that a step waits for; longer copies run
+      concurrently with later steps.
     keep_turns: Whether a conversation's turn is copied to the host at its end.
-    copy_on_write: Whether a page that a prompt fills to its last token is
-      copied rather than read again.
+    copy_on_write: Whether a cached page that a prompt fills to its last token
+      is copied instead of recomputed.
   """
 
   slots: int = 256

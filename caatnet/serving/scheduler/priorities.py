@@ -1,11 +1,13 @@
 """Priorities that change while requests run, as in FastSwitch's evaluation.
 
-A server updates priorities with a frequency: at each step with that
-probability, all requests at once. *Random* draws them anew. *Markov* moves each
-to a neighbouring level or leaves it, so that who was urgent tends to stay so.
+At each step a server updates the priorities of all requests with a given
+probability, the frequency. *Random* draws new priorities. *Markov* keeps each
+priority or moves it to a neighbouring level, so that an urgent request tends to
+remain urgent.
 
 Source: FastSwitch (arXiv 2411.18424), section 4: frequencies 0.04 and 0.02. Its
-transition probabilities are not published; here each neighbour has the same.
+transition probabilities are not published; both neighbours are equally likely
+here.
 """
 
 from collections.abc import Iterable
@@ -20,14 +22,14 @@ KINDS = ("none", "random", "markov")
 
 @dataclasses.dataclass
 class Priorities:
-  """Draws priorities.
+  """Random process of request priorities.
 
   Attributes:
     kind: One of `KINDS`.
-    frequency: The probability of an update at a step.
-    levels: How many priorities there are, from 0, the most urgent.
-    seed: Of the random numbers.
-    stay: The probability that Markov leaves a priority as it is.
+    frequency: Probability of an update at a step.
+    levels: Number of priorities; 0 is the most urgent.
+    seed: Seed of the random numbers.
+    stay: Probability that Markov keeps a priority.
   """
 
   kind: str = "none"
@@ -44,7 +46,7 @@ class Priorities:
     self._rng = np.random.default_rng(self.seed)
 
   def first(self) -> float:
-    """Returns the priority of a request that arrives."""
+    """Returns the priority of an arriving request."""
     if self.kind == "none":
       return 0.0
     return float(self._rng.integers(self.levels))
@@ -54,7 +56,7 @@ class Priorities:
     return self.kind != "none" and self._rng.random() < self.frequency
 
   def update(self, requests: Iterable[Request]) -> list[Request]:
-    """Gives requests new priorities, and returns those that got another."""
+    """Updates the priorities of requests; returns those that changed."""
     requests = list(requests)
     if self.kind == "random":
       drawn = self._rng.integers(self.levels, size=len(requests))
@@ -64,6 +66,7 @@ class Priorities:
         (-1, 0, 1), len(requests),
         p=((1 - self.stay) / 2, self.stay, (1 - self.stay) / 2),
       )
+      # A move beyond the first or last level is none.
       drawn = np.clip(old + move, 0, self.levels - 1)
     changed = []
     for request, value in zip(requests, drawn.tolist(), strict=True):

@@ -1,11 +1,11 @@
-"""The running requests as arrays, so that a step costs no loop over them.
+"""Running requests as arrays, so that a step needs no loop over requests.
 
-Tokens are kept here as they come, and move to their request when its tokens
-are read. What each step does for all slots is a function on arrays, which numba
-compiles where it is installed.
+Drawn tokens are buffered here and move to their `Request` when its tokens are
+accessed. The operations of each step on all slots are functions on arrays,
+compiled by numba where it is installed.
 
 Shape legend: S = slots, P = pages of a sequence, D = decodes of a step, K =
-steps that are kept.
+buffered steps.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -15,16 +15,17 @@ import numpy as np
 from caatnet.serving.compiling import compiled
 from caatnet.serving.requests import Request
 
-# Steps of which tokens are kept here before they go to their requests.
+# Number of steps whose tokens are buffered before they move to their requests.
 _KEPT = 512
-# Tokens that end a sequence and are compared in arrays; more are looked up.
+# Maximum number of stop tokens of a request that are compared as arrays; larger
+# sets are looked up per token.
 _STOPS = 16
 _NONE, _NEVER = -1, np.iinfo(np.int64).max  # no token; no step
 
 
 @compiled("(int64[::1], int64[::1], int64[::1], int64[::1])")
 def _ready(slots, computed, context, longest):
-  """Returns the slots that decode, and those that are still read in chunks."""
+  """Returns the slots that decode and the slots that still read chunks."""
   read = computed[slots]
   reading = read < context[slots]
   return slots[~reading & (read < longest[slots])], slots[reading]
@@ -32,7 +33,7 @@ def _ready(slots, computed, context, longest):
 
 @compiled("(int64[::1], int64[::1], int64[::1], int64[::1])")
 def _advance(decodes, chunked, computed, epochs):
-  """Does what `Running.advance` says."""
+  """Implements `Running.advance`."""
   positions = computed[decodes]
   computed[decodes] = positions + 1
   drawing = np.concatenate((decodes, chunked))
@@ -46,7 +47,7 @@ def _advance(decodes, chunked, computed, epochs):
   "(int32[:, ::1], int64, int64[::1], int32[:, ::1], int64[::1], int32[::1])"
 )
 def _keep(kept, at, left, stops, slots, tokens):
-  """Keeps the tokens of a step; returns which are the last ones, ``[D]``."""
+  """Buffers the tokens of a step; returns which sequences end, ``[D]``."""
   row = kept[at]
   row[:] = _NONE
   row[slots] = tokens
@@ -60,7 +61,8 @@ def _keep(kept, at, left, stops, slots, tokens):
 
 @compiled("(int32[:, ::1], float64[::1], int64, int64, int64)")
 def _kept(kept, times, slot, first, steps):
-  """Returns what some steps have drawn for a slot, and when it came."""
+  """Returns the tokens drawn for a slot in given steps, and their times."""
+  # Rows of the ring buffer, oldest first.
   rows = np.arange(first, steps) % len(times)
   tokens = kept[:, slot][rows]
   drawn = tokens != _NONE
@@ -68,23 +70,30 @@ def _kept(kept, times, slot, first, steps):
 
 
 class Running:
-  """Requests that have a slot, in the order in which they got it.
+  """Requests that have a slot, in the order of their admission.
 
   Attributes:
-    requests: The request of each slot, or None; object ``[S]``.
-    computed: How many of its tokens steps have read, those under way among
-      them; int64 ``[S]``, as all arrays by slot.
-    context: How many were known when it was admitted: those read in chunks.
-    longest: How many will have been read at its end.
-    number: The number of its request.
-    values: Its request's value (`policies.base.Policy.value`); float64.
-    room: How many positions its pages have.
-    epochs: How often the slot was given, and taken back.
-    tables: Its pages, int32 ``[S, P]``.
+    requests: Request of each slot, or None; object ``[S]``.
+    computed: Number of its tokens that steps have read, including steps under
+      way; int64 ``[S]``, as all arrays by slot.
+    context: Number of tokens known at admission, which are read in chunks.
+    longest: Number of tokens read at the end of the sequence.
+    number: Number of the slot's request.
+    values: Value of the slot's request (`policies.base.Policy.value`), float64
+      ``[S]``.
+    room: Number of positions in the slot's pages.
+    epochs: Number of times that the slot was assigned or freed.
+    tables: Page table, int32 ``[S, P]``.
   """
 
   def __init__(self, num_slots: int, num_pages: int, page_size: int) -> None:
-    """Makes empty slots with room for so many pages each."""
+    """Makes empty slots.
+
+    Args:
+      num_slots: S, the number of slots.
+      num_pages: P, the maximum number of pages of a sequence.
+      page_size: Tokens per page.
+    """
     self._page_size = page_size
     self.requests = np.full(num_slots, None, object)
     zeros = np.zeros(num_slots, np.int64)
@@ -92,10 +101,11 @@ class Running:
     self.room, self.epochs, self._left = (zeros.copy() for _ in "abc")
     self._payers, self.number = zeros.copy(), zeros.copy()
     self.values = np.zeros(num_slots)
-    # What ends them: tokens, as many rows as anybody has, or a function.
+    # Stop tokens, int32 [max stop tokens of a request, S], or a function.
     self._stops = np.full((0, num_slots), _NONE, np.int32)
     self._asked: dict[int, Callable[[int], bool]] = {}
-    # What steps have drawn, int32 [K, S], and when; of a slot all since a step.
+    # Ring buffer of the tokens that steps have drawn, int32 [K, S], and their
+    # times; `_since` is the first step whose token a slot's request lacks.
     self._tokens = np.full((_KEPT, num_slots), _NONE, np.int32)
     self._times = np.zeros(_KEPT)
     self._steps, self._since = 0, np.full(num_slots, _NEVER)
@@ -118,13 +128,20 @@ class Running:
 
   @property
   def slots(self) -> np.ndarray:
-    """The slots in the order in which they were given, int64 ``[n]``."""
+    """Slots in the order in which they were assigned, int64 ``[n]``."""
     return self._order[: self._len]
 
   def add(
     self, request: Request, computed: int, context: int, value: float
   ) -> None:
-    """Gives a request a slot; its pages are set by `extend`."""
+    """Assigns a slot to a request; appends its pages to the page table.
+
+    Args:
+      request: Admitted request.
+      computed: Number of its tokens whose keys and values are cached.
+      context: Number of its known tokens.
+      value: Number by which the policy orders requests.
+    """
     payer = request.client, request.weight
     if payer not in self._numbers:
       if len(self._clients) >= 2 * len(self.requests):
@@ -142,16 +159,17 @@ class Running:
     self.values[slot] = value
     self._left[slot] = request.longest + 1 - request.length  # to be drawn
     self._since[slot] = self._steps
-    self._set_ends(slot, request)
+    self._set_stop(slot, request)
     request.buffer = self._flush
     self.epochs[slot] += 1
     self.extend(request, request.pages, held=0)
 
-  def _set_ends(self, slot: int, request: Request) -> None:
-    """Notes what ends the request of a slot."""
-    ends = request.ends
-    few = isinstance(ends, frozenset) and len(ends) <= _STOPS
-    stops = sorted(ends) if few else []
+  def _set_stop(self, slot: int, request: Request) -> None:
+    """Stores the stop condition of a slot's request."""
+    stop = request.stop
+    few = isinstance(stop, frozenset) and len(stop) <= _STOPS
+    stops = sorted(stop) if few else []
+    # More rows for all slots, padded with no token.
     if len(stops) > len(self._stops):
       more = len(stops) - len(self._stops), len(self.requests)
       self._stops = np.concatenate([self._stops, np.full(more, _NONE, "i4")])
@@ -161,27 +179,28 @@ class Running:
       self._asked[slot] = request.is_end
 
   def _forget_clients(self) -> None:
-    """Forgets the clients of whom nobody runs, of which there is no end."""
+    """Drops clients without a running request, to bound the table's size."""
+    # Renumber the clients of running requests from 0.
     used, numbers = np.unique(self._payers[self.slots], return_inverse=True)
     self._payers[self.slots] = numbers
     self._clients = [self._clients[i] for i in used]
     self._numbers = {payer: i for i, payer in enumerate(self._clients)}
 
   def extend(self, request: Request, pages: np.ndarray, held: int) -> None:
-    """Gives a request pages behind the first ones that it holds."""
+    """Writes pages to a request's page table after the first `held` ones."""
     slot, last = request.slot, held + len(pages)
     self.tables[slot, held:last] = pages
     self.room[slot] = last * self._page_size
     request.pages = self.tables[slot, :last]
 
   def grown(self, slots: Sequence[int]) -> None:
-    """Notes that the room and tables of some slots have grown."""
+    """Updates the requests of slots whose page tables have grown."""
     for slot in slots:
       last = self.room[slot] // self._page_size
       self.requests[slot].pages = self.tables[slot, :last]
 
   def last(self) -> Request:
-    """Returns the request with the largest value, the newest among equals."""
+    """Returns the request with the largest value; of equals, the newest."""
     slots = self.slots
     for by in (self.values, self.number):
       values = by[slots]
@@ -189,16 +208,17 @@ class Running:
     return self.requests[slots[0]]
 
   def remove(self, request: Request) -> None:
-    """Takes a request's slot back."""
+    """Frees a request's slot."""
     self._flush(request)
     request.buffer = None
     slot, request.slot = request.slot, -1
-    # Tokens that steps draw, less those that came: none while it is read.
+    # Tokens that steps under way draw; negative while chunks are read.
     pending = self.computed[slot] + self._left[slot] - self.longest[slot]
     request.num_pending = max(0, int(pending))
     self.requests[slot] = None
     self._asked.pop(slot, None)
     self._since[slot] = _NEVER
+    # Shift later slots, so that the order of admission is kept.
     at, last = int((self.slots == slot).argmax()), self._len - 1
     self._order[at:last] = self._order[at + 1 : self._len]
     self._len = last
@@ -206,11 +226,11 @@ class Running:
     self.epochs[slot] += 1
 
   def ready(self) -> tuple[np.ndarray, list[Request]]:
-    """Returns what the next step can go on with.
+    """Returns the requests that can be part of the next step.
 
     Returns:
-      The slots whose newest token it can read, and the requests whose tokens
-      are still read in chunks.
+      The slots that decode, int64 ``[D]``, and the requests whose known tokens
+      are still being read in chunks.
     """
     decodes, reading = _ready(
       self.slots, self.computed, self.context, self.longest
@@ -222,15 +242,15 @@ class Running:
   def advance(
     self, decodes: np.ndarray, chunked: Sequence[int]
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Notes that a step reads the newest tokens of some slots.
+    """Advances the positions of decoding slots by one token.
 
     Args:
-      decodes: They, int64 ``[D]``.
-      chunked: Slots that the step draws a token of beside them.
+      decodes: Slots that decode, int64 ``[D]``.
+      chunked: Slots of the chunks that draw a token.
 
     Returns:
-      `decodes` and where these tokens are, int32 ``[D]`` each; all slots that
-      it draws a token of and their epochs, int64 ``[n]`` each.
+      `decodes` and the positions of the tokens read, int32 ``[D]`` each; all
+      slots that draw a token and their epochs, int64 ``[n]`` each.
     """
     return _advance(
       decodes, np.array(chunked, np.int64), self.computed, self.epochs
@@ -239,15 +259,15 @@ class Running:
   def record(
     self, slots: np.ndarray, tokens: np.ndarray, now: float
   ) -> list[Request]:
-    """Notes a token of each of some slots, and when it came.
+    """Buffers the tokens of a step.
 
     Args:
-      slots: They, int64 ``[D]``.
-      tokens: Their tokens, int32 ``[D]``.
-      now: The time in seconds.
+      slots: Slots of the tokens, int64 ``[D]``.
+      tokens: Drawn tokens, int32 ``[D]``.
+      now: Time of the step's end in seconds.
 
     Returns:
-      The requests that their tokens end.
+      The requests that their token ends.
     """
     at = self._steps % _KEPT
     self._times[at] = now
@@ -255,7 +275,9 @@ class Running:
       self._tokens, at, self._left, self._stops, slots, tokens
     )
     self._steps += 1
-    looks = max(1, _KEPT // 8)  # not at each step
+    # Every K / 8 steps, slots whose oldest entries would soon be overwritten
+    # are flushed.
+    looks = max(1, _KEPT // 8)
     if not self._steps % looks:
       oldest = self._since <= self._steps - _KEPT + looks
       for slot in np.flatnonzero(oldest).tolist():
@@ -265,15 +287,15 @@ class Running:
     return self.requests[slots[ended]].tolist()
 
   def _ask(self, slots: list[int], tokens: list[int]) -> np.ndarray:
-    """Returns which of some tokens end sequences that functions end."""
+    """Returns a mask of the tokens that end sequences with a stop function."""
     asked = map(self._asked.get, slots)
     return np.array([
-      ends is not None and ends(token)
-      for ends, token in zip(asked, tokens, strict=True)
+      stop is not None and stop(token)
+      for stop, token in zip(asked, tokens, strict=True)
     ], bool)
 
   def _flush(self, request: Request) -> None:
-    """Moves what was recorded of a request to it."""
+    """Moves a request's buffered tokens to the request."""
     slot, steps = request.slot, self._steps
     first, self._since[slot] = int(self._since[slot]), steps
     if first < steps:
@@ -282,9 +304,9 @@ class Running:
   def clients(
     self, slots: np.ndarray
   ) -> tuple[Sequence[tuple[Hashable, float]], list[int]]:
-    """Returns clients with their weights, and how many of some slots each has.
+    """Returns all clients with weights, and each one's number of given slots.
 
-    The latter may be none.
+    The number may be 0.
     """
     counts = np.bincount(self._payers[slots], minlength=len(self._clients))
     return self._clients, counts.tolist()

@@ -1,16 +1,16 @@
-"""Decides what each step computes: continuous batching with chunked prompts.
+"""Scheduler: continuous batching with chunked prefill.
 
-A step first reads the newest token of every request that is being continued,
-then chunks of prompts up to a budget of tokens, and who is next in line joins
-as far as slots, pages and budget allow. If a request that runs needs a page and
-none is left, the policy names who gives way; how its pages are taken is
-`caatnet.serving.scheduler.swapping`'s part. The scheduler runs no model and
-knows no device: it makes steps and copies, and is notified when they have
-ended.
+A step first decodes one token for every running request whose prompt has been
+read, then reads chunks of prompts up to a token budget, and admits queued
+requests as far as slots, pages and budget allow. If a running request needs a
+page and none is available, the policy selects a preemption victim;
+`caatnet.serving.scheduler.swapping` decides whether its pages are copied to the
+host or recomputed. The scheduler runs no model and depends on no device: it
+makes steps and copies, and receives an event when one has ended.
 
-A step is made before the tokens of the step before it are known. So a request
-that a token ends is in one more step, whose token is dropped; its pages are
-free once the host knows.
+A step is made before the tokens of the previous step are known. A request that
+a token ends is therefore part of one more step, whose token is dropped; its
+pages are released once the host knows the token.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ import heapq
 import numpy as np
 
 from caatnet.serving.cache import prefixes
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.executor import Chunk, Copy, Costs, Event, Step
 from caatnet.serving.requests import ENDS, Request, State
@@ -31,31 +31,32 @@ from caatnet.serving.scheduler.swapping import Swapping
 
 
 class Scheduler:
-  """Requests, pages, and what the next step is.
+  """Admits and preempts requests, allocates their pages, and makes steps.
 
   Attributes:
-    limits: What a step may hold.
-    policy: Who is next, and who gives way.
-    pages: The pages of the cache.
-    running: The requests that have a slot.
+    limits: Limits of a step.
+    policy: Admission order and preemption victims.
+    pages: Pages of the cache.
+    running: Requests that have a slot.
     swapping: Copies of pages.
-    counts: What was done.
-    ended: Is called with each request that has ended.
+    counts: Counters of steps, preemptions and copies.
+    ended: Callback for each request that has ended, or None.
   """
 
   ended: Callable[[Request], None] | None = None
 
   def __init__(
-    self, limits: Limits, policy: Policy, pages: Pages, host: Host, costs: Costs
+    self, limits: Limits, policy: Policy, pages: Pages, host: HostCache,
+    costs: Costs,
   ) -> None:
-    """Makes a scheduler with nothing to do.
+    """Makes an idle scheduler.
 
     Args:
-      limits: What a step may hold.
-      policy: With an empty line.
-      pages: All free.
-      host: The host's memory; with no pages where nothing is swapped.
-      costs: Times, as the executor knows them.
+      limits: Limits of a step.
+      policy: Policy with an empty queue.
+      pages: Pages of the cache, all of them free.
+      host: HostCache cache; without pages if swapping is disabled.
+      costs: Estimated times of steps and copies.
     """
     self.limits, self.policy, self.pages = limits, policy, pages
     self.counts = Counts()
@@ -66,12 +67,12 @@ class Scheduler:
     self._used_keys: dict[object, int] = {}
     self._short = False
     self._chunks: list[Chunk] = []
-    # What a policy leaves to the base costs nothing.
+    # Hooks that the policy does not override are not called.
     own, base = type(policy), Policy
     self._keyed = own.batch_key is not base.batch_key
     self._displacing = own.displaces is not base.displaces
     self._charged = own.served is not base.served
-    self._naming = own.published is not base.published
+    self._hashing = own.published is not base.published
 
   @property
   def idle(self) -> bool:
@@ -80,37 +81,39 @@ class Scheduler:
 
   @property
   def requests(self) -> list[Request]:
-    """The requests that have not ended."""
+    """All requests that have not ended."""
     return list(self._requests.values())
 
   def add(self, request: Request) -> None:
-    """Takes a request, or refuses it if it can never fit."""
+    """Queues a request, or refuses it if it can never fit in the cache."""
     size = self.pages.page_size
     if -(-request.longest // size) > self.pages.num_pages:
       self._end(request, State.REFUSED, request.arrival_s)
       return
-    request.name_pages(size)
+    request.hash_pages(size)
     self.swapping.begin(request)
     self._requests[request.number] = request
     if request.deadline_s < float("inf"):
       heapq.heappush(self._deadlines, (request.deadline_s, request.number))
+    # `arrived` first: it may adjust a client's service before the queue orders
+    # it.
     self.policy.arrived(request)
     self.policy.push(request)
 
   def cancel(self, request: Request, now: float) -> None:
-    """Ends a request whose client has gone, unless it has ended."""
+    """Cancels a request whose client has disconnected, unless it has ended."""
     if request.state not in ENDS:
       self._leave(request)
       self._end(request, State.CANCELLED, now)
 
   def update(self, request: Request) -> None:
-    """Notes that a request's priority has changed."""
+    """Applies a changed request priority."""
     if request.slot >= 0:
       self.running.values[request.slot] = checked_value(self.policy, request)
     self.policy.update(request)
 
   def take_copies(self) -> list[Copy]:
-    """Returns the copies that are to begin, before the step made with them."""
+    """Returns the copies to begin before the step that was just made."""
     return self.swapping.take()
 
   def step(self, now: float) -> Step | None:
@@ -121,6 +124,7 @@ class Scheduler:
     decodes = self._batch(decodes)
     epochs = self.running.epochs[decodes]
     without = self._grow(decodes)
+    # Decodes first: each reads one token of the budget.
     budget = self.limits.tokens - len(decodes) + len(without)
     chunks = self._chunks = []
     for request in reading:
@@ -128,30 +132,33 @@ class Scheduler:
         budget -= self._read_on(request, room, chunks)
     if not self._short or self.limits.admit_while_short:
       self._admit(now, budget, chunks)
-    if without or self._short:  # some wait for pages, or have given way
+    # Requests that wait for pages or were preempted in this call drop out.
+    if without or self._short:
       alive = self.running.epochs[decodes] == epochs
       alive[without] = False
       decodes = decodes[alive]
     if not len(decodes) and not chunks:
       if self._short and not self.limits.admit_while_short:
-        self._admit(now, self.limits.tokens, chunks)  # all have given way
+        self._admit(now, self.limits.tokens, chunks)  # all were preempted
       if not chunks:
         return None
     return self._make(decodes, chunks)
 
   def _room(self, budget: int, chunks: list[Chunk]) -> int:
-    """Returns how many tokens another chunk may have beside some."""
+    """Returns the maximum length of another chunk of the step, in tokens."""
     limits = self.limits.chunks
     if not limits or budget <= 0:
       return max(0, budget)
     longest = max((chunk.length for chunk in chunks), default=0)
     for count, length in limits:
+      # The first alternative that fits both the number and the lengths of
+      # chunks.
       if len(chunks) < count and longest <= length:
         return min(length, budget)
     return 0
 
   def _batch(self, decodes: np.ndarray) -> np.ndarray:
-    """Keeps the decodes of one batch key, of that which waited longest."""
+    """Keeps the decodes of one batch key, the least recently used one."""
     if not self._keyed or not len(decodes):
       return decodes
     requests = [self.running.requests[slot] for slot in decodes.tolist()]
@@ -161,10 +168,10 @@ class Scheduler:
     return decodes[[key == chosen for key in keys]]
 
   def _grow(self, decodes: np.ndarray) -> list[int]:
-    """Gives pages to decodes that begin one.
+    """Allocates a page to each decode whose last page is full.
 
     Returns:
-      Which of them have not the pages that they need, as indices.
+      Indices of the decodes that did not get the page that they need.
     """
     slots, growth = self.running, self.limits.growth
     if self.pages.grow(slots, decodes, growth):  # as in most steps
@@ -173,7 +180,7 @@ class Scheduler:
     full = np.flatnonzero(slots.computed[decodes] >= slots.room[decodes])
     growing = slots.requests[decodes[full]].tolist()
     for i, request in zip(full.tolist(), growing, strict=True):
-      if request.slot >= 0:  # else it has given way in this loop
+      if request.slot >= 0:  # else it was preempted in this loop
         left = -(-request.longest // size) - len(request.pages)
         if self._provide(request, min(growth, left), least=1):
           continue
@@ -181,20 +188,24 @@ class Scheduler:
     return without
 
   def _provide(self, request: Request, count: int, least: int = 0) -> bool:
-    """Gives a running request pages; others or itself may have to give way.
+    """Allocates pages to a running request, preempting requests if necessary.
+
+    The victim may be the request itself.
 
     Args:
-      request: The request.
-      count: How many pages.
-      least: How many do if so many are not left; 0 for all.
+      request: The running request.
+      count: Number of pages to allocate if available.
+      least: Number of pages that suffice; 0 for `count`.
 
     Returns:
-      Whether it has them. If not, it has given way, or waits for pages that are
-      being copied.
+      Whether the pages were allocated. If not, the request was preempted, or it
+      waits for pages that are being copied.
     """
     if self.pages.num_available < count:
       count = least or count
     while self.pages.num_available < count:
+      # Copies under way will free enough pages: skip this step instead of
+      # preempting another request.
       if self.swapping.num_leaving + self.pages.num_available >= count:
         self.counts.stalls += 1
         return False
@@ -208,6 +219,7 @@ class Scheduler:
     return True
 
   def _preempt(self, victim: Request) -> None:
+    """Takes a request's slot and pages, and queues it unless a copy runs."""
     self._short, slot = True, victim.slot
     computed = self._take_slot(victim)
     self._chunks[:] = [c for c in self._chunks if c.request is not victim]
@@ -216,24 +228,25 @@ class Scheduler:
       self.policy.push(victim)
 
   def _take_slot(self, request: Request) -> int:
-    """Takes a request's slot, and names the pages that it has filled.
+    """Frees a request's slot and publishes the pages that it has filled.
 
-    Names of what was drawn are of use from now on only: to itself if it comes
-    back, and to the next turn of its conversation.
+    The block hashes of pages with drawn tokens are published only now, for the
+    request itself if it is resumed, and for the next turn of its conversation.
 
     Returns:
-      How many of its tokens its pages hold.
+      Number of its tokens whose keys and values are in its pages.
     """
     computed = int(self.running.computed[request.slot])
     self.running.remove(request)
-    request.name_pages(self.pages.page_size)
-    first = request.context // self.pages.page_size  # those before have names
+    request.hash_pages(self.pages.page_size)
+    # Pages before the admission's context are published already.
+    first = request.context // self.pages.page_size
     self._publish(request, min(computed, request.length), first)
     return computed
 
   def _read_on(self, request: Request, room: int, chunks: list[Chunk]) -> int:
-    """Adds a chunk of a running request, and returns its length."""
-    if request.slot < 0:  # has given way
+    """Adds a chunk of a running request; returns its length in tokens."""
+    if request.slot < 0:  # preempted in this step
       return 0
     start = int(self.running.computed[request.slot])
     length = min(request.context - start, room)
@@ -245,7 +258,7 @@ class Scheduler:
     return length
 
   def _admit(self, now: float, budget: int, chunks: list[Chunk]) -> None:
-    """Lets those in line join, as far as there is room."""
+    """Admits swapped-in requests, then queued ones, as far as there is room."""
     for request in self.swapping.take_arrived():
       if (room := self._room(budget, chunks)) and not self.running.full:
         self._join(request, request.swapped)
@@ -268,6 +281,7 @@ class Scheduler:
       plan = self.swapping.plan(request)
       if plan is None:
         return
+      # First chunk after the cached tokens.
       length = min(request.length - plan.start, room)
       known = request.length if self.limits.whole_prompt else (
         plan.start + length
@@ -275,7 +289,7 @@ class Scheduler:
       if not free or plan.need(known, self.pages) > self.pages.num_available:
         if not self._displace(request):
           return
-        continue  # what was displaced may have changed the plan
+        continue  # the preemption may have changed the plan
       self.policy.remove(request)
       last = -(-(plan.start + length) // self.pages.page_size)
       arrived = self.swapping.admit(request, plan, last)
@@ -287,7 +301,10 @@ class Scheduler:
         budget -= self._read_on(request, room, chunks)
 
   def _displace(self, request: Request) -> bool:
-    """Makes room for a request of a policy that lets it take others' places."""
+    """Preempts a running request in favour of a queued one.
+
+    Returns whether it did; False if the policy does not allow it.
+    """
     if self.swapping.num_leaving:
       return False  # pages that are being copied may suffice
     if not self.policy.displaces(request, self.running):
@@ -296,6 +313,7 @@ class Scheduler:
     return True
 
   def _join(self, request: Request, start: int, found: int = 0) -> None:
+    """Gives an admitted request a slot; `start` of its tokens are cached."""
     request.state, request.swapped = State.RUNNING, 0
     value = checked_value(self.policy, request)
     self.running.add(request, start, request.length, value)
@@ -304,21 +322,24 @@ class Scheduler:
     self._publish(request, start, found)
 
   def _publish(self, request: Request, stop: int, first: int = 0) -> None:
-    """Names the full pages of the first ``stop`` tokens for others to find.
+    """Publishes the block hashes of the full pages of the first `stop` tokens.
 
     Args:
-      request: Whose pages.
-      stop: How many tokens.
-      first: The page to begin with.
+      request: Owner of the pages.
+      stop: Number of tokens.
+      first: Index of the first page to publish.
     """
-    last = min(stop // self.pages.page_size, request.num_named)
+    last = min(stop // self.pages.page_size, request.num_hashed)
     if first < last:
-      names = request.names[first * prefixes.SIZE : last * prefixes.SIZE]
-      self.pages.publish(request.pages[first:last], names)
-      if self._naming:
-        self.policy.published(names)
+      block_hashes = request.block_hashes[
+        first * prefixes.SIZE : last * prefixes.SIZE
+      ]
+      self.pages.publish(request.pages[first:last], block_hashes)
+      if self._hashing:
+        self.policy.published(block_hashes)
 
   def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
+    """Makes a step, and advances the positions of its requests."""
     slots, size = self.running, self.pages.page_size
     chunked = [chunk.request.slot for chunk in chunks if chunk.draws]
     requests = slots.requests[decodes]
@@ -331,13 +352,13 @@ class Scheduler:
       self.policy.served(*slots.clients(drawing))
     for chunk in chunks:
       request, stop = chunk.request, chunk.start + chunk.length
-      slots.computed[request.slot] = stop
+      slots.computed[request.slot] = stop  # also with the step under way
       self._publish(request, stop, chunk.start // size)
     self.counts.steps += 1
     return step
 
   def receive(self, event: Event) -> None:
-    """Notes that a step or a copy has ended."""
+    """Handles the end of a step or of a copy."""
     if event.copy is not None:
       back = self.swapping.ended(event.copy)
       if back is not None:
@@ -352,7 +373,9 @@ class Scheduler:
         self._end(request, State.FAILED, now)
     drawing, late = step.drawing, []
     same = slots.epochs[drawing] == step.epochs
-    if np.count_nonzero(same) < len(same):  # some have lost their slots
+    # A slot with another epoch was freed, and perhaps reassigned, since the
+    # step was made: its token belongs to the previous request.
+    if np.count_nonzero(same) < len(same):
       lost = np.flatnonzero(~same)
       late = [(step.request(i), int(tokens[i])) for i in lost]
       drawing, tokens = drawing[same], tokens[same]
@@ -362,7 +385,7 @@ class Scheduler:
       self._late(request, token, now)
 
   def _late(self, request: Request, token: int, now: float) -> None:
-    """Takes the token of a request that has no slot any more."""
+    """Handles the token of a request that no longer has a slot."""
     request.num_pending -= 1
     if request.state not in ENDS:  # else it ended a step before
       request.take(np.array([token], np.int32), np.array([now]))
@@ -370,10 +393,12 @@ class Scheduler:
         self._finish(request, now)
 
   def _finish(self, request: Request, now: float) -> None:
+    """Ends a request that has all its tokens."""
     self._leave(request, ended=True)
     self._end(request, State.FINISHED, now)
 
   def _expire(self, now: float) -> None:
+    """Ends requests without a token whose deadline has passed."""
     while self._deadlines and self._deadlines[0][0] <= now:
       number = heapq.heappop(self._deadlines)[1]
       request = self._requests.get(number)
@@ -382,10 +407,11 @@ class Scheduler:
         self._end(request, State.EXPIRED, now)
 
   def _leave(self, request: Request, ended: bool = False) -> None:
-    """Takes a request out of wherever it is, and its pages."""
+    """Removes a request from the slots or the queue, and frees its pages."""
     if request.state is State.RUNNING:
       slot, computed = request.slot, self._take_slot(request)
-      # Steps ahead may have read tokens behind the end, which a state keeps.
+      # Later steps may have read tokens after the end, which have changed the
+      # recurrent state: it is then not copied (-1).
       slot = slot if computed <= request.length else -1
       self.swapping.finish(request, min(computed, request.length), ended, slot)
     elif request.state in (State.WAITING, State.SWAPPED):
@@ -395,6 +421,7 @@ class Scheduler:
       self.swapping.drop(request)
 
   def _end(self, request: Request, state: State, now: float) -> None:
+    """Sets a request's final state and notifies the policy and the callback."""
     request.state, request.end_s = state, now
     self._requests.pop(request.number, None)
     if state is not State.REFUSED:

@@ -1,16 +1,16 @@
-"""Moves sequences off the device and back: by copies, or by reading again.
+"""Swapping: preempted sequences are copied to the host or recomputed.
 
-A copy runs under the steps that follow, unless it is short: then the next step
-waits for it, which costs less than to do without the request for a step or two.
-While a copy to the host reads pages nobody writes them (`Pages`), while one
-from the host writes them nobody reads them, and a copy on the host that is
-being read or written stays.
+A copy runs concurrently with the following steps, unless it is short: then the
+next step waits for it, which costs less than leaving the request out for a step
+or two. Pages are not written while a copy to the host reads them (`Pages`), and
+not read while a copy from the host writes them. A host copy that is being read
+or written is not evicted.
 
-A sequence may have a state in addition to its pages, or without any. The state
-belongs to the slot of the sequence: it is copied out with the pages, and copied
-back as soon as the sequence has a slot, in a copy for which the next step
-waits. It is that of one length and cannot be rewound, so a copy is used only
-where the sequence continues behind that length.
+A sequence may have a recurrent state in addition to its pages, or instead of
+them. The state belongs to the slot of the sequence. It is copied out with the
+pages, and copied back as soon as the sequence has a slot, by a copy for which
+the next step waits. A state cannot be rewound to a shorter length, so a copy is
+used only by a sequence that continues after the copy's length.
 
 Source: FastSwitch (arXiv 2411.18424), sections 3.2 and 3.3.
 """
@@ -21,7 +21,7 @@ import dataclasses
 
 import numpy as np
 
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages, runs
 from caatnet.serving.engine.executor import Copy, Costs, Kind
 from caatnet.serving.requests import ENDS, NO_PAGES, Request, State
@@ -31,14 +31,14 @@ from caatnet.serving.scheduler.limits import Limits
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """How a request gets the pages that it begins with.
+  """Sources of the pages that a request is admitted with.
 
   Attributes:
-    start: How many of its tokens these hold.
-    found: Pages that the device has, int32 ``[n]``.
-    source: The page of which a copy is to be continued, if there is one, int32
-      ``[0 or 1]``.
-    host: Pages that the host has of what follows.
+    start: Number of its tokens that these pages hold.
+    found: Pages cached on the device, int32 ``[n]``.
+    source: Cached page that is copied before writing to the copy, int32 ``[0 or
+      1]``.
+    host: HostCache pages of the tokens after those of `found`.
   """
 
   start: int
@@ -47,25 +47,25 @@ class Plan:
   host: Sequence[int] = ()
 
   def need(self, tokens: int, pages: Pages) -> int:
-    """Returns how many available pages it takes to have so many tokens."""
+    """Returns the number of available pages that `tokens` tokens require."""
     idle = pages.num_idle(self.found) + pages.num_idle(self.source)
     return -(-tokens // pages.page_size) - len(self.found) + idle
 
 
 class Swapping:
-  """Copies of pages: which there are to be, and which are under way.
+  """Decides on copies of pages, and tracks the copies under way.
 
   Attributes:
-    host: The host's memory.
-    costs: Times, as the executor knows them.
-    num_leaving: Pages that are available once copies have ended.
+    host: HostCache cache.
+    costs: Estimated times of steps and copies.
+    num_leaving: Number of pages that become available when copies end.
   """
 
   def __init__(
-    self, limits: Limits, pages: Pages, host: Host, costs: Costs,
+    self, limits: Limits, pages: Pages, host: HostCache, costs: Costs,
     counts: Counts,
   ) -> None:
-    """Makes it with no copies under way."""
+    """Starts without copies."""
     self.host, self.costs = host, costs
     self._limits, self._pages, self._counts = limits, pages, counts
     self._number = 0
@@ -78,24 +78,24 @@ class Swapping:
 
   @property
   def under_way(self) -> bool:
-    """Whether a copy is under way, or has brought somebody who waits."""
+    """Whether a copy is under way, or a swapped-in request waits for a slot."""
     return bool(self._for or self._arrived)
 
   @property
   def num_leaving(self) -> int:
-    """How many pages are available once copies have ended."""
+    """Number of pages that become available when copies end."""
     return self._pages.num_leaving
 
   @property
   def num_arriving(self) -> int:
-    """How many requests are being brought back."""
+    """Number of requests that are being swapped in or wait for a slot."""
     if not self._for:  # as in most steps
       return len(self._arrived)
     coming = sum(r.state is State.ARRIVING for r, _ in self._for.values())
     return coming + len(self._arrived)
 
   def take(self) -> list[Copy]:
-    """Returns the copies that are to begin."""
+    """Returns the copies to begin."""
     new, self._new = self._new, []
     return new
 
@@ -105,19 +105,20 @@ class Swapping:
     return tuple(waited)
 
   def take_arrived(self) -> list[Request]:
-    """Returns the requests whose pages are back."""
+    """Returns the requests that have been swapped in."""
     arrived, self._arrived = self._arrived, []
     return arrived
 
   def arrived_later(self, request: Request) -> None:
-    """Keeps a request that is back for the next step."""
+    """Keeps a swapped-in request for the next step."""
     self._arrived.append(request)
 
   def begin(self, request: Request) -> None:
-    """Looks whether a new request continues what the host has.
+    """Checks whether a new request continues its conversation's host copy.
 
-    It stands alone if its prompt does not begin with the turns before, or if
-    another turn of the conversation has not ended.
+    If the prompt does not begin with the copied turn, the copy is dropped. If
+    another turn of the conversation has not ended, or a copy of it is under
+    way, the request is treated as one without a conversation.
     """
     owner = request.owner
     if owner in self._turns or not self.host.begins(owner, request.prompt):
@@ -128,13 +129,14 @@ class Swapping:
     self._turns.add(request.owner)
 
   def end(self, request: Request) -> None:
-    """Notes that a request has ended, so that the next turn may begin."""
+    """Records the end of a turn, so that the next turn may begin."""
     self._turns.discard(request.owner)
 
   def _copy(
     self, kind: Kind, source: Sequence[int], target: Sequence[int],
     request: Request, wait: bool, state: tuple[int, int] | None = None,
   ) -> None:
+    """Creates a copy, and makes the next step wait for it if `wait` is set."""
     copy = Copy(
       self._number, kind, tuple(source), tuple(target), request.owner, state
     )
@@ -149,10 +151,11 @@ class Swapping:
       self._counts.waited += 1
 
   def _short(self, kind: Kind, pages: Sequence[int]) -> bool:
-    """Returns whether a copy is worth waiting for."""
+    """Returns whether a copy is short enough for a step to wait for it."""
     return self._copy_s(kind, pages) <= self._limits.wait_s
 
   def _copy_s(self, kind: Kind, pages: Sequence[int]) -> float:
+    """Returns the estimated seconds of a copy."""
     if not pages:
       return 0.0
     states = int(self.host.states)  # each takes as long as a run of one page
@@ -164,16 +167,17 @@ class Swapping:
   def _out(
     self, request: Request, tokens: int, pinned: bool, slot: int
   ) -> bool:
-    """Copies what the host has not; returns whether that takes a while."""
+    """Copies to the host what it lacks; returns whether a copy was started."""
     first, last = self.host.increment(request.owner, tokens)
     source = request.pages[first:last].tolist()
     target = self.host.write(request.owner, tokens, pinned)
     if not source:
       return False
-    self.host.pin(request.owner)  # as long as it is being written
+    self.host.pin(request.owner)  # until the copy has ended
     wait = pinned and self._short("out", source)
     state = None
     if self.host.states:
+      # The state's host block has the number of the first host page.
       state = slot, self.host.pages(request.owner)[0]
     if not self.host.paged:
       source = target = []
@@ -182,15 +186,16 @@ class Swapping:
     return True
 
   def preempt(self, request: Request, computed: int, slot: int) -> bool:
-    """Takes a request's pages.
+    """Releases a preempted request's pages, possibly after copying them out.
 
     Args:
-      request: It has no slot any more.
-      computed: How many of its tokens they hold.
-      slot: The slot that it had, which still has its state.
+      request: Request that no longer has a slot.
+      computed: Number of its tokens that its pages hold.
+      slot: Its former slot, which still contains its recurrent state.
 
     Returns:
-      Whether it is to stand in line at once; else `ended` says when.
+      Whether the request is to be queued at once; otherwise `ended` returns it
+      when the copy has ended.
     """
     decision = self._decide(request, computed)
     self._counts.decide(decision)
@@ -206,6 +211,7 @@ class Swapping:
     return not later
 
   def _decide(self, request: Request, computed: int) -> Decision:
+    """Chooses between swapping and recomputing by their estimated seconds."""
     owner = request.owner
     recompute = self.costs.prefill_s(0, computed) if computed else 0.0
     able = (
@@ -217,19 +223,23 @@ class Swapping:
     first, last = self.host.increment(owner, computed)
     pages = request.pages.tolist()
     swap = self._copy_s("out", pages[first:last]) + self._copy_s("in", pages)
+    # Costs decide only with preempt="cost".
     swapped = self._limits.preempt == "swap" or swap < recompute
     return Decision(swap, recompute, swapped, able=True)
 
   def _release(self, request: Request) -> None:
+    """Releases a request's device pages."""
     self._pages.release(request.pages)
     request.pages = NO_PAGES
 
   def plan(self, request: Request) -> Plan | None:
-    """Returns how a request gets its pages; None if it must wait for a copy."""
+    """Returns the sources of a request's pages; None to wait for a copy."""
     size, most = self._pages.page_size, request.length - 1
-    found = self._pages.find(request.names)
+    found = self._pages.find(request.block_hashes)
     source = NO_PAGES
-    if len(found) * size > most:  # the last token is read again
+    # The last known token must be read by the step, since its logits are
+    # needed: a cached page that ends with it is copied on write or recomputed.
+    if len(found) * size > most:
       found, last = found[: most // size], found[most // size :]
       source = last if self._limits.copy_on_write else NO_PAGES
     start = most if len(source) else len(found) * size
@@ -241,6 +251,7 @@ class Swapping:
     if self._busy[owner]:
       return None if request.swapped else Plan(start, found, source)
     copied = self.host.pages(owner)[len(found) : -(-valid // size)]
+    # Reading the tokens again may be faster than the copy from the host.
     if not request.swapped or self._limits.preempt == "cost":
       read = self.costs.prefill_s(start, valid - start)
       if read <= self._copy_s("in", copied):
@@ -248,20 +259,22 @@ class Swapping:
     return Plan(valid, found, NO_PAGES, copied if self.host.paged else ())
 
   def admit(self, request: Request, plan: Plan, num_pages: int) -> bool:
-    """Gives a request its first pages.
+    """Allocates a request's first pages.
 
     Args:
-      request: It stands in line no more.
-      plan: How it gets them.
-      num_pages: How many it needs for all that is read at first.
+      request: Request that has already been removed from the queue.
+      plan: Sources of its pages.
+      num_pages: Number of pages for the tokens that are read first.
 
     Returns:
-      Whether it can begin; else it is among `take_arrived` later.
+      Whether it can run in the next step; otherwise `take_arrived` returns it
+      later.
     """
     pages, found, source = self._pages, plan.found, plan.source.tolist()
     pages.counts.misses += max(
       0, (request.length - 1) // pages.page_size - len(found)
     )
+    # Held before `take`, so that the cached pages are not evicted.
     pages.hold(found)
     if source:
       pages.hold(plan.source)
@@ -276,7 +289,7 @@ class Swapping:
       target = taken[:1].tolist()
       self._copy("within", source, target, request, wait=True)
     if not plan.host:
-      restores = plan.start and self.host.states  # then its copy is needed
+      restores = plan.start and self.host.states  # `restore` reads the copy
       if not restores and not self._busy[request.owner]:
         self.host.unpin(request.owner)
       return True
@@ -289,15 +302,15 @@ class Swapping:
     return wait
 
   def restore(self, request: Request) -> None:
-    """Copies the state of a request that continues into its slot."""
+    """Copies a resumed request's recurrent state into its slot."""
     block = self.host.pages(request.owner)[0]
     self._copy("in", (), (), request, True, (block, request.slot))
 
   def ended(self, copy: Copy) -> Request | None:
-    """Notes the end of a copy.
+    """Handles the end of a copy.
 
     Returns:
-      A request that is to stand in line again.
+      A request that is to be queued again, or None.
     """
     request, _ = self._for.pop(copy.number)
     owner = request.owner
@@ -316,12 +329,12 @@ class Swapping:
         self.drop(request)
       return None
     arriving = request.state is State.ARRIVING
-    if not (arriving and self.host.states):  # else its state is still needed
+    if not (arriving and self.host.states):  # else `restore` needs the copy
       self.host.unpin(owner)
     if arriving:
       self._arrived.append(request)
     elif request.state in ENDS:
-      if len(request.pages):  # it was cancelled while it was brought back
+      if len(request.pages):  # it was cancelled during the copy
         self._release(request)
       self.drop(request)
     return None
@@ -329,14 +342,14 @@ class Swapping:
   def finish(
     self, request: Request, tokens: int, ended: bool, slot: int
   ) -> None:
-    """Takes the pages of a request that has ended.
+    """Releases the pages of a request that has ended; may keep a host copy.
 
     Args:
-      request: It has no slot any more.
-      tokens: How many of its tokens they hold.
+      request: Request that no longer has a slot.
+      tokens: Number of its tokens that its pages hold.
       ended: Whether it has all its tokens.
-      slot: The slot that it had, which has the state of so many tokens; -1 if
-        steps have read more.
+      slot: Its former slot, which contains the recurrent state after `tokens`
+        tokens; -1 if steps have read more.
     """
     owner = request.owner
     keep = ended and request.more and self._limits.keep_turns
@@ -350,12 +363,12 @@ class Swapping:
       self.drop(request)
 
   def drop(self, request: Request) -> None:
-    """Forgets what the host has of a request that has ended."""
-    if request in self._arrived:  # it is back, and has not begun
+    """Deletes the host copy of a request that has ended."""
+    if request in self._arrived:  # swapped in, but without a slot
       self._arrived.remove(request)
       self._release(request)
     elif request.state is State.ARRIVING or self._busy[request.owner]:
-      return  # `ended` does it
+      return  # `ended` drops it when the copy ends
     self.host.unpin(request.owner)
     if request.conversation is None or not request.more:
       self.host.drop(request.owner)

@@ -1,4 +1,4 @@
-"""OpenAI's API over HTTP, and a client that measures it."""
+"""HTTP server with OpenAI's API, and a client that measures it."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""The interface over HTTP: what it answers, and what it refuses."""
+"""HTTP interface: routes, authentication, limits and error responses."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,16 +24,16 @@ from caatnet.inference.stops import Stops
 from caatnet.inference.transcripts import Transcript
 from caatnet.serving import requests as serving
 from caatnet.serving.engine.device import Drawn
-from caatnet.serving.server import answers, fields
+from caatnet.serving.server import fields, responses
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.fields import Asked
-from caatnet.serving.server.replies import Json, Reply, refusal
 from caatnet.serving.server.service import Call, Choice, Service
+from caatnet.serving.server.streaming import CallResponse, Json, refusal
 
 _LOG = logging.getLogger(__name__)
 _PAGE = pathlib.Path(__file__).with_name("page.html")
-# How much of a body that is too long is read, in bodies of allowed length,
-# before the answer: clients read no answer while they send.
+# Of a body that is too long, this multiple of the allowed length is read before
+# the response, since clients do not read a response while they send.
 _PATIENCE = 16
 _RETRY = {"Retry-After": "1"}
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -41,16 +41,17 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-  """What a server takes.
+  """Limits of a server.
 
   Attributes:
-    context: Positions of a sequence.
-    vocab_size: How many tokens the model knows.
-    places: Sequences at a time, those that wait among them.
-    choices: Answers that one request may ask for.
-    max_tokens: Tokens of an answer at most; 0 for no bound but the context.
-    body_bytes: The length of a request's body.
-    read_s: By when a request must have been sent, in seconds.
+    context: Maximum number of positions of a sequence.
+    vocab_size: Vocabulary size of the model.
+    places: Maximum number of running and queued sequences.
+    choices: Maximum number of choices per request.
+    max_tokens: Maximum number of drawn tokens per sequence; 0 for no limit but
+      the context.
+    body_bytes: Maximum length of a request's body in bytes.
+    read_s: Seconds within which a body must be sent.
   """
 
   context: int
@@ -63,25 +64,25 @@ class Bounds:
 
 
 class Api:
-  """Answers requests with a service.
+  """Handles HTTP requests with a service.
 
   Attributes:
-    service: The engine.
-    draining: Whether no new requests are taken.
+    service: Engine thread and its calls.
+    draining: Whether new requests are refused because of a shutdown.
   """
 
   def __init__(
     self, service: Service, tokenizer: Tokenizer, name: str, bounds: Bounds,
     key: str = "",
   ) -> None:
-    """Takes what it answers with.
+    """Sets the model and the limits.
 
     Args:
-      service: The engine.
-      tokenizer: The model's.
-      name: The model's name.
-      bounds: What is refused.
-      key: The token that clients must show; "" for none.
+      service: Engine thread and its calls.
+      tokenizer: Tokenizer of the model.
+      name: Name of the model.
+      bounds: Limits of the server.
+      key: API key that clients must send; "" for none.
     """
     self.service, self.draining = service, False
     self._tokenizer, self._name, self._bounds = tokenizer, name, bounds
@@ -110,7 +111,7 @@ class Api:
     )
 
   def _guarded(self, handler: _Handler, closed: bool) -> _Handler:
-    """Turns errors into answers, and asks for the key where it is needed."""
+    """Returns a handler that checks the key and turns errors into responses."""
 
     async def guarded(request: Request) -> Response:
       try:
@@ -120,7 +121,7 @@ class Api:
       except ApiError as error:
         return self._refusal(error)
       except ClientDisconnect:
-        return Response(status_code=400)  # nobody reads it
+        return Response(status_code=400)  # the client is disconnected
       except Exception as error:
         _LOG.error(
           "%s %s: %s: %s", request.method, request.url.path,
@@ -132,20 +133,23 @@ class Api:
     return guarded
 
   def _refusal(self, error: ApiError) -> Response:
+    """Returns an error as a response."""
     return refusal(error, self.service)
 
   async def _not_found(self, request: Request, error: Exception) -> Response:
+    """Returns the response for an unknown path or method."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}"
     message = {
       404: f"{what}: there is no such path",
-      405: f"{what}: this path has another method",
+      405: f"{what}: the path does not allow this method",
     }.get(error.status_code, error.detail)
     return self._refusal(
       ApiError(error.status_code, message, headers=error.headers)
     )
 
   def _check_key(self, request: Request) -> None:
+    """Checks the bearer token in constant time."""
     if not self._key:
       return
     kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -165,6 +169,7 @@ class Api:
     return Json(self._card())
 
   def _card(self) -> dict[str, Any]:
+    """Returns the description of the model, with fields of our own."""
     return {
       "id": self._name, "object": "model", "created": self._created,
       "owned_by": "caatnet", "max_model_len": self._bounds.context,
@@ -172,6 +177,7 @@ class Api:
     }
 
   def _check_model(self, name: Any) -> None:
+    """Raises ApiError unless `name` is this server's model."""
     if name is None:
       raise ApiError(
         400, f"model is missing; this server has {self._name!r}", None, "model"
@@ -184,7 +190,7 @@ class Api:
 
   @property
   def status(self) -> str:
-    """What health says: "ok", "draining" or "broken"."""
+    """Status for /health: "ok", "draining" or "broken"."""
     if self.service.error is not None:
       return "broken"
     return "draining" if self.draining else "ok"
@@ -209,7 +215,7 @@ class Api:
     return Response(text, media_type="text/plain; version=0.0.4")
 
   async def _page(self, request: Request) -> Response:
-    # Whatever the page might be made to load, the browser does not.
+    # The browser loads no external resources, even if content is injected.
     policy = (
       "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; "
       "script-src 'unsafe-inline'; img-src data:"
@@ -228,7 +234,7 @@ class Api:
         p if isinstance(p, str) else self._tokenizer.decode(p)
         for p in asked.prompts
       ]
-    return self._answer(request, asked, prompts, echoed)
+    return self._respond(request, asked, prompts, echoed)
 
   async def _chat(self, request: Request) -> Response:
     body = await self._body(request)
@@ -238,18 +244,18 @@ class Api:
     except ValueError as error:
       raise ApiError(400, str(error), "no_chat_template", "messages") from error
     tokens = await asyncio.to_thread(self._tokens, text)
-    return self._answer(request, asked, [tokens], ())
+    return self._respond(request, asked, [tokens], ())
 
   async def _body(self, request: Request) -> dict[str, Any]:
-    """Reads a request's JSON, which must name this server's model."""
+    """Reads a request's JSON, and checks its size and model."""
     most, size, parts = self._bounds.body_bytes, 0, []
     try:
       async with asyncio.timeout(self._bounds.read_s):
         async for part in request.stream():
           size += len(part)
           if size > _PATIENCE * most:
-            break
-          if size <= most:
+            break  # give up: the client gets an error while it sends
+          if size <= most:  # a body that is too long is read, not stored
             parts.append(part)
     except TimeoutError as error:
       raise ApiError(
@@ -274,6 +280,7 @@ class Api:
   def _encoded(
     self, prompts: Sequence[str | tuple[int, ...]]
   ) -> list[tuple[int, ...]]:
+    """Returns prompts as token ids; texts begin with the start ids."""
     return [
       (*self._tokenizer.start_ids, *self._tokens(p)) if isinstance(p, str)
       else p
@@ -281,18 +288,20 @@ class Api:
     ]
 
   def _tokens(self, text: str) -> tuple[int, ...]:
+    """Returns the token ids of a text."""
     try:
       return tuple(self._tokenizer.encode(text).tolist())
     except ValueError as error:
       raise ApiError(400, str(error), None, "prompt") from error
 
-  def _answer(
+  def _respond(
     self, request: Request, asked: Asked, prompts: Sequence[tuple[int, ...]],
     echoed: Sequence[str],
   ) -> Response:
-    """Lets the engine begin, and returns what will answer."""
+    """Submits the sequences of a request, and returns their response."""
     self._check_open(len(prompts) * asked.n)
     call = Call()
+    # Fairness is per user field if given, else per key.
     client = asked.user or _name_of(request)
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
     for i, prompt in enumerate(prompts):
@@ -301,46 +310,50 @@ class Api:
         call.choices.append(
           self._choice(call, asked, client, index, i, prompt, seed + index)
         )
-    answer = answers.Answer(asked, self._name, self._tokenizer, echoed)
+    formatter = responses.ResponseFormatter(
+      asked, self._name, self._tokenizer, echoed
+    )
     self.service.submit(call)
-    return Reply(self.service, call, answer)
+    return CallResponse(self.service, call, formatter)
 
   def _check_open(self, count: int) -> None:
-    """Refuses sequences for which there is no place now."""
+    """Raises ApiError if `count` more sequences cannot be accepted now."""
     if self.service.error is not None:
       raise ApiError(500, f"the engine has stopped: {self.service.error}",
                      "broken")
     if self.draining:
       raise ApiError(
-        503, "the server is about to end", "draining",
+        503, "the server is shutting down", "draining",
         headers=_RETRY | {"Connection": "close"},
       )
     if self.service.num_open + count > self._bounds.places:
       raise ApiError(
-        429, f"{self.service.num_open} sequences are being served or wait, and "
-        f"there are {self._bounds.places} places", "queue_full", headers=_RETRY,
+        429, f"{self.service.num_open} sequences are running or queued, and "
+        f"the limit is {self._bounds.places} places", "queue_full",
+        headers=_RETRY,
       )
 
   def _choice(
     self, call: Call, asked: Asked, client: str, index: int, number: int,
     prompt: tuple[int, ...], seed: int,
   ) -> Choice:
-    """Makes one sequence.
+    """Makes one sequence of a call.
 
     Raises:
-      ApiError: The model cannot take the prompt.
+      ApiError: The prompt or ``max_tokens`` exceeds a limit.
     """
     bounds, room = self._bounds, self._bounds.context - len(prompt)
+    # Without max_tokens: the server's limit, else the remaining context.
     most = asked.max_tokens or bounds.max_tokens or max(1, room)
     if bounds.max_tokens and most > bounds.max_tokens:
       raise ApiError(
         400, f"max_tokens={most} is more than the {bounds.max_tokens} of this "
         "server", None, "max_tokens",
       )
-    ends = frozenset(() if asked.ignore_eos else self._tokenizer.stop_ids)
+    stop_ids = frozenset(() if asked.ignore_eos else self._tokenizer.stop_ids)
     try:
       drawing = inference.Request(
-        prompt, Stops(most, ends, asked.stop), seed=seed % 2**32,
+        prompt, Stops(most, stop_ids, asked.stop), seed=seed % 2**32,
         **asked.drawing,
       )
     except ValueError as error:
@@ -348,7 +361,7 @@ class Api:
     if (asked.max_tokens and asked.max_tokens > room) or room < 1:
       raise ApiError(
         400, f"the prompt has {len(prompt)} tokens, and with max_tokens="
-        f"{asked.max_tokens or 1} that is more than the context of "
+        f"{asked.max_tokens or 1} it exceeds the context of "
         f"{bounds.context}", "context_length_exceeded", "max_tokens",
       )
     try:
@@ -361,17 +374,17 @@ class Api:
       next(self._numbers), prompt, transcript.most_tokens, client=client,
       priority=asked.priority, arrival_s=now,
       deadline_s=now + asked.deadline_s,
-      # The answers to one prompt are different conversations.
+      # Each choice is a separate conversation, with its own host copy.
       conversation=(client, asked.conversation, index)
       if asked.conversation else None,
       more=bool(asked.conversation), payload=Drawn(drawing),
     )
     choice = Choice(index, number, request, transcript, call)
-    request.ends = lambda token: self.service.take(choice, token)
+    request.stop = lambda token: self.service.take(choice, token)
     return choice
 
 
 def _name_of(request: Request) -> str:
-  """Returns a name for who shows a key; "" for nobody."""
+  """Returns an identifier of a client by its key; "" without a key."""
   key = request.headers.get("authorization", "")
   return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""

@@ -1,7 +1,7 @@
-"""A client that asks a server at given times, and notes when tokens come.
+"""Load generator: sends requests at given times and records token times.
 
-Times are those of the client: from the moment at which it sends a request, or
-would have sent it, to that at which it has read a token.
+Times are measured by the client: from sending a request, or from the time at
+which it should have been sent, to reading a token.
 """
 
 import asyncio
@@ -23,13 +23,14 @@ _START = b"data: "
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """A request.
+  """A request with its sending time.
 
   Attributes:
-    time_s: When it is sent, after the first one.
-    body: The fields of /v1/completions, without those of streams.
-    after: Which question must have been answered before; -1 for none.
-    think_s: How long after that answer it is sent at the earliest.
+    time_s: Sending time in seconds after the start of the run.
+    body: Fields of /v1/completions, except for those of streaming.
+    after: Index of the request whose response must have ended before this one
+      is sent; -1 for none.
+    think_s: Minimum number of seconds between that response and this request.
   """
 
   time_s: float
@@ -41,14 +42,15 @@ class Question:
 def questions_of(
   arrivals: Sequence[traces.Arrival], card: Mapping[str, Any]
 ) -> list[Question]:
-  """Returns the requests that a model can take.
+  """Returns the requests of a trace that fit into the model's context.
 
-  A turn of a conversation comes after the answer to the turn before it, and
-  its prompt begins with that turn and a made-up answer of the same length.
+  A turn of a conversation is sent after the response to the previous turn. Its
+  prompt begins with that turn and a synthetic response of the same length.
 
   Args:
     arrivals: The trace.
-    card: The server's model: ``id``, ``max_model_len`` and ``vocab_size``.
+    card: The server's description of the model: ``id``, ``max_model_len`` and
+      ``vocab_size``.
 
   Raises:
     ValueError: No request fits.
@@ -81,13 +83,13 @@ def questions_of(
 
 @dataclasses.dataclass
 class Outcome:
-  """What came of a request.
+  """Measurements of one request.
 
   Attributes:
-    sent_s: When it was sent.
-    times_s: When texts came; of tokens without text none.
-    tokens: How many tokens were drawn.
-    error: Why it failed; "" if it has not.
+    sent_s: Sending time in seconds.
+    times_s: Times at which text arrived; tokens without text have none.
+    tokens: Number of drawn tokens.
+    error: Reason of a failure; "" for success.
   """
 
   sent_s: float
@@ -97,22 +99,22 @@ class Outcome:
 
   @property
   def ttft_s(self) -> float:
-    """From the request to the first text; NaN if none came."""
+    """Seconds from sending to the first text; NaN without text."""
     return self.times_s[0] - self.sent_s if self.times_s else math.nan
 
   @property
   def tpot_s(self) -> float:
-    """The mean time between tokens; NaN of fewer than two."""
+    """Mean seconds between tokens; NaN for fewer than two tokens."""
     if self.tokens < 2 or len(self.times_s) < 2:
       return math.nan
     return (self.times_s[-1] - self.times_s[0]) / (self.tokens - 1)
 
 
 async def card(url: str, key: str) -> dict[str, Any]:
-  """Returns what a server says of its model.
+  """Returns the server's description of its model (``/v1/models``).
 
   Raises:
-    ValueError: The server cannot be reached, or refuses.
+    ValueError: The server is unreachable or refuses the request.
   """
   try:
     async with httpx2.AsyncClient(headers=_headers(key)) as client:
@@ -124,6 +126,7 @@ async def card(url: str, key: str) -> dict[str, Any]:
 
 
 def _headers(key: str) -> dict[str, str]:
+  """Returns the authorization header, or none without a key."""
   return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -131,18 +134,19 @@ async def ask(
   url: str, questions: Sequence[Question], key: str = "",
   timeout_s: float = 600.0, on_end: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-  """Sends requests at their times, and streams the answers.
+  """Sends requests at their times, and streams the responses.
 
   Args:
-    url: The server.
-    questions: The requests, each behind what it comes ``after``.
-    key: The token to show; "" for none.
-    timeout_s: How long it waits for more of an answer.
-    on_end: Is called when an answer has ended.
+    url: URL of the server.
+    questions: The requests; each index in ``after`` refers to an earlier one.
+    key: API key; "" for none.
+    timeout_s: Seconds without data after which a response has failed.
+    on_end: Called when a response has ended.
 
   Returns:
-    What came of each.
+    The measurements of each request.
   """
+  # A new connection per request, as from independent clients.
   limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
   start = time.perf_counter()
   ends = [asyncio.Event() for _ in questions]
@@ -168,7 +172,7 @@ async def ask(
 async def _ask(
   client: httpx2.AsyncClient, url: str, question: Question
 ) -> Outcome:
-  """Streams one answer."""
+  """Streams one response."""
   body = dict(question.body) | {
     "stream": True, "stream_options": {"include_usage": True}
   }
@@ -186,6 +190,8 @@ async def _ask(
         *events, rest = (rest + part).split(b"\n\n")
         now = time.perf_counter()
         for event in events:
+          # An event with a choice carries text; the last event has the usage
+          # only.
           if b'"choices":[{' in event:
             outcome.times_s.append(now)
           if event != _START + b"[DONE]":
@@ -199,12 +205,19 @@ async def _ask(
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-  """Returns percentiles, linear between neighbours, and throughput.
+  """Returns latency percentiles, linearly interpolated, and throughput.
 
   Returns:
     ``measures``: for TTFT, TBT and TPOT the seconds of each of `PERCENTILES`,
-    their mean, and of how many these are; ``tokens_per_second`` from the first
-    request to the last token; ``requests``, ``tokens``, ``errors``.
+    their mean and the number of samples ``n``; ``tokens_per_second`` from the
+    first request to the last token; ``requests``, ``tokens``, ``errors``.
+
+  Example:
+    >>> outcome = Outcome(sent_s=0.0, times_s=[0.5, 0.75, 1.0], tokens=3)
+    >>> outcome.ttft_s, outcome.tpot_s
+    (0.5, 0.25)
+    >>> summary([outcome])["tokens_per_second"]
+    3.0
   """
   good = [outcome for outcome in outcomes if not outcome.error]
   values = {
@@ -213,6 +226,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     "TPOT": [o.tpot_s for o in good if not math.isnan(o.tpot_s)],
   }
   ends = [o.times_s[-1] for o in good if o.times_s]
+  # From the first request to the last token.
   seconds = max(ends, default=math.nan) - min(o.sent_s for o in outcomes)
   tokens = sum(o.tokens for o in good)
   return {

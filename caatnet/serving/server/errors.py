@@ -1,19 +1,19 @@
-"""Errors as clients of OpenAI's interface expect them."""
+"""Errors in the format of OpenAI's API."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# Messages quote what clients have sent, which may be long.
+# Maximum length of a message: messages quote input from clients.
 _LONGEST = 500
 
 
 class ApiError(Exception):
-  """A request that is refused, or that fails.
+  """A request that is refused or that fails.
 
   Attributes:
-    status: The status code of HTTP.
+    status: HTTP status code.
     body: ``{"error": {"message", "type", "param", "code"}}``.
-    headers: Headers of the answer.
+    headers: Headers of the response.
   """
 
   def __init__(
@@ -23,11 +23,11 @@ class ApiError(Exception):
     """Makes an error.
 
     Args:
-      status: The status code of HTTP.
-      message: What is wrong, and what would be right.
-      code: A word for it, by which programs know it.
-      param: The field of the request that is wrong.
-      headers: Headers of the answer.
+      status: HTTP status code.
+      message: The problem and the allowed values; truncated to 500 characters.
+      code: Machine-readable identifier of the error.
+      param: Invalid field of the request.
+      headers: Headers of the response.
     """
     if len(message) > _LONGEST:
       message = f"{message[:_LONGEST]}..."
@@ -47,5 +47,5 @@ class ApiError(Exception):
 
 
 def wrong(param: str, message: str, code: str | None = None) -> ApiError:
-  """Returns the error of a field that is not as it should be."""
+  """Returns the error (status 400) of an invalid field."""
   return ApiError(400, message, code, param)

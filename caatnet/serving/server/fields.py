@@ -1,12 +1,12 @@
-"""Reads what a client asks for; nothing that it asks for is ignored.
+"""Request fields: parsing and validation; no field is silently ignored.
 
-The fields are those of OpenAI's /v1/completions and /v1/chat/completions. One
-that this server does not have is refused, unless its value says what happens
-anyway. Fields of our own: filters that OpenAI's API lacks, such as ``top_k``
-(`caatnet.inference.filters`); ``ignore_eos``; ``priority``, lower is served
-earlier; ``conversation``, a name that the turns of a conversation have in
-common; ``deadline_s``, the seconds after which a first token is of no use any
-more.
+The fields are those of OpenAI's /v1/completions and /v1/chat/completions. A
+field that this server does not support is refused, unless its value requests
+the default behaviour. Additional fields: filters that OpenAI's API lacks, such
+as ``top_k`` (`caatnet.inference.filters`); ``ignore_eos``; ``priority``, lower
+is served earlier; ``conversation``, a name that the turns of a conversation
+share; ``deadline_s``, the seconds after which the request expires unless its
+first token has been drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,15 @@ from pydantic import Field
 from caatnet.inference.filters import FILTERS, Filter
 from caatnet.serving.server.errors import ApiError, wrong
 
+# Limits of fields, so that a request has a bounded cost.
 _MOST_STOPS = 16
 _LONGEST_STOP = 256  # characters
 _LONGEST_NAME = 256  # characters of a user's or a conversation's name
 _LONGEST_DEADLINE_S = 86400.0
-# Fields whose values may be long, which messages do not quote.
+# Fields with possibly long values, which messages do not quote.
 _TEXTS = ("prompt", "messages", "stop", "user", "conversation")
 
-# Fields that this server does not have, with the values that change nothing.
+# Unsupported fields, with the values that request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
   "frequency_penalty": (0,),
   "presence_penalty": (0,),
@@ -47,27 +48,28 @@ _NEUTRAL_CHAT = _NEUTRAL | {
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-  """What a client asks for.
+  """Validated request.
 
   Attributes:
-    prompts: Texts or lists of tokens; of a chat none.
-    messages: The messages of a chat; of a completion none.
-    n: How many answers to each prompt.
-    stream: Whether to send tokens as they come.
-    include_usage: Whether a stream ends with what it took.
-    echo: Whether answers begin with their prompts.
+    prompts: Texts or lists of token ids; empty for a chat.
+    messages: Messages of a chat; empty for a completion.
+    n: Number of choices per prompt.
+    stream: Whether to send tokens as they are drawn.
+    include_usage: Whether a stream ends with token counts.
+    echo: Whether responses begin with their prompts.
     logprobs: Whether to return the log-probabilities of tokens.
-    best: Whether to name the most probable token at each place, too.
-    max_tokens: Tokens of an answer at most; None for as many as there is room.
-    stop: Strings that end an answer.
-    ignore_eos: Whether the model's own ends are none.
-    drawing: Temperature and values of filters, as arguments of
+    best: Whether to also return the most probable token at each position.
+    max_tokens: Maximum number of drawn tokens; None for the remaining context.
+    stop: Strings that end a sequence.
+    ignore_eos: Whether the model's stop ids are ignored.
+    drawing: Temperature and filter values, as arguments of
       `caatnet.inference.requests.Request`.
-    seed: Of the first answer, the next has one more; None for any.
-    user: Who asks; "" if that is not said.
+    seed: Seed of the first choice, incremented for each further one; None for a
+      random seed.
+    user: Identifier of the client; "" if not given.
     priority: Lower is served earlier.
-    conversation: Of which conversation it is a turn; "" for none.
-    deadline_s: In how many seconds the first token must have come.
+    conversation: Name of the conversation; "" for none.
+    deadline_s: Seconds within which the first token must be drawn.
   """
 
   prompts: tuple[str | tuple[int, ...], ...]
@@ -96,7 +98,7 @@ def _whole(low: int, high: int) -> Any:
 
 
 def _number(low: float, high: float) -> Any:
-  """Returns the type of numbers in a range, which are finite."""
+  """Returns the type of finite numbers in a range."""
   must = f"must be a number in [{low}, {high}]"
   return Annotated[
     float, Field(ge=low, le=high, allow_inf_nan=False, description=must)
@@ -108,13 +110,13 @@ _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Count = _whole(1, 2**31 - 1)
 _Name = Annotated[str, Field(
   max_length=_LONGEST_NAME,
-  description=f"must be a text of at most {_LONGEST_NAME} characters",
+  description=f"must be a string of at most {_LONGEST_NAME} characters",
 )]
 _StopString = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
 
 class _Object(pydantic.BaseModel):
-  """A JSON object without conversions; null is as good as nothing."""
+  """JSON object without type conversions; null is equivalent to absence."""
 
   model_config = pydantic.ConfigDict(
     extra="forbid", strict=True, frozen=True, hide_input_in_errors=True
@@ -170,7 +172,7 @@ _Filters = pydantic.create_model(
 class _Common(_Filters, _Object):
   """Fields of both completions and chats, documented in `Asked`."""
 
-  model: Any = None  # the caller has looked at it
+  model: Any = None  # checked by the caller
   n: Annotated[
     int, Field(ge=1, description="must be an integer of at least 1")
   ] = 1
@@ -180,8 +182,8 @@ class _Common(_Filters, _Object):
   ] | None = None
   stop: Annotated[
     _StopString | Annotated[list[_StopString], Field(max_length=_MOST_STOPS)],
-    Field(description=f"must be a text or up to {_MOST_STOPS} texts of 1 to "
-          f"{_LONGEST_STOP} characters"),
+    Field(description=f"must be a string or up to {_MOST_STOPS} strings of 1 "
+          f"to {_LONGEST_STOP} characters"),
   ] = []
   ignore_eos: _Flag = False
   temperature: _number(0, 1e9) = 1.0
@@ -193,7 +195,7 @@ class _Common(_Filters, _Object):
   max_tokens: _Count | None = None
 
   def asked(self, most_choices: int, **found: Any) -> Asked:
-    """Returns what is asked for, with the fields of its kind."""
+    """Returns the validated request, with the fields of its kind."""
     if self.n > most_choices:
       raise wrong("n", f"n={self.n} must be an integer in [1, {most_choices}]")
     options = self.stream_options
@@ -215,8 +217,8 @@ class _Common(_Filters, _Object):
 class _Completion(_Common):
   prompt: Annotated[
     str | list[_Token] | list[str | list[_Token]],
-    Field(description="must be a text, a list of texts, a list of tokens, or a "
-          "list of lists of tokens"),
+    Field(description="must be a string, a list of strings, a list of tokens, "
+          "or a list of lists of tokens"),
   ]
   logprobs: _whole(0, 5) | None = None
   best_of: _Count | None = None
@@ -233,19 +235,30 @@ class _Chat(_Common):
 
 
 def completion(body: Any, most_choices: int) -> Asked:
-  """Reads the body of /v1/completions.
+  """Parses the body of /v1/completions.
 
   Args:
-    body: The parsed JSON.
-    most_choices: How many answers may be asked for at once.
+    body: Parsed JSON.
+    most_choices: Maximum number of choices.
 
   Raises:
-    ApiError: Something is wrong with it, with status 400.
+    ApiError: The body is invalid (status 400).
+
+  Example:
+    >>> asked = completion({"prompt": "The", "temperature": 0}, most_choices=8)
+    >>> asked.prompts, asked.max_tokens, asked.drawing["temperature"]
+    (('The',), 16, 0.0)
+    >>> try:
+    ...   completion({"prompt": "The", "n": 9}, most_choices=8)
+    ... except ApiError as error:
+    ...   print(error.status, error)
+    400 n=9 must be an integer in [1, 8]
   """
   given: _Completion = _validated(_Completion, body, _NEUTRAL_COMPLETION)
   prompt, n, logprobs = given.prompt, given.n, given.logprobs
   if prompt == []:
-    raise wrong("prompt", "prompt=[] has no prompt")
+    raise wrong("prompt", "prompt=[] must contain a prompt")
+  # One prompt or a list of prompts.
   alone = isinstance(prompt, str) or isinstance(prompt[0], int)
   prompts = tuple(
     p if isinstance(p, str) else tuple(p)
@@ -269,12 +282,13 @@ def completion(body: Any, most_choices: int) -> Asked:
   return given.asked(
     most_choices, prompts=prompts, messages=(), echo=given.echo,
     logprobs=logprobs is not None, best=bool(logprobs),
+    # OpenAI's default for completions; chats have none.
     max_tokens=16 if given.max_tokens is None else given.max_tokens,
   )
 
 
 def chat(body: Any, most_choices: int) -> Asked:
-  """Reads the body of /v1/chat/completions, as `completion` does."""
+  """Parses the body of /v1/chat/completions; see `completion`."""
   given: _Chat = _validated(_Chat, body, _NEUTRAL_CHAT)
   top = given.top_logprobs
   if top and not given.logprobs:
@@ -292,7 +306,7 @@ def chat(body: Any, most_choices: int) -> Asked:
 
 
 def _joined(message: _Message) -> dict[str, str]:
-  """Returns a message for a chat's template; parts of a text are joined."""
+  """Returns a message for the chat template, with its text parts joined."""
   found = message.model_dump(exclude_none=True)
   if not isinstance(message.content, str):
     found["content"] = "".join(part.text for part in message.content)
@@ -300,29 +314,30 @@ def _joined(message: _Message) -> dict[str, str]:
 
 
 def _check_best(name: str, count: int, temperature: float) -> None:
-  """Refuses more alternatives than the drawn token, where it is the best."""
+  """Raises ApiError unless alternatives are limited to the greedy token."""
   if count > (temperature == 0):
     raise wrong(
-      name, f"{name}={count} must be 0, or 1 at temperature=0: only tokens "
-      "that are drawn have log-probabilities here", "unsupported_field",
+      name, f"{name}={count} must be 0, or 1 at temperature=0: only drawn "
+      "tokens have log-probabilities here", "unsupported_field",
     )
 
 
 def _validated(
   kind: type[_Common], body: Any, neutral: Mapping[str, Sequence[Any]]
 ) -> Any:
-  """Returns a body as a value of its type.
+  """Returns the body as a validated model.
 
   Args:
-    kind: The type.
-    body: The parsed JSON.
-    neutral: Fields that the type lacks, with the values that change nothing.
+    kind: Model of the body.
+    body: Parsed JSON.
+    neutral: Unsupported fields, with the values that request the default
+      behaviour.
 
   Raises:
-    ApiError: Something is wrong with it, with status 400.
+    ApiError: The body is invalid (status 400).
   """
   if not isinstance(body, dict):
-    raise ApiError(400, "the body is no JSON object", "invalid_json")
+    raise ApiError(400, "the body must be a JSON object", "invalid_json")
   for name, value in body.items():
     if name in neutral:
       if value is not None and value not in neutral[name]:
@@ -332,8 +347,9 @@ def _validated(
         )
     elif name not in kind.model_fields:
       raise wrong(
-        name, f"{name} is no field that this server knows", "unknown_field"
+        name, f"{name} is not a field of this server", "unknown_field"
       )
+  # Neutral fields are not fields of the model.
   given = {k: v for k, v in body.items() if k not in neutral}
   try:
     return kind.model_validate(given)
@@ -342,25 +358,26 @@ def _validated(
 
 
 def _explained(kind: type[_Common], error: Any, body: Any) -> ApiError:
-  """Returns the error of a field, with its name and what it must be."""
+  """Returns the error of a field, with its name and its allowed values."""
+  # Path of the invalid value: field, then index or key.
   name, *rest = error["loc"]
   value = body.get(name)
   if name == "messages" and rest:
     where = f"messages[{rest[0]}]"
     if len(rest) == 1:
-      return wrong(where, f"{where} is no JSON object")
+      return wrong(where, f"{where} must be a JSON object")
     field, message = f"{where}.{rest[1]}", value[rest[0]]
     if error["type"] == "extra_forbidden" and len(rest) == 2:
       return wrong(where, f"{field} is not supported by this server")
     if isinstance(message.get(rest[1]), list):
-      return wrong(where, f"{field} has a part that is no text")
-    return wrong(where, f"{field} must be a text")
+      return wrong(where, f"{field} has a part other than text")
+    return wrong(where, f"{field} must be a string")
   fields = kind.model_fields
   if name == "stream_options" and rest:
     fields, name, value = _StreamOptions.model_fields, rest[0], value[rest[0]]
     if name not in fields:
       return wrong(
-        name, f"{name} is no field that this server knows", "unknown_field"
+        name, f"{name} is not a field of this server", "unknown_field"
       )
   must = _description(fields[name])
   if isinstance(value, (bool, int, float, str)) and name not in _TEXTS:
@@ -369,7 +386,7 @@ def _explained(kind: type[_Common], error: Any, body: Any) -> ApiError:
 
 
 def _description(field: pydantic.fields.FieldInfo) -> str:
-  """Returns what a field must be; one that may be absent is a union."""
+  """Returns the description of a field, also inside an optional type."""
   if field.description:
     return field.description
   inner = next(a for a in field.annotation.__args__ if a is not type(None))

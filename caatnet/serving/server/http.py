@@ -1,7 +1,7 @@
-"""The server of HTTP: uvicorn's, with limits of time and an end in good order.
+"""HTTP server: uvicorn with timeouts for clients and a graceful shutdown.
 
-The first SIGTERM or Ctrl-C lets what runs finish, for some time; what comes
-meanwhile is refused. The second one ends the process at once.
+The first SIGTERM or Ctrl-C lets running requests finish for a limited time and
+refuses new ones. The second signal ends the process at once.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from caatnet.serving.server.api import Api
 from caatnet.serving.server.errors import ApiError
 
-# Connections that the kernel keeps while the loop is busy.
+# Connections that the kernel queues while the loop is busy.
 _BACKLOG = 2048
 
 
 def bound(host: str, port: int) -> socket.socket:
-  """Returns a socket that nobody else listens on.
+  """Returns a listening socket.
 
   Raises:
-    ValueError: There is no such host, or the port cannot be had.
+    ValueError: The host does not exist, or the port is not available.
   """
   try:
     family, kind, *_, address = socket.getaddrinfo(
@@ -40,37 +40,38 @@ def bound(host: str, port: int) -> socket.socket:
   found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   try:
     found.bind(address)
-    # Bound only, another socket could be, too; clients that come before the
-    # model is ready wait in this queue.
+    # Without `listen` another socket could bind the same port. Clients that
+    # connect before the model is ready wait in the backlog.
     found.listen(_BACKLOG)
   except OSError as error:
     found.close()
     raise ValueError(
-      f"--port={port} of --host={host}: {error.strerror}; --port=0 takes any "
-      "that is free"
+      f"--port={port} of --host={host}: {error.strerror}; --port=0 selects a "
+      "free port"
     ) from error
   return found
 
 
 class Server(uvicorn.Server):
-  """Serves an `Api` until a signal comes.
+  """Serves an `Api` until a signal arrives.
 
   Attributes:
-    api: What it serves.
-    exit_code: That of the process: 0, or 1 if something was cut off.
+    api: The HTTP interface.
+    exit_code: Exit code of the process: 0, or 1 if the engine has failed or
+      requests were cut off.
   """
 
   def __init__(
     self, api: Api, read_s: float, write_s: float, drain_s: float,
     say: Callable[[str], None],
   ) -> None:
-    """Makes a server that does not run yet.
+    """Makes a server that is not running yet.
 
     Args:
-      api: What it serves.
-      read_s: Seconds in which a client must send a request's head.
-      write_s: Seconds in which it must read what has been sent.
-      drain_s: Seconds for which requests may go on after a signal.
+      api: The HTTP interface.
+      read_s: Seconds within which a client must send the head of a request.
+      write_s: Seconds within which a client must read sent data.
+      drain_s: Seconds that running requests have after a signal.
       say: Prints a line.
     """
     super().__init__(uvicorn.Config(
@@ -82,7 +83,7 @@ class Server(uvicorn.Server):
     self.api, self._drain_s, self._say = api, drain_s, say
 
   def serve_on(self, listener: socket.socket) -> int:
-    """Serves until a signal comes and what runs has ended.
+    """Serves until a signal arrives and running requests have ended.
 
     Returns:
       The exit code: 0, or 1 if the engine has failed or requests were cut off.
@@ -91,6 +92,7 @@ class Server(uvicorn.Server):
     return self.exit_code
 
   async def _serve_service(self, listener: socket.socket) -> None:
+    """Runs the engine's thread while uvicorn serves."""
     self._loop = asyncio.get_running_loop()
     self.api.service.start()
     try:
@@ -99,37 +101,39 @@ class Server(uvicorn.Server):
       self.api.service.stop()
 
   def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-    """Begins to end, at the first signal; ends, at the second."""
+    """Starts the shutdown at the first signal; exits at the second."""
     if self.api.draining:
-      print("ended at once by a second signal", file=sys.stderr)
+      print("terminated by a second signal", file=sys.stderr)
       os._exit(128 + sig)
     self.api.draining = True
     self._say(
-      f"{signal.Signals(sig).name}: no new requests; those that run have "
-      f"{self._drain_s:g} s. Another signal ends at once."
+      f"{signal.Signals(sig).name}: no new requests are accepted; running ones "
+      f"have {self._drain_s:g} s. A second signal ends the process at once."
     )
     self._loop.call_soon_threadsafe(
       lambda: setattr(self, "_draining", asyncio.create_task(self._drain()))
     )
 
   async def _drain(self) -> None:
+    """Waits for running calls, then stops the server."""
     service = self.api.service
     end = self._loop.time() + self._drain_s
+    # Polled: the drain ends within 20 ms after the last call.
     while service.calls and self._loop.time() < end:
       await asyncio.sleep(0.02)
     if service.calls:
       self._say(f"{service.num_open} sequences were cut off")
-      service.fail(ApiError(503, "the server has ended", "draining"))
+      service.fail(ApiError(503, "the server has shut down", "draining"))
     if service.calls or service.error is not None:
       self.exit_code = 1
     self.should_exit = True
 
 
 def _timed(read_s: float, write_s: float) -> type[asyncio.Protocol]:
-  """Returns a protocol that closes connections to clients who are too slow."""
+  """Returns a protocol that closes connections to slow clients."""
 
   class Timed(H11Protocol):
-    """HTTP/1.1 with a time for a request's head, and one for each write."""
+    """HTTP/1.1 with timeouts for the head of a request and for each write."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
       super().__init__(*args, **kwargs)
@@ -148,11 +152,11 @@ def _timed(read_s: float, write_s: float) -> type[asyncio.Protocol]:
 
     def data_received(self, data: bytes) -> None:
       super().data_received(data)
-      if self.conn.their_state is not h11.IDLE:  # the head is there
+      if self.conn.their_state is not h11.IDLE:  # the head is complete
         if self._reading is not None:
           self._reading.cancel()
           self._reading = None
-      elif self._reading is None:  # a further head has begun
+      elif self._reading is None:  # the head of another request has begun
         self._reading = self.loop.call_later(read_s, self.transport.close)
 
     def pause_writing(self) -> None:

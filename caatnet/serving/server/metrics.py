@@ -1,4 +1,4 @@
-"""What a server measures, for Prometheus."""
+"""Metrics of a server in Prometheus' format."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,17 +21,17 @@ _LATENCY = (.05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
 
 
 class Metrics:
-  """Counts requests and tokens, and how long they took.
+  """Counters of requests and tokens, and latency histograms.
 
-  Histograms have fixed buckets, so that nothing grows with what is served.
+  Histograms have fixed buckets, so that memory does not grow with the load.
   """
 
   def __init__(self, page_bytes: int, state_bytes: int = 0) -> None:
-    """Begins at zero.
+    """Starts at zero.
 
     Args:
-      page_bytes: The bytes of a page over all layers and ranks.
-      state_bytes: The bytes of a state over all layers and ranks.
+      page_bytes: Bytes of a page over all layers and ranks.
+      state_bytes: Bytes of a recurrent state over all layers and ranks.
     """
     self._bytes = {"pages": page_bytes, "states": state_bytes}
     self._registry = CollectorRegistry()
@@ -51,22 +51,24 @@ class Metrics:
       "cached_prompt_tokens", "Tokens of prompts that were in the cache"
     )
     self._ends = self._counter(
-      "requests", "Sequences that have ended, by how", ("end",)
+      "requests", "Ended sequences by final state", ("end",)
     )
     for state in ENDS:
       self._ends.labels(state.value)
     self._answers = self._counter(
-      "http_responses", "Answers by status code", ("status",)
+      "http_responses", "HTTP responses by status code", ("status",)
     )
 
   def _counter(
     self, name: str, what: str, labels: tuple[str, ...] = ()
   ) -> Counter:
+    """Registers a counter."""
     return Counter(f"caatnet_{name}", what, labels, registry=self._registry)
 
   def _histogram(
     self, name: str, what: str, buckets: tuple[float, ...]
   ) -> Histogram:
+    """Registers a histogram with the given upper bounds in seconds."""
     return Histogram(
       f"caatnet_{name}", what, buckets=buckets, registry=self._registry
     )
@@ -74,8 +76,9 @@ class Metrics:
   def token(
     self, request: Request, time_s: float, before_s: float | None
   ) -> None:
-    """Notes a token, when it came, and when the one before it did."""
+    """Records a token, its time and that of the previous token, in seconds."""
     self._drawn.inc()
+    # The first token counts for TTFT and the prompt, later ones for TBT.
     if before_s is not None:
       self._tbt.observe(time_s - before_s)
       return
@@ -84,28 +87,29 @@ class Metrics:
     self._cached.inc(request.num_hits)
 
   def ended(self, request: Request, state: State) -> None:
-    """Notes that a sequence has ended."""
+    """Records the end of a sequence."""
     self._ends.labels(state.value).inc()
     if state is State.FINISHED and request.end_s is not None:
       self._latency.observe(request.end_s - request.arrival_s)
 
   def answered(self, status: int) -> None:
-    """Notes an answer."""
+    """Records an HTTP response."""
     self._answers.labels(str(status)).inc()
 
   def text(self, state: dict[str, Any]) -> bytes:
-    """Returns all in Prometheus' text format.
+    """Returns all metrics in Prometheus' text format.
 
     Args:
       state: Snapshot of the server (`caatnet.serving.server.snapshot`).
     """
+    # Gauges are rebuilt from the snapshot at each scrape.
     now = CollectorRegistry()
     now.register(_Now(state, self._bytes))
     return generate_latest(self._registry) + generate_latest(now)
 
 
 class _Now(Collector):
-  """A scheduler's state as metrics."""
+  """Collector of the metrics of a scheduler's snapshot."""
 
   def __init__(self, state: dict[str, Any], sizes: dict[str, int]) -> None:
     self._state, self._sizes = state, sizes
@@ -132,8 +136,8 @@ class _Now(Collector):
         for kind, found in copies.items()}),
       ("copied_runs", "Runs of pages copied, by direction",
        {k: v["runs"] for k, v in copies.items()}),
-      ("preemptions", "How pages were taken", state["preemptions"]),
-      ("prefix_pages", "Pages of prompts looked for in the cache",
+      ("preemptions", "Preemptions by kind", state["preemptions"]),
+      ("prefix_pages", "Pages of prompts looked up in the cache",
        {k: state["prefixes"][k] for k in ("hits", "misses")}),
     ):
       counter = CounterMetricFamily(f"caatnet_{name}", what, labels=("kind",))

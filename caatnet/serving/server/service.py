@@ -1,8 +1,8 @@
-"""The engine in a thread of its own, and the calls that wait for it.
+"""Engine thread, and the HTTP calls that wait for its tokens.
 
-All of the scheduler's state belongs to the engine's thread. Who handles HTTP
-runs in asyncio's loop and sends functions to that thread; what a turn of the
-engine has brought comes back at once, by one call into the loop.
+The scheduler's state is accessed only by the engine's thread. HTTP handlers run
+in asyncio's event loop and send functions to that thread; the events of an
+engine step are returned together, by one call into the loop.
 """
 
 import asyncio
@@ -23,34 +23,34 @@ from caatnet.serving.server.metrics import Metrics
 from caatnet.serving.server.snapshot import describe
 
 _LOG = logging.getLogger(__name__)
-# How long an answer about the state waits for the engine's thread, in seconds.
+# Timeout in seconds for a snapshot of the state by the engine's thread.
 _PATIENCE_S = 2.0
 
 
 class Wakeable(Executor, Protocol):
-  """An executor for which another thread may wait."""
+  """Executor whose `wait` another thread can interrupt."""
 
   def wake(self) -> None:
-    """Lets `wait` return."""
+    """Makes `wait` return."""
     ...
 
   def close(self) -> None:
-    """Ends its threads."""
+    """Stops the executor's threads."""
     ...
 
 
 @dataclasses.dataclass(frozen=True)
 class News:
-  """A token of a choice, or its end without one.
+  """Event of a choice: a new token, or its end without one.
 
   Attributes:
-    choice: Whose.
-    time_s: When, on the executor's clock.
-    text: More of its text, maybe "".
-    token: The token; None for an end without one.
-    logprob: The token's log-probability.
-    offset: How long the text was before it, in characters.
-    state: What it has ended with, else None.
+    choice: Sequence that the event belongs to.
+    time_s: Time in seconds on the executor's clock.
+    text: New text; may be "".
+    token: Token id; None for an end without a token.
+    logprob: Log-probability of the token in nats.
+    offset: Length of the text before it, in characters.
+    state: Final state if the sequence has ended, else None.
   """
 
   choice: "Choice"
@@ -64,16 +64,16 @@ class News:
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-  """A sequence that a call waits for.
+  """Sequence that an HTTP call waits for.
 
   Attributes:
-    index: Its number among the call's.
-    prompt: The number of its prompt among the call's.
-    request: What the scheduler knows of it.
-    transcript: Its text, and where it ends.
-    call: Who waits for it.
-    last_s: When its last token came; None before the first.
-    ended: Whether the call knows its end.
+    index: Index among the choices of the call.
+    prompt: Index of its prompt among the prompts of the call.
+    request: The sequence's request in the scheduler.
+    transcript: Text so far, and stop conditions.
+    call: Call that waits for the sequence.
+    last_s: Time of its last token; None before the first.
+    ended: Whether its end has been delivered to the call.
   """
 
   index: int
@@ -86,15 +86,15 @@ class Choice:
 
 
 class Call:
-  """The sequences that one request of HTTP asks for.
+  """All sequences of one HTTP request.
 
   Attributes:
-    choices: They.
-    gone: Whether the client has gone.
+    choices: The sequences.
+    gone: Whether the client has disconnected.
   """
 
   def __init__(self) -> None:
-    """Makes a call that waits for nothing yet."""
+    """Makes a call without sequences."""
     self.choices: list[Choice] = []
     self.gone = False
     self._news: list[News] = []
@@ -103,38 +103,39 @@ class Call:
 
   @property
   def num_open(self) -> int:
-    """How many of its sequences have not ended."""
+    """Number of its sequences that have not ended."""
     return sum(not choice.ended for choice in self.choices)
 
   @property
   def failed(self) -> bool:
-    """Whether it has ended with an error."""
+    """Whether the call has ended with an error."""
     return self._error is not None
 
   def push(self, news: News) -> None:
-    """Takes news of one of its sequences."""
+    """Adds an event of one of its sequences."""
     self._news.append(news)
     self._ready.set()
 
   def fail(self, error: ApiError) -> None:
-    """Ends all of it with an error."""
+    """Ends the whole call with an error."""
     self._error = error
     self._ready.set()
 
   def leave(self) -> None:
-    """Notes that the client has gone."""
+    """Records that the client has disconnected."""
     self.gone = True
     self._ready.set()
 
   async def next(self) -> Sequence[News]:
-    """Waits for news; there are none if the client has gone.
+    """Waits for events; returns none if the client has disconnected.
 
     Raises:
       ApiError: The call has failed.
     """
     await self._ready.wait()
-    self._ready.clear()
+    self._ready.clear()  # events after this point wake the next call
     found, self._news = self._news, []
+    # Events before the error are delivered first.
     if self._error is not None and not found:
       raise self._error
     if self._error is not None:
@@ -143,21 +144,21 @@ class Call:
 
 
 class Service:
-  """Runs an engine, and hands what it draws to who waits.
+  """Runs an engine in a thread, and delivers its tokens to calls.
 
   Attributes:
-    engine: The engine, of which only the thread knows the state.
-    metrics: What was measured.
-    calls: The calls under way.
-    error: Why the engine has stopped; None while it runs.
+    engine: The engine; only the thread may access its state.
+    metrics: Metrics of the server.
+    calls: Calls that have not been closed.
+    error: Exception that has stopped the engine; None while it runs.
   """
 
   def __init__(self, engine: Engine, metrics: Metrics) -> None:
-    """Takes an engine with nothing to do.
+    """Takes an idle engine.
 
     Args:
-      engine: Its executor is `Wakeable`.
-      metrics: Where to note what is measured.
+      engine: Engine whose executor is `Wakeable`.
+      metrics: Metrics to update.
     """
     self.engine, self.metrics = engine, metrics
     self.calls: set[Call] = set()
@@ -183,33 +184,33 @@ class Service:
 
   @property
   def num_open(self) -> int:
-    """How many sequences have not ended."""
+    """Number of sequences that have not ended."""
     return sum(call.num_open for call in self.calls)
 
   def now(self) -> float:
     """Returns the time on the executor's clock, in seconds."""
     return self._executor.now()
 
-  # What follows is called in asyncio's loop.
+  # The following methods are called in asyncio's event loop.
 
   def start(self) -> None:
-    """Begins to serve those in the loop in which it is called."""
+    """Starts the engine's thread; events are delivered to the running loop."""
     self._loop = asyncio.get_running_loop()
     self._thread.start()
 
   def stop(self) -> None:
-    """Ends the thread, and the executor's."""
+    """Stops the engine's thread and the executor's threads."""
     self._do(self._end)
     self._thread.join()
     self._executor.close()
 
   def submit(self, call: Call) -> None:
-    """Lets the engine begin a call's sequences."""
+    """Queues a call's sequences in the engine."""
     self.calls.add(call)
     self._do(lambda: self._add(call.choices))
 
   def close(self, call: Call) -> None:
-    """Forgets a call; what has not ended of it is cancelled."""
+    """Removes a call; its unfinished sequences are cancelled."""
     self.calls.discard(call)
     left = [choice for choice in call.choices if not choice.ended]
     for choice in left:
@@ -221,10 +222,10 @@ class Service:
       self._do(lambda: self._cancel(left))
 
   async def state(self) -> dict[str, Any]:
-    """Returns what `caatnet.serving.server.snapshot` says, or said last.
+    """Returns a snapshot of the state (`caatnet.serving.server.snapshot`).
 
-    While the engine compiles, or has stopped, it says nothing new: ``age_s`` is
-    how long ago it said this, in seconds.
+    While the engine compiles, or after it has stopped, the previous snapshot is
+    returned; ``age_s`` is its age in seconds.
     """
     answer = self._loop.create_future()
 
@@ -241,10 +242,10 @@ class Service:
     return self._seen | {"age_s": self.now() - self._seen_s}
 
   def _deliver(self, batch: Sequence[News]) -> None:
-    """Hands news to the calls."""
+    """Delivers events to their calls, and updates the metrics."""
     for news in batch:
       choice = news.choice
-      if choice.ended:  # it was cancelled
+      if choice.ended:  # cancelled, or its call is closed
         continue
       if news.token is not None:
         since = choice.last_s
@@ -261,21 +262,23 @@ class Service:
       call.fail(error)
 
   def _do(self, function: Callable[[], None]) -> None:
-    """Lets the engine's thread call a function."""
+    """Sends a function to the engine's thread."""
+    # The inbox wakes an idle thread, `wake` one that waits for the executor.
     self._inbox.put(function)
     self._executor.wake()
 
-  # What follows is called in the engine's thread.
+  # The following methods are called in the engine's thread.
 
   def _run(self) -> None:
+    """Runs the engine until it is stopped or fails."""
     try:
       while self._going:
         self._take_calls()
         if not self._going:
           return
-        self.engine.turn()
+        self.engine.step()
         self._send()
-    except BaseException as error:  # for those who wait, and for health
+    except BaseException as error:  # reported to open calls and by /health
       self.error = error
       _LOG.error(
         "the engine has stopped: %s: %s", type(error).__name__, error,
@@ -285,28 +288,31 @@ class Service:
       self._loop.call_soon_threadsafe(self.fail, failure)
 
   def _take_calls(self) -> None:
-    """Calls what others have sent; waits for that if nothing is to be done."""
+    """Runs functions of the inbox; waits for one if the engine is idle."""
     if self.engine.idle:
       self._inbox.get()()
     while not self._inbox.empty():
       self._inbox.get()()
 
   def _end(self) -> None:
+    """Ends the loop of `_run`."""
     self._going = False
 
   def _add(self, choices: Iterable[Choice]) -> None:
+    """Adds sequences to the scheduler."""
     for choice in choices:
       self._served[choice.request.number] = choice
       self._scheduler.add(choice.request)
 
   def _cancel(self, choices: Iterable[Choice]) -> None:
+    """Cancels sequences."""
     for choice in choices:
       self._scheduler.cancel(choice.request, self.now())
 
   def take(self, choice: Choice, token: int) -> bool:
-    """Takes a choice's next token, and returns whether it has ended.
+    """Appends a token to a choice; returns whether it has ended.
 
-    It is what `caatnet.serving.requests.Request.ends` calls.
+    The function is used as `caatnet.serving.requests.Request.stop`.
     """
     transcript = choice.transcript
     logprob = choice.request.payload.logprobs[len(transcript.tokens)]
@@ -319,11 +325,13 @@ class Service:
     return transcript.ended
 
   def _note_end(self, request: Request) -> None:
+    """Queues an event for a sequence that ended without a token."""
     choice = self._served.pop(request.number)
     if request.state not in (State.FINISHED, State.CANCELLED):
       self._news.append(News(choice, self.now(), state=request.state))
 
   def _send(self) -> None:
+    """Sends the queued events to the loop."""
     if self._news:
       batch, self._news = self._news, []
       self._loop.call_soon_threadsafe(self._deliver, batch)

@@ -1,6 +1,7 @@
-"""What a server is doing, as its page and its metrics show it.
+"""Snapshot of a server's state, for its web page and its metrics.
 
-It has numbers only: no text of a prompt or an answer, and no client's name.
+The snapshot contains numbers only: no text of a prompt or a response, and no
+name of a client.
 """
 
 import collections
@@ -11,7 +12,7 @@ from caatnet.serving.cache.pages import STATES
 from caatnet.serving.requests import State
 from caatnet.serving.scheduler.scheduler import Scheduler
 
-# How many requests are listed.
+# Maximum number of listed requests.
 _LISTED = 100
 _LIVE = (
   State.WAITING, State.RUNNING, State.LEAVING, State.SWAPPED, State.ARRIVING
@@ -21,21 +22,21 @@ _LIVE = (
 def describe(scheduler: Scheduler) -> dict[str, Any]:
   """Returns a scheduler's state as plain data.
 
-  It is to be called by the thread that has the scheduler.
+  Must be called by the thread that runs the scheduler.
 
   Returns:
-    ``requests``: how many there are in each state; ``listed``: of some of them
-    number, state, tokens read and drawn, pages, and how often they gave way;
-    ``pages``: how many there are in each state, their size, and a digit for
-    each page, the place of its state in ``page_states``; ``host_pages``: how
-    many there are and are used; ``copies``: pages, states and runs copied, by
-    kind; ``prefixes``: pages that were found, and not; ``preemptions`` and
-    ``steps``.
+    ``requests``: number of requests by state; ``listed``: number, state, tokens
+    read and drawn, pages and preemptions of up to 100 requests; ``pages``:
+    number of pages by state; ``map``: one digit per page, the index of its
+    state in ``page_states``; ``host_pages``: total and used pages; ``copies``:
+    copied pages, states and runs by kind; ``prefixes``: pages found, not found
+    and evicted; ``preemptions`` by kind; ``steps``; ``stalls``.
   """
   requests, pages = scheduler.requests, scheduler.pages
   counts = scheduler.counts
   found = collections.Counter(request.state for request in requests)
   states = pages.states()
+  # One ASCII digit per page keeps the JSON small.
   digits = (states + ord("0")).astype("u1").tobytes().decode()
   host = scheduler.swapping.host
   return {

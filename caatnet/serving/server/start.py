@@ -1,4 +1,4 @@
-"""Puts a server together."""
+"""Construction of a server from an engine and its options."""
 
 from collections.abc import Callable
 import os
@@ -17,11 +17,11 @@ KEY = "CAATNET_API_KEY"
 
 
 def key(path: str, flag: str = "api_key_file") -> str:
-  """Returns the key that clients must show; "" for none.
+  """Returns the API key that clients must send; "" for none.
 
   Args:
-    path: A file that has it; "" for the environment variable ``KEY``.
-    flag: The flag that names the file.
+    path: File that contains the key; "" for the environment variable ``KEY``.
+    flag: Name of the flag, for messages.
 
   Raises:
     ValueError: The file cannot be read, or is empty.
@@ -41,16 +41,16 @@ def api(
   engine: Engine, decoder: Decoder, tokenizer: Tokenizer,
   chosen: ServingOptions, name: str, key: str, page_bytes: int,
 ) -> Api:
-  """Returns the interface to an engine that has nothing to do.
+  """Returns the HTTP interface to an idle engine.
 
   Args:
-    engine: With an executor of `decoder`.
-    decoder: The model.
-    tokenizer: The model's.
-    chosen: The limits.
-    name: The model's name.
-    key: The key that clients must show; "" for none.
-    page_bytes: The bytes of a page over all layers and ranks.
+    engine: Engine whose executor runs `decoder`.
+    decoder: The model and its cache.
+    tokenizer: Tokenizer of the model.
+    chosen: Limits of the server.
+    name: Name of the model.
+    key: API key; "" for none.
+    page_bytes: Bytes of a page over all layers and ranks.
   """
   capacity = decoder.capacity
   bounds = Bounds(
@@ -67,6 +67,6 @@ def server(
   chosen: ServingOptions, name: str, key: str, page_bytes: int,
   say: Callable[[str], None],
 ) -> Server:
-  """Returns a server of `api`, which prints lines by ``say``."""
+  """Returns a server of `api`, which prints its messages with ``say``."""
   made = api(engine, decoder, tokenizer, chosen, name, key, page_bytes)
   return Server(made, chosen.read_s, chosen.write_s, chosen.drain_s, say)

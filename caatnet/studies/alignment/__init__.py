@@ -1,4 +1,4 @@
-"""Cache lines that a GPU reads of rows of features."""
+"""Cache lines that a GPU reads when it gathers rows of features."""
 
 from parallel.lazy import attach
 

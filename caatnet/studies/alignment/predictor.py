@@ -1,18 +1,18 @@
-"""Lines and sectors of memory that a gather of rows touches, counted exactly.
+"""Exact counts of the memory lines and sectors that a gather of rows touches.
 
 A GPU reads the host's memory over PCIe in requests of one 128-byte line, or of
-as many of its four 32-byte sectors as a warp asks for. A warp is 32 lanes of 4
-bytes, so it asks for 128 bytes at a time. Where a row begins within a line, two
-lines are asked for by each warp, and every line is asked for twice, unless
-lanes are shifted: the warps then begin with the line, not with the row, and
-lanes before the row do nothing (Min et al., arXiv 2103.03330, section 4.3).
+those of its four 32-byte sectors that a warp needs. A warp is 32 lanes of 4
+bytes, so it reads 128 bytes at a time. If a row begins inside a line, each warp
+touches two lines, and every line is requested twice. The circular shift avoids
+this: warps begin with the line instead of the row, and lanes before the row are
+idle (Min et al., arXiv 2103.03330, section 4.3).
 
 With a row of R bytes at byte address s, and a = s mod 128:
 
-    lines, shifted      floor((a + R - 1) / 128) + 1, those that the row is in
+    lines, shifted      floor((a + R - 1) / 128) + 1, those that contain the row
     lines, not shifted  the sum of that over pieces of 128 bytes from s on
 
-and the same with sectors in place of lines: a piece is what a warp asks for.
+The same holds for sectors. A piece is the 128 bytes that one warp reads.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ LINE_BYTES, SECTOR_BYTES = 128, 32
 
 
 class Touched(NamedTuple):
-  """What is asked for, added up over requests.
+  """Requested lines and sectors, summed over requests.
 
   Attributes:
     lines: Lines of 128 bytes, one request each.
@@ -37,18 +37,24 @@ class Touched(NamedTuple):
 def touched(
   ids: np.ndarray, row_bytes: int, offset: int = 0, *, shifted: bool
 ) -> Touched:
-  """Counts what a gather of rows touches.
+  """Counts the lines and sectors that a gather of rows touches.
 
-  A row that is in the list twice is read twice.
+  A row that occurs twice in the list is read twice.
+
+  Example:
+    A row of 128 bytes at byte 64 spans two lines, that is four sectors:
+
+    >>> touched(np.array([0]), row_bytes=128, offset=64, shifted=True)
+    Touched(lines=2, sectors=4)
 
   Args:
-    ids: The rows, int ``[n]``.
-    row_bytes: R, the bytes from one row to the next.
-    offset: The byte address of row 0.
-    shifted: Whether lanes are shifted to where lines begin.
+    ids: Rows, int ``[n]``.
+    row_bytes: R, bytes from one row to the next.
+    offset: Byte address of row 0.
+    shifted: Whether lanes are shifted to the beginnings of lines.
   """
   starts = offset + np.asarray(ids, np.int64) * row_bytes
-  # Only where in a line a row begins matters: 128 cases at most.
+  # Only the row's offset within a line matters: 128 cases at most.
   cases, counts = np.unique(starts % LINE_BYTES, return_counts=True)
   return Touched(*(
     int((blocks(cases, row_bytes, size, shifted=shifted) * counts).sum())
@@ -59,23 +65,26 @@ def touched(
 def blocks(
   starts: np.ndarray, row_bytes: int, size: int, *, shifted: bool
 ) -> np.ndarray:
-  """Counts blocks of memory that each row asks for.
+  """Counts the blocks of memory requested for each row.
 
   Args:
     starts: Byte addresses of rows, int64 ``[n]``.
-    row_bytes: R.
+    row_bytes: R, bytes of a row.
     size: Bytes of a block: ``LINE_BYTES`` or ``SECTOR_BYTES``.
-    shifted: As of `touched`.
+    shifted: Whether lanes are shifted, see `touched`.
 
   Returns:
     int64 ``[n]``.
+
+  Raises:
+    ValueError: ``row_bytes`` is less than 1.
   """
   if row_bytes < 1:
     raise ValueError(f"row_bytes={row_bytes} must be at least 1")
   if shifted:
     return _spanned(starts, row_bytes, size)
   whole, rest = divmod(row_bytes, LINE_BYTES)
-  # All whole pieces of a row begin at the same place of a line.
+  # All whole pieces of a row begin at the same offset within a line.
   total = whole * _spanned(starts, LINE_BYTES, size)
   if rest:
     total = total + _spanned(starts + whole * LINE_BYTES, rest, size)
@@ -83,25 +92,30 @@ def blocks(
 
 
 def _spanned(starts: np.ndarray, num_bytes: int, size: int) -> np.ndarray:
-  """Counts blocks that some bytes lie in, for each place where they begin."""
+  """Counts the blocks that ``num_bytes`` bytes overlap, for each start."""
   return (starts + num_bytes - 1) // size - starts // size + 1
 
 
 def mean_blocks(
   row_bytes: int, size: int, element: int = 4, *, shifted: bool
 ) -> float:
-  """Returns the blocks of a row on average, rows packed without padding.
+  """Returns the mean number of blocks per row, for rows without padding.
 
-  Rows of R bytes begin at all multiples of gcd(R, 128) in a line, alike.
+  The offsets of rows of R bytes within a line are the multiples of gcd(R, 128),
+  all equally frequent.
 
   Args:
     row_bytes: R, a multiple of ``element``.
     size: Bytes of a block.
     element: Bytes of an element.
-    shifted: As of `touched`.
+    shifted: Whether lanes are shifted, see `touched`.
+
+  Raises:
+    ValueError: ``row_bytes`` is not a multiple of ``element``.
   """
   if row_bytes % element:
     raise ValueError(f"row_bytes={row_bytes} must be a multiple of {element}")
+  # Offsets repeat after at most LINE_BYTES rows.
   ids = np.arange(LINE_BYTES)
   starts = ids * row_bytes % LINE_BYTES
   return float(blocks(starts, row_bytes, size, shifted=shifted).mean())

@@ -46,7 +46,7 @@ def report(result: Mapping[str, Any]) -> Report:
 def _figure(
   curve: Mapping[str, Any], rows: list[Mapping[str, Any]]
 ) -> plot.Figure:
-  """Returns the share of requests that the shift spares, by row size."""
+  """Returns the fraction of requests that the shift avoids, by row size."""
   lines = [
     plot.Line(
       curve["row_bytes"], [100 * share for share in curve[key]], label,

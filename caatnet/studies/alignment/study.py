@@ -1,14 +1,14 @@
-"""The study of alignment: what a GPU asks the host's memory for, row by row.
+"""Study of alignment: a GPU's requests to host memory, row by row.
 
 Rows of features are packed without padding, so most begin within a line of 128
 bytes. `caatnet.studies.alignment.predictor` counts the lines and sectors that a
-gather touches, with the circular shift of Min et al. (arXiv 2103.03330) and
-without, and `parallel.kernels.gather_rows.order` what a TPU's DMA moves in
-blocks.
+gather touches, with and without the circular shift of Min et al. (arXiv
+2103.03330). `parallel.kernels.gather_rows.order` gives the bytes that a TPU's
+DMA moves in blocks.
 
-The paper states no figure by row size that is at hand. What it and its
-companion state, and of which row size, is in ``PUBLISHED``: times on GPUs of
-whole runs, which a count of lines does not give.
+No figure of the paper by row size was available. ``PUBLISHED`` lists the
+statements of the paper and its companion with their row sizes: run times on
+GPUs, which cannot be derived from a count of lines.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from caatnet.studies.alignment import predictor
 from caatnet.studies.alignment.predictor import LINE_BYTES, SECTOR_BYTES
 from parallel.kernels.gather_rows import order
 
-# A statement, the row size that it is of, and where it is.
+# (statement, row size that it refers to, source).
 PUBLISHED = (
   ("training with several GPUs is 65 to 92% faster", "not stated by row size",
    "arXiv 2103.03330, abstract"),
@@ -29,7 +29,7 @@ PUBLISHED = (
    "arXiv 2101.07956, abstract"),
   ("rows are shifted", "256 bytes and more", "code, DGL's PR 3086"),
 )
-# DGL shifts rows of at least as many bytes (its PR 3086).
+# DGL shifts rows of at least this many bytes (its PR 3086).
 DGL_BYTES = 256
 
 
@@ -37,19 +37,19 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: A config like configs/graphs/alignment.py, as nested dicts.
+    config: Config like configs/graphs/alignment.py, as nested dicts.
 
   Returns:
     Plain data: "rows", one for each number of features, with requests of lines
-    and sectors per row of a random gather; "curve", the share of requests that
-    the shift spares by row size.
+    and sectors per row of a random gather; "curve", the fraction of requests
+    that the shift avoids by row size.
   """
   rng = np.random.default_rng(config["seed"])
   ids = rng.integers(config["num_rows"], size=config["num_ids"])
   rows = [
     _row(width, ids, config["offset"]) for width in config["features"]
   ]
-  sizes = np.arange(4, 4 * config["largest"] + 1, 4)
+  sizes = np.arange(4, 4 * config["largest"] + 1, 4)  # bytes of float32 rows
   return {
     "study": "alignment",
     "published": [
@@ -68,14 +68,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(width: int, ids: np.ndarray, offset: int) -> dict[str, Any]:
-  """Counts for rows of ``width`` float32 features."""
+  """Counts requests for rows of ``width`` float32 features."""
   row_bytes = 4 * width
   with naming("config", ("features",)):
     shifted, plain = (
       predictor.touched(ids, row_bytes, offset, shifted=shift)
       for shift in (True, False)
     )
-  padded = -(-row_bytes // LINE_BYTES) * LINE_BYTES
+  padded = -(-row_bytes // LINE_BYTES) * LINE_BYTES  # rounded up to lines
   return {
     "features": width,
     "row_bytes": row_bytes,
@@ -91,7 +91,7 @@ def _row(width: int, ids: np.ndarray, offset: int) -> dict[str, Any]:
 
 
 def _spared(row_bytes: int, size: int) -> float:
-  """Returns the share of blocks that the shift spares, over all offsets."""
+  """Returns the fraction of blocks that the shift avoids, over all offsets."""
   plain, shifted = (
     predictor.mean_blocks(row_bytes, size, shifted=shift)
     for shift in (False, True)

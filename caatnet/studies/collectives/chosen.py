@@ -1,8 +1,8 @@
-"""Chooses how a collective is scheduled, by its time at a message's size.
+"""Choice of the fastest schedule of a collective for a message size.
 
-Small messages want few rounds and shallow trees, large ones want every link
-busy and so many small pieces. What is best in between depends on links,
-latencies and switches, so candidates are built and timed by the simulator.
+Small messages need few rounds and shallow trees; large ones need all links
+busy, and so many small pieces. The optimum in between depends on links,
+latencies and switches. So candidates are built and timed by the simulator.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +20,8 @@ from parallel.topology.graph import Topology
 
 Model = Literal["events", "barrier", "lockstep"]
 
-# Candidates beyond these are not tried, but whole chunks always are. Below some
-# size a message costs more than its latency and its bytes, which is all that
-# the models know.
+# Limits on candidates; whole chunks are always tried. A message below some size
+# costs more than its latency and its bytes, the only costs in the models.
 MOST_TRANSFERS = 2**15
 MOST_TREES = 160  # grown ones, of all ranks together
 LEAST_CHUNK_BYTES = 2**12
@@ -30,14 +29,14 @@ LEAST_CHUNK_BYTES = 2**12
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """A schedule, what it was built with, and its time.
+  """Schedule with its builder, options and time.
 
   Attributes:
     schedule: The schedule.
-    builder: The key of `builders.BUILDERS` that made it.
-    options: The builder's keyword arguments.
+    builder: Key of `builders.BUILDERS` that made it.
+    options: Keyword arguments of the builder.
     pieces: Pieces of each chunk.
-    seconds: The time of the schedule.
+    seconds: Predicted time of the schedule, in seconds.
   """
 
   schedule: Schedule
@@ -57,20 +56,26 @@ def fastest(
   pieces: int | None = None,
   **options: Any,
 ) -> Choice:
-  """Finds the schedule of a builder that takes least time for a message.
+  """Returns a builder's fastest schedule for a message.
 
   Every builder is tried with several numbers of pieces. "optimal" without
   options stands for packed trees, grown trees and those of "multitree".
 
+  Example:
+    >>> from parallel.topology.builders import ring
+    >>> choice = fastest("ring", ring(4), "all_reduce", 2**20)
+    >>> choice.builder, choice.pieces, f"{choice.seconds:.3g} s"
+    ('ring', 64, '2.7e-05 s')
+
   Args:
-    name: A key of `builders.BUILDERS`.
-    topology: The network that the schedule runs on.
+    name: Key of `builders.BUILDERS`.
+    topology: Network that the schedule runs on.
     collective: "all_reduce", "reduce_scatter" or "all_gather".
     size_bytes: Bytes of the buffer.
-    model: "events" for machines that send a chunk on as soon as they have it
-      (`simulate.events`); for those that wait after each round, as
-      `parallel.schedules.run` does, "lockstep" (`simulate.lockstep`) or
-      "barrier" (`simulate.events`, in which switches wait for whole messages).
+    model: "events" for machines that forward a chunk as soon as it has arrived
+      (`simulate.events`). For machines with a barrier after each round, such as
+      `parallel.schedules.run`: "lockstep" (`simulate.lockstep`) or "barrier"
+      (`simulate.events`, in which switches wait for whole messages).
     pieces: Pieces of each chunk. None chooses them, and the trees of "optimal".
     **options: Keyword arguments of the builder.
 
@@ -78,8 +83,8 @@ def fastest(
     The fastest candidate, proven.
 
   Raises:
-    ValueError: The builder does not take the topology, or there are fewer
-      bytes than chunks.
+    ValueError: The builder does not support the topology, or the message has
+      fewer bytes than chunks.
   """
   def timed(
     builder: str, options: dict[str, Any], pieces: int, capacity: int | None
@@ -103,6 +108,7 @@ def fastest(
       kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
     found = []
     for kind in kinds:
+      # The best whole-chunk schedule of each kind is then cut into pieces.
       whole = _soonest([timed(*x, 1, None) for x in kind])
       found += [whole, *_cut(whole, topology, size_bytes, model, timed)]
     best = _soonest(found)
@@ -119,17 +125,18 @@ def _routed(
   pieces: int,
   capacity: int | None,
 ) -> tuple[Schedule, RoutedSchedule]:
-  """Builds a candidate; kept for a few, since sizes and models share them."""
+  """Builds a candidate; cached, since sizes and models share candidates."""
   if pieces == 1:
     schedule = builders.build(builder, topology, collective, **dict(options))
   else:
+    # Pieces derive from the cached schedule of whole chunks.
     whole = _routed(topology, collective, builder, options, 1, None)[0]
     schedule = pipelined(whole, topology, pieces, capacity)
   return schedule, on_links(schedule, topology)
 
 
 def _soonest(choices: Iterable[Choice]) -> Choice:
-  """Returns the first one of the least time."""
+  """Returns the first choice with the smallest time."""
   return min(choices, key=lambda choice: choice.seconds)
 
 
@@ -140,15 +147,16 @@ def _cut(
   model: Model,
   timed: Callable[..., Choice],
 ) -> Iterator[Choice]:
-  """Yields a schedule in more and more pieces, as long as this is of use."""
+  """Yields a schedule in increasing numbers of pieces while this helps."""
   schedule, least, in_vain = whole.schedule, whole.seconds, 0
   for pieces in (2, 4, 8, 16, 32, 64):
     chunk_bytes = size_bytes / schedule.num_chunks / pieces
     num_transfers = schedule.num_transfers * pieces
     if num_transfers > MOST_TRANSFERS or chunk_bytes < LEAST_CHUNK_BYTES:
       return
-    # Links that differ carry what is due to them only in rounds of several. By
-    # events it does not matter which transfers are in one round.
+    # If links differ, they can carry loads in proportion to their bandwidths
+    # only in rounds of several chunks. With "events", the assignment to rounds
+    # does not matter.
     capacities = [schedule.link_capacity]
     if model != "events" and not topology.even and schedule.link_capacity:
       capacities += [
@@ -159,7 +167,7 @@ def _cut(
       for capacity in dict.fromkeys(capacities)
     ])
     yield choice
-    # Twice the pieces for less than 1% is not worth it, twice in a row.
+    # Stops after two successive doublings that gain less than 1% each.
     in_vain = 0 if choice.seconds < 0.99 * least else in_vain + 1
     if in_vain == 2:
       return
@@ -169,13 +177,15 @@ def _cut(
 def _grown(
   topology: Topology, size_bytes: int, model: Model
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields the options of grown trees, with more and more of them."""
+  """Yields the options of grown trees, in increasing numbers."""
   for weight in (1, 2, 4, 8, 16):
     num_trees = weight * topology.num_ranks
+    # One tree per rank is always tried; more only if their chunks are large
+    # enough and their growth does not take too long.
     small = size_bytes < num_trees * LEAST_CHUNK_BYTES
     if weight > 1 and (small or num_trees > MOST_TREES):
       return
-    # By events it does not matter which transfers are in one round.
+    # With "events", the assignment of transfers to rounds does not matter.
     for capacity in (1,) if model == "events" else (1, 2, 16):
       yield "optimal", {
         "trees": "grown", "weight": weight, "size_bytes": size_bytes,

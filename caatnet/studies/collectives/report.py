@@ -11,7 +11,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns a table for each topology, MultiTree's speed-ups, and curves."""
+  """Returns a table per topology, MultiTree's speed-ups, and curves."""
   nets: dict[str, list[Mapping[str, Any]]] = {}
   for row in result["rows"]:
     nets.setdefault(row["topology"], []).append(row)
@@ -106,7 +106,7 @@ def _curves(rows: Rows, names: Sequence[str]) -> list[plot.Line]:
     found.append(plot.Line(
       [r["size_bytes"] / 2**10 for r in own],
       [r["size_bytes"] / r["events_us"] / 1e3 for r in own], name,
-      # There are ten colours and eleven algorithms.
+      # Ten colours for eleven algorithms: the last one is dotted.
       "-" if index < 10 else ":", "osD^v<>pPX*"[index % 11], f"C{index}",
       size=4,
     ))

@@ -1,8 +1,8 @@
-"""Compares all-reduce algorithms on topologies: times, bounds, speed-ups.
+"""Comparison of all-reduce algorithms on topologies: times, bounds, speed-ups.
 
 Sizes and topologies are like those in the figures of MultiTree (Huang et al.,
-ISCA 2021). Its simulator sends flits; ours sends whole messages
-(`parallel.network.simulate`).
+ISCA 2021). Deviation: its simulator sends flits, `parallel.network.simulate`
+sends whole messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ from parallel.network.routed import on_links
 from parallel.schedules import builders
 from parallel.topology.graph import Topology
 
-# MultiTree's speed-ups by the abstract of Huang et al., ISCA 2021.
+# MultiTree's speed-ups, from the abstract of Huang et al., ISCA 2021.
 PUBLISHED = {"over ring": 2.3, "over prior art": 1.56}
 
 
-# Keys that errors of schedules and their times name.
+# Config keys that appear in errors of schedules and their times.
 _NAMED = ("size_bytes", "bandwidth", "latency_s", "pieces")
 
 
@@ -36,13 +36,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Times every algorithm on every topology.
 
   Args:
-    config: A config like configs/collectives/multitree.py, as nested dicts.
+    config: Config like configs/collectives/multitree.py, as nested dicts.
 
   Returns:
     Plain data. "rows" has times in us for each topology, algorithm and size.
-    "skipped" has algorithms that do not run on a topology, and why. "speedups"
-    has those of MultiTree, as geometric means over sizes and topologies: over
-    the ring, over the best of the others in the config, and over "optimal".
+    "skipped" has algorithms that do not run on a topology, and the reasons.
+    "speedups" has those of MultiTree, as geometric means over sizes and
+    topologies: over the ring, over the best of the other algorithms in the
+    config, and over "optimal".
 
   Raises:
     ValueError: A topology or algorithm is unknown or missing, or a size is not
@@ -84,7 +85,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 def _row(
   net: Topology, name: str, size_bytes: int, barrier: bool, pieces: int
 ) -> dict[str, Any]:
-  """Times an algorithm; for each model in as many pieces as suit it best."""
+  """Times an algorithm, for each time model in its best number of pieces."""
+  # An algorithm's own "pieces" has precedence over the config's; 0 lets
+  # `fastest` choose.
   builder, options = builders.named(name)
   options = {"pieces": pieces or None, **options}
   found = {}
@@ -93,6 +96,7 @@ def _row(
       builder, net, "all_reduce", size_bytes, model=model, **options
     )
   by_events, in_lockstep = found.values()
+  # Simulated again for the link utilisation, which `fastest` does not return.
   timeline = simulate.events(
     on_links(by_events.schedule, net), size_bytes, barrier=barrier
   )
@@ -112,18 +116,18 @@ def _row(
 
 
 def injection_bound(net: Topology, size_bytes: int) -> float:
-  """Returns the least seconds of an all-reduce, bounded by the ranks' links.
+  """Returns a lower bound in seconds on an all-reduce, from the ranks' links.
 
-  Each rank must send and receive the size of the buffer at least, over its own
-  links. All ranks together must send it 2 (n - 1) times (Patarasuk and Yuan,
-  2009), which binds where all have equal links. A single rank may well send
-  less than 2 (n - 1) / n of it, if it adds up nothing for others: what it sends
-  of the reduce-scatter may then overlap what it receives of the all-gather.
-  Latency is left out.
+  Each rank must send and receive at least the size of the buffer over its own
+  links. All ranks together must send 2 (n - 1) times that size (Patarasuk and
+  Yuan, 2009), which is the tighter bound if all have equal links. A single rank
+  may send less than 2 (n - 1) / n of the buffer if it reduces nothing for
+  others: its sends of the reduce-scatter may then overlap its receives of the
+  all-gather. Latency is ignored.
 
   Args:
     net: The network.
-    size_bytes: The size of the buffer.
+    size_bytes: Size of the buffer.
   """
   n = net.num_ranks
   out = [0.0] * net.num_nodes
@@ -131,17 +135,19 @@ def injection_bound(net: Topology, size_bytes: int) -> float:
   for link in net.links:
     out[link.source] += link.bandwidth
     into[link.destination] += link.bandwidth
+  # Ranks are nodes 0 to n - 1. Bytes per second of the slowest rank, and of all
+  # ranks together.
   slowest = min(*out[:n], *into[:n])
   together = min(sum(out[:n]), sum(into[:n]))
   return size_bytes * max(1 / slowest, 2 * (n - 1) / together)
 
 
 def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Computes MultiTree's speed-ups over ring, the best other one and optimal.
+  """Returns MultiTree's speed-ups over ring, the best other one and optimal.
 
   Returns:
-    For each model of time, geometric mean and range over all topologies and
-    sizes, and of how many of these cells it is the fastest ("wins").
+    For each time model, geometric mean and range over all topologies and sizes,
+    and the number of these cells in which it is the fastest ("wins").
   """
   cells: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
   for row in rows:
@@ -154,7 +160,7 @@ def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     for cell in cells.values():
       ours = cell.get("multitree")
-      # "optimal" chooses among others, MultiTree's trees too.
+      # "optimal" selects among other algorithms' trees, including MultiTree's.
       others = [
         r[model] for name, r in cell.items()
         if name not in ("multitree", "optimal")
@@ -167,7 +173,7 @@ def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         over["over optimal"].append(cell["optimal"][model] / ours[model])
     found[model] = {
       name: {
-        "mean": math.exp(sum(map(math.log, values)) / len(values)),
+        "mean": math.exp(sum(map(math.log, values)) / len(values)),  # geometric
         "least": min(values),
         "most": max(values),
         "wins": sum(value >= 1 for value in values),

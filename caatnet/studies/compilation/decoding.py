@@ -1,8 +1,8 @@
-"""Compiles a step of inference for a target and tells what XLA made of it.
+"""Ahead-of-time compilation and analysis of an inference step.
 
-A step of decoding reads one token of each of ``batch`` sequences, all at the
-end of their context. A step of prefill reads one chunk of a prompt that ends
-there. Nobody asks for top-k or top-p, whose filters gather the logits.
+A decoding step reads one token of each of ``batch`` sequences, all at the end
+of their context. A prefill step reads one chunk of a prompt that ends there. No
+request uses top-k or top-p, whose filters gather the logits.
 """
 
 from collections.abc import Mapping
@@ -36,14 +36,14 @@ PHASES = ("prefill", "decode")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A step of inference.
+  """Inference step.
 
   Attributes:
     phase: One of ``PHASES``.
-    program: The model on the target's devices.
-    weights: How its parameters are stored, with their shapes in place of them.
-    capacity: How much a replica holds.
-    cache_shape: One rank's cache.
+    program: Model on the target's devices.
+    weights: Storage of the parameters, with shapes instead of arrays.
+    capacity: Sequences and tokens that a replica holds.
+    cache_shape: Shape of one rank's cache.
   """
 
   phase: str
@@ -54,7 +54,7 @@ class Step:
 
   @property
   def sizes(self) -> inference.Step:
-    """What a replica reads in the step."""
+    """Sizes of the data that a replica reads in the step."""
     capacity = self.capacity
     context = capacity.context
     if self.phase == "decode":
@@ -88,7 +88,7 @@ class Step:
 
   @functools.cached_property
   def inputs(self) -> tuple[Batch, Sampling]:
-    """Shapes and shardings of what a step reads."""
+    """Shapes and shardings of the step's batch and sampling parameters."""
     layout = self.program.layout
     dims = layout.batch_dims[1:]  # without workers
     sharding = layout.shardings(decoder.replica_spec(self.program))
@@ -97,8 +97,8 @@ class Step:
       return jax.ShapeDtypeStruct((*dims, *shape), dtype, sharding=sharding)
 
     sequences, length, _ = self.sizes
-    tokens = array(sequences * length)
-    each = array(sequences)
+    tokens = array(sequences * length)  # [*dims, tokens of the step]
+    each = array(sequences)  # [*dims, sequences]
     batch = Batch(
       tokens, tokens, tokens,
       array(sequences, self.capacity.pages_per_sequence), each, each,
@@ -110,9 +110,9 @@ class Step:
 
   @property
   def read_inputs(self) -> Any:
-    """Those of ``inputs`` that are arguments of the compiled program."""
+    """The parts of ``inputs`` that are arguments of the compiled program."""
     batch, sampling = self.inputs
-    # jit drops what a function does not read: without filters, theirs.
+    # jit drops unused arguments: without filters, those of the filters.
     return batch, [
       x for name, x in sampling._asdict().items() if name not in GATHERING
     ]
@@ -127,11 +127,12 @@ class Step:
 
     Returns:
       (kind, dtype) -> bytes, by the closed formulas of the model and of
-      sampling; nothing where one device has the whole axis.
+      sampling; empty if one device has the whole axis.
     """
     program, sizes = self.program, self.sizes
     tensor = program.layout.tensor
     found: dict[tuple[str, str], int] = {}
+    # Lanes of one device reduce without communication.
     if tensor.devices == 1:
       return found
     count = program.model.decoding_reductions(
@@ -143,20 +144,21 @@ class Step:
     for reduction, times in count.items():
       key = reduction.kind, reduction.dtype
       size = math.prod(reduction.shape) * jnp.dtype(reduction.dtype).itemsize
+      # Operands of the lanes' replicas are stacked into one collective.
       size *= times * self.replicas_per_device
       found[key] = found.get(key, 0) + size
     return found
 
 
 class Built(Protocol):
-  """What a config describes of a language model, but for its parameters."""
+  """Language model that a config describes, without its parameters."""
 
   program: Program
   capacity: Capacity
   cache_shape: CacheShape
 
   def abstract_weights(self) -> Weights:
-    """Returns the weights with shapes in place of arrays."""
+    """Returns the weights with shapes instead of arrays."""
     ...
 
 
@@ -164,11 +166,12 @@ def step_of(phase: str, built: Built) -> Step:
   """Returns the step of a phase of the inference that a config describes.
 
   Raises:
-    ValueError: The model keeps states, of which the bounds here know nothing.
+    ValueError: The model keeps a recurrent state, which the bounds here do not
+      cover.
   """
   if built.cache_shape.states:
     raise ValueError(
-      f"--phase={phase} is for models that keep keys and values only: "
+      f"--phase={phase} supports only models with a cache of keys and values: "
       f"{type(built.program.model).__name__} keeps a state per sequence"
     )
   return Step(
@@ -182,17 +185,17 @@ def analyse(
   target: Target,
   compiler_options: Mapping[str, bool | str] | None = None,
 ) -> dict[str, Any]:
-  """Compiles a step of inference.
+  """Compiles an inference step and analyses the program.
 
   Args:
-    step: The step, built on the target's devices.
-    target: The machine to compile for.
-    compiler_options: Options in place of the target's own.
+    step: Step, built on the target's devices.
+    target: Machine to compile for.
+    compiler_options: Compiler options that replace the target's own.
 
   Returns:
-    Plain data, as `study.analyse` has it, and "inference": the step's sizes,
-    bytes by formula, which attention runs, and bounds with latency. There are
-    no bounds of a program that gathers pages.
+    Plain data, as from `study.analyse`, and "inference": the step's sizes,
+    bytes by formula, the attention kernel, and bounds with latency. A program
+    that gathers pages has no bounds.
 
   Raises:
     ValueError: The program copies or slices the cache; the message names the
@@ -201,6 +204,7 @@ def analyse(
   made = programs.compile_for(
     target, step.program.layout.mesh, step.lower, compiler_options
   )
+  # Shapes of one device's cache arrays, to be found in the compiled HLO.
   cache, latest = step.state
   arrays = [
     hlo.Shape(
@@ -215,6 +219,7 @@ def analyse(
       f"the cache in place: {'; '.join(uses.faults[:3])}"
       + (f"; and {len(uses.faults) - 3} more" if uses.faults[3:] else "")
     )
+  # Without a paged-attention kernel, attention copies the pages.
   gathers = bool(uses.gathers) or not uses.kernels
   result = made.facts | {
     "memory": made.memory({
@@ -239,12 +244,12 @@ def analyse(
 
 
 def _readable(name: str) -> str:
-  """Returns a kernel's place in the model, without jax's own scopes."""
+  """Returns a kernel's name scope in the model, without jax's own scopes."""
   return ledger.place(name)[2]
 
 
 def _formula(step: Step, made: CompiledProgram) -> list[dict[str, Any]]:
-  """Puts bytes of the closed formula beside those of both ledgers."""
+  """Compares bytes of the closed formula with those of both ledgers."""
   formula = step.formula()
   axis = step.program.layout.tensor.name
   sides: dict[str, dict[tuple[str, str], int]] = {"formula": formula}
@@ -265,18 +270,19 @@ def _formula(step: Step, made: CompiledProgram) -> list[dict[str, Any]]:
 def _schedule(
   step: Step, made: CompiledProgram, arrays: list[hlo.Shape], gathers: bool
 ) -> dict[str, Any]:
-  """Reads the schedule; bounds of its time without latency and with it."""
+  """Returns the schedule, and bounds of its time with and without latency."""
   hardware, dtype = made.target.hardware, step.program.model.dtype
   reads = _kernel_reads(step, made.module, arrays)
   times = programs.timeline(made.schedule(reads=reads).collectives())
   result: dict[str, Any] = times | {"constants": made.constants(dtype)}
-  # A dense copy of all pages is no part of what the step needs.
+  # A dense copy of all pages is not part of the step's requirements.
   if gathers:
     return result
   operations = inference.operations(
     step.program.model.config.workload, step.sizes,
     step.program.layout.tensor.size,
   )
+  # `operations` is per tensor rank; a device hosts this many.
   per_device = step.program.layout.tensor.lanes * step.replicas_per_device
   flops = per_device * sum(o.count * o.flops for o in operations)
   peak = hardware.peak(dtype)
@@ -312,7 +318,7 @@ def _schedule(
 
 
 def _latencies(made: CompiledProgram) -> dict[str, list[str]]:
-  """Returns what is known of small all-reduces over each set of axes."""
+  """Returns the known latencies of small all-reduces over each set of axes."""
   found = {}
   for entry in made.made:
     if entry.bytes and entry.kind == "all_reduce":
@@ -327,8 +333,13 @@ def _latencies(made: CompiledProgram) -> dict[str, list[str]]:
 def _kernel_reads(
   step: Step, module: hlo.Module, arrays: list[hlo.Shape]
 ) -> dict[tuple[int, ...], float]:
-  """Returns what a kernel reads of the cache: one layer, all positions."""
+  """Returns dims -> bytes that a kernel reads of each cache array.
+
+  A kernel reads one layer, and no more than the positions of all contexts.
+  """
   shape, sizes = step.cache_shape, step.sizes
+  # The share of the cache that one call reads: at most one layer, and no more
+  # positions than the sequences have.
   slots = shape.num_layers * shape.num_pages * shape.page_size
   part = min(1 / shape.num_layers, sizes.sequences * sizes.context / slots)
   return {

@@ -1,4 +1,4 @@
-"""Compares a partition's closed form with a lowered and a compiled step."""
+"""Comparison of a partition's closed form with a lowered and compiled step."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,18 +16,18 @@ def analyse(
   lowered: Iterable[Collective],
   compiled: Iterable[Collective],
 ) -> dict[str, Any]:
-  """Puts memory and bytes of `parallel.zero.cost` beside those of a program.
+  """Compares memory and bytes of `parallel.zero.cost` with those of a program.
 
   Args:
-    program: The model on a mesh, with a partition.
+    program: Model on a mesh, with a partition.
     accumulation: Microbatches per step.
-    lowered: The collectives that the step asks for.
-    compiled: The collectives that XLA made of them.
+    lowered: Collectives of the lowered step.
+    compiled: Collectives of the program compiled by XLA.
 
   Returns:
     Plain data. "memory" has the bytes of a device by formula. "bytes" has a row
     for each set of levels, kind of collective and dtype, with operand bytes per
-    device and step; None where a count is not known. Those of the programs
+    device and step; None if a count is unknown. The counts of the programs
     include norms and losses.
   """
   layout = program.layout
@@ -39,17 +39,19 @@ def analyse(
   def add(side, axes, kind, dtype, size):
     key = ",".join(axes), kind, dtype
     row = rows.setdefault(key, dict.fromkeys(SIDES, 0))
+    # One unknown count makes the sum unknown.
     row[side] = None if None in (row[side], size) else row[side] + size
 
   for e in cost.level_collectives(
     *arguments, accumulation=accumulation, lanes=lanes
   ):
-    # A level that one device has to itself sends nothing.
+    # A level with a single device sends nothing.
     axes = [name for name in e.levels if layout.mesh.shape[name] > 1]
     add("formula", axes, e.kind, e.dtype, e.operand_bytes)
   levels = {axis.name for axis in layout.data}
   for side, entries in (("lowered", lowered), ("compiled", compiled)):
     for e in entries:
+      # Collectives over the tensor axis alone are not the partition's.
       if set(e.axes) & levels and e.bytes:
         size = None if e.count is None else e.count * e.bytes
         add(side, e.axes, e.kind, e.dtype, size)

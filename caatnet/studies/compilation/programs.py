@@ -1,4 +1,4 @@
-"""What is read off every compiled program, whatever it computes."""
+"""Analysis shared by all compiled programs: memory, ledger, schedule."""
 
 from collections.abc import Callable, Collection, Mapping
 import dataclasses
@@ -17,16 +17,16 @@ from parallel.xla.targets import Target
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-  """A program that was compiled for a target.
+  """Program compiled for a target.
 
   Attributes:
-    target: The machine.
-    mesh: The mesh of its devices.
-    module: The program as XLA runs it.
-    asked: The collectives that it asks for.
-    made: The collectives that XLA made of them.
-    facts: Plain data of all this: target, fingerprint, ledger.
-    compiled: jax's handle.
+    target: Machine that it is compiled for.
+    mesh: Mesh of the target's devices.
+    module: Optimised HLO module.
+    asked: Collectives of the lowered program.
+    made: Collectives of the compiled program.
+    facts: Target, fingerprint and ledger as plain data.
+    compiled: jax's handle of the executable.
   """
 
   target: Target
@@ -38,7 +38,7 @@ class CompiledProgram:
   compiled: jax.stages.Compiled
 
   def memory(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the bytes of a device by what they hold.
+    """Returns the bytes of a device by content.
 
     Args:
       arguments: Name -> pytree of abstract arrays with shardings; together all
@@ -65,8 +65,9 @@ class CompiledProgram:
     """Returns the program timed by the target's roofline.
 
     Args:
-      wire_seconds: Seconds of a collective; None for its bytes over the links.
-      reads: What kernels read of arrays, as `roofline.cost` takes it.
+      wire_seconds: Function from a collective to its seconds; None uses its
+        bytes over the links' bandwidth.
+      reads: Bytes that kernels read of arrays, as in `roofline.cost`.
     """
     return overlap.ScheduledProgram(
       self.module, self.mesh, self.target.hardware,
@@ -74,7 +75,7 @@ class CompiledProgram:
     )
 
   def constants(self, dtype: str) -> dict[str, list[str]]:
-    """Returns the rates that times are made of, and their sources."""
+    """Returns the hardware rates used for times, and their sources."""
     hardware = self.target.hardware
     peak = hardware.peak(dtype)
     return {
@@ -102,14 +103,15 @@ def compile_for(
   """Lowers and compiles a program for a target.
 
   Args:
-    target: The machine to compile for.
-    mesh: The mesh of its devices.
-    lower: Lowers the program.
-    compiler_options: Options in place of the target's own.
+    target: Machine to compile for.
+    mesh: Mesh of the target's devices.
+    lower: Function that lowers the program.
+    compiler_options: Compiler options that replace the target's own.
   """
   options = target.compiler_options
   options = dict(options if compiler_options is None else compiler_options)
   start = time.perf_counter()
+  # Source locations would change the fingerprint with every edit of a file.
   lowered = fingerprints.lowered_without_locations(lower)
   compiled = lowered.compile(compiler_options=options)
   seconds = time.perf_counter() - start
@@ -155,7 +157,7 @@ def compile_for(
 
 
 def rows(side: dict) -> list[dict[str, Any]]:
-  """Turns one side of a comparison of ledgers into plain data."""
+  """Converts one side of a comparison of ledgers to plain data."""
   return [
     {"kind": kind, "dtype": dtype, **sent._asdict()}
     for (kind, dtype), sent in sorted(side.items())
@@ -165,7 +167,7 @@ def rows(side: dict) -> list[dict[str, Any]]:
 def timeline(
   transfers: Collection[overlap.ScheduledCollective],
 ) -> dict[str, list[dict[str, Any]]]:
-  """Turns scheduled transfers into plain data: each, and sums by axes."""
+  """Converts scheduled transfers to plain data: each one, and sums by axes."""
   return {
     "transfers": [
       {
@@ -179,6 +181,7 @@ def timeline(
         "asynchronous": t.asynchronous,
         "wire_seconds": t.wire_seconds,
         "beside_seconds": t.beside.seconds,
+        # A synchronous collective blocks, whatever is scheduled around it.
         "hidden": t.hidden if t.asynchronous else 0.0,
         "beside": list(t.between),
       }
@@ -195,21 +198,21 @@ def timeline(
 def bounds(
   compute_seconds: float, rows: Collection[Mapping[str, float]]
 ) -> dict[str, float]:
-  """Bounds the time of a step from that of its compute and its transfers.
+  """Returns bounds on a step's time from its compute and its transfers.
 
   Args:
     compute_seconds: Time of compute.
-    rows: Transfers over each set of axes, as `overlap.by_axis` sums them up.
+    rows: Transfers over each set of axes, summed by `overlap.by_axis`.
 
   Returns:
-    The time if everything overlaps, as scheduled, and if nothing does; what
-    these are made of; and the number of transfers that are in none of it, since
-    nobody knows how often they run.
+    Step time with full overlap, as scheduled, and without overlap; the terms of
+    these sums; and the number of transfers that are excluded because their
+    number of executions is unknown.
   """
   wire = sum(row["seconds"] for row in rows)
-  exposed = sum(row["exposed_seconds"] for row in rows)
-  # Different axes may have links of their own, so only the busiest ones bound
-  # the time in which all is sent.
+  exposed = sum(row["exposed_seconds"] for row in rows)  # not hidden
+  # Different axes may use different links, so only the busiest axes bound the
+  # time in which everything is sent.
   busiest = max((row["seconds"] for row in rows), default=0.0)
   return {
     "compute_seconds": compute_seconds,

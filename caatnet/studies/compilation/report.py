@@ -1,4 +1,4 @@
-"""Report of compiled steps, one or several side by side."""
+"""Report of one or several compiled steps, side by side."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from caatnet.studies.compilation import partition
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
 
-# Of titles of tables in which transfers are missing.
+# Suffix of table titles when transfers of unknown count are excluded.
 _LEFT_OUT = ", without transfers of unknown count"
-# Key of the bounds -> its heading, and the size of the heading's unit.
+# Key of the bounds -> its heading, and the unit of the heading.
 _BOUNDS = {
   "model_flops": ("model FLOPs, 10^12", 1e12),
   "product_flops": ("FLOPs of XLA's products, 10^12", 1e12),
@@ -37,11 +37,10 @@ _LATENCY_BOUNDS = {
 
 
 def report(results: Results) -> Report:
-  """Returns tables and bars of programs; of two, with the second's ratio.
+  """Returns tables and bars of programs; with two, also their ratio.
 
   Args:
-    results: For each label the result of
-      `caatnet.studies.compilation.study.analyse` or
+    results: Label -> result of `caatnet.studies.compilation.study.analyse` or
       `caatnet.studies.compilation.decoding.analyse`.
   """
   return Report(
@@ -82,7 +81,7 @@ def _parts(results: Results) -> Iterator[Table | str]:
 
 
 def _sides(results: Results) -> list[Column]:
-  """Returns a column for each program, and of two that of the ratio."""
+  """Returns a column for each program and, with two, the ratio."""
   ratio = [Column("ratio", "ratio", default="")] if len(results) == 2 else []
   return [*keyed(results, default=""), *ratio]
 
@@ -223,7 +222,7 @@ def _transfers(label: str, result: Result) -> Table:
 
 
 def overlap_table(results: Results) -> Table:
-  """Returns the bytes of each axis that run under compute."""
+  """Returns the bytes of each axis that are sent during compute."""
   rows = []
   for label, result in results.items():
     for row in result["overlap"]:
@@ -266,7 +265,7 @@ def _roofline(results: Results) -> Table:
 
 
 def _latency_rows(results: Results) -> list[dict[str, str]]:
-  """Returns rows of bounds in which collectives have latency, if there are."""
+  """Returns rows of bounds with the latency of collectives, if known."""
   if not all("with_latency" in r for r in results.values()):
     why = {r["without_latency"] for r in results.values()
            if "without_latency" in r}
@@ -323,7 +322,7 @@ def partition_tables(label: str, result: Result) -> list[Table]:
 
 
 def _figure(results: Results) -> plot.Figure:
-  """Returns memory, bytes by axis and phase, and what hides under compute."""
+  """Returns memory, bytes by axis and phase, and bytes hidden under compute."""
   memory = [r["memory"] for r in results.values()]
   totals: dict[str, list[float]] = {}
   for index, result in enumerate(results.values()):

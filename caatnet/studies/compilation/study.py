@@ -1,8 +1,8 @@
-"""Compiles a training step for a target and tells what XLA made of it.
+"""Ahead-of-time compilation and analysis of a training step for a target.
 
 `analyse` returns plain data, which ``--json`` prints and report.py turns into
-tables and a figure. What inference runs is compiled by
-`caatnet.studies.compilation.decoding`.
+tables and a figure. `caatnet.studies.compilation.decoding` compiles inference
+steps.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from caatnet.studies.compilation.programs import CompiledProgram
 from caatnet.train.experiment import Experiment
 from parallel.outer.base import OuterLoop
 from parallel.pipeline import simulate
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.xla import fingerprint as fingerprints
 from parallel.xla import overlap
 from parallel.xla.targets import Target
@@ -28,13 +28,13 @@ def analyse(
   compiler_options: Mapping[str, bool | str] | None = None,
   step: int = 0,
 ) -> dict[str, Any]:
-  """Compiles a step that `launch.train` would run.
+  """Compiles a step that `launch.train` would run, and analyses the program.
 
   Args:
-    experiment: The run, built on the target's devices.
-    target: The machine to compile for.
-    compiler_options: Options in place of the target's own.
-    step: The number of the step, since an outer loop has several programs.
+    experiment: Run, built on the target's devices.
+    target: Machine to compile for.
+    compiler_options: Compiler options that replace the target's own.
+    step: Number of the step, since an outer loop has several programs.
 
   Returns:
     Plain data: fingerprint of the lowered program, memory, collectives,
@@ -64,7 +64,7 @@ def analyse(
 
 
 def lower(experiment: Experiment, step: int = 0) -> jax.stages.Lowered:
-  """Lowers the program of a step, so that its fingerprint can be taken."""
+  """Lowers the program of a step, for instance to take its fingerprint."""
   plan = experiment.outer.plan(step)
   return fingerprints.lowered_without_locations(
     lambda: experiment.lower_step(plan)
@@ -77,9 +77,9 @@ def programs_of_run(
   """Returns the programs of a run by name: functions of target and options.
 
   Args:
-    label: What the run is called.
+    label: Name of the run.
     experiment: The run.
-    step: The step whose program is meant; None for one of each.
+    step: Step whose program is returned; None for one step of each program.
   """
   steps = [step]
   if step is None:
@@ -96,12 +96,13 @@ def steps_of_programs(outer: OuterLoop) -> list[int]:
   """Returns the first step of each program of a period in the steady state."""
   first: dict[Any, int] = {}
   for step in outer.steady_round:
+    # Steps of one variant share a compiled program.
     first.setdefault(outer.plan(step).variant, step)
   return sorted(first.values())
 
 
 def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
-  """Reads the schedule: what runs beside each collective, and time bounds."""
+  """Returns the schedule, compute concurrent with collectives, and bounds."""
   program, hardware = experiment.program, made.target.hardware
   schedule = made.schedule()
   cost, times = schedule.total(), programs.timeline(schedule.collectives())
@@ -113,7 +114,7 @@ def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
   stages, waiting = program.layout.stages, {}
   if stages is not None:
     waiting = {"waiting_seconds": _waiting(
-      stages.timetable, stages.axis.lanes, schedule
+      stages.schedule, stages.axis.lanes, schedule
     )}
   return times | {
     "roofline": {
@@ -132,17 +133,17 @@ def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
 
 
 def _waiting(
-  timetable: Timetable, lanes: int, schedule: overlap.ScheduledProgram
+  schedule: PipelineSchedule, lanes: int, program: overlap.ScheduledProgram
 ) -> float:
   """Returns the seconds for which a device waits for other stages' actions.
 
-  What all stages send in a tick is there when the last of them has done its
-  action. So a tick takes as long as the longest one.
+  The data that stages send in a tick are complete when the last stage has
+  finished its action. So a tick takes as long as the longest action.
 
   Args:
-    timetable: What the stages run.
-    lanes: Stages of a device.
-    schedule: The program, whose branches are the stages' actions.
+    schedule: Pipeline schedule that the stages run.
+    lanes: Number of stages per device.
+    program: Compiled program, whose branches are the stages' actions.
   """
-  seconds = {kind: cost.seconds for kind, cost in schedule.actions().items()}
-  return simulate.lockstep_waiting_s(timetable, seconds, lanes)
+  seconds = {kind: cost.seconds for kind, cost in program.actions().items()}
+  return simulate.lockstep_waiting_s(schedule, seconds, lanes)

@@ -1,27 +1,27 @@
-"""A datacentre for training, from a budget, from its size or from a model.
+"""Closed-form plan of a training datacentre, from a budget, a size or a model.
 
 Knobs are numbers with ranges and sources. Results are formulas of knobs and of
-results before them (`caatnet.studies.datacentre.expressions`), so that a plan,
-a thousand plans at once and a web page compute the same. Units are SI: bytes,
-bit/s, W, s; days, hours and dollars where the name ends in them.
+earlier results (`caatnet.studies.datacentre.expressions`), so that one plan, a
+thousand plans at once and a web page use the same formulas. Units are SI:
+bytes, bit/s, W, s; days, hours and dollars if the name ends in them.
 
 Compute is 6 FLOPs per active parameter and token (Kaplan et al., 2001.08361) at
-a share of the peak. Tokens are a multiple of the active parameters, 20 in
+a fraction of the peak. Tokens are a multiple of the active parameters, 20 in
 Hoffmann et al., 2203.15556.
 
-Inside a site each replica of the model is one rack of tensor ranks for each
-stage, without any sharding over replicas. How much of the peak such a layout
-leaves is a result of its own: where that is less than the share of the peak
-that is assumed, another layout is needed. Bytes are those of this project's
-programs: two reductions over tensor ranks of a layer, forward and back, a hop
-of the stream each way, and one reduction of the gradients, all by rings and in
-two bytes per number.
+Inside a site, each replica of the model has one rack of tensor ranks per
+stage, without any sharding over replicas. The fraction of the peak that this
+layout permits is computed separately: if it is less than the assumed fraction,
+another layout is needed. Bytes are those of this project's programs: two
+reductions of a layer over tensor ranks, forward and backward, a hop of the
+residual stream each way, and one reduction of the gradients, all by rings and
+with two bytes per number.
 
-Failures come at random, at a constant rate. One stops all, or with membership
-that is elastic one replica; the work since the last copy of the state is lost,
-and a restart takes its time and may fail itself. The interval of copies is that
-of Young, CACM 1974; the share of the time that counts is that of Daly, FGCS 22,
-2006, equation 21.
+Failures occur at random, at a constant rate. A failure stops all replicas or,
+with elastic membership, one of them. The work since the last checkpoint is
+lost; a restart takes time and may itself fail. The checkpoint interval is that
+of Young, CACM 1974; the fraction of useful time is that of Daly, FGCS 22, 2006,
+equation 21.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,22 +49,22 @@ from parallel.hardware import sites
 
 GIVEN = ("budget", "accelerators", "model")
 _DAY_S = 86_400
-_FIBRE_KM_S = 2e5  # of light in glass, two thirds of that in a vacuum
-_ITEM_BYTES = 2  # of activations and of gradients inside a site
-_LARGE = 300.0  # e to the power of twice that is a number still
+_FIBRE_KM_S = 2e5  # speed of light in glass, two thirds of that in a vacuum
+_ITEM_BYTES = 2  # bytes per activation or gradient element inside a site
+_LARGE = 300.0  # exp(2 * _LARGE) is still finite in float64
 _HARDWARE = 1 - sum(
   sites.INTERRUPTIONS[cause] for cause in sites.SOFTWARE_CAUSES
 ) / sum(sites.INTERRUPTIONS.values())
 
 
 class Result(NamedTuple):
-  """What a plan says.
+  """One result of a plan.
 
   Attributes:
-    formula: Of knobs and of results before it.
-    unit: Its unit; "" for a plain number.
-    meaning: What it is, in a few words.
-    group: The part of a report that it belongs to.
+    formula: Formula in knobs and earlier results.
+    unit: Unit; "" for a plain number.
+    meaning: Short description.
+    group: Part of the report that it belongs to.
   """
 
   formula: Expression
@@ -84,7 +84,7 @@ def _group(title: str, rows: _Rows) -> dict[str, Result]:
 
 
 def _size(given: str) -> dict[str, Result]:
-  """Returns how many accelerators there are, and what they cost."""
+  """Returns the number of accelerators and their cost."""
   n = name
   if given == "budget":
     bought = floor(n("budget") * n("compute_share") / n("rack_price"))
@@ -95,6 +95,8 @@ def _size(given: str) -> dict[str, Result]:
   count = n("accelerators")
   if given == "model":
     active = n("parameters") * n("active_share")
+    # 6 FLOPs per parameter and token over the FLOPs of one accelerator in the
+    # allowed time.
     count = ceil(6 * active * active * n("tokens_per_parameter") / (
       _DAY_S * n("days_allowed") * n("peak") * n("utilisation")
       * n("availability")
@@ -109,6 +111,7 @@ def _size(given: str) -> dict[str, Result]:
 
 def _machine() -> dict[str, Result]:
   n = name
+  # Mean number of accelerators in repair (Little's law).
   in_repair = n("accelerators") * n("repair_h") * _HARDWARE / n("mtbf_h")
   return _group("machine", (
     ("it_w", n("accelerators") / n("per_rack") * n("rack_w") * n("overhead"),
@@ -119,7 +122,7 @@ def _machine() -> dict[str, Result]:
     ("energy_year_cost", n("energy_year_wh") / 1e6 * n("energy_price"), "$",
      "price of the energy per year"),
     ("memory", n("accelerators") * n("memory_bytes"), "B", "memory"),
-    # The mean, and three deviations of a Poisson process.
+    # Mean plus three standard deviations of a Poisson process.
     ("spares", ceil(in_repair + 3 * sqrt(in_repair)), "",
      "spare accelerators, so that repairs stop nothing"),
   ))
@@ -152,10 +155,12 @@ def _training() -> dict[str, Result]:
 def _inside() -> dict[str, Result]:
   n = name
   window = n("step_share") * n("step_s")
+  # Bytes of the residual stream that a replica's stage boundary carries per
+  # step and direction.
   stream = (
     n("microbatches") * n("microbatch_tokens") * n("width") * _ITEM_BYTES
   )
-  needed = ceil(n("state") / (n("fill") * n("memory_bytes")))
+  needed = ceil(n("state") / (n("fill") * n("memory_bytes")))  # per replica
   return _group("inside a site", (
     ("step_s", 6 * n("active") * n("batch_tokens") / n("speed"), "s",
      "time of a step"),
@@ -165,14 +170,14 @@ def _inside() -> dict[str, Result]:
      "stages, so that a replica's state fits"),
     ("fit", n("accelerators") / (n("stages") * n("tensor")), "",
      "accelerators over those of a replica: below 1 nothing fits"),
-    # No more than there are microbatches.
+    # At most the number of microbatches.
     ("replicas", maximum(1, minimum(
       floor(n("fit")), floor(n("batch_tokens") / n("microbatch_tokens"))
     )), "", "replicas of the model"),
     ("microbatches", maximum(
       1, floor(n("batch_tokens") / (n("replicas") * n("microbatch_tokens")))
     ), "", "microbatches of a replica in a step"),
-    # Of 1F1B, interleaved if there are chunks.
+    # Bubble of 1F1B, interleaved if there are chunks.
     ("bubble", (n("stages") - 1) / (
       n("chunks") * n("microbatches") + n("stages") - 1
     ), "", "share of a step in which stages idle"),
@@ -183,13 +188,13 @@ def _inside() -> dict[str, Result]:
     ("tokens_of_tenth", 9 * (n("stages") - 1) / n("chunks")
      * n("microbatch_tokens") * n("replicas"), "",
      "tokens of a step in which stages would idle a tenth"),
-    # A layer has 12 times the square of its width in parameters.
+    # A layer has 12 width^2 parameters.
     ("width", sqrt(n("active") / (12 * n("layers"))), "",
      "width of the stream"),
     ("gradient_bytes", _ITEM_BYTES * n("parameters") / (
       n("stages") * n("tensor")
     ), "B", "gradients of an accelerator"),
-    # Rings send 2 (n - 1) / n of what they reduce; 8 bits are a byte.
+    # Rings send 2 (n - 1) / n of the reduced bytes; 8 bits are a byte.
     ("data_bits", 8 * 2 * (n("replicas") - 1) / n("replicas")
      * n("gradient_bytes") / window, "bit/s",
      "an accelerator sends gradients to replicas"),
@@ -204,8 +209,8 @@ def _inside() -> dict[str, Result]:
      "of its rate inside the rack, that is"),
     ("endpoints", ceil(n("accelerators") / n("sites_needed")), "",
      "accelerators of a site"),
-    # A full tree of k tiers has 2 (radix / 2)^k hosts; just full, rounding
-    # must not add a tier.
+    # A full tree of k tiers has 2 (radix / 2)^k hosts. If it is exactly full,
+    # rounding must not add a tier.
     ("tiers", maximum(1, ceil(
       log(n("endpoints") / 2) / log(n("radix") / 2) - 1e-9
     )), "", "tiers of a fat tree of that many hosts"),
@@ -235,12 +240,13 @@ def _failures() -> dict[str, Result]:
   n = name
 
   def daly(mtbf: Expression, interval: Expression, save: Expression):
+    # Daly's expected time per interval; exponents are capped to stay finite.
     work = exp(minimum((interval + save) / mtbf, _LARGE)) - 1
     return interval / (
       mtbf * exp(minimum(n("restart_s") / mtbf, _LARGE)) * work
     )
 
-  replica = minimum(n("accelerators"), n("stages") * n("tensor"))
+  replica = minimum(n("accelerators"), n("stages") * n("tensor"))  # size
   return _group("failures", (
     ("mtbf_s", 3600 * n("mtbf_h") / n("accelerators"), "s",
      "time between failures of the machine"),
@@ -270,10 +276,10 @@ def _failures() -> dict[str, Result]:
 
 
 def results(given: str = "budget") -> dict[str, Result]:
-  """Returns what a plan says, in the order in which it is computed.
+  """Returns the results of a plan in the order of computation.
 
   Args:
-    given: What the size of the machine follows from, one of ``GIVEN``.
+    given: Quantity that determines the size of the machine, one of ``GIVEN``.
   """
   checks.known("given=", given, GIVEN)
   return (
@@ -283,7 +289,7 @@ def results(given: str = "budget") -> dict[str, Result]:
 
 
 def formulas(given: str = "budget") -> dict[str, Expression]:
-  """Returns the formulas of `results` alone."""
+  """Returns only the formulas of `results`."""
   return {key: result.formula for key, result in results(given).items()}
 
 
@@ -300,17 +306,24 @@ def plan(
 ) -> dict[str, Any]:
   """Computes a plan.
 
+  Example:
+    A fully dense model of 405e9 parameters, with 20 tokens per parameter:
+
+    >>> found = plan({"parameters": 405e9, "active_share": 1})
+    >>> f"{found['flops']:.3g} FLOPs"
+    '1.97e+25 FLOPs'
+
   Args:
-    values: Knobs that are not as in ``KNOBS``, numbers or float64 arrays of
-      equal shapes.
-    given: What the size of the machine follows from, one of ``GIVEN``.
+    values: Knobs that differ from ``KNOBS``, numbers or float64 arrays of equal
+      shapes.
+    given: Quantity that determines the size of the machine, one of ``GIVEN``.
 
   Returns:
     Knobs and results by their names.
 
   Raises:
-    ValueError: A knob is unknown or out of its bounds, or the budget buys no
-      rack, or a rack needs more than a site has.
+    ValueError: A knob is unknown or out of its bounds, the budget is below the
+      price of a rack, or a rack needs more power than a site has.
   """
   own = with_defaults(values or {})
   spent = np.min(own["budget"] * own["compute_share"])
@@ -329,11 +342,11 @@ def plan(
 
 
 def possible(values: Mapping[str, Any], given: str = "budget") -> np.ndarray:
-  """Returns which plans `plan` would not refuse, bool.
+  """Returns which plans `plan` would accept, as bool.
 
   Args:
     values: Knobs within their bounds, as for `plan`.
-    given: As for `plan`.
+    given: Quantity that determines the size, as for `plan`.
   """
   own = with_defaults(values)
   found = np.asarray(_rack_w(own) <= own["site_w"])
@@ -351,7 +364,7 @@ def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns all knobs.
 
   Raises:
-    ValueError: One is unknown or out of its bounds.
+    ValueError: A knob is unknown or out of its bounds.
   """
   for key, value in values.items():
     checks.known("knob ", key, KNOBS)
@@ -372,22 +385,23 @@ def solve(
   key: str, target: str, wanted: float,
   values: Mapping[str, float] | None = None, given: str = "budget",
 ) -> float:
-  """Finds the knob with which a result is as wanted.
+  """Returns the value of a knob at which a result has a wanted value.
 
   Args:
-    key: The knob. The result must rise or fall with it.
-    target: The result.
-    wanted: What it is to be.
-    values: The other knobs, as for `plan`.
-    given: As for `plan`.
+    key: Knob. The result must be monotonic in it.
+    target: Name of the result.
+    wanted: Value that the result must reach.
+    values: Other knobs, as for `plan`.
+    given: Quantity that determines the size, as for `plan`.
 
   Raises:
     ValueError: The knob or the result is unknown, or no value from a thousandth
-      of the knob's range to a thousand times it gives that.
+      of the knob's range to a thousand times it gives that result.
   """
   checks.known("target=", target, results(given))
   checks.known("knob ", key, knobs_of(given))
   knob = KNOBS[key]
+  # The search interval of Brent's method; the ends must have opposite signs.
   low = max(knob.least, knob.low / 1e3)
   high = min(knob.most, knob.high * 1e3)
 
@@ -406,24 +420,24 @@ def solve(
 def fill(
   power_w: float, places: Mapping[str, float]
 ) -> tuple[dict[str, float], float]:
-  """Spreads a machine over sites, the largest first.
+  """Distributes a machine over sites, the largest first.
 
   Args:
-    power_w: Watts of the machine with cooling.
-    places: Watts that each site can give, by name.
+    power_w: Power of the machine including cooling, in watts.
+    places: Available power of each site in watts, by name.
 
   Returns:
-    Watts of each site that is used, and what is left over.
+    Watts of each site that is used, and the watts that do not fit.
 
   Raises:
-    ValueError: There is no site, or one without power.
+    ValueError: There is no site, or a site has no power.
   """
   if not places:
     raise ValueError("sites=() must have at least one site")
   found = {}
   for site in sorted(places, key=lambda key: -places[key]):
     if not 0 < places[site] < math.inf:
-      raise ValueError(f"site {site} has {places[site]:g} W: it must have some")
+      raise ValueError(f"site {site} has {places[site]:g} W: must be positive")
     if power_w > 0:
       found[site] = min(power_w, places[site])
       power_w -= found[site]

@@ -1,4 +1,4 @@
-"""Closed forms as trees that Python evaluates and JavaScript can, too.
+"""Closed forms as expression trees, evaluated in Python or in JavaScript.
 
 A formula is written as arithmetic on names. So one formula gives a number, an
 array of numbers for many settings at once, and a function for a web page.
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-# Each with its function in Python and its text in JavaScript (ES5).
+# Operation -> its function in Python and its text in JavaScript (ES5).
 _OPERATIONS: dict[str, tuple[Any, str]] = {
   "+": (np.add, "({} + {})"),
   "-": (np.subtract, "({} - {})"),
@@ -28,11 +28,18 @@ _OPERATIONS: dict[str, tuple[Any, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Expression:
-  """A node of a tree.
+  """Node of an expression tree.
+
+  Example:
+    >>> area = name("width") * name("height")
+    >>> float(area.value({"width": 2, "height": 3}))
+    6.0
+    >>> area.javascript("v")
+    '(v.width * v.height)'
 
   Attributes:
     kind: "name", "number" or an operation.
-    args: The name, the number, or the operands.
+    args: Name, number, or operands.
   """
 
   kind: str
@@ -63,7 +70,7 @@ class Expression:
     return _apply("/", other, self)
 
   def __str__(self) -> str:
-    """Returns the formula as people write it."""
+    """Returns the formula in infix notation."""
     if self.kind == "name":
       return self.args[0]
     if self.kind == "number":
@@ -83,7 +90,7 @@ class Expression:
     return its < own or (place == 1 and its == own and self.kind in "-/")
 
   def names(self) -> Iterator[str]:
-    """Yields the names that the formula reads, some of them twice."""
+    """Yields the names that the formula reads, with repetitions."""
     if self.kind == "name":
       yield self.args[0]
     elif self.kind != "number":
@@ -107,7 +114,7 @@ class Expression:
     """Returns the formula in JavaScript.
 
     Args:
-      values: The name of the object that has a number for each name.
+      values: Name of the object that has a number for each name.
     """
     if self.kind == "name":
       return f"{values}.{self.args[0]}"
@@ -122,7 +129,7 @@ _PRIORITY = {"+": 0, "-": 0, "*": 1, "/": 1}
 
 
 def name(text: str) -> Expression:
-  """Returns the value of a name."""
+  """Returns the expression that reads a named value."""
   return Expression("name", (text,))
 
 
@@ -149,12 +156,12 @@ def log(x: Operand) -> Expression:
 
 
 def ceil(x: Operand) -> Expression:
-  """Returns the least integer that is not less."""
+  """Returns x rounded up to an integer."""
   return _apply("ceil", x)
 
 
 def floor(x: Operand) -> Expression:
-  """Returns the largest integer that is not more."""
+  """Returns x rounded down to an integer."""
   return _apply("floor", x)
 
 
@@ -171,10 +178,10 @@ def minimum(x: Operand, y: Operand) -> Expression:
 def evaluate(
   formulas: Mapping[str, Expression], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Evaluates formulas in their order; each may read those before it.
+  """Evaluates formulas in their order; each may read earlier ones.
 
   Args:
-    formulas: By the names of their results.
+    formulas: Formulas by the names of their results.
     values: A number or an array for each other name.
 
   Returns:
@@ -187,12 +194,12 @@ def evaluate(
 
 
 def javascript(formulas: Mapping[str, Expression], function: str) -> str:
-  """Returns a function that does what `evaluate` does, in JavaScript.
+  """Returns the source of a JavaScript function equivalent to `evaluate`.
 
   Args:
-    formulas: By the names of their results.
-    function: What the function is called. It takes an object of numbers and
-      adds the results to it.
+    formulas: Formulas by the names of their results.
+    function: Name of the function. It takes an object of numbers and adds the
+      results to it.
   """
   lines = [
     f"  v.{key} = {formula.javascript('v')};"

@@ -1,4 +1,4 @@
-"""The knobs of a datacentre: what it is made of, and what is asked of it."""
+"""Knobs of a datacentre plan: its components, workload and assumptions."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -6,27 +6,27 @@ import math
 
 from parallel.hardware import sites
 
-# How a number is known: read in the "paper" that it is of or in its abstract,
-# in a "published" document, in others' copies ("reported"), backed out of a
-# paper's outputs ("derived"), recalled ("unverified"), or a "choice" of ours.
+# Evidence for a number: read in the "paper" itself or its abstract, in a
+# "published" document, in secondary sources ("reported"), derived from a
+# paper's outputs ("derived"), recalled ("unverified"), or our own "choice".
 MARKS = ("paper", "published", "reported", "derived", "unverified", "choice")
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-  """A number that may be otherwise.
+  """Uncertain number with its range and source.
 
   Attributes:
     value: Value that the plan uses.
-    low: The least that is likely.
-    high: The most that is likely.
-    unit: Its unit; "" for a plain number.
-    meaning: Meaning, in a few words.
+    low: Lower end of the likely range.
+    high: Upper end of the likely range.
+    unit: Unit; "" for a plain number.
+    meaning: Short description.
     source: Publication or assumption behind the value.
     mark: Confidence in the source, one of ``MARKS``.
-    least: Below this it makes no sense.
-    most: Nor above this.
-    whole: Whether it is a number of things.
+    least: Smallest valid value.
+    most: Largest valid value.
+    whole: Whether the value must be an integer.
   """
 
   value: float
@@ -59,7 +59,7 @@ _LIQUID, _LIQUID_SOURCE = sites.COOLING["liquid"]
 def _rack(
   key: str, low: float, high: float, unit: str, meaning: str, **bounds: float
 ) -> Quantity:
-  """Returns a knob that a rack sets; as it is for a GB200's."""
+  """Returns a knob that depends on the rack; its value is that of a GB200."""
   value = _GB200.flops["bf16"] if key == "peak" else getattr(_GB200, key)
   return Quantity(
     value, low, high, unit, meaning, *_GB200.sources[key], **bounds
@@ -145,7 +145,7 @@ KNOBS: dict[str, Quantity] = {
   "repair_h": Quantity(24, 4, 72, "h", "time until what has failed is back"),
 }
 
-# Knobs that somebody decides; the others are as the world is.
+# Knobs that are decisions; all others are given by technology or environment.
 DECISIONS = (
   "budget", "accelerators", "days_allowed", "compute_share", "per_rack",
   "site_w", "fill", "parameters", "active_share", "tokens_per_parameter",
@@ -155,9 +155,9 @@ DECISIONS = (
 
 
 def around(key: str, value: float) -> tuple[float, float]:
-  """Returns the range of a knob that has another value.
+  """Returns the range of a knob whose value was changed.
 
-  It is as wide as that in ``KNOBS``, relative to the value.
+  It has the same width relative to the value as the range in ``KNOBS``.
   """
   knob = KNOBS[key]
   low, high = (end * value / knob.value for end in (knob.low, knob.high))

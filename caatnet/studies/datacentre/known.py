@@ -1,4 +1,4 @@
-"""Published figures beside the plan's: the paper's, and machines that exist."""
+"""Comparison of plans with figures of the paper and of real machines."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,25 +7,25 @@ from caatnet.studies.datacentre import closed_forms, knobs
 from parallel.hardware import sites
 
 _PAPER = "arXiv 2407.12819"
-# "consistent": an input is a figure of the same source, or was backed out of
-# one, and the result is within `TOLERANCE` of the published figure; "differs":
-# such an input, and a larger error. "same formula": the source computes it so.
-# "predicted": neither.
+# Relation to the published figure. "consistent": an input is a figure of the
+# same source, or was derived from one, and the result is within `TOLERANCE` of
+# the published figure. "differs": such an input, and a larger error. "same
+# formula": the source uses the same formula. "predicted": neither.
 VERDICTS = ("consistent", "differs", "same formula", "predicted")
 TOLERANCE = 0.05
 
 
 class Row(NamedTuple):
-  """A published figure and ours.
+  """Published figure and the plan's value.
 
   Attributes:
-    what: What it is.
-    published: As published, or the ends of a range.
-    ours: What the plan says.
-    inputs: What went into ours, in words.
-    verdict: Kind of the inputs, one of ``VERDICTS``.
-    source: Where the published figure comes from.
-    unit: Of both.
+    what: Name of the quantity.
+    published: Published value, or the ends of its range.
+    ours: Value of the plan.
+    inputs: Description of the plan's inputs.
+    verdict: Relation between the two values, one of ``VERDICTS``.
+    source: Source of the published value.
+    unit: Unit of both values.
   """
 
   what: str
@@ -37,11 +37,11 @@ class Row(NamedTuple):
   unit: str = ""
 
   def plain(self) -> dict[str, Any]:
-    """Returns the row with its error, to the nearer end of a range.
+    """Returns the row with its error, relative to the nearer end of a range.
 
     A row whose error exceeds the tolerance is not consistent.
     """
-    near = min(
+    near = min(  # clamps `ours` to the range
       max(self.ours, min(self.published)), max(self.published)
     )
     error = self.ours / near - 1
@@ -52,12 +52,13 @@ class Row(NamedTuple):
 
 
 def paper() -> list[dict[str, Any]]:
-  """Returns the paper's figures beside two plans.
+  """Compares the paper's figures with two plans.
 
-  One has a rack's price and power that were backed out of the paper's outputs.
-  The other has, for as many racks, their power as sold, a tenth for network and
-  storage, and a published PUE.
+  The first uses a rack's price and power derived from the paper's outputs. The
+  second uses, for the same number of racks, their power as sold, a tenth for
+  network and storage, and a published PUE.
   """
+  # Defaults include a price and power derived from the paper's outputs.
   backed = closed_forms.plan()
   pue, _ = sites.COOLING["fleet"]
   forward = closed_forms.plan({"overhead": 1.1, "pue": pue})
@@ -82,12 +83,12 @@ def paper() -> list[dict[str, Any]]:
 
 
 def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
-  """Says under which conditions models of 50T and 100T can be trained.
+  """Returns the conditions under which models of 50T and 100T can be trained.
 
   Args:
-    rack: A key of ``sites.RACKS``.
-    values: Knobs, the number of accelerators among them. Parameters, their
-      active share and the peak are those of each row.
+    rack: Key of ``sites.RACKS``.
+    values: Knobs, including the number of accelerators. Each row sets
+      parameters, their active fraction and the peak.
   """
   rows = []
   for precision, flops in sites.RACKS[rack].flops.items():
@@ -108,7 +109,7 @@ def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def machines() -> list[dict[str, Any]]:
-  """Returns figures of machines that were built and used, beside plans."""
+  """Compares figures of machines that were built and used with plans."""
   llama = closed_forms.plan({
     **knobs.of_rack("h100", "bf16"), "accelerators": 16_384,
     "parameters": 405e9, "tokens_per_parameter": 15.6e12 / 405e9,

@@ -1,8 +1,8 @@
-"""The page with sliders: one file that loads nothing, and computes the plan.
+"""Interactive page of a plan: one self-contained HTML file with sliders.
 
-Closed forms are the functions that `caatnet.studies.datacentre.expressions`
-writes; what else a result has, such as simulations, is in tables with its
-inputs.
+The closed forms are the functions that `caatnet.studies.datacentre.expressions`
+writes. Other parts of a result, such as simulations, are shown as tables with
+their inputs.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from typing import Any
 
 from caatnet.studies.datacentre import closed_forms, expressions, report
 
-# What the page calls the function of the formulas.
+# Name of the JavaScript function that evaluates the formulas.
 FUNCTION = "plan"
 
 
@@ -21,11 +21,11 @@ def text(result: Mapping[str, Any]) -> str:
   """Returns the page.
 
   Args:
-    result: What `caatnet.studies.datacentre.study.run` returned.
+    result: Result of `caatnet.studies.datacentre.study.run`.
   """
   template = importlib.resources.files(__package__).joinpath("page.html")
   formulas = closed_forms.formulas(result["given"])
-  # A text in it must not end the script.
+  # Escapes "</", so that a string in the data cannot end the script.
   data = json.dumps(
     dict(result) | {"notes": report.notes(result)}, allow_nan=False
   ).replace("</", "<\\/")

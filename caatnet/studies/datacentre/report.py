@@ -12,15 +12,15 @@ from caatnet.show.report import Column, Report, Table, keyed, yes_no
 Row = Mapping[str, Any]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
-# Units that take no prefix; "" is that of counts and shares.
+# Units without SI prefixes; "" is for counts and fractions.
 _PLAIN = ("", "days", "h", "s", "km", "$/MWh", "bit")
-# Below this share of the time nothing is trained.
+# Below this fraction of useful time there is no training progress.
 _PROGRESS = 1e-6
 _MOST_BARS = 10
 
 
 def quantity(x: float | None, unit: str = "") -> str:
-  """Returns a number with its unit, of four digits."""
+  """Formats a number with four digits and its unit."""
   if x is None:
     return "-"
   if unit == "FLOP":
@@ -36,12 +36,12 @@ def quantity(x: float | None, unit: str = "") -> str:
 
 
 def _in_units(row: Row, unit: str, *keys: str) -> dict[str, Any]:
-  """Returns a row with some of its numbers as text with a unit."""
+  """Returns a row with some of its numbers formatted with a unit."""
   return row | {key: quantity(row[key], unit) for key in keys}
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns the plan, its assumptions, what decides, and curves."""
+  """Returns the plan, its assumptions, sensitivities, and curves."""
   parts: list[Table | str] = [
     Table(
       f"{group}: predicted from the assumptions below, not measured",
@@ -114,7 +114,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
-  """Returns what a reader of a plan must know, a line each."""
+  """Returns warnings about a plan, one per line."""
   of = {row["name"]: row["value"] for row in result["results"]}
   knobs = {row["name"]: row["value"] for row in result["knobs"]}
   places, pod = result["sites"], result["pod"]

@@ -1,4 +1,4 @@
-"""The study of datacentres: what a budget buys, trains, and has to connect."""
+"""Study of datacentres: purchase, training and network for a budget."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -24,25 +24,24 @@ from parallel import checks
 from parallel.hardware import devices, sites
 from parallel.topology import text as topologies
 
-# The results that a report gives quantiles of.
+# Results for which the report gives quantiles.
 DRAWN = (
   "facility_w", "energy_year_cost", "days", "largest", "cross_bits", "goodput",
   "replica_goodput", "replica_days",
 )
-# Accelerators at which all is computed once more.
+# Numbers of accelerators for which the whole plan is recomputed.
 SCALES = (1, 8, 64, 16_384, 1_677_600)
-# A leaf-spine network in which flows are routed one by one.
+# Leaf-spine network in which flows are routed one by one.
 _FABRIC = "leaf_spine:16x16x16"
 # Bandwidths between sites that are tried, bit/s, before the answer is refined.
 _BANDWIDTHS = np.logspace(6, 17, 221)
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Plans.
+  """Computes the plan and its analyses.
 
   Args:
-    config: A config like configs/datacentre/hundred_billion.py, as nested
-      dicts.
+    config: Config like configs/datacentre/hundred_billion.py, as nested dicts.
 
   Returns:
     Plain data: "knobs" and "results" with units and sources, "sites", "paper"
@@ -51,7 +50,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     between sites), "multipath", "quantiles" and "tornado".
 
   Raises:
-    ValueError: A value is wrong; the message has its key.
+    ValueError: A value is invalid; the message names its key.
   """
   given = config["given"]
   with naming("config", ("sites", "given", "rack", "precision", "cooling")):
@@ -64,7 +63,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     found = closed_forms.plan(values, given)
     used, left = closed_forms.fill(found["facility_w"], places)
     if not left and len(used) != found["sites_needed"]:
-      # Sites are unequal: formulas have as many that are as large as the mean.
+      # Sites differ in size; the formulas assume equal sites of mean size.
       values["site_w"] = found["facility_w"] / len(used) * (1 + 1e-9)
       sources["site_w"] = ("the mean of the sites that are used", "choice")
       found = closed_forms.plan(values, given)
@@ -115,19 +114,19 @@ def write_page(result: Mapping[str, Any], path: pathlib.Path) -> None:
   """Writes the page with sliders.
 
   Args:
-    result: What `run` returned.
-    path: The file to write, HTML.
+    result: Result of `run`.
+    path: HTML file to write.
   """
   files.replace(path, page.text(result))
 
 
 def _places(texts: Sequence[str]) -> dict[str, float]:
-  """Returns watts by site."""
+  """Returns the power of each site in watts."""
   found: dict[str, float] = {}
   for text in texts:
     name, _, watts = text.partition(":")
     if name in found:
-      raise ValueError(f"sites={text!r}: there is a site {name!r} already")
+      raise ValueError(f"sites={text!r}: the site {name!r} is duplicate")
     try:
       found[name] = float(watts) if watts else sites.SITES[name].power_w
     except (KeyError, ValueError) as error:
@@ -135,14 +134,14 @@ def _places(texts: Sequence[str]) -> dict[str, float]:
         f"sites={text!r} is neither NAME:WATTS nor one of "
         f"{', '.join(sites.SITES)}"
       ) from error
-  closed_forms.fill(0, found)  # refuses what is no site
+  closed_forms.fill(0, found)  # raises if a site is invalid
   return found
 
 
 def _chosen(
   config: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, sites.Source]]:
-  """Returns the knobs that rack, precision and cooling set, and sources."""
+  """Returns the knobs set by rack, precision and cooling, and their sources."""
   kind, precision, cooling = (
     config[key] for key in ("rack", "precision", "cooling")
   )
@@ -167,6 +166,7 @@ def _set(
       f"{pod['devices']} devices of {pod['cluster']}", "choice"
     )
   own = _own(config)
+  # The config's own knobs have precedence over rack, cooling and pod.
   values |= own | {"site_w": max(places.values())}
   sources |= dict.fromkeys(own, ("this config", "choice"))
   sources["site_w"] = ("config.sites", "choice")
@@ -203,7 +203,7 @@ def _knobs(
 
 
 def _scales(values: Mapping[str, float]) -> list[dict[str, Any]]:
-  """Computes the same plan for machines of all sizes."""
+  """Computes the same plan for machines of all sizes in ``SCALES``."""
   keys = (
     "budget", "facility_w", "sites_needed", "fit", "largest", "mtbf_s", "tiers",
   )
@@ -217,10 +217,10 @@ def _scales(values: Mapping[str, float]) -> list[dict[str, Any]]:
 def _between(
   config: Mapping[str, Any], found: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Finds the bandwidths between sites that methods need.
+  """Returns the bandwidths between sites that methods need.
 
-  Steps, parameters and layers are the plan's, and so are sites, of which there
-  are two at least; a reduction arrives half a round trip after it was sent.
+  Steps, parameters, layers and the number of sites (at least two) are those of
+  the plan. A reduction arrives half a round trip after it was sent.
   """
   rounds, targets = config["round_steps"], config["targets"]
   if not targets:
@@ -237,8 +237,9 @@ def _between(
   )
 
   def needed(method: predictor.Method, target: float) -> float | None:
-    """Returns the least bandwidth for a share, to 0.2%; None for none."""
+    """Returns the least bandwidth for a target, to 0.2%; None if none works."""
     grid = _BANDWIDTHS
+    # The second pass refines the interval around the first answer.
     for _ in range(2):
       period = predictor.simulate(
         model, method, grid, volume_factor=2 * (count - 1) / count,
@@ -268,9 +269,10 @@ def _between(
 
 
 def _multipath() -> dict[str, Any]:
-  """Routes a shift over leaves and spines, whole and without one link."""
+  """Routes a shift over leaves and spines, intact and with one link removed."""
   net = link_loads.fabric(topologies.parse(_FABRIC))
   leaf, spine = sorted(set(net.leaf_of))[0], net.spines[0]
+  # One failed link, in both directions.
   broken = link_loads.fabric(net.topology.without((leaf, spine), (spine, leaf)))
   rows = []
   for router in ("ecmp", "spray", "ethereal"):
@@ -288,8 +290,8 @@ def _multipath() -> dict[str, Any]:
 
 
 def _causes(accelerators: float) -> dict[str, float]:
-  """Returns failures per day by their causes, at the published rates."""
-  hours = sites.INTERRUPTED_GPUS * sites.INTERRUPTED_HOURS
+  """Returns failures per day by cause, at the published rates."""
+  hours = sites.INTERRUPTED_GPUS * sites.INTERRUPTED_HOURS  # GPU-hours observed
   return {
     cause: float(24 * accelerators * count / hours)
     for cause, count in sites.INTERRUPTIONS.items()
@@ -297,7 +299,7 @@ def _causes(accelerators: float) -> dict[str, float]:
 
 
 def _pod(config: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Asks the planner for a pod; None without its config."""
+  """Plans a pod with the planner; returns None without a pod in the config."""
   if not config:
     return None
   plan = planner.run(config)

@@ -1,8 +1,9 @@
-"""What ranges of knobs make of a datacentre's results: draws, and a tornado.
+"""Uncertainty of a datacentre's results: Monte Carlo draws, and a tornado.
 
-Knobs that nobody decides are drawn independently, each from the triangle over
-its range whose peak is its value. That ranges are wide or narrow is somebody's
-judgement; so is what comes out. The tornado has decisions, too.
+Knobs that are not decisions are drawn independently, each from a triangular
+distribution over its range with the mode at its value. The widths of the ranges
+are judgements, and so are the resulting quantiles. The tornado also varies
+decisions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,13 @@ from parallel import checks
 
 
 class Bar(NamedTuple):
-  """What one knob does to a result, all others being as they are.
+  """Effect of one knob on a result, with all other knobs fixed.
 
   Attributes:
-    knob: The knob.
-    decided: Whether somebody decides it.
-    low: The result at the low end of the knob's range.
-    high: The result at the high end.
+    knob: Name of the knob.
+    decided: Whether the knob is a decision.
+    low: Result at the low end of the knob's range.
+    high: Result at the high end.
   """
 
   knob: str
@@ -33,17 +34,17 @@ class Bar(NamedTuple):
 def ranges(
   values: Mapping[str, float], given: str = "budget"
 ) -> dict[str, tuple[float, float, float]]:
-  """Returns low, value and high of the knobs that a plan reads and that vary.
+  """Returns (low, value, high) of the knobs that a plan reads and that vary.
 
   Args:
-    values: Knobs that are not as in ``KNOBS``; ranges go with them.
+    values: Knobs that differ from ``KNOBS``; their ranges scale with them.
     given: Argument of `closed_forms.plan`.
   """
   found = {}
   for key in closed_forms.knobs_of(given):
     value = values.get(key, knobs.KNOBS[key].value)
     low, high = knobs.around(key, value)
-    if low < high and key != given:  # what is given is known
+    if low < high and key != given:  # the given quantity is fixed
       found[key] = low, value, high
   return found
 
@@ -52,20 +53,20 @@ def draws(
   values: Mapping[str, float], given: str = "budget", *,
   num_draws: int = 10_000, seed: int = 0,
 ) -> dict[str, np.ndarray]:
-  """Computes plans of drawn knobs.
+  """Computes plans with randomly drawn knobs.
 
   Args:
-    values: As for `ranges`.
+    values: Knobs, as for `ranges`.
     given: Argument of `closed_forms.plan`.
-    num_draws: How many are drawn.
-    seed: Of the draws.
+    num_draws: Number of draws.
+    seed: Seed of the random generator.
 
   Returns:
-    Knobs and results by their names, float64 ``[n]``. Draws that are no plan,
-    such as of a budget that buys no rack, are left out.
+    Knobs and results by their names, float64 ``[n]``. Invalid draws, such as a
+    budget below the price of a rack, are excluded.
 
   Raises:
-    ValueError: None is a plan.
+    ValueError: No draw is a valid plan.
   """
   checks.at_least("num_draws", num_draws)
   rng = np.random.default_rng(seed)
@@ -76,7 +77,7 @@ def draws(
     for key, of in ranges(values, given).items()
     if key not in knobs.DECISIONS
   }
-  there = closed_forms.possible(found, given)
+  there = closed_forms.possible(found, given)  # bool [num_draws]
   if not there.any():
     raise ValueError(f"num_draws={num_draws}: none of the draws is a plan")
   plans = closed_forms.plan(
@@ -99,21 +100,21 @@ def quantiles(
 def tornado(
   target: str, values: Mapping[str, float], given: str = "budget"
 ) -> list[Bar]:
-  """Returns what each knob does to a result, that which does most first.
+  """Returns the effect of each knob on a result, the largest first.
 
   Args:
-    target: The result.
-    values: As for `ranges`.
+    target: Name of the result.
+    values: Knobs, as for `ranges`.
     given: Argument of `closed_forms.plan`.
 
   Raises:
-    ValueError: There is no such result.
+    ValueError: The result is unknown.
   """
   checks.known("target=", target, closed_forms.results(given))
   bars = []
   for key, (low, _, high) in ranges(values, given).items():
     if knobs.KNOBS[key].whole:
-      low, high = max(1.0, np.floor(low)), np.ceil(high)
+      low, high = max(1.0, np.floor(low)), np.ceil(high)  # integers
     ends: list[Any] = [
       closed_forms.plan({**values, key: end}, given)[target]
       if closed_forms.possible({**values, key: end}, given) else np.nan

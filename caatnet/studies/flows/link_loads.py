@@ -1,26 +1,26 @@
 """Exact link loads of flows on a leaf-spine network, for several routers.
 
 A flow between hosts of different leaves takes one spine, or its pieces take
-several. A router decides which:
+several. Routers differ in the choice of spines:
 
 - `ecmp` hashes each flow onto one spine.
 - `single_path` derives the spine from the destination (D-mod-k).
 - `spray` sends each packet to the next spine, so all spines get equal parts.
-- `ethereal` gives whole flows to spines in turn. Only the last few flows of
+- `ethereal` assigns whole flows to spines in turn. Only the last few flows of
   each source host and destination leaf are split, into as few equal pieces as
-  even loads need (Ethereal, arXiv 2407.00550). Every link carries what `spray`
-  gives it.
-- `coordinated` (ours) splits nothing. It colours the flows of all hosts, as
-  edges of the multigraph of leaves, by an equitable edge colouring (de Werra
-  1971) with a colour per spine. The fullest uplink carries ceil(degree /
-  spines) flows.
-- `coordinated_split` (ours) loads the fullest uplink as little as `spray` does,
-  whatever the sizes of flows, with the fewest splits if all leaves have the
+  even loads need (Ethereal, arXiv 2407.00550). Every link carries the same load
+  as with `spray`.
+- `coordinated` (not from the paper) splits nothing. It colours the flows of all
+  hosts, as edges of the multigraph of leaves, by an equitable edge colouring
+  (de Werra 1971) with a colour per spine. The fullest uplink carries
+  ceil(degree / spines) flows.
+- `coordinated_split` (not from the paper) loads the fullest uplink as little as
+  `spray`, for any sizes of flows, with the fewest splits if all leaves have the
   same degree and all flows the same size.
 
 Loads are exact rationals. A link's time is its load over its bandwidth: the
-fluid limit, without packets, queues or reordering. So two routers that differ
-in these and not in loads look alike here.
+fluid limit, without packets, queues or reordering. So routers that differ only
+in these have equal results here.
 """
 
 import collections
@@ -37,7 +37,7 @@ from parallel.topology.graph import Topology
 
 
 class Flow(NamedTuple):
-  """A message of some bytes from one rank to another."""
+  """Message from one rank to another, in bytes."""
 
   source: int
   destination: int
@@ -45,25 +45,25 @@ class Flow(NamedTuple):
 
 
 class Piece(NamedTuple):
-  """A part of a flow, numerator / denominator of it, that takes one spine."""
+  """Part of a flow that takes one spine: numerator / denominator of it."""
 
   spine: int
   numerator: int = 1
   denominator: int = 1
 
 
-# The pieces of one flow; empty if it stays below its leaf and takes no spine.
+# Pieces of one flow; empty if it stays below its leaf and takes no spine.
 Route = tuple[Piece, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fabric:
-  """A topology that is a leaf-spine network, as routers see it.
+  """Leaf-spine network with its leaves and spines.
 
   Attributes:
     topology: The whole topology.
-    leaf_of: Rank -> number of its leaf's node.
-    spines: Numbers of the spines' nodes, ascending.
+    leaf_of: Rank -> node number of its leaf.
+    spines: Node numbers of the spines, ascending.
   """
 
   topology: Topology
@@ -76,9 +76,9 @@ class Fabric:
 
   @functools.cached_property
   def live(self) -> dict[tuple[int, int], tuple[int, ...]]:
-    """(leaf, other leaf) -> spines with a link from the one and to the other.
+    """(leaf, other leaf) -> spines with links from the first to the second.
 
-    Failed links are those that the topology lacks.
+    Links that the topology lacks count as failed.
     """
     links = self.topology.links_by_pair
     leaves = sorted(set(self.leaf_of))
@@ -98,21 +98,21 @@ class Fabric:
 
 
 def fabric(topology: Topology) -> Fabric:
-  """Finds the leaves and spines of a topology.
+  """Identifies the leaves and spines of a topology.
 
   Args:
-    topology: Switches that ranks are joined to are leaves, the others spines.
+    topology: Switches joined to ranks are leaves, the others spines.
 
   Raises:
     ValueError: A rank is not joined to exactly one switch, a link joins two
-      leaves or two spines, or no spine joins some two leaves.
+      leaves or two spines, or some pair of leaves has no common spine.
   """
   leaf_of = []
   for rank in range(topology.num_ranks):
     near = topology.neighbours(rank)
-    if len(near) != 1 or near[0] < topology.num_ranks:
+    if len(near) != 1 or near[0] < topology.num_ranks:  # no switch, or several
       raise ValueError(
-        f"{topology.name} is no leaf-spine network: rank {rank} is joined to "
+        f"{topology.name} is not leaf-spine: rank {rank} is joined to "
         f"{list(near)}, not to one switch"
       )
     leaf_of.append(near[0])
@@ -123,7 +123,7 @@ def fabric(topology: Topology) -> Fabric:
     ends = {link.source, link.destination}
     if ends <= leaves or ends <= spines:
       raise ValueError(
-        f"{topology.name} is no leaf-spine network: a link joins "
+        f"{topology.name} is not leaf-spine: a link joins "
         f"{link.source} and {link.destination}, both "
         f"{'leaves' if ends <= leaves else 'spines'}"
       )
@@ -165,7 +165,7 @@ def _each(
   flows: Sequence[Flow],
   choose: Callable[[Flow, tuple[int, ...]], Route],
 ) -> list[Route]:
-  """Routes each flow between two leaves by itself, given its live spines."""
+  """Routes each flow between two leaves separately, given its live spines."""
   return [
     choose(flow, net.live[ends]) if ends in net.live else ()
     for flow, ends in zip(flows, map(net.leaves, flows), strict=True)
@@ -178,8 +178,8 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   Let f flows of equal size go from one host to one leaf, over s spines. The
   last r = f mod s flows are split into s / g pieces each, g = gcd(r, s), and
   all pieces take the spines in turn. This makes f + r (s / g - 1) pieces.
-  Flows of another size are a group of their own, which the paper, with one
-  size per step, does not need.
+  Extension: flows of different sizes form separate groups. The paper has one
+  size per step.
 
   Source: Ethereal, arXiv 2407.00550.
   """
@@ -189,11 +189,11 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   )
   for members in groups.values():
     live = net.live[net.leaves(flows[members[0]])]
-    split = len(members) % len(live)
-    pieces = len(live) // math.gcd(split, len(live))
-    turn = 0
+    split = len(members) % len(live)  # r
+    pieces = len(live) // math.gcd(split, len(live))  # s / g; 1 if r = 0
+    turn = 0  # next spine
     # The last r flows make r s / g pieces, a multiple of s since g divides r.
-    # So the turn through the spines ends where it began, and loads are even.
+    # So the rotation over the spines ends where it began, and loads are even.
     for place, index in enumerate(members):
       parts = pieces if place >= len(members) - split else 1
       routes[index] = tuple(
@@ -206,7 +206,7 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
 def _groups(
   net: Fabric, flows: Sequence[Flow], key: Callable[[Flow], Hashable]
 ) -> dict[Hashable, list[int]]:
-  """Groups the flows that leave their leaf by a key; returns their places."""
+  """Groups the flows that leave their leaf by a key; returns their indices."""
   groups = collections.defaultdict(list)
   for index, flow in enumerate(flows):
     if net.leaves(flow) in net.live:
@@ -217,9 +217,9 @@ def _groups(
 def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   """Routes each flow over one spine, by an equitable edge colouring.
 
-  Flows are edges of the multigraph of leaves and colours are spines. The flows
-  of each size are coloured by themselves. A flow whose spine has a failed link
-  on its way moves to the live spine that is least loaded, one flow at a time.
+  Flows are edges of the multigraph of leaves and colours are spines. Flows of
+  each size are coloured separately. A flow with a failed link on its path moves
+  to the least loaded live spine, one flow at a time.
   """
   def whole(
     ends: Sequence[colouring.Edge], count: int, sizes: Sequence[int]
@@ -234,10 +234,11 @@ def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
 
 
 def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
-  """Routes flows so that the fullest uplink has least, with few splits.
+  """Routes flows with the smallest load of the fullest uplink and few splits.
 
-  The fullest uplink carries what `least_fullest_uplink` says. Flows of one size
-  are split as little as that allows if all leaves send and receive as many.
+  The load of the fullest uplink equals `least_fullest_uplink`. Flows of one
+  size are split as little as that allows if all leaves send and receive equal
+  numbers of them.
 
   Raises:
     ValueError: An uplink has failed.
@@ -254,7 +255,7 @@ def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   )
 
 
-# (colour, part of the edge) pairs of one edge; the parts sum to 1.
+# (colour, fraction of the edge) pairs of one edge; the fractions sum to 1.
 _Shares = tuple[tuple[int, Fraction], ...]
 
 
@@ -268,7 +269,7 @@ def _coloured(
   """Routes each group of flows by a colouring whose colours are spines."""
   routes: list[Route] = [()] * len(flows)
   for members in groups.values():
-    ends = [net.leaves(flows[i]) for i in members]
+    ends = [net.leaves(flows[i]) for i in members]  # edges: (leaf, leaf)
     sizes = [flows[i].bytes for i in members]
     shares = colour(ends, len(net.spines), sizes)
     for index, parts in zip(members, shares, strict=True):
@@ -294,8 +295,8 @@ def _avoid_failures(
       load[spine, b] += flows[index].bytes
     else:
       displaced.append((index, a, b))
-  # After all others are counted: each goes where the fuller of its two links,
-  # up to the spine and down from it, is least full.
+  # After all others are counted: each flow takes the spine that minimises the
+  # larger load of its two links, up to the spine and down from it.
   for index, a, b in displaced:
     spine = min(
       net.live[a, b], key=lambda s: max(load[a, s], load[s, b])
@@ -323,12 +324,21 @@ def num_sent(routes: Sequence[Route]) -> int:
 def loads(
   net: Fabric, flows: Sequence[Flow], routes: Sequence[Route]
 ) -> dict[tuple[int, int], Fraction]:
-  """Returns the bytes on each link that carries any, hosts' links included.
+  """Returns the bytes on each link that carries any, including hosts' links.
+
+  Example:
+    Two hosts of leaf 0 send 8 bytes each to leaf 1, sprayed over two spines:
+
+    >>> from parallel.topology.builders import leaf_spine
+    >>> net = fabric(leaf_spine(2, 2, 2))
+    >>> flows = [Flow(0, 2, 8), Flow(1, 3, 8)]
+    >>> int(fullest_uplink(net, loads(net, flows, spray(net, flows))))
+    8
 
   Args:
     net: The network.
-    flows: What is sent.
-    routes: The route of each flow, as a router returned them.
+    flows: Flows that are sent.
+    routes: Route of each flow, from a router.
 
   Returns:
     (source node, destination node) -> bytes.
@@ -338,10 +348,12 @@ def loads(
   for flow, route in zip(flows, routes, strict=True):
     a, b = net.leaves(flow)
     if flow.source != flow.destination:
+      # Links of hosts carry whole flows, whatever the route.
       found[flow.source, a] += flow.bytes
       found[b, flow.destination] += flow.bytes
     ways[a, b, route] += flow.bytes
-  # Fractions only now, once per pair of leaves and route: they are slow.
+  # Exact fractions are slow, so they are used once per pair of leaves and
+  # route.
   for (a, b, route), amount in ways.items():
     for piece in route:
       part = Fraction(amount * piece.numerator, piece.denominator)
@@ -367,10 +379,10 @@ def fullest_uplink(
 
 
 def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
-  """Returns a lower bound of `fullest_uplink` that no routing beats.
+  """Returns a lower bound on `fullest_uplink` over all routings.
 
-  Bytes that must cross one of several links load the fullest of these at least
-  with their equal share. Three such sets of links are tried: a leaf's links to
+  Bytes that must cross one of several links load the fullest of these with at
+  least their equal share. Three such sets of links are tried: a leaf's links to
   all spines, its links from all spines, and, for the flows between two leaves,
   the links to the spines that join the two.
   """
@@ -403,7 +415,7 @@ def step_seconds(
   between hosts of two leaves, two below one leaf.
 
   Args:
-    net: The network, with bandwidth and latency of its links.
+    net: Network, with bandwidth and latency of its links.
     link_loads: Bytes on each link in one step, from `loads`.
     scale: Number of bytes that each byte of the loads stands for.
   """

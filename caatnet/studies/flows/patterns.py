@@ -1,4 +1,4 @@
-"""Makes flows to route: of patterns, schedules and programs' collectives."""
+"""Flows to route: from traffic patterns, schedules and compiled programs."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ Pattern = Callable[[Fabric, int], list[Flow]]
 
 
 def shift(net: Fabric, _: int) -> list[Flow]:
-  """Sends 1 byte from every host to the host in the same place one leaf on."""
+  """Sends 1 byte from every host to the host at its position one leaf on."""
   n = len(net.leaf_of)
-  hosts = net.leaf_of.count(net.leaf_of[0])
+  hosts = net.leaf_of.count(net.leaf_of[0])  # hosts per leaf
   return [Flow(i, (i + hosts) % n, 1) for i in range(n)]
 
 
@@ -44,14 +44,14 @@ def demands(schedule: Schedule, size_bytes: int) -> list[tuple[Flow, ...]]:
   All chunks that one rank sends another in a round are one flow.
 
   Args:
-    schedule: What is sent.
+    schedule: Collective schedule.
     size_bytes: Bytes of the collective's buffer, all chunks together.
 
   Returns:
     One tuple of flows per round.
 
   Raises:
-    ValueError: A chunk would not have a whole number of bytes.
+    ValueError: The size of a chunk is not a whole number of bytes.
   """
   each, rest = divmod(size_bytes, schedule.num_chunks)
   if rest or not each:
@@ -74,21 +74,21 @@ def ring_demands(
   """Returns the flows of a program's collective under the ring algorithm.
 
   Args:
-    kind: Kind of the collective, in the words of `parallel.xla.ledger`:
+    kind: Kind of the collective, as named in `parallel.xla.ledger`:
       "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute" or
       "broadcast".
     groups: Ranks of each replica group, in ring order.
     operand_bytes: Bytes of one rank's operand.
 
   Returns:
-    The flows of a step, and how many such steps follow one another. Bytes
-    that do not divide are rounded up.
+    Flows of one step, and the number of such steps. Fractional bytes are
+    rounded up.
 
   Raises:
     ValueError: The kind is unknown.
   """
-  # Kind -> (steps, parts into which the operand is cut). An all-gather passes
-  # its whole operand on, which is one rank's slice of the result.
+  # Kind -> (steps, parts into which the operand is cut). An all-gather forwards
+  # whole operands, each of which is one rank's slice of the result.
   size = len(groups[0])
   steps, parts = {
     "all_reduce": (2 * (size - 1), size),
@@ -100,7 +100,7 @@ def ring_demands(
   }.get(kind, (0, 0))
   if not parts:
     raise ValueError(f"no ring algorithm for the kind {kind!r}")
-  amount = -(-operand_bytes // parts)
+  amount = -(-operand_bytes // parts)  # rounded up
   # Each rank sends to the next one; in an all-to-all to all others at once.
   flows = []
   for group in groups:

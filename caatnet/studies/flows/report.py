@@ -69,7 +69,7 @@ def _loads(title: str, rows: Rows) -> Table:
 
 
 def _figure(rows: Rows) -> plot.Figure:
-  """Returns the fullest uplinks, and how many pieces flows are sent in."""
+  """Returns the fullest uplinks, and the number of pieces per flow."""
   groups = list(dict.fromkeys((r["topology"], r["pattern"]) for r in rows))
   routers = list(dict.fromkeys(r["router"] for r in rows))
   width = 0.8 / len(routers)

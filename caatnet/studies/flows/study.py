@@ -1,4 +1,4 @@
-"""The study of routing flows over leaf-spine networks.
+"""Study of routing flows over leaf-spine networks.
 
 It computes the fullest uplinks of traffic patterns, with and without failed
 links, and completion times of collectives and of those of a compiled program.
@@ -33,7 +33,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: A config like configs/collectives/spraying.py, as nested dicts.
+    config: Config like configs/collectives/spraying.py, as nested dicts.
 
   Returns:
     Plain data: "patterns" and "failures" with loads in flows, as exact text and
@@ -72,6 +72,7 @@ def _fabric(config: Mapping[str, Any], text: str) -> Fabric:
 
 def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
   """Returns the network without its failed links, in both directions."""
+  # The config numbers leaves and spines from 0; node numbers are larger.
   leaves = sorted(set(net.leaf_of))
   pairs = []
   for pair in config["failed_uplinks"]:
@@ -97,15 +98,16 @@ def _route(
   config: Mapping[str, Any], net: Fabric, router: str, sent: Sequence[Flow]
 ) -> list[link_loads.Route]:
   """Routes flows by a router; only ECMP's hash has a seed."""
+  # Only ECMP draws random numbers.
   options = {"seed": config["seed"]} if router == "ecmp" else {}
   return link_loads.ROUTERS[router](net, sent, **options)
 
 
 def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
-  """Returns the routers that take the network, which may have failed links."""
+  """Returns the routers that support the network, which may have failures."""
   return [
     name for name in config["routers"]
-    if net.whole or name != "coordinated_split"
+    if net.whole or name != "coordinated_split"  # needs all uplinks
   ]
 
 
@@ -169,14 +171,15 @@ def _times(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
 def _steps(
   net: Fabric, algorithm: str
 ) -> tuple[int, Mapping[tuple[Flow, ...], int]]:
-  """Returns what an algorithm sends in its steps.
+  """Returns the flows that an algorithm sends in its steps.
 
   Returns:
-    The number of chunks; and for each kind of step, given by its flows with a
-    byte per chunk, how many such steps there are.
+    Number of chunks; and for each kind of step, given by its flows with a byte
+    per chunk, the number of such steps.
   """
   n = len(net.leaf_of)
   if algorithm == "all_to_all":
+    # n bytes per rank: one byte for each destination.
     sent, count = patterns.ring_demands("all_to_all", [range(n)], n)
     return n, {sent: count}
   try:
@@ -184,7 +187,7 @@ def _steps(
     check(schedule, net.topology)
   except ValueError as error:
     raise ValueError(f"config.algorithms: {error}") from error
-  # With num_chunks bytes in all a chunk has one byte. Equal rounds are counted.
+  # With num_chunks bytes in all, a chunk has one byte. Counts equal rounds.
   rounds = patterns.demands(schedule, schedule.num_chunks)
   return schedule.num_chunks, collections.Counter(rounds)
 
@@ -195,7 +198,7 @@ def _link_loads(
   router: str,
   steps: Mapping[tuple[Flow, ...], int],
 ) -> list[tuple[dict[tuple[int, int], Fraction], int]]:
-  """Returns the loads of each kind of step, and how often it occurs.
+  """Returns the loads of each kind of step, and the number of such steps.
 
   Equal steps take equal paths, so each kind is routed once.
   """
@@ -231,7 +234,7 @@ def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
         rows.append({"program": label, **_entry(config, net, mesh, entry)})
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(
-      f"{key}: not what `launch.compile --json` prints ({error!r})"
+      f"{key}: not the output of `launch.compile --json` ({error!r})"
     ) from error
   return rows
 
@@ -249,6 +252,7 @@ def _entry(
       "or no known count"
     )
   sizes = tuple(mesh.values())
+  # Dims of the mesh over which the collective runs.
   dims = [d for d, name in enumerate(mesh) if name in entry["axes"]]
   groups = along(np.arange(math.prod(sizes)), sizes, dims)
   sent, count = patterns.ring_demands(entry["kind"], groups, entry["bytes"])

@@ -1,4 +1,4 @@
-"""Times of decoding by formula and by profile."""
+"""Decoding times from closed forms and from profiles."""
 
 from parallel.lazy import attach
 

@@ -1,8 +1,8 @@
-"""Measured layers of Llama-2-70B beside what the roofline gives for them.
+"""Comparison of measured layers of Llama-2-70B with the roofline.
 
 ``layers.csv`` has medians, in us, of the operations of one layer on one of 4 or
-8 GPUs, by the number of tokens. Attention's core and all-reduces are not among
-them. Microsoft's Vidur published them (MIT licence); the sample has few of its
+8 GPUs, by the number of tokens. It excludes the core of attention and
+all-reduces. Source: Microsoft's Vidur (MIT licence); the sample has few of its
 sizes.
 """
 
@@ -19,8 +19,8 @@ SOURCE = (
   "Llama-2-70b-hf/mlp.csv, few of its sizes"
 )
 _SAMPLE = pathlib.Path(__file__).with_name("layers.csv")
-# Columns of the sample: products, as `parallel.network.inference` calls them,
-# and what the roofline takes for free.
+# Columns of the sample: matrix products, named as in
+# `parallel.network.inference`, and operations that the roofline ignores.
 PRODUCTS = {
   "qkv": "attn_pre_proj", "out": "attn_post_proj",
   "gate and up": "mlp_up_proj", "down": "mlp_down_proj",
@@ -34,7 +34,7 @@ def compare(model: Transformer) -> list[dict[str, Any]]:
   """Returns measured and computed microseconds of a layer without attention.
 
   Args:
-    model: The sizes of Llama-2-70B.
+    model: Sizes of Llama-2-70B.
 
   Returns:
     A row for each GPU, number of ranks and number of tokens.
@@ -45,6 +45,7 @@ def compare(model: Transformer) -> list[dict[str, Any]]:
   for row in rows:
     ranks, tokens = int(row["num_ranks"]), int(row["tokens"])
     device = DEVICES[row["gpu"]]
+    # Only products are compared, so the context does not matter.
     step = Step(sequences=tokens, tokens=1, context=1)
     found.append({
       "gpu": row["gpu"],

@@ -40,7 +40,7 @@ def _percent(value: float) -> str:
 
 
 def _steps(model: str, rows: Rows, result: Mapping[str, Any]) -> Table:
-  """Returns the parts of a step in which all ranks share everything."""
+  """Returns the terms of a step with full synchronisation."""
   rows = [row for row in rows if row["policy"] == rows[0]["policy"]]
   factor, ms = result["compute_factor"], "{:.2f}".format
   return Table(
@@ -70,7 +70,7 @@ def _steps(model: str, rows: Rows, result: Mapping[str, Any]) -> Table:
 
 
 def _saved(model: str, rows: Rows) -> Table:
-  """Returns the part of a step that each policy saves."""
+  """Returns the fraction of a step that each policy saves."""
   lines: dict[str, dict[str, str]] = {}
   for row in rows:
     name = f"{row['machine']}, {row['step']}"
@@ -87,7 +87,7 @@ def _saved(model: str, rows: Rows) -> Table:
 
 
 def _helps(result: Mapping[str, Any]) -> Table:
-  """Returns the number of sequences from which on a policy is worth it."""
+  """Returns the least number of sequences for which a policy is worthwhile."""
 
   def count(value: int | None) -> str:
     return "never" if value is None else str(value)
@@ -134,9 +134,10 @@ def layers(result: Mapping[str, Any]) -> Table:
 
 
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
-  """Returns what policies save of decoding, by the number of sequences.
+  """Returns the savings of policies in decoding, by the number of sequences.
 
-  A band reaches from the least latency to the greatest, a dashed line has none.
+  A band extends from the least latency to the greatest; dashed lines have no
+  latency.
   """
   curves = [c for c in result["curves"] if c["sequences"]]
   models, policies, machines = (

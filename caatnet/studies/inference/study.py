@@ -1,10 +1,10 @@
-"""The study of prefill and decode under tensor parallelism.
+"""Study of prefill and decode under tensor parallelism.
 
-It bounds the time of steps on machines of eight devices, by all bytes and
-products alone and with the latency of collectives. It compares ways to
-synchronise less: a part p of the channels in all layers, or all channels in
-every n-th layer. Nothing is compiled; `launch.compile --phase=decode` compiles
-the same steps.
+It bounds the time of steps on machines of eight devices from bytes and products
+alone, and with the latency of collectives. It compares two ways to synchronise
+less: a fraction p of the channels in all layers, or all channels in every n-th
+layer. Nothing is compiled; `launch.compile --phase=decode` compiles the same
+steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from parallel.network.inference import Bounds, Machine, Step
 from parallel.workload import Transformer
 
 # Sizes of Llama 2, Touvron et al., arXiv 2307.09288, with their tokenizer's
-# vocabulary; the first is configs/caatnet/7b.py, too.
+# vocabulary; the first is also configs/caatnet/7b.py.
 MODELS = {
   "7b": Transformer(32_000, 4096, 32, 32, 32, 11008),
   "70b": Transformer(32_000, 8192, 80, 64, 8, 28672),
 }
 
 
-# Sequences of the largest batch in curves.
+# Largest number of sequences in curves.
 _MOST = 1024
 
 
@@ -33,13 +33,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: A config like configs/inference/decode.py, as nested dicts.
+    config: Config like configs/inference/decode.py, as nested dicts.
 
   Returns:
-    Plain data: "rows" (a step of a model on a machine by a policy), "curves"
-    (what a policy saves of decoding, by sequences), "helps" (from how many
-    sequences on p saves more than the threshold), "layers" (measured ones),
-    "machines" (where the constants come from). Times are in ms; those with
+    Plain data: "rows" (a step of a model on a machine with a policy), "curves"
+    (savings of a policy in decoding, by sequences), "helps" (least number of
+    sequences for which p saves more than the threshold), "layers" (measured
+    ones), "machines" (sources of the constants). Times are in ms; those with
     latency are [least, greatest].
 
   Raises:
@@ -78,26 +78,27 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def policies(config: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
-  """Returns ways to synchronise by name: (p, every how many layers)."""
+  """Returns synchronisation policies by name: (p, interval in layers)."""
   found = {f"p={p:g}": (p, 1) for p in config["p"]}
   return found | {f"1 in {n} layers": (1.0, n) for n in config["every"]}
 
 
 def shares(model: Transformer, policy: tuple[float, int]) -> list[float]:
-  """Returns the share of channels that each row door of a model sums.
+  """Returns the fraction of channels that each row-parallel projection reduces.
 
   Args:
-    model: The sizes.
-    policy: p, and every how many layers both doors synchronise, the first
-      layer's among them.
+    model: Sizes of the model.
+    policy: (p, interval): both projections of every interval-th layer,
+      beginning with the first one, are synchronised.
   """
   p, every = policy
   layers = range(model.num_layers)
+  # Two row-parallel projections per layer: attention and MLP.
   return [p if i % every == 0 else 0.0 for i in layers for _ in range(2)]
 
 
 def saved(bounds: Bounds, base: Bounds) -> dict[str, Any]:
-  """Returns which part of a step a policy saves, without latency and with."""
+  """Returns the fraction of a step that a policy saves, with both latencies."""
   with_latency = [
     1 - mine / theirs
     for mine, theirs in zip(
@@ -111,11 +112,11 @@ def saved(bounds: Bounds, base: Bounds) -> dict[str, Any]:
 
 
 def most_sequences(model: Transformer, machine: Machine, context: int) -> int:
-  """Returns how many sequences' caches fit beside the weights; 0 if none."""
+  """Returns the number of sequences whose caches fit with the weights, or 0."""
   one = inference.memory_bytes(
     model, Step(1, 1, context), machine.num_ranks
   )
-  room = machine.device.memory_bytes - one["weights"]
+  room = machine.device.memory_bytes - one["weights"]  # bytes per rank
   return max(0, int(room // one["cache"]))
 
 
@@ -131,6 +132,7 @@ def _rows(
     steps[f"prefill {prompt}"] = Step(1, prompt, prompt)
   rows = []
   for label, step in steps.items():
+    # Baseline: all channels of all layers are reduced.
     base = _bounds(model, step, machine, (1.0, 1), factor)
     memory = inference.memory_bytes(model, step, machine.num_ranks)
     for policy, value in policies(config).items():
@@ -159,9 +161,10 @@ def _rows(
 def _curves(
   name: str, machine: Machine, config: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Returns what each policy saves of decoding, by number of sequences."""
+  """Returns each policy's savings in decoding, by number of sequences."""
   model, context = MODELS[name], config["context"]
   most = most_sequences(model, machine, context)
+  # Powers of two whose caches fit.
   counts = [2**i for i in range(min(most, _MOST).bit_length())]
 
   def decode(policy: tuple[float, int]) -> list[Bounds]:
@@ -188,11 +191,11 @@ def _curves(
 
 
 def _helps(curve: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-  """Returns from how many sequences on a policy saves so much; None: never."""
+  """Returns the least number of sequences with such savings; None if never."""
 
   def first(values: Sequence[float]) -> int | None:
-    # From there on: a dip later on would make the first one no answer.
-    place = len(values)
+    # The savings must also hold for all larger numbers, despite later dips.
+    place = len(values)  # searches backwards
     while place and values[place - 1] >= threshold:
       place -= 1
     return curve["sequences"][place] if place < len(values) else None
@@ -220,7 +223,7 @@ def _bounds(
 
 
 def _constants(machine: Machine) -> dict[str, Any]:
-  """Returns a machine's constants and where they come from."""
+  """Returns a machine's constants and their sources."""
   device = machine.device
   return {
     "name": machine.name,

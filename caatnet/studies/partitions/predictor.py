@@ -1,9 +1,9 @@
-"""Predicts step time and memory of every partition of a training state.
+"""Predictor of step time and memory of every partition of a training state.
 
-`parallel.zero.cost` says what a partition stores and sends. Here these bytes
-become seconds on a machine, for all partitions at once: the 20 triples of
+`parallel.zero.cost` gives the stored and sent bytes of a partition. Here these
+bytes become seconds on a machine, for all partitions at once: the 20 triples of
 three levels, times the secondary copies, times the codecs. The space is small,
-so the best partition under a memory cap is found by trying all.
+so the best partition under a memory cap is found by exhaustive search.
 
 The time of a step is
 
@@ -13,25 +13,25 @@ with P parameters, T tokens in a device's microbatch, m microbatches, and F the
 assumed FLOP/s of a device. "forward", "backward" and "once a step" are the
 times of communication: the sum, over levels, of the bytes that a rank receives
 over a level, divided by its bandwidth there. join(a, b) is a + b, or max(a, b)
-with overlap. Left out are latency, encoding and decoding, the optimizer's own
-time, and collectives of a tensor axis.
+with overlap. Latency, encoding and decoding, the optimizer's own time, and
+collectives of a tensor axis are ignored.
 
-What crosses a level depends on the algorithm:
+The bytes that cross a level depend on the algorithm:
 
-    reuse     The exchange goes level by level, as `parallel.zero.shards` does
-              it: what a node receives once, its ranks pass on to each other.
+    reuse     The exchange goes level by level, as in `parallel.zero.shards`: a
+              node receives data once, and its ranks forward them to each other.
     no reuse  One flat exchange runs over all levels: every rank gets each
               shard, or slice, from its owner, so a node receives the same
-              bytes once per rank. Coded gradients go hop by hop all the same
-              (`Partition.hops`), since ZeRO++ is made for that.
+              bytes once per rank. Coded gradients still go hop by hop
+              (`Partition.hops`), as ZeRO++ is designed for that.
 
 All times are proportional to P, and so is memory except for padding. So the
-front (the partitions that no other beats in both time and memory) of one model
-size is also that of every other. Each partition of it is the best one for the
-models that fit with it and do not fit with the faster one before.
+Pareto front of time and memory is the same for all model sizes. Each partition
+of the front is the best one for the models that fit with it and do not fit with
+the next faster one.
 
 Sources: the space, AMSP (arXiv 2311.00257) and PaRO (arXiv 2310.06003); the
-machine, Xu et al., arXiv 2501.04266. The model of time is ours.
+machine, Xu et al., arXiv 2501.04266. The time model is not from a paper.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,11 +47,11 @@ from parallel.zero.partition import CODECS, Level, Partition, triples
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """What the model knows of a cluster.
+  """Model of a cluster: levels, bandwidths, compute rate and memory.
 
   Attributes:
-    levels: The levels of data-parallel ranks, outermost first.
-    bandwidths: Level's name -> bytes per second that a rank receives over it.
+    levels: Levels of data-parallel ranks, outermost first.
+    bandwidths: Name of a level -> bytes/s that a rank receives over it.
     flops: FLOP/s that a rank reaches.
     memory_bytes: Bytes that a rank has for its training state.
   """
@@ -69,7 +69,7 @@ class Machine:
 
   @property
   def ranks_per_node(self) -> int:
-    """The number of ranks within one rank of the outermost level."""
+    """Number of ranks within one rank of the outermost level."""
     return math.prod(level.size for level in self.levels[1:])
 
 
@@ -80,19 +80,19 @@ def machine(
   flops: float,
   memory_bytes: float,
 ) -> Machine:
-  """Makes the model of the part of a cluster that a run uses.
+  """Returns the model of the part of a cluster that a run uses.
 
   Args:
     cluster: The cluster; it has a link for each level.
-    levels: The levels of data-parallel ranks, outermost first. They use all
-      devices of the cluster's inner levels.
+    levels: Levels of data-parallel ranks, outermost first. They use all devices
+      of the cluster's inner levels.
     flops: FLOP/s that a device reaches.
     memory_bytes: Bytes that a device has for the training state.
 
   Raises:
     ValueError: The levels are not the cluster's, or a number is out of range.
   """
-  # Both innermost first. Only the outermost level in use may be used in part.
+  # Both innermost first. Only the outermost level in use may be partly used.
   sizes = [level.size for level in levels[::-1]]
   theirs = [level.size for level in cluster.levels]
   if (
@@ -114,16 +114,16 @@ def machine(
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """What is trained, and how.
+  """Model and steps of a training run.
 
   Attributes:
     parameters: Number of parameters P, spread evenly over the layers.
-    num_layers: Number of layers; each is partitioned by itself.
+    num_layers: Number of layers; each is partitioned separately.
     tokens: Tokens T in a device's microbatch.
     accumulation: Microbatches m per step.
-    weight_bytes: Bytes of a weight as it is gathered.
-    gradient_bytes: Bytes of a gradient as it is accumulated and, without a
-      codec, sent.
+    weight_bytes: Bytes of a weight when gathered.
+    gradient_bytes: Bytes of a gradient when accumulated and, without a codec,
+      when sent.
   """
 
   parameters: float
@@ -142,7 +142,7 @@ class Workload:
 
   @property
   def tensors(self) -> list[cost.Parameter]:
-    """The parameters as the cost model takes them: one tensor per layer."""
+    """Parameters in the form of the cost model: one tensor per layer."""
     return [
       cost.Parameter(
         math.ceil(self.parameters / self.num_layers), self.num_layers,
@@ -153,7 +153,7 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """What a partition costs on a machine.
+  """Predicted cost of a partition on a machine.
 
   Attributes:
     partition: The partition.
@@ -162,8 +162,8 @@ class Prediction:
     received: Bytes that a rank receives per step with reuse, by (level, when);
       "when" is "step", "forward" or "backward".
     direct: Bytes that a rank receives per step without reuse, by (level, when).
-    seconds: Time of a step with reuse.
-    direct_seconds: Time of a step without reuse.
+    seconds: Time of a step with reuse, in seconds.
+    direct_seconds: Time of a step without reuse, in seconds.
   """
 
   partition: Partition
@@ -184,11 +184,11 @@ def predict(
   """Predicts memory, bytes and seconds of one partition.
 
   Args:
-    partition: A partition over the machine's levels.
-    machine: The machine that it runs on.
-    workload: What is trained.
-    overlap: Whether the gathers and scatters of microbatches run under their
-      compute; what is sent once a step never does.
+    partition: Partition over the machine's levels.
+    machine: Machine that it runs on.
+    workload: Model and steps of the run.
+    overlap: Whether the gathers and scatters of microbatches overlap with their
+      compute; exchanges once a step never do.
   """
   found = cost.level_collectives(
     partition, workload.tensors, accumulation=workload.accumulation
@@ -208,11 +208,11 @@ def received(
   """Returns the bytes that a rank receives per step, by (level, when).
 
   Args:
-    exchanges: The partition's collectives, from `cost.level_collectives`.
-    partition: The partition, which has the levels.
+    exchanges: Collectives of the partition, from `cost.level_collectives`.
+    partition: Partition, which has the levels.
     reuse: Whether exchanges go level by level, or all at once over all levels.
-      A rank receives the same in total either way, but without reuse more of
-      it crosses the outer levels.
+      The total that a rank receives is the same, but without reuse more of it
+      crosses the outer levels.
   """
   sizes = {level.name: level.size for level in partition.inner}
   totals: dict[tuple[str, str], float] = {}
@@ -221,34 +221,36 @@ def received(
     totals[level, when] = totals.get((level, when), 0.0) + size
 
   # Collectives of one kind and phase on several levels are one exchange, a
-  # chain of levels, over which its bytes are spread anew.
+  # chain of levels. Its bytes are redistributed over the levels.
   chains: dict[tuple[str, str, str], dict[str, float]] = {}
   for e in exchanges:
     if e.kind == "all_to_all":
-      # Each rank has a part for each other one of the hop's levels.
+      # Each rank has a part for each other rank of the hop's levels.
       inside = 1
       for name in e.levels[::-1]:
         others = (sizes[name] - 1) * inside / (e.ranks - 1)
         add(name, e.when, e.received_bytes * others)
         inside = sizes[name] * inside
       continue
+    # With reuse, gathers and scatters already have one entry per level.
     if reuse and e.kind != "all_reduce":
       add(e.levels[0], e.when, e.received_bytes)
       continue
+    # Equal shares per level at first; only their sum is used below.
     chain = chains.setdefault((e.kind, e.when, e.dtype), {})
     for name in e.levels:
       chain[name] = chain.get(name, 0.0) + e.received_bytes / len(e.levels)
   for (_, when, _), chain in chains.items():
-    inner = [name for name in sizes if name in chain]
+    inner = [name for name in sizes if name in chain]  # innermost first
     ranks = math.prod(sizes[name] for name in inner)
     inside = 1
     for name in inner:
       # Of all other ranks' parts, those that cross this level. Without reuse a
       # rank receives one part from every rank that shares its unit of this
-      # level but not that of the level inside. With reuse (only all-reduces get
-      # here) the levels inside have reduced and scattered first, so what is
-      # left to exchange is their number of ranks times smaller. Either way it
-      # is ranks - 1 in sum over the levels.
+      # level but not that of the level inside. With reuse (only all-reduces
+      # reach this branch) the levels inside have reduced and scattered first,
+      # so the remaining exchange is smaller by their number of ranks. Both sum
+      # to ranks - 1 over the levels.
       others = (sizes[name] - 1) * (
         ranks / inside / sizes[name] if reuse else inside
       )
@@ -267,16 +269,16 @@ def step_seconds(
 
   Args:
     sizes: Bytes that a rank receives per step, by (level, when).
-    machine: The machine, with bandwidths and FLOP/s.
-    workload: What is trained.
-    overlap: Whether communication of microbatches runs under their compute.
+    machine: Machine, with bandwidths and FLOP/s.
+    workload: Model and steps of the run.
+    overlap: Whether communication of microbatches overlaps with compute.
   """
   phases = {"forward": 0.0, "backward": 0.0, "step": 0.0}
   for (level, when), size in sizes.items():
     phases[when] += size / machine.bandwidths[level]
   # The forward takes 2 of the 6 FLOP per parameter and token, the backward 4.
   forward = compute_seconds(machine, workload) / 3
-  join = max if overlap else float.__add__
+  join = max if overlap else float.__add__  # per phase
   return (
     join(forward, phases["forward"])
     + join(2 * forward, phases["backward"])
@@ -316,18 +318,19 @@ def candidates(
   """Yields all combinations of triples, secondary copies and codecs.
 
   Args:
-    levels: The levels of data-parallel ranks, outermost first.
-    weight_codecs: Codecs of weights on the wire to try.
-    gradient_codecs: Codecs of gradients on the wire to try.
-    secondary_codecs: Codecs of the secondary copy to try; () tries no copy.
+    levels: Levels of data-parallel ranks, outermost first.
+    weight_codecs: Codecs to try for weights on the wire.
+    gradient_codecs: Codecs to try for gradients on the wire.
+    secondary_codecs: Codecs to try for the secondary copy; () tries no copy.
     block: Elements that share a scale.
 
   Yields:
     Every valid partition once.
   """
+  # A triple shards weights, gradients and optimizer state over nested levels.
   for triple in triples(levels):
     depth = triple.optimizer
-    # A copy needs weights that are sharded, and codecs need something to send.
+    # A copy requires sharded weights, and a codec requires a transfer.
     copies: list[tuple[int | None, str]] = [(None, "none")]
     if triple.weights:
       copies += itertools.product(range(1, depth + 1), secondary_codecs)
@@ -351,7 +354,7 @@ def best(
     predictions: Predictions of one workload on one machine.
     cap: Bytes of memory that a rank has for the training state.
     reuse: Whether to compare step times with reuse or without. Among times that
-      are equal to six digits the least memory wins.
+      are equal to six digits, the smallest memory wins.
   """
   fitting = [p for p in predictions if p.memory.total <= cap]
   return min(fitting, key=lambda p: _order(p, reuse), default=None)
@@ -360,21 +363,21 @@ def best(
 def front(
   predictions: Sequence[Prediction], cap: float, reuse: bool = True
 ) -> list[Prediction]:
-  """Returns those that no other beats in both step time and memory.
+  """Returns the Pareto front of step time and memory.
 
   Step times that are equal to six digits count as equal.
 
   Args:
     predictions: Predictions of one workload on one machine.
-    cap: Bytes of memory; partitions that do not fit are left out.
+    cap: Bytes of memory; partitions that do not fit are excluded.
     reuse: Whether to compare step times with reuse or without.
 
   Returns:
     The front, fastest first.
   """
   chosen: list[Prediction] = []
-  # From the fastest on, a partition is on the front if it needs less memory
-  # than all faster ones; of these the one chosen last needs least.
+  # In the order of step time, a partition is on the front if it needs less
+  # memory than all faster ones. The last one chosen needs the least of these.
   for p in sorted(predictions, key=lambda p: _order(p, reuse)):
     smaller = not chosen or p.memory.total < chosen[-1].memory.total
     if p.memory.total <= cap and smaller:
@@ -385,11 +388,11 @@ def front(
 def largest_model(
   partition: Partition, workload: Workload, cap: float
 ) -> float:
-  """Returns the parameters of the largest model whose state fits.
+  """Returns the number of parameters of the largest model whose state fits.
 
   Args:
-    partition: How the state is sharded.
-    workload: What is trained; its number of parameters does not matter.
+    partition: Sharding of the state.
+    workload: Run whose number of parameters is ignored.
     cap: Bytes of memory that a rank has for the training state.
 
   Raises:
@@ -403,7 +406,7 @@ def largest_model(
 
   if not fits(1):
     raise ValueError(f"nothing fits into {cap:g} bytes")
-  # Memory never falls with size: double until it does not fit, then bisect.
+  # Memory is nondecreasing in size: double until it does not fit, then bisect.
   low, high = 1, 2
   while fits(high):
     low, high = high, 2 * high
@@ -415,7 +418,7 @@ def largest_model(
 
 def _order(p: Prediction, reuse: bool) -> tuple[float, int]:
   """Returns the key that sorts by step time, then by memory."""
-  # To six digits: differences by padding or by the order of sums are no reason
-  # to prefer a partition.
+  # Rounded to six digits, so that differences due to padding or to the order of
+  # sums do not decide between partitions.
   seconds = p.seconds if reuse else p.direct_seconds
   return float(f"{seconds:.5e}"), p.memory.total

@@ -10,7 +10,7 @@ Row = Mapping[str, Any]
 
 _MARKS = "osD^v<>pPX"
 _WAYS = ("reuse", "no reuse")
-# Of partitions: degrees, second copy and codecs.
+# Columns that describe a partition: degrees, secondary copy and codecs.
 _WORDS = [
   Column("degrees_text", "w / g / o over"), Column("copy", "copy over"),
   Column("codecs", "coded w, g"),
@@ -67,7 +67,7 @@ def _in_words(row: Row) -> dict[str, Any]:
   if row["secondary_codec"] != "none":
     copy += f", {row['secondary_codec']}"
   codecs = (row["weight_codec"], row["gradient_codec"])
-  # A star marks what does not fit.
+  # A star marks a total that exceeds the memory.
   total = f"{row['memory']['total'] / 1e9:.2f}" + ("" if row["fits"] else "*")
   return row | row["memory"] | {
     "degrees_text": " / ".join(map(str, row["degrees"])), "copy": copy,
@@ -79,7 +79,7 @@ def _in_words(row: Row) -> dict[str, Any]:
 def _pair(
   values: Mapping[str, Any], unit: float = 1.0, level: str | None = None
 ) -> str:
-  """Formats a number with reuse and the same without."""
+  """Formats a number with reuse and its counterpart without."""
   numbers = [v if level is None else v[level] for v in values.values()]
   return " / ".join(f"{number / unit:.2f}" for number in numbers)
 
@@ -185,8 +185,8 @@ def _published(published: Row) -> list[Table | str]:
 def _figure(result: Row) -> plot.Figure:
   """Returns step time against memory, and against the size of the model.
 
-  A column of panels is with reuse in the node, one without. Each panel has the
-  named schemes and the fronts.
+  One column of panels is with reuse in the node, the other without. Each panel
+  has the named schemes and the fronts.
   """
   a = result["assumptions"]
   return plot.Figure(

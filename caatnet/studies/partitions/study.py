@@ -1,10 +1,10 @@
-"""The study of partitions: memory, bytes per level, step time, their fronts.
+"""Study of partitions: memory, bytes per level, step time, Pareto fronts.
 
-Every named scheme and all partitions of nested levels on a cluster are priced
-by `caatnet.studies.partitions.predictor`. The study finds the fastest one under
-a memory cap, for several numbers of microbatches and for every model size. For
-the setting of Xu et al. (arXiv 2501.04266) it puts the published speedups
-beside ours, which do not reproduce them.
+`caatnet.studies.partitions.predictor` predicts the cost of every named scheme
+and of all partitions of nested levels on a cluster. The study finds the fastest
+one under a memory cap, for several numbers of microbatches and for every model
+size. For the setting of Xu et al. (arXiv 2501.04266) it compares the published
+speedups with the predicted ones, which do not reproduce them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,16 +21,16 @@ from parallel.zero import partition
 from parallel.zero.partition import CODECS, Partition
 
 SOURCE = "arXiv 2501.04266: 20B parameters, 384 GCDs"
-# Published ratios of TFLOPS per GPU: of one scheme over another, and of one
-# scheme on all nodes over itself on few.
+# Published ratios of TFLOPS per GPU: one scheme over another, and one scheme on
+# all nodes over the same on few nodes.
 _SPEEDUPS = (
   ("frontier3_quantised", "zeropp", 1.71),
   ("zeropp", "zero3", 1.405),
 )
 _SCALING = ("frontier3_quantised", 0.94)
 
-# Both ways to count what enters a node: whether its ranks pass on to each other
-# what one of them has received, or each receives it from outside.
+# Two ways to count the bytes that enter a node: with reuse, one rank receives
+# them and the node's ranks forward them; without, every rank receives them.
 REUSE = {"reuse": True, "no reuse": False}
 
 
@@ -38,7 +38,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: A config like configs/zero/frontier.py, as nested dicts.
+    config: Config like configs/zero/frontier.py, as nested dicts.
 
   Returns:
     Plain data: "assumptions", "schemes" (the named ones), "candidates" (all
@@ -67,6 +67,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       )
     }
 
+  # All partitions with the config's own number of microbatches.
   candidates = priced(workload)
   return {
     "study": "partitions",
@@ -101,7 +102,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _machine(config: Mapping[str, Any]) -> Machine:
-  """Checks what the config says of the machine, and builds it."""
+  """Validates the machine part of the config and builds the machine."""
   name = config["cluster"]
   checks.known("config.cluster=", name, clusters.CLUSTERS)
   text, cluster = config["zero"]["levels"], clusters.CLUSTERS[name]
@@ -122,14 +123,14 @@ def _machine(config: Mapping[str, Any]) -> Machine:
 
 
 def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
-  """Reads bandwidths from text: ``"gpu:100"`` is ``{"gpu": 100e9}``."""
+  """Parses bandwidths: ``"gpu:100"`` is ``{"gpu": 100e9}``."""
   found = {}
   for part in filter(None, text.split(",")):
     name, _, value = (piece.strip() for piece in part.partition(":"))
     try:
       found[name] = 1e9 * float(value)
     except ValueError:
-      found[name] = 0.0
+      found[name] = 0.0  # rejected below
     if name not in known or not found[name] > 0:
       raise ValueError(
         f"config.bandwidths={text!r}: {part!r} is not level:GB/s, with a level "
@@ -139,7 +140,7 @@ def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
 
 
 def _workload(config: Mapping[str, Any]) -> Workload:
-  """Checks what the config says of the model and its steps, and builds it."""
+  """Validates the model and step part of the config and builds the workload."""
   if not config["accumulations"]:
     raise ValueError("config.accumulations=() must have a value")
   names = [field.name for field in dataclasses.fields(Workload)]
@@ -157,6 +158,7 @@ def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:
           f"config.{key}: {codec!r} must be one of "
           f"{', '.join(map(repr, CODECS))}"
         )
+    # The fronts without codecs need uncoded candidates.
     if "none" not in config[key] and key != "secondary_codecs":
       raise ValueError(f"config.{key}={tuple(config[key])} lacks 'none'")
   return list(predictor.candidates(
@@ -182,11 +184,11 @@ def _schemes(machine: Machine, block: int) -> dict[str, Partition]:
 def _questions(
   candidates: Sequence[Prediction],
 ) -> Iterator[tuple[str, bool, list[Prediction]]]:
-  """Yields what the fastest partition is asked of.
+  """Yields the sets of partitions in which the fastest is searched.
 
   Yields:
-    A name, whether ranks of a node reuse what enters it, and the candidates:
-    all of them, or those without codecs.
+    A name, whether ranks of a node reuse the data that enter it, and the
+    candidates: all of them, or those without codecs.
   """
   plain = [
     p for p in candidates
@@ -199,7 +201,7 @@ def _questions(
 
 
 def _row(p: Prediction, machine: Machine) -> dict[str, Any]:
-  """Turns a prediction into plain data."""
+  """Converts a prediction to plain data."""
   part = p.partition
   received = dict(zip(REUSE, (p.received, p.direct), strict=True))
   return {
@@ -234,10 +236,10 @@ def _row(p: Prediction, machine: Machine) -> dict[str, Any]:
 def _assumptions(
   config: Mapping[str, Any], machine: Machine, workload: Workload
 ) -> dict[str, Any]:
-  """Lists what the predictions assume, with sources."""
+  """Returns the assumptions of the predictions, with sources."""
   cluster = clusters.CLUSTERS[config["cluster"]]
   device = cluster.device
-  # A cluster's levels are innermost first, and may be more than are used.
+  # A cluster's levels are innermost first, and may exceed those in use.
   used = zip(machine.levels[::-1], cluster.levels, strict=False)
   return {
     "cluster": cluster.name,
@@ -270,7 +272,7 @@ def _is_published(machine: Machine, workload: Workload, cluster: str) -> bool:
   """Returns whether the setting is that of Xu et al."""
   sizes = [level.size for level in machine.levels]
   setting = (cluster, sizes, workload.parameters)
-  return setting == ("frontier", [48, 4, 2], 20e9)
+  return setting == ("frontier", [48, 4, 2], 20e9)  # 48 nodes x 4 x 2 GCDs
 
 
 def _published(
@@ -281,6 +283,7 @@ def _published(
   for count in config["accumulations"]:
     work = dataclasses.replace(workload, accumulation=count)
     for faster, slower, paper in _SPEEDUPS:
+      # A ratio of throughputs is the inverse ratio of step times.
       pair = [_times(s, machine, work, config) for s in (slower, faster)]
       rows.append((f"{faster} / {slower}", count, paper, pair))
     scheme, paper = _SCALING
@@ -318,11 +321,12 @@ def _times(
 def _fewest(
   scheme: str, machine: Machine, workload: Workload, config: Mapping[str, Any]
 ) -> Machine:
-  """Returns the machine with as few nodes as the scheme's state fits into."""
+  """Returns the machine with the fewest nodes that fit the scheme's state."""
   outermost, *inside = machine.levels
   for size in range(1, outermost.size):
     levels = (dataclasses.replace(outermost, size=size), *inside)
     fewer = dataclasses.replace(machine, levels=levels)
+    # Shards per rank depend on the number of nodes, and so does memory.
     part = _schemes(fewer, config["zero"]["block"])[scheme]
     if predictor.predict(part, fewer, workload).memory.total <= (
       machine.memory_bytes

@@ -1,4 +1,4 @@
-"""Compares timetables of a pipeline: what they cost, and how long they take."""
+"""Comparison of pipeline schedules: cost in ticks and memory, and time."""
 
 from collections.abc import Mapping
 import contextlib
@@ -12,37 +12,37 @@ from parallel.network import trace
 from parallel.pipeline import cost, simulate
 from parallel.pipeline.builders import BUILDERS, Size, build
 from parallel.pipeline.check import check
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.topology.text import quantity
 
-# Ticks of all stages together, idle ones as well: a minute for each timetable.
+# Limit on ticks summed over stages, idle ones included: a minute per schedule.
 MAX_TICKS = 2**22
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Builds, proves, prices and times timetables.
+  """Builds, proves and times pipeline schedules.
 
   Args:
-    config: A config like configs/pipeline/timetables.py, as nested dicts.
+    config: Config like configs/pipeline/schedules.py, as nested dicts.
 
   Returns:
-    Plain data. "rows" has a timetable each: what is counted in it (see
+    Plain data. "rows" has one pipeline schedule each: its counts (see
     `parallel.pipeline.cost.Cost`) and seconds of a step. "skipped" has those
-    that do not take the size, and why.
+    that do not support the size, and the reasons.
 
   Raises:
-    ValueError: No timetable takes the size, or a number or name is wrong.
+    ValueError: No schedule supports the size, or a number or name is invalid.
   """
-  if not config["timetables"]:
-    raise ValueError("config.timetables=() must have at least one entry")
-  for name in config["timetables"]:
-    checks.known("config.timetables: ", name, BUILDERS)
+  if not config["schedules"]:
+    raise ValueError("config.schedules=() must have at least one entry")
+  for name in config["schedules"]:
+    checks.known("config.schedules: ", name, BUILDERS)
   rows, skipped = [], []
-  for name in config["timetables"]:
+  for name in config["schedules"]:
     try:
       table = built(config, name)
     except ValueError as error:
-      skipped.append({"timetable": name, "why": str(error)})
+      skipped.append({"schedule": name, "why": str(error)})
       continue
     rows.append(_row(config, name, table))
   if not rows:
@@ -54,19 +54,19 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(
-  config: Mapping[str, Any], name: str, table: Timetable
+  config: Mapping[str, Any], name: str, table: PipelineSchedule
 ) -> dict[str, Any]:
-  """Prices and times one timetable."""
+  """Computes cost and time of one pipeline schedule."""
   found = cost.cost(table)
   timeline = timed(config, table)
   work, hops = _work(config, table), _hops(config, table)
-  alone = simulate.even_hops(table.num_stages)
+  alone = simulate.even_hops(table.num_stages)  # instantaneous hops
   closed_s = None
-  if not config["work"]["factors"]:  # closed forms are of equal stages
-    with contextlib.suppress(ValueError):  # there may be none
+  if not config["work"]["factors"]:  # closed forms assume equal stages
+    with contextlib.suppress(ValueError):  # not all schedules have one
       closed_s = cost.step_s(table.name, _size(table), *_seconds(config, table))
   return {
-    "timetable": name,
+    "schedule": name,
     "built": table.name,
     "chunks": table.num_chunks,
     "ticks": found.ticks,
@@ -87,32 +87,34 @@ def _row(
   }
 
 
-def built(config: Mapping[str, Any], name: str) -> Timetable:
-  """Builds a timetable for the size of a config, and proves it.
+def built(config: Mapping[str, Any], name: str) -> PipelineSchedule:
+  """Builds a pipeline schedule for the size of a config, and proves it.
 
-  Those that have one chunk per stage are built with one.
+  Schedules without interleaving are built with one chunk per stage.
 
   Args:
-    config: The config as nested dicts.
-    name: A key of `parallel.pipeline.builders.BUILDERS`.
+    config: Config as nested dicts.
+    name: Key of `parallel.pipeline.builders.BUILDERS`.
 
   Raises:
-    ValueError: The builder does not take the size, or the step is too large.
+    ValueError: The builder does not support the size, or the step is too large.
   """
   section = config["pipeline"]
   with naming(
-    "config.pipeline", ("timetable", "stages", "microbatches", "chunks")
+    "config.pipeline", ("schedule", "stages", "microbatches", "chunks")
   ):
-    checks.known("timetable=", name, BUILDERS)
+    checks.known("schedule=", name, BUILDERS)
     size = Size(
       section["stages"], section["microbatches"],
       section["chunks"] if BUILDERS[name].chunked else 1,
     )
+    # Upper bound: forward and two halves of the backward per chunk and
+    # microbatch, plus filling and draining.
     ticks = 3 * size.chunks * (size.microbatches + size.stages)
     if size.stages * ticks > MAX_TICKS:
       raise ValueError(
         f"microbatches={size.microbatches} on stages={size.stages} with "
-        f"chunks={size.chunks} take stages more than {MAX_TICKS:,} ticks"
+        f"chunks={size.chunks} exceed {MAX_TICKS:,} ticks, summed over stages"
       )
     table = build(name, *size)
   check(table)
@@ -120,27 +122,28 @@ def built(config: Mapping[str, Any], name: str) -> Timetable:
 
 
 def timed(
-  config: Mapping[str, Any], table: Timetable
+  config: Mapping[str, Any], table: PipelineSchedule
 ) -> simulate.Timeline:
-  """Runs a timetable event by event with the work and links of a config.
+  """Simulates a pipeline schedule by events, with a config's work and links.
 
   Raises:
-    ValueError: A number or a kind of link is wrong; the message has its key.
+    ValueError: A number or a kind of link is invalid; the message names its
+      key.
   """
   return simulate.events(table, _work(config, table), _hops(config, table))
 
 
-def _size(table: Timetable) -> Size:
+def _size(table: PipelineSchedule) -> Size:
   return Size(table.num_stages, table.num_microbatches, table.num_chunks)
 
 
 def _seconds(
-  config: Mapping[str, Any], table: Timetable
+  config: Mapping[str, Any], table: PipelineSchedule
 ) -> tuple[float, float, float]:
   """Returns seconds of a stage's forward and of the halves of its backward.
 
-  If forwards are recomputed, each action of a backward begins with one: where
-  backwards are two actions, so do both halves.
+  With recomputation, each action of a backward begins with a forward; if the
+  backward is split into two actions, both do.
   """
   section = config["work"]
   forward_s = section["forward_s"]
@@ -151,14 +154,14 @@ def _seconds(
   )
 
 
-def _work(config: Mapping[str, Any], table: Timetable) -> simulate.Work:
+def _work(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Work:
   with naming("config.work", config["work"]):
     return simulate.even_work(
       _size(table), *_seconds(config, table), config["work"]["factors"]
     )
 
 
-def _hops(config: Mapping[str, Any], table: Timetable) -> simulate.Hops:
+def _hops(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Hops:
   """Returns the links that carry the activations of a config."""
   section = config["link"]
   with naming("config.link", section):
@@ -167,25 +170,26 @@ def _hops(config: Mapping[str, Any], table: Timetable) -> simulate.Hops:
     )
     checks.positive("bandwidth", bandwidth)
     return simulate.even_hops(
+      # Seconds per hop.
       table.num_stages, config["boundary_bytes"] / bandwidth, latency_s,
       overlap=section["overlap"],
     )
 
 
 def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Writes the timeline of ``config.pipeline.timetable`` as a Chrome trace.
+  """Writes the timeline of ``config.pipeline.schedule`` as a Chrome trace.
 
   Args:
-    config: The config as nested dicts.
-    path: The file to write, which ends in .json.
+    config: Config as nested dicts.
+    path: File to write, which ends in .json.
 
   Raises:
-    ValueError: The file ends otherwise, or the timetable does not take the
-      size.
+    ValueError: The file ends otherwise, or the pipeline schedule does not
+      support the size.
   """
   if path.suffix != ".json":
     raise ValueError(f"--export={path} must end in .json (Chrome trace)")
-  table = built(config, config["pipeline"]["timetable"])
+  table = built(config, config["pipeline"]["schedule"])
   name = (
     f"{table.name}, {table.num_stages} stages, {table.num_microbatches} "
     "microbatches"

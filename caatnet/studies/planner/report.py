@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns the best few, what excluded others, flags, and their picture."""
+  """Returns the report: best plans, exclusions, flags, and figure."""
   cluster, best, front = result["cluster"], result["best"], result["front"]
   numbered = [
     row | {"name": f"{number}. {row['configuration']}", "of": f"{number}."}
@@ -71,7 +71,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def flags(keys: Mapping[str, Any]) -> str:
-  """Returns some of a training run's keys as flags."""
+  """Formats some of a training run's keys as command-line flags."""
   return " ".join(
     f"--config.{key}={_text(value)}" for key, value in keys.items()
     if value != ()
@@ -79,21 +79,21 @@ def flags(keys: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-  """Returns a value as the text of a flag, without shell syntax."""
+  """Formats a value for a flag, without shell metacharacters."""
   if not isinstance(value, tuple):
     return f"{value}"
-  # With one entry the comma is what makes it a tuple.
+  # A tuple of one entry needs the trailing comma.
   return ",".join(map(str, value)) + "," * (len(value) == 1)
 
 
 def _second(
   found: Mapping[str, Any], best: Sequence[Row]
 ) -> Iterator[Table | str]:
-  """Yields what would be faster, but trains another model.
+  """Yields the tables of changes that are faster but train another model.
 
   Args:
-    found: The result's part "second".
-    best: The result's part "best", of which the rows are changes.
+    found: Part "second" of the result.
+    best: Part "best" of the result, to which the changes apply.
   """
   rows = list(zip(letters(), found["rows"], strict=False))
   if rows:
@@ -125,7 +125,7 @@ def _second(
     )
     yield (
       "What these learn is not predicted. Costs in loss that were measured: "
-      "README.md, Strategies; CLAIMS.md, 1 to 3 and 5.11."
+      "docs/strategies.md; CLAIMS.md, 1 to 3 and 5.11."
     )
   for name, (count, reason) in found["excluded"].items():
     yield f"of changes excluded by {name}: {count:,}, as {reason}"
@@ -151,7 +151,7 @@ def letters() -> Iterator[str]:
 def _breakdown(
   title: str, rows: Sequence[Row], key: str, unit: float
 ) -> Table:
-  """Returns the terms of sums of some rows, a column for each cause."""
+  """Returns a table of the terms of some rows' sums, one column per cause."""
   causes = [c for c in rows[0][key] if any(row[key][c] for row in rows)]
   return Table(
     title, ["of", *keyed(causes, ".3g", unit=unit)],
@@ -160,7 +160,7 @@ def _breakdown(
 
 
 def _figure(cluster: Row, best: Sequence[Row]) -> plot.Figure:
-  """Returns links in the plan's order, and bars of time and memory."""
+  """Returns link matrices in two device orders, and bars of time and memory."""
   panels = _matrices(cluster, best[0])
   names = [row["configuration"].replace(", ", "\n", 1) for row in best]
   for key, unit, text, rules, ticks in (
@@ -183,7 +183,7 @@ def _figure(cluster: Row, best: Sequence[Row]) -> plot.Figure:
 
 
 def _matrices(cluster: Row, best: Row) -> list[plot.Panel]:
-  """Returns rates between devices in their own order, and in the plan's."""
+  """Returns link rates in the devices' own order and in the plan's order."""
   if cluster["bandwidth"] is None:
     words = f"{cluster['devices']} devices: too many to draw"
     return 2 * [plot.Panel(

@@ -1,4 +1,4 @@
-"""The study of plans: which configuration a model wants on a cluster."""
+"""Study of plans: the best 3D configuration of a model on a cluster."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -9,31 +9,32 @@ from caatnet.studies.published import models
 from parallel import workload
 from parallel.checks import known
 from parallel.hardware import cluster_files
-from parallel.planner import latency, memory, plan, second_pass
+from parallel.planner import latency, lossy_options, memory, plan
 from parallel.planner.latency import Timing
+from parallel.planner.lossy_options import Changes, LossyOptions
 from parallel.planner.plan import Candidate
 from parallel.planner.problem import Problem
-from parallel.planner.second_pass import Changes, SecondPass
 from parallel.planner.space import KEYS, Choices, Configuration
 from parallel.workload import TrainingStep, Transformer
 
-# Devices up to which a result has the matrix of links, for its picture.
+# Largest number of devices for which a result includes the link matrix.
 MOST_DRAWN = 256
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Plans.
+  """Searches for the best configurations of a model on a cluster.
 
   Args:
-    config: A config like configs/planner/gpt_11b.py, as nested dicts.
+    config: Config like configs/planner/gpt_11b.py, as nested dicts.
 
   Returns:
     Plain data: the cluster, "best" (seconds and bytes by cause, the device
-    order, the run's keys), "front", "excluded", "why_not" and "assumptions";
-    in "second" what would be faster, but trains another model.
+    order, the run's keys), "front", "excluded", "why_not" and "assumptions".
+    "second" contains faster configurations that train another model.
 
   Raises:
-    ValueError: Nothing fits, or a value is wrong; the message has its key.
+    ValueError: No configuration fits, or a value is invalid; the message names
+      its key.
   """
   section = config["planner"]
   with naming("config.planner.second", section["second"]):
@@ -47,7 +48,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       problem, choices, count=section["top"], ordered=section["ordered"]
     )
   links, best = problem.links, found.best[0]
-  second = second_pass.second_pass(found.best, problem, choices, changes)
+  second = lossy_options.search(found.best, problem, choices, changes)
   answers = [
     {"asked": text, "answer": plan.why_not(
       _asked(text, best.configuration), problem, choices, best
@@ -88,14 +89,14 @@ def _problem(config: Mapping[str, Any]) -> Problem:
   section, sizes, sync = config["planner"], config["model"], config["sync"]
   if sync["p"] != 1 or sync["p_attention"] or sync["p_mlp"]:
     raise ValueError(
-      f"config.sync.p={sync['p']}: plans are made for p = 1 only; what less "
-      "would save, config.planner.second.p asks"
+      f"config.sync.p={sync['p']}: plans are made for p = 1 only; "
+      "config.planner.second.p lists smaller values to evaluate"
     )
   for key in ("sliding_window", "tied_embeddings", "qkv_bias", "qk_norm"):
     if sizes[key]:
       raise ValueError(
-        f"config.model.{key}={sizes[key]}: the planner's closed forms are of a "
-        "model without it"
+        f"config.model.{key}={sizes[key]}: the planner's closed forms do not "
+        "cover this option"
       )
   return Problem(
     training_step(config), cluster_files.cluster(section["cluster"]),
@@ -111,6 +112,7 @@ def training_step(config: Mapping[str, Any]) -> TrainingStep:
   })
   return TrainingStep(
     model, config["data"]["batch_size"], config["data"]["seq_len"],
+    # Bytes per element of the reduced backward.
     backward_bytes=4 if (backward or sizes["dtype"]) == "float32" else 2,
   )
 
@@ -120,7 +122,7 @@ def _choices(config: Mapping[str, Any]) -> Choices:
   lists = {
     key: tuple(section[key])
     for key in (
-      "timetables", "chunks", "schemes", "routes", "remats", "keeps"
+      "schedules", "chunks", "schemes", "routes", "remats", "keeps"
     )
   }
   for key, values in lists.items():
@@ -133,13 +135,14 @@ def _choices(config: Mapping[str, Any]) -> Choices:
 
 
 def _asked(text: str, best: Configuration) -> Configuration:
-  """Reads a configuration as a run's keys; the rest is as in the best one.
+  """Parses a configuration from a run's keys; missing keys are as in ``best``.
 
   Raises:
-    ValueError: A key is none of those that the planner chooses.
+    ValueError: A key is not among those that the planner chooses.
   """
   changes = {}
   for part in text.split():
+    # Accepts flags of a run, as the report prints them.
     key, _, value = part.removeprefix("--").removeprefix("config.").partition(
       "="
     )
@@ -176,9 +179,9 @@ def _row(candidate: Candidate, problem: Problem) -> dict[str, Any]:
 
 
 def _second(
-  found: SecondPass, best: Sequence[Candidate]
+  found: LossyOptions, best: Sequence[Candidate]
 ) -> dict[str, Any]:
-  """Returns what would be faster, but trains another model, as plain data."""
+  """Returns faster configurations that train another model as plain data."""
   rows = []
   for row in found.rows:
     c, base = row.configuration, best[row.base]
@@ -200,7 +203,7 @@ def _second(
 
 
 def _finite(rows: list[list[float]]) -> list[list[float | None]]:
-  """Returns a matrix without what JSON has no number for, its diagonal."""
+  """Replaces non-finite entries (the diagonal) by None, for JSON."""
   return [
     [None if i == j else x for j, x in enumerate(row)]
     for i, row in enumerate(rows)

@@ -1,4 +1,4 @@
-"""Configurations that AMP and Pipette choose."""
+"""Configurations chosen by published configurators such as AMP and Pipette."""
 
 from parallel.lazy import attach
 

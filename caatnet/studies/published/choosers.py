@@ -1,19 +1,19 @@
-"""What published configurators choose, to be timed by one simulator.
+"""Choices of published configurators, all timed by one simulator.
 
 All choose stages, data and tensor ranks and microbatches of 1F1B without ZeRO,
-tensor ranks within a node, and get the memory that a configuration needs:
+keep tensor ranks within a node, and are given the memory that a configuration
+needs:
 
-- ``rule``: the rules of Narayanan et al. (arXiv 2104.04473): tensor ranks
-  as many as a node has devices, then as few stages as make the model fit, then
-  the microbatches that (m + p - 1)(f + b) likes best. Devices in their own
-  order.
-- ``megatron``: the same tensor ranks; all stages and microbatches are tried out
-  on the cluster, by the simulator here, and the fastest taken.
-- ``trials``: all that fits is tried out so.
+- ``rule``: rules of Narayanan et al. (arXiv 2104.04473): as many tensor ranks
+  as a node has devices, then the fewest stages with which the model fits, then
+  the microbatches that minimise (m + p - 1)(f + b). Devices in their own order.
+- ``megatron``: the same tensor ranks; all stages and microbatches are simulated
+  on the cluster, and the fastest are chosen.
+- ``trials``: all configurations that fit are simulated in the same way.
 - ``amp``: AMP's model (arXiv 2210.07297) on links as published, in its order.
-  It has no memory: what does not fit is tried in vain, and the next one taken.
-- ``pipette``: Pipette's model (arXiv 2405.18093) on measured links. Its first
-  few get an order of nodes by annealing, and the best of these is taken.
+  It has no memory model: candidates that do not fit are skipped.
+- ``pipette``: Pipette's model (arXiv 2405.18093) on measured links. Its best
+  few candidates get an order of nodes by annealing, and the best is chosen.
 - ``same``: this planner's model and order of devices, on the same choices.
 - ``whole``: all of this planner's choices.
 """
@@ -31,14 +31,14 @@ from parallel.planner.space import Choices, Configuration, everything, refusal
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """What is to be configured.
+  """Configuration problem: a training step on a cluster.
 
   Attributes:
-    problem: The training step on the actual links.
-    nominal: The same on links as published.
-    choices: What this planner tries.
-    annealed: How many of its first Pipette anneals.
-    steps: Orders that an annealing tries.
+    problem: Training step on the actual links.
+    nominal: Training step on the links as published.
+    choices: Configurations that this planner tries.
+    annealed: Number of best candidates for which Pipette anneals the order.
+    steps: Number of orders that one annealing tries.
   """
 
   problem: Problem
@@ -49,36 +49,36 @@ class Case:
 
   @property
   def plain(self) -> Choices:
-    """What all configurators know; Megatron-LM keeps residuals."""
+    """Choices common to all configurators; Megatron-LM keeps residuals."""
     return dataclasses.replace(
-      self.choices, timetables=("1f1b",), chunks=(1,), schemes=("ddp",),
+      self.choices, schedules=("1f1b",), chunks=(1,), schemes=("ddp",),
       routes=("psum",), remats=("none", "full"), offload=False,
       keeps=("residuals",),
     )
 
   def runs(self) -> list[Configuration]:
-    """Returns all that are runs, whether they fit or not."""
+    """Returns all valid configurations, including those that do not fit."""
     links, step = self.problem.links, self.problem.step
-    most = int(np.bincount(links.nodes).max())
+    most = int(np.bincount(links.nodes).max())  # devices of a node
     return [
       c for c in everything(step.batch_size, links.num_devices, self.plain)
       if refusal(c, step, self.plain) is None and c.tensor <= most
     ]
 
   def fits(self, c: Configuration) -> bool:
-    """Returns whether a device has the memory."""
+    """Returns whether the configuration fits into a device's memory."""
     return self.problem.memory(c).total <= self.problem.memory_bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-  """What a configurator chooses.
+  """Choice of a configurator.
 
   Attributes:
     configuration: The configuration.
-    order: The device of each coordinate, int ``[p, d, t]``.
-    said_s: Seconds of a step by its own model; None if it has none.
-    in_vain: How many that do not fit it would rather have.
+    order: Device of each coordinate, int ``[p, d, t]``.
+    said_s: Seconds of a step predicted by its own model; None without a model.
+    in_vain: Number of candidates that it prefers but that do not fit.
   """
 
   configuration: Configuration
@@ -88,14 +88,14 @@ class Choice:
 
 
 def choose(name: str, case: Case) -> Choice:
-  """Lets a configurator choose.
+  """Returns the choice of a configurator.
 
   Args:
-    name: A key of ``CHOOSERS``.
+    name: Key of ``CHOOSERS``.
     case: Training step and cluster to configure.
 
   Raises:
-    ValueError: Nothing that it knows fits.
+    ValueError: None of its candidates fits.
   """
   return CHOOSERS[name](case)
 
@@ -109,13 +109,13 @@ def _fitting(case: Case) -> list[Configuration]:
   if not found:
     raise ValueError(
       f"nothing fits on {case.problem.links.name} without ZeRO and offload, "
-      "of which published configurators do not know"
+      "which published configurators do not support"
     )
   return found
 
 
 def _widest(case: Case) -> list[Configuration]:
-  """Returns what fits with the most tensor ranks."""
+  """Returns the fitting configurations with the most tensor ranks."""
   found = _fitting(case)
   most = max(c.tensor for c in found)
   return [c for c in found if c.tensor == most]
@@ -142,11 +142,12 @@ def _amp(case: Case) -> Choice:
   in_order = sorted(
     case.runs(), key=lambda c: models.amp_s(c, nominal, _own(c))
   )
+  # AMP has no memory model: its choice is the first candidate that fits.
   for in_vain, c in enumerate(in_order):
     if case.fits(c):
       said_s = models.amp_s(c, nominal, _own(c))
       return Choice(c, _own(c), said_s, in_vain)
-  raise ValueError("nothing that AMP tries fits")
+  raise ValueError("no candidate of AMP fits")
 
 
 def _pipette(case: Case) -> Choice:
@@ -155,6 +156,7 @@ def _pipette(case: Case) -> Choice:
     _fitting(case), key=lambda c: models.pipette_s(c, problem, _own(c))
   )
   found = []
+  # Annealing is slow, so only the best candidates get an order.
   for c in in_order[: case.annealed]:
     order = models.pipette_order(c, problem, steps=case.steps)
     found.append(Choice(c, order, models.pipette_s(c, problem, order)))
@@ -166,7 +168,7 @@ def _planned(case: Case, choices: Choices) -> Choice:
   return Choice(best.configuration, best.order, best.latency.total)
 
 
-# The names of configurators.
+# Configurators by name.
 CHOOSERS: dict[str, Callable[[Case], Choice]] = {
   "rule": _rule,
   "megatron": lambda case: _tried(case, _widest(case)),

@@ -1,9 +1,9 @@
 """Published models of a step's time, and Pipette's search, as baselines.
 
-Both as Pipette's code has them (arXiv 2405.18093, yimjinkyu1/date2024_pipette,
-a2b0683), with their faults, which is what they are here for:
+Both follow Pipette's code (arXiv 2405.18093, yimjinkyu1/date2024_pipette,
+a2b0683) including its faults, since they serve as baselines:
 
-    g      = m // p            0: one group, and m - 1 in place of p - 1
+    g      = m // p            0: one group, and m - 1 instead of p - 1
     T      = g (T_pp + p (f + b)) + (p - 1) (f + b) + T_intra + T_inter
     T_pp   = max over pipelines of the sum of hops, 2 a / rate each
     T_inter = 2 (k - 1) / k M / the slowest rate on the ring of stage 0's nodes
@@ -11,15 +11,15 @@ a2b0683), with their faults, which is what they are here for:
     M      = bytes (h V + layers 16 h^2) / t
     AMP    = (m - 1) 3 f + T_pp + 3 f p + a flat ring of M at the slower rate
 
-Both are given f + b as measuring one stage would find it (`latency.measured`),
-also for AMP's 3 f: neither would know what a backward runs again.
+Both are given f + b as a measurement of one stage would find it
+(`latency.measured`), also for AMP's 3 f: neither model includes recomputation.
 
-The division of m drops what is left of it; there is no latency; the stages
+The integer division of m drops the remainder; there is no latency; the stages
 after the first have no data ring. Pipette's annealing orders nodes, not
-devices, and minimises T_pp + T_inter + T_intra, without g; it takes a worse
+devices, and minimises T_pp + T_inter + T_intra, without g. It accepts a worse
 order with the probability exp(-change / T), where the change is scaled by its
-own decade, so its size hardly matters. It stopped by the clock, here after a
-number of steps.
+own decade, so its size hardly matters. The original stops after a time limit,
+this one after a number of steps.
 """
 
 import math
@@ -32,7 +32,7 @@ from parallel.planner.problem import Problem
 from parallel.planner.space import Configuration
 from parallel.workload import Transformer
 
-KAPPA = 16  # of GPT; BERT's is 12
+KAPPA = 16  # for GPT; 12 for BERT
 _GRADIENT_BYTES = 4  # as this project's trainer reduces them
 
 
@@ -41,8 +41,8 @@ def pipette_s(
 ) -> float:
   """Returns Pipette's prediction of a step, in seconds."""
   both = stage_s(c, problem)
-  groups = c.microbatches // c.stages
-  waits = c.stages - 1 if groups else c.microbatches - 1
+  groups = c.microbatches // c.stages  # g
+  waits = c.stages - 1 if groups else c.microbatches - 1  # (p - 1), see above
   chain, between, inside = _terms(c, problem, order)
   return (
     max(1, groups) * (chain + c.stages * both) + waits * both + inside + between
@@ -53,6 +53,7 @@ def amp_s(c: Configuration, problem: Problem, order: np.ndarray) -> float:
   """Returns AMP's prediction of a step (arXiv 2210.07297), in seconds."""
   both = stage_s(c, problem)
   chain = _terms(c, problem, order)[0]
+  # Links of the data rings of stage 0, [d, t].
   rates = problem.links.bandwidth[order[0], np.roll(order[0], -1, 0)]
   flat = 0.0
   if c.data > 1:
@@ -62,12 +63,12 @@ def amp_s(c: Configuration, problem: Problem, order: np.ndarray) -> float:
 
 
 def stage_s(c: Configuration, problem: Problem) -> float:
-  """Returns f + b, as measured on one stage."""
+  """Returns f + b, as measured on one stage, in seconds."""
   return measured(c, problem.step, problem.links, problem.timing)[1]
 
 
 def _state_bytes(c: Configuration, model: Transformer) -> float:
-  """Returns M, what stage 0 reduces."""
+  """Returns M, the bytes that stage 0 reduces."""
   layers = model.layers_per_part(c.stages)
   size = model.width * model.vocab_size + layers * KAPPA * model.width**2
   return _GRADIENT_BYTES * size / c.tensor
@@ -76,11 +77,11 @@ def _state_bytes(c: Configuration, model: Transformer) -> float:
 def _terms(
   c: Configuration, problem: Problem, order: np.ndarray
 ) -> tuple[float, float, float]:
-  """Returns T_pp, T_inter and T_intra."""
+  """Returns T_pp, T_inter and T_intra, in seconds."""
   links = problem.links
   size = problem.step.boundary_bytes(c.examples(problem.step.batch_size))
-  hops = 2 * size / links.bandwidth[order[:-1], order[1:]]
-  chain = float(hops.sum(0).max()) if c.stages > 1 else 0.0
+  hops = 2 * size / links.bandwidth[order[:-1], order[1:]]  # [p - 1, d, t]
+  chain = float(hops.sum(0).max()) if c.stages > 1 else 0.0  # T_pp
   if c.data == 1:
     return chain, 0.0, 0.0
   of = np.array(links.nodes)
@@ -89,12 +90,13 @@ def _terms(
     nodes = list(dict.fromkeys(of[ring].tolist()))
     state = _state_bytes(c, problem.step.model)
     after = np.roll(ring, -1)
+    # Neighbours on the ring in different nodes.
     apart = of[ring] != of[after]
     rates = links.bandwidth[ring, after]
     if len(nodes) > 1:
-      k = len(nodes)
+      k = len(nodes)  # nodes on the ring
       between = max(between, 2 * (k - 1) / k * state / rates[apart].min())
-    most = int(np.bincount(of[ring]).max())
+    most = int(np.bincount(of[ring]).max())  # ranks in one node
     if most > 1 and not apart.all():
       inside = max(
         inside, 2 * (most - 1) / most * state / rates[~apart].min()
@@ -107,18 +109,18 @@ def pipette_order(
 ) -> np.ndarray:
   """Orders nodes by simulated annealing, as Pipette does.
 
-  Moves: a run of nodes is turned round, a node is put elsewhere, two change
-  places, a run is put elsewhere, or is so and turned round. T begins with 1
-  and is multiplied by 0.999 in each step.
+  Moves: reverse a segment of nodes, move a node, swap two nodes, move a
+  segment, or move and reverse a segment. T starts at 1 and is multiplied by
+  0.999 in each step.
 
   Args:
     c: The configuration.
-    problem: The training step on the cluster.
-    steps: How many orders are tried.
-    seed: The seed.
+    problem: Training step on the cluster.
+    steps: Number of orders that are tried.
+    seed: Seed of the random generator.
 
   Returns:
-    The device of each coordinate, int ``[p, d, t]``, of the best order.
+    Device of each coordinate in the best order, int ``[p, d, t]``.
   """
   rng = np.random.default_rng(seed)
   groups = _node_devices(problem.links)
@@ -136,7 +138,7 @@ def pipette_order(
     trial = _moved(now, rng)
     found = seconds(trial)
     change = found - value
-    if change > 0:  # by its own decade
+    if change > 0:  # scaled by its own decade
       change /= 10.0 ** math.floor(math.log10(change))
     if change <= 0 or rng.random() < math.exp(-change / temperature):
       now, value = trial, found
@@ -152,16 +154,20 @@ def _node_devices(links: LinkMatrix) -> list[np.ndarray]:
 
 
 def _moved(order: list[int], rng: np.random.Generator) -> list[int]:
-  """Returns an order after one of the five moves, chosen evenly."""
+  """Returns an order after one of the five moves, chosen uniformly."""
+  # The run is order[i:j], never empty.
   i, j = sorted(rng.choice(len(order) + 1, 2, replace=False).tolist())
   kind = int(rng.integers(5))
   run, rest = order[i:j], order[:i] + order[j:]
+  # Reverses the run in place.
   if kind == 0:
     return order[:i] + run[::-1] + order[j:]
+  # Swaps the ends of the run.
   if kind == 2:
     swapped = list(order)
     swapped[i], swapped[j - 1] = swapped[j - 1], swapped[i]
     return swapped
+  # Moves one node. Kinds 3 and 4 move the run, 4 also reverses it.
   if kind == 1:
     run, rest = order[i : i + 1], order[:i] + order[i + 1 :]
   if kind == 4:

@@ -1,4 +1,4 @@
-"""Report of the choices of published configurators and the times of these."""
+"""Report of published configurators: their choices and step times."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _figure(rows: Rows) -> plot.Figure:
-  """Returns bars of a step's seconds, by cause, a panel for each case."""
+  """Returns bars of a step's seconds by cause, one panel per case."""
   cases: dict[str, list[Mapping[str, Any]]] = {}
   for row in rows:
     case = f"{row['model']}, {row['cluster']}, {row['links']}"

@@ -1,4 +1,4 @@
-"""The study of what published configurators choose, timed by one simulator."""
+"""Study of published configurators, with all choices timed by one simulator."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -18,7 +18,7 @@ from parallel.planner.problem import Problem
 from parallel.planner.space import Choices
 from parallel.workload import UTILISATION_SOURCE, TrainingStep, Transformer
 
-# Of Pipette's evaluation; the V100 has no bfloat16.
+# Models of Pipette's evaluation; the V100 has no bfloat16.
 MODELS = {
   name: Transformer(
     vocab_size=50_256, width=width, num_layers=num_layers, num_heads=32,
@@ -29,23 +29,23 @@ MODELS = {
   )
 }
 _SEQ_LEN = 1024
-# Pipette's speed-ups (arXiv 2405.18093) by whose choice it is compared with.
-# They are recalled, and nobody here has verified them.
+# Pipette's speed-ups (arXiv 2405.18093) over the choices of other
+# configurators. Quoted from memory, not verified.
 RECALLED = {"amp": "up to 1.46", "trials": "about 1.1"}
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Lets all configurators choose, and times what they choose.
+  """Runs all configurators and times their choices.
 
   Args:
-    config: A config like configs/planner/published.py, as nested dicts.
+    config: Config like configs/planner/published.py, as nested dicts.
 
   Returns:
     Plain data: "rows", one for each cluster, model and configurator;
     "speed_ups" of Pipette over the others; and "assumptions".
 
   Raises:
-    ValueError: A value is wrong, or nothing fits.
+    ValueError: A value is invalid, or no configuration fits.
   """
   for key, known in (("choosers", choosers.CHOOSERS), ("models", MODELS)):
     if not config[key]:
@@ -86,7 +86,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 def _rows(
   config: Mapping[str, Any], sizes: Transformer, cluster: str, drawn: str
 ) -> list[dict[str, Any]]:
-  """Returns what each configurator chooses on one cluster for one model."""
+  """Returns the choice of each configurator on one cluster for one model."""
   step = TrainingStep(sizes, config["batch_size"], _SEQ_LEN)
   timing = Timing(config["utilisation"], config["execution"])
   nominal, problem = (
@@ -109,9 +109,10 @@ def _rows(
 
 
 def _speed_ups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-  """Returns by how much Pipette's choice is faster than each other one.
+  """Returns the speed-up of Pipette's choice over each other configurator's.
 
-  And what of that time each one's own model says, the median.
+  Each row also has the median ratio of the configurator's own prediction to
+  the simulated time.
   """
   def case(row):
     return row["cluster"], row["links"], row["model"]

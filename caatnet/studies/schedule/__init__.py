@@ -1,4 +1,4 @@
-"""One collective schedule, round by round."""
+"""Analysis of one collective schedule, round by round."""
 
 from parallel.lazy import attach
 

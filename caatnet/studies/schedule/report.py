@@ -54,7 +54,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _figure(config: Mapping[str, Any]) -> plot.Figure:
-  """Returns one round on the topology, and when each link sends.
+  """Returns one round on the topology, and the busy times of each link.
 
   Raises:
     ValueError: The schedule has no round ``config.picture_round``.
@@ -98,6 +98,7 @@ def _round(schedule: Schedule, net: Topology, number: int) -> plot.Panel:
     ))
   marks.append(plot.Arrows(
     [places[a] for a, _ in hops], [places[b] for _, b in hops],
+    # Shade: first chunk.
     [chunks[0] / schedule.num_chunks for chunks in hops.values()],
     gap=size / 2,
   ))
@@ -114,7 +115,7 @@ def _timeline(timeline: Timeline) -> plot.Panel:
   """Returns a row for each link, with a bar for each message."""
   routed = timeline.routed
   start, end = timeline.start_ns / 1e3, timeline.end_ns / 1e3
-  shade = routed.chunks[routed.hop_transfers] / routed.num_chunks
+  shade = routed.chunks[routed.hop_transfers] / routed.num_chunks  # 0 to 1
   bars = plot.Bars(
     routed.hop_links.tolist(), (end - start).tolist(), start.tolist(),
     colour=shade.tolist(),
@@ -135,7 +136,7 @@ def _places(net: Topology, graph: networkx.DiGraph) -> Places:
     }
   if net.num_switches == 0:
     return networkx.circular_layout(graph)
-  if net.shape:  # a BiGraph: each half of the switches beside its ranks
+  if net.shape:  # a BiGraph: each half of the switches next to its ranks
     return _bigraph_places(*net.shape)
   # A node's layer is its distance in links from the nearest rank: edge switches
   # are in layer 1, spines in layer 2.
@@ -160,6 +161,7 @@ def _bigraph_places(ranks_per_switch: int, switches: int) -> Places:
     number = ranks_per_switch * switches + switch
     places[number] = (float(column), 1.0 - lower)
     for place in range(ranks_per_switch):
+      # Ranks are spread evenly below or above their switch.
       x = column - 0.5 + (place + 0.5) / ranks_per_switch
       places[first + place] = (x, 2.0 - 3 * lower)
   return places

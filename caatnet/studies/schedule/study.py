@@ -1,5 +1,4 @@
-"""The study of one schedule on one topology: its times, its links, its export.
-"""
+"""Study of one schedule on one topology: times, link loads, export."""
 
 from collections.abc import Mapping
 import pathlib
@@ -19,13 +18,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Simulates one schedule.
 
   Args:
-    config: A config like configs/collectives/schedule.py, as nested dicts.
+    config: Config like configs/collectives/schedule.py, as nested dicts.
 
   Returns:
     Plain data: times in us, and the links, the busiest ones first.
 
   Raises:
-    ValueError: The topology, the schedule or the size does not fit.
+    ValueError: The topology, the schedule or the size is invalid.
   """
   net, schedule, routed = of_config(config)
   size = config["size_bytes"]
@@ -73,11 +72,11 @@ def of_config(
   """Builds or reads the topology and the schedule of a config, and proves it.
 
   Args:
-    config: The config as nested dicts.
+    config: Config as nested dicts.
 
   Raises:
-    ValueError: The topology or the schedule does not fit, or the schedule is
-      not the collective that it says it is; the message names the config key.
+    ValueError: The topology or the schedule is invalid, or the schedule does
+      not perform its collective; the message names the config key.
   """
   with naming("config.export", config["export"]):
     exporter.check_options(**config["export"])
@@ -105,11 +104,11 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
   """Writes the schedule as MSCCL XML, or its timeline as a Chrome trace.
 
   Args:
-    config: The config as nested dicts.
-    path: The file to write, which ends in .xml or in .json.
+    config: Config as nested dicts.
+    path: File to write, which ends in .xml or in .json.
 
   Raises:
-    ValueError: The file ends in neither.
+    ValueError: The file has another suffix.
   """
   net, schedule, routed = of_config(config)
   if path.suffix == ".xml":

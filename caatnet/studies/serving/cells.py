@@ -1,8 +1,8 @@
-"""Simulated runs as plain data, which are kept as soon as they are there.
+"""Simulated runs as plain data, stored as soon as they finish.
 
-A long study is a list of cells. Each is a line of a file, by a hash of all that
-it depends on, the simulator's own code among it. A study that was stopped goes
-on with the first cell that is missing.
+A long study is a list of cells. Each is a line of a file, keyed by a hash of
+all its inputs, including the simulator's code. An interrupted study resumes
+with the first missing cell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from caatnet.serving.traces import Arrival
 from caatnet.studies.serving import server, tails
 from caatnet.studies.serving.server import Machine, Outcome
 
-# What decides how a run goes; a change of it makes kept cells void.
+# Files that determine the course of a run; a change invalidates stored cells.
 _CODE = (
   *pathlib.Path(traces.__file__).parent.rglob("*.py"),
   *(pathlib.Path(m.__file__) for m in (server, tails)),
@@ -32,16 +32,16 @@ _CODE = (
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """A run that is to be simulated.
+  """Run to simulate.
 
   Attributes:
-    where: The names under which tables find it.
+    where: Names by which tables look the run up.
     machine: Device and host.
-    arm: How pages are taken and copied.
-    arrivals: The requests.
-    limits: What a step may hold.
+    arm: Rules for allocating and copying pages.
+    arrivals: Requests with their arrival times.
+    limits: Limits of a step.
     priorities: Arguments of `Priorities`.
-    policy: By name.
+    policy: Name of the scheduling policy.
   """
 
   where: Mapping[str, Any]
@@ -54,13 +54,13 @@ class Cell:
 
   @property
   def key(self) -> str:
-    """A hash of all that the run depends on."""
+    """Hash of all inputs of the run."""
     names = (repr(getattr(self, f.name)) for f in dataclasses.fields(self))
     text = "\n".join([_code_hash(), *names])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
   def simulate(self) -> dict[str, Any]:
-    """Simulates it, and returns its numbers."""
+    """Simulates the run and returns its numbers."""
     outcome = server.serve(
       self.machine, self.arm, self.arrivals, self.limits, self.priorities,
       self.policy,
@@ -77,24 +77,25 @@ def _code_hash() -> str:
 
 
 def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
-  """Simulates cells, but for those that a file has, in their order.
+  """Simulates cells in their order, except those that a file already has.
 
   Args:
-    cells: What to simulate.
-    path: A file of JSON lines, which is made or gets new lines; "" for none.
+    cells: Runs to simulate.
+    path: File of JSON lines, created or extended; "" for none.
   """
   file = pathlib.Path(path) if path else None
   known = _read(file) if file is not None and file.exists() else {}
   if file is not None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as lines:
-      lines.write("\n")  # ends a line that was cut
+      lines.write("\n")  # terminates a truncated line
   found = []
   for cell in track(
     cells, "simulating", transient=True, console=Console(stderr=True)
   ):
     key = cell.key
     if key not in known:
+      # New results take the same form as stored ones.
       known[key] = json.loads(json.dumps(cell.simulate()))
       if file is not None:
         with file.open("a") as lines:
@@ -108,19 +109,19 @@ def _read(file: pathlib.Path) -> dict[str, dict[str, Any]]:
   for line in file.read_text().splitlines():
     try:
       entry = json.loads(line)
-    except ValueError:  # the last one, if the study was killed as it wrote
+    except ValueError:  # truncated last line of a study killed during a write
       continue
     known[entry["key"]] = entry["result"]
   return known
 
 
 def numbers(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what a run did.
+  """Returns the numbers of a run.
 
   Copies are those to and from the host. "ranges" counts contiguous byte ranges:
   one for each layer, for keys and for values, and for each run of pages that is
-  contiguous on both sides; where ``arm["single"]``, for each page. "calls" are
-  those of copy programs: whole runs, cut into powers of two.
+  contiguous on both sides; if ``arm["single"]``, for each page. "calls" counts
+  calls of copy programs: whole runs, cut into powers of two.
   """
   counts, served = outcome.scheduler.counts, outcome.served
   per_run = outcome.copies.ranges_per_run
@@ -131,13 +132,14 @@ def numbers(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
   }
   num_runs = sum(runs.values())
   able = [d for d in counts.decisions if d.able]
+  # Decisions in which the chosen option was the cheaper one.
   cheaper = sum(d.swapped == (d.swap_s < d.recompute_s) for d in able)
   drawn = sum(len(r.tokens) for r in served)
   return {
     "requests": len(served),
     "refused": len(outcome.requests) - len(served),
     "seconds": outcome.seconds,
-    # Of a server that is full from the first moment to the last tenth.
+    # Throughput of a server that is full until the last tenth of the requests.
     "capacity": 0.9 * len(served) / float(
       np.quantile([r.end_s for r in served], 0.9)
     ),

@@ -1,10 +1,10 @@
-"""What fairness costs: clients that want more than a server has.
+"""Cost of fairness between clients whose demand exceeds a server's capacity.
 
-Service is that of virtual token counters (Sheng et al., OSDI 2024): a token
-that is read counts 1, one that is drawn 2; what is found in the cache is not
-read. Two clients are compared over windows in which both have requests in line.
-There VTC's bound of the difference is 2 max(w_p L, w_q M): L tokens of the
-longest prompt, M tokens of the fullest batch.
+Service is measured by virtual token counters (Sheng et al., OSDI 2024): a token
+read counts 1, a generated token 2; tokens found in the cache are not read. Two
+clients are compared over windows in which both have queued requests. In these,
+VTC bounds the difference by 2 max(w_p L, w_q M), with L tokens in the longest
+prompt and M tokens in the fullest batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,19 +32,21 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Serves the same clients with each policy.
 
   Args:
-    config: configs/serving/fairness.py, as nested dicts.
+    config: Config like configs/serving/fairness.py, as nested dicts.
 
   Returns:
     Plain data: "bound", and in "rows" for each policy its throughput, the
-    largest difference of service, Jain's index, and each client's tails.
+    largest difference of service, Jain's index, and each client's latency
+    percentiles.
 
   Raises:
-    ValueError: There is no such policy or machine.
+    ValueError: A policy or machine is unknown.
   """
   for name in config["policies"]:
     known("config.policies: ", name, POLICIES)
   machine = server.machine(config["model"], config["hardware"])
   arrivals, clients = arrive(config["clients"], config["seed"])
+  # M: the fullest batch is limited by the cache or by the slots.
   longest = max(a.prompt + a.output for a in arrivals)
   batch = min(machine.tokens, config["limits"]["slots"] * longest)
   rows = []
@@ -74,16 +76,16 @@ def arrive(
 ) -> tuple[list[Arrival], Clients]:
   """Draws the clients' requests.
 
-  Lengths are uniform between half and three halves of the mean. A client's
-  prompts begin with its own text of "shared" tokens.
+  Lengths are uniform between half and three halves of the mean. All prompts of
+  a client begin with the same "shared" tokens.
 
   Args:
-    sections: By name: "requests", "rate" per second or 0 for all at once,
+    sections: Client name -> "requests", "rate" per second or 0 for all at once,
       "prompt", "output", "shared" and "priority".
-    seed: Of the random numbers.
+    seed: Seed of the random generator.
 
   Returns:
-    The requests by arrival, and whose each of them is.
+    Requests in the order of arrival, and the client of each of them.
   """
   rng = np.random.default_rng(seed)
   drawn: list[tuple[float, str, int, int]] = []
@@ -98,7 +100,7 @@ def arrive(
       (float(t), name, int(n), int(m))
       for t, n, m in zip(times, *own, strict=True)
     ]
-  # Those that come at once take turns.
+  # Requests with equal arrival times alternate between clients.
   order = sorted(
     rng.permutation(len(drawn)).tolist(), key=lambda i: drawn[i][0]
   )
@@ -108,6 +110,8 @@ def arrive(
     drawn[i] for i in order
   ):
     size = sections[name]["shared"]
+    # Equal block numbers stand for equal tokens: the first block is the
+    # client's common prefix, the others are unique.
     blocks = (names.index(name),) + tuple(
       len(names) + number * 1000 + i for i in range(-(-prompt // size))
     )
@@ -132,10 +136,11 @@ def _row(
     pair: difference(*(services[n] for n in pair), *(lines[n] for n in pair))
     for pair in pairs
   }
+  # Curves end when the first backlogged client's queue is empty.
   end = min(max(r.scheduled_s for r in by[n]) for n in greedy)
   grid = np.linspace(0, end, _POINTS)
   curves = {name: at(services[name], grid).tolist() for name in by}
-  got = np.array([curves[name][-1] for name in greedy])
+  got = np.array([curves[name][-1] for name in greedy])  # service until `end`
   drawn = sum(len(r.tokens) for r in outcome.served)
   return {
     "throughput": drawn / outcome.seconds,
@@ -161,7 +166,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 
 def service(requests: Sequence[Request]) -> Curve:
-  """Returns times in order, and the service of a client up to each of them."""
+  """Returns ascending times, and a client's service up to each of them."""
   events = [
     (r.scheduled_s, INPUT_COST * (len(r.prompt) - r.num_hits))
     for r in requests
@@ -171,19 +176,21 @@ def service(requests: Sequence[Request]) -> Curve:
 
 
 def in_line(requests: Sequence[Request]) -> Curve:
-  """Returns times in order, and how many of a client wait after each."""
+  """Returns ascending times, and a client's queued requests after each."""
   events = [(r.arrival_s, 1.0) for r in requests]
   return _summed(events + [(r.scheduled_s, -1.0) for r in requests])
 
 
 def _summed(events: Sequence[tuple[float | None, float]]) -> Curve:
   times, amounts = np.array(sorted(events), float).T
+  # Keeps the value after the last of several events at one time.
   last = np.append(times[1:] != times[:-1], True)
   return times[last], amounts.cumsum()[last]
 
 
 def at(curve: Curve, times: np.ndarray) -> np.ndarray:
-  """Returns the values of a step function at some times; 0 before it begins."""
+  """Returns the values of a step function at times; 0 before its first step."""
+  # Place 0 is the zero that is prepended below.
   places = np.searchsorted(curve[0], times, side="right")
   return np.concatenate([[0.0], curve[1]])[places]
 
@@ -193,15 +200,16 @@ def difference(
 ) -> float:
   """Returns the largest difference of service over any common backlog.
 
-  Over a window it is how far the difference of the two curves moved. So the
-  largest of a stretch in which both have somebody in line is that difference's
-  range there.
+  Over a window, the difference of service is the change of the difference of
+  the two curves. So its maximum over an interval in which both clients have
+  queued requests is the range of that difference there.
   """
   times = np.unique(np.concatenate([c[0] for c in (first, second, line_1,
                                                    line_2)]))
   ahead = at(first, times) - at(second, times)
   backlogged = (at(line_1, times) > 0) & (at(line_2, times) > 0)
   largest = 0.0
+  # Starts and ends of the intervals with a common backlog, alternating.
   edges = np.flatnonzero(np.diff(np.r_[0, backlogged.astype(int), 0]))
   for start, stop in edges.reshape(-1, 2).tolist():
     part = ahead[start:stop]

@@ -1,12 +1,12 @@
-"""What it costs to switch between requests, by how their pages are taken.
+"""Cost of switching between requests, by how their pages are allocated.
 
 Two settings. The first is that of FastSwitch's evaluation (arXiv 2411.18424):
 conversations of several turns with an 8B model on an A10, priorities that
-change while requests run, and no pages found by name, as in vLLM 0.3.3. The
-second replays public traces on a server that finds pages by name; arrivals are
-scaled to shares of the capacity that recomputation has, which is 90% of the
-requests over the time in which these end if all are there at the beginning and
-no priority changes: with changes it gets the less done, the more are there.
+change while requests run, and no prefix cache, as in vLLM 0.3.3. The second
+replays public traces on a server with a prefix cache. Arrivals are scaled to
+fractions of the capacity of recomputation: 90% of the requests divided by the
+time in which they finish if all arrive at the beginning and no priority
+changes. With changes, throughput falls with the number of queued requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,22 +29,22 @@ SAMPLES = {
   "mooncake": "mooncake_conversation.jsonl.gz",
 }
 BASELINE, SWAP, COST = "recompute", "reuse", "cost"
-# The arm of the first setting that vLLM has today.
+# The arm of the first setting that corresponds to today's vLLM.
 TODAY = "recompute, pages found"
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Simulates both settings, and what goes with them.
+  """Simulates both settings and the supplementary comparisons.
 
   Args:
-    config: configs/serving/fastswitch.py, as nested dicts.
+    config: Config like configs/serving/fastswitch.py, as nested dicts.
 
   Returns:
     Plain data: "sessions" and "traces", a row for each arm and load; "seeds",
-    "shares"; "machine" and "loads", what was assumed.
+    "shares"; "machine" and "loads", the assumptions.
 
   Raises:
-    ValueError: A trace cannot be read, or the machine is none.
+    ValueError: A trace cannot be read, or the machine is invalid.
   """
   one_of("config.seeds_trace", config["seeds_trace"], tuple(config["traces"]))
   for arm in config["order"]:
@@ -88,7 +88,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Study:
-  """The cells of the study."""
+  """Builder of the study's cells."""
 
   def __init__(self, config: Mapping[str, Any], machine: Machine) -> None:
     self._config, self._machine = config, machine
@@ -110,6 +110,7 @@ class _Study:
     arrivals = Sessions(**config["sessions"]).arrivals()
     made = []
     for kind in config["kinds"]:
+      # The baseline once more, with a prefix cache as in today's vLLM.
       today = self._cell({"kind": kind}, BASELINE, arrivals, True, kind)
       made.append(
         dataclasses.replace(today, where={"kind": kind, "arm": TODAY})
@@ -121,10 +122,10 @@ class _Study:
     return made
 
   def load(self, name: str, path: str) -> tuple[list[Arrival], int]:
-    """Reads a trace, and leaves out what the cache can never hold.
+    """Reads a trace and excludes requests that exceed the cache.
 
     Returns:
-      The requests, and how many were left out.
+      The requests, and the number of excluded ones.
     """
     if not path:
       known("config.traces: sample ", name, SAMPLES)
@@ -135,14 +136,14 @@ class _Study:
     return kept, len(arrivals) - len(kept)
 
   def full(self, name: str, arrivals: Sequence[Arrival]) -> Cell:
-    """Returns a cell in which all requests are there at the beginning."""
+    """Returns a cell in which all requests arrive at the beginning."""
     at_once = [dataclasses.replace(a, time_s=0.0) for a in arrivals]
     return self._cell({"trace": name}, BASELINE, at_once, True, "none")
 
   def loads(
     self, name: str, arrivals: Sequence[Arrival], capacity: float
   ) -> list[Cell]:
-    """Returns a trace's cells, with its own times but for their scale."""
+    """Returns a trace's cells, with its arrival times scaled to each load."""
     return [
       self._cell(
         {"trace": name, "load": load}, arm,
@@ -155,7 +156,7 @@ class _Study:
     self, loaded: Mapping[str, tuple[list[Arrival], int]],
     capacity: Mapping[str, float],
   ) -> list[Cell]:
-    """Returns cells that compare the cost model with what it chooses from."""
+    """Returns cells that compare the cost model with its two alternatives."""
     name = self._config["seeds_trace"]
     return [
       self._cell(
@@ -170,10 +171,11 @@ class _Study:
   def shares(
     self, loaded: Mapping[str, tuple[list[Arrival], int]]
   ) -> list[Cell]:
-    """Returns cells with tensor ranks that talk less, without preemption."""
+    """Returns cells with partial sync of tensor ranks, without preemption."""
     config, name = self._config, self._config["seeds_trace"]
     arrivals = traces.poisson(loaded[name][0], config["shares_rate"], 0)
     hardware = config["hardware"] | {
+      # 0 pages: as many as fit into memory.
       "device": config["ranks_device"], "pages": 0
     }
     return [
@@ -206,13 +208,14 @@ def _assumed(config: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
 
 
 def _compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Compares the cost model's P99 with the better one of what it chooses from.
+  """Compares the P99 of the cost model with the better of its alternatives.
 
   Returns:
     A row for each load, seed and measure: the three values in seconds; "width",
-    half the bootstrap interval of the cost model's; "worse", by how much it is
-    above the better one; and whether that is more than "width".
+    half the bootstrap interval of the cost model's value; "worse", its excess
+    over the better alternative; and whether that is more than "width".
   """
+  # The cost model chooses between recomputation (BASELINE) and SWAP.
   by = {(r["load"], r["seed"], r["arm"]): r for r in rows}
   found = []
   for load, seed in dict.fromkeys((r["load"], r["seed"]) for r in rows):

@@ -1,15 +1,16 @@
-"""What vLLM did with 300 requests on an RTX 4090, and that GPU's operations.
+"""Log of vLLM serving 300 requests on an RTX 4090, and that GPU's profile.
 
-The files in ``rtx4090`` are of casys-kaist/LLMServingSim (MIT licence,
+The files in ``rtx4090`` are from casys-kaist/LLMServingSim (MIT licence,
 copyright 2024 CASYS Lab at KAIST), ``bench/examples/RTX4090`` and
 ``profiler/perf/RTX4090``: the requests of a run of vLLM 0.19.0 with
 Llama-3.1-8B in bfloat16, its state at each second, and times of single
 operations in us.
-Requests are told from the first one's arrival in the server's queue on. The
-tokens of prompts are not among them; ``prefixes.csv.gz`` says which begin alike
-in the published workload, ``workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl``:
-for each prompt an earlier one that has most of its first tokens, and how many,
-if these fill a page. Nothing else was changed.
+Times of requests are relative to the first arrival in the server's queue. The
+log does not contain the tokens of prompts. ``prefixes.csv.gz`` lists the common
+prefixes in the published workload,
+``workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl``: for each prompt, an earlier
+one with most of its first tokens, and their number, if these fill a page. The
+files are otherwise unchanged.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ SOURCE = (
   "profiler/perf/RTX4090"
 )
 _FOLDER = pathlib.Path(__file__).parent / "rtx4090"
-# Operations of a layer, as often as it runs them, and those of a step.
+# Operations of a layer, repeated as often as it runs them, and of a step.
 _PER_LAYER = (
   "layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm", "gate_up_proj",
   "act_fn", "down_proj",
@@ -49,7 +50,7 @@ def requests() -> list[dict[str, float]]:
 
 
 def series() -> dict[str, np.ndarray]:
-  """Returns the server's state at each second, by the names of columns."""
+  """Returns the server's state at each second, by column name."""
   rows = _rows("timeseries")
   return {k: np.array([float(row[k]) for row in rows]) for k in rows[0]}
 
@@ -58,7 +59,7 @@ def profile(scale: float = 1.0) -> Profile:
   """Returns the times of the GPU's operations.
 
   Args:
-    scale: By what all of them are multiplied.
+    scale: Factor on all times.
   """
 
   def tables(name: str, count: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -73,7 +74,7 @@ def profile(scale: float = 1.0) -> Profile:
     }
 
   dense = tables("dense", "tokens")
-  heads = tables("per_sequence", "sequences")
+  heads = tables("per_sequence", "sequences")  # lm_head, sampler
   keys = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
   attention = Attention({
     tuple(int(row[k]) for k in keys): float(row["time_us"]) * 1e-6
@@ -96,11 +97,12 @@ def prompts(
 
   Args:
     rows: The requests.
-    prefixes: Which prompts begin alike: "published", as in the published
-      workload; "none"; or that workload's file, whose tokens are read.
+    prefixes: Source of common prefixes: "published" for those of the published
+      workload; "none"; or the path of that workload's file, whose tokens are
+      read.
 
   Raises:
-    ValueError: The file cannot be read, or is not of these requests.
+    ValueError: The file cannot be read, or belongs to other requests.
   """
   rng = np.random.default_rng(0)
   found = [
@@ -113,6 +115,7 @@ def prompts(
     for row in _rows("prefixes"):
       i, like, count = (int(row[k]) for k in ("request", "like", "tokens"))
       if i < len(found):
+        # Random tokens, equal only where the published prompts are.
         found[i][:count] = found[like][:count]
     return found
   try:

@@ -13,7 +13,7 @@ Parts = list[Table | str]
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns the tables and the figure of a subject of the study."""
+  """Returns the report of a subject of the study: tables and figure."""
   title, parts, figure = {
     "vllm_log": ("Serving, and the log of vLLM", _vllm_log, _log_figure),
     "fastswitch": ("Preemption in serving", _fastswitch, _switching_figure),
@@ -23,7 +23,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _vllm_log(result: Row) -> Parts:
-  """Returns a simulated run and the log of a real one."""
+  """Returns the comparison of a simulated run with the log of a real one."""
   counts = result["counts"]
   parts: Parts = [Table(
     f"{result['num_requests']} requests: simulated, and in the log of vLLM "
@@ -51,7 +51,7 @@ def _vllm_log(result: Row) -> Parts:
 
 
 def _fastswitch(result: Row) -> Parts:
-  """Returns assumptions, and each setting's tails and copies."""
+  """Returns assumptions, and each setting's latency percentiles and copies."""
   parts: Parts = [_assumptions(result["machine"])]
   for kind in dict.fromkeys(row["kind"] for row in result["sessions"]):
     rows = [row for row in result["sessions"] if row["kind"] == kind]
@@ -170,7 +170,7 @@ def _shares(rows: Sequence[Row], machine: Row) -> Table:
 
 
 def _fairness(result: Row) -> Parts:
-  """Returns what each policy gives to clients, and what that costs."""
+  """Returns each policy's service to clients, and its cost."""
   base = result["rows"][0]
   tail = [
     Column(f"all_{measure}", f"{measure.upper()} P{q}",
@@ -213,7 +213,7 @@ def _fairness(result: Row) -> Parts:
 def _log_figure(result: Row) -> plot.Figure:
   """Returns running and waiting requests and the cache over time.
 
-  The log's series began up to a quarter of a second before the first request.
+  The log's series starts up to a quarter of a second before the first request.
   """
   ours, log = list(zip(*result["series"], strict=True)), result["log_series"]
   return plot.Figure([
@@ -264,7 +264,7 @@ def _switching_figure(result: Row) -> plot.Figure:
 
 
 def _fairness_figure(result: Row) -> plot.Figure:
-  """Returns each client's service over time, a panel for each policy."""
+  """Returns each client's service over time, one panel per policy."""
   rows = result["rows"]
   return plot.Figure(
     [

@@ -1,4 +1,4 @@
-"""A simulated server: its options as data, and what it did as numbers."""
+"""Simulated server: its options as data, and the outcome as numbers."""
 
 from collections.abc import Hashable, Mapping, Sequence
 import dataclasses
@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from caatnet.checks import naming
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.engine.simulator import CopyTimes, Simulator
@@ -26,20 +26,20 @@ from parallel.workload import Transformer
 # Keys and values: the arrays of the cache. Both are [layers, pages, page_size,
 # heads, head_width], so a run of pages is one range in each layer of each.
 _ARRAYS = 2
-# Free pages are looked at in each so many-th step.
+# Interval, in steps, at which free pages are sampled.
 _EVERY = 16
-# Pages of a group that takes a run of 512 tokens.
+# Pages per run of 512 tokens; free runs of at least this size count as large.
 LARGE = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """A device that serves a model, and the host's memory.
+  """Device that serves a model, and the host's memory.
 
   Attributes:
     steps: Times of steps.
     copies: Times of copies.
-    page_size: The tokens of a page.
+    page_size: Tokens per page.
     pages: Pages of the cache.
     host_pages: Pages in the host's memory.
   """
@@ -52,7 +52,7 @@ class Machine:
 
   @property
   def tokens(self) -> int:
-    """How many tokens the cache holds."""
+    """Number of tokens that the cache holds."""
     return self.pages * self.page_size
 
 
@@ -60,16 +60,16 @@ def machine(
   model: Mapping[str, Any], hardware: Mapping[str, Any], ranks: int = 1,
   p: float = 1.0,
 ) -> Machine:
-  """Returns a machine as a config describes it.
+  """Returns the machine that a config describes.
 
   Args:
-    model: The section ``config.model``: sizes.
-    hardware: A section like ``config.hardware``: device, rates, memory.
-    ranks: Tensor ranks; beyond 1 the devices of a node with that device.
-    p: The share of channels that all row doors sum.
+    model: Section ``config.model``: sizes.
+    hardware: Section like ``config.hardware``: device, rates, memory.
+    ranks: Tensor ranks; if more than 1, they are devices of one node.
+    p: Fraction of channels that all row-parallel projections reduce.
 
   Raises:
-    ValueError: There is no such device, or the model does not fit on it.
+    ValueError: The device is unknown, or the model does not fit on it.
   """
   known("config: device ", hardware["device"], DEVICES)
   device = DEVICES[hardware["device"]]
@@ -83,7 +83,7 @@ def machine(
   )
   one = inference.Step(1, 1, 1)
   weights = inference.memory_bytes(sizes, one, 1)["weights"] / ranks
-  heads = math.ceil(sizes.num_kv_heads / ranks)
+  heads = math.ceil(sizes.num_kv_heads / ranks)  # of keys and values, per rank
   page_size = hardware["page_size"]
   page_bytes = (
     _ARRAYS * sizes.num_layers * page_size * heads * sizes.head_width
@@ -93,12 +93,13 @@ def machine(
   pages = hardware["pages"] or int(room // page_bytes)
   if pages < 1:
     raise ValueError(
-      f"device={device.name!r} has no room for a cache: weights take "
+      f"device={device.name!r} has no memory left for a cache: weights take "
       f"{weights / 1e9:.1f} GB of {device.memory_bytes / 1e9:.0f}"
     )
   rate = hardware["copy_rate"]
   copies = CopyTimes(
     page_bytes, _ARRAYS * sizes.num_layers, hardware["copy_call_s"], rate, rate,
+    # A copy within the device reads and writes each byte.
     slower.memory_bandwidth / 2,
   )
   return Machine(
@@ -109,20 +110,20 @@ def machine(
 
 @dataclasses.dataclass
 class Outcome:
-  """What a server did.
+  """Outcome of a simulated run.
 
   Attributes:
-    requests: All requests, those that were refused among them.
-    scheduler: As it is at the end.
+    requests: All requests, including rejected ones.
+    scheduler: Scheduler in its final state.
     copies: Times of copies.
-    seconds: From the first arrival to the last end.
+    seconds: Time from the first arrival to the last completion.
     busy_s: Seconds in which a step was computed.
-    present_s: Seconds in which somebody had come and was not done.
-    in_system: The integral over time of how many these were.
-    held: Pages of running requests, summed over some of the steps.
-    filled: How many of them tokens fill, as a fraction.
-    large: Of free pages, those in groups of at least `LARGE`, summed over the
-      same steps, and all free ones.
+    present_s: Seconds in which at least one request was in the system.
+    in_system: Integral over time of the number of requests in the system.
+    held: Pages of running requests, summed over the sampled steps.
+    filled: Computed tokens of running requests in pages, summed likewise.
+    large: Free pages in groups of at least `LARGE`, summed likewise.
+    free: Free pages, summed likewise.
   """
 
   requests: list[Request]
@@ -139,7 +140,7 @@ class Outcome:
 
   @property
   def served(self) -> list[Request]:
-    """The requests that were not refused."""
+    """Requests that were not rejected."""
     return [r for r in self.requests if r.tokens]
 
 
@@ -149,20 +150,23 @@ def serve(
   policy: str = "strict_priority",
   clients: Mapping[int, tuple[Hashable, float]] | None = None,
 ) -> Outcome:
-  """Serves requests on a simulated clock, until all have ended.
+  """Serves requests on a simulated clock until all have finished.
 
-  A turn that waits for the one before it comes when that has ended and its
-  user has thought.
+  A later turn of a conversation arrives after the previous turn has finished
+  and the user's thinking time has passed.
 
   Args:
     host: The machine.
-    arm: How pages are taken and copied: an entry of ``config.arms``.
-    arrivals: The requests.
-    limits: What a step may hold: slots, tokens, steps_ahead.
+    arm: Rules for allocating and copying pages: an entry of ``config.arms``.
+    arrivals: Requests with their arrival times.
+    limits: Limits of a step: slots, tokens, steps_ahead.
     priorities: Arguments of `Priorities`.
-    policy: By name.
-    clients: By the numbers of arrivals, whose a request is and its priority;
-      None for those of one client, with `priorities`.
+    policy: Name of the scheduling policy.
+    clients: Number of an arrival -> its client and priority; None for a single
+      client, with `priorities`.
+
+  Raises:
+    ValueError: The cache is too small for every request.
   """
   with naming("config.arms", arm):
     options = Limits(
@@ -175,7 +179,7 @@ def serve(
   simulator = Simulator(
     host.steps, copies, most=limits["tokens"], draw=_own_token
   )
-  memory = Host(host.host_pages, host.page_size, arm["keep"], arm["keep"])
+  memory = HostCache(host.host_pages, host.page_size, arm["keep"], arm["keep"])
   scheduler = Scheduler(
     options, registry.make(policy, pages), pages, memory, simulator.costs
   )
@@ -184,7 +188,7 @@ def serve(
   _Clock(engine, arrivals, Priorities(**priorities), clients, outcome).run()
   if not outcome.served:
     raise ValueError(
-      f"config.hardware.pages={host.pages} hold none of the requests"
+      f"config.hardware.pages={host.pages} are too few for any of the requests"
     )
   outcome.busy_s = simulator.busy_s
   pages.check()
@@ -197,7 +201,7 @@ def _own_token(request: Request, position: int) -> int:
 
 
 class _Clock:
-  """Lets requests come, changes priorities, and integrates over time."""
+  """Event loop: adds requests, changes priorities, integrates over time."""
 
   def __init__(
     self, engine: Engine, arrivals: Sequence[Arrival], priorities: Priorities,
@@ -209,25 +213,26 @@ class _Clock:
       (a.time_s, a.number, a) for a in arrivals if a.think_s is None
     ]
     heapq.heapify(self._coming)
-    # The later turns of each conversation, the next one last.
+    # Later turns of each conversation, in reverse order.
     self._turns: dict[Hashable, list[Arrival]] = {}
     for arrival in reversed(arrivals):
       if arrival.think_s is not None:
         self._turns.setdefault(arrival.conversation, []).append(arrival)
-    # The requests after which another turn comes, and their conversations.
+    # Requests that another turn follows, and their conversations.
     self._awaited: dict[int, tuple[Request, Hashable]] = {}
     self._last = 0.0
 
   def run(self) -> None:
-    """Serves until nobody comes any more."""
+    """Serves until no further request arrives."""
     engine, clock = self._engine, self._engine.executor
     scheduler = engine.scheduler
     while self._coming or not engine.idle:
+      # Adds all requests that have arrived before the next step.
       while self._coming and self._coming[0][0] <= clock.now():
         self._add(*heapq.heappop(self._coming))
       until = self._coming[0][0] if self._coming else math.inf
       present = len(scheduler.requests)
-      if engine.turn(until) is not None:
+      if engine.step(until) is not None:
         self._after_step()
         continue
       self._pass(clock.now(), present)
@@ -236,6 +241,7 @@ class _Clock:
 
   def _add(self, time_s: float, number: int, arrival: Arrival) -> None:
     text = tokens(arrival)
+    # Without clients, priorities are drawn; otherwise they are the clients'.
     if self._clients is None:
       client, priority = "", self._priorities.first()
     else:
@@ -262,6 +268,7 @@ class _Clock:
       filled = int(running.computed[running.slots].sum())
       found.filled += filled / scheduler.pages.page_size
       sizes = scheduler.pages.sizes()
+      # sizes[k] is the number of free blocks of 2^k pages (buddy allocator).
       pages = [count << k for k, count in enumerate(sizes)]
       found.free += sum(pages)
       found.large += sum(pages[LARGE.bit_length() - 1 :])

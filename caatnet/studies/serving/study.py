@@ -1,9 +1,9 @@
-"""The study of serving: what the scheduler does, simulated.
+"""Study of serving: simulations of the scheduler.
 
-``config.subject`` says what is simulated: ``vllm_log`` replays the log of a
+``config.subject`` selects the simulation: ``vllm_log`` replays the log of a
 real server (`caatnet.studies.serving.vllm_log`), ``fastswitch`` compares ways
-to take a request's pages (`caatnet.studies.serving.fastswitch`), ``fairness``
-policies (`caatnet.studies.serving.fairness`).
+of allocating a request's pages (`caatnet.studies.serving.fastswitch`), and
+``fairness`` compares policies (`caatnet.studies.serving.fairness`).
 """
 
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: A config like configs/serving/vllm_log.py, as nested dicts.
+    config: Config like configs/serving/vllm_log.py, as nested dicts.
 
   Returns:
     Plain data, with the keys "study" and "subject".
 
   Raises:
-    ValueError: The subject is unknown, or a value does not fit.
+    ValueError: The subject is unknown, or a value is invalid.
   """
   one_of("config.subject", config.get("subject"), tuple(SUBJECTS))
   return {

@@ -1,7 +1,7 @@
-"""Percentiles of latencies, and how sure they are.
+"""Percentiles of latencies and their confidence intervals.
 
-Percentiles are linear between samples. Gaps between the tokens of one request
-are alike, so the bootstrap draws requests, each with all its gaps.
+Percentiles are interpolated linearly. Gaps between the tokens of one request
+are correlated, so the bootstrap draws requests, each with all its gaps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,24 +10,30 @@ from typing import Any
 import numpy as np
 
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
-# Of the bootstrap: drawn samples, and the interval's share in percent.
+# Bootstrap: number of draws, and confidence level of the interval in percent.
 _DRAWS, _SHARE = 200, 95.0
-# Shares of samples above the points of a tail's curve.
+# Fractions of samples above the points of a tail's curve.
 ABOVE = tuple(float(x) for x in np.logspace(0, -4, 41))
 
 
 def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
   """Returns percentiles of pooled samples, each with a bootstrap interval.
 
+  Example:
+    >>> import numpy as np
+    >>> found = summary([np.array([1.0, 2.0]), np.array([3.0])])
+    >>> found["n"], found["requests"], found["50"][0]
+    (3, 2, 2.0)
+
   Args:
-    groups: The samples of each request, float64 ``[n]``.
-    seed: Of the random numbers.
+    groups: Samples of each request, float64 ``[n]``.
+    seed: Seed of the random generator.
 
   Returns:
-    "n", the number of samples; "requests", of how many requests; by percentile
-    in words ("99.9") a value, the lower and the upper end of its 95% interval
+    "n", the number of samples; "requests", the number of requests; for each
+    percentile, as text ("99.9"), its value and the ends of its 95% interval
     (`scipy.stats.bootstrap`'s percentile method); "curve", the values that
-    shares `ABOVE` of the samples exceed.
+    fractions `ABOVE` of the samples exceed.
   """
   groups = [g for g in groups if len(g)]
   if not groups:
@@ -42,6 +48,8 @@ def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
   drawn = np.empty((_DRAWS, len(PERCENTILES)))
   for row in drawn:
     chosen = rng.integers(len(groups), size=len(groups))
+    # Draws requests with replacement. The weights avoid building the sample:
+    # percentiles come from cumulative weights of the sorted samples.
     weights = np.bincount(chosen, minlength=len(groups))
     up_to = np.cumsum(weights[owners])
     places = np.searchsorted(up_to, shares * up_to[-1], side="left")
@@ -58,6 +66,6 @@ def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
 
 
 def text(found: Mapping[str, Any], percentile: str) -> str:
-  """Returns a percentile and its interval as a cell of a table."""
+  """Formats a percentile and its interval as a cell of a table."""
   value, low, high = found[percentile]
   return f"{value:.3g} ({low:.3g} to {high:.3g})"

@@ -1,14 +1,14 @@
-"""Simulates a real server's run, and compares each percentile with its log.
+"""Simulation of a real server's run, with percentiles compared with its log.
 
-Nothing is fitted to the log. From it come lengths, arrivals (`queued_s`: when
-the server's loop takes a request) and the number of pages; all times come from
-operations that were measured alone, and which prompts begin alike from the
-workload. The rules are vLLM's, as values of
+Nothing is fitted to the log. Lengths, arrivals (`queued_s`: the time at which
+the server's loop takes a request) and the number of pages come from the log.
+All times come from operations that were measured separately, and common
+prefixes of prompts from the workload. The rules are vLLM's, as values of
 `caatnet.serving`: first come, first served; decodes first, then chunks up to a
-budget; a request joins if pages for all its tokens are left, and not in a step
-in which another one gave way; who joined last gives way and is computed again;
-unused pages wait in one line, whether they have a name or not; one page is
-never used; a step is made while another one is computed.
+budget. A request is admitted if pages for all its tokens are free, and not in a
+step with a preemption. The request that was admitted last is preempted and
+recomputed. Unused pages form one queue, with or without a block hash. One page
+is never used. A step is scheduled while the previous one is computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from caatnet.checks import naming
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.engine.simulator import Simulator
@@ -28,7 +28,7 @@ from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.studies.serving import measured
 
-# vLLM's page that stands for no page.
+# vLLM's null block, a placeholder that holds no tokens.
 _NULL_PAGES = 1
 _SHARED = (
   "pages that prompts share, which vLLM finds by their tokens (config.prefixes)"
@@ -37,13 +37,13 @@ _SHARED = (
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What a simulated server did.
+  """Run of a simulated server.
 
   Attributes:
     requests: The requests.
-    series: Times in s, running and waiting requests, and the used share of
+    series: Times in s, running and waiting requests, and the used fraction of
       pages in percent, at each end of a step; float64 ``[n, 4]``.
-    counts: Steps, preemptions, and pages that were found.
+    counts: Steps, preemptions, and pages found in the prefix cache.
   """
 
   requests: list[Request]
@@ -52,10 +52,10 @@ class Run:
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Simulates the log, and what else would come of other pages and times.
+  """Simulates the log, and its sensitivity to pages, times and rules.
 
   Args:
-    config: configs/serving/vllm_log.py, as nested dicts.
+    config: Config like configs/serving/vllm_log.py, as nested dicts.
 
   Returns:
     Plain data: "rows", "sensitivity", "counts" and "series".
@@ -97,16 +97,17 @@ def simulate(
   """Serves the requests of a log on a simulated clock.
 
   Args:
-    rows: The requests, as `measured.requests` returns them.
-    prompts: Their prompts.
-    server: The section ``config.server``.
-    scale: By what all times are multiplied.
+    rows: Requests, from `measured.requests`.
+    prompts: Prompts of the requests.
+    server: Section ``config.server``.
+    scale: Factor on all times.
   """
   pages = Pages(
     server["pages"] - _NULL_PAGES, server["page_size"], server["reuse"],
     in_turn=True,
   )
   with naming("config.server", server):
+    # vLLM's rules as options of our scheduler.
     limits = Limits(
       slots=server["slots"], tokens=server["tokens"],
       whole_prompt=server["whole_prompt"], copy_on_write=False,
@@ -115,7 +116,8 @@ def simulate(
                         draw=_own_token)
   scheduler = Scheduler(
     limits, registry.make(server["policy"], pages), pages,
-    Host(0, server["page_size"], reserve=False), simulator.costs,
+    # No host cache: preempted requests are recomputed.
+    HostCache(0, server["page_size"], reserve=False), simulator.costs,
   )
   requests = [
     Request(
@@ -144,7 +146,7 @@ def simulate(
 
 
 def _own_token(request: Request, position: int) -> int:
-  """Returns a token that no two requests have at a place."""
+  """Returns a token that is unique to the request at this position."""
   return (request.number * 2**20 + position) % (2**31 - 1)
 
 
@@ -174,6 +176,7 @@ def _of_log(
 ) -> dict[str, float]:
   ttft = np.array([r["first_token_s"] - r["queued_s"] for r in rows])
   tpot = np.array([
+    # Time per output token excludes the first one.
     (r["last_token_s"] - r["first_token_s"]) / (r["output_tokens"] - 1)
     for r in rows
   ])
@@ -196,7 +199,7 @@ def _row(
 def _changes(
   server: Mapping[str, Any], change: float, prefixes: str
 ) -> list[tuple[str, dict[str, Any], float, str]]:
-  """Returns other runs: what is changed, keys, a factor of times, prefixes."""
+  """Returns other runs: change, config keys, factor on times, prefixes."""
   if not change:
     return []
   pages = server["pages"]

@@ -1,20 +1,21 @@
-"""Predicts how much of the time devices compute when replicas rarely talk.
+"""Predictor of compute utilisation under low-communication training.
 
 A training step is a graph of per-layer nodes, which run on one device and one
 serial link. A method (data parallelism, DiLoCo, Streaming DiLoCo with or
-without overlap and with fewer bits) says which layers are sent after which
+without overlap and with fewer bits) defines which layers are sent after which
 step, and which later work waits for them. The result is the compute utilisation
 at a bandwidth, or the lowest bandwidth that reaches a given utilisation.
 
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
 arXiv 2501.18512. The paper gives the graph, 4 L - 1 nodes per step, and the
-results (its table 4), but not the costs of nodes. Here all nodes of the device
-take the same time, all layers have the same size, and the reduction of a layer
-sends f x bits x N / L. The embedding, which is a fragment of its own in the
-paper, has its turn and sends nothing. `caatnet.studies.utilisation.published`
-tells how near this comes to the table. The latency is not in the paper.
+results (its table 4), but not the costs of nodes. Assumptions here: all nodes
+of the device take the same time, all layers have the same size, and the
+reduction of a layer sends f x bits x N / L. The embedding, a separate fragment
+in the paper, has its slot in the schedule but sends nothing. The latency is an
+addition. `caatnet.studies.utilisation.published` compares the result with the
+paper's table.
 
-Bandwidths are in bit/s, as in the paper; `parallel.hardware.links` has bytes
+Bandwidths are in bit/s, as in the paper; `parallel.hardware.links` uses bytes
 per second.
 """
 
@@ -31,20 +32,20 @@ BACKWARD_ACTIVATIONS = "backward for activations"
 BACKWARD_PARAMETERS = "backward for parameters"
 REDUCTION = "reduction"
 
-# Periods that are simulated, of which the last is measured: in the first one
-# nothing is waited for yet, since the link starts free.
+# Number of simulated periods, of which the last is measured: in the first one
+# no node waits yet, since the link starts free.
 _NUM_PERIODS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """The sizes of a model on which time depends.
+  """Sizes of a model that determine its step time and communication.
 
   Attributes:
     parameters: N, the number of parameters, spread evenly over the layers.
     num_layers: L, the number of layers.
-    step_seconds: T, seconds that a step computes if it never waits.
-    name: What tables call the model.
+    step_seconds: T, compute time of a step in seconds, without waiting.
+    name: Name of the model in tables.
   """
 
   parameters: float
@@ -64,17 +65,17 @@ class Model:
 
   @property
   def compute_seconds(self) -> float:
-    """Seconds that a step computes.
+    """Compute time of a step in seconds.
 
-    It has 3 L - 1 nodes, since layer 0 has no layer below that needs a gradient
-    of activations.
+    A step has 3 L - 1 nodes, since layer 0 has no layer below that needs a
+    gradient of activations.
     """
     return (3 * self.num_layers - 1) * self.node_seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """Which layers are reduced after which step, and what waits for them.
+  """Low-communication method: layers reduced after each step, and waits.
 
   Attributes:
     sync_every: H; each parameter is reduced once in H steps.
@@ -82,9 +83,9 @@ class Method:
       p + P, and so on, and is sent after the steps s with
       s mod H = p (H // (P + 1)). With one fragment all layers are sent at once.
     overlap_steps: tau. If it is 0, the next forward pass of a layer waits for
-      the layer's reduction. Else step s + 1 + tau waits for all that step s
-      sent.
-    bits: Bits of a parameter on the link.
+      the layer's reduction. Otherwise step s + 1 + tau waits for all data sent
+      after step s.
+    bits: Bits per parameter on the link.
   """
 
   sync_every: int = 1
@@ -110,10 +111,10 @@ class Method:
 
   @property
   def times(self) -> FragmentTimes:
-    """The timetable of the fragments.
+    """Send times of the fragments within a period.
 
-    It has one more fragment, for what is in no layer, unless all is sent at
-    once.
+    With several fragments there is one more, for the parameters outside the
+    layers.
     """
     several = self.num_fragments > 1
     return FragmentTimes(self.sync_every, self.num_fragments + several)
@@ -122,7 +123,7 @@ class Method:
     """Returns the layers that are reduced after a step, counted from 0."""
     fragment = self.times.in_round(step)
     if fragment is None or fragment >= self.num_fragments:
-      return frozenset()  # nobody's turn, or that of what is in no layer
+      return frozenset()  # no fragment is due, or the one outside the layers
     return frozenset(range(fragment, num_layers, self.num_fragments))
 
 
@@ -146,7 +147,7 @@ def streaming(
 
   Source: arXiv 2501.18512.
   """
-  fragments = max(1, num_layers // 3)
+  fragments = max(1, num_layers // 3)  # three layers each, as in the paper
   return Method(sync_every, fragments, overlap_steps, bits)
 
 
@@ -163,12 +164,12 @@ def paper_methods(num_layers: int, sync_every: int = 100) -> dict[str, Method]:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-  """A node of a step's graph.
+  """Node of a step's graph.
 
   Attributes:
     kind: One of the four kinds above. A reduction runs on the link, all others
       on the device.
-    layer: The layer's number; 0 is the first one of the forward pass.
+    layer: Number of the layer; 0 is the first one of the forward pass.
     after: Indices in the graph of the nodes that must have ended before.
   """
 
@@ -184,19 +185,19 @@ def step_graph(num_layers: int) -> tuple[Node, ...]:
     num_layers: L.
 
   Returns:
-    The nodes in the order in which device and link run them. A step that sends
+    Nodes in the order in which device and link run them. A step that sends
     fewer layers skips the reductions of the others.
   """
   nodes = [
     Node(FORWARD, layer, (layer - 1,) if layer else ())
     for layer in range(num_layers)
   ]
-  # The node that made the gradient of the current layer's output: at first the
+  # Node that produced the gradient of the current layer's output: initially the
   # last forward node, since the loss is not a node.
   upstream = num_layers - 1
   for layer in reversed(range(num_layers)):
     gradient = (upstream,)
-    # Both backward nodes of a layer need that gradient and not each other.
+    # Both backward nodes of a layer need that gradient, but not each other.
     if layer:
       upstream = len(nodes)
       nodes.append(Node(BACKWARD_ACTIVATIONS, layer, gradient))
@@ -207,10 +208,10 @@ def step_graph(num_layers: int) -> tuple[Node, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Period:
-  """A period of H steps in the steady state, for several bandwidths.
+  """Period of H steps in the steady state, for several bandwidths.
 
   Attributes:
-    elapsed_s: Seconds that the period takes, float ``[bandwidth]``.
+    elapsed_s: Duration of the period in seconds, float ``[bandwidth]``.
     compute_s: Seconds of it in which the device computes.
     link_busy_s: Seconds that its reductions take on the link, float
       ``[bandwidth]``.
@@ -222,7 +223,7 @@ class Period:
 
   @property
   def utilisation(self) -> np.ndarray:
-    """The share of the time in which the device computes, ``[bandwidth]``."""
+    """Fraction of the time in which the device computes, ``[bandwidth]``."""
     return self.compute_s / self.elapsed_s
 
 
@@ -236,13 +237,22 @@ def simulate(
 ) -> Period:
   """Simulates three periods, on links of several bandwidths at once.
 
+  Example:
+    Two layers of 1e9 parameters in total, 1 s per step. At 16 Gbit/s, a
+    reduction of all parameters takes 1 s:
+
+    >>> model = Model(parameters=1e9, num_layers=2, step_seconds=1.0)
+    >>> for method in (data_parallel(), diloco(10)):
+    ...   print(simulate(model, method, 16e9).utilisation.round(3))
+    [0.5]
+    [0.909]
+
   Args:
-    model: The model that is trained.
-    method: Which layers are sent when.
+    model: Model that is trained.
+    method: Low-communication method.
     bandwidth: Bandwidths of the replica's link in bit/s; infinity is allowed.
-    volume_factor: f, the bits that a replica sends for each bit of its
-      parameters: 2 (M - 1) / M in a ring of M replicas, which is 1 for the
-      paper's M = 2.
+    volume_factor: f, bits that a replica sends for each bit of its parameters:
+      2 (M - 1) / M in a ring of M replicas, which is 1 for the paper's M = 2.
     latency_s: Seconds from the end of a reduction on the link to its arrival;
       the link is free meanwhile.
 
@@ -250,10 +260,10 @@ def simulate(
     The last of the periods.
 
   Raises:
-    ValueError: A bandwidth or factor that is not positive, or a negative
-      latency.
+    ValueError: A bandwidth or factor is not positive, or the latency is
+      negative.
 
-  Source: arXiv 2501.18512 for graph and methods; the costs are ours.
+  Source: arXiv 2501.18512 for graph and methods; the costs are assumptions.
   """
   bandwidth = np.atleast_1d(np.asarray(bandwidth, dtype=np.float64))
   positive("volume_factor", volume_factor)
@@ -261,25 +271,26 @@ def simulate(
     raise ValueError(f"bandwidth={bandwidth.min():g} must be positive")
   not_negative("latency_s", latency_s)
   num_layers, period = model.num_layers, method.sync_every
+  # f b N / L: bits of one layer on the link.
   layer_bits = volume_factor * method.bits * model.parameters / num_layers
   run = _Run(model, method, layer_bits / bandwidth, latency_s)
   for _ in range(_NUM_PERIODS):
     start, busy_before = run.device, run.link_busy
     run.period()
   busy = run.link_busy - busy_before
-  # A link with more work than time falls behind from period to period, for a
-  # while without anything waiting for it. In the end its work sets the pace, so
-  # a period takes at least as long as its reductions.
+  # A link with more work than time accumulates a backlog, which for some
+  # periods delays no node. In the steady state it determines the pace, so a
+  # period takes at least as long as its reductions.
   elapsed = np.maximum(run.device - start, busy)
   return Period(elapsed, period * model.compute_seconds, busy)
 
 
 class _Run:
-  """The state of a simulation: when device and link are free, and what waits.
+  """State of a simulation: times at which device and link are free, and waits.
 
   Attributes:
-    device: The second at which the device is free, float ``[bandwidth]``.
-    link_busy: Seconds that the link has worked so far, float ``[bandwidth]``.
+    device: Time in seconds at which the device is free, float ``[bandwidth]``.
+    link_busy: Busy time of the link so far in seconds, float ``[bandwidth]``.
   """
 
   def __init__(
@@ -298,9 +309,9 @@ class _Run:
     self._transfer_s = transfer_s
     self._latency_s = latency_s
     self.device = self.link_busy = np.zeros_like(transfer_s)
-    # All times are float [bandwidth]. When the link is free:
+    # All times are float [bandwidth]. Time at which the link is free:
     self._link = self.device
-    # Without overlap: layer -> when its reduction has arrived.
+    # Without overlap: layer -> arrival time of its reduction.
     self._waits: dict[int, np.ndarray] = {}
     # With overlap: step of a period -> the earliest time at which it starts.
     self._gates: dict[int, np.ndarray] = {}
@@ -317,12 +328,13 @@ class _Run:
       arrivals = self._step(sent)
       if not overlap:
         self._waits = arrivals
+      # With overlap, step s + 1 + tau waits for everything sent after step s.
       elif arrivals:
         gate = (step + 1 + overlap) % self._method.sync_every
         self._gates[gate] = np.max(list(arrivals.values()), axis=0)
 
   def _step(self, sent: frozenset[int]) -> dict[int, np.ndarray]:
-    """Simulates a step; returns when each layer that it sends arrives."""
+    """Simulates a step; returns arrival times of the layers that it sends."""
     ends: list[np.ndarray] = []
     arrivals = {}
     for node in self._graph:
@@ -331,8 +343,11 @@ class _Run:
         ends.append(ends[-1])  # keeps indices right; no node is after it
         continue
       start = self._link if on_link else self.device
+      # A node starts when its resource is free and its predecessors have ended.
       for place in node.after:
         start = np.maximum(start, ends[place])
+      # Without overlap, a layer's forward waits for its reduction in the
+      # previous step.
       if node.kind == FORWARD and node.layer in self._waits:
         start = np.maximum(start, self._waits[node.layer])
       end = start + (
@@ -360,17 +375,17 @@ def lowest_bandwidth(
   *,
   volume_factor: float = 1.0,
 ) -> list[int | None]:
-  """Finds the first point of `bandwidth_grid` that reaches each target.
+  """Returns the first point of `bandwidth_grid` that reaches each target.
 
   Args:
-    model: The model that is trained.
-    method: Which layers are sent when.
+    model: Model that is trained.
+    method: Low-communication method.
     targets: Compute utilisations in (0, 1).
-    volume_factor: The bits that a replica sends for each bit of its parameters.
+    volume_factor: Bits that a replica sends for each bit of its parameters.
 
   Returns:
-    An index in the grid for each target; None where even the last point does
-    not reach it.
+    An index in the grid for each target; None if even the last point does not
+    reach it.
   """
   timeline = simulate(
     model, method, bandwidth_grid(), volume_factor=volume_factor

@@ -1,9 +1,9 @@
-"""Compares table 4 of Streaming DiLoCo (arXiv 2501.18512) with our model.
+"""Comparison of table 4 of Streaming DiLoCo (arXiv 2501.18512) with our model.
 
 The table has the lowest of 50 bandwidths that reaches a compute utilisation,
 for three models, five methods and five targets. With f = 1, when each of two
 replicas sends every parameter once, 3 of the 75 cells are equal and 72 are
-within one point of the grid. Our model asks for somewhat more bandwidth
+within one point of the grid. Our model requires slightly more bandwidth
 throughout.
 """
 
@@ -16,10 +16,10 @@ from caatnet.studies.utilisation.predictor import (
   paper_methods,
 )
 
-# The f with which 70 of table 4's 75 cells are equal and all are within one
-# point of the grid. FITTED ON THAT VERY TABLE, so it predicts nothing there. It
-# is one step of the grid: an index that is off by one, or 17 % of the
-# parameters that are not reduced, would look the same.
+# Value of f with which 70 of table 4's 75 cells are equal and all are within
+# one point of the grid. FITTED ON THAT VERY TABLE, so it predicts nothing
+# there. It equals one step of the grid: an index that is off by one, or 17 % of
+# the parameters that are not reduced, would have the same effect.
 FITTED_VOLUME_FACTOR = 10 ** (-4 / 49)
 
 PAPER_MODELS = (
@@ -38,7 +38,7 @@ LARGE_SOURCE = (
   "DeepSeek-V3; layers: arXiv 2407.21783 and 2412.19437"
 )
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
-# Gbit/s that reach those targets, as the paper prints them. A model has one row
+# Gbit/s that reach those targets, as printed in the paper. A model has one row
 # per method, in the order of `paper_methods`.
 PUBLISHED_SOURCE = "arXiv 2501.18512, table 4: H = 100, three-layer fragments"
 PUBLISHED = {
@@ -68,16 +68,17 @@ PUBLISHED = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """A cell of table 4, the paper's beside ours.
+  """Cell of table 4: the paper's value and ours.
 
   Attributes:
-    model: The name of one of ``PAPER_MODELS``.
-    method: The name of one of `paper_methods`.
-    target: The compute utilisation.
-    published: The paper's Gbit/s.
-    ours: Our Gbit/s, rounded like the paper's; None if 1000 are too few.
-    notches: How many points of the grid ours is above the paper's; None if ours
-      is None.
+    model: Name of one of ``PAPER_MODELS``.
+    method: Name of one of `paper_methods`.
+    target: Compute utilisation.
+    published: The paper's value in Gbit/s.
+    ours: Our value in Gbit/s, rounded like the paper's; None if 1000 are too
+      few.
+    notches: Difference between our value and the paper's, in points of the
+      grid; None if `ours` is None.
   """
 
   model: str
@@ -92,11 +93,10 @@ def compare(volume_factor: float = 1.0) -> list[Cell]:
   """Computes table 4 and compares it with the paper's, cell by cell.
 
   Args:
-    volume_factor: f, the bits that a replica sends for each bit of its
-      parameters. ``FITTED_VOLUME_FACTOR`` was fitted on what it is compared
-      with here.
+    volume_factor: f, bits that a replica sends for each bit of its parameters.
+      ``FITTED_VOLUME_FACTOR`` was fitted on the same table.
   """
-  printed = [printed_gbit_s(x) for x in bandwidth_grid()]
+  printed = [printed_gbit_s(x) for x in bandwidth_grid()]  # [50], Gbit/s
   cells = []
   for model in PAPER_MODELS:
     methods = paper_methods(model.num_layers)

@@ -1,8 +1,8 @@
-"""Chooses the setting of a low-communication method that a slow link allows.
+"""Choice of the settings of a low-communication method for a slow link.
 
 The utilisation of a setting is predicted by
 `caatnet.studies.utilisation.predictor` (after arXiv 2501.18512); the order of
-preference among settings is ours.
+preference among settings is not from the paper.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from caatnet.studies.utilisation.predictor import Method, Model, simulate
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-  """A setting and its predicted compute utilisation.
+  """Setting and its predicted compute utilisation.
 
   Attributes:
     method: The setting.
-    utilisation: The share of the time in which the device computes.
+    utilisation: Fraction of the time in which the device computes.
   """
 
   method: Method
@@ -36,31 +36,31 @@ def recommend(
   volume_factor: float = 1.0,
   latency_s: float = 0.0,
 ) -> Recommendation | None:
-  """Finds the setting that keeps the device busy enough at the least staleness.
+  """Returns the least stale setting that reaches a compute utilisation.
 
-  Preferred are, in this order: the smallest H, the smallest tau, the most bits,
-  and one fragment rather than fragments of three layers. What costs most loss
-  comes first: in the paper H = 100 instead of 30 raises the loss at 500M
+  The order of preference is: the smallest H, the smallest tau, the most bits,
+  and one fragment rather than fragments of three layers. It follows the cost
+  in loss: in the paper, H = 100 instead of 30 raises the loss at 500M
   parameters from 2.67 to 2.69, tau up to 10 raises it by less than 0.2 %, and
   4 bits and fragments do not raise it. H = 1 is data parallelism and is tried
   in one form only: tau = 0, one fragment, the most bits.
 
   Args:
-    model: The model that is trained.
-    bandwidth: The bandwidth of the replica's link in bit/s.
-    target: The compute utilisation in (0, 1) that is enough.
+    model: Model that is trained.
+    bandwidth: Bandwidth of the replica's link in bit/s.
+    target: Sufficient compute utilisation, in (0, 1).
     sync_every: Candidates for H.
     overlap_steps: Candidates for tau; the paper advises up to 5.
-    bits: Candidates for the bits of a parameter on the link.
-    volume_factor: The bits that a replica sends for each bit of its parameters.
+    bits: Candidates for the bits per parameter on the link.
+    volume_factor: Bits that a replica sends for each bit of its parameters.
     latency_s: Seconds from the end of a reduction on the link to its arrival.
 
   Returns:
     The first setting in that order that reaches the target. None if no setting
-    does; `fewest_steps` then tells which H the link would need.
+    does; `fewest_steps` then returns the H that the link would need.
 
   Raises:
-    ValueError: The target is not in (0, 1), or no candidates.
+    ValueError: The target is not in (0, 1), or a list of candidates is empty.
   """
   if not 0 < target < 1:
     raise ValueError(f"target={target:g} must lie in (0, 1), both excluded")
@@ -88,10 +88,10 @@ def candidates(
   """Yields settings in the order of preference that `recommend` describes.
 
   Args:
-    num_layers: The model's number of layers.
+    num_layers: Number of layers of the model.
     sync_every: Candidates for H.
     overlap_steps: Candidates for tau.
-    bits: Candidates for the bits of a parameter on the link.
+    bits: Candidates for the bits per parameter on the link.
   """
   for steps in sorted(sync_every):
     for overlap in sorted(overlap_steps):
@@ -113,19 +113,18 @@ def fewest_steps(
 ) -> int:
   """Returns the smallest H at which the link has time for all parameters.
 
-  This is a lower bound, for an exchange that is hidden as well as can be: its
-  f x bits x N / bandwidth seconds must fit into the time that H steps take at
-  this utilisation.
+  This is a lower bound that assumes perfect overlap of the exchange: its
+  f x bits x N / bandwidth seconds must fit into the duration of H steps at this
+  utilisation.
 
   Args:
-    model: The model that is trained.
-    bandwidth: The bandwidth of the replica's link in bit/s.
-    target: The compute utilisation in (0, 1) that is enough.
-    bits: Bits of a parameter on the link.
-    volume_factor: f, the bits that a replica sends for each bit of its
-      parameters.
+    model: Model that is trained.
+    bandwidth: Bandwidth of the replica's link in bit/s.
+    target: Sufficient compute utilisation, in (0, 1).
+    bits: Bits per parameter on the link.
+    volume_factor: f, bits that a replica sends for each bit of its parameters.
   """
-  exchange_s = volume_factor * bits * model.parameters / bandwidth
+  exchange_s = volume_factor * bits * model.parameters / bandwidth  # f b N / B
   steps = target * exchange_s / model.compute_seconds
-  # Rounding of a product that is a whole number must not add a step.
+  # Float rounding of an integer product must not add a step.
   return max(1, math.ceil(steps * (1 - 1e-9)))

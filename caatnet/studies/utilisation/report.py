@@ -49,7 +49,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _least(gbit_s: float | None) -> str:
-  """Formats the least bandwidth that suffices."""
+  """Formats the lowest sufficient bandwidth."""
   return "> 1000" if gbit_s is None else f"{gbit_s:.1f}"
 
 
@@ -57,7 +57,7 @@ def _bandwidths(title: str, cells: Iterable[tuple[str, str, str]]) -> Table:
   """Returns a table of models and methods by target.
 
   Args:
-    title: The title.
+    title: Title of the table.
     cells: Model, method and text of each cell, in the order of the targets.
   """
   rows: dict[tuple[str, str], list[str]] = {}

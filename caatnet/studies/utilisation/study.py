@@ -1,9 +1,9 @@
-"""The study of compute utilisation over slow links.
+"""Study of compute utilisation over slow links.
 
-It computes table 4 of Streaming DiLoCo (arXiv 2501.18512) beside the paper's,
-the same table for larger models and for one of the user's own, and recommends a
-setting for that model on a link. Utilisations are predicted by
-`caatnet.studies.utilisation.predictor`.
+It computes table 4 of Streaming DiLoCo (arXiv 2501.18512) for comparison with
+the paper, and the same table for larger models and for a model of the user. For
+the latter it recommends a setting on a given link. Utilisations are predicted
+by `caatnet.studies.utilisation.predictor`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,24 +23,25 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: A config like configs/diloco/utilisation.py, as nested dicts.
+    config: Config like configs/diloco/utilisation.py, as nested dicts.
 
   Returns:
-    Plain data: "table" (the paper's), "models" (the bandwidths that other
-    models need), "curves" (utilisation at all bandwidths of the grid) and
+    Plain data: "table" (the paper's), "models" (bandwidths that other models
+    need), "curves" (utilisation at all bandwidths of the grid) and
     "recommendation". Bandwidths are in Gbit/s.
 
   Raises:
     ValueError: The link is unknown, or a number is out of its range.
   """
-  own = _own_model(config["recommend"])  # may refuse the config
+  own = _own_model(config["recommend"])  # raises if the config is invalid
   recommended = _recommend(config["recommend"], own)
   fitted = config["fitted_factor"]
   factor = published.FITTED_VOLUME_FACTOR if fitted else 1.0
   cells = published.compare(factor)
-  distances = [abs(c.notches) for c in cells if c.notches is not None]
+  distances = [abs(c.notches) for c in cells if c.notches is not None]  # points
   grid = predictor.bandwidth_grid() / 1e9
   own_factor = config["recommend"]["volume_factor"]
+  # The fitted factor applies only to the models of the fitted table.
   others = [(m, 1.0) for m in published.LARGE_MODELS] + [(own, own_factor)]
   curves = {
     model.name: _curves(model, f)
@@ -101,7 +102,7 @@ def _curves(model: Model, volume_factor: float) -> dict[str, np.ndarray]:
 def _cells(
   curves: Mapping[str, np.ndarray], gbit_s: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-  """Yields the least Gbit/s of each method and target; None if all fail."""
+  """Yields the lowest Gbit/s of each method and target; None if all fail."""
   for name, values in curves.items():
     for target in published.TARGETS:
       reached = gbit_s[values >= target]
@@ -113,13 +114,13 @@ def _cells(
 
 
 def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
-  """Recommends a setting, and prices the paper's methods on the same link."""
+  """Recommends a setting and evaluates the paper's methods on the same link."""
   known("config.recommend.link=", config["link"], hardware_links.KINDS)
   link = hardware_links.KINDS[config["link"]]
   bandwidth = 8 * link.bandwidth  # from bytes to bits per second
   factors = {
     "volume_factor": config["volume_factor"],
-    "latency_s": link.latency_s or 0.0,
+    "latency_s": link.latency_s or 0.0,  # 0 if not published
   }
   choices = {k: config[k] for k in ("sync_every", "overlap_steps", "bits")}
   target = config["target"]

@@ -1,4 +1,4 @@
-"""Checkpoints that move between meshes."""
+"""Checkpoints that are independent of the mesh."""
 
 from parallel.lazy import attach
 

@@ -1,8 +1,8 @@
-"""Converts between stored shards and whole parameters, for checkpoints.
+"""Conversion between stored shards and whole parameters, for checkpoints.
 
-Checkpoints hold whole parameters of logical shape, so that a run can go on with
-another partition and another number of stages. The conversion takes one tensor
-at a time, since on the way a device may hold all of that tensor.
+Checkpoints hold whole parameters of logical shape, so that a run can resume
+with another partition and another number of stages. Tensors are converted one
+at a time, since a device may hold a whole tensor during its conversion.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,18 @@ from caatnet.program import Layout, Leaf, Program, by_end_of_path
 
 
 def to_whole(program: Program, stored: Any) -> Any:
-  """Converts arrays as they are stored to what they are without a partition.
+  """Converts stored shards to whole arrays of logical shape.
 
   Args:
-    program: The model on a mesh, which says how arrays are stored.
+    program: The model on a mesh, which defines the stored layout.
     stored: A training state or a part of it; leaves are arrays, or shapes with
       shardings.
 
   Returns:
-    The same tree, in which each array of a parameter that is partitioned, or
-    cut over stages, or like one, is whole. It is spread over devices along dims
-    that their numbers divide, if there are such dims.
+    The same tree with whole arrays instead of arrays that are partitioned or
+    cut over stages (parameters, and arrays with their layout such as moments).
+    Whole arrays are sharded over devices along dims that the numbers of devices
+    divide, if there are any.
   """
   if not _cut(program):
     return stored
@@ -36,11 +37,11 @@ def to_whole(program: Program, stored: Any) -> Any:
 
   def convert(path, x):
     leaf = leaf_of(path)
-    if leaf is None:  # belongs to no parameter, such as a count of steps
+    if leaf is None:  # belongs to no parameter, for example a step count
       return x
     lead = len(x.shape) - leaf.num_stored_dims
     sharding = _whole_sharding(program, x.sharding.spec[:lead], leaf)
-    if isinstance(x, jax.Array):  # offloaded moments lie in host memory
+    if isinstance(x, jax.Array):  # offloaded moments are in host memory
       x = jax.device_put(x, x.sharding.with_memory_kind("device"))
     return _convert(x, program.layout, _restore, leaf, lead, sharding)
 
@@ -51,9 +52,9 @@ def to_stored(program: Program, whole: Any, shardings: Any) -> Any:
   """Converts whole arrays to stored shards; the inverse of `to_whole`.
 
   Args:
-    program: The model on a mesh, which says how arrays are stored.
-    whole: A training state or a part of it, without a partition.
-    shardings: A tree like it with the shardings of the result.
+    program: The model on a mesh, which defines the stored layout.
+    whole: A training state or a part of it, with whole arrays.
+    shardings: Tree of the same structure with the shardings of the result.
   """
   if not _cut(program):
     return whole
@@ -70,6 +71,7 @@ def to_stored(program: Program, whole: Any, shardings: Any) -> Any:
 
 
 def _cut(program: Program) -> bool:
+  """Returns whether stored arrays differ from whole ones."""
   layout = program.layout
   return layout.shards is not None or layout.stages is not None
 
@@ -81,19 +83,19 @@ def _is_leaf(x: Any) -> bool:
 def _restore(
   layout: Layout, leaf: Leaf, lead: int, x: jax.Array
 ) -> jax.Array:
-  """Puts a stored parameter together, behind ``lead`` other dims."""
+  """Returns the whole parameter of stored shards, after ``lead`` dims."""
   dim, stages = leaf.parameter.stage_dim, layout.stages
   if layout.shards is not None:
     x = layout.shards.restore(x, leaf.tensor)
   if stages is None or dim is None:
     return x
-  # A fragment of Streaming DiLoCo has fewer layers, as many of each stage.
+  # A fragment of Streaming DiLoCo has fewer layers, equally many per stage.
   rows = x.shape[lead] * x.shape[lead + 1 + dim]
   return stages.restore(x, dim, min(rows, leaf.shape[dim]), lead)
 
 
 def _store(layout: Layout, leaf: Leaf, lead: int, x: jax.Array) -> jax.Array:
-  """Cuts a whole parameter as it is stored; the inverse of `_restore`."""
+  """Returns the stored shards of a parameter; the inverse of `_restore`."""
   dim, stages = leaf.parameter.stage_dim, layout.stages
   if stages is not None and dim is not None:
     x = stages.store(x, dim, lead)
@@ -105,12 +107,12 @@ def _store(layout: Layout, leaf: Leaf, lead: int, x: jax.Array) -> jax.Array:
 def _whole_sharding(
   program: Program, lead: tuple[Any, ...], leaf: Leaf
 ) -> NamedSharding:
-  """Returns where a parameter lies when it is whole.
+  """Returns the sharding of a whole parameter.
 
-  Replicated on all devices, whole parameters of a large model would not fit. So
-  it is cut over all data-parallel devices along the first dim of its tensor
-  that their number divides, and over stages where these cut it, if they can.
-  ``lead`` is the spec of the dims before the parameter's.
+  Whole parameters of a large model, replicated on all devices, would not fit.
+  So the array is cut over all data-parallel devices along the first dim of its
+  tensor that their number divides, and over stages along ``stage_dim`` if
+  possible. ``lead`` is the spec of the dims before the parameter's dims.
   """
   layout, p = program.layout, leaf.parameter
   cut: list[Any] = [*p.spec, *[None] * len(leaf.shape)][: len(leaf.shape)]
@@ -139,7 +141,7 @@ def _convert(
   lead: int,
   sharding: NamedSharding,
 ) -> Any:
-  """Converts an array; or, for a shape, tells the shape of the result."""
+  """Converts an array; for a shape, returns the shape of the result."""
   if isinstance(x, jax.Array):
     return _compiled(convert, layout, leaf, lead, sharding)(x)
   shape = jax.eval_shape(functools.partial(convert, layout, leaf, lead), x)
@@ -154,7 +156,7 @@ def _compiled(
   lead: int,
   sharding: NamedSharding,
 ) -> Callable[[jax.Array], jax.Array]:
-  """Jits a conversion; XLA moves the elements to where the sharding says."""
+  """Returns the jitted conversion, in which XLA moves data to ``sharding``."""
   return jax.jit(
     functools.partial(convert, layout, leaf, lead), out_shardings=sharding
   )

@@ -1,9 +1,9 @@
-"""Checkpoints: asynchronous, atomic, in logical shape.
+"""Asynchronous, atomic checkpoints in logical shape.
 
-The array of a parameter holds all workers and tensor ranks and is whole,
-whatever mesh and partition wrote it. So a run can move between meshes and
-partitions. Parameters and the outer loop's state are items of their own, which
-an evaluation reads without the optimizer's state.
+A parameter's array contains all workers and tensor ranks and is whole,
+independent of the mesh and partition that wrote it. So a run can resume on
+other meshes and with other partitions. Parameters and the outer loop's state
+are separate items, which an evaluation reads without the optimizer's state.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from caatnet.train.checkpoint import slices
 from caatnet.train.checkpoint.reshard import to_stored, to_whole
 from caatnet.train.state import TrainState
 
-# What Orbax and TensorStore raise of files that are not what they should be.
+# Errors of Orbax and TensorStore for damaged files.
 _DAMAGED = (KeyError, OSError, TypeError, ValueError)
 
 
 class Checkpointer:
-  """Reads and writes the checkpoints of one run."""
+  """Reader and writer of the checkpoints of one run."""
 
   def __init__(
     self,
@@ -36,13 +36,13 @@ class Checkpointer:
     program: Program,
     keep: int | None = None,
   ) -> None:
-    """Opens ``workdir/checkpoints``, which need not exist.
+    """Opens ``workdir/checkpoints``, which may not exist yet.
 
     Args:
       workdir: The run's folder.
-      program: The model on a mesh, which says how arrays are stored.
-      keep: The number of newest checkpoints to keep. None only reads: it
-        changes nothing, whoever may be writing there.
+      program: The model on a mesh, which defines the stored layout.
+      keep: The number of newest checkpoints to keep. None for read-only access,
+        which is safe while another process writes.
     """
     self._program = program
     self.directory = files.folder(workdir) / "checkpoints"
@@ -59,7 +59,7 @@ class Checkpointer:
       )
 
   def steps(self) -> list[int]:
-    """Returns the steps of all complete checkpoints there are now, in order."""
+    """Returns the steps of all complete checkpoints, in ascending order."""
     return sorted(ocp.utils.checkpoint_steps(self.directory))
 
   def latest_step(self) -> int | None:
@@ -67,25 +67,25 @@ class Checkpointer:
     return max(self.steps(), default=None)
 
   def num_workers(self, step: int | None = None) -> int:
-    """Returns how many workers a checkpoint has; None asks for the newest."""
+    """Returns the number of workers of a checkpoint; None for the newest."""
     step = self._existing(None) if step is None else step
     with self._readable(step, ["params"]) as path:
       params = ocp.StandardCheckpointHandler().metadata(path / "params")
     return jax.tree.leaves(params)[0].shape[0]
 
   def path(self, step: int | None) -> str:
-    """Returns what to tell users about where a checkpoint is."""
+    """Returns a checkpoint's path for messages; "none yet" for None."""
     return "none yet" if step is None else str(self.directory / str(step))
 
   def save(self, state: TrainState, position: dict[str, Any]) -> None:
-    """Starts to write a checkpoint; the state may be donated right after.
+    """Starts to write a checkpoint; the state may be donated afterwards.
 
     Args:
-      state: The training state, whose step names the checkpoint.
+      state: The training state; its step is the name of the checkpoint.
       position: The position of the data iterator, as plain data.
     """
     step = int(state.step)
-    if step in self._manager.all_steps():  # a run that stops where it saved
+    if step in self._manager.all_steps():  # a run that stops after saving
       return
     state = to_whole(self._program, state)
     rest = {"opt_state": state.opt_state, "key": state.key}
@@ -103,8 +103,8 @@ class Checkpointer:
   ) -> tuple[TrainState, dict[str, Any]]:
     """Reads a training state onto the mesh of ``abstract``.
 
-    With another number of workers than the checkpoint's, the result is cut, or
-    has zeros for new workers (`caatnet.train.elastic.membership`).
+    If the number of workers differs from the checkpoint's, surplus workers are
+    dropped and new workers have zeros (`caatnet.train.elastic.membership`).
 
     Args:
       abstract: Shapes and shardings of the result.
@@ -114,11 +114,11 @@ class Checkpointer:
       The state, and the position of the data iterator.
 
     Raises:
-      FileNotFoundError: There is no such checkpoint.
-      ValueError: It is damaged, or one of another program.
+      FileNotFoundError: If there is no such checkpoint.
+      ValueError: If it is damaged, or does not match ``abstract``.
     """
     step = self._existing(step)
-    # Whole arrays are read, spread over the devices, and then cut into shards.
+    # Whole arrays are read, sharded over devices, and then cut into shards.
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     abstract = to_whole(self._program, abstract)
     rest = {"opt_state": abstract.opt_state, "key": abstract.key}
@@ -141,10 +141,10 @@ class Checkpointer:
   def restore_params(
     self, params: Any, outer: Any, step: int | None = None
   ) -> tuple[Any, Any, int, int]:
-    """Reads what an evaluation needs: parameters and the outer loop's state.
+    """Reads parameters and the outer loop's state, for an evaluation.
 
-    A trainer may be at work. If it deletes the newest checkpoint while that is
-    read, the one that came in its place is read.
+    A trainer may be running concurrently. If it deletes the newest checkpoint
+    during the read, its newest one is read instead.
 
     Args:
       params: Shapes and shardings of the workers' parameters.
@@ -156,8 +156,8 @@ class Checkpointer:
       number of workers.
 
     Raises:
-      FileNotFoundError: There is no such checkpoint.
-      ValueError: It is damaged, or one of another program.
+      FileNotFoundError: If there is no such checkpoint.
+      ValueError: If it is damaged, or does not match the shapes.
     """
     shardings = jax.tree.map(lambda x: x.sharding, (params, outer))
     whole = to_whole(self._program, (params, outer))
@@ -176,7 +176,7 @@ class Checkpointer:
     return *to_stored(self._program, found, shardings), step, workers
 
   def open_params(self, step: int | None = None) -> tuple[Any, int]:
-    """Opens the workers' parameters, to be read in slices.
+    """Opens the workers' parameters for reading in slices.
 
     Args:
       step: The step of the checkpoint; None for the newest one.
@@ -185,8 +185,8 @@ class Checkpointer:
       Tree of `slices.Stored`, ``[workers, ...]``, and the checkpoint's step.
 
     Raises:
-      FileNotFoundError: There is no such checkpoint.
-      ValueError: It is damaged, or one of another program.
+      FileNotFoundError: If there is no such checkpoint.
+      ValueError: If it is damaged, or does not match the program.
     """
     step = self._existing(step)
     with self._readable(step, ["params"]):
@@ -194,25 +194,25 @@ class Checkpointer:
       return slices.open_params(self.directory, step, names), step
 
   def _read_args(self, workers: int) -> Any:
-    """Returns what makes an item's arguments for reading.
+    """Returns the constructor of an item's restore arguments.
 
-    Of a checkpoint with another number of workers those that are too many are
-    left out, and zeros stand for those that are missing.
+    If the checkpoint has another number of workers, surplus ones are dropped
+    and missing ones are filled with zeros (``strict=False``).
 
     Args:
-      workers: How many the checkpoint has.
+      workers: The number of workers of the checkpoint.
     """
     equal = workers == self._program.layout.worker.size
     return functools.partial(ocp.args.StandardRestore, strict=equal)
 
   def close(self) -> None:
-    """Waits for what is being written, and closes the files."""
+    """Waits for a checkpoint that is being written, and closes the files."""
     if self._manager is not None:
       self._manager.close()
     self._reader.close()
 
   def wait(self) -> None:
-    """Waits until the last checkpoint is on disk."""
+    """Waits until the last checkpoint is written."""
     self._manager.wait_until_finished()
 
   def _read(self, step: int, **items: Any) -> ocp.args.Composite:
@@ -222,7 +222,11 @@ class Checkpointer:
 
   @contextlib.contextmanager
   def _readable(self, step: int, items: Iterable[str]) -> Iterator[epath.Path]:
-    """Gives a checkpoint's path; whatever is wrong with it is one line."""
+    """Yields a checkpoint's path; errors of reading become one line of text.
+
+    Raises:
+      ValueError: If an item is missing or damaged.
+    """
     path = self.directory / str(step)
     missing = [name for name in items if not (path / name).exists()]
     if missing:
@@ -234,8 +238,8 @@ class Checkpointer:
       with waiting_for_reads():
         yield path
     except Exception as error:
-      # Of numbers, Orbax raises an Exception with all that it knows of the
-      # array, because of what says what is wrong.
+      # For damaged array data, Orbax raises a plain Exception with the metadata
+      # of the array; the reason is the exception's cause.
       cause = error.__cause__ if type(error) is Exception else error
       if not isinstance(cause, _DAMAGED):
         raise
@@ -243,7 +247,11 @@ class Checkpointer:
       raise ValueError(f"{path} cannot be read: {line[:300]}") from error
 
   def _existing(self, step: int | None) -> int:
-    """Returns a checkpoint's step if it exists; None asks for the newest."""
+    """Returns ``step``, or for None the newest one, if the checkpoint exists.
+
+    Raises:
+      FileNotFoundError: If it does not.
+    """
     steps = self.steps()
     if not steps:
       raise FileNotFoundError(f"no checkpoint in {self.directory}")
@@ -257,10 +265,10 @@ class Checkpointer:
 
 @contextlib.contextmanager
 def waiting_for_reads() -> Iterator[None]:
-  """Lets event loops that are made meanwhile end no read before its time.
+  """Context in which a new event loop closes only after its pending reads.
 
-  Orbax reads arrays at once and closes its loop at the first error. Each read
-  that TensorStore ends after that would find the loop closed, and print a
+  Orbax reads arrays concurrently and closes its loop at the first error. Each
+  read of TensorStore that ends later would find a closed loop and print a
   traceback.
   """
   policy = asyncio.get_event_loop_policy()
@@ -272,14 +280,14 @@ def waiting_for_reads() -> Iterator[None]:
 
 
 class _Loops(asyncio.DefaultEventLoopPolicy):
-  """Makes event loops of the kind `_Loop`."""
+  """Policy that creates event loops of type `_Loop`."""
 
   def new_event_loop(self) -> asyncio.AbstractEventLoop:
     return _Loop()
 
 
 class _Loop(asyncio.SelectorEventLoop):
-  """Closes when all that runs in it has ended."""
+  """Event loop that closes after all of its tasks have ended."""
 
   def close(self) -> None:
     if left := not self.is_closed() and asyncio.all_tasks(self):
@@ -288,8 +296,8 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _items(make: Any, params: Any, outer: Any) -> dict[str, Any]:
-  """Makes the items of parameters and of the outer loop's state.
+  """Returns the items of parameters and of the outer loop's state.
 
-  Many outer loops carry nothing, and Orbax writes no empty trees.
+  An empty state has no item, since Orbax does not write empty trees.
   """
   return {"params": make(params)} | ({"outer": make(outer)} if outer else {})

@@ -1,8 +1,8 @@
-"""Checkpoints of arrays that no memory holds, written and read in slices.
+"""Checkpoints of arrays larger than memory, written and read in slices.
 
-On disk they are as `caatnet.train.checkpoint.save` has them. Orbax takes arrays
-of any kind for which it is given a handler; the one here never has more of an
-array than a slice.
+Files are equal to those of `caatnet.train.checkpoint.save`. Orbax supports any
+type of array with a registered handler; the handler here never holds more than
+one slice of an array.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,19 +18,20 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 import tensorstore
 
-# Where a slice is: its place in the leading dims.
+# Position of a slice: its indices in the leading dims.
 Place = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sliced:
-  """An array that is made slice by slice.
+  """Array that is created slice by slice.
 
   Attributes:
     shape: The shape of the whole array.
     dtype: The dtype of the array and of all slices.
-    chunk: The shape of what is stored, and read, as one piece.
-    slices: Returns all slices and their places; they are made while iterating.
+    chunk: The shape of a storage chunk, which is the unit of reading.
+    slices: Returns an iterable of all positions and slices, which are created
+      during iteration.
   """
 
   shape: tuple[int, ...]
@@ -40,7 +41,7 @@ class Sliced:
 
 
 class Stored:
-  """An array of a checkpoint, which is read slice by slice."""
+  """Array of a checkpoint that is read slice by slice."""
 
   def __init__(self, store: tensorstore.TensorStore) -> None:
     self._store = store
@@ -57,7 +58,7 @@ class Stored:
     """Yields ``self[first][i]`` for all i, reading every chunk once.
 
     Args:
-      first: The place of the rows in the dims before theirs.
+      first: Indices in the dims before i.
     """
     dim = len(first)
     step = self._store.chunk_layout.read_chunk.shape[dim]
@@ -66,12 +67,12 @@ class Stored:
       yield from self._store[first][start:stop].read().result()
 
   def at(self, place: Place) -> np.ndarray:
-    """Reads the slice at a place."""
+    """Reads the slice at a position."""
     return self._store[place].read().result()
 
 
 class InMemory:
-  """An array in memory, read as `Stored` ones are."""
+  """Array in memory with the interface of `Stored`."""
 
   def __init__(self, values: np.ndarray) -> None:
     self._values = values
@@ -85,18 +86,18 @@ class InMemory:
     yield from self._values[first]
 
   def at(self, place: Place) -> np.ndarray:
-    """Returns the slice at a place."""
+    """Returns the slice at a position."""
     return self._values[place]
 
 
 def write_params(
   directory: str | os.PathLike[str], step: int, params: Any
 ) -> None:
-  """Writes a checkpoint that has parameters only.
+  """Writes a checkpoint with parameters only.
 
   Args:
     directory: The folder of all checkpoints, which exists.
-    step: The step that names the checkpoint.
+    step: The step of the checkpoint, which is its name.
     params: Tree of `Sliced`, ``[workers, ...]``.
   """
   handler = _Handler()
@@ -107,7 +108,7 @@ def write_params(
         args=ocp.args.Composite(params=ocp.args.PyTreeSave(params)),
       )
   except BaseException:
-    handler.stop()  # Ctrl-C reaches this thread, not the one that writes
+    handler.stop()  # Ctrl-C interrupts this thread, not the writing thread
     raise
 
 
@@ -135,6 +136,7 @@ def open_params(
 
 
 def _checkpointer(handler: "_Handler") -> ocp.Checkpointer:
+  """Returns an Orbax checkpointer that reads and writes in slices."""
   handlers = type_handlers.create_type_handler_registry((Sliced, handler))
   return ocp.Checkpointer(
     ocp.CompositeCheckpointHandler(
@@ -144,23 +146,23 @@ def _checkpointer(handler: "_Handler") -> ocp.Checkpointer:
 
 
 class _Handler(type_handlers.TypeHandler):
-  """Tells Orbax how `Sliced` arrays are written and `Stored` ones opened."""
+  """Orbax handler that writes `Sliced` arrays and opens `Stored` ones."""
 
   def __init__(self) -> None:
     self._stopping, self._idle = threading.Event(), threading.Event()
     self._idle.set()
 
   def stop(self) -> None:
-    """Lets the thread that writes end after its slice, and waits for it."""
+    """Stops the writing thread after its current slice, and waits for it."""
     self._stopping.set()
     self._idle.wait()
 
   def typestr(self) -> str:
-    # What Orbax is told of the array in the checkpoint: any reader takes it.
+    # Recorded in the checkpoint, so that any reader treats it as numpy array.
     return "np.ndarray"
 
   async def metadata(self, infos: Sequence[Any]) -> Sequence[Any]:
-    raise NotImplementedError("checkpoints are asked for it by their own kind")
+    raise NotImplementedError("metadata is read by the handler of np.ndarray")
 
   async def serialize(
     self,
@@ -168,7 +170,7 @@ class _Handler(type_handlers.TypeHandler):
     infos: Sequence[type_handlers.ParamInfo],
     args: Sequence[type_handlers.SaveArgs] | None = None,
   ) -> Sequence[Any]:
-    """Starts to write, in a thread that first waits for the folder."""
+    """Starts writing in a thread that first waits for the folder."""
     self._idle.clear()
     writing = self._write(values, infos)
     return [
@@ -206,7 +208,7 @@ class _Handler(type_handlers.TypeHandler):
     infos: Sequence[type_handlers.ParamInfo],
     args: Sequence[type_handlers.RestoreArgs] | None = None,
   ) -> Sequence[Stored]:
-    """Opens the arrays and reads nothing."""
+    """Opens the arrays without reading their data."""
     specs = [
       type_handlers.get_json_tspec_read(info, use_ocdbt=True) for info in infos
     ]

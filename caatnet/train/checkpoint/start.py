@@ -1,8 +1,8 @@
-"""A run that starts with the parameters of another one: config.train.init_from.
+"""Start of a run from another run's parameters: config.train.init_from.
 
-Parameters are dense ones cut into ranks, so those of a run at p = 1 are as good
-a start at any p. Where channels are private, each rank then has only its own
-part of what was a sum.
+Parameters are dense matrices cut into ranks, so parameters of a run at p = 1
+have the right shape for any p. In private channels each rank then has only its
+summand of the former sum over ranks.
 """
 
 from collections.abc import Mapping
@@ -23,17 +23,18 @@ _FREE = ("dtype", "remat", "unroll", "attention", "init_std")
 def check(
   experiment: Experiment, workdir: epath.Path, tokens: Tokenizer | None
 ) -> None:
-  """Refuses parameters that do not fit a run, unless it has begun already.
+  """Checks that the other run's parameters match, unless this run has begun.
 
   Args:
     experiment: The run.
-    workdir: Its folder, which need not exist.
-    tokens: The run's tokenizer; None if its data are no text.
+    workdir: The folder of the run, which may not exist yet.
+    tokens: The run's tokenizer; None if its data are not text.
 
   Raises:
-    FileNotFoundError: The other folder holds no run.
-    ValueError: The other run has another model or other ranks (the message
-      names all keys), another tokenizer, or workers that differ.
+    FileNotFoundError: If the other folder holds no run.
+    ValueError: If the other run has another model or another number of tensor
+      ranks (the message names all keys), another tokenizer, or workers with
+      different parameters.
   """
   if not experiment.train.init_from:
     return
@@ -56,29 +57,29 @@ def check(
   other = tokens and tokenizer.load(folder)
   if other and other.identity != tokens.identity:
     raise ValueError(
-      f"{key} has the tokenizer {tokenizer.described(other)}, this run "
-      f"{tokenizer.described(tokens)}; see config.data.tokenizer"
+      f"{key} has the tokenizer {tokenizer.summary(other)}, this run "
+      f"{tokenizer.summary(tokens)}; see config.data.tokenizer"
     )
   algorithm = theirs["outer"]["algorithm"]
   if algorithm != "data_parallel":
     raise ValueError(
-      f"{key} has config.outer.algorithm={algorithm!r}: no worker's parameters "
-      "stand for the run; those that do are what launch.convert writes"
+      f"{key} has config.outer.algorithm={algorithm!r}: its workers have "
+      "different parameters; launch.convert writes those to evaluate"
     )
 
 
 def start_state(experiment: Experiment) -> tuple[TrainState, dict[str, Any]]:
-  """Makes the state before the first step from another run's parameters.
+  """Returns the state before the first step, from another run's parameters.
 
   Args:
-    experiment: The run, which `check` has found to fit.
+    experiment: The run, which has passed `check`.
 
   Returns:
-    The state, and where its parameters come from as plain data.
+    The state, and the origin of its parameters as plain data.
 
   Raises:
-    FileNotFoundError: There is no checkpoint.
-    ValueError: The checkpoint is damaged.
+    FileNotFoundError: If there is no checkpoint.
+    ValueError: If the checkpoint is damaged.
   """
   folder, _ = _folder(experiment)
   checkpointer = Checkpointer(folder, experiment.program)
@@ -91,7 +92,7 @@ def start_state(experiment: Experiment) -> tuple[TrainState, dict[str, Any]]:
 
 
 def _folder(experiment: Experiment) -> tuple[epath.Path, str]:
-  """Returns the other run's folder, and what messages call it."""
+  """Returns the other run's folder, and its name in messages."""
   key, path = "config.train.init_from", experiment.train.init_from
   return files.folder(path, flag=key), f"{key}={path}"
 
@@ -99,7 +100,7 @@ def _folder(experiment: Experiment) -> tuple[epath.Path, str]:
 def _compared(
   theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-  """Lists what must be equal: its key, and its value in both configs."""
+  """Returns (key, other value, our value) of all keys that must be equal."""
   model, our_model = theirs["model"], ours["model"]
   keys = sorted((model.keys() | our_model.keys()) - {*_FREE})
   found = [(f"model.{key}", model.get(key), our_model.get(key)) for key in keys]

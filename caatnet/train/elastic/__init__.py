@@ -1,4 +1,4 @@
-"""Training of workers that join and leave."""
+"""Training with elastic membership: workers join and leave during the run."""
 
 from parallel.lazy import attach
 

@@ -1,10 +1,10 @@
-"""Workers that join or leave a run, at the border of a round, when it resumes.
+"""Change of the number of workers when a run resumes between two rounds.
 
-A checkpoint has the arrays of all workers. Read for fewer workers, the last
-ones' part is dropped: these workers leave, with all that they have not told the
-others. Read for more, the new workers' part is zero, and is filled in here:
-they start from the outer parameters, with a new inner optimizer at the run's
-place in its schedule (`OuterLoop.joined`).
+A checkpoint has the arrays of all workers. If it is read for fewer workers, the
+last workers are dropped with their updates that have not been exchanged. If it
+is read for more workers, the arrays of new workers are zero and are filled here
+(`OuterLoop.joined`): new workers start from the outer parameters, with a new
+inner optimizer at the run's schedule step.
 """
 
 import itertools
@@ -19,17 +19,18 @@ from parallel.outer.base import of_joined
 
 
 def check(experiment: Experiment, checkpointer: Checkpointer) -> str:
-  """Checks whether the run may go on with as many workers as it now has.
+  """Checks whether the run may resume with its current number of workers.
 
   Args:
     experiment: The run.
-    checkpointer: Its checkpoints.
+    checkpointer: The checkpoints of the run.
 
   Returns:
-    What changes, in a line for users; "" if nothing does.
+    A line for users about the change; "" if the number is unchanged.
 
   Raises:
-    ValueError: The newest checkpoint is in the middle of a round.
+    ValueError: If the number has changed and the newest checkpoint is in the
+      middle of a round.
   """
   step = checkpointer.latest_step()
   if step is None:
@@ -42,17 +43,17 @@ def check(experiment: Experiment, checkpointer: Checkpointer) -> str:
   if border > step:
     raise ValueError(
       f"config.parallel.worker={now}: the checkpoint of step {step} has "
-      f"{before} workers and is in the middle of a round; go on with {before} "
-      f"and --config.train.checkpoint_every={border} to step {border}, where "
-      "workers may join or leave"
+      f"{before} workers and is in the middle of a round; continue with "
+      f"{before} and --config.train.checkpoint_every={border} to step "
+      f"{border}, where workers may join or leave"
     )
   who = ", ".join(map(str, range(min(before, now), max(before, now))))
   what = (
     "starts from the outer parameters" if now > before else
-    "leaves, with what it has not sent"
+    "leaves, with updates that it has not sent"
   )
   return (
-    f"{before} -> {now} at step {step}: worker {who} {what}; means under way "
+    f"{before} -> {now} at step {step}: worker {who} {what}; means in transit "
     "arrive as planned"
   )
 
@@ -60,16 +61,16 @@ def check(experiment: Experiment, checkpointer: Checkpointer) -> str:
 def joined(
   experiment: Experiment, params: Any, outer: Any, before: int
 ) -> tuple[Any, Any]:
-  """Fills in the parameters and the outer state of workers that join.
+  """Fills in the parameters and the outer state of new workers.
 
   Args:
     experiment: The run.
-    params: The workers' parameters, as they are stored.
+    params: The workers' stored parameters.
     outer: The outer loop's state.
-    before: The number of workers that the checkpoint has.
+    before: The number of workers of the checkpoint.
 
   Returns:
-    Both, laid out as they were.
+    Parameters and outer state, with unchanged shardings.
   """
   if before >= _num_workers(experiment):
     return params, outer
@@ -82,7 +83,7 @@ def joined(
 def state_of_all(
   experiment: Experiment, state: TrainState, before: int
 ) -> TrainState:
-  """Fills in a training state for workers that join; see `joined`."""
+  """Fills in the training state of new workers; see `joined`."""
   if before >= _num_workers(experiment):
     return state
   params, outer = joined(experiment, state.params, state.outer, before)
@@ -90,7 +91,7 @@ def state_of_all(
   def fill(opt_state, params):
     first = jax.tree.map(lambda x: x[before], params)
     new = experiment.optimizer.init(first)
-    # The place in the schedule is that of the workers before.
+    # The schedule step is that of the previous workers.
     new = with_schedule_of(jax.tree.map(lambda x: x[0], opt_state), new)
     return of_joined(opt_state, new, before)
 

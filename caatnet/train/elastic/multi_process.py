@@ -1,12 +1,12 @@
-"""A worker of several processes: process 0 is the peer, and tells the others.
+"""Worker of several processes, of which process 0 is the swarm's peer.
 
-The processes of a worker run the same programs in the same order, so what the
-swarm says must reach all of them at the same place of the program. Where the
-peer waits, process 0 says time and again what happens: nothing yet, an attempt
-of a round, or the end. In an attempt all run the round's function; what is to
-be sent is gathered among the processes, process 0 sends it, and tells all what
-has come back. Processes talk through jax's own collectives, one thread of each
-at a time; so a round is never under way beside steps.
+The processes of a worker run the same programs in the same order, so events of
+the swarm must reach all of them at the same point of the program. While the
+peer waits, process 0 broadcasts events periodically: nothing yet, an attempt of
+a round, or the end. In an attempt all processes run the round's function. Data
+are gathered among the processes, exchanged by process 0, and the result is
+broadcast. Processes communicate by jax collectives in one thread each; so a
+round is never concurrent with steps.
 """
 
 from collections.abc import Callable
@@ -22,23 +22,23 @@ import numpy as np
 from parallel.elastic.membership.leases import Spans
 from parallel.elastic.membership.revision import Revision
 from parallel.elastic.membership.shared_state import State
-from parallel.elastic.patience import Finished, Halted
 from parallel.elastic.swarm import Swarm
+from parallel.elastic.timeouts import Finished, Halted
 from parallel.elastic.transport.transfers import Lost
 
-_NEWS_S = 1.0  # so often the others are told that nothing has happened
+_NEWS_S = 1.0  # interval of broadcasts while nothing happens, in seconds
 _ENDS = {"Halted": Halted, "Finished": Finished}
 
 
 class Seen(NamedTuple):
-  """What a program reads of a `Swarm` between its calls.
+  """Attributes of a `Swarm` that a worker reads between its calls.
 
   Attributes:
     newest: The newest revision.
-    samples: Of the part that is to be computed.
-    counted: Whether the last part is in a committed round.
+    samples: Leased samples of the next contribution.
+    counted: Whether the last contribution is in a committed round.
     me: The peer's id.
-    members: Of the newest epoch.
+    members: The members of the newest epoch.
   """
 
   newest: Revision
@@ -49,13 +49,13 @@ class Seen(NamedTuple):
 
 
 class Together:
-  """A `Swarm` for all processes of a worker; process 0 has the real one."""
+  """`Swarm` of all processes of a worker; process 0 has the real one."""
 
   def __init__(self, swarm: Swarm | None) -> None:
-    """Takes process 0's place in the swarm.
+    """Broadcasts the attributes of process 0's swarm.
 
     Args:
-      swarm: Not entered yet; None on the other processes.
+      swarm: The swarm, which has not been entered; None on other processes.
     """
     self._swarm = swarm
     self._seen = _told(
@@ -75,26 +75,26 @@ class Together:
 
   @property
   def state(self) -> dict[str, Any]:
-    """As of a `Swarm`."""
+    """Shared state of the newest revision; see `Swarm`."""
     return dict(self._seen.newest.visible)
 
   @property
   def checkpoint(self) -> tuple[int, State]:
-    """As of a `Swarm`."""
+    """Revision and shared state to store with a checkpoint; see `Swarm`."""
     return self._seen.newest.number, self._seen.newest.shared
 
   @property
   def revision(self) -> int:
-    """As of a `Swarm`."""
+    """Number of the newest revision; see `Swarm`."""
     return self._seen.newest.number
 
   @property
   def digest(self) -> Any:
-    """As of a `Swarm`."""
+    """Hash of the newest revision's shared state; see `Swarm`."""
     return self._seen.newest.digest
 
   def give(self, part: Any, combine: Any, weight: float = 1.0) -> Any:
-    """As of a `Swarm`; all processes give the same part."""
+    """Contributes to a round; see `Swarm`. Collective over the processes."""
 
     def give() -> None:
       self._swarm.give(part, self._asked, weight)
@@ -103,7 +103,7 @@ class Together:
     return self.state
 
   def _asked(self, exchange: Any, state: State, part: Any) -> State:
-    """Has the main thread run an attempt; a thread of the peer calls this."""
+    """Passes an attempt to the main thread; called in a thread of the peer."""
     del part
     answer: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     self._news.put(("attempt", (exchange, state, answer)))
@@ -115,15 +115,15 @@ class Together:
   def _follow(
     self, call: Callable[[], Any], attempt: Callable[..., State] | None = None
   ) -> None:
-    """Makes process 0 call the peer, and takes what comes, on all processes.
+    """Runs a call of process 0, and handles its events on all processes.
 
     Args:
-      call: What process 0 calls, in a thread.
+      call: Function that process 0 calls in a thread.
       attempt: Runs an attempt with an exchange and the shared state.
 
     Raises:
-      Halted: The peer has ended.
-      Finished: The peer has come too late.
+      Halted: If the coordinator has ended.
+      Finished: If the swarm has finished training.
     """
     if self._swarm is not None:
       self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -151,7 +151,7 @@ class Together:
     )))
 
   def _next(self) -> tuple[str, Any]:
-    """Returns what happens next; the others have its word only."""
+    """Returns the next event; other processes get its name without data."""
     found: tuple[str, Any] = "", None
     if self._swarm is not None:
       try:
@@ -167,14 +167,14 @@ class Together:
     made, error = None, None
     try:
       made = attempt(exchange, state)
-    except Lost as lost:  # on all of them
+    except Lost as lost:  # raised on all processes
       error = lost
     if answer is not None:
       answer.put((made, error))
 
 
 class _Exchange:
-  """An exchange of which process 0 has the real one."""
+  """Exchange of all processes of a worker; process 0 has the real one."""
 
   def __init__(self, real: Any) -> None:
     self._real = real
@@ -190,7 +190,7 @@ class _Exchange:
     return self._run(lambda: [bytes(x) for x in self._real.gather(data)])
 
   def _run(self, call: Callable[[], Any]) -> Any:
-    """Returns what process 0 gets, on all, or raises `Lost` on all."""
+    """Broadcasts the result of process 0's call, or raises `Lost` on all."""
     value, failed = None, False
     if self._real is not None:
       try:
@@ -204,10 +204,10 @@ class _Exchange:
 
 
 def _told(value: Any) -> Any:
-  """Returns process 0's value on all processes."""
+  """Returns process 0's value on all processes (a broadcast of pickles)."""
   data = np.frombuffer(pickle.dumps(value), np.uint8)
   size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
-  # Few shapes, since each is a program.
+  # Sizes are rounded to powers of two, since each shape is a new program.
   room = np.zeros(1 << (size - 1).bit_length(), np.uint8)
   if jax.process_index() == 0:
     room[:size] = data
@@ -216,10 +216,10 @@ def _told(value: Any) -> Any:
 
 
 def joined(make: Callable[[], Swarm]) -> Any:
-  """Returns a worker's place in a swarm, for one process or for several.
+  """Returns a worker's membership in a swarm, for one or several processes.
 
   Args:
-    make: Makes it; called on process 0.
+    make: Creates the membership; called on process 0 only.
   """
   if jax.process_count() == 1:
     return make()

@@ -1,14 +1,15 @@
-"""A worker that is alone in its process: its programs, and when it speaks.
+"""Compiled programs and communication points of a single-process worker.
 
-A step without a word to others is one program, that of a run with one worker.
-Else it is cut where the outer loop speaks: `begin`, gradients, their update and
-`finish` are programs of their own, of which `begin` and `finish` are run in
-stages (`parallel.outer.apart`). A worker has parameters ``[1, ...]``, and its
-part of the outer loop's state. The rest of that state all workers share.
+A step without communication between workers is one program, the step of a run
+with one worker. Other steps are split at the communication of the outer loop:
+`begin`, gradients, update and `finish` are separate programs, and `begin` and
+`finish` run in stages between exchanges (`parallel.outer.apart`). A worker has
+parameters ``[1, ...]`` and its private part of the outer loop's state. The rest
+of that state is shared by all workers.
 
-Workers whose gradients are averaged stay equal, and share parameters and inner
-optimizer. They speak between the gradients and the update, which is a hook of
-its own here: its exchange makes the next parameters.
+Workers that average gradients stay equal, and share parameters and inner
+optimizer. They communicate between the gradients and the update, in the hook
+"gradients", whose exchange computes the next parameters.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,22 +33,23 @@ from parallel.collectives import (
   ranks_here,
   varying,
 )
-from parallel.outer.apart import Alone, Apart, listening, whole
+from parallel.outer.apart import Alone, Apart, counting, whole
 from parallel.outer.base import OuterLoop, Plan
 
 ALONE = Alone()
 _HOOKS = ("begin", "gradients", "finish")
-_EQUAL = ("params", "opt_state")  # of workers that are equal
+_EQUAL = ("params", "opt_state")  # shared in addition by equal workers
 
 
 class Event(NamedTuple):
-  """A round: what a worker says to the others at a time.
+  """Round: one communication point of a worker.
 
   Attributes:
     step: The number of the step, from 0.
-    hook: "begin", "gradients" or "finish", where the outer loop speaks in it.
-    until: The first step after that for which what was said is known to have
-      arrived. All steps before it belong to this round, or to earlier ones.
+    hook: The hook in which the outer loop communicates: "begin", "gradients" or
+      "finish".
+    until: The step after the one in which the result is received. All steps
+      before ``until`` belong to this round or to earlier ones.
   """
 
   step: int
@@ -56,24 +58,24 @@ class Event(NamedTuple):
 
 
 class Programs:
-  """An experiment's programs for one worker; any thread may run them.
+  """Programs of an experiment for one worker; any thread may run them.
 
   Attributes:
-    experiment: The experiment, of one worker.
-    options: XLA's, for all programs.
+    experiment: The experiment, with one worker.
+    options: XLA compiler options of all programs.
   """
 
   def __init__(
     self, experiment: Experiment, options: Mapping[str, Any] | None = None
   ) -> None:
-    """Compiles nothing yet.
+    """Checks the outer loop; programs are compiled at first use.
 
     Args:
-      experiment: The experiment, of one worker.
-      options: XLA's, for all programs.
+      experiment: The experiment, with one worker.
+      options: XLA compiler options of all programs.
 
     Raises:
-      ValueError: The outer loop cannot run so.
+      ValueError: If the outer loop does not support elastic membership.
     """
     self.experiment, self.options = experiment, dict(options or {})
     self._outer, self._program = experiment.outer, experiment.program
@@ -86,8 +88,8 @@ class Programs:
       )
     if not self._outer.averages:
       raise ValueError(
-        f"the workers of {name} exchange no mean, but in pairs, so they cannot "
-        "come and go"
+        f"workers of {name} exchange parameters in pairs instead of a mean, so "
+        "they cannot join and leave"
       )
     self._like = jax.eval_shape(self._outer.init, self._program.stored_shapes)
     if self._outer.equal:
@@ -95,50 +97,51 @@ class Programs:
       self._like |= {"params": first.params, "opt_state": first.opt_state}
     if "params" not in self._like:
       raise ValueError(
-        f"the workers of {name} share no parameters from which one that comes "
-        "could start: give the config a section config.elastic, as "
-        "configs/elastic/diloco.py does"
+        f"workers of {name} share no parameters from which a new worker could "
+        "start: add a section config.elastic to the config, as in "
+        "configs/elastic/diloco.py"
       )
     self._whole: dict[Any, Any] = {}
     self._sends: dict[Any, tuple[str, ...]] = {}
     self._events: list[Event] = []
     self._more = self._enumerate()
     self._lock = threading.RLock()
-    for step in self._outer.steady_round:  # refuses what cannot be carried
+    for step in self._outer.steady_round:  # raises for unsupported exchanges
       self.speaks(self._outer.plan(step))
 
-  # When the worker speaks.
+  # Communication points.
 
   def event(self, number: int) -> Event:
-    """Returns a round, by its number from 0."""
+    """Returns the round with a number, counted from 0."""
     with self._lock:
       while len(self._events) <= number:
         self._events.append(next(self._more))
       return self._events[number]
 
   def start(self, number: int) -> int:
-    """Returns the first step whose samples are of a round."""
+    """Returns the first step of a round."""
     return self.event(number - 1).until if number else 0
 
   def steps_of(self, number: int) -> int:
-    """Returns for how many steps a round's samples are."""
+    """Returns the number of steps of a round."""
     return self.event(number).until - self.start(number)
 
   def num_rounds(self, steps: int) -> int:
-    """Returns how many rounds begin in the first steps."""
+    """Returns the number of rounds that begin in the first ``steps`` steps."""
     return next(n for n in itertools.count() if self.event(n).step >= steps)
 
   def num_samples(self, number: int) -> int:
-    """Returns how many examples a worker reads for a round."""
+    """Returns the number of examples that a worker reads in a round."""
     return self.steps_of(number) * self.experiment.data.batch_size
 
   def _enumerate(self) -> Iterator[Event]:
-    waiting = None
+    """Yields all rounds in order."""
+    waiting = None  # step of a "begin" whose result has not been received
     for step in itertools.count():
       plan = self._outer.plan(step)
       hooks = self.speaks(plan)
       if "begin" in hooks:
-        if waiting is not None:  # two at a time would be mixed up
+        if waiting is not None:  # only one exchange may be in progress
           yield Event(waiting, "begin", step)
         waiting = step
       ends = [hook for hook in hooks if hook != "begin"]
@@ -149,13 +152,16 @@ class Programs:
         yield Event(step, hook, step + 1)
 
   def speaks(self, plan: Plan) -> tuple[str, ...]:
-    """Returns which hooks of a step say something, in their order."""
+    """Returns the hooks of a step that communicate, in execution order.
+
+    Found by tracing the hooks with an axis that counts collectives.
+    """
     if plan.variant in self._sends:
       return self._sends[plan.variant]
     layout, found = self._program.layout, []
 
     def look(args):
-      axis, count = listening(layout.worker.name)
+      axis, count = counting(layout.worker.name)
       loop, params = self._outer.over(axis), args["params"]
       numbered = Plan(plan.variant, args["numbers"])
       state = args["outer"] | {
@@ -188,7 +194,7 @@ class Programs:
   def step(
     self, plan: Plan, state: TrainState, batch: Any
   ) -> tuple[TrainState, Any]:
-    """Makes a step in which nothing is said; donates the state."""
+    """Makes a step without communication between workers; donates the state."""
     with self._lock:
       if plan.variant not in self._whole:
         lowered = self.experiment.lower_step(plan)
@@ -198,13 +204,13 @@ class Programs:
 
   @property
   def reads_gradients(self) -> bool:
-    """Whether the outer loop changes gradients, by what has arrived."""
+    """Whether the outer loop changes gradients by a received result."""
     return type(self._outer).gradients is not OuterLoop.gradients
 
   def update(self, state: TrainState, batch: Any) -> dict[str, Any]:
-    """Returns "loss", "updates", "opt_state" and "norms" of gradients.
+    """Returns "loss", "updates", "opt_state" and gradient "norms" of a batch.
 
-    One program makes all of them, in which the outer loop reads nothing.
+    This is one program, for outer loops that do not change gradients.
     """
     return self._both(ALONE, {
       "params": state.params, "batch": batch, "opt_state": state.opt_state,
@@ -215,41 +221,42 @@ class Programs:
     return self._gradients(ALONE, {"params": params, "batch": batch})
 
   def updated(self, state: TrainState, found: Any) -> dict[str, Any]:
-    """Returns what `update` does, of what `gradients` has returned."""
+    """Returns the result of `update`, computed from that of `gradients`."""
     return self._update(ALONE, found | {
       "params": state.params, "opt_state": state.opt_state,
       "outer": state.outer,
     })
 
   def hook(self, hook: str, plan: Plan, exchange: Any, **args: Any) -> Any:
-    """Runs a hook of a step, and what it says by an exchange.
+    """Runs a hook of a step with its exchanges.
 
     Args:
       hook: "begin", "gradients" or "finish".
-      plan: The step's.
-      exchange: By which it speaks; `ALONE` if it says nothing.
-      **args: "params" and "outer", and "updates" for "finish"; for "gradients"
-        "loss", "grads" and "opt_state".
+      plan: The plan of the step.
+      exchange: Exchange with other workers; `ALONE` if the hook does not
+        communicate.
+      **args: "params" and "outer"; for "finish" also "updates"; for "gradients"
+        also "loss", "grads" and "opt_state".
 
     Returns:
-      A dict with "outer", and with "params" after "finish"; after "gradients"
-      with all that the step makes.
+      A dict with "outer"; after "finish" also "params"; after "gradients" also
+      "params", "opt_state", "loss" and "norms".
     """
     return self._hook(hook, plan.variant)(exchange, self._args(plan, **args))
 
   def end(
     self, params: Any, opt_state: Any, outer: Any, before: Any
   ) -> tuple[Any, Any]:
-    """Ends a step; a worker that was left out gets a new inner optimizer.
+    """Ends a step; a worker that was masked out gets a new inner optimizer.
 
     Args:
       params: The worker's parameters after the step.
       opt_state: The inner optimizer's state after the step.
       outer: The outer loop's state after the step.
-      before: What the outer loop told of the worker before.
+      before: The entry "workers" of the outer loop's state before the step.
 
     Returns:
-      The optimizer's state, and what is told now.
+      The optimizer's state, and the outer loop's metrics of the step.
     """
     found = self._end(ALONE, {
       "params": params, "opt_state": opt_state, "outer": outer,
@@ -259,6 +266,7 @@ class Programs:
 
   @functools.cached_property
   def _gradients(self) -> Apart:
+    """Program of `gradients`."""
     program, accumulation = self._program, self.experiment.train.accumulation
 
     def run(args):
@@ -275,7 +283,7 @@ class Programs:
     return self._apart(lambda *_: self._updating(self._outer))
 
   def _updating(self, loop: OuterLoop) -> Callable[[Any], Any]:
-    """Returns the update of gradients, "grads", that a loop changes first."""
+    """Returns a function from gradients, which `loop` may adapt, to updates."""
     layout = self._program.layout
     update = make_update(
       self._program, self.experiment.optimizer, self.experiment.clip_norm
@@ -298,6 +306,7 @@ class Programs:
 
   @functools.cached_property
   def _both(self) -> Apart:
+    """Program of `update`: gradients and their update in one."""
     gradients, update = self._gradients.alone, self._update.alone
     return self._apart(lambda *_: lambda args: update(args | gradients(args)))
 
@@ -314,11 +323,14 @@ class Programs:
 
   @functools.cache  # noqa: B019
   def _hook(self, hook: str, variant: Any) -> Apart:
+    """Program of a hook in the steps of a plan's variant."""
+
     def make(axis, weights):
       loop = self._outer.over(axis, weights)
 
       def begin(args):
         outer = args["outer"]
+        # Values of each worker, gathered from all contributors.
         told = {key: all_gather(outer[key][:, None], axis) for key in each}
         state = loop.begin(
           args["params"], outer | told, Plan(variant, args["numbers"])
@@ -338,7 +350,7 @@ class Programs:
         }
         return {"params": params, "outer": state | mine}
 
-      def gradients(args):  # such loops say nothing in `finish`
+      def gradients(args):  # these loops do not communicate in `finish`
         found = self._updating(loop)(args)
         return found | finish(args | {"updates": found.pop("updates")})
 
@@ -357,7 +369,7 @@ class Programs:
     return args | {"numbers": jax.tree.map(np.int32, plan.numbers)}
 
   def _specs(self, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how the arguments or values of programs lie on the mesh."""
+    """Returns the ``PartitionSpec``s of arguments or results of programs."""
     program, layout = self._program, self._program.layout
 
     def of(key: str, tree: Any) -> Any:
@@ -373,14 +385,14 @@ class Programs:
 
     return {key: of(key, tree) for key, tree in args.items()}
 
-  # What is shared.
+  # Shared state.
 
   def shared(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a training state that all share, by name.
+    """Returns the arrays of a training state that all workers share, by name.
 
     Args:
-      state: "outer", the outer loop's state; and "params" and "opt_state",
-        which are read of equal workers only.
+      state: "outer", the outer loop's state; for equal workers also "params"
+        and "opt_state".
     """
     own = {*self._outer.own, *self._outer.of_each}
     part = {k: tree for k, tree in state["outer"].items() if k not in own}
@@ -394,19 +406,22 @@ class Programs:
   def with_shared(
     self, outer: Any, shared: Mapping[str, Any], starts: bool = False
   ) -> dict[str, Any]:
-    """Returns what `shared` takes, with what all share replaced.
+    """Returns a state, like the argument of `shared`, with new shared arrays.
 
     Args:
       outer: A worker's state of the outer loop.
-      shared: What `shared` returned, of this worker or of another.
-      starts: Whether the worker's own part starts from what all share.
+      shared: Result of `shared`, of this or another worker.
+      starts: Whether to initialise the worker's private part from the shared
+        state.
     """
     own = {*self._outer.own, *self._outer.of_each}
     found = {key: tree for key, tree in outer.items() if key in own}
     names = {name.split("/")[0] for name in shared}
-    # An optimizer without a state has no arrays.
+    # Keys of ``_like`` are included, since an optimizer without state has no
+    # arrays in ``shared``.
     for key in sorted(names | self._like.keys() - own):
-      # What a step adds, such as a mean on its way, is like the parameters.
+      # Entries that a step adds, such as a mean in transit, have the structure
+      # of the parameters.
       like = self._like.get(key, self._like["params"])
       found[key] = jax.tree.map_with_path(
         lambda path, x, key=key: np.array(shared[f"{key}/{_name(path)}"])

@@ -1,12 +1,12 @@
-"""Trains as one worker of a swarm: the training loop of a `Peer`.
+"""Training loop of one worker in a swarm, around a `Peer`.
 
-Each worker is a process with a folder of its own, in which are metrics,
-evaluations and checkpoints as of any run. With a checkpoint is kept what the
-swarm shared then, in ``swarm/STEP.npz``. A worker that comes back offers it to
-its coordinator. If the swarm has gone on, the worker gets the newest revision
-from the others and keeps its inner optimizer. If the whole swarm starts again,
-what most workers have of the newest revision is where it goes on, and a worker
-that has just that goes on from its own parameters, too.
+Each worker has a separate folder with metrics, evaluations and checkpoints, as
+any run. Next to a checkpoint, ``swarm/STEP.npz`` stores the state that the
+swarm shared at that step. A worker that rejoins offers this state to the
+coordinator. If the swarm has continued meanwhile, the worker receives the
+newest revision from other workers and keeps its inner optimizer. If the whole
+swarm restarts, it resumes from the newest revision that most workers have; a
+worker with exactly this revision also resumes from its own parameters.
 """
 
 from collections.abc import Callable
@@ -34,30 +34,30 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
 from parallel.elastic.membership.shared_state import State
-from parallel.elastic.patience import Finished, Halted
 from parallel.elastic.settings import Settings
 from parallel.elastic.swarm import Swarm
+from parallel.elastic.timeouts import Finished, Halted
 from parallel.elastic.transport.handshake import Address, Security
 from parallel.memory.features import stacked
 
 LOG = logging.getLogger(__name__)
-# Of configs without the section.
+# Options for configs without a section config.elastic.
 _USUAL = Elastic()
 _CONFIG, _PROGRAM = f"{PREFIX}config", f"{PREFIX}program"
-_BYTES, _REVISION = "bytes:", "revision"  # names in a file
+_BYTES, _REVISION = "bytes:", "revision"  # names in an .npz file
 # Sections and keys of a config in which workers of a swarm may differ.
 _OWN = ("name", "train", "inference", "elastic", "kernels")
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where a worker finds its swarm.
+  """Network addresses and security of a worker.
 
   Attributes:
-    coordinator: Where the coordinator listens.
-    security: What connections are protected by.
-    listen: Where the worker listens for others.
-    advertise: Where these reach it; None if that is the same.
+    coordinator: Address of the coordinator.
+    security: Keys or certificates that authenticate connections.
+    listen: Address on which the worker accepts connections of peers.
+    advertise: Address under which peers reach the worker; None for ``listen``.
   """
 
   coordinator: Address
@@ -67,14 +67,19 @@ class Place:
 
 
 def shared_by(programs: Programs, state: TrainState) -> State:
-  """Returns what a worker shares: of its training state, and what it runs.
+  """Returns the shared part of a training state, and properties to agree on.
 
-  What differs in the last bit is voted out, and compilers round otherwise where
-  a worker has other devices: so all have the same ones, and the same jax.
+  A result that differs in the last bit is voted out, and results of other
+  devices or compilers may differ in the last bit. Therefore all workers must
+  have equal configs, axes, devices and jax versions.
 
   Args:
     programs: The worker's programs.
     state: The worker's training state.
+
+  Returns:
+    Arrays by name; with a hash of the config and a description of the program
+    under names with the prefix "elastic/".
   """
   config = programs.experiment.config
   same = {key: value for key, value in config.items() if key not in _OWN}
@@ -92,21 +97,22 @@ def place_in(
   place: Place, programs: Programs, shared: State, revision: int = 0,
   options: Elastic = _USUAL, say: Callable[[str], None] = LOG.info,
 ) -> Swarm:
-  """Returns a worker's place in a swarm, to be entered by `with`.
+  """Returns a worker's membership in a swarm; entering it by `with` joins.
 
   Args:
-    place: Where the swarm is.
+    place: Addresses and security.
     programs: The worker's programs.
-    shared: What workers share, as the worker has it.
-    revision: Its revision.
-    options: How the worker takes part.
-    say: Takes lines about what is waited for.
+    shared: The worker's copy of the shared state.
+    revision: The revision of ``shared``.
+    options: Options of the worker's membership.
+    say: Receives lines about what the worker is waiting for.
   """
   steps = programs.experiment.train.num_steps
   settings = Settings(
-    alone_s=options.alone_s, lanes=options.lanes, checked=options.checksums,
-    samples=programs.num_samples, rounds=programs.num_rounds(steps),
-    listen=place.listen, advertise=place.advertise,
+    alone_s=options.alone_s, num_connections=options.num_connections,
+    checked=options.checksums, samples=programs.num_samples,
+    rounds=programs.num_rounds(steps), listen=place.listen,
+    advertise=place.advertise,
   )
   return Swarm(
     place.coordinator, place.security, shared, revision=revision,
@@ -117,7 +123,7 @@ def place_in(
 def reader(
   experiment: Experiment, dataset: Dataset
 ) -> Callable[[list[int]], Any]:
-  """Returns a function that reads the examples of some numbers as a batch."""
+  """Returns a function that reads examples by index as a batch on devices."""
 
   def read(numbers: list[int]) -> Any:
     examples = [dataset.examples[number] for number in numbers]
@@ -132,19 +138,24 @@ def train(
   options: Elastic = _USUAL,
   told: "Callable[[Run], None] | None" = None, **more: Any,
 ) -> loop.TrainResult:
-  """Trains as a worker of a swarm; as `loop.train`, which has the other keys.
+  """Trains as a worker of a swarm; see `loop.train`.
 
   Args:
-    experiment: The run, of one worker.
+    experiment: The run, with one worker.
     workdir: The worker's folder.
-    place: Where the swarm is; None on processes of the worker but the first.
-    options: How the worker takes part.
-    told: Is called between two steps when there is a newer revision.
-    **more: As for `loop.train`.
+    place: Addresses and security; None on all processes of the worker except
+      process 0.
+    options: Options of the worker's membership.
+    told: Called between two steps after a new revision has been committed.
+    **more: Further arguments of `loop.train`.
+
+  Returns:
+    The result of the run; with step 0 if the swarm has already finished.
 
   Raises:
-    ValueError: The outer loop cannot run so, the swarm has another config, its
-      coordinator is away for too long, or as for `loop.train`.
+    ValueError: If the outer loop does not support elastic membership, the swarm
+      has another config, or its coordinator is unreachable for too long; and
+      for the reasons of `loop.train`.
   """
   programs = Programs(experiment)
   try:
@@ -153,16 +164,16 @@ def train(
       make=functools.partial(Run, programs, place, options, told),
     )
   except Halted as error:
-    raise ValueError(f"{error}; the same command goes on") from error
-  except Finished:  # it has said so
+    raise ValueError(f"{error}; the same command resumes") from error
+  except Finished:  # already reported in `_join`
     return loop.TrainResult(0, False, None, {}, None, [])
 
 
 class Run(loop.Run):
-  """A run whose steps are those of a peer.
+  """Run whose steps are executed by a `Peer`.
 
   Attributes:
-    swarm: The worker's place in the swarm.
+    swarm: The worker's membership in the swarm.
     peer: The worker.
   """
 
@@ -171,7 +182,7 @@ class Run(loop.Run):
     told: "Callable[[Run], None] | None", *args: Any,
   ) -> None:
     self._due, self._told = False, told
-    self._revision = 0  # which was told of
+    self._revision = 0  # the last one that was reported to `told`
     super().__init__(*args)
     try:
       self._join(programs, place, options)
@@ -182,14 +193,15 @@ class Run(loop.Run):
   def _join(
     self, programs: Programs, place: Place | None, options: Elastic
   ) -> None:
-    """Becomes a member; waits until there are enough."""
+    """Joins the swarm; waits until it has enough members."""
 
     def say(text: str) -> None:
       self.progress.say(f"swarm     {text}")
 
     mine = shared_by(programs, self.state)
     revision, shared = _read(self.workdir, self.first_step) or (0, mine)
-    # A swarm that goes on may do so with longer training, or newer code.
+    # A resumed swarm may have more steps or newer code, so config and program
+    # are those of this process.
     shared = {**shared, **{key: mine[key] for key in (_CONFIG, _PROGRAM)}}
     swarm = joined(
       lambda: place_in(place, programs, shared, revision, options, say)
@@ -200,7 +212,7 @@ class Run(loop.Run):
     try:
       self.swarm = self.opened.enter_context(swarm)
     except Finished as error:
-      say(f"{error}; there is nothing to do")
+      say(f"{error}; no steps are left")
       raise
     if swarm.state.get(_CONFIG) != mine[_CONFIG]:
       raise ValueError(
@@ -223,7 +235,7 @@ class Run(loop.Run):
     self.opened.callback(self.peer.close)
     self.state, self.first_step = self.peer.state, self.peer.step
     say(
-      f"{swarm.me}, one of {len(swarm.members)}; goes on at round "
+      f"{swarm.me}, one of {len(swarm.members)}; continues at round "
       f"{swarm.revision}, step {self.peer.step}"
     )
 
@@ -233,7 +245,8 @@ class Run(loop.Run):
     except Moved:
       metrics = None
       self.progress.say(
-        f"step {step}: the others went on; goes on at step {self.peer.step}"
+        f"step {step}: the swarm has continued; resumes at step "
+        f"{self.peer.step}"
       )
     except Halted:
       self._fall_back()
@@ -248,13 +261,13 @@ class Run(loop.Run):
     return self.peer.step, metrics
 
   def _fall_back(self) -> None:
-    """Goes back to what is committed, with this worker's optimizer."""
-    with contextlib.suppress(Halted):  # it may have begun another round
+    """Returns to the committed revision, with this worker's optimizer."""
+    with contextlib.suppress(Halted):  # `start` may begin another round
       self.peer.start()
     self.state = self.peer.state
 
   def _land(self) -> None:
-    """Waits for a round that is under way."""
+    """Waits for the round in progress, if there is one."""
     try:
       with contextlib.suppress(Moved):
         self.peer.land()
@@ -265,10 +278,11 @@ class Run(loop.Run):
   def _save(self, last: bool = False) -> None:
     if last or self.peer.step >= self.experiment.train.num_steps:
       self._land()
-    self._due = not self.peer.idle  # if so, it is saved a few steps later
+    # During a round the state is incomplete: it is saved a few steps later.
+    self._due = not self.peer.idle
     if self._due:
       return
-    # First, so that whoever is killed here has no checkpoint without it.
+    # Written first, so that a process killed here has no checkpoint without it.
     if jax.process_index() == 0:
       _write(self.workdir, int(self.state.step), *self.swarm.checkpoint)
     super()._save()
@@ -283,7 +297,7 @@ def _path(workdir: epath.Path, step: int) -> epath.Path:
 def _write(
   workdir: epath.Path, step: int, revision: int, shared: State
 ) -> None:
-  """Keeps what a swarm shares, beside the checkpoint of a step."""
+  """Stores the swarm's shared state for the checkpoint of a step."""
   arrays = {
     f"{_BYTES}{k}" if isinstance(v, bytes) else k:
     np.frombuffer(v, np.uint8) if isinstance(v, bytes) else v
@@ -294,7 +308,7 @@ def _write(
 
 
 def _read(workdir: epath.Path, step: int) -> tuple[int, State] | None:
-  """Reads what `_write` has kept: the revision and what was shared."""
+  """Returns revision and shared state of `_write`; None if there are none."""
   path = _path(workdir, step)
   if not path.exists():
     return None
@@ -311,7 +325,7 @@ def _read(workdir: epath.Path, step: int) -> tuple[int, State] | None:
 
 
 def _forget(workdir: epath.Path, steps: list[int]) -> None:
-  """Deletes what is of checkpoints that are no more."""
+  """Deletes shared states whose checkpoints have been deleted."""
   for path in (workdir / "swarm").glob("*.npz"):
     if int(path.stem) < min(steps, default=0):
       path.unlink()

@@ -1,24 +1,25 @@
-"""A worker among others that come and go, from step to step.
+"""Worker in a swarm with elastic membership: its steps and rounds.
 
-A round (`caatnet.train.elastic.single_process.Event`) makes the next revision
-of what all workers share of the outer loop's state. What makes it is the loop's
-own `begin` or `finish`, run on all contributors at once by `parallel.elastic`;
-of workers that are equal, their mean gradient and the update by it. A
-revision's number says which round comes next, and so at which step a worker is.
-Between two rounds each worker computes by itself how what is shared goes on,
-since that depends on nothing else.
+A round (`caatnet.train.elastic.single_process.Event`) computes the next
+revision of the shared part of the outer loop's state. The computation is the
+loop's `begin` or `finish`, executed on all contributors by `parallel.elastic`;
+for workers that stay equal (averaged gradients) it is the update by the mean
+gradient. The number of a revision determines the next round, and so the step of
+a worker. Between two rounds each worker updates the shared state by itself,
+which is deterministic.
 
-A round at a step's beginning is sent by a thread of its own while the host goes
-on with steps, until one reads what arrives. Its samples were leased before: so
-the steps made meanwhile belong to the same round's samples, and if the worker
-dies in these steps, their samples are not drawn again.
+A round at the beginning of a step runs in a separate thread while the host
+continues with steps, until a step reads the result. Its samples are leased
+before. So the steps in the meantime belong to the same round's samples, and if
+the worker dies in these steps, their samples are not drawn again.
 
-What is a worker's own is kept apart, and taken over once the round counts. A
-worker that comes, or whose part was not counted, starts from what is shared:
-from the common parameters, without what it had left unsaid. One that comes has
-a new inner optimizer at the run's place in the schedule, whose moments are zero
-and corrected for that. A part that is late counts in a later round: it is moved
-by as much as the common parameters have moved since.
+Private state of a worker is kept separately, and updated once its contribution
+has been counted. A worker that joins, or whose contribution was not counted,
+starts from the shared state: from the common parameters, without the update
+that it has not sent. A joining worker has a new inner optimizer at the run's
+schedule step, with zero moments and matching bias correction. A late
+contribution counts in a later round: it is shifted by the change of the common
+parameters since its round.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +38,7 @@ from parallel.elastic.membership.leases import Spans
 
 
 class Swarm(Protocol):
-  """What a worker needs of `parallel.elastic.swarm.Swarm`."""
+  """Interface of `parallel.elastic.swarm.Swarm` that a worker uses."""
 
   revision: int
   state: Mapping[str, Any]
@@ -45,17 +46,17 @@ class Swarm(Protocol):
   counted: bool
 
   def give(self, part: Any, combine: Any, weight: float = 1.0) -> Any:
-    """Gives a part to a round; returns when the next one is asked for."""
+    """Contributes a part to a round; returns when the next one is requested."""
     ...
 
 
 class Part(NamedTuple):
-  """What a worker gives to a round.
+  """Contribution of a worker to a round.
 
   Attributes:
-    round: Its number.
-    args: What the round's hook is given: "params", "outer" and perhaps
-      "updates".
+    round: The number of the round.
+    args: Arguments of the round's hook: "params", "outer" and, depending on the
+      hook, "updates" or gradients.
   """
 
   round: int
@@ -63,16 +64,16 @@ class Part(NamedTuple):
 
 
 class Moved(Exception):
-  """The worker has come to another step than the one after its last."""
+  """The worker has been moved to a step that does not follow its last one."""
 
 
 class Peer:
-  """A worker; one thread calls its methods.
+  """Worker of a swarm; all methods are called from one thread.
 
   Attributes:
-    state: The training state, of this worker.
+    state: The training state of this worker.
     step: The number of the next step.
-    idle: Whether nothing is under way, so that the state is whole.
+    idle: Whether no round is in progress, so that the state is complete.
   """
 
   def __init__(
@@ -80,24 +81,24 @@ class Peer:
     read: Callable[[list[int]], Any], *, kept: bool = False,
     order: str = "direct",
   ) -> None:
-    """Takes a place in a swarm.
+    """Creates the worker of a swarm's member.
 
     Args:
       programs: The experiment's programs.
-      swarm: Where the worker is a member.
-      state: A first state; it is donated.
-      read: Reads the examples of some numbers, laid out as a batch.
-      kept: Whether the state is one of the swarm's present revision, as a
-        checkpoint has it; if not, the worker starts from what is shared.
-      order: In which order floats are added: "direct" or "ring".
+      swarm: The swarm, of which the worker is a member.
+      state: An initial or restored state; it is donated.
+      read: Reads examples by index as a batch on devices.
+      kept: Whether ``state`` is a checkpoint at the swarm's current revision;
+        if not, the worker starts from the shared state.
+      order: Order of floating-point sums: "direct" or "ring".
     """
     self._programs, self._swarm, self._read = programs, swarm, read
     self._order = order
     self._thread = ThreadPoolExecutor(1, "round")
     self._flight: Future[Any] | None = None
     self._outcome: tuple[int, Any] = (-1, None)
-    self._next = 0  # the round that is not given yet
-    self._steps = 0  # since it has started from what is shared
+    self._next = 0  # the first round without a contribution of this worker
+    self._steps = 0  # made since the worker started from the shared state
     self._numbers: Iterator[int] = iter(())
     self.state, self.step = state, int(state.step)
     self._told = jax.tree.map(jnp.copy, state.outer.get("workers", {}))
@@ -105,7 +106,7 @@ class Peer:
       self._next, self._steps = swarm.revision, self.step
       self._lease()
       return
-    with contextlib.suppress(Moved):  # it may have given a part already
+    with contextlib.suppress(Moved):  # `start` may contribute to a round
       self.start()
 
   @property
@@ -116,9 +117,9 @@ class Peer:
     """Makes a step; returns its metrics ``[1]``.
 
     Raises:
-      Moved: The worker's part was not counted, or in a later round: it is at
-        another step now, and has made none.
-      Halted: There is no coordinator any more.
+      Moved: If the worker's contribution was not counted, or was counted in a
+        later round. The worker is then at another step and has made none.
+      Halted: If the coordinator has ended.
     """
     programs, step = self._programs, self.step
     plan = programs.experiment.outer.plan(step)
@@ -160,7 +161,7 @@ class Peer:
     return {"loss": found["loss"]} | found["norms"] | self._ended()
 
   def _advance_equally(self, batch: Any) -> Any:
-    """Makes a step by all workers' gradients, as `advance` says."""
+    """Makes a step with the mean of all workers' gradients; see `advance`."""
     self._steps += 1
     found = self._programs.gradients(self.state.params, batch)
     self._launch(found | {"opt_state": self.state.opt_state})
@@ -169,10 +170,10 @@ class Peer:
     return {"loss": found["loss"]} | found["norms"] | self._ended()
 
   def land(self) -> None:
-    """Waits for what is under way, and takes over what has come of it.
+    """Waits for the round in progress, and applies its result.
 
     Raises:
-      Moved: As `advance` says.
+      Moved: See `advance`.
     """
     if self._flight is None:
       return
@@ -186,7 +187,9 @@ class Peer:
     if number == self._next - 1:
       self._lease()
       return
-    if "params" not in found:  # it was late, and has trained meanwhile
+    # The contribution was late. Parameters after "begin" include later steps,
+    # so they are shifted like the contribution.
+    if "params" not in found:
       params = jax.tree.map(jnp.add, self.state.params, found["moved"])
       self._take({"params": params})
     self._go_on(number)
@@ -196,25 +199,27 @@ class Peer:
     """Ends the thread."""
     self._thread.shutdown(wait=False)
 
-  # Where the worker is.
+  # Position of the worker.
 
   def _is_next(self, step: int, hook: str) -> bool:
+    """Returns whether the next round is at a hook of a step."""
     return self._programs.event(self._next)[:2] == (step, hook)
 
   def _lease(self) -> None:
-    """Goes on to the samples of the next part."""
+    """Continues with the samples that are leased for the next contribution."""
     self._numbers = (
       number for start, stop in self._swarm.samples
       for number in range(start, stop)
     )
 
   def _take(self, found: Mapping[str, Any]) -> None:
+    """Replaces fields of the training state."""
     self.state = self.state._replace(
       **{k: v for k, v in found.items() if k in TrainState._fields}
     )
 
   def _ended(self) -> Any:
-    """Ends a step; returns what the outer loop tells of the worker."""
+    """Ends a step; returns the outer loop's metrics of the worker."""
     state = self.state
     opt_state, told = self._programs.end(
       state.params, state.opt_state, state.outer, self._told
@@ -228,9 +233,9 @@ class Peer:
     return told
 
   def start(self) -> None:
-    """Starts from what is shared, as a worker that comes.
+    """Starts from the shared state, like a worker that joins.
 
-    An inner optimizer that has made steps is kept, unless all share one.
+    An inner optimizer that has made steps is kept, unless it is shared.
     """
     experiment, swarm = self._programs.experiment, self._swarm
     fresh = experiment.init_state()
@@ -242,11 +247,11 @@ class Peer:
     self._go_on(swarm.revision - 1, newcomer=True)
 
   def _go_on(self, number: int, newcomer: bool = False) -> None:
-    """Goes on after a round, at the step where its samples end.
+    """Continues after a round, at the step where its samples end.
 
     Args:
       number: The round's number; -1 for none.
-      newcomer: Whether the worker takes the common parameters.
+      newcomer: Whether the worker starts from the common parameters.
     """
     self._next = number + 1
     self.step = self._programs.start(self._next)
@@ -258,7 +263,8 @@ class Peer:
       self.state = self.state._replace(outer=outer, params=params)
     if newcomer:
       self._steps = 0
-      # Equal workers have taken what all share, and the loop has no other.
+      # For equal workers `_take` has replaced the parameters, and the outer
+      # state has no "params".
       if (common := self.state.outer.get("params")) is not None:
         self._take({"params": jax.tree.map(
           lambda x, y: jax.device_put(x[None], y.sharding), common,
@@ -273,7 +279,9 @@ class Peer:
     )
     self._lease()
     following = self._programs.event(self._next)
-    if following.step < self.step:  # it ends a step that has begun for others
+    # The next round is at the end of a step that other workers have begun. This
+    # worker contributes no update to it.
+    if following.step < self.step:
       self._launch({"updates": _zeros(self.state.params)})
       self.land()
 
@@ -284,7 +292,7 @@ class Peer:
     plan = self._programs.experiment.outer.plan
     for step in range(event.step + (event.hook != "begin"), until):
       if "finish" in self._programs.speaks(plan(step)):
-        break  # there is the next round
+        break  # the next round is here
       found = self._programs.hook(
         "finish", plan(step), ALONE, params=params, updates=_zeros(params),
         outer=outer,
@@ -295,31 +303,32 @@ class Peer:
   # Rounds.
 
   def _launch(self, more: dict[str, Any]) -> None:
-    """Gives the next round what the worker has now."""
-    # The steps that follow donate their arguments.
+    """Contributes the current state to the next round."""
+    # Copied, since the following steps donate their arguments.
     args = {"params": self.state.params, "outer": self.state.outer} | more
     part = Part(self._next, jax.tree.map(jnp.copy, args))
     self._next += 1
     self._flight = self._thread.submit(
       self._swarm.give, part, self._combine, self._weight()
     )
-    if jax.process_count() > 1:  # all run the same programs in the same order
+    # Processes of one worker must run the same programs in the same order.
+    if jax.process_count() > 1:
       wait([self._flight])
 
   def _weight(self) -> float:
-    """Returns what a part weighs: the examples that are in it.
+    """Returns the weight of a contribution: its number of examples.
 
-    They are those of a round's steps. A newcomer may have made fewer since what
-    is exchanged was the same on all, and none if it only ends a step.
+    These are the examples of a round's steps. A new worker may have made fewer
+    steps since it started from the shared state, or none.
     """
     experiment = self._programs.experiment
-    every = getattr(experiment.outer, "every", 1)  # else in each step
+    every = getattr(experiment.outer, "sync_every", 1)  # steps between rounds
     return float(min(self._steps, every) * experiment.data.batch_size)
 
   def _combine(
     self, exchange: Any, shared: Mapping[str, Any], part: Part
   ) -> dict[str, Any]:
-    """Makes the next revision, as `parallel.elastic.exchange.Combine` says."""
+    """Computes the next revision; see `parallel.elastic.exchange.Combine`."""
     number = exchange.round
     event, args = self._programs.event(number), part.args
     late: dict[str, Any] = {}
@@ -339,10 +348,10 @@ class Peer:
   def _later(
     self, number: int, shared: Mapping[str, Any], part: Part
   ) -> dict[str, Any]:
-    """Returns what is given to a later round than that of the part."""
+    """Returns a late contribution's arguments for round ``number``."""
     args, events = part.args, self._programs.event
     state = self._programs.with_shared(args["outer"], shared)
-    if "grads" in args:  # an older gradient, for what all have now
+    if "grads" in args:  # a stale gradient, applied to the current parameters
       return args | state
     params = args["params"]
     if "updates" in args:
@@ -357,7 +366,8 @@ class Peer:
     )
     if now.hook == "begin":
       return {"params": params, "outer": outer}
-    # As if it had trained from the common parameters: loops may read either.
+    # Expressed as parameters and updates relative to the common parameters,
+    # since `finish` of an outer loop may read either.
     common = jax.tree.map(
       lambda x, y: jax.device_put(y[None], x.sharding), params,
       outer["params"],
@@ -366,11 +376,12 @@ class Peer:
     return {"params": common, "outer": outer, "updates": updates}
 
 
-PREFIX = "elastic/"  # of what is shared beside the outer loop's state
+# Prefix of names in the shared state that are not the outer loop's.
+PREFIX = "elastic/"
 
 
 class _Ordered:
-  """An exchange with an order of sums."""
+  """Exchange with a fixed order of floating-point sums."""
 
   def __init__(self, exchange: Any, order: str) -> None:
     self._exchange, self._order = exchange, order
@@ -382,6 +393,7 @@ class _Ordered:
 
 
 def _ours(shared: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the outer loop's part of the shared state."""
   return {k: v for k, v in shared.items() if not k.startswith(PREFIX)}
 
 
@@ -390,7 +402,7 @@ def _zeros(tree: Any) -> Any:
 
 
 def _at(opt_state: Any, step: int) -> Any:
-  """Returns an inner optimizer's state, at a step's place in the schedule."""
+  """Returns an inner optimizer's state with the schedule at a given step."""
 
   def is_schedule(x: Any) -> bool:
     return isinstance(x, optax.ScaleByScheduleState)

@@ -1,17 +1,28 @@
-"""The coordinator: who is a member, and which rounds are committed.
+"""State machine of the coordinator: membership and commits.
 
-It holds no tensors and decides alone, so peers that are cut off from it cannot
-go on by themselves. There is one of it. Whatever must outlive it is in its
-journal before a peer hears of it: the number and members of each epoch that it
-proposes, and each round that it commits. Started again, it waits for the
-members of its last epoch to come back, and forms a new one of those who do.
-What was voted on and is not in the journal was not committed.
+A swarm has one coordinator. It holds no tensors and is the only process that
+decides, so peers that are disconnected from it cannot continue. Each decision
+is in its journal before a peer is notified of it: the number and members of
+each proposed epoch, and each committed round. A restarted coordinator waits for
+the members of its last epoch to reconnect, and forms a new epoch from those
+that do. A round that was voted on but is not in the journal is not committed.
 
-Everything is in `step`, a function without clock, socket or disk.
+The protocol is the pure function `step`, without clock, socket or disk.
 
 Source: the states of PCCL (arXiv 2505.14065), reduced. A failed attempt always
-makes a new epoch (as torchft does since its pull request 183), so that no
-message of one attempt can be taken for another's.
+starts a new epoch (as in torchft since its pull request 183), so that messages
+of different attempts cannot be confused.
+
+Example:
+  >>> from parallel.elastic.membership import coordinator, messages as m
+  >>> rules = coordinator.Rules(least=1)
+  >>> state, _ = coordinator.started(m.Record())
+  >>> hello = m.Hello(epoch=0, revision=0, digest="", voted=None)
+  >>> state, effects = coordinator.step(state, "a", hello, rules)
+  >>> [type(effect).__name__ for effect in effects]
+  ['Watch', 'Record', 'Send']
+  >>> state.record.members, state.phase.name
+  (('a',), 'FORMING')
 """
 
 from collections import Counter
@@ -26,11 +37,11 @@ Effects = list[Any]
 
 
 class Phase(enum.IntEnum):
-  """What the coordinator waits for.
+  """Phase of the coordinator.
 
-  ASSEMBLING: for peers, at the beginning or after it was started again.
-  FORMING: for the members of an epoch to be prepared. OPEN: for their parts of
-  the next round. RUNNING: for votes.
+  ASSEMBLING: waits for peers, at the start of a run or after a restart.
+  FORMING: waits for the members of an epoch to be prepared. OPEN: waits for
+  contributions to the next round. RUNNING: waits for votes.
   """
 
   ASSEMBLING = 0
@@ -40,12 +51,12 @@ class Phase(enum.IntEnum):
 
 
 class Rules(NamedTuple):
-  """What is fixed for a run.
+  """Constants of a run.
 
   Attributes:
-    least: Peers with which the first epoch begins.
-    quorum: Parts with which a round begins after the grace time; 0 for those
-      of all members.
+    least: Number of peers that the first epoch requires.
+    quorum: Number of contributions with which a round starts after the grace
+      time; 0 requires the contributions of all members.
   """
 
   least: int = 1
@@ -53,19 +64,21 @@ class Rules(NamedTuple):
 
 
 class Coordinator(NamedTuple):
-  """The coordinator's state.
+  """State of the coordinator.
 
   Attributes:
-    record: What is in the journal.
-    phase: What it waits for.
-    pending: Peers that are to be admitted, with their `Hello`.
-    said: Members who are prepared (FORMING) or have their part (OPEN).
-    contributors: Of the round that runs, in the order of their ranks.
-    votes: Digests by contributor.
-    holders: Members that have the newest revision.
-    late: Whether the time in which others are waited for is over.
-    wrong: Whose votes on the next round were not those of most: they would vote
-      so again, and are admitted once it is committed without them.
+    record: Durable state, as in the journal.
+    phase: Phase of the protocol.
+    pending: Peers waiting for admission, with their `Hello`; sorted by id.
+    said: Members that are prepared (FORMING) or have their contribution (OPEN).
+    contributors: Contributors of the running round, in the order of their
+      ranks.
+    votes: (contributor, digest) pairs received so far.
+    holders: Members that hold the newest revision.
+    late: Whether the time limit for waiting (grace or recovery) has expired.
+    wrong: Peers whose vote on the next round differed from the majority. They
+      would vote the same again, so they are admitted only after the round is
+      committed without them.
   """
 
   record: Record = Record()
@@ -80,7 +93,11 @@ class Coordinator(NamedTuple):
 
 
 def started(record: Record) -> tuple[Coordinator, Effects]:
-  """Returns a coordinator with a journal, and what it does first."""
+  """Returns (state, effects) of a coordinator that starts from a journal.
+
+  Args:
+    record: Last record of the journal; the default record for a new run.
+  """
   effects: Effects = [m.Arm(m.Recovered())] if record.members else []
   return Coordinator(record), effects
 
@@ -88,31 +105,34 @@ def started(record: Record) -> tuple[Coordinator, Effects]:
 def step(
   state: Coordinator, sender: Id | None, message: Any, rules: Rules
 ) -> tuple[Coordinator, Effects]:
-  """Takes one message.
+  """Processes one message.
 
   Args:
-    state: The state before.
-    sender: The peer that sent it; None for the host.
+    state: State before the message.
+    sender: Peer that sent the message; None for the host.
     message: Any message to a coordinator.
-    rules: What is fixed for the run.
+    rules: Constants of the run.
 
   Returns:
-    The state after, and what the host is to do, in this order.
+    (new state, effects). The host executes the effects in this order.
   """
   record = state.record
   if isinstance(message, m.Silent):
     return _lost(state, message.peer, rules)
   if isinstance(message, m.Leave):
     return _lost(state, sender, rules)
+  # No longer wait for all former members.
   if isinstance(message, m.Recovered):
     return _assemble(state._replace(late=True), rules)
   if isinstance(message, m.Grace):
+    # A timer of an earlier round is stale.
     now = state.phase is Phase.OPEN and message == (
       record.epoch, record.revision
     )
     return _begin(state._replace(late=True), rules) if now else (state, [])
   if isinstance(message, m.Hello):
     return _hello(state, sender, message, rules)
+  # Messages of former members and of earlier epochs are stale.
   if (
     sender not in record.members or message.epoch != record.epoch
     or state.phase is Phase.ASSEMBLING
@@ -123,9 +143,11 @@ def step(
   if isinstance(message, m.Unreachable):
     if state.phase is not Phase.FORMING:
       return state, []
-    # Nobody knows whose fault it is: the younger one of a pair goes.
+    # It is unknown which end of the connection is at fault: the coordinator
+    # drops the youngest of the peers involved.
     pair = {sender, *message.peers} & {*record.members}
     return _lost(state, max(pair), rules)
+  # Round r starts from revision r, so this message belongs to another round.
   if message.round != record.revision:
     return state, []
   if isinstance(message, m.Ready):
@@ -137,7 +159,7 @@ def step(
 def _hello(
   state: Coordinator, sender: Id, hello: m.Hello, rules: Rules
 ) -> tuple[Coordinator, Effects]:
-  """Admits a peer later, or tells a member again what it may have missed."""
+  """Queues a peer for admission, or resends what a member may have missed."""
   record = state.record
   if sender in record.members and state.phase is not Phase.ASSEMBLING:
     if state.phase is Phase.FORMING:
@@ -147,6 +169,7 @@ def _hello(
       effects.append(Send(sender, _start(state)))
     return state, effects
   others = [entry for entry in state.pending if entry[0] != sender]
+  # A repeated Hello replaces the former one.
   state = state._replace(pending=tuple(sorted([*others, (sender, hello)])))
   state, effects = _assemble(state, rules)
   return state, [m.Watch(sender), *effects]
@@ -155,7 +178,7 @@ def _hello(
 def _assemble(
   state: Coordinator, rules: Rules
 ) -> tuple[Coordinator, Effects]:
-  """Forms an epoch of those who are there, once enough are."""
+  """Forms an epoch from the connected peers, once there are enough."""
   if state.phase is not Phase.ASSEMBLING:
     return state, []
   record, there = state.record, {peer for peer, _ in state.pending}
@@ -171,12 +194,15 @@ def _assemble(
       record=record._replace(revision=revision, digest=digest)
     )
   elif not any(_holds(hello, record) for _, hello in state.pending):
-    return state, []  # until somebody comes who has the newest revision
+    return state, []  # wait for a peer that holds the newest revision
   return _form(state._replace(holders=frozenset()), there)
 
 
 def _elected(hellos: Iterable[m.Hello]) -> tuple[int, Digest]:
-  """Returns the newest revision, and what most have there; ties: the least."""
+  """Returns the newest revision and its most frequent digest.
+
+  Ties are resolved in favor of the smallest digest.
+  """
   votes = Counter((hello.revision, hello.digest) for hello in hellos)
   newest = max(revision for revision, _ in votes)
   most = max(n for (revision, _), n in votes.items() if revision == newest)
@@ -184,7 +210,11 @@ def _elected(hellos: Iterable[m.Hello]) -> tuple[int, Digest]:
 
 
 def _holds(hello: m.Hello, record: Record) -> bool:
-  """Returns whether a peer has the newest revision, or its result."""
+  """Returns whether a peer holds the newest revision.
+
+  A peer whose vote made that revision holds its result, and applies it when it
+  receives the outcome.
+  """
   return (hello.revision, hello.digest) == (
     record.revision, record.digest
   ) or hello.voted == m.Vote(
@@ -195,9 +225,10 @@ def _holds(hello: m.Hello, record: Record) -> bool:
 def _form(
   state: Coordinator, members: Iterable[Id]
 ) -> tuple[Coordinator, Effects]:
-  """Proposes an epoch; what ran in the last one ends without a commit."""
+  """Proposes an epoch; a round running in the last one is not committed."""
   record, before = state.record, state.record.members
   record = record._replace(epoch=record.epoch + 1, members=(*sorted(members),))
+  # Peers that hold the newest revision can serve it to the others.
   came = {peer for peer, hello in state.pending if _holds(hello, record)}
   state = Coordinator(
     record, Phase.FORMING,
@@ -205,7 +236,7 @@ def _form(
     holders=(state.holders | came).intersection(record.members),
     wrong=state.wrong,
   )
-  if not state.holders:  # they come again, and wait for one
+  if not state.holders:  # close all; peers reconnect and wait for a holder
     state = Coordinator(state.record, pending=state.pending, late=True)
     return state, [record, *(m.Close(peer) for peer in before)]
   prepare = _prepare(state)
@@ -233,6 +264,7 @@ def _start(state: Coordinator) -> m.Start:
 
 
 def _prepared(state: Coordinator, sender: Id) -> tuple[Coordinator, Effects]:
+  """Opens the first round of an epoch once all members are prepared."""
   if state.phase is not Phase.FORMING:
     return state, []
   state = state._replace(
@@ -244,7 +276,7 @@ def _prepared(state: Coordinator, sender: Id) -> tuple[Coordinator, Effects]:
 
 
 def _open(state: Coordinator) -> tuple[Coordinator, Effects]:
-  """Asks all members for their parts of the next round."""
+  """Requests contributions to the next round from all members."""
   state = state._replace(
     phase=Phase.OPEN, said=frozenset(), contributors=(), votes=(), late=False
   )
@@ -264,16 +296,21 @@ def _ready(
 
 
 def _begin(state: Coordinator, rules: Rules) -> tuple[Coordinator, Effects]:
-  """Begins a round, or admits others first, once enough parts are there."""
+  """Starts a round once enough members are ready; admits pending peers first.
+
+  A round starts when all members are ready, or when at least `Rules.quorum`
+  members are and the grace time is over.
+  """
   record = state.record
   missing = len(record.members) - len(state.said)
   few = not rules.quorum or len(state.said) < rules.quorum
   if missing and (few or not state.late):
+    # The grace timer starts once: when the quorum is reached exactly.
     waits = not few and len(state.said) == rules.quorum
     grace = m.Grace(record.epoch, record.revision)
     return state, [m.Arm(grace)] if waits else []
   came = {peer for peer, _ in state.pending} - state.wrong
-  if came:
+  if came:  # members keep their contributions for the first round of the epoch
     return _form(state, {*record.members, *came})
   contributors = tuple(p for p in record.members if p in state.said)
   state = state._replace(phase=Phase.RUNNING, contributors=contributors)
@@ -283,24 +320,28 @@ def _begin(state: Coordinator, rules: Rules) -> tuple[Coordinator, Effects]:
 def _vote(
   state: Coordinator, sender: Id, digest: Digest | None, rules: Rules
 ) -> tuple[Coordinator, Effects]:
+  """Records a vote; commits the round if all contributors agree."""
   if state.phase is not Phase.RUNNING or sender not in state.contributors:
     return state, []
   record = state.record
-  if digest is None:
+  if digest is None:  # one failure ends the attempt; retry in a new epoch
     return _form(state, record.members)
+  # A repeated vote of a contributor replaces its former one.
   votes = {**dict(state.votes), sender: digest}
   state = state._replace(votes=tuple(sorted(votes.items())))
   if len(votes) < len(state.contributors):
     return state, []
+  # All contributors must have computed the same bits.
   counts = Counter(votes.values())
   most = max(counts.values())
   chosen = min(digest for digest, count in counts.items() if count == most)
-  if len(counts) > 1:  # what most have is right; ties: the least one
+  if len(counts) > 1:  # drop the minority; ties: the smallest digest wins
     wrong = {peer for peer, digest in votes.items() if digest != chosen}
     return _without(
       state._replace(wrong=state.wrong | wrong), wrong, rules
     )
   record = record._replace(
+    # The commit: the record is written before any peer receives `Go`.
     revision=record.revision + 1, committed=record.epoch, digest=chosen
   )
   state, effects = _open(
@@ -314,9 +355,10 @@ def _vote(
 def _lost(
   state: Coordinator, peer: Id, rules: Rules
 ) -> tuple[Coordinator, Effects]:
-  """Goes on without a peer, which may be alive."""
+  """Removes a peer, which may be alive, and continues without it."""
   pending = tuple(entry for entry in state.pending if entry[0] != peer)
   state = state._replace(pending=pending)
+  # Not a member: its removal does not change the epoch.
   if peer not in state.record.members or state.phase is Phase.ASSEMBLING:
     return state, [m.Close(peer)]
   return _without(state, {peer}, rules)
@@ -325,10 +367,11 @@ def _lost(
 def _without(
   state: Coordinator, peers: set[Id], rules: Rules
 ) -> tuple[Coordinator, Effects]:
+  """Forms an epoch of the remaining members, and closes removed peers."""
   rest = [peer for peer in state.record.members if peer not in peers]
   if rest:
     state, effects = _form(state, rest)
-  else:  # whoever comes next and has the newest revision may go on
+  else:  # continue with any peers that hold the newest revision
     state, effects = _assemble(
       Coordinator(state.record, pending=state.pending, late=True), rules
     )

@@ -1,11 +1,12 @@
-"""Getting shared state from those who have it, and giving it to others.
+"""Transfer of the shared state: a server at each holder and a parallel fetch.
 
-Whoever asks dials each holder (`Purpose.STATE`). A request is either for the
-manifest of a digest, or for a chunk of it; the answer is that, or GONE when the
-holder has another revision by now. A thread per holder takes chunks from one
-list, so a slow holder sends fewer, and keeps some requests under way. A holder
-that is silent, dies, or sends what has another hash is dropped, and its chunks
-are asked of the others. Nothing is returned unless all of it was verified.
+The fetching peer dials each holder (`Purpose.STATE`). A request names a digest
+and asks for its manifest or for one chunk; the response is the requested data,
+or GONE if the holder has moved to another revision. One thread per holder takes
+chunks from a common queue and keeps `_DEPTH` requests in flight, so a slow
+holder serves fewer chunks. A holder that times out, disconnects or sends data
+with a wrong hash is dropped, and its chunks return to the queue. A fetch
+returns only data that has been verified completely.
 """
 
 import collections
@@ -34,18 +35,20 @@ from parallel.elastic.transport.handshake import (
 from parallel.elastic.transport.listener import Listener, Offer
 
 LOG = logging.getLogger(__name__)
-_ASK = struct.Struct("!BH")  # 0: the manifest, 1: a chunk; bytes of a name
+# A request: 0 for the manifest or 1 for a chunk, length of the array's name;
+# then the name and the digest.
+_ASK = struct.Struct("!BH")
 _MANIFEST, _CHUNK = 0, 1
-_DEPTH = 4  # requests under way to a holder
-_MOST_BYTES = 1 << 40  # of a state
+_DEPTH = 4  # requests in flight per holder: hides a round trip per chunk
+_MOST_BYTES = 1 << 40  # largest accepted state
 _NOTHING: tuple[State, states.Manifest] = {}, {}
 
 
 class Unavailable(ConnectionError):
-  """No holder is left that gives the revision.
+  """All holders of the revision were dropped.
 
   Attributes:
-    peers: Holders that were dropped, with what was seen.
+    peers: Dropped holders and, for each, the error that was observed.
   """
 
   def __init__(self, peers: Mapping[Id, str]) -> None:
@@ -57,26 +60,38 @@ class Unavailable(ConnectionError):
 
 
 class Server:
-  """Gives a peer's state to others.
+  """Server of a peer's state.
 
-  What is published is read while others ask for it: its arrays must not be
-  written before `publish` has been called with others.
+  Requests read the published arrays without a copy, so the arrays must not be
+  modified until `publish` has replaced them.
+
+  Attributes:
+    sent_bytes: Bytes of chunks sent so far.
   """
 
   def __init__(self, limit: int = 16, silence_s: float = 30.0) -> None:
-    """Makes a server that has nothing yet.
+    """Creates a server without a state.
 
     Args:
-      limit: Connections that are served at once.
-      silence_s: Seconds without a request that end a connection.
+      limit: Number of connections served concurrently.
+      silence_s: Seconds without a request after which a connection is closed.
     """
     self._slots = threading.BoundedSemaphore(limit)
     self._silence_s = silence_s
+    # (state, manifest, encoded manifest, digest).
     self._held: tuple[State, states.Manifest, bytes, str] = ({}, {}, b"", "")
     self.sent_bytes = 0
 
   def publish(self, state: State, entries: states.Manifest) -> Digest:
-    """Gives this state from now on; returns its digest."""
+    """Replaces the served state; returns its digest.
+
+    Args:
+      state: name -> array or bytes.
+      entries: Manifest of the state.
+
+    Raises:
+      ValueError: The encoded manifest exceeds the limit of a frame.
+    """
     data = states.encode(entries)
     if len(data) > frames.LIMITS[Kind.MANIFEST]:
       raise ValueError(f"a manifest of {len(data):,} bytes is too long")
@@ -85,29 +100,40 @@ class Server:
     return name
 
   def offer(self, listener: Listener, epoch: int, peers: Any) -> None:
-    """Takes requests of an epoch's members."""
+    """Accepts requests from the members of an epoch.
+
+    Args:
+      listener: Listener of the peer.
+      epoch: Number of the epoch.
+      peers: Ids of the members.
+    """
+    # Replaces the offer of the former epoch.
     listener.serve(
       Purpose.STATE, Offer(epoch, frozenset(peers), self._serve)
     )
 
   def _serve(self, sock: socket.socket, request: Request) -> None:
-    """Answers one connection's requests."""
+    """Serves the requests of one connection."""
     del request
+    # At the limit, the fetching peer drops this holder and uses others.
     if not self._slots.acquire(blocking=False):
       frames.send(sock, Header(Kind.GONE))
       return
     try:
       sock.settimeout(self._silence_s)
       while True:
+        # Ends with an error when the peer disconnects or the timeout expires.
         header, payload = frames.read(sock, (Kind.ASK,))
         self._answer(sock, header, bytes(payload))
     finally:
       self._slots.release()
 
   def _answer(self, sock: socket.socket, ask: Header, payload: bytes) -> None:
+    # One read of the tuple: `publish` replaces it in another thread.
     held, entries, data, digest = self._held
     if len(payload) < _ASK.size:
       raise FrameError("a request is too short")
+    # Untrusted: kind of request, length of the name.
     what, length = _ASK.unpack_from(payload)
     name = payload[_ASK.size : _ASK.size + length].decode(errors="replace")
     wanted = payload[_ASK.size + length :].hex()
@@ -116,20 +142,21 @@ class Server:
     elif what == _MANIFEST:
       frames.send(sock, Header(Kind.MANIFEST, tag=ask.tag), data)
     elif name in entries and ask.slot < entries[name].num_chunks:
+      # The slot of a request is the number of the chunk.
       start, stop, _ = entries[name].chunk(ask.slot)
       chunk = states.buffer(held[name])[start:stop]
       self.sent_bytes += len(chunk)
       frames.send(sock, Header(Kind.CHUNK, tag=ask.tag, slot=ask.slot), chunk)
     else:
-      raise FrameError("a request for a chunk that is not there")
+      raise FrameError("a request for a chunk that does not exist")
 
 
 class Fetch:
-  """A state that is being fetched; `result` does it.
+  """Download of a state from several holders; `result` executes it.
 
   Attributes:
-    dropped: Holders that are asked no more, with what was seen.
-    received_bytes: Bytes of chunks that have arrived.
+    dropped: Dropped holders and, for each, the error that was observed.
+    received_bytes: Bytes of verified chunks received so far.
   """
 
   def __init__(
@@ -137,45 +164,50 @@ class Fetch:
     security: Security, *,
     have: tuple[State, states.Manifest] = _NOTHING, limit_s: float = 10.0,
   ) -> None:
-    """Says what is to be fetched.
+    """Prepares a download.
 
     Args:
-      me: This peer.
-      epoch: The epoch that it and the holders are in.
-      digest: Of the state.
-      holders: Who has it, and where they listen.
-      security: What connections are protected by.
-      have: State of this peer and its manifest. Its chunks are used where
-        they are alike; their hashes are made again, since memory may have gone
-        bad, or have been got only in part (`partial`).
-      limit_s: Seconds in which a holder must answer a request.
+      me: Id of this peer.
+      epoch: Epoch of this peer and the holders.
+      digest: Digest of the state.
+      holders: id -> address of each holder.
+      security: Token and TLS settings of connections.
+      have: Local state and its manifest. Chunks with equal hashes are copied
+        instead of downloaded. Their hashes are computed again, since local
+        memory may be corrupt, or incomplete (`partial` of another fetch).
+      limit_s: Seconds within which a holder must respond to a request.
     """
     self._digest, self._holders = digest, dict(holders)
     self._me, self._epoch, self._security = me, epoch, security
     (self._have, self._ours), self._limit_s = have, limit_s
     self._scope = Scope()
+    # Guards the queue, the counters and `dropped`.
     self._lock = threading.Condition()
     self._entries: dict[str, Entry] | None = None
+    # Queue of (array, chunk) pairs that are not requested yet.
     self._missing: collections.deque[tuple[str, int]] = collections.deque()
-    self._left = 0  # chunks that are not verified yet
-    self._views: dict[str, memoryview] = {}
+    self._left = 0  # unverified chunks: queued or requested
+    self._views: dict[str, memoryview] = {}  # bytes of the arrays
     self.dropped: dict[Id, str] = {}
     self.received_bytes = 0
 
   def cancel(self) -> None:
-    """Ends it from another thread; `result` raises `Cancelled`."""
+    """Ends the download from another thread; `result` raises `Cancelled`."""
     self._scope.close()
     with self._lock:
       self._lock.notify_all()
 
   @property
   def partial(self) -> tuple[State, states.Manifest] | None:
-    """What another fetch may begin with; None if nothing has come yet."""
+    """(arrays, manifest) received so far, as `have` of another fetch.
+
+    None before the manifest has been received.
+    """
     with self._lock:
       return None if self._entries is None else (self._arrays, self._entries)
 
   def result(self) -> tuple[dict[str, Any], dict[str, Entry]]:
-    """Fetches what differs; returns the state and its manifest.
+    """Downloads the differing chunks; returns (state, manifest).
 
     Raises:
       Unavailable: All holders were dropped.
@@ -189,19 +221,22 @@ class Fetch:
       thread.start()
     for thread in threads:
       thread.join()
+    # All threads have ended without a complete state.
     if self._entries is None or self._left:
       if self._scope.closed.is_set():
         raise Cancelled("the fetch was cancelled")
       raise Unavailable(self.dropped)
     self._scope.close()
     return {
+      # Bytes values were received into arrays of uint8.
       name: self._arrays[name].tobytes() if entry.dtype == "bytes"
       else self._arrays[name]
       for name, entry in self._entries.items()
     }, self._entries
 
   def _ask_holder(self, peer: Id, address: Address) -> None:
-    """Asks one holder until all is there, or it is dropped."""
+    """Requests chunks from one holder until all are verified or it fails."""
+    # Requests in flight to this holder, in the order of their responses.
     asked: collections.deque[tuple[str, int]] = collections.deque()
     try:
       request = Request(Purpose.STATE, 0, self._epoch, self._me, peer)
@@ -209,6 +244,7 @@ class Fetch:
       sock.settimeout(self._limit_s)
       self._learn(sock)
       while self._next(asked):
+        # Fill the pipeline before waiting for a response.
         while len(asked) < _DEPTH and self._more(sock, asked):
           pass
         self._take(sock, asked)
@@ -216,8 +252,9 @@ class Fetch:
       with self._lock:
         self.dropped[peer] = str(error) or type(error).__name__
       if isinstance(error, FrameError):
-        LOG.warning("the state of %s is not taken: %s", peer, error)
+        LOG.warning("the state of %s is rejected: %s", peer, error)
     finally:
+      # Unanswered requests return to the queue of the other holders.
       with self._lock:
         self._missing.extend(asked)
         self._lock.notify_all()
@@ -225,24 +262,27 @@ class Fetch:
   def _request(self, sock: socket.socket, what: int, name: str,
                index: int) -> None:
     raw = name.encode()
+    # The digest lets a holder with another revision respond GONE.
     payload = _ASK.pack(what, len(raw)) + raw + bytes.fromhex(self._digest)
     frames.send(sock, Header(Kind.ASK, slot=index), payload)
 
   def _learn(self, sock: socket.socket) -> None:
-    """Gets the manifest, from the first holder that gives the right one."""
+    """Downloads the manifest, unless another holder has sent it already."""
     with self._lock:
       if self._entries is not None:
         return
     self._request(sock, _MANIFEST, "", 0)
     header, data = frames.read(sock, (Kind.MANIFEST, Kind.GONE))
     if header.kind is Kind.GONE:
-      raise ConnectionError("has another revision, or too many ask")
+      raise ConnectionError("has another revision, or too many connections")
+    # The digest was committed, so a manifest that matches it is correct.
     if hashlib.sha256(data).hexdigest() != self._digest:
       raise FrameError("sends a manifest with another digest")
     entries = states.decode(bytes(data), _MOST_BYTES)
     with self._lock:
-      if self._entries is not None:
+      if self._entries is not None:  # another thread was first
         return
+      # The size was checked in `decode`, before this allocation.
       self._arrays = states.empty(entries)
       missing = states.differing(self._ours, entries)
       wanted = {*missing}
@@ -253,7 +293,7 @@ class Fetch:
             start, stop, digest = entry.chunk(i)
             own = states.buffer(self._have[name])[start:stop]
             copy = self._views[name][start:stop]
-            copy[:] = own
+            copy[:] = own  # hash the copy: the source may change or be corrupt
             if hashlib.sha256(copy).digest() != digest:
               missing.append((name, i))
       self._missing.extend(missing)
@@ -261,7 +301,11 @@ class Fetch:
       self._lock.notify_all()
 
   def _next(self, asked: collections.deque) -> bool:
-    """Waits for a chunk to ask for; returns whether there is one."""
+    """Waits for a chunk to request; returns False when the fetch has ended.
+
+    Chunks that are in flight elsewhere may return to the queue, so a thread
+    without work waits until all chunks are verified.
+    """
     with self._lock:
       self._lock.wait_for(
         lambda: asked or self._missing or not self._left
@@ -270,7 +314,7 @@ class Fetch:
       return not self._scope.closed.is_set() and self._left > 0
 
   def _more(self, sock: socket.socket, asked: collections.deque) -> bool:
-    """Asks for one more chunk, if there is one."""
+    """Requests one more chunk; returns False if the queue is empty."""
     with self._lock:
       if not self._missing:
         return False
@@ -279,19 +323,20 @@ class Fetch:
     return True
 
   def _take(self, sock: socket.socket, asked: collections.deque) -> None:
-    """Receives the chunk that was asked for first, and verifies it."""
-    if not asked:  # another holder took it meanwhile
+    """Receives and verifies the chunk of the oldest request."""
+    if not asked:  # another thread took the last queued chunk
       return
     name, index = asked[0]
-    start, stop, wanted = self._entries[name].chunk(index)
+    start, stop, wanted = self._entries[name].chunk(index)  # bytes, hash
     header = frames.read_header(sock)
     if header.kind is Kind.GONE:
       raise ConnectionError("has another revision by now")
     if (header.kind, header.slot, header.length) != (
       Kind.CHUNK, index, stop - start
     ):
-      raise FrameError(f"answers with {header.kind.name} to chunk {index}")
+      raise FrameError(f"responds with {header.kind.name} to chunk {index}")
     view = self._views[name][start:stop]
+    # Directly into the array: an invalid chunk is overwritten later.
     frames.read_into(sock, view)
     if hashlib.sha256(view).digest() != wanted:
       raise FrameError(f"sends chunk {index} of {name} with another hash")

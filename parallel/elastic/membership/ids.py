@@ -1,8 +1,13 @@
-"""Ids of peers, which say where a peer listens.
+"""Peer ids, which contain the peer's listening address.
 
-An id begins with the time at which it was made, so the id of a younger peer is
-higher as far as clocks agree; the order of ranks and who is dropped of a pair
-depend on it, and nothing else does.
+An id begins with its creation time in milliseconds, so ids sort by age as far
+as clocks agree. Only the order of ranks and the choice of the peer dropped from
+an unreachable pair depend on this order.
+
+Example:
+  >>> from parallel.elastic.membership import ids
+  >>> ids.address(ids.make(("10.0.0.7", 4100)))
+  ('10.0.0.7', 4100)
 """
 
 import re
@@ -13,32 +18,37 @@ from parallel.elastic.membership.messages import Id
 from parallel.elastic.transport.frames import ID
 from parallel.elastic.transport.handshake import Address
 
+# 48-bit time in ms, 16 random bits, host, port.
 _FORM = re.compile(r"[0-9a-f]{12}-[0-9a-f]{4}-(.+):([0-9]{1,5})")
 
 
 def make(address: Address) -> Id:
-  """Returns a new id of a peer that listens at an address.
+  """Returns a new id for a peer that listens at an address.
+
+  Args:
+    address: (host, port).
 
   Raises:
-    ValueError: The host's name is too long, or has other characters.
+    ValueError: The host name is too long or contains unsupported characters.
   """
+  # Fixed width, so that the order of texts is that of times.
   millis = time.time_ns() // 1_000_000
   found = f"{millis:012x}-{secrets.token_hex(2)}-{address[0]}:{address[1]}"
   if not ID.fullmatch(found):
     raise ValueError(
       f"{address[0]!r} must be at most 40 letters, digits and any of _.:- to "
-      "be a host's name in an id; its number will do"
+      "be a host name in an id; use its IP address instead"
     )
   return found
 
 
 def address(peer: Id) -> Address:
-  """Returns where a peer listens.
+  """Returns the (host, port) at which a peer listens.
 
   Raises:
-    ValueError: It is no id of this form.
+    ValueError: The id does not have the form that `make` produces.
   """
   match = _FORM.fullmatch(peer)
   if not match or not 0 < int(match[2]) < 1 << 16:
-    raise ValueError(f"{peer!r} is no id of a peer")
+    raise ValueError(f"{peer!r} is not a peer id")
   return match[1], int(match[2])

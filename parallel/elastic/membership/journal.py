@@ -1,13 +1,24 @@
-"""What a coordinator must not forget: a file of its records.
+"""Write-ahead journal of the coordinator's records.
 
-A record is a line: a checksum and JSON. The checksum goes on from that of the
-line before, so a line that is changed, lost or moved is seen. A line is on the
-disk before `Journal.append` returns. What was torn when the machine went down
-is a last line without its end; nobody was told of it, so it is dropped.
+Each line is a CRC-32 and a JSON record. The checksum continues that of the
+previous line, so changed, lost and reordered lines are detected. A line is on
+disk (fsync) before `Journal.append` returns. A crash can leave an incomplete
+last line; no peer was notified of its record, so opening the journal drops it.
 
-Only the last record is needed, so a journal that has grown long is replaced by
-one of that record: written beside it, locked, put on the disk, and renamed. At
-every moment the name belongs to a whole journal.
+Only the last record is needed. A journal that exceeds its size limit is
+replaced by one with that record only: written to a second file, which is
+locked, synced and renamed, so that the path always names a complete journal.
+
+Example:
+  >>> import tempfile
+  >>> from parallel.elastic.membership.journal import Journal
+  >>> from parallel.elastic.membership.messages import Record
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   with Journal(f"{folder}/journal") as journal:
+  ...     journal.append(Record(epoch=1, members=("a", "b")))
+  ...   with Journal(f"{folder}/journal") as journal:  # after a restart
+  ...     print(journal.record.members)
+  ('a', 'b')
 """
 
 import fcntl
@@ -25,23 +36,23 @@ _MOST_BYTES = 1 << 20  # some thousand rounds
 
 
 class Journal:
-  """A journal, which one process at a time has open.
+  """Journal file, exclusively locked by one process.
 
   Attributes:
-    record: The last record; the empty one if there is none yet.
+    record: Last record; the default `Record` if the journal is empty.
   """
 
   def __init__(
     self, path: pathlib.Path | str, most_bytes: int = _MOST_BYTES
   ) -> None:
-    """Opens a journal, or makes a new one.
+    """Opens a journal, or creates a new one.
 
     Args:
-      path: Its file, whose folder is made if need be.
-      most_bytes: A longer file is replaced by one of its last record.
+      path: Path of the file. Missing folders are created.
+      most_bytes: Size above which the file is compacted to its last record.
 
     Raises:
-      ValueError: The file is damaged, or another process has it.
+      ValueError: The file is damaged, or another process has locked it.
     """
     self._path = pathlib.Path(path)
     self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,6 +60,7 @@ class Journal:
     self._file = self._opened()
     try:
       self._crc, self.record, self._size = self._read()
+      # Drop the incomplete last line, so that the next record starts a line.
       os.ftruncate(self._file, self._size)
       os.fsync(self._file)
       self._sync_folder()
@@ -57,7 +69,7 @@ class Journal:
       raise
 
   def append(self, record: Record) -> None:
-    """Writes a record, which is on the disk when this returns."""
+    """Writes a record; it is on disk when this returns."""
     self._crc, line = _line(self._crc, record)
     _write(self._file, line)
     self._size += len(line)
@@ -66,7 +78,7 @@ class Journal:
       self._compact()
 
   def close(self) -> None:
-    """Closes the file, which lets others open it."""
+    """Closes the file and releases its lock."""
     os.close(self._file)
 
   def __enter__(self) -> "Journal":
@@ -76,7 +88,7 @@ class Journal:
     self.close()
 
   def _opened(self) -> int:
-    """Opens the file and locks it; the kernel unlocks it with the process."""
+    """Opens and locks the file; the kernel unlocks it when the process ends."""
     while True:
       file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
       try:
@@ -84,37 +96,41 @@ class Journal:
       except BlockingIOError as error:
         os.close(file)
         raise ValueError(
-          f"{self._path}: another coordinator has this journal; two would "
-          "decide against each other"
+          f"{self._path}: another coordinator has locked this journal; two "
+          "coordinators would make contradictory decisions"
         ) from error
       try:
+        # The lock is on the opened file; check that the path still names it.
         if os.path.samestat(os.fstat(file), os.stat(self._path)):
           return file
       except FileNotFoundError:
         pass
-      os.close(file)  # it was replaced before it was locked
+      os.close(file)  # compaction replaced the path between open and lock
 
   def _compact(self) -> None:
-    """Puts a journal of the last record in this one's place."""
+    """Replaces the journal with one that has only the last record."""
+    # In the same folder, so that the rename is atomic.
     beside = self._path.with_name(self._path.name + ".new")
     file = os.open(
       beside, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
     )
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      crc, line = _line(0, self.record)
+      crc, line = _line(0, self.record)  # the checksum chain starts anew
       _write(file, line)
+      # Locked and on disk before the rename: never an incomplete journal.
       os.replace(beside, self._path)
     except BaseException:
       os.close(file)
       raise
+    # The lock of the new file is held before that of the old one ends.
     old, self._file = self._file, file
     os.close(old)
     self._crc, self._size = crc, len(line)
     self._sync_folder()
 
   def _sync_folder(self) -> None:
-    """Sees to it that the file's name is on the disk, too."""
+    """Syncs the folder, so that the file's name is on disk, too."""
     folder = os.open(self._path.parent, os.O_RDONLY)
     try:
       os.fsync(folder)
@@ -122,17 +138,18 @@ class Journal:
       os.close(folder)
 
   def _read(self) -> tuple[int, Record, int]:
-    """Returns the last checksum and record, and the bytes of whole lines."""
+    """Returns (last checksum, last record, bytes of complete lines)."""
     lines = self._path.read_bytes().split(b"\n")
     crc, record, size = 0, Record(), 0
     for number, line in enumerate(lines[:-1], 1):
+      # After the checksum and a space.
       data = line[_CRC_CHARS + 1:]
       crc = zlib.crc32(data, crc)
       if line[: _CRC_CHARS + 1] != b"%08x " % crc:
         raise ValueError(
-          f"{self._path}: line {number} of {len(lines) - 1} is damaged. What "
-          "follows it cannot be trusted: bring back a copy of the file, or "
-          "begin a new run from the peers' checkpoints with a new journal"
+          f"{self._path}: line {number} of {len(lines) - 1} is damaged, so "
+          "later lines cannot be trusted: restore a copy of the file, or "
+          "start a new run from the peers' checkpoints with a new journal"
         )
       record = messages.from_json(json.loads(data))
       size += len(line) + 1
@@ -140,14 +157,14 @@ class Journal:
 
 
 def _line(crc: int, record: Record) -> tuple[int, bytes]:
-  """Returns a record's checksum after another one's, and its line."""
+  """Returns (checksum that continues `crc`, line of the record)."""
   data = json.dumps(messages.to_json(record), separators=(",", ":")).encode()
   crc = zlib.crc32(data, crc)
   return crc, b"%08x %s\n" % (crc, data)
 
 
 def _write(file: int, data: bytes) -> None:
-  """Appends to a file; the data is on the disk when this returns."""
-  while data:
+  """Appends to a file; the data is on disk when this returns."""
+  while data:  # os.write may write only a part
     data = data[os.write(file, data):]
   os.fsync(file)

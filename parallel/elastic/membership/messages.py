@@ -1,21 +1,34 @@
-"""What peers and their coordinator say to each other, and ask of their hosts.
+"""Messages of the membership protocol: plain data.
 
-A *round* is one exchange between the peers, and makes the next *revision* of
-what they share: round r makes revision r + 1 of revision r. An *epoch* is a
-list of members. A round is attempted once in an epoch: if the attempt fails,
-the next one is in a new epoch, even if its members are the same.
+A *round* is one exchange of *contributions* between peers; committing it makes
+the next *revision* of the shared state: round r makes revision r + 1 from
+revision r. An *epoch* is a numbered list of members. Each epoch attempts a
+round at most once: after a failed attempt, the next one belongs to a new epoch,
+even if its members are unchanged.
 
-Everything here is plain data that can be compared and hashed, so that the
-protocol can be searched state by state (`parallel.elastic.membership.search`).
+The *host* of a coordinator or peer is the process around its state machine: it
+owns the sockets, the clocks and the disk, and executes the effects that the
+state machine returns.
+
+All messages are hashable tuples, so that the protocol can be model-checked
+(`parallel.elastic.membership.search`).
+
+Example:
+  >>> from parallel.elastic.membership import messages as m
+  >>> vote = m.Vote(epoch=3, round=7, digest="0a")
+  >>> m.to_json(vote)
+  {'is': 'Vote', 'epoch': 3, 'round': 7, 'digest': '0a'}
+  >>> m.from_json(m.to_json(vote)) == vote
+  True
 """
 
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-# Names a process of a peer: one that starts again has another id. Ids can be
-# ordered; a younger peer has a higher one.
+# Identifies a peer's process: a restarted process has a new id. Ids are
+# ordered by age: a peer that started later has a higher id.
 Id = Any
-# Says what a revision's content is; the empty one is that of no content.
+# Identifies a revision's content; "" stands for no content.
 Digest = Hashable
 
 
@@ -23,12 +36,12 @@ Digest = Hashable
 
 
 class Vote(NamedTuple):
-  """How a peer's part of an exchange ended.
+  """Outcome of a round at one contributor.
 
   Attributes:
-    epoch: In which it was.
-    round: Which it was.
-    digest: Of the revision that it makes; None if it failed.
+    epoch: Epoch of the round.
+    round: Number of the round.
+    digest: Digest of the resulting revision; None if the round failed.
   """
 
   epoch: int
@@ -37,13 +50,13 @@ class Vote(NamedTuple):
 
 
 class Hello(NamedTuple):
-  """The first message over a connection, a new one or one made again.
+  """First message of a peer on each new or re-established connection.
 
   Attributes:
-    epoch: The newest epoch that the peer knows, 0 for none.
-    revision: Of what it has.
-    digest: Of what it has.
-    voted: Its vote on a round whose outcome it does not know.
+    epoch: Newest epoch that the peer has received; 0 for none.
+    revision: Revision that the peer holds.
+    digest: Digest of that revision.
+    voted: Vote on a round whose outcome the peer has not received.
   """
 
   epoch: int
@@ -53,36 +66,37 @@ class Hello(NamedTuple):
 
 
 class Prepared(NamedTuple):
-  """The peer is connected to all members, and has the newest revision."""
+  """The peer is connected to all members and holds the newest revision."""
 
   epoch: int
 
 
 class Unreachable(NamedTuple):
-  """The peer could not connect to some members of an epoch."""
+  """Some members of an epoch cannot be reached by the peer."""
 
   epoch: int
   peers: tuple[Id, ...]
 
 
 class Ready(NamedTuple):
-  """The peer has computed what it gives to a round, and asks for it."""
+  """The peer's contribution to a round is computed; requests its start."""
 
   epoch: int
   round: int
 
 
 class Leave(NamedTuple):
-  """The peer goes."""
+  """The peer leaves the swarm."""
 
 
 class Report(NamedTuple):
-  """What a peer has done, for people who look on; nothing depends on it.
+  """Progress of a peer, for monitoring only; the protocol ignores it.
 
   Attributes:
-    revision: The one that its last part was counted in.
-    sent_bytes: Of exchanges, since it began, those that failed, too.
-    loss: Of that part, if the peer's program has said one.
+    revision: Revision that the peer's last contribution was counted in.
+    sent_bytes: Bytes sent in all exchanges of the process, failed ones
+      included.
+    loss: Training loss of that contribution, if the program reports one.
   """
 
   revision: int
@@ -94,15 +108,15 @@ class Report(NamedTuple):
 
 
 class Prepare(NamedTuple):
-  """An epoch is to begin. What ran in another one has ended.
+  """Announces a new epoch. Any round of an earlier epoch has ended.
 
   Attributes:
-    epoch: Its number.
-    members: Who belongs to it, in the order of their ranks.
-    revision: The newest one that was committed.
-    committed: In which epoch it was committed; 0 if before this run.
-    digest: Of that revision.
-    holders: Members that have it.
+    epoch: Number of the epoch.
+    members: Members of the epoch, in the order of their ranks.
+    revision: Newest committed revision.
+    committed: Epoch in which it was committed; 0 if before this run.
+    digest: Digest of that revision.
+    holders: Members that hold it.
   """
 
   epoch: int
@@ -114,13 +128,13 @@ class Prepare(NamedTuple):
 
 
 class Go(NamedTuple):
-  """An epoch's members are there, or a round of it was committed.
+  """Opens the next round: the epoch is connected, or a round was committed.
 
   Attributes:
-    epoch: Which.
-    revision: The newest one; its round is next.
-    digest: Of that revision.
-    holders: Members that have it.
+    epoch: Number of the epoch.
+    revision: Newest committed revision; equals the number of the next round.
+    digest: Digest of that revision.
+    holders: Members that hold it.
   """
 
   epoch: int
@@ -130,12 +144,13 @@ class Go(NamedTuple):
 
 
 class Start(NamedTuple):
-  """A round begins.
+  """Starts a round.
 
   Attributes:
-    epoch: Of the round.
-    round: Its number.
-    contributors: Whose parts are exchanged, in the order of their ranks.
+    epoch: Epoch of the round.
+    round: Number of the round.
+    contributors: Members that exchange contributions, in the order of their
+      ranks.
   """
 
   epoch: int
@@ -144,24 +159,25 @@ class Start(NamedTuple):
 
 
 class Welcome(NamedTuple):
-  """What the coordinator's host says first over a connection.
+  """First message of the coordinator's host on a connection.
 
   Attributes:
-    silence_s: Seconds t_h after which a silent peer is dropped.
+    silence_s: Timeout t_h in seconds: a peer that sends nothing for this long
+      is dropped.
   """
 
   silence_s: float
 
 
 class Waiting(NamedTuple):
-  """What the coordinator's host says to a peer that is not admitted yet.
+  """Status that the coordinator's host sends to a peer not yet admitted.
 
-  It is for people, and says when to give up; the protocol needs it not.
+  Users read it to decide when to give up; the protocol ignores it.
 
   Attributes:
-    revision: The newest one.
-    lost: Whether nobody is there who has it.
-    text: What is waited for, in words.
+    revision: Newest committed revision.
+    lost: Whether no connected peer holds that revision.
+    text: Human-readable description of what the coordinator waits for.
   """
 
   revision: int
@@ -169,15 +185,15 @@ class Waiting(NamedTuple):
   text: str
 
 
-# What the coordinator asks of its host.
+# Effects: from the coordinator to its host.
 
 
 class Send(NamedTuple):
-  """A message to a peer, or from a peer to its coordinator.
+  """Sends a message to a peer, or from a peer to its coordinator.
 
   Attributes:
-    to: The peer; None for the coordinator.
-    message: Any of the above.
+    to: Receiving peer; None for the coordinator.
+    message: Any of the messages above.
   """
 
   to: Id | None
@@ -185,16 +201,17 @@ class Send(NamedTuple):
 
 
 class Record(NamedTuple):
-  """What the coordinator must know when it starts again.
+  """Durable state of the coordinator, which a restart resumes from.
 
-  It is on the disk before anything is sent that follows it in the effects.
+  The host writes it to disk before it executes any later effect of the same
+  step.
 
   Attributes:
-    epoch: The newest epoch that was proposed.
-    members: Who belongs to it.
-    revision: The newest revision that was committed.
-    committed: In which epoch; 0 if before this run.
-    digest: Of that revision.
+    epoch: Newest epoch that was proposed.
+    members: Members of that epoch.
+    revision: Newest committed revision.
+    committed: Epoch in which it was committed; 0 if before this run.
+    digest: Digest of that revision.
   """
 
   epoch: int = 0
@@ -205,19 +222,19 @@ class Record(NamedTuple):
 
 
 class Watch(NamedTuple):
-  """The host says `Silent` when it has heard nothing of a peer for t_h."""
+  """Starts a liveness watch: the host reports `Silent` after t_h seconds."""
 
   peer: Id
 
 
 class Close(NamedTuple):
-  """The host closes its connection to a peer, which may come again."""
+  """Closes the connection to a peer, which may connect again."""
 
   peer: Id
 
 
 class Arm(NamedTuple):
-  """The host gives the message back to the coordinator after a time.
+  """Starts a timer, which returns a message to the coordinator.
 
   Attributes:
     message: `Grace` or `Recovered`.
@@ -230,29 +247,29 @@ class Arm(NamedTuple):
 
 
 class Silent(NamedTuple):
-  """A peer has not been heard of for t_h."""
+  """Nothing was received from a peer for t_h seconds."""
 
   peer: Id
 
 
 class Grace(NamedTuple):
-  """Peers that are late have been waited for."""
+  """Timer: the grace time for late contributions to a round is over."""
 
   epoch: int
   round: int
 
 
 class Recovered(NamedTuple):
-  """Peers of a coordinator that has started again have been waited for."""
+  """Timer: a restarted coordinator stops waiting for its former members."""
 
 
-# What a peer asks of its host.
+# Effects: from a peer to its host.
 
 
 class Connect(NamedTuple):
-  """Connect to an epoch's members; the host answers with `Connected`.
+  """Connects to an epoch's members; the host returns `Connected`.
 
-  It may be asked for again; if it is under way that changes nothing.
+  Repeating it while a connect is in progress has no effect.
   """
 
   epoch: int
@@ -260,7 +277,7 @@ class Connect(NamedTuple):
 
 
 class Fetch(NamedTuple):
-  """Get a revision from those who have it; the answer is `Fetched`."""
+  """Downloads a revision from its holders; the host returns `Fetched`."""
 
   revision: int
   digest: Digest
@@ -268,7 +285,7 @@ class Fetch(NamedTuple):
 
 
 class Reduce(NamedTuple):
-  """Run a round with a copy of one's part; the answer is `Reduced`."""
+  """Runs a round on a copy of the contribution; the host returns `Reduced`."""
 
   epoch: int
   round: int
@@ -276,40 +293,40 @@ class Reduce(NamedTuple):
 
 
 class Cancel(NamedTuple):
-  """Stop the round that runs, and forget its result; the part is kept."""
+  """Aborts the running round and keeps the peer's contribution."""
 
 
 class Discard(NamedTuple):
-  """Forget the result of the round that was voted on.
+  """Discards the result of the round that the peer voted on.
 
   Attributes:
-    keep: Whether the part that was given to it is kept.
+    keep: Whether the peer keeps its contribution for the next round.
   """
 
   keep: bool
 
 
 class Apply(NamedTuple):
-  """The round that was voted on is committed: its result is the revision."""
+  """Applies the committed round: its result becomes the peer's revision."""
 
 
 class Work(NamedTuple):
-  """Compute a part, from the revision that is there; the answer is `Worked`."""
+  """Computes a contribution from the held revision; returns `Worked`."""
 
 
 class Halt(NamedTuple):
-  """Keep everything, and end."""
+  """Ends the peer; its state and contribution are kept."""
 
 
-# From its host to a peer.
+# From a peer's host to the peer.
 
 
 class Connected(NamedTuple):
-  """The end of a `Connect`.
+  """Result of a `Connect`.
 
   Attributes:
-    epoch: Of the epoch.
-    unreachable: Members that could not be connected to.
+    epoch: Epoch of the request.
+    unreachable: Members to which no connection could be made.
   """
 
   epoch: int
@@ -317,19 +334,19 @@ class Connected(NamedTuple):
 
 
 class Fetched(NamedTuple):
-  """What was fetched is there, and has been compared with its digest."""
+  """Result of a `Fetch`: the revision is complete and matches its digest."""
 
   revision: int
   digest: Digest
 
 
 class Reduced(NamedTuple):
-  """The end of a `Reduce`.
+  """Result of a `Reduce`.
 
   Attributes:
-    epoch: Of the round.
-    round: Its number.
-    digest: Of what it makes; None if it failed.
+    epoch: Epoch of the round.
+    round: Number of the round.
+    digest: Digest of the resulting revision; None if the round failed.
   """
 
   epoch: int
@@ -338,25 +355,25 @@ class Reduced(NamedTuple):
 
 
 class Worked(NamedTuple):
-  """The peer's next part is there."""
+  """Result of a `Work`: the next contribution is computed."""
 
 
 class Voided(NamedTuple):
-  """The part must not be given any more: its samples went to others."""
+  """Invalidates the contribution: its samples were granted to other peers."""
 
 
 class Reconnected(NamedTuple):
-  """There is a connection to the coordinator, a first one or a new one."""
+  """A connection to the coordinator was established or re-established."""
 
 
 class Alone(NamedTuple):
-  """There has been none for t_c."""
+  """There was no connection to the coordinator for t_c seconds."""
 
 
 def to_json(value: Any) -> Any:
-  """Returns a message as what JSON has, with its name under "is"."""
+  """Returns a message as JSON values, with its type's name under "is"."""
   if isinstance(value, tuple):
-    if not hasattr(value, "_fields"):
+    if not hasattr(value, "_fields"):  # a plain tuple
       return [to_json(item) for item in value]
     fields = {k: to_json(v) for k, v in value._asdict().items()}
     return {"is": type(value).__name__, **fields}
@@ -364,17 +381,18 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(data: Any) -> Any:
-  """Reads what `to_json` has made.
+  """Returns the message that `to_json` converted.
 
   Raises:
-    ValueError: It is no message.
+    ValueError: The data is not a message of this module.
   """
   if isinstance(data, list):
-    return tuple(from_json(item) for item in data)
+    return tuple(from_json(item) for item in data)  # all sequences are tuples
   if not isinstance(data, dict):
     return data
   fields = {k: from_json(v) for k, v in data.items() if k != "is"}
+  # The classes of this module, by name.
   kind = globals().get(data.get("is"))
   if not hasattr(kind, "_fields") or set(kind._fields) != set(fields):
-    raise ValueError(f"no message: {str(data)[:200]}")
+    raise ValueError(f"not a message: {str(data)[:200]}")
   return kind(**fields)

@@ -1,14 +1,26 @@
-"""A peer: what it does at each word of its coordinator.
+"""State machine of a peer.
 
-A peer keeps its part of a round until it knows that the round was committed,
-and never goes on alone: without a coordinator for the time t_c it halts, with
-everything kept. What it may not know is whether a round was committed that it
-voted on. The coordinator's next word says it, if the peer is told of the epoch
-in which the newest revision was committed. If other rounds have been committed
-meanwhile, the peer gets the newest revision and drops its part, since nobody
-may count a part twice.
+A peer keeps its contribution to a round until the round is known to be
+committed, and never commits a round by itself: without a connection to the
+coordinator for t_c seconds it halts and keeps its state.
 
-Everything is in `step`, a function without clock, socket or disk.
+A peer that voted may lose its connection before it receives the outcome. The
+next message from the coordinator resolves it, since it names the epoch in which
+the newest revision was committed. If further rounds have been committed
+meanwhile, the peer fetches the newest revision and drops its contribution: the
+contribution may have been counted, and must not be counted twice.
+
+The protocol is the pure function `step`, without clock, socket or disk.
+
+Example:
+  >>> from parallel.elastic.membership import messages as m, peer
+  >>> state = peer.Peer("a")
+  >>> state, effects = peer.step(state, m.Prepare(1, ("a",), 0, 0, "", ("a",)))
+  >>> effects
+  [Connect(epoch=1, members=('a',))]
+  >>> state, effects = peer.step(state, m.Connected(1))
+  >>> effects
+  [Send(to=None, message=Prepared(epoch=1))]
 """
 
 import enum
@@ -21,12 +33,11 @@ Effects = list[Any]
 
 
 class Phase(enum.IntEnum):
-  """Where a peer is.
+  """Phase of a peer.
 
-  JOINING: it has not been a member yet. PREPARING: it connects to the members
-  of an epoch, and gets the newest revision. OPEN: it may ask for a round.
-  RUNNING: its round runs. VOTED: it waits for the outcome. HALTED: it has
-  ended.
+  JOINING: not a member yet. PREPARING: connecting to the members of an epoch
+  and fetching the newest revision. OPEN: may request a round. RUNNING: a round
+  is in progress. VOTED: waiting for the outcome. HALTED: ended.
   """
 
   JOINING = 0
@@ -38,7 +49,7 @@ class Phase(enum.IntEnum):
 
 
 class Part(enum.IntEnum):
-  """How far a peer is with what it gives to the next round."""
+  """Progress of a peer's contribution to the next round."""
 
   NONE = 0
   COMPUTING = 1
@@ -46,18 +57,18 @@ class Part(enum.IntEnum):
 
 
 class Peer(NamedTuple):
-  """A peer's state.
+  """State of a peer.
 
   Attributes:
-    id: Its id.
-    revision: Of what it has.
-    digest: Of what it has.
-    phase: Where it is.
-    epoch: The newest one that it knows, 0 for none.
-    connected: Whether it is connected to the members of its epoch.
-    fetching: The revision and digest that it is getting; None for none.
-    part: How far it is with its next part.
-    voted: Its vote on a round whose outcome it does not know.
+    id: Id of the peer.
+    revision: Revision that the peer holds.
+    digest: Digest of that revision.
+    phase: Phase of the protocol.
+    epoch: Newest epoch that the peer has received; 0 for none.
+    connected: Whether all members of that epoch are connected.
+    fetching: (revision, digest) being downloaded; None for none.
+    part: Progress of the next contribution.
+    voted: Vote on a round whose outcome the peer has not received.
   """
 
   id: Id
@@ -72,20 +83,21 @@ class Peer(NamedTuple):
 
   @property
   def hello(self) -> m.Hello:
-    """What it says first."""
+    """First message on a new connection to the coordinator."""
     return m.Hello(self.epoch, self.revision, self.digest, self.voted)
 
 
 def step(state: Peer, message: Any) -> tuple[Peer, Effects]:
-  """Takes one message, of the coordinator or of the host.
+  """Processes one message from the coordinator or from the host.
 
   Returns:
-    The state after, and what the host is to do, in this order.
+    (new state, effects). The host executes the effects in this order.
   """
   if state.phase is Phase.HALTED:
     return state, []
   match message:
     case m.Reconnected():
+      # The coordinator responds with all messages that may have been lost.
       return state, [Send(None, state.hello)]
     case m.Alone():
       return state._replace(phase=Phase.HALTED), [m.Halt()]
@@ -109,7 +121,8 @@ def step(state: Peer, message: Any) -> tuple[Peer, Effects]:
 
 
 def _said(state: Peer) -> tuple[Peer, Effects]:
-  """Says what the coordinator waits for, if it is so; begins the next part."""
+  """Sends a due `Prepared` or `Ready`, or starts the next contribution."""
+  # A contribution must be computed from the newest revision.
   if state.fetching is not None:
     return state, []
   if state.phase is Phase.PREPARING and state.connected:
@@ -122,6 +135,7 @@ def _said(state: Peer) -> tuple[Peer, Effects]:
 
 
 def _applied(state: Peer) -> tuple[Peer, Effects]:
+  """Makes the result of the round that was voted on the peer's revision."""
   assert state.voted is not None
   state = state._replace(
     revision=state.revision + 1, digest=state.voted.digest, voted=None,
@@ -131,25 +145,30 @@ def _applied(state: Peer) -> tuple[Peer, Effects]:
 
 
 def _prepare(state: Peer, message: m.Prepare) -> tuple[Peer, Effects]:
+  # A repeated or stale Prepare.
   if message.epoch <= state.epoch:
     if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
       return state, []
     if state.connected:
       return _said(state)
-    # That it could not connect may not have been heard.
+    # A repeated Prepare: the Unreachable of the first attempt may be lost.
     return state, [m.Connect(message.epoch, message.members)]
   effects: Effects = []
   if state.phase is Phase.RUNNING:
     effects.append(m.Cancel())
+  # Resolve a vote with unknown outcome: either it made the newest revision ...
   if state.voted is not None:
     vote = state.voted
+    # The epoch is compared, too: a later attempt of the round may have made the
+    # same digest with other contributions.
     if (message.committed, message.revision, message.digest) == (
       vote.epoch, vote.round + 1, vote.digest
     ):
       state, effects = _applied(state)
     else:
-      # If there is a newer revision, the part may have been counted in it.
-      keep = message.revision == state.revision
+      # ... or its outcome is unknown. If further rounds have been committed,
+      # the round may be among them, and the contribution may be counted.
+      keep = message.revision == state.revision  # nothing was committed
       effects.append(m.Discard(keep))
       state = state._replace(
         voted=None, part=Part.THERE if keep else Part.NONE
@@ -165,7 +184,8 @@ def _prepare(state: Peer, message: m.Prepare) -> tuple[Peer, Effects]:
 def _fetch(
   state: Peer, message: m.Prepare | m.Go
 ) -> tuple[Peer, Effects]:
-  """Gets the newest revision, unless the peer has it."""
+  """Starts a download of the newest revision unless the peer holds it."""
+  # The digest is compared, too: a peer may have joined with another state.
   newest = message.revision, message.digest
   if newest == (state.revision, state.digest):
     return state._replace(fetching=None), []
@@ -177,13 +197,14 @@ def _connected(state: Peer, message: m.Connected) -> tuple[Peer, Effects]:
   if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
     return state, []
   if message.unreachable:
+    # The coordinator decides which peer to drop.
     unreachable = m.Unreachable(message.epoch, message.unreachable)
     return state, [Send(None, unreachable)]
   return _said(state._replace(connected=True))
 
 
 def _fetched(state: Peer, message: m.Fetched) -> tuple[Peer, Effects]:
-  if state.fetching != message:
+  if state.fetching != message:  # superseded by the fetch of a newer revision
     return state, []
   return _said(
     state._replace(
@@ -198,7 +219,8 @@ def _go(state: Peer, message: m.Go) -> tuple[Peer, Effects]:
   effects: Effects = []
   if state.phase is Phase.VOTED:
     if message.revision <= state.revision:
-      return state, []  # it was said before this round
+      return state, []  # a Go that was sent before this round started
+    # A newer revision in the same epoch: the round was committed.
     state, effects = _applied(state)
   elif state.phase is Phase.PREPARING:
     if state.fetching is not None or not state.connected:
@@ -215,7 +237,7 @@ def _go(state: Peer, message: m.Go) -> tuple[Peer, Effects]:
 def _start(state: Peer, message: m.Start) -> tuple[Peer, Effects]:
   if (message.epoch, message.round) != (state.epoch, state.revision):
     return state, []
-  if state.phase is Phase.VOTED:  # it may have been lost
+  if state.phase is Phase.VOTED:  # a repeated Start: the vote may be lost
     return state, [Send(None, state.voted)]
   if state.phase is not Phase.OPEN:
     return state, []
@@ -227,6 +249,7 @@ def _reduced(state: Peer, message: m.Reduced) -> tuple[Peer, Effects]:
     state.epoch, state.revision
   ):
     return state, []
+  # A failed round is voted on, too, with digest None.
   vote = m.Vote(*message)
   state = state._replace(phase=Phase.VOTED, voted=vote)
   return state, [Send(None, vote)]

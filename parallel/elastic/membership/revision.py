@@ -1,4 +1,4 @@
-"""A revision of what peers share: its content, with leases, and its digest."""
+"""Revision of the shared state: its content, with leases, and its digest."""
 
 from typing import NamedTuple
 
@@ -8,17 +8,17 @@ from parallel.elastic.membership.leases import Leases
 from parallel.elastic.membership.messages import Digest
 from parallel.elastic.membership.shared_state import State
 
-LEASES = "elastic/leases"  # the name of the leases in the shared state
+LEASES = "elastic/leases"  # key of the encoded leases in the shared state
 
 
 class Revision(NamedTuple):
-  """A revision.
+  """Committed version of the shared state.
 
   Attributes:
-    number: How many rounds have been committed.
-    digest: Of its content.
-    shared: Its content, with the leases if there are any.
-    entries: The content's manifest.
+    number: Number of committed rounds.
+    digest: Digest of `shared`.
+    shared: Content: name -> array or bytes, including the leases if any.
+    entries: Manifest of `shared`.
   """
 
   number: int
@@ -28,23 +28,28 @@ class Revision(NamedTuple):
 
   @property
   def visible(self) -> State:
-    """What the user shares, without the leases."""
+    """Content without the leases."""
     return {k: v for k, v in self.shared.items() if k != LEASES}
 
   @property
   def leases(self) -> Leases:
-    """Who draws which samples."""
+    """Assignment of samples to peers."""
     return leases.decode(self.shared[LEASES])
 
 
 def make(number: int, shared: State) -> Revision:
-  """Hashes a content."""
-  entries = states.manifest(shared)
+  """Hashes a state and returns it as a revision."""
+  entries = states.manifest(shared)  # hashes all arrays
   return Revision(number, states.digest(entries), shared, entries)
 
 
 def first(state: State, samples: int) -> State:
-  """Returns a content with the leases of a run's beginning, if it has none."""
-  if LEASES in state or not samples:
+  """Returns a state with the initial leases, if it has none.
+
+  Args:
+    state: Shared state.
+    samples: Samples per contribution; 0 for a run without leases.
+  """
+  if LEASES in state or not samples:  # resumed, or leases are disabled
     return dict(state)
   return {**state, LEASES: leases.encode(Leases())}

@@ -1,13 +1,14 @@
-"""The coordination service: runs `coordinator.step` over sockets.
+"""Coordination service: runs `coordinator.step` over sockets.
 
-Peers connect and say `Hello`. Messages of all connections come to one thread,
-through a queue with a limit: if they come faster than it works, peers have to
-wait. It does what the coordinator says in its order, so what must be in the
-journal is there before a peer hears of it.
+Peers connect and send `Hello`. One thread processes the messages of all
+connections, from a bounded queue that slows peers down when it is full. The
+thread executes the effects of each step in order, so a record is in the journal
+before a peer is notified of it.
 
-A peer is silent if nothing has come from it for t_h, or if it has had no
-connection for a shorter time: a connection that is made again before costs
-nothing. If this process itself has slept, nobody is blamed for it.
+A peer is silent if nothing was received from it for t_h seconds, or if it has
+had no connection for a shorter time; a peer that reconnects before that stays a
+member. If this process itself was suspended, all timeouts restart, so that no
+peer is dropped for it.
 """
 
 from collections.abc import Callable
@@ -34,23 +35,24 @@ from parallel.elastic.transport.handshake import (
 )
 from parallel.elastic.transport.listener import Limits, Listener, Offer
 
-NAME = "coordinator"  # whom peers dial
+NAME = "coordinator"  # the coordinator's id in handshakes
 _MOST_EVENTS = 4096
-_PATIENCE_S = 2.0  # after which is said what is waited for
-_AGAIN_S = 10.0  # after which it is said again to those who wait
-_MOST_CHARS = 400
+_REPORT_AFTER_S = 2.0  # delay before a wait is reported
+_AGAIN_S = 10.0  # interval of repeated reports to peers that wait
+_MOST_CHARS = 400  # of a report
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-  """How long is waited, in seconds.
+  """Timeouts of the service, in seconds.
 
   Attributes:
-    silence_s: t_h: without a sign of life for so long, a peer is dropped.
-    reconnect_s: Without a connection for so long, a peer is dropped.
-    grace_s: For parts that are late, once there are as many as the quorum.
-    recover_s: For the members to come back, after the coordinator did.
-    handshake_s: For a stranger to prove that it is none.
+    silence_s: t_h: a connected peer that sends nothing for this long is
+      dropped.
+    reconnect_s: A peer without a connection for this long is dropped.
+    grace_s: Time limit for late contributions after the quorum is reached.
+    recover_s: Time limit for members to reconnect to a restarted coordinator.
+    handshake_s: Time limit for an unauthenticated peer's handshake.
   """
 
   silence_s: float = 10.0
@@ -69,38 +71,38 @@ _RULES, _TIMING = Rules(), Timing()
 
 
 class _Gone(NamedTuple):
-  """A connection has ended.
+  """Event: a connection has ended.
 
   Attributes:
-    wrong: Whether the peer has sent what is not right.
+    wrong: Whether the peer sent an invalid message.
   """
 
   wrong: bool
 
 
 class Seen(NamedTuple):
-  """A peer as people see it who look on.
+  """Status of a peer, for monitoring.
 
   Attributes:
-    peer: Its id.
-    what: What it is at, in words.
-    heard_s: Seconds since it was last heard of; None without a connection.
-    report: Its last one; None if there was none.
+    peer: Id of the peer.
+    what: Human-readable description of its current activity.
+    silent_s: Seconds since its last message; None without a connection.
+    report: Its last `Report`; None if it has sent none.
   """
 
   peer: Id
   what: str
-  heard_s: float | None
+  silent_s: float | None
   report: m.Report | None
 
 
 class Service:
-  """A coordinator and its connections.
+  """Coordinator process: state machine, journal and connections.
 
   Attributes:
-    address: Where it listens.
-    state: The coordinator's state.
-    rules: What is fixed for the run.
+    address: (host, port) at which it listens.
+    state: State of the coordinator.
+    rules: Constants of the run.
   """
 
   def __init__(
@@ -109,17 +111,21 @@ class Service:
     log: history.Log | None = None, most_peers: int = 256,
     say: Callable[[str], None] = print,
   ) -> None:
-    """Begins to listen.
+    """Starts to listen.
 
     Args:
-      address: Where; port 0 for any that is free.
-      security: What connections are protected by.
-      journal: What the coordinator must not forget.
-      rules: What is fixed for a run.
-      timing: How long is waited.
-      log: Where messages and effects are written.
-      most_peers: How many peers there may be at once.
-      say: Takes lines for the terminal.
+      address: (host, port); port 0 selects a free port.
+      security: Token and TLS settings of connections.
+      journal: Journal of the coordinator's records.
+      rules: Constants of the run.
+      timing: Timeouts.
+      log: Event log of messages and effects; None for none.
+      most_peers: Maximum number of connected peers.
+      say: Callback that receives lines for the terminal.
+
+    Raises:
+      ValueError: `Rules.least` and `most_peers` do not fit, or the address
+        cannot be used.
     """
     if not 1 <= rules.least <= most_peers <= frames.MOST_ITEMS:
       raise ValueError(
@@ -129,17 +135,19 @@ class Service:
     self._journal, self.rules, self._timing = journal, rules, timing
     self._log, self._say = log or history.Log(None), say
     self._most_peers = most_peers
+    # Bounded: connection threads block while the coordinator is busy.
     self._events: queue.Queue[tuple[Channel, Id, Any]] = queue.Queue(
       _MOST_EVENTS
     )
     self._channels: dict[Id, Channel] = {}
-    self._watched: dict[Id, float] = {}  # since when, or without connection
+    self._watched: dict[Id, float] = {}  # start of the watch or disconnection
     self._reports: dict[Id, m.Report] = {}
-    self._timers: list[tuple[float, Any]] = []
+    self._timers: list[tuple[float, Any]] = []  # (due time, message)
     self._said, self._since, self._is_said = "", 0.0, False
-    self._told: dict[Id, float] = {}  # when who waits was told
+    self._told: dict[Id, float] = {}  # time of the last report to each peer
     self._closed = threading.Event()
     self.state = Coordinator()
+    # Twice: each peer may reconnect before its old connection has ended.
     limits = Limits(2 * most_peers, handshake_s=timing.handshake_s)
     try:
       self._listener = Listener(NAME, security, address, limits)
@@ -150,27 +158,30 @@ class Service:
     self.address = self._listener.address
 
   def serve(self) -> None:
-    """Runs until it is closed, or the process ends."""
+    """Runs until `close` is called or the process ends."""
     self.state, effects = coordinator.started(self._journal.record)
+    # Rules are logged, so that a replay uses the same ones.
     self._log.started(self._journal.record, self.rules, effects)
     self._do(effects)
     self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
+    # Fine enough for both timeouts.
     tick = min(0.25, self._timing.silence_s / 8, self._timing.reconnect_s / 4)
     awake = time.monotonic()
     while not self._closed.is_set():
       with contextlib.suppress(queue.Empty):
         self._take(*self._events.get(timeout=tick))
       now = time.monotonic()
+      # Suspended (laptop lid, debugger): restart all peers' timeouts.
       if now - awake > max(4 * tick, self._timing.silence_s / 2):
         for channel in self._channels.values():
-          channel.heard = now
+          channel.last_received = now
         self._watched = dict.fromkeys(self._watched, now)
       awake = now
       self._look_at_clocks(now)
       self._speak(now)
 
   def close(self) -> None:
-    """Ends all connections; the journal has what is needed to go on."""
+    """Ends all connections; the journal suffices to resume later."""
     self._closed.set()
     self._listener.close()
 
@@ -181,37 +192,42 @@ class Service:
     self.close()
 
   def seen(self) -> list[Seen]:
-    """Returns all peers as they are now; may be called from any thread."""
+    """Returns the current status of all peers; thread-safe."""
     state, now = self.state, time.monotonic()
+    # Copies: the service's thread modifies the originals.
     channels, reports = dict(self._channels), dict(self._reports)
     found = []
     for peer in (*state.record.members, *(p for p, _ in state.pending)):
       channel = channels.get(peer)
       found.append(Seen(
         peer, _doing(state, peer),
-        None if channel is None else now - channel.heard, reports.get(peer),
+        None if channel is None else now - channel.last_received,
+        reports.get(peer),
       ))
     return found
 
   def _meet(self, sock: socket.socket, request: Request) -> None:
-    """A connection's thread, as the listener runs it."""
+    """Receives a connection's messages, in a thread of the listener."""
     peer, wrong = request.sender, False
-    ids.address(peer)
+    ids.address(peer)  # raises if the id is malformed
     channel = Channel(sock, frames.FROM_PEER, self._timing.silence_s)
+    # The peer adopts the coordinator's t_h.
     channel.send(m.Welcome(float(self._timing.silence_s)))
     try:
       channel.run(lambda message: self._events.put((channel, peer, message)))
     except (OSError, ValueError) as error:
       channel.reason = channel.reason or str(error) or type(error).__name__
+      # FrameError is a ValueError: the peer sent invalid data.
       wrong = isinstance(error, ValueError)
     finally:
       self._events.put((channel, peer, _Gone(wrong)))
 
   def _take(self, channel: Channel, peer: Id, message: Any) -> None:
-    """Takes what has come over a connection."""
+    """Processes one event of a connection."""
     current = self._channels.get(peer)
     if isinstance(message, m.Hello) and channel is not current:
       if current is not None:
+        # A reconnect replaces the old connection, which may be half-open.
         current.close("has connected again")
       elif len(self._channels) >= self._most_peers:
         self._line(f"{peer} refused: {self._most_peers} peers are there")
@@ -219,7 +235,7 @@ class Service:
         return
       self._channels[peer] = current = channel
     if channel is not current:
-      # Of a connection that has been replaced, or before its Hello.
+      # An event of a replaced connection, or one before its Hello.
       if isinstance(message, _Gone) and message.wrong:
         self._line(f"{peer} refused: {channel.reason}")
       return
@@ -227,6 +243,7 @@ class Service:
       del self._channels[peer]
       if peer in self._watched:
         self._watched[peer] = time.monotonic()
+      # The peer stays a member for reconnect_s.
       self._line(f"{peer} has no connection: {channel.reason}")
       return
     if isinstance(message, m.Report):
@@ -235,13 +252,14 @@ class Service:
     self._step(peer, message)
 
   def _step(self, sender: Id | None, message: Any) -> None:
-    """Gives the coordinator a message, and does what it says."""
+    """Processes a message and executes the effects."""
     before = self.state.record
     self.state, effects = coordinator.step(
       self.state, sender, message, self.rules
     )
     self._log.stepped(sender, message, effects, self.state)
     for effect in effects:
+      # `_look_at_clocks` reports silent peers.
       if isinstance(effect, m.Close) and not isinstance(message, m.Silent):
         self._line(f"{effect.peer} dropped: {_reason(sender, message)}")
     self._do(effects)
@@ -250,12 +268,13 @@ class Service:
       self._line(_epoch_line(before.members, now))
 
   def _do(self, effects: list[Any]) -> None:
+    """Executes effects in order."""
     for effect in effects:
       match effect:
-        case m.Record():
+        case m.Record():  # on disk before any later Send
           self._journal.append(effect)
         case m.Send():
-          # To one without a connection it is said when it comes again.
+          # A disconnected peer receives it after its next Hello.
           if effect.to in self._channels:
             self._channels[effect.to].send(effect.message)
         case m.Watch():
@@ -275,13 +294,14 @@ class Service:
           raise AssertionError(effect)
 
   def _look_at_clocks(self, now: float) -> None:
-    """Says what is due: silent peers, and times that are over."""
+    """Processes silent peers and expired timers."""
     for peer, since in list(self._watched.items()):
-      if peer not in self._watched:  # it went with one before it
+      if peer not in self._watched:  # closed in the step of an earlier peer
         continue
       channel = self._channels.get(peer)
       if channel is not None:
-        since, limit_s = channel.heard, self._timing.silence_s
+        # Keep-alives count as signs of life.
+        since, limit_s = channel.last_received, self._timing.silence_s
       else:
         limit_s = self._timing.reconnect_s
       if now - since >= limit_s:
@@ -289,23 +309,26 @@ class Service:
         what = "silent" if channel else "without a connection"
         self._line(f"{peer} dropped: {what} for {limit_s:g} s")
         self._step(None, m.Silent(peer))
+    # Remove before processing: a step may add timers.
     due = [message for end, message in self._timers if end <= now]
     self._timers = [timer for timer in self._timers if timer[0] > now]
     for message in due:
       self._step(None, message)
 
   def _speak(self, now: float) -> None:
-    """Says what is waited for, once that has been so for a while."""
+    """Reports a wait that has lasted for `_REPORT_AFTER_S`."""
     state, text = self.state, waits(self.state, self.rules)
-    if text != self._said:
+    if text != self._said:  # a new status restarts the delay
       self._said, self._since, self._is_said = text, now, False
-    if now - self._since <= _PATIENCE_S:
+    if now - self._since <= _REPORT_AFTER_S:
       return
     if not self._is_said:
       self._is_said = True
       self._line(text)
+    # Peers waiting for admission receive the report, too.
     there = {peer for peer, _ in state.pending}
     self._told = {p: when for p, when in self._told.items() if p in there}
+    # Recovery timed out and no holder of the newest revision is connected.
     lost = state.phase is Phase.ASSEMBLING and state.late
     waiting = m.Waiting(state.record.revision, lost, text[:_MOST_CHARS])
     for peer in there & self._channels.keys():
@@ -318,7 +341,7 @@ class Service:
 
 
 def _doing(state: Coordinator, peer: Id) -> str:
-  """Returns what a peer is at, in words."""
+  """Returns a description of a peer's current activity."""
   if peer not in state.record.members:
     return "waits to join"
   match state.phase:
@@ -332,21 +355,22 @@ def _doing(state: Coordinator, peer: Id) -> str:
 
 
 def _reason(sender: Id | None, message: Any) -> str:
-  """Returns why a message has a peer dropped."""
+  """Returns the reason for which a message caused a peer to be dropped."""
   match message:
     case m.Vote():
       return (
-        f"its digest of round {message.round} is not that of most, or not the "
-        "least one of as many"
+        f"its digest of round {message.round} differs from the majority's, or "
+        "lost a tie"
       )
     case m.Unreachable():
       return f"{sender} cannot reach {', '.join(message.peers)}"
     case m.Leave():
       return "it leaves"
-  return "nobody is left who has the newest revision"
+  return "no connected peer holds the newest revision"
 
 
 def _epoch_line(before: tuple[Id, ...], now: m.Record) -> str:
+  """Returns a line about a new epoch's members."""
   joined = sorted({*now.members} - {*before})
   left = sorted({*before} - {*now.members})
   return (
@@ -357,7 +381,7 @@ def _epoch_line(before: tuple[Id, ...], now: m.Record) -> str:
 
 
 def waits(state: Coordinator, rules: Rules) -> str:
-  """Returns what a coordinator waits for, in words."""
+  """Returns a description of what a coordinator waits for."""
   record, there = state.record, {peer for peer, _ in state.pending}
   if state.phase is Phase.ASSEMBLING:
     if not record.members:

@@ -1,14 +1,25 @@
-"""Shared state: named arrays with hashes, and how a peer gets what it lacks.
+"""Shared state: named arrays, their manifest of hashes, and differences.
 
-An array is cut into chunks, each with a SHA-256 (173 ms of a core for 256 MB
-here; BLAKE2b takes 427 ms). A manifest lists names, types, shapes and hashes,
-and its own SHA-256 is the digest of the revision, on which the coordinator has
-decided. So a manifest is believed if it has that digest, whoever sends it, and
-a chunk is believed if it has the hash of the manifest. A holder that sends
-another one is known to be wrong, and is asked no more.
+Arrays are divided into chunks, each with a SHA-256 hash (measured: 173 ms of
+one core for 256 MB; BLAKE2b takes 427 ms). A manifest lists names, dtypes,
+shapes and hashes. The SHA-256 of the encoded manifest is the digest of the
+revision, which the coordinator commits. A manifest with that digest can
+therefore be accepted from any sender, and so can a chunk with the hash in the
+manifest. A holder that sends a chunk with a wrong hash is dropped.
 
 Source: PCCL (arXiv 2505.14065) hashes whole tensors and fetches from one peer.
-Chunks let several holders send parts of one array, and show who was wrong.
+Chunks let several holders send parts of one array, and identify a faulty
+holder.
+
+Example:
+  >>> import numpy as np
+  >>> from parallel.elastic.membership import shared_state
+  >>> old = shared_state.manifest({"w": np.zeros(4, np.float32), "step": b"1"})
+  >>> new = shared_state.manifest({"w": np.zeros(4, np.float32), "step": b"2"})
+  >>> shared_state.differing(old, new)  # (name, chunk) pairs to download
+  [('step', 0)]
+  >>> new["w"].dtype, new["w"].shape, new["w"].num_chunks
+  ('float32', (4,), 1)
 """
 
 from collections.abc import Mapping
@@ -29,20 +40,21 @@ CHUNK_BYTES = LIMITS[Kind.CHUNK]
 _HASH_BYTES = 32
 _MOST_NAMES, _MOST_DIMS = 1 << 16, 16
 _TYPES = re.compile(r"bytes|bool|u?int(8|16|32|64)|float(16|32|64)")
-_HEAD = struct.Struct("!HHB")
+_HEAD = struct.Struct("!HHB")  # bytes of the name, of the dtype's name; dims
 
-# Values of a state. Bytes are for what is no array.
+# Values of a state. Bytes are for data that is not an array.
 Value = np.ndarray | bytes
 State = Mapping[str, Value]
 
 
 class Entry(NamedTuple):
-  """One array of a state, or bytes.
+  """Manifest entry of one array or bytes value.
 
   Attributes:
-    dtype: Its type's name; "bytes" for bytes.
-    shape: Its shape; (length,) of bytes.
-    hashes: The SHA-256 of each ``CHUNK_BYTES`` of it, one after the other.
+    dtype: Name of the dtype; "bytes" for bytes.
+    shape: Shape of the array; (length,) for bytes.
+    hashes: Concatenated SHA-256 hashes (32 bytes each) of consecutive chunks of
+      ``CHUNK_BYTES``.
   """
 
   dtype: str
@@ -51,12 +63,13 @@ class Entry(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Its bytes."""
+    """Size in bytes."""
     width = 1 if self.dtype == "bytes" else np.dtype(self.dtype).itemsize
     return width * math.prod(self.shape)
 
   def chunk(self, index: int) -> tuple[int, int, bytes]:
-    """Returns where a chunk begins and ends, in bytes, and its hash."""
+    """Returns (start, stop, hash) of a chunk; offsets in bytes."""
+    # The last chunk may be shorter.
     start = index * CHUNK_BYTES
     return (
       start, min(start + CHUNK_BYTES, self.size),
@@ -65,7 +78,7 @@ class Entry(NamedTuple):
 
   @property
   def num_chunks(self) -> int:
-    """How many chunks it has."""
+    """Number of chunks."""
     return -(-self.size // CHUNK_BYTES)
 
 
@@ -73,30 +86,31 @@ Manifest = Mapping[str, Entry]  # name -> entry, in the order of the names
 
 
 def buffer(value: Value) -> memoryview:
-  """Returns a value's bytes without a copy.
+  """Returns a view of a value's bytes, without a copy.
 
   Raises:
-    ValueError: It is an array that is not contiguous.
+    ValueError: The value is an array that is not C-contiguous.
   """
   if isinstance(value, bytes):
     return memoryview(value)
   if not value.flags.c_contiguous:
     raise ValueError(f"an array of shape {value.shape} must be contiguous")
-  # Through uint8, since views of empty arrays cannot be cast.
+  # View as uint8 first: a memoryview of an empty array cannot be cast.
   return memoryview(value.reshape(-1).view(np.uint8))
 
 
 def manifest(state: State) -> dict[str, Entry]:
-  """Hashes a state, on all cores.
+  """Hashes a state, with one thread per core.
 
   Args:
     state: name -> array of booleans, integers or floats, or bytes.
 
   Raises:
-    ValueError: A name is longer than 65,535 bytes, or a type is another one.
+    ValueError: A name is longer than 65,535 bytes, or a dtype is unsupported.
   """
   found = {}
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    # Sorted names make equal states have equal digests.
     for name in sorted(state):
       value = state[name]
       is_bytes = isinstance(value, bytes)
@@ -104,7 +118,7 @@ def manifest(state: State) -> dict[str, Entry]:
       if not _TYPES.fullmatch(dtype) or len(name.encode()) > 0xFFFF:
         raise ValueError(f"{name!r} is of type {dtype}: cannot be shared")
       view = buffer(value)
-      # hashlib releases the interpreter's lock.
+      # hashlib releases the GIL, so chunks are hashed in parallel.
       hashes = pool.map(
         lambda i, view=view: hashlib.sha256(view[i : i + CHUNK_BYTES]).digest(),
         range(0, len(view), CHUNK_BYTES),
@@ -115,39 +129,44 @@ def manifest(state: State) -> dict[str, Entry]:
 
 
 def encode(entries: Manifest) -> bytes:
-  """Returns a manifest as bytes, of which a state has only one form."""
+  """Returns a manifest as bytes; equal manifests have equal bytes."""
+  # Number of entries; then per entry: lengths, name, dtype, shape, hashes.
   out = [struct.pack("!I", len(entries))]
   for name in sorted(entries):
     entry, raw = entries[name], name.encode()
     out.append(_HEAD.pack(len(raw), len(entry.dtype), len(entry.shape)))
     out += [raw, entry.dtype.encode()]
-    out.append(struct.pack(f"!{len(entry.shape)}Q", *entry.shape))
+    out.append(struct.pack(f"!{len(entry.shape)}Q", *entry.shape))  # 64-bit
     out.append(entry.hashes)
   return b"".join(out)
 
 
 def digest(entries: Manifest) -> Digest:
-  """Returns what names a content: the hash of its manifest."""
+  """Returns the digest of a state: the hex SHA-256 of its manifest."""
   return hashlib.sha256(encode(entries)).hexdigest()
 
 
 def decode(data: bytes, most_bytes: int) -> dict[str, Entry]:
-  """Reads a manifest.
+  """Returns the manifest that `encode` converted.
+
+  The data is untrusted until its digest has been compared, so all lengths are
+  checked.
 
   Args:
-    data: What `encode` has made.
-    most_bytes: What the state may take, at most.
+    data: Encoded manifest.
+    most_bytes: Upper limit on the size of the state.
 
   Raises:
-    FrameError: It is no manifest, or of too large a state.
+    FrameError: The data is not a manifest, or the state is too large.
   """
   found: dict[str, Entry] = {}
   place = total = 0
 
   def take(count: int) -> bytes:
+    """Returns the next `count` bytes."""
     nonlocal place
     if count > len(data) - place:
-      raise FrameError("a manifest ends too early")
+      raise FrameError("a manifest is truncated")
     place += count
     return data[place - count : place]
 
@@ -160,27 +179,29 @@ def decode(data: bytes, most_bytes: int) -> dict[str, Entry]:
     try:
       name, dtype = raw.decode(), kind.decode("ascii")
     except UnicodeDecodeError as error:
-      raise FrameError("a name in a manifest is no text") from error
+      raise FrameError("a name in a manifest is not valid text") from error
     if dims > _MOST_DIMS or not _TYPES.fullmatch(dtype) or name in found:
       raise FrameError(f"a manifest has {name[:80]!r} of type {dtype[:80]!r}")
+    # The number of hashes follows from the size, and is not transmitted.
     entry = Entry(dtype, struct.unpack(f"!{dims}Q", take(8 * dims)), b"")
     total += entry.size
     if total > most_bytes or (dtype == "bytes" and dims != 1):
       raise FrameError(
-        f"a state of at least {total:,} bytes; the most are {most_bytes:,}"
+        f"a state of at least {total:,} bytes; the limit is {most_bytes:,}"
       )
     found[name] = entry._replace(hashes=take(_HASH_BYTES * entry.num_chunks))
+  # Otherwise one state could have several digests.
   if place != len(data):
-    raise FrameError(f"a manifest has {len(data) - place} bytes too many")
+    raise FrameError(f"a manifest has {len(data) - place} trailing bytes")
   return found
 
 
 def differing(ours: Manifest, theirs: Manifest) -> list[tuple[str, int]]:
-  """Returns the chunks of their state that ours has not: name, index."""
+  """Returns (name, index) of the chunks of `theirs` that `ours` lacks."""
   found = []
   for name, entry in theirs.items():
     own = ours.get(name)
-    alike = own is not None and own[:2] == entry[:2]
+    alike = own is not None and own[:2] == entry[:2]  # dtype and shape
     found += [
       (name, i) for i in range(entry.num_chunks)
       if not alike or own.chunk(i) != entry.chunk(i)
@@ -189,7 +210,7 @@ def differing(ours: Manifest, theirs: Manifest) -> list[tuple[str, int]]:
 
 
 def empty(entries: Manifest) -> dict[str, Any]:
-  """Returns arrays for a state's values, bytes as arrays of uint8."""
+  """Returns uninitialized arrays for a state; bytes as arrays of uint8."""
   return {
     name: np.empty(entry.shape, "u1" if entry.dtype == "bytes" else entry.dtype)
     for name, entry in entries.items()

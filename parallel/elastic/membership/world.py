@@ -1,9 +1,9 @@
-"""Small worlds of peers: their states, and what may go wrong in them.
+"""State space of the model checker: small worlds of peers with faults.
 
-A world has a coordinator, peers, and messages under way, which may be delivered
-in any order. The protocol's own functions are what is run. What goes wrong is
-in a `Budget`: how often a peer or the coordinator is killed, a connection is
-cut, a message comes twice, and so on, at any moment.
+A world consists of a coordinator, peers, and messages in flight, which may be
+delivered in any order. The protocol's own `step` functions are executed. A
+`Budget` limits the number of faults of each kind (crashes, lost connections,
+duplicated messages, ...), which may occur at any moment.
 """
 
 import dataclasses
@@ -15,26 +15,26 @@ from parallel.elastic.membership import peer as peers_
 
 
 class Protocol(NamedTuple):
-  """The functions that are searched; a broken copy can stand in for them."""
+  """Modules under test; tests replace one with a copy that has a bug."""
 
   coordinator: Any = coordinators
   peer: Any = peers_
 
 
 class Budget(NamedTuple):
-  """How often each accident may happen in a world.
+  """Maximum number of occurrences of each fault in a world.
 
   Attributes:
     crashes: A peer is killed.
-    restarts: The coordinator is killed; it comes back whenever.
+    restarts: The coordinator is killed; it restarts at any later moment.
     cuts: A peer's connection to the coordinator breaks.
-    suspicions: A peer that lives is not heard of for t_h.
-    failures: A peer's exchange fails though all others live, or a connection
-      between two peers cannot be made.
-    copies: A message comes twice.
-    halts: A peer that has no connection gives up.
-    leaves: A peer says that it goes, and goes.
-    voids: A part must not be given any more, for a revision that is fetched.
+    suspicions: A live peer is reported silent for t_h seconds.
+    failures: A peer's exchange fails although all contributors are alive, or a
+      connection between two live peers cannot be made.
+    copies: A message is delivered twice.
+    halts: A peer without a connection halts.
+    leaves: A peer sends `Leave` and ends.
+    voids: A fetched revision makes a peer's contribution void.
   """
 
   crashes: int = 0
@@ -49,20 +49,22 @@ class Budget(NamedTuple):
 
 
 class World(NamedTuple):
-  """A state of everything.
+  """Global state: all processes, messages in flight and running tasks.
 
   Attributes:
-    coordinator: Its state; None while it is down.
-    journal: What it has written.
-    armed: Messages that its host gives back at some time.
-    watched: Peers of which it is told when they are silent.
-    peers: Their states; None for one that was killed.
-    linked: Which of them have a connection to it.
-    counts: How many parts each has begun.
-    messages: Under way: from, to, kind, message; None is the coordinator.
-    tasks: What hosts of peers are doing: peer, kind, task.
-    begun: Who has begun a round: epoch, round, peer, number of its part.
-    left: The accidents that may still happen.
+    coordinator: State of the coordinator; None while it is down.
+    journal: Last record in its journal.
+    armed: Timer messages that its host has not returned yet.
+    watched: Peers under a liveness watch.
+    peers: State of each peer; None for a peer that was killed or left.
+    linked: Whether each peer has a connection to the coordinator.
+    counts: Number of contributions that each peer has started.
+    messages: (source, destination, kind, message) in flight; None is the
+      coordinator.
+    tasks: (peer, kind, task) that the hosts of peers are executing.
+    begun: (epoch, round, peer, number of its contribution) of each exchange
+      that a peer has started.
+    left: Remaining budget of faults.
   """
 
   coordinator: Any
@@ -80,14 +82,14 @@ class World(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-  """Which world is searched.
+  """Size of the world to search.
 
   Attributes:
-    peers: How many there are; all come by themselves.
-    rounds: Rounds until all is done.
-    budget: What may go wrong.
-    rules: Of the coordinator.
-    most: States after which the search gives up.
+    peers: Number of peers; all connect at some moment.
+    rounds: Number of rounds after which the run is complete.
+    budget: Maximum number of faults.
+    rules: Rules of the coordinator.
+    most: Number of states after which the search stops.
   """
 
   peers: int

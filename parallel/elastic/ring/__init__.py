@@ -1,4 +1,4 @@
-"""Reductions over links between peers, and their bandwidth."""
+"""Reductions over links between peers, and bandwidth measurement."""
 
 from parallel.lazy import attach
 

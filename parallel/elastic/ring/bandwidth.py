@@ -1,13 +1,24 @@
-"""Measures the links of an epoch, and orders a ring by them.
+"""Bandwidth measurement between peers, and ring orders that maximize it.
 
-Pairs are measured in rounds, as in a tournament: in each round every peer is in
-at most one pair, so pairs do not share a peer's link. Both directions of a pair
-are measured at once, as a ring uses them.
+Pairs are measured in rounds, as in a round-robin tournament: each peer is in at
+most one pair per round, so concurrent measurements do not share a peer's link.
+Both directions of a pair are measured concurrently, as a ring uses them.
 
-An epoch's `Rings` has the ring of each set of contributors. A peer wishes that
-links are measured when it has no ring for them, or when sums take longer than
-they did; contributors tell each other their wishes, and one is enough. So all
-have the same ring without a message of its own.
+`Rings` caches an epoch's ring for each set of contributors. A peer requests a
+measurement when it has no ring for the set, or when sums have become slower.
+Contributors exchange these requests with their weights
+(`parallel.elastic.exchange`), and one request suffices, so all contributors use
+the same ring without an extra message.
+
+Example:
+  >>> import numpy as np
+  >>> from parallel.elastic.ring import bandwidth
+  >>> bandwidth.rounds(4)
+  [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
+  >>> rates = np.full((4, 4), 1e9)  # bytes per second
+  >>> rates[0, 1] = rates[1, 0] = 1e7  # one slow pair
+  >>> bandwidth.ring_order(rates)  # keeps ranks 0 and 1 apart
+  (0, 2, 1, 3)
 """
 
 from collections.abc import Sequence
@@ -21,21 +32,26 @@ from parallel.elastic.membership.messages import Id
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.transport.links import Links
 
-EXACT = 9  # peers up to which all orders are tried
-# Links have changed if so many sums in a row take so much longer.
+EXACT = 9  # largest number of peers with exhaustive search: 8! / 2 rings
+# Measure again after `_IN_A_ROW` sums that were `_SLOWER` times slower than the
+# fastest one.
 _SLOWER, _IN_A_ROW = 2.0, 3
 
 
 def rounds(num_peers: int) -> list[list[tuple[int, int]]]:
-  """Returns rounds of pairs in which each pair is once (circle method)."""
-  size = num_peers + num_peers % 2  # the last one stands for a pause
+  """Returns rounds of disjoint pairs that cover each pair once.
+
+  The circle method of round-robin tournaments: M - 1 rounds for even M, M for
+  odd M.
+  """
+  size = num_peers + num_peers % 2  # odd: a dummy peer, whose partner pauses
   ring, found = list(range(size)), []
   for _ in range(size - 1):
     pairs = [(ring[i], ring[-1 - i]) for i in range(size // 2)]
     found.append(sorted(
       (min(p), max(p)) for p in pairs if max(p) < num_peers
     ))
-    ring = [ring[0], ring[-1], *ring[1:-1]]
+    ring = [ring[0], ring[-1], *ring[1:-1]]  # rotate all but the first
   return found
 
 
@@ -43,36 +59,42 @@ def measure(
   links: Links, tag: int, *, ranks: Sequence[Id] | None = None,
   least_s: float = 0.05, most_bytes: int = 1 << 26, limit_s: float = 60.0,
 ) -> np.ndarray:
-  """Measures all pairs of peers, who all take part at the same time.
+  """Measures all pairs of peers; all peers call it concurrently.
 
   Args:
-    links: The links of the epoch.
-    tag: A tag that, with the next one, no other operation has.
-    ranks: The peers, in the order of their ranks; all members if None.
-    least_s: What is sent is doubled until it takes so long.
-    most_bytes: What is sent in one direction, at most.
-    limit_s: Seconds that one step may take.
+    links: Links of the epoch.
+    tag: Operation tag. It and the next one must be unused.
+    ranks: Peers in the order of their ranks; all members if None.
+    least_s: Minimum duration in seconds; the size doubles until it is reached.
+    most_bytes: Maximum number of bytes sent in one direction.
+    limit_s: Time limit of each operation in seconds.
 
   Returns:
-    float64 ``[M, M]``: bytes per second from a rank to another; 0 on the
-    diagonal. The same on all peers.
+    float64 ``[M, M]``: bytes per second from the row's rank to the column's; 0
+    on the diagonal. Identical on all peers.
+
+  Raises:
+    Lost: A peer was lost, or an operation exceeded its time limit.
   """
+  # Rank order; all peers use the same.
   members = tuple(ranks or links.members)
   me = members.index(links.me)
-  mine = np.zeros(len(members))
+  mine = np.zeros(len(members))  # [M] incoming bytes per second
   for pairs in rounds(len(members)):
+    # None: this peer pauses in this round.
     pair = next((p for p in pairs if me in p), None)
     if pair is not None:
-      other = pair[pair[0] == me]
+      other = pair[pair[0] == me]  # the partner: index 1 if this peer is first
       mine[other] = _rate(
         links, tag, (members[pair[0]], members[pair[1]]), least_s, most_bytes,
         limit_s,
       )
-    # All begin the next round together.
+    # Barrier: an empty gather, so that rounds do not overlap.
     link_collectives.gather(links, tag + 1, b"", ranks=members).result(limit_s)
   rows = link_collectives.gather(
     links, tag + 1, mine, ranks=members
   ).result(limit_s)
+  # Each peer measures its incoming rates, which are columns. [M, M]
   return np.stack([np.frombuffer(row) for row in rows], axis=1)
 
 
@@ -80,90 +102,99 @@ def _rate(
   links: Links, tag: int, pair: tuple[str, str], least_s: float,
   most_bytes: int, limit_s: float,
 ) -> float:
-  """Returns the bytes per second that come from the other one of a pair."""
+  """Returns the bytes per second received from the partner of a pair."""
+  # Start with 64 KiB and double: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
     data = np.zeros(size, np.uint8)
-    # The other one may still be waiting for the end of the round before.
+    # Barrier: the partner may still be in the previous round.
     link_collectives.gather(links, tag, b"", ranks=pair).result(limit_s)
     start = time.monotonic()
     link_collectives.gather(links, tag, data, ranks=pair).result(limit_s)
     seconds = time.monotonic() - start
-    # Both stop at the same size: the slower one's time decides.
+    # Exchange the times, so that both partners stop at the same size.
     times = link_collectives.gather(
       links, tag, np.array([seconds]), ranks=pair
     ).result(limit_s)
     slowest = max(float(np.frombuffer(t)[0]) for t in times)
     if slowest >= least_s or 2 * size > most_bytes:
-      return size / seconds
+      return size / seconds  # this peer's incoming rate
     size *= 2
 
 
 class Rings:
-  """The rings of an epoch, by measured links.
+  """Cache of an epoch's rings, ordered by measured bandwidth.
 
   Attributes:
-    measured: How often links have been measured.
+    measured: Number of measurements so far.
   """
 
   def __init__(self, links: Links) -> None:
     self._links = links
+    # ranks -> the same ranks in ring order.
     self._rings: dict[tuple[Id, ...], tuple[Id, ...]] = {}
     self._best, self._slow = math.inf, 0
     self.measured = 0
 
   def wanted(self, ranks: tuple[Id, ...]) -> bool:
-    """Returns whether this peer wishes that links are measured."""
+    """Returns whether this peer requests a measurement."""
     return ranks not in self._rings or self._slow >= _IN_A_ROW
 
   def measure(self, ranks: tuple[Id, ...], tag: int) -> None:
-    """Measures, which all ranks do at the same time; see `measure`."""
-    rates = measure(self._links, tag, ranks=ranks)
+    """Measures the links; all ranks call it concurrently. See `measure`."""
+    rates = measure(self._links, tag, ranks=ranks)  # [M, M]
     self._rings = {ranks: tuple(ranks[i] for i in ring_order(rates))}
     self._best, self._slow = math.inf, 0
     self.measured += 1
 
   def ring(self, ranks: tuple[Id, ...]) -> tuple[Id, ...]:
-    """Returns the ranks in the order of their ring."""
+    """Returns the ranks in ring order.
+
+    Raises:
+      KeyError: The links of these ranks have not been measured.
+    """
     return self._rings[ranks]
 
   def took(self, seconds_per_byte: float) -> None:
-    """Notes how long a sum around a ring has taken."""
+    """Records the duration of a ring sum, to detect links that slow down."""
     slow = seconds_per_byte > _SLOWER * self._best
     self._slow = self._slow + 1 if slow else 0
+    # Reference: the fastest sum since the last measurement.
     self._best = min(self._best, seconds_per_byte)
 
 
 def ring_order(rates: np.ndarray) -> tuple[int, ...]:
-  """Chooses the ring whose slowest link is fastest.
+  """Returns the ring order that maximizes the bandwidth of the slowest link.
 
-  A ring's reduction takes as long as its slowest link; among rings with equal
-  ones the least sum of times per byte decides, then the order of the numbers.
-  All orders are tried for up to ``EXACT`` peers; for more, a ring that goes to
-  the nearest peer is improved by turning parts of it round until no turn helps.
+  The slowest link determines the time of a ring reduction. Ties are resolved by
+  the smallest sum of times per byte, then by the smallest tuple of ranks. Up to
+  ``EXACT`` peers the search is exhaustive; beyond that, a nearest-neighbor ring
+  is improved by 2-opt moves until none helps.
 
   Args:
-    rates: ``[M, M]``: bytes per second from a rank to another. A ring's sums go
-      one way and their result the other, so the slower direction counts.
+    rates: ``[M, M]``: bytes per second from the row's rank to the column's. A
+      ring sends partial sums one way and results the other, so the slower
+      direction of each pair counts.
 
   Returns:
-    The ranks in the order of the ring, from 0.
+    Ranks in the order of the ring, starting with rank 0.
 
   Raises:
-    ValueError: A rate is not positive.
+    ValueError: A rate between two peers is not positive and finite.
   """
   rates = np.asarray(rates, float)
   n = len(rates)
-  if n < 3:
+  if n < 3:  # all orders are equal
     return tuple(range(n))
+  # [M, M], symmetric; the ones on the diagonal avoid a division by zero.
   slower = np.where(np.eye(n, dtype=bool), 1.0, np.minimum(rates, rates.T))
   if not (np.isfinite(slower).all() and (slower > 0).all()):
     raise ValueError("all rates between two peers must be positive")
-  times = 1 / slower
+  times = 1 / slower  # seconds per byte
   if n <= EXACT:
     orders = (
       (0, *rest) for rest in itertools.permutations(range(1, n))
-      if rest[0] < rest[-1]  # the other half goes the other way round
+      if rest[0] < rest[-1]  # a ring and its reverse have equal costs
     )
     return min(orders, key=lambda order: _cost(times, order))
   return _improved(times, _nearest(times))
@@ -172,11 +203,13 @@ def ring_order(rates: np.ndarray) -> tuple[int, ...]:
 def _cost(
   times: np.ndarray, order: Sequence[int]
 ) -> tuple[float, float, tuple[int, ...]]:
-  steps = times[list(order), [*order[1:], order[0]]]
+  """Returns (slowest link, sum of links, order); smaller is better."""
+  steps = times[list(order), [*order[1:], order[0]]]  # [M] seconds per byte
   return float(steps.max()), float(steps.sum()), tuple(order)
 
 
 def _nearest(times: np.ndarray) -> tuple[int, ...]:
+  """Returns the ring that always continues with the fastest unvisited rank."""
   order, rest = [0], set(range(1, len(times)))
   while rest:
     order.append(min(rest, key=lambda j: (times[order[-1], j], j)))
@@ -185,14 +218,15 @@ def _nearest(times: np.ndarray) -> tuple[int, ...]:
 
 
 def _improved(times: np.ndarray, order: tuple[int, ...]) -> tuple[int, ...]:
-  """Turns parts round (2-opt) while this lowers the cost."""
+  """Reverses segments (2-opt) while this lowers the cost."""
   best = _cost(times, order)
   while True:
     turns = (
       (*order[:i], *order[i:j][::-1], *order[j:])
+      # Rank 0 stays first; segments have at least two ranks.
       for i in range(1, len(order)) for j in range(i + 2, len(order) + 1)
     )
     found = min(_cost(times, turn) for turn in turns)
-    if found[:2] >= best[:2]:
+    if found[:2] >= best[:2]:  # compare costs, not the order
       return order
     best, order = found, found[2]

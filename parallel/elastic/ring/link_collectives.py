@@ -1,25 +1,34 @@
-"""Collectives over the links of an epoch: sums of float32, gathers of bytes.
+"""Collectives over the links of an epoch: float32 sums and gathers of bytes.
 
-The order in which a sum adds is a part of its value, since float32 addition is
-not associative. Both orders give the same bits to all peers and send
-2 (M - 1) / M of the array from each of M peers:
+Float32 addition is not associative, so the order of additions determines the
+result's bits. Both orders produce identical bits on all peers, and each of M
+peers sends 2 (M - 1) / M of the array:
 
 - ``direct``: the owner of a chunk receives all contributions to it, adds them
-  in the order of the ranks, and sends the sum to all. The value is that of
-  adding the whole arrays in rank order, whatever M and the chunks are. The
-  contributions wait in a buffer of (M - 1) / M of the array.
-- ``ring``: chunk c is summed on its way from rank c - 1 down to rank c, each
-  adding its own, and the sum goes up from there. Chunks and order are those of
-  the ring of `parallel.schedules` (chunks of ceil(n / M) elements), so the bits
-  are those of its executor on a mesh. Its value depends on the ranks' order.
+  in rank order, and sends the sum to all peers. The result equals adding the
+  whole arrays in rank order, independently of M and the chunks. The
+  contributions occupy a buffer of (M - 1) / M of the array.
+- ``ring``: chunk c travels from rank c - 1 downwards to rank c; each rank adds
+  its own contribution. The sum then travels upwards from rank c. Chunks (of
+  ceil(n / M) elements) and order equal those of the ring in
+  `parallel.schedules`, so the bits equal those of its executor on a mesh. The
+  result depends on the order of the ranks.
 
-An operation has a tag. Several may be under way, in any order on each peer.
-Lanes' threads do all the work: whoever receives a block adds it and passes it
-on. The inputs are only read, so a failed operation leaves them as they were.
+Each operation has a tag. Several may be in flight, in any order on each peer.
+The threads of the connections do all the work: the thread that receives a block
+adds and forwards it. Inputs are never written, so a failed operation leaves
+them unchanged.
 
 Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69,
-2009; PCCL (arXiv 2505.14065), whose chunks have the remainder of n / M spread
-over the first ones.
+2009; PCCL (arXiv 2505.14065), which distributes the remainder of n / M over the
+first chunks instead of rounding up.
+
+Example:
+  >>> from parallel.elastic.ring import link_collectives
+  >>> payload, headers = link_collectives.sum_bytes(
+  ...   "ring", size=1000, num_ranks=4, rank=0)
+  >>> payload, 2 * (4 - 1) * 4000 // 4  # 2 (M - 1) / M of 4000 bytes
+  (6000, 6000)
 """
 
 from collections.abc import Sequence
@@ -36,16 +45,16 @@ from parallel.elastic.transport.transfers import Agreement
 
 Order = Literal["direct", "ring"]
 ORDERS = ("direct", "ring")
-# More than this costs less time per byte where links are fast, and delays the
-# first addition where they are slow: see configs/benchmark/ring.py.
+# Larger blocks cost less time per byte on fast links, and delay the first
+# addition on slow ones: see configs/benchmark/ring.py.
 BLOCK_BYTES = 1 << 20
-# Additions of several contributions stay in a core's cache.
+# Elements added at once: several contributions fit into a core's cache.
 _PIECE = 1 << 15
-_PART, _WHOLE = 0, 1  # slots: contributions, and finished sums
+_PART, _WHOLE = 0, 1  # slots: contributions or partial sums, and final sums
 
 
 class Sum(Operation):
-  """A sum under way; `result` waits for it."""
+  """Sum in progress; `result` waits for it."""
 
   def __init__(
     self, links: Links, tag: int, x: np.ndarray, ranks: Sequence[Id],
@@ -61,12 +70,14 @@ class Sum(Operation):
       or not self._result.flags.c_contiguous
       or np.may_share_memory(self._result, x)
     ):
-      raise ValueError("out must be an array like x, and apart from it")
+      raise ValueError(
+        "out must have x's shape and dtype, be contiguous and not overlap x"
+      )
     super().__init__(
       links, tag, ranks, f"sum {order}", x.nbytes, block_bytes
     )
-    self._x, self._out = x.reshape(-1), self._result.reshape(-1)
-    self._chunk = -(-x.size // len(ranks))
+    self._x, self._out = x.reshape(-1), self._result.reshape(-1)  # [n]
+    self._chunk = -(-x.size // len(ranks))  # elements; the last may be shorter
 
   def result(self, limit_s: float | None = None) -> np.ndarray:
     """Waits for the sum, as `wait` does, and returns it."""
@@ -74,20 +85,22 @@ class Sum(Operation):
     return self._result
 
   def _span(self, chunk: int) -> tuple[int, int]:
-    """Returns where a chunk begins and ends, in elements."""
+    """Returns (start, stop) of a chunk, in elements."""
     size = self._x.size
     return min(chunk * self._chunk, size), min((chunk + 1) * self._chunk, size)
 
   def _blocks(self, chunk: int) -> list[tuple[int, int]]:
-    """Returns where the blocks of a chunk begin and end, in elements."""
+    """Returns (start, stop) of each block of a chunk, in elements."""
     start, stop = self._span(chunk)
-    step = self._block // 4
+    step = self._block // 4  # float32 elements per block
     return [(i, min(i + step, stop)) for i in range(start, stop, step)]
 
   def _offset(self, chunk: int, start: int) -> int:
-    return 4 * (start - self._span(chunk)[0])
+    """Returns the byte offset of an element within its chunk."""
+    return 4 * (start - self._span(chunk)[0])  # bytes
 
   def _place_in(self, array: np.ndarray, header: Header, begin: int):
+    """Returns a view of a block; `begin` is the chunk's first element."""
     start = begin + header.offset // 4
     return _bytes(array[start : start + header.length // 4])
 
@@ -95,7 +108,7 @@ class Sum(Operation):
     return len(self._blocks(chunk))
 
   def _missing(self, peer: Id, slot: int, chunk: int) -> bool:
-    """Returns whether a block of a chunk has not come from a peer."""
+    """Returns whether a peer owes a block of a chunk."""
     return any(
       (peer, slot, self._offset(chunk, start)) not in self._seen
       for start, _ in self._blocks(chunk)
@@ -103,15 +116,17 @@ class Sum(Operation):
 
 
 class Direct(Sum):
-  """A sum in rank order."""
+  """Sum in rank order: each rank owns and adds one chunk."""
 
   def __init__(self, links, tag, x, ranks, out, block_bytes) -> None:
     super().__init__(links, tag, x, ranks, "direct", out, block_bytes)
     me, others = self._rank, [r for r in range(len(ranks)) if r != self._rank]
     start, stop = self._span(me)
-    shape = len(others), stop - start
+    shape = len(others), stop - start  # [M - 1, elements of the own chunk]
+    # Contributions of the other ranks to the own chunk.
     self._parts = links.borrow(4 * math.prod(shape)).reshape(shape)
     self._missing_parts = {a: len(others) for a, _ in self._blocks(me)}
+    # Own blocks to add, and finished blocks of the other owners to receive.
     self._left = self._count(me) + sum(self._count(r) for r in others)
     if not others:
       np.copyto(self._out, self._x)
@@ -120,6 +135,7 @@ class Direct(Sum):
       for r in others:
         for a, b in self._blocks(r):
           self._push(
+            # Each contribution goes directly to the owner of its chunk.
             ranks[r], _PART, self._offset(r, a), _bytes(self._x[a:b])
           )
     self._begin()
@@ -127,14 +143,15 @@ class Direct(Sum):
   def result(self, limit_s: float | None = None) -> np.ndarray:
     """Waits for the sum, as `wait` does, and returns it."""
     self.wait(limit_s)
-    self._links.give_back(self._parts)
+    self._links.give_back(self._parts)  # for the next sum
     self._parts = self._parts[:0]
     return self._result
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
-    """Returns the place of a contribution, or of another owner's sum."""
+    """Returns the destination of a contribution or of another owner's sum."""
     del scratch
     source = self.ranks.index(peer)
+    # A contribution is for this rank's chunk; a sum is of the sender's.
     owner = self._rank if header.slot == _PART else source
     start, stop = self._span(owner)
     if header.slot not in (_PART, _WHOLE):
@@ -145,6 +162,7 @@ class Direct(Sum):
     return self._place_in(self._parts[self._row(source)], header, 0)
 
   def _row(self, rank: int) -> int:
+    """Returns a rank's row in `_parts`, which has no row for this rank."""
     return rank - (rank > self._rank)
 
   def _use(self, peer: Id, header: Header, block: memoryview) -> None:
@@ -159,7 +177,9 @@ class Direct(Sum):
       self._missing_parts[start] -= 1
       if self._missing_parts[start]:
         return
+    # This thread received the last contribution to the block, and adds it.
     stop = min(start + self._block // 4, end)
+    # Without the lock: only this thread has this block.
     for a in range(start, stop, _PIECE):
       self._add(a, min(a + _PIECE, stop), begin)
     with self._lock:
@@ -171,13 +191,14 @@ class Direct(Sum):
           )
 
   def _add(self, start: int, stop: int, begin: int) -> None:
-    """Adds all contributions to some elements, in the order of the ranks."""
+    """Adds all contributions to a range of elements in rank order."""
     terms = [
       self._x[start:stop] if r == self._rank
       else self._parts[self._row(r), start - begin : stop - begin]
       for r in range(len(self.ranks))
     ]
     out = self._out[start:stop]
+    # Left to right in rank order: the same bits for every chunking.
     np.add(terms[0], terms[1], out=out)
     for term in terms[2:]:
       np.add(out, term, out=out)
@@ -193,18 +214,19 @@ class Direct(Sum):
 
 
 class Ring(Sum):
-  """A sum around the ring of the ranks."""
+  """Sum by a reduce-scatter and an all-gather around the ring of ranks."""
 
   def __init__(self, links, tag, x, ranks, out, block_bytes) -> None:
     super().__init__(links, tag, x, ranks, "ring", out, block_bytes)
     n, me = len(ranks), self._rank
+    # Partial sums go down, final sums go up.
     self._down, self._up = ranks[(me - 1) % n], ranks[(me + 1) % n]
     if n == 1:
       np.copyto(self._out, self._x)
     else:
-      # Every chunk but the one that starts here comes by to be added to, and
-      # every one but this rank's own comes by again as a sum.
-      first = (me + 1) % n
+      # Reduce-scatter: every chunk arrives to be added to, except the one that
+      # starts here. All-gather: every sum arrives, except this rank's own.
+      first = (me + 1) % n  # the chunk that starts here
       self._left = sum(
         self._count(c) * ((c != first) + (c != me)) for c in range(n)
       )
@@ -217,9 +239,10 @@ class Ring(Sum):
     self._begin()
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
-    """Returns the lane's scratch for what is added to, or a sum's place."""
+    """Returns the scratch buffer for a partial sum, or a sum's destination."""
     chunk, slot = divmod(header.slot, 2)
     n, me = len(self.ranks), self._rank
+    # Partial sums come from above, final sums from below.
     source, not_here = (
       (self._up, (me + 1) % n) if slot == _PART else (self._down, me)
     )
@@ -230,6 +253,7 @@ class Ring(Sum):
     start, stop = self._span(chunk)
     self._take(peer, header, 4 * (stop - start))
     if slot == _PART:
+      # A partial sum is read once, so it needs no own memory.
       return scratch[: header.length]
     return self._place_in(self._out, header, start)
 
@@ -243,6 +267,8 @@ class Ring(Sum):
       np.add(np.frombuffer(block, np.float32), self._x[start:stop], out=out)
     with self._lock:
       self._left -= 1
+      # A partial sum continues down until its owner, a final sum up until the
+      # rank below the owner. `out` holds a partial sum until the final one.
       if slot == _PART and chunk != me:
         self._push(self._down, header.slot, header.offset, _bytes(out))
       elif chunk != (me + 1) % n:
@@ -261,7 +287,7 @@ class Ring(Sum):
 
 
 class Gather(Operation):
-  """A gather of bytes under way; `result` waits for it."""
+  """Gather of bytes in progress; `result` waits for it."""
 
   def __init__(
     self, links: Links, tag: int, data: Any, ranks: Sequence[Id],
@@ -289,18 +315,22 @@ class Gather(Operation):
     return [self._pieces[peer] for peer in self.ranks]
 
   def _agrees(self, agreement: Agreement) -> bool:
+    # Sizes may differ between peers.
     alike = agreement.digest == self._agreement.digest
     return alike and agreement.size <= self._most
 
   def _welcome(self, peer: Id, agreement: Agreement) -> None:
+    # Checked against most_bytes in `_agrees`.
     self._pieces[peer] = memoryview(np.empty(agreement.size, np.uint8))
+    # The number of blocks is known only now.
     self._left += math.ceil(agreement.size / self._block)
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
-    """Returns a peer's place, once the peer has said how much comes."""
+    """Returns the destination of a block, once the peer's size is known."""
     del scratch
     with self._changed:
-      # It has said so on its control lane before it sent this.
+      # The size is in the peer's OPEN on the control connection, which it sent
+      # before this block.
       self._changed.wait_for(lambda: peer in self._pieces or self._error)
       if self._error is not None:
         raise self._error
@@ -329,26 +359,26 @@ def all_reduce(
   ranks: Sequence[Id] | None = None, out: np.ndarray | None = None,
   block_bytes: int = BLOCK_BYTES,
 ) -> Sum:
-  """Begins a sum of all ranks' arrays, and returns at once.
+  """Starts an asynchronous sum of all ranks' arrays.
 
   Args:
-    links: The links of the epoch.
-    tag: The operation's number, the same on all peers; it may be used again
-      after the result.
-    x: float32 ``[...]``, contiguous, the same shape on all. It is not written,
-      and must not change before the result.
-    order: In which order is added.
-    ranks: The peers whose arrays are summed, in the order of their ranks, the
-      same on all; all members if None.
-    out: Where the sum goes; a new array if None. After a failure its content
-      is undefined.
-    block_bytes: Bytes that are sent and added at once, the same on all.
+    links: Links of the epoch.
+    tag: Number of the operation, equal on all peers. It may be reused after the
+      result.
+    x: float32 ``[...]``, contiguous, of equal shape on all peers. The sum does
+      not write it; the caller must not modify it before the result.
+    order: Order of additions, "direct" or "ring"; see the module docstring.
+    ranks: Peers whose arrays are summed, in the order of their ranks, equal on
+      all peers; all members if None.
+    out: Output array; a new one if None. Its content is undefined after a
+      failure.
+    block_bytes: Bytes sent and added at once, equal on all peers.
 
   Returns:
-    The operation. Its `result` is float32, of x's shape.
+    The operation. Its `result` is float32 with x's shape.
 
   Raises:
-    ValueError: Arguments do not fit.
+    ValueError: An argument is invalid.
     Lost: The links have ended.
   """
   make = {"direct": Direct, "ring": Ring}.get(order)
@@ -361,21 +391,22 @@ def gather(
   links: Links, tag: int, data: Any, *, ranks: Sequence[Id] | None = None,
   most_bytes: int = 1 << 32, block_bytes: int = BLOCK_BYTES,
 ) -> Gather:
-  """Begins a gather of all ranks' bytes, which may be unequally many.
+  """Starts an asynchronous gather of all ranks' bytes; sizes may differ.
 
   Args:
-    links: The links of the epoch.
-    tag: The operation's number, as for `all_reduce`.
-    data: A contiguous buffer, which must not change before the result.
-    ranks: The peers that give bytes, in the order of their ranks.
-    most_bytes: What one peer may give, the same on all.
-    block_bytes: Bytes that are sent at once, the same on all.
+    links: Links of the epoch.
+    tag: Number of the operation, as for `all_reduce`.
+    data: Contiguous buffer, which must not be modified before the result.
+    ranks: Participating peers, in the order of their ranks; all members if
+      None.
+    most_bytes: Maximum number of bytes per peer, equal on all peers.
+    block_bytes: Bytes sent at once, equal on all peers.
 
   Returns:
     The operation. Its `result` is a list of buffers in the order of the ranks.
 
   Raises:
-    ValueError: Arguments do not fit.
+    ValueError: An argument is invalid.
     Lost: The links have ended.
   """
   return Gather(
@@ -387,28 +418,30 @@ def sum_bytes(
   order: Order, size: int, num_ranks: int, rank: int,
   block_bytes: int = BLOCK_BYTES,
 ) -> tuple[int, int]:
-  """Returns the bytes that a rank sends in a sum: of blocks, of their headers.
+  """Returns (payload bytes, header bytes) that a rank sends in a sum.
 
   Args:
-    order: In which order is added.
-    size: Elements of the array.
-    num_ranks: Ranks that take part.
-    rank: Which of them.
-    block_bytes: Bytes that are sent at once.
+    order: Order of additions.
+    size: Number of float32 elements of the array.
+    num_ranks: Number of participating ranks.
+    rank: Rank whose bytes are counted.
+    block_bytes: Bytes sent at once.
   """
+  # Same chunks as `Sum._span`.
   chunk = -(-size // num_ranks)
   lengths = [
     4 * max(0, min(chunk, size - c * chunk)) for c in range(num_ranks)
   ]
   if num_ranks == 1:
     sent = []
-  elif order == "direct":  # others' chunks, and its own to each other
+  elif order == "direct":  # a contribution to, and its own sum for, each other
     sent = lengths[:rank] + lengths[rank + 1 :]
     sent += (num_ranks - 1) * [lengths[rank]]
-  else:  # all but its own, and then all but the one above it
+  else:  # partial sums of all chunks but its own; sums of all but the one above
     sent = lengths[:rank] + lengths[rank + 1 :]
     above = (rank + 1) % num_ranks
     sent += lengths[:above] + lengths[above + 1 :]
+  # One header per block.
   frames = sum(-(-length // block_bytes) for length in sent)
   return sum(sent), HEADER_BYTES * frames
 

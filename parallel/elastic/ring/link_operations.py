@@ -1,8 +1,8 @@
-"""What all operations over links have in common: who is ready, what is left.
+"""Base class of operations over links: readiness, progress and completion.
 
-An operation ends well when all its peers have opened it, all blocks have been
-made here, and all that is sent has been given to the kernel. It fails when the
-links end. Either way it is booked once.
+An operation succeeds when all its peers have opened it, all blocks of the local
+result are computed, and all outgoing blocks have been passed to the kernel. It
+fails when the links end. Its traffic is recorded once in either case.
 """
 
 import abc
@@ -24,10 +24,17 @@ from parallel.elastic.transport.transfers import Agreement, Bytes, Lost
 
 
 class Operation(abc.ABC):
-  """What all operations have in common.
+  """Base class of sums and gathers over links.
 
-  Subclasses count down `_left`, the blocks that are still to be made here, and
-  hold `_lock` while they change anything.
+  Subclasses decrement `_left`, the number of local blocks still to be computed,
+  and hold `_lock` while they change state. Callbacks run in the threads of the
+  connections.
+
+  Attributes:
+    tag: Number of the operation, equal on all peers.
+    ranks: Participating peers, in the order of their ranks.
+    ready: Peers that have opened the operation and can receive blocks.
+    opened_by: Peers whose OPEN frame has arrived; guarded by the links' lock.
   """
 
   def __init__(
@@ -35,7 +42,7 @@ class Operation(abc.ABC):
     block_bytes: int,
   ) -> None:
     if links.me not in ranks:
-      raise ValueError(f"{links.me} is none of the ranks {', '.join(ranks)}")
+      raise ValueError(f"{links.me} is not among the ranks {', '.join(ranks)}")
     if len(set(ranks)) < len(ranks) or not {*ranks} <= {*links.members}:
       raise ValueError(f"ranks {ranks} must be different members")
     if not 0 < block_bytes <= LIMITS[Kind.DATA] or block_bytes % 4:
@@ -43,27 +50,33 @@ class Operation(abc.ABC):
         f"block_bytes={block_bytes} must be a multiple of 4, at most "
         f"{LIMITS[Kind.DATA]}"
       )
+    # A peer is ready once it has opened the operation.
     self.tag, self.ranks, self.ready = tag, tuple(ranks), set[Id]()
-    self.heard = set[Id]()  # whose OPEN the links have; with their lock held
+    self.opened_by = set[Id]()
     self._links, self._rank = links, tuple(ranks).index(links.me)
+    # A multiple of 4, so that blocks contain whole float32 values.
     self._block = block_bytes
+    # Peers compare this digest, so that mismatched calls fail early.
     text = f"{what} {block_bytes} {' '.join(ranks)}"
     self._agreement = Agreement(hashlib.sha256(text.encode()).digest(), size)
     self._lock = threading.Lock()
     self._changed = threading.Condition(self._lock)
+    # Blocks for peers that are not ready: (slot, offset, block).
     self._held: dict[Id, list[tuple[int, int, Any]]] = {}
-    self._seen: set[tuple[Id, int, int]] = set()
+    self._seen: set[tuple[Id, int, int]] = set()  # (peer, slot, offset)
+    # Blocks to compute, to pass to the kernel, and being received.
     self._left = self._sending = self._writing = 0
     self._sent, self._received = Bytes(), Bytes()
     self._error: Lost | None = None
-    self._booked = False
+    self._booked = False  # success or failure has been recorded
 
   def _begin(self) -> None:
+    # Blocks may arrive before this returns.
     self._links.begin(self, self._agreement, self.ranks)
     self._check_done()
 
   def done(self) -> bool:
-    """Whether the operation has ended, well or not."""
+    """Returns whether the operation has succeeded or failed."""
     with self._lock:
       return self._booked
 
@@ -71,26 +84,29 @@ class Operation(abc.ABC):
     """Waits until the operation has ended.
 
     Args:
-      limit_s: Seconds after which the links are ended, since a peer that lives
-        and does nothing is of no use either; None waits as long as all live.
+      limit_s: Seconds after which the links are ended, since a connected peer
+        that makes no progress blocks all others; None waits until a connection
+        fails.
 
     Raises:
-      Lost: A peer was lost, or the time is over.
+      Lost: A peer was lost, or the time limit was exceeded.
     """
     with self._changed:
       ended = self._changed.wait_for(lambda: self._booked, limit_s)
+      # Name the peer that blocks progress, while the lock is held.
       late = None if ended else self._late()
     if not ended:
       self._links.fail(Lost(
         late, f"operation {self.tag} has not ended within {limit_s:g} s"
       ))
     with self._changed:
+      # A thread may still be writing into the output after a failure.
       self._changed.wait_for(lambda: self._booked and not self._writing)
       if self._error is not None:
         raise self._error
 
   def _late(self) -> Id | None:
-    """Returns a peer that has not opened the operation, or not sent all."""
+    """Returns a peer that has not opened the operation or owes a block."""
     for peer in self.ranks:
       if peer != self._links.me and peer not in self.ready:
         return peer
@@ -98,19 +114,24 @@ class Operation(abc.ABC):
 
   @abc.abstractmethod
   def _owing(self) -> Id | None:
-    """Returns a peer of whom a block has not come; None if all have."""
+    """Returns a peer with an outstanding block; None if there is none."""
 
   def opened(self, peer: Id, agreement: Agreement) -> None:
-    """A peer is ready to receive."""
+    """Processes a peer's OPEN: sends the blocks held for it.
+
+    Raises:
+      FrameError: The peer's operation with this tag is a different one.
+    """
     if peer not in self.ranks or not self._agrees(agreement):
       raise FrameError(
-        f"operation {self.tag} is another one for {peer}: size "
+        f"operation {self.tag} differs from that of {peer}: size "
         f"{agreement.size:,} there, {self._agreement.size:,} here"
       )
     with self._changed:
       self.ready.add(peer)
       self._welcome(peer, agreement)
       for item in self._held.pop(peer, ()):
+        # Blocks computed before the peer was ready.
         self._links.send(self, peer, *item)
       self._changed.notify_all()
     self._check_done()
@@ -119,11 +140,11 @@ class Operation(abc.ABC):
     return agreement == self._agreement
 
   def _welcome(self, peer: Id, agreement: Agreement) -> None:
-    """Notes what a peer gives, with the lock held."""
+    """Prepares for a peer's data; the caller holds the lock."""
     del peer, agreement
 
   def _push(self, peer: Id, slot: int, offset: int, block: Any) -> None:
-    """Sends a block once the peer is ready; with the lock held."""
+    """Sends a block once the peer is ready; the caller holds the lock."""
     self._sending += 1
     if peer in self.ready:
       self._links.send(self, peer, slot, offset, block)
@@ -131,9 +152,13 @@ class Operation(abc.ABC):
       self._held.setdefault(peer, []).append((slot, offset, block))
 
   def _take(self, peer: Id, header: Header, size: int) -> None:
-    """Checks a block against its place, which has so many bytes in all."""
+    """Validates a block's offset and length within a slot of `size` bytes.
+
+    Raises:
+      FrameError: The block is misaligned, out of range or a duplicate.
+    """
     key = peer, header.slot, header.offset
-    wanted = min(self._block, size - header.offset)
+    wanted = min(self._block, size - header.offset)  # the last may be shorter
     with self._lock:
       if (
         header.offset % self._block or wanted <= 0 or header.length != wanted
@@ -141,13 +166,14 @@ class Operation(abc.ABC):
       ):
         raise FrameError(
           f"operation {self.tag} has no block of {header.length:,} bytes at "
-          f"{header.offset:,} in slot {header.slot}, or has it already"
+          f"{header.offset:,} in slot {header.slot}, or has received it already"
         )
+      # A second copy of a block would be added twice.
       self._seen.add(key)
       self._writing += 1
 
   def arrived(self, peer: Id, header: Header, block: memoryview) -> None:
-    """A block is there."""
+    """Processes a received block."""
     self._use(peer, header, block)
     with self._changed:
       self._writing -= 1
@@ -157,16 +183,16 @@ class Operation(abc.ABC):
 
   @abc.abstractmethod
   def _use(self, peer: Id, header: Header, block: memoryview) -> None:
-    """Takes a block that has come."""
+    """Adds, stores or forwards a received block."""
 
   def missed(self) -> None:
-    """A block that had a place has not come."""
+    """Releases the destination of a block that failed to arrive."""
     with self._changed:
       self._writing -= 1
       self._changed.notify_all()
 
   def sent(self, header: Header, size: int) -> None:
-    """A block has been given to the kernel."""
+    """Counts a block that has been passed to the kernel."""
     del header
     with self._lock:
       self._sending -= 1
@@ -174,20 +200,22 @@ class Operation(abc.ABC):
     self._check_done()
 
   def failed(self, error: Lost) -> None:
-    """The links have ended."""
+    """Ends the operation with an error, since the links have ended."""
     with self._changed:
       if self._booked:
         return
       self._error, self._booked = error, True
       self._held.clear()
       self._changed.notify_all()
+    # Without the lock: `end` takes the lock of the links.
     self._links.end(self, self._sent, self._received, False)
 
   def _check_done(self) -> None:
-    """Ends the operation if everything has been made, and sent on."""
+    """Ends the operation once all blocks are computed and sent."""
     with self._lock:
       if (
         self._left or self._sending or self._writing or self._booked
+        # Also wait for peers that are not ready, so that a tag can be reused.
         or len(self.ready) < len(self.ranks) - 1
       ):
         return

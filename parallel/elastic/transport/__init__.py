@@ -1,4 +1,4 @@
-"""Frames, TLS and channels between peers."""
+"""Transport between peers: frames, TLS, message channels and data links."""
 
 from parallel.lazy import attach
 

@@ -1,8 +1,9 @@
-"""What a peer and its coordinator talk over: messages both ways on a socket.
+"""Message channel between a peer and its coordinator over one socket.
 
-One thread reads and writes, since a TLS connection bears no two. It says all
-the time that this side is there. Messages to send wait in a queue with a limit:
-who does not read loses the connection, and holds nobody else up.
+One thread reads and writes, since a TLS connection does not support two. It
+sends keep-alive frames when there is no message. Outgoing messages wait in a
+bounded queue: a receiver that does not read loses its connection, and does not
+delay other receivers.
 """
 
 import collections
@@ -24,46 +25,50 @@ from parallel.elastic.transport.frames import (
 )
 from parallel.elastic.transport.handshake import shut
 
-# A peer is told a few messages in a round. One that leaves so many is stuck.
+# A peer receives a few messages per round, so a queue of this length means
+# that it does not read.
 _MOST_WAITING = 256
-_PIECE = 1 << 16
+_PIECE = 1 << 16  # bytes per recv
 
 
 class Channel:
-  """A connection that carries messages.
+  """Connection that carries messages in both directions.
 
   Attributes:
-    heard: The `time.monotonic` of the last frame that came.
-    reason: Why it was closed here; "" if it was not.
+    last_received: `time.monotonic()` of the last received frame.
+    reason: Reason for which this side closed it; "" if it did not.
+    silence_s: Timeout of sends, and of receives if `ends_silent`.
   """
 
   def __init__(
     self, sock: socket.socket, kinds: Sequence[type], silence_s: float,
     ends_silent: bool = False,
   ) -> None:
-    """Takes a connection whose handshake is done.
+    """Wraps a connection after its handshake.
 
     Args:
-      sock: The connection.
-      kinds: Classes of messages that are taken.
-      silence_s: Seconds in which the other side must take what is sent.
-      ends_silent: Whether it ends when nothing has come for so long, too. The
-        connection may be half-open: what this side says arrives, and nothing
-        comes back.
+      sock: Connected socket.
+      kinds: Accepted classes of messages.
+      silence_s: Seconds within which the other side must accept sent data.
+      ends_silent: Whether the connection also ends when nothing was received
+        for that long. It detects half-open connections, on which sent data
+        arrives but nothing comes back.
     """
     self._sock, self._kinds, self.silence_s = sock, kinds, silence_s
     self._ends_silent = ends_silent
     self._lock = threading.Lock()
     self._waiting: collections.deque[bytes] = collections.deque()
+    # Pipe that wakes the thread in `select`.
     self._bell, self._ringer = os.pipe()
     os.set_blocking(self._ringer, False)
     self._open = True
     self._ended = threading.Event()
-    self._said = self.heard = time.monotonic()
+    # Times of the last sent and of the last received frame.
+    self._said = self.last_received = time.monotonic()
     self.reason = ""
 
   def send(self, message: Any) -> None:
-    """Sends a message, later; nothing if the connection has ended."""
+    """Queues a message; has no effect after the connection has ended."""
     data = frames.encode(message)
     with self._lock:
       if not self._open:
@@ -72,15 +77,15 @@ class Channel:
       full = len(self._waiting) > _MOST_WAITING
       self._ring()
     if full:
-      self.close("does not read what it is told")
+      self.close("does not read its messages")
 
   def close(self, reason: str) -> None:
-    """Ends the connection at once, from any thread."""
+    """Ends the connection immediately; thread-safe."""
     self.reason = self.reason or reason
     shut(self._sock)
 
   def finish(self, limit_s: float) -> None:
-    """Waits until the other side has closed it, then closes it here."""
+    """Waits until the other side closes the connection, then closes it."""
     self._ended.wait(limit_s)
     self.close("done")
 
@@ -88,12 +93,12 @@ class Channel:
     """Sends and receives until the connection ends.
 
     Args:
-      take: Is called with each message. While it does not return, nothing more
-        is read, and the other side has to wait.
+      take: Callback that receives each message. Reading pauses until it
+        returns, which slows the other side down.
 
     Raises:
       OSError: The connection has ended.
-      FrameError: The other side sends what is not right.
+      FrameError: The other side sent an invalid frame or message.
     """
     received = bytearray()
     try:
@@ -102,43 +107,49 @@ class Channel:
         selector.register(self._bell, selectors.EVENT_READ, "bell")
         while True:
           self._flush()
+          # Wakes at least eight times per timeout, for keep-alives.
           for key, _ in selector.select(self.silence_s / 8):
             if key.data == "bell":
+              # Empty the pipe; the queue has the messages.
               os.read(self._bell, _PIECE)
+          # TLS may have buffered data that `select` does not report.
           while self._receive(received):
             self._read(received, take)
-          silent_s = time.monotonic() - self.heard
+          silent_s = time.monotonic() - self.last_received
           if self._ends_silent and silent_s > self.silence_s:
             raise TimeoutError(f"silent for {self.silence_s:g} s")
     finally:
       with self._lock:
         self._open = False
+        # Under the lock, since `send` writes to the pipe.
         os.close(self._bell)
         os.close(self._ringer)
       self._ended.set()
 
   def _ring(self) -> None:
-    """Wakes the thread; with the lock held, while the pipe is there."""
-    with contextlib.suppress(BlockingIOError):  # it has rung often enough
+    """Wakes the thread; the caller holds the lock and the pipe is open."""
+    with contextlib.suppress(BlockingIOError):  # a full pipe wakes it, too
       os.write(self._ringer, b".")
 
   def _flush(self) -> None:
-    """Sends what waits, and a sign of life if there was none for long."""
+    """Sends queued messages, and a keep-alive if nothing was sent recently."""
     self._sock.settimeout(self.silence_s)
     while True:
       with self._lock:
         if not self._waiting:
           break
         data = self._waiting.popleft()
+      # Blocks for at most silence_s; then the connection ends.
       frames.send(self._sock, Header(Kind.MESSAGE), data, checked=True)
       self._said = time.monotonic()
     if time.monotonic() - self._said >= self.silence_s / 8:
+      # Eight keep-alives per timeout: a lost one does not end a connection.
       frames.send(self._sock, Header(Kind.KEEP_ALIVE))
       self._said = time.monotonic()
 
   def _receive(self, received: bytearray) -> bool:
-    """Takes bytes that are there; returns whether there were any."""
-    # Without waiting: a TLS record need not hold anything for us.
+    """Receives available bytes; returns whether there were any."""
+    # Nonblocking: a readable TLS socket may hold no application data.
     self._sock.settimeout(0)
     try:
       data = self._sock.recv(_PIECE)
@@ -154,17 +165,21 @@ class Channel:
     return True
 
   def _read(self, received: bytearray, take: Callable[[Any], None]) -> None:
-    """Takes whole frames from what was received."""
+    """Processes the complete frames of a buffer and removes them from it."""
     while len(received) >= HEADER_BYTES:
       header = frames.unpack(received[:HEADER_BYTES])
       if header.kind not in (Kind.MESSAGE, Kind.KEEP_ALIVE):
-        raise FrameError(f"a frame of kind {header.kind.name} is not for here")
+        raise FrameError(
+          f"a frame of kind {header.kind.name} is not expected here: must be a "
+          "message"
+        )
+      # unpack has compared the length with its limit.
       end = HEADER_BYTES + header.length
       if len(received) < end:
         return
       payload = bytes(received[HEADER_BYTES:end])
       del received[:end]
       frames.check(header, payload)
-      self.heard = time.monotonic()
+      self.last_received = time.monotonic()
       if header.kind is Kind.MESSAGE:
         take(frames.decode(payload, self._kinds))

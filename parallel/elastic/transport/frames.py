@@ -1,14 +1,22 @@
-"""Frames on a socket, and the protocol's messages as bytes.
+"""Frames on a socket, and the binary encoding of protocol messages.
 
-A frame is a header of 40 bytes and a payload. The header has a checksum of
-itself, so that a length is believed only if the header arrived as it was
-written. TCP has a checksum of 16 bits, which lets about one bad segment in
-65,536 pass. The payload's CRC-32 is optional: `zlib.crc32` takes 108 ms of a
-core for 256 MB here, where adding these as float32 takes 45 ms.
+A frame is a header of 40 bytes and a payload. The header carries its own
+CRC-32, so a corrupted length is detected: TCP's checksum of 16 bits lets about
+one corrupted segment in 65,536 pass. The payload's CRC-32 is optional
+(measured: `zlib.crc32` takes 108 ms of one core for 256 MB, adding them as
+float32 takes 45 ms).
 
-What arrives may have been written by an enemy. Every length is compared with a
-limit before anything is allocated, and whatever is wrong with some bytes, the
-error is `FrameError`.
+Received bytes are untrusted. Every length is compared with a limit before
+memory is allocated, and all invalid input raises `FrameError`.
+
+Example:
+  >>> from parallel.elastic.membership import messages as m
+  >>> from parallel.elastic.transport import frames
+  >>> data = frames.encode(m.Ready(epoch=1, round=7))
+  >>> len(data)  # a name and two integers of 8 bytes
+  23
+  >>> frames.decode(data, frames.FROM_PEER)
+  Ready(epoch=1, round=7)
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -25,31 +33,33 @@ import zlib
 from parallel.elastic.membership import messages as m
 
 MAGIC = b"ELF1"
+# Magic, kind, flags, padding, tag, slot, offset, length, CRC of the payload.
 _FIELDS = struct.Struct("!4sBBxxQIQII")
-_CRC = struct.Struct("!I")
+_CRC = struct.Struct("!I")  # of the fields
 HEADER_BYTES = _FIELDS.size + _CRC.size
-_CHECKED = 1  # flag: the header has the payload's CRC-32
-# Members of an epoch at most, and items of any list in a message.
+_CHECKED = 1  # flag: the header contains the payload's CRC-32
+# Maximum number of members of an epoch and of items of a tuple in a message.
 MOST_ITEMS = 1024
 ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
 _DIGEST = re.compile(r"(?:[0-9a-f]{2}){0,64}")
-_TEXT = re.compile(r"[ -~]{0,400}")  # is shown on terminals
+_TEXT = re.compile(r"[ -~]{0,400}")  # printable: it is shown on terminals
 _INT = struct.Struct("!Q")
 _FLOAT = struct.Struct("!d")
 _SHORT = struct.Struct("!H")
 
 
 class FrameError(ValueError):
-  """Bytes that are no frame or message, or that are over a limit."""
+  """Received bytes are not a valid frame or message, or exceed a limit."""
 
 
 class Kind(enum.IntEnum):
-  """What a frame's payload is.
+  """Kind of a frame's payload.
 
-  MESSAGE: one of `parallel.elastic.membership.messages`. KEEP_ALIVE: nothing.
-  OPEN: what the sender takes an operation to be. ABORT: why the sender leaves
-  an epoch. DATA: a block of an operation. ASK: a request for shared state.
-  MANIFEST, CHUNK: answers to it. GONE: that there is none.
+  MESSAGE: a message of `parallel.elastic.membership.messages`. KEEP_ALIVE:
+  empty. OPEN: the sender's `Agreement` on an operation. ABORT: reason for which
+  the sender leaves an epoch. DATA: block of an operation. ASK: request for
+  shared state. MANIFEST, CHUNK: responses with data. GONE: response of a holder
+  that does not have the requested revision.
   """
 
   MESSAGE = 1
@@ -63,7 +73,7 @@ class Kind(enum.IntEnum):
   GONE = 9
 
 
-# Bytes of the longest payload.
+# Maximum payload of each kind in bytes.
 LIMITS = {
   Kind.MESSAGE: 1 << 18,
   Kind.KEEP_ALIVE: 0,
@@ -78,15 +88,15 @@ LIMITS = {
 
 
 class Header(NamedTuple):
-  """What a frame says of its payload.
+  """Header of a frame.
 
   Attributes:
-    kind: What it is.
-    length: Its bytes.
-    tag: The operation that it belongs to.
-    slot: Which part of the operation.
-    offset: Where in that part, in bytes.
-    crc: Its CRC-32; None if the sender made none.
+    kind: Kind of the payload.
+    length: Length of the payload in bytes.
+    tag: Operation that the payload belongs to.
+    slot: Slot of the operation, e.g. a chunk of a sum.
+    offset: Offset within the slot in bytes.
+    crc: CRC-32 of the payload; None if the sender computed none.
   """
 
   kind: Kind
@@ -97,7 +107,7 @@ class Header(NamedTuple):
   crc: int | None = None
 
   def pack(self) -> bytes:
-    """Returns the header as bytes."""
+    """Returns the header as ``HEADER_BYTES`` bytes."""
     fields = _FIELDS.pack(
       MAGIC, self.kind, 0 if self.crc is None else _CHECKED, self.tag,
       self.slot, self.offset, self.length, self.crc or 0,
@@ -106,13 +116,13 @@ class Header(NamedTuple):
 
 
 def unpack(data: Any) -> Header:
-  """Reads a header.
+  """Returns the header that `Header.pack` converted.
 
   Args:
     data: ``HEADER_BYTES`` bytes.
 
   Raises:
-    FrameError: They are no header, or announce too long a payload.
+    FrameError: The bytes are not a header, or announce too long a payload.
   """
   if len(data) != HEADER_BYTES:
     raise FrameError(f"a header of {len(data)} bytes")
@@ -124,12 +134,13 @@ def unpack(data: Any) -> Header:
     view[: _FIELDS.size]
   ):
     raise FrameError("a header's checksum is wrong")
+  # The checksum is valid: a sender of another version, or hostile.
   if kind not in LIMITS or flags & ~_CHECKED:
     raise FrameError(f"a frame of kind {kind} with flags {flags}")
   if length > LIMITS[kind]:
     raise FrameError(
-      f"a frame of kind {Kind(kind).name} announces {length:,} bytes; the most "
-      f"are {LIMITS[kind]:,}"
+      f"a frame of kind {Kind(kind).name} announces {length:,} bytes; the "
+      f"limit is {LIMITS[kind]:,}"
     )
   return Header(
     Kind(kind), length, tag, slot, offset, crc if flags & _CHECKED else None
@@ -137,10 +148,10 @@ def unpack(data: Any) -> Header:
 
 
 def check(header: Header, payload: Any) -> None:
-  """Compares a payload with its header's checksum, if there is one.
+  """Verifies a payload against its header's checksum, if there is one.
 
   Raises:
-    FrameError: They differ.
+    FrameError: The checksum differs.
   """
   if header.crc is not None and header.crc != zlib.crc32(payload):
     raise FrameError(
@@ -153,23 +164,28 @@ def send(
   sock: socket.socket, header: Header, payload: Any = b"", *,
   checked: bool = False,
 ) -> int:
-  """Sends one frame, without copying its payload; returns its bytes.
+  """Sends one frame without copying its payload; returns its size in bytes.
 
   Args:
-    sock: A socket, TLS or not.
-    header: Its header; length and checksum are filled in.
-    payload: A buffer of bytes.
-    checked: Whether the header has the payload's checksum.
+    sock: Plain or TLS socket.
+    header: Header of the frame; length and checksum are filled in.
+    payload: Contiguous buffer.
+    checked: Whether to compute the payload's checksum.
+
+  Raises:
+    OSError: The connection is broken.
   """
   view = memoryview(payload).cast("B")
+  # Over the payload only; the header has its own checksum.
   crc = zlib.crc32(view) if checked else None
   head = header._replace(length=len(view), crc=crc).pack()
   total = len(head) + len(view)
-  if not hasattr(sock, "context"):  # TLS has no sendmsg
+  if not hasattr(sock, "context"):  # TLS sockets have no sendmsg
+    # One system call for both in most cases; it may send only a part.
     sent = sock.sendmsg([head, view])
     if sent == total:
       return total
-    if sent >= len(head):
+    if sent >= len(head):  # the header is sent completely
       head, view = b"", view[sent - len(head):]
     else:
       head = head[sent:]
@@ -181,12 +197,12 @@ def send(
 
 
 def read_into(sock: socket.socket, view: memoryview) -> None:
-  """Fills a buffer from a socket.
+  """Receives until a buffer is full.
 
   Raises:
     ConnectionError: The other side has closed the connection.
   """
-  # One call for all of it, where there is no TLS and no time limit.
+  # A single call for the whole buffer, without TLS and without a timeout.
   flags = 0 if hasattr(sock, "context") else socket.MSG_WAITALL
   while view:
     got = sock.recv_into(view, 0, flags)
@@ -196,10 +212,10 @@ def read_into(sock: socket.socket, view: memoryview) -> None:
 
 
 def read_header(sock: socket.socket) -> Header:
-  """Reads the next frame's header.
+  """Receives the header of the next frame.
 
   Raises:
-    FrameError: It is none.
+    FrameError: The received bytes are not a header.
     ConnectionError: The other side has closed the connection.
   """
   head = bytearray(HEADER_BYTES)
@@ -210,22 +226,26 @@ def read_header(sock: socket.socket) -> Header:
 def read(
   sock: socket.socket, kinds: Sequence[Kind]
 ) -> tuple[Header, bytearray]:
-  """Reads a frame.
+  """Receives a frame.
 
   Args:
-    sock: The socket.
-    kinds: The kinds that are taken. Memory is for the longest of these.
+    sock: Connected socket.
+    kinds: Accepted kinds. Their limits bound the allocated memory.
+
+  Returns:
+    (header, payload).
 
   Raises:
-    FrameError: It is none, or of another kind.
+    FrameError: The received bytes are not a frame of an accepted kind.
     ConnectionError: The other side has closed the connection.
   """
   header = read_header(sock)
   if header.kind not in kinds:
-    raise FrameError(f"a frame of kind {header.kind.name} is not for here")
-  # What was announced is taken piece by piece as it arrives.
+    raise FrameError(f"a frame of kind {header.kind.name} is not expected here")
+  # Allocate piece by piece as data arrives: the announced length is untrusted.
   payload = bytearray()
   while len(payload) < header.length:
+    # 256 KiB at a time.
     piece = bytearray(min(header.length - len(payload), 1 << 18))
     read_into(sock, memoryview(piece))
     payload += piece
@@ -233,7 +253,7 @@ def read(
   return header, payload
 
 
-# What a coordinator takes from a peer, and a peer from its coordinator.
+# Messages that a coordinator accepts from peers, and peers from a coordinator.
 FROM_PEER = (
   m.Hello, m.Prepared, m.Unreachable, m.Ready, m.Vote, m.Leave, m.Report
 )
@@ -244,13 +264,14 @@ def encode(message: Any) -> bytes:
   """Returns a message as bytes.
 
   Args:
-    message: An instance of a class whose fields are non-negative integers,
-      finite floats, ids, digests, other such classes, and tuples of these, as
-      their annotations say; None where these allow it.
+    message: Instance of a named tuple whose fields are annotated as
+      non-negative integers, finite floats, ids, digests, texts, other such
+      classes, or tuples of these; None where the annotation allows it.
 
   Raises:
-    FrameError: A field is not what its annotation says.
+    FrameError: A field does not match its annotation.
   """
+  # A message starts with the name of its class.
   kind = type(message)
   out: list[bytes] = []
   _write_text(kind.__name__, out)
@@ -262,14 +283,14 @@ def encode(message: Any) -> bytes:
 
 
 def decode(data: Any, kinds: Sequence[type]) -> Any:
-  """Reads a message.
+  """Returns the message that `encode` converted.
 
   Args:
-    data: Bytes that `encode` has made.
-    kinds: The classes that are taken.
+    data: Encoded message, untrusted.
+    kinds: Accepted classes.
 
   Raises:
-    FrameError: They are no message of these classes.
+    FrameError: The data is not a message of these classes.
   """
   if len(data) > LIMITS[Kind.MESSAGE]:
     raise FrameError(f"a message of {len(data):,} bytes")
@@ -277,15 +298,16 @@ def decode(data: Any, kinds: Sequence[type]) -> Any:
   name = reader.text()
   kind = next((k for k in kinds if k.__name__ == name), None)
   if kind is None:
-    raise FrameError(f"a message {name[:32]!r} is not for here")
+    raise FrameError(f"a message {name[:32]!r} is not expected here")
   message = _coder(kind)[1](reader)
+  # Each message has exactly one encoding.
   if reader.place != len(data):
-    raise FrameError(f"{name} has {len(data) - reader.place} bytes too many")
+    raise FrameError(f"{name} has {len(data) - reader.place} trailing bytes")
   return message
 
 
 class _Reader:
-  """Takes bytes from the front of a message."""
+  """Cursor over the bytes of a message."""
 
   def __init__(self, data: bytes) -> None:
     self._data, self.place = data, 0
@@ -294,7 +316,7 @@ class _Reader:
     """Returns the next bytes."""
     end = self.place + count
     if end > len(self._data):
-      raise FrameError("a message ends too early")
+      raise FrameError("a message is truncated")
     found, self.place = self._data[self.place:end], end
     return found
 
@@ -303,13 +325,14 @@ class _Reader:
     return form.unpack(self.take(form.size))[0]
 
   def text(self) -> str:
-    """Returns the next text, which is ASCII."""
+    """Returns the next text; rejects text that is not ASCII."""
     raw = self.take(self.number(_SHORT))
     if not raw.isascii():
       raise FrameError("a text is not ASCII")
     return raw.decode("ascii")
 
 
+# (writer, reader) of one type.
 _Coder = tuple[Callable[[Any, list[bytes]], None], Callable[[_Reader], Any]]
 _CODERS: dict[Any, _Coder] = {}
 
@@ -320,15 +343,17 @@ def _write_text(text: str, out: list[bytes]) -> None:
 
 
 def _coder(hint: Any) -> _Coder:
-  """Returns what writes and what reads values of an annotation."""
+  """Returns the cached writer and reader of an annotation."""
   if hint not in _CODERS:
     _CODERS[hint] = _make(hint)
   return _CODERS[hint]
 
 
 def _make(hint: Any) -> _Coder:
+  """Builds the writer and reader of an annotation."""
   args = typing.get_args(hint)
   if hint is int:
+    # `type(v) is int` excludes bools.
     return _plain(lambda v: type(v) is int and 0 <= v < 2**63, _INT)
   if hint is bool:
     return _plain(lambda v: v in (0, 1), struct.Struct("!?"))
@@ -341,15 +366,18 @@ def _make(hint: Any) -> _Coder:
   if hint is str:
     return _matching(_TEXT, "text")
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    # `X | None`: the only kind of union in messages.
     (inner,) = (a for a in args if a is not types.NoneType)
     return _optional(_coder(inner))
   if typing.get_origin(hint) is tuple:
     assert args[1:] == (Ellipsis,), hint
     return _several(_coder(args[0]))
+  # A nested named tuple, such as Vote in Hello.
   return _named(hint)
 
 
 def _plain(valid: Callable[[Any], bool], form: struct.Struct) -> _Coder:
+  """Builds the coder of a number; both directions check its range."""
   def checked(value: Any) -> Any:
     if not valid(value):
       raise FrameError(f"{value!r} is out of range")
@@ -362,9 +390,12 @@ def _plain(valid: Callable[[Any], bool], form: struct.Struct) -> _Coder:
 
 
 def _matching(pattern: re.Pattern, what: str) -> _Coder:
+  """Builds the coder of a text; both directions check its pattern."""
   def checked(text: Any) -> str:
     if not isinstance(text, str) or not pattern.fullmatch(text):
-      raise FrameError(f"{str(text)[:80]!r} is no {what}: {pattern.pattern}")
+      raise FrameError(
+        f"{str(text)[:80]!r} is not a valid {what}: {pattern.pattern}"
+      )
     return text
 
   return (
@@ -374,6 +405,7 @@ def _matching(pattern: re.Pattern, what: str) -> _Coder:
 
 
 def _optional(inner: _Coder) -> _Coder:
+  """Builds the coder of an optional value: a byte 0 or 1, then the value."""
   def write(value: Any, out: list[bytes]) -> None:
     out.append(b"\0" if value is None else b"\1")
     if value is not None:
@@ -382,16 +414,19 @@ def _optional(inner: _Coder) -> _Coder:
   def read_(reader: _Reader) -> Any:
     there = reader.take(1)
     if there not in (b"\0", b"\1"):
-      raise FrameError(f"{there!r} says neither that a value is there nor not")
+      raise FrameError(f"{there!r} is not the flag of an optional value")
     return inner[1](reader) if there == b"\1" else None
 
   return write, read_
 
 
 def _several(inner: _Coder) -> _Coder:
+  """Builds the coder of a tuple: the number of items, then the items."""
   def write(values: Any, out: list[bytes]) -> None:
     if not isinstance(values, tuple) or len(values) > MOST_ITEMS:
-      raise FrameError(f"no tuple of at most {MOST_ITEMS}: {values!r:.80}")
+      raise FrameError(
+        f"not a tuple of at most {MOST_ITEMS} items: {values!r:.80}"
+      )
     out.append(_SHORT.pack(len(values)))
     for value in values:
       inner[0](value, out)
@@ -399,20 +434,21 @@ def _several(inner: _Coder) -> _Coder:
   def read_(reader: _Reader) -> Any:
     count = reader.number(_SHORT)
     if count > MOST_ITEMS:
-      raise FrameError(f"{count} items; the most are {MOST_ITEMS}")
+      raise FrameError(f"{count} items; the limit is {MOST_ITEMS}")
     return tuple(inner[1](reader) for _ in range(count))
 
   return write, read_
 
 
 def _named(kind: type) -> _Coder:
+  """Builds the coder of a named tuple: its fields in order."""
   fields = [
     (name, _coder(hint)) for name, hint in typing.get_type_hints(kind).items()
   ]
 
   def write(value: Any, out: list[bytes]) -> None:
     if type(value) is not kind:
-      raise FrameError(f"{value!r:.80} is no {kind.__name__}")
+      raise FrameError(f"{value!r:.80} is not a {kind.__name__}")
     for name, coder in fields:
       coder[0](getattr(value, name), out)
 

@@ -1,19 +1,19 @@
-"""Connections between peers: who may make one, and how it is ended.
+"""Handshake of connections between peers, and their cancellation.
 
-A connection between peers goes one way: who dials sends, or asks. Before
-anything else both sides prove that they have the same token, which is never
-sent:
+Connections between peers have one direction: the dialing side sends data or
+requests. In a handshake, both sides prove that they have the same token, which
+is never sent:
 
   listener -> dialer: a nonce
-  dialer -> listener: what it wants (purpose, lane, epoch, from, to), a nonce,
-    and the HMAC-SHA256 of all that was said
-  listener -> dialer: accepted or not, and the HMAC of all that was said
+  dialer -> listener: the request (purpose, connection, epoch, from, to), a
+    nonce, and the HMAC-SHA256 of all bytes exchanged so far
+  listener -> dialer: accepted or not, and the HMAC of all bytes so far
 
-So nobody learns a MAC of the listener who has not the token, and a handshake
-that is recorded and sent again fails at the nonce. A connection of another
-epoch is refused. What follows the handshake is protected from others on the
-way by TLS only, which is an option. A token must not be guessable: whoever can
-pose as a listener sees a MAC, at which guesses can be tried.
+The listener sends a MAC only to a dialer that has the token, and a recorded
+handshake fails when it is replayed, since the nonce differs. A connection of
+another epoch is refused. Only TLS, which is optional, protects the data after
+the handshake. The token must have high entropy: an attacker that poses as a
+listener receives a MAC, and can test guesses against it.
 """
 
 import contextlib
@@ -40,68 +40,81 @@ LEAST_TOKEN_BYTES = 16
 TOKEN_VARIABLE = "ELASTIC_TOKEN"
 OWN_TOKEN = ".elastic_token"  # in the home folder
 NONCE_BYTES = MAC_BYTES = 32
-OPENING = struct.Struct("!4s32s")
+OPENING = struct.Struct("!4s32s")  # magic, nonce
+# Magic, purpose, connection, epoch, sender, receiver, nonce.
 REQUEST = struct.Struct("!4sBHQ64s64s32s")
 MAGIC = b"ELH1"
-HANDSHAKE_BYTES = REQUEST.size + MAC_BYTES  # that a dialer sends
+HANDSHAKE_BYTES = REQUEST.size + MAC_BYTES  # sent by the dialer
 
 
 class Purpose(enum.IntEnum):
-  """What a connection is for.
+  """Purpose of a connection.
 
-  LANE: frames of operations. STATE: requests for shared state. CONTROL: what
-  a peer and its coordinator say; it goes both ways, and is of epoch 0.
+  DATA: frames of operations. STATE: requests for shared state. CONTROL:
+  messages between a peer and its coordinator, in both directions; its epoch is
+  0.
   """
 
-  LANE = 1
+  DATA = 1
   STATE = 2
   CONTROL = 3
 
 
 class Status(enum.IntEnum):
-  """A listener's answer to somebody who has the token."""
+  """Response of a listener to a dialer with the right token."""
 
   ACCEPTED = 0
-  STALE = 1  # of an epoch that is over
-  EARLY = 2  # of an epoch that the listener has not heard of
-  STRANGER = 3  # no member of it
+  STALE = 1  # the request's epoch is over
+  EARLY = 2  # the listener has not entered the request's epoch yet
+  STRANGER = 3  # the dialer is not a member of the epoch
   FULL = 4  # too many connections
 
 
 class Request(NamedTuple):
-  """What a dialer wants.
+  """Connection request of a dialer.
 
   Attributes:
-    purpose: What the connection is for.
-    lane: Its number among those of this purpose.
-    epoch: In which epoch.
-    sender: Who dials.
-    receiver: Who is dialled.
+    purpose: Purpose of the connection.
+    connection: Number of the connection among those with this purpose.
+    epoch: Epoch that the connection belongs to.
+    sender: Id of the dialing peer.
+    receiver: Id of the listening peer.
   """
 
   purpose: Purpose
-  lane: int
+  connection: int
   epoch: int
   sender: Id
   receiver: Id
 
 
 class Refused(ConnectionError):
-  """A listener said no, or has another token."""
+  """The listener refused the connection, or has a different token."""
 
 
 class Cancelled(ConnectionError):
-  """Another thread has ended this."""
+  """Another thread cancelled the operation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Security:
-  """What connections are protected by.
+  """Token and TLS settings of connections.
 
   Attributes:
-    token: What all peers of a run know, and nobody else.
-    server: The TLS context of the side that listens; None for no TLS.
-    client: The TLS context of the side that dials; None for no TLS.
+    token: Shared secret of all peers of a run; at least 16 bytes.
+    server: TLS context of the listening side; None for no TLS.
+    client: TLS context of the dialing side; None for no TLS.
+
+  Raises:
+    ValueError: The token is too short.
+
+  Example:
+    >>> from parallel.elastic.transport.handshake import Security
+    >>> Security(b"too short")
+    Traceback (most recent call last):
+    ValueError: a token of 9 bytes must have at least 16: ...
+    >>> Security(b"sixteen random bytes")  # the token is never printed
+    Security(server=None, client=None)
   """
 
   token: bytes = dataclasses.field(repr=False)
@@ -117,8 +130,15 @@ class Security:
       )
 
   def mac(self, role: bytes, *said: bytes) -> bytes:
-    """Returns the MAC of what one side says, for everything said so far."""
+    """Returns the HMAC of one side for all bytes exchanged so far.
+
+    Args:
+      role: b"dialer" or b"listener", so that one side's MAC cannot be replayed
+        as the other's.
+      *said: Messages of the handshake, in order.
+    """
     return hmac.digest(
+      # Derives the key of the MAC from the token.
       hashlib.sha256(b"elastic" + self.token).digest(),
       b"\0".join([role, *said]), "sha256",
     )
@@ -127,19 +147,20 @@ class Security:
 def with_tls(
   token: bytes, certificate: str, key: str, authority: str
 ) -> Security:
-  """Returns connections whose both sides have a certificate.
+  """Returns settings for mutual TLS 1.3: both sides present a certificate.
 
   Args:
-    token: What all peers know.
-    certificate: The file of this peer's certificate.
-    key: The file of its key.
-    authority: The file of the certificate that has signed all peers'.
+    token: Shared secret of all peers.
+    certificate: Path of this peer's certificate.
+    key: Path of its private key.
+    authority: Path of the CA certificate that signed all peers' certificates.
   """
   contexts = []
   for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
     context = ssl.SSLContext(protocol)
+    # Both directions require a certificate (mutual TLS).
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Peers are known by the authority and the token, not by a host's name.
+    # The CA and the token identify peers; host names may change.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_cert_chain(certificate, key)
@@ -151,18 +172,18 @@ def with_tls(
 def from_files(
   token: str = "", certificate: str = "", key: str = "", authority: str = ""
 ) -> Security:
-  """Returns what a command line says about connections.
+  """Returns the settings that command-line flags describe.
 
   Args:
-    token: The file of the token. If it is empty, the token is in the
-      environment's variable; else it is this user's own on this machine
-      (`own_token`).
-    certificate: As for `with_tls`; no TLS if all three are empty.
-    key: As for `with_tls`.
-    authority: As for `with_tls`.
+    token: Path of a file with the token. If empty, the token is the value of
+      the environment variable ELASTIC_TOKEN, or else the user's token on this
+      machine (`own_token`).
+    certificate: Path as for `with_tls`; no TLS if all three paths are empty.
+    key: Path as for `with_tls`.
+    authority: Path as for `with_tls`.
 
   Raises:
-    ValueError: The token is too short, or not all three files of TLS are
+    ValueError: The token is too short, or only some of the three TLS files are
       given.
   """
   secret = (
@@ -173,29 +194,34 @@ def from_files(
   if not any(tls):
     return Security(secret.encode())
   if not all(tls):
-    raise ValueError("--certificate, --key and --authority go together")
+    raise ValueError("--certificate, --key and --authority must all be given")
   return with_tls(secret.encode(), *tls)
 
 
 def own_token() -> str:
-  """Returns the token of a user's swarms on one machine.
+  """Returns the token of the current user's swarms on this machine.
 
-  It is in a file of the home folder that nobody else reads, which is made if
-  there is none.
+  The token is in a file in the home folder, readable by the user only. The file
+  is created on first use.
   """
   home = pathlib.Path.home()
   path = home / OWN_TOKEN
   if not path.exists():
     with tempfile.NamedTemporaryFile("w", dir=home) as new:  # of mode 600
-      new.write(secrets.token_hex(32))
+      new.write(secrets.token_hex(32))  # 256 bits
       new.flush()
-      with contextlib.suppress(FileExistsError):  # another process was first
+      # A link is atomic: of two processes, one creates the file.
+      with contextlib.suppress(FileExistsError):
         os.link(new.name, path)
   return path.read_text()
 
 
 class Scope:
-  """Sockets that are ended together, at once, from any thread."""
+  """Set of sockets that any thread can close together.
+
+  Attributes:
+    closed: Event that is set when the scope is closed.
+  """
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
@@ -203,7 +229,7 @@ class Scope:
     self.closed = threading.Event()
 
   def add(self, sock: socket.socket) -> None:
-    """Takes a socket in.
+    """Adds a socket.
 
     Raises:
       Cancelled: The scope has been closed.
@@ -215,75 +241,85 @@ class Scope:
     raise Cancelled("closed")
 
   def end(self, sock: socket.socket) -> None:
-    """Ends one socket of it."""
+    """Closes and removes one socket."""
     with self._lock:
       self._sockets.discard(sock)
     with contextlib.suppress(OSError):
       sock.close()
 
   def close(self) -> None:
-    """Wakes every thread that waits for one of the sockets."""
+    """Shuts all sockets down, which wakes the threads blocked on them."""
     with self._lock:
       self.closed.set()
+      # Shut down without the lock: `end` takes it.
       sockets, self._sockets = self._sockets, set()
     for sock in sockets:
       shut(sock)
 
 
 def shut(sock: socket.socket) -> None:
-  """Ends a connection, so that whoever waits for it wakes."""
+  """Shuts a connection down, which wakes the threads blocked on it."""
   with contextlib.suppress(OSError):
-    # The base class's: that of TLS would touch what another thread uses.
+    # Not SSLSocket.shutdown, which modifies state that other threads use.
     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-class Patient:
-  """Reads from a socket until a moment, not for a time for each piece."""
+class HandshakeSocket:
+  """Socket with one deadline for a whole handshake.
+
+  A timeout per call would let a peer that sends single bytes hold the
+  connection open.
+  """
 
   def __init__(self, sock: socket.socket, limit_s: float) -> None:
     self.sock, self._end = sock, time.monotonic() + limit_s
 
-  def rest(self) -> None:
-    """Gives the socket the time that is left."""
+  def set_timeout(self) -> None:
+    """Sets the socket's timeout to the remaining time.
+
+    Raises:
+      TimeoutError: The deadline has passed.
+    """
     left = self._end - time.monotonic()
     if left <= 0:
       raise TimeoutError("the handshake took too long")
     self.sock.settimeout(left)
 
   def recv_into(self, view: memoryview, size: int, flags: int) -> int:
-    """Reads once."""
+    """Receives available bytes, as `socket.recv_into` does."""
     del flags
-    self.rest()
+    self.set_timeout()
     return self.sock.recv_into(view, size)
 
-  def take(self, count: int) -> bytes:
-    """Reads so many bytes."""
+  def receive(self, count: int) -> bytes:
+    """Receives exactly `count` bytes."""
     data = bytearray(count)
     read_into(self, memoryview(data))  # type: ignore[arg-type]
     return bytes(data)
 
-  def say(self, data: bytes) -> None:
-    """Sends bytes."""
-    self.rest()
+  def send(self, data: bytes) -> None:
+    """Sends all bytes."""
+    self.set_timeout()
     self.sock.sendall(data)
 
 
 def prepared(
-  sock: socket.socket, unheard_s: float = 0, send_buffer: int = 0
+  sock: socket.socket, unacknowledged_s: float = 0, send_buffer: int = 0
 ) -> None:
-  """Sets what every connection has: no delay, and no time limit.
+  """Sets socket options after a handshake: TCP_NODELAY and no timeout.
 
   Args:
-    sock: The connection.
-    unheard_s: Seconds after which it breaks if what is sent is not
-      acknowledged, as on a half-open one; 0 leaves it to the kernel, which
-      takes a quarter of an hour.
-    send_buffer: Bytes of the kernel's send buffer; 0 lets the kernel choose.
+    sock: Connected socket.
+    unacknowledged_s: Seconds after which unacknowledged data breaks the
+      connection (TCP_USER_TIMEOUT), e.g. a half-open one; 0 keeps the kernel's
+      default of about 15 minutes.
+    send_buffer: Bytes of the kernel's send buffer; 0 keeps the default.
   """
   sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-  if unheard_s:
+  if unacknowledged_s:
     sock.setsockopt(
-      socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * unheard_s)
+      socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT,
+      int(1000 * unacknowledged_s),  # ms
     )
   if send_buffer:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
@@ -294,20 +330,24 @@ def dial(
   address: Address, request: Request, security: Security, scope: Scope,
   limit_s: float,
 ) -> socket.socket:
-  """Connects to a listener, and tries again while it is not there yet.
+  """Connects to a listener; retries with backoff until it responds.
 
   Args:
-    address: Its host and port.
-    request: What the connection is for.
-    security: What it is protected by.
-    scope: What ends it, now or later.
-    limit_s: Seconds after which this gives up.
+    address: (host, port) of the listener.
+    request: Connection request.
+    security: Token and TLS settings.
+    scope: Scope that the socket is added to; closing it cancels the call.
+    limit_s: Time limit in seconds.
+
+  Returns:
+    A connected socket after the handshake.
 
   Raises:
-    Refused: The listener refuses, or has not the same token.
+    Refused: The listener refuses the request or has a different token.
     Cancelled: The scope was closed.
-    OSError: Nobody answers within the limit.
+    OSError: The listener did not respond within the time limit.
   """
+  # The limit covers all attempts.
   end, pause = time.monotonic() + limit_s, 0.02
   while True:
     sock = socket.socket(
@@ -321,17 +361,21 @@ def dial(
       sock.settimeout(left)
       sock.connect(address)
       if security.client is not None:
+        # wrap_socket detaches the plain socket; replace it in the scope.
         plain, sock = sock, security.client.wrap_socket(sock)
         scope.end(plain)
         scope.add(sock)
-      answer = _ask(Patient(sock, end - time.monotonic()), request, security)
+      answer = _ask(
+        HandshakeSocket(sock, end - time.monotonic()), request, security
+      )
       if answer is Status.ACCEPTED:
-        prepared(sock)
+        prepared(sock)  # removes the timeout
         return sock
       if answer is not Status.EARLY:
         raise Refused(f"{request.receiver} refuses: {answer.name}")
+      # Retried below: the listener may enter the epoch a moment later.
       error: OSError = Refused(
-        f"{request.receiver} has not heard of epoch {request.epoch}"
+        f"{request.receiver} has not entered epoch {request.epoch}"
       )
     except OSError as caught:
       error = caught
@@ -342,31 +386,34 @@ def dial(
       raise error
     if time.monotonic() + pause > end:
       raise error
-    scope.closed.wait(pause)
-    pause = min(2 * pause, 0.5)
+    scope.closed.wait(pause)  # returns early when closed
+    pause = min(2 * pause, 0.5)  # exponential backoff
 
 
 def _ask(
-  talk: Patient, request: Request, security: Security
+  sock: HandshakeSocket, request: Request, security: Security
 ) -> Status:
-  """Says what a dialer wants; returns the listener's answer."""
-  opening = talk.take(OPENING.size)
+  """Sends the dialer's request; returns the listener's response."""
+  # First message: the listener's nonce.
+  opening = sock.receive(OPENING.size)
   if OPENING.unpack(opening)[0] != MAGIC:
-    raise Refused("what answers is no peer")
+    raise Refused("the listener is not a peer")
   said = REQUEST.pack(
-    MAGIC, request.purpose, request.lane, request.epoch,
+    MAGIC, request.purpose, request.connection, request.epoch,
     request.sender.encode(), request.receiver.encode(),
     os.urandom(NONCE_BYTES),
   )
-  talk.say(said + security.mac(b"dialer", opening, said))
+  # Second message: the request, authenticated.
+  sock.send(said + security.mac(b"dialer", opening, said))
   try:
-    answer = talk.take(1)
+    # Third message: status and MAC, or the end of the connection.
+    answer = sock.receive(1)
   except ConnectionError as error:
     raise ConnectionResetError(
       f"{request.receiver} ended the handshake: it has another token, or too "
       "many connections"
     ) from error
-  mac = talk.take(MAC_BYTES)
+  mac = sock.receive(MAC_BYTES)
   if not hmac.compare_digest(
     mac, security.mac(b"listener", opening, said, answer)
   ):

@@ -1,19 +1,21 @@
-"""The links of an epoch: every member's connections to every other.
+"""Links of an epoch: connections between every ordered pair of members.
 
-From each peer to each other one go a control lane and some data lanes, all of
-them dialled by who sends. Lanes of a link take blocks from one queue, so a slow
-lane takes fewer. A thread per lane sends, and one receives: into the buffer
-that the operation names, without a copy.
+A link from one peer to another consists of a control connection and one or more
+data connections, all dialed by the sender. The data connections of a link take
+blocks from one queue, so a slow connection sends fewer. One thread per
+connection sends, and one receives directly into the buffer that the operation
+provides, without a copy.
 
-Nobody sends a block before its receiver has said OPEN for the operation, on the
-control lane. So no block comes that there is no buffer for, and an operation
-that one peer has not begun blocks no other.
+A peer sends a block only after the receiver has sent OPEN for the operation on
+its control connection. Hence every block has a buffer when it arrives, and an
+operation that one peer has not started does not block other operations.
 
-A link that fails ends all links of the epoch, here and at the others: who
-notices says ABORT with the name of the lost peer, and shuts its sockets down.
-Every attempt after a failure is in a new epoch, so no block of one can reach
-another. A peer is lost when a connection breaks, or when its control lane is
-silent for a time; it is never lost because an operation takes long.
+A failing link ends all links of the epoch on all peers: the peer that detects
+the failure sends ABORT with the id of the lost peer, and shuts its sockets
+down. Each new attempt uses a new epoch with new connections, so blocks of
+different attempts cannot be mixed. A peer is lost when a connection breaks or
+when its control connection is silent for `Options.silence_s`; a long operation
+does not cause the loss of a peer.
 """
 
 from collections.abc import Mapping
@@ -53,61 +55,68 @@ from parallel.elastic.transport.transfers import (
   Unreachable,
 )
 
-_CONTROL = 0  # the lane
-# Operations that a peer may have opened and this one has not.
+_CONTROL = 0  # number of the control connection; data connections follow
+# Limit on operations that other peers have opened and this one has not.
 _MOST_UNOPENED = 4096
 _OPTIONS = Options()
 
 
 class Links:
-  """The connections of one epoch.
+  """Connections of one peer in one epoch.
 
   Attributes:
-    me: This peer.
-    members: All peers of the epoch, in the order of their ranks.
-    epoch: Its number.
-    traffic: What has been carried.
+    me: Id of this peer.
+    members: Members of the epoch, in the order of their ranks.
+    epoch: Number of the epoch.
+    traffic: Counters of transferred bytes.
+    options: Options of the connections.
   """
 
   def __init__(
     self, me: Id, epoch: int, members: Mapping[Id, Address],
     security: Security, options: Options = _OPTIONS,
   ) -> None:
+    # Rank i is the i-th member.
     if me not in members:
-      raise ValueError(f"{me} is no member: {', '.join(members)}")
+      raise ValueError(f"{me} is not among the members {', '.join(members)}")
     self.me, self.epoch, self.members = me, epoch, tuple(members)
     self.traffic, self.options = Traffic(), options
     self._addresses = {p: a for p, a in members.items() if p != me}
     self._security, self._scope = security, Scope()
     self._lock = threading.Lock()
     self._changed = threading.Condition(self._lock)
+    # (peer, connection number) -> socket; number 0 is the control connection.
     self._inward: dict[tuple[Id, int], socket.socket] = {}
     self._control: dict[Id, socket.socket] = {}
-    self._outward: list[tuple[Id, socket.socket]] = []  # all lanes
+    self._outward: list[tuple[Id, socket.socket]] = []  # control and data
+    # One writer at a time per control connection.
+    # One writer at a time per control connection.
     self._speaking = {p: threading.Lock() for p in self._addresses}
     self._ended = {p: threading.Event() for p in self._addresses}
     self._queues: dict[Id, queue.SimpleQueue] = {
       p: queue.SimpleQueue() for p in self._addresses
     }
     self._operations: dict[int, Operation] = {}
+    # OPENs of operations that this peer has not started: (tag, peer) -> it.
     self._unopened: dict[tuple[int, Id], Agreement] = {}
     self._error: Lost | None = None
-    self._free: dict[int, list[np.ndarray]] = {}
+    self._free: dict[int, list[np.ndarray]] = {}  # bytes -> reusable memory
 
   def connect(self, listener: Listener, limit_s: float) -> "Links":
-    """Connects to all other members, who do the same.
+    """Connects to all other members; each member calls it.
 
     Args:
-      listener: Where the others connect to.
-      limit_s: Seconds after which this gives up.
+      listener: Listener that accepts the other members' connections.
+      limit_s: Time limit in seconds.
 
     Raises:
-      Unreachable: Some members could not be reached, or did not come.
-      Lost: The links were closed meanwhile, or a peer was lost again.
+      Unreachable: Some members could not be reached, or did not connect.
+      Lost: The links were closed, or a connected peer was lost.
     """
+    # Before dialing, so that early connections are kept alive meanwhile.
     self._start(self._keep_alive)
     offer = Offer(self.epoch, frozenset(self._addresses), self._receive)
-    listener.serve(Purpose.LANE, offer)
+    listener.serve(Purpose.DATA, offer)
     missing: dict[Id, str] = {}
     dialling = [
       threading.Thread(target=self._dial, args=(p, limit_s, missing))
@@ -117,8 +126,10 @@ class Links:
       thread.start()
     for thread in dialling:
       thread.join()
+    # Dialing covers outgoing connections; incoming ones arrive by themselves.
     wanted = {
-      (p, k) for p in self._addresses for k in range(self.options.lanes + 1)
+      (p, k) for p in self._addresses
+      for k in range(self.options.num_connections + 1)
     }
     with self._changed:
       self._changed.wait_for(
@@ -142,63 +153,71 @@ class Links:
     self.close()
 
   def close(self, reason: str = "closed its links") -> None:
-    """Ends everything at once; operations under way fail, here and there."""
+    """Ends all links; operations in progress fail on all peers."""
     self.fail(Lost(None, reason))
 
   def fail(self, error: Lost) -> None:
-    """Ends all links for a reason; the first one counts."""
+    """Ends all links with an error; only the first call has an effect."""
     with self._changed:
       if self._error is not None:
         return
       self._error = error
+      # Fail them below, without the lock: `failed` calls `end`.
       operations = list(self._operations.values())
       self._operations.clear()
       self._changed.notify_all()
     for event in self._ended.values():
       event.set()
+    # Report the lost peer to the others before the sockets are shut down.
     culprit = (error.peer or self.me).encode()
+    # ABORT: length of the id, id of the lost peer, reason.
     word = struct.pack("!H", len(culprit)) + culprit
     word += error.reason.encode()[:512]
     for peer in list(self._control):
       with contextlib.suppress(OSError):
         self._say(peer, Header(Kind.ABORT), word, limit_s=0.2)
+    # Wakes all threads blocked on outgoing connections.
     self._scope.close()
     with self._lock:
       for sock in self._inward.values():
         shut(sock)
     for waiting in self._queues.values():
-      for _ in range(self.options.lanes):
-        waiting.put(None)
+      for _ in range(self.options.num_connections):
+        waiting.put(None)  # ends one sending thread
     for operation in operations:
       operation.failed(Lost(error.peer, error.reason, operation.tag))
 
   def begin(self, operation: Operation, agreement: Agreement,
             ranks: tuple[Id, ...]) -> None:
-    """Takes part in an operation: its blocks may come from now on.
+    """Opens an operation: from now on, its blocks may arrive.
 
     Args:
-      operation: The operation, whose tag is used by no other one under way.
-      agreement: What it is.
-      ranks: The peers of it.
+      operation: Operation. No operation in progress has the same tag.
+      agreement: Description that the peers compare.
+      ranks: Participating peers.
 
     Raises:
       Lost: The links have ended.
+      ValueError: Another operation in progress has the same tag.
     """
     with self._lock:
       if self._error is not None:
         error = self._error
         raise Lost(error.peer, error.reason, operation.tag)
       if operation.tag in self._operations:
-        raise ValueError(f"operation {operation.tag} is under way")
+        raise ValueError(f"operation {operation.tag} is already in progress")
+      # From here on, blocks of the operation are accepted.
       self._operations[operation.tag] = operation
       others = [p for p in ranks if p != self.me]
-      # A peer's next word with this tag is of the tag's next use.
+      # Peers that were faster. A further OPEN of one of them with this tag
+      # belongs to the tag's next use.
       early = {
         peer: self._unopened.pop((operation.tag, peer))
         for peer in others if (operation.tag, peer) in self._unopened
       }
-      operation.heard.update(early)
+      operation.opened_by.update(early)
     for peer in others:
+      # The offset field of an OPEN carries the size of this peer's input.
       header = Header(Kind.OPEN, tag=operation.tag, offset=agreement.size)
       try:
         self._say(peer, header, agreement.digest)
@@ -214,14 +233,15 @@ class Links:
   def send(
     self, operation: Operation, peer: Id, slot: int, offset: int, block: Any
   ) -> None:
-    """Sends a block to a peer that has opened the operation, later."""
+    """Queues a block for a peer that has opened the operation."""
     header = Header(Kind.DATA, tag=operation.tag, slot=slot, offset=offset)
     self._queues[peer].put((operation, header, block))
 
   def end(self, operation: Operation, sent: Bytes, received: Bytes,
           well: bool) -> None:
-    """Books an operation, which is over here."""
+    """Removes an ended operation and adds its bytes to the counters."""
     with self._lock:
+      # A failed operation was removed before; its tag may be in use again.
       if self._operations.get(operation.tag) is operation:
         del self._operations[operation.tag]
       there = self.traffic
@@ -232,30 +252,33 @@ class Links:
         total.add(part.payload, part.framing)
 
   def borrow(self, size: int) -> np.ndarray:
-    """Returns float32 ``[size / 4]`` of memory that may have been used before.
+    """Returns uninitialized float32 ``[size / 4]``, reused if possible.
 
-    The kernel takes its time to give pages that are new.
+    Reuse avoids the page faults of newly allocated memory.
     """
     with self._lock:
       free = self._free.get(size)
       if free:
-        return free.pop()
+        return free.pop()  # float32 [size / 4]
     return np.empty(size // 4, np.float32)
 
   def give_back(self, memory: np.ndarray) -> None:
-    """Keeps memory for the next operation of this size, while links last."""
+    """Keeps memory for the next operation of the same size."""
     if memory.size:
       with self._lock:
         self._free.setdefault(memory.nbytes, []).append(memory.reshape(-1))
 
   def socket_bytes(self) -> int:
-    """Returns what the kernel has received on data lanes, after handshakes.
+    """Returns the bytes that the kernel received on data connections.
 
-    TLS is not taken off.
+    Handshakes are excluded; TLS overhead is included.
     """
     with self._lock:
-      socks = [s for (_, lane), s in self._inward.items() if lane != _CONTROL]
-    # tcpi_bytes_received of linux/tcp.h.
+      socks = [
+        s for (_, connection), s in self._inward.items()
+        if connection != _CONTROL
+      ]
+    # tcpi_bytes_received in struct tcp_info of linux/tcp.h, at offset 128.
     received = (
       struct.unpack_from(
         "=Q", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 128
@@ -268,20 +291,22 @@ class Links:
     threading.Thread(target=target, args=args, daemon=True).start()
 
   def _dial(self, peer: Id, limit_s: float, missing: dict[Id, str]) -> None:
-    """Makes all lanes to a peer."""
+    """Opens all connections to a peer."""
     try:
-      for lane in range(self.options.lanes + 1):
+      for connection in range(self.options.num_connections + 1):
         sock = dial(
+          # The time limit applies to each connection.
           self._addresses[peer],
-          Request(Purpose.LANE, lane, self.epoch, self.me, peer),
+          Request(Purpose.DATA, connection, self.epoch, self.me, peer),
           self._security, self._scope, limit_s,
         )
         self._outward.append((peer, sock))
-        if lane == _CONTROL:
-          # What is said there is short: a send that blocks is a lost peer.
+        if connection == _CONTROL:
+          # Control frames are short, so a send that blocks means a lost peer.
           sock.settimeout(self.options.silence_s)
           self._control[peer] = sock
         else:
+          # Blocks may take long, so only unacknowledged data ends a connection.
           prepared(sock, self.options.silence_s, self.options.send_buffer)
           self._start(self._send, peer, sock)
     except OSError as error:
@@ -291,12 +316,13 @@ class Links:
     self, peer: Id, header: Header, payload: bytes = b"",
     limit_s: float | None = None,
   ) -> None:
-    """Sends a short frame on the control lane."""
+    """Sends a short frame on the control connection."""
     if not self._speaking[peer].acquire(
       timeout=limit_s or self.options.silence_s
     ):
-      raise TimeoutError("the control lane is full")
+      raise TimeoutError("the control connection is blocked")
     try:
+      # Control frames are always checked: they are short and steer memory.
       size = frames.send(
         self._control[peer], header, payload, checked=True
       )
@@ -305,13 +331,15 @@ class Links:
       self._speaking[peer].release()
 
   def _keep_alive(self) -> None:
-    """Says all the time that this peer is there, and looks at all lanes.
+    """Sends keep-alives and checks all outgoing connections for errors.
 
-    Who has sent the last block would not see that it does not arrive.
+    The check detects a broken connection after the last block was sent, when no
+    further send would fail.
     """
     while not self._scope.closed.wait(self.options.silence_s / 4):
       for peer, sock in list(self._outward):
         try:
+          # A pending error, e.g. after TCP_USER_TIMEOUT.
           broken = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
           if broken:
             raise OSError(broken, os.strerror(broken))
@@ -323,10 +351,11 @@ class Links:
       self._scope.end(sock)
 
   def _send(self, peer: Id, sock: socket.socket) -> None:
-    """A data lane's thread: sends what is in the peer's queue."""
+    """Sends the blocks of a peer's queue; the thread of a data connection."""
     waiting = self._queues[peer]
     try:
       while (item := waiting.get()) is not None:
+        # Header.length and the checksum are filled in by `send`.
         operation, header, block = item
         frames.send(sock, header, block, checked=self.options.checked)
         operation.sent(header, len(block))
@@ -336,38 +365,42 @@ class Links:
       self._scope.end(sock)
 
   def _receive(self, sock: socket.socket, request: Request) -> None:
-    """A lane's thread, as the listener runs it."""
-    peer, lane = request.sender, request.lane
+    """Receives from a connection, in a thread of the listener."""
+    peer, connection = request.sender, request.connection
     with self._changed:
       if (
-        self._error is not None or lane > self.options.lanes
-        or (peer, lane) in self._inward
+        # Reject connections to ended links, with invalid numbers, or
+        # duplicates.
+        self._error is not None or connection > self.options.num_connections
+        or (peer, connection) in self._inward
       ):
         return
-      self._inward[peer, lane] = sock
+      self._inward[peer, connection] = sock
       self._changed.notify_all()
     try:
-      if lane == _CONTROL:
+      if connection == _CONTROL:
         sock.settimeout(self.options.silence_s)
         self._listen(peer, sock)
       else:
         self._take_blocks(peer, sock)
     except FrameError as error:
-      self.fail(Lost(peer, f"sends what is not right: {error}"))
+      self.fail(Lost(peer, f"sent invalid data: {error}"))
     except TimeoutError:
       self.fail(Lost(peer, f"silent for {self.options.silence_s:g} s"))
     except OSError as error:
-      if lane == _CONTROL:
+      if connection == _CONTROL:
+        # No further ABORT can arrive from this peer.
         self._ended[peer].set()
       self._broke(peer, error)
     finally:
       shut(sock)
 
   def _broke(self, peer: Id, error: OSError) -> None:
-    """A connection has broken: names who is to blame.
+    """Ends the links after a connection has broken.
 
-    If the other side has closed its connections because of a third peer, it
-    has said so on its control lane, which may be read a little later.
+    If the other side closed its connections because it lost a third peer, its
+    ABORT on the control connection names that peer, and may be read slightly
+    later than the error.
     """
     if isinstance(error, Cancelled):
       return
@@ -375,43 +408,49 @@ class Links:
     self.fail(Lost(peer, str(error) or type(error).__name__))
 
   def _listen(self, peer: Id, sock: socket.socket) -> None:
-    """Takes what a peer says on its control lane."""
+    """Processes the frames of a peer's control connection."""
     kinds = (Kind.KEEP_ALIVE, Kind.OPEN, Kind.ABORT)
     while True:
       header, payload = frames.read(sock, kinds)
       if header.kind is Kind.ABORT:
+        # Untrusted: a short payload counts as length 0.
         (length,) = struct.unpack_from("!H", payload.ljust(2, b"\0"))
         culprit = payload[2 : 2 + length].decode(errors="replace")
         reason = payload[2 + length :].decode(errors="replace")
+        # This peer is not lost: the connection between both is the problem.
         if culprit not in self.members or culprit == self.me:
-          culprit, reason = peer, f"says of {culprit}: {reason}"
+          culprit, reason = peer, f"reports {culprit}: {reason}"
         self.fail(Lost(culprit, reason))
         return
       if header.kind is Kind.OPEN:
         self._opened(peer, header.tag, Agreement(bytes(payload), header.offset))
 
   def _opened(self, peer: Id, tag: int, agreement: Agreement) -> None:
+    """Processes an OPEN, or keeps it until the operation starts here."""
     with self._lock:
       operation = self._operations.get(tag)
-      if operation is None or peer in operation.heard:
-        # Not begun here, or the tag's next use, which is not begun here.
+      if operation is None or peer in operation.opened_by:
+        # Not started here, or the OPEN of the tag's next use.
         if (tag, peer) in self._unopened:
           raise FrameError(f"operation {tag} is opened twice")
         if len(self._unopened) >= _MOST_UNOPENED:
-          raise FrameError(f"{_MOST_UNOPENED} operations wait to be begun")
+          raise FrameError(f"{_MOST_UNOPENED} opened operations not started")
         self._unopened[tag, peer] = agreement
         return
-      operation.heard.add(peer)
+      operation.opened_by.add(peer)
     operation.opened(peer, agreement)
 
   def _take_blocks(self, peer: Id, sock: socket.socket) -> None:
-    """Receives blocks where their operations want them."""
-    scratch = memoryview(bytearray())
+    """Receives blocks into the buffers of their operations."""
+    scratch = memoryview(bytearray())  # grows to the largest block
     while True:
       header = frames.read_header(sock)
       if header.kind is not Kind.DATA:
-        raise FrameError(f"a frame of kind {header.kind.name} on a data lane")
+        raise FrameError(
+          f"a frame of kind {header.kind.name} on a data connection"
+        )
       with self._lock:
+        # Known: the sender waits for this peer's OPEN before it sends.
         operation = self._operations.get(header.tag)
         error = self._error
       if error is not None:
@@ -420,9 +459,10 @@ class Links:
         raise FrameError(f"a block of operation {header.tag}, not opened here")
       if header.length > len(scratch):
         scratch = memoryview(bytearray(header.length))
+      # Validates slot, offset and length before any byte is written.
       block = operation.place(peer, header, scratch)
       try:
-        frames.read_into(sock, block)
+        frames.read_into(sock, block)  # no copy
         frames.check(header, block)
       except (OSError, FrameError):
         operation.missed()

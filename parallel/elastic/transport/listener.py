@@ -1,10 +1,10 @@
-"""A peer's listener: bears what strangers do, and lets members in.
+"""Listener of a peer: authenticates connections, with limits against abuse.
 
-How a connection proves itself is in `parallel.elastic.transport.handshake`.
-Handshakes have a time limit as a whole, so bytes that drip in do not hold one
-open; if too many are under way, the oldest one is ended, since an honest one
-takes milliseconds. Each refused connection is one line of the log, up to a
-rate.
+`parallel.elastic.transport.handshake` describes the handshake. A handshake has
+one deadline for all its bytes, so a dialer that sends slowly cannot hold a
+connection open. If too many handshakes are in progress, the oldest one is
+ended: a regular handshake takes milliseconds. Each refused connection is
+logged, up to a rate.
 """
 
 import collections
@@ -26,7 +26,7 @@ from parallel.elastic.transport.handshake import (
   OPENING,
   REQUEST,
   Address,
-  Patient,
+  HandshakeSocket,
   Purpose,
   Refused,
   Request,
@@ -42,13 +42,14 @@ LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What a listener bears.
+  """Limits of a listener.
 
   Attributes:
-    connections: Accepted connections at once.
-    handshakes: Handshakes under way; one more ends the oldest of them.
-    handshake_s: Seconds that one may take.
-    lines_per_s: Lines of the log for refused connections.
+    connections: Maximum number of concurrent accepted connections.
+    handshakes: Maximum number of concurrent handshakes; one more ends the
+      oldest one.
+    handshake_s: Time limit of a handshake in seconds.
+    lines_per_s: Maximum rate of log lines for refused connections.
   """
 
   connections: int = 1024
@@ -58,12 +59,13 @@ class Limits:
 
 
 class Offer(NamedTuple):
-  """Who may connect for a purpose.
+  """Conditions under which connections for a purpose are accepted.
 
   Attributes:
-    epoch: In which epoch.
-    peers: Who; None for all who have the token.
-    handle: Uses an accepted connection, and returns when it is over.
+    epoch: Accepted epoch.
+    peers: Accepted dialers; None for all that have the token.
+    handle: Function that serves an accepted connection; the connection is
+      closed when it returns.
   """
 
   epoch: int
@@ -72,12 +74,12 @@ class Offer(NamedTuple):
 
 
 class Listener:
-  """Accepts connections, each in a thread of its own.
+  """Accepts connections and serves each in its own thread.
 
   Attributes:
-    me: Whom dialers must want.
-    address: Where it listens.
-    refused: How many connections it has refused.
+    me: Id of the peer, which dialers must request.
+    address: (host, port) at which it listens.
+    refused: Number of refused connections.
   """
 
   def __init__(
@@ -88,12 +90,15 @@ class Listener:
     self._offers: dict[Purpose, Offer] = {}
     self._scope = Scope()
     self._lock = threading.Lock()
+    # Sockets in a handshake, oldest first.
     self._underway: collections.OrderedDict[socket.socket, None] = (
       collections.OrderedDict()
     )
     self._accepted = 0
+    # Leaky bucket of log lines, time of its last update, suppressed lines.
     self._lines, self._line_time, self._silent = 0.0, 0.0, 0
     self.refused = 0
+    # Numeric IPv6 addresses contain colons.
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     self._server = socket.create_server(address, family=family, backlog=512)
     self.address: Address = self._server.getsockname()[:2]
@@ -101,17 +106,21 @@ class Listener:
     self._thread.start()
 
   def serve(self, purpose: Purpose, offer: Offer) -> None:
-    """Takes connections for a purpose, of one epoch only.
+    """Accepts connections for a purpose, of one epoch only.
 
-    An offer of an earlier epoch than the present one is late, and ignored.
+    Args:
+      purpose: Purpose of the connections.
+      offer: Conditions, which replace those of earlier epochs. An offer of an
+        earlier epoch than the current one is outdated and ignored.
     """
     with self._lock:
       before = self._offers.get(purpose)
+      # Threads of different epochs may call this in any order.
       if before is None or before.epoch <= offer.epoch:
         self._offers[purpose] = offer
 
   def close(self) -> None:
-    """Ends it, and all connections that it has accepted."""
+    """Stops listening and closes all accepted connections."""
     self._scope.closed.set()
     shut(self._server)
     self._server.close()
@@ -125,19 +134,20 @@ class Listener:
     self.close()
 
   def _accept(self) -> None:
+    """Accepts connections until the listener is closed; runs in a thread."""
     while not self._scope.closed.is_set():
       try:
         sock, address = self._server.accept()
       except OSError:
         if self._scope.closed.is_set():
           return
-        time.sleep(0.01)  # no file descriptors left: others will end
+        time.sleep(0.01)  # out of file descriptors: wait for others to end
         continue
       with self._lock:
         self._underway[sock] = None
         old = None
         if len(self._underway) > self._limits.handshakes:
-          old = self._underway.popitem(last=False)[0]
+          old = self._underway.popitem(last=False)[0]  # the oldest handshake
       if old is not None:
         shut(old)
       threading.Thread(
@@ -145,24 +155,27 @@ class Listener:
       ).start()
 
   def _meet(self, raw: socket.socket, address: Any) -> None:
-    """A connection's whole life."""
+    """Runs a connection from its handshake to its end, in its own thread."""
     sock, accepted = raw, False
     try:
       self._scope.add(sock)
+      # Covers the TLS handshake; `HandshakeSocket` covers the rest.
       sock.settimeout(self._limits.handshake_s)
       if self._security.server is not None:
         sock = self._security.server.wrap_socket(raw, server_side=True)
         self._scope.end(raw)
         self._scope.add(sock)
+      # Raises for an unauthenticated dialer.
       handle, request, reason = self._judge(sock)
       with self._lock:
         self._underway.pop(raw, None)
       if handle is None:
-        if reason:  # else it comes again
+        if reason:  # EARLY has none: the dialer retries
           self._refuse(address, reason)
         return
       accepted = True
       prepared(sock)
+      # Runs until the connection ends.
       handle(sock, request)
     except (OSError, ValueError) as error:
       if not accepted and not self._scope.closed.is_set():
@@ -174,37 +187,43 @@ class Listener:
       self._scope.end(sock)
 
   def _judge(self, sock: socket.socket) -> tuple[Any, Request, str]:
-    """Meets a dialer.
+    """Executes the listener's side of a handshake.
 
     Returns:
-      What handles it (None if it is refused), its request, and why not.
+      (handler or None if refused, request, reason of the refusal).
     """
-    talk = Patient(sock, self._limits.handshake_s)
+    connection = HandshakeSocket(sock, self._limits.handshake_s)
     opening = OPENING.pack(MAGIC, os.urandom(NONCE_BYTES))
-    talk.say(opening)
-    said = talk.take(REQUEST.size)
-    mac = talk.take(MAC_BYTES)
+    # The listener speaks first: a fresh nonce makes replays fail.
+    connection.send(opening)
+    said = connection.receive(REQUEST.size)
+    mac = connection.receive(MAC_BYTES)
+    # Authenticate before parsing: the request is untrusted until here.
     if not hmac.compare_digest(
       mac, self._security.mac(b"dialer", opening, said)
     ):
       raise Refused("no or wrong token")
-    magic, purpose, lane, epoch, sender, receiver, _ = REQUEST.unpack(said)
+    magic, purpose, number, epoch, sender, receiver, _ = REQUEST.unpack(said)
     request = Request(
-      Purpose(purpose), lane, epoch, sender.rstrip(b"\0").decode(),
+      Purpose(purpose), number, epoch, sender.rstrip(b"\0").decode(),
       receiver.rstrip(b"\0").decode(),
     )
+    # Checked after the MAC, so only peers learn the version.
     if magic != MAGIC:
       raise Refused("another version")
     with self._lock:
       offer = self._offers.get(request.purpose)
       status = self._status(offer, request)
-      self._accepted += status is Status.ACCEPTED
+      self._accepted += status is Status.ACCEPTED  # reserved under the lock
+    # The MAC also covers the status, so it cannot be altered.
     answer = bytes([status])
     try:
-      talk.say(answer + self._security.mac(b"listener", opening, said, answer))
+      connection.send(
+        answer + self._security.mac(b"listener", opening, said, answer)
+      )
     except OSError:
       with self._lock:
-        self._accepted -= status is Status.ACCEPTED
+        self._accepted -= status is Status.ACCEPTED  # undo
       raise
     if status is Status.ACCEPTED and offer is not None:
       return offer.handle, request, ""
@@ -214,6 +233,7 @@ class Listener:
     )
 
   def _status(self, offer: Offer | None, request: Request) -> Status:
+    """Returns the response to an authenticated request."""
     if offer is None or request.epoch > offer.epoch:
       return Status.EARLY
     if request.epoch < offer.epoch:
@@ -226,16 +246,18 @@ class Listener:
     return Status.ACCEPTED
 
   def _refuse(self, address: Any, reason: str) -> None:
-    """Writes a line, or counts it if there have been too many."""
+    """Logs a refused connection, or counts it if the rate is exceeded."""
     with self._lock:
       self.refused += 1
       now, rate = time.monotonic(), self._limits.lines_per_s
+      # Leaky bucket: it empties at `rate` lines per second.
       self._lines = max(0.0, self._lines - (now - self._line_time) * rate)
       self._line_time = now
       if self._lines >= rate:
         self._silent += 1
         return
       self._lines += 1
+      # Lines suppressed since the last one.
       more, self._silent = self._silent, 0
     LOG.warning(
       "refused %s:%s: %s%s", *address[:2], reason,

@@ -1,4 +1,4 @@
-"""What links carry, how they end, and what they want of an operation."""
+"""Traffic counters, errors and the operation interface of links."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -9,27 +9,28 @@ from parallel.elastic.transport.frames import Header
 
 
 class Lost(ConnectionError):
-  """An epoch's links have ended.
+  """The links of an epoch have ended.
 
   Attributes:
-    peer: Who was lost; None if it was this peer's own wish.
-    reason: What was seen.
-    tag: The operation that this ended; None for none.
+    peer: Peer that was lost; None if this peer closed the links.
+    reason: Observed error.
+    tag: Operation that failed; None for none.
   """
 
   def __init__(
     self, peer: Id | None, reason: str, tag: int | None = None
   ) -> None:
     self.peer, self.reason, self.tag = peer, reason, tag
+    # "operation 3: peer p2: the connection was closed".
     where = "" if tag is None else f"operation {tag}: "
     super().__init__(where + (f"peer {peer}: " if peer else "") + reason)
 
 
 class Unreachable(ConnectionError):
-  """Some members could not be connected to.
+  """No connection could be made to some members.
 
   Attributes:
-    peers: Which, with what was seen.
+    peers: Unreachable peers and, for each, the error of the last attempt.
   """
 
   def __init__(self, peers: Mapping[Id, str]) -> None:
@@ -39,32 +40,32 @@ class Unreachable(ConnectionError):
 
 @dataclasses.dataclass
 class Bytes:
-  """Bytes of blocks, counted when a block is through.
+  """Bytes of blocks, counted when a block is complete.
 
   Attributes:
-    payload: Of the blocks themselves.
-    framing: Of their headers.
+    payload: Bytes of the blocks' data.
+    framing: Bytes of their headers.
   """
 
   payload: int = 0
   framing: int = 0
 
   def add(self, payload: int, framing: int) -> None:
-    """Adds to both."""
+    """Adds bytes to both counters."""
     self.payload += payload
     self.framing += framing
 
 
 @dataclasses.dataclass
 class Traffic:
-  """What an epoch's links have carried.
+  """Traffic of an epoch's links.
 
   Attributes:
-    sent: Blocks of operations that have ended well.
-    received: Blocks of operations that have ended well.
-    aborted_sent: Blocks of operations that have failed.
-    aborted_received: Blocks of operations that have failed.
-    control: Bytes sent on control lanes.
+    sent: Blocks sent by operations that succeeded.
+    received: Blocks received by operations that succeeded.
+    aborted_sent: Blocks sent by operations that failed.
+    aborted_received: Blocks received by operations that failed.
+    control: Bytes sent on control connections.
   """
 
   sent: Bytes = dataclasses.field(default_factory=Bytes)
@@ -75,18 +76,19 @@ class Traffic:
 
   @property
   def sent_bytes(self) -> int:
-    """All that was sent, headers, too."""
+    """Total bytes sent, headers and failed operations included."""
     return self.control + sum(
       part.payload + part.framing for part in (self.sent, self.aborted_sent)
     )
 
 
 class Agreement(NamedTuple):
-  """What a peer takes an operation to be.
+  """Description of an operation in an OPEN frame, compared between peers.
 
   Attributes:
-    digest: 32 bytes that all peers of the operation must have alike.
-    size: Bytes that the peer gives to it, which may differ.
+    digest: 32-byte hash of the operation's kind, block size and ranks; must be
+      equal on all peers.
+    size: Bytes of the peer's input.
   """
 
   digest: bytes
@@ -94,25 +96,35 @@ class Agreement(NamedTuple):
 
 
 class Operation(Protocol):
-  """What links carry blocks for. Its functions run in the lanes' threads."""
+  """Interface between links and operations.
+
+  The methods run in the threads of the connections.
+
+  Attributes:
+    tag: Number of the operation, equal on all peers.
+    ready: Peers that have opened the operation.
+  """
 
   tag: int
-  ready: set[Id]  # who has opened it
+  ready: set[Id]
 
   def opened(self, peer: Id, agreement: Agreement) -> None:
-    """A peer is ready to receive."""
+    """Processes the OPEN of a peer, which can now receive blocks."""
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
-    """Returns where a block goes: a place of its own, or the lane's scratch."""
+    """Returns the destination of a block; may be the connection's scratch.
+
+    Each call is followed by one call of `arrived` or `missed`.
+    """
 
   def arrived(self, peer: Id, header: Header, block: memoryview) -> None:
-    """A block is there."""
+    """Processes a completely received block."""
 
   def missed(self) -> None:
-    """A block that had a place has not come."""
+    """Releases the destination of a block that failed to arrive."""
 
   def sent(self, header: Header, size: int) -> None:
-    """A block has been given to the kernel."""
+    """Counts a block that has been passed to the kernel."""
 
   def failed(self, error: Lost) -> None:
-    """The links have ended."""
+    """Ends the operation, since the links have ended."""

@@ -1,4 +1,4 @@
-"""Addition and normalisation in one kernel."""
+"""Residual add and RMSNorm in one kernel."""
 
 from parallel.lazy import attach
 

@@ -20,15 +20,15 @@ from parallel.kernels.selection import Choice, Implementation, choose
 class Kernels(Protocol):
   """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
 
-  A stream is given in parts, its shared channels ``[n, K]`` and its private
-  channels ``[n, P]``, without a part of width 0.
+  A stream is passed as a list of parts, its shared channels ``[n, K]`` and its
+  private channels ``[n, P]``, without parts of width 0.
   """
 
   def refusal(self, num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-    """Returns why the kernels do not take a stream, or None if they do.
+    """Returns the reason why a stream is not supported, or None if it is.
 
     Args:
-      num_rows: Rows of the stream, n.
+      num_rows: Number of rows of the stream, n.
       width: Channels per row, H.
       dtype: Dtype of the stream.
     """
@@ -41,14 +41,13 @@ class Kernels(Protocol):
     """Adds an update to a stream and normalises the result.
 
     Args:
-      parts: The parts of the stream.
-      updates: One update per part, of its shape; empty if the stream is only
-        normalised.
+      parts: Parts of the stream.
+      updates: One update per part, of its shape; empty to normalise only.
       gain: Gain of the norm, ``[H]``.
-      options: The scale is that of the last update.
+      options: Options of the norm; the scale is the factor of the last update.
 
     Returns:
-      The new parts (without updates the old ones), and the normalised rows
+      The new parts (``parts`` if there are no updates), and the normalised rows
       ``[n, H]``.
     """
     ...
@@ -57,18 +56,19 @@ class Kernels(Protocol):
     self, parts: Sequence[jax.Array], gain: jax.Array,
     d_parts: Sequence[jax.Array], d_normed: jax.Array, options: NormOptions,
   ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Takes the cotangents of the results of `forward` back to its operands.
+    """Returns the cotangents of the operands of `forward`.
 
     Args:
-      parts: The new parts of the stream, as `forward` returned them.
+      parts: New parts of the stream, as returned by `forward`.
       gain: Gain of the norm, ``[H]``.
       d_parts: Cotangents of the new parts, of their shapes.
       d_normed: Cotangent of the normalised rows, ``[n, H]``.
-      options: Those of `forward`.
+      options: Options of `forward`.
 
     Returns:
-      Cotangents of the parts (and of all updates but the last); that of the
-      last update, which is scaled; and that of the gain, ``[H]`` float32.
+      Cotangents of the parts, which are also the cotangents of the updates
+      except the last; the cotangent of the last update, which is scaled; and
+      the cotangent of the gain, float32 ``[H]``.
     """
     ...
 
@@ -81,16 +81,17 @@ def choice(
   private: jax.Array,
   implementation: Implementation = "auto",
 ) -> Choice:
-  """Returns which implementation `add_norm` uses, and why others do not run.
+  """Returns the implementation of `add_norm`, and why others are rejected.
 
   Args:
-    shared: Shared channels of the stream, ``[..., K]``. Only shape and dtype
-      are read, so a ``jax.ShapeDtypeStruct`` will do.
-    private: Private channels, ``[..., P]``, or their type likewise.
+    shared: Shared channels of the stream, ``[..., K]``, or a
+      ``jax.ShapeDtypeStruct``: only shape and dtype are used.
+    private: Private channels, ``[..., P]``, or their type.
     implementation: "auto", or names in order of preference.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
   width = shared.shape[-1] + private.shape[-1]
   rows = calls.leading(shared)
@@ -114,24 +115,25 @@ def add_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Adds an update to a stream and normalises the result.
 
-  ``reference.add_norm`` specifies the result. Kernels make one pass over
-  memory: the forward reads 2 n H elements and writes 2 n H, or n H and n H
-  without an update; the backward reads 3 n H and writes n H, and n P more if
+  ``reference.add_norm`` specifies the result. Kernels use one pass over memory:
+  the forward pass reads 2 n H elements and writes 2 n H, or n H and n H without
+  an update; the backward pass reads 3 n H and writes n H, plus n P if
   ``private_scale`` is not 1.
 
-  In exact arithmetic the derivative is that of the reference. Kernels sum its
-  terms in float32 and round once, where autodiff of the reference rounds each.
+  In exact arithmetic the derivative equals that of the reference. Kernels sum
+  its terms in float32 and round once; autodiff of the reference rounds each
+  term.
 
   Args:
     shared: Shared channels of the stream, ``[..., K]``; K or P may be 0.
     private: Private channels, ``[..., P]``, of the same dtype.
-    d_shared: Update of the shared channels, ``[..., K]``; None if the stream is
-      only normalised.
-    d_private: Update of the private channels, ``[..., P]``; None exactly where
-      ``d_shared`` is.
+    d_shared: Update of the shared channels, ``[..., K]``; None to normalise
+      only.
+    d_private: Update of the private channels, ``[..., P]``; None if and only if
+      ``d_shared`` is None.
     gain: Gain of the norm, float32 ``[H]``.
     private_scale: Factor of ``d_private``.
-    eps: Added to the mean square.
+    eps: Constant added to the mean square.
     implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`.
 
@@ -140,7 +142,20 @@ def add_norm(
     and the normalised row ``[..., H]``.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
+
+  Example:
+    >>> f = jax.jit(functools.partial(
+    ...   add_norm, private_scale=2.0, implementation="reference"
+    ... ))
+    >>> row = np.float32([[3]]), np.float32([[-2]])  # shared, private
+    >>> update = np.float32([[0]]), np.float32([[-1]])
+    >>> new_shared, new_private, normed = f(*row, *update, np.ones(2, "f4"))
+    >>> new_shared.tolist(), new_private.tolist()
+    ([[3.0]], [[-4.0]])
+    >>> np.round(np.float64(normed), 2).tolist()  # divided by rms, sqrt(12.5)
+    [[0.85, -1.13]]
   """
   chosen = choice(shared, private, implementation)
   if chosen.name == "reference":
@@ -148,21 +163,21 @@ def add_norm(
       shared, private, d_shared, d_private, gain,
       private_scale=private_scale, eps=eps,
     )
-  # Kernels get only parts that have channels. The last part is the scaled one:
-  # scale stays 1 if there are no private channels or no update.
+  # Kernels receive only parts with channels. The scale applies to the last
+  # part: it is 1 if there are no private channels or no update.
   parts = [x for x in (shared, private) if x.shape[-1]]
   updates, scale = [], 1.0
   if d_shared is not None:
     updates = [d for d in (d_shared, d_private) if d.shape[-1]]
     if d_private.shape[-1]:
-      # Rounded to the stream's dtype, as the reference does.
+      # Rounded to the stream's dtype, as in the reference.
       scale = float(np.asarray(private_scale, shared.dtype))
   options = _Options(
     KERNELS[chosen.kind], bool(updates),
     NormOptions(scale, eps, chosen.interpret),
   )
-  # Cast outside the custom derivative, so that jax transposes the casts: the
-  # cotangent of a replicated gain is then summed over the mesh axes.
+  # The casts are outside the custom derivative, so that jax transposes them and
+  # sums the cotangent of a replicated gain over the mesh axes.
   *rows, gain = calls.same_axes(
     *calls.as_rows(*parts, *updates), gain.astype(jnp.float32)
   )
@@ -176,10 +191,10 @@ def add_norm(
 
 
 class _Options(NamedTuple):
-  """What is known when the program is traced.
+  """Static options: known when the program is traced.
 
   Attributes:
-    kernels: The platform's kernels.
+    kernels: Kernels of the platform.
     add: Whether there is an update.
     norm: Options of the kernels.
   """
@@ -197,8 +212,8 @@ def _fused(options, parts, updates, gain):
 
 def _forward(options, parts, updates, gain):
   new, normed = _fused(options, parts, updates, gain)
-  # Neither the update nor the statistics are residuals: the backward computes
-  # the statistics again from the new stream.
+  # Residuals include neither the update nor the statistics: the backward pass
+  # recomputes the statistics from the new stream.
   return (new, normed), (new, gain)
 
 
@@ -206,8 +221,8 @@ def _backward(options, residuals, cotangents):
   d_parts, d_last, d_gain = options.kernels.backward(
     *residuals, *cotangents, options.norm
   )
-  # An addition passes its cotangent on to both operands. The last update has a
-  # cotangent of its own, since it was scaled before it was added.
+  # Both operands of a sum have the cotangent of the sum. The cotangent of the
+  # last update differs, since it was scaled before the addition.
   d_updates = (*d_parts[:-1], d_last) if options.add else ()
   return tuple(d_parts), d_updates, d_gain
 

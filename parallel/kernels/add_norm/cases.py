@@ -27,26 +27,26 @@ class Case(NamedTuple):
 
   @property
   def forward_bytes(self) -> int:
-    """Bytes that the forward has to read and write once."""
+    """Minimum bytes that the forward pass reads and writes."""
     width = self.shared + self.private
-    # Stream and update in, stream and normalised rows out. Without an update
-    # the stream does not change and is not written.
+    # In: stream and update. Out: stream and normalised rows. Without an update
+    # the stream is unchanged and not written.
     passes = 4 if self.update else 2
     size = 2 if self.dtype == "bfloat16" else 4
     return size * passes * self.rows * width + 4 * width
 
   @property
   def backward_bytes(self) -> int:
-    """Bytes that the backward has to read and write once."""
+    """Minimum bytes that the backward pass reads and writes."""
     width = self.shared + self.private
     size = 2 if self.dtype == "bfloat16" else 4
-    # The new stream, its cotangent and that of the normalised rows in, the
-    # stream's cotangent out.
+    # In: new stream, its cotangent, cotangent of the normalised rows. Out:
+    # cotangent of the stream.
     elements = 4 * width
-    # The update's cotangent is the stream's, but for a scaled private part.
+    # The update has the stream's cotangent, except for a scaled private part.
     if self.update and self.private_scale != 1.0:
       elements += self.private
-    # The float32 gain in, its cotangent out.
+    # In: float32 gain. Out: its cotangent.
     return size * elements * self.rows + 2 * 4 * width
 
 
@@ -60,13 +60,14 @@ CASES = {
   "all private": Case(24, 0, 48, "float32", 2**0.5),
   "no update": Case(24, 16, 32, "bfloat16", 1.0, False),
   "no update, odd": Case(7, 16, 3, "float32", 1.0, False),
-  # More rows than a GPU's backward has programs. The wide rows are too long to
-  # be read while the row before is worked on.
+  # More rows than programs in the GPU's backward pass. Wide rows are too long
+  # to be prefetched during the previous row.
   "many rows": Case(600, 24, 8, "float32", 2.0),
   "many wide rows": Case(300, 4096, 20, "float32", 2.0),
 }
 
-# What one of r = 8 devices has of a step of the 7B model, and larger rows.
+# Sizes on one of r = 8 devices in a training step of the 7B model, and cases
+# with larger rows.
 LARGE = {
   "7B, p=.5": Case(8192, 2048, 2048, "bfloat16", 8**0.5),
   "7B, p=1": Case(8192, 4096, 0, "bfloat16"),

@@ -1,16 +1,15 @@
 """Residual add and RMSNorm in one pass over memory, for GPUs, in Triton.
 
-A program holds one row at a time in registers. The row's parts are padded to
-powers of two, the only sizes that Triton has. The formula of the derivative is
-in ``tpu.py``.
+A program holds one row at a time in registers. The parts of a row are padded to
+powers of two, the only sizes that Triton supports. The formula of the
+derivative is in ``tpu.py``.
 
-The kernels are in Triton and not in Mosaic GPU because the op streams rows and
-multiplies no matrices: Mosaic's asynchronous copies and tensor cores have
-nothing to gain here, and Triton has masked loads of any width.
+The kernels use Triton instead of Mosaic GPU because the op streams rows and has
+no matrix products: Mosaic's asynchronous copies and tensor cores have no
+advantage here, and Triton has masked loads of any width.
 
-In each program all reads come before the first write. The compiler does not
-know that operands and results lie apart, so a read that comes after a write has
-to wait for it.
+In each program all loads precede the first store. The compiler cannot exclude
+that operands and results alias, so that a load after a store waits for it.
 
 Shape legend: N = rows, H = channels of a whole row.
 """
@@ -28,23 +27,22 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.add_norm.reference import NormOptions
 
-# Channels of a row. The largest program has 32 warps of 32 threads, which share
-# 65,536 registers: here a thread has 32 channels and 64 registers, so that two
-# float32 copies of the row fill them.
+# Maximum channels of a row. The largest program has 32 warps of 32 threads,
+# which share 65,536 registers: a thread then has 32 channels and 64 registers,
+# which two float32 copies of the row fill.
 _MAX_WIDTH = 32768
-# Programs of the backward, two for each of the 132 multiprocessors of an H100
-# or H200. Each takes many rows and writes its own sum of the gain's cotangent,
-# H float32 values: more programs would write more bytes (with 512 of them 5.6%
-# of all at 8192 x 8192, with 264 2.9%), fewer would leave processors idle.
+# Programs of the backward pass, two for each of the 132 multiprocessors of an
+# H100 or H200. Each processes many rows and writes a partial sum of the gain's
+# cotangent, H float32 values: more programs would write more bytes (512: 5.6%
+# of all bytes at 8192 x 8192, 264: 2.9%), fewer would leave processors idle.
 _PROGRAMS = 264
-# The backward reads the next row while it works on one, where a row has at most
-# so many bytes: 8,192 channels of bfloat16. Two longer rows would not fit the
-# registers.
+# Maximum bytes of a row for which the backward pass prefetches the next row:
+# 8,192 channels of bfloat16. Two longer rows would not fit in the registers.
 _AHEAD_BYTES = 16384
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns why the kernels do not take a stream: `api.Kernels.refusal`."""
+  """Returns the reason for a rejection of a stream: `api.Kernels.refusal`."""
   if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {dtype}: float32, bfloat16 or float16"
   if num_rows < 1:
@@ -57,16 +55,15 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
 def params(
   spans: Sequence[tuple[int, int]], interpret: bool
 ) -> dict[str, Any]:
-  """Returns the keywords of a ``pallas_call`` whose programs take whole rows.
+  """Returns the ``pallas_call`` keywords for programs that hold whole rows.
 
   Args:
     spans: ``(first channel, width)`` of each part of a row.
-    interpret: Run on any machine, in the interpreter.
+    interpret: Whether to run in the interpreter, on any machine.
   """
   channels = sum(pl.next_power_of_2(width) for _, width in spans)
-  # 16 channels for each thread, 512 for a warp. Of a part that is half of a row
-  # a thread then has 8 channels: in bfloat16 one read of 16 bytes, the widest
-  # that there is.
+  # 16 channels per thread, 512 per warp. For a part that is half of a row, a
+  # thread has 8 channels: in bfloat16 one load of 16 bytes, the widest load.
   warps = pl.next_power_of_2(max(1, channels // 512))
   return {
     "compiler_params": pltriton.CompilerParams(num_warps=min(32, warps)),
@@ -105,14 +102,14 @@ def _forward(*refs, num, add, scale, eps):
   gain_ref, *new_refs, normed_ref = refs[num + len(d_refs) :]
   row, dtype = pl.program_id(0), normed_ref.dtype
   spans = calls.spans(x_refs)
-  # All reads, before the first write: see the module.
+  # All loads precede the first store; see the module docstring.
   gains = [load(gain_ref, span, whole=True) for span in spans]
   wide = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
   ds = [load(r, spans[i], row) for i, r in enumerate(d_refs)]
   for i, d in enumerate(ds):
     if i + 1 == num:
       d = calls.scaled(d, scale, dtype)
-    # Rounded once: the statistics below are those of the new stream.
+    # Rounded before the norm: statistics are those of the new stream.
     new = (wide[i] + d).astype(dtype)
     store(new_refs[i], spans[i], new, row)
     wide[i] = new.astype(jnp.float32)
@@ -130,7 +127,7 @@ def backward(
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   width = sum(x.shape[1] for x in parts)
   programs = min(num_rows, _PROGRAMS)
-  # With a scale the last update's cotangent is another than the stream's.
+  # With a scale, the last update has a separate cotangent.
   results = [*parts, *(parts[-1:] if options.scale != 1.0 else [])]
   *d_x, d_gain = pl.pallas_call(
     functools.partial(
@@ -155,9 +152,9 @@ def _backward(*refs, num, scale, eps):
   first, programs = pl.program_id(0), d_gain_ref.shape[0]
 
   def operands(row):
-    """Reads a row of the stream and of both cotangents, in parts.
+    """Loads a row of the stream and of both cotangents, in parts.
 
-    Returns zeros past the last row, where a program reads ahead in vain.
+    Returns zeros past the last row, to which the prefetch may extend.
     """
     part = functools.partial(read, exists=row < num_rows)
     return (
@@ -166,19 +163,18 @@ def _backward(*refs, num, scale, eps):
       [part(ref, span, row) for ref, span in zip(g_refs, spans, strict=True)],
     )
 
-  # Where registers hold two rows, the next one is on its way from memory while
-  # one is worked on.
+  # If two rows fit in registers, the next row is prefetched.
   ahead = width * d_normed_ref.dtype.itemsize <= _AHEAD_BYTES
 
   def one_row(turn, carried):
     here, d_gains = carried
-    # The rows of a program are `programs` apart, so that programs that run at
-    # the same time read neighbouring rows.
+    # The rows of a program have a stride of `programs`, so that concurrent
+    # programs load adjacent rows.
     row = first + turn * programs
     following = operands(row + programs) if ahead else ()
     here = here or operands(row)
-    # Read again in each turn: held across turns the gain would take a register
-    # per channel, and as all programs read the same one it is in a cache.
+    # Loaded in every iteration: holding the gain would need one register per
+    # channel, and all programs load the same gain, which is cached.
     gains = [load(gain_ref, span, whole=True) for span in spans]
     xs, ds, gs = jax.tree.map(lambda x: x.astype(jnp.float32), here)
     rstd = _rstd(xs, width, eps)
@@ -191,7 +187,7 @@ def _backward(*refs, num, scale, eps):
       new.append(d_gains[i] + d * (x * rstd))
       g = g + (d * gains[i] * rstd - x * common)
       store(out_refs[i], spans[i], g.astype(out_refs[i].dtype), row)
-    if scale != 1.0:  # g is still that of the last part, and not yet rounded
+    if scale != 1.0:  # g is the unrounded cotangent of the last part
       last = out_refs[num]
       store(last, spans[-1], (g * scale).astype(last.dtype), row)
     return following, new
@@ -213,18 +209,18 @@ def read(
   share: int = 1,
   exists: jax.Array | bool = True,
 ) -> jax.Array:
-  """Reads one part of a row, padded with zeros to a power of two.
+  """Loads one part of a row, padded with zeros to a power of two.
 
   Zeros change neither the sums of squares nor the dot products over a row.
 
   Args:
-    ref: An array of this part alone, or of whole rows if ``whole`` is set.
+    ref: Array of this part, or of whole rows if ``whole`` is set.
     span: ``(first channel in the whole row, width)`` of the part.
-    *row: Index of the row, one number for each dim of ``ref`` but the last.
+    *row: Index of the row, one number for each dim of ``ref`` except the last.
     whole: Whether ``ref`` has whole rows.
-    share: How many neighbouring channels have one element of ``ref`` in common:
-      the block of a codec, where ``ref`` has the scales.
-    exists: Whether there is such a row; if not, zeros are returned.
+    share: Number of adjacent channels that share one element of ``ref``: the
+      block of a codec if ``ref`` holds scales.
+    exists: Whether the row exists; if not, zeros are returned.
   """
   index, mask = _where(span, row, whole, share)
   if exists is not True:
@@ -233,7 +229,7 @@ def read(
 
 
 def load(*args: Any, **options: Any) -> jax.Array:
-  """Reads like `read` and casts to float32."""
+  """Loads like `read` and casts to float32."""
   return read(*args, **options).astype(jnp.float32)
 
 
@@ -244,13 +240,13 @@ def store(
   *row: Any,
   whole: bool = False,
 ) -> None:
-  """Writes one part of a row; the inverse of `read`.
+  """Stores one part of a row; the inverse of `read`.
 
   Args:
-    ref: An array of this part alone, or of whole rows if ``whole`` is set.
+    ref: Array of this part, or of whole rows if ``whole`` is set.
     span: ``(first channel in the whole row, width)`` of the part.
     value: The part, padded to a power of two; the padding is not written.
-    *row: Index of the row, one number for each dim of ``ref`` but the last.
+    *row: Index of the row, one number for each dim of ``ref`` except the last.
     whole: Whether ``ref`` has whole rows.
   """
   index, mask = _where(span, row, whole)
@@ -258,7 +254,7 @@ def store(
 
 
 def _where(span, row, whole, share=1):
-  """Returns the index of a part's padded channels, and which of them exist."""
+  """Returns the index of a part's padded channels, and their validity."""
   start, width = span
   channel = jnp.arange(pl.next_power_of_2(width))
   columns = channel + start if whole else channel
@@ -274,15 +270,15 @@ def write_normed(
   row: jax.Array,
   eps: float,
 ) -> None:
-  """Writes a normalised row, its parts side by side.
+  """Normalises a row, and stores its concatenated parts.
 
   Args:
-    normed_ref: Where to, ``[N, H]``.
-    wide: The parts of the row, float32, padded with zeros to powers of two.
+    normed_ref: Destination, ``[N, H]``.
+    wide: Parts of the row, float32, padded with zeros to powers of two.
     spans: ``(first channel, width)`` of each part.
-    gains: The gain's parts, padded likewise.
+    gains: Parts of the gain, padded likewise.
     row: Number of the row.
-    eps: Added to the mean square.
+    eps: Constant added to the mean square.
   """
   rstd = _rstd(wide, normed_ref.shape[1], eps)
   for x, span, gain in zip(wide, spans, gains, strict=True):
@@ -291,14 +287,16 @@ def write_normed(
 
 
 def _rstd(wide: Sequence[jax.Array], width: int, eps: float) -> jax.Array:
+  """Returns ``1 / sqrt(mean(x^2) + eps)`` of a row, ``[]``."""
   return lax.rsqrt(_sum([x * x for x in wide]) / width + eps)
 
 
 def _sum(parts: Sequence[jax.Array]) -> jax.Array:
   """Sums all elements of all parts of a row.
 
-  A sum over threads is a barrier. So parts of one padded size are added element
-  by element first, and two halves of a row need one barrier in place of two.
+  A sum over threads requires a barrier. Parts of equal padded size are first
+  added element by element, so that two halves of a row need one barrier instead
+  of two.
   """
   sizes = {x.shape for x in parts}
   return sum(

@@ -1,14 +1,14 @@
 """Residual add and RMSNorm of a stream of two parts: the specification.
 
 The residual stream of a tensor rank has *shared* channels, which are equal on
-all ranks, and *private* channels, which each rank has for itself. An update is
-added to both, its private part times ``private_scale`` (sqrt(ranks) in
-CAAT-Net, arXiv 2506.19645). Then RMSNorm (Zhang and Sennrich, arXiv 1910.07467)
-normalises the whole row of shared and private channels.
+all ranks, and *private* channels, which differ between ranks. An update is
+added to both, with the factor ``private_scale`` for private channels
+(sqrt(ranks) in CAAT-Net, arXiv 2506.19645). RMSNorm (Zhang and Sennrich, arXiv
+1910.07467) then normalises the whole row of shared and private channels.
 
 Dtypes: the scale, the scaled update and the sum are rounded to the stream's
-dtype. Statistics, gain and the products with them are float32 and are rounded
-once, to the normalised row.
+dtype. Statistics, gain and the products with them are float32; the normalised
+row is rounded once.
 
 Shape legend: K = shared channels, P = private channels, H = K + P.
 """
@@ -21,12 +21,12 @@ import jax.numpy as jnp
 
 
 class NormOptions(NamedTuple):
-  """Options of a norm's kernels that are known when a program is traced.
+  """Static options of the norm kernels.
 
   Attributes:
-    scale: Factor of the private channels' update, a value of the stream's
+    scale: Factor of the private channels' update, representable in the stream's
       dtype; 1 if there are no private channels or no update.
-    eps: Added to the mean square.
+    eps: Constant added to the mean square.
     interpret: Whether the kernels run in the interpreter, on any machine.
   """
 
@@ -45,13 +45,13 @@ def add_norm(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Specifies `api.add_norm`, whose operands it takes."""
+  """Reference of `api.add_norm`, with the same operands."""
   if d_shared is not None:
-    # In the stream's dtype, so that a bfloat16 update stays bfloat16.
+    # In the stream's dtype, so that a bfloat16 update remains bfloat16.
     scale = jnp.asarray(private_scale, private.dtype)
     shared = shared + d_shared
     private = private + d_private * scale
-  # The statistics are those of the rounded sum, which the next layer reads.
+  # Statistics are computed from the rounded sum, which the next layer reads.
   squares = sum_of_squares(shared) + sum_of_squares(private)  # [...]
   both = jnp.concatenate([shared, private], axis=-1)
   rstd = lax.rsqrt(squares / both.shape[-1] + eps)

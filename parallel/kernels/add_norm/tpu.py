@@ -1,19 +1,19 @@
 """Residual add and RMSNorm in one pass over HBM, for TPUs.
 
-A grid step has whole rows of all operands in VMEM. There the shared and the
-private part are written side by side into the normalised row, so that XLA never
-concatenates them in HBM. The backward reads the new stream that the forward
-returned and computes the statistics again: whole rows are in VMEM anyway, so
-this costs no bytes.
+A grid step holds whole rows of all operands in VMEM. The shared and the private
+part are written to adjacent channels of the normalised row, so that XLA never
+concatenates them in HBM. The backward pass reads the new stream that the
+forward pass returned and recomputes the statistics: since whole rows are in
+VMEM, this moves no additional bytes.
 
 Derivative of one row: let x be the new stream, r = 1 / sqrt(mean(x^2) + eps),
 and g and h the cotangents of the new stream and of the normalised row. Then
 
     dx = g + r gain h - x r^3 mean(x gain h);  d gain = sum over rows of r x h
 
-Each grid step writes a partial sum of ``d gain`` over its own rows, and XLA
-adds these up. A sum carried from step to step would force the steps into one
-order, and a chip with two cores could not split them.
+Each grid step writes a partial sum of ``d gain`` over its rows; XLA sums these.
+Accumulating one sum over all steps would make the steps sequential, so that a
+chip with two cores could not split them.
 
 Shape legend: N = rows, K = shared channels, P = private channels, H = K + P.
 """
@@ -32,7 +32,7 @@ from parallel.kernels.add_norm.reference import NormOptions
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns why the kernels do not take a stream: `api.Kernels.refusal`."""
+  """Returns the reason for a rejection of a stream: `api.Kernels.refusal`."""
   if dtype not in (jnp.float32, jnp.bfloat16):
     return f"dtype {dtype}: float32 or bfloat16"
   if num_rows < 1:
@@ -43,9 +43,11 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
 
 
 def _block(num_rows: int, width: int, dtype: jnp.dtype) -> int:
-  # The backward, which needs the most, moves five streams: x, its cotangent,
-  # that of the normalised row, and two results. Each has two buffers, as the
-  # next block loads while one is worked on. About three more are in float32.
+  """Returns the number of rows per grid step; 0 if too few fit in VMEM."""
+  # The backward pass needs the most VMEM: five arrays (x, its cotangent, the
+  # cotangent of the normalised row, two results), each double-buffered since
+  # the next block is loaded while one is processed, and about three float32
+  # temporaries.
   row_bytes = width * (10 * jnp.dtype(dtype).itemsize + 12)
   return calls.rows_per_block(num_rows, row_bytes)
 
@@ -63,7 +65,7 @@ def forward(
   block = _block(num_rows, width, dtype)
   rows = [pl.BlockSpec((block, w), lambda i: (i, 0)) for w in widths]
   whole = pl.BlockSpec((block, width), lambda i: (i, 0))
-  # Without an update the stream does not change, so it is not written again.
+  # Without an update the stream is unchanged and not written.
   new_parts = parts if updates else []
   *new, normed = calls.tpu_call(
     functools.partial(
@@ -97,11 +99,11 @@ def _forward(*refs, num, add, scale, eps):
       d = d_ref[...].astype(jnp.float32)
       if i + 1 == num:
         d = calls.scaled(d, scale, d_ref.dtype)
-      # The sum of two bfloat16s in float32, once rounded, has the bits of
-      # their sum in bfloat16, which is what the reference computes.
+      # The sum of two bfloat16 numbers in float32, rounded once, is bitwise
+      # equal to their sum in bfloat16, which the reference computes.
       new = wide[i] + d
       new_refs[i][...] = new.astype(new_refs[i].dtype)
-    # Read back what was rounded: the statistics are those of the new stream.
+    # Reads the rounded values back: statistics are those of the new stream.
     wide = [ref[...].astype(jnp.float32) for ref in new_refs]
   write_normed(normed_ref, wide, gain_ref, eps)
 
@@ -120,8 +122,8 @@ def backward(
   block = _block(num_rows, width, dtype)
   num_blocks = pl.cdiv(num_rows, block)
   rows = [pl.BlockSpec((block, w), lambda i: (i, 0)) for w in widths]
-  # The last update's cotangent, scale times the stream's: one result less where
-  # both are the same.
+  # Cotangent of the last update, scale times the stream's; omitted if they are
+  # equal.
   extra = parts[-1:] if options.scale != 1.0 else []
   *d_x, d_gain = calls.tpu_call(
     functools.partial(
@@ -139,8 +141,8 @@ def backward(
     out_specs=[
       *rows,
       *(rows[-1:] if extra else []),
-      # [num_blocks, 1, H], as a block's last two dims must be whole tiles or
-      # the array's own.
+      # [num_blocks, 1, H]: the last two dims of a block must be whole tiles, or
+      # equal to the dims of the array.
       pl.BlockSpec((None, 1, width), lambda i: (i, 0, 0)),
     ],
     out_shape=[
@@ -160,15 +162,15 @@ def _backward(*refs, num, scale, eps, num_rows):
   rstd = _rstd(wide, eps)
   width = gain_ref.shape[1]
   block = rstd.shape[0]
-  # The last block may reach past the end. What lies there is undefined and may
-  # be NaN, so it is left out of the gain's sum over rows. Its own rows of dx
-  # need no mask: Pallas does not write them.
+  # The last block may extend past the last row. Values there are undefined,
+  # possibly NaN, and are excluded from the gain's sum over rows. dx needs no
+  # mask: Pallas does not write rows past the end.
   row = lax.broadcasted_iota(jnp.int32, (block, 1), 0)
   inside = row < num_rows - pl.program_id(0) * block
   spans = [pl.ds(*span) for span in calls.spans(wide)]
-  # Two loops over the parts: dx of any channel needs the mean over the whole
-  # row. The second loop reads d_normed from VMEM again instead of keeping a
-  # float32 copy.
+  # Two loops over the parts, since dx of any channel depends on the mean over
+  # the whole row. The second loop reloads d_normed from VMEM instead of keeping
+  # a float32 copy.
   dot = jnp.zeros_like(rstd)  # [block, 1]
   for x, here in zip(wide, spans, strict=True):
     d = d_normed_ref[:, here].astype(jnp.float32)
@@ -182,20 +184,20 @@ def _backward(*refs, num, scale, eps, num_rows):
     d = d * gain_ref[:, here] * rstd - x * common
     d = g_refs[i][...].astype(jnp.float32) + d
     out_refs[i][...] = d.astype(out_refs[i].dtype)
-  if scale != 1.0:  # d is still that of the last part, and not yet rounded
+  if scale != 1.0:  # d is the unrounded cotangent of the last part
     out_refs[num][...] = (d * scale).astype(out_refs[num].dtype)
 
 
 def write_normed(
   normed_ref: Any, wide: Sequence[jax.Array], gain_ref: Any, eps: float
 ) -> None:
-  """Writes the normalised rows, their parts side by side.
+  """Normalises rows, and writes their concatenated parts.
 
   Args:
-    normed_ref: Where to, ``[rows, H]``.
-    wide: The parts of the rows, float32 ``[rows, K]`` and ``[rows, P]``.
+    normed_ref: Destination, ``[rows, H]``.
+    wide: Parts of the rows, float32 ``[rows, K]`` and ``[rows, P]``.
     gain_ref: Gain of the norm, ``[1, H]``.
-    eps: Added to the mean square.
+    eps: Constant added to the mean square.
   """
   rstd = _rstd(wide, eps)
   for x, span in zip(wide, calls.spans(wide), strict=True):

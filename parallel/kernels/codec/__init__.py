@@ -1,4 +1,4 @@
-"""Block codecs of coded means."""
+"""Block codecs for means of deltas: encoding, decoding and outer steps."""
 
 from parallel.lazy import attach
 

@@ -1,7 +1,7 @@
-"""Block codecs, by the preferred implementation that is available.
+"""Block codecs, computed by the preferred implementation that is available.
 
-``reference.py`` specifies every function here. Encoding and means have the same
-bits by every implementation (but see ``gpu.py`` on scales). The residual and
+``reference.py`` specifies every function here. Encodings and means are bitwise
+equal in all implementations (exception: scales in ``gpu.py``). The residual and
 the outer step may differ in the last place.
 
 Shape legend: n = elements of the last dim; M = encoded arrays (senders).
@@ -23,18 +23,18 @@ from parallel.kernels.selection import Choice, Implementation, choose
 class Kernels(Protocol):
   """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
 
-  Arrays have two dims, ``[rows, n]`` with n a multiple of the block, and
-  senders a third one before them.
+  Arrays have two dims, ``[rows, n]`` with n a multiple of the block, or three,
+  ``[M, rows, n]``, for M senders.
   """
 
   def refusal(
     self, codec: Codec, num_blocks: int, senders: int = 1
   ) -> str | None:
-    """Returns why the kernels do not take the operands, or None if they do.
+    """Returns the reason why operands are not supported, or None if they are.
 
     Args:
       codec: The codec.
-      num_blocks: Blocks of one array.
+      num_blocks: Number of blocks of one array.
       senders: Number of encoded arrays that are summed, M.
     """
     ...
@@ -46,18 +46,18 @@ class Kernels(Protocol):
     """Encodes a difference plus a residual.
 
     Args:
-      operands: ``[x]`` for x itself, or ``[anchor, params]`` for anchor -
+      operands: ``[x]`` to encode x, or ``[anchor, params]`` to encode anchor -
         params, followed by the residual if ``feedback`` is set.
       feedback: Whether the last operand is a residual, which is added.
       codec: The codec.
       key_data: The two words of the key of stochastic rounding, uint32 ``[2]``;
-        None if nothing is drawn.
+        None for deterministic rounding.
       interpret: Whether to run in the interpreter, on any machine.
 
     Returns:
       The payload, uint8, ``rows n bits / 8`` bytes; one float32 scale per
       block; and the new residual, float32, or None without ``feedback``. All
-      are in the order of the elements; callers give them their shapes.
+      are in the order of the elements; the caller reshapes them.
     """
     ...
 
@@ -66,27 +66,28 @@ class Kernels(Protocol):
     outer: OuterStep | None, weights: jax.Array | None, divide: bool,
     interpret: bool,
   ) -> list[jax.Array]:
-    """Averages or adds M encoded arrays, or takes DiLoCo's outer step with it.
+    """Averages or sums M encoded arrays, optionally with DiLoCo's outer step.
 
     Args:
       encoded: Payload uint8 ``[M, rows, n bits / 8]`` and scales float32
         ``[M, rows, n / block]``.
-      others: The outer parameters and the momentum, float32 ``[rows, n]``;
-        empty without an outer step.
-      codec: The codec that encoded.
-      outer: Learning rate and decay of the outer step, which is taken with the
-        mean; None for the mean itself.
+      others: Outer parameters and momentum, float32 ``[rows, n]``; empty
+        without an outer step.
+      codec: Codec of ``encoded``.
+      outer: Learning rate and decay of an outer step with the mean; None to
+        return the mean.
       weights: float32 ``[M]``; None for equal weights.
       divide: Whether to average; False for a sum.
       interpret: Whether to run in the interpreter, on any machine.
 
     Returns:
       The mean or the sum; or the new parameters and the new momentum. Each is
-      float32, ``rows n`` elements in their order.
+      float32, with ``rows n`` elements in the order of the operands.
     """
     ...
 
 
+# Name of an implementation -> its kernels.
 KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
@@ -98,18 +99,19 @@ def choice(
   key: jax.Array | None = None,
   senders: int = 1,
 ) -> Choice:
-  """Returns which implementation is used, and why others do not run.
+  """Returns the implementation that is used, and why others are rejected.
 
   Args:
-    shape: Shape of what is encoded or decoded, without the dim of senders.
+    shape: Shape of the array before encoding, without the dim of senders.
     codec: The codec.
     implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`.
-    key: Random key of the stochastic rounding; None if nothing is drawn.
-    senders: How many encoded arrays are summed, M.
+    key: Random key of stochastic rounding; None for deterministic rounding.
+    senders: Number of encoded arrays that are summed, M.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
   num_blocks = math.prod(shape[:-1]) * codec.num_scales(shape[-1])
 
@@ -132,21 +134,29 @@ def encode(
 ) -> Encoded:
   """Encodes blocks of the last dim, padded with zeros to whole blocks.
 
-  Kernels read each element once, and write ``bits / 8`` bytes for it and the
-  scales. Where n is not a multiple of the block, x is copied before, to pad it.
+  Kernels read each element once, and write ``bits / 8`` bytes per element and
+  one scale per block. If n is not a multiple of the block, x is first copied to
+  a padded array.
 
   Args:
-    x: What is encoded, ``[..., n]``; cast to float32.
+    x: Array to encode, ``[..., n]``; cast to float32.
     codec: The codec.
-    key: Random key of the stochastic rounding; not used by other codecs.
+    key: Random key of stochastic rounding; ignored by deterministic codecs.
     implementation: "auto", or names in order of preference.
 
   Returns:
     Packed codes, and one scale per block.
 
   Raises:
-    ValueError: The codec rounds stochastically and there is no key, a name is
-      unknown, or no preferred kernel takes the operands.
+    ValueError: Stochastic rounding without a key, an unknown name, or no
+      preferred implementation supports the operands.
+
+  Example:
+    >>> codec = Codec("int4", block=4)
+    >>> f = jax.jit(lambda x: encode(x, codec))
+    >>> payload, scales = f(jnp.array([7.0, 1.0, -2.0, 0.4]))
+    >>> payload.tolist(), scales.tolist()  # low half: 7, 1; high half: -2, 0
+    ([231, 1], [1.0])
   """
   return encode_delta(None, x, codec, key, implementation=implementation)[0]
 
@@ -160,32 +170,33 @@ def encode_delta(
   *,
   implementation: Implementation = "auto",
 ) -> tuple[Encoded, jax.Array | None]:
-  """Encodes ``anchor - params + residual``, and returns what rounding took.
+  """Encodes ``anchor - params + residual``, and returns the rounding error.
 
-  Kernels do so in one pass, without writing the difference to memory.
+  Kernels use one pass over memory and do not write the difference.
 
   Args:
-    anchor: ``[..., n]``, cast to float32 as the others are; None if ``params``
-      already is the difference.
+    anchor: ``[..., n]``, cast to float32 like all operands; None if ``params``
+      is the delta to encode.
     params: ``[..., n]``.
     codec: The codec.
-    key: Random key of the stochastic rounding; not used by other codecs.
-    residual: What the last call's rounding took, ``[..., n]``; None for no
-      error feedback.
+    key: Random key of stochastic rounding; ignored by deterministic codecs.
+    residual: Rounding error of the previous call (error feedback),
+      ``[..., n]``; None for no error feedback.
     implementation: "auto", or names in order of preference.
 
   Returns:
     Packed codes and scales; and the new residual, float32 ``[..., n]``, or None
-    if none was given.
+    if ``residual`` is None.
 
   Raises:
-    ValueError: The codec rounds stochastically and there is no key, a name is
-      unknown, or no preferred kernel takes the operands.
+    ValueError: Stochastic rounding without a key, an unknown name, or no
+      preferred implementation supports the operands.
   """
   key = _key_of(codec, key)
   chosen = choice(params.shape, codec, implementation, key=key)
   if chosen.name == "reference":
     return reference.encode_delta(anchor, params, codec, key, residual)
+  # The kernels infer the roles from the number of operands and ``feedback``.
   operands = [x for x in (anchor, params, residual) if x is not None]
   return _encode(chosen, operands, codec, key, residual is not None)
 
@@ -198,21 +209,22 @@ def mean(
   *,
   implementation: Implementation = "auto",
 ) -> jax.Array:
-  """Returns the mean of M encoded arrays, added one after another.
+  """Returns the mean of M encoded arrays, added in order.
 
   Args:
     encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
     n: Elements of the last dim, without padding.
-    codec: The codec that encoded.
-    weights: float32 ``[M]``, not negative; None for equal weights. An array of
-      weight zero contributes nothing, NaN included.
+    codec: Codec of ``encoded``.
+    weights: float32 ``[M]``, not negative; None for equal weights. An array
+      with weight zero contributes nothing, even if it is NaN.
     implementation: "auto", or names in order of preference.
 
   Returns:
     float32 ``[..., n]``.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
   return _over_senders(
     encoded, n, codec, implementation,
@@ -227,19 +239,20 @@ def total(
   *,
   implementation: Implementation = "auto",
 ) -> jax.Array:
-  """Returns the sum of M encoded arrays, added one after another.
+  """Returns the sum of M encoded arrays, added in order.
 
   Args:
     encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
     n: Elements of the last dim, without padding.
-    codec: The codec that encoded.
+    codec: Codec of ``encoded``.
     implementation: "auto", or names in order of preference.
 
   Returns:
     float32 ``[..., n]``.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
   return _over_senders(
     encoded, n, codec, implementation,
@@ -259,16 +272,18 @@ def decode(
   Args:
     encoded: Payload ``[..., bytes]`` and scales ``[..., blocks]``.
     n: Elements of the last dim, without padding.
-    codec: The codec that encoded.
+    codec: Codec of ``encoded``.
     implementation: "auto", or names in order of preference.
 
   Returns:
     float32 ``[..., n]``.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
   return _over_senders(
+    # A leading dim of one sender.
     Encoded(*(part[None] for part in encoded)), n, codec, implementation,
     lambda: reference.decode(encoded, n, codec), divide=False,
   )
@@ -284,33 +299,35 @@ def nesterov(
   *,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array]:
-  """Takes DiLoCo's outer step with the mean of encoded outer gradients.
+  """Applies DiLoCo's outer step with the mean of encoded outer gradients.
 
       v <- decay v + mean;  params <- params - learning_rate (mean + decay v)
 
-  Kernels do so in one pass, without writing the mean to memory.
+  Kernels use one pass over memory and do not write the mean.
 
   Args:
     encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
-    params: The outer parameters, float32 ``[..., n]``.
-    momentum: v, float32 ``[..., n]``.
-    codec: The codec that encoded.
+    params: Outer parameters, float32 ``[..., n]``.
+    momentum: Momentum v, float32 ``[..., n]``.
+    codec: Codec of ``encoded``.
     outer: Learning rate and decay of the momentum.
-    weights: float32 ``[M]``, not negative; None for equal weights. An array of
-      weight zero contributes nothing, NaN included.
+    weights: float32 ``[M]``, not negative; None for equal weights. An array
+      with weight zero contributes nothing, even if it is NaN.
     implementation: "auto", or names in order of preference.
 
   Returns:
     The new parameters and the new momentum, float32 ``[..., n]`` each.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
   senders = encoded.scales.shape[0]
   chosen = choice(params.shape, codec, implementation, senders=senders)
   if chosen.name == "reference":
     return reference.nesterov(encoded, params, momentum, codec, outer, weights)
   encoded = _rows_of(encoded)
+  # [rows, padded n]; the padding is stepped too, and dropped below.
   others = [_to_rows(x, codec) for x in (params, momentum)]
   rows = KERNELS[chosen.kind].over_senders(
     encoded, others, codec, outer, weights, True, chosen.interpret
@@ -328,7 +345,7 @@ def _over_senders(
   weights: jax.Array | None = None,
   divide: bool = True,
 ) -> jax.Array:
-  """Averages or adds M encoded arrays, in a kernel or by ``specification``."""
+  """Averages or sums M encoded arrays, by a kernel or by ``specification``."""
   senders, *lead, _ = encoded.scales.shape
   shape = (*lead, n)
   chosen = choice(shape, codec, implementation, senders=senders)
@@ -341,7 +358,7 @@ def _over_senders(
 
 
 def _key_of(codec: Codec, key: jax.Array | None) -> jax.Array | None:
-  """Returns the key if the codec draws, else None."""
+  """Returns the key for stochastic codecs, else None."""
   if codec.stochastic and key is None:
     raise ValueError(f"{codec}: stochastic rounding needs a key")
   return key if codec.stochastic else None
@@ -354,12 +371,12 @@ def _encode(
   key: jax.Array | None,
   feedback: bool,
 ) -> tuple[Encoded, jax.Array | None]:
-  """Encodes in a kernel, and gives its results the shapes of the operands."""
+  """Encodes by a kernel, and reshapes the results to the operands' shape."""
   shape = operands[0].shape
   rows = [_to_rows(x, codec) for x in operands]
   words = None
   if key is not None:
-    # Kernels take a key as its two uint32 words.
+    # Kernels take a key as two uint32 words.
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     words = jax.random.key_data(key) if typed else key
     *rows, words = calls.same_axes(*rows, words)
@@ -377,7 +394,7 @@ def _encode(
 
 
 def _to_rows(x: jax.Array, codec: Codec) -> jax.Array:
-  """Flattens ``[..., n]`` to ``[rows, padded n]``, in whole blocks."""
+  """Flattens ``[..., n]`` to ``[rows, padded n]``, whole blocks per row."""
   padding = codec.padded(x.shape[-1]) - x.shape[-1]
   if padding:
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
@@ -385,10 +402,10 @@ def _to_rows(x: jax.Array, codec: Codec) -> jax.Array:
 
 
 def _rows_of(encoded: Encoded) -> Encoded:
-  """Returns payloads ``[M, rows, bytes]`` and scales ``[M, rows, blocks]``."""
+  """Flattens to payloads ``[M, rows, bytes]``, scales ``[M, rows, blocks]``."""
   return Encoded(*(x.reshape(x.shape[0], -1, x.shape[-1]) for x in encoded))
 
 
 def _from_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """Gives flattened elements a shape, and drops the padding of the last dim."""
+  """Reshapes flattened elements, and drops the padding of the last dim."""
   return rows.reshape(*shape[:-1], -1)[..., : shape[-1]]

@@ -1,4 +1,4 @@
-"""Named shapes of the codec, shared by tests and benchmarks."""
+"""Named codec cases, shared by tests and benchmarks."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ class Case(NamedTuple):
   Attributes:
     shape: Shape of the array that is encoded.
     codec: The codec.
-    senders: How many encoded arrays are averaged, M.
+    senders: Number of encoded arrays that are averaged, M.
     dtype: Dtype of parameters and anchor.
   """
 

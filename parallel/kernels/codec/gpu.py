@@ -1,15 +1,15 @@
 """Block codecs in one pass over memory, for GPUs, in Triton.
 
-A program has a tile of whole blocks in registers. For a 4-bit codec these are
+A program holds a tile of whole blocks in registers. For a 4-bit codec these are
 two arrays, the lower and the upper halves of the blocks, since element i shares
 a byte with element i + block / 2 and Triton cannot slice arrays in registers.
-The arithmetic is that of ``reference.py`` and the draws are those of
-``threefry.py``, called here on tiles. Decoded values exist in registers only.
+Arithmetic and random numbers are the functions of ``reference.py`` and
+``threefry.py``, called on tiles. Decoded values exist in registers only.
 
-The kernels are in Triton and not in Mosaic GPU for the reason that
-``add_norm/gpu.py`` gives. Triton's division is not correctly rounded, so on a
-GPU a scale may differ from the reference's in its last place. This is safe: the
-scale is sent, and all who decode a block use the same one.
+``add_norm/gpu.py`` gives the reason for Triton instead of Mosaic GPU. Triton's
+division is not correctly rounded, so that a scale may differ from the
+reference's in its last place. The means of all workers remain equal: the scale
+is sent, and every device decodes a block with the same scale.
 
 Shape legend: M = encoded arrays (senders).
 """
@@ -41,18 +41,17 @@ from parallel.kernels.codec.reference import (
   weighted,
 )
 
-# Elements of a program: 16 for each thread of 8 warps. Their int8 codes are one
-# word of 16 bytes, the widest that a thread can read.
+# Elements per program: 16 per thread of 8 warps. Their int8 codes are one word
+# of 16 bytes, the widest load of a thread.
 _TILE = 4096
-# The largest block: 16 elements for each thread of 32 warps, which is the
-# largest program.
+# Largest block: 16 elements per thread of 32 warps, the largest program.
 _MAX_BLOCK = 16384
-# Senders that are read in one turn of the loop over them.
+# Senders per iteration of the loop over senders.
 _UNROLLED = 4
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
-  """Returns why the kernels do not take operands: `api.Kernels.refusal`."""
+  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
   if codec.name == "fp8":
     return "codec fp8: int8, int4 and e3m0 only"
   if codec.block > _MAX_BLOCK:
@@ -67,12 +66,12 @@ def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
 
 
 class _Tile:
-  """Which blocks a program has, and where their parts are in memory.
+  """Blocks of a program, and positions of their parts in memory.
 
   Attributes:
-    parts: Arrays that a block is held in: 2 for a 4-bit codec, which packs two
-      elements into a byte, else 1.
-    width: Elements of a part, which are also the bytes of a block's payload.
+    parts: Arrays per block: 2 for a 4-bit codec, which packs two elements into
+      a byte, else 1.
+    width: Elements of a part, equal to the payload bytes of a block.
     rows: Blocks of a program, a power of two as Triton requires.
     grid: Number of programs.
     num_blocks: Blocks of one array.
@@ -97,14 +96,17 @@ class _Tile:
     }
 
   def here(self) -> tuple[jax.Array, jax.Array]:
-    """Returns this program's blocks ``[rows, 1]``, and which of them exist."""
+    """Returns this program's block numbers and their validity.
+
+    Both are ``[rows, 1]``; numbers past the last block are not valid.
+    """
     block = pl.program_id(0) * self.rows + jnp.arange(self.rows)[:, None]
     return block, block < self.num_blocks
 
   def index(self, part: int = 0) -> tuple[tuple[Any, Any], jax.Array]:
-    """Returns where a part's elements are, and which of them exist.
+    """Returns the positions of a part's elements, and their validity.
 
-    Part 0 also says where the payload's bytes are.
+    The positions of part 0 are also those of the payload's bytes.
 
     Args:
       part: 0, or 1 for the upper halves of the blocks.
@@ -120,7 +122,7 @@ class _Tile:
 
 
 def _load(ref, index, mask):
-  """Reads elements; zero where the mask is not set."""
+  """Loads elements; zero where the mask is False."""
   return pltriton.load(ref.at[index], mask=mask, other=0)
 
 
@@ -159,8 +161,7 @@ def _encode(*refs, codec, tile, draws, num, feedback):
   operands, results = refs[:num], refs[num:]
   payload_ref, scale_ref, *residual_ref = results
   block, exists = tile.here()
-  # Both halves are read before anything is written: the scale is that of the
-  # whole block.
+  # Reads both halves first: the scale depends on the whole block.
   parts = []
   for part in range(tile.parts):
     where = tile.index(part)
@@ -173,11 +174,11 @@ def _encode(*refs, codec, tile, draws, num, feedback):
     where, mask = tile.index(part)
     uniform = None
     if draws:
-      # The element's position in the flattened array, as the reference draws.
+      # Position in the flattened array, as in the reference.
       number = (where[0] * codec.block + where[1]).astype(jnp.uint32)
       uniform = threefry.uniform(key_ref[0], key_ref[1], number)
     codes = codes_of(x, scale, codec, uniform)
-    # The second part, the upper half of a block, goes to the bytes' high half.
+    # The second part, the upper half of a block, is in the high half of bytes.
     packed = codes if packed is None else packed | (codes << 4)
     for ref in residual_ref:
       left = x - numbers_of(codes, codec) * scale
@@ -195,7 +196,7 @@ def over_senders(
   divide: bool,
   interpret: bool,
 ) -> list[jax.Array]:
-  """Averages, or takes an outer step: `api.Kernels.over_senders`."""
+  """Averages or sums, or applies an outer step: `api.Kernels.over_senders`."""
   payload, scales = encoded
   senders, results = scales.shape[0], max(1, len(others))
   scales = scales.reshape(senders, -1)
@@ -244,11 +245,11 @@ def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
   """Returns one ``((index, mask), mean)`` for each part of a tile.
 
   Args:
-    number_ref: The factors of each sender and of the sum, ``[M + 1]``.
+    number_ref: Factors of each sender and of the sum, ``[M + 1]``.
     payload_ref: uint8 ``[M, blocks, bytes of a block]``.
     scale_ref: float32 ``[M, blocks]``.
     codec: The codec.
-    tile: Which blocks this program has.
+    tile: Blocks of this program.
     use_weights: Whether senders have factors other than 1.
   """
   block, exists = tile.here()
@@ -258,13 +259,13 @@ def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
     codes = _load(payload_ref, (sender, rows, columns), mask)
     codes = codes.astype(jnp.int32)
     parts = (codes,) if tile.parts == 1 else (codes & 15, codes >> 4)
-    # Read once per block, and spread over its elements in registers.
+    # Loaded once per block, and broadcast over its elements in registers.
     scale = _load(scale_ref, (sender, block[:, 0]), exists[:, 0])[:, None]
     new = []
     for total, part in zip(totals, parts, strict=True):
       values = numbers_of(part, codec) * scale
       if use_weights:
-        # Rounded to 23 bits, so that product and sum cannot be fused: see
+        # Rounding to 23 bits prevents a fused multiply-add; see
         # ``reference.sum_of``.
         values = to_23_bits(weighted(values, number_ref[sender]))
       new.append(total + values)
@@ -277,8 +278,8 @@ def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
 
   senders = payload_ref.shape[0]
   zeros = jnp.zeros(mask.shape, jnp.float32)
-  # Several senders in a turn, so that their reads are under way together. They
-  # are still added in order, 0 to M - 1: the remainder comes first.
+  # Several senders per iteration, so that their loads overlap. They are added
+  # in order, 0 to M - 1: the remainder of the division is first.
   rest = senders % _UNROLLED
   totals = several(0, rest, (zeros,) * tile.parts)
   totals = lax.fori_loop(
@@ -286,7 +287,7 @@ def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
     lambda turn, totals: several(rest + turn * _UNROLLED, _UNROLLED, totals),
     totals,
   )
-  # The last number is the factor of the sum.
+  # number_ref[senders] is the factor of the sum.
   return [
     (tile.index(part), total * number_ref[senders])
     for part, total in enumerate(totals)

@@ -1,9 +1,9 @@
-"""Draws inside of kernels the numbers that ``jax.random.uniform`` draws.
+"""Random numbers in kernels, equal to those of ``jax.random.uniform``.
 
-With ``jax_threefry_partitionable`` jax draws an element's random bits by
+With ``jax_threefry_partitionable`` jax computes an element's random bits by
 Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", SC 2011) from the key and the element's position alone. The same is
-done here, so that stochastic rounding in a kernel sends the reference's bits.
+as 1, 2, 3", SC 2011) from the key and the element's position alone. Kernels use
+the same function, so that stochastic rounding produces the reference's bits.
 """
 
 import jax
@@ -11,14 +11,14 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-# The rotations of Threefry-2x32's rounds, for groups of four rounds in turn.
+# Rotations of Threefry-2x32, for alternating groups of four rounds.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def words(
   key_0: jax.Array, key_1: jax.Array, index: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the 64 random bits of each position, as two words.
+  """Returns the 64 random bits of each position as two words.
 
   Args:
     key_0: First word of the key's data, uint32.
@@ -30,7 +30,7 @@ def words(
   """
   # Threefry's third key word; the constant is the paper's.
   keys = (key_0, key_1, key_0 ^ key_1 ^ np.uint32(0x1BD11BDA))
-  # What is encrypted is a position of 64 bits, whose high word is zero.
+  # The plaintext is the 64-bit position, whose high word is zero.
   x, y = jnp.zeros_like(index) + keys[0], index + keys[1]
   for group in range(5):
     for rotation in _ROTATIONS[group % 2]:
@@ -39,7 +39,7 @@ def words(
         y, np.uint32(32 - rotation)
       )
       y = x ^ y
-    # After every four rounds the key words are added in turn, with a counter.
+    # Key injection after every four rounds: rotating key words and a counter.
     x = x + keys[(group + 1) % 3]
     y = y + (keys[(group + 2) % 3] + np.uint32(group + 1))
   return x, y
@@ -58,20 +58,27 @@ def uniform(
 
   Returns:
     float32 in [0, 1), of the shape of ``index``.
+
+  Example:
+    >>> key = jax.random.key(0)
+    >>> key_0, key_1 = np.asarray(jax.random.key_data(key))
+    >>> drawn = jax.jit(uniform)(key_0, key_1, np.arange(4, dtype=np.uint32))
+    >>> np.array_equal(drawn, jax.random.uniform(key, [4]))
+    True
   """
   x, y = words(key_0, key_1, index)
-  # As jax does: 23 random bits are the mantissa of a float in [1, 2).
+  # As in jax: 23 random bits are the mantissa of a float in [1, 2).
   mantissa = lax.shift_right_logical(x ^ y, np.uint32(9))
   bits = mantissa | np.uint32(0x3F800000)  # the exponent bits of 1.0
   return lax.bitcast_convert_type(bits, jnp.float32) - 1.0
 
 
 def refusal(key: jax.Array, num_elements: int) -> str | None:
-  """Returns why kernels cannot draw what jax draws, or None if they can.
+  """Returns the reason why kernels cannot match jax's numbers, or None.
 
   Args:
-    key: The random key, typed or as its uint32 words.
-    num_elements: How many numbers are drawn.
+    key: Random key, typed or as its uint32 words.
+    num_elements: Number of random numbers.
   """
   if not jax.config.jax_threefry_partitionable:
     return "jax_threefry_partitionable is off"

@@ -1,9 +1,9 @@
-"""Keeps the largest elements of each chunk of a vector, at two bits each.
+"""Top-k codec: the largest elements of each chunk, with two bits each.
 
-Source: SparseLoCo, arXiv 2508.15706, which sends kept values in two bits. What
-these stand for is a choice made here: a sign, and one of two magnitudes of the
-chunk (`encode_top_k`). The authors' public code has four values per tensor
-instead (`parallel.outer.sparseloco`).
+Source: SparseLoCo, arXiv 2508.15706, which sends kept values in two bits. The
+meaning of the two bits is a choice of this implementation: a sign, and one of
+two magnitudes per chunk (`encode_top_k`). The authors' public code has four
+values per tensor instead (`parallel.outer.sparseloco`).
 """
 
 from typing import NamedTuple
@@ -16,16 +16,16 @@ from parallel.kernels.codec.reference import in_blocks
 
 
 class EncodedTopK(NamedTuple):
-  """The largest elements of each chunk, as they go over the wire.
+  """Encoded largest elements of each chunk.
 
   Attributes:
     indices: Positions of the kept elements in their chunk, ascending, uint16
       ``[..., chunks, k]``.
     codes: uint8 ``[..., chunks, k / 4]``, two bits per kept element: bit 0 is
       set for the upper of the two magnitudes, bit 1 for a negative sign. Byte i
-      holds the elements i, i + k / 4, i + k / 2 and i + 3 k / 4, the first in
-      its lowest bits.
-    scales: The lower and the upper magnitude, float32 ``[..., chunks, 2]``.
+      holds the elements i, i + k / 4, i + k / 2 and i + 3 k / 4, from the
+      lowest bits up.
+    scales: Lower and upper magnitude, float32 ``[..., chunks, 2]``.
   """
 
   indices: jax.Array
@@ -36,26 +36,34 @@ class EncodedTopK(NamedTuple):
 def encode_top_k(
   x: jax.Array, chunk: int = 4096, k: int = 64
 ) -> EncodedTopK:
-  """Keeps the k elements of largest magnitude of each chunk, at two bits each.
+  """Encodes the k elements of largest magnitude of each chunk, 2 bits each.
 
-  The kept elements of a chunk are ordered by magnitude, and of equal ones the
-  earlier counts as larger. Each of the upper k / 2 keeps its sign and gets the
-  mean magnitude of these k / 2; the lower k / 2 likewise get theirs. So the sum
-  of the kept magnitudes is preserved. A zero that is kept because a chunk has
-  fewer than k other elements counts as positive.
+  The kept elements of a chunk are sorted by magnitude; of equal elements, the
+  earlier one ranks higher. The upper k / 2 elements are encoded by their signs
+  and their mean magnitude, the lower k / 2 by their signs and theirs, which
+  preserves the sum of the kept magnitudes. A zero, which is kept if a chunk has
+  fewer than k nonzero elements, has a positive sign.
 
   Args:
-    x: What is encoded, ``[..., n]``; cast to float32, and padded with zeros to
+    x: Array to encode, ``[..., n]``; cast to float32, and padded with zeros to
       whole chunks.
     chunk: Elements per chunk, at most 65536.
     k: Elements kept per chunk; a multiple of 4, at most ``chunk``.
 
   Returns:
-    Positions, codes and magnitudes. Both magnitudes are NaN where the chunk
-    holds an infinity or a NaN.
+    Positions, codes and magnitudes. Both magnitudes of a chunk that contains an
+    infinity or a NaN are NaN.
 
   Raises:
-    ValueError: The format cannot hold such a chunk or such a k.
+    ValueError: ``chunk`` or ``k`` is out of range.
+
+  Example:
+    >>> x = jnp.array([0.0, 5.0, -1.0, 0.1, 3.0, 0.0, 2.0, 0.2])
+    >>> encoded = jax.jit(lambda x: encode_top_k(x, chunk=8, k=4))(x)
+    >>> encoded.indices.tolist(), encoded.scales.tolist()
+    ([[1, 2, 4, 6]], [[1.5, 4.0]])
+    >>> jax.jit(lambda x: decode_top_k(x, n=8, chunk=8))(encoded).tolist()
+    [0.0, 4.0, -1.5, 0.0, 4.0, 0.0, 1.5, 0.0]
   """
   if not 1 <= chunk <= 65536:
     raise ValueError(
@@ -70,16 +78,15 @@ def encode_top_k(
   # Both [..., chunks, k], in descending order of magnitude.
   magnitude, position = lax.top_k(jnp.abs(chunks), k)
   halves = magnitude.reshape(*magnitude.shape[:-1], 2, k // 2)
-  # Flipped: the lower magnitude comes first, so that bit 0 of a code selects.
+  # Flipped to (lower, upper), so that bit 0 of a code is the index.
   scales = jnp.flip(jnp.mean(halves, axis=-1), axis=-1)
-  # top_k sorts NaN above everything, so if a chunk holds anything that is not
-  # finite, it is among the kept elements.
+  # top_k sorts NaN above all numbers, so that elements that are not finite are
+  # always among the kept ones.
   finite = jnp.all(jnp.isfinite(magnitude), axis=-1, keepdims=True)
   upper = (jnp.arange(k) < k // 2).astype(jnp.int32)
   negative = jnp.take_along_axis(chunks, position, axis=-1) < 0
   codes = upper + 2 * negative
-  # On the wire kept elements are in the order of their positions, not of their
-  # magnitudes.
+  # Kept elements are sent in the order of their positions, not magnitudes.
   order = jnp.argsort(position, axis=-1)
   position = jnp.take_along_axis(position, order, axis=-1)
   codes = jnp.take_along_axis(codes, order, axis=-1).astype(jnp.uint8)
@@ -97,13 +104,13 @@ def decode_top_k(
   """Decodes to the kept elements, with zeros elsewhere.
 
   Args:
-    encoded: What `encode_top_k` made of ``[..., n]``.
+    encoded: Result of `encode_top_k` for an array ``[..., n]``.
     n: Elements of the last dim, without padding.
-    chunk: Elements per chunk, as in the call that encoded.
+    chunk: Elements per chunk, as passed to `encode_top_k`.
 
   Returns:
-    float32 ``[..., n]``. In a chunk that held an infinity or a NaN the kept
-    elements are NaN.
+    float32 ``[..., n]``. The kept elements of a chunk that contained an
+    infinity or a NaN are NaN.
   """
   indices, packed, scales = encoded
   # [..., chunks, k / 4] bytes -> [..., chunks, k] codes

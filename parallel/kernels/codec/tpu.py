@@ -1,17 +1,17 @@
 """Block codecs in one pass over HBM, for TPUs.
 
-A grid step takes one block of each of 128 rows, or of a multiple of 128. The
-scales of 128 rows fill a row of lanes, so that they are read and written
-without padding.
+A grid step processes one block of each of 128 rows, or of a multiple of 128.
+The scales of 128 rows fill the 128 lanes of a vector register, so that they are
+read and written without padding.
 
-Arrays of 128 rows and more keep their shape, and the grid goes down the rows
-and across the blocks of a row. To fold them to one block per row would be a
-copy in HBM, where arrays lie in tiles of 8 x 128. Arrays of fewer rows are
-folded nevertheless, to fill the 128 rows.
+Arrays of 128 rows and more keep their shape, and the grid iterates over groups
+of rows and over the blocks of a row. Reshaping them to one block per row would
+copy them in HBM, where arrays are stored in tiles of 8 x 128. Arrays of fewer
+rows are reshaped nevertheless, to fill the 128 rows.
 
-The arithmetic is that of ``reference.py`` and the draws are those of
-``threefry.py``, called here on tiles, so that kernels send the reference's
-bits. Decoded values exist in VMEM and registers only.
+Arithmetic and random numbers are the functions of ``reference.py`` and
+``threefry.py``, called on tiles, so that kernels produce the reference's bits.
+Decoded values exist in VMEM and registers only.
 
 Shape legend: rows = product of all dims but the last; n = elements of a row,
 whole blocks; M = encoded arrays (senders).
@@ -43,19 +43,19 @@ from parallel.kernels.codec.reference import (
   weighted,
 )
 
-# A group is the rows that are worked on at a time: as many as a row of lanes
-# has scales, and few enough for values to stay in registers (128 rows of 256
-# float32 are 32 vector registers of 8 x 128). A grid step takes several groups,
-# since each step costs time of its own.
+# A group is the set of rows that are processed together: 128, so that their
+# scales fill the lanes of a register, and few enough for values to stay in
+# registers (128 rows of 256 float32 are 32 vector registers of 8 x 128). A grid
+# step processes several groups, to amortize the overhead of a step.
 _GROUP = _LANES = 128
 _MOST_GROUPS = 8
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
-  """Returns why the kernels do not take operands: `api.Kernels.refusal`."""
+  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
   if codec.name == "fp8":
     return "codec fp8: int8, int4 and e3m0 only"
-  # The payload of a block, too, must fill whole rows of lanes.
+  # The payload of a block must also be a multiple of 128 bytes (lanes).
   unit = _LANES * 8 // codec.bits
   if codec.block % unit:
     return f"block={codec.block}: a multiple of {unit} for {codec.bits} bits"
@@ -72,13 +72,13 @@ def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
 def _groups(
   codec: Codec, num_rows: int, senders: int = 1, arrays: int = 4
 ) -> int:
-  """Returns how many groups a grid step takes: a power of two, or 0.
+  """Returns the number of groups per grid step: a power of two, or 0.
 
-  ``arrays`` counts arrays of float32 in a step. The default is the most that
-  any call has, for `refusal`, which does not know the call: three operands and
-  a residual, or parameters and momentum before and after.
+  ``arrays`` is the number of float32 arrays of a step. The default is the
+  maximum over all calls, for `refusal`, which is independent of the call: three
+  operands and a residual, or parameters and momentum before and after.
   """
-  # Each array has two buffers, as the next block loads while one is worked on.
+  # Double buffering: the next block is loaded while one is processed.
   element_bytes = 2 * (4 * arrays + senders * codec.bits / 8)
   group_bytes = int(_GROUP * codec.block * element_bytes)
   fitting = min(
@@ -88,13 +88,15 @@ def _groups(
 
 
 class _Tiles:
-  """Says how an array ``[rows, n]`` is cut into grid steps.
+  """Partition of an array ``[rows, n]`` into grid steps.
 
   Attributes:
-    shape: ``(rows, n)`` as kernels see it, folded if there are few rows.
-    grid: Steps down the rows, and blocks across a row.
+    shape: ``(rows, n)`` of the kernel's operands, reshaped if there are fewer
+      than 128 rows.
+    grid: Number of steps over the rows, and number of blocks of a row.
     scales: Shape of all scales, ``[blocks of a row, steps, groups, 128]``. The
-      last step may have more rows than there are; their scales are not used.
+      last step may extend past the last row; the scales of the excess are not
+      used.
   """
 
   def __init__(
@@ -112,7 +114,7 @@ class _Tiles:
   def specs(self) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
     """Returns the block specs of elements, payloads and scales.
 
-    The scales of one step are ``[groups, 128]``.
+    The scales of one step have shape ``[groups, 128]``.
     """
     block, rows = self._codec.block, self._rows
     return (
@@ -124,7 +126,7 @@ class _Tiles:
   def specs_of_senders(self) -> tuple[pl.BlockSpec, pl.BlockSpec]:
     """Returns the block specs of payloads ``[M, ...]`` and scales ``[M, ...]``.
 
-    A step has the same rows of all senders.
+    A step reads the same rows of all senders.
     """
     senders, num_bytes = self._senders, _bytes(self._codec.block, self._codec)
     return (
@@ -188,7 +190,7 @@ def _each_group(
   """Calls ``work(number, rows)`` for each group of a grid step."""
 
   def turn(group, _):
-    # multiple_of tells Mosaic that a group begins with a whole tile.
+    # multiple_of asserts to Mosaic that a group starts at a tile boundary.
     work(group, pl.ds(pl.multiple_of(group * _GROUP, _GROUP), _GROUP))
 
   lax.fori_loop(0, groups, turn, None)
@@ -202,14 +204,14 @@ def _encode(*refs, codec, draws, num, feedback):
   block = operands[0].shape[1]
 
   def work(group, rows):
-    # [1, 128, block]: the leading dim makes the scales of the group [1, 128],
-    # which is a row of lanes.
+    # [1, 128, block]: with the leading dim, the scales of the group are
+    # [1, 128], one row of lanes.
     x = difference([ref[rows] for ref in operands], feedback)[None]
     scale = scale_of(largest_of(x), codec)  # [1, 128, 1]
     scale_ref[pl.ds(group, 1)] = scale[..., 0]
     uniform = None
     if draws:
-      # The element's position in the flattened array, as the reference draws:
+      # Position in the flattened array, as in the reference:
       # (row * blocks of a row + this block) * block + element of the block.
       row = pl.program_id(0) * operands[0].shape[0] + group * _GROUP
       row = row + lax.broadcasted_iota(jnp.int32, x.shape, 1)
@@ -238,7 +240,7 @@ def over_senders(
   divide: bool,
   interpret: bool,
 ) -> list[jax.Array]:
-  """Averages, or takes an outer step: `api.Kernels.over_senders`."""
+  """Averages or sums, or applies an outer step: `api.Kernels.over_senders`."""
   payload, scales = encoded
   (senders, rows, across), results = scales.shape, max(1, len(others))
   arrays = len(others) + results
@@ -297,9 +299,10 @@ def _nesterov(
 def _each_mean(number_ref, payload_ref, scale_ref, codec, use_weights, work):
   """Calls ``work`` with the mean of each part of a tile.
 
-  ``work(here, mean)`` gets the part's index in the tile and its float32 values.
-  A part is the block of each row of a group, or for a 4-bit codec a half of it:
-  the first half is in the low and the second in the high bits of the bytes.
+  The arguments of ``work(here, mean)`` are the part's index in the tile and its
+  float32 values. A part consists of the blocks of a group's rows or, for a
+  4-bit codec, of their halves: the first half is in the low and the second half
+  in the high bits of the bytes.
   """
   senders, _, num_bytes = payload_ref.shape
 
@@ -312,7 +315,7 @@ def _each_mean(number_ref, payload_ref, scale_ref, codec, use_weights, work):
       for total, part in zip(totals, parts, strict=True):
         values = numbers_of(part, codec) * scale
         if use_weights:
-          # Rounded to 23 bits, so that product and sum cannot be fused: see
+          # Rounding to 23 bits prevents a fused multiply-add; see
           # ``reference.sum_of``.
           values = to_23_bits(weighted(values, number_ref[sender]))
         new.append(total + values[0])
@@ -320,7 +323,7 @@ def _each_mean(number_ref, payload_ref, scale_ref, codec, use_weights, work):
 
     zeros = jnp.zeros((_GROUP, num_bytes), jnp.float32)
     totals = lax.fori_loop(0, senders, add, (zeros,) * (8 // codec.bits))
-    for i, total in enumerate(totals):  # number_ref ends in the sum's factor
+    for i, total in enumerate(totals):  # number_ref[senders]: factor of the sum
       channels = pl.ds(i * num_bytes, num_bytes)
       work((rows, channels), total * number_ref[senders])
 

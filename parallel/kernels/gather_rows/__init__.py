@@ -1,4 +1,4 @@
-"""Gathers of rows by index."""
+"""Gather of table rows in host memory by index."""
 
 from parallel.lazy import attach
 

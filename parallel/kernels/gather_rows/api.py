@@ -1,4 +1,4 @@
-"""A gather of rows, by the preferred implementation that is available."""
+"""Gather of rows, by the preferred implementation that is available."""
 
 from typing import Any, Protocol
 
@@ -13,11 +13,11 @@ class Kernels(Protocol):
   """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``."""
 
   def refusal(self, num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-    """Returns why the kernel does not take a table, or None if it does.
+    """Returns the reason why a table is not supported, or None if it is.
 
     Args:
-      num_rows: N, the rows of the table.
-      width: F, the features of a row.
+      num_rows: Number of rows of the table, N.
+      width: Features of a row, F.
       dtype: Dtype of the table.
     """
     ...
@@ -26,13 +26,13 @@ class Kernels(Protocol):
     self, stored: jax.Array, ids: jax.Array, width: int,
     interpret: bool = False,
   ) -> jax.Array:
-    """Returns rows of a table, ``[n, F]`` in the device's memory.
+    """Returns rows of a table, ``[n, F]`` in device memory.
 
     Args:
-      stored: The table, laid out by `order.stored` for the platform, in memory
+      stored: Table in the layout of `order.stored` for the platform, in memory
         that the device can address.
       ids: int32 ``[n]``, from 0 to N - 1.
-      width: F, the features of a row.
+      width: Features of a row, F.
       interpret: Whether to run in the interpreter, on any machine.
     """
     ...
@@ -47,17 +47,18 @@ def choice(
   dtype: Any,
   implementation: Implementation = "auto",
 ) -> Choice:
-  """Returns which implementation takes a table, and why others do not.
+  """Returns the implementation for a table, and why others are rejected.
 
   Args:
-    num_rows: N, the rows of the table.
-    width: F, the features of a row.
+    num_rows: Number of rows of the table, N.
+    width: Features of a row, F.
     dtype: Dtype of the table.
     implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the table.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      table.
   """
   return choose(
     "gather_rows", implementation,
@@ -71,13 +72,19 @@ def gather_rows(
   """Gathers rows of a table; ``reference.gather_rows`` specifies the result.
 
   Args:
-    stored: The table, laid out by `order.stored` for ``chosen.kind``.
+    stored: Table in the layout of `order.stored` for ``chosen.kind``.
     ids: int32 ``[n]``, from 0 to N - 1.
-    width: F, the features of a row.
-    chosen: What `choice` returned.
+    width: Features of a row, F.
+    chosen: Result of `choice`.
 
   Returns:
-    ``[n, F]``.
+    ``[n, F]`` in the dtype of the table.
+
+  Example:
+    >>> rows = jnp.arange(6, dtype=jnp.float32).reshape(3, 2)
+    >>> chosen = choice(3, 2, rows.dtype, "reference")
+    >>> gather_rows(rows, jnp.array([2, 0]), 2, chosen).tolist()
+    [[4.0, 5.0], [0.0, 1.0]]
   """
   if chosen.name == "reference":
     return reference.gather_rows(stored, ids)

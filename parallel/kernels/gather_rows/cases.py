@@ -7,9 +7,9 @@ class Case(NamedTuple):
   """Sizes of one call.
 
   Attributes:
-    rows: N, the rows of the table.
-    width: F, the features of a row.
-    ids: n, how many rows are fetched.
+    rows: Number of rows of the table, N.
+    width: Features of a row, F.
+    ids: Number of rows that are fetched, n.
   """
 
   rows: int

@@ -1,9 +1,10 @@
-"""Gathers rows from the host's memory by a GPU's own reads, in Triton.
+"""Gather of rows from host memory by loads of a GPU, in Triton.
 
-A program copies a row. Its lanes start at the 128-byte line in which the row
-begins, and those before the row read nothing: so each read of a warp is of one
-line, wherever rows begin (the circular shift of Min et al., arXiv 2103.03330,
-section 4.3; `caatnet.studies.alignment.predictor` counts what it saves).
+Each program copies one row. Its lanes start at the 128-byte line in which the
+row begins; lanes before the row load nothing. Every load of a warp is thus
+aligned to one line, regardless of the row's start (the circular shift of Min et
+al., arXiv 2103.03330, section 4.3; `caatnet.studies.alignment.predictor` counts
+the saved requests).
 
 Shape legend: N = rows of the table, F = features, n = ids.
 """
@@ -17,14 +18,14 @@ import jax.numpy as jnp
 
 from parallel.kernels import calls
 
-# Elements of 4 bytes in a line, and lanes of a warp.
+# 4-byte elements of a 128-byte line, and lanes of a warp.
 _LINE = 32
-# Elements that a program has on their way at once: 8 for each of 128 threads.
+# Elements of a program's loads in flight: 8 for each of 128 threads.
 _SPAN = 1024
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns why the kernel does not take a table: `api.Kernels.refusal`."""
+  """Returns the reason for a rejection of a table: `api.Kernels.refusal`."""
   if dtype != jnp.float32:
     return f"dtype {dtype}: float32"
   if num_rows * width >= 2**31:
@@ -37,7 +38,7 @@ def gather(
 ) -> jax.Array:
   """Gathers rows: `api.Kernels.gather`.
 
-  The table is flat, ``[N * F]``, and begins at a line.
+  The table is flat, ``[N * F]``, and aligned to a 128-byte line.
   """
   span = min(_SPAN, pl.next_power_of_2(width + _LINE - 1))
   return pl.pallas_call(
@@ -55,13 +56,13 @@ def gather(
 def _copy(ids_ref, flat_ref, out_ref, *, width, span):
   row = pl.program_id(0)
   start = ids_ref[row] * width
-  # Lane 0 reads the first element of the line in which the row begins.
+  # Lane 0 loads the first element of the line in which the row begins.
   column = jnp.arange(span) - start % _LINE
   for _ in range(0, width + _LINE - 1, span):
     inside = (column >= 0) & (column < width)
     place = jnp.where(inside, start + column, 0)
     values = pltriton.load(flat_ref.at[place], mask=inside, other=0)
-    # Past the row where the mask is off, which the interpreter leaves out.
+    # Masked lanes address a column past the row; the interpreter drops it.
     place = jnp.where(inside, column, width)
     pltriton.store(out_ref.at[row, place], values, mask=inside)
     column += span

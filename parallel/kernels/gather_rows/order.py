@@ -1,9 +1,10 @@
-"""How a table of rows lies in the host's memory, by who reads it.
+"""Layouts of a table in host memory, by the device that reads it.
 
-A GPU's threads read what they address, so rows lie one after another. A TPU's
-DMA from the host's memory addresses blocks of 8 x 256 words (smaller ones do
-not compile: LOG.md), so rows are padded to a divisor or a multiple of a block,
-and a row is fetched with its whole block. What that costs is `waste`.
+The threads of a GPU load single elements, so that rows are stored contiguously
+without padding. A TPU's DMA from host memory addresses blocks of 8 x 256 words
+(smaller ones do not compile: LOG.md), so that rows are padded to a divisor or a
+multiple of a block, and a row is fetched with its whole block. `waste` is the
+ratio of fetched and useful bytes.
 """
 
 import numpy as np
@@ -14,18 +15,23 @@ _WORDS = BLOCK[0] * BLOCK[1]
 
 
 def padded_width(width: int) -> int:
-  """Returns the words of a row in blocks, at least ``width``."""
+  """Returns the words of a padded row, at least ``width``."""
   if width > _WORDS:
     return -(-width // _WORDS) * _WORDS
+  # The next power of two, which divides a block.
   return 1 << (width - 1).bit_length()
 
 
 def waste(width: int, kind: str) -> float:
-  """Returns the bytes that cross the link for each useful byte.
+  """Returns the bytes that are transferred per useful byte.
 
   Args:
-    width: F, the float32 features of a row.
-    kind: "tpu" for blocks; other kernels and the reference fetch rows alone.
+    width: Number of float32 features of a row, F.
+    kind: "tpu" for blocks; other kernels and the reference fetch single rows.
+
+  Example:
+    >>> waste(128, "tpu"), waste(128, "gpu")
+    (16.0, 1.0)
   """
   if kind != "tpu":
     return 1.0
@@ -33,11 +39,11 @@ def waste(width: int, kind: str) -> float:
 
 
 def stored_shape(num_rows: int, width: int, kind: str) -> tuple[int, ...]:
-  """Returns the shape of a table as `stored` lays it out.
+  """Returns the shape of a table in the layout of `stored`.
 
   Args:
-    num_rows: N.
-    width: F, the float32 features of a row.
+    num_rows: Number of rows, N.
+    width: Number of float32 features of a row, F.
     kind: "tpu", "gpu" or "reference".
   """
   if kind == "gpu":
@@ -48,20 +54,20 @@ def stored_shape(num_rows: int, width: int, kind: str) -> tuple[int, ...]:
 
 
 def stored(rows: np.ndarray, kind: str) -> np.ndarray:
-  """Lays a table out for an implementation, without a copy where it can.
+  """Returns a table in the layout of an implementation, a view if possible.
 
   Args:
     rows: float32 ``[N, F]``.
     kind: "tpu", "gpu" or "reference".
 
   Returns:
-    ``[blocks, 8, 256]`` for TPUs, where a row of more than a block takes
-    several; ``[N * F]`` for GPUs; else the rows.
+    ``[blocks, 8, 256]`` for TPUs, with several blocks per row if F > 2048;
+    ``[N * F]`` for GPUs; else ``rows``.
   """
   shape = stored_shape(*rows.shape, kind)
   if kind == "tpu":
     width = padded_width(rows.shape[1])
-    short = shape[0] * _WORDS // width - len(rows)  # rows that fill it up
+    short = shape[0] * _WORDS // width - len(rows)  # rows of padding
     if short or width != rows.shape[1]:
       rows = np.pad(rows, ((0, short), (0, width - rows.shape[1])))
   return rows.reshape(shape)

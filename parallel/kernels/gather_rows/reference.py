@@ -1,9 +1,9 @@
-"""What a gather of rows is: the specification of the kernels beside it."""
+"""Gather of rows in plain jnp: the specification of the kernels."""
 
 import jax
 import jax.numpy as jnp
 
 
 def gather_rows(rows: jax.Array, ids: jax.Array) -> jax.Array:
-  """Specifies `api.gather_rows`: rows of ``[N, F]`` by ids, ``[n, F]``."""
+  """Reference of `api.gather_rows`: ``[N, F]``, ids ``[n]`` -> ``[n, F]``."""
   return jnp.take(rows, ids, axis=0, mode="clip")

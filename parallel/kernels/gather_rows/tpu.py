@@ -1,8 +1,8 @@
-"""Gathers rows from the host's memory by the DMA of a TPU, block by block.
+"""Gather of rows from host memory by the DMA of a TPU, block by block.
 
-A grid step starts one copy from the host's memory to HBM for each of its ids,
-and waits for all of them: the copies of a step are on their way together, and
-nothing passes through VMEM. Rows are then cut out of their blocks by XLA.
+A grid step starts one copy from host memory to HBM for each of its ids, then
+waits for all of them, so that the copies of a step overlap; no data passes
+through VMEM. XLA then slices the rows out of their blocks.
 
 Shape legend: n = ids, W = words of a row, padded.
 """
@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.gather_rows.order import BLOCK, padded_width
 
-# Copies of a grid step at most; ids lie in scalar memory in parts of as many.
+# Maximum number of copies of a grid step, and of its ids in scalar memory.
 _COPIES = 1024
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns why the kernel does not take a table: `api.Kernels.refusal`."""
+  """Returns the reason for a rejection of a table: `api.Kernels.refusal`."""
   del num_rows, width
   if dtype != jnp.float32:
     return f"dtype {dtype}: float32"
@@ -35,12 +35,13 @@ def gather(
 ) -> jax.Array:
   """Gathers rows: `api.Kernels.gather`.
 
-  The table is cut into blocks, ``[blocks, 8, 256]``, in the host's memory.
+  The table consists of blocks, ``[blocks, 8, 256]``, in host memory.
   """
   words, whole = BLOCK[0] * BLOCK[1], padded_width(width)
   per_row = max(1, whole // words)  # blocks of a row
   per_block = max(1, words // whole)  # rows of a block
   count = ids.shape[0] * per_row
+  # Block numbers, [n, per_row], then padded to whole grid steps with block 0.
   wanted = (ids // per_block)[:, None] * per_row + jnp.arange(per_row)
   copies = min(_COPIES, count)
   wanted = jnp.pad(wanted.reshape(-1), (0, -count % copies))
@@ -50,11 +51,11 @@ def gather(
     grid=(wanted.shape[0] // copies,),
     in_specs=[
       pl.BlockSpec((copies,), lambda i: (i,), memory_space=pltpu.SMEM),
-      # The interpreter knows no memory of a host.
+      # The interpreter does not support the host memory space.
       pl.BlockSpec(memory_space=pl.ANY if interpret else pl.HOST),
     ],
-    # Not pl.ANY: from the host nothing can be copied to VMEM, where XLA would
-    # put a small result.
+    # HBM instead of pl.ANY: XLA would place a small result in VMEM, to which
+    # host memory cannot be copied directly.
     out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
     out_shape=calls.shaped((wanted.shape[0], *BLOCK), stored.dtype, ids),
     scratch_shapes=[pltpu.SemaphoreType.DMA],

@@ -1,4 +1,4 @@
-"""Attention to a paged key-value cache."""
+"""Attention over a paged key-value cache."""
 
 from parallel.lazy import attach
 

@@ -1,6 +1,7 @@
 """Attention over pages, by the preferred implementation that is available.
 
-jax's own kernels come first where they take the operands, then ours.
+jax's kernels are preferred if they support the operands, then ``tpu.py`` or
+``gpu.py``.
 
 Shape legend: S = sequences, T = new tokens of each, H = query heads, K = kv
 heads, D = head width, P = pages in a table.
@@ -30,7 +31,7 @@ KERNELS = {
   "tpu": ("jax_tpu_ragged", "jax_tpu_paged", "tpu"),
   "gpu": ("jax_gpu_paged", "gpu"),
 }
-# The order of pages that each kernel reads.
+# Kernel -> order of pages that it reads.
 ORDERS = {
   "jax_tpu_ragged": "interleaved",
   "jax_tpu_paged": "packed",
@@ -41,22 +42,24 @@ ORDERS = {
 
 
 class Kernels(Protocol):
-  """Our kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
+  """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
 
-  `library` has the same functions of jax's kernels, with the kernel's name
-  first.
+  `library` has the same functions for jax's kernels, with the name of the
+  kernel as an additional first argument.
   """
 
   def refusal(
     self, q: jax.Array, pages: Pages, tables: jax.Array, window: int
   ) -> str | None:
-    """Returns why the kernel does not take the operands, or None if it does.
+    """Returns the reason why operands are not supported, or None if they are.
+
+    Only shapes and dtypes of the arrays are used.
 
     Args:
-      q: Queries, ``[S, T, H, D]``. Of all arrays only shape and dtype are read.
+      q: Queries, ``[S, T, H, D]``.
       pages: Keys and values.
       tables: ``[S, P]``.
-      window: Positions that a row sees; 0 for all.
+      window: Number of positions that a row attends to; 0 for all.
     """
     ...
 
@@ -64,18 +67,18 @@ class Kernels(Protocol):
     self, q: jax.Array, pages: Pages, tables: jax.Array, first: jax.Array,
     lengths: jax.Array, *, window: int = 0, interpret: bool = False,
   ) -> jax.Array:
-    """Attends from new tokens to all of their sequence that they may see.
+    """Computes causal attention from new tokens to their sequences.
 
-    The operands are those of `paged_attention`; entries of ``tables`` are valid
-    pages, and ``lengths`` is 0 for padding.
+    Same operands as the function `paged_attention`, except that all entries of
+    ``tables`` are valid pages, and ``lengths`` is 0 for padding.
 
     Args:
       q: Queries.
       pages: Keys and values.
-      tables: The pages of each sequence.
-      first: The position of row 0.
-      lengths: Positions that hold a key.
-      window: Positions that a row sees.
+      tables: Pages of each sequence.
+      first: Position of row 0 of each sequence.
+      lengths: Number of positions that hold a key.
+      window: Number of positions that a row attends to; 0 for all.
       interpret: Whether to run in the interpreter, on any machine.
     """
     ...
@@ -93,24 +96,28 @@ def choice(
   finite: bool = False,
   implementation: Implementation = "auto",
 ) -> Choice:
-  """Returns which implementation `paged_attention` uses, and why others do not.
+  """Returns the implementation for operands, and why others are rejected.
+
+  Only shapes and dtypes of the arrays are used, so that each may be a
+  ``jax.ShapeDtypeStruct``.
 
   Args:
-    q: Queries, ``[S, T, H, D]``. Of all arrays only shape and dtype are read,
-      so a ``jax.ShapeDtypeStruct`` will do.
+    q: Queries, ``[S, T, H, D]``.
     pages: Keys and values.
     tables: ``[S, P]``.
-    window: Positions that a row sees; 0 for all.
+    window: Number of positions that a row attends to; 0 for all.
     finite: Whether no slot of the pages holds NaN or infinity.
     implementation: "auto", or names in order of preference.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
 
   def refusal(kind):
     if kind in OWN:
       return OWN[kind].refusal(q, pages, tables, window)
+    # All of jax's kernels additionally require finite pages.
     found = library.refusal(kind, q, pages, tables, window)
     return found or (None if finite else library.NOT_FINITE)
 
@@ -122,9 +129,13 @@ def preferred(platform: str, mapped: bool) -> tuple[str, ...]:
 
   Args:
     platform: "tpu", "gpu" or "cpu".
-    mapped: Whether calls are under ``jax.vmap``, over lanes or replicas. That
-      goes through jax's own kernels one by one and slices out the pages of
-      each, so they are left out.
+    mapped: Whether calls are mapped by ``jax.vmap``, over lanes or replicas.
+      jax's kernels are then excluded: ``vmap`` loops over them and slices the
+      pages of each lane.
+
+  Example:
+    >>> preferred("gpu", mapped=True)
+    ('gpu', 'reference')
   """
   names = preference("auto", platform, KERNELS)
   return tuple(x for x in names if not mapped or x not in library.NAMES)
@@ -142,21 +153,24 @@ def best_order(
   window: int = 0,
   finite: bool = False,
 ) -> str:
-  """Returns in which order pages suit the kernels.
+  """Returns the order of pages for the most preferred implementation.
 
-  It is the one whose first choice of a kernel, for chunks of a prompt and for
-  decoding alike, is preferred most.
+  Orders are ranked by the implementation that they allow, the less preferred
+  one of decoding (1 row) and prompt chunks (16 rows).
 
   Args:
-    names: Implementations in order of preference, "reference" among them.
-    num_heads: Query heads of one rank, H.
-    num_kv_heads: Heads of keys and values of one rank, K.
+    names: Implementations in order of preference, including "reference".
+    num_heads: Number of query heads of one rank, H.
+    num_kv_heads: Number of kv heads of one rank, K.
     head_width: Channels of a head, D.
-    page_size: Slots of a page.
+    page_size: Number of slots of a page.
     dtype: Dtype of queries.
     stored: Dtype of the pages; int8 for codes with scales.
-    window: Positions that a row sees; 0 for all.
+    window: Number of positions that a row attends to; 0 for all.
     finite: Whether no slot of the pages holds NaN or infinity.
+
+  Returns:
+    One of ``order.NAMES``.
   """
   tables = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 
@@ -165,7 +179,7 @@ def best_order(
       pages = order.shapes(
         name, 1, page_size, num_kv_heads, head_width, stored
       )
-    except ValueError:  # rows of several tokens do not fill a page
+    except ValueError:  # rows of several tokens do not divide the page
       return len(names)
     chosen = [
       choice(
@@ -176,7 +190,7 @@ def best_order(
     ]
     return max(names.index(each.name) for each in chosen)
 
-  # Of orders alike the first one: "heads", which every platform can read.
+  # Ties: the first one, "heads", which the reference reads on any platform.
   return min(order.NAMES, key=rank)
 
 
@@ -191,38 +205,41 @@ def paged_attention(
   finite: bool = False,
   implementation: Implementation = "auto",
 ) -> jax.Array:
-  """Attends from new tokens to all of their sequence that they may see.
+  """Computes causal attention from new tokens to their sequences.
 
-  ``reference.paged_attention`` specifies the result. Kernels read each page in
-  sight once for a block of query rows, and make no dense copy.
+  ``reference.paged_attention`` specifies the result. Kernels read each visible
+  page once per block of query rows, and make no dense copy.
 
   Args:
     q: Queries, ``[S, T, H, D]``, of one rank.
-    pages: Keys and values; those of the new tokens are written already.
-    tables: int32 ``[S, P]``, the pages of each sequence. Entries past its last
-      position are not used and may be out of range.
-    first: int32 ``[S]``, the position of row 0; negative for a sequence that is
-      only padding.
-    lengths: int32 ``[S]``, positions of each sequence that hold a key, which is
-      less than ``first + T`` where the last rows are padding; None for
+    pages: Keys and values, including those of the new tokens.
+    tables: int32 ``[S, P]``, the pages of each sequence. Entries past the last
+      position of a sequence are not used and may be out of range.
+    first: int32 ``[S]``, position of row 0; negative for a sequence that
+      consists of padding.
+    lengths: int32 ``[S]``, number of positions of each sequence that hold a
+      key, less than ``first + T`` if the last rows are padding; None for
       ``first + T``.
-    window: Positions that a row sees, its own included; 0 for all.
-    finite: Whether no slot of the pages holds NaN or infinity, which jax's own
-      kernels need. It holds for pages that began as zeros, as long as no key
-      and no value that was written was NaN or infinite.
-    implementation: "auto", or names in order of preference: those of
-      ``KERNELS``, with "_interpret" behind it for any machine, or "reference".
+    window: Number of positions that a row attends to, including its own; 0 for
+      all.
+    finite: Whether no slot of the pages holds NaN or infinity, which jax's
+      kernels require. True for pages that were initialized with zeros, as long
+      as all written keys and values were finite.
+    implementation: "auto", or names in order of preference: "reference" or a
+      name in ``KERNELS``, with the suffix "_interpret" to run on any machine.
 
   Returns:
-    ``[S, T, H, D]``, of the dtype of q. Padding gives finite values.
+    ``[S, T, H, D]``, in the dtype of q. Padding gives finite values.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
   chosen = choice(
     q, pages, tables, window=window, finite=finite,
     implementation=implementation,
   )
+  # Keys past the last row of a sequence do not exist; padding has none.
   ends = first + q.shape[1]
   lengths = ends if lengths is None else jnp.minimum(lengths, ends)
   lengths = jnp.where(first < 0, 0, lengths)
@@ -230,7 +247,7 @@ def paged_attention(
     return reference.paged_attention(
       q, pages, tables, first, lengths, window=window
     )
-  # Kernels may load a page that they do not use.
+  # Kernels may load pages that they do not use, so that all must be valid.
   tables = jnp.clip(tables, 0, pages.num_pages - 1)
   operands = q, pages, tables, first, lengths
   options = {"window": window, "interpret": chosen.interpret}

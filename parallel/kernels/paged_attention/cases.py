@@ -17,17 +17,17 @@ class Case(NamedTuple):
   """Sizes of one call.
 
   Attributes:
-    seqs: Sequences, S.
-    rows: New tokens of each, T.
+    seqs: Number of sequences, S.
+    rows: New tokens of each sequence, T.
     heads: Query heads of one rank, H.
     kv_heads: Kv heads of one rank, K.
     width: Head width, D.
     page_size: Slots of a page.
     pages: Pages in a table, P.
-    window: Positions that a row sees; 0 for all.
+    window: Number of positions that a row attends to; 0 for all.
     dtype: Dtype of the queries.
-    stored: Dtype of the pages; "" for that of the queries, "int8" for codes.
-    layers: How many times as many pages there are as the tables name.
+    stored: Dtype of the pages; "" for ``dtype``, "int8" for codes.
+    layers: Number of layers, each with as many pages as the tables contain.
   """
 
   seqs: int
@@ -44,14 +44,14 @@ class Case(NamedTuple):
 
   @property
   def num_pages(self) -> int:
-    """Pages of all layers: those of all tables, and some that nobody has."""
+    """Number of pages of all layers: those in tables, and two unused ones."""
     return self.layers * (self.seqs * self.pages + 2)
 
   def types(self, name: str) -> tuple[jax.ShapeDtypeStruct, Pages, ...]:
     """Returns the types of q, pages, tables and first.
 
     Args:
-      name: The order of the pages.
+      name: Order of the pages.
     """
     pages = order.shapes(
       name, self.num_pages, self.page_size, self.kv_heads, self.width,
@@ -66,20 +66,21 @@ class Case(NamedTuple):
     )
 
 
-# The pages suit all kernels: rows of 128 channels are whole tiles of 8 rows.
+# All kernels support these pages: rows of 128 channels form whole tiles of 8
+# rows.
 CASES = {
   "decode": Case(2, 1, 4, 2, 64, 16, 2),
   "decode, no groups, bf16": Case(1, 1, 3, 3, 128, 16, 2, dtype="bfloat16"),
   "window": Case(2, 6, 2, 1, 64, 16, 3, window=18),
   "int8": Case(1, 2, 2, 1, 128, 128, 2, stored="int8"),
-  # More rows than a block has, and a window that begins elsewhere in each.
+  # More rows than a block, with a window that starts differently in each block.
   "blocks of rows": Case(1, 40, 16, 1, 128, 32, 2, window=20),
-  # More pages than a grid step on a TPU takes, and enough positions for several
-  # programs of a GPU.
+  # More pages than a TPU grid step, and enough positions for several programs
+  # of a GPU.
   "steps": Case(1, 3, 2, 1, 128, 256, 3),
 }
 
-# What one of 8 tensor ranks has of a 7B and of a 70B model, four layers.
+# Sizes on one of 8 tensor ranks of a 7B and of a 70B model, four layers.
 _7B = Case(32, 1, 4, 4, 128, 128, 16, dtype="bfloat16", layers=4)
 _70B = _7B._replace(heads=8, kv_heads=1)
 _NARROW = _7B._replace(heads=8, kv_heads=8, width=64)

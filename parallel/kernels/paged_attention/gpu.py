@@ -1,17 +1,18 @@
 """Attention over pages for GPUs, in Triton.
 
-A program has a block of rows of one kv head of one sequence, looks up in the
-table where its positions lie, and goes through those it sees in blocks, with
-the softmax of FlashAttention (arXiv 2205.14135). With few sequences most of a
-GPU would stand idle. So the positions of a sequence are then split among
-programs, and XLA puts their softmaxes together (Flash-Decoding: Dao et al.,
-2023, crfm.stanford.edu/2023/10/12/flashdecoding.html).
+A program processes a block of query rows of one kv head of one sequence. It
+looks up pages in the sequence's table, and iterates over blocks of the visible
+positions with the online softmax of FlashAttention (arXiv 2205.14135). With few
+sequences most of a GPU would be idle; the positions of a sequence are then
+split over several programs, and XLA combines their softmaxes (Flash-Decoding:
+Dao et al., 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html).
 
-Slots that no row sees are never read.
+Slots to which no row attends are never read.
 
 Shape legend: S = sequences, T = new tokens of each, K = kv heads, G = query
 heads per kv head, D = head width, P = pages in a table, R = rows of a block,
-C = positions of a block, W = programs that share the positions of a sequence.
+C = positions of a block, W = programs over which a sequence's positions are
+split.
 """
 
 import functools
@@ -26,27 +27,27 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.paged_attention.order import Pages
 
-# Positions of a block, and rows at most: the smallest product that Triton takes
-# has 16 rows.
+# Positions of a block, and its maximum and minimum of rows: Triton's smallest
+# matrix product has 16 rows.
 _POSITIONS = 64
 _ROWS = 64
 _LEAST_ROWS = 16
-# Programs that keep a GPU busy: two for each multiprocessor of an H100 or H200.
+# Programs that occupy a GPU: two per multiprocessor of an H100 or H200.
 _PROGRAMS = 264
-# Blocks of positions that are worth a program of their own.
+# Minimum number of position blocks per program if positions are split.
 _LEAST_BLOCKS = 4
-# What a row scores where it does not see: finite, so that a row that sees
-# nothing has no NaN.
+# Score of masked positions: finite, so that the softmax of a fully masked row
+# is not NaN.
 _UNSEEN = -1e30
 
 
 def refusal(
   q: jax.Array, pages: Pages, tables: jax.Array, window: int
 ) -> str | None:
-  """Returns why the kernel does not take operands: `api.Kernels.refusal`."""
-  del tables, window  # any will do
+  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
+  del tables, window  # no restrictions
   if pages.order != "heads":
-    return f"pages in the order {pages.order!r}: it reads 'heads'"
+    return f"pages in the order {pages.order!r}: reads 'heads' only"
   if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {q.dtype}: float32, bfloat16 or float16"
   if pages.dtype not in (q.dtype, jnp.int8):
@@ -70,11 +71,11 @@ def paged_attention(
   window: int = 0,
   interpret: bool = False,
 ) -> jax.Array:
-  """Attends to pages: `api.Kernels.paged_attention`."""
+  """Computes attention over pages: `api.Kernels.paged_attention`."""
   num_seqs, num_rows, num_heads, width = q.shape
   k, page = pages.num_kv_heads, pages.page_size
   group = num_heads // k
-  # [S, T, H, D] -> [S, K, T G, D]: a kv head's rows side by side.
+  # [S, T, H, D] -> [S, K, T G, D]: the rows of a kv head are contiguous.
   rows = q.reshape(num_seqs, num_rows, k, group, width).swapaxes(1, 2)
   rows = rows.reshape(num_seqs, k, num_rows * group, width)
   block = pl.next_power_of_2(num_rows * group)
@@ -84,7 +85,7 @@ def paged_attention(
   shares = max(1, min(
     _PROGRAMS // (num_seqs * k * row_blocks), position_blocks // _LEAST_BLOCKS
   ))
-  # Slots one after another: [K, N * page, D], and scales [K, N * page].
+  # Flattened slots: [K, N * page, D], and scales [K, N * page].
   arrays = [x.reshape(k, -1, width) for x in pages.data]
   arrays += [x.reshape(k, -1) for x in pages.scales]
   operands = calls.same_axes(rows, *arrays, tables, first, lengths)
@@ -104,6 +105,7 @@ def paged_attention(
     interpret=interpret,
   )(*operands)
   if shares > 1:
+    # Each program's result is normalised; lse are the logs of its weight sums.
     weights = jax.nn.softmax(lse, axis=0)  # [W, S, K, T G]
     out = jnp.sum(out * weights[..., None], axis=0, keepdims=True)
   out = out[0].astype(q.dtype)
@@ -124,7 +126,7 @@ def _kernel(q_ref, *refs, group, page, window, block, shares):
   q = pltriton.load(q_ref.at[here], mask=inside[:, None] & exists, other=0)
   first, length = first_ref[sequence], length_ref[sequence]
   own = first + row // group  # position of each row
-  # Positions that some row of the block sees: from low to below end.
+  # Positions that are visible to any row of the block: low <= position < end.
   low = first + (number * block) // group
   low = jnp.maximum(low - window + 1, 0) if window else 0
   end = jnp.minimum(first + ((number + 1) * block - 1) // group + 1, length)
@@ -133,6 +135,7 @@ def _kernel(q_ref, *refs, group, page, window, block, shares):
   each = (jnp.maximum(blocks, 0) + shares - 1) // shares
 
   def add(turn, carried):
+    # Online softmax: running maximum [R], sum of weights [R], values [R, D].
     top, total, acc = carried
     place = turn * _POSITIONS + jnp.arange(_POSITIONS)
     alive = (place >= low) & (place < end)
@@ -166,7 +169,7 @@ def _kernel(q_ref, *refs, group, page, window, block, shares):
     jnp.zeros((block,), jnp.float32),
     jnp.zeros((block, channel.shape[0]), jnp.float32),
   ))
-  # Who had no positions to go through has the weight exp(_UNSEEN).
+  # A program without positions has the weight exp(_UNSEEN) = 0.
   safe = jnp.where(total == 0.0, 1.0, total)
   o = (acc / safe[:, None]).astype(o_ref.dtype)
   pltriton.store(
@@ -178,7 +181,7 @@ def _kernel(q_ref, *refs, group, page, window, block, shares):
 
 
 def _load(ref, head, slot, channel, alive, exists):
-  """Reads keys or values ``[C, D]``, or scales ``[C]``; zeros if not alive."""
+  """Loads keys or values ``[C, D]``, or scales ``[C]``; zero if not alive."""
   if len(ref.shape) == 2:
     return pltriton.load(ref.at[head, slot], mask=alive, other=0)
   at = ref.at[head, slot[:, None], channel[None]]
@@ -186,5 +189,5 @@ def _load(ref, head, slot, channel, alive, exists):
 
 
 def _dot(a: Any, b: Any, **options: Any) -> jax.Array:
-  """Multiplies; float32 operands in float32, not in TF32."""
+  """Multiplies matrices; float32 operands in float32 instead of TF32."""
   return pl.dot(a, b, allow_tf32=False, **options).astype(jnp.float32)

@@ -1,8 +1,9 @@
-"""jax's own kernels of attention over pages, behind the arguments of ours.
+"""jax's kernels of attention over pages, with the interface of `api.Kernels`.
 
-Each one takes pages in one order and some of the operands; ``refusal`` says why
-it does not take the others. None of them names the mesh axes over which its
-result varies, so they are called by `calls.unchecked`.
+Each kernel supports one order of pages and a subset of the operands;
+``refusal`` returns the reason why operands are not supported. The kernels do
+not declare the mesh axes over which their results vary, and are called through
+`calls.unchecked`.
 
 Shape legend: S = sequences, T = new tokens of each, H = query heads, K = kv
 heads, D = head width, P = pages in a table.
@@ -22,27 +23,28 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.paged_attention.order import LANES, Pages
 
-# Positions that a step of a kernel takes: about as much memory as our own
-# kernels load at a time.
+# Positions per step of a kernel, which load about as many bytes as a step of
+# ``tpu.py`` and ``gpu.py``.
 _TPU_POSITIONS = 512
 _GPU_POSITIONS = 64
-# Programs that share the positions of a sequence on a GPU at most: its default.
+# Maximum number of programs over which jax's GPU kernel splits the positions of
+# a sequence: its default.
 _GPU_SHARES = 16
-# Query rows of a block of the ragged kernel: its own default.
+# Query rows of a block of the ragged kernel: its default.
 _RAGGED_ROWS = 32
 
-# Of all of them: they multiply what no row sees by weight zero, be it past a
-# sequence's end, before a window or in the place of padding.
+# Applies to all kernels: they multiply masked values (past a sequence's end,
+# before a window, in padding) by weight zero.
 NOT_FINITE = (
-  "a NaN that no row sees would spoil the result (weight 0 times NaN), and "
-  "nobody promises finite pages"
+  "a NaN in a masked slot would make the result NaN (weight 0 times NaN), and "
+  "the pages are not declared finite"
 )
 
 
 def refusal(
   name: str, q: jax.Array, pages: Pages, tables: jax.Array, window: int
 ) -> str | None:
-  """Returns why a kernel does not take the operands: `api.Kernels.refusal`.
+  """Returns the reason for a rejection of operands: `api.Kernels.refusal`.
 
   ``name`` is one of ``NAMES``.
   """
@@ -51,23 +53,23 @@ def refusal(
 
 def _refusal_of_decode(q, window):
   if q.shape[1] > 1:
-    return f"{q.shape[1]} new tokens of a sequence: it takes one"
+    return f"{q.shape[1]} new tokens of a sequence: supports one"
   if window:
-    return f"window {window}: it has none"
+    return f"window {window}: not supported"
   return None
 
 
 def _refusal_of_tpu_paged(q, pages, tables, window):
   del tables
   if pages.order != "packed":
-    return f"pages in the order {pages.order!r}: it reads 'packed'"
+    return f"pages in the order {pages.order!r}: reads 'packed' only"
   if pages.head_width % LANES:
     return f"heads of {pages.head_width} channels: multiples of {LANES} only"
   if pages.coded:
-    return "int8 pages: it wants scales as large as float32 pages"
+    return "int8 pages: needs scales as large as float32 pages"
   if not q.dtype == pages.dtype == jnp.bfloat16:
     return (
-      f"queries of {q.dtype}, pages of {pages.dtype}: it computes with bfloat16"
+      f"queries of {q.dtype}, pages of {pages.dtype}: bfloat16 only"
     )
   return _refusal_of_decode(q, window)
 
@@ -75,21 +77,21 @@ def _refusal_of_tpu_paged(q, pages, tables, window):
 def _refusal_of_ragged(q, pages, tables, window):
   del tables, window
   if pages.order != "interleaved":
-    return f"pages in the order {pages.order!r}: it reads 'interleaved'"
+    return f"pages in the order {pages.order!r}: reads 'interleaved' only"
   if pages.head_width % LANES:
     return f"heads of {pages.head_width} channels: multiples of {LANES} only"
   if pages.coded:
-    return "int8 pages: it takes one scale for all of them"
+    return "int8 pages: supports only one scale for all pages"
   if q.dtype not in (jnp.float32, jnp.bfloat16) or q.dtype != pages.dtype:
     return (
       f"queries of {q.dtype}, pages of {pages.dtype}: float32 or bfloat16, both"
     )
-  # Keys and values of all heads of a token are the second to last dim of a
-  # page, which must be whole tiles of 32-bit words.
+  # The second to last dim of a page is the keys and values of all heads of a
+  # token, and must consist of whole tiles of 32-bit words.
   words = 2 * pages.num_kv_heads * pages.dtype.itemsize // 4
   if words not in (1, 2, 4) and words % 8:
     return (
-      f"{pages.num_kv_heads} kv heads: tiles of {pages.dtype} want 1, 2, 4 or "
+      f"{pages.num_kv_heads} kv heads: tiles of {pages.dtype} need 1, 2, 4 or "
       "a multiple of 8"
     )
   return None
@@ -98,13 +100,13 @@ def _refusal_of_ragged(q, pages, tables, window):
 def _refusal_of_gpu_paged(q, pages, tables, window):
   del tables
   if pages.order != "heads":
-    return f"pages in the order {pages.order!r}: it reads 'heads'"
+    return f"pages in the order {pages.order!r}: reads 'heads' only"
   for what, size in (
     ("heads of {} channels", pages.head_width),
     ("page_size {}", pages.page_size),
   ):
     if size < 16 or size & (size - 1):
-      return f"{what.format(size)}: it takes powers of two from 16 on"
+      return f"{what.format(size)}: powers of two from 16 on only"
   if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {q.dtype}: float32, bfloat16 or float16"
   if pages.dtype not in (q.dtype, jnp.int8):
@@ -123,12 +125,12 @@ def paged_attention(
   window: int = 0,
   interpret: bool = False,
 ) -> jax.Array:
-  """Runs a kernel of ``NAMES``: `api.Kernels.paged_attention`."""
+  """Calls a kernel of ``NAMES``: `api.Kernels.paged_attention`."""
   call, operands = _CALLS[name](
     q, pages, tables, first, lengths, window, interpret
   )
   out = calls.unchecked(call, *operands).reshape(q.shape)
-  # What padding gives is undefined.
+  # The kernels' results for padding are undefined: replaced by zeros.
   is_padding = (first < 0)[:, None, None, None]
   return jnp.where(is_padding, jnp.zeros_like(out), out)
 
@@ -149,10 +151,12 @@ def _tpu_paged(q, pages, tables, first, lengths, window, interpret):
 def _ragged(q, pages, tables, first, lengths, window, interpret):
   if interpret:
     raise ValueError(
-      "jax_tpu_ragged_interpret: jax's interpreter does not know the reshaped "
-      "references of this kernel"
+      "jax_tpu_ragged_interpret: jax's interpreter does not support the "
+      "reshaped references of this kernel"
     )
-  del lengths  # all T rows count as real, as rows begin at multiples of T
+  # All T rows of a sequence are treated as valid, since the rows of sequence s
+  # start at s T.
+  del lengths
   num_seqs, num_rows, num_heads, width = q.shape
   ends = jnp.maximum(first, 0) + num_rows
   block = max(1, min(tables.shape[1], _TPU_POSITIONS // pages.page_size))
@@ -164,7 +168,7 @@ def _ragged(q, pages, tables, first, lengths, window, interpret):
       jnp.full((1,), num_seqs, jnp.int32),
       sm_scale=width**-0.5,
       sliding_window=window or None,
-      # Given, as it would ask a TPU of this machine which ones are best.
+      # Set explicitly: the default queries a TPU of this machine.
       num_kv_pages_per_block=block,
       num_queries_per_block=min(_RAGGED_ROWS, num_seqs * num_rows),
     )
@@ -197,7 +201,7 @@ def _scaled(q: jax.Array) -> jax.Array:
 
 
 def _divisor(n: int, most: int, powers: bool = False) -> int:
-  """Returns the largest divisor of n, or power of two among them, to most."""
+  """Returns the largest divisor of n up to ``most``, or power of two if set."""
   return max(
     d for d in range(1, max(1, most) + 1)
     if n % d == 0 and not (powers and d & (d - 1))
@@ -205,7 +209,7 @@ def _divisor(n: int, most: int, powers: bool = False) -> int:
 
 
 def _interpreted(interpret: bool) -> contextlib.AbstractContextManager[Any]:
-  """Interprets a kernel for TPUs that has no argument for it."""
+  """Enables the interpreter for a TPU kernel without an argument for it."""
   if not interpret:
     return contextlib.nullcontext()
   return pltpu.force_tpu_interpret_mode(pltpu.InterpretParams())

@@ -1,30 +1,29 @@
-"""Pages of keys and values, in the orders that attention kernels read.
+"""Pages of keys and values, in the memory orders of attention kernels.
 
-A cache is cut into pages of ``page_size`` slots, and a slot holds the key and
-the value of one token, for all kv heads of one rank. A sequence has a table of
-the pages that hold it, so sequences grow without moving, and their pages may
-lie anywhere. Who has several layers gives each one its own page numbers
-(``layer * num_pages + page``), so that one array holds all layers and a kernel
-takes it whole.
+A cache consists of pages of ``page_size`` slots. A slot holds the key and the
+value of one token, for all kv heads of one rank. A sequence has a table of its
+pages, so that sequences grow without being moved, and their pages need not be
+contiguous. With several layers, each layer has separate page numbers (``layer *
+num_pages + page``): one array holds all layers, and kernels receive the whole
+array.
 
-The order of elements within these arrays is a value:
+The order of elements in these arrays is one of:
 
-  heads        keys and values apart, ``[K, N, page, D]`` each: a page of one
-               head is one run of memory. XLA:CPU gathers it about as fast as it
-               slices a dense cache (`configs/benchmark/decoding.py` times
-               both); our kernel for GPUs and jax's read it.
-  packed       for TPUs: the same, but where heads are narrower than the 128
-               lanes of a tile, f = 128 / D tokens lie side by side in a row:
-               ``[K, N, page / f, f D]``. XLA lays rows of fewer lanes out in
-               another order, from which it would copy the whole array for each
-               kernel. Our kernel for TPUs reads it and, where f = 1, jax's
-               paged kernel for TPUs.
+  heads        separate keys and values, ``[K, N, page, D]`` each: a page of one
+               head is contiguous. XLA:CPU gathers it about as fast as it slices
+               a dense cache (`configs/benchmark/decoding.py` times both). Read
+               by ``gpu.py`` and by jax's kernel for GPUs.
+  packed       for TPUs: as "heads", but if heads are narrower than the 128
+               lanes of a tile, a row holds f = 128 / D consecutive tokens:
+               ``[K, N, page / f, f D]``. XLA uses another layout for rows of
+               fewer lanes, and would copy the whole array for each kernel. Read
+               by ``tpu.py`` and, if f = 1, by jax's paged kernel for TPUs.
   interleaved  keys and values in one array ``[N, page, 2 K, D]``, the key of a
-               head before its value: jax's ragged kernel for TPUs.
+               head before its value. Read by jax's ragged kernel for TPUs.
 
-Pages of dtype int8 hold codes of the codec "int8" of `parallel.kernels.codec`
-in blocks of one head's channels, and one float32 scale per token and head in
-arrays beside them: ``[K, N, f, page / f]`` each, or ``[N, page, 2 K]``.
+Pages of dtype int8 hold codes of the codec "int8" of `parallel.kernels.codec`,
+with one block per token and head. Their float32 scales are in separate arrays,
+``[K, N, f, page / f]`` each, or ``[N, page, 2 K]``.
 
 Shape legend: N = pages of all layers, K = kv heads of one rank, D = head width,
 f = tokens in a row (1 but for "packed"), n = tokens, P = pages in a table.
@@ -51,14 +50,13 @@ LANES = 128
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pages:
-  """The pages of one rank: a pytree of arrays in a static order.
+  """Pages of one rank: a pytree of arrays in a static order.
 
-  The properties are those of one rank, without a dim of lanes.
+  The properties assume arrays of one rank, without a dim of lanes.
 
   Attributes:
-    data: Keys and values, or codes of them: two arrays, or one that is
-      interleaved.
-    scales: The scales of codes, as many arrays; empty for floats.
+    data: Keys and values, or their codes: two arrays, or one interleaved array.
+    scales: Scales of the codes, as many arrays as ``data``; empty for floats.
     order: One of ``NAMES``.
     head_width: Channels of a head, D.
   """
@@ -70,36 +68,36 @@ class Pages:
 
   @property
   def num_pages(self) -> int:
-    """Pages of all layers, N."""
+    """Number of pages of all layers, N."""
     return self.data[0].shape[0 if self.order == "interleaved" else 1]
 
   @property
   def page_size(self) -> int:
-    """Slots of a page."""
+    """Number of slots of a page."""
     if self.order == "interleaved":
       return self.data[0].shape[1]
     return self.data[0].shape[2] * self.packing
 
   @property
   def num_kv_heads(self) -> int:
-    """Heads of keys and values, K."""
+    """Number of kv heads, K."""
     if self.order == "interleaved":
       return self.data[0].shape[2] // 2
     return self.data[0].shape[0]
 
   @property
   def packing(self) -> int:
-    """Tokens that lie side by side in a row, f."""
+    """Number of tokens in a row, f."""
     return self.data[0].shape[-1] // self.head_width
 
   @property
   def dtype(self) -> jnp.dtype:
-    """Dtype of what is stored: a float, or int8 for codes."""
+    """Dtype of the stored elements: a float, or int8 for codes."""
     return jnp.dtype(self.data[0].dtype)
 
   @property
   def coded(self) -> bool:
-    """Whether codes are stored, with scales beside them."""
+    """Whether the pages hold codes and scales."""
     return bool(self.scales)
 
 
@@ -113,19 +111,27 @@ def shapes(
 ) -> Pages:
   """Returns the types of the arrays of one rank's pages.
 
-  Start them as zeros: a slot that nobody wrote is then finite.
+  The arrays should be initialized with zeros, so that slots are finite before
+  they are written.
 
   Args:
     order: One of ``NAMES``.
-    num_pages: Pages of all layers, N.
-    page_size: Slots of a page; a multiple of f.
-    num_kv_heads: Heads of keys and values of one rank, K.
+    num_pages: Number of pages of all layers, N.
+    page_size: Number of slots of a page; a multiple of f.
+    num_kv_heads: Number of kv heads of one rank, K.
     head_width: Channels of a head, D.
-    dtype: A float, or int8 for codes with scales.
+    dtype: Float dtype, or int8 for codes with scales.
+
+  Returns:
+    ``Pages`` of ``jax.ShapeDtypeStruct``.
 
   Raises:
-    ValueError: The order is unknown, or rows of several tokens do not fill a
-      page.
+    ValueError: The order is unknown, or f does not divide ``page_size``.
+
+  Example:
+    >>> pages = shapes("packed", 10, 16, 2, 64, jnp.bfloat16)
+    >>> pages.data[0].shape, pages.packing  # rows of 2 tokens, 128 lanes
+    ((2, 10, 8, 128), 2)
   """
   n, page, k, d = num_pages, page_size, num_kv_heads, head_width
   if order not in NAMES:
@@ -151,26 +157,38 @@ def shapes(
 def write(
   pages: Pages, keys: jax.Array, values: jax.Array, slots: jax.Array
 ) -> Pages:
-  """Writes tokens into their slots.
+  """Writes tokens to their slots.
 
-  Under ``jax.jit`` with donated pages XLA scatters in place.
+  With donated pages, ``jax.jit`` scatters in place.
 
   Args:
-    pages: Where to.
+    pages: Pages to update.
     keys: ``[n, K, D]``; cast to the dtype of the pages, or encoded.
     values: ``[n, K, D]``.
-    slots: int32 ``[n]``, ``page * page_size + offset``. A token whose slot is
-      out of range is dropped; no two others may have the same one.
+    slots: int32 ``[n]``, ``page * page_size + offset``. Tokens with slots out
+      of range are dropped; slots in range must be distinct.
 
   Returns:
-    The pages with these tokens.
+    The updated pages.
+
+  Example:
+    >>> types = shapes("heads", 4, 2, 1, 2, jnp.float32)
+    >>> pages = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), types)
+    >>> key = jnp.array([[[1.0, 2.0]]])
+    >>> slots = jnp.array([5])  # page 2, offset 1
+    >>> pages = jax.jit(write)(pages, key, 3 * key, slots)
+    >>> keys, values = jax.jit(read)(pages, jnp.array([2]))
+    >>> keys.tolist(), values.tolist()
+    ([[[0.0, 0.0], [1.0, 2.0]]], [[[0.0, 0.0], [3.0, 6.0]]])
   """
   if len(slots) == 1:
-    # XLA makes an update of a slice out of a scatter of one window, for which
-    # XLA:CPU copies all pages, several times. So a second one goes nowhere.
+    # XLA rewrites a scatter of one window to a dynamic-update-slice, for which
+    # XLA:CPU copies all pages several times. A second window, out of range and
+    # thus dropped, prevents that.
     keys, values = (jnp.concatenate([x, x]) for x in (keys, values))
     slots = jnp.concatenate([slots, jnp.full_like(slots, -1)])
   size, f = pages.page_size, pages.packing
+  # Slots out of range get a page number out of range, which scatters drop.
   inside = (slots >= 0) & (slots < pages.num_pages * size)
   page = jnp.where(inside, slots // size, pages.num_pages)
   offset = slots % size
@@ -182,12 +200,13 @@ def write(
     at = scale_at = (page, offset)
     tokens, scales = _interleave(tokens), _interleave(scales)
   else:
+    # Windows [K, 1, 1, D] at (page, row, first channel of the token).
     dims, window = (1, 2, 3), (0, 3)
     row, part = offset // f, offset % f
     at, scale_at = (page, row, part * pages.head_width), (page, part, row)
     if pages.order == "packed":
-      # A window for each head: with one over all heads XLA:TPU lays heads and
-      # channels side by side, and copies all pages to get there and back.
+      # One window per head: for a window over all heads, XLA:TPU copies all
+      # pages to a layout with adjacent heads and channels, and back.
       dims, window = (0, *dims), (3,)
       heads = jnp.tile(jnp.arange(pages.num_kv_heads), len(slots))
       at, scale_at = (
@@ -214,14 +233,14 @@ def _scatter(
   dims: tuple[int, ...],
   window: tuple[int, ...],
 ) -> tuple[jax.Array, ...]:
-  """Writes ``[n, ...]`` into each array.
+  """Writes n windows to each array.
 
   Args:
-    arrays: Where to.
-    updates: What, one for each array: n windows.
-    at: Where the windows begin, int32 ``[n]`` for each of ``dims``.
-    dims: Dims of the arrays in which windows begin elsewhere than at 0.
-    window: Dims in which they are longer than 1.
+    arrays: Arrays to update.
+    updates: Windows ``[n, ...]``, one array of them for each of ``arrays``.
+    at: Start indices of the windows, int32 ``[n]`` for each of ``dims``.
+    dims: Dims of the arrays to which the start indices refer; 0 in others.
+    window: Dims in which windows are longer than 1.
   """
   starts = jnp.stack(at, axis=-1)
   found = []
@@ -242,9 +261,9 @@ def read(pages: Pages, table: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Gathers the keys and values of one sequence.
 
   Args:
-    pages: The pages of all sequences.
+    pages: Pages of all sequences.
     table: int32 ``[P]``, the pages of the sequence. Entries out of range are
-      clipped, so what is read for them belongs to somebody else.
+      clipped, and read pages of other sequences.
 
   Returns:
     Keys and values, ``[K, P * page_size, D]``, in the order of the table;
@@ -267,6 +286,7 @@ def read(pages: Pages, table: jax.Array) -> tuple[jax.Array, jax.Array]:
       return jnp.take(x, table, axis=1, mode="clip")
 
     data = tuple(gather(x).reshape(k, -1, d) for x in pages.data)
+    # [K, P, f, page / f] -> [K, P, page / f, f]: the order of tokens.
     scales = [gather(x).swapaxes(2, 3).reshape(k, -1) for x in pages.scales]
   if pages.coded:
     data = tuple(
@@ -285,7 +305,7 @@ def _encode(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _interleave(pair: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-  """Puts two arrays ``[n, K, ...]`` into one, ``[n, 2 K, ...]``."""
+  """Interleaves two arrays ``[n, K, ...]`` to one, ``[n, 2 K, ...]``."""
   if not pair:
     return ()
   n, num_heads, *rest = pair[0].shape

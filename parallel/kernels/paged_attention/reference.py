@@ -1,11 +1,11 @@
 """Attention over the pages of a cache, in plain jnp: the specification.
 
-A sequence has new tokens, whose keys are in the cache already, and attends to
-them and to what came before: one new token to decode, several in a chunk of a
-prompt. Its pages are gathered into a dense copy, one sequence after another, so
-that the copy of one stays in a CPU's cache while it is used. With the copies of
-all sequences at once XLA:CPU takes several times as long, as it does with small
-products over each page where it lies.
+The queries are the new tokens of each sequence: one in a decoding step, several
+in a chunk of a prompt. Their keys and values are already in the cache. They
+attend to the new and all preceding tokens of the sequence. Pages are gathered
+into a dense copy, one sequence at a time, so that the copy remains in a CPU's
+cache while it is used. Gathering all sequences at once takes several times as
+long on XLA:CPU, as do small products over each page in place.
 
 Shape legend: S = sequences, T = new tokens of each, H = query heads, K = kv
 heads, G = H / K, D = head width, P = pages in a table, C = P * page_size.
@@ -28,22 +28,22 @@ def paged_attention(
   *,
   window: int = 0,
 ) -> jax.Array:
-  """Specifies `api.paged_attention`, whose operands it takes.
+  """Reference of `api.paged_attention`, with the same operands.
 
-  Row t of a sequence stands at position ``first + t``. It sees the positions up
-  to its own, as far as they are below ``lengths``, and with a window only the
-  last ``window`` of them. Query head h reads kv head ``h // G``. Scores are
-  scaled by ``D**-0.5``. All is computed in float32 and rounded once. Padding
+  Row t of a sequence has position ``first + t``. It attends to the positions up
+  to its own that are less than ``lengths``, and with a window only to the last
+  ``window`` of them. Query head h uses kv head ``h // G``. Scores are scaled by
+  ``D**-0.5``. Computation is in float32; the result is rounded once. Padding
   gives zeros.
 
-  Slots that no row sees may hold NaN.
+  Slots to which no row attends may hold NaN.
   """
   num_seqs, num_rows, _, width = q.shape
   grouped = (num_seqs, num_rows, pages.num_kv_heads, -1, width)
 
   def one(operands):
     q, table, first, length = operands
-    # Cast, since XLA:CPU has no batch of products from bfloat16 to float32.
+    # XLA:CPU has no batched bfloat16 products with float32 results.
     keys, values = (
       x.astype(jnp.float32) for x in order.read(pages, table)  # [K, C, D]
     )
@@ -53,10 +53,10 @@ def paged_attention(
     if window:
       seen &= place > row - window
     scores = jnp.einsum("tkgd,kcd->ktgc", q, keys)
-    # A finite number, so that a row that sees nothing has no NaN.
+    # Finite, so that the softmax of a fully masked row is not NaN.
     scores = jnp.where(seen[:, None], scores * width**-0.5, -1e30)
     weights = jax.nn.softmax(scores, axis=-1)
-    # Weight 0 times NaN would be NaN.
+    # Masked values are replaced, since weight 0 times NaN is NaN.
     values = jnp.where(seen.any(axis=0)[:, None], values, 0)
     return jnp.einsum("ktgc,kcd->tkgd", weights, values)
 

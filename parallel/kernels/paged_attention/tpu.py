@@ -1,19 +1,18 @@
-"""Attention over pages for TPUs: pages stream from HBM by their table.
+"""Attention over pages for TPUs: pages are streamed from HBM by their table.
 
-The table and the positions of the sequences lie in scalar memory, where the
-index maps of the blocks read them: the pipeline that loads the next block while
-one is worked on then follows the table. A grid step takes several pages, each a
-block of its own of the same array, and goes through them with the softmax of
-FlashAttention (arXiv 2205.14135, 2307.08691): a running maximum and sum.
+The table and the positions of the sequences are in scalar memory, where the
+index maps of the blocks read them, so that Pallas' double buffering follows the
+table. A grid step processes several pages, each a separate block of the same
+array, with the online softmax of FlashAttention (arXiv 2205.14135, 2307.08691):
+a running maximum and sum.
 
-Steps past a sequence's end name the page that was loaded last, which the
-pipeline does not load again, and do nothing. Pages that lie out of a window's
-sight are not visited.
+Steps past a sequence's end refer to the page that was loaded last, which is not
+loaded again, and skip the computation. Pages outside a window are not visited.
 
-Where f narrow heads lie side by side in a row, the queries come f times, each
-time with zeros in the lanes of the others: so one product scores every f-th
-position. Each of these f sets of positions has a softmax of its own, and the
-last step puts them together.
+If a row holds f tokens of narrow heads, there are f copies of the queries, each
+with zeros in the lanes of the other tokens: a product then scores every f-th
+position. Each of these f sets of positions has a separate softmax; the last
+step combines them.
 
 Shape legend: S = sequences, T = new tokens of each, K = kv heads, G = query
 heads per kv head, D = head width, f = tokens in a row of pages, P = pages in a
@@ -33,28 +32,28 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.paged_attention.order import LANES, Pages
 
-# Positions that a grid step aims at: a step then loads 2 x 128 KB for a head of
-# 128 bfloat16 channels, which takes longer than to begin a step.
+# Target number of positions of a grid step, which then loads 2 x 128 KB for a
+# head of 128 bfloat16 channels: longer than the overhead of a step.
 _POSITIONS = 512
-# Blocks of one array in a grid step at most.
+# Maximum number of blocks of one array in a grid step.
 _PAGES = 16
-# Rows of a block where there are more.
+# Maximum number of rows of a block.
 _ROWS = 256
 # Bytes of scalar memory for tables and positions; a v5e has 1 MB.
 _SCALAR_BYTES = 768 << 10
-# What a row scores where it does not see: finite, so that a row that sees
-# nothing has no NaN.
+# Score of masked positions: finite, so that the softmax of a fully masked row
+# is not NaN.
 UNSEEN = -1e30
 
 
 class _Blocks(NamedTuple):
-  """How the work is cut.
+  """Sizes of blocks and grid.
 
   Attributes:
     heads: Kv heads of a grid step, a divisor of K.
-    tokens: New tokens of a block of rows; R is G times that.
+    tokens: New tokens of a block of rows; R = G * tokens.
     pages: Pages of a grid step.
-    steps: Grid steps that a block of rows takes at most.
+    steps: Maximum number of grid steps of a block of rows.
   """
 
   heads: int
@@ -66,9 +65,9 @@ class _Blocks(NamedTuple):
 def refusal(
   q: jax.Array, pages: Pages, tables: jax.Array, window: int
 ) -> str | None:
-  """Returns why the kernel does not take operands: `api.Kernels.refusal`."""
+  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
   if pages.order != "packed":
-    return f"pages in the order {pages.order!r}: it reads 'packed'"
+    return f"pages in the order {pages.order!r}: reads 'packed' only"
   if pages.packing * pages.head_width % LANES:
     return (
       f"heads of {pages.head_width} channels: a divisor or multiple of "
@@ -78,7 +77,7 @@ def refusal(
     return f"dtype {q.dtype}: float32 or bfloat16"
   if pages.dtype not in (q.dtype, jnp.int8):
     return f"pages of {pages.dtype}, queries of {q.dtype}: one dtype, or int8"
-  # Scales fill the lanes, too, or XLA would copy them all.
+  # Scales must also fill the lanes, or XLA would copy all of them.
   rows = LANES if pages.coded else 8
   if pages.page_size % (rows * pages.packing):
     return (
@@ -99,22 +98,23 @@ def refusal(
 def _blocks(
   q: jax.Array, pages: Pages, tables: jax.Array, window: int, lanes: int = 1
 ) -> _Blocks | None:
-  """Cuts the work such that a grid step fits VMEM; None if it cannot."""
+  """Returns block sizes for which a grid step fits in VMEM, or None."""
   _, num_rows, num_heads, width = q.shape
   k, page = pages.num_kv_heads // lanes, pages.page_size
   group = num_heads // k
   # Whole tiles of rows, or all of them.
   tokens = min(num_rows, max(16, _ROWS // group // 16 * 16))
-  # Pages that a block of rows sees, wherever its first row lies in a page.
+  # Maximum number of pages visible to a block of rows, for any offset of its
+  # first row in a page.
   reach = tables.shape[1]
   if window:
     reach = min(reach, (window + tokens - 2) // page + 2)
   count = min(reach, _PAGES, max(1, _POSITIONS // page))
   rows, positions = tokens * group, count * page
   f, wide = pages.packing, pages.packing * width
-  # Of each head: two buffers of keys, values and scales, two of queries and
-  # results, and the accumulator. Of one head: its keys and values in float32,
-  # and its scores thrice.
+  # For every head: double buffers of keys, values, scales, queries and results,
+  # and the accumulator. For the head that is processed: keys and values in
+  # float32, and three arrays of scores.
   per_head = (
     4 * (positions // f) * wide * pages.dtype.itemsize
     + (128 * positions if pages.coded else 0)
@@ -141,11 +141,12 @@ def paged_attention(
   interpret: bool = False,
   detect_races: bool = False,
 ) -> jax.Array:
-  """Attends to pages: `api.Kernels.paged_attention`.
+  """Computes attention over pages: `api.Kernels.paged_attention`.
 
-  Under ``jax.vmap`` it stays one kernel, which reads the pages of all lanes
-  where they are. A ``pallas_call`` whose scalars are mapped would become a loop
-  that slices out each lane's. ``detect_races`` is for the interpreter.
+  ``jax.vmap`` keeps it one kernel, which reads the pages of all lanes without a
+  copy. By default, a ``pallas_call`` with mapped scalars would become a loop
+  that slices the pages of each lane. ``detect_races`` applies to the
+  interpreter.
   """
 
   def attend(lanes):
@@ -183,23 +184,23 @@ def _call(
   interpret: bool,
   detect_races: bool,
 ) -> jax.Array:
-  """Calls the kernel; sequences and heads of pages are lane after lane."""
+  """Calls the kernel; lanes are joined with sequences and with kv heads."""
   num_seqs, num_rows, num_heads, width = q.shape
   k, page = pages.num_kv_heads // lanes, pages.page_size
   group, f = num_heads // k, pages.packing
   blocks = _blocks(q, pages, tables, window, lanes)
   tokens, rows = blocks.tokens, blocks.tokens * group
-  # [S, T, H, D] -> [S, K, T G, D]: a kv head's rows side by side.
+  # [S, T, H, D] -> [S, K, T G, D]: the rows of a kv head are contiguous.
   heads_first = q.reshape(num_seqs, num_rows, k, group, width).swapaxes(1, 2)
   heads_first = heads_first.reshape(num_seqs, k, num_rows * group, width)
-  # [S, K, f, T G, f D]: in copy i the channels lie where those of token i do.
+  # [S, K, f, T G, f D]: copy i has its channels in the lanes of token i.
   spread = jnp.stack([
     jnp.pad(heads_first, ((0, 0),) * 3 + ((i * width, (f - 1 - i) * width),))
     for i in range(f)
   ], axis=2)
 
   def page_of(i):
-    """Returns the index map of a step's i-th page."""
+    """Returns the ``BlockSpec`` index map of the i-th page of a grid step."""
 
     def index(s, head, block, step, tables_ref, first_ref, length_ref):
       low, count = _span(
@@ -262,7 +263,7 @@ def _call(
 
 
 def _span(first, length, block, tokens, window, page):
-  """Returns the first page that a block of rows sees, and how many it sees."""
+  """Returns the first visible page of a block of rows, and their number."""
   row = first + block * tokens  # position of the block's first row
   low = jnp.maximum(row - window + 1, 0) // page if window else 0
   end = jnp.minimum(row + tokens, length)
@@ -271,16 +272,16 @@ def _span(first, length, block, tokens, window, page):
 
 
 class _Sight(NamedTuple):
-  """Who sees what in a grid step.
+  """Attention mask of a grid step.
 
   Attributes:
     row: Position of the first query row.
     place: Position of the first key.
-    length: Positions of the sequence.
+    length: Number of positions of the sequence.
     group: Query rows of one position, G.
     width: Channels of a head, D.
-    packing: Keys that lie side by side in a row, f.
-    window: Positions that a row sees; 0 for all.
+    packing: Number of keys in a row, f.
+    window: Number of positions that a row attends to; 0 for all.
   """
 
   row: jax.Array
@@ -292,11 +293,11 @@ class _Sight(NamedTuple):
   window: int
 
   def seen(self, shape: tuple[int, int], part: int) -> jax.Array:
-    """Returns which keys ``[R, C / f]`` the rows see, of those at one place.
+    """Returns the mask ``[R, C / f]`` of the part-th key of every row of keys.
 
     Args:
-      shape: Query rows, rows of keys.
-      part: Which of the f keys in each row.
+      shape: Number of query rows, and of rows of keys.
+      part: Index of the key in its row, 0 to f - 1.
     """
     row = self.row + lax.broadcasted_iota(jnp.int32, shape, 0) // self.group
     column = lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -305,24 +306,25 @@ class _Sight(NamedTuple):
     return seen & (place > row - self.window) if self.window else seen
 
   def _any(self, place: jax.Array) -> jax.Array:
+    """Returns whether positions may be visible to any row of the block."""
     alive = place < self.length
     return alive & (place > self.row - self.window) if self.window else alive
 
   def alive(self, shape: tuple[int, int]) -> jax.Array:
-    """Returns which elements of rows ``[C / f, f D]`` may be seen at all."""
+    """Returns the mask of ``[C / f, f D]`` elements visible to any row."""
     row = lax.broadcasted_iota(jnp.int32, shape, 0)
     part = lax.broadcasted_iota(jnp.int32, shape, 1) // self.width
     return self._any(self.place + self.packing * row + part)
 
   def alive_scales(self, shape: tuple[int, int], part: int) -> jax.Array:
-    """Returns the same of scales ``[1, C / f]``."""
+    """Returns the mask of scales ``[1, C / f]`` visible to any row."""
     column = lax.broadcasted_iota(jnp.int32, shape, 1)
     return self._any(self.place + self.packing * column + part)
 
 
 def _kernel(tables_ref, first_ref, length_ref, q_ref, *refs, blocks, sight,
             page):
-  del tables_ref  # the index maps have read it
+  del tables_ref  # only used by the index maps
   *in_refs, o_ref, top_ref, sum_ref, acc_ref = refs
   n = blocks.pages
   sequence, block, step = (pl.program_id(i) for i in (0, 2, 3))
@@ -370,18 +372,18 @@ def _update(
   sum_ref: Any,
   acc_ref: Any,
 ) -> None:
-  """Adds what one head's rows see in some pages.
+  """Updates the online softmax of one head with the keys of several pages.
 
   Args:
-    q_ref: The rows, ``[f, R, f D]``.
-    keys: Pages ``[page / f, f D]``, C positions together.
-    values: Likewise.
-    scales: Those of keys and those of values, ``[f, page / f]`` for each page;
+    q_ref: Query rows, ``[f, R, f D]``.
+    keys: Pages ``[page / f, f D]``, C positions in total.
+    values: Pages of values, likewise.
+    scales: Scales of keys and scales of values, ``[f, page / f]`` per page;
       empty for floats.
-    sight: Who sees what.
-    top_ref: Largest scores so far, ``[f, R, 1]``.
-    sum_ref: Sums of weights so far, ``[f, R, 1]``.
-    acc_ref: Weighted sums of values so far, ``[f, R, f D]``.
+    sight: Attention mask of the step.
+    top_ref: Running maxima of scores, ``[f, R, 1]``.
+    sum_ref: Running sums of weights, ``[f, R, 1]``.
+    acc_ref: Running weighted sums of values, ``[f, R, f D]``.
   """
   dtype = q_ref.dtype
   keys, values = (_joined(x, 0, dtype) for x in (keys, values))  # [C / f, f D]
@@ -389,13 +391,13 @@ def _update(
     # [f, C / f] each
     key_scales, scales = (_joined(x, 1, jnp.float32) for x in scales)
   else:
-    # A slot that no row sees may hold NaN. Weight 0 times NaN would be NaN, and
-    # so would a query's zeros times another key in the same row.
+    # Masked slots may hold NaN. Weight 0 times NaN would be NaN, and so would
+    # the zeros of a query times another token's key in the same row.
     alive = sight.alive(values.shape)
     values = jnp.where(alive, values, jnp.zeros_like(values))
     if sight.packing > 1:
       keys = jnp.where(alive, keys, jnp.zeros_like(keys))
-  # float32 operands are multiplied in float32, not in bfloat16.
+  # float32 operands are multiplied in float32 instead of bfloat16 (default).
   exact = lax.Precision.HIGHEST if dtype == jnp.float32 else None
   for i in range(sight.packing):
     scores = lax.dot_general(
@@ -407,7 +409,7 @@ def _update(
     scores = jnp.where(sight.seen(scores.shape, i), scores, UNSEEN)
     top = jnp.maximum(top_ref[i], jnp.max(scores, axis=1, keepdims=True))
     weights = jnp.exp(scores - top)
-    past = jnp.exp(top_ref[i] - top)  # [R, 1]
+    past = jnp.exp(top_ref[i] - top)  # [R, 1], rescales the previous sums
     top_ref[i] = top
     total = jnp.sum(weights, axis=1, keepdims=True)
     sum_ref[i] = past * sum_ref[i] + total
@@ -424,10 +426,10 @@ def _update(
 def _together(
   top: jax.Array, total: jax.Array, acc: jax.Array, width: int
 ) -> jax.Array:
-  """Returns the result ``[R, D]`` of f softmaxes over parts of the positions.
+  """Combines f softmaxes over disjoint positions to the result ``[R, D]``.
 
   Args:
-    top: Largest scores, ``[f, R, 1]``.
+    top: Maxima of scores, ``[f, R, 1]``.
     total: Sums of weights, ``[f, R, 1]``.
     acc: Weighted sums of values, ``[f, R, f D]``.
     width: Channels of a head, D.
@@ -438,15 +440,15 @@ def _together(
     share = jnp.exp(top[i] - highest)
     weight += share * total[i]
     o += share * acc[i, :, i * width : (i + 1) * width]
-  # Padding sees nothing: 0 / 1.
+  # Padding attends to no position: 0 / 1.
   return o / jnp.where(weight == 0.0, 1.0, weight)
 
 
 def _joined(
   parts: Sequence[jax.Array], dim: int, dtype: Any
 ) -> jax.Array:
-  """Puts pages side by side."""
+  """Concatenates pages along a dim, in ``dtype``."""
   x = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=dim)
   if x.dtype == jnp.int8 and dtype == jnp.bfloat16:
-    x = x.astype(jnp.float32)  # Mosaic has no cast between the two
+    x = x.astype(jnp.float32)  # Mosaic has no cast from int8 to bfloat16
   return x.astype(dtype)

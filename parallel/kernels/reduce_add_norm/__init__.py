@@ -1,4 +1,4 @@
-"""All-reduce, addition and normalisation in one kernel."""
+"""Sum over ranks, residual add and RMSNorm in one kernel."""
 
 from parallel.lazy import attach
 

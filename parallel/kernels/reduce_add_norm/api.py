@@ -21,24 +21,24 @@ from parallel.kernels.selection import Choice, Implementation, choose
 class Kernels(Protocol):
   """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
 
-  The backward is add_norm's: a sum passes its cotangent on to all summands, so
-  only the norm is left.
+  There is no separate backward kernel: the cotangent of a sum is the cotangent
+  of each summand, so that `add_norm.Kernels.backward` suffices.
   """
 
   def refusal(
     self, num_rows: int, shared: int, private: int, dtype: jnp.dtype,
     ranks: int, sent: jnp.dtype, block: int | None,
   ) -> str | None:
-    """Returns why the kernel does not take the operands, or None if it does.
+    """Returns the reason why operands are not supported, or None if they are.
 
-    Operands that `add_norm.Kernels.refusal` refuses are refused, too.
+    The operands must also be supported by the kernels of `add_norm`.
 
     Args:
-      num_rows: Rows of the stream, n.
+      num_rows: Number of rows of the stream, n.
       shared: Shared channels per row, K.
       private: Private channels per row, P.
       dtype: Dtype of the stream.
-      ranks: Partial sums that are added, r.
+      ranks: Number of partial sums that are added, r.
       sent: Dtype of the partial sums.
       block: Channels per scale; None if the partial sums are not encoded.
     """
@@ -60,7 +60,7 @@ class Kernels(Protocol):
       d_private: Update of the private channels, ``[n, P]``; None if there are
         none.
       gain: Gain of the norm, float32 ``[H]``.
-      options: The scale is that of ``d_private``.
+      options: Options of the norm; the scale is the factor of ``d_private``.
 
     Returns:
       The new parts of the stream, and the normalised rows ``[n, H]``.
@@ -78,9 +78,9 @@ def choice(
   scales: jax.Array | None,
   implementation: Implementation = "auto",
 ) -> Choice:
-  """Returns which implementation is used, and why others do not run.
+  """Returns the implementation that is used, and why others are rejected.
 
-  Only shapes and dtypes of the arrays are read, so each may be a
+  Only shapes and dtypes of the arrays are used, so that each may be a
   ``jax.ShapeDtypeStruct``.
 
   Args:
@@ -91,7 +91,8 @@ def choice(
     implementation: "auto", or names in order of preference.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
   rows, k, p = calls.leading(shared), shared.shape[-1], private.shape[-1]
   block = None
@@ -120,7 +121,7 @@ def reduce_add_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Sums the ranks' partial sums, adds them to the stream and normalises it.
 
-  ``reference.reduce_add_norm`` specifies the result. Kernels make one pass over
+  ``reference.reduce_add_norm`` specifies the result. Kernels use one pass over
   memory.
 
   Args:
@@ -129,11 +130,11 @@ def reduce_add_norm(
     partial: Every rank's partial sum of the shared channels' update,
       ``[r, ..., K]``; int8 codes if there are scales.
     scales: float32 ``[r, ..., K / block]``; None if ``partial`` is not encoded.
-      Encoded partial sums are constants: no derivative goes through them.
+      Encoded partial sums are treated as constants by differentiation.
     d_private: Update of the private channels, ``[..., P]``.
     gain: Gain of the norm, float32 ``[H]``.
     private_scale: Factor of ``d_private``.
-    eps: Added to the mean square.
+    eps: Constant added to the mean square.
     implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`.
 
@@ -142,8 +143,8 @@ def reduce_add_norm(
     and the normalised row ``[..., H]``.
 
   Raises:
-    ValueError: The number of scales does not divide K, an implementation is
-      unknown, or no preferred kernel takes the operands.
+    ValueError: The number of scales does not divide K, a name is unknown, or no
+      preferred implementation supports the operands.
   """
   if scales is not None and shared.shape[-1] % scales.shape[-1]:
     raise ValueError(
@@ -157,9 +158,10 @@ def reduce_add_norm(
       private_scale=private_scale, eps=eps,
     )
   rows = calls.leading(shared)
-  # Kernels get only parts that have channels; scale belongs to the private one.
+  # Kernels receive only parts with channels; the scale applies to the private
+  # channels.
   parts = [x for x in (shared, private) if x.shape[-1]]
-  # Rounded to the stream's dtype, as the reference does.
+  # Rounded to the stream's dtype, as in the reference.
   scale = float(np.asarray(private_scale, shared.dtype))
   options = _Options(
     KERNELS[chosen.kind], add_norm.KERNELS[chosen.kind],
@@ -167,8 +169,8 @@ def reduce_add_norm(
   )
   optional = [] if len(parts) == 1 else calls.as_rows(d_private)
   encoded = [] if scales is None else [_ranks_of_rows(scales, rows)]
-  # Cast outside the custom derivative, so that jax transposes the casts: the
-  # cotangent of a replicated gain is then summed over the mesh axes.
+  # The casts are outside the custom derivative, so that jax transposes them and
+  # sums the cotangent of a replicated gain over the mesh axes.
   operands = calls.same_axes(
     gain.astype(jnp.float32), _ranks_of_rows(partial, rows),
     *calls.as_rows(*parts), *optional, *encoded,
@@ -195,11 +197,11 @@ def _ranks_of_rows(x: jax.Array, rows: int) -> jax.Array:
 
 
 class _Options(NamedTuple):
-  """What is known when the program is traced.
+  """Static options: known when the program is traced.
 
   Attributes:
-    kernels: The platform's kernel of the forward.
-    add_norm: The platform's kernel of the backward.
+    kernels: Kernels of the forward pass on the platform.
+    add_norm: Kernels of the backward pass on the platform.
     norm: Options of both.
   """
 
@@ -227,14 +229,14 @@ def _backward(options, residuals, cotangents):
     new, gain, *cotangents, options.norm
   )
   if scales is None:
-    # Each rank's partial sum is a summand of the new shared channels, so each
-    # has their cotangent.
+    # Each rank's partial sum is a summand of the new shared channels, and has
+    # their cotangent.
     d_partial = jnp.broadcast_to(
       d_parts[0].astype(partial.dtype), partial.shape
     )
     d_scales = None
   else:
-    # Constants: float0 is what jax wants as the cotangent of integers.
+    # Constants. jax requires float0 cotangents for integer operands.
     d_partial = np.zeros(partial.shape, jax.dtypes.float0)
     d_scales = jnp.zeros_like(scales)
   d_private = d_private if len(new) > 1 else None

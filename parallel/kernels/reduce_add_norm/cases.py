@@ -13,7 +13,7 @@ class Case(NamedTuple):
     rows: Number of rows (tokens).
     shared: Shared channels per row, K.
     private: Private channels per row, P.
-    ranks: Partial sums that are added, r.
+    ranks: Number of partial sums that are added, r.
     dtype: Dtype of the stream, and of partial sums that are not encoded.
     block: Channels per scale of int8 partial sums; None if they are not
       encoded.
@@ -30,10 +30,10 @@ class Case(NamedTuple):
 
   @property
   def forward_bytes(self) -> int:
-    """Bytes that the forward has to read and write once."""
+    """Minimum bytes that the forward pass reads and writes."""
     width = self.shared + self.private
     size = 2 if self.dtype == "bfloat16" else 4
-    # The stream and the private update in, stream and normalised row out.
+    # In: stream and private update. Out: stream and normalised row.
     per_row = size * (3 * width + self.private)
     per_rank = size * self.shared
     if self.block:
@@ -51,7 +51,8 @@ CASES = {
   "int8, float32": Case(9, 512, 10, 2, "float32", 256),
 }
 
-# What one of r = 8 devices has of a step of the 7B model, and larger rows.
+# Sizes on one of r = 8 devices in a training step of the 7B model, and a case
+# with larger rows.
 LARGE = {
   "7B, p=.5": Case(8192, 2048, 2048, 8),
   "7B, p=.5, int8": Case(8192, 2048, 2048, 8, "bfloat16", 256),

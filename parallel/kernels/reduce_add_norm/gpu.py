@@ -1,9 +1,9 @@
 """Sum over ranks, residual add and RMSNorm in one pass, for GPUs, in Triton.
 
-A program has one row in registers, as in ``add_norm/gpu.py``, and sums the
-ranks' partial rows there, one after another. int8 codes are decoded in
-registers. A block's scale is read once per channel; a cache answers the reads
-after the first. The backward is that of ``add_norm``.
+A program holds one row in registers, as in ``add_norm/gpu.py``, and sums the
+partial rows of the ranks there, in order. int8 codes are decoded in registers.
+The scale of a block is loaded once per channel; all loads except the first are
+served by a cache. The backward pass is that of ``add_norm``.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ from parallel.kernels.add_norm.gpu import (
 )
 from parallel.kernels.add_norm.reference import NormOptions
 
-# The sum over ranks is unrolled, so the program grows with their number.
+# The sum over ranks is unrolled, so that the program size is proportional to
+# their number.
 _MAX_RANKS = 64
 
 
@@ -35,7 +36,7 @@ def refusal(
   sent: jnp.dtype,
   block: int | None,
 ) -> str | None:
-  """Returns why the kernel does not take operands: `api.Kernels.refusal`."""
+  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
   del num_rows, private, dtype, sent, block
   if not shared:
     return "nothing to sum"
@@ -80,18 +81,18 @@ def _forward(gain_ref, *refs, num, scale, eps, block):
   d_refs, (*new_refs, normed_ref) = refs[: num - 1], refs[num - 1 :]
   row, dtype = pl.program_id(0), normed_ref.dtype
   spans = calls.spans(x_refs)
-  # All reads come before the first write: later ones would wait for it.
+  # All loads precede the first store: later loads would wait for it.
   gains = [load(gain_ref, span, whole=True) for span in spans]
   xs = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
   ds = [load(r, span, row) for r, span in zip(d_refs, spans[1:], strict=True)]
-  # In float32 and in the order of the ranks, as the reference adds.
+  # Added in float32 and in the order of the ranks, as in the reference.
   update = 0.0
   for rank in range(partial_ref.shape[0]):
     part = load(partial_ref, spans[0], rank, row)
     if block is not None:
       part = part * load(scale_ref, spans[0], rank, row, share=block)
     update = update + part
-  # As in the reference the sum over ranks is rounded before it is added.
+  # As in the reference, the sum over ranks is rounded before it is added.
   updates = [update.astype(dtype).astype(jnp.float32)]
   updates += [calls.scaled(d, scale, dtype) for d in ds]
   wide = []

@@ -1,14 +1,13 @@
-"""The local half of a one-shot partial all-reduce: the specification.
+"""Local part of a one-shot partial all-reduce: the specification.
 
 In a one-shot all-reduce every rank sends its partial sum of the shared channels
-to every other rank. What is left to each device is to sum these r arrays, to
-add the sum and the private update to the residual stream, and to normalise
-(``add_norm``).
+to every other rank. Each device then sums these r arrays, adds the sum and the
+private update to the residual stream, and normalises it (``add_norm``).
 
-The partial sums come in a floating-point dtype, or in int8 with one float32
+The partial sums have a floating-point dtype, or are int8 codes with one float32
 scale per ``block`` channels (``codec``), where an element is ``scale * code``.
-They are added in float32, in the order of the ranks, so that the sum is the
-same on all devices. It is rounded once, to the stream's dtype.
+They are added in float32, in the order of the ranks, so that the sums are equal
+on all devices. The sum is rounded once, to the stream's dtype.
 
 Shape legend: r = ranks, K = shared channels, P = private channels, H = K + P.
 """
@@ -31,7 +30,7 @@ def reduce_add_norm(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Specifies `api.reduce_add_norm`, whose operands it takes."""
+  """Reference of `api.reduce_add_norm`, with the same operands."""
   total = jnp.zeros(shared.shape, jnp.float32)
   for rank in range(partial.shape[0]):
     part = partial[rank].astype(jnp.float32)

@@ -1,8 +1,8 @@
 """Sum over ranks, residual add and RMSNorm in one pass, for TPUs.
 
-A grid step has the same rows of the stream and of all ranks' partial sums in
-VMEM. int8 codes are decoded there, one block of channels at a time. The
-backward is that of ``add_norm``.
+A grid step holds the same rows of the stream and of all ranks' partial sums in
+VMEM, where int8 codes are decoded, one block of channels at a time. The
+backward pass is that of ``add_norm``.
 
 Shape legend: N = rows, r = ranks, K = shared channels, P = private channels,
 H = K + P.
@@ -19,7 +19,7 @@ from parallel.kernels import calls
 from parallel.kernels.add_norm.reference import NormOptions
 from parallel.kernels.add_norm.tpu import write_normed
 
-# Lanes of a TPU's vector register: blocks of channels are cut along them.
+# Lanes of a TPU's vector register; blocks of channels are multiples of it.
 _LANES = 128
 
 
@@ -32,7 +32,7 @@ def refusal(
   sent: jnp.dtype,
   block: int | None,
 ) -> str | None:
-  """Returns why the kernel does not take operands: `api.Kernels.refusal`."""
+  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
   allowed = (jnp.float32, jnp.bfloat16)
   for found in (dtype, *((sent,) if block is None else ())):
     if found not in allowed:
@@ -50,10 +50,10 @@ def refusal(
 
 
 def _rows(num_rows, shared, private, dtype, ranks, sent, block) -> int:
-  """Returns how many rows a grid step takes; 0 if too few fit VMEM."""
-  # Four streams: old, new, normalised, and the private update. Each has two
-  # buffers, as the next block loads while one is worked on. About three more
-  # are in float32.
+  """Returns the number of rows per grid step; 0 if too few fit in VMEM."""
+  # Four arrays: old stream, new stream, normalised rows, private update. Each
+  # is double-buffered: the next block is loaded while one is processed. About
+  # three more are float32 temporaries.
   row_bytes = (shared + private) * (8 * jnp.dtype(dtype).itemsize + 12)
   row_bytes += 2 * ranks * shared * jnp.dtype(sent).itemsize
   if block is not None:
@@ -132,7 +132,7 @@ def _forward(gain_ref, *refs, block, num_parts, scale, eps):
       if scale_ref is not None:
         part = part * scale_ref[rank, :, pl.ds(start // step, 1)]  # [rows, 1]
       total = total + part
-    # As in the reference the sum over ranks is rounded before it is added.
+    # As in the reference, the sum over ranks is rounded before it is added.
     update = total.astype(dtype).astype(jnp.float32)
     old = parts[0][:, here].astype(jnp.float32)
     new_refs[0][:, here] = (old + update).astype(dtype)
@@ -140,6 +140,6 @@ def _forward(gain_ref, *refs, block, num_parts, scale, eps):
     d = d_private_ref[...].astype(jnp.float32)
     d = calls.scaled(d, scale, dtype)
     new_refs[1][...] = (parts[1][...].astype(jnp.float32) + d).astype(dtype)
-  # Read back what was rounded: the statistics are those of the new stream.
+  # Reads the rounded values back: statistics are those of the new stream.
   wide = [ref[...].astype(jnp.float32) for ref in new_refs]
   write_normed(normed_ref, wide, gain_ref, eps)

@@ -1,4 +1,4 @@
-"""Partial all-reduce over a ring."""
+"""Partial all-reduce over a ring, fused with residual add and RMSNorm."""
 
 from parallel.lazy import attach
 

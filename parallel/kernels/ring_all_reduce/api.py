@@ -26,23 +26,25 @@ def choice(
   devices: int,
   implementation: Implementation = "auto",
 ) -> Choice:
-  """Returns which implementation is used, and why others do not run.
+  """Returns the implementation that is used, and why others are rejected.
 
   Args:
-    shared: Shared channels of the stream, ``[..., K]``. Only shape and dtype
-      are read, so a ``jax.ShapeDtypeStruct`` will do.
-    private: Private channels, ``[..., P]``, or their type likewise.
-    devices: Devices of the axis, n.
+    shared: Shared channels of the stream, ``[..., K]``, or a
+      ``jax.ShapeDtypeStruct``: only shape and dtype are used.
+    private: Private channels, ``[..., P]``, or their type.
+    devices: Number of devices of the axis, n.
     implementation: "auto", or names in order of preference.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
   rows, k, p = calls.leading(shared), shared.shape[-1], private.shape[-1]
 
   def refusal(kind):
     if kind != "tpu":
       return "no kernel for this platform"
+    # The backward pass is a kernel of add_norm.
     return tpu.refusal(
       rows, k, p, shared.dtype, devices
     ) or add_norm_tpu.refusal(rows, k + p, shared.dtype)
@@ -64,10 +66,11 @@ def ring_partial_all_reduce(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Sums partial sums over a mesh axis, adds them to the stream, normalises it.
 
-  It is called inside ``jax.shard_map``. A device sends ``2 (n - 1) / n`` of the
-  bytes of ``partial``, half of them in each direction of a ring, in which
-  device i + 1 should be a neighbour of device i. The backward sums the
-  cotangents of ``partial`` over the axis, as CAAT-Net's row door does.
+  Must be called inside ``jax.shard_map``. A device sends ``2 (n - 1) / n`` of
+  the bytes of ``partial``, half of them in each direction of a ring, in which
+  device i + 1 should be physically adjacent to device i. The backward pass sums
+  the cotangents of ``partial`` over the axis, as CAAT-Net's row-parallel
+  projection does.
 
   Args:
     shared: Shared channels of the stream, ``[..., K]``, equal on all devices.
@@ -76,30 +79,31 @@ def ring_partial_all_reduce(
       ``[..., K]``.
     d_private: Update of the private channels, ``[..., P]``.
     gain: Gain of the norm, ``[K + P]``.
-    axis_name: The mesh axis to sum over.
+    axis_name: Mesh axis to sum over.
     private_scale: Factor of ``d_private``.
-    eps: Added to the mean square.
+    eps: Constant added to the mean square.
     implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`. The reference is a ``psum``, whose order
-      of summation the backend chooses.
+      of summation is chosen by the backend.
 
   Returns:
     The new shared channels ``[..., K]``, the new private channels ``[..., P]``
-    and the normalised row ``[..., K + P]``. All of them vary over the axis by
-    type, though the shared channels are equal in value.
+    and the normalised row ``[..., K + P]``. All of them are device-varying by
+    type; the values of the shared channels are equal on all devices.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
   chosen = choice(shared, private, lax.axis_size(axis_name), implementation)
-  # The index is there for its type only: with it all operands are cast to vary
-  # over the axis, even if each of them is replicated.
+  # The index is included for its type: it makes all operands vary over the
+  # axis, even if each of them is replicated.
   operands = calls.same_axes(
     lax.axis_index(axis_name).astype(jnp.float32),
     *calls.as_rows(shared, private, partial, d_private),
     gain.astype(jnp.float32),
   )[1:]
-  # Rounded to the stream's dtype, as the reference does.
+  # Rounded to the stream's dtype, as in the reference.
   scale = float(np.asarray(private_scale, shared.dtype))
   options = _Options(axis_name, scale, eps, chosen.interpret)
   if chosen.name == "reference":
@@ -111,12 +115,12 @@ def ring_partial_all_reduce(
 
 
 class _Options(NamedTuple):
-  """What is known when the program is traced.
+  """Static options: known when the program is traced.
 
   Attributes:
-    axis_name: The mesh axis to sum over.
+    axis_name: Mesh axis to sum over.
     private_scale: Factor of the private update.
-    eps: Added to the mean square.
+    eps: Constant added to the mean square.
     interpret: Whether the kernels are interpreted.
   """
 
@@ -127,7 +131,7 @@ class _Options(NamedTuple):
 
 
 def _by_psum(options, shared, private, partial, d_private, gain):
-  """Computes the result without a kernel."""
+  """Computes the result without a kernel, by a psum."""
   return add_norm.add_norm(
     shared, private, _psum(options.axis_name, partial), d_private, gain,
     private_scale=options.private_scale, eps=options.eps,
@@ -135,11 +139,11 @@ def _by_psum(options, shared, private, partial, d_private, gain):
 
 
 def _psum(name, x):
-  """Sums over a mesh axis; the transpose sums the cotangents likewise.
+  """Sums over a mesh axis; the transpose sums the cotangents.
 
-  Each device has a cotangent of its own, since its private channels are its
-  own. The cotangent of every device's partial sum is the total of these: the
-  transpose of the cast to varying is a psum.
+  Cotangents differ between devices, since private channels do. The cotangent of
+  every device's partial sum is the sum over all devices, because the transpose
+  of the cast to varying is a psum.
   """
   return lax.pcast(lax.psum(x, name), name, to="varying")
 
@@ -152,7 +156,7 @@ def _fused(options, shared, private, partial, d_private, gain):
 
 
 def _forward(options, *operands):
-  # The backward computes the statistics again from the new stream.
+  # The backward pass recomputes the statistics from the new stream.
   new_shared, new_private, normed = _fused(options, *operands)
   return (new_shared, new_private, normed), (
     new_shared, new_private, operands[-1]
@@ -166,7 +170,7 @@ def _backward(options, residuals, cotangents):
     new, gain, d_new, d_normed,
     NormOptions(options.private_scale, options.eps, options.interpret),
   )
-  # The ring's kernel is for the forward; XLA reduces the cotangents.
+  # The ring kernel serves the forward pass only; XLA reduces the cotangents.
   d_partial = _psum(options.axis_name, d_shared)
   return d_shared, d_private, d_partial, d_update, d_gain
 

@@ -16,7 +16,7 @@ class Case(NamedTuple):
     private: Private channels per row, P.
     dtype: Dtype of all operands but the gain.
     private_scale: Factor of the update of the private channels.
-    chunk: Rows of one message; None for as many as fit VMEM.
+    chunk: Rows of one message; None for the maximum that fits in VMEM.
   """
 
   devices: int
@@ -37,7 +37,7 @@ CASES = {
   "eight devices": Case(8, 128, 8, 8, "float32"),
 }
 
-# What one of four devices has of a step of the 7B model.
+# Sizes on one of four devices in a training step of the 7B model.
 LARGE = {
   "7B, p=.5": Case(4, 8192, 2048, 2048, "bfloat16", 8**0.5),
   "7B, p=.25": Case(4, 8192, 1024, 3072, "bfloat16", 8**0.5),

@@ -1,14 +1,14 @@
 """Ring all-reduce of shared channels, with add and norm: the specification.
 
-The rows of each device's partial sum are cut into 2 n chunks for n devices. The
-first n chunks go up the ring (to device + 1) and the others down, so that links
-carry both directions at once. In the reduce-scatter chunk c of either direction
-starts at device c. Each device that it reaches adds its own chunk, ``own +
-arrived``, rounded to the stream's dtype, until all have. In the all-gather the
-sum goes around once more, unchanged. Then comes ``add_norm``.
+The rows of each device's partial sum are split into 2 n chunks for n devices.
+The first n chunks travel up the ring (to device + 1) and the others down, which
+uses both directions of the links. In the reduce-scatter, chunk c of either
+direction starts at device c; each device adds its own chunk to the received
+one, ``own + arrived``, rounded to the stream's dtype. In the all-gather the
+sum travels around the ring a second time, unchanged. ``add_norm`` follows.
 
-Source of the ring: Patarasuk and Yuan, JPDC 69, 2009. Both directions at once
-are an addition.
+Source of the ring: Patarasuk and Yuan, JPDC 69, 2009. Using both directions
+concurrently is an addition.
 
 Shape legend: n = devices, T = rows, K = shared channels, P = private channels.
 """
@@ -20,13 +20,18 @@ from parallel.kernels.add_norm import reference as add_norm
 
 
 def ring_sum(partials: jax.Array) -> jax.Array:
-  """Returns the sum that all devices hold after the ring.
+  """Returns the sum on all devices, with the ring's order of additions.
 
   Args:
-    partials: Every device's partial sum, ``[n, T, K]``; 2 n divides T.
+    partials: Partial sums of all devices, ``[n, T, K]``; 2 n divides T.
 
   Returns:
     ``[T, K]``, in the dtype of ``partials``.
+
+  Example:
+    >>> partials = jnp.stack([jnp.ones((4, 1)), 2 * jnp.ones((4, 1))])
+    >>> ring_sum(partials).ravel().tolist()
+    [3.0, 3.0, 3.0, 3.0]
   """
   n = partials.shape[0]
   # [device, direction, chunk, rows of a chunk, K].
@@ -51,7 +56,7 @@ def ring_partial_all_reduce(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Specifies `api.ring_partial_all_reduce`, for all devices on one of them.
+  """Reference of `api.ring_partial_all_reduce`, for all devices in one array.
 
   ``shared`` is ``[T, K]`` and equal on all devices. The other operands and the
   results are stacked over devices, ``[n, T, ...]``; 2 n divides T.

@@ -1,22 +1,23 @@
-"""Ring all-reduce over remote DMA, with add and norm under the transfers.
+"""Ring all-reduce over remote DMA, overlapped with residual add and norm.
 
-The grid cuts the rows into segments that fit VMEM, and Pallas loads the next
-segment while the ring of this one turns. In a segment 2 n chunks of rows go
-around, n of them up and n down at the same time (``reference.py``).
+The grid splits the rows into segments that fit in VMEM, and Pallas loads the
+next segment during the all-reduce of the current one. In a segment 2 n chunks
+of rows travel around the ring, n of them up and n down concurrently
+(``reference.py``).
 
-Buffers: in each direction a device numbers the messages that it sends through
-the reduce-scatter, the all-gather and all segments. Message t goes into buffer
-t % 2 of the receiver. Nothing is overwritten unread, though no receiver ever
-says that a buffer is free. Let device i + 1 be above device i. Before device i
-sends message t + 2 up, it has waited for message t + 1 that comes down from
-device i + 1. And device i + 1 sent that one only after it had read message t
-from below. The same holds downwards. So both directions must go hop by hop
-together, as they do here.
+Buffers: in each direction, the messages of a device are numbered across the
+reduce-scatter, the all-gather and all segments. Message t is written to buffer
+t % 2 of the receiver. No unread message is overwritten, although receivers send
+no acknowledgement. Proof: let device i + 1 be above device i. Before device i
+sends message t + 2 up, it has waited for message t + 1 down from device i + 1.
+Device i + 1 sent that message after it had read message t from below. The same
+holds in the opposite direction. The proof requires that both directions proceed
+hop by hop together.
 
-Compute under the transfers: the updates of the private channels, which are in
-no message, are added during the n - 1 hops of the reduce-scatter. During each
-hop of the all-gather the rows whose sum came with the hop before are added and
-normalised.
+Compute under the transfers: the updates of the private channels, which are not
+communicated, are added during the n - 1 hops of the reduce-scatter. During each
+hop of the all-gather, the rows whose sum arrived in the previous hop are added
+to the stream and normalised.
 
 Shape legend: n = devices, T = rows, K = shared channels, P = private channels.
 """
@@ -35,9 +36,9 @@ from parallel.kernels.add_norm.tpu import write_normed
 # The directions of the ring: to device + 1 and to device - 1.
 _UP, _DOWN = 0, 1
 
-# VMEM for a segment, and for the kernel with the compiler's temporaries. A
-# segment has a chunk of rows per device and direction, so it needs more than
-# the 16 MB that a v5e gives by default; v5e, v5p and v6e have 64 MB or more.
+# VMEM of a segment, and of the kernel including the compiler's temporaries. A
+# segment has one chunk per device and direction, and needs more than the 16 MB
+# that are the default on a v5e; v5e, v5p and v6e have 64 MB or more.
 _BUDGET = 24 << 20
 _LIMIT = 48 << 20
 
@@ -45,14 +46,14 @@ _LIMIT = 48 << 20
 def refusal(
   num_rows: int, shared: int, private: int, dtype: jnp.dtype, devices: int
 ) -> str | None:
-  """Returns why the kernel does not take the operands, or None if it does.
+  """Returns the reason why operands are not supported, or None if they are.
 
   Args:
-    num_rows: Rows, T.
+    num_rows: Number of rows, T.
     shared: Shared channels per row, K.
     private: Private channels per row, P.
     dtype: Dtype of the stream and of the partial sums.
-    devices: Devices of the ring, n.
+    devices: Number of devices of the ring, n.
   """
   if dtype not in (jnp.float32, jnp.bfloat16):
     return f"dtype {dtype}: float32 or bfloat16"
@@ -69,31 +70,31 @@ def refusal(
 
 
 def _tile(dtype: jnp.dtype) -> int:
-  """Returns the rows of a TPU tile: 8 of 4-byte elements, 16 of 2-byte ones."""
+  """Returns the rows of a TPU tile: 8 for 4-byte, 16 for 2-byte elements."""
   return 32 // jnp.dtype(dtype).itemsize
 
 
 def chunk_rows(
   num_rows: int, shared: int, private: int, dtype: jnp.dtype, devices: int
 ) -> int:
-  """Returns the rows of one message, or 0 if no number of them is possible.
+  """Returns the number of rows of one message, or 0 if none is possible.
 
-  These are the most whole tiles of rows with which a segment fits VMEM and
-  segments divide the rows.
+  The result is the largest number of whole tiles of rows for which a segment
+  fits in VMEM and segments divide the rows.
 
   Args:
-    num_rows: Rows, T.
+    num_rows: Number of rows, T.
     shared: Shared channels per row, K.
     private: Private channels per row, P.
     dtype: Dtype of the stream and of the partial sums.
-    devices: Devices of the ring, n.
+    devices: Number of devices of the ring, n.
   """
   size = jnp.dtype(dtype).itemsize
-  # VMEM bytes for each row of a segment of 2 n chunks. Four streams (old
-  # stream, update, new stream, normalised rows) have two buffers each, as the
-  # next segment loads while this one is worked on. 2 K elements for each row
-  # are enough for the 6 message buffers, which have one chunk of K channels
-  # each. The last term is for four float32 arrays of the chunk at work.
+  # VMEM bytes per row of a segment of 2 n chunks. Four arrays (old stream,
+  # update, new stream, normalised rows) are double-buffered: the next segment
+  # is loaded while the current one is processed. 2 K elements per row suffice
+  # for the 6 message buffers of one chunk with K channels each. The last term
+  # is for four float32 arrays of the chunk that is processed.
   row_bytes = size * (2 * (4 * (shared + private)) + 2 * shared)
   row_bytes += 2 * 4 * (shared + private) // devices
   per_device = num_rows // (2 * devices)
@@ -121,17 +122,17 @@ def ring_partial_all_reduce(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Runs `api.ring_partial_all_reduce` on rows: operands ``[T, ...]``.
 
-  Args beyond those of the operation:
-    rows: Rows of one message; None for as many as fit VMEM.
+  Additional args:
+    rows: Rows of one message; None for the maximum that fits in VMEM.
     interpret: Whether to run in the interpreter, on any machine.
-    detect_races: Whether the interpreter looks for races.
+    detect_races: Whether the interpreter detects races.
   """
   (num_rows, k), p, dtype = shared.shape, private.shape[1], shared.dtype
   n = lax.axis_size(axis_name)
   rows = rows or chunk_rows(num_rows, k, p, dtype, n)
   segments = num_rows // (2 * n * rows)
 
-  def cut(x):  # a segment has 2 n chunks of neighbouring rows, n each way
+  def cut(x):  # [segments, 2 n chunks, rows, channels]; n chunks per direction
     return x.reshape(segments, 2 * n, rows, x.shape[-1])
 
   def spec(width):
@@ -155,12 +156,12 @@ def ring_partial_all_reduce(
     out_specs=[spec(k), spec(p), spec(k + p)],
     out_shape=[shape(k), shape(p), shape(k + p)],
     scratch_shapes=[
-      pltpu.VMEM((2, 2, rows, k), dtype),  # [way, buffer]: what arrives
-      # [way]: what is sent. Mosaic refuses a DMA out of an operand's block, as
-      # this has a squeezed dim.
+      pltpu.VMEM((2, 2, rows, k), dtype),  # [way, buffer]: received messages
+      # [way]: message to send. Mosaic rejects a DMA from an operand's block,
+      # which has a squeezed dim.
       pltpu.VMEM((2, rows, k), dtype),
-      pltpu.SemaphoreType.DMA((2, 2)),  # [way, buffer]: a message arrived
-      pltpu.SemaphoreType.DMA((2,)),  # [way]: a message was read out and sent
+      pltpu.SemaphoreType.DMA((2, 2)),  # [way, buffer]: a message has arrived
+      pltpu.SemaphoreType.DMA((2,)),  # [way]: a message has been sent
     ],
     name="ring_partial_all_reduce",
     sends=calls.Sends(
@@ -186,10 +187,10 @@ def _kernel(
   hops = 2 * (n - 1)  # n - 1 of the reduce-scatter, n - 1 of the all-gather
   to = lax.rem(here + 1, n), lax.rem(here + n - 1, n)  # [way]: the receiver
 
-  # A message may only go to a device that is in this kernel already: until then
-  # its VMEM and its semaphores belong to something else. So each device signals
-  # both neighbours once, in the first segment, and waits for two signals. On a
-  # ring of two both come from the same neighbour.
+  # A message may only be sent to a device that has entered this kernel; before,
+  # its VMEM and semaphores belong to other operations. Therefore each device
+  # signals both neighbours once, in the first segment, and waits for two
+  # signals. In a ring of two, both are from the same neighbour.
   @pl.when(pl.program_id(0) == 0)
   def _():
     barrier = pltpu.get_barrier_semaphore()
@@ -201,7 +202,7 @@ def _kernel(
     pl.semaphore_wait(barrier, 2)
 
   def message(way, hop):
-    # t % 2 of the module's message t: a segment has an even number of hops.
+    # Equals t % 2 (module docstring): a segment has an even number of hops.
     buffer = hop % 2
     return buffer, pltpu.make_async_remote_copy(
       src_ref=sent_ref.at[way],
@@ -213,11 +214,11 @@ def _kernel(
     )
 
   def chunk_at(way, hop):
-    """Returns the number of the chunk that arrives with a hop's message.
+    """Returns the number of the chunk that arrives in a hop.
 
-    A device starts with the chunk of its own number. What arrives upwards at
-    hop h started h + 1 devices below, downwards h + 1 devices above. 2 n is
-    added since the remainder of a negative number would be negative.
+    A device starts with the chunk of its own number. A chunk that arrives in
+    hop h started h + 1 devices below (up direction) or above (down direction).
+    2 n is added because the remainder of a negative number is negative.
     """
     step = -1 if way == _UP else 1
     return way * n + lax.rem(here + step * (hop + 1) + 2 * n, n)
@@ -235,19 +236,19 @@ def _kernel(
       buffer, copy = message(way, hop)
       copy.start()
       under_way.append((way, buffer, copy))
-    # Under the transfers. What is read here, sent_ref included, is only read by
-    # the transfers, too.
+    # Compute under the transfers. The transfers only read the buffers that are
+    # read here, including sent_ref.
     if hop < n - 1:
       _add_private(
         hop, n, private_ref, d_private_ref, new_private_ref, scale
       )
     else:
-      # The chunks that the hop before completed, and which are being sent on.
+      # The chunks completed in the previous hop, which are being forwarded.
       for way in (_UP, _DOWN):
         finish(chunk_at(way, hop - 1), sent_ref[way])
     for way, buffer, copy in under_way:
-      # Waits until this device's message has left sent_ref, which is written
-      # below, and until the message from the other neighbour has arrived.
+      # Waits until sent_ref, which is written below, has been sent, and until
+      # the message from the other neighbour has arrived.
       copy.wait()
       arrived = arrived_ref[way, buffer]
       if hop < n - 1:
@@ -255,13 +256,13 @@ def _kernel(
         sent_ref[way] = _sum(own, arrived)
       else:
         sent_ref[way] = arrived
-  # What the last hop brought has been everywhere and is not sent on.
+  # Chunks that arrive in the last hop are complete everywhere: not forwarded.
   for way in (_UP, _DOWN):
     finish(chunk_at(way, hops - 1), sent_ref[way])
 
 
 def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Adds in float32 and rounds, which gives the bits of a bfloat16 sum."""
+  """Adds in float32 and rounds: bitwise equal to a sum in bfloat16."""
   wide = a.astype(jnp.float32) + b.astype(jnp.float32)
   return wide.astype(a.dtype)
 
@@ -269,10 +270,10 @@ def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
 def _add_private(
   hop, n, private_ref, d_private_ref, new_private_ref, scale
 ):
-  """Adds the private update of some chunks: all 2 n of them in n - 1 hops.
+  """Adds the private update of a share of the chunks: all 2 n in n - 1 hops.
 
-  So all private channels are new when the all-gather begins, and with it the
-  norm of whole rows.
+  All private channels are updated before the all-gather, which normalises whole
+  rows.
   """
   hops = n - 1
   for chunk in range(2 * n * hop // hops, 2 * n * (hop + 1) // hops):

@@ -1,4 +1,4 @@
-"""All-reduce that executes a schedule's table."""
+"""All-reduce kernel that executes the table of a schedule."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""Runs any schedule of an all-reduce from its table of integers."""
+"""All-reduce by an arbitrary schedule, given as a table of integers."""
 
 import jax
 from jax import lax
@@ -16,16 +16,17 @@ from parallel.kernels.selection import Choice, Implementation, choose
 def choice(
   x: jax.Array, table: np.ndarray, implementation: Implementation = "auto"
 ) -> Choice:
-  """Returns which implementation is used, and why others do not run.
+  """Returns the implementation that is used, and why others are rejected.
 
   Args:
-    x: This device's summand, ``[..., K]``. Only shape and dtype are read, so a
-      ``jax.ShapeDtypeStruct`` will do.
+    x: This device's summand, ``[..., K]``, or a ``jax.ShapeDtypeStruct``: only
+      shape and dtype are used.
     table: int32 ``[rounds, n, 4]`` for n devices.
     implementation: "auto", or names in order of preference.
 
   Raises:
-    ValueError: A name is unknown, or no preferred kernel takes the operands.
+    ValueError: A name is unknown, or no preferred implementation supports the
+      operands.
   """
 
   def refusal(kind):
@@ -45,28 +46,30 @@ def schedule_all_reduce(
   axis_name: str,
   implementation: Implementation = "auto",
 ) -> jax.Array:
-  """Sums over a mesh axis in the steps that a schedule's table lists.
+  """Sums over a mesh axis by executing the table of a schedule.
 
-  It is called inside ``jax.shard_map``. That the schedule is an all-reduce has
-  to be proven by whoever makes the table; here it is only run.
+  Must be called inside ``jax.shard_map``. The caller must have proven that the
+  schedule computes an all-reduce (`parallel.schedules`); the kernel does not
+  check that.
 
   Args:
-    x: This device's summand, ``[..., K]``; its rows are cut into chunks.
+    x: This device's summand, ``[..., K]``; its rows are split into chunks.
     table: int32 ``[rounds, n, 4]`` of (send to, chunk sent, chunk received,
-      operation) for n devices, as ``reference.py`` describes it.
-    axis_name: The mesh axis to sum over.
+      operation) for n devices; see ``reference.py``.
+    axis_name: Mesh axis to sum over.
     implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`. The reference is a ``psum``, whose order
-      of summation the backend chooses.
+      of summation is chosen by the backend.
 
   Returns:
     The sum, ``[..., K]``; device-varying by type, though equal in value.
 
   Raises:
     ValueError: The array is not a table, the table is for another number of
-      devices, a name is unknown, or no preferred kernel takes the operands.
+      devices, a name is unknown, or no preferred implementation supports the
+      operands.
   """
-  # Only for its check: a wrong table would make the kernel wait forever.
+  # Called for its checks: a kernel with unmatched messages would deadlock.
   senders(table)
   if table.shape[1] != lax.axis_size(axis_name):
     raise ValueError(

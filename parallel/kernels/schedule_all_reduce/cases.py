@@ -1,6 +1,6 @@
 """Tables of textbook schedules, shared by tests and benchmarks.
 
-``reference.py`` says what a table is. n = devices.
+``reference.py`` defines the format of a table. n = devices.
 """
 
 import numpy as np
@@ -9,11 +9,11 @@ from parallel.kernels.schedule_all_reduce.reference import ADD, COPY
 
 
 def ring(n: int) -> np.ndarray:
-  """Returns a reduce-scatter and an all-gather around a ring, with n chunks."""
+  """Returns the ring all-reduce: reduce-scatter and all-gather of n chunks."""
   table = np.zeros((2 * (n - 1), n, 4), np.int32)
   for turn, device in np.ndindex(2 * (n - 1), n):
-    # A device starts with the chunk of its number and passes on what it got in
-    # the round before.
+    # A device starts with the chunk of its number, then forwards the chunk that
+    # it received in the previous round.
     sent = (device - turn) % n
     operation = ADD if turn < n - 1 else COPY
     table[turn, device] = (device + 1) % n, sent, (sent - 1) % n, operation
@@ -21,9 +21,13 @@ def ring(n: int) -> np.ndarray:
 
 
 def recursive_doubling(n: int) -> np.ndarray:
-  """Returns exchanges with partners at distance 1, 2, 4, ...; one chunk.
+  """Returns recursive doubling: exchanges at distance 1, 2, 4, ...; one chunk.
 
-  n is a power of two.
+  n must be a power of two.
+
+  Example:
+    >>> recursive_doubling(2).tolist()  # send to, sent, received, ADD
+    [[[1, 0, 0, 0], [0, 0, 0, 0]]]
   """
   rounds = n.bit_length() - 1
   table = np.zeros((rounds, n, 4), np.int32)
@@ -33,9 +37,9 @@ def recursive_doubling(n: int) -> np.ndarray:
 
 
 def chain(n: int) -> np.ndarray:
-  """Returns a sum down to device 0 and copies up again, hop by hop; one chunk.
+  """Returns a reduction down a chain to device 0, then copies up; one chunk.
 
-  In each round all devices but two have nothing to do.
+  In each round all devices except two are idle.
   """
   table = np.full((2 * (n - 1), n, 4), -1, np.int32)
   for turn in range(n - 1):

@@ -1,13 +1,14 @@
-"""Runs any schedule of an all-reduce from its table: the specification.
+"""All-reduce by an arbitrary schedule's table: the specification.
 
 A table is int32 ``[rounds, n, 4]``. In each round, device i
 
-  - sends chunk ``[i, 1]`` of its array to device ``[i, 0]``, or has -1 in both;
-  - receives into chunk ``[i, 2]`` and, by ``[i, 3]``, adds what arrives (0) or
-    copies it (1), or has -1 in both.
+  - sends chunk ``[i, 1]`` of its array to device ``[i, 0]``; -1 in both: no
+    send;
+  - receives into chunk ``[i, 2]``, and adds (``[i, 3]`` = 0) or copies (1) the
+    received chunk; -1 in both: no receive.
 
-All sends of a round read what was there before the round. Sums are rounded to
-the array's dtype at each addition.
+All sends of a round read the array before the round. Sums are rounded to the
+array's dtype at each addition.
 
 Shape legend: n = devices, C = chunks of rows, T = rows, K = channels.
 """
@@ -15,28 +16,33 @@ Shape legend: n = devices, C = chunks of rows, T = rows, K = channels.
 import jax
 import numpy as np
 
-# Columns of a table, and the values of the last one.
+# Columns of a table, and the values of the column OPERATION.
 SEND_TO, SENT, RECEIVED, OPERATION = range(4)
 ADD, COPY = 0, 1
 
 
 def num_chunks(table: np.ndarray) -> int:
-  """Returns how many chunks a table has: the largest number in it plus one."""
+  """Returns the number of chunks of a table: the largest chunk number + 1."""
   return int(table[..., [SENT, RECEIVED]].max()) + 1
 
 
 def senders(table: np.ndarray) -> np.ndarray:
-  """Checks a table, and returns from whom each device receives.
+  """Checks a table, and returns the sender to each device in each round.
 
   Args:
     table: int32 ``[rounds, n, 4]``.
 
   Returns:
-    int32 ``[rounds, n]``; -1 where a device receives nothing.
+    int32 ``[rounds, n]``; -1 if a device receives nothing in a round.
 
   Raises:
-    ValueError: The array is not a table. The message names the round and the
-      device where sends and receives do not match.
+    ValueError: The array is not a table. The message contains the round and the
+      device for which sends and receives do not match.
+
+  Example:
+    >>> exchange = np.array([[[1, 0, 0, ADD], [0, 0, 0, ADD]]], np.int32)
+    >>> senders(exchange).tolist()
+    [[1, 0]]
   """
   table = np.asarray(table)
   if table.ndim != 3 or table.shape[-1] != 4 or table.dtype != np.int32:
@@ -61,23 +67,23 @@ def senders(table: np.ndarray) -> np.ndarray:
     if to >= 0:
       if heard[turn, to] >= 0:
         raise ValueError(
-          f"{where}: {to} hears {heard[turn, to]} in this round, too"
+          f"{where}: {to} also receives from {heard[turn, to]} in this round"
         )
       heard[turn, to] = device
-  # Every message must have a receiver that expects it, and the other way round:
-  # a kernel would wait forever, or leave a message behind.
+  # Every message needs a receive in the same round, and every receive a
+  # message: otherwise a kernel would deadlock or leave a message unread.
   silent = (heard < 0) != (table[..., RECEIVED] < 0)
   if silent.any():
     turn, device = np.argwhere(silent)[0]
     raise ValueError(
       f"schedule table, round {turn}, device {device}: receives chunk "
-      f"{table[turn, device, RECEIVED]}, is sent one by {heard[turn, device]}"
+      f"{table[turn, device, RECEIVED]}, its sender is {heard[turn, device]}"
     )
   return heard
 
 
 def schedule_all_reduce(x: jax.Array, table: np.ndarray) -> jax.Array:
-  """Specifies `api.schedule_all_reduce`, for all devices on one of them.
+  """Reference of `api.schedule_all_reduce`, for all devices in one array.
 
   Operand and result are stacked over devices, ``[n, T, K]``; the number of
   chunks C divides T.
@@ -86,7 +92,7 @@ def schedule_all_reduce(x: jax.Array, table: np.ndarray) -> jax.Array:
   n, shape = x.shape[0], x.shape
   x = x.reshape(n, num_chunks(table), -1, shape[-1])  # [n, C, rows, K]
   for turn in range(len(table)):
-    new = x  # x stays as it was before the round, since all sends read that
+    new = x  # all sends of the round read x, so that results go to a new array
     for device in range(n):
       sender = heard[turn, device]
       if sender < 0:

@@ -1,22 +1,22 @@
-"""Runs any schedule of an all-reduce from its table, over remote DMA.
+"""All-reduce by an arbitrary schedule's table, over remote DMA.
 
-The grid cuts the rows into segments that fit VMEM, and each segment runs all
-rounds of the table.
+The grid splits the rows into segments that fit in VMEM, and each segment
+executes all rounds of the table.
 
-Devices are not in step: one that has nothing to do in a round goes on, and may
-be rounds ahead of others. So each message needs a free buffer at its receiver,
-by this handshake:
+Devices are not synchronised between rounds: an idle device proceeds to the next
+round, and may be several rounds ahead of others. A handshake ensures a free
+buffer at the receiver of each message:
 
-  - What a device receives goes into its two buffers in turn.
-  - At the start of a segment both are free. The device grants them to the
-    senders of its first two messages; after it has read message m, it grants
-    the buffer of m to the sender of message m + 2.
+  - Received messages alternate between two buffers of the receiver.
+  - At the start of a segment both buffers are free. The device grants them to
+    the senders of its first two messages; after it has read message m, it
+    grants the buffer of m to the sender of message m + 2.
   - A grant is a signal on a semaphore of the sender. A sender has one semaphore
-    for each receiver, so that grants of two receivers are not confused, and
-    waits for a grant before each message.
+    per receiver, which separates the grants of different receivers, and waits
+    for a grant before each message.
 
-Grants and messages match one to one, so at the end of a segment all semaphores
-are back at zero.
+Every grant matches one message, so that all semaphores are zero at the end of a
+segment.
 
 Shape legend: n = devices, C = chunks of rows, T = rows, K = channels.
 """
@@ -41,20 +41,20 @@ from parallel.kernels.schedule_all_reduce.reference import (
   senders,
 )
 
-# Columns that `extended` adds to the table's own four.
+# Columns that `extended` appends to the four columns of a table.
 _MINE, _THEIRS, _NEXT_SENDER = range(4, 7)
 
 
 def refusal(
   num_rows: int, width: int, dtype: jnp.dtype, chunks: int
 ) -> str | None:
-  """Returns why the kernel does not take an array, or None if it does.
+  """Returns the reason why an array is not supported, or None if it is.
 
   Args:
-    num_rows: Rows, T.
+    num_rows: Number of rows, T.
     width: Channels per row, K.
     dtype: Dtype of the array.
-    chunks: Chunks of the table, C.
+    chunks: Number of chunks of the table, C.
   """
   if dtype not in (jnp.float32, jnp.bfloat16):
     return f"dtype {dtype}: float32 or bfloat16"
@@ -67,16 +67,16 @@ def refusal(
 
 
 def _chunk_rows(num_rows, width, dtype, chunks) -> int:
-  """Returns the rows of one message, or 0 if no number of them is possible.
+  """Returns the number of rows of one message, or 0 if none is possible.
 
-  These are the most whole tiles of rows with which a segment fits VMEM and
-  segments divide the rows.
+  The result is the largest number of whole tiles of rows for which a segment
+  fits in VMEM and segments divide the rows.
   """
   tile = 32 // jnp.dtype(dtype).itemsize
   per_chunk = num_rows // chunks
-  # All C chunks of operand and result have two buffers each, as the next
-  # segment loads while this one is worked on. One chunk each: two arrival
-  # buffers, what is sent, and both summands in float32.
+  # All C chunks of operand and result are double-buffered: the next segment is
+  # loaded while the current one is processed. One chunk each: two receive
+  # buffers, the send buffer, and both summands in float32.
   row_bytes = width * ((4 * chunks + 3) * jnp.dtype(dtype).itemsize + 8)
   fitting = [
     rows
@@ -87,18 +87,20 @@ def _chunk_rows(num_rows, width, dtype, chunks) -> int:
 
 
 def extended(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Adds to a table what the handshake needs.
+  """Appends to a table the columns of the handshake.
 
   Args:
     table: int32 ``[rounds, n, 4]``.
 
   Returns:
-    int32 ``[rounds, n, 7]``: the table's four columns; the device's own buffer
-    that this round's message arrives in; the receiver's buffer that this
-    round's message is sent to; and the device that is granted the own buffer
-    once it is read, the sender of the message after the next. And int32
-    ``[2, n]``: the senders of a device's first two messages. -1 stands for
-    none.
+    A pair of arrays, in which -1 means none:
+
+    - int32 ``[rounds, n, 7]``: the four columns of the table; the device's
+      buffer in which the message of this round arrives; the receiver's buffer
+      to which the message of this round is sent; and the device to which the
+      device's buffer is granted after reading, the sender of the message after
+      the next.
+    - int32 ``[2, n]``: the senders of a device's first two messages.
   """
   heard = senders(table)
   rounds, n = heard.shape
@@ -129,17 +131,17 @@ def schedule_all_reduce(
 ) -> jax.Array:
   """Runs `api.schedule_all_reduce` on rows ``[T, K]``.
 
-  Args beyond those of the operation:
-    rows: Rows of one message; None for as many as fit VMEM.
+  Additional args:
+    rows: Rows of one message; None for the maximum that fits in VMEM.
     interpret: Whether to run in the interpreter, on any machine.
-    detect_races: Whether the interpreter looks for races.
+    detect_races: Whether the interpreter detects races.
   """
   chunks, n = num_chunks(table), table.shape[1]
   rows = rows or _chunk_rows(*x.shape, x.dtype, chunks)
   segments = x.shape[0] // (chunks * rows)
-  # Each segment has rows of all C chunks, so that it can run all rounds. Which
-  # chunk a row is in, and so in which order it is summed, depends on its place
-  # in its segment. [segments, C, rows, K]
+  # [segments, C, rows, K]: a segment has rows of all C chunks, so that it can
+  # execute all rounds. The chunk of a row, and thus the order of its additions,
+  # depends on its position in its segment.
   cut = x.reshape(segments, chunks, rows, x.shape[1])
   spec = pl.BlockSpec(
     (None, chunks, rows, x.shape[1]), lambda i: (i, 0, 0, 0)
@@ -156,11 +158,11 @@ def schedule_all_reduce(
     out_specs=spec,
     out_shape=calls.shaped(cut.shape, x.dtype, cut),
     scratch_shapes=[
-      pltpu.VMEM((2, rows, x.shape[1]), x.dtype),  # [buffer]: what arrives
-      pltpu.VMEM((rows, x.shape[1]), x.dtype),  # what is sent
-      pltpu.SemaphoreType.DMA((2,)),  # [buffer]: a message arrived
-      pltpu.SemaphoreType.DMA,  # a message was read out and sent
-      pltpu.SemaphoreType.REGULAR((n,)),  # [receiver]: its grants
+      pltpu.VMEM((2, rows, x.shape[1]), x.dtype),  # [buffer]: received message
+      pltpu.VMEM((rows, x.shape[1]), x.dtype),  # message to send
+      pltpu.SemaphoreType.DMA((2,)),  # [buffer]: a message has arrived
+      pltpu.SemaphoreType.DMA,  # the message has been sent
+      pltpu.SemaphoreType.REGULAR((n,)),  # [receiver]: grants to this device
     ],
     name="schedule_all_reduce",
     sends=calls.Sends(
@@ -191,15 +193,15 @@ def _kernel(
     )
 
   def grant(sender):
-    """Tells a sender that it may send to this device once more."""
+    """Signals to a sender that it may send one more message to this device."""
     @pl.when(sender >= 0)
     def _():
       signal(ready_sem.at[here], sender)
 
   @pl.when(pl.program_id(0) == 0)
   def _():
-    # A signal or a message may only go to a device that is in this kernel
-    # already. A table may let any two devices talk, so all wait for all.
+    # Signals and messages may only be sent to a device that has entered this
+    # kernel. A table may contain any pair of devices, so all wait for all.
     barrier = pltpu.get_barrier_semaphore()
     for device in range(n):
 
@@ -209,8 +211,8 @@ def _kernel(
 
     pl.semaphore_wait(barrier, n - 1)
 
-  # The rounds work in place on the result. Both buffers are free: the segment
-  # before has read all of its messages.
+  # The rounds update the result in place. Both buffers are free: the previous
+  # segment has read all of its messages.
   out_ref[...] = x_ref[...]
   grant(first_ref[0])
   grant(first_ref[1])
@@ -221,7 +223,7 @@ def _kernel(
     sends, receives = to >= 0, received >= 0
 
     def message(buffer, device):
-      # To wait for a message takes the same description; there only the
+      # The same descriptor serves to wait for a message, for which only the
       # semaphore and the size matter.
       return pltpu.make_async_remote_copy(
         src_ref=sent_ref,
@@ -235,8 +237,8 @@ def _kernel(
     @pl.when(sends)
     def _():
       pl.semaphore_wait(ready_sem.at[to], 1)
-      # A copy, since the chunk may be added to below while the message leaves.
-      # Besides, Mosaic refuses a DMA out of a block with a squeezed dim.
+      # A copy, since the chunk may be modified below while the message is sent.
+      # In addition, Mosaic rejects a DMA from a block with a squeezed dim.
       sent_ref[...] = out_ref[sent]
       message(table_ref[turn, _THEIRS], to).start()
 
@@ -245,7 +247,7 @@ def _kernel(
       buffer = table_ref[turn, _MINE]
       message(buffer, here).wait_recv()
 
-      # In float32, rounded: of two bfloat16s this is their bfloat16 sum.
+      # Added in float32 and rounded: bitwise equal to a sum in bfloat16.
       @pl.when(table_ref[turn, OPERATION] == ADD)
       def _():
         old = out_ref[received].astype(jnp.float32)
@@ -258,7 +260,7 @@ def _kernel(
 
       grant(table_ref[turn, _NEXT_SENDER])  # the buffer has been read
 
-    # The next round writes sent_ref.
+    # The next round overwrites sent_ref.
     @pl.when(sends)
     def _():
       message(table_ref[turn, _THEIRS], to).wait_send()

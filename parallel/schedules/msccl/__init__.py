@@ -1,4 +1,4 @@
-"""Schedules as MSCCL's XML."""
+"""Import and export of schedules as MSCCL's XML."""
 
 from parallel.lazy import attach
 

@@ -1,19 +1,19 @@
-"""Writes schedules as MSCCL's XML, which its runtimes run on GPUs.
+"""Export of schedules as MSCCL's XML, which its runtimes run on GPUs.
 
 A written file has one threadblock per rank, peer and direction: it sends to
 that peer, or receives from it, in the order of the rounds. The attributes
 `depid` and `deps` make a step wait for a step of another threadblock. Each
-further step to wait for takes a step of type "nop" before it.
-`parallel.schedules.msccl.importer` reads such files, and those of others.
+additional dependency takes a step of type "nop" before the step.
+`parallel.schedules.msccl.importer` reads such files, and those of other tools.
 
 All three collectives work in place: an all-gather in the output buffer, the
 others in the input buffer. Paths are not part of the format, since the network
-routes the messages. The attribute `round` of a step is an addition of ours,
-which MSCCL ignores: it looks attributes up by their names.
+routes the messages. The attribute `round` of a step is an extension, which
+MSCCL ignores because it looks attributes up by name.
 
 Source: the format is that of microsoft/msccl-tools, msccl/language/ir.py (old
-format); what a file must have and how large it may be is read from the loaders
-of the runtimes in ``RUNTIMES``. Written files were not run on GPUs.
+format). The required attributes and the limits are read from the loaders of the
+runtimes in ``RUNTIMES``. Written files have not been run on GPUs.
 """
 
 import collections
@@ -28,13 +28,13 @@ from parallel.schedules.schedule import Schedule, Transfer
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-  """What a runtime takes.
+  """Limits and naming of an MSCCL runtime.
 
   Attributes:
-    source: Where the limits are read.
-    max_steps: The most steps of a threadblock, nops counted.
-    max_blocks: The most threadblocks of a rank.
-    scatter: What it calls a reduce-scatter.
+    source: Repository and commit from which the limits were read.
+    max_steps: Maximum number of steps of a threadblock, nops included.
+    max_blocks: Maximum number of threadblocks of a rank.
+    scatter: Name of the reduce-scatter in the attribute `coll`.
   """
 
   source: str
@@ -44,42 +44,42 @@ class Runtime:
 
 
 RUNTIMES = {
-  # Its number of steps can be changed when it is built.
+  # The maximum number of steps is a build option of this runtime.
   "nccl": Runtime("Azure/msccl-executor-nccl, commit c6f6b36", 64, 32 * 32),
   "rccl": Runtime("ROCm/rccl, commit 0cbce2a", 64, 64),
   "msccl": Runtime("microsoft/msccl, commit b23e9cd", 256, 216,
                    "reduce_scatter"),
 }
 PROTOCOLS = ("Simple", "LL", "LL128")
-# The rest is the same in all of them: the most peers to which the threadblocks
-# of one channel send, or from which they receive; the most channels; the
-# largest number of a threadblock that others can wait for (an int8), and of a
-# place in a buffer (an int16); and the elements that a loader has room for.
+# Limits that all runtimes share: the peers to which the threadblocks of one
+# channel send, or from which they receive; the channels; the largest number of
+# a threadblock that others can wait for (an int8); the largest offset in a
+# buffer (an int16); and the XML elements for which a loader has space.
 MAX_PEERS = 32
 MAX_CHANNELS = 32
 MAX_AWAITED = 127
 MAX_CHUNKS = 32767
 MAX_ELEMENTS = 4096
-# For all sizes: one runtime reads a maxBytes of 0 as "no limit", another one as
-# "never".
+# Maximum message size that means "all sizes": some runtimes read a maxBytes of
+# 0 as "no limit", others as "never".
 NO_LIMIT = 2**63 - 1
 
-# A threadblock: the peers (send to, receive from), -1 for none; the channel.
+# A threadblock: (peer to send to, peer to receive from, channel); -1 for none.
 _Block = tuple[int, int, int]
 
 
 @dataclasses.dataclass(eq=False)
 class _Step:
-  """One end of a transfer, as a step of a threadblock.
+  """Send or receive of a transfer, as a step of a threadblock.
 
   Attributes:
-    transfer: The transfer.
-    round: Number of its round.
+    transfer: Transfer that the step performs one end of.
+    round: Number of the transfer's round.
     sends: Whether this is the sending end.
-    after: Steps of the same rank that must be done before this one.
-    block: Its threadblock.
-    place: Its number in the threadblock, nops counted.
-    awaited: Whether another threadblock's step waits for it.
+    after: Steps of the same rank that must complete before this one.
+    block: Threadblock of the step.
+    place: Number of the step in the threadblock, nops included.
+    awaited: Whether a step of another threadblock waits for this one.
   """
 
   transfer: Transfer
@@ -101,20 +101,29 @@ def export_xml(
 ) -> str:
   """Proves a schedule and writes it as an MSCCL algorithm.
 
+  Example:
+    >>> from parallel.schedules import builders
+    >>> from parallel.topology.builders import ring
+    >>> schedule = builders.build("ring", ring(2), "all_gather")
+    >>> print(export_xml(schedule).split(" minBytes")[0])
+    <algo name="ring" proto="Simple" nchannels="1" nchunksperloop="2" \
+ngpus="2" coll="allgather" inplace="1" outofplace="0"
+
   Args:
-    schedule: The schedule.
-    runtime: A key of ``RUNTIMES``, whose limits must hold.
-    protocol: The transport protocol, one of ``PROTOCOLS``.
-    min_bytes: The smallest buffer for which the runtime takes the algorithm.
-    max_bytes: The largest one.
+    schedule: Schedule to write.
+    runtime: Key of ``RUNTIMES`` whose limits the file must respect.
+    protocol: Transport protocol, one of ``PROTOCOLS``.
+    min_bytes: Smallest buffer, in bytes, for which the runtime selects the
+      algorithm.
+    max_bytes: Largest buffer, in bytes.
 
   Returns:
-    The text of an XML file in MSCCL's old format.
+    Text of an XML file in MSCCL's old format.
 
   Raises:
-    ValueError: The schedule is wrong, or has more steps, threadblocks, channels
-      or chunks than the runtime takes; ranks own different numbers of chunks;
-      or an option is not as above.
+    ValueError: The schedule is wrong, or exceeds the runtime's limits on steps,
+      threadblocks, channels or chunks; ranks own different numbers of chunks;
+      or an option is out of range.
   """
   check_options(runtime, protocol, min_bytes, max_bytes)
   check(schedule)
@@ -158,7 +167,7 @@ def _check_limits(
   blocks: list[dict[_Block, list[_Step]]],
   runtime: str,
 ) -> None:
-  """Refuses what a runtime's loader would refuse."""
+  """Rejects files that the runtime's loader would reject."""
   limits = RUNTIMES[runtime]
 
   def within(what: str, count: int, most: int) -> None:
@@ -195,17 +204,16 @@ def _check_limits(
 def _buffers(
   schedule: Schedule,
 ) -> tuple[str, list[int], dict[str, str]]:
-  """Lays the chunks out in MSCCL's buffers.
+  """Assigns the chunks to positions in MSCCL's buffers.
 
   Returns:
-    The buffer in use, "i" (input) or "o" (output); the place of each chunk in
-    it; and the attributes of a gpu that give the sizes of the buffers, in
-    chunks.
+    Buffer in use, "i" (input) or "o" (output); offset of each chunk in it; and
+    attributes of a gpu element that give the sizes of the buffers, in chunks.
   """
   chunks = schedule.num_chunks
   offsets = list(range(chunks))
-  # MSCCL takes slices to lie in the order of the ranks, so chunks are numbered
-  # anew if a schedule's do not.
+  # MSCCL expects slices in the order of the ranks, so chunks are renumbered if
+  # the order of the schedule differs.
   if schedule.owners:
     slices = [schedule.owned(rank) for rank in range(schedule.num_ranks)]
     if len({len(s) for s in slices}) > 1:
@@ -234,13 +242,13 @@ def _threadblocks(
   """
   channels = _channels(schedule)
   blocks = [collections.defaultdict(list) for _ in range(schedule.num_ranks)]
-  # (rank, chunk) -> the steps that write it, and the ones that read it since
-  # the last write.
+  # (rank, chunk) -> steps that write it, and steps that read it since the last
+  # write.
   writes: dict[tuple[int, int], list[_Step]] = collections.defaultdict(list)
   reads: dict[tuple[int, int], list[_Step]] = collections.defaultdict(list)
 
   def add(rank: int, where: _Block, step: _Step) -> None:
-    # Steps of one threadblock run in order and need not wait for each other.
+    # Steps of one threadblock run in order and need no dependencies.
     step.after = [s for s in step.after if s.block != where]
     for before in step.after:
       before.awaited = True
@@ -254,9 +262,9 @@ def _threadblocks(
   for number, unordered in enumerate(schedule.rounds):
     # Sorted, so that the file does not depend on the order within a round.
     transfers = sorted(unordered)
-    # All sends of a round come before its receives: a round's transfers read
-    # the state before it. A send waits for the last write of its chunk only,
-    # since that one has waited for the writes before it.
+    # All sends of a round precede its receives, because transfers of a round
+    # read the state before it. A send waits only for the last write of its
+    # chunk, which itself has waited for the earlier writes.
     for t in transfers:
       held = (t.source, t.chunk)
       step = _Step(t, number, True, list(writes[held][-1:]))
@@ -264,8 +272,8 @@ def _threadblocks(
       add(t.source, (t.destination, -1, channels[t[:2]]), step)
     for t in transfers:
       held = (t.destination, t.chunk)
-      # Threadblocks run side by side. So a write waits for the last write of
-      # the chunk and for everyone who still has to read that value.
+      # Threadblocks run concurrently. So a write waits for the last write of
+      # the chunk and for all pending reads of that value.
       step = _Step(t, number, False, writes[held][-1:] + reads.pop(held, []))
       writes[held].append(step)
       add(t.destination, (-1, t.source, channels[t[:2]]), step)
@@ -275,7 +283,7 @@ def _threadblocks(
 def check_options(
   runtime: str, protocol: str, min_bytes: int, max_bytes: int
 ) -> None:
-  """Refuses options of `export_xml` that are not as it says."""
+  """Checks the options of `export_xml`; raises ValueError if out of range."""
   checks.known("runtime=", runtime, RUNTIMES)
   checks.known("protocol=", protocol, PROTOCOLS)
   if not 0 <= min_bytes <= max_bytes <= NO_LIMIT:
@@ -286,14 +294,14 @@ def check_options(
 
 
 def _channels(schedule: Schedule) -> dict[tuple[int, int], int]:
-  """Gives each pair of ranks a channel, so that none has too many peers.
+  """Assigns a channel to each pair of ranks, within the limit on peers.
 
   Returns:
     (source, destination) -> number of the channel.
   """
   pairs = sorted({t[:2] for transfers in schedule.rounds for t in transfers})
-  # An equitable colouring with k colours cuts each rank's peers into k parts of
-  # nearly the same size.
+  # An equitable colouring with k colours splits each rank's peers into k parts
+  # of nearly the same size.
   count = max(1, -(-colouring.largest_degree(pairs) // MAX_PEERS))
   return dict(zip(pairs, colouring.equitable(pairs, count), strict=True))
 
@@ -302,10 +310,9 @@ def _add_transfer(
   block: ElementTree.Element, step: _Step,
   where: tuple[str, int, str, int, int], numbers: dict[_Block, int],
 ) -> None:
-  """Adds a transfer, and before it nops that wait for what it depends on.
+  """Adds a transfer, preceded by nops for all but its last dependency.
 
-  A step has one `depid` only. All but the last dependency are waited for by
-  nops, whose buffers mean nothing.
+  A step has only one `depid`. The buffers of a nop are ignored.
   """
   for before in step.after[:-1]:
     _add_step(block, "nop", ("i", -1, "o", -1, 0), before, numbers)

@@ -1,16 +1,17 @@
-"""Reads MSCCL's XML as schedules: files of `exporter`, and those of others.
+"""Import of MSCCL's XML as schedules, from `exporter` and from other tools.
 
-A file is a program: threadblocks run side by side, each its own steps in order.
-So it is run here on names of values, and two things are shown that a schedule
-cannot say: no step waits for itself, and no two steps use the same place of a
-buffer, one of them writing, without one having waited for the other. Then there
-is only one thing that the program can do. What is left is a schedule, which
+A file is a program: threadblocks run concurrently, each executes its steps in
+order. The program is executed here on symbolic values, and two properties are
+shown that a schedule cannot express: no step waits for itself, and if two steps
+use the same position of a buffer and one of them writes, one waits for the
+other. Then the result of the program is deterministic. It is a schedule, which
 `parallel.schedules.check` proves.
 
-A connection is taken to hold any number of messages that are not received yet.
-A rank of a schedule has one copy of each chunk. So the input and the output
-buffer must hold chunks in their own places. A scratch buffer may keep what has
-arrived until a step adds it or copies it; then it is received.
+A connection is assumed to buffer any number of messages that have not been
+received yet. A rank of a schedule has one copy of each chunk. So the input and
+the output buffer must hold chunks in their own positions. A scratch buffer may
+keep a chunk that has arrived until a step adds or copies it; the chunk counts
+as received at that step.
 """
 
 import collections
@@ -34,7 +35,7 @@ from parallel.schedules.msccl.steps import (
 from parallel.schedules.schedule import COLLECTIVES, Schedule, Transfer
 from parallel.topology.graph import Topology
 
-# Both ways to write them: one runtime has an underscore in "reduce_scatter".
+# Both spellings: one runtime has an underscore in "reduce_scatter".
 _COLLECTIVES = {
   text: name for name in COLLECTIVES for text in (name, name.replace("_", ""))
 }
@@ -42,25 +43,25 @@ _Place = tuple[int, str, int]  # rank, buffer, offset
 
 
 def import_xml(text: str, topology: Topology | None = None) -> Schedule:
-  """Reads an MSCCL algorithm.
+  """Parses an MSCCL algorithm.
 
-  Rounds are those of the attribute `round` if all steps have it, as in files
-  that `export_xml` wrote. In other files they are the earliest ones: a chunk is
-  sent on in a later round than it arrives, a connection sends one message per
+  If all steps have the attribute `round`, as in files of `export_xml`, it gives
+  the rounds. In other files the rounds are the earliest possible: a chunk is
+  forwarded in a later round than it arrives, a connection sends one message per
   round, and a message arrives after the steps before its receive.
 
   Args:
     text: XML in MSCCL's old format, in which steps are ``step`` elements.
-    topology: The network, in which messages take shortest paths. None gives
-      every pair of ranks a link of its own.
+    topology: Network in which messages take shortest paths. None gives every
+      pair of ranks a link of its own.
 
   Returns:
-    The schedule. It is not proven yet: `parallel.schedules.check` does that.
+    The schedule, not checked. `parallel.schedules.check` proves it.
 
   Raises:
     ValueError: The text is not such XML or is another collective; sends and
-      receives do not match; steps wait for one another in a circle, or use a
-      place of a buffer without waiting; a chunk is stored in the place of
+      receives do not match; steps wait for one another in a cycle, or use a
+      position of a buffer without waiting; a chunk is stored in the position of
       another one; or no rounds have the same effect.
   """
   try:
@@ -87,7 +88,7 @@ def import_xml(text: str, topology: Topology | None = None) -> Schedule:
 
 
 class _Program:
-  """A file's steps and messages, and what becomes of them.
+  """Steps and messages of a file, and the results of their execution.
 
   Attributes:
     collective: Name of the collective.
@@ -97,10 +98,10 @@ class _Program:
     steps: All steps, by number.
     messages: All messages, by number.
     connections: Messages of each connection, in order.
-    transfers: What `run` found: (message, chunk, operation).
-    writes: (rank, chunk) -> the messages that changed the rank's copy, each
-      with its operation, in order.
-    reads: (rank, chunk, version) -> messages that the value was sent in.
+    transfers: Result of `run`: (message, chunk, operation).
+    writes: (rank, chunk) -> messages that changed the rank's copy, each with
+      its operation, in order.
+    reads: (rank, chunk, version) -> messages in which the value was sent.
   """
 
   def __init__(self, root: ElementTree.Element) -> None:
@@ -132,7 +133,7 @@ class _Program:
     self._short = {"all_gather": "i", "reduce_scatter": "o"}.get(
       self.collective
     )
-    # In place, that is a part of the other one.
+    # In place, the short buffer is a part of the long one.
     self._in_place = root.get("inplace", "1") != "0"
     self.steps, ends = read_steps(root)
     self.connections = connections(ends)
@@ -149,11 +150,11 @@ class _Program:
     self._held: dict[_Place, Value] = {}
 
   def run(self) -> None:
-    """Runs the steps in an order in which nobody waits.
+    """Runs the steps in an order that respects all dependencies.
 
     Raises:
-      ValueError: There is no such order, it is not the only one that counts, or
-        a step does what no schedule can say.
+      ValueError: There is no such order, its result is not deterministic, or a
+        step has no equivalent in a schedule.
     """
     before = {
       step.number: [
@@ -166,7 +167,7 @@ class _Program:
     except graphlib.CycleError as error:
       circle = [str(self.steps[number]) for number in error.args[1]]
       raise ValueError(
-        f"steps wait for one another in a circle: {circle[0]} and {circle[1]}"
+        f"steps wait for one another in a cycle: {circle[0]} and {circle[1]}"
       ) from error
     races = _Races(before)
     for number in order:
@@ -186,19 +187,19 @@ class _Program:
           )
 
   def _chunk(self, rank: int, buffer: str, offset: int) -> int | None:
-    """Returns the chunk that belongs into a place; None in scratch."""
+    """Returns the chunk that belongs to a position; None in scratch."""
     if buffer == "s":
       return None
     return offset + rank * self.each * (buffer == self._short)
 
   def _canonical(self, place: _Place) -> _Place:
-    """Returns one name of a place that two buffers share."""
+    """Returns the canonical name of a position that two buffers share."""
     if self._in_place and place[1] != "s":
       return place[0], "io", self._chunk(*place)
     return place
 
   def _held_at(self, place: _Place) -> Value | None:
-    """Returns what a place holds; at first, the input's own chunks."""
+    """Returns the value at a position; initially, the input's own chunks."""
     rank, buffer, _ = place
     canonical = self._canonical(place)
     if canonical in self._held or buffer == "s":
@@ -206,11 +207,11 @@ class _Program:
     chunk = self._chunk(*place)
     if self.collective == "all_gather" and chunk // self.each != rank:
       return None
-    # Out of place, the output holds nothing at first.
+    # Out of place, the output is empty initially.
     return Value(chunk, 0) if self._in_place or buffer == "i" else None
 
   def _run_step(self, step: Step, races: "_Races") -> None:
-    """Runs a step on values; writes down what it sends and receives."""
+    """Runs a step on symbolic values; records its sends and receives."""
     if step.kind == "nop":
       return
     if step.receives and len(step.receives.values) != step.count:
@@ -244,7 +245,7 @@ class _Program:
       if step.sends:
         if value.message:
           raise ValueError(
-            f"{step} sends on from scratch what it has neither added nor copied"
+            f"{step} forwards from scratch a chunk neither added nor copied"
           )
         step.sends.values.append(value)
         self.reads[step.rank, value.chunk, value.version].append(step.sends)
@@ -255,11 +256,11 @@ class _Program:
     step: Step,
     place: _Place,
   ) -> None:
-    """Checks that a place is there, and that the step has waited for it."""
+    """Checks that a position exists and that the step has waited for it."""
     _, buffer, offset = place
     size = self.each if buffer == self._short else self.num_chunks
     if offset < 0 or (buffer != "s" and offset >= size):
-      raise ValueError(f"{step} uses {_text(place)}, which is not there")
+      raise ValueError(f"{step} uses {_text(place)}, which does not exist")
     other = access(step.number, self._canonical(place))
     if other is not None:
       raise ValueError(
@@ -270,7 +271,7 @@ class _Program:
   def _sum(
     self, step: Step, value: Value | None, arrived: Value
   ) -> Value:
-    """Returns what a rank holds after adding what has arrived to its copy."""
+    """Returns a rank's value after it adds an arrived chunk to its copy."""
     if arrived.message is None:
       raise ValueError(f"{step} adds a value of its own gpu")
     newest = Value(
@@ -278,20 +279,20 @@ class _Program:
     )
     if value != newest:
       raise ValueError(
-        f"{step} adds chunk {arrived.chunk} to what is not the newest value of "
-        "that chunk"
+        f"{step} adds chunk {arrived.chunk} to a value that is not the newest "
+        "of that chunk"
       )
     return self._received(step, arrived, "reduce")
 
   def _received(self, step: Step, value: Value, operation: str) -> Value:
-    """Writes down that a message has changed the rank's copy of a chunk."""
+    """Records that a message has changed the rank's copy of a chunk."""
     writes = self.writes[step.rank, value.chunk]
     writes.append((value.message, operation))
     self.transfers.append((value.message, value.chunk, operation))
     return Value(value.chunk, len(writes))
 
   def _store(self, step: Step, value: Value, place: _Place) -> Value:
-    """Stores a value; returns it, received if it lies in its own place now."""
+    """Stores and returns a value, as received if now in its own position."""
     chunk = self._chunk(*place)
     if chunk is not None:
       if chunk != value.chunk:
@@ -305,31 +306,31 @@ class _Program:
 
 
 def _text(place: _Place) -> str:
-  """Names a place for messages."""
+  """Formats a position for messages."""
   return f"place {place[2]} of buffer {place[1]!r}"
 
 
 class _Races:
-  """Finds uses of one place that no wait puts in order.
+  """Detector of data races: conflicting uses that no dependency orders.
 
-  Steps begin in an order in which each comes after those that it waits for.
+  Steps begin in an order in which each follows its dependencies.
   """
 
   def __init__(self, before: dict[int, list[int]]) -> None:
     self._before = before
-    # Bit n of a mask: step n is done when this one begins. A mask is kept until
-    # the last step that waits for its step has begun.
+    # Bit n of a mask: step n is complete when this one begins. A mask is kept
+    # until the last step that waits for its step has begun.
     self._done: dict[int, int] = {}
     self._needed = collections.Counter(
       p for waits in before.values() for p in waits
     )
-    # Place -> the step that wrote it last, and those that read it since.
+    # Position -> the step that wrote it last, and those that read it since.
     self._written: dict[_Place, int] = {}
     self._read: dict[_Place, set[int]] = collections.defaultdict(set)
 
   def begin(self, number: int) -> None:
-    """Lets a step begin."""
-    mask = 1 << number  # a step is in order with itself
+    """Starts a step."""
+    mask = 1 << number  # a step is ordered with itself
     for other in self._before[number]:
       mask |= self._done[other]
       self._needed[other] -= 1
@@ -340,12 +341,12 @@ class _Races:
       self._done[number] = mask
 
   def read(self, number: int, place: _Place) -> int | None:
-    """Notes a read; returns a step that writes at the same time, if any."""
+    """Records a read; returns a concurrent step that writes, if any."""
     self._read[place].add(number)
     return self._unordered([self._written.get(place, number)])
 
   def write(self, number: int, place: _Place) -> int | None:
-    """Notes a write; returns a step that uses the place at the same time."""
+    """Records a write; returns a concurrent step that uses the position."""
     others = [self._written.get(place, number), *self._read.pop(place, ())]
     self._written[place] = number
     return self._unordered(others)
@@ -358,11 +359,11 @@ def _earliest_rounds(program: _Program) -> list[int]:
   """Returns the earliest round of each message that has the program's effect.
 
   Raises:
-    ValueError: There are no such rounds: what a message overwrites is still on
-      its way to someone who has to wait for what comes later.
+    ValueError: No such rounds exist: the value that a message overwrites is
+      still in transit to a step that must wait for later steps.
   """
-  # Nodes are messages, by number, for their rounds; and steps, by ~number, for
-  # the first round after them. An edge (a, b) of weight w means b >= a + w.
+  # Nodes: messages, by number, for their rounds; steps, by ~number, for the
+  # first round after them. An edge (a, b) of weight w means b >= a + w.
   graph = networkx.DiGraph()
   graph.add_nodes_from(range(len(program.messages)))
 
@@ -375,7 +376,7 @@ def _earliest_rounds(program: _Program) -> list[int]:
     labels = [0] * len(labels)
     _follow_waits(program, follows)
   _follow_values(program, follows)
-  # All in a circle of edges are equal, so its weights must be 0.
+  # All nodes of a cycle are equal, so the weights of its edges must be 0.
   whole = networkx.condensation(graph)
   group = whole.graph["mapping"]
   first = dict.fromkeys(whole, 0)
@@ -396,14 +397,14 @@ def _earliest_rounds(program: _Program) -> list[int]:
 def _follow_waits(
   program: _Program, follows: Callable[[int, int, int], None]
 ) -> None:
-  """Adds the edges of threadblocks, waits and connections."""
+  """Adds the constraints of threadblocks, dependencies and connections."""
   for step in program.steps:
     messages = [m.number for m in (step.receives, step.sends) if m]
     for before in step.after:
       for number in (*messages, ~step.number):
         follows(~before, number, 0)
     if step.receives:
-      # What it has received it sends in a later round.
+      # A received chunk is sent in a later round.
       for number in (*messages[1:], ~step.number):
         follows(step.receives.number, number, 1)
   for queue in program.connections:
@@ -414,7 +415,7 @@ def _follow_waits(
 def _follow_values(
   program: _Program, follows: Callable[[int, int, int], None]
 ) -> None:
-  """Adds the edges of values: written, read, and replaced."""
+  """Adds the constraints of values: written, read, and replaced."""
   for (rank, chunk), writes in program.writes.items():
     for version, (message, _) in enumerate(writes):
       # Transfers of a round read the state before it, so a value may be read in

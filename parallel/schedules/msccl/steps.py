@@ -1,12 +1,12 @@
-"""The steps and messages of an MSCCL file, as its XML has them."""
+"""Parser of the steps and messages of an MSCCL file."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
 import re
 from xml.etree import ElementTree
 
-# Type of a step -> whether it receives, and whether it sends. In a name, r is
-# receive, s send, rr receive and reduce, c store at the destination; re adds
+# Type of a step -> (whether it receives, whether it sends). In a type's name, r
+# is receive, s send, rr receive and reduce, c copy to the destination; re adds
 # and cpy copies on the same GPU.
 TYPES = {
   "s": (False, True), "r": (True, False), "rcs": (True, True),
@@ -17,21 +17,22 @@ TYPES = {
 
 @dataclasses.dataclass(eq=False)
 class Step:
-  """A step of a threadblock.
+  """Step of a threadblock.
 
   Attributes:
-    number: Its number among all steps.
-    rank: Its GPU.
-    block: The number of its threadblock.
-    place: Its number in the threadblock.
-    kind: A key of ``TYPES``.
-    source: The buffer and offset that it reads.
-    destination: The buffer and offset that it writes.
-    count: How many chunks, from there on.
-    label: The attribute `round`; None without one.
-    awaited: Whether it tells others that it is done.
-    after: Numbers of the steps of the same rank that must be done before it.
-    receives: The message that it receives, and `sends` the one that it sends.
+    number: Number among all steps of the file.
+    rank: GPU of the step.
+    block: Number of its threadblock.
+    place: Number in the threadblock.
+    kind: Key of ``TYPES``.
+    source: Buffer and offset that it reads.
+    destination: Buffer and offset that it writes.
+    count: Number of chunks, from these offsets on.
+    label: Attribute `round`; None without one.
+    awaited: Whether it signals its completion (attribute `hasdep`).
+    after: Numbers of the steps of the same rank that must complete before it.
+    receives: Message that it receives, if any.
+    sends: Message that it sends, if any.
   """
 
   number: int
@@ -54,14 +55,14 @@ class Step:
 
 @dataclasses.dataclass(eq=False)
 class Message:
-  """A send and the receive that it meets.
+  """Matched pair of a send and a receive.
 
   Attributes:
-    number: Its number among all messages.
-    source: The step that sends it.
-    destination: The step that receives it.
-    label: The round that the file gives it; None if it gives none.
-    values: What is sent, once that is known.
+    number: Number among all messages.
+    source: Step that sends it.
+    destination: Step that receives it.
+    label: Round given by the file; None if it gives none.
+    values: Values that are sent; filled when the sending step runs.
   """
 
   number: int
@@ -73,14 +74,14 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-  """What a place of a buffer holds.
+  """Symbolic content of a buffer position.
 
   Attributes:
-    chunk: The chunk of which it is a copy or a partial sum.
-    version: How often the rank's copy of the chunk had changed when it was
-      read there.
-    message: In scratch, the message that brought it and that is not received
-      yet; None if it is the rank's own copy.
+    chunk: Chunk of which it is a copy or a partial sum.
+    version: Number of changes of the rank's copy of the chunk before it was
+      read.
+    message: In scratch, the message that brought it and is not received yet;
+      None for the rank's own copy.
   """
 
   chunk: int
@@ -88,17 +89,17 @@ class Value:
   message: Message | None = None
 
 
-# A step; a connection (source, destination, channel) on which it sends or
-# receives; and whether it sends.
+# (step, connection on which it sends or receives, whether it sends), with a
+# connection as (source, destination, channel).
 _End = tuple[Step, tuple[int, int, int], bool]
 
 
 def read_steps(root: ElementTree.Element) -> tuple[list[Step], list[_End]]:
-  """Reads all steps, and their ends of connections.
+  """Reads all steps and the connections that they use.
 
   Raises:
     ValueError: An attribute is missing or wrong, or a step waits for one that
-      is not there.
+      does not exist.
   """
   steps: list[Step] = []
   ends: list[_End] = []
@@ -147,19 +148,19 @@ def _add_waits(
   steps: Sequence[Step], waits: Sequence[tuple[int, int, int]],
   numbers: Mapping[tuple[int, int, int], int],
 ) -> None:
-  """Adds to each step the one that it waits for in another threadblock."""
+  """Adds to each step its dependency in another threadblock."""
   for step, wait in zip(steps, waits, strict=True):
     if wait[1] < 0:
       continue
     if wait not in numbers:
       raise ValueError(
-        f"{step} waits for step {wait[2]} of threadblock {wait[1]}, which is "
-        "not there"
+        f"{step} waits for step {wait[2]} of threadblock {wait[1]}, which does "
+        "not exist"
       )
     if not steps[numbers[wait]].awaited:
       raise ValueError(
-        f"{step} waits for {steps[numbers[wait]]}, which tells nobody that it "
-        'is done: it must have hasdep="1"'
+        f"{step} waits for {steps[numbers[wait]]}, which does not signal its "
+        'completion: it must have hasdep="1"'
       )
     step.after.append(numbers[wait])
 
@@ -177,7 +178,7 @@ def _where(
 
 
 def connections(ends: Sequence[_End]) -> list[list[Message]]:
-  """Matches sends and receives: on one connection, the i-th with the i-th."""
+  """Matches the i-th send with the i-th receive of each connection."""
   sent: dict[tuple[int, int, int], list[Step]] = {}
   received: dict[tuple[int, int, int], list[Step]] = {}
   for step, connection, sends in ends:
@@ -203,7 +204,7 @@ def connections(ends: Sequence[_End]) -> list[list[Message]]:
 
 
 def integer(element: ElementTree.Element, key: str) -> int:
-  """Reads an attribute that must be an integer."""
+  """Returns an attribute that must be an integer."""
   text = element.get(key, "")
   if not re.fullmatch(r"-?[0-9]{1,9}", text):
     raise ValueError(f"<{element.tag}>: {key}={text!r} must be an integer")

@@ -1,4 +1,4 @@
-"""Trees whose busiest link reaches the cut bound."""
+"""Spanning trees whose most loaded link reaches the cut bound."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""How fast an all-gather can be at best on a graph: the tightest cut.
+"""Lower bound on the time of an all-gather on a graph: the tightest cut.
 
 Let S be a set of nodes that omits at least one rank. Every rank in S must send
 its slice, M / n bytes of the M bytes in all, out of S. With B+(S) the bandwidth
@@ -8,9 +8,9 @@ of the links that leave S, no all-gather is faster than
 
 Let y = min over S of B+(S) / (number of ranks in S), so that T* = M / (n y):
 the rate at which every rank can send to all others at once. To test a rate y,
-add a source with a link of bandwidth y to every rank. Some S is too tight for y
-exactly if some rank's max-flow from the source is below n y (Edmonds). The cut
-of that max-flow is such an S, and gives a smaller y to test next. This is
+add a source with a link of bandwidth y to every rank. Some S violates y if and
+only if the max-flow from the source to some rank is below n y (Edmonds). The
+cut of that max-flow is such an S, and gives a smaller y to test next. This is
 Newton's method on y and ends at the tightest S after a few steps.
 
 Source: ForestColl, arXiv 2402.06787, which searches y by bisection.
@@ -26,19 +26,19 @@ from scipy.sparse import csgraph
 
 from parallel.topology.graph import Topology
 
-# Bandwidths are rounded to a millionth of the fastest one at the finest, and
-# scipy's max-flow takes 32-bit capacities.
+# Bandwidths are rounded to at most a millionth of the fastest one; scipy's
+# max-flow takes 32-bit capacities.
 _FINEST = 1_000_000
 _LARGEST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class CutBound:
-  """The lower bound of an all-gather's time, and the cut that proves it.
+  """Lower bound on an all-gather's time, and the cut that proves it.
 
   Attributes:
     seconds_per_byte: T* / M, with M the bytes of all ranks' slices together.
-    cut: The nodes of S. Each rank in S must send its slice out of S.
+    cut: Nodes of S. Each rank in S must send its slice out of S.
     leaving: B+(S), the bandwidth out of S in bytes per second.
   """
 
@@ -50,11 +50,19 @@ class CutBound:
 def cut_bound(topology: Topology) -> CutBound:
   """Returns the bound that the tightest cut of a topology gives.
 
+  Example:
+    A ring of 4 ranks with links of 1 byte/s: three ranks send their quarters to
+    the fourth over two links.
+
+    >>> from parallel.topology.builders import ring
+    >>> cut_bound(ring(4, bandwidth=1.0))
+    CutBound(seconds_per_byte=0.375, cut=(1, 2, 3), leaving=2.0)
+
   Args:
-    topology: A topology of at least two ranks.
+    topology: Topology of at least two ranks.
 
   Raises:
-    ValueError: The topology has one rank only.
+    ValueError: The topology has only one rank.
   """
   _, nodes = tightest_cut(topology)
   return bound_of(topology, nodes)
@@ -65,7 +73,7 @@ def bound_of(topology: Topology, nodes: frozenset[int]) -> CutBound:
 
   Args:
     topology: The topology.
-    nodes: The nodes of S.
+    nodes: Nodes of S.
   """
   leaving = math.fsum(
     link.bandwidth for link in topology.links
@@ -80,22 +88,23 @@ def integer_capacities(topology: Topology) -> np.ndarray:
   """Returns the bandwidths as integers in a common unit.
 
   If no unit divides all of them, the unit is a millionth of the fastest one, or
-  as fine as max-flows allow, and bandwidths are rounded down, to 1 at least.
+  the finest that the 32-bit max-flow allows, and bandwidths are rounded down
+  to a multiple of it, at least 1.
 
   Returns:
-    int ``[node, node]``: the bandwidth of the link from the first node to the
-    second; 0 where there is none.
+    int ``[node, node]``: bandwidth of the link from the first node to the
+    second; 0 without a link.
   """
   slowest = min(link.bandwidth for link in topology.links)
   fastest = max(link.bandwidth for link in topology.links)
-  # `tightest_cut` multiplies capacities by up to n - 1, and gives each rank a
-  # link from the source with at most what the links into some rank carry.
+  # `tightest_cut` multiplies capacities by up to n - 1. It gives each rank a
+  # link from the source with at most the smallest bandwidth into any rank.
   into = [0.0] * topology.num_nodes
   for link in topology.links:
     into[link.destination] += link.bandwidth / fastest
   n = topology.num_ranks
   largest = min(_FINEST, _LARGEST // max(n, math.ceil(max(into[:n]))))
-  # Ratios like 1, 2.5 or 1/3 are found as fractions, despite their rounding.
+  # Recovers ratios like 1, 2.5 or 1/3 as exact fractions from floats.
   ratios = {
     link.bandwidth: Fraction(link.bandwidth / slowest).limit_denominator(64)
     for link in topology.links
@@ -116,29 +125,29 @@ def integer_capacities(topology: Topology) -> np.ndarray:
 
 
 def tightest_cut(topology: Topology) -> tuple[Fraction, frozenset[int]]:
-  """Finds the largest rate y and the set S that limits it.
+  """Returns the largest rate y and the set S that limits it.
 
   Args:
-    topology: A topology of at least two ranks.
+    topology: Topology of at least two ranks.
 
   Returns:
     y in units of `integer_capacities`, and the nodes of S.
 
   Raises:
-    ValueError: The topology has one rank only.
+    ValueError: The topology has only one rank.
   """
   n = topology.num_ranks
   if n < 2:
     raise ValueError(f"{topology.name}: one rank has nothing to send")
   capacities = integer_capacities(topology)
-  # A first guess: S is everything but the rank that can receive least.
+  # First guess: S is every node except the rank with the least bandwidth in.
   into = capacities.sum(axis=0)[:n]
   last = int(np.argmin(into))
   cut = frozenset(range(topology.num_nodes)) - {last}
   y = Fraction(int(into[last]), n - 1)
-  # y is proven once the flows to all n ranks suffice. They are tried in a
-  # circle: after a smaller y, the rank that failed comes first again.
-  proven = 0  # ranks in a row whose flow suffices
+  # y is proven once the flows to all n ranks suffice. Ranks are tested in
+  # cyclic order: after y decreases, the rank that failed is tested first.
+  proven = 0  # consecutive ranks whose flow suffices
   rank = 0
   while proven < n:
     # With y = p / q, capacities times q and source links of p are integers.
@@ -159,10 +168,10 @@ def tightest_cut(topology: Topology) -> tuple[Fraction, frozenset[int]]:
 
 
 class SourceFlow:
-  """Max-flows from a source that feeds every rank.
+  """Max-flows from a source that is linked to every rank.
 
   Args:
-    capacities: int ``[node, node]``: the capacity of each link.
+    capacities: int ``[node, node]``: capacity of each link.
     num_ranks: Number of ranks, n.
     weight: Capacity of the link from the source to each rank.
   """
@@ -170,7 +179,7 @@ class SourceFlow:
   def __init__(
     self, capacities: np.ndarray, num_ranks: int, weight: int
   ) -> None:
-    # The source is one more node, after all others.
+    # The source is an additional node with the largest number.
     size = len(capacities)
     assert max(capacities.max(), weight) <= _LARGEST, "32 bits overflow"
     self._source = size
@@ -185,26 +194,26 @@ class SourceFlow:
     return csgraph.maximum_flow(self._graph, self._source, rank)
 
   def reaches(self, wanted: int) -> bool:
-    """Says whether every rank's max-flow is at least `wanted`."""
+    """Returns whether every rank's max-flow is at least `wanted`."""
     return all(
       self._flow(rank).flow_value >= wanted for rank in range(self._num_ranks)
     )
 
   def cut(self, rank: int, wanted: int) -> frozenset[int] | None:
-    """Finds a smallest cut between the source and a rank.
+    """Returns the source's side of a minimum cut between source and rank.
 
     Args:
       rank: The rank.
-      wanted: The flow that suffices.
+      wanted: Flow that suffices.
 
     Returns:
-      The nodes on the source's side; None if the max-flow is at least `wanted`.
+      Nodes on the source's side; None if the max-flow is at least `wanted`.
     """
     result = self._flow(rank)
     if result.flow_value >= wanted:
       return None
-    # By max-flow min-cut, the source's side is what can still be reached over
-    # links with capacity left.
+    # By max-flow min-cut, the source's side consists of the nodes reachable
+    # over links with residual capacity.
     residual = self._graph - result.flow
     residual.data = (residual.data > 0).astype(np.int8)
     residual.eliminate_zeros()

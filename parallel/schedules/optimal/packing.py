@@ -1,21 +1,21 @@
-"""Packs spanning trees, k units of every rank, into integer capacities.
+"""Packing of k spanning trees per rank into integer capacities.
 
 A tree of weight w stands for w equal trees and takes w units of capacity on
 each of its edges. Trees grow one at a time, breadth-first. Each set S of ranks
-must keep enough capacity into it for all trees that still have to enter it, one
-unit for each unit of a root outside S. So a new tree edge x -> y may carry at
-most
+must keep enough incoming capacity for all trees that still have to enter it,
+one unit for each unit of a root outside S. So a new tree edge x -> y may carry
+at most
 
     min over S with y in S, x not in S of  in(S) - (units of roots outside S)
 
-units, where in(S) is the capacity that is left into S. This is a max-flow from
-x to y, less the units of all roots: x also feeds every root the units that this
+units, where in(S) is the remaining capacity into S. This is a max-flow from x
+to y, minus the units of all roots: x also feeds every root the units that this
 root still has to send.
 
-Source: Edmonds' theorem, as ForestColl (arXiv 2402.06787) and Berczi and Frank,
-"Packing arborescences", 2009, use it. Unlike in ForestColl, a tree that cannot
-grow with all its units gives some back to its root, and these start again as a
-tree of their own. So there is never more than one unfinished tree.
+Source: Edmonds' theorem, as used by ForestColl (arXiv 2402.06787) and by Berczi
+and Frank, "Packing arborescences", 2009. Deviation from ForestColl: a tree that
+cannot grow with all its units returns some to its root, which later start as a
+separate tree. So there is never more than one unfinished tree.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-# Each try is a max-flow. After this many edges, the best one so far is taken,
-# and no longer search is made for an edge that carries all units.
+# Each try is a max-flow. After this many edges, the search for an edge that
+# carries all units ends, and the best one so far is taken.
 _TRIES = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-  """A spanning tree of the ranks.
+  """Spanning tree of the ranks.
 
   Attributes:
-    root: The rank whose data go down the tree.
+    root: Rank whose data go down the tree.
     weight: Units of capacity that the tree takes on each of its edges.
     edges: (parent, child) pairs. A rank is a child before it is a parent.
   """
@@ -59,17 +59,17 @@ def pack(capacities: np.ndarray, weight: int) -> list[Tree]:
   state = _State(capacities, weight)
   trees = []
   while state.waiting.any():
-    # The root with the most units left comes next. So roots take turns, and
-    # none is left with what the others did not want.
+    # The root with the most remaining units is next. So roots take turns, and
+    # no root is left with only the capacity that the others did not use.
     trees.append(_grow(state, int(np.argmax(state.waiting))))
   return trees
 
 
 class _State:
-  """What is left of capacities and units, and the graph for the max-flows.
+  """Remaining capacities and units, and the graph for the max-flows.
 
   Attributes:
-    capacities: int ``[rank, rank]``: capacity that no tree has taken.
+    capacities: int ``[rank, rank]``: capacity not taken by any tree.
     waiting: int ``[rank]``: units of a root that are in no tree yet.
   """
 
@@ -78,9 +78,9 @@ class _State:
     self.capacities = capacities.copy()
     self.waiting = np.full(n, weight)
     # The flow's source x feeds the roots through a hub, node n, so that a new
-    # x changes one entry and not n. The matrix is built once, with an entry for
-    # every edge that may ever be used, and zeros are kept in it. From one flow
-    # to the next only its data change.
+    # x changes one entry and not n. The sparse matrix is built once, with an
+    # entry, possibly zero, for every edge that may ever be used. Between flows
+    # only its data change.
     rows, columns = np.nonzero(capacities)
     edges = len(rows)
     rows = np.concatenate([rows, np.arange(n), np.full(n, n)])
@@ -90,7 +90,7 @@ class _State:
       shape=(n + 1, n + 1),
     )
     # The data are the edges' numbers in the order of storage; sorting inverts
-    # that: order[i] is where edge i is stored.
+    # the order: edge i is stored at order[i].
     order = np.argsort(places.data)
     self._graph = places
     self._graph.data = np.zeros(len(rows), np.int32)
@@ -103,17 +103,17 @@ class _State:
     self._graph.data[self._edges] = capacities[rows[:edges], columns[:edges]]
 
   def take(self, source: int, there: int, units: int) -> None:
-    """Takes units of an edge's capacity; negative units are given back."""
+    """Takes units of an edge's capacity; negative units are returned."""
     self.capacities[source, there] -= units
     self._graph.data[self._edge[source, there]] -= units
 
   def room(self, source: int, there: int, wanted: int) -> int:
-    """Returns how many of the ``wanted`` units a tree may send along an edge.
+    """Returns the number of units that a tree may send along an edge.
 
     Args:
-      source: The edge's tail, x, a rank of the tree.
-      there: The edge's head, y, which the tree lacks.
-      wanted: Units of the tree.
+      source: Tail of the edge, x, a rank of the tree.
+      there: Head of the edge, y, a rank outside the tree.
+      wanted: Units of the tree, an upper bound on the result.
     """
     caps, waiting = self.capacities, self.waiting
     total = int(waiting.sum())
@@ -126,7 +126,7 @@ class _State:
     )
     if most <= 0:
       return 0
-    # A cut of this flow costs in(S) + (units of roots in S). Less the units of
+    # A cut of this flow costs in(S) + (units of roots in S). Minus the units of
     # all roots, this is in(S) - (units of roots outside S).
     data = self._graph.data
     data[self._from_hub] = waiting
@@ -146,8 +146,8 @@ def _grow(state: _State, root: int) -> Tree:
   members, edges = [root], []
   while len(members) < n:
     source, there, units = _next(state, members, joined, weight)
-    # If this edge cannot carry all units, the tree becomes lighter. The edges
-    # that it has already give the difference back.
+    # If this edge cannot carry all units, the tree becomes lighter, and its
+    # existing edges return the difference.
     if units < weight:
       for edge in edges:
         state.take(*edge, units - weight)
@@ -163,10 +163,10 @@ def _grow(state: _State, root: int) -> Tree:
 def _next(
   state: _State, members: list[int], joined: np.ndarray, weight: int
 ) -> tuple[int, int, int]:
-  """Finds the next edge of a tree: one for all its units, or the best of a few.
+  """Returns the next edge of a tree: one for all its units, or the best tried.
 
   Args:
-    state: What is left.
+    state: Remaining capacities and units.
     members: Ranks of the tree, in the order of joining.
     joined: bool ``[rank]``: whether the tree has the rank.
     weight: Units of the tree.
@@ -177,8 +177,8 @@ def _next(
   best, tries = (0, 0, 0), 0
   for source in members:
     ahead = np.flatnonzero((state.capacities[source] > 0) & ~joined)
-    # Edges with more capacity left come first. Taking from these leaves more
-    # ways for the other trees.
+    # Edges with more remaining capacity come first, which leaves more paths for
+    # the other trees.
     for there in ahead[np.argsort(-state.capacities[source, ahead],
                                   kind="stable")]:
       units = state.room(source, int(there), weight)

@@ -1,15 +1,15 @@
-"""Takes switches out of a graph without making any rank harder to reach.
+"""Removal of switches from a graph that preserves the ranks' max-flows.
 
-To split a switch w off, a unit of capacity u -> w and one of w -> t become one
-unit of u -> t. If a graph's switches have as much capacity in as out, all of a
-switch can be split off such that every rank's max-flow from the source stays
-what it was (Bang-Jensen, Frank and Jackson, "Preserving and increasing local
-edge-connectivity in mixed graphs", SIAM J. Discrete Math. 8, 1995). ForestColl,
-arXiv 2402.06787, uses this for trees.
+To split off a switch w, a unit of capacity u -> w and one of w -> t become one
+unit of u -> t. If a graph's switches have equal capacity in and out, each
+switch can be split off completely such that every rank's max-flow from the
+source is unchanged (Bang-Jensen, Frank and Jackson, "Preserving and increasing
+local edge-connectivity in mixed graphs", SIAM J. Discrete Math. 8, 1995).
+ForestColl, arXiv 2402.06787, uses this for trees.
 
-Unlike there, a whole switch is first split evenly, and the flows are tested
-once after it. Only if they do not suffice, the switch is split pair by pair,
-with a test for every pair.
+Deviation from ForestColl: a whole switch is first split evenly, followed by one
+test of the flows. Only if they do not suffice, the switch is split pair by
+pair, with a test for every pair.
 """
 
 import collections
@@ -21,11 +21,11 @@ from parallel.topology.graph import Path
 
 
 class Pool:
-  """The paths in the original graph that each pair's capacity stands for.
+  """Paths in the original graph that make up the capacity of each pair.
 
   Args:
-    capacities: int ``[node, node]``: capacities of the original graph. At
-      first, each unit stands for the path along its own link.
+    capacities: int ``[node, node]``: capacities of the original graph.
+      Initially, each unit stands for the path along its own link.
   """
 
   def __init__(self, capacities: np.ndarray) -> None:
@@ -37,14 +37,14 @@ class Pool:
     }
 
   def take(self, pair: tuple[int, int], amount: int) -> list[Path]:
-    """Takes units of a pair out of the pool, those of the shortest paths first.
+    """Removes units of a pair from the pool, shortest paths first.
 
     Args:
       pair: (source, destination).
       amount: Number of units.
 
     Returns:
-      The path of each unit.
+      Path of each unit.
     """
     pool, taken = self._paths[pair], []
     for path in sorted(pool, key=lambda path: (len(path), path)):
@@ -62,7 +62,7 @@ class Pool:
 
     Args:
       source: Node before the switch.
-      switch: The switch that is split off.
+      switch: Switch that is split off.
       there: Node after the switch. If it is the source, the units are lost.
       amount: Number of units.
     """
@@ -76,7 +76,7 @@ class Pool:
 
 
 def _without_loops(path: Path) -> Path:
-  """Cuts out what a path walks between two visits of the same node."""
+  """Removes the part of a path between two visits of the same node."""
   kept: list[int] = []
   for node in path:
     if node in kept:
@@ -88,27 +88,26 @@ def _without_loops(path: Path) -> Path:
 def split_switches(
   capacities: np.ndarray, num_ranks: int, weight: int
 ) -> tuple[np.ndarray, Pool]:
-  """Splits all switches off.
+  """Splits off all switches.
 
   Args:
     capacities: int ``[node, node]``: capacities, with ranks before switches.
     num_ranks: Number of ranks, n.
-    weight: Capacity of the links from the source to each rank, k. Every rank's
-      max-flow from the source is at least n k, and stays so.
+    weight: Capacity of the link from the source to each rank, k. Every rank's
+      max-flow from the source is at least n k, before and after.
 
   Returns:
-    The capacities between ranks, int ``[rank, rank]``, and the paths that they
-    stand for.
+    Capacities between ranks, int ``[rank, rank]``, and their paths.
 
   Raises:
-    ValueError: A switch's capacities in and out differ, and the ranks need
-      what has no counterpart.
+    ValueError: A switch's capacities in and out differ, and the ranks need the
+      unmatched part.
   """
   pool = Pool(capacities)
   left = capacities.copy()
   size = len(left)
-  # Switches are split off in the order of their distance from the ranks: those
-  # farther away then find ranks in place of the nearer switches.
+  # Switches are split off in the order of their distance from the ranks. When
+  # the farther ones are split, ranks have replaced the nearer switches.
   hops = {switch: 0 for switch in range(num_ranks, size)}
   near = set(range(num_ranks))
   level = 0
@@ -130,36 +129,36 @@ def split_switches(
   left = left[:num_ranks, :num_ranks]
   if not _suffices(left, num_ranks, weight):
     raise ValueError(
-      "a switch's links in and out differ in bandwidth, and what is left "
-      "over is needed; give both directions the same bandwidth"
+      "a switch's links in and out differ in bandwidth, and the unmatched part "
+      "is needed; give both directions the same bandwidth"
     )
   return left, pool
 
 
 def _suffices(capacities: np.ndarray, num_ranks: int, weight: int) -> bool:
-  """Says whether every rank's max-flow from the source is n k or more."""
+  """Returns whether every rank's max-flow from the source is at least n k."""
   flow = SourceFlow(capacities, num_ranks, weight)
   return flow.reaches(num_ranks * weight)
 
 
-# (source, destination, units) that one switch passed on
+# (source, destination, units) that a switch forwarded
 Move = tuple[int, int, int]
 
 
 def _even(
   capacities: np.ndarray, switch: int, num_ranks: int, prefer_ranks: bool
 ) -> tuple[np.ndarray, list[Move]]:
-  """Splits a switch unit by unit, each to the pair that has least so far.
+  """Splits a switch unit by unit, each to the pair with the least capacity.
 
   Args:
     capacities: int ``[node, node]``; not changed.
-    switch: The switch to split off.
+    switch: Switch to split off.
     num_ranks: Number of ranks, n.
     prefer_ranks: Whether units from switches go to ranks first, and units from
       ranks to switches.
 
   Returns:
-    The capacities without the switch, and the moves.
+    Capacities without the switch, and the moves.
   """
   left = capacities.copy()
   into, out = left[:, switch].copy(), left[switch].copy()
@@ -169,10 +168,10 @@ def _even(
   moves: collections.Counter[tuple[int, int]] = collections.Counter()
   while into.any() and out.any():
     source = int(np.argmax(into))
-    # By precedence: back to the source last, since this loses the unit; then
+    # Precedence: back to the source comes last, since this loses the unit; then
     # the kind of node, if preferred; then the pair with the least capacity. The
-    # fraction is below 1 and only breaks ties, for the node with most units
-    # left to receive.
+    # fraction is below 1 and only breaks ties, in favour of the node with the
+    # most units left to receive.
     cost = left[source] * 4.0 - out / (1.0 + out.max())
     if prefer_ranks:
       cost += 1e6 * (is_rank == is_rank[source])
@@ -194,19 +193,20 @@ def _pair_by_pair(
 
   Args:
     capacities: int ``[node, node]``; not changed.
-    switch: The switch to split off.
+    switch: Switch to split off.
     num_ranks: Number of ranks, n.
-    weight: Capacity of the links from the source to each rank, k.
+    weight: Capacity of the link from the source to each rank, k.
 
   Returns:
-    The capacities without the switch, and the moves.
+    Capacities without the switch, and the moves.
   """
   left, moves = capacities.copy(), []
   for source in map(int, np.flatnonzero(capacities[:, switch])):
     for there in map(int, np.flatnonzero(capacities[switch])):
       most = int(min(left[source, switch], left[switch, there]))
-      # A binary search for the largest amount that suffices: `low` does, `high`
-      # does not. All of it is tried first: if it fits, the search ends.
+      # Binary search for the largest amount that suffices: `low` suffices,
+      # `high` does not. The full amount is tried first and ends the search if
+      # it suffices.
       low, high = 0, most + 1
       amount = most
       while high - low > 1:
@@ -226,6 +226,7 @@ def _pair_by_pair(
         if source != there:
           left[source, there] += low
         moves.append((source, there, low))
-  # What no pair could use is dropped. The caller tests whether it was needed.
+  # Units that no pair can use are dropped. The caller tests whether they were
+  # needed.
   left[:, switch] = left[switch] = 0
   return left, moves

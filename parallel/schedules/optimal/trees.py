@@ -1,23 +1,23 @@
 """Throughput-optimal trees for any graph, and the cut that proves them so.
 
-There are four steps. The capacities are multiplied by a scale U and rounded
-down to integers, with U just large enough that every rank can be the root of k
-trees. The switches are split off. The trees are packed. Then their transfers
-are put into rounds.
+There are four steps. First, the capacities are multiplied by a scale U and
+rounded down to integers, with U just large enough that every rank can be the
+root of k trees. Then the switches are split off, the trees are packed, and
+their transfers are put into rounds.
 
 A chunk of 1 / (n k) of the data goes down each tree. A link of capacity c is
 part of at most U c trees, so the busiest link needs at most M U / (n k) seconds
 for M bytes of all slices together. This is the cut bound T* if U / k is as
 small as the bound allows, 1 / y.
 
-This bounds the busiest link, not the schedule that runs: trees are deep, and a
-chunk has to go all the way down. Cutting the chunks into pieces
-(`parallel.schedules.pipeline`) brings the time near to that of the busiest
-link for large messages. For others, trees that are grown with latencies in mind
-(`parallel.schedules.growth`) are sooner done.
+This bounds the time of the busiest link, not of the whole schedule: trees are
+deep, and a chunk has to travel all the way down. With chunks cut into pieces
+(`parallel.schedules.pipeline`), the time of large messages approaches that of
+the busiest link. For small messages, trees that are grown with latencies in
+mind (`parallel.schedules.growth`) finish earlier.
 
-Source: ForestColl, arXiv 2402.06787. Unlike there, k is the smallest one within
-a tolerance of the bound, at most `max_weight`. The rounds are ours, too.
+Source: ForestColl, arXiv 2402.06787. Deviations: k is the smallest one within a
+tolerance of the bound, at most `max_weight`; the rounds are not from the paper.
 """
 
 import collections
@@ -53,14 +53,14 @@ from parallel.topology.graph import Path, Topology
 
 @dataclasses.dataclass(frozen=True)
 class Forest:
-  """k spanning trees for every rank.
+  """Set of k spanning trees for every rank.
 
   Attributes:
-    bound: The lower bound T* and the cut that gives it.
+    bound: Lower bound T* and the cut that gives it.
     weight: Trees of each rank, k.
-    trees: ``[chunk]``: the tree that the chunk goes down, as the paths of its
-      edges, parents first. The k chunks of a root are in a row.
-    seconds_per_byte: Seconds that the busiest link needs, over M.
+    trees: ``[chunk]``: tree that the chunk goes down, as the paths of its
+      edges, parents first. The k chunks of a root are consecutive.
+    seconds_per_byte: Time of the busiest link in seconds, over M bytes.
   """
 
   bound: CutBound
@@ -82,21 +82,30 @@ def forest(
   max_weight: int | None = None,
   tolerance: float = 0.01,
 ) -> Forest:
-  """Finds the trees of an all-gather.
+  """Returns the trees of an all-gather.
+
+  Example:
+    On a ring of 4 ranks, two trees per rank load the busiest link no more than
+    the cut bound requires:
+
+    >>> from parallel.topology.builders import ring
+    >>> found = forest(ring(4))
+    >>> found.weight, found.ratio
+    (2, 1.0)
 
   Args:
-    topology: A topology of at least two ranks. A switch should have the same
+    topology: Topology of at least two ranks. A switch should have the same
       bandwidth in and out.
     weight: Trees of each rank, k. None chooses the smallest k within the
-      tolerance, or the best one if none is.
-    max_weight: The largest k that is tried. None stands for 8, or for what
-      makes 128 chunks if that is more.
-    tolerance: How far the busiest link's time may be above the bound, as a
+      tolerance, or the best k if none is.
+    max_weight: Largest k that is tried. None stands for 8, or for the k that
+      makes 128 chunks if that is larger.
+    tolerance: Maximum excess of the busiest link's time over the bound, as a
       fraction of the bound.
 
   Raises:
-    ValueError: The topology has one rank only, or a switch's bandwidths in and
-      out differ where the ranks need it.
+    ValueError: The topology has only one rank, or a switch's bandwidths in and
+      out differ and the ranks need the difference.
   """
   n = topology.num_ranks
   y, cut = tightest_cut(topology)
@@ -114,7 +123,7 @@ def forest(
   ratio, k = best
   # ratio = U y / k, so U = ratio k / y.
   chunks = _paths_of_trees(_scaled(capacities, ratio * k / y), n, k)
-  # The time is that of the real bandwidths, not of the rounded capacities.
+  # The time uses the real bandwidths, not the rounded capacities.
   loads = collections.Counter(
     pair
     for paths in chunks for path in paths
@@ -131,8 +140,8 @@ def _paths_of_trees(capacities: np.ndarray, n: int, k: int) -> list[list[Path]]:
   """Packs k trees for each of n ranks; returns ``[chunk]``: its tree's paths.
 
   A packed tree of weight w becomes w trees with the same edges. Each takes its
-  own path for an edge, since a pair's capacity may lie on several paths through
-  switches.
+  own path for an edge, since a pair's capacity may be spread over several paths
+  through switches.
   """
   between_ranks, pool = split_switches(capacities, n, k)
   chunks: list[list[Path]] = [[] for _ in range(n * k)]
@@ -154,18 +163,18 @@ def _scaled(capacities: np.ndarray, scale: Fraction) -> np.ndarray:
 def _smallest_scale(
   capacities: np.ndarray, n: int, k: int, y: Fraction, limit: Fraction | None
 ) -> Fraction | None:
-  """Finds the smallest scale U at which the capacities hold k trees per root.
+  """Returns the smallest scale U at which the capacities hold k trees per root.
 
   Args:
     capacities: int ``[node, node]``: capacities, not scaled.
     n: Number of ranks.
     k: Trees of each rank.
-    y: The bound's rate. At U = k / y the trees would just fit, if nothing were
-      rounded.
-    limit: A ratio that must be beaten; None for no limit.
+    y: Rate of the bound. At U = k / y the trees would just fit without
+      rounding.
+    limit: Ratio that must be improved on; None for no limit.
 
   Returns:
-    The ratio U y / k, at least 1; None if the limit is not beaten.
+    The ratio U y / k, at least 1; None if the limit is not improved on.
   """
   def suffices(scale: Fraction) -> bool:
     flow = SourceFlow(_scaled(capacities, scale), n, k)
@@ -175,13 +184,14 @@ def _smallest_scale(
   if suffices(least):
     return Fraction(1)
   values = sorted({int(c) for c in capacities[capacities > 0]})
-  # U c grows by 1 at least for every capacity c. So none is below its value
-  # before rounding any more, and the trees fit.
+  # At this scale U c exceeds its value at the least scale by at least 1 for
+  # every capacity c. So no rounded capacity is below its value before rounding,
+  # and the trees fit.
   most = least + Fraction(1, values[0])
   if limit is not None:
     most = min(most, limit * least)
   # A rounded capacity changes only where U times the capacity is an integer.
-  # So these U are the only ones to try, and the largest decides if any fits.
+  # So only these U are tried, and the largest shows whether any of them fits.
   steps = sorted({
     Fraction(i, c)
     for c in values
@@ -216,21 +226,21 @@ def build(
   """Builds any of the three collectives.
 
   Packed trees load no link more than the cut bound allows, but may be deep:
-  they are for large messages, cut into pieces. Grown trees weigh depth against
-  load for messages of a size. `caatnet.studies.collectives.chosen` chooses.
+  they suit large messages, cut into pieces. Grown trees trade depth against
+  load for a given message size. `caatnet.studies.collectives.chosen` selects
+  between them.
 
   Args:
-    topology: The network that the schedule runs on.
-    collective: The collective to build.
+    topology: Network that the schedule runs on.
+    collective: "all_reduce", "reduce_scatter" or "all_gather".
     trees: "packed" (`forest`) or "grown" (`parallel.schedules.growth`).
-    weight: Trees of each rank, k. None chooses it as `forest` says, and 1 for
-      grown trees.
+    weight: Trees of each rank, k. None means the choice of `forest` for packed
+      trees, and 1 for grown trees.
     max_weight: For packed trees, as in `forest`.
     tolerance: For packed trees, as in `forest`.
-    size_bytes: For grown trees, the bytes of the buffer. None leaves latencies
-      out.
-    link_capacity: For grown trees, the chunks that the slowest link carries in
-      a round.
+    size_bytes: For grown trees, bytes of the buffer. None ignores latencies.
+    link_capacity: For grown trees, number of chunks that the slowest link
+      carries in a round.
 
   Raises:
     ValueError: An option has no effect on these trees, or is out of its range.
@@ -253,9 +263,9 @@ def build(
       collective,
     )
   options = {"max_weight": max_weight, "tolerance": tolerance}
-  # Where links have no equal reverse, the all-reduce's two halves have forests
-  # of their own. Both must cut the data into equally many chunks, so the larger
-  # of the two k is used for both.
+  # If links have no equal reverse, the two halves of the all-reduce have
+  # different forests. Both must cut the data into the same number of chunks, so
+  # the larger k of the two is used for both.
   if (
     collective == "all_reduce"
     and topology.num_ranks > 1
@@ -272,7 +282,7 @@ def build(
 def _check_effects(
   trees: str, given: Mapping[str, tuple[str, bool]]
 ) -> None:
-  """Refuses options that are given and belong to the other kind of trees."""
+  """Rejects given options that belong to the other kind of trees."""
   known("trees=", trees, ("packed", "grown"))
   for key, (needed, is_given) in given.items():
     if is_given and trees != needed:
@@ -283,7 +293,7 @@ def gather(topology: Topology, **options: float | None) -> Schedule:
   """Builds the all-gather in which each chunk goes down its own packed tree.
 
   Args:
-    topology: The network that the schedule runs on.
+    topology: Network that the schedule runs on.
     **options: `weight`, `max_weight` and `tolerance`, as in `forest`.
   """
   n = topology.num_ranks
@@ -293,11 +303,11 @@ def gather(topology: Topology, **options: float | None) -> Schedule:
 
 
 def schedule(topology: Topology, found: Forest) -> Schedule:
-  """Builds the all-gather of trees that are found already.
+  """Builds the all-gather of a given forest.
 
   Args:
-    topology: The network that the schedule runs on.
-    found: What `forest` found on that network.
+    topology: Network that the schedule runs on.
+    found: Result of `forest` on this network.
   """
   n = topology.num_ranks
   return Schedule(
@@ -316,11 +326,11 @@ def _rounds(
 ) -> tuple[tuple[Transfer, ...], ...]:
   """Puts transfers into rounds, each as early as its links are free.
 
-  Among the transfers that are ready, those whose child has the longest chain of
-  tree edges below it go first: these chains decide when the last round ends.
+  Among the ready transfers, those whose child has the longest chain of tree
+  edges below it go first: these chains determine the last round.
 
   Args:
-    topology: The network, which gives the links' capacities.
+    topology: Network, which gives the links' capacities.
     trees: ``[chunk]``: paths along the edges of its tree, parents first.
   """
   # (minus the child's height, chunk, path): the heap pops the smallest first.
@@ -331,7 +341,7 @@ def _rounds(
   for chunk, paths in enumerate(trees):
     height: dict[int, int] = collections.defaultdict(int)
     after: dict[int, list[Path]] = collections.defaultdict(list)
-    # Children before parents, so that a child's height is final when it counts.
+    # Children before parents, so that a child's height is final when read.
     for path in reversed(paths):
       parent, child = path[0], path[-1]
       height[parent] = max(height[parent], height[child] + 1)
@@ -355,8 +365,8 @@ def _rounds(
         room[pair] -= 1
       there = path[-1]
       sent.append(Transfer(path[0], there, chunk, "copy", path))
-      # A round's transfers read the state before it, so the child can send the
-      # chunk on from the next round.
+      # Transfers of a round read the state before it, so the child can forward
+      # the chunk from the next round on.
       later += [
         (-below[chunk][p[-1]], chunk, p) for p in children[chunk][there]
       ]

@@ -90,7 +90,7 @@ def test_where_links_cannot_be_shaped(monkeypatch, tmp_path):
   (tmp_path / "ip").write_text("#!/bin/sh\necho not permitted >&2\nexit 1\n")
   (tmp_path / "ip").chmod(0o755)
   with (
-    pytest.raises(ValueError, match=r"not permitted.*it takes root"),
+    pytest.raises(ValueError, match=r"not permitted.*this needs root"),
     namespaces.shaped(np.ones((2, 2))),
   ):
     pass

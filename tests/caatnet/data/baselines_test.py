@@ -1,4 +1,4 @@
-"""Laws of the baselines: entropies that are known in closed form."""
+"""Properties of the baselines, against entropies in closed form."""
 
 import lzma
 import math
@@ -16,14 +16,14 @@ def _as_windows(text: np.ndarray, seq_len: int) -> np.ndarray:
 
 
 def _markov_chain(stay: float, length: int, seed: int) -> np.ndarray:
-  """A cycle 10, 11, 12, 13, 10, ... of which each step may be left out."""
+  """Returns a cycle 10, 11, 12, 13, 10, ... with steps skipped at random."""
   rng = np.random.default_rng(seed)
   moves = rng.random(length) >= stay
   return (10 + np.cumsum(moves) % 4).astype(np.uint8)
 
 
 @pytest.mark.parametrize("stay", [0.25, 0.6, 0.95])
-def test_markov_chain_entropies(stay):
+def test_markov_chain_losses_equal_the_entropies(stay):
   train = _markov_chain(stay, 400_000, seed=0)
   windows = _as_windows(_markov_chain(stay, 400_000, seed=1), 100)
   rate = -stay * math.log(stay) - (1 - stay) * math.log(1 - stay)
@@ -42,12 +42,12 @@ def test_bigram_counts_cross_chunks(monkeypatch):
     assert baselines.bigram_loss(train, windows) == whole
 
 
-def test_add_one_smoothing_by_hand():
+def test_add_one_smoothing_equals_the_value_by_hand():
   train = np.array([1, 1, 1, 2], np.uint8)
   windows = np.array([[1, 2, 3]], np.int32)
   # Targets 2 and 3: counts 1 + 1 and 0 + 1 of 4 + 256.
   unigram = -(math.log(2 / 260) + math.log(1 / 260)) / 2
-  # After 1 came 1, 1, 2; after 2 nothing.
+  # 1 is followed by 1, 1, 2; 2 is followed by no byte.
   bigram = -(math.log(2 / 259) + math.log(1 / 256)) / 2
   assert baselines.unigram_loss(train, windows) == pytest.approx(unigram)
   assert baselines.bigram_loss(train, windows) == pytest.approx(bigram)
@@ -61,7 +61,7 @@ def test_without_counts_all_bytes_are_equally_likely():
   assert losses.bigram == pytest.approx(math.log(256))
 
 
-def test_xz_is_the_size_of_the_targets_in_order():
+def test_xz_is_the_compressed_size_of_the_targets_in_order():
   text = _markov_chain(0.9, 20_001, seed=0)
   windows = _as_windows(text, 100)
   size = len(lzma.compress(
@@ -78,7 +78,7 @@ def test_noise_does_not_compress():
 
 
 @pytest.mark.quick
-def test_order_on_the_standard_library():
+def test_baselines_are_ordered_on_the_standard_library():
   corpus = sources.joined(sources.load_documents("", 5.0))
   windows = pipeline.validation_windows(corpus, seq_len=256, num_windows=512)
   losses = baselines.text_baselines(corpus.train, windows)

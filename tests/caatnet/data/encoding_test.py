@@ -1,4 +1,4 @@
-"""Laws of encoded corpora: the same documents, and all of their bytes."""
+"""Properties of encoded corpora: equal documents, and all of their bytes."""
 
 import json
 
@@ -28,8 +28,8 @@ def split(tokens, separator):
 
 
 @pytest.mark.parametrize("name", ["bpe", "llama"])
-def test_between_separators_are_the_documents(name, monkeypatch):
-  """Whatever special token they quote, and however they are batched."""
+def test_documents_lie_between_separators(name, monkeypatch):
+  """Includes documents that quote special tokens, and several batch sizes."""
   tokenizer, found = subject(name), encoded(name)
   for side, texts in (
     (found.corpus.train, TRAIN), (found.corpus.validation, VALIDATION),
@@ -41,13 +41,13 @@ def test_between_separators_are_the_documents(name, monkeypatch):
   again = encoded(name)
   np.testing.assert_array_equal(again.corpus.train, found.corpus.train)
   np.testing.assert_array_equal(again.sizes, found.sizes)
-  end = bpe.END if name == "bpe" else "</s>"  # in a prompt it is special
+  end = bpe.END if name == "bpe" else "</s>"  # special in a prompt
   assert tokenizer.encode(f"a{end}")[-1] == tokenizer.separator
 
 
 @pytest.mark.parametrize("name", ["bpe", "llama", "mistral"])
-def test_tokens_stand_for_all_bytes_of_the_text(name):
-  """Each document's for its own, a separator for one."""
+def test_token_sizes_add_up_to_the_bytes_of_the_text(name):
+  """Counts the bytes of each document, and one byte per separator."""
   tokenizer, found = subject(name), encoded(name)
   tokens, sizes = found.corpus.validation, found.sizes
   assert found.text.tobytes() == sources.SEPARATOR.join(VALIDATION)
@@ -64,12 +64,12 @@ def test_tokens_stand_for_all_bytes_of_the_text(name):
   [
     ("bpe", "the \u20ac", [3, 4]),  # "the", " \u20ac"
     ("smallest", "a\u20acb\U0001f600", [1, 3, 0, 0, 1, 4, 0, 0, 0]),
-    # Two spaces, of which the tokenizer put one there; "ab", four bytes, ".".
+    # Two spaces, one of which the tokenizer adds; "ab", four bytes, ".".
     ("llama", " ab\U0001f600.", [1, 2, 4, 0, 0, 0, 1]),
   ],
 )
-def test_sizes_by_hand(name, text, sizes):
-  """A character counts to the first of its tokens."""
+def test_token_sizes_equal_the_values_by_hand(name, text, sizes):
+  """Counts a character for the first of its tokens."""
   tokenizer = subject(name) if name != "smallest" else LibraryTokenizer(
     "x", bpe_files(257), "x"
   )
@@ -78,18 +78,18 @@ def test_sizes_by_hand(name, text, sizes):
   assert found.sizes.tolist() == sizes
 
 
-def test_what_is_left_out_counts_to_what_follows():
-  """Where a normalizer strips spaces; those at the end, to what comes last."""
+def test_stripped_spaces_count_for_the_next_token():
+  """Counts stripped spaces at the end for the last token."""
   main = json.loads(llama_files()["tokenizer.json"])
   strip = {"type": "Strip", "strip_left": True, "strip_right": True}
   main["normalizer"]["normalizers"].insert(0, strip)
   tokenizer = LibraryTokenizer("x", {"tokenizer.json": json.dumps(main)}, "x")
   documents = sources.Documents("x", "", [b"a"], [b"  c ab  "])
   found = encoding.encoded(documents, tokenizer)
-  assert found.sizes.tolist() == [3, 0, 5]  # the first is a space put there
+  assert found.sizes.tolist() == [3, 0, 5]  # the first token is an added space
 
 
-def test_without_a_separator_documents_follow_one_another():
+def test_documents_without_a_separator_are_adjacent():
   tokenizer = subject("bpe")
   files = {"tokenizer.json": tokenizer.files["tokenizer.json"]}
   alone = type(tokenizer)("x", files, "x")

@@ -1,4 +1,4 @@
-"""A graph as data of a run: batches, resuming, held-out nodes, bounds."""
+"""Graphs as training data: batches, resuming, held-out nodes, bounds."""
 
 import shutil
 
@@ -34,10 +34,10 @@ def ids(batch):
   return batch["features"].ids.tolist()
 
 
-def test_an_example_is_a_node_with_its_tree(folder):
+def test_example_is_a_node_with_its_tree(folder):
   data = opened(folder)
   assert (data.unit, data.units_per_example) == ("nodes", 1)
-  # A node, 3 neighbours of it, 2 of each of these.
+  # A node, 3 of its neighbours, and 2 neighbours of each of these.
   shapes = {k: v.shape for k, v in data.example.items()}
   assert shapes == {"features": (1 + 3 + 6, 16), "degree": (10,), "label": ()}
   batch = next(data.load(0).batches)
@@ -53,8 +53,8 @@ def test_labels_are_those_of_the_roots(folder):
     np.testing.assert_array_equal(part["label"], labels[roots])
 
 
-def test_a_position_is_the_number_of_examples(folder):
-  """Batches follow one another, and continue where the state says."""
+def test_position_is_the_number_of_examples(folder):
+  """Reads consecutive batches, and resumes at the position of a state."""
   data = opened(folder)
   batches = data.load(0).batches
   assert batches.get_state() == {"examples": 0}
@@ -63,7 +63,7 @@ def test_a_position_is_the_number_of_examples(folder):
   resumed = data.load(0).batches
   resumed.set_state({"examples": 6})
   assert [ids(next(resumed)) for _ in range(2)] == [ids(b) for b in read[1:]]
-  # Single examples are those of the batches, and move nothing.
+  # Single examples equal those of the batches, and do not move the position.
   found = data.load(0)
   for number in (0, 6, 12):
     assert found.examples[number]["features"].ids[0] == (
@@ -73,7 +73,7 @@ def test_a_position_is_the_number_of_examples(folder):
   assert ids(next(data.load(1).batches)) != ids(read[0])
 
 
-def test_the_nodes_of_an_evaluation(folder):
+def test_validation_nodes_are_a_fixed_part_of_their_split(folder):
   split = opened(folder, validation_nodes=0).load(0).validation
   few = opened(folder).load(7).validation
   roots = split["features"].ids[:, 0]
@@ -84,7 +84,7 @@ def test_the_nodes_of_an_evaluation(folder):
 
 
 @pytest.mark.parametrize("cache", ["degree", "presampling"])
-def test_rows_that_stay_are_asked_for_more_than_others(folder, cache):
+def test_cached_rows_are_requested_more_than_others(folder, cache):
   found = opened(folder, cache=cache, cache_rows=100).load(0)
   hot = found.table.hot
   assert len(set(hot.tolist())) == 100
@@ -95,7 +95,7 @@ def test_rows_that_stay_are_asked_for_more_than_others(folder, cache):
   assert len(opened(folder).load(0).table.hot) == 0
 
 
-def test_measures_have_the_bound_of_a_planted_graph(folder):
+def test_measures_include_the_bound_of_a_planted_graph(folder):
   found = opened(folder, validation_nodes=0).load(0)
   means = {"loss": 0.3, "accuracy": 0.5, "other": 1.0}
   measures = found.measures(means)
@@ -117,13 +117,13 @@ def test_measures_have_the_bound_of_a_planted_graph(folder):
   ({"cache": "lru"}, "cache='lru' must be"),
   ({"fanouts": (2**20, 2**12)}, "places for nodes, but must be at most"),
 ])
-def test_what_does_not_fit_is_said(folder, changes, message):
+def test_mismatch_with_the_graph_is_named(folder, changes, message):
   with pytest.raises(ValueError, match=message):
     opened(folder, **changes).load(0)
 
 
 @pytest.mark.parametrize(("size", "fits"), [(None, True), (1, False)])
-def test_a_batch_may_have_all_nodes(folder, size, fits):
+def test_batch_may_have_all_training_nodes(folder, size, fits):
   train = (np.load(f"{folder}/split.npy") == 0).sum()
   data = opened(folder, batch_size=int(train + (size or 0)))
   if fits:
@@ -134,7 +134,7 @@ def test_a_batch_may_have_all_nodes(folder, size, fits):
       data.load(0)
 
 
-def test_one_class_is_enough(folder, tmp_path):
+def test_graph_with_one_class_is_valid(folder, tmp_path):
   shutil.copytree(folder, tmp_path / "graph")
   labels = np.zeros_like(np.load(f"{folder}/labels.npy"))
   np.save(tmp_path / "graph/labels.npy", labels)

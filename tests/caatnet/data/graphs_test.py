@@ -1,4 +1,4 @@
-"""Graphs on disk, their builders, the sampler, and Bayes' rule."""
+"""Graphs on disk, their builders, the sampler, and the Bayes classifier."""
 
 import collections
 import gzip
@@ -23,7 +23,7 @@ def planted(tmp_path_factory):
 
 
 def write(folder, pairs, num_nodes=4, chunk=2, **changes):
-  """Writes edges, pairs of node and neighbour, in chunks."""
+  """Writes edges (node, neighbour) in chunks."""
   pairs = np.array(pairs, np.int64).reshape(-1, 2)
 
   def stream():
@@ -44,7 +44,7 @@ def write(folder, pairs, num_nodes=4, chunk=2, **changes):
 
 
 def test_neighbours_are_those_of_the_edges(tmp_path):
-  """In the order of the stream, whatever the chunks; isolated nodes too."""
+  """Keeps the order of the stream for any chunks; includes isolated nodes."""
   edges = np.random.default_rng(0).integers(0, 30, (200, 2))
   edges = edges[edges[:, 0] % 5 != 2]
   expected = collections.defaultdict(list)
@@ -60,13 +60,13 @@ def test_neighbours_are_those_of_the_edges(tmp_path):
   assert len(digests) == 1
 
 
-def test_a_graph_without_edges_is_a_graph(tmp_path):
+def test_graph_without_edges_is_valid(tmp_path):
   graph = write(tmp_path, [])
   assert graph.num_edges == 0
   for implementation in ("reference", "compiled"):
     sampler = sampling.Sampler(graph, (2, 3), 0, implementation=implementation)
     ids, degrees = sampler.sample(np.array([2, 0]), 0)
-    assert (ids == np.array([[2], [0]])).all()  # itself, where nothing counts
+    assert (ids == np.array([[2], [0]])).all()  # the node itself as padding
     assert not degrees.any()
 
 
@@ -114,7 +114,7 @@ def without_end(folder):
     (lambda f: np.save(f / "indptr.npy", np.arange(5)), r"goes from 0 to 4"),
   ],
 )
-def test_damage_is_named(tmp_path, damage, message):
+def test_damaged_file_is_named(tmp_path, damage, message):
   write(tmp_path, [(0, 1), (0, 2), (2, 3)])
   damage(tmp_path)
   with pytest.raises(ValueError, match=message):
@@ -132,7 +132,7 @@ def test_damage_is_named(tmp_path, damage, message):
     ({"num_nodes": 2**31}, "must be 1 to"),
   ],
 )
-def test_a_writer_that_fails_leaves_no_graph(tmp_path, changes, message):
+def test_failed_writer_leaves_no_graph(tmp_path, changes, message):
   with pytest.raises(ValueError, match=message):
     write(tmp_path, [(0, 1)], **{"num_nodes": 4} | changes)
   with pytest.raises(ValueError, match=r"no meta.json"):
@@ -143,7 +143,7 @@ def test_a_writer_that_fails_leaves_no_graph(tmp_path, changes, message):
 
 
 def test_rmat_has_its_quarters_and_its_seed(tmp_path):
-  """Shares of quarters at the first halving, before ids are scrambled."""
+  """Compares shares of quarters at the first halving, before ids are hashed."""
   options = {
     "scale": 8, "num_edges": 40_000, "num_features": 4, "num_classes": 3,
     "quarters": (0.57, 0.19, 0.19), "signal": 1.0,
@@ -161,7 +161,7 @@ def test_rmat_has_its_quarters_and_its_seed(tmp_path):
     np.testing.assert_allclose(shares, (0.57, 0.19, 0.19, 0.05), atol=0.01)
 
 
-def test_communities_are_as_planted(planted):
+def test_communities_have_the_planted_statistics(planted):
   """Degrees, shares of neighbours inside, features around class means."""
   degrees = np.diff(planted.indptr)
   assert abs(degrees.mean() - 6) < 0.15
@@ -179,11 +179,11 @@ def test_communities_are_as_planted(planted):
   np.testing.assert_allclose(shares, builders.SHARES, atol=0.03)
 
 
-# Graphs of others. ------------------------------------------------------------
+# Graphs of other formats. -----------------------------------------------------
 
 
 def files_of(folder, pairs, features, labels, split):
-  """One graph in all the forms that are read; "u v" means that v reads u."""
+  """Writes one graph in each supported format; "u v" means that v reads u."""
   columns = pairs.T
   text = "\n".join(f"{u}\t{v}" for u, v in pairs)
   (folder / "edges.txt").write_text(f"# a comment\n{text}\n")
@@ -218,7 +218,7 @@ def files_of(folder, pairs, features, labels, split):
 
 
 @pytest.mark.parametrize("undirected", [False, True])
-def test_all_forms_of_a_graph_are_one_graph(tmp_path, undirected):
+def test_all_formats_of_a_graph_give_one_graph(tmp_path, undirected):
   rng = np.random.default_rng(0)
   pairs, labels = rng.integers(0, 40, (150, 2)), rng.integers(0, 3, 40)
   features = rng.normal(size=(40, 5)).astype("f2").astype("f8")
@@ -249,7 +249,7 @@ def test_all_forms_of_a_graph_are_one_graph(tmp_path, undirected):
     assert found == sorted(map(tuple, both.tolist())), name
     np.testing.assert_array_equal(graph.features, features)
     np.testing.assert_array_equal(graph.labels, labels)
-    if name != "edges":  # which has no split
+    if name != "edges":  # an edge list has no split
       np.testing.assert_array_equal(graph.split, split)
   assert set(graphs["edges"].split) == {0, 1, 2}
 
@@ -260,7 +260,7 @@ def test_all_forms_of_a_graph_are_one_graph(tmp_path, undirected):
    ("0 x\n", "invalid literal"), ("0 1\n0 40\n", "names node 40"),
    ("0 -1\n", "names node -1"), (f"0 {10**20}\n", "too large")],
 )
-def test_wrong_lists_of_edges_are_errors(tmp_path, text, message):
+def test_invalid_edge_list_is_an_error(tmp_path, text, message):
   files_of(
     tmp_path, np.zeros((1, 2), int), np.zeros((40, 2)), np.zeros(40, int),
     np.zeros(40, "u1"),
@@ -284,7 +284,7 @@ def test_wrong_lists_of_edges_are_errors(tmp_path, text, message):
     ({"split": np.full(4, 9)}, "split.npy has 9"),
   ],
 )
-def test_errors_of_files_name_the_key(tmp_path, changes, message):
+def test_error_of_a_file_names_the_key(tmp_path, changes, message):
   path = tmp_path / "graph.npz"
   np.savez(path, **{
     "edge_index": np.zeros((2, 1), int), "features": np.zeros((4, 3)),
@@ -297,8 +297,8 @@ def test_errors_of_files_name_the_key(tmp_path, changes, message):
 # The sampler. -----------------------------------------------------------------
 
 
-def test_the_compiled_sampler_is_the_reference(planted):
-  """Whatever the threads, and also for batches cut elsewhere."""
+def test_compiled_sampler_equals_the_reference(planted):
+  """Covers several threads, and batches cut at other places."""
   nodes = np.random.default_rng(0).integers(0, 5_000, 150)
   expected = sampling.Sampler(
     planted, (4, 3, 2), 7, implementation="reference"
@@ -315,7 +315,7 @@ def test_the_compiled_sampler_is_the_reference(planted):
   assert (other[0] != expected[0]).mean() > 0.1
 
 
-def test_trees_hold_neighbours_each_edge_once(planted):
+def test_trees_hold_each_neighbour_at_most_once_per_edge(planted):
   fanouts = 4, 3
   ids, degrees = sampling.Sampler(planted, fanouts, 1).sample(
     np.arange(300), 0
@@ -338,8 +338,8 @@ def test_trees_hold_neighbours_each_edge_once(planted):
       assert not collections.Counter(taken) - collections.Counter(own.tolist())
 
 
-def test_all_sets_of_neighbours_are_alike(tmp_path):
-  """Five neighbours in three places: ten sets, chi-square under 1e-4."""
+def test_all_sets_of_neighbours_are_equally_likely(tmp_path):
+  """Five neighbours in three places: ten sets, chi-square below 1e-4."""
   graph = write(tmp_path, [(0, i) for i in range(1, 6)], 6)
   sampler = sampling.Sampler(graph, (3,), 5)
   ids, _ = sampler.sample(np.zeros(20_000, int), 0)
@@ -368,18 +368,20 @@ def test_epochs_hold_every_node_once_in_another_order(planted):
     ((3,), "fast", "sampler='fast' must be 'auto'"),
   ],
 )
-def test_wrong_samplers_are_errors(planted, fanouts, implementation, message):
+def test_invalid_sampler_options_are_errors(
+  planted, fanouts, implementation, message
+):
   with pytest.raises(ValueError, match=message):
     sampling.Sampler(planted, fanouts, 0, implementation=implementation)
   with pytest.raises(ValueError, match="nodes 0 to 5000 must be 0 to 4999"):
     sampling.Sampler(planted, (3,), 0).sample(np.array([0, 5000]), 0)
 
 
-# Bayes' rule. -----------------------------------------------------------------
+# Bayes classifier. ------------------------------------------------------------
 
 
-def test_bayes_rule_is_the_sum_over_all_communities(tmp_path):
-  """The posterior of small trees, all labels of all places enumerated."""
+def test_bayes_classifier_equals_a_sum_over_all_communities(tmp_path):
+  """Enumerates the labels of all places of small trees."""
   options = SMALL | {"num_nodes": 400, "num_classes": 3, "mean_degree": 2.0}
   graph = builders.communities(tmp_path, **options)
   fanouts, nodes = (2, 1), graph.nodes("validation")[:40]
@@ -406,8 +408,8 @@ def test_bayes_rule_is_the_sum_over_all_communities(tmp_path):
   assert bayes.accuracy(*arguments, graph.meta) == np.mean(right)
 
 
-def test_the_bound_grows_with_what_is_seen(planted):
-  """And that of the default graph is where the config says."""
+def test_bayes_accuracy_grows_with_depth(planted):
+  """The accuracy of the default graph agrees with the config."""
   nodes = planted.nodes("validation")
   ids, degrees = sampling.Sampler(planted, (6, 4), 0).sample(nodes, 0)
   arguments = (
@@ -417,5 +419,5 @@ def test_the_bound_grows_with_what_is_seen(planted):
   assert bounds[0] + 0.15 < bounds[1] < bounds[2] < 0.95
   meta = json.loads(json.dumps(planted.meta))
   meta["generator"]["name"] = "rmat"
-  with pytest.raises(ValueError, match="rmat has no bound"):
+  with pytest.raises(ValueError, match="rmat has no accuracy bound"):
     bayes.accuracy(*arguments[:-1], meta)

@@ -1,4 +1,4 @@
-"""Images: what is read, how it is split, what simple models reach."""
+"""Image data: readers, splits and baselines."""
 
 import math
 import os
@@ -26,8 +26,10 @@ def data(path, **changes):
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("uint8", 255), ("float32", 1)])
-def test_a_file_s_pixels_lie_between_0_and_1(dtype, scale, tmp_path):
-  """Bytes are scaled; numbers are as they are. Labels stay with their image."""
+def test_pixels_lie_between_0_and_1_and_keep_their_labels(
+  dtype, scale, tmp_path
+):
+  """Scales uint8 images; float images are unchanged."""
   images, labels = write(tmp_path / "x.npz", dtype=dtype)
   found = data(tmp_path / "x.npz").load(0)
   batches = [next(found.batches) for _ in range(20)]
@@ -47,7 +49,7 @@ def test_a_file_s_pixels_lie_between_0_and_1(dtype, scale, tmp_path):
   assert not training & validation
 
 
-def test_copies_are_on_one_side(tmp_path):
+def test_copies_of_an_image_are_on_one_side_of_the_split(tmp_path):
   images = np.repeat(np.arange(20, dtype="uint8"), 6).reshape(20, 2, 3)
   images = np.concatenate([images, images])
   write(tmp_path / "x.npz", images=images, labels=np.arange(40) % 4)
@@ -57,8 +59,8 @@ def test_copies_are_on_one_side(tmp_path):
   assert 0 < len(values) < 20
 
 
-def test_images_of_one_s_own_to_validate_on(tmp_path):
-  """All of them, and none is trained on."""
+def test_custom_validation_images_are_not_trained_on(tmp_path):
+  """Validates on all images of the file."""
   images, labels = write(tmp_path / "x.npz")
   own = np.concatenate([images[:5], 255 - images[:3]])
   write(tmp_path / "y.npz", images=own, labels=labels[:8])
@@ -73,7 +75,7 @@ def test_images_of_one_s_own_to_validate_on(tmp_path):
   assert seen == {x.tobytes() for x in expected}
   assert found.sha256 != data(tmp_path / "x.npz").load(0).sha256
   os.mkfifo(tmp_path / "z.npz")
-  with pytest.raises(ValueError, match=r"validation_path=.*no regular file"):
+  with pytest.raises(ValueError, match=r"validation_path=.*not a regular file"):
     data(tmp_path / "x.npz", validation_path=str(tmp_path / "z.npz")).load(0)
 
 
@@ -82,7 +84,7 @@ def test_images_of_one_s_own_to_validate_on(tmp_path):
   ("none", "validation_percent=0.0 leaves no validation images of x.npz"),
   ("percent", "validation_percent=100.0 leaves no training images of x.npz"),
 ])
-def test_an_empty_side_is_said(part, key, tmp_path):
+def test_empty_side_of_the_split_is_named(part, key, tmp_path):
   images, labels = write(tmp_path / "x.npz")
   write(tmp_path / "y.npz", images=images, labels=labels)
   changes = {
@@ -95,12 +97,12 @@ def test_an_empty_side_is_said(part, key, tmp_path):
     found.load(0)
 
 
-def test_an_example_is_one_image(tmp_path):
+def test_example_is_one_image(tmp_path):
   found = data(tmp_path / "x.npz")
   assert (found.unit, found.units_per_example) == ("images", 1)
 
 
-def test_baselines_by_hand():
+def test_baselines_equal_the_values_by_hand():
   """Two classes of training images around (0, 0) and (1, 1); a third absent."""
   def examples(pixels, labels):
     return {"image": np.array(pixels, "f4").reshape(-1, 1, 2, 1),
@@ -129,13 +131,15 @@ def test_baselines_by_hand():
     ({"images": np.full((40, 2, 3), np.nan)}, {}, "a pixel is not finite"),
   ],
 )
-def test_mistakes_are_named(changes, options, message, tmp_path):
+def test_invalid_images_or_options_are_named(
+  changes, options, message, tmp_path
+):
   write(tmp_path / "x.npz", **changes)
   with pytest.raises(ValueError, match=message):
     data(tmp_path / "x.npz", **options).load(0)
 
 
-def test_without_a_file_the_digits_are_read():
+def test_digits_are_the_default_without_a_file():
   pytest.importorskip("sklearn")
   found = data("", shape=(8, 8, 1), num_classes=10).load(0)
   image = next(found.batches)["image"]

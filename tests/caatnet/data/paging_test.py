@@ -1,4 +1,4 @@
-"""Files larger than memory: what is read of them, and how much memory is."""
+"""Files larger than memory: memory limits and paging hints."""
 
 import mmap
 import os
@@ -21,7 +21,7 @@ MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   ("2:cpu:/a\n", {"a/memory.max": 1}, MACHINE),
   ("", {}, MACHINE),
 ])
-def test_the_least_limit_above_a_process_counts(
+def test_smallest_memory_limit_of_the_process_applies(
   groups, limits, expected, tmp_path
 ):
   for name, limit in limits.items():
@@ -36,10 +36,10 @@ def test_the_least_limit_above_a_process_counts(
 @pytest.mark.skipif(
   not hasattr(mmap, "MADV_RANDOM") or not pathlib.Path(
     "/proc/self/smaps"
-  ).exists(), reason="the system does not say how a file is read"
+  ).exists(), reason="the system does not report the hints of a mapping"
 )
 @pytest.mark.parametrize(("room", "told"), [(3999, True), (4000, False)])
-def test_a_file_larger_than_memory_is_read_row_by_row(room, told, tmp_path):
+def test_file_larger_than_memory_is_read_row_by_row(room, told, tmp_path):
   np.save(tmp_path / "rows.npy", np.zeros((100, 10), np.float32))
   rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
   assert paging.expect_no_order([rows, np.zeros(0)], room) == told

@@ -1,4 +1,4 @@
-"""Laws of the batches: coverage, order, position, and the errors."""
+"""Properties of batches: coverage, order, position and errors."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ def _take(iterator, num_batches: int) -> np.ndarray:
 
 
 def _epochs(seed: int, num_epochs: int) -> np.ndarray:
-  """Window indices [num_epochs, 20] in the order of training."""
+  """Returns window indices [num_epochs, 20] in training order."""
   corpus, iterator = _iterate(num_windows=20, batch_size=4, seed=seed)
   rows = _take(iterator, 5 * num_epochs).reshape(-1, _SEQ_LEN + 1)
   index = {
@@ -54,12 +54,12 @@ def test_batches_are_int32_windows():
 
 
 @pytest.mark.quick
-def test_an_epoch_has_each_window_once():
+def test_epoch_has_each_window_once():
   for epoch in _epochs(seed=0, num_epochs=3):
     assert sorted(epoch) == list(range(20))
 
 
-def test_epochs_that_batches_do_not_divide_have_each_window_once():
+def test_epoch_has_each_window_once_if_batches_do_not_divide_it():
   corpus, iterator = _iterate(num_windows=20, batch_size=3)
   rows = _take(iterator, 20).reshape(3, 20, _SEQ_LEN + 1)
   for epoch in rows:
@@ -74,15 +74,15 @@ def test_each_epoch_and_each_seed_has_its_own_order():
   assert tuple(range(20)) not in orders
 
 
-def test_same_seed_same_batches():
+def test_equal_seeds_give_equal_batches():
   batches = [_take(_iterate(seed=3)[1], 15) for _ in range(2)]
   np.testing.assert_array_equal(*batches)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("num_before", [0, 1, 6, 7, 13, 14, 40])
-def test_resumed_continues_like_uninterrupted(num_before):
-  _, uninterrupted = _iterate()  # 20/3 batches an epoch
+def test_resumed_iterator_equals_an_uninterrupted_one(num_before):
+  _, uninterrupted = _iterate()  # 20/3 batches per epoch
   if num_before:
     _take(uninterrupted, num_before)
   state = json.loads(json.dumps(uninterrupted.get_state()))
@@ -97,7 +97,7 @@ def test_resumed_continues_like_uninterrupted(num_before):
 @pytest.mark.parametrize("num_windows", [1, 2, 3, 5, 9, 13])
 def test_validation_windows_are_even_and_disjoint(num_windows):
   corpus = _corpus(100, num_validation=100)  # 14 windows fit
-  # A text that counts, so that a window shows where it lies.
+  # An increasing text, so that a window shows its position.
   object.__setattr__(corpus, "validation", np.arange(100, dtype=np.uint8))
   windows = pipeline.validation_windows(
     corpus, seq_len=_SEQ_LEN, num_windows=num_windows
@@ -114,7 +114,7 @@ def test_validation_windows_are_even_and_disjoint(num_windows):
 
 
 @pytest.mark.parametrize("num_windows", [0, 14, 15, 1000])
-def test_all_validation_windows(num_windows):
+def test_all_validation_windows_cover_the_text(num_windows):
   corpus = _corpus(100, num_validation=100)
   windows = pipeline.validation_windows(
     corpus, seq_len=_SEQ_LEN, num_windows=num_windows
@@ -149,7 +149,7 @@ def test_shortest_texts_are_enough():
   ({"seed": -1}, "config.seed=-1 must be from 0 to 4294967295"),
   ({"seed": 2**32}, "config.seed=4294967296 must be from 0 to 4294967295"),
 ])
-def test_train_mistakes(arguments, message):
+def test_invalid_training_option_is_named(arguments, message):
   arguments = {"seq_len": _SEQ_LEN, "batch_size": 2, "seed": 0} | arguments
   with pytest.raises(ValueError, match=message) as info:
     pipeline.train_batches(_corpus(4 * _SEQ_LEN), **arguments)
@@ -164,7 +164,7 @@ def test_train_mistakes(arguments, message):
   ({"num_windows": -1}, "config.data.validation_windows=-1 must be positive"),
   ({"seq_len": -1}, "config.data.seq_len=-1 must be at least 1"),
 ])
-def test_validation_mistakes(arguments, message):
+def test_invalid_validation_option_is_named(arguments, message):
   arguments = {"seq_len": _SEQ_LEN, "num_windows": 1} | arguments
   with pytest.raises(ValueError, match=message) as info:
     pipeline.validation_windows(_corpus(100, num_validation=8), **arguments)

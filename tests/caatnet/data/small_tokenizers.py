@@ -1,4 +1,4 @@
-"""Tokenizers of each family that checkpoints have, small, made here."""
+"""Small tokenizers of each family of checkpoints."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ def bpe_files(vocab_size=300):
 
 
 def _pieces():
-  """A vocabulary as sentencepiece makes it: bytes, then pieces of words."""
+  """Returns a vocabulary as of sentencepiece: bytes, then pieces of words."""
   names = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
   names += [
     "\u2581", "\u2581\u2581", "a", "b", "c", ".", "\u2581a", "\u2581b", "ab",
@@ -62,7 +62,7 @@ def _finished(tokenizer, normalized=False):
 
 @functools.cache
 def llama_files():
-  """As Llama 2 has them: a normalizer puts spaces in front, of "<s>" also."""
+  """Files as of Llama 2: a normalizer prepends spaces, also before "<s>"."""
   tokenizer = Tokenizer(_pieces())
   tokenizer.normalizer = normalizers.Sequence([
     normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581"),
@@ -76,7 +76,7 @@ def llama_files():
 
 @functools.cache
 def mistral_files():
-  """As Mistral has them: spaces are put in front by a pre-tokenizer."""
+  """Files as of Mistral: a pre-tokenizer prepends spaces."""
   tokenizer = Tokenizer(_pieces())
   spaces = dict(prepend_scheme="first", split=False)
   tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**spaces)
@@ -98,7 +98,7 @@ SUBJECTS = ("bytes", "bpe", "llama", "mistral")
 
 
 def write(folder, files):
-  """Writes files to a folder, which is made; returns its path."""
+  """Writes files to a new folder; returns its path."""
   folder.mkdir(parents=True, exist_ok=True)
   for name, text in files.items():
     (folder / name).write_text(text)

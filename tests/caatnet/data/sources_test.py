@@ -1,4 +1,4 @@
-"""Laws of the corpora: what is read, how it is split, what is refused."""
+"""Properties of corpora: readers, splits and refused inputs."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_stdlib_split_is_disjoint(stdlib):
   assert not set(train) & set(validation)
 
 
-def test_stdlib_reads_the_same_again(stdlib):
+def test_stdlib_is_read_deterministically(stdlib):
   again = load_corpus("", 5.0)
   assert again.sha256 == stdlib.sha256
   np.testing.assert_array_equal(again.train, stdlib.train)
@@ -76,7 +76,7 @@ def test_folder_split_is_a_partition_that_keeps_copies_together(tmp_path):
   assert corpus.num_validation_documents == len(validation)
 
 
-def test_documents_follow_their_paths(tmp_path):
+def test_documents_are_ordered_by_path(tmp_path):
   texts = {"b.txt": "2", "a/z.txt": "1", "c.jsonl": '{"text": "3"}\n'}
   for name, text in texts.items():
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -88,7 +88,7 @@ def test_documents_follow_their_paths(tmp_path):
   assert validation == sorted(validation)
 
 
-def test_more_percent_only_moves_documents_to_validation(tmp_path):
+def test_higher_percent_only_moves_documents_to_validation(tmp_path):
   folder = str(_write_folder(tmp_path))
   few = load_corpus(folder, 20.0)
   many = load_corpus(folder, 60.0)
@@ -105,7 +105,7 @@ def test_percent_is_the_expected_share(tmp_path, percent):
 
 
 @pytest.mark.parametrize("change", ["content", "name"])
-def test_sha256_follows_names_and_contents(tmp_path, change):
+def test_sha256_depends_on_names_and_contents(tmp_path, change):
   folder = _write_folder(tmp_path)
   before = load_corpus(str(folder), 50.0)
   file = folder / "0" / "0.txt"
@@ -116,7 +116,7 @@ def test_sha256_follows_names_and_contents(tmp_path, change):
   assert load_corpus(str(folder), 50.0).sha256 != before.sha256
 
 
-def test_lone_text_is_cut_at_line_ends(tmp_path):
+def test_single_text_is_cut_at_line_ends(tmp_path):
   text = "".join(f"line {i}\n" for i in range(40_000))
   (tmp_path / "x.txt").write_text(text)
   corpus = load_corpus(str(tmp_path / "x.txt"), 30.0)
@@ -128,7 +128,7 @@ def test_lone_text_is_cut_at_line_ends(tmp_path):
 
 
 def test_long_lines_are_cut_between_characters(tmp_path):
-  text = "a" + "\u20ac" * 40_000  # 3 bytes each, so that no cut falls right
+  text = "a" + "\u20ac" * 40_000  # 3 bytes each: no cut is aligned
   (tmp_path / "x.txt").write_text(text, encoding="utf-8")
   corpus = load_corpus(str(tmp_path / "x.txt"), 50.0)
   pieces = _documents(corpus.train) + _documents(corpus.validation)
@@ -159,7 +159,7 @@ def test_suggested_percent_works(tmp_path):
       load_corpus(str(file), percent)
 
 
-def test_a_validation_text_of_one_s_own_is_not_trained_on(tmp_path):
+def test_custom_validation_text_is_not_trained_on(tmp_path):
   folder = str(_write_folder(tmp_path / "d", 8))  # documents 0 to 3, twice
   own = tmp_path / "own"
   own.mkdir()
@@ -180,8 +180,8 @@ def test_a_validation_text_of_one_s_own_is_not_trained_on(tmp_path):
     load_corpus(folder, 5.0, str(own))
 
 
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
-  """A FIFO would block whoever opens it."""
+def test_non_regular_files_are_refused_without_blocking(tmp_path):
+  """Uses a FIFO, which blocks its reader."""
   (tmp_path / "a.txt").write_text("a")
   os.mkfifo(tmp_path / "b.txt")
   for path in (tmp_path, tmp_path / "b.txt"):
@@ -189,8 +189,8 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
       load_corpus(str(path), 5.0)
 
 
-# Each row: files to write, the path to load, the percentage, what the error
-# says. A file of None is a folder.
+# Each row: files to write, path to load, percentage, pattern of the error.
+# A file of None is a folder.
 _MISTAKES = {
   "missing": ({}, "no.txt", 5, r"config.data.path='.*no.txt' does not exist"),
   "empty folder": ({"d": None}, "d", 5, "config.data.path=.* is empty"),
@@ -255,7 +255,7 @@ _MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", _MISTAKES)
-def test_mistakes_get_one_line_that_names_the_key(tmp_path, mistake):
+def test_error_is_one_line_that_names_the_key(tmp_path, mistake):
   files, path, percent, message = _MISTAKES[mistake]
   for name, content in files.items():
     file = tmp_path / name

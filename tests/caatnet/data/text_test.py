@@ -1,4 +1,4 @@
-"""Laws of text as examples: a model has a row for every token."""
+"""Properties of text as examples: vocabulary, bytes and measures."""
 
 import json
 import math
@@ -16,9 +16,9 @@ from tests.caatnet.data.small_tokenizers import bpe_files, write
 
 
 def build(folder, vocab_size, percent):
-  """A run on ASCII up to "z", 122, of which one document alone is made.
+  """Returns a run on ASCII text; only the document "z" has byte 122.
 
-  Its place among the hashes is 0.35: up to 35% in validation it is trained on.
+  The hash of that document is at 0.35: up to 35% validation it is trained on.
   """
   texts = [f"{i} " * 400 for i in range(8)] + ["z"]
   file = folder / "letters.jsonl"
@@ -32,7 +32,7 @@ def build(folder, vocab_size, percent):
 
 
 @pytest.mark.parametrize(("percent", "side"), [(30, "train"), (40, "held out")])
-def test_a_vocabulary_has_the_largest_token_of_the_data(
+def test_vocabulary_includes_the_largest_token_of_the_data(
   percent, side, tmp_path
 ):
   windows = build(tmp_path, 123, percent).data.load(0).validation
@@ -56,7 +56,7 @@ def text_data(folder, tokenizer, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  """Documents in ASCII, so that a byte is a character."""
+  """Returns a folder of ASCII documents, in which a byte is a character."""
   folder = tmp_path_factory.mktemp("texts")
   for number in range(12):
     text = f"the cat {number} and the hat {number * 7}: that is that\n" * 20
@@ -64,8 +64,8 @@ def folder(tmp_path_factory):
   return folder
 
 
-def test_tokens_that_are_bytes_measure_as_bytes_do(folder, tmp_path):
-  """A tokenizer that merges nothing: token i is a byte, 0 between documents."""
+def test_byte_tokens_measure_as_bytes_do(folder, tmp_path):
+  """A tokenizer without merges: one token per byte, a separator for byte 0."""
   tokenizer = write(tmp_path / "smallest", bpe_files(257))
   found = text_data(folder, tokenizer, vocab_size=257).load(0)
   plain = text_data(folder, "", vocab_size=256).load(0)
@@ -89,10 +89,10 @@ def test_tokens_that_are_bytes_measure_as_bytes_do(folder, tmp_path):
 
 
 @pytest.mark.parametrize("windows", [0, 5])
-def test_bits_are_per_byte_of_the_text_that_is_evaluated(
+def test_bits_are_per_byte_of_the_evaluated_text(
   windows, folder, tmp_path
 ):
-  """Its targets, spelled, have that many bytes; between documents is one."""
+  """Counts the bytes of the decoded targets, and one byte per separator."""
   tokenizer = write(tmp_path / "bpe", bpe_files())
   data = text_data(folder, tokenizer, validation_windows=windows)
   found = data.load(0)
@@ -113,8 +113,10 @@ def test_bits_are_per_byte_of_the_text_that_is_evaluated(
   assert simple["unigram"]["loss"] < math.log(300)
 
 
-def test_a_vocabulary_has_the_largest_token_of_the_tokenizer(folder, tmp_path):
-  """Whether the text has it or not."""
+def test_vocabulary_includes_the_largest_token_of_the_tokenizer(
+  folder, tmp_path
+):
+  """Applies also if the text does not contain that token."""
   tokenizer = write(tmp_path / "mine", bpe_files())
   with pytest.raises(ValueError) as error:
     text_data(folder, tokenizer, vocab_size=299).load(0)

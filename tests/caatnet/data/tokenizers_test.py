@@ -1,4 +1,4 @@
-"""Laws of tokenizers: what is encoded comes back, in pieces or as a whole."""
+"""Properties of tokenizers: round trips, streams, templates and training."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.caatnet.data.small_tokenizers import (
   write,
 )
 
-# Letters that have tokens, that share tokens, and that have several.
+# Letters that have tokens, share tokens, or take several.
 DRAWN = st.text("ab c.\u00e9\u20ac\u2581\U0001f600\n\ufffd") | st.text(
   st.characters(exclude_categories=["Cs"])
 )
@@ -30,15 +30,15 @@ SPECIAL = ("<s>", "</s>", "<unk>", bpe.END)
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_a_text_comes_back(name):
+def test_text_round_trips(name):
   tokenizer = subject(name)
 
   @MANY
   @given(DRAWN)
   def law(text):
-    if name in ("llama", "mistral"):  # to which the two are one
+    if name in ("llama", "mistral"):  # both encode it as a space
       text = text.replace("\u2581", " ")
-    if name == "mistral":  # which does not tell how many spaces come first
+    if name == "mistral":  # does not keep leading spaces
       text = text.lstrip(" ")
     ids = tokenizer.encode(text)
     assert ids.dtype == np.int32
@@ -51,8 +51,8 @@ def test_a_text_comes_back(name):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_a_stream_gives_the_text_of_all_tokens(name):
-  """Of any tokens, in half of the lists of those that are parts of text."""
+def test_stream_gives_the_text_of_all_tokens(name):
+  """Draws any tokens, in every second list only tokens of a text."""
   tokenizer, rng = subject(name), np.random.default_rng(0)
   text = tokenizer.encode("a\u20ac b.\u00e9 \U0001f600c\ufffd " * 2)
   for trial in range(600):
@@ -65,8 +65,8 @@ def test_a_stream_gives_the_text_of_all_tokens(name):
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_nothing_that_is_complete_waits(name):
-  """Before the end only part of a character is missing, or a run of bytes."""
+def test_stream_delays_only_incomplete_characters(name):
+  """Holds back part of a character or a run of byte tokens."""
   tokenizer = subject(name)
 
   @MANY
@@ -90,8 +90,8 @@ def test_special_tokens_have_no_text(name):
   assert subject(name).decode([1, *a[:1], 0, 1, *a[1:], 2]) == "a b"
 
 
-def test_a_prompt_opens_as_the_library_says():
-  """Its own tokens come first where it has some, and by add_bos_token."""
+def test_prompt_starts_with_the_library_s_special_tokens():
+  """Follows the post-processor, and add_bos_token if it is set."""
   tokenizer = subject("llama")
   assert tokenizer.start_ids == (1,)
   assert 1 not in tokenizer.encode("a")
@@ -119,14 +119,16 @@ def test_a_prompt_opens_as_the_library_says():
       "generation_config.json": {"max_length": 9}}, (2,), 2),
   ],
 )
-def test_what_ends_texts_and_documents(files, stop, separator):
+def test_stop_ids_and_separator_are_read_from_config_files(
+  files, stop, separator
+):
   texts = {name: json.dumps(facts) for name, facts in files.items()}
   texts["tokenizer.json"] = llama_files()["tokenizer.json"]
   found = LibraryTokenizer("x", texts, "x")
   assert (found.stop_ids, found.separator) == (stop, separator)
 
 
-def test_an_identity_is_of_what_decides_the_tokens():
+def test_identity_depends_only_on_what_changes_tokens():
   def identity(change, **others):
     main = json.loads(llama_files()["tokenizer.json"])
     change(main)
@@ -183,7 +185,7 @@ def talking(template, **files):
   return LibraryTokenizer("x", texts, "x")
 
 
-def test_a_conversation_is_what_its_template_says():
+def test_conversation_is_rendered_by_its_template():
   pytest.importorskip("jinja2")
   messages = [
     {"role": "user", "content": " a "}, {"role": "assistant", "content": "b"},
@@ -213,7 +215,7 @@ def test_a_conversation_is_what_its_template_says():
     (["{{ messages }}"], "x: no chat template in tokenizer_config.json"),
   ],
 )
-def test_a_template_can_refuse_but_not_break_out(template, message):
+def test_template_can_refuse_but_not_escape_its_sandbox(template, message):
   pytest.importorskip("jinja2")
   with pytest.raises(ValueError, match=message) as error:
     talking(template).chat([{"role": "system", "content": "a"}])
@@ -239,7 +241,7 @@ def test_equal_texts_give_equal_tokenizers():
   assert subject("bpe").vocab_size == 300
 
 
-def test_the_smallest_tokenizer_has_all_bytes():
+def test_smallest_tokenizer_has_all_bytes():
   smallest = LibraryTokenizer("x", bpe_files(257), "x")
   assert smallest.vocab_size == 257
   text = "a\u20ac\0\xff"
@@ -253,7 +255,7 @@ def test_the_smallest_tokenizer_has_all_bytes():
 # Mistakes ---------------------------------------------------------------------
 
 MAIN = "tokenizer.json"
-# Each row: files to write, the path to load, what the error says.
+# Each row: files to write, path to load, pattern of the error.
 MISTAKES = {
   "missing": ({}, "no", "='.*no' does not exist"),
   "empty folder": ({}, "", "='.*' is an empty folder: no tokenizer.json"),
@@ -264,15 +266,15 @@ MISTAKES = {
   ),
   "a sentencepiece file": (
     {"tokenizer.model": "a"}, "tokenizer.model",
-    "model' is no tokenizer.json: models of sentencepiece are not read",
+    "model' is not a tokenizer.json: models of sentencepiece are not read",
   ),
   "not JSON": ({MAIN: "{"}, "", "tokenizer.json is not JSON: "),
   "not JSON, a file": ({"x.json": "{"}, "x.json", "x.json.*is not JSON: "),
-  "a list": ({MAIN: "[]"}, "", "tokenizer.json is no JSON object"),
-  "another JSON": ({MAIN: "{}"}, "", "tokenizer.json is no tokenizer: "),
+  "a list": ({MAIN: "[]"}, "", "tokenizer.json is not a JSON object"),
+  "another JSON": ({MAIN: "{}"}, "", "tokenizer.json is not a tokenizer: "),
   "a model of no kind": (
     {MAIN: '{"model": {"type": "magic"}}'}, MAIN,
-    "tokenizer.json is no tokenizer: ",
+    "tokenizer.json is not a tokenizer: ",
   ),
   "no text": ({MAIN: b"\xff\xfe"}, "", "tokenizer.json: 'utf-8' codec"),
   "config that is not JSON": (
@@ -281,7 +283,7 @@ MISTAKES = {
   ),
   "an end that is no token": (
     {MAIN: None, "tokenizer_config.json": '{"eos_token": "<end>"}'}, "",
-    "eos_token='<end>' is no token of tokenizer.json",
+    "eos_token='<end>' is not a token of tokenizer.json",
   ),
   "an end that is no text": (
     {MAIN: None, "tokenizer_config.json": '{"eos_token": 2}'}, "",
@@ -299,7 +301,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_with_the_path(mistake, tmp_path):
+def test_error_is_one_line_with_the_path(mistake, tmp_path):
   files, path, message = MISTAKES[mistake]
   for name, content in files.items():
     content = llama_files()[MAIN] if content is None else content
@@ -311,14 +313,14 @@ def test_a_mistake_is_one_line_with_the_path(mistake, tmp_path):
   assert "\n" not in str(error.value)
 
 
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
+def test_non_regular_file_is_refused_without_blocking(tmp_path):
   os.mkfifo(tmp_path / MAIN)
-  with pytest.raises(ValueError, match="it is no regular file"):
+  with pytest.raises(ValueError, match="it is not a regular file"):
     tokenizers.load(str(tmp_path))
 
 
-def test_a_file_or_its_folder(tmp_path):
-  """What lies beside a file counts if the file has the usual name."""
+def test_tokenizer_is_loaded_from_a_file_or_its_folder(tmp_path):
+  """Reads the other files of the folder only for a file with the usual name."""
   folder = write(tmp_path / "mine", llama_files())
   found = tokenizers.load(folder)
   assert (found.name, found.separator) == ("mine", 2)

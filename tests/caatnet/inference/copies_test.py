@@ -1,4 +1,4 @@
-"""Runs of pages come back from the host as they were, wherever they go."""
+"""Pages copied to the host and back: exact contents, no aliasing, in place."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from tests.caatnet.models.transformer_test import (
 )
 
 LAYERS, PAGES, PAGE_SIZE = 2, 8, 4
-# Order, dtype; ranks, devices, replicas, their devices.
+# (order, dtype, ranks, devices, replicas, their devices).
 SUBJECTS = {
   "heads, lanes on devices": ("heads", "float32", 4, 2, 1, 1),
   "interleaved codes": ("interleaved", "int8", 2, 1, 1, 1),
@@ -38,7 +38,7 @@ def make(name):
 
 
 def fill(decoder):
-  """Puts numbers into the cache that tell every element from all others."""
+  """Fills the cache with random numbers that identify each element."""
   rng = np.random.default_rng(0)
   cache = decoder.cache
   pages = jax.tree.map(
@@ -51,7 +51,7 @@ def fill(decoder):
 
 
 def contents(decoder, page):
-  """All arrays' elements of one page, of every layer and rank."""
+  """Returns all elements of a page, over layers and ranks."""
   shape = decoder.cache.shape
   dim = len(decoder.program.layout.data) + 1 + (shape.order != "interleaved")
   at = [layer * PAGES + page for layer in range(LAYERS)]
@@ -66,13 +66,13 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_a_run_comes_back_elsewhere_and_nothing_else_changes(name):
+def test_run_is_restored_elsewhere_and_nothing_else_changes(name):
   decoder = make(name)
   fill(decoder)
   before = [contents(decoder, page) for page in range(PAGES)]
   host = HostPages(decoder, 5)
   run = host.read(2, 2)
-  host.spoil(2, 2)  # while the run may still be on its way
+  host.spoil(2, 2)  # while the copy may still be in flight
   host.keep(run, [4, 1])
   spoilt = [contents(decoder, page) for page in range(PAGES)]
   for page in range(PAGES):
@@ -86,10 +86,10 @@ def test_a_run_comes_back_elsewhere_and_nothing_else_changes(name):
     assert same(after[page], before[source])
   for page in (0, 1, 4, 7):
     assert same(after[page], before[page])
-  assert host.calls == 3  # with that which spoilt the run
+  assert host.calls == 3  # including the call of `spoil`
 
 
-def test_the_host_s_pages_are_memory_of_their_own():
+def test_host_pages_do_not_alias_device_memory():
   decoder = make("heads, lanes on devices")
   fill(decoder)
   host = HostPages(decoder, 2)
@@ -103,8 +103,8 @@ def test_the_host_s_pages_are_memory_of_their_own():
       assert not np.shares_memory(kept, np.asarray(shard.data))
 
 
-def test_a_run_is_written_in_place():
-  """Into the buffers of the cache that was there, on every device."""
+def test_run_is_written_in_place():
+  """Keeps the buffers of the cache on every device."""
   decoder = make("heads, lanes on devices")
   host = HostPages(decoder, 2)
 

@@ -1,8 +1,8 @@
-"""Decoding with a cache is scoring without one: one table of laws.
+"""Decoding with a cache gives the logits of a forward without one.
 
-Each subject is a model on a mesh. Its sequences are cut at random into chunks
-and single tokens, many of them in one step, and their pages lie at random. All
-steps of a subject have one shape, so each compiles two programs.
+Each subject is a model on a mesh. Sequences are cut at random into chunks and
+single tokens, several in one step, and pages are placed at random. All steps of
+a subject have one shape, so each subject compiles two programs.
 """
 
 import functools
@@ -24,7 +24,7 @@ from tests.caatnet.models.transformer_test import (
   make_program,
 )
 
-# Logits of this size differ by so much, as float32 sums in another order.
+# Difference of float32 sums in another order, for logits of this size.
 TOLERANCE = 2e-4
 PAGE_SIZE, PAGES, NUM_PAGES = 4, 5, 24
 DECODES, CHUNK = 3, 6
@@ -35,7 +35,7 @@ def syncs(*fractions):
   return tuple((PartialSync(a), PartialSync(b)) for a, b in fractions)
 
 
-# What is changed of the config; ranks, devices, replicas, and their devices.
+# Changes of the config; ranks, devices, replicas, and their devices.
 CASES = {
   "one rank": ({}, 1, 1, 1, 1),
   "p = .5, lanes": ({"p": 0.5}, 8, 1, 1, 1),
@@ -72,7 +72,7 @@ def put(program, params):
 
 
 def logits_without_cache(program, params, tokens):
-  """Logits of all positions, float32 ``[B, T, vocabulary]``."""
+  """Returns logits of all positions, float32 ``[B, T, vocabulary]``."""
   slices = jax.jit(
     jax.shard_map(
       program.model.logits, mesh=program.layout.mesh,
@@ -86,14 +86,14 @@ def logits_without_cache(program, params, tokens):
 
 
 def make_decode(program, params, cache_shape, apart):
-  """A function of a state and a batch: all tokens' logits, and the state."""
+  """Returns a function: state and batch -> logits of all tokens, and state."""
   weights = make_weights(program, put(program, params), apart, False)
   f = decoders.make_forward(program, weights, cache_shape)
   return functools.partial(f, weights.params)
 
 
 def steps(rng, lengths):
-  """Cuts sequences into steps: for each row of a step (sequence, positions)."""
+  """Cuts sequences into steps, each a list of rows (sequence, positions)."""
   done = [0] * len(lengths)
   while any(d < n for d, n in zip(done, lengths, strict=True)):
     rows = []
@@ -113,12 +113,12 @@ def steps(rng, lengths):
 
 
 def make_batch(tokens, tables, rows):
-  """One replica's batch, and where each token's logits are in it."""
+  """Returns the batch of one replica, and the places of its logits."""
   size = DECODES + CHUNK
   arrays = {
     "tokens": np.zeros(size), "positions": np.full(size, -1),
     "places": np.full(size, -1),
-    # Pages that no cache has: what stands for none must not be read.
+    # Out of range for any cache: padding must not be read.
     "tables": np.full((DECODES + 1, PAGES), 10**6),
     "rows": np.arange(size), "sequences": np.full(DECODES + 1, -1),
   }
@@ -143,7 +143,7 @@ def make_batch(tokens, tables, rows):
 
 
 def decoded(case, seed, dtype="float32", apart=False, poison=None):
-  """Logits of all sequences, ``[replicas, sequences, T, V]``, NaN behind."""
+  """Returns logits of all sequences, ``[replicas, sequences, T, V]``."""
   program, params = make(case)
   config, layout = program.model.config, program.layout
   replicas = layout.num_data_ranks
@@ -182,7 +182,7 @@ def decoded(case, seed, dtype="float32", apart=False, poison=None):
 
 
 def expect(program, params, tokens, found, tolerance):
-  """Logits are those without a cache, at every position of every sequence."""
+  """Compares the logits at each position with those without a cache."""
   flat = tokens.reshape(-1, tokens.shape[-1])
   expected = logits_without_cache(program, params, flat)
   expected = expected.reshape(found.shape)
@@ -195,24 +195,24 @@ def expect(program, params, tokens, found, tolerance):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_without_a_cache(case):
-  # Both ways to keep layers, in turn.
+def test_logits_equal_those_without_a_cache(case):
+  # Alternates between both layouts of layers.
   apart = bool(list(CASES).index(case) % 2)
-  # Slots that nobody wrote must not matter, whatever they hold.
+  # Unwritten slots must not affect the result, whatever they contain.
   found = decoded(case, seed=1, apart=apart, poison=np.nan)
   expect(*found, TOLERANCE)
 
 
-def test_logits_of_coded_keys_and_values_are_near():
+def test_logits_of_quantised_keys_and_values_are_near():
   program, params, tokens, found = decoded("p = .5, lanes", 2, "int8")
   expect(program, params, tokens, found, 0.2)
-  # And coded they are.
+  # The cache is really quantised: exact tolerances fail.
   with pytest.raises(AssertionError):
     expect(program, params, tokens, found, TOLERANCE)
 
 
-def test_one_sequence_s_token_is_written_in_place():
-  """XLA:CPU copies no pages for it, though layers are no loop's."""
+def test_token_of_one_sequence_is_written_in_place():
+  """XLA:CPU copies no pages, although the layers are not in a loop."""
   program, params = make("one rank")
   config = program.model.config
   pages = 256

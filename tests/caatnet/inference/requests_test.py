@@ -1,4 +1,4 @@
-"""Requests and prompts: what is wrong is named, and what is right is read."""
+"""Requests and prompts: validation, defaults and readers."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def request(prompt=(1, 2), **settings):
     ({"seed": 2**32}, "seed=4294967296 must"),
   ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_setting_is_refused(settings, message):
   with pytest.raises(ValueError, match=message):
     request(**settings)
 
@@ -43,13 +43,13 @@ def test_wrong_settings_are_refused(settings, message):
    ((-1,), "has the token -1"),
    ((0,) * 8, "has 8 tokens, which leaves no room in config.inference.context")]
 )
-def test_prompts_that_no_model_takes_are_refused(prompt, message):
+def test_prompt_outside_of_the_model_s_limits_is_refused(prompt, message):
   request((0,) * 7).check(256, context=8)
   with pytest.raises(ValueError, match=message):
     request(prompt).check(256, context=8)
 
 
-def test_filters_are_asked_for_only_where_they_decide():
+def test_filters_are_requested_only_if_they_have_an_effect():
   assert request(temperature=1.0, top_k=5).filters
   assert request(temperature=1.0, top_p=0.5).filters
   assert not request(temperature=1.0, min_p=0.5).filters
@@ -65,14 +65,14 @@ def test_free_slots_are_greedy():
   ]
 
 
-def test_prompts_of_all_places_in_order(tmp_path, monkeypatch):
+def test_prompts_of_all_sources_are_read_in_order(tmp_path, monkeypatch):
   monkeypatch.setattr(sys, "stdin", io.StringIO("c\nd\n"))
   path = tmp_path / "prompts.txt"
   path.write_text("e \n\n  f\n")
   assert prompts.read(["a", "-"], str(path)) == ["a", "c\nd\n", "e ", "  f"]
 
 
-def test_prompts_of_lines(tmp_path, monkeypatch):
+def test_prompts_are_read_one_per_line(tmp_path, monkeypatch):
   monkeypatch.setattr(sys, "stdin", io.StringIO("c\nd\n"))
   assert prompts.read(["a"], "-") == ["a", "c", "d"]
   path = tmp_path / "prompts.jsonl"
@@ -88,14 +88,14 @@ def test_prompts_of_lines(tmp_path, monkeypatch):
     (["-"], None, "--prompt number 1 is empty"),  # of standard input
     (["-", "-"], None, "only one of"),
     ([], "\n\n", "prompts.jsonl has no prompt"),
-    ([], '{"prompt": "a"}\n{}', "line 2 is no object with the key"),
-    ([], '["prompt"]', "line 1 is no object with the key"),
-    ([], "a", "line 1 is no object with the key"),
+    ([], '{"prompt": "a"}\n{}', "line 2 is not an object with the key"),
+    ([], '["prompt"]', "line 1 is not an object with the key"),
+    ([], "a", "line 1 is not an object with the key"),
     ([], '{"prompt": 3}', "line 1: the prompt is 3, not text"),
     ([], '{"prompt": ""}', "line 1: the prompt is '', not text"),
   ],
 )
-def test_wrong_prompts_are_named(flags, text, message, tmp_path, monkeypatch):
+def test_invalid_prompt_is_named(flags, text, message, tmp_path, monkeypatch):
   monkeypatch.setattr(sys, "stdin", io.StringIO(""))
   path = tmp_path / "prompts.jsonl"
   if text is not None:
@@ -104,16 +104,16 @@ def test_wrong_prompts_are_named(flags, text, message, tmp_path, monkeypatch):
     prompts.read(flags, None if text is None else str(path))
 
 
-def test_a_file_that_is_no_text(tmp_path):
+def test_file_that_is_not_text_is_named(tmp_path):
   (tmp_path / "prompts.txt").write_bytes(b"\xff\xfe")
-  with pytest.raises(ValueError, match=r"prompts\.txt is no UTF-8 text"):
+  with pytest.raises(ValueError, match=r"prompts\.txt is not UTF-8 text"):
     prompts.read([], str(tmp_path / "prompts.txt"))
   with pytest.raises(FileNotFoundError, match="no such file"):
     prompts.read([], str(tmp_path / "none.txt"))
 
 
-def test_a_prompt_is_opened_once():
-  """By what a tokenizer puts before texts, or by its chat template."""
+def test_prompt_start_is_added_once():
+  """Adds the tokenizer's start tokens, or leaves them to its chat template."""
   library = tokenizers.Tokenizer(
     tokenizers.models.BPE(
       {token: i for i, token in enumerate(["<s>", "[", "]", "a", "b"])}, []

@@ -1,4 +1,4 @@
-"""Sampling: what is drawn, and that nothing but the sequence decides it."""
+"""Properties of sampling: distribution, and independence of the batch."""
 
 import functools
 
@@ -19,7 +19,7 @@ V, S = 50, 1024  # 3 and 8 ranks pad the vocabulary
 
 
 def rows(settings):
-  """A batch whose rows have these settings in turn, and a seed each."""
+  """Returns a batch with these settings in turn and seeds 0 to 4."""
   plain = {"temperature": 1.0} | {k: f.neutral for k, f in FILTERS.items()}
   full = [
     plain | settings[i % len(settings)] | {"seed": i % 5} for i in range(S)
@@ -51,7 +51,7 @@ def batch():
 
 @functools.cache
 def sampler(ranks, devices, filters):
-  """`sample` on dense logits ``[S, V]``, and the mesh that it runs on."""
+  """Returns `sample` on dense logits ``[S, V]``, and its mesh."""
   axis = Axis("tensor", ranks, devices)
   mesh = make_mesh({"tensor": axis})
   width = -(-V // ranks)
@@ -82,7 +82,7 @@ def draw(logits, positions, sampling, ranks=1, devices=1, filters=True):
 
 
 def by_hand(logits, position, row):
-  """What Hugging Face's filters keep, and the noise, in float64."""
+  """Draws by the filters of Hugging Face and the same noise, in float64."""
   logits = logits.astype("f8")
   if row.temperature == 0:
     return int(np.argmax(logits))
@@ -97,7 +97,7 @@ def by_hand(logits, position, row):
     z = np.where(kept, z, -np.inf)
   share = special.softmax(z)
   z = np.where(share >= np.float64(row.min_p) * share.max(), z, -np.inf)
-  # 64 bits of which u takes 48, the word of the higher ones first.
+  # 64 bits, of which u takes 48; the word of the higher ones is first.
   counts = np.concatenate([np.zeros(V), np.arange(V)]).astype("u4")
   key = np.array([row.seed, position], np.uint32)
   words = np.asarray(jax_random.threefry_2x32(key, counts)).astype("u8")
@@ -106,14 +106,14 @@ def by_hand(logits, position, row):
   return int(np.argmax(z - np.log(-np.log(u))))
 
 
-def test_a_token_is_the_one_drawn_by_hand():
+def test_tokens_equal_those_drawn_by_hand():
   logits, positions = batch()
   sampling = rows(FILTERED)
   tokens, logprobs = draw(logits, positions, sampling)
   for i, token in enumerate(tokens[:256]):
     row = lib.Sampling(*(field[i] for field in sampling))
     assert token == by_hand(logits[i], positions[i], row), (i, row)
-  # Of the model itself, whatever temperature and filters are.
+  # Log-probabilities of the model, without temperature and filters.
   expected = special.log_softmax(logits.astype("f8"), -1)
   expected = np.take_along_axis(expected, tokens[:, None], -1)[:, 0]
   np.testing.assert_allclose(logprobs, expected, rtol=0, atol=3e-6)
@@ -124,7 +124,7 @@ def test_a_token_is_the_one_drawn_by_hand():
   ("ranks", "devices", "filters"),
   [(2, 2, True), (3, 3, False), (8, 4, True)],
 )
-def test_ranks_and_devices_do_not_decide(ranks, devices, filters):
+def test_ranks_and_devices_do_not_change_tokens(ranks, devices, filters):
   logits, positions = batch()
   sampling = rows(FILTERED + EXAMPLES if filters else PLAIN + LOCAL)
   tokens, logprobs = draw(logits, positions, sampling)
@@ -133,11 +133,11 @@ def test_ranks_and_devices_do_not_decide(ranks, devices, filters):
   np.testing.assert_allclose(ours[1], logprobs, rtol=0, atol=2e-6)
 
 
-def test_slot_and_batch_do_not_decide():
+def test_slot_and_batch_do_not_change_tokens():
   logits, positions = batch()
   sampling = rows(FILTERED)
   expected = draw(logits, positions, sampling)
-  order = np.random.default_rng(1).permutation(S)[:17]  # others are gone
+  order = np.random.default_rng(1).permutation(S)[:17]  # a subset of the rows
   ours = draw(
     logits[order], positions[order], jax.tree.map(lambda x: x[order], sampling)
   )
@@ -145,7 +145,7 @@ def test_slot_and_batch_do_not_decide():
     np.testing.assert_array_equal(mine, theirs[order])
 
 
-def test_filters_that_nobody_uses_change_no_bit():
+def test_unused_filters_change_no_bit():
   logits, positions = batch()
   for a, b in zip(
     *(draw(logits, positions, rows(PLAIN + LOCAL), 2, 2, filters)
@@ -160,7 +160,7 @@ def test_filters_that_nobody_uses_change_no_bit():
    {"temperature": 1e-38, "top_k": 3, "top_p": 0.1, "min_p": 0.9}],
   ids=str,
 )
-def test_the_limit_of_each_is_greedy(settings):
+def test_limit_of_each_setting_is_greedy(settings):
   logits, positions = batch()
   greedy = draw(logits, positions, rows([{"temperature": 0.0}]))
   np.testing.assert_array_equal(greedy[0], np.argmax(logits, -1))
@@ -170,8 +170,8 @@ def test_the_limit_of_each_is_greedy(settings):
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_filter_removes_the_least_probable_tokens(name):
-  """The noise is the same, so another token is drawn only if one is removed."""
+def test_filter_removes_the_least_probable_tokens(name):
+  """With equal noise, the drawn token changes only if it is removed."""
   row = FILTERS[name]
   assert all(map(row.fits, (row.neutral, row.greedy, row.example)))
   assert not row.used(row.neutral)
@@ -186,7 +186,7 @@ def test_a_filter_removes_the_least_probable_tokens(name):
   )
   assert (rise[before != after] > 0).all()
   assert 0 < (before != after).mean() < 1
-  # Filters that gather have no effect in the program without.
+  # Filters that gather have no effect in the program without filters.
   alone = draw(logits, positions, rows([{name: row.example}]), filters=False)[0]
   np.testing.assert_array_equal(
     alone[:, None], before if row.gathers else after
@@ -194,7 +194,7 @@ def test_a_filter_removes_the_least_probable_tokens(name):
 
 
 @pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (8, 4)])
-def test_of_equal_logits_greedy_takes_the_lowest_id(ranks, devices):
+def test_greedy_takes_the_lowest_id_of_equal_logits(ranks, devices):
   logits, positions = batch()
   for i, row in enumerate(logits):
     row[[i % V, (7 * i + 3) % V, V - 1]] = 20.0
@@ -208,7 +208,7 @@ def test_of_equal_logits_greedy_takes_the_lowest_id(ranks, devices):
   "settings", [{}, {"temperature": 2.0}, {"top_k": 20, "top_p": 0.9}]
 )
 def test_tokens_have_the_model_s_distribution(settings):
-  """Over positions and over seeds: a chi-square test with fixed draws."""
+  """Varies positions or seeds: a chi-square test with fixed draws."""
   row = np.random.default_rng(2).normal(size=V).astype("f4")
   z = row.astype("f8") / settings.get("temperature", 1.0)
   if "top_k" in settings:
@@ -232,8 +232,8 @@ def test_tokens_have_the_model_s_distribution(settings):
     assert 0.001 < special.chdtr(possible.sum() - 1, chi_square) < 0.999
 
 
-def test_draws_of_neighbours_are_independent():
-  """Tokens at neighbouring positions, and by neighbouring seeds."""
+def test_draws_of_adjacent_positions_and_seeds_are_independent():
+  """Compares the frequency of equal tokens with 1 / V."""
   logits = np.zeros((S, V), "f4")
   at = np.arange(S).astype("i4")
   sampling = rows([{}])
@@ -254,7 +254,7 @@ def test_draws_of_neighbours_are_independent():
 @pytest.mark.parametrize(
   ("ranks", "devices", "filters"), [(3, 3, False), (8, 4, True)]
 )
-def test_the_ledger_is_the_formula(ranks, devices, filters):
+def test_sent_bytes_equal_the_formula(ranks, devices, filters):
   logits, positions = batch()
   f, mesh = sampler(ranks, devices, filters)
   entries = ledger.collectives(

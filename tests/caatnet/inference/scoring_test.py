@@ -1,4 +1,4 @@
-"""Laws of scoring: the oracle's log-softmax, whatever the mesh and the rows."""
+"""Properties of scoring: the oracle's log-softmax on any mesh and batch."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ TOLERANCE = {"rtol": 2e-5, "atol": 5e-6}
 
 
 class Case(NamedTuple):
-  """A model on a mesh: tensor ranks, data-parallel ranks, their devices."""
+  """Model on a mesh: tensor ranks, data-parallel ranks, their devices."""
 
   p: float
   ranks: int
@@ -39,7 +39,7 @@ class Case(NamedTuple):
   layers_apart: bool = False
 
 
-# None of these divides by 4 ranks: all are padded.
+# None of these is divisible by 4 ranks: all are padded.
 PADDED = (("num_heads", 14), ("num_kv_heads", 7), ("width", 56),
           ("ffn_width", 41), ("vocab_size", 61))
 CASES = [
@@ -50,7 +50,7 @@ CASES = [
 
 
 def draw_rows(case, lengths=None):
-  """Rows of tokens, the longest of which fill the context."""
+  """Returns rows of tokens; the longest one fills the context."""
   c = case.context
   lengths = lengths or (c + 1, 2, c - 5, 9, 1, c // 2)
   vocab = dict(case.changes).get("vocab_size", 64)
@@ -60,7 +60,7 @@ def draw_rows(case, lengths=None):
 
 @functools.cache
 def make(case):
-  """A scorer of two rows at a time per replica, and what it scores with."""
+  """Returns a scorer of two rows per replica, with params and program."""
   config = make_config(case.p, **dict(case.changes))
   program = make_program(config, *case[1:5])
   params = draw_params(program)
@@ -71,7 +71,7 @@ def make(case):
 
 
 def expected_logits(case, rows):
-  """The oracle's logits of each row but its last token, by padded rows."""
+  """Returns the oracle's logits of each row except its last token."""
   _, params, program, _ = make(case)
   batch = np.zeros((len(rows), case.context), int)
   for place, row in enumerate(rows):
@@ -92,11 +92,11 @@ def log_softmax(logits):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("case", CASES)
-def test_scores_are_the_log_softmax_of_the_oracle(case):
+def test_scores_equal_the_log_softmax_of_the_oracle(case):
   scorer = make(case)[0]
   rows = draw_rows(case)
   logits = expected_logits(case, rows)
-  # The last targets are the greedy choice: nothing is computed from them.
+  # Sets the last target of each row to the greedy choice.
   for row, found in zip(rows, logits, strict=True):
     row[1:][-1:] = found[-1:].argmax(axis=-1)
   counts = []
@@ -114,7 +114,7 @@ def test_scores_are_the_log_softmax_of_the_oracle(case):
 
 
 @pytest.mark.parametrize("case", CASES[2:3])
-def test_logits_are_gathered_without_the_padding_of_the_vocabulary(case):
+def test_logits_are_gathered_without_padding_of_the_vocabulary(case):
   _, _, program, weights = make(case)
   scorer = Scorer(program, weights, 8, 2)
   rows = draw_rows(case, (6,) * 5)
@@ -124,7 +124,7 @@ def test_logits_are_gathered_without_the_padding_of_the_vocabulary(case):
   )
 
 
-def test_neither_order_nor_batch_matters():
+def test_order_and_batch_of_rows_do_not_change_scores():
   few, _, program, weights = make(CASES[1])
   rows = draw_rows(CASES[1])
   many = Scorer(program, weights, 70, 6)
@@ -158,15 +158,15 @@ def test_scores_send_one_number_per_token_more_than_a_loss():
     lowered = jax.jit(mapped).lower(weights.params, batch)
     return ledger.total(ledger.collectives(lowered, mesh), axis="tensor")
 
-  rows = 6 // 2  # of a device
+  rows = 6 // 2  # per device
   assert sent(model.target_scores) - sent(model.scores) == 4 * rows * 8
   assert sent(model.scores) > 0
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_the_greedy_choice_is_that_of_argmax(devices):
-  """Of few values, so that most tokens share the largest one with others."""
+def test_greedy_choice_is_that_of_argmax(devices):
+  """Draws few values, so that the largest logit is seldom unique."""
   axis = Axis("tensor", 4, devices)
   rng = np.random.default_rng(0)
   logits = rng.integers(0, 3, (4, 5, 40, 3)).astype(np.float32)
@@ -199,22 +199,22 @@ def test_the_greedy_choice_is_that_of_argmax(devices):
    (8, "tpu", [128]), (512, "cpu", [64, 128, 256, 512]),
    (300, "tpu", [128, 256, 384]), (512, "tpu", [128, 256, 512])],
 )
-def test_rows_have_few_lengths(context, platform, lengths):
+def test_padded_rows_have_few_lengths(context, platform, lengths):
   assert _padded_lengths(context, platform) == lengths
 
 
 @pytest.mark.parametrize(
   ("row", "message"),
-  [([], "a row of 0 tokens"), ([0] * 72, "72 tokens: it must have 1 to 71"),
+  [([], "a row of 0 tokens"), ([0] * 72, "72 tokens must have 1 to 71"),
    ([3, 64], "token 64 is not one of config.model.vocab_size=64"),
    ([-1, 3], "token -1")],
 )
-def test_rows_that_the_model_cannot_read(row, message):
+def test_rows_that_the_model_cannot_read_are_refused(row, message):
   with pytest.raises(ValueError, match=message):
     make(CASES[1])[0].score([[1, 2], row])
 
 
-def test_a_model_that_has_diverged():
+def test_nan_logits_of_a_diverged_model_raise():
   _, _, program, weights = make(CASES[0])
   broken = weights.params | {"norm": jnp.nan * weights.params["norm"]}
   broken = jax.device_put(broken, program.layout.shardings(weights.specs))

@@ -1,4 +1,4 @@
-"""Where a sequence ends, however its text is cut into tokens."""
+"""Properties of stops: the end of a text does not depend on its tokens."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from caatnet.inference.stops import Ending, Stops, StopStrings
 
 
 class Pieces:
-  """A token is a piece of text."""
+  """Tokenizer stream whose tokens are pieces of text."""
 
   def __init__(self, pieces):
     self._pieces = pieces
@@ -22,7 +22,7 @@ class Pieces:
 
 
 def of_whole_text(text, strings):
-  """The text, and what ended it: what is complete at the fewest characters."""
+  """Returns the text up to the first complete stop string, and that string."""
   for end in range(len(text) + 1):
     found = [s for s in strings if text[:end].endswith(s)]
     if found:
@@ -31,13 +31,13 @@ def of_whole_text(text, strings):
   return text, None
 
 
-# Few letters, so that strings overlap each other and themselves.
+# Few letters, so that strings overlap with each other and with themselves.
 LETTERS = st.text("ab", min_size=2, max_size=4)
 CUTS = st.lists(st.text("abc", max_size=5), max_size=8)
 
 
 @given(CUTS, st.lists(LETTERS, max_size=3))
-def test_cuts_do_not_decide_where_a_text_ends(pieces, strings):
+def test_end_of_a_text_does_not_depend_on_its_tokens(pieces, strings):
   text, found = of_whole_text("".join(pieces), strings)
   stops = StopStrings(strings)
   shown = ""
@@ -46,7 +46,7 @@ def test_cuts_do_not_decide_where_a_text_ends(pieces, strings):
     assert not any(s in shown for s in strings)
     if stops.found is not None:
       break
-    # What is held may begin a stop string, and no more than that is held.
+    # The held text is a prefix of a stop string, and not longer than needed.
     all_text = "".join(pieces[: i + 1])
     held = all_text[len(shown):]
     assert all_text == shown + held
@@ -64,7 +64,7 @@ def test_cuts_do_not_decide_where_a_text_ends(pieces, strings):
   st.text(min_size=1, max_size=8),
   st.lists(st.text(min_size=1, max_size=2), max_size=2),
 )
-def test_characters_of_several_bytes_are_whole(text, strings):
+def test_multibyte_characters_are_given_out_whole(text, strings):
   data = text.encode()
   ending = Ending(Stops(len(data), strings=tuple(strings)), ByteStream(), 99)
   shown = []
@@ -86,7 +86,7 @@ def test_characters_of_several_bytes_are_whole(text, strings):
     (Stops(9, frozenset({100})), 9, "abcdef", "abc", "stop_id"),
     (Stops(4, frozenset({100})), 4, "abcdef", "abc", "stop_id"),
     (Stops(4, strings=("cd",)), 4, "abcdef", "ab", "stop_string"),
-    # Held back as the beginning of a stop string that then cannot come.
+    # Held back as the start of a stop string that can no longer follow.
     (Stops(3, strings=("cd",)), 9, "abcdef", "abc", "max_tokens"),
     (Stops(9, frozenset({100}), ("cd",)), 9, "abcdef", "abc", "stop_id"),
     # Half a character is replaced, which may complete a stop string.
@@ -94,7 +94,9 @@ def test_characters_of_several_bytes_are_whole(text, strings):
     (Stops(2, strings=("\ufffd",)), 9, "a\N{EURO SIGN}", "a", "stop_string"),
   ],
 )
-def test_why_a_sequence_ends(stops, room, tokens, text, reason):
+def test_reason_and_text_at_the_end_of_a_sequence(
+  stops, room, tokens, text, reason
+):
   ending = Ending(stops, ByteStream(), room)
   shown = ""
   for byte in tokens.encode():
@@ -105,7 +107,7 @@ def test_why_a_sequence_ends(stops, room, tokens, text, reason):
   assert (shown, ending.reason) == (text, reason)
 
 
-def test_text_is_shown_as_soon_as_it_can_be():
+def test_text_is_given_out_as_soon_as_no_stop_string_fits():
   pieces = ["x", "a", "a", "ab", "y"]
   ending = Ending(Stops(9, strings=("aab!",)), Pieces(pieces), 9)
   assert [ending.push(i) for i in range(5)] == ["x", "", "", "a", "aaby"]
@@ -118,6 +120,6 @@ def test_text_is_shown_as_soon_as_it_can_be():
   [({"max_tokens": 0}, "max_tokens=0"),
    ({"max_tokens": 1, "strings": ("a", "")}, "stop=''")],
 )
-def test_wrong_stops_are_refused(arguments, message):
+def test_invalid_stops_are_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
     Stops(**arguments)

@@ -1,4 +1,4 @@
-"""A request is followed to its end, and its text is that of all its tokens."""
+"""Properties of transcripts: text, tokens and reason of a completion."""
 
 import pytest
 import tokenizers
@@ -10,7 +10,7 @@ from caatnet.inference.transcripts import Transcript
 
 
 def follow(text, stops, context=99):
-  """Pushes a text's bytes until the transcript ends; what it gave out."""
+  """Pushes the bytes of a text until the end; returns the text given out."""
   transcript = Transcript(Request((1, 2), stops), Bytes(), context)
   given = [
     transcript.push(byte, -float(i))
@@ -28,7 +28,7 @@ def follow(text, stops, context=99):
     (Stops(9, frozenset({ord("d")})), 99, "abc", 4, "stop_id"),
   ],
 )
-def test_a_completion_has_all_tokens_and_the_text_before_the_end(
+def test_completion_has_all_tokens_and_the_text_before_the_end(
   stops, context, text, num_tokens, reason
 ):
   transcript, given = follow("abcdefghijkl", stops, context)
@@ -40,24 +40,24 @@ def test_a_completion_has_all_tokens_and_the_text_before_the_end(
   assert completion.reason == reason
 
 
-def test_an_interrupt_gives_what_was_held_back():
+def test_interrupt_gives_the_held_text():
   transcript, given = follow("abc", Stops(9, strings=("cd",)))
   assert (given, transcript.ended) == ("ab", False)
   assert transcript.interrupt() == "c"
   assert transcript.completion.text == "abc"
   assert transcript.completion.reason == "interrupted"
-  assert transcript.interrupt() == ""  # and nothing twice
+  assert transcript.interrupt() == ""  # gives it only once
   assert transcript.completion.text == "abc"
 
 
-def test_an_interrupt_does_not_touch_what_has_ended():
+def test_interrupt_does_not_change_an_ended_transcript():
   transcript, _ = follow("abc", Stops(3))
   transcript.interrupt()
   assert transcript.completion.reason == "max_tokens"
 
 
-def test_a_first_word_keeps_the_space_before_it():
-  """A text that begins with this word would have none."""
+def test_first_word_keeps_the_space_before_it():
+  """Decoded alone, the word would start without a space."""
   vocabulary = {"\u2581a": 0, "\u2581b": 1, "c": 2, "?": 3}
   library = tokenizers.Tokenizer(
     tokenizers.models.WordLevel(vocabulary, unk_token="?")

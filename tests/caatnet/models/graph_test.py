@@ -16,13 +16,12 @@ from caatnet.models.graph import GraphModel
 from caatnet.train import loop
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import make_evaluate
-from caatnet.train.feed import Feed
+from caatnet.train.prefetch import PrefetchIterator
 from caatnet.train.records import read_metrics
 from configs.graphs import tiny
 from parallel.axes import Axis, make_mesh
 from parallel.memory.features import stacked
 
-LEVELS = "zero.levels=node:2,gpu:2 parallel.worker=1 parallel.data=4"
 FANOUTS = 2, 3
 PLACES = 1 + 2 + 6
 
@@ -152,18 +151,16 @@ def test_flops_are_those_of_products():
 # Training. --------------------------------------------------------------------
 
 
-def test_it_trains_through_the_loop_and_resumes(tmp_path):
-  """As an uninterrupted run, trees and order included."""
+def test_a_resumed_run_has_the_trees_and_the_order_of_before(tmp_path):
+  """Also with another sampler and more batches prepared ahead."""
   whole = loop.train(make(), tmp_path / "whole", quiet=True)
-  assert set(whole.measures) == {"loss", "accuracy", "bound"}
   assert whole.measures["accuracy"] < whole.measures["bound"] < 0.9
   records = read_metrics(tmp_path / "whole")
   shutil.rmtree(tmp_path / "whole" / "checkpoints" / "12")
-  again = loop.train(
+  loop.train(
     make(overrides="data.ahead=3 data.sampler=reference"),
     tmp_path / "whole", quiet=True,
   )
-  assert again.measures == whole.measures
   for before, after in zip(
     records, read_metrics(tmp_path / "whole"), strict=True
   ):
@@ -177,15 +174,17 @@ def run(algorithm, overrides="", mesh=(), num_steps=4):
   experiment = make(algorithm, overrides, dict(mesh))
   state, programs, losses = experiment.init_state(), {}, []
   dataset = experiment.data.load(0)
-  feed = Feed(experiment.program.layout, dataset.batches, dataset.ahead)
+  batches = PrefetchIterator(
+    experiment.program.layout, dataset.batches, dataset.ahead
+  )
   for number in range(num_steps):
     plan = experiment.outer.plan(number)
     if plan.variant not in programs:
       programs[plan.variant] = experiment.lower_step(plan).compile()
     numbers = jax.tree.map(np.int32, plan.numbers)
-    state, metrics = programs[plan.variant](state, next(feed), numbers)
+    state, metrics = programs[plan.variant](state, next(batches), numbers)
     losses.append(np.asarray(metrics["loss"]))
-  feed.close()
+  batches.close()
   assert dataset.table.counts.programs == 1
   assert len(programs) == len({experiment.outer.plan(i).variant
                                for i in range(num_steps)})
@@ -210,22 +209,12 @@ def test_training_is_equal_under_every_access(access):
   chex.assert_trees_all_equal(plain, run("data_parallel", access, PLACED))
 
 
-@pytest.mark.parametrize("algorithm", ["diloco", "streaming"])
-def test_lanes_are_devices(algorithm):
+def test_lanes_are_devices_with_fragments():
   lanes, devices = (
-    run(algorithm, "outer.every=2", mesh)[0] for mesh in ((), PLACED)
-  ) if algorithm == "diloco" else (
-    run(algorithm, num_steps=6, mesh=mesh)[0] for mesh in ((), PLACED)
+    run("streaming", num_steps=6, mesh=mesh)[0] for mesh in ((), PLACED)
   )
   chex.assert_trees_all_close(lanes, devices, rtol=1e-3, atol=1e-5)
   chex.assert_tree_all_finite(lanes)
-
-
-def test_a_partition_changes_no_parameter():
-  mesh = (("node", 2), ("gpu", 2))
-  plain = run("data_parallel", LEVELS, mesh, 3)[0]
-  parts = run("data_parallel", f"{LEVELS} zero.scheme=zero3", mesh, 3)[0]
-  chex.assert_trees_all_close(plain, parts, rtol=1e-4, atol=1e-6)
 
 
 def test_a_partition_is_evaluated_on_any_devices():
@@ -234,7 +223,7 @@ def test_a_partition_is_evaluated_on_any_devices():
   for mesh in ({"data": 2}, {"worker": 2}, {}):
     experiment = make("data_parallel", "zero.scheme=zero3", mesh)
     state = experiment.init_state()
-    params = experiment.make_evaluated()(state.params, state.outer)
+    params = experiment.make_export()(state.params, state.outer)
     validation = experiment.data.load(0).validation
     few = jax.tree.map(lambda x: x[:22], validation)
     found.append(make_evaluate(experiment.program, 16)(params, few).means)

@@ -20,6 +20,7 @@ from caatnet.program import Leaf
 from caatnet.train import loop
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
+from caatnet.train.records import read_metrics
 from parallel.xla import ledger
 
 
@@ -46,6 +47,7 @@ class Row:
   parts: str = ""
 
 
+VALIDATION = "validation_"
 _TEXT = "data.seq_len=16 data.validation_windows=8"
 MODELS = {
   "transformer": Row(
@@ -73,7 +75,7 @@ MODELS = {
     wide="model.width=256",
     # Of the first layer, the widest, no inputs are differentiated.
     flops=(0.6, 1.15),
-    parts="each layer sees one level less",
+    parts="each layer reads one level less",
   ),
 }
 
@@ -225,6 +227,12 @@ def test_a_resumed_run_is_an_uninterrupted_one(name, tmp_path):
   mesh = meshes(name)[1]
   run = functools.partial(loop.train, workdir=tmp_path / "run", quiet=True)
   expected = run(make(name, mesh=mesh))
+  *_, last = (
+    r for r in read_metrics(tmp_path / "run") if f"{VALIDATION}loss" in r
+  )
+  assert {k: last[f"{VALIDATION}{k}"] for k in expected.measures} == (
+    expected.measures
+  )
   shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
   again = run(make(name, mesh=mesh))
   assert again.measures == expected.measures

@@ -1,9 +1,9 @@
-"""The engine on a real cache: each request gets what it would get alone.
+"""Serving engine on a real cache: tokens equal those of one forward pass.
 
-Alone means without a cache: the logits of all its tokens at once. Pages that
-nobody may read are overwritten with NaN at every turn, and copies end late, at
-random. So a page that is read too early, too late or in another's place gives
-NaN, or other tokens.
+The reference has no cache: it computes the logits of all tokens at once. Pages
+that no sequence may read are overwritten with NaN at every turn, and copies
+end after random delays. A page that is read too early, too late or from the
+wrong place therefore gives NaN or other tokens.
 """
 
 import copy
@@ -27,7 +27,7 @@ from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor, Drawn
@@ -48,10 +48,10 @@ from tests.caatnet.serving.scheduler_test import SOAK, drawn
 CONTEXT, PAGE_SIZE, NUM_PAGES, SLOTS = 24, 4, 13, 3
 STOP = frozenset(range(0, 64, 9))
 SETTINGS = ({}, {"temperature": 1.0})
-MOST = 32  # requests of a schedule
+MOST = 32  # Most requests of a schedule.
 
-# p, tensor ranks, on how many devices, and layers: more than one, to see that
-# copies have all of them, and one where programs take long to compile.
+# (p, tensor ranks, devices, layers). Two layers check that copies cover every
+# layer; one layer limits the compile time of the eight-rank programs.
 SUBJECTS = ((1.0, 1, 1, 2), (0.5, 8, 2, 1))
 if SOAK:
   SUBJECTS = [
@@ -63,7 +63,7 @@ if SOAK:
 
 @functools.cache
 def subject(p, ranks, devices, layers):
-  """A decoder."""
+  """Returns a compiled decoder."""
   config = make_config(p, layers)
   program = make_program(config, ranks, devices)
   params = draw_params(program)
@@ -77,7 +77,7 @@ def subject(p, ranks, devices, layers):
 
 
 def fresh(subject_):
-  """A decoder with a cache of its own, that runs the same programs."""
+  """Returns a decoder with its own cache that shares the compiled programs."""
   found = copy.copy(subject(*subject_))
   found._state = jax.tree.map(jnp.copy, found._state)
   return found
@@ -85,7 +85,7 @@ def fresh(subject_):
 
 @functools.cache
 def forward(p, ranks, layers):
-  """A function of tokens ``[B, T]`` and how to draw: those that follow."""
+  """Returns a function: tokens ``[B, T]``, sampling -> next token of each."""
   program = make_program(make_config(p, layers), ranks)
   model, tensor = program.model, program.layout.tensor
   params = put(program, draw_params(program))
@@ -106,7 +106,7 @@ def forward(p, ranks, layers):
 
 
 def alone(subject_, requests):
-  """Tokens and log-probabilities that follow each position, by one forward."""
+  """Returns next tokens and log-probabilities of one forward without cache."""
   p, ranks, _, layers = subject_
   tokens = np.zeros((MOST, CONTEXT), np.int32)
   for row, request in zip(tokens, requests, strict=False):
@@ -121,7 +121,7 @@ def alone(subject_, requests):
 
 
 class Watched(DecoderExecutor):
-  """Copies take up to the time of several steps, and nobody is in their way."""
+  """Executor with slow copies that asserts that no step conflicts with one."""
 
   def __init__(self, decoder, num_host_pages, rng):
     super().__init__(decoder, num_host_pages)
@@ -134,13 +134,13 @@ class Watched(DecoderExecutor):
   def wait(self, until_s):
     events = super().wait(until_s)
     for event in events:
-      assert not event.failed, "a page that nobody may read was read"
+      assert not event.failed, "a step has read an unreadable page"
       if event.copy is not None:
         self._open.pop(event.copy.number, None)
     return events
 
   def submit(self, step):
-    for number in step.after:  # it waits for them, and those behind it do
+    for number in step.after:  # the step, and each later one, waits for these
       self._open.pop(number, None)
     parts = [(s, t, 1) for s, t in zip(step.slots, step.positions, strict=True)]
     parts += [(c.request.slot, c.start, c.length) for c in step.chunks]
@@ -156,7 +156,7 @@ class Watched(DecoderExecutor):
     super().submit(step)
 
   def shares_memory(self):
-    """Whether a page of the host is one of the cache."""
+    """Returns whether a page of the host cache aliases one of the device."""
     return any(
       np.shares_memory(kept, np.asarray(shard.data))
       for kept, x in zip(
@@ -176,7 +176,7 @@ class Watched(DecoderExecutor):
 
 
 class Run:
-  """A random schedule."""
+  """Random schedule of requests, preemptions and copies on a decoder."""
 
   def __init__(self, subject_, case):
     self.rng = np.random.default_rng(case["seed"])
@@ -185,7 +185,7 @@ class Run:
     self.executor = Watched(decoder, 20, self.rng)
     self.scheduler = Scheduler(
       case["limits"], registry.make(case["policy"], self.pages), self.pages,
-      Host(20, PAGE_SIZE, reserve=True), self.executor.costs,
+      HostCache(20, PAGE_SIZE, reserve=True), self.executor.costs,
     )
     self.engine = Engine(self.scheduler, self.executor)
     self.priorities = Priorities("random", 0.1, 3, case["seed"])
@@ -202,13 +202,13 @@ class Run:
       len(self.requests), prompt, most, arrival_s=self.executor.now(),
       client=int(self.rng.integers(3)), priority=self.priorities.first(),
       conversation=conversation, more=conversation is not None,
-      ends=STOP, payload=Drawn(drawing),
+      stop=STOP, payload=Drawn(drawing),
     )
     self.requests.append(request)
     self.scheduler.add(request)
 
   def spoil(self):
-    """Overwrites what has become free since the last call."""
+    """Overwrites the pages that were freed since the last call with NaN."""
     free = set(np.flatnonzero(self.pages.states() == 0).tolist())
     for page in free - self.spoilt:
       self.executor.host.spoil(page, 1)
@@ -232,7 +232,7 @@ class Run:
           self.requests[self.rng.integers(len(self.requests))],
           self.executor.now(),
         )
-      self.engine.turn(self.executor.now() + 1e-3 if count else math.inf)
+      self.engine.step(self.executor.now() + 1e-3 if count else math.inf)
       self.spoil()
       self.pages.check()
       for r in self.requests:
@@ -259,7 +259,7 @@ CASE = st.fixed_dictionaries({
 @pytest.mark.parametrize("subject_", SUBJECTS)
 @given(case=CASE)
 @drawn(3)
-def test_everyone_gets_what_a_run_alone_gives(subject_, case):
+def test_tokens_equal_those_of_one_forward_without_a_cache(subject_, case):
   run = Run(subject_, case)
   run.play(16)
   run.executor.close()
@@ -281,7 +281,7 @@ def test_everyone_gets_what_a_run_alone_gives(subject_, case):
 
 
 class Slow(DecoderExecutor):
-  """Its copies or its chunks take 0.1 s more, a copy of a new size 0.2 s."""
+  """Executor with 0.1 s added to copies or chunks, 0.2 s to a new copy size."""
 
   def __init__(self, decoder, what):
     super().__init__(decoder, 20)
@@ -293,7 +293,7 @@ class Slow(DecoderExecutor):
 
   def copy(self, copy):
     shape = copy.kind, len(copy.source)
-    if shape not in self._seen:  # as if it were compiled now
+    if shape not in self._seen:  # stands for compilation
       self._seen.add(shape)
       time.sleep(0.2)
     time.sleep(0.1 * (self._what == "copies"))
@@ -301,13 +301,13 @@ class Slow(DecoderExecutor):
 
 
 @pytest.mark.parametrize("slow", ["copies", "chunks"])
-def test_the_first_choice_is_made_by_what_was_measured(slow):
+def test_first_preemption_follows_the_measured_costs(slow):
   executor = Slow(fresh(SUBJECTS[0]), slow)
   calibrate(executor)
   pages = Pages(NUM_PAGES, PAGE_SIZE)
   scheduler = Scheduler(
     Limits(slots=1, preempt="cost"), registry.make("strict_priority", pages),
-    pages, Host(20, PAGE_SIZE, reserve=False), executor.costs,
+    pages, HostCache(20, PAGE_SIZE, reserve=False), executor.costs,
   )
   engine = Engine(scheduler, executor)
   for number, priority in enumerate((1.0, 0.0)):
@@ -315,7 +315,7 @@ def test_the_first_choice_is_made_by_what_was_measured(slow):
     scheduler.add(Request(
       number, drawing.prompt, 4, priority=priority, payload=Drawn(drawing)
     ))
-    engine.turn()  # the second one takes the first one's place
+    engine.step()  # the second request preempts the first
   (decision,) = scheduler.counts.decisions
   assert decision.able
   assert decision.swapped == (slow == "chunks")

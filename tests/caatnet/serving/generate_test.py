@@ -1,4 +1,4 @@
-"""The loop: each request gets the tokens that it would get alone."""
+"""Properties of the generation loop: tokens do not depend on batching."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ from tests.caatnet.models.transformer_test import (
 CONTEXT, PAGE_SIZE = 24, 8
 STOP = frozenset(range(0, 64, 9))
 
-# Prompts of more and of fewer tokens than a chunk has, up to a full context.
+# Prompts shorter and longer than a chunk, up to one below the full context.
 LENGTHS = (1, 9, 23, 4, 17, 8, 2, 12, 20, 3, 6)
 SETTINGS = (
   {}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5},
@@ -50,11 +50,11 @@ def requests():
 
 
 ALONE, TOGETHER = "one at a time", "replicas, lanes on devices"
-SERVER = "lanes on devices"  # for tests/caatnet/serving
+SERVER = "lanes on devices"  # used by other tests of serving
 # Ranks, devices, replicas, their devices; batch, pages of a replica.
 SUBJECTS = {
   ALONE: (4, 1, 1, 1, 1, 3),
-  # Pages for two whole contexts only, so that slots wait for them.
+  # Pages for two whole contexts only: slots wait for pages.
   TOGETHER: (4, 2, 2, 2, 3, 7),
   SERVER: (4, 2, 1, 1, 4, 8),
 }
@@ -65,7 +65,7 @@ CONFIG = make_config(p=0.5, layers=1)
 
 @functools.cache
 def trained():
-  """Parameters that know which token follows which, four times of five."""
+  """Returns parameters trained until four of five next tokens are certain."""
   program = make_program(CONFIG, 4)
   rng = np.random.default_rng(0)
   follows = rng.permutation(64)
@@ -96,7 +96,7 @@ def trained():
 
 @functools.cache
 def subject(name):
-  """A decoder, its program and parameters; compiled once for all tests."""
+  """Returns a decoder, its program and parameters; compiled once."""
   *places, batch, num_pages = SUBJECTS[name]
   program, params = make_program(CONFIG, *places), trained()
   config = program.model.config
@@ -125,7 +125,7 @@ def run(name, asked, **how):
 
 
 def by_hand(asked, found):
-  """What is drawn at each position from the logits of all tokens before it."""
+  """Returns tokens drawn from the logits of all tokens before each position."""
   _, program, params = subject(ALONE)
   tokens = np.zeros((len(asked), CONTEXT), np.int32)
   for row, request, completion in zip(tokens, asked, found, strict=True):
@@ -154,7 +154,7 @@ def most_tokens(request):
   return min(request.stops.max_tokens, CONTEXT - len(request.prompt))
 
 
-def test_tokens_are_those_drawn_from_logits_without_a_cache():
+def test_tokens_equal_those_drawn_from_logits_without_a_cache():
   asked = requests()
   found, generation = run(ALONE, asked)
   tokens, logprobs = by_hand(asked, found)
@@ -165,20 +165,20 @@ def test_tokens_are_those_drawn_from_logits_without_a_cache():
     np.testing.assert_allclose(
       completion.logprobs, logprobs[i, where], rtol=0, atol=2e-4
     )
-    # And it ends where it should.
+    # The sequence also ends at the first stop id or at its limit.
     most = most_tokens(request)
     expected = tokens[i, first : first + most]
     stopped = [t in request.stops.ids for t in expected]
     assert count == (1 + stopped.index(True) if any(stopped) else most)
     assert (completion.reason == "stop_id") == any(stopped)
   assert {c.reason for c in found} == {"stop_id", "max_tokens", "context"}
-  # Of a model that is sure of most, but not of the same.
+  # Sanity of the case: most tokens are likely, but they are not all equal.
   assert len({t for c in found for t in c.tokens}) > 20
   assert np.median([p for c in found for p in c.logprobs]) > -1
   speed = generation.speed
   assert speed.prompt_tokens == sum(LENGTHS)
-  # A prompt's last chunk gives a token, too. What a stop id has ended before
-  # its last token is in one more step.
+  # The last chunk of a prompt gives a token as well. A sequence that a stop id
+  # ends before its limit takes part in one more step.
   assert speed.decoded_tokens == sum(
     min(len(completion.tokens), most_tokens(request) - 1)
     if completion.reason == "stop_id" else len(completion.tokens) - 1
@@ -186,8 +186,8 @@ def test_tokens_are_those_drawn_from_logits_without_a_cache():
   )
 
 
-def test_the_last_token_that_top_k_keeps_is_drawn():
-  """Its logit is the floor, with which it must be compared as it is."""
+def test_last_token_that_top_k_keeps_can_be_drawn():
+  """Covers a logit equal to the top-k threshold, without rounding."""
   asked = [Request(
     (0, 16, 11, 2, 27, 5), Stops(18), temperature=0.7, top_k=5, seed=11
   )]
@@ -203,7 +203,7 @@ def same(ours, theirs):
     np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=1e-5)
 
 
-def test_replicas_slots_and_devices_do_not_decide():
+def test_replicas_slots_and_devices_do_not_change_tokens():
   asked = requests()
   expected, _ = run(ALONE, asked)
   found, generation = run(TOGETHER, asked)
@@ -211,15 +211,15 @@ def test_replicas_slots_and_devices_do_not_decide():
   assert generation.speed.prompt_tokens == sum(LENGTHS)
 
 
-def test_the_order_of_requests_does_not_decide():
-  """Each has another slot, other pages and other neighbours."""
+def test_order_of_requests_does_not_change_tokens():
+  """Reversal gives each request another slot, other pages and neighbours."""
   asked = requests()
   expected, _ = run(TOGETHER, asked)
   found, _ = run(TOGETHER, asked[::-1])
   same(found[::-1], expected)
 
 
-def test_an_interrupt_ends_with_what_there_is():
+def test_interrupt_returns_the_tokens_drawn_so_far():
   asked = requests()
   expected, _ = run(TOGETHER, asked)
   calls = iter(range(99))
@@ -232,24 +232,24 @@ def test_an_interrupt_ends_with_what_there_is():
       assert count < len(whole.tokens)
     assert ours.tokens == whole.tokens[:count]
     assert whole.text.startswith(ours.text) or "\ufffd" in ours.text
-  # Nothing of it is left for those who come next.
+  # The interrupted run leaves no state for the next one.
   again, _ = run(TOGETHER, asked)
   assert [c.tokens for c in again] == [c.tokens for c in expected]
 
 
-def test_a_program_per_shape_and_no_more():
-  """Greedy and sampled requests mixed run what is compiled for one of them."""
+def test_one_program_is_compiled_per_shape():
+  """Runs greedy and sampled requests in the same batch."""
   decoder, _, _ = subject(ALONE)
   asked = requests()
   run(ALONE, asked)
-  # One that reads a chunk, and one that decodes.
+  # One shape reads a chunk, and one decodes.
   assert len(decoder.shapes) == 2
   run(ALONE, asked[::-1])
   assert len(decoder.shapes) == 2
 
 
-def test_tables_grow_with_their_sequences(monkeypatch):
-  """With a page at first, tokens are those of tables of all pages."""
+def test_growing_block_tables_do_not_change_tokens(monkeypatch):
+  """Compares tables that start at one page with tables of all pages."""
   asked = [Request(tuple(range(PAGE_SIZE)), Stops(16), temperature=1.0)]
   expected, _ = run(ALONE, asked)
   monkeypatch.setattr(buckets, "SHORT", PAGE_SIZE)
@@ -258,7 +258,7 @@ def test_tables_grow_with_their_sequences(monkeypatch):
   assert {sizes[3][-1] for sizes, *_ in decoder.shapes} == {1, 2, 3}
 
 
-def test_a_cache_larger_than_memory_is_one_line():
+def test_cache_larger_than_memory_is_refused_with_its_size():
   decoder, program, _ = subject(ALONE)
   shape = dataclasses.replace(decoder.cache_shape, num_pages=10**9)
   with pytest.raises(ValueError, match=r"takes 512\.0 GB, more than"):
@@ -272,7 +272,7 @@ def test_a_cache_larger_than_memory_is_one_line():
    ((1, 64), "prompt 2: the prompt has the token 64, and the model knows those "
     "from 0 to 63")],
 )
-def test_prompts_that_do_not_fit_are_refused_before_any_is_read(
+def test_invalid_prompt_is_refused_before_any_prompt_is_read(
   prompt, message
 ):
   decoder, _, _ = subject(ALONE)
@@ -282,7 +282,7 @@ def test_prompts_that_do_not_fit_are_refused_before_any_is_read(
     )
 
 
-def test_a_model_that_has_diverged_is_an_error(monkeypatch):
+def test_nan_logits_of_a_diverged_model_raise(monkeypatch):
   decoder, _, _ = subject(ALONE)
   nan = jax.tree.map(lambda x: x * np.nan, decoder.weights.params)
   monkeypatch.setattr(

@@ -1,11 +1,11 @@
-"""What is measured is what a scheduler is told."""
+"""Properties of measured costs of copies and chunks."""
 
 import pytest
 
 from caatnet.serving.engine.measured import MeasuredCosts
 
 
-def test_times_of_copies_are_told_apart_by_calls_and_pages():
+def test_copy_times_are_fitted_by_calls_and_pages():
   costs = MeasuredCosts()
   assert costs.copy_s("out", 3, 9) == 0
   for num_runs, num_pages in ((1, 1), (1, 8), (3, 4), (2, 16)):
@@ -15,11 +15,11 @@ def test_times_of_copies_are_told_apart_by_calls_and_pages():
   assert costs.copy_s("out", 3, 9) == pytest.approx(24e-3)
   alike = MeasuredCosts()
   alike.add_copy("in", 1, 4, 8e-3)
-  alike.add_copy("in", 2, 8, 2e-3)  # faster, though there was more to copy
+  alike.add_copy("in", 2, 8, 2e-3)  # faster, although it copies more pages
   assert alike.copy_s("in", 1, 6) > 0
 
 
-def test_a_chunk_costs_what_steps_without_one_do_not():
+def test_cost_of_a_chunk_excludes_the_cost_of_the_step():
   costs = MeasuredCosts()
   assert costs.prefill_s(0, 100) == 0
   for _ in range(3):

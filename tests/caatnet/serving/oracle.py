@@ -1,13 +1,14 @@
-"""An executor that computes: a cache of real contents, and a tiny model.
+"""Simulated executor with real page contents and a tiny model.
 
-What the model keeps of a position is a hash of all tokens up to there, and what
-it draws depends on all that a sequence's pages hold. So a wrong page, a page
-that was written too early, a copy that is missing or came too late all change
-tokens. Copies to the host are made when they end, as late as they may be; what
-is written under a copy, or read before one has ended, is an error.
+The cached value of a position is a hash of all tokens up to it, and the drawn
+token depends on everything in the pages of the sequence. A wrong page, a page
+that is written too early, and a missing or delayed copy therefore all change
+tokens. Copies to the host are executed when they end, as late as permitted. A
+write to a page under copy and a read before the end of a copy are errors.
 
-A state is the list of the same values. It is read when a copy of it is asked
-for, and one that has seen other tokens than those before a chunk is an error.
+A recurrent state is the list of the same values. It is read when its copy is
+requested. A state that has not seen exactly the tokens before a chunk is an
+error.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ COPIES = CopyTimes(1000, 2, 1e-3, 1e6, 2e6, 1e7)
 
 @contextlib.contextmanager
 def interpreted(really=True):
-  """Executes the compiled loops as Python, as where numba is not installed."""
+  """Executes the compiled loops as Python, as without an installed numba."""
   with contextlib.ExitStack() as stack:
     for module in (page_loops, running) if really else ():
       found = {
@@ -41,14 +42,14 @@ def interpreted(really=True):
 
 
 class Times:
-  """A step takes a second, and a tenth of one more for each token."""
+  """Model of step times: 1 s per step and 0.1 s per token."""
 
   def step_s(self, contexts, chunks):
     return 1 + 0.1 * (len(contexts) + sum(n for _, n in chunks))
 
 
 def chain(before, token):
-  return hash((before or 0, int(token)))  # the same in each process
+  return hash((before or 0, int(token)))  # equal in each process
 
 
 def drawn(contents):
@@ -56,7 +57,7 @@ def drawn(contents):
 
 
 def alone(prompt, count, ends):
-  """Returns what follows a prompt in a run alone."""
+  """Returns the tokens that follow a prompt served alone."""
   contents, tokens, last = [], [], None
   for token in prompt:
     last = chain(last, token)
@@ -70,10 +71,10 @@ def alone(prompt, count, ends):
 
 
 class Oracle(Simulator):
-  """A simulator that also computes and copies.
+  """Simulator that also computes tokens and copies page contents.
 
   Attributes:
-    moved: Pages of each copy that ended, by its owner, in order.
+    moved: Numbers of pages of the finished copies by owner, in order.
   """
 
   def __init__(
@@ -97,12 +98,12 @@ class Oracle(Simulator):
       self._leaving[copy.number] = list(self._states[copy.state[0]])
     assert self._paged or not len(copy.source)
     if copy.kind != "out":
-      for page in copy.target:  # what was there is no more
+      for page in copy.target:  # the old contents are overwritten
         self._cache[page] = [None] * self._size
 
   def _finish(self, number):
     copy = self._open.pop(number, None)
-    if copy is None:  # a step has waited for it
+    if copy is None:  # a step has already waited for it
       return
     source = self._host if copy.kind == "in" else self._cache
     target = self._host if copy.kind == "out" else self._cache
@@ -141,7 +142,7 @@ class Oracle(Simulator):
     super().submit(step)
 
   def _read(self, slot, table, start, tokens):
-    """Writes tokens from a position on, and draws from all up to them."""
+    """Writes tokens from a position, and draws from the contents up to them."""
     if self._stateful:
       state = self._recur(slot, start, tokens)
     if not self._paged:
@@ -151,7 +152,7 @@ class Oracle(Simulator):
       page = int(table[position // self._size])
       self._guard(page, write=False)
       contents.append(self._cache[page][position % self._size])
-    assert None not in contents, "a page has nothing"
+    assert None not in contents, "a page has no contents"
     for position, token in enumerate(tokens, start):
       page = int(table[position // self._size])
       self._guard(page, write=True)
@@ -162,7 +163,7 @@ class Oracle(Simulator):
     return drawn(contents)
 
   def _recur(self, slot, start, tokens):
-    """Returns the state of a slot after more tokens."""
+    """Returns the state of a slot after more tokens, and checks its history."""
     for copy in self._open.values():
       ahead = copy.kind == "in" and copy.state is not None
       assert not (ahead and copy.state[1] == slot), "its state is not there yet"
@@ -182,7 +183,7 @@ class Oracle(Simulator):
 
 
 def prompts(rng, count, longest):
-  """Returns prompts of few tokens, so that many begin alike."""
+  """Returns prompts over few tokens, so that many share a prefix."""
   return [
     rng.integers(VOCABULARY, size=rng.integers(1, longest + 1)).astype("i4")
     // rng.integers(1, 4)

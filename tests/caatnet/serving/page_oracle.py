@@ -1,5 +1,4 @@
-"""Lists of pages in dicts, the oracle of `caatnet.serving.cache.pages`.
-"""
+"""Reference implementation of `caatnet.serving.cache.pages` with dicts."""
 
 import collections
 from collections.abc import Sequence
@@ -12,36 +11,36 @@ from caatnet.serving.cache.pages import STATES, PageCounts, runs
 from caatnet.serving.scheduler.running import Running
 
 
-class Groups:
-  """The free pages of a range, in groups of powers of two.
+class BuddyAllocator:
+  """Buddy allocator: free pages of a range in groups of powers of two.
 
   Attributes:
-    num_pages: The pages of the range, which need no power of two.
-    num_free: How many of them are free.
+    num_pages: Number of pages of the range, not necessarily a power of two.
+    num_free: Number of free pages.
   """
 
   def __init__(self, num_pages: int) -> None:
-    """Makes a range of which all pages are free."""
+    """Makes a range in which all pages are free."""
     self.num_pages = num_pages
     self.num_free = 0
-    # By k the first pages of free groups, in the order of their release.
+    # For each k: first pages of the free groups, in the order of their release.
     self._free: list[dict[int, None]] = [
       {} for _ in range(num_pages.bit_length())
     ]
-    self._sizes = 0  # bit k: there is a free group of 2^k pages
+    self._sizes = 0  # bit k: there is a free block of 2^k pages
     self._is_free = bytearray(num_pages)
     self.give(range(num_pages))
 
   def take(self, count: int, room: bool = False) -> list[int]:
-    """Takes pages in as few runs as the free groups allow.
+    """Takes pages in as few runs as the free blocks allow.
 
     Args:
-      count: How many; no more than are free.
-      room: Whether to cut from a largest group, so that a sequence which grows
-        finds the pages after its own free; else from a smallest that suffices.
+      count: Number of pages, at most `num_free`.
+      room: Whether to cut from a largest group, which leaves free pages behind
+        a growing sequence; otherwise from the smallest group that suffices.
 
     Returns:
-      The pages, run by run.
+      The page numbers, run by run.
     """
     assert count <= self.num_free, (count, self.num_free)
     self.num_free -= count
@@ -55,7 +54,7 @@ class Groups:
         found += range(start, start + used)
         self._is_free[start : start + used] = bytes(used)
         count -= used
-        if count < size or not free:  # else these are the largest still
+        if count < size or not free:  # else group k is still the largest
           break
       if not free:
         self._sizes ^= size
@@ -71,13 +70,13 @@ class Groups:
     return (enough & -enough).bit_length() - 1
 
   def take_at(self, start: int, count: int) -> int:
-    """Takes pages from a given one on, as far as these are free.
+    """Takes the free pages that directly follow a given one.
 
     Returns:
-      How many it took.
+      Number of pages taken.
     """
     end = self._is_free.find(0, start, start + count)
-    if end < 0:  # all are free, but for those behind the range
+    if end < 0:  # all pages up to the end of the range are free
       end = min(start + count, self.num_pages)
     if end <= start:
       return 0
@@ -97,14 +96,14 @@ class Groups:
     return end - start
 
   def give(self, pages: Sequence[int]) -> None:
-    """Gives pages back, and merges buddies."""
+    """Frees pages, and merges buddies."""
     self.num_free += len(pages)
     for start, count in runs(pages):
       self._is_free[start : start + count] = b"\1" * count
       self._join(start, count)
 
   def _join(self, start: int, count: int) -> None:
-    """Makes groups of a run of free pages, which merge with their buddies."""
+    """Adds a run of free pages as groups, and merges these with buddies."""
     end, free = start + count, self._free
     while start < end:
       size = 1 << (end - start).bit_length() - 1
@@ -120,18 +119,18 @@ class Groups:
       self._sizes |= size
 
   def _pop(self, k: int, start: int) -> None:
-    """Takes one group out of the free ones."""
+    """Removes one group from the free ones."""
     del self._free[k][start]
     if not self._free[k]:
       self._sizes ^= 1 << k
 
   def sizes(self) -> list[int]:
-    """Returns how many free groups there are of each 2^k."""
+    """Returns the number of free groups of each size 2^k."""
     return [len(free) for free in self._free]
 
 
 class DictPages:
-  """What `Pages` is."""
+  """Reference for `Pages`, with the same interface."""
 
   def __init__(
     self, num_pages: int, page_size: int, reuse: bool = True,
@@ -140,33 +139,33 @@ class DictPages:
     """Makes a cache of free pages, with the arguments of `Pages`."""
     self.num_pages, self.page_size = num_pages, page_size
     self.counts, self._reuse = PageCounts(), reuse
-    self._names: dict[int, bytes] = {}  # of the pages that have one
-    self._by_name: dict[bytes, int] = {}
+    self._block_hashes: dict[int, bytes] = {}  # hash of each published page
+    self._by_hash: dict[bytes, int] = {}
     self._ahead = 0 if in_turn else num_pages // 64
     self._in_turn = in_turn
-    self._groups = Groups(num_pages)
+    self._allocator = BuddyAllocator(num_pages)
     self._holders = [0] * num_pages
     self._readers: collections.Counter[int] = collections.Counter()
-    self._idle: dict[int, None] = {}  # those given up first are first
-    # Given up in this order while a copy reads them.
+    self._idle: dict[int, None] = {}  # least recently released first
+    # Released pages that a copy still reads, in the order of release.
     self._leaving: dict[int, None] = {}
 
   @property
   def num_available(self) -> int:
-    """How many pages can be taken now: those that are free or idle."""
-    return self._groups.num_free + len(self._idle)
+    """Number of pages that can be taken now: free or idle."""
+    return self._allocator.num_free + len(self._idle)
 
   @property
   def num_leaving(self) -> int:
-    """How many will be when the copies that read them end."""
+    """Number of released pages that a copy still reads."""
     return len(self._leaving)
 
   def num_idle(self, pages: np.ndarray) -> int:
-    """Returns how many of some pages are idle."""
+    """Returns the number of idle pages among the given ones."""
     return sum(map(self._idle.__contains__, pages.tolist()))
 
   def hold(self, pages: np.ndarray) -> None:
-    """Notes another sequence that reads pages."""
+    """Adds a sequence to the holders of pages."""
     self.counts.hits += len(pages)
     for page in pages.tolist():
       if not self._holders[page]:
@@ -174,46 +173,47 @@ class DictPages:
         self._leaving.pop(page, None)
       self._holders[page] += 1
 
-  def find(self, names: bytes) -> np.ndarray:
-    """Returns the pages of the longest known prefix of a run of names."""
+  def find(self, block_hashes: bytes) -> np.ndarray:
+    """Returns the pages of the longest cached prefix of block hashes."""
     found: list[int] = []
-    for name in prefixes.split(names):
-      page = self._by_name.get(name)
+    for block_hash in prefixes.split(block_hashes):
+      page = self._by_hash.get(block_hash)
       if page is None:
         break
       found.append(page)
     return np.array(found, np.int32)
 
-  def publish(self, pages: np.ndarray, names: bytes) -> None:
-    """Names pages that have none, but for names that other pages have."""
+  def publish(self, pages: np.ndarray, block_hashes: bytes) -> None:
+    """Assigns block hashes to pages; both must be unassigned before."""
     if not self._reuse:
       return
-    for page, name in zip(pages.tolist(), prefixes.split(names), strict=True):
-      if page not in self._names and name not in self._by_name:
-        self._names[page], self._by_name[name] = name, page
+    split = prefixes.split(block_hashes)
+    for page, block_hash in zip(pages.tolist(), split, strict=True):
+      if page not in self._block_hashes and block_hash not in self._by_hash:
+        self._block_hashes[page], self._by_hash[block_hash] = block_hash, page
 
-  def names(self) -> dict[bytes, int]:
-    """Returns the page of each name."""
-    return dict(self._by_name)
+  def block_hashes(self) -> dict[bytes, int]:
+    """Returns the page of each block hash."""
+    return dict(self._by_hash)
 
   def take(self, count: int, after: int = -1) -> np.ndarray:
-    """Hands out pages, after a given one if these are free."""
-    groups = self._groups
-    missing = count - groups.num_free
+    """Takes pages, preferably those after a given one."""
+    allocator = self._allocator
+    missing = count - allocator.num_free
     if missing > 0:
       self.counts.evicted += self._evict(
         min(max(missing, self._ahead), len(self._idle))
       )
-    num = groups.take_at(after + 1, count) if after >= 0 else 0
+    num = allocator.take_at(after + 1, count) if after >= 0 else 0
     found = list(range(after + 1, after + 1 + num))
     if count > num:
-      found += groups.take(count - num, room=after >= 0)
+      found += allocator.take(count - num, room=after >= 0)
     for page in found:
       self._holders[page] = 1
     return np.array(found, np.int32)
 
   def grow(self, running: Running, slots: np.ndarray, most: int) -> bool:
-    """Hands out pages to sequences that have filled theirs, in their order."""
+    """Takes pages for full sequences, in the order of their slots."""
     size = self.page_size
     growing = [s for s in slots if running.computed[s] >= running.room[s]]
     counts = [
@@ -230,22 +230,22 @@ class DictPages:
     return True
 
   def _evict(self, count: int) -> int:
-    """Makes the pages free that have been idle longest.
+    """Frees the pages that have been idle longest.
 
     Returns:
-      How many of them had a name.
+      Number of evicted pages that had a block hash.
     """
     pages = list(itertools.islice(self._idle, count))
-    self._groups.give(pages[::-1])  # a sequence's last page came first
-    before = len(self._names)
+    self._allocator.give(pages[::-1])  # a sequence's last page came first
+    before = len(self._block_hashes)
     for page in pages:
       del self._idle[page]
-      if page in self._names:
-        del self._by_name[self._names.pop(page)]
-    return before - len(self._names)
+      if page in self._block_hashes:
+        del self._by_hash[self._block_hashes.pop(page)]
+    return before - len(self._block_hashes)
 
   def release(self, pages: np.ndarray) -> None:
-    """Gives up the pages of a sequence, the last one first."""
+    """Releases the pages of a sequence, the last one first."""
     free = []
     holders, readers = self._holders, self._readers
     for page in reversed(pages.tolist()):
@@ -254,20 +254,20 @@ class DictPages:
         assert left > 0, page
       elif page in readers:
         self._leaving[page] = None
-      elif self._in_turn or page in self._names:
+      elif self._in_turn or page in self._block_hashes:
         self._idle[page] = None
       else:
         free.append(page)
-    self._groups.give(free[::-1])
+    self._allocator.give(free[::-1])
 
   def begin_read(self, pages: Sequence[int]) -> None:
-    """Notes a copy that reads pages, which are held."""
+    """Registers a copy that reads held pages."""
     for page in pages:
       assert self._holders[page], page
       self._readers[page] += 1
 
   def end_read(self, pages: Sequence[int]) -> None:
-    """Notes the end of a copy; what was given up meanwhile becomes idle."""
+    """Ends a copy; pages that were released meanwhile become idle."""
     for page in reversed(pages):
       assert self._readers[page] > 0, page
       self._readers[page] -= 1
@@ -276,32 +276,32 @@ class DictPages:
       del self._readers[page]
       if page in self._leaving:
         del self._leaving[page]
-        if self._in_turn or page in self._names:
+        if self._in_turn or page in self._block_hashes:
           self._idle[page] = None
         else:
-          self._groups.give([page])
+          self._allocator.give([page])
 
   def read(self, page: int) -> bool:
     """Returns whether a copy reads a page."""
     return page in self._readers
 
   def states(self) -> np.ndarray:
-    """Returns which of `STATES` each page is in, int8 ``[num_pages]``."""
+    """Returns the index into `STATES` of each page, int8 ``[num_pages]``."""
     found = np.minimum(self._holders, 2).astype(np.int8)
     found[list(self._idle)] = STATES.index("cached")
     found[list(self._leaving)] = STATES.index("leaving")
     return found
 
   def sizes(self) -> list[int]:
-    """Returns how many free groups there are of each 2^k pages."""
-    return self._groups.sizes()
+    """Returns the number of free groups of each size 2^k."""
+    return self._allocator.sizes()
 
   def check(self) -> None:
     """Asserts that each page is in exactly one state."""
     held = sum(n > 0 for n in self._holders)
-    parts = held, len(self._idle), len(self._leaving), self._groups.num_free
+    parts = held, len(self._idle), len(self._leaving), self._allocator.num_free
     assert sum(parts) == len(self._holders), parts
     assert not any(self._holders[page] for page in self._idle)
     assert not any(self._holders[page] for page in self._leaving)
-    assert {n: page for page, n in self._names.items()} == self._by_name
-    assert len(self._names) == len(self._by_name)
+    assert {n: page for page, n in self._block_hashes.items()} == self._by_hash
+    assert len(self._block_hashes) == len(self._by_hash)

@@ -1,11 +1,11 @@
-"""Laws of policies: fairness within its bound, and who is next."""
+"""Properties of scheduling policies: bounds of fairness and order."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import Request
@@ -23,7 +23,7 @@ def serve(policy, requests, *, slots=4, pages=400, watch=None, tokens=64):
   executor = oracle.Oracle(pages, 0, 4, lambda copy: 0.0)
   made = policy(cache) if callable(policy) else registry.make(policy, cache)
   scheduler = Scheduler(
-    Limits(slots=slots, tokens=tokens), made, cache, Host(0, 4, False),
+    Limits(slots=slots, tokens=tokens), made, cache, HostCache(0, 4, False),
     executor.costs,
   )
   replay(Engine(scheduler, executor), requests, watch)
@@ -31,7 +31,7 @@ def serve(policy, requests, *, slots=4, pages=400, watch=None, tokens=64):
 
 
 def backlog(seed, weights=(1.0, 1.0), count=60, arrival=0.0):
-  """Requests of clients that all wait from the beginning on."""
+  """Returns requests of clients that are backlogged from the start."""
   rng = oracle.rng_of(seed)
   return [
     Request(
@@ -44,7 +44,7 @@ def backlog(seed, weights=(1.0, 1.0), count=60, arrival=0.0):
 
 
 def service(requests):
-  """Service by client: w_p per token read at admission, w_q per token drawn."""
+  """Returns service by client: w_p per prompt token, w_q per drawn token."""
   found = {}
   for r in requests:
     if r.scheduled_s is not None:
@@ -55,8 +55,8 @@ def service(requests):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (2.0, 1.0)])
-def test_counters_keep_backlogged_clients_within_the_bound(seed, weights):
-  """VTC, theorem 4.4, with tokens counted when they are known."""
+def test_vtc_keeps_backlogged_clients_within_the_bound(seed, weights):
+  """Checks theorem 4.4 of VTC, with tokens counted when they are drawn."""
   requests = backlog(seed, weights)
   slots = 4
   bound = 2 * max(20, 2 * slots * 40)
@@ -76,8 +76,8 @@ def test_counters_keep_backlogged_clients_within_the_bound(seed, weights):
   assert last[0] / last[1] == pytest.approx(1.0, abs=bound / min(last))
 
 
-def test_weights_divide_service():
-  """With twice the weight, a client that always waits is served twice."""
+def test_service_is_proportional_to_weights():
+  """Serves a backlogged client of twice the weight twice as much."""
   requests = backlog(0, (2.0, 1.0), count=400)
   ratios = []
 
@@ -93,7 +93,7 @@ def test_weights_divide_service():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_client_s_counter_is_first_come(seed):
+def test_vtc_with_one_client_equals_first_come(seed):
   runs = []
   for policy in ("vtc", "first_come"):
     requests = backlog(seed, (1.0,), arrival=0.7)
@@ -102,8 +102,8 @@ def test_one_client_s_counter_is_first_come(seed):
   assert runs[0] == runs[1]
 
 
-def test_a_client_who_comes_back_has_saved_nothing():
-  """Lift: without it, the second client would go on alone for long."""
+def test_returning_client_has_no_credit_for_its_absence():
+  """Checks the lift: without it, the second client would be served alone."""
   requests = backlog(1, (1.0,), count=80)
   late = backlog(2, (1.0,), count=40)
   for r in late:
@@ -115,7 +115,7 @@ def test_a_client_who_comes_back_has_saved_nothing():
   assert len(between) > 8
 
 
-def test_the_urgent_take_the_places_of_others():
+def test_urgent_request_preempts_others():
   slow = [Request(i, [1] * 8, 30, priority=1.0) for i in range(4)]
   urgent = Request(4, [2] * 8, 4, priority=0.0, arrival_s=5.0)
   scheduler = serve("strict_priority", [*slow, urgent], slots=2)
@@ -123,7 +123,7 @@ def test_the_urgent_take_the_places_of_others():
   assert len(scheduler.counts.decisions) == 1
 
 
-def test_the_shortest_are_first():
+def test_shortest_requests_are_served_first():
   requests = backlog(3, (1.0,), count=20)
   serve("shortest_first", requests, slots=1)
   work = [len(r.prompt) + r.max_tokens
@@ -132,21 +132,21 @@ def test_the_shortest_are_first():
 
 
 @pytest.mark.parametrize("name", registry.POLICIES)
-def test_every_request_is_served_and_order_is_by_value(name):
-  """In one slot, with a deadline for some: values may be infinite."""
+def test_each_policy_serves_all_requests_in_order_of_value(name):
+  """Uses one slot and deadlines for half of the requests (others infinite)."""
   requests = backlog(4, (1.0,), count=20)
   for r in requests[::2]:
     r.deadline_s = 1e9 - r.number
   scheduler = serve(name, requests, slots=1)
   assert all(len(r.tokens) == r.max_tokens for r in requests)
   policy = scheduler.policy
-  if type(policy).key is Policy.key:  # else the line has an order of its own
+  if type(policy).key is Policy.key:  # else the policy orders its queue itself
     order = sorted(requests, key=lambda r: r.scheduled_s)
     assert order == sorted(requests, key=policy.key)
 
 
 @pytest.mark.parametrize("value", [float("nan"), None, "soon"])
-def test_a_value_that_is_no_number_is_named(value):
+def test_policy_value_that_is_not_a_number_is_named(value):
   policy = Policy()
   policy.value = lambda request: value
   with pytest.raises(
@@ -156,8 +156,8 @@ def test_a_value_that_is_no_number_is_named(value):
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 2.0)])
-def test_who_shares_no_prefix_waits_for_a_quantum_at_most(weights):
-  """DLPM's deficits: the first client's prompts are always cached."""
+def test_dlpm_client_without_shared_prefix_waits_one_quantum_at_most(weights):
+  """Checks deficits: the prompts of the first client are always cached."""
   rng = np.random.default_rng(0)
   same = rng.integers(1000, size=12)
   requests = [
@@ -174,7 +174,7 @@ def test_who_shares_no_prefix_waits_for_a_quantum_at_most(weights):
 
   serve(
     lambda cache: DeficitLongestPrefix(
-      lambda r: len(cache.find(r.names)), quantum
+      lambda r: len(cache.find(r.block_hashes)), quantum
     ), requests, slots=slots, watch=watch,
   )
   ahead = np.abs(np.subtract(*np.transpose(seen))).max()
@@ -182,8 +182,8 @@ def test_who_shares_no_prefix_waits_for_a_quantum_at_most(weights):
   assert min(seen[-1]) > 5 * quantum
 
 
-def test_longest_prefixes_are_first():
-  """Requests that begin alike follow one another, within a quantum."""
+def test_dlpm_serves_longest_prefixes_first():
+  """Groups requests with equal prefixes, within a quantum."""
   rng = np.random.default_rng(0)
   starts = [rng.integers(1000, size=40) for _ in range(4)]
   requests = [

@@ -1,7 +1,7 @@
-"""Serving a model that keeps a state per sequence: as if each were alone.
+"""Serving a recurrent model: each request gets the tokens of a run alone.
 
-States of slots that no sequence has, or whose next sequence begins, are NaN
-before each step. So a state that is read by a sequence which has not written it
+States of free slots, and of slots whose next sequence begins, are NaN before
+each step. A sequence that reads a state which it has not written therefore
 gives no tokens.
 """
 
@@ -63,14 +63,14 @@ def first_decoder():
 
 
 def decoder():
-  """A decoder with a cache of its own; all of them share their programs."""
+  """Returns a decoder with its own cache that shares the compiled programs."""
   found = copy.copy(first_decoder())
   found._state = jax.tree.map(jnp.copy, found._state)
   return found
 
 
 def alone(prompts, count, stop=(), endless=False):
-  """Completions of `launch.generate`, one prompt at a time."""
+  """Returns completions of `launch.generate`, one prompt at a time."""
   tokens = small_server.tokenizer()
   stops = Stops(count, frozenset(tokens.stop_ids), stop)
   if endless:
@@ -86,7 +86,7 @@ def draw(length, seed):
 
 
 class Spoiling(DecoderExecutor):
-  """Overwrites what no sequence may read, before each step."""
+  """Executor that overwrites unreadable states with NaN before each step."""
 
   def submit(self, step):
     while self._unwritten.intersection(step.after):
@@ -99,7 +99,7 @@ class Spoiling(DecoderExecutor):
 
 
 def engine(monkeypatch, **options):
-  """An engine as a server has it, which has measured what copies take."""
+  """Returns the engine of a server, with calibrated copy costs."""
   monkeypatch.setattr(serving, "DecoderExecutor", Spoiling)
   chosen = DEFAULTS.__class__(**vars(DEFAULTS) | options)
   made = serving.engine(decoder(), chosen)
@@ -110,27 +110,27 @@ def engine(monkeypatch, **options):
 
 def request(number, prompt, count, **how):
   drawing = Drawing(tuple(prompt), Stops(count))
-  how = {"ends": frozenset(small_server.tokenizer().stop_ids)} | how
+  how = {"stop": frozenset(small_server.tokenizer().stop_ids)} | how
   return Request(number, prompt, count, payload=Drawn(drawing), **how)
 
 
 @pytest.mark.parametrize("preempt", ["swap", "recompute"])
-def test_who_is_preempted_continues_with_the_same_tokens(preempt, monkeypatch):
-  """One while its answer is drawn, one between the chunks of its prompt."""
+def test_preempted_requests_continue_with_the_same_tokens(preempt, monkeypatch):
+  """Preempts one request while it decodes, and one between its chunks."""
   made = engine(monkeypatch, preempt=preempt)
   prompts = [draw(n, n) for n in (5, 40, 3, 20)]
   requests = [
-    request(i, prompt, 12, priority=-(i // 2), ends=frozenset())
+    request(i, prompt, 12, priority=-(i // 2), stop=frozenset())
     for i, prompt in enumerate(prompts)
   ]
   for each in requests[:2]:
     made.scheduler.add(each)
   while made.scheduler.running.computed.max() < 32:
-    made.turn()
+    made.step()
   for each in requests[2:]:
     made.scheduler.add(each)
   while not made.idle:
-    made.turn()
+    made.step()
   made.executor.close()
   assert made.scheduler.counts.preemptions[preempt] >= 2
   assert made.scheduler.counts.preemptions.total() == (
@@ -144,9 +144,11 @@ def test_who_is_preempted_continues_with_the_same_tokens(preempt, monkeypatch):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_second_turn_is_the_whole_conversation_read_again(keep, monkeypatch):
+def test_second_turn_equals_the_whole_conversation_read_again(
+  keep, monkeypatch
+):
   made = engine(monkeypatch, keep_turns=keep)
-  # Reading is dear, so that what is kept is used.
+  # Reading is expensive, so that the kept state is used.
   monkeypatch.setattr(made.executor.costs, "prefill_s", lambda *_: 100.0)
   prompt, asked = draw(20, 0), []
   for number in range(3):
@@ -158,19 +160,19 @@ def test_a_second_turn_is_the_whole_conversation_read_again(keep, monkeypatch):
   for number, (prompt, turn) in enumerate(asked):
     (expected,) = alone([prompt], 6)
     assert tuple(turn.tokens) == expected.tokens
-    # All but the last token, which no step has read, or the new ones.
+    # All but the last token, which no step has read, or only the new tokens.
     assert turn.num_hits == (len(prompt) - 3 if keep and number else 0)
 
 
-def test_a_slot_s_next_request_starts_from_zeros(monkeypatch):
-  """The step that was dispatched before the end was known is dropped."""
+def test_next_request_of_a_slot_starts_from_zeros(monkeypatch):
+  """Drops the step that was dispatched before the end was known."""
   made = engine(monkeypatch)
   prompts = [draw(n, n) for n in (17, 4, 30, 2, 9)]
   requests = []
   for i, prompt in enumerate(prompts):
     each = request(i, prompt, 20)
     count = iter(range(99))
-    each.ends = lambda token, count=count: next(count) == 3
+    each.stop = lambda token, count=count: next(count) == 3
     requests.append(each)
   replay(made, requests)
   made.executor.close()
@@ -179,8 +181,8 @@ def test_a_slot_s_next_request_starts_from_zeros(monkeypatch):
   assert not made.scheduler.counts.preemptions.total()
 
 
-def test_a_server_answers_as_generate_does():
-  """Mixed prompts at once, one of which ends at a stop string."""
+def test_server_responses_equal_generate():
+  """Sends mixed prompts concurrently; one ends at a stop string."""
   letters = small_server.tokenizer()
   texts = ["Hello 1", "x", "a b c d e f g h i j k l m n o p", "Zebra", "qu"]
   prompts = [letters.encode(text).tolist() for text in texts]
@@ -213,12 +215,12 @@ def test_a_server_answers_as_generate_does():
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-def test_reuse_is_off_and_says_why(reuse):
-  """Once, and only to who has not switched it off."""
+def test_prefix_reuse_is_off_and_reported_once(reuse):
+  """Reports it once, unless the option has already switched it off."""
   model = decoder()
   chosen = DEFAULTS.__class__(**vars(DEFAULTS) | {"reuse": reuse})
   notice = serving.reuse_notice(model, chosen)
-  assert ("RecurrentModel keeps a state per sequence" in notice) == reuse
+  assert ("RecurrentModel has one state per sequence" in notice) == reuse
   assert "\n" not in notice
   made = serving.engine(model, chosen)
   requests = [request(i, draw(20, 0), 2) for i in range(2)]
@@ -227,6 +229,6 @@ def test_reuse_is_off_and_says_why(reuse):
   made.executor.close()
   assert requests[1].num_hits == 0
   made.scheduler.pages.publish(np.zeros(1, np.int32), bytes(prefixes.SIZE))
-  assert not made.scheduler.pages.names()
+  assert not made.scheduler.pages.block_hashes()
   assert requests[0].tokens == requests[1].tokens
   assert not serving.reuse_notice(small_server.decoder(), chosen)

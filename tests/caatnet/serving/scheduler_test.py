@@ -1,7 +1,7 @@
-"""Laws of serving: everyone gets what a run alone gives, pages stay sound.
+"""Properties of the scheduler: equal tokens as alone, consistent pages.
 
 Schedules are random: arrivals, preemptions, swaps, cancellations, deadlines,
-priorities, shared prefixes, conversations, and copies that take their time.
+priorities, shared prefixes, conversations, and copies that take time.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import ENDS, Request, State
@@ -57,16 +57,16 @@ def case_of(
   seed, policy, page_size, host_pages, *, limits, tight=False, steps_ahead=2,
   in_turn=False, pages=Pages, interpreted=False, priorities="none",
 ):
-  """Names the parts of a case."""
+  """Returns a case as a dict of its parts."""
   return locals()
 
 
-# So many times more cases, other ones in each run: a soak.
+# Factor of the number of cases; with it, cases are new in each run (a soak).
 SOAK = int(os.environ.get("SERVING_SOAK", "0"))
 
 
 def drawn(count):
-  """So many cases, always the same ones, and the first that fails as it is."""
+  """Returns settings of `count` reproducible cases without shrinking."""
   return settings(
     max_examples=count * max(SOAK, 1), deadline=None, derandomize=not SOAK,
     database=None, phases=[Phase.explicit, Phase.generate],
@@ -74,7 +74,7 @@ def drawn(count):
   )
 
 
-# By what a policy orders who runs, in addition to the value that it declares.
+# Preemption order of a policy where its value is not the whole key.
 ORDERS = {
   "strict_priority": lambda r: (r.priority, r.number),
   "shortest_first": lambda r: (len(r.prompt) + r.max_tokens, r.number),
@@ -82,23 +82,24 @@ ORDERS = {
 
 
 class Run:
-  """A random schedule, and what must hold at each of its turns."""
+  """Random schedule with invariants that are checked at each turn."""
 
-  def __init__(self, case, ends=(frozenset(),)):
+  def __init__(self, case, stops=(frozenset(),)):
     self.rng = oracle.rng_of(case["seed"])
-    self.case, self.ends = case, ends  # what ends one after the other
+    # End conditions, one per request in turn.
+    self.case, self.stops = case, stops
     size = case["page_size"]
     longest = 24
     num_pages = -(-longest // size) + (0 if case["tight"] else 20)
     kinds = {
       "paged": case.get("paged", True), "states": case.get("states", False)
     }
-    if not kinds["paged"]:  # each sequence has one, which is the whole context
+    if not kinds["paged"]:  # one page per sequence: the whole context
       size, num_pages = longest, case["limits"].slots
     self.pages = case["pages"](
       num_pages, size, reuse=not kinds["states"], in_turn=case["in_turn"]
     )
-    self.host = Host(
+    self.host = HostCache(
       case["host_pages"], size, reserve=bool(case["seed"] % 2),
       keep=case.get("keep", True), **kinds,
     )
@@ -120,7 +121,7 @@ class Run:
     self.scheduler.policy.victim = self.last
 
   def last(self, running):
-    """Asks who gives way: whoever is last of all that run."""
+    """Asks for the preemption victim: the last running request in order."""
     found = self.victim(running)
     value = self.scheduler.policy.value
     order = ORDERS.get(self.case["policy"], lambda r: (value(r), r.number))
@@ -136,7 +137,7 @@ class Run:
       client=int(self.rng.integers(3)), arrival_s=at,
       priority=self.priorities.first(), conversation=conversation,
       more=conversation is not None,
-      ends=self.ends[len(self.requests) % len(self.ends)],
+      stop=self.stops[len(self.requests) % len(self.stops)],
       deadline_s=at + 20 if self.rng.random() < 0.2 else np.inf,
     )
     self.requests.append(request)
@@ -158,10 +159,10 @@ class Run:
         talk = len(self.requests) if talks else None
         self.scheduler.add(self.request(prompt, at, talk))
       if not coming and self.engine.idle:
-        assert not self.host.num_pinned  # nobody is left to need a copy
+        assert not self.host.num_pinned  # no request is left that needs a copy
         return
       self.disturb(now)
-      self.check(self.engine.turn(coming[0][0] if coming else np.inf))
+      self.check(self.engine.step(coming[0][0] if coming else np.inf))
       for request in self.requests:
         if request.state in ENDS and request.number not in self.ended:
           self.ended[request.number] = request.state
@@ -169,7 +170,7 @@ class Run:
           if request.more and request.state is State.FINISHED and turns < 6:
             turns += 1
             prompt = [*request.prompt, *request.tokens, 1]
-            if self.rng.random() < 0.2:  # the client says something else
+            if self.rng.random() < 0.2:  # the client changes the conversation
               prompt[0] = 2 - prompt[0]
             if len(prompt) < 24:
               at = self.executor.now()
@@ -223,36 +224,36 @@ class Run:
       assert self.host.valid(request.owner) >= request.length - 1
 
 
-@pytest.mark.parametrize("ends", [
+@pytest.mark.parametrize("stops", [
   (frozenset(),),
   (frozenset((0,)), lambda token: token == 1, frozenset(), frozenset((0, 2)),
    frozenset(range(1, 99, 3))),
 ])
 @given(case=CASE)
-@example(case=case_of(  # some end whose pages are back, and have not begun
+@example(case=case_of(  # ends with restored pages before its first step
   4126347408, "dlpm", 4, 9, tight=True, steps_ahead=1, in_turn=True,
   limits=Limits(2, 9, preempt="swap", keep_turns=True, copy_on_write=False),
 ))
-@example(case=case_of(  # some are cancelled while they are brought back
+@example(case=case_of(  # cancelled during the copy from the host
   4294967295, "first_come", 1, 200, steps_ahead=1,
   limits=Limits(1, 9, whole_prompt=False, keep_turns=True, copy_on_write=False),
 ))
-@example(case=case_of(  # one has pages when it is cancelled on its way back
+@example(case=case_of(  # has pages when cancelled before its restore
   8, "first_come", 2, 200, priorities="markov",
   limits=Limits(5, 5, whole_prompt=False, preempt="swap", keep_turns=True),
 ))
-@example(case=case_of(  # all who run give way, and others are back
+@example(case=case_of(  # all running ones are preempted, others restored
   0, "dlpm", 4, 200, tight=True, steps_ahead=1,
   limits=Limits(2, 5, whole_prompt=False, keep_turns=True, copy_on_write=False),
 ))
-@example(case=case_of(  # the host is short while a turn is being copied to it
+@example(case=case_of(  # the host is full while a turn is copied to it
   14007, "shortest_first", 1, 9, tight=True,
   limits=Limits(
     5, 9, whole_prompt=False, preempt="swap", wait_s=0.02, keep_turns=True,
     copy_on_write=False,
   ),
 ))
-@example(case=case_of(  # the next turn begins while the last is being copied
+@example(case=case_of(  # the next turn begins before the last is copied
   5010768, "strict_priority", 2, 9, priorities="random",
   limits=Limits(
     5, 9, chunks=((1, 9),), whole_prompt=False, preempt="swap", wait_s=0.02,
@@ -260,8 +261,8 @@ class Run:
   ),
 ))
 @drawn(70)
-def test_everyone_gets_what_a_run_alone_gives(ends, case):
-  run = Run(case, ends)
+def test_each_request_gets_the_tokens_of_a_run_alone(stops, case):
+  run = Run(case, stops)
   run.play()
   for request in run.requests:
     assert request.state in ENDS
@@ -274,7 +275,7 @@ def test_everyone_gets_what_a_run_alone_gives(ends, case):
       assert request.tokens == expected
     else:
       assert request.tokens == expected[: len(request.tokens)]
-  # All is given back, and what is idle merges to what was there at first.
+  # All pages are returned, and idle ones merge into the initial groups.
   assert run.pages.num_available == run.pages.num_pages
   taken = run.pages.take(run.pages.num_pages)
   run.pages.release(taken)
@@ -286,10 +287,10 @@ def test_everyone_gets_what_a_run_alone_gives(ends, case):
 @pytest.mark.parametrize("paged", [False, True])
 @given(case=CASE, keep=st.booleans())
 @drawn(60)
-def test_a_sequence_s_state_follows_it(paged, case, keep):
-  """With and without pages: each state has seen all tokens, and no other."""
+def test_recurrent_state_follows_its_sequence(paged, case, keep):
+  """Checks, with and without pages, that each state has seen its tokens."""
   kinds = {"paged": paged, "states": True, "keep": keep}
-  if not paged:  # pages are never short, so only priorities preempt
+  if not paged:  # without pages only priorities preempt
     kinds |= {"policy": "strict_priority", "priorities": "markov"}
     case["limits"] = dataclasses.replace(case["limits"], slots=2)
   run = Run(case | kinds, (frozenset((0,)), frozenset(), lambda t: t == 1))
@@ -306,16 +307,16 @@ def test_a_sequence_s_state_follows_it(paged, case, keep):
   assert run.pages.num_available == run.pages.num_pages
   if not paged:
     assert not counts.pages.total()
-    # A slot is all that a sequence needs.
+    # A slot is the only resource of a sequence.
     assert not counts.stalls
 
 
 def outcome(run, first, *more):
-  """Plays a conversation, and returns the prompts' tokens that were found."""
+  """Plays a conversation, and returns the number of cached prompt tokens."""
   found, prompt = [], list(first)
   for number, (count, said) in enumerate([*more]):
     request = Request(
-      number, prompt, count, conversation=0, more=True, ends=frozenset((0,))
+      number, prompt, count, conversation=0, more=True, stop=frozenset((0,))
     )
     replay(run.engine, [request])
     assert request.tokens == oracle.alone(prompt, count, request.is_end)
@@ -327,8 +328,8 @@ def outcome(run, first, *more):
 @pytest.mark.parametrize(("keep", "steps_ahead"), [
   (True, 1), (True, 2), (True, 3), (False, 2)
 ])
-def test_the_next_turn_continues_where_the_state_ends(keep, steps_ahead):
-  """With more steps ahead the state may have read what was dropped."""
+def test_next_turn_continues_from_the_kept_state(keep, steps_ahead):
+  """With more steps ahead the state may have read a dropped token."""
   limits = Limits(2, 99, preempt="swap", keep_turns=keep, wait_s=100)
   run = Run(
     case_of(0, "first_come", 4, 9, limits=limits, steps_ahead=steps_ahead)
@@ -345,7 +346,7 @@ def test_the_next_turn_continues_where_the_state_ends(keep, steps_ahead):
 
 @given(case=CASE)
 @drawn(15)
-def test_compiled_loops_decide_as_python_and_as_dicts(case):
+def test_compiled_interpreted_and_dict_pages_decide_equally(case):
   runs = [
     Run(
       case | {"pages": pages, "interpreted": interpreted},
@@ -377,19 +378,19 @@ def test_compiled_loops_decide_as_python_and_as_dicts(case):
     assert run.pages.counts == runs[0].pages.counts
 
 
-@pytest.mark.parametrize("ends", [{-1}, {3, 2**31}])
-def test_what_is_no_token_ends_nothing(ends):
-  with pytest.raises(ValueError, match="no token"):
-    Request(0, [1], 1, ends=ends)
+@pytest.mark.parametrize("stop", [{-1}, {3, 2**31}])
+def test_end_ids_that_are_no_tokens_are_refused(stop):
+  with pytest.raises(ValueError, match="must be token ids"):
+    Request(0, [1], 1, stop=stop)
 
 
-def test_short_prompts_are_read_in_one_step_and_long_ones_apart():
-  """A step has one chunk of 8 tokens, or four of 2; who was cut goes on."""
+def test_short_prompts_share_a_step_and_long_ones_are_chunked():
+  """Gives a step one chunk of 8 tokens or four of 2; the rest follows next."""
   pages = Pages(60, 4)
   executor = oracle.Oracle(60, 0, 4, lambda copy: 0.0)
   limits = Limits(slots=8, tokens=16, chunks=((1, 8), (4, 2)))
   scheduler = Scheduler(
-    limits, registry.make("first_come", pages), pages, Host(0, 4, False),
+    limits, registry.make("first_come", pages), pages, HostCache(0, 4, False),
     executor.costs,
   )
   for number, length in enumerate([2, 1, 5, 2, 1, 8, 1]):
@@ -405,8 +406,8 @@ def test_short_prompts_are_read_in_one_step_and_long_ones_apart():
 
 @given(case=CASE)
 @drawn(20)
-def test_copies_move_what_the_host_has_not(case):
-  """The sum of what is moved is that of contexts less valid copies."""
+def test_swap_copies_only_pages_that_the_host_lacks(case):
+  """Compares the pages moved with contexts less the valid host copies."""
   case = case | {
     "limits": dataclasses.replace(
       case["limits"], preempt="swap", keep_turns=True
@@ -422,7 +423,7 @@ def test_copies_move_what_the_host_has_not(case):
     pages = write(owner, tokens, pinned)
     changed = max(0, -(-tokens // size) - valid // size)
     assert len(pages) == (changed if tokens > valid else 0)
-    assert write(owner, tokens, pinned) == []  # nothing was decoded since
+    assert write(owner, tokens, pinned) == []  # no token was decoded since
     moved.append(len(pages))
     return pages
 
@@ -435,7 +436,7 @@ def test_copies_move_what_the_host_has_not(case):
 
 @given(case=CASE)
 @drawn(15)
-def test_the_cheaper_way_is_taken(case):
+def test_preemption_takes_the_cheaper_of_swap_and_recompute(case):
   case = case | {
     "limits": dataclasses.replace(case["limits"], preempt="cost"),
     "tight": True, "host_pages": 200,
@@ -450,7 +451,7 @@ def test_the_cheaper_way_is_taken(case):
 @given(case=CASE)
 @drawn(15)
 def test_mean_in_system_is_rate_times_mean_latency(case):
-  """Little's law, over a run that has drained: exactly."""
+  """Little's law, which is exact over a run that has drained."""
   run = Run(case)
   area, last, inside = 0.0, 0.0, 0
   run.play()
@@ -465,14 +466,14 @@ def test_mean_in_system_is_rate_times_mean_latency(case):
 
 
 @pytest.mark.parametrize("copied", [True, False])
-def test_a_prompt_that_ends_with_its_page_is_not_read_again(copied):
-  """All but its last token, if the page is copied; else all but the page."""
+def test_prompt_of_whole_pages_is_found_in_the_cache(copied):
+  """Reuses all but the last token with copy on write, else all but a page."""
   pages = Pages(9, 4)
   executor = oracle.Oracle(9, 0, 4, lambda copy: 0.0)
   engine = Engine(
     Scheduler(
       Limits(copy_on_write=copied), registry.make("first_come", pages), pages,
-      Host(0, 4, False), executor.costs,
+      HostCache(0, 4, False), executor.costs,
     ),
     executor,
   )
@@ -484,11 +485,11 @@ def test_a_prompt_that_ends_with_its_page_is_not_read_again(copied):
   assert pages.counts.copied == copied
 
 
-def test_a_request_that_never_fits_is_refused():
+def test_request_that_never_fits_is_refused():
   pages = Pages(2, 4)
   executor = oracle.Oracle(2, 0, 4, lambda copy: 0.0)
   scheduler = Scheduler(
-    Limits(), registry.make("first_come", pages), pages, Host(0, 4, False),
+    Limits(), registry.make("first_come", pages), pages, HostCache(0, 4, False),
     executor.costs,
   )
   request = Request(0, [1] * 5, 5)
@@ -500,8 +501,8 @@ def test_a_request_that_never_fits_is_refused():
 
 
 @pytest.mark.parametrize("kept", [3, 16])
-def test_answers_longer_than_what_is_kept_are_whole(kept, monkeypatch):
-  """Nobody asks for tokens before the end, so a row is soon written again."""
+def test_outputs_longer_than_the_token_buffer_are_complete(kept, monkeypatch):
+  """Reads tokens only at the end, so that buffer rows are soon reused."""
   monkeypatch.setattr(running, "_KEPT", kept)
   run = Run(case_of(1, "first_come", 4, 200, limits=Limits(5, 9)))
   monkeypatch.setattr(run, "check", lambda step: None)

@@ -1,4 +1,4 @@
-"""OpenAI's own client against the server: it gets what a run alone gives."""
+"""OpenAI's Python client against the server: responses equal runs alone."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def post(server, body, path="completions", key="secret"):
   [{}, {"temperature": 1.0, "seed": 7},
    {"temperature": 0.7, "seed": 1, "top_p": 0.9, "top_k": 5, "min_p": 0.01}],
 )
-def test_completions_are_those_of_a_run_alone(client, how):
+def test_completions_equal_a_run_alone(client, how):
   ours = {k: v for k, v in how.items() if k in ("top_k", "min_p")}
   theirs = {k: v for k, v in how.items() if k not in ours}
   expected = alone("Hello 1", 30, **how)
@@ -72,7 +72,7 @@ def test_completions_are_those_of_a_run_alone(client, how):
   assert len(parts) == len(expected.tokens)
 
 
-def test_stop_strings_end_streams_across_tokens(client):
+def test_stop_strings_across_tokens_end_responses(client):
   whole = alone("abc", 40).text
   stop = whole[9:12]
   expected = alone("abc", 40, (stop, "never"))
@@ -86,7 +86,7 @@ def test_stop_strings_end_streams_across_tokens(client):
     assert texts[-1].finish_reason == "stop"
 
 
-def test_a_chat_is_written_by_the_model_s_template(client):
+def test_chat_prompt_is_rendered_by_the_model_s_template(client):
   messages = [
     {"role": "system", "content": "Be"},
     {"role": "user", "content": [{"type": "text", "text": "good"}]},
@@ -110,7 +110,7 @@ def test_a_chat_is_written_by_the_model_s_template(client):
   assert text == expected.text
 
 
-def test_a_model_without_a_template_says_so():
+def test_chat_without_a_template_is_refused():
   with small_server.running(template="") as server:
     answer = post(server, json.dumps(
       {"model": "small", "messages": [{"role": "user", "content": "a"}]}
@@ -119,8 +119,8 @@ def test_a_model_without_a_template_says_so():
   assert "no chat template" in answer.json()["error"]["message"]
 
 
-def test_several_prompts_with_several_answers_each(client):
-  """Each answer has the seed of the one before, and one more."""
+def test_several_prompts_with_several_choices_each(client):
+  """Gives each choice the seed of the one before, plus one."""
   prompts = ["abc", [1, 2, 3, 4], "XYZ"]
   texts = ["abc", "bcde", "XYZ"]
   for prompt in (prompts[::2], [prompts[1]], prompts[1]):
@@ -138,7 +138,7 @@ def test_several_prompts_with_several_answers_each(client):
     assert found.usage.prompt_tokens == sum(map(len, asked))
 
 
-def test_a_shared_beginning_is_read_once(client):
+def test_shared_prefix_is_read_once(client):
   prompt = "the same beginning of it"
   arguments = dict(model="small", prompt=prompt, max_tokens=2, temperature=0)
   first = client.completions.create(**arguments)
@@ -147,7 +147,7 @@ def test_a_shared_beginning_is_read_once(client):
   assert again.usage.prompt_tokens_details.cached_tokens == len(prompt) - 1
 
 
-def test_models(client):
+def test_models_are_listed_and_retrieved(client):
   assert [m.id for m in client.models.list()] == ["small"]
   assert client.models.retrieve("small").id == "small"
   with pytest.raises(openai.NotFoundError):
@@ -162,12 +162,12 @@ WRONG = [
   ("{", 400, "is not JSON"),
   ("[" * 100_000, 413, "longer than 2,000 bytes"),
   ("[" * 1_500, 400, "is not JSON"),
-  ("[]", 400, "no JSON object"),
+  ("[]", 400, "must be a JSON object"),
   (b"\xff", 400, "is not JSON"),
   ('{"prompt": "a"}', 400, "model is missing"),
   (body(model="gpt"), 404, "this server has 'small'"),
-  (body(foo=1), 400, "foo is no field"),
-  ('{"model": "small", "prompt": "a", "\\ud800": 1}', 400, "is no field"),
+  (body(foo=1), 400, "foo is not a field"),
+  ('{"model": "small", "prompt": "a", "\\ud800": 1}', 400, "is not a field"),
   (body(logit_bias={"5": 1}), 400, "logit_bias={'5': 1} is not supported"),
   (body(frequency_penalty=.5), 400, "frequency_penalty=0.5 is not"),
   (body(logprobs=2, temperature=0), 400, "logprobs=2 must be 0, or 1 at"),
@@ -178,28 +178,28 @@ WRONG = [
   (body(n=True), 400, "n=True must be an integer"),
   (body(n=3, prompt=["a", "b", "c"]), 400, "are more than 8 answers"),
   (body(max_tokens=0), 400, "max_tokens=0 must"),
-  (body(max_tokens=94), 400, "more than the context of 96"),
-  (body(prompt="a" * 96), 400, "more than the context of 96"),
+  (body(max_tokens=94), 400, "exceeds the context of 96"),
+  (body(prompt="a" * 96), 400, "exceeds the context of 96"),
   (body(prompt=""), 400, "the prompt is empty"),
-  (body(prompt=[]), 400, "prompt=[] has no prompt"),
+  (body(prompt=[]), 400, "prompt=[] must contain a prompt"),
   (body(prompt=[[]]), 400, "the prompt is empty"),
   (body(prompt=[64]), 400, "the prompt has the token 64"),
-  (body(prompt=[-1]), 400, "prompt must be a text"),
-  (body(prompt=None), 400, "prompt must be a text"),
-  (body(prompt=5), 400, "prompt must be a text"),
+  (body(prompt=[-1]), 400, "prompt must be a string"),
+  (body(prompt=None), 400, "prompt must be a string"),
+  (body(prompt=5), 400, "prompt must be a string"),
   (body(temperature=float("nan")), 400, "temperature=nan must"),
   (body(top_p=0), 400, "top_p=0 must be above 0"),
   (body(stop=[""]), 400, "stop must be"),
   (body(stream="yes"), 400, "stream='yes' must be true or false"),
   (body(stream_options={}), 400, "needs stream=true"),
   (body(seed=2**63), 400, "seed="),
-  (body(deadline_s=0), 504, "no token came within deadline_s=0"),
-  (body(deadline_s=0, stream=True), 504, "no token came within deadline_s=0"),
+  (body(deadline_s=0), 504, "no token was drawn within deadline_s=0"),
+  (body(deadline_s=0, stream=True), 504, "drawn within deadline_s=0"),
 ]
 
 
 @pytest.mark.parametrize(("content", "status", "message"), WRONG)
-def test_what_is_wrong_is_named(server, content, status, message):
+def test_invalid_field_is_named(server, content, status, message):
   answer = post(server, content)
   error = answer.json()["error"]
   assert (answer.status_code, set(error)) == (
@@ -210,9 +210,9 @@ def test_what_is_wrong_is_named(server, content, status, message):
 
 CHATS = [
   ({"messages": []}, "at least one message"),
-  ({"messages": [{"role": "user"}]}, "messages[0].content must be a text"),
+  ({"messages": [{"role": "user"}]}, "messages[0].content must be a string"),
   ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-   "a part that is no text"),
+   "a part other than text"),
   ({"messages": [{"role": "tool", "content": "", "tool_call_id": "1"}]},
    "messages[0].tool_call_id is not supported"),
   ({"tools": [{}]}, "tools=[{}] is not supported"),
@@ -223,14 +223,14 @@ CHATS = [
 
 
 @pytest.mark.parametrize(("fields", "message"), CHATS)
-def test_what_is_wrong_with_a_chat_is_named(server, fields, message):
+def test_invalid_chat_field_is_named(server, fields, message):
   chat = {"model": "small", "messages": [{"role": "user", "content": "a"}]}
   answer = post(server, json.dumps(chat | fields), "chat/completions")
   assert answer.status_code == 400
   assert message in answer.json()["error"]["message"]
 
 
-def test_paths_methods_and_keys(server):
+def test_paths_methods_and_keys_give_their_status(server):
   for path, method, key, status in (
     ("/nowhere", "GET", "secret", 404),
     ("/v1/completions", "GET", "secret", 405),
@@ -249,16 +249,16 @@ def test_paths_methods_and_keys(server):
       assert set(answer.json()) == {"error"}
 
 
-def test_who_finds_no_place_is_told_to_come_again(client):
+def test_full_queue_returns_429_with_retry_after(client):
   with small_server.running(queue=0) as server:
-    # One more than there are slots.
+    # One choice more than there are slots.
     answer = post(server, body(n=5))
     assert answer.status_code == 429
     assert answer.headers["Retry-After"] == "1"
     assert post(server, body(n=4)).status_code == 200
 
 
-def test_metrics_count_what_was_served(server, client):
+def test_metrics_count_served_requests_and_tokens(server, client):
   headers = {"Authorization": "Bearer secret"}
 
   def read():
@@ -271,7 +271,7 @@ def test_metrics_count_what_was_served(server, client):
       for s in family.samples
     }
 
-  client.completions.create(**ASK, max_tokens=1)  # there has been a 200
+  client.completions.create(**ASK, max_tokens=1)  # creates its counter
   before = read()
   client.completions.create(**ASK, max_tokens=5, temperature=0)
   after = read()
@@ -284,10 +284,10 @@ def test_metrics_count_what_was_served(server, client):
   assert grown["caatnet_http_responses_total", "200"] == 1
   pages = [v for k, v in after.items() if k[0] == "caatnet_pages"]
   assert sum(pages) == small_server.PAGES
-  assert set(after) == set(before)  # nothing grows with what is served
+  assert set(after) == set(before)  # no new series per request
 
 
-def test_the_page_shows_the_state_and_loads_nothing(server):
+def test_dashboard_shows_the_state_and_loads_no_other_origin(server):
   page = httpx2.get(server.url, timeout=60)
   assert not re.search(r"https?:|//|src=|@import|url\(", re.sub(
     r"^ *//.*$", "", page.text, flags=re.MULTILINE
@@ -301,7 +301,7 @@ def test_the_page_shows_the_state_and_loads_nothing(server):
   assert len(state["map"]) == small_server.PAGES
   for i, name in enumerate(STATES):
     assert state["pages"][name] == state["map"].count(str(i))
-  # What the page reads is there.
+  # The state has each field that the page reads.
   for name in set(re.findall(r"state\.(\w+)", page.text)):
     assert name in state
   for name in set(re.findall(r"request\.(\w+)", page.text)):
@@ -309,8 +309,8 @@ def test_the_page_shows_the_state_and_loads_nothing(server):
                     "preempted", "priority")
 
 
-def test_asynchronous_clients_share_steps(server):
-  """More than there are slots, streams and whole answers mixed."""
+def test_concurrent_clients_share_steps(server):
+  """Mixes streams and whole responses, more than there are slots."""
   prompts = ["abc"[: 1 + i % 3] + "xyz"[: i % 4] + "0" for i in range(12)]
 
   async def one(client, i):

@@ -1,4 +1,4 @@
-"""Clients who are slow, rude or gone take nothing from others."""
+"""Slow, malformed and killed clients do not affect other clients."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ def ask(prompt, **fields):
 
 
 def drained(server):
-  """The state once nobody is being served."""
+  """Returns the state once no request is being served."""
   for _ in range(500):
     state = httpx2.get(f"{server.url}/state", timeout=60).json()
     fresh = state["age_s"] < 1  # else the engine has not answered yet
@@ -69,7 +69,7 @@ def _request(fields):
 
 
 async def _killed(server, i):
-  """A client whose process is killed after its first token, or before."""
+  """Client whose process is killed before or after its first token."""
   reader, writer = await _connect(server)
   streams = i % 4 > 0
   writer.write(_request(ask(
@@ -82,14 +82,14 @@ async def _killed(server, i):
     await reader.readuntil(b"data: ")
   else:
     await asyncio.sleep(0.01)
-  # Nothing is said any more, as when a process is killed.
+  # No FIN is sent, as when a process is killed.
   writer.get_extra_info("socket").setsockopt(
     socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
   )
   writer.transport.abort()
 
 
-def test_200_killed_clients_leak_nothing_and_others_get_theirs(server):
+def test_200_killed_clients_leak_nothing_and_do_not_affect_others(server):
   others = [ask("other" + "abcdef"[i], max_tokens=30, seed=i)
             for i in range(6)]
 
@@ -115,16 +115,16 @@ def test_200_killed_clients_leak_nothing_and_others_get_theirs(server):
   all_is_back(server)
 
 
-def test_slow_and_malformed_clients_are_let_go(server):
-  """While somebody is answered."""
+def test_slow_and_malformed_clients_are_disconnected(server):
+  """Serves a valid request meanwhile."""
   head = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\n"
   cases = [
-    (b"", None),  # a head that never begins
-    (b"POST /v1/comp", None),  # or never ends
-    (head + b"Content-Length: 50\r\n\r\n{", b"408"),  # a body that never does
+    (b"", None),  # no head
+    (b"POST /v1/comp", None),  # incomplete head
+    (head + b"Content-Length: 50\r\n\r\n{", b"408"),  # incomplete body
     (b"\x16\x03\x01 this is no HTTP\r\n\r\n", b"400"),
     (head + b"Content-Length: x\r\n\r\n", b"400"),
-    (head + b"X: " + 200_000 * b"x", None),  # it is reset as it sends
+    (head + b"X: " + 200_000 * b"x", None),  # reset while it sends
     (head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
     (head + b"Content-Length: 9000\r\n\r\n" + 9000 * b" ", b"413"),
   ]
@@ -154,8 +154,8 @@ def test_slow_and_malformed_clients_are_let_go(server):
   all_is_back(server)
 
 
-def test_who_has_gone_before_the_end_is_cancelled(server):
-  """Whether it streams or not; tokens are not drawn for nobody."""
+def test_request_of_a_disconnected_client_is_cancelled(server):
+  """Covers streams and whole responses; no tokens are drawn for them."""
   metrics = server.api.service.metrics
   ends = metrics._ends.labels(State.CANCELLED.value)
   before, steps = ends._value.get(), drained(server)["steps"]
@@ -172,7 +172,7 @@ def test_who_has_gone_before_the_end_is_cancelled(server):
   assert drained(server)["steps"] - steps < 900
 
 
-def test_turns_of_a_conversation_continue_what_is_kept(server):
+def test_conversation_turns_reuse_the_kept_prefix(server):
   first = httpx2.post(f"{server.url}/v1/completions", timeout=300, json=ask(
     "conversation", max_tokens=20, temperature=0, conversation="one",
     ignore_eos=True,
@@ -186,7 +186,7 @@ def test_turns_of_a_conversation_continue_what_is_kept(server):
   assert cached >= 16
 
 
-def test_an_engine_that_fails_says_so_and_hangs_nobody(monkeypatch):
+def test_failed_engine_returns_500_and_blocks_no_client(monkeypatch):
   with small_server.running() as server:
     def broken(step):
       raise RuntimeError("the device is on fire")
@@ -205,8 +205,8 @@ def test_an_engine_that_fails_says_so_and_hangs_nobody(monkeypatch):
     assert state.status_code == 200
 
 
-def test_a_sequence_of_nan_fails_alone(monkeypatch):
-  """The embedding of one letter is NaN, and so is all that follows it."""
+def test_nan_fails_only_its_own_sequence(monkeypatch):
+  """Sets the embedding of one letter to NaN, and thereby what follows it."""
   model = small_server.decoder()
   params = dict(model.weights.params)
   rank, row = divmod(small_server.LETTERS.index("Z"), 16)
@@ -235,7 +235,7 @@ def test_a_sequence_of_nan_fails_alone(monkeypatch):
     assert 'caatnet_requests_total{end="failed"} 6.0' in metrics
 
 
-def test_what_takes_too_long_after_a_signal_is_cut_off():
+def test_responses_are_cut_off_after_the_drain_time():
   with small_server.running(drain_s=0.1) as running:
     fields = ask("long", max_tokens=90, stream=True, ignore_eos=True, n=40)
     url = f"{running.url}/v1/completions"
@@ -244,5 +244,5 @@ def test_what_takes_too_long_after_a_signal_is_cut_off():
       next(lines)
       running.server.handle_exit(signal.SIGINT, None)
       *_, last = lines
-    assert "the server has ended" in last
+    assert "the server has shut down" in last
   assert running.server.exit_code == 1

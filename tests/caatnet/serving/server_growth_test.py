@@ -1,11 +1,11 @@
-"""A server that has served twice as much keeps no more."""
+"""Memory of a server does not grow with the number of served requests."""
 
 import gc
 import types
 
 import pytest
 
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.requests import Request
@@ -17,7 +17,7 @@ from tests.caatnet.serving import oracle
 
 
 def num_objects(root):
-  """How many objects hang on one, but for modules, types and functions."""
+  """Counts the objects reachable from one, except modules and functions."""
   seen, todo = {id(root)}, [root]
   while todo:
     for found in gc.get_referents(todo.pop()):
@@ -29,8 +29,8 @@ def num_objects(root):
 
 
 @pytest.mark.parametrize("policy", sorted(registry.POLICIES))
-def test_nothing_grows_with_what_was_served(policy, monkeypatch):
-  """Each request is of a client of its own, and many are cancelled."""
+def test_number_of_objects_does_not_grow_with_requests(policy, monkeypatch):
+  """Gives each request another client, and cancels many."""
   monkeypatch.setattr(counts, "_KEPT", 5)
   monkeypatch.setattr(clients, "_REMEMBERED", 20)
   rng = oracle.rng_of(0)
@@ -38,13 +38,13 @@ def test_nothing_grows_with_what_was_served(policy, monkeypatch):
   executor = oracle.Oracle(8, 40, 4, lambda copy: float(rng.exponential(1)))
   scheduler = Scheduler(
     Limits(slots=5, tokens=8, preempt="cost", keep_turns=True),
-    registry.make(policy, pages), pages, Host(40, 4, reserve=True),
+    registry.make(policy, pages), pages, HostCache(40, 4, reserve=True),
     executor.costs,
   )
   engine = Engine(scheduler, executor)
 
   def serve(first, count):
-    """Serves requests, some of which stay in line until they are cancelled."""
+    """Serves requests, some of which wait in the queue until cancelled."""
     for number in range(first, first + count):
       scheduler.add(Request(
         number, oracle.prompts(rng, 1, 12)[0], int(rng.integers(1, 12)),
@@ -54,18 +54,18 @@ def test_nothing_grows_with_what_was_served(policy, monkeypatch):
         deadline_s=executor.now() + 50 if number % 3 else float("inf"),
       ))
       for _ in range(8):
-        engine.turn(executor.now() + 1)
+        engine.step(executor.now() + 1)
       if len(scheduler.requests) > 6:
         leaver = scheduler.requests[int(rng.integers(6))]
         scheduler.cancel(leaver, executor.now())
     while not engine.idle:
-      engine.turn()
-    executor.moved.clear()  # what the oracle notes for other tests
+      engine.step()
+    executor.moved.clear()  # log for other tests
     return num_objects(scheduler)
 
   serve(0, 150)
   before = serve(150, 150)
   after = serve(300, 300)
   assert scheduler.counts.preemptions.total() > 10
-  # Caches differ in what they hold, at most.
+  # Caches differ in their contents, but their size is bounded.
   assert after < before + 150

@@ -1,4 +1,4 @@
-"""A server of a tiny model, in a thread, and what runs alone say."""
+"""Server of a tiny model in a thread, and reference completions."""
 
 import contextlib
 import copy
@@ -34,7 +34,7 @@ TEMPLATE = (
 
 @functools.cache
 def tokenizer(template=TEMPLATE):
-  """A token is a letter; the last of 64 ends a text."""
+  """Returns a tokenizer with one token per letter; token 63 ends a text."""
   vocab = {letter: i for i, letter in enumerate(LETTERS)} | {"</s>": 63}
   library = tokenizers.Tokenizer(models.BPE(vocab, []))
   library.decoder = decoders.Fuse()
@@ -50,7 +50,7 @@ def tokenizer(template=TEMPLATE):
 
 @functools.cache
 def first_decoder():
-  """The model of `generate_test`, with a cache for longer sequences."""
+  """Returns the model of `generate_test` with a longer context."""
   program = make_program(generate_test.CONFIG, 4, 1)
   config = program.model.config
   shape = CacheShape(
@@ -67,7 +67,7 @@ def first_decoder():
 
 
 def decoder():
-  """A decoder with a cache of its own; all of them share their programs."""
+  """Returns a decoder with its own cache that shares the compiled programs."""
   found = copy.copy(first_decoder())
   found._state = jax.tree.map(jnp.copy, found._state)
   return found
@@ -77,26 +77,26 @@ _alone = functools.cache(decoder)
 
 
 def alone(text, max_tokens, stop=(), **how):
-  """What follows a text in a run of its own."""
+  """Returns the completion of a text that is generated alone."""
   tokens = tokenizer()
   asked = Request(
     tuple(tokens.encode(text).tolist()),
     Stops(max_tokens, frozenset(tokens.stop_ids), stop), **how,
   )
   generation = Generation(_alone(), [asked], tokens)
-  # All of them run the same programs.
+  # All decoders run the same programs.
   generation._filters = True
   generation._capacity = _alone().capacity
   return generation.run()[0]
 
 
 class Running:
-  """A server that runs.
+  """Running server.
 
   Attributes:
-    server: The server.
-    api: What it serves.
-    port: Where.
+    server: The uvicorn server.
+    api: Its application.
+    port: Its port on 127.0.0.1.
   """
 
   def __init__(self, server, port):
@@ -106,7 +106,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(template=TEMPLATE, key="", model=None, **options):
-  """Runs a server while the context lasts, of a small model or another."""
+  """Runs a server of a model (the small one by default) in this context."""
   model = model or decoder()
   chosen = DEFAULTS.__class__(**vars(DEFAULTS) | {"growth": 1} | options)
   listener = http.bound("127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""Traces of requests: what is read, what is refused, what is made up."""
+"""Properties of request traces: readers, errors and synthetic sessions."""
 
 import gzip
 import json
@@ -29,11 +29,11 @@ MOONCAKE = "".join(
 )
 
 
-def test_each_kind_is_read_gzipped_or_not(tmp_path):
-  """By its content: names say nothing."""
+def test_each_trace_format_is_read_gzipped_or_not(tmp_path):
+  """Detects the format by content, not by file name."""
   expected = {
     AZURE: [(0.0, 4808, 10), (0.140684, 7433, 14)],
-    BURST: [(0.0, 472, 18), (113.0, 417, 276)],  # one of them failed
+    BURST: [(0.0, 472, 18), (113.0, 417, 276)],  # the failed request is skipped
   }
   for text, rows in expected.items():
     for data in (text.encode(), gzip.compress(text.encode())):
@@ -46,7 +46,7 @@ def test_each_kind_is_read_gzipped_or_not(tmp_path):
         assert (arrival.prompt, arrival.output) == (prompt, output)
 
 
-def test_batches_are_spread_in_their_order(tmp_path):
+def test_simultaneous_arrivals_are_spread_in_order(tmp_path):
   path = tmp_path / "trace"
   path.write_text(MOONCAKE)
   found = traces.load(path)
@@ -70,14 +70,14 @@ def test_batches_are_spread_in_their_order(tmp_path):
   (MOONCAKE + '{"timestamp": 1, "input_length": 3}\n', "line 6: 'hash_ids'"),
   (MOONCAKE.replace("[4]", "[4, 5]"), "line 4: hash_ids has 2 blocks"),
 ])
-def test_a_wrong_line_is_named(text, message, tmp_path):
+def test_invalid_line_is_named(text, message, tmp_path):
   path = tmp_path / "trace.csv"
   path.write_text(text)
   with pytest.raises(ValueError, match=message):
     traces.load(path)
 
 
-def test_a_truncated_file_is_named(tmp_path):
+def test_truncated_file_is_named(tmp_path):
   path = tmp_path / "trace.csv.gz"
   path.write_bytes(gzip.compress(AZURE.encode())[:-20])
   with pytest.raises(ValueError, match="cannot be read"):
@@ -86,7 +86,7 @@ def test_a_truncated_file_is_named(tmp_path):
     traces.load(tmp_path / "absent")
 
 
-def test_texts_agree_where_the_trace_says_so(tmp_path):
+def test_tokens_agree_in_the_blocks_that_the_trace_shares(tmp_path):
   path = tmp_path / "trace"
   path.write_text(MOONCAKE)
   found = [traces.tokens(a, 1000) for a in traces.load(path)]
@@ -94,12 +94,12 @@ def test_texts_agree_where_the_trace_says_so(tmp_path):
   np.testing.assert_array_equal(found[0][:1019], found[2][:1019])
   np.testing.assert_array_equal(found[0][:512], found[1][:512])
   assert np.mean(found[0][512:1019] == found[1][512:1019]) < 0.02
-  assert np.mean(found[0][1019:] == found[1][1019:]) < 0.5  # the answers
+  assert np.mean(found[0][1019:] == found[1][1019:]) < 0.5  # the responses
   assert min(map(np.min, found)) >= 0
   assert max(map(np.max, found)) < 1000
 
 
-def test_a_turn_begins_with_the_turns_before_it():
+def test_turn_begins_with_the_previous_turns():
   arrivals = Sessions(40, seed=3).arrivals()
   times = [a.time_s for a in arrivals]
   assert times == sorted(times)
@@ -118,8 +118,8 @@ def test_a_turn_begins_with_the_turns_before_it():
   assert not any(a.more for a in before.values())
 
 
-def test_sessions_have_the_statistics_that_they_are_made_of():
-  """Of ShareGPT: answers 324 on average, 999 at P99; turns, rate, gaps."""
+def test_sessions_have_their_declared_statistics():
+  """ShareGPT: responses of 324 tokens on average, 999 at P99; turns; rate."""
   arrivals = Sessions(2000, rate=2.0, seed=1).arrivals()
   questions = np.log([a.prompt - a.context for a in arrivals])
   answers = np.array([a.output for a in arrivals])
@@ -132,7 +132,7 @@ def test_sessions_have_the_statistics_that_they_are_made_of():
   assert np.diff(first).mean() == pytest.approx(5.5 / 2.0, rel=0.05)
 
 
-def test_a_rate_is_that_of_the_arrivals():
+def test_scaled_and_poisson_arrivals_have_the_given_rate():
   arrivals = Sessions(300).arrivals()
   scaled = traces.scaled(arrivals, 4.0)
   assert len(scaled) / scaled[-1].time_s == pytest.approx(4.0)

@@ -1,4 +1,4 @@
-"""What is compiled before serving is all that serving runs."""
+"""Warm-up compiles every shape that serving executes."""
 
 import collections
 import dataclasses
@@ -23,7 +23,7 @@ from tests.caatnet.serving.small_server import CONTEXT, PAGES, decoder
 
 @pytest.mark.parametrize("chunk", [1, 8, 16, 17, 64, 100, 256, 512, 3000])
 @pytest.mark.parametrize("batch", [1, 2, 3, 16, 100])
-def test_all_that_a_step_may_have_is_a_size_that_is_compiled(chunk, batch):
+def test_shape_of_any_step_is_among_the_compiled_ones(chunk, batch):
   capacity = Capacity(batch, 4096, 64, chunk)
   known = warm_up.shapes(SimpleNamespace(capacity=capacity), serving.FACTOR)
   table = buckets.chunk_sizes(chunk, batch)
@@ -41,8 +41,8 @@ def test_all_that_a_step_may_have_is_a_size_that_is_compiled(chunk, batch):
           assert sizes in known
 
 
-def test_copies_within_are_compiled_where_nothing_else_is_copied():
-  """Chunks of the server's are longer than its context, too."""
+def test_page_copies_are_compiled_without_swap():
+  """Also covers a chunk longer than the context."""
   model = decoder()
   model.capacity = dataclasses.replace(model.capacity, chunk=2 * CONTEXT)
   programs = copies.make_copies(model.program, model.cache_shape)
@@ -53,12 +53,12 @@ def test_copies_within_are_compiled_where_nothing_else_is_copied():
   assert [program._cache_size() for program in programs] == [1, 1]
 
 
-def test_nothing_is_compiled_while_it_serves(monkeypatch):
+def test_no_program_is_compiled_while_serving(monkeypatch):
   """Long contexts, several short prompts, copies of many lengths both ways."""
   monkeypatch.setattr(buckets, "SHORT", CONTEXT // 2)
   monkeypatch.setattr(buckets, "MIN_CHUNK", 4)
   model = decoder()
-  model.shapes = set()  # other tests share it
+  model.shapes = set()  # shared with other tests
   options = dataclasses.replace(DEFAULTS, preempt="swap", host_pages=PAGES)
   engine = serving.engine(model, options)
   warm_up.prepare(
@@ -70,7 +70,7 @@ def test_nothing_is_compiled_while_it_serves(monkeypatch):
   requests = []
 
   def serve(longest, count):
-    """Serves prompts of any length up to one, all at once."""
+    """Serves prompts of lengths up to `longest` concurrently."""
     first = len(requests)
     for number in range(first, first + count):
       prompt = rng.integers(60, size=int(rng.integers(1, longest)))

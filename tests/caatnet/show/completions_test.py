@@ -68,7 +68,7 @@ def test_an_interrupt_says_how_many_had_ended(capsys):
   screen = completions.Screen(["a", "b", "c"], Bytes(), False, False)
   screen.show([completion("x"), completion("y", "interrupted"),
                completion("", "interrupted")])
-  assert "interrupted: 1 of 3 prompts had ended" in capsys.readouterr().err
+  assert "interrupted: 1 of 3 prompts were finished" in capsys.readouterr().err
 
 
 def test_speed_is_of_what_was_done(capsys):

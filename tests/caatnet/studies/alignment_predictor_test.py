@@ -1,4 +1,4 @@
-"""Lines and sectors are those that a count over addresses finds."""
+"""Predicted cache lines and sectors, against a count over addresses."""
 
 import numpy as np
 import pytest
@@ -7,22 +7,22 @@ from caatnet.studies.alignment import predictor
 
 
 def enumerated(starts, row_bytes, size, shifted):
-  """Blocks that each row asks for, by the addresses of its bytes, ``[n]``.
+  """Counts the blocks that each row requests, by byte addresses, ``[n]``.
 
-  Every byte of a row belongs to one warp's request. A request asks for each
-  block that one of its bytes lies in.
+  Each byte of a row belongs to one request of a warp. A request loads each
+  block that contains one of its bytes.
   """
   number = np.arange(row_bytes)
   address = starts[:, None] + number
-  # Warps begin where lines do, or else where the row does.
+  # Warps are aligned to lines if shifted, and to the start of the row if not.
   request = address // 128 if shifted else number // 128 + 0 * address
   pairs = request * 2**40 + address // size
   return 1 + (np.diff(pairs, axis=1) != 0).sum(axis=1)
 
 
 @pytest.mark.parametrize("shifted", [True, False])
-def test_counts_are_those_over_addresses(shifted):
-  """10,000 random rows of 100 sizes, from any byte on."""
+def test_counts_equal_those_over_addresses(shifted):
+  """Covers 10,000 random rows of 100 sizes at arbitrary byte offsets."""
   rng = np.random.default_rng(0)
   for row_bytes in rng.integers(1, 1500, 100).tolist():
     starts = rng.integers(0, 2**30, 100)
@@ -33,8 +33,8 @@ def test_counts_are_those_over_addresses(shifted):
       )
 
 
-def test_a_gather_is_the_sum_of_its_rows():
-  """Rows that are in the list twice are read twice."""
+def test_gather_touches_the_sum_of_its_rows():
+  """Reads rows that are listed twice twice."""
   rng = np.random.default_rng(1)
   for _ in range(50):
     row_bytes, offset = rng.integers(1, 3000), rng.integers(0, 500)
@@ -47,7 +47,7 @@ def test_a_gather_is_the_sum_of_its_rows():
       )
 
 
-def test_the_shift_never_costs_and_spares_nothing_where_rows_are_lines():
+def test_shift_never_costs_and_saves_nothing_for_whole_lines():
   starts = np.arange(128)
   for row_bytes in range(4, 2000, 4):
     plain, shifted = (
@@ -63,13 +63,13 @@ def test_the_shift_never_costs_and_spares_nothing_where_rows_are_lines():
   ("features", "plain", "shifted"),
   [(100, 6.625, 4.0), (602, 36.625, 19.75), (128, 4.0, 4.0), (768, 24, 24)],
 )
-def test_means_are_those_of_well_known_widths(features, plain, shifted):
-  """Packed rows; by hand in the notes on the paper."""
+def test_mean_blocks_of_common_feature_widths(features, plain, shifted):
+  """Packed rows; expected values by hand in the notes on the paper."""
   size = 4 * features
   assert predictor.mean_blocks(size, 128, shifted=False) == plain
   assert predictor.mean_blocks(size, 128, shifted=True) == shifted
 
 
-def test_a_row_without_bytes_is_an_error():
+def test_row_without_bytes_is_an_error():
   with pytest.raises(ValueError, match="row_bytes=0 must be at least 1"):
     predictor.touched(np.arange(3), 0, shifted=True)

@@ -8,7 +8,7 @@ from caatnet.studies import registry
 from configs.graphs import alignment
 
 
-def test_a_study_is_json_and_has_a_table_and_a_picture(tmp_path, capsys):
+def test_study_is_json_and_has_a_table_and_a_picture(tmp_path, capsys):
   config = alignment.get_config().to_dict() | {
     "num_ids": 2_000, "largest": 200, "features": (100, 128, 602)
   }
@@ -21,7 +21,7 @@ def test_a_study_is_json_and_has_a_table_and_a_picture(tmp_path, capsys):
   study.plot(result, tmp_path / "picture.png")
   assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
   hundred, power, reddit = result["rows"]
-  # Rows packed from byte 0 on: 400 bytes are 4 lines wherever they begin.
+  # Rows are packed from byte 0: 400 bytes take 4 lines at any offset.
   assert hundred["lines_shifted"] == 4
   assert hundred["lines"] == pytest.approx(6.625, abs=0.1)
   assert reddit["lines_shifted"] == pytest.approx(19.75, abs=0.1)
@@ -34,7 +34,7 @@ def test_a_study_is_json_and_has_a_table_and_a_picture(tmp_path, capsys):
   assert spared[128] == spared[256] == 0
 
 
-def test_an_offset_moves_every_row():
+def test_offset_moves_every_row():
   config = alignment.get_config().to_dict() | {
     "num_ids": 100, "largest": 2, "features": (32,), "offset": 4
   }
@@ -45,7 +45,7 @@ def test_an_offset_moves_every_row():
 @pytest.mark.parametrize(
   ("key", "value"), [("features", (0,)), ("num_ids", 0), ("offset", -1)]
 )
-def test_numbers_out_of_range_are_named(key, value):
+def test_values_out_of_range_are_named(key, value):
   config = alignment.get_config().to_dict() | {key: value}
   with pytest.raises(ValueError, match=rf"config\.{key}="):
     registry.find(config)

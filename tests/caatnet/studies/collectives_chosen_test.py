@@ -1,4 +1,4 @@
-"""The schedule that is chosen for a size is near the bound, by two models."""
+"""Schedules chosen by message size, compared with the cut bound."""
 
 import pytest
 
@@ -15,8 +15,8 @@ from parallel.topology import builders as t
 MIB = 2**20
 
 
-# Seed 1 has switches, seed 2 failed links. Rounds cannot give to links that
-# differ exactly what is due to them, so lockstep takes longer.
+# Seed 1 has switches, seed 2 failed links. Rounds cannot give unequal links
+# exactly their shares, so lockstep takes longer.
 @pytest.mark.parametrize(
   ("kind", "seed", "model", "most"),
   [
@@ -25,7 +25,7 @@ MIB = 2**20
     ("uneven", 2, "events", 1.05), ("uneven", 2, "lockstep", 1.25),
   ],
 )
-def test_large_messages_take_little_longer_than_the_tightest_cut(
+def test_large_messages_take_little_longer_than_the_cut_bound(
   kind, seed, model, most
 ):
   net = random_graph(seed, 9, kind)
@@ -35,8 +35,8 @@ def test_large_messages_take_little_longer_than_the_tightest_cut(
   assert 1 <= found.seconds / bound <= most
 
 
-def test_pieces_make_up_for_depth():
-  """64 MiB by events; in whole chunks packed trees take 1.2 times and more."""
+def test_pieces_compensate_for_depth():
+  """64 MiB by events; packed trees in whole chunks take 1.2 times or more."""
   net = t.leaf_spine(4, 4, 4)
   bound = 64 * MIB * cut_bound(net).seconds_per_byte
   whole = on_links(build("optimal", net, "all_gather"), net)
@@ -44,7 +44,7 @@ def test_pieces_make_up_for_depth():
   assert fastest("optimal", net, "all_gather", 64 * MIB).seconds <= 1.05 * bound
 
 
-def test_what_is_chosen_is_no_slower_than_what_it_is_chosen_from():
+def test_choice_is_no_slower_than_its_candidates():
   net, sizes = t.leaf_spine(2, 2, 4), (2**15, MIB)
   for name in ("ring", "double_tree", "multitree", "optimal"):
     for model in ("events", "barrier", "lockstep"):
@@ -65,7 +65,7 @@ def test_what_is_chosen_is_no_slower_than_what_it_is_chosen_from():
           assert size >= found.schedule.num_chunks * LEAST_CHUNK_BYTES
 
 
-def test_small_messages_want_few_rounds_and_large_ones_many():
+def test_small_messages_take_few_rounds_and_large_ones_many():
   net = t.torus((4, 4))
   rounds = [
     len(fastest(
@@ -80,13 +80,13 @@ def test_small_messages_want_few_rounds_and_large_ones_many():
 @pytest.mark.parametrize(
   ("seconds", "tried"),
   [
-    # Of 2, 4, 8, ... pieces: once in vain is no reason to stop, twice is.
+    # The search over 2, 4, 8, ... pieces ends after two steps without a gain.
     ([9, 5, 4.9999, 4, 3, 2], [2, 4, 8, 16, 32, 64]),
     ([9, 5, 4.9999, 4.9998, 1, 1], [2, 4, 8, 16]),
     ([10, 10, 1, 1, 1, 1], [2, 4]),
   ],
 )
-def test_pieces_are_doubled_until_it_is_in_vain_twice(seconds, tried):
+def test_pieces_are_doubled_until_two_steps_without_gain(seconds, tried):
   net = t.ring(2)
   schedule = build("ring", net, "all_gather")
   after = dict(zip((2, 4, 8, 16, 32, 64), seconds, strict=True))

@@ -28,7 +28,7 @@ def small(name, **changes):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_study_is_json_and_has_tables_and_a_picture(name, tmp_path, capsys):
+def test_study_is_json_and_has_tables_and_a_picture(name, tmp_path, capsys):
   config = small(name)
   study = registry.find(config)
   result = json.loads(json.dumps(study.run(config)))
@@ -62,18 +62,18 @@ def test_algorithms_do_not_beat_the_bound_and_some_do_not_run():
     (topologies.ring(5).without((1, 0)), 1),  # and not 8 / 9: rank 1's link
   ],
 )
-def test_bound_of_the_ranks_links(net, share):
-  """2 (n - 1) of the buffer over all links of ranks, or 1 over a rank's own.
+def test_injection_bound_of_rank_links(net, share):
+  """2 (n - 1) buffers over all rank links, or 1 over the links of one rank.
 
-  In pieces an all-reduce on a mesh beats 2 (n - 1) / n over a corner's links,
-  which once passed for a bound.
+  On a mesh, an all-reduce in pieces beats 2 (n - 1) / n over the links of a
+  corner, an invalid bound of an earlier version.
   """
   assert collectives.injection_bound(net, 2**20) == pytest.approx(
     share * 2**20 / 50e9
   )
 
 
-def test_exports_can_be_read_again(tmp_path):
+def test_exported_schedules_can_be_imported(tmp_path):
   config = small("schedule")
   study = registry.find(config)
   study.export(config, tmp_path / "x" / "m.xml")
@@ -82,10 +82,10 @@ def test_exports_can_be_read_again(tmp_path):
   again = small("schedule", msccl=str(tmp_path / "x" / "m.xml"))
   for key in ("events_us", "barrier_us", "lockstep_us", "num_transfers"):
     assert study.run(again)[key] == study.run(config)[key]
-  # What runs is timed; what is no all-reduce is not.
+  # Valid programs are timed; programs that are not an all-reduce are refused.
   for wrong, message in (
     (text.replace('"rrc"', '"r"', 1), "would lose the summands"),
-    (text.replace('"rrc"', '"nop"', 1), "tells nobody"),
+    (text.replace('"rrc"', '"nop"', 1), "does not signal"),
     ('<algo coll="allreduce" ngpus="4" nchunksperloop="4"/>', "ngpus=4"),
     ("not a file", "no XML"),
   ):
@@ -103,7 +103,7 @@ def test_exports_can_be_read_again(tmp_path):
     study.export(config, tmp_path / "m.txt")
 
 
-def test_a_program_s_collectives_take_their_ring(tmp_path):
+def test_collectives_of_a_program_are_timed_on_their_ring(tmp_path):
   """Two leaves of two hosts; axis b crosses leaves, axis a does not."""
   entry = {"kind": "all_reduce", "phase": "forward", "bytes": 800, "count": 3,
            "where": ""}
@@ -122,7 +122,7 @@ def test_a_program_s_collectives_take_their_ring(tmp_path):
   assert inside["us"]["spray"] == pytest.approx(6 * (0.4 + 2 * 1))
   assert across["us"]["spray"] == pytest.approx(6 * (0.8 + 4 * 1))
   path.write_text('{"base": 3}')
-  with pytest.raises(ValueError, match=r"not what `launch\.compile"):
+  with pytest.raises(ValueError, match=r"not the output of `launch\.compile"):
     flow_study.run(config)
 
 
@@ -137,7 +137,7 @@ def test_times_scale_with_sizes_and_count_steps():
   assert steps == {"ring": 14, "halving_doubling": 6, "all_to_all": 1}
 
 
-def test_patterns_are_a_shift_a_permutation_and_everybody():
+def test_patterns_have_their_sources_and_destinations():
   net = link_loads.fabric(topologies.leaf_spine(3, 2, 2))
   for name, sources in (("shift", 6), ("permutation", 6)):
     sent = patterns.PATTERNS[name](net, 1)
@@ -187,7 +187,7 @@ def test_patterns_are_a_shift_a_permutation_and_everybody():
     ("spraying", {"routers": ("dice",)}, "config.routers=.*'dice' must be"),
     ("spraying", {"patterns": ("ring",)}, "config.patterns=.*'ring' must be"),
     ("spraying", {"algorithms": ("swing",)}, "config.algorithms: swing"),
-    ("spraying", {"topologies": ("ring:4",)}, "ring 4 is no leaf-spine"),
+    ("spraying", {"topologies": ("ring:4",)}, "ring 4 is not leaf-spine"),
     ("spraying", {"size_bytes": (12,)}, "config.size_bytes=12 must be"),
     ("spraying", {"size_bytes": (0,)}, "config.size_bytes=0 must be"),
     ("spraying", {"topologies": ()}, "config.topologies=.. must have"),
@@ -198,7 +198,7 @@ def test_patterns_are_a_shift_a_permutation_and_everybody():
      "config.failed_uplinks: .*"),
   ],
 )
-def test_wrong_keys_are_named(name, changes, message):
+def test_invalid_key_is_named(name, changes, message):
   config = small(name, **changes)
   with pytest.raises(ValueError, match=message):
     registry.find(config).run(config)
@@ -212,7 +212,9 @@ def test_wrong_keys_are_named(name, changes, message):
     (["multitree.py:huge"], 2, "the sizes are test, small, large"),
   ],
 )
-def test_from_the_command_line(args, code, message, tmp_path):
+def test_command_line_exits_with_its_code_and_message(
+  args, code, message, tmp_path
+):
   args = [a.replace("{tmp}", str(tmp_path)) for a in args]
   args[0] = f"--config=configs/collectives/{args[0]}"
   result = subprocess.run(
@@ -224,7 +226,7 @@ def test_from_the_command_line(args, code, message, tmp_path):
   assert (tmp_path / "m.xml").exists() == (code == 0)
 
 
-def test_a_speedup_is_their_time_over_ours():
+def test_speedup_is_the_time_of_others_over_ours():
   rows = [
     {"topology": net, "size_bytes": size, "algorithm": name,
      "events_us": us, "lockstep_us": 2 * us}
@@ -241,14 +243,14 @@ def test_a_speedup_is_their_time_over_ours():
     assert found[model]["over the best other"] == pytest.approx(
       {"mean": 3.0, "least": 1.0, "most": 9.0, "wins": 2, "cells": 2}
     )
-    # "optimal" may be MultiTree's trees, and is no rival.
+    # "optimal" may equal MultiTree's trees, so it does not count as another.
     assert found[model]["over optimal"] == pytest.approx(
       {"mean": 0.5**0.5, "least": 0.5, "most": 1.0, "wins": 1, "cells": 2}
     )
 
 
-def test_a_topology_has_its_own_links_unless_the_config_says_so():
-  """Inside a DGX links are 9 times as fast as what joins nodes."""
+def test_topology_has_its_own_links_unless_the_config_sets_them():
+  """Links inside a DGX are 9 times as fast as links between nodes."""
   def microseconds(**changes):
     config = small("schedule", topology="dgx:1x4", latency_s="0", **changes)
     return registry.find(config).run(config)["lockstep_us"]
@@ -262,8 +264,8 @@ def test_a_topology_has_its_own_links_unless_the_config_says_so():
   assert microseconds(algorithm="multitree,farthest_first=True") > 0
 
 
-def test_a_schedule_s_times_are_in_order():
-  """On links that differ, who waits for all waits longer."""
+def test_bound_events_and_barrier_times_are_ordered():
+  """With unequal links, a barrier waits longer."""
   config = small("schedule", topology="dgx:2x4", algorithm="double_tree")
   result = registry.find(config).run(config)
   assert result["lower_bound_us"] <= result["events_us"]
@@ -272,8 +274,8 @@ def test_a_schedule_s_times_are_in_order():
   assert all(busiest["utilisation"] >= x["utilisation"] for x in others)
 
 
-def test_two_phases_are_no_bound_where_they_overlap():
-  """On a mesh a corner sends while it receives: 15 / 16 is no bound."""
+def test_overlapping_phases_beat_the_sum_of_both_phases():
+  """A corner of a mesh sends while it receives: 15 / 16 is no bound."""
   net, size = topologies.mesh((4, 4)), 2**26
   schedule = builders.build("optimal", net, trees="grown", weight=4, pieces=4)
   check.check(schedule, net)

@@ -1,4 +1,4 @@
-"""A compiled step of a small model: what is said of it, and its tables."""
+"""Analysis of a compiled step of a small model, and its tables."""
 
 import collections
 
@@ -11,8 +11,8 @@ from parallel.xla.roofline import Cost
 from tests.caatnet.train import linear_model
 
 
-def test_a_partition_s_formula_stands_beside_the_program(capsys):
-  """With two microbatches and two lanes; losses and norms are the rest."""
+def test_partition_formula_is_listed_with_the_program(capsys):
+  """Two microbatches and two lanes; losses and norms are the remainder."""
   experiment = linear_model.make(
     data=4, devices=(1, 2), scheme="zero3", accumulation=2
   )
@@ -39,7 +39,7 @@ def test_a_partition_s_formula_stands_beside_the_program(capsys):
   assert "reduce_scatter" in printed
 
 
-def test_tables_show_what_runs_an_unknown_number_of_times(capsys):
+def test_tables_show_collectives_of_unknown_count(capsys):
   entries = [
     ledger.Collective(
       "all_reduce", ("a",), 8, "float32", (1000,), count, "forward", False,
@@ -70,7 +70,7 @@ def test_tables_show_what_runs_an_unknown_number_of_times(capsys):
 
 
 def test_bounds_of_a_step():
-  """Axes may send at once; as scheduled, what is not hidden adds up."""
+  """Axes may send concurrently; as scheduled, exposed communication adds up."""
   entries = [
     ledger.Collective(
       "all_reduce", axes, 8, "float32", (1000,), count, "forward", False,

@@ -1,4 +1,4 @@
-"""Laws of datacentres: the arithmetic, what it is monotone in, its errors."""
+"""Properties of datacentre plans: arithmetic, monotonicity and errors."""
 
 import math
 
@@ -26,7 +26,7 @@ LLAMA = {
 }
 
 
-# By hand, from the inputs that the module states.
+# Computed by hand from the inputs that the module lists.
 GOLDEN = [
   ("racks", 23_300, 0), ("accelerators", 1_677_600, 0),
   ("it_w", 23_300 * 154.5e3, 1e-9), ("facility_w", 4.31982e9, 1e-9),
@@ -41,7 +41,7 @@ GOLDEN = [
   ("tokens_of_tenth", 1071 * 8192 * 194, 1e-12), ("mtbf_s", 108.75, 1e-3),
   ("memory", 312.03e15, 1e-4), ("energy_year_wh", 37.84e12, 1e-4),
   ("energy_year_cost", 1.892e9, 1e-3), ("layout_share", 0.2370, 1e-3),
-  # In repair are 618, 24 h of 326 of 419 failures; the deviation is 24.9.
+  # 618 in repair: 24 h of 326 of 419 failures; the standard deviation is 24.9.
   ("spares", 693, 0), ("stage_bits", 168.4e9, 1e-3),
   # 17.17 and 168.4 of 400 Gbit/s, 664.4 of 7,200.
   ("scale_out_share", 0.4640, 1e-3), ("scale_up_share", 0.09228, 1e-3),
@@ -53,14 +53,14 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("key", "value", "tolerance"), GOLDEN)
-def test_the_default_plan(key, value, tolerance):
+def test_default_plan_equals_the_values_by_hand(key, value, tolerance):
   assert plan()[key] == pytest.approx(value, rel=tolerance)
 
 
 @pytest.mark.parametrize(("peak", "largest"), [
   (2.5e15, 14.7e12), (5e15, 20.9e12), (10e15, 29.5e12),
 ])
-def test_what_half_a_year_trains(peak, largest):
+def test_largest_model_of_half_a_year(peak, largest):
   found = plan({"peak": peak, "days_allowed": 180})["largest"]
   assert found == pytest.approx(largest, rel=5e-3)
 
@@ -68,8 +68,8 @@ def test_what_half_a_year_trains(peak, largest):
 @pytest.mark.parametrize(("save_s", "interval", "loss"), [
   (1, 14.7, 0.136), (10, 46.6, 0.429), (80, 131.9, 1.213),
 ])
-def test_copies_of_the_state(save_s, interval, loss):
-  """First order; where it says that all is lost, Daly's says nearly all."""
+def test_checkpoint_interval_and_loss(save_s, interval, loss):
+  """First-order loss; where it is above 1, Daly's goodput is near 0."""
   found = plan({"save_rate": 800e12 / 1_677_600 / save_s})
   assert found["save_s"] == pytest.approx(save_s)
   assert found["interval_s"] == pytest.approx(interval, rel=5e-3)
@@ -77,15 +77,15 @@ def test_copies_of_the_state(save_s, interval, loss):
   assert 0 < found["goodput"] < 1
 
 
-def test_goodput_is_what_failures_leave():
-  """Drawn failures of a Poisson process, against Daly's closed form."""
+def test_goodput_equals_a_simulation_of_failures():
+  """Compares failures of a Poisson process with Daly's closed form."""
   found = plan(LLAMA | {"save_rate": 1e7, "restart_s": 300}, "accelerators")
   mtbf, interval = found["mtbf_s"], found["interval_s"]
   rng = np.random.default_rng(0)
   clock, done = 0.0, 0
   while done < 4000:  # intervals of work
     left, wanted = rng.exponential(mtbf), interval + found["save_s"]
-    while left < wanted:  # work again, once a restart has succeeded
+    while left < wanted:  # resumes once a restart has succeeded
       clock += left
       while (left := rng.exponential(mtbf)) < 300:
         clock += left
@@ -107,7 +107,7 @@ RISING = [
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(RISING), st.floats(0, 1), st.floats(0, 1))
-def test_more_is_more(pair, one, other):
+def test_results_are_monotonic_in_their_knobs(pair, one, other):
   key, result = pair
   knob = KNOBS[key]
   ends = [knob.low + x * (knob.high - knob.low) for x in sorted((one, other))]
@@ -119,7 +119,7 @@ def test_more_is_more(pair, one, other):
   assert first <= second * (1 + 1e-12)
 
 
-def test_identities():
+def test_scaling_identities_of_plans():
   base, more = plan(), plan({"parameters": 100e12})
   assert more["days"] == pytest.approx(4 * base["days"])
   assert more["cross_bits"] == pytest.approx(base["cross_bits"])
@@ -131,7 +131,7 @@ def test_identities():
   assert three["cross_bits"] == pytest.approx(4 / 3 * base["cross_bits"])
 
 
-def test_each_way_to_a_size_is_the_inverse_of_another():
+def test_ways_to_set_the_size_are_inverses_of_each_other():
   base = plan()
   count = base["accelerators"]
   by_count = plan({"accelerators": count}, "accelerators")
@@ -151,7 +151,7 @@ def test_each_way_to_a_size_is_the_inverse_of_another():
 
 
 @pytest.mark.parametrize("count", [1, 8, 64, 16_384, 1_677_600])
-def test_all_sizes(count):
+def test_plans_of_all_sizes_are_finite_with_the_fewest_tiers(count):
   found = plan({"accelerators": count}, "accelerators")
   assert found["racks"] == -(-count // 72)
   for key, result in closed_forms.results("accelerators").items():
@@ -162,15 +162,15 @@ def test_all_sizes(count):
   )
 
 
-def test_a_fat_tree_that_is_just_full_has_no_tier_more():
+def test_full_fat_tree_needs_no_further_tier():
   for tiers in (1, 2, 3, 4):
     count = 2 * 64**tiers
     full = plan({"accelerators": count, "site_w": 1e12}, "accelerators")
     assert full["tiers"] == tiers
 
 
-def test_bytes_and_bubble_are_those_of_the_programs():
-  """The project's own closed forms, at a size that they can take."""
+def test_bytes_and_bubble_equal_those_of_the_cost_models():
+  """Uses the project's closed forms, at a size within their range."""
   found = plan(LLAMA | {"chunks": 2}, "accelerators")
   stages, microbatches = int(found["stages"]), int(found["microbatches"])
   assert found["bubble"] == pytest.approx(
@@ -196,13 +196,13 @@ def test_bytes_and_bubble_are_those_of_the_programs():
   ({"site_w": 1.8e5}, "a rack takes 185.4 kW"), ({"rtt_s": 1.0}, "'rtt_s'"),
   ({"money": 1.0}, "knob 'money'"), ({"layers": 2.5}, "must be an integer"),
 ])
-def test_wrong_knobs_are_named(values, words):
+def test_invalid_knob_is_named(values, words):
   with pytest.raises(ValueError) as error:
     plan(values)
   assert words in str(error.value)
 
 
-def test_sites_are_filled_by_size():
+def test_sites_are_filled_in_order_of_size():
   used, left = closed_forms.fill(5.0, {"a": 2.0, "b": 4.0})
   assert (used, left) == ({"b": 4.0, "a": 1.0}, 0.0)
   used, left = closed_forms.fill(7.0, {"a": 2.0, "b": 4.0})
@@ -215,7 +215,7 @@ def test_sites_are_filled_by_size():
 
 def test_draws_are_plans():
   drawn = uncertainty.draws({"parameters": 10e12}, num_draws=50, seed=3)
-  assert set(drawn["parameters"]) == {10e12}  # is decided
+  assert set(drawn["parameters"]) == {10e12}  # fixed, not drawn
   assert len(set(drawn["utilisation"])) == 50
   names = set(KNOBS) - {"budget", "accelerators"}
   for i in (0, 49):
@@ -231,7 +231,7 @@ RACKS = [("gb200", "bf16"), ("gb200", "fp4"), ("h100", "fp8")]
 
 @pytest.mark.parametrize(("kind", "precision"), RACKS)
 def test_draws_are_around_the_plan(kind, precision):
-  """Ranges go with the values, whatever rack these are of."""
+  """Ranges scale with the values of any rack."""
   values = knobs.of_rack(kind, precision) | {"utilisation": 0.2}
   base, drawn = plan(values), uncertainty.draws(values, num_draws=400)
   busy = uncertainty.draws(values | {"utilisation": 0.9}, num_draws=50)
@@ -241,7 +241,7 @@ def test_draws_are_around_the_plan(kind, precision):
   assert set(drawn["peak"]) == {values["peak"]}
 
 
-def test_draws_of_a_small_budget_are_those_that_buy_something():
+def test_draws_of_a_small_budget_buy_at_least_one_rack():
   drawn = uncertainty.draws({"budget": 5e6}, num_draws=200)
   assert 20 < len(drawn["racks"]) < 200
   assert set(drawn["racks"]) == {72 / 72}
@@ -249,14 +249,14 @@ def test_draws_of_a_small_budget_are_those_that_buy_something():
     uncertainty.draws({"budget": 2e6}, num_draws=20)
 
 
-def test_a_model_that_fits_nowhere_and_one_that_needs_little():
+def test_models_that_do_not_fit_or_fit_one_stage():
   small = plan({"accelerators": 64}, "accelerators")
   assert small["fit"] == 64 / (135 * 64)
   assert small["tensor"] == 64
   one = plan({"accelerators": 64, "parameters": 7e9}, "accelerators")
   assert (one["stages"], one["stage_bits"]) == (1, 0)
   assert one["layout_share"] == 1
-  # No more replicas than microbatches: most of the machine would idle.
+  # Replicas are limited to microbatches: most of the machine would idle.
   many = plan({"parameters": 7e9})
   assert many["replicas"] == 60_000_000 // 8192
   assert many["layout_share"] == pytest.approx(7324 * 72 / 1_677_600)
@@ -264,7 +264,7 @@ def test_a_model_that_fits_nowhere_and_one_that_needs_little():
   assert memory == pytest.approx(0.5 * 186e9 / 16)
 
 
-def test_copies_are_counted_with_the_time_that_they_take():
+def test_checkpoint_traffic_includes_the_time_of_saving():
   found = plan({"save_rate": 800e12 / 1_677_600 / 80})
   period = found["interval_s"] + found["save_s"]
   assert found["save_traffic"] == pytest.approx(800e12 / period)
@@ -273,13 +273,13 @@ def test_copies_are_counted_with_the_time_that_they_take():
   )
 
 
-def test_where_nothing_gets_done_all_is_a_number_still():
+def test_results_are_finite_without_progress():
   found = plan({"mtbf_h": 0.01, "restart_s": 1e9, "parameters": 1e30})
   for key in closed_forms.results():
     assert math.isfinite(found[key]), key
 
 
-def test_a_tornado_has_all_knobs_that_matter():
+def test_tornado_has_all_knobs_that_matter_by_span():
   bars = uncertainty.tornado("days", {})
   assert {bar.knob for bar in bars} == {
     "compute_share", "rack_price", "utilisation", "availability", "parameters",
@@ -292,7 +292,7 @@ def test_a_tornado_has_all_knobs_that_matter():
 
 
 @pytest.mark.parametrize("kind", closed_forms.GIVEN)
-def test_formulas_read_knobs_and_what_is_before_them(kind):
+def test_formulas_read_knobs_and_earlier_results(kind):
   known = set(KNOBS)
   if kind == "budget":
     known.remove("accelerators")
@@ -305,7 +305,7 @@ def test_formulas_read_knobs_and_what_is_before_them(kind):
     assert kind in closed_forms.knobs_of(kind)
 
 
-def test_a_formula_as_text():
+def test_formula_is_printed_and_evaluated():
   a, b = expressions.name("a"), expressions.name("b")
   tree = (a - (b - 1)) / (a * b) + expressions.ceil(2 / (a / b))
   assert str(tree) == "(a - (b - 1)) / (a * b) + ceil(2 / (a / b))"
@@ -315,11 +315,11 @@ def test_a_formula_as_text():
   )
 
 
-def test_interruptions_are_those_that_were_published():
+def test_published_interruptions_add_up():
   assert sum(sites.INTERRUPTIONS.values()) == 419
 
 
-def test_a_quantity_is_in_its_range():
+def test_quantity_must_be_in_its_range():
   with pytest.raises(ValueError, match="low=2"):
     Quantity(1, 2, 3, "", "a size", "nobody", "choice")
   with pytest.raises(ValueError, match="mark='sure'"):

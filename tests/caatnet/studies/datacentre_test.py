@@ -1,4 +1,4 @@
-"""The study of datacentres: its report, and the page that computes the plan."""
+"""The study of datacentres: its report and its interactive page."""
 
 import itertools
 import json
@@ -32,15 +32,15 @@ def result():
   return run()
 
 
-def test_the_config_has_all_knobs_but_that_of_sites():
+def test_config_has_all_knobs_except_site_power():
   assert set(hundred_billion.get_config().knobs) == set(KNOBS) - {"site_w"}
 
 
-def test_it_is_plain_data(result):
+def test_result_is_plain_data(result):
   assert json.loads(json.dumps(result))["study"] == "datacentre"
 
 
-def test_the_papers_figures_and_which_inputs_were_backed_out(result):
+def test_figures_of_the_paper_are_consistent_or_predicted(result):
   for row in result["paper"]:
     if row["verdict"] == "consistent":
       assert abs(row["error"]) < 0.01
@@ -50,7 +50,7 @@ def test_the_papers_figures_and_which_inputs_were_backed_out(result):
       assert "as sold" in row["inputs"]
 
 
-# Published figures, and by how much ours may be off.
+# Published figure -> largest relative error.
 KNOWN = {
   "Llama 3 405B, FLOPs": 0.01, "Llama 3 405B, GPU-hours": 0.15,
   "Llama 3, effective training time, over": 0.0, "PaLM 540B, FLOPs": 0.01,
@@ -59,13 +59,13 @@ KNOWN = {
 }
 
 
-def test_machines_that_exist(result):
+def test_existing_machines_are_predicted_within_their_tolerance(result):
   assert {row["what"] for row in result["known"]} == set(KNOWN)
   for row in result["known"]:
     assert abs(row["error"]) <= KNOWN[row["what"]], row
 
 
-def test_what_is_called_consistent_is_within_its_tolerance(result):
+def test_consistent_figures_are_within_the_tolerance(result):
   rows = [*result["paper"], *result["known"]]
   assert {row["verdict"] for row in rows} == set(known.VERDICTS)
   for row in rows:
@@ -75,7 +75,7 @@ def test_what_is_called_consistent_is_within_its_tolerance(result):
       assert abs(row["error"]) > known.TOLERANCE, row
 
 
-def test_less_bandwidth_is_needed_for_less_and_by_better_methods(result):
+def test_bandwidth_falls_with_lower_targets_and_better_methods(result):
   rows = [list(row["bit_s"].values()) for row in result["between"]["rows"]]
   for row in rows:
     assert row == sorted(row)
@@ -84,14 +84,14 @@ def test_less_bandwidth_is_needed_for_less_and_by_better_methods(result):
   assert rows[0][0] > 200 * rows[-1][0]
 
 
-def test_a_lost_link_costs_the_others_their_share_if_all_are_used(result):
+def test_lost_link_costs_its_share_if_all_links_are_used(result):
   rows = {row["router"]: row for row in result["multipath"]["rows"]}
   assert rows["spray"]["whole"] == 1
   assert rows["spray"]["without_one"] == pytest.approx(16 / 15)
   assert rows["ecmp"]["whole"] > 2
 
 
-def test_fewer_days_with_a_planners_pod():
+def test_utilisation_of_a_planned_pod_sets_the_days():
   found = run(pod={})
   assert found["pod"] is None
   config = hundred_billion.get_config("test")
@@ -113,7 +113,7 @@ def test_fewer_days_with_a_planners_pod():
   ({"sites": ("here",)}, "config.sites='here' is neither NAME:WATTS"),
   ({"sites": ("here:-1",)}, "here has -1 W"),
   ({"sites": ("shed:1e5",)}, "a rack takes 185.4 kW"),
-  ({"sites": ("east", "east")}, "there is a site 'east' already"),
+  ({"sites": ("east", "east")}, "the site 'east' is duplicate"),
   ({"targets": ()}, "config.targets=()"),
   ({"round_steps": 20}, "config.round_steps=20 must be more than a third"),
   ({"knobs__layers": 2.5}, "config.knobs.layers=2.5 must be an integer"),
@@ -127,13 +127,13 @@ def test_fewer_days_with_a_planners_pod():
   ({"tornado": "day"}, "config.tornado: target='day'"),
   ({"targets": (1.5,)}, "config.targets=1.5 must"),
 ])
-def test_wrong_values_are_named(changes, words):
+def test_invalid_value_is_named(changes, words):
   with pytest.raises(ValueError) as error:
     run(**changes)
   assert words in str(error.value)
 
 
-def test_sites_that_are_too_small_are_said(capsys):
+def test_sites_that_are_too_small_are_reported(capsys):
   found = run(sites=("ohio:1e9",))
   assert found["sites"]["missing_w"] == pytest.approx(3.31982e9)
   render.show(report.report(found))
@@ -158,7 +158,7 @@ def test_cooling_sets_the_power(result):
   assert power(run(cooling="air", knobs__pue=1.2)) == power(result)
 
 
-def test_a_small_machine(capsys):
+def test_report_of_a_small_machine(capsys):
   found = run(
     given="accelerators", knobs__accelerators=1.0, knobs__parameters=1e9
   )
@@ -171,14 +171,14 @@ def test_a_small_machine(capsys):
   assert "the model does not fit" in capsys.readouterr().out
 
 
-def test_sites_of_other_sizes_count_as_they_are_used():
+def test_sites_are_counted_as_they_are_used():
   found = run(sites=("a:3e9", "b:1e9", "c:1e9"))
   of = {row["name"]: row["value"] for row in found["results"]}
   assert list(found["sites"]["used_w"]) == ["a", "b", "c"]
   assert of["sites_needed"] == found["between"]["sites"] == 3
 
 
-def test_knobs_have_the_sources_of_who_set_them():
+def test_knobs_have_the_sources_of_their_values():
   found = run(rack="h100", cooling="air", knobs__fill=0.6)
   of = {row["name"]: row for row in found["knobs"]}
   assert "DGX H100" in of["rack_w"]["source"]
@@ -188,12 +188,12 @@ def test_knobs_have_the_sources_of_who_set_them():
   assert of["restart_s"]["source"] == "ours"
 
 
-def test_no_progress_is_said():
+def test_lack_of_progress_is_reported():
   found = run(knobs__restart_s=1e7)
   assert "there is no progress" in "\n".join(report.notes(found))
 
 
-def test_what_a_reader_must_know(result):
+def test_notes_name_sites_and_reached_share_of_peak(result):
   text = "\n".join(report.notes(result))
   assert "sites: east 2.4 GW of 2.4 GW, west 1.92 GW" in text
   assert "at most 24% of the peak are reached, not 40%" in text
@@ -205,13 +205,13 @@ def test_what_a_reader_must_know(result):
   (0.25, "W", "0.25 W"), (1_677_600, "", "1,677,600"), (0.5, "", "0.5"),
   (None, "W", "-"),
 ])
-def test_numbers_as_people_read_them(x, unit, text):
+def test_quantities_are_formatted_with_units(x, unit, text):
   assert report.quantity(x, unit) == text
 
 
 @pytest.mark.parametrize("given", closed_forms.GIVEN)
-def test_the_page_computes_what_python_does(given):
-  """Its function, in a JavaScript engine, for drawn settings."""
+def test_page_computes_the_same_plan_as_python(given):
+  """Evaluates its function in a JavaScript engine for drawn settings."""
   dukpy = pytest.importorskip("dukpy", reason="the extra test has it")
   text = page.text(run(given=given))
   function = re.search(r"^function plan\(v\) \{.*?^\}", text, re.S | re.M)[0]
@@ -234,7 +234,7 @@ def test_the_page_computes_what_python_does(given):
       assert theirs[key] == pytest.approx(float(ours[key]), rel=1e-9), key
 
 
-def test_the_page_needs_nothing_else(result):
+def test_page_loads_nothing_else(result):
   text = page.text(result)
   assert not re.search(r"""(src|href)=["'](?!data:)|@import|url\(|fetch\(|"""
                        r"XMLHttpRequest|https?://", text.split("var result")[0])
@@ -247,7 +247,7 @@ def test_the_page_needs_nothing_else(result):
     assert place not in text
 
 
-def test_the_page_shows_what_it_was_given():
+def test_page_escapes_its_inputs():
   found = run(
     given="accelerators", knobs__accelerators=64.0, rack="h100",
     sites=("</script><b>:1e9",),

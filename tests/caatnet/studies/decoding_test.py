@@ -1,4 +1,4 @@
-"""Steps of inference, compiled: bytes by formula, and a cache in place."""
+"""Compiled inference steps: bytes by formula, and a cache kept in place."""
 
 import collections
 import json
@@ -48,7 +48,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_lowered_step_sends_what_the_formula_says(case):
+def test_lowered_step_sends_the_bytes_of_the_formula(case):
   phase, overrides, mesh = CASES[case]
   found = step(phase, overrides, mesh)
   sums = collections.Counter()
@@ -56,11 +56,11 @@ def test_the_lowered_step_sends_what_the_formula_says(case):
     if entry.bytes:
       sums[entry.kind, entry.dtype] += entry.count * entry.bytes
   assert sums == found.formula()
-  assert sums["all_gather", "int32"]  # of sampling
+  assert sums["all_gather", "int32"]  # from sampling
 
 
-def test_p_s_share_of_a_step_is_exact():
-  """Sampling apart, at most the embedding is left of a step at p = 0."""
+def test_share_of_p_in_sent_bytes_is_exact():
+  """At p = 0, a step sends at most the embedding, apart from sampling."""
   whole, part, none = (
     step("decode", f"sync.p={p}", {"tensor": 8}).formula()
     for p in (1, 0.25, 0)
@@ -72,7 +72,7 @@ def test_p_s_share_of_a_step_is_exact():
   }
 
 
-def test_a_compiled_step(capsys):
+def test_compiled_step_reports_memory_and_bytes(capsys):
   found = step("decode", "sync.p=0.5", {"tensor": 8})
   target = targets.resolve("cpu:8")
   result = decoding.analyse(found, target)
@@ -95,8 +95,8 @@ def test_a_compiled_step(capsys):
   assert "cache" in printed
 
 
-def test_a_copied_cache_is_an_error_that_names_the_instruction():
-  """XLA:CPU widens 16 bits to write a row, and so all of the cache."""
+def test_copied_cache_is_an_error_that_names_the_instruction():
+  """XLA:CPU widens the whole 16-bit cache to write a row."""
   found = step("decode", "model.dtype=bfloat16", {"tensor": 8})
   with pytest.raises(ValueError, match=(
     r"--phase=decode for cpu:8 does not keep the cache in place: a copy "

@@ -1,4 +1,4 @@
-"""Flows on leaf-spine networks: exact loads, laws of the routers."""
+"""Flows on leaf-spine networks: exact loads, and properties of routers."""
 
 import collections
 from fractions import Fraction
@@ -24,8 +24,9 @@ def all_to_all(hosts, n):
           if i // hosts != j // hosts]
 
 
-# Leaves, spines, hosts, traffic -> fullest uplink of Ethereal = spraying, of
-# ECMP with seed 0; pieces of Ethereal, of spraying, flows.
+# (leaves, spines, hosts), traffic -> load of the fullest uplink with Ethereal
+# (equal to spraying), and with ECMP and seed 0; number of pieces with Ethereal
+# and with spraying; number of flows.
 TABLE = [
   ((16, 16, 16), shift, "1", "4", 4096, 4096, 256),
   ((16, 16, 16), all_to_all, "240", "282", 61440, 983040, 61440),
@@ -38,7 +39,9 @@ TABLE = [
 @pytest.mark.parametrize(
   ("shape", "traffic", "even", "hashed", "ethereal", "sprayed", "count"), TABLE
 )
-def test_the_table(shape, traffic, even, hashed, ethereal, sprayed, count):
+def test_loads_equal_the_table(
+  shape, traffic, even, hashed, ethereal, sprayed, count
+):
   net = link_loads.fabric(topologies.leaf_spine(*shape))
   sent = traffic(shape[2], shape[0] * shape[2])
   assert len(sent) == count
@@ -63,7 +66,7 @@ def random_flows(seed, n, sizes=(1,)):
 
 
 def failed(seed, shape):
-  """A network that lost some uplinks, but none of its leaf pairs."""
+  """Returns a network with failed uplinks and connected leaf pairs."""
   draw = random.Random(seed)
   net = topologies.leaf_spine(*shape)
   for _ in range(draw.randrange(3)):
@@ -78,7 +81,7 @@ def failed(seed, shape):
 
 
 def check_routes(net, sent, routes):
-  """Every flow arrives whole, over spines that it can take."""
+  """Checks that each flow arrives whole, over spines that it can use."""
   for flow, route in zip(sent, routes, strict=True):
     a, b = net.leaf_of[flow.source], net.leaf_of[flow.destination]
     assert bool(route) == (a != b)
@@ -89,8 +92,8 @@ def check_routes(net, sent, routes):
 
 @settings(max_examples=40, deadline=None)
 @given(shape=shapes, seed=st.integers(0, 10**6), broken=st.booleans())
-def test_laws_of_every_router(shape, seed, broken):
-  """Nothing gets lost, and nothing is below the bound."""
+def test_routers_deliver_all_flows_and_respect_the_bound(shape, seed, broken):
+  """Loses no bytes, and loads the fullest uplink at least by the bound."""
   net = failed(seed, shape) if broken else link_loads.fabric(
     topologies.leaf_spine(*shape)
   )
@@ -109,7 +112,7 @@ def test_laws_of_every_router(shape, seed, broken):
     assert sum(x for pair, x in loads.items() if pair in ups) == between
     fullest = link_loads.fullest_uplink(net, loads)
     least = link_loads.least_fullest_uplink(net, sent)
-    # Sizes are mixed, and the promise holds all the same.
+    # The guarantee also holds for mixed sizes.
     assert fullest == least if name == "coordinated_split" else fullest >= least
 
 
@@ -140,8 +143,8 @@ def test_ethereal_loads_every_link_as_spraying_does(shape, seed, broken):
   left=st.integers(1, 5), right=st.integers(1, 5), colours=st.integers(1, 7),
   seed=st.integers(0, 10**6), count=st.integers(0, 80),
 )
-def test_colourings(left, right, colours, seed, count):
-  """Equitable at every vertex; and even, at the largest ones exactly."""
+def test_colourings_are_equitable_and_even(left, right, colours, seed, count):
+  """Equitable at every vertex; even colouring exact at the largest degrees."""
   draw = random.Random(seed)
   edges = [(draw.randrange(left), 10 + draw.randrange(right))
            for _ in range(count)]
@@ -174,10 +177,10 @@ def test_colourings(left, right, colours, seed, count):
   n=st.integers(1, 5), degree=st.integers(1, 9), colours=st.integers(1, 7),
   seed=st.integers(0, 10**6),
 )
-def test_a_regular_graph_is_split_as_little_as_can_be(
+def test_regular_graph_is_split_into_the_fewest_pieces(
   n, degree, colours, seed
 ):
-  """n (colours - gcd) pieces more: each vertex needs that many at least."""
+  """n (colours - gcd) more pieces, the least that each vertex needs."""
   draw = random.Random(seed)
   edges = [
     edge for _ in range(degree)
@@ -188,8 +191,8 @@ def test_a_regular_graph_is_split_as_little_as_can_be(
   assert pieces == len(edges) + extra
 
 
-def test_what_fills_a_graph_up_takes_the_cuts():
-  """Of three slots the middle one is cut; the lone edge need not be there."""
+def test_padding_edges_take_the_cuts():
+  """Cuts the middle one of three slots; the lone edge is not cut."""
   shares = colouring.even([(0, 10)] * 3 + [(1, 11)], 2)
   assert sorted(map(len, shares)) == [1, 1, 1, 2]
 
@@ -203,10 +206,10 @@ def test_what_fills_a_graph_up_takes_the_cuts():
     ((8, 6, 8), all_to_all, 75, "224/3", 3616),
   ],
 )
-def test_coordination_needs_few_splits(
+def test_coordinated_routing_needs_few_splits(
   shape, traffic, fullest, split, pieces
 ):
-  """ceil(degree / spines) whole; the even load with few pieces."""
+  """ceil(degree / spines) without splits; the even load with few pieces."""
   net = link_loads.fabric(topologies.leaf_spine(*shape))
   sent = traffic(shape[2], shape[0] * shape[2])
   whole = link_loads.coordinated(net, sent)
@@ -219,13 +222,13 @@ def test_coordination_needs_few_splits(
   assert link_loads.fullest_uplink(net, loads) == Fraction(split)
 
 
-def test_demands_are_what_a_schedule_sends():
+def test_demands_equal_the_sends_of_a_schedule():
   net = topologies.leaf_spine(4, 2, 2)
   schedule = builders.build("halving_doubling", net)
   rounds = patterns.demands(schedule, 80)
   assert len(rounds) == 2 * 3
   assert sorted({f.bytes for r in rounds for f in r}) == [10, 20, 40]
-  for sent in rounds:  # one flow from and to every rank
+  for sent in rounds:  # one flow from each rank and one to it
     assert sorted(f.source for f in sent) == list(range(8))
     assert sorted(f.destination for f in sent) == list(range(8))
 
@@ -237,8 +240,8 @@ def test_demands_are_what_a_schedule_sends():
     ("all_to_all", 3 / 4), ("permute", 1), ("broadcast", 1),
   ],
 )
-def test_rings_of_a_program_send_what_the_ledger_says(kind, per_rank):
-  """Thakur et al.: as `Collective.wire_bytes_ring`."""
+def test_rings_of_a_program_send_the_bytes_of_the_ledger(kind, per_rank):
+  """Thakur et al.: equal to `Collective.wire_bytes_ring`."""
   sent, steps = patterns.ring_demands(kind, [(0, 2, 4, 6), (1, 3, 5, 7)], 1000)
   by_rank = collections.Counter()
   for flow in sent:
@@ -246,7 +249,7 @@ def test_rings_of_a_program_send_what_the_ledger_says(kind, per_rank):
   assert by_rank == dict.fromkeys(range(8), per_rank * 1000)
 
 
-def test_a_step_takes_its_slowest_link():
+def test_step_takes_the_time_of_its_slowest_link():
   """3 bytes over one uplink of 1 byte/s; four links of latency."""
   net = link_loads.fabric(topologies.leaf_spine(
     2, 1, 3, bandwidth=2.0, uplink_bandwidth=1.0, latency_s=0.5
@@ -260,8 +263,8 @@ def test_a_step_takes_its_slowest_link():
   assert link_loads.step_seconds(net, loads) == 4 / 2 + 2 * 0.5
 
 
-def test_colours_beat_spraying_after_failures():
-  """Spraying gives flows that have fewer ways more on each of them."""
+def test_coordinated_routing_beats_spraying_after_failures():
+  """Spraying loads the links of flows with fewer paths more."""
   net = topologies.leaf_spine(4, 4, 4)
   a, b, s, t = 16, 17, 20, 21
   net = link_loads.fabric(net.without((a, s), (s, a), (b, t), (t, b)))
@@ -296,13 +299,13 @@ def test_colours_beat_spraying_after_failures():
      "needs every uplink"),
   ],
 )
-def test_wrong_inputs_are_named(call, message):
+def test_invalid_input_is_named(call, message):
   with pytest.raises(ValueError, match=message):
     call()
 
 
-def test_a_displaced_flow_looks_both_ways():
-  """Its leaf's uplink to a spine may be free, and that spine's way down not."""
+def test_rerouted_flow_considers_uplink_and_downlink():
+  """The uplink of its leaf to a spine may be free, the downlink may not."""
   net = topologies.leaf_spine(3, 3, 1)
   a, b, spines = 3, 4, (6, 7, 8)
   net = link_loads.fabric(net.without((a, spines[0]), (spines[0], a)))
@@ -317,11 +320,11 @@ def test_a_displaced_flow_looks_both_ways():
 @pytest.mark.parametrize(
   ("sent", "least"),
   [
-    ([Flow(0, 4, 3), Flow(2, 5, 3)], 3),  # what reaches a leaf
-    ([Flow(0, 2, 3), Flow(1, 4, 3)], 3),  # what leaves one
+    ([Flow(0, 4, 3), Flow(2, 5, 3)], 3),  # bytes into a leaf
+    ([Flow(0, 2, 3), Flow(1, 4, 3)], 3),  # bytes out of a leaf
     ([Flow(0, 2, 3), Flow(4, 2, 1)], 2),
   ],
 )
-def test_the_bound_is_of_every_set_of_links(sent, least):
+def test_bound_covers_every_set_of_links(sent, least):
   net = link_loads.fabric(topologies.leaf_spine(3, 2, 2))
   assert link_loads.least_fullest_uplink(net, sent) == least

@@ -1,4 +1,4 @@
-"""The study of prefill and decode: its formula, its answers, its anchors."""
+"""The study of prefill and decode: formula, results and measured anchors."""
 
 import copy
 
@@ -23,7 +23,7 @@ def result():
 
 @pytest.mark.parametrize("model", study.MODELS)
 @pytest.mark.parametrize("policy", [(1.0, 1), (0.29, 1), (1.0, 2), (0.5, 3)])
-def test_messages_are_those_of_the_model_s_formula(model, policy):
+def test_messages_equal_those_of_the_model_s_formula(model, policy):
   sizes = study.MODELS[model]
   shares = study.shares(sizes, policy)
   config = TransformerConfig(
@@ -44,7 +44,7 @@ def test_messages_are_those_of_the_model_s_formula(model, policy):
   )
 
 
-def test_sharing_everything_saves_nothing_and_less_saves_more(result):
+def test_savings_grow_as_less_is_shared(result):
   for row in result["rows"]:
     if row["policy"] == "p=1":
       assert row["saved_without"] == 0
@@ -60,8 +60,8 @@ def test_sharing_everything_saves_nothing_and_less_saves_more(result):
       assert rows[a]["with_ms"] >= rows[b]["with_ms"]
 
 
-def test_of_as_many_bytes_fewer_collectives_save_more(result):
-  """Half of the channels of all doors, or all of half of the doors."""
+def test_fewer_collectives_of_equal_bytes_save_more(result):
+  """Compares half of the channels everywhere with whole syncs half as often."""
   rows = {
     (r["model"], r["machine"], r["step"], r["policy"]): r
     for r in result["rows"]
@@ -78,8 +78,8 @@ def test_of_as_many_bytes_fewer_collectives_save_more(result):
   assert found == 2 * 2 * 5 * 3
 
 
-def test_a_help_is_one_from_there_on():
-  """A dip takes back what came before it."""
+def test_threshold_is_the_start_of_lasting_savings():
+  """Ignores savings before a dip below the threshold."""
   curve = {
     "model": "m", "machine": "n", "policy": "p", "most_sequences": 9,
     "sequences": [1, 2, 4, 8],
@@ -93,7 +93,7 @@ def test_a_help_is_one_from_there_on():
   assert (found["without"], found["with"]) == (4, [None, 1])
 
 
-def test_what_fits_fits():
+def test_largest_batch_fits_in_memory():
   machine = inference.machine("gpu:a100:1x8")
   model = study.MODELS["70b"]
   most = study.most_sequences(model, machine, 4096)
@@ -142,6 +142,6 @@ def test_tables_name_latency_and_machines(capsys):
     ({"batch": (10**5,)}, "gpu:h200:1x8, 100000 sequences .*not measured"),
   ],
 )
-def test_what_is_refused(change, message):
+def test_invalid_config_is_refused(change, message):
   with pytest.raises(ValueError, match=message):
     study.run(CONFIG | change)

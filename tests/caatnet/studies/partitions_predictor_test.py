@@ -1,4 +1,4 @@
-"""Step time against memory: published arithmetic, and laws of the search."""
+"""Step time against memory: published arithmetic, properties of the search."""
 
 import dataclasses
 import itertools
@@ -16,13 +16,13 @@ CAP = 64e9
 MACHINE = zero.machine(
   clusters.FRONTIER, LEVELS, flops=76.6e12, memory_bytes=CAP
 )
-# 10M with nothing to pad at 384 shards of whole blocks; 2 + 2 + 12 bytes an
-# element, as in papers.
+# 10M parameters, without padding at 384 shards of whole blocks; 2 + 2 + 12
+# bytes per element, as in the papers.
 EXACT = 384 * 256 * 2
 PAPER = zero.Workload(
   50 * EXACT, 50, 2048, accumulation=1, weight_bytes=2, gradient_bytes=2
 )
-INT8, INT4 = 1 + 4 / 256, 1 / 2 + 4 / 256  # bytes an element, with its scale
+INT8, INT4 = 1 + 4 / 256, 1 / 2 + 4 / 256  # bytes per element, with scales
 SPACE = tuple(zero.candidates(LEVELS))
 both_ways = pytest.mark.parametrize("reuse", [True, False])
 
@@ -56,8 +56,10 @@ def predict(part, workload, **options):
   ],
   ids=str,
 )
-def test_memory_of_20b_and_the_largest_model(part, gigabytes, billions):
-  """2/w + 2/g + 12/o bytes per parameter, and the copy's."""
+def test_memory_of_20b_parameters_and_the_largest_model(
+  part, gigabytes, billions
+):
+  """2/w + 2/g + 12/o bytes per parameter, plus those of the copy."""
   total = predict(part, of(20e9)).memory.total
   assert total == pytest.approx(gigabytes * 1e9, rel=0.006)
   if billions:
@@ -68,8 +70,8 @@ def test_memory_of_20b_and_the_largest_model(part, gigabytes, billions):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7])
-def test_bytes_into_a_node(k):
-  """In M = 2 P bytes, for k microbatches, with reuse inside the node."""
+def test_bytes_received_by_a_node(k):
+  """Units of M = 2 P bytes, k microbatches, with reuse inside the node."""
   int8, int4 = INT8 / 2, INT4 / 2
   expected = {
     "ddp": 2,
@@ -96,7 +98,7 @@ def test_bytes_into_a_node(k):
 
 
 def test_two_hops_send_more_between_the_devices_of_a_node():
-  """A hop over both inner levels: each rank of the node has a part for each."""
+  """One hop over both inner levels sends a part from each rank to each."""
   n = PAPER.parameters * INT4 / 2 * 2  # bytes of coded gradients
   both, by_level = (
     predict(named(s, LEVELS), of(PAPER.parameters)).received
@@ -110,8 +112,8 @@ def test_two_hops_send_more_between_the_devices_of_a_node():
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_three_levels_against_zeropp(k):
-  """Coded they tie at k = 1 and three levels win from 2; in 16 bit from 3."""
+def test_three_levels_beat_zeropp_from_two_microbatches(k):
+  """Coded, both tie at k = 1 and three levels win from 2; in 16 bits from 3."""
   coded, plain, zeropp = (
     zero.node_bytes(
       predict(named(s, LEVELS), of(PAPER.parameters, k)).received, MACHINE
@@ -122,8 +124,8 @@ def test_three_levels_against_zeropp(k):
   assert (plain < zeropp) == (k >= 3)
 
 
-def test_without_reuse_a_node_receives_once_per_rank():
-  """A gather of 20B: 0.39 s with reuse, eight times that without."""
+def test_node_without_reuse_receives_once_per_rank():
+  """Gathers 20B parameters: 0.39 s with reuse, eight times that without."""
   zero3 = predict(named("zero3", LEVELS), of(20e9))
   seconds = [
     sizes["node", "forward"] / MACHINE.bandwidths["node"]
@@ -135,12 +137,12 @@ def test_without_reuse_a_node_receives_once_per_rank():
     predict(named(s, LEVELS), PAPER) for s in ("zeropp", "frontier3_quantised")
   )
   assert zeropp.direct["node", "forward"] == pytest.approx(unit * 376 / 48)
-  backward = ("node", "backward")  # coded gradients: two hops either way
+  backward = ("node", "backward")  # coded gradients: two hops in both cases
   assert zeropp.direct[backward] == zeropp.received[backward]
   assert ("node", "forward") not in coded.direct
   gathered = coded.direct["node", "step"] - coded.received["node", "step"] / (
     INT8 + INT4
-  ) * INT4  # less the gradients, which go level by level
+  ) * INT4  # except gradients, reduced level by level
   assert gathered == pytest.approx(unit * 376 / 48 / 2)
 
 
@@ -156,7 +158,7 @@ def test_reuse_moves_bytes_between_levels_and_adds_none(k):
     assert afar[0] <= afar[1] * (1 + 1e-12)
 
 
-def test_a_step_by_hand():
+def test_step_time_equals_the_value_by_hand():
   """Two levels, one bandwidth each; ZeRO-3 with float32 gradients."""
   levels = (Level("node", 3), Level("gpu", 2))
   machine = zero.Machine(levels, {"node": 1e9, "gpu": 4e9}, 6e12, CAP)
@@ -176,7 +178,7 @@ def test_a_step_by_hand():
   assert p.direct_seconds == pytest.approx(12 + flat * 4)
 
 
-def test_the_space_is_every_valid_partition():
+def test_search_space_is_every_valid_partition():
   copies = [None, 1, 2, 3]
   found = set()
   for w, g, o, copy, *codecs in itertools.product(
@@ -215,7 +217,7 @@ def test_finer_shards_never_raise_memory(codec, weight_bytes):
 @both_ways
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("k", [1, 4])
-def test_the_best_is_never_worse_than_a_named_scheme(k, overlap, reuse):
+def test_best_partition_is_never_slower_than_a_named_scheme(k, overlap, reuse):
   work = of(20e9, k)
   everything = [predict(part, work, overlap=overlap) for part in SPACE]
   for cap in (1e9, 6e9, 30e9, CAP, 400e9):
@@ -234,11 +236,11 @@ def test_the_best_is_never_worse_than_a_named_scheme(k, overlap, reuse):
 
 @pytest.mark.parametrize(
   ("gradient_bytes", "billions", "after"),
-  # Above, float32 gradients cost more across nodes than weights inside them.
+  # Above 50B, float32 gradients across nodes cost more than weights inside.
   [(2, 50.0, (1, 3, 3)), (4, 41.8, (2, 2, 3))],
 )
-def test_the_best_triple_changes_at_50b(gradient_bytes, billions, after):
-  """As many parameters fit with weights over pairs and gradients over nodes."""
+def test_best_triple_changes_at_50b(gradient_bytes, billions, after):
+  """Both triples fit equally: weights over pairs, or gradients over nodes."""
   for factor, expected in ((0.995, (1, 2, 3)), (1.005, after)):
     work = of(factor * billions * 1e9, 8, gradient_bytes=gradient_bytes)
     best = zero.best(
@@ -248,7 +250,7 @@ def test_the_best_triple_changes_at_50b(gradient_bytes, billions, after):
 
 
 @both_ways
-def test_the_front_is_what_no_other_beats(reuse):
+def test_front_dominates_every_partition(reuse):
   everything = [predict(part, of(20e9, 4)) for part in SPACE]
   front = zero.front(everything, CAP, reuse)
   key = "seconds" if reuse else "direct_seconds"
@@ -267,7 +269,7 @@ def test_the_front_is_what_no_other_beats(reuse):
 
 
 @both_ways
-def test_the_front_of_one_size_answers_for_all(reuse):
+def test_front_of_one_size_holds_for_all_sizes(reuse):
   work = of(2000 * PAPER.parameters, 4)
   triples = list(partitions.triples(LEVELS))
   front = zero.front([predict(t, work) for t in triples], math.inf, reuse)
@@ -292,6 +294,6 @@ def test_the_front_of_one_size_answers_for_all(reuse):
     (lambda: zero.largest_model(triple(), PAPER, 10), "nothing fits into 10"),
   ],
 )
-def test_wrong_numbers_are_named(call, message):
+def test_invalid_number_is_named(call, message):
   with pytest.raises(ValueError, match=message):
     call()

@@ -21,7 +21,7 @@ def result():
   return run()
 
 
-def test_the_result_is_json_and_has_all_that_is_asked(result):
+def test_result_is_json_and_has_all_partitions(result):
   assert json.loads(json.dumps(result)) == result
   assert len(result["candidates"]) == 622
   assert len(result["schemes"]) == 11
@@ -34,7 +34,7 @@ def test_the_result_is_json_and_has_all_that_is_asked(result):
     assert all(row["fits"] for row in answers.values())
 
 
-def test_gradient_bytes_are_the_only_difference_to_the_papers_memory(result):
+def test_memory_differs_from_the_paper_only_by_gradient_bytes(result):
   """2 + 2 + 12 bytes against 2 + 4 + 12, over pair, node and all."""
   other = run("gradient_bytes=2 accumulations=(1,)")
   for found, gradient in ((result, 4), (other, 2)):
@@ -43,7 +43,7 @@ def test_gradient_bytes_are_the_only_difference_to_the_papers_memory(result):
     assert memory["total"] / 1e9 == pytest.approx(exact, rel=1e-5)
 
 
-def test_tables_say_what_is_assumed_and_what_is_not_reproduced(result, capsys):
+def test_tables_name_assumptions_and_unreproduced_figures(result, capsys):
   render.show(report.report(result))
   printed = capsys.readouterr().out
   for words in ("Predicted, nothing is measured", "reaches 40% of 191.5",
@@ -65,7 +65,7 @@ def test_other_settings_are_not_compared_with_the_paper(overrides, capsys):
   assert "2501.04266" not in capsys.readouterr().out
 
 
-def test_a_faster_link_is_what_the_config_says():
+def test_bandwidth_of_the_config_overrides_the_link():
   found = run("bandwidths=gpu:100 accumulations=(1,)")
   (level,) = (
     e for e in found["assumptions"]["levels"] if e["name"] == "gpu"
@@ -93,7 +93,7 @@ def test_a_faster_link_is_what_the_config_says():
     ("memory_gb=1e-6", "nothing fits into 1000 bytes"),
   ],
 )
-def test_wrong_numbers_are_named(overrides, message):
+def test_invalid_number_is_named(overrides, message):
   with pytest.raises(ValueError) as error:
     run(overrides)
   assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""What published configurators choose: runs that fit, no better than all."""
+"""Published configurators: their choices run, and are no better than search."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def _seconds(choice, case):
   return case.problem.predict(choice.configuration, choice.order).total
 
 
-def test_who_knows_more_is_no_slower():
+def test_choosers_with_more_information_are_no_slower():
   case = _case()
   found = {name: choose(name, case) for name in CHOOSERS}
   for name, choice in found.items():
@@ -51,18 +51,18 @@ def test_who_knows_more_is_no_slower():
   assert [seconds[x] for x in in_order] == sorted(seconds[x] for x in in_order)
   assert seconds["trials"] <= seconds["amp"]
   assert seconds["rule"] > seconds["whole"]
-  for name in ("same", "whole"):  # their model is the judge
+  for name in ("same", "whole"):  # they minimise the reported time
     assert found[name].said_s == seconds[name]
 
 
-def test_megatron_s_rule_fills_a_node_and_then_needs_few_stages():
+def test_megatron_rule_fills_a_node_and_then_uses_few_stages():
   c = choose("rule", _case()).configuration
   assert (c.stages, c.data, c.tensor) == (1, 2, 8)
   tight = choose("rule", _case(gigabytes=4.2)).configuration
   assert (tight.stages, tight.data, tight.tensor) == (2, 1, 8)
 
 
-def test_amp_sees_no_link_and_no_memory():
+def test_amp_ignores_links_and_memory():
   choices = [choose("amp", _case(seed)) for seed in (1, 2)]
   assert choices[0].configuration == choices[1].configuration
   assert choices[0].in_vain == 0
@@ -80,7 +80,7 @@ def test_amp_sees_no_link_and_no_memory():
 
 
 @pytest.mark.parametrize("name", ["rule", "megatron", "amp", "pipette"])
-def test_where_nothing_fits(name):
+def test_error_if_nothing_fits(name):
   with pytest.raises(ValueError, match="fits"):
     choose(name, _case(gigabytes=3.7))
 
@@ -91,7 +91,7 @@ def test_where_nothing_fits(name):
   ("models", (), r"config.models=\(\) must have at least one entry"),
   ("seeds", (), r"config.seeds=\(\) leave no links"),
 ])
-def test_mistakes_of_the_study(key, value, message):
+def test_invalid_key_of_the_study_is_named(key, value, message):
   config = config_of.get_config("test").to_dict() | {key: value}
   with pytest.raises(ValueError, match=message):
     registry.find(config).run(config)

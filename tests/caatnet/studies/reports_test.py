@@ -1,4 +1,4 @@
-"""Reports of all studies, in each format: a new study adds a row."""
+"""Reports of all studies in each format; a new study adds a row."""
 
 import functools
 import importlib
@@ -21,7 +21,7 @@ CASES = {
   "diloco.utilisation": ("", {}),
   "graphs.alignment": ("", {"num_ids": 1000, "largest": 200}),
   "inference.decode": ("", {"models": ("70b",), "every": (), "p": (1.0, 0.5)}),
-  "pipeline.timetables": ("test", {}),
+  "pipeline.schedules": ("test", {}),
   "planner.gpt_11b": ("test", {}),
   "planner.published": ("test", {"choosers": ("rule", "amp", "pipette")}),
   "serving.vllm_log": ("test", {}),
@@ -31,7 +31,7 @@ CASES = {
 
 @functools.cache
 def reported(name):
-  """The report of a config's study."""
+  """Returns the report of the study of a config."""
   argument, changes = CASES[name]
   module = importlib.import_module(f"configs.{name}")
   config = module.get_config(*filter(None, [argument])).to_dict() | changes
@@ -39,7 +39,7 @@ def reported(name):
   return study.report(study.run(config))
 
 
-def test_every_study_is_here():
+def test_every_study_has_a_case():
   found = {
     importlib.import_module(f"configs.{name}").get_config().study
     for name in CASES
@@ -82,7 +82,7 @@ def coordinates(mark):
 
 
 def compiled(factor, known=True):
-  """The result of a program: a device with collectives and a schedule.
+  """Returns the result of a program with collectives and a schedule.
 
   Args:
     factor: Factor of all bytes and seconds.
@@ -133,14 +133,14 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_formats_show_the_same_cells_of_programs(name):
+def test_formats_show_the_same_cells_for_programs(name):
   report = compilation.report(PROGRAMS[name])
   check(report)
   assert len(report.figure().panels) == 3
 
 
-def test_programs_side_by_side():
-  """Two have a ratio; the first has room in 3 GB, the second has not."""
+def test_two_programs_are_compared_by_ratio_and_memory():
+  """The first leaves memory of 3 GB free, the second needs more."""
   tables = {
     table.title: [dict(zip(table.headings, row, strict=True))
                   for row in table.cells()]
@@ -159,8 +159,8 @@ def test_programs_side_by_side():
   assert latency["ratio"] == "4.000"
 
 
-def test_unknown_counts_are_named():
-  """Their bytes count in no sum, which titles state."""
+def test_collectives_of_unknown_count_are_named():
+  """Their bytes are in no sum, as titles state."""
   titles = [t.title for t in compilation.report(PROGRAMS["unknown"]).tables]
   assert any("without transfers of unknown count" in t for t in titles)
   cells = json.dumps([

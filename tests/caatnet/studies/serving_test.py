@@ -1,4 +1,4 @@
-"""The study of serving: a simulated server against the log of a real one."""
+"""The study of serving: a simulated server against a published log."""
 
 import json
 
@@ -22,8 +22,8 @@ def result():
   return study.run(CONFIG)
 
 
-def test_the_log_comes_out(result, capsys):
-  """Nothing is fitted, and each figure is within the tolerance."""
+def test_simulation_reproduces_the_log(result, capsys):
+  """Fits nothing; each figure is within the tolerance."""
   for row in result["rows"]:
     assert abs(row["error"]) <= CONFIG["tolerance"], row["name"]
     assert not row["suspected"]
@@ -31,15 +31,15 @@ def test_the_log_comes_out(result, capsys):
   assert "TTFT P95" in capsys.readouterr().out
 
 
-def test_pages_are_the_log_s_before_any_request_ends(result):
-  """In the third second 22 requests run, on 1,667 pages: within five."""
+def test_pages_equal_the_log_before_any_request_ends(result):
+  """In the third second, 22 requests use 1,667 pages: equal within five."""
   series, log = np.array(result["series"]), result["log_series"]
   third = series[(series[:, 1] == log["running"][2]) & (series[:, 0] < 5)]
   assert np.any(np.abs(third[:, 3] - log["kv_cache_pct"][2]) < 0.2)
 
 
-def test_without_pages_that_prompts_share_tails_miss(result):
-  """What misses is named, with the rule that is suspected."""
+def test_tail_latencies_miss_without_shared_prefixes(result):
+  """Names each missed figure with the suspected rule."""
   found = study.run(CONFIG | {"prefixes": "none"})
   assert result["counts"]["shared_pages"] > found["counts"]["shared_pages"] == 0
   missed = {row["name"] for row in found["rows"] if row["suspected"]}
@@ -48,7 +48,7 @@ def test_without_pages_that_prompts_share_tails_miss(result):
     assert bool(row["suspected"]) == (abs(row["error"]) > CONFIG["tolerance"])
 
 
-def test_a_workload_s_own_tokens_say_what_is_shared(tmp_path):
+def test_prompt_tokens_of_a_file_define_shared_pages(tmp_path):
   """Two prompts share pages; a workload of another log is refused."""
   rows = measured.requests()[:40]
   file = tmp_path / "prompts.jsonl"
@@ -66,8 +66,8 @@ def test_a_workload_s_own_tokens_say_what_is_shared(tmp_path):
     study.run(config | {"prefixes": "publisht"})
 
 
-def test_profile_gives_back_what_was_measured():
-  """On a point of the grid a step of one chunk is the sum of its operations."""
+def test_profile_reproduces_its_measured_points():
+  """On a grid point, a step of one chunk is the sum of its operations."""
   profile = measured.profile()
   point = {
     (512, 1024, 8, 256): 3.0, (0, 0, 8, 256): 1.0, (512, 1024, 0, 0): 2.0
@@ -83,8 +83,8 @@ def test_profile_gives_back_what_was_measured():
   )
 
 
-def test_roofline_is_that_of_a_step():
-  """Where all sequences are alike it is the model of a decode step."""
+def test_roofline_of_equal_sequences_equals_a_decode_step():
+  """Compares with the bounds of a decode step of one context length."""
   model = Transformer(32000, 4096, 32, 32, 32, 11008)
   machine = inference.machine("gpu:h100:1x8")
   ours = Roofline(model, H100, machine, p=0.5).step_s(np.full(16, 2048), [])

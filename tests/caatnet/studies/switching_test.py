@@ -1,4 +1,4 @@
-"""The studies of switching and of fairness: laws of what they count."""
+"""Properties of the studies of context switching and of fairness."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def outcomes():
   return {arm: _serve(arm) for arm in CONFIG["order"]}
 
 
-def test_all_are_served_and_every_token_is_counted(outcomes):
+def test_all_requests_are_served_and_every_token_is_counted(outcomes):
   arrivals = {a.number: a for a in SESSIONS.arrivals()}
   largest = 160 * 16
   for outcome in outcomes.values():
@@ -50,7 +50,7 @@ def test_all_are_served_and_every_token_is_counted(outcomes):
 
 
 def test_little_s_law_holds_exactly(outcomes):
-  """Over a drained run: the mean in the system is rate by mean latency."""
+  """In a drained run, the mean number in the system is rate x mean latency."""
   for outcome in outcomes.values():
     found = cells.numbers(outcome, CONFIG["arms"]["cost"])
     rate = len(outcome.requests) / outcome.seconds
@@ -59,7 +59,7 @@ def test_little_s_law_holds_exactly(outcomes):
     )
 
 
-def test_a_turn_comes_when_its_user_has_thought(outcomes):
+def test_next_turn_arrives_after_the_user_s_thinking_time(outcomes):
   arrivals = {a.number: a for a in SESSIONS.arrivals()}
   by = {r.number: r for r in outcomes["reuse"].requests}
   later = [a for a in arrivals.values() if a.think_s is not None]
@@ -73,7 +73,7 @@ def test_a_turn_comes_when_its_user_has_thought(outcomes):
     )
 
 
-def test_arms_are_ordered(outcomes):
+def test_arms_are_ordered_by_ranges_and_bytes(outcomes):
   """Groups copy fewer ranges than pages, reuse moves fewer bytes per swap."""
   found = {
     arm: cells.numbers(outcome, CONFIG["arms"][arm])
@@ -93,9 +93,9 @@ def test_arms_are_ordered(outcomes):
   assert found["cost"]["able"] == found["cost"]["cheaper"] > 0
 
 
-def test_bytes_with_reuse_are_fewer_on_one_schedule():
-  """One request goes out again and again: only what is new moves."""
-  # An urgent one comes while it runs, three times.
+def test_reuse_copies_fewer_bytes_on_one_schedule():
+  """Swaps one request out repeatedly: only new pages are copied."""
+  # An urgent request arrives while it runs, three times.
   long = [Arrival(0, 0.0, 1200, 200)]
   urgent = [Arrival(n, 1.5 * n, 2000, 4) for n in (1, 2, 3)]
   clients = {a.number: ("", 0.0 if a in urgent else 1.0) for a in long + urgent}
@@ -113,7 +113,7 @@ def test_bytes_with_reuse_are_fewer_on_one_schedule():
   assert moved["reuse"]["in"] == moved["asynchronous"]["in"]
 
 
-def test_a_step_waits_for_synchronous_copies_only(outcomes):
+def test_steps_wait_for_synchronous_copies_only(outcomes):
   counts = {arm: o.scheduler.counts for arm, o in outcomes.items()}
   copies = {
     arm: sum(c.runs["out"].values()) for arm, c in counts.items()
@@ -123,7 +123,7 @@ def test_a_step_waits_for_synchronous_copies_only(outcomes):
   assert counts["asynchronous"].waited < counts["groups"].waited
 
 
-def test_a_page_alone_costs_a_call_for_each_range():
+def test_single_pages_cost_a_call_for_each_range():
   machine = server.machine(CONFIG["model"], CONFIG["hardware"])
   # 1,000 tokens of 131,072 bytes: 63 pages, 4,032 copies of 32 KiB.
   assert machine.copies.page_bytes == 16 * 131072
@@ -134,8 +134,8 @@ def test_a_page_alone_costs_a_call_for_each_range():
   assert alone - together == pytest.approx((4032 - 64) * call)
 
 
-def test_percentiles_and_their_interval():
-  """Of equal samples nothing varies; the interval holds the value."""
+def test_percentiles_lie_in_their_intervals():
+  """Equal samples have intervals of zero width."""
   same = tails.summary([np.full(3, 2.0)] * 5)
   assert same["99.9"] == [2.0, 2.0, 2.0]
   assert same["n"] == 15
@@ -151,10 +151,10 @@ def test_percentiles_and_their_interval():
   # 5,800 samples of density 1/2 at the median: 4 / 2 / sqrt(n) x 1 / 0.5
   assert one == pytest.approx(4 / math.sqrt(len(pooled)), rel=0.35)
   alike = tails.summary([np.full(20, g[0]) for g in groups])
-  assert alike["50"][2] - alike["50"][1] > 2 * one  # fewer independent ones
+  assert alike["50"][2] - alike["50"][1] > 2 * one  # fewer independent samples
 
 
-def test_a_study_that_was_killed_goes_on(tmp_path, monkeypatch):
+def test_killed_study_resumes_after_its_last_cell(tmp_path, monkeypatch):
   arrivals = SESSIONS.arrivals()[:3]
   machine = server.machine(CONFIG["model"], CONFIG["hardware"])
   made = [
@@ -165,7 +165,7 @@ def test_a_study_that_was_killed_goes_on(tmp_path, monkeypatch):
   ]
   path = tmp_path / "kept" / "cells.jsonl"
   first = cells.run(made[:2], str(path))
-  path.write_text(path.read_text()[:-30])  # killed as it wrote
+  path.write_text(path.read_text()[:-30])  # killed during a write
   simulated = []
   real = cells.Cell.simulate
   monkeypatch.setattr(
@@ -188,12 +188,12 @@ def test_a_study_that_was_killed_goes_on(tmp_path, monkeypatch):
   ({"traces": {"azure_conv": {"path": "absent.csv"}}, "kinds": ()},
    "absent.csv"),
 ])
-def test_wrong_values_are_named(change, message):
+def test_invalid_value_is_named(change, message):
   with pytest.raises(ValueError, match=message):
     study.run(CONFIG | change)
 
 
-def test_the_study_prints_and_draws(capsys, tmp_path):
+def test_study_prints_and_draws(capsys, tmp_path):
   config = CONFIG | {"order": ("recompute", "blocks", "reuse", "cost")}
   config["num_requests"] = 8
   config["sessions"] = config["sessions"] | {"num_sessions": 3}
@@ -215,7 +215,7 @@ def test_the_study_prints_and_draws(capsys, tmp_path):
 
 
 def test_difference_is_that_of_the_worst_window():
-  """By its definition, over all windows in which both wait."""
+  """Evaluates the definition over all windows in which both clients wait."""
   rng = np.random.default_rng(2)
   times = np.arange(30.0)
   curves = [(times, rng.integers(0, 5, 30).cumsum()) for _ in "ab"]

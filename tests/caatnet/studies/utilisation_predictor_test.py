@@ -1,4 +1,4 @@
-"""Utilisation over slow links: the paper's table, and laws of any schedule."""
+"""Utilisation over slow links: the paper's table, properties of schedules."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ each_method = pytest.mark.parametrize(
   [(1.0, 3, 72), (published.FITTED_VOLUME_FACTOR, 70, 75)],
   ids=["nothing fitted", "fitted"],
 )
-def test_table_4(factor, exact, near):
+def test_cells_of_table_4_are_reproduced(factor, exact, near):
   cells = published.compare(factor)
   assert len(cells) == 75
   assert sum(c.notches == 0 for c in cells) == exact
@@ -37,8 +37,8 @@ def test_table_4(factor, exact, near):
   assert sum(c.ours == c.published for c in cells) == exact
 
 
-def test_the_published_cells_are_points_of_the_grid():
-  """A misprint in our copy would most likely not be one."""
+def test_published_cells_are_points_of_the_grid():
+  """Detects most misprints in our copy of the table."""
   printed = {published.printed_gbit_s(x) for x in u.bandwidth_grid()}
   for rows in published.PUBLISHED.values():
     assert {x for row in rows for x in row} <= printed
@@ -48,13 +48,13 @@ def test_the_published_cells_are_points_of_the_grid():
       assert all(b <= a for a, b in zip(above, below, strict=True))
 
 
-def test_an_unreachable_target_has_no_cell():
+def test_unreachable_target_has_no_cell():
   slow = u.Model(1e15, 4, 0.1)
   assert u.lowest_bandwidth(slow, u.diloco(10), [1e-9, 0.99]) == [0, None]
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 7, 108])
-def test_a_step_has_4l_minus_1_nodes(num_layers):
+def test_step_graph_has_4l_minus_1_nodes(num_layers):
   graph = u.step_graph(num_layers)
   assert len(graph) == 4 * num_layers - 1
   counts = {k: sum(n.kind == k for n in graph) for k in {n.kind for n in graph}}
@@ -65,7 +65,7 @@ def test_a_step_has_4l_minus_1_nodes(num_layers):
     assert all(earlier < place for earlier in node.after)
 
 
-def test_nodes_are_after_what_they_read():
+def test_nodes_depend_on_the_nodes_that_they_read():
   graph = u.step_graph(3)
   edges = {
     (node.kind, node.layer): [
@@ -90,7 +90,7 @@ def test_nodes_are_after_what_they_read():
 
 
 def recursion(model, method, bandwidth, latency_s):
-  """Utilisation by the plain recursion over layers, many periods long."""
+  """Returns utilisation by a plain recursion over layers and many periods."""
   layers, period, tau = (
     model.num_layers, method.sync_every, method.overlap_steps
   )
@@ -121,7 +121,7 @@ def recursion(model, method, bandwidth, latency_s):
 @each_method
 @pytest.mark.parametrize("latency_s", [0.0, 0.03])
 @pytest.mark.parametrize("bandwidth", [1e9, 6e9, 1e11])
-def test_equals_the_plain_recursion(method, bandwidth, latency_s):
+def test_utilisation_equals_the_plain_recursion(method, bandwidth, latency_s):
   model = u.Model(1e9, 6, 0.1)
   if method.num_fragments == 4:
     method = u.Method(7, 2, 6)  # the recursion takes 400 periods
@@ -136,7 +136,7 @@ def test_equals_the_plain_recursion(method, bandwidth, latency_s):
 
 
 @pytest.mark.parametrize("period", [1, 2, 10])
-def test_one_layer_by_hand(period):
+def test_one_layer_equals_the_value_by_hand(period):
   """Two nodes of a third of a second, then the link, then its latency."""
   model = u.Model(1e9, 1, 1.0)
   timeline = u.simulate(
@@ -147,15 +147,15 @@ def test_one_layer_by_hand(period):
 
 
 @each_method
-def test_an_infinite_link_is_never_waited_for(method):
+def test_infinite_bandwidth_is_never_waited_for(method):
   timeline = u.simulate(MODEL, method, math.inf)
   assert timeline.utilisation[0] == pytest.approx(1, abs=1e-9)
   assert timeline.link_busy_s[0] == 0
 
 
 @each_method
-def test_a_very_slow_link_sets_the_pace(method):
-  """Elapsed tends to the link's own time, a share of compute remains."""
+def test_very_slow_link_determines_the_time(method):
+  """Elapsed time tends to the link's time; a share of compute remains."""
   timeline = u.simulate(MODEL, method, 1e4)
   assert timeline.elapsed_s[0] == pytest.approx(
     method.bits * MODEL.parameters / 1e4, rel=1e-4
@@ -177,11 +177,11 @@ def test_more_overlap_never_hurts(fragments):
     for tau in range(PERIOD)
   ])
   assert np.all(np.diff(values, axis=0) > -1e-9)
-  assert np.max(values[-1] - values[0]) > 0.05  # and may help
+  assert np.max(values[-1] - values[0]) > 0.05  # and helps at some bandwidth
 
 
 @each_method
-def test_a_quarter_of_the_bits_is_four_times_the_bandwidth(method):
+def test_a_quarter_of_the_bits_equals_four_times_the_bandwidth(method):
   wide = u.Method(
     method.sync_every, method.num_fragments, method.overlap_steps, 16
   )
@@ -195,7 +195,7 @@ def test_a_quarter_of_the_bits_is_four_times_the_bandwidth(method):
   )
 
 
-def test_degenerate_cases():
+def test_degenerate_methods_are_equal():
   """DiLoCo with H = 1 is data parallelism; one fragment is no streaming."""
   np.testing.assert_array_equal(
     u.simulate(MODEL, u.data_parallel(), GRID).elapsed_s,
@@ -209,7 +209,7 @@ def test_degenerate_cases():
 
 
 @each_method
-def test_each_layer_is_sent_once_in_a_period(method):
+def test_each_layer_is_sent_once_per_period(method):
   sent = [method.layers_sent(s, 12) for s in range(method.sync_every)]
   assert sorted(itertools.chain(*sent)) == list(range(12))
   again = method.layers_sent(method.sync_every, 12)
@@ -219,8 +219,8 @@ def test_each_layer_is_sent_once_in_a_period(method):
 
 @each_method
 @pytest.mark.parametrize("factor", [1.0, 1.5])
-def test_the_link_is_busy_for_what_is_sent(method, factor):
-  """Busy seconds = bits / bandwidth, and they fit into the period."""
+def test_link_is_busy_for_the_time_of_its_bytes(method, factor):
+  """Busy seconds = bits / bandwidth, at most the period."""
   load = method.sync_every * MODEL.compute_seconds
   even = factor * method.bits * MODEL.parameters / load
   bandwidth = np.concatenate([GRID, even * np.linspace(0.9, 1.1, 101)])
@@ -233,7 +233,7 @@ def test_the_link_is_busy_for_what_is_sent(method, factor):
   assert np.all(timeline.link_busy_s <= timeline.elapsed_s * (1 + 1e-12))
 
 
-def test_paper_offsets():
+def test_strides_of_fragments_equal_the_paper():
   """Table 4 synchronises some fragment every 11, 5 and 2 steps."""
   for num_layers, stride in ((24, 11), (48, 5), (108, 2)):
     method = u.streaming(100, num_layers)
@@ -249,7 +249,7 @@ CHOICES = {
 @pytest.mark.parametrize("latency_s", [0.0, 0.2])
 @pytest.mark.parametrize("target", [0.3, 0.9, 0.999])
 @pytest.mark.parametrize("bandwidth", [1e9, 5e9, 1e10, 5e10, 1e12])
-def test_the_recommendation_is_the_first_that_reaches(
+def test_recommendation_is_the_first_that_reaches_the_target(
   bandwidth, target, latency_s
 ):
   found = recommend.recommend(
@@ -278,10 +278,10 @@ def test_the_recommendation_is_the_first_that_reaches(
   )
 
 
-def test_no_recommendation_where_the_link_has_no_time():
+def test_no_recommendation_if_the_link_is_too_slow():
   assert recommend.recommend(MODEL, 1e7, 0.5, **CHOICES) is None
   fewest = recommend.fewest_steps(MODEL, 1e7, 0.5, bits=4)
-  method = u.Method(fewest - 1, 4, fewest - 2, 4)  # hides what can be hidden
+  method = u.Method(fewest - 1, 4, fewest - 2, 4)  # longest possible overlap
   assert u.simulate(MODEL, method, 1e7).utilisation[0] < 0.5
   method = u.Method(fewest, 4, fewest - 1, 4)
   assert u.simulate(MODEL, method, 1e7).utilisation[0] >= 0.5
@@ -303,6 +303,6 @@ def test_no_recommendation_where_the_link_has_no_time():
     (lambda: recommend.recommend(MODEL, 1e9, 0.5, bits=()), r"bits=\(\)"),
   ],
 )
-def test_wrong_numbers_are_named(call, message):
+def test_invalid_number_is_named(call, message):
   with pytest.raises(ValueError, match=message):
     call()

@@ -13,22 +13,22 @@ from configs.diloco import utilisation as config_file
 
 @functools.cache
 def run(fitted_factor=False, **recommend):
-  """Returns the study's result, which no test may change."""
+  """Returns the study's result, which no test may modify."""
   config = config_file.get_config().to_dict()
   config["fitted_factor"] = fitted_factor
   config["recommend"] |= recommend
   return registry.find(config).run(config)
 
 
-def test_the_result_is_json_and_its_setting_reaches_the_target():
+def test_result_is_json_and_its_setting_reaches_the_target():
   result = json.loads(json.dumps(run()))
   assert result["table"]["num_cells"] == 75
   assert result["recommendation"]["setting"]["utilisation"] >= 0.95
   assert result["recommendation"]["link"]["gbit_s"] == 10  # not GB/s
 
 
-def test_a_model_of_one_s_own_has_the_paper_s_table_and_curves():
-  """With the sizes of a model of the paper, its rows of our table 4."""
+def test_custom_model_has_the_paper_s_table_and_curves():
+  """Uses the sizes of a model of the paper: equal rows of our table 4."""
   result = run(parameters=1e9, num_layers=24, step_seconds=0.1)
   own = result["models"][-1]
   theirs = [c["ours"] for c in result["table"]["cells"] if c["model"] == "1B"]
@@ -46,8 +46,8 @@ def test_a_model_of_one_s_own_has_the_paper_s_table_and_curves():
   )
 
 
-def test_what_the_paper_says_of_deepseek_is_near():
-  """Near 100 % at 4 Gbit/s, for which data parallelism needs 1 Tbit/s."""
+def test_deepseek_bandwidths_are_near_the_paper_s():
+  """Near 100 % at 4 Gbit/s, where data parallelism needs 1 Tbit/s."""
   model = next(m for m in run()["models"] if m["name"] == "DeepSeek-V3")
   cells = {(c["method"], c["target"]): c["gbit_s"] for c in model["cells"]}
   assert 3.5 < cells["+ 4 bit", 0.95] < 5
@@ -56,7 +56,7 @@ def test_what_the_paper_says_of_deepseek_is_near():
 
 
 @pytest.mark.parametrize("fitted", [False, True])
-def test_the_tables_say_what_is_fitted(fitted, capsys):
+def test_tables_name_fitted_values(fitted, capsys):
   render.show(report.report(run(fitted)))
   printed = capsys.readouterr().out
   assert ("FITTED on this table" in printed) == fitted
@@ -68,14 +68,14 @@ def test_the_tables_say_what_is_fitted(fitted, capsys):
   assert "Llama-405B: 405e9 parameters, 126 layers, 26.9 s a step" in printed
 
 
-def test_it_says_that_no_setting_reaches(capsys):
+def test_report_states_that_no_setting_reaches_the_target(capsys):
   result = run(link="lte_uplink")
   render.show(report.report(result))
   assert result["recommendation"]["setting"] is None
   assert "No setting reaches 95.0%" in capsys.readouterr().out
 
 
-def test_an_unknown_study_or_link_is_named():
+def test_unknown_study_or_link_is_named():
   with pytest.raises(ValueError, match=r"config.study='x' must be one of .*u"):
     registry.find({"study": "x"})
   with pytest.raises(ValueError, match="did you mean ethernet_1g"):

@@ -1,4 +1,4 @@
-"""A run may start with the parameters of another one of the same sizes."""
+"""Runs that start from the parameters of another run of equal sizes."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ def make(folder="", **options):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """A run of 6 steps, and the run that starts from it."""
+  """Returns a run of 6 steps, and the folder of a run that starts from it."""
   folder = tmp_path_factory.mktemp("trained")
   first = loop.train(make(), folder / "first", quiet=True)
   loop.train(make(folder / "first", num_steps=8), folder / "next", quiet=True)
@@ -58,7 +58,7 @@ def test_step_0_is_the_end_of_the_other_run(trained):
   assert "started_from" not in first
 
 
-def test_a_run_that_has_begun_needs_the_other_no_more(trained, tmp_path):
+def test_started_run_resumes_without_the_other_run(trained, tmp_path):
   folder, _ = trained
   shutil.copytree(folder / "next", tmp_path / "next")
   for step in (6, 8):
@@ -79,7 +79,7 @@ def test_a_run_that_has_begun_needs_the_other_no_more(trained, tmp_path):
   assert facts["started_from"]["folder"] == str(folder / "first")
 
 
-def test_steps_before_the_first_checkpoint_are_made_again(trained, tmp_path):
+def test_steps_before_the_first_checkpoint_are_repeated(trained, tmp_path):
   folder, _ = trained
   shutil.copytree(folder / "next", tmp_path / "next")
   shutil.rmtree(tmp_path / "next/checkpoints")
@@ -89,8 +89,8 @@ def test_steps_before_the_first_checkpoint_are_made_again(trained, tmp_path):
   assert steps == [r["step"] for r in read_metrics(folder / "next")]
 
 
-def test_at_another_p_all_workers_have_the_same_parameters(tmp_path):
-  """And their outer loop starts from these; all of it is sharded here."""
+def test_all_workers_start_equal_at_another_p(tmp_path):
+  """Starts the outer loop from the same parameters, sharded by zero3."""
   config = tiny.get_config("test")
   dense = experiments.build(config, {})
   params = dense.init_state().params
@@ -130,7 +130,9 @@ def _save(experiment, folder):
     ("", {}, "no checkpoint in"),
   ],
 )
-def test_what_does_not_fit_is_named(ours, theirs, message, tmp_path):
+def test_start_folder_that_does_not_fit_is_named(
+  ours, theirs, message, tmp_path
+):
   config = tiny.get_config("test")
   other = config.to_dict() | theirs
   (tmp_path / "other").mkdir()
@@ -142,14 +144,14 @@ def test_what_does_not_fit_is_named(ours, theirs, message, tmp_path):
   assert claimed == ("checkpoint" in message)
 
 
-def test_a_run_older_than_the_key_drew_its_parameters(tmp_path):
+def test_config_without_init_from_draws_its_parameters(tmp_path):
   config = tiny.get_config("test")
   del config.train.init_from
   (tmp_path / "config.json").write_text(config.to_json())
   assert experiments.from_folder(tmp_path).train.init_from == ""
 
 
-def test_another_tokenizer_s_parameters_are_refused(tmp_path):
+def test_parameters_of_another_tokenizer_are_refused(tmp_path):
   config = tiny.get_config("test")
   (tmp_path / "config.json").write_text(config.to_json())
   experiment = experiments.build(

@@ -1,4 +1,4 @@
-"""An evaluation is the mean over the examples that there are."""
+"""Properties of evaluation."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from tests.caatnet.train import linear_model as toy
 
 @pytest.mark.parametrize("num_examples", [3, 8, 13])
 @pytest.mark.parametrize("scheme", ["ddp", "zero3"])
-def test_rows_that_fill_a_batch_up_do_not_count(num_examples, scheme):
+def test_padding_rows_do_not_count(num_examples, scheme):
   experiment = toy.make(workers=2, data=2, devices=(2, 2), scheme=scheme)
   program = experiment.program
   params = {"w": toy.draw(3, 4)["y"], "b": toy.draw(1, 5)["y"][0]}

@@ -1,4 +1,4 @@
-"""A run's folder is whole after a kill at any write, and has one trainer."""
+"""Properties of a run's folder: valid after any kill, one trainer at a time."""
 
 import asyncio
 import concurrent.futures
@@ -32,14 +32,14 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 class Killed(BaseException):
-  """What stands for the signal."""
+  """Exception that stands for SIGKILL."""
 
 
 class Writes:
-  """What Python does to files below a folder, by its audit events.
+  """Writes of this process below a folder, recorded by Python's audit events.
 
-  From number ``kill_at`` on nothing more is done. If that one opens a file, it
-  is done and no more: what is written anew is empty, the worst moment.
+  From write number ``kill_at`` on, `Killed` is raised. If that write opens a
+  file, the file is still truncated first: the worst moment of a kill.
   """
 
   def __init__(self):
@@ -55,7 +55,7 @@ class Writes:
     if reads or not path.startswith(self.folder):
       return
     self.seen.append((event, path))
-    if self.kill_at is None or "/checkpoints" in path:  # Orbax is trusted
+    if self.kill_at is None or "/checkpoints" in path:  # Orbax' own files
       return
     self.kill_at -= 1
     if self.kill_at == 0 and event == "open":
@@ -67,7 +67,7 @@ class Writes:
 
 
 WRITES = Writes()
-sys.addaudithook(WRITES)  # for good: Python takes none away
+sys.addaudithook(WRITES)  # Python has no function to remove a hook
 
 
 @contextlib.contextmanager
@@ -81,19 +81,19 @@ def watched(folder, kill_at=None):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """Six steps, checkpoints at 2, 4 and 6."""
+  """Runs six steps with checkpoints at 2, 4 and 6."""
   workdir = tmp_path_factory.mktemp("files") / "run"
   experiment = toy.make(eval_every=3)
   loop.train(experiment, workdir, quiet=True)
   return experiment, workdir
 
 
-def test_killed_at_any_write_a_run_goes_on(finished, tmp_path):
-  """One run, killed at its first write, resumed, killed at the second, ..."""
+def test_run_killed_at_any_write_resumes(finished, tmp_path):
+  """Kills a run at its first write, resumes it, kills it at the second, ..."""
   experiment, whole = finished
   run = tmp_path / "run"
   shutil.copytree(whole, run)
-  for step in ("4", "6"):  # so there are records to drop
+  for step in ("4", "6"):  # leaves records after the last checkpoint
     shutil.rmtree(run / "checkpoints" / step)
   kept = [r for r in facts(whole) if r["step"] <= 2]
   for number in itertools.count(1):
@@ -108,7 +108,7 @@ def test_killed_at_any_write_a_run_goes_on(finished, tmp_path):
   assert facts(run) == facts(whole)
 
 
-def test_a_reader_of_a_run_writes_nothing(finished):
+def test_reading_a_run_writes_nothing(finished):
   experiment, workdir = finished
   abstract = experiment.abstract_state()
   with watched(workdir) as seen:
@@ -118,8 +118,8 @@ def test_a_reader_of_a_run_writes_nothing(finished):
   assert not seen
 
 
-def test_two_writers_of_a_file_leave_one_s_text(tmp_path):
-  """None fails, no reader sees a part, and nothing else stays."""
+def test_concurrent_writers_of_a_file_leave_one_whole_text(tmp_path):
+  """Checks that neither fails, no reader sees a part, and no file is left."""
   path, texts = tmp_path / "new" / "file", [c * 300_000 for c in "ab"]
   files.replace(path, texts[0])
 
@@ -146,7 +146,7 @@ loop.train(toy.make(num_steps=25, checkpoint_every=1, keep_checkpoints=1),
 
 
 def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
-  """A trainer that keeps one checkpoint, beside a reader of the newest."""
+  """Reads the newest checkpoint while the trainer keeps only one."""
   experiment = toy.make(num_steps=25, checkpoint_every=1, keep_checkpoints=99)
   loop.train(experiment, tmp_path / "whole", quiet=True)
   abstract = experiment.abstract_state()
@@ -161,12 +161,12 @@ def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
     env=os.environ | {"JAX_PLATFORMS": "cpu"}, stderr=subprocess.PIPE,
   )
   seen = set()
-  # A trainer whose files are taken from it may wait for them for ever.
+  # A trainer whose checkpoint files are removed may wait for them forever.
   stuck = threading.Timer(100, trainer.kill)
   stuck.start()
   while trainer.poll() is None:
     reader = Checkpointer(tmp_path / "run", experiment.program)
-    with contextlib.suppress(FileNotFoundError):  # none yet
+    with contextlib.suppress(FileNotFoundError):  # no checkpoint yet
       params, _, step, _ = reader.restore_params(
         abstract.params, abstract.outer
       )
@@ -191,7 +191,7 @@ sys.stdin.read()
 """
 
 
-def test_a_folder_has_one_trainer(finished, tmp_path):
+def test_folder_has_one_trainer(finished, tmp_path):
   experiment, _ = finished
   run = tmp_path / "run"
   run.mkdir()
@@ -205,18 +205,18 @@ def test_a_folder_has_one_trainer(finished, tmp_path):
   assert [p.name for p in run.iterdir()] == ["lock"]
   holder.send_signal(signal.SIGKILL)
   holder.wait()
-  with files.lock(epath.Path(run)):  # the dead one's words are in nobody's way
+  with files.lock(epath.Path(run)):  # the text of the dead holder is ignored
     us = f"process {os.getpid()} on {socket.gethostname()} is"
     with pytest.raises(ValueError, match=us):
       loop.train(experiment, run, quiet=True)
   (run / "config.json").write_text('{"name": "other", "seed": 1}')
-  for _ in range(2):  # a run that cannot start gives the lock back
+  for _ in range(2):  # a run that cannot start releases the lock
     with pytest.raises(ValueError, match=r"config\.seed=1"):
       loop.train(experiment, run, quiet=True)
 
 
-def test_a_full_disk_is_one_line(finished, tmp_path, monkeypatch):
-  """What is written to the temporary file goes to a device that is full."""
+def test_full_disk_is_a_one_line_error(finished, tmp_path, monkeypatch):
+  """Links the temporary file to /dev/full."""
   experiment, workdir = finished
   shutil.copytree(workdir, tmp_path / "run")
   monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
@@ -242,7 +242,7 @@ def test_a_full_disk_is_one_line(finished, tmp_path, monkeypatch):
      r"metrics.jsonl:1 is damaged: "),
   ],
 )
-def test_what_is_damaged_is_named_in_one_line(
+def test_damaged_file_is_named_in_one_line(
   finished, damage, message, tmp_path
 ):
   experiment, workdir = finished
@@ -253,8 +253,8 @@ def test_what_is_damaged_is_named_in_one_line(
   assert "\n" not in str(error.value)
 
 
-def test_no_read_of_a_damaged_checkpoint_finds_its_loop_closed():
-  """What runs beside the one that fails ends before Orbax' loop closes."""
+def test_failed_read_waits_for_concurrent_reads():
+  """Ends concurrent reads before Orbax closes its event loop."""
   ended = []
 
   async def read(fails):
@@ -273,8 +273,8 @@ def test_no_read_of_a_damaged_checkpoint_finds_its_loop_closed():
   assert ended == [True, False]
 
 
-def test_an_older_run_s_config_loads(tmp_path):
-  """Keys that were declared later have their defaults; others are refused."""
+def test_config_of_an_older_run_loads(tmp_path):
+  """Fills in the defaults of newer keys; unknown keys are refused."""
   config = tiny.get_config("test")
   with config.unlocked():
     del config.optimizer.decay_steps, config.data.tokenizer
@@ -298,13 +298,13 @@ def test_an_older_run_s_config_loads(tmp_path):
     ("ftp://host/run", False, "on this machine, or start with gs:// or s3://"),
   ],
 )
-def test_a_folder_that_cannot_be_reached_is_one_line(path, local, message):
+def test_unreachable_folder_is_a_one_line_error(path, local, message):
   with pytest.raises(ValueError, match=message):
     files.folder(path, local=local)
 
 
 class Bucket(MemoryFileSystem):
-  """Stands for what gcsfs gives."""
+  """In-memory file system that stands for gcsfs."""
 
   protocol = "gcs"
   store, pseudo_dirs = {}, [""]
@@ -315,7 +315,7 @@ class Bucket(MemoryFileSystem):
 
 
 class Events:
-  """Stands for TensorBoard's writer on a cloud."""
+  """Stand-in for TensorBoard's writer to cloud storage."""
 
   def __init__(self):
     self.paths = []
@@ -333,8 +333,8 @@ class Events:
   flush = close = lambda self: None
 
 
-def test_records_of_a_folder_on_a_cloud(monkeypatch):
-  """Written anew by each flush, and read by the run that goes on."""
+def test_records_in_cloud_storage_are_read_by_the_resumed_run(monkeypatch):
+  """Checks that each flush rewrites the file."""
   fsspec.register_implementation("gcs", Bucket, clobber=True)
   events = Events()
   monkeypatch.setitem(record_writer.REGISTERED_FACTORIES, "gs", events)
@@ -358,7 +358,7 @@ def test_records_of_a_folder_on_a_cloud(monkeypatch):
   assert not pathlib.Path("gs:").exists()
 
 
-def test_a_run_needs_no_git(monkeypatch):
+def test_run_works_without_git(monkeypatch):
   monkeypatch.setenv("PATH", "")
   mesh = toy.make().program.layout.mesh
   assert records.environment(mesh)["commit"] == "unknown"

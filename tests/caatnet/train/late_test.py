@@ -1,4 +1,4 @@
-"""What a late worker has told the others counts once, and nothing else does."""
+"""Updates of a late worker: each reaches the shared state exactly once."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from tests.caatnet.train.swarm_test import Worker, coordinator, make
 
 
 def revisions(worker):
-  """Returns what all share when a worker gives its parts, by their rounds."""
+  """Records the shared state by round when the worker gives its parts."""
   give, found = worker.swarm.give, {}
 
   def noted(part, *more):
@@ -26,17 +26,18 @@ def revisions(worker):
 
 @pytest.mark.parametrize("keep", [0.0, 0.25])
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_what_a_late_worker_has_sent_is_merged_and_the_rest_waits(
+def test_sent_pieces_of_a_late_worker_are_merged_and_the_rest_waits(
   tmp_path, pieces, keep
 ):
-  """Of three fragments one is under way when the worker falls behind."""
+  """Makes the worker late while one of three fragments is in flight."""
   programs = Programs(make(
-    "streaming", "outer.every=6 outer.fragment_layers=1 outer.overlap=(4,) "
+    "streaming",
+    "outer.sync_every=6 outer.fragment_layers=1 outer.overlap=(4,) "
     f"outer.pieces={pieces} outer.keep={keep} {UNROUNDED}", 1,
   ))
   loop = programs.experiment.outer
   numbers = {programs.event(n).step: n for n in range(20)}
-  said, later = 10, 11 + pieces  # the second piece, where there is one
+  said, later = 10, 11 + pieces  # step of the second piece, if there is one
   with coordinator(tmp_path, 1) as place:
     worker = Worker(programs, place).until(said)
     before = jax.tree.map(np.array, worker.peer.state)
@@ -62,27 +63,27 @@ def test_what_a_late_worker_has_sent_is_merged_and_the_rest_waits(
     old, common = sides(before.params, before.outer, number)
     new, moved = sides(found["params"], found["outer"], number)
     expected = old + moved - common
-    if loop.times.sent(8) == number:  # it arrives after update 12
+    if loop.times.sent(8) == number:  # arrives after update 12
       assert abs(moved - common).max() > 1e-3
       expected = keep * old + (1 - keep) * moved
     np.testing.assert_allclose(new, expected, atol=1e-6)
   sending = found["outer"]["workers"].get("sending", {})
   assert bool(sending) == (pieces > 1)
-  for x in jax.tree.leaves(sending):  # it has begun to send none of this
+  for x in jax.tree.leaves(sending):  # no piece of this has been sent
     assert not x.any()
 
 
 @pytest.mark.parametrize("hook", ["begin", "finish"])
-def test_an_update_that_is_late_for_a_finish_is_told_at_the_next_begin(
+def test_dc_s3gd_sends_a_late_update_at_the_next_begin(
   tmp_path, hook
 ):
-  """By DC-S3GD: `finish` says norms alone, and keeps what is to be said."""
+  """Covers `finish`, which sends norms only and keeps the update."""
   programs = Programs(make("dc_s3gd", PLAIN, 1))
   with coordinator(tmp_path, 1) as place:
     worker = Worker(programs, place).until(3)
     state = jax.tree.map(jnp.copy, worker.peer.state)
     args, unsaid = {}, state.outer["workers"]["update"]
-    if hook == "finish":  # that one it has said
+    if hook == "finish":  # `begin` has already sent that update
       unsaid = jax.tree.map(lambda x: jnp.full_like(x, 0.5), unsaid)
       args = {"updates": unsaid}
     part = Part(

@@ -1,7 +1,7 @@
-"""A linear model and its data: what training does with a model, in seconds.
+"""Linear model and data: an experiment that trains within seconds.
 
-``loss = (x @ w + b - y)^2`` of each of T targets. The same in NumPy is `judged`
-and `gradients`, so that laws of training need no other program to compare with.
+``loss = (x @ w + b - y)^2`` for each of T targets. `judged` and `gradients` are
+the same in NumPy, so that tests of training need no second program.
 """
 
 import collections
@@ -30,7 +30,7 @@ INPUTS, TARGETS = 3, 2
 
 @dataclasses.dataclass(frozen=True)
 class Toy:
-  """`caatnet.models.protocol.Model`."""
+  """Linear `caatnet.models.protocol.Model`."""
 
   dtype: str = "float32"
   num_params: int = INPUTS * TARGETS + TARGETS
@@ -64,7 +64,7 @@ class Toy:
 
 @dataclasses.dataclass(frozen=True)
 class Deep(Toy):
-  """Behind a stack of two linear layers, ``x + x @ w`` each."""
+  """Linear model after a stack of two residual layers ``x + x @ w``."""
 
   num_params: int = Toy.num_params + 2 * INPUTS * INPUTS
 
@@ -82,7 +82,7 @@ class Deep(Toy):
 
   def scores(self, params, batch, access=AS_THEY_ARE):
     head = {key: params[key] for key in ("w", "b")}
-    # As the parameters of each tensor rank make it.
+    # Varies over tensor ranks, as after a layer with their parameters.
     x = lax.pcast(batch["x"], "tensor", to="varying")
     x = access.scan(lambda p, x: x + x @ p["w"], params["blocks"], x, 1, None)
     return super().scores(head, batch | {"x": x}, access)
@@ -107,7 +107,7 @@ def draw(num_examples, seed=0):
 
 @dataclasses.dataclass(frozen=True)
 class ToyData:
-  """`caatnet.data.protocol.Data`: 40 examples, 7 to validate on."""
+  """Linear `caatnet.data.protocol.Data`: 40 training, 7 validation examples."""
 
   batch_size: int = 8
   unit: str = "points"
@@ -139,9 +139,11 @@ def make(
   momentum=0.9, clip_norm=0.0, num_steps=6, batch_size=8, levels=None,
   offload=False, model=Toy(), **options,
 ):
-  """An experiment; ``devices`` are those of the worker and of the data axis.
+  """Returns an experiment.
 
-  Axes in ``levels`` stand in place of that one.
+  Args:
+    devices: Number of devices of the worker axis and of the data axis.
+    levels: Axes that replace the data axis.
   """
   devices = devices or (1, 1)
   levels = levels or (Axis("data", data, devices[1]),)
@@ -173,13 +175,13 @@ def make(
 
 
 def judged(params, batch):
-  """Losses, float64 ``[B, T]``."""
+  """Returns the losses, float64 ``[B, T]``."""
   x, y = (np.asarray(batch[key], "f8") for key in ("x", "y"))
   return np.square(x @ params["w"] + params["b"] - y)
 
 
 def gradients(params, batch):
-  """Of the mean loss, in float64."""
+  """Returns the gradients of the mean loss, float64."""
   x, y = (np.asarray(batch[key], "f8") for key in ("x", "y"))
   error = 2 * (x @ params["w"] + params["b"] - y) / y.size
   return {"w": x.T @ error, "b": error.sum(axis=0)}

@@ -1,4 +1,4 @@
-"""A training step and a run of a linear model, against NumPy in float64."""
+"""Training step and run of a linear model, against NumPy in float64."""
 
 import dataclasses
 import json
@@ -29,8 +29,8 @@ ORDERED = health.Rule(ordered=True)
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.5, 99.0])
 @pytest.mark.parametrize("scheme", ["ddp", "zero1", "zero3"])
-def test_a_step_is_sgd_on_each_worker_s_mean(scheme, clip_norm):
-  """Two workers of two ranks of two microbatches, each two examples."""
+def test_step_is_sgd_on_the_mean_of_each_worker(scheme, clip_norm):
+  """Two workers of two ranks of two microbatches of two examples."""
   experiment = toy.make(
     2, 2, (2, 2), scheme, clip_norm=clip_norm, batch_size=16, accumulation=2,
     learning_rate=RATE, momentum=MOMENTUM,
@@ -75,7 +75,7 @@ def test_a_step_is_sgd_on_each_worker_s_mean(scheme, clip_norm):
 
 
 class _StopAt:
-  """A signal that comes when a step is done."""
+  """Signal that is set once a given step is done."""
 
   def __init__(self, run, step):
     self.run, self.step = run, step
@@ -85,7 +85,7 @@ class _StopAt:
 
 
 def rate_of(step):
-  return 0.01 * (1.0 + step)  # another one in every step
+  return 0.01 * (1.0 + step)  # differs in every step
 
 
 def facts(workdir):
@@ -99,14 +99,14 @@ def facts(workdir):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """Six steps; checkpoints at 2, 4 and 6, an evaluation at 3 and 6."""
+  """Runs six steps; checkpoints at 2, 4 and 6, evaluations at 3 and 6."""
   workdir = tmp_path_factory.mktemp("toy") / "run"
   experiment = toy.make(workers=2, learning_rate=rate_of, eval_every=3)
   return experiment, workdir, loop.train(experiment, workdir, quiet=True)
 
 
 def by_hand(num_steps):
-  """Parameters of both workers after each step, and the mean losses before."""
+  """Returns both workers' parameters after each step, and losses before it."""
   experiment = toy.make(workers=2, learning_rate=rate_of)
   state = jax.device_get(experiment.init_state())
   batches = experiment.data.load(experiment.seed).batches
@@ -129,8 +129,8 @@ def by_hand(num_steps):
   return after, np.mean(losses, axis=1)
 
 
-def test_records_are_of_the_step_that_they_name(finished):
-  """Loss before the update, the rate of that update, and what came of it."""
+def test_each_record_belongs_to_the_step_that_it_names(finished):
+  """Records the loss before the update, its learning rate and its result."""
   experiment, workdir, result = finished
   after, losses = by_hand(6)
   records = [r for r in read_metrics(workdir) if "loss" in r]
@@ -166,10 +166,12 @@ def test_records_are_of_the_step_that_they_name(finished):
   assert [r["step"] for r in rates] == [3, 4, 5, 6]
 
 
-def test_stopped_and_resumed_is_uninterrupted(finished, tmp_path):
-  """Parameters, momentum and place in the data, wherever it stopped."""
+def test_stopped_and_resumed_run_equals_an_uninterrupted_one(
+  finished, tmp_path
+):
+  """Compares parameters, momentum and data position for several stops."""
   experiment, workdir, _ = finished
-  for last in (3, 5, 6):  # between checkpoints: a stop saves, too
+  for last in (3, 5, 6):  # between checkpoints: a stop saves as well
     run = loop.Run(experiment, tmp_path / "run", "", None, True)
     try:
       result = run.loop(_StopAt(run, last))
@@ -181,7 +183,7 @@ def test_stopped_and_resumed_is_uninterrupted(finished, tmp_path):
   assert facts(tmp_path / "run") == facts(workdir)
 
 
-def test_a_run_that_is_made_longer_is_the_longer_run(finished, tmp_path):
+def test_extended_run_equals_one_of_the_longer_length(finished, tmp_path):
   _, workdir, _ = finished
   for num_steps in (3, 6):
     experiment = dataclasses.replace(
@@ -195,7 +197,7 @@ def test_a_run_that_is_made_longer_is_the_longer_run(finished, tmp_path):
 
 
 def test_throughput_is_that_of_the_last_steps(finished, tmp_path):
-  """A run that has become ten times slower says so 50 steps later."""
+  """Reports a tenfold slowdown within 50 steps."""
   experiment, _, _ = finished
   run = loop.Run(experiment, tmp_path / "run", "", None, True)
   run.close()
@@ -204,7 +206,7 @@ def test_throughput_is_that_of_the_last_steps(finished, tmp_path):
     assert run._units_per_second() == pytest.approx(8 * 3 / seconds)
 
 
-def test_an_evaluation_reads_the_checkpoint_that_it_names(finished):
+def test_evaluation_reads_the_checkpoint_that_it_names(finished):
   experiment, workdir, _ = finished
   after, _ = by_hand(6)
   program = experiment.program
@@ -225,7 +227,7 @@ def test_an_evaluation_reads_the_checkpoint_that_it_names(finished):
   checkpointer.close()
 
 
-def test_a_diverged_run_says_where_and_what_is_left(tmp_path):
+def test_diverged_run_names_the_step_and_the_last_good_checkpoint(tmp_path):
   experiment = toy.make(
     learning_rate=lambda step: np.float32(0.01) + 1e38 * (step == 2)
   )
@@ -245,7 +247,7 @@ def test_a_diverged_run_says_where_and_what_is_left(tmp_path):
     (1e30, "step 4: loss inf", True),
   ],
 )
-def test_a_checkpoint_is_good_if_its_loss_is_finite(rate, what, bad, tmp_path):
+def test_checkpoint_is_good_if_its_loss_is_finite(rate, what, bad, tmp_path):
   experiment = toy.make(
     workers=2, checkpoint_every=1, eval_every=99,
     learning_rate=lambda step: jax.numpy.where(step == 2, rate, 0.01),
@@ -263,8 +265,8 @@ def test_a_checkpoint_is_good_if_its_loss_is_finite(rate, what, bad, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["ddp", "zero3"])
-def test_what_is_not_finite_is_found_wherever_it_lies(scheme):
-  """In one element of one worker, on whatever device."""
+def test_non_finite_value_is_found_on_any_device(scheme):
+  """Places it in one element of one worker."""
   experiment = toy.make(workers=2, data=2, devices=(2, 2), scheme=scheme)
   program = experiment.program
   count = make_count_non_finite(program)
@@ -284,7 +286,7 @@ def test_what_is_not_finite_is_found_wherever_it_lies(scheme):
       assert not found["b"].any()
 
 
-def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path):
+def test_non_finite_validation_loss_ends_the_run(tmp_path):
   experiment = toy.make(
     learning_rate=lambda step: np.float32(0.01) + 1e30 * (step == 2),
     eval_every=3,
@@ -293,7 +295,7 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path):
     loop.train(experiment, tmp_path / "run", quiet=True)
 
 
-def test_workers_that_start_apart_are_an_error():
+def test_workers_that_start_with_different_parameters_are_an_error():
   experiment = toy.make(workers=3, devices=(3, 1))
   params = experiment.init_state().params
   check_equal_start(experiment.program, params)
@@ -303,8 +305,8 @@ def test_workers_that_start_apart_are_an_error():
 
 
 @pytest.mark.parametrize("scheme", ["zero1", "zero3"])
-def test_what_is_stored_is_restored(scheme):
-  """Whole in a checkpoint, in shards on the devices, whatever divides."""
+def test_stored_parameters_are_restored(scheme):
+  """Whole in a checkpoint, sharded on devices, also if sizes do not divide."""
   program = toy.make(workers=2, data=4, devices=(2, 2), scheme=scheme).program
   shapes = {"w": (2, toy.INPUTS, toy.TARGETS), "b": (2, toy.TARGETS)}
   whole = {
@@ -323,8 +325,8 @@ def test_what_is_stored_is_restored(scheme):
     np.testing.assert_array_equal(value, whole[key])
 
 
-def test_a_worker_that_diverges_is_left_out_and_named(tmp_path, capsys):
-  """In the middle of a round; the others' losses are what is recorded."""
+def test_diverged_worker_is_excluded_and_named(tmp_path, capsys):
+  """Diverges within a round; recorded losses are those of the others."""
   worker = Axis("worker", 3, 3)
   exchange = Exchange(worker, Wire(), {"w": 0, "b": 0}, rule=ORDERED)
   experiment = toy.make(
@@ -361,7 +363,7 @@ def test_a_worker_that_diverges_is_left_out_and_named(tmp_path, capsys):
   assert "step 6: worker 1 left out of the exchange" in said
 
 
-def test_workers_that_all_diverge_end_the_run(tmp_path):
+def test_run_ends_if_all_workers_diverge(tmp_path):
   worker = Axis("worker", 2)
   exchange = Exchange(worker, Wire(), {"w": 0, "b": 0})
   experiment = toy.make(
@@ -373,7 +375,7 @@ def test_workers_that_all_diverge_end_the_run(tmp_path):
 
 
 def changing(workers, wire=None, **options):
-  """A run of some workers, 12 examples a step and 3 steps a round."""
+  """Experiment with 12 examples per step and 3 steps per round."""
   worker = Axis("worker", workers, workers)
   exchange = Exchange(
     worker, wire or Wire(), {"w": 0, "b": 0}, rule=ORDERED, **options
@@ -386,7 +388,7 @@ def changing(workers, wire=None, **options):
 
 
 def test_workers_join_and_leave_between_rounds(tmp_path, capsys):
-  """2, 3 and 2 workers: the outer parameters keep their bits."""
+  """Trains with 2, 3 and 2 workers; the outer parameters keep their bits."""
   outer, codec = None, Wire("int8", 2)
   for workers, last in ((2, 3), (3, 6), (2, 8)):
     experiment = changing(workers, codec, error_feedback=True)
@@ -419,8 +421,8 @@ def assert_equal(a, b):
   jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_a_step_begins_corrects_and_finishes_the_outer_loop():
-  """DC-S3GD does all three: what is sent, gradients, updates."""
+def test_dc_s3gd_step_matches_numpy_in_all_three_hooks():
+  """Covers begin (sends), correct (gradients) and finish (updates)."""
   worker = Axis("worker", 3, 3)
   exchange = Exchange(worker, Wire(), {"w": 0, "b": 0}, rule=ORDERED)
   outer = DCS3GD(worker, exchange, 0.3)

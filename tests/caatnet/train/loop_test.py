@@ -1,4 +1,4 @@
-"""A run is the same however often it is stopped, and wherever it goes on."""
+"""Properties of runs: stopping, resuming and other devices change no result."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from configs.caatnet import tiny
 
 ROOT = pathlib.Path(__file__).parents[3]
 OVERRIDES = "sync.p=0.5 parallel.data=2 parallel.tensor=4"
-# What depends on the clock.
+# Measures of wall time.
 TIMES = ("tokens_per_second", "model_flops_per_second",
          "fraction_of_matmul_rate")
 
@@ -66,7 +66,7 @@ def send_at_random_step(process, workdir, number, first, last):
   return process.communicate(timeout=120)[0]
 
 
-def test_killed_stopped_and_resumed_is_uninterrupted(tmp_path):
+def test_killed_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
   whole = launch(tmp_path / "whole", "--cpu_devices=4")
   again = [tmp_path / "again", "--cpu_devices=4"]
   killed = launch(*again)
@@ -86,13 +86,13 @@ def test_killed_stopped_and_resumed_is_uninterrupted(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """A run of 12 steps on 8 devices, with its checkpoints at 4, 8 and 12."""
+  """A run of 12 steps on 8 devices, with checkpoints at 4, 8 and 12."""
   workdir = tmp_path_factory.mktemp("finished") / "run"
   result = train(workdir, None, "train.keep_checkpoints=9")
   return workdir, result
 
 
-def test_a_run_leaves_its_records(finished):
+def test_run_writes_its_records(finished):
   workdir, result = finished
   assert result.finished
   assert json.loads((workdir / "config.json").read_text())["sync"]["p"] == 0.5
@@ -107,7 +107,7 @@ def test_a_run_leaves_its_records(finished):
 
 
 @pytest.mark.parametrize("mesh", [{}, {"data": 2, "tensor": 2}])
-def test_resumes_on_other_devices(finished, mesh, tmp_path):
+def test_run_resumes_on_other_devices(finished, mesh, tmp_path):
   workdir, result = finished
   shutil.copytree(workdir, tmp_path / "run")
   for step in ("8", "12"):
@@ -126,7 +126,7 @@ def test_resumes_on_other_devices(finished, mesh, tmp_path):
   )
 
 
-def test_another_text_does_not_resume(finished, tmp_path):
+def test_run_does_not_resume_with_another_text(finished, tmp_path):
   workdir, _ = finished
   shutil.copytree(workdir, tmp_path / "run")
   path = tmp_path / "run" / "environment.json"
@@ -137,7 +137,7 @@ def test_another_text_does_not_resume(finished, tmp_path):
     train(tmp_path / "run", None, "train.keep_checkpoints=9")
 
 
-def test_evaluates_alike_on_other_devices(finished):
+def test_evaluation_is_equal_on_other_devices(finished):
   workdir, result = finished
   command = [sys.executable, "-m", "launch.evaluate", f"--workdir={workdir}",
              "--json", f"--plot={workdir / 'positions.png'}"]

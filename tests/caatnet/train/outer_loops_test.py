@@ -1,8 +1,8 @@
-"""Laws of the outer loops, through the real training loop.
+"""Properties of the outer loops, in the real training loop.
 
-A new algorithm inherits the suite from the table of builders. The loop knows of
-a model what the protocol says: a deep linear one, which compiles fast, stands
-for all where sizes do not matter.
+A new algorithm inherits the suite from the table of builders. The loop uses a
+model only through the protocol; where sizes do not matter, a deep linear model,
+which compiles fast, replaces the language model.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ SMALL = (
   f"parallel.worker={WORKERS} parallel.tensor=2 sync.p=0.5 model.width=16 "
   "model.num_heads=2 model.num_kv_heads=2 model.ffn_width=24 "
   "model.vocab_size=256 data.seq_len=8 data.batch_size=8 "
-  "data.validation_windows=8 outer.every=3 outer.chunk=64 "
+  "data.validation_windows=8 outer.sync_every=3 outer.chunk=64 "
   "outer.top_k=8 train.num_steps=9 train.checkpoint_every=4 "
   "train.keep_checkpoints=9 train.eval_every=9 optimizer.warmup_steps=2 "
 )
-# Each with its defaults, unless a row says more.
+# Defaults of each algorithm, with the changes of its row.
 ALGORITHMS = dict.fromkeys(OUTER, "") | {
   "fedavg": "outer.weights=(1,2,3,4) outer.clients=3",
   "diloco": "outer.codec=e3m0 outer.block=16 outer.error_feedback=True "
@@ -46,7 +46,7 @@ ALGORITHMS = dict.fromkeys(OUTER, "") | {
   "diloco_all_to_all": "outer.codec=int8 outer.block=16 "
                        "outer.route=all_to_all",
   # Stopped after the first of two pieces.
-  "streaming": "outer.every=6 outer.fragment_layers=2 outer.codec=e3m0 "
+  "streaming": "outer.sync_every=6 outer.fragment_layers=2 outer.codec=e3m0 "
                "outer.block=16 "
                "outer.overlap=(2,3,3,2) outer.pieces=2 outer.keep=0.5 "
                "outer.error_feedback=True train.checkpoint_every=7",
@@ -54,7 +54,7 @@ ALGORITHMS = dict.fromkeys(OUTER, "") | {
 
 
 def configured(name, overrides=""):
-  """A config; keys that the algorithm does not have are left out."""
+  """Returns a config, without the keys that the algorithm does not have."""
   algorithm = name if name in OUTER else name.partition("_")[0]
   keys = {f"outer.{key}" for key in tree.defaults("outer", algorithm)}
   parts = f"{SMALL} {ALGORITHMS[name]} {overrides}".split()
@@ -73,7 +73,7 @@ def make(name, overrides="", mesh=None):
 
 
 def make_linear(name, overrides="", workers=WORKERS, devices=None, **options):
-  """The outer loop of a config with a linear model."""
+  """Returns the outer loop of a config with a linear model."""
   config = configured(name, f"outer.chunk=9 outer.top_k=4 {overrides}")
   options = {
     "model": toy.Deep(), "learning_rate": 0.02, "num_steps": 9,
@@ -102,13 +102,14 @@ def final_state(workdir, experiment):
   return jax.device_get(state)
 
 
-# Without what the rows above turn on.
+# Reverts the codecs of the rows above.
 UNROUNDED = (
   "outer.codec=float32 outer.block=0 outer.error_feedback=False "
   "outer.stochastic_rounding=False "
 )
 PLAIN = (
-  "outer.every=3 outer.fragment_layers=1 outer.overlap=(0,) outer.pieces=1 "
+  "outer.sync_every=3 outer.fragment_layers=1 outer.overlap=(0,) "
+  "outer.pieces=1 "
   f"outer.keep=0.0 {UNROUNDED}"
 )
 
@@ -118,7 +119,7 @@ def batches(num_steps):
 
 
 class Runner:
-  """Steps of an experiment, its programs compiled when first needed."""
+  """Steps of an experiment; programs are compiled when first needed."""
 
   def __init__(self, name, overrides="", options=None, **changes):
     self.options = options
@@ -153,7 +154,7 @@ class Runner:
 
   @property
   def evaluated(self):
-    evaluated = self.experiment.make_evaluated()
+    evaluated = self.experiment.make_export()
     return jax.device_get(evaluated(self.state.params, self.state.outer))
 
 
@@ -166,13 +167,14 @@ def assert_close(a, b):
 
 
 @pytest.mark.parametrize(
-  # Two run the code of fedavg and diloco; loop_test.py does it to the third.
+  # local_sgd and diloco_all_to_all run the code of fedavg and diloco, and
+  # loop_test.py resumes data_parallel.
   "name", sorted(
     set(ALGORITHMS) - {"local_sgd", "diloco_all_to_all", "data_parallel"}
   )
 )
-def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
-  """Stopped between a send and its arrival where there is such a time."""
+def test_resumed_run_is_uninterrupted_and_lanes_equal_devices(name, tmp_path):
+  """Stops between a send and its arrival for loops with such an interval."""
   def train(folder, devices=WORKERS):
     experiment = make_linear(name, devices=devices)
     loop.train(experiment, tmp_path / folder, quiet=True)
@@ -212,12 +214,12 @@ def _is_close(a, b):
 
 
 @pytest.mark.parametrize("name", sorted(OUTER))
-def test_one_worker_degenerates(name):
-  """A single worker trains as without the loop if and only if it declares so.
+def test_single_worker_trains_without_the_loop_if_it_declares_so(name):
+  """Compares a single worker with data parallelism.
 
-  The mean of one worker is the worker, so with outer SGD(1) nothing is left of
-  a loop that averages. A loop that rounds, or pulls towards a center variable
-  of its own, still changes the parameters.
+  The mean over one worker is that worker, so a loop that averages is the
+  identity with outer SGD(1). A loop that rounds, or that pulls towards its own
+  center variable, still changes the parameters.
   """
   rate = "outer.learning_rate=1.0 outer.momentum=0.0 outer.keep=0.0"
   changes = (
@@ -230,13 +232,13 @@ def test_one_worker_degenerates(name):
     assert not _is_close(alone.params, plain.params)
     return
   assert_close(alone.params, plain.params)
-  if name != "streaming":  # whose fragments are of different times
+  if name != "streaming":  # fragments are exported at different steps
     assert_close(alone.evaluated, jax.tree.map(lambda x: x[0], plain.params))
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_equal_workers_that_do_not_move_stay_where_they_are(name):
-  """Every loop's exchange has consensus as a fixed point."""
+def test_equal_workers_with_zero_learning_rate_do_not_move(name):
+  """Consensus is a fixed point of the exchange of each loop."""
   runner = Runner(name, learning_rate=0.0)
   start = runner.params
   runner.run(9)  # the last fragment that streaming sends arrives in step 9
@@ -248,24 +250,24 @@ def test_averaging_every_step_with_sgd_is_data_parallel_sgd():
   one = Runner("data_parallel", momentum=0.0).run(4)
   for name in ("local_sgd", "diloco"):
     changes = (
-      "outer.every=1 outer.learning_rate=1.0 outer.momentum=0.0 "
+      "outer.sync_every=1 outer.learning_rate=1.0 outer.momentum=0.0 "
       f"{UNROUNDED}"
     )
     assert_close(Runner(name, changes, momentum=0.0).run(4).params, one.params)
 
 
-def test_how_a_worker_splits_its_batch_does_not_matter():
-  """Over data ranks and microbatches."""
+def test_split_of_a_worker_s_batch_changes_no_result():
+  """Splits the batch over data ranks and microbatches."""
   common, split = (
-    Runner("diloco", f"{UNROUNDED} outer.every=1", workers=2, **changes)
+    Runner("diloco", f"{UNROUNDED} outer.sync_every=1", workers=2, **changes)
     for changes in ({}, {"data": 2, "accumulation": 2})
   )
   assert_close(split.run(2).outer, common.run(2).outer)
 
 
-def test_averaging_is_the_mean_of_workers_that_trained_alone():
-  """One round from a common start, against a run that never communicates."""
-  alone = Runner("local_sgd", "outer.every=99").run(3)
+def test_local_sgd_is_the_mean_of_workers_trained_alone():
+  """Compares one round with a run that never communicates."""
+  alone = Runner("local_sgd", "outer.sync_every=99").run(3)
   apart = alone.params
   assert any((x[0] != x[1]).any() for x in jax.tree.leaves(apart))
   together = Runner("local_sgd").run(3)
@@ -282,8 +284,8 @@ def test_averaging_is_the_mean_of_workers_that_trained_alone():
   )
 
 
-def test_a_sample_of_clients_is_averaged_and_all_receive_it():
-  apart = Runner("local_sgd", "outer.every=99").run(3).params
+def test_fedavg_averages_a_sample_and_all_workers_receive_it():
+  apart = Runner("local_sgd", "outer.sync_every=99").run(3).params
   sampled = Runner("fedavg", "outer.clients=2 outer.weights=()").run(3)
   pairs = [(i, j) for i in range(4) for j in range(i)]
   distances = [
@@ -302,10 +304,10 @@ def test_a_sample_of_clients_is_averaged_and_all_receive_it():
   ("nesterov", 0.8, lambda d: 0.5 * 1.8 * d),
   ("adam", 0.9, lambda d: 0.5 * d / (np.abs(d) + 1e-8)),
 ])
-def test_the_outer_gradient_points_from_where_workers_went(
+def test_outer_gradient_is_start_minus_mean(
   optimizer, momentum, step
 ):
-  """phi - theta, not theta - phi: a first step goes towards the mean."""
+  """phi - theta, not theta - phi: the first step goes towards the mean."""
   start = jax.tree.map(lambda x: x[0], Runner("diloco").params)
   mean = Runner("local_sgd").run(3).evaluated
   far = Runner(
@@ -313,7 +315,7 @@ def test_the_outer_gradient_points_from_where_workers_went(
     f"outer.learning_rate=0.5 outer.momentum={momentum}"
   ).run(3).evaluated
   for s, m, f in zip(*map(jax.tree.leaves, (start, mean, far)), strict=True):
-    # Of a difference that is all rounding Adam makes a whole step.
+    # Where the difference is only rounding, Adam still makes a full step.
     told = np.abs(m - s) > 1e-4
     assert told.any()
     np.testing.assert_allclose(
@@ -322,15 +324,15 @@ def test_the_outer_gradient_points_from_where_workers_went(
 
 
 def test_streaming_with_one_fragment_is_diloco():
-  """No overlap, nothing kept, nothing rounded."""
-  diloco = Runner("diloco", f"{UNROUNDED} outer.every=3").run(9)
+  """Without overlap, mixing or rounding."""
+  diloco = Runner("diloco", f"{UNROUNDED} outer.sync_every=3").run(9)
   streaming = Runner("streaming", f"{PLAIN} outer.fragment_layers=0").run(9)
   assert_close(streaming.evaluated, diloco.evaluated)
   assert_close(streaming.params, diloco.params)
 
 
-def test_a_worker_that_keeps_everything_hears_nothing(same_bits):
-  alone = Runner("local_sgd", "outer.every=99", options=same_bits).run(7)
+def test_streaming_with_keep_1_is_local_training(same_bits):
+  alone = Runner("local_sgd", "outer.sync_every=99", options=same_bits).run(7)
   deaf = Runner(
     "streaming", f"{PLAIN} outer.keep=1.0", options=same_bits
   ).run(7)
@@ -339,13 +341,13 @@ def test_a_worker_that_keeps_everything_hears_nothing(same_bits):
 
 @pytest.mark.parametrize("tau", [0, 3])
 def test_fragments_are_sent_in_turn_and_arrive_tau_later(tau):
-  """2 layers and the rest, H = 6: sent at 6, 8 and 10, each a round apart.
+  """Two layers and the rest, H = 6: sends at steps 6, 8 and 10.
 
-  With tau = 3 two are on their way at once.
+  With tau = 3 two fragments are in flight concurrently.
   """
   runner = Runner(
     "streaming",
-    f"{PLAIN} outer.every=6 outer.overlap=({tau},)",
+    f"{PLAIN} outer.sync_every=6 outer.overlap=({tau},)",
   )
   arrivals = []
   before = runner.outer["params"]
@@ -368,12 +370,12 @@ def test_fragments_are_sent_in_turn_and_arrive_tau_later(tau):
   assert arrivals == expected
 
 
-def test_a_fragment_is_what_its_workers_had_when_it_was_sent():
-  """With tau = 2 the mean is of the parameters two updates ago."""
+def test_fragment_is_the_mean_at_the_time_of_sending():
+  """With tau = 2, the mean is over the parameters two updates ago."""
   options = (
-    f"{PLAIN} outer.every=6 outer.learning_rate=1.0 outer.momentum=0.0"
+    f"{PLAIN} outer.sync_every=6 outer.learning_rate=1.0 outer.momentum=0.0"
   )
-  alone = Runner("local_sgd", "outer.every=99").run(6).params
+  alone = Runner("local_sgd", "outer.sync_every=99").run(6).params
   late = Runner("streaming", f"{options} outer.overlap=(2,)").run(8)
   first = jax.tree.map(lambda x: x[:, 0].mean(axis=0), alone["blocks"])
   got = jax.tree.map(lambda x: x[0], late.outer["params"]["blocks"])
@@ -381,10 +383,10 @@ def test_a_fragment_is_what_its_workers_had_when_it_was_sent():
   assert_equal(jax.tree.map(lambda x: x[3, 0], late.params["blocks"]), got)
 
 
-def test_pieces_make_a_whole():
-  """Sent over two steps, what arrives is what one step would have sent."""
+def test_pieces_of_a_fragment_add_up_to_the_whole():
+  """Two pieces, sent in two steps, arrive as one send would."""
   options = (
-    f"{PLAIN} outer.every=6 outer.codec=int8 outer.overlap=(2,) "
+    f"{PLAIN} outer.sync_every=6 outer.codec=int8 outer.overlap=(2,) "
     "outer.block=16"
   )
   whole = Runner("streaming", options)
@@ -399,8 +401,9 @@ def test_pieces_make_a_whole():
 
 
 def test_each_worker_merges_at_its_own_time(same_bits):
-  """tau = 1 for workers 0 and 3, 2 for the others."""
-  apart = Runner("local_sgd", "outer.every=99", options=same_bits).run(4).params
+  """tau = 1 for workers 0 and 3, tau = 2 for the others."""
+  apart = Runner("local_sgd", "outer.sync_every=99", options=same_bits)
+  apart = apart.run(4).params
   runner = Runner(
     "streaming", f"{PLAIN} outer.overlap=(1,2,2,1)", options=same_bits
   )
@@ -416,9 +419,9 @@ def test_each_worker_merges_at_its_own_time(same_bits):
 
 
 def test_eager_applies_every_mean_once():
-  """With outer SGD(1): phi_m = start - the means before - own delta / M."""
+  """With outer SGD(1): phi_m = start - earlier means - own delta / M."""
   runner = Runner(
-    "eager", "outer.every=2 outer.learning_rate=1.0 outer.momentum=0.0"
+    "eager", "outer.sync_every=2 outer.learning_rate=1.0 outer.momentum=0.0"
   )
   start = jax.tree.map(lambda x: x[0], runner.params)
   total = jax.tree.map(np.zeros_like, start)
@@ -445,15 +448,15 @@ def test_dc_s3gd_workers_differ_by_their_last_updates_only(same_bits):
   for leaf in jax.tree.leaves(runner.state.outer["params"]):
     first, *others = [np.asarray(s.data) for s in leaf.addressable_shards
                       if s.index == leaf.addressable_shards[0].index]
-    assert others  # copies, on other devices
+    assert others  # replicas on other devices
     for other in others:
       np.testing.assert_array_equal(first, other)
 
 
-def test_the_compensation_has_the_size_that_it_is_told():
-  """|l g g D| = l_0 |g| for each worker; nothing at first, where D = 0.
+def test_dc_s3gd_compensation_has_the_configured_norm():
+  """|l g g D| = l_0 |g| for each worker, and zero at first, where D = 0.
 
-  With the real model, whose norms are over tensor ranks, too.
+  Uses the language model, whose norms also reduce over tensor ranks.
   """
   experiment = make("dc_s3gd", "outer.compensation=0.3")
   program, outer = experiment.program, experiment.outer
@@ -486,7 +489,7 @@ def test_the_compensation_has_the_size_that_it_is_told():
   workers = state.outer["workers"] | {"update": updates}
   changed, size = f(grads, state.params, state.outer | {"workers": workers})
   np.testing.assert_allclose(changed, 0.3 * np.asarray(size), rtol=1e-3)
-  # Of all tensor ranks, each element once.
+  # Norms over all tensor ranks count each element once.
   squares = sum(
     np.square(x).reshape(WORKERS, -1).sum(axis=1)
     for x in jax.tree.leaves(grads)
@@ -494,8 +497,8 @@ def test_the_compensation_has_the_size_that_it_is_told():
   np.testing.assert_allclose(size, np.sqrt(squares), rtol=1e-5)
 
 
-def test_without_compensation_it_is_stale_sgd():
-  """w moves by the mean of updates that were made one step before."""
+def test_dc_s3gd_without_compensation_is_stale_sgd():
+  """w moves by the mean of the updates of the previous step."""
   runner = Runner("dc_s3gd", "outer.compensation=0.0")
   for batch in batches(4):
     before = runner.outer
@@ -508,12 +511,12 @@ def test_without_compensation_it_is_stale_sgd():
 
 @pytest.mark.parametrize("name", ["diloco", "sparseloco"])
 def test_error_feedback_loses_nothing(name):
-  """What was heard and what is left is what there was, summed over rounds."""
+  """Sent plus remaining error is the total change, summed over rounds."""
   options = "outer.learning_rate=1.0 outer.momentum=0.0 outer.error_decay=1.0"
   runner = Runner(name, options)
   start = jax.tree.map(lambda x: x[0], runner.params)
   gone = jax.tree.map(np.zeros_like, start)
-  apart = Runner(name, f"{options} outer.every=99")
+  apart = Runner(name, f"{options} outer.sync_every=99")
   for round_number in range(2):
     outer = runner.outer["params"]
     apart.state = jax.tree.map(jnp.copy, runner.state)
@@ -532,7 +535,7 @@ def test_error_feedback_loses_nothing(name):
 
 
 @pytest.mark.parametrize("workers", range(1, 9))
-def test_a_tournament_pairs_everyone_with_everyone_once(workers):
+def test_tournament_pairs_each_two_workers_once(workers):
   met = []
   for number in range(noloco.num_rounds(workers)):
     partners = noloco.partners_of_round(workers, number)
@@ -543,9 +546,9 @@ def test_a_tournament_pairs_everyone_with_everyone_once(workers):
   ]
 
 
-def test_noloco_pairs_meet_half_way_and_others_do_not_matter():
+def test_noloco_pairs_meet_half_way_independently_of_others():
   options = "outer.learning_rate=1.0 outer.momentum=0.0 outer.pull=1.0"
-  apart = Runner("local_sgd", "outer.every=99").run(3).params
+  apart = Runner("local_sgd", "outer.sync_every=99").run(3).params
   runner = Runner("noloco", options).run(3)
   plan = runner.experiment.outer.plan(2)
   partners = noloco.partners_of_round(WORKERS, plan.variant)
@@ -555,8 +558,8 @@ def test_noloco_pairs_meet_half_way_and_others_do_not_matter():
   )
 
 
-def test_workers_that_start_apart_are_an_error():
-  """In one element on one of a worker's two devices."""
+def test_workers_that_start_with_different_parameters_are_an_error():
+  """Differs in one element on one of the two devices of a worker."""
   experiment = make("diloco", mesh={"worker": 4, "tensor": 2})
   program, params = experiment.program, experiment.init_state().params
   check_equal_start(program, params)
@@ -566,10 +569,10 @@ def test_workers_that_start_apart_are_an_error():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_what_is_sent_is_what_the_formula_says(name):
-  """Every program of a round, on a device per worker and per rank.
+def test_sent_bytes_equal_the_formula(name):
+  """Covers every program of a round, on a device per worker and per rank.
 
-  With the real model where sizes are rounded to blocks and chunks.
+  Uses the language model where sizes are rounded to blocks and chunks.
   """
   rounded = name in ("diloco", "streaming", "sparseloco")
   experiment = (make if rounded else make_linear)(name)

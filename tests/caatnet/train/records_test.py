@@ -1,4 +1,4 @@
-"""What a run leaves behind: its config, its metrics, what a step sends."""
+"""Properties of a run's records: config, metrics and traffic of a step."""
 
 import types
 
@@ -18,8 +18,8 @@ CONFIG = {
 }
 
 
-def test_metrics_after_the_checkpoint_are_written_again(tmp_path):
-  """A killed run has records of steps that the resumed one takes again."""
+def test_metrics_after_the_checkpoint_are_rewritten(tmp_path):
+  """Drops the records of steps that the resumed run repeats."""
   writer = MetricsWriter(tmp_path, 0)
   for step in (1, 2, 3, 4):
     writer.write(step, {"loss": float(step)})
@@ -49,9 +49,9 @@ def test_metrics_after_the_checkpoint_are_written_again(tmp_path):
       "train": {"num_steps": 5, "log_every": 7}}, ""),
   ],
 )
-def test_a_folder_goes_on_with_its_own_config_only(change, key, tmp_path):
+def test_folder_resumes_with_its_own_config_only(change, key, tmp_path):
   records.write_config(tmp_path, CONFIG)
-  if not key:  # what a resumed run may have otherwise
+  if not key:  # keys that a resumed run may change
     records.write_config(tmp_path, CONFIG | change)
     return
   with pytest.raises(ValueError, match=key):
@@ -62,14 +62,14 @@ def test_a_folder_goes_on_with_its_own_config_only(change, key, tmp_path):
   ("steps", "decay", "notice"),
   [
     ((5, 5), (0, 0), ""),
-    # The schedule of the longer run, unless it has one of its own.
-    ((5, 8), (0, 0), "now decays over 8 steps in place of 5"),
+    # Schedule of the longer run, unless decay_steps is set.
+    ((5, 8), (0, 0), "now decays over 8 steps instead of 5"),
     ((5, 8), (0, 5), ""),
     ((5, 8), (9, 9), ""),
     ((5, 5), (5, 0), ""),
   ],
 )
-def test_a_run_may_be_made_longer(steps, decay, notice, tmp_path):
+def test_run_may_be_extended(steps, decay, notice, tmp_path):
   for num_steps, decay_steps in zip(steps, decay, strict=True):
     found = records.write_config(tmp_path, CONFIG | {
       "train": {"num_steps": num_steps},
@@ -88,7 +88,7 @@ def entry(axes, group_size, phase="update", dtype="float32", count=1, **fields):
   )
 
 
-def test_a_summary_adds_up_what_goes_over_the_same_axes():
+def test_summary_adds_up_collectives_over_the_same_axes():
   mesh = types.SimpleNamespace(axis_names=("worker", "data", "tensor"))
   rows = traffic.summary([
     entry(("tensor",), 4, "backward", count=3),
@@ -107,8 +107,8 @@ def test_a_summary_adds_up_what_goes_over_the_same_axes():
   ]
 
 
-def test_a_step_s_traffic_is_the_mean_over_a_period(monkeypatch):
-  """Of six steps one sends 400 bytes over the worker axis, all 40 over data."""
+def test_traffic_of_a_step_is_the_mean_over_a_period(monkeypatch):
+  """One of six steps sends 400 bytes over worker; all send 40 over data."""
   class Outer:
     period = 6
     steady_round = range(12, 18)
@@ -134,8 +134,8 @@ def test_a_step_s_traffic_is_the_mean_over_a_period(monkeypatch):
   assert found == {"worker": pytest.approx(400 / 6), "data": 40}
 
 
-def test_what_an_outer_loop_saves():
-  """A tenth of 8 float32 on two devices: a ring all-reduce sends once that."""
+def test_saving_of_an_outer_loop_is_reported():
+  """A tenth of 8 float32 on two devices; a ring all-reduce sends them once."""
   program = toy.make(workers=2, devices=(2, 1)).program
   row = {"axis": "worker", "bytes": 3.2, "wire_bytes": 1.6}
   text = traffic.saving(program, [row, {**row, "axis": "data"}])
@@ -145,7 +145,7 @@ def test_what_an_outer_loop_saves():
   assert not traffic.saving(program, [{**row, "axis": "data"}])
 
 
-def test_rows_of_a_sweep_come_back_from_their_csv(tmp_path):
+def test_sweep_rows_round_trip_through_csv(tmp_path):
   rows = [{"point": "sync.p=0.5", "seed": 1, "p": 0.5},
           {"point": "", "seed": 2, "p": 1.0}]
   sweep.write_csv(rows, tmp_path / "sweep.csv")
@@ -153,7 +153,7 @@ def test_rows_of_a_sweep_come_back_from_their_csv(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["sweep.csv"]
 
 
-def test_what_is_said_of_workers_changes_with_their_number_only(tmp_path):
+def test_keys_per_worker_change_only_with_the_number_of_workers(tmp_path):
   def write(*weights):
     records.write_config(tmp_path, CONFIG | {
       "parallel": {"worker": len(weights)}, "outer": {"weights": weights},

@@ -1,4 +1,4 @@
-"""Laws of models in stages: they train like the same model in one piece."""
+"""Properties of pipeline stages: training equals that of one piece."""
 
 import functools
 import re
@@ -18,8 +18,9 @@ from configs.pipeline import tiny
 from parallel.pipeline import cost
 from parallel.pipeline.builders import Size
 
-# Three stages of four layers, 259 tokens over two ranks and three stages: parts
-# have 1, 2 and 1 layers, a rank 130 tokens in slices of 44, the last padded.
+# Three stages of four layers, 259 tokens over two ranks and three stages:
+# chunks have 1, 2 and 1 layers, and a rank has 130 tokens in slices of 44, the
+# last one padded.
 SMALL = (
   "parallel.stage=3 parallel.tensor=2 model.width=18 model.num_heads=3 "
   "model.num_kv_heads=3 model.ffn_width=25 model.vocab_size=259 "
@@ -29,41 +30,41 @@ SMALL = (
   "optimizer.decay_steps=9 "
 )
 ALONE = "parallel.stage=1 "
-# What is combined with stages -> the config, and which devices there are.
+# Combination with stages -> (overrides, mesh).
 PAIRS = {
   "p, lanes of all axes": ("sync.p=0.5 parallel.data=2", {"tensor": 2}),
   "zero3, chunks, remat": (
     "parallel.data=2 zero.scheme=zero3 model.remat=full "
-    "pipeline.timetable=looped pipeline.chunks=2 parallel.stage=2 ",
+    "pipeline.schedule=looped pipeline.chunks=2 parallel.stage=2 ",
     {"data": 2, "stage": 2},
   ),
   "zero2, residuals, remat": (
     "parallel.data=2 zero.scheme=zero2 model.remat=reduced "
-    "pipeline.keep=residuals pipeline.timetable=eager_1f1b",
+    "pipeline.keep=residuals pipeline.schedule=eager_1f1b",
     {"data": 2, "stage": 3},
   ),
   "workers, tied, two backwards": (
-    "parallel.worker=2 outer.algorithm=diloco outer.every=2 "
-    "model.tied_embeddings=True pipeline.timetable=zb_h1 ",
+    "parallel.worker=2 outer.algorithm=diloco outer.sync_every=2 "
+    "model.tied_embeddings=True pipeline.schedule=zb_h1 ",
     {"worker": 2, "stage": 3},
   ),
   "p, residuals, two backwards": (
-    "sync.p=0.5 pipeline.keep=residuals pipeline.timetable=zb_h2",
+    "sync.p=0.5 pipeline.keep=residuals pipeline.schedule=zb_h2",
     {"stage": 3},
   ),
   "zero3, remat, two backwards": (
     "parallel.data=2 zero.scheme=zero3 model.remat=full "
-    "pipeline.timetable=zb_h1", {"data": 2, "stage": 3},
+    "pipeline.schedule=zb_h1", {"data": 2, "stage": 3},
   ),
   "replicated vocabulary": (
-    "pipeline.vocabulary=replicated pipeline.timetable=gpipe ",
+    "pipeline.vocabulary=replicated pipeline.schedule=gpipe ",
     {"stage": 3, "tensor": 2},
   ),
 }
 
 
 def make(overrides, mesh):
-  """Builds the small language model, or, after "images", the other one."""
+  """Builds the small language model, or after "images " the image model."""
   _, is_images, of_images = overrides.rpartition("images ")
   config = images.get_config("data_parallel,test")
   small = "data.batch_size=8 train.accumulation=4 parallel.data=1"
@@ -76,7 +77,7 @@ def make(overrides, mesh):
 
 @functools.cache
 def trained(overrides, mesh=()):
-  """Metrics and whole parameters after two steps."""
+  """Returns metrics and whole parameters after two steps."""
   experiment = make(overrides, dict(mesh))
   layout = experiment.program.layout
   state, draw = experiment.init_state(), np.random.default_rng(0)
@@ -94,7 +95,7 @@ def trained(overrides, mesh=()):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_a_model_in_stages_trains_as_in_one_piece(pair):
+def test_model_in_stages_trains_as_in_one_piece(pair):
   overrides, mesh = PAIRS[pair]
   ours = trained(overrides, tuple(mesh.items()))
   alone = {name: n for name, n in mesh.items() if name != "stage"}
@@ -104,7 +105,7 @@ def test_a_model_in_stages_trains_as_in_one_piece(pair):
   chex.assert_trees_all_close(ours[2], theirs[2], rtol=2e-4, atol=2e-6)
 
 
-def test_an_order_of_devices_changes_where_ranks_are_and_nothing_else():
+def test_device_order_changes_only_the_placement():
   overrides, mesh = PAIRS["replicated vocabulary"]
   ordered = f"{overrides} parallel.device_order=(5,0,3,1,4,2)"
   layout = make(ordered, mesh).program.layout
@@ -118,10 +119,10 @@ def test_an_order_of_devices_changes_where_ranks_are_and_nothing_else():
 
 
 def test_buffers_are_updated_in_place():
-  """A scatter, which an update is under vmap, would have XLA:TPU copy them."""
+  """Excludes scatters (updates under vmap), which XLA:TPU copies."""
   overrides = PAIRS["replicated vocabulary"][0]
   lowered = make(overrides, {"stage": 3}).lower_step().as_text()
-  # GPipe's four inputs and one place more, of sequences of 8 tokens.
+  # Four inputs of GPipe and one more slot, of sequences of 8 tokens.
   assert "tensor<1x5x2x8x18xf32>" in lowered
   results = re.findall(r"stablehlo\.scatter.*?-> (tensor<\S+>)", lowered, re.S)
   assert results
@@ -130,10 +131,10 @@ def test_buffers_are_updated_in_place():
 
 @pytest.mark.parametrize("overrides", [
   "", "parallel.stage=4 parallel.data=2 zero.scheme=zero2",
-  "parallel.stage=2 pipeline.timetable=looped pipeline.chunks=2 "
+  "parallel.stage=2 pipeline.schedule=looped pipeline.chunks=2 "
   "pipeline.vocabulary=replicated",
 ])
-def test_checkpoints_have_the_shapes_and_bits_of_one_piece(overrides):
+def test_checkpoint_of_stages_equals_that_of_one_piece_bitwise(overrides):
   def state(overrides):
     experiment = make(overrides, {})
     return experiment, experiment.init_state()
@@ -149,14 +150,14 @@ def test_checkpoints_have_the_shapes_and_bits_of_one_piece(overrides):
 
 
 @pytest.mark.parametrize(("layers", "chunks"), [(4, 1), (6, 1), (7, 2)])
-def test_padding_takes_the_memory_that_is_said(layers, chunks):
-  """Parameters and two moments in float32, of padded layers, too."""
+def test_padding_takes_the_predicted_memory(layers, chunks):
+  """Counts parameters and two float32 moments, also of padded layers."""
   size = Size(3, 4, chunks)
 
   def argument_bytes(layers, chunks):
     experiment = make(
       f"model.num_layers={layers} pipeline.chunks={chunks} "
-      "pipeline.timetable=looped", {"stage": 3},
+      "pipeline.schedule=looped", {"stage": 3},
     )
     state = experiment.abstract_state()
     program = jax.jit(lambda s: s.step, keep_unused=True).lower(state)
@@ -180,10 +181,10 @@ def test_padding_takes_the_memory_that_is_said(layers, chunks):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_fragments_of_stages_have_the_layers_of_one_piece(place):
-  """So Streaming DiLoCo sends the same, and a checkpoint may hold one."""
+  """Streaming DiLoCo sends equal fragments, and checkpoints may hold one."""
   streaming = (
     "parallel.worker=2 outer.algorithm=streaming outer.fragment_layers=4 "
-    "model.num_layers=8 parallel.stage=2 pipeline.timetable=looped "
+    "model.num_layers=8 parallel.stage=2 pipeline.schedule=looped "
     "pipeline.chunks=2 "
   )
   ours, alone = (make(s, {}) for s in (streaming, streaming + ALONE))
@@ -205,8 +206,8 @@ def test_fragments_of_stages_have_the_layers_of_one_piece(place):
   chex.assert_trees_all_equal(again, stored)
 
 
-def test_a_run_goes_on_with_other_stages(tmp_path):
-  """And is evaluated on one device, whatever its stages were."""
+def test_run_resumes_with_another_number_of_stages(tmp_path):
+  """Evaluates on one device, independently of the stages."""
   whole = loop.train(make(ALONE, {}), tmp_path / "whole", quiet=True)
   first = make("parallel.stage=2 train.num_steps=2", {"stage": 2})
   loop.train(first, tmp_path / "moved", quiet=True)
@@ -216,8 +217,8 @@ def test_a_run_goes_on_with_other_stages(tmp_path):
   )
 
 
-def test_a_convolutional_network_trains_in_stages():
-  """The second model, by the same protocol; a part has fewer blocks."""
+def test_convolutional_network_trains_in_stages():
+  """Covers a second model of the protocol, with fewer blocks in one chunk."""
   small = "images model.widths=(8,) model.blocks=3 parallel.worker=1 "
   ours = trained(small + "parallel.stage=2", (("stage", 2),))
   theirs = trained(small + ALONE)
@@ -226,19 +227,19 @@ def test_a_convolutional_network_trains_in_stages():
 
 @pytest.mark.parametrize(("overrides", "words"), [
   ("parallel.stage=5", "parallel.stage=5 are more parts than"),
-  ("pipeline.timetable=zb_h3", "pipeline.timetable='zb_h3'"),
-  ("pipeline.chunks=2", "pipeline.timetable='1f1b' has one chunk"),
-  ("pipeline.timetable=interleaved_1f1b pipeline.chunks=2 "
+  ("pipeline.schedule=zb_h3", "pipeline.schedule='zb_h3'"),
+  ("pipeline.chunks=2", "pipeline.schedule='1f1b' has one chunk"),
+  ("pipeline.schedule=interleaved_1f1b pipeline.chunks=2 "
    "parallel.stage=3 model.num_layers=6", "multiples of"),
-  ("pipeline.timetable=forward", "trains nothing"),
+  ("pipeline.schedule=forward", "cannot train"),
   ("pipeline.keep=outputs", "pipeline.keep='outputs'"),
-  ("pipeline.keep=residuals pipeline.timetable=zb_h1 model.remat=full",
+  ("pipeline.keep=residuals pipeline.schedule=zb_h1 model.remat=full",
    "model.remat='none'"),
-  ("pipeline.keep=residuals pipeline.timetable=zb_h1 parallel.data=2 "
+  ("pipeline.keep=residuals pipeline.schedule=zb_h1 parallel.data=2 "
    "zero.scheme=zero1", "zero.scheme='ddp'"),
   ("pipeline.keep=residuals parallel.data=2 zero.scheme=zero3 "
    "zero.secondary=data", "secondary='none'"),
-  ("sync.p_mlp=(.5,.5,1,1)", "synchronise alike"),
+  ("sync.p_mlp=(.5,.5,1,1)", "same sync policies"),
   ("sync.route=one_shot sync.carry=on kernels=interpret",
    "sync.carry='off' is what"),
   ("images parallel.stage=2 model.widths=(8,16)", "one size"),
@@ -247,6 +248,6 @@ def test_a_convolutional_network_trains_in_stages():
   ("outer.algorithm=streaming outer.pattern=sequential parallel.stage=2 "
    "outer.fragment_layers=2 parallel.worker=2", "pattern='strided'"),
 ])
-def test_what_does_not_fit_is_refused_by_its_key(overrides, words):
+def test_invalid_combination_is_refused_by_its_key(overrides, words):
   with pytest.raises(ValueError, match="config.*" + re.escape(words)):
     make(overrides, {})

@@ -1,4 +1,4 @@
-"""Laws of the training step."""
+"""Properties of the training step."""
 
 import chex
 import jax
@@ -41,7 +41,7 @@ def run_steps(experiment, num_steps=3):
   "mesh",
   [{"tensor": 4}, {"data": 2, "tensor": 2}, {"data": 4}],
 )
-def test_lanes_are_devices(mesh):
+def test_lanes_equal_devices(mesh):
   sizes = "parallel.data=4 parallel.tensor=4 sync.p=0.5"
   one = run_steps(make_experiment({}, sizes))
   many = run_steps(make_experiment(mesh, sizes))
@@ -56,8 +56,8 @@ def test_data_shards_and_microbatches_change_no_update(sizes):
   chex.assert_trees_all_close(whole, split, rtol=2e-4, atol=2e-5)
 
 
-def test_the_norm_counts_each_logical_parameter_once():
-  """Also over ranks: clipping equals optax's on the undivided arrays."""
+def test_gradient_norm_counts_each_logical_parameter_once():
+  """Clipping over ranks equals optax's clipping of the whole arrays."""
   experiment = make_experiment(
     {"tensor": 4}, "parallel.tensor=4 sync.p=0.5 optimizer.clip_norm=0.0"
   )
@@ -93,7 +93,7 @@ def test_only_matrices_decay():
     assert moved != ("norm" in path[-1].key), path
 
 
-def test_the_schedule_warms_up_and_ends_at_a_tenth():
+def test_schedule_warms_up_and_ends_at_a_tenth():
   schedule = make_experiment(
     {}, "train.num_steps=100 optimizer.warmup_steps=10"
   ).learning_rate

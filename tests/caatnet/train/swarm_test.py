@@ -1,7 +1,7 @@
-"""Workers of a swarm train as those of a mesh axis, bit for bit.
+"""Workers of a swarm and workers of a mesh axis train to equal bits.
 
-The peers are threads of this process, with sockets between them; the model is
-linear, since the loops know of a model what the protocol says.
+The peers are threads of this process, connected by sockets. The model is
+linear, since the loops use a model only through the protocol.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from parallel.axes import Axis
 from parallel.elastic.membership import journal, service
 from parallel.elastic.membership.coordinator import Rules
 from parallel.elastic.membership.messages import Waiting
-from parallel.elastic.patience import Patience
 from parallel.elastic.settings import Settings
+from parallel.elastic.timeouts import AdmissionTimeout
 from parallel.outer.apart import Alone
 from tests.caatnet.train.outer_loops_test import PLAIN, make_linear
 from tests.parallel.elastic.worlds import SECURITY, together
@@ -44,12 +44,12 @@ CASES = {
 }
 
 
-# With it a worker is apart from the common trajectory by its newest part.
+# With it a worker differs from the shared trajectory by its newest part.
 _SGD = "outer.optimizer=sgd outer.momentum=0.0 outer.learning_rate=1.0"
 
 
 def make(algorithm, overrides, workers):
-  made = make_linear(  # so long that nobody comes after the last round
+  made = make_linear(  # no peer joins after the last round
     algorithm, overrides, workers=workers, batch_size=2 * workers,
     num_steps=1000,
   )
@@ -59,7 +59,7 @@ def make(algorithm, overrides, workers):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_without_churn_a_swarm_has_the_bits_of_a_mesh(case, same_bits):
+def test_swarm_without_churn_has_the_bits_of_a_mesh(case, same_bits):
   algorithm, overrides, workers, steps = CASES[case]
   found = elastic_bits.compare(
     Programs(make(algorithm, overrides, 1), same_bits),
@@ -86,7 +86,7 @@ def coordinator(folder, least, **rules):
 
 
 class Worker:
-  """A peer in a thread of the test; its samples are noted, in their order."""
+  """Peer in a thread of the test that records its samples in order."""
 
   def __init__(self, programs, place):
     self.programs, self.numbers = programs, []
@@ -111,7 +111,7 @@ class Worker:
     self.peer = Peer(programs, self.swarm, state, noted)
 
   def until(self, step):
-    """Makes steps; returns itself."""
+    """Advances to a step; returns itself."""
     while self.peer.step < step:
       with contextlib.suppress(Moved):
         self.peer.advance()
@@ -122,7 +122,7 @@ class Worker:
 
 
 @pytest.mark.parametrize("algorithm", ["diloco", "eager", "data_parallel"])
-def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
+def test_joining_worker_starts_from_the_shared_state_without_duplicates(
   tmp_path, algorithm
 ):
   overrides = "" if algorithm == "data_parallel" else PLAIN
@@ -130,7 +130,7 @@ def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
   with coordinator(tmp_path, 2) as place:
     first, second = together([lambda: Worker(programs, place)] * 2)
     together([lambda w=w: w.until(6) for w in (first, second)])
-    second.swarm.__exit__()  # like one that is killed between rounds
+    second.swarm.__exit__()  # as if killed between rounds
     came = []
 
     def come():
@@ -141,7 +141,7 @@ def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
     coming = threading.Thread(target=come, daemon=True)
     coming.start()
     while not came:
-      first.until(first.peer.step + 3)  # it comes in after some round
+      first.until(first.peer.step + 3)  # the worker joins after some round
     (third, began), = came
     start = int(began.step)
     first.until(start + 9)
@@ -168,12 +168,12 @@ def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
       worker.swarm.__exit__()
 
 
-def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
+def test_late_part_is_shifted_by_the_updates_of_the_others(tmp_path):
   programs = Programs(make("local_sgd", PLAIN, 1))
   with coordinator(tmp_path, 1) as place:
     worker = Worker(programs, place)
     early = jax.tree.map(jnp.copy, worker.peer.state)
-    worker.until(3)  # round 0 is over
+    worker.until(3)  # round 0 has ended
     trained = jax.tree.map(lambda x: x + 0.5, early.params)
     part = Part(0, {
       "params": trained, "outer": early.outer,
@@ -191,8 +191,8 @@ def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
 
 
 @pytest.mark.parametrize(("by", "told"), [(0.5, 0.5), (np.inf, 0.0)])
-def test_a_late_update_is_told_in_place_of_the_one_before(tmp_path, by, told):
-  """DC-S3GD's: that one is in a mean already."""
+def test_dc_s3gd_late_update_replaces_the_previous_one(tmp_path, by, told):
+  """The previous update is already part of a mean."""
   programs = Programs(make("dc_s3gd", PLAIN, 1))
   with coordinator(tmp_path, 1) as place:
     worker = Worker(programs, place).until(3)
@@ -215,7 +215,7 @@ def test_a_late_update_is_told_in_place_of_the_one_before(tmp_path, by, told):
     worker.swarm.__exit__()
 
 
-def test_a_late_gradient_counts_at_the_others_parameters(tmp_path):
+def test_late_gradient_is_applied_to_the_current_parameters(tmp_path):
   programs = Programs(make("data_parallel", "", 1))
   with coordinator(tmp_path, 1) as place:
     worker = Worker(programs, place)
@@ -241,8 +241,8 @@ def test_a_late_gradient_counts_at_the_others_parameters(tmp_path):
 
 
 @pytest.mark.parametrize("hook", ["begin", "finish"])
-def test_a_late_worker_stays_by_its_newest_part_from_the_others(tmp_path, hook):
-  """By Eager: what it takes out of means is what is in them."""
+def test_late_eager_worker_differs_by_its_newest_part_only(tmp_path, hook):
+  """The worker subtracts from means exactly its part that is in them."""
   programs = Programs(make("eager", f"{PLAIN} {_SGD}", 1))
   ended, lags = threading.Event(), []
   with coordinator(tmp_path, 2, quorum=1) as place:
@@ -261,7 +261,7 @@ def test_a_late_worker_stays_by_its_newest_part_from_the_others(tmp_path, hook):
       last = 300
       while quick.peer.step < last:
         quick.until(quick.peer.step + 1)
-        time.sleep(0.02)  # leaves the core to the other
+        time.sleep(0.02)  # yields the core to the other
         if lags:
           last = min(last, quick.peer.step + 6)
       ended.set()
@@ -286,21 +286,21 @@ def test_a_late_worker_stays_by_its_newest_part_from_the_others(tmp_path, hook):
 
 
 @pytest.mark.parametrize(("algorithm", "overrides", "problem"), [
-  ("noloco", "", "exchange no mean, but in pairs"),
-  ("eager", "", r"share no parameters.*give the config a section config\.el"),
-  ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 cannot be carried"),
+  ("noloco", "", "in pairs instead of a mean"),
+  ("eager", "", r"share no parameters.*add a section config\.el"),
+  ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 is not supported"),
   ("diloco", "outer.codec=int8 outer.block=16 outer.route=all_to_all",
    "an all-to-all over the axis 'worker'"),
 ])
-def test_what_cannot_run_in_a_swarm_is_refused_first(
+def test_algorithms_that_cannot_run_in_a_swarm_are_refused(
   algorithm, overrides, problem
 ):
   with pytest.raises(ValueError, match=problem):
     Programs(make_linear(algorithm, overrides, 1, batch_size=2))
 
 
-def test_a_part_weighs_the_examples_that_are_in_it(tmp_path):
-  """The first part of one that comes only ends a step, and weighs nothing."""
+def test_part_is_weighted_by_its_examples(tmp_path):
+  """The first part of a joining worker only ends a step, with weight zero."""
   algorithm, overrides, _, _ = CASES["dc_s3gd"]
   programs = Programs(make(algorithm, overrides, 1))
   with coordinator(tmp_path, 1) as place:
@@ -315,7 +315,7 @@ def test_a_part_weighs_the_examples_that_are_in_it(tmp_path):
     def go_on():
       while not came:
         first.until(first.peer.step + 1)
-        time.sleep(0.02)  # leaves the core to who comes
+        time.sleep(0.02)  # yields the core to the joining worker
       first.until(came[0][1])
 
     together([come, go_on])
@@ -326,7 +326,7 @@ def test_a_part_weighs_the_examples_that_are_in_it(tmp_path):
       worker.swarm.__exit__()
 
 
-def test_a_stopped_worker_has_saved_the_round_that_was_under_way(
+def test_stopped_worker_has_saved_the_round_in_flight(
   tmp_path, monkeypatch
 ):
   algorithm, overrides, _, _ = CASES["streaming, 3 workers"]
@@ -349,7 +349,9 @@ def test_a_stopped_worker_has_saved_the_round_that_was_under_way(
   assert (tmp_path / "run" / "swarm" / f"{last}.npz").exists()
 
 
-def test_who_comes_after_the_last_round_ends_and_says_so(tmp_path, capsys):
+def test_worker_that_joins_after_the_last_round_ends_with_a_message(
+  tmp_path, capsys
+):
   made = make_linear("diloco", PLAIN, 1, batch_size=2, num_steps=6)
   with coordinator(tmp_path, 1) as place:
     assert swarm_loop.train(
@@ -358,29 +360,29 @@ def test_who_comes_after_the_last_round_ends_and_says_so(tmp_path, capsys):
     assert not swarm_loop.train(
       made, tmp_path / "late", place, Elastic(alone_s=1.0)
     ).finished
-  assert "the swarm has made all 2 rounds" in capsys.readouterr().out
+  assert "the swarm has completed all 2 rounds" in capsys.readouterr().out
 
 
-def test_who_has_the_newest_revision_is_not_waited_for_for_ever():
+def test_wait_for_a_lost_revision_ends():
   said = []
-  patience = Patience(Settings(alone_s=0.05), said.append)
+  timeout = AdmissionTimeout(Settings(alone_s=0.05), said.append)
   lost = Waiting(7, True, "waits for a peer that has revision 7")
-  assert patience.hear(lost) is None
+  assert timeout.update(lost) is None
   time.sleep(0.06)
-  assert patience.hear(lost._replace(lost=False)) is None  # there is one
-  assert patience.hear(lost) is None
+  assert timeout.update(lost._replace(lost=False)) is None  # such a peer exists
+  assert timeout.update(lost) is None
   time.sleep(0.06)
-  assert "has revision 7" in str(patience.hear(lost))
+  assert "holds revision 7" in str(timeout.update(lost))
   assert said == [f"the coordinator {lost.text}"]
 
 
-def test_one_process_is_one_worker():
+def test_process_of_a_swarm_has_one_worker():
   with pytest.raises(ValueError, match=r"config\.parallel\.worker=2 must be 1"):
     Programs(make("diloco", PLAIN, 2))
 
 
-def test_a_worker_on_other_devices_is_refused(tmp_path):
-  """Its programs are others, and so are last bits: each vote would fail."""
+def test_worker_on_other_devices_is_refused(tmp_path):
+  """Other programs give other last bits, so that each vote would fail."""
   def made(devices):
     return make_linear(
       "diloco", PLAIN, 1, batch_size=2, num_steps=9,
@@ -391,7 +393,7 @@ def test_a_worker_on_other_devices_is_refused(tmp_path):
     worker, refused = Worker(Programs(made(1)), place), threading.Event()
 
     def go_on():
-      while not refused.is_set():  # who comes comes after a round
+      while not refused.is_set():  # a worker joins after a round
         worker.until(worker.peer.step + 3)
         time.sleep(0.02)
 
@@ -406,10 +408,10 @@ def test_a_worker_on_other_devices_is_refused(tmp_path):
     worker.swarm.__exit__()
 
 
-def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
+def test_swarm_of_another_config_is_refused_and_a_stopped_one_resumes(
   tmp_path
 ):
-  def made(steps, **config):  # what may differ is not in it
+  def made(steps, **config):  # without the keys that may differ
     changed = make_linear(
       "diloco", PLAIN, workers=1, batch_size=2, num_steps=steps,
       checkpoint_every=3, eval_every=steps,
@@ -420,12 +422,12 @@ def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
     assert swarm_loop.train(
       made(6), tmp_path / "run", place, quiet=True
     ).step == 6
-  # The coordinator has lost its journal: the worker's checkpoint says where.
+  # The coordinator has lost its journal: the checkpoint defines the round.
   (tmp_path / "journal").unlink()
   with coordinator(tmp_path, 1) as place:
     worker = Worker(Programs(made(6, seed=1)), place)
     _, error = together([
-      lambda: worker.until(9),  # the other comes after a round
+      lambda: worker.until(9),  # the other joins after a round
       lambda: swarm_loop.train(
         made(12), tmp_path / "other", place, quiet=True
       ),

@@ -1,4 +1,4 @@
-"""A run keeps its tokenizer, and goes on with no other."""
+"""Properties of a run's tokenizer: kept with the run, and never replaced."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ CONFIG = {"data": {"name": "text", "tokenizer": "x"}}
 
 
 def begin(workdir, made, config=CONFIG):
-  """What a training run does before its first step."""
+  """Executes the steps of a training run before its first step."""
   workdir = epath.Path(workdir)
   workdir.mkdir(exist_ok=True)
   tokenizer.check(workdir, made)
@@ -37,7 +37,7 @@ def begin(workdir, made, config=CONFIG):
 
 @pytest.fixture
 def run(tmp_path):
-  """A folder as `begin` leaves it."""
+  """Returns a folder in the state after `begin`."""
   begin(tmp_path / "run", subject("llama"))
   return tmp_path / "run"
 
@@ -49,19 +49,19 @@ def change(run, name, old, new):
   path.write_text(text.replace(old, new, 1))
 
 
-def test_a_run_has_the_whole_tokenizer(run):
+def test_run_keeps_the_whole_tokenizer(run):
   found, expected = tokenizer.load(run), subject("llama")
   assert found.name == "llama"
   assert found.files == expected.files
   assert found.identity == expected.identity
   assert found.stop_ids == expected.stop_ids
-  begin(run, expected)  # goes on
+  begin(run, expected)  # resumes
   begin(run, LibraryTokenizer("other name", llama_files(), "x"))
   assert tokenizer.load(run).name == "llama"
 
 
-def test_killed_at_any_write_it_is_kept(tmp_path):
-  """Started by two tokenizers in turn, until one has its config."""
+def test_tokenizer_is_whole_after_a_kill_at_any_write(tmp_path):
+  """Alternates between two tokenizers, until one run has its config."""
   run = tmp_path / "run"
   many = llama_files() | {"generation_config.json": '{"eos_token_id": 2}'}
   made = [LibraryTokenizer("a", many, "a"), subject("bpe")]
@@ -74,7 +74,7 @@ def test_killed_at_any_write_it_is_kept(tmp_path):
   assert tokenizer.load(run).files == made[number % 2].files
 
 
-def test_another_tokenizer_is_an_error_that_names_both(run):
+def test_error_names_both_tokenizers(run):
   llama = subject("llama").identity[:16]
   other = subject("bpe").identity[:16]
   for made, name in (
@@ -89,8 +89,8 @@ def test_another_tokenizer_is_an_error_that_names_both(run):
 
 @pytest.mark.parametrize("data", [{"name": "text"},
                                   {"name": "text", "tokenizer": ""}])
-def test_a_run_without_one_is_of_bytes(data, tmp_path):
-  """Also if it is older than the key."""
+def test_run_without_a_tokenizer_uses_bytes(data, tmp_path):
+  """Covers runs that are older than the key."""
   begin(tmp_path, subject("bytes"), {"data": data})
   assert not (tmp_path / "tokenizer").exists()
   assert tokenizer.load(tmp_path).name == "bytes"
@@ -100,7 +100,7 @@ def test_a_run_without_one_is_of_bytes(data, tmp_path):
     begin(tmp_path, subject("bpe"))
 
 
-def test_what_has_become_of_a_kept_tokenizer(run, tmp_path):
+def test_changed_or_damaged_tokenizer_is_named(run, tmp_path):
   was = subject("llama").identity[:16]
   change(run, "tokenizer_config.json", "</s>", "<s>")
   with pytest.raises(ValueError, match=(
@@ -113,14 +113,14 @@ def test_what_has_become_of_a_kept_tokenizer(run, tmp_path):
   change(run, "identity.json", "sha256", "sha")
   with pytest.raises(ValueError, match=r"identity\.json is damaged: no name"):
     tokenizer.load(run)
-  # Files that somebody put there, such as a converter of weights.
+  # Files of another program, such as a converter of weights.
   (run / "tokenizer" / "identity.json").unlink()
   assert tokenizer.load(run).separator == 1
   (run / "tokenizer" / "tokenizer_config.json").write_bytes(b"\xff")
   with pytest.raises(ValueError, match="tokenizer has a damaged file: "):
     tokenizer.load(run)
   shutil.rmtree(run / "tokenizer")
-  with pytest.raises(ValueError, match=r"tokenizer\.json is gone"):
+  with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
     tokenizer.load(run)
   with pytest.raises(FileNotFoundError, match="holds no run"):
     tokenizer.load(tmp_path)
@@ -129,8 +129,8 @@ def test_what_has_become_of_a_kept_tokenizer(run, tmp_path):
     tokenizer.load(run)
 
 
-def test_a_folder_s_experiment_reads_by_the_tokenizer_kept_there(tmp_path):
-  """Whatever is where the config says."""
+def test_folder_s_experiment_reads_with_its_kept_tokenizer(tmp_path):
+  """Ignores the files at the path of the config."""
   source = tmp_path / "source"
   path = write(source, bpe_files())
   for number in range(9):
@@ -149,7 +149,7 @@ def test_a_folder_s_experiment_reads_by_the_tokenizer_kept_there(tmp_path):
   assert again.tokenizer.identity == dataset.tokenizer.identity
   assert (again.validation == dataset.validation).all()
   write(source, bpe_files(280))
-  # Of what is other, the tokenizer is named first.
+  # If data differ as well, the error names the tokenizer first.
   experiment = experiments.build(override(config, "seed=5"))
   with pytest.raises(ValueError, match=r"tokenizer source \(.*source \("):
     loop.train(experiment, run, quiet=True)
@@ -158,14 +158,14 @@ def test_a_folder_s_experiment_reads_by_the_tokenizer_kept_there(tmp_path):
     experiments.from_folder(run)
 
 
-def test_images_have_no_tokenizer(tmp_path):
+def test_image_runs_have_no_tokenizer(tmp_path):
   config = json.loads(images.get_config().to_json())
   begin(tmp_path, None, config)
   assert records.read_config(tmp_path) == config
   assert not (tmp_path / "tokenizer").exists()
 
 
-def test_another_tokenizer_is_not_written_over(tmp_path):
+def test_another_tokenizer_is_not_overwritten(tmp_path):
   folder = epath.Path(tmp_path / "made")
   tokenizer.write(folder, bpe_files())
   tokenizer.write(folder, bpe_files())

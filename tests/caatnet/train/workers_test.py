@@ -1,4 +1,4 @@
-"""What users are told of workers that diverge."""
+"""Properties of the notices about diverged workers."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def metrics(losses, **told):
   })
 
 
-def test_a_worker_that_diverges_again_is_named_again():
+def test_worker_that_diverges_again_is_named_again():
   known, said = set(), []
   losses = ([1, 2], [1, np.nan], [1, np.inf], [1, 2], [1, np.nan])
   for step, values in enumerate(losses, 1):
@@ -22,7 +22,7 @@ def test_a_worker_that_diverges_again_is_named_again():
   assert known == {1}
 
 
-def test_who_is_left_out_is_compared_with_the_others():
+def test_excluded_worker_is_compared_with_the_others():
   (said,) = metrics(
     [1, 2, 3], delta_norm=[4, 99, 2], left_out=[0, 3, 5],
     just_left_out=[0, 1, 0],
@@ -31,7 +31,7 @@ def test_who_is_left_out_is_compared_with_the_others():
   assert "difference 99 (others 2, 4), 3 so far" in said
 
 
-def test_means_are_of_the_healthy_where_others_are_left_out():
+def test_means_are_over_healthy_workers_if_others_are_excluded():
   sick = metrics([1, np.nan, 3], left_out=[0, 0, 0])
   assert sick.means == {"loss": 2.0}
   assert sick.of_workers["loss/worker_1"] is None

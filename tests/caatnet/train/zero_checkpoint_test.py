@@ -1,4 +1,4 @@
-"""What a partitioned run stores: whole parameters, for any other to restore."""
+"""Checkpoints of partitioned runs: whole parameters for any other scheme."""
 
 import chex
 import jax
@@ -13,7 +13,7 @@ from tests.caatnet.train.zero_test import LEVELS, linear_levels, make
 
 
 class _StopAt:
-  """A signal that comes when a step is done."""
+  """Signal that is set once a given step is done."""
 
   def __init__(self, run, step):
     self.run, self.step = run, step
@@ -22,10 +22,10 @@ class _StopAt:
     return int(self.run.state.step) >= self.step
 
 
-def test_a_run_moves_between_schemes_and_meshes(tmp_path):
-  """First losses after a restore are those of a run that never moved.
+def test_run_moves_between_schemes_and_meshes(tmp_path):
+  """First losses after a restore equal those of a run that did not move.
 
-  A second copy is of the restored weights: DeepSpeed #7606.
+  A secondary copy is made of the restored weights (DeepSpeed #7606).
   """
   def of_scheme(scheme, devices, offload=False):
     return toy.make(
@@ -59,9 +59,9 @@ def params():
   return make("ddp").init_state().params
 
 
-# Shards are stored at the optimizer's depth: no level, some, all.
+# Shards are stored at the optimizer's depth: none, some or all levels.
 @pytest.mark.parametrize("scheme", ["ddp", "hsdp", "zero3"])
-def test_what_is_stored_is_restored_bitwise(scheme, params):
+def test_stored_parameters_are_restored_bitwise(scheme, params):
   program = make(scheme).program
   shardings = program.layout.shardings(
     program.layout.per_worker(program.specs)

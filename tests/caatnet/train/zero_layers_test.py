@@ -1,4 +1,4 @@
-"""Layers of a partitioned step, in the compiled program: gathered, and gone."""
+"""Lifetime of gathered layers in the compiled partitioned step."""
 
 import jax
 import pytest
@@ -11,7 +11,7 @@ from tests.caatnet.train.zero_test import LEVELS, make
   ("scheme", "remat"),
   [("zero3", "full"), ("hpz", "none"), ("zero3 zero.prefetch=True", "none")],
 )
-def test_no_layer_is_whole_for_longer_than_itself(scheme, remat):
+def test_no_layer_is_gathered_for_longer_than_its_use(scheme, remat):
   """Memory grows per layer by shards and activations, not by weights."""
   wide = (
     "model.width=96 model.ffn_width=512 sync.p=1.0 parallel.tensor=1 "
@@ -31,22 +31,22 @@ def test_no_layer_is_whole_for_longer_than_itself(scheme, remat):
     for t in jax.tree.leaves(program.tensors["blocks"])
   ])
   weights = 4 * sum(t.size for t in jax.tree.leaves(program.tensors["blocks"]))
-  # Of two sequences of 8 tokens: eight activations of the widest kind.
+  # Two sequences of 8 tokens: eight activations of the widest kind.
   activations = {"none": 8, "full": 1}[remat] * 2 * 8 * 4 * 512
-  # Zeros to start from, sums, and what scatters read and write.
+  # Initial zeros, sums, and the operands of scatters.
   shards = one_layer.weights + 5 * one_layer.gradients + one_layer.secondary
   growth = (large - small) / 4
   assert growth < shards + activations
-  assert growth + weights > shards + activations  # it would be seen
+  assert growth + weights > shards + activations  # a kept layer would exceed it
 
 
-def test_the_backward_gathers_again():
-  """Layers that have a loop each; `shards_test.py` has those that share one."""
+def test_backward_gathers_again():
+  """Covers layers in separate loops; `shards_test.py` covers shared loops."""
   p = "(0.5,1.0,0.5)"
   experiment = make("zero3", f"train.accumulation=1 sync.p_mlp={p}")
   text = experiment.lower_step().compile().as_text()
   gathers = [line for line in text.splitlines() if " all-gather(" in line]
   backward = [line for line in gathers if "transpose" in line]
-  embedding = len(LEVELS)  # looking up has no second gather
+  embedding = len(LEVELS)  # a lookup has no second gather
   assert len(backward) > embedding
   assert len(gathers) == 2 * len(backward) + embedding

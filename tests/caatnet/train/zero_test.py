@@ -1,7 +1,7 @@
-"""Laws of the partitions, through the real training step.
+"""Properties of partitions, in the real training step.
 
-One table of schemes; a new one inherits the suite by adding a row. What the
-step does with any model is tested with a linear one, which compiles fast.
+A new scheme inherits the suite by adding a row to one table. Properties that do
+not depend on the model use a linear one, which compiles fast.
 """
 
 import collections
@@ -32,11 +32,11 @@ SMALL = (
   "train.num_steps=6 train.checkpoint_every=2 train.keep_checkpoints=9 "
   "train.eval_every=6 optimizer.warmup_steps=2 "
 )
-# Every device axis is there; gcd has 2 lanes.
+# All device axes are present; gcd has 2 lanes.
 MESH = {"node": 2, "gpu": 2, "tensor": 2}
 CUSTOM = "zero1 zero.weights=gpu zero.gradients=gpu zero.secondary=gcd"
-# "mics" is "hsdp" by another name; "zeropp_by_level" has one hop per level, as
-# "frontier3_quantised" has.
+# "mics" is an alias of "hsdp"; "zeropp_by_level" has one hop per level, like
+# "frontier3_quantised".
 TWINS = ("mics", "zeropp_by_level")
 SCHEMES = (*(s for s in partition.SCHEMES if s not in TWINS), CUSTOM)
 QUANTISED = ("zeropp", "frontier3_quantised")
@@ -64,7 +64,7 @@ def compiled(scheme, overrides=""):
 
 
 def two_steps(experiment, step, batches):
-  """Metrics, whole parameters and moments."""
+  """Returns metrics, whole parameters and moments."""
   state = experiment.init_state()
   for batch in batches:
     batch = put_batch(experiment.program.layout, batch)
@@ -75,7 +75,7 @@ def two_steps(experiment, step, batches):
 
 @functools.cache
 def trained(scheme, mesh=None):
-  """The real model after two steps with accumulation."""
+  """Returns the result of two accumulating steps of the language model."""
   experiment = make(scheme, "", MESH if mesh is None else dict(mesh))
   lower = experiment.lower_step
   step = compiled(scheme) if mesh is None else lower().compile()
@@ -85,13 +85,13 @@ def trained(scheme, mesh=None):
 
 
 def linear_levels(devices=("node", "gpu")):
-  """Axes of two ranks, each with as many devices if it is named."""
+  """Axes of two ranks, each with two devices if named, else one."""
   return tuple(Axis(name, 2, 1 + (name in devices)) for name in LEVELS)
 
 
 @functools.cache
 def trained_linear(scheme, devices=("node", "gpu"), options=()):
-  """The linear model after two steps with accumulation."""
+  """Returns the result of two accumulating steps of the linear model."""
   experiment = toy.make(
     scheme=scheme, levels=linear_levels(devices), batch_size=16, accumulation=2
   )
@@ -113,22 +113,22 @@ def assert_trained_alike(ours, theirs):
 @pytest.mark.parametrize("devices", [("node", "gpu"), ()], ids=str)
 @pytest.mark.parametrize("scheme", [s for s in EXACT if s != CUSTOM])
 def test_every_scheme_trains_as_data_parallelism_does(scheme, devices):
-  """With two microbatches per step, where DeepSpeed's differed: #1488."""
+  """Uses two microbatches per step, where DeepSpeed's differed (#1488)."""
   assert_trained_alike(trained_linear(scheme, devices), trained_linear("ddp"))
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("scheme", ["zero1", CUSTOM])
 def test_layers_and_tables_train_as_data_parallelism_does(scheme):
-  """Of whole weights, and of ones that are gathered, also from a copy."""
+  """Covers whole weights, gathered ones, and ones gathered from a copy."""
   assert_trained_alike(trained(scheme), trained("ddp"))
 
 
 @pytest.mark.parametrize(
   ("scheme", "mesh"), [("frontier3_quantised", None), ("zeropp", ())]
 )
-def test_a_quantised_scheme_stays_near(scheme, mesh):
-  """On devices, and on lanes."""
+def test_quantised_scheme_stays_near_the_exact_one(scheme, mesh):
+  """Covers devices and lanes."""
   metrics, params, _ = trained(scheme, mesh)
   exact = trained("ddp")[0]
   # The loss sees int8 weights, the norm int4 gradients (DeepSpeed #6926).
@@ -139,7 +139,7 @@ def test_a_quantised_scheme_stays_near(scheme, mesh):
 
 
 def test_bfloat16_and_remat_train_as_data_parallelism_does():
-  """Embeddings' gradients too, which add many rows into one."""
+  """Covers embedding gradients, which add many rows into one."""
   overrides = "model.dtype=bfloat16 model.remat=full train.accumulation=1"
 
   def gradient_norms(scheme):
@@ -153,7 +153,7 @@ def test_bfloat16_and_remat_train_as_data_parallelism_does():
   )
 
 
-def test_a_secondary_copy_changes_no_bit(same_bits):
+def test_secondary_copy_changes_no_bit(same_bits):
   """At the first loss (DeepSpeed #4851, #7164) and after updates (#5059)."""
   hpz, zero3 = (
     trained_linear(scheme, options=tuple(same_bits.items()))
@@ -162,7 +162,7 @@ def test_a_secondary_copy_changes_no_bit(same_bits):
   chex.assert_trees_all_equal(hpz, zero3)
 
 
-def test_prefetching_changes_nothing():
+def test_prefetching_changes_no_result():
   ahead = trained(f"{CUSTOM} zero.prefetch=True")
   chex.assert_trees_all_close(ahead[0], trained(CUSTOM)[0], rtol=1e-6)
   chex.assert_trees_all_close(ahead[1], trained(CUSTOM)[1], atol=1e-6)
@@ -172,7 +172,7 @@ def _lanes(program):
   return {axis.name: axis.lanes for axis in program.layout.data}
 
 
-# Tables read twice, matrices sent as bfloat16, layers computed again.
+# Tied tables are read twice, matrices sent as bfloat16, layers recomputed.
 OTHERWISE = (
   "model.tied_embeddings=True model.dtype=bfloat16 model.remat=full"
 )
@@ -180,16 +180,16 @@ OTHERWISE = (
 
 @pytest.mark.parametrize(
   ("scheme", "overrides"),
-  # "zero2" lies between "zero1" and "zero3", whose bytes prefetching leaves.
+  # "zero2" is between "zero1" and "zero3", whose bytes prefetching keeps.
   [*((s, "") for s in SCHEMES if s not in ("zero2", "zero3")),
    ("hpz", OTHERWISE), ("zero3", "zero.prefetch=True")],
 )
-def test_a_step_sends_what_the_formula_says(scheme, overrides):
+def test_sent_bytes_equal_the_formula(scheme, overrides):
   program = make(scheme, overrides).program
   found = collections.Counter()
   mesh = program.layout.mesh
   for entry in ledger.collectives(lowered(scheme, overrides), mesh):
-    # Norms and the loss.
+    # Reductions of norms and of the loss.
     numbers = entry.kind == "all_reduce" and entry.elements < 10
     if set(entry.axes) & set(LEVELS) and not numbers:
       assert not set(entry.axes) - set(LEVELS), entry
@@ -204,16 +204,16 @@ def test_a_step_sends_what_the_formula_says(scheme, overrides):
   assert found == expected
 
 
-# Those that other laws compile.
+# Schemes that other tests compile.
 COMPILED = ("ddp", "zero1", CUSTOM, "frontier3_quantised")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_arguments_are_what_the_formula_says(scheme):
+def test_argument_bytes_equal_the_formula(scheme):
   experiment = make(scheme)
   program = experiment.program
-  tokens = experiment.abstract_batch().size * 4 // 4  # of 4 pairs of ranks
-  others = tokens + 4 + 8 + 4 + 4  # step, key, Adam's and the rate's counts
+  tokens = experiment.abstract_batch().size * 4 // 4  # 4 pairs of ranks
+  others = tokens + 4 + 8 + 4 + 4  # step, key, counts of Adam and of the rate
   stored = cost.memory(
     program.layout.partition, program.cost_parameters, _lanes(program)
   ).stored
@@ -227,7 +227,7 @@ def test_arguments_are_what_the_formula_says(scheme):
     assert measured == stored + others
 
 
-def test_an_offloaded_optimizer_waits_on_the_host():
+def test_offloaded_optimizer_is_stored_on_the_host():
   state = make("zero3", "zero.offload=True").abstract_state()
   kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state)}
   assert kinds == {"pinned_host"}
@@ -257,6 +257,6 @@ def test_an_offloaded_optimizer_waits_on_the_host():
     ("zero.scheme=zero3 zero.gradient_hops=two", "gradients are not coded"),
   ],
 )
-def test_wrong_keys_are_named(overrides, message):
+def test_invalid_key_is_named(overrides, message):
   with pytest.raises(ValueError, match=message):
     make("ddp", overrides)

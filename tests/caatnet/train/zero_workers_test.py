@@ -1,4 +1,4 @@
-"""Outer loops between workers whose training state is partitioned inside."""
+"""Outer loops between workers with partitioned training states."""
 
 import chex
 import jax
@@ -14,7 +14,7 @@ from tests.caatnet.train.zero_test import make
 
 
 def last_params(scheme, outer, mesh, num_steps):
-  """Whole parameters of two workers of 2 x 2 ranks after some steps."""
+  """Returns whole parameters of two workers of 2 x 2 ranks after steps."""
   experiment = make(
     f"{scheme} zero.levels=node:2,gpu:2",
     "parallel.worker=2 parallel.data=4 train.accumulation=1 "
@@ -41,11 +41,11 @@ SPREAD = {"worker": 2, "node": 2, "gpu": 2}
 
 @pytest.mark.parametrize(
   ("name", "overrides"),
-  [("streaming", f"{PLAIN} outer.every=4 outer.overlap=(1,)"),
+  [("streaming", f"{PLAIN} outer.sync_every=4 outer.overlap=(1,)"),
    ("dc_s3gd", "")],
 )
-def test_workers_may_be_partitioned_inside(name, overrides):
-  """Fragments are of shards, and norms over them."""
+def test_partitioned_workers_train_as_unpartitioned_ones(name, overrides):
+  """Covers fragments of shards, and norms over shards."""
   def last(scheme, devices):
     runner = Runner(
       name, overrides, workers=2, devices=devices, scheme=scheme,
@@ -58,14 +58,14 @@ def test_workers_may_be_partitioned_inside(name, overrides):
 
 @pytest.mark.parametrize(
   "outer",
-  ["sparseloco outer.every=1 outer.chunk=8 outer.top_k=4",
-   "diloco outer.every=1 outer.codec=int4 outer.block=8 "
+  ["sparseloco outer.sync_every=1 outer.chunk=8 outer.top_k=4",
+   "diloco outer.sync_every=1 outer.codec=int4 outer.block=8 "
    "outer.error_feedback=True"],
 )
-def test_what_workers_tell_does_not_know_devices(outer):
-  """Chunks and blocks lie within one rank's shard, and so does what is left.
+def test_exchanged_values_do_not_depend_on_devices(outer):
+  """Chunks, blocks and remaining errors lie within the shard of one rank.
 
-  A few elements may lie between two codes, and be rounded either way.
+  A few elements lie between two codes and may be rounded either way.
   """
   spread, lanes = (
     np.concatenate([x.ravel() for x in jax.tree.leaves(params)])

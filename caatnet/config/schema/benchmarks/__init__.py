@@ -1,4 +1,4 @@
-"""Keys of benchmarks."""
+"""``config.benchmark``: one section per benchmark."""
 
 from parallel.lazy import attach
 

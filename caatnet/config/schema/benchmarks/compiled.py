@@ -10,7 +10,7 @@ from caatnet.config.schema.fields import (
 
 @section
 class Kernels:
-  """Pallas kernels compared with XLA's programs of their references."""
+  """Pallas kernels compared with XLA programs of their references."""
 
   ops: tuple[str, ...] = field(
     ("add_norm", "add_norm_backward", "reduce_add_norm", "encode", "mean",
@@ -22,14 +22,14 @@ class Kernels:
   )
   rounds: int = field(20, ROUNDS, COUNT)
   buffers: int = field(
-    4, "Sets of operands that calls take in turn, so that none is in a cache.",
+    4, "Sets of operands that calls alternate between, to avoid cache hits.",
     COUNT,
   )
 
 
 @section
 class PagedAttention:
-  """Kernels of attention over pages that compile for a target."""
+  """Paged attention kernels that compile for a target."""
 
   targets: tuple[str, ...] = field(
     ("tpu:v5p:2x2x1", "gpu:h200:1x1"), "Targets, as in launch.compile."
@@ -46,13 +46,13 @@ class Programs:
 
   results: str = field("results/programs.json", RESULTS)
   keep: bool = field(
-    False, "Whether rows of that file are kept whose lowered program and "
-    "versions are unchanged, as after a run that was stopped.",
+    False, "Whether rows of the results file are reused if their lowered "
+    "program and versions are unchanged, for example after an interrupted run.",
   )
   programs: tuple[tuple[str, str], ...] = field(
     (),
     "Target and overrides of each program, which is compiled with all values "
-    "of kernels.",
+    "of the key kernels.",
   )
   kernels: tuple[str, ...] = field(
     ("pallas", "reference"), "Values of config.kernels."

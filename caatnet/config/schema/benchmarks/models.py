@@ -1,4 +1,4 @@
-"""Benchmarks of models that train, decode and serve."""
+"""Benchmarks of training, decoding and serving."""
 
 from caatnet.config.schema.benchmarks.shared import PROMPT, ROUNDS, TOKENS
 from caatnet.config.schema.fields import (
@@ -15,13 +15,13 @@ from caatnet.config.schema.graph import SCALE
 
 @section
 class Coded:
-  """The loss of a model with weights and cache kept as int8 codes."""
+  """Loss of a model with weights and cache stored as int8 codes."""
 
   workdir: str = field("runs/demo/p0.5", "Folder of a run with one worker.")
   windows: int = field(
     256, "Largest number of validation windows that are read.", COUNT
   )
-  chunk: int = field(64, "Tokens that a step reads.", COUNT)
+  chunk: int = field(64, "Prompt tokens per step.", COUNT)
 
 
 @section
@@ -30,7 +30,7 @@ class Decoding:
 
   rounds: int = field(7, ROUNDS, COUNT)
   batches: tuple[int, ...] = field(
-    (1, 16), "Sequences at a time; each is a program and a row.", COUNT
+    (1, 16), "Batch sizes; each is a program and a row.", COUNT
   )
   prompt: int = field(128, PROMPT, COUNT)
   tokens: int = field(128, TOKENS, COUNT)
@@ -40,40 +40,40 @@ class Decoding:
 
 @section
 class Engine:
-  """The rate of the engine, and its simulator compared with it."""
+  """Throughput of the engine, compared with its simulator."""
 
   rounds: int = field(5, ROUNDS, COUNT)
-  batches: tuple[int, ...] = field((16, 64), "Sequences at a time.", COUNT)
+  batches: tuple[int, ...] = field((16, 64), "Concurrent sequences.", COUNT)
   prompt: int = field(64, PROMPT, COUNT)
-  tokens: int = field(64, "Tokens of an answer.", COUNT)
-  requests: int = field(60, "Requests that arrive at random.", COUNT)
-  slots: int = field(16, "Requests that run at a time.", COUNT)
+  tokens: int = field(64, "Tokens of a response.", COUNT)
+  requests: int = field(60, "Requests with random arrival times.", COUNT)
+  slots: int = field(16, "Largest number of running requests.", COUNT)
   load: float = field(
     0.6, "Arrival rate as a share of the engine's rate with all requests "
     "present.", POSITIVE,
   )
   steps: int = field(
-    8, "Smallest number of steps of each size that are measured between two "
-    "runs.", COUNT,
+    8, "Smallest number of measured steps of each size between two runs.",
+    COUNT,
   )
 
 
 @section
 class Server:
-  """The server over HTTP compared with its engine."""
+  """Server over HTTP, compared with its engine."""
 
   rounds: int = field(3, ROUNDS, COUNT)
   batches: tuple[int, ...] = field(
-    (16, 64), "Sequences that run at a time; each is a row.", COUNT
+    (16, 64), "Concurrent sequences; each value is a row.", COUNT
   )
-  streams: int = field(500, "Streams at a time.", COUNT)
+  streams: int = field(500, "Concurrent streams.", COUNT)
   prompt: int = field(16, PROMPT, COUNT)
   tokens: int = field(32, TOKENS, COUNT)
 
 
 @section
 class Serving:
-  """Time of the scheduler per step."""
+  """Scheduling time per step."""
 
   policies: tuple[str, ...] = field(
     ("first_come", "strict_priority", "shortest_first", "vtc", "dlpm"),
@@ -85,64 +85,65 @@ class Serving:
     lambda: {
       "first_come": 10700, "strict_priority": 11400, "shortest_first": 8500,
       "vtc": 10700, "dlpm": 10500,
-    }, "Pages of 16 tokens, for each policy; so few that one step of twenty "
-    "preempts.", COUNT,
+    }, "Pages of 16 tokens for each policy; few enough for preemption in one "
+    "of twenty steps.", COUNT,
   )
-  warm_up: int = field(600, "Steps before those that are timed.", COUNT_OR_NONE)
-  steps: int = field(2000, "Steps that are timed.", COUNT)
+  warm_up: int = field(600, "Steps before the timed ones.", COUNT_OR_NONE)
+  steps: int = field(2000, "Number of timed steps.", COUNT)
   rounds: int = field(5, ROUNDS, COUNT)
   frequency: float = field(
-    0.04, "Probability that a step gives requests new priorities.", FRACTION
+    0.04, "Probability that a step changes priorities of requests.", FRACTION
   )
   stay: float = field(
-    0.99, "Probability that a request keeps its priority then.", FRACTION
+    0.99, "Probability that a request keeps its priority in such a step.",
+    FRACTION,
   )
   clients: int = field(27, "Clients.", COUNT)
 
 
 @section
 class LargeGraph:
-  """A graph that is larger than the memory of its process."""
+  """Graph that is larger than the memory of its process."""
 
   scale: int = field(23, "Binary logarithm of the number of nodes.", SCALE)
   num_edges: int = field(100_000_000, "Edges.", COUNT)
   num_features: int = field(128, "Features of a node.", COUNT)
-  steps: int = field(100, "Steps that are trained.", COUNT)
+  steps: int = field(100, "Training steps.", COUNT)
   limit_mb: int = field(
-    2000, "Megabytes that the process may have in addition to pages of files "
-    "(RLIMIT_DATA).", COUNT,
+    2000, "Memory limit of the process without mapped files (RLIMIT_DATA), in "
+    "MB.", COUNT,
   )
 
 
 @section
 class PredictedSteps:
-  """Assumptions of predicted steps; only distinct was measured."""
+  """Assumptions of predicted steps; only the key distinct was measured."""
 
   gather: float = field(
-    20e9, "Bytes per second that the cores of a host gather.", POSITIVE
+    20e9, "Gather rate of the cores of a host, in bytes/s.", POSITIVE
   )
   memory: float = field(
-    150e9, "Bytes per second of the host's memory.", POSITIVE
+    150e9, "Bandwidth of the host's memory, in bytes/s.", POSITIVE
   )
   link_share: float = field(
-    0.85, "Share of a link's rate that is reached.", POSITIVE_FRACTION
+    0.85, "Achieved share of a link's bandwidth.", POSITIVE_FRACTION
   )
   utilisation: float = field(
-    0.05, "Share of a device's peak that is reached.", POSITIVE_FRACTION
+    0.05, "Achieved share of a device's peak FLOP/s.", POSITIVE_FRACTION
   )
-  hidden: int = field(256, "Channels of states between layers.", COUNT)
+  hidden: int = field(256, "Channels of hidden states.", COUNT)
   distinct: float = field(
-    0.14, 'Share of all places that are distinct rows, as the part "sampler" '
-    "measures it.", POSITIVE_FRACTION,
+    0.14, "Share of distinct rows among all tree positions, as measured by the "
+    'part "sampler".', POSITIVE_FRACTION,
   )
 
 
 @section
 class Graphs:
-  """Graph networks: sampler, caches, waiting for features, a large graph."""
+  """Graph networks: sampler, caches, feature access, a large graph."""
 
   parts: tuple[str, ...] = field(
-    ("sampler", "caches", "waits", "large", "predicted"), "Parts that run."
+    ("sampler", "caches", "waits", "large", "predicted"), "Parts to run."
   )
   scale: int = field(
     20, "Binary logarithm of the number of nodes of an R-MAT graph.", SCALE
@@ -150,11 +151,11 @@ class Graphs:
   num_edges: int = field(16_000_000, "Edges.", COUNT)
   num_features: int = field(128, "Features of a node.", COUNT)
   fanouts: tuple[int, ...] = field(
-    (15, 10), "Sampled neighbours, level by level.", COUNT
+    (15, 10), "Sampled neighbours per node of each level.", COUNT
   )
   batch_size: int = field(1024, "Nodes per batch.", COUNT)
   samples: int = field(
-    60, "Batches that are timed, after a tenth as many that are not.", COUNT
+    60, "Timed batches, after a tenth as many for warm-up.", COUNT
   )
   threads: int = field(2, "Threads of the sampler.", COUNT)
   python: str = field("", 'A Python with DGL; "" for none.')
@@ -162,11 +163,11 @@ class Graphs:
     (0.01, 0.05, 0.2), "Sizes of caches as shares of all rows.", FRACTION
   )
   steps: int = field(
-    60, "Steps that are trained for each way to wait.", COUNT
+    60, "Training steps for each setting of ahead and cache_rows.", COUNT
   )
   folder: str = field(
-    "", 'Folder of the large graph; "" for a temporary one. A graph that is '
-    "there is not built again.",
+    "", 'Folder of the large graph; "" for a temporary one. An existing graph '
+    "is reused.",
   )
   large: LargeGraph = field(LargeGraph, "The large graph.")
   predicted: PredictedSteps = field(
@@ -176,7 +177,7 @@ class Graphs:
 
 @section
 class TrainStep:
-  """A training step compared with plain JAX."""
+  """Training step compared with plain JAX."""
 
   rounds: int = field(7, ROUNDS, COUNT)
   dtypes: tuple[str, ...] = field(
@@ -190,14 +191,14 @@ class TrainStep:
       ("r=8 lanes, p=1", "parallel.tensor=8"),
       ("r=8 lanes, p=.5", "parallel.tensor=8 sync.p=0.5"),
     ),
-    'Label and overrides of each step; one whose label begins with "plain" is '
-    "not ours.",
+    'Label and overrides of each step; a label that begins with "plain" stands '
+    "for the plain JAX step.",
   )
 
 
 @section
 class ZeroStep:
-  """A partitioned step compared with XLA's automatic partitions."""
+  """Partitioned step compared with XLA's automatic partitioning."""
 
   rounds: int = field(9, ROUNDS, COUNT)
   variants: tuple[tuple[str, str], ...] = field(
@@ -208,25 +209,26 @@ class ZeroStep:
       ("zero3, unrolled", "zero.scheme=zero3 model.unroll=8"),
       ("ddp", "zero.scheme=ddp"),
     ),
-    "Label and overrides of each step; others are compared with the first. One "
+    "Label and overrides of each step; all are compared with the first. A step "
     'whose label begins with "automatic" is partitioned by XLA.',
   )
 
 
 @section
 class Lockstep:
-  """Steps in stages: timetables compared with forms without branches."""
+  """Pipeline schedules compared with implementations without branches."""
 
   forms: tuple[str, ...] = field(
     ("autodiff", "masked", "gpipe", "1f1b", "zb_h1", "gpipe +", "1f1b +",
      "zb_h1 +", "zb_h2 +"),
-    'Timetables, with " +" where residuals are kept; "autodiff" or "masked".',
+    'Pipeline schedules, with " +" for stored residuals; "autodiff" or '
+    '"masked".',
   )
   stages: int = field(4, "Stages.", COUNT)
-  microbatches: int = field(16, "Microbatches of a step.", COUNT)
+  microbatches: int = field(16, "Microbatches per step.", COUNT)
   layers: int = field(
-    2, "Layers of a stage, each of two products of tokens by width squared.",
-    COUNT,
+    2, "Layers of a stage, each with two products of [tokens, width] and "
+    "[width, width].", COUNT,
   )
   width: int = field(256, "Channels.", COUNT)
   tokens: int = field(128, "Tokens of a microbatch.", COUNT)

@@ -1,4 +1,4 @@
-"""The benchmarks, by ``config.benchmark.name``."""
+"""Registry of benchmarks by ``config.benchmark.name``."""
 
 from caatnet.config.schema.benchmarks import compiled, models, searches, swarms
 
@@ -22,7 +22,7 @@ BENCHMARKS = {
   "schedules": searches.Schedules,
   "server": models.Server,
   "serving": models.Serving,
-  "timetables": searches.Timetables,
+  "pipeline_schedules": searches.PipelineSchedules,
   "train_step": models.TrainStep,
   "zero": models.ZeroStep,
 }

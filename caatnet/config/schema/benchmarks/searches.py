@@ -1,4 +1,4 @@
-"""Benchmarks of plans, schedules and timetables."""
+"""Benchmarks of plans, collective schedules and pipeline schedules."""
 
 from caatnet.config.schema.benchmarks.shared import LIMIT, RESULTS, ROUNDS
 from caatnet.config.schema.fields import (
@@ -11,22 +11,22 @@ from caatnet.config.schema.fields import (
   section,
 )
 
-_ALL_TIMETABLES = ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1")
+_ALL_SCHEDULES = ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1")
 
 
 @section
 class Planner:
-  """Device orders: the planner's compared with bounds and other searches."""
+  """Device orders of the planner, compared with bounds and other searches."""
 
   exact: int = field(
-    200, "Clusters that are compared with all orders.", COUNT
+    200, "Clusters for the comparison with exhaustive search.", COUNT
   )
-  solved: int = field(8, "Clusters that are compared with CP-SAT.", COUNT)
+  solved: int = field(8, "Clusters for the comparison with CP-SAT.", COUNT)
   certified: int = field(
     10, "Clusters of 64 devices for each grid.", COUNT
   )
-  premise: int = field(200, "Clusters of the premise.", COUNT)
-  regret: int = field(32, "Clusters of the regret.", COUNT)
+  premise: int = field(200, "Clusters for the test of the premise.", COUNT)
+  regret: int = field(32, "Clusters for the measurement of regret.", COUNT)
   grids: tuple[tuple[int, int, int], ...] = field(
     ((4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (2, 8, 4), (4, 4, 4),
      (8, 8, 1)),
@@ -37,27 +37,29 @@ class Planner:
     "Stages, data and tensor ranks of 1,024 devices.", COUNT,
   )
   sizes: tuple[int, ...] = field(
-    (4, 6, 8, 5), "Numbers of devices of the regret, which take turns.",
+    (4, 6, 8, 5), "Numbers of devices for the regret, used cyclically.",
     Range(2, 8, whole=True),
   )
   positions: tuple[int, ...] = field(
-    (2048, 16_384), "Positions of an example of the regret, which take turns.",
+    (2048, 16_384), "Positions of an example for the regret, used cyclically.",
     COUNT,
   )
   executions: tuple[str, ...] = field(
-    ("events", "lockstep"), "Executions of stages of the regret, which take "
-    "turns.",
+    ("events", "lockstep"), "Execution models of stages for the regret, used "
+    "cyclically.",
   )
   layers: int = field(8, "Layers of the regret's model.", COUNT)
   batch_size: int = field(16, "Examples of a step of the regret.", COUNT)
-  timetables: tuple[str, ...] = field(
-    _ALL_TIMETABLES, "Timetables that the regret tries."
+  schedules: tuple[str, ...] = field(
+    _ALL_SCHEDULES, "Pipeline schedules that the regret tries."
   )
   microbatches: int = field(32, "Microbatches of a step.", COUNT)
   examples: int = field(1, "Examples of a microbatch.", COUNT)
-  python: str = field("", 'A Python that has ortools; "" leaves CP-SAT out.')
-  limit_s: float = field(60.0, "Seconds for each problem of CP-SAT.", POSITIVE)
-  steps: int = field(3000, "Orders that Pipette's annealing tries.", COUNT)
+  python: str = field("", 'A Python with ortools; "" to skip CP-SAT.')
+  limit_s: float = field(
+    60.0, "Time limit of CP-SAT per problem, in seconds.", POSITIVE
+  )
+  steps: int = field(3000, "Steps of Pipette's simulated annealing.", COUNT)
 
 
 @section
@@ -66,24 +68,24 @@ class PlannerMemory:
 
   target: str = field("tpu:v5p:2x2x2", "Target, as in launch.compile.")
   results: str = field("results/planner_memory_v5p.json", RESULTS)
-  num_programs: int = field(200, "Programs that are compiled.", COUNT)
+  num_programs: int = field(200, "Number of compiled programs.", COUNT)
   limit_s: float = field(3600.0, LIMIT, POSITIVE)
   seed: int = field(0, "Seed of the programs.", SEED)
 
 
 @section
 class PlannerTruth:
-  """Plans compared with measured steps on links that are slowed down."""
+  """Plans compared with measured steps on throttled links."""
 
   results: str = field("runs/planner_truth.json", RESULTS)
   processes: int = field(8, "Number of processes.", COUNT)
   seeds: tuple[int, ...] = field(
-    (0, 1, 2), "Seeds, each of which draws a matrix of links.", SEED
+    (0, 1, 2), "Seeds of random link matrices.", SEED
   )
-  drawn: int = field(12, "Configurations that are drawn of each matrix.", COUNT)
+  drawn: int = field(12, "Random configurations for each matrix.", COUNT)
   within: float = field(
     3.0,
-    "Largest predicted time of a drawn configuration, as a multiple of the "
+    "Largest predicted time of a random configuration, as a multiple of the "
     "best one's.",
     Range(1),
   )
@@ -91,20 +93,20 @@ class PlannerTruth:
   limit_s: float = field(3600.0, LIMIT, POSITIVE)
   rates: tuple[float, ...] = field(
     (2e6, 20e6),
-    "Bounds of the bytes per second between two processes, drawn on a "
-    "logarithmic scale; () for links that are not shaped.",
+    "Bounds of the random bandwidth between two processes in bytes/s, "
+    "log-uniform; () for unthrottled links.",
     POSITIVE,
   )
   flops: float = field(3e8, "FLOP/s of a device.", POSITIVE)
   quota: float = field(
-    0.05, "Share of a step's time during which a core works.", FRACTION
+    0.05, "Share of a step's time during which a core is busy.", FRACTION
   )
   layers: int = field(8, "Layers of the model, which is float32.", COUNT)
   width: int = field(128, "Channels of the model.", COUNT)
   positions: int = field(16, "Positions of an example.", COUNT)
   batch_size: int = field(32, "Examples of a step.", COUNT)
-  timetables: tuple[str, ...] = field(
-    ("1f1b", "gpipe", "eager_1f1b", "zb_h1"), "Timetables that are tried."
+  schedules: tuple[str, ...] = field(
+    ("1f1b", "gpipe", "eager_1f1b", "zb_h1"), "Pipeline schedules to try."
   )
 
 
@@ -128,15 +130,17 @@ class Schedules:
     "All-gathers, by algorithm and topology.",
   )
   size_bytes: tuple[int, ...] = field(
-    (2**15, 2**20, 2**26), "Sizes of all-gathers in bytes; random graphs are "
-    "timed at the last one.", Range(1, 2**53, whole=True),
+    (2**15, 2**20, 2**26), "Sizes of all-gathers in bytes; the last one is "
+    "used for random graphs.", Range(1, 2**53, whole=True),
   )
   models: tuple[str, ...] = field(
     ("events", "lockstep"),
-    "Models of time, each of which chooses a schedule of its own.",
+    "Time models; a schedule is selected for each one.",
   )
   num_random: int = field(200, "Number of random graphs.", COUNT)
-  max_nodes: int = field(24, "Largest number of their nodes.", COUNT)
+  max_nodes: int = field(
+    24, "Largest number of nodes of a random graph.", COUNT
+  )
   processes: int = field(2, "Processes that share the graphs.", COUNT)
   plot: str = field(
     "", 'PNG of the times against the number of nodes; "" for none.'
@@ -144,13 +148,13 @@ class Schedules:
 
 
 @section
-class Timetables:
-  """Proofs of timetables."""
+class PipelineSchedules:
+  """Verification of pipeline schedules."""
 
   stages: int = field(16, "Largest number of stages.", COUNT)
   microbatches: int = field(64, "Largest number of microbatches.", COUNT)
   chunks: int = field(4, "Largest number of chunks.", COUNT)
   timed: tuple[int, int] = field(
-    (64, 512), "Stages and microbatches of the proofs that are timed.", COUNT
+    (64, 512), "Stages and microbatches of the timed verifications.", COUNT
   )
-  processes: int = field(2, "Processes that share the timetables.", COUNT)
+  processes: int = field(2, "Processes that share the schedules.", COUNT)

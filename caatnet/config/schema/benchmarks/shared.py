@@ -1,15 +1,15 @@
-"""Documentation that several benchmarks share."""
+"""Documentation of keys that several benchmarks share."""
 
-ROUNDS = "Repetitions of each measurement; the median counts."
+ROUNDS = "Repetitions of each measurement; the median is reported."
 
 
 PROMPT = "Tokens of a prompt."
 
 
-TOKENS = "Tokens drawn after a prompt."
+TOKENS = "Tokens generated after a prompt."
 
 
-LIMIT = "Seconds after which no other measurement is begun."
+LIMIT = "Seconds after which no further measurement is started."
 
 
 RESULTS = 'JSON file of the rows; "" for none.'

@@ -33,21 +33,21 @@ class Churn:
     POSITIVE,
   )
   parameters: int = field(250_000, "Parameters of the model.", COUNT)
-  samples: int = field(16, "Samples of a part.", COUNT)
+  samples: int = field(16, "Samples per contribution to a round.", COUNT)
   pause_s: float = field(
-    0.05, "Seconds that a part takes in addition to its arithmetic.",
+    0.05, "Sleep per contribution in addition to its arithmetic, in seconds.",
     NOT_NEGATIVE,
   )
   moments: str = field(
     "own", "Moments of the inner optimizer of a worker that joins a training "
-    'run: "own", those of a worker before it that was killed, "zero", or '
-    '"donor", another worker\'s.', ("own", "zero", "donor"),
+    'run: "own" for the checkpoint of the killed worker that it replaces, '
+    '"zero", or "donor" for another worker\'s.', ("own", "zero", "donor"),
   )
 
 
 @section
 class Membership:
-  """All states of the membership protocol of `parallel.elastic`."""
+  """Exhaustive search of the membership protocol of `parallel.elastic`."""
 
   worlds: tuple[dict[str, int], ...] = field(
     (
@@ -62,17 +62,17 @@ class Membership:
       {"peers": 3, "rounds": 2, "least": 3, "leaves": 1},
       {"peers": 4, "rounds": 1, "least": 4, "cuts": 1},
     ),
-    'Worlds: "peers", "rounds", "least" and "quorum" of the coordinator\'s '
-    "rules, and accidents by their kind.", COUNT_OR_NONE,
+    'Worlds: numbers of "peers" and "rounds", "least" and "quorum" of the '
+    "coordinator's rules, and numbers of faults by kind.", COUNT_OR_NONE,
   )
   most: int = field(
-    500_000, "Number of states beyond which a world is abandoned.", COUNT
+    500_000, "Number of states after which the search of a world stops.", COUNT
   )
 
 
 @section
 class ElasticBits:
-  """Workers in a swarm compared bit by bit with workers on a mesh axis."""
+  """Workers in a swarm compared bitwise with workers on a mesh axis."""
 
   workers: tuple[int, ...] = field(
     (2, 3, 5, 8), "Numbers of workers.", COUNT
@@ -85,31 +85,31 @@ class ElasticBits:
 
 @section
 class Moments:
-  """Moments of the inner optimizer of workers that are replaced."""
+  """Initial optimizer moments of workers that replace others."""
 
   seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each run.", SEED)
   replaced: int = field(
-    1, "Workers that are replaced after each round.", COUNT
+    1, "Number of replaced workers after each round.", COUNT
   )
 
 
 @section
 class Ring:
-  """All-reduces between processes on one machine and over shaped links."""
+  """All-reduces between processes on one machine and over throttled links."""
 
-  megabytes: int = field(256, "Megabytes that are summed.", COUNT)
+  megabytes: int = field(256, "Size of the all-reduce in MB.", COUNT)
   peers: tuple[int, ...] = field((2, 4, 8), "Numbers of peers.", COUNT)
   block_bytes: int = field(
-    2**22, "Bytes that are sent and added at once.", COUNT
+    2**22, "Bytes per block of sending and adding.", COUNT
   )
   send_buffer: int = field(
-    2**18, "Bytes of the kernel's send buffers, of raw streams as well; 0 lets "
-    "the kernel choose. On loopback a small one keeps transfers in the cache; "
-    "over a long link it would limit the rate.", COUNT_OR_NONE,
+    2**18, "Send buffer of sockets in bytes, also of raw streams; 0 for the "
+    "kernel's default. On loopback, a small buffer keeps transfers in the CPU "
+    "cache; over a long link it would limit the rate.", COUNT_OR_NONE,
   )
   rounds: int = field(5, ROUNDS, COUNT)
   gloo: bool = field(
-    True, "Whether jax's all-reduce between processes is timed as well."
+    True, "Whether jax's all-reduce between processes is also timed."
   )
   links: tuple[dict[str, int], ...] = field(
     (
@@ -118,13 +118,13 @@ class Ring:
       {"mbit": 1000, "rtt_ms": 0, "megabytes": 128},
       {"mbit": 1000, "rtt_ms": 100, "megabytes": 128},
     ),
-    "Links between two peers: their rate in Mbit/s, added round-trip "
-    "milliseconds, and megabytes that are summed.", COUNT_OR_NONE,
+    "Links between two peers: bandwidth in Mbit/s, added round-trip time in "
+    "ms, and size of the all-reduce in MB.", COUNT_OR_NONE,
   )
-  lanes: tuple[int, ...] = field(
+  num_connections: tuple[int, ...] = field(
     (1, 4, 8), "Data connections over these links.", COUNT
   )
   shaped_rounds: int = field(3, "Repetitions over these links.", COUNT)
   shaped_block_bytes: int = field(
-    2**18, "Bytes that are sent and added at once over these links.", COUNT
+    2**18, "Bytes per block of sending and adding over these links.", COUNT
   )

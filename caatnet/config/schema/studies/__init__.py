@@ -1,4 +1,4 @@
-"""Keys of studies."""
+"""Configs of studies: one section per study."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""Configs of the studies of schedules, flows and timetables."""
+"""Configs of studies of collective schedules, flows and pipeline schedules."""
 
 from caatnet.config.schema.fields import (
   BYTES,
@@ -36,8 +36,8 @@ class Collectives(Study):
     "take too long to find.",
   )
   pieces: int = field(
-    0, "Pieces of each chunk, which follow one another; 0: for each size and "
-    "model of time the fastest number.", COUNT_OR_NONE,
+    0, "Pieces of each chunk, which are pipelined; 0 for the fastest number of "
+    "each size and time model.", COUNT_OR_NONE,
   )
   size_bytes: tuple[int, ...] = field(
     tuple(k * 2**10 for k in (32, 256, 2048, 16384, 65536)),
@@ -46,7 +46,7 @@ class Collectives(Study):
   bandwidth: str = field("", BANDWIDTH)
   latency_s: str = field("", LATENCY)
   barrier: bool = field(
-    False, "Whether a round waits until all of the round before has arrived."
+    False, "Whether there is a barrier between rounds."
   )
 
 
@@ -56,7 +56,7 @@ class Schedule(Study):
 
   @section
   class Export:
-    """MSCCL XML that ``--export`` writes."""
+    """Format of the MSCCL XML file of ``--export``."""
 
     runtime: str = field(
       "nccl", 'Runtime that reads it: "nccl", "rccl" or "msccl".'
@@ -79,14 +79,14 @@ class Schedule(Study):
     'as in "torus:4x4,failed=0-1".',
   )
   picture_round: int = field(
-    5, "Round that --plot draws, from 0; the default is the first of the "
+    5, "Round that --plot draws, from 0; the default is the first round of the "
     "all-gather.", COUNT_OR_NONE,
   )
   algorithm: str = field(
     "multitree", "Name of a builder in parallel/schedules/builders.py; options "
     'may follow, as in "multitree,farthest_first=True" or "optimal,weight=2".',
   )
-  collective: str = field("all_reduce", "Collective that is built.")
+  collective: str = field("all_reduce", "Collective to build.")
   msccl: str = field(
     "", "MSCCL XML file to read instead of running an algorithm; "
     '"" for none.',
@@ -114,7 +114,7 @@ class Flows(Study):
   routers: tuple[str, ...] = field(
     ("ecmp", "single_path", "spray", "ethereal", "coordinated",
      "coordinated_split"),
-    "Ways to choose the routes of flows.",
+    "Routing algorithms.",
   )
   seed: int = field(0, "Seed of ECMP's hash and of the permutation.", SEED)
   failed_uplinks: tuple[tuple[int, int], ...] = field(
@@ -137,7 +137,7 @@ class Flows(Study):
 
 @section
 class Pipeline(Study):
-  """Timetables of a pipeline: bubble, memory, bytes and time."""
+  """Pipeline schedules: bubble, memory, bytes and time."""
 
   @section
   class Stages:
@@ -146,15 +146,15 @@ class Pipeline(Study):
     stages: int = field(4, "Stages.", COUNT)
     microbatches: int = field(8, "Microbatches of a step.", COUNT)
     chunks: int = field(
-      2, "Parts of a stage, for timetables that take several.", COUNT
+      2, "Model chunks per stage, for schedules with several.", COUNT
     )
-    timetable: str = field(
-      "1f1b", "Timetable that --export writes as a Chrome trace."
+    schedule: str = field(
+      "1f1b", "Pipeline schedule that --export writes as a Chrome trace."
     )
 
   @section
   class Work:
-    """Seconds of a microbatch on a stage, all its chunks together."""
+    """Seconds per microbatch and stage, over all chunks."""
 
     forward_s: float = field(0.01, "Seconds of the forward.", POSITIVE)
     input_s: float = field(
@@ -167,8 +167,8 @@ class Pipeline(Study):
       (), "Factor of each stage's times; () for equal stages.", POSITIVE
     )
     recompute: bool = field(
-      False, "Whether a backward, or each half of one, computes the forward "
-      "again first.",
+      False, "Whether a backward, or each half of a split backward, recomputes "
+      "the forward first.",
     )
 
   @section
@@ -183,12 +183,12 @@ class Pipeline(Study):
       "5e-6", "Seconds, or a kind of link of parallel/hardware/links.py."
     )
     overlap: bool = field(
-      True, "Whether a stage computes while it sends; without overlap it waits."
+      True, "Whether sends overlap with the stage's compute."
     )
 
-  name: str = field("timetables", "Name of the config.")
+  name: str = field("schedules", "Name of the config.")
   study: str = study_key("pipeline")
-  timetables: tuple[str, ...] = field(
+  schedules: tuple[str, ...] = field(
     ("gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped", "zb_h1",
      "zb_h2"),
     "Names of builders in parallel/pipeline/builders.py.",
@@ -198,10 +198,10 @@ class Pipeline(Study):
   link: Link = field(Link, "Links between stages.")
   boundary_bytes: int = field(
     64 * 2**20,
-    "Bytes of a microbatch's activations that go from part to part.",
+    "Bytes of a microbatch's activations at the boundary of two chunks.",
     BYTES,
   )
   activation_bytes: int = field(
-    2 * 2**30, "Bytes that a stage stores of a microbatch, all its chunks "
-    "together.", BYTES,
+    2 * 2**30, "Bytes of a microbatch's stored activations per stage, over all "
+    "chunks.", BYTES,
   )

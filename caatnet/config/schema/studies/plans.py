@@ -1,4 +1,4 @@
-"""Configs of the studies that plan: datacentres and 3D configurations."""
+"""Configs of planning studies: datacentres and 3D configurations."""
 
 from caatnet.config.schema.fields import (
   COUNT,
@@ -32,7 +32,7 @@ _KNOBS = (
 
 @section
 class Datacentre(Study):
-  """A datacentre for training."""
+  """Datacentre for training."""
 
   name: str = field("hundred_billion", "Name of the config.")
   study: str = study_key("datacentre")
@@ -52,47 +52,46 @@ class Datacentre(Study):
     "parallel/hardware/sites.py.",
   )
   knobs: dict[str, float | None] = field(
-    lambda: dict.fromkeys(_KNOBS), "Knob of "
-    "caatnet/studies/datacentre/knobs.py, which has its unit and meaning; None "
-    "for the knob's own value, or the rack's.", NOT_NEGATIVE,
+    lambda: dict.fromkeys(_KNOBS), "Values of knobs; units and meanings are in "
+    "caatnet/studies/datacentre/knobs.py. None for the default value of the "
+    "knob or the rack.", NOT_NEGATIVE,
   )
   round_steps: int = field(100, "Steps of a round between sites.", COUNT)
   targets: tuple[float, ...] = field(
-    (0.5, 0.8, 0.9, 0.95, 0.99), "Shares of the time that compute is to reach.",
+    (0.5, 0.8, 0.9, 0.95, 0.99), "Target shares of time spent on compute.",
     INNER_FRACTION,
   )
-  num_draws: int = field(10_000, "Plans of drawn knobs.", COUNT)
-  seed: int = field(0, "Seed of the draws.", SEED)
+  num_draws: int = field(10_000, "Number of plans with random knobs.", COUNT)
+  seed: int = field(0, "Seed of the random knobs.", SEED)
   tornado: str = field(
     "",
-    'Result of the tornado; "" for replica_days, or accelerators where these '
-    "follow from a model.",
+    'Result of the tornado plot; "" for replica_days, or accelerators if their '
+    "number follows from a model.",
   )
   pod: Config = field(
     dict,
-    "Config of a planner's study, whose utilisation is taken; {} for none.",
+    "Config of a planner study whose utilisation is used; {} for none.",
   )
 
 
 @section
 class Second:
-  """Changes of the best configurations that change what is learned."""
+  """Second pass: variants of the best configurations that change training."""
 
   best: int = field(
     3,
-    "Number of best configurations that are changed, each change by itself; 0 "
-    "for none.",
+    "Number of best configurations to vary, one change at a time; 0 for none.",
     COUNT_OR_NONE,
   )
   p: tuple[float, ...] = field(
-    (0.5, 0.25), "Fractions of the stream that tensor ranks synchronise, as "
+    (0.5, 0.25), "Fractions of the stream that tensor ranks synchronise; see "
     "config.sync.p.", DECAY,
   )
   outer: tuple[str, ...] = field(
-    ("diloco", "streaming"), "Outer loops by which data-parallel ranks, or "
-    "groups of them, become workers.",
+    ("diloco", "streaming"), "Outer loops; data-parallel ranks, or groups of "
+    "them, become workers.",
   )
-  every: int = field(
+  sync_every: int = field(
     30, "Steps of a round; as published: H = 30 (arXiv 2501.18512).", COUNT
   )
   overlap: int = field(
@@ -101,80 +100,80 @@ class Second:
   )
   outer_codec: str = field("e3m0", 'Codec, for "streaming"; as published.')
   zero_codecs: tuple[str, ...] = field(
-    ("int8/int4",), 'Codecs of a partition, "WEIGHTS/GRADIENTS" of "none", '
-    '"int8" and "int4"; int8 and int4 are ZeRO++\'s (arXiv 2306.10209).',
+    ("int8/int4",), 'Codecs of a partition, "WEIGHTS/GRADIENTS", each "none", '
+    '"int8" or "int4"; int8 and int4 are those of ZeRO++ (arXiv 2306.10209).',
   )
 
 
 @section
 class PlannerOptions:
-  """Configurations that a plan tries, and their prediction."""
+  """Search space of a plan, and assumptions of its predictions."""
 
   cluster: str = field(
     "pipette-a100:16",
     "File of a cluster, or NAME:GROUPS of parallel/hardware/clusters.py, with "
-    '",uneven=SEED" for links between nodes that reach less than they should.',
+    '",uneven=SEED" for links between nodes with reduced bandwidth.',
   )
   execution: str = field(
     "lockstep",
-    'Execution of stages: in "lockstep", as launch.train runs them, a tick '
-    "being as long as its longest action and hop; or each at its own pace "
-    '("events").',
+    'Execution model of stages: "lockstep", as in launch.train, with ticks as '
+    'long as their longest action and transfer; or "events", with each stage '
+    "starting as soon as its inputs are present.",
     EXECUTIONS,
   )
   utilisation: float = field(
     0.5, f"{UTILISATION} (parallel/planner/workload.py)", POSITIVE_FRACTION
   )
-  timetables: tuple[str, ...] = field(
+  schedules: tuple[str, ...] = field(
     ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"),
-    "Timetables that are tried with all degrees of stages, data and tensor "
+    "Pipeline schedules to try, with all degrees of stages, data and tensor "
     "ranks.",
   )
-  chunks: tuple[int, ...] = field((1, 2), "Chunks that are tried.", COUNT)
+  chunks: tuple[int, ...] = field((1, 2), "Chunks per stage to try.", COUNT)
   schemes: tuple[str, ...] = field(
-    ("ddp", "zero1", "zero2", "zero3"), "Partitions that are tried."
+    ("ddp", "zero1", "zero2", "zero3"), "Partitions to try."
   )
   routes: tuple[str, ...] = field(
-    ("psum", "one_shot"), "Routes of the tensor axis that are tried."
+    ("psum", "one_shot"), "Routes of the tensor axis to try."
   )
   remats: tuple[str, ...] = field(
-    ("none", "reduced", "full"), "Values of config.model.remat that are tried."
+    ("none", "reduced", "full"), "Values of config.model.remat to try."
   )
-  offload: bool = field(True, "Whether config.zero.offload is tried.")
+  offload: bool = field(True, "Whether to try config.zero.offload.")
   keeps: tuple[str, ...] = field(
-    ("residuals", "inputs"), "Values of config.pipeline.keep that are tried."
+    ("residuals", "inputs"), "Values of config.pipeline.keep to try."
   )
   most_microbatches: int = field(
-    256, "Largest number of microbatches that is tried.", COUNT
+    256, "Largest number of microbatches to try.", COUNT
   )
-  top: int = field(5, "Number of answers.", COUNT)
+  top: int = field(5, "Number of reported configurations.", COUNT)
   ordered: int = field(
-    10, "Configurations that get a device order.", COUNT
+    10, "Number of configurations whose device order is optimised.", COUNT
   )
   why_not: tuple[str, ...] = field(
     (),
-    "Configurations whose disadvantage is explained, each as in "
-    '"parallel.stage=8 parallel.tensor=8"; keys that a text does not name are '
-    "as in the best one.",
+    "Configurations to compare with the best one, each as in "
+    '"parallel.stage=8 parallel.tensor=8"; other keys have the values of the '
+    "best one.",
   )
   second: Second = field(
-    Second, "Changes of the best configurations that change what is learned."
+    Second, "Second pass: variants that change training."
   )
 
 
 @section
 class Planner:
-  """A plan for the run whose sections are in the same config."""
+  """Plan for the training run in the other sections of the config."""
 
   study: str = study_key("planner")
   planner: PlannerOptions = field(
-    PlannerOptions, "Configurations that are tried, and their prediction."
+    PlannerOptions, "Search space, and assumptions of predictions."
   )
 
 
 @section
 class Published(Study):
-  """Step times of configurations that published configurators choose."""
+  """Step times of configurations chosen by published configurators."""
 
   name: str = field("published", "Name of the config.")
   study: str = study_key("published")
@@ -182,9 +181,9 @@ class Published(Study):
     ("pipette-v100:16", "pipette-a100:16"),
     "Names of parallel/hardware/clusters.py, with a number of nodes.",
   )
-  even: bool = field(True, "Whether links as published are among the cases.")
+  even: bool = field(True, "Whether to include links with published bandwidth.")
   seeds: tuple[int, ...] = field(
-    (1, 2, 3), "Seeds of links that are drawn slower than published.", SEED
+    (1, 2, 3), "Seeds of links that are randomly slower than published.", SEED
   )
   models: tuple[str, ...] = field(
     ("3.1B", "11.1B"), "Keys of MODELS in caatnet/studies/published/study.py."
@@ -195,11 +194,11 @@ class Published(Study):
     "Keys of CHOOSERS in caatnet/studies/published/choosers.py.",
   )
   annealed: int = field(
-    10, "Configurations of which Pipette anneals the order of nodes.", COUNT
+    10, "Configurations whose node order Pipette anneals.", COUNT
   )
-  steps: int = field(1000, "Orders that the annealing tries.", COUNT)
+  steps: int = field(1000, "Steps of the simulated annealing.", COUNT)
   execution: str = field(
-    "events", "Execution of stages, as in configs/planner/gpt_11b.py.",
+    "events", "Execution model of stages, as in configs/planner/gpt_11b.py.",
     EXECUTIONS,
   )
   utilisation: float = field(0.5, UTILISATION, POSITIVE_FRACTION)

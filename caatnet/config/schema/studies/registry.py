@@ -1,8 +1,8 @@
-"""The studies, by ``config.study`` and, for serving, ``config.subject``."""
+"""Registry of studies."""
 
 from caatnet.config.schema.studies import networks, plans, served, workloads
 
-# The studies, by config.study, and for serving config.subject.
+# Studies by config.study and, for serving, config.subject.
 STUDIES = {
   "alignment": workloads.Alignment,
   "collectives": networks.Collectives,

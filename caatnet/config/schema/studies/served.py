@@ -1,4 +1,4 @@
-"""Configs of the studies of servers."""
+"""Configs of studies of serving."""
 
 from caatnet.config.schema.fields import (
   COUNT,
@@ -31,36 +31,35 @@ class Workload:
 
 @section
 class Hardware:
-  """The paper's machine: an A10 of 24 GB on PCIe 4."""
+  """Machine of the FastSwitch paper: an A10 of 24 GB on PCIe 4."""
 
   device: str = field("a10", "Device of parallel/hardware/devices.py.")
   utilisation: float = field(
-    0.5, "Share of peak FLOP/s that a step reaches; of no source.",
+    0.5, "Achieved share of peak FLOP/s of a step, an assumption.",
     POSITIVE_FRACTION,
   )
   memory_fraction: float = field(
-    0.8, "Share of memory bandwidth that a step reaches; of no source.",
+    0.8, "Achieved share of memory bandwidth of a step, an assumption.",
     POSITIVE_FRACTION,
   )
   memory_share: float = field(
-    0.9, "Share of the memory that weights and cache may take: vLLM's default.",
+    0.9, "Share of memory for weights and cache, by vLLM's default.",
     POSITIVE_FRACTION,
   )
   page_size: int = field(16, "Positions of a page of the cache.", COUNT)
   pages: int = field(
-    2588, "Pages of the cache; 0 for as many as fit. The default is what vLLM "
-    "0.19.0 had for this model on another GPU of 24 GB "
+    2588, "Pages of the cache; 0 for the number that fits. The default is the "
+    "number of vLLM 0.19.0 for this model on another GPU of 24 GB "
     "(configs/serving/vllm_log.py).", COUNT_OR_NONE,
   )
   copy_rate: float = field(
-    25e9, "Bytes per second of copies in each direction: 80% of the 31.5 GB/s "
-    "of PCIe 4.0 x16.", POSITIVE,
+    25e9, "Bandwidth of copies in each direction in bytes/s: 80% of the 31.5 "
+    "GB/s of PCIe 4.0 x16.", POSITIVE,
   )
   copy_call_s: float = field(
     6e-6,
-    "Seconds of a contiguous range in addition to its bytes: 5 to 7 us for "
-    "each cudaMemcpyAsync (Wu et al., DualPath, arXiv 2602.21548, section "
-    "5.2).",
+    "Fixed time per contiguous range in seconds: 5 to 7 us for each "
+    "cudaMemcpyAsync (Wu et al., DualPath, arXiv 2602.21548, section 5.2).",
     NOT_NEGATIVE,
   )
   host_bytes: float = field(
@@ -70,41 +69,41 @@ class Hardware:
 
 @section
 class Arm:
-  """A way to preempt requests."""
+  """Preemption method."""
 
   preempt: str = field(
     "recompute", 'Handling of preempted pages: "recompute", "swap", or "cost", '
     "the cheaper one.", ("recompute", "swap", "cost"),
   )
-  single: bool = field(True, "Whether each page is copied by itself.")
-  growth: int = field(1, "Pages that a request takes at a time.", COUNT)
+  single: bool = field(True, "Whether each page is copied separately.")
+  growth: int = field(1, "Pages per allocation of a request.", COUNT)
   wait_s: float = field(
     1e6, "Longest copy, in seconds, for which a step waits.", NOT_NEGATIVE
   )
   keep: bool = field(
-    False, "Whether copies on the host outlive their use, and turns are copied "
-    "there.",
+    False, "Whether the host cache keeps copies after their use, and copies of "
+    "conversation turns.",
   )
 
 
 @section
 class FoundArm(Arm):
-  """A way to preempt requests, with prefix reuse."""
+  """Preemption method with prefix reuse."""
 
-  found: bool = field(True, "Whether pages are found by their tokens.")
+  found: bool = field(True, "Whether requests share pages of common prefixes.")
 
 
 @section
 class Limits:
   """Limits of a step."""
 
-  slots: int = field(256, "Requests that run at a time.", COUNT)
+  slots: int = field(256, "Largest number of running requests.", COUNT)
   tokens: int = field(2048, "Tokens of a step.", COUNT)
-  steps_ahead: int = field(2, "Steps that are under way at a time.", COUNT)
+  steps_ahead: int = field(2, "Largest number of steps in flight.", COUNT)
 
 
 def _arms() -> dict[str, Arm]:
-  """Returns the arms, each of which adds one thing to the one before."""
+  """Returns the arms; each adds one feature to the previous one."""
   copies = {"preempt": "swap", "single": False, "growth": 4}
   return {
     "recompute": Arm(),
@@ -122,15 +121,15 @@ class FastSwitch(Study):
 
   @section
   class Priorities:
-    """Priorities that change."""
+    """Changing priorities."""
 
     frequency: float = field(
       0.04,
-      "Probability that a step gives new priorities: the paper's for an 8B "
+      "Probability that a step changes priorities, as in the paper for an 8B "
       "model.",
       FRACTION,
     )
-    levels: int = field(8, "Number of priorities; of no source.", COUNT)
+    levels: int = field(8, "Number of priorities, an assumption.", COUNT)
 
   @section
   class Sessions:
@@ -140,18 +139,18 @@ class FastSwitch(Study):
     rate: float = field(1.0, "Turns per second.", POSITIVE)
     turns: float = field(5.5, "Mean number of turns of a session.", Range(1))
     think_s: float = field(
-      30.0, "Mean seconds between an answer and the next turn; of no source.",
-      NOT_NEGATIVE,
+      30.0, "Mean time between a response and the next turn in seconds, an "
+      "assumption.", NOT_NEGATIVE,
     )
     seed: int = field(0, "Seed of the sessions.", SEED)
     longest_answer: int = field(
-      1000, "Largest number of tokens of an answer: the 99th percentile of "
-      "ShareGPT's.", COUNT,
+      1000, "Largest number of tokens of a response: the 99th percentile of "
+      "ShareGPT.", COUNT,
     )
 
   @section
   class Trace:
-    """A public trace of requests."""
+    """Public trace of requests."""
 
     path: str = field(
       "",
@@ -162,33 +161,33 @@ class FastSwitch(Study):
   study: str = study_key("serving")
   subject: str = field("fastswitch", "Subject of the study.", ("fastswitch",))
   keep: str = field(
-    "runs/fastswitch/cells.jsonl", "File that keeps finished simulations; "
-    '"" keeps nothing.',
+    "runs/fastswitch/cells.jsonl", "File that stores finished simulations, "
+    'which are not repeated; "" for none.',
   )
   model: Workload = field(Workload, "Sizes of the model.")
   hardware: Hardware = field(Hardware, "Machine that serves.")
   limits: Limits = field(Limits, "Limits of a step.")
   arms: dict[str, Arm] = field(
-    _arms, "Ways to preempt requests, by their names."
+    _arms, "Preemption methods by name."
   )
   order: tuple[str, ...] = field(
     ("recompute", "blocks", "groups", "asynchronous", "reuse", "cost"),
-    "Arms that are simulated, in this order.",
+    "Arms to simulate, in this order.",
   )
-  priorities: Priorities = field(Priorities, "Priorities that change.")
+  priorities: Priorities = field(Priorities, "Changes of priorities.")
   kinds: tuple[str, ...] = field(
-    ("random", "markov"), "Changes of priorities in the first setting; the "
-    "second has the first kind.",
+    ("random", "markov"), "Kinds of priority changes in the first setting; the "
+    "second setting has the first kind.",
   )
   sessions: Sessions = field(Sessions, "Sessions of the first setting.")
   traces: dict[str, Trace] = field(
     lambda: {
       name: FastSwitch.Trace()
       for name in ("azure_code", "azure_conv", "mooncake")
-    }, "Traces of the second setting, by their names.",
+    }, "Traces of the second setting by name.",
   )
   num_requests: int = field(
-    200, "Number of requests that are read of each trace; 0 for all.",
+    200, "Number of requests of each trace; 0 for all.",
     COUNT_OR_NONE,
   )
   loads: tuple[float, ...] = field(
@@ -199,60 +198,60 @@ class FastSwitch(Study):
     (0, 1, 2, 3, 4), "Seeds of Poisson arrivals, for the comparison of costs.",
     SEED,
   )
-  seeds_trace: str = field("azure_conv", "Trace of that comparison.")
-  ranks: int = field(8, "Tensor ranks, for CAAT-Net's part.", TWO_OR_MORE)
-  ranks_device: str = field("h100", "Device of these ranks.")
+  seeds_trace: str = field("azure_conv", "Trace of the comparison of costs.")
+  ranks: int = field(8, "Tensor ranks of the CAAT-Net experiment.", TWO_OR_MORE)
+  ranks_device: str = field("h100", "Device of the tensor ranks.")
   shares: tuple[float, ...] = field(
     (1.0, 0.75, 0.5, 0.25, 0.0),
-    "Values of p, for CAAT-Net's part; () leaves it out.",
+    "Values of p of the CAAT-Net experiment; () to skip it.",
     FRACTION,
   )
   shares_rate: float = field(
-    40.0, "Requests per second of the trace, for CAAT-Net's part.", POSITIVE
+    40.0, "Requests per second of the CAAT-Net experiment's trace.", POSITIVE
   )
 
 
 @section
 class Client:
-  """A client with requests of its own."""
+  """Client with its own requests."""
 
   requests: int = field(400, "Number of requests.", COUNT)
   rate: float = field(
     0.0, "Requests per second; 0 for all at once.", NOT_NEGATIVE
   )
   prompt: int = field(
-    128, "Mean tokens of a prompt, in addition to the shared ones.", COUNT
+    128, "Mean tokens of a prompt, without the common prefix.", COUNT
   )
-  output: int = field(64, "Mean tokens of an answer.", COUNT)
+  output: int = field(64, "Mean tokens of a response.", COUNT)
   shared: int = field(
-    256, "Tokens with which all of the client's prompts begin.", COUNT
+    256, "Tokens of the common prefix of the client's prompts.", COUNT
   )
   priority: int = field(
     1, "Strict priority; lower is served earlier.", COUNT_OR_NONE
   )
   backlogged: bool = field(
-    True, "Whether the client is among those that are compared."
+    True, "Whether the client is included in the comparison."
   )
 
 
 @section
 class Fairness(Study):
-  """The cost of fairness between clients that exceed a server's capacity."""
+  """Cost of fairness between clients that exceed a server's capacity."""
 
   name: str = field("fairness", "Name of the config.")
   study: str = study_key("serving")
   subject: str = field("fairness", "Subject of the study.", ("fairness",))
   policies: tuple[str, ...] = field(
     ("first_come", "shortest_first", "strict_priority", "vtc", "dlpm"),
-    "Scheduling policies that serve the same requests.",
+    "Scheduling policies, each of which serves the same requests.",
   )
   seed: int = field(0, "Seed of the requests.", SEED)
   model: Workload = field(Workload, "Sizes of the model.")
   hardware: Hardware = field(Hardware, "Machine that serves.")
   arm: FoundArm = field(FoundArm, "Handling of preemption.")
   limits: Limits = field(
-    lambda: Limits(slots=16), "Limits of a step. Slots are few, so that the "
-    "bound, which grows with them, is of use.",
+    lambda: Limits(slots=16), "Limits of a step. The number of slots is small, "
+    "since the fairness bound grows with it.",
   )
   clients: dict[str, Client] = field(
     lambda: {
@@ -262,47 +261,47 @@ class Fairness(Study):
         requests=1200, rate=20.0, prompt=256, output=128, priority=0
       ),
       "light": Client(requests=60, rate=0.5, backlogged=False),
-    }, "Clients by their names.",
+    }, "Clients by name.",
   )
 
 
 @section
 class VLLMLog(Study):
-  """A simulation of vLLM's run of 300 requests, compared with its log."""
+  """Simulation of a vLLM run of 300 requests, compared with its log."""
 
   @section
   class Server:
     """Options of vLLM in that run."""
 
     policy: str = field("first_come", "Scheduling policy.")
-    slots: int = field(256, "Requests that run at a time.", COUNT)
+    slots: int = field(256, "Largest number of running requests.", COUNT)
     tokens: int = field(2048, "Tokens of a step.", COUNT)
     page_size: int = field(16, "Positions of a page of the cache.", COUNT)
     pages: int = field(2588, "Pages of the cache.", TWO_OR_MORE)
-    reuse: bool = field(True, "Whether pages are found by their tokens.")
+    reuse: bool = field(True, "Whether requests share pages of prefixes.")
     whole_prompt: bool = field(
-      True, "Whether a request is admitted only if pages for its whole prompt "
-      "are left.",
+      True, "Whether admission of a request requires free pages for its whole "
+      "prompt.",
     )
-    steps_ahead: int = field(2, "Steps that are under way at a time.", COUNT)
+    steps_ahead: int = field(2, "Largest number of steps in flight.", COUNT)
 
   name: str = field("vllm_log", "Name of the config.")
   study: str = study_key("serving")
   subject: str = field("vllm_log", "Subject of the study.", ("vllm_log",))
   num_requests: int = field(
-    0, "Number of requests that are read of the log; 0 for all.", COUNT_OR_NONE
+    0, "Number of requests of the log; 0 for all.", COUNT_OR_NONE
   )
   prefixes: str = field(
-    "published", 'Prompts with the same beginning: "published", as in the '
-    'published workload, or "none", or that workload\'s file.',
+    "published", 'Common prefixes of prompts: "published", as in the published '
+    'workload, "none", or the path of that workload\'s file.',
   )
   server: Server = field(Server, "Options of vLLM in that run.")
   percentiles: tuple[int, ...] = field(
-    (50, 90, 95, 99), "Percentiles that are compared.",
+    (50, 90, 95, 99), "Percentiles to compare.",
     Range(0, 100, whole=True),
   )
   tolerance: float = field(
-    0.02, "Relative error beyond which a rule is suspected.", FRACTION
+    0.02, "Relative error above which a rule is reported.", FRACTION
   )
   change: float = field(
     0.01,

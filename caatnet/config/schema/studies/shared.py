@@ -1,4 +1,4 @@
-"""Keys that the configs of several studies share."""
+"""Keys shared by the configs of several studies."""
 
 from typing import Any
 
@@ -9,30 +9,30 @@ from caatnet.config.schema.fields import (
 
 
 def study_key(name: str) -> Any:
-  """Declares ``config.study``."""
+  """Declares ``config.study`` with one allowed value."""
   return field(name, "Study that runs.", (name,))
 
 
 @section
 class Study:
-  """The key that all studies have."""
+  """Key common to all studies."""
 
   name: str = field("study", "Name of the config.")
 
 
 BANDWIDTH = (
-  "Bytes per second of links, or a kind of link of parallel/hardware/links.py "
-  '("nvlink_4"); "" for the topology\'s own.'
+  "Bandwidth of links in bytes/s, or a kind of link of "
+  'parallel/hardware/links.py ("nvlink_4"); "" for the topology\'s default.'
 )
 
 
 LATENCY = (
   "Latency of links in seconds, or a kind of link of "
-  'parallel/hardware/links.py; "" for the topology\'s own.'
+  'parallel/hardware/links.py; "" for the topology\'s default.'
 )
 
 
-UTILISATION = "Share of the peak that matrix products reach, an assumption."
+UTILISATION = "Achieved share of peak FLOP/s of matrix products, an assumption."
 
 
 EXECUTIONS = ("events", "lockstep")

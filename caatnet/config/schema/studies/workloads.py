@@ -1,4 +1,4 @@
-"""Configs of the studies of rows, outer loops, partitions and decoding."""
+"""Configs of studies of rows, outer loops, partitions and decoding."""
 
 from caatnet.config.schema.fields import (
   COUNT,
@@ -16,7 +16,7 @@ from caatnet.config.schema.studies.shared import Study, study_key
 
 @section
 class Alignment(Study):
-  """Features whose rows do not fill whole memory sectors."""
+  """Alignment of feature rows that do not fill whole memory sectors."""
 
   name: str = field("alignment", "Name of the config.")
   study: str = study_key("alignment")
@@ -27,11 +27,13 @@ class Alignment(Study):
   )
   num_rows: int = field(1_000_000, "Rows of the table.", COUNT)
   num_ids: int = field(
-    100_000, "Rows that are gathered, drawn at random.", COUNT
+    100_000, "Number of gathered rows, drawn at random.", COUNT
   )
   offset: int = field(0, "Byte address of row 0.", COUNT_OR_NONE)
   seed: int = field(0, "Seed of the rows.", SEED)
-  largest: int = field(700, "Largest number of features of the curve.", COUNT)
+  largest: int = field(
+    700, "Largest number of features in the plot.", COUNT
+  )
 
 
 @section
@@ -40,7 +42,7 @@ class Utilisation(Study):
 
   @section
   class Recommend:
-    """A model between sites and the candidates for it."""
+    """Model that is trained across sites, and candidate outer loops."""
 
     link: str = field(
       "wide_area_10g", "Name of a link in parallel/hardware/links.py, in lower "
@@ -49,16 +51,15 @@ class Utilisation(Study):
     parameters: float = field(10e9, "Parameters of the model.", POSITIVE)
     num_layers: int = field(48, "Layers of the model.", COUNT)
     step_seconds: float = field(
-      0.8, "Seconds of a step that never waits.", POSITIVE
+      0.8, "Time of a step without communication, in seconds.", POSITIVE
     )
     target: float = field(
-      0.95, "Share of the time that compute is to reach.", INNER_FRACTION
+      0.95, "Target compute utilisation.", INNER_FRACTION
     )
     volume_factor: float = field(
       1.0,
-      "Bits that a replica sends for each bit of its parameters: 2 (M - 1) / M "
-      "in a ring of M replicas, M - 1 if each sends its own to all others, as "
-      "codes of 4 bits are sent.",
+      "Bits sent per replica and bit of its parameters: 2 (M - 1) / M in a "
+      "ring of M replicas; M - 1 for an all-gather, as for codes of 4 bits.",
       POSITIVE,
     )
     sync_every: tuple[int, ...] = field(
@@ -88,7 +89,7 @@ class Utilisation(Study):
 
 @section
 class Partitions(Study):
-  """All partitions of the training state, with memory, bytes and time."""
+  """Partitions of the training state, with memory, bytes and time."""
 
   @section
   class Ranks:
@@ -115,23 +116,23 @@ class Partitions(Study):
   zero: Levels = field(Levels, "Levels, as in a training run.")
   bandwidths: str = field(
     "",
-    "GB/s that a device receives over a level, instead of the cluster's, as in "
-    '"gpu:100".',
+    "Receive bandwidth of a device over a level in GB/s, instead of the "
+    'cluster\'s, as in "gpu:100".',
   )
   memory_gb: float = field(
-    64.0, "Memory of a device in GB, all of it for the training state: "
-    "activations are left out.", POSITIVE,
+    64.0, "Memory of a device for the training state, in GB; activations are "
+    "not included.", POSITIVE,
   )
   utilisation: float = field(
     0.4,
-    "Share of the bfloat16 peak that compute alone reaches, an assumption.",
+    "Achieved share of the bfloat16 peak of compute alone, an assumption.",
     POSITIVE_FRACTION,
   )
   parameters: float = field(20e9, "Parameters of the model.", POSITIVE)
   num_layers: int = field(
     50,
-    "Layers, each of which is partitioned by itself; only padding depends on "
-    "their number.",
+    "Layers, which are partitioned separately; only padding depends on their "
+    "number.",
     COUNT,
   )
   tokens: int = field(
@@ -153,14 +154,14 @@ class Partitions(Study):
     "their compute.",
   )
   weight_codecs: tuple[str, ...] = field(
-    ("none", "int8", "int4"), "Codecs of weights that are tried."
+    ("none", "int8", "int4"), "Codecs of weights to try."
   )
   gradient_codecs: tuple[str, ...] = field(
-    ("none", "int8", "int4"), "Codecs of gradients that are tried."
+    ("none", "int8", "int4"), "Codecs of gradients to try."
   )
   secondary_codecs: tuple[str, ...] = field(
-    ("none", "int8"), "Codecs of the second copy that are tried; with () no "
-    "second copy is tried.",
+    ("none", "int8"), "Codecs of the second copy to try; () for no second "
+    "copy.",
   )
   accumulations: tuple[int, ...] = field(
     (1, 2, 4, 8, 16), "Microbatches per step for which the best partition is "
@@ -180,28 +181,29 @@ class Inference(Study):
   machines: tuple[str, ...] = field(
     ("gpu:h200:1x8", "gpu:a100:1x8", "gpu:a100-pcie:1x8", "tpu:v5p:2x2x2",
      "tpu:v6e:2x4"),
-    "Devices of one node or slice, each of which is a tensor rank, as in "
-    "--target of launch.compile.",
+    "Devices of one node or slice, as in --target of launch.compile; each "
+    "device is a tensor rank.",
   )
   p: tuple[float, ...] = field(
     (1.0, 0.75, 0.5, 0.25), "Fractions of the channels that all row-parallel "
-    "projections sum over ranks.", FRACTION,
+    "projections reduce over ranks.", FRACTION,
   )
   every: tuple[int, ...] = field(
-    (2,), "Alternatively: both projections of one layer in so many sum all "
-    "channels, others none.", COUNT,
+    (2,), "Alternative to p: in one of every N layers both projections reduce "
+    "all channels, in other layers none.", COUNT,
   )
   batch: tuple[int, ...] = field(
-    (1, 32, 256), "Sequences that decode at once.", COUNT
+    (1, 32, 256), "Concurrently decoding sequences.", COUNT
   )
-  context: int = field(2048, "Positions that each of them attends to.", COUNT)
+  context: int = field(2048, "Cached positions of each sequence.", COUNT)
   prompt: int = field(
-    2048, "Tokens of a prompt that is prefilled; 0 for none.", COUNT_OR_NONE
+    2048, "Tokens of a prefilled prompt; 0 for none.", COUNT_OR_NONE
   )
   compute_factor: float = field(
     1.0, "Factor of the roofline's time. Measured layers take 1.4 to 2.3 times "
-    "as long (the table of layers); with that, less is saved.", POSITIVE,
+    "as long (the table of layers), which reduces the saving.", POSITIVE,
   )
   threshold: float = field(
-    0.05, "Saving of a step, as a fraction, that counts as a help.", FRACTION
+    0.05, "Smallest relative saving of a step that counts as an improvement.",
+    FRACTION,
   )

@@ -1,4 +1,4 @@
-"""Policies that order requests."""
+"""Scheduling policies: admission order and preemption order of requests."""
 
 from parallel.lazy import attach
 

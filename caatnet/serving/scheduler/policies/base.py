@@ -1,9 +1,9 @@
-"""What a policy decides, and nothing else: who is next, and who gives way.
+"""Interface of scheduling policies: admission order and preemption victims.
 
-A policy has the line of the requests that are not running. Its three choices
-are values: the order of admission (`peek`), the victim among running requests
+A policy owns the queue of requests that are not running. It answers three
+questions: the next request to admit (`peek`), the running request to preempt
 (`victim`, `displaces`), and which requests may share a step (`batch_key`). The
-scheduler asks and does all the rest.
+scheduler does everything else.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,28 +14,28 @@ from typing import Any
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.running import Running
 
-Clients = Sequence[tuple[Hashable, float]]  # with their weights
+Clients = Sequence[tuple[Hashable, float]]  # (client, weight)
 
 
 class Policy:
-  """First come, first served, and the base of other orders.
+  """First come, first served, and the base class of other policies.
 
-  A policy with another order by a value of each request overrides `value`. One
-  whose line has another order than preemption overrides `key`, too, and one
-  whose order changes with what is served overrides the line.
+  A policy that orders requests by a number overrides `value`. One whose queue
+  order differs from its preemption order also overrides `key`, and one whose
+  order depends on the service that clients received overrides the queue.
   """
 
   def value(self, request: Request) -> float:
-    """Returns the number by which requests are ordered, the smallest first.
+    """Returns the number that orders requests, the smallest first.
 
-    It is called when a request joins the line, gets a slot, or has its priority
-    changed (`update`). Running requests are preempted in the opposite order.
+    It is evaluated when a request joins the queue, gets a slot, or changes its
+    priority (`update`). Running requests are preempted in the opposite order.
     """
     del request
     return 0.0
 
   def key(self, request: Request) -> Any:
-    """Returns the key of a request in line: its value, then its number.
+    """Returns the sort key of a queued request: its value, then its number.
 
     Raises:
       ValueError: The value is not a number.
@@ -43,12 +43,12 @@ class Policy:
     return checked_value(self, request), request.number
 
   def __init__(self) -> None:
-    """Makes an empty line."""
+    """Makes an empty queue."""
     self._heap: list[tuple[Any, int, Request]] = []
     self._entries: dict[int, tuple[Any, int, Request]] = {}
 
   def batch_key(self, request: Request) -> Hashable:
-    """Returns a value that all requests of a step have in common."""
+    """Returns a value that all requests of a step must share."""
     del request
     return None
 
@@ -57,32 +57,35 @@ class Policy:
     return running.last()
 
   def displaces(self, waiting: Request, running: Running) -> bool:
-    """Returns whether a waiting request may take the place of who is last."""
+    """Returns whether a waiting request may preempt the last running one."""
     del waiting, running
     return False
 
   def push(self, request: Request) -> None:
-    """Puts a request in line, a new one or one that was preempted."""
+    """Adds a new or a preempted request to the queue."""
     entry = (self.key(request), request.number, request)
     self._entries[request.number] = entry
     heapq.heappush(self._heap, entry)
-    if len(self._heap) > 2 * len(self._entries) + 64:  # most are no more
+    # Removed requests stay in the heap until they are popped; a heap that
+    # consists mostly of them is rebuilt.
+    if len(self._heap) > 2 * len(self._entries) + 64:
       self._heap = list(self._entries.values())
       heapq.heapify(self._heap)
 
   def remove(self, request: Request) -> None:
-    """Takes a request out of the line."""
+    """Removes a request from the queue."""
     del self._entries[request.number]
 
   def update(self, request: Request) -> None:
-    """Notes that a request's priority has changed, which need not count."""
+    """Handles a changed request priority; ignored by default."""
 
   def peek(self) -> Request | None:
-    """Returns who is next; None if nobody is in line."""
+    """Returns the next request to admit; None if the queue is empty."""
     while self._heap:
       entry = self._heap[0]
       if self._entries.get(entry[1]) is entry:
         return entry[2]
+      # An entry that `remove` or a second `push` has invalidated.
       heapq.heappop(self._heap)
     return None
 
@@ -90,42 +93,42 @@ class Policy:
     return len(self._entries)
 
   def waiting(self) -> list[Request]:
-    """Returns all in line, in no order."""
+    """Returns all queued requests, in no particular order."""
     return [entry[2] for entry in self._entries.values()]
 
   def arrived(self, request: Request) -> None:
-    """Notes a request that is new; `push` follows."""
+    """Handles the arrival of a new request; `push` follows."""
 
   def admitted(self, request: Request, num_read: int) -> None:
-    """Notes that a request runs, and how many tokens it reads for that."""
+    """Handles the admission of a request, with the number of tokens to read."""
 
   def served(self, clients: Clients, counts: Sequence[int]) -> None:
-    """Notes tokens that a step draws.
+    """Handles the tokens that a step draws.
 
     Args:
-      clients: Whose they are.
-      counts: How many each of these gets, which may be none.
+      clients: Clients with their weights.
+      counts: Number of tokens drawn for each of these clients; may be 0.
     """
 
-  def published(self, names: bytes) -> None:
-    """Notes names, one after another, of pages that can be found now."""
+  def published(self, block_hashes: bytes) -> None:
+    """Handles newly cached pages, given as concatenated block hashes."""
 
   def ended(self, request: Request) -> None:
-    """Notes that a request has ended or was cancelled."""
+    """Handles the end or the cancellation of a request."""
 
 
 def checked_value(policy: Policy, request: Request) -> float:
-  """Returns the value of a request; inf is one.
+  """Returns the value of a request as a float; infinity is allowed.
 
   Raises:
-    ValueError: It is no number.
+    ValueError: The value is not a number or is NaN.
   """
   value = policy.value(request)
   try:
     number = float(value)
   except (TypeError, ValueError):
     number = math.nan
-  if number != number:
+  if number != number:  # NaN
     raise ValueError(
       f"{type(policy).__name__}.value={value!r} of request {request.number} "
       "must be a number"

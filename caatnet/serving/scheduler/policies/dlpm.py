@@ -1,10 +1,11 @@
-"""Deficit longest prefix match: reuse first, within what fairness allows.
+"""Deficit longest prefix match: prefix reuse within a fairness bound.
 
-Of the clients whose deficit is positive the request with the longest cached
-prefix is next. Service is taken from the deficit; when no client in line has
-any left, all get a quantum, so none gets more than that ahead. What is cached
-is looked up when a request joins the line, when the first page that it lacks
-gets a name, and, since pages are evicted, when it is about to be next.
+Among the clients with a positive deficit, the request with the longest cached
+prefix is next. Service is subtracted from the deficit. When no client with a
+queued request has a positive deficit, each gets a quantum, so that no client is
+ahead by more than one quantum. The cached prefix is looked up when a request
+joins the queue, when the first page that it lacks is cached, and, since pages
+are evicted, when it is about to be selected.
 
 Source: Cao et al., Locality-aware fair scheduling in LLM serving (arXiv
 2501.14312), algorithm 1.
@@ -19,43 +20,43 @@ from caatnet.serving.scheduler.policies.clients import ClientLines
 
 
 class DeficitLongestPrefix(ClientLines):
-  """The longest cached prefix first, of clients that have deficit left."""
+  """Longest cached prefix first, among clients with a positive deficit."""
 
   def __init__(
     self, hits: Callable[[Request], int], quantum: float = 8192.0,
     output_cost: float = 2.0,
   ) -> None:
-    """Makes an empty line.
+    """Makes an empty queue.
 
     Args:
-      hits: Returns how many pages of a request are in the cache.
-      quantum: What a client of weight 1 gets at a refill, in tokens read.
-      output_cost: The cost of a token drawn, in tokens read.
+      hits: Returns the number of a request's pages that are cached.
+      quantum: Refill of a client of weight 1, in tokens read.
+      output_cost: Cost of a drawn token, in tokens read.
     """
     super().__init__()
-    self.deficits = self._served  # what each client may still be served
+    self.deficits = self._served  # remaining service per client, in tokens
     self._hits, self._quantum, self._cost = hits, quantum, output_cost
-    # Who waits for a page of a name to be cached.
+    # Queued requests by the block hash of the first page that they lack.
     self._lacking: dict[bytes, dict[int, Request]] = {}
 
   def key(self, request: Request) -> int:
-    """Returns how many pages are cached, the most first."""
+    """Returns the negated number of cached pages."""
     return -self._hits(request)
 
   def push(self, request: Request) -> None:
-    """Puts a request in line."""
+    """Adds a request to the queue, indexed by the first page that it lacks."""
     super().push(request)
     lacks = self._lacks(request)
     if lacks is not None:
       self._lacking.setdefault(lacks, {})[request.number] = request
 
   def _lacks(self, request: Request) -> bytes | None:
-    """Returns the first name that was not found when it was looked up."""
+    """Returns the first block hash that was not cached at the last lookup."""
     first = -self._entries[request.number][0] * prefixes.SIZE
-    return request.names[first : first + prefixes.SIZE] or None
+    return request.block_hashes[first : first + prefixes.SIZE] or None
 
   def remove(self, request: Request) -> None:
-    """Takes a request out of line."""
+    """Removes a request from the queue."""
     lacks = self._lacks(request)
     alike = self._lacking.get(lacks, {})
     alike.pop(request.number, None)
@@ -63,21 +64,25 @@ class DeficitLongestPrefix(ClientLines):
       self._lacking.pop(lacks, None)
     super().remove(request)
 
-  def published(self, names: bytes) -> None:
-    """Looks up again who lacked these."""
-    for name in filter(self._lacking.__contains__, prefixes.split(names)):
-      for request in self._lacking.pop(name).values():
+  def published(self, block_hashes: bytes) -> None:
+    """Repeats the lookup of requests that lacked one of these pages."""
+    found = prefixes.split(block_hashes)
+    for block_hash in filter(self._lacking.__contains__, found):
+      for request in self._lacking.pop(block_hash).values():
         self.push(request)
 
   def peek(self) -> Request | None:
-    """Returns the longest cached prefix of a client with deficit left."""
+    """Returns the longest cached prefix of a client with a positive deficit."""
     deficits, lines = self.deficits, self._lines
     while lines:
       able = [line[0] for c, line in lines.items() if deficits[c] > 0]
       if not able:
+        # One quantum for all; repeated until a deficit is positive.
         for client, line in lines.items():
           deficits[client] += self._quantum * line[0][2].weight
         continue
+      # The number of cached pages may be stale since pages are evicted: a
+      # changed request is queued again.
       hits, _, request = min(able)
       if self.key(request) == hits:
         return request
@@ -86,11 +91,11 @@ class DeficitLongestPrefix(ClientLines):
     return None
 
   def admitted(self, request: Request, num_read: int) -> None:
-    """Charges what is read."""
+    """Charges the tokens read."""
     self.deficits[request.client] -= num_read
 
   def served(self, clients: Clients, counts: Sequence[int]) -> None:
-    """Charges what is drawn."""
+    """Charges the tokens drawn."""
     deficits, cost = self.deficits, self._cost
     for (client, _), count in zip(clients, counts, strict=True):
       if count:

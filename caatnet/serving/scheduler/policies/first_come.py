@@ -4,4 +4,4 @@ from caatnet.serving.scheduler.policies.base import Policy
 
 
 class FirstCome(Policy):
-  """The order of arrival; who came last gives way."""
+  """Order of arrival; the request that arrived last is preempted first."""

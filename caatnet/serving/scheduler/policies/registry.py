@@ -1,4 +1,7 @@
-"""Policies by name. A new policy is a file here and a row."""
+"""Registry of policies by name.
+
+A new policy is a file in this directory and a row of `POLICIES`.
+"""
 
 from collections.abc import Callable
 
@@ -17,16 +20,20 @@ POLICIES: dict[str, Callable[[Pages], Policy]] = {
   "shortest_first": lambda pages: ShortestFirst(),
   "vtc": lambda pages: VirtualTokenCounter(),
   "dlpm": lambda pages: DeficitLongestPrefix(
-    lambda request: len(pages.find(request.names))
+    lambda request: len(pages.find(request.block_hashes))
   ),
 }
 
 
 def make(name: str, pages: Pages) -> Policy:
-  """Returns a policy with an empty line.
+  """Returns a policy with an empty queue.
+
+  Args:
+    name: A key of `POLICIES`.
+    pages: Pages of the cache, for policies that look up cached prefixes.
 
   Raises:
-    ValueError: There is no policy of that name.
+    ValueError: The name is not in `POLICIES`.
   """
   known("policy ", name, POLICIES)
   return POLICIES[name](pages)

@@ -1,4 +1,4 @@
-"""Shortest first, by the tokens that a request may still read and draw."""
+"""Shortest job first, by the tokens that a request may read and draw."""
 
 import operator
 
@@ -6,10 +6,10 @@ from caatnet.serving.scheduler.policies.base import Policy
 
 
 class ShortestFirst(Policy):
-  """The least work first; ``max_tokens`` stands for what is not known.
+  """Least work first; ``max_tokens`` is used as the unknown output length.
 
-  In line a request has the work that was left when it joined; what runs is
-  compared by the same number, so that the last to be admitted gives way.
+  The value is `Request.longest`, which does not change while a request runs.
+  The running request with the largest value is preempted first.
   """
 
   value = operator.attrgetter("longest")

@@ -1,4 +1,4 @@
-"""Strict priority: the lowest number first, and it takes pages from others."""
+"""Preemptive strict priority: the request with the lowest number runs first."""
 
 import heapq
 import operator
@@ -9,28 +9,28 @@ from caatnet.serving.scheduler.running import Running
 
 
 class StrictPriority(Policy):
-  """The lowest priority number first, and among equals who came first.
+  """Lowest priority number first; ties in the order of arrival.
 
-  Many priorities change at once, so the line is put in order when it is asked
-  for the next one.
+  Many priorities change at once, so the queue is sorted lazily, when the next
+  request is read.
   """
 
   value = operator.attrgetter("priority")
 
   def __init__(self) -> None:
-    """Makes an empty line."""
+    """Makes an empty queue."""
     super().__init__()
     self._ordered = True
 
   def update(self, request: Request) -> None:
-    """Notes that a request's priority has changed."""
+    """Updates the key of a queued request whose priority has changed."""
     if request.number in self._entries:
       entry = (self.key(request), request.number, request)
       self._entries[request.number] = entry
       self._ordered = False
 
   def peek(self) -> Request | None:
-    """Returns who is next; None if nobody is in line."""
+    """Returns the next request to admit; None if the queue is empty."""
     if not self._ordered:
       self._heap = list(self._entries.values())
       heapq.heapify(self._heap)
@@ -38,6 +38,6 @@ class StrictPriority(Policy):
     return super().peek()
 
   def displaces(self, waiting: Request, running: Running) -> bool:
-    """A running request gives way to one of a lower number."""
+    """Returns whether a running request has a higher priority number."""
     values = running.values[running.slots]
     return bool((values > self.value(waiting)).any())

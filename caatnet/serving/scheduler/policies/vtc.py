@@ -1,12 +1,12 @@
-"""Virtual token counters: the client who has had least service is next.
+"""Virtual token counters: the client with the least service is next.
 
-A counter grows by w_p per token that a client's requests read at admission and
-by w_q per token that they draw, over the client's weight. A client who had
-nothing in line is lifted to the least counter of those who have, so that
-nobody saves service up.
+A client's counter grows by w_p / weight per token that its requests read at
+admission and by w_q / weight per token that they draw. The counter of a client
+without queued requests is lifted, at its next arrival, to the least counter of
+the clients that have some, so that no client accumulates credit while idle.
 
-Deviations: tokens whose pages are found are not read, so they cost nothing;
-a request that was preempted pays for its prompt once.
+Deviations: tokens whose pages are cached are not read and cost nothing; a
+request that was preempted is charged for its prompt once.
 
 Source: Sheng et al., Fairness in serving large language models, OSDI 2024
 (arXiv 2401.00588), algorithm 2.
@@ -20,33 +20,34 @@ from caatnet.serving.scheduler.policies.clients import ClientLines
 
 
 class VirtualTokenCounter(ClientLines):
-  """The client with the least counter first, each client's in turn.
+  """Client with the smallest counter first; its requests in arrival order.
 
   Attributes:
-    counters: The service of each client so far.
+    counters: Weighted service of each client so far.
   """
 
   def __init__(self, input_cost: float = 1.0, output_cost: float = 2.0) -> None:
-    """Makes an empty line.
+    """Makes an empty queue.
 
     Args:
-      input_cost: w_p, per token of a prompt.
-      output_cost: w_q, per token drawn.
+      input_cost: w_p, cost per token of a prompt.
+      output_cost: w_q, cost per token drawn.
     """
     super().__init__()
     self.counters = self._served
     self._costs = input_cost, output_cost
 
   def arrived(self, request: Request) -> None:
-    """Lifts a client who had nothing in line."""
+    """Lifts the counter of a client without queued requests."""
     super().arrived(request)
     if request.client not in self._lines and self._lines:
+      # Credit from the time without queued requests is lost.
       least = min(self.counters[c] for c in self._lines)
       own = self.counters[request.client]
       self.counters[request.client] = max(own, least)
 
   def peek(self) -> Request | None:
-    """Returns the oldest request of the client with the least counter."""
+    """Returns the oldest request of the client with the smallest counter."""
     if not self._lines:
       return None
     counters, lines = self.counters, self._lines
@@ -55,13 +56,13 @@ class VirtualTokenCounter(ClientLines):
     return min(able)[2]
 
   def admitted(self, request: Request, num_read: int) -> None:
-    """Charges what is read at the first admission."""
+    """Charges the tokens read at the first admission."""
     if not request.num_preempted:
       cost = self._costs[0] * num_read / request.weight
       self.counters[request.client] += cost
 
   def served(self, clients: Clients, counts: Sequence[int]) -> None:
-    """Charges what is drawn."""
+    """Charges the tokens drawn."""
     counters, cost = self.counters, self._costs[1]
     for (client, weight), count in zip(clients, counts, strict=True):
       if count:

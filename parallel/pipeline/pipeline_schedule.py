@@ -1,16 +1,17 @@
-"""What every stage of a pipeline runs at every tick, as data.
+"""Pipeline schedule: the action of every stage at every tick, as data.
 
-A model is cut into ``stages x chunks`` parts of successive layers: part
-``chunk * stages + stage`` is a stage's chunk. So what follows a part lies on
-the next stage, and the last stage is followed by the first one's next chunk. A
-microbatch goes forward through all parts in turn, and its cotangents go back. A
-part's backward is one action, or two: the cotangents of its input, for which
-the part before it waits, and those of its weights, for which nobody waits.
+A model is split into ``stages x chunks`` parts of consecutive layers: part
+``chunk * stages + stage`` is a stage's chunk. The successor of a part is on the
+next stage, and the last stage is followed by the first stage's next chunk. A
+microbatch passes forward through all parts in order, and its cotangents pass
+back. A part's backward is one action, or two: the cotangents of its input,
+which the previous part waits for, and those of its weights, which no other
+action waits for.
 
-A tick is one action of each stage, or none. What an action makes is on the next
-stage one tick later; what it takes from its own stage is there one tick later,
-too. A timetable is proven (`check`), priced (`cost`), timed (`simulate`) and
-run (`run`): all read the same arrays.
+In a tick each stage runs one action or none. The result of an action is
+available one tick later, on the next stage and on its own. A schedule is proven
+(`check`), priced (`cost`), simulated (`simulate`) and run (`run`): all read the
+same arrays.
 
 Shape legend: T = ticks, S = stages.
 """
@@ -25,7 +26,7 @@ import numpy as np
 
 
 class Kind(enum.IntEnum):
-  """What a stage does in a tick.
+  """Kind of an action.
 
   FORWARD: Computes a part's output. BACKWARD: Computes the cotangents of a
   part's input and weights. INPUT, WEIGHT: Compute one of the two.
@@ -39,12 +40,12 @@ class Kind(enum.IntEnum):
 
 
 class Action(NamedTuple):
-  """What is done for one microbatch.
+  """One action on one microbatch.
 
   Attributes:
-    kind: What is done.
-    microbatch: Its number.
-    chunk: The stage's part that does it.
+    kind: Kind of the action.
+    microbatch: Index of the microbatch.
+    chunk: Index of the part among its stage's parts.
   """
 
   kind: Kind
@@ -53,19 +54,19 @@ class Action(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Timetable:
-  """Actions by tick and stage.
+class PipelineSchedule:
+  """Pipeline schedule: actions by tick and stage.
 
   Attributes:
-    name: What built it.
-    num_microbatches: Microbatches of a step.
-    num_chunks: Parts of a stage.
+    name: Name of the builder.
+    num_microbatches: Microbatches per step.
+    num_chunks: Parts per stage.
     kinds: `Kind` of each action, int8 ``[T, S]``.
-    microbatches: Of which microbatch, int32 ``[T, S]``; -1 where idle.
-    chunks: In which part of the stage, int32 ``[T, S]``; -1 where idle.
-    limits: How many microbatches of how many parts a stage keeps activations
-      of at most: from a forward to the action that last needs them, int
-      ``[S]``.
+    microbatches: Microbatch of each action, int32 ``[T, S]``; -1 where idle.
+    chunks: Chunk of each action, int32 ``[T, S]``; -1 where idle.
+    limits: Maximum number of live activations per stage, int ``[S]``, counted
+      in microbatches of one part: from a forward to the last action that reads
+      them.
   """
 
   name: str
@@ -78,17 +79,17 @@ class Timetable:
 
   @property
   def num_ticks(self) -> int:
-    """The number of ticks."""
+    """Number of ticks."""
     return self.kinds.shape[0]
 
   @property
   def num_stages(self) -> int:
-    """The number of stages."""
+    """Number of stages."""
     return self.kinds.shape[1]
 
   @property
   def num_parts(self) -> int:
-    """The number of parts of the model."""
+    """Number of parts of the model."""
     return self.num_stages * self.num_chunks
 
   @functools.cached_property
@@ -98,11 +99,11 @@ class Timetable:
 
   @functools.cached_property
   def has_backward(self) -> bool:
-    """Whether there is any backward: one that evaluates has none."""
+    """Whether there is any backward; schedules for evaluation have none."""
     return bool((self.kinds > Kind.FORWARD).any())
 
   def actions(self, stage: int) -> list[tuple[int, Action]]:
-    """Returns a stage's actions in turn, with their ticks."""
+    """Returns a stage's actions in order, with their ticks."""
     ticks = np.flatnonzero(self.kinds[:, stage])
     return [
       (int(t), Action(Kind(self.kinds[t, stage]),
@@ -112,20 +113,21 @@ class Timetable:
     ]
 
 
-def when(timetable: Timetable) -> np.ndarray:
+def when(schedule: PipelineSchedule) -> np.ndarray:
   """Returns the tick of every action, int ``[kind, part, microbatch]``.
 
-  It is -1 where there is no such action, and the tick of any one of them where
-  there are several, which `check` refuses.
+  The tick is -1 for a missing action and that of any one of several equal
+  actions, which `check` rejects.
   """
-  shape = len(Kind), timetable.num_parts, timetable.num_microbatches
+  shape = len(Kind), schedule.num_parts, schedule.num_microbatches
   found = np.full(shape, -1)
-  ticks, stages = np.nonzero(timetable.kinds)
+  ticks, stages = np.nonzero(schedule.kinds)
   kinds, microbatches, chunks = (
     array[ticks, stages]
-    for array in (timetable.kinds, timetable.microbatches, timetable.chunks)
+    for array in (schedule.kinds, schedule.microbatches, schedule.chunks)
   )
-  found[kinds, chunks * timetable.num_stages + stages, microbatches] = ticks
+  # A later one of several equal actions overwrites the tick.
+  found[kinds, chunks * schedule.num_stages + stages, microbatches] = ticks
   return found
 
 
@@ -135,29 +137,37 @@ def arranged(
   num_microbatches: int,
   num_chunks: int,
   limits: Sequence[int],
-) -> Timetable:
-  """Gives every action the earliest tick that its stage's order allows.
+) -> PipelineSchedule:
+  """Schedules every action at the earliest tick that its stage's order allows.
 
   Args:
-    name: What built the orders.
-    orders: Each stage's actions in turn.
-    num_microbatches: Microbatches of a step.
-    num_chunks: Parts of a stage.
-    limits: See `Timetable`.
+    name: Name of the builder.
+    orders: Actions of each stage, in order.
+    num_microbatches: Microbatches per step.
+    num_chunks: Parts per stage.
+    limits: See `PipelineSchedule`.
 
   Raises:
-    ValueError: Stages wait for each other: these are no orders of a step.
+    ValueError: The orders deadlock: each stage waits for another one.
+
+  Example:
+    Two stages run one microbatch forward and back.
+
+    >>> order = [Action(Kind.FORWARD, 0), Action(Kind.BACKWARD, 0)]
+    >>> arranged("mine", [order, order], 1, 1, limits=(1, 1)).kinds.tolist()
+    [[1, 0], [0, 1], [0, 2], [2, 0]]
   """
   num_stages = len(orders)
   queues = [list(order) for order in orders]
-  done: dict[tuple[str, int, int], int] = {}  # what is there -> from which tick
+  done: dict[tuple[str, int, int], int] = {}  # result -> first tick of use
   last = num_stages * num_chunks - 1
   at = [0] * num_stages  # the next action of each stage
   rows: list[list[Action | None]] = []
   remaining = sum(map(len, queues))
+  # One tick per iteration: each stage runs its next action if possible.
   while remaining:
     row: list[Action | None] = [None] * num_stages
-    made = []
+    made = []  # results of this tick, available from the next one
     for stage, queue in enumerate(queues):
       if at[stage] == len(queue):
         continue
@@ -170,7 +180,8 @@ def arranged(
         remaining -= 1
     if not any(row):
       stuck = [q[i] for q, i in zip(queues, at, strict=True) if i < len(q)]
-      raise ValueError(f"{name}: no stage can go on with {stuck[:4]}")
+      raise ValueError(f"{name}: deadlock, no stage can run {stuck[:4]}")
+    # Added after all stages: a result is not available within its tick.
     done |= dict.fromkeys(made, len(rows) + 1)
     rows.append(row)
   return from_rows(name, rows, num_microbatches, num_chunks, limits)
@@ -179,24 +190,25 @@ def arranged(
 def needed(
   action: Action, part: int, last: int
 ) -> set[tuple[str, int, int]]:
-  """Returns what an action waits for: what, of which part and microbatch.
+  """Returns the operands of an action, as (value, part, microbatch).
 
   Args:
     action: The action.
     part: Its part.
-    last: The number of the last part, whose cotangents are those of the loss.
+    last: Index of the last part, whose cotangents are those of the loss.
   """
   m = action.microbatch
   if action.kind is Kind.FORWARD:
     return {("output", part - 1, m)} if part else set()
-  if action.kind is Kind.WEIGHT:  # it takes what the other half was given
-    return {("cotangent", part, m)}
+  if action.kind is Kind.WEIGHT:  # it reads the operands of the other half
+    return {("cotangent", part, m)}  # produced by the INPUT action
+  # A backward needs its forward, and the cotangents of the next part.
   own = {("output", part, m)}
   return own | ({("cotangent", part + 1, m)} if part < last else set())
 
 
 def produced(action: Action, part: int) -> list[tuple[str, int, int]]:
-  """Returns what others may wait for once an action is done."""
+  """Returns the results of an action that other actions may wait for."""
   m = action.microbatch
   if action.kind is Kind.FORWARD:
     return [("output", part, m)]
@@ -209,11 +221,12 @@ def from_rows(
   num_microbatches: int,
   num_chunks: int,
   limits: Sequence[int],
-) -> Timetable:
-  """Makes a timetable of each tick's actions, None for a stage that is idle."""
+) -> PipelineSchedule:
+  """Builds a schedule from each tick's actions, None for an idle stage."""
   idle = Action(Kind.IDLE, -1, -1)
+  # [T, S, 3]: kind, microbatch, chunk.
   filled = np.array([[a or idle for a in row] for row in rows], np.int32)
-  return Timetable(
+  return PipelineSchedule(
     name, num_microbatches, num_chunks, filled[..., 0].astype(np.int8),
     filled[..., 1], filled[..., 2], tuple(limits),
   )

@@ -1,24 +1,24 @@
-"""What would be faster than a plan's best, but trains another model.
+"""Faster configurations that change the trained model, in a second pass.
 
-A plan's first pass chooses among configurations that train the same model. Here
-one thing at a time is changed in each of the best few of them:
+A plan's first pass selects among configurations that train the same model. The
+second pass changes one thing at a time in each of the best few:
 
-    p        tensor ranks synchronise a fraction p of the stream's channels
+    p        tensor ranks synchronize a fraction p of the stream's channels
              (CAAT-Net, arXiv 2506.19645; `parallel.tensor.projections`)
     outer    groups of data-parallel ranks become workers of an outer loop,
-             DiLoCo (arXiv 2311.08105) or Streaming DiLoCo (arXiv 2501.18512);
-             of all numbers of workers the one that makes the fastest step
-    codec    a partition's gathers and scatters are coded (qwZ and qgZ of
+             DiLoCo (arXiv 2311.08105) or Streaming DiLoCo (arXiv 2501.18512),
+             with the number of workers that has the fastest step
+    codec    a partition's gathers and scatters are encoded (qwZ and qgZ of
              ZeRO++, arXiv 2306.10209)
 
-Codecs are here and not in the first pass since they round what is learned of.
-With ddp nothing is gathered or scattered, and the all-reduce is not coded: so
-its ranks get the partition zero1 with the codec. Where a worker has one rank
-left, nothing is shared among ranks any more: its partition becomes ddp.
+Codecs are part of this pass since they round weights and gradients. With ddp
+nothing is gathered or scattered, and the all-reduce is not encoded, so its
+ranks use the partition zero1 with the codec. If each worker has one rank left,
+no state is shared among ranks: its partition becomes ddp.
 
-No loss is predicted. Devices keep the order of the plan, and workers are
-neighbours in it. Time and memory are predicted as in the first pass; savings of
-several changes add up as far as they are of different causes.
+The loss is not predicted. Devices keep the order of the plan, and workers are
+adjacent in it. Time and memory are predicted as in the first pass; the savings
+of several changes add up if their causes differ.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,24 +41,27 @@ from parallel.zero.partition import CODECS
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-  """What is tried.
+  """Changes to try.
 
   Attributes:
-    best: In how many of the first pass's best; 0 for no second pass.
+    best: Number of the first pass's best to change; 0 for no second pass.
     p: Fractions below 1.
-    outer: Of `parallel.outer.cost.ALGORITHMS`.
-    every: H, the steps of a round.
+    outer: Algorithms, from `parallel.outer.cost.ALGORITHMS`.
+    sync_every: H, the steps of a round.
     overlap: Steps from send to receipt of Streaming DiLoCo's fragments.
-    outer_codec: The codec of Streaming DiLoCo, one of
-      `parallel.outer.cost.CODECS`; DiLoCo sends float32.
-    zero_codecs: Codecs of weights and of gradients, as in "int8/int4", of
+    outer_codec: Codec of Streaming DiLoCo, one of `parallel.outer.cost.CODECS`;
+      DiLoCo sends float32.
+    zero_codecs: Codecs of weights and of gradients, as in "int8/int4", from
       `parallel.zero.partition.CODECS`.
+
+  Raises:
+    ValueError: A value is unknown or out of range.
   """
 
   best: int = 3
   p: tuple[float, ...] = (0.5, 0.25)
   outer: tuple[str, ...] = outer_cost.ALGORITHMS
-  every: int = 30
+  sync_every: int = 30
   overlap: int = 1
   outer_codec: str = "e3m0"
   zero_codecs: tuple[str, ...] = ("int8/int4",)
@@ -78,26 +81,27 @@ class Changes:
 
   def _loop(self, algorithm: str, workers: int, layers: int = 0) -> Loop:
     if algorithm == "diloco":
-      return Loop(algorithm, workers, self.every)
-    # Two roundings in place of one, where each worker would receive more.
+      return Loop(algorithm, workers, self.sync_every)
+    # Each worker receives fewer bytes by "all_to_all" with more than two
+    # workers, at the cost of a second rounding.
     coded = self.outer_codec != "float32" and workers > 2
     return Loop(
-      algorithm, workers, self.every, self.outer_codec,
+      algorithm, workers, self.sync_every, self.outer_codec,
       "all_to_all" if coded else "all_gather", layers, self.overlap,
     )
 
   def of(
     self, c: Configuration, num_layers: int
   ) -> Iterator[tuple[str, list[Configuration] | str]]:
-    """Yields what becomes of a configuration.
+    """Yields the changed configurations of one configuration.
 
     Args:
-      c: One of the first pass.
-      num_layers: The layers of the model.
+      c: Configuration of the first pass.
+      num_layers: Number of layers of the model.
 
-    Returns:
-      What is changed, "p", "outer" or "codec", with configurations of which the
-      fastest counts, or with the reason why there are none.
+    Yields:
+      The kind of change, "p", "outer" or "codec", and either configurations, of
+      which the fastest counts, or the reason why there are none.
     """
     for p in self.p:
       yield "p", (
@@ -106,13 +110,16 @@ class Changes:
       )
     for name in self.outer:
       found = []
+      # Every divisor of the data-parallel ranks is a number of workers.
       for workers in range(2, c.data + 1):
         if c.data % workers:
           continue
+        # A fragment has an equal number of layers of each part.
         parts = c.chunks * c.stages if c.stages > 1 else 1
-        layers = outer_cost.fewest_layers(num_layers, parts, self.every)
+        layers = outer_cost.fewest_layers(num_layers, parts, self.sync_every)
         found.append(dataclasses.replace(
           c, outer=self._loop(name, workers, layers),
+          # With one rank per worker there is nothing to shard.
           scheme=c.scheme if workers < c.data else "ddp",
         ))
       yield "outer", found or "data=1 rank makes no two workers"
@@ -120,6 +127,7 @@ class Changes:
       weights, gradients = _pair(text)
       coded = dataclasses.replace(
         c, weight_codec=weights, gradient_codec=gradients,
+        # ddp has no gathers and scatters to encode.
         scheme="zero1" if c.scheme == "ddp" else c.scheme,
       )
       yield "codec", (
@@ -132,9 +140,10 @@ class Sent:
   """Operand bytes that a device sends in a step, by axis.
 
   Attributes:
-    tensor: Row doors, the embedding and its counterpart, forward and back.
-    data: A partition's gathers and scatters, or the gradients' all-reduce.
-    worker: What workers exchange, a round's share.
+    tensor: Row-parallel projections, the embedding and its counterpart, forward
+      and backward.
+    data: Gathers and scatters of a partition, or the gradients' all-reduce.
+    worker: Exchanges between workers, averaged over a round.
   """
 
   tensor: float
@@ -144,15 +153,15 @@ class Sent:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-  """A changed configuration with its prices.
+  """A changed configuration with its predictions.
 
   Attributes:
-    base: Which of the first pass's best was changed, from 0.
+    base: Index of the changed configuration among the first pass's best.
     configuration: The configuration.
     memory: Bytes of a device, by cause.
     latency: Seconds of a step, by cause.
     sent: Bytes that a device sends in a step.
-    base_sent: Those of the configuration that was changed.
+    base_sent: Bytes that a device sends without the change.
   """
 
   base: int
@@ -164,42 +173,43 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class SecondPass:
-  """The answer.
+class LossyOptions:
+  """Result of the second pass.
 
   Attributes:
-    rows: What is faster than the configuration that was changed, fastest first.
-    excluded: How many each constraint excludes, and the last reason that it
-      gave.
+    rows: Configurations that are faster than the unchanged ones, fastest first.
+    excluded: Constraint -> (number of excluded configurations, last reason).
   """
 
   rows: tuple[Row, ...]
   excluded: dict[str, tuple[int, str]]
 
 
-def second_pass(
+def search(
   best: Sequence[Candidate], problem: Problem, choices: Choices,
   changes: Changes,
-) -> SecondPass:
-  """Finds what would be faster, but trains another model.
+) -> LossyOptions:
+  """Finds faster configurations that train another model.
 
   Args:
     best: The first pass's best, fastest first.
     problem: The training step on the cluster.
-    choices: What the first pass tried.
-    changes: What is tried now.
+    choices: Choices of the first pass.
+    changes: Changes to try.
   """
   rows: list[Row] = []
   excluded: dict[str, tuple[int, str]] = {}
   for number, base in enumerate(best[: changes.best]):
     c = base.configuration
     for what, found in changes.of(c, problem.step.model.num_layers):
+      # Either a reason why there are no configurations, or their prices.
       reasons, priced = [(what, found)], []
       if not isinstance(found, str):
         both = [_priced(x, number, base, problem, choices) for x in found]
         priced = [x for x in both if isinstance(x, Row)]
         reasons = [x for x in both if not isinstance(x, Row)]
-      # Of as fast ones that with the fewest workers: it changes least.
+      # `min` takes the first of equally fast ones, that with the fewest
+      # workers: it changes the least.
       row = min(priced, key=lambda x: x.latency.total, default=None)
       if row and row.latency.total >= base.latency.total:
         reasons.append(("no gain", _slower(row, base)))
@@ -209,14 +219,15 @@ def second_pass(
         count = excluded.get(name, (0, ""))[0]
         excluded[name] = count + 1, reason
   rows.sort(key=lambda x: x.latency.total)
-  return SecondPass(tuple(rows), excluded)
+  return LossyOptions(tuple(rows), excluded)
 
 
 def sent(c: Configuration, step: TrainingStep) -> Sent:
-  """Returns what a device sends in a step, by axis; operand bytes."""
+  """Returns the operand bytes that a device sends in a step, by axis."""
   data = zero_cost.level_collectives(
     partition(c), parameters(c, step.model), accumulation=c.microbatches
   )
+  # Pairs (bytes, number per microbatch).
   reductions = messages(c, step).reductions if c.tensor > 1 else ()
   return Sent(
     c.microbatches * sum(size * times for size, times in reductions),
@@ -229,11 +240,11 @@ def _priced(
   c: Configuration, number: int, base: Candidate, problem: Problem,
   choices: Choices,
 ) -> Row | tuple[str, str]:
-  """Prices a changed configuration; returns a constraint and why if it fails.
-  """
+  """Returns a configuration's predictions, or (constraint, reason)."""
   refused = space.refusal(c, problem.step, choices)
   if refused is not None:
     return refused[0], f"{c.learned()}: {refused[1]}"
+  # Memory limit of the first pass, device order of the base.
   needs = problem.memory(c)
   over = needs.total - problem.memory_bytes
   if over > 0:

@@ -1,4 +1,4 @@
-"""Proves every timetable within its domain, and times one large proof."""
+"""Proofs of all pipeline schedules in their domains; times of a large proof."""
 
 import collections
 import functools
@@ -10,17 +10,17 @@ from caatnet.show import tables
 from parallel.pipeline import cost
 from parallel.pipeline.builders import BUILDERS, Size, build, taken
 from parallel.pipeline.check import check
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 
 
 def run(config: Any) -> dict[str, Any]:
   """Proves, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/timetables.py.
+    config: Config like configs/benchmark/pipeline_schedules.py.
 
   Raises:
-    ValueError: A timetable is wrong, or is not what its closed forms say.
+    ValueError: A pipeline schedule is wrong, or deviates from its closed forms.
   """
   options = config.benchmark
   if len(options.timed) != 2:
@@ -44,30 +44,30 @@ def run(config: Any) -> dict[str, Any]:
     )
     _, check_s = timing.cpu_seconds(functools.partial(check, table))
     rows.append({
-      "timetable": name, "proven": found[name, "proven"],
+      "schedule": name, "proven": found[name, "proven"],
       "refused": found[name, "refused"], "actions": found[name, "actions"],
       "build_s": build_s, "check_s": check_s,
     })
   tables.table(
-    f"timetables of 1 to {options.stages} stages, 1 to "
+    f"schedules of 1 to {options.stages} stages, 1 to "
     f"{options.microbatches} microbatches, 1 to {options.chunks} chunks; and "
     f"seconds for {stages} stages, {microbatches} microbatches, 1 chunk",
-    ["timetable", "proven", "not in its domain", "actions", "build s",
+    ["schedule", "proven", "not in its domain", "actions", "build s",
      "check s"],
     [
-      [r["timetable"], f"{r['proven']:,}", f"{r['refused']:,}",
+      [r["schedule"], f"{r['proven']:,}", f"{r['refused']:,}",
        f"{r['actions']:,}", f"{r['build_s']:.3f}", f"{r['check_s']:.3f}"]
       for r in rows
     ],
   )
-  return {"benchmark": "timetables", "timed": [stages, microbatches],
+  return {"benchmark": "schedules", "timed": [stages, microbatches],
           "rows": rows}
 
 
 def _proven(
   job: tuple[str, int, int], most: int
 ) -> collections.Counter[tuple[str, str]]:
-  """Proves all timetables of a builder, a number of stages and of chunks."""
+  """Proves all schedules of a builder, for given stages and chunks."""
   name, stages, chunks = job
   found = collections.Counter()
   for microbatches in range(1, most + 1):
@@ -85,8 +85,8 @@ def _proven(
   return found
 
 
-def _compare(table: Timetable, size: Size) -> None:
-  """Compares what is counted with closed forms.
+def _compare(table: PipelineSchedule, size: Size) -> None:
+  """Compares counts with closed forms.
 
   Raises:
     ValueError: They differ.
@@ -98,8 +98,8 @@ def _compare(table: Timetable, size: Size) -> None:
     "sends": (sent, cost.num_sends(size, table.has_backward)),
   }
   try:
-    # Seconds of ticks: a part's action takes one, both halves of a backward
-    # each one where they are two actions, and one together where it is one.
+    # Durations in ticks: an action takes one tick. A split backward takes two,
+    # one per half; an unsplit backward takes one.
     half = 1 if table.splits else 0.5
     seconds = (size.chunks, half * size.chunks, half * size.chunks)
     pairs["ticks"] = (counted.ticks, cost.step_s(table.name, size, *seconds))

@@ -1,18 +1,19 @@
-"""Copies of sequences in the host's memory, which outlive a turn.
+"""Host cache: copies of sequences in host memory that outlive a turn.
 
-Keys and values are only ever added to a sequence, so what was copied stays
-valid, and a copy to the host moves what has been added since: whole pages, from
-the first one that has changed. The owner of a copy is a conversation or, where
-there is none, a request. Its pages are taken with room for the next turn, as
-runs of powers of two.
+A sequence's keys and values are append-only, so a copy never becomes invalid. A
+copy to the host therefore moves only the pages that changed since the previous
+copy, in whole pages. The owner of a copy is a conversation or, for a request
+without one, the request. The pages of a copy are allocated with room for the
+next turn, in runs whose length is a power of two.
 
-If the model keeps states, a copy has the state of its last token, too, in the
-block with the number of its first page. A copy is then of use only to a
-sequence that continues at exactly that length. Without a paged component, a
-page stands for the state alone and has the positions of a whole context.
+If the model has recurrent state, a copy also contains the state after its last
+token, in the block with the number of the copy's first page. Such a copy is
+useful only to a sequence that continues at exactly that length. For a model
+without a paged component, a page represents the state alone and its page size
+is the whole context.
 
-A copy of a sequence that waits without pages on the device is *pinned*. The
-others are dropped when room is needed, those used longest ago first.
+A copy is *pinned* while its sequence waits without pages on the device. Other
+copies are evicted when room is needed, the least recently used first.
 
 Source: the reuse of key/value caches of FastSwitch (arXiv 2411.18424).
 """
@@ -28,18 +29,19 @@ from caatnet.serving.cache.pages import Pages
 
 
 def _signature(tokens: np.ndarray) -> bytes:
+  """Returns a 128-bit hash of token ids."""
   return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
 
 
 @dataclasses.dataclass
 class HostCopy:
-  """What the host has of a sequence.
+  """Copy of a sequence in host memory.
 
   Attributes:
-    pages: Its pages on the host, those for what is to come among them.
-    tokens: How many tokens of the sequence are copied, from its beginning on.
+    pages: Its host pages, including those reserved for later tokens.
+    tokens: Number of copied tokens, counted from the start of the sequence.
     pinned: Whether it is the only copy of a sequence, or is being read.
-    signature: A hash of the copied tokens once their turn has ended.
+    signature: Hash of the copied tokens, set at the end of the turn.
   """
 
   pages: list[int] = dataclasses.field(default_factory=list)
@@ -48,30 +50,30 @@ class HostCopy:
   signature: bytes = b""
 
 
-class Host:
-  """The pages of the host's memory.
+class HostCache:
+  """Allocator and index of the host cache.
 
   Attributes:
-    num_pages: How many pages it has.
-    num_pinned: How many of them hold pinned copies.
-    page_size: The tokens of a page.
+    num_pages: Total number of host pages.
+    num_pinned: Number of pages in pinned copies.
+    page_size: Tokens per page.
     paged: Whether a copy has pages.
-    states: Whether a copy has a state.
+    states: Whether a copy has a recurrent state.
   """
 
   def __init__(
     self, num_pages: int, page_size: int, reserve: bool, keep: bool = True,
     paged: bool = True, states: bool = False,
   ) -> None:
-    """Makes an empty memory.
+    """Makes an empty host cache.
 
     Args:
-      num_pages: How many pages it has; 0 for a server that does not swap.
-      page_size: The tokens of a page.
-      reserve: Whether copies have room for the next turn.
-      keep: Whether a copy stays when the device has the sequence again.
+      num_pages: Number of host pages; 0 disables swapping.
+      page_size: Tokens per page.
+      reserve: Whether a copy reserves room for the next turn.
+      keep: Whether a copy stays after the sequence is back on the device.
       paged: Whether the model's cache has a paged component.
-      states: Whether it has fixed-size components.
+      states: Whether the model's cache has fixed-size components.
     """
     self.paged, self.states = paged, states
     self.page_size, self._reserve, self._keep = page_size, reserve, keep
@@ -84,29 +86,30 @@ class Host:
 
   @property
   def num_used(self) -> int:
-    """How many pages hold copies, or have room for what is to come."""
+    """Number of pages that hold copies or are reserved for later tokens."""
     return self._pages.num_used
 
   def valid(self, owner: Hashable) -> int:
-    """Returns how many tokens of an owner's sequence the host has."""
+    """Returns the number of tokens of an owner's sequence that are copied."""
     return self._copies[owner].tokens if owner in self._copies else 0
 
   def increment(self, owner: Hashable, tokens: int) -> tuple[int, int]:
-    """Returns the pages ``[first, last)`` that a copy of a sequence moves.
+    """Returns the range of pages ``[first, last)`` that a copy has to move.
 
     Args:
-      owner: Whose sequence.
-      tokens: How many tokens it has.
+      owner: Owner of the sequence.
+      tokens: Length of the sequence in tokens.
     """
     valid = self.valid(owner)
     if valid >= tokens:
       return 0, 0
+    # The last copied page may be partial and is copied again.
     return valid // self.page_size, -(-tokens // self.page_size)
 
   def fits(self, owner: Hashable, tokens: int) -> bool:
-    """Returns whether there is room for a sequence, if others are dropped."""
+    """Returns whether a sequence fits if all unpinned copies are evicted."""
     own = self._copies.get(owner)
-    kept = self.num_pinned
+    kept = self.num_pinned  # pages that cannot be evicted
     if own is not None and not own.pinned:
       kept += len(own.pages)
     have = len(own.pages) if own is not None else 0
@@ -114,25 +117,25 @@ class Host:
     return need <= self.num_pages - kept
 
   def pages(self, owner: Hashable) -> Sequence[int]:
-    """Returns an owner's pages on the host, in the order of the sequence."""
+    """Returns an owner's host pages in the order of the sequence."""
     return self._copies[owner].pages if owner in self._copies else ()
 
   def write(self, owner: Hashable, tokens: int, pinned: bool) -> list[int]:
-    """Makes room for a sequence, and takes its copy for made.
+    """Allocates the pages of a copy and records the copy as complete.
 
     Args:
-      owner: Whose sequence, one that `fits`.
-      tokens: How many tokens it has.
+      owner: Owner of the sequence, for which `fits` returned True.
+      tokens: Length of the sequence in tokens.
       pinned: Whether the copy will be the only one.
 
     Returns:
-      The pages on the host of the increment.
+      The host pages of the increment, to which the caller copies.
     """
     first, last = self.increment(owner, tokens)
     copy = self._copies.setdefault(owner, HostCopy())
-    self._copies.move_to_end(owner)
+    self._copies.move_to_end(owner)  # most recently used
     pinned = pinned or copy.pinned
-    self._pin(copy, False)
+    self._pin(copy, False)  # `num_pinned` counts the new length below
     need = last - len(copy.pages)
     if need > 0:
       self._drop(owner, need)
@@ -146,6 +149,7 @@ class Host:
     return copy.pages[first:last]
 
   def _drop(self, owner: Hashable, need: int) -> None:
+    """Evicts unpinned copies of other owners until enough pages are free."""
     for other in list(self._copies):
       if self._pages.num_available >= need:
         return
@@ -153,18 +157,22 @@ class Host:
         self.drop(other)
 
   def sign(self, owner: Hashable, tokens: np.ndarray) -> None:
-    """Notes of which tokens an owner's copy is, when the turn has ended.
+    """Stores the hash of an owner's copied tokens at the end of a turn.
 
     Args:
-      owner: Whose copy.
-      tokens: The sequence, int32 ``[n]``, of which the copy is the beginning.
+      owner: Owner of the copy.
+      tokens: Token ids of the sequence, int32 ``[n]``; the copy holds a prefix
+        of them.
     """
     if owner in self._copies:
       copy = self._copies[owner]
       copy.signature = _signature(tokens[: copy.tokens])
 
   def begins(self, owner: Hashable, tokens: np.ndarray) -> bool:
-    """Returns whether a sequence begins with what is copied, and goes on."""
+    """Returns whether the copied tokens are a proper prefix of a sequence.
+
+    An owner without a copy counts as a match.
+    """
     if owner not in self._copies:
       return True
     copy = self._copies[owner]
@@ -173,22 +181,23 @@ class Host:
     )
 
   def pin(self, owner: Hashable) -> None:
-    """Keeps an owner's copy while it is read."""
+    """Protects an owner's copy from eviction while it is read."""
     self._pin(self._copies[owner], True)
 
   def _pin(self, copy: HostCopy, pinned: bool) -> None:
+    """Sets the pinned flag of a copy and updates `num_pinned`."""
     self.num_pinned += len(copy.pages) * (pinned - copy.pinned)
     copy.pinned = pinned
 
   def unpin(self, owner: Hashable) -> None:
-    """Notes that the device has an owner's sequence again."""
+    """Releases an owner's copy after the sequence is back on the device."""
     if owner in self._copies:
       self._pin(self._copies[owner], False)
       if not self._keep:
         self.drop(owner)
 
   def drop(self, owner: Hashable) -> None:
-    """Forgets an owner's copy."""
+    """Deletes an owner's copy and frees its pages."""
     copy = self._copies.pop(owner, None)
     if copy is not None:
       self._pin(copy, False)

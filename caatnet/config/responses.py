@@ -1,10 +1,10 @@
-"""Builds what answers lm-evaluation-harness by the model of a run."""
+"""Builder of the model interface for lm-evaluation-harness."""
 
 from collections.abc import Mapping
 import os
 
 from caatnet.config import inference
-from caatnet.interop.answers import Answers
+from caatnet.interop.responses import Responder
 from caatnet.serving.generate import Generation
 from caatnet.train import files, records, tokenizer
 
@@ -14,26 +14,26 @@ def from_folder(
   requested_mesh: Mapping[str, int] | None = None,
   overrides: str = "",
   step: int | None = None,
-) -> tuple[Answers, int]:
+) -> tuple[Responder, int]:
   """Reads the model and the tokenizer of a run's folder.
 
-  The context is the length that the model was trained with, unless there is an
-  override: cut contexts would be another task. The cache of generation, which
-  takes memory, is made when there is something to generate.
+  The default context is the sequence length of training, since a truncated
+  context would change the task. The cache for generation is allocated with the
+  first generation request.
 
   Args:
     workdir: The run's folder.
-    requested_mesh: Devices per axis; None lets the sizes decide.
+    requested_mesh: Devices per axis; None for the default assignment.
     overrides: Keys of the config and values, ``"inference.batch=4 ..."``.
     step: The step of the checkpoint; None for the newest one.
 
   Returns:
-    What answers, and the step of the checkpoint.
+    The interface to the model, and the step of the checkpoint.
 
   Raises:
-    FileNotFoundError: The folder holds no run, or no such checkpoint.
-    ValueError: The run has no language model, something in it is damaged, or a
-      value does not fit.
+    FileNotFoundError: If the folder holds no run, or no such checkpoint.
+    ValueError: If the run has no language model, a file is damaged, or a value
+      is not allowed.
   """
   tokens = tokenizer.load(workdir)
   data = records.read_config(files.folder(workdir))["data"]
@@ -42,9 +42,9 @@ def from_folder(
     f"inference.context={data['seq_len']} {overrides}", step,
   )
   weights = made.weights(params)
-  answers = Answers(
+  responder = Responder(
     made.scorer_of(weights),
     tokens,
     lambda asked: Generation(made.decoder_of(weights), asked, tokens).run(),
   )
-  return answers, step
+  return responder, step

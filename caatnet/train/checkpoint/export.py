@@ -1,4 +1,4 @@
-"""Reads from a run's folder the parameters that stand for the run."""
+"""Parameters to evaluate, read from a run's folder."""
 
 import os
 from typing import Any
@@ -14,19 +14,19 @@ def read(
   workdir: str | os.PathLike[str],
   step: int | None = None,
 ) -> tuple[Any, int]:
-  """Reads the parameters that the outer loop says stand for a run.
+  """Reads the parameters that the outer loop defines for evaluation.
 
   Args:
     experiment: The run.
-    workdir: Its folder.
+    workdir: The folder of the run.
     step: The step of the checkpoint; None for the newest one.
 
   Returns:
-    The parameters of one worker, whole, and the step of the checkpoint.
+    Whole parameters without a worker dim, and the step of the checkpoint.
 
   Raises:
-    FileNotFoundError: There is no such checkpoint.
-    ValueError: It is damaged, or one of another program.
+    FileNotFoundError: If there is no such checkpoint.
+    ValueError: If it is damaged, or does not match the experiment.
   """
   stored, step = read_stored(experiment, workdir, step)
   return to_whole(experiment.program, stored), step
@@ -37,7 +37,7 @@ def read_stored(
   workdir: str | os.PathLike[str],
   step: int | None = None,
 ) -> tuple[Any, int]:
-  """Reads the same parameters as `read`, as the partition stores them."""
+  """Reads the parameters of `read` as stored shards of the partition."""
   checkpointer = Checkpointer(workdir, experiment.program)
   abstract = experiment.abstract_state()
   params, outer, step, workers = checkpointer.restore_params(
@@ -45,4 +45,4 @@ def read_stored(
   )
   checkpointer.close()
   params, outer = membership.joined(experiment, params, outer, workers)
-  return experiment.make_evaluated()(params, outer), step
+  return experiment.make_export()(params, outer), step

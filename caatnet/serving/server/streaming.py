@@ -1,7 +1,7 @@
-"""Answers of HTTP that are sent as the engine draws tokens.
+"""HTTP responses that are sent while the engine draws tokens.
 
-A client who goes takes its sequences along, whether it streams or not. Until
-the first token an error has a status code of its own, in a stream, too.
+A client that disconnects cancels its sequences, with and without streaming.
+Before the first token, an error has its own status code, also in a stream.
 """
 
 import asyncio
@@ -12,34 +12,34 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from caatnet.serving.server import answers
+from caatnet.serving.server import responses
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.service import Call, News, Service
 
 
 class Json(Response):
-  """JSON."""
+  """JSON response."""
 
   media_type = "application/json"
 
   def render(self, content: Any) -> bytes:
-    return answers.as_json(content)
+    return responses.as_json(content)
 
 
 def refusal(error: ApiError, service: Service) -> Response:
-  """Returns an error as an answer, which the service counts."""
+  """Returns an error as a response, and counts it in the metrics."""
   service.metrics.answered(error.status)
   return Json(error.body, error.status, headers=error.headers)
 
 
-class Reply(Response):
-  """Answers when there is something to say, while it listens to the client."""
+class CallResponse(Response):
+  """Response that sends events as they arrive and watches for a disconnect."""
 
   def __init__(
-    self, service: Service, call: Call, answer: answers.Answer
+    self, service: Service, call: Call, formatter: responses.ResponseFormatter
   ) -> None:
-    """Takes a call that the service has begun."""
-    self._service, self._call, self._answer = service, call, answer
+    """Takes a call that was submitted to the service."""
+    self._service, self._call, self._formatter = service, call, formatter
     self.background = None
     self.status_code = 200
 
@@ -48,7 +48,7 @@ class Reply(Response):
   ) -> None:
     listening = asyncio.create_task(self._listen(receive))
     try:
-      if self._answer.asked.stream:
+      if self._formatter.asked.stream:
         await self._stream(scope, receive, send)
       else:
         await self._whole(scope, receive, send)
@@ -57,12 +57,13 @@ class Reply(Response):
       self._service.close(self._call)
 
   async def _listen(self, receive: Receive) -> None:
+    """Waits for the client to disconnect."""
     while (await receive())["type"] != "http.disconnect":
       pass
     self._call.leave()
 
   async def _next(self) -> Sequence[News]:
-    """Waits for news; there are none if the client has gone.
+    """Waits for events; returns none if the client has disconnected.
 
     Raises:
       ApiError: The engine has failed, or a sequence has ended without tokens.
@@ -71,10 +72,11 @@ class Reply(Response):
     for news in found:
       if news.token is None:
         assert news.state is not None
-        raise answers.failure(news.state, self._answer.asked)
+        raise responses.failure(news.state, self._formatter.asked)
     return found
 
   async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends one JSON body after all sequences have ended."""
     news: list[News] = []
     choices = self._call.choices
     try:
@@ -87,10 +89,11 @@ class Reply(Response):
       await refusal(error, self._service)(scope, receive, send)
       return
     self._service.metrics.answered(200)
-    body = self._answer.whole(choices, news)
+    body = self._formatter.whole(choices, news)
     await Json(body)(scope, receive, send)
 
   async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends server-sent events."""
     try:
       found = await self._next()
     except ApiError as error:
@@ -107,19 +110,21 @@ class Reply(Response):
     last = b""
     with contextlib.suppress(OSError):
       while not self._call.gone:
-        parts = b"".join(map(self._answer.chunk, found))
+        parts = b"".join(map(self._formatter.chunk, found))
         if not self._call.num_open:
-          last = self._answer.last(self._call.choices)
+          last = self._formatter.last(self._call.choices)
           await _send(send, parts + last, more=False)
           return
+        # Tokens without text produce no events (see `chunk`).
         if parts:
           await _send(send, parts, more=True)
         try:
           found = await self._next()
         except ApiError as error:
-          await _send(send, answers.event(error.body), more=False)
+          await _send(send, responses.event(error.body), more=False)
           return
 
 
 async def _send(send: Send, body: bytes, more: bool) -> None:
+  """Sends a part of the body."""
   await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,8 +1,8 @@
-"""Training batches on their way to the devices, some of them ahead of time.
+"""Prefetching iterator of training batches on the mesh.
 
-A thread draws batches and does the host's part of laying them out while the
-devices work on the present step. What is dispatched to devices comes from the
-caller's thread, so that programs that communicate come in one order.
+A thread draws batches and prepares their transfer while the devices execute the
+current step. Only the caller's thread dispatches work to devices, so that all
+processes dispatch programs with collectives in the same order.
 """
 
 import collections
@@ -15,22 +15,22 @@ from caatnet.program import Layout
 from caatnet.train.evaluate import prepare_batch
 
 
-class Feed:
-  """An endless iterator over batches on the mesh.
+class PrefetchIterator:
+  """Endless iterator over batches on the mesh.
 
   Attributes:
-    waited_s: Seconds that the caller has waited for batches.
-    worked_s: Seconds that the host has drawn and prepared batches.
+    waited_s: Seconds that the caller has waited for batches, in total.
+    worked_s: Seconds of drawing and preparing batches, in total.
   """
 
   def __init__(self, layout: Layout, batches: Any, ahead: int = 0) -> None:
-    """Makes an iterator; nothing is drawn before the first batch is taken.
+    """Creates the iterator; drawing begins with the first ``next``.
 
     Args:
       layout: Mesh, workers and data-parallel ranks.
-      batches: An iterator as of `caatnet.data.protocol.Dataset.batches`.
-      ahead: How many batches are drawn before they are taken; 0 draws each when
-        it is taken.
+      batches: An iterator, see `caatnet.data.protocol.Dataset.batches`.
+      ahead: Number of batches that are prefetched; 0 for none, without a
+        thread.
     """
     self._layout, self._batches, self._ahead = layout, batches, ahead
     self._thread = futures.ThreadPoolExecutor(1) if ahead else None
@@ -38,7 +38,7 @@ class Feed:
     self._state = batches.get_state()
     self.waited_s = self.worked_s = 0.0
 
-  def __iter__(self) -> "Feed":
+  def __iter__(self) -> "PrefetchIterator":
     return self
 
   def __next__(self) -> Any:
@@ -54,23 +54,27 @@ class Feed:
     return put()
 
   def _draw(self) -> tuple[Callable[[], Any], Any, float]:
-    """Draws a batch; returns what puts it, the position after it, seconds."""
+    """Draws a batch.
+
+    Returns:
+      A function that transfers it, the data position after it, and seconds.
+    """
     start = time.perf_counter()
     put = prepare_batch(self._layout, next(self._batches))
     return put, self._batches.get_state(), time.perf_counter() - start
 
   def get_state(self) -> Any:
-    """Returns the position after the last batch that was taken."""
+    """Returns the data position after the last batch that ``next`` returned."""
     return self._state
 
   def set_state(self, state: Any) -> None:
-    """Goes on at a position; what was drawn ahead is dropped."""
+    """Continues at a data position; prefetched batches are dropped."""
     while self._coming:
       self._coming.popleft().result()
     self._batches.set_state(state)
     self._state = state
 
   def close(self) -> None:
-    """Ends the thread; what it is drawing is finished first."""
+    """Ends the thread after the batch that it is drawing."""
     if self._thread is not None:
       self._thread.shutdown(cancel_futures=True)

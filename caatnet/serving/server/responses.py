@@ -1,4 +1,4 @@
-"""Answers as OpenAI's completions and chats, whole or in chunks."""
+"""Responses in OpenAI's formats for completions and chats."""
 
 from collections.abc import Iterable, Sequence
 import json
@@ -16,7 +16,7 @@ _REASONS = {
   "stop_id": "stop", "stop_string": "stop", "max_tokens": "length",
   "context": "length",
 }
-DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"  # end of a stream in OpenAI's API
 
 
 def event(value: Any) -> bytes:
@@ -25,15 +25,15 @@ def event(value: Any) -> bytes:
 
 
 def as_json(value: Any) -> bytes:
-  """Returns JSON in ASCII, which half a pair of surrogates has, too."""
+  """Returns JSON in ASCII, which can also encode unpaired surrogates."""
   return json.dumps(value, separators=(",", ":")).encode()
 
 
 def failure(state: State, asked: Asked) -> ApiError:
-  """Returns the error of a sequence that ended without its tokens."""
+  """Returns the error of a sequence that failed, expired or was refused."""
   if state is State.EXPIRED:
     return ApiError(
-      504, f"no token came within deadline_s={asked.deadline_s:g}",
+      504, f"no token was drawn within deadline_s={asked.deadline_s:g}",
       "deadline_exceeded", "deadline_s",
     )
   if state is State.FAILED:
@@ -41,25 +41,25 @@ def failure(state: State, asked: Asked) -> ApiError:
       500, "the model's logits are NaN for this sequence", "not_a_number"
     )
   return ApiError(
-    400, "the prompt with max_tokens is more than the whole cache holds",
+    400, "the prompt with max_tokens does not fit into the whole cache",
     "context_length_exceeded", "max_tokens",
   )
 
 
-class Answer:
-  """Puts what the choices of a call say into JSON."""
+class ResponseFormatter:
+  """Formats the events of a call as JSON."""
 
   def __init__(
     self, asked: Asked, model: str, tokenizer: Tokenizer,
     prompts: Sequence[str],
   ) -> None:
-    """Begins an answer.
+    """Starts a response.
 
     Args:
-      asked: What was asked for.
-      model: The model's name.
-      tokenizer: Says what text a token has.
-      prompts: The prompts' texts, if these are to be echoed, else none.
+      asked: Parsed request.
+      model: Name of the model.
+      tokenizer: Decodes single tokens, for log-probabilities.
+      prompts: Texts of the prompts if they are to be echoed, else empty.
     """
     self.asked = asked
     self._tokenizer, self._prompts = tokenizer, prompts
@@ -73,12 +73,13 @@ class Answer:
     self._seen: set[int] = set()
 
   def chunk(self, news: News) -> bytes:
-    """Returns a token as events of a stream; b"" if there is nothing to say."""
+    """Returns an event of a stream as bytes; b"" if it has no content."""
     index, asked = news.choice.index, self.asked
     reason = None
     if news.state is not None:
       reason = _REASONS[news.choice.transcript.completion.reason]
     first = index not in self._seen
+    # A token without text, such as a part of a character, sends no event.
     if not (news.text or reason or asked.logprobs or first):
       return b""
     self._seen.add(index)
@@ -97,6 +98,7 @@ class Answer:
     return event(body)
 
   def _echoed(self, choice: Choice, first: bool) -> str:
+    """Returns the prompt's text for the first chunk of an echoed choice."""
     return self._prompts[choice.prompt] if self._prompts and first else ""
 
   def last(self, choices: Sequence[Choice]) -> bytes:
@@ -110,11 +112,9 @@ class Answer:
   def whole(
     self, choices: Sequence[Choice], news: Iterable[News]
   ) -> dict[str, Any]:
-    """Returns the answer that is sent at once.
+    """Returns the body of a response without streaming.
 
-    Args:
-      choices: The sequences, which have ended.
-      news: All that came of them.
+    The sequences have ended, and the second argument contains all their events.
     """
     by_choice: dict[int, list[News]] = {choice.index: [] for choice in choices}
     for item in news:
@@ -140,7 +140,7 @@ class Answer:
     }
 
   def _logprobs(self, news: Sequence[News]) -> dict[str, Any]:
-    """Returns tokens with their log-probabilities."""
+    """Returns tokens with their log-probabilities, in OpenAI's format."""
     best = self.asked.best
     texts = [self._tokenizer.decode([item.token]) for item in news]
     if not self._chat:
@@ -151,7 +151,8 @@ class Answer:
         ] if best else None,
         "text_offset": [item.offset for item in news],
       }
-    # A token that is a part of a character has no text of its own.
+    # A token with an incomplete UTF-8 sequence decodes to U+FFFD: its bytes are
+    # unknown.
     found = [
       {"token": text, "logprob": item.logprob,
        "bytes": None if "\ufffd" in text else list(text.encode())}
@@ -163,7 +164,8 @@ class Answer:
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-  """Counts tokens: a prompt once, however many answers it has."""
+  """Returns token counts; a prompt with several responses counts once."""
+  # First choice of each prompt: later ones overwrite in reversed order.
   firsts = {choice.prompt: choice.request for choice in reversed(choices)}
   read = sum(len(request.prompt) for request in firsts.values())
   drawn = sum(len(choice.transcript.tokens) for choice in choices)

@@ -1,4 +1,4 @@
-"""What a run says about itself before its first step."""
+"""Summary of a run that is printed before its first step."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,24 +9,24 @@ from caatnet.train import tokenizer
 from caatnet.train.experiment import Experiment
 
 
-def described(
+def summary(
   experiment: Experiment, dataset: Dataset, facts: Mapping[str, Any]
 ) -> Iterator[str]:
-  """Yields lines about data, axes, model, and what a step sends.
+  """Yields lines about data, axes, model, and communication per step.
 
   Args:
     experiment: The run.
-    dataset: Its data.
-    facts: What is in its ``environment.json``.
+    dataset: The loaded data of the run.
+    facts: Content of the run's ``environment.json``.
   """
   model, layout = experiment.program.model, experiment.program.layout
   yield f"data      {dataset.name}  sha256 {dataset.sha256[:16]}"
   if dataset.tokenizer is not None and dataset.tokenizer.files:
-    yield f"tokens    {tokenizer.described(dataset.tokenizer)}"
+    yield f"tokens    {tokenizer.summary(dataset.tokenizer)}"
   if dataset.table is not None:
     devices = layout.mesh.devices.flatten()
     with naming("config.data", ("access",)):
-      features = dataset.table.described(devices)
+      features = dataset.table.summary(devices)
     yield f"features  {features}"
   yield (
     f"axes      {';  '.join(map(str, layout.axes))};  "

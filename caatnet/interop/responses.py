@@ -1,15 +1,15 @@
-"""Answers what EleutherAI's lm-evaluation-harness asks of a language model.
+"""Responses to the requests of EleutherAI's lm-evaluation-harness.
 
-The harness makes requests of its tasks' documents and computes metrics from the
-answers. What a request means here is what it means to its models of Hugging
-Face (``lm_eval.models.huggingface``, 0.4.13): where a context ends and its
-continuation begins in tokens, what is cut where both are longer than the
-model's context, and which windows a long text is scored in. In two places these
-models end in an error, where an answer is plain: nothing as a continuation is
-certain, and a continuation longer than the model's context is scored in
-windows, as a text of its own is.
+The harness builds requests from its tasks' documents and computes metrics from
+the responses. Requests are interpreted as by its models of Hugging Face
+(``lm_eval.models.huggingface``, 0.4.13): the boundary between context and
+continuation in tokens, the truncation of inputs longer than the model's
+context, and the windows in which a long text is scored. Two cases that are
+errors there have a well-defined result here: an empty continuation has
+probability 1, and a continuation longer than the model's context is scored in
+windows, like a text without a context.
 
-Nothing of the harness is needed here; `caatnet.interop.harness` runs it.
+This module does not import the harness; `caatnet.interop.harness` runs it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ from caatnet.inference.filters import FILTERS
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.stops import Stops
 
-# By what names tasks say how many tokens may follow, the strongest first, and
-# the number if they do not.
+# Names under which tasks set the maximum number of tokens, in order of
+# precedence, and the default.
 _NUM_TOKENS = (
   "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens",
 )
@@ -38,31 +38,30 @@ class Request(Protocol):
   """A request, such as ``lm_eval.api.instance.Instance``.
 
   Attributes:
-    args: What the methods of `Answers` say.
+    args: Arguments, documented in the methods of `Responder`.
   """
 
   args: tuple[Any, ...]
 
 
 class Window(NamedTuple):
-  """Tokens that the model reads at once.
+  """Tokens of one forward pass.
 
   Attributes:
-    tokens: At most one more than the model's context.
-    num_targets: How many of the last ones are scored.
+    tokens: Token ids, at most one more than the model's context.
+    num_targets: Number of tokens at the end that are scored.
   """
 
   tokens: Sequence[int]
   num_targets: int
 
 
-class Answers:
-  """Answers requests by one model.
+class Responder:
+  """Computes the responses to the harness's requests with one model.
 
   Attributes:
-    context: How many tokens the model reads at most.
-    num_cut: How many requests lost the beginning of their context, since they
-      were too long.
+    context: Maximum number of tokens that the model reads.
+    num_cut: Number of requests whose context was truncated at its beginning.
   """
 
   def __init__(
@@ -73,12 +72,12 @@ class Answers:
       [Sequence[requests.Request]], Sequence[requests.Completion]
     ],
   ) -> None:
-    """Takes what answers.
+    """Sets the model.
 
     Args:
-      scorer: The model, which judges tokens.
-      tokenizer: Its tokenizer.
-      generate: The same model, which continues prompts in a context at least
+      scorer: Scorer of the model.
+      tokenizer: Tokenizer of the model.
+      generate: Continues prompts with the same model, with a context at least
         as long as the scorer's.
     """
     self.context, self.num_cut = scorer.context, 0
@@ -91,14 +90,15 @@ class Answers:
     """Scores continuations of contexts.
 
     Args:
-      asked: Their ``args`` are a context and a continuation.
+      asked: Requests whose ``args`` are a context and a continuation.
 
     Returns:
-      For each request the continuation's log-probability in nats, and whether
-      each of its tokens is the greedy choice after those before it.
+      For each request the log-probability of the continuation in nats, and
+      whether each of its tokens is the greedy choice given the previous tokens.
     """
     pairs = [self._pair(*request.args) for request in asked]
     room = self.context + 1
+    # At least one token of a context is kept, to predict the first target.
     self.num_cut += sum(
       len(context) > max(1, room - len(continuation))
       for context, continuation in pairs
@@ -106,13 +106,13 @@ class Answers:
     return self._judge(pairs)
 
   def loglikelihood_rolling(self, asked: Sequence[Request]) -> list[float]:
-    """Scores whole texts, each by itself.
+    """Scores whole texts independently.
 
-    Each token is scored once, by the tokens before it in its window, and the
-    first one of a text by the token that stands before a document.
+    Each token is scored once, given the previous tokens in its window. The
+    first token of a text is scored given the token that separates documents.
 
     Args:
-      asked: Their ``args`` are a text.
+      asked: Requests whose ``args`` are a text.
 
     Returns:
       The log-probability of each text in nats.
@@ -124,21 +124,21 @@ class Answers:
     return [total for total, _ in self._judge(pairs)]
 
   def generate_until(self, asked: Sequence[Request]) -> list[str]:
-    """Continues contexts until a string comes.
+    """Continues contexts until a stop string.
 
-    A context that leaves no room for the tokens that may follow it loses its
-    beginning.
+    A context that leaves no room for ``max_gen_toks`` tokens is truncated at
+    its beginning.
 
     Args:
-      asked: Their ``args`` are a context and a mapping that says how to go on:
-        "until" (a string or several), "max_gen_toks", "do_sample",
-        "temperature", and the names of filters. Any of them may be missing.
+      asked: Requests whose ``args`` are a context and a mapping with the
+        optional keys "until" (a string or several), "max_gen_toks",
+        "do_sample", "temperature", and the names of filters.
 
     Returns:
-      The text that follows each context, without what ended it.
+      The continuation of each context, without the stop string.
 
     Raises:
-      ValueError: A request has a setting that there is not, or asks for so many
+      ValueError: A request has an unsupported setting, or asks for so many
         tokens that there is no room for any context.
     """
     found = self._generate([
@@ -153,6 +153,7 @@ class Answers:
     """Returns the request to continue a context."""
     given = {key: value for key, value in how.items() if value is not None}
     until = given.pop("until", [])
+    # All are removed, and the first that is given applies.
     named = [given.pop(name, None) for name in _NUM_TOKENS]
     max_tokens = next((int(n) for n in named if n is not None), _MAX_TOKENS)
     samples = given.pop("do_sample", None)
@@ -162,8 +163,8 @@ class Answers:
     }
     if given.pop("num_beams", 1) != 1 or given:
       raise ValueError(
-        f"a task asks to generate with {dict(how)}: beams, and other settings "
-        "than until, max_gen_toks, do_sample, temperature, "
+        f"a task requests generation with {dict(how)}: beams, and settings "
+        "other than until, max_gen_toks, do_sample, temperature, "
         f"{', '.join(FILTERS)}, are not supported"
       )
     room = self.context - max_tokens
@@ -176,6 +177,7 @@ class Answers:
     self.num_cut += len(tokens) > room
     strings = [until] if isinstance(until, str) else until
     return requests.Request(
+      # The end of the context is kept.
       tuple(tokens[-room:] or [self._prefix]),
       Stops(
         max_tokens,
@@ -190,72 +192,86 @@ class Answers:
   def _judge(
     self, pairs: Sequence[tuple[list[int], list[int]]]
   ) -> list[tuple[float, bool]]:
-    """Scores continuations of contexts, both in tokens."""
+    """Scores continuations of contexts, both as token ids."""
     windows = [list(_windows(*pair, self.context)) for pair in pairs]
     flat = [window for several in windows for window in several]
     with _progress("scoring", len(flat)) as advance:
+      # One call for all windows, so that the scorer can sort them by length.
       scores = iter(
         self._scorer.score([window.tokens for window in flat], advance)
       )
-    answers = []
+    responses = []
     for several in windows:
       total, greedy = 0.0, True
       for window in several:
         judged = next(scores)
+        # Scores are of the tokens after the first, so indices are shifted by
+        # one.
         last = slice(len(window.tokens) - 1 - window.num_targets, None)
         total += float(judged.log_probabilities[last].sum(dtype=np.float64))
+        # An empty continuation has no windows: log-probability 0, greedy.
         greedy &= bool(judged.greedy[last].all())
-      answers.append((total, greedy))
-    return answers
+      responses.append((total, greedy))
+    return responses
 
   def _pair(
     self, context: str, continuation: str
   ) -> tuple[list[int], list[int]]:
-    """Returns the tokens of a context and of what continues it.
+    """Returns the token ids of a context and of its continuation.
 
-    Both are encoded together, since a tokenizer may join characters across the
-    border. Spaces at the context's end belong to the continuation, with whose
-    first word a tokenizer may join them.
+    Both are encoded together, since a tokenizer may merge characters across the
+    boundary. Spaces at the end of the context belong to the continuation, with
+    whose first word a tokenizer may merge them.
     """
     both = self._encode(context + continuation)
     split = len(self._encode(context.rstrip()))
     if context:
       before = [*self._tokenizer.start_ids, *both[:split]]
       return before or [self._prefix], both[split:]
-    if both[:1] == [self._prefix]:  # the text has it itself
+    if both[:1] == [self._prefix]:  # the text begins with it
       return both[:1], both[1:]
     return [self._prefix], both
 
   def _encode(self, text: str) -> list[int]:
+    """Returns the token ids of a text."""
     return [int(token) for token in self._tokenizer.encode(text)]
 
   @property
   def _prefix(self) -> int:
-    """The token by which the first one of a text is scored."""
+    """Token that precedes a text, given which its first token is scored."""
     t = self._tokenizer
     separators = () if t.separator is None else (t.separator,)
     for token in (*t.start_ids[-1:], *separators, *t.stop_ids):
       return token
     raise ValueError(
-      "the tokenizer has no token that stands before a text: none that opens "
-      "a prompt, separates documents or ends a text"
+      "the tokenizer has no token to precede a text: none that opens a "
+      "prompt, separates documents or ends a text"
     )
 
 
 def _windows(
   context: Sequence[int], continuation: Sequence[int], limit: int
 ) -> Iterator[Window]:
-  """Cuts tokens into windows in which each token of a continuation is scored.
+  """Yields windows in which each token of a continuation is scored once.
 
-  A continuation that the model can read is in one window, with as much of its
-  context as fits. A longer one fills a window first, with one token before it,
-  and then each next window; the last has as many tokens before its targets as
-  fit.
+  A continuation that fits into the model's context is in one window, with as
+  much of its context as fits. A longer one first fills a window, preceded by
+  one token, and then each following window; the last window has as many tokens
+  before its targets as fit.
 
   Args:
-    context: At least one token.
-    continuation: The tokens that are scored.
-    limit: How many tokens the model reads at most.
+    context: At least one token id.
+    continuation: Token ids that are scored.
+    limit: Maximum number of tokens that the model reads.
+
+  Example:
+    A model that reads two tokens scores four tokens after the token 0:
+
+    >>> for window in _windows([0], [1, 2, 3, 4, 5], limit=2):
+    ...   print(window.tokens, window.num_targets)
+    [0, 1, 2] 2
+    [2, 3, 4] 2
+    [3, 4, 5] 1
   """
   tokens = [*context, *continuation]
   stop = len(context)
@@ -267,7 +283,7 @@ def _windows(
 
 @contextlib.contextmanager
 def _progress(what: str, total: int) -> Iterator[Any]:
-  """Shows a bar on a terminal; gives a function that advances it."""
+  """Shows a progress bar on a terminal; yields a function that advances it."""
   console = Console(stderr=True)
   with Progress(
     console=console, transient=True, disable=not console.is_terminal

@@ -1,4 +1,4 @@
-"""Batches that are made ahead are those that are made in time."""
+"""Properties of prefetching: equal batches, positions and errors."""
 
 import threading
 
@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from caatnet.config import experiments
-from caatnet.train.feed import Feed
+from caatnet.train.prefetch import PrefetchIterator
 from configs.graphs import tiny
 
 
 class Numbers:
-  """Batches 0, 1, 2, ...; says who draws them."""
+  """Iterator over batches 0, 1, 2, ... that records the drawing threads."""
 
   def __init__(self):
     self.next, self.threads = 0, set()
@@ -37,28 +37,28 @@ def layout():
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_batches_and_positions_do_not_depend_on_what_is_ahead(layout, ahead):
+def test_batches_and_positions_do_not_depend_on_prefetching(layout, ahead):
   numbers = Numbers()
-  feed = Feed(layout, numbers, ahead)
-  assert feed.get_state() == {"next": 0}
+  batches = PrefetchIterator(layout, numbers, ahead)
+  assert batches.get_state() == {"next": 0}
   for number in range(5):
-    assert int(next(feed)["x"][0, 0, 0, 0]) == number
-    # The position is after what was taken, not after what was drawn.
-    assert feed.get_state() == {"next": number + 1}
-  feed.set_state({"next": 2})
-  assert [int(next(feed)["x"][0, 0, 0, 0]) for _ in range(3)] == [2, 3, 4]
-  assert feed.get_state() == {"next": 5}
-  feed.close()
+    assert int(next(batches)["x"][0, 0, 0, 0]) == number
+    # The position follows the batches taken, not the batches drawn.
+    assert batches.get_state() == {"next": number + 1}
+  batches.set_state({"next": 2})
+  assert [int(next(batches)["x"][0, 0, 0, 0]) for _ in range(3)] == [2, 3, 4]
+  assert batches.get_state() == {"next": 5}
+  batches.close()
   if ahead:
     assert threading.get_ident() not in numbers.threads
     assert len(numbers.threads) == 1
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_an_error_comes_with_its_batch(layout, ahead):
-  feed = Feed(layout, Numbers(), ahead)
+def test_error_is_raised_with_its_batch(layout, ahead):
+  batches = PrefetchIterator(layout, Numbers(), ahead)
   for _ in range(9):
-    next(feed)
+    next(batches)
   with pytest.raises(ValueError, match="no batch 9"):
-    next(feed)
-  feed.close()
+    next(batches)
+  batches.close()
