@@ -65,6 +65,8 @@ class Number(float):
     if spec == "percents":  # "3%" or "2 to 3%"
       low, high = (round(100 * x) for x in (self.min, self.max))
       return f"{low}%" if low == high else f"{low} to {high}%"
+    if spec == "times":  # a factor, with a decimal if it is small
+      return format(float(self), ".0f" if self >= 20 else ".1f")
     return format(float(self), spec)
 
 
@@ -144,7 +146,7 @@ class Expected(_Model):
       the statistic "count", the number of its matches is the value.
     statistic: Reduction of several values to one.
     ratio: Two names of expected numbers, whose quotient this is.
-    scale: Factor of what is read.
+    scale: Factor of the number that is read.
     offset: Number that is added after scaling.
     log: Date of the entry in LOG.md that records a number which no file has
       and which no command here gives again.
@@ -209,8 +211,8 @@ class Claim(_Model):
     number: Section and number in CLAIMS.md, "3.10".
     title: Claim in one line, for the table.
     heading: Heading of its entry.
-    published: What was published.
-    conditions: Named settings of what was seen, for placeholders.
+    published: The published text and its values.
+    conditions: Named settings of the runs, for placeholders.
     commands: Shell commands that give the numbers, run in this order.
     shown: Further commands for the page, which are not run.
     same_as: Number of a claim that has the commands.
@@ -233,7 +235,7 @@ class Claim(_Model):
   title: str
   heading: str = ""
   published: Published
-  conditions: dict[str, float | str] = {}
+  conditions: dict[str, int | float | str] = {}
   commands: list[str] = []
   shown: list[str] = []
   same_as: str = ""

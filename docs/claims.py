@@ -162,7 +162,7 @@ def _duration(seconds: float) -> str:
 
 
 def _source(claim: Claim) -> str:
-  """Returns the date of what was seen, and the files that have it."""
+  """Returns the date and commit of the numbers, and their files."""
   files = dict.fromkeys(e.file for e in claim.expected.values() if e.file)
   words = [claim.date.isoformat()]
   if claim.commit:
@@ -177,8 +177,8 @@ def _unread(claim: Claim) -> str:
     return ""
   names = [f"`{name}`" for name, e in claim.expected.items() if e.log]
   return (
-    f" Recorded in the log of {' and '.join(days)}, not in `results/`, and not "
-    f"read again: {', '.join(names)}."
+    f" Recorded in the log of {' and '.join(days)} and not read again by "
+    f"`launch.reproduce`: {', '.join(names)}."
   )
 
 

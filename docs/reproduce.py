@@ -57,7 +57,7 @@ class Outcome:
   """Result of one claim.
 
   Attributes:
-    plan: What was run.
+    plan: The claim and its commands.
     values: Numbers that were seen, each with one value per seed.
     seconds: Time of the commands, 0 if another claim had run them.
     error: Message if a command failed or a number could not be read.
@@ -142,7 +142,7 @@ def of_the_day(
   Args:
     candidates: Claims that fit in the time of all.
     day: The day.
-    count: Number of claims.
+    count: Number of claims, if so many fit.
     seconds: Bound of the sum of their budgets.
   """
   fitting = [
@@ -153,11 +153,19 @@ def of_the_day(
   step = day.toordinal() * count
   start = (step + step // len(fitting)) % len(fitting)
   chosen: list[Plan] = []
-  for plan in fitting[start:] + fitting[:start]:
-    taken = sum(p.budget_s for p in chosen) + plan.budget_s
-    if len(chosen) < count and taken <= seconds:
+  rest = fitting[start:] + fitting[:start]
+  while rest and len(chosen) < count:
+    plan = rest.pop(0)
+    # Without a choice that leaves too little time for the others.
+    cheapest = sorted(p.budget_s for p in rest)[: count - len(chosen) - 1]
+    if _time([*chosen, plan]) + sum(cheapest) <= seconds:
       chosen.append(plan)
   return chosen
+
+
+def _time(chosen: Sequence[Plan]) -> float:
+  """Returns the seconds of claims, those with the same commands once."""
+  return sum({p.commands: p.budget_s for p in chosen}.values())
 
 
 def run(
@@ -358,7 +366,10 @@ def record(outcome: Outcome, folder: pathlib.Path = claims.FOLDER) -> None:
     if number in [claim.number for claim in found]
   )
   path = folder / f"{paper}.toml"
-  commit = _git("describe", "--always", "--dirty", "--abbrev=7")
+  commit = _git("rev-parse", "--short=7", "HEAD")
+  # Records themselves do not count as changes of the code.
+  if _git("status", "--porcelain", "--", ".", ":!docs/claims", ":!CLAIMS.md"):
+    commit += "-dirty"
   today = datetime.date.today()
   text = recorded(path.read_text(), number, outcome.values, today, commit)
   path.write_text(text)
@@ -386,16 +397,17 @@ def recorded(
     i for i, block in enumerate(blocks)
     if re.search(rf'(?m)^number = "{re.escape(number)}"$', block)
   )
-  block = re.sub(r'(?m)^commit = ".*"\n', "", blocks[index])
-  block = re.sub(r"(?m)^date = .*\n", "", block, count=1)
-  block = re.sub(
-    r"(?m)^(?=number = )", f'date = {day}\ncommit = "{commit}"\n', block,
-    count=1,
+  head, mark, rest = blocks[index].partition("\n[claims.")
+  head = re.sub(r'(?m)^commit = ".*"\n', "", head)
+  head = re.sub(
+    r"(?m)^date = .*$", f'date = {day}\ncommit = "{commit}"', head, count=1
   )
+  block = head + mark + rest
   entry.update(date=day, commit=commit)
   for name, seeds in values.items():
     rounded = [float(f"{seed:.7g}") for seed in seeds]
-    new = rounded if len(rounded) > 1 else rounded[0]
+    exact = [int(seed) if seed.is_integer() else seed for seed in rounded]
+    new = exact if len(exact) > 1 else exact[0]
     block, count = re.subn(
       rf"(?m)^(\[claims\.expected\.{re.escape(name)}\]\nvalue = ).*$",
       lambda match, new=new: f"{match[1]}{new!r}", block,

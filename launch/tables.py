@@ -20,8 +20,13 @@ def main() -> None:
   commands.require_checkout("tables")
   from caatnet.show import documents
   from caatnet.train import files
-  from docs import tables
 
+  try:
+    from docs import tables
+  except ModuleNotFoundError as error:  # pydantic reads claims
+    raise ValueError(
+      f'the tables need {error.name}: pip install "caatnet[serve]"'
+    ) from error
   stale = []
   for name in tables.DOCUMENTS:
     path = tables.ROOT / name
