@@ -49,6 +49,7 @@ from caatnet.config.schema.zero import Zero
 # Former names of keys -> their names now, for errors; old names are rejected.
 RENAMED = {
   "every": "sync_every",
+  "lanes": "num_connections",
   "timetable": "schedule",
   "timetables": "schedules",
 }

@@ -1,8 +1,4 @@
-<<<<<<< HEAD:tests/caatnet/benchmarks/pipeline_schedules_test.py
-"""The benchmark that proves schedules finds one that is wrong."""
-=======
 """Benchmark that proves pipeline schedules: it detects a wrong one."""
->>>>>>> w-t2:tests/caatnet/benchmarks/timetables_test.py
 
 import dataclasses
 
@@ -12,13 +8,8 @@ from caatnet.benchmarks.training import pipeline_schedules
 from parallel.pipeline.builders import Size, build
 
 
-<<<<<<< HEAD:tests/caatnet/benchmarks/pipeline_schedules_test.py
-def test_domains_are_counted():
-  found = pipeline_schedules._proven(("interleaved_1f1b", 3, 2), most=7)
-=======
 def test_proven_and_refused_sizes_are_counted():
-  found = timetables._proven(("interleaved_1f1b", 3, 2), most=7)
->>>>>>> w-t2:tests/caatnet/benchmarks/timetables_test.py
+  found = pipeline_schedules._proven(("interleaved_1f1b", 3, 2), most=7)
   assert found == {
     ("interleaved_1f1b", "proven"): 2,
     ("interleaved_1f1b", "refused"): 5,

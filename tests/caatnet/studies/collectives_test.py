@@ -159,7 +159,7 @@ def test_patterns_have_their_sources_and_destinations():
     ("multitree", {"bandwidth": "0"}, "config.bandwidth=0 must be"),
     ("multitree", {"latency_s": "nvlink_4"}, "config.latency_s=nvlink_4: NVLi"),
     ("multitree", {"latency_s": "-1"}, "config.latency_s=-1 must be at least"),
-    ("multitree", {"bandwidth": "fast"}, "config.bandwidth=fast is not a number"),
+    ("multitree", {"bandwidth": "fast"}, "config.bandwidth=fast is not a"),
     ("multitree", {"topologies": ("ring:10000",)}, "must have 2 to 1024"),
     ("multitree", {"bandwidth": "1e-5"},
      "config.bandwidth=1e-05 and config.latency_s"),
