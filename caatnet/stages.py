@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from parallel.axes import Axis
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +23,15 @@ class Stages:
 
   Attributes:
     axis: Axis of stages.
-    timetable: Pipeline schedule of a training step.
+    schedule: Pipeline schedule of a training step.
     evaluation: Pipeline schedule of an evaluation, without backward passes.
     keeps: Whether a forward keeps its residuals for the backward, instead of
       only its input.
   """
 
   axis: Axis
-  timetable: Timetable
-  evaluation: Timetable
+  schedule: PipelineSchedule
+  evaluation: PipelineSchedule
   keeps: bool = False
 
   def layers(self, num_layers: int) -> np.ndarray:
@@ -40,7 +40,7 @@ class Stages:
     If the layers do not divide evenly, parts in the middle have one more than
     those at the ends, since embedding and head are at the ends.
     """
-    parts = self.timetable.num_parts
+    parts = self.schedule.num_parts
     least, more = divmod(num_layers, parts)
     from_ends = np.minimum(np.arange(parts), np.arange(parts)[::-1])
     counts = np.full(parts, least)
@@ -50,7 +50,7 @@ class Stages:
     for part, stop in enumerate(np.cumsum(counts)):
       found[part, : counts[part]] = np.arange(stop - counts[part], stop)
     # Part number chunk * stages + stage is chunk `chunk` of stage `stage`.
-    chunks = found.reshape(self.timetable.num_chunks, self.axis.size, -1)
+    chunks = found.reshape(self.schedule.num_chunks, self.axis.size, -1)
     return np.swapaxes(chunks, 0, 1).reshape(self.axis.size, -1)
 
   def _places(self, dim: int, size: int) -> np.ndarray:

@@ -43,16 +43,16 @@ def config(
     config.optimizer = defaults("optimizer", "sgd")
     config.optimizer.learning_rate = 0.1
   config.train = defaults("train")
-  if "every" in config.outer:
-    config.outer.every = 10
+  if "sync_every" in config.outer:
+    config.outer.sync_every = 10
   if size == "test":
     config.data.batch_size = 32
     config.optimizer.warmup_steps = 2
     config.train.num_steps = 12
     config.train.eval_every = 6
     config.train.checkpoint_every = 4
-    if "every" in config.outer:
-      config.outer.every = 5  # streaming has five fragments
+    if "sync_every" in config.outer:
+      config.outer.sync_every = 5  # streaming has five fragments
     if algorithm == "sparseloco":
       config.outer.chunk, config.outer.top_k = 64, 8
   return config, algorithm, size == "test"

@@ -1,13 +1,13 @@
 """Registry of papers, docs/papers.toml, and documents generated from it.
 
-README's table of papers, docs/strategies.md, the table of claims in CLAIMS.md,
-the rooms of ARCHITECTURE.md and the map of the code, docs/map.md, are generated
-from it: `docs.tables` has one row for each.
+README's table of papers, docs/strategies.md, the rooms of ARCHITECTURE.md and
+the map of the code, docs/map.md, are generated from it: `docs.tables` has one
+row for each. Claims are in `docs.claims`.
 """
 
 import ast
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import pathlib
 import re
@@ -15,26 +15,13 @@ import tomllib
 from typing import Any
 
 from caatnet.show.render import markdown_table
+from docs import claims
+from docs.claim_schema import Claim
 from docs.points import ROOT
 
 PATH = ROOT / "docs" / "papers.toml"
 # The packages whose modules are in the map, in its order.
 _PACKAGES = ("caatnet", "parallel", "launch", "configs")
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-  """Published claim and our verdict.
-
-  Attributes:
-    number: Section and number of its entry in CLAIMS.md, "3.10".
-    claim: The claim in one line.
-    verdict: One of the five verdicts that CLAIMS.md defines.
-  """
-
-  number: str
-  claim: str
-  verdict: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +62,7 @@ class Paper:
     studies: The folders of the studies that compare it.
     configs: Configs that run it.
     notebooks: Notebooks that show it.
-    claims: Its claims.
+    claims: Its claims, from docs/claims/.
     strategies: Its rows in the table of strategies.
   """
 
@@ -109,23 +96,24 @@ def load(path: pathlib.Path = PATH) -> list[Paper]:
     ValueError: An entry has an unknown key, or lacks one.
   """
   entries = tomllib.loads(path.read_text())["papers"]
-  return [_paper(key, entry) for key, entry in entries.items()]
+  known = claims.load()
+  return [
+    _paper(key, entry, known.get(key, ())) for key, entry in entries.items()
+  ]
 
 
-def _paper(key: str, entry: Mapping[str, Any]) -> Paper:
+def _paper(
+  key: str, entry: Mapping[str, Any], its_claims: Sequence[Claim]
+) -> Paper:
   fields = {
     name: tuple(value) if isinstance(value, list) else value
     for name, value in entry.items()
   }
   try:
-    fields["claims"] = tuple(
-      Claim(number, **claim)
-      for number, claim in entry.get("claims", {}).items()
-    )
     fields["strategies"] = tuple(
       Strategy(**row) for row in entry.get("strategies", ())
     )
-    return Paper(key, **fields)
+    return Paper(key, **fields, claims=tuple(its_claims))
   except TypeError as error:
     raise ValueError(f"{PATH.name}, papers.{key}: {error}") from error
 
@@ -162,24 +150,13 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
   )
 
 
-def claims(_: str = "") -> str:
-  """Returns the table of all claims with their verdicts."""
-  rows = sorted(
-    (c for paper in load() for c in paper.claims),
-    key=lambda c: [int(part) for part in c.number.split(".")],
-  )
-  return markdown_table(
-    ["", "claim", "verdict"], [[c.number, c.claim, c.verdict] for c in rows]
-  )
-
-
 def verdicts(_: str = "") -> str:
   """Returns README's table of papers: savings, and our verdicts."""
   rows = []
   for paper in load():
     if paper.saves:
       counts = collections.Counter(
-        re.sub(" at .*", "", c.verdict) for c in paper.claims
+        re.sub(" at .*", "", c.verdict()) for c in paper.claims
       )
       rows.append([
         f"{paper.subject.split(':')[0]} ({paper.reference})", paper.saves,

@@ -3,6 +3,7 @@
 The commands that made the files are in LOG.md.
 """
 
+from collections.abc import Sequence
 import csv
 import dataclasses
 import pathlib
@@ -80,7 +81,7 @@ def loop_name(point: Point) -> str:
   """Describes a point of the sweep of outer loops."""
   words = [LOOPS[point.algorithm][0]]
   if point.algorithm in ROUNDS:
-    words.append(f"H = {point.get('outer.every', EVERY)}")
+    words.append(f"H = {point.get('outer.sync_every', EVERY)}")
   if point.get("outer.overlap"):
     assert point.get("outer.overlap") == "(1,)"
     words.append("1 step late")
@@ -100,3 +101,22 @@ def above(point: Point, baseline: Point) -> tuple[float, ...]:
   """Returns the loss minus that of the baseline, per seed."""
   pairs = zip(point.losses, baseline.losses, strict=True)
   return tuple(a - b for a, b in pairs)
+
+
+def mean(values: Sequence[float]) -> float:
+  """The arithmetic mean."""
+  return sum(values) / len(values)
+
+
+def spread(differences: Sequence[float], digits: int = 3) -> str:
+  """Differences of losses, seed by seed: their mean and their range."""
+  middle, least, most = (
+    signed(f(differences), digits) for f in (mean, min, max)
+  )
+  return f"{middle} ({least} to {most})"
+
+
+def signed(number: float, digits: int = 3) -> str:
+  """A number with its sign, and what is rounded to zero without one."""
+  text = f"{number:+.{digits}f}"
+  return text if float(text) else text[1:]

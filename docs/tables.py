@@ -15,8 +15,17 @@ from rich.console import Console
 
 from caatnet.show.documents import Table
 from caatnet.show.render import grid, markdown_table
-from docs import papers
-from docs.points import ROOT, Point, above, loop_name, read
+from docs import claims, papers
+from docs.points import (
+  ROOT,
+  Point,
+  above,
+  loop_name,
+  mean,
+  read,
+  signed,
+  spread,
+)
 from parallel.tensor.partial_sync import FUSED_ROUTES
 
 # Each document with tables, by its path.
@@ -26,29 +35,13 @@ DOCUMENTS = (
   "parallel/kernels/evidence.py",
 )
 
+# Documents that are generated as a whole, except for their tables.
+GENERATED: dict[str, Callable[[], str]] = {"CLAIMS.md": claims.page}
+
 
 def result(name: str) -> dict[str, Any]:
   """Returns the content of results/NAME.json."""
   return json.loads((ROOT / "results" / f"{name}.json").read_text())
-
-
-def mean(values: Sequence[float]) -> float:
-  """Returns the arithmetic mean."""
-  return sum(values) / len(values)
-
-
-def spread(differences: Sequence[float], digits: int = 3) -> str:
-  """Formats the mean and the range of differences of losses over seeds."""
-  middle, least, most = (
-    signed(f(differences), digits) for f in (mean, min, max)
-  )
-  return f"{middle} ({least} to {most})"
-
-
-def signed(number: float, digits: int = 3) -> str:
-  """Formats a number with its sign; zero after rounding has none."""
-  text = f"{number:+.{digits}f}"
-  return text if float(text) else text[1:]
 
 
 def names(points: Sequence[Point]) -> dict[str, Point]:
@@ -484,7 +477,7 @@ def demo(_: str) -> str:
 TABLES: dict[str, Table] = {
   "demo": demo,
   "strategies": strategies,
-  "claims": papers.claims,
+  "claims": claims.overview,
   "papers": papers.papers,
   "verdicts": papers.verdicts,
   "modules": papers.modules,

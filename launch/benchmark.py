@@ -14,7 +14,7 @@
   python -m launch.benchmark --config=configs/benchmark/ring.py
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
-  python -m launch.benchmark --config=configs/benchmark/timetables.py
+  python -m launch.benchmark --config=configs/benchmark/pipeline_schedules.py
   python -m launch.benchmark --config=configs/benchmark/lockstep.py \
     --cpu_devices=4
   python -m launch.benchmark --config=configs/benchmark/planner.py
@@ -42,7 +42,7 @@ BODIES = {
     "programs": ("kernels", "paged_attention", "programs"),
     "serving": ("coded", "decoding", "engine", "server", "serving"),
     "training": (
-      "lockstep", "schedules", "timetables", "train_step", "zero"
+      "lockstep", "pipeline_schedules", "schedules", "train_step", "zero"
     ),
   }.items() for name in names
 }

@@ -54,14 +54,14 @@ def main() -> None:
 
 
 def on_tasks() -> None:
-  from caatnet.config import answers
+  from caatnet.config import responses
   from caatnet.interop import harness
   from caatnet.show import tables
 
   if FLAGS.plot:
     raise ValueError(f"--plot={FLAGS.plot} has no effect with --tasks")
   harness.check(FLAGS.tasks, FLAGS.limit)
-  made, step = answers.from_folder(
+  made, step = responses.from_folder(
     FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
   )
   found = {"step": step} | harness.evaluate(made, FLAGS.tasks, FLAGS.limit)

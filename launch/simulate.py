@@ -10,7 +10,7 @@ r"""Predicts times and utilisations, without training and without devices.
   python -m launch.simulate --config=configs/collectives/schedule.py \
     --export=multitree.xml
   python -m launch.simulate --config=configs/serving/vllm_log.py
-  python -m launch.simulate --config=configs/pipeline/timetables.py
+  python -m launch.simulate --config=configs/pipeline/schedules.py
   python -m launch.simulate --config=configs/graphs/alignment.py
   python -m launch.simulate --config=configs/datacentre/hundred_billion.py \
     --html=page.html

@@ -4,6 +4,7 @@
   python -m launch.tables --check    # exits with 2 if a table differs
 
 Markers in the documents enclose the tables; docs/tables.py defines them.
+CLAIMS.md is written as a whole, from docs/claims/.
 """
 
 from absl import flags
@@ -25,9 +26,13 @@ def main() -> None:
   for name in tables.DOCUMENTS:
     path = tables.ROOT / name
     try:
-      text, changed = documents.rewritten(path.read_text(), tables.TABLES)
+      old = path.read_text()
+      source = tables.GENERATED.get(name, lambda old=old: old)()
+      text, changed = documents.rewritten(source, tables.TABLES)
     except ValueError as error:
       raise ValueError(f"{name}: {error}") from error
+    if name in tables.GENERATED:
+      changed = ["text"] if text != old else []
     stale += [f"{table} in {name}" for table in changed]
     if changed and not FLAGS.check:
       files.replace(path, text)

@@ -32,8 +32,8 @@ class Axis:
     name: Name of the axis, and of the mesh axis that carries it.
     size: Number of logical ranks.
     devices: Number of devices along the mesh axis; divides ``size``.
-    carrier: A `parallel.collectives.Carrier` that computes sums and gathers
-      between processes, for an axis with one rank per process
+    backend: A `parallel.collectives.CollectiveBackend` that computes sums and
+      gathers between processes, for an axis with one rank per process
       (`parallel.outer.apart`); None for collectives over the mesh axis.
 
   Raises:
@@ -50,7 +50,7 @@ class Axis:
   name: str
   size: int
   devices: int = 1
-  carrier: Any = dataclasses.field(default=None, compare=False, repr=False)
+  backend: Any = dataclasses.field(default=None, compare=False, repr=False)
 
   def __post_init__(self) -> None:
     if self.size < 1 or self.devices < 1 or self.size % self.devices:

@@ -24,7 +24,7 @@ from parallel.axes import Axis
 Reduction = Callable[[jax.Array, str], jax.Array]
 
 
-class Carrier(Protocol):
+class CollectiveBackend(Protocol):
   """Interface of sums and gathers between processes, without a mesh axis.
 
   Attributes:
@@ -72,8 +72,8 @@ def varying(x: jax.Array, *names: str) -> jax.Array:
 
 def ranks_here(axis: Axis) -> jax.Array:
   """Returns the numbers of the logical ranks on this device, int32 ``[R]``."""
-  if axis.carrier is not None:
-    return axis.carrier.rank[None]
+  if axis.backend is not None:
+    return axis.backend.rank[None]
   return lax.axis_index(axis.name) * axis.lanes + jnp.arange(axis.lanes)
 
 
@@ -171,8 +171,8 @@ def all_reduce(
     [12.0, 16.0]
   """
   total = jnp.sum(x, axis=0)
-  if axis.carrier is not None:
-    return axis.carrier.sum(total)
+  if axis.backend is not None:
+    return axis.backend.sum(total)
   return (via or lax.psum)(total, axis.name)
 
 
@@ -192,7 +192,7 @@ def reduce_scatter(
     ``[R, ...]`` with ``dim`` N times shorter.
 
   Raises:
-    ValueError: The axis has a carrier.
+    ValueError: The axis has a backend.
   """
   # A device receives the slices of all its lanes as one contiguous slice: the
   # lanes of a device are consecutive ranks, so their slices are adjacent.
@@ -259,8 +259,8 @@ def all_gather(
     ``[...]`` with ``dim`` N times longer, equal on every device.
   """
   mine = _join_lanes(x, dim)
-  if axis.carrier is not None:
-    return jnp.moveaxis(axis.carrier.gather(jnp.moveaxis(mine, dim, 0)), 0, dim)
+  if axis.backend is not None:
+    return jnp.moveaxis(axis.backend.gather(jnp.moveaxis(mine, dim, 0)), 0, dim)
   if via is not None:
     return jnp.moveaxis(via(jnp.moveaxis(mine, dim, 0), axis.name), 0, dim)
   return lax.all_gather(
@@ -285,7 +285,7 @@ def all_to_all(
     longer.
 
   Raises:
-    ValueError: The axis has a carrier.
+    ValueError: The axis has a backend.
   """
   _needs_mesh(axis, "an all-to-all")
   lanes, devices = axis.lanes, axis.devices
@@ -332,7 +332,7 @@ def permute(
 
   Raises:
     ValueError: A rank is out of range or appears twice on one side, or the axis
-      has a carrier.
+      has a backend.
   """
   _needs_mesh(axis, "a permute")
   for side, ranks in zip(("source", "destination"), zip(*pairs, strict=True),
@@ -396,8 +396,8 @@ def permute_routes(
 
 
 def _needs_mesh(axis: Axis, what: str) -> None:
-  """Raises ValueError for an axis with a carrier, which has no mesh axis."""
-  if axis.carrier is not None:
+  """Raises ValueError for an axis with a backend, which has no mesh axis."""
+  if axis.backend is not None:
     raise ValueError(
       f"{what} over the axis {axis.name!r}, whose ranks are separate "
       "processes: these support sums and gathers only"

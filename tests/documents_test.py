@@ -70,7 +70,7 @@ def test_command_names_differences_and_writes_them(tmp_path, monkeypatch):
   copy.write_text(wrong)
   monkeypatch.setattr(tables, "DOCUMENTS", (str(copy),))
   monkeypatch.setattr(script, "FLAGS", types.SimpleNamespace(check=True))
-  with pytest.raises(ValueError, match=r"demo in .*; python -m"):
+  with pytest.raises(ValueError, match=r"demo in .*; update them with"):
     script.main()
   assert copy.read_text() == wrong
   script.FLAGS.check = False

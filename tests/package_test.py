@@ -199,7 +199,7 @@ def test_local_config_takes_precedence(installed):
   assert ended.stderr == "error: own test\n"
 
 
-@pytest.mark.parametrize("name", ["tables", "notebooks"])
+@pytest.mark.parametrize("name", ["tables", "notebooks", "reproduce"])
 def test_tools_of_the_repository_need_a_checkout(installed, name):
   ended = installed("caatnet", name, code=2)
   assert ended.stderr.startswith(f"error: caatnet {name} needs a checkout")

@@ -56,7 +56,7 @@ def test_every_module_is_in_the_map_with_a_summary():
     ('subject = "a"', "papers.a: .*reference"),
     ('subject = "a"\nreference = "b"\nfile = "c"', "papers.a: .*file"),
     ('subject = "a"\nreference = "b"\nclaims = {"1.1" = {claim = "c"}}',
-     "papers.a: .*verdict"),
+     "papers.a: .*claims"),
   ],
 )
 def test_invalid_entry_is_named(tmp_path, entry, message):

@@ -300,18 +300,18 @@ def _stages(
   # The layers are cut into stages x chunks parts.
   num_layers, chunks = model.stacks[stack], pipeline.chunks
   with naming("config.pipeline", fields.keys(Pipeline)):
-    if pipeline.timetable == "forward":
-      raise ValueError('timetable="forward" has no backward: it cannot train')
-    timetable = builders.build(
-      pipeline.timetable, axis.size, microbatches, chunks
+    if pipeline.schedule == "forward":
+      raise ValueError('schedule="forward" has no backward: it cannot train')
+    schedule = builders.build(
+      pipeline.schedule, axis.size, microbatches, chunks
     )
-    if timetable.num_parts > num_layers:
+    if schedule.num_parts > num_layers:
       raise ValueError(
         f"chunks={chunks} x config.parallel.stage={axis.size} are more "
         f"parts than the model has layers, {num_layers}"
       )
     return Stages(
-      axis, timetable, builders.build("forward", axis.size, 1, chunks),
+      axis, schedule, builders.build("forward", axis.size, 1, chunks),
       pipeline.keep == "residuals",
     )
 
@@ -329,12 +329,12 @@ def _check_kept(
   if stages is None or not stages.keeps:
     return
   kept = "config.pipeline.keep='residuals'"
-  if stages.timetable.splits:
+  if stages.schedule.splits:
     # A split backward separates cotangents of inputs from those of weights.
     # Rematerialised functions and functions of a partition are not separable:
     # their weight gradients would be computed with the cotangents of inputs and
     # stored until the second half.
-    kept += f" with timetable={stages.timetable.name!r}"
+    kept += f" with schedule={stages.schedule.name!r}"
     if config.model.get("remat", "none") != "none":
       raise ValueError(
         f"{kept} needs config.model.remat='none', not {config.model.remat!r}"

@@ -113,7 +113,7 @@ def _local_sgd(
 ) -> OuterLoop:
   # DiLoCo with outer SGD at rate 1 replaces parameters by their mean.
   return DiLoCo(
-    program.layout.worker, section.every, Optax(optax.sgd(1.0)),
+    program.layout.worker, section.sync_every, Optax(optax.sgd(1.0)),
     _exchange(section, program, seed),
   )
 
@@ -130,14 +130,14 @@ def _fedavg(section: schema.FedAvg, program: Program, seed: int) -> OuterLoop:
       "a round's clients has nothing to correct"
     )
   return DiLoCo(
-    worker, section.every, Optax(optax.sgd(1.0)),
+    worker, section.sync_every, Optax(optax.sgd(1.0)),
     _exchange(section, program, seed), clients or None,
   )
 
 
 def _diloco(section: schema.DiLoCo, program: Program, seed: int) -> OuterLoop:
   return DiLoCo(
-    program.layout.worker, section.every, _optimizer(section),
+    program.layout.worker, section.sync_every, _optimizer(section),
     _exchange(section, program, seed),
   )
 
@@ -146,7 +146,7 @@ def _streaming(
   section: schema.Streaming, program: Program, seed: int
 ) -> OuterLoop:
   return Streaming(
-    program.layout.worker, section.every, _optimizer(section),
+    program.layout.worker, section.sync_every, _optimizer(section),
     _exchange(section, program, seed), _fragments(section, program),
     section.overlap, section.keep, section.pieces,
   )
@@ -162,7 +162,7 @@ def _fragments(section: schema.Streaming, program: Program) -> Fragments:
   stacks, strided = program.model.stacks, section.pattern == "strided"
   if stages is None or not layers:
     return fragments(stacks, layers, strided)
-  parts = stages.timetable.num_parts
+  parts = stages.schedule.num_parts
   if not strided or layers % parts:
     raise ValueError(
       f"fragment_layers={layers} must be 0 or a multiple of the {parts} "
@@ -177,7 +177,7 @@ def _fragments(section: schema.Streaming, program: Program) -> Fragments:
 
 def _eager(section: schema.Eager, program: Program, seed: int) -> OuterLoop:
   return Eager(
-    program.layout.worker, section.every, _optimizer(section),
+    program.layout.worker, section.sync_every, _optimizer(section),
     _exchange(section, program, seed),
   )
 
@@ -193,7 +193,7 @@ def _sparseloco(
   section: schema.SparseLoCo, program: Program, seed: int
 ) -> OuterLoop:
   return SparseLoCo(
-    program.layout.worker, section.every, section.learning_rate,
+    program.layout.worker, section.sync_every, section.learning_rate,
     _block_dims(program), section.error_decay, section.chunk, section.top_k,
     _weights(section, program), rule=_rule(section, program),
   )
@@ -201,7 +201,7 @@ def _sparseloco(
 
 def _noloco(section: schema.NoLoCo, program: Program, seed: int) -> OuterLoop:
   return NoLoCo(
-    program.layout.worker, section.every, section.learning_rate,
+    program.layout.worker, section.sync_every, section.learning_rate,
     section.momentum, section.pull, seed, rule=_rule(section, program),
   )
 

@@ -62,8 +62,8 @@ def override(
     >>> config = ml_collections.ConfigDict({
     ...   "outer": tree.defaults("outer", "data_parallel"),
     ... })
-    >>> config = override(config, "outer.every=5 outer.algorithm=diloco")
-    >>> config.outer.algorithm, config.outer.every, config.outer.momentum
+    >>> config = override(config, "outer.sync_every=5 outer.algorithm=diloco")
+    >>> config.outer.algorithm, config.outer.sync_every, config.outer.momentum
     ('diloco', 5, 0.9)
   """
   config = config.copy_and_resolve_references()

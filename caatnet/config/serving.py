@@ -14,7 +14,7 @@ from caatnet.config.override import override
 from caatnet.config.schema import tree
 from caatnet.inference import buckets
 from caatnet.inference.decoder import Decoder
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.device import DecoderExecutor
 from caatnet.serving.engine.engine import Engine
@@ -151,7 +151,7 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
   pages = Pages(shape.num_pages, shape.page_size, reuse)
   scheduler = Scheduler(
     limits, registry.make(chosen.policy, pages), pages,
-    Host(
+    HostCache(
       host_pages, shape.page_size, reserve=True, paged=shape.paged,
       states=bool(shape.states),
     ),

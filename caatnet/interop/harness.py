@@ -10,7 +10,7 @@ import pathlib
 import sys
 from typing import Any, NamedTuple
 
-from caatnet.interop.answers import Answers
+from caatnet.interop.responses import Responder
 
 # Bootstrap resamples for the standard error of metrics without a formula.
 _RESAMPLES = 1000
@@ -66,12 +66,12 @@ def check(tasks: Sequence[str], limit: float | None) -> None:
 
 
 def evaluate(
-  answers: Answers, tasks: Sequence[str], limit: float | None = None
+  responder: Responder, tasks: Sequence[str], limit: float | None = None
 ) -> dict[str, Any]:
   """Runs tasks of the harness.
 
   Args:
-    answers: Computes the responses.
+    responder: Computes the responses.
     tasks: Names of tasks or groups of the harness, or paths of .yaml files. If
       all are paths, these files cannot refer to tasks of the harness, since it
       would read 14,000 files to find them.
@@ -79,7 +79,7 @@ def evaluate(
       all.
 
   Returns:
-    Plain data: "context" and "num_cut" as in `Answers`; "metrics", the fields
+    Plain data: "context" and "num_cut" as in `Responder`; "metrics", the fields
     of each `TaskMetric`.
 
   Raises:
@@ -93,11 +93,11 @@ def evaluate(
     from lm_eval.api.model import LM
 
     class Answering(LM):
-      """Adapter from `Answers` to the base class of the harness."""
+      """Adapter from `Responder` to the base class of the harness."""
 
-      loglikelihood = staticmethod(answers.loglikelihood)
-      loglikelihood_rolling = staticmethod(answers.loglikelihood_rolling)
-      generate_until = staticmethod(answers.generate_until)
+      loglikelihood = staticmethod(responder.loglikelihood)
+      loglikelihood_rolling = staticmethod(responder.loglikelihood_rolling)
+      generate_until = staticmethod(responder.generate_until)
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     manager, loaded = _load(tasks)
@@ -109,8 +109,8 @@ def evaluate(
       log_samples=False, bootstrap_iters=_RESAMPLES,
     )
   return {
-    "context": answers.context,
-    "num_cut": answers.num_cut,
+    "context": responder.context,
+    "num_cut": responder.num_cut,
     "metrics": [metric._asdict() for metric in _metrics(results)],
   }
 

@@ -23,7 +23,7 @@ from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import Completion, Request
 from caatnet.inference.transcripts import Transcript
 from caatnet.serving import requests as serving
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.device import Dispatched, Drawn, dispatch
 from caatnet.serving.engine.measured import MeasuredCosts
@@ -128,7 +128,7 @@ class Generation:
     drawn = Drawn(request)
 
     # Called by the scheduler once per token, in order.
-    def ends(token: int) -> bool:
+    def stop(token: int) -> bool:
       logprob = drawn.logprobs[len(transcript.tokens)]
       self._show(index, transcript.push(token, logprob))
       if transcript.ended:
@@ -136,7 +136,7 @@ class Generation:
       return transcript.ended
 
     return serving.Request(
-      index, request.prompt, transcript.most_tokens, ends=ends, payload=drawn
+      index, request.prompt, transcript.most_tokens, stop=stop, payload=drawn
     )
 
   def run(
@@ -233,5 +233,5 @@ def _scheduler(decoder: Decoder) -> Scheduler:
   )
   return Scheduler(
     limits, registry.make("first_come", pages), pages,
-    Host(0, capacity.page_size, reserve=False), MeasuredCosts(),
+    HostCache(0, capacity.page_size, reserve=False), MeasuredCosts(),
   )

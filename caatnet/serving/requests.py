@@ -43,7 +43,7 @@ NO_PAGES = np.zeros(0, np.int32)
 
 # Stop condition of a sequence: a set of tokens, or a function that is called
 # once with each token, in order.
-Ends = frozenset[int] | Callable[[int], bool]
+StopCondition = frozenset[int] | Callable[[int], bool]
 
 
 class Request:
@@ -64,7 +64,7 @@ class Request:
     conversation: Conversation that the request is a turn of; None for none. The
       prompt of a turn begins with the previous prompt and response.
     more: Whether another turn of the conversation may follow.
-    ends: Tokens that end the sequence, or a function that returns whether a
+    stop: Tokens that end the sequence, or a function that returns whether a
       token does; it is called once with each token, in order.
     weight: Share of the client among clients, for fair policies.
     payload: Sampling parameters for the executor.
@@ -73,7 +73,8 @@ class Request:
     end_s: Time of the end; None before.
     num_hits: Number of prompt tokens that were cached at the first admission.
     num_preempted: Number of preemptions.
-    names: Concatenated block hashes of the full pages of its known tokens.
+    block_hashes: Concatenated block hashes of the full pages of its known
+      tokens.
     slot: Index among the running requests; -1 for none.
     context: Number of known tokens at the last admission; these are read in
       chunks, and later tokens are decoded.
@@ -93,11 +94,11 @@ class Request:
   """
 
   __slots__ = (
-    "_num_drawn", "_times", "_tokens", "arrival_s", "buffer", "client",
-    "context", "conversation", "deadline_s", "end_s", "ends", "longest",
-    "max_tokens", "more", "names", "num_hits", "num_pending", "num_preempted",
-    "number", "pages", "payload", "priority", "prompt", "scheduled_s", "slot",
-    "state", "swapped", "weight",
+    "_num_drawn", "_times", "_tokens", "arrival_s", "block_hashes", "buffer",
+    "client", "context", "conversation", "deadline_s", "end_s", "longest",
+    "max_tokens", "more", "num_hits", "num_pending", "num_preempted", "number",
+    "pages", "payload", "priority", "prompt", "scheduled_s", "slot", "state",
+    "stop", "swapped", "weight",
   )
 
   def __init__(
@@ -112,24 +113,24 @@ class Request:
     deadline_s: float = math.inf,
     conversation: Hashable | None = None,
     more: bool = False,
-    ends: Ends = frozenset(),
+    stop: StopCondition = frozenset(),
     weight: float = 1.0,
     payload: object = None,
   ) -> None:
     """Makes a waiting request.
 
     Raises:
-      ValueError: The prompt is empty, ``max_tokens`` is not positive, ``ends``
+      ValueError: The prompt is empty, ``max_tokens`` is not positive, ``stop``
         contains an invalid token id, or ``weight`` is not positive.
     """
     if not len(prompt):
       raise ValueError("the prompt is empty: it has no token")
     if max_tokens < 1:
       raise ValueError(f"max_tokens={max_tokens} must be at least 1")
-    if isinstance(ends, Set):
-      ends = frozenset(ends)
-      if ends and not 0 <= min(ends) <= max(ends) < 2**31:
-        raise ValueError(f"ends={set(ends)} must be token ids in [0, 2**31)")
+    if isinstance(stop, Set):
+      stop = frozenset(stop)
+      if stop and not 0 <= min(stop) <= max(stop) < 2**31:
+        raise ValueError(f"stop={set(stop)} must be token ids in [0, 2**31)")
     if not weight > 0:
       raise ValueError(f"weight={weight:g} must be positive")
     self.number, self.max_tokens = number, max_tokens
@@ -138,7 +139,7 @@ class Request:
     self.client, self.priority, self.weight = client, priority, weight
     self.arrival_s, self.deadline_s = arrival_s, deadline_s
     self.conversation, self.more = conversation, more
-    self.ends, self.payload = ends, payload
+    self.stop, self.payload = stop, payload
     self.state = State.WAITING
     # One array per call of `take`; concatenated on access.
     self._tokens: list[np.ndarray] = []
@@ -148,7 +149,7 @@ class Request:
     self.scheduled_s: float | None = None
     self.end_s: float | None = None
     self.num_hits = self.num_preempted = self.context = 0
-    self.names = b""
+    self.block_hashes = b""
     self.slot = -1
     self.pages = NO_PAGES
     self.num_pending = self.swapped = 0
@@ -178,8 +179,8 @@ class Request:
 
   def is_end(self, token: int) -> bool:
     """Returns whether a drawn token ends the sequence."""
-    ends = self.ends
-    return token in ends if isinstance(ends, frozenset) else ends(token)
+    stop = self.stop
+    return token in stop if isinstance(stop, frozenset) else stop(token)
 
   @property
   def owner(self) -> Hashable:
@@ -205,18 +206,18 @@ class Request:
       start - n : None if stop is None else max(0, stop - n)
     ]
 
-  def name_pages(self, page_size: int) -> None:
+  def hash_pages(self, page_size: int) -> None:
     """Computes the block hashes of the pages that its known tokens fill."""
-    self.names += prefixes.names(
-      self.names[-prefixes.SIZE :] or prefixes.ROOT,
-      self.all_tokens(self.num_named * page_size).tobytes(),
+    self.block_hashes += prefixes.block_hashes(
+      self.block_hashes[-prefixes.SIZE :] or prefixes.ROOT,
+      self.all_tokens(self.num_hashed * page_size).tobytes(),
       page_size * self.prompt.itemsize,
     )
 
   @property
-  def num_named(self) -> int:
-    """Number of pages in `names`."""
-    return len(self.names) // prefixes.SIZE
+  def num_hashed(self) -> int:
+    """Number of pages in `block_hashes`."""
+    return len(self.block_hashes) // prefixes.SIZE
 
   @property
   def ttft_s(self) -> float:

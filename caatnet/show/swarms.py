@@ -75,9 +75,9 @@ class Screen:
     table = Table("peer", "is at", box=None)
     for name in ("heard, s ago", "round", "sent", "loss"):
       table.add_column(name, justify="right")
-    for peer, what, heard_s, report in seen:
+    for peer, what, silent_s, report in seen:
       table.add_row(
-        peer, what, "no connection" if heard_s is None else f"{heard_s:.1f}",
+        peer, what, "no connection" if silent_s is None else f"{silent_s:.1f}",
         *_cells(report),
       )
     waits = service.waits(state, there.rules)

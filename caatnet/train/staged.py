@@ -39,9 +39,9 @@ def gradients(
     D), and gradients with the layout of ``params``.
   """
   stages, parts = _stages(program), program.model.parts()
-  count = stages.timetable.num_microbatches
+  count = stages.schedule.num_microbatches
   pipeline = Pipeline(
-    stages.timetable, stages.axis, program.layout.on_cpu, stages.keeps
+    stages.schedule, stages.axis, program.layout.on_cpu, stages.keeps
   )
 
   def loss_of(scores):
@@ -167,7 +167,7 @@ def _chunks(stages: Stages, parts: Parts, tree: Any) -> Any:
   """Returns the stack's arrays of a tree, ``[G, chunks, layers, ...]``."""
   if tree is None:
     return None
-  chunks = stages.timetable.num_chunks
+  chunks = stages.schedule.num_chunks
   return jax.tree.map(
     lambda x: x.reshape(x.shape[0], chunks, -1, *x.shape[2:]),
     tree[parts.stack],

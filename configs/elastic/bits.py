@@ -33,19 +33,20 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.parallel.worker = 1
   config.parallel.tensor = 2
   config.data.batch_size = 2  # per worker
-  config.outer.every = 4
+  config.outer.sync_every = 4
   config.elastic = defaults("elastic")
   config.benchmark = defaults("benchmark", "elastic_bits")
   # Overrides of the base case, DiLoCo in float32.
   streaming = (
-    "outer.algorithm=streaming outer.every=6 outer.overlap=(2,) outer.keep=0.5 "
+    "outer.algorithm=streaming outer.sync_every=6 outer.overlap=(2,) "
+    "outer.keep=0.5 "
     "outer.codec=e3m0 outer.block=64 outer.error_feedback=True"
   )
   cases = {
     "DiLoCo, float32": "",
     "Streaming, tau=2, E3M0": streaming,
     "DC-S3GD, float32": "outer.algorithm=dc_s3gd",
-    "Eager, E3M0": "outer.algorithm=eager outer.every=4 outer.codec=e3m0 "
+    "Eager, E3M0": "outer.algorithm=eager outer.sync_every=4 outer.codec=e3m0 "
                    "outer.block=64 outer.error_feedback=True",
     "data parallelism": "outer.algorithm=data_parallel",
   }

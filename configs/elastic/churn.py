@@ -58,7 +58,7 @@ def _training() -> ml_collections.ConfigDict:
   config = diloco.get_config("diloco,test")
   config.name = "churn_training"
   config.data.validation_windows = 256
-  config.outer.every = 6
+  config.outer.sync_every = 6
   config.train.num_steps = 720
   config.train.checkpoint_every = 60
   config.train.keep_checkpoints = 2

@@ -28,8 +28,8 @@ def get_config(arguments: str = "diloco") -> ml_collections.ConfigDict:
   config.elastic = defaults("elastic")
   if size == "test":
     config.data.batch_size = 2
-    if "every" in config.outer:
-      config.outer.every = 3
+    if "sync_every" in config.outer:
+      config.outer.sync_every = 3
   if algorithm == "streaming":
     config.outer.codec = "e3m0"
     config.outer.overlap = (2,) if size == "test" else (5,)

@@ -24,7 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.parallel.worker = 8
   config.data.batch_size = 16  # over all workers
   config.data.validation_windows = 256
-  config.outer.every = 6
+  config.outer.sync_every = 6
   config.train.num_steps = 720
   config.benchmark = defaults("benchmark", "moments")
   return config

@@ -2,9 +2,9 @@ r"""Model of `configs/caatnet/tiny.py` in four stages of two tensor ranks.
 
   python -m launch.train --config=configs/pipeline/tiny.py --cpu_devices=8
   python -m launch.train --config=configs/pipeline/tiny.py --cpu_devices=8 \
-    --config.pipeline.timetable=interleaved_1f1b --config.pipeline.chunks=2
+    --config.pipeline.schedule=interleaved_1f1b --config.pipeline.chunks=2
   python -m launch.train --config=configs/pipeline/tiny.py --cpu_devices=8 \
-    --config.pipeline.timetable=zb_h1 --config.pipeline.keep=residuals
+    --config.pipeline.schedule=zb_h1 --config.pipeline.keep=residuals
 
 Expected result: in every step the loss of the same run without stages
 (`--config.parallel.stage=1`), up to float32 rounding. On virtual devices it is

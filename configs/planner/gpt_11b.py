@@ -87,7 +87,7 @@ def get_config(arguments: str = "plan") -> ml_collections.ConfigDict:
   config.update(defaults("study", "planner"))
   if size == "test":
     config.planner.cluster = "h100:1,uneven=0"
-    config.planner.timetables = ("1f1b", "zb_h1")
+    config.planner.schedules = ("1f1b", "zb_h1")
     config.planner.chunks = (1,)
     config.planner.most_microbatches = 4
   return config

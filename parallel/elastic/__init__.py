@@ -3,7 +3,7 @@
 from parallel.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
-  "patience": ["Finished", "Halted"],
+  "timeouts": ["Finished", "Halted"],
   "settings": ["Options", "Settings"],
   "swarm": ["Swarm"],
 })

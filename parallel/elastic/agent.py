@@ -26,9 +26,9 @@ from parallel.elastic.membership.leases import Spans
 from parallel.elastic.membership.messages import Id
 from parallel.elastic.membership.revision import LEASES, Revision
 from parallel.elastic.membership.shared_state import State
-from parallel.elastic.patience import Halted, Patience
 from parallel.elastic.ring.bandwidth import Rings
 from parallel.elastic.settings import Settings
+from parallel.elastic.timeouts import AdmissionTimeout, Halted
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.handshake import (
@@ -89,7 +89,7 @@ class Agent:
     # (epoch, revision, digest) of the running fetch.
     self._fetching: tuple[int, int, Any] | None = None
     self._overtaken = 0
-    self._patience = Patience(settings, say)
+    self._admission = AdmissionTimeout(settings, say)
     self._sent_bytes = 0  # in earlier epochs
     self._silence_s = 10.0
     # Kept until its round is committed, or until the protocol discards it.
@@ -160,7 +160,7 @@ class Agent:
       )
       began = time.monotonic()
       try:
-        channel.run(lambda message, c=channel: self._hear(c, message))
+        channel.run(lambda message, c=channel: self._receive(c, message))
       except ValueError as error:
         LOG.warning("the coordinator sent an invalid message: %s", error)
       except OSError as error:
@@ -173,7 +173,7 @@ class Agent:
       pause_s = 0.05 if lasted else min(2 * pause_s, 2.0)
       self._scope.closed.wait(pause_s)
 
-  def _hear(self, channel: Channel, message: Any) -> None:
+  def _receive(self, channel: Channel, message: Any) -> None:
     """Processes a message that arrived from the coordinator."""
     # The first message: only now does the connection replace the former one.
     if isinstance(message, m.Welcome):
@@ -181,7 +181,7 @@ class Agent:
       self._channel = channel
       message = m.Reconnected()
     if isinstance(message, m.Waiting):
-      error = self._patience.hear(message)
+      error = self._admission.update(message)
       if error is not None:
         self._end(error)
     # Messages of a former connection are stale.
@@ -361,7 +361,7 @@ class Agent:
       self.members = task.members
     members = {peer: ids.address(peer) for peer in task.members}
     options = Options(
-      self._settings.lanes, self._silence_s, self._settings.checked
+      self._settings.num_connections, self._silence_s, self._settings.checked
     )
     self._links = Links(
       self.peer.id, task.epoch, members, self._security, options

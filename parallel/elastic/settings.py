@@ -10,7 +10,7 @@ class Settings:
 
   Attributes:
     alone_s: t_c: seconds without a coordinator after which the peer halts.
-    lanes: Number of data connections between each pair of peers.
+    num_connections: Number of data connections between each pair of peers.
     checked: Whether exchanged blocks carry checksums.
     samples: Number of samples per contribution, or a function from the round's
       number to it, equal on all peers; 0 disables leases.
@@ -27,7 +27,7 @@ class Settings:
   """
 
   alone_s: float = 300.0
-  lanes: int = 1
+  num_connections: int = 1
   checked: bool = False
   samples: int | Callable[[int], int] = 0
   measured: bool = False
@@ -52,7 +52,7 @@ class Options:
   """Options of an epoch's links.
 
   Attributes:
-    lanes: Number of data connections between each pair of peers.
+    num_connections: Number of data connections between each pair of peers.
     silence_s: Seconds without received data after which a peer is lost.
     checked: Whether each block carries a checksum.
     send_buffer: Bytes of the kernel's send buffer per connection; 0 selects the
@@ -60,17 +60,20 @@ class Options:
       when peers are close; on links with a high latency it limits the rate.
 
   Raises:
-    ValueError: `lanes` or `silence_s` is out of range.
+    ValueError: `num_connections` or `silence_s` is out of range.
   """
 
-  lanes: int = 1
+  num_connections: int = 1
   silence_s: float = 10.0
   checked: bool = False
   send_buffer: int = 0
 
   def __post_init__(self) -> None:
     # Each connection costs two threads per pair of peers.
-    if not 1 <= self.lanes <= 64:
-      raise ValueError(f"lanes={self.lanes} must be an integer from 1 to 64")
+    if not 1 <= self.num_connections <= 64:
+      raise ValueError(
+        f"num_connections={self.num_connections} must be an integer from 1 to "
+        "64"
+      )
     if not self.silence_s > 0:
       raise ValueError(f"silence_s={self.silence_s:g} must be positive")

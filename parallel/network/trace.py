@@ -11,7 +11,7 @@ import numpy as np
 
 from parallel.network.simulate import Timeline
 from parallel.pipeline import simulate as pipeline
-from parallel.pipeline.timetable import Kind
+from parallel.pipeline.pipeline_schedule import Kind
 
 MAX_EVENTS = 1_000_000  # about 150 MB, the limit of viewers
 
@@ -89,7 +89,7 @@ def pipeline_to_json(timeline: pipeline.Timeline, name: str = "") -> str:
   Raises:
     ValueError: There are more than ``MAX_EVENTS`` actions.
   """
-  table = timeline.timetable
+  table = timeline.schedule
   places = np.argwhere(table.kinds).tolist()
   _check(len(places), "actions", "microbatches")
 

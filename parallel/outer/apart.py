@@ -10,9 +10,9 @@ next stage. XLA removes the unused part of a stage, so little is computed twice.
 
 Loops, codecs and sums are thus the same as on a mesh, with ranks in the same
 order. Only gathers and float32 sums are supported
-(`parallel.collectives.Carrier`). Within a worker the mesh belongs to jax: a
-collective over workers is run for each of its devices, or once for devices with
-equal operands.
+(`parallel.collectives.CollectiveBackend`). Within a worker the mesh belongs to
+jax: a collective over workers is run for each of its devices, or once for
+devices with equal operands.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -85,8 +85,8 @@ class _Stop(Exception):
 
 
 @dataclasses.dataclass
-class _Carrier:
-  """A `parallel.collectives.Carrier` that returns given results in order."""
+class _ReplayBackend:
+  """`parallel.collectives.CollectiveBackend` that replays given results."""
 
   rank: jax.Array
   results: list[jax.Array]
@@ -170,7 +170,7 @@ class Apart:
       value = stage.program(rank, weights, results, args)
       if not stage.verb:
         return value
-      found = _carried(exchange, stage.verb, whole(value))
+      found = _run_collective(exchange, stage.verb, whole(value))
       where = NamedSharding(self._mesh, stage.spec)
       results.append(jax.device_put(found, where))
       specs.append(stage.spec)
@@ -194,8 +194,10 @@ class Apart:
       rank: jax.Array, weights: jax.Array, results: list[jax.Array], args: Any
     ) -> Any:
       # Each result has a leading device dim, of which this device has one.
-      carrier = _Carrier(varying(rank, self._worker), [x[0] for x in results])
-      axis = Axis(self._worker, size, size, carrier)
+      backend = _ReplayBackend(
+        varying(rank, self._worker), [x[0] for x in results]
+      )
+      axis = Axis(self._worker, size, size, backend)
       return self._make(axis, tuple(weights))(args)
 
     names = self._mesh.axis_names
@@ -242,8 +244,8 @@ class Apart:
     return jax.jit(mapped, compiler_options=self._options)
 
 
-class _Listener:
-  """A `parallel.collectives.Carrier` that counts its collectives."""
+class _CountingBackend:
+  """`parallel.collectives.CollectiveBackend` that counts collectives."""
 
   def __init__(self, size: int) -> None:
     self.rank, self.count, self._size = jnp.int32(0), 0, size
@@ -258,7 +260,7 @@ class _Listener:
     return jnp.zeros((self._size * x.shape[0], *x.shape[1:]), x.dtype)
 
 
-def listening(worker: str) -> tuple[Axis, Callable[[], int]]:
+def counting(worker: str) -> tuple[Axis, Callable[[], int]]:
   """Returns an axis of two workers that counts collectives in a trace.
 
   Args:
@@ -270,15 +272,15 @@ def listening(worker: str) -> tuple[Axis, Callable[[], int]]:
 
   Example:
     >>> from parallel.collectives import all_reduce
-    >>> axis, count = listening("worker")
+    >>> axis, count = counting("worker")
     >>> def step(x):
     ...   return all_reduce(x, axis) / axis.size
     >>> _ = jax.eval_shape(step, jnp.ones((1, 8)))
     >>> count()
     1
   """
-  carrier = _Listener(2)
-  return Axis(worker, 2, 2, carrier), lambda: carrier.count
+  backend = _CountingBackend(2)
+  return Axis(worker, 2, 2, backend), lambda: backend.count
 
 
 def whole(x: jax.Array) -> np.ndarray:
@@ -296,7 +298,7 @@ def _check_sum(x: Any) -> None:
     )
 
 
-def _carried(exchange: Exchange, verb: str, x: np.ndarray) -> np.ndarray:
+def _run_collective(exchange: Exchange, verb: str, x: np.ndarray) -> np.ndarray:
   """Runs a collective on ``[devices, ...]``; returns results of equal layout.
   """
   x = np.ascontiguousarray(x)

@@ -294,19 +294,19 @@ class Rounds(OuterLoop):
   """Outer loop with an exchange at the end of each round.
 
   Attributes:
-    every: H, the number of inner steps per round.
+    sync_every: H, the number of inner steps per round.
   """
 
-  every: int
+  sync_every: int
 
   @property
   def period(self) -> int:
-    return self.every
+    return self.sync_every
 
   def is_border(self, step: int) -> bool:
     # Between rounds no exchange is partially sent. Means that have not been
     # applied yet are complete and do not depend on the later set of workers.
-    return step % self.every == 0
+    return step % self.sync_every == 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Loop:
   Attributes:
     algorithm: One of ``ALGORITHMS``.
     workers: w, the number of workers; at least 2.
-    every: H, the steps of a round, in which each parameter is exchanged once.
+    sync_every: H, the steps of a round, which exchanges each parameter once.
     codec: One of ``CODECS``.
     route: One of ``ROUTES``, the route of encoded deltas.
     fragment_layers: Layers per fragment; 0 for one fragment of all parameters.
@@ -102,7 +102,7 @@ class Loop:
     Two workers exchange 1024 elements as int4 codes: half a byte per element,
     and a float32 scale for each of the four blocks of 256.
 
-    >>> loop = Loop("diloco", workers=2, every=100, codec="int4")
+    >>> loop = Loop("diloco", workers=2, sync_every=100, codec="int4")
     >>> for collective in loop.collectives([Rows(count=1, elements=1024)]):
     ...   print(collective.kind, collective.dtype, collective.operand_bytes)
     all_gather float32 4
@@ -112,7 +112,7 @@ class Loop:
 
   algorithm: str
   workers: int
-  every: int
+  sync_every: int
   codec: str = "float32"
   route: str = "all_gather"
   fragment_layers: int = 0
@@ -123,19 +123,20 @@ class Loop:
     checks.known("codec=", self.codec, CODECS)
     checks.known("route=", self.route, ROUTES)
     checks.at_least("workers", self.workers, 2)
-    checks.at_least("every", self.every)
+    checks.at_least("sync_every", self.sync_every)
     checks.at_least("overlap", self.overlap, 0)
-    if self.overlap >= self.every:
+    if self.overlap >= self.sync_every:
       raise ValueError(
-        f"overlap={self.overlap} must be less than every={self.every}: a "
-        "fragment arrives before it is sent again"
+        f"overlap={self.overlap} must be less than "
+        f"sync_every={self.sync_every}: a fragment arrives "
+        "before it is sent again"
       )
 
   def keys(self) -> dict[str, object]:
     """Returns the keys of a training run's config and their values."""
     found: dict[str, object] = {
       "parallel.worker": self.workers, "outer.algorithm": self.algorithm,
-      "outer.every": self.every, "outer.codec": self.codec,
+      "outer.sync_every": self.sync_every, "outer.codec": self.codec,
       "outer.route": self.route,
     }
     if self.algorithm == "streaming":
@@ -144,7 +145,10 @@ class Loop:
     return found
 
   def __str__(self) -> str:
-    text = f"{_NAMES[self.algorithm]}, {self.workers} workers, H = {self.every}"
+    text = (
+      f"{_NAMES[self.algorithm]}, {self.workers} workers, "
+      f"H = {self.sync_every}"
+    )
     if self.algorithm == "streaming":
       layers = self.fragment_layers
       many = f"fragments of {layers} layer{'s' * (layers > 1)}"
@@ -199,7 +203,7 @@ class Loop:
       # The last fragment has one slot. The others have equal sizes and share
       # slots in rotation (`parallel.outer.streaming`).
       many = len(fragments) - 1
-      spacing = FragmentTimes(self.every, len(fragments)).spacing
+      spacing = FragmentTimes(self.sync_every, len(fragments)).spacing
       slots = min(many, -(-self.overlap // spacing))
       kept += elements[-1] + slots * elements[0]
     return 4 * kept + 8
@@ -222,7 +226,7 @@ class Loop:
     )
 
 
-def fewest_layers(num_layers: int, parts: int, every: int) -> int:
+def fewest_layers(num_layers: int, parts: int, sync_every: int) -> int:
   """Returns the smallest allowed number of layers per fragment.
 
   At most one fragment is sent per step, so a round has no more fragments than
@@ -231,7 +235,7 @@ def fewest_layers(num_layers: int, parts: int, every: int) -> int:
   Args:
     num_layers: Number of layers of the model.
     parts: Number of parts of all stages; 1 without stages.
-    every: H, the steps of a round.
+    sync_every: H, the steps of a round.
 
   Returns:
     A divisor of the number of layers; 0, one fragment of all parameters, if no
@@ -240,12 +244,12 @@ def fewest_layers(num_layers: int, parts: int, every: int) -> int:
   Example:
     With 8 layers and the rest, 4 steps allow 2 + 1 fragments.
 
-    >>> fewest_layers(num_layers=8, parts=1, every=4)
+    >>> fewest_layers(num_layers=8, parts=1, sync_every=4)
     4
   """
   return next((
     layers for layers in range(parts, num_layers + 1, parts)
-    if num_layers % layers == 0 and num_layers // layers < every
+    if num_layers % layers == 0 and num_layers // layers < sync_every
   ), 0)
 
 

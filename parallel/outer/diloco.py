@@ -46,7 +46,7 @@ class DiLoCo(CommonRounds):
   """Outer loop that averages all parameters at the end of every H-th step.
 
   Attributes:
-    every: H, the number of inner steps per round.
+    sync_every: H, the number of inner steps per round.
     optimizer: Outer optimizer.
     exchange: Mean over the workers.
     clients: Number of workers in the mean of a round, sampled anew in each
@@ -86,9 +86,9 @@ class DiLoCo(CommonRounds):
     return state | self.exchange.init(params)
 
   def plan(self, step: int) -> Plan:
-    ends = (step + 1) % self.every == 0
+    ends = (step + 1) % self.sync_every == 0
     # The round number seeds the round's random draws.
-    return Plan(ends, ((step + 1) // self.every,))
+    return Plan(ends, ((step + 1) // self.sync_every,))
 
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan

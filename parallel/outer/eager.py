@@ -64,7 +64,7 @@ class Eager(OwnRounds):
   """Sends a round's outer gradients in the next one; applies them at its end.
 
   Attributes:
-    every: H, the number of inner steps per round.
+    sync_every: H, the number of inner steps per round.
     optimizer: Outer optimizer; each worker has a separate state.
     exchange: Mean over the workers.
     common: Whether the state contains the common trajectory, "params" and
@@ -109,9 +109,9 @@ class Eager(OwnRounds):
   def plan(self, step: int) -> Plan:
     # The outer gradients of the last round are sent at the start of a round,
     # concurrently with the compute of this step; round 0 has none to send.
-    begins = step > 0 and step % self.every == 0
-    ends = (step + 1) % self.every == 0
-    return Plan((begins, ends), (step // self.every,))
+    begins = step > 0 and step % self.sync_every == 0
+    ends = (step + 1) % self.sync_every == 0
+    return Plan((begins, ends), (step // self.sync_every,))
 
   def awaits(self, plan: Plan) -> bool:
     return plan.variant[1]

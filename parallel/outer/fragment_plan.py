@@ -21,7 +21,7 @@ class FragmentTimes:
   step t - 1 and the start of step t.
 
   Attributes:
-    every: H, the number of steps per round.
+    sync_every: H, the number of steps per round.
     num_fragments: F, the number of fragments; each is sent once per round.
 
   Raises:
@@ -31,30 +31,31 @@ class FragmentTimes:
     Three fragments, one of them every two steps. Nothing is sent in the first
     round.
 
-    >>> times = FragmentTimes(every=6, num_fragments=3)
+    >>> times = FragmentTimes(sync_every=6, num_fragments=3)
     >>> [times.sent(step) for step in range(12)]
     [None, None, None, None, None, None, 0, None, 1, None, 2, None]
   """
 
-  every: int
+  sync_every: int
   num_fragments: int
 
   def __post_init__(self) -> None:
-    if self.every < self.num_fragments:
+    if self.sync_every < self.num_fragments:
       raise ValueError(
-        f"every={self.every} is less than the {self.num_fragments} fragments: "
+        f"sync_every={self.sync_every} is less than the "
+        f"{self.num_fragments} fragments: "
         "at most one fragment is sent per step"
       )
 
   @property
   def spacing(self) -> int:
     """Number of steps between the sends of two consecutive fragments."""
-    return self.every // self.num_fragments
+    return self.sync_every // self.num_fragments
 
   def in_round(self, step: int) -> int | None:
     """Returns the fragment that is due after update ``step``, or None."""
     # If F does not divide H, no fragment is due in the last steps of a round.
-    fragment, left = divmod(step % self.every, self.spacing)
+    fragment, left = divmod(step % self.sync_every, self.spacing)
     return fragment if not left and fragment < self.num_fragments else None
 
   def sent(self, step: int) -> int | None:
@@ -62,7 +63,7 @@ class FragmentTimes:
 
     Nothing is sent in round 0: every fragment first trains for H steps.
     """
-    return self.in_round(step) if step >= self.every else None
+    return self.in_round(step) if step >= self.sync_every else None
 
 
 class SendVariant(NamedTuple):

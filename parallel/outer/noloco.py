@@ -63,7 +63,7 @@ class NoLoCo(OwnRounds):
   bounds the pull by 0.46 for six workers and by 0.38 for many.
 
   Attributes:
-    every: H, the number of inner steps per round.
+    sync_every: H, the number of inner steps per round.
     rate: Outer learning rate.
     momentum: Decay of the outer momentum s_i.
     pull: Strength of the attraction between the outer parameters of a pair.
@@ -87,9 +87,9 @@ class NoLoCo(OwnRounds):
     return {"workers": health.init(self.worker) | workers}
 
   def plan(self, step: int) -> Plan:
-    if (step + 1) % self.every:
+    if (step + 1) % self.sync_every:
       return Plan(None)
-    number = (step + 1) // self.every
+    number = (step + 1) // self.sync_every
     rounds = num_rounds(self.worker.size)
     # A text seed gives equal draws in all processes and Python versions: every
     # process must compile the same pairs.

@@ -53,7 +53,7 @@ class SparseLoCo(CommonRounds):
   """Exchanges k elements of each chunk at the end of every H-th step.
 
   Attributes:
-    every: H, the number of inner steps per round.
+    sync_every: H, the number of inner steps per round.
     rate: Outer learning rate.
     block_dims: Tree in the structure of the parameters: the number of leading
       dims of each parameter that no chunk crosses.
@@ -95,7 +95,7 @@ class SparseLoCo(CommonRounds):
     }
 
   def plan(self, step: int) -> Plan:
-    return Plan((step + 1) % self.every == 0)
+    return Plan((step + 1) % self.sync_every == 0)
 
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan

@@ -72,7 +72,7 @@ class Streaming(CommonRounds):
   """Outer loop that exchanges one fragment after the other.
 
   Attributes:
-    every: H, the number of steps per round; each fragment is sent once per
+    sync_every: H, the number of steps per round; each fragment is sent once per
       round.
     optimizer: Outer optimizer; every fragment has its part of the state.
     exchange: Mean over the workers.
@@ -107,9 +107,9 @@ class Streaming(CommonRounds):
         f"overlap={self.overlap} must have one value, or one for each of the "
         f"{self.worker.size} workers"
       )
-    if min(self.overlap) < 0 or max(self.overlap) >= self.every:
+    if min(self.overlap) < 0 or max(self.overlap) >= self.sync_every:
       raise ValueError(
-        f"overlap={self.overlap} must lie in [0, every={self.every})"
+        f"overlap={self.overlap} must lie in [0, sync_every={self.sync_every})"
       )
     if min(self.overlap) == 0 < max(self.overlap):
       raise ValueError(
@@ -125,7 +125,9 @@ class Streaming(CommonRounds):
   @property
   def times(self) -> FragmentTimes:
     """The schedule of the fragments."""
-    return FragmentTimes(self.every, self.fragments.num_layer_fragments + 1)
+    return FragmentTimes(
+      self.sync_every, self.fragments.num_layer_fragments + 1
+    )
 
   @property
   def period(self) -> int:
@@ -133,7 +135,7 @@ class Streaming(CommonRounds):
     # slot after as many rounds as it takes for the number of sends to be a
     # multiple of the number of slots.
     many = max(1, self.fragments.num_layer_fragments)
-    return self.every * math.lcm(many, max(1, self.slots)) // many
+    return self.sync_every * math.lcm(many, max(1, self.slots)) // many
 
   @property
   def slots(self) -> int:
@@ -185,7 +187,7 @@ class Streaming(CommonRounds):
     now = step + 1  # number of updates at the end of this step
     # The start of this step is after update `step`. The pieces of a fragment
     # are sent at the starts of consecutive steps.
-    piece = (step % self.every) % self.times.spacing
+    piece = (step % self.sync_every) % self.times.spacing
     send, send_numbers = None, None
     if min(self.overlap) and piece < self.pieces:
       sent_at = step - piece
@@ -220,7 +222,7 @@ class Streaming(CommonRounds):
     if not self.slots or fragment >= many:  # the last fragment has one slot
       return 0
     # Index of this send among all sends of layers, modulo the slots.
-    return ((sent_at // self.every) * many + fragment) % self.slots
+    return ((sent_at // self.sync_every) * many + fragment) % self.slots
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
     send, numbers = plan.variant.send, plan.numbers.send
@@ -429,7 +431,7 @@ class Streaming(CommonRounds):
         part = jax.eval_shape(lambda t: self._cutter.take(t, 0, 0), part)
       for _ in range(self.pieces):
         total.update(self.exchange.sent_bytes(part))
-    rounds = self.period // self.every  # each sends all fragments once
+    rounds = self.period // self.sync_every  # each sends all fragments once
     return {dtype: rounds * size for dtype, size in total.items()}
 
 

@@ -13,8 +13,8 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
 
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule
 from parallel.pipeline.residuals import Backward, Kept, Recomputed, Tree
-from parallel.pipeline.timetable import Kind, Timetable
 
 
 class Row(NamedTuple):
@@ -52,12 +52,12 @@ class Actions(NamedTuple):
   """Actions of a pipeline schedule.
 
   Attributes:
-    timetable: The schedule.
+    schedule: The schedule.
     part: ``(params of a part, constants of a part, x) -> x``.
     keeps: Whether a forward saves its residuals.
   """
 
-  timetable: Timetable
+  schedule: PipelineSchedule
   part: Callable[[Tree, Tree, Tree], Tree]
   keeps: bool = False
 
@@ -65,7 +65,7 @@ class Actions(NamedTuple):
   def backward(self) -> Backward:
     """Implementation of a part's forward and backward."""
     if self.keeps:
-      return Kept(self.part, self.timetable.splits)
+      return Kept(self.part, self.schedule.splits)
     return Recomputed(self.part)
 
   def forward_only(
@@ -167,8 +167,8 @@ class Actions(NamedTuple):
   ) -> Tree:
     """Runs one of several actions, if the tick has one of them."""
     # Branches that never run are not compiled.
-    # `timetable` is static data: the choice is made at trace time.
-    used = [kind for kind in actions if (self.timetable.kinds == kind).any()]
+    # `schedule` is static data: the choice is made at trace time.
+    used = [kind for kind in actions if (self.schedule.kinds == kind).any()]
     if not used:
       return otherwise
     # Kind -> branch; 0 for all other kinds.
@@ -194,7 +194,7 @@ class Actions(NamedTuple):
     entered: jax.Array,
   ) -> Tree:
     """Writes values from another stage and from outside into a buffer."""
-    if self.timetable.num_chunks > 1:  # both may arrive in one tick
+    if self.schedule.num_chunks > 1:  # both may arrive in one tick
       return write(write(buffer, arriving, place), entering, entered)
     # At most one of the two has a slot, the smaller number.
     values = jax.tree.map(
@@ -205,13 +205,13 @@ class Actions(NamedTuple):
   @property
   def _runs(self) -> str:
     """Scope of the actions that run once per microbatch and part."""
-    t = self.timetable
+    t = self.schedule
     return runs(t.num_microbatches * t.num_chunks, t)
 
 
-def runs(count: int, timetable: Timetable) -> str:
+def runs(count: int, schedule: PipelineSchedule) -> str:
   """Returns the scope of code that runs in ``count`` ticks, for the ledger."""
-  return f"runs_{count}_of_{timetable.num_ticks}"
+  return f"runs_{count}_of_{schedule.num_ticks}"
 
 
 def scoped(f: Callable[..., Any], *names: str) -> Callable[..., Any]:

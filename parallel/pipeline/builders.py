@@ -1,6 +1,6 @@
 """Builders of pipeline schedules, by their names in configs.
 
-Each builder defines the order of a stage's actions; `timetable.arranged`
+Each builder defines the order of a stage's actions; `schedule.arranged`
 schedules every action at the earliest possible tick. A step has p stages, m
 microbatches and v chunks per stage. All orders except the zero-bubble ones
 follow one rule: first some forwards (the *warm-up*), then a forward before
@@ -20,7 +20,12 @@ import dataclasses
 from typing import NamedTuple
 
 from parallel import checks
-from parallel.pipeline.timetable import Action, Kind, Timetable, arranged
+from parallel.pipeline.pipeline_schedule import (
+  Action,
+  Kind,
+  PipelineSchedule,
+  arranged,
+)
 
 
 class Size(NamedTuple):
@@ -174,15 +179,15 @@ BUILDERS: dict[str, Builder] = {
 
 
 def build(
-  timetable: str, stages: int, microbatches: int, chunks: int = 1
-) -> Timetable:
+  schedule: str, stages: int, microbatches: int, chunks: int = 1
+) -> PipelineSchedule:
   """Builds the pipeline schedule of a name.
 
   With one chunk, "interleaved_1f1b" is "eager_1f1b" and "looped" is "gpipe",
   and the schedule has that name.
 
   Args:
-    timetable: A key of ``BUILDERS``.
+    schedule: A key of ``BUILDERS``.
     stages: Stages of the pipeline.
     microbatches: Microbatches per step; may be fewer than stages.
     chunks: Parts per stage.
@@ -197,12 +202,12 @@ def build(
     >>> build("1f1b", stages=2, microbatches=3).kinds.T.tolist()
     [[1, 1, 0, 2, 1, 2, 0, 2], [0, 1, 2, 1, 2, 1, 2, 0]]
   """
-  taken(timetable, stages, microbatches, chunks)
+  taken(schedule, stages, microbatches, chunks)
   if chunks == 1:
-    timetable = BUILDERS[timetable].one_chunk or timetable
-  size, builder = Size(stages, microbatches, chunks), BUILDERS[timetable]
+    schedule = BUILDERS[schedule].one_chunk or schedule
+  size, builder = Size(stages, microbatches, chunks), BUILDERS[schedule]
   return arranged(
-    timetable,
+    schedule,
     [builder.order(size, stage) for stage in range(stages)],
     microbatches,
     chunks,
@@ -211,12 +216,12 @@ def build(
 
 
 def taken(
-  timetable: str, stages: int, microbatches: int, chunks: int = 1
+  schedule: str, stages: int, microbatches: int, chunks: int = 1
 ) -> None:
   """Checks that `build` supports a size, without building.
 
   Args:
-    timetable: A key of ``BUILDERS``.
+    schedule: A key of ``BUILDERS``.
     stages: Stages of the pipeline.
     microbatches: Microbatches per step.
     chunks: Parts per stage.
@@ -224,15 +229,15 @@ def taken(
   Raises:
     ValueError: See `build`.
   """
-  checks.known("timetable=", timetable, BUILDERS)
+  checks.known("schedule=", schedule, BUILDERS)
   checks.at_least("stages", stages)
   checks.at_least("microbatches", microbatches)
   checks.at_least("chunks", chunks)
-  builder = BUILDERS[timetable]
+  builder = BUILDERS[schedule]
   if chunks > 1 and not builder.chunked:
     able = ", ".join(name for name, b in BUILDERS.items() if b.chunked)
     raise ValueError(
-      f"timetable={timetable!r} has one chunk per stage, not chunks={chunks}; "
+      f"schedule={schedule!r} has one chunk per stage, not chunks={chunks}; "
       f"these take several: {able}"
     )
   # Interleaving processes rounds of `stages` microbatches.
@@ -240,7 +245,7 @@ def taken(
   if builder.in_rounds and chunks > 1 and left:
     fit = [n for n in (microbatches - left, microbatches - left + stages) if n]
     raise ValueError(
-      f"timetable={timetable!r} with chunks={chunks} takes multiples of "
+      f"schedule={schedule!r} with chunks={chunks} takes multiples of "
       f"stages={stages}, not microbatches={microbatches}: "
       f"{' or '.join(map(str, fit))} would fit, or 'looped'"
     )

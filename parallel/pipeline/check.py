@@ -10,14 +10,14 @@ stage runs at most one action per tick.
 import numpy as np
 
 from parallel.pipeline.cost import stored
-from parallel.pipeline.timetable import Kind, Timetable, when
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule, when
 
 
-def check(timetable: Timetable) -> None:
+def check(schedule: PipelineSchedule) -> None:
   """Proves a schedule.
 
   Args:
-    timetable: The schedule.
+    schedule: The schedule.
 
   Raises:
     ValueError: The schedule is wrong. The message names the tick, stage and
@@ -29,24 +29,24 @@ def check(timetable: Timetable) -> None:
 
     >>> import dataclasses
     >>> from parallel.pipeline.builders import build
-    >>> timetable = build("1f1b", stages=2, microbatches=4)
-    >>> check(timetable)
-    >>> check(dataclasses.replace(timetable, limits=(1, 1)))
+    >>> schedule = build("1f1b", stages=2, microbatches=4)
+    >>> check(schedule)
+    >>> check(dataclasses.replace(schedule, limits=(1, 1)))
     Traceback (most recent call last):
       ...
     ValueError: 1f1b: tick 1, stage 0 (FORWARD of microbatch 1 in chunk 0):
     activations of 2 microbatches are stored, the limit is 1
   """
-  _check_fields(timetable)
-  _check_once(timetable)
-  _check_complete(timetable)
-  _check_order(timetable)
-  _check_stored(timetable)
+  _check_fields(schedule)
+  _check_once(schedule)
+  _check_complete(schedule)
+  _check_order(schedule)
+  _check_stored(schedule)
 
 
-def _check_fields(timetable: Timetable) -> None:
+def _check_fields(schedule: PipelineSchedule) -> None:
   """Checks shapes and the ranges of all numbers."""
-  t, name = timetable, timetable.name
+  t, name = schedule, schedule.name
   shape = t.kinds.shape
   if not shape == t.microbatches.shape == t.chunks.shape or len(shape) != 2:
     raise ValueError(
@@ -73,60 +73,60 @@ def _check_fields(timetable: Timetable) -> None:
       raise _wrong(t, *np.argwhere(wrong)[0], why)
 
 
-def _check_once(timetable: Timetable) -> None:
+def _check_once(schedule: PipelineSchedule) -> None:
   """Checks that no action occurs twice."""
-  found = when(timetable)
-  ticks, stages = np.nonzero(timetable.kinds)
-  parts = timetable.chunks[ticks, stages] * timetable.num_stages + stages
-  kinds = timetable.kinds[ticks, stages]
+  found = when(schedule)
+  ticks, stages = np.nonzero(schedule.kinds)
+  parts = schedule.chunks[ticks, stages] * schedule.num_stages + stages
+  kinds = schedule.kinds[ticks, stages]
   # `when` has one tick per action, so one of two equal actions differs from it.
-  again = found[kinds, parts, timetable.microbatches[ticks, stages]] != ticks
+  again = found[kinds, parts, schedule.microbatches[ticks, stages]] != ticks
   if again.any():
     place = np.flatnonzero(again)[0]
     tick, stage = ticks[place], stages[place]
     other = found[
-      kinds[place], parts[place], timetable.microbatches[tick, stage]
+      kinds[place], parts[place], schedule.microbatches[tick, stage]
     ]
-    raise _wrong(timetable, tick, stage, f"it repeats tick {other}'s action")
+    raise _wrong(schedule, tick, stage, f"it repeats tick {other}'s action")
 
 
-def _check_complete(timetable: Timetable) -> None:
+def _check_complete(schedule: PipelineSchedule) -> None:
   """Checks that all required actions exist, with whole or split backwards."""
-  done = when(timetable) >= 0  # [kind, part, microbatch]
+  done = when(schedule) >= 0  # [kind, part, microbatch]
   both = done[Kind.BACKWARD] & (done[Kind.INPUT] | done[Kind.WEIGHT])
   if both.any():
     part, m = np.argwhere(both)[0]
     kind = Kind.INPUT if done[Kind.INPUT, part, m] else Kind.WEIGHT
     raise _of(
-      timetable, kind, part, m, "a whole backward repeats the same work"
+      schedule, kind, part, m, "a whole backward repeats the same work"
     )
   # All forwards; with any backward, also both halves of every backward, where
   # a whole backward counts as both.
   needed = {Kind.FORWARD: done[Kind.FORWARD]}
-  if timetable.has_backward:
+  if schedule.has_backward:
     for kind in (Kind.INPUT, Kind.WEIGHT):
       needed[kind] = done[Kind.BACKWARD] | done[kind]
   for kind, present in needed.items():
     if not present.all():
       part, m = np.argwhere(~present)[0]
-      chunk, stage = divmod(int(part), timetable.num_stages)
+      chunk, stage = divmod(int(part), schedule.num_stages)
       if not (kind is Kind.FORWARD or done[Kind.INPUT:, part, m].any()):
         kind = Kind.BACKWARD  # both halves are missing
       raise ValueError(
-        f"{timetable.name}: stage {stage} never runs {kind.name} of "
+        f"{schedule.name}: stage {stage} never runs {kind.name} of "
         f"microbatch {m} in chunk {chunk}"
       )
 
 
-def _check_order(timetable: Timetable) -> None:
+def _check_order(schedule: PipelineSchedule) -> None:
   """Checks that the operands of each action are produced at an earlier tick."""
-  ticks = when(timetable)
+  ticks = when(schedule)
   forward = ticks[Kind.FORWARD]
   # Tick of the input's cotangents, by either kind, [part, microbatch].
   back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
   # Batch and loss are available from the start (-1): they are not results of an
   # action.
-  given = np.full((1, timetable.num_microbatches), -1)
+  given = np.full((1, schedule.num_microbatches), -1)
   before = np.concatenate([given, forward[:-1]])
   after = np.concatenate([back[1:], given])
   # Kind, tick of its operand, offset of the part that produces it.
@@ -140,43 +140,43 @@ def _check_order(timetable: Timetable) -> None:
     early = (ticks[kind] >= 0) & (ticks[kind] <= needed)
     if early.any():
       part, m = np.argwhere(early)[0]
-      chunk, stage = divmod(int(part) + maker, timetable.num_stages)
+      chunk, stage = divmod(int(part) + maker, schedule.num_stages)
       raise _of(
-        timetable, kind, part, m,
+        schedule, kind, part, m,
         f"it needs the result of stage {stage}, chunk {chunk}, of tick "
         f"{needed[part, m]}",
       )
 
 
-def _check_stored(timetable: Timetable) -> None:
+def _check_stored(schedule: PipelineSchedule) -> None:
   """Checks that stored activations are within limits at every tick."""
-  kept, limits = stored(timetable), np.array(timetable.limits)  # [T, S], [S]
+  kept, limits = stored(schedule), np.array(schedule.limits)  # [T, S], [S]
   over = kept > limits
   if over.any():
     tick, stage = np.argwhere(over)[0]
     raise _wrong(
-      timetable, tick, stage,
+      schedule, tick, stage,
       f"activations of {kept[tick, stage]} microbatches are stored, the limit "
       f"is {limits[stage]}",
     )
 
 
 def _of(
-  timetable: Timetable, kind: Kind, part: int, microbatch: int, why: str
+  schedule: PipelineSchedule, kind: Kind, part: int, microbatch: int, why: str
 ) -> ValueError:
   """Returns the error of an existing action."""
-  tick = when(timetable)[kind, part, microbatch]
-  return _wrong(timetable, tick, part % timetable.num_stages, why)
+  tick = when(schedule)[kind, part, microbatch]
+  return _wrong(schedule, tick, part % schedule.num_stages, why)
 
 
 def _wrong(
-  timetable: Timetable, tick: int, stage: int, why: str
+  schedule: PipelineSchedule, tick: int, stage: int, why: str
 ) -> ValueError:
   """Returns the error of the action at a tick on a stage."""
-  number = int(timetable.kinds[tick, stage])
+  number = int(schedule.kinds[tick, stage])
   kind = Kind(number).name if number in list(Kind) else f"kind {number}"
   return ValueError(
-    f"{timetable.name}: tick {tick}, stage {stage} ({kind} of microbatch "
-    f"{timetable.microbatches[tick, stage]} in chunk "
-    f"{timetable.chunks[tick, stage]}): {why}"
+    f"{schedule.name}: tick {tick}, stage {stage} ({kind} of microbatch "
+    f"{schedule.microbatches[tick, stage]} in chunk "
+    f"{schedule.chunks[tick, stage]}): {why}"
   )

@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 
 from parallel.pipeline.builders import Size
-from parallel.pipeline.timetable import Kind, Timetable, when
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule, when
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Cost:
     return boundary_bytes * sum(self.forward_sends + self.backward_sends)
 
 
-def cost(timetable: Timetable) -> Cost:
+def cost(schedule: PipelineSchedule) -> Cost:
   """Returns the cost of a schedule.
 
   Args:
-    timetable: Schedule that `parallel.pipeline.check.check` accepts.
+    schedule: Schedule that `parallel.pipeline.check.check` accepts.
 
   Example:
     1F1B idles for (p - 1) / (m + p - 1) of the step; the first stage stores p
@@ -81,35 +81,35 @@ def cost(timetable: Timetable) -> Cost:
     >>> round(found.bubble, 4), found.stored
     (0.25, (4, 3, 2, 1))
   """
-  busy = timetable.kinds != Kind.IDLE  # [T, S]
+  busy = schedule.kinds != Kind.IDLE  # [T, S]
   # [S]: ticks from a stage's first action to its last.
   own = len(busy) - busy.argmax(0) - busy[::-1].argmax(0)
-  inputs, cotangents = held(timetable)
-  forward, backward = sends(timetable)
+  inputs, cotangents = held(schedule)
+  forward, backward = sends(schedule)
   return Cost(
     ticks=len(busy),
     bubble=1 - float(busy.mean()),
     own_bubble=1 - float(busy.sum() / own.sum()),
-    stored=_most(stored(timetable)),
+    stored=_most(stored(schedule)),
     inputs=_most(inputs),
     cotangents=_most(cotangents),
-    deltas=_most(halves(timetable)),
+    deltas=_most(halves(schedule)),
     forward_sends=_most(np.cumsum(forward, 0)),
     backward_sends=_most(np.cumsum(backward, 0)),
   )
 
 
-def stored(timetable: Timetable) -> np.ndarray:
+def stored(schedule: PipelineSchedule) -> np.ndarray:
   """Counts live activations, int ``[T, S]``, in microbatches of one part.
 
   A part's activations are stored from its forward to its backward, or to that
   of its weights, both ticks included. Without backwards nothing is stored.
   """
-  ticks = when(timetable)
-  return _alive(timetable, ticks[Kind.FORWARD], _last_use(ticks))
+  ticks = when(schedule)
+  return _alive(schedule, ticks[Kind.FORWARD], _last_use(ticks))
 
 
-def held(timetable: Timetable) -> tuple[np.ndarray, np.ndarray]:
+def held(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
   """Counts the inputs and cotangents that stages hold, each int ``[T, S]``.
 
   An input is held from its arrival, one tick after the previous part has
@@ -119,35 +119,35 @@ def held(timetable: Timetable) -> tuple[np.ndarray, np.ndarray]:
   cotangent is held until the backward, or that of the weights. The last part's
   cotangents are the loss's, available one tick after its forward.
   """
-  ticks = when(timetable)
+  ticks = when(schedule)
   forward, last = ticks[Kind.FORWARD], _last_use(ticks)
   # Tick of arrival, [part, microbatch]; the batch is read at the forward.
   comes = np.concatenate([forward[:1], forward[:-1] + 1])
-  inputs = _alive(timetable, comes, np.where(last < 0, forward, last))
+  inputs = _alive(schedule, comes, np.where(last < 0, forward, last))
   # Cotangents arrive one tick after the next part's backward, or after the
   # last part's forward.
   back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
   comes = np.concatenate([back[1:], forward[-1:]]) + 1
-  return inputs, _alive(timetable, comes, last)
+  return inputs, _alive(schedule, comes, last)
 
 
-def halves(timetable: Timetable) -> np.ndarray:
+def halves(schedule: PipelineSchedule) -> np.ndarray:
   """Counts backwards between their two halves, int ``[T, S]``.
 
   The ticks of both halves are included.
   """
-  ticks = when(timetable)
-  return _alive(timetable, ticks[Kind.INPUT], ticks[Kind.WEIGHT])
+  ticks = when(schedule)
+  return _alive(schedule, ticks[Kind.INPUT], ticks[Kind.WEIGHT])
 
 
-def sends(timetable: Timetable) -> tuple[np.ndarray, np.ndarray]:
+def sends(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
   """Returns the actions whose result is sent to another stage.
 
   Returns:
     Whether an output is sent to the next stage, and whether cotangents are sent
     to the previous one, each bool ``[T, S]``.
   """
-  t = timetable
+  t = schedule
   parts = t.chunks * t.num_stages + np.arange(t.num_stages)  # [T, S]
   apart = t.num_stages > 1  # a stage sends nothing to itself
   forward = (t.kinds == Kind.FORWARD) & (parts < t.num_parts - 1)
@@ -162,18 +162,18 @@ def _last_use(ticks: np.ndarray) -> np.ndarray:
 
 
 def _alive(
-  timetable: Timetable, first: np.ndarray, last: np.ndarray
+  schedule: PipelineSchedule, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
   """Counts live values at each tick, int ``[T, S]``.
 
   Args:
-    timetable: The schedule.
+    schedule: The schedule.
     first: First tick of each value, ``[part, microbatch]``.
     last: Last tick of each value, inclusive; -1 if it does not exist.
   """
-  change = np.zeros((timetable.num_ticks + 1, timetable.num_stages), int)
+  change = np.zeros((schedule.num_ticks + 1, schedule.num_stages), int)
   parts, microbatches = np.nonzero(last >= 0)
-  stages = parts % timetable.num_stages
+  stages = parts % schedule.num_stages
   # A running sum over ticks of births and deaths.
   np.add.at(change, (first[parts, microbatches], stages), 1)
   np.add.at(change, (last[parts, microbatches] + 1, stages), -1)
@@ -206,12 +206,12 @@ def layers_of_stage(num_layers: int, size: Size) -> int:
 
 
 def step_s(
-  timetable: str, size: Size, forward_s: float, input_s: float, weight_s: float
+  schedule: str, size: Size, forward_s: float, input_s: float, weight_s: float
 ) -> float:
   """Returns the seconds of a step on equal stages with free communication.
 
   Args:
-    timetable: A key of `builders.BUILDERS`.
+    schedule: A key of `builders.BUILDERS`.
     size: The size, which the builder must support.
     forward_s: Seconds of a microbatch's forward on a stage, all its chunks.
     input_s: Seconds of the cotangents of its inputs.
@@ -237,30 +237,30 @@ def step_s(
   p, m, v = size
   both_s = forward_s + input_s + weight_s
   # Each formula: work of a stage, then the bubble.
-  if timetable == "zb_h1" and m >= p:
+  if schedule == "zb_h1" and m >= p:
     return m * both_s + (p - 1) * max(
       forward_s, input_s, forward_s + input_s - weight_s
     )
-  if timetable == "zb_h2" and m >= 2 * p - 1:
+  if schedule == "zb_h2" and m >= 2 * p - 1:
     return m * both_s + (p - 1) * max(
       forward_s, input_s - forward_s, forward_s + input_s - 2 * weight_s
     )
-  if timetable in ("gpipe", "1f1b", "eager_1f1b"):
+  if schedule in ("gpipe", "1f1b", "eager_1f1b"):
     return (m + p - 1) * both_s
-  if timetable == "interleaved_1f1b":
+  if schedule == "interleaved_1f1b":
     return m * both_s + (p - 1) * both_s / v
-  if timetable in ("looped", "forward"):
+  if schedule in ("looped", "forward"):
     # With fewer microbatches than stages each loop waits for the previous one.
     rounds = (v - 1) * max(m, p) + m + p - 1
-    return rounds * (both_s if timetable == "looped" else forward_s) / v
+    return rounds * (both_s if schedule == "looped" else forward_s) / v
   raise ValueError(
-    f"timetable={timetable!r} with stages={p} and microbatches={m} has no "
+    f"schedule={schedule!r} with stages={p} and microbatches={m} has no "
     "closed form of its time"
   )
 
 
 def bubble(
-  timetable: str, size: Size, forward_s: float, input_s: float, weight_s: float
+  schedule: str, size: Size, forward_s: float, input_s: float, weight_s: float
 ) -> float:
   """Returns the idle share of the stages in a step: 1 - m (F + B) / T.
 
@@ -268,9 +268,9 @@ def bubble(
   `step_s`.
   """
   work_s = forward_s
-  if timetable != "forward":
+  if schedule != "forward":
     work_s += input_s + weight_s
-  step = step_s(timetable, size, forward_s, input_s, weight_s)
+  step = step_s(schedule, size, forward_s, input_s, weight_s)
   return 1 - size.microbatches * work_s / step
 
 

@@ -39,8 +39,8 @@ from parallel.collectives import (
   varying,
 )
 from parallel.pipeline.actions import Actions, Buffers, Row, runs, scoped, write
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.pipeline.table import Table, table
-from parallel.pipeline.timetable import Timetable
 
 
 class Functions(NamedTuple):
@@ -108,7 +108,7 @@ class Pipeline:
   """A pipeline schedule on an axis of stages.
 
   Attributes:
-    timetable: The schedule, already checked.
+    schedule: The schedule, already checked.
     axis: The axis of stages.
     ordered: Whether collectives are ordered by data flow, which XLA:CPU
       requires (`parallel.collectives.after`).
@@ -116,13 +116,13 @@ class Pipeline:
       it from its input.
   """
 
-  timetable: Timetable
+  schedule: PipelineSchedule
   axis: Axis
   ordered: bool = False
   keeps: bool = False
 
   def __post_init__(self) -> None:
-    assert self.timetable.num_stages == self.axis.size
+    assert self.schedule.num_stages == self.axis.size
 
   def gradients(
     self, functions: Functions, params: Params, constants: Any, batch: Any
@@ -140,7 +140,7 @@ class Pipeline:
       The sum of losses, a scalar, and the sums of gradients, float32 in the
       structure of ``params``.
     """
-    assert self.timetable.has_backward
+    assert self.schedule.has_backward
     run = _Run(self, functions, params, constants, batch)
     start = _Carry(
       run.buffers(), (run.places(), run.places()),
@@ -156,10 +156,10 @@ class Pipeline:
     self, functions: Functions, params: Params, constants: Any, batch: Any
   ) -> Any:
     """Returns the scores ``[M, ...]``; arguments as in `gradients`."""
-    assert not self.timetable.has_backward
+    assert not self.schedule.has_backward
     run = _Run(self, functions, params, constants, batch)
     # No cotangents, residuals, deltas or gradients: empty trees.
-    count = self.timetable.num_microbatches
+    count = self.schedule.num_microbatches
     start = _Carry(
       Buffers(run.places(run.table.inputs.places + 1), (), (), ()),
       (run.places(), ()), (run.first(), ()),
@@ -185,11 +185,11 @@ class _Run:
   @property
   def actions(self) -> Actions:
     pipeline = self.pipeline
-    return Actions(pipeline.timetable, self.functions.part, pipeline.keeps)
+    return Actions(pipeline.schedule, self.functions.part, pipeline.keeps)
 
   @functools.cached_property
   def table(self) -> Table:
-    return table(self.pipeline.timetable)
+    return table(self.pipeline.schedule)
 
   @functools.cached_property
   def of_x(self) -> Any:
@@ -226,7 +226,7 @@ class _Run:
     # Shapes of one part's residuals and deltas, without computing them.
     def kept(params, fixed, x):
       residuals = how.forward(params, fixed, x)[1]
-      if not self.pipeline.timetable.splits:
+      if not self.pipeline.schedule.splits:
         return residuals, ()
       return residuals, how.of_input(params, fixed, x, residuals, x)[1]
 
@@ -413,10 +413,10 @@ class _Run:
       otherwise: Returns the result without a microbatch.
       in_loop: Number of runs minus number of microbatches, for the ledger.
     """
-    count = self.pipeline.timetable.num_microbatches + in_loop
+    count = self.pipeline.schedule.num_microbatches + in_loop
     # The branch must not run with an index of -1, which `maximum` replaces.
     return lax.cond(
-      microbatch >= 0, scoped(then, runs(count, self.pipeline.timetable)),
+      microbatch >= 0, scoped(then, runs(count, self.pipeline.schedule)),
       lambda m: otherwise(), jnp.maximum(microbatch, 0),
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 from parallel import checks
 from parallel.pipeline.builders import Size
 from parallel.pipeline.cost import sends
-from parallel.pipeline.timetable import Kind, Timetable
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Timeline:
   """Times of all actions and messages, in seconds from the start of the step.
 
   Attributes:
-    timetable: The simulated schedule.
+    schedule: The simulated schedule.
     start_s: Start of each action, float ``[T, S]``; nan where idle.
     end_s: End of each action.
     leave_s: Time at which its result is put on a link; nan without a message.
@@ -136,7 +136,7 @@ class Timeline:
     finish_s: End of the last action.
   """
 
-  timetable: Timetable
+  schedule: PipelineSchedule
   start_s: np.ndarray
   end_s: np.ndarray
   leave_s: np.ndarray
@@ -148,14 +148,14 @@ class Timeline:
   def bubble(self) -> float:
     """Share of all stages' time in which they do not compute."""
     busy_s = np.nansum(self.end_s - self.start_s)  # nan where idle
-    return 1 - float(busy_s) / (self.finish_s * self.timetable.num_stages)
+    return 1 - float(busy_s) / (self.finish_s * self.schedule.num_stages)
 
 
-def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
+def events(schedule: PipelineSchedule, work: Work, hops: Hops) -> Timeline:
   """Simulates a schedule in the event model.
 
   Args:
-    timetable: Schedule that `parallel.pipeline.check.check` accepts.
+    schedule: Schedule that `parallel.pipeline.check.check` accepts.
     work: Seconds of its parts.
     hops: Links between its stages.
 
@@ -175,7 +175,7 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
     >>> events(schedule, work, even_hops(2, busy_s=0.5)).finish_s
     17.0
   """
-  t, last = timetable, timetable.num_parts - 1
+  t, last = schedule, schedule.num_parts - 1
   seconds, forward_sends = work.by_kind().tolist(), sends(t)[0].tolist()
   backward_sends = sends(t)[1].tolist()
   microbatches, chunks = t.microbatches.tolist(), t.chunks.tolist()
@@ -220,7 +220,7 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
 
 
 def many_events_s(
-  timetable: Timetable, work: np.ndarray, forward_s: np.ndarray,
+  schedule: PipelineSchedule, work: np.ndarray, forward_s: np.ndarray,
   backward_s: np.ndarray,
 ) -> np.ndarray:
   """Returns the finish times of `events` for many cases, float64 ``[N]``.
@@ -228,12 +228,12 @@ def many_events_s(
   Links have no latency, and stages compute while they send.
 
   Args:
-    timetable: Schedule that `parallel.pipeline.check.check` accepts.
+    schedule: Schedule that `parallel.pipeline.check.check` accepts.
     work: Seconds of its parts, ``[kind, part, N]``, as `Work.by_kind` has them.
     forward_s: Seconds that outputs occupy their links, ``[S, N]``.
     backward_s: Seconds that cotangents occupy their links, ``[S, N]``.
   """
-  t, none = timetable, np.zeros(work.shape[-1])
+  t, none = schedule, np.zeros(work.shape[-1])
   forward_sends, backward_sends = sends(t)
   # (whether an output, part, microbatch) -> time of arrival, [N].
   there: dict[tuple[bool, int, int], np.ndarray] = {}
@@ -257,17 +257,17 @@ def many_events_s(
 
 
 def lockstep_s(
-  timetable: Timetable, work: Work, hops: Hops, lanes: int = 1
+  schedule: PipelineSchedule, work: Work, hops: Hops, lanes: int = 1
 ) -> float:
   """Returns the seconds of a step in which all stages wait for each tick.
 
   Args:
-    timetable: The schedule.
+    schedule: The schedule.
     work: Seconds of its parts.
     hops: Links between its stages. The hops of a tick follow its parts.
     lanes: Consecutive stages that share a device, one after another.
   """
-  t = timetable
+  t = schedule
   # Stages of one device run one after another: [T, S] -> [T, devices].
   computing = _computing(t, work).reshape(t.num_ticks, -1, lanes).sum(2)
   forward, backward = sends(t)
@@ -280,17 +280,17 @@ def lockstep_s(
 
 
 def lockstep_waiting_s(
-  timetable: Timetable, action_s: Mapping[str, float], lanes: int = 1
+  schedule: PipelineSchedule, action_s: Mapping[str, float], lanes: int = 1
 ) -> float:
   """Returns the seconds that a device waits for other devices in lockstep.
 
   Args:
-    timetable: The schedule.
+    schedule: The schedule.
     action_s: Seconds of actions by the lower-case names of their kinds, such as
       "forward", equal for all parts, so that all devices wait equally long.
     lanes: Consecutive stages that share a device, one after another.
   """
-  t = timetable
+  t = schedule
   work = Work(*(
     (action_s.get(kind.name.lower(), 0.0),) * t.num_parts
     for kind in Kind if kind is not Kind.IDLE
@@ -300,8 +300,8 @@ def lockstep_waiting_s(
   return lockstep_s(t, work, even_hops(t.num_stages), lanes) - own_s
 
 
-def _computing(timetable: Timetable, work: Work) -> np.ndarray:
+def _computing(schedule: PipelineSchedule, work: Work) -> np.ndarray:
   """Returns the seconds of all actions, float ``[T, S]``."""
-  stages = np.arange(timetable.num_stages)
-  parts = timetable.chunks * timetable.num_stages + stages
-  return work.by_kind()[timetable.kinds, parts]
+  stages = np.arange(schedule.num_stages)
+  parts = schedule.chunks * schedule.num_stages + stages
+  return work.by_kind()[schedule.kinds, parts]

@@ -13,7 +13,7 @@ import heapq
 
 import numpy as np
 
-from parallel.pipeline.timetable import Kind, Timetable
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,11 +63,11 @@ class Table:
   leaves: np.ndarray
 
 
-def table(timetable: Timetable) -> Table:
+def table(schedule: PipelineSchedule) -> Table:
   """Returns the arrays of a checked schedule.
 
   Args:
-    timetable: Schedule that `parallel.pipeline.check.check` accepts.
+    schedule: Schedule that `parallel.pipeline.check.check` accepts.
 
   Example:
     The first stage of 1F1B with two stages holds two microbatches: it needs two
@@ -78,15 +78,15 @@ def table(timetable: Timetable) -> Table:
     >>> found.inputs.places, found.enters.tolist()
     (2, [0, 1, -1, -1, 2, -1, 3, -1, -1, -1])
   """
-  stages, last = timetable.num_stages, timetable.num_parts - 1
-  ticks = timetable.num_ticks
+  stages, last = schedule.num_stages, schedule.num_parts - 1
+  ticks = schedule.num_ticks
   # (value, part, microbatch) -> tick of its arrival, and ticks of its reads.
   made: dict[tuple[str, int, int], int] = {}
   used: dict[tuple[str, int, int], list[int]] = {}
   enters, judged, leaves = (np.full(ticks, -1, np.int32) for _ in range(3))
   for stage in range(stages):
-    for tick, (kind, m, chunk) in timetable.actions(stage):
-      part = chunk * stages + stage  # see `parallel.pipeline.timetable`
+    for tick, (kind, m, chunk) in schedule.actions(stage):
+      part = chunk * stages + stage  # see `parallel.pipeline.pipeline_schedule`
       given = ("input", part, m), ("cotangent", part, m)
       # Values that a stage saves for itself exist in the tick that computes
       # them; sent ones arrive one tick later.
@@ -108,14 +108,14 @@ def table(timetable: Timetable) -> Table:
       for what in given[: 1 if kind is Kind.FORWARD else 2]:
         used.setdefault(what, []).append(tick)
       # Without a backward no residuals are saved.
-      if timetable.has_backward:
+      if schedule.has_backward:
         used.setdefault(("residual", part, m), []).append(tick)
       if kind in (Kind.INPUT, Kind.WEIGHT):
         used.setdefault(("delta", part, m), []).append(tick)
 
   return Table(
-    timetable.kinds.astype(np.int32),
-    np.maximum(timetable.chunks, 0),
+    schedule.kinds.astype(np.int32),
+    np.maximum(schedule.chunks, 0),
     _buffer(("input", 0), made, used, ticks, stages),
     _buffer(("cotangent", last), made, used, ticks, stages),
     _buffer(("residual", -1), made, used, ticks, stages),

@@ -36,7 +36,7 @@ from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import simulate
 from parallel.planner import outer
 from parallel.planner.device_state import parameters, partition
-from parallel.planner.memory import timetable
+from parallel.planner.memory import cached_schedule
 from parallel.planner.message_costs import Traffic
 from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep, Transformer
@@ -179,7 +179,7 @@ def traffic(
     both = hops + hops.T  # forward and back
     rounds, left = divmod(m - 1, p)
     if execution == "lockstep":
-      table = timetable(c.timetable, p, m, c.chunks)[0]
+      table = cached_schedule(c.schedule, p, m, c.chunks)[0]
       ahead, back = (x.any(1) for x in simulate.sends(table))
       # Ring steps of the vocabulary's sums, each with 1 / p of the stream.
       share = VOCABULARY_REDUCTIONS * 2 * (p - 1) * m
@@ -189,7 +189,7 @@ def traffic(
         + (ahead & back).sum() * np.maximum(hops, hops.T)
       )
       hop = hop + share * links.seconds(sent.boundary / p)
-    elif c.timetable == "1f1b":
+    elif c.schedule == "1f1b":
       chain, hop = (rounds + 1) * both, max(0, left - 1) * both
     else:
       chain = both
@@ -323,7 +323,8 @@ def _work(
   forwards account for the rest. Each half of a backward repeats the forward.
   """
   shares = []
-  split = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0].splits
+  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
+  split = table.splits
   for reduce in np.tile(reduce_s, c.chunks):  # part = chunk * stages + stage
     shares.append([
       (stage_s + reduce / 3) / c.chunks,
@@ -351,7 +352,7 @@ def _run(
   c: Configuration, work: simulate.Work, hops: simulate.Hops, execution: str
 ) -> float:
   # Cached by size: many configurations have the same schedule.
-  table = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0]
+  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
   if execution == "lockstep":
     return simulate.lockstep_s(table, work, hops)
   return _events(table, work, hops)

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import optimize
 
 from parallel.pipeline import builders, cost
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.planner import outer
 from parallel.planner.device_state import parameters, partition
 from parallel.planner.space import Configuration
@@ -122,8 +122,8 @@ class Memory:
 
 
 @functools.lru_cache(maxsize=1024)
-def timetable(name: str, stages: int, microbatches: int, chunks: int) -> (
-  tuple[Timetable, cost.Cost]
+def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
+  tuple[PipelineSchedule, cost.Cost]
 ):
   """Builds a pipeline schedule and its cost; cached, since many calls repeat.
   """
@@ -155,12 +155,12 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   examples = c.examples(step.batch_size)
   # Fields that do not affect the state are reset, for more cache hits.
   state = _state(dataclasses.replace(
-    c, microbatches=1, timetable="", route="", remat="", offload=False
+    c, microbatches=1, schedule="", route="", remat="", offload=False
   ), model)
   boundary = step.boundary_bytes(examples)
   kept, copies = 0.0, 1
   if c.stages > 1:
-    counted = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[1]
+    counted = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[1]
     # Slots of both buffers, including one unread slot in each, two values in
     # flight, and two entering (`parallel.pipeline.run`).
     places = max(counted.inputs) + max(counted.cotangents) + 6

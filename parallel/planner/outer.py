@@ -30,7 +30,7 @@ def sent_bytes(c: Configuration, model: Transformer) -> float:
   return sum(
     x.operand_bytes
     for rows in fragments(c, model) for x in c.outer.collectives(rows)
-  ) / c.outer.every
+  ) / c.outer.sync_every
 
 
 def memory_bytes(
@@ -99,4 +99,4 @@ def exposed_s(
   # At most one step hides an exchange: it cannot outlive its program.
   hidden = compute_s if c.outer.overlap else 0.0
   waits = exchanges_s(c, model, links, order)
-  return sum(max(0.0, x - hidden) for x in waits) / c.outer.every
+  return sum(max(0.0, x - hidden) for x in waits) / c.outer.sync_every

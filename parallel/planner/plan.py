@@ -206,11 +206,11 @@ def _best_alike(
   alike = [candidate, *(_in_order(x, candidate.order, problem) for x in alike)]
   alike.sort(key=lambda x: x.latency.total)
   # All orders are tried for the best candidate of each pipeline schedule.
-  of_timetables: dict[str, Candidate] = {}
+  of_schedules: dict[str, Candidate] = {}
   for x in alike:
-    of_timetables.setdefault(x.configuration.timetable, x)
+    of_schedules.setdefault(x.configuration.schedule, x)
   if grid.size <= EXACT:
-    found = [_of_all_orders(x, problem) for x in of_timetables.values()]
+    found = [_of_all_orders(x, problem) for x in of_schedules.values()]
   else:
     found = [alike[0], reordered(alike[0], problem)]
   return min(found, key=lambda x: x.latency.total)

@@ -3,7 +3,7 @@
 A configuration holds the parallelism settings of a training run. All
 combinations are enumerated; each one that cannot run violates a named
 constraint, which explains its exclusion. Fields that also change the trained
-model have their defaults in all of them: only `parallel.planner.second_pass`
+model have their defaults in all of them: only `parallel.planner.lossy_options`
 tries other values.
 """
 
@@ -29,7 +29,7 @@ KEYS = {
   "parallel.stage": "stages", "parallel.data": "data",
   "parallel.tensor": "tensor", "train.accumulation": "microbatches",
   "zero.scheme": "scheme", "zero.offload": "offload", "sync.route": "route",
-  "model.remat": "remat", "pipeline.timetable": "timetable",
+  "model.remat": "remat", "pipeline.schedule": "schedule",
   "pipeline.chunks": "chunks", "pipeline.keep": "keep",
 }
 # Keys that change the trained model, listed only if they differ from the
@@ -49,7 +49,7 @@ class Configuration:
     data: d, the data-parallel ranks.
     tensor: t, the tensor ranks.
     microbatches: m, the microbatches per step in each pipeline.
-    timetable: Pipeline schedule, a key of `builders.BUILDERS`.
+    schedule: Pipeline schedule, a key of `builders.BUILDERS`.
     chunks: Parts per stage.
     scheme: Partition over data-parallel ranks, one of ``SCHEMES``.
     route: Reduction over tensor ranks, one of ``ROUTES``.
@@ -78,7 +78,7 @@ class Configuration:
   data: int
   tensor: int
   microbatches: int
-  timetable: str = "1f1b"
+  schedule: str = "1f1b"
   chunks: int = 1
   scheme: str = "ddp"
   route: str = "psum"
@@ -141,7 +141,7 @@ class Configuration:
     return found | self.outer.keys() | {"parallel.data": self.ranks}
 
   def __str__(self) -> str:
-    stages = f", {self.timetable}" if self.stages > 1 else ""
+    stages = f", {self.schedule}" if self.stages > 1 else ""
     keep = f", {self.keep} kept" if self.stages > 1 else ""
     chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
     return (
@@ -166,7 +166,7 @@ class Choices:
   """Values to try, in addition to all degrees whose product is the devices.
 
   Attributes:
-    timetables: Keys of `builders.BUILDERS`.
+    schedules: Keys of `builders.BUILDERS`.
     chunks: Parts per stage, for schedules that support several.
     schemes: Partitions, from ``SCHEMES``.
     routes: Reductions, from ``ROUTES``.
@@ -179,7 +179,7 @@ class Choices:
     ValueError: A name is unknown.
   """
 
-  timetables: tuple[str, ...] = (
+  schedules: tuple[str, ...] = (
     "1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"
   )
   chunks: tuple[int, ...] = (1, 2)
@@ -192,7 +192,7 @@ class Choices:
 
   def __post_init__(self) -> None:
     for key, names in (
-      ("timetables", builders.BUILDERS), ("schemes", SCHEMES),
+      ("schedules", builders.BUILDERS), ("schemes", SCHEMES),
       ("routes", ROUTES), ("remats", REMATS), ("keeps", KEEPS),
     ):
       for name in getattr(self, key):
@@ -206,11 +206,11 @@ def everything(
   for grid in grids(num_devices):
     # Microbatches must divide the examples of a data-parallel rank.
     for m in _divisors(max(1, batch_size // grid.data)):
-      timetables: Sequence[tuple[str, int]] = [("1f1b", 1)]
+      schedules: Sequence[tuple[str, int]] = [("1f1b", 1)]
       if grid.stages > 1:
-        timetables = [
+        schedules = [
           (name, chunks)
-          for name in choices.timetables for chunks in choices.chunks
+          for name in choices.schedules for chunks in choices.chunks
           # With one chunk, chunked builders duplicate other builders.
           if builders.BUILDERS[name].chunked == (chunks > 1)
         ]
@@ -218,7 +218,7 @@ def everything(
       schemes = choices.schemes if grid.data > 1 else ("ddp",)
       routes = choices.routes if grid.tensor > 1 else ("psum",)
       for (name, chunks), *rest in itertools.product(
-        timetables, schemes, routes, choices.remats,
+        schedules, schemes, routes, choices.remats,
         (False, True) if choices.offload else (False,),
         choices.keeps if grid.stages > 1 else ("inputs",),
       ):
@@ -275,11 +275,11 @@ def refusal(
       f"{model.num_layers} layers"
     )
   try:
-    builders.taken(c.timetable, c.stages, c.microbatches, c.chunks)
+    builders.taken(c.schedule, c.stages, c.microbatches, c.chunks)
   except ValueError as error:
-    return "timetable", str(error)
+    return "schedule", str(error)
   # Splitting a linearization needs a plain layer: no checkpoint, no gathers.
-  if c.keep == "residuals" and _splits(c.timetable) and (
+  if c.keep == "residuals" and _splits(c.schedule) and (
     c.remat != "none" or c.scheme != "ddp"
   ):
     return "keep", (

@@ -14,11 +14,11 @@ import numpy as np
 
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import simulate
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.planner import latency
 from parallel.planner.device_order import EXACT
 from parallel.planner.latency import Timing
-from parallel.planner.memory import timetable
+from parallel.planner.memory import cached_schedule
 from parallel.planner.message_costs import Grid, parts
 from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep
@@ -83,7 +83,7 @@ def steps_s(
     # Without stages, microbatches run one after another.
     alone_s = c.microbatches * (3 * stage_s + again_s + reduce[0])
     return seconds + rest.vocabulary + alone_s
-  table = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0]
+  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
   split, share = table.splits, np.tile(reduce, (c.chunks, 1)) / 3
   # Seconds of each kind of action, [kind, part, O]; see `latency._work`.
   work = np.stack([
@@ -106,7 +106,7 @@ def steps_s(
 
 
 def _lockstep_s(
-  table: Timetable, work: np.ndarray, ahead: np.ndarray, back: np.ndarray
+  table: PipelineSchedule, work: np.ndarray, ahead: np.ndarray, back: np.ndarray
 ) -> np.ndarray:
   """Returns `simulate.lockstep_s` for many orders, float64 ``[O]``."""
   forward, backward = simulate.sends(table)

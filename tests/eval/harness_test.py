@@ -28,11 +28,11 @@ from caatnet.data.tokenizers import Bytes
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.weights import make_weights
 from caatnet.interop import harness
-from caatnet.interop.answers import Answers
+from caatnet.interop.responses import Responder
 from caatnet.serving.generate import Generation
 from caatnet.train import loop
 from configs.caatnet import tiny
-from tests.caatnet.interop.answers_test import Characters
+from tests.caatnet.interop.responses_test import Characters
 from tests.caatnet.models.transformer_test import (
   draw_params,
   make_config,
@@ -91,7 +91,7 @@ def make():
   params = jax.tree.map(jnp.array, draw_params(program))
   weights = make_weights(program, params, apart=True, coded=False)
   scorer = Scorer(program, weights, CONTEXT, 2)
-  return scorer, Answers(scorer, Characters(), None)
+  return scorer, Responder(scorer, Characters(), None)
 
 
 @pytest.mark.parametrize("task", [SUMS, TEXT])
@@ -159,7 +159,7 @@ def test_generated_text_is_the_greedy_choice():
     return found
 
   found = harness.evaluate(
-    Answers(scorer, Bytes(), generate), [WRITTEN]
+    Responder(scorer, Bytes(), generate), [WRITTEN]
   )
   assert found["metrics"][0]["metric"] == "exact_match"
   assert len(completions) == len(asked) == 6

@@ -1,4 +1,4 @@
-"""Programs compiled for GPUs that are not here: `make test-gpu`."""
+"""Training programs compiled ahead of time for GPUs: `make test-gpu`."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def hidden(result):
 
 
 @pytest.mark.parametrize("gpu", ["a100", "a100-pcie", "h100", "h200", "b200"])
-def test_bytes_and_dtypes_survive_the_compiler(gpu):
+def test_compiled_bytes_and_dtypes_are_the_requested_ones(gpu):
   experiment, result = analyse(f"gpu:{gpu}:1x8")
   assert experiment.program.model.config.attention == "cudnn"
   assert not any(row["differs"] for row in result["ledger"]), result["ledger"]
@@ -40,19 +40,19 @@ def test_bytes_and_dtypes_survive_the_compiler(gpu):
   assert row["asynchronous"] > 0.99 * row["bytes"]
 
 
-def test_shared_columns_first_hide_more():
+def test_computing_shared_columns_first_hides_more_communication():
   first = analyse("gpu:h200:1x8", "sync.overlap=on")[1]
   together = analyse("gpu:h200:1x8", "sync.overlap=off")[1]
   assert hidden(first) > hidden(together)
 
 
-def test_between_nodes_the_network_is_the_link():
+def test_reduction_between_nodes_is_timed_by_the_network_link():
   mesh = {"data": 2, "tensor": 8}
   _, result = analyse("gpu:h200:2x8", "parallel.data=2", mesh)
   per_byte = {
     tuple(row["axes"]): row["seconds"] / row["bytes"]
     for row in result["overlap"]
   }
-  # Ring of 2 over 50 GB/s against ring of 8 over 450 GB/s.
+  # Ring of 2 over 50 GB/s compared with ring of 8 over 450 GB/s.
   assert per_byte["data",] == pytest.approx(1 / 50e9)
   assert per_byte["tensor",] == pytest.approx(1.75 / 450e9)

@@ -1,4 +1,4 @@
-"""Steps of inference compiled for GPUs that are not here: `make test-gpu`."""
+"""Inference steps compiled ahead of time for GPUs: `make test-gpu`."""
 
 import pytest
 
@@ -21,7 +21,7 @@ SIZES = (
 
 @pytest.mark.parametrize("phase", decoding.PHASES)
 @pytest.mark.parametrize("gpu", ["a100", "a100-pcie", "h200"])
-def test_a_kernel_reads_the_pages_and_the_cache_stays_in_place(gpu, phase):
+def test_kernel_reads_pages_and_the_cache_is_updated_in_place(gpu, phase):
   target = targets.resolve(f"gpu:{gpu}:1x8")
   config = override(tiny.get_config(), SIZES)
   built = inference.build(config, None, list(target.devices))
@@ -39,8 +39,8 @@ def test_a_kernel_reads_the_pages_and_the_cache_stays_in_place(gpu, phase):
   )
 
 
-def test_a_layer_s_weights_are_read_where_they_lie():
-  """Not copied out of a stack: a step that reads hardly anything else."""
+def test_layer_weights_are_not_copied_out_of_their_stack():
+  """Bounds the bytes accessed by a step that is dominated by weights."""
   target = targets.resolve("gpu:h200:1x1")
   config = override(
     tiny.get_config(),

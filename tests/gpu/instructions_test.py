@@ -1,7 +1,8 @@
-"""How GPU kernels go about their memory, read off their instructions.
+"""Memory accesses of compiled GPU kernels: width, order and register spills.
 
-A kernel that only streams is as fast as its reads are wide, early and many.
-Without a GPU these can be seen in its PTX and in what ptxas allots.
+A streaming kernel is fast if its reads are wide, are issued early, and are
+many at a time. Without a GPU, these properties follow from the kernel's PTX
+and from the register allocation that ptxas reports.
 """
 
 import pathlib
@@ -42,7 +43,7 @@ ROWS = (
 
 @pytest.fixture
 def compiled(tmp_path):
-  """``lowered -> {kernel: (accesses of memory, bytes spilled)}``."""
+  """Function from a lowered program to {kernel: (accesses, bytes spilled)}."""
 
   def compile_(lowered):
     lowered.compile({"xla_dump_to": str(tmp_path)})
@@ -64,7 +65,7 @@ def _kernels(path):
     name = body.split("(")[0]
     about = said.split(f"'{name}'")[1]
     spilled = re.search(r"(\d+) bytes spill stores", about)[1]
-    # In order: ("ld", 16), a read of 16 bytes by each thread.
+    # In program order: ("ld", 16) is a read of 16 bytes per thread.
     accesses = [
       (what, int(count or 1) * int(bits) // 8)
       for what, count, bits in re.findall(
@@ -75,8 +76,8 @@ def _kernels(path):
 
 
 @pytest.mark.parametrize(("lower", "name", "case"), ROWS, ids=str)
-def test_rows_are_read_at_once(lower, name, case, compiled):
-  """In the widest words; int8 blocks and a quarter of a row in half of one."""
+def test_all_reads_of_a_row_precede_its_writes(lower, name, case, compiled):
+  """Reads 16-byte words; int8 blocks and quarter rows use half that width."""
   accesses, spilled = compiled(lower(case, TARGET, "gpu"))[name]
   first_write = accesses.index(("st", accesses[-1][1]))
   assert all(what == "st" for what, _ in accesses[first_write:])
@@ -87,8 +88,8 @@ def test_rows_are_read_at_once(lower, name, case, compiled):
 
 
 @pytest.mark.parametrize("name", add_norm_cases.LARGE)
-def test_a_row_is_read_while_another_is_worked_on(name, compiled):
-  """All reads, those of the next row too, come before a turn's writes."""
+def test_next_row_is_prefetched_during_computation(name, compiled):
+  """Reads, including those of the next row, precede the iteration's writes."""
   case = add_norm_cases.LARGE[name]
   if case.shared + case.private > 8192:
     pytest.skip("two rows of this size do not fit the registers")
@@ -98,7 +99,7 @@ def test_a_row_is_read_while_another_is_worked_on(name, compiled):
   kinds = [what for what, _ in accesses]
   assert "ld" not in kinds[kinds.index("st"):]
   assert {size for _, size in accesses} == {16}
-  assert spilled <= 16  # of 512 bytes of registers of a thread
+  assert spilled <= 16  # of 512 bytes of registers per thread
 
 
 @pytest.mark.parametrize("op", ["plain", "delta", "fed", "mean", "nesterov"])
@@ -109,7 +110,7 @@ def test_codecs_read_vectors_in_wide_words(name, op, compiled):
   name = f"codec_{op}" if op in ("mean", "nesterov") else "codec_encode"
   accesses, spilled = kernels[name]
   reads = [size for what, size in accesses if what == "ld"]
-  # A scale for each sender, its weight, and the factor of the mean.
+  # Per sender a scale and its weight, and the factor of the mean.
   assert sum(size == 4 for size in reads) <= 2 * case.senders + 1
   codes = 16 if case.codec.bits == 8 else 8
   assert {size for size in reads if size > 4} <= {16, codes}

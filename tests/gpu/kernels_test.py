@@ -1,4 +1,4 @@
-"""Every GPU kernel through Triton, for GPUs that are not here."""
+"""GPU kernels compiled ahead of time by Triton: `make test-gpu`."""
 
 import math
 
@@ -33,7 +33,7 @@ TARGETS = ("gpu:a100:1x1", "gpu:h200:1x1", "gpu:b200:1x1")
 @pytest.mark.parametrize(
   ("target", "case"), on_targets(add_norm_cases, *TARGETS), ids=str
 )
-def test_add_norm(target, case):
+def test_add_norm_compiles_without_temporaries(target, case):
   program = lowered_add_norm(case, target, "gpu").compile()
   assert "add_norm_backward" in program.as_text()
 
@@ -41,18 +41,18 @@ def test_add_norm(target, case):
 @pytest.mark.parametrize(
   ("target", "op", "case"), codec_calls(*TARGETS), ids=str
 )
-def test_codec(target, op, case):
+def test_codec_compiles_without_decoded_copies(target, op, case):
   program = lowered_codec(op, case, target, "gpu").compile()
   assert "codec_" in program.as_text()
   elements = math.prod(case.shape)
-  if elements >= 1 << 20:  # no difference, no decoded vector
+  if elements >= 1 << 20:  # no delta, no decoded vector
     assert program.memory_analysis().temp_size_in_bytes < elements / 10
 
 
 @pytest.mark.parametrize(
   ("target", "case"), on_targets(reduce_cases, *TARGETS), ids=str
 )
-def test_reduce_add_norm(target, case):
+def test_reduce_add_norm_compiles_without_decoded_blocks(target, case):
   program = lowered_reduce_add_norm(case, target, "gpu").compile()
   assert "reduce_add_norm" in program.as_text()
   elements = case.rows * case.shared
@@ -65,8 +65,8 @@ def test_reduce_add_norm(target, case):
   *((TARGETS[0], name) for name in gather_cases.CASES),
   *((target, name) for target in TARGETS for name in gather_cases.LARGE),
 ])
-def test_gather_rows(target, name):
-  """One kernel that takes the table as it is, and no copy of anything."""
+def test_gather_rows_is_one_kernel_without_copies(target, name):
+  """Passes the table to the kernel without reshaping or copying it."""
   case = (gather_cases.CASES | gather_cases.LARGE)[name]
   program = lowered_gather_rows(case, target, "gpu").compile()
   assert program.as_text().count("__gpu$xla.gpu.triton") == 1
@@ -80,17 +80,18 @@ def test_models_use_the_kernels(p):
   )
   devices = list(targets.resolve("gpu:h200:1x4").devices)
   text = experiments.build(config, None, devices).lower_step().as_text()
-  # Forward and backward of two norms in a block and one at the head.
+  # Forward and backward of two norms per block and one in the head.
   assert text.count('name = "add_norm"') == 3
   assert text.count('name = "add_norm_backward"') == 3
 
 
 @pytest.mark.parametrize("codec", ["int8", "e3m0"])
-def test_outer_loops_use_the_kernels(codec):
-  """For each parameter, in the step that exchanges."""
+def test_outer_loops_call_the_codec_kernels_once_per_parameter(codec):
+  """Counts kernels in the step that exchanges."""
   config = override(
     tiny.get_config("demo"),
-    "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco outer.every=3 "
+    "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco "
+    "outer.sync_every=3 "
     f"outer.error_feedback=True outer.codec={codec}"
   )
   devices = list(targets.resolve("gpu:h200:1x4").devices)
@@ -101,8 +102,8 @@ def test_outer_loops_use_the_kernels(codec):
     assert text.count(f'name = "{name}"') == num_params
 
 
-def test_kernels_move_what_they_must_and_xla_no_less():
-  """Bytes of main memory; 3% are the gain's partial cotangents."""
+def test_kernels_access_minimal_bytes_and_xla_at_least_as_many():
+  """Counts main memory traffic; 3% are the gain's partial cotangents."""
   config = kernels_config.get_config()
   config.benchmark.target = "gpu:h200:1x1"
   for row in kernels.run(config)["rows"]:

@@ -186,8 +186,8 @@ def get_config():
   return tiny.get_config("test")
 """
 SELECTED = [
-  ["--config.outer.algorithm=diloco", "--config.outer.every=7"],
-  ["--config.outer.every=7", "--config.outer.algorithm", "diloco"],
+  ["--config.outer.algorithm=diloco", "--config.outer.sync_every=7"],
+  ["--config.outer.sync_every=7", "--config.outer.algorithm", "diloco"],
 ]
 
 
@@ -198,9 +198,9 @@ def test_help_config_prints_every_key_after_all_overrides(tmp_path, flags):
   assert result.returncode == 0, result.stderr
   assert (tmp_path / "executed").read_text() == "once "
   expected = override(tiny.get_config("test"), "outer.algorithm=diloco")
-  expected.outer.every = 7
+  expected.outer.sync_every = 7
   assert result.stdout == tree.help_text(expected) + "\n"
-  assert "--config.outer.every=7\n" in result.stdout
+  assert "--config.outer.sync_every=7\n" in result.stdout
 
 
 def test_invalid_value_with_help_config_is_an_error(tmp_path):

@@ -1,4 +1,4 @@
-"""Logical sizes and devices."""
+"""Logical axis sizes and their assignment to devices."""
 
 import math
 
@@ -14,7 +14,7 @@ SIZES = st.integers(1, 24)
 
 @pytest.mark.quick
 @given(SIZES, SIZES, st.integers(1, 64))
-def test_the_choice_uses_most_devices_and_favours_tensor(data, tensor, num):
+def test_default_mesh_uses_most_devices_and_prefers_tensor(data, tensor, num):
   sizes = {"data": data, "tensor": tensor}
   axes = assign_devices(sizes, num)
   options = [
@@ -29,14 +29,14 @@ def test_the_choice_uses_most_devices_and_favours_tensor(data, tensor, num):
     assert axis.lanes * axis.devices == axis.size == sizes[name]
 
 
-def test_ties_go_to_the_innermost_axis_where_there_is_no_tensor_axis():
+def test_ties_go_to_the_innermost_axis_without_a_tensor_axis():
   axes = assign_devices({"node": 4, "gpu": 4, "gcd": 3}, 8)
   assert [axes[name].devices for name in axes] == [2, 4, 1]
   axes = assign_devices({"node": 4, "gpu": 4}, 4)
   assert [axes[name].devices for name in axes] == [1, 4]
 
 
-def test_an_axis_that_the_mesh_does_not_name_gets_one_device():
+def test_axis_that_the_mesh_does_not_name_gets_one_device():
   axes = assign_devices({"data": 4, "tensor": 8}, 8, {"tensor": 2})
   assert (axes["data"].devices, axes["data"].lanes) == (1, 4)
   assert (axes["tensor"].devices, axes["tensor"].lanes) == (2, 4)
@@ -50,7 +50,7 @@ def test_an_axis_that_the_mesh_does_not_name_gets_one_device():
     ({"tensor": 8, "data": 2}, "16 devices are requested, this machine has 8"),
   ],
 )
-def test_an_impossible_mesh_says_why(requested, message):
+def test_impossible_mesh_is_refused_with_the_reason(requested, message):
   with pytest.raises(ValueError, match=message):
     assign_devices({"data": 2, "tensor": 8}, 8, requested)
 
@@ -60,7 +60,7 @@ def test_devices_must_divide_ranks():
     Axis("tensor", 6, 4)
 
 
-def test_an_order_says_which_device_is_where():
+def test_device_order_places_devices_on_mesh_coordinates():
   axes = assign_devices({"data": 2, "tensor": 2}, 4)
   mesh = make_mesh(axes, device_order=(7, 2, 0, 5))
   assert [d.id for d in mesh.devices.flat] == [7, 2, 0, 5]
@@ -68,7 +68,7 @@ def test_an_order_says_which_device_is_where():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 1, 2, 2), (0, 1, 2, 8)])
-def test_an_order_names_another_device_for_each_place(order):
+def test_device_order_lists_distinct_devices_of_the_machine(order):
   axes = assign_devices({"data": 2, "tensor": 2}, 4)
   with pytest.raises(ValueError, match=(
     r"must list distinct devices from 0 to 7, one for each of 4 coordinates of "
@@ -77,15 +77,15 @@ def test_an_order_names_another_device_for_each_place(order):
     make_mesh(axes, device_order=order)
 
 
-def test_the_mesh_has_the_axes_outermost_first():
+def test_mesh_has_its_axes_outermost_first():
   axes = assign_devices({"data": 2, "tensor": 8}, 8, {"data": 2, "tensor": 4})
   mesh = make_mesh(axes)
   assert dict(mesh.shape) == {"data": 2, "tensor": 4}
   assert list(mesh.devices.flat) == jax.devices()
 
 
-def test_what_carries_an_axis_is_not_part_of_it():
+def test_backend_does_not_affect_axis_equality():
   axis = Axis("worker", 4, 2)
-  carried = Axis("worker", 4, 2, carrier=object())
+  carried = Axis("worker", 4, 2, backend=object())
   assert axis == carried
   assert repr(axis) == repr(carried)

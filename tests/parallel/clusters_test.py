@@ -1,4 +1,4 @@
-"""Clusters as matrices: files, examples, imports, and what is refused."""
+"""Clusters as link matrices: files, examples, imports and refusals."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from parallel.hardware.clusters import CLUSTERS
 from parallel.hardware.devices import A100, V100
 from parallel.hardware.links import INFINIBAND_HDR, PCIE_4
 
-# As `nvidia-smi topo -m` prints it, with its underlined head.
+# Output of `nvidia-smi topo -m`, with its underlined header.
 TOPO = (
   "\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity"
   "\tGPU NUMA ID\x1b[0m\n"
@@ -25,7 +25,7 @@ TOPO = (
   "  NV#  = Connection traversing a bonded set of # NVLinks\n\n"
   "NIC Legend:\n\n  NIC0: mlx5_0\n"
 )
-# As sendrecv_perf prints it; times are those of 30 us and 5 GB/s.
+# Output of sendrecv_perf; the times follow from 30 us and 5 GB/s.
 NCCL = """\
 # nThread 1 nGpus 1 minBytes 1048576 maxBytes 67108864 step: 8(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
 #
@@ -53,7 +53,7 @@ def _file(**changes):
   return found | changes
 
 
-def test_a_file_is_read_as_it_was_written(tmp_path):
+def test_file_round_trips(tmp_path):
   links = cluster_files.cluster("frontier:3,uneven=4")
   path = tmp_path / "a.json"
   path.write_text(cluster_files.to_json(links))
@@ -63,8 +63,8 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
   assert (again.nodes, again.device) == (links.nodes, links.device)
 
 
-def test_rows_go_out_and_columns_come_in():
-  """A matrix that is not symmetric means that directions differ."""
+def test_rows_are_sources_and_columns_are_destinations():
+  """An asymmetric matrix has a bandwidth per direction."""
   links = cluster_files.from_json(_file())
   seconds = links.seconds(1e9)
   assert seconds[0, 1] == pytest.approx(0.5 + 1e-5)
@@ -73,7 +73,7 @@ def test_rows_go_out_and_columns_come_in():
   assert seconds[0, 0] == 0
 
 
-def test_rows_of_nodes_stand_for_all_their_devices():
+def test_node_rows_apply_to_all_devices_of_the_node():
   by_node = cluster_files.from_json(_file(
     nodes=[2, 1], rows="node", bandwidth=[[9e9, 2e9], [1e9, 7e9]]
   ))
@@ -99,7 +99,7 @@ def test_rows_of_nodes_stand_for_all_their_devices():
   ({"rows": "rack"}, "rows='rack' must be one of device, node"),
   ({"color": 1}, "key 'color' must be one of"),
 ])
-def test_what_is_no_cluster_is_refused(tmp_path, changes, message):
+def test_invalid_cluster_file_is_refused(tmp_path, changes, message):
   path = tmp_path / "wrong.json"
   path.write_text(json.dumps(_file(**changes)))
   with pytest.raises(ValueError, match=message) as error:
@@ -112,14 +112,14 @@ def test_what_is_no_cluster_is_refused(tmp_path, changes, message):
   ("a200:2", "did you mean h200"), ("a100:2,even=1", "'even' must be one of"),
   ("h100:1024", "8,192 devices are more than 4,096"),
 ])
-def test_examples_are_named_with_their_size(text, message):
+def test_invalid_example_is_refused(text, message):
   with pytest.raises(ValueError, match=message):
     cluster_files.cluster(text)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_an_example_has_the_rates_of_its_levels(name):
-  """Of two devices, the innermost group that has both says the rate."""
+def test_example_has_the_bandwidths_of_its_levels(name):
+  """The innermost group with both devices determines their bandwidth."""
   cluster = CLUSTERS[name]
   links = cluster_files.cluster(f"{name}:2")
   first, last = cluster.levels[0], cluster.levels[-1]
@@ -128,7 +128,7 @@ def test_an_example_has_the_rates_of_its_levels(name):
   assert (np.isfinite(links.bandwidth) != np.eye(links.num_devices)).all()
 
 
-def test_uneven_links_are_slower_and_never_faster():
+def test_uneven_links_are_only_slower():
   even = cluster_files.cluster("pipette-a100:4")
   drawn = link_matrix.uneven(even, 1)
   other = np.ones_like(even.bandwidth) - np.eye(32) > 0
@@ -139,7 +139,7 @@ def test_uneven_links_are_slower_and_never_faster():
   assert (again.bandwidth == drawn.bandwidth).all()
 
 
-def test_topo_is_read():
+def test_nvidia_smi_topology_is_imported():
   links = cluster_imports.from_topo(TOPO, A100, PCIE_4, INFINIBAND_HDR, 2)
   assert links.nodes == (0,) * 4 + (1,) * 4
   assert links.bandwidth[0, 1:5].tolist() == [
@@ -157,7 +157,7 @@ def test_topo_is_read():
     cluster_imports.from_topo(TOPO, A100, PCIE_4, nodes=2)
 
 
-def test_tables_of_nccl_are_read():
+def test_nccl_tests_tables_are_imported():
   pairs = [("gpu23", 0, "gpu24", 0), ("gpu23", 0, "gpu24", 1),
            ("gpu24", 0, "gpu24", 1)]
   texts = {f"{i}.txt": NCCL.format(*pair) for i, pair in enumerate(pairs)}
@@ -170,14 +170,14 @@ def test_tables_of_nccl_are_read():
     cluster_imports.from_nccl(texts, V100)
   with pytest.raises(ValueError, match=r"c.txt: no table"):
     cluster_imports.from_nccl({"c.txt": "nothing"}, V100)
-  # Before "root" there was no such column.
+  # Older versions print no "root" column.
   old = NCCL.replace("    root", "").replace("      -1", "")
   assert cluster_imports.nccl_run(old.format(*pairs[0])).seconds[0] == (
     pytest.approx(239.72e-6)
   )
 
 
-def test_a_fit_finds_latency_and_rate():
+def test_fit_recovers_latency_and_bandwidth():
   sizes = [2.0**k for k in range(8, 27, 3)]
   latency_s, rate = link_matrix.fit(sizes, [3e-6 + n / 7e9 for n in sizes])
   assert latency_s == pytest.approx(3e-6)
@@ -188,7 +188,7 @@ def test_a_fit_finds_latency_and_rate():
     link_matrix.fit([1e3, 1e3], [2e-6, 1e-6])
 
 
-def test_a_part_keeps_its_links():
+def test_part_of_a_cluster_keeps_its_links():
   links = cluster_files.cluster("a100:2,uneven=1")
   part = links.part([9, 1])
   assert part.nodes == (0, 1)

@@ -1,4 +1,4 @@
-"""Every verb = its definition over logical ranks, on any number of devices."""
+"""Collectives equal their definitions on any assignment of ranks to devices."""
 
 import re
 
@@ -22,7 +22,7 @@ def permuted(x):
   return out
 
 
-# verb -> (call on lanes, definition on [N, ...], whether ranks differ after)
+# collective -> (call on lanes, definition on [N, ...], whether ranks differ)
 VERBS = {
   "all_reduce": (collectives.all_reduce, lambda x: x.sum(0), False),
   "reduce_scatter": (
@@ -59,7 +59,7 @@ def lifted(verb, devices, differ):
     lambda x: verb(x, axis),
     mesh=make_mesh({"a": axis}),
     in_specs=P("a"),
-    # Leaving as replicated is a claim that the type check proves.
+    # The out spec is replicated only if the varying-axes check proves it.
     out_specs=P("a") if differ else P(),
   )
 
@@ -67,15 +67,15 @@ def lifted(verb, devices, differ):
 @pytest.mark.quick
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", VERBS)
-def test_verb_is_its_definition(name, devices):
+def test_collective_equals_its_definition(name, devices):
   verb, definition, differ = VERBS[name]
   x = np.random.default_rng(0).integers(-9, 9, (N, 3, 2 * N, 2)).astype("f4")
   y = jax.jit(lifted(verb, devices, differ))(x)
   np.testing.assert_array_equal(y, definition(x))
 
 
-def test_a_reduce_scatter_puts_no_short_dim_last():
-  """For each row of 3 XLA:TPU would take 128 places (LOG.md)."""
+def test_reduce_scatter_keeps_short_dims_out_of_the_minor_position():
+  """XLA:TPU would pad each row of 3 elements to 128 (LOG.md)."""
   verb, _, differ = VERBS["reduce_scatter"]
   x = jax.ShapeDtypeStruct((N, 3, N * 128), "float32")
   text = jax.jit(lifted(verb, N, differ)).lower(x).as_text()
@@ -84,8 +84,8 @@ def test_a_reduce_scatter_puts_no_short_dim_last():
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
 @pytest.mark.parametrize("name", VERBS)
-def test_the_gradient_is_the_transpose(name, devices):
-  """<w, F x> = <F^T w, x>, exactly on small integers."""
+def test_gradient_is_the_transpose(name, devices):
+  """Checks <w, F x> = <F^T w, x>, exactly on small integers."""
   verb, definition, differ = VERBS[name]
   rng = np.random.default_rng(1)
   x = rng.integers(-9, 9, (N, 3, 2 * N, 2)).astype("f4")
@@ -95,7 +95,7 @@ def test_the_gradient_is_the_transpose(name, devices):
   assert (np.asarray(transposed) * x).sum() == (definition(x) * w).sum()
 
 
-def test_all_reduce_takes_another_reduction():
+def test_all_reduce_accepts_another_reduction():
   axis = Axis("a", N, 4)
 
   def ring(x, name):
@@ -119,14 +119,14 @@ def test_all_reduce_takes_another_reduction():
 @pytest.mark.parametrize(
   "pairs", [[(0, 1), (0, 2)], [(0, 1), (2, 1)], [(0, 8)]]
 )
-def test_permute_refuses_ranks_named_twice_or_absent(pairs):
+def test_permute_refuses_repeated_or_missing_ranks(pairs):
   axis = Axis("a", N, 1)
   with pytest.raises(ValueError, match="appear once"):
     collectives.permute(np.zeros((N, 2), "f4"), axis, pairs)
 
 
-def test_one_shot_adds_in_order_and_rounds_once():
-  """256 + 1 is 256 in bfloat16; integers stay integers."""
+def test_one_shot_sums_in_rank_order_and_rounds_once():
+  """256 + 1 rounds to 256 in bfloat16; integers stay integers."""
   f = jax.jit(jax.shard_map(
     lambda x: routes.sum_by_one_shot(x, "a"),
     mesh=make_mesh({"a": Axis("a", 4, 4)}), in_specs=P("a"), out_specs=P(),
@@ -139,7 +139,7 @@ def test_one_shot_adds_in_order_and_rounds_once():
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_a_rank_s_number_is_its_place(devices):
+def test_rank_number_is_its_position(devices):
   axis = Axis("a", N, devices)
   numbers = jax.jit(jax.shard_map(
     lambda: collectives.ranks_here(axis), mesh=make_mesh({"a": axis}),
@@ -149,8 +149,8 @@ def test_a_rank_s_number_is_its_place(devices):
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_permutes_that_end_in_one_lane_are_joined(devices):
-  """Between any lanes: of a device's lanes some hear each other, some not."""
+def test_permutes_into_the_same_lane_are_merged(devices):
+  """Permutes between arbitrary lanes, within and across devices."""
   there = [3, 0, 7, 1, 6, 2, 5, 4]
   x = np.random.default_rng(0).integers(1, 9, (N, 3)).astype("f4")
 

@@ -1,4 +1,4 @@
-"""Constants: every one has its source, and the obvious relations hold."""
+"""Hardware constants: each names its source, and known relations hold."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ LINKS = [v for v in vars(links).values() if isinstance(v, links.LinkKind)]
   *LINKS, *devices.DEVICES.values(), *clusters.CLUSTERS.values(),
   *clusters.MEMORY_TIERS.values(), *slices.SLICES.values(),
 ], ids=lambda t: getattr(t, "name", "slices"))
-def test_every_constant_names_its_source(thing):
+def test_constant_names_its_source(thing):
   assert len(thing.source) > 10
 
 
@@ -39,7 +39,7 @@ def test_memory_is_slower_than_compute_and_faster_than_links(device):
 
 
 def test_published_totals():
-  """Halved and divided figures, put together again."""
+  """Recombines figures that were halved or divided for a single device."""
   v5p, h100 = devices.TPU_V5P, devices.H100
   assert v5p.num_links * 2 * v5p.link.bandwidth == pytest.approx(1200e9)
   assert 2 * h100.link.bandwidth == pytest.approx(900e9)
@@ -66,7 +66,7 @@ def test_published_totals():
   (devices.H200, 8, "float8_e4m3fn", 32e15 / 2),
   (devices.B200, 8, "float8_e4m3fn", 72e15 / 2),
 ], ids=str)
-def test_systems_have_their_published_rates(device, count, dtype, flops):
+def test_systems_have_their_published_peak_flops(device, count, dtype, flops):
   assert count * device.peak(dtype) == pytest.approx(flops, rel=0.03)
 
 
@@ -80,8 +80,8 @@ def test_systems_have_their_published_memory(device, count, memory_bytes):
 
 @pytest.mark.parametrize("device", devices.DEVICES.values(),
                          ids=lambda d: d.name)
-def test_half_the_bits_are_twice_the_rate(device):
-  """But of a TPU v4, whose int8 is as fast as its bfloat16."""
+def test_half_the_bits_double_the_peak(device):
+  """Exception: on a TPU v4, int8 is as fast as bfloat16."""
   for dtype in set(device.flops) & {"int8", "float8_e4m3fn"}:
     ratio = device.peak(dtype) / device.peak("bfloat16")
     wanted = 1 if device is devices.TPU_V4 else 2
@@ -89,10 +89,10 @@ def test_half_the_bits_are_twice_the_rate(device):
 
 
 @pytest.mark.parametrize("name", ["v4", "v5p", "tpu7x"])
-def test_the_largest_slice_is_the_one_of_its_source(name):
+def test_largest_slice_is_the_one_of_its_source(name):
   found = slices.SLICES[name]
   assert f"{found.most_chips:,} chips" in found.source
-  assert found.most_chips % 4**3 == 0  # of cubes
+  assert found.most_chips % 4**3 == 0  # whole cubes
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,20 @@ def test_the_largest_slice_is_the_one_of_its_source(name):
     ("v4", (4, 4, 6), "multiples of 4"), ("v4", (2, 4, 8), "multiples of 4"),
   ],
 )
-def test_slices_are_those_that_exist(generation, topology, reason):
+def test_only_existing_slices_are_accepted(generation, topology, reason):
   found = slices.SLICES[generation].refusal(topology)
   assert reason in found if reason else found is None
 
 
 @pytest.mark.parametrize("name", ["a100", "h100", "h200", "b200"])
-def test_nodes_of_eight_and_as_many_as_the_source_says(name):
+def test_clusters_have_nodes_of_eight_and_the_published_node_count(name):
   node, network = clusters.CLUSTERS[name].levels
   assert node.size == 8
   assert f"{network.size:,} nodes" in clusters.CLUSTERS[name].source
 
 
 def test_racks_have_the_published_totals():
-  """NVIDIA's sheets: a GB200 NVL72, and nodes of a DGX H100."""
+  """Compares with NVIDIA's data sheets of a GB200 NVL72 and a DGX H100."""
   gb200, h100 = sites.RACKS["gb200"], sites.RACKS["h100"]
   # 1,440, 720 and 360 PFLOPS with sparsity, 13.4 TB, 130 TB/s of NVLink.
   for dtype, petaflops in (("fp4", 1440), ("fp8", 720), ("bf16", 360)):
@@ -129,9 +129,9 @@ def test_racks_have_the_published_totals():
   assert gb200.per_rack * gb200.memory_bytes == pytest.approx(13.4e12, rel=2e-3)
   both_ways = 2 * gb200.per_rack * gb200.scale_up_bits / 8
   assert both_ways == pytest.approx(130e12, rel=5e-3)
-  # Figures that outputs of arXiv 2407.12819 lead to: 154.5 kW for 120.
+  # Derived from outputs of arXiv 2407.12819: 154.5 kW for 120.
   assert gb200.rack_w * gb200.overhead == pytest.approx(154.5e3)
-  # Four nodes of eight; a node takes 10.2 kW and costs 350,000 dollars.
+  # Four nodes of eight; a node draws 10.2 kW and costs 350,000 dollars.
   assert h100.per_rack == 4 * 8
   assert h100.rack_w == pytest.approx(40.8e3)
   assert h100.rack_price == pytest.approx(4 * 350e3)
@@ -150,10 +150,10 @@ def test_racks_have_the_published_totals():
 
 
 def test_interruptions_have_the_published_shares():
-  """The Llama 3 Herd of Models, table 5: 419 in 54 days, and per cent.
+  """The Llama 3 Herd of Models, table 5: 419 in 54 days, and percentages.
 
-  Its 30.1% for 148 faulty GPUs is not the share of that count, which the total
-  needs; so that row is left out here.
+  The table's 30.1% for 148 faulty GPUs contradicts that count, which the total
+  requires; the row is omitted here.
   """
   found = sites.INTERRUPTIONS
   assert sum(found.values()) == 419
@@ -172,14 +172,14 @@ def test_interruptions_have_the_published_shares():
   assert len(named) == 5
 
 
-def test_cooling_takes_power_and_liquid_less_than_air():
+def test_liquid_cooling_needs_less_power_than_air_cooling():
   factors = {name: factor for name, (factor, _) in sites.COOLING.items()}
   assert 1 < factors["fleet"] < factors["liquid"] < factors["air"] < 2
-  assert 1.156 <= factors["liquid"] <= 1.308  # as its source says
+  assert 1.156 <= factors["liquid"] <= 1.308  # range in the source
 
 
-def test_planes_double_from_four_chips_to_the_largest():
-  """v5e and v6e: each shape is the one before with its short dim doubled."""
+def test_slice_shapes_double_from_four_chips_to_the_largest():
+  """Shapes of v5e and v6e double the short dim of the previous shape."""
   for name in ("v5e", "v6e"):
     found = slices.SLICES[name]
     for (a, b), (c, d) in itertools.pairwise(found.shapes):
@@ -192,13 +192,13 @@ def test_planes_double_from_four_chips_to_the_largest():
   ("v4", {4, 8, 12, 16}), ("v5p", {4, 8, 12, 16}), ("tpu7x", {4, 8, 12, 16}),
   ("v5e", {16}), ("v6e", {16}),
 ])
-def test_dims_that_close_to_a_ring(generation, sizes):
+def test_dims_that_close_into_a_ring(generation, sizes):
   closes = slices.SLICES[generation].closes
   assert {size for size in range(1, 17) if closes(size)} == sizes
 
 
-def test_a_torus_of_chips_uses_the_links_of_its_dims():
-  """A dim within a closed one has one link, a closed one two, a dot none."""
+def test_torus_of_chips_uses_the_links_of_its_dims():
+  """A part of a ring has one link, a closed ring two, a single chip none."""
   link = devices.TPU_V5E.link
   for shape, farthest, num_links in (
     ((16, 16), 16, 4), ((16, 1), 8, 2), ((4, 4), 6, 2), ((4, 1), 3, 1),
@@ -225,8 +225,8 @@ def test_larger_messages_take_longer(sample):
 
 
 @each_sample
-def test_times_between_sizes_and_beyond_them(sample):
-  """On logarithmic scales a line; level before the first size, none after."""
+def test_times_are_interpolated_and_bounded_by_the_measured_sizes(sample):
+  """Linear on log scales; constant below the first size, undefined above."""
   for i, (a, b) in enumerate(itertools.pairwise(sample.sizes)):
     left, right = sample.spans[i : i + 2]
     middle = sample.all_reduce(math.sqrt(a * b))
@@ -243,8 +243,8 @@ def test_times_between_sizes_and_beyond_them(sample):
   st.tuples(st.integers(1, 10**6), st.integers(1, 10**5)), min_size=2,
   unique_by=lambda m: m[0],
 ))
-def test_a_sample_holds_what_was_measured(messages):
-  """A message can be sent as a larger one, and noise only adds."""
+def test_reduced_sample_bounds_the_measured_times(messages):
+  """A message can be sent as a larger one, and noise only adds time."""
   rows = [("n", 2, size, t / 1e3) for size, t in messages]
   found = collective_times.reduced(rows)
   for *_, size, least, greatest in found:
@@ -257,7 +257,7 @@ def test_a_sample_holds_what_was_measured(messages):
     assert a[3] <= b[3] * (1 + 1e-9)
 
 
-def test_a_sample_of_times_without_noise_is_these_times():
+def test_noise_free_sample_is_reproduced():
   rows = [("n", 4, 2**i, 3.0**i / 1e3) for i in range(12)]
   for i, (network, workers, size, *ends) in enumerate(
     collective_times.reduced(reversed(rows))
@@ -272,17 +272,19 @@ def test_a_sample_of_times_without_noise_is_these_times():
     ("h100_dgx", 8, NVLINK_4.bandwidth / 2, NVLINK_4.bandwidth),
     ("a100_pairwise_nvlink", 2, NVLINK_3.bandwidth / 2, NVLINK_3.bandwidth),
     ("a100_pairwise_nvlink", 4, PCIE_4.bandwidth / 2, PCIE_4.bandwidth),
-    # Named after one machine with an NVLink switch, it crossed a network.
+    # Named after one machine with an NVLink switch, but ran over a network.
     ("a100_dgx", 8, INFINIBAND_HDR.bandwidth / 2, INFINIBAND_HDR.bandwidth),
   ],
 )
-def test_what_workers_sent_over(network, workers, least, most):
-  """By the bytes of a ring of 64 MiB."""
+def test_measured_bandwidth_matches_the_link_of_the_sample(
+  network, workers, least, most
+):
+  """Infers the bandwidth from the bytes of a 64 MiB ring all-reduce."""
   time = SAMPLES[network, workers].all_reduce(2**26).least
   assert least < 2 * (workers - 1) / workers * 2**26 / time < most
 
 
-def test_what_follows_for_other_links():
+def test_extrapolation_to_other_links_is_marked_as_an_assumption():
   switch = collective_times.between(NVLINK_4, 8)
   assert switch.mark == "measured"
   slower = collective_times.between(NVLINK_3, 8)
@@ -292,7 +294,7 @@ def test_what_follows_for_other_links():
     span, reference = slower.all_reduce(size), switch.all_reduce(size)
     assert span.least == pytest.approx(reference.least)
     assert span.greatest == pytest.approx(1.5 * reference.greatest)
-    # 14 steps of an eighth, where four have 6 of a quarter.
+    # 14 steps of an eighth, compared with 6 steps of a quarter for four ranks.
     assert bus.all_reduce(size) == pytest.approx(
       (7 / 6 * four.all_reduce(size).least,
        7 / 3 * four.all_reduce(size / 2).greatest)
@@ -310,7 +312,7 @@ def test_what_follows_for_other_links():
     ("v6e", (16, 16), (16, 1)),
   ],
 )
-def test_hops_of_a_torus_are_those_of_its_graph(generation, whole, part):
+def test_torus_hops_equal_those_of_its_graph(generation, whole, part):
   closed = [
     n == w and slices.SLICES[generation].closes(w)
     for w, n in zip(whole, part, strict=True)

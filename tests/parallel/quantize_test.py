@@ -1,4 +1,4 @@
-"""Quantised means: their definition on workers one by one, bits and bytes."""
+"""Quantised means: definition worker by worker, determinism and bytes."""
 
 import functools
 
@@ -14,11 +14,11 @@ from parallel.kernels.codec import reference
 from parallel.wire import NesterovStep, Wire
 from parallel.xla import ledger
 
-SHAPE, BLOCK = (7, 30), 16  # 210 elements: neither blocks nor slices fit
+SHAPE, BLOCK = (7, 30), 16  # 210 elements: not a multiple of a block or slice
 SIZE = 210
 NONE = Wire()
 ROUTES = ("all_gather", "all_to_all")
-# Random bits take long to compile: two codecs stand for the four.
+# Random bits compile slowly: two codecs represent the four.
 CODED = [
   *(Wire(codec, BLOCK, r) for codec in reference.NAMES for r in ROUTES),
   *(Wire(codec, BLOCK, r, stochastic=True)
@@ -32,14 +32,14 @@ KEY = 5
 
 
 def draw(ranks, seed=0):
-  """Deltas of workers that differ in size, so that sums are not exact."""
+  """Returns deltas of unequal magnitude, so that float sums are inexact."""
   rng = np.random.default_rng(seed)
   scale = np.exp(2 * rng.normal(size=(ranks, 1, 1)))
   return (rng.normal(size=(ranks, *SHAPE)) * scale).astype("f4")
 
 
 def both(x, weights, axis, wire):
-  """Mean, and what the others saw of each delta."""
+  """Returns the mean, and each delta as decoded by the other workers."""
   key = jax.random.key(KEY)
   return (
     quantize.coded_mean(x, axis, wire, weights=weights, key=key)[0],
@@ -49,7 +49,7 @@ def both(x, weights, axis, wire):
 
 @functools.cache
 def lifted(wires, ranks, devices, weighted=False):
-  """One program for many wires: most of the time here is compiling."""
+  """Compiles one program for many wires, since compilation dominates."""
   axis = Axis("worker", ranks, devices)
   mesh = make_mesh({"worker": axis})
 
@@ -61,7 +61,7 @@ def lifted(wires, ranks, devices, weighted=False):
     all_of_them,
     mesh=mesh,
     in_specs=(P("worker"), P()),
-    # Leaving as replicated is a claim that the type check proves.
+    # The out spec is replicated only if the varying-axes check proves it.
     out_specs=[(P(), P("worker"))] * len(wires),
   ))
   return f, mesh
@@ -86,11 +86,11 @@ SPLITS = [(1, 1), (2, 2), (4, 2), (8, 1), (8, 2), (8, 4), (8, 8)]
 @pytest.mark.parametrize(
   ("ranks", "devices"), SPLITS
 )
-def test_the_mean_is_that_of_what_was_seen(ranks, devices):
+def test_mean_is_the_mean_of_the_decoded_deltas(ranks, devices):
   check_means(results(ranks, devices), draw(ranks), np.ones(ranks))
 
 
-def test_the_weighted_mean_is_that_of_what_was_seen():
+def test_weighted_mean_is_that_of_the_decoded_deltas():
   check_means(results(8, 4, weighted=True), draw(8), WEIGHTS)
 
 
@@ -103,7 +103,7 @@ def check_means(found, x, weights):
     tolerance = 1e-6 * np.abs(x).max()
     if wire == BF16:
       tolerance = len(weights) * 2.0**-8 * np.abs(x).max()
-    if wire.route == "all_to_all":  # the second rounding, by blocks
+    if wire.route == "all_to_all":  # second rounding, per block
       tolerance += reference.max_error(wire.block_codec) * max_of_blocks(
         expected
       )
@@ -119,7 +119,7 @@ def max_of_blocks(x):
 
 @pytest.mark.quick
 @pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (4, 2)])
-def test_each_worker_is_seen_as_if_it_were_encoded_alone(ranks, devices):
+def test_worker_is_encoded_independently_of_the_others(ranks, devices):
   x = draw(ranks)
   for wire, (_, seen) in results(ranks, devices).items():
     codec = wire.block_codec
@@ -134,7 +134,7 @@ def test_each_worker_is_seen_as_if_it_were_encoded_alone(ranks, devices):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("weighted", [False, True])
-def test_devices_and_splits_agree_in_every_bit(weighted):
+def test_results_are_bitwise_equal_for_any_lanes_and_devices(weighted):
   splits = [1, 4] if weighted else [1, 2, 4, 8]
   first = results(8, 1, weighted)
   for devices in splits:
@@ -143,12 +143,12 @@ def test_devices_and_splits_agree_in_every_bit(weighted):
       assert len(copies) == devices
       for copy in copies:
         np.testing.assert_array_equal(copy, copies[0])
-        if wire in CODED:  # the backend chooses the order of an all-reduce
+        if wire in CODED:  # else XLA chooses the order of the sum
           np.testing.assert_array_equal(copy, first[wire][0])
       np.testing.assert_array_equal(seen, first[wire][1])
 
 
-def test_workers_are_summed_in_the_order_of_their_numbers():
+def test_workers_are_summed_in_rank_order():
   for devices in (1, 4):
     for wire in GATHERED:
       mean, seen = results(8, devices)[wire]
@@ -165,7 +165,7 @@ def test_workers_are_summed_in_the_order_of_their_numbers():
 
 
 def test_weighted_values_are_rounded_before_the_sum():
-  """To 23 bits, exactly as numpy does it: no fused multiply-add."""
+  """Rounds to 23 bits exactly as numpy does, without fused multiply-adds."""
   for wire in GATHERED:
     mean, seen = results(8, 4, weighted=True)[wire]
     total, weight = np.zeros(SHAPE, "f4"), np.float32(0)
@@ -186,7 +186,7 @@ def test_equal_weights_change_no_bit():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_diverged_worker_is_seen_unless_it_has_no_weight(bad):
+def test_diverged_worker_reaches_the_mean_only_with_a_weight(bad):
   x = draw(4)
   f, _ = lifted(tuple(WIRES), 4, 2, weighted=True)
   without = f(x, np.array([1, 1, 0, 1], "f4"))
@@ -204,7 +204,7 @@ def test_a_diverged_worker_is_seen_unless_it_has_no_weight(bad):
 
 @pytest.mark.parametrize("codec", reference.NAMES)
 def test_ranks_round_independently(codec):
-  """The same delta everywhere: the mean is finer than each worker's."""
+  """Equal deltas everywhere: the mean is finer than each worker's rounding."""
   x = np.broadcast_to(draw(1), (8, *SHAPE))
   wire = Wire(codec, BLOCK, stochastic=True)
   [(mean, seen)] = lifted((wire,), 8, 4)[0](x, WEIGHTS)
@@ -217,7 +217,7 @@ def test_ranks_round_independently(codec):
 @pytest.mark.parametrize(
   "wire", [e for e in WIRES if not e.stochastic], ids=str
 )
-def test_bytes_are_the_formula(wire, ranks, devices):
+def test_sent_bytes_equal_the_formula(wire, ranks, devices):
   axis = Axis("worker", ranks, devices)
   mesh = make_mesh({"worker": axis})
   f = jax.shard_map(
@@ -242,7 +242,7 @@ def test_bytes_are_the_formula(wire, ranks, devices):
   if wire.route == "all_to_all":
     twice = ["all_to_all"] * 2 + twice
   assert sorted(c.kind for c in entries) == sorted(twice)
-  # 210 elements are 14 blocks of 16 (224); 8 slices are of 2 blocks each.
+  # 210 elements are 14 blocks of 16 (224); each of 8 slices has 2 blocks.
   elements = 224 if wire.route == "all_gather" else 8 * 32 + 32
   bits = {"int8": 8, "fp8": 8, "int4": 4, "e3m0": 4}[wire.codec]
   assert found == {
@@ -253,8 +253,8 @@ def test_bytes_are_the_formula(wire, ranks, devices):
 
 @pytest.mark.parametrize("implementation", ["reference", "tpu_interpret"])
 @pytest.mark.parametrize("route", ["all_gather", "all_to_all"])
-def test_differences_with_feedback_are_their_definition(route, implementation):
-  """In one pass what a subtraction, an addition and a roundtrip are in turn."""
+def test_fused_delta_with_feedback_equals_its_definition(route, implementation):
+  """Fuses a subtraction, an addition and a roundtrip into one pass."""
   axis = Axis("worker", 2, 2)
   wire = Wire(
     "int4", 256, route, stochastic=True, implementation=(implementation,)
@@ -292,8 +292,8 @@ def test_differences_with_feedback_are_their_definition(route, implementation):
   Wire("int4", 256),
   Wire("int4", 256, implementation=("tpu_interpret",)),
 ], ids=str)
-def test_an_outer_step_is_optax_with_the_mean(wire):
-  """Where it is taken in the pass that decodes, and where it is not."""
+def test_outer_step_equals_optax_on_the_mean(wire):
+  """Covers the step fused into the decoding pass, and the separate one."""
   axis = Axis("worker", 4, 2)
   rng = np.random.default_rng(3)
   params, momentum = rng.normal(size=(2, 5, 120)).astype("f4")
@@ -322,8 +322,8 @@ def test_an_outer_step_is_optax_with_the_mean(wire):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
-def test_error_feedback_lets_nothing_get_lost():
-  """The sum of what was seen trails the sum of deltas by one residual."""
+def test_error_feedback_loses_no_update():
+  """The sum of decoded deltas trails the sum of deltas by one residual."""
   wire = Wire("e3m0", BLOCK)
   f, _ = lifted((wire,), 4, 2)
   deltas, told, residual = 0.0, 0.0, np.zeros((4, *SHAPE), "f4")
@@ -341,8 +341,8 @@ def test_error_feedback_lets_nothing_get_lost():
 
 @pytest.mark.quick
 @pytest.mark.parametrize("route", ["all_gather", "all_to_all"])
-def test_another_axis_keeps_its_own_values_and_its_split(route):
-  """Tensor ranks in a dim that no block crosses: any mesh, the same bits."""
+def test_result_does_not_depend_on_lanes_of_another_axis(route):
+  """Blocks do not cross the tensor dim: any mesh yields the same bits."""
   wire = Wire("int4", BLOCK, route, stochastic=True)
   x = np.random.default_rng(3).normal(size=(4, 2, 3, 25)).astype("f4")
   found = []
@@ -352,7 +352,7 @@ def test_another_axis_keeps_its_own_values_and_its_split(route):
     }
     axis, mesh = axes["worker"], make_mesh(axes)
 
-    # Noise by tensor rank would need a key per tensor lane: nearest here.
+    # Noise per tensor rank would need a key per tensor lane: nearest here.
     def f(x, axis=axis):
       nearest = Wire(wire.codec, BLOCK, route)
       return quantize.coded_mean(x, axis, nearest, block_dims=1)[0]
@@ -388,8 +388,8 @@ def test_small_leaves(route, shape):
 
 
 @pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (4, 2)])
-def test_the_reduce_scatter_is_the_sum_of_what_was_seen(ranks, devices):
-  """Slice by slice; one rank tells nobody, and rounds nothing."""
+def test_reduce_scatter_is_the_sum_of_the_decoded_slices(ranks, devices):
+  """Encodes slice by slice; a single rank sends and rounds nothing."""
   axis, codec = Axis("level", ranks, devices), reference.Codec("int4", BLOCK)
   x = np.random.default_rng(5).normal(size=(ranks, 3, ranks * 20))
   x = x.astype("f4")
@@ -421,7 +421,7 @@ def test_the_reduce_scatter_is_the_sum_of_what_was_seen(ranks, devices):
     ({"codec": "int4", "block": 7}, "even"),
   ],
 )
-def test_wrong_exchanges(values, message):
+def test_invalid_wire_is_refused(values, message):
   with pytest.raises(ValueError, match=message):
     Wire(**values)
 
@@ -437,8 +437,8 @@ def test_stochastic_rounding_needs_a_key():
 @pytest.mark.parametrize(
   ("route", "stochastic"), [("all_gather", True), ("all_to_all", False)]
 )
-def test_kernels_send_the_same_bits(route, stochastic):
-  """Of four workers on two devices, two lanes each."""
+def test_kernels_and_reference_send_equal_bits(route, stochastic):
+  """Four workers on two devices, two lanes each."""
   axis = Axis("worker", 4, 2)
   x = np.random.default_rng(0).normal(size=(4, 600)).astype("f4")
   results = []
@@ -460,7 +460,7 @@ def test_kernels_send_the_same_bits(route, stochastic):
     np.testing.assert_array_equal(a, b)
 
 
-def test_a_mean_without_codec_has_its_weights():
+def test_mean_without_codec_applies_weights():
   [(mean, _)] = lifted((NONE,), 8, 4, weighted=True)[0](draw(8), WEIGHTS)
   np.testing.assert_allclose(
     mean, definition(draw(8), WEIGHTS), rtol=1e-5, atol=1e-5
@@ -468,8 +468,8 @@ def test_a_mean_without_codec_has_its_weights():
 
 
 @pytest.mark.parametrize("wire", [NONE, BF16], ids=str)
-def test_an_uncoded_difference_has_its_residual(wire):
-  """And the next residual is what the wire's dtype took from the sum."""
+def test_uncoded_delta_includes_its_residual(wire):
+  """The next residual is the rounding error of the wire's dtype."""
   axis = Axis("worker", 2, 2)
   rng = np.random.default_rng(7)
   anchor, x, residual = (

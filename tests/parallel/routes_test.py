@@ -1,4 +1,4 @@
-"""Routes of a sum over a mesh axis, without a model behind them."""
+"""Routes of an all-reduce over a mesh axis."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from parallel.routes import ROUTES
 
 
 def summed(route, x):
-  """Each device's result, ``[n, ...]``, of summands ``[n, ...]``."""
+  """Returns each device's result ``[n, ...]`` of summands ``[n, ...]``."""
   n = len(x)
   return np.asarray(jax.jit(jax.shard_map(
     lambda x: ROUTES[route](x[0], "tensor")[None], check_vma=False,
@@ -23,8 +23,8 @@ def summed(route, x):
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 5, 4), (3, 6, 1), (5, 7, 2)],
                          ids=str)
-def test_every_route_is_the_sum_on_every_device(route, shape):
-  """Integers add up exactly in any order; rows need not divide by devices."""
+def test_route_computes_the_sum_on_every_device(route, shape):
+  """Integers add exactly in any order; rows need not divide by devices."""
   x = np.random.default_rng(0).integers(-99, 99, shape).astype("f4")
   found = summed(route, x)
   assert found.shape == shape
@@ -33,7 +33,7 @@ def test_every_route_is_the_sum_on_every_device(route, shape):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_devices_hold_the_same_bits(route):
+def test_all_devices_hold_the_same_bits(route):
   x = np.random.default_rng(1).normal(size=(6, 11, 3)).astype("f4")
   found = summed(route, x)
   for one in found[1:]:
@@ -42,6 +42,6 @@ def test_devices_hold_the_same_bits(route):
 
 
 def test_one_shot_rounds_once():
-  """In bfloat16 1 + 2^-9 is 1, but two such summands are another number."""
+  """In bfloat16, 1 + 2^-9 rounds to 1, but 1 + 3 * 2^-9 to 1 + 2^-7."""
   x = jnp.asarray([[[1.0]], [[2.0**-9]], [[2.0**-9]], [[2.0**-9]]], "bfloat16")
   assert summed("one_shot", x).ravel().tolist() == [1 + 2.0**-7] * 4

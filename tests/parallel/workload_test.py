@@ -1,4 +1,4 @@
-"""A transformer's counts are those of its parameter tree and its products."""
+"""Parameter and FLOP counts of transformers."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def _config(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_parameters_are_those_of_the_model_that_trains(variant):
+def test_parameters_equal_those_of_the_trained_model(variant):
   config = _config(variant)
   model = TransformerModel(config, Axis("tensor", 1, 1))
   tree = jax.eval_shape(model.init, jax.random.key(0))
@@ -44,12 +44,12 @@ def test_parameters_are_those_of_the_model_that_trains(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("seq_len", [4, 16])
-def test_flops_are_six_per_weight_and_the_scores_that_are_seen(
+def test_flops_are_six_per_weight_plus_the_visible_scores(
   variant, seq_len
 ):
-  """Scores of a query and each position, twice: with keys and with values.
+  """Each visible query-key pair counts twice: products with keys and values.
 
-  A position's own score counts half, as everywhere on the diagonal.
+  A position's score with itself counts half, as on the whole diagonal.
   """
   config = _config(variant)
   window = config.sliding_window or seq_len
@@ -63,25 +63,25 @@ def test_flops_are_six_per_weight_and_the_scores_that_are_seen(
   assert config.flops_per_token(seq_len) == pytest.approx(
     6 * products + 3 * config.num_layers * scores
   )
-  # A forward's products are a third, without gains and biases.
+  # The forward has a third of the products, without gains and biases.
   layer = config.workload.layer_flops(seq_len, seq_len)
   assert layer / seq_len == pytest.approx(
     2 * sum(config.workload.matrices) + scores
   )
 
 
-def test_ranks_and_examples_divide_a_step():
+def test_step_costs_divide_by_ranks_and_examples():
   step = TrainingStep(Transformer(**SIZES), batch_size=8, seq_len=16)
   assert step.layer_flops(4, 2) == step.model.layer_flops(4 * 16, 16) / 2
   assert step.head_flops(4, 2) == 2 * 4 * 16 * 64 * 96 / 2
   assert step.boundary_bytes(4) == 4 * 16 * 64 * 4
-  # Of a rank's part nothing is kept twice; the stream is whole on each.
+  # Ranks keep disjoint parts, except for the stream, which all of them hold.
   whole, half = step.kept_bytes(1, 1), step.kept_bytes(1, 2)
   assert half == whole / 2 + 2 * 4 * step.boundary_bytes(1) / 4
   assert [step.model.layers_per_part(n) for n in (1, 2, 3)] == [3, 2, 1]
 
 
-def test_a_layer_takes_no_less_than_its_weights_at_the_memory_s_rate():
+def test_layer_takes_at_least_the_time_to_read_its_weights():
   step = TrainingStep(Transformer(**SIZES), batch_size=1, seq_len=1)
   read = sum(step.model.matrices) * 4 / A100.memory_bandwidth
   assert step.layer_s(1, 1, A100, 1.0) > read
@@ -90,6 +90,6 @@ def test_a_layer_takes_no_less_than_its_weights_at_the_memory_s_rate():
   assert large.layer_s(1, 1, A100, 0.5) > 2 * products
 
 
-def test_an_unknown_dtype_is_refused():
+def test_unknown_dtype_is_refused():
   with pytest.raises(ValueError, match="dtype='int8' must be one of"):
     Transformer(**SIZES | {"dtype": "int8"})

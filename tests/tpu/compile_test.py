@@ -1,4 +1,4 @@
-"""Programs compiled for TPUs that are not here: `make test-tpu`."""
+"""Training programs compiled ahead of time for TPUs: `make test-tpu`."""
 
 import json
 import subprocess
@@ -39,8 +39,10 @@ def total(result, side, phase, axis="tensor"):
   [("tpu:v5e:2x4", None), ("tpu:v5p:2x2x2", {}), ("tpu:v6e:2x4", {})],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bytes_and_dtypes_survive_the_compiler(target, options, dtype):
-  """What was asked for is what is sent, wider reductions included."""
+def test_compiled_bytes_and_dtypes_are_the_requested_ones(
+  target, options, dtype
+):
+  """Collectives keep their bytes and dtypes, including widened reductions."""
   experiment, result = analyse(
     target, f"sync.p=0.5 model.dtype={dtype}", {"tensor": 8}, options
   )
@@ -67,14 +69,14 @@ def test_bytes_and_dtypes_survive_the_compiler(target, options, dtype):
 @pytest.mark.parametrize(
   ("seq_len", "attention"), [(32, "xla"), (384, "splash")]
 )
-def test_attention_that_is_chosen_compiles(seq_len, attention):
+def test_program_compiles_with_each_selected_attention(seq_len, attention):
   experiment, _ = analyse(
     "tpu:v5e:2x4", f"data.seq_len={seq_len}", {"tensor": 8}, {}
   )
   assert experiment.program.model.config.attention == attention
 
 
-def test_memory_equals_the_compilers_own_account():
+def test_memory_report_equals_the_compiler_analysis():
   experiment, result = analyse("tpu:v5e:2x4", "", {"tensor": 8})
   target = targets.resolve("tpu:v5e:2x4")
   analysis = (
@@ -92,7 +94,7 @@ def test_memory_equals_the_compilers_own_account():
 
 
 @pytest.mark.parametrize("target", ["tpu:v5p:2x2x2", "tpu:v6e:2x4"])
-def test_the_target_s_options_make_reductions_asynchronous(target):
+def test_target_options_make_reductions_asynchronous(target):
   overrides = "sync.p=0.5 model.dtype=bfloat16"
   _, quiet = analyse(target, overrides, {"tensor": 8}, {})
   _, chosen = analyse(target, overrides, {"tensor": 8})
@@ -106,7 +108,7 @@ def test_the_target_s_options_make_reductions_asynchronous(target):
   assert sum(row["hidden"] for row in chosen["overlap"]) > 0
 
 
-def test_the_command_compares_two_programs(tmp_path):
+def test_compile_command_compares_two_programs(tmp_path):
   picture = tmp_path / "c.png"
   result = subprocess.run(
     [sys.executable, "-m", "launch.compile",
@@ -126,6 +128,6 @@ def test_the_command_compares_two_programs(tmp_path):
   assert picture.stat().st_size > 10_000
 
 
-def test_a_topology_that_libtpu_refuses():
+def test_topology_unsupported_by_libtpu_is_refused():
   with pytest.raises(ValueError, match="v5p:3x3x3"):
     targets.resolve("tpu:v5p:3x3x3")

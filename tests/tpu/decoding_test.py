@@ -1,4 +1,4 @@
-"""Steps of inference compiled for TPUs that are not here: `make test-tpu`."""
+"""Inference steps compiled ahead of time for TPUs: `make test-tpu`."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def step(phase, target):
 @pytest.mark.parametrize(
   ("phase", "name"), [("decode", "tpu:v5p:2x2x2"), ("prefill", "tpu:v6e:2x4")]
 )
-def test_a_kernel_reads_the_pages_and_the_cache_stays_in_place(phase, name):
+def test_kernel_reads_pages_and_the_cache_is_updated_in_place(phase, name):
   target = targets.resolve(name)
   found = step(phase, target)
   result = decoding.analyse(found, target)
@@ -36,7 +36,7 @@ def test_a_kernel_reads_the_pages_and_the_cache_stays_in_place(phase, name):
   rows = {(r["kind"], r["dtype"]): r for r in result["inference"]["formula"]}
   doors = rows["all_reduce", "bfloat16"]
   assert doors["formula"] == doors["lowered"]
-  # XLA:TPU finds the largest logit before it widens it: 2 bytes a sequence.
+  # XLA:TPU takes the argmax before widening: 2 bytes per sequence.
   assert 0 <= doors["compiled"] - doors["formula"] <= 2 * 8
   bounds, (least, greatest) = result["roofline"], result["with_latency"]
   assert bounds["compute_seconds"] >= bounds["formula_seconds"]

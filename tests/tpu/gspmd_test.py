@@ -1,4 +1,4 @@
-"""Programs of automatic sharding on TPUs that are not here: `make test-tpu`."""
+"""Automatic sharding (GSPMD) compiled for TPUs: `make test-tpu`."""
 
 import pytest
 
@@ -16,7 +16,7 @@ CASES = [
 
 @pytest.mark.parametrize(("target", "sizes"), CASES, ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_automatic_sharding_sends_what_the_explicit_program_does(
+def test_automatic_sharding_sends_the_bytes_of_the_explicit_program(
   name, target, sizes
 ):
   devices = targets.resolve(target).devices

@@ -1,4 +1,4 @@
-"""Every TPU kernel through Mosaic, for TPUs that are not here."""
+"""TPU kernels compiled ahead of time by Mosaic: `make test-tpu`."""
 
 import collections
 import math
@@ -48,14 +48,14 @@ TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2")
 @pytest.mark.parametrize(
   ("target", "case"), on_targets(add_norm_cases, *TARGETS), ids=str
 )
-def test_add_norm(target, case):
+def test_add_norm_compiles_without_temporaries(target, case):
   program = lowered_add_norm(case, target, "tpu").compile()
   text = program.as_text()
   assert "add_norm" in text
   assert "add_norm_backward" in text
   elements = case.rows * (case.shared + case.private)
   if elements >= 1 << 20:
-    # The gain's cotangents of each block, and nothing of a stream's size.
+    # Cotangents of the gain per block; no temporary of the stream's size.
     stream_bytes = elements * np.dtype("f2").itemsize
     assert program.memory_analysis().temp_size_in_bytes < stream_bytes / 2
 
@@ -63,8 +63,8 @@ def test_add_norm(target, case):
 @pytest.mark.parametrize("p", [1.0, 0.5])
 @pytest.mark.parametrize("kernels", ["auto", "pallas"])
 @pytest.mark.parametrize("target", ["tpu:v5p:2x2x1", "cpu:4"])
-def test_models_use_the_kernels_of_their_target(target, kernels, p):
-  """Decided by the devices compiled for, and not by this machine's."""
+def test_models_use_the_kernels_of_the_compilation_target(target, kernels, p):
+  """Selects kernels by the target's devices, not the host's."""
   config = override(
     tiny.get_config("demo"), f"parallel.tensor=4 sync.p={p} kernels={kernels}"
   )
@@ -74,17 +74,18 @@ def test_models_use_the_kernels_of_their_target(target, kernels, p):
     or evidence.helps(devices[0].device_kind, "add_norm", p)
   )
   text = experiments.build(config, None, devices).lower_step().as_text()
-  # Forward and backward of two norms in a block and one at the head.
+  # Forward and backward of two norms per block and one in the head.
   assert text.count('kernel_name = "add_norm"') == (3 if uses else 0)
   assert text.count('kernel_name = "add_norm_backward"') == (3 if uses else 0)
 
 
 @pytest.mark.parametrize("codec", ["int8", "e3m0"])
-def test_outer_loops_use_the_kernels(codec):
-  """For each parameter, in the step that exchanges."""
+def test_outer_loops_call_the_codec_kernels_once_per_parameter(codec):
+  """Counts kernels in the step that exchanges."""
   config = override(
     tiny.get_config("demo"),
-    "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco outer.every=3 "
+    "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco "
+    "outer.sync_every=3 "
     f"outer.error_feedback=True outer.codec={codec}"
   )
   devices = list(targets.resolve("tpu:v5p:2x2x1").devices)
@@ -96,8 +97,8 @@ def test_outer_loops_use_the_kernels(codec):
 
 
 @pytest.mark.parametrize("data", [1, 2])
-def test_models_reduce_by_a_schedule_s_kernel(data):
-  """In two doors of a scanned block, forward and backward; bytes as asked."""
+def test_models_reduce_by_the_kernel_of_a_schedule(data):
+  """Two row-parallel projections per scanned block, forward and backward."""
   config = override(
     tiny.get_config("demo"),
     "parallel.tensor=4 sync.p=0.5 sync.route=schedule:bidirectional_ring "
@@ -113,19 +114,19 @@ def test_models_reduce_by_a_schedule_s_kernel(data):
     r["bytes"] for row in rows for r in row["compiled"]
     if r["kind"] == "permute"
   ]
-  # Each door sends 2 (n - 1) / n of the shared half of 2,048 x 128 float32.
+  # Each projection sends 2 (n - 1) / n of the shared 2,048 x 128 float32.
   doors = config.model.num_layers * 2
   assert sent == [doors * 1.5 * 2048 * 64 * 4] * 2
 
 
-# A door's operand: the shared half of 2,048 x 128 float32.
+# Operand of a row-parallel projection: the shared half, 2,048 x 128 float32.
 SHARED = 2048 * 64 * 4
 
 
 @pytest.mark.parametrize(
   ("route", "kernel", "forward", "backward"),
   [
-    # Attention's door and the MLP's; a kernel sends 2 (n - 1) / n in all.
+    # Attention's projection and the MLP's; a kernel sends 2 (n - 1) / n.
     ("one_shot", "reduce_add_norm", {"all_gather": 2}, {"all_gather": 2}),
     ("ring_kernel", "ring_partial_all_reduce",
      {"permute": 1.5, "all_reduce": 1}, {"all_reduce": 2}),
@@ -134,7 +135,7 @@ SHARED = 2048 * 64 * 4
 def test_models_reduce_and_normalise_in_one_kernel(
   route, kernel, forward, backward
 ):
-  """In attention's door of a scanned block, forward."""
+  """Fuses attention's row-parallel projection in the forward of a block."""
   config = override(
     tiny.get_config("demo"),
     f"parallel.tensor=4 sync.p=0.5 model.num_layers=1 sync.route={route} "
@@ -157,18 +158,18 @@ def test_models_reduce_and_normalise_in_one_kernel(
 @pytest.mark.parametrize(
   ("target", "op", "case"), codec_calls(*TARGETS), ids=str
 )
-def test_codec(target, op, case):
+def test_codec_compiles_without_decoded_copies(target, op, case):
   program = lowered_codec(op, case, target, "tpu").compile()
   assert "codec_" in program.as_text()
   elements = math.prod(case.shape)
   if elements >= 1 << 20 and len(case.shape) > 1:
-    # No difference, nothing decoded, no copy. (XLA may copy vectors into rows.)
+    # No delta, decoded vector or copy. (XLA may copy vectors into rows.)
     assert program.memory_analysis().temp_size_in_bytes < elements / 10
 
 
 @pytest.mark.parametrize("target", ["tpu:v5p:2x2x1", "tpu:v5e:2x2"])
 def test_exchanges_copy_no_weights(target):
-  """Beside kernels and gathers there are only scales."""
+  """Allocates only scales in addition to the gathered payloads."""
   layers, rows, columns = shape = 2, 2048, 5632
   worker = Axis("worker", 4, 4)
   mesh = make_mesh({"worker": worker}, list(targets.resolve(target).devices))
@@ -189,7 +190,7 @@ def test_exchanges_copy_no_weights(target):
     f, mesh=mesh, in_specs=specs, out_specs=P()
   )).lower(*operands).compile()
   elements = layers * rows * columns
-  # What four workers send; XLA does not count what kernels read and write.
+  # Payloads of four workers; XLA does not count bytes accessed by kernels.
   payloads = 4 * elements / 2
   assert program.memory_analysis().temp_size_in_bytes < 1.1 * payloads
   assert program.cost_analysis()["bytes accessed"] < 3 * payloads
@@ -198,7 +199,7 @@ def test_exchanges_copy_no_weights(target):
 @pytest.mark.parametrize(
   ("target", "case"), on_targets(reduce_cases, *TARGETS), ids=str
 )
-def test_reduce_add_norm(target, case):
+def test_reduce_add_norm_compiles_without_decoded_blocks(target, case):
   program = lowered_reduce_add_norm(case, target, "tpu").compile()
   assert "reduce_add_norm" in program.as_text()
   elements = case.rows * case.shared
@@ -210,7 +211,7 @@ def test_reduce_add_norm(target, case):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", ring_cases.LARGE.values(), ids=str)
-def test_ring_partial_all_reduce(target, case):
+def test_ring_partial_all_reduce_allocates_only_its_results(target, case):
   n, k, p = case.rows, case.shared, case.private
   shared, private, gain = shapes(
     ((n, k), case.dtype), ((n, p), case.dtype), ((k + p,), "float32")
@@ -228,13 +229,13 @@ def test_ring_partial_all_reduce(target, case):
   text = program.as_text()
   assert "ring_partial_all_reduce" in text
   assert "all-reduce(" not in text
-  # At the end of this program XLA copies the results; nothing else is there.
+  # XLA copies the results at the end of this program; no other temporary.
   results = 2 * 2 * n * (k + p)
   assert program.memory_analysis().temp_size_in_bytes < 1.01 * results
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_schedule_all_reduce(target):
+def test_schedule_all_reduce_compiles(target):
   table = schedule_cases.ring(4)
   (x,) = shapes(((4096, 2048), "bfloat16"))
 
@@ -251,8 +252,8 @@ def test_schedule_all_reduce(target):
   *(("tpu:v5p:2x2x1", name) for name in gather_cases.CASES),
   *((target, name) for target in TARGETS for name in gather_cases.LARGE),
 ])
-def test_gather_rows(target, name):
-  """The table stays in the host's memory; only blocks of rows leave it."""
+def test_gather_rows_reads_the_table_from_host_memory(target, name):
+  """Keeps the table in host memory and transfers only blocks of rows."""
   case = (gather_cases.CASES | gather_cases.LARGE)[name]
   program = lowered_gather_rows(case, target, "tpu").compile()
   assert "gather_rows" in program.as_text()
@@ -261,13 +262,13 @@ def test_gather_rows(target, name):
   assert memory.host_argument_size_in_bytes == 8192 * blocks
   assert memory.argument_size_in_bytes <= max(512, 4 * case.ids)
   if case.ids > 1 << 10:
-    # The blocks that were fetched, at most twice: XLA cuts rows out of them.
+    # The fetched blocks, at most twice: XLA slices the rows out of them.
     fetched = 8192 * case.ids * max(1, -(-case.width // 2048))
     assert memory.temp_size_in_bytes < 2.01 * fetched
 
 
-def test_kernels_move_what_they_must_and_xla_no_less():
-  """Bytes of main memory, but for vectors that XLA copies into rows."""
+def test_kernels_access_minimal_bytes_and_xla_at_least_as_many():
+  """Counts main memory traffic, without vectors that XLA copies into rows."""
   config = kernels_config.get_config()
   config.benchmark.target = "tpu:v5p:2x2x1"
   config.benchmark.ops = ("add_norm", "reduce_add_norm", "encode", "mean")

@@ -1,4 +1,4 @@
-"""Results read off programs for TPUs are those of today's programs."""
+"""Recorded results of TPU programs compared with the current programs."""
 
 import json
 import pathlib
@@ -17,17 +17,17 @@ RESULTS = pathlib.Path(__file__).parents[2] / "results"
 
 
 def read(name):
-  """A result; without those that other versions made, which may differ."""
+  """Returns a result file; skips it if other versions of jax produced it."""
   result = json.loads((RESULTS / name).read_text())
   made_by = result["rows"][0].get("versions") or result["versions"]
   if made_by != fingerprint.versions("tpu"):
     pytest.skip(f"results/{name} was made by {made_by}")
-  # What this process has lowered for other tests keeps its locations.
+  # Cached lowerings of earlier tests would keep their source locations.
   jax.clear_caches()
   return result
 
 
-def test_programs():
+def test_recorded_programs_match_the_current_ones():
   config = programs_config.get_config()
   stale = []
   for row in read("programs.json")["rows"]:
@@ -38,8 +38,8 @@ def test_programs():
   assert not stale, "launch.benchmark --config=configs/benchmark/programs.py"
 
 
-def test_a_program_is_read_as_it_was():
-  """The one that compiles soonest: its row is what reading it says today."""
+def test_recorded_roofline_is_reproduced():
+  """Compiles the cheapest program and compares its row of the results."""
   config = programs_config.get_config()
   (row,) = (
     row for row in read("programs.json")["rows"]
@@ -53,7 +53,7 @@ def test_a_program_is_read_as_it_was():
   )
 
 
-def test_kernels():
+def test_recorded_kernels_match_the_current_ones():
   config = kernels_config.get_config()
   result = read("kernels_bytes_v5p.json")
   config.benchmark.target = result["target"]

@@ -1,4 +1,4 @@
-"""Partitions compiled for TPUs that are not here: `make test-tpu`."""
+"""ZeRO partitions compiled ahead of time for TPUs: `make test-tpu`."""
 
 import jax
 from jax.sharding import NamedSharding
@@ -32,7 +32,7 @@ def analyse(overrides):
 
 
 @pytest.mark.parametrize("scheme", ["frontier3", "zeropp"])
-def test_a_step_sends_what_the_formula_says(scheme):
+def test_step_sends_the_bytes_of_the_formula(scheme):
   result = analyse(f"zero.scheme={scheme}")
   rows = result["partition"]["bytes"]
   norms = [r for r in rows if r["axes"] == "node,pair,chip"]
@@ -41,7 +41,7 @@ def test_a_step_sends_what_the_formula_says(scheme):
   made = [r for r in rows if r["formula"] or r["lowered"]]
   assert len(made) > 5
   assert all(r["lowered"] == r["formula"] for r in made), made
-  # XLA pads scatters to tiles, and makes all-reduces of those that have less.
+  # XLA pads scatters to tiles; smaller scatters become all-reduces.
   for r in made:
     assert r["compiled"] == pytest.approx(r["formula"], rel=0.05, abs=2e5), r
   others = [r for r in rows if r not in made]
@@ -49,10 +49,10 @@ def test_a_step_sends_what_the_formula_says(scheme):
   assert sum(r["compiled"] for r in others) < 0.01 * total, others
   state = result["memory"]["parameters"] + result["memory"]["optimizer state"]
   stored = result["partition"]["memory"]["state (arguments)"]
-  assert stored < state < stored + 100  # counts of steps
+  assert stored < state < stored + 100  # the step counters
 
 
-def test_an_offloaded_optimizer_s_state_is_in_host_memory():
+def test_offloaded_optimizer_state_is_in_host_memory():
   on_device, on_host = (
     analyse(f"zero.scheme=zero3 zero.offload={offload}")["memory"]
     for offload in (False, True)
@@ -67,8 +67,8 @@ def test_an_offloaded_optimizer_s_state_is_in_host_memory():
 
 
 @pytest.mark.parametrize(("name", "size"), [("node", 8), ("chip", 2)])
-def test_a_reduce_scatter_stays_one(name, size):
-  """Of large tensors; along a minor dim XLA would make it an all-reduce."""
+def test_large_reduce_scatter_is_not_lowered_to_an_all_reduce(name, size):
+  """Scatters the major dim; XLA all-reduces when a minor dim is scattered."""
   target = targets.resolve("tpu:v5p:4x4x4")
   axes = {n: Axis(n, s, s) for n, s in (("node", 8), ("pair", 4), ("chip", 2))}
   mesh = make_mesh(axes, target.devices)

@@ -53,7 +53,7 @@ class Training(Churn):
 
   @property
   def goal(self) -> float:
-    return _UNTIL * self._steps // self._config.outer.every
+    return _UNTIL * self._steps // self._config.outer.sync_every
 
   @property
   def done(self) -> float:
@@ -121,7 +121,7 @@ class Training(Churn):
   def _calm(self, samples: int) -> float:
     """Returns the loss of a swarm without events after the same samples."""
     of_step = self._options.workers * self._config.data.batch_size
-    every = self._config.outer.every
+    every = self._config.outer.sync_every
     steps = every * round(samples / (of_step * every))
     with tempfile.TemporaryDirectory() as folder:
       calm = Training(pathlib.Path(folder), self._config, self._seed, steps)

@@ -35,8 +35,9 @@ def run(config: Any) -> dict[str, Any]:
        "seconds", "payload, Mbit/s", "bytes sent"],
       [
         [f"{r['mbit']:,}", f"{r['rtt_ms']:g}", str(r["megabytes"]),
-         str(r["lanes"]), f"{r['first_s']:.2f}", f"{r['seconds']:.2f}",
-         f"{r['payload_mbit']:.1f}", f"{r['payload']:,} + {r['framing']:,}"]
+         str(r["num_connections"]), f"{r['first_s']:.2f}",
+         f"{r['seconds']:.2f}", f"{r['payload_mbit']:.1f}",
+         f"{r['payload']:,} + {r['framing']:,}"]
         for r in shaped
       ],
     )
@@ -85,12 +86,14 @@ class _Peers(processes.Peers):
     )
     return self
 
-  def connect(self, lanes: int, send_buffer: int = 0) -> None:
+  def connect(self, num_connections: int, send_buffer: int = 0) -> None:
     """Opens links of a new epoch; in the first one, also raw connections."""
     self._epoch += 1
     self.do("connect", lambda _: {
       "epoch": self._epoch, "members": self._members, "raw": self._raw,
-      "options": {"lanes": lanes, "send_buffer": send_buffer},
+      "options": {
+        "num_connections": num_connections, "send_buffer": send_buffer
+      },
     })
 
 
@@ -230,8 +233,8 @@ def _shaped_rows(options: Any) -> list[dict[str, Any]]:
       hosts, prefixes
     ), _Peers(hosts, prefixes) as peers:
       peers.do("arrays", lambda _, size=size: {"size": size})
-      for lanes in options.lanes:
-        peers.connect(lanes)
+      for num_connections in options.num_connections:
+        peers.connect(num_connections)
         done = [
           peers.do("sum", lambda _: {"order": "ring", "block_bytes": block})
           for _ in range(options.shaped_rounds)
@@ -241,7 +244,8 @@ def _shaped_rows(options: Any) -> list[dict[str, Any]]:
         taken = [each.seconds for each in done]
         seconds = statistics.median(taken)
         rows.append({
-          **link, "lanes": lanes, "first_s": taken[0], "seconds": seconds,
+          **link, "num_connections": num_connections, "first_s": taken[0],
+          "seconds": seconds,
           # Each of two peers sends the array once in all.
           "payload_mbit": 32 * size / seconds / 1e6, **sent,
         })

@@ -239,7 +239,7 @@ def _regret(config: Any) -> list[dict[str, Any]]:
   """Compares plans with an exhaustive search of configurations and orders."""
   options, rows = config.benchmark, []
   choices = Choices(
-    tuple(options.timetables), schemes=("ddp", "zero1"),
+    tuple(options.schedules), schemes=("ddp", "zero1"),
     remats=("none",), offload=False,
   )
   for seed in _progress(options.regret, "regret"):

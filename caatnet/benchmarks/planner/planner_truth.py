@@ -18,10 +18,10 @@ from parallel.elastic.ring.bandwidth import rounds
 from parallel.hardware.devices import Device
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.hardware.links import LinkKind
-from parallel.pipeline.timetable import Kind
+from parallel.pipeline.pipeline_schedule import Kind
 from parallel.planner import device_order, latency
 from parallel.planner.latency import Timing
-from parallel.planner.memory import timetable
+from parallel.planner.memory import cached_schedule
 from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration, everything, refusal
 from parallel.workload import TrainingStep, Transformer
@@ -173,7 +173,7 @@ def picked(
   rng, n = np.random.default_rng(seed), problem.links.num_devices
   step = problem.step
   choices = Choices(
-    tuple(options.timetables), (1,), ("ddp",), ("psum",), ("none",), False,
+    tuple(options.schedules), (1,), ("ddp",), ("psum",), ("none",), False,
     step.batch_size,
   )
   found = []
@@ -213,7 +213,8 @@ def jobs(
     kinds = [[Kind.FORWARD], [Kind.BACKWARD]] * c.microbatches
     numbers, splits = np.repeat(np.arange(c.microbatches), 2)[:, None], 0
   else:
-    table = timetable(c.timetable, p, c.microbatches, 1)[0]  # [tick, stage]
+    # [tick, stage]
+    table = cached_schedule(c.schedule, p, c.microbatches, 1)[0]
     kinds, numbers, splits = table.kinds, table.microbatches, table.splits
   seconds = {
     Kind.FORWARD: stage_s, Kind.BACKWARD: 2 * stage_s + again_s,

@@ -21,7 +21,7 @@ from caatnet.inference.batches import Sizes
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
 from caatnet.inference.stops import Stops
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.device import DecoderExecutor, Drawn
 from caatnet.serving.engine.engine import Engine, replay
@@ -97,7 +97,7 @@ def _engine(executor: Executor, decoder: Decoder, chunks: int = 1) -> Engine:
   return Engine(
     Scheduler(
       limits, registry.make("first_come", pages), pages,
-      Host(0, capacity.page_size, False), executor.costs,
+      HostCache(0, capacity.page_size, False), executor.costs,
     ),
     executor,
   )

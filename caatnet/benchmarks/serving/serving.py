@@ -10,9 +10,9 @@ import numpy as np
 
 from caatnet.benchmarks.harness import timing
 from caatnet.serving import compiling
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
-from caatnet.serving.engine.engine import Engine, settle
+from caatnet.serving.engine.engine import Engine, tune_gc
 from caatnet.serving.engine.simulator import CopyTimes, Simulator
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
@@ -61,7 +61,7 @@ class _Load:
     return Request(
       self._count, np.concatenate([system, own]),
       int(rng.integers(50, _ANSWER)), client=int(rng.integers(self._clients)),
-      priority=priority, arrival_s=now, ends=_STOPS,
+      priority=priority, arrival_s=now, stop=_STOPS,
     )
 
 
@@ -137,7 +137,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
       slots=options.running, tokens=options.running + _CHUNKS, preempt="cost",
       wait_s=2e-3, growth=4,
     ),
-    registry.make(policy, pages), pages, Host(4 * num_pages, _PAGE_SIZE,
+    registry.make(policy, pages), pages, HostCache(4 * num_pages, _PAGE_SIZE,
                                               reserve=True), executor.costs,
   )
   engine = Engine(scheduler, executor)
@@ -153,7 +153,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   often = gc.get_threshold()
   while len(spent) < options.warm_up + options.steps:
     if len(spent) == options.warm_up:
-      settle()
+      tune_gc()
     for _ in range(
       options.running + options.waiting - len(scheduler.requests)
     ):
@@ -163,7 +163,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
     if priorities.due():
       for request in priorities.update(scheduler.requests):
         update(request)
-    if engine.turn() is None:
+    if engine.step() is None:
       continue
     spent.append(steps.take())
     if len(spent) > options.warm_up:
@@ -172,7 +172,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
       preempting += (
         scheduler.counts.preemptions.total() > before
       )
-  # Undoes `settle`, so that later rounds start equal.
+  # Undoes `tune_gc`, so that later rounds start equal.
   gc.unfreeze()
   gc.set_threshold(*often)
   counts = pages.counts

@@ -61,7 +61,7 @@ def run(config: Any) -> dict[str, Any]:
   args = w.astype(np.float32), x.astype(np.float32)
   runners, rows, first = {}, [], None
   for form in options.forms:
-    make, timetable = form_of(form, axis, count)
+    make, schedule = form_of(form, axis, count)
     # Weights are sharded over stages; the batch and the loss are replicated.
     program = jax.jit(jax.shard_map(
       make, mesh=mesh, in_specs=(P("stage"), P()), out_specs=(P(), P("stage"))
@@ -72,7 +72,7 @@ def run(config: Any) -> dict[str, Any]:
       if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.max(theirs)):
         raise ValueError(f"{form} returns other gradients than the first form")
     runners[form] = lambda p=program: jax.block_until_ready(p(*args))
-    rows.append({"form": form} | _counted(program, mesh, timetable))
+    rows.append({"form": form} | _counted(program, mesh, schedule))
   product = 2 * options.tokens * width**2  # FLOPs of one matrix product
   seconds = timed_in_turns(runners, options.rounds)
   for row in rows:
@@ -96,17 +96,17 @@ def run(config: Any) -> dict[str, Any]:
   return {"benchmark": "lockstep", "rows": rows}
 
 
-def _counted(program: Any, mesh: Any, timetable: Any) -> dict[str, float]:
+def _counted(program: Any, mesh: Any, schedule: Any) -> dict[str, float]:
   """Counts a compiled program's products, and its temporaries."""
   # Rates of any device: only FLOPs are read.
-  schedule = overlap.ScheduledProgram(
+  scheduled = overlap.ScheduledProgram(
     hlo.parse(program.as_text()), mesh, DEVICES["v5p"], lambda entry: 0.0
   )
-  flops = schedule.total().flops
+  flops = scheduled.total().flops
   waiting = 0.0
-  if timetable is not None:
+  if schedule is not None:
     waiting = simulate.lockstep_waiting_s(
-      timetable, {k: c.flops for k, c in schedule.actions().items()}
+      schedule, {k: c.flops for k, c in scheduled.actions().items()}
     )
   found = program.memory_analysis()
   # Critical FLOPs: own work plus the wait for the longest action per tick.
@@ -132,8 +132,8 @@ def form_of(form: str, axis: Axis, count: int) -> tuple[Step, Any]:
   if form == "masked":
     return functools.partial(masked, axis), None
   name, _, keeps = form.partition(" ")
-  timetable = builders.build(name, axis.size, count)
-  pipeline = Pipeline(timetable, axis, True, bool(keeps))
+  schedule = builders.build(name, axis.size, count)
+  pipeline = Pipeline(schedule, axis, True, bool(keeps))
 
   def step(w, x):
     loss, grads = pipeline.gradients(
@@ -143,7 +143,7 @@ def form_of(form: str, axis: Axis, count: int) -> tuple[Step, Any]:
     )
     return loss, grads.parts[:, 0]
 
-  return step, timetable
+  return step, schedule
 
 
 def part(w: jax.Array, x: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from caatnet.config.schema.fields import (
 class Rounds:
   """Key of loops that exchange every H steps."""
 
-  every: int = field(
+  sync_every: int = field(
     30, "Inner steps between exchanges (H).", COUNT
   )
 

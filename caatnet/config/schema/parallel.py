@@ -29,7 +29,7 @@ class Parallel:
 class Pipeline:
   """Pipeline schedule of ``config.train.accumulation`` microbatches."""
 
-  timetable: str = field(
+  schedule: str = field(
     "1f1b", 'Pipeline schedule: "gpipe", "1f1b", "eager_1f1b", '
     '"interleaved_1f1b", "looped", "zb_h1" or "zb_h2" '
     "(`parallel.pipeline.builders`).",

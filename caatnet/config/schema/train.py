@@ -41,7 +41,7 @@ class Elastic:
     300.0, "Seconds without a coordinator after which a worker saves and ends.",
     POSITIVE,
   )
-  lanes: int = field(
+  num_connections: int = field(
     1,
     "Connections between each pair of workers; several help on links with a "
     "high bandwidth-delay product.",

@@ -46,6 +46,13 @@ from caatnet.config.schema.sync import Sync
 from caatnet.config.schema.train import Elastic, Sweep, Train
 from caatnet.config.schema.zero import Zero
 
+# Former names of keys -> their names now, for errors; old names are rejected.
+RENAMED = {
+  "every": "sync_every",
+  "timetable": "schedule",
+  "timetables": "schedules",
+}
+
 
 @section
 class Run:
@@ -120,7 +127,7 @@ def defaults(name: str, chosen: str = "") -> ml_collections.ConfigDict:
     ValueError: If there is no such choice.
 
   Example:
-    >>> defaults("outer", "diloco").every
+    >>> defaults("outer", "diloco").sync_every
     30
   """
   if name == "study":
@@ -147,7 +154,7 @@ def section_of(name: str, values: Mapping[str, Any]) -> Any:
     ValueError: If a key is not declared, or a value is not allowed.
 
   Example:
-    >>> section_of("outer", {"algorithm": "diloco", "every": 10}).momentum
+    >>> section_of("outer", {"algorithm": "diloco", "sync_every": 10}).momentum
     0.9
     >>> section_of("sync", {"p": 1.5})
     Traceback (most recent call last):
@@ -248,12 +255,18 @@ def select(
 
 
 def nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
-  """Returns a hint with the most similar name; "" if none is similar.
+  """Returns a hint with the new or the most similar name, or "".
 
   Example:
-    >>> nearest("moment", ["momentum", "every"])
+    >>> nearest("moment", ["momentum", "sync_every"])
     '; did you mean momentum?'
+    >>> nearest("every", ["momentum", "sync_every"])
+    '; it is now sync_every'
   """
+  section, dot, key = name.rpartition(".")
+  renamed = f"{section}{dot}{RENAMED.get(key)}"
+  if renamed in names:
+    return f"; it is now {prefix}{renamed}"
   near = difflib.get_close_matches(name, names, 1)
   return f"; did you mean {prefix}{near[0]}?" if near else ""
 

@@ -30,8 +30,8 @@ import numpy as np
 
 from caatnet.serving.compiling import COMPILES, compiled
 
-# Numbers of the lists; GROUPS + k is the allocator's free list of order k.
-IDLE, LEAVING, GROUPS = 1, 2, 3
+# Numbers of the lists; FREE_LISTS + k is the allocator's free list of order k.
+IDLE, LEAVING, FREE_LISTS = 1, 2, 3
 NONE = -1  # no page
 
 
@@ -41,7 +41,7 @@ class Book(NamedTuple):
   Attributes:
     holders: Number of sequences that hold a page, ``[N]``.
     readers: Number of copies that read a page, ``[N]``.
-    named: Whether a page's block hash is in the table, ``[N]``.
+    hashed: Whether a page's block hash is in the table, ``[N]``.
     free: Whether a page is free, ``[N]``.
     where: Number of the list that a page is in, ``[N]``; 0 for none.
     grown: Scratch space for the slots that get pages, ``[N]``.
@@ -54,7 +54,7 @@ class Book(NamedTuple):
 
   holders: np.ndarray
   readers: np.ndarray
-  named: np.ndarray
+  hashed: np.ndarray
   free: np.ndarray
   where: np.ndarray
   grown: np.ndarray
@@ -70,7 +70,7 @@ _BOOK = "int32[:, ::1], int32[:, ::1]"
 # rows 1 and 2 are indexed by page and hold the two halves of its block hash.
 # M is at least 2 N, so that the load factor is at most 1/2.
 _TABLE = "int64[:, ::1]"
-_NAMES = "Array(int64, 1, 'C', readonly=True)"
+_HASHES = "Array(int64, 1, 'C', readonly=True)"
 
 
 @compiled()
@@ -119,12 +119,12 @@ def _join(book, start, end):
     page = start
     start += 1 << k
     buddy = page ^ 1 << k
-    while buddy < len(book.where) and book.where[buddy] == GROUPS + k:
+    while buddy < len(book.where) and book.where[buddy] == FREE_LISTS + k:
       _remove(book, buddy)
       page &= buddy
       k += 1
       buddy = page ^ 1 << k
-    _append(book, GROUPS + k, page)
+    _append(book, FREE_LISTS + k, page)
 
 
 @compiled()
@@ -151,13 +151,13 @@ def _choose(book, count, room):
     k = 0
     while 1 << k < count:
       k += 1
-    while GROUPS + k <= last:
-      if book.lengths[GROUPS + k]:
+    while FREE_LISTS + k <= last:
+      if book.lengths[FREE_LISTS + k]:
         return k
       k += 1
   while not book.lengths[last]:
     last -= 1
-  return last - GROUPS
+  return last - FREE_LISTS
 
 
 @compiled()
@@ -175,7 +175,7 @@ def _take_at(book, start, found):
   page = start
   while page < end:
     k, first = 0, page
-    while book.where[first] != GROUPS + k:
+    while book.where[first] != FREE_LISTS + k:
       k += 1
       first = page >> k << k
     _remove(book, first)
@@ -229,8 +229,8 @@ def _take(book, table, found, after, ahead):
   num = _take_at(book, after + 1, found) if after >= 0 else 0
   book.lengths[0] -= count
   while num < count:
-    which = GROUPS + _choose(book, count - num, after >= 0)
-    size = 1 << which - GROUPS
+    which = FREE_LISTS + _choose(book, count - num, after >= 0)
+    size = 1 << which - FREE_LISTS
     start = book.before[len(book.where) + which]
     _remove(book, start)
     used = min(size, count - num)
@@ -255,8 +255,8 @@ def _evict(book, table, count):
   for i in range(count - 1, -1, -1):
     page = pages[i] = book.after[len(book.where) + IDLE]
     _remove(book, page)
-    if book.named[page]:
-      book.named[page] = 0
+    if book.hashed[page]:
+      book.hashed[page] = 0
       _forget(table, page)
       gone += 1
   _give(book, pages)
@@ -302,7 +302,7 @@ def grow(
     `Book.grown`, and the number of evicted pages that had a block hash; (-1, 0)
     if there are too few pages.
   """
-  book, names = _open(pages, lists), view(table)
+  book, hash_table = _open(pages, lists), view(table)
   growing = slots[computed[slots] >= room[slots]]
   held = room[growing] // size
   counts = np.minimum(-(-longest[growing] // size) - held, most)
@@ -314,7 +314,7 @@ def grow(
     slot = book.grown[i] = growing[i]
     first, own = held[i], view(tables[slot])
     found = own[first : first + counts[i]]
-    gone += _take(book, names, found, own[first - 1], ahead)
+    gone += _take(book, hash_table, found, own[first - 1], ahead)
   return len(growing), gone
 
 
@@ -349,7 +349,7 @@ def release(pages, lists, held, in_turn):
       assert book.holders[page] > 0
     elif book.readers[page]:
       _append(book, LEAVING, page)
-    elif in_turn or book.named[page]:
+    elif in_turn or book.hashed[page]:
       _append(book, IDLE, page)
     else:
       num -= 1
@@ -366,45 +366,45 @@ def end_read(pages, lists, read, in_turn):
     book.readers[page] -= 1
     if not book.readers[page] and book.where[page] == LEAVING:
       _remove(book, page)
-      if in_turn or book.named[page]:
+      if in_turn or book.hashed[page]:
         _append(book, IDLE, page)
       else:
         _give(book, view(np.array([page], np.int32)))
 
 
-@compiled(f"({_TABLE}, {_NAMES}, int32[::1])")
-def find(table, names, found):
+@compiled(f"({_TABLE}, {_HASHES}, int32[::1])")
+def find(table, block_hashes, found):
   """Writes the pages of the longest cached prefix; returns their number."""
-  table, names = view(table), view(names)
-  count = len(names) // 2
+  table, block_hashes = view(table), view(block_hashes)
+  count = len(block_hashes) // 2
   for i in range(count):
-    page = table[0, _place(table, names[2 * i], names[2 * i + 1])]
+    page = table[0, _place(table, block_hashes[2 * i], block_hashes[2 * i + 1])]
     if page == NONE:
       return i
     found[i] = page
   return count
 
 
-@compiled(f"({_TABLE}, {_NAMES}, int32[::1], int32[::1])")
-def publish(table, names, pages, named):
+@compiled(f"({_TABLE}, {_HASHES}, int32[::1], int32[::1])")
+def publish(table, block_hashes, pages, hashed):
   """Inserts the block hashes of pages into the table.
 
   A page that has an entry, and a hash that another page has, are skipped.
 
   Args:
     table: Hash table, ``[3, M]``.
-    names: Two halves of each block hash, ``[2 n]``.
+    block_hashes: Two halves of each block hash, ``[2 n]``.
     pages: Pages, ``[n]``.
-    named: Whether each page has a block hash, ``[N]``; updated in place.
+    hashed: Whether each page has a block hash, ``[N]``; updated in place.
   """
-  assert len(names) == 2 * len(pages)
-  table, names = view(table), view(names)
-  pages, named = view(pages), view(named)
+  assert len(block_hashes) == 2 * len(pages)
+  table, block_hashes = view(table), view(block_hashes)
+  pages, hashed = view(pages), view(hashed)
   for i in range(len(pages)):
     page = pages[i]
-    if not named[page]:
-      first, second = names[2 * i], names[2 * i + 1]
+    if not hashed[page]:
+      first, second = block_hashes[2 * i], block_hashes[2 * i + 1]
       place = _place(table, first, second)
       if table[0, place] == NONE:
-        table[0, place], named[page] = page, 1
+        table[0, place], hashed[page] = page, 1
         table[1, page], table[2, page] = first, second

@@ -108,7 +108,7 @@ class Pages:
     self.counts = PageCounts()
     self._reuse, self._in_turn = reuse, in_turn
     self._ahead = 0 if in_turn else num_pages // _AHEAD
-    num_lists = loops.GROUPS + num_pages.bit_length()
+    num_lists = loops.FREE_LISTS + num_pages.bit_length()
     pages = np.zeros((6, num_pages), np.int32)
     lists = np.zeros((3, num_pages + num_lists), np.int32)
     lists[:2] = np.arange(num_pages + num_lists)
@@ -136,10 +136,12 @@ class Pages:
     """Number of pages that become available when the copies of them end."""
     return self._lengths[loops.LEAVING]
 
-  def find(self, names: bytes) -> np.ndarray:
+  def find(self, block_hashes: bytes) -> np.ndarray:
     """Returns the pages of the longest cached prefix of block hashes, int32."""
-    found = np.empty(len(names) // prefixes.SIZE, np.int32)
-    count = loops.find(self._table, np.frombuffer(names, np.int64), found)
+    found = np.empty(len(block_hashes) // prefixes.SIZE, np.int32)
+    count = loops.find(
+      self._table, np.frombuffer(block_hashes, np.int64), found
+    )
     return found[:count]
 
   def num_idle(self, pages: np.ndarray) -> int:
@@ -190,21 +192,22 @@ class Pages:
     self.counts.evicted += evicted
     return True
 
-  def publish(self, pages: np.ndarray, names: bytes) -> None:
+  def publish(self, pages: np.ndarray, block_hashes: bytes) -> None:
     """Makes full pages findable by their block hashes.
 
     Hashes that another page has already are skipped.
 
     Args:
       pages: Pages, int32 ``[n]``.
-      names: Their block hashes, concatenated.
+      block_hashes: Their block hashes, concatenated.
     """
     if self._reuse:
       loops.publish(
-        self._table, np.frombuffer(names, np.int64), pages, self._book.named
+        self._table, np.frombuffer(block_hashes, np.int64), pages,
+        self._book.hashed,
       )
 
-  def names(self) -> dict[bytes, int]:
+  def block_hashes(self) -> dict[bytes, int]:
     """Returns the page of each block hash."""
     pages = self._table[0, self._table[0] != loops.NONE].tolist()
     return {self._table[1:, page].tobytes(): page for page in pages}
@@ -241,21 +244,21 @@ class Pages:
   def sizes(self) -> list[int]:
     """Returns the number of free blocks of 2^k pages, for each k."""
     last = len(self._book.lengths) - len(self._book.where)
-    return self._book.lengths[loops.GROUPS:last].tolist()
+    return self._book.lengths[loops.FREE_LISTS:last].tolist()
 
   def check(self) -> None:
     """Asserts that each page is in one state and no free page has a hash."""
     book = self._book
     # The equation in the module docstring.
     held = np.count_nonzero(book.holders)
-    parts = held, *self._lengths[: loops.GROUPS]
+    parts = held, *self._lengths[: loops.FREE_LISTS]
     assert sum(parts) == len(book.where), parts
     listed = (book.where == loops.IDLE) | (book.where == loops.LEAVING)
     assert not (listed & (book.holders > 0)).any()
     assert not (book.free & (listed | (book.holders > 0))).any()
-    assert not (book.free & book.named).any()
-    names = self.names()
-    assert sorted(names.values()) == np.flatnonzero(book.named).tolist()
-    assert self.find(b"".join(names)).tolist() == list(names.values())
+    assert not (book.free & book.hashed).any()
+    published = self.block_hashes()  # block hash -> page
+    assert sorted(published.values()) == np.flatnonzero(book.hashed).tolist()
+    assert self.find(b"".join(published)).tolist() == list(published.values())
     states = self.states()
-    assert all(states[page] for page in names.values())
+    assert all(states[page] for page in published.values())

@@ -16,12 +16,12 @@ import numpy as np
 
 ROOT = b""
 SIZE = 16  # bytes of a block hash
-_NAME = np.dtype(f"V{SIZE}")
+_HASH = np.dtype(f"V{SIZE}")
 # Copying a hash object is faster than constructing one.
 _EMPTY = hashlib.blake2b(digest_size=SIZE, salt=os.urandom(16))
 
 
-def names(parent: bytes, tokens: bytes, size: int) -> bytes:
+def block_hashes(parent: bytes, tokens: bytes, size: int) -> bytes:
   """Returns the block hashes of consecutive full pages, concatenated.
 
   Args:
@@ -35,7 +35,7 @@ def names(parent: bytes, tokens: bytes, size: int) -> bytes:
 
     >>> a = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.int32).tobytes()
     >>> b = np.array([1, 2, 3, 4, 0, 6, 7, 8], np.int32).tobytes()
-    >>> x, y = (split(names(ROOT, tokens, 16)) for tokens in (a, b))
+    >>> x, y = (split(block_hashes(ROOT, tokens, 16)) for tokens in (a, b))
     >>> x[0] == y[0], x[1] == y[1]
     (True, False)
   """
@@ -48,6 +48,6 @@ def names(parent: bytes, tokens: bytes, size: int) -> bytes:
   return b"".join(found)
 
 
-def split(names: bytes) -> list[bytes]:
+def split(block_hashes: bytes) -> list[bytes]:
   """Returns a list of the block hashes in a concatenation."""
-  return np.frombuffer(names, _NAME).tolist()
+  return np.frombuffer(block_hashes, _HASH).tolist()

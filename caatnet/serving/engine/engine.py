@@ -39,7 +39,7 @@ class Engine:
     """Whether no step is under way and no request is left."""
     return not self._under_way and self.scheduler.idle
 
-  def turn(self, until_s: float = math.inf) -> Step | None:
+  def step(self, until_s: float = math.inf) -> Step | None:
     """Submits a step if possible; otherwise waits for an event.
 
     Args:
@@ -66,7 +66,7 @@ class Engine:
     return None
 
 
-def settle() -> None:
+def tune_gc() -> None:
   """Makes garbage collection rare, and exempts all existing objects from it.
 
   Objects that exist when a server starts to serve stay for its lifetime.
@@ -95,7 +95,7 @@ def replay(
     One request of 8 prompt tokens on a simulated device, where a step takes
     10 ms, and 1 ms more per token of a chunk:
 
-    >>> from caatnet.serving.cache.host import Host
+    >>> from caatnet.serving.cache.host_cache import HostCache
     >>> from caatnet.serving.cache.pages import Pages
     >>> from caatnet.serving.engine.simulator import Simulator
     >>> from caatnet.serving.scheduler.limits import Limits
@@ -106,7 +106,7 @@ def replay(
     >>> pages, simulator = Pages(16, page_size=4), Simulator(Times())
     >>> scheduler = Scheduler(
     ...   Limits(), registry.make("first_come", pages), pages,
-    ...   Host(0, 4, reserve=False), simulator.costs)
+    ...   HostCache(0, 4, reserve=False), simulator.costs)
     >>> request = Request(0, prompt=range(8), max_tokens=3)
     >>> replay(Engine(scheduler, simulator), [request])
     >>> [round(time_s, 3) for time_s in request.token_times]
@@ -120,6 +120,6 @@ def replay(
     while coming is not None and coming.arrival_s <= now:
       engine.scheduler.add(coming)
       coming = next(waiting, None)
-    step = engine.turn(math.inf if coming is None else coming.arrival_s)
+    step = engine.step(math.inf if coming is None else coming.arrival_s)
     if watch is not None:
       watch(engine, step)

@@ -20,7 +20,7 @@ from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Decoder
 from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor, of_one_replica
-from caatnet.serving.engine.engine import settle
+from caatnet.serving.engine.engine import tune_gc
 
 
 def keep_programs(folder: str) -> None:
@@ -47,7 +47,7 @@ def prepare(
   sizes = executor.decoder, executor.factor
   progress(warm_up(*sizes), len(shapes(*sizes)))
   calibrate(executor)
-  settle()
+  tune_gc()
 
 
 def _sizes(smallest: int, largest: int, factor: int) -> list[int]:

@@ -159,16 +159,16 @@ class Running:
     self.values[slot] = value
     self._left[slot] = request.longest + 1 - request.length  # to be drawn
     self._since[slot] = self._steps
-    self._set_ends(slot, request)
+    self._set_stop(slot, request)
     request.buffer = self._flush
     self.epochs[slot] += 1
     self.extend(request, request.pages, held=0)
 
-  def _set_ends(self, slot: int, request: Request) -> None:
+  def _set_stop(self, slot: int, request: Request) -> None:
     """Stores the stop condition of a slot's request."""
-    ends = request.ends
-    few = isinstance(ends, frozenset) and len(ends) <= _STOPS
-    stops = sorted(ends) if few else []
+    stop = request.stop
+    few = isinstance(stop, frozenset) and len(stop) <= _STOPS
+    stops = sorted(stop) if few else []
     # More rows for all slots, padded with no token.
     if len(stops) > len(self._stops):
       more = len(stops) - len(self._stops), len(self.requests)
@@ -290,8 +290,8 @@ class Running:
     """Returns a mask of the tokens that end sequences with a stop function."""
     asked = map(self._asked.get, slots)
     return np.array([
-      ends is not None and ends(token)
-      for ends, token in zip(asked, tokens, strict=True)
+      stop is not None and stop(token)
+      for stop, token in zip(asked, tokens, strict=True)
     ], bool)
 
   def _flush(self, request: Request) -> None:

@@ -19,7 +19,7 @@ import heapq
 import numpy as np
 
 from caatnet.serving.cache import prefixes
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.executor import Chunk, Copy, Costs, Event, Step
 from caatnet.serving.requests import ENDS, Request, State
@@ -46,7 +46,8 @@ class Scheduler:
   ended: Callable[[Request], None] | None = None
 
   def __init__(
-    self, limits: Limits, policy: Policy, pages: Pages, host: Host, costs: Costs
+    self, limits: Limits, policy: Policy, pages: Pages, host: HostCache,
+    costs: Costs,
   ) -> None:
     """Makes an idle scheduler.
 
@@ -54,7 +55,7 @@ class Scheduler:
       limits: Limits of a step.
       policy: Policy with an empty queue.
       pages: Pages of the cache, all of them free.
-      host: Host cache; without pages if swapping is disabled.
+      host: HostCache cache; without pages if swapping is disabled.
       costs: Estimated times of steps and copies.
     """
     self.limits, self.policy, self.pages = limits, policy, pages
@@ -71,7 +72,7 @@ class Scheduler:
     self._keyed = own.batch_key is not base.batch_key
     self._displacing = own.displaces is not base.displaces
     self._charged = own.served is not base.served
-    self._naming = own.published is not base.published
+    self._hashing = own.published is not base.published
 
   @property
   def idle(self) -> bool:
@@ -89,7 +90,7 @@ class Scheduler:
     if -(-request.longest // size) > self.pages.num_pages:
       self._end(request, State.REFUSED, request.arrival_s)
       return
-    request.name_pages(size)
+    request.hash_pages(size)
     self.swapping.begin(request)
     self._requests[request.number] = request
     if request.deadline_s < float("inf"):
@@ -237,7 +238,7 @@ class Scheduler:
     """
     computed = int(self.running.computed[request.slot])
     self.running.remove(request)
-    request.name_pages(self.pages.page_size)
+    request.hash_pages(self.pages.page_size)
     # Pages before the admission's context are published already.
     first = request.context // self.pages.page_size
     self._publish(request, min(computed, request.length), first)
@@ -328,12 +329,14 @@ class Scheduler:
       stop: Number of tokens.
       first: Index of the first page to publish.
     """
-    last = min(stop // self.pages.page_size, request.num_named)
+    last = min(stop // self.pages.page_size, request.num_hashed)
     if first < last:
-      names = request.names[first * prefixes.SIZE : last * prefixes.SIZE]
-      self.pages.publish(request.pages[first:last], names)
-      if self._naming:
-        self.policy.published(names)
+      block_hashes = request.block_hashes[
+        first * prefixes.SIZE : last * prefixes.SIZE
+      ]
+      self.pages.publish(request.pages[first:last], block_hashes)
+      if self._hashing:
+        self.policy.published(block_hashes)
 
   def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
     """Makes a step, and advances the positions of its requests."""

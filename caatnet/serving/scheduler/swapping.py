@@ -21,7 +21,7 @@ import dataclasses
 
 import numpy as np
 
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages, runs
 from caatnet.serving.engine.executor import Copy, Costs, Kind
 from caatnet.serving.requests import ENDS, NO_PAGES, Request, State
@@ -38,7 +38,7 @@ class Plan:
     found: Pages cached on the device, int32 ``[n]``.
     source: Cached page that is copied before writing to the copy, int32 ``[0 or
       1]``.
-    host: Host pages of the tokens after those of `found`.
+    host: HostCache pages of the tokens after those of `found`.
   """
 
   start: int
@@ -56,13 +56,13 @@ class Swapping:
   """Decides on copies of pages, and tracks the copies under way.
 
   Attributes:
-    host: Host cache.
+    host: HostCache cache.
     costs: Estimated times of steps and copies.
     num_leaving: Number of pages that become available when copies end.
   """
 
   def __init__(
-    self, limits: Limits, pages: Pages, host: Host, costs: Costs,
+    self, limits: Limits, pages: Pages, host: HostCache, costs: Costs,
     counts: Counts,
   ) -> None:
     """Starts without copies."""
@@ -235,7 +235,7 @@ class Swapping:
   def plan(self, request: Request) -> Plan | None:
     """Returns the sources of a request's pages; None to wait for a copy."""
     size, most = self._pages.page_size, request.length - 1
-    found = self._pages.find(request.names)
+    found = self._pages.find(request.block_hashes)
     source = NO_PAGES
     # The last known token must be read by the step, since its logits are
     # needed: a cached page that ends with it is copied on write or recomputed.

@@ -24,11 +24,11 @@ from caatnet.inference.stops import Stops
 from caatnet.inference.transcripts import Transcript
 from caatnet.serving import requests as serving
 from caatnet.serving.engine.device import Drawn
-from caatnet.serving.server import answers, fields
+from caatnet.serving.server import fields, responses
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.fields import Asked
-from caatnet.serving.server.replies import Json, Reply, refusal
 from caatnet.serving.server.service import Call, Choice, Service
+from caatnet.serving.server.streaming import CallResponse, Json, refusal
 
 _LOG = logging.getLogger(__name__)
 _PAGE = pathlib.Path(__file__).with_name("page.html")
@@ -234,7 +234,7 @@ class Api:
         p if isinstance(p, str) else self._tokenizer.decode(p)
         for p in asked.prompts
       ]
-    return self._answer(request, asked, prompts, echoed)
+    return self._respond(request, asked, prompts, echoed)
 
   async def _chat(self, request: Request) -> Response:
     body = await self._body(request)
@@ -244,7 +244,7 @@ class Api:
     except ValueError as error:
       raise ApiError(400, str(error), "no_chat_template", "messages") from error
     tokens = await asyncio.to_thread(self._tokens, text)
-    return self._answer(request, asked, [tokens], ())
+    return self._respond(request, asked, [tokens], ())
 
   async def _body(self, request: Request) -> dict[str, Any]:
     """Reads a request's JSON, and checks its size and model."""
@@ -294,7 +294,7 @@ class Api:
     except ValueError as error:
       raise ApiError(400, str(error), None, "prompt") from error
 
-  def _answer(
+  def _respond(
     self, request: Request, asked: Asked, prompts: Sequence[tuple[int, ...]],
     echoed: Sequence[str],
   ) -> Response:
@@ -310,9 +310,11 @@ class Api:
         call.choices.append(
           self._choice(call, asked, client, index, i, prompt, seed + index)
         )
-    answer = answers.Answer(asked, self._name, self._tokenizer, echoed)
+    formatter = responses.ResponseFormatter(
+      asked, self._name, self._tokenizer, echoed
+    )
     self.service.submit(call)
-    return Reply(self.service, call, answer)
+    return CallResponse(self.service, call, formatter)
 
   def _check_open(self, count: int) -> None:
     """Raises ApiError if `count` more sequences cannot be accepted now."""
@@ -348,10 +350,10 @@ class Api:
         400, f"max_tokens={most} is more than the {bounds.max_tokens} of this "
         "server", None, "max_tokens",
       )
-    ends = frozenset(() if asked.ignore_eos else self._tokenizer.stop_ids)
+    stop_ids = frozenset(() if asked.ignore_eos else self._tokenizer.stop_ids)
     try:
       drawing = inference.Request(
-        prompt, Stops(most, ends, asked.stop), seed=seed % 2**32,
+        prompt, Stops(most, stop_ids, asked.stop), seed=seed % 2**32,
         **asked.drawing,
       )
     except ValueError as error:
@@ -378,7 +380,7 @@ class Api:
       more=bool(asked.conversation), payload=Drawn(drawing),
     )
     choice = Choice(index, number, request, transcript, call)
-    request.ends = lambda token: self.service.take(choice, token)
+    request.stop = lambda token: self.service.take(choice, token)
     return choice
 
 

@@ -276,7 +276,7 @@ class Service:
         self._take_calls()
         if not self._going:
           return
-        self.engine.turn()
+        self.engine.step()
         self._send()
     except BaseException as error:  # reported to open calls and by /health
       self.error = error
@@ -312,7 +312,7 @@ class Service:
   def take(self, choice: Choice, token: int) -> bool:
     """Appends a token to a choice; returns whether it has ended.
 
-    The function is used as `caatnet.serving.requests.Request.ends`.
+    The function is used as `caatnet.serving.requests.Request.stop`.
     """
     transcript = choice.transcript
     logprob = choice.request.payload.logprobs[len(transcript.tokens)]

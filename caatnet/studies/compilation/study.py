@@ -16,7 +16,7 @@ from caatnet.studies.compilation.programs import CompiledProgram
 from caatnet.train.experiment import Experiment
 from parallel.outer.base import OuterLoop
 from parallel.pipeline import simulate
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.xla import fingerprint as fingerprints
 from parallel.xla import overlap
 from parallel.xla.targets import Target
@@ -114,7 +114,7 @@ def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
   stages, waiting = program.layout.stages, {}
   if stages is not None:
     waiting = {"waiting_seconds": _waiting(
-      stages.timetable, stages.axis.lanes, schedule
+      stages.schedule, stages.axis.lanes, schedule
     )}
   return times | {
     "roofline": {
@@ -133,7 +133,7 @@ def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
 
 
 def _waiting(
-  timetable: Timetable, lanes: int, schedule: overlap.ScheduledProgram
+  schedule: PipelineSchedule, lanes: int, program: overlap.ScheduledProgram
 ) -> float:
   """Returns the seconds for which a device waits for other stages' actions.
 
@@ -141,9 +141,9 @@ def _waiting(
   finished its action. So a tick takes as long as the longest action.
 
   Args:
-    timetable: Pipeline schedule that the stages run.
+    schedule: Pipeline schedule that the stages run.
     lanes: Number of stages per device.
-    schedule: The program, whose branches are the stages' actions.
+    program: Compiled program, whose branches are the stages' actions.
   """
-  seconds = {kind: cost.seconds for kind, cost in schedule.actions().items()}
-  return simulate.lockstep_waiting_s(timetable, seconds, lanes)
+  seconds = {kind: cost.seconds for kind, cost in program.actions().items()}
+  return simulate.lockstep_waiting_s(schedule, seconds, lanes)

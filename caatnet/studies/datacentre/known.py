@@ -8,9 +8,11 @@ from parallel.hardware import sites
 
 _PAPER = "arXiv 2407.12819"
 # Relation to the published figure. "consistent": an input is a figure of the
-# same source, or was derived from one. "same formula": the source uses the same
-# formula. "predicted": neither.
-VERDICTS = ("consistent", "same formula", "predicted")
+# same source, or was derived from one, and the result is within `TOLERANCE` of
+# the published figure. "differs": such an input, and a larger error. "same
+# formula": the source uses the same formula. "predicted": neither.
+VERDICTS = ("consistent", "differs", "same formula", "predicted")
+TOLERANCE = 0.05
 
 
 class Row(NamedTuple):
@@ -35,11 +37,18 @@ class Row(NamedTuple):
   unit: str = ""
 
   def plain(self) -> dict[str, Any]:
-    """Returns the row with its error, relative to the nearer end of a range."""
+    """Returns the row with its error, relative to the nearer end of a range.
+
+    A row whose error exceeds the tolerance is not consistent.
+    """
     near = min(  # clamps `ours` to the range
       max(self.ours, min(self.published)), max(self.published)
     )
-    return {**self._asdict(), "error": self.ours / near - 1}
+    error = self.ours / near - 1
+    verdict = self.verdict
+    if verdict == "consistent" and abs(error) > TOLERANCE:
+      verdict = "differs"
+    return {**self._asdict(), "verdict": verdict, "error": error}
 
 
 def paper() -> list[dict[str, Any]]:

@@ -155,7 +155,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 def _published(rows: Sequence[Row]) -> Table:
   return Table(
     "published figures; consistent: an input is a figure of the same source, "
-    "or was backed out of one",
+    "or was backed out of one, and the error is at most 5%; differs: such an "
+    "input, and a larger error",
     [
       "what", Column("published", "published", " to ".join),
       "ours", Column("error", "error", "+.1%"),

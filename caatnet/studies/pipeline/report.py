@@ -9,8 +9,8 @@ import numpy as np
 from caatnet.show import plot
 from caatnet.show.report import Column, Report, Table, size_text
 from caatnet.studies.pipeline.study import built, timed
+from parallel.pipeline.pipeline_schedule import Kind
 from parallel.pipeline.simulate import Timeline
-from parallel.pipeline.timetable import Kind
 from parallel.topology.text import quantity
 
 # Kind of action -> its colour and its name in the legend.
@@ -37,11 +37,11 @@ def report(result: Mapping[str, Any]) -> Report:
   ]
   cost = Table(
     f"{size['stages']} stages, {size['microbatches']} microbatches: counted in "
-    "timetables, all ticks equally long\nstored: of how many microbatches the "
+    "schedules, all ticks equally long\nstored: of how many microbatches the "
     "fullest stage stores activations, and the emptiest; held: inputs and "
     "cotangents of its parts",
     [
-      Column("name", "timetable"), "chunks",
+      Column("name", "schedule"), "chunks",
       "ticks", Column("bubble", "bubble", ".1%"),
       Column("own_bubble", "of a stage", ".1%"),
       Column("stored_text", "stored"),
@@ -60,7 +60,7 @@ def report(result: Mapping[str, Any]) -> Report:
     "(predicted, not measured)\nlockstep: all stages wait for each tick, as "
     "one program does",
     [
-      Column("name", "timetable"),
+      Column("name", "schedule"),
       Column("closed_s", "closed form, no hops", default="-", **ms),
       Column("without_hops_s", "events, no hops", **ms),
       Column("events_s", "events", **ms),
@@ -71,16 +71,16 @@ def report(result: Mapping[str, Any]) -> Report:
   )
   left_out = [f"left out: {row['why']}" for row in result["skipped"]]
   return Report(
-    "Timetables of a pipeline", [cost, times, *left_out],
+    "Schedules of a pipeline", [cost, times, *left_out],
     lambda: _figure(result),
   )
 
 
 def _name(row: Mapping[str, Any]) -> str:
   """Formats the name of a row, with the schedule built if it differs."""
-  if row["built"] == row["timetable"]:
-    return row["timetable"]
-  return f"{row['timetable']} (is {row['built']})"
+  if row["built"] == row["schedule"]:
+    return row["schedule"]
+  return f"{row['schedule']} (is {row['built']})"
 
 
 def _stored(row: Mapping[str, Any]) -> str:
@@ -96,8 +96,8 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
   ends = (0, 1010 * max(row["events_s"] for row in rows))
   panels = []
   for row in rows:
-    timeline = timed(config, built(config, row["timetable"]))
-    table = timeline.timetable
+    timeline = timed(config, built(config, row["schedule"]))
+    table = timeline.schedule
     chunks = f", {table.num_chunks} chunks" if table.num_chunks > 1 else ""
     panels.append(plot.Panel(
       _actions(timeline),
@@ -119,7 +119,7 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
 
 def _actions(timeline: Timeline) -> list[plot.Bars]:
   """Returns a box for each action, in the row of its stage."""
-  table = timeline.timetable
+  table = timeline.schedule
   here = np.nonzero(table.kinds)
   stages, few = here[1], len(here[1]) <= MAX_NUMBERS
   start, end = 1e3 * timeline.start_s[here], 1e3 * timeline.end_s[here]

@@ -12,7 +12,7 @@ from parallel.network import trace
 from parallel.pipeline import cost, simulate
 from parallel.pipeline.builders import BUILDERS, Size, build
 from parallel.pipeline.check import check
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.topology.text import quantity
 
 # Limit on ticks summed over stages, idle ones included: a minute per schedule.
@@ -23,7 +23,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Builds, proves and times pipeline schedules.
 
   Args:
-    config: Config like configs/pipeline/timetables.py, as nested dicts.
+    config: Config like configs/pipeline/schedules.py, as nested dicts.
 
   Returns:
     Plain data. "rows" has one pipeline schedule each: its counts (see
@@ -33,16 +33,16 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: No schedule supports the size, or a number or name is invalid.
   """
-  if not config["timetables"]:
-    raise ValueError("config.timetables=() must have at least one entry")
-  for name in config["timetables"]:
-    checks.known("config.timetables: ", name, BUILDERS)
+  if not config["schedules"]:
+    raise ValueError("config.schedules=() must have at least one entry")
+  for name in config["schedules"]:
+    checks.known("config.schedules: ", name, BUILDERS)
   rows, skipped = [], []
-  for name in config["timetables"]:
+  for name in config["schedules"]:
     try:
       table = built(config, name)
     except ValueError as error:
-      skipped.append({"timetable": name, "why": str(error)})
+      skipped.append({"schedule": name, "why": str(error)})
       continue
     rows.append(_row(config, name, table))
   if not rows:
@@ -54,7 +54,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(
-  config: Mapping[str, Any], name: str, table: Timetable
+  config: Mapping[str, Any], name: str, table: PipelineSchedule
 ) -> dict[str, Any]:
   """Computes cost and time of one pipeline schedule."""
   found = cost.cost(table)
@@ -66,7 +66,7 @@ def _row(
     with contextlib.suppress(ValueError):  # not all schedules have one
       closed_s = cost.step_s(table.name, _size(table), *_seconds(config, table))
   return {
-    "timetable": name,
+    "schedule": name,
     "built": table.name,
     "chunks": table.num_chunks,
     "ticks": found.ticks,
@@ -87,7 +87,7 @@ def _row(
   }
 
 
-def built(config: Mapping[str, Any], name: str) -> Timetable:
+def built(config: Mapping[str, Any], name: str) -> PipelineSchedule:
   """Builds a pipeline schedule for the size of a config, and proves it.
 
   Schedules without interleaving are built with one chunk per stage.
@@ -101,9 +101,9 @@ def built(config: Mapping[str, Any], name: str) -> Timetable:
   """
   section = config["pipeline"]
   with naming(
-    "config.pipeline", ("timetable", "stages", "microbatches", "chunks")
+    "config.pipeline", ("schedule", "stages", "microbatches", "chunks")
   ):
-    checks.known("timetable=", name, BUILDERS)
+    checks.known("schedule=", name, BUILDERS)
     size = Size(
       section["stages"], section["microbatches"],
       section["chunks"] if BUILDERS[name].chunked else 1,
@@ -122,7 +122,7 @@ def built(config: Mapping[str, Any], name: str) -> Timetable:
 
 
 def timed(
-  config: Mapping[str, Any], table: Timetable
+  config: Mapping[str, Any], table: PipelineSchedule
 ) -> simulate.Timeline:
   """Simulates a pipeline schedule by events, with a config's work and links.
 
@@ -133,12 +133,12 @@ def timed(
   return simulate.events(table, _work(config, table), _hops(config, table))
 
 
-def _size(table: Timetable) -> Size:
+def _size(table: PipelineSchedule) -> Size:
   return Size(table.num_stages, table.num_microbatches, table.num_chunks)
 
 
 def _seconds(
-  config: Mapping[str, Any], table: Timetable
+  config: Mapping[str, Any], table: PipelineSchedule
 ) -> tuple[float, float, float]:
   """Returns seconds of a stage's forward and of the halves of its backward.
 
@@ -154,14 +154,14 @@ def _seconds(
   )
 
 
-def _work(config: Mapping[str, Any], table: Timetable) -> simulate.Work:
+def _work(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Work:
   with naming("config.work", config["work"]):
     return simulate.even_work(
       _size(table), *_seconds(config, table), config["work"]["factors"]
     )
 
 
-def _hops(config: Mapping[str, Any], table: Timetable) -> simulate.Hops:
+def _hops(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Hops:
   """Returns the links that carry the activations of a config."""
   section = config["link"]
   with naming("config.link", section):
@@ -177,7 +177,7 @@ def _hops(config: Mapping[str, Any], table: Timetable) -> simulate.Hops:
 
 
 def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Writes the timeline of ``config.pipeline.timetable`` as a Chrome trace.
+  """Writes the timeline of ``config.pipeline.schedule`` as a Chrome trace.
 
   Args:
     config: Config as nested dicts.
@@ -189,7 +189,7 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
   """
   if path.suffix != ".json":
     raise ValueError(f"--export={path} must end in .json (Chrome trace)")
-  table = built(config, config["pipeline"]["timetable"])
+  table = built(config, config["pipeline"]["schedule"])
   name = (
     f"{table.name}, {table.num_stages} stages, {table.num_microbatches} "
     "microbatches"

@@ -9,11 +9,11 @@ from caatnet.studies.published import models
 from parallel import workload
 from parallel.checks import known
 from parallel.hardware import cluster_files
-from parallel.planner import latency, memory, plan, second_pass
+from parallel.planner import latency, lossy_options, memory, plan
 from parallel.planner.latency import Timing
+from parallel.planner.lossy_options import Changes, LossyOptions
 from parallel.planner.plan import Candidate
 from parallel.planner.problem import Problem
-from parallel.planner.second_pass import Changes, SecondPass
 from parallel.planner.space import KEYS, Choices, Configuration
 from parallel.workload import TrainingStep, Transformer
 
@@ -48,7 +48,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       problem, choices, count=section["top"], ordered=section["ordered"]
     )
   links, best = problem.links, found.best[0]
-  second = second_pass.second_pass(found.best, problem, choices, changes)
+  second = lossy_options.search(found.best, problem, choices, changes)
   answers = [
     {"asked": text, "answer": plan.why_not(
       _asked(text, best.configuration), problem, choices, best
@@ -122,7 +122,7 @@ def _choices(config: Mapping[str, Any]) -> Choices:
   lists = {
     key: tuple(section[key])
     for key in (
-      "timetables", "chunks", "schemes", "routes", "remats", "keeps"
+      "schedules", "chunks", "schemes", "routes", "remats", "keeps"
     )
   }
   for key, values in lists.items():
@@ -179,7 +179,7 @@ def _row(candidate: Candidate, problem: Problem) -> dict[str, Any]:
 
 
 def _second(
-  found: SecondPass, best: Sequence[Candidate]
+  found: LossyOptions, best: Sequence[Candidate]
 ) -> dict[str, Any]:
   """Returns faster configurations that train another model as plain data."""
   rows = []

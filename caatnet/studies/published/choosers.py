@@ -51,7 +51,7 @@ class Case:
   def plain(self) -> Choices:
     """Choices common to all configurators; Megatron-LM keeps residuals."""
     return dataclasses.replace(
-      self.choices, timetables=("1f1b",), chunks=(1,), schemes=("ddp",),
+      self.choices, schedules=("1f1b",), chunks=(1,), schemes=("ddp",),
       routes=("psum",), remats=("none", "full"), offload=False,
       keeps=("residuals",),
     )

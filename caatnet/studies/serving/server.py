@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from caatnet.checks import naming
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.engine.simulator import CopyTimes, Simulator
@@ -179,7 +179,7 @@ def serve(
   simulator = Simulator(
     host.steps, copies, most=limits["tokens"], draw=_own_token
   )
-  memory = Host(host.host_pages, host.page_size, arm["keep"], arm["keep"])
+  memory = HostCache(host.host_pages, host.page_size, arm["keep"], arm["keep"])
   scheduler = Scheduler(
     options, registry.make(policy, pages), pages, memory, simulator.costs
   )
@@ -232,7 +232,7 @@ class _Clock:
         self._add(*heapq.heappop(self._coming))
       until = self._coming[0][0] if self._coming else math.inf
       present = len(scheduler.requests)
-      if engine.turn(until) is not None:
+      if engine.step(until) is not None:
         self._after_step()
         continue
       self._pass(clock.now(), present)
@@ -268,7 +268,7 @@ class _Clock:
       filled = int(running.computed[running.slots].sum())
       found.filled += filled / scheduler.pages.page_size
       sizes = scheduler.pages.sizes()
-      # sizes[k] is the number of free groups of 2^k pages (buddy allocator).
+      # sizes[k] is the number of free blocks of 2^k pages (buddy allocator).
       pages = [count << k for k, count in enumerate(sizes)]
       found.free += sum(pages)
       found.large += sum(pages[LARGE.bit_length() - 1 :])

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from caatnet.checks import naming
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.engine.simulator import Simulator
@@ -117,7 +117,7 @@ def simulate(
   scheduler = Scheduler(
     limits, registry.make(server["policy"], pages), pages,
     # No host cache: preempted requests are recomputed.
-    Host(0, server["page_size"], reserve=False), simulator.costs,
+    HostCache(0, server["page_size"], reserve=False), simulator.costs,
   )
   requests = [
     Request(

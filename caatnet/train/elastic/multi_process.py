@@ -22,8 +22,8 @@ import numpy as np
 from parallel.elastic.membership.leases import Spans
 from parallel.elastic.membership.revision import Revision
 from parallel.elastic.membership.shared_state import State
-from parallel.elastic.patience import Finished, Halted
 from parallel.elastic.swarm import Swarm
+from parallel.elastic.timeouts import Finished, Halted
 from parallel.elastic.transport.transfers import Lost
 
 _NEWS_S = 1.0  # interval of broadcasts while nothing happens, in seconds

@@ -33,7 +33,7 @@ from parallel.collectives import (
   ranks_here,
   varying,
 )
-from parallel.outer.apart import Alone, Apart, listening, whole
+from parallel.outer.apart import Alone, Apart, counting, whole
 from parallel.outer.base import OuterLoop, Plan
 
 ALONE = Alone()
@@ -161,7 +161,7 @@ class Programs:
     layout, found = self._program.layout, []
 
     def look(args):
-      axis, count = listening(layout.worker.name)
+      axis, count = counting(layout.worker.name)
       loop, params = self._outer.over(axis), args["params"]
       numbered = Plan(plan.variant, args["numbers"])
       state = args["outer"] | {

@@ -34,9 +34,9 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
 from parallel.elastic.membership.shared_state import State
-from parallel.elastic.patience import Finished, Halted
 from parallel.elastic.settings import Settings
 from parallel.elastic.swarm import Swarm
+from parallel.elastic.timeouts import Finished, Halted
 from parallel.elastic.transport.handshake import Address, Security
 from parallel.memory.features import stacked
 
@@ -109,9 +109,10 @@ def place_in(
   """
   steps = programs.experiment.train.num_steps
   settings = Settings(
-    alone_s=options.alone_s, lanes=options.lanes, checked=options.checksums,
-    samples=programs.num_samples, rounds=programs.num_rounds(steps),
-    listen=place.listen, advertise=place.advertise,
+    alone_s=options.alone_s, num_connections=options.num_connections,
+    checked=options.checksums, samples=programs.num_samples,
+    rounds=programs.num_rounds(steps), listen=place.listen,
+    advertise=place.advertise,
   )
   return Swarm(
     place.coordinator, place.security, shared, revision=revision,

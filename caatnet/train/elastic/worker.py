@@ -322,7 +322,7 @@ class Peer:
     steps since it started from the shared state, or none.
     """
     experiment = self._programs.experiment
-    every = getattr(experiment.outer, "every", 1)  # steps between rounds
+    every = getattr(experiment.outer, "sync_every", 1)  # steps between rounds
     return float(min(self._steps, every) * experiment.data.batch_size)
 
   def _combine(

@@ -37,7 +37,7 @@ from parallel.elastic.transport.listener import Limits, Listener, Offer
 
 NAME = "coordinator"  # the coordinator's id in handshakes
 _MOST_EVENTS = 4096
-_PATIENCE_S = 2.0  # delay before a wait is reported
+_REPORT_AFTER_S = 2.0  # delay before a wait is reported
 _AGAIN_S = 10.0  # interval of repeated reports to peers that wait
 _MOST_CHARS = 400  # of a report
 
@@ -86,13 +86,13 @@ class Seen(NamedTuple):
   Attributes:
     peer: Id of the peer.
     what: Human-readable description of its current activity.
-    heard_s: Seconds since its last message; None without a connection.
+    silent_s: Seconds since its last message; None without a connection.
     report: Its last `Report`; None if it has sent none.
   """
 
   peer: Id
   what: str
-  heard_s: float | None
+  silent_s: float | None
   report: m.Report | None
 
 
@@ -174,7 +174,7 @@ class Service:
       # Suspended (laptop lid, debugger): restart all peers' timeouts.
       if now - awake > max(4 * tick, self._timing.silence_s / 2):
         for channel in self._channels.values():
-          channel.heard = now
+          channel.last_received = now
         self._watched = dict.fromkeys(self._watched, now)
       awake = now
       self._look_at_clocks(now)
@@ -201,7 +201,8 @@ class Service:
       channel = channels.get(peer)
       found.append(Seen(
         peer, _doing(state, peer),
-        None if channel is None else now - channel.heard, reports.get(peer),
+        None if channel is None else now - channel.last_received,
+        reports.get(peer),
       ))
     return found
 
@@ -300,7 +301,7 @@ class Service:
       channel = self._channels.get(peer)
       if channel is not None:
         # Keep-alives count as signs of life.
-        since, limit_s = channel.heard, self._timing.silence_s
+        since, limit_s = channel.last_received, self._timing.silence_s
       else:
         limit_s = self._timing.reconnect_s
       if now - since >= limit_s:
@@ -315,11 +316,11 @@ class Service:
       self._step(None, message)
 
   def _speak(self, now: float) -> None:
-    """Reports a wait that has lasted for `_PATIENCE_S`."""
+    """Reports a wait that has lasted for `_REPORT_AFTER_S`."""
     state, text = self.state, waits(self.state, self.rules)
     if text != self._said:  # a new status restarts the delay
       self._said, self._since, self._is_said = text, now, False
-    if now - self._since <= _PATIENCE_S:
+    if now - self._since <= _REPORT_AFTER_S:
       return
     if not self._is_said:
       self._is_said = True

@@ -34,7 +34,7 @@ class Operation(abc.ABC):
     tag: Number of the operation, equal on all peers.
     ranks: Participating peers, in the order of their ranks.
     ready: Peers that have opened the operation and can receive blocks.
-    heard: Peers whose OPEN frame has arrived; guarded by the links' lock.
+    opened_by: Peers whose OPEN frame has arrived; guarded by the links' lock.
   """
 
   def __init__(
@@ -52,7 +52,7 @@ class Operation(abc.ABC):
       )
     # A peer is ready once it has opened the operation.
     self.tag, self.ranks, self.ready = tag, tuple(ranks), set[Id]()
-    self.heard = set[Id]()
+    self.opened_by = set[Id]()
     self._links, self._rank = links, tuple(ranks).index(links.me)
     # A multiple of 4, so that blocks contain whole float32 values.
     self._block = block_bytes

@@ -35,7 +35,7 @@ class Channel:
   """Connection that carries messages in both directions.
 
   Attributes:
-    heard: `time.monotonic()` of the last received frame.
+    last_received: `time.monotonic()` of the last received frame.
     reason: Reason for which this side closed it; "" if it did not.
     silence_s: Timeout of sends, and of receives if `ends_silent`.
   """
@@ -64,7 +64,7 @@ class Channel:
     self._open = True
     self._ended = threading.Event()
     # Times of the last sent and of the last received frame.
-    self._said = self.heard = time.monotonic()
+    self._said = self.last_received = time.monotonic()
     self.reason = ""
 
   def send(self, message: Any) -> None:
@@ -115,7 +115,7 @@ class Channel:
           # TLS may have buffered data that `select` does not report.
           while self._receive(received):
             self._read(received, take)
-          silent_s = time.monotonic() - self.heard
+          silent_s = time.monotonic() - self.last_received
           if self._ends_silent and silent_s > self.silence_s:
             raise TimeoutError(f"silent for {self.silence_s:g} s")
     finally:
@@ -180,6 +180,6 @@ class Channel:
       payload = bytes(received[HEADER_BYTES:end])
       del received[:end]
       frames.check(header, payload)
-      self.heard = time.monotonic()
+      self.last_received = time.monotonic()
       if header.kind is Kind.MESSAGE:
         take(frames.decode(payload, self._kinds))

@@ -5,8 +5,8 @@ requests. In a handshake, both sides prove that they have the same token, which
 is never sent:
 
   listener -> dialer: a nonce
-  dialer -> listener: the request (purpose, lane, epoch, from, to), a nonce, and
-    the HMAC-SHA256 of all bytes exchanged so far
+  dialer -> listener: the request (purpose, connection, epoch, from, to), a
+    nonce, and the HMAC-SHA256 of all bytes exchanged so far
   listener -> dialer: accepted or not, and the HMAC of all bytes so far
 
 The listener sends a MAC only to a dialer that has the token, and a recorded
@@ -41,7 +41,7 @@ TOKEN_VARIABLE = "ELASTIC_TOKEN"
 OWN_TOKEN = ".elastic_token"  # in the home folder
 NONCE_BYTES = MAC_BYTES = 32
 OPENING = struct.Struct("!4s32s")  # magic, nonce
-# Magic, purpose, lane, epoch, sender, receiver, nonce.
+# Magic, purpose, connection, epoch, sender, receiver, nonce.
 REQUEST = struct.Struct("!4sBHQ64s64s32s")
 MAGIC = b"ELH1"
 HANDSHAKE_BYTES = REQUEST.size + MAC_BYTES  # sent by the dialer
@@ -50,12 +50,12 @@ HANDSHAKE_BYTES = REQUEST.size + MAC_BYTES  # sent by the dialer
 class Purpose(enum.IntEnum):
   """Purpose of a connection.
 
-  LANE: frames of operations. STATE: requests for shared state. CONTROL:
+  DATA: frames of operations. STATE: requests for shared state. CONTROL:
   messages between a peer and its coordinator, in both directions; its epoch is
   0.
   """
 
-  LANE = 1
+  DATA = 1
   STATE = 2
   CONTROL = 3
 
@@ -75,14 +75,14 @@ class Request(NamedTuple):
 
   Attributes:
     purpose: Purpose of the connection.
-    lane: Number of the connection among those with this purpose.
+    connection: Number of the connection among those with this purpose.
     epoch: Epoch that the connection belongs to.
     sender: Id of the dialing peer.
     receiver: Id of the listening peer.
   """
 
   purpose: Purpose
-  lane: int
+  connection: int
   epoch: int
   sender: Id
   receiver: Id
@@ -264,7 +264,7 @@ def shut(sock: socket.socket) -> None:
     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-class Patient:
+class HandshakeSocket:
   """Socket with one deadline for a whole handshake.
 
   A timeout per call would let a peer that sends single bytes hold the
@@ -274,7 +274,7 @@ class Patient:
   def __init__(self, sock: socket.socket, limit_s: float) -> None:
     self.sock, self._end = sock, time.monotonic() + limit_s
 
-  def rest(self) -> None:
+  def set_timeout(self) -> None:
     """Sets the socket's timeout to the remaining time.
 
     Raises:
@@ -288,37 +288,38 @@ class Patient:
   def recv_into(self, view: memoryview, size: int, flags: int) -> int:
     """Receives available bytes, as `socket.recv_into` does."""
     del flags
-    self.rest()
+    self.set_timeout()
     return self.sock.recv_into(view, size)
 
-  def take(self, count: int) -> bytes:
+  def receive(self, count: int) -> bytes:
     """Receives exactly `count` bytes."""
     data = bytearray(count)
     read_into(self, memoryview(data))  # type: ignore[arg-type]
     return bytes(data)
 
-  def say(self, data: bytes) -> None:
+  def send(self, data: bytes) -> None:
     """Sends all bytes."""
-    self.rest()
+    self.set_timeout()
     self.sock.sendall(data)
 
 
 def prepared(
-  sock: socket.socket, unheard_s: float = 0, send_buffer: int = 0
+  sock: socket.socket, unacknowledged_s: float = 0, send_buffer: int = 0
 ) -> None:
   """Sets socket options after a handshake: TCP_NODELAY and no timeout.
 
   Args:
     sock: Connected socket.
-    unheard_s: Seconds after which unacknowledged data breaks the connection
-      (TCP_USER_TIMEOUT), e.g. a half-open one; 0 keeps the kernel's default of
-      about 15 minutes.
+    unacknowledged_s: Seconds after which unacknowledged data breaks the
+      connection (TCP_USER_TIMEOUT), e.g. a half-open one; 0 keeps the kernel's
+      default of about 15 minutes.
     send_buffer: Bytes of the kernel's send buffer; 0 keeps the default.
   """
   sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-  if unheard_s:
+  if unacknowledged_s:
     sock.setsockopt(
-      socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * unheard_s)  # ms
+      socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT,
+      int(1000 * unacknowledged_s),  # ms
     )
   if send_buffer:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
@@ -364,7 +365,9 @@ def dial(
         plain, sock = sock, security.client.wrap_socket(sock)
         scope.end(plain)
         scope.add(sock)
-      answer = _ask(Patient(sock, end - time.monotonic()), request, security)
+      answer = _ask(
+        HandshakeSocket(sock, end - time.monotonic()), request, security
+      )
       if answer is Status.ACCEPTED:
         prepared(sock)  # removes the timeout
         return sock
@@ -388,29 +391,29 @@ def dial(
 
 
 def _ask(
-  talk: Patient, request: Request, security: Security
+  sock: HandshakeSocket, request: Request, security: Security
 ) -> Status:
   """Sends the dialer's request; returns the listener's response."""
   # First message: the listener's nonce.
-  opening = talk.take(OPENING.size)
+  opening = sock.receive(OPENING.size)
   if OPENING.unpack(opening)[0] != MAGIC:
     raise Refused("the listener is not a peer")
   said = REQUEST.pack(
-    MAGIC, request.purpose, request.lane, request.epoch,
+    MAGIC, request.purpose, request.connection, request.epoch,
     request.sender.encode(), request.receiver.encode(),
     os.urandom(NONCE_BYTES),
   )
   # Second message: the request, authenticated.
-  talk.say(said + security.mac(b"dialer", opening, said))
+  sock.send(said + security.mac(b"dialer", opening, said))
   try:
     # Third message: status and MAC, or the end of the connection.
-    answer = talk.take(1)
+    answer = sock.receive(1)
   except ConnectionError as error:
     raise ConnectionResetError(
       f"{request.receiver} ended the handshake: it has another token, or too "
       "many connections"
     ) from error
-  mac = talk.take(MAC_BYTES)
+  mac = sock.receive(MAC_BYTES)
   if not hmac.compare_digest(
     mac, security.mac(b"listener", opening, said, answer)
   ):

@@ -116,7 +116,7 @@ class Links:
     # Before dialing, so that early connections are kept alive meanwhile.
     self._start(self._keep_alive)
     offer = Offer(self.epoch, frozenset(self._addresses), self._receive)
-    listener.serve(Purpose.LANE, offer)
+    listener.serve(Purpose.DATA, offer)
     missing: dict[Id, str] = {}
     dialling = [
       threading.Thread(target=self._dial, args=(p, limit_s, missing))
@@ -128,7 +128,8 @@ class Links:
       thread.join()
     # Dialing covers outgoing connections; incoming ones arrive by themselves.
     wanted = {
-      (p, k) for p in self._addresses for k in range(self.options.lanes + 1)
+      (p, k) for p in self._addresses
+      for k in range(self.options.num_connections + 1)
     }
     with self._changed:
       self._changed.wait_for(
@@ -181,7 +182,7 @@ class Links:
       for sock in self._inward.values():
         shut(sock)
     for waiting in self._queues.values():
-      for _ in range(self.options.lanes):
+      for _ in range(self.options.num_connections):
         waiting.put(None)  # ends one sending thread
     for operation in operations:
       operation.failed(Lost(error.peer, error.reason, operation.tag))
@@ -214,7 +215,7 @@ class Links:
         peer: self._unopened.pop((operation.tag, peer))
         for peer in others if (operation.tag, peer) in self._unopened
       }
-      operation.heard.update(early)
+      operation.opened_by.update(early)
     for peer in others:
       # The offset field of an OPEN carries the size of this peer's input.
       header = Header(Kind.OPEN, tag=operation.tag, offset=agreement.size)
@@ -273,7 +274,10 @@ class Links:
     Handshakes are excluded; TLS overhead is included.
     """
     with self._lock:
-      socks = [s for (_, lane), s in self._inward.items() if lane != _CONTROL]
+      socks = [
+        s for (_, connection), s in self._inward.items()
+        if connection != _CONTROL
+      ]
     # tcpi_bytes_received in struct tcp_info of linux/tcp.h, at offset 128.
     received = (
       struct.unpack_from(
@@ -289,15 +293,15 @@ class Links:
   def _dial(self, peer: Id, limit_s: float, missing: dict[Id, str]) -> None:
     """Opens all connections to a peer."""
     try:
-      for lane in range(self.options.lanes + 1):
+      for connection in range(self.options.num_connections + 1):
         sock = dial(
           # The time limit applies to each connection.
           self._addresses[peer],
-          Request(Purpose.LANE, lane, self.epoch, self.me, peer),
+          Request(Purpose.DATA, connection, self.epoch, self.me, peer),
           self._security, self._scope, limit_s,
         )
         self._outward.append((peer, sock))
-        if lane == _CONTROL:
+        if connection == _CONTROL:
           # Control frames are short, so a send that blocks means a lost peer.
           sock.settimeout(self.options.silence_s)
           self._control[peer] = sock
@@ -362,19 +366,19 @@ class Links:
 
   def _receive(self, sock: socket.socket, request: Request) -> None:
     """Receives from a connection, in a thread of the listener."""
-    peer, lane = request.sender, request.lane
+    peer, connection = request.sender, request.connection
     with self._changed:
       if (
         # Reject connections to ended links, with invalid numbers, or
         # duplicates.
-        self._error is not None or lane > self.options.lanes
-        or (peer, lane) in self._inward
+        self._error is not None or connection > self.options.num_connections
+        or (peer, connection) in self._inward
       ):
         return
-      self._inward[peer, lane] = sock
+      self._inward[peer, connection] = sock
       self._changed.notify_all()
     try:
-      if lane == _CONTROL:
+      if connection == _CONTROL:
         sock.settimeout(self.options.silence_s)
         self._listen(peer, sock)
       else:
@@ -384,7 +388,7 @@ class Links:
     except TimeoutError:
       self.fail(Lost(peer, f"silent for {self.options.silence_s:g} s"))
     except OSError as error:
-      if lane == _CONTROL:
+      if connection == _CONTROL:
         # No further ABORT can arrive from this peer.
         self._ended[peer].set()
       self._broke(peer, error)
@@ -425,7 +429,7 @@ class Links:
     """Processes an OPEN, or keeps it until the operation starts here."""
     with self._lock:
       operation = self._operations.get(tag)
-      if operation is None or peer in operation.heard:
+      if operation is None or peer in operation.opened_by:
         # Not started here, or the OPEN of the tag's next use.
         if (tag, peer) in self._unopened:
           raise FrameError(f"operation {tag} is opened twice")
@@ -433,7 +437,7 @@ class Links:
           raise FrameError(f"{_MOST_UNOPENED} opened operations not started")
         self._unopened[tag, peer] = agreement
         return
-      operation.heard.add(peer)
+      operation.opened_by.add(peer)
     operation.opened(peer, agreement)
 
   def _take_blocks(self, peer: Id, sock: socket.socket) -> None:

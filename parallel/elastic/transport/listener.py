@@ -26,7 +26,7 @@ from parallel.elastic.transport.handshake import (
   OPENING,
   REQUEST,
   Address,
-  Patient,
+  HandshakeSocket,
   Purpose,
   Refused,
   Request,
@@ -159,7 +159,7 @@ class Listener:
     sock, accepted = raw, False
     try:
       self._scope.add(sock)
-      # Covers the TLS handshake; `Patient` covers the rest.
+      # Covers the TLS handshake; `HandshakeSocket` covers the rest.
       sock.settimeout(self._limits.handshake_s)
       if self._security.server is not None:
         sock = self._security.server.wrap_socket(raw, server_side=True)
@@ -192,20 +192,20 @@ class Listener:
     Returns:
       (handler or None if refused, request, reason of the refusal).
     """
-    talk = Patient(sock, self._limits.handshake_s)
+    connection = HandshakeSocket(sock, self._limits.handshake_s)
     opening = OPENING.pack(MAGIC, os.urandom(NONCE_BYTES))
     # The listener speaks first: a fresh nonce makes replays fail.
-    talk.say(opening)
-    said = talk.take(REQUEST.size)
-    mac = talk.take(MAC_BYTES)
+    connection.send(opening)
+    said = connection.receive(REQUEST.size)
+    mac = connection.receive(MAC_BYTES)
     # Authenticate before parsing: the request is untrusted until here.
     if not hmac.compare_digest(
       mac, self._security.mac(b"dialer", opening, said)
     ):
       raise Refused("no or wrong token")
-    magic, purpose, lane, epoch, sender, receiver, _ = REQUEST.unpack(said)
+    magic, purpose, number, epoch, sender, receiver, _ = REQUEST.unpack(said)
     request = Request(
-      Purpose(purpose), lane, epoch, sender.rstrip(b"\0").decode(),
+      Purpose(purpose), number, epoch, sender.rstrip(b"\0").decode(),
       receiver.rstrip(b"\0").decode(),
     )
     # Checked after the MAC, so only peers learn the version.
@@ -218,7 +218,9 @@ class Listener:
     # The MAC also covers the status, so it cannot be altered.
     answer = bytes([status])
     try:
-      talk.say(answer + self._security.mac(b"listener", opening, said, answer))
+      connection.send(
+        answer + self._security.mac(b"listener", opening, said, answer)
+      )
     except OSError:
       with self._lock:
         self._accepted -= status is Status.ACCEPTED  # undo

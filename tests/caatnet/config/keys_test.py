@@ -40,8 +40,8 @@ def test_every_declared_choice_has_a_builder(name, builders):
 @pytest.mark.parametrize(
   ("overrides", "changes", "message"),
   [
-    ("", {"outer": {"every": 3}},
-     "config.outer.every=3 has no effect with config.outer.algorithm='data_p"),
+    ("", {"outer": {"sync_every": 3}},
+     "config.outer.sync_every=3 has no effect with config.outer.algorithm="),
     ("outer.algorithm=diloco", {"outer": {"keep": 0.5}},
      "config.outer.keep=0.5 has no effect with config.outer.algorithm='diloco"),
     ("outer.algorithm=noloco", {"outer": {"codec": "int8"}},
@@ -87,7 +87,7 @@ def test_key_of_another_outer_loop_is_an_error(algorithm):
 
 
 # Values with which all keys of outer loops have an effect; others for each key.
-BASE = {"codec": "int8", "overlap": (4,), "every": 10}
+BASE = {"codec": "int8", "overlap": (4,), "sync_every": 10}
 CHANGED = {
   "optimizer": "adam", "codec": "int4", "block": 64, "route": "all_to_all",
   "weights": (1.0, 3.0), "clients": 1, "pattern": "sequential",
@@ -152,20 +152,21 @@ def test_section_without_effect_is_an_error():
 
 
 @pytest.mark.parametrize("overrides", [
-  "outer.every=7 outer.algorithm=eager", "outer.algorithm=eager outer.every=7",
+  "outer.sync_every=7 outer.algorithm=eager",
+  "outer.algorithm=eager outer.sync_every=7",
 ])
 def test_selector_replaces_its_section_before_other_overrides(overrides):
   config = override(tiny.get_config("test"), overrides)
-  assert config.outer.every == 7
-  config.outer.every = tree.defaults("outer", "eager").every
+  assert config.outer.sync_every == 7
+  config.outer.sync_every = tree.defaults("outer", "eager").sync_every
   assert config.outer == tree.defaults("outer", "eager")
   assert tiny.get_config("test").outer.algorithm == "data_parallel"
 
 
 def test_selector_with_the_current_value_changes_nothing():
   config = override(tiny.get_config("test"), "outer.algorithm=diloco")
-  config.outer.every = 3
-  assert override(config, "outer.algorithm=diloco").outer.every == 3
+  config.outer.sync_every = 3
+  assert override(config, "outer.algorithm=diloco").outer.sync_every == 3
 
 
 def test_selector_resets_keys_that_both_sections_have():

@@ -235,8 +235,8 @@ def test_bounds_of_keys_are_inclusive_as_declared(name, inside, outside):
     ({"model": None}, "config.model=None must be a section"),
     ({"sync": {"pp": 1.0}}, "did you mean config.sync.p"),
     ({"snc": {"p": 1.0}}, "did you mean config.sync"),
-    ({"outer": {"algorithm": "diloco", "evry": 3}},
-     "with config.outer.algorithm='diloco'; did you mean config.outer.every"),
+    ({"outer": {"algorithm": "diloco", "sync_evry": 3}},
+     "with config.outer.algorithm='diloco'; did you mean config.outer.sync_"),
     ({"outer": {"algorithm": "x"}},
      "config.outer.algorithm='x' must be one of"),
     ({"study": "x"}, "config.study='x' must be one of alignment, coll"),
@@ -253,9 +253,9 @@ def test_undeclared_key_or_section_is_an_error(changes, message):
 
 def test_missing_keys_have_their_defaults():
   """Loads the config of an older run."""
-  values = {"algorithm": "diloco", "every": 7}
+  values = {"algorithm": "diloco", "sync_every": 7}
   made = tree.section_of("outer", values)
-  assert (made.every, made.learning_rate) == (7, 0.7)
+  assert (made.sync_every, made.learning_rate) == (7, 0.7)
   old = {"outer": values, "name": "old"}
   assert tree.completed(old) == {
     "outer": tree.defaults("outer", "diloco").to_dict() | values, "name": "old"

@@ -29,40 +29,43 @@ WIRE = ("outer.codec=int8 outer.block=16 outer.route=all_to_all "
         "outer.stochastic_rounding=True outer.error_feedback=True ")
 # Algorithm -> its keys, and attributes of the loop that is built.
 OUTER = {
-  "diloco": (f"outer.every=7 {STEP} {WIRE}", {
-    "every": 7, "optimizer.learning_rate": 0.25, "optimizer.momentum": 0.75,
+  "diloco": (f"outer.sync_every=7 {STEP} {WIRE}", {
+    "sync_every": 7, "optimizer.learning_rate": 0.25,
+    "optimizer.momentum": 0.75,
     "exchange.wire.codec": "int8", "exchange.wire.block": 16,
     "exchange.wire.route": "all_to_all", "exchange.wire.stochastic": True,
     "exchange.error_feedback": True, "exchange.seed": 5, "clients": None,
   }),
   "streaming": (
-    f"outer.every=8 {STEP} outer.fragment_layers=2 outer.pattern=sequential "
+    f"outer.sync_every=8 {STEP} outer.fragment_layers=2 "
+    "outer.pattern=sequential "
     "outer.overlap=(3,2,3) outer.keep=0.125 outer.pieces=2", {
-      "every": 8, "optimizer.learning_rate": 0.25,
+      "sync_every": 8, "optimizer.learning_rate": 0.25,
       "optimizer.momentum": 0.75, "fragments.layers": 2,
       "fragments.strided": False, "overlap": (3, 2, 3), "keep": 0.125,
       "pieces": 2, "exchange.wire.codec": "none",
     },
   ),
-  "eager": (f"outer.every=7 {STEP}", {
-    "every": 7, "optimizer.learning_rate": 0.25, "optimizer.momentum": 0.75,
+  "eager": (f"outer.sync_every=7 {STEP}", {
+    "sync_every": 7, "optimizer.learning_rate": 0.25,
+    "optimizer.momentum": 0.75,
   }),
-  "fedavg": ("outer.every=7 outer.weights=(1,2,3) outer.clients=2", {
-    "every": 7, "exchange.weights": (1.0, 2.0, 3.0), "clients": 2,
+  "fedavg": ("outer.sync_every=7 outer.weights=(1,2,3) outer.clients=2", {
+    "sync_every": 7, "exchange.weights": (1.0, 2.0, 3.0), "clients": 2,
   }),
   "dc_s3gd": ("outer.compensation=0.375 outer.codec=bfloat16", {
     "compensation": 0.375, "exchange.wire.dtype": "bfloat16",
   }),
   "sparseloco": (
-    "outer.every=7 outer.learning_rate=0.25 outer.chunk=32 outer.top_k=8 "
+    "outer.sync_every=7 outer.learning_rate=0.25 outer.chunk=32 outer.top_k=8 "
     "outer.error_decay=0.5", {
-      "every": 7, "rate": 0.25, "chunk": 32, "top_k": 8, "decay": 0.5,
+      "sync_every": 7, "rate": 0.25, "chunk": 32, "top_k": 8, "decay": 0.5,
     },
   ),
   "noloco": (
-    "outer.every=7 outer.learning_rate=0.25 outer.momentum=0.75 "
+    "outer.sync_every=7 outer.learning_rate=0.25 outer.momentum=0.75 "
     "outer.pull=0.375", {
-      "every": 7, "rate": 0.25, "momentum": 0.75, "pull": 0.375, "seed": 5,
+      "sync_every": 7, "rate": 0.25, "momentum": 0.75, "pull": 0.375, "seed": 5,
     },
   ),
 }
@@ -179,7 +182,9 @@ def test_errors_of_builders_name_the_key():
     ("sync.p=nan", r"config.sync.p=nan must lie in \[0, 1\]"),
     ("sync.q=1", "no config key 'sync.q'; did you mean sync.p"),
     ("kernels.x=1", "no config key 'kernels.x'"),
-    ("outer.every=3 outer.algorithm=data_parallel", "no config key 'outer.eve"),
+    ("outer.keep=3 outer.algorithm=data_parallel", "no config key 'outer.k"),
+    ("outer.every=3 outer.algorithm=diloco", "it is now outer.sync_every"),
+    ("pipeline.timetable=1f1b", "it is now pipeline.schedule"),
     ("outer.algorithm=diloca",
      "config.outer.algorithm='diloca' must be one of 'data_parallel', "),
   ],
@@ -188,7 +193,9 @@ def test_override_needs_a_declared_key_and_its_type(overrides, message):
   config = tiny.get_config("test")
   with pytest.raises(ValueError, match=message):
     override(config, overrides)
-  changed = override(config, "sync.p=1 outer.every=3 outer.algorithm=diloco")
+  changed = override(
+    config, "sync.p=1 outer.sync_every=3 outer.algorithm=diloco"
+  )
   assert (changed.sync.p, type(changed.sync.p)) == (1.0, float)
-  assert changed.outer.every == 3
+  assert changed.outer.sync_every == 3
   assert config.outer.algorithm == "data_parallel"

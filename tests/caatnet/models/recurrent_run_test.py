@@ -16,7 +16,7 @@ from configs.recurrent import tiny
 
 CHANGES = (
   "parallel.worker=2 parallel.data=2 parallel.tensor=4 outer.algorithm=diloco "
-  "outer.every=2 zero.scheme=zero3 sync.p=0.5 model.num_heads=4 "
+  "outer.sync_every=2 zero.scheme=zero3 sync.p=0.5 model.num_heads=4 "
   "data.seq_len=16 data.validation_windows=16 optimizer.learning_rate=0.01 "
   "train.num_steps=8 train.eval_every=8 train.checkpoint_every=8 "
   "inference.batch=2 inference.context=64 inference.page_size=8 "

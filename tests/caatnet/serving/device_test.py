@@ -27,7 +27,7 @@ from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor, Drawn
@@ -185,7 +185,7 @@ class Run:
     self.executor = Watched(decoder, 20, self.rng)
     self.scheduler = Scheduler(
       case["limits"], registry.make(case["policy"], self.pages), self.pages,
-      Host(20, PAGE_SIZE, reserve=True), self.executor.costs,
+      HostCache(20, PAGE_SIZE, reserve=True), self.executor.costs,
     )
     self.engine = Engine(self.scheduler, self.executor)
     self.priorities = Priorities("random", 0.1, 3, case["seed"])
@@ -202,7 +202,7 @@ class Run:
       len(self.requests), prompt, most, arrival_s=self.executor.now(),
       client=int(self.rng.integers(3)), priority=self.priorities.first(),
       conversation=conversation, more=conversation is not None,
-      ends=STOP, payload=Drawn(drawing),
+      stop=STOP, payload=Drawn(drawing),
     )
     self.requests.append(request)
     self.scheduler.add(request)
@@ -232,7 +232,7 @@ class Run:
           self.requests[self.rng.integers(len(self.requests))],
           self.executor.now(),
         )
-      self.engine.turn(self.executor.now() + 1e-3 if count else math.inf)
+      self.engine.step(self.executor.now() + 1e-3 if count else math.inf)
       self.spoil()
       self.pages.check()
       for r in self.requests:
@@ -307,7 +307,7 @@ def test_first_preemption_follows_the_measured_costs(slow):
   pages = Pages(NUM_PAGES, PAGE_SIZE)
   scheduler = Scheduler(
     Limits(slots=1, preempt="cost"), registry.make("strict_priority", pages),
-    pages, Host(20, PAGE_SIZE, reserve=False), executor.costs,
+    pages, HostCache(20, PAGE_SIZE, reserve=False), executor.costs,
   )
   engine = Engine(scheduler, executor)
   for number, priority in enumerate((1.0, 0.0)):
@@ -315,7 +315,7 @@ def test_first_preemption_follows_the_measured_costs(slow):
     scheduler.add(Request(
       number, drawing.prompt, 4, priority=priority, payload=Drawn(drawing)
     ))
-    engine.turn()  # the second request preempts the first
+    engine.step()  # the second request preempts the first
   (decision,) = scheduler.counts.decisions
   assert decision.able
   assert decision.swapped == (slow == "chunks")

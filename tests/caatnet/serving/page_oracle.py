@@ -11,7 +11,7 @@ from caatnet.serving.cache.pages import STATES, PageCounts, runs
 from caatnet.serving.scheduler.running import Running
 
 
-class Groups:
+class BuddyAllocator:
   """Buddy allocator: free pages of a range in groups of powers of two.
 
   Attributes:
@@ -27,12 +27,12 @@ class Groups:
     self._free: list[dict[int, None]] = [
       {} for _ in range(num_pages.bit_length())
     ]
-    self._sizes = 0  # bit k: there is a free group of 2^k pages
+    self._sizes = 0  # bit k: there is a free block of 2^k pages
     self._is_free = bytearray(num_pages)
     self.give(range(num_pages))
 
   def take(self, count: int, room: bool = False) -> list[int]:
-    """Takes pages in as few runs as the free groups allow.
+    """Takes pages in as few runs as the free blocks allow.
 
     Args:
       count: Number of pages, at most `num_free`.
@@ -139,11 +139,11 @@ class DictPages:
     """Makes a cache of free pages, with the arguments of `Pages`."""
     self.num_pages, self.page_size = num_pages, page_size
     self.counts, self._reuse = PageCounts(), reuse
-    self._names: dict[int, bytes] = {}  # hash of each published page
-    self._by_name: dict[bytes, int] = {}
+    self._block_hashes: dict[int, bytes] = {}  # hash of each published page
+    self._by_hash: dict[bytes, int] = {}
     self._ahead = 0 if in_turn else num_pages // 64
     self._in_turn = in_turn
-    self._groups = Groups(num_pages)
+    self._allocator = BuddyAllocator(num_pages)
     self._holders = [0] * num_pages
     self._readers: collections.Counter[int] = collections.Counter()
     self._idle: dict[int, None] = {}  # least recently released first
@@ -153,7 +153,7 @@ class DictPages:
   @property
   def num_available(self) -> int:
     """Number of pages that can be taken now: free or idle."""
-    return self._groups.num_free + len(self._idle)
+    return self._allocator.num_free + len(self._idle)
 
   @property
   def num_leaving(self) -> int:
@@ -173,40 +173,41 @@ class DictPages:
         self._leaving.pop(page, None)
       self._holders[page] += 1
 
-  def find(self, names: bytes) -> np.ndarray:
+  def find(self, block_hashes: bytes) -> np.ndarray:
     """Returns the pages of the longest cached prefix of block hashes."""
     found: list[int] = []
-    for name in prefixes.split(names):
-      page = self._by_name.get(name)
+    for block_hash in prefixes.split(block_hashes):
+      page = self._by_hash.get(block_hash)
       if page is None:
         break
       found.append(page)
     return np.array(found, np.int32)
 
-  def publish(self, pages: np.ndarray, names: bytes) -> None:
+  def publish(self, pages: np.ndarray, block_hashes: bytes) -> None:
     """Assigns hashes to pages, except where either one is already assigned."""
     if not self._reuse:
       return
-    for page, name in zip(pages.tolist(), prefixes.split(names), strict=True):
-      if page not in self._names and name not in self._by_name:
-        self._names[page], self._by_name[name] = name, page
+    split = prefixes.split(block_hashes)
+    for page, block_hash in zip(pages.tolist(), split, strict=True):
+      if page not in self._block_hashes and block_hash not in self._by_hash:
+        self._block_hashes[page], self._by_hash[block_hash] = block_hash, page
 
-  def names(self) -> dict[bytes, int]:
+  def block_hashes(self) -> dict[bytes, int]:
     """Returns the page of each block hash."""
-    return dict(self._by_name)
+    return dict(self._by_hash)
 
   def take(self, count: int, after: int = -1) -> np.ndarray:
     """Takes pages, preferably those after a given one."""
-    groups = self._groups
-    missing = count - groups.num_free
+    allocator = self._allocator
+    missing = count - allocator.num_free
     if missing > 0:
       self.counts.evicted += self._evict(
         min(max(missing, self._ahead), len(self._idle))
       )
-    num = groups.take_at(after + 1, count) if after >= 0 else 0
+    num = allocator.take_at(after + 1, count) if after >= 0 else 0
     found = list(range(after + 1, after + 1 + num))
     if count > num:
-      found += groups.take(count - num, room=after >= 0)
+      found += allocator.take(count - num, room=after >= 0)
     for page in found:
       self._holders[page] = 1
     return np.array(found, np.int32)
@@ -235,13 +236,13 @@ class DictPages:
       Number of evicted pages that had a block hash.
     """
     pages = list(itertools.islice(self._idle, count))
-    self._groups.give(pages[::-1])  # a sequence's last page came first
-    before = len(self._names)
+    self._allocator.give(pages[::-1])  # a sequence's last page came first
+    before = len(self._block_hashes)
     for page in pages:
       del self._idle[page]
-      if page in self._names:
-        del self._by_name[self._names.pop(page)]
-    return before - len(self._names)
+      if page in self._block_hashes:
+        del self._by_hash[self._block_hashes.pop(page)]
+    return before - len(self._block_hashes)
 
   def release(self, pages: np.ndarray) -> None:
     """Releases the pages of a sequence, the last one first."""
@@ -253,11 +254,11 @@ class DictPages:
         assert left > 0, page
       elif page in readers:
         self._leaving[page] = None
-      elif self._in_turn or page in self._names:
+      elif self._in_turn or page in self._block_hashes:
         self._idle[page] = None
       else:
         free.append(page)
-    self._groups.give(free[::-1])
+    self._allocator.give(free[::-1])
 
   def begin_read(self, pages: Sequence[int]) -> None:
     """Registers a copy that reads held pages."""
@@ -275,10 +276,10 @@ class DictPages:
       del self._readers[page]
       if page in self._leaving:
         del self._leaving[page]
-        if self._in_turn or page in self._names:
+        if self._in_turn or page in self._block_hashes:
           self._idle[page] = None
         else:
-          self._groups.give([page])
+          self._allocator.give([page])
 
   def read(self, page: int) -> bool:
     """Returns whether a copy reads a page."""
@@ -293,14 +294,14 @@ class DictPages:
 
   def sizes(self) -> list[int]:
     """Returns the number of free groups of each size 2^k."""
-    return self._groups.sizes()
+    return self._allocator.sizes()
 
   def check(self) -> None:
     """Asserts that each page is in exactly one state."""
     held = sum(n > 0 for n in self._holders)
-    parts = held, len(self._idle), len(self._leaving), self._groups.num_free
+    parts = held, len(self._idle), len(self._leaving), self._allocator.num_free
     assert sum(parts) == len(self._holders), parts
     assert not any(self._holders[page] for page in self._idle)
     assert not any(self._holders[page] for page in self._leaving)
-    assert {n: page for page, n in self._names.items()} == self._by_name
-    assert len(self._names) == len(self._by_name)
+    assert {n: page for page, n in self._block_hashes.items()} == self._by_hash
+    assert len(self._block_hashes) == len(self._by_hash)

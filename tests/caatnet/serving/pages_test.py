@@ -12,13 +12,13 @@ import pytest
 
 from caatnet.serving import compiling
 from caatnet.serving.cache import page_loops, prefixes
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages, runs
 from caatnet.serving.engine.executor import Copy
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.running import Running
 from tests.caatnet.serving import oracle
-from tests.caatnet.serving.page_oracle import DictPages, Groups
+from tests.caatnet.serving.page_oracle import BuddyAllocator, DictPages
 
 BOTH = pytest.mark.usefixtures("loops")
 DRAWN = settings(
@@ -38,37 +38,37 @@ def loops(request):
 @DRAWN
 def test_allocator_hands_out_each_page_once_and_merges_buddies(num_pages, seed):
   rng = np.random.default_rng(seed)
-  groups, held = Groups(num_pages), []
-  fresh = groups.sizes()
+  allocator, held = BuddyAllocator(num_pages), []
+  fresh = allocator.sizes()
   for _ in range(60):
     if rng.random() < 0.6:
-      count = int(rng.integers(0, groups.num_free + 1))
+      count = int(rng.integers(0, allocator.num_free + 1))
       if held and count and rng.random() < 0.5:
         after = held[-1][0] + held[-1][1]
-        taken = groups.take_at(after, count)
+        taken = allocator.take_at(after, count)
         if taken < count:  # the next page is not free
           end = after + taken
           assert end == num_pages or any(a <= end < a + n for a, n in held)
         if taken:
           held.append((after, taken))
       else:
-        held += runs(groups.take(count, room=bool(rng.integers(2))))
+        held += runs(allocator.take(count, room=bool(rng.integers(2))))
     elif held:
       start, n = held.pop(int(rng.integers(len(held))))
-      groups.give(range(start, start + n))
+      allocator.give(range(start, start + n))
     pages = [p for start, n in held for p in range(start, start + n)]
     assert len(set(pages)) == len(pages)
     assert all(0 <= p < num_pages for p in pages)
-    assert len(pages) + groups.num_free == num_pages
+    assert len(pages) + allocator.num_free == num_pages
   for start, n in held:
-    groups.give(range(start, start + n))
-  assert groups.sizes() == fresh
+    allocator.give(range(start, start + n))
+  assert allocator.sizes() == fresh
 
 
 @pytest.mark.parametrize("count", [1, 5, 63, 64])
 def test_empty_cache_hands_out_one_run(count):
   """Bounds copies: 63 blocks of 1,000 tokens take one copy, not six or 63."""
-  assert len(list(runs(Groups(128).take(count)))) == 1
+  assert len(list(runs(BuddyAllocator(128).take(count)))) == 1
 
 
 @BOTH
@@ -94,14 +94,14 @@ def test_found_pages_equal_those_of_a_trie(sequences, size):
   pages, trie = Pages(200, size), {}
   for number, tokens in enumerate(sequences):
     request = Request(number, tokens, 1)
-    request.name_pages(size)
+    request.hash_pages(size)
     half = 1 + len(tokens) // 2  # hashes do not depend on when they were made
     drawn = np.array(tokens[half:], np.int32)
     other = Request(number, tokens[:half], 1)
-    other.name_pages(size)
+    other.hash_pages(size)
     other.take(drawn, np.zeros(len(drawn)))
-    other.name_pages(size)
-    assert other.names == request.names
+    other.hash_pages(size)
+    assert other.block_hashes == request.block_hashes
     full = [tuple(tokens[i : i + size])
             for i in range(0, len(tokens) // size * size, size)]
     node, depth = trie, 0
@@ -109,12 +109,12 @@ def test_found_pages_equal_those_of_a_trie(sequences, size):
       if part not in node:
         break
       node, depth = node[part], depth + 1
-    found = pages.find(request.names)
+    found = pages.find(request.block_hashes)
     assert len(found) == depth
     pages.hold(found)
     taken = pages.take(-(-len(tokens) // size) - depth)
     request.pages = np.concatenate([found, taken])
-    pages.publish(request.pages[: len(full)], request.names)
+    pages.publish(request.pages[: len(full)], request.block_hashes)
     node = trie
     for part in full:
       node = node.setdefault(part, {})
@@ -129,13 +129,14 @@ def test_eviction_removes_the_end_of_a_prefix_first():
   """Finds the whole prefix after an eviction, except for its end."""
   pages = Pages(8, 1)
   request = Request(0, list(range(8)), 1)
-  request.name_pages(1)
+  request.hash_pages(1)
   held = pages.take(8)
-  pages.publish(held, request.names)
+  pages.publish(held, request.block_hashes)
   pages.release(held)
   for count in range(1, 8):
     pages.take(1)
-    assert pages.find(request.names).tolist() == held[: 8 - count].tolist()
+    found = pages.find(request.block_hashes)
+    assert found.tolist() == held[: 8 - count].tolist()
 
 
 @BOTH
@@ -168,8 +169,8 @@ class Sequences:
   def begin(self):
     tokens = self.rng.integers(0, 2, int(self.rng.integers(1, 40)))
     request = Request(len(self.seen), tokens, int(self.rng.integers(1, 12)))
-    request.name_pages(2)
-    found = self.pages.find(request.names)
+    request.hash_pages(2)
+    found = self.pages.find(request.block_hashes)
     count = -(-len(tokens) // 2) - len(found)
     if count + self.pages.num_idle(found) > self.pages.num_available:
       return
@@ -178,7 +179,8 @@ class Sequences:
     taken = self.pages.take(count, after)
     request.pages = np.concatenate([found, taken])
     self.running.add(request, len(tokens), len(tokens), 0.0)
-    self.pages.publish(request.pages[: request.num_named], request.names)
+    full = request.pages[: request.num_hashed]
+    self.pages.publish(full, request.block_hashes)
     self.requests.append(request)
 
   def end(self):
@@ -251,10 +253,10 @@ def test_publish_refuses_fewer_hashes_than_pages():
 
 def test_block_hashes_differ_between_processes():
   """Prevents a client from choosing prompts that collide with cached ones."""
-  elsewhere = runpy.run_path(prefixes.__file__)["names"]
+  elsewhere = runpy.run_path(prefixes.__file__)["block_hashes"]
   tokens = np.arange(8, dtype=np.int32).tobytes()
-  here = prefixes.names(prefixes.ROOT, tokens, 16)
-  assert here == prefixes.names(prefixes.ROOT, tokens, 16)
+  here = prefixes.block_hashes(prefixes.ROOT, tokens, 16)
+  assert here == prefixes.block_hashes(prefixes.ROOT, tokens, 16)
   other = elsewhere(prefixes.ROOT, tokens, 16)
   assert not set(prefixes.split(here)) & set(prefixes.split(other))
 
@@ -273,18 +275,18 @@ def test_nearly_equal_block_hashes_are_distinguished(seed, num_pages):
       for pages in both:
         pages.release(run)
     elif count <= both[0].num_available:
-      names = rng.integers(-1, 2, (count, 4)).astype(np.int32).tobytes()
+      block_hashes = rng.integers(-1, 2, (count, 4)).astype(np.int32).tobytes()
       taken = [pages.take(count) for pages in both]
       np.testing.assert_array_equal(*taken)
       held.append(taken[0])
       again = rng.integers(-1, 2, (count, 4)).astype(np.int32).tobytes()
       for pages in both:
-        pages.publish(taken[0], names)
+        pages.publish(taken[0], block_hashes)
         pages.publish(taken[0], again)  # for pages that got no hash
     asked = rng.integers(-1, 2, (4, 4)).astype(np.int32).tobytes()
-    known = b"".join(both[0].names())
-    for names in (asked, known, known + asked):
-      np.testing.assert_array_equal(*(pages.find(names) for pages in both))
+    known = b"".join(both[0].block_hashes())
+    for hashes in (asked, known, known + asked):
+      np.testing.assert_array_equal(*(pages.find(hashes) for pages in both))
     for pages in both:
       pages.check()
     assert both[0].counts == both[1].counts
@@ -311,7 +313,7 @@ def test_runs_of_a_copy_are_contiguous_on_both_sides():
 
 
 def test_host_cache_leaves_room_behind_a_conversation():
-  host = Host(64, 4, reserve=True)
+  host = HostCache(64, 4, reserve=True)
   first = host.write("a", 17, pinned=False)  # five pages, and room for eight
   host.write("b", 4, pinned=False)
   second = host.write("a", 32, pinned=False)
@@ -320,7 +322,7 @@ def test_host_cache_leaves_room_behind_a_conversation():
 
 
 def test_pinned_host_copies_are_not_evicted():
-  host = Host(4, 1, reserve=False)
+  host = HostCache(4, 1, reserve=False)
   host.write("waits", 2, pinned=True)
   host.write("old", 2, pinned=False)
   assert not host.fits("new", 3)

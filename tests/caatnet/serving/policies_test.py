@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import Request
@@ -23,7 +23,7 @@ def serve(policy, requests, *, slots=4, pages=400, watch=None, tokens=64):
   executor = oracle.Oracle(pages, 0, 4, lambda copy: 0.0)
   made = policy(cache) if callable(policy) else registry.make(policy, cache)
   scheduler = Scheduler(
-    Limits(slots=slots, tokens=tokens), made, cache, Host(0, 4, False),
+    Limits(slots=slots, tokens=tokens), made, cache, HostCache(0, 4, False),
     executor.costs,
   )
   replay(Engine(scheduler, executor), requests, watch)
@@ -174,7 +174,7 @@ def test_dlpm_client_without_shared_prefix_waits_one_quantum_at_most(weights):
 
   serve(
     lambda cache: DeficitLongestPrefix(
-      lambda r: len(cache.find(r.names)), quantum
+      lambda r: len(cache.find(r.block_hashes)), quantum
     ), requests, slots=slots, watch=watch,
   )
   ahead = np.abs(np.subtract(*np.transpose(seen))).max()

@@ -110,7 +110,7 @@ def engine(monkeypatch, **options):
 
 def request(number, prompt, count, **how):
   drawing = Drawing(tuple(prompt), Stops(count))
-  how = {"ends": frozenset(small_server.tokenizer().stop_ids)} | how
+  how = {"stop": frozenset(small_server.tokenizer().stop_ids)} | how
   return Request(number, prompt, count, payload=Drawn(drawing), **how)
 
 
@@ -120,17 +120,17 @@ def test_preempted_requests_continue_with_the_same_tokens(preempt, monkeypatch):
   made = engine(monkeypatch, preempt=preempt)
   prompts = [draw(n, n) for n in (5, 40, 3, 20)]
   requests = [
-    request(i, prompt, 12, priority=-(i // 2), ends=frozenset())
+    request(i, prompt, 12, priority=-(i // 2), stop=frozenset())
     for i, prompt in enumerate(prompts)
   ]
   for each in requests[:2]:
     made.scheduler.add(each)
   while made.scheduler.running.computed.max() < 32:
-    made.turn()
+    made.step()
   for each in requests[2:]:
     made.scheduler.add(each)
   while not made.idle:
-    made.turn()
+    made.step()
   made.executor.close()
   assert made.scheduler.counts.preemptions[preempt] >= 2
   assert made.scheduler.counts.preemptions.total() == (
@@ -172,7 +172,7 @@ def test_next_request_of_a_slot_starts_from_zeros(monkeypatch):
   for i, prompt in enumerate(prompts):
     each = request(i, prompt, 20)
     count = iter(range(99))
-    each.ends = lambda token, count=count: next(count) == 3
+    each.stop = lambda token, count=count: next(count) == 3
     requests.append(each)
   replay(made, requests)
   made.executor.close()
@@ -229,6 +229,6 @@ def test_prefix_reuse_is_off_and_reported_once(reuse):
   made.executor.close()
   assert requests[1].num_hits == 0
   made.scheduler.pages.publish(np.zeros(1, np.int32), bytes(prefixes.SIZE))
-  assert not made.scheduler.pages.names()
+  assert not made.scheduler.pages.block_hashes()
   assert requests[0].tokens == requests[1].tokens
   assert not serving.reuse_notice(small_server.decoder(), chosen)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import ENDS, Request, State
@@ -84,9 +84,10 @@ ORDERS = {
 class Run:
   """Random schedule with invariants that are checked at each turn."""
 
-  def __init__(self, case, ends=(frozenset(),)):
+  def __init__(self, case, stops=(frozenset(),)):
     self.rng = oracle.rng_of(case["seed"])
-    self.case, self.ends = case, ends  # end conditions, one per request in turn
+    # End conditions, one per request in turn.
+    self.case, self.stops = case, stops
     size = case["page_size"]
     longest = 24
     num_pages = -(-longest // size) + (0 if case["tight"] else 20)
@@ -98,7 +99,7 @@ class Run:
     self.pages = case["pages"](
       num_pages, size, reuse=not kinds["states"], in_turn=case["in_turn"]
     )
-    self.host = Host(
+    self.host = HostCache(
       case["host_pages"], size, reserve=bool(case["seed"] % 2),
       keep=case.get("keep", True), **kinds,
     )
@@ -136,7 +137,7 @@ class Run:
       client=int(self.rng.integers(3)), arrival_s=at,
       priority=self.priorities.first(), conversation=conversation,
       more=conversation is not None,
-      ends=self.ends[len(self.requests) % len(self.ends)],
+      stop=self.stops[len(self.requests) % len(self.stops)],
       deadline_s=at + 20 if self.rng.random() < 0.2 else np.inf,
     )
     self.requests.append(request)
@@ -161,7 +162,7 @@ class Run:
         assert not self.host.num_pinned  # no request is left that needs a copy
         return
       self.disturb(now)
-      self.check(self.engine.turn(coming[0][0] if coming else np.inf))
+      self.check(self.engine.step(coming[0][0] if coming else np.inf))
       for request in self.requests:
         if request.state in ENDS and request.number not in self.ended:
           self.ended[request.number] = request.state
@@ -223,7 +224,7 @@ class Run:
       assert self.host.valid(request.owner) >= request.length - 1
 
 
-@pytest.mark.parametrize("ends", [
+@pytest.mark.parametrize("stops", [
   (frozenset(),),
   (frozenset((0,)), lambda token: token == 1, frozenset(), frozenset((0, 2)),
    frozenset(range(1, 99, 3))),
@@ -260,8 +261,8 @@ class Run:
   ),
 ))
 @drawn(70)
-def test_each_request_gets_the_tokens_of_a_run_alone(ends, case):
-  run = Run(case, ends)
+def test_each_request_gets_the_tokens_of_a_run_alone(stops, case):
+  run = Run(case, stops)
   run.play()
   for request in run.requests:
     assert request.state in ENDS
@@ -315,7 +316,7 @@ def outcome(run, first, *more):
   found, prompt = [], list(first)
   for number, (count, said) in enumerate([*more]):
     request = Request(
-      number, prompt, count, conversation=0, more=True, ends=frozenset((0,))
+      number, prompt, count, conversation=0, more=True, stop=frozenset((0,))
     )
     replay(run.engine, [request])
     assert request.tokens == oracle.alone(prompt, count, request.is_end)
@@ -377,10 +378,10 @@ def test_compiled_interpreted_and_dict_pages_decide_equally(case):
     assert run.pages.counts == runs[0].pages.counts
 
 
-@pytest.mark.parametrize("ends", [{-1}, {3, 2**31}])
-def test_end_ids_that_are_no_tokens_are_refused(ends):
+@pytest.mark.parametrize("stop", [{-1}, {3, 2**31}])
+def test_end_ids_that_are_no_tokens_are_refused(stop):
   with pytest.raises(ValueError, match="must be token ids"):
-    Request(0, [1], 1, ends=ends)
+    Request(0, [1], 1, stop=stop)
 
 
 def test_short_prompts_share_a_step_and_long_ones_are_chunked():
@@ -389,7 +390,7 @@ def test_short_prompts_share_a_step_and_long_ones_are_chunked():
   executor = oracle.Oracle(60, 0, 4, lambda copy: 0.0)
   limits = Limits(slots=8, tokens=16, chunks=((1, 8), (4, 2)))
   scheduler = Scheduler(
-    limits, registry.make("first_come", pages), pages, Host(0, 4, False),
+    limits, registry.make("first_come", pages), pages, HostCache(0, 4, False),
     executor.costs,
   )
   for number, length in enumerate([2, 1, 5, 2, 1, 8, 1]):
@@ -472,7 +473,7 @@ def test_prompt_of_whole_pages_is_found_in_the_cache(copied):
   engine = Engine(
     Scheduler(
       Limits(copy_on_write=copied), registry.make("first_come", pages), pages,
-      Host(0, 4, False), executor.costs,
+      HostCache(0, 4, False), executor.costs,
     ),
     executor,
   )
@@ -488,7 +489,7 @@ def test_request_that_never_fits_is_refused():
   pages = Pages(2, 4)
   executor = oracle.Oracle(2, 0, 4, lambda copy: 0.0)
   scheduler = Scheduler(
-    Limits(), registry.make("first_come", pages), pages, Host(0, 4, False),
+    Limits(), registry.make("first_come", pages), pages, HostCache(0, 4, False),
     executor.costs,
   )
   request = Request(0, [1] * 5, 5)

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.requests import Request
@@ -38,7 +38,7 @@ def test_number_of_objects_does_not_grow_with_requests(policy, monkeypatch):
   executor = oracle.Oracle(8, 40, 4, lambda copy: float(rng.exponential(1)))
   scheduler = Scheduler(
     Limits(slots=5, tokens=8, preempt="cost", keep_turns=True),
-    registry.make(policy, pages), pages, Host(40, 4, reserve=True),
+    registry.make(policy, pages), pages, HostCache(40, 4, reserve=True),
     executor.costs,
   )
   engine = Engine(scheduler, executor)
@@ -54,12 +54,12 @@ def test_number_of_objects_does_not_grow_with_requests(policy, monkeypatch):
         deadline_s=executor.now() + 50 if number % 3 else float("inf"),
       ))
       for _ in range(8):
-        engine.turn(executor.now() + 1)
+        engine.step(executor.now() + 1)
       if len(scheduler.requests) > 6:
         leaver = scheduler.requests[int(rng.integers(6))]
         scheduler.cancel(leaver, executor.now())
     while not engine.idle:
-      engine.turn()
+      engine.step()
     executor.moved.clear()  # log for other tests
     return num_objects(scheduler)
 

@@ -9,7 +9,7 @@ import pytest
 
 from caatnet.show import render
 from caatnet.studies import registry
-from caatnet.studies.datacentre import closed_forms, page, report
+from caatnet.studies.datacentre import closed_forms, known, page, report
 from caatnet.studies.datacentre.knobs import KNOBS
 from configs.datacentre import hundred_billion
 from configs.planner import gpt_11b
@@ -63,6 +63,16 @@ def test_existing_machines_are_predicted_within_their_tolerance(result):
   assert {row["what"] for row in result["known"]} == set(KNOWN)
   for row in result["known"]:
     assert abs(row["error"]) <= KNOWN[row["what"]], row
+
+
+def test_consistent_figures_are_within_the_tolerance(result):
+  rows = [*result["paper"], *result["known"]]
+  assert {row["verdict"] for row in rows} == set(known.VERDICTS)
+  for row in rows:
+    if row["verdict"] == "consistent":
+      assert abs(row["error"]) <= known.TOLERANCE, row
+    if row["verdict"] == "differs":
+      assert abs(row["error"]) > known.TOLERANCE, row
 
 
 def test_bandwidth_falls_with_lower_targets_and_better_methods(result):

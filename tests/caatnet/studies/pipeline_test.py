@@ -6,13 +6,13 @@ import pytest
 
 from caatnet.studies import registry
 from caatnet.studies.pipeline import study as pipeline
-from configs.pipeline import timetables
+from configs.pipeline import schedules
 from parallel.pipeline.builders import BUILDERS
 
 
 def small(**changes):
   """Returns the small config with changed keys, such as link__overlap."""
-  config = timetables.get_config("test").to_dict()
+  config = schedules.get_config("test").to_dict()
   for key, value in changes.items():
     section, _, name = key.rpartition("__")
     (config[section] if section else config)[name] = value
@@ -20,7 +20,7 @@ def small(**changes):
 
 
 def test_study_is_json_and_has_tables_and_a_picture(tmp_path, capsys):
-  config = small(timetables=tuple(BUILDERS))
+  config = small(schedules=tuple(BUILDERS))
   study = registry.find(config)
   result = json.loads(json.dumps(study.run(config)))
   study.show(result)
@@ -37,7 +37,7 @@ def test_study_is_json_and_has_tables_and_a_picture(tmp_path, capsys):
 def test_rows_equal_the_values_by_hand():
   """2 stages, 4 microbatches: bytes and seconds of the whole model."""
   rows = {
-    row["timetable"]: row
+    row["schedule"]: row
     for row in pipeline.run(small(link__bandwidth="1e30", link__latency_s="0"))[
       "rows"
     ]
@@ -59,13 +59,13 @@ def test_schedule_that_does_not_fit_is_skipped_with_the_reason(capsys):
   config = small(pipeline__microbatches=5)
   result = pipeline.run(config)
   (skipped,) = result["skipped"]
-  assert skipped["timetable"] == "interleaved_1f1b"
-  assert "config.pipeline.timetable='interleaved_1f1b'" in skipped["why"]
+  assert skipped["schedule"] == "interleaved_1f1b"
+  assert "config.pipeline.schedule='interleaved_1f1b'" in skipped["why"]
   assert "config.pipeline.microbatches=5: 4 or 6 would fit" in skipped["why"]
   registry.find(config).show(result)
   assert "left out: config.pipeline" in capsys.readouterr().out
   with pytest.raises(ValueError, match="4 or 6 would fit"):
-    pipeline.run(config | {"timetables": ("interleaved_1f1b",)})
+    pipeline.run(config | {"schedules": ("interleaved_1f1b",)})
 
 
 def test_fallback_is_named(capsys):
@@ -78,7 +78,7 @@ def test_fallback_is_named(capsys):
 def test_both_halves_of_a_backward_recompute():
   """At 10 ms each, a whole backward takes 30 ms, and each half 20 ms."""
   config = small(
-    timetables=("1f1b", "zb_h1"), work__recompute=True, link__bandwidth="1e30"
+    schedules=("1f1b", "zb_h1"), work__recompute=True, link__bandwidth="1e30"
   )
   whole, halves = pipeline.run(config)["rows"]
   assert whole["closed_s"] == pytest.approx(5 * 0.04)
@@ -89,7 +89,7 @@ def test_both_halves_of_a_backward_recompute():
 
 def test_slower_links_and_stages_cost_time():
   def seconds(**changes):
-    config = small(timetables=("1f1b",), **changes)
+    config = small(schedules=("1f1b",), **changes)
     (row,) = pipeline.run(config)["rows"]
     return row["events_s"]
 
@@ -103,16 +103,16 @@ def test_slower_links_and_stages_cost_time():
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"timetables": ()}, r"config.timetables=\(\) must have"),
-    ({"timetables": ("1f2b",)}, "config.timetables: '1f2b' must be one of"),
+    ({"schedules": ()}, r"config.schedules=\(\) must have"),
+    ({"schedules": ("1f2b",)}, "config.schedules: '1f2b' must be one of"),
     ({"pipeline__stages": 0}, "config.pipeline.stages=0 must be an integer"),
     ({"pipeline__microbatches": 2**30},
-     "config.pipeline.microbatches=1073741824 on .* more than 4,194,304 tick"),
+     "config.pipeline.microbatches=1073741824 on .* exceed 4,194,304 ticks"),
     ({"pipeline__stages": 10_000}, "config.pipeline.stages=10000 with .* tick"),
     ({"work__forward_s": -1.0}, "config.work.forward_s=-1.0 must be positive"),
     ({"work__factors": (1.0, 1.0, 1.0)},
      "config.work.factors=.* must be one for each of 2 stages"),
-    ({"link__bandwidth": "wifi"}, "config.link.bandwidth=wifi is no number"),
+    ({"link__bandwidth": "wifi"}, "config.link.bandwidth=wifi is not a number"),
     ({"link__bandwidth": "0"}, "config.link.bandwidth=0 must be positive"),
     ({"link__latency_s": "-1"}, "config.link.latency_s=-1 must be at least 0"),
   ],

@@ -31,7 +31,8 @@ def test_sent_pieces_of_a_late_worker_are_merged_and_the_rest_waits(
 ):
   """Makes the worker late while one of three fragments is in flight."""
   programs = Programs(make(
-    "streaming", "outer.every=6 outer.fragment_layers=1 outer.overlap=(4,) "
+    "streaming",
+    "outer.sync_every=6 outer.fragment_layers=1 outer.overlap=(4,) "
     f"outer.pieces={pieces} outer.keep={keep} {UNROUNDED}", 1,
   ))
   loop = programs.experiment.outer

@@ -34,7 +34,7 @@ SMALL = (
   f"parallel.worker={WORKERS} parallel.tensor=2 sync.p=0.5 model.width=16 "
   "model.num_heads=2 model.num_kv_heads=2 model.ffn_width=24 "
   "model.vocab_size=256 data.seq_len=8 data.batch_size=8 "
-  "data.validation_windows=8 outer.every=3 outer.chunk=64 "
+  "data.validation_windows=8 outer.sync_every=3 outer.chunk=64 "
   "outer.top_k=8 train.num_steps=9 train.checkpoint_every=4 "
   "train.keep_checkpoints=9 train.eval_every=9 optimizer.warmup_steps=2 "
 )
@@ -46,7 +46,7 @@ ALGORITHMS = dict.fromkeys(OUTER, "") | {
   "diloco_all_to_all": "outer.codec=int8 outer.block=16 "
                        "outer.route=all_to_all",
   # Stopped after the first of two pieces.
-  "streaming": "outer.every=6 outer.fragment_layers=2 outer.codec=e3m0 "
+  "streaming": "outer.sync_every=6 outer.fragment_layers=2 outer.codec=e3m0 "
                "outer.block=16 "
                "outer.overlap=(2,3,3,2) outer.pieces=2 outer.keep=0.5 "
                "outer.error_feedback=True train.checkpoint_every=7",
@@ -108,7 +108,8 @@ UNROUNDED = (
   "outer.stochastic_rounding=False "
 )
 PLAIN = (
-  "outer.every=3 outer.fragment_layers=1 outer.overlap=(0,) outer.pieces=1 "
+  "outer.sync_every=3 outer.fragment_layers=1 outer.overlap=(0,) "
+  "outer.pieces=1 "
   f"outer.keep=0.0 {UNROUNDED}"
 )
 
@@ -249,7 +250,7 @@ def test_averaging_every_step_with_sgd_is_data_parallel_sgd():
   one = Runner("data_parallel", momentum=0.0).run(4)
   for name in ("local_sgd", "diloco"):
     changes = (
-      "outer.every=1 outer.learning_rate=1.0 outer.momentum=0.0 "
+      "outer.sync_every=1 outer.learning_rate=1.0 outer.momentum=0.0 "
       f"{UNROUNDED}"
     )
     assert_close(Runner(name, changes, momentum=0.0).run(4).params, one.params)
@@ -258,7 +259,7 @@ def test_averaging_every_step_with_sgd_is_data_parallel_sgd():
 def test_split_of_a_worker_batch_changes_no_result():
   """Splits the batch over data ranks and microbatches."""
   common, split = (
-    Runner("diloco", f"{UNROUNDED} outer.every=1", workers=2, **changes)
+    Runner("diloco", f"{UNROUNDED} outer.sync_every=1", workers=2, **changes)
     for changes in ({}, {"data": 2, "accumulation": 2})
   )
   assert_close(split.run(2).outer, common.run(2).outer)
@@ -266,7 +267,7 @@ def test_split_of_a_worker_batch_changes_no_result():
 
 def test_local_sgd_is_the_mean_of_workers_trained_alone():
   """Compares one round with a run that never communicates."""
-  alone = Runner("local_sgd", "outer.every=99").run(3)
+  alone = Runner("local_sgd", "outer.sync_every=99").run(3)
   apart = alone.params
   assert any((x[0] != x[1]).any() for x in jax.tree.leaves(apart))
   together = Runner("local_sgd").run(3)
@@ -284,7 +285,7 @@ def test_local_sgd_is_the_mean_of_workers_trained_alone():
 
 
 def test_fedavg_averages_a_sample_and_all_workers_receive_it():
-  apart = Runner("local_sgd", "outer.every=99").run(3).params
+  apart = Runner("local_sgd", "outer.sync_every=99").run(3).params
   sampled = Runner("fedavg", "outer.clients=2 outer.weights=()").run(3)
   pairs = [(i, j) for i in range(4) for j in range(i)]
   distances = [
@@ -324,14 +325,14 @@ def test_outer_gradient_is_start_minus_mean(
 
 def test_streaming_with_one_fragment_is_diloco():
   """Without overlap, mixing or rounding."""
-  diloco = Runner("diloco", f"{UNROUNDED} outer.every=3").run(9)
+  diloco = Runner("diloco", f"{UNROUNDED} outer.sync_every=3").run(9)
   streaming = Runner("streaming", f"{PLAIN} outer.fragment_layers=0").run(9)
   assert_close(streaming.evaluated, diloco.evaluated)
   assert_close(streaming.params, diloco.params)
 
 
 def test_streaming_with_keep_1_is_local_training(same_bits):
-  alone = Runner("local_sgd", "outer.every=99", options=same_bits).run(7)
+  alone = Runner("local_sgd", "outer.sync_every=99", options=same_bits).run(7)
   deaf = Runner(
     "streaming", f"{PLAIN} outer.keep=1.0", options=same_bits
   ).run(7)
@@ -346,7 +347,7 @@ def test_fragments_are_sent_in_turn_and_arrive_tau_later(tau):
   """
   runner = Runner(
     "streaming",
-    f"{PLAIN} outer.every=6 outer.overlap=({tau},)",
+    f"{PLAIN} outer.sync_every=6 outer.overlap=({tau},)",
   )
   arrivals = []
   before = runner.outer["params"]
@@ -372,9 +373,9 @@ def test_fragments_are_sent_in_turn_and_arrive_tau_later(tau):
 def test_fragment_is_the_mean_at_the_time_of_sending():
   """With tau = 2, the mean is over the parameters two updates ago."""
   options = (
-    f"{PLAIN} outer.every=6 outer.learning_rate=1.0 outer.momentum=0.0"
+    f"{PLAIN} outer.sync_every=6 outer.learning_rate=1.0 outer.momentum=0.0"
   )
-  alone = Runner("local_sgd", "outer.every=99").run(6).params
+  alone = Runner("local_sgd", "outer.sync_every=99").run(6).params
   late = Runner("streaming", f"{options} outer.overlap=(2,)").run(8)
   first = jax.tree.map(lambda x: x[:, 0].mean(axis=0), alone["blocks"])
   got = jax.tree.map(lambda x: x[0], late.outer["params"]["blocks"])
@@ -385,7 +386,7 @@ def test_fragment_is_the_mean_at_the_time_of_sending():
 def test_pieces_of_a_fragment_add_up_to_the_whole():
   """Two pieces, sent in two steps, arrive as one send would."""
   options = (
-    f"{PLAIN} outer.every=6 outer.codec=int8 outer.overlap=(2,) "
+    f"{PLAIN} outer.sync_every=6 outer.codec=int8 outer.overlap=(2,) "
     "outer.block=16"
   )
   whole = Runner("streaming", options)
@@ -401,7 +402,8 @@ def test_pieces_of_a_fragment_add_up_to_the_whole():
 
 def test_each_worker_merges_at_its_own_time(same_bits):
   """tau = 1 for workers 0 and 3, tau = 2 for the others."""
-  apart = Runner("local_sgd", "outer.every=99", options=same_bits).run(4).params
+  apart = Runner("local_sgd", "outer.sync_every=99", options=same_bits)
+  apart = apart.run(4).params
   runner = Runner(
     "streaming", f"{PLAIN} outer.overlap=(1,2,2,1)", options=same_bits
   )
@@ -419,7 +421,7 @@ def test_each_worker_merges_at_its_own_time(same_bits):
 def test_eager_applies_every_mean_once():
   """With outer SGD(1): phi_m = start - earlier means - own delta / M."""
   runner = Runner(
-    "eager", "outer.every=2 outer.learning_rate=1.0 outer.momentum=0.0"
+    "eager", "outer.sync_every=2 outer.learning_rate=1.0 outer.momentum=0.0"
   )
   start = jax.tree.map(lambda x: x[0], runner.params)
   total = jax.tree.map(np.zeros_like, start)
@@ -514,7 +516,7 @@ def test_error_feedback_loses_nothing(name):
   runner = Runner(name, options)
   start = jax.tree.map(lambda x: x[0], runner.params)
   gone = jax.tree.map(np.zeros_like, start)
-  apart = Runner(name, f"{options} outer.every=99")
+  apart = Runner(name, f"{options} outer.sync_every=99")
   for round_number in range(2):
     outer = runner.outer["params"]
     apart.state = jax.tree.map(jnp.copy, runner.state)
@@ -546,7 +548,7 @@ def test_tournament_pairs_each_two_workers_once(workers):
 
 def test_noloco_pairs_meet_half_way_independently_of_others():
   options = "outer.learning_rate=1.0 outer.momentum=0.0 outer.pull=1.0"
-  apart = Runner("local_sgd", "outer.every=99").run(3).params
+  apart = Runner("local_sgd", "outer.sync_every=99").run(3).params
   runner = Runner("noloco", options).run(3)
   plan = runner.experiment.outer.plan(2)
   partners = noloco.partners_of_round(WORKERS, plan.variant)

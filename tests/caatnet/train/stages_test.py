@@ -35,29 +35,29 @@ PAIRS = {
   "p, lanes of all axes": ("sync.p=0.5 parallel.data=2", {"tensor": 2}),
   "zero3, chunks, remat": (
     "parallel.data=2 zero.scheme=zero3 model.remat=full "
-    "pipeline.timetable=looped pipeline.chunks=2 parallel.stage=2 ",
+    "pipeline.schedule=looped pipeline.chunks=2 parallel.stage=2 ",
     {"data": 2, "stage": 2},
   ),
   "zero2, residuals, remat": (
     "parallel.data=2 zero.scheme=zero2 model.remat=reduced "
-    "pipeline.keep=residuals pipeline.timetable=eager_1f1b",
+    "pipeline.keep=residuals pipeline.schedule=eager_1f1b",
     {"data": 2, "stage": 3},
   ),
   "workers, tied, two backwards": (
-    "parallel.worker=2 outer.algorithm=diloco outer.every=2 "
-    "model.tied_embeddings=True pipeline.timetable=zb_h1 ",
+    "parallel.worker=2 outer.algorithm=diloco outer.sync_every=2 "
+    "model.tied_embeddings=True pipeline.schedule=zb_h1 ",
     {"worker": 2, "stage": 3},
   ),
   "p, residuals, two backwards": (
-    "sync.p=0.5 pipeline.keep=residuals pipeline.timetable=zb_h2",
+    "sync.p=0.5 pipeline.keep=residuals pipeline.schedule=zb_h2",
     {"stage": 3},
   ),
   "zero3, remat, two backwards": (
     "parallel.data=2 zero.scheme=zero3 model.remat=full "
-    "pipeline.timetable=zb_h1", {"data": 2, "stage": 3},
+    "pipeline.schedule=zb_h1", {"data": 2, "stage": 3},
   ),
   "replicated vocabulary": (
-    "pipeline.vocabulary=replicated pipeline.timetable=gpipe ",
+    "pipeline.vocabulary=replicated pipeline.schedule=gpipe ",
     {"stage": 3, "tensor": 2},
   ),
 }
@@ -131,7 +131,7 @@ def test_buffers_are_updated_in_place():
 
 @pytest.mark.parametrize("overrides", [
   "", "parallel.stage=4 parallel.data=2 zero.scheme=zero2",
-  "parallel.stage=2 pipeline.timetable=looped pipeline.chunks=2 "
+  "parallel.stage=2 pipeline.schedule=looped pipeline.chunks=2 "
   "pipeline.vocabulary=replicated",
 ])
 def test_checkpoint_of_stages_equals_that_of_one_piece_bitwise(overrides):
@@ -157,7 +157,7 @@ def test_padding_takes_the_predicted_memory(layers, chunks):
   def argument_bytes(layers, chunks):
     experiment = make(
       f"model.num_layers={layers} pipeline.chunks={chunks} "
-      "pipeline.timetable=looped", {"stage": 3},
+      "pipeline.schedule=looped", {"stage": 3},
     )
     state = experiment.abstract_state()
     program = jax.jit(lambda s: s.step, keep_unused=True).lower(state)
@@ -184,7 +184,7 @@ def test_fragments_of_stages_have_the_layers_of_one_piece(place):
   """Streaming DiLoCo sends equal fragments, and checkpoints may hold one."""
   streaming = (
     "parallel.worker=2 outer.algorithm=streaming outer.fragment_layers=4 "
-    "model.num_layers=8 parallel.stage=2 pipeline.timetable=looped "
+    "model.num_layers=8 parallel.stage=2 pipeline.schedule=looped "
     "pipeline.chunks=2 "
   )
   ours, alone = (make(s, {}) for s in (streaming, streaming + ALONE))
@@ -227,15 +227,15 @@ def test_convolutional_network_trains_in_stages():
 
 @pytest.mark.parametrize(("overrides", "words"), [
   ("parallel.stage=5", "parallel.stage=5 are more parts than"),
-  ("pipeline.timetable=zb_h3", "pipeline.timetable='zb_h3'"),
-  ("pipeline.chunks=2", "pipeline.timetable='1f1b' has one chunk"),
-  ("pipeline.timetable=interleaved_1f1b pipeline.chunks=2 "
+  ("pipeline.schedule=zb_h3", "pipeline.schedule='zb_h3'"),
+  ("pipeline.chunks=2", "pipeline.schedule='1f1b' has one chunk"),
+  ("pipeline.schedule=interleaved_1f1b pipeline.chunks=2 "
    "parallel.stage=3 model.num_layers=6", "multiples of"),
-  ("pipeline.timetable=forward", "cannot train"),
+  ("pipeline.schedule=forward", "cannot train"),
   ("pipeline.keep=outputs", "pipeline.keep='outputs'"),
-  ("pipeline.keep=residuals pipeline.timetable=zb_h1 model.remat=full",
+  ("pipeline.keep=residuals pipeline.schedule=zb_h1 model.remat=full",
    "model.remat='none'"),
-  ("pipeline.keep=residuals pipeline.timetable=zb_h1 parallel.data=2 "
+  ("pipeline.keep=residuals pipeline.schedule=zb_h1 parallel.data=2 "
    "zero.scheme=zero1", "zero.scheme='ddp'"),
   ("pipeline.keep=residuals parallel.data=2 zero.scheme=zero3 "
    "zero.secondary=data", "secondary='none'"),

@@ -26,8 +26,8 @@ from parallel.axes import Axis
 from parallel.elastic.membership import journal, service
 from parallel.elastic.membership.coordinator import Rules
 from parallel.elastic.membership.messages import Waiting
-from parallel.elastic.patience import Patience
 from parallel.elastic.settings import Settings
+from parallel.elastic.timeouts import AdmissionTimeout
 from parallel.outer.apart import Alone
 from tests.caatnet.train.outer_loops_test import PLAIN, make_linear
 from tests.parallel.elastic.worlds import SECURITY, together
@@ -365,14 +365,14 @@ def test_worker_that_joins_after_the_last_round_ends_with_a_message(
 
 def test_wait_for_a_lost_revision_ends():
   said = []
-  patience = Patience(Settings(alone_s=0.05), said.append)
+  timeout = AdmissionTimeout(Settings(alone_s=0.05), said.append)
   lost = Waiting(7, True, "waits for a peer that has revision 7")
-  assert patience.hear(lost) is None
+  assert timeout.update(lost) is None
   time.sleep(0.06)
-  assert patience.hear(lost._replace(lost=False)) is None  # such a peer exists
-  assert patience.hear(lost) is None
+  assert timeout.update(lost._replace(lost=False)) is None  # such a peer exists
+  assert timeout.update(lost) is None
   time.sleep(0.06)
-  assert "holds revision 7" in str(patience.hear(lost))
+  assert "holds revision 7" in str(timeout.update(lost))
   assert said == [f"the coordinator {lost.text}"]
 
 

@@ -41,7 +41,7 @@ SPREAD = {"worker": 2, "node": 2, "gpu": 2}
 
 @pytest.mark.parametrize(
   ("name", "overrides"),
-  [("streaming", f"{PLAIN} outer.every=4 outer.overlap=(1,)"),
+  [("streaming", f"{PLAIN} outer.sync_every=4 outer.overlap=(1,)"),
    ("dc_s3gd", "")],
 )
 def test_partitioned_workers_train_as_unpartitioned_ones(name, overrides):
@@ -58,8 +58,8 @@ def test_partitioned_workers_train_as_unpartitioned_ones(name, overrides):
 
 @pytest.mark.parametrize(
   "outer",
-  ["sparseloco outer.every=1 outer.chunk=8 outer.top_k=4",
-   "diloco outer.every=1 outer.codec=int4 outer.block=8 "
+  ["sparseloco outer.sync_every=1 outer.chunk=8 outer.top_k=4",
+   "diloco outer.sync_every=1 outer.codec=int4 outer.block=8 "
    "outer.error_feedback=True"],
 )
 def test_exchanged_values_do_not_depend_on_devices(outer):

@@ -1,4 +1,4 @@
-"""What strangers and liars send: refused, while others go on."""
+"""Attacks on the transport: untrusted input is refused, members continue."""
 
 import contextlib
 import logging
@@ -48,7 +48,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda x: type(x).__name__)
-def test_a_message_comes_back_from_its_bytes(message):
+def test_message_round_trips_through_its_bytes(message):
   assert frames.decode(frames.encode(message), ALL) == message
 
 
@@ -59,18 +59,18 @@ def test_a_message_comes_back_from_its_bytes(message):
    m.Go(1, 1, "", ["a"]), m.Go(1, 1, "", ("",)), m.Hello(1, 1, "", (1, 1, "")),
    m.Start(1, 2, ("p",) * 1025)],
 )
-def test_a_message_of_wrong_types_is_not_sent(message):
+def test_encode_refuses_fields_of_wrong_types(message):
   with pytest.raises(FrameError):
     frames.encode(message)
 
 
-def test_a_peer_cannot_speak_as_a_coordinator_or_a_host():
+def test_messages_of_coordinator_and_host_are_refused_from_a_peer():
   for message in (m.Go(1, 1, "", ()), m.Silent("p1"), m.Halt()):
     with pytest.raises(FrameError, match="not expected here"):
       frames.decode(frames.encode(message), frames.FROM_PEER)
 
 
-def test_fuzzed_messages_raise_one_error_or_are_messages():
+def test_fuzzed_messages_decode_or_raise_frame_error():
   rng, wrong = random.Random(0), 0
   good = [frames.encode(x) for x in EXAMPLES if len(frames.encode(x)) < 999]
   for _ in range(FUZZED):
@@ -79,12 +79,12 @@ def test_fuzzed_messages_raise_one_error_or_are_messages():
       found = frames.decode(data, ALL)
     except FrameError:
       wrong += 1
-    else:  # what is read is a message that has one form
+    else:  # a decoded message has exactly one encoding
       assert frames.decode(frames.encode(found), ALL) == found
   assert wrong > FUZZED / 2
 
 
-def test_fuzzed_frames_raise_one_error():
+def test_fuzzed_frames_raise_only_frame_error():
   rng = random.Random(1)
   for _ in range(FUZZED):
     kind = rng.choice(list(Kind))
@@ -101,10 +101,10 @@ def test_fuzzed_frames_raise_one_error():
         frames.unpack(wrong)
 
 
-def _member(there, lane, epoch=1, name="p2"):
-  """A connection of somebody who has the token."""
+def _member(there, connection, epoch=1, name="p2"):
+  """Returns a connection that is authenticated with the token."""
   return handshake.dial(
-    there["p0"].address, Request(Purpose.LANE, lane, epoch, name, "p0"),
+    there["p0"].address, Request(Purpose.DATA, connection, epoch, name, "p0"),
     SECURITY, Scope(), 2,
   )
 
@@ -129,17 +129,17 @@ def _not_opened(sock):
 
 
 @pytest.mark.parametrize(
-  ("lane", "attack", "seen"),
+  ("connection", "attack", "seen"),
   [(1, _garbage, "begins with"), (1, _huge, "announces"),
    (0, _wrong_checksum, "checksum"), (1, _not_opened, "not opened")],
 )
-def test_a_member_that_sends_what_is_wrong_is_named(lane, attack, seen):
+def test_member_that_sends_invalid_data_is_named(connection, attack, seen):
   with listeners(2) as there:
     members = {n: x.address for n, x in there.items()}
     with Listener("p2", SECURITY) as third:
       members["p2"] = third.address
       links = [Links(n, 1, members, SECURITY) for n in there]
-      third.serve(Purpose.LANE, Offer(
+      third.serve(Purpose.DATA, Offer(
         1, frozenset(there), lambda sock, _: sock.recv(1)
       ))
 
@@ -147,11 +147,11 @@ def test_a_member_that_sends_what_is_wrong_is_named(lane, attack, seen):
         for name in there:
           for k in range(2):
             sock = handshake.dial(
-              there[name].address, Request(Purpose.LANE, k, 1, "p2", name),
+              there[name].address, Request(Purpose.DATA, k, 1, "p2", name),
               SECURITY, Scope(), 5,
             )
             kept.append(sock)
-            if (name, k) == ("p0", lane):
+            if (name, k) == ("p0", connection):
               mine.append(sock)
 
       kept, mine = [], []
@@ -161,7 +161,7 @@ def test_a_member_that_sends_what_is_wrong_is_named(lane, attack, seen):
       operations = [
         link_collectives.all_reduce(x, 5, arrays(1, 9)[0]) for x in links
       ]
-      attack(mine[0])  # p0 sees it, and says it to p1
+      attack(mine[0])  # p0 detects it and reports it to p1
       for operation in operations:
         with pytest.raises(Lost, match=seen) as caught:
           operation.result(10)
@@ -173,7 +173,7 @@ def test_a_member_that_sends_what_is_wrong_is_named(lane, attack, seen):
 
 
 def _refused(address, say=b""):
-  """Whether a listener ends a connection, at once or after its time."""
+  """Returns True once the listener has closed the connection."""
   with contextlib.suppress(ConnectionError), socket.create_connection(
     address, 5
   ) as sock:
@@ -184,8 +184,8 @@ def _refused(address, say=b""):
   return True
 
 
-def test_strangers_are_refused_and_members_go_on(caplog):
-  """No token, a wrong one, garbage, drips, and 300 connections at once."""
+def test_unauthenticated_connections_are_refused_and_members_continue(caplog):
+  """Covers no token, a wrong one, garbage, slow sends and 300 connections."""
   limits = Limits(handshake_s=0.5, handshakes=16, lines_per_s=5)
   xs = arrays(2, 2000)
   with caplog.at_level(logging.WARNING), listeners(2, limits=limits) as there:
@@ -193,18 +193,18 @@ def test_strangers_are_refused_and_members_go_on(caplog):
     address = there["p0"].address
     with pytest.raises(ConnectionError, match="another token"):
       handshake.dial(
-        address, Request(Purpose.LANE, 0, 1, "p1", "p0"),
+        address, Request(Purpose.DATA, 0, 1, "p1", "p0"),
         Security(b"another token of a run"), Scope(), 0.2,
       )
     assert _refused(address, os.urandom(1000))
     assert _refused(address, Header(Kind.DATA, 2**31 - 1).pack() * 10)
-    assert _refused(address)  # says nothing
+    assert _refused(address)  # sends nothing
     with contextlib.ExitStack() as stack:
       crowd = [
         stack.enter_context(socket.create_connection(address, 5))
         for _ in range(300)
       ]
-      for _ in range(5):  # drips a byte at a time
+      for _ in range(5):  # sends one byte at a time
         for sock in crowd:
           with contextlib.suppress(OSError):
             sock.send(b"x")
@@ -216,7 +216,7 @@ def test_strangers_are_refused_and_members_go_on(caplog):
           assert operation.result(10).tobytes() == ORDERS["direct"](
             xs
           ).tobytes()
-      # A newcomer gets through the crowd.
+      # A joining peer connects despite the crowd.
       again = connected(there, epoch=2)
       end = time.monotonic() + 10
       while there["p0"].refused < 300 and time.monotonic() < end:
@@ -231,7 +231,7 @@ def test_strangers_are_refused_and_members_go_on(caplog):
 
 
 class _Tap(socket.socket):
-  """A socket that keeps what was sent over it."""
+  """Socket that records the bytes sent through it."""
 
   said = b""
 
@@ -240,19 +240,20 @@ class _Tap(socket.socket):
     return super().sendall(data, *args)
 
 
-def test_a_handshake_that_was_recorded_is_of_no_use(monkeypatch):
+def test_replayed_handshake_is_refused(monkeypatch):
   accepted = []
   with listeners(1) as there:
-    there["p0"].serve(Purpose.LANE, Offer(
+    there["p0"].serve(Purpose.DATA, Offer(
       1, frozenset({"p2"}), lambda sock, request: accepted.append(request)
     ))
     with monkeypatch.context() as patched:
       patched.setattr(handshake.socket, "socket", _Tap)
       member = _member(there, 0)
-      # Who has gone at once is perhaps not taken.
+      # A connection that closes immediately may not be accepted.
       _wait(lambda: accepted)
       member.close()
-    # Both sides are tapped: the listener's nonce, the dialer, the answer.
+    # The tap records both sides: the listener's nonce, the dialer's hello, and
+    # the response.
     assert SECURITY.token not in _Tap.said
     dialer = _Tap.said[handshake.OPENING.size :][: handshake.HANDSHAKE_BYTES]
     assert b"p2" in dialer
@@ -267,10 +268,10 @@ def _wait(condition):
     time.sleep(0.01)
 
 
-def test_a_connection_of_another_epoch_is_refused():
+def test_connection_of_another_epoch_is_refused():
   with listeners(1) as there:
     there["p0"].serve(
-      Purpose.LANE, Offer(5, frozenset({"p2"}), lambda *_: None)
+      Purpose.DATA, Offer(5, frozenset({"p2"}), lambda *_: None)
     )
     for epoch, name, why in ((4, "p2", "STALE"), (5, "p9", "STRANGER")):
       with pytest.raises(handshake.Refused, match=why):
@@ -278,12 +279,12 @@ def test_a_connection_of_another_epoch_is_refused():
     start = time.monotonic()
     with pytest.raises(handshake.Refused, match="has not entered epoch 6"):
       _member(there, 0, 6)
-    assert time.monotonic() - start > 1  # it may hear of it yet
+    assert time.monotonic() - start > 1  # the epoch may still begin
 
 
 def test_connections_beyond_the_limit_are_refused_until_one_ends(caplog):
   with listeners(1, limits=Limits(connections=2)) as there:
-    there["p0"].serve(Purpose.LANE, Offer(
+    there["p0"].serve(Purpose.DATA, Offer(
       1, frozenset({"p2"}), lambda sock, _: sock.recv(1)
     ))
     first, _ = _member(there, 1), _member(there, 2)
@@ -301,8 +302,8 @@ def test_connections_beyond_the_limit_are_refused_until_one_ends(caplog):
   assert len(caplog.records) == 1
 
 
-def test_members_that_cannot_be_reached_are_named():
-  """One has another token, one is not there."""
+def test_unreachable_members_are_named():
+  """One member has another token, and one does not exist."""
   with listeners(1) as there, Listener(
     "p1", Security(b"another token of a run")
   ) as other:
@@ -314,17 +315,17 @@ def test_members_that_cannot_be_reached_are_named():
     assert set(caught.value.peers) == {"p1", "p2"}
 
 
-def test_a_token_that_can_be_guessed_is_refused():
+def test_short_token_is_refused():
   with pytest.raises(ValueError, match="at least 16"):
     Security(b"secret")
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
-def test_with_tls_sums_are_the_same_and_strangers_are_out(tmp_path):
+def test_tls_keeps_sums_and_refuses_unsigned_certificates(tmp_path):
   security, stranger = certificates(tmp_path)
   xs = arrays(3, 50_001)
   with listeners(3, security) as there:
-    links = connected(there, Options(lanes=2), security=security)
+    links = connected(there, Options(num_connections=2), security=security)
     operations = [
       link_collectives.all_reduce(x, 0, v, order="ring")
       for x, v in zip(links, xs, strict=True)
@@ -334,14 +335,14 @@ def test_with_tls_sums_are_the_same_and_strangers_are_out(tmp_path):
     for wrong in (stranger, SECURITY):
       with pytest.raises(OSError):
         handshake.dial(
-          there["p0"].address, Request(Purpose.LANE, 0, 1, "p1", "p0"), wrong,
+          there["p0"].address, Request(Purpose.DATA, 0, 1, "p1", "p0"), wrong,
           Scope(), 0.3,
         )
     for x in links:
       x.close()
 
 
-def test_a_world_that_was_closed_is_over_at_once():
+def test_closed_world_ends_at_once():
   with world(2) as links:
     operation = link_collectives.all_reduce(links[0], 0, arrays(1, 99)[0])
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""Links are measured in pairs, and rings are chosen by them."""
+"""Bandwidth measurement of peer pairs, and ring orders chosen from it."""
 
 import itertools
 
@@ -22,7 +22,7 @@ from tests.parallel.elastic.worlds import (
 
 
 @pytest.mark.parametrize("count", range(1, 12))
-def test_each_pair_is_measured_once_and_no_peer_twice_in_a_round(count):
+def test_each_pair_is_measured_once_and_no_peer_twice_per_round(count):
   rounds = bandwidth.rounds(count)
   pairs = [pair for pairs in rounds for pair in pairs]
   assert sorted(pairs) == [*itertools.combinations(range(count), 2)]
@@ -31,7 +31,7 @@ def test_each_pair_is_measured_once_and_no_peer_twice_in_a_round(count):
     assert len(set(ends)) == len(ends)
 
 
-def test_all_peers_have_the_same_measured_rates():
+def test_all_peers_obtain_the_same_measured_rates():
   with world(3) as links:
     found = together([
       lambda x=x: bandwidth.measure(x, 5, least_s=0.005) for x in links
@@ -47,8 +47,8 @@ def _bottleneck(rates, order):
 
 
 @pytest.mark.parametrize("count", [3, 5, 7, 9, 12])
-def test_a_ring_avoids_slow_links(count):
-  """On a hidden ring all links are fast, and slow elsewhere."""
+def test_ring_avoids_slow_links(count):
+  """Recovers a hidden ring of fast links among slow ones."""
   rng = np.random.default_rng(count)
   hidden = rng.permutation(count)
   rates = rng.uniform(1, 2, (count, count))
@@ -60,7 +60,7 @@ def test_a_ring_avoids_slow_links(count):
   assert order == bandwidth.ring_order(rates.copy())
 
 
-def test_the_exact_ring_is_never_worse_than_the_improved_one(monkeypatch):
+def test_exact_ring_is_at_least_as_fast_as_the_improved_one(monkeypatch):
   for seed in range(5):
     rates = np.random.default_rng(seed).uniform(1, 10, (7, 7))
     exact = _bottleneck(rates, bandwidth.ring_order(rates))
@@ -69,17 +69,17 @@ def test_the_exact_ring_is_never_worse_than_the_improved_one(monkeypatch):
       assert _bottleneck(rates, bandwidth.ring_order(rates)) <= exact
 
 
-def test_a_link_without_a_rate_is_refused():
+def test_link_without_a_rate_is_refused():
   with pytest.raises(ValueError, match="positive"):
     bandwidth.ring_order(np.zeros((4, 4)))
 
 
-def test_a_ring_goes_round_a_slow_link_also_when_another_one_becomes_slow(
+def test_ring_is_reordered_when_another_link_becomes_slow(
   monkeypatch,
 ):
-  """Two links lead over relays, which can be slow; sums keep to the ring."""
+  """Slows relays on two links; sums keep the order of the ring."""
   monkeypatch.setattr("parallel.elastic.exchange._TIMED_BYTES", 0)
-  # So slow that a busy machine's pauses never look like it.
+  # Far slower than the pauses of a loaded machine.
   slow, fast = 1e5, 1e9
   xs = arrays(4, 10_000)
   with listeners(4) as there:
@@ -106,7 +106,7 @@ def test_a_ring_goes_round_a_slow_link_also_when_another_one_becomes_slow(
       return there.ring, there.sum(xs[i], "ring")
 
     def ring():
-      """Sums once; returns the ring, which all have alike."""
+      """Runs one sum; returns the ring, which all peers share."""
       nonlocal number
       number += 1
       found = together([lambda i=i: exchange(i) for i in range(4)])

@@ -1,5 +1,4 @@
-"""Sums and gathers over sockets: their order, their bytes, and their failures.
-"""
+"""Sums and gathers over sockets: order, bytes and failures."""
 
 import multiprocessing
 import os
@@ -30,7 +29,7 @@ from tests.parallel.elastic.worlds import (
   world,
 )
 
-BLOCK = 4096  # many blocks of small arrays
+BLOCK = 4096  # bytes; small arrays have many blocks
 
 
 def all_reduce(links, tag, xs, order, **options):
@@ -44,8 +43,8 @@ def all_reduce(links, tag, xs, order, **options):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
-def test_sums_are_their_stated_order_bit_for_bit(count):
-  with world(count, Options(lanes=2, checked=True)) as links:
+def test_sums_follow_their_stated_order_bit_for_bit(count):
+  with world(count, Options(num_connections=2, checked=True)) as links:
     for size in (0, 1, count - 1, 17, 4099, 30011):
       for tag, (order, stated) in enumerate(ORDERS.items()):
         xs = arrays(count, size)
@@ -54,8 +53,8 @@ def test_sums_are_their_stated_order_bit_for_bit(count):
           assert found.tobytes() == wanted, (size, order)
 
 
-def test_a_tag_is_used_again_at_once():
-  """Whoever is first in its next use does not disturb who is in this one."""
+def test_tag_can_be_reused_at_once():
+  """A peer that starts the next use does not disturb the current one."""
   def use(x):
     for number in range(100):
       sent = b"" if number % 2 else b"x" * number
@@ -67,7 +66,7 @@ def test_a_tag_is_used_again_at_once():
     assert together([lambda x=x: use(x) for x in links]) == [3, 3, 3]
 
 
-def test_a_ring_adds_as_the_executor_on_a_mesh():
+def test_ring_adds_in_the_order_of_the_mesh_executor():
   count, size = 5, 1003
   xs = arrays(count, size)
   schedule = build("ring", topologies.ring(count))
@@ -80,13 +79,13 @@ def test_a_ring_adds_as_the_executor_on_a_mesh():
   with world(count) as links:
     found = all_reduce(links, 0, xs, "ring")
   assert found[0].tobytes() == np.asarray(on_mesh)[0].tobytes()
-  # The order matters: otherwise this would show nothing.
+  # The order changes the sum; otherwise the comparison would show nothing.
   assert found[0].tobytes() != ORDERS["direct"](xs).tobytes()
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("count", [2, 5])
-def test_bytes_are_the_formula_s_and_the_kernel_s(order, count):
+def test_sent_bytes_equal_the_formula_and_the_socket_counters(order, count):
   size = 20011
   with world(count) as links:
     all_reduce(links, 0, arrays(count, size), order)
@@ -98,11 +97,11 @@ def test_bytes_are_the_formula_s_and_the_kernel_s(order, count):
       sent, received = x.traffic.sent, x.traffic.received
       assert (sent.payload, sent.framing) == (payload, framing)
       assert x.socket_bytes() == received.payload + received.framing
-    # 2 (M - 1) / M of the array each, all peers together.
+    # 2 (M - 1) / M of the array per peer, summed over all peers.
     assert sum(p for p, _ in stated) == 2 * (count - 1) * 4 * size
 
 
-def test_contributors_may_be_some_of_the_members():
+def test_contributors_may_be_a_subset_of_the_members():
   xs = arrays(4, 999)
   with world(4) as links:
     some = [links[i] for i in (3, 0, 2)]
@@ -113,9 +112,9 @@ def test_contributors_may_be_some_of_the_members():
   ).tobytes()
 
 
-def test_gathered_bytes_come_in_rank_order_and_unequal():
+def test_gather_returns_unequal_sizes_in_rank_order():
   pieces = [os.urandom(n) for n in (0, 1, 9000, 4096)]
-  with world(4, Options(lanes=2)) as links:
+  with world(4, Options(num_connections=2)) as links:
     operations = [
       link_collectives.gather(x, 0, piece, block_bytes=BLOCK)
       for x, piece in zip(links, pieces, strict=True)
@@ -126,7 +125,7 @@ def test_gathered_bytes_come_in_rank_order_and_unequal():
   assert sent == [3 * len(piece) for piece in pieces]
 
 
-def test_tags_in_any_order_do_not_wait_for_one_another():
+def test_operations_complete_in_any_order_of_tags():
   count, tags = 4, 6
   xs = {tag: arrays(count, 5000 + tag) for tag in range(tags)}
 
@@ -134,7 +133,7 @@ def test_tags_in_any_order_do_not_wait_for_one_another():
     order = random.Random(rank).sample(range(tags), tags)
     begun = {}
     for tag in order:
-      # The first ends before the last begins, on each another one.
+      # Each peer has another order; early operations end before late ones.
       begun[tag] = link_collectives.all_reduce(
         x, tag, xs[tag][rank], order=("ring", "direct")[tag % 2],
         block_bytes=BLOCK,
@@ -151,7 +150,7 @@ def test_tags_in_any_order_do_not_wait_for_one_another():
     assert all(f[tag].tobytes() == stated.tobytes() for f in found)
 
 
-def test_an_operation_that_one_has_not_begun_blocks_no_other():
+def test_operation_that_a_peer_has_not_begun_blocks_no_other():
   xs = arrays(2, 100000)
   with world(2) as links:
     first = link_collectives.all_reduce(links[0], 1, xs[0])
@@ -162,7 +161,7 @@ def test_an_operation_that_one_has_not_begun_blocks_no_other():
     assert found[0].tobytes() == first.result().tobytes()
 
 
-def test_peers_that_mean_different_things_are_told():
+def test_mismatched_operations_are_reported():
   with world(2) as links:
     operations = [
       link_collectives.all_reduce(x, 0, np.zeros(10 + i, np.float32))
@@ -180,8 +179,8 @@ def test_peers_that_mean_different_things_are_told():
   [("direct", signal.SIGKILL), ("ring", signal.SIGKILL),
    ("ring", signal.SIGSTOP)],
 )
-def test_all_hear_of_a_peer_that_dies_in_the_middle(order, accident):
-  """A killed one breaks its connections; a stopped one is silent."""
+def test_peer_failure_during_an_operation_reaches_all_members(order, accident):
+  """A killed process breaks its connections; a stopped one is silent."""
   context = multiprocessing.get_context("forkserver")
   context.set_forkserver_preload(["tests.parallel.elastic.worlds"])
   pipes, processes = [], []
@@ -210,7 +209,7 @@ def test_all_hear_of_a_peer_that_dies_in_the_middle(order, accident):
       process.join()
 
 
-def test_a_peer_that_leaves_ends_all_operations_and_keeps_the_inputs():
+def test_leaving_peer_ends_all_operations_and_keeps_the_inputs():
   xs = arrays(3, 400_000)
   kept = [x.copy() for x in xs]
   with world(3) as links:
@@ -230,12 +229,12 @@ def test_a_peer_that_leaves_ends_all_operations_and_keeps_the_inputs():
   assert all((a == b).all() for a, b in zip(xs, kept, strict=True))
 
 
-def test_what_a_failed_try_has_sent_is_booked_apart():
+def test_bytes_of_an_aborted_operation_are_counted_separately():
   xs = arrays(3, 50_000)
   with world(3) as links:
     all_reduce(links, 0, xs, "direct")
     done = links[0].traffic.sent.payload
-    # Two of three begin: what they give each other is sent, and of no use.
+    # Two of three begin: the bytes they exchange are sent in vain.
     operations = [
       link_collectives.all_reduce(x, 1, xs[0], block_bytes=BLOCK)
       for x in links[:2]
@@ -247,7 +246,7 @@ def test_what_a_failed_try_has_sent_is_booked_apart():
     assert links[0].traffic.sent.payload == done
     aborted = links[0].traffic.aborted_sent.payload
     assert aborted == 4 * 16_667  # p1's chunk; p2's is never sent
-    # The caller goes on in a new epoch, with fewer.
+    # The caller continues in a new epoch with fewer members.
     with listeners(2) as there:
       again = connected(there, epoch=2)
       assert all_reduce(again, 1, xs[:2], "ring")[0].size == 50_000

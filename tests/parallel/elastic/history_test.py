@@ -1,4 +1,4 @@
-"""A log is bounded, and runs again to what the coordinator was."""
+"""Coordinator log: bounded size, and replay to the coordinator's state."""
 
 import pytest
 
@@ -13,7 +13,7 @@ _MOST = 4000
 
 
 def _rounds(count):
-  """What two peers say in rounds, of which each seventh fails."""
+  """Yields the messages of two peers; every seventh round fails."""
   yield from (("a", m.Hello(0, 0, "", None)), ("b", m.Hello(0, 0, "", None)))
   epoch, number = 1, 0
   yield from ((peer, m.Prepared(epoch)) for peer in "ab")
@@ -31,7 +31,7 @@ def _rounds(count):
       number += 1
 
 
-def test_a_long_log_is_followed_by_one_that_runs_by_itself(tmp_path):
+def test_rotated_log_is_bounded_and_replays_by_itself(tmp_path):
   path, rules = tmp_path / "log", Rules(least=2)
   log = history.Log(path, _MOST)
   state, effects = coordinator.started(Record())
@@ -47,7 +47,7 @@ def test_a_long_log_is_followed_by_one_that_runs_by_itself(tmp_path):
       assert list(history.replay(part))[-1] == state
   assert state.record.revision == 35
   first, last = lines
-  assert "state" in first[0]  # it was the second one, at least
+  assert "state" in first[0]  # the log has been rotated at least twice
   del first[-1]
   with pytest.raises(ValueError, match="starts from a different state"):
     list(history.replay(first + last))

@@ -1,4 +1,4 @@
-"""Journals that are cut off, damaged, or opened twice."""
+"""Journals that are truncated, damaged, or opened twice."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ _RECORDS = [
 
 @pytest.fixture
 def whole(tmp_path):
-  """The bytes of a journal with the records, and where its lines end."""
+  """Returns a journal's bytes and the end of each of its lines."""
   ends = [0]
   with Journal(tmp_path / "whole") as journal:
     for record in _RECORDS:
@@ -28,7 +28,7 @@ def whole(tmp_path):
   return (tmp_path / "whole").read_bytes(), ends
 
 
-def test_what_is_cut_off_anywhere_goes_on_with_the_last_whole_record(
+def test_truncated_journal_resumes_from_its_last_whole_record(
   whole, tmp_path
 ):
   data, ends = whole
@@ -44,7 +44,7 @@ def test_what_is_cut_off_anywhere_goes_on_with_the_last_whole_record(
     assert path.read_bytes().startswith(data[: ends[count]])
 
 
-def test_damage_is_refused_with_its_line(whole, tmp_path):
+def test_damaged_line_is_refused_with_its_number(whole, tmp_path):
   data, ends = whole
   path = tmp_path / "damaged"
   for place in range(len(data) - 1):
@@ -59,7 +59,7 @@ def test_damage_is_refused_with_its_line(whole, tmp_path):
     Journal(path)
 
 
-def test_two_coordinators_cannot_have_one_journal(tmp_path):
+def test_journal_cannot_be_opened_by_two_coordinators(tmp_path):
   with (
     Journal(tmp_path / "one"),
     pytest.raises(ValueError, match="another coordinator"),
@@ -68,7 +68,7 @@ def test_two_coordinators_cannot_have_one_journal(tmp_path):
   Journal(tmp_path / "one").close()
 
 
-def test_a_long_journal_is_replaced_by_its_last_record(tmp_path):
+def test_long_journal_is_compacted_to_its_last_record(tmp_path):
   path = tmp_path / "long"
   with Journal(path, most_bytes=1000) as journal:
     for number in range(200):
@@ -82,11 +82,11 @@ def test_a_long_journal_is_replaced_by_its_last_record(tmp_path):
 
 
 class _Killed(BaseException):
-  """The process ends here."""
+  """Simulated end of the process."""
 
 
 class _Dying:
-  """Calls of the system, of which one is the last."""
+  """System calls that raise `_Killed` after the first ``last`` calls."""
 
   def __init__(self, last, torn, files):
     self._left, self._torn, self.files = last, torn, files
@@ -109,10 +109,10 @@ class _Dying:
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
-def test_a_coordinator_killed_while_it_compacts_forgets_nothing(
+def test_kill_during_compaction_loses_no_acknowledged_record(
   tmp_path, monkeypatch, torn
 ):
-  """Each call of the system is its last one, once."""
+  """Interrupts compaction at each of its system calls in turn."""
   calls = ("open", "write", "fsync", "replace", "close")
   counts = []
   for last in range(100):
@@ -129,11 +129,11 @@ def test_a_coordinator_killed_while_it_compacts_forgets_nothing(
       except _Killed:
         ended = False
     known = journal.record
-    for file in dying.files:  # as the kernel does
+    for file in dying.files:  # the kernel closes files of a dead process
       with contextlib.suppress(OSError):
         os.close(file)
     with Journal(path, most_bytes=150) as again:
-      # Nobody was told of a record before it was on the disk.
+      # A record is acknowledged only after it is on the disk.
       assert again.record in (known, _RECORDS[1])
       counts.append(again.record == _RECORDS[1])
       again.append(_RECORDS[2])

@@ -1,6 +1,6 @@
-"""Attacks on a swarm that trains: one line of the log, and rounds go on.
+"""Attacks on a training swarm: each logs one line, and rounds continue.
 
-Rows of a table are what strangers say, and what members say who have the token.
+Tables hold the input of unauthenticated clients and of members with the token.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def _step(exchange, state, part):
 
 
 class _Member:
-  """A peer in threads of this process, which gives parts until it ends."""
+  """Peer in threads of this process that contributes until `end`."""
 
   def __init__(self, there, combine=_step):
     self.swarm = Swarm(
@@ -70,7 +70,7 @@ class _Member:
 
 
 class _Trained:
-  """A coordinator and two members, with all lines that anybody has written."""
+  """Coordinator and two members, with the log lines of all of them."""
 
   def __init__(self, folder, caplog):
     self._said, self._caplog = [], caplog
@@ -124,20 +124,20 @@ def trained(tmp_path, caplog):
 
 
 def _drips(sock):
-  for _ in range(40):  # each comes well within the limit
+  for _ in range(40):  # each byte arrives well within the limit
     sock.sendall(b"x")
     time.sleep(0.05)
 
 
 def _guesses(sock):
-  """Does as a dialer does, with another token."""
+  """Runs the dialer's side of a handshake with a wrong token."""
   handshake._ask(
-    handshake.Patient(sock, 5), Request(Purpose.LANE, 0, 1, "a", "b"),
+    handshake.HandshakeSocket(sock, 5), Request(Purpose.DATA, 0, 1, "a", "b"),
     Security(b"another token of a run"),
   )
 
 
-# What a stranger does, and what the line says of it.
+# Name: input of an unauthenticated client, and pattern of the logged line.
 STRANGERS = {
   "nothing": (lambda sock: None, "too long|timed out"),
   "drips": (_drips, "too long|timed out"),
@@ -151,10 +151,12 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_a_stranger_costs_one_line_and_rounds_go_on(trained, name):
+def test_unauthenticated_client_costs_one_line_and_rounds_continue(
+  trained, name
+):
   attack, why = STRANGERS[name]
   peer = ids.address(trained.members[0].swarm.me)
-  # A peer gives a stranger more time than this coordinator.
+  # A peer allows longer handshakes than this coordinator does.
   targets = [trained.there.address] + [peer] * ("too long" not in why)
   for address in targets:
     with socket.create_connection(address) as sock:
@@ -165,10 +167,10 @@ def test_a_stranger_costs_one_line_and_rounds_go_on(trained, name):
       (line,) = trained.lines(f":{port}: ")
       assert any(word in line for word in why.split("|"))
   trained.go_on()
-  (line,) = trained.lines("epoch 2")  # nobody had to go
+  (line,) = trained.lines("epoch 2")  # no member was dropped
 
 
-def test_a_thousand_connections_at_once_hold_nobody_up(trained):
+def test_thousand_connections_at_once_do_not_delay_rounds(trained):
   trained.go_on()
   wide = []
   with contextlib.ExitStack() as stack:
@@ -180,7 +182,7 @@ def test_a_thousand_connections_at_once_hold_nobody_up(trained):
         sock.setblocking(False)
         wide.append(sock)
     trained.go_on()
-    # Half-open handshakes are few, and so are their threads.
+    # Half-open handshakes are limited in number, and so are their threads.
     assert len(trained.there._listener._underway) <= Limits().handshakes
     assert threading.active_count() < CROWD / 4
     newcomer = _Member(trained.there)
@@ -220,7 +222,7 @@ def _wrong_kind(sock):
   [(_huge, "announces 2,147,483,648 bytes"), (_nonsense, "begins with"),
    (_wrong_kind, "is not expected here")],
 )
-def test_who_has_the_token_and_sends_nonsense_is_one_line(
+def test_invalid_message_of_a_member_is_one_line(
   trained, said_hello, attack, why
 ):
   sock, me = _dialled(trained.there.address, Purpose.CONTROL, 0)
@@ -234,7 +236,7 @@ def test_who_has_the_token_and_sends_nonsense_is_one_line(
   trained.go_on()
 
 
-def test_fuzzed_conversations_end_and_rounds_go_on(trained):
+def test_fuzzed_conversations_end_and_rounds_continue(trained):
   rng, epoch = random.Random(2), trained.record.epoch
   said = [frames.encode(x) for x in (
     m.Prepared(1), m.Leave(), m.Unreachable(7, ("17-ab", "18-cd")),
@@ -254,17 +256,17 @@ def test_fuzzed_conversations_end_and_rounds_go_on(trained):
   assert not [member.error for member in trained.members if member.error]
 
 
-def test_a_replayed_epoch_is_one_line(trained):
-  """A member of an epoch that is over dials a peer, and votes again."""
+def test_replayed_epoch_is_one_line(trained):
+  """A member of an earlier epoch dials a peer and votes again."""
   first, second = trained.record.members
   epoch = trained.record.epoch
   with pytest.raises(handshake.Refused, match="STALE"):
     _dialled(
-      ids.address(first), Purpose.LANE, epoch - 1, me=second, receiver=first
+      ids.address(first), Purpose.DATA, epoch - 1, me=second, receiver=first
     )
   trained.until(lambda: trained.lines("STALE"))
   (line,) = trained.lines("STALE")
-  assert f"{second}, LANE, epoch {epoch - 1}" in line
+  assert f"{second}, DATA, epoch {epoch - 1}" in line
   sock, me = _dialled(trained.there.address, Purpose.CONTROL, 0)
   with sock:
     for message in (
@@ -278,7 +280,7 @@ def test_a_replayed_epoch_is_one_line(trained):
   assert me not in trained.record.members
 
 
-def test_who_votes_for_another_hash_is_dropped_with_a_line_and_comes_back(
+def test_peer_with_wrong_digest_is_dropped_and_readmitted(
   trained
 ):
   lies = [True]
@@ -302,10 +304,10 @@ def test_who_votes_for_another_hash_is_dropped_with_a_line_and_comes_back(
   assert not [member.error for member in trained.members if member.error]
 
 
-def test_a_holder_that_has_not_what_its_hash_says_is_one_line(trained):
-  """Newcomers take nothing from a member whose memory has gone bad.
+def test_holder_with_corrupted_state_is_dropped_and_repaired(trained):
+  """Joining peers take nothing from a member with a corrupted memory.
 
-  Of three members two are right: of two, the smaller digest would be chosen.
+  Two of three members are right; among two, the smaller digest would be chosen.
   """
   trained.members.append(_Member(trained.there))
   trained.until(lambda: len(trained.record.members) == 3)
@@ -317,7 +319,7 @@ def test_a_holder_that_has_not_what_its_hash_says_is_one_line(trained):
   newcomer = _Member(trained.there)
   trained.members.append(newcomer)
   trained.until(lambda: newcomer.swarm.revision > 1)
-  # The bad one votes for what it has, is dropped, and fetches what is right.
+  # The corrupted member votes for its digest, is dropped, and fetches again.
   trained.until(lambda: trained.lines("its digest of round"))
   trained.until(lambda: len(trained.record.members) == 4)
   trained.go_on(3)
@@ -328,8 +330,8 @@ def test_a_holder_that_has_not_what_its_hash_says_is_one_line(trained):
     assert member.error is None
 
 
-def test_a_user_has_one_token_on_a_machine(tmp_path, monkeypatch):
-  """Which nobody else reads; what is given goes before it."""
+def test_user_has_one_token_per_machine(tmp_path, monkeypatch):
+  """Stores it readable by its owner only; a given token has precedence."""
   monkeypatch.delenv(handshake.TOKEN_VARIABLE, raising=False)
   tokens = []
   for home in ("a", "a", "b"):

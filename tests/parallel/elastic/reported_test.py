@@ -1,10 +1,10 @@
-"""What users of others' elastic training reported, as laws that hold here.
+"""Regression tests for defects reported in other elastic training systems.
 
-Each test names the issues or pull requests of which it is the regression test:
-of pytorch/torchft, learning-at-home/hivemind, adap/flower, openfl,
-pytorch/torchtitan, PrimeIntellect-ai/prime-diloco (OpenDiLoCo's successor) and
-PrimeIntellect-ai/pccl. Faults of outer loops themselves (torchft#230, #233: the
-signs of an outer gradient and of a mixture) are tested in tests/parallel/outer.
+Each test names the issues or pull requests that it covers, of pytorch/torchft,
+learning-at-home/hivemind, adap/flower, openfl, pytorch/torchtitan,
+PrimeIntellect-ai/prime-diloco (OpenDiLoCo's successor) and
+PrimeIntellect-ai/pccl. Defects of outer loops (torchft#230, #233: the signs of
+an outer gradient and of a mixture) are tested in tests/parallel/outer.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ NEW = m.Hello(0, 0, "", None)
 
 
 class _Run:
-  """A coordinator that is given messages; `told` has what it said last."""
+  """Coordinator driven by messages; `told` maps each peer to its last reply."""
 
   def __init__(self, rules):
     self.rules, self.state, self.told = rules, Coordinator(), []
@@ -55,7 +55,7 @@ class _Run:
     return self.state.record.epoch
 
   def opened(self, *peers):
-    """Peers come, and are asked for their parts."""
+    """Admits peers to an epoch, up to the request for their parts."""
     for peer in peers:
       self(peer, NEW)
     for peer in self.state.record.members:
@@ -82,8 +82,8 @@ def _serving(folder, **timing):
   return there
 
 
-def test_a_member_that_only_keeps_its_connection_is_dropped(tmp_path):
-  """torchft#63: dead members stayed in the quorum."""
+def test_member_that_only_keeps_its_connection_is_dropped(tmp_path):
+  """Covers torchft#63: dead members stayed in the quorum."""
   there = Service(
     ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
     rules=Rules(least=2), say=lambda line: None,
@@ -93,7 +93,7 @@ def test_a_member_that_only_keeps_its_connection_is_dropped(tmp_path):
   for peer, (sock, _) in pairs.items():
     there._take(Channel(sock, frames.FROM_PEER, 10), peer, NEW)
   now = time.monotonic() + 30
-  there._channels[alive].heard = now - 1
+  there._channels[alive].last_received = now - 1
   there._look_at_clocks(now)
   assert there.state.record.members == (alive,)
   there.close()
@@ -102,8 +102,8 @@ def test_a_member_that_only_keeps_its_connection_is_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_one_epoch_has_one_list_of_members(seed):
-  """torchft PR 70, hivemind#624, #351: two rooms, each with some peers."""
+def test_epoch_has_one_list_of_members(seed):
+  """Covers torchft PR 70, hivemind#624, #351: two groups, each incomplete."""
   rng, lists = random.Random(seed), {}
   run = _Run(Rules(least=2))
   peers = [f"p{i}" for i in range(6)]
@@ -124,16 +124,16 @@ def test_one_epoch_has_one_list_of_members(seed):
   assert [*lists] == sorted(lists)
 
 
-def test_peers_that_come_at_once_are_in_one_epoch():
-  """hivemind#351, #519: peers looked for groups, and each found another."""
+def test_peers_that_join_simultaneously_share_one_epoch():
+  """Covers hivemind#351, #519: each peer found another group."""
   for order in itertools.permutations("abc"):
     run = _Run(Rules(least=3)).opened(*order)
     assert run.state.record.members == ("a", "b", "c")
     assert run.epoch == 1
 
 
-def test_who_computes_for_long_is_waited_for_and_newcomers_with_it():
-  """torchft PR 70, Flower#3234: no time limit fits steps of 40 minutes."""
+def test_slow_member_is_waited_for_and_joining_peers_wait_too():
+  """Covers torchft PR 70, Flower#3234: no limit suits steps of 40 minutes."""
   run = _Run(Rules(least=2)).opened("a", "b").ready("a")
   run("c", NEW)
   assert (run.armed, run.state.phase, run.epoch) == ([], Phase.OPEN, 1)
@@ -141,8 +141,8 @@ def test_who_computes_for_long_is_waited_for_and_newcomers_with_it():
   assert run.state.record.members == ("a", "b", "c")
 
 
-def test_a_round_without_stragglers_has_at_least_the_quorum():
-  """torchft PR 71: a minority of those who are there went on alone."""
+def test_round_without_stragglers_has_at_least_the_quorum():
+  """Covers torchft PR 71: a minority of the members continued alone."""
   run = _Run(Rules(least=4, quorum=3)).opened(*"abcd").ready("a", "b")
   assert run.armed == []
   run(None, m.Grace(1, 0))
@@ -150,17 +150,17 @@ def test_a_round_without_stragglers_has_at_least_the_quorum():
   run.ready("c")
   assert run.state.phase is Phase.RUNNING
   assert run.state.contributors == ("a", "b", "c")
-  assert run.state.record.members == tuple("abcd")  # the late one stays
+  assert run.state.record.members == tuple("abcd")  # the straggler stays
 
 
-def test_stragglers_are_cut_off_also_after_a_member_died():
-  """OpenFL#981: the cut-off was not honoured any more."""
+def test_stragglers_are_cut_off_after_a_member_died():
+  """Covers OpenFL#981: the cut-off was ignored after a failure."""
   run = _Run(Rules(least=3, quorum=1)).opened(*"abc").ready("a")
   (before,) = run.armed
   run(None, m.Silent("b"))
   for peer in ("a", "c"):
     run(peer, m.Prepared(run.epoch))
-  run(None, before)  # that of the epoch before is over
+  run(None, before)  # the timer of the previous epoch has no effect
   assert run.state.phase is Phase.OPEN
   run.ready("a")
   (again,) = run.armed
@@ -169,18 +169,18 @@ def test_stragglers_are_cut_off_also_after_a_member_died():
   assert run.state.contributors == ("a",)
 
 
-def test_an_attempt_that_failed_makes_a_new_epoch():
-  """torchft PR 183: a failed commit left the quorum's id as it was."""
+def test_failed_attempt_starts_a_new_epoch():
+  """Covers torchft PR 183: a failed commit kept the quorum's id."""
   run = _Run(Rules(least=2)).opened("a", "b").ready("a", "b")
   run("a", m.Vote(1, 0, "aa"))
   run("b", m.Vote(1, 0, None))
   assert (run.epoch, run.state.record.members) == (2, ("a", "b"))
-  run("b", m.Vote(1, 0, "aa"))  # too late
+  run("b", m.Vote(1, 0, "aa"))  # after the epoch has ended
   assert run.state.record.revision == 0
 
 
-def test_it_is_said_what_is_waited_for_and_who_is_missing(tmp_path):
-  """torchft#163, #329, Flower#4147: a server waited, and nobody knew why."""
+def test_log_names_the_awaited_event_and_the_missing_peers(tmp_path):
+  """Covers torchft#163, #329, Flower#4147: servers waited without a reason."""
   run, rules = _Run(Rules(least=2)), Rules(least=2)
   assert waits(run.state, rules) == "waits for 2 more peers: 0 of 2 there"
   run.opened("a", "b").ready("a")
@@ -193,13 +193,13 @@ def test_it_is_said_what_is_waited_for_and_who_is_missing(tmp_path):
   )
   for second in range(10):
     there._speak(1000.0 + second)
-  (line,) = lines  # once, and not all the time
+  (line,) = lines  # logged once, not repeatedly
   assert "2 more peers" in line
   there.close()
 
 
-def test_only_who_has_the_state_is_asked_for_it():
-  """hivemind PR 217: peers that cannot accept requests were asked."""
+def test_only_holders_are_asked_for_the_state():
+  """Covers hivemind PR 217: peers that accept no requests were asked."""
   run = _Run(Rules(least=2)).opened("a", "b").ready("a", "b")
   for peer in ("a", "b"):
     run(peer, m.Vote(1, 0, "aa"))
@@ -208,8 +208,8 @@ def test_only_who_has_the_state_is_asked_for_it():
   assert {x.message.holders for x in run.told} == {("a", "b")}
 
 
-def test_a_newcomer_with_a_higher_revision_does_not_become_the_donor():
-  """hivemind PR 154: the state came from whoever claimed the newest."""
+def test_joining_peer_with_a_higher_revision_is_not_the_donor():
+  """Covers hivemind PR 154: any peer could claim the newest state."""
   run = _Run(Rules(least=2)).opened("a", "b")
   run("z", m.Hello(0, 10**6, "ff", None)).ready("a", "b")
   (said,) = {x.message for x in run.told}
@@ -218,7 +218,7 @@ def test_a_newcomer_with_a_higher_revision_does_not_become_the_donor():
 
 
 def _talking(silence_s):
-  """A channel that runs, the other end of its socket, and what it takes."""
+  """Returns a running channel, the other end of its socket, and its events."""
   here, other = socket.socketpair()
   channel, taken = Channel(here, frames.FROM_PEER, silence_s, True), []
 
@@ -230,20 +230,20 @@ def _talking(silence_s):
   return channel, other, taken
 
 
-def test_who_is_idle_shows_that_it_is_there():
-  """torchft#35, Flower#775: idle connections were taken for dead ones."""
+def test_idle_peer_sends_signs_of_life():
+  """Covers torchft#35, Flower#775: idle connections were considered dead."""
   channel, other, _ = _talking(0.8)
   other.settimeout(5)
   start = time.monotonic()
-  while time.monotonic() - start < 1:  # more than either may be silent
+  while time.monotonic() - start < 1:  # longer than the allowed silence
     assert frames.read_header(other).kind is Kind.KEEP_ALIVE
     other.sendall(Header(Kind.KEEP_ALIVE).pack())
   assert not channel._ended.is_set()
   other.close()
 
 
-def test_signs_of_life_are_never_too_many():
-  """Flower#4300: "too many pings"."""
+def test_signs_of_life_are_rate_limited():
+  """Covers Flower#4300: "too many pings"."""
   channel, other, taken = _talking(5)
   other.sendall(Header(Kind.KEEP_ALIVE).pack() * 5000)
   data = frames.encode(m.Leave())
@@ -256,20 +256,20 @@ def test_signs_of_life_are_never_too_many():
   other.close()
 
 
-def test_a_half_open_connection_ends():
-  """torchft#164: what this side says arrives, and nothing comes back."""
+def test_half_open_connection_ends():
+  """Covers torchft#164: messages arrive, but no reply comes back."""
   channel, other, _ = _talking(0.2)
   other.setblocking(False)
   end = time.monotonic() + 5
-  while not channel._ended.wait(0.02):  # what it says is read
+  while not channel._ended.wait(0.02):  # the other end keeps reading
     assert time.monotonic() < end
     with contextlib.suppress(BlockingIOError):
       other.recv(1 << 16)
   other.close()
 
 
-def test_a_part_may_take_longer_than_a_peer_may_be_silent(tmp_path):
-  """Flower#3234, torchft PR 70: one time limit for all rounds."""
+def test_part_may_take_longer_than_the_silence_limit(tmp_path):
+  """Covers Flower#3234, torchft PR 70: one time limit for all rounds."""
   there = _serving(tmp_path, silence_s=1.5)
 
   def train(pause_s):
@@ -284,21 +284,21 @@ def test_a_part_may_take_longer_than_a_peer_may_be_silent(tmp_path):
   there.close()
 
 
-def test_a_dead_peer_is_seen_at_once_and_not_by_a_time_limit():
-  """torchft#164, #196: found by the time limit of a collective."""
+def test_dead_peer_is_detected_without_a_time_limit():
+  """Covers torchft#164, #196: only a collective's time limit detected it."""
   with world(3, Options(silence_s=600)) as links:
     xs = arrays(3, 1000)
     operations = [
       link_collectives.all_reduce(links[i], 1, xs[i]) for i in range(2)
     ]
-    links[2]._scope.close()  # as the kernel does when a process dies
+    links[2]._scope.close()  # the kernel does this when a process dies
     for operation in operations:
       with pytest.raises(Lost):
         operation.result(30)
 
 
-def test_a_connection_over_which_nothing_arrives_ends_a_sum():
-  """torchft#164, #196: its sender waits for a quarter of an hour by itself."""
+def test_connection_without_progress_ends_a_sum():
+  """Covers torchft#164, #196: TCP alone waits for a quarter of an hour."""
   with world(2, Options(silence_s=1)) as links:
     churn_peer.deafen(links[1]._inward["p0", 1])
     operations = [
@@ -310,8 +310,8 @@ def test_a_connection_over_which_nothing_arrives_ends_a_sum():
       assert "has not ended" not in caught.value.reason
 
 
-def test_a_sum_that_one_never_begins_ends_and_names_it():
-  """pccl#13: a synchronous reduce hung."""
+def test_sum_that_a_peer_never_begins_ends_and_names_it():
+  """Covers pccl#13: a synchronous reduce hung."""
   with world(2) as links:
     operation = link_collectives.all_reduce(links[0], 1, arrays(1, 10)[0])
     with pytest.raises(Lost) as caught:
@@ -320,7 +320,7 @@ def test_a_sum_that_one_never_begins_ends_and_names_it():
 
 
 def test_fragments_may_be_reduced_in_any_order():
-  """torchft#206: different orders on two peers were a deadlock."""
+  """Covers torchft#206: different orders on two peers caused a deadlock."""
   xs = arrays(2, 5000)
 
   def reduced(x, i):
@@ -343,8 +343,8 @@ def _lived(address, start, rounds, revision=0, change=_step):
     return before, swarm.digest, swarm.checkpoint
 
 
-def test_unequal_beginnings_become_one_and_the_step_is_the_others(tmp_path):
-  """prime-diloco#13, torchtitan#4598: unequal replicas, a wrong step."""
+def test_peers_with_unequal_states_adopt_one_and_step_alike(tmp_path):
+  """Covers prime-diloco#13, torchtitan#4598: unequal replicas, wrong step."""
   there = _serving(tmp_path)
 
   def stepped(exchange, state, part):
@@ -363,8 +363,8 @@ def test_unequal_beginnings_become_one_and_the_step_is_the_others(tmp_path):
   assert before != found[0][1]
 
 
-def test_a_checkpoint_has_all_that_is_shared(tmp_path):
-  """torchft#238, prime-diloco#113: the outer state was not in it."""
+def test_checkpoint_has_the_whole_shared_state(tmp_path):
+  """Covers torchft#238, prime-diloco#113: the outer state was missing."""
   start = {
     "x": np.zeros(3, np.float32), "momentum": np.ones(3, np.float32),
     "step": np.asarray(7),
@@ -384,8 +384,8 @@ def test_a_checkpoint_has_all_that_is_shared(tmp_path):
   assert (kept[0], {*kept[1]} >= {*start}) == (4, True)
 
 
-def test_the_shared_state_cannot_be_written_in_place(tmp_path):
-  """torchft#233: an update in place changed what others still needed."""
+def test_shared_state_cannot_be_written_in_place(tmp_path):
+  """Covers torchft#233: an in-place update changed data still in use."""
   there = Service(
     ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
     say=lambda line: None,

@@ -1,4 +1,4 @@
-"""The protocol in small worlds, state by state, and with faults in it."""
+"""Exhaustive search of the protocol in small worlds, also with faults in it."""
 
 import dataclasses
 import pathlib
@@ -13,7 +13,7 @@ from parallel.elastic.membership.world import Bounds, Budget, Protocol
 
 pytestmark = pytest.mark.quick
 
-# Worlds that a few seconds suffice for; configs/elastic/protocol.py has more.
+# Worlds that take a few seconds; configs/elastic/protocol.py has larger ones.
 _WORLDS = {
   "nothing": Bounds(3, 1, Budget(), Rules(3)),
   "killed": Bounds(2, 2, Budget(crashes=1, leaves=1), Rules(2)),
@@ -28,18 +28,17 @@ _WORLDS = {
 
 
 @pytest.mark.parametrize("name", _WORLDS)
-def test_every_state_keeps_the_invariants_and_can_go_on(name):
+def test_every_reachable_state_keeps_the_invariants_and_can_progress(name):
   found = search.search(_WORLDS[name])
   assert found.complete
   assert not found.problem, "\n".join(found.trace)
   assert found.states > 50
 
 
-# What is broken: the module, its text, what stands there, the world, and the
-# invariant that does not hold.
+# Fault: module, original text, replacement, world, and violated invariant.
 _CUT, _DOWN = Budget(cuts=1), Budget(restarts=1)
 _FAULTS = {
-  "a round is committed before all have voted": (
+  "a round is committed before all votes": (
     coordinator, "if len(votes) < len(state.contributors):", "if not votes:",
     Bounds(2, 1, Budget(crashes=1), Rules(2)), "",
   ),
@@ -53,55 +52,55 @@ _FAULTS = {
     "return state, [*(Send(peer, prepare) for peer in record.members)]",
     Bounds(2, 1, _DOWN, Rules(2)), "no run can complete",
   ),
-  "a failed round leaves the epoch as it is": (
+  "a failed round keeps the epoch": (
     coordinator, "epoch=record.epoch + 1",
     "epoch=record.epoch + (record.members != (*sorted(members),))",
     Bounds(2, 1, Budget(failures=1), Rules(2)), "no run can complete",
   ),
-  "a part is kept though it may have been counted": (
+  "a contribution that may be counted is kept": (
     peer, "keep = message.revision == state.revision", "keep = True",
     Bounds(2, 2, Budget(suspicions=1), Rules(2)),
     "a contribution that was counted is kept",
   ),
-  "a result is dropped though it was committed": (
+  "a committed result is dropped": (
     peer, "vote.epoch, vote.round + 1, vote.digest", "vote.epoch, -1, ''",
     Bounds(2, 1, Budget(suspicions=1), Rules(2)), "",
   ),
-  "a vote that was lost is not sent again": (
+  "a lost vote is not resent": (
     peer, "return state, [Send(None, state.voted)]", "return state, []",
     Bounds(2, 1, _CUT, Rules(2)), "no run can complete",
   ),
-  "a member that comes again is told nothing": (
+  "a returning member gets no reply": (
     coordinator, "    return state, effects\n  others = [",
     "    return state, []\n  others = [",
     Bounds(2, 1, _CUT, Rules(2)), "no run can complete",
   ),
-  "an epoch begins without the newest revision": (
+  "an epoch starts without the newest revision": (
     coordinator, "if not state.holders:", "if False:",
     Bounds(2, 1, Budget(suspicions=1), Rules(1)), "no run can complete",
   ),
-  "a newcomer is forgotten": (
+  "a joining peer is forgotten": (
     coordinator,
     "tuple(entry for entry in state.pending if entry[0] not in record.members)",
     "()", Bounds(2, 1, Budget(failures=1), Rules(1)), "no run can complete",
   ),
-  "a word of another epoch is taken for one of this": (
+  "a message of another epoch is accepted": (
     coordinator, " or message.epoch != record.epoch", "",
     Bounds(2, 1, Budget(suspicions=1), Rules(2)),
     "a peer has uncommitted content",
   ),
-  "a peer that has voted goes on alone": (
+  "a peer continues alone after its vote": (
     peer,
     "return state._replace(phase=Phase.HALTED), [m.Halt()]",
     "return _applied(state) if state.voted else (state, [])",
     Bounds(2, 1, Budget(cuts=1, halts=1), Rules(2)),
     "a peer applies an uncommitted round",
   ),
-  "nobody waits for those who do not come back": (
+  "missing members are not waited for": (
     coordinator, "[m.Arm(m.Recovered())] if record.members else []", "[]",
     Bounds(2, 1, Budget(restarts=1, halts=1), Rules(2)), "no run can complete",
   ),
-  "a peer that is taken for silent is not told": (
+  "a silent peer is dropped without notice": (
     coordinator, "return state, [m.Close(peer)]", "return state, []",
     Bounds(2, 1, Budget(suspicions=1), Rules(2)), "no run can complete",
   ),
@@ -118,11 +117,11 @@ def _broken(module, text, replacement):
 
 
 @pytest.mark.parametrize("name", _FAULTS)
-def test_a_fault_is_found_with_a_shortest_trace(name):
+def test_fault_is_found_with_a_shortest_trace(name):
   module, text, replacement, bounds, problem = _FAULTS[name]
   which = module.__name__.rsplit(".", 1)[1]
   protocol = Protocol()._replace(**{which: _broken(module, text, replacement)})
-  bounds = dataclasses.replace(bounds, most=40_000)  # some never end
+  bounds = dataclasses.replace(bounds, most=40_000)  # some are unbounded
   found = search.search(bounds, protocol)
   assert found.problem
   assert problem in found.problem
@@ -130,8 +129,8 @@ def test_a_fault_is_found_with_a_shortest_trace(name):
   assert not search.search(bounds).problem
 
 
-def test_whose_vote_was_wrong_comes_back_after_a_round_without_it():
-  """It keeps its part while there is no newer revision, and votes so again."""
+def test_peer_with_wrong_vote_is_readmitted_after_a_round_without_it():
+  """The peer keeps its part until a newer revision, and repeats its vote."""
   state, rules = coordinator.Coordinator(), coordinator.Rules(least=3)
   said = [(who, m.Hello(0, 0, "", None)) for who in "abc"]
   said += [(who, m.Prepared(1)) for who in "abc"]

@@ -1,4 +1,4 @@
-"""A coordination service beside peers that do not keep to what is agreed."""
+"""Coordination service and peers that violate the protocol."""
 
 import random
 import shutil
@@ -37,7 +37,7 @@ def _free_port():
 def _serving(
   folder, lines, security=SECURITY, silence_s=1, grace_s=10.0, **options
 ):
-  """A service that runs in a thread."""
+  """Runs a service in a thread."""
   there = Service(
     ("127.0.0.1", 0), security, Journal(folder / "journal"),
     timing=Timing(silence_s, reconnect_s=0.5, grace_s=grace_s),
@@ -68,7 +68,7 @@ def _step(exchange, state, part):
 
 
 def _one_round(there, security=SECURITY):
-  """A peer that takes part alone; returns what it then has."""
+  """Runs a single peer for one round; returns its state."""
   start = {"x": np.zeros(3, np.float32)}
   with Swarm(there.address, security, start) as swarm:
     found = swarm.give(np.ones(3, np.float32), _step)
@@ -76,7 +76,9 @@ def _one_round(there, security=SECURITY):
     return found["x"]
 
 
-def test_strangers_and_nonsense_are_closed_and_peers_go_on(tmp_path):
+def test_unauthenticated_and_invalid_input_is_closed_and_peers_continue(
+  tmp_path
+):
   lines = []
   there = _serving(tmp_path, lines)
   big = Header(Kind.MESSAGE)._replace(length=1 << 17).pack()
@@ -92,7 +94,7 @@ def test_strangers_and_nonsense_are_closed_and_peers_go_on(tmp_path):
     assert _closed(sock)
   sock = _dialled(there, me="no-address")
   assert _closed(sock)
-  # A peer says hello, and no more: the other one waits for it, but not long.
+  # A peer that only sends Hello delays the other one up to the silence limit.
   start = {"x": np.zeros(3, np.float32)}
   with Swarm(there.address, SECURITY, start) as swarm:
     quiet = _dialled(there)
@@ -107,7 +109,7 @@ def test_strangers_and_nonsense_are_closed_and_peers_go_on(tmp_path):
   there.close()
 
 
-def test_more_peers_than_there_may_be_are_refused(tmp_path):
+def test_peers_beyond_the_limit_are_refused(tmp_path):
   lines = []
   there = _serving(tmp_path, lines, silence_s=10, most_peers=1)
   start = {"x": np.zeros(3, np.float32)}
@@ -124,8 +126,8 @@ def test_more_peers_than_there_may_be_are_refused(tmp_path):
   there.close()
 
 
-def test_a_coordinator_goes_on_when_all_are_silent_at_once(tmp_path):
-  """Only the first one has the newest revision; without it all must go."""
+def test_coordinator_continues_when_all_peers_are_silent_at_once(tmp_path):
+  """Only the first peer has the newest revision; without it all would halt."""
   there = Service(
     ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
     rules=coordinator.Rules(least=2), say=lambda line: None,
@@ -140,7 +142,7 @@ def test_a_coordinator_goes_on_when_all_are_silent_at_once(tmp_path):
   there.close()
 
 
-def test_who_does_not_read_loses_the_connection():
+def test_peer_that_does_not_read_is_disconnected():
   here, other = socket.socketpair()
   channel = Channel(here, frames.FROM_PEER, 30)
   ended = []
@@ -163,7 +165,7 @@ def test_who_does_not_read_loses_the_connection():
   other.close()
 
 
-def test_a_frame_over_the_limit_is_not_waited_for():
+def test_frame_over_the_limit_is_refused_before_its_body():
   here, other = socket.socketpair()
   other.sendall(Header(Kind.MESSAGE, length=1 << 31).pack())
   with pytest.raises(FrameError, match="announces 2,147,483,648 bytes"):
@@ -171,7 +173,7 @@ def test_a_frame_over_the_limit_is_not_waited_for():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_coordinator_bears_any_messages_of_members(seed):
+def test_coordinator_keeps_its_invariants_under_random_messages(seed):
   rng = random.Random(seed)
   peers = ["a", "b", "c"]
   rules = coordinator.Rules(2, quorum=rng.choice((0, 1)))
@@ -191,7 +193,7 @@ def test_a_coordinator_bears_any_messages_of_members(seed):
       state, rng.choice(["x", *peers]), message, rules
     )
     kinds = [type(effect) for effect in effects]
-    if state.record != before:  # the journal has it before a peer hears of it
+    if state.record != before:  # journaled before any peer receives it
       written = kinds.index(m.Record)
       assert effects[written] == state.record
       assert m.Send not in kinds[:written]
@@ -201,7 +203,7 @@ def test_a_coordinator_bears_any_messages_of_members(seed):
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
-def test_with_tls_rounds_are_the_same_and_others_are_out(tmp_path):
+def test_tls_keeps_rounds_and_refuses_unsigned_certificates(tmp_path):
   security, stranger = certificates(tmp_path)
   there = _serving(tmp_path, [], security)
   assert (_one_round(there, security) == 1).all()
@@ -222,7 +224,7 @@ def _around(exchange, state, part):
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_a_swarm_s_rings_go_by_measured_links_if_all_measure(tmp_path, alike):
+def test_ring_follows_measured_links_if_all_peers_measure(tmp_path, alike):
   there = _serving(
     tmp_path, [], silence_s=10, rules=coordinator.Rules(least=3)
   )
@@ -251,10 +253,10 @@ def _grow(exchange, state, part):
   return {"x": state["x"] + 1}
 
 
-def test_a_peer_that_fetches_more_slowly_than_rounds_come_is_waited_for(
+def test_peer_whose_fetch_is_slower_than_rounds_is_waited_for(
   tmp_path
 ):
-  """It missed a round; each state takes a second, and each round a tenth."""
+  """A missed round: a fetch takes one second, a round a tenth of a second."""
   there = _serving(
     tmp_path, [], silence_s=10, grace_s=0.05,
     rules=coordinator.Rules(least=2, quorum=1),
@@ -276,7 +278,7 @@ def test_a_peer_that_fetches_more_slowly_than_rounds_come_is_waited_for(
   def slow():
     counts = []
     with joined() as swarm:
-      time.sleep(1)  # rounds are committed without it
+      time.sleep(1)  # rounds are committed in the meantime
       try:
         while sum(counts) < 2:
           swarm.give(b"", _grow)
@@ -292,8 +294,8 @@ def test_a_peer_that_fetches_more_slowly_than_rounds_come_is_waited_for(
   assert counts[-1]
 
 
-def test_a_result_that_is_not_committed_is_not_the_state(tmp_path):
-  """The coordinator is gone when a peer has summed, so nobody commits it."""
+def test_uncommitted_result_is_not_applied(tmp_path):
+  """The coordinator ends between a peer's sum and its commit."""
   there = _serving(tmp_path, [])
   start = {"x": np.zeros(3, np.float32)}
 
@@ -309,7 +311,7 @@ def test_a_result_that_is_not_committed_is_not_the_state(tmp_path):
     assert (swarm.state["x"] == 0).all()
 
 
-def test_without_a_coordinator_a_peer_halts_with_all_it_has(tmp_path):
+def test_peer_without_a_coordinator_halts_with_its_whole_state(tmp_path):
   there = _serving(tmp_path, [])
   start = {"x": np.zeros(3, np.float32)}
   settings = Settings(alone_s=0.5)
@@ -325,7 +327,7 @@ def test_without_a_coordinator_a_peer_halts_with_all_it_has(tmp_path):
     assert (part == 2).all()
 
 
-def test_an_error_of_the_user_s_function_is_raised(tmp_path):
+def test_exception_of_the_user_function_is_raised(tmp_path):
   there = _serving(tmp_path, [])
   with Swarm(
     there.address, SECURITY, {"x": np.zeros(3, np.float32)}
@@ -336,7 +338,7 @@ def test_an_error_of_the_user_s_function_is_raised(tmp_path):
   there.close()
 
 
-def test_a_swarm_goes_on_from_a_checkpoint(tmp_path):
+def test_swarm_resumes_from_a_checkpoint(tmp_path):
   settings = Settings(samples=3)
   kept = 0, {"x": np.zeros(2, np.float32)}
   drawn = []
@@ -353,6 +355,6 @@ def test_a_swarm_goes_on_from_a_checkpoint(tmp_path):
     there.close()
   assert kept[0] == 4
   assert (kept[1]["x"] == 4).all()
-  # One starts anew in its own id, so what the last run was granted goes back.
+  # A peer reuses its id: leases of the previous run are returned.
   numbers = [n for start, stop in drawn for n in range(start, stop)]
   assert len(set(numbers)) == len(numbers) == 12

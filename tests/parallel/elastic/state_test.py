@@ -1,4 +1,4 @@
-"""Shared state: what is fetched, whom it is believed, and who draws what."""
+"""Shared state: fetches, verification of holders, and leases of samples."""
 
 import random
 import struct
@@ -57,7 +57,7 @@ def same(a, b):
   )
 
 
-def test_a_newcomer_gets_all_and_others_exactly_what_differs():
+def test_joining_peer_fetches_all_and_others_only_the_difference():
   wanted = example(5)
   with listeners(3) as there:
     servers = [serve(there[p], wanted) for p in ("p0", "p1", "p2")]
@@ -79,8 +79,8 @@ def test_a_newcomer_gets_all_and_others_exactly_what_differs():
     assert alike.received_bytes == 0
 
 
-def test_what_a_fetch_has_got_is_not_asked_for_again():
-  """A holder gives one chunk, and the next fetch is from another one."""
+def test_interrupted_fetch_resumes_with_the_missing_chunks():
+  """A holder serves one chunk; the next fetch is from another holder."""
   wanted = example(5)
 
   def stopping(server):
@@ -106,11 +106,11 @@ def test_what_a_fetch_has_got_is_not_asked_for_again():
     )
     assert same(second.result()[0], wanted)
     size = sum(entry.size for entry in entries.values())
-    # Memory that was there before may happen to be right.
+    # Uninitialised memory may contain the right bytes by accident.
     assert server.sent_bytes <= size - first.received_bytes
 
 
-def test_a_digest_is_that_of_a_content():
+def test_digest_depends_on_names_shapes_dtypes_and_values():
   a = states.manifest(example(5))
   assert states.decode(states.encode(a), 1 << 30) == a
   digests = {states.digest(a)}
@@ -172,11 +172,11 @@ def _other(server):
 
 
 @pytest.mark.parametrize("wrong", [_lying, _dying, _stalling, _other])
-def test_a_holder_that_is_wrong_is_dropped_and_named(wrong):
+def test_holder_with_wrong_content_is_dropped_and_named(wrong):
   wanted = example(5)
   with listeners(2) as there:
     serve(there["p0"], wanted, wrong)
-    # Alone it gives nothing that is applied.
+    # Nothing that it sends alone is applied.
     alone = fetch(there, ("p0",), wanted, limit_s=0.5)
     with pytest.raises(Unavailable, match="p0"):
       alone.result()
@@ -187,7 +187,7 @@ def test_a_holder_that_is_wrong_is_dropped_and_named(wrong):
 
 
 def _forging(server):
-  """Says that another content has the digest that is asked for."""
+  """Serves the manifest of another content for the requested digest."""
   other = example(6)
   wanted = server._held[3]
   server.publish(other, states.manifest(other))
@@ -195,7 +195,7 @@ def _forging(server):
   return server._serve
 
 
-def test_a_manifest_of_another_content_is_not_believed():
+def test_manifest_of_another_content_is_refused():
   wanted = example(5)
   with listeners(2) as there:
     serve(there["p0"], wanted, _forging)
@@ -205,7 +205,7 @@ def test_a_manifest_of_another_content_is_not_believed():
     assert same(fetch(there, ("p0", "p1"), wanted).result()[0], wanted)
 
 
-def test_a_fetch_is_cancelled_at_once():
+def test_fetch_is_cancelled_at_once():
   wanted = example(5)
   with listeners(1) as there:
     serve(there["p0"], wanted, _stalling)
@@ -215,7 +215,7 @@ def test_a_fetch_is_cancelled_at_once():
       job.result()
 
 
-def test_manifests_of_an_enemy_only_raise_their_error():
+def test_fuzzed_manifests_raise_only_frame_error():
   good = states.encode(states.manifest(example(2)))
   rng = random.Random(0)
   for _ in range(2000):
@@ -231,8 +231,8 @@ def test_manifests_of_an_enemy_only_raise_their_error():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_sample_is_counted_twice_and_none_is_lost(seed):
-  """Members come and go, rounds fail, parts are late or thrown away."""
+def test_every_sample_is_counted_exactly_once(seed):
+  """Members join and leave, rounds fail, parts are late or discarded."""
   rng = random.Random(seed)
   count, now, epoch, young = 3, leases.Leases(), 1, 4
   members = [f"p{i:03}" for i in range(young)]
@@ -245,7 +245,7 @@ def test_no_sample_is_counted_twice_and_none_is_lost(seed):
         assert sum(b - a for a, b in drawn) == count
         parts[peer] = now.round, drawn
     event = rng.random()
-    if event < 0.35:  # a round fails, somebody dies or comes
+    if event < 0.35:  # a round fails, a member fails, or a peer joins
       epoch += 1
       if rng.random() < 0.5 and len(members) > 1:
         parts.pop(gone := rng.choice(members), None)
@@ -275,8 +275,8 @@ def test_no_sample_is_counted_twice_and_none_is_lost(seed):
     assert used | {*granted} == {*range(now.end)}
 
 
-def test_newcomers_of_a_new_run_from_a_checkpoint_draw_apart():
-  """Its epochs begin with 1, and the checkpoint is of a later one."""
+def test_joining_peers_after_a_checkpoint_draw_distinct_samples():
+  """The new run's epochs start at 1; the checkpoint is of a later epoch."""
   now, members = leases.Leases(40, epoch=20, round=9), ("a", "b")
   drawn = [
     leases.draw(now, epoch, members, me, 4)[0]
@@ -287,7 +287,7 @@ def test_newcomers_of_a_new_run_from_a_checkpoint_draw_apart():
   assert min(numbers) == 40
 
 
-def test_a_slow_newcomer_draws_again_only_once():
+def test_slow_joining_peer_draws_again_only_once():
   now, members = leases.Leases(), ("a", "b")
   drawn = now.round, leases.draw(now, 1, members, "b", 4)
   for tries in range(3):
@@ -297,7 +297,7 @@ def test_a_slow_newcomer_draws_again_only_once():
     now = leases.committed(now, 1, members, {"a": fast}, 4)
 
 
-def test_what_was_drawn_wrongly_is_refused():
+def test_invalid_leases_are_refused():
   now = leases.committed(
     leases.Leases(), 1, ("a", "b"), {"a": ((0, 4),), "b": ((4, 8),)}, 4
   )

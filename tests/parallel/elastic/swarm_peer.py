@@ -1,7 +1,7 @@
-"""A peer of a swarm that learns a line, in a process of its own.
+"""Process of a peer in a swarm that fits a linear regression.
 
-Its part is the gradient over the samples that it draws. What it does is fixed
-by the state, the samples and its weight, so `swarm_test` can do it again.
+A part is the gradient over the peer's leased samples. A step is determined by
+the state, the samples and their weight, so that `swarm_test` can repeat it.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ START = {"theta": np.zeros(SIZE, np.float32), "last": b""}
 
 
 def weight(samples):
-  """What a part weighs."""
+  """Returns the weight of a part."""
   return 1.0 + samples[0][0] % 3
 
 
 def gradient(theta, samples):
-  """The gradient of a squared error, float32 ``[SIZE]``."""
+  """Returns the gradient of a squared error, float32 ``[SIZE]``."""
   total = np.zeros(SIZE, np.float32)
   for start, stop in samples:
     for number in range(start, stop):
@@ -36,7 +36,7 @@ def gradient(theta, samples):
 
 
 def combine(exchange, state, part):
-  """A step of gradient descent; says whose parts were in it."""
+  """Takes a step of gradient descent; stores the contributors."""
   value, begun = part
   said = exchange.gather(json.dumps(begun).encode())
   return {

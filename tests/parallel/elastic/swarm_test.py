@@ -1,7 +1,7 @@
-"""Swarms of real processes on loopback: peers and coordinators die, come back.
+"""Swarms of processes on loopback: peers and coordinators die and return.
 
-Every revision that any peer has seen is compared with all others', and with
-the same rounds done again in numpy, one after the other, bit for bit.
+Each revision that a peer reports is compared, bit for bit, with the reports of
+the other peers and with the same rounds computed sequentially in numpy.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _ROOT = pathlib.Path(__file__).parents[3]
 
 
 class _Process:
-  """A process whose lines are read as they come."""
+  """Process whose output lines are read as they arrive."""
 
   def __init__(self, *arguments, **environment):
     self.process = subprocess.Popen(
@@ -47,14 +47,14 @@ class _Process:
       self.lines.append(line)
 
   def end(self, number=signal.SIGKILL):
-    """Ends it by a signal."""
+    """Ends the process by a signal."""
     self.process.send_signal(number)
     self.process.wait(10)
     self._reader.join(5)
 
 
 class _Swarm:
-  """A coordinator and peers."""
+  """Coordinator and peers."""
 
   def __init__(self, folder, *flags):
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -65,7 +65,7 @@ class _Swarm:
     self.coordinate()
 
   def coordinate(self):
-    """Starts a coordinator, with the journal that there is."""
+    """Starts a coordinator on the existing journal, if any."""
     self.coordinators.append(_Process(
       "launch.coordinator", f"--port={self.port}", "--host=127.0.0.1",
       f"--journal={self._folder}/journal", f"--silence_s={_SILENCE_S}",
@@ -73,21 +73,21 @@ class _Swarm:
     ))
 
   def join(self, rounds=10**6, pause_s=0.05):
-    """Starts a peer; returns it."""
+    """Starts a peer and returns it."""
     self.peers.append(
       _Process("tests.parallel.elastic.swarm_peer", self.port, rounds, pause_s)
     )
     return self.peers[-1]
 
   def wait(self, what, condition):
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     end = time.monotonic() + _LIMIT_S
     while not condition():
       assert time.monotonic() < end, f"{what}: {self.said()}"
       time.sleep(0.02)
 
   def go_on(self, peer, count=3):
-    """Waits until a peer's parts have been in some more rounds."""
+    """Waits until a peer has contributed to ``count`` more rounds."""
     def counted():
       return sum(line["counted"] for line in seen(peer))
 
@@ -95,13 +95,13 @@ class _Swarm:
     self.wait(f"{wanted} rounds", lambda: counted() >= wanted)
 
   def said(self):
-    """What all have said last."""
+    """Returns the last lines of all processes."""
     return "\n".join(
       "".join(p.lines[-6:]) for p in [*self.coordinators, *self.peers]
     )
 
   def log(self):
-    """The coordinators' log."""
+    """Returns the path of the coordinators' log."""
     return list(history.read(f"{self._folder}/journal.log.jsonl"))
 
 
@@ -117,7 +117,7 @@ def _swarm(folder, *flags):
 
 
 def seen(peer):
-  """What a peer has said after each of its rounds."""
+  """Returns what a peer reported after each of its rounds."""
   return [
     json.loads(line) for line in list(peer.lines)
     if line.startswith('{"revision"') and line.endswith("}\n")
@@ -125,7 +125,7 @@ def seen(peer):
 
 
 def check(swarm):
-  """Compares all that was seen with the same rounds in numpy; returns it."""
+  """Compares all reports with the same rounds in numpy; returns them."""
   revisions = {}
   for peer in swarm.peers:
     before = -1
@@ -155,7 +155,7 @@ def check(swarm):
   return revisions
 
 
-def test_rounds_are_those_of_numpy_bit_for_bit(tmp_path):
+def test_rounds_equal_numpy_bit_for_bit(tmp_path):
   with _swarm(tmp_path, "--least=3") as swarm:
     peers = [swarm.join(rounds=5) for _ in range(3)]
     for peer in peers:
@@ -172,7 +172,7 @@ def test_rounds_are_those_of_numpy_bit_for_bit(tmp_path):
     )
 
 
-def test_peers_die_stop_and_join_while_the_others_go_on(tmp_path):
+def test_peers_die_stop_and_join_while_others_continue(tmp_path):
   with _swarm(tmp_path, "--least=3") as swarm:
     first, second, third = (swarm.join() for _ in range(3))
     swarm.go_on(first)
@@ -183,7 +183,7 @@ def test_peers_die_stop_and_join_while_the_others_go_on(tmp_path):
     assert len(seen(newcomer)[-1]["last"]) == 3
     second.process.send_signal(signal.SIGSTOP)
     time.sleep(_SILENCE_S + 1)
-    swarm.go_on(first)  # without it
+    swarm.go_on(first)  # without the stopped peer
     assert len(seen(first)[-1]["last"]) == 2
     second.process.send_signal(signal.SIGCONT)
     swarm.go_on(second)
@@ -191,7 +191,7 @@ def test_peers_die_stop_and_join_while_the_others_go_on(tmp_path):
     check(swarm)
 
 
-def test_a_coordinator_that_is_killed_comes_back_and_nobody_restarts(tmp_path):
+def test_killed_coordinator_returns_without_restarts_of_peers(tmp_path):
   with _swarm(tmp_path, "--least=2", "--recover_s=5") as swarm:
     peers = [swarm.join(), swarm.join()]
     for _ in range(2):
@@ -207,7 +207,7 @@ def test_a_coordinator_that_is_killed_comes_back_and_nobody_restarts(tmp_path):
     assert all(len(line["last"]) == 2 for line in revisions.values())
 
 
-def test_a_late_part_counts_in_a_later_round(tmp_path):
+def test_late_part_counts_in_a_later_round(tmp_path):
   with _swarm(tmp_path, "--least=2", "--quorum=1", "--grace_s=0.1") as swarm:
     fast, slow = swarm.join(), swarm.join(pause_s=1)
     swarm.go_on(slow, 2)
@@ -220,7 +220,7 @@ def test_a_late_part_counts_in_a_later_round(tmp_path):
     assert len(seen(fast)) > len(seen(slow))
 
 
-def test_a_world_of_one_goes_on_and_its_log_is_checked(tmp_path):
+def test_single_peer_continues_and_its_log_is_verified(tmp_path):
   with _swarm(tmp_path, "--least=1") as swarm:
     alone = swarm.join(rounds=2)
     assert alone.process.wait(_LIMIT_S) == 0, swarm.said()

@@ -1,4 +1,4 @@
-"""Small worlds of peers in one process, over real sockets."""
+"""Small groups of peers in one process, connected by real sockets."""
 
 from collections.abc import Iterator
 import contextlib
@@ -18,7 +18,7 @@ from parallel.elastic.transport.links import Links, Options
 from parallel.elastic.transport.listener import Limits, Listener
 from parallel.elastic.transport.transfers import Lost
 
-# Frames and messages that are fuzzed; 100,000 take a core some seconds.
+# Number of fuzzed frames and messages; 100,000 take one core some seconds.
 FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
 SECURITY = Security(b"a token that all peers have")
 _LIMITS, _OPTIONS = Limits(), Options()
@@ -29,7 +29,7 @@ def listeners(
   count: int, security: Security = SECURITY,
   limits: Limits = _LIMITS,
 ) -> Iterator[dict[str, Listener]]:
-  """Listeners of peers p0, p1, ..., which are closed at the end."""
+  """Yields listeners of peers p0, p1, ..., and closes them at the end."""
   with contextlib.ExitStack() as stack:
     yield {
       f"p{i}": stack.enter_context(
@@ -43,7 +43,7 @@ def connected(
   there: dict[str, Listener], options: Options = _OPTIONS, epoch: int = 1,
   security: Security = SECURITY,
 ) -> list[Links]:
-  """Links of all listeners' peers."""
+  """Returns the links of all listeners' peers."""
   members = {name: x.address for name, x in there.items()}
   links = [Links(n, epoch, members, security, options) for n in there]
   together([
@@ -53,7 +53,7 @@ def connected(
 
 
 def together(functions: list) -> list:
-  """Runs functions at once; returns what they return, or raise."""
+  """Runs functions concurrently; returns their results, or raises."""
   found: list = [None] * len(functions)
 
   def run(i: int) -> None:
@@ -75,7 +75,7 @@ def together(functions: list) -> list:
 
 @contextlib.contextmanager
 def world(count: int, options: Options = _OPTIONS) -> Iterator[list[Links]]:
-  """Connected peers, which leave at the end."""
+  """Yields connected peers, which leave at the end."""
   with listeners(count) as there:
     links = connected(there, options)
     try:
@@ -86,7 +86,7 @@ def world(count: int, options: Options = _OPTIONS) -> Iterator[list[Links]]:
 
 
 def arrays(count: int, size: int) -> list[np.ndarray]:
-  """Arrays whose sum depends on the order of additions."""
+  """Returns arrays whose sum depends on the order of additions."""
   return [
     np.random.default_rng(i).normal(size=size).astype(np.float32)
     for i in range(count)
@@ -94,7 +94,7 @@ def arrays(count: int, size: int) -> list[np.ndarray]:
 
 
 def in_rank_order(xs: list[np.ndarray]) -> np.ndarray:
-  """The sum that ``direct`` states."""
+  """Returns the sum in the order that ``direct`` states."""
   total = xs[0].copy()
   for x in xs[1:]:
     total = total + x
@@ -102,7 +102,7 @@ def in_rank_order(xs: list[np.ndarray]) -> np.ndarray:
 
 
 def around_the_ring(xs: list[np.ndarray]) -> np.ndarray:
-  """The sum that ``ring`` states, chunk by chunk."""
+  """Returns the sum in the order that ``ring`` states, chunk by chunk."""
   count, size = len(xs), xs[0].size
   chunk, total = -(-size // count), np.empty_like(xs[0])
   for c in range(count):
@@ -118,7 +118,7 @@ ORDERS = {"direct": in_rank_order, "ring": around_the_ring}
 
 
 def spoilt(rng: random.Random, data: bytes) -> bytes:
-  """Bytes that are changed in some places, and maybe cut off."""
+  """Returns bytes with random changes, possibly truncated."""
   data = bytearray(data)
   for _ in range(rng.randint(1, 4)):
     where = rng.randrange(len(data)) if data else 0
@@ -135,7 +135,7 @@ def spoilt(rng: random.Random, data: bytes) -> bytes:
 
 
 class Relay:
-  """Forwards connections to an address, so many bytes per second each way."""
+  """Proxy of an address that limits the bytes per second in each direction."""
 
   def __init__(self, target: Any, bytes_per_s: float) -> None:
     self.target, self.bytes_per_s = target, bytes_per_s
@@ -144,7 +144,7 @@ class Relay:
     self._start(self._accept)
 
   def close(self) -> None:
-    """Takes no more connections."""
+    """Accepts no further connections."""
     shut(self._server)
     self._server.close()
 
@@ -156,7 +156,7 @@ class Relay:
       while True:
         near, _ = self._server.accept()
         far = socket.create_connection(self.target)
-        for sock in (near, far):  # little is under way
+        for sock in (near, far):  # limits the bytes in flight
           sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
         self._start(self._forward, near, far)
         self._start(self._forward, far, near)
@@ -171,7 +171,7 @@ class Relay:
 
 
 def live(me, pipe, size, order):
-  """A peer in a process of its own: it sums until somebody dies."""
+  """Runs a peer in its process: it sums until another peer dies."""
   listener = Listener(me, SECURITY)
   pipe.send(listener.address)
   members = pipe.recv()
@@ -189,7 +189,7 @@ def live(me, pipe, size, order):
 
 
 def certificates(folder):
-  """Security with TLS, and that of a stranger whom nobody has signed."""
+  """Returns a TLS configuration, and one whose certificate is unsigned."""
   def made(name, *signed):
     subprocess.run(
       ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",

@@ -1,4 +1,4 @@
-"""Fused residual add and norm: kernels against the specification."""
+"""Fused residual add and norm: kernels compared with the reference."""
 
 import functools
 
@@ -45,7 +45,7 @@ def outputs_and_gradients(operands, weights, case, implementation):
 
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_are_the_reference(name, implementation):
+def test_kernels_match_the_reference(name, implementation):
   case = CASES[name]
   operands, weights = draw(case)
   ours = outputs_and_gradients(operands, weights, case, implementation)
@@ -58,7 +58,7 @@ def test_kernels_are_the_reference(name, implementation):
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_extreme_values(dtype, implementation):
-  """Each in a row of its own; rows beside them stay what they were."""
+  """Puts each value into one row; the other rows keep their results."""
   case = Case(9, 12, 9, dtype, 3**0.5)
   operands, weights = draw(case)
   shared, private, *others = operands
@@ -86,8 +86,8 @@ def test_extreme_values(dtype, implementation):
   assert np.isnan(d_gain).any() == np.isnan(d_gain_theirs).any()
 
 
-def test_the_sum_is_rounded_before_the_norm():
-  """1 + 2^-9 is 1 in bfloat16, in the stream and in its norm alike."""
+def test_sum_is_rounded_before_the_norm():
+  """1 + 2^-9 rounds to 1 in bfloat16, in both the stream and its norm."""
   ones = jnp.ones((1, 2), jnp.bfloat16)
   small = jnp.full((1, 2), 2.0**-9, jnp.bfloat16)
   for implementation in (*KERNELS, "reference"):
@@ -100,7 +100,7 @@ def test_the_sum_is_rounded_before_the_norm():
       np.testing.assert_array_equal(np.asarray(x, "f4"), 1.0)
 
 
-def test_a_refusal_says_why():
+def test_refusal_gives_the_reason():
   x = jax.ShapeDtypeStruct((8, 1 << 22), jnp.float32)
   empty = jax.ShapeDtypeStruct((8, 0), jnp.float32)
   chosen = api.choice(x, empty, ("tpu", "gpu", "reference"))
@@ -114,7 +114,7 @@ def test_a_refusal_says_why():
   assert api.choice(x, empty).name == "reference"  # on a CPU
 
 
-def test_the_reference_is_the_textbook():
+def test_reference_equals_the_textbook_formula():
   (shared, private, d_shared, d_private, gain), _ = draw(CASES["odd"])
   new_shared, new_private, normed = reference.add_norm(
     shared, private, d_shared, d_private, gain, private_scale=2.0
@@ -130,8 +130,8 @@ def test_the_reference_is_the_textbook():
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_the_factor_is_of_private_channels_only(implementation):
-  """Also where there are none, and the shared part is the last one."""
+def test_private_scale_applies_to_private_channels_only(implementation):
+  """Includes a stream without private channels."""
   case = Case(8, 16, 0, "float32", 2.0)
   operands, weights = draw(case)
   ours = outputs_and_gradients(operands, weights, case, implementation)
@@ -140,8 +140,8 @@ def test_the_factor_is_of_private_channels_only(implementation):
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_a_kernel_is_mapped_over_lanes(implementation):
-  """As models with more ranks than devices do."""
+def test_kernel_supports_vmap_over_lanes(implementation):
+  """Models with more ranks than devices map kernels over lanes."""
   case = CASES["odd"]
   (x, p, d_x, d_p, gain), _ = draw(case)
   lanes = [jnp.stack([y, -y, 2 * y]) for y in (x, p, d_x, d_p)]

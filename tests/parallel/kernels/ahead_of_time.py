@@ -1,4 +1,4 @@
-"""Programs of kernels for devices that are not here."""
+"""Kernel programs lowered for devices that are not attached."""
 
 import functools
 
@@ -20,14 +20,14 @@ from parallel.xla import targets
 
 
 def on_targets(cases, first, *others):
-  """All cases on one target, and one large case on the others."""
+  """Returns all cases on the first target, one large case on the others."""
   all_cases = (*cases.CASES.values(), *cases.LARGE.values())
   large = next(iter(cases.LARGE.values()))
   return [(first, case) for case in all_cases] + [(t, large) for t in others]
 
 
 def codec_calls(first, *others):
-  """Those of `on_targets`, with each op; no decoder draws numbers."""
+  """Combines cases with operations; decoding omits stochastic codecs."""
   for target, case in on_targets(codec_cases, first, *others):
     yield from ((target, op, case) for op in ("plain", "delta", "fed"))
     if not case.codec.stochastic:
@@ -41,7 +41,7 @@ def mesh_of(target, devices):
 
 
 def lowered(f, target, *operands, devices=1):
-  """Under ``shard_map`` with checked varying axes, as the models run it."""
+  """Lowers under ``shard_map`` with checked varying axes, as models do."""
   mesh = mesh_of(target, devices)
   operands = [
     jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, P()))
@@ -63,7 +63,7 @@ def shapes(*pairs):
 
 
 def lowered_add_norm(case, target, implementation):
-  """Forward and backward in one program."""
+  """Lowers forward and backward as one program."""
   n, width, dtype = case.rows, case.shared + case.private, case.dtype
   parts = shapes(((n, case.shared), dtype), ((n, case.private), dtype))
   gain, normed = shapes(((width,), "float32"), ((n, width), dtype))
@@ -153,7 +153,7 @@ def lowered_reduce_add_norm(case, target, implementation):
 
 
 def lowered_gather_rows(case, target, implementation):
-  """Rows of a table in pinned memory, where the target's devices know it."""
+  """Lowers a gather from a table in pinned host memory, if available."""
   mesh = mesh_of(target, 1)
   chosen = gather_rows.choice(
     case.rows, case.width, jnp.dtype("float32"), implementation

@@ -1,4 +1,4 @@
-"""What the kernels share."""
+"""Shared helpers of the kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from parallel.kernels import calls
 
 @pytest.mark.parametrize("fitting", [*range(1, 40), 1000])
 def test_blocks_are_whole_tiles_or_all_rows(fitting):
-  """Mosaic takes no others, and a tile of bfloat16 has 16 rows."""
+  """Mosaic accepts no other blocks, and a bfloat16 tile has 16 rows."""
   row_bytes = calls.VMEM_BYTES // fitting
   for num_rows in (1, 5, 8, 13, 15, 16, 20, 33, 64, 2000):
     rows = calls.rows_per_block(num_rows, row_bytes)
@@ -21,8 +21,8 @@ def test_blocks_are_whole_tiles_or_all_rows(fitting):
     assert bool(rows) == (fitting >= min(16, num_rows))
 
 
-def test_an_unchecked_call_is_each_device_s_own():
-  """Its result varies over the axes of all operands; so psum adds them up."""
+def test_unchecked_call_varies_over_the_axes_of_its_operands():
+  """A psum of its result therefore adds up the devices' results."""
   mesh = make_mesh({"a": Axis("a", 2, 2), "b": Axis("b", 2, 2)})
   x = jnp.arange(12.0).reshape(4, 3)
   w = jnp.arange(3.0)

@@ -1,4 +1,4 @@
-"""Codec kernels against the specification: the same bits."""
+"""Codec kernels compared with the reference, bit for bit."""
 
 import functools
 
@@ -16,7 +16,7 @@ KERNELS = ("tpu_interpret", "gpu_interpret")
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def run(operands, key, weights, case, implementation):
-  """Everything that the op has, of one case."""
+  """Runs every operation of a case."""
   options = {"implementation": implementation}
   anchor, params, residual, momentum = operands
   codec, n = case.codec, case.shape[-1]
@@ -25,7 +25,7 @@ def run(operands, key, weights, case, implementation):
   fed, left = api.encode_delta(
     anchor, params, codec, key, residual, **options
   )
-  # One vector per sender, each another shift of the same.
+  # One vector per sender, each a different shift of the first.
   many = jax.tree.map(
     lambda x: jnp.stack(
       [jnp.roll(x, m, axis=-1) for m in range(case.senders)]
@@ -79,7 +79,7 @@ def check(case, operands, weights, implementation):
 
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_send_the_reference_s_bits(name, implementation):
+def test_kernels_and_reference_send_equal_bits(name, implementation):
   check(CASES[name], *draw(CASES[name]), implementation)
 
 
@@ -94,12 +94,12 @@ def test_extreme_values(name, implementation):
   params = params.at[256 * 4 : 256 * 5].multiply(1e-38)
   params = params.at[256 * 5 : 256 * 6].set(2.0**-101)
   params = params.at[256 * 7 : 256 * 8].set(0)
-  weights = weights.at[1].set(0)  # a NaN of weight zero counts for nothing
+  weights = weights.at[1].set(0)  # a NaN of weight zero does not contribute
   operands = (jnp.zeros_like(anchor), params, 0 * residual, momentum)
   check(case, operands, weights, implementation)
 
 
-def test_draws_are_those_of_jax():
+def test_random_draws_equal_those_of_jax():
   key = jax.random.key(5)
   words = jax.random.key_data(key)
   ours = threefry.uniform(*words, jnp.arange(7, dtype=jnp.uint32))
@@ -111,7 +111,7 @@ def test_draws_are_those_of_jax():
   [(Codec("fp8"), "fp8"), (Codec("int4", 64), "multiple of"),
    (Codec("int8", 1 << 20), "do not fit")],
 )
-def test_a_refusal_says_why(codec, reason):
+def test_refusal_gives_the_reason(codec, reason):
   chosen = api.choice((4096,), codec, ("tpu", "reference"))
   assert chosen.name == "reference"
   assert reason in chosen.refused["tpu"]

@@ -1,4 +1,4 @@
-"""Block codecs: error bounds, exact values, the layout of the wire."""
+"""Block codecs: error bounds, exact values, and the wire format."""
 
 import functools
 
@@ -20,7 +20,7 @@ CODECS = [
 ]
 NEAREST = [c for c in CODECS if not c.stochastic]
 
-# Numbers that each code stands for, written down independently.
+# Values of all codes, written independently of the implementation.
 POSITIVE = {
   "int8": np.arange(128),
   "int4": np.arange(8),
@@ -48,7 +48,7 @@ def roundtrip(x, codec, seed=0):
 
 
 def largest(x):
-  """Largest magnitude of each element's block."""
+  """Returns the largest magnitude of each element's block."""
   padded = np.zeros(-(-N // BLOCK) * BLOCK, "f4")
   padded[:N] = np.abs(x)
   return np.repeat(padded.reshape(-1, BLOCK).max(1), BLOCK)[:N]
@@ -74,11 +74,11 @@ VECTORS = hnp.arrays(
 
 @pytest.mark.quick
 @pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_the_error_is_within_the_bound(codec):
+def test_error_is_within_the_bound(codec):
   @settings(max_examples=60, deadline=None, derandomize=True)
   @given(VECTORS)
   def check(x):
-    x = np.where(np.abs(x) < 2.0**-126, 0, x)  # machines flush the rest
+    x = np.where(np.abs(x) < 2.0**-126, 0, x)  # hardware flushes subnormals
     m = largest(x).astype("f8")
     bound = np.where(m < 2.0**-100, m, reference.max_error(codec) * m)
     error = np.abs(roundtrip(x, codec).astype("f8") - x)
@@ -88,8 +88,8 @@ def test_the_error_is_within_the_bound(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_the_bound_is_reached(codec):
-  """An element half-way through the widest gap, one below with a coin."""
+def test_error_bound_is_tight(codec):
+  """Takes the midpoint of the widest gap, or just below it if stochastic."""
   top = POSITIVE[codec.name][-1]
   gap = top - POSITIVE[codec.name][-2]
   x = np.zeros(N)
@@ -100,8 +100,8 @@ def test_the_bound_is_reached(codec):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("codec", NEAREST, ids=str)
-def test_every_number_of_the_format_is_exact(codec):
-  """With the largest one in its block, at scales that are powers of two."""
+def test_every_value_of_the_format_is_exact(codec):
+  """Puts the largest value into the block, with power-of-two scales."""
   numbers = POSITIVE[codec.name]
   numbers = np.concatenate([numbers, -numbers])
   for scale in (1.0, 2.0**40, 2.0**-70):
@@ -115,7 +115,7 @@ def test_every_number_of_the_format_is_exact(codec):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("codec", NEAREST, ids=str)
-def test_rounds_to_the_nearest_number(codec):
+def test_rounds_to_the_nearest_value(codec):
   numbers = np.concatenate(
     [-POSITIVE[codec.name][::-1], POSITIVE[codec.name]]
   )
@@ -123,7 +123,7 @@ def test_rounds_to_the_nearest_number(codec):
   scales = np.repeat(np.asarray(encode(x, codec).scales, "f8"), BLOCK)[:N]
   ours = np.abs(roundtrip(x, codec) - x.astype("f8"))
   best = np.abs(scales[:, None] * numbers - x[:, None].astype("f8")).min(1)
-  # A near tie may fall on either side of a division's rounding.
+  # A near tie may fall on either side, by the rounding of a division.
   np.testing.assert_allclose(ours, best, rtol=1e-5, atol=0)
 
 
@@ -134,8 +134,8 @@ def test_powers_of_two_are_exact_in_e3m0():
   np.testing.assert_array_equal(roundtrip(x, Codec("e3m0", BLOCK)), x)
 
 
-def test_the_codes_of_e3m0():
-  """Magnitudes below 2^-7 of the largest are zero, then nearest in value."""
+def test_codes_of_e3m0():
+  """Values below 2^-7 of the largest become zero, others the nearest code."""
   values = [1, 0.76, 0.74, 0.5, 2.0**-6, 1.01 * 2.0**-7, 0.99 * 2.0**-7, 0]
   x = np.array([*values, *(-v for v in values)])
   payload = np.asarray(encode(np.resize(x, N), Codec("e3m0", 16)).payload)
@@ -145,11 +145,11 @@ def test_the_codes_of_e3m0():
 
 @pytest.mark.quick
 @pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_a_block_of_zeros_is_zeros_beside_others(codec):
+def test_block_of_zeros_stays_zero_among_other_blocks(codec):
   x = draw(2)
   x[BLOCK : 2 * BLOCK] = 0
   x[BLOCK + 1] = -0.0
-  x[2 * BLOCK : 3 * BLOCK] = 2.0**-101  # documented: flushed
+  x[2 * BLOCK : 3 * BLOCK] = 2.0**-101  # documented: flushed to zero
   out = roundtrip(x, codec)
   assert not out[BLOCK : 3 * BLOCK].view("u4").any()
   assert out[:BLOCK].any()
@@ -159,7 +159,7 @@ def test_a_block_of_zeros_is_zeros_beside_others(codec):
 @pytest.mark.quick
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0**126])
 @pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_what_is_not_finite_is_seen(codec, bad):
+def test_non_finite_values_are_propagated(codec, bad):
   x = draw(3)
   healthy = roundtrip(x, codec)
   x[BLOCK + 5] = bad
@@ -171,7 +171,7 @@ def test_what_is_not_finite_is_seen(codec, bad):
 
 @pytest.mark.parametrize("block", [2, 16, 256])
 @pytest.mark.parametrize("name", reference.NAMES)
-def test_the_wire_is_packed(name, block):
+def test_wire_format_is_packed(name, block):
   codec = Codec(name, block)
   padded = -(-N // block) * block
   e = jax.eval_shape(
@@ -185,7 +185,7 @@ def test_the_wire_is_packed(name, block):
 
 
 @pytest.mark.parametrize("codec", NEAREST, ids=str)
-def test_encoding_what_was_decoded_changes_nothing(codec):
+def test_encoding_is_idempotent(codec):
   for seed in range(20):
     first = encode(draw(seed), codec)
     again = encode(_programs(codec)[1](first), codec)
@@ -195,12 +195,12 @@ def test_encoding_what_was_decoded_changes_nothing(codec):
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_products_of_scale_and_code_are_exact(codec):
-  """Else a fused multiply-add would change sums of decoded values."""
+  """Fused multiply-adds therefore cannot change sums of decoded values."""
   e = encode(draw(4), codec)
   bits = np.asarray(e.scales).view("u4")
   assert not (bits & 0xFF).any()
   assert bits.any()
-  # In float64 the same products, so float32 rounded nothing.
+  # Equal to the float64 products, so float32 did not round.
   ones = Encoded(e.payload, np.ones_like(e.scales))
   numbers = np.asarray(_programs(codec)[1](ones), "f8")
   scales = np.repeat(np.asarray(e.scales, "f8"), BLOCK)[:N]
@@ -210,8 +210,8 @@ def test_products_of_scale_and_code_are_exact(codec):
 
 
 @pytest.mark.parametrize("codec", NEAREST, ids=str)
-def test_the_scale_covers_the_largest_element(codec):
-  """Else stochastic rounding would be biased there."""
+def test_scale_covers_the_largest_element(codec):
+  """Stochastic rounding would otherwise be biased for that element."""
   for seed in range(20):
     scales = np.asarray(encode(draw(seed), codec).scales, "f8")
     needed = largest(draw(seed))[::BLOCK] / POSITIVE[codec.name][-1]
@@ -231,7 +231,7 @@ def test_stochastic_rounding_is_unbiased(name):
     )(keys)
   )(jax.random.split(jax.random.key(0), draws))
   mean = np.asarray(mean, "f8")
-  # Six standard errors of the widest coin there can be, of spacing s: s / 2.
+  # Six standard errors of the largest deviation, s / 2 for spacing s.
   spread = reference.max_error(codec) * largest(x) / 2
   assert (np.abs(mean.mean(0) - x) <= 6 * spread / np.sqrt(draws)).all()
   moved = np.abs(mean - mean[0]).max(0) > 0
@@ -250,7 +250,7 @@ def test_stochastic_rounding_needs_a_key():
   [(("int3",), "int8, int4, e3m0, fp8"), (("int4", 5), "even"),
    (("int8", 0), "even")],
 )
-def test_wrong_codecs(values, message):
+def test_invalid_codecs_are_refused(values, message):
   with pytest.raises(ValueError, match=message):
     Codec(*values)
 
@@ -287,7 +287,7 @@ def test_top_k_keeps_the_largest_of_each_chunk():
       np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
-def test_top_k_of_zeros_and_of_what_is_not_finite():
+def test_top_k_of_zeros_and_non_finite_values():
   encode, decode = _top_k()
   x = draw(7, (1, 150))
   x[0, :CHUNK] = 0
@@ -311,13 +311,13 @@ def test_top_k_reaches_the_last_position_of_the_longest_chunk():
 @pytest.mark.parametrize(
   ("chunk", "k"), [(65537, 64), (0, 4), (64, 6), (64, 68), (64, 0)]
 )
-def test_wrong_top_k(chunk, k):
+def test_invalid_top_k_is_refused(chunk, k):
   with pytest.raises(ValueError, match="top-k"):
     top_k.encode_top_k(np.ones(8, "f4"), chunk, k)
 
 
 def test_rounding_to_23_bits_keeps_nan():
-  """Those of all ones, too, which GPUs make."""
+  """Includes the NaN of all ones, which GPUs produce."""
   bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F7FFFFF], "u4")
   found = np.asarray(reference.to_23_bits(bits.view("f4")))
   assert np.isnan(found[:3]).all()

@@ -1,11 +1,11 @@
-"""Up to which differences kernels are the reference."""
+"""Tolerances of comparisons between kernels and references."""
 
 import jax
 import numpy as np
 
 
 def assert_close(ours, theirs, dtype, rounds=1):
-  """Up to a few units in the last place of the largest entries."""
+  """Asserts equality up to a few ulps of the largest entries."""
   for a, b in zip(
     jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True
   ):

@@ -1,4 +1,4 @@
-"""Kernels of gather_rows bring the reference's rows, bit for bit."""
+"""Kernels of gather_rows compared with the reference, bit for bit."""
 
 import jax
 from jax.sharding import NamedSharding
@@ -13,7 +13,7 @@ KERNELS = ("tpu_interpret", "gpu_interpret", "reference")
 
 @pytest.mark.parametrize("name", cases.CASES)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kernel_is_the_reference(kernel, name):
+def test_kernel_equals_the_reference(kernel, name):
   case = cases.CASES[name]
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(case.rows, case.width)).astype("f4")
@@ -25,14 +25,14 @@ def test_a_kernel_is_the_reference(kernel, name):
   np.testing.assert_array_equal(found, rows[ids])
 
 
-def test_a_table_that_fits_blocks_is_not_copied():
+def test_table_that_is_a_multiple_of_blocks_is_not_copied():
   rows = np.zeros((32, 128), "f4")
   for kind in ("tpu", "gpu", "reference"):
     assert np.shares_memory(order.stored(rows, kind), rows)
 
 
-def test_a_gpu_s_program_takes_the_table_from_pinned_memory():
-  """Lowered for CUDA here: the kernel's operand is the argument itself."""
+def test_gpu_program_reads_the_table_from_pinned_memory():
+  """Lowers for CUDA on any host: the kernel's operand is the argument."""
   mesh = jax.make_mesh(
     (1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)
   )
@@ -56,7 +56,7 @@ def test_a_gpu_s_program_takes_the_table_from_pinned_memory():
   assert "%arg0)" in text[call : call + 60]
 
 
-def test_tables_that_kernels_do_not_take_are_refused():
+def test_unsupported_tables_are_refused():
   for kernel, rows, dtype, why in (
     ("tpu", 10, "f8", "dtype float64: float32"),
     ("gpu", 10, "f8", "dtype float64: float32"),

@@ -1,4 +1,4 @@
-"""Attention over pages: against dense attention, and kernels against it."""
+"""Paged attention: reference and kernels compared with dense attention."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from tests.parallel.kernels.races import races_found
 
 
 def blank(types, value=np.nan):
-  """Pages without a token; codes have no NaN, but their scales do."""
+  """Returns empty pages; codes cannot be NaN, so their scales are."""
 
   def fill(x):
     return jnp.full(x.shape, 0 if x.dtype == jnp.int8 else value, x.dtype)
@@ -32,13 +32,13 @@ def blank(types, value=np.nan):
 
 
 def draw(case, name, seed=0, fill=np.nan, padding=(), dead=0):
-  """Random sequences, their pages in any order, and other slots of ``fill``.
+  """Draws sequences, their pages in random order, and other slots of ``fill``.
 
   Args:
     case: The shapes.
     name: The order of the pages.
-    seed: Of the random numbers.
-    fill: What slots without a token hold.
+    seed: Seed of the random numbers.
+    fill: Value of slots without a token.
     padding: Sequences that are padding.
     dead: Rows at the end of each sequence that are padding.
 
@@ -69,7 +69,7 @@ def draw(case, name, seed=0, fill=np.nan, padding=(), dead=0):
     blank(pages, fill), keys.reshape(flat), values.reshape(flat),
     jnp.asarray(slots.ravel(), "i4"),
   )
-  # Entries past the last page may be anything.
+  # Table entries past the last page are arbitrary.
   past = np.arange(case.pages) * page >= ends[:, None]
   tables = np.where(past, rng.choice([-7, 10**6], past.shape), tables)
   return (
@@ -96,8 +96,8 @@ def run(q, pages, tables, first, window, implementation, lengths=None):
 @pytest.mark.parametrize(
   ("name", "window"), [*((name, 5) for name in order.NAMES), ("heads", 0)]
 )
-def test_the_reference_is_dense_attention(name, window):
-  """With pages in any order, groups of heads, and NaN where no row sees."""
+def test_reference_equals_dense_attention(name, window):
+  """Covers shuffled pages, grouped heads, and NaN in unattended slots."""
   case = Case(3, 4, 6, 2, 32, 8, 4)
   q, pages, tables, first, dense = draw(case, name)
   ours = run(q, pages, tables, first, window, "reference")
@@ -113,8 +113,8 @@ def test_the_reference_is_dense_attention(name, window):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_chunks_of_any_size_are_one(size):
-  """The last one filled up with padding whose keys are not written."""
+def test_chunked_prefill_does_not_depend_on_the_chunk_size(size):
+  """The last chunk is padded; keys of padding are not written."""
   case = Case(1, 7, 4, 2, 16, 4, 5)
   q, pages, tables, first, _ = draw(case, "heads")
   whole = run(q, pages, tables, first, 0, "reference")
@@ -132,8 +132,8 @@ def test_chunks_of_any_size_are_one(size):
 
 @pytest.mark.parametrize("kernel", ["tpu", "gpu"])
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_are_the_reference(name, kernel):
-  """Also where sequences and the last rows of a chunk are padding."""
+def test_kernels_match_the_reference(name, kernel):
+  """Includes padding sequences, and padding rows at the end of a chunk."""
   case = CASES[name]
   padding = range(case.seqs - 1)
   dead = case.rows // 3
@@ -151,13 +151,13 @@ def test_kernels_are_the_reference(name, kernel):
     jax.block_until_ready(ours)
     assert not races_found()
   assert np.isfinite(np.asarray(ours, "f4")).all()
-  # Rows of padding have no meaning.
+  # Padding rows have undefined results.
   kept = slice(len(padding), None), slice(case.rows - dead)
   assert_close(ours[kept], theirs[kept], case.dtype, rounds=4)
 
 
-def test_padding_touches_nobody():
-  """Sequences that are padding, and padding at the end of a chunk."""
+def test_padding_does_not_affect_other_rows():
+  """Covers padding sequences, and padding rows at the end of a chunk."""
   case = Case(3, 5, 4, 2, 32, 8, 3)
   *operands, _ = draw(case, "heads", padding=(0, 1), dead=2)
   q, pages, tables, first = operands
@@ -170,8 +170,8 @@ def test_padding_touches_nobody():
 
 @pytest.mark.parametrize("name", order.NAMES)
 @pytest.mark.parametrize("stored", ["bfloat16", "int8"])
-def test_what_is_written_is_read(name, stored):
-  """Codes within the bound of their codec; other slots keep what they had."""
+def test_written_keys_and_values_are_read_back(name, stored):
+  """Codes are within the codec's error bound; other slots are unchanged."""
   n, k, d, page = 6, 2, 32, 8
   rng = np.random.default_rng(0)
   before = blank(order.shapes(name, n, page, k, d, stored), 1.0)
@@ -196,7 +196,7 @@ def test_what_is_written_is_read(name, stored):
     np.testing.assert_array_equal(new[:, others], old[:, others])
 
 
-def test_attention_over_codes_is_that_over_what_they_decode_to():
+def test_attention_on_codes_equals_attention_on_decoded_pages():
   case = Case(2, 2, 4, 2, 32, 8, 3, stored="int8")
   q, pages, tables, first, _ = draw(case, "heads", fill=0.0)
   every = jnp.arange(pages.num_pages)
@@ -211,8 +211,8 @@ def test_attention_over_codes_is_that_over_what_they_decode_to():
 
 
 @pytest.mark.parametrize("name", order.NAMES)
-def test_writing_happens_in_place(name):
-  """In every layer of a loop: no copy of the pages beside them."""
+def test_pages_are_written_in_place(name):
+  """No layer of a loop allocates a copy of the pages."""
   layers, n, page, k, d = 3, 64, 8, 2, 64
   types = order.shapes(name, layers * n, page, k, d, "float32")
   tokens = jax.ShapeDtypeStruct((4, k, d), "float32")
@@ -239,11 +239,11 @@ def test_writing_happens_in_place(name):
     (2, 1, "tpu_interpret"),
   ],
 )
-def test_each_rank_has_its_own_heads(lanes, devices, implementation):
-  """Under ``shard_map`` with checked varying axes, and mapped over lanes."""
+def test_ranks_attend_with_their_own_heads(lanes, devices, implementation):
+  """Runs under ``shard_map`` with checked varying axes and ``vmap``."""
   case = Case(2, 2, 2, 1, 64, 16, 2)
   ranks = [draw(case, "packed", seed) for seed in range(2)]
-  # One table for all ranks, as one sequence lies in the same pages of each.
+  # All ranks share one table: a sequence uses the same page numbers on each.
   _, pages, tables, first = ranks[0][:4]
   ranks[1] = (ranks[1][0], jax.tree.map(lambda x: -x, pages), tables, first)
   q = jnp.stack([x[0] for x in ranks])
@@ -268,8 +268,8 @@ def test_each_rank_has_its_own_heads(lanes, devices, implementation):
     assert_close(ours, theirs, case.dtype, rounds=4)
 
 
-def test_lanes_of_replicas_are_one_kernel():
-  """Replicas have tables of their own, which the lanes of each share."""
+def test_lanes_of_replicas_are_one_kernel_call():
+  """Each replica has its page tables, shared by the replica's lanes."""
   case = Case(2, 2, 2, 1, 64, 16, 2)
   drawn = []
   for seed in range(2):
@@ -306,8 +306,8 @@ def test_lanes_of_replicas_are_one_kernel():
     ),
   ],
 )
-def test_jax_s_kernels_are_the_reference(kernel, name, case):
-  """Our arguments in its words, where all slots are finite."""
+def test_jax_kernels_match_the_reference(kernel, name, case):
+  """Converts the arguments to jax's conventions; all slots are finite."""
   operands = draw(case, name, fill=0.0, padding=(1,))[:4]
   ours = api.paged_attention(
     *operands, finite=True, implementation=f"{kernel}_interpret"
@@ -317,8 +317,8 @@ def test_jax_s_kernels_are_the_reference(kernel, name, case):
   )
 
 
-def test_jax_s_ragged_kernel_is_given_what_it_means(monkeypatch):
-  """By jax's own specification of it, since its interpreter cannot run it."""
+def test_arguments_of_the_ragged_kernel_follow_its_specification(monkeypatch):
+  """Replaces the kernel by jax's reference; the interpreter cannot run it."""
 
   def specification(
     *operands, num_kv_pages_per_block, num_queries_per_block, **options
@@ -365,10 +365,10 @@ def chosen(case, name, platform, **options):
     ("cpu", "heads", {}, "reference"),
   ],
 )
-def test_the_first_kernel_that_takes_the_operands(
+def test_first_kernel_that_supports_the_operands_is_chosen(
   platform, name, changes, expected
 ):
-  """With promised finite pages; without, none of jax's."""
+  """Kernels of jax require pages that are declared finite."""
   case = LARGE["7B, decode"]._replace(**changes)
   choice = chosen(case, name, platform, finite=True)
   assert choice.name == expected
@@ -380,7 +380,7 @@ def test_the_first_kernel_that_takes_the_operands(
   assert not chosen(case, name, platform).name.startswith("jax")
 
 
-def test_refusals_say_what_would_do():
+def test_refusals_name_a_supported_alternative():
   case = LARGE["7B, decode"]
   refused = chosen(case._replace(rows=8), "heads", "tpu", finite=True).refused
   assert refused["jax_tpu_ragged"] == (
@@ -416,7 +416,7 @@ def test_refusals_say_what_would_do():
     ("tpu", {"head_width": 64, "page_size": 3}, "heads"),
   ],
 )
-def test_the_order_suits_the_platform_s_kernels(platform, changes, expected):
+def test_page_order_suits_the_platform_kernels(platform, changes, expected):
   options = {
     "num_heads": 8, "num_kv_heads": 2, "head_width": 128, "page_size": 128,
     "dtype": jnp.bfloat16, "stored": jnp.bfloat16, "finite": True,
@@ -426,7 +426,7 @@ def test_the_order_suits_the_platform_s_kernels(platform, changes, expected):
   assert api.best_order(names, **options) == expected
 
 
-def test_all_of_jax_s_kernels_are_known():
+def test_all_jax_kernels_are_known():
   compiled = [name for names in api.KERNELS.values() for name in names]
   assert {n for n in compiled if n.startswith("jax")} == set(library.NAMES)
   assert set(compiled) == set(api.ORDERS)

@@ -1,8 +1,8 @@
-"""What the TPU interpreter's race detection found."""
+"""Results of the TPU interpreter's race detection."""
 
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
 
 def races_found() -> bool:
-  """In the last kernel that was interpreted with ``detect_races=True``."""
+  """Returns whether the last kernel with ``detect_races=True`` had races."""
   return interpret_pallas_call.races.races_found

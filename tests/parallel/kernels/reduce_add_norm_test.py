@@ -1,4 +1,4 @@
-"""Sum of partial blocks, add and norm: the kernel against the specification."""
+"""Sum of partial blocks, add and norm: kernels compared with the reference."""
 
 import functools
 
@@ -55,7 +55,7 @@ def outputs_and_gradients(operands, weights, case, implementation):
 
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_are_the_reference(name, implementation):
+def test_kernels_match_the_reference(name, implementation):
   case = CASES[name]
   operands, weights = draw(case)
   ours = outputs_and_gradients(operands, weights, case, implementation)
@@ -65,7 +65,7 @@ def test_kernels_are_the_reference(name, implementation):
 
 @pytest.mark.parametrize("implementation", KERNELS)
 def test_extreme_values(implementation):
-  """Of one rank, each in a row of its own."""
+  """Puts each value of one rank into a separate row."""
   case = Case(8, 16, 8, 3, "float32")
   (shared, private, partial, *others), weights = draw(case)
   for row, value in enumerate((np.inf, -np.inf, np.nan, 3e38, 1e-40)):
@@ -77,8 +77,8 @@ def test_extreme_values(implementation):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_sums_in_float32():
-  """256 + 1 is 256 in bfloat16."""
+def test_partial_blocks_are_summed_in_float32():
+  """256 + 1 rounds to 256 in bfloat16."""
   ones = [256.0, 1.0, -256.0, 2.0**-8]
   partial = jnp.asarray(ones, jnp.bfloat16)[:, None, None]
   zero = jnp.zeros((1, 1), jnp.bfloat16)
@@ -90,7 +90,7 @@ def test_sums_in_float32():
     assert float(shared[0, 0]) == float(jnp.bfloat16(1 + 2.0**-8))
 
 
-def test_wrong_blocks():
+def test_invalid_blocks_are_refused():
   x = jnp.zeros((2, 6))
   with pytest.raises(ValueError, match="4 scales for 6 shared"):
     api.reduce_add_norm(
@@ -104,8 +104,8 @@ def test_wrong_blocks():
   assert "registers" in chosen.refused["gpu"]
 
 
-def test_the_sum_over_ranks_is_rounded_before_it_is_added():
-  """1 + 2^-8 is 1 in bfloat16, and 256 + 1 is 256: not 258."""
+def test_sum_over_ranks_is_rounded_before_the_add():
+  """In bfloat16, 1 + 2^-8 rounds to 1, and 256 + 1 to 256: not 258."""
   partial = jnp.asarray([1.0, 2.0**-8], jnp.bfloat16)[:, None, None]
   stream = jnp.full((1, 1), 256.0, jnp.bfloat16)
   for implementation in (*KERNELS, "reference"):

@@ -1,4 +1,4 @@
-"""Remote-DMA rings, interpreted with race detection, on virtual devices."""
+"""Remote-DMA rings, interpreted with race detection on virtual devices."""
 
 import functools
 
@@ -42,7 +42,7 @@ def on_devices(f, n):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_kernel_is_the_reference_without_races(name):
+def test_kernel_equals_the_reference_without_races(name):
   case = CASES[name]
   operands = draw(case)
 
@@ -59,7 +59,7 @@ def test_the_kernel_is_the_reference_without_races(name):
   theirs = reference.ring_partial_all_reduce(
     *operands, private_scale=case.private_scale
   )
-  if case.chunk:  # chunks of every segment go around: the order is by segment
+  if case.chunk:  # each segment has its ring: the sum's order is per segment
     cut = [
       x.reshape(*x.shape[:-2], -1, 2 * case.devices * case.chunk, x.shape[-1])
       for x in operands[:-1]
@@ -81,7 +81,7 @@ def test_the_kernel_is_the_reference_without_races(name):
   )
 
 
-def test_its_gradient_is_that_of_the_psum():
+def test_gradient_equals_that_of_psum():
   case = CASES["two devices, two segments"]
   operands = draw(case)
   results = []
@@ -107,7 +107,7 @@ def test_its_gradient_is_that_of_the_psum():
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
 
 
-def test_refusals():
+def test_refusals_give_the_reason():
   x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
   names = ("tpu", "gpu", "reference")
   assert api.choice(x, x, 2, names).name == "tpu"

@@ -1,4 +1,4 @@
-"""Schedules run from their tables, with race detection on."""
+"""Schedules executed from their tables by a kernel, with race detection."""
 
 import functools
 import re
@@ -18,7 +18,7 @@ from tests.parallel.kernels.races import races_found
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_the_kernel_is_the_reference_without_races(name):
+def test_kernel_equals_the_reference_without_races(name):
   table = cases.CASES[name]
   n, chunks = table.shape[1], reference.num_chunks(table)
   # Two segments.
@@ -41,7 +41,7 @@ def test_the_kernel_is_the_reference_without_races(name):
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_the_schedules_are_all_reduces(name):
+def test_schedules_of_the_cases_are_all_reduces(name):
   table = cases.CASES[name]
   n, chunks = table.shape[1], reference.num_chunks(table)
   x = np.random.default_rng(0).integers(9, size=(n, chunks, 2)).astype("f4")
@@ -60,22 +60,22 @@ def test_the_schedules_are_all_reduces(name):
     ((2, 1, slice(2, 4)), -1, "receives chunk -1, its sender is 0"),
   ],
 )
-def test_wrong_tables(place, value, message):
+def test_invalid_tables_are_refused(place, value, message):
   table = cases.ring(4)
   table[place] = value
   with pytest.raises(ValueError, match=message):
     reference.senders(table)
 
 
-def test_refusals():
+def test_refusals_give_the_reason():
   x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
   names = ("tpu", "reference")
   assert api.choice(x, cases.ring(4), names).name == "tpu"
   assert "multiple of 40" in api.choice(x, cases.ring(5), names).refused["tpu"]
 
 
-def test_the_ledger_counts_its_messages():
-  """A ring's: 2 (n - 1) / n of the array, on its axis of two."""
+def test_ledger_counts_kernel_messages():
+  """A ring sends 2 (n - 1) / n of the array over its axis of two."""
   axes = {"data": Axis("data", 2, 2), "tensor": Axis("tensor", 4, 4)}
   mesh = make_mesh(axes)
   f = jax.jit(jax.shard_map(
@@ -92,8 +92,8 @@ def test_the_ledger_counts_its_messages():
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_grants_go_to_who_sends_next(name):
-  """Two at the start and one for each message but the last two, in order."""
+def test_buffer_grants_go_to_the_next_sender(name):
+  """Two grants at the start, one per message except the last two, in order."""
   table = cases.CASES[name]
   heard = reference.senders(table)
   whole, first = tpu.extended(table)
@@ -102,14 +102,14 @@ def test_grants_go_to_who_sends_next(name):
     granted = [*first[:, device], *whole[turns, device, -1]]
     senders = heard[turns, device].tolist()
     assert [x for x in granted if x >= 0] == senders
-    # Messages come into the two buffers in turn; sender and receiver agree.
+    # Messages alternate between two buffers; sender and receiver agree on it.
     buffers = whole[turns, device, -3].tolist()
     assert buffers == [i % 2 for i in range(len(turns))]
     assert whole[turns, senders, -2].tolist() == buffers
 
 
-def test_lanes_call_the_kernel_one_after_another():
-  """A mapped grid may be split over two cores, and messages be mixed up."""
+def test_lanes_call_the_kernel_sequentially():
+  """A mapped grid may run on two cores, which would mix up messages."""
   lanes, table = 3, cases.ring(4)
   mesh = make_mesh({"tensor": Axis("tensor", 4, 4)})
 
@@ -135,8 +135,8 @@ def test_lanes_call_the_kernel_one_after_another():
   assert (entry.count, entry.bytes) == (lanes, 2 * 3 / 4 * 64 * 8 * 4)
 
 
-def test_kernels_have_a_barrier_for_each_axis():
-  """Devices that run ahead must not be heard in another kernel."""
+def test_kernels_have_a_barrier_per_axis():
+  """Messages of a device that runs ahead must not reach another kernel."""
   axes = {n: Axis(n, 2, 2) for n in ("worker", "data", "tensor")}
   x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
 

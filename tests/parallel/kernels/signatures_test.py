@@ -1,4 +1,4 @@
-"""An operation's signature is declared once; implementations conform to it."""
+"""Signatures of operations: declared once, shared by all implementations."""
 
 import importlib
 import inspect
@@ -11,7 +11,7 @@ from parallel.kernels.gather_rows import api as gather_rows
 from parallel.kernels.paged_attention import api as paged_attention
 from parallel.kernels.reduce_add_norm import api as reduce_add_norm
 
-# Operations with kernels of several platforms, and these kernels.
+# Operations with kernels for several platforms, and these kernels.
 KERNELS = {
   add_norm: add_norm.KERNELS,
   reduce_add_norm: reduce_add_norm.KERNELS,
@@ -37,8 +37,8 @@ def _parameters(function):
   ("api", "name", "platform"), ROWS,
   ids=lambda x: x if isinstance(x, str) else x.__name__.split(".")[-2],
 )
-def test_kernels_take_what_the_operation_declares(api, name, platform):
-  """In the same order with the same defaults; more only with defaults."""
+def test_kernels_accept_the_parameters_of_the_operation(api, name, platform):
+  """Same order and defaults; additional parameters have defaults."""
   declared = getattr(api.Kernels, name)
   kernel = getattr(KERNELS[api][platform], name)
   ours, theirs = _parameters(kernel), _parameters(declared)
@@ -55,8 +55,8 @@ def test_kernels_take_what_the_operation_declares(api, name, platform):
   "codec.encode_delta", "codec.mean", "codec.total", "codec.decode",
   "codec.nesterov", "paged_attention.paged_attention",
 ])
-def test_a_reference_takes_what_the_operation_takes(operation):
-  """All but how the implementation is chosen, which needs no reference."""
+def test_reference_accepts_the_parameters_of_the_operation(operation):
+  """Except those that select the implementation."""
   room, name = operation.split(".")
   reference, api = (
     getattr(importlib.import_module(f"parallel.kernels.{room}.{part}"), name)

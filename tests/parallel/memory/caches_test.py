@@ -1,4 +1,4 @@
-"""No cache has more hits than Belady's; the sets are those asked for most."""
+"""Caches: Belady's algorithm is optimal; static sets hold the hottest rows."""
 
 import functools
 
@@ -18,7 +18,7 @@ def stream(seed, batches=6, size=5, num_rows=12):
 
 
 def best(stream, size):
-  """The most hits of any cache: all choices of what to throw out."""
+  """Returns the most hits over all possible eviction sequences."""
   ids = tuple(np.concatenate(stream).tolist())
 
   @functools.cache
@@ -39,13 +39,13 @@ def best(stream, size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_belady_is_the_best_of_all_choices(size):
+def test_belady_is_optimal_among_all_eviction_sequences(size):
   for seed in range(8):
     asked = stream(seed, batches=4, size=4, num_rows=8)
     assert caches.belady(asked, size) == best(asked, size)
 
 
-def test_no_cache_beats_belady_and_lru_gains_from_room():
+def test_no_cache_beats_belady_and_lru_gains_from_capacity():
   for seed in range(20):
     asked = stream(seed)
     counts = caches.count(asked, 12)
@@ -54,7 +54,7 @@ def test_no_cache_beats_belady_and_lru_gains_from_room():
       most = caches.belady(asked, size)
       least_recent = caches.lru(asked, size)
       kept = caches.most_frequent(counts, size)
-      # A set is there from the start, so its first requests are hits as well.
+      # A static set is loaded from the start: its first requests are hits, too.
       loaded = len(np.intersect1d(np.concatenate(asked), kept))
       assert caches.hits_of_set(asked, kept) - loaded <= most
       assert before <= least_recent <= most
@@ -63,7 +63,7 @@ def test_no_cache_beats_belady_and_lru_gains_from_room():
     assert before == most == sum(map(len, asked)) - distinct
 
 
-def test_the_best_set_is_that_of_the_counts():
+def test_best_static_set_has_the_most_requested_rows():
   asked = [np.array([3, 1]), np.array([1, 2]), np.array([1, 2])]
   counts = caches.count(asked, 5)
   assert counts.tolist() == [0, 3, 2, 1, 0]

@@ -1,4 +1,4 @@
-"""Every access brings the same rows; what it fetches is counted."""
+"""Host features: each access returns equal rows and counts what it fetches."""
 
 from concurrent import futures
 import itertools
@@ -23,7 +23,7 @@ def mesh(*shape):
 
 
 def fetched(table, on, dims, spec):
-  """The rows of ``IDS``, and the array that has them."""
+  """Returns the rows of ``IDS`` and the array that holds them."""
   lookup = Lookup(table, IDS)
   found = lookup.prepare(dims, NamedSharding(on, spec))()
   assert found.sharding.is_equivalent_to(
@@ -44,42 +44,42 @@ WAYS = {
 MESHES = {
   "one device": (mesh(1), (4,), P("worker")),
   "lanes and devices": (mesh(2, 2), (4, 2), P("worker", "data")),
-  "a mesh axis that cuts nothing": (mesh(2, 1, 2), (2, 2), P("worker", "data")),
+  "an unused mesh axis": (mesh(2, 1, 2), (2, 2), P("worker", "data")),
 }
 
 
 @pytest.mark.parametrize(
   ("way", "place", "hot"),
   [*itertools.product(WAYS, ("one device", "lanes and devices"), (0, 40)),
-   ("cpu_gather", "a mesh axis that cuts nothing", 0)],
+   ("cpu_gather", "an unused mesh axis", 0)],
 )
-def test_rows_are_those_of_the_table(way, place, hot):
-  """Bit for bit, with a cache and without."""
+def test_fetched_rows_equal_the_table(way, place, hot):
+  """Compares bit for bit, with and without a cache."""
   kept = np.random.default_rng(2).permutation(301)[:hot]
   table = Table(ROWS, hot=kept, **WAYS[way])
   np.testing.assert_array_equal(fetched(table, *MESHES[place]), ROWS[IDS])
 
 
-def test_a_cache_may_hold_all_rows():
+def test_cache_may_hold_all_rows():
   table = Table(ROWS, hot=np.arange(301))
   found = fetched(table, *MESHES["one device"])
   np.testing.assert_array_equal(found, ROWS[IDS])
   assert table.counts.hits == table.counts.unique
 
 
-def test_each_row_is_asked_for_once_and_hits_not_at_all():
-  """Of four devices, each with a quarter of the batch's rows."""
+def test_row_is_fetched_once_per_device_and_cached_rows_never():
+  """Uses four devices, each with a quarter of the batch's rows."""
   ids = np.random.default_rng(4).integers(0, 301, (24, 100)).astype("i4")
   table = Table(ROWS, hot=np.arange(100))
   on, dims, spec = MESHES["lanes and devices"]
   Lookup(table, ids).prepare(dims, NamedSharding(on, spec))()
-  # [worker's device, its lane, data's device, examples, n]; data has no lanes.
+  # [worker device, worker lane, data device, examples, n]; data has one lane.
   shaped = ids.reshape(2, 2, 2, 3, 100)
   parts = [np.unique(shaped[w, :, d]) for w in range(2) for d in range(2)]
   assert table.counts.places == ids.size
   assert table.counts.unique == sum(map(len, parts))
   assert table.counts.hits == sum((part < 100).sum() for part in parts)
-  # Rounded up to 256 rows, which all rows of a device are more than.
+  # Rounded up to 256 rows, which exceeds the number of rows on a device.
   assert max((part >= 100).sum() for part in parts) < 200
   assert min(map(len, parts)) > 230
   assert table.counts.fetched == 4 * 256
@@ -96,8 +96,8 @@ def test_one_program_is_compiled_for_many_batches():
   assert table.counts.programs == 1
 
 
-def test_nothing_is_dispatched_before_it_is_asked_for():
-  """What is prepared reads the table then, not later."""
+def test_table_is_read_when_a_batch_is_prepared():
+  """Later changes of the table do not affect a prepared batch."""
   rows = ROWS.copy()
   table = Table(rows)
   put = Lookup(table, IDS).prepare((1,), NamedSharding(mesh(1), P("worker")))
@@ -105,8 +105,8 @@ def test_nothing_is_dispatched_before_it_is_asked_for():
   np.testing.assert_array_equal(np.asarray(put())[0], ROWS[IDS])
 
 
-def test_two_threads_may_prepare():
-  """As a batch that is drawn ahead and an evaluation do; sizes grow."""
+def test_two_threads_may_prepare_concurrently():
+  """Prefetching and evaluation prepare batches of growing sizes."""
   table = Table(ROWS, "sharded")
   sharding = NamedSharding(mesh(4), P("worker"))
   rng = np.random.default_rng(5)
@@ -128,19 +128,19 @@ def test_two_threads_may_prepare():
     (20, ("gpu_interpret",), "device (gpu_interpret, 1.00 bytes"),
   ],
 )
-def test_auto_takes_what_moves_fewer_bytes(width, implementation, expected):
+def test_auto_access_moves_the_fewest_bytes(width, implementation, expected):
   table = Table(
     np.zeros((4, width), "f4"), "auto", implementation=implementation
   )
   assert table.summary(jax.devices()).startswith(expected)
 
 
-def test_waste_of_blocks_is_what_they_hold():
-  """Bytes of the blocks that hold a row, by the table as it is stored."""
+def test_block_overfetch_counts_the_bytes_of_touched_blocks():
+  """Counts the bytes of blocks that hold a row, in the table's layout."""
   for width in (1, 20, 100, 128, 602, 768, 2048, 2500):
     rows = np.ones((7, width), "f4")
     blocks = order.stored(rows, "tpu")
-    assert blocks.sum() == rows.sum()  # padding holds nothing
+    assert blocks.sum() == rows.sum()  # padding holds no rows
     per_row = max(1, blocks.size // order.padded_width(width) // 2048)
     block_bytes = 4 * 2048 * max(1, order.padded_width(width) // 2048)
     assert order.waste(width, "tpu") == block_bytes / (4 * width), per_row
@@ -155,12 +155,12 @@ def test_waste_of_blocks_is_what_they_hold():
     ({"rows": ROWS.astype("f8")}, "features are float64"),
   ],
 )
-def test_wrong_tables_are_errors(change, message):
+def test_invalid_tables_are_refused(change, message):
   with pytest.raises(ValueError, match=message):
     Table(**{"rows": ROWS} | change)
 
 
-def test_ids_that_do_not_exist_are_errors():
+def test_ids_out_of_range_are_refused():
   for wrong in (-1, 301):
     ids = IDS.copy()
     ids[3, 3] = wrong
@@ -170,8 +170,8 @@ def test_ids_that_do_not_exist_are_errors():
       )
 
 
-def test_batches_of_ids_are_batches_of_rows():
-  """Stacking, padding and cutting ids is doing so with the rows."""
+def test_batching_ids_equals_batching_rows():
+  """Stacking, padding and slicing ids is equivalent to doing so with rows."""
   table = Table(ROWS)
 
   def rows(lookup):
@@ -193,7 +193,7 @@ def test_batches_of_ids_are_batches_of_rows():
 
 @pytest.mark.parametrize("num_rows", [300, 301])
 def test_devices_share_the_rows_evenly(num_rows):
-  """No device has more than its part, rounded up."""
+  """No device holds more than its share, rounded up."""
   way = ways.Sharded(ROWS[:num_rows], Mesh(jax.devices()[:4], ways.AXIS), ())
   assert way.rows.shape == (4, -(-num_rows // 4), 20)
   for device in range(4):
@@ -205,8 +205,8 @@ def test_devices_share_the_rows_evenly(num_rows):
   (0, 10**6, 256), (222, 10**6, 256), (223, 10**6, 512), (1000, 10**6, 1280),
   (1000, 1100, 1100), (222, 100, 100),
 ])
-def test_buffers_have_room_for_more_in_whole_blocks(
+def test_buffer_size_has_headroom_in_whole_blocks(
   count, most, size
 ):
-  """The next multiple of 256 above 1.15 times what is needed, at most all."""
+  """The next multiple of 256 above 1.15 times the need, at most all rows."""
   assert ways.rounded_up(count, most) == size

@@ -1,4 +1,4 @@
-"""Bounds of prefill and decode: published sizes, and laws of any step."""
+"""Bounds of prefill and decode: published sizes and general properties."""
 
 import itertools
 
@@ -30,15 +30,15 @@ def everywhere(model, p):
   ids=["7b", "70b"],
 )
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_weights_are_the_published_parameters(model, parameters, ranks):
+def test_weights_equal_the_published_parameters(model, parameters, ranks):
   gains = (2 * model.num_layers + 1) * model.width
   found = inference.memory_bytes(model, Step(1, 1, 1), ranks)
   assert ranks * found["weights"] / 2 + gains == parameters
 
 
 @each_model
-def test_a_prompt_s_products_are_those_of_its_tokens(model):
-  """Decoded one by one; logits are wanted of the last one only."""
+def test_prompt_flops_equal_decoding_its_tokens(model):
+  """Decodes the tokens one by one; only the last one needs logits."""
   whole, *parts = (
     {o.name: o.count * o.flops for o in inference.operations(model, step, 8)}
     for step in (Step(3, 5, 9), *(Step(3, 1, n) for n in range(5, 10)))
@@ -48,16 +48,16 @@ def test_a_prompt_s_products_are_those_of_its_tokens(model):
     assert flops == (parts[0][name] if name == "head" else total)
 
 
-def test_the_cache_has_two_numbers_per_head_channel_and_position():
+def test_cache_has_two_numbers_per_head_channel_and_position():
   for model, ranks, heads in ((LLAMA_7B, 8, 4), (LLAMA_70B, 8, 1),
                               (LLAMA_70B, 16, 1), (LLAMA_70B, 3, 3)):
     found = inference.memory_bytes(model, Step(7, 1, 100), ranks)
-    # Beyond as many ranks as heads, heads are repeated: no rank has less.
+    # With more ranks than heads, heads are replicated: no rank has fewer.
     assert found["cache"] == 7 * 100 * 2 * model.num_layers * heads * 128 * 2
 
 
 @each_model
-def test_p_sends_its_share_exactly(model):
+def test_sent_bytes_are_proportional_to_p(model):
   step = Step(6, 1, 100)
   embedding = 6 * model.width * 2
   for p in (1, 0.75, 0.5, 0.25):
@@ -69,7 +69,7 @@ def test_p_sends_its_share_exactly(model):
 
 @each_machine
 @each_model
-def test_latency_only_adds_and_less_to_send_never_takes_longer(model, name):
+def test_latency_only_adds_and_sending_less_is_never_slower(model, name):
   machine = inference.machine(name)
   for step in (Step(1, 1, 2048), Step(64, 1, 2048), Step(1, 1024, 1024)):
     found = [
@@ -87,13 +87,13 @@ def test_latency_only_adds_and_less_to_send_never_takes_longer(model, name):
 
 
 @each_machine
-def test_a_step_is_bounded_by_the_device(name):
+def test_step_is_bounded_by_the_device(name):
   """One sequence reads all weights; many tokens multiply by all of them."""
   machine = inference.machine(name)
   device, model = machine.device, LLAMA_7B
   shares = everywhere(model, 1)
   memory = inference.memory_bytes(model, Step(1, 1, 64), 8)
-  table = model.vocab_size * model.width * 2 / 8  # a row of it is looked up
+  table = model.vocab_size * model.width * 2 / 8  # one row of it is read
   one = inference.bounds(model, Step(1, 1, 64), machine, shares)
   assert one.compute == pytest.approx(
     (sum(memory.values()) - table) / device.memory_bandwidth
@@ -104,11 +104,11 @@ def test_a_step_is_bounded_by_the_device(name):
   assert many.compute == pytest.approx(flops / device.peak("bfloat16"), 0.02)
 
 
-def test_machines_are_those_of_their_names():
+def test_machines_are_parsed_from_their_names():
   machine = inference.machine("gpu:a100-pcie:1x8")
   assert machine.device is DEVICES["a100-pcie"]
   assert machine.wire_seconds(8e9) == pytest.approx(14e9 / 31.5e9, 1e-2)
-  # Closed in all three dims: two links along each.
+  # A torus in all three dims: two links along each.
   assert inference.machine("tpu:v5p:4x4x4").rate == 6 * 1200e9 / 2 / 6
 
 
@@ -133,6 +133,6 @@ def test_machines_are_those_of_their_names():
       LLAMA_7B, Step(1, 1, 1), everywhere(LLAMA_7B, 1.5)), "p=1.5"),
   ],
 )
-def test_what_is_refused(call, message):
+def test_invalid_machines_and_sizes_are_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call()

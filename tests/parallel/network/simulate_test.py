@@ -1,4 +1,4 @@
-"""Timing of schedules: ASTRA-sim's figures, conservation, bounds."""
+"""Simulated time of schedules: ASTRA-sim's figures, conservation, bounds."""
 
 import collections
 import dataclasses
@@ -28,7 +28,7 @@ NETS = {
 
 
 def everybody_to_everybody(net, rotated=False):
-  """One round; a ring's messages go the shorter way, ties clockwise."""
+  """All-to-all in one round, by the shorter way of a ring, ties clockwise."""
   n = net.num_ranks
   transfers = []
   for source in range(n):
@@ -50,18 +50,18 @@ def everybody_to_everybody(net, rotated=False):
     ("ring", False, 704116),
     ("switch", False, 586930),
     ("fully connected", False, 20031),
-    ("switch", True, 313496),  # order matters at the switch
+    ("switch", True, 313496),  # the order of messages matters at a switch
     ("ring", True, 704116),
   ],
 )
-def test_astra_sim_to_the_nanosecond(name, rotated, finish_ns):
-  """1 MiB from each of 16 to each other; astra-network-analytical."""
+def test_times_equal_astra_sim_to_the_nanosecond(name, rotated, finish_ns):
+  """Each of 16 ranks sends 1 MiB to every other (astra-network-analytical)."""
   net = NETS[name]
   routed = on_links(everybody_to_everybody(net, rotated), net)
   assert simulate.events(routed, 16 * MIB).finish_ns == finish_ns
 
 
-# 16 bytes per ns and 64 ns: whole nanoseconds for what is sent below.
+# 16 bytes per ns and 64 ns: integer nanoseconds for the message sizes below.
 EXACT = {"bandwidth": 16e9, "latency_s": 64e-9}
 CASES = [
   (topologies.torus((3, 3), **EXACT), "multitree", "all_reduce"),
@@ -80,10 +80,10 @@ each_case = pytest.mark.parametrize(
 
 
 @each_case
-def test_bytes_of_a_link_are_the_schedule_s(net, name, collective):
+def test_link_bytes_equal_those_of_the_schedule(net, name, collective):
   schedule = builders.build(name, net, collective)
   routed = on_links(schedule, net)
-  # Some chunks have a byte more.
+  # Chunks differ by at most one byte.
   size = schedule.num_chunks * 1000 + schedule.num_chunks // 2
   sizes = chunk_bytes(size, schedule.num_chunks)
   assert sizes.sum() == size
@@ -100,8 +100,8 @@ def test_bytes_of_a_link_are_the_schedule_s(net, name, collective):
 
 
 @each_case
-def test_a_timeline_keeps_the_rules(net, name, collective):
-  """Nothing is early, links send one at a time, first come first served."""
+def test_timeline_is_causal_and_first_come_first_served(net, name, collective):
+  """No message starts before its data arrives; links send one at a time."""
   schedule = builders.build(name, net, collective)
   routed = on_links(schedule, net)
   t = simulate.events(routed, schedule.num_chunks * 1600)
@@ -112,12 +112,12 @@ def test_a_timeline_keeps_the_rules(net, name, collective):
     own = own[np.argsort(t.start_ns[own], kind="stable")]
     assert np.all(t.end_ns[own][:-1] <= t.start_ns[own][1:])
     assert np.all(np.diff(t.requested_ns[own]) >= 0)
-    # A link does not rest while somebody waits.
+    # A link is never idle while a message waits for it.
     late = t.start_ns[own][1:] > t.requested_ns[own][1:]
     assert np.all((t.start_ns[own][1:] == t.end_ns[own][:-1])[late])
   arrivals = t.arrival_ns[routed.first_hops[1:] - 1]
   starts = t.requested_ns[routed.first_hops[:-1]]
-  for i in range(len(starts)):  # as soon as its chunk is there, not before
+  for i in range(len(starts)):  # starts exactly when its chunk has arrived
     needs = (
       (routed.destinations == routed.sources[i])
       & (routed.chunks == routed.chunks[i])
@@ -129,7 +129,7 @@ def test_a_timeline_keeps_the_rules(net, name, collective):
 
 
 @each_case
-def test_a_barrier_waits_for_everybody(net, name, collective):
+def test_barrier_waits_for_all_ranks(net, name, collective):
   schedule = builders.build(name, net, collective)
   routed = on_links(schedule, net)
   t = simulate.events(routed, schedule.num_chunks * 1600, barrier=True)
@@ -142,7 +142,7 @@ def test_a_barrier_waits_for_everybody(net, name, collective):
 
 @each_case
 @pytest.mark.parametrize("barrier", [False, True])
-def test_never_below_the_bound(net, name, collective, barrier):
+def test_time_is_at_least_the_bound(net, name, collective, barrier):
   routed = on_links(builders.build(name, net, collective), net)
   for per_chunk in (16, 160, 16000):
     size = routed.num_chunks * per_chunk
@@ -155,8 +155,8 @@ def test_never_below_the_bound(net, name, collective, barrier):
 
 
 @pytest.mark.parametrize("n", [2, 5, 16])
-def test_a_ring_takes_what_the_formula_says(n):
-  """2 (n - 1) (alpha + M / (n B)), in every model: nothing shares a link."""
+def test_ring_time_equals_the_formula(n):
+  """2 (n - 1) (alpha + M / (n B)) in every model, since no link is shared."""
   net = topologies.ring(n, **EXACT)
   routed = on_links(builders.build("ring", net), net)
   expected_ns = 2 * (n - 1) * (64 + 1600 // 16)
@@ -167,8 +167,8 @@ def test_a_ring_takes_what_the_formula_says(n):
   assert simulate.lockstep(routed, size) == pytest.approx(expected_ns / 1e9)
 
 
-def test_lockstep_shares_a_link_and_adds_latencies():
-  """Two chunks over one uplink: twice its time, and three latencies."""
+def test_lockstep_shares_links_and_adds_latencies():
+  """Two chunks over one uplink take twice its time, and three latencies."""
   net = topologies.leaf_spine(2, 1, 2, **EXACT)
   paths = [net.shortest_path(0, 2), net.shortest_path(1, 3)]
   rounds = (tuple(
@@ -179,7 +179,7 @@ def test_lockstep_shares_a_link_and_adds_latencies():
   assert simulate.lockstep(routed, 4 * 1600) == pytest.approx(
     2 * 100e-9 + 4 * 64e-9
   )
-  # Stored whole at three switches; the second message waits once.
+  # Stored and forwarded at three switches; the second message waits once.
   assert simulate.events(routed, 4 * 1600).finish_ns == 4 * (100 + 64) + 100
 
 
@@ -189,8 +189,8 @@ def test_lockstep_shares_a_link_and_adds_latencies():
   per_chunk=st.integers(1, 5000),
   shape=st.sampled_from([(5,), (2, 3), (3, 3)]),
 )
-def test_any_traffic_is_delivered(seed, per_chunk, shape):
-  """Random gossip on links that all differ: all of it, above the bound."""
+def test_random_traffic_is_delivered_in_full(seed, per_chunk, shape):
+  """Random gossip over unequal links is delivered and respects the bound."""
   draw = np.random.default_rng(seed)
   net = topologies.torus(shape)
   net = Topology("random", net.num_ranks, 0, tuple(
@@ -221,8 +221,8 @@ def test_any_traffic_is_delivered(seed, per_chunk, shape):
     np.testing.assert_array_equal(busy, np.floor(per_chunk / rate))
 
 
-def test_a_chain_takes_its_lower_bound():
-  """One chunk, handed on round after round: nothing waits for a link."""
+def test_chain_reaches_its_lower_bound():
+  """One chunk is forwarded in each round, and no message waits."""
   net = topologies.ring(5)
   rounds = tuple((Transfer(k, k + 1, 0, "copy", (k, k + 1)),)
                  for k in range(4))
@@ -235,7 +235,7 @@ def test_a_chain_takes_its_lower_bound():
   assert simulate.events(routed, size).finish_ns == expected
 
 
-def test_a_trace_has_a_bar_for_every_hop():
+def test_trace_has_a_bar_for_every_hop():
   net = topologies.bigraph(2, 4)
   routed = on_links(builders.build("hdrm", net), net)
   timeline = simulate.events(routed, 8 * 1600)
@@ -248,7 +248,7 @@ def test_a_trace_has_a_bar_for_every_hop():
   np.testing.assert_array_equal(
     [sent[i] for i in range(len(net.links))], routed.link_bytes(8 * 1600)
   )
-  # A bar is as long as its link is busy; the message arrives later.
+  # A bar lasts while the link is busy; the message arrives one latency later.
   np.testing.assert_allclose(
     [bar["dur"] for bar in bars], (timeline.end_ns - timeline.start_ns) / 1e3
   )
@@ -285,7 +285,7 @@ def _one(path, chunks=1, ranks=4):
      "bandwidth=5e.10 and latency_s=1e.12 from"),
   ],
 )
-def test_wrong_inputs_are_named(call, message):
+def test_invalid_inputs_are_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call(topologies.ring(4))
 
@@ -299,8 +299,8 @@ def _finish(net, size_bytes=2**20):
   return simulate.events(on_links(builders.build("ring", net), net), size_bytes)
 
 
-def test_what_is_no_collective_is_not_timed():
-  """Without its last round, a schedule takes less time, and is refused."""
+def test_incomplete_collective_is_refused():
+  """A schedule without its last round would be faster, and is refused."""
   net = topologies.ring(4)
   whole = builders.build("ring", net)
   short = dataclasses.replace(whole, rounds=whole.rounds[:-1])
@@ -310,13 +310,13 @@ def test_what_is_no_collective_is_not_timed():
 
 
 @pytest.mark.parametrize("size_bytes", [6 * 10**17, 10**18 + 7])
-def test_no_size_makes_a_negative_time(size_bytes):
+def test_large_sizes_do_not_overflow_to_negative_times(size_bytes):
   net = topologies.torus((4, 4))
   routed = on_links(builders.build("multitree", net), net)
   sent = routed.link_bytes(size_bytes)
   rounds = simulate.events(routed, size_bytes)
   assert sent.min() > 0
-  # Every copy of every byte.
+  # All copies of all bytes.
   assert sum(sent.tolist()) == 2 * 15 * size_bytes
   assert rounds.utilisation.min() > 0
   assert rounds.utilisation.max() <= 1
@@ -324,8 +324,8 @@ def test_no_size_makes_a_negative_time(size_bytes):
 
 
 @pytest.mark.parametrize("barrier", [False, True])
-def test_a_pair_swaps_in_the_time_of_one_message(barrier):
-  """Both send what they held before the round, and wait for nothing."""
+def test_pairwise_swap_takes_the_time_of_one_message(barrier):
+  """Both ranks send data from before the round, and do not wait."""
   net = topologies.ring(2, **EXACT)
   swap = tuple(
     Transfer(a, 1 - a, 0, "reduce", (a, 1 - a)) for a in range(2)
@@ -336,8 +336,8 @@ def test_a_pair_swaps_in_the_time_of_one_message(barrier):
   assert timeline.requested_ns.tolist() == [0, 0]
 
 
-def test_a_queue_is_as_long_as_there_are_messages_waiting():
-  """Four at once for each link, one of which is sent: three wait."""
+def test_queue_length_is_the_number_of_waiting_messages():
+  """One of four simultaneous messages per link is sent; three wait."""
   net = topologies.ring(3, **EXACT)
   rounds = (
     tuple(

@@ -1,4 +1,4 @@
-"""Chrome traces, read as a viewer reads them."""
+"""Chrome traces, parsed in the way a trace viewer does."""
 
 import json
 
@@ -14,7 +14,7 @@ from parallel.topology import builders as topologies
 
 
 def read(text):
-  """Title, names of rows in the viewer's order, and bars by row's name.
+  """Returns the title, the viewer's row names in order, and bars by row name.
 
   A viewer groups rows by process and sorts them by thread number.
   """
@@ -35,7 +35,7 @@ def read(text):
   return title, [named[i] for i in range(len(named))], bars
 
 
-def test_messages_are_on_their_link_and_in_its_order():
+def test_messages_are_on_the_row_of_their_link_in_order():
   net = topologies.ring(4)
   routed = on_links(builders.build("ring", net), net)
   timeline = simulate.events(routed, 4 * 1_000_000)
@@ -47,7 +47,7 @@ def test_messages_are_on_their_link_and_in_its_order():
     before = 0.0
     for bar in sorted(bars[name], key=lambda b: b["ts"]):
       args = bar["args"]
-      # On a ring all messages go to a neighbour: the link's ends are theirs.
+      # On a ring, each message goes to a neighbour, over a single link.
       assert (args["source"], args["destination"]) == (
         link.source, link.destination
       )
@@ -64,14 +64,14 @@ def test_messages_are_on_their_link_and_in_its_order():
       assert bar["name"].startswith("chunk ")
       assert bar["cat"].startswith("round ")
       busy, latency = bar["dur"], 1e6 * link.latency_s
-  # A ring is a chain of rounds, each a message and a latency.
+  # A ring is a chain of rounds of one message and one latency each.
   rounds = {int(b["cat"].split()[1]) for one in bars.values() for b in one}
   assert timeline.finish_ns / 1e3 == pytest.approx(
     len(rounds) * (busy + latency), rel=1e-3
   )
 
 
-def test_waiting_is_for_the_messages_before():
+def test_waiting_time_is_caused_by_earlier_messages():
   """A switch port serves messages one after another."""
   net = topologies.switch(3)
   routed = on_links(builders.build("direct", net), net)

@@ -1,4 +1,4 @@
-"""A function in stages, each worker for itself, is the function on a mesh."""
+"""Staged execution over sockets equals the same function on a mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ TENSOR = Axis("tensor", 2, 2)
 
 
 def _says(axis, weights):
-  """Says four things, each of which depends on the one before."""
+  """Returns a function of four collectives in a chain of dependencies."""
   def run(args):
     x = args["x"]  # [1, n], cut over the tensor axis
     mean, _ = quantize.coded_mean(
@@ -37,7 +37,7 @@ def _says(axis, weights):
     ranks = all_gather(ranks_here(axis)[:, None].astype("float32"), axis)
     norm = jax.lax.psum(jnp.sum(jnp.square(x), axis=1), "tensor")
     norms = all_gather(norm[:, None], axis)
-    # Products and sums are kept apart: compilers may join them, or not.
+    # Products and sums are separate outputs: compilers may fuse them or not.
     return {"x": x + plain, "plain": ranks[-1] * plain, "norms": norms}
 
   return run
@@ -89,13 +89,13 @@ def test_stages_over_sockets_have_the_bits_of_one_program(workers, same_bits):
   lambda x, axis: all_to_all(x, axis, split_dim=0, concat_dim=0),
   lambda x, axis: permute(x, axis, [(0, 0)]),
 ])
-def test_what_is_no_sum_and_no_gather_is_refused(verb):
+def test_collectives_other_than_sums_and_gathers_are_refused(verb):
   apart = _apart(lambda axis, _: lambda args: {"x": verb(args["x"], axis)})
   with pytest.raises(ValueError, match="sums and gathers only"):
     apart(Alone(), {"x": np.zeros((1, 4), "f4")})
 
 
-def test_a_sum_in_16_bits_is_refused():
+def test_16_bit_sum_is_refused():
   def make(axis, _):
     return lambda args: {
       "plain": all_reduce(args["x"].astype("bfloat16"), axis)

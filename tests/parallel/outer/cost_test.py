@@ -1,4 +1,4 @@
-"""Bytes that outer loops send and keep: formulas against programs."""
+"""Bytes that outer loops send and keep: formulas compared with programs."""
 
 import collections
 import itertools
@@ -41,7 +41,7 @@ HEAD = Rows(1, 7)
 
 
 def layers(count):
-  """Rows of as many layers, none of which shares a block with another."""
+  """Returns the rows of ``count`` layers; blocks do not cross layers."""
   return Rows(count, 6)
 
 
@@ -50,7 +50,7 @@ def wire(codec, route):
 
 
 @pytest.mark.parametrize(("codec", "route"), WIRES)
-def test_diloco_sends_what_its_closed_form_says(codec, route):
+def test_diloco_sends_the_bytes_of_its_closed_form(codec, route):
   loop = DiLoCo(WORKER, 5, OUTER, exchange(wire(codec, route)))
   form = Loop("diloco", M, 5, codec, route)
   found = collections.Counter()
@@ -60,19 +60,21 @@ def test_diloco_sends_what_its_closed_form_says(codec, route):
 
 
 @pytest.mark.parametrize(
-  ("every", "per_fragment", "overlap"),
+  ("sync_every", "per_fragment", "overlap"),
   [(8, 2, 3), (8, 2, 2), (9, 1, 5), (9, 3, 0), (8, 2, 7), (7, 0, 2)],
 )
-def test_a_loop_keeps_what_its_closed_form_says(every, per_fragment, overlap):
-  """State of a worker: the common part, and its own row of "workers"."""
+def test_state_has_the_bytes_of_its_closed_form(
+  sync_every, per_fragment, overlap
+):
+  """Counts the common part and one worker's row of "workers"."""
   loop = Streaming(
-    WORKER, every, OUTER, exchange(),
+    WORKER, sync_every, OUTER, exchange(),
     fragments({"blocks": LAYERS}, per_fragment, strided=True), (overlap,),
   )
   state = loop.init(draw(0))
   own = sum(x.nbytes // M for x in jax.tree.leaves(state.pop("workers")))
   common = sum(x.nbytes for x in jax.tree.leaves(state))
-  form = Loop("streaming", M, every, fragment_layers=per_fragment,
+  form = Loop("streaming", M, sync_every, fragment_layers=per_fragment,
               overlap=overlap)
   if per_fragment:
     many = LAYERS // per_fragment
@@ -82,10 +84,10 @@ def test_a_loop_keeps_what_its_closed_form_says(every, per_fragment, overlap):
   assert form.state_bytes(cut) == common + own
 
 
-def test_passing_bytes_are_operands_results_and_the_decoded_mean():
+def test_transient_bytes_are_operands_results_and_the_decoded_mean():
   form = Loop("diloco", 4, 5, "int8", "all_gather")
-  # 3 rows of 300 elements are 6 blocks: codes and scales to all, their 4
-  # results; the norms, 4 bytes of each; 900 means in float32.
+  # 3 rows of 300 elements are 6 blocks: the codes and scales sent, and the 4
+  # results; 4 bytes per norm; the mean, 900 elements in float32.
   codes, scales, norms = 6 * BLOCK, 6 * 4, 4
   wanted = (1 + 4) * (codes + scales + norms) + 4 * 900
   assert form.passing_bytes([[Rows(3, 300)], [Rows(1, 1)]]) == wanted
@@ -98,7 +100,9 @@ def test_passing_bytes_are_operands_results_and_the_decoded_mean():
   ("all_gather", 3 * 80, 3, 4 * 80),
   ("all_to_all", 3 / 4 * 80, 3, 80),
 ])
-def test_a_collective_of_a_ring(kind, received, steps, result):
+def test_ring_collective_has_its_textbook_bytes_and_steps(
+  kind, received, steps, result
+):
   found = Loop("diloco", 4, 5).collectives([Rows(1, 20)])[1]._replace(kind=kind)
   assert found.operand_bytes == 80
   assert found.received_bytes(4) == pytest.approx(received)
@@ -110,13 +114,13 @@ def test_a_collective_of_a_ring(kind, received, steps, result):
   ((12, 1, 30), 1), ((12, 1, 13), 1), ((12, 1, 12), 2), ((12, 1, 4), 4),
   ((12, 3, 30), 3), ((12, 1, 1), 0), ((7, 2, 30), 0),
 ])
-def test_fewest_layers(arguments, fewest):
-  """A divisor with fewer fragments of layers than steps in a round."""
+def test_fewest_layers_per_fragment(arguments, fewest):
+  """Smallest divisor with fewer fragments than a round has steps."""
   assert fewest_layers(*arguments) == fewest
 
 
 def lowered_bytes(loop, mesh):
-  """Operand bytes by dtype of all steps of a steady round, as lowered."""
+  """Returns lowered operand bytes by dtype, summed over a steady round."""
   start = draw(0)
   state = loop.init(start)
   specs = {
@@ -160,7 +164,7 @@ def lowered_bytes(loop, mesh):
   ),
 ], ids=("ddp", "diloco", "all_to_all", "sparseloco", "short",
         "dc_s3gd", "eager", "streaming"))
-def test_a_round_sends_what_the_loop_says(build, workers, devices):
+def test_round_sends_the_bytes_that_the_loop_states(build, workers, devices):
   worker = Axis("worker", workers, devices)
   loop = build(worker)
   mesh = make_mesh({"worker": worker})

@@ -1,4 +1,4 @@
-"""Eager updates among workers that come and go."""
+"""Eager updates with elastic membership."""
 
 import functools
 
@@ -40,9 +40,9 @@ def program(name, size):
 
 
 def hook(name, workers, weights, *trees):
-  """Runs a hook of workers that each have the loop's state, on one device.
+  """Runs a hook on one device for workers that each have a state of the loop.
 
-  Returns their states. Trees are ``[W, ...]``; "heard" is each one's own.
+  Returns their states. Trees are ``[W, ...]``; "heard" is per worker.
   """
   own = each(lambda *x: jnp.concatenate(x), *[s["workers"] for s in workers])
   heard = jnp.concatenate([s["heard"] for s in workers])
@@ -62,7 +62,7 @@ def stack(trees):
 
 
 def finish(workers, weights, deltas):
-  """Ends a round in which workers have gone so far from their own params."""
+  """Ends a round after workers have moved by ``deltas`` from their params."""
   params = stack([w["workers"]["params"] for w in workers])
   updates = each(lambda *d: -jnp.stack(d), *deltas)
   return hook("finish", workers, weights, params, updates)
@@ -74,7 +74,7 @@ def begin(workers, weights):
 
 
 def came(workers):
-  """One that comes, who has but what all share."""
+  """Returns the state of a joining worker, which has the shared part only."""
   return LOOP.started(workers[0] | {
     key: LOOP.init(draw(99))[key] for key in ("workers", "heard")
   })
@@ -85,8 +85,8 @@ def assert_close(xs, ys):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_applied_telescopes_while_workers_come_and_go(seed):
-  """It is the sum of the means, and each one's newest part by its share."""
+def test_updates_telescope_with_joining_and_leaving_workers(seed):
+  """Params change by the sum of means, and by the worker's newest delta."""
   rng = np.random.default_rng(seed)
   workers = [LOOP.init(START) for _ in range(3)]
   total = each(np.zeros_like, START)
@@ -111,7 +111,7 @@ def test_what_is_applied_telescopes_while_workers_come_and_go(seed):
     change()
     weights = rng.integers(1, 5, len(workers)).astype("f4")
     deltas = [draw([seed, number, i]) for i in range(len(workers))]
-    if number == 3:  # one that has come diverges: it is not heard
+    if number == 3:  # a joining worker diverges, and is left out
       workers.append(came(workers))
       deltas.append(each(lambda x: np.full_like(x, np.nan), START))
       weights = np.append(weights, np.float32(2))
@@ -132,8 +132,8 @@ def test_what_is_applied_telescopes_while_workers_come_and_go(seed):
   ("begin", "finish"), ("begin", "begin"), ("finish", "begin"),
   ("finish", "finish"),
 ])
-def test_what_a_late_worker_has_left_unsaid_is_told_once(hooks):
-  """Its part comes when the others have gone on, and is in one mean."""
+def test_pending_delta_of_a_late_worker_is_applied_once(hooks):
+  """The late worker's delta enters exactly one mean of the next rounds."""
   alone = LOOP.init(START)
   mine, first, second = (draw(i) for i in (1, 2, 3))
   late, other = finish([alone, alone], (1, 1), [mine, first])
@@ -154,7 +154,7 @@ def test_what_a_late_worker_has_left_unsaid_is_told_once(hooks):
   assert_close(
     now["workers"]["params"], stacked(other["params"], ONE)
   )
-  if hooks[1] == "begin":  # what it tells now, and what it keeps
+  if hooks[1] == "begin":  # the delta sent now, and the remaining one
     now, other = begin([now, other], (1, 1))
     before = each(np.subtract, other["params"], now["mean"])
   told = each(jnp.subtract, now["workers"]["params"], params)

@@ -1,8 +1,8 @@
-"""Each outer loop against its equation, written down again in float64.
+"""Outer loops compared with their equations, rewritten in float64.
 
-Three workers of a few numbers each, with gradients that are drawn; the inner
-optimizer is SGD. Momentum and decay are on, and there are three rounds: a first
-round starts from zeros and cannot tell where a sign or a factor is wrong.
+Three workers have a few parameters each and random gradients; the inner
+optimizer is SGD. Momentum and decay are on, and there are at least three
+rounds: the first round starts from zeros, which hides a wrong sign or factor.
 """
 
 import collections
@@ -47,7 +47,7 @@ RATE, MOMENTUM = 0.7, 0.6
 
 
 def updates_of(num_steps):
-  """What the inner optimizers add in each step, ``[M, ...]`` each."""
+  """Returns the inner updates of each step, ``[M, ...]`` each."""
   grads = wide(draw(1, num_steps, M))
   return [
     each(lambda g, n=n: -INNER_RATE * g[n], grads) for n in range(num_steps)
@@ -59,7 +59,7 @@ def workers_start():
 
 
 def nesterov(params, mean, momentum):
-  """Sutskever's form, as in DiLoCo: new parameters and momentum."""
+  """Nesterov step in Sutskever's form, as in DiLoCo: parameters, momentum."""
   momentum = each(lambda v, d: MOMENTUM * v + d, momentum, mean)
   step = each(lambda v, d: RATE * (d + MOMENTUM * v), momentum, mean)
   return each(np.subtract, params, step), momentum
@@ -90,7 +90,7 @@ def test_data_parallel_steps_by_the_mean_gradient():
   ("weights", "codec"),
   [((), "none"), ((1.0, 2.0, 5.0), "none"), ((1.0, 2.0, 5.0), "int8")],
 )
-def test_diloco_is_its_equation(weights, codec):
+def test_diloco_equals_its_equation(weights, codec):
   loop = DiLoCo(
     WORKER, 2, Nesterov(RATE, MOMENTUM),
     exchange(Wire(codec, 2), weights=weights),
@@ -113,7 +113,7 @@ def test_diloco_is_its_equation(weights, codec):
     assert_close(found[number - 1][2], phi, **tolerance)
 
 
-def test_a_sample_of_clients_is_averaged_with_its_weights():
+def test_sampled_clients_are_averaged_with_their_weights():
   weights = np.array([1.0, 2.0, 5.0])
   loop = DiLoCo(
     WORKER, 2, Optax(optax.sgd(1.0)), exchange(weights=tuple(weights)),
@@ -125,7 +125,7 @@ def test_a_sample_of_clients_is_averaged_with_its_weights():
   for number, updates in enumerate(updates_of(8), 1):
     theta = each(np.add, theta, updates)
     if number % 2 == 0:
-      # Which two of the three is drawn: one of the three means is it.
+      # Two of three workers are drawn: one of the three means matches.
       heard = [1 - np.eye(M)[out] for out in range(M)]
       means = [
         each(lambda t, h=h: np.average(t, 0, weights * h), theta) for h in heard
@@ -140,19 +140,19 @@ def test_a_sample_of_clients_is_averaged_with_its_weights():
       left_out.add(out)
       assert distances[out] < 1e-5 < sorted(distances)[1]
       theta = each(lambda m: np.stack([m] * M), means[out])
-  assert len(left_out) > 1  # drawn anew
+  assert len(left_out) > 1  # the sample differs between rounds
 
 
 @pytest.mark.parametrize("feedback", ["int4", "bfloat16"])
-def test_what_is_not_heard_is_heard_later(feedback):
-  """With outer SGD(1): what is heard and what is left is what there was."""
+def test_error_feedback_carries_the_rounding_error_forward(feedback):
+  """With outer SGD(1), what was sent plus the residual is the whole update."""
   wire = (
     Wire(dtype="bfloat16") if feedback == "bfloat16" else Wire("int4", 2)
   )
   loop = DiLoCo(
     WORKER, 1, Optax(optax.sgd(1.0)), exchange(wire, error_feedback=True)
   )
-  # A bfloat16 sum is rounded once more, which is nobody's residual.
+  # The bfloat16 sum is rounded once more, which no residual contains.
   tolerance = 1e-2 if feedback == "bfloat16" else 1e-5
   start, told = wide(draw(0)), zeros_like(wide(draw(0)))
   for (_, state, phi), updates in zip(run(loop, 4), updates_of(4), strict=True):
@@ -166,7 +166,7 @@ def test_what_is_not_heard_is_heard_later(feedback):
     )
 
 
-def test_eager_is_its_equation():
+def test_eager_equals_its_equation():
   """d~_m(k) = d_m(k) / M + (mean(k - 1) - d_m(k - 1) / M), and momentum."""
   found = run(
     Eager(WORKER, 2, Nesterov(RATE, MOMENTUM), exchange()), 7
@@ -186,8 +186,8 @@ def test_eager_is_its_equation():
     assert_close(found[number - 1][2], each(lambda x: x.mean(axis=0), phi))
 
 
-def test_eager_sends_at_the_head_of_a_round():
-  """So that the exchange has the whole round to arrive in."""
+def test_eager_sends_at_the_start_of_a_round():
+  """The exchange therefore overlaps with the whole round."""
   found = run(Eager(WORKER, 3, Nesterov(RATE, MOMENTUM), exchange()), 7)
   for first in (3, 6):
     told = found[first - 1][1]["workers"]["delta"]
@@ -196,8 +196,8 @@ def test_eager_sends_at_the_head_of_a_round():
     )
 
 
-def test_dc_s3gd_is_its_equation():
-  """The correction points to where the update will be applied."""
+def test_dc_s3gd_equals_its_equation():
+  """The correction is towards the parameters that receive the update."""
 
   def norm(tree):  # [W, ...] -> [W]
     return jnp.sqrt(sum(
@@ -231,18 +231,18 @@ def test_dc_s3gd_is_its_equation():
 
 
 def two_bit_top_k(x, chunk, k):
-  """Signs of the k largest of each chunk, with the mean of either half."""
+  """Signs of a chunk's k largest, times the mean of the upper or lower half."""
   kept = np.zeros_like(x)
   for start in range(0, len(x), chunk):
     part = x[start : start + chunk]
     order = np.argsort(-np.abs(part))
     for half in (order[: k // 2], order[k // 2 : k]):
-      size = np.abs(part[half]).sum() / (k // 2)  # zeros fill a chunk up
+      size = np.abs(part[half]).sum() / (k // 2)  # a chunk is zero-padded
       kept[start + half] = np.sign(part[half]) * size
   return kept
 
 
-def test_sparseloco_is_its_equation():
+def test_sparseloco_equals_its_equation():
   decay, chunk, k = 0.8, 6, 4
   loop = SparseLoCo(WORKER, 2, RATE, BLOCK_DIMS, decay, chunk, k)
   theta, phi = workers_start(), wide(draw(0))
@@ -268,8 +268,8 @@ def test_sparseloco_is_its_equation():
     assert_close(found[number - 1][2], phi)
 
 
-def test_noloco_is_its_equation():
-  """From the second round on phi differ, from the third on both terms act."""
+def test_noloco_equals_its_equation():
+  """Phi differ from the second round on; both terms act from the third on."""
   momentum, pull = 0.5, 0.3
   loop = NoLoCo(WORKER, 2, RATE, momentum, pull)
   theta = phi = workers_start()
@@ -296,7 +296,7 @@ def test_noloco_is_its_equation():
 
 
 def fragment_of(layer_sets, number):
-  """Reads and writes a fragment's part of trees with the layers in a dim."""
+  """Returns functions that read and write a fragment of trees of layers."""
 
   def select(tree, dim):
     if number == len(layer_sets):
@@ -314,10 +314,10 @@ def fragment_of(layer_sets, number):
   return select, write
 
 
-def streaming_by_hand(every, layer_sets, taus, keep, num_steps):
-  """Algorithm 2: theta and phi after every step."""
+def streaming_by_hand(sync_every, layer_sets, taus, keep, num_steps):
+  """Algorithm 2: returns theta and phi after sync_every step."""
   count = len(layer_sets) + 1
-  spacing = every // count
+  spacing = sync_every // count
   theta, phi = workers_start(), wide(draw(0))
   momentum = zeros_like(phi)
   sent, after = {}, []
@@ -325,9 +325,9 @@ def streaming_by_hand(every, layer_sets, taus, keep, num_steps):
     theta = each(np.add, theta, updates)
     for fragment in range(count):
       select, write = fragment_of(layer_sets, fragment)
-      # Sent every H steps, from one round after its turn in the first on.
-      turn = every + fragment * spacing
-      if now >= turn and (now - turn) % every == 0:
+      # Sent every H steps, starting one round after its offset in the first.
+      turn = sync_every + fragment * spacing
+      if now >= turn and (now - turn) % sync_every == 0:
         sent[fragment, now] = each(
           lambda f, t: f - t.mean(axis=0), select(phi, 0), select(theta, 1)
         )
@@ -335,7 +335,7 @@ def streaming_by_hand(every, layer_sets, taus, keep, num_steps):
         mean = sent.get((fragment, now - tau))
         if mean is None:
           continue
-        if tau == min(taus):  # the outer step, once
+        if tau == min(taus):  # the outer step is taken once
           new, speed = nesterov(select(phi, 0), mean, select(momentum, 0))
           phi = write(phi, new, 0)
           momentum = write(momentum, speed, 0)
@@ -352,35 +352,35 @@ def streaming_by_hand(every, layer_sets, taus, keep, num_steps):
 
 STREAMING = {
   "at once, consecutive layers": (
-    dict(every=6, strided=False, overlap=(0, 0, 0), keep=0.0, pieces=1),
+    dict(sync_every=6, strided=False, overlap=(0, 0, 0), keep=0.0, pieces=1),
     [[0, 1, 2], [3, 4, 5]],
   ),
   "late, strided layers": (
-    dict(every=6, strided=True, overlap=(1, 2, 2), keep=0.25, pieces=1),
+    dict(sync_every=6, strided=True, overlap=(1, 2, 2), keep=0.25, pieces=1),
     [[0, 2, 4], [1, 3, 5]],
   ),
-  # Two fragments are under way at once; a round's last two steps are nobody's.
+  # Two fragments are in flight at once; a round's last two steps send nothing.
   "in pieces": (
-    dict(every=8, strided=True, overlap=(3, 4, 3), keep=0.25, pieces=2),
+    dict(sync_every=8, strided=True, overlap=(3, 4, 3), keep=0.25, pieces=2),
     [[0, 2, 4], [1, 3, 5]],
   ),
 }
 
 
-def streaming(every, strided, overlap, keep, pieces, **options):
+def streaming(sync_every, strided, overlap, keep, pieces, **options):
   return Streaming(
-    WORKER, every, Nesterov(RATE, MOMENTUM), exchange(**options),
+    WORKER, sync_every, Nesterov(RATE, MOMENTUM), exchange(**options),
     fragments({"blocks": LAYERS}, 3, strided), overlap, keep, pieces,
   )
 
 
 @pytest.mark.parametrize("name", STREAMING)
-def test_streaming_is_its_equation(name):
-  """Each fragment's momentum is its own, and is there in its next round."""
+def test_streaming_equals_its_equation(name):
+  """Each fragment keeps its momentum until its next round."""
   options, layer_sets = STREAMING[name]
   num_steps = 24
   expected = streaming_by_hand(
-    options["every"], layer_sets, options["overlap"], options["keep"],
+    options["sync_every"], layer_sets, options["overlap"], options["keep"],
     num_steps,
   )
   for (params, _, phi), (theta, outer) in zip(
@@ -391,8 +391,8 @@ def test_streaming_is_its_equation(name):
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_a_fragment_s_residual_is_its_own(pieces):
-  """Outer momentum off, rate 1: heard and left is what there was."""
+def test_fragments_have_separate_residuals(pieces):
+  """With outer SGD(1), sent plus residual is the whole update."""
   loop = Streaming(
     WORKER, 6, Optax(optax.sgd(1.0)),
     exchange(Wire("int4", 2), error_feedback=True),
@@ -401,7 +401,7 @@ def test_a_fragment_s_residual_is_its_own(pieces):
   found = run(loop, 16)
   residuals = [wide(state["workers"]["residual"]) for _, state, _ in found]
   # Even layers are sent after updates 6 and 12, odd ones after 8 and 14, the
-  # rest after 10: with pieces, in the step after that and in the next one.
+  # rest after 10; with two pieces, in the next step and in the one after it.
   changed = [
     np.abs(after["blocks"]["w"] - before["blocks"]["w"]).max(axis=(0, 2)) > 0
     for before, after in itertools.pairwise(residuals)
@@ -413,7 +413,7 @@ def test_a_fragment_s_residual_is_its_own(pieces):
   even = {t + i for t in (7, 13) for i in range(pieces)}
   odd = {t + i for t in (9, 15) for i in range(pieces)}
   assert steps == {n: odd if n % 2 else even for n in range(LAYERS)}
-  # What was heard of even layers in the first exchange, and what was left.
+  # Even layers in the first exchange: the decoded part, and the residual.
   start = wide(draw(0))["blocks"]["w"]
   went = -sum(u["blocks"]["w"] for u in updates_of(6)).mean(axis=0)
   _, state, phi = found[7]
@@ -425,8 +425,8 @@ def test_a_fragment_s_residual_is_its_own(pieces):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_worker_0_s_values_come_with_their_sign(devices):
-  """A sum of floats would make 0 of -0."""
+def test_values_of_worker_0_keep_the_sign_of_zero(devices):
+  """A float sum would turn -0 into 0."""
   worker = Axis("worker", 4, devices)
   x = np.array([[-0.0, 0.0, -1.5], *np.ones((3, 3))], "f4")
   found = jax.jit(jax.shard_map(
@@ -437,8 +437,8 @@ def test_worker_0_s_values_come_with_their_sign(devices):
 
 
 @pytest.mark.parametrize(("workers", "devices"), [(3, 3), (6, 3), (6, 2)])
-def test_noloco_sends_what_its_formula_says(workers, devices):
-  """With an odd number of workers, and with several on a device."""
+def test_noloco_sends_the_bytes_of_its_formula(workers, devices):
+  """Includes an odd number of workers, and several workers on a device."""
   worker = Axis("worker", workers, devices)
   mesh = make_mesh({"worker": worker})
   for seed in range(3):
@@ -458,10 +458,11 @@ def test_noloco_sends_what_its_formula_says(workers, devices):
     assert +found == loop.sent_bytes(start)
 
 
-def test_the_seed_decides_who_meets_in_noloco():
+def test_noloco_pairs_depend_on_the_seed_only():
   def drawn(seed):
     loop = NoLoCo(
-      Axis("worker", 8), every=1, rate=RATE, momentum=0.5, pull=0.3, seed=seed
+      Axis("worker", 8), sync_every=1, rate=RATE, momentum=0.5, pull=0.3,
+      seed=seed,
     )
     return [loop.plan(step).variant for step in range(20)]
 
@@ -470,8 +471,8 @@ def test_the_seed_decides_who_meets_in_noloco():
 
 
 @pytest.mark.parametrize("make", [DiLoCo, Eager])
-def test_no_two_rounds_round_by_the_same_draws(make):
-  """The exchange's number decides them."""
+def test_rounds_have_distinct_rounding_noise(make):
+  """The number of an exchange determines its random draws."""
   loop = make(WORKER, 2, Nesterov(RATE, MOMENTUM), exchange())
   numbers = [
     plan.numbers for plan in map(loop.plan, range(2, 22))
@@ -480,8 +481,8 @@ def test_no_two_rounds_round_by_the_same_draws(make):
   assert len(numbers) == len(set(numbers)) == 10
 
 
-def test_no_two_pieces_round_by_the_same_draws():
-  """Differences are equal, so that means of pieces differ by draws only."""
+def test_pieces_have_distinct_rounding_noise():
+  """Deltas are equal, so that means of pieces differ by their draws only."""
   loop = Streaming(
     WORKER, 6, Nesterov(RATE, MOMENTUM),
     exchange(Wire("int4", 64, stochastic=True)),
@@ -517,11 +518,11 @@ def test_no_two_pieces_round_by_the_same_draws():
     for mean in jax.tree.leaves(jax.device_get(found))
     for block in mean.reshape(-1, 64)
   ]
-  # Three rounds of two fragments of three layers and the head.
+  # Three rounds; two fragments of three layers, and the head; two pieces.
   assert len(blocks) == len(set(blocks)) == 3 * (2 * 3 + 1) * 2
 
 
-def test_eager_weighs_one_s_own_part_as_the_mean_does():
+def test_eager_weighs_the_local_delta_as_the_mean_does():
   weights = (1.0, 2.0, 5.0)
   found = run(
     Eager(WORKER, 2, Nesterov(RATE, MOMENTUM), exchange(weights=weights)), 6

@@ -1,4 +1,4 @@
-"""Who is heard: one worker diverges, and the others do not notice."""
+"""Health checks: a diverged worker is left out of the exchange."""
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,8 @@ def streaming(worker, wire=None, pieces=1, **options):
 
 
 INT4 = {"wire": Wire("int4", 2), "error_feedback": True}
-# The loop of some workers; when one diverges (before that step), at the end of
-# which step it is left out, and when the second exchange has taken place.
+# Name: the loop; the step before which a worker diverges, the step after which
+# it is left out, and the number of steps until the second exchange is complete.
 LOOPS = {
   "diloco": (lambda w: DiLoCo(w, 2, OUTER, judging(w)), 1, 2, 4),
   "diloco int4": (lambda w: DiLoCo(w, 2, OUTER, judging(w, **INT4)), 1, 2, 4),
@@ -74,7 +74,7 @@ LOOPS = {
 
 
 def spoiled(worker, step, value, sick=SICK):
-  """Adds to one worker's parameters and gradients, before a step."""
+  """Returns a change of one worker's parameters and gradients at a step."""
 
   def change(trees, number):
     if number != step:
@@ -87,7 +87,7 @@ def spoiled(worker, step, value, sick=SICK):
 
 
 def same_numbers(ours, theirs):
-  # Two programs may fuse a product and a sum differently, and round once less.
+  # Programs may fuse products and sums differently, which saves a rounding.
   each(
     lambda a, b: np.testing.assert_allclose(a, b, atol=5e-7), ours, theirs
   )
@@ -97,8 +97,8 @@ def same_numbers(ours, theirs):
   ("name", "devices"),
   [*((name, M) for name in LOOPS), ("dc_s3gd", 1)],
 )
-def test_the_others_are_as_if_it_had_not_been_there(name, devices):
-  """Until it is back; it goes on from the outer parameters."""
+def test_diverged_worker_does_not_affect_the_others(name, devices):
+  """The diverged worker restarts from the outer parameters and rejoins."""
   make, when, out, back = LOOPS[name]
   value = 1e4 if name == "diloco" else np.nan
   worker = Axis("worker", M, devices)
@@ -112,12 +112,12 @@ def test_the_others_are_as_if_it_had_not_been_there(name, devices):
       same_numbers(state[key], their_state[key])
   params, state, _ = found[out - 1]
   np.testing.assert_array_equal(state["workers"]["left_out"], [0, 0, 1])
-  # Eager's workers have outer parameters of their own.
+  # Eager's workers have separate outer parameters.
   given = state.get("params") or each(
     lambda x: x[SICK], state["workers"]["params"]
   )
   each(np.testing.assert_array_equal, each(lambda x: x[SICK], params), given)
-  # It is heard again: the outer parameters are no longer those of the others.
+  # The worker is included again: the outer parameters differ from the others'.
   _, state, phi = found[back - 1]
   np.testing.assert_array_equal(state["workers"]["left_out"], [0, 0, 1])
   assert all(np.isfinite(x).all() for x in jax.tree.leaves((state, found[-1])))
@@ -127,8 +127,8 @@ def test_the_others_are_as_if_it_had_not_been_there(name, devices):
 
 @pytest.mark.parametrize("value", [np.nan, 1e4])
 @pytest.mark.parametrize("sick", range(M))
-def test_of_a_pair_the_healthy_one_is_heard(sick, value):
-  """By both; one that sits out has nobody to hear, and stays where it was."""
+def test_healthy_worker_of_a_pair_determines_both_updates(sick, value):
+  """Both apply the healthy worker's delta; the diverged one is left out."""
   worker = Axis("worker", M, M)
   loop = NoLoCo(worker, 1, 0.7, 0.5, 0.3, rule=RULE)
   partners = [
@@ -164,13 +164,13 @@ def test_of_a_pair_the_healthy_one_is_heard(sick, value):
   ([1, 1e30, np.inf], 0, [1, 1, 0]),
   ([np.nan, np.nan], 10, [0, 0]),
 ])
-def test_a_norm_is_judged_by_the_lower_median(norms, factor, expected):
+def test_norm_is_judged_by_the_lower_median(norms, factor, expected):
   found = health.healthy(jnp.asarray(norms, jnp.float32), factor)
   np.testing.assert_array_equal(found, np.array(expected, bool))
 
 
-def test_clients_are_drawn_among_the_healthy():
-  """As long as there are enough; else fewer take part."""
+def test_clients_are_sampled_among_healthy_ones():
+  """With too few healthy clients, the sample is smaller."""
   worker = Axis("worker", 4)
   loop = DiLoCo(worker, 1, OUTER, exchange(worker=worker), clients=2)
   for number in range(8):
@@ -181,7 +181,7 @@ def test_clients_are_drawn_among_the_healthy():
 
 
 def test_waiting_for_nan_changes_nothing():
-  """`collectives.after` orders collectives of healthy and of sick workers."""
+  """`collectives.after` orders collectives of healthy and diverged workers."""
 
   def wait(nan):
     results = nan, -jnp.inf * jnp.ones(2), jnp.int32(3)
@@ -200,8 +200,8 @@ MEAN = {"eager": ("params", "optimizer", "delta", "share"),
 
 
 @pytest.mark.parametrize("name", [*LOOPS, *sorted(set(MEAN) - set(LOOPS))])
-def test_who_joins_starts_from_the_outer_parameters(name):
-  """Or from the mean, where each worker has its own; the others stay."""
+def test_joining_worker_starts_from_the_outer_parameters(name):
+  """Starts from the mean where workers have separate ones; others stay."""
   worker = Axis("worker", M)
   others = {
     "noloco": lambda w: NoLoCo(w, 2, 0.7, 0.5, 0.3), "nothing": OuterLoop
@@ -246,7 +246,7 @@ def test_who_joins_starts_from_the_outer_parameters(name):
   )
 
 
-def test_a_norm_is_that_of_all_of_a_worker_s_parameters():
+def test_norm_covers_all_parameters_of_a_worker():
   tree = draw(5, M)
   flat = np.concatenate([x.reshape(M, -1) for x in jax.tree.leaves(tree)], 1)
   np.testing.assert_allclose(
@@ -255,8 +255,8 @@ def test_a_norm_is_that_of_all_of_a_worker_s_parameters():
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-def test_a_verdict_sends_what_its_formula_says(devices):
-  """A norm for each of a device's workers."""
+def test_health_check_sends_the_bytes_of_its_formula(devices):
+  """One norm per worker on a device."""
   worker = Axis("worker", 4, devices)
   lowered = jax.jit(jax.shard_map(
     lambda tree: exchange(worker=worker).judge(tree).heard,

@@ -1,4 +1,4 @@
-"""Runs of an outer loop without a model: drawn gradients, and inner SGD."""
+"""Runs of outer loops without a model: random gradients and inner SGD."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ BLOCK_DIMS = {"blocks": {"w": 1}, "head": 0}
 
 
 def draw(seed, *lead):
-  """A tree like the parameters; float32 values, so that all start alike."""
+  """Returns a random tree like the parameters, with float32 values."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(
     lambda shape: rng.normal(size=(*lead, *shape)).astype("f4"), SHAPES,
@@ -39,10 +39,10 @@ def exchange(wire=None, worker=WORKER, **options):
 
 
 def run(loop, num_steps, change=None):
-  """Parameters, state and evaluated parameters after every step, in turn.
+  """Returns parameters, state and evaluated parameters after every step.
 
-  The workers of a smaller loop have the gradients of the first ones of M.
-  ``change`` is given parameters and gradients ``[W, ...]`` before a step, and
+  With fewer than M workers, the gradients are those of the first workers.
+  ``change`` maps the parameters and gradients ``[W, ...]`` before a step, and
   the step's number.
   """
   count = loop.worker.size

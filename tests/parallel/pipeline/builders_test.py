@@ -1,4 +1,4 @@
-"""Every timetable is proven, and is what its closed forms say."""
+"""Pipeline schedules: proven, and equal to their closed forms."""
 
 import random
 
@@ -7,12 +7,12 @@ import pytest
 from parallel.pipeline import cost
 from parallel.pipeline.builders import BUILDERS, Size, build, taken
 from parallel.pipeline.check import check
+from parallel.pipeline.pipeline_schedule import Kind
 from parallel.pipeline.table import table
-from parallel.pipeline.timetable import Kind
 
 
 def drawn(count, seed=0, stages=16, microbatches=64, chunks=4):
-  """Names and sizes within their domains, equally many of each builder."""
+  """Draws names and valid sizes, equally many per builder."""
   rng, found = random.Random(seed), []
   while len(found) < count:
     name = list(BUILDERS)[len(found) % len(BUILDERS)]
@@ -28,24 +28,24 @@ def drawn(count, seed=0, stages=16, microbatches=64, chunks=4):
 
 
 @pytest.mark.parametrize("part", range(10))
-def test_300_timetables_are_proven_and_cost_what_formulas_say(part):
+def test_300_schedules_are_proven_and_cost_their_closed_forms(part):
   for name, size in drawn(300)[part::10]:
-    timetable = build(name, *size)
-    check(timetable)
-    counted = cost.cost(timetable)
-    assert counted.stored == timetable.limits, (name, size)
+    schedule = build(name, *size)
+    check(schedule)
+    counted = cost.cost(schedule)
+    assert counted.stored == schedule.limits, (name, size)
     sent = sum(counted.forward_sends + counted.backward_sends)
-    assert sent == cost.num_sends(size, timetable.has_backward)
-    # What waits fits the buffers of the program, and none is too large.
-    places = table(timetable)
+    assert sent == cost.num_sends(size, schedule.has_backward)
+    # Waiting messages fit the program's buffers, and none is oversized.
+    places = table(schedule)
     assert max(counted.inputs) == places.inputs.places
     assert max(counted.cotangents) == places.cotangents.places
-    if timetable.has_backward:
+    if schedule.has_backward:
       assert max(counted.stored) == places.residuals.places
     assert max(counted.deltas) == places.deltas.places
 
 
-# (builder, size) -> stored activations by stage, in parts of a microbatch.
+# (builder, size) -> stored activations per stage, in parts of a microbatch.
 STORED = [
   ("gpipe", (4, 6), (6, 6, 6, 6)),
   ("1f1b", (4, 8), (4, 3, 2, 1)),
@@ -61,15 +61,15 @@ STORED = [
 
 
 @pytest.mark.parametrize(("name", "size", "stored"), STORED)
-def test_stored_activations(name, size, stored):
+def test_stored_activations_per_stage(name, size, stored):
   assert cost.cost(build(name, *size)).stored == stored
 
 
-def test_bubbles():
-  """Of equal ticks: (p - 1) / (m + p - 1), with chunks (p - 1) / (v m + p - 1).
+def test_bubble_fractions():
+  """Equal ticks: (p - 1) / (m + p - 1), with chunks (p - 1) / (v m + p - 1).
 
-  ZB-H1 has a third of the ticks of 1F1B's that are idle, by 3 ticks of a
-  microbatch against 2 of 1.5; no stage of ZB-H2 idles once it has begun.
+  ZB-H1 has a third of the idle ticks of 1F1B, at 3 ticks per microbatch
+  compared with 2 ticks of 1.5; in ZB-H2, no stage idles once it has started.
   """
   for p, m in ((4, 8), (2, 2), (8, 24), (1, 3)):
     for name in ("gpipe", "1f1b", "eager_1f1b", "forward"):
@@ -86,14 +86,14 @@ def test_bubbles():
     assert wide.ticks == 3 * max(m, 2 * p - 1) + p - 1
 
 
-def letters(timetable, stage):
+def letters(schedule, stage):
   return " ".join(
     f"{kind.name[0]}{microbatch}" + (f".{chunk}" if chunk else "")
-    for _, (kind, microbatch, chunk) in timetable.actions(stage)
+    for _, (kind, microbatch, chunk) in schedule.actions(stage)
   )
 
 
-def test_orders_by_hand():
+def test_orders_of_the_papers_figures():
   """Figures of the papers, counted from 0."""
   assert letters(build("1f1b", 4, 5), 2) == "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4"
   assert letters(build("eager_1f1b", 4, 5), 2) == (
@@ -114,12 +114,12 @@ def test_orders_by_hand():
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_gradients_are_added_in_one_order(name):
-  """Part by part, all add up microbatches in the order of their numbers."""
+def test_gradients_are_accumulated_in_microbatch_order(name):
+  """Each part accumulates microbatches in ascending order."""
   size = Size(3, 6, 2 if BUILDERS[name].chunked else 1)
-  timetable = build(name, *size)
+  schedule = build(name, *size)
   for stage in range(size.stages):
-    actions = [a for _, a in timetable.actions(stage)]
+    actions = [a for _, a in schedule.actions(stage)]
     for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT):
       for chunk in range(size.chunks):
         order = [
@@ -128,32 +128,32 @@ def test_gradients_are_added_in_one_order(name):
         assert order in ([], list(range(size.microbatches)))
 
 
-def test_with_one_chunk_there_are_other_names():
+def test_single_chunk_schedules_have_alternative_names():
   for name, other in (
     ("interleaved_1f1b", "eager_1f1b"), ("looped", "gpipe")
   ):
-    timetable, plain = build(name, 3, 5), build(other, 3, 5)
-    assert timetable.name == other
-    assert (timetable.kinds == plain.kinds).all()
+    schedule, plain = build(name, 3, 5), build(other, 3, 5)
+    assert schedule.name == other
+    assert (schedule.kinds == plain.kinds).all()
     assert build(name, 3, 6, 2).name == name
 
 
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("1f1bb", 4, 8), "timetable='1f1bb' must be one of .*did you mean 1f1b"),
+    (("1f1bb", 4, 8), "schedule='1f1bb' must be one of .*did you mean 1f1b"),
     (("1f1b", 0, 8), "stages=0 must be at least 1"),
     (("1f1b", 4, 0), "microbatches=0 must be at least 1"),
     (("looped", 4, 8, 0), "chunks=0 must be at least 1"),
     (("1f1b", 4, 2.5), "microbatches=2.5 must be an integer"),
-    (("zb_h1", 4, 8, 2), "timetable='zb_h1' has one chunk per stage, not "
+    (("zb_h1", 4, 8, 2), "schedule='zb_h1' has one chunk per stage, not "
      "chunks=2; these take several: interleaved_1f1b, looped, forward"),
     (("interleaved_1f1b", 4, 6, 2), "takes multiples of stages=4, not "
      "microbatches=6: 4 or 8 would fit, or 'looped'"),
     (("interleaved_1f1b", 4, 3, 2), "microbatches=3: 4 would fit"),
   ],
 )
-def test_what_does_not_fit_is_said(arguments, message):
+def test_invalid_sizes_are_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
     taken(*arguments)
   with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""A timetable that was changed is refused, with the place and the reason."""
+"""Mutated pipeline schedules are refused with the place and the reason."""
 
 import dataclasses
 import random
@@ -9,35 +9,35 @@ import pytest
 
 from parallel.pipeline.builders import BUILDERS, build
 from parallel.pipeline.check import check
-from parallel.pipeline.timetable import Kind, needed, produced
+from parallel.pipeline.pipeline_schedule import Kind, needed, produced
 
 
-def columns(timetable):
-  """Copies of the arrays, to be changed."""
+def columns(schedule):
+  """Returns copies of the arrays, to be modified."""
   return {
-    key: getattr(timetable, key).copy()
+    key: getattr(schedule, key).copy()
     for key in ("kinds", "microbatches", "chunks")
   }
 
 
-def replaced(timetable, **changes):
-  return dataclasses.replace(timetable, **changes)
+def replaced(schedule, **changes):
+  return dataclasses.replace(schedule, **changes)
 
 
-def some(rng, timetable, test=lambda *_: True):
-  """The tick and stage of an action that passes a test, drawn."""
-  places = np.argwhere(timetable.kinds).tolist()
+def some(rng, schedule, test=lambda *_: True):
+  """Draws the tick and stage of an action that satisfies ``test``."""
+  places = np.argwhere(schedule.kinds).tolist()
   rng.shuffle(places)
   return next((t, s) for t, s in places if test(t, s))
 
 
-def named(timetable, tick, stage, at=None, chunk=None):
-  """How messages name an action, which may have come to another tick."""
-  kind = Kind(timetable.kinds[tick, stage]).name
+def named(schedule, tick, stage, at=None, chunk=None):
+  """Returns the pattern of an action in messages, possibly at another tick."""
+  kind = Kind(schedule.kinds[tick, stage]).name
   return re.escape(
     f"tick {tick if at is None else at}, stage {stage} ({kind} of microbatch "
-    f"{timetable.microbatches[tick, stage]} in chunk "
-    f"{timetable.chunks[tick, stage] if chunk is None else chunk}): "
+    f"{schedule.microbatches[tick, stage]} in chunk "
+    f"{schedule.chunks[tick, stage] if chunk is None else chunk}): "
   )
 
 
@@ -96,8 +96,8 @@ def another_kind(rng, t):
   )
 
 
-def before_all(rng, t):
-  """What needs something comes in a tick of its own before all others."""
+def moved_to_the_start(rng, t):
+  """Moves an action with a dependency to a new tick before all others."""
   tick, stage = some(
     rng, t, lambda tick, stage: t.kinds[tick, stage] != Kind.FORWARD
     or stage or t.chunks[tick, stage]
@@ -113,8 +113,8 @@ def before_all(rng, t):
   )
 
 
-def the_first_stage_late(rng, t):
-  """By a tick: then the second one begins in the same tick."""
+def first_stage_delayed(rng, t):
+  """Delays the first stage by one tick, so that the second starts with it."""
   if t.num_stages == 1:
     return dropped(rng, t)
   new = columns(t)
@@ -140,7 +140,7 @@ def backwards_in_time(rng, t):
   return replaced(t, **new), "it needs the result of stage"
 
 
-def a_limit_less(rng, t):
+def reduced_limit(rng, t):
   limits = list(t.limits)
   stage = rng.randrange(t.num_stages)
   limits[stage] -= 1
@@ -150,7 +150,7 @@ def a_limit_less(rng, t):
   return replaced(t, limits=tuple(limits)), message
 
 
-def no_such_number(rng, t):
+def number_out_of_range(rng, t):
   tick, stage = some(rng, t)
   new = columns(t)
   key, value, message = rng.choice([
@@ -165,14 +165,14 @@ def no_such_number(rng, t):
 
 
 CHANGES = (
-  dropped, twice, another_microbatch, another_chunk, another_kind, before_all,
-  the_first_stage_late, exchanged_stages, backwards_in_time, a_limit_less,
-  no_such_number,
+  dropped, twice, another_microbatch, another_chunk, another_kind,
+  moved_to_the_start, first_stage_delayed, exchanged_stages, backwards_in_time,
+  reduced_limit, number_out_of_range,
 )
 
 
 def drawn(rng):
-  """A timetable of a few stages; two microbatches at least."""
+  """Draws a schedule with a few stages and at least two microbatches."""
   name = rng.choice(list(BUILDERS))
   stages = rng.randint(1, 5)
   chunks = rng.randint(1, 3) if BUILDERS[name].chunked else 1
@@ -183,25 +183,25 @@ def drawn(rng):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_is_refused(change):
-  """19 of each, 209 in all."""
+def test_mutated_schedule_is_refused(change):
+  """Checks 19 schedules per mutation, 209 in total."""
   rng = random.Random(CHANGES.index(change))
   for _ in range(19):
-    timetable = drawn(rng)
-    check(timetable)
-    changed, message = change(rng, timetable)
+    schedule = drawn(rng)
+    check(schedule)
+    changed, message = change(rng, schedule)
     with pytest.raises(ValueError, match=message) as refused:
       check(changed)
-    assert str(refused.value).startswith(timetable.name)
+    assert str(refused.value).startswith(schedule.name)
 
 
-def replays(timetable):
-  """Whether a timetable is a step: tick by tick, with sets."""
-  last, stages = timetable.num_parts - 1, timetable.num_stages
+def replays(schedule):
+  """Returns whether a schedule is a valid step, by replaying it with sets."""
+  last, stages = schedule.num_parts - 1, schedule.num_stages
   there, done = set(), set()
   stored = [set() for _ in range(stages)]
-  rows = [dict(timetable.actions(stage)) for stage in range(stages)]
-  for tick in range(timetable.num_ticks):
+  rows = [dict(schedule.actions(stage)) for stage in range(stages)]
+  for tick in range(schedule.num_ticks):
     made = []
     for stage, actions in enumerate(rows):
       if tick not in actions:
@@ -214,35 +214,35 @@ def replays(timetable):
       if not needed(action, part, last) <= there:
         return False
       made += produced(action, part)
-      if action.kind is Kind.FORWARD and timetable.has_backward:
+      if action.kind is Kind.FORWARD and schedule.has_backward:
         stored[stage].add((part, action.microbatch))
-      if len(stored[stage]) > timetable.limits[stage]:
+      if len(stored[stage]) > schedule.limits[stage]:
         return False
       if action.kind in (Kind.BACKWARD, Kind.WEIGHT):
         stored[stage].discard((part, action.microbatch))
     there |= set(made)
   return all(
     (Kind.FORWARD, part, m) in done
-    and (not timetable.has_backward or (Kind.BACKWARD, part, m) in done
+    and (not schedule.has_backward or (Kind.BACKWARD, part, m) in done
          or {(Kind.INPUT, part, m), (Kind.WEIGHT, part, m)} <= done)
-    for part in range(last + 1) for m in range(timetable.num_microbatches)
+    for part in range(last + 1) for m in range(schedule.num_microbatches)
   )
 
 
-def test_a_proof_is_what_a_replay_says():
-  """Two neighbours in time change places: some orders are steps, still."""
+def test_proof_agrees_with_a_replay():
+  """Swaps two successive actions; some of the resulting orders are valid."""
   rng, verdicts = random.Random(0), {True: 0, False: 0}
   for _ in range(250):
-    timetable = drawn(rng)
-    stage, new = rng.randrange(timetable.num_stages), columns(timetable)
+    schedule = drawn(rng)
+    stage, new = rng.randrange(schedule.num_stages), columns(schedule)
     one, other = sorted(
-      rng.sample([t for t, _ in timetable.actions(stage)], 2)
+      rng.sample([t for t, _ in schedule.actions(stage)], 2)
     )
     if rng.random() < 0.7:
-      other = one + 1  # an idle tick among them
+      other = one + 1  # possibly an idle tick
     for array in new.values():
       array[[one, other], stage] = array[[other, one], stage]
-    changed = replaced(timetable, **new)
+    changed = replaced(schedule, **new)
     verdicts[replays(changed)] += 1
     if replays(changed):
       check(changed)
@@ -253,17 +253,17 @@ def test_a_proof_is_what_a_replay_says():
 
 
 def test_wrong_shapes_are_refused():
-  timetable = build("1f1b", 2, 3)
+  schedule = build("1f1b", 2, 3)
   with pytest.raises(ValueError, match=r"must be \[ticks, stages\], not"):
-    check(replaced(timetable, chunks=timetable.chunks[1:]))
+    check(replaced(schedule, chunks=schedule.chunks[1:]))
   with pytest.raises(ValueError, match=r"limits=\(2,\) must be a number for"):
-    check(replaced(timetable, limits=(2,)))
+    check(replaced(schedule, limits=(2,)))
 
 
-def test_a_whole_backward_and_a_half_are_too_much():
-  timetable = build("zb_h1", 2, 3)
-  tick, stage = np.argwhere(timetable.kinds == Kind.WEIGHT)[0]
-  new = columns(timetable)
+def test_whole_and_split_backward_of_a_microbatch_are_refused():
+  schedule = build("zb_h1", 2, 3)
+  tick, stage = np.argwhere(schedule.kinds == Kind.WEIGHT)[0]
+  new = columns(schedule)
   new["kinds"][tick, stage] = Kind.BACKWARD
   with pytest.raises(ValueError, match=r"INPUT .*repeats the same work"):
-    check(replaced(timetable, **new))
+    check(replaced(schedule, **new))

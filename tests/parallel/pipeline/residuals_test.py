@@ -1,7 +1,7 @@
-"""Laws of residuals: gradients are those of `jax.vjp`, and nothing runs twice.
+"""Residuals: gradients equal those of `jax.vjp`, without recomputation.
 
-A part is layers of two products, the first in bfloat16, which makes a copy of
-its weights; so residuals are activations and forms of weights.
+A part consists of layers with two products, the first in bfloat16, which casts
+its weights; residuals are therefore activations and casts of weights.
 """
 
 import chex
@@ -39,7 +39,7 @@ def arguments():
 
 
 def num_products(f, *args):
-  """Counts products that a program runs, those of loops as often as they do."""
+  """Counts the products that a program executes, including loop trips."""
 
   def count(jaxpr):
     total = 0
@@ -63,7 +63,7 @@ def compiled_flops(f, *args):
 
 @pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize("keeps", [False, True])
-def test_gradients_are_those_of_one_program(keeps, splits):
+def test_gradients_equal_those_of_one_program(keeps, splits):
   *args, dy = arguments()
   how = Kept(part, splits) if keeps else Recomputed(part)
   y, kept = jax.jit(how.forward)(*args)
@@ -79,21 +79,21 @@ def test_gradients_are_those_of_one_program(keeps, splits):
   chex.assert_trees_all_equal(grads, of_params)
 
 
-def test_what_is_kept_depends_on_the_input_and_is_kept_once():
-  """No parameter, no copy of one, not the input, and nothing twice."""
+def test_residuals_are_distinct_activations():
+  """Contain no parameter or cast of one, no input, and no duplicates."""
   *args, dy = arguments()
   for splits in (False, True):
     _, kept = Kept(part, splits).forward(*args)
     assert all(x.shape == (LAYERS, TOKENS, WIDTH) for x in kept)
     assert len(kept) == len({np.asarray(x).tobytes() for x in kept})
-  # Of each product and of the gain: what an addition to it does to the loss.
+  # For each product and the gain: the cotangent of an additive perturbation.
   how = Kept(part, True)
   _, deltas = how.of_input(*args, kept, dy)
   assert [x.shape for x in deltas] == 3 * [(LAYERS, TOKENS, WIDTH)]
 
 
 def test_nothing_is_computed_twice():
-  """Each of the three thirds of a step is as many products."""
+  """Each third of a step has the same number of products."""
   *args, dy = arguments()
   whole, halved = Kept(part, False), Kept(part, True)
   one = PRODUCTS * LAYERS
@@ -105,13 +105,13 @@ def test_nothing_is_computed_twice():
   assert num_products(halved.forward, *args) == one
   assert num_products(halved.of_input, *args, kept, dy) == one
   assert num_products(halved.of_weight, *args, kept, dy, deltas) == one
-  # And with inputs alone each begins with a forward.
+  # When only inputs are kept, each half of the backward starts with a forward.
   how = Recomputed(part)
   assert num_products(how.of_input, *args, (), dy) == 2 * one
 
 
-def test_compiled_backwards_have_no_forward():
-  """The compiler's count, of wider layers, where products are nearly all."""
+def test_compiled_backward_has_no_forward():
+  """Compares XLA's FLOPs for wider layers, which products dominate."""
   params = jnp.ones((LAYERS, 2, 128, 128)), jnp.ones((LAYERS, 128))
   x = dy = jnp.ones((128, 128))
   args = params, np.float32(1), x
@@ -121,7 +121,7 @@ def test_compiled_backwards_have_no_forward():
   ):
     _, kept = how.forward(*args)
     _, deltas = how.of_input(*args, kept, dy)
-    # A loop's body counts once: XLA's analysis knows no trips here.
+    # XLA's analysis counts a loop's body once, without its trips.
     for f, given, times in (
       (how.of_input, (kept, dy), of_input),
       (how.of_weight, (kept, dy, deltas), of_weight),

@@ -1,8 +1,8 @@
-"""Laws of the executor: what runs in stages is what runs in one piece.
+"""Executor of pipeline schedules, compared with a single program.
 
-All numbers are small integers, so sums are exact in any order, and gradients
-must be equal bit for bit. A layer divides its input's first channel by itself,
-so what is computed of an empty place is NaN, and so is all that it gets into.
+All values are small integers, so that sums are exact in any order and gradients
+must be equal bit for bit. A layer divides the input by its first channel:
+computing on an empty slot yields NaN, which reaches every dependent value.
 """
 
 import functools
@@ -23,8 +23,8 @@ from parallel.xla import hlo, ledger, overlap
 
 LAYERS, RANKS, WIDTH, BATCH, TOKENS = 8, 2, 3, 2, 5
 
-# Timetable, stages, microbatches, chunks, devices of stages and of ranks, and
-# whether residuals are kept.
+# Pipeline schedule, stages, microbatches, chunks, devices of stages and of
+# ranks, and whether residuals are kept.
 CASES = [
   ("gpipe", 4, 3, 1, 4, 1, False),
   ("1f1b", 4, 6, 1, 2, 2, False),
@@ -55,13 +55,13 @@ def weights():
 
 
 def layer(x, w, total):
-  """Of ranks' matrices ``w [R, H, H]``; ``total`` sums over all ranks."""
+  """Applies ranks' matrices ``w [R, H, H]``; ``total`` sums over ranks."""
   y = jax.vmap(lambda w: jax.nn.relu(x @ w))(w).sum(axis=0)
   return x + total(y) * (x[:, :1] / x[:, :1])
 
 
 def loss_of(table, x):
-  """Its cotangents are integers, too."""
+  """Returns a loss whose cotangents are integers, too."""
   return jnp.sum((x @ table.T) * jnp.arange(TOKENS))
 
 
@@ -79,9 +79,9 @@ def in_one_piece(w, table, tokens):
 
 
 def functions_of(devices):
-  """Table, layers and loss, on that many devices of stages."""
+  """Returns the table, layers and loss for that many devices of stages."""
 
-  def of(number, x):  # what one stage has computed, on all stages
+  def of(number, x):  # broadcasts the value of one stage to all stages
     here = lax.axis_index("stage") == number
     return lax.psum(jnp.where(here, x, 0), "stage")
 
@@ -95,7 +95,7 @@ def functions_of(devices):
 
 
 def cut_into(w, chunks, stages):
-  """``[L, ...]`` to ``[S, chunks, layers, ...]``."""
+  """Reshapes ``[L, ...]`` to ``[S, chunks, layers, ...]``."""
   return w.reshape(chunks, stages, -1, *w.shape[1:]).swapaxes(0, 1)
 
 
@@ -107,9 +107,9 @@ def drawn_tokens(microbatches):
 
 @functools.cache
 def lowered(case):
-  """The lowered program, its mesh, and what it is called with."""
+  """Returns the lowered program, its mesh, and its arguments."""
   name, stages, microbatches, chunks, devices, of_ranks, keeps = case
-  timetable = builders.build(name, stages, microbatches, chunks)
+  schedule = builders.build(name, stages, microbatches, chunks)
   stage = Axis("stage", stages, devices)
   mesh = make_mesh({"stage": stage, "tensor": Axis("tensor", RANKS, of_ranks)})
 
@@ -117,7 +117,7 @@ def lowered(case):
 
   def step(w, table, tokens):
     params = Params(varying(w, "tensor"), varying(table, "stage"))
-    loss, grads = Pipeline(timetable, stage, True, keeps).gradients(
+    loss, grads = Pipeline(schedule, stage, True, keeps).gradients(
       functions, params, (), tokens
     )
     return loss, grads.parts, lax.psum(grads.around, "stage")
@@ -138,7 +138,7 @@ def compiled(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_stages_compute_what_one_piece_does(case):
+def test_stages_equal_a_single_program(case):
   args = lowered(case)[2]
   loss, grads, of_table = compiled(case)(*args)
   w, table = weights()
@@ -152,16 +152,16 @@ def test_stages_compute_what_one_piece_does(case):
 @pytest.mark.parametrize(
   ("stages", "microbatches", "devices"), [(4, 6, 4), (4, 3, 2), (1, 2, 1)]
 )
-def test_scores_of_stages_are_those_of_one_piece(
+def test_forward_only_scores_equal_a_single_program(
   stages, microbatches, devices
 ):
-  """A timetable without backward: a score per microbatch, in their order."""
+  """Runs a schedule without backward: scores in the order of microbatches."""
   stage = Axis("stage", stages, devices)
 
   def scores(w, table, tokens):
     params = Params(varying(w, "tensor"), varying(table, "stage"))
-    timetable = builders.build("forward", stages, microbatches, 1)
-    return Pipeline(timetable, stage, True, False).scores(
+    schedule = builders.build("forward", stages, microbatches, 1)
+    return Pipeline(schedule, stage, True, False).scores(
       functions_of(devices), params, (), tokens
     )
 
@@ -179,7 +179,7 @@ def test_scores_of_stages_are_those_of_one_piece(
 @pytest.mark.parametrize("case", [
   case for case in CASES if case[4] == case[1] > 1
 ], ids=str)
-def test_neighbours_send_one_activation_each_way_in_a_tick(case):
+def test_neighbours_exchange_one_activation_per_direction_and_tick(case):
   program, mesh, _ = lowered(case)
   entries = ledger.collectives(program, mesh)
   assert all(entry.count is not None for entry in entries)
@@ -192,8 +192,8 @@ def test_neighbours_send_one_activation_each_way_in_a_tick(case):
     ]
     assert sent == [(4 * BATCH * WIDTH, ticks)]
   if case[5] == RANKS:
-    # A part's forward runs again in its backward; where backwards are two, in
-    # each of them; and never where its residuals are kept. The embedding, the
+    # The forward of a part is recomputed in its backward, in both halves of a
+    # split backward, and not at all if residuals are kept. The embedding, the
     # head and its backward reduce once each.
     times = 1 if case[6] else 3 if name.startswith("zb") else 2
     per_rank = ledger.select(entries, axis=("tensor",), phase="forward")
@@ -207,13 +207,13 @@ def test_neighbours_send_one_activation_each_way_in_a_tick(case):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_memory_grows_with_stages_in_flight_and_not_with_microbatches(keeps):
+def test_memory_grows_with_stages_in_flight_not_with_microbatches(keeps):
   def temporaries(name, microbatches):
     found = compiled((name, 2, microbatches, 1, 2, 1, keeps)).memory_analysis()
     return found.temp_size_in_bytes
 
-  # An input; and of 4 layers of 2 ranks at least a product, as relu reads it,
-  # in an array of booleans.
+  # One input; with residuals, in 4 layers of 2 ranks, at least one product as
+  # a boolean array, which is what the backward of relu reads.
   one = BATCH * WIDTH * (4 + (4 * RANKS if keeps else 0))
   few, many = (temporaries("1f1b", m) for m in (8, 40))
   # The table of ticks is a constant, which some backends copy.
@@ -226,29 +226,29 @@ def test_memory_grows_with_stages_in_flight_and_not_with_microbatches(keeps):
   ("1f1b", 4, 6, 1, 4, 2, True), ("zb_h1", 4, 6, 1, 4, 2, True),
   ("zb_h1", 4, 6, 1, 4, 2, False),
 ], ids=str)
-def test_the_compiled_program_multiplies_as_often_as_the_timetable_says(case):
-  """And each action as often as it must: F = B = W, where all is kept."""
+def test_compiled_products_match_the_pipeline_schedule(case):
+  """Each action has its minimal FLOPs: F = B = W with kept residuals."""
   name, stages, microbatches, *_, keeps = case
-  timetable = builders.build(name, stages, microbatches)
+  schedule = builders.build(name, stages, microbatches)
   module = hlo.parse(compiled(case).as_text())
-  schedule = overlap.ScheduledProgram(
+  scheduled = overlap.ScheduledProgram(
     module, lowered(case)[1], DEVICES["v5p"], lambda entry: 0.0
   )
   forward = 2 * BATCH * WIDTH**2 * (LAYERS // stages)  # of one rank
-  assert {k: c.flops / forward for k, c in schedule.actions().items()} == {
+  assert {k: c.flops / forward for k, c in scheduled.actions().items()} == {
     ("1f1b", True): {"forward": 1, "backward": 2},
     ("zb_h1", True): {"forward": 1, "input": 1, "weight": 1},
-    # The last layer's product is not needed again, but in a loop as others are.
+    # The last layer's product is not needed again, but is part of the loop.
     ("zb_h1", False): {"forward": 1, "input": 2, "weight": 3},
   }[name, keeps]
   # The embedding has no product, the head three: forward and two cotangents.
   head = 3 * 2 * BATCH * WIDTH * TOKENS
-  times = sum(c.flops for c in schedule.actions().values())
-  assert schedule.total().flops == microbatches * (times + head)
-  # In lockstep a device waits for what it does not do in a tick.
-  waiting = simulate.lockstep_waiting_s(timetable, {
-    k: c.flops for k, c in schedule.actions().items()
+  times = sum(c.flops for c in scheduled.actions().values())
+  assert scheduled.total().flops == microbatches * (times + head)
+  # In lockstep, a device waits during ticks in which it has less work.
+  waiting = simulate.lockstep_waiting_s(schedule, {
+    k: c.flops for k, c in scheduled.actions().items()
   })
-  if timetable.splits and keeps:  # all actions alike: each tick is one
-    idle = timetable.num_ticks - 3 * microbatches
+  if schedule.splits and keeps:  # all actions take equal time: one tick each
+    idle = schedule.num_ticks - 3 * microbatches
     assert waiting == idle * forward

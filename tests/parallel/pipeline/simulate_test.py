@@ -1,4 +1,4 @@
-"""The simulator against closed forms and sums by hand."""
+"""Pipeline simulator compared with closed forms and sums by hand."""
 
 import dataclasses
 import itertools
@@ -21,9 +21,9 @@ SECONDS = [
 
 
 def step_s(name, size, seconds, **hops):
-  timetable = build(name, *size)
+  schedule = build(name, *size)
   return simulate.events(
-    timetable, even_work(size, *seconds), even_hops(size.stages, **hops)
+    schedule, even_work(size, *seconds), even_hops(size.stages, **hops)
   ).finish_s
 
 
@@ -46,7 +46,7 @@ def has_closed_form(name):
 
 
 @pytest.mark.parametrize("name", filter(has_closed_form, BUILDERS))
-def test_without_hops_steps_take_what_closed_forms_say(name):
+def test_steps_without_hops_take_their_closed_forms(name):
   known = 0
   for size, seconds in itertools.product(sizes(name), SECONDS):
     built = build(name, *size).name
@@ -58,36 +58,36 @@ def test_without_hops_steps_take_what_closed_forms_say(name):
     known += 1
     expected = cost.step_s(built, size, *seconds)
     assert step_s(name, size, seconds) == pytest.approx(expected, 1e-9)
-    if size.stages == 1:  # nothing to wait for
+    if size.stages == 1:  # has no bubble
       both = seconds[0] if name == "forward" else sum(seconds)
       assert expected == pytest.approx(size.microbatches * both)
   assert known >= 60
 
 
-def test_zero_bubble_is_the_paper_s_where_times_are_equal():
+def test_zero_bubble_equals_the_paper_for_equal_times():
   """Table 1 of Qi et al.: H1 (p - 1) (F + B - W); H2 keeps (p - 1) F."""
   for p in (2, 4, 8):
     size = Size(p, 3 * p)
     assert cost.step_s("1f1b", size, 1, 1, 1) == 3 * (3 * p + p - 1)
     for name in ("zb_h1", "zb_h2"):
       assert cost.step_s(name, size, 1, 1, 1) == 3 * 3 * p + p - 1
-    # Cheaper gradients of weights fill less.
+    # Cheaper weight gradients fill less of the bubble.
     assert cost.step_s("zb_h1", size, 1, 1, 0.5) == 7.5 * p + 1.5 * (p - 1)
     assert cost.step_s("zb_h2", size, 1, 1, 0.5) == 7.5 * p + (p - 1)
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_many_cases_finish_when_each_does(name):
+def test_batched_simulation_equals_single_cases(name):
   rng = np.random.default_rng(0)
   for size in itertools.islice(sizes(name), 0, None, 5):
-    timetable, parts = build(name, *size), size.stages * size.chunks
+    schedule, parts = build(name, *size), size.stages * size.chunks
     work, hops = rng.uniform(0, 3, (5, parts, 4)), rng.uniform(
       0, 2, (2, size.stages, 4)
     )
-    found = simulate.many_events_s(timetable, work, *hops)
+    found = simulate.many_events_s(schedule, work, *hops)
     for i, seconds in enumerate(found):
       own = simulate.events(
-        timetable, Work(*(tuple(x) for x in work[1:, :, i])),
+        schedule, Work(*(tuple(x) for x in work[1:, :, i])),
         Hops(*(tuple(x) for x in hops[..., i])),
       )
       assert seconds == pytest.approx(own.finish_s)
@@ -95,7 +95,7 @@ def test_many_cases_finish_when_each_does(name):
 
 @pytest.mark.parametrize("stages", range(1, 7))
 def test_exposed_hops_of_1f1b(stages):
-  """Fewer microbatches than stages as well; and hops longer than a step's."""
+  """Includes fewer microbatches than stages, and hops longer than a step."""
   for m, seconds, hop_s in itertools.product(
     range(1, 4 * stages + 2), SECONDS[:3], (0.01, 0.7, 5.0)
   ):
@@ -118,11 +118,11 @@ def test_eager_1f1b_hides_hops_of_half_a_microbatch(hop_s):
     if hop_s <= sum(seconds) / 2:
       for m in (1, p, 3 * p + 1):
         size = Size(p, m)
-        # All but the first microbatch's way there, and the last one's back.
+        # All except the first microbatch's way to the last stage and back.
         assert step_s("eager_1f1b", size, seconds, latency_s=hop_s) == (
           pytest.approx((m + p - 1) * sum(seconds) + 2 * (p - 1) * hop_s)
         )
-    # Patterns of all stages repeat after so many microbatches.
+    # The pattern of all stages is periodic in this number of microbatches.
     period = math.lcm(*(2 * (p - s) - 1 for s in range(p)))
     first = period * -(-40 // period)
     short, long = (
@@ -143,25 +143,25 @@ WORK = Work((1.0, 2.0), (3.0, 4.0), (1.5, 1.0), (1.5, 3.0))
 @pytest.mark.parametrize(
   ("name", "microbatches", "overlap", "expected"),
   [
-    # One way there and back: 1 + 0.5 + 2 + 4 + 0.25 + 3.
+    # Forward through both stages and back: 1 + 0.5 + 2 + 4 + 0.25 + 3.
     ("1f1b", 1, True, 10.75),
     # Stage 1: 1.5 to 3.5 and 7.5; 7.5 to 9.5, 13.5; stage 0: 13.75 to 16.75.
     ("1f1b", 2, True, 16.75),
     # Its second forward waits for cotangents to leave: 7.75 to 13.75; 14 to 17.
     ("1f1b", 2, False, 17.0),
     # Stage 1: F to 3.5, I to 4.5, F to 6.5, I to 7.5, then W twice to 13.5;
-    # stage 0 has done all at 10.75.
+    # stage 0 is finished at 10.75.
     ("zb_h2", 2, True, 13.5),
   ],
 )
-def test_steps_by_hand(name, microbatches, overlap, expected):
+def test_step_times_by_hand(name, microbatches, overlap, expected):
   hops = Hops((0.5, 0.0), (0.0, 0.25), overlap=overlap)
-  timetable = build(name, 2, microbatches)
-  timeline = simulate.events(timetable, WORK, hops)
+  schedule = build(name, 2, microbatches)
+  timeline = simulate.events(schedule, WORK, hops)
   assert timeline.finish_s == pytest.approx(expected)
 
 
-def test_lockstep_by_hand():
+def test_lockstep_times_by_hand():
   """A tick costs its longest part, then its longest hop."""
   hops = Hops((0.5, 0.0), (0.0, 0.25), latency_s=1.0)
   # F | F F | B | B: 1 + 1.5, 2, 4 + 1.25, 3
@@ -171,46 +171,46 @@ def test_lockstep_by_hand():
   for p, m in ((2, 4), (4, 4), (4, 9)):
     size = Size(p, m)
     work, none = even_work(size, 1.0, 1.0, 1.0), even_hops(p)
-    # GPipe's ticks are all forwards or all backwards; of 1F1B's, all after the
-    # first p have a whole backward somewhere.
+    # GPipe's ticks are all forwards or all backwards; in 1F1B, each tick after
+    # the first p has a whole backward on some stage.
     assert simulate.lockstep_s(build("gpipe", *size), work, none) == (
       cost.step_s("gpipe", size, 1, 1, 1)
     )
     assert simulate.lockstep_s(build("1f1b", *size), work, none) == (
       p + 2 * (2 * m + p - 2)
     )
-    for name in ("zb_h1", "zb_h2"):  # where ticks are equal there is no loss
-      timetable = build(name, *size)
-      assert simulate.lockstep_s(timetable, work, none) == (
-        timetable.num_ticks
+    for name in ("zb_h1", "zb_h2"):  # equal ticks: lockstep loses nothing
+      schedule = build(name, *size)
+      assert simulate.lockstep_s(schedule, work, none) == (
+        schedule.num_ticks
       )
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_order_of_times(name):
-  """Bounds, waiting and slower parts, on stages that differ."""
+def test_times_respect_bounds_on_unequal_stages(name):
+  """Covers lower bounds, waiting times and slower parts."""
   size = Size(3, 6, 2 if BUILDERS[name].chunked else 1)
-  timetable = build(name, *size)
+  schedule = build(name, *size)
   work = even_work(size, 1.0, 0.8, 0.6, factors=(1.0, 1.7, 1.2))
   hops = even_hops(3, busy_s=2.0, latency_s=0.2)  # messages queue
-  timeline = simulate.events(timetable, work, hops)
+  timeline = simulate.events(schedule, work, hops)
   stage_s = 1.7 * (1.0 if name == "forward" else 2.4)
   assert timeline.finish_s > 6 * stage_s
-  assert timeline.finish_s <= simulate.lockstep_s(timetable, work, hops)
+  assert timeline.finish_s <= simulate.lockstep_s(schedule, work, hops)
   waiting = simulate.events(
-    timetable, work, dataclasses.replace(hops, overlap=False)
+    schedule, work, dataclasses.replace(hops, overlap=False)
   )
   assert waiting.finish_s > timeline.finish_s
-  # Stages do one thing at a time, and links too; nothing comes too early.
+  # Stages and links are exclusive resources, and dependencies are respected.
   for start, end in (
     (timeline.start_s, timeline.end_s), (timeline.leave_s, timeline.sent_s)
   ):
     for stage in range(3):
       if start is timeline.start_s:
-        here = timetable.kinds[:, stage] > 0
+        here = schedule.kinds[:, stage] > 0
         assert (start[here, stage][1:] >= end[here, stage][:-1]).all()
       for kinds in ((1,), (2, 3)):
-        here = np.isin(timetable.kinds[:, stage], kinds)
+        here = np.isin(schedule.kinds[:, stage], kinds)
         here &= ~np.isnan(start[:, stage])
         assert (start[here, stage][1:] >= end[here, stage][:-1]).all()
   busy_s = np.nansum(timeline.end_s - timeline.start_s)
@@ -219,20 +219,20 @@ def test_order_of_times(name):
   )
 
 
-def test_a_trace_has_a_bar_for_every_action_and_message():
-  timetable = build("interleaved_1f1b", 2, 4, 2)
+def test_trace_has_a_bar_for_every_action_and_message():
+  schedule = build("interleaved_1f1b", 2, 4, 2)
   timeline = simulate.events(
-    timetable, even_work(Size(2, 4, 2), 1e-3, 1e-3, 1e-3),
+    schedule, even_work(Size(2, 4, 2), 1e-3, 1e-3, 1e-3),
     even_hops(2, busy_s=2e-4, latency_s=1e-5),
   )
   found = json.loads(trace.pipeline_to_json(timeline, "two"))["traceEvents"]
   bars = [x for x in found if x["ph"] == "X"]
   actions = [x for x in bars if x["cat"] != "hop"]
   hops = [x for x in bars if x["cat"] == "hop"]
-  assert len(actions) == (timetable.kinds > 0).sum()
+  assert len(actions) == (schedule.kinds > 0).sum()
   assert len(hops) == cost.num_sends(Size(2, 4, 2))
   assert {x["tid"] for x in actions} == {0, 3}
-  # Two links of each stage: outputs are on one, cotangents on the other.
+  # Two links per stage: outputs are on one, cotangents on the other.
   assert all(
     x["tid"] % 3 == (1 if x["name"].startswith("forward") else 2) for x in hops
   )
@@ -255,6 +255,6 @@ def test_a_trace_has_a_bar_for_every_action_and_message():
     (lambda: even_hops(2, latency_s=math.inf), "latency_s=inf must be"),
   ],
 )
-def test_wrong_times_are_named(call, message):
+def test_invalid_times_are_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call()

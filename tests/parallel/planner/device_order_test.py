@@ -1,4 +1,4 @@
-"""Device orders: prices of exchanges, the best of all orders, and bounds."""
+"""Device orders: costs of exchanges, optimality, and lower bounds."""
 
 import itertools
 
@@ -16,14 +16,14 @@ GRIDS = [Grid(3, 2, 1), Grid(2, 3, 2), Grid(1, 2, 3), Grid(4, 1, 2),
 
 
 def _drawn(grid, seed):
-  """Draws what each pair costs, as spread out as links of 1 to 20 GB/s."""
+  """Draws the cost of each pair, with the range of links of 1 to 20 GB/s."""
   rng = np.random.default_rng(seed)
   size = (4, grid.size, grid.size)
   return Traffic(grid, *np.exp(rng.uniform(0, np.log(20), size)))
 
 
 def _in_nodes(grid, seed, share=1.0):
-  """Returns traffic between nodes of four, uneven, on what is fast inside."""
+  """Returns uneven traffic for nodes of four devices with fast inner links."""
   links = cluster_files.cluster(f"pipette-a100:{grid.size // 8},uneven={seed}")
   hops, data = links.seconds(4e7), links.seconds(2e8)
   return Traffic(grid, hops, hops, share * data, 20 * hops)
@@ -37,8 +37,8 @@ def _renamed(traffic, names):
   ))
 
 
-def test_what_an_order_costs():
-  """Two stages of two replicas on four devices, added up by hand."""
+def test_cost_of_an_order_by_hand():
+  """Adds up two stages of two replicas on four devices."""
   seconds = np.arange(16.0).reshape(4, 4)
   traffic = Traffic(Grid(2, 2, 1), seconds, 10 * seconds, 100 * seconds,
                     seconds)
@@ -49,7 +49,7 @@ def test_what_an_order_costs():
 
 @pytest.mark.quick
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_exchanges_are_priced_as_if_they_were_made(grid):
+def test_exchange_costs_equal_those_of_the_resulting_orders(grid):
   traffic = _drawn(grid, 1)
   start = np.random.default_rng(2).permutation(grid.size)
   exchanges = _Exchanges(traffic, start, share=0.3)
@@ -67,7 +67,7 @@ def test_exchanges_are_priced_as_if_they_were_made(grid):
   *itertools.product([Grid(3, 2, 1), Grid(7, 1, 1), Grid(1, 3, 2)], range(2)),
   (Grid(1, 6, 1), 0), (Grid(2, 2, 1), 0),
 ], ids=str)
-def test_up_to_eight_devices_the_order_is_the_best_of_all(grid, seed):
+def test_search_is_optimal_up_to_eight_devices(grid, seed):
   traffic = _drawn(grid, seed)
   best = device_order.brute_force(traffic)
   found = device_order.search(traffic, exact=False, kicks=64)
@@ -77,8 +77,8 @@ def test_up_to_eight_devices_the_order_is_the_best_of_all(grid, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_order_that_was_hidden_is_found(seed):
-  """Its links cost 1, and all others from 1.5 to 20, drawn one by one."""
+def test_hidden_order_is_found(seed):
+  """Its links cost 1, and all others between 1.5 and 20 at random."""
   grid, rng = Grid(3, 4, 1), np.random.default_rng(seed)
   size = (4, grid.size, grid.size)
   traffic = Traffic(grid, *np.exp(rng.uniform(np.log(1.5), np.log(20), size)))
@@ -105,8 +105,8 @@ def test_no_order_is_below_the_bound(grid):
 
 
 @pytest.mark.parametrize("grid", [Grid(2, 2, 8), Grid(4, 1, 8)], ids=str)
-def test_groups_in_nodes_are_certified(grid):
-  """Devices are named at random; groups are found, and the gap is small."""
+def test_groups_within_nodes_are_certified(grid):
+  """Device numbers are shuffled; the groups are found with a small gap."""
   names = np.random.default_rng(3).permutation(grid.size)
   traffic = _renamed(_in_nodes(grid, 5), names)
   found = device_order.search(traffic, kicks=2)
@@ -115,7 +115,7 @@ def test_groups_in_nodes_are_certified(grid):
   assert own.seconds > 2 * found.seconds
 
 
-def test_an_even_network_needs_no_order():
+def test_even_network_needs_no_order():
   grid = Grid(2, 2, 2)
   even = np.ones((8, 8))
   traffic = Traffic(grid, even, even, even, even)
@@ -125,20 +125,20 @@ def test_an_even_network_needs_no_order():
 
 
 @pytest.mark.filterwarnings("error")
-def test_where_nothing_is_sent_no_order_costs_anything():
+def test_orders_without_traffic_cost_nothing():
   none = np.zeros((12, 12))
   traffic = Traffic(Grid(3, 4, 1), none, none, none, none)
   assert device_order.search(traffic, kicks=0).seconds == 0
 
 
-def test_the_bound_of_equal_links_is_what_any_order_costs():
+def test_bound_of_equal_links_is_tight():
   even = np.ones((16, 16))
   none = np.zeros((16, 16))
   traffic = Traffic(Grid(16, 1, 1), even, none, none, none)
   assert bound(traffic) == device_order.identity(traffic).seconds == 15
 
 
-def test_the_bound_of_pairs_that_fit_together():
+def test_bound_of_compatible_pairs_is_tight():
   """Ten nodes of two: each device has one fast link to each other node."""
   place, node = np.arange(20) % 2, np.arange(20) // 2
   ring = np.where(place[:, None] == place, 1.0, 5.0)
@@ -148,12 +148,12 @@ def test_the_bound_of_pairs_that_fit_together():
   assert bound(traffic) == device_order.identity(traffic).seconds == 1.1
 
 
-def test_the_search_is_the_same_each_time():
+def test_search_is_deterministic():
   traffic = _in_nodes(Grid(2, 4, 2), 1)
   first, again = (device_order.search(traffic, kicks=3) for _ in range(2))
   assert (first.devices == again.devices).all()
 
 
-def test_more_devices_than_all_orders_can_be_tried_of():
+def test_brute_force_refuses_too_many_devices():
   with pytest.raises(ValueError, match="9 devices have too many orders"):
     device_order.brute_force(_drawn(Grid(9, 1, 1), 0))

@@ -1,4 +1,4 @@
-"""Laws of the planner's memory: stored bytes are exact, fits have a bound."""
+"""Planner's memory model: stored bytes are exact, fits have a bound."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ CAPACITY = 95 * 2**30
 
 
 def drawn(count, seed):
-  """What the benchmark draws, as the formulas have it."""
+  """Draws configurations as the benchmark does, as terms of the formulas."""
   rng = np.random.default_rng(seed)
   for i in range(count):
     step, configuration = planner_memory.draw(rng, i % 2 > 0, CAPACITY)
@@ -36,7 +36,7 @@ def drawn(count, seed):
   Configuration(1, 2, 2, 4, scheme="zero3"),
   Configuration(2, 2, 1, 4, scheme="zero2"),
 ])
-def test_what_is_stored_is_exact(configuration):
+def test_stored_bytes_are_exact(configuration):
   c = configuration
   mesh = {"data": c.data, "stage": c.stages, "tensor": c.tensor}
   text = planner_memory.overrides(STEP, c)
@@ -49,10 +49,10 @@ def test_what_is_stored_is_exact(configuration):
   ]
   stored = memory.terms(c, STEP)["stored"]
   assert sizes[0] == stored / 3
-  assert 0 <= sizes[1] - 2 * sizes[0] <= 64  # counts of steps
+  assert 0 <= sizes[1] - 2 * sizes[0] <= 64  # step counters
 
 
-def test_a_fit_finds_the_factors_of_a_compiler(monkeypatch):
+def test_fit_recovers_the_factors_of_a_compiler(monkeypatch):
   monkeypatch.setattr(memory, "_RIDGE", 0.0)
   rng, programs = np.random.default_rng(1), [*drawn(60, 2)]
   compiler = Fit(
@@ -63,7 +63,7 @@ def test_a_fit_finds_the_factors_of_a_compiler(monkeypatch):
   assert found.upper == pytest.approx(1.02)
 
 
-def test_the_bound_holds_for_all_that_is_fitted():
+def test_bound_holds_for_all_fitted_programs():
   rng = np.random.default_rng(3)
   programs = [
     (x, memory.PLAIN.estimate(x) * rng.uniform(0.7, 1.3))
@@ -74,8 +74,8 @@ def test_the_bound_holds_for_all_that_is_fitted():
   assert min(found.factors.values()) >= 0
 
 
-def test_programs_are_judged_by_the_half_that_is_not_fitted():
-  """A compiler that is as the formulas, and for half of the odd ones is not."""
+def test_fit_is_judged_on_the_held_out_half():
+  """The simulated compiler deviates for half of the held-out programs."""
   rng, rows = np.random.default_rng(5), []
   for number in range(24):
     drawn = planner_memory.draw(rng, False, CAPACITY)
@@ -102,7 +102,7 @@ def test_programs_are_judged_by_the_half_that_is_not_fitted():
   ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required "
    "for HLO temporaries (512.00M) exceeds available HBM", 2**29 + 7),
 ])
-def test_what_does_not_fit_has_a_size(error, bytes_):
+def test_out_of_memory_error_is_parsed_to_bytes(error, bytes_):
   assert planner_memory.refused(error, 7) == bytes_
   with pytest.raises(ValueError, match="something else"):
     planner_memory.refused("INTERNAL: something else", 7)
@@ -111,7 +111,7 @@ def test_what_does_not_fit_has_a_size(error, bytes_):
 @pytest.mark.parametrize(("device", "error"), [
   (devices.TPU_V5P, 0.15), (devices.H200, 0.05),
 ])
-def test_the_planner_has_the_fit_of_what_was_compiled(device, error):
+def test_planner_uses_the_fit_of_compiled_programs(device, error):
   folder = pathlib.Path(__file__).parents[3] / "results"
   path = folder / f"planner_memory_{device.name}.json"
   rows, capacity = json.loads(path.read_text())["rows"], device.memory_bytes

@@ -1,4 +1,4 @@
-"""Plans: sizes, memory and time in closed form, what is excluded, the best."""
+"""Plans: sizes, memory and time in closed form, exclusions, and optimality."""
 
 import dataclasses
 import itertools
@@ -49,7 +49,7 @@ def _batch(size):
   return dataclasses.replace(STEP, batch_size=size)
 
 
-def test_parameters_are_those_of_the_model_that_trains():
+def test_parameters_equal_those_of_the_trained_model():
   for size in ("train", "test_train"):
     config = gpt_11b.get_config(size)
     sizes = config.model
@@ -64,12 +64,12 @@ def test_parameters_are_those_of_the_model_that_trains():
       assert ours.num_params == built.program.model.config.num_params
       flops = 3 * (4 * ours.layer_flops(1, 64) + ours.head_flops(1))
       theirs = built.program.model.config.flops_per_token(64)
-      assert flops == pytest.approx(theirs, 1e-2)  # gains are no products
+      assert flops == pytest.approx(theirs, 1e-2)  # gains have no products
 
 
 @pytest.mark.parametrize("remat", space.REMATS)
-def test_tensor_ranks_reduce_what_the_model_s_formula_says(remat):
-  """Bytes of a step; the formula is held to the lowered program elsewhere."""
+def test_tensor_ranks_reduce_the_bytes_of_the_model_formula(remat):
+  """Bytes per step; other tests compare the formula with lowered programs."""
   config = gpt_11b.get_config("test_train")
   built = experiments.build(override(
     config, f"model.remat={remat} train.accumulation=4 parallel.data=1"
@@ -92,26 +92,26 @@ def test_tensor_ranks_reduce_what_the_model_s_formula_says(remat):
   (2, 4), (4, 8), (4, 11), (3, 2),
 ])
 @pytest.mark.parametrize("rate", [1e10, 4e10])
-def test_a_pipeline_of_equal_links_is_the_closed_form(
+def test_pipeline_on_equal_links_equals_the_closed_form(
   stages, microbatches, rate
 ):
-  """1F1B at its own pace: (m + p - 1)(f + b), and what hops add to that."""
+  """1F1B without barriers: (m + p - 1)(f + b), plus exposed hops."""
   links = _even(stages, rate)
-  # Layers in parts that are padded, so all stages are alike.
+  # Layers are padded to equal parts, so that all stages are alike.
   problem = _problem(links, batch_size=microbatches)
   c = Configuration(stages, 1, 1, microbatches)
   found = problem.predict(c)
   both = (found.compute + found.again) / microbatches
   hop = STEP.boundary_bytes(1) / rate
   exposed = cost.exposed_s(Size(stages, microbatches), hop)
-  assert hop < both / 2  # messages do not wait for one another
+  assert hop < both / 2  # messages do not queue
   assert found.bubble == pytest.approx((stages - 1) * both)
   assert found.hops == pytest.approx(exposed)
   own = np.arange(stages).reshape(c.grid)
   assert parts(problem.traffic(c), own)[:2].sum() == pytest.approx(exposed)
 
 
-def test_an_order_s_parts_are_those_of_a_step():
+def test_cost_terms_of_an_order_are_those_of_the_step():
   links = cluster_files.cluster("pipette-a100:2,uneven=1")
   c = Configuration(2, 2, 4, 4)
   problem = _problem(links, "lockstep")
@@ -119,11 +119,11 @@ def test_an_order_s_parts_are_those_of_a_step():
   _, hop, ring, reduce = parts(problem.traffic(c), order)
   found = problem.predict(c, order)
   assert (ring, reduce) == pytest.approx((found.data, found.tensor))
-  # In lockstep hops and the stages' sums are one bound of the order.
+  # In lockstep, hops and the stages' sums are combined in one bound.
   assert hop >= found.hops > 0
 
 
-def test_every_stage_s_ring_counts():
+def test_ring_of_every_stage_counts():
   """A slow link between two devices of the last stage delays the step."""
   links = _even(8)
   c, rate = Configuration(2, 4, 1, 4), links.bandwidth.copy()
@@ -135,13 +135,13 @@ def test_every_stage_s_ring_counts():
   published_s = [
     models.pipette_s(c, _problem(x), order) for x in (links, slow)
   ]
-  assert published_s[0] == published_s[1]  # which it does not see
+  assert published_s[0] == published_s[1]  # Pipette ignores it
 
 
 @pytest.mark.parametrize(("microbatches", "theirs", "truth"), [
   (19, 69.0, 82.0), (16, 69.0, 71.0),
 ])
-def test_pipette_drops_what_is_left_of_a_division(microbatches, theirs, truth):
+def test_pipette_drops_the_remainder_of_a_division(microbatches, theirs, truth):
   """Four stages, f + b = 3 and hops of half a second."""
   links = _even(4)
   c = Configuration(4, 1, 1, microbatches)
@@ -155,7 +155,7 @@ def test_pipette_drops_what_is_left_of_a_division(microbatches, theirs, truth):
   assert step == truth
 
 
-def test_pipette_s_annealing_moves_whole_nodes():
+def test_pipette_annealing_moves_whole_nodes():
   links = cluster_files.cluster("pipette-a100:4,uneven=2")
   c, problem = Configuration(4, 1, 8, 8), _problem(links)
   order = models.pipette_order(c, problem, steps=300)
@@ -169,7 +169,7 @@ def test_pipette_s_annealing_moves_whole_nodes():
 
 
 @pytest.mark.parametrize("data", [2, 4])
-def test_memory_falls_with_every_share(data):
+def test_memory_decreases_with_every_sharded_part(data):
   base = Configuration(2, data, 2, 4)
   total = {
     scheme: memory(
@@ -194,7 +194,7 @@ def test_memory_falls_with_every_share(data):
   assert kept == sorted(kept, reverse=True)
 
 
-def test_memory_of_the_state_is_four_floats_of_each_parameter():
+def test_state_takes_four_floats_per_parameter():
   """Weights, gradients and two moments, float32, on one device."""
   found = memory(Configuration(1, 1, 1, 1), STEP, PLAIN)
   assert found.weights == found.gradients == 4 * MODEL.num_params
@@ -202,8 +202,8 @@ def test_memory_of_the_state_is_four_floats_of_each_parameter():
   assert found.total == sum(dataclasses.asdict(found).values())
 
 
-def test_residuals_take_memory_and_spare_time():
-  """A forward of each stage and its reductions; places of the timetable."""
+def test_residuals_trade_memory_for_time():
+  """Saves recomputed forwards and reductions; takes memory per slot."""
   problem = _problem(cluster_files.cluster("pipette-a100:1"))
   base = Configuration(4, 1, 2, 8)
   kept = dataclasses.replace(base, keep="residuals")
@@ -216,7 +216,7 @@ def test_residuals_take_memory_and_spare_time():
     memory(c, STEP, PLAIN).activations for c in (base, kept)
   )
   assert many == pytest.approx((4 + 1) * few)  # 1F1B stores p microbatches
-  halves = dataclasses.replace(kept, timetable="zb_h1")
+  halves = dataclasses.replace(kept, schedule="zb_h1")
   assert space.refusal(halves, STEP, CHOICES) is None
   again = space.refusal(
     dataclasses.replace(halves, remat="full"), STEP, CHOICES
@@ -224,7 +224,7 @@ def test_residuals_take_memory_and_spare_time():
   assert again[0] == "keep"
 
 
-def test_memory_does_not_grow_with_microbatches_of_1f1b():
+def test_memory_of_1f1b_does_not_grow_with_microbatches():
   few, many = (
     memory(Configuration(4, 1, 1, m), _batch(2 * m), PLAIN) for m in (8, 32)
   )
@@ -233,7 +233,7 @@ def test_memory_does_not_grow_with_microbatches_of_1f1b():
   assert gpipe.kept > 3 * many.kept
 
 
-def test_the_best_is_no_slower_than_any_that_fits():
+def test_best_plan_is_no_slower_than_any_that_fits():
   problem = _problem(cluster_files.cluster("pipette-a100:1"), "lockstep")
   found = plan.plan(problem, CHOICES, ordered=4)
   best, tried = found.best[0], 0
@@ -247,7 +247,7 @@ def test_the_best_is_no_slower_than_any_that_fits():
     assert a.memory.total > b.memory.total
 
 
-def test_an_order_helps_on_uneven_links():
+def test_device_order_helps_on_uneven_links():
   problem = _problem(cluster_files.cluster("pipette-a100:2,uneven=4"))
   c = Configuration(4, 1, 4, 8)
   row = plan.reordered(
@@ -256,14 +256,14 @@ def test_an_order_helps_on_uneven_links():
   assert row.latency.total < row.own_s
 
 
-def test_why_not():
+def test_explanation_of_configurations_that_are_not_the_best():
   problem = _problem(cluster_files.cluster("pipette-a100:1"))
   best = plan.plan(problem, CHOICES, count=1, ordered=1).best[0]
   for c, reason in (
     (Configuration(2, 2, 4, 4), "takes 16 devices; the cluster has 8"),
     (Configuration(1, 8, 1, 16), r"cannot run \(batch\): a batch of 64"),
     (Configuration(8, 1, 1, 64), r"cannot run \(microbatches\)"),
-    (Configuration(8, 1, 1, 4, "zb_h2x"), r"cannot run \(timetable\)"),
+    (Configuration(8, 1, 1, 4, "zb_h2x"), r"cannot run \(schedule\)"),
     (Configuration(2, 4, 1, 4), "it fits, but takes .* more than the best"),
     (best.configuration, "it is at least as fast as the best"),
   ):
@@ -271,7 +271,7 @@ def test_why_not():
     assert re.search(reason, found), found
 
 
-def test_what_fits_nowhere_is_said_with_what_would_fit():
+def test_refusal_states_the_memory_that_would_fit():
   large = dataclasses.replace(
     MODEL, width=16_384, num_layers=48, num_heads=128, num_kv_heads=128,
     head_width=128, ffn_width=45_056,
@@ -287,8 +287,8 @@ def test_what_fits_nowhere_is_said_with_what_would_fit():
     plan.plan(_problem(links, model=large), choices)
 
 
-def test_a_plan_s_keys_are_a_run_s():
-  """Each that is best, or on the front, builds as a training run."""
+def test_keys_of_a_plan_build_a_run():
+  """Builds the best plan and each plan on the Pareto front as a run."""
   model = Transformer(256, 128, 4, 8, 8, 352, dtype="float32")
   choices = Choices(chunks=(1, 2), most_microbatches=8, offload=False)
   links = cluster_files.cluster("pipette-a100:1,uneven=2")
@@ -313,8 +313,8 @@ def test_a_plan_s_keys_are_a_run_s():
       assert layout.partition.optimizer == partition.optimizer
 
 
-def test_an_order_is_a_run_s_mesh():
-  """The device of each coordinate, whichever axis is outside of which."""
+def test_device_order_becomes_the_mesh_of_a_run():
+  """Assigns devices to coordinates for any order of the axes."""
   c = Configuration(2, 2, 2, 4)
   order = np.random.default_rng(0).permutation(8).reshape(c.grid)
   text = f"{c.overrides()} parallel.device_order={c.device_order(order)}"

@@ -1,4 +1,4 @@
-"""Every builder on every topology that it takes, proven; and its step counts.
+"""Builders of collective schedules: proofs on all topologies, and step counts.
 
 Counts marked "published simulator" are those of farabimahmud/accelerator's
 trees; the others follow from the construction.
@@ -78,8 +78,8 @@ def test_number_of_rounds(name, topology, rounds):
 
 
 @pytest.mark.parametrize("name", ["ring_2d", "bucket"])
-def test_2d_rings_take_their_time(name):
-  """At alpha = 0, in units of M / B of a 4x4 torus: 0.75 and the bound."""
+def test_2d_rings_take_their_closed_form_time(name):
+  """Time at alpha = 0, in units of M / B of a 4x4 torus: 0.75 and the bound."""
   topology = t.torus((4, 4))
   schedule = build(name, topology)
   seconds = sum(max(link_loads(r).values()) for r in schedule.rounds)
@@ -93,12 +93,12 @@ STEPS = [
     [(4, 5), (6, 10), (8, 17), (10, 26), (12, 37), (14, 49), (16, 64)]),
   *((t.mesh((d, d)), steps) for d, steps in [(6, 18), (8, 32), (16, 128)]),
   (t.bigraph(4, 8), 31),
-  (t.switch(6), 5), (t.leaf_spine(4, 4, 4), 15),  # n - 1: the least
+  (t.switch(6), 5), (t.leaf_spine(4, 4, 4), 15),  # n - 1: the minimum
 ]
 
 
 @pytest.mark.parametrize(("topology", "steps"), STEPS)
-def test_multitree_s_steps(topology, steps):
+def test_number_of_multitree_steps(topology, steps):
   n = topology.num_ranks
   num_steps = len(multitree.grow(topology))
   assert num_steps <= steps
@@ -108,11 +108,11 @@ def test_multitree_s_steps(topology, steps):
     assert num_steps >= math.ceil((n - 1) / ports)
 
 
-def test_multitree_s_order_of_roots():
+def test_order_of_multitree_roots():
   assert len(multitree.grow(t.mesh((4, 4)), farthest_first=True)) <= 11
 
 
-def test_hdrm_s_load():
+def test_link_load_of_hdrm():
   """One message per switch link and step if m <= s / 2, else 2 m / s."""
   for m, s in [(2, 4), (2, 8), (4, 8), (4, 16), (8, 8)]:
     topology = t.bigraph(m, s)
@@ -129,7 +129,7 @@ def test_hdrm_s_load():
   assert sorted(pairwise.bigraph_places(4, 8)) == list(range(32))
 
 
-def test_double_tree_keeps_one_port():
+def test_double_tree_uses_one_port_per_rank():
   for n in (2, 5, 8, 16):
     for transfers in build("double_tree", t.fully_connected(n)).rounds:
       sources = [x.source for x in transfers]
@@ -138,7 +138,7 @@ def test_double_tree_keeps_one_port():
 
 
 @pytest.mark.parametrize("name", ["ring", "multitree", "optimal", "swing"])
-def test_a_reduce_scatter_walks_an_all_gather_back(name):
+def test_reduce_scatter_is_the_reversed_all_gather(name):
   topology = t.torus((4, 4))
   gather = build(name, topology, "all_gather")
   scatter = build(name, topology, "reduce_scatter")
@@ -163,7 +163,7 @@ def test_a_reduce_scatter_walks_an_all_gather_back(name):
     ("hdrm", t.ring(4), "not a BiGraph"),
   ],
 )
-def test_what_does_not_fit_is_said(name, topology, message):
+def test_builder_refuses_unsupported_topologies(name, topology, message):
   with pytest.raises(ValueError, match=message):
     build(name, topology)
   with pytest.raises(ValueError, match="'gather' must be one of all_reduce"):
@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_said(name, topology, message):
      {"farthest_first": True}, "needs links of one bandwidth"),
   ],
 )
-def test_wrong_options_are_named(name, topology, options, message):
+def test_invalid_options_are_refused(name, topology, options, message):
   with pytest.raises(ValueError, match=message):
     build(name, topology, **options)
 
@@ -197,7 +197,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=40)
 
 @given(PAIRS)
 @settings(max_examples=60, deadline=None)
-def test_pairs_become_the_fewest_partial_permutations(pairs):
+def test_pairs_are_split_into_the_fewest_partial_permutations(pairs):
   parts = partial_permutations(pairs)
   assert collections.Counter(itertools.chain(*parts)) == (
     collections.Counter(pairs)
@@ -210,7 +210,7 @@ def test_pairs_become_the_fewest_partial_permutations(pairs):
   )
 
 
-# What breaks a correct schedule -> what the proof says.
+# Mutations of a correct schedule -> message of the proof.
 def _edit(schedule, number, change):
   rounds = list(schedule.rounds)
   rounds[number] = change(rounds[number])
@@ -222,15 +222,15 @@ def _with_first(**fields):
 
 
 BROKEN = {
-  "a transfer is missing": (
+  "a missing transfer": (
     functools.partial(_edit, number=3, change=lambda x: x[1:]),
     "lacks the summands|would lose the summands",
   ),
-  "a transfer twice": (
+  "a duplicate transfer": (
     functools.partial(_edit, number=0, change=lambda x: (*x, x[0])),
     "round 0, transfer 16 .*would count twice",
   ),
-  "no such link": (
+  "a missing link": (
     functools.partial(
       _edit, number=0,
       change=lambda x: (Transfer(0, 10, 0, "reduce", (0, 10)), *x)
@@ -245,17 +245,17 @@ BROKEN = {
     functools.partial(_edit, number=0, change=_with_first(chunk=99)),
     "round 0, transfer 0 .*chunks are 0 to 15",
   ),
-  "a copy for a reduction": (
+  "a copy instead of a reduction": (
     functools.partial(_edit, number=0, change=_with_first(operation="copy")),
     "round 0, transfer 0 .*would lose the summands",
   ),
-  "all at once": (
+  "all rounds merged": (
     lambda schedule: dataclasses.replace(
       schedule, rounds=(tuple(itertools.chain(*schedule.rounds)),)
     ),
     "in the same round|would lose|count twice",
   ),
-  "the last round is missing": (
+  "a missing last round": (
     lambda schedule: dataclasses.replace(
       schedule, rounds=schedule.rounds[:-1]
     ),
@@ -265,7 +265,7 @@ BROKEN = {
     functools.partial(_edit, number=2, change=lambda x: ()),
     "ring, all_reduce: round 2 of 30 has no transfer$",
   ),
-  "an empty round more": (
+  "an additional empty round": (
     lambda schedule: dataclasses.replace(
       schedule, rounds=(*schedule.rounds, ())
     ),
@@ -279,7 +279,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_schedule_is_refused(fault):
+def test_mutated_schedule_is_refused(fault):
   topology = t.torus((4, 4))
   schedule = build("ring", topology)
   check(schedule, topology)
@@ -302,8 +302,8 @@ def test_two_chunks_do_not_fit_one_link():
   [t.torus((4, 4)), t.mesh((3, 4)), t.torus((3, 5)), t.torus((2, 2, 4))],
   ids=lambda x: x.name,
 )
-def test_a_ring_on_a_grid_takes_single_links(topology):
-  """Where there is a cycle through all ranks; in their order there is none."""
+def test_ring_on_a_grid_uses_single_links(topology):
+  """The grids have a Hamiltonian cycle; consecutive ranks form none."""
   for name in ("ring", "bidirectional_ring"):
     for transfers in build(name, topology).rounds:
       assert {len(x.path) for x in transfers} == {2}
@@ -316,7 +316,7 @@ def test_a_ring_on_a_grid_takes_single_links(topology):
    ("bucket", t.torus((4, 4))), ("swing", t.torus((4, 4)))],
 )
 def test_traffic_is_even_over_all_links(name, topology):
-  """Both directions, and every rotation of the dims, carry their share."""
+  """Directions and rotations of the dims have equal shares of the load."""
   for collective in ("all_gather", "all_reduce"):
     loads = collections.Counter()
     for transfers in build(name, topology, collective).rounds:
@@ -326,8 +326,8 @@ def test_traffic_is_even_over_all_links(name, topology):
 
 
 @pytest.mark.parametrize("n", [4, 8, 16, 32])
-def test_double_tree_s_rounds(n):
-  """n chunks follow one another through trees of depth about log2 n."""
+def test_number_of_double_tree_rounds(n):
+  """Pipelines n chunks through trees of depth about log2 n."""
   rounds = len(build("double_tree", t.fully_connected(n)).rounds)
   assert rounds == 2 * (n + 2 * int(math.log2(n)) - 3)
 
@@ -336,15 +336,15 @@ def partners(transfers, source):
   return {x.destination for x in transfers if x.source == source}
 
 
-def test_swing_s_partners():
-  """At distances 1, 1, 3 and their mirror images: De Sensi et al., 2024."""
+def test_swing_partners():
+  """Distances 1, 1, 3 and their mirror images: De Sensi et al., 2024."""
   rounds = build("swing", t.ring(8), "reduce_scatter").rounds
   assert [partners(r, 0) for r in rounds] == [{1, 7}, {7, 1}, {3, 5}]
   assert [partners(r, 1) for r in rounds] == [{0, 2}, {2, 0}, {6, 4}]
 
 
 def test_swing_uses_all_ports_of_a_torus():
-  """In its first rounds, one for each dim, all partners are neighbours."""
+  """In its first rounds, one per dim, all partners are neighbours."""
   topology = t.torus((4, 4))
   rounds = build("swing", topology, "reduce_scatter").rounds
   for transfers in rounds[:2]:
@@ -352,8 +352,8 @@ def test_swing_uses_all_ports_of_a_torus():
       assert partners(transfers, rank) == set(topology.neighbours(rank))
 
 
-def test_a_direct_exchange_starts_everywhere():
-  """n messages after one another have n different destinations."""
+def test_direct_exchange_starts_with_distinct_destinations():
+  """Any n successive messages have n different destinations."""
   (transfers,) = build("direct", t.switch(5), "all_gather").rounds
   for start in range(0, len(transfers), 5):
     some = transfers[start : start + 5]
@@ -361,8 +361,8 @@ def test_a_direct_exchange_starts_everywhere():
     assert {x.destination for x in some} == set(range(5))
 
 
-def test_pieces_follow_one_another():
-  """Down a chain of three links: each piece one round after the one before."""
+def test_pieces_are_pipelined():
+  """On a chain of three links, each piece follows one round after another."""
   net = t.mesh((4,))
   chain = Schedule(
     "chain", "all_gather", 4, 4,
@@ -374,12 +374,12 @@ def test_pieces_follow_one_another():
     assert len(rounds) == pieces + 2
     for transfers in rounds:
       assert max(link_loads(transfers).values()) == 1
-  # Twice as many a round, if that is allowed.
+  # With twice the link capacity, twice as many pieces per round.
   assert len(pipelined(chain, net, 8, 2).rounds) == 4 + 2
 
 
-def test_a_round_of_pieces_carries_no_more_than_one_of_chunks():
-  """Halving-doubling's largest round has 4 chunks on a link of a switch."""
+def test_round_of_pieces_loads_links_like_a_round_of_chunks():
+  """The largest round of halving-doubling has 4 chunks on a switch link."""
   net = t.switch(8)
   whole = build("halving_doubling", net, "all_gather")
   pieces = pipelined(whole, net, 4)
@@ -389,14 +389,14 @@ def test_a_round_of_pieces_carries_no_more_than_one_of_chunks():
   assert sum(loads) == 4 * (1 + 2 + 4)
 
 
-def test_what_is_sent_and_heard_at_once_is_not_cut():
+def test_chunk_sent_and_received_in_one_round_is_not_split():
   swap = tuple(Transfer(a, 1 - a, 0, "reduce", (a, 1 - a)) for a in range(2))
   schedule = Schedule("swap", "all_reduce", 2, 1, (swap,))
   with pytest.raises(ValueError, match="swap, round 0: rank 0 sends chunk 0"):
     pipelined(schedule, t.ring(2), 2)
 
 
-def test_two_rings_on_a_one_way_link_claim_no_room():
+def test_two_rings_on_a_one_way_link_claim_no_capacity():
   """Only one of the two cycles has a link for each of its steps."""
   net = t.ring(5).without((1, 0))
   for collective in COLLECTIVES:
@@ -404,24 +404,24 @@ def test_two_rings_on_a_one_way_link_claim_no_room():
   assert build("bidirectional_ring", t.ring(5)).link_capacity == 1
 
 
-def test_an_all_reduce_claims_what_both_halves_keep():
-  """Around a one-way ring gathers take single links, and scatters three."""
+def test_all_reduce_claims_the_capacity_that_both_halves_respect():
+  """On a one-way ring, gathers use single links, and scatters three."""
   claims = [build("ring", ONE_WAY, c).link_capacity for c in COLLECTIVES]
   assert dict(zip(COLLECTIVES, claims, strict=True)) == {
     "all_reduce": None, "reduce_scatter": None, "all_gather": 1
   }
 
 
-def test_the_farthest_roots_take_their_turns_first():
-  """From the second turn on: those in the corners of a mesh."""
+def test_farthest_roots_are_served_first():
+  """From the second turn on, these are the corners of a mesh."""
   net = t.mesh((4, 4))
   roots, _ = multitree.grow(net, farthest_first=True)[0]
   assert roots[:16] == tuple(range(16))
   assert set(roots[16:20]) == {0, 3, 12, 15}
 
 
-def test_multitree_takes_the_way_with_the_fewest_links():
-  """Also a later parent's single link, where an earlier one's takes two."""
+def test_multitree_takes_the_path_with_the_fewest_links():
+  """Prefers a later parent's single link to an earlier parent's two links."""
   pairs = [(rank, 3) for rank in range(3)] + [(1, 2)]
   net = Topology("mixed", 3, 1, tuple(
     Link(*pair) for a, b in pairs for pair in ((a, b), (b, a))

@@ -1,5 +1,4 @@
-"""Trees grown in time: shallow where latency counts, wide where links differ.
-"""
+"""Trees grown in time: shallow for small messages, wide on uneven links."""
 
 import collections
 import dataclasses
@@ -26,12 +25,12 @@ def seconds(schedule, topology, size_bytes):
 
 
 @pytest.mark.parametrize("topology", SMALL, ids=lambda x: x.name)
-def test_every_chunk_goes_down_a_tree_of_its_own(topology):
+def test_each_chunk_descends_its_tree(topology):
   n = topology.num_ranks
   messages = growth.grow(topology, 3, MIB)
   edges = collections.defaultdict(list)
   for chunk, path in messages:
-    assert all(node >= n for node in path[1:-1])  # ranks do not only forward
+    assert all(node >= n for node in path[1:-1])  # only switches just forward
     edges[chunk].append((path[0], path[-1]))
   assert sorted(edges) == list(range(3 * n))
   for chunk, pairs in edges.items():
@@ -48,8 +47,8 @@ def test_every_chunk_goes_down_a_tree_of_its_own(topology):
   "topology", [t.torus((4, 4)), t.mesh((3, 4)), t.leaf_spine(2, 2, 4)],
   ids=lambda x: x.name,
 )
-def test_small_messages_go_by_the_fewest_links(topology):
-  """Of a byte, only latency counts: every rank is as near as it can be."""
+def test_small_messages_take_the_fewest_links(topology):
+  """For one byte, only latency counts: each rank is at its distance."""
   far = {chunk: {chunk: 0} for chunk in range(topology.num_ranks)}
   for chunk, path in growth.grow(topology, 1, topology.num_ranks):
     far[chunk][path[-1]] = far[chunk][path[0]] + len(path) - 1
@@ -59,14 +58,14 @@ def test_small_messages_go_by_the_fewest_links(topology):
     }
 
 
-def test_it_is_as_fast_as_the_growth_says():
-  """Links send one message at a time, and switches store it whole."""
+def test_simulated_time_equals_the_growth_estimate():
+  """Links send one message at a time; switches store and forward."""
   net = t.leaf_spine(2, 2, 2, bandwidth=16e9, latency_s=64e-9)
   schedule = build(
     "optimal", net, "all_gather", trees="grown", size_bytes=4 * 1600
   )
-  # A rank's one link brings it three chunks, each 100 ns after the other. The
-  # first one has come over its sender's link, too, and the spines are wide.
+  # A rank's only link delivers three chunks, 100 ns apart. The first one has
+  # also passed its sender's link; the spines have spare bandwidth.
   assert seconds(schedule, net, 4 * 1600) >= (64 + 100 + 3 * 100 + 64) * 1e-9
   assert seconds(schedule, net, 4 * 1600) <= (4 * 64 + 6 * 100) * 1e-9
 
@@ -86,10 +85,10 @@ def with_slow_link(topology, pair, factor):
   ids=lambda x: getattr(x, "name", ""),
 )
 @pytest.mark.parametrize("factor", [8, 50])
-def test_a_slow_link_costs_multitree_little_more_than_none(
+def test_slow_link_costs_little_in_grown_trees(
   topology, pair, factor
 ):
-  """In either model of time, with whole chunks of 4 MiB."""
+  """Covers both models of time, with whole chunks of 4 MiB."""
   slow = with_slow_link(topology, pair, factor)
   schedule = build("multitree", slow, "all_gather")
   check(schedule, slow)
@@ -102,8 +101,8 @@ def test_a_slow_link_costs_multitree_little_more_than_none(
   assert simulate.lockstep(routed, size) <= 1.4 * bound
 
 
-def test_rounds_of_uneven_links_are_not_all_as_long_as_the_slowest_takes():
-  """One chunk on a link of 1 byte/s, and others that do not wait for it."""
+def test_rounds_on_uneven_links_do_not_wait_for_the_slowest():
+  """One chunk uses a link of 1 byte/s; the others do not wait for it."""
   slow = with_slow_link(t.torus((4, 4), bandwidth=50.0), (0, 1), 50)
   messages = growth.grow(slow, 1)
   schedule = growth.schedule("grown", slow, messages)
@@ -113,7 +112,7 @@ def test_rounds_of_uneven_links_are_not_all_as_long_as_the_slowest_takes():
   )
 
 
-def test_messages_are_in_an_order_that_can_be_made():
+def test_messages_are_in_a_causal_order():
   held = {(chunk, chunk // 2) for chunk in range(32)}
   for chunk, path in growth.grow(t.torus((4, 4)), 2, MIB):
     assert (chunk, path[0]) in held

@@ -1,4 +1,4 @@
-"""MSCCL XML: out and in again, files of others, and what is refused."""
+"""MSCCL XML: round trips, files of other tools, and refusals."""
 
 import collections
 import re
@@ -28,7 +28,7 @@ each_schedule = pytest.mark.parametrize(
 
 
 def transfers(schedule):
-  """Of each round; their order in it means nothing."""
+  """Returns the transfers per round, sorted, since their order is arbitrary."""
   return [sorted(t[:4] for t in r) for r in schedule.rounds]
 
 
@@ -48,8 +48,8 @@ def test_round_trip(net, name, collective):
 
 
 @each_schedule
-def test_dependencies_alone_give_the_collective(net, name, collective):
-  """Without our labels rounds follow from threadblocks and depid, deps."""
+def test_dependencies_alone_determine_the_collective(net, name, collective):
+  """Without round labels, rounds follow from threadblocks, depid and deps."""
   schedule = builders.build(name, net, collective)
   text = re.sub(r' round="\d+"', "", export_xml(schedule))
   back = import_xml(text, net)
@@ -61,8 +61,8 @@ def test_dependencies_alone_give_the_collective(net, name, collective):
       import_xml(broken, net)
 
 
-def test_rounds_that_values_do_not_allow_are_put_right():
-  """A file may say any round; what it does is what is proven."""
+def test_inconsistent_round_labels_are_corrected():
+  """Labels are arbitrary; the proof applies to the steps and dependencies."""
   schedule = builders.build("multitree", topologies.torus((3, 3)))
   text = re.sub(r' round="\d+"', ' round="0"', export_xml(schedule))
   back = import_xml(text)
@@ -71,8 +71,8 @@ def test_rounds_that_values_do_not_allow_are_put_right():
 
 
 @each_schedule
-def test_the_rules_of_a_threadblock(net, name, collective):
-  """Steps are numbered; waits are for earlier, marked steps of others."""
+def test_threadblocks_follow_the_rules_of_the_format(net, name, collective):
+  """Steps are numbered; waits refer to earlier, marked steps of others."""
   schedule = builders.build(name, net, collective)
   for gpu in ElementTree.fromstring(export_xml(schedule)).iter("gpu"):
     blocks = {b.get("id"): list(b) for b in gpu.iter("tb")}
@@ -92,8 +92,8 @@ def test_the_rules_of_a_threadblock(net, name, collective):
         assert other.get("type") != "nop"
 
 
-# Two ranks and local copies, as msccl-tools writes them: out of place, the
-# output has nothing at first.
+# Two ranks with local copies, as written by msccl-tools: out of place, so that
+# the output is empty at first.
 FOREIGN = """
 <algo name="pair" proto="LL" nchannels="1" nchunksperloop="4" ngpus="2"
       coll="allgather" inplace="0">
@@ -124,7 +124,7 @@ FOREIGN = """
 
 
 def fused(coll, first, second):
-  """0 -> 1 -> 2 -> 1 -> 0, rank 1 receives and sends in one step."""
+  """0 -> 1 -> 2 -> 1 -> 0; rank 1 receives and sends in a single step."""
   step = ('<step s="{s}" type="{t}" srcbuf="i" srcoff="0" dstbuf="i" '
           'dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="1"/>')
   blocks = {
@@ -145,7 +145,7 @@ def fused(coll, first, second):
   return text + "</algo>"
 
 
-def test_files_of_others():
+def test_files_of_other_tools_are_read():
   pair = import_xml(FOREIGN)
   check.check(pair)
   assert transfers(pair) == [[
@@ -160,10 +160,10 @@ def test_files_of_others():
 
 
 def algo(coll, chunks, gpus):
-  """Writes a file: gpus -> threadblocks (send, recv, steps), each one channel.
+  """Writes a file: gpus -> threadblocks (send, recv, steps), one channel each.
 
-  A step is (type, source, destination), places as in "i3", and may end with
-  the threadblock and step that it waits for.
+  A step is (type, source, destination), with places such as "i3", optionally
+  followed by the threadblock and step that it waits for.
   """
   text = (f'<algo name="text" coll="{coll}" ngpus="{len(gpus)}" inplace="1" '
           f'nchunksperloop="{chunks}">')
@@ -185,7 +185,7 @@ def algo(coll, chunks, gpus):
 
 
 def ring_gather(n):
-  """The textbook's: send the own chunk, pass n - 2 on, receive the last."""
+  """Textbook ring: send the local chunk, forward n - 2, receive the last."""
   def chunk(rank):
     return [f"o{rank % n}"] * 2
 
@@ -200,7 +200,7 @@ def ring_gather(n):
 
 
 def swap(last="re"):
-  """A chunk goes each way, and is added or copied when it waits in scratch."""
+  """Swaps a chunk, which waits in scratch until it is added or copied."""
   return algo("allreduce", 1, [
     [(1 - r, 1 - r, [("s", "i0", "s0"), ("r", "s0", "s5"), (last, "s5", "i0")])]
     for r in range(2)
@@ -208,7 +208,7 @@ def swap(last="re"):
 
 
 @pytest.mark.parametrize("n", [2, 5])
-def test_a_ring_in_one_threadblock_is_no_circle(n):
+def test_ring_in_one_threadblock_is_not_a_deadlock(n):
   schedule = import_xml(ring_gather(n))
   check.check(schedule)
   assert transfers(schedule) == [
@@ -217,7 +217,7 @@ def test_a_ring_in_one_threadblock_is_no_circle(n):
   ]
 
 
-def test_an_answer_puts_steps_of_two_threadblocks_in_order():
+def test_reply_orders_the_steps_of_two_threadblocks():
   schedule = import_xml(algo("allreduce", 1, [
     [(1, -1, [("s", "i0", "i0")]), (-1, 1, [("r", "i0", "i0")])],
     [(0, 0, [("rrc", "i0", "i0"), ("s", "i0", "i0")])],
@@ -226,14 +226,14 @@ def test_an_answer_puts_steps_of_two_threadblocks_in_order():
   assert len(schedule.rounds) == 2
 
 
-def test_what_waits_in_scratch_is_received_when_it_is_added():
+def test_chunk_in_scratch_is_received_when_it_is_added():
   schedule = import_xml(swap())
   check.check(schedule)
   assert transfers(schedule) == [[(0, 1, 0, "reduce"), (1, 0, 0, "reduce")]]
 
 
 def test_sums_of_one_round_arrive_in_any_order():
-  """Everyone's summand goes to all others, before any of them is added."""
+  """All ranks receive all summands before any of them is added."""
   chunk = "i0", "s0"
   schedule = import_xml(algo("allreduce", 1, [
     [*((peer, peer, [("s", *chunk), ("r", "s0", f"s{peer}")])
@@ -283,12 +283,12 @@ def test_sums_of_one_round_arrive_in_any_order():
       [(1, 1, [("s", "o0", "o0"), ("r", "o0", "o0")])],
       [(0, 0, [("s", "o1", "o1"), ("r", "o0", "o0")])],
     ]), "chunk 1 in the place of chunk 0"),
-    # The send and the receive of one place run side by side.
+    # The send and the receive of one place are concurrent.
     (algo("allreduce", 1, [
       [(1, -1, [("s", "i0", "i0")]), (-1, 1, [("rrc", "i0", "i0")])],
       [(0, -1, [("s", "i0", "i0")]), (-1, 0, [("rrc", "i0", "i0")])],
     ]), "both use place 0 of buffer 'i', and neither waits"),
-    # What is sent on comes late, but nobody has waited for it.
+    # The forwarded chunk arrives late, but no step has waited for it.
     (algo("allreduce", 1, [
       [(1, -1, [("s", "i0", "i0")]), (-1, 1, [("r", "i0", "i0", 0, 0)])],
       [(-1, 0, [("rrc", "i0", "i0")]),
@@ -296,7 +296,7 @@ def test_sums_of_one_round_arrive_in_any_order():
     ]), "both use place 0 of buffer 'i', and neither waits"),
   ],
 )
-def test_wrong_files_are_named(text, message):
+def test_invalid_files_are_refused(text, message):
   with pytest.raises(ValueError, match=message) as error:
     check.check(import_xml(text))
   assert "\n" not in str(error.value)
@@ -311,7 +311,7 @@ def test_wrong_files_are_named(text, message):
     ("ring", 4, "nvls", "must be one of nccl, rccl, msccl"),
   ],
 )
-def test_what_a_runtime_does_not_take(name, ranks, runtime, message):
+def test_limits_of_a_runtime_are_enforced(name, ranks, runtime, message):
   net = topologies.switch(ranks)
   schedule = builders.build(name, net, "all_gather")
   if message is None:
@@ -321,7 +321,7 @@ def test_what_a_runtime_does_not_take(name, ranks, runtime, message):
     export_xml(schedule, runtime=runtime)
 
 
-def test_no_channel_has_more_peers_than_a_runtime_takes():
+def test_channels_respect_the_peer_limit_of_the_runtime():
   schedule = builders.build("direct", topologies.switch(40), "all_gather")
   text = export_xml(schedule)
   root = ElementTree.fromstring(text)
@@ -336,8 +336,8 @@ def test_no_channel_has_more_peers_than_a_runtime_takes():
   assert transfers(import_xml(text)) == transfers(schedule)
 
 
-def test_a_file_says_for_which_sizes_it_is():
-  """The loaders of two runtimes refuse a file that does not."""
+def test_file_states_its_message_sizes():
+  """The loaders of two runtimes refuse files without them."""
   schedule = builders.build("ring", topologies.ring(3), "reduce_scatter")
   for runtime, name in (("nccl", "reducescatter"), ("msccl", "reduce_scatter")):
     text = export_xml(schedule, runtime=runtime, min_bytes=8, max_bytes=2**20)
@@ -352,13 +352,13 @@ def test_a_file_says_for_which_sizes_it_is():
     export_xml(schedule, min_bytes=9, max_bytes=8)
 
 
-def test_what_is_wrong_is_not_written():
+def test_unproven_schedule_is_not_written():
   with pytest.raises(ValueError, match="lacks the summands"):
     export_xml(Schedule("empty", "all_reduce", 2, 1, ()))
 
 
-def test_a_write_waits_for_those_who_read():
-  """Rank 0 sends its summand away before it is told the sum."""
+def test_write_waits_for_earlier_reads():
+  """Rank 0 sends its summand before the sum overwrites it."""
   rounds = (
     (Transfer(0, 1, 0, "reduce", (0, 1)),),
     (Transfer(1, 0, 0, "copy", (1, 0)),),
@@ -374,7 +374,7 @@ def test_a_write_waits_for_those_who_read():
 
 
 def test_all_elements_that_a_loader_reads_are_counted(monkeypatch):
-  """All GPUs, and the threadblocks and steps of its own."""
+  """Counts all GPUs, and the threadblocks and steps of the loader's GPU."""
   schedule = builders.build("ring", topologies.ring(4))
   text = export_xml(schedule)
   own = max(len(list(g.iter())) - 1 for g in ElementTree.fromstring(text))
@@ -386,7 +386,7 @@ def test_all_elements_that_a_loader_reads_are_counted(monkeypatch):
     export_xml(schedule)
 
 
-def test_the_last_threadblock_that_others_wait_for_has_a_number(monkeypatch):
+def test_awaited_threadblocks_have_small_numbers(monkeypatch):
   schedule = builders.build("ring", topologies.ring(4))
   text = export_xml(schedule)
   last = max(map(int, re.findall(r'depid="(\d+)"', text)))
@@ -397,7 +397,7 @@ def test_the_last_threadblock_that_others_wait_for_has_a_number(monkeypatch):
     export_xml(schedule)
 
 
-def test_rounds_are_the_earliest_unless_all_steps_have_theirs():
+def test_rounds_are_the_earliest_unless_all_steps_have_labels():
   late = Schedule("late", "all_gather", 2, 2, (
     (Transfer(0, 1, 0, "copy", (0, 1)),), (Transfer(1, 0, 1, "copy", (1, 0)),),
   ), (0, 1))

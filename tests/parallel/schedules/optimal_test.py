@@ -1,4 +1,4 @@
-"""Trees are as fast as the tightest cut allows, on graphs of many kinds."""
+"""Optimal trees: as fast as the tightest cut allows, on various graphs."""
 
 import dataclasses
 from fractions import Fraction
@@ -24,7 +24,7 @@ from parallel.topology.graph import BANDWIDTH, Link, Topology
 
 
 def brute_force(topology):
-  """max |S and ranks| / B+(S), over all sets of nodes."""
+  """Returns max |S and ranks| / B+(S) over all sets S of nodes."""
   n, nodes = topology.num_ranks, range(topology.num_nodes)
   best = 0.0
   for size in range(1, topology.num_nodes):
@@ -40,7 +40,7 @@ def brute_force(topology):
 
 
 def drawn(seed):
-  """A random graph with links of several speeds, some of them one-way."""
+  """Returns a random graph with unequal links, some of them one-way."""
   rng = random.Random(seed)
   n = rng.randrange(3, 7)
   graph = networkx.gnp_random_graph(n, 0.5, seed, directed=True)
@@ -58,10 +58,10 @@ SMALL = [
 
 
 @pytest.mark.parametrize("topology", SMALL, ids=lambda x: x.name)
-def test_the_bound_is_the_tightest_of_all_cuts(topology):
+def test_bound_is_the_tightest_of_all_cuts(topology):
   bound = cut_bound(topology)
   assert bound.seconds_per_byte == pytest.approx(brute_force(topology), 1e-9)
-  # A little less than the bound's rate flows to every rank, more does not.
+  # A flow slightly below the bound's rate reaches every rank; above, not.
   y, _ = tightest_cut(topology)
   capacities, n = integer_capacities(topology), topology.num_ranks
   for scale, fits in ((1, True), (Fraction(1001, 1000), False)):
@@ -91,7 +91,7 @@ def test_bounds_of_grids(builder, d, expected):
   ],
   ids=lambda x: x.name,
 )
-def test_the_busiest_link_is_as_busy_as_the_bound(topology):
+def test_load_of_the_busiest_link_equals_the_bound(topology):
   forest = trees.forest(topology)
   assert 1 - 1e-9 <= forest.ratio <= 1.05
   for chunk, paths in enumerate(forest.trees):
@@ -110,13 +110,13 @@ def test_rounds_add_little_to_the_busiest_link():
 
 
 def funnel(into, out):
-  """Three ranks at a switch, with bandwidths of their two directions."""
+  """Returns three ranks at a switch, with a bandwidth per direction."""
   found = [Link(rank, 3, bandwidth) for rank, bandwidth in enumerate(into)]
   found += [Link(3, rank, bandwidth) for rank, bandwidth in enumerate(out)]
   return Topology("funnel", 3, 1, tuple(found))
 
 
-def test_a_switch_s_directions_may_differ_only_where_no_rank_needs_it():
+def test_asymmetric_switch_is_refused_if_a_rank_depends_on_it():
   assert trees.forest(funnel((1e9, 4e9, 4e9), (4e9, 2e9, 2e9))).ratio < 1.01
   with pytest.raises(ValueError, match="in and out differ in bandwidth"):
     trees.forest(funnel((2e9, 2e9, 2e9), (4e9, 4e9, 4e9)))
@@ -130,7 +130,7 @@ def test_one_rank_has_no_bound():
 
 
 def test_paths_visit_no_node_twice():
-  """Where switches are split off, units may come back to where they were."""
+  """Splitting off switches may create loops, which are removed."""
   assert splitting._without_loops((0, 4, 5, 4, 1)) == (0, 4, 1)
   for topology in (t.fat_tree(4), t.leaf_spine(4, 2, 2)):
     for paths in trees.forest(topology).trees:

@@ -1,4 +1,4 @@
-"""A schedule that runs is the collective, on devices and on lanes."""
+"""Executor of collective schedules, on devices and on lanes."""
 
 import collections
 import pathlib
@@ -27,10 +27,10 @@ from tests.parallel.schedules.builders_test import ACCEPTED
 
 
 def subjects(n, all_links=False):
-  """(builder, topology) for n ranks: each builder on the first that it takes.
+  """Returns (builder, topology) for n ranks, one topology per builder.
 
-  Those that look at the links on all of them if ``all_links``;
-  `builders_test.py` proves them all.
+  With ``all_links``, topology-aware builders appear on all topologies;
+  `builders_test.py` proves all combinations.
   """
   rows = []
   for name, accepted in ACCEPTED.items():
@@ -41,7 +41,7 @@ def subjects(n, all_links=False):
 
 
 def definition(collective, x):
-  """What every rank ends with: ``[N, ...] -> [N, ...]``."""
+  """Returns the final value of every rank: ``[N, ...] -> [N, ...]``."""
   n = len(x)
   if collective == "all_gather":
     return np.stack([np.concatenate(list(x))] * n)
@@ -62,7 +62,7 @@ def lifted(function, axis):
 
 
 def one_by_one(functions):
-  """Runs functions of the same array in one program, one after the other."""
+  """Runs functions of the same array sequentially in one program."""
 
   def program(x):
     results, start = [], x
@@ -77,9 +77,9 @@ def one_by_one(functions):
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("n", "devices"), [(2, 2), (5, 5), (8, 8), (8, 1)])
-def test_every_schedule_is_its_collective(n, devices, collective):
-  """Bit-equal on integers, of sizes that chunks do not divide."""
-  # On trees an all-reduce is the two others, one after the other.
+def test_schedule_equals_its_collective(n, devices, collective):
+  """Bit-equal on integers, for sizes that are no multiple of the chunks."""
+  # On trees, an all-reduce is a reduce-scatter followed by an all-gather.
   all_links = collective == "all_reduce" and 1 < devices <= 8
   axis = Axis("a", n, devices)
   x = np.random.default_rng(n).integers(-9, 9, (n, n * 5, 3)).astype("i4")
@@ -92,8 +92,8 @@ def test_every_schedule_is_its_collective(n, devices, collective):
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_a_schedule_in_pieces_is_its_collective(collective):
-  """Trees in which each piece of a chunk goes down in rounds of its own."""
+def test_schedule_in_pieces_equals_its_collective(collective):
+  """Each piece of a chunk descends its tree in separate rounds."""
   n = 3
   x = np.random.default_rng(0).integers(-9, 9, (n, n * 5, 3)).astype("i4")
   axis = Axis("a", n, 1)
@@ -108,14 +108,14 @@ def test_a_schedule_in_pieces_is_its_collective(collective):
     )
 
 
-def test_every_schedule_on_sixteen_devices():
-  """In a process of its own: the tests have eight devices."""
+def test_schedules_on_sixteen_devices():
+  """Starts a process, since the test process has eight devices."""
   lines = [
     "import jax",
     "jax.config.update('jax_platforms', 'cpu')",
     "jax.config.update('jax_num_cpu_devices', 16)",
     "from tests.parallel.schedules import run_test",
-    "run_test.test_every_schedule_is_its_collective(16, 16, 'all_reduce')",
+    "run_test.test_schedule_equals_its_collective(16, 16, 'all_reduce')",
   ]
   subprocess.run(
     [sys.executable, "-c", "\n".join(lines)],
@@ -125,8 +125,8 @@ def test_every_schedule_on_sixteen_devices():
 
 @pytest.mark.quick
 @pytest.mark.parametrize(("size", "devices"), [(8, 4), (3, 3)])
-def test_the_verbs_take_schedules(size, devices):
-  """Lanes first, then the schedule; the gradient is the transpose, exactly."""
+def test_collectives_accept_schedules(size, devices):
+  """Reduces over lanes, then by the schedule; the gradient is exact, too."""
   axis = Axis("a", size, devices)
   ring = topologies.ring(devices)
   via = {c: run.executor(build("multitree", ring, c)) for c in COLLECTIVES}
@@ -166,8 +166,8 @@ def test_the_verbs_take_schedules(size, devices):
   )
 
 
-def test_the_gradient_inside_shard_map_and_under_vmap():
-  """Of a sum that every device weighs differently."""
+def test_gradient_inside_shard_map_and_under_vmap():
+  """Each device weighs the sum differently."""
   n = 4
   axis = Axis("a", n, n)
   reduce = run.executor(build("optimal", topologies.torus((2, 2))))
@@ -182,7 +182,7 @@ def test_the_gradient_inside_shard_map_and_under_vmap():
     return jax.grad(loss)(x)
 
   x = np.zeros((n, 2, 3), "f4")
-  # Each device's loss has x of all of them, so the cotangents add up.
+  # The loss of each device depends on all x, so the cotangents add up.
   total = sum(rank + np.arange(1.0, 4.0) for rank in range(n))
   np.testing.assert_array_equal(
     lifted(local, axis)(x), np.broadcast_to(total, x.shape)
@@ -191,8 +191,8 @@ def test_the_gradient_inside_shard_map_and_under_vmap():
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("name", BUILDERS)
-def test_the_program_sends_what_the_schedule_says(name, collective):
-  """Pairs and bytes of its permutes: no other pair, and no byte more."""
+def test_program_sends_the_messages_of_the_schedule(name, collective):
+  """The permutes have exactly the schedule's pairs and bytes."""
   topology = dict(subjects(8, all_links=True))[name]
   schedule = build(name, topology, collective)
   axis = Axis("a", 8, 8)
@@ -217,8 +217,8 @@ def test_the_program_sends_what_the_schedule_says(name, collective):
   )
 
 
-def test_a_model_s_doors_reduce_by_a_schedule():
-  """As many permutes as the schedule has, forward and backward, per door."""
+def test_projections_of_a_model_reduce_by_a_schedule():
+  """Has the schedule's permutes per projection, forward and backward."""
   config = override(
     tiny.get_config("test"),
     "sync.route=schedule:multitree parallel.tensor=8 model.num_layers=1",
@@ -245,7 +245,7 @@ def test_a_model_s_doors_reduce_by_a_schedule():
     ("schedule:hdrm", "hdrm: torus 2x2 is not a BiGraph"),
   ],
 )
-def test_a_config_s_wrong_route_is_said(route, message):
+def test_invalid_route_in_a_config_is_refused(route, message):
   config = override(
     tiny.get_config(), f"sync.route={route} parallel.tensor=4 parallel.data=1"
   )
@@ -263,8 +263,8 @@ def test_sizes_that_do_not_fit_are_refused():
     lifted(lambda x: scatter(x[0], "a"), Axis("a", 4, 4))(x)
 
 
-def test_a_round_reads_the_state_before_it():
-  """Each of three sends its summand twice, and hears two in between."""
+def test_round_reads_the_state_before_it():
+  """Each of three ranks sends its summand twice, and receives two."""
   everyone = tuple(
     Transfer(a, b, 0, "reduce", (a, b))
     for a in range(3) for b in range(3) if a != b

@@ -1,4 +1,4 @@
-"""Tables of schedules: every algorithm, one message at a time."""
+"""Tables of schedules: each algorithm as a sequence of single messages."""
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -18,7 +18,7 @@ from tests.parallel.schedules.builders_test import ACCEPTED
 
 
 def run(steps, x):
-  """``[n, chunks] -> [n, chunks]``."""
+  """Executes a table: ``[n, chunks] -> [n, chunks]``."""
   for turn, heard in enumerate(reference.senders(steps)):
     new = x.copy()
     for device, sender in enumerate(heard):
@@ -36,7 +36,7 @@ def run(steps, x):
   [(name, x) for name, accepted in ACCEPTED.items() for x in accepted
    if x.num_ranks <= 9],
 )
-def test_every_schedule_has_a_table_that_sums(name, where):
+def test_table_of_every_schedule_computes_the_sum(name, where):
   schedule = build(name, where)
   steps = table(schedule)
   size = (schedule.num_ranks, schedule.num_chunks)
@@ -47,14 +47,14 @@ def test_every_schedule_has_a_table_that_sums(name, where):
   assert len(steps) >= len(schedule.rounds)
 
 
-def test_only_all_reduces_have_one():
+def test_only_all_reduces_have_tables():
   gather = build("ring", topologies.torus((4,)), "all_gather")
   with pytest.raises(ValueError, match="of an all_reduce, not of all_gather"):
     table(gather)
 
 
-def test_a_round_without_such_an_order_is_said():
-  """Each sends its chunk twice, and is overwritten in the same round."""
+def test_round_without_a_sequential_order_is_refused():
+  """Each rank sends its chunk twice, and overwrites it in the same round."""
   everyone = tuple(
     Transfer(a, b, 0, "reduce", (a, b))
     for a in range(3) for b in range(3) if a != b
@@ -65,8 +65,8 @@ def test_a_round_without_such_an_order_is_said():
 
 
 @pytest.mark.parametrize("rows", [32, 5])
-def test_a_model_s_schedule_runs_in_a_kernel_where_that_takes_the_rows(rows):
-  """It takes whole tiles; permutes take the rest."""
+def test_model_uses_the_kernel_for_rows_of_whole_tiles(rows):
+  """The kernel accepts whole tiles; permutes handle other sizes."""
   config = override(
     tiny.get_config("test"),
     "sync.route=schedule:ring parallel.tensor=4 kernels=interpret",
@@ -83,8 +83,8 @@ def test_a_model_s_schedule_runs_in_a_kernel_where_that_takes_the_rows(rows):
   np.testing.assert_array_equal(f(x), [x.sum(0)] * 4)
 
 
-def test_a_chunk_is_sent_before_it_is_overwritten():
-  """0 -> 1 -> 2 in one round is together or not at all, since 1 passes on."""
+def test_chunk_is_sent_before_it_is_overwritten():
+  """0 -> 1 -> 2 in one round is indivisible, since rank 1 forwards."""
   other = Transfer(3, 2, 1, "reduce", (3, 2))
   first = Transfer(0, 1, 0, "copy", (0, 1))
   second = Transfer(1, 2, 0, "copy", (1, 2))

@@ -1,4 +1,4 @@
-"""The two doors, without any model behind them."""
+"""Column- and row-parallel projections, without a model."""
 
 import functools
 import re
@@ -29,7 +29,7 @@ def draw(ranks):
 
 
 def streams(params, x, axis, syncs, implementation="reference"):
-  """MLP blocks; ``[R, B, T, H]`` of this device's lanes."""
+  """Applies MLP blocks; ``[R, B, T, H]`` of this device's lanes."""
   gain, w_in, w_out = params["gain"], params["w_in"], params["w_out"]
   options = {"implementation": implementation}
   x = enter(x, axis, syncs[0])
@@ -51,7 +51,7 @@ def on_mesh(f, ranks, devices, out_specs):
 
 
 def oracle(params, x, ranks, syncs):
-  """Whole streams, one per rank."""
+  """Computes whole streams ``x``, one per rank, without collectives."""
   x = jnp.stack([x] * ranks)
   for sync in syncs:
     k = int(sync.p * H)
@@ -73,11 +73,13 @@ PLACES = [(1, 1), (4, 2), (8, 1), (8, 4), (8, 8)]
 @pytest.mark.quick
 @pytest.mark.parametrize(
   ("p_1", "p_2", "ranks", "devices", "inside"),
-  # All fractions in all places; each of both with both gradients.
+  # All fractions in all positions; each of both with both gradients.
   [(*fractions, *place, (i + j) % 2 == 1)
    for i, fractions in enumerate(FRACTIONS) for j, place in enumerate(PLACES)],
 )
-def test_the_doors_are_the_rank_oracle(p_1, p_2, ranks, devices, inside):
+def test_projections_equal_the_per_rank_oracle(
+  p_1, p_2, ranks, devices, inside
+):
   syncs = [PartialSync(p_1, "forward"), PartialSync(p_2, "none")]
   params, x = draw(ranks)
 
@@ -112,7 +114,7 @@ def test_the_doors_are_the_rank_oracle(p_1, p_2, ranks, devices, inside):
    for i, route in enumerate(ROUTES)
    for j, devices in enumerate([1, 3, 6])],  # 6 rows: 3 and 6 need padding
 )
-def test_every_route_is_the_psum(route, overlap, devices):
+def test_route_equals_psum(route, overlap, devices):
   params, x = draw(6)
   results = []
   for sync in (PartialSync(0.5), PartialSync(0.5, route=route,
@@ -131,7 +133,7 @@ def test_every_route_is_the_psum(route, overlap, devices):
 @pytest.mark.parametrize(
   ("route", "kinds"),
   [
-    # Six rows are padded to 8 and, for the two ways of the ring, to 16.
+    # Six rows are padded to 8 and, for the bidirectional ring, to 16.
     ("psum", {"all_reduce": 6}),
     ("scatter_gather", {"reduce_scatter": 8, "all_gather": 1}),
     ("ring", {"permute": 2 * 2 * 7}),
@@ -151,7 +153,7 @@ def test_bytes_of_each_route(route, kinds):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("devices", [2, 8])  # one has them once
+@pytest.mark.parametrize("devices", [2, 8])  # one device has a single copy
 def test_shared_channels_are_bitwise_equal_and_private_ones_differ(
   devices, route
 ):
@@ -166,8 +168,8 @@ def test_shared_channels_are_bitwise_equal_and_private_ones_differ(
     assert (y[0, ..., 10:] != y[rank, ..., 10:]).all()
 
 
-def test_the_row_door_s_derivative_is_its_transpose():
-  """sum_m <w_m, F(y)_m> = sum_m <F^T(w)_m, y_m>."""
+def test_row_parallel_derivative_is_its_transpose():
+  """Checks sum_m <w_m, F(y)_m> = sum_m <F^T(w)_m, y_m>."""
   rng = np.random.default_rng(2)
   y, w = rng.normal(size=(2, 8, BATCH, LENGTH, H)).astype("f4")
   eye = np.broadcast_to(np.eye(H, dtype="f4"), (8, H, H))
@@ -197,7 +199,7 @@ def test_the_row_door_s_derivative_is_its_transpose():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("forward", [None, "float32"])
 @pytest.mark.parametrize("backward", [None, "float32"])
-def test_each_way_reduces_in_its_own_dtype(dtype, forward, backward):
+def test_forward_and_backward_reduce_in_their_dtypes(dtype, forward, backward):
   syncs = [PartialSync(0.5, "forward", forward, backward)] * 2
   params, x = draw(8)
 
@@ -218,7 +220,7 @@ def test_each_way_reduces_in_its_own_dtype(dtype, forward, backward):
   ]
 
 
-def test_the_number_of_shared_channels_rounds_down():
+def test_number_of_shared_channels_rounds_down():
   assert PartialSync(0.29).num_shared(100) == int(0.29 * 100) == 28
   assert PartialSync(1.0).num_shared(100) == 100
 
@@ -228,7 +230,7 @@ def test_the_number_of_shared_channels_rounds_down():
   [({"p": 1.1}, "must lie in"), ({"p": -0.1}, "must lie in"),
    ({"private_scale": "half"}, "none, init, forward")],
 )
-def test_wrong_policies(values, message):
+def test_invalid_policies_are_refused(values, message):
   with pytest.raises(ValueError, match=message):
     PartialSync(**values)
 
@@ -239,10 +241,10 @@ def test_wrong_policies(values, message):
     (2, 2, (0.8, 0.29)),
     (2, 2, (1.0, 1.0)),
     (4, 2, (0.5, 0.5)),  # two streams per device: the reference
-    (4, 2, (1.0, 0.5)),  # as soon as there are two
+    (4, 2, (1.0, 0.5)),  # from the first private channel on
   ],
 )
-def test_kernels_change_nothing(ranks, devices, fractions):
+def test_kernels_equal_the_reference(ranks, devices, fractions):
   params, x = draw(ranks)
   syncs = [PartialSync(p) for p in fractions]
 
@@ -277,10 +279,10 @@ def test_kernels_change_nothing(ranks, devices, fractions):
     ("ring_kernel", 4, 2, (0.5, 0.5, 0.5), "float32", None),
   ],
 )
-def test_kernels_of_routes_are_the_psum(
+def test_kernels_of_routes_equal_psum(
   route, ranks, devices, fractions, dtype, kernel
 ):
-  """And all devices hold the same bits of what is shared."""
+  """Shared channels are also bitwise equal on all devices."""
   params, _ = draw(ranks)
   x = np.random.default_rng(1).normal(size=(4, 8, H)).astype("f4")
   x = jnp.asarray(x, dtype)
@@ -318,7 +320,7 @@ def test_kernels_of_routes_are_the_psum(
     assert np.linalg.norm(a - b) <= unit * np.linalg.norm(b)
 
 
-def test_the_ring_s_kernel_adds_in_the_stream_s_dtype():
+def test_ring_kernel_adds_in_the_dtype_of_the_stream():
   params, x = draw(2)
   sync = PartialSync(0.5, forward_dtype="bfloat16", route="ring_kernel")
   f, _ = on_mesh(
@@ -328,8 +330,8 @@ def test_the_ring_s_kernel_adds_in_the_stream_s_dtype():
     jax.jit(f).lower(params, x)
 
 
-def test_both_directions_of_a_ring_are_in_use():
-  """Half of the rows goes to the next device, half to the one before."""
+def test_bidirectional_ring_uses_both_directions():
+  """Half of the rows is sent to the next device, half to the previous one."""
   f = jax.jit(jax.shard_map(
     lambda x: ROUTES["ring"](x, "tensor"),
     mesh=make_mesh({"tensor": Axis("tensor", 4, 4)}), in_specs=P("tensor"),
@@ -341,7 +343,7 @@ def test_both_directions_of_a_ring_are_in_use():
 
 
 def reduced(dtype, sync, weigh):
-  """Sum over four ranks' draws in `dtype`; its program, draws and result."""
+  """Sums four ranks' draws in `dtype`; returns program, draws and result."""
   y = np.random.default_rng(2).normal(size=(4, 2, 3, H)).astype("f4")
   y = jnp.asarray(y, dtype)
   f = jax.jit(jax.shard_map(
@@ -359,7 +361,7 @@ def forward(f, y):
 
 
 def backward(f, y):
-  """Cotangents that are the draws themselves."""
+  """Applies the transpose of f to the draws as cotangents."""
   _, transpose = jax.vjp(f, y)
   return transpose(y)[0]
 
@@ -369,8 +371,8 @@ def backward(f, y):
   ("float32", "float32"), ("bfloat16", "bfloat16"),
 ])
 @pytest.mark.parametrize("way", [forward, backward])
-def test_a_sum_is_rounded_once_to_the_narrower_dtype(dtype, sent, way):
-  """The dtype of one way says nothing about the other."""
+def test_sum_is_rounded_once_to_the_narrower_dtype(dtype, sent, way):
+  """The dtypes of forward and backward are independent."""
   dtypes = {"forward_dtype": None, "backward_dtype": None}
   dtypes[f"{way.__name__}_dtype"] = sent
   text, y, found = reduced(dtype, PartialSync(**dtypes), way)
@@ -379,8 +381,8 @@ def test_a_sum_is_rounded_once_to_the_narrower_dtype(dtype, sent, way):
   operands = re.findall(r"all_reduce.*?\}\) : \(tensor<[\dx]*x(\w+)>\)", text,
                         re.DOTALL)
   assert set(operands) == {short[sent]}
-  # The sum is rounded to the narrower of two dtypes before it is cast, so that
-  # no compiler can move the cast to the other side of the reduction.
+  # The sum is rounded to the narrower of the two dtypes before the cast, so
+  # that no compiler can move the cast to the other side of the reduction.
   rounded = re.findall(r"reduce_precision.*format = (\w+)", text)
   assert rounded == (["e8m7"] if sent != dtype else [])
   total = np.asarray(y.astype(sent), "f4").sum(0)
@@ -398,7 +400,7 @@ def test_a_sum_is_rounded_once_to_the_narrower_dtype(dtype, sent, way):
 @pytest.mark.parametrize(("overlap", "products"), [
   ({}, 1), ({"overlap": False}, 1), ({"overlap": True}, 2),
 ])
-def test_overlap_computes_what_is_shared_in_a_product_of_its_own(
+def test_overlap_computes_shared_columns_in_a_separate_product(
   overlap, products
 ):
   params, _ = draw(2)
@@ -423,7 +425,7 @@ def test_overlap_computes_what_is_shared_in_a_product_of_its_own(
   ({"route": "rings"}, "route='rings' must be one of psum, .*ring_kernel"),
   ({"private_scale": "no"}, "private_scale='no' must be one of none, init"),
 ])
-def test_what_is_wrong_is_said(options, message):
+def test_invalid_options_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     PartialSync(**options)
 
@@ -431,11 +433,11 @@ def test_what_is_wrong_is_said(options, message):
 @pytest.mark.parametrize(("p", "width", "num"), [
   (0.29, 100, 28), (0.5, 7, 3), (0.0, 9, 0), (1.0, 9, 9),
 ])
-def test_shared_channels_are_rounded_down(p, width, num):
+def test_shared_width_is_rounded_down(p, width, num):
   assert PartialSync(p).num_shared(width) == num
 
 
-def test_only_forward_scales_what_is_private():
+def test_private_scale_forward_scales_private_channels_only():
   axis = Axis("tensor", 9, 3)
   assert {
     scale: PartialSync(private_scale=scale).scale(axis)

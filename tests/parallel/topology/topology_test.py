@@ -1,4 +1,4 @@
-"""Graphs have the links that their definitions say, and refuse bad input."""
+"""Topologies: links match the definitions, and invalid input is refused."""
 
 import json
 
@@ -30,7 +30,9 @@ COUNTS = [
   ("topology", "ranks", "switches", "links", "diameter"), COUNTS,
   ids=lambda x: x.name.replace(" ", "_") if isinstance(x, Topology) else None,
 )
-def test_builders(topology, ranks, switches, links, diameter):
+def test_builders_match_their_definitions(
+  topology, ranks, switches, links, diameter
+):
   assert (topology.num_ranks, topology.num_switches) == (ranks, switches)
   assert len(topology.links) == len(topology.links_by_pair) == links
   paths = [
@@ -46,13 +48,13 @@ def test_builders(topology, ranks, switches, links, diameter):
 
 
 def test_equal_paths_are_spread_by_destination():
-  """From one leaf to another, as many spines as there are hosts to reach."""
+  """Paths between two leaves use as many spines as there are destinations."""
   topology = t.leaf_spine(2, 4, 4)
   spines = {topology.shortest_path(0, there)[2] for there in range(4, 8)}
   assert len(spines) == 4
 
 
-def test_a_graph_comes_back_from_networkx_and_from_a_file(tmp_path):
+def test_graph_round_trips_through_networkx_and_a_file(tmp_path):
   topology = t.dgx(2, 4)
   again = files.from_networkx(topology.graph(), name=topology.name)
   assert set(again.links) == set(topology.links)
@@ -76,7 +78,7 @@ GOOD = {"num_ranks": 2, "links": [{"source": 0, "destination": 1,
 
 
 @pytest.mark.parametrize("kind", t.BUILDERS)
-def test_every_builder_has_a_text(kind, tmp_path):
+def test_every_builder_has_a_text_form(kind, tmp_path):
   path = tmp_path / "graph.json"
   path.write_text(json.dumps(GOOD))
   sizes = {"fat_tree": "4", "file": path, "leaf_spine": "2x3x4"}
@@ -99,7 +101,7 @@ N = 10**12
   ("bigraph:NxN", 2 * (N * N + (N // 2) ** 2)),
   ("dgx:NxN", 4 * N**2),
 ])
-def test_no_builder_begins_what_is_too_large(size, links):
+def test_oversized_topology_is_refused_before_it_is_built(size, links):
   with pytest.raises(
     ValueError, match=rf"has {links} links; at most {MAX_LINKS}"
   ):
@@ -112,7 +114,7 @@ def test_no_builder_begins_what_is_too_large(size, links):
   ("bigraph", 12, t.bigraph(3, 4)), ("switch", 5, t.switch(5)),
   ("fully_connected", 4, t.fully_connected(4)),
 ])
-def test_of_a_number_of_ranks_as_square_as_they_allow(name, ranks, built):
+def test_number_of_ranks_gives_the_most_square_topology(name, ranks, built):
   found = t.of_size(name, ranks)
   assert found == built
   assert found.num_ranks == ranks
@@ -122,8 +124,8 @@ def bandwidths(net):
   return {x.bandwidth for x in net.links}
 
 
-def test_a_text_says_what_its_links_are(tmp_path):
-  """Nothing said: the builder's own links; what is said replaces them."""
+def test_text_sets_the_links_of_a_topology(tmp_path):
+  """Defaults are the builder's links; given values replace them."""
   own = t.dgx(2, 8)
   assert bandwidths(own) == {450e9, 50e9}
   assert text.parse("dgx:2x8") == own
@@ -149,7 +151,7 @@ def test_a_text_says_what_its_links_are(tmp_path):
     text.parse(f"file:{path}", bandwidth=7.0)
 
 
-def test_a_graph_keeps_its_numbers_or_says_that_it_has_others(recwarn):
+def test_graph_keeps_its_node_numbers_or_warns(recwarn):
   graph = networkx.Graph()
   graph.add_edge(2, 0, bandwidth=2e9)
   graph.add_edge(0, 1)
@@ -175,7 +177,7 @@ def test_a_graph_keeps_its_numbers_or_says_that_it_has_others(recwarn):
     ({}, {"swich": True}, "node 0: the attribute 'swich' must be one of"),
   ],
 )
-def test_a_graph_s_attributes_are_known(edge, node, message):
+def test_graph_attributes_are_checked(edge, node, message):
   graph = networkx.Graph()
   graph.add_edge(0, 1, **edge)
   graph.add_node(0, **node)
@@ -183,7 +185,7 @@ def test_a_graph_s_attributes_are_known(edge, node, message):
     files.from_networkx(graph)
 
 
-def test_failed_links_are_gone():
+def test_failed_links_are_removed():
   torus = t.torus((3, 3))
   failed = torus.without((0, 1), (1, 0))
   assert set(torus.links) - set(failed.links) == {Link(0, 1), Link(1, 0)}
@@ -231,7 +233,7 @@ def test_failed_links_are_gone():
     (lambda: t.of_size("torus", 0), "num_ranks=0 must be at least 1"),
   ],
 )
-def test_what_is_wrong_is_said(call, message):
+def test_invalid_topologies_are_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call()
 
@@ -253,7 +255,7 @@ def test_what_is_wrong_is_said(call, message):
     (json.dumps(GOOD | {"num_ranks": 3}), "not connected"),
   ],
 )
-def test_a_malformed_file_is_refused_by_name(tmp_path, written, message):
+def test_malformed_file_is_refused_with_its_name(tmp_path, written, message):
   path = tmp_path / "graph.json"
   path.write_text(written)
   with pytest.raises(ValueError, match=message) as error:
@@ -261,8 +263,8 @@ def test_a_malformed_file_is_refused_by_name(tmp_path, written, message):
   assert str(path) in str(error.value)
 
 
-def test_rails_join_equal_numbers():
-  """GPU i of every node is at switch i of the rails, and at its node's."""
+def test_rails_connect_equal_device_numbers():
+  """GPU i of every node is connected to rail switch i and to its node's."""
   topology = t.dgx(3, 4)
   for rank in range(12):
     assert topology.neighbours(rank) == (12 + rank // 4, 15 + rank % 4)
@@ -274,8 +276,8 @@ def test_directions_of_unequal_bandwidth_are_not_symmetric():
   assert Topology("x", 2, 0, (links[0], Link(1, 0, 2e9, 1.0))).symmetric
 
 
-def test_a_link_has_room_for_what_its_bandwidth_carries_whole():
-  """Rounded down, but not below an integer by an error of rounding."""
+def test_link_capacity_is_the_rounded_down_bandwidth_ratio():
+  """Tolerates rounding errors just below an integer."""
   speeds = (1.0, 1.9, 3 * 0.1 / 0.1, 7.5)
   net = Topology("chain", 5, 0, tuple(
     Link(*pair, 0.1 * speed) for i, speed in enumerate(speeds)

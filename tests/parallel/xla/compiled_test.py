@@ -1,4 +1,4 @@
-"""A compiled program, read: collectives, trips, FLOPs, memory, schedule."""
+"""Analysis of compiled programs: collectives, trips, FLOPs and memory."""
 
 import collections
 import math
@@ -86,7 +86,7 @@ def test_compiled_equals_lowered_for_float32_on_cpu(name, trips):
     ((lambda x: lax.psum(x, "a"), lambda x: x), [None]),
   ],
 )
-def test_a_conditional_counts_where_its_branches_send_the_same(
+def test_conditional_counts_only_if_its_branches_send_the_same(
   branches, counts
 ):
   mesh = make_mesh(a=8)
@@ -102,7 +102,7 @@ def test_a_conditional_counts_where_its_branches_send_the_same(
   made = compiled_ledger.collectives(hlo.parse(compiled.as_text()), mesh)
   for entries in (asked, made):
     assert {c.count for c in entries} == {*counts, 1}
-  # What is known stays known beside what is not.
+  # Known collectives remain known next to the unknown one.
   (row,) = compiled_ledger.compare(asked, made)
   known = 1 + sum(counts) if None not in counts else 1
   unknown = 16 * counts.count(None)
@@ -110,8 +110,8 @@ def test_a_conditional_counts_where_its_branches_send_the_same(
   assert not row.differs
 
 
-def test_a_branch_counts_as_often_as_its_scope_says():
-  """In what is sent and in what is computed, and the rest is the other one."""
+def test_branch_counts_follow_its_scope():
+  """Applies to bytes and FLOPs; the default branch has the remaining trips."""
   mesh, size = make_mesh(a=8), 16
 
   def f(x):
@@ -144,7 +144,7 @@ def test_a_branch_counts_as_often_as_its_scope_says():
   assert program.total().flops == (2 * 1 + 1 * 2 + 2 * 3) * 2 * size**3
 
 
-def test_a_while_loop_of_unknown_length_stays_unknown():
+def test_while_loop_of_unknown_length_stays_unknown():
   mesh = make_mesh(a=8)
 
   def f(x):
@@ -157,7 +157,7 @@ def test_a_while_loop_of_unknown_length_stays_unknown():
   assert [c.count for c in made if c.bytes] == [None]
 
 
-def test_a_difference_in_dtype_is_flagged():
+def test_difference_in_dtype_is_flagged():
   mesh = make_mesh(a=8)
   lowered, compiled = compile_mapped(
     lambda x: lax.psum(x, "a"), mesh, jnp.ones(4, "bfloat16")
@@ -226,7 +226,7 @@ def test_product_flops_and_trips():
   ("size", "outputs", "window", "options", "pairs"),
   [
     (8, 6, 3, {}, 18),  # no padding: every pair counts
-    (8, 8, 3, {"padding": 1}, 22),  # two fall outside
+    (8, 8, 3, {"padding": 1}, 22),  # two pairs are outside
     (1, 6, 6, {"padding": 5}, 6),  # a batch dim written as a window
     (8, 3, 2, {"stride": 3}, 6),
     (4, 7, 1, {"base_dilation": 2}, 4),  # holes are not multiplied
@@ -239,7 +239,7 @@ def test_pairs_of_a_convolution(size, outputs, window, options, pairs):
   assert count == pairs
 
 
-def test_memory_is_xlas_to_the_byte():
+def test_memory_equals_the_xla_analysis_to_the_byte():
   mesh = make_mesh(a=8)
   sharded = jax.sharding.NamedSharding(mesh, P("a"))
   whole = jax.sharding.NamedSharding(mesh, P())
@@ -266,7 +266,7 @@ def test_memory_is_xlas_to_the_byte():
   ({"feature_group_count": 3}, {}),
   ({"batch_group_count": 2}, {"padding": ((1, 1), (1, 1))}),
 ], ids=str)
-def test_flops_of_a_convolution_are_xla_s(groups, options):
+def test_flops_of_a_convolution_equal_the_xla_analysis(groups, options):
   """Feature groups narrow the kernel, batch groups the pairs of examples."""
   features = 6 // groups.get("feature_group_count", 1)
   x = jnp.ones((4, 7, 8, 6))
@@ -285,7 +285,7 @@ def test_flops_of_a_convolution_are_xla_s(groups, options):
   assert found == [pytest.approx(compiled.cost_analysis()["flops"])]
 
 
-def test_a_loop_of_unknown_length_counts_once():
+def test_loop_of_unknown_length_counts_once():
   w = jnp.ones((16, 16))
   compiled = jax.jit(
     lambda x, n: lax.fori_loop(0, n, lambda _, x: x @ w, x)
@@ -297,7 +297,7 @@ def test_a_loop_of_unknown_length_counts_once():
   assert schedule.total().flops == 2 * 32 * 16 * 16
 
 
-def test_groups_of_examples_are_counted_once():
+def test_batch_groups_of_a_convolution_are_counted_once():
   """Equals XLA's analysis before XLA:CPU rewrites the groups."""
   text = """HloModule m
 

@@ -1,4 +1,4 @@
-"""A fingerprint is of what a program computes, not of where it is written."""
+"""Fingerprints: depend on what a program computes, not on source locations."""
 
 import jax
 from jax.experimental import pallas as pl
@@ -18,7 +18,7 @@ def f(x):
 
 
 def lower(factor, lines):
-  """Lowers a program with a kernel that stands behind so many empty lines."""
+  """Lowers a program whose kernel follows that many empty lines."""
   scope = {"jax": jax, "jnp": jnp, "pl": pl}
   code = "\n" * lines + SOURCE.format(factor=factor)
   exec(compile(code, f"{lines}.py", "exec"), scope)
@@ -32,9 +32,9 @@ def taken(factor, lines):
   )
 
 
-def test_a_line_above_a_kernel_changes_nothing():
+def test_line_above_a_kernel_does_not_change_the_fingerprint():
   assert taken(2.0, 0) == taken(2.0, 3)
-  # Without that care it would.
+  # The fingerprint of an ordinary lowering does depend on it.
   there, moved = (fingerprint.fingerprint(lower(2.0, n)) for n in (1, 4))
   assert there != moved
 
@@ -44,7 +44,7 @@ def test_another_kernel_has_another_fingerprint():
 
 
 def named(name, inner, operation):
-  """The fingerprint of a function and of a private one that it calls."""
+  """Returns the fingerprint of a function that calls a private function."""
 
   def private(x):
     return operation(x)
@@ -62,13 +62,13 @@ def named(name, inner, operation):
   return fingerprint.fingerprint(lowered)
 
 
-def test_names_of_functions_do_not_matter():
+def test_function_names_do_not_matter():
   first = named("step", "layer", jnp.sin)
   assert named("train_step", "block", jnp.sin) == first
   assert named("step", "layer", jnp.cos) != first
 
 
-def test_what_is_called_matters_and_strings_are_kept():
+def test_callees_matter_and_strings_are_kept():
   text = """module @jit_f {
   func.func public @main() { call @a() call @b() custom_call @a_kernel() }
   func.func private @a() { x = "say @a, \\"@b\\"" }
@@ -82,11 +82,11 @@ def test_what_is_called_matters_and_strings_are_kept():
   assert "@main" in renamed
   assert "@a_kernel" in renamed
   swapped = text.replace("call @a() call @b()", "call @b() call @a()")
-  # Functions are told apart by their bodies, which the numbers refer to.
+  # Functions are numbered by their bodies, so the calls differ.
   assert fingerprint.without_names(swapped) != renamed
 
 
-def test_locations_are_back_after_an_error():
+def test_location_settings_are_restored_after_an_error():
   limit = jax.config.jax_traceback_in_locations_limit
   with pytest.raises(ZeroDivisionError):
     fingerprint.lowered_without_locations(lambda: 1 / 0)

@@ -1,11 +1,11 @@
-"""Programs of automatic sharding send what the explicit ones do, by axis."""
+"""Automatic sharding (GSPMD): bytes per axis equal the explicit program's."""
 
 import jax
 import pytest
 
 from tests.parallel.xla.sharded_programs import PROGRAMS, sent
 
-# A mesh of one axis, too: XLA then makes up axes without our names.
+# Includes a mesh of one axis: XLA then generates axis names.
 MESHES = (
   {"data": 2, "tensor": 4},
   {"data": 1, "tensor": 8},
@@ -15,7 +15,9 @@ MESHES = (
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_automatic_sharding_sends_what_the_explicit_program_does(name, sizes):
+def test_automatic_sharding_sends_the_bytes_of_the_explicit_program(
+  name, sizes
+):
   automatic, explicit = sent(PROGRAMS[name], sizes, jax.devices())
   assert automatic == explicit
   assert explicit or 1 in sizes.values()

@@ -1,4 +1,4 @@
-"""Copies and slices of arrays that a program should update in place."""
+"""Detection of copies and slices of arrays that should be updated in place."""
 
 import jax
 from jax import lax
@@ -21,7 +21,7 @@ def write(cache, layer, rows, slots):
 
 
 def layers(f):
-  """Writes rows of each layer, then lets f read and pass the cache on."""
+  """Returns a loop that writes rows of each layer, then reads by ``f``."""
 
   def step(cache, rows, slots):
     def layer(carry, index):
@@ -58,7 +58,7 @@ def turned(cache, rows, slots):
 
 
 def kept_from_before(cache, rows, slots):
-  """What is written is read as it was before."""
+  """Reads the cache from before the write, which requires a copy."""
   return write(cache, 0, rows, slots), jnp.cumsum(cache, axis=0)[:, 0]
 
 
@@ -84,7 +84,7 @@ def test_pages_are_read_and_rows_written_in_place(read):
   [
     (layers(whole_layer), "a slice: "),
     (layers(twice), "a copy (multiply in a fusion): "),
-    (turned, "a copy (copy): "),  # in another order of memory
+    (turned, "a copy (copy): "),  # another memory layout
     (kept_from_before, "a copy (copy): "),
   ],
 )
@@ -93,7 +93,7 @@ def test_copies_and_slices_are_named(f, word):
   assert any(f.startswith(word) for f in faults), faults
 
 
-def test_an_array_that_is_not_donated_is_written_anew():
+def test_array_without_donation_is_copied():
   found = uses(layers(pages), donate=False)
   assert found.faults[0] == (
     "no result reuses the memory of a parameter float32[48, 8, 32]"
@@ -101,7 +101,7 @@ def test_an_array_that_is_not_donated_is_written_anew():
   assert any(f.startswith("a copy (copy)") for f in found.faults)
 
 
-def test_a_cpu_widens_16_bits_to_write_a_row():
+def test_cpu_widens_16_bits_to_write_a_row():
   """XLA:CPU scatters in float32: two passes over the whole array."""
   found = uses(layers(pages), dtype=jnp.bfloat16)
   assert any("convert in a fusion" in f for f in found.faults)
@@ -119,7 +119,7 @@ ENTRY %main (cache: f32[48,8,32], rows: f32[4,32]) -> f32[48,8,32] {
 
 
 @pytest.mark.parametrize("aliases", [True, False])
-def test_a_kernel_may_write_where_its_operand_is(aliases):
+def test_kernel_may_write_into_an_aliased_operand(aliases):
   text = ", output_to_operand_aliasing={{}: (0, {})}" if aliases else ""
   found = in_place.uses(
     hlo.parse(KERNEL.replace("ALIASES", text)),

@@ -1,4 +1,4 @@
-"""The ledger against programs whose collectives are known."""
+"""Ledger of lowered programs whose collectives are known."""
 
 import functools
 
@@ -72,7 +72,7 @@ def test_every_kind_axis_dtype_and_shape():
 
 
 @pytest.mark.quick
-def test_loops_multiply_and_an_unknown_trip_count_stays_unknown():
+def test_loops_multiply_and_unknown_trip_counts_stay_unknown():
   mesh = make_mesh(a=4)
 
   def program(x):
@@ -172,7 +172,7 @@ def varying_sum(x):
 
 
 def count_while(first, test, step):
-  """A loop whose body communicates once, counted by `first`, `test`, `step`."""
+  """Loops over one collective, counted by ``first``, ``test``, ``step``."""
 
   def program(x):
     def body(state):
@@ -204,7 +204,7 @@ U8 = np.uint8
     (count_while(U8(0), lambda i: i < U8(200), lambda i: i + U8(2)), 100),
     (lambda x: lax.fori_loop(0, jnp.int32(7), lambda _, x: varying_sum(x), x),
      7),
-    # Wraps around before it reaches 255, so it never ends.
+    # The counter wraps around before 255, so the loop never ends.
     (count_while(U8(0), lambda i: i < U8(255), lambda i: i + U8(2)), None),
     (count_while(0, lambda i: i < 9, lambda i: i - 1), None),
     (count_while(1, lambda i: i < 9, lambda i: i * 2), None),
@@ -221,7 +221,7 @@ def test_trip_count_of_a_while_loop(program, expected):
   assert [c.count for c in found] == [expected]
 
 
-def test_the_condition_of_a_loop_runs_once_more_than_its_body():
+def test_loop_condition_runs_once_more_than_the_body():
   def condition(state):
     lax.pmax(state[1], "a")
     return state[0] < 3
@@ -235,7 +235,7 @@ def test_the_condition_of_a_loop_runs_once_more_than_its_body():
     program, make_mesh(a=4), jnp.ones(4), in_specs=P("a"), out_specs=P("a")
   )
   counts = {c.reduction: c.count for c in found}
-  # jax 0.12 drops what a condition computes without need.
+  # jax 0.12 removes unused computations of a condition.
   assert counts == {"max": 4, "add": 3} or counts == {"add": 3}
 
 
@@ -247,7 +247,7 @@ def test_the_condition_of_a_loop_runs_once_more_than_its_body():
     ((varying_sum, lambda x: varying_sum(varying_sum(x))), [None] * 3),
   ],
 )
-def test_a_conditional_counts_only_what_all_branches_send(branches, expected):
+def test_conditional_counts_only_what_all_branches_send(branches, expected):
   found = entries_of(
     lambda x: lax.cond(x.sum() > 0, *branches, x),
     make_mesh(a=4), jnp.ones(4), in_specs=P("a"), out_specs=P("a"),
@@ -255,18 +255,18 @@ def test_a_conditional_counts_only_what_all_branches_send(branches, expected):
   assert [c.count for c in found] == expected
 
 
-def test_groups_that_are_no_set_of_axes_stay_listed():
+def test_groups_that_match_no_axes_are_listed_without_axes():
   mapped = jax.shard_map(
     lambda x: lax.psum(x, "a", axis_index_groups=[[0, 3], [1, 2]]),
     mesh=(mesh := make_mesh(a=4)),
     in_specs=P("a"), out_specs=P("a"),
-    check_vma=False,  # which refuses such groups
+    check_vma=False,  # the check refuses such groups
   )
   found = ledger.collectives(jax.jit(mapped).lower(jnp.ones(4)), mesh)
   assert [(c.axes, c.group_size, c.bytes) for c in found] == [((), 2, 4)]
 
 
-def test_axes_are_those_of_the_mesh_whatever_the_order_of_devices():
+def test_axes_do_not_depend_on_the_order_of_devices():
   devices = np.array(jax.devices()[:8])[::-1].reshape(2, 4)
   mesh = jax.sharding.Mesh(devices, ("a", "b"), (AxisType.Auto,) * 2)
 
@@ -280,7 +280,7 @@ def test_axes_are_those_of_the_mesh_whatever_the_order_of_devices():
   assert [(c.axes, c.group_size) for c in found] == [(("b",), 4), (("a",), 2)]
 
 
-def test_a_permute_that_moves_nothing_sends_nothing():
+def test_permute_that_moves_nothing_sends_nothing():
   found = entries_of(
     lambda x: lax.ppermute(x, "a", []) + lax.ppermute(x, "a", [(1, 1)]),
     make_mesh(a=4), jnp.ones(4), in_specs=P("a"), out_specs=P("a"),
@@ -293,7 +293,7 @@ def test_phases_of_a_step_that_reduces_its_gradients():
   def reduce(x):
     return lax.psum(x, "a")
 
-  def backward(_, g):  # a reduction of its own, in float32
+  def backward(_, g):  # a separate reduction, in float32
     g = lax.psum(lax.pcast(g, "a", to="varying").astype(jnp.float32), "a")
     return (lax.pcast(g, "a", to="varying").astype(jnp.bfloat16),)
 
@@ -325,9 +325,9 @@ def test_phases_of_a_step_that_reduces_its_gradients():
 
 
 @pytest.mark.skipif(
-  not hasattr(lax, "psum_scatter_start"), reason="of jax 0.12"
+  not hasattr(lax, "psum_scatter_start"), reason="requires jax 0.12"
 )
-def test_an_explicit_asynchronous_collective_is_the_synchronous_one():
+def test_explicit_asynchronous_collective_equals_the_synchronous_one():
   mesh = make_mesh(a=2, b=4)
 
   def found(scatter):
@@ -352,7 +352,7 @@ def test_an_explicit_asynchronous_collective_is_the_synchronous_one():
   ]
 
 
-def test_a_collective_that_cannot_be_read_is_an_error():
+def test_unreadable_collective_is_an_error():
   zeros = (jnp.zeros(4, jnp.int32),) * 4
   mapped = jax.shard_map(
     lambda x: lax.ragged_all_to_all(x, x, *zeros, axis_name="a"),
@@ -363,7 +363,7 @@ def test_a_collective_that_cannot_be_read_is_an_error():
     ledger.collectives(jax.jit(mapped).lower(jnp.ones(16)), mesh)
 
 
-def test_scopes_are_names_of_the_model_only():
+def test_scopes_contain_only_names_of_the_model():
   def layer(x, w):
     with jax.named_scope("layer"):
       x, _ = lax.scan(lambda x, _: (door(x * w), None), x, length=2)
@@ -381,11 +381,11 @@ def test_scopes_are_names_of_the_model_only():
   )
   lowered = jax.jit(jax.value_and_grad(mapped)).lower(jnp.ones(3), jnp.ones(4))
   scopes = {c.where for c in ledger.collectives(lowered, mesh)}
-  # jax 0.10 forgets the scope around a scan in a checkpointed function.
+  # jax 0.10 loses the scope around a scan in a checkpointed function.
   assert {"", "layer/door"} <= scopes <= {"", "layer/door", "layer", "door"}
 
 
-def test_a_region_manual_over_some_axes_reduces_alike():
+def test_partially_manual_region_has_the_same_reduction():
   mesh = make_mesh(a=2, b=2)
   mapped = jax.shard_map(
     lambda x: lax.psum(x, "a"), mesh=mesh, in_specs=P("a"), out_specs=P(),
@@ -395,7 +395,7 @@ def test_a_region_manual_over_some_axes_reduces_alike():
   assert [(c.axes, c.reduction) for c in found] == [(("a",), "add")]
 
 
-def test_merging_keeps_what_is_known():
+def test_merging_keeps_known_counts():
   entries = [
     ledger.Collective("all_reduce", ("a",), 4, "float32", shape, count,
                       "forward", False, "add", "")

@@ -1,4 +1,4 @@
-"""What runs beside a compiled program's transfers, and their time on links."""
+"""Overlap of transfers with compute in compiled programs, and link times."""
 
 import dataclasses
 import itertools
@@ -29,13 +29,13 @@ def make_mesh(**sizes):
   )
 
 
-# A schedule written by hand: a product of 2 x 512 x 256 x 128 FLOPs, in a loop
-# of four, between the start and the done of a reduction.
+# Hand-written schedule: a product of 2 x 512 x 256 x 128 FLOPs, in a loop of
+# four trips, between the start and the done of a reduction.
 SCHEDULED = (pathlib.Path(__file__).parent / "scheduled.hlo.txt").read_text()
 
 
 @pytest.mark.quick
-def test_what_stands_between_start_and_done_hides_the_transfer():
+def test_compute_between_start_and_done_hides_the_transfer():
   mesh = make_mesh(a=8)
   device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
   product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
@@ -56,7 +56,7 @@ def test_what_stands_between_start_and_done_hides_the_transfer():
   assert row["exposed_seconds"] == pytest.approx(7 * product, rel=1e-3)
 
 
-def test_compute_beside_two_transfers_hides_one_of_them():
+def test_compute_during_two_transfers_hides_one_of_them():
   start = next(s for s in SCHEDULED.splitlines() if "all-reduce-start" in s)
   done = next(s for s in SCHEDULED.splitlines() if "all-reduce-done" in s)
   second = start.replace("%start", "%again").replace("(%g)", "(%done)")
@@ -74,7 +74,7 @@ def test_compute_beside_two_transfers_hides_one_of_them():
 
 
 def in_the_loop(size):
-  """The loop's body reduces ``size`` elements under its product."""
+  """Adds a reduction of ``size`` elements around the product in the loop."""
   product = next(s for s in SCHEDULED.splitlines() if " dot(" in s)
   start = (
     f"  %s = f32[{size}]{{0}} all-reduce-start(%c), "
@@ -87,8 +87,8 @@ def in_the_loop(size):
 
 
 @pytest.mark.parametrize("inner", [0.0, 0.25, 2.0])
-def test_a_loop_hides_its_own_transfers_or_those_around_it(inner):
-  """Per trip one product: ``inner`` of its time takes the loop's transfer."""
+def test_compute_in_a_loop_hides_inner_transfers_before_outer_ones(inner):
+  """One product per trip; the inner transfer takes ``inner`` of its time."""
   device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
   product = 2 * 512 * 256 * 128 / device.peak("bfloat16")
   times = {2000: inner * product, 1000: 4 * product}
@@ -103,12 +103,12 @@ def test_a_loop_hides_its_own_transfers_or_those_around_it(inner):
   assert within.hidden_seconds == pytest.approx(
     min(inner, 1) * product, rel=1e-3
   )
-  # All that is hidden is as long as what there is to hide it.
+  # The hidden time equals the compute that can hide it.
   hidden = around.hidden_seconds + 4 * within.hidden_seconds
   assert hidden == pytest.approx(4 * product, rel=1e-3)
 
 
-def test_transfers_of_unknown_count_are_told_apart():
+def test_transfers_of_unknown_count_are_reported_separately():
   known = overlap.ScheduledCollective(
     (reduction(("a",), 8),), 2, False, 1.0, roofline.Cost(), 0.0, ()
   )
@@ -121,8 +121,8 @@ def test_transfers_of_unknown_count_are_told_apart():
     assert (found["unknown"], found["unknown_bytes"]) == (1, 4000)
 
 
-def test_a_chain_of_fusions_sends_once():
-  """As XLA:TPU writes a gather in pieces: a copy of it in every piece."""
+def test_chain_of_fusions_sends_once():
+  """XLA:TPU writes a gather in pieces with a copy of it in every piece."""
 
   def piece(name, role):
     return "\n".join([
@@ -159,7 +159,7 @@ def test_a_chain_of_fusions_sends_once():
   assert gather.hidden == pytest.approx(0.25, rel=1e-3)
 
 
-def test_what_cannot_be_read_is_an_error():
+def test_unreadable_transfers_are_an_error():
   start = next(s for s in SCHEDULED.splitlines() if "all-reduce-start" in s)
   for line, error in (
     ("  %start = f32[1000]{0} send(%g), channel_id=1", NotImplementedError),
@@ -173,7 +173,7 @@ def test_what_cannot_be_read_is_an_error():
   assert len(compiled_ledger.collectives(module, make_mesh(a=8))) == 1
 
 
-def test_an_unscheduled_program_has_no_overlap_to_report():
+def test_unscheduled_program_has_no_overlap():
   module = hlo.parse(SCHEDULED.replace("is_scheduled=true", "x=1"))
   with pytest.raises(ValueError, match="not scheduled"):
     overlap.ScheduledProgram(
@@ -181,7 +181,7 @@ def test_an_unscheduled_program_has_no_overlap_to_report():
     )
 
 
-def test_slices_count_what_is_sliced_and_on_chip_operands_nothing():
+def test_slices_count_their_size_and_on_chip_operands_nothing():
   stack = jnp.ones((64, 128, 128))
   compiled = jax.jit(
     lambda s, i: lax.dynamic_index_in_dim(s, i, keepdims=False) * 2
@@ -196,8 +196,8 @@ def test_slices_count_what_is_sliced_and_on_chip_operands_nothing():
   assert on_chip.bytes == 16
 
 
-def test_rows_written_in_place_count_themselves_and_not_the_whole():
-  """The operand and the result of a scatter are the whole array, twice."""
+def test_in_place_scatter_counts_rows_not_the_whole_array():
+  """Both operand and result of the scatter are the whole array."""
   table = jnp.ones((4096, 128))
   compiled = jax.jit(
     lambda x, rows, new: x.at[rows].set(new, mode="drop"), donate_argnums=0
@@ -209,8 +209,8 @@ def test_rows_written_in_place_count_themselves_and_not_the_whole():
   assert 2 * row <= schedule.total().bytes <= 4 * row + 256
 
 
-def test_a_slice_in_a_nested_fusion_counts_what_is_sliced():
-  """As XLA:TPU writes a product with one layer of stacked weights."""
+def test_slice_in_a_nested_fusion_counts_its_size():
+  """XLA:TPU writes a product with one layer of stacked weights like this."""
   module = hlo.parse("""HloModule m, is_scheduled=true
 
 %slice (stack: f32[32,64,64], i: s32[]) -> f32[1,64,64] {
@@ -243,11 +243,11 @@ ENTRY %main (x: f32[8,64], stack: f32[32,64,64], i: s32[]) -> f32[8,64] {
   schedule = overlap.ScheduledProgram(
     module, make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
   )
-  # One layer, what is multiplied by it, the result, and the layer's number.
+  # One layer, its left factor, the result, and the layer's index.
   assert schedule.total().bytes == 4 * (64 * 64 + 2 * 8 * 64) + 4
 
 
-def test_a_kernel_counts_what_it_is_said_to_read():
+def test_kernel_counts_its_declared_reads():
   """Text of a kernel that takes a cache twice, and writes it in place."""
   module = hlo.parse("""HloModule m, is_scheduled=true
 
@@ -269,12 +269,12 @@ ENTRY %main (q: f32[8,128], cache: f32[64,128], scale: f32[4]) -> f32[8,128] {
     assert schedule.total().bytes == expected
 
 
-# Rates of links -------------------------------------------------------------
+# Link rates -----------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """What a mesh needs of a torus's device."""
+  """Attributes of a torus device that a mesh reads."""
 
   coords: tuple[int, ...]
 
@@ -287,7 +287,7 @@ def reduction(axes, group_size):
 
 
 class Grid:
-  """The part of a mesh that rates read."""
+  """Attributes of a mesh that the rates read."""
 
   def __init__(self, devices, names):
     self.devices, self.axis_names = devices, names
@@ -297,7 +297,7 @@ class Grid:
   ("axes", "links"),
   [(("z",), 2), (("y",), 1), (("y", "z"), 3), (("x", "y", "z"), 5)],
 )
-def test_a_torus_uses_every_dimension_that_a_group_spans(axes, links):
+def test_torus_uses_every_dimension_that_a_group_spans(axes, links):
   # 4 x 2 x 4 chips of v5p: dimensions of 4 close to a ring, that of 2 does not.
   chips = np.empty((4, 2, 4), object)
   for place in np.ndindex(4, 2, 4):
@@ -311,7 +311,7 @@ def test_a_torus_uses_every_dimension_that_a_group_spans(axes, links):
   assert seconds(entry) == pytest.approx(expected)
 
 
-def test_between_nodes_the_slower_link_decides():
+def test_slowest_link_between_nodes_determines_the_time():
   hardware = DEVICES["h200"]
   slow = dataclasses.replace(NVLINK_4, bandwidth=1e9)
   levels = (Level("node", 4, hardware.link), Level("cluster", 2, slow))
@@ -323,7 +323,7 @@ def test_between_nodes_the_slower_link_decides():
   assert seconds(across) == pytest.approx(4000 / 1e9)
 
 
-def test_the_condition_of_a_loop_sends_once_more_than_its_body():
+def test_loop_condition_sends_once_more_than_the_body():
   every = (
     "  %k = f32[10]{0} constant({...})\n  %every = f32[10]{0} all-reduce(%k), "
     "replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add\n  %four ="
@@ -344,7 +344,7 @@ def test_trips_are_rounded_up(last, step, trips):
 
 
 def hidden_beside_the_loop(text):
-  """How much of the first transfer is hidden; it takes as long as 4 trips."""
+  """Returns the hidden part of the first transfer, which takes 4 trips."""
   device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
   product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
   schedule = overlap.ScheduledProgram(
@@ -353,15 +353,15 @@ def hidden_beside_the_loop(text):
   return schedule.collectives()[0].hidden
 
 
-def test_a_loop_of_unknown_length_hides_as_much_as_one_trip():
+def test_loop_of_unknown_length_hides_one_trip():
   unknown = SCHEDULED.replace("direction=LT", "direction=NE")
   assert hidden_beside_the_loop(SCHEDULED) == pytest.approx(1, rel=1e-3)
   assert hidden_beside_the_loop(unknown) == pytest.approx(1 / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_a_transfer_that_is_updated_goes_on_until_its_done(updates):
-  """An update before the loop is not where the program waits."""
+def test_updated_transfer_lasts_until_its_done(updates):
+  """The program does not wait at an update before the loop."""
   start = next(s for s in SCHEDULED.splitlines() if "all-reduce-start" in s)
   names = ["start", *(f"update.{i}" for i in range(updates))]
   lines = [
@@ -375,7 +375,7 @@ def test_a_transfer_that_is_updated_goes_on_until_its_done(updates):
 
 @pytest.mark.parametrize(("size", "links"), [(4, 1), (8, 1), (16, 2)])
 @pytest.mark.parametrize("generation", ["v5e", "v6e"])
-def test_a_plane_closes_to_a_ring_where_it_has_16_chips(
+def test_plane_closes_into_a_ring_at_16_chips(
   generation, size, links
 ):
   """Slices in three dimensions close at multiples of 4."""
@@ -389,8 +389,8 @@ def test_a_plane_closes_to_a_ring_where_it_has_16_chips(
   assert seconds(reduction(("x",), size)) == pytest.approx(expected)
 
 
-def test_devices_that_share_a_link_or_lie_anywhere_take_longer():
-  """Two nodes of four, each pair of devices with one link to the other node."""
+def test_shared_links_and_arbitrary_groups_take_longer():
+  """Two nodes of four; each pair of devices has one link between the nodes."""
   hardware = DEVICES["h200"]
   slow = dataclasses.replace(NVLINK_4, bandwidth=1e9)
   levels = (Level("node", 4, hardware.link), Level("cluster", 2, slow, 0.5))
@@ -406,7 +406,7 @@ def test_devices_that_share_a_link_or_lie_anywhere_take_longer():
 
 
 def node(name, *sizes):
-  """A target of GPUs as numbers, and a grid of them with an axis per level."""
+  """Returns a target of integers, and its grid with one axis per level."""
   cluster = CLUSTERS[name]
   levels = tuple(
     dataclasses.replace(level, size=size)
@@ -417,14 +417,14 @@ def node(name, *sizes):
   return target, Grid(np.arange(count).reshape(sizes[::-1]), ("data", "tensor"))
 
 
-def test_latency_of_a_node_is_what_was_measured():
+def test_latency_within_a_node_is_the_measured_one():
   span = latency.seconds(*node("h200", 8, 2))
   entry = reduction(("tensor",), 8)
   known = collective_times.between(NVLINK_4, 8)
   assert span(entry) == known.all_reduce(4000)
   nothing = dataclasses.replace(entry, shape=(0,))
   assert span(nothing) == (0, 0)
-  # All-gathers end with eight times what each rank gives.
+  # An all-gather's result is eight times each rank's operand.
   gather = dataclasses.replace(entry, kind="all_gather")
   whole = known.all_reduce(8 * 4000)
   assert span(gather) == pytest.approx((whole.least / 2, whole.greatest))
@@ -432,7 +432,7 @@ def test_latency_of_a_node_is_what_was_measured():
     span(reduction(("data",), 2))
 
 
-def test_latency_never_hides_what_the_bytes_take():
+def test_latency_is_at_least_the_transfer_time():
   target, grid = node("a100-pcie", 8, 1)
   wire, span = overlap.wire_seconds(target, grid), latency.seconds(target, grid)
   for rows in (1, 1000, 10**6):
@@ -440,7 +440,7 @@ def test_latency_never_hides_what_the_bytes_take():
     assert wire(entry) < span(entry).least <= span(entry).greatest
 
 
-def test_latency_of_a_torus_is_that_of_its_hops():
+def test_latency_of_a_torus_follows_from_its_hops():
   chips = np.empty((2, 2, 4), object)
   for place in np.ndindex(2, 2, 4):
     chips[place] = Chip(place)

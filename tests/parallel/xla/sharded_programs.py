@@ -1,8 +1,8 @@
-"""Programs of automatic sharding, each beside the explicit one of its kind.
+"""Programs with automatic sharding, each with its explicit counterpart.
 
-The automatic program computes on whole arrays whose dims have shardings, and
-XLA adds the communication. The explicit one computes on the part of one device
-and communicates by itself. What the compiled programs send must be the same.
+The automatic program computes on whole arrays whose dims are sharded, and XLA
+inserts the communication. The explicit one computes on one device's part and
+calls collectives. Both compiled programs must send the same bytes.
 """
 
 import collections
@@ -21,7 +21,7 @@ from parallel.xla import compiled, hlo
 
 
 class Program(NamedTuple):
-  """The same mathematics with automatic and with explicit communication.
+  """One computation with automatic and with explicit communication.
 
   Attributes:
     operands: Shape and spec of each operand.
@@ -50,7 +50,7 @@ def loss(x, w_in, w_out):
 
 
 def explicit_gradients(x, w_in, w_out):
-  """By hand, since in a ``shard_map`` autodiff would reduce by itself."""
+  """Differentiates by hand, as autodiff in ``shard_map`` inserts reductions."""
   hidden, transpose = jax.vjp(lambda w: jax.nn.relu(x @ w), w_in)
   ones = jnp.ones((x.shape[0], H), x.dtype)
   (d_in,) = transpose(ones @ w_out.T)
@@ -124,7 +124,7 @@ PROGRAMS = {
 
 
 def sent(program, sizes, devices, dtype="float32"):
-  """Operand bytes by axes of the automatic and of the explicit program."""
+  """Returns operand bytes by axes of the automatic and the explicit program."""
   mesh = make_mesh({n: Axis(n, s, s) for n, s in sizes.items()}, devices)
 
   def on_mesh(spec):
@@ -148,7 +148,7 @@ def sent(program, sizes, devices, dtype="float32"):
     total = collections.Counter()
     for entry in compiled.collectives(module, mesh):
       if entry.bytes:
-        # All devices of an axis take part, whatever XLA calls it.
+        # XLA may rename the axis, but all of its devices participate.
         assert entry.group_size == math.prod(sizes[n] for n in entry.axes)
         assert entry.wire_bytes_ring > 0
         total[entry.axes] += entry.count * entry.bytes

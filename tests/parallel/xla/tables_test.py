@@ -1,4 +1,4 @@
-"""Tables of dtypes and of devices, against independent sources."""
+"""Tables of dtypes and devices, compared with independent sources."""
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -7,7 +7,7 @@ from parallel.xla import hlo, targets
 
 
 def bits_of(dtype):
-  """Bits of an element, by numpy and ml_dtypes; None if neither has it."""
+  """Bits per element in numpy or ml_dtypes; None if neither has the dtype."""
   if dtype == "bool":
     return 8
   for known in (jnp.finfo, jnp.iinfo, ml_dtypes.finfo, ml_dtypes.iinfo):
@@ -18,10 +18,10 @@ def bits_of(dtype):
   return None
 
 
-def test_bits_are_those_of_the_dtypes():
+def test_bits_equal_those_of_the_dtypes():
   found = {dtype: bits for dtype, bits in hlo._DTYPES.values()}
   known = {dtype: bits_of(dtype) for dtype in found}
-  # One has names of its own (c64 has two floats), others do not exist.
+  # Some have other names (c64 has two floats), others do not exist in numpy.
   compared = {
     dtype for dtype, bits in known.items()
     if bits is not None and not dtype.startswith("complex")
@@ -32,7 +32,7 @@ def test_bits_are_those_of_the_dtypes():
   assert (found["complex64"], found["complex128"]) == (64, 128)
 
 
-def test_a_block_may_have_all_shared_memory_but_a_kibibyte():
+def test_block_shared_memory_is_one_kib_below_the_device_s():
   """CUDA C++ Programming Guide, "Technical Specifications": 164 and 228 KiB."""
   shared = {(8, 0): 164, (9, 0): 228, (10, 0): 228}
   for gpu in targets._GPUS.values():

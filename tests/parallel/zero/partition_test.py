@@ -1,4 +1,4 @@
-"""Levels from text, and what collectives of a partition receive."""
+"""Levels parsed from text, and received bytes of a partition's collectives."""
 
 import collections
 
@@ -25,7 +25,7 @@ PARTITIONS = [
   ("node:2,gpu:4", 8, (("node", 2), ("gpu", 4))),
   (" pod:1 , node : 3 ,gpu:2", 6, (("pod", 1), ("node", 3), ("gpu", 2))),
 ])
-def test_levels_from_text(text, ranks, levels):
+def test_levels_are_parsed_from_text(text, ranks, levels):
   assert parse_levels(text, ranks) == tuple(Level(*x) for x in levels)
 
 
@@ -37,17 +37,17 @@ def test_levels_from_text(text, ranks, levels):
   ("gpu:2,gpu:2", 4, "names must differ"),
   ("node:2,gpu:4", 7, "have 8 ranks, not the 7"),
 ])
-def test_other_texts_are_refused(text, ranks, message):
+def test_invalid_texts_are_refused(text, ranks, message):
   with pytest.raises(ValueError, match=message):
     parse_levels(text, ranks)
 
 
 @pytest.mark.parametrize("partition", PARTITIONS, ids=str)
-def test_what_is_received_follows_from_operands(partition):
+def test_received_bytes_follow_from_operands(partition):
   """Bandwidth-optimal: each byte of another rank is received once.
 
-  An all-gather receives the operands of all others, a reduce-scatter and an
-  all-to-all its part of each other operand, an all-reduce both.
+  An all-gather receives the operands of all other ranks, a reduce-scatter and
+  an all-to-all their part of each other operand, an all-reduce both.
   """
   for e in cost.level_collectives(
     partition, [cost.Parameter(24 * 512, 3), cost.Parameter(100)]
@@ -62,8 +62,8 @@ def test_what_is_received_follows_from_operands(partition):
 
 @pytest.mark.parametrize("partition", PARTITIONS, ids=str)
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_costs_of_parameters_add_up(partition, accumulation):
-  """Two functions that read it, three tensors: as if counted one by one."""
+def test_costs_of_parameters_are_additive(partition, accumulation):
+  """Two functions read three tensors: the cost is the sum of the parts."""
   def found(parameters):
     total = collections.Counter()
     for e in cost.level_collectives(
@@ -82,8 +82,8 @@ def test_costs_of_parameters_add_up(partition, accumulation):
     assert value == pytest.approx(3 * alone[0][key] + alone[1][key]), key
 
 
-def test_blocks_of_all_codecs_are_equally_large_by_default():
-  """Closed forms of outer loops and of partitions take that for granted."""
+def test_codecs_have_equal_default_blocks():
+  """Closed forms of outer loops and partitions rely on it."""
   assert (
     Partition(LEVELS, 0, 0, 0).block == Wire("int8").block
     == Codec("int8").block == BLOCK

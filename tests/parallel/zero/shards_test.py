@@ -1,4 +1,4 @@
-"""Laws of shards: any sizes, any levels, nothing of the model."""
+"""Shards of a training state: any sizes and levels, without a model."""
 
 import collections
 import dataclasses
@@ -46,8 +46,8 @@ def drawn_partition(draw):
 @pytest.mark.quick
 @settings(max_examples=12, deadline=None)
 @given(drawn_partition(), st.lists(st.integers(1, 7), max_size=3))
-def test_shards_nest_and_pad_to_the_least(drawn, shape):
-  """Small tensors and sizes that divide nothing too: DeepSpeed #5642, #6659."""
+def test_shards_nest_with_minimal_padding(drawn, shape):
+  """Includes small and indivisible sizes: DeepSpeed #5642, #6659."""
   shards, mesh = shards_of(drawn)
   tensor = Tensor(tuple(shape), "float32")
   x = jnp.arange(2 * tensor.size, dtype=jnp.float32).reshape(2, *shape)
@@ -74,8 +74,8 @@ def test_shards_nest_and_pad_to_the_least(drawn, shape):
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-def test_all_triples_give_the_same_gradients(prefetch):
-  """Of integers, so exactly; two functions, a scan and its remainder."""
+def test_all_partitions_give_equal_gradients(prefetch):
+  """Exact on integers; covers two functions, a scan and its remainder."""
   devices = {"node": 2, "gcd": 2}
   draw = np.random.default_rng(0)
   layers = draw.integers(-3, 4, (3, 5, 5)).astype(np.float32)
@@ -89,7 +89,7 @@ def test_all_triples_give_the_same_gradients(prefetch):
 
   expected = jax.grad(loss, (0, 1))(layers, head, x.reshape(8, 5))
   tensors = Tensor((5, 5), "float32"), Tensor((5,), "float32")
-  # Data parallelism has no shards; what is whole is not gathered ahead.
+  # Data parallelism has no shards, and whole weights are not prefetched.
   least = "weights" if prefetch else "optimizer"
   triples = [t for t in partition.triples(LEVELS) if getattr(t, least)]
   assert len(triples) == (10 if prefetch else 19)
@@ -144,8 +144,8 @@ def test_all_triples_give_the_same_gradients(prefetch):
   [("int8", "reference", 16), ("int4", "reference", 16),
    ("int4", "tpu_interpret", 256)],
 )
-def test_codecs_keep_their_bounds(codec, kernels, block):
-  """One rounding of weights, one of a gradient per level it crosses.
+def test_codecs_keep_their_error_bounds(codec, kernels, block):
+  """Rounds weights once, and gradients once per level that they cross.
 
   DeepSpeed #4886 had an infinite loss, #4852 crashed on encoded weights.
   """
@@ -181,8 +181,8 @@ def test_codecs_keep_their_bounds(codec, kernels, block):
   assert 0 < error <= bound * largest * (8 * 1 + 4 * 2 + 2 * 4)
 
 
-def test_a_node_count_that_is_no_power_of_two():
-  """3 nodes of 8: DeepSpeed #4386."""
+def test_node_count_may_be_no_power_of_two():
+  """Covers 3 nodes of 8: DeepSpeed #4386."""
   levels = (Level("node", 3), Level("gpu", 8))
   for scheme in partition.SCHEMES:
     found = partition.named(scheme, levels)
@@ -202,7 +202,7 @@ DEVICES = {"node": 2, "gpu": 2}
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_second_copy_on_lanes_and_devices_is_the_whole(depth):
+def test_secondary_copy_gathers_to_the_whole(depth):
   drawn = Partition(WIDE, 2, 3, 3, depth)
   shards, mesh = shards_of(drawn, DEVICES)
   tensor = Tensor((5, 7), "float32")
@@ -224,12 +224,12 @@ def test_a_second_copy_on_lanes_and_devices_is_the_whole(depth):
 
 
 def lowered_step(drawn, devices, layers=3, ordered=True):
-  """Gradients of a stack of matrices and of one more, reduced; not run."""
+  """Lowers the reduced gradients of a stack of matrices and one more."""
   shards, mesh = shards_of(drawn, devices)
   shards = dataclasses.replace(shards, ordered=ordered)
   tensors = Tensor((25,), "float32"), Tensor((25,), "float32")
 
-  def layer(w, x):  # reads a form of its parameter
+  def layer(w, x):  # reads a reshaped parameter
     return jnp.tanh(x @ w.reshape(5, 5))
 
   def gradients(stored, x):
@@ -274,8 +274,8 @@ ALL_CODED = CODED | {"coded_blocks": 0}
    Partition(WIDE, 2, 2, 2, **CODED), Partition(WIDE, 2, 3, 3, **CODED)],
   ids=str,
 )
-def test_what_a_partition_sends_is_what_its_cost_says(drawn):
-  """On a mesh with lanes inside, outside and beside devices."""
+def test_sent_bytes_equal_the_cost_formula(drawn):
+  """Uses a mesh with lanes inside, outside and alongside devices."""
   lowered, shards, mesh = lowered_step(drawn, DEVICES)
   found = collections.Counter()
   for c in ledger.collectives(lowered, mesh):
@@ -290,21 +290,21 @@ def test_what_a_partition_sends_is_what_its_cost_says(drawn):
   assert +found == +expected
 
 
-def test_the_backward_gathers_each_layer_again():
-  """In the compiled program, of which XLA makes no one gather of two."""
+def test_backward_gathers_each_layer_again():
+  """Checks that XLA does not merge the forward's and backward's gathers."""
   drawn = Partition((Level("node", 2),), 1, 1, 1)
   text = lowered_step(drawn, {"node": 2})[0].compile().as_text()
   gathers = [line for line in text.splitlines() if " all-gather(" in line]
   backward = [line for line in gathers if "transpose" in line]
   assert (len(gathers), len(backward)) == (4, 2)
-  # Elsewhere than on CPUs, where data flow orders collectives, a barrier keeps
-  # the sources of the two apart: one for the stack, one for the last matrix.
+  # On CPUs, data flow orders collectives. On other devices, a barrier separates
+  # the sources of the two gathers: one for the stack, one for the last matrix.
   unordered = lowered_step(drawn, {"node": 2}, ordered=False)[0].as_text()
   assert unordered.count("stablehlo.optimization_barrier") == 2
 
 
 def test_gradients_are_summed_in_float32():
-  """256 + 1 is 256 in bfloat16."""
+  """256 + 1 rounds to 256 in bfloat16."""
   shards, mesh = shards_of(Partition((Level("node", 2),), 1, 1, 1), {"node": 2})
   tensor = Tensor((2,), "bfloat16")
   summands = jnp.asarray([[256, 1], [1, 256]], jnp.bfloat16)
@@ -317,8 +317,8 @@ def test_gradients_are_summed_in_float32():
 
 
 @pytest.mark.parametrize("hops", partition.HOPS)
-def test_a_hop_over_several_levels_is_the_sum(hops):
-  """Each rank has its slice of it, with lanes and devices in both levels."""
+def test_hop_over_several_levels_computes_the_sum(hops):
+  """Each rank has its slice of the sum; both levels have lanes and devices."""
   drawn = Partition(
     WIDE, 0, 3, 3, gradient_codec="int8", block=2, coded_blocks=0,
     gradient_hops=hops,
@@ -337,8 +337,8 @@ def test_a_hop_over_several_levels_is_the_sum(hops):
   assert 0 < np.abs(found - summands.sum(0)).max() < 0.2
 
 
-def test_small_tensors_are_not_coded():
-  """By the elements of a shard: nothing else tells at all depths."""
+def test_small_tensors_are_not_encoded():
+  """Decided by the elements of a shard, which is equal at all depths."""
   drawn = Partition(WIDE, 1, 2, 3, **CODED)  # of 16 ranks, blocks of 4
   for size, coded in ((48, False), (49, True), (64, True)):
     shards, mesh = shards_of(drawn)
@@ -353,8 +353,8 @@ def test_small_tensors_are_not_coded():
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-def test_a_backward_that_reads_no_parameters_gathers_none(prefetch):
-  """Not from a second copy either, which the forward has not made then."""
+def test_backward_that_reads_no_parameters_gathers_none(prefetch):
+  """Includes the secondary copy, which the forward then does not create."""
   drawn = Partition((Level("node", 2), Level("gpu", 2)), 2, 2, 2, 1)
   shards, mesh = shards_of(drawn, {"node": 2, "gpu": 2})
   tensor = Tensor((3,), "float32")
@@ -387,8 +387,8 @@ def test_a_backward_that_reads_no_parameters_gathers_none(prefetch):
   np.testing.assert_array_equal(found, np.stack([2 * y.sum(0)] * 3))
 
 
-def test_gradients_of_all_lanes_are_counted_where_nothing_is_sharded():
-  """Each lane has one of its own until they are summed."""
+def test_unsharded_gradients_count_once_per_lane():
+  """Each lane holds gradients until they are summed."""
   plain = Partition((Level("node", 4),))
   for lanes in (1, 4):
     found = cost.memory(plain, [cost.Parameter(10, 2)], {"node": lanes})

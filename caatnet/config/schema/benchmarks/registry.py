@@ -22,7 +22,7 @@ BENCHMARKS = {
   "schedules": searches.Schedules,
   "server": models.Server,
   "serving": models.Serving,
-  "timetables": searches.Timetables,
+  "pipeline_schedules": searches.PipelineSchedules,
   "train_step": models.TrainStep,
   "zero": models.ZeroStep,
 }

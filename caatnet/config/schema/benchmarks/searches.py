@@ -11,7 +11,7 @@ from caatnet.config.schema.fields import (
   section,
 )
 
-_ALL_TIMETABLES = ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1")
+_ALL_SCHEDULES = ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1")
 
 
 @section
@@ -50,8 +50,8 @@ class Planner:
   )
   layers: int = field(8, "Layers of the regret's model.", COUNT)
   batch_size: int = field(16, "Examples of a step of the regret.", COUNT)
-  timetables: tuple[str, ...] = field(
-    _ALL_TIMETABLES, "Pipeline schedules that the regret tries."
+  schedules: tuple[str, ...] = field(
+    _ALL_SCHEDULES, "Pipeline schedules that the regret tries."
   )
   microbatches: int = field(32, "Microbatches of a step.", COUNT)
   examples: int = field(1, "Examples of a microbatch.", COUNT)
@@ -105,7 +105,7 @@ class PlannerTruth:
   width: int = field(128, "Channels of the model.", COUNT)
   positions: int = field(16, "Positions of an example.", COUNT)
   batch_size: int = field(32, "Examples of a step.", COUNT)
-  timetables: tuple[str, ...] = field(
+  schedules: tuple[str, ...] = field(
     ("1f1b", "gpipe", "eager_1f1b", "zb_h1"), "Pipeline schedules to try."
   )
 
@@ -148,7 +148,7 @@ class Schedules:
 
 
 @section
-class Timetables:
+class PipelineSchedules:
   """Verification of pipeline schedules."""
 
   stages: int = field(16, "Largest number of stages.", COUNT)

@@ -121,7 +121,7 @@ class Ring:
     "Links between two peers: bandwidth in Mbit/s, added round-trip time in "
     "ms, and size of the all-reduce in MB.", COUNT_OR_NONE,
   )
-  lanes: tuple[int, ...] = field(
+  num_connections: tuple[int, ...] = field(
     (1, 4, 8), "Data connections over these links.", COUNT
   )
   shaped_rounds: int = field(3, "Repetitions over these links.", COUNT)

@@ -148,7 +148,7 @@ class Pipeline(Study):
     chunks: int = field(
       2, "Model chunks per stage, for schedules with several.", COUNT
     )
-    timetable: str = field(
+    schedule: str = field(
       "1f1b", "Pipeline schedule that --export writes as a Chrome trace."
     )
 
@@ -186,9 +186,9 @@ class Pipeline(Study):
       True, "Whether sends overlap with the stage's compute."
     )
 
-  name: str = field("timetables", "Name of the config.")
+  name: str = field("schedules", "Name of the config.")
   study: str = study_key("pipeline")
-  timetables: tuple[str, ...] = field(
+  schedules: tuple[str, ...] = field(
     ("gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped", "zb_h1",
      "zb_h2"),
     "Names of builders in parallel/pipeline/builders.py.",

@@ -91,7 +91,7 @@ class Second:
     ("diloco", "streaming"), "Outer loops; data-parallel ranks, or groups of "
     "them, become workers.",
   )
-  every: int = field(
+  sync_every: int = field(
     30, "Steps of a round; as published: H = 30 (arXiv 2501.18512).", COUNT
   )
   overlap: int = field(
@@ -124,7 +124,7 @@ class PlannerOptions:
   utilisation: float = field(
     0.5, f"{UTILISATION} (parallel/planner/workload.py)", POSITIVE_FRACTION
   )
-  timetables: tuple[str, ...] = field(
+  schedules: tuple[str, ...] = field(
     ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"),
     "Pipeline schedules to try, with all degrees of stages, data and tensor "
     "ranks.",

@@ -110,7 +110,7 @@ class Policy:
       counts: Number of tokens drawn for each of these clients; may be 0.
     """
 
-  def published(self, names: bytes) -> None:
+  def published(self, block_hashes: bytes) -> None:
     """Handles newly cached pages, given as concatenated block hashes."""
 
   def ended(self, request: Request) -> None:

@@ -53,7 +53,7 @@ class DeficitLongestPrefix(ClientLines):
   def _lacks(self, request: Request) -> bytes | None:
     """Returns the first block hash that was not cached at the last lookup."""
     first = -self._entries[request.number][0] * prefixes.SIZE
-    return request.names[first : first + prefixes.SIZE] or None
+    return request.block_hashes[first : first + prefixes.SIZE] or None
 
   def remove(self, request: Request) -> None:
     """Removes a request from the queue."""
@@ -64,10 +64,11 @@ class DeficitLongestPrefix(ClientLines):
       self._lacking.pop(lacks, None)
     super().remove(request)
 
-  def published(self, names: bytes) -> None:
+  def published(self, block_hashes: bytes) -> None:
     """Repeats the lookup of requests that lacked one of these pages."""
-    for name in filter(self._lacking.__contains__, prefixes.split(names)):
-      for request in self._lacking.pop(name).values():
+    found = prefixes.split(block_hashes)
+    for block_hash in filter(self._lacking.__contains__, found):
+      for request in self._lacking.pop(block_hash).values():
         self.push(request)
 
   def peek(self) -> Request | None:

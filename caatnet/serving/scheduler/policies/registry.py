@@ -20,7 +20,7 @@ POLICIES: dict[str, Callable[[Pages], Policy]] = {
   "shortest_first": lambda pages: ShortestFirst(),
   "vtc": lambda pages: VirtualTokenCounter(),
   "dlpm": lambda pages: DeficitLongestPrefix(
-    lambda request: len(pages.find(request.names))
+    lambda request: len(pages.find(request.block_hashes))
   ),
 }
 

@@ -54,7 +54,7 @@ class Action(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Timetable:
+class PipelineSchedule:
   """Pipeline schedule: actions by tick and stage.
 
   Attributes:
@@ -113,21 +113,21 @@ class Timetable:
     ]
 
 
-def when(timetable: Timetable) -> np.ndarray:
+def when(schedule: PipelineSchedule) -> np.ndarray:
   """Returns the tick of every action, int ``[kind, part, microbatch]``.
 
   The tick is -1 for a missing action and that of any one of several equal
   actions, which `check` rejects.
   """
-  shape = len(Kind), timetable.num_parts, timetable.num_microbatches
+  shape = len(Kind), schedule.num_parts, schedule.num_microbatches
   found = np.full(shape, -1)
-  ticks, stages = np.nonzero(timetable.kinds)
+  ticks, stages = np.nonzero(schedule.kinds)
   kinds, microbatches, chunks = (
     array[ticks, stages]
-    for array in (timetable.kinds, timetable.microbatches, timetable.chunks)
+    for array in (schedule.kinds, schedule.microbatches, schedule.chunks)
   )
   # A later one of several equal actions overwrites the tick.
-  found[kinds, chunks * timetable.num_stages + stages, microbatches] = ticks
+  found[kinds, chunks * schedule.num_stages + stages, microbatches] = ticks
   return found
 
 
@@ -137,7 +137,7 @@ def arranged(
   num_microbatches: int,
   num_chunks: int,
   limits: Sequence[int],
-) -> Timetable:
+) -> PipelineSchedule:
   """Schedules every action at the earliest tick that its stage's order allows.
 
   Args:
@@ -145,7 +145,7 @@ def arranged(
     orders: Actions of each stage, in order.
     num_microbatches: Microbatches per step.
     num_chunks: Parts per stage.
-    limits: See `Timetable`.
+    limits: See `PipelineSchedule`.
 
   Raises:
     ValueError: The orders deadlock: each stage waits for another one.
@@ -221,12 +221,12 @@ def from_rows(
   num_microbatches: int,
   num_chunks: int,
   limits: Sequence[int],
-) -> Timetable:
+) -> PipelineSchedule:
   """Builds a schedule from each tick's actions, None for an idle stage."""
   idle = Action(Kind.IDLE, -1, -1)
   # [T, S, 3]: kind, microbatch, chunk.
   filled = np.array([[a or idle for a in row] for row in rows], np.int32)
-  return Timetable(
+  return PipelineSchedule(
     name, num_microbatches, num_chunks, filled[..., 0].astype(np.int8),
     filled[..., 1], filled[..., 2], tuple(limits),
   )

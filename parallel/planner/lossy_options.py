@@ -47,7 +47,7 @@ class Changes:
     best: Number of the first pass's best to change; 0 for no second pass.
     p: Fractions below 1.
     outer: Algorithms, from `parallel.outer.cost.ALGORITHMS`.
-    every: H, the steps of a round.
+    sync_every: H, the steps of a round.
     overlap: Steps from send to receipt of Streaming DiLoCo's fragments.
     outer_codec: Codec of Streaming DiLoCo, one of `parallel.outer.cost.CODECS`;
       DiLoCo sends float32.
@@ -61,7 +61,7 @@ class Changes:
   best: int = 3
   p: tuple[float, ...] = (0.5, 0.25)
   outer: tuple[str, ...] = outer_cost.ALGORITHMS
-  every: int = 30
+  sync_every: int = 30
   overlap: int = 1
   outer_codec: str = "e3m0"
   zero_codecs: tuple[str, ...] = ("int8/int4",)
@@ -81,12 +81,12 @@ class Changes:
 
   def _loop(self, algorithm: str, workers: int, layers: int = 0) -> Loop:
     if algorithm == "diloco":
-      return Loop(algorithm, workers, self.every)
+      return Loop(algorithm, workers, self.sync_every)
     # Each worker receives fewer bytes by "all_to_all" with more than two
     # workers, at the cost of a second rounding.
     coded = self.outer_codec != "float32" and workers > 2
     return Loop(
-      algorithm, workers, self.every, self.outer_codec,
+      algorithm, workers, self.sync_every, self.outer_codec,
       "all_to_all" if coded else "all_gather", layers, self.overlap,
     )
 
@@ -116,7 +116,7 @@ class Changes:
           continue
         # A fragment has an equal number of layers of each part.
         parts = c.chunks * c.stages if c.stages > 1 else 1
-        layers = outer_cost.fewest_layers(num_layers, parts, self.every)
+        layers = outer_cost.fewest_layers(num_layers, parts, self.sync_every)
         found.append(dataclasses.replace(
           c, outer=self._loop(name, workers, layers),
           # With one rank per worker there is nothing to shard.
@@ -173,7 +173,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class SecondPass:
+class LossyOptions:
   """Result of the second pass.
 
   Attributes:
@@ -185,10 +185,10 @@ class SecondPass:
   excluded: dict[str, tuple[int, str]]
 
 
-def second_pass(
+def search(
   best: Sequence[Candidate], problem: Problem, choices: Choices,
   changes: Changes,
-) -> SecondPass:
+) -> LossyOptions:
   """Finds faster configurations that train another model.
 
   Args:
@@ -219,7 +219,7 @@ def second_pass(
         count = excluded.get(name, (0, ""))[0]
         excluded[name] = count + 1, reason
   rows.sort(key=lambda x: x.latency.total)
-  return SecondPass(tuple(rows), excluded)
+  return LossyOptions(tuple(rows), excluded)
 
 
 def sent(c: Configuration, step: TrainingStep) -> Sent:

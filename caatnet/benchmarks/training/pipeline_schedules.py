@@ -10,14 +10,14 @@ from caatnet.show import tables
 from parallel.pipeline import cost
 from parallel.pipeline.builders import BUILDERS, Size, build, taken
 from parallel.pipeline.check import check
-from parallel.pipeline.timetable import Timetable
+from parallel.pipeline.pipeline_schedule import PipelineSchedule
 
 
 def run(config: Any) -> dict[str, Any]:
   """Proves, prints a table, and returns it as plain data.
 
   Args:
-    config: Config like configs/benchmark/timetables.py.
+    config: Config like configs/benchmark/pipeline_schedules.py.
 
   Raises:
     ValueError: A pipeline schedule is wrong, or deviates from its closed forms.
@@ -44,23 +44,23 @@ def run(config: Any) -> dict[str, Any]:
     )
     _, check_s = timing.cpu_seconds(functools.partial(check, table))
     rows.append({
-      "timetable": name, "proven": found[name, "proven"],
+      "schedule": name, "proven": found[name, "proven"],
       "refused": found[name, "refused"], "actions": found[name, "actions"],
       "build_s": build_s, "check_s": check_s,
     })
   tables.table(
-    f"timetables of 1 to {options.stages} stages, 1 to "
+    f"schedules of 1 to {options.stages} stages, 1 to "
     f"{options.microbatches} microbatches, 1 to {options.chunks} chunks; and "
     f"seconds for {stages} stages, {microbatches} microbatches, 1 chunk",
-    ["timetable", "proven", "not in its domain", "actions", "build s",
+    ["schedule", "proven", "not in its domain", "actions", "build s",
      "check s"],
     [
-      [r["timetable"], f"{r['proven']:,}", f"{r['refused']:,}",
+      [r["schedule"], f"{r['proven']:,}", f"{r['refused']:,}",
        f"{r['actions']:,}", f"{r['build_s']:.3f}", f"{r['check_s']:.3f}"]
       for r in rows
     ],
   )
-  return {"benchmark": "timetables", "timed": [stages, microbatches],
+  return {"benchmark": "schedules", "timed": [stages, microbatches],
           "rows": rows}
 
 
@@ -85,7 +85,7 @@ def _proven(
   return found
 
 
-def _compare(table: Timetable, size: Size) -> None:
+def _compare(table: PipelineSchedule, size: Size) -> None:
   """Compares counts with closed forms.
 
   Raises:

@@ -50,7 +50,7 @@ class HostCopy:
   signature: bytes = b""
 
 
-class Host:
+class HostCache:
   """Allocator and index of the host cache.
 
   Attributes:

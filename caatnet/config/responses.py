@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import os
 
 from caatnet.config import inference
-from caatnet.interop.answers import Answers
+from caatnet.interop.responses import Responder
 from caatnet.serving.generate import Generation
 from caatnet.train import files, records, tokenizer
 
@@ -14,7 +14,7 @@ def from_folder(
   requested_mesh: Mapping[str, int] | None = None,
   overrides: str = "",
   step: int | None = None,
-) -> tuple[Answers, int]:
+) -> tuple[Responder, int]:
   """Reads the model and the tokenizer of a run's folder.
 
   The default context is the sequence length of training, since a truncated
@@ -42,9 +42,9 @@ def from_folder(
     f"inference.context={data['seq_len']} {overrides}", step,
   )
   weights = made.weights(params)
-  answers = Answers(
+  responder = Responder(
     made.scorer_of(weights),
     tokens,
     lambda asked: Generation(made.decoder_of(weights), asked, tokens).run(),
   )
-  return answers, step
+  return responder, step

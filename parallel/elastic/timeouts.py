@@ -15,7 +15,7 @@ class Finished(RuntimeError):
   """The peer connected after the last round of the run."""
 
 
-class Patience:
+class AdmissionTimeout:
   """Decides from the coordinator's `Waiting` messages when a peer gives up."""
 
   def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
@@ -28,7 +28,7 @@ class Patience:
     self._settings, self._say, self._text = settings, say, ""
     self._lost_since: float | None = None
 
-  def hear(self, message: Waiting) -> Exception | None:
+  def update(self, message: Waiting) -> Exception | None:
     """Processes a message; returns the error that ends the peer, or None."""
     rounds, now = self._settings.rounds, time.monotonic()
     # All rounds are committed: admission would never come.

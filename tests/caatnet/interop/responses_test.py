@@ -17,7 +17,7 @@ from caatnet.inference.scoring import Scorer
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.interop import harness
-from caatnet.interop.answers import Answers, _windows
+from caatnet.interop.responses import Responder, _windows
 from caatnet.train.evaluate import make_evaluate
 from tests.caatnet.models import oracle
 from tests.caatnet.models.transformer_test import (
@@ -63,8 +63,8 @@ def make():
   return Scorer(program, weights, CONTEXT, 3), program, params
 
 
-def answers(tokenizer=Characters, generate=None):
-  return Answers(make()[0], tokenizer(), generate)
+def responder(tokenizer=Characters, generate=None):
+  return Responder(make()[0], tokenizer(), generate)
 
 
 def ask(*args):
@@ -127,7 +127,7 @@ PAIRS = [
 def test_loglikelihoods_equal_sums_by_hand():
   for tokenizer in (Characters, Opened):
     rows = [row for row in PAIRS if row[2] is tokenizer]
-    adapter = answers(tokenizer)
+    adapter = responder(tokenizer)
     found = adapter.loglikelihood([ask(*row[:2]) for row in rows])
     assert adapter.num_cut == (2 if tokenizer is Characters else 0)
     for (*pair, _, windows), (total, greedy) in zip(rows, found, strict=True):
@@ -148,14 +148,14 @@ def test_continuation_is_greedy_if_each_token_is():
   texts += [texts[0][:n] + "~" + texts[0][n + 1 :] for n in (2, 4, 7)]
   encode = Characters().encode
   assert encode(texts[0]) == text
-  found = answers().loglikelihood([ask("ab", text[2:]) for text in texts])
+  found = responder().loglikelihood([ask("ab", text[2:]) for text in texts])
   assert [greedy for _, greedy in found] == [True, False, False, False]
 
 
 def test_order_of_requests_does_not_change_results():
   requests = [ask(*row[:2]) for row in PAIRS]
-  straight = answers().loglikelihood(requests)
-  backward = answers().loglikelihood(requests[::-1])[::-1]
+  straight = responder().loglikelihood(requests)
+  backward = responder().loglikelihood(requests[::-1])[::-1]
   np.testing.assert_allclose(straight, backward, **TOLERANCE)
   assert make()[0].num_compilations == 1
 
@@ -183,7 +183,7 @@ def test_rolling_loglikelihood_has_no_context():
     [([0, *o(texts[2])], 12), (o(texts[3][11:24]), 12),
      (o(texts[3][13:]), 2)],
   ]
-  found = answers().loglikelihood_rolling([ask(text) for text in texts])
+  found = responder().loglikelihood_rolling([ask(text) for text in texts])
   expected = [sum(by_hand(*w)[0] for w in several) for several in windows]
   np.testing.assert_allclose(found, expected, **TOLERANCE)
 
@@ -194,7 +194,7 @@ def test_loglikelihoods_sum_to_the_loss_of_an_evaluation():
   windows = rng.integers(ord("!"), 127, (5, CONTEXT + 1))
   windows[windows == ord("t")] = ord("s")  # neither "th" nor " t"
   texts = ["".join(map(chr, row)) for row in windows]
-  found = answers().loglikelihood([ask(t[0], t[1:]) for t in texts])
+  found = responder().loglikelihood([ask(t[0], t[1:]) for t in texts])
   loss = make_evaluate(program, 3)(params, windows).loss
   total = sum(log_p for log_p, _ in found)
   np.testing.assert_allclose(total, -loss * 5 * CONTEXT, rtol=1e-6)
@@ -225,7 +225,7 @@ def test_generation_request_is_parsed(how, number, stops, settings):
     ]
 
   texts, room = ("abcdefghijklmnopq", "ab", ""), CONTEXT - stops.max_tokens
-  adapter = answers(Opened, generate)
+  adapter = responder(Opened, generate)
   found = adapter.generate_until([ask(text, how | number) for text in texts])
   assert found == [f"answer {min(room, n)}" for n in (18, 3, 1)]
   assert adapter.num_cut == 1
@@ -248,16 +248,16 @@ def test_generation_request_is_parsed(how, number, stops, settings):
 )
 def test_unsupported_generation_is_refused(how, message):
   with pytest.raises(ValueError, match=message):
-    answers().generate_until([ask("ab", how)])
+    responder().generate_until([ask("ab", how)])
 
 
 def test_empty_context_needs_a_start_token():
   class Bare(Characters):
     stop_ids, separator = (), None
 
-  assert answers(Bare).loglikelihood([ask("ab", "c")])
+  assert responder(Bare).loglikelihood([ask("ab", "c")])
   with pytest.raises(ValueError, match="no token to precede a text"):
-    answers(Bare).loglikelihood([ask("", "c")])
+    responder(Bare).loglikelihood([ask("", "c")])
 
 
 @pytest.mark.skipif(
@@ -265,4 +265,4 @@ def test_empty_context_needs_a_start_token():
 )
 def test_missing_extra_is_named():
   with pytest.raises(ValueError, match=r"caatnet\[eval\]"):
-    harness.evaluate(answers(), ["sums"])
+    harness.evaluate(responder(), ["sums"])

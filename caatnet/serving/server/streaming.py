@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from caatnet.serving.server import answers
+from caatnet.serving.server import responses
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.service import Call, News, Service
 
@@ -23,7 +23,7 @@ class Json(Response):
   media_type = "application/json"
 
   def render(self, content: Any) -> bytes:
-    return answers.as_json(content)
+    return responses.as_json(content)
 
 
 def refusal(error: ApiError, service: Service) -> Response:
@@ -32,14 +32,14 @@ def refusal(error: ApiError, service: Service) -> Response:
   return Json(error.body, error.status, headers=error.headers)
 
 
-class Reply(Response):
+class CallResponse(Response):
   """Response that sends events as they arrive and watches for a disconnect."""
 
   def __init__(
-    self, service: Service, call: Call, answer: answers.Answer
+    self, service: Service, call: Call, formatter: responses.ResponseFormatter
   ) -> None:
     """Takes a call that was submitted to the service."""
-    self._service, self._call, self._answer = service, call, answer
+    self._service, self._call, self._formatter = service, call, formatter
     self.background = None
     self.status_code = 200
 
@@ -48,7 +48,7 @@ class Reply(Response):
   ) -> None:
     listening = asyncio.create_task(self._listen(receive))
     try:
-      if self._answer.asked.stream:
+      if self._formatter.asked.stream:
         await self._stream(scope, receive, send)
       else:
         await self._whole(scope, receive, send)
@@ -72,7 +72,7 @@ class Reply(Response):
     for news in found:
       if news.token is None:
         assert news.state is not None
-        raise answers.failure(news.state, self._answer.asked)
+        raise responses.failure(news.state, self._formatter.asked)
     return found
 
   async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +89,7 @@ class Reply(Response):
       await refusal(error, self._service)(scope, receive, send)
       return
     self._service.metrics.answered(200)
-    body = self._answer.whole(choices, news)
+    body = self._formatter.whole(choices, news)
     await Json(body)(scope, receive, send)
 
   async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,18 +110,18 @@ class Reply(Response):
     last = b""
     with contextlib.suppress(OSError):
       while not self._call.gone:
-        parts = b"".join(map(self._answer.chunk, found))
+        parts = b"".join(map(self._formatter.chunk, found))
         if not self._call.num_open:
-          last = self._answer.last(self._call.choices)
+          last = self._formatter.last(self._call.choices)
           await _send(send, parts + last, more=False)
           return
-        # Tokens without text produce no events (see `Answer.chunk`).
+        # Tokens without text produce no events (see `chunk`).
         if parts:
           await _send(send, parts, more=True)
         try:
           found = await self._next()
         except ApiError as error:
-          await _send(send, answers.event(error.body), more=False)
+          await _send(send, responses.event(error.body), more=False)
           return
 
 

@@ -1,4 +1,4 @@
-"""What the second pass says is what programs send and keep; runs take it."""
+"""Second pass of the planner: its estimates equal the built programs."""
 
 import collections
 import dataclasses
@@ -18,16 +18,16 @@ from parallel.hardware.link_matrix import LinkMatrix
 from parallel.kernels.codec.reference import Codec
 from parallel.outer import cost
 from parallel.outer.cost import Loop, Rows
-from parallel.planner import device_state, outer, plan, second_pass, space
+from parallel.planner import device_state, lossy_options, outer, plan, space
+from parallel.planner.lossy_options import Changes, sent
 from parallel.planner.problem import Problem
-from parallel.planner.second_pass import Changes, sent
 from parallel.planner.space import Choices, Configuration
 from parallel.workload import TrainingStep, Transformer
 from parallel.xla import ledger
 from parallel.xla.memory import bytes_per_device
 from parallel.zero import cost as zero_cost
 
-# That of gpt_11b.py:test_train, whose width is no multiple of a codec's block.
+# Of gpt_11b.py:test_train; its width is no multiple of a codec's block.
 MODEL = Transformer(256, 128, 4, 8, 8, 352, dtype="float32")
 STEP = TrainingStep(MODEL, 16, 64)
 CODED = {"weight_codec": "int8", "gradient_codec": "int4"}
@@ -55,8 +55,8 @@ def _built(c, more=""):
 @pytest.mark.parametrize(("p", "remat"), [
   (0.5, "none"), (0.29, "full"), (0.25, "reduced"), (0.001, "none"),
 ])
-def test_tensor_ranks_send_what_p_leaves(p, remat):
-  """Bytes of a step; the formula is held to the lowered program elsewhere."""
+def test_tensor_ranks_send_the_shared_part_p(p, remat):
+  """Bytes per step; other tests compare the formula with lowered programs."""
   c = Configuration(1, 2, 4, 4, remat=remat, p=p)
   formula = tensor_reductions(
     _built(c).program.model.config, data_lanes=1, batch_size=2, seq_len=64,
@@ -87,8 +87,8 @@ def test_tensor_ranks_send_what_p_leaves(p, remat):
     "streaming", 2, 30, "e3m0", "all_gather", 4, 0
   )),
 ], ids=str)
-def test_workers_send_and_keep_what_the_loop_does(c):
-  """The loop's own formula, which other tests hold to lowered programs."""
+def test_workers_send_and_keep_the_bytes_of_the_loop(c):
+  """Uses the loop's formula, which other tests compare with programs."""
   built = _built(c)
   loop, program = built.outer, built.program
   assert sum(loop.sent_bytes(program.local_params).values()) / loop.period == (
@@ -105,16 +105,16 @@ def test_workers_send_and_keep_what_the_loop_does(c):
   assert PROBLEM.memory(c).total - one.memory(alone).total >= kept
 
 
-def test_coded_partitions_and_p_send_what_the_program_does():
-  """By the lowered step: codes, scales, doors."""
+def test_coded_partitions_with_p_send_the_bytes_of_the_program():
+  """Counts codes, scales and projections in the lowered step."""
   c = Configuration(1, 4, 2, 2, scheme="zero2", p=0.5, **CODED)
   built, found = _built(c), collections.Counter()
   mesh = built.program.layout.mesh
   for entry in ledger.collectives(built.lower_step(), mesh):
-    # Streams of 2 examples of 64 positions, whole or as p leaves them.
+    # Streams of 2 examples of 64 positions, whole or the shared part.
     if entry.axes == ("tensor",) and entry.shape[:-1] == (2, 64):
       found["tensor"] += entry.bytes * entry.count
-    # Norms and the loss are few numbers.
+    # Norms and the loss are a few numbers.
     if entry.axes == ("data",) and not (
       entry.kind == "all_reduce" and entry.elements < 10
     ):
@@ -134,8 +134,8 @@ def test_coded_partitions_and_p_send_what_the_program_does():
   Configuration(2, 2, 2, 4, scheme="zero3", **CODED),
   Configuration(1, 8, 1, 2, scheme="zero3", outer=Loop("diloco", 2, 30)),
 ], ids=str)
-def test_partitions_send_what_their_formula_says(c):
-  """Of the program's own parameters; it is held to lowered programs."""
+def test_partitions_send_the_bytes_of_their_formula(c):
+  """Uses the program's parameters; other tests check the formula."""
   program = _built(c).program
   theirs = zero_cost.level_collectives(
     program.layout.partition, program.cost_parameters,
@@ -153,8 +153,8 @@ def test_codes_have_the_bits_of_the_codec(name, elements):
   assert scales.operand_bytes == 3 * 4 * codec.num_scales(elements)
 
 
-def test_diloco_waits_for_an_all_reduce_after_each_round():
-  """All else is as without it, but nothing is reduced in a step."""
+def test_diloco_replaces_step_reductions_by_one_per_round():
+  """All other terms are unchanged; the round ends with an all-reduce."""
   rate, latency_s, w, every = 1e9, 1e-5, 8, 10
   problem = dataclasses.replace(PROBLEM, links=_links(rate, latency_s))
   base = Configuration(1, w, 1, 1)
@@ -176,10 +176,10 @@ def test_diloco_waits_for_an_all_reduce_after_each_round():
   Loop("diloco", 8, 12), Loop("streaming", 8, 12, "float32", "all_gather", 1),
   Loop("streaming", 8, 12, "float32", "all_gather", 1, 1),
 ], ids=str)
-def test_a_round_takes_what_the_model_of_utilisation_allows(loop, rate):
-  """No less, since less is overlapped; without fragments a step more at most.
+def test_round_time_is_consistent_with_the_utilisation_model(loop, rate):
+  """At least the model's time, as less overlaps; DiLoCo: at most one step more.
 
-  Embedding and head are a layer each there, of the size of the others.
+  The utilisation model counts embedding and head as layers of equal size.
   """
   model = dataclasses.replace(MODEL, vocab_size=1, num_layers=4)
   problem = Problem(dataclasses.replace(STEP, model=model), _links(rate))
@@ -191,16 +191,16 @@ def test_a_round_takes_what_the_model_of_utilisation_allows(loop, rate):
     predictor.Model(
       model.num_params, layers, step * 3 * layers / (3 * layers - 1)
     ),
-    predictor.Method(loop.every, fragments, loop.overlap, 32),
+    predictor.Method(loop.sync_every, fragments, loop.overlap, 32),
     8 * rate, volume_factor=2 * 7 / 8,
   ).elapsed_s[0]
-  ours = loop.every * found.total
-  assert theirs <= ours * (1 + 1e-3)  # gains, which have a turn of their own
+  ours = loop.sync_every * found.total
+  assert theirs <= ours * (1 + 1e-3)  # gains are a separate fragment here
   if loop.algorithm == "diloco":
     assert ours <= theirs + step
 
 
-def test_streaming_hides_what_a_step_s_products_cover():
+def test_streaming_hides_transfers_up_to_the_compute_of_a_step():
   loop = Loop("streaming", 8, 12, "e3m0", "all_to_all", 1, 1)
   c = Configuration(1, 8, 1, 1, outer=loop)
   order = np.arange(8).reshape(c.grid)
@@ -217,7 +217,7 @@ def test_streaming_hides_what_a_step_s_products_cover():
 
 
 def _nodes(between):
-  """Two nodes of four devices, 1 TB/s within."""
+  """Returns two nodes of four devices, with 1 TB/s within a node."""
   links = _links(1e12)
   rate = links.bandwidth.copy()
   rate[:4, 4:] = rate[4:, :4] = between
@@ -226,8 +226,8 @@ def _nodes(between):
   )
 
 
-def test_ranks_of_a_worker_have_a_ring_of_their_own():
-  """Two nodes: gradients stay within, parameters go between."""
+def test_ranks_of_a_worker_form_separate_rings():
+  """On two nodes, gradients stay within a node, parameters cross nodes."""
   slow, fast = _nodes(1e6), _nodes(1e12)
   c = Configuration(1, 8, 1, 1, outer=Loop("diloco", 2, 30))
   found, even = slow.predict(c), fast.predict(c)
@@ -250,10 +250,10 @@ PLANNED = dataclasses.replace(PROBLEM, links=_links(1e9, 1e-6))
 @functools.cache
 def _planned():
   best = plan.plan(PLANNED, CHOICES, count=4, ordered=4).best
-  return best, second_pass.second_pass(best, PLANNED, CHOICES, Changes(best=4))
+  return best, lossy_options.search(best, PLANNED, CHOICES, Changes(best=4))
 
 
-def test_rows_are_faster_by_what_is_changed_and_runs_take_them():
+def test_rows_are_faster_and_their_keys_build_a_run():
   """Each row's keys build as a training run of those sizes."""
   best, found = _planned()
   assert {x.configuration.learned().split(",")[0] for x in found.rows} >= {
@@ -273,21 +273,21 @@ def test_rows_are_faster_by_what_is_changed_and_runs_take_them():
 
 
 def _whys(c, problem=PROBLEM, **changes):
-  """Rows of one configuration, and the last reason of each constraint."""
+  """Returns rows of one configuration, and each constraint's last reason."""
   base = plan.Candidate(
     c, problem.memory(c), problem.predict(c),
     np.arange(c.grid.size).reshape(c.grid), 0.0,
   )
-  found = second_pass.second_pass([base], problem, CHOICES, Changes(**changes))
+  found = lossy_options.search([base], problem, CHOICES, Changes(**changes))
   return found.rows, {key: why for key, (_, why) in found.excluded.items()}
 
 
-def test_an_exchange_takes_the_room_of_activations():
-  """After all backwards, or beside them if it overlaps."""
+def test_exchange_reuses_the_memory_of_activations():
+  """Reuses it after all backwards; an overlapped exchange cannot."""
   c = Configuration(1, 8, 1, 1, outer=Loop("streaming", 8, 30, overlap=1))
   found = device_state.fragments(c, MODEL)
   passing = c.outer.passing_bytes(found)
-  # Operand and result; of norms its own and all.
+  # Operand and result; one norm sent, and all norms received.
   assert passing == 2 * 4 * MODEL.num_params + 4 + 8 * 4
   beside = PROBLEM.memory(c)
   assert beside.outer == c.outer.state_bytes(found) + passing
@@ -301,8 +301,8 @@ def test_an_exchange_takes_the_room_of_activations():
   assert PROBLEM.memory(after).outer == after.outer.state_bytes(found)
 
 
-def test_workers_are_nodes_where_these_are_far_apart():
-  """Of more workers each would receive more between nodes."""
+def test_workers_are_nodes_when_links_between_nodes_are_slow():
+  """More workers would receive more bytes between nodes."""
   base = Configuration(1, 8, 1, 1)
   for between, workers in ((1e6, 2), (1e12, 8)):
     rows, _ = _whys(base, _nodes(between), p=(), zero_codecs=())
@@ -315,9 +315,9 @@ def test_constraints_are_named():
   assert set(_whys(Configuration(8, 1, 1, 4))[1]) == {"p", "outer", "codec"}
   kept = Configuration(2, 4, 1, 4, "zb_h1", keep="residuals")
   assert "need remat='none' and scheme='ddp'" in _whys(kept)[1]["keep"]
-  # An exchange in each step costs more than gradients do.
+  # An exchange in each step costs more than the gradients' reduction.
   often = Configuration(1, 8, 1, 1)
-  rows, why = _whys(often, every=1, overlap=0, outer=("diloco",))
+  rows, why = _whys(often, sync_every=1, overlap=0, outer=("diloco",))
   assert "DiLoCo, 8 workers, H = 1 takes" in why["no gain"]
   assert all(row.configuration.outer is None for row in rows)
   small = dataclasses.replace(
@@ -341,19 +341,19 @@ def test_constraints_are_named():
     "streaming", 2, 4, "e3m0", "all_gather", 1, 1
   )), "less than the 5 fragments"),
 ], ids=str)
-def test_runs_refuse_what_is_not_tried(c, message):
+def test_runs_refuse_configurations_that_the_planner_excludes(c, message):
   with pytest.raises(ValueError, match=message):
     _built(c)
   if c.outer:
     parts = c.stages * c.chunks
-    fewest = cost.fewest_layers(4, parts, c.outer.every)
+    fewest = cost.fewest_layers(4, parts, c.outer.sync_every)
     assert fewest in (0, 2)
     layers = dataclasses.replace(c.outer, fragment_layers=fewest)
     _built(dataclasses.replace(c, outer=layers))
 
 
-def test_stages_carry_no_reduction_into_the_next_one():
-  """With kernels, which one_shot has; a plan's keys say so."""
+def test_stages_carry_no_reduction_into_the_next_stage():
+  """Uses one_shot, which has kernels, as the keys of a plan state."""
   c = Configuration(2, 1, 2, 2, route="one_shot")
   assert space.refusal(c, STEP, CHOICES) is None
   assert _built(c, "kernels=interpret").program.layout.stages is not None
@@ -363,10 +363,10 @@ def test_stages_carry_no_reduction_into_the_next_one():
   ({"p": (1.0,)}, r"p=1 must lie in \[0, 1\)"),
   ({"outer": ("dilocco",)}, "did you mean diloco"),
   ({"outer_codec": "int3"}, "outer_codec='int3'|codec='int3'"),
-  ({"overlap": 30}, "overlap=30 must be less than every=30"),
+  ({"overlap": 30}, "overlap=30 must be less than sync_every=30"),
   ({"zero_codecs": ("int8",)}, "zero_codecs='int8' must be weights"),
   ({"zero_codecs": ("int8/e3m0",)}, "'e3m0' must be one of none"),
 ])
-def test_wrong_changes_are_refused(changes, message):
+def test_invalid_changes_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     Changes(**changes)

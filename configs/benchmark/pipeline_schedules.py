@@ -1,7 +1,8 @@
 r"""Verifies all pipeline schedules within a range of sizes.
 
-  python -m launch.benchmark --config=configs/benchmark/timetables.py
-  python -m launch.benchmark --config=configs/benchmark/timetables.py:test
+  python -m launch.benchmark --config=configs/benchmark/pipeline_schedules.py
+  python -m launch.benchmark \
+    --config=configs/benchmark/pipeline_schedules.py:test
 
 Every builder gets every number of stages, microbatches and chunks up to the
 limits below. Supported schedules are built and verified
@@ -19,10 +20,10 @@ from caatnet.config.schema.tree import defaults
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the benchmark: `all`, or `test` for one that takes seconds."""
   if size not in ("all", "test"):
-    raise ValueError(f"timetables.py:{size}: the sizes are all and test")
+    raise ValueError(f"schedules.py:{size}: the sizes are all and test")
   config = ml_collections.ConfigDict()
-  config.name = "timetables_proven"
-  config.benchmark = defaults("benchmark", "timetables")
+  config.name = "schedules_proven"
+  config.benchmark = defaults("benchmark", "schedules")
   if size == "test":
     config.benchmark.stages, config.benchmark.microbatches = 4, 8
     config.benchmark.chunks = 2

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from caatnet.benchmarks.training import timetables
+from caatnet.benchmarks.training import pipeline_schedules
 from parallel.pipeline.builders import Size, build
 
 
 def test_proven_and_refused_sizes_are_counted():
-  found = timetables._proven(("interleaved_1f1b", 3, 2), most=7)
+  found = pipeline_schedules._proven(("interleaved_1f1b", 3, 2), most=7)
   assert found == {
     ("interleaved_1f1b", "proven"): 2,
     ("interleaved_1f1b", "refused"): 5,
@@ -19,11 +19,11 @@ def test_proven_and_refused_sizes_are_counted():
 
 def test_deviation_from_the_closed_form_is_an_error():
   size = Size(3, 6)
-  timetable = build("zb_h1", *size)
-  timetables._compare(timetable, size)
-  wrong = dataclasses.replace(timetable, limits=(4, 3, 3))
+  schedule = build("zb_h1", *size)
+  pipeline_schedules._compare(schedule, size)
+  wrong = dataclasses.replace(schedule, limits=(4, 3, 3))
   with pytest.raises(ValueError, match=r"zb_h1 .*stored \(3, 3, 3\), closed"):
-    timetables._compare(wrong, size)
+    pipeline_schedules._compare(wrong, size)
   with pytest.raises(ValueError, match=r"ticks 16, closed form 14"):
-    timetables._compare(dataclasses.replace(build(
+    pipeline_schedules._compare(dataclasses.replace(build(
       "gpipe", *size), name="zb_h1", limits=(6, 6, 6)), size)

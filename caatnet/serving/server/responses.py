@@ -46,7 +46,7 @@ def failure(state: State, asked: Asked) -> ApiError:
   )
 
 
-class Answer:
+class ResponseFormatter:
   """Formats the events of a call as JSON."""
 
   def __init__(

@@ -38,7 +38,7 @@ class Request(Protocol):
   """A request, such as ``lm_eval.api.instance.Instance``.
 
   Attributes:
-    args: Arguments, documented in the methods of `Answers`.
+    args: Arguments, documented in the methods of `Responder`.
   """
 
   args: tuple[Any, ...]
@@ -56,7 +56,7 @@ class Window(NamedTuple):
   num_targets: int
 
 
-class Answers:
+class Responder:
   """Computes the responses to the harness's requests with one model.
 
   Attributes:
@@ -200,7 +200,7 @@ class Answers:
       scores = iter(
         self._scorer.score([window.tokens for window in flat], advance)
       )
-    answers = []
+    responses = []
     for several in windows:
       total, greedy = 0.0, True
       for window in several:
@@ -211,8 +211,8 @@ class Answers:
         total += float(judged.log_probabilities[last].sum(dtype=np.float64))
         # An empty continuation has no windows: log-probability 0, greedy.
         greedy &= bool(judged.greedy[last].all())
-      answers.append((total, greedy))
-    return answers
+      responses.append((total, greedy))
+    return responses
 
   def _pair(
     self, context: str, continuation: str

@@ -1,13 +1,13 @@
 r"""Compares pipeline schedules: bubble, memory, bytes and time.
 
-  python -m launch.simulate --config=configs/pipeline/timetables.py \
-    --plot=timetables.png
-  python -m launch.simulate --config=configs/pipeline/timetables.py \
+  python -m launch.simulate --config=configs/pipeline/schedules.py \
+    --plot=schedules.png
+  python -m launch.simulate --config=configs/pipeline/schedules.py \
     --config.link.bandwidth=ethernet_10g --config.link.latency_s=0.01
-  python -m launch.simulate --config=configs/pipeline/timetables.py \
+  python -m launch.simulate --config=configs/pipeline/schedules.py \
     --config.work.factors='(1.0, 1.0, 1.0, 1.5)'    # the last stage is slower
-  python -m launch.simulate --config=configs/pipeline/timetables.py \
-    --config.pipeline.timetable=zb_h1 --export=zb_h1.json   # a Chrome trace
+  python -m launch.simulate --config=configs/pipeline/schedules.py \
+    --config.pipeline.schedule=zb_h1 --export=zb_h1.json   # a Chrome trace
 
 Nothing is trained; it takes a second. Expected result: with 4 stages and 8
 microbatches, 1F1B takes 352 ms and ZB-H1 286 ms, with equal peak activations.
@@ -26,7 +26,7 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   sizes = {"small": (4, 8), "test": (2, 4)}
   if size not in sizes:
     raise ValueError(
-      f"configs/pipeline/timetables.py:{size}: the sizes are "
+      f"configs/pipeline/schedules.py:{size}: the sizes are "
       f"{', '.join(sizes)}"
     )
   config = defaults("study", "pipeline")

@@ -1,0 +1,369 @@
+"""Schema of claims: what a paper published, what was seen here, the verdict.
+
+Each file docs/claims/PAPER.toml holds the claims of one paper of
+docs/papers.toml. `Claim.verdict` is computed for claims about a quantity that
+was measured or counted here: a claim is reproduced if its values keep to their
+tolerance of the published ones.
+"""
+
+from collections.abc import Sequence
+import datetime
+import re
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from docs.points import mean, spread
+
+Source = Literal["paper", "code", "arithmetic", "unverified"]
+Relation = Literal["equal", "at most", "at least", "below", "above"]
+Statistic = Literal[
+  "", "min", "max", "mean", "median", "sum", "count"
+]
+# The verdict "computed" is "reproduced" or "not reproduced".
+Declared = Literal[
+  "computed", "only predicted", "cannot be tested here", "consistent"
+]
+# Figures that prose must take from a field: decimals, percentages, multiples,
+# and integers of three digits or more.
+_FIGURE = re.compile(
+  r"(?<![\w.,-])[+-]?(\d[\d,]*\.\d+|\d+ ?%|\d+x\b|\d{3,}|\d{1,3}(,\d{3})+)"
+)
+# Text in which digits are names: code, identifiers of arXiv, dates, references.
+_NAMES = re.compile(
+  r"`[^`]*`|\{[^{}]*\}|<!--.*?-->|arXiv \d{4}\.\d{5}|\d{4}-\d\d-\d\d"
+  r"|\bp = \d(?:\.\d+)?|\b(?:section|claim|vLLM|LLMServingSim|Llama|RTX) "
+  r"\d+(?:\.\d+)*B?"
+)
+
+
+class Number(float):
+  """Mean over seeds; formats as a number, or as mean (least to most).
+
+  Example:
+    >>> from docs.claim_schema import Number
+    >>> f"{Number([0.25, 0.5]):.3f} {Number([0.25, 0.5]):spread}"
+    '0.375 +0.375 (+0.250 to +0.500)'
+  """
+
+  def __new__(cls, seeds: Sequence[float]) -> "Number":
+    made = super().__new__(cls, mean(seeds))
+    made.seeds = tuple(seeds)
+    return made
+
+  @property
+  def min(self) -> float:
+    return min(self.seeds)
+
+  @property
+  def max(self) -> float:
+    return max(self.seeds)
+
+  def __format__(self, spec: str) -> str:
+    if spec == "spread":
+      return spread(self.seeds)
+    if spec == "percents":  # "3%" or "2 to 3%"
+      low, high = (round(100 * x) for x in (self.min, self.max))
+      return f"{low}%" if low == high else f"{low} to {high}%"
+    return format(float(self), spec)
+
+
+class _Model(pydantic.BaseModel):
+  model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Tolerance(_Model):
+  """Largest deviation: `absolute`, or `relative` times a value if larger."""
+
+  relative: float = 0.0
+  absolute: float = 0.0
+
+  def of(self, value: float) -> float:
+    """Returns the tolerance in the unit of a value."""
+    return max(self.absolute, self.relative * abs(value))
+
+
+class Quantity(_Model):
+  """Published value and its unit."""
+
+  value: float
+  unit: str = ""
+
+
+class Published(_Model):
+  """Published claim: its text, its values, and where the claim was read."""
+
+  text: str
+  source: Source
+  values: dict[str, Quantity] = {}
+
+
+class Criterion(Tolerance):
+  """Relation that a value has to a published one if the claim holds.
+
+  Attributes:
+    name: Published value.
+    number: Bound of a claim without a published value, such as a sign.
+    relation: Relation of our value to that one, for each seed.
+  """
+
+  name: str = ""
+  number: float | None = None
+  relation: Relation = "equal"
+
+  def holds(self, values: Sequence[float], bound: float) -> bool:
+    """Returns whether each value has the relation to the bound."""
+    slack = self.of(bound)
+    return all(
+      {
+        "equal": abs(value - bound) <= slack,
+        "at most": value <= bound + slack,
+        "at least": value >= bound - slack,
+        "below": value < bound - slack,
+        "above": value > bound + slack,
+      }[self.relation]
+      for value in values
+    )
+
+
+class Expected(_Model):
+  """Named number that this codebase gives, and how it is read.
+
+  Attributes:
+    value: Recorded value, or one value per seed.
+    unit: Unit, for readers of the data.
+    file: File in results/ that has the number.
+    output: File that the command writes in its folder, instead of `file`.
+    pointer: Key in a JSON file: names separated by "/"; an entry of a list is
+      its index, "KEY=VALUE" (several are separated by ";"), or "*" for all;
+      "*KEY=VALUE" for all that match.
+    column: Column of a CSV file, one value per row.
+    rows: Columns and their values that select rows of a CSV file.
+    minus: Rows whose values are subtracted, seed by seed.
+    printed: Regular expression with a group "value" on what is printed; with
+      the statistic "count", the number of its matches is the value.
+    statistic: Reduction of several values to one.
+    ratio: Two names of expected numbers, whose quotient this is.
+    scale: Factor of what is read.
+    offset: Number that is added after scaling.
+    log: Date of the entry in LOG.md that records a number which no file has
+      and which no command here gives again.
+    against_published: Relation to a published value on which the verdict
+      depends.
+    against_recorded: Tolerance of a number that is read again.
+  """
+
+  value: float | list[float]
+  unit: str = ""
+  file: str = ""
+  output: str = ""
+  pointer: str = ""
+  column: str = ""
+  rows: dict[str, str] = {}
+  minus: dict[str, str] = {}
+  printed: str = ""
+  statistic: Statistic = ""
+  ratio: list[str] = []
+  scale: float = 1.0
+  offset: float = 0.0
+  log: str = ""
+  against_published: Criterion | None = None
+  against_recorded: Tolerance = Tolerance(relative=1e-3)
+
+  @property
+  def values(self) -> list[float]:
+    """The recorded value of each seed."""
+    return self.value if isinstance(self.value, list) else [self.value]
+
+  def agrees(self, seen: Sequence[float]) -> bool:
+    """Returns whether values keep to the tolerance of the recorded ones."""
+    return len(seen) == len(self.values) and all(
+      abs(now - then) <= self.against_recorded.of(then)
+      for now, then in zip(seen, self.values, strict=True)
+    )
+
+  @pydantic.model_validator(mode="after")
+  def _has_one_reader(self) -> "Expected":
+    ways = (
+      bool(self.file or self.output), bool(self.printed), bool(self.ratio),
+      bool(self.log),
+    )
+    if sum(ways) != 1:
+      raise ValueError("needs one of file, output, printed, ratio and log")
+    if self.file and self.output:
+      raise ValueError("file and output exclude each other")
+    if (self.file or self.output) and not (self.pointer or self.column):
+      raise ValueError("a file needs pointer or column")
+    counted = self.statistic == "count"
+    if self.printed and "(?P<value>" not in self.printed and not counted:
+      raise ValueError("printed needs a group (?P<value>...)")
+    if self.ratio and len(self.ratio) != 2:
+      raise ValueError("ratio needs two names")
+    return self
+
+
+class Claim(_Model):
+  """Published claim and what was seen of it here.
+
+  Attributes:
+    number: Section and number in CLAIMS.md, "3.10".
+    title: Claim in one line, for the table.
+    heading: Heading of its entry.
+    published: What was published.
+    conditions: Named settings of what was seen, for placeholders.
+    commands: Shell commands that give the numbers, run in this order.
+    shown: Further commands for the page, which are not run.
+    same_as: Number of a claim that has the commands.
+    note: Words after the time of the commands.
+    budget_s: Seconds that the commands take on two cores.
+    cannot_run: Reason why they are not run here.
+    writes: File in results/ -> file that the commands write instead.
+    expected: Named numbers.
+    judgement: Verdict, or "computed".
+    reproduced_if: Whether all criteria must hold, or any.
+    scope: Scope of a claim that is reproduced.
+    date: Day on which the numbers were seen.
+    commit: Commit at which they were seen, if known.
+    seen: Prose with placeholders.
+    explanation: Prose with placeholders, after the verdict.
+    after: Markdown after the entry, such as a generated table.
+  """
+
+  number: Annotated[str, pydantic.StringConstraints(pattern=r"^\d+\.\d+$")]
+  title: str
+  heading: str = ""
+  published: Published
+  conditions: dict[str, float | str] = {}
+  commands: list[str] = []
+  shown: list[str] = []
+  same_as: str = ""
+  note: str = ""
+  budget_s: float | None = None
+  cannot_run: str = ""
+  writes: dict[str, str] = {}
+  expected: dict[str, Expected] = {}
+  judgement: Declared = "computed"
+  reproduced_if: Literal["all", "any"] = "all"
+  scope: str = ""
+  date: datetime.date
+  commit: str = ""
+  seen: str
+  explanation: str
+  after: str = ""
+
+  @property
+  def order(self) -> tuple[int, ...]:
+    """Key that sorts numbers: 3.9 before 3.10."""
+    return tuple(map(int, self.number.split(".")))
+
+  def criteria(self) -> dict[str, tuple[Expected, Criterion, float]]:
+    """Returns expected numbers with a criterion, and the bound of each."""
+    found = {}
+    for name, expected in self.expected.items():
+      criterion = expected.against_published
+      if criterion is not None:
+        bound = criterion.number
+        if criterion.name:
+          bound = self.published.values[criterion.name].value
+        found[name] = expected, criterion, bound
+    return found
+
+  def verdict(
+    self, seen: dict[str, Sequence[float]] | None = None
+  ) -> str:
+    """Returns the verdict on recorded values, or on others.
+
+    Args:
+      seen: Values by the name of an expected number; recorded ones for names
+        that are missing.
+    """
+    if self.judgement != "computed":
+      return self.judgement
+    seen = seen or {}
+    held = [
+      criterion.holds(seen.get(name, expected.values), bound)
+      for name, (expected, criterion, bound) in self.criteria().items()
+    ]
+    if not (all(held) if self.reproduced_if == "all" else any(held)):
+      return "not reproduced"
+    return " ".join(["reproduced", self.scope]).strip()
+
+  def fields(self) -> dict[str, Any]:
+    """Returns the namespaces of placeholders: published, seen, condition."""
+    return {
+      "published": _Names({
+        name: Number([q.value]) for name, q in self.published.values.items()
+      }),
+      "seen": _Names({
+        name: Number(e.values) for name, e in self.expected.items()
+      }),
+      "condition": _Names(self.conditions),
+    }
+
+  def filled(self, text: str) -> str:
+    """Returns prose with its placeholders replaced by fields."""
+    return text.format(**self.fields())
+
+  @pydantic.model_validator(mode="after")
+  def _is_sound(self) -> "Claim":
+    if bool(self.commands) and bool(self.same_as):
+      raise ValueError("commands and same_as exclude each other")
+    if self.commands and self.budget_s is None and not self.cannot_run:
+      raise ValueError("commands need budget_s or cannot_run")
+    if not self.commands and not self.same_as and not self.cannot_run:
+      raise ValueError("needs commands, same_as or cannot_run")
+    self._check_criteria()
+    texts = {
+      "published.text": self.published.text, "seen": self.seen,
+      "explanation": self.explanation,
+    }
+    for key, text in texts.items():
+      try:
+        self.filled(text)
+      except (KeyError, AttributeError, IndexError, ValueError) as error:
+        raise ValueError(f"{key}: placeholder {error}") from error
+      bare = _FIGURE.search(_NAMES.sub(" ", " ".join(text.split())))
+      if bare:
+        raise ValueError(f"{key}: the figure {bare[0]!r} is not a field")
+    return self
+
+  def _check_criteria(self) -> None:
+    for name, expected in self.expected.items():
+      criterion = expected.against_published
+      unknown = set(expected.ratio) - set(self.expected)
+      if unknown:
+        raise ValueError(f"expected.{name}: no number {unknown.pop()!r}")
+      if criterion is None:
+        continue
+      if bool(criterion.name) == (criterion.number is not None):
+        raise ValueError(f"expected.{name}: needs a published name or a number")
+      if criterion.name and criterion.name not in self.published.values:
+        raise ValueError(
+          f"expected.{name}: no published value {criterion.name!r}"
+        )
+    held = [
+      criterion.holds(expected.values, bound)
+      for expected, criterion, bound in self.criteria().values()
+    ]
+    if self.judgement in ("computed", "consistent") and not held:
+      raise ValueError(f"judgement {self.judgement!r} needs a criterion")
+    if self.judgement == "consistent" and not all(held):
+      raise ValueError("consistent, but a value leaves its tolerance")
+    if (
+      self.published.source == "unverified"
+      and self.verdict().startswith("reproduced")
+    ):
+      raise ValueError("a claim that is unverified cannot be reproduced")
+
+
+class Claims(_Model):
+  """Content of one file."""
+
+  claims: list[Claim]
+
+
+class _Names:
+  """Attributes of a placeholder, such as ``seen.ratio``."""
+
+  def __init__(self, values: dict[str, Any]) -> None:
+    self.__dict__.update(values)

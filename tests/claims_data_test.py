@@ -1,0 +1,315 @@
+"""Claims as data: their fields, their readers, verdicts and page."""
+
+import json
+import tomllib
+
+from hypothesis import given
+from hypothesis import strategies as st
+import pydantic
+import pytest
+
+from docs import claim_values, claims, papers
+from docs.claim_schema import Claim, Criterion, Expected, Number
+from docs.points import ROOT
+
+ALL = claims.ordered()
+VERDICTS = {
+  "reproduced", "not reproduced", "only predicted", "cannot be tested here",
+  "consistent",
+}
+
+
+@pytest.mark.quick
+def test_each_paper_of_the_registry_has_its_file():
+  """And there are no claims of a paper that is not registered."""
+  assert len(ALL) > 60
+  assert set(claims.load()) <= {paper.key for paper in papers.load()}
+  numbers = [claim.number for claim in ALL]
+  assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.quick
+def test_sections_have_no_gaps():
+  last = (0, 0)
+  for claim in ALL:
+    section, entry = claim.order
+    assert claim.order in ((last[0], last[1] + 1), (last[0] + 1, 1))
+    last = section, entry
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.number)
+def test_verdicts_follow_from_values(claim):
+  verdict = claim.verdict()
+  assert verdict.removesuffix(claim.scope).strip() in VERDICTS
+  assert verdict in claims.overview()
+  if claim.published.source == "unverified":
+    assert not verdict.startswith("reproduced")
+
+
+@pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.number)
+def test_keys_of_results_exist_and_have_the_recorded_values(claim):
+  for name, expected in claim.expected.items():
+    if expected.file:
+      found = claim_values.read_one(expected, ROOT)
+      assert expected.agrees(found), (name, found)
+    if expected.ratio:
+      over, under = (Number(claim.expected[n].values) for n in expected.ratio)
+      value = over / under * expected.scale
+      assert Number(expected.values) == pytest.approx(value, rel=1e-4), name
+
+
+@pytest.mark.quick
+def test_every_field_of_a_claim_is_used_by_its_prose():
+  """A number is shown, decides the verdict, or is an operand of a ratio."""
+  unused = []
+  for claim in ALL:
+    prose = " ".join([claim.published.text, claim.seen, claim.explanation])
+    operands = [n for e in claim.expected.values() for n in e.ratio]
+    decisive = list(claim.criteria())
+    bounds = [
+      e.against_published.name for e in claim.expected.values()
+      if e.against_published is not None
+    ]
+    for space, names in (
+      ("seen", claim.expected), ("condition", claim.conditions),
+      ("published", claim.published.values),
+    ):
+      for name in names:
+        is_shown = any(f"{space}.{name}{end}" in prose for end in ":.}[")
+        if not is_shown and name not in (*operands, *decisive, *bounds):
+          unused.append(f"{claim.number} {space}.{name}")
+  assert unused == []
+
+
+GOOD = {
+  "number": "1.1", "title": "a claim", "date": "2026-11-25",
+  "published": {
+    "text": "{published.bytes:.0f} bytes", "source": "paper",
+    "values": {"bytes": {"value": 8.0, "unit": "B"}},
+  },
+  "commands": ["true"], "budget_s": 1.0, "seen": "{seen.bytes:.1f}",
+  "explanation": "",
+  "expected": {
+    "bytes": {
+      "value": 8.1, "printed": "(?P<value>.)",
+      "against_published": {"name": "bytes", "relative": 0.05},
+    },
+  },
+}
+
+
+def changed(**changes):
+  """A sound claim with other fields; those that are None are left out."""
+  fields = json.loads(json.dumps(GOOD))
+  for key, value in changes.items():
+    *path, last = key.split("__")
+    place = fields
+    for part in path:
+      place = place[part]
+    place[last] = value
+    if value is None:
+      del place[last]
+  return fields
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"colour": "red"}, "colour"),
+    ({"number": "1"}, "number"),
+    ({"date": None}, "date"),
+    ({"judgement": "likely"}, "judgement"),
+    ({"published__source": "hearsay"}, "published.source"),
+    ({"published__source": "unverified"}, "unverified cannot be reproduced"),
+    ({"seen": "{seen.byte:.1f}"}, "seen: placeholder"),
+    ({"seen": "{seen.bytes:.1q}"}, "seen: placeholder"),
+    ({"seen": "it is 8.1"}, "'8.1' is not a field"),
+    ({"explanation": "5% or 1234"}, "'5%' is not a field"),
+    ({"explanation": "1234 or so"}, "'1234' is not a field"),
+    ({"budget_s": None}, "budget_s or cannot_run"),
+    ({"commands": None}, "commands, same_as or cannot_run"),
+    ({"same_as": "1.2"}, "exclude each other"),
+    ({"expected__bytes__file": "results/x.json"}, "one of file, output"),
+    ({"expected__bytes__printed": "."}, "P<value>"),
+    ({"expected__bytes__against_published": None}, "needs a criterion"),
+    ({"expected__bytes__against_published__name": "b"}, "no published value"),
+    ({"expected__bytes__against_published__number": 1.0}, "name or a number"),
+    ({"judgement": "consistent", "expected__bytes__value": 9.0},
+     "leaves its tolerance"),
+  ],
+)
+def test_a_wrong_claim_is_refused_in_one_line(tmp_path, changes, message):
+  path = tmp_path / "paper.toml"
+  fields = changed(**changes)
+  with pytest.raises(pydantic.ValidationError):
+    Claim.model_validate(fields)
+  path.write_text(_toml(fields))
+  with pytest.raises(ValueError) as error:
+    claims.load(tmp_path)
+  (line,) = str(error.value).splitlines()
+  assert line.startswith("paper.toml, claim 1")
+  assert message in line
+
+
+def _toml(fields):
+  """A file with one claim; JSON's scalars and lists are TOML's."""
+  lines = ["[[claims]]"]
+
+  def write(table, place):
+    nested = {k: v for k, v in table.items() if isinstance(v, dict)}
+    for key, value in table.items():
+      if key not in nested:
+        lines.append(f"{key} = {json.dumps(value)}")
+    for key, value in nested.items():
+      lines.append(f"[{place}.{key}]")
+      write(value, f"{place}.{key}")
+
+  write(fields, "claims")
+  return "\n".join(lines).replace('"2026-11-25"', "2026-11-25")
+
+
+def test_numbers_are_unique_and_references_exist(tmp_path):
+  (tmp_path / "a.toml").write_text(_toml(GOOD))
+  assert claims.load(tmp_path)["a"][0].verdict() == "reproduced"
+  (tmp_path / "b.toml").write_text(_toml(GOOD))
+  with pytest.raises(ValueError, match=r"b\.toml, claim 1\.1: a\.toml has"):
+    claims.load(tmp_path)
+  other = changed(number="1.2", commands=None, same_as="1.3")
+  (tmp_path / "b.toml").write_text(_toml(other))
+  with pytest.raises(ValueError, match=r"same_as: no claim '1\.3'"):
+    claims.load(tmp_path)
+  (tmp_path / "b.toml").write_text("claims = 1 2")
+  with pytest.raises(ValueError, match=r"^b\.toml: "):
+    claims.load(tmp_path)
+
+
+FINITE = st.floats(-1e6, 1e6)
+SHARES = st.floats(0, 1)
+
+
+@given(FINITE, FINITE, SHARES, st.floats(0, 100))
+def test_a_value_within_its_tolerance_is_reproduced(
+  published, value, relative, absolute
+):
+  fields = changed(
+    published__values__bytes__value=published, expected__bytes__value=value,
+    expected__bytes__against_published__relative=relative,
+    expected__bytes__against_published__absolute=absolute,
+  )
+  slack = max(absolute, relative * abs(published))
+  verdict = Claim.model_validate(fields).verdict()
+  assert (verdict == "reproduced") == (abs(value - published) <= slack)
+
+
+@given(st.lists(FINITE, min_size=1, max_size=5), FINITE)
+def test_a_direction_holds_in_every_seed(values, bound):
+  below = Criterion(number=bound, relation="below")
+  above = Criterion(number=bound, relation="above")
+  assert below.holds(values, bound) == all(v < bound for v in values)
+  assert above.holds(values, bound) == all(v > bound for v in values)
+  flipped = [2 * bound - v for v in values]  # on the other side
+  if all(v != bound and f != bound
+         for v, f in zip(values, flipped, strict=True)):
+    assert below.holds(values, bound) == above.holds(flipped, bound)
+  at_most = Criterion(number=bound, relation="at most")
+  assert at_most.holds(values, bound) == (max(values) <= bound)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=4))
+def test_all_or_any_criteria_decide(held):
+  expected = {
+    f"n{i}": {
+      "value": float(good), "printed": "(?P<value>.)",
+      "against_published": {"number": 1.0},
+    }
+    for i, good in enumerate(held)
+  }
+  for how, reproduced in (("all", all(held)), ("any", any(held))):
+    claim = Claim.model_validate(
+      changed(expected=expected, seen="", reproduced_if=how, scope="here")
+    )
+    wanted = "reproduced here" if reproduced else "not reproduced"
+    assert claim.verdict() == wanted
+  seen = {name: [1.0] for name in expected}
+  assert claim.verdict(seen) == "reproduced here"
+
+
+@given(st.lists(FINITE, min_size=1, max_size=4), st.floats(0, 0.5),
+       st.floats(-2, 2))
+def test_agreement_with_the_record(values, relative, shift):
+  """Each seed counts: one that leaves its tolerance is enough."""
+  expected = Expected(
+    value=values, log="2026-11-25", against_recorded={"relative": relative}
+  )
+  assert expected.agrees(values)
+  moved = [*values[:-1], values[-1] + shift]
+  left = abs(moved[-1] - values[-1]) > relative * abs(values[-1])
+  assert expected.agrees(moved) == (not left)
+  assert not expected.agrees([*values, 0.0])
+
+
+JSON = {
+  "rows": [{"name": "a", "x": 1, "y": [4, 5]}, {"name": "b", "x": "8/7"}],
+}
+
+
+@pytest.mark.parametrize(
+  ("reader", "values"),
+  [
+    ({"pointer": "/rows/0/x"}, [1]),
+    ({"pointer": "/rows/name=b/x"}, [8 / 7]),
+    ({"pointer": "/rows/name=a;x=1/y/*"}, [4, 5]),
+    ({"pointer": "/rows/name=a/y/*", "statistic": "max", "scale": 0.5}, [2.5]),
+    ({"pointer": "/rows/*/name", "statistic": "count"}, LookupError),
+    ({"pointer": "/rows/name=c/x"}, LookupError),
+    ({"pointer": "/lines"}, LookupError),
+    ({"column": "loss", "rows": {"p": "1"}}, [1.5, 2.5]),
+    ({"column": "loss", "rows": {"p": "0"}, "minus": {"p": "1"}}, [1.0, -1.0]),
+    ({"column": "loss", "rows": {"p": "2"}}, LookupError),
+  ],
+)
+def test_readers(tmp_path, reader, values):
+  name = "x.csv" if "column" in reader else "x.json"
+  (tmp_path / "x.json").write_text(json.dumps(JSON))
+  (tmp_path / "x.csv").write_text("p,loss\n1,1.5\n1,2.5\n0,2.5\n0,1.5\n")
+  expected = Expected(value=0, output=name, **reader)
+  if values is LookupError:
+    with pytest.raises((LookupError, ValueError)):
+      claim_values.read_one(expected, tmp_path)
+  else:
+    assert claim_values.read_one(expected, tmp_path) == pytest.approx(values)
+
+
+def test_printed_text_is_read_and_what_is_missing_is_named(tmp_path):
+  claim = Claim.model_validate(changed(
+    expected__bytes__printed=r"sent (?P<value>[\d,.]+) B"
+  ))
+  seen = claim_values.read(claim, tmp_path, "it has\nsent 1,024.5 B\n")
+  assert seen == {"bytes": [1024.5]}
+  with pytest.raises(ValueError, match=r"claim 1\.1, bytes: nothing printed"):
+    claim_values.read(claim, tmp_path, "sent nothing")
+
+
+def test_the_page_has_every_claim_and_placeholders_are_filled():
+  page = claims.page()
+  for claim in ALL:
+    assert f"\n### {claim.number} " in page
+  assert "{seen." not in page
+  assert "{condition." not in page
+  assert "{published." not in page
+
+
+def test_a_number_formats_as_a_spread():
+  number = Number([0.01, -0.02, 0.04])
+  assert f"{number:spread}" == "+0.010 (-0.020 to +0.040)"
+  assert f"{number:.2f} {number.min:+.1%}" == "0.01 -2.0%"
+  assert f"{number:percents}" == "-2 to 4%"
+
+
+def test_files_are_toml_with_one_value_line_for_each_number():
+  """So `launch.reproduce --record` finds it."""
+  for path in claims.FOLDER.glob("*.toml"):
+    text = path.read_text()
+    for entry in tomllib.loads(text).get("claims", []):
+      for name in entry.get("expected", {}):
+        assert f"[claims.expected.{name}]\nvalue = " in text, path
