@@ -42,7 +42,7 @@ from parallel.collectives import ranks_here, varying
 from parallel.kernels.codec import api, reference
 from parallel.kernels.codec.reference import Codec, Encoded
 from parallel.kernels.selection import Implementation
-from parallel.wire import FLOAT32, MEAN_ITSELF, Use, Wire
+from parallel.wire import FLOAT32, IDENTITY, Epilogue, Wire
 
 
 class _Call(NamedTuple):
@@ -65,7 +65,7 @@ def coded_mean(
   weights: jax.Array | None = None,
   key: jax.Array | None = None,
   block_dims: int = 0,
-  use: Use = MEAN_ITSELF,
+  epilogue: Epilogue = IDENTITY,
 ) -> tuple[Any, jax.Array | None]:
   """Averages encoded deltas over all ranks of an axis.
 
@@ -92,11 +92,11 @@ def coded_mean(
     block_dims: Number of dims after R that no block crosses. If these dims hold
       the lanes of other axes, the result does not depend on the split of the
       ranks of those axes into lanes and devices either.
-    use: Operation applied to the mean where it is decoded.
+    epilogue: Operation applied to the mean where it is decoded.
 
   Returns:
     The mean, ``[*B, ...]`` float32, replicated over the axis by type and
-    bitwise equal on its devices, or the result of ``use``; and the new
+    bitwise equal on its devices, or the result of ``epilogue``; and the new
     residual, ``delta - roundtrip(delta)``, None if ``residual`` is None.
 
   Raises:
@@ -123,7 +123,7 @@ def coded_mean(
       delta = delta + residual
       left = delta - roundtrip(delta, axis, wire)
     total = _mean_by_all_reduce(delta, axis, wire.dtype, weights)
-    return use.of_mean(total), left
+    return epilogue.of_mean(total), left
   if anchor is not None:  # one copy per lane: [R, *B, ...]
     anchor = jnp.broadcast_to(anchor, x.shape)
   rows = jax.tree.map(
@@ -131,12 +131,13 @@ def coded_mean(
   )
   call = _Call(axis, codec, weights, key, wire.implementation)
   # Only on the all-gather route does the last decoding pass compute the mean,
-  # into which `use` can be fused; the all-to-all route decodes finished means.
+  # into which the epilogue can be fused; the all-to-all route decodes finished
+  # means.
   if wire.route == "all_to_all":
     total, left = _mean_by_all_to_all(rows, call)
-    result = use.of_mean(total.reshape(x.shape[1:]))
+    result = epilogue.of_mean(total.reshape(x.shape[1:]))
   else:
-    result, left = _mean_by_all_gather(rows, call, use)
+    result, left = _mean_by_all_gather(rows, call, epilogue)
     result = jax.tree.map(lambda y: y.reshape(x.shape[1:]), result)
   if left is not None:
     left = left.reshape(x.shape)
@@ -297,7 +298,7 @@ _Rows = tuple[jax.Array | None, jax.Array, jax.Array | None]
 
 
 def _mean_by_all_gather(
-  rows: _Rows, call: _Call, use: Use
+  rows: _Rows, call: _Call, epilogue: Epilogue
 ) -> tuple[Any, jax.Array | None]:
   """Averages rows by an all-gather of the encoded rows.
 
@@ -305,11 +306,11 @@ def _mean_by_all_gather(
   decoded rows of one rank.
 
   Returns:
-    The result of ``use`` on the mean, without R; and the new residual as rows,
-    or None.
+    The result of ``epilogue`` on the mean, without R; and the new residual as
+    rows, or None.
   """
   encoded, left = _encode_lanes(rows, call)
-  result = use.of_encoded(
+  result = epilogue.of_encoded(
     _gathered(encoded, call.axis), rows[1].shape[1:], call.codec, call.weights,
     call.implementation,
   )

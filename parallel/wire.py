@@ -88,7 +88,7 @@ class Wire:
     return Codec(self.codec, self.block, self.stochastic)
 
 
-class Use(Protocol):
+class Epilogue(Protocol):
   """Operation on a mean, fused with the decoding of the mean if possible.
 
   Both methods return the same result. `of_encoded` is called on the all-gather
@@ -121,7 +121,7 @@ class Use(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanItself:
+class Identity:
   """Identity: the result is the mean."""
 
   def of_mean(self, mean: jax.Array) -> jax.Array:
@@ -177,4 +177,4 @@ class NesterovStep:
 
 # Defaults of `coded_mean`: an all-reduce in float32, which returns the mean.
 FLOAT32 = Wire()
-MEAN_ITSELF = MeanItself()
+IDENTITY = Identity()

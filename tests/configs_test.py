@@ -79,8 +79,8 @@ def test_sent_bytes_of_the_published_models_equal_the_formula(name):
   assert abs(model.num_params / 1e9 - billions) < 0.01
   lowered = experiment.lower_step()
   entries = ledger.collectives(lowered, experiment.program.layout.mesh)
-  doors = [c for c in entries if c.where.startswith("blocks")]
-  assert {c.shape[-1] for c in doors} == {width // 2}
+  projections = [c for c in entries if c.where.startswith("blocks")]
+  assert {c.shape[-1] for c in projections} == {width // 2}
   expected = tensor_reductions(
     model,
     data_lanes=experiment.program.layout.data[0].lanes,

@@ -45,7 +45,7 @@ LONGEST = (
   "caatnet/models/transformer_test.py",
   "caatnet/train/outer_loops_test.py",
   "caatnet/train/zero_test.py",
-  "parallel/tensor/doors_test.py",
+  "parallel/tensor/projections_test.py",
   "parallel/schedules/run_test.py",
   "colabs_test.py",
   "caatnet/models/convolutional_test.py",

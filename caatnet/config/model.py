@@ -36,7 +36,7 @@ def transformer(
   )
   # Fields of the model's config that are not keys of its section.
   derived = {
-    "syncs": sync.doors,
+    "syncs": sync.policies,
     "rope_scaling": parse_scaling(section.rope_scaling),
     "attention": attentions.resolve(
       section.attention, context.platform, section.dtype, context.data.seq_len,
@@ -66,7 +66,8 @@ def recurrent(section: schema.Recurrent, context: Context) -> RecurrentModel:
     "sync", build_sync, context.sync, context, section.num_layers, section.remat
   )
   config = RecurrentConfig(
-    **vars(section), syncs=sync.doors, kernels=kernels_of_norms(context, sync)
+    **vars(section), syncs=sync.policies,
+    kernels=kernels_of_norms(context, sync),
   )
   return RecurrentModel(config, context.tensor, context.stage)
 

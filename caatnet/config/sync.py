@@ -15,8 +15,8 @@ from parallel.schedules import builders
 from parallel.schedules.run import executor
 from parallel.schedules.table import table
 from parallel.tensor.partial_sync import (
-  DOOR_ROUTES,
   FUSED_ROUTES,
+  PROJECTION_ROUTES,
   PartialSync,
 )
 from parallel.topology.builders import of_size
@@ -27,12 +27,12 @@ class Sync:
   """Sync policies of a language model.
 
   Attributes:
-    doors: For each layer, the policies of the row-parallel projections of
+    policies: For each layer, the policies of the row-parallel projections of
       attention (or recurrence) and MLP.
     carry: Whether the next layer's norm may reduce the MLP's update.
   """
 
-  doors: tuple[tuple[PartialSync, PartialSync], ...]
+  policies: tuple[tuple[PartialSync, PartialSync], ...]
   carry: bool
 
 
@@ -68,7 +68,7 @@ def build_sync(
     )
   reduction = _route(route, section.topology, context)
 
-  def door(key: str) -> list[PartialSync]:
+  def policies_of(key: str) -> list[PartialSync]:
     values = getattr(section, key) or (p,)
     values = values * (num_layers if len(values) == 1 else 1)  # per layer
     if len(values) != num_layers:
@@ -88,7 +88,7 @@ def build_sync(
       for value in values
     ]
 
-  attention, mlp = door("p_attention"), door("p_mlp")
+  attention, mlp = policies_of("p_attention"), policies_of("p_mlp")
   # With rematerialisation a layer would repeat the reduction of an update that
   # is carried into it.
   carries = carry == "on" or (carry == "auto" and remat == "none")
@@ -101,9 +101,10 @@ def kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
   All layers have one choice, by their mean p. A route with a fused kernel is
   requested by name, so its kernel is used in any case.
   """
-  doors = [door for layer in sync.doors for door in layer]
-  p = sum(door.p for door in doors) / len(doors)  # mean over all projections
-  asked = context.evidence_of is None or doors[0].route in FUSED_ROUTES
+  policies = [policy for layer in sync.policies for policy in layer]
+  # The mean over all projections.
+  p = sum(policy.p for policy in policies) / len(policies)
+  asked = context.evidence_of is None or policies[0].route in FUSED_ROUTES
   if asked or evidence.helps(context.evidence_of, "add_norm", p):
     return context.kernels
   return ("reference",)
@@ -114,7 +115,7 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
   kind, _, name = route.partition(":")
   if kind != "schedule":
     schedules = (f"schedule:{name}" for name in builders.BUILDERS)
-    one_of("route", route, (*DOOR_ROUTES, *schedules))
+    one_of("route", route, (*PROJECTION_ROUTES, *schedules))
     if topology:
       raise ValueError(
         f"topology={topology!r} has no effect with route={route!r}, which is "

@@ -192,16 +192,16 @@ class Block(nnx.Module):
     self, x: Stream, state: Any, syncs: Any, mix: Any
   ) -> tuple[Stream, Any]:
     """Applies recurrence and MLP; see `LanguageModule.block_type`."""
-    axis, doors = self.axis, (self.config.norm_eps, self.config.kernels)
+    axis, norm = self.axis, (self.config.norm_eps, self.config.kernels)
     unit = Unit(*(getattr(self, name)[...] for name in Unit._fields))
     with jax.named_scope("recurrence"):
-      x, y = column_parallel(x, self.norm_1[...], self.w_in[...], *doors)
+      x, y = column_parallel(x, self.norm_1[...], self.w_in[...], *norm)
       y, state = mix(unit, y, state)
-      x = x + row_parallel(y, self.w_out[...], axis, syncs[0], doors[1])
-      x, y = column_parallel(x, self.norm_2[...], self.w_gate_up[...], *doors)
+      x = x + row_parallel(y, self.w_out[...], axis, syncs[0], norm[1])
+      x, y = column_parallel(x, self.norm_2[...], self.w_gate_up[...], *norm)
     with jax.named_scope("mlp"):
       y = jax.vmap(swiglu)(*kept(*jnp.split(y, 2, axis=-1)))
-      x = x + row_parallel(y, self.w_down[...], axis, syncs[1], doors[1])
+      x = x + row_parallel(y, self.w_down[...], axis, syncs[1], norm[1])
     return x.resolved(), state
 
 

@@ -61,7 +61,7 @@ class DCS3GD(OuterLoop):
 
   exchange: Exchange
   compensation: float
-  of_each: ClassVar[tuple[str, ...]] = ("heard",)
+  of_each: ClassVar[tuple[str, ...]] = ("mask",)
 
   def init(self, params: Params) -> State:
     shared = self.exchange.init(params)
@@ -69,15 +69,15 @@ class DCS3GD(OuterLoop):
       "update": stacked_zeros(params, self.worker)
     }
     # float32 [workers]: workers in the mean of the next exchange.
-    heard = jnp.ones(self.worker.size)
-    return {"params": params, "heard": heard, "workers": workers}
+    mask = jnp.ones(self.worker.size)
+    return {"params": params, "mask": mask, "workers": workers}
 
   def plan(self, step: int) -> Plan:
     return Plan((), (step,))
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
     arriving, new = self.exchange.mean(
-      state["workers"]["update"], state, plan.numbers[0], state["heard"]
+      state["workers"]["update"], state, plan.numbers[0], state["mask"]
     )
     # `finish` removes the mean: it is not part of the state between steps.
     return state | new | {"mean": arriving}
@@ -121,7 +121,7 @@ class DCS3GD(OuterLoop):
     )
     workers = health.noted(state["workers"], verdict.norms, verdict.mine)
     state["workers"] = workers | {"update": updates}
-    state["heard"] = verdict.heard
+    state["mask"] = verdict.mask
     params = optax.apply_updates(to_workers(common, self.worker), updates)
     return params, state
 

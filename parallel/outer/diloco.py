@@ -100,7 +100,7 @@ class DiLoCo(CommonRounds):
     optimizer = state["optimizer"]
     number = plan.numbers[0]
     verdict = self.exchange.judge(params, outer)
-    heard = self._drawn(number, verdict.heard)
+    mask = self._drawn(number, verdict.mask)
     state = state | {
       "workers": health.noted(state["workers"], verdict.norms, verdict.mine)
     }
@@ -108,8 +108,8 @@ class DiLoCo(CommonRounds):
     # The subtraction phi - theta_m is fused into the encoder and the outer step
     # into the decoder: with kernels, neither the deltas nor the mean are
     # materialized.
-    def exchange(uses):
-      return self.exchange.mean(params, state, number, heard, outer, uses)
+    def exchange(epilogues):
+      return self.exchange.mean(params, state, number, mask, outer, epilogues)
 
     new, optimizer, rest = self.optimizer.step(outer, optimizer, exchange)
     state = state | rest | {"params": new, "optimizer": optimizer}

@@ -82,7 +82,7 @@ class Eager(OwnRounds):
     "params", "optimizer", "delta", "share"
   )
 
-  of_each: ClassVar[tuple[str, ...]] = ("heard",)
+  of_each: ClassVar[tuple[str, ...]] = ("mask",)
 
   def coming_and_going(self) -> "Eager":
     return dataclasses.replace(self, common=True)
@@ -99,7 +99,7 @@ class Eager(OwnRounds):
     state = {
       "mean": jax.tree.map(jnp.zeros_like, params),
       # float32 [workers]: workers in the mean of the next exchange.
-      "heard": jnp.ones(self.worker.size),
+      "mask": jnp.ones(self.worker.size),
       "workers": workers,
     }
     if self.common:
@@ -121,7 +121,7 @@ class Eager(OwnRounds):
     if not begins:
       return state
     arriving, new = self.exchange.mean(
-      state["workers"]["delta"], state, plan.numbers[0], state["heard"]
+      state["workers"]["delta"], state, plan.numbers[0], state["mask"]
     )
     return state | new | {"mean": arriving}
 
@@ -140,7 +140,7 @@ class Eager(OwnRounds):
       verdict.mine, delta, jax.tree.map(jnp.zeros_like, delta)
     )
     weights = health.weights_of(
-      self.exchange.weights, verdict.heard, self.worker
+      self.exchange.weights, verdict.mask, self.worker
     )
     share = (weights / jnp.sum(weights))[ranks_here(self.worker)]  # [W]
 
@@ -162,7 +162,7 @@ class Eager(OwnRounds):
     )
     outer = optax.apply_updates(own["params"], updates)
     own = own | {"params": outer, "optimizer": optimizer, "delta": delta}
-    state = state | {"heard": verdict.heard}
+    state = state | {"mask": verdict.mask}
     if self.common:
       step, optimizer = self.optimizer.update(
         state["mean"], state["optimizer"], state["params"]

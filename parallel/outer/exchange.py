@@ -18,7 +18,7 @@ from parallel.axes import Axis
 from parallel.collectives import ranks_here
 from parallel.outer import health
 from parallel.outer.base import Params, State, at_path, stacked_zeros
-from parallel.wire import MEAN_ITSELF, Wire
+from parallel.wire import IDENTITY, Wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +97,9 @@ class Exchange:
     workers: Params,
     state: State,
     number: jax.Array,
-    heard: jax.Array | None = None,
+    mask: jax.Array | None = None,
     anchor: Params | None = None,
-    uses: Any = None,
+    epilogues: Any = None,
   ) -> tuple[Any, State]:
     """Averages deltas over all workers.
 
@@ -108,23 +108,23 @@ class Exchange:
         arrays to subtract from it. The path of a leaf is its parameter's.
       state: State of an outer loop, with the part that `init` returned.
       number: int32, the number of this exchange, which seeds its random draws.
-      heard: Mask of included workers, float32 ``[workers]``, 1 or 0, multiplied
+      mask: Mask of included workers, float32 ``[workers]``, 1 or 0, multiplied
         with the weights; None includes all. Excluded workers' values are not
         read, and they keep their residuals.
       anchor: Tree of ``[...]``, equal for all workers, from which the encoder
         subtracts the workers' arrays; None if these are deltas already.
-      uses: Tree with a `Use` for each leaf, which is applied to its mean; None
-        returns the means.
+      epilogues: Tree with an `Epilogue` for each leaf, which is applied to its
+        mean; None returns the means.
 
     Returns:
-      A tree of means ``[...]``, or of the uses' results, with the same bits on
-      every device; and the new part of the state.
+      A tree of means ``[...]``, or of the epilogues' results, with the same
+      bits on every device; and the new part of the state.
     """
     # The key depends only on seed and number: a resumed run repeats its
     # roundings.
     key = jax.random.fold_in(jax.random.key(self.seed), number)
-    if heard is not None:
-      workers = self.rule.then(workers, heard)
+    if mask is not None:
+      workers = self.rule.then(workers, mask)
     # Leaves in sorted order of paths, as for all parameter trees.
     leaves, treedef = jax.tree.flatten_with_path(workers)
     nones = [None] * len(leaves)
@@ -133,11 +133,11 @@ class Exchange:
     # Error feedback: the last rounding error is added before this encoding.
     if self.error_feedback:
       residuals = jax.tree.leaves(state["workers"]["residual"])
-    if uses is None:
-      uses = [MEAN_ITSELF] * len(leaves)
+    if epilogues is None:
+      epilogues = [IDENTITY] * len(leaves)
     else:
-      uses = jax.tree.leaves(uses)
-    weights = health.weights_of(self.weights, heard, self.worker)
+      epilogues = jax.tree.leaves(epilogues)
+    weights = health.weights_of(self.weights, mask, self.worker)
     results, left = [], []
     for index, (path, leaf) in enumerate(leaves):
       result, new = quantize.coded_mean(
@@ -148,7 +148,7 @@ class Exchange:
         # Independent random numbers for each parameter.
         key=jax.random.fold_in(key, index),
         block_dims=self.num_block_dims(path),
-        use=uses[index],
+        epilogue=epilogues[index],
       )
       results.append(result)
       left.append(new)
@@ -157,9 +157,9 @@ class Exchange:
       return result, {}
     residual = treedef.unflatten(left)
     # Excluded workers have sent nothing: their residuals do not change.
-    if heard is not None:
+    if mask is not None:
       residual = health.choose(
-        heard[ranks_here(self.worker)] > 0, residual,
+        mask[ranks_here(self.worker)] > 0, residual,
         state["workers"]["residual"],
       )
     return result, {"workers": state["workers"] | {"residual": residual}}

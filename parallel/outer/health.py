@@ -34,13 +34,13 @@ class Verdict(NamedTuple):
   """Result of a judgment: the workers that are included in an exchange.
 
   Attributes:
-    heard: float32 ``[workers]``, 1 for included workers and else 0; equal on
+    mask: float32 ``[workers]``, 1 for included workers and else 0; equal on
       all devices.
     norms: float32 ``[W]``, the norms of this device's workers.
     mine: bool ``[W]``, whether each of this device's workers is included.
   """
 
-  heard: jax.Array
+  mask: jax.Array
   norms: jax.Array
   mine: jax.Array
 
@@ -80,14 +80,14 @@ class Rule:
     """
     norms = self.norm(deltas)
     norms_of_all = all_gather(norms[:, None], worker)
-    heard = healthy(norms_of_all, self.outlier_factor)
+    mask = healthy(norms_of_all, self.outlier_factor)
     return Verdict(
-      heard.astype(jnp.float32), norms, heard[ranks_here(worker)]
+      mask.astype(jnp.float32), norms, mask[ranks_here(worker)]
     )
 
-  def then(self, tree: Params, told: jax.Array) -> Params:
-    """Returns the tree, ordered after the exchanged norms ``told``."""
-    return after(tree, told, self.ordered)
+  def then(self, tree: Params, mask: jax.Array) -> Params:
+    """Returns the tree, ordered after the exchange that made ``mask``."""
+    return after(tree, mask, self.ordered)
 
 
 # Excludes only workers with a norm that is not finite.
@@ -160,21 +160,21 @@ def choose(mine: jax.Array, this: Params, that: Params) -> Params:
 
 
 def weights_of(
-  weights: tuple[float, ...], heard: jax.Array | None, worker: Axis
+  weights: tuple[float, ...], mask: jax.Array | None, worker: Axis
 ) -> Any:
   """Returns the weights in a mean, float32 ``[workers]``; None if all are 1.
 
   Args:
     weights: One weight per worker, such as its number of tokens; empty for
       equal ones.
-    heard: float32 ``[workers]``, 1 for included workers and else 0; None for
+    mask: float32 ``[workers]``, 1 for included workers and else 0; None for
       all.
     worker: The worker axis.
   """
-  if not weights and heard is None:
+  if not weights and mask is None:
     return None
   found = jnp.asarray(weights or (1.0,) * worker.size, jnp.float32)
-  return found if heard is None else found * heard
+  return found if mask is None else found * mask
 
 
 def sent_bytes(worker: Axis) -> dict[str, int]:

@@ -17,8 +17,8 @@ from parallel.kernels.codec.reference import OuterStep
 from parallel.outer.base import Params, State
 from parallel.wire import NesterovStep
 
-# Maps a tree with one `Use` per parameter (None: return the means) to the tree
-# of the uses' results and the exchange's new state.
+# Maps a tree with one `Epilogue` per parameter (None: return the means) to the
+# tree of the epilogues' results and the exchange's new state.
 MeanExchange = Callable[[Any], tuple[Any, State]]
 
 
@@ -52,7 +52,7 @@ class OuterOptimizer(Protocol):
     Args:
       params: Outer parameters.
       state: State of the optimizer.
-      exchange: Averages over the workers and applies the given uses to the
+      exchange: Averages over the workers and applies the given epilogues to the
         means.
 
     Returns:
@@ -128,13 +128,13 @@ class Nesterov:
   ) -> tuple[Params, State, State]:
     momentum = optax.tree_utils.tree_get(state, "trace")
     # One fused decode-and-step per parameter: (mean, p, m) -> (p, m).
-    uses = jax.tree.map(
+    epilogues = jax.tree.map(
       lambda p, m: NesterovStep(
         p, m, OuterStep(self.learning_rate, self.momentum)
       ),
       params, momentum,
     )
-    pairs, rest = exchange(uses)
+    pairs, rest = exchange(epilogues)
     # Tree of (params, momentum) pairs -> pair of trees.
     outer, inner = jax.tree.structure(params), jax.tree.structure((0, 0))
     params, momentum = jax.tree.transpose(outer, inner, pairs)

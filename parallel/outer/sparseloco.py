@@ -106,7 +106,7 @@ class SparseLoCo(CommonRounds):
     outer = state["params"]
     deltas = jax.tree.map(jnp.subtract, outer, params)
     verdict = self.rule.judge(deltas, self.worker)
-    weights = health.weights_of(self.weights, verdict.heard, self.worker)
+    weights = health.weights_of(self.weights, verdict.mask, self.worker)
     deltas = self.rule.then(deltas, weights)
     old = state["workers"]["residual"]
     # e_m of this round, [W, ...].

@@ -91,7 +91,7 @@ class Streaming(CommonRounds):
       are more fragments than steps in a round.
   """
 
-  own: ClassVar[tuple[str, ...]] = ("workers", "heard_here")
+  own: ClassVar[tuple[str, ...]] = ("workers", "mask_here")
 
   optimizer: OuterOptimizer
   exchange: Exchange
@@ -247,7 +247,7 @@ class Streaming(CommonRounds):
     if send.starts:
       state = _noted(state, verdict)
     arrived, state = self._exchange_piece(
-      deltas, _arriving(state, send), state, verdict.heard, send.kind, numbers
+      deltas, _arriving(state, send), state, verdict.mask, send.kind, numbers
     )
     return _with_arriving(state, send, arrived)
 
@@ -270,7 +270,7 @@ class Streaming(CommonRounds):
         state = self._outer_update(delta, state, kind, place)
       params = self._merge(params, state, kind, numbers)
     # Workers that the exchange sent in this step, if any, has excluded.
-    if (mine := state.pop("heard_here", None)) is not None:
+    if (mine := state.pop("mask_here", None)) is not None:
       outer = to_workers(state["params"], self.worker)
       params = health.choose(mine, params, outer)
     return params, state
@@ -320,7 +320,7 @@ class Streaming(CommonRounds):
     state = _noted(state, verdict)
     workers = state["workers"]
     mean = functools.partial(
-      self.exchange.mean, mine, number=exchange, heard=verdict.heard,
+      self.exchange.mean, mine, number=exchange, mask=verdict.mask,
       anchor=outer,
     )
     if "residual" not in workers:
@@ -337,7 +337,7 @@ class Streaming(CommonRounds):
     deltas: Params,
     arriving: Params,
     state: State,
-    heard: jax.Array,
+    mask: jax.Array,
     kind: str,
     numbers: SendNumbers,
   ) -> tuple[Params, State]:
@@ -347,7 +347,7 @@ class Streaming(CommonRounds):
       deltas: Outer gradients of the fragment at its first piece, ``[W, ...]``.
       arriving: Slot of the fragment, with the pieces that have arrived.
       state: State of the outer loop.
-      heard: Mask of included workers, float32 ``[workers]``.
+      mask: Mask of included workers, float32 ``[workers]``.
       kind: Kind of the fragment.
       numbers: Numbers of the exchange and of the piece.
 
@@ -363,7 +363,7 @@ class Streaming(CommonRounds):
     if "residual" in workers:
       residual = cut.take(workers["residual"], kind, place, 1)
       old = {"workers": {"residual": take(residual, dim=1)}}
-    mean, new = self.exchange.mean(take(deltas, dim=1), old, draw, heard)
+    mean, new = self.exchange.mean(take(deltas, dim=1), old, draw, mask)
     arriving = self._cutter.put(arriving, mean, piece, 0)
     if old:
       part = new["workers"]["residual"]
@@ -444,7 +444,7 @@ def _in_shape_of(params: Params):
 def _noted(state: State, verdict: health.Verdict) -> State:
   """Returns the state with a verdict, which the end of the step removes."""
   workers = health.noted(state["workers"], verdict.norms, verdict.mine)
-  return state | {"workers": workers, "heard_here": verdict.mine}
+  return state | {"workers": workers, "mask_here": verdict.mine}
 
 
 def _arriving(state: State, variant: SendVariant | ReceiveVariant) -> Params:

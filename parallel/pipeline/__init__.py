@@ -7,5 +7,5 @@ __all__, __getattr__, __dir__ = attach(__name__, {
   "cost": ["Cost"],
   "run": ["Functions", "Params", "Pipeline"],
   "simulate": ["Hops", "Timeline", "Work", "events"],
-  "schedule": ["Kind", "PipelineSchedule"],
+  "pipeline_schedule": ["Kind", "PipelineSchedule"],
 })

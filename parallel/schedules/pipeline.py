@@ -58,9 +58,9 @@ def pipelined(
     link_capacity or schedule.link_capacity or _capacity(schedule, topology)
   )
   for number, transfers in enumerate(schedule.rounds):
-    heard = {(t.destination, t.chunk) for t in transfers}
+    received = {(t.destination, t.chunk) for t in transfers}
     for t in transfers:
-      if (t.source, t.chunk) in heard:
+      if (t.source, t.chunk) in received:
         raise ValueError(
           f"{schedule.name}, round {number}: rank {t.source} sends chunk "
           f"{t.chunk} and receives it, too; pieces={pieces} must be 1"

@@ -19,7 +19,7 @@ PRIVATE_SCALES = ("none", "init", "forward")
 # Reductions of a row-parallel projection, by their names in configs.
 # "ring_kernel" adds and normalizes in the same kernel as the reduction, so it
 # runs only if a norm follows; otherwise it is a psum.
-DOOR_ROUTES: dict[str, Reduction] = ROUTES | {"ring_kernel": lax.psum}
+PROJECTION_ROUTES: dict[str, Reduction] = ROUTES | {"ring_kernel": lax.psum}
 
 # Routes with a kernel that reduces, adds and normalizes.
 FUSED_ROUTES = ("one_shot", "ring_kernel")
@@ -41,8 +41,8 @@ class PartialSync:
       the private ones while the shared ones are reduced, if the compiler
       reduces asynchronously. Otherwise a device with one lane computes all
       columns in one product.
-    route: Implementation of both reductions: a key of ``DOOR_ROUTES``, or a
-      function that replaces ``lax.psum``. The routes in ``FUSED_ROUTES`` use
+    route: Implementation of both reductions: a key of ``PROJECTION_ROUTES``, or
+      a function that replaces ``lax.psum``. The routes in ``FUSED_ROUTES`` use
       their kernels where `reductions.kernel_of_norm` finds one.
 
   Raises:
@@ -66,9 +66,9 @@ class PartialSync:
   def __post_init__(self) -> None:
     if not 0.0 <= self.p <= 1.0:
       raise ValueError(f"p={self.p} must lie in [0, 1]")
-    if isinstance(self.route, str) and self.route not in DOOR_ROUTES:
+    if isinstance(self.route, str) and self.route not in PROJECTION_ROUTES:
       raise ValueError(
-        f"route={self.route!r} must be one of {', '.join(DOOR_ROUTES)}"
+        f"route={self.route!r} must be one of {', '.join(PROJECTION_ROUTES)}"
       )
     if self.private_scale not in PRIVATE_SCALES:
       raise ValueError(

@@ -25,7 +25,7 @@ from parallel.kernels.reduce_add_norm import api as one_shot
 from parallel.kernels.ring_all_reduce import api as ring
 from parallel.kernels.selection import Implementation
 from parallel.routes import parts_of_all
-from parallel.tensor.partial_sync import DOOR_ROUTES, PartialSync
+from parallel.tensor.partial_sync import PROJECTION_ROUTES, PartialSync
 
 # Name of reduced values for remat policies.
 REDUCED = "reduced"
@@ -199,7 +199,7 @@ def _sum_in(
   y: jax.Array, name: str, dtype: str | None, route: str | Reduction = "psum"
 ) -> jax.Array:
   """All-reduces y in ``dtype`` (None: y's) and returns the sum in y's dtype."""
-  reduce = DOOR_ROUTES[route] if isinstance(route, str) else route
+  reduce = PROJECTION_ROUTES[route] if isinstance(route, str) else route
   sent = _as_sent(y, dtype)
   total = reduce(sent, name)
   if sent.dtype == y.dtype:

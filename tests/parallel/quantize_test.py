@@ -305,7 +305,7 @@ def test_outer_step_equals_optax_on_the_mean(wire):
       params, momentum, reference.OuterStep(0.7, 0.9)
     )
     ours, _ = quantize.coded_mean(
-      x, axis, wire, anchor=params, use=step
+      x, axis, wire, anchor=params, epilogue=step
     )
     mean, _ = quantize.coded_mean(x, axis, wire, anchor=params)
     state = optax.tree_utils.tree_set(optimizer.init(params), trace=momentum)

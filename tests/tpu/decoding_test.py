@@ -34,10 +34,10 @@ def test_kernel_reads_pages_and_the_cache_is_updated_in_place(phase, name):
   assert result["memory"]["cache"] == found.cache_shape.size_bytes
   assert result["memory"]["temporaries"] < result["memory"]["cache"]
   rows = {(r["kind"], r["dtype"]): r for r in result["inference"]["formula"]}
-  doors = rows["all_reduce", "bfloat16"]
-  assert doors["formula"] == doors["lowered"]
+  projections = rows["all_reduce", "bfloat16"]
+  assert projections["formula"] == projections["lowered"]
   # XLA:TPU takes the argmax before widening: 2 bytes per sequence.
-  assert 0 <= doors["compiled"] - doors["formula"] <= 2 * 8
+  assert 0 <= projections["compiled"] - projections["formula"] <= 2 * 8
   bounds, (least, greatest) = result["roofline"], result["with_latency"]
   assert bounds["compute_seconds"] >= bounds["formula_seconds"]
   assert (

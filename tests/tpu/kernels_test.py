@@ -115,8 +115,8 @@ def test_models_reduce_by_the_kernel_of_a_schedule(data):
     if r["kind"] == "permute"
   ]
   # Each projection sends 2 (n - 1) / n of the shared 2,048 x 128 float32.
-  doors = config.model.num_layers * 2
-  assert sent == [doors * 1.5 * 2048 * 64 * 4] * 2
+  num_projections = config.model.num_layers * 2
+  assert sent == [num_projections * 1.5 * 2048 * 64 * 4] * 2
 
 
 # Operand of a row-parallel projection: the shared half, 2,048 x 128 float32.
@@ -178,7 +178,7 @@ def test_exchanges_copy_no_weights(target):
   def f(params, momentum, workers):
     step = NesterovStep(params, momentum, OuterStep(0.7, 0.9))
     return quantize.coded_mean(
-      workers, worker, wire, anchor=params, block_dims=1, use=step
+      workers, worker, wire, anchor=params, block_dims=1, epilogue=step
     )[0]
 
   specs = P(), P(), P("worker")

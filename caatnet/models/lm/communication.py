@@ -69,21 +69,21 @@ def tensor_reductions(
   entry = config.syncs[0][0].backward_dtype or dtype
   add("backward", entry, *tokens, width)
   for layer, syncs in enumerate(config.syncs):
-    for door, sync in enumerate(syncs):
+    for projection, sync in enumerate(syncs):
       k = sync.num_shared(width)
       if k:
-        door_kind = _kind(sync)
+        reduction_kind = _kind(sync)
         forward = sync.forward_dtype or dtype
         backward = sync.backward_dtype or dtype
-        add("forward", forward, *tokens, k, kind=door_kind)
-        add("backward", backward, *tokens, k, kind=door_kind)
+        add("forward", forward, *tokens, k, kind=reduction_kind)
+        add("backward", backward, *tokens, k, kind=reduction_kind)
         # The backward of a layer recomputes the values that it reads. The MLP's
         # backward reads the stream after attention, so attention's row-parallel
         # projection is repeated. The MLP's update is read by the next layer
         # only, so the MLP's is repeated only if that layer reduces it.
         carried = config.carry and layer < config.num_layers - 1
-        if config.remat == "full" and (door == 0 or carried):
-          add("backward", forward, *tokens, k, kind=door_kind)
+        if config.remat == "full" and (projection == 0 or carried):
+          add("backward", forward, *tokens, k, kind=reduction_kind)
   add("forward", "float32", *tokens)  # largest logit
   add("forward", "float32", 2, *tokens)  # normaliser, target
   # Once per step: gradients of the gains of all layers and of the last norm,

@@ -128,11 +128,11 @@ def row_scales(
     `PartialSync.private_scale` is "init", else 1.
   """
   scales = np.ones((len(syncs), 2, width), np.float32)
-  for layer, doors in enumerate(syncs):
-    for door, sync in enumerate(doors):
+  for layer, policies in enumerate(syncs):
+    for projection, sync in enumerate(policies):
       if sync.private_scale == "init":
         first_private = sync.num_shared(width)
-        scales[layer, door, first_private:] = math.sqrt(axis.size)
+        scales[layer, projection, first_private:] = math.sqrt(axis.size)
   return scales
 
 

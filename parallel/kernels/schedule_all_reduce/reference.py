@@ -51,7 +51,7 @@ def senders(table: np.ndarray) -> np.ndarray:
       "[rounds, devices, 4]"
     )
   rounds, n, _ = table.shape
-  heard = np.full((rounds, n), -1, np.int32)
+  sender_of = np.full((rounds, n), -1, np.int32)
   for turn, device in np.ndindex(rounds, n):
     where = f"schedule table, round {turn}, device {device}"
     to, sent, received, operation = table[turn, device]
@@ -65,21 +65,23 @@ def senders(table: np.ndarray) -> np.ndarray:
         f"{ADD} (add) or {COPY} (copy), or both -1"
       )
     if to >= 0:
-      if heard[turn, to] >= 0:
+      if sender_of[turn, to] >= 0:
         raise ValueError(
-          f"{where}: {to} also receives from {heard[turn, to]} in this round"
+          f"{where}: {to} also receives from {sender_of[turn, to]} in this "
+          "round"
         )
-      heard[turn, to] = device
+      sender_of[turn, to] = device
   # Every message needs a receive in the same round, and every receive a
   # message: otherwise a kernel would deadlock or leave a message unread.
-  silent = (heard < 0) != (table[..., RECEIVED] < 0)
+  silent = (sender_of < 0) != (table[..., RECEIVED] < 0)
   if silent.any():
     turn, device = np.argwhere(silent)[0]
     raise ValueError(
       f"schedule table, round {turn}, device {device}: receives chunk "
-      f"{table[turn, device, RECEIVED]}, its sender is {heard[turn, device]}"
+      f"{table[turn, device, RECEIVED]}, its sender is "
+      f"{sender_of[turn, device]}"
     )
-  return heard
+  return sender_of
 
 
 def schedule_all_reduce(x: jax.Array, table: np.ndarray) -> jax.Array:
@@ -88,13 +90,13 @@ def schedule_all_reduce(x: jax.Array, table: np.ndarray) -> jax.Array:
   Operand and result are stacked over devices, ``[n, T, K]``; the number of
   chunks C divides T.
   """
-  heard = senders(table)
+  sender_of = senders(table)
   n, shape = x.shape[0], x.shape
   x = x.reshape(n, num_chunks(table), -1, shape[-1])  # [n, C, rows, K]
   for turn in range(len(table)):
     new = x  # all sends of the round read x, so that results go to a new array
     for device in range(n):
-      sender = heard[turn, device]
+      sender = sender_of[turn, device]
       if sender < 0:
         continue
       _, _, received, operation = table[turn, device]

@@ -102,18 +102,18 @@ def extended(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       the next.
     - int32 ``[2, n]``: the senders of a device's first two messages.
   """
-  heard = senders(table)
-  rounds, n = heard.shape
+  sender_of = senders(table)
+  rounds, n = sender_of.shape
   out = np.full((rounds, n, 7), -1, np.int32)
   out[..., :4] = table
   first = np.full((2, n), -1, np.int32)
   for device in range(n):
-    turns = np.flatnonzero(heard[:, device] >= 0)
+    turns = np.flatnonzero(sender_of[:, device] >= 0)
     for index, turn in enumerate(turns):
-      sender = heard[turn, device]
+      sender = sender_of[turn, device]
       out[turn, device, _MINE] = out[turn, sender, _THEIRS] = index % 2
       if index + 2 < len(turns):
-        later = heard[turns[index + 2], device]
+        later = sender_of[turns[index + 2], device]
         out[turn, device, _NEXT_SENDER] = later
       if index < 2:
         first[index, device] = sender

@@ -131,12 +131,12 @@ def test_sgd_equals_its_equation():
 
 
 def test_each_projection_has_its_own_fraction():
-  doors = build(
+  projections = build(
     "sync.p=0.75 sync.p_mlp=(0.25,0.5) sync.forward_dtype=bfloat16 "
     "sync.backward_dtype= sync.private_scale=init sync.overlap=on"
   ).program.model.config.syncs
-  assert [(a.p, m.p) for a, m in doors] == [(0.75, 0.25), (0.75, 0.5)]
-  for sync in (*doors[0], *doors[1]):
+  assert [(a.p, m.p) for a, m in projections] == [(0.75, 0.25), (0.75, 0.5)]
+  for sync in (*projections[0], *projections[1]):
     assert (sync.forward_dtype, sync.backward_dtype) == ("bfloat16", None)
     assert (sync.private_scale, sync.overlap) == ("init", True)
 

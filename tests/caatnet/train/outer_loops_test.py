@@ -530,8 +530,8 @@ def test_error_feedback_loses_nothing(name):
     left = jax.tree.map(
       lambda x: x.mean(0), runner.outer["workers"]["residual"]
     )
-    heard = jax.tree.map(np.subtract, start, runner.outer["params"])
-    assert_close(jax.tree.map(np.add, heard, left), gone)
+    received = jax.tree.map(np.subtract, start, runner.outer["params"])
+    assert_close(jax.tree.map(np.add, received, left), gone)
 
 
 @pytest.mark.parametrize("workers", range(1, 9))

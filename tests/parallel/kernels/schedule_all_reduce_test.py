@@ -95,12 +95,12 @@ def test_ledger_counts_kernel_messages():
 def test_buffer_grants_go_to_the_next_sender(name):
   """Two grants at the start, one per message except the last two, in order."""
   table = cases.CASES[name]
-  heard = reference.senders(table)
+  sender_of = reference.senders(table)
   whole, first = tpu.extended(table)
   for device in range(table.shape[1]):
-    turns = np.flatnonzero(heard[:, device] >= 0)
+    turns = np.flatnonzero(sender_of[:, device] >= 0)
     granted = [*first[:, device], *whole[turns, device, -1]]
-    senders = heard[turns, device].tolist()
+    senders = sender_of[turns, device].tolist()
     assert [x for x in granted if x >= 0] == senders
     # Messages alternate between two buffers; sender and receiver agree on it.
     buffers = whole[turns, device, -3].tolist()

@@ -42,16 +42,16 @@ def program(name, size):
 def hook(name, workers, weights, *trees):
   """Runs a hook on one device for workers that each have a state of the loop.
 
-  Returns their states. Trees are ``[W, ...]``; "heard" is per worker.
+  Returns their states. Trees are ``[W, ...]``; "mask" is per worker.
   """
   own = each(lambda *x: jnp.concatenate(x), *[s["workers"] for s in workers])
-  heard = jnp.concatenate([s["heard"] for s in workers])
-  state = workers[0] | {"workers": own, "heard": heard}
+  mask = jnp.concatenate([s["mask"] for s in workers])
+  state = workers[0] | {"workers": own, "mask": mask}
   state = program(name, len(workers))(state, jnp.float32(weights), trees)
   return [
     state | {
       "workers": each(lambda x, i=i: x[i : i + 1], state["workers"]),
-      "heard": state["heard"][i : i + 1],
+      "mask": state["mask"][i : i + 1],
     }
     for i in range(len(workers))
   ]
@@ -76,7 +76,7 @@ def begin(workers, weights):
 def came(workers):
   """Returns the state of a joining worker, which has the shared part only."""
   return LOOP.started(workers[0] | {
-    key: LOOP.init(draw(99))[key] for key in ("workers", "heard")
+    key: LOOP.init(draw(99))[key] for key in ("workers", "mask")
   })
 
 
@@ -102,7 +102,7 @@ def test_updates_telescope_with_joining_and_leaving_workers(seed):
     weights = rng.integers(1, 5, len(workers)).astype("f4")
     if number:
       told = stack([w["workers"]["delta"] for w in workers])
-      share = weights * np.concatenate([w["heard"] for w in workers])
+      share = weights * np.concatenate([w["mask"] for w in workers])
       share /= share.sum()
       workers = begin(workers, weights)
       total = each(
@@ -149,7 +149,7 @@ def test_pending_delta_of_a_late_worker_is_applied_once(hooks):
   elif hooks[0] == "finish":
     (other,) = finish([other], (1,), [second])
     (other,) = begin([other], (1,))
-  shared = other | {key: late[key] for key in ("workers", "heard")}
+  shared = other | {key: late[key] for key in ("workers", "mask")}
   params, now = LOOP.late(params, late, shared, hooks, (1, 2))
   assert_close(
     now["workers"]["params"], stacked(other["params"], ONE)

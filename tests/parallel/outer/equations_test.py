@@ -126,9 +126,9 @@ def test_sampled_clients_are_averaged_with_their_weights():
     theta = each(np.add, theta, updates)
     if number % 2 == 0:
       # Two of three workers are drawn: one of the three means matches.
-      heard = [1 - np.eye(M)[out] for out in range(M)]
+      masks = [1 - np.eye(M)[out] for out in range(M)]
       means = [
-        each(lambda t, h=h: np.average(t, 0, weights * h), theta) for h in heard
+        each(lambda t, h=h: np.average(t, 0, weights * h), theta) for h in masks
       ]
       distances = [
         max(np.abs(a - b).max() for a, b in zip(
@@ -248,7 +248,7 @@ def test_sparseloco_equals_its_equation():
   theta, phi = workers_start(), wide(draw(0))
   residual = zeros_like(theta)
 
-  def heard(x, dims):
+  def sent(x, dims):
     rows = x.reshape(-1, int(np.prod(x.shape[1 + dims :])))
     return np.stack(
       [two_bit_top_k(row, chunk, k) for row in rows]
@@ -259,7 +259,7 @@ def test_sparseloco_equals_its_equation():
     theta = each(np.add, theta, updates)
     if number % 2 == 0:
       total = each(lambda e, f, t: decay * e + f - t, residual, phi, theta)
-      kept = each(heard, total, BLOCK_DIMS)
+      kept = each(sent, total, BLOCK_DIMS)
       residual = each(np.subtract, total, kept)
       phi = each(lambda f, c: f - RATE * c.mean(axis=0), phi, kept)
       theta = each(lambda f: np.stack([f] * M), phi)
@@ -418,9 +418,9 @@ def test_fragments_have_separate_residuals(pieces):
   went = -sum(u["blocks"]["w"] for u in updates_of(6)).mean(axis=0)
   _, state, phi = found[7]
   left = state["workers"]["residual"]["blocks"]["w"].mean(axis=0)
-  heard = start - phi["blocks"]["w"]
+  received = start - phi["blocks"]["w"]
   np.testing.assert_allclose(
-    (heard + left)[::2], went[::2], atol=1e-5
+    (received + left)[::2], went[::2], atol=1e-5
   )
 
 

@@ -146,9 +146,9 @@ def test_healthy_worker_of_a_pair_determines_both_updates(sick, value):
     )), strict=True,
   ):
     for i, j in ((sick, other), (other, sick)):
-      heard = s_after[i] - 0.5 * s_before[i] + 0.3 * (phi[i] - phi[j]) / 2
+      received = s_after[i] - 0.5 * s_before[i] + 0.3 * (phi[i] - phi[j]) / 2
       np.testing.assert_allclose(
-        heard, -0.7 * INNER_RATE * g[step, other], atol=1e-5
+        received, -0.7 * INNER_RATE * g[step, other], atol=1e-5
       )
   np.testing.assert_array_equal(after["left_out"], np.arange(M) == sick)
 
@@ -175,9 +175,9 @@ def test_clients_are_sampled_among_healthy_ones():
   loop = DiLoCo(worker, 1, OUTER, exchange(worker=worker), clients=2)
   for number in range(8):
     for well in ([1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 0]):
-      heard = np.asarray(loop._drawn(number, jnp.asarray(well, jnp.float32)))
-      assert (heard <= well).all()
-      assert heard.sum() == min(2, sum(well))
+      mask = np.asarray(loop._drawn(number, jnp.asarray(well, jnp.float32)))
+      assert (mask <= well).all()
+      assert mask.sum() == min(2, sum(well))
 
 
 def test_waiting_for_nan_changes_nothing():
@@ -219,7 +219,7 @@ def test_joining_worker_starts_from_the_outer_parameters(name):
   state = each(some, loop.init(start))
   state |= {
     key: each(without_last, state[key])
-    for key in ("workers", "heard") if key in state
+    for key in ("workers", "mask") if key in state
   }
   params = each(lambda x: without_last(some(np.stack([x] * M))), start)
   new, after = loop.joined(params, state, SICK)
@@ -259,7 +259,7 @@ def test_health_check_sends_the_bytes_of_its_formula(devices):
   """One norm per worker on a device."""
   worker = Axis("worker", 4, devices)
   lowered = jax.jit(jax.shard_map(
-    lambda tree: exchange(worker=worker).judge(tree).heard,
+    lambda tree: exchange(worker=worker).judge(tree).mask,
     mesh=make_mesh({"worker": worker}), in_specs=P("worker"), out_specs=P(),
   )).lower(draw(5, 4))
   sent = ledger.collectives(lowered, make_mesh({"worker": worker}))

@@ -227,14 +227,14 @@ def test_projections_of_a_model_reduce_by_a_schedule():
   entries = ledger.collectives(
     experiment.lower_step(), experiment.program.layout.mesh
   )
-  doors = [c for c in entries if c.where.startswith("blocks")]
+  projections = [c for c in entries if c.where.startswith("blocks")]
   schedule = build("multitree", topologies.torus((2, 2)))
   permutes = sum(
     len(partial_permutations([(t.source, t.destination) for t in transfers]))
     for transfers in schedule.rounds
   )
-  assert {c.kind for c in doors} == {"permute"}
-  assert sum(c.count for c in doors) == 2 * 2 * permutes
+  assert {c.kind for c in projections} == {"permute"}
+  assert sum(c.count for c in projections) == 2 * 2 * permutes
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from tests.parallel.schedules.builders_test import ACCEPTED
 
 def run(steps, x):
   """Executes a table: ``[n, chunks] -> [n, chunks]``."""
-  for turn, heard in enumerate(reference.senders(steps)):
+  for turn, sender_of in enumerate(reference.senders(steps)):
     new = x.copy()
-    for device, sender in enumerate(heard):
+    for device, sender in enumerate(sender_of):
       if sender >= 0:
         _, _, received, operation = steps[turn, device]
         old = x[device, received] if operation == reference.ADD else 0

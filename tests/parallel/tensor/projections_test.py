@@ -175,13 +175,13 @@ def test_row_parallel_derivative_is_its_transpose():
   eye = np.broadcast_to(np.eye(H, dtype="f4"), (8, H, H))
   axis = Axis("tensor", 8, 4)
 
-  def door(y, eye):
+  def projection(y, eye):
     zero = Stream(jnp.zeros(y.shape[1:]), jnp.zeros((*y.shape[:-1], 0)))
     update = row_parallel(y, eye, axis, PartialSync(0.3))
     return (zero + update).per_rank()
 
   f = jax.jit(jax.shard_map(
-    door, mesh=make_mesh({"tensor": axis}), in_specs=(P("tensor"),) * 2,
+    projection, mesh=make_mesh({"tensor": axis}), in_specs=(P("tensor"),) * 2,
     out_specs=P("tensor"),
   ))
   out, transpose = jax.vjp(lambda y: f(y, eye), y)
@@ -211,9 +211,10 @@ def test_forward_and_backward_reduce_in_their_dtypes(dtype, forward, backward):
   entries = ledger.collectives(jax.jit(jax.grad(f, (0, 1))).lower(
       params, x
     ), mesh)
-  doors = [c for c in entries if c.shape == (BATCH, LENGTH, H // 2)]
+  projections = [c for c in entries if c.shape == (BATCH, LENGTH, H // 2)]
   for phase, wanted in (("forward", forward), ("backward", backward)):
-    assert {c.dtype for c in doors if c.phase == phase} == {wanted or dtype}
+    found = {c.dtype for c in projections if c.phase == phase}
+    assert found == {wanted or dtype}
   entry = [c for c in entries if c.where == "stack_entry"]
   assert [(c.shape, c.dtype) for c in entry] == [
     ((BATCH, LENGTH, H), backward or dtype)
@@ -405,12 +406,12 @@ def test_overlap_computes_shared_columns_in_a_separate_product(
 ):
   params, _ = draw(2)
 
-  def door(params, x, axis):
+  def projection(params, x, axis):
     y = row_parallel(x, params["w_out"], axis, PartialSync(0.5, **overlap))
     return y.shared + 0 * y.private.sum()
 
   f, _ = on_mesh(
-    lambda params, x, axis: door(
+    lambda params, x, axis: projection(
       params, jnp.ones((1, BATCH, LENGTH, F)) * x.sum(), axis
     )[None], 2, 2, P("tensor"),
   )
