@@ -143,7 +143,8 @@ def test_fully_synchronised_equals_the_dense_model(ranks, changes):
 @pytest.mark.quick
 @pytest.mark.parametrize(
   ("devices", "inside", "p"),
-  # Two fractions per number of devices; `projections_test.py` covers all pairs.
+  # Two fractions per number of devices; `projections_test.py` covers all
+  # pairs.
   [(1, True, 0.0), (1, True, 0.5), (2, False, 0.29), (2, False, 0.5),
    (4, True, 0.29), (4, True, 0.5), (8, False, 0.0), (8, False, 0.29)],
 )
