@@ -15,15 +15,16 @@ from rich.console import Console
 
 from caatnet.show.documents import Table
 from caatnet.show.render import grid, markdown_table
-from docs import papers
+from docs import log, papers
 from docs.points import ROOT, Point, above, loop_name, read
 from parallel.tensor.partial_sync import FUSED_ROUTES
 
 # Each document with tables, by its path.
 DOCUMENTS = (
-  "README.md", "ARCHITECTURE.md", "LOG.md", "CLAIMS.md", "docs/map.md",
+  "README.md", "ARCHITECTURE.md", "CLAIMS.md", "docs/map.md",
   "docs/strategies.md",
   "parallel/kernels/evidence.py",
+  *log.with_tables(),
 )
 
 
@@ -266,7 +267,7 @@ def bounds_of_a_step(_: str) -> str:
   )
 
 
-# Op of the benchmark of kernels -> its name in LOG, and the cases shown there.
+# Op of the benchmark of kernels -> its name in the log, and the cases there.
 _MOVED = {
   "add_norm": ("add_norm", ("7B, p=.5", "8192 x 8192")),
   "add_norm_backward": (
@@ -483,6 +484,7 @@ def demo(_: str) -> str:
 
 TABLES: dict[str, Table] = {
   "demo": demo,
+  "experiments": log.experiments,
   "strategies": strategies,
   "claims": papers.claims,
   "papers": papers.papers,

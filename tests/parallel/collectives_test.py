@@ -75,7 +75,7 @@ def test_verb_is_its_definition(name, devices):
 
 
 def test_a_reduce_scatter_puts_no_short_dim_last():
-  """For each row of 3 XLA:TPU would take 128 places (LOG.md)."""
+  """For each row of 3 XLA:TPU would take 128 places (docs/methods.md)."""
   verb, _, differ = VERBS["reduce_scatter"]
   x = jax.ShapeDtypeStruct((N, 3, N * 128), "float32")
   text = jax.jit(lifted(verb, N, differ)).lower(x).as_text()
