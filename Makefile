@@ -9,7 +9,7 @@ EXTRAS ?= colab,plot,test
 BIN = $(VENV)/bin
 QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-# Large buffers in huge pages: the training step page-faults less (LOG.md).
+# Large buffers in huge pages: the training step page-faults less (docs/methods.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .PHONY: help demo test test-quick test-tpu test-gpu test-eval test-browser \

@@ -148,7 +148,7 @@ class Expected(_Model):
     ratio: Two names of expected numbers, whose quotient this is.
     scale: Factor of the number that is read.
     offset: Number that is added after scaling.
-    log: Date of the entry in LOG.md that records a number which no file has
+    log: Date of the entry in log/ that records a number which no file has
       and which no command here gives again.
     against_published: Relation to a published value on which the verdict
       depends.

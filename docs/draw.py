@@ -4,9 +4,9 @@ r"""Draws the pictures of README.md, and results/outer_loops.png.
   python -m docs.draw some/folder    # into docs/ and results/ of that folder
 
 Numbers come from results/*.csv. The commands that made those files are in
-LOG.md. The metadata of a picture ("Description") hold its numbers or texts, so
-that a test can compare the committed picture with a new one. Needs the extra
-`plot`.
+log/README.md. The metadata of a picture ("Description") hold its numbers or
+texts, so that a test can compare the committed picture with a new one. Needs
+the extra `plot`.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Results of sweeps, results/*.csv, for pictures and tables.
 
-The commands that made the files are in LOG.md.
+The commands that made the files are in log/README.md.
 """
 
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from caatnet.show.documents import Table
 from caatnet.show.render import grid, markdown_table
-from docs import claims, papers
+from docs import claims, log, papers
 from docs.points import (
   ROOT,
   Point,
@@ -30,9 +30,10 @@ from parallel.tensor.partial_sync import FUSED_ROUTES
 
 # Each document with tables, by its path.
 DOCUMENTS = (
-  "README.md", "ARCHITECTURE.md", "LOG.md", "CLAIMS.md", "docs/map.md",
+  "README.md", "ARCHITECTURE.md", "CLAIMS.md", "docs/map.md",
   "docs/strategies.md",
   "parallel/kernels/evidence.py",
+  *log.with_tables(),
 )
 
 # Documents that are generated as a whole, except for their tables.
@@ -259,7 +260,7 @@ def bounds_of_a_step(_: str) -> str:
   )
 
 
-# Op of the benchmark of kernels -> its name in LOG, and the cases shown there.
+# Op of the benchmark of kernels -> its name in the log, and the cases there.
 _MOVED = {
   "add_norm": ("add_norm", ("7B, p=.5", "8192 x 8192")),
   "add_norm_backward": (
@@ -476,6 +477,7 @@ def demo(_: str) -> str:
 
 TABLES: dict[str, Table] = {
   "demo": demo,
+  "experiments": log.experiments,
   "strategies": strategies,
   "claims": claims.overview,
   "papers": papers.papers,

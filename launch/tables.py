@@ -1,4 +1,4 @@
-"""Updates the tables of README, LOG and CLAIMS from the files in results/.
+"""Updates the tables of README, CLAIMS and log/ from the files in results/.
 
   python -m launch.tables
   python -m launch.tables --check    # exits with 2 if a table differs

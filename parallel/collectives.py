@@ -210,9 +210,9 @@ def _scatter(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
 
   XLA:TPU rewrites a reduce-scatter along one of the two minor (tiled) dims, or
   of few rows, into an all-reduce and a slice, which doubles the bytes on the
-  links (LOG.md, "partitions of 20B"). Scattering a separate leading dim of size
-  n avoids that. The order of the other dims is unchanged: moving all of ``dim``
-  to the front could leave a short minor dim, which XLA:TPU pads to 128.
+  links (docs/methods.md). Scattering a separate leading dim of size n avoids
+  that. The order of the other dims is unchanged: moving all of ``dim`` to the
+  front could leave a short minor dim, which XLA:TPU pads to 128.
 
   Args:
     x: ``[...]``, the sum over this device's lanes.

@@ -282,7 +282,7 @@ def test_commands_are_found_whole():
 @pytest.mark.parametrize(
   ("text", "missing"),
   [
-    ("`results/zero.csv` `CLAIMS.md` [log](LOG.md)", []),
+    ("`results/zero.csv` `CLAIMS.md` [log](log/README.md)", []),
     ("`parallel/kernels/<op>/reference.py` `results/*.csv` `zero.csv`", []),
     ("`configs/caatnet/tiny.py:test` `tests/claims_test.py::faults`", []),
     ("`parallel/outer/` `config.sync.p` `a/b` `runs/x.png` [x](https://x)", []),

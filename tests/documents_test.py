@@ -7,7 +7,7 @@ import types
 import pytest
 
 from caatnet.show import documents
-from docs import tables
+from docs import log, tables
 from docs.points import ROOT, above, read
 from launch import tables as script
 from parallel.kernels import evidence
@@ -81,14 +81,15 @@ def test_command_names_differences_and_writes_them(tmp_path, monkeypatch):
 SPREAD = r"(?<![\d.])[-+]?0\.\d{3} \([-+]?0\.\d{3}\s+to\s+[-+]?0\.\d{3}\)"
 
 
-@pytest.mark.parametrize("name", ["docs/strategies.md", "CLAIMS.md", "LOG.md"])
+@pytest.mark.parametrize("name", ["docs/strategies.md", "CLAIMS.md", "log"])
 def test_differences_of_losses_are_those_of_a_sweep(name):
   """Each "mean (least to most)" belongs to two points of one file."""
   known = set()
   for path in (ROOT / "results").glob("*.csv"):
     for point, other in itertools.permutations(read(path.stem), 2):
       known.add(tables.spread(above(point, other)))
-  text = (ROOT / name).read_text()
+  paths = log.paths() if name == "log" else [ROOT / name]
+  text = "\n".join(path.read_text() for path in paths)
   found = {" ".join(spread.split()) for spread in re.findall(SPREAD, text)}
   assert len(found) > 10
   assert {s for s in found if _signed(s) not in known} == set()

@@ -22,7 +22,7 @@ STRATEGIES = (ROOT / "docs/strategies.md").read_text()
 COMMANDS = (ROOT / "docs/commands.md").read_text()
 FOLDERS = (
   "parallel", "caatnet", "configs", "launch", "docs", "colabs", "results",
-  "tests",
+  "log", "tests",
 )
 # Placeholders in the tables of paths.
 PLACEHOLDERS = r"\b(NAME|OP|SUBJECT)"
@@ -62,10 +62,12 @@ def paths(text: str) -> set[str]:
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-  "text", [README, ARCHITECTURE, STRATEGIES, COMMANDS],
+  ("text", "folder"),
+  [(README, "."), (ARCHITECTURE, "."), (STRATEGIES, "docs"),
+   (COMMANDS, "docs")],
   ids=["readme", "architecture", "strategies", "commands"],
 )
-def test_every_named_file_exists(text):
+def test_every_named_file_exists(text, folder):
   assert len(paths(text)) > 20
   missing = {
     path for path in paths(text)
@@ -73,7 +75,7 @@ def test_every_named_file_exists(text):
     and not (ROOT / f"configs/{path}.py").exists()  # short name of a config
   }
   for name in re.findall(r"\]\((?!http)([^)#]+)", text):  # links, pictures
-    if not (ROOT / name).exists():
+    if not (ROOT / folder / name).exists():
       missing.add(name)
   assert not missing
 

@@ -17,7 +17,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-COPIED = ("parallel", "caatnet", "configs", "launch", "tests", "docs",
+COPIED = ("parallel", "caatnet", "configs", "launch", "tests", "docs", "log",
           "results", "colabs", "pyproject.toml", "setup.cfg", "setup.py",
           "Makefile", "*.md")
 RECIPES = sorted((ROOT / "tests" / "recipes").glob("*.md"))

@@ -57,7 +57,8 @@ def build_sync(
       f"{', '.join(FUSED_ROUTES)}"
     )
   # On TPUs, XLA splits the product itself, and without the projection's barrier
-  # it hides a larger part of the reduction (LOG.md).
+  # it hides a larger part of the reduction
+  # (log/2026-11-21-reductions-under-compute.md).
   on_gpu = context.platform == "gpu"
   overlap = section.overlap
   overlaps = overlap == "on" or (overlap == "auto" and on_gpu)

@@ -6,7 +6,7 @@ r"""Loss of a run's model with weights and cache stored as int8 codes.
 Validation windows are read in chunks through a paged cache, so that attention
 reads quantised keys and values. Weights have one scale per 128 elements of a
 row, keys and values one per token and head; embedding tables are not quantised.
-The result is in LOG.md.
+Result: log/2026-11-22-int8-inference.md.
 """
 
 import ml_collections

@@ -13,7 +13,7 @@ numpy < 2, hence a separate environment). "caches" counts hits of hot sets, LRU
 and Belady's rule on the same batches, and bytes per epoch. "waits" trains and
 measures the share of a step's time that waits for features. "large" builds a
 graph and trains in a process with limited memory. "predicted" predicts steps on
-GPUs. Times are of one machine and one run; the result is in LOG.md.
+GPUs. Times are of one machine and one run. Results: log/README.md, 2026-11-23.
 """
 
 import ml_collections

@@ -12,7 +12,8 @@ r"""Loss of a dense model that continues at p = 0.5, at once and after training.
 factor sqrt(ranks) for private channels, and `full` at p = 1. Step 0 of their
 metrics.jsonl is the loss before further training. `half_drawn` (p = 0.5) and
 `full_drawn` (p = 1) start from random initialisation and train 160 steps. The
-model is that of the demo, with 1,024 bytes per step. Expected result: LOG.md.
+model is that of the demo, with 1,024 bytes per step. Expected result:
+log/2026-11-22-partial-sync-from-dense.md.
 """
 
 import ml_collections

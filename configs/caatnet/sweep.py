@@ -8,7 +8,7 @@ of slightly over a minute on one core.
     --cpu_devices=8 --mesh=tensor:1
 
 The same command resumes a stopped sweep. `sweep.py:test` has a few steps.
-Expected result: LOG.md.
+Expected result: log/2026-11-21-partial-sync-160-steps.md.
 """
 
 import ml_collections

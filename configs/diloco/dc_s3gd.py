@@ -2,7 +2,8 @@
 
   python -m launch.train --config=configs/diloco/dc_s3gd.py --cpu_devices=8
 
-`dc_s3gd.py:35m` and so on are the larger sizes of `base.py`. Results: LOG.md.
+`dc_s3gd.py:35m` and so on are the larger sizes of `base.py`. Results:
+log/2026-11-21-outer-loops-600-steps.md.
 """
 
 import ml_collections

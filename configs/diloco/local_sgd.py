@@ -2,7 +2,8 @@
 
   python -m launch.train --config=configs/diloco/local_sgd.py --cpu_devices=8
 
-`local_sgd.py:35m` and so on are the larger sizes of `base.py`. Results: LOG.md.
+`local_sgd.py:35m` and so on are the larger sizes of `base.py`. Results:
+log/2026-11-21-outer-loops-600-steps.md.
 """
 
 import ml_collections

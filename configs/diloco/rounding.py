@@ -13,7 +13,7 @@ Runs have 300 steps of 1,024 bytes, 2 workers, 10 rounds of 30 steps, a model of
     --cpu_devices=2 --mesh=tensor:1
 
 A run takes half a minute on one core. `rounding.py:test` has a few steps.
-Expected result: LOG.md.
+Expected result: log/2026-11-22-outer-rounding.md.
 """
 
 import ml_collections

@@ -2,7 +2,8 @@
 
   python -m launch.train --config=configs/diloco/sparseloco.py --cpu_devices=8
 
-`sparseloco.py:35m` etc. are the larger sizes of `base.py`. Results: LOG.md.
+`sparseloco.py:35m` etc. are the larger sizes of `base.py`. Results:
+log/2026-11-21-outer-loops-600-steps.md.
 """
 
 import ml_collections

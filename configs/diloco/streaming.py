@@ -4,7 +4,8 @@ E3M0 shrinks Gaussian differences by 3.5% (`rounding.py` measures the cost).
 
   python -m launch.train --config=configs/diloco/streaming.py --cpu_devices=8
 
-`streaming.py:35m` and so on are the larger sizes of `base.py`. Results: LOG.md.
+`streaming.py:35m` and so on are the larger sizes of `base.py`. Results:
+log/2026-11-21-outer-loops-600-steps.md.
 """
 
 import ml_collections

@@ -9,7 +9,8 @@ minute on one core, a run of `long` over ten.
 
 Outer momentum is 0.3 at a rate of 1, and workers replace their parameters by
 the received mean (alpha = 0). The published momentum 0.9 at rate 0.7, and alpha
-= 0.5, are worse in so few rounds (LOG.md). For the same reason NoLoCo does not
+= 0.5, are worse in so few rounds
+(log/2026-11-21-outer-loops-3000-steps.md). For the same reason NoLoCo does not
 have its published settings.
 
   python -m launch.sweep --config=configs/diloco/sweep.py \
@@ -18,7 +19,8 @@ have its published settings.
     --cpu_devices=8 --mesh=tensor:1
 
 The same command resumes a stopped sweep. `sweep.py:test` has a few steps.
-Expected result: LOG.md.
+Expected results: log/2026-11-21-outer-loops-600-steps.md and
+log/2026-11-21-outer-loops-3000-steps.md.
 """
 
 import ml_collections

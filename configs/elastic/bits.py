@@ -15,7 +15,7 @@ differ between two programs. Without these instructions no bit differs:
   XLA_FLAGS=--xla_cpu_max_isa=AVX python -m launch.benchmark \
     --config=configs/elastic/bits.py --cpu_devices=8
 
-Expected result: LOG.md.
+Expected result: log/2026-11-23-elastic-bit-equality.md.
 """
 
 import ml_collections

@@ -7,7 +7,7 @@ replaced by a new one. It starts from the common parameters, as all workers do
 after a round, and its moments are zero, with matching bias correction, or those
 of another worker, the donor. Everything else is equal for a seed.
 
-Expected result: LOG.md.
+Expected result: log/2026-11-23-elastic-newcomer-moments.md.
 """
 
 import ml_collections

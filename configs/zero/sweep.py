@@ -10,7 +10,7 @@ all sizes are coded. A run takes about two minutes on one core.
     --cpu_devices=8 --mesh=tensor:1
 
 The same command resumes a stopped sweep. `sweep.py:test` has a few steps.
-Expected result: LOG.md.
+Expected result: log/2026-11-21-zero-loss.md.
 """
 
 import ml_collections

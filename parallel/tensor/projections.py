@@ -267,7 +267,7 @@ def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
 
 # The products below have no batch dim: XLA:CPU runs a product with a batch dim,
 # or with a dim of size one next to the contracted one, at a fraction of the
-# rate of a plain matrix product (LOG.md).
+# rate of a plain matrix product (docs/methods.md).
 
 
 def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -207,7 +207,7 @@ def _sum_in(
   # XLA:TPU would move the cast after the reduction to before it. A barrier
   # between them makes the reduction synchronous. Rounding the sum to the
   # narrower dtype first makes the cast exact, and XLA does not move it
-  # (LOG.md).
+  # (docs/methods.md).
   narrow = min(y.dtype, sent.dtype, key=lambda d: d.itemsize)
   bits = jnp.finfo(narrow)
   return lax.reduce_precision(total, bits.nexp, bits.nmant).astype(y.dtype)

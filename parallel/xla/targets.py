@@ -53,7 +53,7 @@ class Target:
     levels: Groups of devices and the links in each, innermost first. A TPU
       slice is one level.
     compiler_options: XLA options that overlap reductions with compute, as far
-      as the platform supports it (LOG.md, "Reductions under compute").
+      as the platform supports it (docs/methods.md).
   """
 
   name: str
@@ -64,7 +64,7 @@ class Target:
 
 
 # Options that make all-reduces of XLA:TPU asynchronous, selected by compiling
-# with and without them: LOG.md, "Reductions under compute".
+# with and without them: log/2026-11-21-reductions-under-compute.md.
 _SPARSE_CORE = {
   "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
   "xla_tpu_use_tc_device_shape_on_sc": "true",

@@ -75,7 +75,7 @@ def test_collective_equals_its_definition(name, devices):
 
 
 def test_reduce_scatter_keeps_short_dims_out_of_the_minor_position():
-  """XLA:TPU would pad each row of 3 elements to 128 (LOG.md)."""
+  """XLA:TPU would pad each row of 3 elements to 128 (docs/methods.md)."""
   verb, _, differ = VERBS["reduce_scatter"]
   x = jax.ShapeDtypeStruct((N, 3, N * 128), "float32")
   text = jax.jit(lifted(verb, N, differ)).lower(x).as_text()

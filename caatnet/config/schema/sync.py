@@ -57,6 +57,7 @@ class Sync:
   )
   carry: str = field(
     "auto", "Whether the two routes with a kernel leave the MLP's reduction to "
-    "the next layer's norm; auto is on for config.model.remat=none (LOG.md).",
+    "the next layer's norm; auto is on for config.model.remat=none "
+    "(log/2026-11-22-carried-update.md).",
     _SWITCH,
   )

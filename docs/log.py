@@ -1,0 +1,134 @@
+"""Entries of the experiment log, log/YYYY-MM-DD-subject.md, and their index.
+
+An entry begins with a title and a fixed head, followed by two sections:
+
+  # Title
+
+  - Question: ...
+  - Date: 2026-11-25
+  - Machine: standard
+  - Commit: ...                       (if known)
+  - Command:                          (a code block, or why there is none)
+
+  ## Result
+  ## Verdict
+
+It has at most 200 words, without tables and code blocks. The first sentence of
+the verdict is the entry's line in the index, log/README.md.
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import pathlib
+import re
+
+from caatnet.show.render import markdown_table
+from docs.points import ROOT
+
+FOLDER = ROOT / "log"
+MAX_WORDS = 200
+_REQUIRED = ("Question", "Date", "Machine", "Command")
+_HEADINGS = ["Result", "Verdict"]
+_FILE = re.compile(r"\d{4}-\d\d-\d\d(-[a-z0-9]+)+")
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_TABLE = re.compile(r"^(?:\||<!--).*$", re.MULTILINE)
+_FIELD = re.compile(r"^- (\w+):((?:.|\n(?=  ))*)", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One experiment.
+
+  Attributes:
+    name: File name without its suffix.
+    title: Subject of the experiment.
+    head: Fields of the head by name; a command is an empty text if it is in a
+      code block.
+    verdict: First sentence of the verdict.
+    num_words: Number of words outside of tables and code blocks.
+  """
+
+  name: str
+  title: str
+  head: Mapping[str, str]
+  verdict: str
+  num_words: int
+
+
+def parse(name: str, text: str) -> Entry:
+  r"""Reads an entry of the log.
+
+  Args:
+    name: File name without its suffix, YYYY-MM-DD-subject.
+    text: Content of the file.
+
+  Returns:
+    The entry.
+
+  Raises:
+    ValueError: The name, the head or the sections have another form.
+
+  Example:
+    >>> text = "# Ring\n\n- Question: How fast?\n- Date: 2026-11-25\n"
+    >>> text += "- Machine: standard\n- Command: make test\n\n"
+    >>> text += "## Result\n\n12 s.\n\n## Verdict\n\nFast. Very fast.\n"
+    >>> parse("2026-11-25-ring", text).verdict
+    'Fast.'
+  """
+  prose = _FENCED.sub("", text)
+  title = re.match(r"# (.+)\n", prose)
+  parts = re.split(r"^## (.+)\n", prose, flags=re.MULTILINE)
+  if not title or parts[1::2] != _HEADINGS:
+    raise ValueError(
+      f"{name}: expected a title and the sections {_HEADINGS}, got "
+      f"{parts[1::2]}"
+    )
+  head = {
+    key: " ".join(value.split()) for key, value in _FIELD.findall(parts[0])
+  }
+  missing = [
+    key for key in _REQUIRED
+    if not head.get(key) and not (key == "Command" and "```" in text)
+  ]
+  if missing:
+    raise ValueError(f"{name}: the head lacks {', '.join(missing)}")
+  if not _FILE.fullmatch(name) or not name.startswith(head["Date"]):
+    raise ValueError(f"{name}: expected {head['Date']}-subject")
+  verdict = " ".join(parts[4].split())
+  return Entry(
+    name, title[1], head, re.split(r"(?<=\.)\s", verdict)[0],
+    len(_TABLE.sub("", prose).split()),
+  )
+
+
+def paths(folder: pathlib.Path = FOLDER) -> list[pathlib.Path]:
+  """Returns the files of all entries, newest first, each day by subject."""
+  found = [p for p in sorted(folder.glob("*.md")) if p.stem != "README"]
+  return sorted(found, key=lambda path: path.stem[:10], reverse=True)
+
+
+def entries(folder: pathlib.Path = FOLDER) -> Iterator[Entry]:
+  """Yields all entries, newest first."""
+  for path in paths(folder):
+    yield parse(path.stem, path.read_text())
+
+
+def with_tables() -> tuple[str, ...]:
+  """Returns the documents of the log with generated tables."""
+  found = [path for path in paths() if "<!-- table:" in path.read_text()]
+  return tuple(
+    p.relative_to(ROOT).as_posix() for p in (FOLDER / "README.md", *found)
+  )
+
+
+def experiments(_: str = "") -> str:
+  """Returns the index of the log: a row for each entry, newest first."""
+  return markdown_table(
+    ["date", "subject", "question", "verdict"],
+    [
+      [entry.head["Date"], f"[{entry.title}]({entry.name}.md)",
+       entry.head["Question"], entry.verdict]
+      for entry in entries()
+    ],
+    is_markdown=True,
+  )
