@@ -53,8 +53,9 @@ test-browser:  ## Looks at pages in Chromium, if it is on PATH.
 mutants: $(VENV)/installed  ## Plants one-line bugs: make mutants ARGS="--seed=1"
 	@$(BIN)/python -m tests.mutation $(ARGS)
 
-lint: $(VENV)/installed  ## Checks style.
+lint: $(VENV)/installed  ## Checks style and wording.
 	$(BIN)/ruff check .
+	@$(BIN)/python -m docs.prose
 
 clean:  ## Removes virtual environments and caches, not runs/.
 	rm -rf .venv .venv-tpu .venv-gpu .venv-eval .venv-browser .venv-quick-* .pytest_cache .ruff_cache build *.egg-info

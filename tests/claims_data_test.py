@@ -21,7 +21,7 @@ VERDICTS = {
 
 @pytest.mark.quick
 def test_each_paper_of_the_registry_has_its_file():
-  """And there are no claims of a paper that is not registered."""
+  """Requires claims of registered papers only."""
   assert len(ALL) > 60
   assert set(claims.load()) <= {paper.key for paper in papers.load()}
   numbers = [claim.number for claim in ALL]
@@ -307,7 +307,7 @@ def test_a_number_formats_as_a_spread():
 
 
 def test_files_are_toml_with_one_value_line_for_each_number():
-  """So `launch.reproduce --record` finds it."""
+  """Enables `launch.reproduce --record` to replace values."""
   for path in claims.FOLDER.glob("*.toml"):
     text = path.read_text()
     for entry in tomllib.loads(text).get("claims", []):

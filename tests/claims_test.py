@@ -191,7 +191,7 @@ def _parse(script: str, arguments: Sequence[str]) -> None:
 def run_arguments(
   script: str,
 ) -> tuple[Sequence[str], Sequence[str], dict[str, str]]:
-  """What a script passes to `options.run`: uses, required and defaults."""
+  """Returns the arguments of `options.run`: uses, required, defaults."""
   tree = ast.parse((ROOT / "launch" / f"{script}.py").read_text())
   given: dict[str, Any] = {}
   for node in ast.walk(tree):

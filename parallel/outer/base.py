@@ -261,7 +261,7 @@ class OuterLoop:
     Args:
       params: Parameters of the worker, updates included, ``[1, ...]``.
       state: The state at the missed exchange.
-      shared: The same state, with the shared values of the later exchange.
+      shared: That state with the shared values of the later exchange.
       hooks: Hook of the missed exchange and hook of the later one, each "begin"
         or "finish".
       steps: Numbers of the steps of these two hooks.

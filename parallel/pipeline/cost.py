@@ -22,7 +22,7 @@ class Cost:
   Attributes:
     ticks: Ticks from the first action to the last.
     bubble: Share of the stages' ticks in which they are idle.
-    own_bubble: The same share of the ticks from each stage's first action to
+    own_bubble: That share of the ticks from each stage's first action to
       its last: the remaining idle share if a stage may start another step
       meanwhile.
     stored: Peak number of live activations per stage, ``[S]``, counted in

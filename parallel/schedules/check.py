@@ -90,7 +90,7 @@ def _check_fields(schedule: Schedule, topology: Topology | None) -> None:
 def _start(schedule: Schedule) -> list[list[int]]:
   """Returns the bit masks before the first round, ``[rank][chunk]``.
 
-  Bit r of a mask says that the copy contains the summand of rank r.
+  Bit r of a mask is set if the copy contains the summand of rank r.
   """
   n, chunks = schedule.num_ranks, schedule.num_chunks
   if schedule.collective != "all_gather":

@@ -42,7 +42,7 @@ class ScheduledCollective:
     count: Executions per run of the program; None if unknown.
     asynchronous: Whether it consists of a start and a done.
     wire_seconds: Time of one execution on the links, in seconds.
-    beside: Cost of the instructions between start and done.
+    overlapped: Cost of the instructions between start and done.
     hidden_seconds: Part of ``wire_seconds`` hidden under that compute.
     between: Names of the (up to three) longest-running instructions between
       start and done.
@@ -52,7 +52,7 @@ class ScheduledCollective:
   count: int | None
   asynchronous: bool
   wire_seconds: float
-  beside: Cost
+  overlapped: Cost
   hidden_seconds: float
   between: tuple[str, ...]
 
@@ -178,15 +178,15 @@ class ScheduledProgram:
       wire = sum(map(self.wire_seconds, entries))
       hidden = 0.0
       done = self._done(computation, index)
-      beside = range(index + 1, done)
+      between = range(index + 1, done)
       # Transfers are visited in the order of their starts: the oldest one uses
       # as much of each instruction's time as it can, later ones the rest.
-      for i in beside:
+      for i in between:
         share = min(left[i], wire - hidden)
         left[i] -= share
         hidden += share
       costs = {order[i].name: self._inclusive(computation, order[i])
-               for i in beside}
+               for i in between}
       costly = sorted(costs, key=lambda n: -costs[n].seconds)
       found.append(
         ScheduledCollective(
@@ -194,7 +194,7 @@ class ScheduledProgram:
           count=1,
           asynchronous=done > index,
           wire_seconds=wire,
-          beside=sum(costs.values(), Cost()),
+          overlapped=sum(costs.values(), Cost()),
           hidden_seconds=hidden,
           between=tuple(n for n in costly[:3] if costs[n].seconds),
         )

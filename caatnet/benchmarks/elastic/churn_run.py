@@ -30,7 +30,7 @@ KINDS = {
   "back": "killed, and another one in its place at once",
   "coordinator": "the coordinator is killed, and comes back",
   "cut": "a connection is cut",
-  "half-open": "a connection is deaf, and neither end is told",
+  "half-open": "a connection drops all bytes without an error at either end",
   "bits": "a bit of the state that a worker has is wrong",
   "last holder": "all are killed; a new run from a checkpoint",
   "join": "another worker",

@@ -13,7 +13,7 @@ from caatnet.train.evaluate import make_evaluate, put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import restarted
 
-_WAYS = ("nobody comes", "zero", "donor")
+_WAYS = ("no newcomer", "zero", "donor")
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def run(config: Any) -> dict[str, Any]:
   tables.table(
     f"validation loss, of {config.parallel.worker} workers "
     f"{config.benchmark.replaced} is replaced after each round",
-    ["seed", *_WAYS, "zero against nobody", "donor against zero"],
+    ["seed", *_WAYS, "zero against no newcomer", "donor against zero"],
     [
       [str(r["seed"]), *(f"{r[way]:.4f}" for way in _WAYS),
        f"{r['zero'] / r[_WAYS[0]] - 1:+.2%}",

@@ -32,7 +32,7 @@ def report(result: Mapping[str, Any]) -> Report:
     rows,
   )
   published = Table(
-    "published: times of whole runs, so they stand beside no row above",
+    "published: times of whole runs, which no row above corresponds to",
     ["what", Column("row_size", "row size"),
      Column("source", "where")],
     result["published"],

@@ -27,8 +27,8 @@ def report(result: Mapping[str, Any]) -> Report:
   if gains:
     parts.append(Table(
       "MultiTree's speed-up: geometric mean and range over the sizes and "
-      "topologies above, and\nhow often it is not slower (its paper, in a "
-      "simulator of its own, over its own "
+      "topologies above, and\nshare of cases that are not slower (its paper, "
+      "in a simulator of its own, over its own "
       f"sizes: {PUBLISHED['over ring']}x over ring, "
       f"{PUBLISHED['over prior art']}x over prior art)",
       ["model", Column("", "mean", "{mean:.2f}x"),

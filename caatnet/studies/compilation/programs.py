@@ -180,7 +180,7 @@ def timeline(
         "bytes": t.bytes,
         "asynchronous": t.asynchronous,
         "wire_seconds": t.wire_seconds,
-        "beside_seconds": t.beside.seconds,
+        "beside_seconds": t.overlapped.seconds,
         # A synchronous collective blocks, whatever is scheduled around it.
         "hidden": t.hidden if t.asynchronous else 0.0,
         "beside": list(t.between),

@@ -141,7 +141,7 @@ KNOBS: dict[str, Quantity] = {
   "save_rate": Quantity(
     5e9, 6e6, 50e9, "B/s", "rate at which an accelerator copies its state",
     "a tenth of its link, to a neighbour's memory; 6e6: storage of 10 TB/s"),
-  "restart_s": Quantity(60, 10, 600, "s", "time to go on after a failure"),
+  "restart_s": Quantity(60, 10, 600, "s", "time to resume after a failure"),
   "repair_h": Quantity(24, 4, 72, "h", "time until what has failed is back"),
 }
 

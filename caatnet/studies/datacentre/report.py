@@ -146,8 +146,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
       f"share of the peak: {pod['utilisation']:.1%}, predicted by the planner "
       f"for {pod['parameters']:.3g} parameters on {pod['devices']} devices of "
       f"{pod['cluster']}, {pod['configuration']}, {pod['bytes'] / 1e9:.1f} of "
-      f"{pod['memory_bytes'] / 1e9:.1f} GB; the share is taken for this "
-      "machine as it is, the pod's memory bounds nothing here"
+      f"{pod['memory_bytes'] / 1e9:.1f} GB; this machine is "
+      "assumed to reach the same share, whatever its memory"
     )
   return found
 
@@ -201,8 +201,8 @@ def _uncertainty(result: Mapping[str, Any]) -> list[Table]:
   row, quantiles = of[tornado["target"]], ["5%", "50%", "95%"]
   return [
     Table(
-      f"quantiles of {result['num_draws']:,} plans; drawn are knobs that "
-      "nobody decides",
+      f"quantiles of {result['num_draws']:,} plans; parameters that are "
+      "not decisions are drawn",
       [Column("meaning", "result"), *keyed(quantiles)],
       [
         {"meaning": of[key]["meaning"]} | dict(zip(

@@ -12,8 +12,8 @@ Rows = Sequence[Mapping[str, Any]]
 def report(result: Mapping[str, Any]) -> Report:
   """Returns choices, speed-ups, assumptions, and bars of a step's seconds."""
   parts: list[Table | str] = [Table(
-    "predicted, not measured; in vain: what it would rather have had, and "
-    "does not fit; says: what its own model says",
+    "predicted, not measured; in vain: preferred configurations that "
+    "do not fit; says: time by its own model",
     [
       "cluster", "links",
       "model", "chooser",

@@ -139,7 +139,8 @@ def _fewer(count: int, than: int) -> str:
 
 def _seeds(rows: Sequence[Row]) -> Table:
   return Table(
-    "the cost model beside what it chooses from: P99 (s), Poisson arrivals; "
+    "the cost model and the mechanisms it chooses from: P99 (s), Poisson "
+    "arrivals; "
     "worse than the better\none by more than half the bootstrap interval: "
     f"{sum(r['beyond'] for r in rows)} of {len(rows)}",
     [

@@ -46,7 +46,7 @@ def test_compute_between_start_and_done_hides_the_transfer():
   assert first.asynchronous
   assert not last.asynchronous
   assert first.entries[0].where == "block"
-  assert first.beside.seconds == pytest.approx(product, rel=1e-3)
+  assert first.overlapped.seconds == pytest.approx(product, rel=1e-3)
   assert first.hidden == pytest.approx(0.25, rel=1e-3)
   assert last.hidden == 0
   (row,) = overlap.by_axis([first, last]).values()
