@@ -184,7 +184,7 @@ def test_killed_study_resumes_after_its_last_cell(tmp_path, monkeypatch):
   ({"seeds_trace": "none"}, r"config\.seeds_trace"),
   ({"hardware": CONFIG["hardware"] | {"device": "a11"}}, "did you mean a10"),
   ({"hardware": CONFIG["hardware"] | {"memory_share": 0.5, "pages": 0}},
-   "no room for a cache"),
+   "no memory left for a cache"),
   ({"traces": {"azure_conv": {"path": "absent.csv"}}, "kinds": ()},
    "absent.csv"),
 ])
