@@ -332,7 +332,7 @@ def test_arguments_of_the_ragged_kernel_follow_its_specification(monkeypatch):
     *operands, window=5, finite=True, implementation="jax_tpu_ragged"
   )
   assert_close(ours, run(*operands, 5, "reference"), case.dtype, rounds=4)
-  with pytest.raises(ValueError, match="interpreter does not know"):
+  with pytest.raises(ValueError, match="interpreter does not support"):
     api.paged_attention(
       *operands, finite=True, implementation="jax_tpu_ragged_interpret"
     )
