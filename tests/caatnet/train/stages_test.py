@@ -240,8 +240,8 @@ def test_a_convolutional_network_trains_in_stages():
    "zero.secondary=data", "secondary='none'"),
   ("sync.p_mlp=(.5,.5,1,1)", "same sync policies"),
   ("sync.route=one_shot sync.carry=on kernels=interpret",
-   "sync.carry='off' is what"),
-  ("images parallel.stage=2 model.widths=(8,16)", "one size"),
+   "sync.carry='off' is required"),
+  ("images parallel.stage=2 model.widths=(8,16)", "one shape"),
   ("outer.algorithm=streaming parallel.worker=2",
    "fragment_layers=1 must be 0 or a multiple of the 3 parts"),
   ("outer.algorithm=streaming outer.pattern=sequential parallel.stage=2 "
