@@ -124,7 +124,7 @@ def _save(experiment, folder):
     ("model.width=64 parallel.tensor=4 model.dtype=bfloat16", {},
      r"model.width=32 there, 64 here; config.parallel.tensor=8 there, 4 here"),
     ("model.rope_base=5.0", {}, "model.rope_base=10000.0 there, 5.0 here"),
-    ("", {"outer": {"algorithm": "noloco"}}, "outer.algorithm='noloco': its wo"),
+    ("", {"outer": {"algorithm": "noloco"}}, "outer.algorithm='noloco': its"),
     ("train.init_from=/nowhere", {}, "init_from=/nowhere holds no run"),
     ("train.init_from=ftp://x/y", {}, "init_from=ftp://x/y must be on this"),
     ("", {}, "no checkpoint in"),
