@@ -167,7 +167,7 @@ def _fragments(section: schema.Streaming, program: Program) -> Fragments:
     raise ValueError(
       f"fragment_layers={layers} must be 0 or a multiple of the {parts} "
       f"parts of config.parallel.stage={stages.axis.size} stages, with "
-      "pattern='strided': each has as many layers of a fragment"
+      "pattern='strided': equally many layers of a fragment on each"
     )
   fragments(stacks, layers, strided)  # raises if layers do not divide
   # A part has whole periods of the stride, so a stage's layers are strided.

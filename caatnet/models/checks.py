@@ -36,7 +36,7 @@ def check(model: Model, shapes: Any, tensor: Axis) -> None:
   parameters = _by_path(model.parameters)
   for path in parameters.keys() - shapes.keys():
     raise ValueError(
-      f"{name}.parameters has {path!r}, which is no parameter that "
+      f"{name}.parameters has {path!r}, which is not a parameter that "
       f"{name}.init returns: {_listed(shapes)}"
     )
   for path in shapes.keys() - parameters.keys():

@@ -109,7 +109,7 @@ def check_new(path: pathlib.Path) -> None:
     raise FileExistsError(f"{path} exists; remove it, or use another name")
   above = next(p for p in path.absolute().parents if os.path.lexists(p))
   if not above.is_dir():
-    raise ValueError(f"{path} cannot be written: {above} is no folder")
+    raise ValueError(f"{path} cannot be written: {above} is not a folder")
   if not os.access(above, os.W_OK | os.X_OK):
     raise ValueError(f"{path} cannot be written: {above} is read-only")
 

@@ -66,13 +66,13 @@ def run_point(
     A CSV row; None if a signal stopped the run.
   """
   seed = experiment.seed
-  # Names are cut to 80 characters, so a digest keeps folders apart.
+  # Names are cut to 80 characters, so a digest makes them unique.
   digest = hashlib.sha256(point.encode()).hexdigest()[:6]
   name = point.replace(" ", "_").replace("/", "-") or "base"
   folder = workdir / "runs" / f"{name[:80]}_{digest}_seed{seed}"
   stored = folder / "result.json"
   if stored.exists():
-    records.write_config(folder, experiment.config)  # refuses another config
+    records.write_config(folder, experiment.config)  # raises for another config
     return json.loads(stored.read_text())
   result = loop.train(experiment, folder, label=f"{point} seed={seed}")
   if not result.finished:

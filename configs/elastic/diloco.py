@@ -18,7 +18,7 @@ from configs.caatnet import tiny
 
 
 def get_config(arguments: str = "diloco") -> ml_collections.ConfigDict:
-  """Returns the run of an outer loop at a size, as in `diloco,test`."""
+  """Returns the config of an outer loop and a size, as in `diloco,test`."""
   algorithm, _, size = arguments.partition(",")
   config = tiny.get_config(size or "demo")
   config.name = f"elastic_{algorithm}"

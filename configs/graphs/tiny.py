@@ -26,7 +26,7 @@ from configs import classifiers
 
 
 def get_config(arguments: str = "data_parallel") -> ml_collections.ConfigDict:
-  """Returns the run of an outer loop at a size, as in `diloco,test`."""
+  """Returns the config of an outer loop and a size, as in `diloco,test`."""
   config, algorithm, is_test = classifiers.config(
     arguments, "graphs", defaults("model", "graph"), defaults("data", "graphs")
   )

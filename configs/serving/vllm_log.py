@@ -1,4 +1,4 @@
-r"""Simulates a vLLM run of 300 requests on an RTX 4090; compared with its log.
+r"""Simulation of a vLLM run of 300 requests, compared with its log.
 
   python -m launch.simulate --config=configs/serving/vllm_log.py
   python -m launch.simulate --config=configs/serving/vllm_log.py \
@@ -8,9 +8,9 @@ r"""Simulates a vLLM run of 300 requests on an RTX 4090; compared with its log.
   python -m launch.simulate --config=configs/serving/vllm_log.py \
     --config.prefixes=none
 
-The model is Llama-3.1-8B in bfloat16. Times come from single operations that
-were measured on that GPU; nothing is fitted to the log. The log has no prompts;
-the prompts with common prefixes, which share pages, are known from the
+The model is Llama-3.1-8B in bfloat16 on an RTX 4090. Times come from operations
+that were measured on that GPU; nothing is fitted to the log. The log has no
+prompts; the prompts with common prefixes, which share pages, are known from the
 published workload: 32 of 300. The workload's file (of casys-kaist/
 LLMServingSim) gives the same results.
 """

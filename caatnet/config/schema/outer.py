@@ -166,12 +166,12 @@ class NoLoCo(Rounds, Judging):
   """NoLoCo.
 
   Defaults are published (arXiv 2506.10911, section 4, and its authors' code).
-  A momentum of 0.9 with a pull of 0.5 drives 6 workers apart.
+  With a momentum of 0.9 and a pull of 0.5, 6 workers diverge.
   """
 
   learning_rate: float = field(0.7, "Outer learning rate.", POSITIVE)
   momentum: float = field(0.5, "Outer momentum.", DECAY)
-  # A pull of 2 or more drives pairs apart (`parallel.outer.noloco`).
+  # With a pull of 2 or more, pairs diverge (`parallel.outer.noloco`).
   pull: float = field(
     0.7, "Strength of the attraction between a pair's outer parameters.",
     Range(0, 2, below=True),

@@ -99,10 +99,10 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
   folder = pathlib.Path(folder).expanduser()
   path = folder / "meta.json"
   if not folder.is_dir():
-    raise ValueError(f"{folder} is no folder")
+    raise ValueError(f"{folder} is not a folder")
   if not path.is_file():
     raise ValueError(
-      f"{folder} has no meta.json: it is no graph, or one whose writer was "
+      f"{folder} has no meta.json: it is not a graph, or its writer was "
       "stopped"
     )
   try:

@@ -152,8 +152,8 @@ class StackedLanguageModel:
     module = self._module
     if module.carries(self.config.syncs[0]):
       raise ValueError(
-        "pipeline stages require carry='off': with carry, a layer leaves its "
-        "reduction to the next layer, which may be on another stage"
+        "carry='off' is required for pipeline stages: with carry, a layer "
+        "leaves its reduction to the next one, which may be on another stage"
       )
     return Parts(
       BLOCKS,

@@ -52,7 +52,7 @@ def check(
   if differences:
     raise ValueError(
       f"{key} has other parameters: {'; '.join(differences)}. launch.convert "
-      "cuts published weights for any --ranks, and writes them"
+      "writes published weights for any --ranks"
     )
   other = tokens and tokenizer.load(folder)
   if other and other.identity != tokens.identity:

@@ -177,7 +177,9 @@ class Programs:
       said = [x < y for x, y in itertools.pairwise(counts)]
       found.append(tuple(itertools.compress(_HOOKS, said)))
       if "gradients" in found[-1] and not loop.equal:
-        raise ValueError("gradients that are exchanged make no workers equal")
+        raise ValueError(
+          "an outer loop that exchanges gradients must keep workers equal"
+        )
       return varying(jnp.zeros(1), *layout.mesh.axis_names)
 
     state = self.experiment.abstract_state()

@@ -59,7 +59,7 @@ class Narrow(Deep):
   ("model", "message"),
   [
     (Lacking(), "Lacking.parameters lacks 'b', which Lacking.init returns"),
-    (Misspelt(), "Misspelt.parameters has 'bais', which is no parameter that"),
+    (Misspelt(), "Misspelt.parameters has 'bais', which is not a parameter"),
     (Narrow(), "Narrow.init: 'b' is bfloat16, but parameters are stored as"),
     (stacked(block=2), "Model.stacks has 'block', which is none of the top"),
     (stacked(blocks=3), "Model.stacks: 'blocks' has 3 layers, but 'blocks/w'"),

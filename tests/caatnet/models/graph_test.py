@@ -247,7 +247,7 @@ def test_microbatches_change_no_parameter():
     ("data.access=dma", r"config.data.access='dma' must be one of"),
     ("data.sampler=fast", r"config.data.sampler='fast' must be one of"),
     ("data.cache=lru", r"config.data.cache='lru' must be one of 'degree'"),
-    ("data.path=/nowhere", r"config.data.path='/nowhere': .* is no folder"),
+    ("data.path=/nowhere", r"config.data.path='/nowhere': .* is not a folder"),
     ("data.fanouts=(3,0)", r"config.data.fanouts=0 must be an integer"),
     ("data.fanouts=()", r"config.data.fanouts=\(\) must have numbers"),
     ("data.fanouts=(9999,99999)", r"config.data.fanouts=.* places for nodes"),

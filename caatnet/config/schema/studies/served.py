@@ -217,7 +217,7 @@ class Client:
 
   requests: int = field(400, "Number of requests.", COUNT)
   rate: float = field(
-    0.0, "Requests per second; 0 for all at once.", NOT_NEGATIVE
+    0.0, "Requests per second; 0 for simultaneous arrival.", NOT_NEGATIVE
   )
   prompt: int = field(
     128, "Mean tokens of a prompt, without the common prefix.", COUNT
