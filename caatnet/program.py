@@ -174,7 +174,7 @@ class Program:
 
   @functools.cached_property
   def _drawn_shapes(self) -> Any:
-    """Shapes of one worker's parameters as the model initializes them."""
+    """Shapes of one worker's parameters as the model initialises them."""
     return jax.eval_shape(self.model.init, jax.random.key(0))
 
   @functools.cached_property

@@ -20,6 +20,22 @@ def _modules() -> list[str]:
   return found
 
 
+def test_each_directory_has_examples():
+  modules = _modules()
+  assert len(modules) > 60
+  directories = [
+    path.parent.relative_to(_ROOT)
+    for path in _ROOT.glob("parallel/*/__init__.py")
+  ]
+  directories += [
+    pathlib.Path("caatnet", name)
+    for name in ("models", "data", "inference", "serving", "config")
+  ]
+  for directory in directories:
+    prefix = ".".join(directory.parts)
+    assert any(name.startswith(f"{prefix}.") for name in modules), directory
+
+
 @pytest.mark.parametrize("name", _modules())
 def test_examples_print_the_shown_output(name):
   module = importlib.import_module(name)

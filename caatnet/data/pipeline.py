@@ -50,7 +50,7 @@ def train_batches(
 
   Returns:
     An iterator of int32 ``[batch_size, seq_len + 1]``. Its get_state() is
-    JSON-serializable and is the position after the last returned batch;
+    JSON-serialisable and is the position after the last returned batch;
     set_state() continues there.
 
   Raises:

@@ -212,7 +212,7 @@ def on_torus(
   generation: str, link: LinkKind, slice_shape: Sequence[int],
   shape: Sequence[int],
 ) -> Hops:
-  """Returns all-reduce times among neighboring TPUs of a slice.
+  """Returns all-reduce times among neighbouring TPUs of a slice.
 
   The smallest number of hops is the distance to the farthest chip, whose
   contribution must reach all others. The largest is that of a ring of all chips

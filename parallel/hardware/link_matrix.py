@@ -233,7 +233,7 @@ def fit(
 ) -> tuple[float, float]:
   """Fits latency + bytes / bandwidth to message times, with both nonnegative.
 
-  The squared relative errors are minimized, so that small and large messages
+  The squared relative errors are minimised, so that small and large messages
   have equal weight.
 
   Args:

@@ -1,4 +1,4 @@
-"""Outer loops: synchronization of training workers, one algorithm per file."""
+"""Outer loops: synchronisation of training workers, one algorithm per file."""
 
 from parallel.lazy import attach
 

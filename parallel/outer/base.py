@@ -1,4 +1,4 @@
-"""Interface of outer loops: synchronization of separately training workers.
+"""Interface of outer loops: synchronisation of separately training workers.
 
 Parameters and optimizer state of the workers have a leading dim: inside
 ``jax.shard_map`` a tree ``[W, ...]`` holds the W lanes of the worker axis that

@@ -20,7 +20,7 @@ by u_i = 0 and excluded from the mean, so that the worker continues from w.
 
 Source: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", arXiv
 1911.02516. Its abstract confirms the delay of one step and a first-order
-correction. The normalization l_i and the default l_0 = 0.2 are from memory,
+correction. The normalisation l_i and the default l_0 = 0.2 are from memory,
 since neither its text nor its code was available. The correction is that of
 DC-ASGD, Zheng et al., arXiv 1609.08326, and was compared with that paper's own
 code: g + lambda * g * g * (parameters of the step - parameters of the

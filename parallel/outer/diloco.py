@@ -107,7 +107,7 @@ class DiLoCo(CommonRounds):
 
     # The subtraction phi - theta_m is fused into the encoder and the outer step
     # into the decoder: with kernels, neither the deltas nor the mean are
-    # materialized.
+    # materialised.
     def exchange(epilogues):
       return self.exchange.mean(params, state, number, mask, outer, epilogues)
 

@@ -1,7 +1,7 @@
 """Schedule of Streaming DiLoCo: the fragments of each step; no jax.
 
 Streaming DiLoCo (`parallel.outer.streaming`) executes this schedule, and the
-model of compute utilization (`caatnet.studies.utilisation.predictor`) prices
+model of compute utilisation (`caatnet.studies.utilisation.predictor`) prices
 it.
 
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication",

@@ -3,7 +3,7 @@
 Let E be the time of an order's slowest hop, R that of its slowest link of a
 data ring, and T that of a tensor group. Then
 
-- every device has two neighbors in its ring over links of at most R, and one
+- every device has two neighbours in its ring over links of at most R, and one
   successor: the graph of such links has a 2-matching and a perfect matching;
 - the devices of a ring are connected by such links, so each connected component
   has a multiple of d devices; the same holds for the other axes, and for the
@@ -236,11 +236,10 @@ def _matches(allowed: np.ndarray, count: int) -> bool:
 
 
 def _two_each(allowed: np.ndarray) -> bool:
-  """Returns whether all devices can have two neighbors each, by a maximum flow.
-  """
+  """Returns whether all devices can have two neighbours (maximum flow)."""
   n = len(allowed)
   flow = np.zeros((2 * n + 2, 2 * n + 2), np.int32)
-  # Source -> each device (2) -> its neighbors (1) -> sink (2).
+  # Source -> each device (2) -> its neighbours (1) -> sink (2).
   flow[-2, :n] = flow[n : 2 * n, -1] = 2
   flow[:n, n : 2 * n] = allowed
   found = csgraph.maximum_flow(sparse.csr_matrix(flow), 2 * n, 2 * n + 1)

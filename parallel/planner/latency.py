@@ -11,7 +11,7 @@ Stages run in lockstep, as one program, where a tick takes the time of its
 longest action and then of its longest hop; or independently ("events"), as
 separate processes. In lockstep all stages also compute embedding and head
 together, for which the stream crosses the axis of stages four times per
-microbatch, from neighbor to neighbor (`parallel.pipeline.run`). In "events"
+microbatch, from neighbour to neighbour (`parallel.pipeline.run`). In "events"
 this is not sent, and each stage computes an equal share.
 
 After the pipeline every stage's data ring sends the bytes of

@@ -3,7 +3,7 @@
 A plan's first pass selects among configurations that train the same model. The
 second pass changes one thing at a time in each of the best few:
 
-    p        tensor ranks synchronize a fraction p of the stream's channels
+    p        tensor ranks synchronise a fraction p of the stream's channels
              (CAAT-Net, arXiv 2506.19645; `parallel.tensor.projections`)
     outer    groups of data-parallel ranks become workers of an outer loop,
              DiLoCo (arXiv 2311.08105) or Streaming DiLoCo (arXiv 2501.18512),

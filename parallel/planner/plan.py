@@ -5,7 +5,7 @@ are counted by the constraint that excludes them. The others are priced in the
 default device order. Among configurations that differ only in
 rematerialization, offloading and saved values, only the cheapest that fit are
 priced: more of any of them takes time and saves only memory. The best
-configurations of the best few degrees (stages, data, tensor) then get optimized
+configurations of the best few degrees (stages, data, tensor) then get optimised
 device orders, with the gap to a lower bound. In such an order another
 configuration of the same degrees can be faster, and replaces the first. For up
 to ``EXACT`` devices all orders are timed by the whole step, since the search
@@ -92,7 +92,7 @@ def plan(
     problem: The training step on the cluster.
     choices: Values to try.
     count: Number of results, each of different degrees.
-    ordered: Number of candidates whose device order is optimized.
+    ordered: Number of candidates whose device order is optimised.
 
   Raises:
     ValueError: No configuration fits; the message states the excess and the
@@ -123,7 +123,7 @@ def plan(
   of_degrees: dict[Grid, Candidate] = {}  # fastest first: keeps the best
   for x in priced:
     of_degrees.setdefault(x.configuration.grid, x)
-  # Second, optimized orders for the best of each grid.
+  # Second, optimised orders for the best of each grid.
   better = [
     reordered(x, problem)
     for x in [*of_degrees.values()][: max(count, ordered)]
@@ -202,7 +202,7 @@ def _best_alike(
   """Returns the best candidate of the same degrees, by the whole step."""
   grid = candidate.configuration.grid
   alike = [x for x in priced if x.configuration.grid == grid][:_ALIKE]
-  # All in the order that was optimized for the first candidate.
+  # All in the order that was optimised for the first candidate.
   alike = [candidate, *(_in_order(x, candidate.order, problem) for x in alike)]
   alike.sort(key=lambda x: x.latency.total)
   # All orders are tried for the best candidate of each pipeline schedule.

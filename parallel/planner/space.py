@@ -58,7 +58,7 @@ class Configuration:
     keep: Values that a stage's forward saves for its backward, one of
       ``KEEPS``: its residuals, or the inputs of parts, whose forward is then
       repeated.
-    p: Fraction of the stream's channels that tensor ranks synchronize.
+    p: Fraction of the stream's channels that tensor ranks synchronise.
     weight_codec: Codec of weight gathers, one of
       `parallel.zero.partition.CODECS`.
     gradient_codec: Codec of gradient scatters.

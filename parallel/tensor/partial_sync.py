@@ -1,4 +1,4 @@
-"""Partial synchronization: the shared channels of an update of tensor ranks.
+"""Partial synchronisation: the shared channels of an update of tensor ranks.
 
 Source: Lamprecht et al., "Tensor-Parallelism with Partially Synchronized
 Activations" (CAAT-Net), arXiv 2506.19645.
@@ -17,11 +17,11 @@ PRIVATE_SCALES = ("none", "init", "forward")
 
 
 # Reductions of a row-parallel projection, by their names in configs.
-# "ring_kernel" adds and normalizes in the same kernel as the reduction, so it
+# "ring_kernel" adds and normalises in the same kernel as the reduction, so it
 # runs only if a norm follows; otherwise it is a psum.
 PROJECTION_ROUTES: dict[str, Reduction] = ROUTES | {"ring_kernel": lax.psum}
 
-# Routes with a kernel that reduces, adds and normalizes.
+# Routes with a kernel that reduces, adds and normalises.
 FUSED_ROUTES = ("one_shot", "ring_kernel")
 
 
@@ -34,7 +34,7 @@ class PartialSync:
     private_scale: Scaling of private channels. One rank's partial output
       replaces a sum over all ranks, whose standard deviation is sqrt(ranks)
       times as large. "forward" multiplies by sqrt(ranks), "init" leaves that to
-      the initialization of the weights, "none" does neither.
+      the initialisation of the weights, "none" does neither.
     forward_dtype: Dtype of the forward reduction; None: the activations'.
     backward_dtype: Dtype of the backward reduction; None: the cotangents'.
     overlap: Whether the shared columns of the product are computed first, and

@@ -1,4 +1,4 @@
-"""Column- and row-parallel projections with partial synchronization.
+"""Column- and row-parallel projections with partial synchronisation.
 
 Each tensor rank m has a separate residual stream. Its first ``k = int(p *
 width)`` channels are *shared* (equal on all ranks) and the rest *private*. A
@@ -60,7 +60,7 @@ def column_parallel(
   same pass as the norm, and also reduces a pending update. Unless an update is
   pending, this function does not communicate.
 
-  Each rank normalizes its stream by its statistics, in float32 over all H
+  Each rank normalises its stream by its statistics, in float32 over all H
   channels. The factor of a token commutes with the product, ``norm(x) @ w =
   rstd * ((x * gain) @ w)``, so with several lanes the shared part is one
   product for all of them.
@@ -170,7 +170,7 @@ def row_parallel(
 
   With the routes "one_shot" and "ring_kernel" the sum is deferred to the next
   column-parallel projection of the stream, if a device has one lane and a
-  kernel takes the operands: one kernel then sums, adds and normalizes.
+  kernel takes the operands: one kernel then sums, adds and normalises.
   Otherwise this function sums; "one_shot" is then a route of `parallel.routes`
   and "ring_kernel" a psum.
 

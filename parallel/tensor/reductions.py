@@ -1,7 +1,7 @@
 """Sums of row-parallel projections over ranks, forward and backward.
 
 Partial sums are reduced by a route of `parallel.routes`, or by a kernel that
-also adds the sum to the residual stream and normalizes it. In both cases the
+also adds the sum to the residual stream and normalises it. In both cases the
 backward is written by hand: it sums the ranks' cotangents of the shared
 channels, in a separate dtype.
 
@@ -32,7 +32,7 @@ REDUCED = "reduced"
 
 # Maps one rank's shared [B, T, K] and private channels [B, T, P], its partial
 # sums [B, T, K], the update of its private channels [B, T, P] and the gain [H]
-# to new shared and private channels and the normalized rows [B, T, H].
+# to new shared and private channels and the normalised rows [B, T, H].
 ReduceAddNorm = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
 
 
@@ -72,14 +72,14 @@ def kernel_of_norm(
   sync: PartialSync,
   implementation: Implementation,
 ) -> Callable[[float], ReduceAddNorm] | None:
-  """Returns the route's kernel that reduces, adds and normalizes.
+  """Returns the route's kernel that reduces, adds and normalises.
 
   "one_shot" gathers all ranks' partial sums and adds them in the kernel;
   "ring_kernel" reduces in the kernel. In the backward the route sums the ranks'
   cotangents without its kernel.
 
   Rematerialization that does not repeat the reduction must save the new stream
-  and the normalized rows: 2 H channels, where `sum_over_ranks` alone saves K.
+  and the normalised rows: 2 H channels, where `sum_over_ranks` alone saves K.
 
   Args:
     rows: B and T.

@@ -25,7 +25,7 @@ class Pending:
 
   Attributes:
     axis: The tensor axis.
-    sync: Synchronization of the row-parallel projection that made the update.
+    sync: Synchronisation of the row-parallel projection that made the update.
   """
 
   axis: Axis
@@ -38,7 +38,7 @@ class Update:
   """Output of a row-parallel projection, to be added to the stream.
 
   An update is pending if its reduction is deferred to the column-parallel
-  projection that adds it, where one kernel reduces, adds and normalizes.
+  projection that adds it, where one kernel reduces, adds and normalises.
 
   Attributes:
     shared: ``[B, T, K]``, the sum over ranks; in a pending update this rank's

@@ -224,7 +224,7 @@ class Topology:
     path = [source]
     while path[-1] != destination:
       node = path[-1]
-      # Candidates: neighbors that are one link closer to the destination.
+      # Candidates: neighbours that are one link closer to the destination.
       near = [
         v for v in self.neighbours(node) if hops[v] == hops[node] - 1
       ]

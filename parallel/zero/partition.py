@@ -26,7 +26,7 @@ Sources:
   makes it equal to hsdp.
 - hsdp, and zero3 as FSDP: Zhao et al., arXiv 2304.11277.
 - frontier3: Xu et al., arXiv 2501.04266. Its abstract has three levels (dies,
-  GPUs, nodes) on top of ZeRO++, and block-based quantization. The level of each
+  GPUs, nodes) on top of ZeRO++, and block-based quantisation. The level of each
   state, the codecs and the depth of the second copy are from memory.
 - The space of all triples: AMSP, arXiv 2311.00257; PaRO, arXiv 2310.06003.
 

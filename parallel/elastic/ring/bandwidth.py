@@ -1,4 +1,4 @@
-"""Bandwidth measurement between peers, and ring orders that maximize it.
+"""Bandwidth measurement between peers, and ring orders that maximise it.
 
 Pairs are measured in rounds, as in a round-robin tournament: each peer is in at
 most one pair per round, so concurrent measurements do not share a peer's link.
@@ -164,12 +164,12 @@ class Rings:
 
 
 def ring_order(rates: np.ndarray) -> tuple[int, ...]:
-  """Returns the ring order that maximizes the bandwidth of the slowest link.
+  """Returns the ring order that maximises the bandwidth of the slowest link.
 
   The slowest link determines the time of a ring reduction. Ties are resolved by
   the smallest sum of times per byte, then by the smallest tuple of ranks. Up to
-  ``EXACT`` peers the search is exhaustive; beyond that, a nearest-neighbor ring
-  is improved by 2-opt moves until none helps.
+  ``EXACT`` peers the search is exhaustive; beyond that, a nearest-neighbour
+  ring is improved by 2-opt moves until none helps.
 
   Args:
     rates: ``[M, M]``: bytes per second from the row's rank to the column's. A

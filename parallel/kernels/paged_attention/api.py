@@ -223,7 +223,7 @@ def paged_attention(
     window: Number of positions that a row attends to, including its own; 0 for
       all.
     finite: Whether no slot of the pages holds NaN or infinity, which jax's
-      kernels require. True for pages that were initialized with zeros, as long
+      kernels require. True for pages that were initialised with zeros, as long
       as all written keys and values were finite.
     implementation: "auto", or names in order of preference: "reference" or a
       name in ``KERNELS``, with the suffix "_interpret" to run on any machine.

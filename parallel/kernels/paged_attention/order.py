@@ -111,7 +111,7 @@ def shapes(
 ) -> Pages:
   """Returns the types of the arrays of one rank's pages.
 
-  The arrays should be initialized with zeros, so that slots are finite before
+  The arrays should be initialised with zeros, so that slots are finite before
   they are written.
 
   Args:
