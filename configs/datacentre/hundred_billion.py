@@ -39,5 +39,5 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     config.pod = gpt_11b.get_config()
     config.pod.planner.cluster = "h100:8,uneven=0"
   if variant == "test":
-    config.num_draws = 100
+    config.num_draws, config.targets = 100, (0.5, 0.95)
   return config

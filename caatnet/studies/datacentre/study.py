@@ -236,21 +236,28 @@ def _between(
     float(found["parameters"]), layers, float(found["step_s"])
   )
 
-  def needed(method: predictor.Method, target: float) -> float | None:
-    """Returns the least bandwidth for a target, to 0.2%; None if none works."""
-    grid = _BANDWIDTHS
-    # The second pass refines the interval around the first answer.
-    for _ in range(2):
-      period = predictor.simulate(
-        model, method, grid, volume_factor=2 * (count - 1) / count,
-        latency_s=float(found["rtt_s"]) / 2,
+  def utilisation(method: predictor.Method, grid: np.ndarray) -> np.ndarray:
+    """Returns the share of compute in a step for each bandwidth of a grid."""
+    return predictor.simulate(
+      model, method, grid, volume_factor=2 * (count - 1) / count,
+      latency_s=float(found["rtt_s"]) / 2,
+    ).utilisation
+
+  def needed(method: predictor.Method) -> dict[str, float | None]:
+    """Returns the least bandwidth by target, to 0.2%; None if none works."""
+    coarse, least = utilisation(method, _BANDWIDTHS), {}
+    for target in targets:
+      if coarse[-1] < target:
+        least[str(target)] = None
+        continue
+      # A second grid refines the interval that contains the answer.
+      first = int(np.argmax(coarse >= target))
+      fine = np.geomspace(
+        _BANDWIDTHS[max(0, first - 1)], _BANDWIDTHS[first], 65
       )
-      if period.utilisation[-1] < target:
-        return None
-      first = int(np.argmax(period.utilisation >= target))
-      bandwidth = float(grid[first])
-      grid = np.geomspace(grid[max(0, first - 1)], bandwidth, 65)
-    return bandwidth
+      reached = utilisation(method, fine) >= target
+      least[str(target)] = float(fine[int(np.argmax(reached))])
+    return least
 
   methods = predictor.paper_methods(layers, rounds)
   return {
@@ -261,7 +268,7 @@ def _between(
       {
         "method": name, "bits": method.bits, "sync_every": method.sync_every,
         "overlap_steps": method.overlap_steps,
-        "bit_s": {str(t): needed(method, t) for t in targets},
+        "bit_s": needed(method),
       }
       for name, method in methods.items()
     ],

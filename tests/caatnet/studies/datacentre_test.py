@@ -98,7 +98,7 @@ def test_utilisation_of_a_planned_pod_sets_the_days():
   config.pod = gpt_11b.get_config("test")
   config = config.to_dict()
   planned = registry.find(config).run(config)
-  assert "bounds nothing here" in "\n".join(report.notes(planned))
+  assert "whatever its memory" in "\n".join(report.notes(planned))
   share = planned["pod"]["utilisation"]
   assert 0 < share < 0.5
   days = {
