@@ -28,7 +28,7 @@ test: $(VENV)/installed lint  ## Runs all tests (2 cores, no GPU).
 test-quick:  ## Runs a subset of the laws: make test-quick PYTHON=python3.13
 	@$(MAKE) --no-print-directory VENV=$(QUICK_VENV) $(QUICK_VENV)/installed
 	$(QUICK_VENV)/bin/python -m pytest -n 2 --dist loadfile \
-	  --no-loadscope-reorder -q -m quick
+	  --no-loadscope-reorder -q -W default -m quick
 
 test-tpu:  ## Compiles for TPUs that are not here (libtpu, about 200 MB).
 	@$(MAKE) --no-print-directory VENV=.venv-tpu EXTRAS=plot,test,tpu \
@@ -43,7 +43,7 @@ test-gpu:  ## Compiles for GPUs that are not here (CUDA plugin, 5.8 GB).
 test-eval:  ## Runs lm-evaluation-harness on local tasks (1.4 GB).
 	@$(MAKE) --no-print-directory VENV=.venv-eval EXTRAS=eval,test \
 	  .venv-eval/installed
-	.venv-eval/bin/python -m pytest -q tests/eval
+	.venv-eval/bin/python -m pytest -q -W default tests/eval
 
 test-browser:  ## Looks at pages in Chromium, if it is on PATH.
 	@$(MAKE) --no-print-directory VENV=.venv-browser EXTRAS=browser,test \

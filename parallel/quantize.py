@@ -118,7 +118,7 @@ def coded_mean(
   codec = wire.block_codec
   if codec is None:
     left = None
-    delta = x if anchor is None else anchor - x
+    delta = x if anchor is None else anchor[None] - x
     if residual is not None:
       delta = delta + residual
       left = delta - roundtrip(delta, axis, wire)

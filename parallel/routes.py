@@ -86,8 +86,8 @@ def sum_by_one_shot(x: jax.Array, name: str) -> jax.Array:
     ``[...]`` in the dtype of x, the sum, equal on every device.
   """
   wide = x.dtype
-  if jnp.issubdtype(wide, jnp.floating):
-    wide = jnp.promote_types(wide, jnp.float32)
+  if jnp.issubdtype(wide, jnp.floating) and wide.itemsize < 4:
+    wide = jnp.float32
   total = jnp.zeros(x.shape, wide)
   for part in parts_of_all(x, name):
     total = total + part.astype(wide)

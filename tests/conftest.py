@@ -35,6 +35,8 @@ import pytest
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+# Broadcasting between arrays of different rank is an error.
+jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 # Files that take longest come first, so that no worker starts one of them when

@@ -39,7 +39,7 @@ def numbers():
         yield pytest.param(name, match[1], place, id=match[1])
 
 
-@pytest.mark.parametrize(("name", "table", "place"), numbers())
+@pytest.mark.parametrize(("name", "table", "place"), list(numbers()))
 def test_changed_figure_is_named_and_corrected(name, table, place):
   text = TEXTS[name]
   wrong = str((int(text[place]) + 1) % 10)

@@ -87,9 +87,10 @@ def sample(
     # overflows.
     shifted = logits - largest[None, :, None]
     sampled = sampling.temperature > 0
-    scaled = shifted / jnp.where(sampled, sampling.temperature, 1.0)[:, None]
+    temperature = jnp.where(sampled, sampling.temperature, 1.0)
+    scaled = shifted / temperature[None, :, None]
     kept = functools.reduce(operator.and_, [
-      scaled >= row.floor(values)[:, None]
+      scaled >= row.floor(values)[None, :, None]
       for row, values in _rows(sampling, gathers=False)
     ])
     if filters:
@@ -183,10 +184,10 @@ def _noise_if(
 
   def draw():
     noise = _gumbel(
-      seed[:, None], positions[:, None].astype(jnp.uint32),
+      seed[None, :, None], positions[None, :, None].astype(jnp.uint32),
       token_ids[:, None].astype(jnp.uint32),
     )
-    return jnp.where(sampled[:, None], noise, 0.0)
+    return jnp.where(sampled[None, :, None], noise, 0.0)
 
   # In a greedy batch the noise would cost more than the rest of `sample`.
   lanes, num_tokens = token_ids.shape

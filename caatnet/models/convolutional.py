@@ -144,7 +144,7 @@ class ConvolutionalModel:
       # Parameters of a stage are stacked over its blocks: [L, ...].
       makers[f"{_STAGE}{stage}"] = lambda rngs, block=block: nnx.vmap(
         lambda rngs: block(rngs=rngs), in_axes=0
-      )(rngs.fork(split=self.blocks))
+      )(rngs.split(self.blocks))
     makers["head"] = functools.partial(
       Head, widths[-1], self.num_classes, self.groups, dtype
     )

@@ -112,7 +112,7 @@ def _children(degree: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:
   Returns:
     bool ``[B, P, K]``, and int32 ``[B, P]``.
   """
-  there = jnp.arange(places) < degree[..., None]
+  there = jnp.arange(places)[None, None] < degree[..., None]
   return there, jnp.minimum(degree, places)
 
 

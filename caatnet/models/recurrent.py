@@ -128,18 +128,18 @@ class Unit(NamedTuple):
     size, length, dtype = self.conv.shape[0], y.shape[1], y.dtype
     gate, u = kept(*jnp.split(y, 2, axis=-1))
     inputs = jnp.concatenate([window.astype(dtype), u], axis=1)
-    taps = self.conv.astype(dtype)
+    taps = self.conv.astype(dtype)[:, None, None]  # [K, 1, 1, F]
     # [S, T, F]: position t reads inputs t - K + 1 to t.
-    u = self.conv_bias.astype(dtype) + sum(
+    u = self.conv_bias.astype(dtype)[None, None] + sum(
       inputs[:, k : k + length] * taps[k] for k in range(size)
     )
     heads = u.reshape(*u.shape[:2], *self.gates.shape[:2])
     gates = jnp.einsum("stnd,nde->stne", heads, self.gates.astype(dtype))
-    bias = self.gates_bias.reshape(gates.shape[2:])
+    bias = self.gates_bias.reshape(1, 1, *gates.shape[2:])
     gates = jax.nn.sigmoid(gates.astype(jnp.float32) + bias)
     r, i = (x.reshape(u.shape) for x in jnp.split(gates, 2, axis=-1))
     # Equations 3, 4 and 6; expm1 is exact where a is close to 1.
-    log_a = -_C * r * jax.nn.softplus(self.rate)
+    log_a = -_C * r * jax.nn.softplus(self.rate)[None, None]
     b = jnp.sqrt(-jnp.expm1(2 * log_a)) * i * u
     a = jnp.where(written[..., None], jnp.exp(log_a), 1.0)
     b = jnp.where(written[..., None], b, 0.0)

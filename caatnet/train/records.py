@@ -279,6 +279,8 @@ class MetricsWriter:
     self.flush()
     if self._file is not None:
       self._file.close()
+    if self._board is not None:
+      self._board.close()
 
 
 class _Board:
@@ -313,6 +315,10 @@ class _Board:
     """Writes all added events."""
     self._flushed = time.time()
     self._events.flush()
+
+  def close(self) -> None:
+    """Writes all added events and closes the file."""
+    self._events.close()
 
 
 def read_metrics(workdir: os.PathLike[str] | str) -> list[dict[str, Any]]:

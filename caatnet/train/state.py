@@ -236,7 +236,7 @@ def check_equal_start(program: Program, params: Any) -> None:
       # the sum. Since all weights differ, so does an exchange of two elements.
       weights = 2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
       # Replicated parameters count once per device, equally for all workers.
-      return varying(jnp.sum(bits * weights, axis=1), *names)
+      return varying(jnp.sum(bits * weights[None], axis=1), *names)
 
     return jax.lax.psum(sum(map(of, jax.tree.leaves(params))), names)
 

@@ -271,7 +271,7 @@ class OuterLoop:
       two exchanges, and the worker's state in the later exchange.
     """
     moved = jax.tree.map(
-      lambda x, new, old: x + (new - old), params, shared["params"],
+      lambda x, new, old: x + (new - old)[None], params, shared["params"],
       state["params"],
     )
     return moved, shared

@@ -86,7 +86,7 @@ class DCS3GD(OuterLoop):
     if not self.compensation:
       return grads
     correction = jax.tree.map(
-      lambda g, m, u: g * g * (m - u),  # g_i * g_i * D_i
+      lambda g, m, u: g * g * (m[None] - u),  # g_i * g_i * D_i
       grads, state["mean"], state["workers"]["update"],
     )
     size = self.exchange.rule.norm(correction)
@@ -142,11 +142,12 @@ class DCS3GD(OuterLoop):
     # later exchange. `begin` does not judge it, so a non-finite one is replaced
     # by zero here, as by `ANY_FINITE`.
     update = jax.tree.map(
-      lambda x, w, u: x - w - u, params, state["params"],
+      lambda x, w, u: x - w[None] - u, params, state["params"],
       state["workers"]["update"],
     )
     if later == "finish":
-      return jax.tree.map(jnp.add, shared["params"], update), shared
+      moved = jax.tree.map(lambda w, u: w[None] + u, shared["params"], update)
+      return moved, shared
     finite = jnp.isfinite(health.norms_here(update))
     update = health.choose(
       finite, update, jax.tree.map(jnp.zeros_like, update)

@@ -141,7 +141,7 @@ def noted(workers: State, norms: jax.Array, mine: jax.Array) -> State:
     norms: Norms of this device's workers, ``[W]``.
     mine: bool ``[W]``, whether each of them was included.
   """
-  left_out = workers["left_out"] + ~mine  # int32 + bool
+  left_out = workers["left_out"] + (~mine).astype(jnp.int32)
   return workers | {"delta_norm": norms, "left_out": left_out}
 
 

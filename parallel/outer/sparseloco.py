@@ -104,7 +104,7 @@ class SparseLoCo(CommonRounds):
     if not plan.variant:
       return params, state
     outer = state["params"]
-    deltas = jax.tree.map(jnp.subtract, outer, params)
+    deltas = jax.tree.map(lambda x, y: x[None] - y, outer, params)
     verdict = self.rule.judge(deltas, self.worker)
     weights = health.weights_of(self.weights, verdict.mask, self.worker)
     deltas = self.rule.then(deltas, weights)

@@ -237,7 +237,7 @@ class Streaming(CommonRounds):
       return _with_arriving(state, send, arrived)
     if send.starts:  # snapshot: the parameters change between pieces
       outer, mine = self._sides(params, state, send.kind, numbers.place)
-      deltas = jax.tree.map(jnp.subtract, outer, mine)
+      deltas = jax.tree.map(lambda x, y: x[None] - y, outer, mine)
       workers = state["workers"]
       sending = workers["sending"] | {send.kind: deltas}
       state = state | {"workers": workers | {"sending": sending}}
@@ -419,7 +419,7 @@ class Streaming(CommonRounds):
     """Returns keep * theta + (1 - keep) * phi, ``[W, ...]``."""
     if not self.keep:
       return jnp.broadcast_to(outer, mine.shape)
-    return self.keep * mine + (1.0 - self.keep) * outer
+    return self.keep * mine + (1.0 - self.keep) * outer[None]
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     cut = self.fragments

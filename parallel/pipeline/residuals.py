@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+from jax.api_util import debug_info
 from jax.extend import linear_util
 from jax.interpreters import partial_eval
 
@@ -235,7 +236,9 @@ class _Sums:
       # Partial evaluation with unknown x: `values` are known without x, and
       # `_rest` is the remaining program of x.
       self._rest, _, values = partial_eval.trace_to_jaxpr_nounits(
-        linear_util.wrap_init(of_x),
+        linear_util.wrap_init(
+          of_x, debug_info=debug_info("linear program", of_x, leaves, {})
+        ),
         [partial_eval.PartialVal.unknown(jax.typeof(x)) for x in leaves],
         instantiate=True,
       )

@@ -149,12 +149,13 @@ def _columns_of_lanes(
   dtype, k = x.private.dtype, x.shared.shape[-1]
   # The gain multiplies the weights: a product with the stream would be another
   # array [R, B, T, H] to write and to save for the backward.
-  w = (gain[:, None] * w.astype(dtype)).astype(dtype)
+  w = w.astype(dtype).astype(gain.dtype)
+  w = (gain[None, :, None] * w).astype(dtype)
   y = _each_rank(x.private, w[:, k:])  # [R, B, T, F]
   if k:
     y = y + _all_columns(x.shared, w[:, :k])
-  # [B, T] + [R, B, T]
-  squares = sum_of_squares(x.shared) + sum_of_squares(x.private)
+  # [1, B, T] + [R, B, T]
+  squares = sum_of_squares(x.shared)[None] + sum_of_squares(x.private)
   rstd = lax.rsqrt(squares / x.width + eps)
   return _times(y, rstd[..., None])
 
@@ -347,7 +348,7 @@ def _times(y: jax.Array, factor: jax.Array) -> jax.Array:
 
   @jax.custom_vjp
   def times(y, factor):
-    return (y * factor).astype(y.dtype)
+    return (y.astype(factor.dtype) * factor).astype(y.dtype)
 
   def forward(y, factor):
     product = times(y, factor)
@@ -356,7 +357,8 @@ def _times(y: jax.Array, factor: jax.Array) -> jax.Array:
   def backward(residuals, cotangent):
     product, factor = residuals
     wide = cotangent.astype(factor.dtype)
-    d_factor = jnp.sum(wide * product, axis=-1, keepdims=True) / factor
+    d_factor = wide * product.astype(factor.dtype)
+    d_factor = jnp.sum(d_factor, axis=-1, keepdims=True) / factor
     return (wide * factor).astype(product.dtype), d_factor
 
   times.defvjp(forward, backward)

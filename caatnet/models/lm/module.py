@@ -87,7 +87,7 @@ class LanguageModule(nnx.Module):
       in_axes=(0, 0),
     )
     self.blocks = make_block(
-      row_scales(config.syncs, width, axis), rngs.fork(split=config.num_layers)
+      row_scales(config.syncs, width, axis), rngs.split(config.num_layers)
     )
 
   def mixer(self, batch: Batch | None = None) -> Any:

@@ -109,7 +109,7 @@ class Drawing:
     # L, as in GPT-2.
     std = config.init_std / math.sqrt(2 * config.num_layers)
     draws = jax.random.normal(self.rngs.params(), (size, config.width))
-    return cut_rows(std * draws * scale, self.ranks, cut)
+    return cut_rows(std * draws * scale[None], self.ranks, cut)
 
 
 def row_scales(

@@ -169,6 +169,6 @@ class Vocabulary:
     if self.stage is None:
       return first + jnp.arange(lanes * num_tokens).reshape(lanes, num_tokens)
     size = cut_size(num_tokens, self.stage.size) * self.stage.lanes
-    place = lax.axis_index(self.stage.name) * size + jnp.arange(size)
+    place = lax.axis_index(self.stage.name) * size + jnp.arange(size)[None]
     ids = first + jnp.arange(lanes)[:, None] * num_tokens + place
     return jnp.where(place < num_tokens, ids, self.size)

@@ -31,7 +31,8 @@ def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
   """
   wide = x.astype(jnp.float32)
   mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-  return (wide * jax.lax.rsqrt(mean_square + eps) * gain).astype(x.dtype)
+  normed = wide * jax.lax.rsqrt(mean_square + eps)
+  return (normed * jnp.expand_dims(gain, range(x.ndim - 1))).astype(x.dtype)
 
 
 class Heads(NamedTuple):
@@ -87,7 +88,7 @@ def split_heads(
     Queries ``[B, T, num_queries, D]``; keys and values ``[B, T, num_keys, D]``.
   """
   if params.bias is not None:
-    qkv = qkv + params.bias.astype(qkv.dtype)
+    qkv = qkv + params.bias.astype(qkv.dtype)[None, None]
   num_heads = heads.num_queries + 2 * heads.num_keys
   split = qkv.reshape(*qkv.shape[:-1], num_heads, -1)
   q, k, v = jnp.split(

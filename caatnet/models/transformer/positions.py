@@ -151,9 +151,10 @@ def rotate(
     )
   if positions is None:
     position = jnp.arange(x.shape[1], dtype=jnp.float32)
-    angle = (position[:, None] * frequency)[None, :, None, :]
+    angle = (position[:, None] * frequency[None])[None, :, None, :]
   else:
-    angle = positions.astype(jnp.float32)[:, :, None, None] * frequency
+    position = positions.astype(jnp.float32)[:, :, None, None]
+    angle = position * frequency[None, None, None]
   # The angles are [1 or B, T, 1, half].
   cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
   first, second = x[..., :half], x[..., half:]

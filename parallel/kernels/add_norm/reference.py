@@ -55,8 +55,9 @@ def add_norm(
   squares = sum_of_squares(shared) + sum_of_squares(private)  # [...]
   both = jnp.concatenate([shared, private], axis=-1)
   rstd = lax.rsqrt(squares / both.shape[-1] + eps)
-  normed = (both * rstd[..., None] * gain).astype(both.dtype)
-  return shared, private, normed
+  gain = jnp.expand_dims(gain, range(both.ndim - 1))  # [1, ..., D]
+  normed = both.astype(jnp.float32) * rstd[..., None] * gain
+  return shared, private, normed.astype(both.dtype)
 
 
 def sum_of_squares(x: jax.Array) -> jax.Array:

@@ -85,7 +85,8 @@ def encode_top_k(
   finite = jnp.all(jnp.isfinite(magnitude), axis=-1, keepdims=True)
   upper = (jnp.arange(k) < k // 2).astype(jnp.int32)
   negative = jnp.take_along_axis(chunks, position, axis=-1) < 0
-  codes = upper + 2 * negative
+  upper = jnp.expand_dims(upper, range(negative.ndim - 1))
+  codes = upper + 2 * negative.astype(jnp.int32)
   # Kept elements are sent in the order of their positions, not magnitudes.
   order = jnp.argsort(position, axis=-1)
   position = jnp.take_along_axis(position, order, axis=-1)

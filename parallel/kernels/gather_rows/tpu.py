@@ -42,7 +42,7 @@ def gather(
   per_block = max(1, words // whole)  # rows of a block
   count = ids.shape[0] * per_row
   # Block numbers, [n, per_row], then padded to whole grid steps with block 0.
-  wanted = (ids // per_block)[:, None] * per_row + jnp.arange(per_row)
+  wanted = (ids // per_block)[:, None] * per_row + jnp.arange(per_row)[None]
   copies = min(_COPIES, count)
   wanted = jnp.pad(wanted.reshape(-1), (0, -count % copies))
   found = calls.tpu_call(

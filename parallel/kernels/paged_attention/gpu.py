@@ -190,4 +190,4 @@ def _load(ref, head, slot, channel, alive, exists):
 
 def _dot(a: Any, b: Any, **options: Any) -> jax.Array:
   """Multiplies matrices; float32 operands in float32 instead of TF32."""
-  return pl.dot(a, b, allow_tf32=False, **options).astype(jnp.float32)
+  return pltriton.dot(a, b, allow_tf32=False, **options).astype(jnp.float32)

@@ -47,7 +47,7 @@ def paged_attention(
     keys, values = (
       x.astype(jnp.float32) for x in order.read(pages, table)  # [K, C, D]
     )
-    place = jnp.arange(keys.shape[1])  # [C]
+    place = jnp.arange(keys.shape[1])[None]  # [1, C]
     row = first + jnp.arange(num_rows)[:, None]  # [T, 1]
     seen = (place <= row) & (place < length) & (first >= 0)  # [T, C]
     if window:

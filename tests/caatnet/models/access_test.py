@@ -36,7 +36,7 @@ class Narrow(Deep):
 
     def head(p, x):
       self.seen.extend(p[key].dtype.name for key in ("w", "b"))
-      return (x @ p["w"]).astype("f4") + p["b"]
+      return (x @ p["w"]).astype("f4") + p["b"][None]
 
     x = jax.lax.pcast(batch["x"].astype(self.dtype), "tensor", to="varying")
     x = access.scan(layer, params["blocks"], x, 1, None)

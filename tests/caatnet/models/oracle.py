@@ -10,6 +10,7 @@ import numpy as np
 
 
 def _norm(x, gain, eps):
+  gain = jnp.expand_dims(gain, range(x.ndim - 1))
   return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * gain
 
 
@@ -27,7 +28,8 @@ def _rope(x, config):
 
 def _attention(x, w_qkv, heads, kv_heads, config, bias=0.0, gains=None):
   batch, length, _ = x.shape
-  y = (x @ w_qkv + bias).reshape(batch, length, heads + 2 * kv_heads, -1)
+  y = x @ w_qkv + jnp.reshape(bias, (1, 1, -1))
+  y = y.reshape(batch, length, heads + 2 * kv_heads, -1)
   q, k = y[:, :, :heads], y[:, :, heads : heads + kv_heads]
   if gains:
     q, k = (

@@ -49,7 +49,7 @@ class Toy:
             "b": jnp.zeros(TARGETS)}
 
   def scores(self, params, batch, access=AS_THEY_ARE):
-    y = access.apply(lambda p, x: x @ p["w"] + p["b"], params, batch["x"])
+    y = access.apply(lambda p, x: x @ p["w"] + p["b"][None], params, batch["x"])
     losses = access.apply(
       lambda _, y, truth: jnp.square(y - truth), None, y, batch["y"]
     )

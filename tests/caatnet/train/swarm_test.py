@@ -275,7 +275,8 @@ def test_late_eager_worker_differs_by_its_newest_part_only(tmp_path, hook):
           for name in ("w", "b"):
             np.testing.assert_allclose(
               own["params"][name][0],
-              outer["params"][name] - own["share"] * own["delta"][name][0],
+              outer["params"][name]
+              - own["share"][0] * own["delta"][name][0],
               atol=1e-6,
             )
 

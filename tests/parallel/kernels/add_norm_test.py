@@ -123,7 +123,8 @@ def test_reference_equals_the_textbook_formula():
     [shared + d_shared, private + 2 * d_private], -1, dtype="f8"
   )
   rms = np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
-  np.testing.assert_allclose(normed, x / rms * gain, rtol=1e-5, atol=1e-6)
+  expected = x / rms * np.asarray(gain)
+  np.testing.assert_allclose(normed, expected, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(
     np.concatenate([new_shared, new_private], -1), x, rtol=1e-6, atol=1e-6
   )

@@ -25,7 +25,7 @@ def test_unchecked_call_varies_over_the_axes_of_its_operands():
   """A psum of its result therefore adds up the devices' results."""
   mesh = make_mesh({"a": Axis("a", 2, 2), "b": Axis("b", 2, 2)})
   x = jnp.arange(12.0).reshape(4, 3)
-  w = jnp.arange(3.0)
+  w = jnp.arange(3.0)[None]
 
   def body(x, w):
     out = calls.unchecked(lambda x, w: jnp.cumsum(x * w, axis=-1), x, w)

@@ -32,13 +32,13 @@ def _says(axis, weights):
     mean, _ = quantize.coded_mean(
       x, axis, Wire("int8", 4), weights=jnp.asarray(weights)
     )
-    x = x - mean
+    x = x - mean[None]
     plain, _ = quantize.coded_mean(x, axis, weights=jnp.asarray(weights))
     ranks = all_gather(ranks_here(axis)[:, None].astype("float32"), axis)
     norm = jax.lax.psum(jnp.sum(jnp.square(x), axis=1), "tensor")
     norms = all_gather(norm[:, None], axis)
     # Products and sums are separate outputs: compilers may fuse them or not.
-    return {"x": x + plain, "plain": ranks[-1] * plain, "norms": norms}
+    return {"x": x + plain[None], "plain": ranks[-1] * plain, "norms": norms}
 
   return run
 

@@ -141,7 +141,7 @@ def test_pending_delta_of_a_late_worker_is_applied_once(hooks):
   if hooks[0] == "finish":
     late, other = begin([late, other], (1, 1))
     unsaid = draw(4)
-    params = each(lambda p, d: p - d, params, unsaid)
+    params = each(lambda p, d: p - d[None], params, unsaid)
   else:
     (other,) = begin([other], (1,))
   if hooks[1] == "begin":

@@ -22,7 +22,7 @@ def part(params, scale, x):
   def layer(x, layer):
     w, gain = layer
     h = x.astype(jnp.bfloat16) @ w[0].astype(jnp.bfloat16)
-    h = jnp.tanh(h).astype(jnp.float32) * gain
+    h = jnp.tanh(h).astype(jnp.float32) * gain[None]
     return x + scale * (h @ w[1]), None
 
   return lax.scan(layer, x, params)[0]

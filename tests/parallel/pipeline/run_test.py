@@ -62,7 +62,7 @@ def layer(x, w, total):
 
 def loss_of(table, x):
   """Returns a loss whose cotangents are integers, too."""
-  return jnp.sum((x @ table.T) * jnp.arange(TOKENS))
+  return jnp.sum((x @ table.T) * jnp.arange(TOKENS, dtype=x.dtype)[None])
 
 
 def in_one_piece(w, table, tokens):

@@ -45,7 +45,7 @@ def has_closed_form(name):
   return True
 
 
-@pytest.mark.parametrize("name", filter(has_closed_form, BUILDERS))
+@pytest.mark.parametrize("name", [*filter(has_closed_form, BUILDERS)])
 def test_steps_without_hops_take_their_closed_forms(name):
   known = 0
   for size, seconds in itertools.product(sizes(name), SECONDS):

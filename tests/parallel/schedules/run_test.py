@@ -173,11 +173,11 @@ def test_gradient_inside_shard_map_and_under_vmap():
   reduce = run.executor(build("optimal", topologies.torus((2, 2))))
 
   def local(x):
-    weights = jax.lax.axis_index("a") + jnp.arange(1.0, 4.0)
+    weights = jax.lax.axis_index("a").astype("f4") + jnp.arange(1.0, 4.0)
 
     def loss(x):
       sums = jax.vmap(lambda v: reduce(v, "a"))(x[0])
-      return (sums * weights).sum()
+      return (sums * weights[None]).sum()
 
     return jax.grad(loss)(x)
 

@@ -85,7 +85,7 @@ def test_all_partitions_give_equal_gradients(prefetch):
   def loss(layers, head, x):
     for layer in layers:
       x = x @ layer
-    return jnp.sum(x * head)
+    return jnp.sum(x * head[None])
 
   expected = jax.grad(loss, (0, 1))(layers, head, x.reshape(8, 5))
   tensors = Tensor((5, 5), "float32"), Tensor((5,), "float32")
@@ -383,7 +383,7 @@ def test_backward_that_reads_no_parameters_gathers_none(prefetch):
   ]
   assert sum(c.count for c in gathers) == 3 * 2  # the forward's
   found = shards.restore(lowered.compile()(stored, x), tensor)
-  y = x.reshape(4, 3) + jnp.arange(9.0).reshape(3, 3).sum(0)
+  y = x.reshape(4, 3) + jnp.arange(9.0).reshape(3, 3).sum(0)[None]
   np.testing.assert_array_equal(found, np.stack([2 * y.sum(0)] * 3))
 
 
