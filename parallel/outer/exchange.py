@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from parallel import quantize
 from parallel.axes import Axis

@@ -31,7 +31,6 @@ import math
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from parallel import quantize
