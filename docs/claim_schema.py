@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from docs import log
 from docs.points import mean, spread
 
 Source = Literal["paper", "code", "arithmetic", "unverified"]
@@ -23,6 +24,9 @@ Statistic = Literal[
 # The verdict "computed" is "reproduced" or "not reproduced".
 Declared = Literal[
   "computed", "only predicted", "cannot be tested here", "consistent"
+]
+EntryName = Annotated[
+  str, pydantic.StringConstraints(pattern=f"^{log.NAME}$")
 ]
 # Figures that prose must take from a field: decimals, percentages, multiples,
 # and integers of three digits or more.
@@ -148,8 +152,8 @@ class Expected(_Model):
     ratio: Two names of expected numbers, whose quotient this is.
     scale: Factor of the number that is read.
     offset: Number that is added after scaling.
-    log: Date of the entry in log/ that records a number which no file has
-      and which no command here gives again.
+    log: Name of the entry in log/ that records a number which no file has
+      and which no command here gives again: "2026-11-22-multitree".
     against_published: Relation to a published value on which the verdict
       depends.
     against_recorded: Tolerance of a number that is read again.
@@ -168,7 +172,7 @@ class Expected(_Model):
   ratio: list[str] = []
   scale: float = 1.0
   offset: float = 0.0
-  log: str = ""
+  log: EntryName = ""
   against_published: Criterion | None = None
   against_recorded: Tolerance = Tolerance(relative=1e-3)
 

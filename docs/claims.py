@@ -13,6 +13,7 @@ import tomllib
 import pydantic
 
 from caatnet.show.render import markdown_table
+from docs import log
 from docs.claim_schema import Claim, Claims
 from docs.points import ROOT
 
@@ -26,8 +27,8 @@ def load(folder: pathlib.Path = FOLDER) -> dict[str, list[Claim]]:
   """Returns the claims of each paper, by its key in docs/papers.toml.
 
   Raises:
-    ValueError: A file is not as the schema says, or two claims have one number;
-      the message is one line with the file and the key.
+    ValueError: A file is not as the schema says, two claims have one number,
+      or log/ lacks an entry; the message is one line with the file and the key.
   """
   found = {p.stem: load_file(p) for p in sorted(folder.glob("*.toml"))}
   owners: dict[str, str] = {}
@@ -46,6 +47,12 @@ def load(folder: pathlib.Path = FOLDER) -> dict[str, list[Claim]]:
           f"{paper}.toml, claim {claim.number}: same_as: no claim "
           f"{claim.same_as!r}"
         )
+      for name, expected in claim.expected.items():
+        if expected.log and not log.path_of(expected.log).exists():
+          raise ValueError(
+            f"{paper}.toml, claim {claim.number}: expected.{name}.log: no "
+            f"entry {expected.log!r} in log/"
+          )
   return found
 
 
@@ -171,14 +178,20 @@ def _source(claim: Claim) -> str:
 
 
 def _unread(claim: Claim) -> str:
-  """Returns a sentence on numbers that no file has."""
-  days = sorted({e.log for e in claim.expected.values() if e.log})
-  if not days:
+  """Returns a sentence on numbers that no file has, with their entries."""
+  recorded: dict[str, list[str]] = {}
+  for name, expected in claim.expected.items():
+    if expected.log:
+      recorded.setdefault(expected.log, []).append(f"`{name}`")
+  if not recorded:
     return ""
-  names = [f"`{name}`" for name, e in claim.expected.items() if e.log]
+  parts = [
+    f"{', '.join(names)} in {log.link(entry)}"
+    for entry, names in recorded.items()
+  ]
   return (
-    f" Recorded in the log of {' and '.join(days)} and not read again by "
-    f"`launch.reproduce`: {', '.join(names)}."
+    " Recorded in the log and not read again by `launch.reproduce`: "
+    f"{'; '.join(parts)}."
   )
 
 

@@ -19,6 +19,7 @@ the verdict is the entry's line in the index, log/README.md.
 
 from collections.abc import Iterator, Mapping
 import dataclasses
+import decimal
 import pathlib
 import re
 
@@ -27,12 +28,23 @@ from docs.points import ROOT
 
 FOLDER = ROOT / "log"
 MAX_WORDS = 200
+# Pattern of the name of an entry.
+NAME = r"\d{4}-\d\d-\d\d(-[a-z0-9]+)+"
 _REQUIRED = ("Question", "Date", "Machine", "Command")
 _HEADINGS = ["Result", "Verdict"]
-_FILE = re.compile(r"\d{4}-\d\d-\d\d(-[a-z0-9]+)+")
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _TABLE = re.compile(r"^(?:\||<!--).*$", re.MULTILINE)
 _FIELD = re.compile(r"^- (\w+):((?:.|\n(?=  ))*)", re.MULTILINE)
+
+# A number with thousands separated by commas: sign, decimals, per cent.
+_NUMBER = re.compile(
+  r"(?<![\w.,])(?P<sign>[+-])?(?P<whole>\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))"
+  r"(?:\.(?P<decimals>\d+))?(?P<percent> ?%)?(?!\d)"
+)
+# Text in which digits are names: code blocks, dates, targets of links.
+_NO_FIGURE = re.compile(
+  r"^```.*?^```$|\d{4}-\d\d-\d\d|\]\([^)]*\)", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +104,7 @@ def parse(name: str, text: str) -> Entry:
   ]
   if missing:
     raise ValueError(f"{name}: the head lacks {', '.join(missing)}")
-  if not _FILE.fullmatch(name) or not name.startswith(head["Date"]):
+  if not re.fullmatch(NAME, name) or not name.startswith(head["Date"]):
     raise ValueError(f"{name}: expected {head['Date']}-subject")
   verdict = " ".join(parts[4].split())
   return Entry(
@@ -111,6 +123,63 @@ def entries(folder: pathlib.Path = FOLDER) -> Iterator[Entry]:
   """Yields all entries, newest first."""
   for path in paths(folder):
     yield parse(path.stem, path.read_text())
+
+
+def path_of(name: str) -> pathlib.Path:
+  """Returns the file of an entry, which may not exist."""
+  return FOLDER / f"{name}.md"
+
+
+def link(name: str) -> str:
+  """Returns a Markdown link to an entry for a document of the root."""
+  path = path_of(name)
+  title = parse(name, path.read_text()).title
+  return f"[{title}]({path.relative_to(ROOT).as_posix()})"
+
+
+def records(text: str, figure: str) -> bool:
+  """Returns whether the result or the verdict of an entry has a figure.
+
+  Dates, code blocks and targets of links are ignored.
+
+  Args:
+    text: Content of the entry.
+    figure: Number as another document writes it, "1,024", "+0.5" or "24%". The
+      entry may have more decimals, which are rounded.
+
+  Raises:
+    ValueError: The figure is not a number.
+
+  Example:
+    >>> entry = "2.5%\\n## Result\\n1,024.38 us, 24% of 4.27 ms.\\n"
+    >>> [records(entry, figure) for figure in ("1,024.4", "4.2", "24%", "2.5%")]
+    [True, False, True, False]
+  """
+  _, _, body = text.partition("\n## Result\n")
+  found = _NUMBER.finditer(_NO_FIGURE.sub(" ", body))
+  wanted = _NUMBER.fullmatch(figure)
+  if not wanted:
+    raise ValueError(f"expected a number, got {figure!r}")
+  return any(_rounds_to(number, wanted) for number in found)
+
+
+def _rounds_to(number: re.Match[str], wanted: re.Match[str]) -> bool:
+  """Returns whether a figure rounded to the decimals of another equals it."""
+  decimals = len(wanted["decimals"] or "")
+  if (
+    bool(number["percent"]) != bool(wanted["percent"])
+    or len(number["decimals"] or "") < decimals
+  ):
+    return False
+  difference = abs(_value(number) - _value(wanted))
+  return difference <= decimal.Decimal(5).scaleb(-decimals - 1)
+
+
+def _value(number: re.Match[str]) -> decimal.Decimal:
+  whole = number["whole"].replace(",", "")
+  return decimal.Decimal(
+    f"{number['sign'] or ''}{whole or 0}.{number['decimals'] or 0}"
+  )
 
 
 def with_tables() -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Claims as data: their fields, their readers, verdicts and page."""
 
 import json
+import re
 import tomllib
 
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 import pydantic
 import pytest
 
-from docs import claim_values, claims, papers
+from docs import claim_values, claims, log, papers
 from docs.claim_schema import Claim, Criterion, Expected, Number
 from docs.points import ROOT
 
@@ -81,6 +82,55 @@ def test_every_field_of_a_claim_is_used_by_its_prose():
   assert unused == []
 
 
+def shown(claim, name):
+  """The figures by which a claim's prose shows a number, or its value."""
+  prose = " ".join([claim.seen, claim.explanation])
+  fields = re.findall(rf"\{{seen\.{name}[:.\[][^}}]*\}}", prose)
+  value = claim.expected[name].value
+  return [claim.filled(field) for field in fields] or [f"{value:g}"]
+
+
+@pytest.mark.quick
+def test_entries_of_the_log_have_the_figures_that_claims_take_from_them():
+  missing, count = [], 0
+  for claim in ALL:
+    for name, expected in claim.expected.items():
+      if expected.log:
+        text = log.path_of(expected.log).read_text()
+        figures = shown(claim, name)
+        count += len(figures)
+        missing += [
+          (claim.number, name, figure, expected.log) for figure in figures
+          if not log.records(text, figure)
+        ]
+  assert missing == []
+  assert count > 60
+
+
+@pytest.mark.quick
+def test_claims_link_to_entries_of_the_log_and_not_to_its_index():
+  """Prose that names the log or an entry's file is a link to an entry."""
+  links, others = set(), []
+  for claim in ALL:
+    prose = " ".join([claim.seen, claim.explanation, claim.note, claim.after])
+    links |= set(re.findall(rf"\]\(log/({log.NAME})\.md\)", prose))
+    rest = re.sub(rf"\]\(log/{log.NAME}\.md\)", "", prose)
+    others += re.findall(r"\blog/|LOG\.md|recorded in the log", rest, re.I)
+  assert others == []
+  assert links != set()
+  names = {path.stem for path in log.paths()}
+  assert {name for name, _ in links} <= names
+
+
+@pytest.mark.quick
+def test_the_page_links_numbers_to_the_entries_that_record_them():
+  page = " ".join(claims.page().split())
+  for claim in ALL:
+    entry = page.partition(f" ### {claim.number} ")[2].partition(" ### ")[0]
+    for expected in claim.expected.values():
+      assert not expected.log or log.link(expected.log) in entry, claim.number
+
+
 GOOD = {
   "number": "1.1", "title": "a claim", "date": "2026-11-25",
   "published": {
@@ -131,6 +181,8 @@ def changed(**changes):
     ({"same_as": "1.2"}, "exclude each other"),
     ({"expected__bytes__file": "results/x.json"}, "one of file, output"),
     ({"expected__bytes__printed": "."}, "P<value>"),
+    ({"expected__bytes__log": "2026-11-25"}, "expected.bytes.log"),
+    ({"expected__bytes__log": "2026-11-25-Ring"}, "expected.bytes.log"),
     ({"expected__bytes__against_published": None}, "needs a criterion"),
     ({"expected__bytes__against_published__name": "b"}, "no published value"),
     ({"expected__bytes__against_published__number": 1.0}, "name or a number"),
@@ -177,6 +229,14 @@ def test_numbers_are_unique_and_references_exist(tmp_path):
   other = changed(number="1.2", commands=None, same_as="1.3")
   (tmp_path / "b.toml").write_text(_toml(other))
   with pytest.raises(ValueError, match=r"same_as: no claim '1\.3'"):
+    claims.load(tmp_path)
+  other = changed(
+    number="1.2", expected__bytes__printed=None,
+    expected__bytes__log="2026-11-25-ring",
+  )
+  (tmp_path / "b.toml").write_text(_toml(other))
+  missing = r"claim 1\.2: expected\.bytes\.log: no entry '2026-11-25-ring'"
+  with pytest.raises(ValueError, match=missing):
     claims.load(tmp_path)
   (tmp_path / "b.toml").write_text("claims = 1 2")
   with pytest.raises(ValueError, match=r"^b\.toml: "):
@@ -239,7 +299,7 @@ def test_all_or_any_criteria_decide(held):
 def test_agreement_with_the_record(values, relative, shift):
   """Each seed counts: one that leaves its tolerance is enough."""
   expected = Expected(
-    value=values, log="2026-11-25", against_recorded={"relative": relative}
+    value=values, log="2026-11-25-ring", against_recorded={"relative": relative}
   )
   assert expected.agrees(values)
   moved = [*values[:-1], values[-1] + shift]

@@ -1,7 +1,10 @@
 """Experiment log: form, length, links and index of its entries."""
 
+import decimal
 import re
 
+from hypothesis import given
+from hypothesis import strategies as st
 import pytest
 
 from docs import log
@@ -79,6 +82,39 @@ def test_words_of_tables_and_code_are_not_counted():
   assert entry.verdict == "It takes 1.5 s."
   without = re.sub(r"^(\||```|make).*\n", "", TEXT, flags=re.M)
   assert entry.num_words == len(without.split())
+
+
+@pytest.mark.parametrize(
+  ("figure", "is_recorded"),
+  [
+    ("12", True), ("1.5", True), ("1", True), ("2", True), ("1.50", False),
+    ("12%", False), ("2026", False), ("25", False), ("+12", True),
+    ("-12", False), ("1,200", False), ("5", False),
+  ],
+)
+def test_a_figure_is_recorded_if_it_is_in_the_result_or_the_verdict(
+  figure, is_recorded
+):
+  """1.5 rounds to 1 or 2; dates, code and parts of numbers do not count."""
+  text = TEXT.replace("12 s.", "12 s (2026-11-25).")
+  assert log.records(text, figure) == is_recorded
+
+
+@given(st.integers(0, 10**7), st.integers(0, 4), st.sampled_from(["", "%"]))
+def test_a_figure_is_found_with_as_many_decimals_or_fewer(digits, count, unit):
+  value = decimal.Decimal(digits).scaleb(-count)
+  entry = f"## Result\n\n12 {value:,.{count}f}{unit}"
+  text = f"# Ring\n\n{entry} in a ring.\n"
+  for decimals in range(count + 1):
+    assert log.records(text, f"{value:,.{decimals}f}{unit}")
+  assert not log.records(text, f"{value:,.{count + 1}f}{unit}")
+  assert not log.records(text, f"{value + 20:,.{count}f}{unit}")
+
+
+@pytest.mark.parametrize("figure", ["", "fast", "12 s", "1.5.2"])
+def test_only_numbers_are_looked_up(figure):
+  with pytest.raises(ValueError, match=f"expected a number, got '{figure}'"):
+    log.records(TEXT, figure)
 
 
 @pytest.mark.parametrize(
