@@ -1,6 +1,8 @@
 """Limits of kernels: the last operands supported, and the first refused."""
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +13,15 @@ from parallel.kernels import calls, evidence, selection
 from parallel.kernels.add_norm import cases as add_norm_cases
 from parallel.kernels.add_norm import gpu as add_norm_gpu
 from parallel.kernels.add_norm import tpu as add_norm_tpu
+from parallel.kernels.codec import cases as codec_cases
 from parallel.kernels.codec import gpu as codec_gpu
 from parallel.kernels.codec import reference, threefry, top_k
 from parallel.kernels.codec import tpu as codec_tpu
 from parallel.kernels.codec.reference import Codec
+from parallel.kernels.gather_rows import cases as gather_cases
 from parallel.kernels.gather_rows import gpu as gather_gpu
 from parallel.kernels.gather_rows import order as gather_order
+from parallel.kernels.paged_attention import cases as paged_cases
 from parallel.kernels.paged_attention import gpu as paged_gpu
 from parallel.kernels.paged_attention import library, order
 from parallel.kernels.paged_attention import tpu as paged_tpu
@@ -24,6 +29,7 @@ from parallel.kernels.paged_attention.cases import Case
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.kernels.reduce_add_norm import gpu as reduce_gpu
 from parallel.kernels.reduce_add_norm import tpu as reduce_tpu
+from parallel.kernels.ring_all_reduce import cases as ring_cases
 from parallel.kernels.ring_all_reduce import tpu as ring_tpu
 from parallel.kernels.schedule_all_reduce import reference as schedule
 from parallel.kernels.schedule_all_reduce import tpu as schedule_tpu
@@ -73,7 +79,7 @@ _LIMITS = [
    "a multiple of 256 for 4 bits"),
   (_codec_tpu, (Codec("int8"), 1), (Codec("int8"), 0), "no elements"),
   # 128 blocks of float32, four arrays, and codes, all twice, in 8 MiB.
-  (_codec_tpu, (Codec("int8", 1920 - 128), 1), (Codec("int8", 1920 + 128), 1),
+  (_codec_tpu, (Codec("int8", 1920), 1), (Codec("int8", 2048), 1),
    "1 x 128 blocks of 2048 do not fit 8 MB"),
   (_codec_tpu, (Codec("int8"), 1, 112), (Codec("int8"), 1, 113), "113 x 128"),
   (_codec_tpu, (Codec("int4"), 1, 224), (Codec("int4"), 1, 225), "225 x 128"),
@@ -336,6 +342,81 @@ def test_pages_have_the_shapes_of_their_order(name, pages, shape, scale):
     assert found.coded == (dtype == "int8")
     assert (found.num_pages, found.page_size) == (num_pages, page_size)
     assert (found.num_kv_heads, found.head_width) == (heads, width)
+
+
+@pytest.mark.parametrize("width", [1, 2, 97, 98, 400])
+def test_programs_of_a_gather_have_a_warp_per_line(width):
+  """The lanes of a row with its offset in a line, at most four warps."""
+  jaxpr = str(jax.make_jaxpr(
+    functools.partial(gather_gpu.gather, width=width)
+  )(jnp.zeros(4 * width), jnp.arange(3)))
+  lanes = 1 << (width + 31 - 1).bit_length()
+  assert f"num_warps={min(4, lanes // 32)}" in jaxpr
+
+
+def _share(name):
+  """Shared channels by the name of a case: "7B, p=.5" -> 0.5."""
+  return float(re.search(r"p=([\d.]+)", name)[1])
+
+
+@pytest.mark.parametrize(("module", "width"), [
+  (add_norm_cases, 4096), (reduce_cases, 4096), (ring_cases, 4096),
+], ids=lambda x: getattr(x, "__name__", None))
+def test_large_cases_are_of_a_7b_model_with_eight_ranks(module, width):
+  large = {k: v for k, v in module.LARGE.items() if k.startswith("7B")}
+  assert len(large) >= 2
+  for name, case in large.items():
+    assert (case.rows, case.shared + case.private) == (8192, width)
+    assert case.shared == _share(name) * width
+    full = _share(name) == 1 or not getattr(case, "update", True)
+    assert case.private_scale**2 == pytest.approx(1 if full else 8)
+    assert case.dtype == ("float32" if "float32" in name else "bfloat16")
+
+
+def test_large_pages_are_one_of_eight_ranks_of_7b_and_70b_models():
+  for name, case in paged_cases.LARGE.items():
+    heads = {"7B": (32, 32), "70B": (64, 8)}.get(name.partition(",")[0])
+    if heads:
+      assert (8 * case.heads, 8 * case.kv_heads) == heads
+      assert case.width == 128
+    assert ("chunk" in name) == (case.rows == 256)
+    assert ("decode" in name) == (case.rows == 1)
+    assert ("window" in name) == bool(case.window)
+    # 32 or 4 sequences of 2,048 positions; four layers.
+    assert case.pages * case.page_size == 2048
+    assert case.seqs * case.rows in (32, 1024)
+    assert case.num_pages == 4 * (16 * case.seqs + 2)
+    assert case.types("heads")[0].shape == (
+      case.seqs, case.rows, case.heads, case.width
+    )
+
+
+def test_cases_have_the_properties_of_their_names():
+  rows = gather_cases.CASES
+  assert rows["a line"].width * 4 == 128  # bytes
+  assert 2048 % rows["no divisor of a block"].width
+  assert rows["one feature"].width == 1
+  assert 2048 < rows["two blocks"].width <= 4096
+  for name, case in codec_cases.CASES.items():
+    assert name.startswith(case.codec.name)
+    assert ("stochastic" in name) == case.codec.stochastic
+    assert ("bf16" in name) == (case.dtype == "bfloat16")
+    assert ("odd" in name) == bool(
+      not case.codec.stochastic and case.shape[-1] % case.codec.block
+      and case.senders != 4
+    )
+    count = re.search(r"(\d+) rows", name)
+    assert not count or int(count[1]) == math.prod(case.shape[:-1])
+  for name, case in codec_cases.LARGE.items():
+    elements = 8192**2 if name.startswith("8192") else 2048**2
+    assert math.prod(case.shape) == elements
+    assert case.senders == 2
+  for name, case in ring_cases.CASES.items():
+    count = {"two": 2, "four": 4, "eight": 8}[name.split()[0]]
+    assert case.devices == count
+    segments = case.rows // (2 * count * (case.chunk or case.rows))
+    if "segments" in name:
+      assert segments == (3 if "three" in name else 2)
 
 
 @pytest.mark.parametrize(("case", "forward", "backward"), [
