@@ -4,6 +4,8 @@ import itertools
 import logging
 import math
 import socket
+import threading
+import time
 import zlib
 
 import numpy as np
@@ -19,6 +21,7 @@ from parallel.elastic.membership.service import Service, Timing, waits
 from parallel.elastic.membership.world import Budget
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.settings import Options, Settings
+from parallel.elastic.swarm import Swarm
 from parallel.elastic.timeouts import AdmissionTimeout, Finished, Halted
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.channel import Channel
@@ -590,3 +593,41 @@ def test_joining_peer_is_informed_of_a_wait_again_every_ten_seconds(tmp_path):
     assert "has revision 3" in second.text
     assert len(lines) == 2
     assert lines[1].endswith(waits(there.state, there.rules))
+
+
+def test_contribution_has_a_finite_weight_and_reports_a_finite_loss(tmp_path):
+  def step(exchange, state, part):
+    return {"x": state["x"] + exchange.mean(part)}
+
+  with Journal(tmp_path / "journal") as journal, Service(
+    ("127.0.0.1", 0), SECURITY, journal, say=str
+  ) as there:
+    threading.Thread(target=there.serve, daemon=True).start()
+    part, state = np.ones(3, np.float32), {"x": np.zeros(3, np.float32)}
+    with Swarm(
+      there.address, SECURITY, state, settings=Settings(samples=5)
+    ) as swarm:
+      for weight in (-1e-9, math.inf, math.nan):
+        with pytest.raises(ValueError, match="must be finite and not negative"):
+          swarm.give(part, step, weight)
+      assert swarm.members == (swarm.me,)
+      assert (swarm.epoch, swarm.revision, swarm.counted) == (1, 0, False)
+      for number, (weight, loss, said) in enumerate((
+        (0.0, 0.5, 0.5), (2.0, math.nan, None), (1.0, None, None),
+        (1.0, np.float32(0.25), 0.25),
+      ), 1):
+        assert swarm.samples == ((5 * number - 5, 5 * number),)
+        found = swarm.give(part, step, weight, loss)
+        assert {*found} == {"x"}
+        assert (found["x"] == number).all()
+        assert (swarm.revision, swarm.counted) == (number, True)
+        end = time.monotonic() + 10
+        while (report := there.seen()[0].report) is None or (
+          report.revision < number
+        ):
+          assert time.monotonic() < end
+          time.sleep(0.001)
+        assert (report.revision, report.loss) == (number, said)
+      assert swarm.checkpoint[0] == swarm.newest.number == 4
+      assert len(swarm.checkpoint[1]) == 2  # with the leases
+      assert swarm.digest == swarm.newest.digest
