@@ -196,7 +196,7 @@ def test_a_cluster_may_have_4096_devices():
   with pytest.raises(ValueError, match=r"take 0\.3 GB"):
     made(4097)
   large = Cluster("large", A100, (Level("node", 10**6, PCIE_4),), "a test")
-  with pytest.raises(ValueError, match="two matrices would take 16000.0 GB"):
+  with pytest.raises(ValueError, match=r"two matrices would take 16000\.0 GB"):
     link_matrix.of_cluster(large, 10**6)
 
 
