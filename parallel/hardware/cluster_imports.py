@@ -56,17 +56,17 @@ def ways(text: str) -> list[list[str]]:
   """
   text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # the header is underlined
   rows = [line.split() for line in text.splitlines()]
-  rows = [r for r in rows if len(r) > 1 and re.fullmatch(r"GPU\d+", r[0])]
-  # The header starts with GPU0, too; its second word differs.
-  rows = [r[1:] for r in rows if not re.fullmatch(r"GPU\d+", r[1])]
-  # A single GPU: the header and the row have one column.
-  if not rows and re.search(r"^\s*GPU0\s*$", text, re.M):
-    rows = [["X"]]
+  rows = [r for r in rows if r and re.fullmatch(r"GPU\d+", r[0])]
+  # The header starts with GPU0, too.
+  if [r[0] for r in rows[:2]] == ["GPU0", "GPU0"]:
+    del rows[0]
   if not rows:
     raise ValueError("no rows of GPUs as in the output of `nvidia-smi topo -m`")
   # Columns after the GPUs describe adapters and CPU affinity.
-  found = [row[: len(rows)] for row in rows]
+  found = [row[1 : 1 + len(rows)] for row in rows]
   for i, row in enumerate(found):
+    if len(row) < len(rows):
+      raise ValueError(f"GPU{i} has {len(row)} links, not {len(rows)}")
     for j, way in enumerate(row):
       if (way == "X") != (i == j) or not (
         way in ("X", *PCIE_WAYS) or re.fullmatch(r"NV\d+", way)

@@ -215,8 +215,8 @@ def uneven(
   of = np.array(links.nodes)  # [N]
   count = int(of.max()) + 1
   # [nodes, nodes]: symmetric, then different in both directions.
-  shares = np.triu(rng.uniform(least, 1, (count, count)), 1)
-  shares += shares.T + np.eye(count)
+  shares = np.triu(rng.uniform(least, 1, (count, count)))
+  shares += shares.T
   shares = shares * rng.uniform(1 - jitter, 1, (count, count))
   np.fill_diagonal(shares, 1.0)  # links inside a node keep their share
   pairs = rng.uniform(1 - jitter, 1, (n, n))

@@ -55,9 +55,33 @@ def test_impossible_mesh_is_refused_with_the_reason(requested, message):
     assign_devices({"data": 2, "tensor": 8}, 8, requested)
 
 
-def test_devices_must_divide_ranks():
-  with pytest.raises(ValueError, match="'tensor': 6 logical ranks"):
-    Axis("tensor", 6, 4)
+@pytest.mark.parametrize(("size", "devices", "message"), [
+  (6, 4, r"'tensor': 6 logical ranks.* one of \[1, 2, 3, 6\]"),
+  (0, 1, r"0 logical ranks.* one of \[\]"), (-2, 1, "-2 logical ranks"),
+  (2, 0, "over 0 devices"), (1, 2, "over 2 devices"),
+])
+def test_devices_must_divide_ranks(size, devices, message):
+  with pytest.raises(ValueError, match=message):
+    Axis("tensor", size, devices)
+
+
+def test_axis_has_one_device_by_default():
+  axis = Axis("tensor", 6)
+  assert (axis.devices, axis.lanes) == (1, 6)
+  assert axis.backend is None
+  assert str(Axis("data", 6, 2)) == "data: 6 ranks = 3 lanes x 2 devices"
+  assert [divisors(n) for n in (1, 4, 6)] == [[1], [1, 2, 4], [1, 2, 3, 6]]
+
+
+def test_mesh_may_use_all_devices_and_no_more():
+  axes = assign_devices({"data": 4, "tensor": 8}, 8, {"data": 1, "tensor": 8})
+  assert make_mesh(axes).devices.shape == (1, 8)
+  with pytest.raises(ValueError, match=r"the mesh \(1, 8\) needs 8 devices"):
+    make_mesh(axes, jax.devices()[:7])
+  with pytest.raises(ValueError, match="tensor:0 does not divide the axis"):
+    assign_devices({"tensor": 8}, 8, {"tensor": 0})
+  two = make_mesh({"a": Axis("a", 2, 2)}, jax.devices()[3:])
+  assert [d.id for d in two.devices] == [3, 4]
 
 
 def test_device_order_places_devices_on_mesh_coordinates():

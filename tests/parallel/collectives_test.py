@@ -116,8 +116,88 @@ def test_all_reduce_accepts_another_reduction():
     np.testing.assert_array_equal(device, x.sum(0))
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_other_scatters_and_gathers_act_on_dim_0(dim):
+  """The replacement of a collective over the mesh axis works on dim 0 only."""
+  axis = Axis("a", N, 4)
+
+  def scatter(x, name):
+    return jax.lax.psum_scatter(x, name, scatter_dimension=0, tiled=True)
+
+  def gather(x, name):
+    return jax.lax.all_gather(x, name, tiled=True, to="invarying")
+
+  def both(x):
+    mine = collectives.reduce_scatter(x, axis, dim=dim, via=scatter)
+    return mine, collectives.all_gather(mine, axis, dim=dim, via=gather)
+
+  x = np.random.default_rng(0).integers(-9, 9, (N, 2 * N, N, 3)).astype("f4")
+  mine, whole = jax.jit(jax.shard_map(
+    both, mesh=make_mesh({"a": axis}), in_specs=P("a"), out_specs=(P("a"), P()),
+  ))(x)
+  np.testing.assert_array_equal(whole, x.sum(0))
+  np.testing.assert_array_equal(
+    mine, np.stack(np.split(x.sum(0), N, axis=dim))
+  )
+
+
+@pytest.mark.parametrize("call", [
+  lambda x, axis: collectives.reduce_scatter(x, axis),
+  lambda x, axis: collectives.all_to_all(x, axis, split_dim=0, concat_dim=0),
+  lambda x, axis: collectives.permute(x, axis, []),
+], ids=["a reduce-scatter", "an all-to-all", "a permute"])
+def test_ranks_in_separate_processes_have_sums_and_gathers_only(call, request):
+  axis = Axis("worker", 2, 1, backend=object())
+  what = request.node.callspec.id
+  with pytest.raises(ValueError, match=f"{what} over the axis 'worker'"):
+    call(np.zeros((1, 2), "f4"), axis)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_function_of_a_rank_runs_for_each_lane(lanes):
+  axis = Axis("a", lanes)
+
+  def f(x, tree):
+    assert x.shape == (2,)
+    return {"y": x * tree[0]}, tree[0].sum()
+
+  x = np.arange(2.0 * lanes, dtype="f4").reshape(lanes, 2)
+  y, total = jax.jit(lambda x: collectives.each_lane(f, axis, x, (x + 1,)))(x)
+  np.testing.assert_array_equal(y["y"], x * (x + 1))
+  np.testing.assert_array_equal(total, (x + 1).sum(1))
+
+
+def test_dependency_keeps_values_and_types():
+  """Also on NaN and on empty arrays; an int stays invariant over devices."""
+  tree = {"a": np.arange(3, dtype="i4"), "b": np.full(2, np.inf, "f4")}
+  results = (np.full((2, 2), np.nan, "f4"), np.zeros((2, 0), "f4"),
+             np.arange(7, 9, dtype="i4"))
+  f = jax.jit(jax.shard_map(
+    collectives.after, mesh=make_mesh({"a": Axis("a", 2, 2)}),
+    in_specs=(P(), P("a")), out_specs=P(),
+  ))
+  found = f(tree, results)
+  for name, x in tree.items():
+    assert found[name].dtype == x.dtype
+    np.testing.assert_array_equal(found[name], x)
+  assert collectives.after(tree, results, needed=False) is tree
+  # Each result with elements is read.
+  assert str(f.trace(tree, results).jaxpr).count("bitcast_convert_type") == 2
+
+
+def test_permute_needs_no_communication_within_devices():
+  axis = Axis("a", 6, 2)
+  inside = [(0, 1), (3, 4), (1, 2)]
+  assert collectives.permute_routes(axis, inside) == {
+    (0, 1): None, (1, 2): [(0, 0)],
+  }
+  assert collectives.permute_routes(axis, [(5, 0), (2, 3), (0, 5)]) == {
+    (0, 2): [(0, 1)], (2, 0): [(1, 0), (0, 1)],
+  }
+
+
 @pytest.mark.parametrize(
-  "pairs", [[(0, 1), (0, 2)], [(0, 1), (2, 1)], [(0, 8)]]
+  "pairs", [[(0, 1), (0, 2)], [(0, 1), (2, 1)], [(0, 8)], [(-1, 0)]]
 )
 def test_permute_refuses_repeated_or_missing_ranks(pairs):
   axis = Axis("a", N, 1)

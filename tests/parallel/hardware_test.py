@@ -1,6 +1,8 @@
 """Hardware constants: each names its source, and known relations hold."""
 
+import csv
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -10,6 +12,7 @@ import networkx as nx
 import pytest
 
 from parallel.hardware import (
+  cluster_imports,
   clusters,
   collective_times,
   devices,
@@ -78,6 +81,111 @@ def test_systems_have_their_published_memory(device, count, memory_bytes):
   assert count * device.memory_bytes == memory_bytes
 
 
+@pytest.mark.parametrize(
+  ("device", "parts", "size_bytes", "gbytes_s", "link_gbytes_s", "teraflops"),
+  [
+    # Figures per chip or package, with its number of devices. Links: all ports,
+    # both ways.
+    (devices.TPU_V4, 1, 32 * 2**30, 1200, 600, {"bfloat16": 275}),
+    (devices.TPU_V5E, 1, 16e9, 819, 400, {"bfloat16": 197, "int8": 393}),
+    (devices.TPU_V5P, 1, 95 * 2**30, 2765, 1200, {"bfloat16": 459}),
+    (devices.TPU_V6E, 1, 32e9, 1640, 800, {"bfloat16": 918}),
+    (devices.TPU_7X, 2, 192 * 2**30, 7380, 2 * 1200, {"bfloat16": 2307}),
+    (devices.V100, 1, 32e9, 900, 300, {"float16": 125, "float32": 15.7}),
+    (devices.A100, 1, 80e9, 2039, 600, {"bfloat16": 312, "float32": 19.5}),
+    (devices.A100_PCIE, 1, 80e9, 1935, 63, {"float16": 312, "float32": 19.5}),
+    (devices.A10, 1, 24e9, 600, 63, {"bfloat16": 125, "float32": 31.2}),
+    (devices.H100, 1, 80e9, 3350, 900, {"bfloat16": 989.4, "float32": 66.9}),
+    (devices.H200, 1, 141e9, 4800, 900, {"bfloat16": 989.4, "float32": 66.9}),
+    (devices.B200, 1, 180e9, 8000, 1800, {"bfloat16": 2250}),
+    (devices.MI250X_GCD, 2, 128 * 2**30, 3200, 800,
+     {"bfloat16": 383, "float32": 47.9}),
+  ], ids=lambda value: getattr(value, "name", None),
+)
+def test_devices_have_the_figures_of_their_data_sheets(
+  device, parts, size_bytes, gbytes_s, link_gbytes_s, teraflops
+):
+  close = functools.partial(pytest.approx, rel=2e-3)
+  assert parts * device.memory_bytes == size_bytes
+  assert parts * device.memory_bandwidth / 1e9 == close(gbytes_s)
+  links_both_ways = 2 * device.num_links * device.link.bandwidth
+  assert parts * links_both_ways / 1e9 == close(link_gbytes_s)
+  for dtype, rate in teraflops.items():
+    assert parts * device.peak(dtype) / 1e12 == close(rate)
+  assert device.platform == ("tpu" if device.name in slices.SLICES else "gpu")
+
+
+def test_dtypes_without_a_rate_have_the_one_of_bfloat16():
+  v5e, v100 = devices.TPU_V5E, devices.V100
+  for device, dtype in (
+    (v5e, "float32"), (v5e, "float16"), (v100, "float16"), (v100, "int8")
+  ):
+    assert device.peak(dtype) == device.peak("bfloat16")
+
+
+@pytest.mark.parametrize(("kind", "gbits_s"), [
+  # Bits per second of one direction, by standard or data sheet.
+  ("pcie_4", 16 * 16 * 128 / 130), ("pcie_5", 32 * 16 * 128 / 130),
+  ("infiniband_edr", 100), ("infiniband_hdr", 200), ("infiniband_ndr", 400),
+  ("slingshot_11", 200), ("ethernet_1g", 1), ("ethernet_10g", 10),
+  ("ethernet_100g", 100), ("wide_area_10g", 10), ("lte_uplink", 0.05),
+  ("wifi_6", 0.6005), ("fabric_gcd_pair", 8 * 200), ("fabric_node", 8 * 50),
+  ("fabric_host", 8 * 36),
+])
+def test_links_have_the_rates_of_their_standards(kind, gbits_s):
+  assert 8 * links.KINDS[kind].bandwidth / 1e9 == pytest.approx(gbits_s)
+
+
+def test_only_the_wide_area_link_has_a_latency():
+  """Light takes 27.3 ms for 5,570 km in fibre; no other latency is published"""
+  latencies = {name: kind.latency_s for name, kind in links.KINDS.items()}
+  assert latencies.pop("wide_area_10g") == pytest.approx(27.27e-3, rel=1e-3)
+  assert set(latencies.values()) == {None}
+
+
+@pytest.mark.parametrize("thing", [*LINKS, *devices.DEVICES.values()],
+                         ids=lambda t: t.name)
+def test_confidence_has_a_known_value(thing):
+  known = {
+    "Infinity Fabric, node": "range", "mi250x-gcd": "reported",
+  }
+  assert thing.confidence == known.get(thing.name, "published")
+
+
+def test_nvlinks_add_up_to_the_bandwidth_of_a_gpu():
+  """A V100 has 6 NVLinks, an A100 12, later GPUs 18."""
+  assert set(cluster_imports.NVLINK_RATES) == {
+    "v100", "a100", "h100", "h200", "b200"
+  }
+  for name, rate in cluster_imports.NVLINK_RATES.items():
+    count = {"v100": 6, "a100": 12}.get(name, 18)
+    assert count * rate == devices.DEVICES[name].link.bandwidth
+
+
+@pytest.mark.parametrize("name", ["pipette-v100", "pipette-a100"])
+def test_eight_devices_of_pipette_share_an_adapter(name):
+  cluster = clusters.CLUSTERS[name]
+  node, network = cluster.levels
+  assert f"{network.size} nodes of {node.size}" in cluster.source
+  assert node.size * network.links_per_device == 1
+
+
+def test_frontier_has_its_published_structure():
+  """Nodes have four packages of two GCDs and four network adapters."""
+  package, node, system = clusters.FRONTIER.levels
+  assert (package.size, node.size, system.size) == (2, 4, 9408)
+  assert package.size * node.size * system.links_per_device == 4
+  assert package.links_per_device == node.links_per_device == 1
+
+
+@pytest.mark.parametrize(("tier", "gbytes_s"), [
+  ("pcie4", 31.5), ("pcie5", 63.0), ("frontier", 36.0),
+])
+def test_memory_tiers_have_the_bandwidth_of_their_bus(tier, gbytes_s):
+  found = clusters.MEMORY_TIERS[tier].bandwidth / 1e9
+  assert found == pytest.approx(gbytes_s, rel=1e-3)
+
+
 @pytest.mark.parametrize("device", devices.DEVICES.values(),
                          ids=lambda d: d.name)
 def test_half_the_bits_double_the_peak(device):
@@ -104,6 +212,7 @@ def test_largest_slice_is_the_one_of_its_source(name):
     ("v5e", (2, 2, 2), "2 dims"), ("v5p", (4, 4), "3 dims"),
     ("v5e", (16, 32), "256 chips, not 512"), ("v6e", (3, 4), "2x2, 2x4"),
     ("v5p", (16, 20, 20), "6144 chips, not 6400"),
+    ("v4", (1, 4, 3), None), ("v4", (5, 5, 5), "multiples of 4"),
     ("v4", (4, 4, 6), "multiples of 4"), ("v4", (2, 4, 8), "multiples of 4"),
   ],
 )
@@ -131,6 +240,8 @@ def test_racks_have_the_published_totals():
   assert both_ways == pytest.approx(130e12, rel=5e-3)
   # Derived from outputs of arXiv 2407.12819: 154.5 kW for 120.
   assert gb200.rack_w * gb200.overhead == pytest.approx(154.5e3)
+  assert gb200.rack_price / gb200.per_rack == pytest.approx(41_725)
+  assert gb200.scale_out_bits == 400e9  # one adapter each
   # Four nodes of eight; a node draws 10.2 kW and costs 350,000 dollars.
   assert h100.per_rack == 4 * 8
   assert h100.rack_w == pytest.approx(40.8e3)
@@ -144,9 +255,14 @@ def test_racks_have_the_published_totals():
   for rack in sites.RACKS.values():
     assert rack.flops["fp8"] == pytest.approx(2 * rack.flops["bf16"], rel=1e-3)
     assert rack.scale_up_bits > 2 * rack.scale_out_bits
-    assert rack.overhead > 1
+    assert 1 < rack.overhead < 1.5
     fields = {f.name for f in dataclasses.fields(rack)}
     assert set(rack.sources) - {"peak"} == fields - {"name", "flops", "sources"}
+
+
+def test_sites_have_equal_power():
+  east, west = sites.SITES["east"], sites.SITES["west"]
+  assert east.power_w == west.power_w == 2.4e9
 
 
 def test_interruptions_have_the_published_shares():
@@ -211,6 +327,16 @@ def test_torus_of_chips_uses_the_links_of_its_dims():
     )
 
 
+def test_bytes_on_a_torus_add_the_time_of_a_ring_all_reduce():
+  """Each chip sends 2 (n - 1) / n of the operand."""
+  times = collective_times.on_torus("v5e", links.ICI_V5E, (4, 2), (4, 2))
+  assert times.mark == "assumption"
+  assert "1 us per hop" in times.source
+  bare, loaded = times.all_reduce(0), times.all_reduce(8e9)
+  for a, b in zip(bare, loaded, strict=True):
+    assert b - a == pytest.approx(2 * 7 / 8 * 8e9 / times.rate)
+
+
 SAMPLES = collective_times.samples()
 each_sample = pytest.mark.parametrize("sample", SAMPLES.values(), ids=str)
 
@@ -266,6 +392,39 @@ def test_noise_free_sample_is_reproduced():
     assert ends == pytest.approx([3.0**i, 3.0**i])
 
 
+def test_written_sample_contains_the_reduced_times(tmp_path):
+  """Times are whole microseconds; a group has the powers of two in its range.
+  """
+  rows = [
+    (network, n, size, (size / 1e4 + n) / 1e3)
+    for network, n in (("a", 2), ("b", 4)) for size in (3000, 40_000, 70_000)
+  ]
+  path = tmp_path / "times.csv"
+  collective_times.write_sample(rows, path)
+  lines = [x for x in path.read_text().splitlines() if not x.startswith("#")]
+  assert len(path.read_text().splitlines()) == len(lines) + 2
+  found = list(csv.DictReader(lines))
+  assert [(r["network"], int(r["num_workers"])) for r in found] == (
+    [("a", 2)] * 5 + [("b", 4)] * 5
+  )
+  assert [int(r["size_bytes"]) for r in found[:5]] == [
+    2**power for power in range(12, 17)
+  ]
+  for row, (*_, least, greatest) in zip(
+    found, collective_times.reduced(rows), strict=True
+  ):
+    assert abs(float(row["least_us"]) - least) <= 0.5
+    assert abs(float(row["greatest_us"]) - greatest) <= 0.5
+
+
+def test_committed_sample_is_read_with_its_units():
+  """Two H100s need 7 us for 2 KiB and 245 to 246 us for 64 MiB."""
+  pair = SAMPLES["h100_dgx", 2]
+  assert pair.sizes == tuple(2**power for power in range(11, 27))
+  assert pair.spans[0] == pytest.approx((7e-6, 7e-6))
+  assert pair.spans[-1] == pytest.approx((245e-6, 246e-6))
+
+
 @pytest.mark.parametrize(
   ("network", "workers", "least", "most"),
   [
@@ -287,6 +446,11 @@ def test_measured_bandwidth_matches_the_link_of_the_sample(
 def test_extrapolation_to_other_links_is_marked_as_an_assumption():
   switch = collective_times.between(NVLINK_4, 8)
   assert switch.mark == "measured"
+  pair = collective_times.between(NVLINK_3, 2)
+  assert pair is SAMPLES["a100_pairwise_nvlink", 2]
+  assert collective_times.between(PCIE_4, 4) is SAMPLES[
+    "a100_pairwise_nvlink", 4
+  ]
   slower = collective_times.between(NVLINK_3, 8)
   four, bus = (collective_times.between(PCIE_4, n) for n in (4, 8))
   assert slower.mark == bus.mark == "assumption"
@@ -299,7 +463,9 @@ def test_extrapolation_to_other_links_is_marked_as_an_assumption():
       (7 / 6 * four.all_reduce(size).least,
        7 / 3 * four.all_reduce(size / 2).greatest)
     )
-  for link, workers in ((NVLINK_4, 6), (PCIE_4, 2), (INFINIBAND_HDR, 8)):
+  for link, workers in (
+    (NVLINK_4, 6), (NVLINK_3, 6), (PCIE_4, 2), (PCIE_4, 3), (INFINIBAND_HDR, 8)
+  ):
     with pytest.raises(ValueError, match="were not measured"):
       collective_times.between(link, workers)
 

@@ -88,7 +88,7 @@ class _Tile:
   def params(self, interpret: bool) -> dict[str, Any]:
     """Returns the keywords of a ``pallas_call`` over all tiles."""
     elements = self.rows * self.parts * pl.next_power_of_2(self.width)
-    warps = min(32, max(1, elements // 512))
+    warps = max(1, elements // 512)  # at most 32: see `_MAX_BLOCK`
     return {
       "grid": self.grid,
       "compiler_params": pltriton.CompilerParams(num_warps=warps),

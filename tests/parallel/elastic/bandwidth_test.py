@@ -69,9 +69,69 @@ def test_exact_ring_is_at_least_as_fast_as_the_improved_one(monkeypatch):
       assert _bottleneck(rates, bandwidth.ring_order(rates)) <= exact
 
 
-def test_link_without_a_rate_is_refused():
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 10, 13])
+def test_ring_of_equal_links_is_in_the_order_of_the_ranks(count):
+  """Ties are resolved by the smallest tuple."""
+  order = bandwidth.ring_order(np.full((count, count), 5.0))
+  assert order == tuple(range(count))
+
+
+def _times(rates, order):
+  both = np.minimum(rates, rates.T)
+  steps = [1 / both[a, b] for a, b in zip(order, [*order[1:], order[0]],
+                                          strict=True)]
+  return max(steps), sum(steps)
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_exact_ring_has_the_least_slowest_link_and_then_the_least_sum(count):
+  """Few distinct rates, so that many rings have equal slowest links."""
+  for seed in range(10):
+    rates = np.random.default_rng(seed).integers(1, 4, (count, count)) * 1.0
+    order = bandwidth.ring_order(rates)
+    best = min(
+      (_times(rates, (0, *rest)), (0, *rest))
+      for rest in itertools.permutations(range(1, count))
+    )
+    assert _times(rates, order) == pytest.approx(best[0])
+    assert order[0] == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_reversed_segment_improves_a_ring_of_many_peers(seed):
+  rates = np.random.default_rng(seed).uniform(1, 10, (11, 11))
+  order = bandwidth.ring_order(rates)
+  found = _times(rates, order)
+  for i, j in itertools.combinations(range(1, 12), 2):
+    turned = (*order[:i], *order[i:j][::-1], *order[j:])
+    slowest, total = _times(rates, turned)
+    assert (slowest, total + 1e-9) >= found
+
+
+def test_slower_sums_in_a_row_request_a_new_measurement():
+  """Three sums that take more than twice as long as the fastest one."""
+  rings, ranks = Rings(None), ("a", "b")
+  assert rings.wanted(ranks)
+  with pytest.raises(KeyError):
+    rings.ring(ranks)
+  rings._rings = {ranks: ranks}
+  for seconds in (5, 1, 2, 2.1, 2.1, 2, 2.1, 2.1):
+    rings.took(seconds)
+    assert not rings.wanted(ranks)
+  rings.took(3)
+  assert rings.wanted(ranks)
+  rings.took(1)
+  assert not rings.wanted(ranks)
+  assert rings.wanted(("a", "c"))
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, np.inf, np.nan])
+def test_link_without_a_rate_is_refused(rate):
+  rates = np.ones((4, 4))
+  rates[2, 1] = rate
+  rates[1, 2] = max(rate, 1.0)
   with pytest.raises(ValueError, match="positive"):
-    bandwidth.ring_order(np.zeros((4, 4)))
+    bandwidth.ring_order(rates)
 
 
 def test_ring_is_reordered_when_another_link_becomes_slow(

@@ -51,3 +51,20 @@ def test_rotated_log_is_bounded_and_replays_by_itself(tmp_path):
   del first[-1]
   with pytest.raises(ValueError, match="starts from a different state"):
     list(history.replay(first + last))
+
+
+def test_reopened_log_continues_on_a_line_of_its_own(tmp_path):
+  """A crash leaves an incomplete line, which is ended and skipped."""
+  path, rules = tmp_path / "new" / "log", Rules()
+  for count in (1, 2):
+    history.Log(path).started(Record(), rules, ())
+    assert path.read_bytes().count(b"\n") == count
+    assert len(list(history.read(path))) == count
+  complete = path.read_bytes()
+  for cut in (complete[:-1], complete[:-9]):
+    path.write_bytes(cut)
+    history.Log(path).started(Record(), rules, ())
+    assert path.read_bytes().startswith(cut + b"\n{")
+    assert len(list(history.replay(history.read(path)))) == (
+      3 if cut == complete[:-1] else 2
+    )

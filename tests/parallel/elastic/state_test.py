@@ -1,6 +1,7 @@
 """Shared state: fetches, verification of holders, and leases of samples."""
 
 import random
+import socket
 import struct
 import threading
 
@@ -108,6 +109,42 @@ def test_interrupted_fetch_resumes_with_the_missing_chunks():
     size = sum(entry.size for entry in entries.values())
     # Uninitialised memory may contain the right bytes by accident.
     assert server.sent_bytes <= size - first.received_bytes
+
+
+def test_holder_answers_what_it_has_and_refuses_invalid_requests():
+  state = {"x": bytes(CHUNK + 3), "none": b""}
+  server = Server(limit=1)
+  digest = server.publish(state, states.manifest(state))
+  here, other = socket.socketpair()
+  asking = struct.Struct("!BH")
+
+  def asked(what, name, slot=0, wanted=digest):
+    raw = name.encode()
+    payload = asking.pack(what, len(raw)) + raw + bytes.fromhex(wanted)
+    server._answer(here, Header(Kind.ASK, tag=9, slot=slot), payload)
+    return frames.read(other, (Kind.MANIFEST, Kind.CHUNK, Kind.GONE))
+
+  with here, other:
+    header, data = asked(0, "")
+    assert (header.kind, header.tag) == (Kind.MANIFEST, 9)
+    assert states.decode(bytes(data), CHUNK + 3) == states.manifest(state)
+    header, data = asked(1, "x", 1)
+    assert (header.kind, header.tag, header.slot) == (Kind.CHUNK, 9, 1)
+    assert (bytes(data), server.sent_bytes) == (bytes(3), 3)
+    for what in (0, 1):
+      header, _ = asked(what, "x", wanted="00" * 32)
+      assert (header.kind, header.tag) == (Kind.GONE, 9)
+    for name, slot in (("x", 2), ("none", 0), ("y", 0)):
+      with pytest.raises(FrameError, match="a chunk that does not exist"):
+        asked(1, name, slot)
+    with pytest.raises(FrameError, match="a request is too short"):
+      server._answer(here, Header(Kind.ASK), b"\0\0")
+    assert server.sent_bytes == 3
+    # One connection is served at a time.
+    assert server._slots.acquire(blocking=False)
+    server._serve(here, None)
+    assert frames.read_header(other).kind is Kind.GONE
+    server._slots.release()
 
 
 def test_digest_depends_on_names_shapes_dtypes_and_values():

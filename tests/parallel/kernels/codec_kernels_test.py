@@ -115,9 +115,11 @@ def test_refusal_gives_the_reason(codec, reason):
   chosen = api.choice((4096,), codec, ("tpu", "reference"))
   assert chosen.name == "reference"
   assert reason in chosen.refused["tpu"]
-  # Four float32 arrays of 128 blocks, twice, and their codes: 7.6 of 8 MB.
-  widest = Codec("int8", 1792)
+  # Four float32 arrays of 128 blocks, and the codes of one sender, twice.
+  widest = Codec("int8", 1920)
   assert api.choice((4096,), widest, ("tpu", "reference")).name == "tpu"
+  two = api.choice((4096,), widest, ("tpu", "reference"), senders=2)
+  assert "2 x 128 blocks of 1920 do not fit 8 MB" in two.refused["tpu"]
   key = jax.random.key(0, impl="rbg")
   chosen = api.choice((512,), Codec("int8"), ("tpu", "reference"), key=key)
   assert "rbg" in chosen.refused["tpu"]

@@ -6,7 +6,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from parallel.kernels.gather_rows import api, cases, order
+from parallel.kernels.gather_rows import api, cases, order, tpu
 
 KERNELS = ("tpu_interpret", "gpu_interpret", "reference")
 
@@ -22,6 +22,17 @@ def test_kernel_equals_the_reference(kernel, name):
   chosen = api.choice(case.rows, case.width, rows.dtype, kernel)
   stored = jax.numpy.asarray(order.stored(rows, chosen.kind))
   found = api.gather_rows(stored, jax.numpy.asarray(ids), case.width, chosen)
+  np.testing.assert_array_equal(found, rows[ids])
+
+
+@pytest.mark.parametrize("width", [100, 2500])
+def test_copies_are_split_into_grid_steps(monkeypatch, width):
+  """Six ids, of one and of two blocks, in steps of four copies."""
+  monkeypatch.setattr(tpu, "_COPIES", 4)
+  rows = np.random.default_rng(0).normal(size=(37, width)).astype("f4")
+  ids = np.array([36, 0, 7, 7, 20, 35], "i4")
+  stored = jax.numpy.asarray(order.stored(rows, "tpu"))
+  found = tpu.gather(stored, jax.numpy.asarray(ids), width, interpret=True)
   np.testing.assert_array_equal(found, rows[ids])
 
 

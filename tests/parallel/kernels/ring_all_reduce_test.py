@@ -107,6 +107,27 @@ def test_gradient_equals_that_of_psum():
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
 
 
+def test_leading_dims_are_rows():
+  """A batch of rows equals the rows of one dim; defaults have no effect."""
+  case = CASES["four devices"]._replace(private_scale=1.0)
+  operands = draw(case)
+
+  def body(*operands, shape):
+    *rows, gain = operands
+    return api.ring_partial_all_reduce(
+      *(x.reshape(*shape, x.shape[-1]) for x in rows), gain,
+      axis_name="tensor", implementation="reference",
+    )
+
+  found = on_devices(functools.partial(body, shape=(2, 4, 8)), 4)(*operands)
+  flat = on_devices(functools.partial(body, shape=(64,)), 4)(*operands)
+  theirs = reference.ring_partial_all_reduce(*operands)
+  for a, b, c in zip(found, flat, theirs, strict=True):
+    assert a.shape == (4, 2, 4, 8, b.shape[-1])
+    np.testing.assert_array_equal(a.reshape(b.shape), b)
+    np.testing.assert_allclose(b, c, rtol=1e-5, atol=1e-5)
+
+
 def test_refusals_give_the_reason():
   x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
   names = ("tpu", "gpu", "reference")

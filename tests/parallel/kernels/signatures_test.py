@@ -67,5 +67,9 @@ def test_reference_accepts_the_parameters_of_the_operation(operation):
     key for key in _parameters(api) if key not in ("implementation", "finite")
   ]
   assert theirs == known
+  ours, declared = _parameters(reference), _parameters(api)
+  for key, (_, default) in ours.items():
+    if default is not inspect.Parameter.empty:
+      assert declared[key][1] == default, key
   assert "Args:" in api.__doc__
   assert "Args:" not in reference.__doc__
