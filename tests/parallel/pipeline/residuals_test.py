@@ -105,6 +105,20 @@ def test_nothing_is_computed_twice():
   assert num_products(halved.forward, *args) == one
   assert num_products(halved.of_input, *args, kept, dy) == one
   assert num_products(halved.of_weight, *args, kept, dy, deltas) == one
+  # An output that the backward reads is saved, too.
+  output = Kept(lambda w, _, x: jnp.exp(x @ w), True)
+  args = jnp.ones((WIDTH, WIDTH)), (), jnp.ones((TOKENS, WIDTH))
+  y, kept = output.forward(*args)
+  np.testing.assert_array_equal(kept, [y])
+  _, deltas = output.of_input(*args, kept, y)
+  assert num_products(output.forward, *args) == 1
+  assert num_products(output.of_input, *args, kept, y) == 1
+  assert num_products(output.of_weight, *args, kept, y, deltas) == 1
+
+
+def test_recomputed_halves_repeat_the_forward():
+  *args, dy = arguments()
+  one = PRODUCTS * LAYERS
   # When only inputs are kept, each half of the backward starts with a forward.
   how = Recomputed(part)
   assert num_products(how.of_input, *args, (), dy) == 2 * one

@@ -206,6 +206,38 @@ def test_neighbours_exchange_one_activation_per_direction_and_tick(case):
     )
 
 
+@pytest.mark.parametrize(("name", "gradients"), [
+  ("1f1b", True), ("forward", False),
+])
+def test_order_of_collectives_costs_nothing_unless_it_is_needed(
+  name, gradients
+):
+  """Counts data dependencies; activations are two arrays."""
+  stage = Axis("stage", 2, 2)
+  functions = Functions(
+    lambda a, x: (lax.psum(a * x, "stage"), x),
+    lambda w, _, x: (w * x[0], x[1]),
+    lambda a, x, _: lax.psum(jnp.sum(a * x[0] * x[1]), "stage"),
+  )
+
+  def step(w, x, ordered):
+    run = Pipeline(builders.build(name, 2, 3), stage, ordered)
+    params = Params(w, varying(jnp.float32(1), "stage"))
+    if gradients:
+      return run.gradients(functions, params, (), x)[0]
+    return run.scores(functions, params, (), x)
+
+  def num_dependencies(ordered):
+    program = jax.make_jaxpr(jax.shard_map(
+      functools.partial(step, ordered=ordered),
+      mesh=make_mesh({"stage": stage}), in_specs=(P("stage"), P()),
+      out_specs=P(),
+    ))
+    return str(program(jnp.ones((2, 1)), jnp.ones((3, 4)))).count("bitcast")
+
+  assert num_dependencies(False) == 0 < num_dependencies(True)
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_memory_grows_with_stages_in_flight_not_with_microbatches(keeps):
   def temporaries(name, microbatches):
