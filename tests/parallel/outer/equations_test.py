@@ -458,6 +458,31 @@ def test_noloco_sends_the_bytes_of_its_formula(workers, devices):
     assert +found == loop.sent_bytes(start)
 
 
+@pytest.mark.parametrize("workers", range(1, 10))
+def test_noloco_workers_all_meet_once_in_a_tournament(workers):
+  """With an odd number, each sits out once and is then its own partner."""
+  rounds = [
+    noloco.partners_of_round(workers, number)
+    for number in range(noloco.num_rounds(workers))
+  ]
+  for partners in rounds:
+    assert [partners[j] for j in partners] == list(range(workers))
+  met = collections.Counter(
+    pair for partners in rounds for pair in enumerate(partners)
+  )
+  expected = itertools.product(range(workers), repeat=2)
+  if workers % 2 == 0:
+    expected = ((i, j) for i, j in expected if i != j)
+  assert met == collections.Counter(expected)
+
+
+def test_noloco_pairs_are_drawn_from_all_rounds():
+  loop = NoLoCo(Axis("worker", 5), 2, RATE, 0.5, 0.3)
+  plans = [loop.plan(step).variant for step in range(80)]
+  assert set(plans[::2]) == {None}  # no exchange within a round
+  assert set(plans[1::2]) == set(range(5))
+
+
 def test_noloco_pairs_depend_on_the_seed_only():
   def drawn(seed):
     loop = NoLoCo(
