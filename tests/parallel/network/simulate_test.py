@@ -115,6 +115,11 @@ def test_timeline_is_causal_and_first_come_first_served(net, name, collective):
     # A link is never idle while a message waits for it.
     late = t.start_ns[own][1:] > t.requested_ns[own][1:]
     assert np.all((t.start_ns[own][1:] == t.end_ns[own][:-1])[late])
+  # The next hop of a path is requested when the message has arrived.
+  onwards = np.flatnonzero(np.diff(routed.hop_transfers) == 0)
+  np.testing.assert_array_equal(
+    t.requested_ns[onwards + 1], t.arrival_ns[onwards]
+  )
   arrivals = t.arrival_ns[routed.first_hops[1:] - 1]
   starts = t.requested_ns[routed.first_hops[:-1]]
   for i in range(len(starts)):  # starts exactly when its chunk has arrived
@@ -304,8 +309,8 @@ def test_trace_has_a_bar_for_every_hop():
   assert last == timeline.finish_ns
 
 
-def _one(path, chunks=1, ranks=4):
-  transfer = Transfer(0, 1, 0, "copy", path)
+def _one(path, chunks=1, ranks=4, destination=1):
+  transfer = Transfer(0, destination, 0, "copy", path)
   return Schedule("one", "all_gather", ranks, chunks, ((transfer,),))
 
 
@@ -319,6 +324,13 @@ def _one(path, chunks=1, ranks=4):
     (lambda net: on_links(_one(()), net, prove=False), r"path \(\) must lead"),
     (lambda net: on_links(_one((0, 2, 1)), net, prove=False),
      "ring 4 has no link from 0 to 2"),
+    (lambda net: on_links(_one((0,), destination=0), net, prove=False),
+     r"path \(0,\) must lead from 0 to 0"),
+    # 0 to 4 would be 1 to 0, wrapped around, and 1 to -1 would be 0 to 3.
+    (lambda net: on_links(_one((0, 4, 1)), net, prove=False),
+     "ring 4 has no link from 0 to 4"),
+    (lambda net: on_links(_one((0, 1, -1, 1)), net, prove=False),
+     "ring 4 has no link from 1 to -1"),
     # 0 to 9 would be 2 to 1, wrapped around.
     (lambda net: on_links(_one((0, 9, 1)), net, prove=False),
      "ring 4 has no link from 0 to 9"),
