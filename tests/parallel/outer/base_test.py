@@ -5,11 +5,12 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
 
-from parallel.axes import Axis
+from parallel.axes import Axis, make_mesh
 from parallel.outer.base import OuterLoop
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
@@ -115,6 +116,49 @@ def test_loop_over_other_workers_differs_in_these_only(name):
     )
   assert getattr(other, "weights", weights) == weights
   assert loop.over(WORKER) == loop
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_elastic_loop_keeps_what_a_joining_worker_starts_from(name):
+  """Common parameters, if a loop has outer ones; none are copied per worker."""
+  loop = LOOPS[name][0]
+  state = loop.coming_and_going().init(draw(0))
+  if name in ("nothing", "ddp", "noloco"):
+    assert loop.coming_and_going() is loop
+    assert "params" not in state
+  else:
+    each(np.testing.assert_array_equal, state["params"], draw(0))
+  assert set(loop.init(draw(0))) <= set(state)
+
+
+@pytest.mark.parametrize(
+  ("name", "steps"), [("dc_s3gd", range(2)), ("whole", range(3, 6))]
+)
+def test_hooks_do_not_change_their_arguments(name, steps):
+  """These two states have entries between `begin` and `finish` only."""
+  loop = LOOPS[name][0]
+  params, state = each(lambda x: np.stack([x] * M), draw(0)), loop.init(draw(0))
+  specs = {key: P("worker") if key == "workers" else P() for key in state}
+  entries = set()
+
+  def run(params, state):
+    for plan in map(loop.plan, steps):
+      given = dict(state)
+      begun = loop.begin(params, state, plan)
+      between = dict(begun)
+      entries.update(between)
+      params, after = loop.finish(params, params, begun, plan)
+      assert (given, between) == (state, begun)
+      assert given.keys() == after.keys()
+      state = after
+    return params, state
+
+  jax.eval_shape(jax.shard_map(
+    run, mesh=make_mesh({"worker": WORKER}), in_specs=(P("worker"), specs),
+    out_specs=(P("worker"), specs),
+  ), params, state)
+  between = {"dc_s3gd": "mean", "whole": "mask_here"}[name]
+  assert entries - state.keys() == {between}
 
 
 def test_worker_that_joins_data_parallelism_copies_the_first_one():

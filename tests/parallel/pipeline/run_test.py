@@ -5,6 +5,7 @@ must be equal bit for bit. A layer divides the input by its first channel:
 computing on an empty slot yields NaN, which reaches every dependent value.
 """
 
+import collections
 import functools
 
 import jax
@@ -191,6 +192,17 @@ def test_neighbours_exchange_one_activation_per_direction_and_tick(case):
       for c in ledger.select(entries, kind="permute", phase=phase)
     ]
     assert sent == [(4 * BATCH * WIDTH, ticks)]
+  # A microbatch enters and leaves once: its input, its output and its loss,
+  # then the cotangents of output and input.
+  sums = collections.Counter()
+  for c in ledger.select(entries, kind="all_reduce", axis=("stage",)):
+    sums[c.phase, c.bytes] += c.count
+  assert sums.pop(("update", 4 * TOKENS * WIDTH)) == 1  # gradients of the table
+  assert sums == {
+    ("forward", 4 * BATCH * WIDTH): 2 * microbatches,
+    ("forward", 4): microbatches,
+    ("backward", 4 * BATCH * WIDTH): 2 * microbatches,
+  }
   if case[5] == RANKS:
     # The forward of a part is recomputed in its backward, in both halves of a
     # split backward, and not at all if residuals are kept. The embedding, the
@@ -220,22 +232,22 @@ def test_order_of_collectives_costs_nothing_unless_it_is_needed(
     lambda a, x, _: lax.psum(jnp.sum(a * x[0] * x[1]), "stage"),
   )
 
-  def step(w, x, ordered):
-    run = Pipeline(builders.build(name, 2, 3), stage, ordered)
+  def step(w, x, options):
+    run = Pipeline(builders.build(name, 2, 3), stage, *options)
     params = Params(w, varying(jnp.float32(1), "stage"))
     if gradients:
       return run.gradients(functions, params, (), x)[0]
     return run.scores(functions, params, (), x)
 
-  def num_dependencies(ordered):
+  def num_dependencies(*options):
     program = jax.make_jaxpr(jax.shard_map(
-      functools.partial(step, ordered=ordered),
+      functools.partial(step, options=options),
       mesh=make_mesh({"stage": stage}), in_specs=(P("stage"), P()),
       out_specs=P(),
     ))
     return str(program(jnp.ones((2, 1)), jnp.ones((3, 4)))).count("bitcast")
 
-  assert num_dependencies(False) == 0 < num_dependencies(True)
+  assert num_dependencies() == 0 < num_dependencies(True)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
