@@ -16,7 +16,7 @@ from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.eager import Eager
-from parallel.outer.fragments import fragments
+from parallel.outer.fragments import Fragments, fragments
 from parallel.outer.noloco import NoLoCo
 from parallel.outer.optimizers import Optax
 from parallel.outer.sparseloco import SparseLoCo
@@ -284,6 +284,12 @@ def test_invalid_streams_are_refused(arguments, message):
 ])
 def test_streams_at_the_limits_are_taken(arguments):
   assert streaming(*arguments).times.sync_every == arguments[0]
+
+
+def test_streams_are_whole_and_applied_at_once_by_default():
+  loop = streaming(6, 3, (0,), 0.0, 1)
+  assert loop == Streaming(WORKER, 6, OUTER, loop.exchange, loop.fragments)
+  assert loop.fragments == Fragments((("blocks", LAYERS),), 3, strided=True)
 
 
 @pytest.mark.parametrize(("chunk", "top_k", "valid"), [

@@ -493,6 +493,9 @@ def test_noloco_pairs_depend_on_the_seed_only():
 
   assert drawn(0) == drawn(0)
   assert drawn(0) != drawn(1)
+  loop = NoLoCo(WORKER, 1, RATE, 0.5, 0.3)
+  assert loop == NoLoCo(WORKER, 1, RATE, 0.5, 0.3, seed=0)
+  assert exchange() == exchange(seed=0, error_feedback=False)
 
 
 @pytest.mark.parametrize("make", [DiLoCo, Eager])

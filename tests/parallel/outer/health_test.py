@@ -254,6 +254,16 @@ def test_norm_covers_all_parameters_of_a_worker():
   )
 
 
+def test_order_after_a_verdict_costs_nothing_unless_it_is_needed():
+  tree, mask = {"x": jnp.ones(3)}, jnp.ones(2)
+  assert health.Rule().then(tree, mask) is tree
+  program = jax.make_jaxpr(jax.shard_map(
+    health.Rule(ordered=True).then, mesh=make_mesh({"worker": Axis("w", 1)}),
+    in_specs=P(), out_specs=P(),
+  ))(tree, mask)
+  assert "bitcast" in str(program)
+
+
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_health_check_sends_the_bytes_of_its_formula(devices):
   """One norm per worker on a device."""

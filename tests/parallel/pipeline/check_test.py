@@ -258,6 +258,12 @@ def test_wrong_shapes_are_refused():
     check(replaced(schedule, chunks=schedule.chunks[1:]))
   with pytest.raises(ValueError, match=r"limits=\(2,\) must be a number for"):
     check(replaced(schedule, limits=(2,)))
+  flat = {key: array[:, 0] for key, array in columns(schedule).items()}
+  with pytest.raises(ValueError, match=r"must be \[ticks, stages\], not \(8,"):
+    check(replaced(schedule, **flat))
+  none = {key: array[:, :0] for key, array in columns(schedule).items()}
+  with pytest.raises(ValueError, match=r"limits=\(\) .* for each of 0 stages"):
+    check(replaced(schedule, limits=(), **none))
 
 
 def test_whole_and_split_backward_of_a_microbatch_are_refused():

@@ -248,6 +248,8 @@ def test_order_of_collectives_costs_nothing_unless_it_is_needed(
     return str(program(jnp.ones((2, 1)), jnp.ones((3, 4)))).count("bitcast")
 
   assert num_dependencies() == 0 < num_dependencies(True)
+  schedule = builders.build(name, 2, 3)
+  assert Pipeline(schedule, stage) == Pipeline(schedule, stage, False, False)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
