@@ -53,7 +53,7 @@ LOOPS = {
   "eager": (Eager(WORKER, 3, OUTER, exchange()), 3, 3),
   "noloco": (NoLoCo(WORKER, 3, 0.7, 0.5, 0.3), 3, 3),
   "sparseloco": (SparseLoCo(WORKER, 3, 0.7, BLOCK_DIMS, 0.8, 6, 4), 3, 3),
-  "whole": (streaming(3, 0, (1,)), 3, 3),
+  "whole": (streaming(3, 0, (2,)), 3, 3),
   "at once": (streaming(6, 3, (0,)), 6, 6),
   # Sends alternate between two slots; three per round, then six.
   "two slots": (streaming(8, 2, (3,)), 8, 16),

@@ -257,9 +257,9 @@ def test_norm_covers_all_parameters_of_a_worker():
 def test_order_after_a_verdict_costs_nothing_unless_it_is_needed():
   tree, mask = {"x": jnp.ones(3)}, jnp.ones(2)
   assert health.Rule().then(tree, mask) is tree
+  mesh = make_mesh({"worker": Axis("worker", 1)})
   program = jax.make_jaxpr(jax.shard_map(
-    health.Rule(ordered=True).then, mesh=make_mesh({"worker": Axis("worker", 1)}),
-    in_specs=P(), out_specs=P(),
+    health.Rule(ordered=True).then, mesh=mesh, in_specs=P(), out_specs=P(),
   ))(tree, mask)
   assert "bitcast" in str(program)
 

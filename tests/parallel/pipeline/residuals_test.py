@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallel.pipeline.residuals import Kept, Recomputed
+from parallel.pipeline.residuals import Kept, Recomputed, _Program
 
 LAYERS, TOKENS, WIDTH = 3, 6, 4
 # Products of a layer: forward, cotangents of the input, gradients of weights.
@@ -90,6 +90,20 @@ def test_residuals_are_distinct_activations():
   how = Kept(part, True)
   _, deltas = how.of_input(*args, kept, dy)
   assert [x.shape for x in deltas] == 3 * [(LAYERS, TOKENS, WIDTH)]
+
+
+def test_equal_results_of_a_program_are_one_value():
+  """A residual that is an output, too, is found among the residuals only."""
+
+  def program(x):
+    doubled, halved = 2 * x, x / 2
+    return doubled, halved, doubled, x, halved, doubled
+
+  traced = _Program(program, jnp.ones(3))
+  assert traced.same(0) == [0, 1, 0, 3, 1, 0]
+  assert traced.same(1) == [0, 1, 2, 3, 1, 2]
+  assert traced.same(2) == [0, 1, 2, 3, 4, 2]
+  assert [i for i in range(6) if traced.is_argument(i)] == [3]
 
 
 def test_nothing_is_computed_twice():
