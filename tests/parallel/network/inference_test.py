@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
+from parallel.hardware.collective_times import Sample, Span
 from parallel.hardware.devices import DEVICES
 from parallel.network import inference
-from parallel.network.inference import Step
+from parallel.network.inference import Machine, Step
 from parallel.workload import Transformer
 
 LLAMA_7B = Transformer(32_000, 4096, 32, 32, 32, 11008)
@@ -160,6 +161,15 @@ def test_machines_are_parsed_from_their_names():
   assert machine.wire_seconds(8e9) == pytest.approx(14e9 / 31.5e9, 1e-2)
   # A torus in all three dims: two links along each.
   assert inference.machine("tpu:v5p:4x4x4").rate == 6 * 1200e9 / 2 / 6
+
+
+def test_all_reduce_takes_at_least_the_time_of_its_bytes():
+  """Measurements of a machine with faster links may be shorter."""
+  measured = Sample((1, 10**6), (Span(1e-9, 1e-3),) * 2, "")
+  machine = Machine("slow", DEVICES["h200"], 4, 1e9, measured)
+  wire_s = 2 * 3 / 4 * 1000 / 1e9
+  assert machine.wire_seconds(1000) == pytest.approx(wire_s)
+  assert machine.all_reduce(1000) == pytest.approx((wire_s, 1e-3))
 
 
 @pytest.mark.parametrize(
