@@ -174,7 +174,7 @@ def assert_close(ours, theirs):
 
 
 @pytest.mark.parametrize(
-  "hooks", itertools.product(("begin", "finish"), repeat=2)
+  "hooks", list(itertools.product(("begin", "finish"), repeat=2))
 )
 def test_late_worker_follows_the_common_parameters(hooks):
   """Its distance from them, what it has to contribute, does not change."""
