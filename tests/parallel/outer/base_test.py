@@ -96,6 +96,43 @@ def test_state_is_free_until_an_exchange_is_applied():
     assert [n for n in steps if loop.awaits(loop.plan(n))] == expected
 
 
+@pytest.mark.parametrize("name", [
+  name for name, (loop, *_) in LOOPS.items() if isinstance(loop, Streaming)
+])
+def test_slot_is_free_when_a_fragment_is_sent(name):
+  """A mean stays in its slot until the first workers receive it."""
+  loop, every, period = LOOPS[name]
+  waiting, received = {}, 0
+  for plan in map(loop.plan, range(2 * period + every)):
+    send, numbers = plan.variant.send, plan.numbers.send
+    if send:
+      assert (send.kind, send.slot) not in waiting
+      waiting[send.kind, send.slot] = numbers.place, numbers.exchange
+    for receive, numbers in zip(
+      plan.variant.receives, plan.numbers.receives, strict=True
+    ):
+      if receive.first and max(loop.overlap):
+        found = waiting.pop((receive.kind, receive.slot))
+        assert found == (numbers.place, numbers.exchange)
+      received += receive.first
+  slots = loop.init(draw(0)).get("arriving", {}).get("blocks", {})
+  assert len(slots) == (loop.slots if loop.fragments.layers else 0)
+  assert received >= loop.fragments.num_layer_fragments + 1
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_differ_in_what_workers_have_in_common(name):
+  loop = LOOPS[name][0]
+  assert loop.averages == (name != "noloco")
+  assert loop.equal == (name == "ddp")
+  assert loop.plain_alone == (name != "sparseloco")
+  counted = () if name in ("nothing", "ddp") else ("delta_norm", "left_out")
+  metrics = loop.metrics(loop.init(draw(0)))
+  assert sorted(metrics) == sorted(counted)
+  for value in metrics.values():
+    np.testing.assert_array_equal(value, np.zeros(M))
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_loop_over_other_workers_differs_in_these_only(name):
   loop, axis = LOOPS[name][0], Axis("worker", 5, 5)

@@ -218,9 +218,21 @@ def test_workers_of_one_device_send_nothing(build, workers):
 
 
 def test_single_data_parallel_worker_needs_no_collective():
-  loop = DataParallel(Axis("worker", 1))
-  program = jax.make_jaxpr(lambda x: loop.gradients(x, {}))(draw(0, 1))
-  assert not program.eqns
+  def of_all(workers):
+    worker = Axis("worker", workers, workers)
+    return jax.shard_map(
+      lambda grads: DataParallel(worker).gradients(grads, {}),
+      mesh=make_mesh({"worker": worker}), in_specs=P("worker"),
+      out_specs=P("worker"),
+    )
+
+  texts = [str(jax.make_jaxpr(of_all(n))(draw(0, n))) for n in (1, 2)]
+  assert ["psum" in text for text in texts] == [False, True]
+  grads = draw(0, 2)
+  each(
+    lambda x, y: np.testing.assert_allclose(x, [y.mean(0)] * 2, rtol=1e-6),
+    jax.jit(of_all(2))(grads), grads,
+  )
 
 
 @pytest.mark.parametrize(("workers", "devices"), [(3, 3), (4, 2)])

@@ -390,6 +390,27 @@ def test_streaming_equals_its_equation(name):
     assert_close(phi, outer)
 
 
+def test_fragments_count_their_outer_steps_separately():
+  """The first step of Adam moves every element by the learning rate."""
+  loop = Streaming(
+    WORKER, 6, Optax(optax.adam(RATE)), exchange(),
+    fragments({"blocks": LAYERS}, 3, strided=True), (1,),
+  )
+  found = run(loop, 13)
+  counts = [
+    optax.tree_utils.tree_get(state["optimizer"], "count").tolist()
+    for _, state, _ in found
+  ]
+  assert counts[5:] == [
+    [0, 0, 0], [1, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1],
+    [1, 1, 1], [2, 1, 1],
+  ]
+  moved = each(
+    lambda x, y: np.abs(x - y), wide(found[11][2]), wide(draw(0))
+  )
+  each(lambda x: np.testing.assert_allclose(x, RATE, rtol=1e-3), moved)
+
+
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_fragments_have_separate_residuals(pieces):
   """With outer SGD(1), sent plus residual is the whole update."""
