@@ -43,6 +43,7 @@ def test_300_schedules_are_proven_and_cost_their_closed_forms(part):
     if schedule.has_backward:
       assert max(counted.stored) == places.residuals.places
     assert max(counted.deltas) == places.deltas.places
+    assert places.chunks.min() == 0  # also where a stage is idle
 
 
 # (builder, size) -> stored activations per stage, in parts of a microbatch.
@@ -73,6 +74,7 @@ def test_costs_per_stage_of_an_interleaved_schedule():
   assert found.sent_bytes(10) == 240
   assert found.stored_bytes(10) == 10 * max(found.stored) == 50
   assert cost.cost(build("looped", 1, 4, 2)).sent_bytes(10) == 0
+  assert cost.cost(build("forward", 1, 1)).inputs == (1,)
 
 
 @pytest.mark.parametrize(("layers", "chunks", "expected"), [

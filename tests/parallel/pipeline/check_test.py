@@ -266,6 +266,39 @@ def test_wrong_shapes_are_refused():
     check(replaced(schedule, limits=(), **none))
 
 
+def test_first_of_several_errors_is_named():
+  """Ordered by tick, or by kind, part and microbatch."""
+  schedule = build("1f1b", 3, 4)
+
+  def message(limits=schedule.limits, **changes):
+    with pytest.raises(ValueError) as error:
+      check(replaced(schedule, limits=limits, **changes))
+    return str(error.value)
+
+  new = columns(schedule)
+  new["kinds"][1, 0] = new["kinds"][4, 1] = 7
+  assert message(**new).startswith("1f1b: tick 1, stage 0 (kind 7 of micro")
+  again = {k: np.concatenate([x, x]) for k, x in columns(schedule).items()}
+  assert message(**again) == (
+    "1f1b: tick 0, stage 0 (FORWARD of microbatch 0 in chunk 0): it repeats "
+    "tick 12's action"
+  )
+  assert message((1, 1, 0)) == (
+    "1f1b: tick 1, stage 0 (FORWARD of microbatch 1 in chunk 0): activations "
+    "of 2 microbatches are stored, the limit is 1"
+  )
+  assert message(**{k: x[::-1] for k, x in columns(schedule).items()}) == (
+    "1f1b: tick 10, stage 1 (FORWARD of microbatch 0 in chunk 0): it needs the "
+    "result of stage 0, chunk 0, of tick 11"
+  )
+  cut = columns(schedule)
+  for array, idle in zip(cut.values(), (0, -1, -1), strict=True):
+    array[5:] = idle
+  assert message(**cut) == (
+    "1f1b: stage 0 never runs FORWARD of microbatch 3 in chunk 0"
+  )
+
+
 def test_whole_and_split_backward_of_a_microbatch_are_refused():
   schedule = build("zb_h1", 2, 3)
   tick, stage = np.argwhere(schedule.kinds == Kind.WEIGHT)[0]
