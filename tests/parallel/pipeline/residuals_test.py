@@ -79,6 +79,22 @@ def test_gradients_equal_those_of_one_program(keeps, splits):
   chex.assert_trees_all_equal(grads, of_params)
 
 
+@pytest.mark.parametrize("splits", [False, True])
+def test_output_may_have_no_tangent_of_the_input(splits):
+  how = Kept(lambda w, _, x: w * lax.stop_gradient(x), splits)
+  args = jnp.float32(2), (), jnp.arange(3.0)
+  dy = jnp.array([1.0, 10.0, 100.0])
+  y, kept = how.forward(*args)
+  np.testing.assert_array_equal(y, 2 * args[2])
+  if splits:
+    dx, deltas = how.of_input(*args, kept, dy)
+    gradient = how.of_weight(*args, kept, dy, deltas)
+  else:
+    gradient, dx = how.both(*args, kept, dy)
+  assert gradient == 10 + 2 * 100
+  np.testing.assert_array_equal(dx, np.zeros(3))
+
+
 def test_residuals_are_distinct_activations():
   """Contain no parameter or cast of one, no input, and no duplicates."""
   *args, dy = arguments()
