@@ -158,6 +158,7 @@ def test_step_is_bounded_by_the_device(name):
 def test_machines_are_parsed_from_their_names():
   machine = inference.machine("gpu:a100-pcie:1x8")
   assert machine.device is DEVICES["a100-pcie"]
+  assert inference.machine("gpu:h200:1x2").num_ranks == 2
   assert machine.wire_seconds(8e9) == pytest.approx(14e9 / 31.5e9, 1e-2)
   # A torus in all three dims: two links along each.
   assert inference.machine("tpu:v5p:4x4x4").rate == 6 * 1200e9 / 2 / 6

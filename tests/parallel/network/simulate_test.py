@@ -243,24 +243,40 @@ def test_schedule_without_transfers_takes_no_time(barrier):
 
 
 def test_times_of_a_hop_are_whole_nanoseconds():
-  """A latency of n ns is n, however 1e-9 n is rounded; fractions are cut."""
-  count = 300
-  latencies = [float(n) for n in range(count)] + [n + 0.7 for n in range(count)]
-  net = Topology("star", 2 * count + 1, 0, tuple(
-    Link(*pair, 1e9, 1e-9 * latency) for n, latency in enumerate(latencies)
+  """A latency of n ns is n, however 1e-9 n is rounded; fractions are cut.
+
+  A difference of less than 1e-6 ns from n is no fraction.
+  """
+  whole = np.arange(1, 201)
+  latencies = np.concatenate([
+    whole, whole + 0.7, whole - 0.5e-6, whole - 1.5e-6
+  ])
+  count = len(latencies)
+  net = Topology("star", count + 1, 0, tuple(
+    Link(*pair, 1e9, 1e-9 * latency)
+    for n, latency in enumerate(latencies.tolist())
     for pair in ((0, n + 1), (n + 1, 0))
   ))
   rounds = (tuple(
-    Transfer(0, n + 1, 0, "copy", (0, n + 1)) for n in range(2 * count)
+    Transfer(0, n + 1, 0, "copy", (0, n + 1)) for n in range(count)
   ),)
   routed = on_links(
-    Schedule("star", "broadcast", 2 * count + 1, 1, rounds), net, prove=False
+    Schedule("star", "broadcast", count + 1, 1, rounds), net, prove=False
   )
   times = routed.hop_ns(5)
   assert set(times.busy_ns) == {5}
   np.testing.assert_array_equal(
-    times.arrival_ns[times.kinds], 5 + np.floor(latencies)
+    times.arrival_ns[times.kinds],
+    5 + np.concatenate([whole, whole, whole, whole - 1]),
   )
+
+
+def test_largest_size_is_taken():
+  """A byte takes a nanosecond; the clock and the sums are as large."""
+  net = topologies.ring(2, bandwidth=1e9, latency_s=0.0)
+  routed = on_links(_one((0, 1), ranks=2), net, prove=False)
+  assert routed.link_bytes(2**62).max() == 2**62
+  assert simulate.events(routed, 2**62).finish_ns == 2**62
 
 
 def test_message_of_a_nanosecond_uses_its_link_all_the_time():

@@ -145,9 +145,9 @@ def _actions(count):
   ("export", "make", "message"),
   [
     (trace.to_json, _messages,
-     "1000001 messages on links are .*: take fewer ranks"),
+     r"1000001 messages on links are .* \(1000000\): take fewer ranks"),
     (trace.pipeline_to_json, _actions,
-     "1000001 actions are .*: take fewer microbatches"),
+     r"1000001 actions are .* \(1000000\): take fewer microbatches"),
   ],
 )
 def test_traces_that_viewers_cannot_load_are_refused(export, make, message):
