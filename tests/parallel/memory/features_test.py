@@ -103,6 +103,16 @@ def test_one_program_is_compiled_for_many_batches():
   assert table.counts.programs == 2
 
 
+@pytest.mark.parametrize("way", ["cpu_gather", "sharded"])
+def test_batch_without_positions_has_no_rows(way):
+  """On one device; with a cache, no row of it is counted as a hit."""
+  table = Table(ROWS, hot=(4,), **WAYS[way])
+  ids = np.zeros((3, 0), "i4")
+  found = table.prepare(ids, NamedSharding(mesh(1), P("worker")))()
+  assert found.shape == (3, 0, 20)
+  assert (table.counts.unique, table.counts.hits) == (0, 0)
+
+
 def test_table_is_read_when_a_batch_is_prepared():
   """Later changes of the table do not affect a prepared batch."""
   rows = ROWS.copy()

@@ -58,8 +58,8 @@ LOOPS = {
   # Sends alternate between two slots; three per round, then six.
   "two slots": (streaming(8, 2, (3,)), 8, 16),
   "two slots, even": (streaming(10, 3, (4, 5, 4)), 10, 10),
-  # Five slots for six fragments of layers.
-  "five slots": (streaming(9, 1, (5,)), 9, 45),
+  # Five slots for six fragments of layers, without a pause between rounds.
+  "five slots": (streaming(7, 1, (5,)), 7, 35),
 }
 
 
