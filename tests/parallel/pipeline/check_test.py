@@ -9,7 +9,13 @@ import pytest
 
 from parallel.pipeline.builders import BUILDERS, build
 from parallel.pipeline.check import check
-from parallel.pipeline.pipeline_schedule import Kind, needed, produced
+from parallel.pipeline.pipeline_schedule import (
+  Action,
+  Kind,
+  from_rows,
+  needed,
+  produced,
+)
 
 
 def columns(schedule):
@@ -107,9 +113,13 @@ def moved_to_the_start(rng, t):
     row = np.full((1, t.num_stages), idle, array.dtype)
     row[0, stage], array[tick, stage] = array[tick, stage], idle
     new[key] = np.concatenate([row, array])
+  # A forward needs the previous part's; all others, at first, their own part's.
+  part = t.chunks[tick, stage] * t.num_stages + stage
+  part -= t.kinds[tick, stage] == Kind.FORWARD
+  chunk, maker = divmod(part, t.num_stages)
   return replaced(t, **new), (
     named(t, tick, stage, at=0)
-    + r"it needs the result of stage \d+, chunk \d+, of tick \d+"
+    + rf"it needs the result of stage {maker}, chunk {chunk}, of tick \d+"
   )
 
 
@@ -264,6 +274,27 @@ def test_wrong_shapes_are_refused():
   none = {key: array[:, :0] for key, array in columns(schedule).items()}
   with pytest.raises(ValueError, match=r"limits=\(\) .* for each of 0 stages"):
     check(replaced(schedule, limits=(), **none))
+
+
+@pytest.mark.parametrize("kinds", [
+  (Kind.BACKWARD,), (Kind.INPUT, Kind.WEIGHT),
+])
+def test_cotangents_of_the_next_part_are_available_a_tick_later(kinds):
+  forward = Action(Kind.FORWARD, 0)
+  start = [[forward, None], [None, forward]]
+  first, *rest = (Action(kind, 0) for kind in kinds)
+
+  def schedule(*rows):
+    return from_rows("mine", [*start, *rows], 1, 1, (1, 1))
+
+  both = [[one, one] for one in rest]
+  check(schedule([None, first], [first, None], *both))
+  with pytest.raises(ValueError) as error:
+    check(schedule([first, first], *both))
+  assert str(error.value) == (
+    f"mine: tick 2, stage 0 ({kinds[0].name} of microbatch 0 in chunk 0): it "
+    "needs the result of stage 1, chunk 0, of tick 2"
+  )
 
 
 def test_first_of_several_errors_is_named():
