@@ -123,7 +123,7 @@ class Sharded:
     most = -(-num_rows // self.num)  # rows of the largest shard
 
     def share(part: tuple[slice, ...]) -> np.ndarray:
-      own = rows[part[0].start or 0 :: self.num]
+      own = rows[part[0].start :: self.num]
       return np.pad(own, ((0, most - len(own)), (0, 0)))[None]
 
     self.rows = jax.make_array_from_callback(

@@ -59,7 +59,7 @@ class Actions(NamedTuple):
 
   schedule: PipelineSchedule
   part: Callable[[Tree, Tree, Tree], Tree]
-  keeps: bool = False
+  keeps: bool
 
   @property
   def backward(self) -> Backward:

@@ -159,7 +159,7 @@ def arranged(
   """
   num_stages = len(orders)
   queues = [list(order) for order in orders]
-  done: dict[tuple[str, int, int], int] = {}  # result -> first tick of use
+  done: set[tuple[str, int, int]] = set()  # results of earlier ticks
   last = num_stages * num_chunks - 1
   at = [0] * num_stages  # the next action of each stage
   rows: list[list[Action | None]] = []
@@ -173,7 +173,7 @@ def arranged(
         continue
       action = queue[at[stage]]
       part = action.chunk * num_stages + stage
-      if needed(action, part, last) <= done.keys():
+      if needed(action, part, last) <= done:
         row[stage] = action
         made += produced(action, part)
         at[stage] += 1
@@ -182,7 +182,7 @@ def arranged(
       stuck = [q[i] for q, i in zip(queues, at, strict=True) if i < len(q)]
       raise ValueError(f"{name}: deadlock, no stage can run {stuck[:4]}")
     # Added after all stages: a result is not available within its tick.
-    done |= dict.fromkeys(made, len(rows) + 1)
+    done.update(made)
     rows.append(row)
   return from_rows(name, rows, num_microbatches, num_chunks, limits)
 

@@ -63,6 +63,20 @@ def test_no_cache_beats_belady_and_lru_gains_from_capacity():
     assert before == most == sum(map(len, asked)) - distinct
 
 
+def test_lru_hits_rows_with_few_other_requests_since_their_last_one():
+  """Fewer distinct rows than the cache holds, by definition."""
+  for seed in range(10):
+    asked = stream(seed)
+    ids = np.concatenate(asked).tolist()
+    for size in range(7):
+      hits = 0
+      for place, one in enumerate(ids):
+        before = ids[:place][::-1]
+        if one in before:
+          hits += len(set(before[: before.index(one)])) < size
+      assert caches.lru(asked, size) == hits
+
+
 def test_best_static_set_has_the_most_requested_rows():
   asked = [np.array([3, 1]), np.array([1, 2]), np.array([1, 2])]
   counts = caches.count(asked, 5)

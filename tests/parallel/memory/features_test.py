@@ -2,6 +2,7 @@
 
 from concurrent import futures
 import itertools
+import types
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -61,10 +62,12 @@ def test_fetched_rows_equal_the_table(way, place, hot):
 
 
 def test_cache_may_hold_all_rows():
-  table = Table(ROWS, hot=np.arange(301))
-  found = fetched(table, *MESHES["one device"])
-  np.testing.assert_array_equal(found, ROWS[IDS])
-  assert table.counts.hits == table.counts.unique
+  """Reads all slots of the cache, the first and the last one included."""
+  table = Table(ROWS, hot=np.arange(301)[::-1])
+  ids = np.arange(301, dtype="i4")[None]
+  found = table.prepare(ids, NamedSharding(mesh(1), P("worker")))()
+  np.testing.assert_array_equal(found, ROWS[ids])
+  assert table.counts.hits == table.counts.unique == 301
 
 
 def test_row_is_fetched_once_per_device_and_cached_rows_never():
@@ -94,6 +97,20 @@ def test_one_program_is_compiled_for_many_batches():
     found = Lookup(table, ids[0]).prepare((1,), sharding)()
     np.testing.assert_array_equal(found, ROWS[ids])
   assert table.counts.programs == 1
+  # A full buffer is large enough, too.
+  for _ in range(2):
+    table.prepare(np.arange(6, dtype="i4")[None], sharding)
+  assert table.counts.programs == 2
+
+
+@pytest.mark.parametrize("way", ["cpu_gather", "sharded"])
+def test_batch_without_positions_has_no_rows(way):
+  """On one device; with a cache, no row of it is counted as a hit."""
+  table = Table(ROWS, hot=(4,), **WAYS[way])
+  ids = np.zeros((3, 0), "i4")
+  found = table.prepare(ids, NamedSharding(mesh(1), P("worker")))()
+  assert found.shape == (3, 0, 20)
+  assert (table.counts.unique, table.counts.hits) == (0, 0)
 
 
 def test_table_is_read_when_a_batch_is_prepared():
@@ -135,6 +152,39 @@ def test_auto_access_moves_the_fewest_bytes(width, implementation, expected):
   assert table.summary(jax.devices()).startswith(expected)
 
 
+# More elements than a GPU's kernel can address; all are one number in memory.
+LARGE = np.broadcast_to(np.float32(0), (2**27, 20))
+ON_GPU = f"gpu: {2**27} x 20 elements: places are int32"
+
+
+@pytest.mark.parametrize(("access", "platform", "rows", "hot", "expected"), [
+  ("cpu_gather", "cpu", ROWS, (), "cpu_gather"),
+  ("sharded", "cpu", ROWS, (4,), "sharded, 1 hot rows on each device"),
+  ("device", "cpu", ROWS, (),
+   "device (CPU devices use host memory: rows are read in place)"),
+  ("device", "cpu", ROWS, range(2), "device, 2 hot rows on each device (CPU d"),
+  ("device", "tpu", ROWS, (), "device (tpu, 102.40 bytes per useful byte)"),
+  ("auto", "gpu", ROWS, (), "device (gpu, 1.00 bytes per useful byte)"),
+  ("auto", "gpu", LARGE, (), f"cpu_gather ({ON_GPU})"),
+  ("auto", "rocm", ROWS, (), "cpu_gather (no kernel on rocm)"),
+])
+def test_summary_names_the_access_the_cache_and_the_reason(
+  access, platform, rows, hot, expected
+):
+  devices = [types.SimpleNamespace(platform=platform)]
+  assert Table(rows, access, hot).summary(devices).startswith(expected)
+
+
+@pytest.mark.parametrize(
+  ("platform", "rows", "reason"),
+  [("rocm", ROWS, "none"), ("gpu", LARGE, ON_GPU)],
+)
+def test_access_by_devices_without_a_kernel_is_refused(platform, rows, reason):
+  devices = [types.SimpleNamespace(platform=platform)]
+  with pytest.raises(ValueError, match=rf"on {platform} \({reason}\): use"):
+    Table(rows, "device").summary(devices)
+
+
 def test_block_overfetch_counts_the_bytes_of_touched_blocks():
   """Counts the bytes of blocks that hold a row, in the table's layout."""
   for width in (1, 20, 100, 128, 602, 768, 2048, 2500):
@@ -153,6 +203,7 @@ def test_block_overfetch_counts_the_bytes_of_touched_blocks():
   [
     ({"access": "dma"}, "access='dma' must be one of 'auto', 'cpu_gather'"),
     ({"rows": ROWS.astype("f8")}, "features are float64"),
+    ({"rows": ROWS[0]}, r"features are float32 \(20,\), but must be"),
   ],
 )
 def test_invalid_tables_are_refused(change, message):
@@ -180,6 +231,7 @@ def test_batching_ids_equals_batching_rows():
 
   examples = [Lookup(table, ids) for ids in IDS[:5]]
   batch = stacked(*examples)
+  np.testing.assert_array_equal(stacked(examples[0]).ids, IDS[:1])
   np.testing.assert_array_equal(rows(batch), stacked(*ROWS[IDS[:5]]))
   assert len(batch) == 5
   np.testing.assert_array_equal(rows(batch[1:3]), ROWS[IDS[1:3]])
@@ -199,6 +251,19 @@ def test_devices_share_the_rows_evenly(num_rows):
   for device in range(4):
     own = ROWS[device:num_rows:4]
     np.testing.assert_array_equal(way.rows[device, : len(own)], own)
+
+
+def test_requests_between_devices_grow_only_if_they_do_not_fit():
+  """Each of four devices requests 600 rows, most of them of device 0."""
+  way = ways.Sharded(
+    np.zeros((2000, 1), "f4"), Mesh(jax.devices()[:4], ways.AXIS), ()
+  )
+  for count, size in ((222, 256), (256, 256), (257, 512)):
+    rest = np.arange(600 - count)
+    ids = np.append(4 * np.arange(count), 4 * (rest // 3) + 1 + rest % 3)
+    asked, _ = way.stage(np.tile(ids, (4, 1)))
+    assert asked.shape == (4, 4, size)
+    np.testing.assert_array_equal(asked[0, :, :count], [np.arange(count)] * 4)
 
 
 @pytest.mark.parametrize(("count", "most", "size"), [

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
+from parallel.hardware.collective_times import Sample, Span
 from parallel.hardware.devices import DEVICES
 from parallel.network import inference
-from parallel.network.inference import Step
+from parallel.network.inference import Machine, Step
 from parallel.workload import Transformer
 
 LLAMA_7B = Transformer(32_000, 4096, 32, 32, 32, 11008)
@@ -56,6 +57,46 @@ def test_cache_has_two_numbers_per_head_channel_and_position():
     assert found["cache"] == 7 * 100 * 2 * model.num_layers * heads * 128 * 2
 
 
+@pytest.mark.parametrize(
+  ("model", "ranks", "heads", "kv_heads", "ffn", "vocab"),
+  [
+    (LLAMA_7B, 1, 32, 32, 11008, 32_000),
+    (LLAMA_7B, 5, 7, 7, 2202, 6400),
+    # Two of three ranks have 3 of 8 key/value heads, each with 8 query heads.
+    (LLAMA_70B, 3, 24, 3, 9558, 10_667),
+    (LLAMA_70B, 8, 8, 1, 3584, 4000),
+    # More ranks than key/value heads: two ranks share one.
+    (LLAMA_70B, 16, 4, 1, 1792, 2000),
+    (LLAMA_70B, 12, 6, 1, 2390, 2667),
+  ],
+)
+def test_slowest_rank_has_sizes_that_are_rounded_up(
+  model, ranks, heads, kv_heads, ffn, vocab
+):
+  step, width, layers = Step(3, 5, 9), model.width, model.num_layers
+  weights = {
+    "qkv": width * (heads + 2 * kv_heads) * 128, "out": heads * 128 * width,
+    "gate and up": 2 * width * ffn, "down": ffn * width, "head": width * vocab,
+  }
+  found = {o.name: o for o in inference.operations(model, step, ranks)}
+  for name, size in weights.items():
+    rows = 3 if name == "head" else 3 * 5
+    assert found.pop(name) == (
+      name, 1 if name == "head" else layers, 2 * rows * size, 2 * size
+    )
+  # Of 9 positions, the 5 new ones attend to 5 to 9.
+  assert found.pop("attention") == (
+    "attention", layers, 4 * 3 * (5 + 6 + 7 + 8 + 9) * heads * 128,
+    3 * 9 * 2 * kv_heads * 128 * 2,
+  )
+  assert not found
+  memory = inference.memory_bytes(model, step, ranks)
+  assert memory["weights"] == 2 * (
+    vocab * width + width * vocab
+    + layers * sum(size for name, size in weights.items() if name != "head")
+  )
+
+
 @each_model
 def test_sent_bytes_are_proportional_to_p(model):
   step = Step(6, 1, 100)
@@ -82,8 +123,18 @@ def test_latency_only_adds_and_sending_less_is_never_slower(model, name):
     for b in found:
       assert b.compute == found[0].compute
       assert b.wire < b.collectives.least <= b.collectives.greatest
-      assert b.without_latency < b.with_latency.least
-      assert max(b.compute, b.collectives.least) == b.overlapped.least
+      assert b.without_latency == b.compute + b.wire < b.with_latency.least
+      assert b.with_latency == tuple(b.compute + s for s in b.collectives)
+      assert b.overlapped == tuple(max(b.compute, s) for s in b.collectives)
+      assert b.num_collectives == 1 + 2 * model.num_layers
+    for b, p in zip(found, (0.25, 0.5, 0.75, 1.0), strict=True):
+      sent = inference.messages(model, step, everywhere(model, p))
+      assert b.sent_bytes == sum(sent)
+      for total, times in zip(
+        b.collectives, zip(*map(machine.all_reduce, sent), strict=True),
+        strict=True,
+      ):
+        assert total == pytest.approx(sum(times))
 
 
 @each_machine
@@ -107,9 +158,19 @@ def test_step_is_bounded_by_the_device(name):
 def test_machines_are_parsed_from_their_names():
   machine = inference.machine("gpu:a100-pcie:1x8")
   assert machine.device is DEVICES["a100-pcie"]
+  assert inference.machine("gpu:h200:1x2").num_ranks == 2
   assert machine.wire_seconds(8e9) == pytest.approx(14e9 / 31.5e9, 1e-2)
   # A torus in all three dims: two links along each.
   assert inference.machine("tpu:v5p:4x4x4").rate == 6 * 1200e9 / 2 / 6
+
+
+def test_all_reduce_takes_at_least_the_time_of_its_bytes():
+  """Measurements of a machine with faster links may be shorter."""
+  measured = Sample((1, 10**6), (Span(1e-9, 1e-3),) * 2, "")
+  machine = Machine("slow", DEVICES["h200"], 4, 1e9, measured)
+  wire_s = 2 * 3 / 4 * 1000 / 1e9
+  assert machine.wire_seconds(1000) == pytest.approx(wire_s)
+  assert machine.all_reduce(1000) == pytest.approx((wire_s, 1e-3))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +181,7 @@ def test_machines_are_parsed_from_their_names():
     (lambda: inference.machine("gpu:h200:1x9"), "2 to 8 GPUs"),
     (lambda: inference.machine("gpu:h200:1x1"), "2 to 8 GPUs"),
     (lambda: inference.machine("gpu:b200:1x8"), "were not measured"),
+    (lambda: inference.machine("gpu:h200:1x08"), "must be gpu:NAME:1xGPUS"),
     (lambda: inference.machine("tpu:v5p:3x5x3"), "no such slice"),
     (lambda: inference.machine("tpu:v9:2x2"), "generation 'v9'"),
     (lambda: inference.bounds(
@@ -128,7 +190,8 @@ def test_machines_are_parsed_from_their_names():
     (lambda: inference.bounds(
       LLAMA_7B, Step(0, 1, 8), inference.machine("gpu:h200:1x8"),
       everywhere(LLAMA_7B, 1)), "sequences=0"),
-    (lambda: inference.messages(LLAMA_7B, Step(1, 1, 1), [1.0]), "1 shares"),
+    (lambda: inference.messages(LLAMA_7B, Step(1, 1, 1), [1.0]),
+     "1 shares for the 64 row-parallel projections of 32 layers"),
     (lambda: inference.messages(
       LLAMA_7B, Step(1, 1, 1), everywhere(LLAMA_7B, 1.5)), "p=1.5"),
   ],

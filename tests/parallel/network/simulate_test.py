@@ -115,6 +115,11 @@ def test_timeline_is_causal_and_first_come_first_served(net, name, collective):
     # A link is never idle while a message waits for it.
     late = t.start_ns[own][1:] > t.requested_ns[own][1:]
     assert np.all((t.start_ns[own][1:] == t.end_ns[own][:-1])[late])
+  # The next hop of a path is requested when the message has arrived.
+  onwards = np.flatnonzero(np.diff(routed.hop_transfers) == 0)
+  np.testing.assert_array_equal(
+    t.requested_ns[onwards + 1], t.arrival_ns[onwards]
+  )
   arrivals = t.arrival_ns[routed.first_hops[1:] - 1]
   starts = t.requested_ns[routed.first_hops[:-1]]
   for i in range(len(starts)):  # starts exactly when its chunk has arrived
@@ -161,7 +166,11 @@ def test_ring_time_equals_the_formula(n):
   routed = on_links(builders.build("ring", net), net)
   expected_ns = 2 * (n - 1) * (64 + 1600 // 16)
   size = n * 1600
-  assert simulate.events(routed, size).finish_ns == expected_ns
+  timeline = simulate.events(routed, size)
+  assert timeline.finish_ns == expected_ns
+  # n - 1 messages on each of two links per rank, in half of the rounds.
+  busy = 100 * (n - 1) * (1 if n > 2 else 2) / expected_ns
+  np.testing.assert_allclose(timeline.utilisation, busy)
   assert simulate.events(routed, size, barrier=True).finish_ns == expected_ns
   assert simulate.lower_bound(routed, size) == expected_ns
   assert simulate.lockstep(routed, size) == pytest.approx(expected_ns / 1e9)
@@ -221,6 +230,66 @@ def test_random_traffic_is_delivered_in_full(seed, per_chunk, shape):
     np.testing.assert_array_equal(busy, np.floor(per_chunk / rate))
 
 
+@pytest.mark.parametrize("barrier", [False, True])
+def test_schedule_without_transfers_takes_no_time(barrier):
+  net = topologies.ring(3)
+  nothing = Schedule("nothing", "broadcast", 3, 3, (), (0, 0, 0))
+  routed = on_links(nothing, net, prove=False)
+  timeline = simulate.events(routed, 3, barrier=barrier)
+  assert timeline.finish_ns == simulate.lockstep(routed, 3) == 0
+  assert simulate.lower_bound(routed, 3) == 0
+  assert not timeline.utilisation.any()
+  assert not timeline.longest_queues.any()
+
+
+def test_times_of_a_hop_are_whole_nanoseconds():
+  """A latency of n ns is n, however 1e-9 n is rounded; fractions are cut.
+
+  A difference of less than 1e-6 ns from n is no fraction.
+  """
+  whole = np.arange(1, 201)
+  latencies = np.concatenate([
+    whole, whole + 0.7, whole - 0.5e-6, whole - 1.5e-6
+  ])
+  count = len(latencies)
+  net = Topology("star", count + 1, 0, tuple(
+    Link(*pair, 1e9, 1e-9 * latency)
+    for n, latency in enumerate(latencies.tolist())
+    for pair in ((0, n + 1), (n + 1, 0))
+  ))
+  rounds = (tuple(
+    Transfer(0, n + 1, 0, "copy", (0, n + 1)) for n in range(count)
+  ),)
+  routed = on_links(
+    Schedule("star", "broadcast", count + 1, 1, rounds), net, prove=False
+  )
+  times = routed.hop_ns(5)
+  assert set(times.busy_ns) == {5}
+  np.testing.assert_array_equal(
+    times.arrival_ns[times.kinds],
+    5 + np.concatenate([whole, whole, whole, whole - 1]),
+  )
+
+
+def test_largest_size_is_taken():
+  """A byte takes a nanosecond; the clock and the sums are as large."""
+  net = topologies.ring(2, bandwidth=1e9, latency_s=0.0)
+  routed = on_links(_one((0, 1), ranks=2), net, prove=False)
+  assert routed.link_bytes(2**62).max() == 2**62
+  assert simulate.events(routed, 2**62).finish_ns == 2**62
+
+
+def test_message_of_a_nanosecond_uses_its_link_all_the_time():
+  net = topologies.ring(2, bandwidth=16e9, latency_s=0.0)
+  routed = on_links(
+    Schedule("one", "broadcast", 2, 1, ((Transfer(0, 1, 0, "copy", (0, 1)),),)),
+    net, prove=False,
+  )
+  timeline = simulate.events(routed, 16)
+  assert timeline.finish_ns == 1
+  assert sorted(timeline.utilisation) == [0.0, 1.0]
+
+
 def test_chain_reaches_its_lower_bound():
   """One chunk is forwarded in each round, and no message waits."""
   net = topologies.ring(5)
@@ -256,8 +325,8 @@ def test_trace_has_a_bar_for_every_hop():
   assert last == timeline.finish_ns
 
 
-def _one(path, chunks=1, ranks=4):
-  transfer = Transfer(0, 1, 0, "copy", path)
+def _one(path, chunks=1, ranks=4, destination=1):
+  transfer = Transfer(0, destination, 0, "copy", path)
   return Schedule("one", "all_gather", ranks, chunks, ((transfer,),))
 
 
@@ -271,12 +340,21 @@ def _one(path, chunks=1, ranks=4):
     (lambda net: on_links(_one(()), net, prove=False), r"path \(\) must lead"),
     (lambda net: on_links(_one((0, 2, 1)), net, prove=False),
      "ring 4 has no link from 0 to 2"),
+    (lambda net: on_links(_one((0,), destination=0), net, prove=False),
+     r"path \(0,\) must lead from 0 to 0"),
+    # 0 to 4 would be 1 to 0, wrapped around, and 1 to -1 would be 0 to 3.
+    (lambda net: on_links(_one((0, 4, 1)), net, prove=False),
+     "ring 4 has no link from 0 to 4"),
+    (lambda net: on_links(_one((0, 1, -1, 1)), net, prove=False),
+     "ring 4 has no link from 1 to -1"),
     # 0 to 9 would be 2 to 1, wrapped around.
     (lambda net: on_links(_one((0, 9, 1)), net, prove=False),
      "ring 4 has no link from 0 to 9"),
     (lambda net: on_links(_one((0, 1), 8), net, prove=False).link_bytes(7),
      "size_bytes=7 must be an integer, at least one byte for each of 8"),
     (lambda net: _finish(net, size_bytes=float("inf")), "size_bytes=inf must"),
+    (lambda net: _finish(net, size_bytes=8.5), "size_bytes=8.5 must be an int"),
+    (lambda net: _finish(net, size_bytes=2**62 + 1), "must .* at most 461168"),
     (lambda _: _direct(topologies.switch(4)).link_bytes(2**62),
      "a link may carry at most"),
     (lambda _: _finish(topologies.ring(4, bandwidth=1e-5)),

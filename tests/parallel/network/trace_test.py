@@ -1,5 +1,6 @@
 """Chrome traces, parsed in the way a trace viewer does."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -115,3 +116,53 @@ def test_actions_are_on_their_stage_and_hops_on_its_links():
         assert bar["args"]["arrival_us"] == pytest.approx(
           bar["ts"] + 0.75e6
         )
+
+
+def _messages(count):
+  """Returns a timeline with a number of messages, of which nothing is read."""
+  net = topologies.ring(2)
+  routed = dataclasses.replace(
+    on_links(builders.build("ring", net), net),
+    hop_links=np.zeros(count, np.int64),
+  )
+  none = np.zeros(0, np.int64)
+  return simulate.Timeline(routed, 2, 0, none, none, none, none)
+
+
+def _actions(count):
+  size = Size(1, 1)
+  timeline = pipeline.events(
+    build("1f1b", *size), pipeline.even_work(size, 1, 1, 1),
+    pipeline.even_hops(1),
+  )
+  schedule = dataclasses.replace(
+    timeline.schedule, kinds=np.ones((count, 1), np.int8)
+  )
+  return dataclasses.replace(timeline, schedule=schedule)
+
+
+@pytest.mark.parametrize(
+  ("export", "make", "message"),
+  [
+    (trace.to_json, _messages,
+     r"1000001 messages on links are .* \(1000000\): take fewer ranks"),
+    (trace.pipeline_to_json, _actions,
+     r"1000001 actions are .* \(1000000\): take fewer microbatches"),
+  ],
+)
+def test_traces_that_viewers_cannot_load_are_refused(export, make, message):
+  timeline = make(1_000_001)
+  with pytest.raises(ValueError, match=message):
+    export(timeline)
+
+
+def test_trace_may_have_the_largest_number_of_bars(monkeypatch):
+  net = topologies.ring(4)
+  routed = on_links(builders.build("ring", net), net)
+  timeline = simulate.events(routed, 4)
+  monkeypatch.setattr(trace, "MAX_EVENTS", len(routed.hop_links))
+  _, _, bars = read(trace.to_json(timeline))
+  assert sum(map(len, bars.values())) == len(routed.hop_links)
+  monkeypatch.setattr(trace, "MAX_EVENTS", len(routed.hop_links) - 1)
+  with pytest.raises(ValueError, match=r"24 messages .* \(23\): take"):
+    trace.to_json(timeline)

@@ -18,11 +18,11 @@ from parallel.collectives import (
 )
 from parallel.elastic.exchange import Exchange
 from parallel.elastic.membership.messages import Reduce
-from parallel.outer.apart import Alone, Apart
+from parallel.outer.apart import Alone, Apart, counting
 from parallel.wire import Wire
 from tests.parallel.elastic.worlds import connected, listeners, together
 
-TENSOR = Axis("tensor", 2, 2)
+ONE, TENSOR = Axis("worker", 1), Axis("tensor", 2, 2)
 
 
 def _says(axis, weights):
@@ -49,8 +49,8 @@ def _specs(args):
 
 
 def _apart(make, options=None):
-  axes = {"worker": Axis("worker", 1), "tensor": TENSOR}
-  return Apart(make, make_mesh(axes), "worker", _specs, options)
+  mesh = make_mesh({"worker": ONE, "tensor": TENSOR})
+  return Apart(make, mesh, "worker", _specs, options)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -103,3 +103,53 @@ def test_16_bit_sum_is_refused():
 
   with pytest.raises(ValueError, match="sum of bfloat16"):
     _apart(make)(Alone(), {"x": np.zeros((1, 4), "f4")})
+
+
+@pytest.mark.parametrize(("weights", "expected"), [
+  ((2.0,), 0), ((2.0, 2.0), 0), ((2.0, 1.0), 2), ((1.0, 2.0, 2.0), 3),
+])
+def test_equal_weights_are_a_plain_mean(weights, expected):
+  """The function receives no weights then."""
+  exchange = Alone()
+  exchange.contributors, exchange.weights = range(len(weights)), weights
+  apart = _apart(lambda axis, weights: lambda args: {
+    "x": args["x"] * axis.size + 10 * len(weights)
+  })
+  found = apart(exchange, {"x": np.ones((1, 4), "f4")})
+  np.testing.assert_array_equal(
+    found["x"], np.full((1, 4), len(weights) + 10 * expected)
+  )
+
+
+def test_single_worker_runs_the_function_inside_another_one():
+  apart = _apart(lambda axis, _: lambda args: {
+    "x": 2 * all_reduce(args["x"], axis)[None] / axis.size
+  })
+  x = np.arange(4, dtype="f4")[None]
+  inside = jax.jit(jax.shard_map(
+    apart.alone, mesh=make_mesh({"worker": ONE, "tensor": TENSOR}),
+    in_specs=(_specs(["x"]),), out_specs={"x": P(None, "tensor")},
+  ))
+  np.testing.assert_array_equal(inside({"x": x})["x"], 2 * x)
+  exchange = Alone()
+  assert exchange.sum(x) is x
+  assert (exchange.rank, exchange.weights) == (0, (1.0,))
+
+
+def test_counted_collectives_have_the_shapes_of_two_workers():
+  axis, count = counting("worker")
+  assert count() == 0
+
+  def step(x):
+    total = all_reduce(x, axis) / axis.size
+    ranks = all_gather(ranks_here(axis)[:, None], axis)
+    return total, all_gather(x, axis), ranks
+
+  total, gathered, ranks = jax.eval_shape(step, jnp.ones((1, 3, 8)))
+  assert count() == 3
+  assert total.shape == (3, 8)
+  assert gathered.shape == (2 * 3, 8)
+  assert ranks.shape == (2,)
+  assert ranks.dtype == jnp.int32
+  with pytest.raises(ValueError, match="sum of int32 is not supported"):
+    jax.eval_shape(lambda x: all_reduce(x, axis), jnp.ones((1, 2), jnp.int32))

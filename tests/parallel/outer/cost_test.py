@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
+from parallel.outer.base import OuterLoop
 from parallel.outer.cost import BLOCK, Loop, Rows, fewest_layers
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.eager import Eager
 from parallel.outer.fragments import fragments
+from parallel.outer.noloco import NoLoCo
 from parallel.outer.optimizers import Nesterov
 from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Streaming
@@ -95,6 +97,49 @@ def test_transient_bytes_are_operands_results_and_the_decoded_mean():
   assert form.passing_bytes([[Rows(3, 300)]]) == 2 * 4 * 900 + (1 + 4) * norms
 
 
+@pytest.mark.parametrize(("change", "message"), [
+  ({"algorithm": "dilocoo"}, "algorithm='dilocoo' must be .* mean diloco"),
+  ({"codec": "int2"}, "codec='int2' must be one of float32, int8, fp8, int4"),
+  ({"route": "ring"}, "route='ring' must be one of all_gather, all_to_all"),
+  ({"workers": 1}, "workers=1 must be at least 2"),
+  ({"sync_every": 0}, "sync_every=0 must be at least 1"),
+  ({"overlap": -1}, "overlap=-1 must be at least 0"),
+  ({"overlap": 5}, "overlap=5 must be less than sync_every=5"),
+])
+def test_invalid_loops_are_refused(change, message):
+  valid = {"algorithm": "streaming", "workers": 2, "sync_every": 5}
+  assert Loop(**valid, overlap=4).overlap == 4
+  with pytest.raises(ValueError, match=message):
+    Loop(**valid | change)
+
+
+@pytest.mark.parametrize(("loop", "text", "fragment_layers", "overlap"), [
+  (Loop("diloco", 4, 100), "DiLoCo, 4 workers, H = 100", None, None),
+  (Loop("diloco", 4, 100, "int4"),
+   "DiLoCo, 4 workers, H = 100, int4 by all_gather", None, None),
+  (Loop("streaming", 2, 30),
+   "Streaming DiLoCo, 2 workers, H = 30, one fragment, overlap 0", 0, (0,)),
+  (Loop("streaming", 2, 30, "fp8", "all_to_all", 1, 5),
+   "Streaming DiLoCo, 2 workers, H = 30, fragments of 1 layer, overlap 5, "
+   "fp8 by all_to_all", 1, (5,)),
+  (Loop("streaming", 2, 30, fragment_layers=2),
+   "Streaming DiLoCo, 2 workers, H = 30, fragments of 2 layers, overlap 0", 2,
+   (0,)),
+])
+def test_loop_is_described_by_text_and_by_keys(
+  loop, text, fragment_layers, overlap
+):
+  assert str(loop) == text
+  keys = loop.keys()
+  assert keys.pop("parallel.worker") == loop.workers
+  assert keys.pop("outer.fragment_layers", None) == fragment_layers
+  assert keys.pop("outer.overlap", None) == overlap
+  assert keys == {
+    f"outer.{key}": getattr(loop, key)
+    for key in ("algorithm", "sync_every", "codec", "route")
+  }
+
+
 @pytest.mark.parametrize(("kind", "received", "steps", "result"), [
   ("all_reduce", 2 * 3 / 4 * 80, 6, 80),
   ("all_gather", 3 * 80, 3, 4 * 80),
@@ -147,23 +192,51 @@ def lowered_bytes(loop, mesh):
   return +found
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(3, 3), (4, 2)])
-@pytest.mark.parametrize("build", [
-  lambda w: DataParallel(w),
-  lambda w: DiLoCo(w, 2, OUTER, exchange(Wire("int4", 2), w)),
-  lambda w: DiLoCo(
+BUILD = {
+  "ddp": lambda w: DataParallel(w),
+  "diloco": lambda w: DiLoCo(w, 2, OUTER, exchange(Wire("int4", 2), w)),
+  "all_to_all": lambda w: DiLoCo(
     w, 2, OUTER, exchange(Wire("int8", 2, route="all_to_all"), w)
   ),
-  lambda w: SparseLoCo(w, 2, 0.7, BLOCK_DIMS, 0.8, 6, 4),
-  lambda w: SparseLoCo(w, 3, 0.7, BLOCK_DIMS, 0.8, 5, 4),
-  lambda w: DCS3GD(w, exchange(worker=w), 0.3),
-  lambda w: Eager(w, 2, OUTER, exchange(worker=w)),
-  lambda w: Streaming(
+  "sparseloco": lambda w: SparseLoCo(w, 2, 0.7, BLOCK_DIMS, 0.8, 6, 4),
+  "short": lambda w: SparseLoCo(w, 3, 0.7, BLOCK_DIMS, 0.8, 5, 4),
+  "dc_s3gd": lambda w: DCS3GD(w, exchange(worker=w), 0.3),
+  "eager": lambda w: Eager(w, 2, OUTER, exchange(worker=w)),
+  "streaming": lambda w: Streaming(
     w, 4, OUTER, exchange(worker=w),
     fragments({"blocks": LAYERS}, 2, strided=True), (1,),
   ),
-], ids=("ddp", "diloco", "all_to_all", "sparseloco", "short",
-        "dc_s3gd", "eager", "streaming"))
+}
+
+
+@pytest.mark.parametrize("build", [
+  *BUILD.values(), lambda w: NoLoCo(w, 2, 0.7, 0.5, 0.3), OuterLoop,
+], ids=[*BUILD, "noloco", "nothing"])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_workers_of_one_device_send_nothing(build, workers):
+  assert not build(Axis("worker", workers, 1)).sent_bytes(draw(0))
+
+
+def test_single_data_parallel_worker_needs_no_collective():
+  def of_all(workers):
+    worker = Axis("worker", workers, workers)
+    return jax.shard_map(
+      lambda grads: DataParallel(worker).gradients(grads, {}),
+      mesh=make_mesh({"worker": worker}), in_specs=P("worker"),
+      out_specs=P("worker"),
+    )
+
+  texts = [str(jax.make_jaxpr(of_all(n))(draw(0, n))) for n in (1, 2)]
+  assert ["psum" in text for text in texts] == [False, True]
+  grads = draw(0, 2)
+  each(
+    lambda x, y: np.testing.assert_allclose(x, [y.mean(0)] * 2, rtol=1e-6),
+    jax.jit(of_all(2))(grads), grads,
+  )
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(3, 3), (4, 2)])
+@pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
 def test_round_sends_the_bytes_that_the_loop_states(build, workers, devices):
   worker = Axis("worker", workers, devices)
   loop = build(worker)

@@ -390,6 +390,27 @@ def test_streaming_equals_its_equation(name):
     assert_close(phi, outer)
 
 
+def test_fragments_count_their_outer_steps_separately():
+  """The first step of Adam moves every element by the learning rate."""
+  loop = Streaming(
+    WORKER, 6, Optax(optax.adam(RATE)), exchange(),
+    fragments({"blocks": LAYERS}, 3, strided=True), (1,),
+  )
+  found = run(loop, 13)
+  counts = [
+    optax.tree_utils.tree_get(state["optimizer"], "count").tolist()
+    for _, state, _ in found
+  ]
+  assert counts[5:] == [
+    [0, 0, 0], [1, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1],
+    [1, 1, 1], [2, 1, 1],
+  ]
+  moved = each(
+    lambda x, y: np.abs(x - y), wide(found[11][2]), wide(draw(0))
+  )
+  each(lambda x: np.testing.assert_allclose(x, RATE, rtol=1e-3), moved)
+
+
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_fragments_have_separate_residuals(pieces):
   """With outer SGD(1), sent plus residual is the whole update."""
@@ -458,6 +479,31 @@ def test_noloco_sends_the_bytes_of_its_formula(workers, devices):
     assert +found == loop.sent_bytes(start)
 
 
+@pytest.mark.parametrize("workers", range(1, 10))
+def test_noloco_workers_all_meet_once_in_a_tournament(workers):
+  """With an odd number, each sits out once and is then its own partner."""
+  rounds = [
+    noloco.partners_of_round(workers, number)
+    for number in range(noloco.num_rounds(workers))
+  ]
+  for partners in rounds:
+    assert [partners[j] for j in partners] == list(range(workers))
+  met = collections.Counter(
+    pair for partners in rounds for pair in enumerate(partners)
+  )
+  expected = itertools.product(range(workers), repeat=2)
+  if workers % 2 == 0:
+    expected = ((i, j) for i, j in expected if i != j)
+  assert met == collections.Counter(expected)
+
+
+def test_noloco_pairs_are_drawn_from_all_rounds():
+  loop = NoLoCo(Axis("worker", 5), 2, RATE, 0.5, 0.3)
+  plans = [loop.plan(step).variant for step in range(80)]
+  assert set(plans[::2]) == {None}  # no exchange within a round
+  assert set(plans[1::2]) == set(range(5))
+
+
 def test_noloco_pairs_depend_on_the_seed_only():
   def drawn(seed):
     loop = NoLoCo(
@@ -468,6 +514,9 @@ def test_noloco_pairs_depend_on_the_seed_only():
 
   assert drawn(0) == drawn(0)
   assert drawn(0) != drawn(1)
+  loop = NoLoCo(WORKER, 1, RATE, 0.5, 0.3)
+  assert loop == NoLoCo(WORKER, 1, RATE, 0.5, 0.3, seed=0)
+  assert exchange() == exchange(seed=0, error_feedback=False)
 
 
 @pytest.mark.parametrize("make", [DiLoCo, Eager])

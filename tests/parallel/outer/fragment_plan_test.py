@@ -4,6 +4,7 @@ import collections
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -92,3 +93,55 @@ def test_each_fragment_is_sent_once_per_round(sync_every, num):
 def test_more_fragments_than_steps_are_refused():
   with pytest.raises(ValueError, match="every=4 is less than the 5 fragments"):
     FragmentTimes(4, 5)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize(("dim", "num_lead"), [(0, 0), (1, 2)])
+def test_fragments_are_a_partition_of_the_parameters(strided, dim, num_lead):
+  """Two stacks; a fragment has consecutive or evenly spread layers."""
+  cut = fragments({"a": 6, "b": 4}, 2, strided, num_lead)
+  lead = (2, 3, 2)[: dim + num_lead]
+  tree = {
+    key: np.broadcast_to(np.arange(count)[:, None], (*lead, count, 5))
+    for key, count in (("a", 6), ("b", 4))
+  } | {"rest": np.zeros(3)}
+  assert cut.num_layer_fragments == 5
+  assert cut.stack_kinds == ("a", "b")
+  places = [cut.place(number) for number in range(6)]
+  assert places == [
+    ("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1), (cut.last_kind, 0)
+  ]
+  assert [cut.first_of(kind) + place for kind, place in places] == [*range(6)]
+
+  @jax.jit
+  def taken_and_put_back(tree):
+    whole, parts = jax.tree.map(jnp.zeros_like, tree), []
+    for place in places:
+      parts.append(cut.take(tree, *place, dim))
+      negative = jax.tree.map(jnp.negative, parts[-1])
+      whole = cut.put(whole, negative, *place, dim)
+    return parts, whole
+
+  parts, whole = jax.device_get(taken_and_put_back(tree))
+  for (kind, place), part in zip(places[:-1], parts, strict=False):
+    many = {"a": 3, "b": 2}[kind]
+    first = (place, place + many) if strided else (2 * place, 2 * place + 1)
+    assert part.keys() == {kind}
+    assert part[kind].shape == (*lead, 2, 5)
+    layers = part[kind].reshape(-1, 2, 5)[..., 0].tolist()
+    assert set(map(tuple, layers)) == {first}
+  assert parts[-1].keys() == {"rest"}
+  for key, x in tree.items():
+    np.testing.assert_array_equal(whole[key], -x)
+
+
+def test_fragment_of_all_parameters_is_the_tree():
+  cut = fragments({"a": 6}, 0, strided=True)
+  assert (cut.num_layer_fragments, cut.stack_kinds) == (0, ())
+  assert cut.place(0) == (cut.last_kind, 0)
+  assert cut.first_of(cut.last_kind) == 0
+  tree = {"a": 1, "rest": 2}
+  assert cut.take(tree, cut.last_kind, 0, 0) == tree
+  assert cut.put(tree, {"a": 3, "rest": 4}, cut.last_kind, 0, 0) == {
+    "a": 3, "rest": 4,
+  }

@@ -12,7 +12,7 @@ from parallel.collectives import ranks_here
 from parallel.outer import health
 from parallel.outer.base import OuterLoop
 from parallel.outer.dc_s3gd import DCS3GD
-from parallel.outer.diloco import DiLoCo
+from parallel.outer.diloco import _CLIENTS, DiLoCo
 from parallel.outer.eager import Eager
 from parallel.outer.fragments import fragments
 from parallel.outer.noloco import NoLoCo
@@ -171,6 +171,7 @@ def test_norm_is_judged_by_the_lower_median(norms, factor, expected):
 
 def test_clients_are_sampled_among_healthy_ones():
   """With too few healthy clients, the sample is smaller."""
+  assert _CLIENTS > 1e6  # more than a model has parameters
   worker = Axis("worker", 4)
   loop = DiLoCo(worker, 1, OUTER, exchange(worker=worker), clients=2)
   for number in range(8):
@@ -252,6 +253,16 @@ def test_norm_covers_all_parameters_of_a_worker():
   np.testing.assert_allclose(
     health.norms_here(tree), np.linalg.norm(flat, axis=1), rtol=1e-5
   )
+
+
+def test_order_after_a_verdict_costs_nothing_unless_it_is_needed():
+  tree, mask = {"x": jnp.ones(3)}, jnp.ones(2)
+  assert health.Rule().then(tree, mask) is tree
+  mesh = make_mesh({"worker": Axis("worker", 1)})
+  program = jax.make_jaxpr(jax.shard_map(
+    health.Rule(ordered=True).then, mesh=mesh, in_specs=P(), out_specs=P(),
+  ))(tree, mask)
+  assert "bitcast" in str(program)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])

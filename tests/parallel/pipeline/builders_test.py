@@ -7,7 +7,7 @@ import pytest
 from parallel.pipeline import cost
 from parallel.pipeline.builders import BUILDERS, Size, build, taken
 from parallel.pipeline.check import check
-from parallel.pipeline.pipeline_schedule import Kind
+from parallel.pipeline.pipeline_schedule import Action, Kind, arranged
 from parallel.pipeline.table import table
 
 
@@ -43,6 +43,7 @@ def test_300_schedules_are_proven_and_cost_their_closed_forms(part):
     if schedule.has_backward:
       assert max(counted.stored) == places.residuals.places
     assert max(counted.deltas) == places.deltas.places
+    assert places.chunks.min() == 0  # also where a stage is idle
 
 
 # (builder, size) -> stored activations per stage, in parts of a microbatch.
@@ -63,6 +64,34 @@ STORED = [
 @pytest.mark.parametrize(("name", "size", "stored"), STORED)
 def test_stored_activations_per_stage(name, size, stored):
   assert cost.cost(build(name, *size)).stored == stored
+
+
+def test_costs_per_stage_of_an_interleaved_schedule():
+  """The last stage sends the outputs of its first chunk to the first stage."""
+  found = cost.cost(build("interleaved_1f1b", 2, 4, 2))
+  assert found.forward_sends == (8, 4)
+  assert found.backward_sends == (4, 8)
+  assert found.sent_bytes(10) == 240
+  assert found.stored_bytes(10) == 10 * max(found.stored) == 50
+  assert cost.cost(build("looped", 1, 4, 2)).sent_bytes(10) == 0
+  assert cost.cost(build("forward", 1, 1)).inputs == (1,)
+
+
+@pytest.mark.parametrize(("layers", "chunks", "expected"), [
+  (8, 1, 2), (8, 2, 2), (9, 1, 3), (9, 2, 4), (1, 1, 1), (12, 3, 3),
+])
+def test_stage_has_whole_layers_for_each_of_its_parts(layers, chunks, expected):
+  assert cost.layers_of_stage(layers, Size(4, 8, chunks)) == expected
+
+
+def test_orders_that_wait_for_one_another_are_refused():
+  """The message names the next actions of up to four stages."""
+  forward, backward = Action(Kind.FORWARD, 0), Action(Kind.BACKWARD, 0)
+  orders = [[forward], *[[backward, forward]] * 6]
+  with pytest.raises(ValueError, match="mine: deadlock, no stage can") as error:
+    arranged("mine", orders, 1, 1, [1] * 7)
+  text = str(error.value)
+  assert text.count("Action(") == text.count("Kind.BACKWARD") == 4
 
 
 def test_bubble_fractions():

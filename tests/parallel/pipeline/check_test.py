@@ -9,7 +9,13 @@ import pytest
 
 from parallel.pipeline.builders import BUILDERS, build
 from parallel.pipeline.check import check
-from parallel.pipeline.pipeline_schedule import Kind, needed, produced
+from parallel.pipeline.pipeline_schedule import (
+  Action,
+  Kind,
+  from_rows,
+  needed,
+  produced,
+)
 
 
 def columns(schedule):
@@ -107,9 +113,13 @@ def moved_to_the_start(rng, t):
     row = np.full((1, t.num_stages), idle, array.dtype)
     row[0, stage], array[tick, stage] = array[tick, stage], idle
     new[key] = np.concatenate([row, array])
+  # A forward needs the previous part's; all others, at first, their own part's.
+  part = t.chunks[tick, stage] * t.num_stages + stage
+  part -= t.kinds[tick, stage] == Kind.FORWARD
+  chunk, maker = divmod(part, t.num_stages)
   return replaced(t, **new), (
     named(t, tick, stage, at=0)
-    + r"it needs the result of stage \d+, chunk \d+, of tick \d+"
+    + rf"it needs the result of stage {maker}, chunk {chunk}, of tick \d+"
   )
 
 
@@ -258,6 +268,66 @@ def test_wrong_shapes_are_refused():
     check(replaced(schedule, chunks=schedule.chunks[1:]))
   with pytest.raises(ValueError, match=r"limits=\(2,\) must be a number for"):
     check(replaced(schedule, limits=(2,)))
+  flat = {key: array[:, 0] for key, array in columns(schedule).items()}
+  with pytest.raises(ValueError, match=r"must be \[ticks, stages\], not \(8,"):
+    check(replaced(schedule, **flat))
+  none = {key: array[:, :0] for key, array in columns(schedule).items()}
+  with pytest.raises(ValueError, match=r"limits=\(\) .* for each of 0 stages"):
+    check(replaced(schedule, limits=(), **none))
+
+
+@pytest.mark.parametrize("kinds", [
+  (Kind.BACKWARD,), (Kind.INPUT, Kind.WEIGHT),
+])
+def test_cotangents_of_the_next_part_are_available_a_tick_later(kinds):
+  forward = Action(Kind.FORWARD, 0)
+  start = [[forward, None], [None, forward]]
+  first, *rest = (Action(kind, 0) for kind in kinds)
+
+  def schedule(*rows):
+    return from_rows("mine", [*start, *rows], 1, 1, (1, 1))
+
+  both = [[one, one] for one in rest]
+  check(schedule([None, first], [first, None], *both))
+  with pytest.raises(ValueError) as error:
+    check(schedule([first, first], *both))
+  assert str(error.value) == (
+    f"mine: tick 2, stage 0 ({kinds[0].name} of microbatch 0 in chunk 0): it "
+    "needs the result of stage 1, chunk 0, of tick 2"
+  )
+
+
+def test_first_of_several_errors_is_named():
+  """Ordered by tick, or by kind, part and microbatch."""
+  schedule = build("1f1b", 3, 4)
+
+  def message(limits=schedule.limits, **changes):
+    with pytest.raises(ValueError) as error:
+      check(replaced(schedule, limits=limits, **changes))
+    return str(error.value)
+
+  new = columns(schedule)
+  new["kinds"][1, 0] = new["kinds"][4, 1] = 7
+  assert message(**new).startswith("1f1b: tick 1, stage 0 (kind 7 of micro")
+  again = {k: np.concatenate([x, x]) for k, x in columns(schedule).items()}
+  assert message(**again) == (
+    "1f1b: tick 0, stage 0 (FORWARD of microbatch 0 in chunk 0): it repeats "
+    "tick 12's action"
+  )
+  assert message((1, 1, 0)) == (
+    "1f1b: tick 1, stage 0 (FORWARD of microbatch 1 in chunk 0): activations "
+    "of 2 microbatches are stored, the limit is 1"
+  )
+  assert message(**{k: x[::-1] for k, x in columns(schedule).items()}) == (
+    "1f1b: tick 10, stage 1 (FORWARD of microbatch 0 in chunk 0): it needs the "
+    "result of stage 0, chunk 0, of tick 11"
+  )
+  cut = columns(schedule)
+  for array, idle in zip(cut.values(), (0, -1, -1), strict=True):
+    array[5:] = idle
+  assert message(**cut) == (
+    "1f1b: stage 0 never runs FORWARD of microbatch 3 in chunk 0"
+  )
 
 
 def test_whole_and_split_backward_of_a_microbatch_are_refused():

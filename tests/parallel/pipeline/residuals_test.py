@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallel.pipeline.residuals import Kept, Recomputed
+from parallel.pipeline.residuals import Kept, Recomputed, _Program
 
 LAYERS, TOKENS, WIDTH = 3, 6, 4
 # Products of a layer: forward, cotangents of the input, gradients of weights.
@@ -79,6 +79,22 @@ def test_gradients_equal_those_of_one_program(keeps, splits):
   chex.assert_trees_all_equal(grads, of_params)
 
 
+@pytest.mark.parametrize("splits", [False, True])
+def test_output_may_have_no_tangent_of_the_input(splits):
+  how = Kept(lambda w, _, x: w * lax.stop_gradient(x), splits)
+  args = jnp.float32(2), (), jnp.arange(3.0)
+  dy = jnp.array([1.0, 10.0, 100.0])
+  y, kept = how.forward(*args)
+  np.testing.assert_array_equal(y, 2 * args[2])
+  if splits:
+    dx, deltas = how.of_input(*args, kept, dy)
+    gradient = how.of_weight(*args, kept, dy, deltas)
+  else:
+    gradient, dx = how.both(*args, kept, dy)
+  assert gradient == 10 + 2 * 100
+  np.testing.assert_array_equal(dx, np.zeros(3))
+
+
 def test_residuals_are_distinct_activations():
   """Contain no parameter or cast of one, no input, and no duplicates."""
   *args, dy = arguments()
@@ -90,6 +106,20 @@ def test_residuals_are_distinct_activations():
   how = Kept(part, True)
   _, deltas = how.of_input(*args, kept, dy)
   assert [x.shape for x in deltas] == 3 * [(LAYERS, TOKENS, WIDTH)]
+
+
+def test_equal_results_of_a_program_are_one_value():
+  """A residual that is an output, too, is found among the residuals only."""
+
+  def program(x):
+    doubled, halved = 2 * x, x / 2
+    return doubled, halved, doubled, x, halved, doubled
+
+  traced = _Program(program, jnp.ones(3))
+  assert traced.same(0) == [0, 1, 0, 3, 1, 0]
+  assert traced.same(1) == [0, 1, 2, 3, 1, 2]
+  assert traced.same(2) == [0, 1, 2, 3, 4, 2]
+  assert [i for i in range(6) if traced.is_argument(i)] == [3]
 
 
 def test_nothing_is_computed_twice():
@@ -105,6 +135,20 @@ def test_nothing_is_computed_twice():
   assert num_products(halved.forward, *args) == one
   assert num_products(halved.of_input, *args, kept, dy) == one
   assert num_products(halved.of_weight, *args, kept, dy, deltas) == one
+  # An output that the backward reads is saved, too.
+  output = Kept(lambda w, _, x: jnp.exp(x @ w), True)
+  args = jnp.ones((WIDTH, WIDTH)), (), jnp.ones((TOKENS, WIDTH))
+  y, kept = output.forward(*args)
+  np.testing.assert_array_equal(kept, [y])
+  _, deltas = output.of_input(*args, kept, y)
+  assert num_products(output.forward, *args) == 1
+  assert num_products(output.of_input, *args, kept, y) == 1
+  assert num_products(output.of_weight, *args, kept, y, deltas) == 1
+
+
+def test_recomputed_halves_repeat_the_forward():
+  *args, dy = arguments()
+  one = PRODUCTS * LAYERS
   # When only inputs are kept, each half of the backward starts with a forward.
   how = Recomputed(part)
   assert num_products(how.of_input, *args, (), dy) == 2 * one

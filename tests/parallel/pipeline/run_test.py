@@ -5,6 +5,7 @@ must be equal bit for bit. A layer divides the input by its first channel:
 computing on an empty slot yields NaN, which reaches every dependent value.
 """
 
+import collections
 import functools
 
 import jax
@@ -191,6 +192,17 @@ def test_neighbours_exchange_one_activation_per_direction_and_tick(case):
       for c in ledger.select(entries, kind="permute", phase=phase)
     ]
     assert sent == [(4 * BATCH * WIDTH, ticks)]
+  # A microbatch enters and leaves once: its input, its output and its loss,
+  # then the cotangents of output and input.
+  sums = collections.Counter()
+  for c in ledger.select(entries, kind="all_reduce", axis=("stage",)):
+    sums[c.phase, c.bytes] += c.count
+  assert sums.pop(("update", 4 * TOKENS * WIDTH)) == 1  # gradients of the table
+  assert sums == {
+    ("forward", 4 * BATCH * WIDTH): 2 * microbatches,
+    ("forward", 4): microbatches,
+    ("backward", 4 * BATCH * WIDTH): 2 * microbatches,
+  }
   if case[5] == RANKS:
     # The forward of a part is recomputed in its backward, in both halves of a
     # split backward, and not at all if residuals are kept. The embedding, the
@@ -204,6 +216,88 @@ def test_neighbours_exchange_one_activation_per_direction_and_tick(case):
     assert sum(c.count for c in again) == (
       (times - 1) * microbatches * LAYERS // stages
     )
+
+
+def programs_in(equation):
+  """Returns the programs that an equation runs."""
+
+  def is_program(x):
+    return hasattr(x, "eqns") or hasattr(x, "jaxpr")
+
+  leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=is_program)
+  return [getattr(x, "jaxpr", x) for x in leaves if is_program(x)]
+
+
+def unordered_collectives(jaxpr):
+  """Returns pairs of successive collectives of a program without data flow."""
+
+  def communicates(equation):
+    return equation.primitive.name.startswith(("psum", "ppermute")) or any(
+      communicates(e) for inner in programs_in(equation) for e in inner.eqns
+    )
+
+  before, last, found = {}, None, []  # variable -> collectives it depends on
+  for number, equation in enumerate(jaxpr.eqns):
+    needs = set().union(*(
+      before.get(x, ()) for x in equation.invars if not hasattr(x, "val")
+    ))
+    if communicates(equation):
+      if last is not None and last not in needs:
+        found.append((last, number))
+      last = number
+      needs.add(number)
+    before |= dict.fromkeys(equation.outvars, needs)
+  return found
+
+
+def scans_in(jaxpr):
+  """Yields the bodies of all scans of a program."""
+  for equation in jaxpr.eqns:
+    for inner in programs_in(equation):
+      if equation.primitive.name == "scan":
+        yield inner
+      else:
+        yield from scans_in(inner)
+
+
+@pytest.mark.parametrize(("name", "gradients"), [
+  ("1f1b", True), ("forward", False),
+])
+def test_order_of_collectives_costs_nothing_unless_it_is_needed(
+  name, gradients
+):
+  """Counts data dependencies; activations are two arrays.
+
+  If the order is needed, all collectives of a tick are a chain.
+  """
+  stage = Axis("stage", 2, 2)
+  functions = Functions(
+    lambda a, x: (lax.psum(a * x, "stage"), x),
+    lambda w, _, x: (w * x[0], x[1]),
+    lambda a, x, _: lax.psum(jnp.sum(a * x[0] * x[1]), "stage"),
+  )
+
+  def step(w, x, options):
+    run = Pipeline(builders.build(name, 2, 3), stage, *options)
+    params = Params(w, varying(jnp.float32(1), "stage"))
+    if gradients:
+      return run.gradients(functions, params, (), x)[0]
+    return run.scores(functions, params, (), x)
+
+  def num_dependencies(*options):
+    program = jax.make_jaxpr(jax.shard_map(
+      functools.partial(step, options=options),
+      mesh=make_mesh({"stage": stage}), in_specs=(P("stage"), P()),
+      out_specs=P(),
+    ))
+    program = program(jnp.ones((2, 1)), jnp.ones((3, 4)))
+    tick, = scans_in(program.jaxpr)
+    assert bool(unordered_collectives(tick)) != bool(options)
+    return str(program).count("bitcast")
+
+  assert num_dependencies() == 0 < num_dependencies(True)
+  schedule = builders.build(name, 2, 3)
+  assert Pipeline(schedule, stage) == Pipeline(schedule, stage, False, False)
 
 
 @pytest.mark.parametrize("keeps", [False, True])

@@ -186,6 +186,42 @@ def test_lockstep_times_by_hand():
       )
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_stages_of_a_device_run_one_after_another_in_lockstep(lanes):
+  """A tick lasts until the device with the most work is done."""
+  factors, seconds = (1.0, 2.0, 5.0, 3.0), {"forward": 1.0, "backward": 2.0}
+  schedule = build("1f1b", 4, 6)
+  work = even_work(Size(4, 6), 1.0, 1.5, 0.5, factors)
+  unequal_s = equal_s = 0.0
+  for row in schedule.kinds:
+    actions_s = [(0.0, 1.0, 2.0)[kind] for kind in row]
+    devices = range(0, 4, lanes)
+    equal_s += max(sum(actions_s[d : d + lanes]) for d in devices)
+    slowed_s = np.multiply(actions_s, factors)
+    unequal_s += max(slowed_s[d : d + lanes].sum() for d in devices)
+  hops = even_hops(4)
+  assert simulate.lockstep_s(schedule, work, hops, lanes) == (
+    pytest.approx(unequal_s)
+  )
+  if lanes == 1:
+    assert simulate.lockstep_s(schedule, work, hops) == (
+      pytest.approx(unequal_s)
+    )
+  # A device has 6 microbatches of 3 s for each of its stages.
+  assert simulate.lockstep_waiting_s(schedule, seconds, lanes) == (
+    pytest.approx(equal_s - 6 * 3 * lanes)
+  )
+
+
+def test_actions_without_a_time_are_free_in_lockstep():
+  """The first stage waits during the second one's backwards."""
+  schedule = build("gpipe", 2, 3)
+  backward = (schedule.kinds == 2).any(1).sum()
+  assert simulate.lockstep_waiting_s(schedule, {"backward": 2.0}) == (
+    2.0 * (backward - 3)
+  )
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_times_respect_bounds_on_unequal_stages(name):
   """Covers lower bounds, waiting times and slower parts."""
