@@ -174,8 +174,7 @@ def test_exchanges_end_where_none_helps_or_the_budget_ends():
   assert _Exchanges(traffic, start, 0.3).run(budget).tolist() == [*range(12)]
 
 
-def test_annealed_orders_are_distinct_minima():
-  """Returns the best of many orders, each a permutation of the devices."""
+def test_annealing_returns_the_best_of_many_orders():
   grid = Grid(3, 3, 1)
   traffic = _drawn(grid, 2)
   orders = device_order._annealed(traffic, 48, np.random.default_rng(0))
