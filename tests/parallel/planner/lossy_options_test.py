@@ -396,6 +396,11 @@ def test_excess_of_memory_and_time_are_stated():
   _, why = _whys(base, problem, outer=("diloco",), zero_codecs=(), p=())
   c = dataclasses.replace(base, outer=Loop("diloco", 8, 30))
   needs = problem.memory(c).total
+  exact = dataclasses.replace(problem, links=dataclasses.replace(
+    problem.links, device=dataclasses.replace(device, memory_bytes=needs)
+  ))
+  rows, _ = _whys(base, exact, outer=("diloco",), zero_codecs=(), p=())
+  assert [x.configuration for x in rows] == [c]
   assert why["memory"] == (
     f"{c} does not fit: it needs {needs / 1e9:.1f} GB, "
     f"{(needs - most) / 1e9:.1f} GB more than a device has"

@@ -294,13 +294,16 @@ def test_front_trades_time_for_memory():
 
 def test_gap_is_a_share_of_the_step():
   assert _candidate(8.0, 1.0).gap is None
+  assert _candidate(8.0, 1.0, bound_s=0.0).gap == 0
   assert _candidate(8.0, 1.0, bound_s=1.0, order_s=3.0).gap == 0.25
   assert _candidate(8.0, 1.0, bound_s=3.0, order_s=3.0 - 1e-9).gap == 0
 
 
 def test_excluded_configurations_are_counted_by_constraint():
   problem = _problem(cluster_files.cluster("pipette-v100:1"), "lockstep")
-  device = dataclasses.replace(problem.links.device, memory_bytes=3.05e9)
+  # A configuration that needs exactly as much memory as there is fits.
+  most = problem.memory(Configuration(1, 8, 1, 4, scheme="zero1")).total
+  device = dataclasses.replace(problem.links.device, memory_bytes=most)
   problem = dataclasses.replace(
     problem, links=dataclasses.replace(problem.links, device=device)
   )
@@ -310,7 +313,7 @@ def test_excluded_configurations_are_counted_by_constraint():
     refused = space.refusal(c, problem.step, CHOICES)
     if refused is not None:
       counts[refused[0]] += 1
-    elif problem.memory(c).total > 3.05e9:
+    elif problem.memory(c).total > most:
       counts["memory"] += 1
     else:
       fitting.append(c)
@@ -353,6 +356,12 @@ def test_reason_states_the_difference_by_cause():
     problem, links=dataclasses.replace(problem.links, device=device)
   )
   needs = problem.memory(c)
+  exact = dataclasses.replace(
+    problem, links=dataclasses.replace(problem.links, device=(
+      dataclasses.replace(device, memory_bytes=needs.total)
+    ))
+  )
+  assert "it fits, but" in plan.why_not(c, exact, CHOICES, best)
   assert plan.why_not(c, small, CHOICES, best) == (
     f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
     f"{(needs.total - 3e9) / 1e9:.1f} GB more than a device has, most of it "

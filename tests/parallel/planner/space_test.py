@@ -161,6 +161,13 @@ def test_constraints_name_their_values(c, expected):
   assert space.refusal(c, STEP, CHOICES) == expected
 
 
+def test_number_of_microbatches_has_a_default_maximum():
+  step = dataclasses.replace(STEP, batch_size=512)
+  for m, refused in ((256, False), (512, True)):
+    found = space.refusal(Configuration(1, 1, 1, m), step, Choices())
+    assert (found is not None) == refused
+
+
 def test_channels_of_the_mlp_are_divided():
   step = dataclasses.replace(
     STEP, model=dataclasses.replace(MODEL, ffn_width=510)

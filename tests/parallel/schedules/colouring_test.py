@@ -95,7 +95,7 @@ def test_regular_graph_is_cut_as_rarely_as_possible(
 
 
 def test_padding_takes_the_slots_that_are_cut():
-  """Of three slots, two colours divide the second one."""
+  """Two colours divide the second of three slots."""
   shares = colouring.even([(0, 0)] * 3 + [(1, 1)] * 2, 2)
   assert sorted(map(len, shares)) == [1, 1, 1, 1, 2]
   assert [len(parts) for parts in shares[3:]] == [1, 1]

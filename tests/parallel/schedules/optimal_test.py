@@ -219,6 +219,26 @@ def test_number_of_trees_is_the_smallest_of_the_best_ones(topology):
   assert found.ratio <= ratios[found.weight] * (1 + 1e-9)
 
 
+def test_many_trees_are_tried_on_few_ranks():
+  """Three ranks may have 42 trees each, which makes 126 chunks.
+
+  Only multiples of 101 trees would load both links into rank 0 fully.
+  """
+  pairs = [(0, 1), (0, 2), (1, 2), (2, 1)]
+  net = Topology("uneven", 3, 0, (
+    Link(1, 0, 50.0), Link(2, 0, 51.0), *(Link(*pair, 200.0) for pair in pairs)
+  ))
+  y, _ = tightest_cut(net)
+  assert y == Fraction(101, 2)
+  ratios = {
+    k: trees._smallest_scale(integer_capacities(net), 3, k, y, None)
+    for k in range(1, 86)
+  }
+  best = min(range(1, 43), key=lambda k: ratios[k])
+  assert min(ratios, key=lambda k: ratios[k]) > 42
+  assert trees.forest(net, tolerance=0.0).weight == best
+
+
 SWITCHED = [
   t.switch(4), t.leaf_spine(2, 2, 2), t.leaf_spine(2, 2, 3), t.dgx(2, 2),
   t.leaf_spine(2, 1, 2, uplink_bandwidth=3e10), t.fat_tree(4),
