@@ -154,6 +154,8 @@ def test_files_of_other_tools_are_read():
   for first in ("rrs", "rrcs"):  # whether rank 1 keeps the partial sum
     chain = import_xml(fused("allreduce", first, "rcs"))
     check.check(chain)
+    assert chain.name == "msccl"
+    assert chain.rounds[1][0].path == (1, 2)
     assert transfers(chain) == [
       [(0, 1, 0, "reduce")], [(1, 2, 0, "reduce")], [(2, 1, 0, "copy")],
       [(1, 0, 0, "copy")],
@@ -284,6 +286,38 @@ def test_sums_of_one_round_arrive_in_any_order():
       [(1, 1, [("s", "o0", "o0"), ("r", "o0", "o0")])],
       [(0, 0, [("s", "o1", "o1"), ("r", "o0", "o0")])],
     ]), "chunk 1 in the place of chunk 0"),
+    (ring_gather(2).replace('step s="0"', 'step s="1"', 1),
+     "gpu 0: the steps of threadblock 0 must be numbered from 0"),
+    (FOREIGN.replace('tb id="1"', 'tb id="0"'),
+     "threadblock 0 must be numbered from 0, and no other threadblock"),
+    (algo("allgather", 2, [
+      [(1, 1, [("s", "o0", "o0", 5, 0), ("r", "o1", "o1")])],
+      [(0, 0, [("s", "o1", "o1"), ("r", "o0", "o0")])],
+    ]), "gpu 0, threadblock 0, step 0 waits for step 0 of threadblock 5, which "
+     "does not exist"),
+    (FOREIGN.replace('cnt="2"', 'cnt="1"', 1),
+     "gpu 1, threadblock 0, step 1 receives 2 chunks, gpu 0, threadblock 0, "
+     "step 0 sends 1"),
+    (algo("allreduce", 1, [
+      [(1, -1, [("s", "i0", "i0")])],
+      [(2, 0, [("r", "s0", "s0"), ("s", "s0", "i0")])],
+      [(-1, 1, [("r", "i0", "i0")])],
+    ]), "gpu 1, threadblock 0, step 1 forwards from scratch a chunk neither"),
+    (algo("allreduce", 1, [[(-1, -1, [("re", "i0", "i0")])], []]),
+     "step 0 adds a value of its own gpu"),
+    (algo("allreduce", 1, [
+      [(-1, 1, [("cpy", "i0", "s1"), ("rrc", "i0", "i0"), ("r", "s0", "s0"),
+                ("re", "s0", "s1")])],
+      [(0, -1, [("s", "i0", "i0")] * 2)],
+    ]), "step 3 adds chunk 0 to a value that is not the newest of that chunk"),
+    (algo("allreduce", 1, [[(-1, -1, [("cpy", "i0", "i-1")])], []]),
+     "place -1 of buffer 'i', which does not exist"),
+    (algo("allreduce", 1, [[(-1, -1, [("cpy", "i0", "i1")])], []]),
+     "place 1 of buffer 'i', which does not exist"),
+    (algo("allreduce", 0, [[]]), "nchunksperloop=0 must be from 1 to 32767"),
+    (algo("allgather", 3, [[], []]), "a multiple of ngpus=2 unless coll is"),
+    ('<algo coll="allreduce" ngpus="0" nchunksperloop="1"/>', "there are 0"),
+    (FOREIGN.replace('gpu id="1"', 'gpu id="2"'), "for each id from 0"),
     # The send and the receive of one place are concurrent.
     (algo("allreduce", 1, [
       [(1, -1, [("s", "i0", "i0")]), (-1, 1, [("rrc", "i0", "i0")])],
