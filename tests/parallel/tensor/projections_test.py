@@ -383,6 +383,20 @@ def test_sum_is_rounded_once_to_the_narrower_dtype(dtype, sent, way):
     )
 
 
+def test_one_device_neither_sends_nor_rounds():
+  y = np.random.default_rng(0).normal(size=(2, 3, H)).astype("f4")
+  sync = PartialSync(forward_dtype="bfloat16", backward_dtype="bfloat16")
+  f = jax.jit(jax.shard_map(
+    lambda y: reductions.sum_over_ranks(y, "tensor", sync),
+    mesh=make_mesh({"tensor": Axis("tensor", 4, 1)}), in_specs=P("tensor"),
+    out_specs=P("tensor"),
+  ))
+  assert "all_reduce" not in f.lower(y).as_text()
+  found, transpose = jax.vjp(f, y)
+  np.testing.assert_array_equal(found, y)
+  np.testing.assert_array_equal(transpose(found)[0], y)
+
+
 @pytest.mark.parametrize(("overlap", "products"), [
   ({}, 1), ({"overlap": False}, 1), ({"overlap": True}, 2),
 ])
