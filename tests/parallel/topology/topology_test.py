@@ -269,17 +269,15 @@ def test_ranks_are_numbered_in_row_major_order():
   assert set(t.mesh((2, 3, 4)).links_by_pair) == expected
 
 
-@pytest.mark.parametrize("quantity", [
+@pytest.mark.parametrize(("key", "value", "expected"), [
   ("bandwidth", 1e9, 1e9), ("bandwidth", "1e9", 1e9),
   ("uplink_bandwidth", "nvlink_4", 450e9), ("latency_s", 0, 0.0),
 ])
-def test_quantities_are_numbers_or_kinds_of_links(quantity):
-  key, value, expected = quantity
+def test_quantities_are_numbers_or_kinds_of_links(key, value, expected):
   assert text.quantity(key, value) == expected
 
 
-def test_path_of_a_failed_part_of_a_graph_is_refused():
-  """A switch without links is unreachable, which only its paths show."""
+def test_switch_without_links_has_no_path():
   net = Topology("spare", 2, 1, (Link(0, 1), Link(1, 0)))
   assert (net.hops(0, 1), net.hops(0, 2)) == (1, -1)
   with pytest.raises(ValueError, match="spare: no path from 0 to 2"):
