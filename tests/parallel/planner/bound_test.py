@@ -114,6 +114,59 @@ def test_partitions_are_joined():
   assert joined[0] != joined[4]
 
 
+NODES, PAIRS = np.arange(12) // 4, np.arange(12) // 2
+
+
+@pytest.mark.parametrize(("axes", "sets"), [
+  ((2,), PAIRS), ((1,), PAIRS), ((1, 2), NODES), ((0,), np.arange(12) % 4),
+  ((0, 2), np.arange(12) % 2),
+], ids=str)
+def test_links_between_units_are_the_fastest_of_each_device(axes, sets):
+  grid = Grid(3, 2, 2)
+  rng = np.random.default_rng(0)
+  traffic = Traffic(grid, *rng.uniform(1, 9, (4, 12, 12)))
+  found = bound._of_units(traffic, axes, sets)
+  count = len(set(sets))
+  members = [np.flatnonzero(sets == unit) for unit in range(count)]
+  assert found.grid == tuple(
+    1 if axis in axes else size for axis, size in enumerate(grid)
+  )
+
+  def between(matrix, of_devices):
+    return [[
+      max(of_devices(matrix[np.ix_(a, b)].min(1)),
+          of_devices(matrix[np.ix_(a, b)].min(0)))
+      for b in members
+    ] for a in members]
+
+  none = np.zeros((count, count))
+  for axis, name, of_devices in (
+    (0, "chain", np.mean), (0, "hop", np.max), (1, "ring", np.max),
+    (2, "reduce", np.max),
+  ):
+    expected = none
+    if axis not in axes:
+      expected = between(getattr(traffic, name), of_devices)
+    np.testing.assert_allclose(getattr(found, name), expected)
+
+
+def test_groups_of_several_axes_are_ordered_as_units():
+  """Tensor pairs within nodes, data pairs across them, stages of all nodes."""
+  grid = Grid(3, 2, 2)
+  traffic = Traffic(grid, *np.random.default_rng(0).uniform(1, 9, (4, 12, 12)))
+  data = np.array([0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5])
+  box = (1.0, np.zeros(12, int)), (2.0, data), (4.0, PAIRS)
+  known = {}
+  least = bound._in_box(traffic, box, 7.0, known)
+  lows = {(1,): 2.0, (2,): 4.0, (1, 2): 6.0}
+  assert {axes for axes, _ in known} == set(lows)
+  assert least == max(7.0, *(lows[axes] + x for (axes, _), x in known.items()))
+  assert bound._in_box(traffic, box, 99.0, known) == 99
+  # A component of three devices holds no data pairs.
+  box = box[0], (2.0, np.arange(12) // 3), box[2]
+  assert bound._in_box(traffic, box, 7.0, known) == np.inf
+
+
 def hidden(grid, seed, decoys):
   """Returns traffic of a hidden order, and that order's cost.
 
@@ -145,10 +198,12 @@ def test_pipeline_of_a_distant_device_counts(slow):
   """The device is best at an end of its pipeline of three."""
   chain, none = np.ones((12, 12)), np.zeros((12, 12))
   chain[slow], chain[:, slow] = 10.0, 10.0
+  np.fill_diagonal(chain, 0.0)  # a device sends nothing to itself
   traffic = Traffic(Grid(3, 4, 1), chain, none, none, none)
   assert bound.bound(traffic) == 11
   one_way = chain.copy()
   one_way[:, slow] = 5.0
+  np.fill_diagonal(one_way, 0.0)
   assert bound.bound(Traffic(Grid(3, 4, 1), one_way, none, none, none)) == 6
 
 

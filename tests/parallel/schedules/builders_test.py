@@ -386,6 +386,33 @@ def test_claim_of_an_all_reduce_holds_for_both_halves(halves, claim):
   check(both)
 
 
+@pytest.mark.parametrize(("name", "topology", "claim"), [
+  ("ring", t.ring(1), 1), ("ring", t.ring(2), 1), ("ring", t.ring(5), 1),
+  ("ring", t.mesh((3, 4)), 1), ("ring", t.mesh((3, 3)), None),
+  ("ring", t.switch(4), None),
+  # Both directions of a ring of two use the same link.
+  ("bidirectional_ring", t.ring(2), 2), ("bidirectional_ring", t.ring(3), 1),
+  ("ring_2d", t.torus((4, 4)), 1), ("ring_2d", t.torus((2, 2)), None),
+  ("ring_2d", t.torus((3, 5)), None), ("ring_2d", t.mesh((3, 3)), None),
+  # The last dim of a bucket gather sends all slices of the other dims.
+  ("bucket", t.ring(5), 1), ("bucket", t.ring(2), None),
+  ("bucket", t.torus((4, 4)), 4), ("bucket", t.torus((3, 3, 3)), 9),
+  ("bucket", t.torus((4, 1, 4)), 4), ("bucket", t.torus((3, 5)), None),
+  ("bucket", t.mesh((3, 3)), None),
+  ("direct", t.ring(3), 1), ("direct", t.ring(4), None),
+  ("direct", t.fully_connected(4), 1), ("multitree", t.ring(4), 1),
+  ("optimal", t.ring(4), 1), ("optimal", t.ring(1), 1),
+  ("halving_doubling", t.ring(4), None), ("double_tree", t.ring(4), None),
+])
+def test_links_of_a_round_have_the_claimed_capacity(name, topology, claim):
+  schedule = build(name, topology)
+  assert (schedule.name, schedule.link_capacity) == (name, claim)
+  check(schedule, topology)
+  loads = [max(link_loads(x).values()) for x in schedule.rounds]
+  if claim and topology.num_ranks > 1:
+    assert max(loads) == claim
+
+
 def test_two_rings_on_a_one_way_link_claim_no_capacity():
   """Only one of the two cycles has a link for each of its steps."""
   net = t.ring(5).without((1, 0))

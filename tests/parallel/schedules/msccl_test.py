@@ -310,6 +310,10 @@ def test_sums_of_one_round_arrive_in_any_order():
                 ("re", "s0", "s1")])],
       [(0, -1, [("s", "i0", "i0")] * 2)],
     ]), "step 3 adds chunk 0 to a value that is not the newest of that chunk"),
+    (algo("allreduce", 1, [
+      [(1 - r, 1 - r, [("s", "i0", "s0"), ("r", "s0", "s5"),
+                       ("re", "s5", "i1")])] for r in range(2)
+    ]), "place 1 of buffer 'i', which does not exist"),
     (algo("allreduce", 1, [[(-1, -1, [("cpy", "i0", "i-1")])], []]),
      "place -1 of buffer 'i', which does not exist"),
     (algo("allreduce", 1, [[(-1, -1, [("cpy", "i0", "i1")])], []]),
