@@ -323,14 +323,12 @@ def _work(
   forwards account for the rest. Each half of a backward repeats the forward.
   """
   shares = []
-  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
-  split = table.splits
   for reduce in np.tile(reduce_s, c.chunks):  # part = chunk * stages + stage
     shares.append([
       (stage_s + reduce / 3) / c.chunks,
       (2 * stage_s + again_s + 2 * reduce / 3) / c.chunks,
       (stage_s + again_s + 2 * reduce / 3) / c.chunks,
-      (stage_s + again_s * split) / c.chunks,
+      (stage_s + again_s) / c.chunks,
     ])
   return simulate.Work(*(tuple(x) for x in zip(*shares, strict=True)))
 

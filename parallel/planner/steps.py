@@ -84,12 +84,12 @@ def steps_s(
     alone_s = c.microbatches * (3 * stage_s + again_s + reduce[0])
     return seconds + rest.vocabulary + alone_s
   table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
-  split, share = table.splits, np.tile(reduce, (c.chunks, 1)) / 3
+  share = np.tile(reduce, (c.chunks, 1)) / 3
   # Seconds of each kind of action, [kind, part, O]; see `latency._work`.
   work = np.stack([
     np.zeros_like(share), stage_s + share,
     2 * stage_s + again_s + 2 * share, stage_s + again_s + 2 * share,
-    np.full_like(share, stage_s + again_s * split),
+    np.full_like(share, stage_s + again_s),
   ]) / c.chunks
   hops = links.seconds(latency.messages(c, step).boundary)
   # Seconds of the slowest replica's hop from each stage, [p, O].

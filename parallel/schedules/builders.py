@@ -142,7 +142,6 @@ def build(
   """
   checks.known("schedule ", name, BUILDERS)
   checks.known("collective ", collective, COLLECTIVES)
-  checks.at_least("pieces", pieces)
   try:
     schedule = BUILDERS[name](topology, collective, **options)
   except TypeError as error:

@@ -92,7 +92,7 @@ def cycle(topology: Topology) -> list[int]:
     topology: Network whose ranks are ordered.
 
   Returns:
-    All ranks, each once.
+    All ranks, each once, starting with rank 0.
   """
   n, shape = topology.num_ranks, [d for d in topology.shape if d > 1]
   order = list(range(n))

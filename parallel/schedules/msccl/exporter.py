@@ -122,8 +122,7 @@ ngpus="2" coll="allgather" inplace="1" outofplace="0"
 
   Raises:
     ValueError: The schedule is wrong, or exceeds the runtime's limits on steps,
-      threadblocks, channels or chunks; ranks own different numbers of chunks;
-      or an option is out of range.
+      threadblocks, channels or chunks; or an option is out of range.
   """
   check_options(runtime, protocol, min_bytes, max_bytes)
   check(schedule)
@@ -216,10 +215,6 @@ def _buffers(
   # the order of the schedule differs.
   if schedule.owners:
     slices = [schedule.owned(rank) for rank in range(schedule.num_ranks)]
-    if len({len(s) for s in slices}) > 1:
-      raise ValueError(
-        f"{schedule.name}: ranks own different numbers of chunks"
-      )
     for place, chunk in enumerate(c for s in slices for c in s):
       offsets[chunk] = place
   each = chunks // schedule.num_ranks

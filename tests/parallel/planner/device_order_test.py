@@ -54,6 +54,8 @@ def test_exchange_costs_equal_those_of_the_resulting_orders(grid):
   start = np.random.default_rng(2).permutation(grid.size)
   exchanges = _Exchanges(traffic, start, share=0.3)
   everyone = np.arange(grid.size)
+  bare = _Exchanges(traffic, start, share=0.0)
+  assert bare.value == pytest.approx(cost(traffic, start.reshape(grid)))
   for a in everyone:
     found = exchanges.values(a, everyone)
     for b in everyone:
@@ -113,6 +115,87 @@ def test_groups_within_nodes_are_certified(grid):
   assert found.seconds <= 1.05 * bound(traffic)
   own = device_order.identity(traffic)
   assert own.seconds > 2 * found.seconds
+
+
+def test_cost_counts_the_links_around_rings():
+  seconds = np.arange(36.0).reshape(6, 6)
+  traffic = Traffic(Grid(1, 2, 3), *[seconds] * 3, 100 * seconds)
+  order = np.array([[[0, 1, 2], [3, 4, 5]]])
+  # Rings 0, 3 and 1, 4 and 2, 5; tensor groups 0, 1, 2 and 3, 4, 5.
+  assert parts(traffic, order).tolist() == [0, 0, seconds[5, 2], 3300]
+  many = np.stack([np.stack([order] * 2)] * 3)
+  assert parts(traffic, many).shape == (3, 2, 4)
+  assert (cost(traffic, many) == seconds[5, 2] + 3300).all()
+  assert str(traffic.grid) == "stage 1 x data 2 x tensor 3"
+  assert traffic.grid.size == 6
+
+
+def test_walk_starts_runs_at_the_farthest_device():
+  """Devices on a line: each run takes the nearest ones from an end."""
+  place = np.array([5.0, 0.0, 9.0, 1.0, 8.0, 4.0])
+  distance = np.abs(place[:, None] - place)
+  one_way = np.triu(distance)  # the slower direction of a link counts
+  for seconds in (distance, one_way):
+    assert device_order._walk(seconds, 6).tolist() == [1, 3, 5, 0, 4, 2]
+    # The rest is 1, 4, 8, 9 after the first run from 0 to 1, and so on.
+    assert device_order._walk(seconds, 2).tolist() == [1, 3, 2, 4, 0, 5]
+
+
+@pytest.mark.parametrize("grid", [
+  Grid(6, 1, 1), Grid(4, 3, 1), Grid(3, 2, 2),
+], ids=str)
+def test_no_swap_or_reversal_of_stages_or_replicas_helps(grid):
+  for seed in range(12):
+    traffic = _drawn(grid, seed)
+    start = np.random.default_rng(seed).permutation(grid.size)
+    best = device_order._blocks(traffic, start).reshape(grid)
+    least = cost(traffic, best)
+    assert least <= cost(traffic, start.reshape(grid))
+    for dim in (0, 1):
+      for i, j in itertools.combinations(range(grid[dim]), 2):
+        turned, swapped = np.arange(grid[dim]), np.arange(grid[dim])
+        turned[i : j + 1] = np.flip(turned[i : j + 1])
+        swapped[[i, j]] = swapped[[j, i]]
+        for x in (turned, swapped):
+          assert cost(traffic, best.take(x, dim)) >= least * (1 - 1e-9)
+
+
+def test_exchanges_end_where_none_helps_or_the_budget_ends():
+  traffic = _drawn(Grid(3, 2, 2), 1)
+  start = np.arange(12)
+  devices = _Exchanges(traffic, start, 0.3).run(device_order._Budget())
+  end = _Exchanges(traffic, devices, 0.3)
+  assert end.value < _Exchanges(traffic, start, 0.3).value
+  for a in range(12):
+    assert end.values(a, np.arange(12)).min() >= end.value * (1 - 1e-9)
+  budget = device_order._Budget(150 + 12)
+  assert budget.left
+  once = _Exchanges(traffic, start, 0.3).run(budget)
+  assert not budget.left
+  assert (once != start).sum() == 2
+  assert _Exchanges(traffic, start, 0.3).run(budget).tolist() == [*range(12)]
+
+
+def test_annealing_returns_the_best_of_many_orders():
+  grid = Grid(3, 3, 1)
+  traffic = _drawn(grid, 2)
+  orders = device_order._annealed(traffic, 48, np.random.default_rng(0))
+  assert orders.shape == (device_order._KEPT, 9)
+  assert (np.sort(orders, 1) == np.arange(9)).all()
+  drawn = np.random.default_rng(1).permuted(
+    np.tile(np.arange(9), (48, 1)), axis=1
+  )
+  found = cost(traffic, orders.reshape(-1, *grid))
+  assert found.max() < np.median(cost(traffic, drawn.reshape(-1, *grid)))
+  assert found[0] <= 1.05 * found.min()
+  # A chain's hops add up along each of two pipelines.
+  grid = Grid(4, 2, 1)
+  none = np.zeros((8, 8))
+  chain = np.random.default_rng(3).uniform(1, 9, (8, 8))
+  traffic = Traffic(grid, chain, none, none, none)
+  orders = device_order._annealed(traffic, 32, np.random.default_rng(0))
+  best = device_order.brute_force(traffic).seconds
+  assert cost(traffic, orders[:1].reshape(-1, *grid)) <= 1.02 * best
 
 
 def test_even_network_needs_no_order():

@@ -282,6 +282,131 @@ def _whys(c, problem=PROBLEM, **changes):
   return found.rows, {key: why for key, (_, why) in found.excluded.items()}
 
 
+def test_changes_are_those_of_one_thing_at_a_time():
+  """Each divisor of the data ranks is a number of workers."""
+  changes = Changes(sync_every=4, zero_codecs=("int8/int4", "none/int8"))
+  c = Configuration(2, 6, 1, 2)
+  found = list(changes.of(c, num_layers=8))
+  assert [what for what, _ in found] == [
+    "p", "p", "outer", "outer", "codec", "codec"
+  ]
+  diloco, streaming = (
+    [x.outer for x in some] for _, some in found[2:4]
+  )
+  assert diloco == [Loop("diloco", w, 4) for w in (2, 3, 6)]
+  # Fragments of four layers, two of each stage; codes go through all-to-alls
+  # with more than two workers.
+  assert streaming == [
+    Loop("streaming", w, 4, "e3m0", route, 4, 1)
+    for w, route in ((2, "all_gather"), (3, "all_to_all"), (6, "all_to_all"))
+  ]
+  assert found[4][1] == [dataclasses.replace(
+    c, scheme="zero1", weight_codec="int8", gradient_codec="int4"
+  )]
+  assert found[5][1] == [
+    dataclasses.replace(c, scheme="zero1", gradient_codec="int8")
+  ]
+  sharded = dataclasses.replace(c, scheme="zero3", tensor=2)
+  found = list(changes.of(sharded, num_layers=8))
+  assert [some for _, some in found[:2]] == [
+    [dataclasses.replace(sharded, p=p)] for p in (0.5, 0.25)
+  ]
+  assert [x.scheme for x in found[2][1]] == ["zero3", "zero3", "ddp"]
+  assert found[4][1][0].scheme == "zero3"
+  exact = Changes(outer=("streaming",), outer_codec="float32", overlap=3)
+  (_, some), = [x for x in exact.of(c, 8) if x[0] == "outer"]
+  assert {(x.outer.route, x.outer.overlap) for x in some} == {("all_gather", 3)}
+
+
+def test_change_without_an_effect_has_a_reason():
+  found = dict(Changes().of(Configuration(8, 1, 1, 2), 8))
+  assert found == {
+    "p": "tensor=1 rank shares no channels with others",
+    "outer": "data=1 rank makes no two workers",
+    "codec": "data=1 rank gathers and scatters nothing",
+  }
+
+
+def test_only_the_best_few_are_changed():
+  best, _ = _planned()
+  for count in (0, 1, 2):
+    found = lossy_options.search(best, PLANNED, CHOICES, Changes(best=count))
+    tried = len(found.rows) + sum(n for n, _ in found.excluded.values())
+    assert tried >= 3 * count
+    assert {x.base for x in found.rows} <= set(range(count))
+    for row in found.rows:
+      assert row.sent == sent(row.configuration, STEP)
+      assert row.base_sent == sent(best[row.base].configuration, STEP)
+      assert row.memory == PLANNED.memory(row.configuration)
+      assert row.latency == PLANNED.predict(
+        row.configuration, best[row.base].order
+      )
+  assert Changes().best == 3
+  with pytest.raises(ValueError, match="best=-1 must be at least 0"):
+    Changes(best=-1)
+
+
+def test_axis_of_one_rank_sends_nothing():
+  assert sent(Configuration(8, 1, 1, 1), STEP) == lossy_options.Sent(0, 0, 0)
+  alone = sent(Configuration(1, 8, 1, 1), STEP)
+  assert alone == lossy_options.Sent(0, 4 * MODEL.num_params, 0)
+  assert sent(Configuration(1, 1, 2, 1), STEP).tensor > 0
+
+
+@pytest.mark.parametrize("c", [
+  Configuration(1, 4, 2, 1, outer=Loop("diloco", 4, 30)),
+  Configuration(2, 4, 1, 1, outer=Loop("streaming", 4, 30, "int8",
+                                       fragment_layers=2)),
+  Configuration(2, 4, 1, 4, "interleaved_1f1b", 2, outer=Loop(
+    "streaming", 4, 30, fragment_layers=4
+  )),
+  Configuration(1, 8, 1, 1, "1f1b", scheme="zero2", outer=Loop(
+    "streaming", 2, 30, fragment_layers=1
+  )),
+], ids=str)
+def test_fragments_hold_all_parameters_of_a_device(c):
+  """The last fragment holds those outside all layers."""
+  found = device_state.fragments(c, MODEL)
+  layers = c.outer.fragment_layers
+  assert len(found) == (MODEL.num_layers // layers + 1 if layers else 1)
+  sizes = [sum(count * size for count, size in rows) for rows in found]
+  gains = 2 * MODEL.num_layers * MODEL.width // c.stages
+  matrices = MODEL.num_layers * sum(MODEL.matrices) // c.stages // c.tensor
+  tables = 2 * MODEL.vocab_size * MODEL.width // c.stages // c.tensor
+  shards = c.ranks if c.scheme != "ddp" else 1
+  assert sum(sizes) == (gains + matrices + tables + MODEL.width) // shards
+  if layers:
+    assert sizes[-1] == (tables + MODEL.width) // shards
+    assert len(set(sizes[:-1])) == 1
+
+
+def test_excess_of_memory_and_time_are_stated():
+  base = Configuration(1, 8, 1, 1)
+  _, why = _whys(base, sync_every=1, overlap=0, outer=("diloco",))
+  c = dataclasses.replace(base, outer=Loop("diloco", 8, 1))
+  assert why["no gain"] == (
+    f"{c} takes {PROBLEM.predict(c).total:.4g} s, "
+    f"{PROBLEM.predict(base).total:.4g} s without DiLoCo, 8 workers, H = 1"
+  )
+  most = PROBLEM.memory(base).total
+  device = dataclasses.replace(PROBLEM.links.device, memory_bytes=most)
+  problem = dataclasses.replace(
+    PROBLEM, links=dataclasses.replace(PROBLEM.links, device=device)
+  )
+  _, why = _whys(base, problem, outer=("diloco",), zero_codecs=(), p=())
+  c = dataclasses.replace(base, outer=Loop("diloco", 8, 30))
+  needs = problem.memory(c).total
+  exact = dataclasses.replace(problem, links=dataclasses.replace(
+    problem.links, device=dataclasses.replace(device, memory_bytes=needs)
+  ))
+  rows, _ = _whys(base, exact, outer=("diloco",), zero_codecs=(), p=())
+  assert [x.configuration for x in rows] == [c]
+  assert why["memory"] == (
+    f"{c} does not fit: it needs {needs / 1e9:.1f} GB, "
+    f"{(needs - most) / 1e9:.1f} GB more than a device has"
+  )
+
+
 def test_exchange_reuses_the_memory_of_activations():
   """Reuses it after all backwards; an overlapped exchange cannot."""
   c = Configuration(1, 8, 1, 1, outer=Loop("streaming", 8, 30, overlap=1))
@@ -361,6 +486,7 @@ def test_stages_carry_no_reduction_into_the_next_stage():
 
 @pytest.mark.parametrize(("changes", "message"), [
   ({"p": (1.0,)}, r"p=1 must lie in \[0, 1\)"),
+  ({"p": (0.0, -0.1)}, r"p=-0.1 must lie in \[0, 1\)"),
   ({"outer": ("dilocco",)}, "did you mean diloco"),
   ({"outer_codec": "int3"}, "outer_codec='int3'|codec='int3'"),
   ({"overlap": 30}, "overlap=30 must be less than sync_every=30"),

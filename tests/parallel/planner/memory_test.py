@@ -1,5 +1,6 @@
 """Planner's memory model: stored bytes are exact, fits have a bound."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -12,6 +13,7 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from configs.caatnet import base
 from parallel.hardware import devices
+from parallel.pipeline import builders, cost
 from parallel.planner import memory
 from parallel.planner.memory import Fit
 from parallel.planner.space import Configuration
@@ -50,6 +52,115 @@ def test_stored_bytes_are_exact(configuration):
   stored = memory.terms(c, STEP)["stored"]
   assert sizes[0] == stored / 3
   assert 0 <= sizes[1] - 2 * sizes[0] <= 64  # step counters
+
+
+P = STEP.model.num_params  # of bfloat16 activations
+MATRICES = sum(STEP.model.matrices)
+TABLES = 2 * 256 * 64
+GAINS = (2 * 8 + 1) * 64
+
+
+@pytest.mark.parametrize(("c", "expected"), [
+  (Configuration(1, 2, 1, 4), {
+    "stored": 12 * P, "weights": 0, "cast": 2 * P, "gradients": 4 * P,
+    "many": 4 * P, "stages": 0, "kept": 0, "streams": 0,
+    "layers": 8 * STEP.kept_bytes(2, 1), "gathered": 6 * MATRICES,
+    "logits": 2 * 4 * 2 * 32 * 256,
+  }),
+  (Configuration(1, 2, 1, 1, remat="full", offload=True), {
+    "stored": 4 * P, "cast": 2 * P, "many": 0, "layers": 0,
+    "streams": 8 * STEP.boundary_bytes(8) + STEP.kept_bytes(8, 1),
+    "logits": 2 * 4 * 8 * 32 * 256,
+  }),
+  (Configuration(1, 2, 4, 1, scheme="zero1", remat="reduced"), {
+    "stored": 6 * ((P - GAINS) / 4 + GAINS), "cast": 0,
+    "weights": 2 * (P - GAINS) / 4 + 4 * GAINS,
+    "gradients": 4 * ((P - GAINS) / 4 + GAINS), "gathered": 6 * MATRICES / 4,
+    "streams": 8 * 3 * STEP.boundary_bytes(8) + STEP.kept_bytes(8, 4),
+    "logits": 2 * 4 * 8 * 32 * 256 / 4,
+  }),
+  (Configuration(1, 4, 1, 4, scheme="zero3"), {
+    "stored": 3 * P, "weights": 2 * (P - GAINS) / 4,
+    "gradients": P, "many": P, "gathered": 6 * MATRICES,
+  }),
+  # 1F1B stores as many inputs as stages, and one cotangent.
+  (Configuration(4, 1, 1, 8), {
+    "stored": 12 * (2 * (MATRICES + 2 * 64) + TABLES / 4 + 64),
+    "stages": 4 * (2 * (MATRICES + 2 * 64) + TABLES / 4 + 64),
+    "layers": 2 * STEP.kept_bytes(2, 1), "logits": 2 * 4 * 2 * 32 * 256 / 4,
+  }),
+  # Residuals of four microbatches, and one unread slot.
+  (Configuration(4, 1, 1, 8, keep="residuals"), {
+    "layers": 5 * 2 * STEP.kept_bytes(2, 1),
+  }),
+  (Configuration(2, 1, 1, 4, "interleaved_1f1b", 2), {
+    "layers": 2 * STEP.kept_bytes(4, 1),
+    "gradients": 4 * (4 * (MATRICES + 2 * 64) + TABLES / 2 + 64),
+  }),
+], ids=str)
+def test_terms_are_the_bytes_of_arrays(c, expected):
+  found = memory.terms(c, STEP)
+  assert {key: found[key] for key in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("schedule", "microbatches", "keep"), [
+  ("1f1b", 8, "inputs"), ("gpipe", 8, "inputs"), ("zb_h1", 8, "residuals"),
+  ("eager_1f1b", 6, "inputs"),
+])
+def test_pipeline_keeps_the_slots_of_its_schedule(schedule, microbatches, keep):
+  """One more slot per buffer, two values in flight, and two that enter."""
+  c = Configuration(4, 1, 1, microbatches, schedule, keep=keep)
+  step = dataclasses.replace(STEP, batch_size=microbatches)
+  counted = cost.cost(builders.build(schedule, 4, microbatches))
+  found = memory.terms(c, step)
+  slots = max(counted.inputs) + max(counted.cotangents)
+  assert found["kept"] == (slots + 6) * step.boundary_bytes(1)
+  copies = 1
+  if keep == "residuals":
+    copies += max(counted.stored) + max(counted.deltas)
+  assert found["layers"] == copies * 2 * step.kept_bytes(1, 1)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_causes_are_sums_of_fitted_terms(offload):
+  c = Configuration(2, 2, 2, 4, scheme="zero2", offload=offload)
+  terms = memory.terms(c, STEP)
+  fit = Fit({
+    key: 2.0 + i for i, key in enumerate(terms) if key != "stored"
+  }, 1.5)
+  x = {key: fit.factors.get(key, 1) * size for key, size in terms.items()}
+  assert fit.estimate(terms) == pytest.approx(sum(x.values()))
+  assert fit.bound(terms) == pytest.approx(1.5 * sum(x.values()))
+  found = memory.memory(c, STEP, fit)
+  params = x["stored"] / (1 if offload else 3)
+  assert dataclasses.asdict(found) == pytest.approx({
+    "weights": params + x["weights"] + x["cast"],
+    "gradients": x["gradients"] + x["many"] + x["stages"],
+    "optimizer": 0 if offload else 2 * params,
+    "kept": x["kept"], "activations": x["streams"] + x["layers"],
+    "gathered": x["gathered"], "logits": x["logits"],
+    "buffers": memory.MARGIN_BYTES + 0.5 * sum(x.values()), "outer": 0,
+  })
+
+
+@pytest.mark.parametrize("field", range(9))
+def test_largest_cause_binds(field):
+  sizes = [float(i) for i in range(9)]
+  sizes[field] = 100.0
+  found = memory.Memory(*sizes)
+  assert found.total == sum(sizes)
+  assert found.binding == dataclasses.fields(memory.Memory)[field].name
+  assert memory.Memory(*sizes[:8]).total == sum(sizes[:8])
+
+
+def test_margin_is_added_to_the_largest_ratio():
+  """Without a term that varies, the compiler's bytes are 2 and 1 times ours."""
+  programs = [({"stored": 10.0, "kept": 0.0}, total) for total in (10.0, 20.0)]
+  assert memory.fitted(programs, margin=0.5).upper == pytest.approx(2.5)
+  assert memory.fitted(programs).upper == pytest.approx(2.02)
+  assert memory.fitted(programs[:1] * 2).upper == pytest.approx(1.02)
+  small = [({"stored": 10.0, "kept": 0.0}, 5.0)]
+  assert memory.fitted(small).upper == pytest.approx(1.02)
 
 
 def test_fit_recovers_the_factors_of_a_compiler(monkeypatch):

@@ -1,5 +1,6 @@
 """Plans: sizes, memory and time in closed form, exclusions, and optimality."""
 
+import collections
 import dataclasses
 import itertools
 import re
@@ -16,9 +17,9 @@ from parallel.hardware import cluster_files
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import cost
 from parallel.pipeline.builders import Size
-from parallel.planner import device_state, latency, plan, space
+from parallel.planner import device_state, latency, message_costs, plan, space
 from parallel.planner.latency import Timing
-from parallel.planner.memory import PLAIN, memory
+from parallel.planner.memory import PLAIN, Memory, memory
 from parallel.planner.message_costs import parts
 from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration
@@ -233,6 +234,141 @@ def test_memory_of_1f1b_does_not_grow_with_microbatches():
   assert gpipe.kept > 3 * many.kept
 
 
+def _memory(total, cause="weights"):
+  sizes = dict.fromkeys(
+    ("weights", "gradients", "optimizer", "kept", "activations", "gathered",
+     "logits", "buffers"), 0.0,
+  )
+  return Memory(**sizes | {cause: total})
+
+
+LEVELS = [
+  dataclasses.replace(
+    Configuration(2, 1, 1, 4), remat=remat, offload=offload, keep=keep
+  )
+  for remat in space.REMATS for offload in (False, True)
+  for keep in space.KEEPS
+]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_levels_that_take_more_time_are_tried_only_if_needed(seed):
+  """A level is dropped if one with no more of anything fits, too."""
+  rng = np.random.default_rng(seed)
+  fits = [(c, None) for c in LEVELS if seed == 0 or rng.random() < 0.5]
+
+  def level(c):
+    return np.array([
+      space.REMATS.index(c.remat), c.offload, space.KEEPS.index(c.keep)
+    ])
+
+  expected = [
+    (c, needs) for c, needs in fits
+    if not any(c != x and (level(x) <= level(c)).all() for x, _ in fits)
+  ]
+  assert plan._cheapest(fits) == expected
+  if seed == 0:
+    assert [c for c, _ in expected] == [LEVELS[0]]
+
+
+def _candidate(seconds, total, **fields):
+  causes = dict.fromkeys(
+    ("again", "tensor", "bubble", "hops", "vocabulary", "data", "offload"), 0.0
+  )
+  return plan.Candidate(
+    Configuration(1, 1, 1, 1), _memory(total),
+    latency.Latency(compute=seconds, **causes), np.zeros((1, 1, 1), int), 0.0,
+    **fields,
+  )
+
+
+def test_front_trades_time_for_memory():
+  points = [(1, 9), (1, 8), (2, 8), (3, 9), (3, 2), (4, 2), (5, 1)]
+  rng = np.random.default_rng(0)
+  for _ in range(4):
+    found = plan.front(_candidate(*points[i]) for i in rng.permutation(7))
+    assert [(x.latency.total, x.memory.total) for x in found] == [
+      (1, 8), (3, 2), (5, 1)
+    ]
+
+
+def test_gap_is_a_share_of_the_step():
+  assert _candidate(8.0, 1.0).gap is None
+  assert _candidate(8.0, 1.0, bound_s=0.0).gap == 0
+  assert _candidate(8.0, 1.0, bound_s=1.0, order_s=3.0).gap == 0.25
+  assert _candidate(8.0, 1.0, bound_s=3.0, order_s=3.0 - 1e-9).gap == 0
+
+
+def test_excluded_configurations_are_counted_by_constraint():
+  problem = _problem(cluster_files.cluster("pipette-v100:1"), "lockstep")
+  # A configuration that needs exactly as much memory as there is fits.
+  most = problem.memory(Configuration(1, 8, 1, 4, scheme="zero1")).total
+  device = dataclasses.replace(problem.links.device, memory_bytes=most)
+  problem = dataclasses.replace(
+    problem, links=dataclasses.replace(problem.links, device=device)
+  )
+  counts = collections.Counter()
+  fitting = []
+  for c in space.everything(64, 8, CHOICES):
+    refused = space.refusal(c, problem.step, CHOICES)
+    if refused is not None:
+      counts[refused[0]] += 1
+    elif problem.memory(c).total > most:
+      counts["memory"] += 1
+    else:
+      fitting.append(c)
+  found = plan.plan(problem, CHOICES, count=2, ordered=2)
+  assert {name: n for name, (n, _) in found.excluded.items()} == counts
+  assert counts["memory"] > 0
+  assert 0 < found.priced <= len(fitting)
+  assert len(found.best) == len({x.configuration.grid for x in found.best}) == 2
+  for x in (*found.best, *found.front):
+    assert x.configuration in fitting
+    assert x.memory == problem.memory(x.configuration)
+  for x in found.best:
+    assert x.latency == problem.predict(x.configuration, x.order)
+    assert x.own_s == problem.predict(x.configuration).total
+    costs = problem.traffic(x.configuration)
+    assert x.order_s == message_costs.cost(costs, x.order)
+    assert x.bound_s <= x.order_s * (1 + 1e-9)
+
+
+def test_reason_states_the_difference_by_cause():
+  problem = _problem(_even(8, 1e8))
+  best = plan.plan(problem, CHOICES, count=1, ordered=1).best[0]
+  c = Configuration(1, 1, 8, 1)
+  found = plan.reordered(
+    plan._priced(c, problem.memory(c), problem.predict(c)), problem
+  ).latency
+  more = {
+    cause: seconds - getattr(best.latency, cause)
+    for cause, seconds in vars(found).items()
+  }
+  cause, seconds = max(more.items(), key=lambda item: item[1])
+  assert cause == "tensor"
+  assert plan.why_not(c, problem, CHOICES, best) == (
+    f"it fits, but takes {found.total:.4g} s, "
+    f"{100 * (found.total / best.latency.total - 1):.1f}% more than the best; "
+    f"most of that in tensor: {seconds:+.4g} s"
+  )
+  device = dataclasses.replace(problem.links.device, memory_bytes=3e9)
+  small = dataclasses.replace(
+    problem, links=dataclasses.replace(problem.links, device=device)
+  )
+  needs = problem.memory(c)
+  exact = dataclasses.replace(
+    problem, links=dataclasses.replace(problem.links, device=(
+      dataclasses.replace(device, memory_bytes=needs.total)
+    ))
+  )
+  assert "it fits, but" in plan.why_not(c, exact, CHOICES, best)
+  assert plan.why_not(c, small, CHOICES, best) == (
+    f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
+    f"{(needs.total - 3e9) / 1e9:.1f} GB more than a device has, most of it "
+    f"for buffers ({needs.buffers / 1e9:.1f} GB)"
+  )
+
+
 def test_best_plan_is_no_slower_than_any_that_fits():
   problem = _problem(cluster_files.cluster("pipette-a100:1"), "lockstep")
   found = plan.plan(problem, CHOICES, ordered=4)
@@ -280,11 +416,46 @@ def test_refusal_states_the_memory_that_would_fit():
   choices = dataclasses.replace(
     CHOICES, schemes=space.SCHEMES, offload=False
   )
+  problem = _problem(links, model=large)
+  with pytest.raises(ValueError) as error:
+    plan.plan(problem, choices)
+  needs = min(
+    (problem.memory(c) for c in space.everything(64, 8, choices)
+     if space.refusal(c, problem.step, choices) is None),
+    key=lambda x: x.total,
+  )
+  whole, excess, cause, gigabytes, enough, count = re.fullmatch(
+    r"nothing fits. The smallest: .* does not fit: it needs (.*) GB, (.*) GB "
+    r"more .* most of it for (\w+) \((.*) GB\). Devices of (.*) GB suffice, or "
+    r"about (\d+) of these", str(error.value)
+  ).groups()
+  most = problem.memory_bytes
+  assert float(whole) == pytest.approx(needs.total / 1e9, abs=0.05)
+  assert float(excess) == pytest.approx((needs.total - most) / 1e9, abs=0.06)
+  assert float(enough) == pytest.approx(needs.total / 1e9, abs=0.5)
+  assert (cause, float(gigabytes)) == (
+    needs.binding, pytest.approx(getattr(needs, needs.binding) / 1e9, abs=0.05)
+  )
+  # The training state is divided by more devices; the rest is not.
+  state = needs.weights + needs.gradients + needs.optimizer
+  state *= problem.fit.upper
+  for n, fits in ((int(count), True), (int(count) - 1, False)):
+    assert fits == (needs.total - state + 8 * state / n <= most)
+
+
+def test_refusal_suggests_a_smaller_model_where_no_device_count_suffices():
+  problem = _problem(cluster_files.cluster("pipette-v100:1"), seq_len=2**22)
   with pytest.raises(ValueError, match=(
-    r"nothing fits. The smallest: .* does not fit: it needs .* GB more .* most "
-    r"of it for \w+ .*Devices of .* GB suffice, or about \d+ of these"
+    "It does not fit even without training state: use shorter sequences"
   )):
-    plan.plan(_problem(links, model=large), choices)
+    plan.plan(problem, CHOICES)
+  with pytest.raises(ValueError, match=(
+    "no configuration of 8 devices can run: tensor: tensor=2 does not divide 1 "
+    r"heads; batch: a batch of 1 is .*; layers: stages=8 x chunks=1 are more"
+  )):
+    plan.plan(_problem(problem.links, batch_size=1, model=dataclasses.replace(
+      MODEL, num_layers=1, num_heads=1, num_kv_heads=1
+    )), CHOICES)
 
 
 def test_keys_of_a_plan_build_a_run():

@@ -13,7 +13,9 @@ from parallel.schedules import growth
 from parallel.schedules.builders import build
 from parallel.schedules.check import check
 from parallel.schedules.optimal.cut_bound import cut_bound
+from parallel.schedules.schedule import Transfer
 from parallel.topology import builders as t
+from parallel.topology.graph import Link, Topology
 from tests.parallel.schedules.optimal_test import SMALL
 
 MIB = 2**20
@@ -119,3 +121,73 @@ def test_messages_are_in_a_causal_order():
     assert all(a != b for a, b in itertools.pairwise(path))
     held.add((chunk, path[-1]))
   assert len(held) == 32 * 16
+
+
+def on_latency(topology, latency_s):
+  return dataclasses.replace(topology, links=tuple(
+    dataclasses.replace(x, latency_s=latency_s) for x in topology.links
+  ))
+
+
+@pytest.mark.parametrize("topology", SMALL, ids=lambda x: x.name)
+def test_latency_counts_only_for_a_given_size(topology):
+  messages = growth.grow(on_latency(topology, 1.0), 2)
+  assert messages == growth.grow(on_latency(topology, 0.0), 2, 1.0)
+
+
+@pytest.mark.parametrize(
+  "topology",
+  [x for x in (*SMALL, t.torus((4, 4))) if x.num_switches == 0],
+  ids=lambda x: x.name,
+)
+@pytest.mark.parametrize("size_bytes", [1.0, 1e4, 1e7])
+def test_messages_are_ordered_by_the_time_at_which_they_start(
+  topology, size_bytes
+):
+  """A link sends one message at a time; its latency delays the arrival."""
+  n, links = topology.num_ranks, topology.links_by_pair
+  free, starts = collections.Counter(), []
+  has = {(chunk, chunk // 2): 0.0 for chunk in range(2 * n)}
+  for chunk, path in growth.grow(topology, 2, size_bytes):
+    start = max(has[chunk, path[0]], free[path])
+    free[path] = start + size_bytes / (2 * n) / links[path].bandwidth
+    has[chunk, path[-1]] = free[path] + links[path].latency_s
+    starts.append(start)
+  assert starts == pytest.approx(sorted(starts))
+
+
+def test_grown_trees_take_the_path_that_arrives_first():
+  """The direct link is fast, but its latency is that of ten other links."""
+  far = Link(0, 2, 100.0, 1.0)
+  links = [Link(a, b, 1.0, 0.1) for a, b in ((0, 1), (1, 2), (2, 1), (1, 0))]
+  net = Topology("detour", 3, 0, (*links, far, dataclasses.replace(
+    far, source=2, destination=0
+  )))
+  for size_bytes, path in ((0.3, (1, 2)), (30.0, (0, 2))):
+    into = [p for c, p in growth.grow(net, 1, size_bytes) if (c, p[-1]) == (
+      0, 2
+    )]
+    assert into == [path]
+
+
+def test_round_lengths_are_those_of_four_bandwidths():
+  net = Topology("chain", 7, 0, tuple(
+    Link(*ends, float(1 + i)) for i in range(6)
+    for ends in ((i, i + 1), (i + 1, i))
+  ))
+  assert growth.speeds(net) == [1, 2, 4, 6]
+  assert growth.speeds(t.ring(3, bandwidth=5.0)) == [5]
+  assert growth.speeds(t.ring(1)) == [1]
+  first, second = (Transfer(i, i + 1, 0, "copy", (i, i + 1)) for i in range(2))
+  rounds = (first,), (first, second), (second, second)
+  assert growth.seconds(rounds, net) == 1 + 1 + 2 / 2
+
+
+@pytest.mark.parametrize("link_capacity", [1, 2, 3])
+def test_rounds_use_the_capacity_of_links(link_capacity):
+  net = t.torus((3, 4))
+  found = growth.schedule("grown", net, growth.grow(net, 6), link_capacity)
+  assert found.link_capacity == link_capacity
+  check(found, net)
+  one = growth.schedule("grown", net, growth.grow(net, 6))
+  assert len(found.rounds) <= 1.3 * len(one.rounds) / link_capacity

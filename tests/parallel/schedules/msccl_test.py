@@ -151,12 +151,15 @@ def test_files_of_other_tools_are_read():
   assert transfers(pair) == [[
     (0, 1, 0, "copy"), (0, 1, 1, "copy"), (1, 0, 2, "copy"), (1, 0, 3, "copy")
   ]]
-  chain = import_xml(fused("allreduce", "rrs", "rcs"))
-  check.check(chain)
-  assert transfers(chain) == [
-    [(0, 1, 0, "reduce")], [(1, 2, 0, "reduce")], [(2, 1, 0, "copy")],
-    [(1, 0, 0, "copy")],
-  ]
+  for first in ("rrs", "rrcs"):  # whether rank 1 keeps the partial sum
+    chain = import_xml(fused("allreduce", first, "rcs"))
+    check.check(chain)
+    assert chain.name == "msccl"
+    assert chain.rounds[1][0].path == (1, 2)
+    assert transfers(chain) == [
+      [(0, 1, 0, "reduce")], [(1, 2, 0, "reduce")], [(2, 1, 0, "copy")],
+      [(1, 0, 0, "copy")],
+    ]
 
 
 def algo(coll, chunks, gpus):
@@ -283,6 +286,42 @@ def test_sums_of_one_round_arrive_in_any_order():
       [(1, 1, [("s", "o0", "o0"), ("r", "o0", "o0")])],
       [(0, 0, [("s", "o1", "o1"), ("r", "o0", "o0")])],
     ]), "chunk 1 in the place of chunk 0"),
+    (ring_gather(2).replace('step s="0"', 'step s="1"', 1),
+     "gpu 0: the steps of threadblock 0 must be numbered from 0"),
+    (FOREIGN.replace('tb id="1"', 'tb id="0"'),
+     "threadblock 0 must be numbered from 0, and no other threadblock"),
+    (algo("allgather", 2, [
+      [(1, 1, [("s", "o0", "o0", 5, 0), ("r", "o1", "o1")])],
+      [(0, 0, [("s", "o1", "o1"), ("r", "o0", "o0")])],
+    ]), "gpu 0, threadblock 0, step 0 waits for step 0 of threadblock 5, which "
+     "does not exist"),
+    (FOREIGN.replace('cnt="2"', 'cnt="1"', 1),
+     "gpu 1, threadblock 0, step 1 receives 2 chunks, gpu 0, threadblock 0, "
+     "step 0 sends 1"),
+    (algo("allreduce", 1, [
+      [(1, -1, [("s", "i0", "i0")])],
+      [(2, 0, [("r", "s0", "s0"), ("s", "s0", "i0")])],
+      [(-1, 1, [("r", "i0", "i0")])],
+    ]), "gpu 1, threadblock 0, step 1 forwards from scratch a chunk neither"),
+    (algo("allreduce", 1, [[(-1, -1, [("re", "i0", "i0")])], []]),
+     "step 0 adds a value of its own gpu"),
+    (algo("allreduce", 1, [
+      [(-1, 1, [("cpy", "i0", "s1"), ("rrc", "i0", "i0"), ("r", "s0", "s0"),
+                ("re", "s0", "s1")])],
+      [(0, -1, [("s", "i0", "i0")] * 2)],
+    ]), "step 3 adds chunk 0 to a value that is not the newest of that chunk"),
+    (algo("allreduce", 1, [
+      [(1 - r, 1 - r, [("s", "i0", "s0"), ("r", "s0", "s5"),
+                       ("re", "s5", "i1")])] for r in range(2)
+    ]), "place 1 of buffer 'i', which does not exist"),
+    (algo("allreduce", 1, [[(-1, -1, [("cpy", "i0", "i-1")])], []]),
+     "place -1 of buffer 'i', which does not exist"),
+    (algo("allreduce", 1, [[(-1, -1, [("cpy", "i0", "i1")])], []]),
+     "place 1 of buffer 'i', which does not exist"),
+    (algo("allreduce", 0, [[]]), "nchunksperloop=0 must be from 1 to 32767"),
+    (algo("allgather", 3, [[], []]), "a multiple of ngpus=2 unless coll is"),
+    ('<algo coll="allreduce" ngpus="0" nchunksperloop="1"/>', "there are 0"),
+    (FOREIGN.replace('gpu id="1"', 'gpu id="2"'), "for each id from 0"),
     # The send and the receive of one place are concurrent.
     (algo("allreduce", 1, [
       [(1, -1, [("s", "i0", "i0")]), (-1, 1, [("rrc", "i0", "i0")])],
@@ -302,23 +341,47 @@ def test_invalid_files_are_refused(text, message):
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-  ("name", "ranks", "runtime", "message"),
-  [
-    ("ring", 70, "nccl", "69 steps with rank 69 are more than the 64"),
-    ("direct", 34, "rccl", "66 threadblocks are more than the 64"),
-    ("ring", 70, "msccl", None),
-    ("ring", 4, "nvls", "must be one of nccl, rccl, msccl"),
-  ],
-)
-def test_limits_of_a_runtime_are_enforced(name, ranks, runtime, message):
-  net = topologies.switch(ranks)
-  schedule = builders.build(name, net, "all_gather")
-  if message is None:
-    assert export_xml(schedule, runtime=runtime)
-    return
-  with pytest.raises(ValueError, match=message):
-    export_xml(schedule, runtime=runtime)
+def star(ranks, chunks=1):
+  """Sums all chunks at rank 0, and copies them back."""
+  return Schedule("star", "all_reduce", ranks, chunks, tuple(
+    tuple(
+      Transfer(*ends[::way], chunk, operation, ends[::way])
+      for ends in ((rank, 0) for rank in range(1, ranks))
+      for chunk in range(chunks)
+    )
+    for way, operation in ((1, "reduce"), (-1, "copy"))
+  ))
+
+
+@pytest.mark.parametrize(("runtime", "steps", "blocks"), [
+  ("nccl", 64, 1024), ("rccl", 64, 64), ("msccl", 256, 216),
+])
+def test_limits_are_those_of_the_loaders(runtime, steps, blocks):
+  def refused(schedule, message):
+    with pytest.raises(ValueError) as error:
+      export_xml(schedule, runtime=runtime)
+    assert str(error.value) == f"star: {message} that the runtime " + (
+      f"{runtime!r} takes"
+    )
+
+  assert export_xml(star(2, steps), runtime=runtime)
+  refused(star(2, steps + 1), (
+    f"rank 0's {steps + 1} steps with rank 1 are more than the {steps}"
+  ))
+  if blocks < 256:
+    assert export_xml(star(1 + blocks // 2), runtime=runtime)
+  else:  # the last of 128 blocks that receive has number 127
+    assert export_xml(star(129), runtime=runtime)
+    refused(star(130), (
+      "129 threadblocks of rank 0, of which one waits for the last, are more "
+      "than the 127"
+    ))
+  refused(star(2 + blocks // 2), (
+    f"rank 0's {blocks + 2} threadblocks are more than the {blocks}"
+  ))
+  if runtime == "msccl":
+    assert export_xml(star(9, 254), runtime=runtime)
+    refused(star(9, 255), "rank 0's 4106 elements are more than the 4095")
 
 
 def test_channels_respect_the_peer_limit_of_the_runtime():
@@ -348,8 +411,20 @@ def test_file_states_its_message_sizes():
   assert int(ElementTree.fromstring(export_xml(schedule)).get("maxBytes")) > (
     2**40
   )
-  with pytest.raises(ValueError, match="min_bytes=9 and max_bytes=8"):
-    export_xml(schedule, min_bytes=9, max_bytes=8)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+  ({"min_bytes": 9, "max_bytes": 8}, "min_bytes=9 and max_bytes=8 must be in"),
+  ({"min_bytes": -1}, "min_bytes=-1 and"),
+  ({"max_bytes": 2**63}, f"from 0 to {2**63 - 1}$"),
+  ({"runtime": "nvls"}, "runtime='nvls' must be one of nccl, rccl, msccl"),
+  ({"protocol": "ll"}, "protocol='ll' must be one of Simple, LL, LL128"),
+])
+def test_invalid_options_are_refused(options, message):
+  schedule = builders.build("ring", topologies.ring(2))
+  assert export_xml(schedule, min_bytes=0, max_bytes=0)
+  with pytest.raises(ValueError, match=message):
+    export_xml(schedule, **options)
 
 
 def test_unproven_schedule_is_not_written():

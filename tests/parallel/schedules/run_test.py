@@ -261,6 +261,14 @@ def test_sizes_that_do_not_fit_are_refused():
     lifted(lambda x: scatter(x[0], "a"), Axis("a", 8, 8))(x)
   with pytest.raises(ValueError, match="4 ranks divide"):
     lifted(lambda x: scatter(x[0], "a"), Axis("a", 4, 4))(x)
+  axis, numbers = Axis("a", 4, 4), np.zeros(4, "f4")
+  for collective, message in (
+    ("reduce_scatter", r"ring: a reduce-scatter of \(\) needs a first dim"),
+    ("all_gather", "ring: an all-gather needs a dim to join"),
+  ):
+    schedule = build("ring", ring, collective)
+    with pytest.raises(ValueError, match=message):
+      lifted(lambda x, s=schedule: run.on_lanes(s, x, axis), axis)(numbers)
 
 
 def test_round_reads_the_state_before_it():

@@ -1,12 +1,15 @@
 """Topologies: links match the definitions, and invalid input is refused."""
 
+import dataclasses
 import json
+import math
 
 import networkx
+import numpy as np
 import pytest
 
 from parallel.topology import builders as t
-from parallel.topology import files, text
+from parallel.topology import files, graph, text
 from parallel.topology.graph import MAX_LINKS, Link, Topology
 
 # topology -> (ranks, switches, directed links, ranks' diameter in links)
@@ -58,6 +61,7 @@ def test_graph_round_trips_through_networkx_and_a_file(tmp_path):
   topology = t.dgx(2, 4)
   again = files.from_networkx(topology.graph(), name=topology.name)
   assert set(again.links) == set(topology.links)
+  assert dataclasses.replace(again, links=topology.links) == topology
   path = tmp_path / "graph.json"
   path.write_text(json.dumps({
     "num_ranks": 2,
@@ -69,8 +73,14 @@ def test_graph_round_trips_through_networkx_and_a_file(tmp_path):
     ],
   }))
   read = t.build("file", path=path)
-  assert read.links_by_pair[2, 0] == Link(2, 0, 2e9, 0.0)
-  assert read.links_by_pair[1, 2] == Link(1, 2)
+  both = Link(0, 2, 2e9, 0.0), Link(2, 0, 2e9, 0.0)
+  assert read == Topology("graph", 2, 1, (*both, Link(1, 2), Link(2, 1)))
+  path.write_text(json.dumps(GOOD | {"name": "pair"}))
+  assert files.from_file(path) == Topology(
+    "pair", 2, 0, (Link(0, 1), Link(1, 0))
+  )
+  default = files.from_file(path, bandwidth=7.0, latency_s=0.5)
+  assert default.links == (Link(0, 1, 7.0, 0.5), Link(1, 0, 7.0, 0.5))
 
 
 GOOD = {"num_ranks": 2, "links": [{"source": 0, "destination": 1,
@@ -149,6 +159,7 @@ def test_text_sets_the_links_of_a_topology(tmp_path):
   assert bandwidths(text.parse(f"file:{path}")) == {2.0}
   with pytest.raises(ValueError, match=r"bandwidth=7 has no effect: every"):
     text.parse(f"file:{path}", bandwidth=7.0)
+  assert text.parse("ring:3,failed=0-1").name == "ring 3 without 2 links"
 
 
 def test_graph_keeps_its_node_numbers_or_warns(recwarn):
@@ -173,7 +184,8 @@ def test_graph_keeps_its_node_numbers_or_warns(recwarn):
   ("edge", "node", "message"),
   [
     ({"bandwith": 1e9}, {}, "edge 0 to 1: .*'bandwith'.*you mean bandwidth"),
-    ({"bandwidth": "fast"}, {}, "bandwidth='fast' must be a number"),
+    ({"bandwidth": "fast"}, {}, "edge 0 to 1: bandwidth='fast' must be a numb"),
+    ({"latency_s": None}, {}, "edge 0 to 1: latency_s=None must be a number"),
     ({}, {"swich": True}, "node 0: the attribute 'swich' must be one of"),
   ],
 )
@@ -183,6 +195,93 @@ def test_graph_attributes_are_checked(edge, node, message):
   graph.add_node(0, **node)
   with pytest.raises(ValueError, match=message):
     files.from_networkx(graph)
+
+
+@pytest.mark.parametrize("net", [
+  t.ring(6), t.torus((3, 4)), t.fully_connected(4), t.switch(4),
+  t.leaf_spine(2, 2, 3), t.fat_tree(2), t.bigraph(2, 4), t.dgx(2, 3),
+], ids=lambda net: net.name)
+def test_number_of_links_and_nodes_may_equal_their_limit(net, monkeypatch):
+  """The name of a topology and its size are those of its text form."""
+  kind, _, size = net.name.lower().rpartition(" ")
+  kind = kind.replace("-", "_").replace(" ", "_")
+  monkeypatch.setattr(t, "MAX_LINKS", len(net.links))
+  monkeypatch.setattr(graph, "MAX_LINKS", len(net.links))
+  monkeypatch.setattr(graph, "MAX_NODES", net.num_nodes)
+  assert text.parse(f"{kind}:{size}") == net
+  monkeypatch.setattr(graph, "MAX_NODES", net.num_nodes - 1)
+  with pytest.raises(ValueError, match=(
+    f"{net.name} has {net.num_nodes} nodes and {len(net.links)} links; at most "
+    f"{net.num_nodes - 1} and {len(net.links)} are allowed"
+  )):
+    text.parse(f"{kind}:{size}")
+  monkeypatch.setattr(graph, "MAX_NODES", net.num_nodes)
+  monkeypatch.setattr(graph, "MAX_LINKS", len(net.links) - 1)
+  with pytest.raises(ValueError, match=f"and {len(net.links) - 1} are allowed"):
+    text.parse(f"{kind}:{size}")
+  monkeypatch.setattr(t, "MAX_LINKS", len(net.links) - 1)
+  with pytest.raises(ValueError, match=(
+    f"{net.name} has {len(net.links)} links; at most {len(net.links) - 1} are"
+  )):
+    text.parse(f"{kind}:{size}")
+
+
+def test_links_have_the_given_bandwidth_and_latency():
+  """A tenth of a byte per second and no latency are valid."""
+  given = {"bandwidth": 0.1, "latency_s": 0.0}
+  for net in (
+    t.ring(4, **given), t.torus((2, 3), **given), t.mesh((2, 3), **given),
+    t.fully_connected(3, **given), t.switch(3, **given),
+    t.leaf_spine(2, 2, 2, **given), t.fat_tree(2, **given),
+    t.bigraph(2, 2, **given), t.dgx(1, 3, **given),
+  ):
+    assert {(x.bandwidth, x.latency_s) for x in net.links} == {(0.1, 0.0)}
+  up = t.leaf_spine(2, 2, 4, bandwidth=6.0, uplink_bandwidth=2.0)
+  for link in up.links:
+    to_spine = max(link.source, link.destination) >= 10
+    assert link.bandwidth == (2.0 if to_spine else 6.0)
+  rails = t.dgx(2, 3, bandwidth=6.0, network_bandwidth=2.0)
+  for link in rails.links:
+    through_rail = max(link.source, link.destination) >= 8
+    assert link.bandwidth == (2.0 if through_rail else 6.0)
+
+
+def test_single_node_needs_no_rails():
+  assert (t.dgx(1, 4).num_switches, len(t.dgx(1, 4).links)) == (1, 8)
+  assert t.dgx(2).num_ranks == 16
+
+
+def test_ranks_are_numbered_in_row_major_order():
+  grid = np.arange(24).reshape(2, 3, 4)
+  expected = {
+    (int(a), int(b)) for dim in range(3) for step in (-1, 1)
+    for a, b in zip(grid.ravel(), np.roll(grid, step, dim).ravel(), strict=True)
+  }
+  assert set(t.torus((2, 3, 4)).links_by_pair) == expected
+  # A mesh has the links between neighbouring places.
+  expected = {
+    (a, b) for a, b in expected if sum(
+      abs(i - j) for i, j in zip(
+        np.argwhere(grid == a)[0], np.argwhere(grid == b)[0], strict=True
+      )
+    ) == 1
+  }
+  assert set(t.mesh((2, 3, 4)).links_by_pair) == expected
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), [
+  ("bandwidth", 1e9, 1e9), ("bandwidth", "1e9", 1e9),
+  ("uplink_bandwidth", "nvlink_4", 450e9), ("latency_s", 0, 0.0),
+])
+def test_quantities_are_numbers_or_kinds_of_links(key, value, expected):
+  assert text.quantity(key, value) == expected
+
+
+def test_switch_without_links_has_no_path():
+  net = Topology("spare", 2, 1, (Link(0, 1), Link(1, 0)))
+  assert (net.hops(0, 1), net.hops(0, 2)) == (1, -1)
+  with pytest.raises(ValueError, match="spare: no path from 0 to 2"):
+    net.shortest_path(0, 2)
 
 
 def test_failed_links_are_removed():
@@ -196,15 +295,29 @@ def test_failed_links_are_removed():
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda: t.mesh((2, 2)).without((0, 1), (0, 2)), "not connected.*rank"),
-    (lambda: t.mesh((2,)).without((1, 0)), "no path to rank 0 from rank 1"),
+    (lambda: t.mesh((2, 2)).without((0, 1), (0, 2)),
+     "no path from rank 0 to ranks 1, 2, 3$"),
+    (lambda: t.mesh((2,)).without((1, 0)), "no path to rank 0 from rank 1$"),
+    (lambda: Topology("x", 9, 0, ()),
+     "no path from rank 0 to ranks 1, 2, 3, 4, 5, 6, 7, 8$"),
+    (lambda: Topology("x", 10, 0, ()), r"ranks 1, 2, 3, 4, 5, 6, 7, 8 \.\.\.$"),
+    (lambda: Topology("x", 0, 0, ()), "num_ranks=0 must be at least 1"),
+    (lambda: Topology("x", 1, -1, ()), "num_switches=-1 at least 0"),
     (lambda: t.ring(3).without((0, 5)), "no link from 0 to 5"),
     (lambda: t.ring(4, bandwidth=0.0), "bandwidth must be positive"),
-    (lambda: t.ring(4, latency_s=-1.0), "latency_s"),
-    (lambda: t.torus((0, 2)), "at least 1"),
-    (lambda: t.fat_tree(3), "ports=3"),
-    (lambda: t.bigraph(2, 3), "switches=3"),
-    (lambda: Topology("x", 2, 0, (Link(0, 2),)), "names node 2"),
+    (lambda: t.ring(4, bandwidth=math.inf), "bandwidth must be positive"),
+    (lambda: t.ring(4, bandwidth=math.nan), "bandwidth must be positive"),
+    (lambda: t.ring(4, latency_s=-1e-9), "latency_s must be at least 0"),
+    (lambda: t.ring(4, latency_s=math.inf), "latency_s must be at least 0"),
+    (lambda: t.torus((0, 2)), "torus 0x2: every dim must be at least 1"),
+    (lambda: t.mesh(()), "mesh : every dim must be at least 1"),
+    *((lambda ports=ports: t.fat_tree(ports),
+       f"ports={ports} must be even, at least 2") for ports in (-2, 0, 1, 3)),
+    *((lambda n=n: t.bigraph(2, n), f"switches={n} must be even, at least 2")
+      for n in (-2, 0, 1, 3)),
+    (lambda: Topology("x", 2, 0, (Link(0, 2),)),
+     r"names node 2; nodes are 0 to 1$"),
+    (lambda: Topology("x", 2, 0, (Link(-1, 0),)), "names node -1"),
     (lambda: Topology("x", 2, 0, (Link(0, 0),)), "a node to itself"),
     (lambda: Topology("x", 2, 0, (Link(0, 1),) * 2), "two links"),
     (lambda: t.build("hypercube"), "'hypercube' must be one of ring"),
@@ -230,6 +343,12 @@ def test_failed_links_are_removed():
      "cannot both be given"),
     (lambda: t.leaf_spine(2, 2, 2, uplink_bandwidth=0.0), "must be positive"),
     (lambda: t.of_size("dragonfly", 4), "must be one of ring, torus"),
+    (lambda: t.of_size("fat_tree", 4), "'fat_tree' must be one of ring, torus"),
+    (lambda: t.of_size("bigraph", 9), "switches=3 must be even"),
+    (lambda: text.parse("ring:4,latency_s=fast"),
+     "latency_s=fast is not a number, and the kind of link 'fast'"),
+    (lambda: text.parse(f"ring:4,bandwidth={10**400}"), "is too large"),
+    (lambda: text.parse("ring:4,failed=0-1+x"), "'x' is not NODE-NODE"),
     (lambda: t.of_size("torus", 0), "num_ranks=0 must be at least 1"),
   ],
 )
@@ -248,7 +367,17 @@ def test_invalid_topologies_are_refused(call, message):
       {"source": 0, "destination": 1, "bandwidth": 10**400}
     ]}), r"links\[0\]: bandwidth=10+ must be a number"),
     ("[]", "must be an object"),
-    (json.dumps({"links": []}), "lacks num_ranks"),
+    (json.dumps({"links": []}), "graph.json lacks num_ranks$"),
+    ("{}", "lacks links, num_ranks$"),
+    (json.dumps(GOOD | {"num_ranks": True}), "num_ranks=True must be of type"),
+    (json.dumps(GOOD | {"num_ranks": 2.0}), "num_ranks=2.0 must be of type"),
+    (json.dumps(GOOD | {"name": 2}), "name=2 must be of type str"),
+    (json.dumps(GOOD | {"links": [GOOD["links"][0] | {"both_ways": 1}]}),
+     r"links\[0\]: both_ways=1 must be of type bool"),
+    (json.dumps(GOOD | {"links": [GOOD["links"][0] | {"latency_s": False}]}),
+     "latency_s=False must be of type float"),
+    (json.dumps(GOOD | {"links": [GOOD["links"][0], 3]}),
+     r"links\[1\] must be an object, not 3"),
     (json.dumps(GOOD | {"nodes": 3}), "the key 'nodes'"),
     (json.dumps(GOOD | {"num_ranks": "2"}), "num_ranks='2' must be of type"),
     (json.dumps(GOOD | {"links": [{"source": 0}]}), r"links\[0\] lacks dest"),
@@ -273,6 +402,7 @@ def test_rails_connect_equal_device_numbers():
 def test_directions_of_unequal_bandwidth_are_not_symmetric():
   links = (Link(0, 1, 2e9), Link(1, 0, 1e9))
   assert not Topology("x", 2, 0, links).symmetric
+  assert not t.ring(3).without((0, 1)).symmetric
   assert Topology("x", 2, 0, (links[0], Link(1, 0, 2e9, 1.0))).symmetric
 
 
