@@ -424,10 +424,15 @@ def test_latency_within_a_node_is_the_measured_one():
   assert span(entry) == known.all_reduce(4000)
   nothing = dataclasses.replace(entry, shape=(0,))
   assert span(nothing) == (0, 0)
+  assert overlap.wire_seconds(*node("h200", 8, 2))(nothing) == 0
   # An all-gather's result is eight times each rank's operand.
   gather = dataclasses.replace(entry, kind="all_gather")
   whole = known.all_reduce(8 * 4000)
   assert span(gather) == pytest.approx((whole.least / 2, whole.greatest))
+  # A reduce-scatter's operand is the whole array.
+  scatter = dataclasses.replace(entry, kind="reduce_scatter")
+  whole = known.all_reduce(4000)
+  assert span(scatter) == pytest.approx((whole.least / 2, whole.greatest))
   with pytest.raises(ValueError, match="InfiniBand NDR were not measured"):
     span(reduction(("data",), 2))
 
