@@ -357,3 +357,49 @@ ENTRY %main (a: f32[6,4,8]) -> f32[6,4,8] {
     assert in_place.uses(module, arrays).faults == (
       f"no result reuses the memory of a parameter {arrays[0].dtype}[6, 4, 8]",
     )
+
+
+@pytest.mark.parametrize(("operation", "gathers"), [
+  ("f32[2,4,8] gather(%cache, %i), offset_dims={1}", True),
+  ("f32[1] gather(%cache, %i), offset_dims={}", True),
+  ("f32[0,4,8] gather(%cache, %i), offset_dims={1}", False),
+  ("f32[2,4,8] gather(%other, %i), offset_dims={1}", False),
+])
+@pytest.mark.parametrize("fused", [False, True])
+def test_gathers_of_rows_are_listed(operation, gathers, fused):
+  parameters = """  %cache = f32[6,4,8] parameter(0)
+  %other = f32[7,4,8] parameter(1)
+  %i = s32[2] parameter(2)
+"""
+  fusion = "f32[2] fusion(%cache, %other, %i), kind=kLoop, calls=%f"
+  module = hlo.parse(f"""HloModule m, input_output_alias={{ {{0}}: (0, {{}}) }}
+
+%f (cache: f32[6,4,8]) -> f32[2] {{
+{parameters}  ROOT %r = {operation}
+}}
+
+ENTRY %main (cache: f32[6,4,8]) -> f32[2] {{
+{parameters}  ROOT %x = {fusion if fused else operation}
+}}
+""")
+  found = in_place.uses(module, [CACHE], 3)
+  assert found == in_place.Uses((), ("x",) * gathers, ())
+
+
+def test_fault_in_a_function_with_two_callers_is_listed_once():
+  module = hlo.parse("""HloModule m, input_output_alias={ {0}: (0, {}) }
+
+%f (a: f32[6,4,8]) -> f32[6,4,8] {
+  %a = f32[6,4,8] parameter(0)
+  ROOT %copied = f32[6,4,8] copy(%a), metadata={op_name="jit(f)/cache"}
+}
+
+ENTRY %main (cache: f32[6,4,8]) -> f32[6,4,8] {
+  %cache = f32[6,4,8] parameter(0)
+  %x = f32[6,4,8] call(%cache), to_apply=%f
+  ROOT %y = f32[6,4,8] call(%x), to_apply=%f
+}
+""")
+  assert in_place.uses(module, [CACHE]).faults == (
+    "a copy (copy): copied (jit(f)/cache)",
+  )
