@@ -1,5 +1,6 @@
 """A model on a mesh: sizes and placement of its parameters per device."""
 
+import dataclasses
 import math
 
 import jax
@@ -11,13 +12,14 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.models.access import Declared
-from caatnet.program import Layout, by_end_of_path, is_spec
+from caatnet.program import Layout, Program, by_end_of_path, is_spec
 from configs.caatnet import tiny
 from configs.images import tiny as images
 from configs.pipeline import tiny as pipeline
 from parallel.axes import Axis, make_mesh
 from parallel.zero.partition import Level, Partition
 from tests.caatnet.models.transformer_test import make_config, make_program
+from tests.caatnet.train.linear_model import Toy
 
 
 def count(tree):
@@ -231,6 +233,26 @@ def test_scores_are_checked():
     program.checked({"error": jnp.float32(1)})
   with pytest.raises(ValueError, match="'loss' is bfloat16"):
     program.checked({"loss": jnp.bfloat16(1)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Undeclared(Toy):
+  """Model that does not declare one of its parameters."""
+
+  @property
+  def parameters(self):
+    return {"w": super().parameters["w"]}
+
+
+def test_members_of_a_model_are_checked():
+  axes = {name: Axis(name, 1) for name in ("worker", "data", "tensor")}
+  layout = Layout(
+    axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
+    Partition((Level("data", 1),)),
+  )
+  assert Program(Toy(), layout).layout is layout
+  with pytest.raises(ValueError, match=r"Undeclared\.parameters lacks"):
+    Program(Undeclared(), layout)
 
 
 def test_longest_path_of_a_parameter_is_found():

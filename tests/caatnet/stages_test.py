@@ -43,16 +43,17 @@ def test_layers_are_split_in_order_with_more_in_the_middle(stages, chunks):
 
 def test_first_of_equally_far_parts_is_longer():
   assert make(4).layers(5).tolist() == [[0, -1], [1, 2], [3, -1], [4, -1]]
+  assert not make(4).keeps
   assert make(2, 2).layers(6).tolist() == [[0, -1, 3, 4], [1, 2, 5, -1]]
 
 
 @pytest.mark.parametrize(
   ("dim", "lead", "size"),
-  [(0, 0, 4), *((*both, 5) for both in itertools.product(range(3), range(2)))],
+  [(0, 0, 4), (2, 0, 1), *itertools.product(range(3), range(2), [5])],
 )
 def test_stages_hold_slices_that_join_to_the_array(dim, lead, size):
   """Layers are split as `layers` says, other dims into contiguous slices."""
-  made, shape = make(2), [3, 2, 4]
+  made, shape = make(2, 2), [3, 2, 4]
   shape[dim] = size
   shape = [7] * lead + shape
   x = np.arange(1, 1 + np.prod(shape)).reshape(shape)

@@ -366,7 +366,7 @@ def test_torus_uses_every_dimension_that_a_group_spans(axes, links):
 
 
 def test_cores_of_a_chip_use_at_least_one_link():
-  """They have equal coordinates; v5e's plane of 2 x 2 is not closed."""
+  """Equal coordinates, on a plane of 2 x 2 that is not closed."""
   cores = np.empty((2, 2, 2), object)
   for x, y, core in np.ndindex(2, 2, 2):
     cores[x, y, core] = Chip((x, y))

@@ -325,3 +325,20 @@ def test_merged_collectives_are_equal_in_level_kind_phase_and_dtype():
   assert cost.merged([a, *others, a, a]) == [
     dataclasses.replace(a, operand_bytes=24, received_bytes=72.0), *others
   ]
+
+
+@pytest.mark.parametrize("partition", PARTITIONS, ids=str)
+@pytest.mark.parametrize("inside", ["pod", "node", "gpu"])
+def test_levels_within_a_device_send_nothing(partition, inside):
+  """Ranks receive as before; a device sends for all of its lanes."""
+  parameters = [cost.Parameter(24 * 512, 3)]
+  apart = cost.level_collectives(partition, parameters)
+  sizes = {level.name: level.size for level in LEVELS}
+  assert cost.level_collectives(partition, parameters, lanes=sizes) == []
+  together = cost.level_collectives(
+    partition, parameters, lanes={inside: sizes[inside]}
+  )
+  expected = [e for e in apart if e.levels != (inside,)]
+  assert [dataclasses.replace(e, operand_bytes=0) for e in together] == [
+    dataclasses.replace(e, operand_bytes=0) for e in expected
+  ]
