@@ -98,14 +98,15 @@ def test_run_is_refused(allowed, refused, message):
   ("pipeline.schedule=looped pipeline.chunks=2",
    "pipeline.schedule=looped pipeline.chunks=3",
    "chunks=3 x config.parallel.stage=2 are more parts .* layers, 4"),
-  ("pipeline.keep=residuals pipeline.schedule=1f1b model.remat=full",
+  ("pipeline.keep=residuals pipeline.schedule=zb_h1 model.remat=none",
    "pipeline.keep=residuals pipeline.schedule=zb_h1 model.remat=full",
    "schedule='zb_h1' needs config.model.remat='none', not 'full'"),
-  ("pipeline.keep=inputs pipeline.schedule=zb_h1 model.remat=full",
+  ("pipeline.keep=inputs pipeline.schedule=zb_h1 model.remat=full "
+   "parallel.data=2 zero.scheme=zero2",
    "pipeline.keep=residuals pipeline.schedule=zb_h1 parallel.data=2 "
    "zero.scheme=zero2", "needs config.zero.scheme='ddp', not 'zero2'"),
   ("pipeline.keep=residuals pipeline.schedule=1f1b parallel.data=2 "
-   "zero.scheme=zero3",
+   "zero.scheme=zero3 model.remat=full",
    "pipeline.keep=residuals pipeline.schedule=1f1b parallel.data=4 "
    "zero.levels=node:2,gpu:2 zero.scheme=hpz", "config.zero.secondary='none'"),
   ("outer.algorithm=streaming outer.fragment_layers=2 outer.sync_every=4",
@@ -185,6 +186,17 @@ def test_stages_cut_the_vocabulary_if_it_is_sharded(vocabulary, sharded):
 ])
 def test_kernels_are_those_of_the_platform(value, platform, expected):
   assert experiments._kernels(value, platform) == expected
+
+
+def test_swarm_keeps_values_for_workers_that_join():
+  plain = build("outer.algorithm=eager").outer
+  config = override(tiny.get_config("test"), f"{RUN} outer.algorithm=eager")
+  config.elastic = tree.defaults("elastic")
+  elastic = experiments.build(config).outer
+  assert (plain.common, elastic.common) == (False, True)
+  assert dataclasses.replace(elastic, common=False).sync_every == (
+    plain.sync_every
+  )
 
 
 def test_swarm_has_its_defaults_without_a_section():

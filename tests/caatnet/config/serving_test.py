@@ -116,6 +116,30 @@ def test_host_cache_has_a_quarter_of_the_free_memory(
   assert (limits.wait_s, limits.keep_turns) == (0.002, chosen.keep_turns)
 
 
+def described(tree):
+  return [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
+
+def test_weights_have_separate_layers_and_codes_if_asked():
+  """On CPUs and GPUs; matrices are coded, gains and embeddings are not."""
+  made, coded = build(), build("inference.weights=int8")
+  params = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype), made.program.stored_shapes
+  )
+  weights = made.weights(params)
+  assert described(weights.params) == described(made.abstract_weights().params)
+  for found, dtypes in (
+    (made, {"float32"}), (coded, {"float32", "uint8"}),
+  ):
+    params = found.abstract_weights().params
+    assert len(params["blocks"]) == 1  # layers
+    assert isinstance(params["blocks"], tuple)
+    assert {str(dtype) for _, dtype in described(params)} == dtypes
+  scorer = made.scorer_of(weights)
+  assert (scorer.context, scorer.vocab_size) == (60, 16)
+  assert scorer._num_rows == 4
+
+
 def test_reuse_has_an_effect_on_caches_of_pages():
   model = decoder()
   assert not serving.reuse_notice(model, serving.options("")[0])
