@@ -202,6 +202,11 @@ U8 = np.uint8
     (count_while(0, lambda i: i <= 8, lambda i: 2 + i), 5),
     (count_while(12, lambda i: i >= 2, lambda i: i - 3), 4),
     (count_while(7, lambda i: i < 5, lambda i: i + 1), 0),
+    # The constant is the left operand of the comparison.
+    (count_while(0, lambda i: lax.gt(np.int32(9), i), lambda i: i + 2), 5),
+    (count_while(0, lambda i: lax.ge(np.int32(8), i), lambda i: i + 2), 5),
+    (count_while(9, lambda i: lax.lt(np.int32(0), i), lambda i: i - 3), 3),
+    (count_while(0, lambda i: lax.lt(np.int32(9), i), lambda i: i + 2), 0),
     (count_while(U8(0), lambda i: i < U8(200), lambda i: i + U8(2)), 100),
     (lambda x: lax.fori_loop(0, jnp.int32(7), lambda _, x: varying_sum(x), x),
      7),

@@ -427,6 +427,14 @@ def test_loop_of_unknown_length_hides_one_trip():
   assert hidden_beside_the_loop(unknown) == pytest.approx(1 / 4, rel=1e-3)
 
 
+def test_called_function_hides_its_compute_once():
+  called = SCHEDULED.replace(
+    "while(%state), condition=%condition, body=%body",
+    "call(%state), to_apply=%body",
+  )
+  assert hidden_beside_the_loop(called) == pytest.approx(1 / 4, rel=1e-3)
+
+
 @pytest.mark.parametrize("updates", [1, 2])
 def test_updated_transfer_lasts_until_its_done(updates):
   """The program does not wait at an update before the loop."""
