@@ -151,8 +151,8 @@ def test_attributes_are_words_or_brackets():
 ])
 def test_shapes_are_parsed_with_their_bytes(text, dtype, dims, size):
   (shape,) = hlo._shapes(text)
-  assert (shape.dtype, shape.dims, shape.bytes) == (dtype, dims, size)
-  assert not shape.on_chip
+  assert shape == hlo.Shape(dtype, dims, shape.bits)  # in main memory
+  assert (shape.bytes, shape.on_chip) == (size, False)
 
 
 def test_donated_parameters_are_aliased():
