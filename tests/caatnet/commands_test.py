@@ -101,3 +101,102 @@ def test_commands_in_texts_are_runnable_once_installed(tmp_path, monkeypatch):
   assert commands.runnable(text) == (
     "caatnet train; caatnet convert; launch.options; my/launch.py"
   )
+
+
+SCRIPT = '''"""Prints its arguments.
+
+More text."""
+import sys
+
+
+def main():
+  print(sys.argv[0].endswith("hello.py"), sys.argv[1:])
+  sys.exit(3)
+
+
+if __name__ == "__main__":
+  main()
+'''
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch):
+  """Replaces the scripts by those of a wheel: one script and one helper."""
+  folder = tmp_path / "_bundle" / "launch"
+  folder.mkdir(parents=True)
+  (folder / "__init__.py").touch()
+  (folder / "helper.py").write_text('"""Helper."""\n')
+  (folder / "hello.py").write_text(SCRIPT)
+  monkeypatch.setattr(commands, "_BUNDLE", folder.parent)
+  monkeypatch.setattr(sys, "path", list(sys.path))
+  for name in [n for n in sys.modules if n.partition(".")[0] == "launch"]:
+    monkeypatch.delitem(sys.modules, name)
+  yield folder.parent
+  for name in [n for n in sys.modules if n.partition(".")[0] == "launch"]:
+    del sys.modules[name]
+
+
+def run(monkeypatch, *arguments):
+  """Runs the command in this process and returns its exit code."""
+  monkeypatch.setattr(sys, "argv", ["caatnet", *arguments])
+  try:
+    commands.main()
+  except SystemExit as ended:
+    return ended.code
+  return 0
+
+
+@pytest.mark.quick
+def test_installed_command_runs_a_script_of_the_wheel(
+  bundle, monkeypatch, capsys
+):
+  assert commands.root() == bundle
+  assert commands.scripts() == {"hello": "Prints its arguments."}
+  assert run(monkeypatch, "hello", "--x=1", "hello") == 3
+  assert capsys.readouterr() == ("True ['--x=1', 'hello']\n", "")
+  assert sys.path[0] == str(bundle)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("flag", ["--help", "-h", "-help", "help"])
+def test_help_lists_the_scripts_of_the_wheel(bundle, monkeypatch, capsys, flag):
+  assert run(monkeypatch, flag) == 0
+  assert capsys.readouterr().out == (
+    "usage: caatnet COMMAND [--FLAG=VALUE ...]\n\n"
+    "commands (each has --help):\n  hello  Prints its arguments.\n"
+  )
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("arguments", "message"), [
+  ((), "usage: caatnet COMMAND [--FLAG=VALUE ...]"),
+  (("",), "usage: caatnet COMMAND"),
+  (("helo",), "unknown command 'helo'; did you mean hello?"),
+  (("helper",), "unknown command 'helper'"),
+  (("zzz", "hello"), "unknown command 'zzz' (--help"),
+])
+def test_unknown_command_of_the_wheel_ends_with_2(
+  bundle, monkeypatch, capsys, arguments, message
+):
+  assert run(monkeypatch, *arguments) == 2
+  out, text = capsys.readouterr()
+  assert (out, text.count("\n")) == ("", 1)
+  assert text.startswith(f"error: {message}")
+  assert text.endswith("(--help lists commands)\n")
+
+
+@pytest.mark.quick
+def test_maintenance_needs_a_checkout(tmp_path, monkeypatch):
+  assert commands.root() == ROOT
+  assert not commands.is_installed()
+  commands.require_checkout("tables")  # refuses nothing in a checkout
+  monkeypatch.setattr(commands, "_BUNDLE", tmp_path)
+  assert commands.root() == tmp_path
+  with pytest.raises(ValueError, match="caatnet tables needs a checkout"):
+    commands.require_checkout("tables")
+
+
+def test_child_process_runs_a_script():
+  assert commands.spawned("train", "--x=1", "y") == [
+    sys.executable, "-m", "caatnet", "train", "--x=1", "y"
+  ]

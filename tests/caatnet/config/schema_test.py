@@ -18,6 +18,7 @@ from caatnet.studies import registry
 from configs.caatnet import tiny
 from configs.collectives import multitree
 from configs.graphs import source
+from tests.caatnet.config import declarations
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -70,6 +71,12 @@ def test_every_key_of_every_config_is_declared():
       assert key.must(), name
       count += bool(numbers(key.kind))
   assert count > 500
+
+
+@pytest.mark.quick
+def test_defaults_and_ranges_are_those_of_earlier_runs():
+  """Their configs lack newer keys; `declarations` writes the file anew."""
+  assert declarations.lines() == declarations.FILE.read_text().splitlines()
 
 
 # Numeric key -> its declaration and value.
@@ -133,6 +140,8 @@ class Toy:
     ("flag", [True, False], [0, 1, "True", None], "be True or False"),
     ("mixed", [("a", 0.5)], [(2.0,), (None,)], "be text or lie in [0, 1]"),
     ("table", [({"a": 1},)], [({"a": -1},)], "be an integer from 0 to 9"),
+    ("table", [(), ({},)], [([1],), ("a",)],
+     "be a dict, each value of which must be an integer from 0 to 9"),
     ("unset", [None, 0.5], [2.0], "lie in [0, 1] or be None"),
   ],
 )

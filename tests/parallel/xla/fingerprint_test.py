@@ -1,5 +1,7 @@
 """Fingerprints: depend on what a program computes, not on source locations."""
 
+import importlib.metadata
+
 import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
@@ -91,3 +93,16 @@ def test_location_settings_are_restored_after_an_error():
   with pytest.raises(ZeroDivisionError):
     fingerprint.lowered_without_locations(lambda: 1 / 0)
   assert jax.config.jax_traceback_in_locations_limit == limit != 0
+
+
+@pytest.mark.parametrize(("platform", "packages"), [
+  ("cpu", ["jax", "jaxlib"]), ("tpu", ["jax", "jaxlib", "libtpu"]),
+  ("gpu", ["jax", "jaxlib", "jax-cuda12-plugin"]),
+])
+def test_versions_include_the_compiler_of_the_platform(
+  monkeypatch, platform, packages
+):
+  """The plugins of other platforms need not be installed here."""
+  monkeypatch.setattr(importlib.metadata, "version", lambda name: f"1-{name}")
+  found = fingerprint.versions(platform)
+  assert found == {name: f"1-{name}" for name in packages}

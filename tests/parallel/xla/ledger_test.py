@@ -4,13 +4,14 @@ import functools
 
 import jax
 from jax import lax
+from jax.extend.mlir import ir
 import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from parallel.xla import ledger
+from parallel.xla import ledger, operations
 
 
 def make_mesh(**sizes):
@@ -201,6 +202,11 @@ U8 = np.uint8
     (count_while(0, lambda i: i <= 8, lambda i: 2 + i), 5),
     (count_while(12, lambda i: i >= 2, lambda i: i - 3), 4),
     (count_while(7, lambda i: i < 5, lambda i: i + 1), 0),
+    # The constant is the left operand of the comparison.
+    (count_while(0, lambda i: lax.gt(np.int32(9), i), lambda i: i + 2), 5),
+    (count_while(0, lambda i: lax.ge(np.int32(8), i), lambda i: i + 2), 5),
+    (count_while(9, lambda i: lax.lt(np.int32(0), i), lambda i: i - 3), 3),
+    (count_while(0, lambda i: lax.lt(np.int32(9), i), lambda i: i + 2), 0),
     (count_while(U8(0), lambda i: i < U8(200), lambda i: i + U8(2)), 100),
     (lambda x: lax.fori_loop(0, jnp.int32(7), lambda _, x: varying_sum(x), x),
      7),
@@ -404,3 +410,84 @@ def test_merging_keeps_known_counts():
                          ((3,), 4))
   ]
   assert [c.count for c in ledger.merge(entries)] == [4, None, 5]
+
+
+@pytest.mark.parametrize(("runs", "length", "counts"), [
+  ("runs_1_of_2", 4, [2, 2]), ("runs_1_of_2", 3, [None, None]),
+  ("runs_2_of_3", 3, [2, None]), ("runs_1_of_1", 3, [3, None]),
+])
+def test_count_of_a_branch_is_a_whole_number_or_unknown(runs, length, counts):
+  """The other branch has no scope unless two halves have it."""
+  def sends(x):
+    return varying_sum(varying_sum(x))
+
+  def step(x, _):
+    def scoped(x):
+      with jax.named_scope(runs):
+        return varying_sum(x)
+
+    def other(x):
+      with jax.named_scope(runs if counts[0] == counts[1] else "other"):
+        return sends(x)
+
+    return lax.cond(x.sum() > 0, scoped, other, x), None
+
+  found = entries_of(
+    lambda x: lax.scan(step, x, length=length)[0], make_mesh(a=4),
+    jnp.ones(4), in_specs=P("a"), out_specs=P("a"),
+  )
+  # Branches are listed in the order of their index: False, then True.
+  assert [c.count for c in found] == [counts[1], counts[1], counts[0]]
+  assert all(c.count is None or type(c.count) is int for c in found)
+
+
+@pytest.mark.parametrize(("reduce", "name"), [
+  (lax.psum, "add"), (lax.pmax, "max"), (lax.pmin, "min"),
+])
+def test_reductions_have_short_names(reduce, name):
+  (found,) = entries_of(
+    lambda x: reduce(x, "a"), make_mesh(a=4), jnp.ones(4), in_specs=P("a"),
+    out_specs=P(),
+  )
+  assert found.reduction == name
+
+
+@pytest.mark.parametrize(("text", "name"), [
+  ("i1", "bool"), ("i8", "int8"), ("ui8", "uint8"), ("i64", "int64"),
+  ("f32", "float32"), ("bf16", "bfloat16"), ("f8E4M3FN", "float8_e4m3fn"),
+  ("f4E2M1FN", "float4_e2m1fn"), ("complex<f32>", "complex64"),
+  ("complex<f64>", "complex128"),
+])
+def test_element_types_have_numpy_names(text, name):
+  with ir.Context():
+    assert operations.dtype_name(ir.Type.parse(text)) == name
+  assert jnp.dtype(name)
+
+
+def test_kernel_declares_its_messages():
+  text = (
+    '{"name": "k", "sends_over": "a", "messages": "3", "elements": "50", '
+    '"dtype": "bfloat16"}'
+  )
+  assert operations.kernel_sends(text) == ("a", (3, 50), "bfloat16")
+  assert operations.kernel_sends(text.replace("sends_over", "x")) is None
+  assert operations.kernel_sends("") is None
+
+
+@pytest.mark.parametrize(("path", "expected"), [
+  ("jit(f)/psum", ("update", False, "")),
+  ("jit(f)/a/jvp(b)/c/psum", ("forward", False, "a/b/c")),
+  ("jit(f)/transpose(jvp(b))/psum", ("backward", False, "b")),
+  ("jvp(b)/rematted_computation/c/psum", ("backward", True, "b/c")),
+  ("vmap(transpose(jvp(b)))/while/body/closed_call/x",
+   ("backward", False, "b")),
+  # Programs with a handwritten backward pass.
+  ("phase_forward/b/psum", ("forward", False, "phase_forward/b")),
+  ("phase_forward/jvp(b)/psum", ("forward", False, "phase_forward/b")),
+  ("phase_backward/b/psum", ("backward", False, "phase_backward/b")),
+  ("phase_backward/jvp(b)/psum", ("backward", True, "phase_backward/b")),
+  ("phase_backward/transpose(jvp(b))/psum",
+   ("backward", False, "phase_backward/b")),
+])
+def test_phase_follows_from_the_name_stack(path, expected):
+  assert ledger.place(path) == expected

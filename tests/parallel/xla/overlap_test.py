@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import pathlib
+import re
 
 import jax
 from jax import lax
@@ -269,6 +270,59 @@ ENTRY %main (q: f32[8,128], cache: f32[64,128], scale: f32[4]) -> f32[8,128] {
     assert schedule.total().bytes == expected
 
 
+CONDITIONAL = """HloModule m, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%one (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8] parameter(0)
+  %start = f32[8,8] all-reduce-start(%x), replica_groups={}, to_apply=%add
+  %p = f32[8,8] dot(%x, %x), lhs_contracting_dims={1}, NAME=a/action_up/dot
+  %done = f32[8,8] all-reduce-done(%start)
+  ROOT %r = f32[8,8] all-reduce(%done), replica_groups={}, to_apply=%add
+}
+
+%two (y: f32[8,8]) -> f32[8,8] {
+  ROOT %y = f32[8,8] parameter(0), NAME=a/action_down/x
+}
+
+ENTRY %main (i: s32[], z: f32[8,8]) -> f32[8,8] {
+  %i = s32[] parameter(0)
+  %z = f32[8,8] parameter(1)
+  ROOT %c = f32[8,8] conditional(%i, %z, %z), BRANCHES, NAME=OUTSIDE
+}
+""".replace("BRANCHES", "branch_computations={%one, %two}")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_action_takes_its_compute_and_its_exposed_transfers(nested):
+  outside = "jit(f)/action_all/cond" if nested else "jit(f)/cond"
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+  product = 2 * 8**3 / device.peak("float32")
+  text = re.sub(
+    "NAME=(.*)", r'metadata={op_name="\1"}',
+    CONDITIONAL.replace("OUTSIDE", outside),
+  )
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(text), make_mesh(a=8), device, lambda _: 4 * product
+  )
+  if nested:  # it belongs to the outer action
+    assert not schedule.actions()
+    return
+  found = schedule.actions()
+  assert set(found) == {"up", "down"}
+  assert found["down"] == roofline.Cost()
+  assert found["up"].flops == 2 * 8**3
+  # The product, 3 of 4 products of the first transfer, and the second transfer.
+  assert found["up"].seconds == pytest.approx((1 + 3 + 4) * product, rel=1e-3)
+  # A conditional hides nothing and is not in the total of its computation.
+  assert schedule.total().flops == 2 * 8**3
+
+
 # Link rates -----------------------------------------------------------------
 
 
@@ -309,6 +363,20 @@ def test_torus_uses_every_dimension_that_a_group_spans(axes, links):
   entry = reduction(axes, n)
   expected = 2 * (n - 1) / n * 4000 / (links * hardware.link.bandwidth)
   assert seconds(entry) == pytest.approx(expected)
+
+
+def test_cores_of_a_chip_use_at_least_one_link():
+  """Equal coordinates, on a plane of 2 x 2 that is not closed."""
+  cores = np.empty((2, 2, 2), object)
+  for x, y, core in np.ndindex(2, 2, 2):
+    cores[x, y, core] = Chip((x, y))
+  hardware = DEVICES["v5e"]
+  target = Target("t", tuple(cores.ravel()), hardware, (), {})
+  seconds = overlap.wire_seconds(target, Grid(cores, ("x", "y", "core")))
+  for axes, n, links in ((("core",), 2, 1), (("x", "core"), 4, 1),
+                         (("x", "y"), 4, 2), ((), 4, 2)):
+    expected = 2 * (n - 1) / n * 4000 / (links * hardware.link.bandwidth)
+    assert seconds(reduction(axes, n)) == pytest.approx(expected)
 
 
 def test_slowest_link_between_nodes_determines_the_time():
@@ -357,6 +425,14 @@ def test_loop_of_unknown_length_hides_one_trip():
   unknown = SCHEDULED.replace("direction=LT", "direction=NE")
   assert hidden_beside_the_loop(SCHEDULED) == pytest.approx(1, rel=1e-3)
   assert hidden_beside_the_loop(unknown) == pytest.approx(1 / 4, rel=1e-3)
+
+
+def test_called_function_hides_its_compute_once():
+  called = SCHEDULED.replace(
+    "while(%state), condition=%condition, body=%body",
+    "call(%state), to_apply=%body",
+  )
+  assert hidden_beside_the_loop(called) == pytest.approx(1 / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize("updates", [1, 2])
@@ -424,10 +500,15 @@ def test_latency_within_a_node_is_the_measured_one():
   assert span(entry) == known.all_reduce(4000)
   nothing = dataclasses.replace(entry, shape=(0,))
   assert span(nothing) == (0, 0)
+  assert overlap.wire_seconds(*node("h200", 8, 2))(nothing) == 0
   # An all-gather's result is eight times each rank's operand.
   gather = dataclasses.replace(entry, kind="all_gather")
   whole = known.all_reduce(8 * 4000)
   assert span(gather) == pytest.approx((whole.least / 2, whole.greatest))
+  # A reduce-scatter's operand is the whole array.
+  scatter = dataclasses.replace(entry, kind="reduce_scatter")
+  whole = known.all_reduce(4000)
+  assert span(scatter) == pytest.approx((whole.least / 2, whole.greatest))
   with pytest.raises(ValueError, match="InfiniBand NDR were not measured"):
     span(reduction(("data",), 2))
 

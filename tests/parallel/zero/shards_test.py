@@ -352,13 +352,16 @@ def test_small_tensors_are_not_encoded():
     assert (np.asarray(whole) != x).any() == coded
 
 
+WEIGHTS = jnp.arange(9.0).reshape(3, 3) / 8
+
+
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_backward_that_reads_no_parameters_gathers_none(prefetch):
   """Includes the secondary copy, which the forward then does not create."""
   drawn = Partition((Level("node", 2), Level("gpu", 2)), 2, 2, 2, 1)
   shards, mesh = shards_of(drawn, {"node": 2, "gpu": 2})
   tensor = Tensor((3,), "float32")
-  stored = shards.store(jnp.arange(9.0).reshape(3, 3), tensor)
+  stored = shards.store(WEIGHTS, tensor)
 
   def gradients(stored, x):
     access = Gathered(shards, prefetch)
@@ -366,7 +369,7 @@ def test_backward_that_reads_no_parameters_gathers_none(prefetch):
 
     def loss(sinks):
       layers = Shard(weights, sinks, tensor)
-      y = access.scan(lambda w, x: x + w, layers, x.reshape(1, 3))
+      y = access.scan(lambda w, x: x * x + w, layers, x.reshape(1, 3))
       return jnp.sum(y * y)
 
     return shards.finish(jax.grad(loss)(shards.sink(stored)))
@@ -376,15 +379,21 @@ def test_backward_that_reads_no_parameters_gathers_none(prefetch):
     in_specs=(P(None, "gpu", "node"), P("node", "gpu")),
     out_specs=P(None, "gpu", "node"),
   ))
-  x = jnp.arange(12.0).reshape(2, 2, 3)
+  x = jnp.arange(12.0).reshape(2, 2, 3) / 8
   lowered = f.lower(stored, x)
   gathers = [
     c for c in ledger.collectives(lowered, mesh) if c.kind == "all_gather"
   ]
   assert sum(c.count for c in gathers) == 3 * 2  # the forward's
   found = shards.restore(lowered.compile()(stored, x), tensor)
-  y = x.reshape(4, 3) + jnp.arange(9.0).reshape(3, 3).sum(0)[None]
-  np.testing.assert_array_equal(found, np.stack([2 * y.sum(0)] * 3))
+
+  def loss(weights):
+    y = x.reshape(4, 3)
+    for w in weights:
+      y = y * y + w[None]
+    return jnp.sum(y * y)
+
+  np.testing.assert_allclose(found, jax.grad(loss)(WEIGHTS), rtol=1e-5)
 
 
 def test_unsharded_gradients_count_once_per_lane():
@@ -394,3 +403,89 @@ def test_unsharded_gradients_count_once_per_lane():
     found = cost.memory(plain, [cost.Parameter(10, 2)], {"node": lanes})
     assert found.gradients == 4 * 2 * 10 * lanes
     assert found.stored == 12 * 2 * 10
+
+
+# Partitions whose weights, copies and gradients have several depths and codecs.
+STORED = [
+  Partition(WIDE), Partition(WIDE, 0, 0, 3), Partition(WIDE, 1, 2, 3),
+  Partition(WIDE, 3, 3, 3, 2), Partition(WIDE, 0, 1, 2),
+  Partition(WIDE, 2, 3, 3, 1, secondary_codec="int8", **ALL_CODED),
+  Partition(WIDE, 2, 2, 2, 1, secondary_codec="int4", **CODED),
+  Partition(WIDE, 2, 3, 3, 3, secondary_codec="int8", **CODED),
+]
+
+
+@pytest.mark.parametrize("drawn", STORED, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_equals_the_bytes_of_the_arrays(drawn, dtype):
+  """Three tensors of 25 elements on a device with lanes."""
+  shards, mesh = shards_of(drawn, DEVICES)
+  tensor, found = Tensor((25,), dtype), {}
+
+  def size(tree):
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+  def run(stored):
+    weights = shards.working(stored, tensor)
+    found["stored"] = 3 * size(stored)  # and two moments
+    found["gradients"] = size(shards.sink(stored))
+    found["weights"] = size(weights)
+    found["secondary"] = 0
+    if drawn.secondary:
+      whole = shards.materialise(weights, tensor)
+      found["secondary"] = size(shards.copy(whole, tensor))
+    return shards.sink(stored)
+
+  names = [axis.name for axis in shards.inner]
+  jax.eval_shape(jax.shard_map(
+    run, mesh=mesh, in_specs=P(None, *names[: drawn.optimizer]),
+    out_specs=P(None, *names),
+  ), jax.eval_shape(
+    lambda x: shards.store(x, tensor), jnp.ones((3, 25))
+  ))
+  if drawn.weights == drawn.optimizer and dtype == "float32" and not (
+    drawn.is_coded(drawn.shard(25)) and drawn.weight_codec != "none"
+  ):
+    found["weights"] = 0  # the stored weights serve
+  lanes = {axis.name: axis.lanes for axis in shards.axes}
+  memory = cost.memory(drawn, [
+    cost.Parameter(25, 2, jnp.dtype(dtype).itemsize),
+    cost.Parameter(25, 1, jnp.dtype(dtype).itemsize),
+  ], lanes)
+  assert dataclasses.asdict(memory) == found
+  assert memory.total == sum(found.values())
+
+
+def test_copy_is_kept_only_for_backwards_that_read_it():
+  drawn = Partition(WIDE, 3, 3, 3, 2)
+  once = cost.memory(drawn, [cost.Parameter(25)])
+  for regathered in (0, 2):
+    found = cost.memory(drawn, [cost.Parameter(25, regathered=regathered)])
+    assert found == dataclasses.replace(
+      once, secondary=regathered * once.secondary
+    )
+  # Papers count two bytes per gradient.
+  half = cost.memory(drawn, [cost.Parameter(25, gradient_bytes=2)])
+  assert half == dataclasses.replace(once, gradients=once.gradients // 2)
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_leading_dims_are_reduced_separately(codec):
+  """Gradients of tensor ranks; multiples by powers of two round alike."""
+  drawn = Partition(
+    WIDE, 0, 2, 3, gradient_codec=codec, block=2, coded_blocks=0,
+    gradient_hops="two",
+  )
+  shards, mesh = shards_of(drawn, {"node": 2, "gpu": 2})
+  tensor = Tensor((5, 3), "float32")
+  summands = np.random.default_rng(0).normal(size=(16, 1, 1, 5, 3))
+  factors = 2.0 ** np.arange(6).reshape(2, 3, 1, 1)
+  reduced = jax.jit(jax.shard_map(
+    lambda x: shards.finish(shards.reduce(x, tensor)), mesh=mesh,
+    in_specs=P(("node", "gpu", "gcd")),
+    out_specs=P(None, None, "gcd", "gpu", "node"),
+  ))((summands * factors).astype("f4"))
+  found = np.asarray(shards.restore(reduced, tensor))
+  np.testing.assert_array_equal(found, factors * found[:1, :1])
+  error = np.abs(found[0, 0] - summands.sum((0, 1, 2))).max()
+  assert error < (1e-5 if codec == "none" else 0.2)
