@@ -103,7 +103,7 @@ def encoded(picture):
 
 
 def test_pictures_are_reduced_to_256_colours():
-  """Of 4,096 shades and one colour of few pixels, which remains."""
+  """A colour of few pixels remains among 4,096 shades of others."""
   picture = Image.new("RGBA", (64, 65))
   picture.putdata([(0, 4 * g, 4 * b, 255) for g in range(64)
                    for b in range(64)] + [(255, 0, 0, 255)] * 64)
