@@ -1,4 +1,4 @@
-"""Parts of studies alone: inputs, curves of service, flows, cells of reports."""
+"""Parts of studies alone: inputs, curves of service, flows and texts."""
 
 from fractions import Fraction
 import itertools
