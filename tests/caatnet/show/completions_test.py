@@ -1,5 +1,6 @@
 """Printed completions: complete text, without terminal control sequences."""
 
+import io
 import json
 import sys
 
@@ -30,6 +31,15 @@ def show(prompts, texts, pieces=(), as_json=False, logprobs=False):
 def test_text_of_one_prompt_is_streamed_once(capsys):
   show(["def "], ["f(x):"], pieces=["f(", "x):"])
   assert capsys.readouterr().out == "f(x):\n"
+
+
+def test_each_piece_is_visible_at_once(monkeypatch):
+  """Flushes a stream that is not flushed at line ends."""
+  raw = io.BytesIO()
+  monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw))
+  screen = completions.Screen(["a"], Bytes(), False, False)
+  screen.on_text(0, "f(")
+  assert raw.getvalue() == b"f("
 
 
 def test_texts_of_several_prompts_follow_their_prompts(capsys):
@@ -78,7 +88,7 @@ def test_progress_is_shown_where_no_text_is_streamed(
 ):
   prompts = ["x"] * num
   show(prompts, prompts, as_json=as_json)
-  assert capsys.readouterr().err.strip() == ""  # not in a log
+  assert capsys.readouterr().err == ""  # not in a log
   error = terminal.attach(monkeypatch)
   show(prompts, prompts, as_json=as_json)
   if not shown:

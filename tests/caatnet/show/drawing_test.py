@@ -225,6 +225,10 @@ def test_axes_have_their_scales_limits_and_ticks(draw):
     limits=(9, 1), reverse=True, margin=(2.0, 3.0)
   ))).axes[0]
   assert (list(axis.get_xticks()), axis.get_ylim()) == ([], (18, 3))
+  axis = draw(plot.Panel([line], x=plot.Axis(
+    limits=(1, 9), margin=(2.0, 1.0)
+  ))).axes[0]
+  assert axis.get_xlim() == (2, 9)
 
 
 def test_numbers_of_a_plain_axis_are_written_out(draw):
@@ -274,7 +278,7 @@ def test_adjacent_panels_with_equal_labels_show_one(draw):
   assert [bool(a.get_ylabel()) for a in axes[:5]] == [
     True, False, False, True, False
   ]
-  assert not axes[5].get_visible()
+  assert [axis.get_visible() for axis in axes] == [True] * 5 + [False]
   (legend,) = drawn.legends
   assert [x.get_text() for x in legend.get_texts()] == ["a"]
 
@@ -329,7 +333,8 @@ def test_figure_has_one_column_and_no_legend_by_default(draw):
   assert not first.get_shared_x_axes().joined(first, second)
   assert not first.get_shared_y_axes().joined(first, second)
   assert first.get_legend() is None
-  drawn = draw(plot.Panel([line]), legend="outside lower left")
+  lines = [plot.Line([1], [1], label) for label in "ab"]
+  drawn = draw(plot.Panel(lines), legend="outside lower left")
   (legend,) = drawn.legends
   assert (legend._ncols, legend.get_title().get_text()) == (1, "")
 

@@ -50,6 +50,7 @@ def test_lines_of_a_sweep_have_one_number_of_ranks(tmp_path):
     "r=4, private scale: forward": [[5.0, 8.0], [10.0, 7.0]],
   }
   (panel,) = figure.panels
+  assert figure.size == (7, 4.4)
   # Error bars are the range over seeds.
   assert panel.marks[0].errors == ([2.0, 1.0], [4.0, 1.0])
   assert panel.axes == (
@@ -101,7 +102,8 @@ def test_scale_is_logarithmic_beyond_a_factor_of_ten(
     rows[:1], lambda r: r["sent"], "sent", tmp_path / "x.png"
   )
   lines = len(set(amounts)) - 1
-  assert figure.size == pytest.approx((8, one.size[1] + 0.17 * lines))
+  assert one.size == pytest.approx((8, 4.77))
+  assert figure.size == pytest.approx((8, 4.77 + 0.17 * lines))
 
 
 def study_row(**changes):
@@ -159,6 +161,7 @@ def test_losses_of_positions_are_plotted_from_one(tmp_path):
   )
   (panel,) = figure.panels
   (line,) = panel.marks
+  assert (line.width, figure.size) == (1, (7, 4))
   assert (list(line.x), line.y) == ([1, 2, 3], [3.0, 2.0, 1.5])
   assert panel.axes == (
     Axis("tokens of context", "log"), Axis("loss [nats per token]")
@@ -181,8 +184,19 @@ def test_losses_are_plotted_over_steps(tmp_path):
   # The training loss is drawn thin and pale, in the same colour.
   assert training.colour == validation.colour == "C0"
   assert training.label == ""
-  assert training.width < validation.width
-  assert training.alpha < validation.alpha == 1
+  assert (training.width, training.alpha) == (1, 0.35)
+  assert validation.alpha == 1
   assert panel.axes == (Axis("step"), Axis("loss [nats per byte]"))
   assert panel.legend == "best"
+  assert figure.size == (7, 4.2)
   assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_run_has_a_colour(tmp_path, saved):
+  (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n'
+                                          '{"step": 1, "validation_loss": 2.0}\n')
+  runs = {"a": tmp_path, "b": tmp_path}
+  figure = pictures.plot_losses(runs, tmp_path / "x.png", label="nats")
+  (panel,) = figure.panels
+  assert [mark.colour for mark in panel.marks] == ["C0", "C0", "C1", "C1"]
+  assert panel.y == Axis("loss [nats]")

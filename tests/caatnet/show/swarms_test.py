@@ -181,6 +181,13 @@ def test_screen_without_a_terminal_is_a_log(known, capsys):
   )
 
 
+def test_each_line_of_a_log_is_visible_at_once(monkeypatch):
+  raw = io.BytesIO()
+  monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw))
+  Screen().say("1")
+  assert raw.getvalue() == b"1\n"
+
+
 def _coordinator(folder, port, **streams):
   return subprocess.Popen(
     [sys.executable, "-m", "launch.coordinator", f"--port={port}",

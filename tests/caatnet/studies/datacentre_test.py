@@ -91,8 +91,9 @@ def test_error_is_relative_to_the_nearer_end():
   assert row.plain()["error"] == 0.25
   assert row.plain()["verdict"] == "differs"
   for ours, error, verdict in (
-    (1.0, -0.5, "differs"), (3.0, 0.0, "consistent"), (4.16, 0.04, "consistent"),
-    (1.92, -0.04, "consistent"), (4.24, 0.06, "differs"),
+    (1.0, -0.5, "differs"), (3.0, 0.0, "consistent"),
+    (4.16, 0.04, "consistent"), (1.92, -0.04, "consistent"),
+    (4.24, 0.06, "differs"),
   ):
     found = row._replace(ours=ours).plain()
     assert found["error"] == pytest.approx(error)
