@@ -193,8 +193,9 @@ def test_losses_are_plotted_over_steps(tmp_path):
 
 
 def test_each_run_has_a_colour(tmp_path, saved):
-  (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n'
-                                          '{"step": 1, "validation_loss": 2.0}\n')
+  (tmp_path / "metrics.jsonl").write_text(
+    '{"step": 1, "loss": 3.0}\n{"step": 1, "validation_loss": 2.0}\n'
+  )
   runs = {"a": tmp_path, "b": tmp_path}
   figure = pictures.plot_losses(runs, tmp_path / "x.png", label="nats")
   (panel,) = figure.panels
