@@ -50,7 +50,9 @@ def test_hash_depends_on_the_text_and_order_of_code_cells_only():
   assert notebooks.sources(notebook("y = 1")) != expected
 
 
-@pytest.mark.parametrize("which", ["none", "cell", "first cell", "hash"])
+@pytest.mark.parametrize("which", [
+  "none", "cell", "first cell", "stored first cell", "hash"
+])
 def test_notebook_is_stale_if_any_code_has_changed(tmp_path, which):
   path = stored(tmp_path / "a.ipynb", notebook("x = 1"))
   made = notebooks.prepared(path)
@@ -60,6 +62,8 @@ def test_notebook_is_stale_if_any_code_has_changed(tmp_path, which):
   elif which == "first cell":  # with its own hash
     made.cells[1].source = "root = 1"
     made.metadata["caatnet"]["sources"] = notebooks.sources(made)
+  elif which == "stored first cell":  # the hash is that of the common one
+    made.cells[1].source = "root = 1"
   elif which == "hash":  # it was never executed
     del made.metadata["caatnet"]
   stored(path, made)

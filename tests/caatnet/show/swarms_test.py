@@ -174,10 +174,11 @@ def test_screen_without_a_terminal_is_a_log(known, capsys):
   with Screen() as screen:
     screen.say("[bold]1[/bold]")
     screen.follow(known)
-    screen.say("[bold]2[/bold]")
+    screen.say("[bold]2[/bold] " * 20)  # is not wrapped
   host, port = known.address
   assert capsys.readouterr().out == (
-    f"[bold]1[/bold]\ncoordinator at {host}:{port}\n[bold]2[/bold]\n"
+    f"[bold]1[/bold]\ncoordinator at {host}:{port}\n"
+    + "[bold]2[/bold] " * 20 + "\n"
   )
 
 
