@@ -54,6 +54,14 @@ def test_simultaneous_arrivals_are_spread_in_order(tmp_path):
   times = np.array([a.time_s for a in found])
   assert np.all(np.diff(times) > 0)
   assert times[2] < 3
+  # Each batch is spread over the 3 s to the next.
+  starts = times[0] + np.array([3.0, 6.0]) - 3.0
+  assert np.all(times[3:] > starts)
+  assert times[3] < 6
+  spread = traces._spread([Arrival(i, 9.0, 1, 1) for i in range(999)], 0)
+  offsets = [a.time_s - 9 for a in spread]
+  assert 0 < min(offsets) < 0.05
+  assert 2.95 < max(offsets) < 3
   assert traces.load(path) == found
   assert traces.load(path, seed=1) != found
   assert traces.load(path, 2) == found[:2]
@@ -99,6 +107,40 @@ def test_tokens_agree_in_the_blocks_that_the_trace_shares(tmp_path):
   assert max(map(np.max, found)) < 1000
 
 
+def test_hashes_are_those_of_splitmix64():
+  """The first two numbers of the generator with seed 0."""
+  gamma = np.array([0x9E3779B97F4A7C15], np.uint64)
+  states = gamma * np.array([1, 2], np.uint64)
+  assert traces._mixed(states).tolist() == [
+    0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4
+  ]
+
+
+def test_tokens_of_sequences_differ_unless_they_share_a_name():
+  """A conversation, a block and a single request of one number differ."""
+  plain = Arrival(7, 0.0, 600, 40)
+  kinds = [
+    plain, Arrival(8, 0.0, 600, 40), Arrival(1, 0.0, 600, 40, conversation=7),
+    Arrival(2, 0.0, 600, 40, blocks=(7, 8), block_size=512),
+    Arrival(2, 0.0, 600, 40, blocks=(8, 7), block_size=512),
+  ]
+  tokens = [traces.tokens(a) for a in kinds]
+  assert {(t.dtype.name, t.shape) for t in tokens} == {("int32", (640,))}
+  for i, a in enumerate(tokens):
+    assert len(set(a.tolist())) > 630
+    for b in tokens[:i]:
+      assert np.sum(a[:600] == b[:600]) < 3
+  # Blocks of one number agree at their positions, wherever they are.
+  np.testing.assert_array_equal(tokens[3][512:600], tokens[4][:88])
+  # Responses are of the request; those of one conversation, of it.
+  np.testing.assert_array_equal(tokens[3][600:], tokens[4][600:])
+  other = Arrival(9, 5.0, 3, 700, conversation=7)
+  np.testing.assert_array_equal(traces.tokens(other)[:640], tokens[2])
+  # Tokens modulo a vocabulary.
+  np.testing.assert_array_equal(traces.tokens(plain, 1), 0)
+  assert set(traces.tokens(plain, 3)) == {0, 1, 2}
+
+
 def test_turn_begins_with_the_previous_turns():
   arrivals = Sessions(40, seed=3).arrivals()
   times = [a.time_s for a in arrivals]
@@ -139,3 +181,66 @@ def test_scaled_and_poisson_arrivals_have_the_given_rate():
   drawn = traces.poisson(arrivals, 4.0, seed=1)
   assert len(drawn) / drawn[-1].time_s == pytest.approx(4.0, rel=0.1)
   assert [a.prompt for a in drawn] == [a.prompt for a in arrivals]
+  assert drawn[0].time_s == 0
+  gaps = np.diff([a.time_s for a in drawn])
+  assert gaps.mean() == pytest.approx(1 / 4, rel=0.1)
+  assert gaps.std() == pytest.approx(1 / 4, rel=0.1)
+  assert drawn == traces.poisson(arrivals, 4.0, seed=1)
+  assert drawn != traces.poisson(arrivals, 4.0, seed=2)
+  assert traces.poisson([], 4.0, seed=1) == []
+
+
+def test_sessions_respect_their_limits():
+  """A first turn is truncated to fit; a later one ends its session."""
+  sessions = Sessions(
+    50, rate=4.0, turns=3.0, think_s=2.0, question=(4.0, 1.0),
+    answer=(4.0, 1.0), longest_answer=90, longest=150,
+  )
+  arrivals = sessions.arrivals()
+  assert [a.number for a in arrivals] == list(range(len(arrivals)))
+  assert arrivals[0].time_s == 0
+  assert max(a.output for a in arrivals) == 90
+  assert max(a.prompt + a.output for a in arrivals) == 150
+  assert min(a.prompt - a.context for a in arrivals) >= 1
+  turns = {}
+  for arrival in arrivals:
+    turns.setdefault(arrival.conversation, []).append(arrival)
+  assert set(turns) == set(range(50))
+  for first, *later in turns.values():
+    assert (first.context, first.think_s) == (0, None)
+    for before, turn in zip([first, *later], later, strict=False):
+      assert turn.time_s == pytest.approx(before.time_s + turn.think_s)
+  thinks = [a.think_s for a in Sessions(400).arrivals() if a.think_s]
+  assert np.mean(thinks) == pytest.approx(30, rel=0.1)
+  tiny = Sessions(20, question=(-9.0, 1.0), answer=(-9.0, 1.0)).arrivals()
+  assert {(a.prompt - a.context, a.output) for a in tiny} == {(1, 1)}
+
+
+@pytest.mark.parametrize(("row", "message"), [
+  ({"timestamp": -1}, "the time -1 must be finite and not negative"),
+  ({"timestamp": float("inf")}, "the time inf must be finite"),
+  ({"input_length": 0, "hash_ids": []}, "input_length=0 must be at least 1"),
+  ({"output_length": 0}, "output_length=0 must be at least 1"),
+  ({"hash_ids": [1]}, "hash_ids has 1 blocks of 512 tokens, but input_length"),
+  ({"hash_ids": [1, 2.5]}, "hash_ids must be a list of integers"),
+  ({"hash_ids": "ab"}, "hash_ids must be a list of integers"),
+])
+def test_invalid_line_of_mooncake_is_refused(tmp_path, row, message):
+  path = tmp_path / "trace"
+  good = {"timestamp": 1500, "input_length": 513, "output_length": 1,
+          "hash_ids": [3, 4]}
+  path.write_text(json.dumps(good) + "\n" + json.dumps(good | row) + "\n")
+  with pytest.raises(ValueError, match=f"line 2: {message}"):
+    traces.load(path)
+  path.write_text(json.dumps(good) + "\n")
+  (arrival,) = traces.load(path)
+  assert arrival == Arrival(0, 0.0, 513, 1, blocks=(3, 4), block_size=512)
+  path.write_text(json.dumps(good | {"hash_ids": [3], "input_length": 512}))
+  assert traces.load(path)[0].prompt == 512
+
+
+def test_file_of_failed_requests_is_refused(tmp_path):
+  path = tmp_path / "trace"
+  path.write_text("\n".join(BURST.splitlines()[::2]))
+  with pytest.raises(ValueError, match="has no requests"):
+    traces.load(path)

@@ -1,12 +1,16 @@
 """Printed completions: complete text, without terminal control sequences."""
 
+import io
 import json
 import sys
+
+import pytest
 
 from caatnet.data.tokenizers import Bytes
 from caatnet.inference.requests import Completion
 from caatnet.serving.generate import Speed
 from caatnet.show import completions
+from tests.caatnet.show import terminal
 
 
 def completion(text, reason="max_tokens"):
@@ -27,6 +31,15 @@ def show(prompts, texts, pieces=(), as_json=False, logprobs=False):
 def test_text_of_one_prompt_is_streamed_once(capsys):
   show(["def "], ["f(x):"], pieces=["f(", "x):"])
   assert capsys.readouterr().out == "f(x):\n"
+
+
+def test_each_piece_is_visible_at_once(monkeypatch):
+  """Flushes a stream that is not flushed at line ends."""
+  raw = io.BytesIO()
+  monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw))
+  screen = completions.Screen(["a"], Bytes(), False, False)
+  screen.on_text(0, "f(")
+  assert raw.getvalue() == b"f("
 
 
 def test_texts_of_several_prompts_follow_their_prompts(capsys):
@@ -56,19 +69,67 @@ def test_control_characters_are_replaced_on_a_terminal(capsys, monkeypatch):
   assert capsys.readouterr().out.startswith("b\ufffd[2J\tc\n")
 
 
+def test_exactly_the_control_characters_are_replaced(monkeypatch):
+  """Those of ASCII and Latin-1, except for line ends and tabs."""
+  text = "".join(map(chr, range(256)))
+  out = terminal.attach(monkeypatch, "stdout")
+  show(["a"], [text], pieces=[text])
+  controls = {*range(32), *range(127, 160)} - {9, 10}
+  assert out.getvalue() == "".join(
+    "\ufffd" if code in controls else chr(code) for code in range(256)
+  ) + "\n"
+
+
+@pytest.mark.parametrize(("num", "as_json", "shown"), [
+  (1, False, False), (1, True, True), (3, False, True), (2, True, True),
+])
+def test_progress_is_shown_where_no_text_is_streamed(
+  monkeypatch, capsys, num, as_json, shown
+):
+  prompts = ["x"] * num
+  show(prompts, prompts, as_json=as_json)
+  assert capsys.readouterr().err == ""  # not in a log
+  error = terminal.attach(monkeypatch)
+  show(prompts, prompts, as_json=as_json)
+  if not shown:
+    assert error.text == ""
+    return
+  first, last = error.text.split()[0], error.text.split("\n")[0]
+  assert first == "prompts"
+  assert f"0/{num}" in last  # shown at once
+  assert f"{num}/{num}" in error.text
+  assert error.getvalue().endswith("\x1b[2K")  # and removed at the end
+  assert "\x1b[?25h" in error.getvalue()  # the cursor is back
+
+
+def test_headings_are_whole_and_without_markup(monkeypatch, capsys):
+  prompts = ["[bold]" * 30, "b"]
+  show(prompts, ["x", "y"])
+  assert capsys.readouterr().out.splitlines()[0] == f"1: {prompts[0]!r}"
+  out = terminal.attach(monkeypatch, "stdout")
+  show(prompts, ["x", "y"])
+  assert "\x1b[1m2: 'b'\x1b[0m\ny\n\n" in out.getvalue()
+
+
 def test_log_probabilities_are_listed_by_token(capsys):
   show(["a"], ["b\n"], pieces=["b\n"], logprobs=True)
   out = capsys.readouterr().out
-  assert "'b'" in out
-  assert r"'\n'" in out
-  assert "-49.0000" in out
+  assert out.startswith("b\n\n")
+  assert list(terminal.tables(out.removeprefix("b\n\n")).values()) == [[
+    ["text", "token", "log-probability"], ["'b'", "98", "-49.0000"],
+    [r"'\n'", "10", "-5.0000"],
+  ]]
 
 
 def test_interrupt_reports_the_number_of_finished_prompts(capsys):
   screen = completions.Screen(["a", "b", "c"], Bytes(), False, False)
   screen.show([completion("x"), completion("y", "interrupted"),
                completion("", "interrupted")])
-  assert "interrupted: 1 of 3 prompts were finished" in capsys.readouterr().err
+  assert capsys.readouterr().err == (
+    "interrupted: 1 of 3 prompts were finished\n"
+  )
+  screen.show([completion("x")] * 3)
+  assert capsys.readouterr().err == ""
 
 
 def test_speed_is_tokens_by_time_of_each_phase(capsys):

@@ -11,15 +11,20 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from caatnet.show import swarms
 from caatnet.show.swarms import Screen
+from parallel.elastic.membership import messages as m
+from parallel.elastic.membership.coordinator import Coordinator, Phase
 from parallel.elastic.membership.journal import Journal
 from parallel.elastic.membership.service import Service
 from parallel.elastic.swarm import Swarm
+from tests.caatnet.show import terminal
 from tests.parallel.elastic.worlds import SECURITY
 
 
@@ -63,6 +68,125 @@ def test_peers_are_shown_with_state_and_loss(there):
     assert time.monotonic() < end
     time.sleep(0.01)
   assert re.search(rf"{swarm.me} +is waited for", _seen(screen, there))
+
+
+@pytest.fixture
+def known(tmp_path):
+  """Service with a given state, which does not serve."""
+  with Service(
+    ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "known"),
+    say=lambda line: None,
+  ) as made:
+    yield made
+
+
+def _at(monkeypatch, now_s):
+  """Sets the clock of the view."""
+  clock = types.SimpleNamespace(monotonic=lambda: now_s)
+  monkeypatch.setattr(swarms, "time", clock)
+
+
+def _view(screen, there):
+  """Returns the parts of the first line, and the rows of peers by id."""
+  head, *rest = filter(str.strip, _seen(screen, there).splitlines())
+  rows = [re.split(r"  +", line.strip()) for line in rest]
+  return head.strip().split(", "), {row[0]: row[1:] for row in rows}
+
+
+def _running(epoch, revision, *members):
+  record = m.Record(epoch, members, revision)
+  return Coordinator(record, Phase.OPEN, said=frozenset(members[:1]))
+
+
+def test_each_peer_has_a_row_with_its_last_report(known):
+  known.state = _running(3, 12_345, "a", "b", "c")
+  known._reports |= {
+    "a": m.Report(12_344, 999, 1.5), "b": m.Report(7, 1_234_567, None)
+  }
+  known._channels["c"] = types.SimpleNamespace(
+    last_received=time.monotonic() - 1000.04
+  )
+  head, rows = _view(Screen(), known)
+  assert head == ["epoch 3", "round 12,345", "0 a minute", "3 members",
+                  "1 MB sent", "loss 1.5000"]
+  silent = rows["c"].pop(1)
+  assert 1000 <= float(silent) < 2000
+  assert rows == {
+    "peer": ["is at", "heard, s ago", "round", "sent", "loss"],
+    "a": ["has its part", "no connection", "12,344", "999 B", "1.5000"],
+    "b": ["computes", "no connection", "7", "1 MB", "-"],
+    "c": ["computes", "-", "-", "-"],
+    **{key: row for key, row in rows.items() if key.startswith("waits for")},
+  }
+  known._reports["c"] = m.Report(9, 10**9, 0.25)
+  head, _ = _view(Screen(), known)
+  assert head[4:] == ["1 GB sent", "loss 0.8750"]
+  known._reports.clear()
+  head, _ = _view(Screen(), known)
+  assert head[4:] == ["0 B sent"]
+
+
+def test_rate_is_that_of_the_last_minute(known, monkeypatch):
+  """Counts rounds since the first view in it, over one second at least."""
+  screen = Screen()
+  for now_s, revision, rate in (
+    (1000.0, 10, 0), (1000.5, 11, 60), (1010.0, 30, 120), (1030.0, 40, 60),
+    (1059.9, 40, 30), (1060.0, 40, 29 / 59.5 * 60),
+    (1069.9, 70, 40 / 59.9 * 60), (1200.0, 90, 0),
+  ):
+    known.state = _running(1, revision, "a")
+    _at(monkeypatch, now_s)
+    head, _ = _view(screen, known)
+    assert head[1:3] == [f"round {revision}", f"{rate:.0f} a minute"]
+
+
+@pytest.mark.parametrize(("count", "text"), [
+  (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"),
+  (10**6, "1 MB"), (2_600_000, "3 MB"), (10**9, "1 GB"), (10**12, "1.0 TB"),
+  (1_234_560_000_000_000, "1,234.6 TB"),
+])
+def test_bytes_have_decimal_units(count, text):
+  assert swarms._bytes(count) == text
+
+
+def test_screen_on_a_terminal_is_live(known, monkeypatch):
+  """The table is drawn below the lines, and once more at the end."""
+  known.state = _running(3, 7, "peer-a")
+  out = terminal.attach(monkeypatch, "stdout")
+  with Screen() as screen:
+    screen.say("[bold]1 line[/bold]")
+    assert out.getvalue() == "[bold]1 line[/bold]\n"
+    screen.follow(known)
+    host, port = known.address
+    assert f"coordinator at {host}:{port}\n" in out.text
+    screen.say("[bold]2 lines[/bold]")
+    assert "[bold]2 lines[/bold]\n" in out.getvalue()  # no colours
+    assert "peer-a" in out.text
+    known.state = _running(4, 7, "peer-b")
+  assert "peer-b" in out.text.rpartition("epoch 4")[2]
+  assert out.getvalue().endswith("\x1b[?25h")  # the cursor is back
+  size = len(out.getvalue())
+  screen.say("3")
+  assert "epoch" not in out.text[size:]
+
+
+def test_screen_without_a_terminal_is_a_log(known, capsys):
+  with Screen() as screen:
+    screen.say("[bold]1[/bold]")
+    screen.follow(known)
+    screen.say("[bold]2[/bold] " * 20)  # is not wrapped
+  host, port = known.address
+  assert capsys.readouterr().out == (
+    f"[bold]1[/bold]\ncoordinator at {host}:{port}\n"
+    + "[bold]2[/bold] " * 20 + "\n"
+  )
+
+
+def test_each_line_of_a_log_is_visible_at_once(monkeypatch):
+  raw = io.BytesIO()
+  monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw))
+  Screen().say("1")
+  assert raw.getvalue() == b"1\n"
 
 
 def _coordinator(folder, port, **streams):

@@ -324,3 +324,60 @@ def test_quantity_must_be_in_its_range():
     Quantity(1, 2, 3, "", "a size", "nobody", "choice")
   with pytest.raises(ValueError, match="mark='sure'"):
     Quantity(1, 0, 3, "", "a size", "nobody", "sure")
+
+
+UNITS = {"", "$", "$/MWh", "B", "B/s", "FLOP", "FLOP/s", "W", "Wh", "bit",
+         "bit/s", "days", "h", "km", "s"}
+COUNTS = {"accelerators", "chunks", "layers", "microbatch_tokens", "per_rack",
+          "radix", "sync_every"}
+
+
+def test_knobs_have_units_bounds_and_sources():
+  """Shares are at most 1, ratios to a minimum at least 1, counts whole."""
+  for key, knob in KNOBS.items():
+    assert knob.unit in UNITS, key
+    assert knob.source not in ("", *knobs.MARKS, knob.meaning), key
+    assert (knob.most == 1) == knob.meaning.startswith("share "), key
+    assert knob.whole == (key in COUNTS), key
+    if knob.whole:
+      assert float(knob.value).is_integer(), key
+      assert knob.least >= 1, key
+  assert {k for k, knob in KNOBS.items() if knob.least not in (0, 1)} == {
+    "radix"  # a switch of fewer ports joins nothing
+  }
+  assert set(knobs.DECISIONS) < set(KNOBS)
+
+
+def test_range_of_a_changed_knob_has_its_relative_width():
+  """Ranges end at the bounds of the knob."""
+  assert knobs.around("budget", 200e9) == (160e9, 240e9)
+  assert knobs.around("utilisation", 0.8) == pytest.approx((0.6, 1.0))
+  assert knobs.around("pue", 1.2) == pytest.approx((1.1, 1.31))
+  assert knobs.around("chunks", 1) == (1, 4)
+  assert knobs.around("pue", 1.0)[0] == 1.0
+
+
+@pytest.mark.parametrize("given", closed_forms.GIVEN)
+def test_results_have_units_and_meanings(given):
+  found = closed_forms.results(given)
+  meanings = [result.meaning for result in found.values()]
+  assert len(set(meanings)) == len(meanings)
+  for key, result in found.items():
+    assert result.unit in UNITS, key
+    assert len(result.meaning) > len(result.unit), key
+
+
+def test_knob_outside_of_its_bounds_is_refused():
+  for key, value, message in (
+    ("radix", 3, "radix=3 must be positive and finite, at least 4"),
+    ("fill", 1.5, "fill=1.5 must be positive and finite, at most 1"),
+    ("budget", math.inf, "budget=inf must be positive and finite"),
+    ("layers", 2.5, "layers=2.5 must be an integer"),
+    ("layers", 0, "layers=0 must be positive and finite, at least 1"),
+  ):
+    with pytest.raises(ValueError) as error:
+      closed_forms.with_defaults({key: value})
+    assert str(error.value).startswith(message)
+    assert ("at most" in str(error.value)) == (key == "fill")
+  for key, value in (("radix", 4), ("fill", 1.0), ("layers", 1)):
+    assert closed_forms.with_defaults({key: value})[key] == value

@@ -75,6 +75,32 @@ def test_consistent_figures_are_within_the_tolerance(result):
       assert abs(row["error"]) > known.TOLERANCE, row
 
 
+def test_comparisons_have_units_inputs_and_sources(result):
+  for row in (*result["paper"], *result["known"]):
+    assert row["unit"] in ("", "FLOP", "FLOP/s", "W", "h"), row
+    assert row["verdict"] in known.VERDICTS, row
+    assert row["inputs"] not in (*known.VERDICTS, row["source"]), row
+    assert any(word in row["source"] for word in (
+      "arXiv", "recalled", "TOP500"
+    )), row
+    assert not any(word in row["inputs"] for word in ("arXiv", "TOP500")), row
+
+
+def test_error_is_relative_to_the_nearer_end():
+  row = known.Row("x", (2.0, 4.0), 5.0, "", "consistent", "")
+  assert row.plain()["error"] == 0.25
+  assert row.plain()["verdict"] == "differs"
+  for ours, error, verdict in (
+    (1.0, -0.5, "differs"), (3.0, 0.0, "consistent"),
+    (4.16, 0.04, "consistent"), (1.92, -0.04, "consistent"),
+    (4.24, 0.06, "differs"),
+  ):
+    found = row._replace(ours=ours).plain()
+    assert found["error"] == pytest.approx(error)
+    assert found["verdict"] == verdict
+  assert row._replace(verdict="predicted").plain()["verdict"] == "predicted"
+
+
 def test_bandwidth_falls_with_lower_targets_and_better_methods(result):
   rows = [list(row["bit_s"].values()) for row in result["between"]["rows"]]
   for row in rows:

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import re
 
 import numpy as np
 import pytest
@@ -39,6 +40,22 @@ def reported(name):
   return study.report(study.run(config))
 
 
+# Factors of columns and the units in their headings.
+UNITS = {1e-6: "us", 1e-3: "ms", 1e6: "MB", 1e9: "GB", 1e12: "10^12"}
+
+
+def check_units(made):
+  """Checks that the factors of columns are units, those of their headings."""
+  for column in (c for table in made.tables for c in table.columns):
+    if "bound" in column.heading:  # relative to a result
+      continue
+    assert column.unit in (1, 0.01, *UNITS), column
+    words = set(re.findall(r"[\w^]+", column.heading))
+    for unit, word in UNITS.items():
+      if word in words and column.unit != 1:
+        assert column.unit == unit, column
+
+
 def test_every_study_has_a_case():
   found = {
     importlib.import_module(f"configs.{name}").get_config().study
@@ -53,6 +70,7 @@ def test_formats_show_the_same_cells(name):
   assert report.tables
   assert all(table.rows for table in report.tables)
   check(report)
+  check_units(report)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -136,6 +154,7 @@ PROGRAMS = {
 def test_formats_show_the_same_cells_for_programs(name):
   report = compilation.report(PROGRAMS[name])
   check(report)
+  check_units(report)
   assert len(report.figure().panels) == 3
 
 

@@ -1,0 +1,429 @@
+"""Parts of a server alone: keys, sockets, metrics, errors and responses."""
+
+import asyncio
+import dataclasses
+import json
+import math
+import socket
+import types
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+import pytest
+from starlette.requests import Request as HttpRequest
+
+from caatnet.inference import requests as inference
+from caatnet.inference.stops import Stops
+from caatnet.inference.transcripts import Transcript
+from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.server import api, fields, http, responses, start
+from caatnet.serving.server.errors import ApiError
+from caatnet.serving.server.metrics import Metrics
+from caatnet.serving.server.service import Call, Choice, News
+from tests.caatnet.serving.small_server import tokenizer
+
+
+def test_key_is_that_of_the_file_or_of_the_environment(tmp_path, monkeypatch):
+  monkeypatch.delenv("CAATNET_API_KEY", raising=False)
+  assert start.key("") == ""
+  monkeypatch.setenv("CAATNET_API_KEY", " other \n")
+  assert start.key("") == "other"
+  path = tmp_path / "key"
+  path.write_text(" secret\n")
+  assert start.key(str(path)) == "secret"
+  path.write_text(" \n")
+  with pytest.raises(ValueError, match=f"^--flag={path} is empty$"):
+    start.key(str(path), "flag")
+  for content in (None, b"\xff"):
+    path.unlink(missing_ok=True)
+    if content:
+      path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^--api_key_file={path}: "):
+      start.key(str(path))
+
+
+def test_socket_listens_before_the_server_runs():
+  with http.bound("127.0.0.1", 0) as first:
+    port = first.getsockname()[1]
+    assert first.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+    socket.create_connection(("127.0.0.1", port)).close()
+    with pytest.raises(ValueError, match=(
+      f"--port={port} of --host=127.0.0.1: .*; --port=0 selects a free port"
+    )):
+      http.bound("127.0.0.1", port)
+  with pytest.raises(ValueError, match=r"^--host=no\.such\.host\.inv"):
+    http.bound("no.such.host.invalid", 0)
+
+
+def test_client_is_named_by_a_hash_of_its_key():
+  names = [
+    api._name_of(HttpRequest({"type": "http", "headers": headers}))
+    for headers in ([], [(b"authorization", b"Bearer a")],
+                    [(b"authorization", b"Bearer b")])
+  ]
+  assert names[0] == ""
+  assert names[1] != names[2]
+  assert all(len(name) == 16 and name != "a" for name in names[1:])
+
+
+@pytest.mark.parametrize(("status", "kind"), [
+  (400, "invalid_request_error"), (401, "authentication_error"),
+  (404, "invalid_request_error"), (429, "rate_limit_error"),
+  (499, "invalid_request_error"), (500, "server_error"), (503, "server_error"),
+])
+def test_errors_have_their_type_and_a_bounded_message(status, kind):
+  error = ApiError(status, "x" * 500, "code", "param", {"a": "b"})
+  assert error.body == {"error": {
+    "message": "x" * 500, "type": kind, "param": "param", "code": "code"
+  }}
+  assert (error.status, error.headers, str(error)) == (
+    status, {"a": "b"}, "x" * 500
+  )
+  assert str(ApiError(status, "x" * 501)) == "x" * 500 + "..."
+  assert ApiError(status, "").headers == {}
+
+
+def asked(chat=False, **changes):
+  body = {"messages": [{"role": "user", "content": "a"}]} if chat else {
+    "prompt": "abc"
+  }
+  made = (fields.chat if chat else fields.completion)(body, 8)
+  return dataclasses.replace(made, **changes)
+
+
+@pytest.mark.parametrize(("state", "status", "code"), [
+  (State.EXPIRED, 504, "deadline_exceeded"),
+  (State.FAILED, 500, "not_a_number"),
+  (State.REFUSED, 400, "context_length_exceeded"),
+])
+def test_end_without_tokens_is_an_error(state, status, code):
+  error = responses.failure(state, asked(deadline_s=2.5))
+  assert (error.status, error.body["error"]["code"]) == (status, code)
+  assert ("deadline_s=2.5" in str(error)) == (state is State.EXPIRED)
+
+
+def choice(index, prompt, text, drawn, hits=0, most=99):
+  """Returns a choice that has drawn the tokens of a text, and its events."""
+  letters = tokenizer()
+  tokens = tuple(letters.encode(text).tolist())
+  drawing = inference.Request(
+    tokens, Stops(most, frozenset(letters.stop_ids)), temperature=0.0
+  )
+  request = Request(index, tokens, most, arrival_s=10.0)
+  request.num_hits = hits
+  made = Choice(index, prompt, request, Transcript(drawing, letters, 999),
+                None)
+  news = []
+  for i, token in enumerate(drawn):
+    offset = len(made.transcript.text)
+    piece = made.transcript.push(token, -0.25 * i)
+    ended = State.FINISHED if made.transcript.ended else None
+    news.append(News(made, 0.0, piece, token, -0.25 * i, offset, ended))
+  return made, news
+
+
+def test_prompts_with_several_responses_are_counted_once():
+  choices = [
+    choice(0, 0, "abc", [1, 2, 63], hits=2)[0],
+    choice(1, 0, "abc", [1, 63], hits=3)[0],
+    choice(2, 1, "defgh", [63], hits=1)[0],
+  ]
+  assert responses.usage(choices) == {
+    "prompt_tokens": 8, "completion_tokens": 6, "total_tokens": 14,
+    # Hits of the first choice of each prompt.
+    "prompt_tokens_details": {"cached_tokens": 3},
+  }
+
+
+def formatter(made, prompts=()):
+  return responses.ResponseFormatter(made, "small", tokenizer(), prompts)
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_completion_has_texts_and_log_probabilities(best):
+  (first, a), (second, b) = (
+    choice(0, 0, "abc", [1, 2, 63]), choice(1, 1, "d", [3, 4], most=2)
+  )
+  form = formatter(asked(logprobs=True, best=best), ["abc", "d"])
+  found = form.whole([first, second], [b[0], *a, *b[1:]])
+  assert found.pop("id").startswith("cmpl-")
+  assert isinstance(found.pop("created"), int)
+  usage = responses.usage([first, second])
+  assert (found.pop("usage"), found.pop("object")) == (usage, "text_completion")
+  stop = tokenizer().decode([63])
+  assert found == {"model": "small", "choices": [
+    {"index": 0, "text": "abcbc", "finish_reason": "stop", "logprobs": {
+      "tokens": ["b", "c", stop], "token_logprobs": [0, -0.25, -0.5],
+      "top_logprobs": [{"b": 0}, {"c": -0.25}, {stop: -0.5}] if best else None,
+      "text_offset": [0, 1, 2],
+    }},
+    {"index": 1, "text": "dde", "finish_reason": "length", "logprobs": {
+      "tokens": ["d", "e"], "token_logprobs": [0, -0.25],
+      "top_logprobs": [{"d": 0}, {"e": -0.25}] if best else None,
+      "text_offset": [0, 1],
+    }},
+  ]}
+  plain = formatter(asked()).whole([first], a)
+  assert plain["choices"] == [
+    {"index": 0, "text": "bc", "finish_reason": "stop", "logprobs": None}
+  ]
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_chat_has_messages_and_log_probabilities(best):
+  made, news = choice(0, 0, "abc", [1, 63])
+  found = formatter(asked(True, logprobs=True, best=best)).whole([made], news)
+  assert found["id"].startswith("chatcmpl-")
+  assert found["object"] == "chat.completion"
+  first = {"token": "b", "logprob": 0, "bytes": [98]}
+  (answer,) = found["choices"]
+  assert answer["message"] == {
+    "role": "assistant", "content": "b", "refusal": None
+  }
+  assert answer["logprobs"]["content"][0] == first | {
+    "top_logprobs": [first] if best else []
+  }
+  assert len(answer["logprobs"]["content"]) == 2
+  part, _ = choice(0, 0, "abc", [1, 63])
+  incomplete = News(part, 0.0, "", 1, -0.5)
+  form = formatter(asked(True, logprobs=True))
+  form._tokenizer = types.SimpleNamespace(decode=lambda tokens: "\ufffd")
+  (token,) = form._logprobs([incomplete])["content"]
+  assert token["bytes"] is None
+
+
+def events(data):
+  """Parses server-sent events."""
+  assert data.endswith(b"\n\n")
+  found = [part.removeprefix(b"data: ") for part in data[:-2].split(b"\n\n")]
+  return [part if part == b"[DONE]" else json.loads(part) for part in found]
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_stream_has_an_event_per_text(chat, usage):
+  made, news = choice(3, 0, "abc", [1, 2, 63])
+  form = formatter(asked(chat, include_usage=usage), () if chat else ["abc"])
+  chunks = [events(form.chunk(item))[0] for item in news]
+  last = events(form.last([made]))
+  kind = "chat.completion.chunk" if chat else "text_completion"
+  for chunk in (*chunks, *last[:-1]):
+    assert (chunk["id"], chunk["object"]) == (form._head["id"], kind)
+    assert chunk["model"] == "small"
+  assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [
+    None, None, "stop"
+  ]
+  assert {chunk["choices"][0]["index"] for chunk in chunks} == {3}
+  assert all("logprobs" in chunk["choices"][0] for chunk in chunks)
+  if chat:
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+      {"role": "assistant", "content": "b"}, {"content": "c"}, {"content": ""}
+    ]
+  else:
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == [
+      "abcb", "c", ""
+    ]
+  assert [chunk.get("usage", 0) for chunk in chunks] == [
+    None if usage else 0
+  ] * 3
+  assert last.pop() == b"[DONE]"
+  assert [(x["choices"], x["usage"]) for x in last] == (
+    [([], responses.usage([made]))] if usage else []
+  )
+
+
+def test_token_without_text_sends_no_event_except_for_the_first():
+  made, _ = choice(0, 0, "abc", [])
+  silent, text = News(made, 0.0, "", 1), News(made, 0.0, "b", 1)
+  form = formatter(asked())
+  assert form.chunk(silent) != b""
+  assert form.chunk(silent) == b""
+  assert form.chunk(text) != b""
+  form = formatter(asked(logprobs=True))
+  for _ in range(2):  # its log-probability is sent
+    (sent,) = events(form.chunk(silent))
+    assert sent["choices"][0]["logprobs"]["tokens"] == ["b"]
+
+
+STATE = {
+  "requests": {"waiting": 3, "running": 2}, "pages": {"free": 7, "held": 5},
+  "host_pages": {"all": 20, "used": 6},
+  "copies": {"out": {"pages": 4, "states": 3, "runs": 2},
+             "in": {"pages": 1, "states": 0, "runs": 1}},
+  "preemptions": {"swap": 8, "recompute": 9},
+  "prefixes": {"hits": 11, "misses": 12, "evicted": 13},
+  "steps": 14, "stalls": 15,
+}
+
+
+def scraped(metrics):
+  text = metrics.text(STATE).decode()
+  return {
+    (s.name.removeprefix("caatnet_"), *s.labels.values()): s.value
+    for family in text_string_to_metric_families(text)
+    for s in family.samples if not s.name.endswith("_created")
+  }
+
+
+def test_metrics_of_the_state_are_those_of_the_snapshot():
+  found = scraped(Metrics(100, 1000))
+  for key, value in {
+    ("sequences", "waiting"): 3, ("sequences", "running"): 2,
+    ("pages", "free"): 7, ("pages", "held"): 5, ("host_pages_used",): 6,
+    ("copied_bytes_total", "out"): 3400, ("copied_bytes_total", "in"): 100,
+    ("copied_runs_total", "out"): 2, ("copied_runs_total", "in"): 1,
+    ("preemptions_total", "swap"): 8, ("preemptions_total", "recompute"): 9,
+    ("prefix_pages_total", "hits"): 11, ("prefix_pages_total", "misses"): 12,
+    ("steps_total",): 14, ("stalls_total",): 15,
+    **{("requests_total", state.value): 0 for state in ENDS},
+  }.items():
+    assert found[key] == value, key
+  assert ("prefix_pages_total", "evicted") not in found
+  assert scraped(Metrics(100))["copied_bytes_total", "out"] == 400
+
+
+def test_metrics_count_tokens_and_ends():
+  metrics = Metrics(1)
+  request = Request(0, [1, 2, 3], 9, arrival_s=10.0)
+  request.num_hits = 2
+  for time_s, before_s in ((10.75, None), (11.0, 10.75), (13.0, 11.0)):
+    metrics.token(request, time_s, before_s)
+  request.end_s = 14.5
+  for state in (State.FINISHED, State.CANCELLED, State.CANCELLED):
+    metrics.ended(request, state)
+  metrics.ended(Request(1, [1], 1), State.FINISHED)  # without a time
+  metrics.answered(200)
+  found = scraped(metrics)
+  for key, value in {
+    "drawn_tokens_total": 3, "prompt_tokens_total": 3,
+    "cached_prompt_tokens_total": 2, "ttft_seconds_count": 1,
+    "ttft_seconds_sum": 0.75, "tbt_seconds_count": 2, "tbt_seconds_sum": 2.25,
+    "request_seconds_count": 1, "request_seconds_sum": 4.5,
+  }.items():
+    assert found[key,] == value, key
+  assert found["requests_total", "finished"] == 2
+  assert found["requests_total", "cancelled"] == 2
+  assert found["http_responses_total", "200"] == 1
+
+
+def test_buckets_of_latencies_grow_steadily():
+  for name, first, last in (("ttft", 5e-3, 120), ("tbt", 1e-3, 10),
+                            ("request", 5e-2, 600)):
+    bounds = [
+      float(key[1]) for key in scraped(Metrics(1))
+      if key[0] == f"{name}_seconds_bucket"
+    ][:-1]
+    assert (bounds[0], bounds[-1]) == (first, last)
+    ratios = np.divide(bounds[1:], bounds[:-1])
+    assert np.all((ratios >= 1.5) & (ratios <= 2.5))
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), [
+  ("n", (1, 8), (0, 9, 1.0, True)),
+  ("max_tokens", (1, 2**31 - 1), (0, 2**31)),
+  ("seed", (-(2**63), 2**63 - 1), (-(2**63) - 1, 2**63)),
+  ("temperature", (0, 1e9), (-0.1, 1.1e9, math.inf)),
+  ("priority", (-1e9, 1e9), (-1.1e9, 1.1e9)),
+  ("deadline_s", (0, 86400), (-1, 86401)),
+  ("user", ("", "x" * 256), ("x" * 257, 5)),
+  ("conversation", ("x" * 256,), ("x" * 257,)),
+  ("stop", ("", ["x"] * 16, "x" * 256, [])[1:],
+   ("", ["x"] * 17, "x" * 257, [5])),
+  ("logprobs", (0,), (-1, 6)), ("best_of", (1,), (2, 0)),
+  ("stream", (True, False), (1, "yes")),
+  ("prompt", ("a", ["a"] * 8, [0, 2**31 - 1], [[1], "a"]),
+   (["a"] * 9, [2**31], [-1], [1, "a"], None)),
+  ("frequency_penalty", (0, None), (0.1,)), ("suffix", ("",), ("a",)),
+])
+def test_fields_of_completions_have_their_ranges(name, good, bad):
+  for value in good:
+    fields.completion({"prompt": "a", name: value}, 8)
+  for value in bad:
+    with pytest.raises(ApiError, match=name) as caught:
+      fields.completion({"prompt": "a", name: value}, 8)
+    assert caught.value.status == 400
+    assert caught.value.body["error"]["param"] == name
+
+
+def chat(**more):
+  return fields.chat(
+    {"messages": [{"role": "user", "content": "a"}]} | more, 8
+  )
+
+
+def test_defaults_are_those_of_openai():
+  made = fields.completion({"prompt": "a"}, 8)
+  assert (made.max_tokens, made.n, made.stream, made.echo, made.logprobs,
+          made.best, made.stop, made.user, made.conversation, made.seed) == (
+    16, 1, False, False, False, False, (), "", "", None
+  )
+  assert made.drawing["temperature"] == 1
+  assert (made.deadline_s, made.priority) == (math.inf, 0)
+  assert not made.ignore_eos
+  assert chat().max_tokens is None
+
+
+def test_old_and_new_names_of_limits_are_equivalent():
+  assert chat(max_tokens=5).max_tokens == 5
+  assert chat(max_completion_tokens=6).max_tokens == 6
+  assert chat(max_tokens=7, max_completion_tokens=7).max_tokens == 7
+  with pytest.raises(ApiError, match="max_tokens=5 is not"):
+    chat(max_tokens=5, max_completion_tokens=6)
+
+
+def test_log_probabilities_of_alternatives_need_temperature_zero():
+  made = chat(logprobs=True, top_logprobs=1, temperature=0)
+  assert (made.logprobs, made.best) == (True, True)
+  made = chat(logprobs=True)
+  assert (made.logprobs, made.best) == (True, False)
+  made = fields.completion({"prompt": "a", "logprobs": 1, "temperature": 0}, 8)
+  assert (made.logprobs, made.best) == (True, True)
+  made = fields.completion({"prompt": "a", "logprobs": 0}, 8)
+  assert (made.logprobs, made.best) == (True, False)
+  for more in ({"top_logprobs": 1}, {"top_logprobs": 2, "temperature": 0}):
+    with pytest.raises(ApiError, match="must be 0, or 1 at temperature=0"):
+      chat(logprobs=True, **more)
+
+
+def test_stream_options_need_a_stream():
+  options = {"include_usage": True}
+  assert chat(stream=True, stream_options=options).include_usage
+  assert not chat(stream=True, stream_options={}).include_usage
+  assert not chat(stream=True).include_usage
+  for more, message in (
+    ({"stream_options": options}, "needs stream=true"),
+    ({"stream": True, "stream_options": {"x": 1}}, "x is not a field"),
+    ({"stream": True, "stream_options": {"include_usage": 1}},
+     "include_usage=1 must be true or false"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}},
+     "include_obfuscation=True is not supported"),
+    ({"stream": True, "stream_options": 5}, "stream_options=5 must be a JSON"),
+  ):
+    with pytest.raises(ApiError, match=message):
+      chat(**more)
+
+
+def test_events_of_a_call_precede_its_error():
+  """A client that has disconnected gets none."""
+  async def calls():
+    call = Call()
+    made, news = choice(0, 0, "abc", [1, 63])
+    call.choices = [made, choice(1, 0, "abc", [])[0]]
+    call.choices[1].ended = True
+    assert (call.num_open, call.failed, call.gone) == (1, False, False)
+    call.push(news[0])
+    call.push(news[1])
+    assert list(await call.next()) == news
+    call.push(news[0])
+    call.fail(ApiError(500, "broken"))
+    assert call.failed
+    assert list(await call.next()) == news[:1]
+    with pytest.raises(ApiError, match="broken"):
+      await call.next()
+    left = Call()
+    left.push(news[0])
+    left.leave()
+    assert left.gone
+    assert list(await left.next()) == []
+
+  asyncio.run(asyncio.wait_for(calls(), 20))

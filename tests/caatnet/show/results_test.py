@@ -1,0 +1,59 @@
+"""Files of results: data after the command, date and versions behind it."""
+
+import datetime
+import importlib.machinery
+import importlib.metadata
+import sys
+import types
+
+import pytest
+
+from caatnet.show import results
+
+
+def run_as(monkeypatch, module, *arguments):
+  """Makes this process look like a run of a module, or of a script."""
+  main = types.ModuleType("__main__")
+  if module:
+    main.__spec__ = importlib.machinery.ModuleSpec(module, None)
+  monkeypatch.setitem(sys.modules, "__main__", main)
+  monkeypatch.setattr(sys, "argv", ["path/script.py", *arguments])
+
+
+def test_result_is_recorded_with_its_origin(tmp_path, monkeypatch):
+  run_as(monkeypatch, "launch.plan", "--config=a b")
+  path = tmp_path / "new" / "result.json"
+  before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+  results.write(path, {"rows": [1, 2.5], "name": None})
+  found = results.read(path)
+  assert list(found) == ["command", "date", "versions", "rows", "name"]
+  assert (found["rows"], found["name"]) == ([1, 2.5], None)
+  assert found["command"] == "python -m launch.plan '--config=a b'"
+  date = datetime.datetime.fromisoformat(found["date"])
+  assert before <= date <= datetime.datetime.now(datetime.UTC)
+  assert len(found["date"]) == len("2026-01-01T00:00:00+00:00")
+  for package in ("jax", "jaxlib", "numpy", "scipy"):
+    version = importlib.metadata.version(package)
+    assert found["versions"].pop(package) == version
+  assert set(found["versions"]) <= {"libtpu"}  # optional
+  # One value per line, so that versions of the file can be compared.
+  assert path.read_text().endswith(
+    '\n "rows": [\n  1,\n  2.5\n ],\n "name": null\n}\n'
+  )
+
+
+def test_file_that_does_not_exist_has_no_result(tmp_path):
+  assert results.read(tmp_path / "none.json") == {}
+
+
+@pytest.mark.parametrize(("module", "arguments", "command"), [
+  ("launch.plan", [], "python -m launch.plan"),
+  ("launch.plan", ["--a", "$b"], "python -m launch.plan --a '$b'"),
+  ("", ["--a=1"], "python path/script.py --a=1"),
+])
+def test_command_can_be_repeated(
+  tmp_path, monkeypatch, module, arguments, command
+):
+  run_as(monkeypatch, module, *arguments)
+  results.write(tmp_path / "x.json", {})
+  assert results.read(tmp_path / "x.json")["command"] == command
