@@ -4,6 +4,7 @@ import collections
 import gzip
 import itertools
 import json
+import os
 import shutil
 
 import numpy as np
@@ -466,6 +467,11 @@ def test_compiled_sampler_equals_the_reference(planted):
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), expected)
   other = sampling.Sampler(planted, (4, 3, 2), 8).sample(nodes, 1000)
   assert (other[0] != expected[0]).mean() > 0.1
+
+
+def test_sampler_has_a_thread_per_core_unless_told_otherwise(planted):
+  assert sampling.Sampler(planted, (2,), 0).threads == os.cpu_count()
+  assert sampling.Sampler(planted, (2,), 0, threads=3).threads == 3
 
 
 def test_trees_hold_neighbours_and_each_edge_at_most_once(planted):
