@@ -68,6 +68,7 @@ def same(a, b):
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_run_is_restored_elsewhere_and_nothing_else_changes(name):
   decoder = make(name)
+  assert decoder.state_bytes == 0  # no recurrent states
   fill(decoder)
   before = [contents(decoder, page) for page in range(PAGES)]
   host = HostPages(decoder, 5)

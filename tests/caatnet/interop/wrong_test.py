@@ -386,6 +386,20 @@ def test_written_config_has_the_keys_of_its_family():
     assert ("sliding_window" in fields) == bool(window)
 
 
+def test_invalid_numbers_are_recorded_and_count_as_1():
+  reader = families._Reader({"a": 0, "b": "x"}, "rope.")
+  assert [reader.count("a"), reader.count("a", 7), reader.count("c")] == (
+    [1, 7, 1]
+  )
+  assert [reader.number("b"), reader.number("b", 3.0), reader.number("c")] == (
+    [1.0, 3.0, 1.0]
+  )
+  assert reader.failed
+  assert reader.wrong[0] == "rope.a=0 must be a positive integer"
+  assert reader.wrong[5] == "rope.c is missing and must be a positive number"
+  assert len(reader.wrong) == 6
+
+
 def test_missing_keys_have_the_defaults_of_the_family():
   sizes = {
     "vocab_size": 1, "hidden_size": 16, "intermediate_size": 1,
