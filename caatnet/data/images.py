@@ -95,18 +95,18 @@ class ImageData(Images):
   def _read(self, key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
     """Returns name, images (float32) and labels of a key's file, checked."""
     name, images, labels = _read(key, path)
-    self._check(images, labels)
+    self._check(f"config.data.{key}={path!r}", images, labels)
     return name, np.ascontiguousarray(images, np.float32), labels
 
-  def _check(self, images: np.ndarray, labels: np.ndarray) -> None:
-    """Raises ValueError if images or labels do not match the config."""
+  def _check(self, file: str, images: np.ndarray, labels: np.ndarray) -> None:
+    """Raises ValueError if a file's arrays do not match the config."""
     if tuple(images.shape[1:]) != tuple(self.shape):
       raise ValueError(
         f"config.data.shape={tuple(self.shape)}, but the images have "
         f"{tuple(images.shape[1:])} (height, width, channels)"
       )
     if not np.isfinite(images).all():
-      raise ValueError(f"config.data.path={self.path!r}: a pixel is not finite")
+      raise ValueError(f"{file}: a pixel is not finite")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= self.num_classes:
       raise ValueError(

@@ -6,6 +6,7 @@ slots.
 
 from collections.abc import Sequence
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -70,10 +71,10 @@ def sizes_of(
   return Sizes(
     # At least one decode, so that there are no programs without decodes.
     bucket(len(contexts) or 1, 1, capacity.batch, factor),
-    bucket(len(chunks), 1, 1 << 30, buckets.CHUNK_FACTOR),
+    bucket(len(chunks), 1, math.inf, buckets.CHUNK_FACTOR),
     bucket(
       max((length for _, length in chunks), default=0), buckets.MIN_CHUNK,
-      1 << 30, buckets.CHUNK_FACTOR,
+      math.inf, buckets.CHUNK_FACTOR,
     ),
     bucket(-(-last // capacity.page_size), least, most, 2),
   )

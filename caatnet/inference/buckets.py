@@ -34,8 +34,14 @@ def chunk_sizes(chunk: int, batch: int) -> list[tuple[int, int]]:
   return found
 
 
-def bucket(size: int, smallest: int, largest: int, factor: int) -> int:
+def bucket(size: int, smallest: int, largest: float, factor: int) -> int:
   """Rounds a size up to ``smallest * factor**i``, or to ``largest``; 0 to 0.
+
+  Args:
+    size: The size, at most ``largest``.
+    smallest: The smallest bucket.
+    largest: The largest bucket, an integer; ``math.inf`` for no limit.
+    factor: Ratio of successive buckets.
 
   Example:
     >>> [bucket(size, 1, 24, 4) for size in (0, 1, 3, 5, 17)]
@@ -46,4 +52,4 @@ def bucket(size: int, smallest: int, largest: int, factor: int) -> int:
   found = smallest
   while found < size:
     found *= factor
-  return min(found, largest)
+  return int(min(found, largest))

@@ -42,7 +42,7 @@ class Request(Settings):
     if not self.prompt:
       raise ValueError("the prompt is empty: it has no token")
     for name, fits, bound in (
-      ("temperature", 0 <= self.temperature <= np.finfo("f4").max,
+      ("temperature", 0 <= self.temperature <= float(np.finfo("f4").max),
        "be at least 0 and finite"),
       *((name, row.fits(getattr(self, name)), row.must)
         for name, row in FILTERS.items()),

@@ -172,7 +172,7 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
   fields = reader.fields
   if family.window == "never":
     return 0
-  if fields.get("sliding_window", 4096) is None:
+  if "sliding_window" in fields and fields["sliding_window"] is None:
     return 0
   if family.window == "choose" and not fields.get("use_sliding_window", False):
     return 0

@@ -139,7 +139,7 @@ def slots(
   ffn = math.ceil(config.ffn_width / ranks)
   vocab = math.ceil(config.vocab_size / ranks)
 
-  def projection(name, num_heads, cut, repeats=1, bias=False):
+  def projection(name, num_heads, cut, repeats, bias):
     rows = num_heads * d // repeats
     return Part(
       f"self_attn.{name}_proj.{'bias' if bias else 'weight'}",
@@ -150,7 +150,7 @@ def slots(
   def qkv(bias):
     kv = config.num_kv_heads, kv_heads, repeats, bias
     return (
-      projection("q", config.num_heads, heads, bias=bias),
+      projection("q", config.num_heads, heads, 1, bias),
       projection("k", *kv),
       projection("v", *kv),
     )

@@ -50,20 +50,39 @@ def run(config: Any) -> dict[str, Any]:
   seconds = timed_in_turns(runners, options.rounds)
   # Measured rate of plain products, the reference for utilisation.
   rates = {d: matmul_rate(ours.program.layout.mesh, d) for d in options.dtypes}
-  count, flops = tokens[:, 1:].size, ours.flops_per_step
-  rows = []
-  for (dtype, label), times in seconds.items():
-    found = timing.summary(times, seconds[dtype, options.variants[0][0]])
-    median = found["median_s"]
-    rows.append({"dtype": dtype, "variant": label} | found | {
-      "tokens_per_second": count / median,
-      "fraction_of_matmul_rate": flops / median / rates[dtype],
-    })
+  count = tokens[:, 1:].size
+  rows = _rows(
+    seconds, options.variants[0][0], count, ours.flops_per_step, rates
+  )
   _show(rows, ours, count, rates)
   facts = environment(ours.program.layout.mesh) | {
     "matmul_flops_per_second": rates
   }
   return {"environment": facts, "rows": rows}
+
+
+def _rows(
+  seconds: Mapping[tuple[str, str], list[float]], first: str, count: int,
+  flops: float, rates: Mapping[str, float],
+) -> list[dict[str, Any]]:
+  """Returns a row for each dtype and variant.
+
+  Args:
+    seconds: Seconds of a step in each round, by dtype and variant.
+    first: Variant that the others are compared with, in the same dtype.
+    count: Tokens of a step.
+    flops: Floating-point operations of a step.
+    rates: Floating-point operations per second of products, by dtype.
+  """
+  rows = []
+  for (dtype, label), times in seconds.items():
+    found = timing.summary(times, seconds[dtype, first])
+    median = found["median_s"]
+    rows.append({"dtype": dtype, "variant": label} | found | {
+      "tokens_per_second": count / median,
+      "fraction_of_matmul_rate": flops / median / rates[dtype],
+    })
+  return rows
 
 
 def _show(

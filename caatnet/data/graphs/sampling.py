@@ -66,6 +66,7 @@ class Sampler:
     graph: The graph.
     fanouts: Number of sampled neighbours per node of each level.
     implementation: "compiled" or "reference".
+    threads: Threads of the compiled sampler.
   """
 
   def __init__(
@@ -105,7 +106,8 @@ class Sampler:
     self.graph, self.fanouts = graph, tuple(fanouts)
     self.implementation = implementation
     self._key = _mixed(np.array([seed], np.uint64))[0]
-    self._pool = futures.ThreadPoolExecutor(threads or os.cpu_count() or 1)
+    self.threads = threads or os.cpu_count() or 1
+    self._pool = futures.ThreadPoolExecutor(self.threads)
 
   def sample(
     self, nodes: np.ndarray, first: int

@@ -1,12 +1,15 @@
 """Benchmark of the planner: measured links and device orders."""
 
 import json
+import sys
 
+import numpy as np
 import pytest
 
 from caatnet.benchmarks.planner import measured_links, planner
 from configs.benchmark import planner as config_of
 from parallel.hardware import cluster_files
+from parallel.planner.message_costs import Grid
 
 
 def test_links_between_processes_are_measured():
@@ -38,11 +41,99 @@ def test_fits_are_assigned_to_the_direction_of_messages():
   assert links.nodes == (0, 1)
   assert links.device.flops["float32"] == 1e9
   assert links.device.memory_bytes == 8e9
+  assert links.device.memory_bandwidth == 1e9
+  # Processes of one host share its memory.
+  shared = measured_links.fitted([
+    {"device": device,
+     "links": {f"p{i}": rows(1e-5, 1e9) for i in range(3) if i != j}}
+    for j in range(3)
+  ], ["a", "a", "b"])
+  assert shared.device.memory_bytes == 4e9
+  assert shared.nodes == (0, 0, 1)
+  with pytest.raises(ValueError, match="links need two processes or more"):
+    measured_links.measure(["127.0.0.1"])
 
 
+def test_device_orders_are_near_the_best(capsys):
+  config = config_of.get_config("test")
+  result = planner.run(config)
+  (all_orders,) = result["against all orders"]
+  assert all_orders["clusters"] == all_orders["within 1%"] == 1
+  assert 1 - 1e-9 <= all_orders["ours / best, worst"] <= 1.01
+  assert all_orders["own / best, median"] >= 1
+  assert result["against CP-SAT"] == []
+  for row in result["certified"]:
+    assert 0 <= row["least"] <= row["gap, median"] <= row["most"] < 0.1
+  of_grid, everyone = result["certified"]
+  assert 0 <= of_grid["of a step, median"] <= of_grid["gap, median"]
+  assert (everyone["grid"], everyone["clusters"]) == ("all", 1)
+  (large,) = result["large"]
+  assert large["own / ours"] >= 1 - 1e-9
+  assert large["gap"] >= -1e-9
+  assert min(large["s"], large["s of processors"]) > 0
+  own, annealed = result["uneven links"]
+  assert (own["order"], annealed["order"]) == ("own", "pipette")
+  for row in (own, annealed):
+    assert row["0%"] <= row["50%"] <= row["100%"]
+    assert row["slower than ours"] == (row["100%"] > 1 + 1e-9)
+  assert len(result["regret"]) == config.benchmark.regret
+  for row in result["regret"]:
+    assert row["regret"] == pytest.approx(
+      row["plan, s"] / row["best, s"] - 1, abs=1e-12
+    )
+    assert row["regret"] >= -1e-9
+    assert row["devices"] == 4
+    assert row["orders"] > row["configurations"] > 1
+  assert "regret of 2 clusters" in capsys.readouterr().out
 
-def test_device_orders_are_near_the_best():
-  result = planner.run(config_of.get_config("test"))
-  assert result["against all orders"][0]["ours / best, worst"] <= 1.01
-  assert result["certified"][-1]["most"] < 0.1
-  assert result["uneven links"][0]["slower than ours"] <= 1
+
+# Instead of a solver: checks the cost of the hint, and returns it.
+SOLVER = """
+import json, sys
+import numpy as np
+problem = json.loads(sys.stdin.readline())
+hint, total = problem["hint"], 0.0
+assert sorted(hint) == list(range(problem["size"]))
+for kind in problem["kinds"]:
+  seconds = np.array(kind["seconds"])
+  costs = [seconds[hint[a], hint[b]]
+           for a, b in zip(kind["source"], kind["target"], strict=True)]
+  assert sorted(i for group in kind["sums"] for i in group) == (
+    list(range(len(costs)))
+  )
+  total += max(sum(costs[i] for i in group) for group in kind["sums"])
+assert abs(total / problem["known"] - 1) < 1e-9, (total, problem["known"])
+print(json.dumps({"order": hint if problem["limit_s"] else None,
+                  "bound": problem["known"] / 2, "proven": False,
+                  "seconds": 3.0}))
+"""
+
+
+@pytest.mark.parametrize("limit_s", [0, 7])
+def test_solver_receives_the_costs_of_an_order(limit_s, monkeypatch, tmp_path):
+  (tmp_path / "solver.py").write_text(SOLVER)
+  monkeypatch.setattr(planner, "_CP_SAT", tmp_path / "solver.py")
+  monkeypatch.setattr(planner, "_MIDDLE", ((2, 2, 2),))  # a quick search
+  config = config_of.get_config("test")
+  config.benchmark.python, config.benchmark.limit_s = sys.executable, limit_s
+  (row,) = planner._solved(config)
+  assert row["grid"] == str(Grid(2, 2, 2))
+  assert row["ours / CP-SAT"] == pytest.approx(1.0 if limit_s else 0)
+  assert row["CP-SAT's gap"] == pytest.approx(0.5 if limit_s else 1)
+  assert row["ours above its bound"] == pytest.approx(1)
+  assert row["above our bound"] >= -1e-9
+  assert (row["its s"], row["proven"]) == (3.0, False)
+
+
+def test_links_are_drawn_from_1_to_20_gigabytes_per_second():
+  links = planner.drawn(3, 60)
+  assert (links.num_devices, links.mark) == (60, "drawn")
+  assert links.nodes == tuple(range(60))
+  pairs = ~np.eye(60, dtype=bool)
+  rates = links.bandwidth[pairs]
+  assert 1e9 <= rates.min() < 1.1e9
+  assert 19e9 < rates.max() <= 20e9
+  # Logarithmic: half of the rates are below the square root of 20.
+  assert np.median(rates) == pytest.approx(20**0.5 * 1e9, rel=0.1)
+  assert (links.latency_s[pairs] == 1e-5).all()
+  assert (planner.drawn(4, 60).bandwidth[pairs] != rates).any()

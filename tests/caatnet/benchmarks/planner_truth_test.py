@@ -72,6 +72,29 @@ def test_drawn_configurations_are_within_a_factor_of_the_best():
   assert min(seconds) == seconds[0] >= max(seconds) / options.within
 
 
+def test_summary_compares_predicted_and_measured_steps(capsys):
+  def matrix(*pairs, left=0):
+    return {"left": left, "rows": [
+      {"configuration": "c", "order": "own", "predicted_s": predicted,
+       "measured_s": measured} for predicted, measured in pairs
+    ]}
+
+  found = planner_truth._shown({
+    "0": matrix((1.0, 1.1), (2.0, 2.2), (3.0, 2.7)),
+    "1": matrix((1.0, 1.5), (4.0, 1.2), left=2),
+  })
+  assert [row["seed"] for row in found["rows"]] == ["0"] * 3 + ["1"] * 2
+  assert found["left"] == 2
+  assert found["loss"] == pytest.approx({"0": 0, "1": 0.25})
+  # Ranks 1.5, 3, 4, 1.5, 5 and 1, 4, 5, 3, 2.
+  ranks = np.corrcoef([1.5, 3, 4, 1.5, 5], [1, 4, 5, 3, 2])[0, 1]
+  assert found["rank_correlation"] == pytest.approx(ranks)
+  printed = capsys.readouterr().out
+  assert "error: median 10.0%, most 70.0%" in printed
+  assert "0.0%, 25.0%" in printed
+  assert "0.900" in printed
+
+
 def test_rows_of_other_options_are_not_mixed(tmp_path):
   config = config_of.get_config("test")
   config.benchmark.results = str(tmp_path / "rows.json")

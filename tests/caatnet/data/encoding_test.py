@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from caatnet.data import bpe, encoding, sources
 from caatnet.data.tokenizers import LibraryTokenizer
@@ -64,6 +65,9 @@ def test_token_sizes_add_up_to_the_bytes_of_the_text(name):
   [
     ("bpe", "the \u20ac", [3, 4]),  # "the", " \u20ac"
     ("smallest", "a\u20acb\U0001f600", [1, 3, 0, 0, 1, 4, 0, 0, 0]),
+    # The last character of each size, and the first of the next size.
+    ("smallest", "\x7f\x80\u07ff\u0800\uffff\U00010000",
+     [1, 2, 0, 2, 0, 3, 0, 0, 3, 0, 0, 4, 0, 0, 0]),
     # Two spaces, one of which the tokenizer adds; "ab", four bytes, ".".
     ("llama", " ab\U0001f600.", [1, 2, 4, 0, 0, 0, 1]),
   ],
@@ -97,6 +101,38 @@ def test_documents_without_a_separator_are_adjacent():
   found = encoding.encoded(documents, alone)
   assert tokenizer.decode(found.corpus.train).encode() == b"".join(TRAIN)
   assert found.sizes.sum() == sum(map(len, VALIDATION))
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(256, "u1"), (257, "u2")])
+def test_dtype_is_the_smallest_that_holds_all_tokens(size, dtype):
+  vocab = {chr(0x100 + i): i for i in range(size)}
+  library = Tokenizer(models.WordLevel(vocab, unk_token=chr(0x100)))
+  files = {"tokenizer.json": library.to_str()}
+  documents = sources.Documents("x", "", [b"a"], [chr(0xff + size).encode()])
+  found = encoding.encoded(documents, LibraryTokenizer("x", files, "x"))
+  assert found.corpus.train.dtype == found.corpus.validation.dtype == dtype
+  assert found.corpus.validation.tolist() == [size - 1]
+
+
+def test_batches_reach_one_mebibyte():
+  sizes = [2**18] * 5 + [2**20 + 1, 2**18 - 1]
+  batches = list(encoding._batches([bytes(size) for size in sizes]))
+  assert [list(map(len, batch)) for batch in batches] == [
+    [2**18] * 4, [2**18, 2**20 + 1], [2**18 - 1]
+  ]
+
+
+def test_progress_is_printed_with_the_encoded_share(monkeypatch, capsys):
+  document = b"the cat " * 12_500
+  documents = sources.Documents("some", "", [document] * 2, [document])
+  monkeypatch.setattr(encoding, "_BATCH_BYTES", len(document))
+  encoding.encoded(documents, subject("bpe"))
+  assert not capsys.readouterr().err  # took less than ten seconds
+  monkeypatch.setattr(encoding, "_SECONDS_PER_LINE", -1)
+  encoding.encoded(documents, subject("bpe"))
+  assert capsys.readouterr().err.splitlines() == [
+    f"encoding  some: {done} of 0.3 MB" for done in ("0.0", "0.1", "0.2")
+  ]
 
 
 def test_text_that_is_not_utf_8_is_named():

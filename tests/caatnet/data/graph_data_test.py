@@ -115,11 +115,78 @@ def test_measures_include_the_bound_of_a_planted_graph(folder):
   ({"batch_size": 2001}, "labelled nodes to train on, but must have 2001, con"),
   ({"cache_rows": 2001}, "cache_rows=2001 must be at most 2000"),
   ({"cache": "lru"}, "cache='lru' must be"),
-  ({"fanouts": (2**20, 2**12)}, "places for nodes, but must be at most"),
+  ({"fanouts": (2**31 - 1,), "batch_size": 1},
+   r"fanouts=.* config.data.batch_size=1 are 2,147,483,648 places for nodes, "
+   "but must be at most 2,147,483,647"),
+  ({"access": "disk"}, "access='disk' must be"),
+  ({"sampler": "fast"}, "sampler='fast' must be"),
 ])
 def test_mismatch_with_the_graph_is_named(folder, changes, message):
   with pytest.raises(ValueError, match=message):
     opened(folder, **changes).load(0)
+
+
+def test_largest_options_of_a_graph_are_valid(folder):
+  assert len(opened(folder, cache_rows=2_000).load(0).table.hot) == 2_000
+  assert opened(folder, batch_size=1, fanouts=(2**31 - 2,)).example[
+    "degree"
+  ].shape == (2**31 - 1,)
+
+
+def test_graph_needs_a_labelled_node_of_each_side(folder, tmp_path):
+  """Names the key of the batch size only if a batch is larger than a node."""
+  shutil.copytree(folder, tmp_path / "graph")
+  path = str(tmp_path / "graph")
+  split = np.load(f"{folder}/split.npy")
+  for side, number, least in (
+    ("train", 0, "6, config.data.batch_size"), ("validate", 1, "1"),
+  ):
+    np.save(f"{path}/split.npy", np.where(split == number, 2, split))
+    with pytest.raises(ValueError) as error:
+      opened(path).load(0)
+    assert str(error.value) == (
+      f"config.data.path={path!r} has 0 labelled nodes to {side} on, but must "
+      f"have {least}"
+    )
+  with pytest.raises(ValueError, match=r"^config.data.path='no': no is not a"):
+    opened("no").load(0)
+
+
+def test_default_graph_has_the_documented_bounds():
+  """Compares the comment of `PLANTED`, on 2,000 nodes."""
+  found = opened(
+    "", num_classes=8, fanouts=(10, 5), validation_nodes=2_000
+  ).load(0)
+  assert found.name == "communities of 65,536 nodes"
+  baselines = found.baselines()
+  own = baselines["a node's own features, Bayes"]["accuracy"]
+  assert own == pytest.approx(0.39, abs=0.03)
+  assert baselines["Bayes"]["accuracy"] == pytest.approx(0.85, abs=0.03)
+  assert set(baselines) == {
+    "label frequencies", "a node's own features, Bayes", "Bayes"
+  }
+
+
+def test_graph_without_communities_has_no_bound(tmp_path):
+  graph = builders.rmat(
+    tmp_path / "graph", scale=7, num_edges=500, num_features=2, num_classes=3,
+    quarters=(0.5, 0.2, 0.2), signal=1.0, seed=0,
+  )
+  found = opened(
+    str(graph.folder), num_features=2, num_classes=3, validation_nodes=5
+  ).load(0)
+  assert found.name == "rmat of 128 nodes"
+  assert found.sha256 == graph.meta["sha256"]
+  assert set(found.measures({"loss": 1.0, "accuracy": 0.5})) == {
+    "loss", "accuracy"
+  }
+  truth, train = found.validation["label"], graph.labels[graph.nodes("train")]
+  counts = np.bincount(train, minlength=3)
+  baselines = found.baselines()
+  assert set(baselines) == {"label frequencies"}
+  assert baselines["label frequencies"]["accuracy"] == pytest.approx(
+    (truth == counts.argmax()).mean()
+  )
 
 
 @pytest.mark.parametrize(("size", "fits"), [(None, True), (1, False)])

@@ -4,6 +4,8 @@ import collections
 import gzip
 import itertools
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -109,9 +111,18 @@ def without_end(folder):
     (lambda f: (f / "split.npy").unlink(), r"split.npy is missing"),
     (lambda f: (f / "meta.json").write_text("{"), r"meta.json is damaged"),
     (lambda f: (f / "meta.json").write_text("[]"), r"it has no sha256"),
-    (lambda f: np.save(f / "labels.npy", np.full(4, -7, "i4")), r"has -7, but"),
-    (lambda f: np.save(f / "split.npy", np.full(4, 9, "u1")), r"has 9, but"),
+    (lambda f: np.save(f / "labels.npy", np.array([0, -2, 1, 1], "i4")),
+     r"has -2, but"),
+    (lambda f: np.save(f / "split.npy", np.array([0, 4, 1, 1], "u1")),
+     r"has 4, but .* are 0 to 3"),
     (lambda f: np.save(f / "indptr.npy", np.arange(5)), r"goes from 0 to 4"),
+    (lambda f: np.save(f / "indptr.npy", np.array([1, 2, 2, 3, 3])),
+     r"goes from 1 to 3"),
+    (lambda f: np.save(f / "labels.npy", np.zeros((4, 1), "i4")),
+     r"labels.npy has shape \(4, 1\), but must have 1 dim$"),
+    (lambda f: np.save(f / "features.npy", np.zeros(4, "f4")),
+     r"features.npy has shape \(4,\), but must have 2 dims$"),
+    (shutil.rmtree, r"is not a folder"),
   ],
 )
 def test_damaged_file_is_named(tmp_path, damage, message):
@@ -129,7 +140,10 @@ def test_damaged_file_is_named(tmp_path, damage, message):
     ({"rows": [(np.ones((4, 3)), np.zeros(4), np.zeros(4))]}, "float64"),
     ({"rows": [(np.ones((3, 3), "f4"), np.zeros(3), np.zeros(3))]},
      "rows for 3 nodes of 4"),
+    ({"rows": [(np.ones((4, 2), "f4"), np.zeros(4), np.zeros(4))]},
+     r"float32 \(4, 2\), but must be float32 \[nodes, 3\]"),
     ({"num_nodes": 2**31}, "must be 1 to"),
+    ({"num_nodes": 0}, "num_nodes=0 must be 1 to"),
   ],
 )
 def test_failed_writer_leaves_no_graph(tmp_path, changes, message):
@@ -179,6 +193,61 @@ def test_communities_have_the_planted_statistics(planted):
   np.testing.assert_allclose(shares, builders.SHARES, atol=0.03)
 
 
+RMAT = {
+  "scale": 3, "num_edges": 9, "num_features": 2, "num_classes": 3,
+  "quarters": (0.5, 0.25, 0.25), "signal": 1.0, "seed": 0,
+}
+
+
+@pytest.mark.parametrize(("changes", "fits", "message"), [
+  ({"scale": 0}, {"scale": 1}, "scale=0 must be 1 to 30"),
+  ({"scale": 31}, {}, "scale=31 must be 1 to 30"),
+  ({"quarters": (0.5, 0.5, 0.1)}, {"quarters": (1.0, 0.0, 0.0)}, "quarters="),
+  ({"quarters": (0.5, 0.5)}, {}, "quarters=.* must be three probabilities"),
+  ({"quarters": (-0.1, 0.5, 0.5)}, {"quarters": (0.0, 0.5, 0.5)}, "quarters="),
+  ({"num_features": 0}, {"num_features": 1}, "num_features=0 must be at least"),
+])
+def test_rmat_parameters_have_ranges(tmp_path, changes, fits, message):
+  graph = builders.rmat(tmp_path / "a", **RMAT | fits)
+  assert graph.num_nodes == 2 ** (RMAT | fits)["scale"]
+  assert graph.num_edges == 9
+  with pytest.raises(ValueError, match=message):
+    builders.rmat(tmp_path / "b", **RMAT | changes)
+
+
+@pytest.mark.parametrize(("changes", "fits", "message"), [
+  ({"num_classes": 1}, {"num_classes": 2}, "num_classes=1 must be at least 2"),
+  ({"num_nodes": 3}, {"num_nodes": 4}, "num_nodes=3 must be at least 4"),
+  ({"inside": 1.1}, {"inside": 1.0}, "inside=1.1 must lie in"),
+  ({"mean_degree": -1}, {"mean_degree": 0}, "mean_degree=-1 must be at least"),
+])
+def test_parameters_of_communities_have_ranges(
+  tmp_path, changes, fits, message
+):
+  options = SMALL | {"num_nodes": 40, "num_features": 2}
+  graph = builders.communities(tmp_path / "a", **options | fits)
+  assert graph.num_nodes == (options | fits)["num_nodes"]
+  assert graph.meta["num_classes"] == (options | fits)["num_classes"]
+  with pytest.raises(ValueError, match=message):
+    builders.communities(tmp_path / "b", **options | changes)
+
+
+def test_chunks_of_a_graph_have_random_numbers_of_their_own(
+  tmp_path, monkeypatch
+):
+  """Chunks of 8 nodes, with features that are noise only."""
+  monkeypatch.setattr(builders, "_NODES", 8)
+  options = SMALL | {"num_nodes": 64, "signal": 0.0}
+  graph = builders.communities(tmp_path / "a", **options)
+  assert len(np.unique(graph.features[:, 0])) == 64
+  degrees = np.diff(graph.indptr).reshape(8, 8)
+  assert len(np.unique(degrees, axis=0)) == 8
+  assert len(np.unique(graph.split.reshape(8, 8), axis=0)) > 4
+  monkeypatch.setattr(builders, "_NODES", 64)
+  whole = builders.communities(tmp_path / "b", **options)
+  np.testing.assert_array_equal(whole.features[:8], graph.features[:8])
+
+
 # Graphs of other formats. -----------------------------------------------------
 
 
@@ -205,7 +274,8 @@ def files_of(folder, pairs, features, labels, split):
 
   zipped("raw/edge.csv.gz", pairs.astype(object))
   zipped("raw/node-feat.csv.gz", features.astype(object))
-  zipped("raw/node-label.csv.gz", labels.astype(object))
+  known = np.where(labels < 0, np.nan, labels)
+  zipped("raw/node-label.csv.gz", known.astype(object))
   for number, name in enumerate(("train", "valid", "test")):
     nodes = np.flatnonzero(split == number).astype("O")
     zipped(f"split/a/{name}.csv.gz", nodes)
@@ -214,15 +284,15 @@ def files_of(folder, pairs, features, labels, split):
   np.savez(folder / "large/raw/data.npz", edge_index=columns,
            node_feat=features.astype("f2"))
   np.savez(folder / "large/raw/node-label.npz",
-           node_label=np.where(labels < 0, np.nan, labels)[:, None])
+           node_label=known[:, None])
 
 
 @pytest.mark.parametrize("undirected", [False, True])
 def test_all_formats_of_a_graph_give_one_graph(tmp_path, undirected):
   rng = np.random.default_rng(0)
-  pairs, labels = rng.integers(0, 40, (150, 2)), rng.integers(0, 3, 40)
+  pairs, labels = rng.integers(0, 40, (150, 2)), rng.integers(-1, 3, 40)
   features = rng.normal(size=(40, 5)).astype("f2").astype("f8")
-  split = rng.integers(0, 3, 40).astype("u1")
+  split = rng.integers(0, 4, 40).astype("u1")
   files_of(tmp_path, pairs, features, labels, split)
   both = np.concatenate([pairs, pairs[:, ::-1]]) if undirected else pairs
   options = {"undirected": undirected}
@@ -249,9 +319,78 @@ def test_all_formats_of_a_graph_give_one_graph(tmp_path, undirected):
     assert found == sorted(map(tuple, both.tolist())), name
     np.testing.assert_array_equal(graph.features, features)
     np.testing.assert_array_equal(graph.labels, labels)
+    assert graph.meta["num_classes"] == 3
+    assert graph.meta["name"] == ("edges.txt" if name == "edges" else name)
     if name != "edges":  # an edge list has no split
       np.testing.assert_array_equal(graph.split, split)
+      for number, side in enumerate(csr.SPLITS):
+        nodes = graph.nodes(side)
+        assert nodes.dtype == np.int32
+        assert nodes.tolist() == [
+          v for v in range(40) if split[v] == number and labels[v] >= 0
+        ]
   assert set(graphs["edges"].split) == {0, 1, 2}
+
+
+def edges_of(folder, text, name="edges.txt", **paths):
+  """Converts an edge list over 40 nodes."""
+  opened = gzip.open if name.endswith(".gz") else open
+  with opened(folder / name, "wt") as file:
+    file.write(text)
+  np.save(folder / "features.npy", np.zeros((40, 2)))
+  np.save(folder / "labels.npy", np.zeros(40, int))
+  return loaders.edge_list(folder / "graph", **{
+    "path": str(folder / name), "undirected": False,
+    "features": str(folder / "features.npy"),
+    "labels": str(folder / "labels.npy"),
+  } | paths)
+
+
+@pytest.mark.parametrize("name", ["edges.csv", "edges.txt.gz"])
+def test_comments_and_empty_lines_of_an_edge_list_are_skipped(tmp_path, name):
+  text = "# 9 9\n3 1\n\n% 8 8\n 3,2\n\t\n0\t3"
+  graph = edges_of(tmp_path, text, name)
+  assert graph.num_edges == 3
+  assert graph.indices[graph.indptr[3] : graph.indptr[4]].tolist() == [0]
+  assert graph.indices[graph.indptr[1] : graph.indptr[3]].tolist() == [3, 3]
+
+
+def test_nodes_are_held_out_by_a_hash_of_their_number(tmp_path):
+  """3 of 5 train, with and without further nodes."""
+  split = loaders._held_out(np.zeros(10_000))
+  shares = np.bincount(split) / len(split)
+  np.testing.assert_allclose(shares, (0.6, 0.2, 0.2), atol=0.01)
+  graph = edges_of(tmp_path, "0 1\n")
+  np.testing.assert_array_equal(graph.split, split[:40])
+
+
+@pytest.mark.parametrize(("key", "content"), [
+  ("features", None), ("labels", None), ("labels", b"12"),
+])
+def test_array_that_cannot_be_read_names_its_key(tmp_path, key, content):
+  path = tmp_path / "other.npy"
+  if content:
+    path.write_bytes(content)
+  with pytest.raises(ValueError, match=f"^{key}=.*must be an .npy file: "):
+    edges_of(tmp_path, "0 1\n", **{key: str(path)})
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+  (lambda raw: (raw / "edge.csv.gz").unlink(), "edge.csv.gz must have two"),
+  (lambda raw: (raw / "edge.csv.gz").write_text("0,1"), "edge.csv.gz must"),
+  (lambda raw: (raw / "node-feat.csv.gz").unlink(), "node-feat.csv.gz is miss"),
+  (lambda raw: shutil.rmtree(raw.parent / "split/a"), "split has no folder"),
+  (lambda raw: np.savetxt(raw / "node-label.csv.gz", np.zeros((4, 2))),
+   "node-label.csv.gz is missing or damaged"),
+  (lambda raw: np.savetxt(raw / "node-label.csv.gz", np.zeros((4, 2)),
+                          delimiter=","), "has 2 tasks, but must have one"),
+])
+def test_damaged_ogb_folder_names_its_path(tmp_path, damage, message):
+  files_of(tmp_path, np.array([[0, 1], [2, 3]]), np.zeros((4, 2)),
+           np.zeros(4, int), np.arange(4, dtype="u1"))
+  damage(tmp_path / "ogb/raw")
+  with pytest.raises(ValueError, match=f"^path='.*/ogb': .*{message}"):
+    loaders.ogb(tmp_path / "a", path=str(tmp_path / "ogb"), undirected=False)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +420,12 @@ def test_invalid_edge_list_is_an_error(tmp_path, text, message):
     ({"features": np.zeros((4, 3), int)}, "features are int64"),
     ({"edge_index": np.full((2, 1), 4)}, "names node 4"),
     ({"edge_index": np.zeros((3, 1), int)}, r"must be \[2, E\]"),
+    ({"edge_index": np.zeros(2, int)}, r"must be \[2, E\]"),
+    ({"edge_index": np.zeros((2, 1))}, "edge_index is float64"),
+    ({"features": np.zeros((3, 3))}, "features of 3 nodes, but labels of 4"),
+    ({"features": np.zeros(4)}, r"features are float64 \(4,\)"),
+    ({"split": np.zeros(5, int)}, "split of 5 nodes, but labels of 4"),
+    ({"split": np.zeros(4)}, "split are float64"),
     ({"split": np.full(4, 9)}, "split.npy has 9"),
   ],
 )
@@ -292,6 +437,15 @@ def test_error_of_a_file_names_the_key(tmp_path, changes, message):
   } | changes)
   with pytest.raises(ValueError, match=f"^path='.*graph.npz'.*{message}"):
     loaders.npz(tmp_path / "a", path=str(path), undirected=False)
+
+
+def test_missing_arrays_of_a_file_are_named(tmp_path):
+  np.savez(tmp_path / "x.npz", features=np.zeros((4, 3)))
+  for name in ("x.npz", "y.npz"):
+    with pytest.raises(ValueError, match=rf"^path=.*{name}' must be an .npz"):
+      loaders.npz(
+        tmp_path / "a", path=str(tmp_path / name), undirected=False
+      )
 
 
 # The sampler. -----------------------------------------------------------------
@@ -313,6 +467,11 @@ def test_compiled_sampler_equals_the_reference(planted):
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), expected)
   other = sampling.Sampler(planted, (4, 3, 2), 8).sample(nodes, 1000)
   assert (other[0] != expected[0]).mean() > 0.1
+
+
+def test_sampler_has_a_thread_per_core_unless_told_otherwise(planted):
+  assert sampling.Sampler(planted, (2,), 0).threads == os.cpu_count()
+  assert sampling.Sampler(planted, (2,), 0, threads=3).threads == 3
 
 
 def test_trees_hold_neighbours_and_each_edge_at_most_once(planted):

@@ -97,9 +97,65 @@ def test_empty_side_of_the_split_is_named(part, key, tmp_path):
     found.load(0)
 
 
-def test_example_is_one_image(tmp_path):
-  found = data(tmp_path / "x.npz")
-  assert (found.unit, found.units_per_example) == ("images", 1)
+def test_example_is_one_image_in_the_order_of_training(tmp_path):
+  write(tmp_path / "x.npz")
+  subject = data(tmp_path / "x.npz")
+  assert (subject.unit, subject.units_per_example) == ("images", 1)
+  found = subject.load(3)
+  for number in range(3):
+    batch = next(found.batches)
+    for i in range(4):
+      one = found.examples[4 * number + i]
+      for key, expected in subject.example.items():
+        assert one[key].shape == expected.shape
+        assert one[key].dtype == expected.dtype
+        np.testing.assert_array_equal(one[key], batch[key][i])
+  assert found.measures({"loss": 1.0, "accuracy": 0.5, "other": 2.0}) == {
+    "loss": 1.0, "accuracy": 0.5
+  }
+
+
+def test_digest_depends_on_all_images_and_labels(tmp_path):
+  images, labels = write(tmp_path / "x.npz")
+  digests = []
+  for number, change in enumerate((
+    {}, {"images": images[::-1]}, {"labels": labels[::-1]},
+    {"own": {}}, {"own": {"images": 255 - images[::-1]}},
+    {"own": {"labels": labels[::-1]}},
+  )):
+    own = change.pop("own", None)
+    write(tmp_path / "x.npz", **change)
+    path = ""
+    if own is not None:
+      path = str(tmp_path / f"{number}.npz")
+      write(path, **{"images": 255 - images, "labels": labels} | own)
+    found = data(tmp_path / "x.npz", validation_path=path).load(0)
+    digests.append(found.sha256)
+  assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_have_the_channels_of_the_file(channels, tmp_path):
+  images = np.zeros((40, 2, 3, channels), "uint8")
+  images[:, 0, 0, 0] = np.arange(40)
+  write(tmp_path / "x.npz", images=images)
+  found = data(
+    tmp_path / "x.npz", shape=(2, 3, channels), validation_percent=50.0
+  ).load(0)
+  assert found.validation["image"].shape[1:] == (2, 3, channels)
+
+
+def test_batch_may_have_all_training_images(tmp_path):
+  write(tmp_path / "x.npz")
+  held_out = len(data(tmp_path / "x.npz").load(0).validation["label"])
+  found = data(tmp_path / "x.npz", batch_size=40 - held_out).load(0)
+  assert len(next(found.batches)["label"]) == 40 - held_out
+  with pytest.raises(ValueError) as error:
+    data(tmp_path / "x.npz", batch_size=41 - held_out).load(0)
+  assert str(error.value) == (
+    f"config.data.path: x.npz has {40 - held_out} training images, fewer than "
+    f"config.data.batch_size={41 - held_out}"
+  )
 
 
 def test_baselines_equal_the_values_by_hand():
@@ -128,7 +184,13 @@ def test_baselines_equal_the_values_by_hand():
     ({}, {"validation_percent": 1e-9}, "leaves no validation images"),
     ({"labels": np.ones(40)}, {}, "labels are float64, not integers"),
     ({"labels": np.ones(3, int)}, {}, "must be .N, H, W"),
-    ({"images": np.full((40, 2, 3), np.nan)}, {}, "a pixel is not finite"),
+    ({"labels": np.zeros(0, int), "images": np.zeros((0, 2, 3))}, {},
+     "must be .N, H, W"),
+    ({"images": np.ones((40, 6))}, {}, r"images \(40, 6\) and labels \(40,\)"),
+    ({"labels": np.full(40, -1)}, {}, "=4, but the labels are -1 to -1"),
+    ({"labels": np.arange(40) % 5}, {}, "=4, but the labels are 0 to 4"),
+    ({"images": np.full((40, 2, 3), np.nan)}, {},
+     r"config.data.path=.*x.npz': a pixel is not finite"),
   ],
 )
 def test_invalid_images_or_options_are_named(
@@ -137,6 +199,26 @@ def test_invalid_images_or_options_are_named(
   write(tmp_path / "x.npz", **changes)
   with pytest.raises(ValueError, match=message):
     data(tmp_path / "x.npz", **options).load(0)
+
+
+@pytest.mark.parametrize("content", [None, b"no archive"])
+def test_file_that_cannot_be_read_is_named(content, tmp_path):
+  write(tmp_path / "x.npz")
+  path = tmp_path / "y.npz"
+  if content:
+    path.write_bytes(content)
+  with pytest.raises(ValueError, match=r"^config.data.path=.*must be an .npz"):
+    data(path).load(0)
+  with pytest.raises(ValueError, match=r"^config.data.validation_path=.*y.npz"):
+    data(tmp_path / "x.npz", validation_path=str(path)).load(0)
+
+
+def test_pixel_that_is_not_finite_names_its_file(tmp_path):
+  write(tmp_path / "x.npz")
+  write(tmp_path / "y.npz", images=np.full((40, 2, 3), np.inf))
+  path = str(tmp_path / "y.npz")
+  with pytest.raises(ValueError, match=r"data.validation_path=.*y.npz': a pix"):
+    data(tmp_path / "x.npz", validation_path=path).load(0)
 
 
 def test_digits_are_the_default_without_a_file():

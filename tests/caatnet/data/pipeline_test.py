@@ -94,6 +94,7 @@ def test_resumed_iterator_equals_an_uninterrupted_one(num_before):
   np.testing.assert_array_equal(_take(uninterrupted, 10), expected)
 
 
+@pytest.mark.filterwarnings("error")  # a division by 0
 @pytest.mark.parametrize("num_windows", [1, 2, 3, 5, 9, 13])
 def test_validation_windows_are_even_and_disjoint(num_windows):
   corpus = _corpus(100, num_validation=100)  # 14 windows fit

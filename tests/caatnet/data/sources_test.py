@@ -104,6 +104,17 @@ def test_percent_is_the_expected_share(tmp_path, percent):
   assert abs(corpus.num_validation_documents / 40 - percent) < 3
 
 
+def test_sha256_separates_names_from_contents(tmp_path):
+  digests = set()
+  for number, (name, text) in enumerate((("a.txt", ".txt"), ("a.txt.txt", ""))):
+    folder = tmp_path / str(number)
+    folder.mkdir()
+    (folder / name).write_text(text)
+    _write_jsonl(folder / "z.jsonl", ["b", "c"])
+    digests.add(load_corpus(str(folder), 20.0).sha256)
+  assert len(digests) == 2
+
+
 @pytest.mark.parametrize("change", ["content", "name"])
 def test_sha256_depends_on_names_and_contents(tmp_path, change):
   folder = _write_folder(tmp_path)
@@ -122,7 +133,8 @@ def test_single_text_is_cut_at_line_ends(tmp_path):
   corpus = load_corpus(str(tmp_path / "x.txt"), 30.0)
   pieces = _documents(corpus.train) + _documents(corpus.validation)
   assert all(x.endswith(b"\n") for x in pieces)
-  assert max(map(len, pieces)) <= sources.PIECE_SIZE_BYTES
+  # Pieces are as long as possible: the next line has 11 bytes.
+  assert 16 * 1024 - 11 < max(map(len, pieces)) <= 16 * 1024
   lines = b"".join(pieces).decode().splitlines(keepends=True)
   assert sorted(lines) == sorted(text.splitlines(keepends=True))
 
@@ -133,6 +145,16 @@ def test_long_lines_are_cut_between_characters(tmp_path):
   corpus = load_corpus(str(tmp_path / "x.txt"), 50.0)
   pieces = _documents(corpus.train) + _documents(corpus.validation)
   assert sum(len(x.decode("utf-8")) for x in pieces) == len(text)
+  # 1 + 3 * 5461 bytes; the others are a byte shorter than 3 * 5461 + 1.
+  assert max(map(len, pieces)) == 16 * 1024
+  assert sorted(map(len, pieces))[1] == 16 * 1024 - 1
+
+
+@pytest.mark.parametrize(("size", "count"), [(2**14, 1), (2**14 + 1, 2)])
+def test_text_of_one_piece_is_one_document(tmp_path, size, count):
+  (tmp_path / "x.txt").write_text("a" * size)
+  with pytest.raises(ValueError, match=f"has {count} documents"):
+    load_corpus(str(tmp_path / "x.txt"), 1e-9)
 
 
 def test_jsonl_lines_are_documents(tmp_path):

@@ -12,7 +12,7 @@ from caatnet.data import baselines
 from caatnet.data.text import TextData
 from caatnet.train import loop
 from configs.caatnet import tiny
-from tests.caatnet.data.small_tokenizers import bpe_files, write
+from tests.caatnet.data.small_tokenizers import bpe_files, subject, write
 
 
 def build(folder, vocab_size, percent):
@@ -105,12 +105,37 @@ def test_bits_are_per_byte_of_the_evaluated_text(
   bits = 2.0 * targets.size / math.log(2) / len(text)
   measured = found.measures({"loss": 2.0})
   assert measured == pytest.approx({"loss": 2.0, "bits_per_byte": bits})
-  assert data.labels["loss"] == "nats per token"
+  assert data.labels == {
+    "loss": "nats per token", "bits_per_byte": "bits per byte"
+  }
   simple = found.baselines()
   assert simple["xz (this text alone)"]["bits_per_byte"] == pytest.approx(
     baselines.compressed_bits_per_byte(text)
   )
   assert simple["unigram"]["loss"] < math.log(300)
+
+
+def test_example_is_a_window_in_the_order_of_training(folder):
+  data = text_data(folder, "")
+  assert data.labels["loss"] == "nats per byte"
+  assert data.units_per_example == 16
+  found = data.load(5)
+  for number in range(3):
+    for i, row in enumerate(next(found.batches)):
+      one = found.examples[2 * number + i]
+      assert (one.shape, one.dtype) == (data.example.shape, data.example.dtype)
+      np.testing.assert_array_equal(one, row)
+
+
+def test_kept_tokenizer_replaces_the_path(folder):
+  kept = subject("bpe")
+  found = text_data(folder, "/gone", kept=kept)
+  assert found.labels["loss"] == "nats per token"
+  assert found.load(0).tokenizer is kept
+  kept = subject("bytes")
+  found = text_data(folder, "/gone", kept=kept)
+  assert found.labels["loss"] == "nats per byte"
+  assert found.load(0).tokenizer is kept
 
 
 def test_vocabulary_includes_the_largest_token_of_the_tokenizer(

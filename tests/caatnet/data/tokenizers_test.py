@@ -1,5 +1,6 @@
 """Properties of tokenizers: round trips, streams, templates and training."""
 
+import datetime
 import json
 import os
 import sys
@@ -117,6 +118,9 @@ def test_prompt_starts_with_the_special_tokens_of_the_library():
       "generation_config.json": {"eos_token_id": [7, 2]}}, (7, 2), 2),
     ({"tokenizer_config.json": {"eos_token": "</s>"},
       "generation_config.json": {"max_length": 9}}, (2,), 2),
+    ({"tokenizer_config.json": {"eos_token": "</s>"},
+      "special_tokens_map.json": {"eos_token": "<s>"}}, (2,), 2),
+    ({"generation_config.json": {"eos_token_id": [0, 271]}}, (0, 271), 0),
   ],
 )
 def test_stop_ids_and_separator_are_read_from_config_files(
@@ -230,6 +234,20 @@ def test_without_jinja2_its_extra_is_named(monkeypatch):
     subject("bytes").chat([])
 
 
+def test_template_has_the_functions_of_transformers(monkeypatch):
+  pytest.importorskip("jinja2")
+  template = (
+    "{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}\n"
+    "{{ m | tojson(indent=1) }}{% endfor %}{{ strftime_now('%d %b %Y') }}"
+  )
+  before = datetime.datetime.now()
+  found = talking(template).chat([{"b": 1, "a": "<"}, {}])
+  dates = [before, datetime.datetime.now()]  # around midnight
+  assert found in {
+    '{\n "b": 1,\n "a": "<"\n}' + date.strftime("%d %b %Y") for date in dates
+  }
+
+
 # Training ---------------------------------------------------------------------
 
 
@@ -239,6 +257,30 @@ def test_equal_texts_give_equal_tokenizers():
   assert bpe.trained(TEXTS[::-1], 300) == again
   assert bpe.trained(TEXTS[:2], 300) != again
   assert subject("bpe").vocab_size == 300
+
+
+def test_only_repeated_pairs_are_merged():
+  assert json.loads(bpe.trained(["abcdefg"], 300)["tokenizer.json"])["model"][
+    "merges"
+  ] == []
+  found = json.loads(bpe.trained(["ab cd ab"], 300)["tokenizer.json"])["model"]
+  assert found["merges"] == [["a", "b"]]
+
+
+def test_config_of_a_trained_tokenizer_has_its_end():
+  config = json.loads(bpe_files()["tokenizer_config.json"])
+  assert config["eos_token"] == bpe.END
+  assert config["clean_up_tokenization_spaces"] is False
+  assert all(text.endswith("}\n") for text in bpe_files().values())
+
+
+def test_bytes_have_256_tokens_and_end_with_byte_0():
+  tokenizer = subject("bytes")
+  assert tokenizer.vocab_size == 256
+  assert (tokenizer.separator, tokenizer.stop_ids) == (0, (0,))
+  assert (tokenizer.start_ids, dict(tokenizer.files)) == ((), {})
+  assert tokenizers.load("").identity == tokenizer.identity
+  assert tokenizer.decode([97, 255, 256, 0]) == "a\ufffd\0"
 
 
 def test_smallest_tokenizer_has_all_bytes():
@@ -292,6 +334,14 @@ MISTAKES = {
   "an end beyond the vocabulary": (
     {MAIN: None, "generation_config.json": '{"eos_token_id": [2, 272]}'}, "",
     r"eos_token_id=\[2, 272\], but the largest token of .* is 271",
+  ),
+  "an end below the vocabulary": (
+    {MAIN: None, "generation_config.json": '{"eos_token_id": -1}'}, "",
+    "eos_token_id=-1, but",
+  ),
+  "an end that is a truth value": (
+    {MAIN: None, "generation_config.json": '{"eos_token_id": true}'}, "",
+    "eos_token_id=True, but",
   ),
   "an end that is no number": (
     {MAIN: None, "generation_config.json": '{"eos_token_id": "2"}'}, "",

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.inference.copies import HostPages
+from caatnet.inference.copies import HostPages, HostStates
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.weights import make_weights
-from caatnet.models.paged import Cache, CacheShape
+from caatnet.models.paged import Cache, CacheShape, StateShape
 from tests.caatnet.models.transformer_test import (
   init_params,
   make_config,
@@ -68,6 +68,7 @@ def same(a, b):
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_run_is_restored_elsewhere_and_nothing_else_changes(name):
   decoder = make(name)
+  assert decoder.state_bytes == 0  # no recurrent states
   fill(decoder)
   before = [contents(decoder, page) for page in range(PAGES)]
   host = HostPages(decoder, 5)
@@ -87,6 +88,38 @@ def test_run_is_restored_elsewhere_and_nothing_else_changes(name):
   for page in (0, 1, 4, 7):
     assert same(after[page], before[page])
   assert host.calls == 3  # including the call of `spoil`
+
+
+def test_states_of_slots_are_copied():
+  """Three slots of a cache without pages."""
+  program = make_program(make_config(layers=LAYERS), 2)
+  weights = make_weights(program, init_params(program), False, False)
+  shape = CacheShape(
+    LAYERS, PAGES, PAGE_SIZE, 0, 8, "float32", "heads",
+    states=(StateShape((3,)), StateShape((2, 2))), num_states=3,
+  )
+  decoder = Decoder(program, weights, Capacity(3, 8, PAGE_SIZE, 4), shape)
+  assert decoder.state_bytes == 2 * LAYERS * (3 + 4) * 4  # on two ranks
+  rng = np.random.default_rng(0)
+  decoder.cache = Cache((), shape, tuple(
+    jax.device_put(rng.normal(size=x.shape).astype(x.dtype), x.sharding)
+    for x in decoder.cache.states
+  ))
+
+  def states(slot):
+    dim = len(program.layout.data) + 1
+    at = [layer * 3 + slot for layer in range(LAYERS)]
+    return [np.take(np.array(x), at, dim) for x in decoder.cache.states]
+
+  before = [states(slot) for slot in range(3)]
+  host = HostStates(decoder, 4)
+  host.keep(host.read(1, 1), [3])
+  host.spoil(1, 1)
+  assert all(np.isnan(x).all() for x in states(1))
+  host.write(host.stage([3]), 0)
+  assert same(states(0), before[1])
+  assert same(states(2), before[2])
+  assert host.calls == 3
 
 
 def test_host_pages_do_not_alias_device_memory():

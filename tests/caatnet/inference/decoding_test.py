@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
+from caatnet.inference import batches
 from caatnet.inference import decoder as decoders
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import Batch, CacheShape
@@ -209,6 +210,63 @@ def test_logits_of_quantised_keys_and_values_are_near():
   # The cache is really quantised: exact tolerances fail.
   with pytest.raises(AssertionError):
     expect(program, params, tokens, found, TOLERANCE)
+
+
+def test_step_reads_the_newest_token_unless_the_host_knows_it():
+  """Slots 0 to 2 have the same prompt; slot 3 continues it by token 0."""
+  program, params = make("replicas in lanes")
+  config = program.model.config
+  shape = CacheShape(
+    config.num_layers, 8, PAGE_SIZE, 4, config.head_width, "float32", "heads",
+  )
+  weights = make_weights(program, put(program, params), False, False)
+  capacity = decoders.Capacity(4, 2 * PAGE_SIZE, PAGE_SIZE, 4)
+  decoder = decoders.Decoder(program, weights, capacity, shape)
+  assert decoder.num_replicas == 2
+  tables = np.arange(8, dtype="i4").reshape(4, 2)
+  drawing = batches.Drawing(4)
+
+  def step(slots, position, chunks, tokens=()):
+    """Returns tokens and log-probabilities of both replicas."""
+    made = []
+    for replica in range(2):
+      batch = batches.batch_of(
+        batches.Sizes(4, len(chunks), 4, 2), PAGE_SIZE, tables,
+        np.array(slots, int), np.full(len(slots), position),
+        [batches.Chunk(slot, 0, [*x[:2], 9 + replica, *x[2:]], True)
+         for slot, x in chunks],
+      )
+      for row, known in enumerate(tokens):
+        batch.tokens[row] = -1 if known is None else known[replica]
+      made.append(batch)
+    batch = jax.tree.map(lambda *x: np.stack(x), *made)
+    sampling = jax.tree.map(
+      lambda *x: np.stack(x), *(drawing.of(b.sequences) for b in made)
+    )
+    return map(np.asarray, decoder.step(batch, sampling, False))
+
+  chunks = [(0, [5, 9]), (1, [5, 9]), (2, [5, 9]), (3, [5, 9, 0])]
+  first, logprobs = step([], 0, chunks)
+  assert first.shape == logprobs.shape == (2, 8)
+  newest = first[:, 4]
+  assert (first[:, 4:7] == newest[:, None]).all()
+  assert (first[0] != first[1]).any()
+  found, found_logprobs = step([0, 1, 2], 3, [], [None, newest, (0, 0)])
+  np.testing.assert_array_equal(found[:, 0], found[:, 1])
+  np.testing.assert_allclose(found_logprobs[:, 0], found_logprobs[:, 1])
+  # Equals the last chunk of the first step.
+  np.testing.assert_array_equal(found[:, 2], first[:, 7])
+  np.testing.assert_allclose(
+    found_logprobs[:, 2], logprobs[:, 7], rtol=0, atol=1e-5
+  )
+  # The padding of the second step has not changed the newest token of slot 3.
+  found, found_logprobs = step([2, 3], 4, [])
+  np.testing.assert_array_equal(found[:, 0], found[:, 1])
+  np.testing.assert_allclose(
+    found_logprobs[:, 0], found_logprobs[:, 1], rtol=0, atol=1e-5
+  )
+  assert len(decoder.shapes) == 2
+  assert decoder.compile_seconds > 0
 
 
 def test_token_of_one_sequence_is_written_in_place():

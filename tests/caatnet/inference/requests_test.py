@@ -29,12 +29,19 @@ def request(prompt=(1, 2), **settings):
     ({"top_p": 0.0}, r"top_p=0.0 must lie in \(0, 1\]"),
     ({"top_p": 1.5}, r"top_p=1.5 must lie in \(0, 1\]"),
     ({"min_p": -0.1}, r"min_p=-0.1 must lie in \[0, 1\]"),
+    ({"temperature": 3.5e38}, "temperature=3.5e[+]38 must"),
+    ({"top_k": 2**31}, "top_k=2147483648 must be an integer from 0 to 21474"),
+    ({"min_p": 1.5}, r"min_p=1.5 must lie in \[0, 1\]"),
     ({"seed": 2**32}, "seed=4294967296 must"),
+    ({"seed": -1}, "seed=-1 must be an integer from 0 to"),
   ],
 )
 def test_invalid_setting_is_refused(settings, message):
   with pytest.raises(ValueError, match=message):
     request(**settings)
+  # The ends of each range are valid.
+  request(temperature=3.4e38, top_k=2**31 - 1, top_p=1.0, min_p=1.0)
+  request(temperature=0, top_k=0, top_p=1e-9, min_p=0.0, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +109,13 @@ def test_invalid_prompt_is_named(flags, text, message, tmp_path, monkeypatch):
     path.write_text(text)
   with pytest.raises(ValueError, match=message):
     prompts.read(flags, None if text is None else str(path))
+
+
+def test_prompt_that_is_not_text_is_named(tmp_path):
+  with pytest.raises(ValueError, match=r"^prompt 2 is not UTF-8 text"):
+    prompts.read(["a", "\ud800"], None)
+  with pytest.raises(ValueError, match=rf"^--prompt_file={tmp_path} cannot be"):
+    prompts.read([], str(tmp_path))
 
 
 def test_file_that_is_not_text_is_named(tmp_path):

@@ -13,6 +13,7 @@ from scipy import special
 from caatnet.inference import sampling as lib
 from caatnet.inference.filters import FILTERS
 from parallel.axes import Axis, make_mesh
+from parallel.kernels.codec import threefry
 from parallel.xla import ledger
 
 V, S = 50, 1024  # 3 and 8 ranks pad the vocabulary
@@ -202,6 +203,55 @@ def test_greedy_takes_the_lowest_id_of_equal_logits(ranks, devices):
     logits, positions, rows([{"temperature": 0.0}]), ranks, devices
   )
   np.testing.assert_array_equal(tokens, np.argmax(logits, -1))
+
+
+@pytest.mark.parametrize("settings", [[{}], [{}, {"temperature": 1.0}]])
+def test_greedy_distinguishes_adjacent_numbers(settings):
+  """Applies to all-greedy batches, and to those with sampled sequences."""
+  logits = np.full((S, V), -1e-3, "f4")
+  best = np.arange(S) % (V - 1) + 1
+  logits[:, 0] = np.nextafter(np.float32(1e-3), np.float32(0))
+  logits[np.arange(S), best] = 1e-3
+  settings = [{"temperature": 0.0} | row for row in settings]
+  tokens, _ = draw(logits, np.zeros(S, "i4"), rows(settings))
+  step = len(settings)
+  np.testing.assert_array_equal(tokens[::step], best[::step])
+
+
+def test_smallest_set_and_share_include_their_bounds():
+  """Draws from probabilities 1/2, 1/4 and 1/8 with bounds equal to sums."""
+  logits = np.full((S, V), -np.inf, "f4")
+  logits[:, :4] = -np.log([1.0, 2.0, 4.0, 4.0])
+  positions = np.arange(S).astype("i4")
+  for settings, kept in (
+    ({"top_p": 0.5}, {0}), ({"top_p": 0.501}, {0, 1}),
+    ({"top_p": 0.75}, {0, 1}), ({"top_p": 0.751}, {0, 1, 2, 3}),
+    ({"min_p": 0.5}, {0, 1}), ({"min_p": 0.501}, {0}),
+    ({"top_k": 3}, {0, 1, 2, 3}), ({"top_k": 2}, {0, 1}),
+  ):
+    tokens, _ = draw(logits, positions, rows([settings]))
+    assert set(tokens.tolist()) == kept, settings
+
+
+# Keys and counters whose upper 23 random bits are all 0, or 24 are all 1.
+RARE = [(0, 5297128), (1, 9691597), (2, 5211022), (5, 27449592), (6, 22099467)]
+COMMON = [(0, 3184748), (0, 24820701), (3, 20994762)]
+
+
+def test_rare_noise_has_48_random_bits():
+  key, index = np.array(RARE + COMMON, "u4").T
+  zeros = np.zeros_like(key)
+  found = np.asarray(lib._gumbel(zeros, key, index))
+  x, y = (np.asarray(w, "u8") for w in threefry.words(zeros, key, index))
+  rest = (((x << 32 | y) >> 16) + 0.5) / 2.0**48
+  few = len(RARE)
+  assert (rest[:few] < 2.0**-23).all()
+  np.testing.assert_allclose(
+    found[:few], -np.log(-np.log1p(-rest[:few])), rtol=0, atol=5e-6
+  )
+  # The others would round to 1, which has an infinite noise.
+  assert (rest[few:] > 1 - 2.0**-24).all()
+  np.testing.assert_allclose(found[few:], -np.log(24 * np.log(2)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

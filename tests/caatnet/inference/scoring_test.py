@@ -124,6 +124,15 @@ def test_logits_are_gathered_without_padding_of_the_vocabulary(case):
   )
 
 
+def test_longest_rows_are_scored_first_in_full_batches():
+  """Two rows per replica, on two replicas."""
+  scorer = make(CASES[1])[0]
+  counts = []
+  scorer.score([[1] * n for n in (2, 71, 1, 70, 3, 9)], counts.append)
+  assert counts == [4, 2]
+  assert scorer.score([]) == []
+
+
 def test_order_and_batch_of_rows_do_not_change_scores():
   few, _, program, weights = make(CASES[1])
   rows = draw_rows(CASES[1])

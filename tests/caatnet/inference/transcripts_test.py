@@ -56,6 +56,23 @@ def test_interrupt_does_not_change_an_ended_transcript():
   assert transcript.completion.reason == "max_tokens"
 
 
+@pytest.mark.parametrize(("stops", "context", "pages"), [
+  (Stops(6), 99, 2), (Stops(7), 99, 3), (Stops(99), 8, 2), (Stops(99), 9, 3),
+])
+def test_pages_hold_the_prompt_and_the_longest_text(stops, context, pages):
+  transcript = Transcript(Request((1, 2), stops), Bytes(), context)
+  assert transcript.num_pages(4) == pages
+  assert transcript.most_tokens == min(stops.max_tokens, context - 2)
+
+
+def test_text_begins_after_the_prompt():
+  """Even if the prompt ends within a character."""
+  prompt = tuple("long prompts end in \u20ac".encode()[:-1])
+  transcript = Transcript(Request(prompt, Stops(9)), Bytes(), 99)
+  assert transcript.push(ord("a"), 0.0) == "a"
+  assert transcript.text == "a"
+
+
 def test_first_word_keeps_the_space_before_it():
   """Decoded alone, the word would start without a space."""
   vocabulary = {"\u2581a": 0, "\u2581b": 1, "c": 2, "?": 3}

@@ -4,6 +4,8 @@ The checkpoints of `tests/fixtures/families` and their logits were made by
 `tests/fixtures/make_families.py`.
 """
 
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -28,6 +30,7 @@ from caatnet.train.checkpoint import slices
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.checkpoint.save import Checkpointer
 from configs.caatnet import base, tiny
+from configs.images import tiny as images_tiny
 from tests.caatnet.data.small_tokenizers import llama_files
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -153,7 +156,9 @@ def test_trained_run_is_published_and_read_again(algorithm, tmp_path):
     config.zero.scheme = "zero3"
     config.outer = tree.defaults("outer", algorithm)
   ours = experiments.build(config, {})
+  # Differs between the workers' and the outer parameters.
   state = ours.init_state()
+  state = state._replace(params=jax.tree.map(lambda x: 2 * x, state.params))
   checkpointer = Checkpointer(tmp_path / "run", ours.program, keep=1)
   checkpointer.save(state, {})
   checkpointer.close()
@@ -173,6 +178,89 @@ def test_trained_run_is_published_and_read_again(algorithm, tmp_path):
     restore(again, tmp_path / "again"),
     to_whole(ours.program, ours.make_export()(state.params, state.outer)),
   )
+
+
+def test_summary_of_a_conversion_is_a_table(tmp_path):
+  experiment, made = convert(FIXTURES / ONE, tmp_path / "run", 3)
+  count = experiment.program.model.num_params
+  assert open_source(FIXTURES / ONE, 3).num_tensors == (
+    huggingface.num_tensors(experiment)
+  )
+  published, _ = tensors.find(FIXTURES / ONE)
+  size = sum(np.prod(x.shape) for x in published.values())
+  assert size < count  # repeated key/value heads, and padding
+  assert made.rows == [
+    ["parameters", f"{size:,}", ""],
+    ["bytes of tensors", f"{2 * size:,}", ""],
+    ["tokenizer", "", "bytes"],
+    ["tensor ranks", "", "3"],
+    ["key/value heads", "2", "8"],
+    ["bytes of keys and values per token", "128", "576"],
+  ]
+  back = huggingface.write_published(
+    experiment, tmp_path / "run", tmp_path / "back"
+  )
+  assert back == dataclasses.replace(made, folder=tmp_path / "back")
+
+
+def test_only_dense_transformers_have_a_published_form():
+  source = open_source(FIXTURES / ONE, 1)
+  experiment = build(source, changes={"sync.p": 0.5})  # of one rank
+  assert huggingface.num_tensors(experiment) == source.num_tensors
+  other = experiments.build(images_tiny.get_config("data_parallel,test"), {})
+  with pytest.raises(ValueError, match=r"only config.model.name='transformer'"):
+    huggingface.num_tensors(other)
+
+
+def data_sizes(folder):
+  """Returns the sizes of a folder's files without their headers."""
+  sizes = {}
+  for path in sorted(folder.glob("*.safetensors")):
+    text = path.read_bytes()
+    header = text[8 : 8 + int.from_bytes(text[:8], "little")]
+    assert len(header) % 8 == 0
+    assert len(header) - len(header.rstrip()) < 8
+    sizes[path.name] = len(text) - 8 - len(header)
+  return sizes
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [
+  (16, [16, 8, 40, 8]), (17, [16, 8, 40, 8]), (15, [8, 8, 8, 40, 8]),
+  (23, [16, 8, 40, 8]), (24, [24, 40, 8]), (72, [72]), (1, [8, 8, 8, 40, 4, 4]),
+])
+def test_files_are_filled_in_order_up_to_their_limit(limit, sizes, tmp_path):
+  names = ["a", "bb", "ccc", "large", "x" * 9, "y"]
+  shapes = {
+    name: ("float32", (count,))
+    for name, count in zip(names, (2, 2, 2, 10, 1, 1), strict=True)
+  }
+  with tensors.Writer(tmp_path, shapes, limit) as writer:
+    for name in reversed(names):
+      writer.write(name, np.full(shapes[name][1], len(name), "f4"))
+  found = data_sizes(tmp_path)
+  assert list(found.values()) == sizes
+  count = len(sizes)
+  assert list(found) == (
+    [tensors.SINGLE] if count == 1 else
+    [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+  )
+  if count > 1:
+    index = json.loads((tmp_path / tensors.INDEX).read_text())
+    assert index["metadata"] == {"total_size": 72}
+  listed, wrong = tensors.find(tmp_path)
+  assert not wrong
+  assert listed.keys() == shapes.keys()
+  for name, x in listed.items():
+    assert (tensors.read(x, name) == len(name)).all()
+
+
+@pytest.mark.parametrize(("count", "num_files"), [(10**9, 1), (10**9 + 1, 2)])
+def test_files_have_5_gigabytes_by_default(count, num_files, tmp_path):
+  """Writes headers only."""
+  shapes = {"a": ("float32", (count,)), "b": ("float16", (5 * 10**8,))}
+  with contextlib.suppress(KeyboardInterrupt), tensors.Writer(tmp_path, shapes):
+    raise KeyboardInterrupt
+  assert len(list(tmp_path.glob("*.safetensors"))) == num_files
 
 
 def test_published_weights_are_rounded_to_another_dtype(tmp_path):
@@ -199,14 +287,15 @@ def test_tokenizer_is_published_with_the_weights(tmp_path):
     (folder / name).write_text(text)
   config = json.loads((folder / "config.json").read_text())
   size = json.loads((folder / "config.json").read_text())["vocab_size"]
-  assert LibraryTokenizer("x", llama_files(), "x").vocab_size > size
+  num_tokens = LibraryTokenizer("x", llama_files(), "x").vocab_size
+  assert num_tokens > size
   with pytest.raises(ValueError, match=f"but vocab_size={size}: it belongs"):
     open_source(folder, 1)
   arrays = safetensors.numpy.load_file(folder / "model.safetensors")
   for name in ("model.embed_tokens.weight", "lm_head.weight"):
-    arrays[name] = np.resize(arrays[name], (500, 32))
+    arrays[name] = np.resize(arrays[name], (num_tokens, 32))
   safetensors.numpy.save_file(arrays, folder / "model.safetensors")
-  config["vocab_size"] = 500
+  config["vocab_size"] = num_tokens
   (folder / "config.json").write_text(json.dumps(config))
   experiment, made = convert(folder, tmp_path / "run")
   kept = tokenizer.load(tmp_path / "run")

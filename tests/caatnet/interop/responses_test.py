@@ -52,6 +52,12 @@ class Opened(Characters):
   start_ids = (3,)
 
 
+class OpenedTwice(Characters):
+  """Tokenizer that starts prompts with the tokens 5 and 4."""
+
+  start_ids = (5, 4)
+
+
 @functools.cache
 def make():
   config = make_config(0.5, vocab_size=127)
@@ -110,6 +116,9 @@ PAIRS = [
   # Without a context, the start token is prepended, unless the text has it.
   ("", "abc", Characters, [([0, *o("abc")], 3)]),
   ("", "abc", Opened, [([3, *o("abc")], 3)]),
+  # The last start token precedes a text.
+  ("ab", "cde", OpenedTwice, [([5, 4, *o("abcde")], 3)]),
+  ("", "abc", OpenedTwice, [([4, *o("abc")], 3)]),
   ("", "\0bc", Characters, [([0, *o("bc")], 2)]),
   ("  ", "b", Characters, [([0, *o("  b")], 3)]),
   # No target: log-probability 0.
@@ -117,6 +126,8 @@ PAIRS = [
   ("", "", Characters, []),
   # A context that is too long is cut at its start.
   ("abcdefghijklmno", "pq", Characters, [(o("efghijklmnopq"), 2)]),
+  ("abcdefghijkl", "mn", Characters, [(o("bcdefghijklmn"), 2)]),
+  ("abcdefghijk", "lm", Characters, [(o("abcdefghijklm"), 2)]),
   ("a", "bcdefghijklm", Characters, [(o("abcdefghijklm"), 12)]),
   # A continuation that does not fit is scored in windows.
   ("xya", "bcdefghijklmnop", Characters,
@@ -125,11 +136,11 @@ PAIRS = [
 
 
 def test_loglikelihoods_equal_sums_by_hand():
-  for tokenizer in (Characters, Opened):
+  for tokenizer in (Characters, Opened, OpenedTwice):
     rows = [row for row in PAIRS if row[2] is tokenizer]
     adapter = responder(tokenizer)
     found = adapter.loglikelihood([ask(*row[:2]) for row in rows])
-    assert adapter.num_cut == (2 if tokenizer is Characters else 0)
+    assert adapter.num_cut == (3 if tokenizer is Characters else 0)
     for (*pair, _, windows), (total, greedy) in zip(rows, found, strict=True):
       parts = [by_hand(*window) for window in windows]
       expected = sum(part for part, _ in parts)
@@ -210,6 +221,11 @@ WAYS = [
    {"max_gen_toks": 2}, Stops(2, {0}), {"temperature": 0.0}),
   ({"do_sample": True, "top_k": 4, "min_p": 0.1}, {"max_gen_toks": 2},
    Stops(2, {0}), {"temperature": 1.0, "top_k": 4, "min_p": 0.1}),
+  # The first name of the length applies; a prompt of one token fits.
+  ({"max_tokens": 3, "max_new_tokens": 11}, {"max_completion_tokens": 2},
+   Stops(11, {0}), {}),
+  ({"max_gen_toks": 8, "temperature": None}, {"max_new_tokens": 3},
+   Stops(8, {0}), {}),
 ]
 
 
@@ -224,10 +240,11 @@ def test_generation_request_is_parsed(how, number, stops, settings):
       for request in requests
     ]
 
-  texts, room = ("abcdefghijklmnopq", "ab", ""), CONTEXT - stops.max_tokens
+  room = CONTEXT - stops.max_tokens
+  texts = ("abcdefghijklmnopq", "abcdefghijklmnopq"[: room - 1], "")
   adapter = responder(Opened, generate)
   found = adapter.generate_until([ask(text, how | number) for text in texts])
-  assert found == [f"answer {min(room, n)}" for n in (18, 3, 1)]
+  assert found == [f"answer {n}" for n in (room, room, 1)]
   assert adapter.num_cut == 1
   assert [request.prompt for request in asked] == [
     tuple([3, *o(text)][-room:]) for text in texts
@@ -249,6 +266,20 @@ def test_generation_request_is_parsed(how, number, stops, settings):
 def test_unsupported_generation_is_refused(how, message):
   with pytest.raises(ValueError, match=message):
     responder().generate_until([ask("ab", how)])
+
+
+def test_progress_is_shown_on_a_terminal_and_removed(monkeypatch, capsys):
+  monkeypatch.setenv("FORCE_COLOR", "1")  # counts as a terminal
+  assert len(responder().loglikelihood([ask("ab", "cd")] * 5)) == 5
+  printed = capsys.readouterr()
+  assert not printed.out
+  _, shown, after = printed.err.rpartition("scoring")
+  assert shown
+  assert "100%" in after
+  assert after.endswith("\x1b[2K")  # erases the line
+  monkeypatch.delenv("FORCE_COLOR")
+  responder().loglikelihood([ask("ab", "cd")])
+  assert not capsys.readouterr().err
 
 
 def test_empty_context_needs_a_start_token():

@@ -1,0 +1,84 @@
+"""Benchmarks of workers that leave: tables, copied checkpoints, moments."""
+
+import math
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from caatnet.benchmarks.elastic import churn, churn_training, moments
+
+
+def row_of(printed, start):
+  """Returns the cells of the row that begins with a text."""
+  rows = [
+    [x.strip() for x in line.strip("│").split("│")]
+    for line in printed.splitlines() if line.startswith("│")
+  ]
+  return next(row for row in rows if row[0] == start)
+
+
+def test_tables_count_events_and_compare_losses(capsys):
+  churn._show([{
+    "seed": 5, "rounds": 1234, "epochs": 7, "longest_s": 2.25,
+    "samples": 99_000, "loss": 1.1, "calm_loss": 1.0, "said": ["the log"],
+    "events": [("kill", "in an exchange")] * 2 + [("cut", "between rounds")],
+    "pauses": [(2.25, ["kill", "cut"])],
+  }], types.SimpleNamespace(workers=4))
+  printed = capsys.readouterr().out
+  assert "among 4 workers" in printed
+  assert row_of(printed, "kill") == ["kill", "0", "2", "0", "killed"]
+  assert row_of(printed, "cut")[:4] == ["cut", "1", "0", "0"]
+  assert row_of(printed, "join")[:4] == ["join", "0", "0", "0"]
+  assert row_of(printed, "5") == [
+    "5", "3", "1,234", "7", "2.2", "99,000", "1.10000", "1.00000", "+10.00%"
+  ]
+  assert "kill, cut" in printed
+  assert "seed 5:\nthe log" in printed
+
+
+def test_newest_checkpoint_is_copied_completely_or_not_at_all(tmp_path):
+  donor = tmp_path / "donor"
+  assert churn_training._step(donor) == -math.inf
+  for step in (8, 12, 9):
+    (donor / "checkpoints" / str(step)).mkdir(parents=True)
+    (donor / "checkpoints" / str(step) / "x").write_text(str(step))
+    (donor / "swarm").mkdir(exist_ok=True)
+    (donor / "swarm" / f"{step}.npz").write_text(str(step))
+  assert churn_training._step(donor) == 12
+  churn_training._copy(donor, tmp_path / "home")
+  found = {
+    path.relative_to(tmp_path / "home").as_posix(): path.read_text()
+    for path in (tmp_path / "home").rglob("*") if path.is_file()
+  }
+  assert found == {"checkpoints/12/x": "12", "swarm/12.npz": "12"}
+  (donor / "checkpoints/12/x").unlink()
+  (donor / "checkpoints/12").rmdir()
+  churn_training._copy(donor, tmp_path / "other")
+  assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("way", moments._WAYS)
+def test_replaced_workers_have_the_moments_of_their_way(way):
+  """Workers 2 and 0 are replaced; their donors are 3 and 1."""
+  optimizer = optax.adam(0.1)
+  params = {"x": jnp.arange(12.0).reshape(4, 3)}
+  state = jax.vmap(optimizer.init)(params)
+  state = jax.tree.map(
+    lambda x: x + 1 + jnp.arange(4, dtype=x.dtype).reshape(
+      4, *[1] * (x.ndim - 1)
+    ), state,
+  )
+  found = moments._replaced(
+    optimizer, way, state, params, np.array([2, 0]), np.array([3, 1])
+  )
+  expected = {
+    "no newcomer": [1, 2, 3, 4], "zero": [0, 2, 0, 4], "donor": [2, 2, 4, 4],
+  }[way]
+  for moment in (found[0].mu["x"], found[0].nu["x"]):
+    np.testing.assert_array_equal(
+      moment, np.repeat(np.array(expected)[:, None], 3, axis=1)
+    )

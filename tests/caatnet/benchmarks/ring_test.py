@@ -1,0 +1,76 @@
+"""Benchmark of sums over links: its raw streams send the bytes of the sums."""
+
+import pytest
+
+from caatnet.benchmarks.elastic import ring
+from parallel.elastic.ring import link_collectives
+
+SIZE, BLOCK = 1200, 256
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_raw_streams_send_the_payload_of_the_sums(count):
+  orders = ring._orders(count, SIZE, BLOCK)
+  half = 4 * SIZE * (count - 1) // count
+  received = dict.fromkeys(range(count), 0)
+  for rank in range(count):
+    kind, options = orders["raw, ring"]
+    assert kind == "raw"
+    plan = options(rank)["plan"]
+    assert set(plan) == {
+      f"p{(rank + step) % count}" for step in (-1, 1)
+    } - {f"p{rank}"}
+    assert sum(plan.values()) == 2 * half
+    for other, size in plan.items():
+      received[int(other[1:])] += size
+    kind, options = orders["raw, pairs"]
+    assert (kind, options(rank)["plan"]) == ("raw", {
+      f"p{i}": 8 * SIZE // count for i in range(count) if i != rank
+    })
+    for name in ("ring", "direct"):
+      kind, options = orders[name]
+      assert (kind, options(rank)) == (
+        "sum", {"order": name, "block_bytes": BLOCK}
+      )
+      payload, _ = link_collectives.sum_bytes(name, SIZE, count, rank, BLOCK)
+      assert payload == 2 * half
+  assert set(received.values()) == {2 * half}
+  # A ring adds each element of all chunks but one.
+  assert orders["additions"][1](0) == {
+    "size": SIZE * (count - 1) // count, "block_bytes": BLOCK
+  }
+  assert orders["four at once"][1](0) == {"count": 4, "block_bytes": BLOCK}
+
+
+def test_bytes_other_than_the_formula_are_errors():
+  stated = [
+    link_collectives.sum_bytes("ring", SIZE, 3, rank, BLOCK)
+    for rank in range(3)
+  ]
+  found = [
+    {"payload": payload, "framing": framing, "kernel": payload + framing}
+    for payload, framing in stated
+  ]
+  assert ring._same_as_stated("ring", SIZE, found, BLOCK) == {
+    "payload": stated[0][0], "framing": stated[0][1]
+  }
+  for rank, key, message in (
+    (2, "payload", r"ring: peer 2 sent .*'payload': 6401"),
+    (0, "framing", "ring: peer 0 sent"),
+    (1, "kernel", "the kernel has counted"),
+  ):
+    wrong = [dict(row) for row in found]
+    wrong[rank][key] += 1
+    with pytest.raises(RuntimeError, match=message):
+      ring._same_as_stated("ring", SIZE, wrong, BLOCK)
+
+
+def test_links_that_are_not_shaped_have_no_rows(monkeypatch, capsys):
+  class Options:
+    links = ()
+
+  assert ring._shaped_rows(Options) == []
+  Options.links = ({"mbit": 10, "rtt_ms": 1, "megabytes": 1},)
+  monkeypatch.setattr(ring.os, "geteuid", lambda: 1000)
+  assert ring._shaped_rows(Options) == []
+  assert "by root only" in capsys.readouterr().out
