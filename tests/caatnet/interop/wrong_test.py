@@ -309,11 +309,7 @@ def test_origin_of_another_model_is_refused(folder, tmp_path):
     ("from", FileExistsError, "from exists; remove it, or use another name"),
     ("from/a/b", ValueError, "--to=.*/from/a/b is inside --from="),
     ("from/../link/a", ValueError, "--to=.*/link/a is inside --from="),
-<<<<<<< HEAD
-    ("file/a/b", ValueError, "file/a/b cannot be written: .* is not a folder"),
-=======
     ("file/a/b", ValueError, "a/b cannot be written: .*/file is not a folder"),
->>>>>>> w-m5
     ("sealed/a", ValueError, "sealed/a cannot be written: .*/sealed is read"),
   ],
 )
