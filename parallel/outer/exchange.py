@@ -41,6 +41,7 @@ class Exchange:
   Example:
     The mean of two workers' deltas, which are lanes of one device.
 
+    >>> import jax.numpy as jnp
     >>> from jax.sharding import PartitionSpec as P
     >>> from parallel.axes import make_mesh
     >>> worker = Axis("worker", size=2)

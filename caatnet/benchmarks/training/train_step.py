@@ -259,13 +259,15 @@ def _plain_loss(
     # RMS norm in float32, as in our model.
     wide = x.astype(jnp.float32)
     rstd = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
+    gain = jnp.expand_dims(gain, range(x.ndim - 1))
     return (wide * rstd * gain).astype(dtype)
 
   def rope(x):
     half = x.shape[-1] // 2
     frequency = config.rope_base ** (-jnp.arange(half) / half)
     # [1, T, 1, D / 2], for x [B, T, heads, D].
-    angle = (jnp.arange(x.shape[1])[:, None] * frequency)[None, :, None]
+    angle = jnp.arange(x.shape[1])[:, None] * frequency[None]
+    angle = angle[None, :, None]
     cos, sin = jnp.cos(angle).astype(dtype), jnp.sin(angle).astype(dtype)
     a, b = x[..., :half], x[..., half:]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)

@@ -129,7 +129,8 @@ def paged_attention(
   call, operands = _CALLS[name](
     q, pages, tables, first, lengths, window, interpret
   )
-  out = calls.unchecked(call, *operands).reshape(q.shape)
+  with jax.numpy_dtype_promotion("standard"):  # the kernels rely on it
+    out = calls.unchecked(call, *operands).reshape(q.shape)
   # The kernels' results for padding are undefined: replaced by zeros.
   is_padding = (first < 0)[:, None, None, None]
   return jnp.where(is_padding, jnp.zeros_like(out), out)

@@ -97,7 +97,7 @@ def test_gradient_equals_that_of_psum():
       )
       weights = [jnp.cos(jnp.arange(x.size).reshape(x.shape)) for x in out]
       weights = [
-        varying(w, "tensor") * (1.0 + jax.lax.axis_index("tensor"))
+        varying(w, "tensor") * (1.0 + jax.lax.axis_index("tensor").astype("f4"))
         for w in weights
       ]
       return out, transpose(tuple(weights))

@@ -390,6 +390,7 @@ def test_streaming_equals_its_equation(name):
     assert_close(phi, outer)
 
 
+@pytest.mark.mixed_dtypes
 def test_fragments_count_their_outer_steps_separately():
   """The first step of Adam moves every element by the learning rate."""
   loop = Streaming(

@@ -105,6 +105,7 @@ def test_workers_send_and_keep_the_bytes_of_the_loop(c):
   assert PROBLEM.memory(c).total - one.memory(alone).total >= kept
 
 
+@pytest.mark.mixed_dtypes
 def test_coded_partitions_with_p_send_the_bytes_of_the_program():
   """Counts codes, scales and projections in the lowered step."""
   c = Configuration(1, 4, 2, 2, scheme="zero2", p=0.5, **CODED)

@@ -217,6 +217,7 @@ def test_program_sends_the_messages_of_the_schedule(name, collective):
   )
 
 
+@pytest.mark.mixed_dtypes
 def test_projections_of_a_model_reduce_by_a_schedule():
   """Has the schedule's permutes per projection, forward and backward."""
   config = override(

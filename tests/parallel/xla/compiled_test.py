@@ -255,7 +255,7 @@ def test_memory_equals_the_xla_analysis_to_the_byte():
   x = jax.ShapeDtypeStruct((16, 4), "float32", sharding=sharded)
   y = jax.ShapeDtypeStruct((4,), "bfloat16", sharding=whole)
   compiled = jax.jit(
-    lambda x, y: (x * 2, jnp.sort(x @ y)), donate_argnums=0
+    lambda x, y: (x * 2, jnp.sort(x @ y.astype(x.dtype))), donate_argnums=0
   ).lower(x, y).compile()
   parts = memory.memory(compiled, {"x": x, "y": y})
   assert parts.arguments == {"x": 2 * 4 * 4, "y": 4 * 2}
