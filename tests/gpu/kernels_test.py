@@ -39,7 +39,7 @@ def test_add_norm_compiles_without_temporaries(target, case):
 
 
 @pytest.mark.parametrize(
-  ("target", "op", "case"), codec_calls(*TARGETS), ids=str
+  ("target", "op", "case"), list(codec_calls(*TARGETS)), ids=str
 )
 def test_codec_compiles_without_decoded_copies(target, op, case):
   program = lowered_codec(op, case, target, "gpu").compile()

@@ -156,7 +156,7 @@ def test_models_reduce_and_normalise_in_one_kernel(
 
 
 @pytest.mark.parametrize(
-  ("target", "op", "case"), codec_calls(*TARGETS), ids=str
+  ("target", "op", "case"), list(codec_calls(*TARGETS)), ids=str
 )
 def test_codec_compiles_without_decoded_copies(target, op, case):
   program = lowered_codec(op, case, target, "tpu").compile()

@@ -54,9 +54,10 @@ def add_norm(
   # Statistics are computed from the rounded sum, which the next layer reads.
   squares = sum_of_squares(shared) + sum_of_squares(private)  # [...]
   both = jnp.concatenate([shared, private], axis=-1)
-  rstd = lax.rsqrt(squares / both.shape[-1] + eps)
-  gain = jnp.expand_dims(gain, range(both.ndim - 1))  # [1, ..., D]
-  normed = both.astype(jnp.float32) * rstd[..., None] * gain
+  rstd = lax.rsqrt(squares / both.shape[-1] + eps)[..., None]
+  # Operations in this order: fingerprints of recorded programs depend on it.
+  normed = both.astype(jnp.float32) * rstd
+  normed = normed * jnp.expand_dims(gain, range(both.ndim - 1))
   return shared, private, normed.astype(both.dtype)
 
 
