@@ -42,6 +42,8 @@ class Request(Settings):
     if not self.prompt:
       raise ValueError("the prompt is empty: it has no token")
     for name, fits, bound in (
+      # A Python float: a larger temperature overflows NumPy's float32, which
+      # is a warning.
       ("temperature", 0 <= self.temperature <= float(np.finfo("f4").max),
        "be at least 0 and finite"),
       *((name, row.fits(getattr(self, name)), row.must)

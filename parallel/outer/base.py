@@ -271,8 +271,8 @@ class OuterLoop:
       two exchanges, and the worker's state in the later exchange.
     """
     moved = jax.tree.map(
-      lambda x, new, old: x + jnp.expand_dims(new - old, 0), params,
-      shared["params"], state["params"],
+      lambda x, new, old: x + (new - old)[None], params, shared["params"],
+      state["params"],
     )
     return moved, shared
 

@@ -142,13 +142,12 @@ class DCS3GD(OuterLoop):
     # later exchange. `begin` does not judge it, so a non-finite one is replaced
     # by zero here, as by `ANY_FINITE`.
     update = jax.tree.map(
-      lambda x, w, u: x - jnp.expand_dims(w, 0) - u, params, state["params"],
+      lambda x, w, u: x - w[None] - u, params, state["params"],
       state["workers"]["update"],
     )
     if later == "finish":
-      return jax.tree.map(
-        lambda w, u: jnp.expand_dims(w, 0) + u, shared["params"], update
-      ), shared
+      moved = jax.tree.map(lambda w, u: w[None] + u, shared["params"], update)
+      return moved, shared
     finite = jnp.isfinite(health.norms_here(update))
     update = health.choose(
       finite, update, jax.tree.map(jnp.zeros_like, update)

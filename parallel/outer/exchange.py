@@ -89,9 +89,7 @@ class Exchange:
       anchor: Tree of ``[...]``, as in `mean`.
     """
     if anchor is not None:
-      workers = jax.tree.map(
-        lambda x, y: x[None] - y, anchor, workers
-      )
+      workers = jax.tree.map(lambda x, y: x[None] - y, anchor, workers)
     return self.rule.judge(workers, self.worker)
 
   def mean(

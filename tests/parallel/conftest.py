@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _strict_dtype_promotion(request):
-  """Not for optax, whose Adam and schedules multiply counts with floats."""
+  """Makes promotion an error, but for tests of optax, which needs it."""
   marked = request.node.get_closest_marker("mixed_dtypes")
   with jax.numpy_dtype_promotion("standard" if marked else "strict"):
     yield

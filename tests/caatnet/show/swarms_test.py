@@ -33,13 +33,19 @@ def _step(exchange, state, part):
 
 
 @pytest.fixture
-def there(tmp_path):
+def known(tmp_path):
+  """Service that does not serve, so that a test can set its state."""
   with Service(
     ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
     say=lambda line: None,
-  ) as there:
-    threading.Thread(target=there.serve, daemon=True).start()
-    yield there
+  ) as made:
+    yield made
+
+
+@pytest.fixture
+def there(known):
+  threading.Thread(target=known.serve, daemon=True).start()
+  return known
 
 
 def _seen(screen, there):
@@ -68,16 +74,6 @@ def test_peers_are_shown_with_state_and_loss(there):
     assert time.monotonic() < end
     time.sleep(0.01)
   assert re.search(rf"{swarm.me} +is waited for", _seen(screen, there))
-
-
-@pytest.fixture
-def known(tmp_path):
-  """Service with a given state, which does not serve."""
-  with Service(
-    ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "known"),
-    say=lambda line: None,
-  ) as made:
-    yield made
 
 
 def _at(monkeypatch, now_s):

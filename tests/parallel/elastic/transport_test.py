@@ -1,0 +1,298 @@
+"""The wire format, frames, links and operations of the transport."""
+
+import logging
+import socket
+import zlib
+
+import numpy as np
+import pytest
+
+from parallel.elastic.membership import messages as m
+from parallel.elastic.ring import link_collectives
+from parallel.elastic.transport import frames
+from parallel.elastic.transport.frames import FrameError, Header, Kind
+from parallel.elastic.transport.handshake import Purpose, Status
+from parallel.elastic.transport.links import Links
+from parallel.elastic.transport.listener import Limits, Offer
+from parallel.elastic.transport.transfers import (
+  Agreement,
+  Bytes,
+  Lost,
+  Traffic,
+  Unreachable,
+)
+from tests.parallel.elastic.worlds import (
+  SECURITY,
+  arrays,
+  listeners,
+  together,
+  world,
+)
+
+pytestmark = pytest.mark.quick
+
+
+def test_wire_format_has_its_constants():
+  """A change of a constant needs a new version in `frames.MAGIC`."""
+  assert [*map(int, Kind)] == [*range(1, 10)]
+  assert [*map(int, Purpose)] == [1, 2, 3]
+  assert [*map(int, Status)] == [0, 1, 2, 3, 4]
+  assert frames.HEADER_BYTES == 40
+  assert frames.MOST_ITEMS == 1024
+  assert frames.LIMITS == {
+    Kind.MESSAGE: 2**18, Kind.KEEP_ALIVE: 0, Kind.OPEN: 32, Kind.ABORT: 2**10,
+    Kind.DATA: 2**23, Kind.ASK: 2**8, Kind.MANIFEST: 2**26, Kind.CHUNK: 2**22,
+    Kind.GONE: 0,
+  }
+  head = Header(Kind.ABORT, 8, 1, 2, 3, 4).pack()
+  assert head[:36].hex() == (
+    "454c4631" "04" "01" "0000" "0000000000000001" "00000002"
+    "0000000000000003" "00000008" "00000004"
+  )
+  assert head[36:] == zlib.crc32(head[:36]).to_bytes(4, "big")
+  assert frames.encode(m.Ready(1, 7)).hex() == (
+    "0005" + b"Ready".hex() + "0000000000000001" "0000000000000007"
+  )
+
+
+class _Cut:
+  """Socket whose first system call sends only some bytes."""
+
+  def __init__(self, count):
+    self._count, self.said = count, b""
+
+  def sendmsg(self, parts):
+    data = b"".join(map(bytes, parts))[: self._count]
+    self.said += data
+    return len(data)
+
+  def sendall(self, data):
+    assert len(data)
+    self.said += bytes(data)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_frame_is_sent_completely_wherever_it_is_cut(checked):
+  payload = np.arange(5, dtype=np.int16)
+  for count in range(51):
+    sock = _Cut(count)
+    header = Header(Kind.DATA, tag=3)
+    assert frames.send(sock, header, payload, checked=checked) == 50
+    found = frames.unpack(sock.said[:40])
+    assert found._replace(crc=None) == header._replace(length=10)
+    assert (found.crc is not None) == checked
+    assert sock.said[40:] == payload.tobytes()
+    frames.check(found, sock.said[40:])
+
+
+def test_large_frame_is_read_in_pieces_and_checked():
+  here, other = socket.socketpair()
+  data = np.random.default_rng(0).bytes(600_000)  # three pieces
+  with here, other:
+    sent = together([
+      lambda: frames.send(here, Header(Kind.CHUNK), data, checked=True),
+      lambda: frames.read(other, (Kind.GONE, Kind.CHUNK)),
+    ])
+    assert sent[0] == 600_040
+    assert bytes(sent[1][1]) == data
+    frames.send(here, Header(Kind.GONE))
+    with pytest.raises(FrameError, match="kind GONE is not expected here"):
+      frames.read(other, (Kind.CHUNK,))
+    here.sendall(Header(Kind.OPEN, 2, crc=5).pack() + b"ab")
+    with pytest.raises(FrameError, match="checksum of 2 bytes of kind OPEN"):
+      frames.read(other, (Kind.OPEN,))
+    here.close()
+    with pytest.raises(ConnectionResetError, match="was closed"):
+      frames.read(other, (Kind.OPEN,))
+
+
+def test_header_of_wrong_length_or_flags_is_refused():
+  good = Header(Kind.DATA, 4).pack()
+  for length in (39, 41):
+    with pytest.raises(FrameError, match=f"a header of {length} bytes"):
+      frames.unpack(good.ljust(41, b"\0")[:length])
+  longest = Header(Kind.DATA, 2**23).pack()
+  assert frames.unpack(longest).length == 2**23
+  with pytest.raises(FrameError, match="the limit is 8,388,608"):
+    frames.unpack(Header(Kind.DATA, 2**23 + 1).pack())
+
+
+def test_lost_names_the_operation_and_the_peer():
+  assert str(Lost("p2", "closed", 3)) == "operation 3: peer p2: closed"
+  assert str(Lost(None, "closed", 0)) == "operation 0: closed"
+  assert str(Lost("p2", "closed")) == "peer p2: closed"
+  assert str(Unreachable({"a": "x", "b": "y"})) == "a: x, b: y"
+
+
+def test_sent_bytes_include_failed_operations_and_control():
+  traffic = Traffic(Bytes(1, 2), Bytes(100, 200), Bytes(4, 8), Bytes(400, 800))
+  traffic.control += 16
+  assert traffic.sent_bytes == 31
+  assert Traffic().sent_bytes == 0
+
+
+def test_refused_connections_are_logged_up_to_a_rate(caplog):
+  with (
+    listeners(1, limits=Limits(lines_per_s=0.1)) as there,
+    caplog.at_level(logging.WARNING),
+  ):
+    listener = there["p0"]
+    for _ in range(5):
+      listener._refuse(("host", 7), "no token")
+    listener._line_time -= 100  # as after 100 s
+    listener._refuse(("host", 8), "no token")
+    assert listener.refused == 6
+  assert [record.getMessage() for record in caplog.records] == [
+    "refused host:7: no token", "refused host:8: no token (and 4 more)"
+  ]
+
+
+def test_newer_offer_replaces_an_older_one():
+  with listeners(1) as there:
+    listener = there["p0"]
+    for epoch, current in ((2, 2), (1, 2), (2, 2), (3, 3)):
+      offer = Offer(epoch, None, lambda *_: None)
+      listener.serve(Purpose.DATA, offer)
+      assert listener._offers[Purpose.DATA].epoch == current
+      assert (listener._offers[Purpose.DATA] is offer) == (epoch == current)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+  ({"order": "tree"}, "order='tree' must be one of direct, ring"),
+  ({"x": np.zeros(4)}, "contiguous float32, not float64"),
+  ({"x": np.zeros((4, 4), "f4").T[::2]}, "contiguous float32"),
+  ({"out": np.zeros(3, "f4")}, "out must have x's shape"),
+  ({"out": np.zeros(4, "f8")}, "out must have x's shape"),
+  ({"out": np.zeros(8, "f4")[::2]}, "be contiguous and not overlap"),
+  ({"ranks": ("p1",)}, "p0 is not among the ranks p1"),
+  ({"ranks": ("p0", "p0")}, "must be different members"),
+  ({"ranks": ("p0", "p9")}, "must be different members"),
+  ({"block_bytes": 0}, "block_bytes=0 must be a multiple of 4"),
+  ({"block_bytes": 6}, "block_bytes=6 must be a multiple of 4"),
+  ({"block_bytes": 2**23 + 4}, "at most 8388608"),
+])
+def test_invalid_sum_is_refused(options, message):
+  options = {"x": np.zeros(4, np.float32)} | options
+  with (
+    world(2) as links,
+    pytest.raises(ValueError, match=message),
+  ):
+    link_collectives.all_reduce(links[0], 0, **options)
+
+
+def test_output_must_not_overlap_the_input():
+  x = np.ones(4, np.float32)
+  out = np.empty_like(x)
+  with world(1) as links:
+    with pytest.raises(ValueError, match="not overlap x"):
+      link_collectives.all_reduce(links[0], 0, x, out=x)
+    for order in ("direct", "ring"):
+      found = link_collectives.all_reduce(
+        links[0], 0, x, out=out, order=order, block_bytes=2**23
+      ).result(5)
+      assert found is out
+      assert (found == 1).all()
+      assert link_collectives.sum_bytes(order, 4, 1, 0) == (0, 0)
+    with pytest.raises(ValueError, match=r"3 bytes are more than most_bytes=2"):
+      link_collectives.gather(links[0], 1, b"abc", most_bytes=2)
+    whole = link_collectives.gather(links[0], 1, b"ab", most_bytes=2)
+    assert [bytes(piece) for piece in whole.result(5)] == [b"ab"]
+
+
+def test_gather_refuses_a_peer_with_more_bytes_than_agreed():
+  with world(2) as links:
+    mine = link_collectives.gather(links[0], 0, b"ab", most_bytes=2)
+    digest = mine._agreement.digest
+    assert mine._agrees(Agreement(digest, 2))
+    assert not mine._agrees(Agreement(digest, 3))
+    assert not mine._agrees(Agreement(bytes(32), 2))
+    with pytest.raises(ValueError, match="operation 0 is already in progress"):
+      link_collectives.gather(links[0], 0, b"ab")
+
+
+@pytest.mark.parametrize("kind", ["direct", "ring", "gather"])
+def test_peer_that_owes_any_block_is_named(kind):
+  with world(3) as links:
+    xs = arrays(3, 50)
+    operations = [
+      link_collectives.gather(a, 0, x, block_bytes=16) if kind == "gather"
+      else link_collectives.all_reduce(a, 0, x, order=kind, block_bytes=16)
+      for a, x in zip(links, xs, strict=True)
+    ]
+    for operation in operations:
+      operation.result(10)
+    for operation in operations:
+      assert operation._late() is None
+      for key in list(operation._seen):
+        operation._seen.remove(key)
+        assert operation._late() == key[0]
+        operation._seen.add(key)
+      traffic = operation._links.traffic
+      assert operation._received.payload == traffic.received.payload > 0
+      other = next(p for p in operation.ranks if p != operation._links.me)
+      operation.ready.remove(other)
+      assert operation._late() == other
+      operation.ready.add(other)
+
+
+def test_block_outside_an_operation_is_refused():
+  with world(2) as links:
+    total = link_collectives.all_reduce(
+      links[0], 0, arrays(1, 20)[0], block_bytes=16
+    )  # chunks of 40 bytes
+    scratch = memoryview(bytearray(64))
+
+    def place(slot, offset, length, peer="p1"):
+      header = Header(Kind.DATA, length, 0, slot, offset)
+      return total.place(peer, header, scratch)
+
+    for slot, offset, length in (
+      (0, 8, 16), (0, 0, 12), (0, 32, 16), (0, 48, 16), (0, 40, 0), (2, 0, 16),
+      (1, 0, 20),
+    ):
+      with pytest.raises(FrameError, match="operation 0 has no"):
+        place(slot, offset, length)
+    for slot in (0, 1):
+      assert len(place(slot, 0, 16)) == 16
+      assert len(place(slot, 32, 8)) == 8
+      with pytest.raises(FrameError, match="or has received it already"):
+        place(slot, 0, 16)
+    for _ in range(4):
+      total.missed()
+
+
+def test_memory_of_a_sum_is_reused():
+  with world(1) as links:
+    first = links[0].borrow(64)
+    assert (first.shape, first.dtype) == ((16,), np.float32)
+    links[0].give_back(first.reshape(4, 4))
+    links[0].give_back(np.empty(0, np.float32))
+    assert links[0].borrow(32) is not None
+    again = links[0].borrow(64)
+    assert np.shares_memory(again, first)
+    assert again.shape == (16,)
+    assert not np.shares_memory(links[0].borrow(64), first)
+
+
+def test_peer_cannot_open_operations_without_end():
+  with world(2) as links:
+    word = Agreement(bytes(32), 4)
+    links[0]._opened("p1", 0, word)
+    with pytest.raises(FrameError, match="operation 0 is opened twice"):
+      links[0]._opened("p1", 0, word)
+    for tag in range(1, 4096):
+      links[0]._opened("p1", tag, word)
+    with pytest.raises(FrameError, match="4096 opened operations not started"):
+      links[0]._opened("p1", 4096, word)
+
+
+def test_connecting_ends_as_soon_as_a_member_refuses():
+  with listeners(2) as there:
+    there["p1"].serve(
+      Purpose.DATA, Offer(1, frozenset({"p9"}), lambda *_: None)
+    )
+    members = {name: x.address for name, x in there.items()}
+    links = Links("p0", 1, members, SECURITY)
+    (error,) = together([lambda: links.connect(there["p0"], 3600)])
+    assert isinstance(error, Unreachable)
+    assert error.peers == {"p1": "p1 refuses: STRANGER"}
