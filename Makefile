@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
   do $$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 EXTRAS ?= colab,plot,test
+ROWS ?= day
 BIN = $(VENV)/bin
 QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
@@ -21,8 +22,8 @@ help:  ## Shows this.
 demo: $(VENV)/installed  ## Trains p=1 and p=.5 on real text, and compares.
 	$(BIN)/python -m launch.demo $(ARGS)
 
-test: $(VENV)/installed lint  ## Runs all tests (2 cores, no GPU).
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+test: $(VENV)/installed lint  ## Runs the tests; of long tables a third, by day (ROWS=all).
+	TEST_ROWS=$(ROWS) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	  -q --durations=10
 
 test-quick:  ## Runs a subset of the laws: make test-quick PYTHON=python3.13

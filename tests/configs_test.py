@@ -26,6 +26,7 @@ PAPER = {
 }
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", NAMES)
 def test_config_builds(name):
   config = importlib.import_module(name).get_config()

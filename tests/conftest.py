@@ -1,5 +1,7 @@
 """Eight virtual CPU devices for every test; set before jax starts."""
 
+import collections
+import datetime
 import gc
 import importlib.metadata
 import os
@@ -30,6 +32,12 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
   }
 
+# Rows of tables marked `rotated`: "all", or those of a day, here its number.
+# xdist's workers inherit the number, also if they start after midnight.
+ROWS = "TEST_ROWS"
+if os.environ.setdefault(ROWS, "all") == "day":
+  os.environ[ROWS] = str(datetime.date.today().toordinal())
+
 import jax
 import pytest
 
@@ -59,7 +67,29 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items):
+def _of_the_day(items, day):
+  """Returns the items of a day: all but some rows of tables marked `rotated`.
+
+  Row i of a table is run if i and the day's number are equal modulo the
+  argument of the mark, 3 by default.
+  """
+  rows, kept = collections.Counter(), []
+  for item in items:
+    mark = item.get_closest_marker("rotated")
+    table = (item.path, item.cls, getattr(item, "originalname", item.name))
+    of = (mark.args or (3,))[0] if mark else 1
+    if (rows[table] - day) % of == 0:
+      kept.append(item)
+    rows[table] += 1
+  return kept
+
+
+def pytest_collection_modifyitems(config, items):
+  if os.environ[ROWS] != "all":
+    kept = _of_the_day(items, int(os.environ[ROWS]))
+    gone = set(items) - set(kept)
+    config.hook.pytest_deselected(items=[i for i in items if i in gone])
+    items[:] = kept
   places = {
     pathlib.Path(__file__).parent / name: place
     for place, name in enumerate(LONGEST)

@@ -124,7 +124,10 @@ def run(tree, *arguments):
   """Runs a Python module in a tree, importing the code of that tree."""
   done = subprocess.run(
     [sys.executable, "-m", *arguments], cwd=tree, text=True,
-    env=os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+    env=os.environ | {
+      "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1",
+      "TEST_ROWS": "all",
+    },
     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
   )
   assert done.returncode == 0, done.stdout[-6000:]

@@ -119,6 +119,7 @@ def test_workers_on_two_processes_train_and_stop_as_one(tmp_path):
       np.testing.assert_allclose(value, theirs[key], rtol=1e-5)
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_death_of_a_process_ends_the_other_with_one_line(victim):
   with pair_of(WAIT) as pair:

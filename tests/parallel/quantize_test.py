@@ -82,6 +82,7 @@ def definition(seen, weights):
 SPLITS = [(1, 1), (2, 2), (4, 2), (8, 1), (8, 2), (8, 4), (8, 8)]
 
 
+@pytest.mark.rotated
 @pytest.mark.quick
 @pytest.mark.parametrize(
   ("ranks", "devices"), SPLITS

@@ -195,6 +195,7 @@ def expect(program, params, tokens, found, tolerance):
     )
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_without_a_cache(case):
   # Alternates between both layouts of layers.

@@ -193,6 +193,7 @@ def test_lanes_equal_devices_with_fragments_of_both_stages():
   chex.assert_tree_all_finite(first)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("algorithm", OUTER)
 def test_sent_bytes_of_outer_loops_equal_the_formula(algorithm):
   experiment = make(algorithm)
@@ -210,6 +211,7 @@ def test_sent_bytes_of_outer_loops_equal_the_formula(algorithm):
   assert found
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("scheme", ["zero1", "zero3", "hsdp", "zeropp"])
 def test_sent_bytes_of_partitions_equal_the_formula(scheme):
   experiment = make("data_parallel", f"{LEVELS} zero.scheme={scheme}")

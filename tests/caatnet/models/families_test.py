@@ -31,6 +31,7 @@ QWEN_2 = {"qkv_bias": True, "rope_scaling": Linear(3.0)}
 QWEN_3 = {"qk_norm": True, "head_width": 10, "num_kv_heads": 4}
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("family", [LLAMA_3, MISTRAL, QWEN_2, QWEN_3])
 def test_family_equals_the_dense_model(family):
   expect_oracle(make_config(1.0, **family), oracle.dense_loss, 2)

@@ -140,6 +140,7 @@ def test_initial_parameters_are_equal_on_all_meshes(name):
   jax.tree.map(np.testing.assert_array_equal, one, more)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", MODELS)
 def test_lanes_equal_devices_and_partitions_change_no_result(name):
   mesh = tuple(meshes(name)[1].items())
@@ -205,6 +206,7 @@ def test_parameters_are_counted_and_matrices_decay(name):
   assert {leaf.parameter.decays for leaf in leaves} == {True, False}
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_train_as_one_piece_does(name):
   """Models with parts run in stages; others give the reason."""
@@ -222,6 +224,7 @@ def test_stages_train_as_one_piece_does(name):
   chex.assert_trees_all_close(alone, staged, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", MODELS)
 def test_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
   mesh = meshes(name)[1]

@@ -124,6 +124,7 @@ def expect_oracle(config, reference, ranks=8, devices=1, inside=False):
   chex.assert_trees_all_close(actual, expected, **TOLERANCE)
 
 
+@pytest.mark.rotated
 @pytest.mark.quick
 @pytest.mark.parametrize(
   ("ranks", "changes"),
@@ -140,6 +141,7 @@ def test_fully_synchronised_equals_the_dense_model(ranks, changes):
   expect_oracle(make_config(1.0, **changes), oracle.dense_loss, ranks)
 
 
+@pytest.mark.rotated
 @pytest.mark.quick
 @pytest.mark.parametrize(
   ("devices", "inside", "p"),
@@ -152,6 +154,7 @@ def test_any_p_equals_the_rank_oracle_on_any_devices(devices, inside, p):
   expect_oracle(make_config(p), oracle.rank_loss, 8, devices, inside)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("ranks", "devices"), [(4, 2), (8, 1), (8, 8)])
 def test_p_may_differ_per_layer_and_projection(ranks, devices):
   syncs = tuple(
@@ -163,6 +166,7 @@ def test_p_may_differ_per_layer_and_projection(ranks, devices):
   expect_oracle(config, oracle.rank_loss, ranks, devices, inside=True)
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize(
   ("kernel", "remat"), [("reference", "reduced"), ("tpu_interpret", "none")]
 )
@@ -220,6 +224,7 @@ def test_dense_parameters_do_not_depend_on_the_ranks():
   np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize("devices", [1, 8])
 def test_rematerialisation_changes_no_gradient(devices):
   results = {}

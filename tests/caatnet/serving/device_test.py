@@ -256,6 +256,7 @@ CASE = st.fixed_dictionaries({
 })
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize("subject_", SUBJECTS)
 @given(case=CASE)
 @drawn(3)

@@ -114,6 +114,7 @@ def request(number, prompt, count, **how):
   return Request(number, prompt, count, payload=Drawn(drawing), **how)
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize("preempt", ["swap", "recompute"])
 def test_preempted_requests_continue_with_the_same_tokens(preempt, monkeypatch):
   """Preempts one request while it decodes, and one between its chunks."""

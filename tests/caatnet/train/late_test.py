@@ -24,6 +24,7 @@ def revisions(worker):
   return found
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("keep", [0.0, 0.25])
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_sent_pieces_of_a_late_worker_are_merged_and_the_rest_waits(

@@ -106,6 +106,7 @@ def test_run_writes_its_records(finished):
   assert last["validation_loss"] == result.evaluation.loss
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize("mesh", [{}, {"data": 2, "tensor": 2}])
 def test_run_resumes_on_other_devices(finished, mesh, tmp_path):
   workdir, result = finished

@@ -166,6 +166,7 @@ def assert_close(a, b):
   chex.assert_trees_all_close(a, b, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
   # local_sgd and diloco_all_to_all run the code of fedavg and diloco, and
   # loop_test.py resumes data_parallel.
@@ -213,6 +214,7 @@ def _is_close(a, b):
   return True
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", sorted(OUTER))
 def test_single_worker_trains_without_the_loop_if_it_declares_so(name):
   """Compares a single worker with data parallelism.
@@ -236,6 +238,7 @@ def test_single_worker_trains_without_the_loop_if_it_declares_so(name):
     assert_close(alone.evaluated, jax.tree.map(lambda x: x[0], plain.params))
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_equal_workers_with_zero_learning_rate_do_not_move(name):
   """Consensus is a fixed point of the exchange of each loop."""
@@ -568,6 +571,7 @@ def test_workers_that_start_with_different_parameters_are_an_error():
     check_equal_start(program, params)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_sent_bytes_equal_the_formula(name):
   """Covers every program of a round, on a device per worker and per rank.

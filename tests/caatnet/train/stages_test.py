@@ -94,6 +94,7 @@ def trained(overrides, mesh=()):
   return jax.device_get((metrics, whole.params, whole.opt_state))
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("pair", PAIRS)
 def test_model_in_stages_trains_as_in_one_piece(pair):
   overrides, mesh = PAIRS[pair]

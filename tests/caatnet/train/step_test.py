@@ -36,6 +36,7 @@ def run_steps(experiment, num_steps=3):
   return jax.device_get(state), jax.device_get(metrics), losses
 
 
+@pytest.mark.rotated
 @pytest.mark.quick
 @pytest.mark.parametrize(
   "mesh",
@@ -48,6 +49,7 @@ def test_lanes_equal_devices(mesh):
   chex.assert_trees_all_close(one, many, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize("sizes", ["parallel.data=4", "train.accumulation=4"])
 def test_data_shards_and_microbatches_change_no_update(sizes):
   base = "parallel.tensor=2 sync.p=0.5"

@@ -58,6 +58,7 @@ def make(algorithm, overrides, workers):
   return dataclasses.replace(made, outer=made.outer.coming_and_going())
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("case", CASES)
 def test_swarm_without_churn_has_the_bits_of_a_mesh(case, same_bits):
   algorithm, overrides, workers, steps = CASES[case]

@@ -7,6 +7,7 @@ from parallel.zero import cost
 from tests.caatnet.train.zero_test import LEVELS, make
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
   ("scheme", "remat"),
   [("zero3", "full"), ("hpz", "none"), ("zero3 zero.prefetch=True", "none")],

@@ -110,6 +110,7 @@ def assert_trained_alike(ours, theirs):
   chex.assert_trees_all_close(ours[2], theirs[2], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("devices", [("node", "gpu"), ()], ids=str)
 @pytest.mark.parametrize("scheme", [s for s in EXACT if s != CUSTOM])
 def test_every_scheme_trains_as_data_parallelism_does(scheme, devices):
@@ -117,6 +118,7 @@ def test_every_scheme_trains_as_data_parallelism_does(scheme, devices):
   assert_trained_alike(trained_linear(scheme, devices), trained_linear("ddp"))
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.quick
 @pytest.mark.parametrize("scheme", ["zero1", CUSTOM])
 def test_layers_and_tables_train_as_data_parallelism_does(scheme):
@@ -124,6 +126,7 @@ def test_layers_and_tables_train_as_data_parallelism_does(scheme):
   assert_trained_alike(trained(scheme), trained("ddp"))
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize(
   ("scheme", "mesh"), [("frontier3_quantised", None), ("zeropp", ())]
 )
@@ -178,6 +181,7 @@ OTHERWISE = (
 )
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
   ("scheme", "overrides"),
   # "zero2" is between "zero1" and "zero3", whose bytes prefetching keeps.

@@ -56,6 +56,7 @@ def test_partitioned_workers_train_as_unpartitioned_ones(name, overrides):
   chex.assert_trees_all_close(last("zero3", 2), last("ddp", 1), atol=5e-6)
 
 
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize(
   "outer",
   ["sparseloco outer.sync_every=1 outer.chunk=8 outer.top_k=4",

@@ -43,6 +43,7 @@ def outputs_and_gradients(operands, weights, case, implementation):
   return out, transpose(tuple(weights))[0]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_match_the_reference(name, implementation):

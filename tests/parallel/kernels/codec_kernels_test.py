@@ -77,6 +77,7 @@ def check(case, operands, weights, implementation):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_and_reference_send_equal_bits(name, implementation):

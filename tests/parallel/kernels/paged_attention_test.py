@@ -130,6 +130,7 @@ def test_chunked_prefill_does_not_depend_on_the_chunk_size(size):
   assert_close(found[:, : case.rows], whole, case.dtype)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("kernel", ["tpu", "gpu"])
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_match_the_reference(name, kernel):

@@ -53,6 +53,7 @@ def outputs_and_gradients(operands, weights, case, implementation):
   return out, transpose(tuple(weights))
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_match_the_reference(name, implementation):

@@ -41,6 +41,7 @@ def on_devices(f, n):
   ))
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_equals_the_reference_without_races(name):
   case = CASES[name]

@@ -93,6 +93,7 @@ def same_numbers(ours, theirs):
   )
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
   ("name", "devices"),
   [*((name, M) for name in LOOPS), ("dc_s3gd", 1)],

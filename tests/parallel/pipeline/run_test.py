@@ -138,6 +138,7 @@ def compiled(case):
   return lowered(case)[0].compile()
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_stages_equal_a_single_program(case):
   args = lowered(case)[2]

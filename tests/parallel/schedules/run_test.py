@@ -75,6 +75,7 @@ def one_by_one(functions):
   return program
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("n", "devices"), [(2, 2), (5, 5), (8, 8), (8, 1)])
 def test_schedule_equals_its_collective(n, devices, collective):

@@ -254,6 +254,7 @@ def test_kernels_equal_the_reference(ranks, devices, fractions):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
   ("route", "ranks", "devices", "fractions", "dtype", "kernel"),
   [
