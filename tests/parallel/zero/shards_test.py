@@ -336,6 +336,32 @@ def test_backward_gathers_each_layer_again():
   assert unordered.count("stablehlo.optimization_barrier") == 2
 
 
+def test_functions_run_without_derivatives():
+  """Evaluates layers and a last function, with and without prefetch."""
+  shards, mesh = shards_of(Partition((Level("node", 2),), 1, 1, 1), {"node": 2})
+  tensor = Tensor((2, 2), "float32")
+  layers = np.arange(12, dtype="f4").reshape(3, 2, 2)
+  x = np.arange(4, dtype="f4").reshape(2, 2)
+
+  def run(stored, x):
+    weights = Shard(shards.working(stored, tensor), None, tensor)
+    last = Shard(weights.weight[-1], None, tensor)
+    found = []
+    for prefetch in (False, True):
+      access = Gathered(shards, prefetch)
+      y = access.scan(lambda w, x: x @ w, weights, x)
+      found.append(access.apply(lambda w, y: y @ w + 1, last, y))
+    return found
+
+  found = jax.jit(jax.shard_map(
+    run, mesh=mesh, in_specs=(P(None, "node"), P("node")), out_specs=P("node"),
+  ))(shards.store(jnp.asarray(layers), tensor), x)
+  for y in found:
+    np.testing.assert_array_equal(
+      y, x @ layers[0] @ layers[1] @ layers[2] @ layers[2] + 1
+    )
+
+
 def test_gradients_are_summed_in_float32():
   """256 + 1 rounds to 256 in bfloat16."""
   shards, mesh = shards_of(Partition((Level("node", 2),), 1, 1, 1), {"node": 2})
