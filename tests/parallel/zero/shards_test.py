@@ -92,7 +92,10 @@ def test_shards_nest(drawn, shape):
   (True, [(1, 1, 3), (2, 3, 3)]),
 ])
 def test_partitions_give_the_gradients_of_the_whole_batch(prefetch, depths):
-  """Exact on integers; covers two functions, a scan and its remainder."""
+  """Exact on integers; covers two functions, a scan and its remainder.
+
+  Cotangents of the inputs depend on the parameters that every layer gathers.
+  """
   devices = {"node": 2, "gcd": 2}
   draw = np.random.default_rng(0)
   layers = draw.integers(-3, 4, (3, 5, 5)).astype(np.float32)
@@ -104,7 +107,7 @@ def test_partitions_give_the_gradients_of_the_whole_batch(prefetch, depths):
       x = x @ layer
     return jnp.sum(x * head[None])
 
-  expected = jax.grad(loss, (0, 1))(layers, head, x.reshape(8, 5))
+  expected = jax.grad(loss, (0, 1, 2))(layers, head, x.reshape(8, 5))
   tensors = Tensor((5, 5), "float32"), Tensor((5,), "float32")
   shards, mesh = [], None
   for of_states in depths:
@@ -114,16 +117,15 @@ def test_partitions_give_the_gradients_of_the_whole_batch(prefetch, depths):
   def gradients(stored, x, of_triple):
     access = Gathered(of_triple, prefetch)
     weights = of_triple.working(stored, tensors)
-    x = x.reshape(-1, 5)
 
-    def of_sinks(sinks):
+    def loss(sinks, x):
       layers, head = map(Shard, weights, sinks, tensors)
-      y = access.scan(lambda layer, x: x @ layer, layers, x)
+      y = access.scan(lambda layer, x: x @ layer, layers, x.reshape(-1, 5))
       return jnp.sum(access.apply(lambda h, y: jnp.sum(y * h), head, y))
 
-    return of_triple.finish(
-      jax.grad(of_sinks)(jax.tree.map(of_triple.sink, stored))
-    )
+    sinks = jax.tree.map(of_triple.sink, stored)
+    sinks, dx = jax.grad(loss, (0, 1))(sinks, x)
+    return *of_triple.finish(sinks), dx
 
   def all_of_them(all_stored, x):
     found = []
@@ -132,7 +134,7 @@ def test_partitions_give_the_gradients_of_the_whole_batch(prefetch, depths):
       found.append(gradients(stored, x, of_triple))
     return found
 
-  specs = []
+  specs, batch = [], P("node", "gpu", "gcd")
   for of_triple in shards:
     names = [a.name for a in of_triple.inner[: of_triple.partition.optimizer]]
     specs.append((P(None, *names), P(*names)))
@@ -143,11 +145,11 @@ def test_partitions_give_the_gradients_of_the_whole_batch(prefetch, depths):
   found = jax.jit(
     jax.shard_map(
       all_of_them, mesh=mesh,
-      in_specs=(specs, P("node", "gpu", "gcd")), out_specs=specs,
+      in_specs=(specs, batch), out_specs=[(*spec, batch) for spec in specs],
     )
   )(stored, x)
-  for of_triple, result in zip(shards, found, strict=True):
-    whole = tuple(map(of_triple.restore, result, tensors))
+  for of_triple, (*result, dx) in zip(shards, found, strict=True):
+    whole = (*map(of_triple.restore, result, tensors), dx.reshape(8, 5))
     for ours, theirs in zip(whole, expected, strict=True):
       np.testing.assert_array_equal(ours, theirs, str(of_triple.partition))
 
