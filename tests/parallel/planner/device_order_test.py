@@ -90,7 +90,7 @@ def test_hidden_order_is_found():
 
 
 @pytest.mark.parametrize("grid", [
-  Grid(2, 1, 8), Grid(4, 4, 1), Grid(1, 16, 1), Grid(4, 2, 4),
+  Grid(3, 1, 8), Grid(4, 6, 1), Grid(1, 24, 1), Grid(4, 2, 4),
 ], ids=str)
 def test_no_order_is_below_the_bound(grid):
   traffic = _in_nodes(grid, grid.data)
