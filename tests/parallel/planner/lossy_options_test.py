@@ -1,5 +1,6 @@
 """Second pass of the planner: its estimates equal the built programs."""
 
+import collections
 import dataclasses
 import functools
 
@@ -117,7 +118,20 @@ def test_partitions_send_the_bytes_of_their_formula(c):
     program.layout.partition, program.cost_parameters,
     accumulation=c.microbatches,
   )
+  ours = zero_cost.level_collectives(
+    device_state.partition(c), device_state.parameters(c, MODEL),
+    accumulation=c.microbatches,
+  )
+  assert _by_axis(ours) == _by_axis(theirs)
   assert sent(c, STEP).data == sum(x.operand_bytes for x in theirs)
+
+
+def _by_axis(found):
+  """Returns operand bytes by axes, ranks and kind."""
+  total = collections.Counter()
+  for x in found:
+    total[x.levels, x.ranks, x.kind, x.when, x.dtype] += x.operand_bytes
+  return total
 
 
 @pytest.mark.parametrize("name", cost.BITS)
