@@ -183,12 +183,11 @@ def _levels(
   starts = np.unique([first, *merges[merges > first], *more])
   starts = starts[starts < len(values)]
   ends = [*starts[1:], len(values)]
-  low = float(values[first])
   for start, end in zip(starts, ends, strict=True):
     allowed = (seconds <= values[end - 1]) & ~np.eye(n, dtype=bool)
     sets = _sets(allowed)
     if not (np.bincount(sets) % size).any():
-      yield max(low, float(values[start])), sets
+      yield float(values[start]), sets
 
 
 def _first(count: int, fits: Callable[[int], bool]) -> int:

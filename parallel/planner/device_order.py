@@ -23,6 +23,7 @@ Shape legend: N = devices; B = candidates; C = orders that are annealed; p, d, t
 """
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -69,10 +70,18 @@ def brute_force(traffic: Traffic) -> Order:
   n = traffic.grid.size
   if n > EXACT:
     raise ValueError(f"{n} devices have too many orders; at most {EXACT} fit")
-  orders = np.array(list(itertools.permutations(range(n))))
+  orders = permutations(n)
   return _priced(traffic, orders[
     cost(traffic, orders.reshape(-1, *traffic.grid)).argmin()
   ])
+
+
+@functools.lru_cache(maxsize=EXACT)
+def permutations(count: int) -> np.ndarray:
+  """Returns all permutations of ``count`` devices, int ``[count!, count]``."""
+  found = np.array(list(itertools.permutations(range(count))))
+  found.flags.writeable = False  # all callers share it
+  return found
 
 
 def search(

@@ -8,7 +8,6 @@ Shape legend: O = orders; p, d, t = stages, data, tensor.
 """
 
 import functools
-import itertools
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import simulate
 from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.planner import latency
-from parallel.planner.device_order import EXACT
+from parallel.planner.device_order import EXACT, permutations
 from parallel.planner.latency import Timing
 from parallel.planner.memory import cached_schedule
 from parallel.planner.message_costs import Grid, parts
@@ -45,8 +44,7 @@ def all_orders(grid: Grid) -> np.ndarray:
   """
   if grid.size > EXACT:
     raise ValueError(f"{grid.size} devices have too many orders")
-  orders = np.array(list(itertools.permutations(range(grid.size))), np.int8)
-  orders = orders.reshape(-1, *grid)
+  orders = permutations(grid.size).astype(np.int8).reshape(-1, *grid)
   # Device 0 at data 0 and tensor 0 of any stage.
   return orders[(orders[:, :, 0, 0] == 0).any(1)]
 

@@ -335,7 +335,7 @@ def place(path: str) -> tuple[Phase, bool, str]:
   if rematted or "transpose(" in path:
     phase = "backward"
   if "phase_backward" in path:
-    rematted |= "jvp(" in path and phase == "forward"
+    rematted |= phase == "forward"
     phase = "backward"
   elif "phase_forward" in path:
     phase = "forward"

@@ -66,8 +66,7 @@ def test_exchange_costs_equal_those_of_the_resulting_orders(grid):
 
 
 @pytest.mark.parametrize(("grid", "seed"), [
-  *itertools.product([Grid(3, 2, 1), Grid(7, 1, 1), Grid(1, 3, 2)], range(2)),
-  (Grid(1, 6, 1), 0), (Grid(2, 2, 1), 0),
+  (Grid(3, 2, 1), 0), (Grid(1, 3, 2), 0), (Grid(7, 1, 1), 1),
 ], ids=str)
 def test_search_is_optimal_up_to_eight_devices(grid, seed):
   traffic = _drawn(grid, seed)
@@ -78,10 +77,9 @@ def test_search_is_optimal_up_to_eight_devices(grid, seed):
   assert best.seconds <= found.seconds <= 1.01 * best.seconds
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_hidden_order_is_found(seed):
+def test_hidden_order_is_found():
   """Its links cost 1, and all others between 1.5 and 20 at random."""
-  grid, rng = Grid(3, 4, 1), np.random.default_rng(seed)
+  grid, rng = Grid(3, 4, 1), np.random.default_rng(0)
   size = (4, grid.size, grid.size)
   traffic = Traffic(grid, *np.exp(rng.uniform(np.log(1.5), np.log(20), size)))
   hidden = rng.permutation(grid.size)
@@ -92,8 +90,7 @@ def test_hidden_order_is_found(seed):
 
 
 @pytest.mark.parametrize("grid", [
-  Grid(2, 1, 8), Grid(4, 4, 1), Grid(2, 4, 2), Grid(1, 16, 1), Grid(16, 1, 1),
-  Grid(4, 2, 4), Grid(2, 8, 2),
+  Grid(3, 1, 8), Grid(4, 6, 1), Grid(1, 24, 1), Grid(4, 2, 4),
 ], ids=str)
 def test_no_order_is_below_the_bound(grid):
   traffic = _in_nodes(grid, grid.data)
@@ -232,8 +229,10 @@ def test_bound_of_compatible_pairs_is_tight():
 
 
 def test_search_is_deterministic():
-  traffic = _in_nodes(Grid(2, 4, 2), 1)
-  first, again = (device_order.search(traffic, kicks=3) for _ in range(2))
+  traffic = _drawn(Grid(5, 1, 1), 1)
+  first, again = (
+    device_order.search(traffic, exact=False, kicks=3) for _ in range(2)
+  )
   assert (first.devices == again.devices).all()
 
 

