@@ -114,8 +114,7 @@ class Filter:
   @property
   def kind(self) -> type[int] | type[float]:
     """Type of the value."""
-    whole = isinstance(self.least, int) and isinstance(self.most, int)
-    return int if whole else float
+    return int if isinstance(self.most, int) else float
 
   @property
   def dtype(self) -> str:

@@ -7,6 +7,7 @@ a subject have one shape, so each subject compiles two programs.
 
 import functools
 import itertools
+import time
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -215,6 +216,7 @@ def test_logits_of_quantised_keys_and_values_are_near():
 
 def test_step_reads_the_newest_token_unless_the_host_knows_it():
   """Slots 0 to 2 have the same prompt; slot 3 continues it by token 0."""
+  begun = time.perf_counter()
   program, params = make("replicas in lanes")
   config = program.model.config
   shape = CacheShape(
