@@ -232,12 +232,17 @@ def test_notes_name_sites_and_reached_share_of_peak(result):
 
 
 @pytest.mark.parametrize(("x", "unit", "text"), [
+  (None, "W", "-"), (2.5e24, "FLOP", "2.5e+24 FLOP"), (0.25, "", "0.25"),
+  (999.0, "", "999"), (1000.0, "", "1,000"), (-1234.5, "", "-1,234"),
+  (9.9e9, "", "9,900,000,000"), (1e10, "", "1e+10"), (1500.0, "h", "1,500 h"),
+  (0.5, "W", "0.5 W"), (1.0, "W", "1 W"), (999.0, "W", "999 W"),
+  (1000.0, "W", "1 kW"), (1.5e9, "W", "1.5 GW"), (-2e6, "W", "-2 MW"),
   (100e9, "$", "$100B"), (3.0042e6, "$", "$3.004M"), (4000, "km", "4,000 km"),
-  (3e29, "FLOP", "3e+29 FLOP"), (7.456e13, "bit/s", "74.56 Tbit/s"),
-  (0.25, "W", "0.25 W"), (1_677_600, "", "1,677,600"), (0.5, "", "0.5"),
-  (None, "W", "-"),
+  (7.456e13, "bit/s", "74.56 Tbit/s"), (1_677_600, "", "1,677,600"),
+  (3e24, "B", "3 YB"), (3e27, "B", "3000 YB"), (5e9, "$", "$5B"),
+  (5e6, "$", "$5M"), (12.0, "$", "$12"),
 ])
-def test_quantities_are_formatted_with_units(x, unit, text):
+def test_quantities_have_prefixes_where_their_unit_does(x, unit, text):
   assert report.quantity(x, unit) == text
 
 
