@@ -70,6 +70,21 @@ def test_mean_blocks_of_common_feature_widths(features, plain, shifted):
   assert predictor.mean_blocks(size, 128, shifted=True) == shifted
 
 
-def test_row_without_bytes_is_an_error():
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("num_bytes", [4, 60, 128, 200, 256, 300])
+def test_mean_blocks_are_those_of_packed_rows(num_bytes, shifted):
+  """Starts of packed rows repeat modulo a line after at most 128 rows."""
+  starts = np.arange(128) * num_bytes
+  for size in (predictor.LINE_BYTES, predictor.SECTOR_BYTES):
+    assert predictor.mean_blocks(num_bytes, size, shifted=shifted) == (
+      enumerated(starts, num_bytes, size, shifted).mean()
+    )
+
+
+def test_rows_of_no_or_partial_elements_are_refused():
   with pytest.raises(ValueError, match="row_bytes=0 must be at least 1"):
     predictor.touched(np.arange(3), 0, shifted=True)
+  assert predictor.blocks(np.zeros(1, int), 1, 128, shifted=True) == [1]
+  with pytest.raises(ValueError, match="row_bytes=6 must be a multiple of 4"):
+    predictor.mean_blocks(6, 128, shifted=True)
+  assert predictor.mean_blocks(6, 128, 2, shifted=True) > 1

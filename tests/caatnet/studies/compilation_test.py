@@ -89,3 +89,15 @@ def test_bounds_of_a_step():
   assert found["step_if_none_overlaps"] == 2 + 3 * 3
   assert found["unknown_transfers"] == 1
   assert programs.bounds(7.0, rows.values())["step_if_all_overlaps"] == 7
+
+
+def test_only_asynchronous_transfers_are_hidden():
+  """A synchronous one blocks, whatever is scheduled beside it."""
+  entry = ledger.Collective(
+    "all_reduce", ("a",), 8, "float32", (1000,), 1, "forward", False, "add", "",
+  )
+  found = programs.timeline([
+    overlap.ScheduledCollective((entry,), 1, asynchronous, 4.0, Cost(), 1.0, ())
+    for asynchronous in (True, False)
+  ])
+  assert [row["hidden"] for row in found["transfers"]] == [0.25, 0]

@@ -27,6 +27,12 @@ def run(**changes):
   return registry.find(config).run(config)
 
 
+def brief(**changes):
+  """Returns a result with few bandwidths between sites, which take longest."""
+  few = {"knobs__layers": 12.0, "round_steps": 6, "targets": (0.5,)}
+  return run(**few | changes)
+
+
 @pytest.fixture(scope="module")
 def result():
   return run()
@@ -117,11 +123,11 @@ def test_lost_link_costs_its_share_if_all_links_are_used(result):
   assert rows["ecmp"]["whole"] > 2
 
 
-def test_utilisation_of_a_planned_pod_sets_the_days():
-  found = run(pod={})
-  assert found["pod"] is None
+def test_utilisation_of_a_planned_pod_sets_the_days(result):
+  assert result["pod"] is None
   config = hundred_billion.get_config("test")
   config.pod = gpt_11b.get_config("test")
+  config.targets = (0.5,)
   config = config.to_dict()
   planned = registry.find(config).run(config)
   assert "whatever its memory" in "\n".join(report.notes(planned))
@@ -160,7 +166,7 @@ def test_invalid_value_is_named(changes, words):
 
 
 def test_sites_that_are_too_small_are_reported(capsys):
-  found = run(sites=("ohio:1e9",))
+  found = brief(sites=("ohio:1e9",))
   assert found["sites"]["missing_w"] == pytest.approx(3.31982e9)
   render.show(report.report(found))
   assert "the sites are too small by 3.32 GW" in capsys.readouterr().out
@@ -178,34 +184,34 @@ def test_cooling_sets_the_power(result):
       r["value"] for r in found["results"] if r["name"] == "facility_w"
     )
 
-  assert power(run(cooling="air")) == pytest.approx(
+  assert power(brief(cooling="air")) == pytest.approx(
     power(result) * 1.57 / 1.2
   )
-  assert power(run(cooling="air", knobs__pue=1.2)) == power(result)
+  assert power(brief(cooling="air", knobs__pue=1.2)) == power(result)
 
 
 def test_report_of_a_small_machine(capsys):
-  found = run(
+  found = brief(
     given="accelerators", knobs__accelerators=1.0, knobs__parameters=1e9
   )
   render.show(report.report(found))
   out = capsys.readouterr().out
   assert "this config" in out
   assert "predicted" in out
-  small = run(given="accelerators", knobs__accelerators=64.0)
+  small = brief(given="accelerators", knobs__accelerators=64.0)
   render.show(report.report(small))
   assert "the model does not fit" in capsys.readouterr().out
 
 
 def test_sites_are_counted_as_they_are_used():
-  found = run(sites=("a:3e9", "b:1e9", "c:1e9"))
+  found = brief(sites=("a:3e9", "b:1e9", "c:1e9"))
   of = {row["name"]: row["value"] for row in found["results"]}
   assert list(found["sites"]["used_w"]) == ["a", "b", "c"]
   assert of["sites_needed"] == found["between"]["sites"] == 3
 
 
 def test_knobs_have_the_sources_of_their_values():
-  found = run(rack="h100", cooling="air", knobs__fill=0.6)
+  found = brief(rack="h100", cooling="air", knobs__fill=0.6)
   of = {row["name"]: row for row in found["knobs"]}
   assert "DGX H100" in of["rack_w"]["source"]
   assert of["rack_price"]["mark"] == "unverified"
@@ -215,7 +221,7 @@ def test_knobs_have_the_sources_of_their_values():
 
 
 def test_lack_of_progress_is_reported():
-  found = run(knobs__restart_s=1e7)
+  found = brief(knobs__restart_s=1e7)
   assert "there is no progress" in "\n".join(report.notes(found))
 
 
@@ -226,12 +232,17 @@ def test_notes_name_sites_and_reached_share_of_peak(result):
 
 
 @pytest.mark.parametrize(("x", "unit", "text"), [
+  (None, "W", "-"), (2.5e24, "FLOP", "2.5e+24 FLOP"), (0.25, "", "0.25"),
+  (999.0, "", "999"), (1000.0, "", "1,000"), (-1234.5, "", "-1,234"),
+  (9.9e9, "", "9,900,000,000"), (1e10, "", "1e+10"), (1500.0, "h", "1,500 h"),
+  (0.5, "W", "0.5 W"), (1.0, "W", "1 W"), (999.0, "W", "999 W"),
+  (1000.0, "W", "1 kW"), (1.5e9, "W", "1.5 GW"), (-2e6, "W", "-2 MW"),
   (100e9, "$", "$100B"), (3.0042e6, "$", "$3.004M"), (4000, "km", "4,000 km"),
-  (3e29, "FLOP", "3e+29 FLOP"), (7.456e13, "bit/s", "74.56 Tbit/s"),
-  (0.25, "W", "0.25 W"), (1_677_600, "", "1,677,600"), (0.5, "", "0.5"),
-  (None, "W", "-"),
+  (7.456e13, "bit/s", "74.56 Tbit/s"), (1_677_600, "", "1,677,600"),
+  (3e24, "B", "3 YB"), (3e27, "B", "3000 YB"), (5e9, "$", "$5B"),
+  (5e6, "$", "$5M"), (12.0, "$", "$12"),
 ])
-def test_quantities_are_formatted_with_units(x, unit, text):
+def test_quantities_have_prefixes_where_their_unit_does(x, unit, text):
   assert report.quantity(x, unit) == text
 
 
@@ -239,7 +250,7 @@ def test_quantities_are_formatted_with_units(x, unit, text):
 def test_page_computes_the_same_plan_as_python(given):
   """Evaluates its function in a JavaScript engine for drawn settings."""
   dukpy = pytest.importorskip("dukpy", reason="the extra test has it")
-  text = page.text(run(given=given))
+  text = page.text(brief(given=given))
   function = re.search(r"^function plan\(v\) \{.*?^\}", text, re.S | re.M)[0]
   rng = np.random.default_rng(closed_forms.GIVEN.index(given))
   settings = [
@@ -274,7 +285,7 @@ def test_page_loads_nothing_else(result):
 
 
 def test_page_escapes_its_inputs():
-  found = run(
+  found = brief(
     given="accelerators", knobs__accelerators=64.0, rack="h100",
     sites=("</script><b>:1e9",),
   )

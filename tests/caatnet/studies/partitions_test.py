@@ -97,3 +97,30 @@ def test_invalid_number_is_named(overrides, message):
   with pytest.raises(ValueError) as error:
     run(overrides)
   assert message in str(error.value)
+
+
+def test_cells_of_partitions_have_both_numbers_and_their_codecs():
+  assert report._pair({"reuse": 2e9, "no reuse": 3.5e9}, 1e9) == (
+    "2.00 / 3.50"
+  )
+  assert report._pair(
+    {"reuse": {"node": 1.0}, "no reuse": {"node": 2.0}}, level="node"
+  ) == "1.00 / 2.00"
+  row = {
+    "secondary": 8, "secondary_codec": "int8", "weight_codec": "int8",
+    "gradient_codec": "none", "memory": {"total": 2.5e9, "stored": 1e9},
+    "fits": True, "degrees": [8, 8, 64],
+    "seconds": {"reuse": 1.0, "no reuse": 2.0},
+  }
+  found = report._in_words(row)
+  assert {key: found[key] for key in (
+    "degrees_text", "copy", "codecs", "total", "seconds_text", "stored"
+  )} == {
+    "degrees_text": "8 / 8 / 64", "copy": "8, int8", "codecs": "int8, none",
+    "total": "2.50", "seconds_text": "1.00 / 2.00", "stored": 1e9,
+  }
+  found = report._in_words(row | {
+    "secondary": 0, "secondary_codec": "none", "weight_codec": "none",
+    "fits": False,
+  })
+  assert (found["copy"], found["codecs"], found["total"]) == ("", "", "2.50*")

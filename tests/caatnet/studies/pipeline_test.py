@@ -5,6 +5,7 @@ import json
 import pytest
 
 from caatnet.studies import registry
+from caatnet.studies.pipeline import report
 from caatnet.studies.pipeline import study as pipeline
 from configs.pipeline import schedules
 from parallel.pipeline.builders import BUILDERS
@@ -121,3 +122,11 @@ def test_invalid_key_is_named(changes, message):
   config = small(**changes)
   with pytest.raises(ValueError, match=message):
     registry.find(config).run(config)
+
+
+def test_names_of_schedules_tell_what_was_built():
+  row = {"schedule": "zb", "built": "zb", "stored": [6, 3], "chunks": 2}
+  assert report._name(row) == "zb"
+  assert report._name(row | {"built": "1f1b"}) == "zb (is 1f1b)"
+  assert report._stored(row) == "3 to 1.5"
+  assert report._stored(row | {"stored": [3, 3]}) == "1.5"

@@ -237,6 +237,9 @@ def test_vtc_keeps_its_bound_and_others_do_not(capsys, tmp_path):
     client |= {"requests": client["requests"] // 3, "prompt": 16, "shared": 16,
                "output": client["output"] // 8}
   result = study.run(config)
+  # Two slots hold at most two of the longest requests.
+  arrivals, _ = fairness.arrive(config["clients"], config["seed"])
+  assert result["batch"] == 2 * max(a.prompt + a.output for a in arrivals)
   rows = {row["policy"]: row for row in result["rows"]}
   assert rows["vtc"]["largest"] <= result["bound"]
   assert rows["vtc"]["jain"] > 0.98 > rows["strict_priority"]["jain"]
