@@ -31,6 +31,7 @@ from caatnet.serving.generate import Generation
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.requests import Request, State
 from parallel.axes import Axis, make_mesh
+from parallel.tensor.partial_sync import PartialSync
 from parallel.zero.partition import Level, Partition
 from tests.caatnet.models.recurrent_test import make_config
 from tests.caatnet.serving import small_server
@@ -48,7 +49,10 @@ def first_decoder():
     axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
     Partition((Level("data", 1),)),
   )
-  config = make_config(vocab_size=64)
+  sync = PartialSync(0.5)
+  config = make_config(
+    vocab_size=64, num_layers=2, syncs=((sync, sync), (sync, sync))
+  )
   program = Program(RecurrentModel(config, axes["tensor"]), layout)
   params = jax.jit(
     program.init_params, out_shardings=layout.shardings(program.whole_specs)
@@ -75,10 +79,14 @@ def alone(prompts, count, stop=(), endless=False):
   stops = Stops(count, frozenset(tokens.stop_ids), stop)
   if endless:
     stops = Stops(count)
-  return [
-    Generation(decoder(), [Drawing(tuple(prompt), stops)], tokens).run()[0]
-    for prompt in prompts
-  ]
+  found = []
+  for prompt in prompts:
+    generation = Generation(
+      decoder(), [Drawing(tuple(prompt), stops)], tokens
+    )
+    generation._filters = True  # the programs of the server
+    found += generation.run()
+  return found
 
 
 def draw(length, seed):

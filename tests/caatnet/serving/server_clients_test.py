@@ -23,7 +23,8 @@ READ_S = 0.5
 @pytest.fixture(scope="module")
 def server():
   with small_server.running(
-    read_s=READ_S, write_s=READ_S, body_bytes=2000, policy="vtc"
+    send_bytes=4096, read_s=READ_S, write_s=READ_S, body_bytes=2000,
+    policy="vtc",
   ) as found:
     yield found
 
@@ -89,7 +90,7 @@ async def _killed(server, i):
   writer.transport.abort()
 
 
-def test_200_killed_clients_leak_nothing_and_do_not_affect_others(server):
+def test_killed_clients_leak_nothing_and_do_not_affect_others(server):
   others = [ask("other" + "abcdef"[i], max_tokens=30, seed=i)
             for i in range(6)]
 
@@ -105,7 +106,7 @@ def test_200_killed_clients_leak_nothing_and_do_not_affect_others(server):
         client.post(f"{server.url}/v1/completions", json=fields)
         for fields in others
       ]
-      found = await asyncio.gather(*answers, *map(killed, range(200)))
+      found = await asyncio.gather(*answers, *map(killed, range(60)))
     return [answer.json() for answer in found[: len(others)]]
 
   found = asyncio.run(all_of_them())
@@ -152,6 +153,33 @@ def test_slow_and_malformed_clients_are_disconnected(server):
     if status is not None:
       assert text.split(b" ")[1] == status, (content[:60], text[:200])
   all_is_back(server)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_client_that_stops_reading_is_disconnected(server, reads):
+  """Sends more than the socket and the server buffer.
+
+  A client that reads slowly receives all of it.
+  """
+  fields = ask(
+    "slow", max_tokens=80, stream=True, n=12, ignore_eos=True, temperature=0
+  )
+  with socket.socket() as client:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", server.port))
+    client.sendall(_request(fields))
+    found = client.recv(100)
+    while reads and not found.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+      time.sleep(READ_S / 100)
+      found += client.recv(8192)
+    all_is_back(server)
+    if not reads:
+      client.settimeout(10 * READ_S)
+      with pytest.raises(ConnectionError):
+        while client.recv(1 << 20):
+          pass
+  assert found.startswith(b"HTTP/1.1 200 OK")
+  assert not reads or len(found) > 100_000
 
 
 def test_request_of_a_disconnected_client_is_cancelled(server):
@@ -233,6 +261,24 @@ def test_nan_fails_only_its_own_sequence(monkeypatch):
     assert httpx2.get(f"{server.url}/health").status_code == 200
     metrics = httpx2.get(f"{server.url}/metrics").text
     assert 'caatnet_requests_total{end="failed"} 6.0' in metrics
+
+
+def test_first_signal_refuses_new_requests_and_lets_others_finish():
+  fields = ask("long", max_tokens=60, stream=True, ignore_eos=True, n=16)
+  with small_server.running(drain_s=60) as running:
+    url = f"{running.url}/v1/completions"
+    with httpx2.stream("POST", url, json=fields, timeout=300) as answer:
+      lines = filter(None, answer.iter_lines())
+      next(lines)
+      running.server.handle_exit(signal.SIGTERM, None)
+      refused = httpx2.post(url, json=ask("late"))
+      health = httpx2.get(f"{running.url}/health")
+      *_, last = lines
+  assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+  assert refused.json()["error"]["code"] == "draining"
+  assert (health.status_code, health.json()) == (503, {"status": "draining"})
+  assert last == "data: [DONE]"
+  assert running.server.exit_code == 0
 
 
 def test_responses_are_cut_off_after_the_drain_time():
