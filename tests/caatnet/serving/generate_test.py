@@ -242,14 +242,14 @@ def test_interrupt_returns_the_tokens_drawn_so_far():
   assert [c.tokens for c in again] == [c.tokens for c in expected]
 
 
-@pytest.mark.parametrize(("length", "num_steps"), [(8, 1), (9, 2), (20, 3)])
-def test_prompt_is_read_in_whole_chunks(length, num_steps):
-  """A step reads up to `Capacity.chunk` tokens, here 8, and one draws."""
+@pytest.mark.parametrize(("length", "num_chunks"), [(8, 1), (9, 2), (23, 3)])
+def test_prompt_is_read_in_whole_chunks(length, num_chunks):
+  """A step reads up to `Capacity.chunk` tokens, here 8."""
   steps = []
-  asked = Request(tuple(range(length)), Stops(2), temperature=1.0, top_k=5)
-  run(ALONE, [asked], interrupted=lambda: steps.append(1))
-  # One step decodes, and the last call waits for it.
-  assert len(steps) == num_steps + 1 + 1
+  asked = Request(tuple(range(length)), Stops(24), temperature=1.0, top_k=5)
+  (found,), _ = run(ALONE, [asked], interrupted=lambda: steps.append(1))
+  # The last chunk draws a token, and the last call waits for the last step.
+  assert len(steps) == num_chunks + len(found.tokens) - 1 + 1
 
 
 def test_one_program_is_compiled_per_shape():
