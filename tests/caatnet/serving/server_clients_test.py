@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import struct
+import threading
 import time
 
 import httpx2
@@ -262,6 +263,7 @@ def test_nan_fails_only_its_own_sequence(monkeypatch):
 
 def test_first_signal_refuses_new_requests_and_lets_others_finish():
   fields = ask("long", max_tokens=60, stream=True, ignore_eos=True, n=16)
+  threads = set(threading.enumerate())
   with small_server.running(drain_s=60) as running:
     url = f"{running.url}/v1/completions"
     with httpx2.stream("POST", url, json=fields, timeout=300) as answer:
@@ -276,6 +278,7 @@ def test_first_signal_refuses_new_requests_and_lets_others_finish():
   assert (health.status_code, health.json()) == (503, {"status": "draining"})
   assert last == "data: [DONE]"
   assert running.server.exit_code == 0
+  assert set(threading.enumerate()) <= threads
 
 
 def test_responses_are_cut_off_after_the_drain_time():
