@@ -132,6 +132,8 @@ def run(name, asked, **how):
 def by_hand(asked, found):
   """Returns tokens drawn from the logits of all tokens before each position."""
   _, program, params = subject(ALONE)
+  more = len(LENGTHS) - len(asked)  # one shape, and thus program, for all
+  asked, found = [*asked, *asked[:1] * more], [*found, *found[:1] * more]
   tokens = np.zeros((len(asked), CONTEXT), np.int32)
   for row, request, completion in zip(tokens, asked, found, strict=True):
     whole = (*request.prompt, *completion.tokens)
