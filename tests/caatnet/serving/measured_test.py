@@ -72,9 +72,12 @@ class Measured:
     return events
 
 
-@pytest.mark.parametrize("num_pages", [4, 20])
-def test_calibration_recovers_the_costs_of_an_executor(num_pages):
-  executor = Measured(num_pages)
+@pytest.mark.parametrize(
+  ("num_pages", "states"), [(4, ()), (20, ()), (20, ("state",))]
+)
+def test_calibration_recovers_the_costs_of_an_executor(num_pages, states):
+  """The simulator copies a state in the time of a run of one page."""
+  executor = Measured(num_pages, states=states)
   calibrate(executor)
   for kind in ("in", "out"):
     assert executor.costs.copy_s(kind, 3, 9) == pytest.approx(

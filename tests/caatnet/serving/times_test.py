@@ -113,6 +113,10 @@ def test_roofline_counts_positions_of_decodes_and_chunks(machine):
   seconds = Roofline(MODEL, H100).step_s(np.array([], int), many)
   half = Roofline(MODEL, H100, utilisation=0.5).step_s(np.array([], int), many)
   assert half == pytest.approx(2 * seconds, rel=1e-3)
+  # Two operations per weight and token, and four per channel and pair.
+  weights = 4 * (4 * 512**2 + 3 * 512 * 1376)
+  num = 2 * weights * 100_000 + 4 * 4 * 512 * 100_000**2 / 2
+  assert seconds == pytest.approx(num / H100.peak(MODEL.dtype), rel=0.01)
 
 
 def test_attention_of_a_chunk_is_causal():
