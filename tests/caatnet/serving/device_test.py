@@ -50,7 +50,7 @@ STOP = frozenset(range(0, 64, 9))
 SETTINGS = ({}, {"temperature": 1.0})
 MOST = 32  # Most requests of a schedule.
 
-# (p, tensor ranks, devices, layers): lanes on two devices, and two layers, since
+# (p, tensor ranks, devices, layers): lanes on two devices, and two layers, as
 # copies must cover every layer.
 SUBJECTS = ((0.5, 4, 2, 2),)
 if SOAK:

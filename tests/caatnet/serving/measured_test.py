@@ -47,7 +47,8 @@ class Measured:
   """Executor that measures the steps and copies of a simulator."""
 
   def __init__(self, num_pages, paged=True, states=()):
-    self._simulator, self.steps, self._last_s = Simulator(Times(), COPIES), [], 0
+    self._simulator = Simulator(Times(), COPIES)
+    self.steps, self._last_s = [], 0
     self.now, self.copy = self._simulator.now, self._simulator.copy
     self.costs = MeasuredCosts()
     self.host = self.host_states = types.SimpleNamespace(num_pages=num_pages)
@@ -85,7 +86,7 @@ def test_calibration_recovers_the_costs_of_an_executor(num_pages, states):
     )
   assert executor.costs.prefill_s(0, 10) == pytest.approx(5, rel=1e-3)
   # Without a chunk, with a quarter of the longest and with the longest one,
-  # beside sequences in the middle of the context.
+  # and decodes in the middle of the context.
   assert {
     (len(step.decodes), *(chunk.length for chunk in step.chunks))
     for step in executor.steps
