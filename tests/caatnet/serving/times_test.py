@@ -16,6 +16,7 @@ from caatnet.serving.engine.simulator import (
 )
 from caatnet.serving.engine.times import Attention, Profile, Roofline
 from caatnet.serving.requests import Request
+from caatnet.serving.scheduler.limits import Limits
 from parallel.hardware.devices import H100
 from parallel.network import inference
 from parallel.workload import Transformer
@@ -163,6 +164,11 @@ def test_cost_of_a_prefill_is_that_of_its_parts():
   assert costs.prefill_s(4, 8) == pytest.approx(4.004)
   assert costs.prefill_s(4, 0) == 0
   assert costs.copy_s("in", 2, 3) == COPIES.seconds("in", 2, 3)
+
+
+def test_default_step_is_that_of_the_default_limits():
+  """Otherwise estimates split a prompt into other chunks than steps do."""
+  assert Simulator(Times()).costs.most == Limits().tokens
 
 
 def step(number=0, positions=(), chunks=(), after=()):
