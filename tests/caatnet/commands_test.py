@@ -28,19 +28,12 @@ def test_every_launch_script_is_a_command():
   assert set(commands.scripts()) == there - helpers
 
 
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    (("trian", "--help"), "unknown command 'trian'; did you mean train?"),
-    (("options",), "unknown command 'options'"),
-    (("--config=x",), "unknown command '--config=x'"),
-    ((), "usage: caatnet COMMAND"),
-  ],
-)
-def test_unknown_command_is_a_one_line_error(arguments, message):
-  ended = caatnet(*arguments)
+def test_unknown_command_is_a_one_line_error():
+  ended = caatnet("trian", "--help")
   assert (ended.returncode, ended.stdout) == (2, "")
-  assert ended.stderr.startswith(f"error: {message}")
+  assert ended.stderr.startswith(
+    "error: unknown command 'trian'; did you mean train?"
+  )
   assert len(ended.stderr.splitlines()) == 1
 
 
@@ -173,6 +166,7 @@ def test_help_lists_the_scripts_of_the_wheel(bundle, monkeypatch, capsys, flag):
   (("",), "usage: caatnet COMMAND"),
   (("helo",), "unknown command 'helo'; did you mean hello?"),
   (("helper",), "unknown command 'helper'"),
+  (("--config=x",), "unknown command '--config=x'"),
   (("zzz", "hello"), "unknown command 'zzz' (--help"),
 ])
 def test_unknown_command_of_the_wheel_ends_with_2(

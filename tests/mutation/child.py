@@ -125,7 +125,7 @@ def main(
   os.setpgrp()
   os.chdir(tree)
   os.environ |= {
-    "TMPDIR": str(folder), "NUMBA_CACHE_DIR": str(folder / "numba"),
+    "TMPDIR": str(folder), "NUMBA_CACHE_DIR": str(tree.parent / "numba"),
     "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree),
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
   }

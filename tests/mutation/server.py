@@ -5,9 +5,10 @@ each request; the child imports our modules from the copy. No child sees the
 modules of another, and none pays for the import of jax.
 
 Compiled programs: XLA's persistent cache is shared, because its key is the
-program, so a mutant that changes a program misses it. Numba's key is the file
-of a function and not what the function calls or freezes, so every child gets
-an empty folder.
+program, so a mutant that changes a program misses it. Numba's folder is shared,
+because its key is the file of a function with its time and size, and a function
+that numba caches calls only functions of its own file. A mutant in such a file
+compiles it anew.
 
     python -m tests.mutation.server TREE    # requests on stdin, one JSON a line
 """

@@ -40,8 +40,6 @@ class CallResponse(Response):
   ) -> None:
     """Takes a call that was submitted to the service."""
     self._service, self._call, self._formatter = service, call, formatter
-    self.background = None
-    self.status_code = 200
 
   async def __call__(
     self, scope: Scope, receive: Receive, send: Send

@@ -118,15 +118,22 @@ def run(name, asked, **how):
   def on_text(index, text):
     pieces[index] += text
 
-  generation = Generation(decoder, asked, Bytes(), on_text)
+  ended = []
+  generation = Generation(decoder, asked, Bytes(), on_text, ended.append)
   found = generation.run(**how)
   assert pieces == [completion.text for completion in found]
+  assert sorted(ended) == [
+    i for i, completion in enumerate(found)
+    if completion.reason != "interrupted"
+  ]
   return found, generation
 
 
 def by_hand(asked, found):
   """Returns tokens drawn from the logits of all tokens before each position."""
   _, program, params = subject(ALONE)
+  more = len(LENGTHS) - len(asked)  # one shape, and thus program, for all
+  asked, found = [*asked, *asked[:1] * more], [*found, *found[:1] * more]
   tokens = np.zeros((len(asked), CONTEXT), np.int32)
   for row, request, completion in zip(tokens, asked, found, strict=True):
     whole = (*request.prompt, *completion.tokens)
@@ -237,6 +244,16 @@ def test_interrupt_returns_the_tokens_drawn_so_far():
   assert [c.tokens for c in again] == [c.tokens for c in expected]
 
 
+@pytest.mark.parametrize(("length", "num_chunks"), [(8, 1), (9, 2), (23, 3)])
+def test_prompt_is_read_in_whole_chunks(length, num_chunks):
+  """A step reads up to `Capacity.chunk` tokens, here 8."""
+  steps = []
+  asked = Request(tuple(range(length)), Stops(24), temperature=1.0, top_k=5)
+  (found,), _ = run(ALONE, [asked], interrupted=lambda: steps.append(1))
+  # The last chunk draws a token, and the last call waits for the last step.
+  assert len(steps) == num_chunks + len(found.tokens) - 1 + 1
+
+
 def test_one_program_is_compiled_per_shape():
   """Runs greedy and sampled requests in the same batch."""
   decoder, _, _ = subject(ALONE)
@@ -250,10 +267,13 @@ def test_one_program_is_compiled_per_shape():
 
 def test_growing_block_tables_do_not_change_tokens(monkeypatch):
   """Compares tables that start at one page with tables of all pages."""
-  asked = [Request(tuple(range(PAGE_SIZE)), Stops(16), temperature=1.0)]
+  asked = [
+    Request(tuple(range(PAGE_SIZE)), Stops(16), temperature=1.0, top_k=5)
+  ]
   expected, _ = run(ALONE, asked)
   monkeypatch.setattr(buckets, "SHORT", PAGE_SIZE)
-  decoder, _, _ = subject.__wrapped__(ALONE)
+  decoder, _, _ = subject(ALONE)
+  monkeypatch.setattr(decoder, "shapes", set())
   same(Generation(decoder, asked, Bytes()).run(), expected)
   assert {sizes[3][-1] for sizes, *_ in decoder.shapes} == {1, 2, 3}
 

@@ -22,7 +22,7 @@ from tests.caatnet.serving.page_oracle import BuddyAllocator, DictPages
 
 BOTH = pytest.mark.usefixtures("loops")
 DRAWN = settings(
-  max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate],
+  max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate],
   suppress_health_check=list(HealthCheck),
 )
 
@@ -232,7 +232,7 @@ def test_array_pages_equal_dict_pages(seed, num_pages, in_turn):
     Sequences(seed, num_pages, in_turn, *how)
     for how in ((DictPages,), (Pages,), (Pages, True))
   ]
-  for _ in range(150):
+  for _ in range(100):
     for run in runs_:
       run.step()
       assert run.seen[-1] == runs_[0].seen[-1]

@@ -78,7 +78,7 @@ def test_vtc_keeps_backlogged_clients_within_the_bound(seed, weights):
 
 def test_service_is_proportional_to_weights():
   """Serves a backlogged client of twice the weight twice as much."""
-  requests = backlog(0, (2.0, 1.0), count=400)
+  requests = backlog(0, (2.0, 1.0), count=250)
   ratios = []
 
   def watch(engine, step):

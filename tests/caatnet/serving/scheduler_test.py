@@ -260,7 +260,7 @@ class Run:
     keep_turns=True,
   ),
 ))
-@drawn(70)
+@drawn(40)
 def test_each_request_gets_the_tokens_of_a_run_alone(stops, case):
   run = Run(case, stops)
   run.play()
@@ -286,7 +286,7 @@ def test_each_request_gets_the_tokens_of_a_run_alone(stops, case):
 
 @pytest.mark.parametrize("paged", [False, True])
 @given(case=CASE, keep=st.booleans())
-@drawn(60)
+@drawn(35)
 def test_recurrent_state_follows_its_sequence(paged, case, keep):
   """Checks, with and without pages, that each state has seen its tokens."""
   kinds = {"paged": paged, "states": True, "keep": keep}
@@ -345,7 +345,7 @@ def test_next_turn_continues_from_the_kept_state(keep, steps_ahead):
 
 
 @given(case=CASE)
-@drawn(15)
+@drawn(8)
 def test_compiled_interpreted_and_dict_pages_decide_equally(case):
   runs = [
     Run(
@@ -405,7 +405,7 @@ def test_short_prompts_share_a_step_and_long_ones_are_chunked():
 
 
 @given(case=CASE)
-@drawn(20)
+@drawn(10)
 def test_swap_copies_only_pages_that_the_host_lacks(case):
   """Compares the pages moved with contexts less the valid host copies."""
   case = case | {
@@ -435,7 +435,7 @@ def test_swap_copies_only_pages_that_the_host_lacks(case):
 
 
 @given(case=CASE)
-@drawn(15)
+@drawn(8)
 def test_preemption_takes_the_cheaper_of_swap_and_recompute(case):
   case = case | {
     "limits": dataclasses.replace(case["limits"], preempt="cost"),
@@ -449,7 +449,7 @@ def test_preemption_takes_the_cheaper_of_swap_and_recompute(case):
 
 
 @given(case=CASE)
-@drawn(15)
+@drawn(8)
 def test_mean_in_system_is_rate_times_mean_latency(case):
   """Little's law, which is exact over a run that has drained."""
   run = Run(case)

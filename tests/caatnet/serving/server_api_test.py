@@ -162,6 +162,8 @@ WRONG = [
   ("{", 400, "is not JSON"),
   ("[" * 100_000, 413, "longer than 2,000 bytes"),
   ("[" * 1_500, 400, "is not JSON"),
+  ("{" + " " * 1999, 400, "is not JSON"),
+  ("{" + " " * 2000, 413, "longer than 2,000 bytes"),
   ("[]", 400, "must be a JSON object"),
   (b"\xff", 400, "is not JSON"),
   ('{"prompt": "a"}', 400, "model is missing"),
@@ -196,6 +198,17 @@ WRONG = [
   (body(deadline_s=0), 504, "no token was drawn within deadline_s=0"),
   (body(deadline_s=0, stream=True), 504, "drawn within deadline_s=0"),
 ]
+
+
+@pytest.mark.parametrize(("prompt", "count"), [("abc", 93), ("a" * 95, 1)])
+def test_sequence_may_fill_the_context(client, prompt, count):
+  """Prompt and response have 96 tokens together."""
+  found = client.completions.create(
+    model="small", prompt=prompt, max_tokens=count, temperature=0,
+    extra_body={"ignore_eos": True},
+  )
+  assert found.usage.total_tokens == 96
+  assert found.choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(("content", "status", "message"), WRONG)
@@ -249,13 +262,23 @@ def test_paths_methods_and_keys_give_their_status(server):
       assert set(answer.json()) == {"error"}
 
 
-def test_full_queue_returns_429_with_retry_after(client):
-  with small_server.running(queue=0) as server:
-    # One choice more than there are slots.
-    answer = post(server, body(n=5))
+def test_limits_of_queue_and_tokens_are_enforced():
+  with small_server.running(queue=1, max_tokens=3) as server:
+    # One choice more than there are slots and places in the queue.
+    answer = post(server, body(n=6, max_tokens=3))
     assert answer.status_code == 429
     assert answer.headers["Retry-After"] == "1"
-    assert post(server, body(n=4)).status_code == 200
+    assert post(server, body(n=5, max_tokens=3)).status_code == 200
+    answer = post(server, body(max_tokens=4))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "max_tokens"
+    # A chat without a limit gets that of the server.
+    answer = post(server, json.dumps({
+      "model": "small", "messages": [{"role": "user", "content": "a"}],
+      "temperature": 0, "ignore_eos": True,
+    }), "chat/completions").json()
+    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_metrics_count_served_requests_and_tokens(server, client):

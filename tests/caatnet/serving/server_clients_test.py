@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import struct
+import threading
 import time
 
 import httpx2
@@ -23,7 +24,8 @@ READ_S = 0.5
 @pytest.fixture(scope="module")
 def server():
   with small_server.running(
-    read_s=READ_S, write_s=READ_S, body_bytes=2000, policy="vtc"
+    send_bytes=4096, read_s=READ_S, write_s=READ_S, body_bytes=2000,
+    policy="vtc",
   ) as found:
     yield found
 
@@ -33,21 +35,19 @@ def ask(prompt, **fields):
 
 
 def drained(server):
-  """Returns the state once no request is being served."""
+  """Returns the state once no request is being served or copied."""
   for _ in range(500):
     state = httpx2.get(f"{server.url}/state", timeout=60).json()
     fresh = state["age_s"] < 1  # else the engine has not answered yet
-    if fresh and not state["open"] and not sum(state["requests"].values()):
+    used = [state["pages"][name] for name in ("held", "shared", "leaving")]
+    if fresh and not any([state["open"], *state["requests"].values(), *used]):
       return state
     time.sleep(0.02)
   pytest.fail(f"somebody is being served: {state}")
 
 
 def all_is_back(server):
-  state = drained(server)
-  for name in ("held", "shared", "leaving"):
-    assert state["pages"][name] == 0
-  assert state["host_pages"]["used"] == 0
+  assert drained(server)["host_pages"]["used"] == 0
   assert not server.api.service.calls
   scheduler = server.api.service.engine.scheduler
   scheduler.pages.check()
@@ -89,7 +89,7 @@ async def _killed(server, i):
   writer.transport.abort()
 
 
-def test_200_killed_clients_leak_nothing_and_do_not_affect_others(server):
+def test_killed_clients_leak_nothing_and_do_not_affect_others(server):
   others = [ask("other" + "abcdef"[i], max_tokens=30, seed=i)
             for i in range(6)]
 
@@ -105,7 +105,7 @@ def test_200_killed_clients_leak_nothing_and_do_not_affect_others(server):
         client.post(f"{server.url}/v1/completions", json=fields)
         for fields in others
       ]
-      found = await asyncio.gather(*answers, *map(killed, range(200)))
+      found = await asyncio.gather(*answers, *map(killed, range(60)))
     return [answer.json() for answer in found[: len(others)]]
 
   found = asyncio.run(all_of_them())
@@ -152,6 +152,32 @@ def test_slow_and_malformed_clients_are_disconnected(server):
     if status is not None:
       assert text.split(b" ")[1] == status, (content[:60], text[:200])
   all_is_back(server)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_client_that_stops_reading_is_disconnected(server, reads):
+  """Sends more than the socket and the server buffer.
+
+  A client that reads slowly receives all of it.
+  """
+  fields = ask(
+    "slow", max_tokens=80, stream=True, n=16, ignore_eos=True, temperature=0
+  )
+  end = b"data: [DONE]\n\n\r\n0\r\n\r\n"
+  with socket.socket() as client:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", server.port))
+    client.sendall(_request(fields))
+    found = client.recv(100)
+    while reads and not found.endswith(end):
+      time.sleep(READ_S / 250)
+      found += client.recv(8192)
+    all_is_back(server)
+    with contextlib.suppress(ConnectionError):
+      while not reads and (part := client.recv(1 << 20)):
+        found += part
+  assert found.startswith(b"HTTP/1.1 200 OK")
+  assert found.endswith(end) == (len(found) > 100_000) == reads
 
 
 def test_request_of_a_disconnected_client_is_cancelled(server):
@@ -233,6 +259,26 @@ def test_nan_fails_only_its_own_sequence(monkeypatch):
     assert httpx2.get(f"{server.url}/health").status_code == 200
     metrics = httpx2.get(f"{server.url}/metrics").text
     assert 'caatnet_requests_total{end="failed"} 6.0' in metrics
+
+
+def test_first_signal_refuses_new_requests_and_lets_others_finish():
+  fields = ask("long", max_tokens=60, stream=True, ignore_eos=True, n=16)
+  threads = set(threading.enumerate())
+  with small_server.running(drain_s=60) as running:
+    url = f"{running.url}/v1/completions"
+    with httpx2.stream("POST", url, json=fields, timeout=300) as answer:
+      lines = filter(None, answer.iter_lines())
+      next(lines)
+      running.server.handle_exit(signal.SIGTERM, None)
+      refused = httpx2.post(url, json=ask("late"))
+      health = httpx2.get(f"{running.url}/health")
+      *_, last = lines
+  assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+  assert refused.json()["error"]["code"] == "draining"
+  assert (health.status_code, health.json()) == (503, {"status": "draining"})
+  assert last == "data: [DONE]"
+  assert running.server.exit_code == 0
+  assert set(threading.enumerate()) <= threads
 
 
 def test_responses_are_cut_off_after_the_drain_time():

@@ -63,9 +63,9 @@ def test_number_of_objects_does_not_grow_with_requests(policy, monkeypatch):
     executor.moved.clear()  # log for other tests
     return num_objects(scheduler)
 
-  serve(0, 150)
-  before = serve(150, 150)
-  after = serve(300, 300)
+  serve(0, 100)
+  before = serve(100, 100)
+  after = serve(200, 200)
   assert scheduler.counts.preemptions.total() > 10
   # Caches differ in their contents, but their size is bounded.
   assert after < before + 150

@@ -1,6 +1,7 @@
 """Parts of a server alone: keys, sockets, metrics, errors and responses."""
 
 import asyncio
+import collections
 import dataclasses
 import json
 import math
@@ -15,11 +16,19 @@ from starlette.requests import Request as HttpRequest
 from caatnet.inference import requests as inference
 from caatnet.inference.stops import Stops
 from caatnet.inference.transcripts import Transcript
+from caatnet.serving.cache.host_cache import HostCache
+from caatnet.serving.cache.pages import STATES, Pages
+from caatnet.serving.engine.engine import Engine
 from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.scheduler.limits import Limits
+from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.server import api, fields, http, responses, start
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.metrics import Metrics
 from caatnet.serving.server.service import Call, Choice, News
+from caatnet.serving.server.snapshot import describe
+from tests.caatnet.serving import oracle
 from tests.caatnet.serving.small_server import tokenizer
 
 
@@ -254,6 +263,70 @@ STATE = {
   "prefixes": {"hits": 11, "misses": 12, "evicted": 13},
   "steps": 14, "stalls": 15,
 }
+
+
+def test_snapshot_describes_requests_pages_and_copies():
+  """Lists 100 of 104 requests, while two of them preempt two others."""
+  pages = Pages(30, 4)
+  executor = oracle.Oracle(30, 9, 4, lambda copy: 0.0)
+  scheduler = Scheduler(
+    Limits(slots=2, preempt="swap"), registry.make("strict_priority", pages),
+    pages, HostCache(9, 4, reserve=False), executor.costs,
+  )
+  engine = Engine(scheduler, executor)
+  requests = [
+    Request(i, [i] * (5 + i % 3), 20, priority=float(i < 102))
+    for i in range(104)
+  ]
+  steps = 0
+  for request in requests[:102]:
+    scheduler.add(request)
+  for i in range(40):
+    if i == 9:
+      for request in requests[102:]:
+        scheduler.add(request)
+    steps += engine.step() is not None
+  found = describe(scheduler)
+  number = collections.Counter(r.state.value for r in scheduler.requests)
+  assert found["requests"] == {
+    name: number[name]
+    for name in ("waiting", "running", "leaving", "swapped", "arriving")
+  }
+  assert number["running"] == 2
+  assert found["listed"] == [
+    {
+      "number": r.number, "state": r.state.value, "prompt": len(r.prompt),
+      "drawn": len(r.tokens), "most": 20, "pages": len(r.pages),
+      "preempted": r.num_preempted, "priority": r.priority,
+    }
+    for r in scheduler.requests[:100]
+  ]
+  assert (found["slots"], found["page_size"]) == (2, 4)
+  assert (found["steps"], found["stalls"]) == (steps, scheduler.counts.stalls)
+  assert [STATES[int(digit)] for digit in found["map"]] == [
+    STATES[state] for state in pages.states()
+  ]
+  assert found["page_states"] == list(STATES)
+  assert found["pages"] == {
+    name: found["map"].count(str(i)) for i, name in enumerate(STATES)
+  }
+  held = {page for r in requests for page in r.pages.tolist()}
+  assert found["pages"]["held"] + found["pages"]["shared"] == len(held) > 0
+  preempted = sum(r.num_preempted for r in requests)
+  assert found["preemptions"] == {"swap": preempted, "recompute": 0}
+  assert preempted == 2
+  copies = [c for c in executor.moved if c.kind == "out"]
+  assert found["copies"]["out"] == {
+    "pages": sum(len(c.source) for c in copies), "states": 0,
+    "runs": sum(len(c.runs) for c in copies),
+  }
+  assert found["copies"]["out"]["pages"] == found["host_pages"]["used"] > 0
+  assert found["host_pages"]["all"] == 9
+  counts = pages.counts
+  assert found["prefixes"] == {
+    "hits": counts.hits, "misses": counts.misses, "evicted": counts.evicted
+  }
+  assert counts.misses > 0
 
 
 def scraped(metrics):

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import json
+import socket
 import threading
 
 import jax
@@ -105,11 +106,23 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(template=TEMPLATE, key="", model=None, **options):
-  """Runs a server of a model (the small one by default) in this context."""
+def running(
+  template=TEMPLATE, key="", model=None, send_bytes=None, **options
+):
+  """Runs a server of a model (the small one by default) in this context.
+
+  Args:
+    template: Chat template.
+    key: API key.
+    model: Decoder.
+    send_bytes: Size of the send buffer of each connection.
+    **options: Options of the server.
+  """
   model = model or decoder()
   chosen = DEFAULTS.__class__(**vars(DEFAULTS) | {"growth": 1} | options)
   listener = http.bound("127.0.0.1", 0)
+  if send_bytes is not None:  # connections inherit it
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
   server = start.server(
     serving.engine(model, chosen), model, tokenizer(template), chosen, "small",
     key, serving.page_bytes(model), print,

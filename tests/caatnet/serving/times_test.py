@@ -16,6 +16,7 @@ from caatnet.serving.engine.simulator import (
 )
 from caatnet.serving.engine.times import Attention, Profile, Roofline
 from caatnet.serving.requests import Request
+from caatnet.serving.scheduler.limits import Limits
 from parallel.hardware.devices import H100
 from parallel.network import inference
 from parallel.workload import Transformer
@@ -113,6 +114,10 @@ def test_roofline_counts_positions_of_decodes_and_chunks(machine):
   seconds = Roofline(MODEL, H100).step_s(np.array([], int), many)
   half = Roofline(MODEL, H100, utilisation=0.5).step_s(np.array([], int), many)
   assert half == pytest.approx(2 * seconds, rel=1e-3)
+  # Two operations per weight and token, and four per channel and pair.
+  weights = 4 * (4 * 512**2 + 3 * 512 * 1376)
+  num = 2 * weights * 100_000 + 4 * 4 * 512 * 100_000**2 / 2
+  assert seconds == pytest.approx(num / H100.peak(MODEL.dtype), rel=0.01)
 
 
 def test_attention_of_a_chunk_is_causal():
@@ -159,6 +164,11 @@ def test_cost_of_a_prefill_is_that_of_its_parts():
   assert costs.prefill_s(4, 8) == pytest.approx(4.004)
   assert costs.prefill_s(4, 0) == 0
   assert costs.copy_s("in", 2, 3) == COPIES.seconds("in", 2, 3)
+
+
+def test_default_step_is_that_of_the_default_limits():
+  """Otherwise estimates split a prompt into other chunks than steps do."""
+  assert Simulator(Times()).costs.most == Limits().tokens
 
 
 def step(number=0, positions=(), chunks=(), after=()):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 
 import numpy as np
 import pytest
@@ -44,6 +45,21 @@ def test_each_trace_format_is_read_gzipped_or_not(tmp_path):
       for arrival, (time_s, prompt, output) in zip(found, rows, strict=True):
         assert arrival.time_s == pytest.approx(time_s, abs=1e-6)
         assert (arrival.prompt, arrival.output) == (prompt, output)
+
+
+def test_times_of_azure_are_utc_in_any_time_zone(tmp_path, monkeypatch):
+  """Clocks of the local time zone go back between both requests."""
+  path = tmp_path / "trace"
+  monkeypatch.setenv("TZ", "EST5EDT,M3.2.0,M11.1.0")
+  time.tzset()
+  try:
+    for zone in ("", "+00:00"):
+      rows = [f"2023-11-05 0{hour}:30:00{zone},1,1" for hour in (0, 3)]
+      path.write_text("\n".join([AZURE.splitlines()[0], *rows]))
+      assert [a.time_s for a in traces.load(path)] == [0, 3 * 3600]
+  finally:
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_simultaneous_arrivals_are_spread_in_order(tmp_path):

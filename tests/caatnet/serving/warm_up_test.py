@@ -4,6 +4,7 @@ import collections
 import dataclasses
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -34,11 +35,32 @@ def test_shape_of_any_step_is_among_the_compiled_ones(chunk, batch):
     for count in range(1, min(most, batch) + 1):
       for length in {1, longest // 5 + 1, longest}:
         for decodes in {0, 1, batch}:
-          sizes = batches.sizes_of(
-            capacity, np.full(decodes, 4096), [(0, length)] * count,
-            serving.FACTOR,
-          )
-          assert sizes in known
+          for context in (1, 1024, 1025, 4096):
+            sizes = batches.sizes_of(
+              capacity, np.full(decodes, context), [(0, length)] * count,
+              serving.FACTOR,
+            )
+            assert sizes in known
+
+
+def test_programs_are_kept_in_the_folder_unless_the_environment_names_one(
+  monkeypatch, tmp_path
+):
+  before = jax.config.jax_compilation_cache_dir
+  found = []
+  try:
+    for environment, folder in (
+      ("/elsewhere", "~/programs"), (None, ""), (None, "~/programs"),
+    ):
+      monkeypatch.setenv("HOME", str(tmp_path))
+      monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+      if environment is not None:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", environment)
+      warm_up.keep_programs(folder)
+      found.append(jax.config.jax_compilation_cache_dir)
+  finally:
+    jax.config.update("jax_compilation_cache_dir", before)
+  assert found == [before, before, str(tmp_path / "programs")]
 
 
 def test_page_copies_are_compiled_without_swap():
@@ -54,8 +76,7 @@ def test_page_copies_are_compiled_without_swap():
 
 
 def test_no_program_is_compiled_while_serving(monkeypatch):
-  """Long contexts, several short prompts, copies of many lengths both ways."""
-  monkeypatch.setattr(buckets, "SHORT", CONTEXT // 2)
+  """Several short prompts, copies of many lengths both ways."""
   monkeypatch.setattr(buckets, "MIN_CHUNK", 4)
   model = decoder()
   model.shapes = set()  # shared with other tests
