@@ -26,7 +26,12 @@ CODED = [
 ]
 BF16 = Wire(dtype="bfloat16")
 WIRES = [NONE, BF16, *CODED]
-GATHERED = [e for e in CODED if e.route == "all_gather"]
+# Each route, with and without random bits: the codec does not depend on how
+# ranks are split over devices, nor on weights.
+SOME = [
+  NONE, BF16, Wire("int4", BLOCK, "all_gather"),
+  Wire("int8", BLOCK, "all_to_all"), *CODED[-2:],
+]
 WEIGHTS = np.array([3, 0.7, 1.3, 2, 0.01, 5, 1.1, 0.3], "f4")
 KEY = 5
 
@@ -47,31 +52,38 @@ def both(x, weights, axis, wire):
   )
 
 
+# Wires of the program for ranks, devices and weights. Compilation dominates, so
+# that one program has many wires.
+PROGRAMS = {
+  (1, 1, False): SOME, (8, 1, False): SOME, (8, 8, False): SOME,
+  (8, 4, False): WIRES, (8, 1, True): SOME, (8, 4, True): SOME,
+}
+
+
 @functools.cache
-def lifted(wires, ranks, devices, weighted=False):
-  """Compiles one program for many wires, since compilation dominates."""
+def program(ranks, devices, weighted=False):
+  """Returns a program: deltas and weights -> wire -> mean and decoded."""
   axis = Axis("worker", ranks, devices)
-  mesh = make_mesh({"worker": axis})
+  wires = PROGRAMS[ranks, devices, weighted]
 
   def all_of_them(x, weights):
     w = weights if weighted else None
-    return [both(x, w, axis, e) for e in wires]
+    return [both(x, w, axis, wire) for wire in wires]
 
   f = jax.jit(jax.shard_map(
     all_of_them,
-    mesh=mesh,
+    mesh=make_mesh({"worker": axis}),
     in_specs=(P("worker"), P()),
     # The out spec is replicated only if the varying-axes check proves it.
     out_specs=[(P(), P("worker"))] * len(wires),
   ))
-  return f, mesh
+  return lambda x, weights: dict(zip(wires, f(x, weights), strict=True))
 
 
 @functools.cache
 def results(ranks, devices, weighted=False):
-  f, _ = lifted(tuple(WIRES), ranks, devices, weighted)
-  out = f(draw(ranks), WEIGHTS[:ranks])
-  return dict(zip(WIRES, out, strict=True))
+  f = program(ranks, devices, weighted)
+  return f(draw(ranks), WEIGHTS[:ranks])
 
 
 def definition(seen, weights):
@@ -79,24 +91,12 @@ def definition(seen, weights):
   return np.tensordot(weights / weights.sum(), np.asarray(seen, "f8"), 1)
 
 
-SPLITS = [(1, 1), (2, 2), (4, 2), (8, 1), (8, 2), (8, 4), (8, 8)]
-
-
-@pytest.mark.rotated
 @pytest.mark.quick
-@pytest.mark.parametrize(
-  ("ranks", "devices"), SPLITS
-)
-def test_mean_is_the_mean_of_the_decoded_deltas(ranks, devices):
-  check_means(results(ranks, devices), draw(ranks), np.ones(ranks))
-
-
-def test_weighted_mean_is_that_of_the_decoded_deltas():
-  check_means(results(8, 4, weighted=True), draw(8), WEIGHTS)
-
-
-def check_means(found, x, weights):
-  for wire, (mean, seen) in found.items():
+@pytest.mark.parametrize(("ranks", "devices", "weighted"), PROGRAMS)
+def test_mean_is_the_mean_of_the_decoded_deltas(ranks, devices, weighted):
+  x = draw(ranks)
+  weights = WEIGHTS[:ranks] if weighted else np.ones(ranks)
+  for wire, (mean, seen) in results(ranks, devices, weighted).items():
     expected = definition(seen, weights)
     assert mean.shape == SHAPE
     assert mean.dtype == seen.dtype == np.float32
@@ -119,27 +119,29 @@ def max_of_blocks(x):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (4, 2)])
-def test_worker_is_encoded_independently_of_the_others(ranks, devices):
-  x = draw(ranks)
-  for wire, (_, seen) in results(ranks, devices).items():
-    codec = wire.block_codec
-    if codec is not None and not wire.stochastic:
-      one = jax.jit(lambda row, codec=codec: reference.decode(
-        reference.encode(row, codec), SIZE, codec
-      ))
-      alone = [one(row) for row in x.reshape(ranks, SIZE)]
+def test_worker_is_encoded_independently_of_the_others():
+  x = draw(8)
+  found = results(8, 4)
+  for name in reference.NAMES:
+    codec = reference.Codec(name, BLOCK)
+    one = jax.jit(lambda row, codec=codec: reference.decode(
+      reference.encode(row, codec), SIZE, codec
+    ))
+    alone = [one(row) for row in x.reshape(8, SIZE)]
+    for route in ROUTES:
+      seen = found[Wire(name, BLOCK, route)][1]
       np.testing.assert_array_equal(seen, np.reshape(alone, x.shape))
-  np.testing.assert_array_equal(results(ranks, devices)[NONE][1], x)
+  np.testing.assert_array_equal(found[NONE][1], x)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("weighted", [False, True])
 def test_results_are_bitwise_equal_for_any_lanes_and_devices(weighted):
-  splits = [1, 4] if weighted else [1, 2, 4, 8]
   first = results(8, 1, weighted)
-  for devices in splits:
-    for wire, (mean, seen) in results(8, devices, weighted).items():
+  for devices in [4] if weighted else [4, 8]:
+    found = results(8, devices, weighted)
+    for wire in SOME:
+      mean, seen = found[wire]
       copies = [np.asarray(s.data) for s in mean.addressable_shards]
       assert len(copies) == devices
       for copy in copies:
@@ -149,26 +151,29 @@ def test_results_are_bitwise_equal_for_any_lanes_and_devices(weighted):
       np.testing.assert_array_equal(seen, first[wire][1])
 
 
+def gathered(found):
+  """Returns results of wires without a second rounding."""
+  return [x for wire, x in found.items() if wire in CODED
+          and wire.route == "all_gather"]
+
+
 def test_workers_are_summed_in_rank_order():
-  for devices in (1, 4):
-    for wire in GATHERED:
-      mean, seen = results(8, devices)[wire]
-      seen = np.asarray(seen)
+  for mean, seen in gathered(results(8, 4)):
+    seen = np.asarray(seen)
 
-      def summed(order, seen=seen):
-        total = np.zeros(SHAPE, "f4")
-        for rank in order:
-          total = total + seen[rank]
-        return total / np.float32(8)
+    def summed(order, seen=seen):
+      total = np.zeros(SHAPE, "f4")
+      for rank in order:
+        total = total + seen[rank]
+      return total / np.float32(8)
 
-      np.testing.assert_array_equal(mean, summed(range(8)))
-      assert (summed(range(8)) != summed(range(7, -1, -1))).any()
+    np.testing.assert_array_equal(mean, summed(range(8)))
+    assert (summed(range(8)) != summed(range(7, -1, -1))).any()
 
 
 def test_weighted_values_are_rounded_before_the_sum():
   """Rounds to 23 bits exactly as numpy does, without fused multiply-adds."""
-  for wire in GATHERED:
-    mean, seen = results(8, 4, weighted=True)[wire]
+  for mean, seen in gathered(results(8, 4, weighted=True)):
     total, weight = np.zeros(SHAPE, "f4"), np.float32(0)
     for rank in range(8):
       bits = (WEIGHTS[rank] * np.asarray(seen)[rank]).view("u4")
@@ -179,36 +184,34 @@ def test_weighted_values_are_rounded_before_the_sum():
 
 
 def test_equal_weights_change_no_bit():
-  f, _ = lifted(tuple(WIRES), 4, 2, weighted=True)
   for value in (1, 2):
-    weighted = f(draw(4), np.full(4, value, "f4"))
-    for wire, (mean, _) in zip(WIRES, weighted, strict=True):
-      np.testing.assert_array_equal(mean, results(4, 2)[wire][0])
+    found = program(8, 4, weighted=True)(draw(8), np.full(8, value, "f4"))
+    for wire, (mean, _) in found.items():
+      np.testing.assert_array_equal(mean, results(8, 4)[wire][0])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_diverged_worker_reaches_the_mean_only_with_a_weight(bad):
-  x = draw(4)
-  f, _ = lifted(tuple(WIRES), 4, 2, weighted=True)
-  without = f(x, np.array([1, 1, 0, 1], "f4"))
+  x, f = draw(8), program(8, 4, weighted=True)
+  others = np.ones(8, "f4")
+  others[2] = 0
+  without = f(x, others)
   x[2, 3, 3] = bad
-  seen = f(x, np.ones(4, "f4"))
-  unseen = f(x, np.array([1, 1, 0, 1], "f4"))
-  for wire, a, b, c in zip(
-    WIRES, seen, unseen, without, strict=True
-  ):
-    assert not np.isfinite(a[0][3, 3]), wire
-    np.testing.assert_array_equal(b[0], c[0])
-  for mean, _ in f(x, np.zeros(4, "f4")):
+  seen = f(x, np.ones(8, "f4"))
+  unseen = f(x, others)
+  for wire in SOME:
+    assert not np.isfinite(seen[wire][0][3, 3]), wire
+    np.testing.assert_array_equal(unseen[wire][0], without[wire][0])
+  for mean, _ in f(x, np.zeros(8, "f4")).values():
     assert np.isnan(mean).all()
 
 
-@pytest.mark.parametrize("codec", reference.NAMES)
-def test_ranks_round_independently(codec):
+def test_ranks_round_independently():
   """Equal deltas everywhere: the mean is finer than each worker's rounding."""
   x = np.broadcast_to(draw(1), (8, *SHAPE))
-  wire = Wire(codec, BLOCK, stochastic=True)
-  [(mean, seen)] = lifted((wire,), 8, 4)[0](x, WEIGHTS)
+  mean, seen = program(8, 4)(x, WEIGHTS)[
+    Wire("e3m0", BLOCK, "all_gather", stochastic=True)
+  ]
   assert not (seen == seen[:1]).all()
   assert np.abs(mean - x[0]).mean() < 0.6 * np.abs(seen - x).mean()
 
@@ -252,8 +255,9 @@ def test_sent_bytes_equal_the_formula(wire, ranks, devices):
   }
 
 
-@pytest.mark.parametrize("implementation", ["reference", "tpu_interpret"])
-@pytest.mark.parametrize("route", ["all_gather", "all_to_all"])
+@pytest.mark.parametrize(("route", "implementation"), [
+  ("all_gather", "tpu_interpret"), ("all_to_all", "reference"),
+])
 def test_fused_delta_with_feedback_equals_its_definition(route, implementation):
   """Fuses a subtraction, an addition and a roundtrip into one pass."""
   axis = Axis("worker", 2, 2)
@@ -325,13 +329,12 @@ def test_outer_step_equals_optax_on_the_mean(wire):
 
 def test_error_feedback_loses_no_update():
   """The sum of decoded deltas trails the sum of deltas by one residual."""
-  wire = Wire("e3m0", BLOCK)
-  f, _ = lifted((wire,), 4, 2)
-  deltas, told, residual = 0.0, 0.0, np.zeros((4, *SHAPE), "f4")
+  wire, f = Wire("e3m0", BLOCK), program(8, 4)
+  deltas, told, residual = 0.0, 0.0, np.zeros((8, *SHAPE), "f4")
   means = 0.0
   for seed in range(30):
-    x = draw(4, seed)
-    [(mean, seen)] = f(x + residual, WEIGHTS[:4])
+    x = draw(8, seed)
+    mean, seen = f(x + residual, WEIGHTS)[wire]
     residual = x + residual - np.asarray(seen)
     deltas, told = deltas + x.astype("f8"), told + np.asarray(seen, "f8")
     means = means + np.asarray(mean, "f8")
@@ -344,22 +347,18 @@ def test_error_feedback_loses_no_update():
 @pytest.mark.parametrize("route", ["all_gather", "all_to_all"])
 def test_result_does_not_depend_on_lanes_of_another_axis(route):
   """Blocks do not cross the tensor dim: any mesh yields the same bits."""
-  wire = Wire("int4", BLOCK, route, stochastic=True)
+  # Noise per tensor rank would need a key per tensor lane: nearest here.
+  wire = Wire("int4", BLOCK, route)
   x = np.random.default_rng(3).normal(size=(4, 2, 3, 25)).astype("f4")
   found = []
-  for workers, tensors in ((1, 1), (2, 2), (4, 2), (4, 1)):
+  for workers, tensors in ((1, 1), (2, 2), (4, 1)):
     axes = {
       "worker": Axis("worker", 4, workers), "tensor": Axis("tensor", 2, tensors)
     }
     axis, mesh = axes["worker"], make_mesh(axes)
-
-    # Noise per tensor rank would need a key per tensor lane: nearest here.
-    def f(x, axis=axis):
-      nearest = Wire(wire.codec, BLOCK, route)
-      return quantize.coded_mean(x, axis, nearest, block_dims=1)[0]
-
     f = jax.jit(jax.shard_map(
-      f, mesh=mesh, in_specs=P("worker", "tensor"), out_specs=P("tensor")
+      lambda x, axis=axis: quantize.coded_mean(x, axis, wire, block_dims=1)[0],
+      mesh=mesh, in_specs=P("worker", "tensor"), out_specs=P("tensor"),
     ))
     found.append(np.asarray(f(x)))
     entries = ledger.collectives(f.lower(x), mesh)
@@ -402,7 +401,9 @@ def test_reduce_scatter_is_the_sum_of_the_decoded_slices(ranks, devices):
   slices = x.reshape(ranks, 3, ranks, 20)
   seen = slices
   if ranks > 1:
-    seen = reference.decode(reference.encode(slices, codec), 20, codec)
+    seen = jax.jit(
+      lambda x: reference.decode(reference.encode(x, codec), 20, codec)
+    )(slices)
     assert (seen != slices).any()
   total = np.zeros((3, ranks, 20), "f4")
   for one in np.asarray(seen):
@@ -435,16 +436,13 @@ def test_stochastic_rounding_needs_a_key():
     )
 
 
-@pytest.mark.parametrize(
-  ("route", "stochastic"), [("all_gather", True), ("all_to_all", False)]
-)
-def test_kernels_and_reference_send_equal_bits(route, stochastic):
+def test_kernels_and_reference_send_equal_bits():
   """Four workers on two devices, two lanes each."""
   axis = Axis("worker", 4, 2)
   x = np.random.default_rng(0).normal(size=(4, 600)).astype("f4")
   results = []
   for name in ("reference", "tpu_interpret"):
-    wire = Wire("int4", 256, route, stochastic, implementation=(name,))
+    wire = Wire("int4", 256, "all_to_all", True, implementation=(name,))
 
     def f(x, wire=wire):
       key = jax.random.key(0)
@@ -459,13 +457,6 @@ def test_kernels_and_reference_send_equal_bits(route, stochastic):
     ))(x))
   for a, b in zip(*results, strict=True):
     np.testing.assert_array_equal(a, b)
-
-
-def test_mean_without_codec_applies_weights():
-  [(mean, _)] = lifted((NONE,), 8, 4, weighted=True)[0](draw(8), WEIGHTS)
-  np.testing.assert_allclose(
-    mean, definition(draw(8), WEIGHTS), rtol=1e-5, atol=1e-5
-  )
 
 
 @pytest.mark.parametrize("wire", [NONE, BF16], ids=str)

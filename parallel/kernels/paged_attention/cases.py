@@ -69,9 +69,8 @@ class Case(NamedTuple):
 # All kernels support these pages: rows of 128 channels form whole tiles of 8
 # rows.
 CASES = {
-  "decode": Case(2, 1, 4, 2, 64, 16, 2),
-  "decode, no groups, bf16": Case(1, 1, 3, 3, 128, 16, 2, dtype="bfloat16"),
-  "window": Case(2, 6, 2, 1, 64, 16, 3, window=18),
+  "decode, no groups, bf16": Case(2, 1, 3, 3, 64, 16, 2, dtype="bfloat16"),
+  "window": Case(2, 6, 4, 2, 64, 16, 3, window=18),
   "int8": Case(1, 2, 2, 1, 128, 128, 2, stored="int8"),
   # More rows than a block, with a window that starts differently in each block.
   "blocks of rows": Case(1, 40, 16, 1, 128, 32, 2, window=20),

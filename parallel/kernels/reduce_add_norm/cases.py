@@ -43,7 +43,6 @@ class Case(NamedTuple):
 
 
 CASES = {
-  "bf16": Case(16, 128, 128, 4),
   "odd, bf16": Case(19, 33, 20, 3),
   "odd": Case(5, 7, 6, 3, "float32"),
   "all shared": Case(8, 48, 0, 8, "float32", None, 1.0),

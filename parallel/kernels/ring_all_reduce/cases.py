@@ -29,12 +29,10 @@ class Case(NamedTuple):
 
 
 CASES = {
-  "two devices, two segments": Case(2, 64, 16, 24, "float32", 2.0, 8),
   "two devices, three segments, bf16": Case(
     2, 192, 5, 3, "bfloat16", 2**0.5, 16
   ),
   "four devices": Case(4, 64, 8, 8, "float32", 2.0),
-  "eight devices": Case(8, 128, 8, 8, "float32"),
 }
 
 # Sizes on one of four devices in a training step of the 7B model.

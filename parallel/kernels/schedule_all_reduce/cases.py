@@ -54,6 +54,6 @@ def chain(n: int) -> np.ndarray:
 CASES = {
   "ring of 2": ring(2),
   "ring of 4": ring(4),
-  "recursive doubling of 8": recursive_doubling(8),
+  "recursive doubling of 4": recursive_doubling(4),
   "chain of 3": chain(3),
 }

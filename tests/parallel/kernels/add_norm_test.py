@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallel.kernels.add_norm import api, reference
+from parallel.kernels import calls
+from parallel.kernels.add_norm import api, gpu, reference, tpu
 from parallel.kernels.add_norm.cases import CASES, Case
 from tests.parallel.kernels.compare import assert_close
+from tests.parallel.kernels.limits import F2, F4, F8, assert_limit, limits
 
 KERNELS = ("tpu_interpret", "gpu_interpret")
 
@@ -57,10 +59,9 @@ def test_kernels_match_the_reference(name, implementation):
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_extreme_values(dtype, implementation):
-  """Puts each value into one row; the other rows keep their results."""
-  case = Case(9, 12, 9, dtype, 3**0.5)
+@pytest.mark.parametrize("name", ["odd", "odd, bf16"])
+def test_extreme_values_stay_in_their_rows(name, implementation):
+  case = CASES[name]
   operands, weights = draw(case)
   shared, private, *others = operands
   for row, value in enumerate((np.inf, -np.inf, np.nan, 3e38, 1e-40, 1e-20)):
@@ -75,13 +76,13 @@ def test_extreme_values(dtype, implementation):
     a, b = np.asarray(a, "f4"), np.asarray(b, "f4")
     extreme = ~(np.isfinite(a) & np.isfinite(b))
     np.testing.assert_array_equal(a[extreme], b[extreme])
-  assert_close(ours[0], theirs[0], dtype)
+  assert_close(ours[0], theirs[0], case.dtype)
   *ours, d_gain = ours[1]
   *theirs, d_gain_theirs = theirs[1]
   # A row whose squares overflow has no derivative to compare.
-  kept = np.array([4, 5, 6, 7, 8])
+  kept = np.arange(4, case.rows)
   pick = functools.partial(jax.tree.map, lambda x: x[kept])
-  assert_close(pick(ours), pick(theirs), dtype, rounds=4)
+  assert_close(pick(ours), pick(theirs), case.dtype, rounds=4)
   for row in range(3):
     assert np.isnan(np.asarray(ours[1], "f4")[row]).any()
   assert np.isnan(d_gain).any() == np.isnan(d_gain_theirs).any()
@@ -132,16 +133,6 @@ def test_reference_equals_the_textbook_formula():
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_private_scale_applies_to_private_channels_only(implementation):
-  """Includes a stream without private channels."""
-  case = Case(8, 16, 0, "float32", 2.0)
-  operands, weights = draw(case)
-  ours = outputs_and_gradients(operands, weights, case, implementation)
-  theirs = outputs_and_gradients(operands, weights, case, "reference")
-  assert_close(ours, theirs, case.dtype, rounds=4)
-
-
-@pytest.mark.parametrize("implementation", KERNELS)
 def test_kernel_supports_vmap_over_lanes(implementation):
   """Models with more ranks than devices map kernels over lanes."""
   case = CASES["odd"]
@@ -159,3 +150,50 @@ def test_kernel_supports_vmap_over_lanes(implementation):
   assert_close(
     run(implementation, *lanes), run("reference", *lanes), case.dtype
   )
+
+
+@pytest.mark.quick
+@limits([
+  (gpu.refusal, (1, 32768, F4), (1, 32769, F4), "width 32769 > 32768"),
+  (gpu.refusal, (1, 8, F2), (0, 8, F2), "no rows"),
+  (gpu.refusal, (1, 8, jnp.float16), (1, 8, F8), "dtype float64"),
+  # 16 rows: five arrays twice, and three in float32, in 8 MiB.
+  (tpu.refusal, (16, 2**19 // 52, F4), (16, 2**19 // 52 + 1, F4),
+   "16 rows do not fit 8 MB"),
+  (tpu.refusal, (99, 2**19 // 32, F2), (99, 2**19 // 32 + 1, F2),
+   "width 16385"),
+  (tpu.refusal, (1, 2**23 // 52, F4), (1, 2**23 // 52 + 1, F4), "fit"),
+  (tpu.refusal, (1, 8, F4), (0, 8, F4), "no rows"),
+  (tpu.refusal, (1, 8, F2), (1, 8, jnp.float16), "dtype"),
+])
+def test_limit_separates_supported_from_refused_operands(
+  refusal, supported, refused, reason
+):
+  assert_limit(refusal, supported, refused, reason)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("widths", "warps"), [
+  ([1], 1), ([512], 1), ([513], 2), ([2048, 2048], 8), ([2049, 2048], 16),
+  ([32768], 32), ([32768, 1], 32),
+])
+def test_programs_of_the_norm_have_512_channels_per_warp(widths, warps):
+  parts = calls.spans([np.zeros((1, w)) for w in widths])
+  assert parts == [(0, widths[0]), (widths[0], widths[-1])][: len(widths)]
+  params = gpu.params(parts, interpret=True)
+  assert params["compiler_params"].num_warps == warps
+  assert params["interpret"] is True
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("case", "forward", "backward"), [
+  # float32: 4 and 4 elements per channel; the gain, and its cotangent.
+  (Case(2, 3, 5), 4 * 4 * 16 + 32, 4 * 4 * 16 + 64),
+  (Case(2, 3, 5, private_scale=2.0), 288, 320 + 4 * 2 * 5),
+  (Case(2, 3, 5, "bfloat16"), 2 * 64 + 32, 2 * 64 + 64),
+  (Case(2, 3, 5, update=False), 2 * 4 * 16 + 32, 320),
+  (Case(2, 3, 5, private_scale=2.0, update=False), 160, 320),
+])
+def test_minimum_bytes_of_a_norm(case, forward, backward):
+  assert case.forward_bytes == forward
+  assert case.backward_bytes == backward

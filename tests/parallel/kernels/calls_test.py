@@ -38,3 +38,29 @@ def test_unchecked_call_varies_over_the_axes_of_its_operands():
   theirs = np.cumsum(x * w, axis=-1)
   np.testing.assert_array_equal(each, theirs)
   np.testing.assert_array_equal(total, theirs.reshape(2, 2, 3).sum(axis=1))
+
+
+@pytest.mark.quick
+def test_rows_and_their_shapes():
+  x, y, z = jnp.ones((2, 3, 4)), jnp.ones((2, 3, 0)), jnp.ones((2, 3, 1))
+  assert calls.leading(x) == 6
+  rows = calls.as_rows(x, z)
+  assert [r.shape for r in rows] == [(6, 4), (6, 1)]
+  back = calls.as_arrays(rows, (x, y, z))
+  assert [r.shape for r in back] == [x.shape, y.shape, z.shape]
+  sends = calls.Sends("data", 3, 5, jnp.bfloat16)
+  assert sends.metadata == {
+    "sends_over": "data", "messages": "3", "elements": "5", "dtype": "bfloat16"
+  }
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scaled_value_is_rounded_as_a_product_of_its_dtype(dtype):
+  x = jnp.asarray(np.random.default_rng(0).normal(size=50), dtype)
+  scale = float(np.asarray(3**0.5, dtype))
+  found = calls.scaled(x.astype("float32"), scale, dtype)
+  assert found.dtype == "float32"
+  wanted = x * jnp.asarray(scale, dtype)
+  np.testing.assert_array_equal(found, wanted.astype("float32"))
+  assert calls.scaled(found, 1.0, dtype) is found

@@ -7,24 +7,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallel.kernels.codec import api, threefry
-from parallel.kernels.codec.cases import CASES, Case
+from parallel.kernels.codec import api, gpu, threefry, tpu
+from parallel.kernels.codec.cases import CASES
 from parallel.kernels.codec.reference import Codec, OuterStep
+from tests.parallel.kernels.limits import assert_limit, limits
 
 KERNELS = ("tpu_interpret", "gpu_interpret")
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def run(operands, key, weights, case, implementation):
-  """Runs every operation of a case."""
+  """Runs every operation of a case: exact results, and rounded ones."""
   options = {"implementation": implementation}
   anchor, params, residual, momentum = operands
   codec, n = case.codec, case.shape[-1]
-  plain = api.encode(params, codec, key, **options)
-  delta, _ = api.encode_delta(anchor, params, codec, key, **options)
   fed, left = api.encode_delta(
     anchor, params, codec, key, residual, **options
   )
+  if codec.stochastic:  # differs in encoding only
+    return {"fed": fed}, {"left": left}
+  delta, _ = api.encode_delta(anchor, params, codec, key, **options)
   # One vector per sender, each a different shift of the first.
   many = jax.tree.map(
     lambda x: jnp.stack(
@@ -33,7 +35,7 @@ def run(operands, key, weights, case, implementation):
     delta,
   )
   exact = {
-    "plain": plain,
+    "plain": api.encode(params, codec, key, **options),
     "delta": delta,
     "fed": fed,
     "mean": api.mean(many, n, codec, **options),
@@ -85,16 +87,25 @@ def test_kernels_and_reference_send_equal_bits(name, implementation):
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-@pytest.mark.parametrize("name", ["int8", "int4", "e3m0"])
-def test_extreme_values(name, implementation):
-  case = Case((10 * 256,), Codec(name), 2)
+@pytest.mark.parametrize("name", [
+  "int8, block 128", "int4, odd, 300 rows", "e3m0",
+])
+def test_kernels_and_reference_agree_on_extreme_values(name, implementation):
+  case = CASES[name]
   (anchor, params, residual, momentum), weights = draw(case)
-  values = (np.inf, -np.inf, np.nan, 2.0**126, 1e-40, 2.0**-101, -0.0)
-  for block, value in enumerate(values):
-    params = params.at[256 * block + 7].set(value)
-  params = params.at[256 * 4 : 256 * 5].multiply(1e-38)
-  params = params.at[256 * 5 : 256 * 6].set(2.0**-101)
-  params = params.at[256 * 7 : 256 * 8].set(0)
+  block, n = case.codec.block, case.shape[-1]
+  rows = np.array(params).reshape(-1, n)
+  for i, value in enumerate(
+    (np.inf, -np.inf, np.nan, 2.0**126, 1e-40, 2.0**-101, -0.0)
+  ):
+    # The first blocks of a vector, or of rows with three blocks each.
+    row, start = (0, i * block) if len(rows) == 1 else (i // 3, i % 3 * block)
+    here = rows[row, start : start + block]
+    here *= {4: 1e-38, 6: 0.0}.get(i, 1.0)
+    if i == 5:
+      here[:] = value
+    here[7] = value
+  params = jnp.asarray(rows.reshape(case.shape), case.dtype)
   weights = weights.at[1].set(0)  # a NaN of weight zero does not contribute
   operands = (jnp.zeros_like(anchor), params, 0 * residual, momentum)
   check(case, operands, weights, implementation)
@@ -124,3 +135,70 @@ def test_refusal_gives_the_reason(codec, reason):
   key = jax.random.key(0, impl="rbg")
   chosen = api.choice((512,), Codec("int8"), ("tpu", "reference"), key=key)
   assert "rbg" in chosen.refused["tpu"]
+
+
+@pytest.mark.quick
+@limits([
+  (gpu.refusal, (Codec("int8", 16384), 1), (Codec("int8", 16386), 1),
+   "block=16386 > 16384"),
+  (gpu.refusal, (Codec("int8"), 1), (Codec("int8"), 0), "no elements"),
+  (gpu.refusal, (Codec("int8"), 2**21 - 1), (Codec("int8"), 2**21), "31 bits"),
+  (gpu.refusal, (Codec("int8"), 2**20 - 1, 8), (Codec("int8"), 2**20, 8),
+   "8 x 1048576 blocks"),
+  (gpu.refusal, (Codec("e3m0"), 1), (Codec("fp8"), 1), "codec fp8"),
+  (tpu.refusal, (Codec("int8", 128), 1), (Codec("int8", 192), 1),
+   "a multiple of 128 for 8 bits"),
+  (tpu.refusal, (Codec("e3m0", 256), 1), (Codec("e3m0", 128), 1),
+   "a multiple of 256 for 4 bits"),
+  (tpu.refusal, (Codec("int8"), 1), (Codec("int8"), 0), "no elements"),
+  # 128 blocks of float32, four arrays, and codes, all twice, in 8 MiB.
+  (tpu.refusal, (Codec("int8", 1920), 1), (Codec("int8", 2048), 1),
+   "1 x 128 blocks of 2048 do not fit 8 MB"),
+  (tpu.refusal, (Codec("int8"), 1, 112), (Codec("int8"), 1, 113), "113 x 128"),
+  (tpu.refusal, (Codec("int4"), 1, 224), (Codec("int4"), 1, 225), "225 x 128"),
+])
+def test_limit_separates_supported_from_refused_operands(
+  refusal, supported, refused, reason
+):
+  assert_limit(refusal, supported, refused, reason)
+
+
+@pytest.mark.quick
+def test_random_numbers_have_limits():
+  key = jax.random.key(0)
+  assert threefry.refusal(key, 2**32 - 1) is None
+  assert threefry.refusal(jax.random.key_data(key), 1) is None
+  assert "fewer than 2^32" in threefry.refusal(key, 2**32)
+  assert "threefry only" in threefry.refusal(jax.random.key(0, impl="rbg"), 1)
+  with jax.threefry_partitionable(False):
+    assert "partitionable is off" in threefry.refusal(key, 1)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("codec", "blocks", "rows", "warps"), [
+  # 512 elements per warp, and 4,096 per program at most.
+  (Codec("int8"), 1, 1, 1), (Codec("int8"), 100, 16, 8),
+  (Codec("int8"), 3, 4, 2), (Codec("int4"), 100, 16, 8),
+  (Codec("int8", 200), 100, 16, 8), (Codec("int8", 4096), 9, 1, 8),
+  (Codec("int8", 16384), 9, 1, 32), (Codec("int8", 2), 1, 1, 1),
+])
+def test_programs_of_the_codec_hold_whole_blocks(codec, blocks, rows, warps):
+  tile = gpu._Tile(codec, blocks)
+  assert tile.rows == rows
+  assert tile.grid == (-(-blocks // rows),)
+  assert tile.parts * tile.width == codec.block
+  params = tile.params(interpret=False)
+  assert params["compiler_params"].num_warps == warps
+  assert params["interpret"] is False
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("rows", "arrays", "groups"), [
+  (1, 4, 1), (128, 4, 1), (129, 4, 2), (300, 4, 2), (385, 4, 4),
+  (10**6, 4, 4), (10**6, 1, 8),
+])
+def test_grid_steps_of_the_codec_have_a_power_of_two_of_groups(
+  rows, arrays, groups
+):
+  """In 8 MiB, 256 channels: 4 arrays of 128 rows, twice, take 1.1 MB."""
+  assert tpu._groups(Codec("int8"), rows, 1, arrays) == groups

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from parallel.kernels.codec import reference, top_k
+from parallel.kernels.codec import reference
 from parallel.kernels.codec.reference import Codec, Encoded
 
 N, BLOCK = 100, 16  # padded to 112
@@ -255,65 +255,26 @@ def test_invalid_codecs_are_refused(values, message):
     Codec(*values)
 
 
-CHUNK, K = 64, 8
-
-
-@functools.cache
-def _top_k():
-  return (
-    jax.jit(lambda x: top_k.encode_top_k(x, CHUNK, K)),
-    jax.jit(lambda e: top_k.decode_top_k(e, 150, CHUNK)),
-  )
+@pytest.mark.quick
+def test_smallest_blocks_of_the_codec():
+  for name in reference.NAMES:
+    assert Codec(name, 2).padded(3) == 4
+    assert Codec(name, 2).num_scales(3) == 2
+  assert Codec("int8").block == 256
+  assert not Codec("int8").stochastic
+  assert [Codec(name).bits for name in reference.NAMES] == [8, 4, 4, 8]
+  with pytest.raises(ValueError, match="block=1: elements per scale must be"):
+    Codec("int8", 1)
 
 
 @pytest.mark.quick
-def test_top_k_keeps_the_largest_of_each_chunk():
-  encode, decode = _top_k()
-  x = draw(6, (2, 150))  # three chunks, the last with 22 elements
-  e = encode(x)
-  assert [(p.shape, str(p.dtype)) for p in e] == [
-    ((2, 3, K), "uint16"), ((2, 3, K // 4), "uint8"), ((2, 3, 2), "float32")
-  ]
-  out = np.asarray(decode(e))
-  for row in range(2):
-    for c in range(3):
-      part = slice(c * CHUNK, min((c + 1) * CHUNK, 150))
-      ours, theirs = out[row, part], x[row, part]
-      order = np.argsort(-np.abs(theirs))
-      np.testing.assert_array_equal(e.indices[row, c], np.sort(order[:K]))
-      expected = np.zeros_like(theirs)
-      for half in (order[: K // 2], order[K // 2 : K]):
-        expected[half] = np.sign(theirs[half]) * np.abs(theirs[half]).mean()
-      np.testing.assert_allclose(ours, expected, rtol=1e-6)
-
-
-def test_top_k_of_zeros_and_non_finite_values():
-  encode, decode = _top_k()
-  x = draw(7, (1, 150))
-  x[0, :CHUNK] = 0
-  for bad in (np.nan, np.inf):
-    x[0, CHUNK + 3] = bad
-    out = np.asarray(decode(encode(x)))[0]
-    assert not out[:CHUNK].any()
-    assert np.isnan(out[CHUNK : 2 * CHUNK]).sum() == K
-    assert np.isfinite(out[2 * CHUNK :]).all()
-
-
-def test_top_k_reaches_the_last_position_of_the_longest_chunk():
-  x = np.zeros((1, 65536), "f4")
-  x[0, [0, 7, 65534, 65535]] = [3, -5, 1, -1]
-  e = top_k.encode_top_k(x, 65536, 4)
-  np.testing.assert_array_equal(e.indices[0, 0], [0, 7, 65534, 65535])
-  out = np.asarray(top_k.decode_top_k(e, 65536, 65536))
-  np.testing.assert_array_equal(out[0, [0, 7, 65534, 65535]], [4, -4, 1, -1])
-
-
-@pytest.mark.parametrize(
-  ("chunk", "k"), [(65537, 64), (0, 4), (64, 6), (64, 68), (64, 0)]
-)
-def test_invalid_top_k_is_refused(chunk, k):
-  with pytest.raises(ValueError, match="top-k"):
-    top_k.encode_top_k(np.ones(8, "f4"), chunk, k)
+def test_floats_are_rounded_to_even_at_23_bits():
+  """Equals ``reduce_precision``; ties have the last bit set."""
+  bits = np.arange(0x3F800000, 0x3F800010, dtype="u4")
+  x = np.concatenate([bits, bits | 1 << 31]).view("f4")
+  wanted = jax.jit(lambda x: jax.lax.reduce_precision(x, 8, 22))(x)
+  np.testing.assert_array_equal(jax.jit(reference.to_23_bits)(x), wanted)
+  assert len({*np.asarray(wanted).tolist()}) == 16 + 2
 
 
 def test_rounding_to_23_bits_keeps_nan():

@@ -1,12 +1,16 @@
 """Kernels of gather_rows compared with the reference, bit for bit."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from parallel.kernels.gather_rows import api, cases, order, tpu
+from parallel.kernels.gather_rows import api, cases, gpu, order, tpu
+from tests.parallel.kernels.limits import F4, assert_limit, limits
 
 KERNELS = ("tpu_interpret", "gpu_interpret", "reference")
 
@@ -20,8 +24,8 @@ def test_kernel_equals_the_reference(kernel, name):
   ids = rng.integers(0, case.rows, case.ids).astype("i4")
   ids[:2] = 0, case.rows - 1
   chosen = api.choice(case.rows, case.width, rows.dtype, kernel)
-  stored = jax.numpy.asarray(order.stored(rows, chosen.kind))
-  found = api.gather_rows(stored, jax.numpy.asarray(ids), case.width, chosen)
+  stored = jnp.asarray(order.stored(rows, chosen.kind))
+  found = api.gather_rows(stored, jnp.asarray(ids), case.width, chosen)
   np.testing.assert_array_equal(found, rows[ids])
 
 
@@ -31,8 +35,8 @@ def test_copies_are_split_into_grid_steps(monkeypatch, width):
   monkeypatch.setattr(tpu, "_COPIES", 4)
   rows = np.random.default_rng(0).normal(size=(37, width)).astype("f4")
   ids = np.array([36, 0, 7, 7, 20, 35], "i4")
-  stored = jax.numpy.asarray(order.stored(rows, "tpu"))
-  found = tpu.gather(stored, jax.numpy.asarray(ids), width, interpret=True)
+  stored = jnp.asarray(order.stored(rows, "tpu"))
+  found = tpu.gather(stored, jnp.asarray(ids), width, interpret=True)
   np.testing.assert_array_equal(found, rows[ids])
 
 
@@ -78,3 +82,41 @@ def test_unsupported_tables_are_refused():
     chosen = api.choice(rows, 16, np.dtype(dtype), (kernel, "reference"))
     assert chosen.name == "reference"
     assert why in chosen.refused[kernel]
+
+
+@pytest.mark.quick
+@limits([
+  (gpu.refusal, (2**27 - 1, 16, F4), (2**27, 16, F4), "int32"),
+])
+def test_limit_separates_supported_from_refused_operands(
+  refusal, supported, refused, reason
+):
+  assert_limit(refusal, supported, refused, reason)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("width", "padded", "waste"), [
+  (1, 1, 2048), (3, 4, 2048 / 3), (128, 128, 16), (129, 256, 2048 / 129),
+  (2048, 2048, 1), (2049, 4096, 4096 / 2049),
+])
+def test_rows_are_padded_to_divisors_or_multiples_of_a_block(
+  width, padded, waste
+):
+  assert order.padded_width(width) == padded
+  assert order.waste(width, "tpu") == pytest.approx(waste)
+  assert order.waste(width, "gpu") == 1
+  blocks = -(-3 * padded // 2048)
+  assert order.stored_shape(3, width, "tpu") == (blocks, 8, 256)
+  assert order.stored_shape(3, width, "gpu") == (3 * width,)
+  assert order.stored_shape(3, width, "reference") == (3, width)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("width", [1, 2, 97, 98, 400])
+def test_programs_of_a_gather_have_a_warp_per_line(width):
+  """The lanes of a row with its offset in a line, at most four warps."""
+  jaxpr = str(jax.make_jaxpr(
+    functools.partial(gpu.gather, width=width)
+  )(jnp.zeros(4 * width), jnp.arange(3)))
+  lanes = 1 << (width + 31 - 1).bit_length()
+  assert f"num_warps={min(4, lanes // 32)}" in jaxpr

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallel.kernels.reduce_add_norm import api
+from parallel.kernels.reduce_add_norm import api, gpu, tpu
 from parallel.kernels.reduce_add_norm.cases import CASES, Case
 from tests.parallel.kernels.compare import assert_close
+from tests.parallel.kernels.limits import F2, F4, F8, assert_limit, limits
 
+INT8 = jnp.dtype("int8")
 KERNELS = ("tpu_interpret", "gpu_interpret")
 
 
@@ -65,9 +67,8 @@ def test_kernels_match_the_reference(name, implementation):
 
 
 @pytest.mark.parametrize("implementation", KERNELS)
-def test_extreme_values(implementation):
-  """Puts each value of one rank into a separate row."""
-  case = Case(8, 16, 8, 3, "float32")
+def test_extreme_values_of_a_rank_stay_in_their_rows(implementation):
+  case = CASES["odd"]
   (shared, private, partial, *others), weights = draw(case)
   for row, value in enumerate((np.inf, -np.inf, np.nan, 3e38, 1e-40)):
     partial = partial.at[1, row, 2].set(value)
@@ -78,17 +79,17 @@ def test_extreme_values(implementation):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_partial_blocks_are_summed_in_float32():
-  """256 + 1 rounds to 256 in bfloat16."""
-  ones = [256.0, 1.0, -256.0, 2.0**-8]
-  partial = jnp.asarray(ones, jnp.bfloat16)[:, None, None]
-  zero = jnp.zeros((1, 1), jnp.bfloat16)
+def test_sum_over_ranks_is_rounded_once_before_the_add():
+  """In bfloat16, 256 + 1 rounds to 256, but 257 + 2^-8 to 258."""
+  partial = jnp.asarray(
+    [[256.0, 1.0], [1.0, 2.0**-8], [-256.0, 0.0], [2.0**-8, 0.0]], jnp.bfloat16
+  )[:, None]
+  stream = jnp.asarray([[0.0, 256.0]], jnp.bfloat16)
   for implementation in (*KERNELS, "reference"):
-    shared, _, _ = api.reduce_add_norm(
-      zero, zero, partial, None, zero, jnp.ones(2),
-      implementation=implementation,
-    )
-    assert float(shared[0, 0]) == float(jnp.bfloat16(1 + 2.0**-8))
+    shared, _, _ = jax.jit(functools.partial(
+      api.reduce_add_norm, implementation=implementation
+    ))(stream, stream, partial, None, 0 * stream, jnp.ones(4))
+    assert shared.tolist() == [[1.0, 256.0]]
 
 
 def test_invalid_blocks_are_refused():
@@ -105,13 +106,45 @@ def test_invalid_blocks_are_refused():
   assert "registers" in chosen.refused["gpu"]
 
 
-def test_sum_over_ranks_is_rounded_before_the_add():
-  """In bfloat16, 1 + 2^-8 rounds to 1, and 256 + 1 to 256: not 258."""
-  partial = jnp.asarray([1.0, 2.0**-8], jnp.bfloat16)[:, None, None]
-  stream = jnp.full((1, 1), 256.0, jnp.bfloat16)
-  for implementation in (*KERNELS, "reference"):
-    shared, _, _ = api.reduce_add_norm(
-      stream, stream, partial, None, 0 * stream, jnp.ones(2),
-      implementation=implementation,
-    )
-    assert float(shared[0, 0]) == 256.0
+@pytest.mark.quick
+@limits([
+  (gpu.refusal, (1, 1, 0, F4, 64, F4, None),
+   (1, 1, 0, F4, 65, F4, None), "65 ranks > 64"),
+  (gpu.refusal, (1, 1, 0, F4, 1, F4, None),
+   (1, 0, 1, F4, 1, F4, None), "nothing to sum"),
+  (tpu.refusal, (1, 1, 0, F4, 1, F2, None), (0, 1, 0, F4, 1, F2, None),
+   "nothing to sum"),
+  (tpu.refusal, (1, 1, 9, F4, 1, F2, None), (1, 0, 9, F4, 1, F2, None),
+   "nothing to sum"),
+  (tpu.refusal, (1, 256, 0, F4, 1, INT8, 128), (1, 192, 0, F4, 1, INT8, 96),
+   "96 channels per scale: a multiple of 128"),
+  (tpu.refusal, (1, 128, 0, F4, 1, INT8, 128), (1, 128, 0, F4, 1, INT8, None),
+   "dtype int8"),
+  (tpu.refusal, (1, 8, 0, F2, 1, F4, None), (1, 8, 0, F8, 1, F4, None),
+   "dtype float64"),
+  # 16 rows of 1,024 + 1,024 channels: four arrays twice, three in float32, and
+  # the partial sums twice.
+  (tpu.refusal, (16, 1024, 1024, F2, 114, F2, None),
+   (16, 1024, 1024, F2, 115, F2, None), "115 x 1024 + 1024 channels"),
+  (tpu.refusal, (16, 1024, 1024, F4, 106, F2, None),
+   (16, 1024, 1024, F4, 107, F2, None), "16 rows do not fit 8 MB"),
+  # One row of 128 scales per rank as well.
+  (tpu.refusal, (16, 1024, 1024, F2, 152, INT8, 128),
+   (16, 1024, 1024, F2, 153, INT8, 128), "153 x 1024"),
+])
+def test_limit_separates_supported_from_refused_operands(
+  refusal, supported, refused, reason
+):
+  assert_limit(refusal, supported, refused, reason)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("case", "forward"), [
+  # Per row: three arrays, the private update, and the partial sums.
+  (Case(2, 4, 6, 3), 2 * (2 * 36 + 3 * 2 * 4) + 40),
+  (Case(2, 4, 6, 3, "float32"), 2 * (4 * 36 + 3 * 4 * 4) + 40),
+  (Case(2, 4, 6, 3, block=2), 2 * (2 * 36 + 3 * (4 + 8)) + 40),
+])
+def test_minimum_bytes_of_a_sum_and_norm(case, forward):
+  assert case.forward_bytes == forward
+  assert case.private_scale**2 == pytest.approx(8)

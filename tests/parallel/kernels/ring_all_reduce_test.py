@@ -11,7 +11,8 @@ import pytest
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import varying
 from parallel.kernels.ring_all_reduce import api, reference, tpu
-from parallel.kernels.ring_all_reduce.cases import CASES
+from parallel.kernels.ring_all_reduce.cases import CASES, Case
+from tests.parallel.kernels.limits import F2, F4, F8, assert_limit, limits
 from tests.parallel.kernels.races import races_found
 
 SPECS = (P(), *(P("tensor"),) * 3, P())
@@ -83,7 +84,7 @@ def test_kernel_equals_the_reference_without_races(name):
 
 
 def test_gradient_equals_that_of_psum():
-  case = CASES["two devices, two segments"]
+  case = Case(2, 64, 16, 24)
   operands = draw(case)
   results = []
   for implementation in ("tpu_interpret", "reference"):
@@ -135,3 +136,33 @@ def test_refusals_give_the_reason():
   assert api.choice(x, x, 2, names).name == "tpu"
   assert "multiple of 80" in api.choice(x, x, 5, names).refused["tpu"]
   assert "one device" in api.choice(x, x, 1, names).refused["tpu"]
+
+
+@pytest.mark.quick
+@limits([
+  (tpu.refusal, (32, 8, 8, F4, 2), (32, 8, 8, F4, 1), "one device"),
+  (tpu.refusal, (64, 8, 8, F2, 2), (32, 8, 8, F2, 2), "multiple of 64"),
+  (tpu.refusal, (96, 8, 8, F4, 3), (64, 8, 8, F4, 3), "multiple of 48"),
+  (tpu.refusal, (32, 1, 1, F4, 2), (32, 0, 1, F4, 2), "no shared"),
+  (tpu.refusal, (32, 1, 1, F4, 2), (32, 1, 0, F4, 2), "no private"),
+  (tpu.refusal, (32, 1, 1, F4, 2), (32, 1, 1, F8, 2), "float64"),
+  # 32 rows of K + K channels: 80 K bytes per row in 24 MiB.
+  (tpu.refusal, (32, 9830, 9830, F4, 2), (32, 9831, 9831, F4, 2),
+   "32 rows do not fit 24 MB"),
+])
+def test_limit_separates_supported_from_refused_operands(
+  refusal, supported, refused, reason
+):
+  assert_limit(refusal, supported, refused, reason)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("rows", "devices", "dtype", "chunk"), [
+  (32, 2, F4, 8), (64, 2, F4, 16), (96, 2, F4, 24), (192, 2, F2, 48),
+  (4096, 4, F4, 512),
+])
+def test_ring_sends_the_longest_messages_that_fit(rows, devices, dtype, chunk):
+  """A segment takes 2 n messages of rows; segments divide all rows."""
+  assert tpu.chunk_rows(rows, 8, 8, dtype, devices) == chunk
+  # At most 24 MiB: four messages of c rows of 1,024 x 80 bytes.
+  assert tpu.chunk_rows(2**13, 1024, 1024, F4, 2) == 64

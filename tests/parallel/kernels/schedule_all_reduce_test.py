@@ -14,6 +14,7 @@ from parallel.collectives import varying
 from parallel.kernels.ring_all_reduce import api as ring
 from parallel.kernels.schedule_all_reduce import api, cases, reference, tpu
 from parallel.xla import ledger
+from tests.parallel.kernels.limits import F2, F4, F8, assert_limit, limits
 from tests.parallel.kernels.races import races_found
 
 
@@ -110,8 +111,8 @@ def test_buffer_grants_go_to_the_next_sender(name):
 
 def test_lanes_call_the_kernel_sequentially():
   """A mapped grid may run on two cores, which would mix up messages."""
-  lanes, table = 3, cases.ring(4)
-  mesh = make_mesh({"tensor": Axis("tensor", 4, 4)})
+  lanes, table = 3, cases.ring(2)
+  mesh = make_mesh({"tensor": Axis("tensor", 2, 2)})
 
   def reduce(x, implementation):
     reduced = functools.partial(
@@ -123,7 +124,7 @@ def test_lanes_call_the_kernel_sequentially():
       in_specs=P("tensor"), out_specs=P("tensor"),
     )(x)
 
-  x = np.random.default_rng(0).normal(size=(4, lanes, 64, 8)).astype("f4")
+  x = np.random.default_rng(0).normal(size=(2, lanes, 32, 8)).astype("f4")
   ours = jax.jit(reduce, static_argnums=1)(x, "tpu_interpret")
   np.testing.assert_allclose(
     ours, np.broadcast_to(x.sum(0), x.shape), rtol=1e-5, atol=1e-5
@@ -132,7 +133,7 @@ def test_lanes_call_the_kernel_sequentially():
     lowering_platforms=("tpu",)
   )
   [entry] = ledger.collectives(lowered, mesh)
-  assert (entry.count, entry.bytes) == (lanes, 2 * 3 / 4 * 64 * 8 * 4)
+  assert (entry.count, entry.bytes) == (lanes, 2 * 1 / 2 * 32 * 8 * 4)
 
 
 def test_kernels_have_a_barrier_per_axis():
@@ -158,3 +159,41 @@ def test_kernels_have_a_barrier_per_axis():
   )).trace(x).lower(lowering_platforms=("tpu",))
   numbers = re.findall(r"collective_id\\?22?\W+(\d+)", lowered.as_text())
   assert len(numbers) == len(set(numbers)) == 4
+
+
+@pytest.mark.quick
+@limits([
+  (tpu.refusal, (8, 1, F4, 1), (0, 1, F4, 1), "0 rows"),
+  (tpu.refusal, (16, 1, F2, 1), (8, 1, F2, 1), "a multiple of 16"),
+  (tpu.refusal, (24, 1, F4, 3), (32, 1, F4, 3), "a multiple of 24"),
+  (tpu.refusal, (8, 1, F4, 1), (8, 1, F8, 1), "dtype float64"),
+  # 8 rows of 4 (4 + 3) + 8 bytes per channel in 8 MiB.
+  (tpu.refusal, (8, 2**20 // 36, F4, 1), (8, 2**20 // 36 + 1, F4, 1),
+   "8 rows do not fit 8 MB"),
+])
+def test_limit_separates_supported_from_refused_operands(
+  refusal, supported, refused, reason
+):
+  assert_limit(refusal, supported, refused, reason)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("rows", "chunks", "dtype", "sent"), [
+  (32, 4, F4, 8), (64, 4, F4, 16), (96, 4, F4, 24), (192, 4, F2, 48),
+  (4096, 8, F4, 512),
+])
+def test_kernel_sends_the_longest_messages_that_fit(rows, chunks, dtype, sent):
+  """A segment has a message of rows per chunk; segments divide all rows."""
+  assert tpu._chunk_rows(rows, 8, dtype, chunks) == sent
+  # At most 8 MiB: c rows of 1,024 x 36 bytes.
+  assert tpu._chunk_rows(2**13, 1024, F4, 1) == 128
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("table", [
+  np.zeros((2, 3), np.int32), np.zeros((1, 2, 5), np.int32),
+  np.zeros((1, 2, 4), np.int64),
+])
+def test_arrays_that_are_no_tables_are_refused(table):
+  with pytest.raises(ValueError, match=r"must be int32 \[rounds, devices, 4\]"):
+    reference.senders(table)
