@@ -134,7 +134,7 @@ def test_sgd_equals_its_equation():
 @pytest.mark.parametrize(("momentum", "copies"), [(0.0, 0), (0.5, 1)])
 def test_sgd_without_momentum_keeps_no_copy_of_the_parameters(momentum, copies):
   optimizer = sections.choose(
-    "optimizer", OPTIMIZERS, {"name": "sgd", "momentum": momentum}, 9, None
+    "optimizer", OPTIMIZERS, {"name": "sgd", "momentum": momentum}, 99, None
   ).optimizer
   state = optimizer.init({"w": jnp.zeros((2, 3))})
   shapes = [x.shape for x in jax.tree.leaves(state)]
