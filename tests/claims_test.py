@@ -170,6 +170,9 @@ def _parse(script: str, arguments: Sequence[str]) -> None:
     for flag in modules.get(module, ()):
       if flag.name != "config":
         values[flag.name] = copy.deepcopy(flag)
+  for name in uses:  # shared by scripts in a further module
+    if name not in values:
+      values[name] = copy.deepcopy(flags.FLAGS[name])
   argv = [script, *arguments]
   for name, value in defaults.items():
     if not any(re.match(rf"--?{name}(=|$)", a) for a in arguments):

@@ -42,10 +42,11 @@ def build(source, folder):
 
 
 def contents(wheel):
-  return {
-    name: zipfile.ZipFile(wheel).read(name)
-    for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name
-  }
+  with zipfile.ZipFile(wheel) as archive:
+    return {
+      name: archive.read(name)
+      for name in archive.namelist() if ".dist-info/" not in name
+    }
 
 
 @pytest.fixture(scope="module")
@@ -138,20 +139,13 @@ print(caatnet.__file__, parallel.__file__)
 
 
 def test_run_outside_of_a_checkout(installed):
-  """Trains, resumes and evaluates."""
+  """Trains, and evaluates the stored run."""
   train = installed("caatnet", "train", *TINY, "--config.train.num_steps=2")
   assert "\nevaluate: caatnet evaluate --workdir=run" in train.stdout
-  installed("caatnet", "train", *TINY, "--config.train.num_steps=4")
-  resumed = [
-    json.loads(line)
-    for line in (installed.folder / "run/metrics.jsonl").read_text().split("\n")
-    if line
-  ]
-  assert max(line["step"] for line in resumed) == 4
   facts = json.loads((installed.folder / "run/environment.json").read_text())
   assert facts["commit"] == "unknown"
   evaluated = installed("caatnet", "evaluate", "--workdir=run", "--json")
-  assert json.loads(evaluated.stdout)["step"] == 4
+  assert json.loads(evaluated.stdout)["step"] == 2
 
 
 def test_prediction_outside_of_a_checkout(installed):

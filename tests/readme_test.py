@@ -2,10 +2,8 @@
 
 import html
 import json
-import os
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
 
@@ -13,7 +11,7 @@ from PIL import Image
 import pytest
 
 from docs import draw
-from tests.claims_test import run_arguments
+from tests.claims_test import faults
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -107,22 +105,7 @@ def test_every_command_can_be_parsed():
   assert scripts >= {
     "train", "evaluate", "sweep", "compile", "simulate", "benchmark"
   }
-  for command in commands():
-    _, _, module, *flags = shlex.split(command)
-    uses, _, _ = run_arguments(module.removeprefix("launch."))
-    parse = (
-      f"import sys, {module}; from launch import options; "
-      f"options._parse(sys.argv, {uses}, ())"
-    )
-    result = subprocess.run(
-      [sys.executable, "-c", parse, *flags],
-      cwd=ROOT,
-      env=os.environ | {"PYTHONPATH": str(ROOT)},
-      capture_output=True,
-      text=True,
-      check=False,
-    )
-    assert result.returncode == 0, f"{command}\n{result.stderr}"
+  assert faults("\n".join(f"    {command}" for command in commands())) == []
 
 
 def description(path: pathlib.Path) -> object:

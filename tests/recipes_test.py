@@ -107,7 +107,7 @@ def tree(tmp_path_factory):
       else:
         shutil.copytree(
           path, tree / path.name,
-          ignore=shutil.ignore_patterns("__pycache__", "recipes_test.py"),
+          ignore=shutil.ignore_patterns("recipes_test.py"),
         )
   for recipe in RECIPES:
     for place, block in read(recipe)[2].items():
@@ -134,20 +134,20 @@ def run(tree, *arguments):
   return done.stdout
 
 
-def test_tree_with_new_parts_passes_structural_tests(tree):
-  run(tree, "ruff", "check", "--quiet", ".")
-  run(tree, "pytest", "-q", "-x", "-p", "no:cacheprovider", *RULES)
-
-
-def test_new_parts_inherit_the_properties_of_their_kind(tree):
+def test_tree_with_new_parts_passes_its_tests(tree):
+  """New parts inherit the tested properties of their kind."""
   names, tests, found = [], [], places()
   for path in RECIPES:
     kind, name, _ = read(path)
     names.append(name)
     tests += found[kind][1]
+  run(tree, "ruff", "check", "--quiet", ".")
+  structural = [pathlib.Path(rule).name for rule in RULES]
   report = run(
     tree, "pytest", "-v", "-x", "-p", "no:cacheprovider", "-k",
-    " or ".join(names), *dict.fromkeys(tests),
+    " or ".join([*structural, *names]), *dict.fromkeys([*RULES, *tests]),
   )
   for name in names:
     assert re.search(rf"\[.*{name}.*\] PASSED", report), name
+  for rule in RULES:
+    assert re.search(rf"^{rule}::.* PASSED", report, re.M), rule

@@ -213,19 +213,20 @@ def test_a_record_changes_one_claim(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("arguments", "code", "message"),
+  ("program", "arguments", "code", "message"),
   [
-    ((), 2, "error: name claims"),
-    (("99.1",), 2, "error: no claim or paper '99.1'"),
-    (("1.2",), 0, "skipped 1.2: "),
-    (("1.2", "--budgt=1"), 2, "did you mean --budget?"),
+    (("launch.reproduce",), (), 2, "error: name claims"),
+    (("launch.reproduce",), ("99.1",), 2, "error: no claim or paper '99.1'"),
+    (("caatnet", "reproduce"), ("1.2",), 0, "skipped 1.2: "),
+    (("caatnet", "reproduce"), ("1.2", "--budgt=1"), 2,
+     "did you mean --budget?"),
   ],
 )
-def test_the_command_line(arguments, code, message):
-  for program in (["launch.reproduce"], ["caatnet", "reproduce"]):
-    ended = subprocess.run(
-      [sys.executable, "-m", *program, *arguments], cwd=ROOT, text=True,
-      capture_output=True, check=False,
-    )
-    assert ended.returncode == code, ended.stderr
-    assert message in ended.stdout + ended.stderr
+def test_the_command_line(program, arguments, code, message):
+  """Scripts and the command ``caatnet`` take the same arguments."""
+  ended = subprocess.run(
+    [sys.executable, "-m", *program, *arguments], cwd=ROOT, text=True,
+    capture_output=True, check=False,
+  )
+  assert ended.returncode == code, ended.stderr
+  assert message in ended.stdout + ended.stderr

@@ -29,7 +29,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     config.even, config.seeds = False, (1,)
     config.models = ("3.1B",)
     config.batch_size = 32
-    config.choosers = ("rule", "megatron", "trials", "amp", "pipette", "same")
+    config.choosers = ("rule", "megatron", "trials", "amp", "pipette")
     config.annealed, config.steps = 2, 50
   return config
 

@@ -1,8 +1,5 @@
 """Graphs written by launch.graph."""
 
-import subprocess
-import sys
-
 import pytest
 
 from caatnet.config import sections
@@ -26,33 +23,31 @@ def test_every_source_builds_with_its_keys(tmp_path, name):
       sections.choose(*arguments)
 
 
-def _command(output):
-  return subprocess.run(
-    [sys.executable, "-m", "launch.graph",
-     "--config=configs/graphs/source.py:rmat", f"--output={output}",
-     "--config.graph.scale=5", "--config.graph.num_edges=40"],
-    capture_output=True, text=True,
+def _command(launch, output):
+  return launch(
+    "graph", "--config=configs/graphs/source.py:rmat", f"--output={output}",
+    "--config.graph.scale=5", "--config.graph.num_edges=40",
   )
 
 
-def test_existing_graph_is_not_overwritten(tmp_path):
+def test_existing_graph_is_not_overwritten(launch, tmp_path):
   output = tmp_path / "graph"
-  first = _command(output)
+  first = _command(launch, output)
   assert first.returncode == 0, first.stderr
   assert f"--config.data.path={output}" in first.stdout
   before = open_graph(output)
-  again = _command(output)
+  again = _command(launch, output)
   assert again.returncode == 2
   assert "exists; remove it" in again.stderr
   assert open_graph(output).meta == before.meta
 
 
-def test_graph_is_complete_or_absent(tmp_path):
+def test_graph_is_complete_or_absent(launch, tmp_path):
   """Ignores the partial folder of a killed writer."""
   output = tmp_path / "graph"
   left = tmp_path / ".graph.partial"
   left.mkdir()
   (left / "indices.npy").write_bytes(b"half")
-  assert _command(output).returncode == 0
+  assert _command(launch, output).returncode == 0
   assert open_graph(output).num_edges
   assert [path.name for path in tmp_path.iterdir()] == ["graph"]

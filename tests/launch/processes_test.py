@@ -25,9 +25,9 @@ from tests.caatnet.train.swarm_test import coordinator
 
 ROOT = pathlib.Path(__file__).parents[2]
 JOIN = """
-import sys, time
+import os, sys, time
 from launch import processes
-processes.HEARTBEAT_S = 10
+processes.HEARTBEAT_S = int(os.environ["HEARTBEAT_S"])
 processes.initialize(sys.argv[1], 2, int(sys.argv[2]))
 print("joined", flush=True)
 """
@@ -66,14 +66,14 @@ STREAMING = "outer.overlap=(2,) outer.pieces=1 outer.fragment_layers=1"
 
 
 @contextlib.contextmanager
-def pair_of(script, *args):
+def pair_of(script, *args, heartbeat_s=10):
   """Starts two processes, and kills them at the end."""
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{free.getsockname()[1]}"
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-    "JAX_NUM_CPU_DEVICES": "1",
+    "JAX_NUM_CPU_DEVICES": "1", "HEARTBEAT_S": str(heartbeat_s),
   }
   pair = [
     subprocess.Popen(
@@ -122,7 +122,7 @@ def test_workers_on_two_processes_train_and_stop_as_one(tmp_path):
 @pytest.mark.rotated(2)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_death_of_a_process_ends_the_other_with_one_line(victim):
-  with pair_of(WAIT) as pair:
+  with pair_of(WAIT, heartbeat_s=2) as pair:
     for process in pair:
       assert process.stdout.readline() == "joined\n"
     pair[victim].kill()

@@ -1,9 +1,5 @@
 """From text to tokenizer, run, resumed run and evaluation."""
 
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
 from caatnet.config import experiments
@@ -14,7 +10,6 @@ from caatnet.train.checkpoint import export
 from caatnet.train.evaluate import make_evaluate
 from configs.caatnet import bpe as config
 
-ROOT = pathlib.Path(__file__).parents[2]
 SMALL = (
   "model.num_layers=1 parallel.tensor=1 model.vocab_size=300 "
   "data.validation_percent=40.0 data.validation_windows=8 "
@@ -22,13 +17,9 @@ SMALL = (
 )
 
 
-def launch(keys):
-  return subprocess.run(
-    [sys.executable, "-m", "launch.tokenizer",
-     "--config=configs/caatnet/bpe.py:test",
-     *(f"--config.{key}" for key in keys.split())],
-    cwd=ROOT, capture_output=True, text=True, check=False,
-  )
+def flags(keys):
+  return ["--config=configs/caatnet/bpe.py:test",
+          *(f"--config.{key}" for key in keys.split())]
 
 
 def train(workdir, keys):
@@ -38,18 +29,20 @@ def train(workdir, keys):
   )
 
 
-def test_smaller_vocabulary_than_requested_is_explained(tmp_path):
+def test_smaller_vocabulary_than_requested_is_explained(launch, tmp_path):
   text, folder = tmp_path / "text", tmp_path / "made"
   text.mkdir()
   for name in "abcdefgh":
     (text / f"{name}.txt").write_text("to be or not to be\n" * 9 + name)
-  ended = launch(f"{SMALL} data.path={text} data.tokenizer={folder}")
+  ended = launch(
+    "tokenizer", *flags(f"{SMALL} data.path={text} data.tokenizer={folder}")
+  )
   assert ended.returncode == 0, ended.stderr
   # 256 bytes, the separator, and 9 merges.
   assert "\n266 tokens, not 300: in the words of the training" in ended.stdout
 
 
-def test_tokenizer_is_trained_used_kept_and_required(tmp_path):
+def test_tokenizer_is_trained_used_kept_and_required(launch, tmp_path):
   text, folder = tmp_path / "text", tmp_path / "made"
   text.mkdir()
   for number in range(12):
@@ -58,7 +51,7 @@ def test_tokenizer_is_trained_used_kept_and_required(tmp_path):
       + f"a part has only {'qxz'[number % 3] * 9}\n" * 9
     )
   keys = f"data.path={text} data.tokenizer={folder}"
-  ended = launch(f"{SMALL} {keys}")
+  ended = launch("tokenizer", *flags(f"{SMALL} {keys}"))
   assert ended.returncode == 0, ended.stderr
   documents = sources.load_documents(str(text), 40.0)
   files = bpe.trained((x.decode() for x in documents.train), 300)

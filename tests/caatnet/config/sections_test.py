@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -128,6 +129,16 @@ def test_sgd_equals_its_equation():
   keys = {"name": "sgd", "momentum": 0.5}
   assert second_step(keys, False) == pytest.approx(-0.25 * (0.5 * 1 + 2))
   assert second_step(keys) == pytest.approx(-0.25 * (0.5 * 1.5 + 2.5))
+
+
+@pytest.mark.parametrize(("momentum", "copies"), [(0.0, 0), (0.5, 1)])
+def test_sgd_without_momentum_keeps_no_copy_of_the_parameters(momentum, copies):
+  optimizer = sections.choose(
+    "optimizer", OPTIMIZERS, {"name": "sgd", "momentum": momentum}, 99, None
+  ).optimizer
+  state = optimizer.init({"w": jnp.zeros((2, 3))})
+  shapes = [x.shape for x in jax.tree.leaves(state)]
+  assert shapes.count((2, 3)) == copies
 
 
 def test_each_projection_has_its_own_fraction():
