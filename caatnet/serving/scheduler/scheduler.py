@@ -64,10 +64,12 @@ class Scheduler:
     self.swapping = Swapping(limits, pages, host, costs, self.counts)
     self._requests: dict[int, Request] = {}
     self._deadlines: list[tuple[float, int]] = []
+    self._used_keys: dict[object, int] = {}
     self._short = False
     self._chunks: list[Chunk] = []
     # Hooks that the policy does not override are not called.
     own, base = type(policy), Policy
+    self._keyed = own.batch_key is not base.batch_key
     self._displacing = own.displaces is not base.displaces
     self._charged = own.served is not base.served
     self._hashing = own.published is not base.published
@@ -119,6 +121,7 @@ class Scheduler:
     self._expire(now)
     self._short = False
     decodes, reading = self.running.ready()
+    decodes = self._batch(decodes)
     epochs = self.running.epochs[decodes]
     without = self._grow(decodes)
     # Decodes first: each reads one token of the budget.
@@ -153,6 +156,16 @@ class Scheduler:
       if len(chunks) < count and longest <= length:
         return min(length, budget)
     return 0
+
+  def _batch(self, decodes: np.ndarray) -> np.ndarray:
+    """Keeps the decodes of one batch key, the least recently used one."""
+    if not self._keyed or not len(decodes):
+      return decodes
+    requests = [self.running.requests[slot] for slot in decodes.tolist()]
+    keys = [self.policy.batch_key(request) for request in requests]
+    chosen = min(keys, key=lambda key: self._used_keys.get(key, -1))
+    self._used_keys[chosen] = self.counts.steps
+    return decodes[[key == chosen for key in keys]]
 
   def _grow(self, decodes: np.ndarray) -> list[int]:
     """Allocates a page to each decode whose last page is full.
@@ -252,6 +265,7 @@ class Scheduler:
         budget -= self._read_on(request, room, chunks)
       else:
         self.swapping.arrived_later(request)
+    key = self.policy.batch_key
     while room := self._room(budget, chunks):
       taken = len(self.running) + self.swapping.num_arriving
       free = taken < self.limits.slots
@@ -261,6 +275,8 @@ class Scheduler:
       if request is None or request.num_pending:
         return
       if not free and not self.policy.displaces(request, self.running):
+        return
+      if self._keyed and chunks and key(request) != key(chunks[0].request):
         return
       plan = self.swapping.plan(request)
       if plan is None:

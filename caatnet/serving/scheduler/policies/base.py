@@ -1,8 +1,9 @@
 """Interface of scheduling policies: admission order and preemption victims.
 
-A policy owns the queue of requests that are not running. It answers two
-questions: the next request to admit (`peek`), and the running request to
-preempt (`victim`, `displaces`). The scheduler does everything else.
+A policy owns the queue of requests that are not running. It answers three
+questions: the next request to admit (`peek`), the running request to preempt
+(`victim`, `displaces`), and which requests may share a step (`batch_key`). The
+scheduler does everything else.
 """
 
 from collections.abc import Hashable, Sequence
@@ -45,6 +46,11 @@ class Policy:
     """Makes an empty queue."""
     self._heap: list[tuple[Any, int, Request]] = []
     self._entries: dict[int, tuple[Any, int, Request]] = {}
+
+  def batch_key(self, request: Request) -> Hashable:
+    """Returns a value that all requests of a step must share."""
+    del request
+    return None
 
   def victim(self, running: Running) -> Request:
     """Returns the request to preempt when pages are short: the last one."""
