@@ -16,7 +16,7 @@ Shape legend: S = sequences, N V = vocabulary of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -167,3 +167,37 @@ Settings = dataclasses.make_dataclass(
   ],
   frozen=True, kw_only=True, namespace={"__module__": __name__},
 )
+
+
+def recommended(generation: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the sampling parameters that a model's publisher recommends.
+
+  Without a recommendation: temperature 0.8 and top-p 0.95, since greedy
+  decoding of small models repeats itself.
+
+  Args:
+    generation: Contents of the model's ``generation_config.json``.
+
+  Raises:
+    ValueError: A recommended value is not a number.
+
+  Example:
+    >>> recommended({"temperature": 0.6, "top_p": 0.9, "eos_token_id": 2})
+    {'temperature': 0.6, 'top_p': 0.9}
+    >>> recommended({"do_sample": False})  # greedy
+    {'temperature': 0.0}
+    >>> recommended({})
+    {'temperature': 0.8, 'top_p': 0.95}
+  """
+  if generation.get("do_sample") is False:
+    return {"temperature": 0.0}
+  found = {
+    name: generation[name] for name in ("temperature", *FILTERS)
+    if generation.get(name) is not None
+  }
+  for name, value in found.items():
+    if isinstance(value, bool) or not isinstance(value, int | float):
+      raise ValueError(f"generation_config.json has {name}={value!r}")
+  if not found and "do_sample" not in generation:
+    return {"temperature": 0.8, "top_p": 0.95}
+  return {"temperature": 1.0} | found
