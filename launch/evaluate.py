@@ -8,7 +8,6 @@ r"""Evaluates a run's checkpoint, on any number of devices.
 The last command needs the extra `eval`.
 """
 
-import json
 import pathlib
 
 from absl import flags
@@ -31,7 +30,7 @@ def main() -> None:
     if value not in (None, ""):
       raise ValueError(f"--{name} has no effect on evaluate without --tasks")
   from caatnet.config import experiments
-  from caatnet.show import pictures, tables
+  from caatnet.show import pictures, results, tables
   from caatnet.train import evaluate
   from caatnet.train.checkpoint import export
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
@@ -42,7 +41,8 @@ def main() -> None:
     params, dataset.validation
   )
   if FLAGS.json:
-    print(json.dumps(tables.evaluation_dict(result, data, dataset, step)))
+    found = tables.evaluation_dict(result, data, dataset, step)
+    print(results.to_json(found))
   else:
     tables.print_evaluation(result, data, dataset, step)
   if FLAGS.plot:
@@ -56,7 +56,7 @@ def main() -> None:
 def on_tasks() -> None:
   from caatnet.config import responses
   from caatnet.interop import harness
-  from caatnet.show import tables
+  from caatnet.show import results, tables
 
   if FLAGS.plot:
     raise ValueError(f"--plot={FLAGS.plot} has no effect with --tasks")
@@ -65,7 +65,7 @@ def on_tasks() -> None:
     FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
   )
   found = {"step": step} | harness.evaluate(made, FLAGS.tasks, FLAGS.limit)
-  print(json.dumps(found)) if FLAGS.json else tables.print_tasks(found)
+  print(results.to_json(found)) if FLAGS.json else tables.print_tasks(found)
 
 
 if __name__ == "__main__":
