@@ -4,16 +4,14 @@
   python -m launch.generate --workdir=runs/tiny --prompt_file=prompts.jsonl \
     --temperature=0.8 --top_p=0.95 --json --config.inference.batch=32
 
-Temperature and filters that no flag sets are those of the model's
-generation_config.json, or temperature 0.8 and top-p 0.95; --temperature=0
-decodes greedily. The text of a single prompt is streamed; the text of several
-is printed at the end. Ctrl-C ends generation, prints the text so far and exits
-with code 130. Throughput is printed on stderr.
+Defaults of sampling are those of the model's generation_config.json, otherwise
+temperature 0.8 and top-p 0.95. A single text is streamed, several are printed
+at the end; Ctrl-C ends early with code 130. Throughput is printed on stderr.
 """
 
 from absl import flags
 
-from caatnet.inference.filters import FILTERS, recommended
+from caatnet.inference.filters import FILTERS, chosen
 from launch import options
 
 FLAGS = flags.FLAGS
@@ -47,8 +45,7 @@ def main() -> int:
   texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
   tokens = tokenizer.load(FLAGS.workdir)
   given = {name: FLAGS[name].value for name in ("temperature", *FILTERS)}
-  given = {name: value for name, value in given.items() if value is not None}
-  drawing = recommended(tokens.generation) | given
+  drawing = chosen(given, tokens.generation)
   with naming("--", ("max_tokens", "stop", "seed", *drawing), ""):
     ends = stops.Stops(
       FLAGS.max_tokens, frozenset(tokens.stop_ids), tuple(FLAGS.stop)

@@ -58,7 +58,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What a simulation of a log depends on.
+  """Log, model, profile and options of a simulation.
 
   Attributes:
     log: The log.
@@ -86,7 +86,7 @@ class Setting:
 
 
 def setting(config: Mapping[str, Any]) -> Setting:
-  """Returns what a config describes, completed from the log.
+  """Returns the setting of a config, completed from the log.
 
   Raises:
     ValueError: A file is missing or damaged, or the model is not known.

@@ -1,4 +1,4 @@
-"""Logs of vLLM, and measured times of its operations, in LLMServingSim's format.
+"""Logs of vLLM and profiles of its operations, in LLMServingSim's format.
 
 The format is that of casys-kaist/LLMServingSim. The folder of a log has
 ``requests.jsonl``, ``timeseries.csv``, ``config.json`` and, in newer logs,
@@ -259,7 +259,7 @@ def model_of(log: Log, sizes: Mapping[str, int]) -> Transformer:
 
 
 def num_pages(log: Log, model: Transformer, ranks: int, page_size: int) -> int:
-  """Returns the number of pages that fit beside the weights.
+  """Returns the number of pages that fit in memory together with the weights.
 
   LLMServingSim sets the memory of a log so that this is the number of vLLM.
   """

@@ -145,7 +145,7 @@ def test_stop_ids_and_separator_are_read_from_config_files(
 def test_stop_ids_of_the_model_apply_if_generation_config_has_none(
   tmp_path, generation, model, stop
 ):
-  """As in transformers; eos_token is one token, a model may have several."""
+  """A model may have several; ``eos_token`` is one. transformers agrees."""
   files = llama_files() | {
     "tokenizer_config.json": json.dumps({"eos_token": "</s>"}),
     "config.json": json.dumps(model),

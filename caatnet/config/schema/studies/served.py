@@ -283,7 +283,7 @@ class VLLMLog(Study):
     )
     page_size: int = field(16, "Positions of a page of the cache.", COUNT)
     pages: int = field(
-      0, "Pages of the cache; 0 for those that fit beside the weights.",
+      0, "Pages of the cache; 0 for those that fit after the weights.",
       COUNT_OR_NONE,
     )
     reuse: bool = field(True, "Whether requests share pages of prefixes.")
