@@ -84,7 +84,11 @@ class Tokenizer(Protocol):
     """Returns an incremental decoder."""
     ...
 
-  def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+  def chat(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None = None,
+  ) -> str:
     """Renders a conversation as the prompt for the assistant's next message.
 
     The prompt is complete: `start_ids` must not be prepended.
@@ -92,6 +96,7 @@ class Tokenizer(Protocol):
     Args:
       messages: The messages, each with a "role", such as "user", and a
         "content".
+      options: Further variables of the template, such as ``enable_thinking``.
 
     Raises:
       ValueError: If the tokenizer has no chat template, or its template rejects
@@ -128,7 +133,11 @@ class Bytes:
   def stream(self) -> Stream:
     return ByteStream()
 
-  def chat(self, messages: Sequence[Mapping[str, Any]]) -> NoReturn:
+  def chat(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None = None,
+  ) -> NoReturn:
     raise ValueError("bytes have no chat template: the run has no tokenizer")
 
 
@@ -213,10 +222,15 @@ class LibraryTokenizer:
   def stream(self) -> Stream:
     return TokenStream(self._library, self._special_ids)
 
-  def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+  def chat(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None = None,
+  ) -> str:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     return chat.written(
-      self._template(), messages, {name: self._special(name) for name in names}
+      self._template(), messages,
+      {name: self._special(name) for name in names}, options,
     )
 
   @contextlib.contextmanager

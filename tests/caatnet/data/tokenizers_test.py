@@ -277,6 +277,29 @@ def test_template_has_the_functions_of_transformers(monkeypatch):
   }
 
 
+@pytest.mark.parametrize(("template", "expected"), [
+  ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "<a>!"),
+  ("{% if tools is not none %}{{ tools | length }}{% endif %}.", "."),
+  ("{{ messages[0] | tojson(separators=(',', ':'), sort_keys=True) }}",
+   '{"content":"<a>","role":"user"}'),
+  ("{{ messages[0].content | tojson(ensure_ascii=True) }}", '"<a>"'),
+  ("{{ enable_thinking is defined and not enable_thinking }}", "True"),
+])
+def test_template_renders_as_in_transformers(template, expected):
+  """The language of templates is that of transformers."""
+  pytest.importorskip("jinja2")
+  messages = [{"role": "user", "content": "<a>"}]
+  options = {"enable_thinking": False}
+  assert talking(template).chat(messages, options) == expected
+
+
+def test_option_cannot_replace_the_conversation():
+  pytest.importorskip("jinja2")
+  for name in ("messages", "add_generation_prompt", "bos_token"):
+    with pytest.raises(ValueError, match=f"^{name} is no option"):
+      talking(TEMPLATE).chat([], {name: []})
+
+
 # Training ---------------------------------------------------------------------
 
 
