@@ -187,7 +187,7 @@ def _json_lines(
   for number, line in enumerate(lines, 1):
     try:
       yield number, json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
       raise ValueError(f"{path}, line {number}: {error}") from error
 
 
@@ -197,6 +197,13 @@ def _count(row: _Row, key: str, least: int = 1) -> int:
   if value < least:
     raise ValueError(f"{key}={value} must be at least {least}")
   return value
+
+
+def _strict_count(row: _Row, key: str, least: int = 1) -> int:
+  """Returns an integer of JSON: not a text, a truth value or a float."""
+  if type(row[key]) is not int:
+    raise ValueError(f"{key}={row[key]!r} must be an integer")
+  return _count(row, key, least)
 
 
 def _seconds(value: object) -> float:
@@ -230,8 +237,8 @@ def _burst(row: _Row, number: int) -> Arrival | None:
 
 def _mooncake(row: _Row, number: int) -> Arrival:
   """Parses a line of Mooncake's traces, whose timestamps are in ms."""
-  prompt, ids = _count(row, "input_length"), row["hash_ids"]
-  if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
+  prompt, ids = _strict_count(row, "input_length"), row["hash_ids"]
+  if not isinstance(ids, list) or not all(type(i) is int for i in ids):
     raise ValueError("hash_ids must be a list of integers")
   if len(ids) != -(-prompt // MOONCAKE_BLOCK):
     raise ValueError(
@@ -240,7 +247,8 @@ def _mooncake(row: _Row, number: int) -> Arrival:
     )
   return Arrival(
     number, _seconds(row["timestamp"]) / 1e3, prompt,
-    _count(row, "output_length"), blocks=tuple(ids), block_size=MOONCAKE_BLOCK,
+    _strict_count(row, "output_length"), blocks=tuple(ids),
+    block_size=MOONCAKE_BLOCK,
   )
 
 

@@ -16,13 +16,15 @@ import gzip
 import json
 import math
 import pathlib
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 import yaml
 
 from caatnet.checks import one_of
 from caatnet.serving.engine.times import AllReduces, Attention, Profile
+from parallel.schema import Count, NotNegative, OpenSchema, Positive, parse
 from parallel.workload import Transformer
 
 SOURCE = "casys-kaist/LLMServingSim (MIT licence)"
@@ -45,12 +47,46 @@ _ONCE = ("embedding", "final_layernorm")
 _PER_SEQUENCE = ("lm_head", "sampler")
 # vLLM's defaults, for logs without ``meta.json``.
 _SLOTS, _TOKENS = 256, 2048
-_REQUEST = {
-  "input_toks": "input_tokens", "output_toks": "output_tokens",
-  "queued_ts": "queued_s", "scheduled_ts": "scheduled_s",
-  "first_token_ts": "first_token_s", "last_token_ts": "last_token_s",
-}
 _POINT = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+
+
+class _Memory(OpenSchema):
+  mem_size: Positive  # GiB
+  mem_util: Positive
+
+
+class _Instance(OpenSchema):
+  model_name: str
+  tp_size: Count
+  npu_mem: _Memory
+
+
+class _Node(OpenSchema):
+  instances: Annotated[list[_Instance], Field(min_length=1)]
+
+
+class _Cluster(OpenSchema):
+  link_bw: Positive  # GB/s
+  link_latency: NotNegative  # ns
+  nodes: Annotated[list[_Node], Field(min_length=1)]
+
+
+class _Engine(OpenSchema):
+  max_num_seqs: Count
+  max_num_batched_tokens: Count
+
+
+class _Meta(OpenSchema):
+  engine_kwargs: _Engine
+
+
+class _Request(OpenSchema):
+  input_toks: Count
+  output_toks: Annotated[int, Field(ge=2)]  # time per output token needs two
+  queued_ts: NotNegative
+  scheduled_ts: NotNegative
+  first_token_ts: NotNegative
+  last_token_ts: NotNegative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,26 +146,19 @@ def load(name: str) -> Log:
   with _reading(folder, "timeseries.csv") as text:
     series = _columns(text)
   with _reading(folder, "config.json") as text:
-    cluster = json.loads(text)
-    instance = cluster["nodes"][0]["instances"][0]
-    memory = instance["npu_mem"]
-    facts = {
-      "model": str(instance["model_name"]),
-      "ranks": _count(instance["tp_size"]),
-      "memory_bytes": float(memory["mem_size"]) * float(memory["mem_util"])
-      * 2**30,
-      "link_bandwidth": float(cluster["link_bw"]) * 1e9,
-      "link_latency_s": float(cluster["link_latency"]) * 1e-9,
-    }
-  limits = {"slots": _SLOTS, "tokens": _TOKENS}
+    cluster = parse(_Cluster, text)
+  instance = cluster.nodes[0].instances[0]
+  memory = instance.npu_mem
+  slots, tokens = _SLOTS, _TOKENS
   if _exists(folder, "meta.json"):
     with _reading(folder, "meta.json") as text:
-      meta = json.loads(text)
-      limits = {
-        "slots": _count(meta["engine_kwargs"]["max_num_seqs"]),
-        "tokens": _count(meta["engine_kwargs"]["max_num_batched_tokens"]),
-      }
-  return Log(name, folder, requests, series, **facts, **limits)
+      limits = parse(_Meta, text).engine_kwargs
+    slots, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+  return Log(
+    name, folder, requests, series, instance.model_name, instance.tp_size,
+    slots, tokens, memory.mem_size * memory.mem_util * 2**30,
+    cluster.link_bw * 1e9, cluster.link_latency * 1e-9,
+  )
 
 
 def profile(
@@ -303,12 +332,6 @@ def _finite(value: Any, least: float = 0.0) -> float:
   return number
 
 
-def _count(value: Any) -> int:
-  if type(value) is not int or value < 1:
-    raise ValueError(f"{value!r} must be a positive integer")
-  return value
-
-
 def _microseconds(row: Mapping[str, str]) -> float:
   return _finite(row["time_us"]) * 1e-6
 
@@ -317,17 +340,22 @@ def _requests(text: str) -> list[dict[str, float]]:
   """Parses the requests, sorted by arrival."""
   found = []
   for number, line in enumerate(text.splitlines(), 1):
-    row = json.loads(line)
     try:
-      found.append({name: _finite(row[key]) for key, name in _REQUEST.items()})
-    except (TypeError, ValueError) as error:
+      found.append(parse(_Request, line))
+    except ValueError as error:
       raise ValueError(f"line {number}: {error}") from error
   if not found:
     raise ValueError("no requests")
-  found.sort(key=lambda row: row["queued_s"])
-  first = found[0]["queued_s"]
+  found.sort(key=lambda row: row.queued_ts)
+  first = found[0].queued_ts
   return [
-    {k: v - first if k.endswith("_s") else v for k, v in row.items()}
+    {
+      "input_tokens": row.input_toks, "output_tokens": row.output_toks,
+      "queued_s": row.queued_ts - first,
+      "scheduled_s": row.scheduled_ts - first,
+      "first_token_s": row.first_token_ts - first,
+      "last_token_s": row.last_token_ts - first,
+    }
     for row in found
   ]
 

@@ -241,6 +241,10 @@ def test_sessions_respect_their_limits():
   ({"hash_ids": [1]}, "hash_ids has 1 blocks of 512 tokens, but input_length"),
   ({"hash_ids": [1, 2.5]}, "hash_ids must be a list of integers"),
   ({"hash_ids": "ab"}, "hash_ids must be a list of integers"),
+  ({"hash_ids": [1, True]}, "hash_ids must be a list of integers"),
+  ({"input_length": "513"}, "input_length='513' must be an integer"),
+  ({"output_length": True}, "output_length=True must be an integer"),
+  ({"output_length": 1.5}, "output_length=1.5 must be an integer"),
 ])
 def test_invalid_line_of_mooncake_is_refused(tmp_path, row, message):
   path = tmp_path / "trace"

@@ -121,16 +121,16 @@ def test_log_of_a_folder_equals_the_included_one(tmp_path):
 
 
 @pytest.mark.parametrize(("file", "old", "new", "message"), [
-  ("requests.jsonl", '"queued_ts"', '"queued"', "'queued_ts' is missing"),
+  ("requests.jsonl", '"queued_ts"', '"queued"', "line 1: queued_ts is missing"),
   ("requests.jsonl", '"input_toks": 2358', '"input_toks": NaN',
-   "line 1: nan must be at least 0 and finite"),
+   "line 1: input_toks=NaN must be a"),
   ("timeseries.csv", "running", "runing", ""),
   ("config.json", '"tp_size": 1', '"tp_size": 1.5',
-   "1.5 must be a positive integer"),
+   "nodes[0].instances[0].tp_size=1.5 must be a valid integer"),
   ("config.json", "meta-llama/Llama-3.1-8B", "other/model",
    "sizes of other/model are not known; set config.model.ffn_width"),
   ("config.json", '"nodes": [', '"nodes": [], "rest": [',
-   "'list index out of range' is missing"),
+   "nodes must"),
   ("profile/dense.csv", "gate_up_proj", "experts",
    "the difference: experts, gate_up_proj"),
   ("profile/attention.csv", "kv_decode", "kv", "'kv_decode' is missing"),
