@@ -12,8 +12,8 @@ Hoffmann et al., 2203.15556.
 Inside a site, each replica of the model has one scale-up domain of tensor ranks
 per stage, without any sharding over replicas. The fraction of the peak that
 this layout permits is computed separately: if it is less than the assumed
-fraction, another layout is needed. Bytes are those of this project's programs: two
-reductions of a layer over tensor ranks, forward and backward, a hop of the
+fraction, another layout is needed. Bytes are those of this project's programs:
+two reductions of a layer over tensor ranks, forward and backward, a hop of the
 residual stream each way, and one reduction of the gradients, all by rings and
 with two bytes per number.
 
