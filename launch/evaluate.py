@@ -15,9 +15,7 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list(
-  "tasks", [], "Tasks of lm-evaluation-harness, names or .yaml files."
-)
+flags.DEFINE_list("tasks", [], "Tasks of lm-eval, names or .yaml files.")
 flags.DEFINE_float(
   "limit", None, "Documents per task; below 1, a fraction of them."
 )
@@ -75,5 +73,6 @@ if __name__ == "__main__":
       "workdir", "mesh", "cpu_devices", "json", "plot", "step", "coordinator",
       "num_processes", "process_id",
     ),
-    required=("workdir",), changeable=("inference", "parallel.data"),
+    required=("workdir",),
+    changeable=("inference", "parallel.data", "model.max_positions"),
   )

@@ -4,9 +4,8 @@
   python -m launch.generate --workdir=runs/tiny --prompt_file=prompts.jsonl \
     --temperature=0.8 --top_p=0.95 --json --config.inference.batch=32
 
-Defaults of sampling are those of the model's generation_config.json, otherwise
-temperature 0.8 and top-p 0.95. A single text is streamed, several are printed
-at the end; Ctrl-C ends early with code 130. Throughput is printed on stderr.
+Defaults of sampling are those of generation_config.json, otherwise temperature
+0.8 and top-p 0.95. A text is streamed; Ctrl-C ends early with code 130.
 """
 
 from absl import flags
@@ -75,5 +74,6 @@ def main() -> int:
 if __name__ == "__main__":
   options.run(
     main, uses=("workdir", "mesh", "cpu_devices", "json", "step"),
-    required=("workdir",), changeable=("inference", "parallel.data"),
+    required=("workdir",),
+    changeable=("inference", "parallel.data", "model.max_positions"),
   )

@@ -74,5 +74,6 @@ def main() -> int:
 if __name__ == "__main__":
   options.run(
     main, uses=("workdir", "mesh", "cpu_devices", "step", "host", "port"),
-    required=("workdir",), changeable=("inference", "serving"),
+    required=("workdir",),
+    changeable=("inference", "serving", "model.max_positions"),
   )

@@ -1,6 +1,5 @@
 """Flags of scripts that join a swarm (`parallel.elastic`)."""
 
-import re
 from typing import Any
 
 from absl import flags
@@ -70,19 +69,9 @@ def place() -> Any:
   return Place(coordinator, protected, listen, _address("advertise", 1))
 
 
-def _address(name: str, least: int = 0) -> tuple[str, int] | None:
-  """Returns a flag HOST:PORT, or None if it is not set.
+def _address(name: str, least: int = 0) -> Any:
+  """Returns a flag HOST:PORT, or None if it is not set; port 0 is any."""
+  from parallel.elastic.transport import handshake
 
-  Args:
-    name: Name of the flag.
-    least: Smallest port; 0 if the system may choose it.
-  """
   text = FLAGS[name].value
-  # An IPv6 address is in brackets.
-  match = re.fullmatch(r"(?:\[([^\]\s]+)\]|([^:\s\[\]]+)):(\d{1,5})", text)
-  if text and not (match and least <= int(match[3]) < 65536):
-    raise ValueError(
-      f"--{name}={text} is not HOST:PORT, as in 10.0.0.1:7000 or [::1]:7000, "
-      f"with a port from {least} to 65535"
-    )
-  return (match[1] or match[2], int(match[3])) if match else None
+  return handshake.parse_address(f"--{name}=", text, least) if text else None
