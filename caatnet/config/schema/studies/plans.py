@@ -146,6 +146,10 @@ class PlannerOptions:
   most_microbatches: int = field(
     256, "Largest number of microbatches to try.", COUNT
   )
+  least_devices: int = field(
+    0, "Fewest devices of the cluster to use; 0 for half of them.",
+    COUNT_OR_NONE,
+  )
   top: int = field(5, "Number of reported configurations.", COUNT)
   ordered: int = field(
     10, "Number of configurations whose device order is optimised.", COUNT
