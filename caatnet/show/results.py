@@ -1,4 +1,4 @@
-"""Files of results: JSON with the command, date and versions that made them."""
+"""Files of results: JSON with the command, date, commit and versions behind it."""
 
 from collections.abc import Mapping
 import datetime
@@ -29,6 +29,7 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
   facts = {
     "command": _command(),
     "date": now.isoformat(timespec="seconds"),
+    "commit": commands.commit(),
     "versions": {p: installed[p] for p in _PACKAGES if p in installed},
   }
   files.replace(path, to_json(facts | dict(result), indent=1) + "\n")

@@ -10,6 +10,7 @@ import types
 
 import pytest
 
+from caatnet import commands
 from caatnet.show import results
 
 
@@ -28,7 +29,10 @@ def test_result_is_recorded_with_its_origin(tmp_path, monkeypatch):
   before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
   results.write(path, {"rows": [1, 2.5], "name": None})
   found = results.read(path)
-  assert list(found) == ["command", "date", "versions", "rows", "name"]
+  assert list(found) == [
+    "command", "date", "commit", "versions", "rows", "name"
+  ]
+  assert found["commit"] == commands.commit() != ""
   assert (found["rows"], found["name"]) == ([1, 2.5], None)
   assert found["command"] == "python -m launch.plan '--config=a b'"
   date = datetime.datetime.fromisoformat(found["date"])
