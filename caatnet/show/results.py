@@ -1,4 +1,4 @@
-"""Files of results: JSON with the command, date, commit and versions behind it."""
+"""Files of results: JSON with command, date, commit and versions."""
 
 from collections.abc import Mapping
 import datetime
