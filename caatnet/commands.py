@@ -8,10 +8,12 @@ the directory to ``sys.path``, so that absolute imports are equal in both forms.
 """
 
 import ast
+import contextlib
 import difflib
 import pathlib
 import re
 import runpy
+import subprocess
 import sys
 
 _BUNDLE = pathlib.Path(__file__).with_name("_bundle")
@@ -132,3 +134,19 @@ def _nearest(name: str, known: list[str]) -> str:
   """Returns "; did you mean ...?" for a misspelt name, or ""."""
   near = difflib.get_close_matches(name, known, 1)
   return f"; did you mean {near[0]}?" if near else ""
+
+
+def commit() -> str:
+  """Returns the commit of the checkout, or "unknown".
+
+  An installed package has none: site-packages may lie in the working tree of
+  another repository.
+  """
+  found = ""
+  if not is_installed():
+    with contextlib.suppress(OSError):  # no git on this machine
+      found = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True,
+        check=False, cwd=root(),
+      ).stdout.strip()
+  return found or "unknown"

@@ -8,7 +8,6 @@ r"""Evaluates a run's checkpoint, on any number of devices.
 The last command needs the extra `eval`.
 """
 
-import json
 import pathlib
 
 from absl import flags
@@ -16,9 +15,7 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list(
-  "tasks", [], "Tasks of lm-evaluation-harness, names or .yaml files."
-)
+flags.DEFINE_list("tasks", [], "Tasks of lm-eval, names or .yaml files.")
 flags.DEFINE_float(
   "limit", None, "Documents per task; below 1, a fraction of them."
 )
@@ -31,7 +28,7 @@ def main() -> None:
     if value not in (None, ""):
       raise ValueError(f"--{name} has no effect on evaluate without --tasks")
   from caatnet.config import experiments
-  from caatnet.show import pictures, tables
+  from caatnet.show import pictures, results, tables
   from caatnet.train import evaluate
   from caatnet.train.checkpoint import export
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
@@ -42,7 +39,8 @@ def main() -> None:
     params, dataset.validation
   )
   if FLAGS.json:
-    print(json.dumps(tables.evaluation_dict(result, data, dataset, step)))
+    found = tables.evaluation_dict(result, data, dataset, step)
+    print(results.to_json(found))
   else:
     tables.print_evaluation(result, data, dataset, step)
   if FLAGS.plot:
@@ -56,7 +54,7 @@ def main() -> None:
 def on_tasks() -> None:
   from caatnet.config import responses
   from caatnet.interop import harness
-  from caatnet.show import tables
+  from caatnet.show import results, tables
 
   if FLAGS.plot:
     raise ValueError(f"--plot={FLAGS.plot} has no effect with --tasks")
@@ -65,7 +63,7 @@ def on_tasks() -> None:
     FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
   )
   found = {"step": step} | harness.evaluate(made, FLAGS.tasks, FLAGS.limit)
-  print(json.dumps(found)) if FLAGS.json else tables.print_tasks(found)
+  print(results.to_json(found)) if FLAGS.json else tables.print_tasks(found)
 
 
 if __name__ == "__main__":
@@ -75,5 +73,6 @@ if __name__ == "__main__":
       "workdir", "mesh", "cpu_devices", "json", "plot", "step", "coordinator",
       "num_processes", "process_id",
     ),
-    required=("workdir",), changeable=("inference", "parallel.data"),
+    required=("workdir",),
+    changeable=("inference", "parallel.data", "model.max_positions"),
   )

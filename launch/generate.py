@@ -4,14 +4,13 @@
   python -m launch.generate --workdir=runs/tiny --prompt_file=prompts.jsonl \
     --temperature=0.8 --top_p=0.95 --json --config.inference.batch=32
 
-The text of a single prompt is streamed; the text of several is printed at the
-end. Ctrl-C ends generation, prints the text so far and exits with code 130.
-Throughput is printed on stderr.
+Defaults of sampling are those of generation_config.json, otherwise temperature
+0.8 and top-p 0.95. A text is streamed; Ctrl-C ends early with code 130.
 """
 
 from absl import flags
 
-from caatnet.inference.filters import FILTERS
+from caatnet.inference.filters import FILTERS, chosen
 from launch import options
 
 FLAGS = flags.FLAGS
@@ -24,10 +23,10 @@ flags.DEFINE_string(
   "standard input in .jsonl format.",
 )
 flags.DEFINE_integer("max_tokens", 256, "Tokens to generate per prompt.")
-flags.DEFINE_float("temperature", 0.0, "Temperature; 0 for greedy decoding.")
+flags.DEFINE_float("temperature", None, "Temperature; 0 for greedy decoding.")
 for _name, _row in FILTERS.items():
   _type = "integer" if _row.kind is int else "float"
-  getattr(flags, f"DEFINE_{_type}")(_name, _row.neutral, _row.help)
+  getattr(flags, f"DEFINE_{_type}")(_name, None, _row.help)
 flags.DEFINE_integer("seed", 0, "Seed of the first prompt; prompt n adds n.")
 flags.DEFINE_multi_string("stop", [], "Text that ends it. May be repeated.")
 flags.DEFINE_bool("logprobs", False, "Show each token's log-probability.")
@@ -44,8 +43,8 @@ def main() -> int:
 
   texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
   tokens = tokenizer.load(FLAGS.workdir)
-  drawing = {name: FLAGS[name].value for name in FILTERS}
-  drawing["temperature"] = FLAGS.temperature
+  given = {name: FLAGS[name].value for name in ("temperature", *FILTERS)}
+  drawing = chosen(given, tokens.generation)
   with naming("--", ("max_tokens", "stop", "seed", *drawing), ""):
     ends = stops.Stops(
       FLAGS.max_tokens, frozenset(tokens.stop_ids), tuple(FLAGS.stop)
@@ -75,5 +74,6 @@ def main() -> int:
 if __name__ == "__main__":
   options.run(
     main, uses=("workdir", "mesh", "cpu_devices", "json", "step"),
-    required=("workdir",), changeable=("inference", "parallel.data"),
+    required=("workdir",),
+    changeable=("inference", "parallel.data", "model.max_positions"),
   )

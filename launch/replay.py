@@ -13,7 +13,6 @@ first token, TBT between texts, TPOT the mean per token of a request.
 """
 
 import asyncio
-import json
 import pathlib
 
 from absl import flags
@@ -63,7 +62,7 @@ def main() -> int:
     )
   result = client.summary(found) | {"left_out": len(arrivals) - len(asked)}
   if FLAGS.json:
-    print(json.dumps(result))
+    print(results.to_json(result))
   else:
     servers.show_times(result)
   if FLAGS.output:

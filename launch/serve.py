@@ -7,11 +7,10 @@ r"""Serves a run's model, or converted weights, by OpenAI's HTTP API.
     -d '{"model": "p0.5", "prompt": "def ", "max_tokens": 32}'
 
 /v1/completions, /v1/chat/completions, /v1/models; / shows the live state, which
-is /state as JSON; /metrics is for Prometheus, /health for load balancers. The
-environment variable CAATNET_API_KEY, or --api_key_file, is a key that clients
-must send. After SIGTERM or Ctrl-C, running requests finish; a second signal
-ends the process immediately. config.inference.batch is the number of concurrent
-sequences; in config.serving:
+is /state as JSON; /metrics is for Prometheus, /health for load balancers.
+CAATNET_API_KEY or --api_key_file sets the key that clients must send. After
+SIGTERM or Ctrl-C, running requests finish; a second signal ends the process.
+config.inference.batch is the number of concurrent sequences; in config.serving:
 
   policy      first_come, strict_priority (the field "priority", the default),
               shortest_first, vtc or dlpm (fair among the fields "user")
@@ -19,8 +18,8 @@ sequences; in config.serving:
   host_pages, growth, wait_s, reuse, keep_turns: use of cache pages
   queue, choices, max_tokens, body_bytes, read_s, write_s, drain_s: limits
 
---help_config explains each key. A model with one state per sequence, such as
-configs/recurrent, is served without reuse, with a notice at the start.
+--help_config explains each key. Models with one state per sequence, such as
+configs/recurrent, are served without reuse.
 """
 
 from absl import flags
@@ -30,9 +29,7 @@ from launch import options
 FLAGS = flags.FLAGS
 flags.DEFINE_string("name", "", "The model's name; the folder's if unset.")
 flags.DEFINE_string("api_key_file", "", "File with the clients' API key.")
-flags.DEFINE_bool(
-  "warm_up", True, "Compile and measure all programs before serving."
-)
+flags.DEFINE_bool("warm_up", True, "Compile all programs before serving.")
 flags.DEFINE_string(
   "programs", "~/.cache/caatnet/programs", "Folder that caches compiled "
   "programs; JAX_COMPILATION_CACHE_DIR takes precedence."
@@ -68,12 +65,15 @@ def main() -> int:
     engine, decoder, tokens, chosen, name, key, serving.page_bytes(decoder),
     servers.say,
   )
-  servers.announce(name, listener, serving.describe(decoder, engine), chosen)
+  servers.announce(
+    name, listener, serving.describe(decoder, engine), chosen, bool(key)
+  )
   return server.serve_on(listener)
 
 
 if __name__ == "__main__":
   options.run(
     main, uses=("workdir", "mesh", "cpu_devices", "step", "host", "port"),
-    required=("workdir",), changeable=("inference", "serving"),
+    required=("workdir",),
+    changeable=("inference", "serving", "model.max_positions"),
   )

@@ -1,6 +1,5 @@
 """Flags of scripts that join a swarm (`parallel.elastic`)."""
 
-import re
 from typing import Any
 
 from absl import flags
@@ -47,7 +46,7 @@ def place() -> Any:
   from parallel.elastic.membership import ids, service
   from parallel.elastic.transport import handshake
 
-  coordinator = _address("elastic")
+  coordinator = _address("elastic", 1)
   if FLAGS.coordinator and not FLAGS.workdir:
     raise ValueError("--elastic with --coordinator needs one --workdir for all")
   if FLAGS.process_id:  # process 0 is the swarm's peer
@@ -67,13 +66,12 @@ def place() -> Any:
       f"--port={coordinator[1]}"
     ) from error
   listen = _address("listen") or (here, 0)
-  return Place(coordinator, protected, listen, _address("advertise"))
+  return Place(coordinator, protected, listen, _address("advertise", 1))
 
 
-def _address(name: str) -> tuple[str, int] | None:
-  """Returns a flag HOST:PORT, or None if it is not set."""
+def _address(name: str, least: int = 0) -> Any:
+  """Returns a flag HOST:PORT, or None if it is not set; port 0 is any."""
+  from parallel.elastic.transport import handshake
+
   text = FLAGS[name].value
-  match = re.fullmatch(r"([^:\s]+):(\d{1,5})", text)
-  if text and not (match and int(match[2]) < 65536):
-    raise ValueError(f"--{name}={text} is not HOST:PORT, as in 10.0.0.1:7000")
-  return (match[1], int(match[2])) if match else None
+  return handshake.parse_address(f"--{name}=", text, least) if text else None

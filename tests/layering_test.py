@@ -29,8 +29,11 @@ LAZY = "parallel.lazy"
 RULES = {
   LAZY: ((), NUMPY_ONLY),
   "parallel.checks": ((), NUMPY_ONLY),
-  "parallel.hardware": (("parallel.checks",), NUMPY_ONLY),
-  "parallel.topology": (("parallel.checks", "parallel.hardware"), NUMPY_ONLY),
+  "parallel.schema": (("parallel.checks",), NUMPY_ONLY),
+  "parallel.hardware": (("parallel.checks", "parallel.schema"), NUMPY_ONLY),
+  "parallel.topology": (
+    ("parallel.checks", "parallel.hardware", "parallel.schema"), NUMPY_ONLY
+  ),
   "parallel.schedules": (("parallel.checks", "parallel.topology"), NUMPY_ONLY),
   "parallel.schedules.run": (
     ("parallel.axes", "parallel.collectives", "parallel.schedules"),
@@ -422,7 +425,7 @@ def test_roots_contain_only_listed_files():
   }
   assert roots["parallel"] == {
     "__init__.py", "axes.py", "checks.py", "collectives.py", "lazy.py",
-    "quantize.py", "routes.py", "wire.py", "workload.py",
+    "quantize.py", "routes.py", "schema.py", "wire.py", "workload.py",
   }
 
 

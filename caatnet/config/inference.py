@@ -10,6 +10,7 @@ import ml_collections
 
 from caatnet.config import experiments, sections
 from caatnet.config.data import DATA
+from caatnet.config.model import check_positions
 from caatnet.config.override import override
 from caatnet.config.schema import inference as schema
 from caatnet.config.schema import tree
@@ -93,6 +94,10 @@ def build(
   config = with_inference(config)
   experiments.check(config)
   options: schema.Inference = tree.section_of("inference", config.inference)
+  check_positions(
+    "inference.context", options.context,
+    getattr(config.model, "max_positions", 0),
+  )
   with config.unlocked():
     config.parallel.worker = config.parallel.stage = 1
     # Keys that affect training only have neutral values.

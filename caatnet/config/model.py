@@ -30,6 +30,7 @@ def transformer(
     ValueError: If a value is not allowed; the message has the allowed values.
   """
   one_of("attention", section.attention, attentions.IMPLEMENTATIONS)
+  check_positions("data.seq_len", context.data.seq_len, section.max_positions)
   context.check_language("transformer")
   sync: Sync = sections.call(
     "sync", build_sync, context.sync, context, section.num_layers, section.remat
@@ -48,6 +49,21 @@ def transformer(
   return TransformerModel(
     TransformerConfig(**vars(section) | derived), context.tensor, context.stage
   )
+
+
+def check_positions(key: str, length: int, most: int) -> None:
+  """Raises ValueError for sequences that exceed a model's positions.
+
+  Args:
+    key: Key of the length.
+    length: Longest sequence.
+    most: ``config.model.max_positions``; 0 for no limit.
+  """
+  if 0 < most < length:
+    raise ValueError(
+      f"config.{key}={length} must be at most config.model.max_positions={most}"
+      ", for which the model was published; 0 removes the limit"
+    )
 
 
 def recurrent(section: schema.Recurrent, context: Context) -> RecurrentModel:

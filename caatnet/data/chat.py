@@ -14,6 +14,7 @@ def written(
   template: str,
   messages: Sequence[Mapping[str, Any]],
   tokens: Mapping[str, str],
+  options: Mapping[str, Any] | None = None,
 ) -> str:
   """Renders a conversation as the prompt for the assistant's next message.
 
@@ -21,14 +22,18 @@ def written(
     template: The template, with the variables of Hugging Face transformers.
     messages: The messages, each with a "role" and a "content".
     tokens: The text of special tokens by names such as "bos_token".
+    options: Further variables of the template, such as Qwen3's
+      ``enable_thinking``.
 
   Raises:
-    ValueError: If jinja2 is missing, or the template is damaged or rejects the
-      messages.
+    ValueError: If jinja2 is missing, the template is damaged or rejects the
+      messages, or an option has the name of another variable.
   """
   try:
     import jinja2
     from jinja2 import sandbox
+
+    from caatnet.data import chat_tags
   except ImportError as error:
     raise ValueError(
       'chat templates need jinja2: pip install "caatnet[chat]"'
@@ -36,22 +41,37 @@ def written(
   environment = sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True,
     lstrip_blocks=True,
-    extensions=["jinja2.ext.loopcontrols"],
+    extensions=["jinja2.ext.loopcontrols", chat_tags.Generation],
   )
   # jinja2's default filter would escape "<" and ">" for HTML.
   environment.filters["tojson"] = _json
   environment.globals["raise_exception"] = _refuse
   environment.globals["strftime_now"] = _now
+  variables = {
+    "messages": messages, "tools": None, "documents": None,
+    "add_generation_prompt": True, **tokens,
+  }
+  if taken := sorted(variables.keys() & (options or {}).keys()):
+    raise ValueError(f"{taken[0]} is no option of a chat template")
   try:
     return environment.from_string(template).render(
-      messages=messages, add_generation_prompt=True, **tokens
+      **variables, **(options or {})
     )
   except (jinja2.TemplateError, TypeError, ValueError) as error:
     raise ValueError(f"the chat template fails: {error}") from error
 
 
-def _json(value: Any, indent: int | None = None) -> str:
-  return json.dumps(value, ensure_ascii=False, indent=indent)
+def _json(
+  value: Any,
+  ensure_ascii: bool = False,
+  indent: int | None = None,
+  separators: tuple[str, str] | None = None,
+  sort_keys: bool = False,
+) -> str:
+  return json.dumps(
+    value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+    sort_keys=sort_keys,
+  )
 
 
 def _now(form: str) -> str:

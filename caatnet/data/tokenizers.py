@@ -3,7 +3,8 @@
 Checkpoints in Hugging Face's format have a ``tokenizer.json``. Further files in
 the same folder define the token that ends a document
 (``tokenizer_config.json``, ``special_tokens_map.json``), the tokens that end
-generated text (``generation_config.json``), and the chat template
+generated text and the defaults of sampling (``generation_config.json``, and
+``config.json`` for the former), and the chat template
 (``tokenizer_config.json``, ``chat_template.jinja``).
 """
 
@@ -26,6 +27,7 @@ FILES = (
   "generation_config.json", "chat_template.jinja",
 )
 _MAIN, _CONFIG, _SPECIAL, _GENERATION, _TEMPLATE = FILES
+_MODEL = "config.json"
 _KEY = "config.data.tokenizer"
 _SENTENCEPIECE = ".model"
 _ADVICE = (
@@ -48,6 +50,8 @@ class Tokenizer(Protocol):
     start_ids: The tokens at the beginning of a prompt, such as Llama's ``<s>``;
       () for none. `encode` does not add them.
     stop_ids: The tokens that end generated text; () for none.
+    generation: Contents of ``generation_config.json``, such as {"temperature":
+      0.6}; {} without the file.
     files: The contents of the tokenizer's files by name, which are stored with
       a run; {} for bytes.
   """
@@ -58,6 +62,7 @@ class Tokenizer(Protocol):
   separator: int | None
   start_ids: tuple[int, ...]
   stop_ids: tuple[int, ...]
+  generation: Mapping[str, Any]
   files: Mapping[str, str]
 
   def encode(self, text: str) -> np.ndarray:
@@ -79,7 +84,11 @@ class Tokenizer(Protocol):
     """Returns an incremental decoder."""
     ...
 
-  def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+  def chat(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None = None,
+  ) -> str:
     """Renders a conversation as the prompt for the assistant's next message.
 
     The prompt is complete: `start_ids` must not be prepended.
@@ -87,6 +96,7 @@ class Tokenizer(Protocol):
     Args:
       messages: The messages, each with a "role", such as "user", and a
         "content".
+      options: Further variables of the template, such as ``enable_thinking``.
 
     Raises:
       ValueError: If the tokenizer has no chat template, or its template rejects
@@ -111,6 +121,7 @@ class Bytes:
   separator = 0
   start_ids: tuple[int, ...] = ()
   stop_ids = (0,)
+  generation: Mapping[str, Any] = {}
   files: Mapping[str, str] = {}
 
   def encode(self, text: str) -> np.ndarray:
@@ -122,7 +133,11 @@ class Bytes:
   def stream(self) -> Stream:
     return ByteStream()
 
-  def chat(self, messages: Sequence[Mapping[str, Any]]) -> NoReturn:
+  def chat(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None = None,
+  ) -> NoReturn:
     raise ValueError("bytes have no chat template: the run has no tokenizer")
 
 
@@ -156,6 +171,7 @@ class LibraryTokenizer:
     added = self._library.get_added_tokens_decoder()
     self._special_ids = {i for i, token in added.items() if token.special}
     end = self._token("eos_token")
+    self.generation = self._json(_GENERATION)
     self.stop_ids = self._stop_ids() or (() if end is None else (end,))
     self.separator = end if end is not None else next(iter(self.stop_ids), None)
     self.start_ids = self._start_ids()
@@ -206,10 +222,15 @@ class LibraryTokenizer:
   def stream(self) -> Stream:
     return TokenStream(self._library, self._special_ids)
 
-  def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+  def chat(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None = None,
+  ) -> str:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     return chat.written(
-      self._template(), messages, {name: self._special(name) for name in names}
+      self._template(), messages,
+      {name: self._special(name) for name in names}, options,
     )
 
   @contextlib.contextmanager
@@ -268,7 +289,7 @@ class LibraryTokenizer:
 
   def _stop_ids(self) -> tuple[int, ...]:
     """Returns the tokens of generation_config.json; () if it names none."""
-    found = self._json(_GENERATION).get("eos_token_id")
+    found = self.generation.get("eos_token_id")
     listed = found if isinstance(found, list) else [found]
     listed = [token for token in listed if token is not None]
     for token in listed:
@@ -330,7 +351,30 @@ def load(path: str, key: str = _KEY) -> Tokenizer:
     name: _text(folder / name, where)
     for name in FILES if (folder / name).exists()
   }
+  if (folder / _MODEL).exists():
+    _add_stop_ids(found, _text(folder / _MODEL, where), where)
   return LibraryTokenizer(folder.absolute().name, found, where)
+
+
+def _add_stop_ids(found: dict[str, str], config: str, where: str) -> None:
+  """Adds the model's ``eos_token_id`` if generation_config.json has none.
+
+  Older checkpoints have no generation_config.json; transformers derives one
+  from the model's config in the same way.
+  """
+  parts = []
+  given = found.get(_GENERATION, "{}")
+  for name, text in (_GENERATION, given), (_MODEL, config):
+    try:
+      parts.append(json.loads(text))
+    except (ValueError, RecursionError) as error:
+      raise ValueError(f"{where}: {name} is not JSON: {error}") from error
+  generation, model = parts
+  if not (isinstance(generation, dict) and isinstance(model, dict)):
+    return  # generation_config.json is checked with the other files
+  end = model.get("eos_token_id")
+  if end is not None and generation.get("eos_token_id") is None:
+    found[_GENERATION] = json.dumps(generation | {"eos_token_id": end})
 
 
 def _text(file: pathlib.Path, where: str) -> str:

@@ -16,7 +16,7 @@ Shape legend: S = sequences, N V = vocabulary of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -166,3 +166,42 @@ Settings = dataclasses.make_dataclass(
   ],
   frozen=True, kw_only=True, namespace={"__module__": __name__},
 )
+
+
+def chosen(
+  given: Mapping[str, float | None], generation: Mapping[str, Any]
+) -> dict[str, float]:
+  """Returns sampling parameters: given ones, otherwise recommended ones.
+
+  Without a recommendation of the model's publisher, these are temperature 0.8
+  and top-p 0.95, since greedy decoding of small models repeats itself.
+
+  Args:
+    given: Temperature and filters; None for those that are not given.
+    generation: Contents of the model's ``generation_config.json``.
+
+  Raises:
+    ValueError: A recommended value is not a number.
+
+  Example:
+    >>> model = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": 2}
+    >>> chosen({"temperature": None}, model)
+    {'temperature': 0.6, 'top_p': 0.9}
+    >>> chosen({"temperature": 0.0}, model)  # greedy
+    {'temperature': 0.0, 'top_p': 0.9}
+    >>> chosen({}, {})
+    {'temperature': 0.8, 'top_p': 0.95}
+  """
+  found = {
+    name: generation[name] for name in ("temperature", *FILTERS)
+    if generation.get(name) is not None
+  }
+  for name, value in found.items():
+    if isinstance(value, bool) or not isinstance(value, int | float):
+      raise ValueError(f"generation_config.json has {name}={value!r}")
+  if generation.get("do_sample") is False:
+    found = {"temperature": 0.0}
+  elif not found and "do_sample" not in generation:
+    found = {"temperature": 0.8, "top_p": 0.95}
+  ours = {name: value for name, value in given.items() if value is not None}
+  return {"temperature": 1.0} | found | ours

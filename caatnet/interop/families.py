@@ -114,7 +114,7 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
   section["head_width"] = 0 if equal else head_width
   section["sliding_window"] = _window(family, reader, num_layers)
   section |= _positions(reader)
-  reader.count("max_position_embeddings", 1)
+  section["max_positions"] = _most_positions(reader, section["rope_scaling"])
   return {} if reader.failed else section, reader.wrong
 
 
@@ -252,6 +252,16 @@ def _positions(reader: _Reader) -> dict[str, Any]:
   return {"rope_base": base, "rope_scaling": () if inner.failed else scaling}
 
 
+def _most_positions(reader: _Reader, scaling: tuple[str | float, ...]) -> int:
+  """Returns the length of the context; 0 if not given."""
+  if reader.fields.get("max_position_embeddings") is None:
+    return 0
+  most = reader.count("max_position_embeddings")
+  # Linear scaling multiplies it; with other kinds it is the scaled length.
+  is_linear = scaling[:1] == ("linear",)
+  return int(most * float(scaling[1])) if is_linear else most
+
+
 def describe(
   config: TransformerConfig, dtype: str, num_positions: int
 ) -> dict[str, Any]:
@@ -260,7 +270,8 @@ def describe(
   Args:
     config: Sizes of the model.
     dtype: Dtype of its tensors.
-    num_positions: Length of its context.
+    num_positions: Length of its context, unless ``config.max_positions`` has
+      it.
 
   Raises:
     ValueError: No family has the model's combination of biases and norms.
@@ -281,6 +292,10 @@ def describe(
       f"{config.qk_norm}: none of {', '.join(FAMILIES)} has both"
     )
   family = FAMILIES[name]
+  if config.max_positions:
+    is_linear = isinstance(config.rope_scaling, Linear)
+    factor = config.rope_scaling.factor if is_linear else 1
+    num_positions = int(config.max_positions / factor)
   fields: dict[str, Any] = {
     "architectures": [family.architecture],
     "model_type": name,

@@ -307,7 +307,7 @@ def _read_origin(
   ours = experiment.program.model.config
   differ = [
     key for key in section
-    if getattr(same, key) != getattr(ours, key)
+    if key != "max_positions" and getattr(same, key) != getattr(ours, key)
   ]
   if wrong or differ:
     raise ValueError(

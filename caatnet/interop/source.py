@@ -47,7 +47,7 @@ class Source:
   @property
   def num_positions(self) -> int:
     """Length of its context; 2**31 - 1 if not given."""
-    return self.fields.get("max_position_embeddings") or 2**31 - 1
+    return self.section["max_positions"] or 2**31 - 1
 
   @property
   def num_tensors(self) -> int:

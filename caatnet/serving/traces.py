@@ -23,7 +23,7 @@ import numpy as np
 
 # Size of Mooncake's blocks, in tokens.
 MOONCAKE_BLOCK = 512
-# Seconds between Mooncake's batches; its timestamps are those of batches.
+# Seconds between Mooncake's batches, whose requests share a timestamp.
 _BATCH_S = 3.0
 # Magic number of a gzip file.
 _GZIP = b"\x1f\x8b"
@@ -117,7 +117,7 @@ def load(
     path: A CSV of Azure (2023 or 2024) or BurstGPT, or a JSONL of Mooncake, as
       published; gzipped or not.
     num_requests: Number of requests to keep, from the first; 0 for all.
-    seed: Seed of the arrival times within Mooncake's batches.
+    seed: Seed of the arrival times of requests that share a timestamp.
 
   Returns:
     The requests in the order of arrival; the first one arrives at 0.
@@ -187,7 +187,7 @@ def _json_lines(
   for number, line in enumerate(lines, 1):
     try:
       yield number, json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
       raise ValueError(f"{path}, line {number}: {error}") from error
 
 
@@ -197,6 +197,13 @@ def _count(row: _Row, key: str, least: int = 1) -> int:
   if value < least:
     raise ValueError(f"{key}={value} must be at least {least}")
   return value
+
+
+def _strict_count(row: _Row, key: str, least: int = 1) -> int:
+  """Returns an integer of JSON: not a text, a truth value or a float."""
+  if type(row[key]) is not int:
+    raise ValueError(f"{key}={row[key]!r} must be an integer")
+  return _count(row, key, least)
 
 
 def _seconds(value: object) -> float:
@@ -230,8 +237,8 @@ def _burst(row: _Row, number: int) -> Arrival | None:
 
 def _mooncake(row: _Row, number: int) -> Arrival:
   """Parses a line of Mooncake's traces, whose timestamps are in ms."""
-  prompt, ids = _count(row, "input_length"), row["hash_ids"]
-  if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
+  prompt, ids = _strict_count(row, "input_length"), row["hash_ids"]
+  if not isinstance(ids, list) or not all(type(i) is int for i in ids):
     raise ValueError("hash_ids must be a list of integers")
   if len(ids) != -(-prompt // MOONCAKE_BLOCK):
     raise ValueError(
@@ -240,7 +247,8 @@ def _mooncake(row: _Row, number: int) -> Arrival:
     )
   return Arrival(
     number, _seconds(row["timestamp"]) / 1e3, prompt,
-    _count(row, "output_length"), blocks=tuple(ids), block_size=MOONCAKE_BLOCK,
+    _strict_count(row, "output_length"), blocks=tuple(ids),
+    block_size=MOONCAKE_BLOCK,
   )
 
 
@@ -252,18 +260,28 @@ _COLUMNS: dict[_Read, tuple[str, ...]] = {
 
 
 def _spread(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:
-  """Spreads the arrivals of each batch uniformly over the time to the next.
+  """Spreads requests with equal timestamps uniformly over the time to the next.
 
-  The timestamps of the trace are those of batches, 3 s apart; used as arrival
-  times they would be bursts that no client sent. The order is kept.
+  In two of Mooncake's traces, timestamps are those of batches, 3 s apart; used
+  as arrival times they would be bursts that no client sent. A request with a
+  timestamp of its own, as in the synthetic trace, keeps it. The order is kept,
+  so that no turn of a conversation arrives before the previous one.
   """
   rng = np.random.default_rng(seed)
+  ordered = sorted(arrivals, key=lambda a: a.time_s)
+  groups = [
+    list(group) for _, group in itertools.groupby(ordered, lambda a: a.time_s)
+  ]
   found: list[Arrival] = []
-  for time_s, batch in itertools.groupby(arrivals, lambda a: a.time_s):
-    members = list(batch)
-    offsets = np.sort(rng.uniform(0, _BATCH_S, len(members))).tolist()
+  for members, following in itertools.zip_longest(groups, groups[1:]):
+    if len(members) == 1:
+      found += members
+      continue
+    begin = members[0].time_s
+    length = min(_BATCH_S, following[0].time_s - begin if following else np.inf)
+    offsets = np.sort(rng.uniform(0, length, len(members))).tolist()
     found += [
-      dataclasses.replace(a, time_s=time_s + offset)
+      dataclasses.replace(a, time_s=begin + offset)
       for a, offset in zip(members, offsets, strict=True)
     ]
   return found

@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Mapping, Sequence
 import html
-import json
 import pathlib
 import re
 from typing import Any
@@ -206,7 +205,7 @@ def present(
     saved: Content of the JSON file; `result` if None.
   """
   if as_json:
-    print(json.dumps(result))
+    print(results.to_json(result))
   else:
     show(report)
   if output:

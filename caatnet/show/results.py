@@ -1,9 +1,10 @@
-"""Files of results: JSON with the command, date and versions that made them."""
+"""Files of results: JSON with command, date, commit and versions."""
 
 from collections.abc import Mapping
 import datetime
 import importlib.metadata
 import json
+import math
 import pathlib
 import shlex
 import sys
@@ -28,9 +29,51 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
   facts = {
     "command": _command(),
     "date": now.isoformat(timespec="seconds"),
+    "commit": commands.commit(),
     "versions": {p: installed[p] for p in _PACKAGES if p in installed},
   }
-  files.replace(path, json.dumps(facts | dict(result), indent=1) + "\n")
+  files.replace(path, to_json(facts | dict(result), indent=1) + "\n")
+
+
+def to_json(result: Any, indent: int | None = None) -> str:
+  """Returns a result as JSON, in which NaN and infinity are null.
+
+  JSON has no such numbers; a line on stderr names the first of them.
+
+  Args:
+    result: Plain data.
+    indent: Indentation of nested values; None for one line.
+
+  Example:
+    >>> to_json({"loss": 2.5, "steps": [1, 2]})
+    '{"loss": 2.5, "steps": [1, 2]}'
+  """
+  try:
+    return json.dumps(result, indent=indent, allow_nan=False)
+  except ValueError:
+    missing: list[str] = []
+    found = json.dumps(_finite(result, "", missing), indent=indent)
+    others = f" and {len(missing) - 1} more" if missing[1:] else ""
+    print(
+      f"warning: {missing[0]}{others}: no finite number; null in JSON",
+      file=sys.stderr,
+    )
+    return found
+
+
+def _finite(value: Any, name: str, missing: list[str]) -> Any:
+  """Returns data without NaN and infinity, whose places are appended."""
+  if isinstance(value, Mapping):
+    return {
+      k: _finite(x, f"{name}.{k}" if name else str(k), missing)
+      for k, x in value.items()
+    }
+  if isinstance(value, list | tuple):
+    return [_finite(x, f"{name}[{i}]", missing) for i, x in enumerate(value)]
+  if isinstance(value, float) and not math.isfinite(value):
+    missing.append(name)
+    return None
+  return value
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:

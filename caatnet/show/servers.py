@@ -1,6 +1,7 @@
 """Terminal output of a server and of its load generator."""
 
 from collections.abc import Iterable
+import ipaddress
 import socket
 from typing import Any
 
@@ -27,18 +28,23 @@ def say(line: str) -> None:
 
 
 def announce(
-  name: str, listener: socket.socket, has: dict[str, Any], chosen: Any
+  name: str, listener: socket.socket, has: dict[str, Any], chosen: Any,
+  has_key: bool,
 ) -> None:
   """Prints a server's address and capacity.
+
+  Warns if other machines can reach the server and need no key.
 
   Args:
     name: Name of the model.
     listener: Listening socket.
     has: Result of `caatnet.config.serving.describe`.
     chosen: ``config.serving``.
+    has_key: Whether clients must send a key.
   """
   # The actual port, also with --port=0.
   host, port = listener.getsockname()[:2]
+  is_local = ipaddress.ip_address(host).is_loopback
   host = f"[{host}]" if ":" in host else host  # IPv6
   _CONSOLE.print(
     f"[bold]{name}[/bold] at [bold cyan]http://{host}:{port}[/bold cyan]: "
@@ -55,6 +61,11 @@ def announce(
     f"on the host ({has['host_gb']:.2f} GB); {chosen.policy}, preempt="
     f"{chosen.preempt}, queue {chosen.queue:,}"
   )
+  if not (is_local or has_key):
+    say(
+      "warning: any machine that reaches this address can use the server; "
+      "--api_key_file or CAATNET_API_KEY sets a key"
+    )
 
 
 def show_times(result: dict[str, Any]) -> None:

@@ -1,12 +1,10 @@
 """Records of a run: config, environment, metrics and TensorBoard events."""
 
-import contextlib
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import time
 from typing import Any
 
@@ -190,18 +188,6 @@ def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
 
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
   """Returns date, versions, devices and commit as plain data."""
-  commit = ""
-  # An installed package has no commit: site-packages may lie in the working
-  # tree of another repository.
-  if not commands.is_installed():
-    with contextlib.suppress(OSError):  # no git on this machine
-      commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=commands.root(),
-      ).stdout.strip()
   device = mesh.devices.flat[0]
   now = datetime.datetime.now(datetime.UTC)
   return {
@@ -212,7 +198,7 @@ def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
     "devices": f"{mesh.devices.size} x {device.device_kind}",
     "processes": jax.process_count(),
     "mesh": dict(mesh.shape),
-    "commit": commit or "unknown",
+    "commit": commands.commit(),
   }
 
 

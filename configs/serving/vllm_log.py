@@ -8,11 +8,19 @@ r"""Simulation of a vLLM run of 300 requests, compared with its log.
   python -m launch.simulate --config=configs/serving/vllm_log.py \
     --config.prefixes=none
 
-The model is Llama-3.1-8B in bfloat16 on an RTX 4090. Times come from operations
-that were measured on that GPU; nothing is fitted to the log. The log has no
-prompts; the prompts with common prefixes, which share pages, are known from the
-published workload: 32 of 300. The workload's file (of casys-kaist/
-LLMServingSim) gives the same results.
+The default is the log of an RTX 4090 with Llama-3.1-8B in bfloat16. Two others
+are included, of RTX PRO 6000; another log and profile in the format of
+casys-kaist/LLMServingSim is given by its folders:
+
+  python -m launch.simulate --config=configs/serving/vllm_log.py \
+    --config.log=rtxpro6000_llama31_8b
+  python -m launch.simulate --config=configs/serving/vllm_log.py \
+    --config.log=rtxpro6000_qwen3_32b
+
+Times come from operations that were measured on the same GPU; nothing is fitted
+to the log. A log has no prompts; the prompts with common prefixes, which share
+pages, are known from the published workload: 32 of 300. The workload's file
+gives the same results.
 """
 
 import ml_collections

@@ -28,21 +28,38 @@ Example:
 from collections.abc import Mapping
 import json
 import pathlib
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from parallel import checks
+from parallel import checks, schema
 from parallel.hardware import link_matrix
 from parallel.hardware.clusters import CLUSTERS
 from parallel.hardware.devices import DEVICES, Device
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.hardware.links import LinkKind
 
-_KEYS = (
-  "name", "source", "mark", "device", "nodes", "rows", "bandwidth", "latency_s"
-)
 _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
+_Rows = list[list[float | None]]
+
+
+class _Device(schema.Schema):
+  name: str
+  flops: dict[str, schema.Positive]
+  memory_bytes: schema.Positive
+  memory_bandwidth: schema.Positive
+  source: str
+
+
+class _File(schema.Schema):
+  name: str
+  source: str
+  mark: Literal[link_matrix.MARKS]
+  device: schema.either(text=str, other=_Device)
+  nodes: list[schema.Count]
+  rows: Literal["device", "node"]
+  bandwidth: schema.either(number=float, other=_Rows)
+  latency_s: schema.either(number=float, other=_Rows)
 
 
 def cluster(text: str) -> LinkMatrix:
@@ -87,12 +104,10 @@ def read(path: pathlib.Path) -> LinkMatrix:
       missing or 0, a matrix is not square, or there are too many devices.
     FileNotFoundError: The file does not exist.
   """
+  found = schema.read(_File, path)
   try:
-    found = json.loads(path.read_text())
-    if not isinstance(found, dict):
-      raise ValueError(f"it is a {type(found).__name__}, not an object")
-    return from_json(found)
-  except (ValueError, TypeError) as error:
+    return _made(found)
+  except ValueError as error:
     raise ValueError(f"{path}: {error}") from error
 
 
@@ -105,40 +120,36 @@ def from_json(found: Mapping[str, Any]) -> LinkMatrix:
   Raises:
     ValueError: A key or value is invalid, as for `read`.
   """
-  for key in _KEYS:
-    if key not in found:
-      raise ValueError(f"key {key!r} is missing; keys are {', '.join(_KEYS)}")
-  for key in found:
-    checks.known("key ", key, _KEYS)
-  counts = found["nodes"]
-  if not isinstance(counts, list) or not counts:
-    raise ValueError(f"nodes={counts!r} must be a list, as in [8, 8]")
-  for count in counts:
-    checks.at_least("nodes", count)
-  nodes = np.repeat(np.arange(len(counts)), counts)  # [N]
-  checks.known("rows=", found["rows"], ("device", "node"))
+  return _made(schema.check(_File, found))
+
+
+def _made(found: _File) -> LinkMatrix:
+  """Returns the cluster of a file."""
+  if not found.nodes:
+    raise ValueError("nodes=[] must have a number of devices, as in [8, 8]")
+  # Before anything of this size is allocated.
+  link_matrix.check_size(sum(found.nodes))
+  nodes = np.repeat(np.arange(len(found.nodes)), found.nodes)  # [N]
   # Compact form for clusters with equal links between two nodes.
-  by_node = found["rows"] == "node"
-  size = len(counts) if by_node else len(nodes)
-  if len(nodes) > link_matrix.MOST_DEVICES:  # LinkMatrix raises; do not expand
-    matrices = [np.empty((0, 0))] * 2
-  else:
-    matrices = [
-      _matrix(key, found[key], size) for key in ("bandwidth", "latency_s")
-    ]
-    if by_node:  # [nodes, nodes] -> [N, N]
-      matrices = [m[np.ix_(nodes, nodes)] for m in matrices]
+  by_node = found.rows == "node"
+  size = len(found.nodes) if by_node else len(nodes)
+  matrices = [
+    _matrix("bandwidth", found.bandwidth, size),
+    _matrix("latency_s", found.latency_s, size),
+  ]
+  if by_node:  # [nodes, nodes] -> [N, N]
+    matrices = [m[np.ix_(nodes, nodes)] for m in matrices]
   return LinkMatrix(
-    found["name"], _device(found["device"]), tuple(nodes.tolist()), *matrices,
-    found["source"], found["mark"],
+    found.name, _device(found.device), tuple(nodes.tolist()), *matrices,
+    found.source, found.mark,
   )
 
 
-def _matrix(key: str, rows: Any, size: int) -> np.ndarray:
+def _matrix(key: str, rows: float | _Rows, size: int) -> np.ndarray:
   """Returns a matrix ``[size, size]``; null becomes NaN, a missing link."""
-  if isinstance(rows, int | float):  # one number for all pairs
-    return np.full((size, size), float(rows))
-  lengths = {len(row) if isinstance(row, list) else 1 for row in rows}
+  if isinstance(rows, float):  # one number for all pairs
+    return np.full((size, size), rows)
+  lengths = {len(row) for row in rows}
   if len(rows) != size or lengths != {size}:
     raise ValueError(
       f"{key} has {len(rows)} rows of {sorted(lengths)} numbers, not {size} of "
@@ -147,30 +158,20 @@ def _matrix(key: str, rows: Any, size: int) -> np.ndarray:
   return np.array(rows, float)  # None becomes NaN
 
 
-def _device(found: Any) -> Device:
-  """Returns a device by name, or from an object with its fields."""
+def _device(found: str | _Device) -> Device:
+  """Returns a device by name, or from its fields."""
   if isinstance(found, str):
     checks.known("device=", found, DEVICES)
     return DEVICES[found]
-  for key in found:
-    checks.known("device: key ", key, _DEVICE_KEYS)
-  for key in _DEVICE_KEYS:
-    if key not in found:
-      raise ValueError(f"device has no {key!r}; it is a key of "
-                       f"{', '.join(DEVICES)}, or an object with all of "
-                       f"{', '.join(_DEVICE_KEYS)}")
-  for key in ("memory_bytes", "memory_bandwidth"):
-    checks.positive(f"device: {key}", found[key])
-  for dtype, rate in found["flops"].items():
-    checks.positive(f"device: flops of {dtype}", rate)
-  flops = dict(found["flops"])
+  if not found.flops:
+    raise ValueError("device.flops must have the rate of a dtype")
   # `Device.peak` needs a default; the fastest dtype of the file is used.
-  flops.setdefault("bfloat16", max(flops.values()))
+  flops = {"bfloat16": max(found.flops.values())} | found.flops
   # The matrix replaces the device's link; its bandwidth is a placeholder.
-  link = LinkKind("the matrix", found["memory_bandwidth"], None, "the matrix")
+  link = LinkKind("the matrix", found.memory_bandwidth, None, "the matrix")
   return Device(
-    found["name"], flops, int(found["memory_bytes"]),
-    found["memory_bandwidth"], link, 1, found["source"],
+    found.name, flops, int(found.memory_bytes), found.memory_bandwidth, link, 1,
+    found.source,
   )
 
 

@@ -70,13 +70,7 @@ class LinkMatrix:
 
   def __post_init__(self) -> None:
     n = len(self.nodes)
-    if n > MOST_DEVICES:
-      raise ValueError(
-        f"{n:,} devices are more than {MOST_DEVICES:,}: two matrices would "
-        f"take {16 * n * n / 1e9:.1f} GB, and a search many times that. Plan "
-        "one of several identical parts, such as a pod; the parts then differ "
-        "in data-parallel ranks only"
-      )
+    check_size(n)
     checks.known("mark=", self.mark, MARKS)
     # Devices of a node are contiguous if the node numbers ascend.
     if list(self.nodes) != sorted(self.nodes):
@@ -124,6 +118,18 @@ class LinkMatrix:
       self, nodes=tuple(np.array(self.nodes)[some].tolist()),
       bandwidth=self.bandwidth[np.ix_(some, some)],
       latency_s=self.latency_s[np.ix_(some, some)],
+    )
+
+
+def check_size(num_devices: int) -> None:
+  """Raises ValueError for more devices than matrices can describe."""
+  n = num_devices
+  if n > MOST_DEVICES:
+    raise ValueError(
+      f"{n:,} devices are more than {MOST_DEVICES:,}: two matrices would take "
+      f"{16 * n * n / 1e9:.1f} GB, and a search many times that. Plan one of "
+      "several identical parts, such as a pod; the parts then differ in "
+      "data-parallel ranks only"
     )
 
 

@@ -21,10 +21,12 @@ class Rack:
   Attributes:
     name: Key in ``RACKS``.
     per_rack: Number of accelerators.
+    per_domain: Number of accelerators of a scale-up domain, such as those that
+      NVLink connects.
     flops: Peak FLOP/s of dense products per accelerator, by number format.
     memory_bytes: Memory per accelerator in bytes.
-    scale_up_bits: Bit/s and direction per accelerator inside the rack.
-    scale_out_bits: Bit/s and direction per accelerator to other racks.
+    scale_up_bits: Bit/s and direction per accelerator inside its domain.
+    scale_out_bits: Bit/s and direction per accelerator to other domains.
     rack_w: Power of the rack as sold, in watts.
     overhead: Ratio of the power including network and storage to ``rack_w``.
     rack_price: Price of the rack in dollars.
@@ -33,6 +35,7 @@ class Rack:
 
   name: str
   per_rack: int
+  per_domain: int
   flops: Mapping[str, float]
   memory_bytes: float
   scale_up_bits: float
@@ -46,10 +49,11 @@ class Rack:
 _DGX = "NVIDIA DGX H100 datasheet"
 RACKS = {rack.name: rack for rack in (
   Rack(
-    "gb200", 72, {"bf16": 2.5e15, "fp8": 5e15, "fp4": 10e15}, 186e9, 7.2e12,
+    "gb200", 72, 72, {"bf16": 2.5e15, "fp8": 5e15, "fp4": 10e15}, 186e9, 7.2e12,
     400e9, 120e3, 1.2875, 3.0042e6,
     {
-      "per_rack": (_SHEET, "published"), "peak": (_SHEET, "published"),
+      "per_rack": (_SHEET, "published"), "per_domain": (_SHEET, "published"),
+      "peak": (_SHEET, "published"),
       "memory_bytes": (_SHEET, "published"),
       "scale_up_bits": (f"{_SHEET}: 1.8 TB/s both ways", "published"),
       "scale_out_bits": ("one adapter of 400 Gb/s each", "unverified"),
@@ -59,11 +63,12 @@ RACKS = {rack.name: rack for rack in (
     },
   ),
   Rack(
-    "h100", 32, {"bf16": 989.4e12, "fp8": 1978.9e12}, 80e9, 3.6e12, 400e9,
+    "h100", 32, 8, {"bf16": 989.4e12, "fp8": 1978.9e12}, 80e9, 3.6e12, 400e9,
     # Four DGX H100 nodes form one rack.
     4 * 10.2e3, 1.15, 1.4e6,
     {
       "per_rack": ("four nodes of eight", "choice"),
+      "per_domain": (f"{_DGX}: eight GPUs on NVLink", "published"),
       "peak": (_DGX, "published"), "memory_bytes": (_DGX, "published"),
       "scale_up_bits": (f"{_DGX}: 900 GB/s both ways, in a node", "published"),
       "scale_out_bits": (_DGX, "published"),
@@ -87,6 +92,10 @@ COOLING: dict[str, tuple[float, Source]] = {
     "Google, second quarter of 2021, in CNBC of 2022-04-13", "reported"
   )),
 }
+
+
+# Power of all of the world's plants is less than this: sites cannot have more.
+MOST_W = 1e13
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,9 @@ colouring only sets the priority, and other edges may use the remaining ports.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+import functools
+import heapq
 
 from parallel.schedules.colouring import partial_permutations
 from parallel.schedules.schedule import (
@@ -25,6 +27,7 @@ from parallel.schedules.schedule import (
 )
 from parallel.topology.graph import Topology
 
+_Edge = tuple[int, int]  # sender, receiver
 _Move = tuple[int, int, int]  # chunk, sender, receiver
 
 
@@ -124,31 +127,25 @@ def _spread(
   # split gives two sets of edges, each of which uses a port at most once. Their
   # edges have priority in alternate rounds.
   turns = [set(edges) for edges in partial_permutations(down)]
-  # Moves whose sender already holds the chunk.
-  waiting = [
-    (chunk, rank, there)
-    for chunk, (tree, rank) in enumerate(starts)
-    for there in beside[tree][rank]
-  ]
+  # edge -> heap of the chunks that its sender holds and has to send
+  waiting: dict[_Edge, list[int]] = collections.defaultdict(list)
+  for chunk, (tree, rank) in enumerate(starts):
+    for there in beside[tree][rank]:
+      waiting[rank, there].append(chunk)  # ascending: a heap
+  path = functools.cache(topology.shortest_path)  # of an edge
   rounds = []
   while waiting:
     turn = turns[len(rounds) % len(turns)]
-    waiting.sort(key=lambda move, turn=turn: (move[1:] not in turn, move))
-    moved, waiting = _moved(waiting)
+    moved = _moved(waiting, turn)
     # Chunks that arrive in this round can be forwarded from the next one on.
-    waiting += [
-      (chunk, there, further)
+    for chunk, source, there in moved:
+      for further in beside[starts[chunk][0]][there]:
+        if further != source:
+          heapq.heappush(waiting[there, further], chunk)
+    rounds.append(tuple(
+      Transfer(source, there, chunk, "copy", path(source, there))
       for chunk, source, there in moved
-      for further in beside[starts[chunk][0]][there] if further != source
-    ]
-    rounds.append(
-      tuple(
-        Transfer(
-          source, there, chunk, "copy", topology.shortest_path(source, there)
-        )
-        for chunk, source, there in moved
-      )
-    )
+    ))
   return tuple(rounds)
 
 
@@ -165,16 +162,26 @@ def _neighbours(parents: Sequence[int]) -> dict[int, list[int]]:
   return found
 
 
-def _moved(waiting: Sequence[_Move]) -> tuple[list[_Move], list[_Move]]:
-  """Splits moves into those of this round, one per port, and the rest."""
+def _moved(
+  waiting: dict[_Edge, list[int]], turn: Set[_Edge]
+) -> list[_Move]:
+  """Removes and returns the moves of a round, at most one per port.
+
+  Only the first chunk of an edge counts, since its chunks share both ports.
+  Edges of the turn go first, then the smallest chunks.
+  """
+  heads = sorted(
+    (edge not in turn, chunks[0], edge) for edge, chunks in waiting.items()
+  )
   sending, receiving = set(), set()
-  moved, left = [], []
-  for move in waiting:
-    _, source, there = move
+  moved = []
+  for _, chunk, (source, there) in heads:
     if source in sending or there in receiving:
-      left.append(move)
       continue
     sending.add(source)
     receiving.add(there)
-    moved.append(move)
-  return moved, left
+    moved.append((chunk, source, there))
+    heapq.heappop(waiting[source, there])
+    if not waiting[source, there]:
+      del waiting[source, there]
+  return moved

@@ -1,6 +1,5 @@
 """Topologies from JSON files and from networkx graphs."""
 
-from collections.abc import Mapping
 import json
 import pathlib
 from typing import Any
@@ -8,8 +7,25 @@ import warnings
 
 import networkx
 
+from parallel import schema
 from parallel.checks import known
 from parallel.topology.graph import BANDWIDTH, LATENCY_S, Link, Topology
+
+
+class _Link(schema.Schema):
+  source: int
+  destination: int
+  # Not null: absent ones have the defaults of `from_file`.
+  bandwidth: schema.Positive = None
+  latency_s: schema.NotNegative = None
+  both_ways: bool = False
+
+
+class _File(schema.Schema):
+  name: str = ""
+  num_ranks: int
+  num_switches: int = 0
+  links: list[_Link]
 
 
 def from_networkx(
@@ -101,38 +117,34 @@ def from_file(
       although all links have one.
   """
   path = pathlib.Path(path)
-  data = read_json(path)
-  keys = {"name": str, "num_ranks": int, "num_switches": int, "links": list}
-  _check_fields(str(path), data, keys, {"num_ranks", "links"})
+  try:
+    data = schema.read(_File, path)
+  except OSError as error:
+    raise ValueError(f"{path}: {error.strerror}") from error
   defaults = {"bandwidth": bandwidth, "latency_s": latency_s}
   # Attributes that at least one link lacks, so that a default has an effect.
   lacking = set()
   found: list[Link] = []
-  for number, entry in enumerate(data["links"]):
-    kinds = {
-      "source": int, "destination": int, "bandwidth": float,
-      "latency_s": float, "both_ways": bool,
-    }
-    place = f"{path}: links[{number}]"
-    _check_fields(place, entry, kinds, {"source", "destination"})
-    lacking |= defaults.keys() - entry.keys()
-    ends = (entry["source"], entry["destination"])
+  for entry in data.links:
+    lacking |= defaults.keys() - entry.model_fields_set
     numbers = []
     for key, usual in (("bandwidth", BANDWIDTH), ("latency_s", LATENCY_S)):
       default = usual if defaults[key] is None else defaults[key]
-      numbers.append(_number(place, key, entry.get(key, default)))
+      own = getattr(entry, key)
+      numbers.append(default if own is None else own)
+    ends = (entry.source, entry.destination)
     found.append(Link(*ends, *numbers))
-    if entry.get("both_ways", False):
+    if entry.both_ways:
       found.append(Link(*reversed(ends), *numbers))  # the other direction
   for key, value in defaults.items():
     if value is not None and key not in lacking:
       raise ValueError(
         f"{key}={value:g} has no effect: every link of {path} has its own"
       )
-  name = data.get("name", path.stem)
-  switches = data.get("num_switches", 0)
   try:
-    return Topology(name, data["num_ranks"], switches, tuple(found))
+    return Topology(
+      data.name or path.stem, data.num_ranks, data.num_switches, tuple(found)
+    )
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from error
 
@@ -164,27 +176,3 @@ def _number(place: str, key: str, value: Any) -> float:
     return float(value)
   except (OverflowError, TypeError, ValueError) as error:
     raise ValueError(f"{place}: {key}={value!r} must be a number") from error
-
-
-def _check_fields(
-  place: str, data: Any, kinds: Mapping[str, type], required: set[str]
-) -> None:
-  """Checks the keys of a JSON object and the types of their values."""
-  if not isinstance(data, dict):
-    raise ValueError(f"{place} must be an object, not {data!r}")
-  missing = sorted(required - data.keys())
-  if missing:
-    raise ValueError(f"{place} lacks {', '.join(missing)}")
-  for key, value in data.items():
-    if key not in kinds:
-      raise ValueError(
-        f"{place} has the key {key!r}; the keys are {', '.join(kinds)}"
-      )
-    kind = kinds[key]
-    # A JSON integer is a valid float. A bool is an instance of int in Python,
-    # but not a valid number.
-    fits = isinstance(value, (int, float) if kind is float else kind)
-    if not fits or (isinstance(value, bool) and kind is not bool):
-      raise ValueError(
-        f"{place}: {key}={value!r} must be of type {kind.__name__}"
-      )

@@ -33,6 +33,23 @@ def test_prompts_of_a_file_become_json_lines(workdir, tmp_path, launch):
   assert " compiled in " in ended.stderr
 
 
+def test_default_is_sampling_and_temperature_0_is_greedy(workdir, launch):
+  """Greedy texts do not depend on the seed, sampled ones do."""
+  def tokens(*flags):
+    ended = launch(
+      "generate", f"--workdir={workdir}", "--prompt=def ", "--prompt=def ",
+      "--json", "--max_tokens=12", *flags, *SETTINGS,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line)["tokens"] for line in ended.stdout.splitlines()]
+
+  sampled = tokens()
+  assert sampled[0] != sampled[1]  # the second prompt has the next seed
+  assert sampled == tokens("--temperature=0.8", "--top_p=0.95")
+  greedy = tokens("--temperature=0")
+  assert greedy[0] == greedy[1] == tokens("--temperature=0", "--seed=7")[0]
+
+
 def test_prompt_without_room_is_an_error(workdir, launch):
   ended = launch(
     "generate", f"--workdir={workdir}", "--prompt=a", f"--prompt={24 * 'a'}",

@@ -56,6 +56,10 @@ class Transformer(Stack):
     0, "Positions that a query attends to, including its own (Mistral); 0 for "
     "full causal attention.", COUNT_OR_NONE,
   )
+  max_positions: int = field(
+    0, "Longest sequence that the model was published for: a limit of "
+    "data.seq_len and inference.context; 0 for none.", COUNT_OR_NONE,
+  )
   rope_base: float = field(10_000.0, "Base of rotary frequencies.", Range(1))
   rope_scaling: tuple[str | float, ...] = field(
     (), 'Scaling of rotary frequencies for longer contexts: (), ("linear", '

@@ -37,6 +37,10 @@ class Elastic:
     'or "ring". Codes are always added in the order of the workers.',
     ("direct", "ring"),
   )
+  measured: bool = field(
+    False, 'Whether the ring of order="ring" follows bandwidths that are '
+    "measured at each change of the membership; equal for all workers.",
+  )
   alone_s: float = field(
     300.0, "Seconds without a coordinator after which a worker saves and ends.",
     POSITIVE,

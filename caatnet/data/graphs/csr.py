@@ -159,7 +159,7 @@ def _check(graph: Graph) -> None:
         f"{graph.folder}/indptr.npy: node {node} has fewer than 0 neighbours"
       )
   for start, stop in chunks(graph.num_edges):
-    _in_range(
+    in_range(
       f"{graph.folder}/indices.npy", graph.indices[start:stop], graph.num_nodes
     )
   if graph.num_nodes and int(graph.labels.min()) < -1:
@@ -174,7 +174,7 @@ def _check(graph: Graph) -> None:
     )
 
 
-def _in_range(what: str, ids: np.ndarray, num_nodes: int) -> None:
+def in_range(what: str, ids: np.ndarray, num_nodes: int) -> None:
   """Raises ValueError for ids of nodes that do not exist."""
   if not len(ids):
     return
@@ -194,6 +194,7 @@ def write_graph(
   edges: Callable[[], Iterable[Edges]],
   rows: Iterable[Rows],
   meta: Mapping[str, Any],
+  unique: bool = False,
 ) -> Graph:
   """Writes a graph in bounded memory, and opens it.
 
@@ -206,6 +207,7 @@ def write_graph(
       give equal edges. A node's neighbours are stored in the iterator's order.
     rows: Features, labels and splits of all nodes in order.
     meta: Metadata of the graph as plain data.
+    unique: Whether equal edges count once; a node's neighbours are then sorted.
 
   Returns:
     The opened graph.
@@ -219,6 +221,8 @@ def write_graph(
   if not 0 < num_nodes < 2**31:
     raise ValueError(f"num_nodes={num_nodes} must be 1 to 2^31 - 1")
   _write_edges(folder, num_nodes, edges)
+  if unique:
+    _remove_repeated(folder, num_nodes)
   _write_rows(folder, num_nodes, num_features, rows)
   digest = hashlib.sha256()
   for name in DTYPES:
@@ -238,7 +242,7 @@ def _write_edges(
   ends = np.zeros(num_nodes + 1, np.int64)
   for nodes, neighbours in edges():
     for ids in (nodes, neighbours):
-      _in_range("an edge", ids, num_nodes)
+      in_range("an edge", ids, num_nodes)
     np.add.at(ends[1:], nodes, 1)  # counts duplicates of a node
   np.cumsum(ends, out=ends)
   with _started(folder, "indptr", num_nodes + 1) as file:
@@ -263,6 +267,43 @@ def _write_edges(
     indices[places] = neighbours[order]
     free[nodes[first]] += counts
   indices.flush()
+
+
+def _remove_repeated(folder: pathlib.Path, num_nodes: int) -> None:
+  """Sorts each node's neighbours and removes repeated ones.
+
+  Nodes with up to `CHUNK` edges in all, or a single node, are in memory.
+  """
+  indptr = np.array(np.load(folder / "indptr.npy", mmap_mode="r"))
+  if not indptr[-1]:
+    return
+  indices = np.load(folder / "indices.npy", mmap_mode="r")
+
+  def parts() -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (node << 32) + neighbour of the nodes from a node on, sorted."""
+    start = 0
+    while start < num_nodes:
+      last = np.searchsorted(indptr, indptr[start] + CHUNK, side="right") - 1
+      stop = min(max(int(last), start + 1), num_nodes)
+      degrees = np.diff(indptr[start : stop + 1])
+      nodes = np.repeat(np.arange(start, stop, dtype=np.int64), degrees)
+      neighbours = indices[indptr[start] : indptr[stop]]
+      yield start, np.unique(nodes << 32 | neighbours)
+      start = stop
+
+  ends = np.zeros(num_nodes + 1, np.int64)
+  for start, keys in parts():
+    degrees = np.bincount((keys >> 32) - start)
+    ends[start + 1 : start + 1 + len(degrees)] = degrees
+  np.cumsum(ends, out=ends)
+  with _started(
+    folder, "unique", int(ends[-1]), dtype=DTYPES["indices"]
+  ) as file:
+    for _, keys in parts():
+      file.write((keys & 0xFFFFFFFF).astype(np.int32).data)
+  with _started(folder, "indptr", num_nodes + 1) as file:
+    file.write(ends.data)
+  (folder / "unique.npy").replace(folder / "indices.npy")
 
 
 def _write_rows(
@@ -294,11 +335,13 @@ def _write_rows(
       raise ValueError(f"there are rows for {count} nodes of {num_nodes}")
 
 
-def _started(folder: pathlib.Path, name: str, *shape: int) -> BinaryIO:
+def _started(
+  folder: pathlib.Path, name: str, *shape: int, dtype: Any = None
+) -> BinaryIO:
   """Creates an .npy file with its header; elements are appended later."""
   file = (folder / f"{name}.npy").open("wb")
   np.lib.format.write_array_header_1_0(file, {
-    "descr": np.lib.format.dtype_to_descr(np.dtype(DTYPES[name])),
+    "descr": np.lib.format.dtype_to_descr(np.dtype(dtype or DTYPES[name])),
     "fortran_order": False,
     "shape": shape,
   })

@@ -2,7 +2,8 @@
 
 Each graph is converted once to a folder of `caatnet.data.graphs.csr`. A pair
 "u v" means that v reads the features of u (a message from u to v); with
-``undirected`` u also reads the features of v.
+``undirected`` u also reads the features of v, and a pair counts once, however
+often and in whichever directions it is listed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from caatnet.data.graphs.csr import (
   Edges,
   Graph,
   chunks,
+  in_range,
   write_graph,
 )
 
@@ -152,12 +154,15 @@ def ogb(
     stream: Callable[[], Iterator[Edges]] = lambda: _pairs(pairs)  # noqa: E731
   else:
     rows = _csv(raw / "node-feat.csv.gz", np.float32)
-    labels = _csv(raw / "node-label.csv.gz", np.float32)
+    labels = _csv(raw / "node-label.csv.gz", np.float64)
     stream = lambda: _text(raw / "edge.csv.gz")  # noqa: E731
   labels = labels.reshape(len(rows), -1)
   if labels.shape[1] != 1:
     raise ValueError(f"{root} has {labels.shape[1]} tasks, but must have one")
-  labels = np.where(np.isnan(labels[:, 0]), -1, labels[:, 0]).astype(np.int32)
+  labels = np.where(np.isnan(labels[:, 0]), -1, labels[:, 0])
+  if not (np.isfinite(labels) & (labels == np.floor(labels))).all():
+    raise ValueError(f"{root} has a label that is no integer")
+  labels = labels.astype(np.int64)
   split = np.full(len(rows), SPLITS.index("none"), np.uint8)
   folders = sorted(p for p in (root / "split").glob("*") if p.is_dir())
   if not folders:
@@ -166,6 +171,7 @@ def ogb(
     ("train", "train"), ("validation", "valid"), ("test", "test")
   ):
     nodes = _csv(folders[0] / f"{file}.csv.gz", np.int64)
+    in_range(f"{folders[0] / file}.csv.gz", nodes, len(rows))
     split[nodes] = SPLITS.index(name)
   return _write(folder, stream, rows, labels, split, undirected, root.name)
 
@@ -197,6 +203,15 @@ def _write(
       f"{name}: features are {rows.dtype} {rows.shape}, but must be floats "
       "[N, F]"
     )
+  largest = int(labels.max()) if num_nodes else -1
+  for what, array, least, most in (
+    ("labels", labels, -1, 2**31 - 2), ("split", split, 0, len(SPLITS) - 1)
+  ):
+    if num_nodes and not least <= int(array.min()) <= int(array.max()) <= most:
+      raise ValueError(
+        f"{name}: {what} are {array.min()} to {array.max()}, but must lie in "
+        f"[{least}, {most}]"
+      )
 
   def edges() -> Iterator[Edges]:
     for source, target in stream():
@@ -207,11 +222,23 @@ def _write(
   return write_graph(
     folder, num_nodes=num_nodes, num_features=rows.shape[1], edges=edges,
     rows=(
-      (rows[a:b].astype(np.float32), labels[a:b], split[a:b])
+      (_float32(rows, a, b), labels[a:b], split[a:b])
       for a, b in chunks(num_nodes, CHUNK >> 4)
     ),
-    meta={"name": name, "num_classes": int(labels.max(initial=-1)) + 1},
+    meta={"name": name, "num_classes": largest + 1}, unique=undirected,
   )
+
+
+def _float32(rows: np.ndarray, start: int, stop: int) -> np.ndarray:
+  """Returns features as float32; raises ValueError unless they are finite."""
+  with np.errstate(over="ignore"):
+    found = rows[start:stop].astype(np.float32)
+  if not np.isfinite(found).all():
+    node = int(np.argmin(np.isfinite(found).all(axis=1)))
+    raise ValueError(
+      f"features of node {start + node} are NaN, or outside of float32"
+    )
+  return found
 
 
 def _held_out(labels: np.ndarray) -> np.ndarray:
@@ -238,12 +265,14 @@ def _text(path: pathlib.Path) -> Iterator[Edges]:
   try:
     with opened(path, "rt") as file:
       while lines := file.readlines(1 << 24):
-        lines = [line for line in lines if not line.startswith(("#", "%"))]
-        text = "".join(lines).replace(",", " ")
-        numbers = np.array(text.split(), np.int64)
-        if numbers.size != 2 * sum(not line.isspace() for line in lines):
+        pairs = [
+          line.replace(",", " ").split() for line in lines
+          if not line.startswith(("#", "%"))
+        ]
+        pairs = [pair for pair in pairs if pair]
+        if any(len(pair) != 2 for pair in pairs):
           raise ValueError("a line has other than two numbers")
-        yield tuple(numbers.reshape(-1, 2).T)
+        yield tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
   except (OSError, EOFError, OverflowError, ValueError) as error:
     raise ValueError(f"{path} must have two node ids on each line: {error}"
                      ) from error

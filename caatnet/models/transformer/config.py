@@ -41,6 +41,7 @@ class TransformerConfig(StackConfig):
   qkv_bias: bool = False
   qk_norm: bool = False
   sliding_window: int = 0
+  max_positions: int = 0
   rope_base: float = 10_000.0
   rope_scaling: Scaling | None = None
   attention: str = "xla"

@@ -86,6 +86,36 @@ class Attention:
     return [(low, 1 - share), (high, share)]
 
 
+@dataclasses.dataclass(frozen=True)
+class AllReduces:
+  """Ring all-reduces of a layer's activations over tensor ranks.
+
+  Attributes:
+    ranks: Number of ranks.
+    token_bytes: Bytes of a token's activations.
+    bandwidth: Bytes per second that a rank sends.
+    latency_s: Seconds of a message without its bytes.
+    per_layer: Number of all-reduces of a layer.
+
+  Example:
+    >>> pair = AllReduces(2, token_bytes=8, bandwidth=4.0, latency_s=1.0)
+    >>> pair.layer_s(3)  # two, each with two messages of half of 24 bytes
+    16.0
+  """
+
+  ranks: int
+  token_bytes: int
+  bandwidth: float
+  latency_s: float
+  per_layer: int = 2
+
+  def layer_s(self, tokens: int) -> float:
+    """Returns the seconds of a layer's all-reduces."""
+    steps = 2 * (self.ranks - 1)
+    part = tokens * self.token_bytes / self.ranks
+    return self.per_layer * steps * (self.latency_s + part / self.bandwidth)
+
+
 @dataclasses.dataclass
 class Profile:
   """Measured operations of a model on a device.
@@ -95,6 +125,10 @@ class Profile:
   additional time of the decodes in a step with one chunk of as many tokens and
   as many (query, key) pairs in total.
 
+  Attention was measured with equal contexts of all decodes. With unequal ones,
+  its time lies between those of the mean and of the largest context: blocks of
+  a kernel that have finished wait for the longest.
+
   Attributes:
     num_layers: Number of layers of the model; one layer was measured.
     per_layer: Seconds of a layer's operations by the number of tokens.
@@ -102,6 +136,9 @@ class Profile:
     per_sequence: Seconds of head and sampling by the number of sequences.
     attention: Seconds of a layer's attention.
     scale: Factor of all times.
+    skew: Position of that time between the mean (0) and the largest context
+      (1): alpha of LLMServingSim's fit.
+    all_reduces: All-reduces over tensor ranks; None for a single device.
   """
 
   num_layers: int
@@ -110,6 +147,8 @@ class Profile:
   per_sequence: Sequence[tuple[np.ndarray, np.ndarray]]
   attention: Attention
   scale: float = 1.0
+  skew: float = 0.0
+  all_reduces: AllReduces | None = None
 
   def __post_init__(self) -> None:
     self._known: dict[tuple[str, int], float] = {}
@@ -125,23 +164,28 @@ class Profile:
   def _attention(self, contexts: np.ndarray, chunks: Chunks) -> float:
     """Returns the seconds of a layer's attention."""
     time, num = self.attention.time, len(contexts)
-    mean = float(np.mean(contexts)) if num else 0.0
-    if not chunks:
-      return time(0, 0, num, mean)
     alone = sum(time(length, start, 0, 0) for start, length in chunks)
     if not num:
       return alone
     total = sum(length for _, length in chunks)
-    pairs = sum(length * (start + length / 2) for start, length in chunks)
-    # Start of one chunk of `total` tokens with the same number of pairs.
-    before = max(0.0, pairs / total - total / 2)
-    beside = time(total, before, num, mean) - time(total, before, 0, 0)
+    before = 0.0
+    if chunks:
+      pairs = sum(length * (start + length / 2) for start, length in chunks)
+      # Start of one chunk of `total` tokens with the same number of pairs.
+      before = max(0.0, pairs / total - total / 2)
+      alone -= time(total, before, 0, 0)
+    beside = time(total, before, num, float(np.mean(contexts)))
+    if self.skew:
+      largest = time(total, before, num, float(np.max(contexts)))
+      beside += self.skew * (largest - beside)
     return alone + beside
 
   def step_s(self, contexts: np.ndarray, chunks: Chunks) -> float:
     """Returns the seconds of a step; see `StepTimes`."""
     tokens = len(contexts) + sum(length for _, length in chunks)
     layer = self._sum("per_layer", tokens) + self._attention(contexts, chunks)
+    if self.all_reduces is not None:
+      layer += self.all_reduces.layer_s(tokens)
     sequences = len(contexts) + len(chunks)
     return self.scale * (
       self.num_layers * layer + self._sum("once", tokens)

@@ -240,7 +240,9 @@ class Api:
     body = await self._body(request)
     asked = fields.chat(body, self._bounds.choices)
     try:
-      text = await asyncio.to_thread(self._tokenizer.chat, asked.messages)
+      text = await asyncio.to_thread(
+        self._tokenizer.chat, asked.messages, asked.template
+      )
     except ValueError as error:
       raise ApiError(400, str(error), "no_chat_template", "messages") from error
     tokens = await asyncio.to_thread(self._tokens, text)
@@ -248,6 +250,12 @@ class Api:
 
   async def _body(self, request: Request) -> dict[str, Any]:
     """Reads a request's JSON, and checks its size and model."""
+    if {"content-length", "transfer-encoding"} <= {*request.headers}:
+      # A proxy that believes the other header would see another request.
+      raise ApiError(
+        400, "a body has Content-Length or Transfer-Encoding, not both",
+        "ambiguous_length", headers={"Connection": "close"},
+      )
     most, size, parts = self._bounds.body_bytes, 0, []
     try:
       async with asyncio.timeout(self._bounds.read_s):

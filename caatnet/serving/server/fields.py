@@ -6,7 +6,8 @@ the default behaviour. Additional fields: filters that OpenAI's API lacks, such
 as ``top_k`` (`caatnet.inference.filters`); ``ignore_eos``; ``priority``, lower
 is served earlier; ``conversation``, a name that the turns of a conversation
 share; ``deadline_s``, the seconds after which the request expires unless its
-first token has been drawn.
+first token has been drawn; ``chat_template_kwargs``, variables of the chat
+template, such as Qwen3's ``enable_thinking``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,7 @@ class Asked:
   Attributes:
     prompts: Texts or lists of token ids; empty for a chat.
     messages: Messages of a chat; empty for a completion.
+    template: Variables of the chat template.
     n: Number of choices per prompt.
     stream: Whether to send tokens as they are drawn.
     include_usage: Whether a stream ends with token counts.
@@ -74,6 +76,7 @@ class Asked:
 
   prompts: tuple[str | tuple[int, ...], ...]
   messages: tuple[dict[str, str], ...]
+  template: Mapping[str, Any]
   n: int
   stream: bool
   include_usage: bool
@@ -194,6 +197,12 @@ class _Common(_Filters, _Object):
   deadline_s: _number(0, _LONGEST_DEADLINE_S) | None = None
   max_tokens: _Count | None = None
 
+  @pydantic.field_validator("top_k", mode="before", check_fields=False)
+  @classmethod
+  def _all_tokens(cls, value: Any) -> Any:
+    """vLLM's clients send -1 for all tokens."""
+    return 0 if type(value) is int and value == -1 else value
+
   def asked(self, most_choices: int, **found: Any) -> Asked:
     """Returns the validated request, with the fields of its kind."""
     if self.n > most_choices:
@@ -231,6 +240,9 @@ class _Chat(_Common):
   )]
   logprobs: _Flag = False
   top_logprobs: _whole(0, 20) = 0
+  chat_template_kwargs: Annotated[
+    dict[str, Any], Field(description="must be a JSON object")
+  ] = {}
   max_completion_tokens: _Count | None = None
 
 
@@ -280,7 +292,7 @@ def completion(body: Any, most_choices: int) -> Asked:
       "have no log-probabilities here"
     )
   return given.asked(
-    most_choices, prompts=prompts, messages=(), echo=given.echo,
+    most_choices, prompts=prompts, messages=(), template={}, echo=given.echo,
     logprobs=logprobs is not None, best=bool(logprobs),
     # OpenAI's default for completions; chats have none.
     max_tokens=16 if given.max_tokens is None else given.max_tokens,
@@ -301,7 +313,8 @@ def chat(body: Any, most_choices: int) -> Asked:
     )
   return given.asked(
     most_choices, prompts=(), messages=tuple(map(_joined, given.messages)),
-    echo=False, logprobs=given.logprobs, best=bool(top), max_tokens=new or old,
+    template=given.chat_template_kwargs, echo=False, logprobs=given.logprobs,
+    best=bool(top), max_tokens=new or old,
   )
 
 

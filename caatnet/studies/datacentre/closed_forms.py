@@ -9,11 +9,11 @@ Compute is 6 FLOPs per active parameter and token (Kaplan et al., 2001.08361) at
 a fraction of the peak. Tokens are a multiple of the active parameters, 20 in
 Hoffmann et al., 2203.15556.
 
-Inside a site, each replica of the model has one rack of tensor ranks per
-stage, without any sharding over replicas. The fraction of the peak that this
-layout permits is computed separately: if it is less than the assumed fraction,
-another layout is needed. Bytes are those of this project's programs: two
-reductions of a layer over tensor ranks, forward and backward, a hop of the
+Inside a site, each replica of the model has one scale-up domain of tensor ranks
+per stage, without any sharding over replicas. The fraction of the peak that
+this layout permits is computed separately: if it is less than the assumed
+fraction, another layout is needed. Bytes are those of this project's programs:
+two reductions of a layer over tensor ranks, forward and backward, a hop of the
 residual stream each way, and one reduction of the gradients, all by rings and
 with two bytes per number.
 
@@ -164,8 +164,8 @@ def _inside() -> dict[str, Result]:
   return _group("inside a site", (
     ("step_s", 6 * n("active") * n("batch_tokens") / n("speed"), "s",
      "time of a step"),
-    ("tensor", minimum(n("per_rack"), n("accelerators")), "",
-     "tensor ranks, those of a rack"),
+    ("tensor", minimum(n("per_domain"), n("accelerators")), "",
+     "tensor ranks, those of a scale-up domain"),
     ("stages", ceil(needed / n("tensor")), "",
      "stages, so that a replica's state fits"),
     ("fit", n("accelerators") / (n("stages") * n("tensor")), "",
@@ -204,9 +204,9 @@ def _inside() -> dict[str, Result]:
      / n("stages") * stream / window, "bit/s",
      "an accelerator sends to tensor ranks, four reductions of a layer"),
     ("scale_out_share", (n("data_bits") + n("stage_bits"))
-     / n("scale_out_bits"), "", "of its rate to other racks, that is"),
+     / n("scale_out_bits"), "", "of its rate to other domains, that is"),
     ("scale_up_share", n("tensor_bits") / n("scale_up_bits"), "",
-     "of its rate inside the rack, that is"),
+     "of its rate inside the domain, that is"),
     ("endpoints", ceil(n("accelerators") / n("sites_needed")), "",
      "accelerators of a site"),
     # A full tree of k tiers has 2 (radix / 2)^k hosts. If it is exactly full,
@@ -378,7 +378,12 @@ def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
       )
     if knob.whole and (x != np.floor(x)).any():
       raise ValueError(f"{key}={x.flat[0]:g} must be an integer")
-  return {key: knob.value for key, knob in KNOBS.items()} | dict(values)
+  # Products of Python's or NumPy's integers could overflow.
+  own = {
+    key: np.asarray(x, float) if np.ndim(x) else float(x)
+    for key, x in values.items()
+  }
+  return {key: knob.value for key, knob in KNOBS.items()} | own
 
 
 def solve(
@@ -436,8 +441,11 @@ def fill(
     raise ValueError("sites=() must have at least one site")
   found = {}
   for site in sorted(places, key=lambda key: -places[key]):
-    if not 0 < places[site] < math.inf:
-      raise ValueError(f"site {site} has {places[site]:g} W: must be positive")
+    if not 0 < places[site] <= sites.MOST_W:
+      raise ValueError(
+        f"site {site} has {places[site]:g} W: must be positive and at most "
+        f"{sites.MOST_W:g}"
+      )
     if power_w > 0:
       found[site] = min(power_w, places[site])
       power_w -= found[site]

@@ -80,13 +80,17 @@ KNOBS: dict[str, Quantity] = {
   "rack_price": _rack("rack_price", 2.5e6, 4e6, "$", "price of a rack"),
   "per_rack": _rack(
     "per_rack", 72, 72, "", "accelerators of a rack", least=1, whole=True),
+  "per_domain": _rack(
+    "per_domain", 72, 72, "", "accelerators of a scale-up domain", least=1,
+    whole=True),
   "rack_w": _rack("rack_w", 115e3, 132e3, "W", "power of a rack as sold"),
   "overhead": _rack(
     "overhead", 1.05, 1.35, "", "IT power over that of racks as sold", least=1),
   "pue": Quantity(
     _LIQUID, 1.1, 1.31, "", "total power over IT power", *_LIQUID_SOURCE,
     least=1),
-  "site_w": Quantity(2.4e9, 1e9, 3e9, "W", "power of a site"),
+  "site_w": Quantity(
+    2.4e9, 1e9, 3e9, "W", "power of a site", most=sites.MOST_W),
   "energy_price": Quantity(50, 30, 90, "$/MWh", "price of energy"),
   "peak": _rack("peak", 2.5e15, 2.5e15, "FLOP/s", "peak of an accelerator"),
   "utilisation": Quantity(
@@ -115,10 +119,10 @@ KNOBS: dict[str, Quantity] = {
     1, 0.2, 1, "", "share of a step in which a message may travel", most=1),
   "scale_up_bits": _rack(
     "scale_up_bits", 7.2e12, 7.2e12, "bit/s",
-    "rate of an accelerator inside its rack, each way"),
+    "rate of an accelerator inside its domain, each way"),
   "scale_out_bits": _rack(
     "scale_out_bits", 400e9, 800e9, "bit/s",
-    "rate of an accelerator to other racks, each way"),
+    "rate of an accelerator to other domains, each way"),
   "radix": Quantity(
     128, 64, 512, "", "ports of a switch", least=4, whole=True),
   "gradient_bits": Quantity(
@@ -148,7 +152,8 @@ KNOBS: dict[str, Quantity] = {
 # Knobs that are decisions; all others are given by technology or environment.
 DECISIONS = (
   "budget", "accelerators", "days_allowed", "compute_share", "per_rack",
-  "site_w", "fill", "parameters", "active_share", "tokens_per_parameter",
+  "per_domain", "site_w", "fill", "parameters", "active_share",
+  "tokens_per_parameter",
   "batch_tokens", "microbatch_tokens", "layers", "chunks", "step_share",
   "radix", "gradient_bits", "sync_every", "distance_km", "save_rate",
 )

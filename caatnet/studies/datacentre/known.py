@@ -119,15 +119,16 @@ def machines() -> list[dict[str, Any]]:
   hours = llama["days"] * 24 * 16_384
   herd = "The Llama 3 Herd of Models, arXiv 2407.21783"
   palm = closed_forms.plan({
-    "per_rack": 64, "peak": 275e12, "accelerators": 6144, "parameters": 540e9,
-    "tokens_per_parameter": 780e9 / 540e9, "utilisation": 0.462,
-    "memory_bytes": 32 * 2**30,
+    "per_rack": 64, "per_domain": 64, "peak": 275e12, "accelerators": 6144,
+    "parameters": 540e9, "tokens_per_parameter": 780e9 / 540e9,
+    "utilisation": 0.462, "memory_bytes": 32 * 2**30,
   }, "accelerators")
   chips = palm["days"] * 24 * 6144
   # A node of four is a rack here; 8,730,112 cores are 9,248 nodes of 944.
   frontier = closed_forms.plan({
-    "per_rack": 4, "accelerators": 4 * 9248, "peak": 47.9e12, "utilisation": 1,
-    "rack_w": 4 * 560 + 280, "overhead": 1, "memory_bytes": 128e9,
+    "per_rack": 4, "per_domain": 4, "accelerators": 4 * 9248, "peak": 47.9e12,
+    "utilisation": 1, "rack_w": 4 * 560 + 280, "overhead": 1,
+    "memory_bytes": 128e9,
   }, "accelerators")
   of_palm = "PaLM, arXiv 2204.02311, reported"
   top500 = "TOP500 of June 2022, reported"

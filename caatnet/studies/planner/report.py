@@ -21,6 +21,7 @@ def report(result: Mapping[str, Any]) -> Report:
     for number, row in enumerate(best, 1)
   ]
   parts: list[Table | str] = [
+    *_left_out(result["left_out"]),
     Table(
       f"{result['parameters'] / 1e9:.2f}B parameters, batch of "
       f"{result['batch_size']}, on {cluster['devices']} {cluster['device']} "
@@ -68,6 +69,24 @@ def report(result: Mapping[str, Any]) -> Report:
     [*parts, *_second(result["second"], best)],
     lambda: _figure(cluster, best),
   )
+
+
+def _left_out(found: Row) -> list[str]:
+  """Returns a line on devices that are not used; [] if all are."""
+  if not found["devices"]:
+    return []
+  names = ", ".join(
+    f"{x['device']} (node {x['node']})" for x in found["devices"]
+  )
+  seconds = found["seconds"]
+  whole = (
+    "no configuration runs on all of them" if seconds is None
+    else f"with all {found['of']} a step takes {seconds:.4g} s"
+  )
+  return [
+    f"not used, the slowest first: devices {names} of {found['of']}; {whole}. "
+    f"A run has the devices {', '.join(map(str, found['used']))} only"
+  ]
 
 
 def flags(keys: Mapping[str, Any]) -> str:

@@ -9,12 +9,14 @@ from caatnet.studies.published import models
 from parallel import workload
 from parallel.checks import known
 from parallel.hardware import cluster_files
-from parallel.planner import latency, lossy_options, memory, plan
+from parallel.hardware.link_matrix import LinkMatrix
+from parallel.planner import latency, lossy_options, memory, plan, subsets
 from parallel.planner.latency import Timing
 from parallel.planner.lossy_options import Changes, LossyOptions
 from parallel.planner.plan import Candidate
 from parallel.planner.problem import Problem
 from parallel.planner.space import KEYS, Choices, Configuration
+from parallel.planner.subsets import Subset
 from parallel.workload import TrainingStep, Transformer
 
 # Largest number of devices for which a result includes the link matrix.
@@ -44,9 +46,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     })
   with naming("config.planner", section):
     problem, choices = _problem(config), _choices(config)
-    found = plan.plan(
-      problem, choices, count=section["top"], ordered=section["ordered"]
+    subset = subsets.search(
+      problem, choices, least=section["least_devices"], count=section["top"],
+      ordered=section["ordered"],
     )
+  whole, problem, found = problem.links, subset.problem, subset.plan
   links, best = problem.links, found.best[0]
   second = lossy_options.search(found.best, problem, choices, changes)
   answers = [
@@ -63,6 +67,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       "memory_bytes": links.device.memory_bytes, "skew": links.skew,
       "bandwidth": _finite(links.bandwidth.tolist()) if drawn else None,
     },
+    "left_out": _left_out(subset, whole),
     "parameters": problem.step.model.num_params,
     "batch_size": problem.step.batch_size,
     "best": [_row(x, problem) for x in found.best],
@@ -82,6 +87,18 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       "execution": problem.timing.execution,
     },
     "config": dict(config),
+  }
+
+
+def _left_out(subset: Subset, whole: LinkMatrix) -> dict[str, Any]:
+  """Returns the devices that are not used, and what a step takes with all."""
+  return {
+    "devices": [
+      {"device": i, "node": whole.nodes[i]} for i in subset.left_out
+    ],
+    "of": whole.num_devices,
+    "used": list(subset.devices),
+    "seconds": subset.whole_s,
   }
 
 

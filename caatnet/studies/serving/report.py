@@ -26,8 +26,8 @@ def _vllm_log(result: Row) -> Parts:
   """Returns the comparison of a simulated run with the log of a real one."""
   counts = result["counts"]
   parts: Parts = [Table(
-    f"{result['num_requests']} requests: simulated, and in the log of vLLM "
-    "0.19.0 on an RTX 4090 (s)\nno constant is fitted to the log; linear "
+    f"{result['num_requests']} requests: simulated, and in the log "
+    f"{result['log']} (s)\nno constant is fitted to the log; linear "
     f"percentiles; {counts['steps']:,} steps, {counts['preemptions']} "
     f"preemptions,\n{counts['found_pages']:,} pages found, "
     f"{counts['shared_pages']:,} of them when a request was first admitted",
@@ -47,7 +47,26 @@ def _vllm_log(result: Row) -> Parts:
       )],
       [row | row["errors"] for row in result["sensitivity"]],
     ))
-  return [*parts, f"source of log and operations: {result['source']}"]
+  return [
+    *parts, _log_assumptions(result["assumptions"]),
+    f"source of log and operations: {result['source']}",
+  ]
+
+
+def _log_assumptions(given: Row) -> str:
+  """Returns what a simulation of a log depends on."""
+  text = (
+    f"{given['model']} on {given['ranks']} GPU(s); {given['pages']:,} pages, "
+    f"{given['slots']} slots, {given['tokens']:,} tokens of a step; attention "
+    f"of unequal contexts at {given['skew']:g} between mean and largest"
+  )
+  sums = given["all_reduces"]
+  if sums:
+    text += (
+      f"\n{sums['per_layer']} ring all-reduces of a layer at "
+      f"{sums['bandwidth'] / 1e9:g} GB/s and {sums['latency_s'] * 1e6:g} us"
+    )
+  return text
 
 
 def _fastswitch(result: Row) -> Parts:

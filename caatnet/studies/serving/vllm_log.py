@@ -1,9 +1,10 @@
 """Simulation of a real server's run, with percentiles compared with its log.
 
 Nothing is fitted to the log. Lengths, arrivals (`queued_s`: the time at which
-the server's loop takes a request) and the number of pages come from the log.
-All times come from operations that were measured separately, and common
-prefixes of prompts from the workload. The rules are vLLM's, as values of
+the server's loop takes a request), limits and memory come from the log. All
+times come from operations that were measured separately, all-reduces over
+tensor ranks from a link's bandwidth and latency, and common prefixes of prompts
+from the workload. The rules are vLLM's, as values of
 `caatnet.serving`: first come, first served; decodes first, then chunks up to a
 budget. A request is admitted if pages for all its tokens are free, and not in a
 step with a preemption. The request that was admitted last is preempted and
@@ -13,6 +14,7 @@ is never used. A step is scheduled while the previous one is computed.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,14 @@ from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.engine.simulator import Simulator
+from caatnet.serving.engine.times import AllReduces, Profile
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.scheduler import Scheduler
-from caatnet.studies.serving import measured
+from caatnet.studies.serving import vllm_logs
+from caatnet.studies.serving.vllm_logs import Log
+from parallel.workload import Transformer
 
 # vLLM's null block, a placeholder that holds no tokens.
 _NULL_PAGES = 1
@@ -51,6 +56,70 @@ class Run:
   counts: dict[str, int]
 
 
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """Log, model, profile and options of a simulation.
+
+  Attributes:
+    log: The log.
+    num_requests: Number of requests, from the first; None for all.
+    model: Sizes of the model.
+    ranks: Number of tensor ranks.
+    profile: Folder of measured operations.
+    all_reduces: All-reduces over the ranks; None for one rank.
+    skew: Effect of unequal contexts; None for the fit in the profile.
+    server: Section ``config.server``, with the values of the log for 0.
+    scale: Factor on all times.
+    prefixes: Common prefixes of prompts.
+  """
+
+  log: Log
+  num_requests: int | None
+  model: Transformer
+  ranks: int
+  profile: pathlib.Path
+  all_reduces: AllReduces | None
+  skew: float | None
+  server: Mapping[str, Any]
+  scale: float
+  prefixes: str
+
+
+def setting(config: Mapping[str, Any]) -> Setting:
+  """Returns the setting of a config, completed from the log.
+
+  Raises:
+    ValueError: A file is missing or damaged, or the model is not known.
+  """
+  log = vllm_logs.load(config["log"])
+  model = vllm_logs.model_of(log, config["model"])
+  ranks = config["ranks"] or log.ranks
+  server = dict(config["server"])
+  server["slots"] = server["slots"] or log.slots
+  server["tokens"] = server["tokens"] or log.tokens
+  server["pages"] = server["pages"] or vllm_logs.num_pages(
+    log, model, ranks, server["page_size"]
+  )
+  if server["pages"] <= _NULL_PAGES:
+    raise ValueError(
+      f"config.log={log.name!r}: the weights of {log.model} leave no memory "
+      "for pages; set config.server.pages"
+    )
+  link = config["collectives"]
+  latency_s = link["latency_s"]
+  return Setting(
+    log, config["num_requests"] or None, model, ranks,
+    pathlib.Path(config["profile"] or log.folder / "profile"),
+    None if ranks == 1 else AllReduces(
+      ranks, model.width * model.item_bytes,
+      link["bandwidth"] or log.link_bandwidth,
+      log.link_latency_s if latency_s is None else latency_s,
+      link["per_layer"],
+    ),
+    config["skew"], server, 1.0, config["prefixes"],
+  )
+
+
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Simulates the log, and its sensitivity to pages, times and rules.
 
@@ -58,50 +127,55 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/serving/vllm_log.py, as nested dicts.
 
   Returns:
-    Plain data: "rows", "sensitivity", "counts" and "series".
+    Plain data: "rows", "sensitivity", "counts", "assumptions" and "series".
+
+  Raises:
+    ValueError: A file is missing or damaged, or a request does not fit.
   """
-  rows = measured.requests()[: config["num_requests"] or None]
-  prompts = measured.prompts(rows, config["prefixes"])
-  server, percentiles = config["server"], config["percentiles"]
-  base = simulate(rows, prompts, server)
-  theirs = _of_log(rows, percentiles)
-  ours = of_requests(base.requests, percentiles)
+  base = setting(config)
+  log, percentiles = base.log, config["percentiles"]
+  found, profile = simulate(base)
+  theirs = _of_log(log.requests[: base.num_requests], percentiles)
+  ours = of_requests(found.requests, percentiles)
   suspected = _SHARED if config["prefixes"] == "none" else "not known"
   if config["num_requests"]:
     suspected = "requests that come later are left out (config.num_requests)"
+  sums = base.all_reduces
   return {
-    "source": measured.SOURCE,
-    "num_requests": len(rows),
+    "source": vllm_logs.SOURCE,
+    "log": log.name,
+    "num_requests": len(found.requests),
     "tolerance": config["tolerance"],
+    "assumptions": {
+      "model": log.model, "ranks": base.ranks, "skew": profile.skew,
+      "pages": base.server["pages"], "slots": base.server["slots"],
+      "tokens": base.server["tokens"],
+      "all_reduces": sums and dataclasses.asdict(sums),
+    },
     "rows": [
       _row(name, ours[name], theirs[name], config["tolerance"], suspected)
       for name in ours
     ],
     "sensitivity": [
-      _changed(label, rows, measured.prompts(rows, prefixes), server | change,
-               scale, theirs, percentiles)
-      for label, change, scale, prefixes in _changes(
-        server, config["change"], config["prefixes"]
-      )
+      _changed(label, changed, theirs, percentiles)
+      for label, changed in _changes(base, config["change"], profile.skew)
     ],
-    "counts": base.counts,
-    "series": base.series.tolist(),
-    "log_series": {k: v.tolist() for k, v in measured.series().items()},
+    "counts": found.counts,
+    "series": found.series.tolist(),
+    "log_series": {k: v.tolist() for k, v in log.series.items()},
   }
 
 
-def simulate(
-  rows: Sequence[Mapping[str, float]], prompts: Sequence[np.ndarray],
-  server: Mapping[str, Any], scale: float = 1.0,
-) -> Run:
+def simulate(base: Setting) -> tuple[Run, Profile]:
   """Serves the requests of a log on a simulated clock.
 
-  Args:
-    rows: Requests, from `measured.requests`.
-    prompts: Prompts of the requests.
-    server: Section ``config.server``.
-    scale: Factor on all times.
+  Returns:
+    The run, and the profile that it used.
+
+  Raises:
+    ValueError: A file is damaged, or a request does not fit in the cache.
   """
+  server = base.server
   pages = Pages(
     server["pages"] - _NULL_PAGES, server["page_size"], server["reuse"],
     in_turn=True,
@@ -112,19 +186,31 @@ def simulate(
       slots=server["slots"], tokens=server["tokens"],
       whole_prompt=server["whole_prompt"], copy_on_write=False,
     )
-  simulator = Simulator(measured.profile(scale), most=server["tokens"],
-                        draw=_own_token)
+  profile = vllm_logs.profile(
+    base.profile, base.model, base.ranks, base.all_reduces, base.skew,
+    base.scale,
+  )
+  simulator = Simulator(profile, most=server["tokens"], draw=_own_token)
   scheduler = Scheduler(
     limits, registry.make(server["policy"], pages), pages,
     # No host cache: preempted requests are recomputed.
     HostCache(0, server["page_size"], reserve=False), simulator.costs,
   )
+  rows = base.log.requests[: base.num_requests]
+  prompts = vllm_logs.prompts(base.log, base.prefixes, base.num_requests)
   requests = [
     Request(
       i, prompt, int(row["output_tokens"]), arrival_s=row["queued_s"]
     )
     for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
   ]
+  largest = max(r.longest for r in requests)
+  needed = -(-largest // pages.page_size) + _NULL_PAGES
+  if needed > server["pages"]:
+    raise ValueError(
+      f"config.server.pages={server['pages']} must be at least {needed}, since "
+      f"the longest request of the log has {largest} tokens"
+    )
   series = []
 
   def watch(engine: Engine, step: object) -> None:
@@ -142,7 +228,7 @@ def simulate(
     "found_pages": pages.counts.hits,
     "shared_pages": sum(r.num_hits for r in requests) // pages.page_size,
   }
-  return Run(requests, np.array(series), counts)
+  return Run(requests, np.array(series), counts), profile
 
 
 def _own_token(request: Request, position: int) -> int:
@@ -197,34 +283,43 @@ def _row(
 
 
 def _changes(
-  server: Mapping[str, Any], change: float, prefixes: str
-) -> list[tuple[str, dict[str, Any], float, str]]:
-  """Returns other runs: change, config keys, factor on times, prefixes."""
+  base: Setting, change: float, skew: float
+) -> list[tuple[str, Setting]]:
+  """Returns other runs with their labels; none if ``change`` is 0."""
   if not change:
     return []
-  pages = server["pages"]
+
+  def server(label: str, **keys: Any) -> tuple[str, Setting]:
+    changed = dataclasses.replace(base, server={**base.server, **keys})
+    return label, changed
+
+  def other(label: str, **fields: Any) -> tuple[str, Setting]:
+    return label, dataclasses.replace(base, **fields)
+
+  pages = base.server["pages"]
   more, less = round(pages * (1 + change)), round(pages * (1 - change))
-  changed = [
-    (f"{change:.0%} more pages ({more:,})", {"pages": more}, 1.0),
-    (f"{change:.0%} fewer pages ({less:,})", {"pages": less}, 1.0),
-    (f"steps take {change:.0%} longer", {}, 1 + change),
-    (f"steps take {change:.0%} less", {}, 1 - change),
-    ("each step waits for the one before", {"steps_ahead": 1}, 1.0),
-    ("the first chunk must fit, no more", {"whole_prompt": False}, 1.0),
-    ("no page is found", {"reuse": False}, 1.0),
+  found = [
+    server(f"{change:.0%} more pages ({more:,})", pages=more),
+    server(f"{change:.0%} fewer pages ({less:,})", pages=less),
+    other(f"steps take {change:.0%} longer", scale=1 + change),
+    other(f"steps take {change:.0%} less", scale=1 - change),
+    server("each step waits for the one before", steps_ahead=1),
+    server("the first chunk must fit, no more", whole_prompt=False),
+    server("no page is found", reuse=False),
+    other("no prompts begin alike", prefixes="none"),
   ]
-  return [(*row, prefixes) for row in changed] + [
-    ("no prompts begin alike", {}, 1.0, "none")
-  ]
+  if skew:
+    found.append(other("attention by the mean context", skew=0.0))
+  if base.all_reduces is not None:
+    found.append(other("all-reduces take no time", all_reduces=None))
+  return found
 
 
 def _changed(
-  label: str, rows: Sequence[Mapping[str, float]],
-  prompts: Sequence[np.ndarray], server: Mapping[str, Any], scale: float,
-  theirs: Mapping[str, float], percentiles: Sequence[int],
+  label: str, changed: Setting, theirs: Mapping[str, float],
+  percentiles: Sequence[int],
 ) -> dict[str, Any]:
-  found = simulate(rows, prompts, server, scale)
-  ours = of_requests(found.requests, percentiles)
+  ours = of_requests(simulate(changed)[0].requests, percentiles)
   return {
     "changed": label,
     "errors": {name: ours[name] / theirs[name] - 1 for name in ours},

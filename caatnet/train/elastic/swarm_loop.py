@@ -110,7 +110,8 @@ def place_in(
   steps = programs.experiment.train.num_steps
   settings = Settings(
     alone_s=options.alone_s, num_connections=options.num_connections,
-    checked=options.checksums, samples=programs.num_samples,
+    checked=options.checksums, measured=options.measured,
+    samples=programs.num_samples,
     rounds=programs.num_rounds(steps), listen=place.listen,
     advertise=place.advertise,
   )

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import itertools
 import math
 import time
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,9 @@ from parallel.elastic.ring import link_collectives
 from parallel.elastic.transport.links import Links
 
 EXACT = 9  # largest number of peers with exhaustive search: 8! / 2 rings
+# A measurement takes at least this many times a message without data, so that
+# the delay of a link and TCP's slow start change its rate little.
+_TRIPS = 8
 # Measure again after `_IN_A_ROW` sums that were `_SLOWER` times slower than the
 # fastest one.
 _SLOWER, _IN_A_ROW = 2.0, 3
@@ -65,7 +69,8 @@ def measure(
     links: Links of the epoch.
     tag: Operation tag. It and the next one must be unused.
     ranks: Peers in the order of their ranks; all members if None.
-    least_s: Minimum duration in seconds; the size doubles until it is reached.
+    least_s: Minimum duration in seconds, longer on links with a long delay; the
+      size grows until it is reached.
     most_bytes: Maximum number of bytes sent in one direction.
     limit_s: Time limit of each operation in seconds.
 
@@ -103,23 +108,34 @@ def _rate(
   most_bytes: int, limit_s: float,
 ) -> float:
   """Returns the bytes per second received from the partner of a pair."""
-  # Start with 64 KiB and double: fast links need more bytes for a stable time.
+
+  def gather(data: Any) -> list[memoryview]:
+    return link_collectives.gather(links, tag, data, ranks=pair).result(limit_s)
+
+  def slowest(seconds: float) -> float:
+    """Returns the larger of both partners' times."""
+    times = gather(np.array([seconds]))
+    return max(float(np.frombuffer(t)[0]) for t in times)
+
+  def timed(data: Any) -> float:
+    gather(b"")  # a barrier: the partner may be busy
+    start = time.monotonic()
+    gather(data)
+    return time.monotonic() - start
+
+  # The delay of the link, which is no part of its rate.
+  delay = slowest(min(timed(b"") for _ in range(3)))
+  enough_s = max(least_s, _TRIPS * delay)
+  # Start with 64 KiB: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
-    data = np.zeros(size, np.uint8)
-    # Barrier: the partner may still be in the previous round.
-    link_collectives.gather(links, tag, b"", ranks=pair).result(limit_s)
-    start = time.monotonic()
-    link_collectives.gather(links, tag, data, ranks=pair).result(limit_s)
-    seconds = time.monotonic() - start
-    # Exchange the times, so that both partners stop at the same size.
-    times = link_collectives.gather(
-      links, tag, np.array([seconds]), ranks=pair
-    ).result(limit_s)
-    slowest = max(float(np.frombuffer(t)[0]) for t in times)
-    if slowest >= least_s or 2 * size > most_bytes:
-      return size / seconds  # this peer's incoming rate
-    size *= 2
+    seconds = timed(np.zeros(size, np.uint8))
+    # Both partners stop at the same size.
+    longest = slowest(seconds)
+    if longest >= enough_s or 2 * size > most_bytes:
+      # This peer's incoming rate; half of the time is the least that is left.
+      return size / max(seconds - delay, seconds / 2)
+    size *= 4 if 8 * longest < enough_s and 4 * size <= most_bytes else 2
 
 
 class Rings:

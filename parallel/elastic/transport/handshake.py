@@ -23,6 +23,7 @@ import hashlib
 import hmac
 import os
 import pathlib
+import re
 import secrets
 import socket
 import ssl
@@ -167,6 +168,30 @@ def with_tls(
     context.load_verify_locations(authority)
     contexts.append(context)
   return Security(token, *contexts)
+
+
+def parse_address(key: str, text: str, least: int = 0) -> Address:
+  """Parses HOST:PORT; an IPv6 address is in brackets.
+
+  Args:
+    key: Prefix of the text in the error, such as "--listen=".
+    text: The text.
+    least: Smallest port; 0 if the system may choose it.
+
+  Raises:
+    ValueError: The text has another form.
+
+  Example:
+    >>> parse_address("", "[::1]:7000")
+    ('::1', 7000)
+  """
+  match = re.fullmatch(r"(?:\[([^\]\s]+)\]|([^:\s\[\]]+)):(\d{1,5})", text)
+  if not (match and least <= int(match[3]) < 1 << 16):
+    raise ValueError(
+      f"{key}{text} is not HOST:PORT, as in 10.0.0.1:7000 or [::1]:7000, with "
+      f"a port from {least} to 65535"
+    )
+  return match[1] or match[2], int(match[3])
 
 
 def from_files(

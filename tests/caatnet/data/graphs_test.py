@@ -294,7 +294,10 @@ def test_all_formats_of_a_graph_give_one_graph(tmp_path, undirected):
   features = rng.normal(size=(40, 5)).astype("f2").astype("f8")
   split = rng.integers(0, 4, 40).astype("u1")
   files_of(tmp_path, pairs, features, labels, split)
-  both = np.concatenate([pairs, pairs[:, ::-1]]) if undirected else pairs
+  both = pairs
+  if undirected:  # each pair once in each direction
+    both = np.unique(np.concatenate([pairs, pairs[:, ::-1]]), axis=0)
+    assert len(both) < 2 * len(pairs)
   options = {"undirected": undirected}
   graphs = {
     "edges": loaders.edge_list(
@@ -382,6 +385,10 @@ def test_array_that_cannot_be_read_names_its_key(tmp_path, key, content):
   (lambda raw: shutil.rmtree(raw.parent / "split/a"), "split has no folder"),
   (lambda raw: np.savetxt(raw / "node-label.csv.gz", np.zeros((4, 2))),
    "node-label.csv.gz is missing or damaged"),
+  (lambda raw: np.savetxt(raw / "node-label.csv.gz", np.full(4, 0.5)),
+   "has a label that is no integer"),
+  (lambda raw: np.savetxt(raw.parent / "split/a/train.csv.gz", [-1], "%d"),
+   "train.csv.gz names node -1"),
   (lambda raw: np.savetxt(raw / "node-label.csv.gz", np.zeros((4, 2)),
                           delimiter=","), "has 2 tasks, but must have one"),
 ])
@@ -396,6 +403,7 @@ def test_damaged_ogb_folder_names_its_path(tmp_path, damage, message):
 @pytest.mark.parametrize(
   ("text", "message"),
   [("0 1\n2\n", "other than two"), ("0 1 5\n2 3 4\n", "other than two"),
+   ("0 1 2\n3\n", "other than two"),
    ("0 x\n", "invalid literal"), ("0 1\n0 40\n", "names node 40"),
    ("0 -1\n", "names node -1"), (f"0 {10**20}\n", "too large")],
 )
@@ -426,7 +434,13 @@ def test_invalid_edge_list_is_an_error(tmp_path, text, message):
     ({"features": np.zeros(4)}, r"features are float64 \(4,\)"),
     ({"split": np.zeros(5, int)}, "split of 5 nodes, but labels of 4"),
     ({"split": np.zeros(4)}, "split are float64"),
-    ({"split": np.full(4, 9)}, "split.npy has 9"),
+    ({"split": np.full(4, 9)}, r"split are 9 to 9, but must lie in \[0, 3\]"),
+    ({"split": np.full(4, 257)}, "split are 257 to 257"),
+    ({"labels": np.full(4, 2**32 + 1)}, "labels are 4294967297 to"),
+    ({"labels": np.full(4, -2)}, r"labels are -2 to -2, but must lie in \[-1"),
+    ({"labels": np.full(4, 2**63, "u8")}, "labels are 9223372036854775808"),
+    ({"features": np.full((4, 3), 1e39)}, "node 0 are NaN, or outside of"),
+    ({"features": np.array([[0.0], [0.0], [np.nan], [0.0]])}, "node 2 are NaN"),
   ],
 )
 def test_error_of_a_file_names_the_key(tmp_path, changes, message):
@@ -437,6 +451,36 @@ def test_error_of_a_file_names_the_key(tmp_path, changes, message):
   } | changes)
   with pytest.raises(ValueError, match=f"^path='.*graph.npz'.*{message}"):
     loaders.npz(tmp_path / "a", path=str(path), undirected=False)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u8", "i2", "i8"])
+def test_labels_may_have_any_integer_dtype(tmp_path, dtype):
+  path = tmp_path / "graph.npz"
+  np.savez(
+    path, edge_index=np.zeros((2, 1), int), features=np.zeros((3, 2)),
+    labels=np.array([0, 2, 1], dtype),
+  )
+  graph = loaders.npz(tmp_path / "a", path=str(path), undirected=False)
+  assert graph.labels.tolist() == [0, 2, 1]
+  assert graph.meta["num_classes"] == 3
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_undirected_edges_count_once_for_any_chunks(
+  tmp_path, monkeypatch, chunk
+):
+  """Whichever directions are listed, and however often; also self-loops."""
+  monkeypatch.setattr(csr, "CHUNK", chunk)
+  pairs = np.array([[0, 3], [3, 0], [0, 3], [2, 2], [1, 3], [3, 5]])
+  np.savez(
+    tmp_path / "graph.npz", edge_index=pairs.T, features=np.zeros((7, 2)),
+    labels=np.zeros(7, int),
+  )
+  graph = loaders.npz(
+    tmp_path / "a", path=str(tmp_path / "graph.npz"), undirected=True
+  )
+  assert np.diff(graph.indptr).tolist() == [1, 1, 1, 3, 0, 1, 0]
+  assert graph.indices.tolist() == [3, 3, 2, 0, 1, 5, 3]
 
 
 def test_missing_arrays_of_a_file_are_named(tmp_path):

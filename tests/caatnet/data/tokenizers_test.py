@@ -132,6 +132,35 @@ def test_stop_ids_and_separator_are_read_from_config_files(
   assert (found.stop_ids, found.separator) == (stop, separator)
 
 
+@pytest.mark.parametrize(
+  ("generation", "model", "stop"),
+  [
+    (None, {"eos_token_id": [7, 8]}, (7, 8)),
+    ({"temperature": 0.6}, {"eos_token_id": 7}, (7,)),
+    ({"eos_token_id": 9}, {"eos_token_id": [7, 8]}, (9,)),
+    (None, {"eos_token_id": None}, (2,)),
+    (None, {"model": {"eos_token_id": 7}}, (2,)),
+  ],
+)
+def test_stop_ids_of_the_model_apply_if_generation_config_has_none(
+  tmp_path, generation, model, stop
+):
+  """A model may have several; ``eos_token`` is one. transformers agrees."""
+  files = llama_files() | {
+    "tokenizer_config.json": json.dumps({"eos_token": "</s>"}),
+    "config.json": json.dumps(model),
+  }
+  if generation is not None:
+    files["generation_config.json"] = json.dumps(generation)
+  for name, text in files.items():
+    (tmp_path / name).write_text(text)
+  found = tokenizers.load(str(tmp_path))
+  assert (found.stop_ids, found.separator) == (stop, 2)
+  again = LibraryTokenizer("again", found.files, "again")  # as kept with a run
+  assert again.stop_ids == stop
+  assert (generation or {}).items() <= again.generation.items()
+
+
 def test_identity_depends_only_on_what_changes_tokens():
   def identity(change, **others):
     main = json.loads(llama_files()["tokenizer.json"])
@@ -246,6 +275,29 @@ def test_template_has_the_functions_of_transformers(monkeypatch):
   assert found in {
     '{\n "b": 1,\n "a": "<"\n}' + date.strftime("%d %b %Y") for date in dates
   }
+
+
+@pytest.mark.parametrize(("template", "expected"), [
+  ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "<a>!"),
+  ("{% if tools is not none %}{{ tools | length }}{% endif %}.", "."),
+  ("{{ messages[0] | tojson(separators=(',', ':'), sort_keys=True) }}",
+   '{"content":"<a>","role":"user"}'),
+  ("{{ messages[0].content | tojson(ensure_ascii=True) }}", '"<a>"'),
+  ("{{ enable_thinking is defined and not enable_thinking }}", "True"),
+])
+def test_template_renders_as_in_transformers(template, expected):
+  """The language of templates is that of transformers."""
+  pytest.importorskip("jinja2")
+  messages = [{"role": "user", "content": "<a>"}]
+  options = {"enable_thinking": False}
+  assert talking(template).chat(messages, options) == expected
+
+
+def test_option_cannot_replace_the_conversation():
+  pytest.importorskip("jinja2")
+  for name in ("messages", "add_generation_prompt", "bos_token"):
+    with pytest.raises(ValueError, match=f"^{name} is no option"):
+      talking(TEMPLATE).chat([], {name: []})
 
 
 # Training ---------------------------------------------------------------------

@@ -48,6 +48,7 @@ def build(source, devices=1, changes=()):
   config = base.get_config()
   config.model.update(source.section)
   config.model.dtype = "float32"
+  config.data.seq_len = config.model.max_positions
   config.parallel.tensor = source.ranks
   config.update_from_flattened_dict(dict(changes))
   return experiments.build(config, {"tensor": devices})

@@ -345,7 +345,8 @@ LLAMA_3 = ("llama3", 8.0, 1.0, 4.0, 8192)
   [
     {},
     {"num_kv_heads": 2, "rope_scaling": LLAMA_3, "tied_embeddings": True},
-    {"sliding_window": 9, "head_width": 12, "rope_scaling": ("linear", 2.0)},
+    {"sliding_window": 9, "head_width": 12, "rope_scaling": ("linear", 2.0),
+     "max_positions": 128},
     {"qkv_bias": True},
     {"qkv_bias": True, "sliding_window": 5},
     {"qk_norm": True, "rope_base": 1e6},
@@ -357,10 +358,16 @@ def test_written_config_round_trips(changes):
     "num_kv_heads": 4, "ffn_width": 40, "head_width": 0, "qkv_bias": False,
     "qk_norm": False, "sliding_window": 0, "rope_scaling": (),
     "rope_base": 10_000.0, "norm_eps": 1e-5, "tied_embeddings": False,
+    "max_positions": 64,
   } | changes
   fields = families.describe(make_config(section), "float16", 64)
   fields = json.loads(json.dumps(fields))
   assert families.parse(fields) == (section, [])
+  # The run's own length without a published one.
+  trained = families.describe(
+    make_config(section | {"max_positions": 0}), "float16", 32
+  )
+  assert trained["max_position_embeddings"] == 32
 
 
 def test_written_config_has_the_keys_of_its_family():

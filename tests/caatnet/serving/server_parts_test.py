@@ -424,6 +424,21 @@ def chat(**more):
   )
 
 
+def test_values_of_vllms_clients_are_accepted():
+  """For top_k, -1 stands for all tokens."""
+  completion = fields.completion({"prompt": "a", "top_k": -1}, 8)
+  for made in (chat(top_k=-1), completion):
+    assert made.drawing["top_k"] == 0
+  for wrong in (-2, True, -1.0):
+    with pytest.raises(ApiError, match="top_k"):
+      chat(top_k=wrong)
+  given = {"enable_thinking": False}
+  assert chat(chat_template_kwargs=given).template == given
+  assert chat().template == {}
+  with pytest.raises(ApiError, match="chat_template_kwargs must be a JSON"):
+    chat(chat_template_kwargs=[1])
+
+
 def test_defaults_are_those_of_openai():
   made = fields.completion({"prompt": "a"}, 8)
   assert (made.max_tokens, made.n, made.stream, made.echo, made.logprobs,

@@ -62,25 +62,42 @@ def test_times_of_azure_are_utc_in_any_time_zone(tmp_path, monkeypatch):
     time.tzset()
 
 
-def test_simultaneous_arrivals_are_spread_in_order(tmp_path):
+def _mooncake(timestamps_ms):
+  """Returns the text of a trace with a block of its own for each request."""
+  return "".join(
+    json.dumps({
+      "timestamp": time, "input_length": 512, "output_length": 7,
+      "hash_ids": [number],
+    }) + "\n"
+    for number, time in enumerate(timestamps_ms)
+  )
+
+
+def test_requests_of_a_batch_are_spread_over_the_time_to_the_next(tmp_path):
   path = tmp_path / "trace"
-  path.write_text(MOONCAKE)
+  path.write_text(_mooncake([0] + [9000] * 999 + [11000] * 999))
   found = traces.load(path)
-  assert [a.blocks for a in found] == [(0, 1), (0, 2), (0, 1, 3), (4,), (0,)]
+  assert [a.blocks for a in found] == [(i,) for i in range(1999)]
   times = np.array([a.time_s for a in found])
   assert np.all(np.diff(times) > 0)
-  assert times[2] < 3
-  # Each batch is spread over the 3 s to the next.
-  starts = times[0] + np.array([3.0, 6.0]) - 3.0
-  assert np.all(times[3:] > starts)
-  assert times[3] < 6
-  spread = traces._spread([Arrival(i, 9.0, 1, 1) for i in range(999)], 0)
-  offsets = [a.time_s - 9 for a in spread]
-  assert 0 < min(offsets) < 0.05
-  assert 2.95 < max(offsets) < 3
+  for begin, end, batch in (9, 11, times[1:1000]), (11, 14, times[1000:]):
+    assert begin < batch[0] < begin + 0.05
+    assert end - 0.05 < batch[-1] < end
+    assert np.median(batch) == pytest.approx((begin + end) / 2, abs=0.15)
   assert traces.load(path) == found
   assert traces.load(path, seed=1) != found
   assert traces.load(path, 2) == found[:2]
+
+
+def test_request_with_a_timestamp_of_its_own_keeps_it(tmp_path):
+  """A later turn does not arrive before the previous one."""
+  path = tmp_path / "trace"
+  path.write_text(_mooncake([0, 700, 701, 2500, 2500, 2501]))
+  found = traces.load(path)
+  assert [a.blocks for a in found] == [(i,) for i in range(6)]
+  times = [a.time_s for a in found]
+  assert times[:3] == [0.0, 0.7, 0.701]
+  assert 2.5 < times[3] < times[4] < times[5] == 2.501
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -240,6 +257,10 @@ def test_sessions_respect_their_limits():
   ({"hash_ids": [1]}, "hash_ids has 1 blocks of 512 tokens, but input_length"),
   ({"hash_ids": [1, 2.5]}, "hash_ids must be a list of integers"),
   ({"hash_ids": "ab"}, "hash_ids must be a list of integers"),
+  ({"hash_ids": [1, True]}, "hash_ids must be a list of integers"),
+  ({"input_length": "513"}, "input_length='513' must be an integer"),
+  ({"output_length": True}, "output_length=True must be an integer"),
+  ({"output_length": 1.5}, "output_length=1.5 must be an integer"),
 ])
 def test_invalid_line_of_mooncake_is_refused(tmp_path, row, message):
   path = tmp_path / "trace"

@@ -3,11 +3,14 @@
 import datetime
 import importlib.machinery
 import importlib.metadata
+import json
+import math
 import sys
 import types
 
 import pytest
 
+from caatnet import commands
 from caatnet.show import results
 
 
@@ -26,7 +29,10 @@ def test_result_is_recorded_with_its_origin(tmp_path, monkeypatch):
   before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
   results.write(path, {"rows": [1, 2.5], "name": None})
   found = results.read(path)
-  assert list(found) == ["command", "date", "versions", "rows", "name"]
+  assert list(found) == [
+    "command", "date", "commit", "versions", "rows", "name"
+  ]
+  assert found["commit"] == commands.commit() != ""
   assert (found["rows"], found["name"]) == ([1, 2.5], None)
   assert found["command"] == "python -m launch.plan '--config=a b'"
   date = datetime.datetime.fromisoformat(found["date"])
@@ -57,3 +63,15 @@ def test_command_can_be_repeated(
   run_as(monkeypatch, module, *arguments)
   results.write(tmp_path / "x.json", {})
   assert results.read(tmp_path / "x.json")["command"] == command
+
+
+def test_json_is_strict_and_names_what_is_no_number(capsys):
+  """Other readers of JSON refuse NaN and Infinity."""
+  value = {"rows": [{"a": 1.5, "b": math.nan}], "n": (math.inf, -math.inf)}
+  text = results.to_json(value)
+  assert json.loads(text, parse_constant=pytest.fail) == {
+    "rows": [{"a": 1.5, "b": None}], "n": [None, None]
+  }
+  assert capsys.readouterr().err == (
+    "warning: rows[0].b and 2 more: no finite number; null in JSON\n"
+  )

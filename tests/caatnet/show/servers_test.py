@@ -35,13 +35,29 @@ def test_address_and_capacity_are_announced(
   host, port = listener.getsockname()[:2]
   host = {"::1": "[::1]"}.get(host, host)
   servers.announce(
-    "model", listener, HAS | {"pages": pages, "states": states}, CHOSEN
+    "model", listener, HAS | {"pages": pages, "states": states}, CHOSEN, False
   )
   assert capsys.readouterr().out == (
     f"model at http://{host}:{port}: /v1, a page at /, /metrics, /health\n"
     f"8 slots, context 4,096, {text} (1.26 GB), 5,000 on the host (2.50 GB); "
     "vtc, preempt=swap, queue 1,000\n"
   )
+
+
+@pytest.mark.parametrize(("host", "has_key", "warns"), [
+  ("0.0.0.0", False, True), ("0.0.0.0", True, False),
+  ("127.0.0.2", False, False),
+])
+def test_address_that_others_reach_without_a_key_is_a_warning(
+  capsys, host, has_key, warns
+):
+  with socket.create_server((host, 0)) as listener:
+    servers.announce("model", listener, HAS, CHOSEN, has_key)
+  lines = capsys.readouterr().out.splitlines()
+  assert [line.startswith("warning: any machine") for line in lines] == (
+    [False, False] + [True] * warns
+  )
+  assert not warns or "CAATNET_API_KEY" in lines[-1]
 
 
 def test_lines_are_printed_whole_and_without_markup(capsys):
@@ -56,7 +72,7 @@ def test_terminal_emphasises_only_name_and_address(monkeypatch, listener):
   spec = importlib.util.find_spec(servers.__name__)
   fresh = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(fresh)  # its console is made on this terminal
-  fresh.announce("model", listener, HAS, CHOSEN)
+  fresh.announce("model", listener, HAS, CHOSEN, True)
   first, second = out.getvalue().splitlines()
   assert first.startswith("\x1b[1mmodel\x1b[0m at \x1b[1;36mhttp://")
   assert first.count("\x1b") == 4

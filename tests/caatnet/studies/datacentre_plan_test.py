@@ -181,12 +181,34 @@ def test_bytes_and_bubble_equal_those_of_the_cost_models():
   hop = model.stream_bytes(8192) * width / int(width)
   sent = 2 * microbatches * hop  # forward and back
   assert found["stage_bits"] * found["step_s"] / 8 == pytest.approx(sent)
-  layers, t = 126 / stages, 32
+  layers, t = 126 / stages, 8  # NVLink connects the eight GPUs of a node
+  assert found["tensor"] == t
   reduced = 4 * layers * microbatches * hop * 2 * (t - 1) / t
   assert found["tensor_bits"] * found["step_s"] / 8 == pytest.approx(reduced)
 
 
+@pytest.mark.parametrize("kind", [int, np.int64, np.array])
+def test_integers_give_the_results_of_floats(kind):
+  """6 * 405e9^2 * 20 exceeds 64 bits."""
+  exact = {"parameters": 405_000_000_000, "tokens_per_parameter": 20}
+  for size in closed_forms.GIVEN:
+    expected = plan({k: float(v) for k, v in exact.items()}, size)
+    found = plan({k: kind(v) for k, v in exact.items()}, size)
+    assert found["days"] > 0
+    for key, value in expected.items():
+      assert float(found[key]) == value, key
+
+
+def test_tensor_ranks_fill_a_scale_up_domain_not_a_rack():
+  """Four nodes of 8 H100 form a rack, but NVLink connects only a node."""
+  rack = knobs.of_rack("h100", "bf16")
+  assert (rack["per_rack"], rack["per_domain"]) == (32, 8)
+  assert plan({**rack, "parameters": 405e9})["tensor"] == 8
+  assert plan()["tensor"] == 72
+
+
 @pytest.mark.parametrize(("values", "words"), [
+  ({"site_w": 1e300}, "site_w=1e+300 must be positive and finite, at most"),
   ({"budget": -1.0}, "budget=-1 must be positive"),
   ({"budget": 1e6}, "buys no rack"),
   ({"budget": math.inf}, "budget=inf must be"),
@@ -328,8 +350,8 @@ def test_quantity_must_be_in_its_range():
 
 UNITS = {"", "$", "$/MWh", "B", "B/s", "FLOP", "FLOP/s", "W", "Wh", "bit",
          "bit/s", "days", "h", "km", "s"}
-COUNTS = {"accelerators", "chunks", "layers", "microbatch_tokens", "per_rack",
-          "radix", "sync_every"}
+COUNTS = {"accelerators", "chunks", "layers", "microbatch_tokens", "per_domain",
+          "per_rack", "radix", "sync_every"}
 
 
 def test_knobs_have_units_bounds_and_sources():

@@ -1,6 +1,9 @@
 """Bandwidth measurement of peer pairs, and ring orders chosen from it."""
 
+import contextlib
 import itertools
+import queue
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from parallel.elastic.membership.messages import Reduce
 from parallel.elastic.ring import bandwidth
 from parallel.elastic.ring.bandwidth import Rings
 from parallel.elastic.transport.links import Links
+from tests.parallel.elastic import worlds
 from tests.parallel.elastic.worlds import (
   SECURITY,
   Relay,
@@ -38,6 +42,49 @@ def test_all_peers_obtain_the_same_measured_rates():
     ])
   assert all(np.array_equal(found[0], other) for other in found)
   assert (found[0] > 0).sum() == 6
+
+
+class Delayed(Relay):
+  """Relay whose data arrive after a constant delay, whatever their size."""
+
+  def __init__(self, target, bytes_per_s, delay_s):
+    self.delay_s = delay_s
+    super().__init__(target, bytes_per_s)
+
+  def _forward(self, source, target):
+    under_way = queue.Queue()
+    self._start(self._deliver, under_way, target)
+    with contextlib.suppress(OSError):
+      while data := source.recv(1 << 16):
+        time.sleep(len(data) / self.bytes_per_s)
+        under_way.put((time.monotonic() + self.delay_s, data))
+    under_way.put((0.0, b""))
+
+  def _deliver(self, under_way, target):
+    with contextlib.suppress(OSError):
+      while (item := under_way.get())[1]:
+        time.sleep(max(0.0, item[0] - time.monotonic()))
+        target.sendall(item[1])
+    worlds.shut(target)
+
+
+def test_rate_of_a_link_does_not_depend_on_its_delay():
+  """A message of 64 KiB at 4 MB/s takes 16 ms, one way takes 50 ms."""
+  rate, delay = 4e6, 0.05
+  with listeners(2) as there:
+    relays = [Delayed(x.address, rate, delay) for x in there.values()]
+    addresses = dict(zip(there, (x.address for x in relays), strict=True))
+    links = [Links(me, 1, addresses, SECURITY) for me in there]
+    together([lambda x=x: x.connect(there[x.me], 20) for x in links])
+    found = together([lambda x=x: bandwidth.measure(x, 5) for x in links])
+    for x in links:
+      x.close()
+    for relay in relays:
+      relay.close()
+  assert np.array_equal(*found)
+  # A loaded machine sleeps longer.
+  assert 0.4 * rate < found[0][0, 1] < 1.2 * rate
+  assert 0.4 * rate < found[0][1, 0] < 1.2 * rate
 
 
 def _bottleneck(rates, order):

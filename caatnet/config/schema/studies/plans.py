@@ -21,8 +21,8 @@ from caatnet.config.schema.studies.shared import (
 
 _KNOBS = (
   "budget", "accelerators", "days_allowed", "compute_share", "rack_price",
-  "per_rack", "rack_w", "overhead", "pue", "energy_price", "peak",
-  "utilisation", "availability", "memory_bytes", "fill", "parameters",
+  "per_rack", "per_domain", "rack_w", "overhead", "pue", "energy_price",
+  "peak", "utilisation", "availability", "memory_bytes", "fill", "parameters",
   "active_share", "tokens_per_parameter", "state_bytes", "batch_tokens",
   "microbatch_tokens", "layers", "chunks", "step_share", "scale_up_bits",
   "scale_out_bits", "radix", "gradient_bits", "sync_every", "distance_km",
@@ -145,6 +145,10 @@ class PlannerOptions:
   )
   most_microbatches: int = field(
     256, "Largest number of microbatches to try.", COUNT
+  )
+  least_devices: int = field(
+    0, "Fewest devices of the cluster to use; 0 for half of them.",
+    COUNT_OR_NONE,
   )
   top: int = field(5, "Number of reported configurations.", COUNT)
   ordered: int = field(

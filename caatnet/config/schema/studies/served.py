@@ -274,10 +274,18 @@ class VLLMLog(Study):
     """Options of vLLM in that run."""
 
     policy: str = field("first_come", "Scheduling policy.")
-    slots: int = field(256, "Largest number of running requests.", COUNT)
-    tokens: int = field(2048, "Tokens of a step.", COUNT)
+    slots: int = field(
+      0, "Largest number of running requests; 0 for that of the log.",
+      COUNT_OR_NONE,
+    )
+    tokens: int = field(
+      0, "Tokens of a step; 0 for that of the log.", COUNT_OR_NONE
+    )
     page_size: int = field(16, "Positions of a page of the cache.", COUNT)
-    pages: int = field(2588, "Pages of the cache.", TWO_OR_MORE)
+    pages: int = field(
+      0, "Pages of the cache; 0 for those that fit after the weights.",
+      COUNT_OR_NONE,
+    )
     reuse: bool = field(True, "Whether requests share pages of prefixes.")
     whole_prompt: bool = field(
       True, "Whether admission of a request requires free pages for its whole "
@@ -285,9 +293,56 @@ class VLLMLog(Study):
     )
     steps_ahead: int = field(2, "Largest number of steps in flight.", COUNT)
 
+  @section
+  class Sizes:
+    """Sizes of the model; 0 for those of the model that the log names."""
+
+    vocab_size: int = field(0, "Size of the vocabulary.", COUNT_OR_NONE)
+    width: int = field(0, "Channels of the residual stream.", COUNT_OR_NONE)
+    num_layers: int = field(0, "Layers.", COUNT_OR_NONE)
+    num_heads: int = field(0, "Query heads.", COUNT_OR_NONE)
+    num_kv_heads: int = field(0, "Key and value heads.", COUNT_OR_NONE)
+    ffn_width: int = field(0, "Hidden channels of the MLP.", COUNT_OR_NONE)
+    head_width: int = field(0, "Channels of a head.", COUNT_OR_NONE)
+
+  @section
+  class Collectives:
+    """All-reduces over tensor ranks, which a profile does not contain."""
+
+    per_layer: int = field(2, "All-reduces of a layer.", COUNT_OR_NONE)
+    bandwidth: float = field(
+      0.0, "Bytes per second between two ranks; 0 for that of the log.",
+      NOT_NEGATIVE,
+    )
+    latency_s: float | None = field(
+      None, "Seconds of a message without its bytes; None for that of the log.",
+      NOT_NEGATIVE,
+    )
+
   name: str = field("vllm_log", "Name of the config.")
   study: str = study_key("serving")
   subject: str = field("vllm_log", "Subject of the study.", ("vllm_log",))
+  log: str = field(
+    "rtx4090_llama31_8b", "Log: a folder in the format of LLMServingSim, or an "
+    "included one: rtx4090_llama31_8b, rtxpro6000_llama31_8b, "
+    "rtxpro6000_qwen3_32b.",
+  )
+  profile: str = field(
+    "", "Folder with the measured times of operations; unset for the folder "
+    '"profile" of the log.',
+  )
+  model: Sizes = field(Sizes, "Sizes of the model.")
+  ranks: int = field(
+    0, "Tensor ranks; 0 for the number of the log.", COUNT_OR_NONE
+  )
+  collectives: Collectives = field(
+    Collectives, "All-reduces over tensor ranks."
+  )
+  skew: float | None = field(
+    None, "Attention of sequences of unequal length: position of its time "
+    "between those of the mean (0) and of the largest context (1); None for "
+    "the fit in the profile.", FRACTION,
+  )
   num_requests: int = field(
     0, "Number of requests of the log; 0 for all.", COUNT_OR_NONE
   )

@@ -1,0 +1,192 @@
+"""Schemas of files that users write, checked with one line per error.
+
+A schema is strict: numbers are numbers (neither ``true`` nor ``"50e9"``),
+finite, and in their range; unknown keys are errors; no value is converted
+except an integer to a float.
+
+Example:
+  >>> class Link(Schema):
+  ...   name: str
+  ...   bandwidth: Positive
+  >>> parse(Link, '{"name": "a", "bandwidth": 5e10}').bandwidth
+  50000000000.0
+  >>> parse(Link, '{"name": "a", "bandwidth": "fast"}')
+  Traceback (most recent call last):
+  ValueError: bandwidth="fast" must be a valid number
+"""
+
+from collections.abc import Iterable
+import gzip
+import json
+import pathlib
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+
+from parallel import checks
+
+# Bytes of a file: more than any matrix of 4,096 devices.
+MOST_BYTES = 2**30
+
+Positive = Annotated[float, pydantic.Field(gt=0)]
+NotNegative = Annotated[float, pydantic.Field(ge=0)]
+Count = Annotated[int, pydantic.Field(ge=1)]
+
+
+class Schema(pydantic.BaseModel):
+  """Object of a file whose keys are all known."""
+
+  model_config = pydantic.ConfigDict(
+    extra="forbid", strict=True, allow_inf_nan=False, frozen=True
+  )
+
+
+class OpenSchema(Schema):
+  """Object of a file of other programs, whose further keys are ignored."""
+
+  model_config = pydantic.ConfigDict(extra="ignore")
+
+
+_S = TypeVar("_S", bound=Schema)
+
+
+def either(**kinds: Any) -> Any:
+  """Returns the type of values of one of two kinds, told apart by their type.
+
+  Args:
+    kinds: Types by a name: ``text`` for strings, ``number`` for numbers,
+      ``other`` for the rest.
+  """
+
+  def kind_of(value: Any) -> str:
+    if isinstance(value, str) and "text" in kinds:
+      return "<text>"
+    if isinstance(value, int | float) and "number" in kinds:
+      return "<number>"
+    return "<other>"
+
+  union: Any = None
+  for name, kind in kinds.items():
+    tagged = Annotated[kind, pydantic.Tag(f"<{name}>")]
+    union = tagged if union is None else union | tagged
+  return Annotated[union, pydantic.Discriminator(kind_of)]
+
+
+def read(
+  schema: type[_S], path: pathlib.Path, most_bytes: int = MOST_BYTES
+) -> _S:
+  """Reads a JSON file, gzipped or not.
+
+  Args:
+    schema: Schema of its object.
+    path: The file.
+    most_bytes: Largest size of the file, and of its content.
+
+  Raises:
+    ValueError: The file is too large or invalid; the message names it.
+    OSError: The file cannot be read.
+  """
+  try:
+    size = path.stat().st_size
+    if size <= most_bytes:
+      opened = gzip.open if path.suffix == ".gz" else open
+      with opened(path, "rb") as file:
+        data = file.read(most_bytes + 1)
+      size = len(data)
+    if size > most_bytes:
+      raise ValueError(f"has more than {most_bytes:,} bytes")
+    return parse(schema, data)
+  except (EOFError, ValueError) as error:
+    raise ValueError(f"{path}: {error}") from error
+
+
+def parse(schema: type[_S], data: str | bytes) -> _S:
+  """Parses a JSON object.
+
+  Raises:
+    ValueError: It is invalid; the message has one line.
+  """
+  try:
+    return schema.model_validate_json(data)
+  except pydantic.ValidationError as error:
+    raise ValueError(_explained(schema, error)) from error
+
+
+def check(schema: type[_S], value: Any) -> _S:
+  """Checks an object that is parsed already; see `parse`."""
+  try:
+    return schema.model_validate(value)
+  except pydantic.ValidationError as error:
+    raise ValueError(_explained(schema, error)) from error
+
+
+def _explained(
+  schema: type[Schema], failed: pydantic.ValidationError
+) -> str:
+  """Returns the first error as one line: place, value, what it must be."""
+  errors = failed.errors(include_url=False)
+  error, more = errors[0], len(errors) - 1
+  place = _place(error["loc"])
+  kind, value = error["type"], error["input"]
+  if kind == "json_invalid":
+    text = f"is not JSON: {error['ctx']['error']}"
+  elif kind == "missing":
+    keys = ", ".join(_fields_at(schema, error["loc"][:-1]))
+    text = f"{place} is missing; keys are {keys}"
+  elif kind == "extra_forbidden":
+    outer = _place(error["loc"][:-1])
+    keys = _fields_at(schema, error["loc"][:-1])
+    where = f"{outer}: key " if outer else "key "
+    try:
+      checks.known(where, str(error["loc"][-1]), keys)
+    except ValueError as known:
+      text = str(known)
+  else:
+    must = error["msg"].removeprefix("Input should ")
+    must = must[0].lower() + must[1:]
+    must = must if must.startswith("be ") else f"satisfy: {must}"
+    shown = "" if isinstance(value, dict | list) else f"={_short(value)}"
+    text = f"{place or 'the content'}{shown} must {must}"
+  return text + (f" ({more} more errors)" if more else "")
+
+
+def _place(location: Iterable[int | str]) -> str:
+  """Returns the path of a value, as in ``links[2].bandwidth``."""
+  text = ""
+  for part in location:
+    if isinstance(part, int):
+      text += f"[{part}]"
+    elif not part.startswith("<"):  # tags of `either`
+      text += f".{part}" if text else part
+  return text
+
+
+def _fields_at(schema: Any, location: tuple[int | str, ...]) -> list[str]:
+  """Returns the keys of the object at a place."""
+  kinds = [schema]
+  for part in location:
+    if isinstance(part, str) and not part.startswith("<"):
+      kinds = [
+        kind.model_fields[part].annotation for kind in kinds
+        if _is_schema(kind) and part in kind.model_fields
+      ]
+      kinds = [inner for kind in kinds for inner in _schemas(kind)]
+  return [name for kind in kinds if _is_schema(kind)
+          for name in kind.model_fields]
+
+
+def _is_schema(kind: Any) -> bool:
+  return isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+def _schemas(kind: Any) -> list[Any]:
+  """Returns the schemas within a type."""
+  if _is_schema(kind):
+    return [kind]
+  parts = getattr(kind, "__args__", ())
+  return [found for part in parts for found in _schemas(part)]
+
+
+def _short(value: Any) -> str:
+  text = json.dumps(value, default=str)
+  return text if len(text) <= 60 else f"{text[:57]}..."
