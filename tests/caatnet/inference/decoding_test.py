@@ -269,7 +269,7 @@ def test_step_reads_the_newest_token_unless_the_host_knows_it():
     found_logprobs[:, 0], found_logprobs[:, 1], rtol=0, atol=1e-5
   )
   assert len(decoder.shapes) == 2
-  assert decoder.compile_seconds > 0
+  assert 0 < decoder.compile_seconds < time.perf_counter() - begun
 
 
 def test_token_of_one_sequence_is_written_in_place():
