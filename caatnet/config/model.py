@@ -30,8 +30,8 @@ def transformer(
     ValueError: If a value is not allowed; the message has the allowed values.
   """
   one_of("attention", section.attention, attentions.IMPLEMENTATIONS)
-  check_positions("data.seq_len", context.data.seq_len, section.max_positions)
   context.check_language("transformer")
+  check_positions("data.seq_len", context.data.seq_len, section.max_positions)
   sync: Sync = sections.call(
     "sync", build_sync, context.sync, context, section.num_layers, section.remat
   )

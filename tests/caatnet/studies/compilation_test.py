@@ -92,7 +92,7 @@ def test_bounds_of_a_step():
 
 
 def test_only_asynchronous_transfers_are_hidden():
-  """A synchronous one blocks, whatever is scheduled beside it."""
+  """A synchronous one blocks, whatever is scheduled with it."""
   entry = ledger.Collective(
     "all_reduce", ("a",), 8, "float32", (1000,), 1, "forward", False, "add", "",
   )
