@@ -81,7 +81,7 @@ def cycle(topology: Topology) -> list[int]:
   consecutive ranks, including the last and the first, are joined by a link. A
   mesh with an odd number of ranks has no such cycle, and some steps of the
   order take several links. Other topologies are not searched: their order is
-  that of the rank numbers.
+  that of the rank numbers, or the reverse where that takes fewer links.
 
   Example:
     >>> from parallel.topology.builders import mesh
@@ -97,11 +97,23 @@ def cycle(topology: Topology) -> list[int]:
   n, shape = topology.num_ranks, [d for d in topology.shape if d > 1]
   order = list(range(n))
   if topology.num_switches or math.prod(shape) != n or len(shape) < 2:
-    return order
+    return order if topology.symmetric else _along_links(topology, order)
   grid = _grid_cycle(shape)
   if grid is None and len(shape) == 2:
     grid = _odd_torus_cycle(*shape)
   return order if grid is None else grid
+
+
+def _along_links(topology: Topology, order: list[int]) -> list[int]:
+  """Returns a cycle in the direction in which it takes fewer links.
+
+  The directions differ where links have no reverse, as in a one-way ring.
+  """
+  back = [order[0], *order[:0:-1]]
+  return min(order, back, key=lambda nodes: sum(
+    topology.hops(node, following)
+    for node, following in zip(nodes, [*nodes[1:], nodes[0]], strict=True)
+  ))
 
 
 def _grid_cycle(shape: Sequence[int]) -> list[int] | None:

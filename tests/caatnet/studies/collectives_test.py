@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from caatnet.studies import registry
+from caatnet.studies.collectives import report
 from caatnet.studies.collectives import study as collectives
 from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.flows import study as flow_study
@@ -293,3 +294,17 @@ def test_overlapping_phases_beat_the_sum_of_both_phases():
   ):
     assert collectives.injection_bound(net, size) < seconds
     assert seconds < 15 / 16 * size / 50e9
+
+
+def test_lines_of_eleven_algorithms_can_be_told_apart():
+  names = [f"algorithm {i}" for i in range(11)]
+  rows = [
+    {"algorithm": name, "size_bytes": 2**20, "events_us": 2.0, "bound_us": 1.0}
+    for name in names
+  ]
+  *lines, bound = report._curves(rows, names)
+  assert [line.label for line in lines] == names
+  drawn = {(int(x.colour[1:]) % 10, x.style, x.marker) for x in lines}
+  assert len({look[:2] for look in drawn}) == 11  # also without markers
+  assert {(*line.x, *line.y) for line in lines} == {(1024, 2**20 / 2e3)}
+  assert (bound.label, *bound.y) == ("bound of the ranks' links", 2**20 / 1e3)

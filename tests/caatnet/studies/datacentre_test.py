@@ -11,6 +11,7 @@ from caatnet.show import render
 from caatnet.studies import registry
 from caatnet.studies.datacentre import closed_forms, known, page, report
 from caatnet.studies.datacentre.knobs import KNOBS
+from caatnet.studies.utilisation import predictor
 from configs.datacentre import hundred_billion
 from configs.planner import gpt_11b
 
@@ -114,6 +115,27 @@ def test_bandwidth_falls_with_lower_targets_and_better_methods(result):
   for worse, better in itertools.pairwise(rows):
     assert all(b <= w for w, b in zip(worse, better, strict=True))
   assert rows[0][0] > 200 * rows[-1][0]
+
+
+def test_least_bandwidth_reaches_its_target_and_a_lower_one_does_not(result):
+  """A reduction arrives half a round trip after it was sent."""
+  found = result["between"]
+  plan = {row["name"]: row["value"] for row in result["results"]}
+  knobs = {row["name"]: row["value"] for row in result["knobs"]}
+  model = predictor.Model(
+    knobs["parameters"], found["layers"], found["step_s"]
+  )
+  methods = predictor.paper_methods(found["layers"], found["round_steps"])
+  count = found["sites"]
+  for row in found["rows"]:
+    target, bit_s = next(
+      (float(t), b) for t, b in row["bit_s"].items() if b is not None
+    )
+    reached = predictor.simulate(
+      model, methods[row["method"]], np.array([0.98 * bit_s, bit_s]),
+      volume_factor=2 * (count - 1) / count, latency_s=plan["rtt_s"] / 2,
+    ).utilisation
+    assert reached[0] < target <= reached[1] + 1e-9, row["method"]
 
 
 def test_lost_link_costs_its_share_if_all_links_are_used(result):

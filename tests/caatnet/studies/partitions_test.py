@@ -43,11 +43,22 @@ def test_memory_differs_from_the_paper_only_by_gradient_bytes(result):
     assert memory["total"] / 1e9 == pytest.approx(exact, rel=1e-5)
 
 
+def test_received_gigabytes_are_those_of_the_result(result):
+  (_, received) = report._schemes(result)
+  rows = {row["scheme"]: row for row in received.rows}
+  for name, scheme in result["schemes"].items():
+    for level in ("node", "gpu", "gcd"):
+      texts = rows[name][level].split(" / ")
+      exact = [of[level] / 1e9 for of in scheme["received"].values()]
+      assert list(map(float, texts)) == pytest.approx(exact, abs=0.006)
+
+
 def test_tables_name_assumptions_and_unreproduced_figures(result, capsys):
   render.show(report.report(result))
   printed = capsys.readouterr().out
   for words in ("Predicted, nothing is measured", "reaches 40% of 191.5",
-                "4 a gradient", "12.5 GB/s into each device (published",
+                "4 a gradient", "GB; * over 64 GB;",
+                "12.5 GB/s into each device (published",
                 "50 GB/s into each device (range", "as recalled",
                 "1.71 is OUTSIDE our 0.88 to 1.52"):
     assert words in printed, words

@@ -11,6 +11,7 @@ from caatnet.show import drawing, render
 from caatnet.studies.serving import (
   cells,
   fairness,
+  fastswitch,
   report,
   server,
   study,
@@ -187,10 +188,32 @@ def test_killed_study_resumes_after_its_last_cell(tmp_path, monkeypatch):
    "no memory left for a cache"),
   ({"traces": {"azure_conv": {"path": "absent.csv"}}, "kinds": ()},
    "absent.csv"),
+  ({"traces": {"azure_chat": {"path": ""}}, "kinds": ()},
+   r"config\.traces: sample 'azure_chat' must be one of"),
 ])
 def test_invalid_value_is_named(change, message):
   with pytest.raises(ValueError, match=message):
     study.run(CONFIG | change)
+
+
+def test_cost_model_is_compared_with_the_better_alternative():
+  """For each seed and measure; within half of its interval nothing is told."""
+  def row(arm, ttft, tbt):
+    return {
+      "load": 0.9, "seed": 7, "arm": arm, "able": 5, "cheaper": 3, "swapped": 2,
+      "ttft": {"99": ttft}, "tbt": {"99": tbt},
+    }
+
+  found = fastswitch._compared([
+    row("recompute", (4.0, 3.0, 5.0), (1.0, 0.9, 1.1)),
+    row("reuse", (3.0, 2.0, 4.0), (2.0, 1.9, 2.1)),
+    row("cost", (3.5, 3.0, 5.0), (1.5, 1.4, 1.8)),
+  ])
+  assert [r["measure"] for r in found] == ["ttft", "tbt"]
+  assert [r["worse"] for r in found] == [0.5, 0.5]  # than 3.0 and 1.0
+  assert [r["width"] for r in found] == pytest.approx([1.0, 0.2])
+  assert [r["beyond"] for r in found] == [False, True]
+  assert {r["seed"] for r in found} == {7}
 
 
 def test_study_prints_and_draws(capsys, tmp_path):
