@@ -197,7 +197,7 @@ def test_invalid_value_is_named(change, message):
 
 
 def test_cost_model_is_compared_with_the_better_alternative():
-  """For each seed and measure; within half of its interval nothing is told."""
+  """For each seed and measure; it is beyond by more than half its interval."""
   def row(arm, ttft, tbt):
     return {
       "load": 0.9, "seed": 7, "arm": arm, "able": 5, "cheaper": 3, "swapped": 2,
