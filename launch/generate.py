@@ -4,8 +4,7 @@
   python -m launch.generate --workdir=runs/tiny --prompt_file=prompts.jsonl \
     --temperature=0.8 --top_p=0.95 --json --config.inference.batch=32
 
-Defaults of sampling are those of generation_config.json, otherwise temperature
-0.8 and top-p 0.95. A text is streamed; Ctrl-C ends early with code 130.
+Defaults are those of generation_config.json, or temperature 0.8 and top-p 0.95.
 """
 
 from absl import flags
@@ -43,8 +42,9 @@ def main() -> int:
 
   texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
   tokens = tokenizer.load(FLAGS.workdir)
-  given = {name: FLAGS[name].value for name in ("temperature", *FILTERS)}
-  drawing = chosen(given, tokens.generation)
+  drawing = {name: FLAGS[name].value for name in FILTERS}
+  drawing["temperature"] = FLAGS.temperature
+  drawing = chosen(drawing, tokens.generation)
   with naming("--", ("max_tokens", "stop", "seed", *drawing), ""):
     ends = stops.Stops(
       FLAGS.max_tokens, frozenset(tokens.stop_ids), tuple(FLAGS.stop)

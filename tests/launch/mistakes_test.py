@@ -165,7 +165,7 @@ VALUES = [
    "did you mean --temperature?"),
   ("generate", [EMPTY, "--prompt=a", "--chat"], "bytes have no chat template"),
   ("generate", [EMPTY, "--prompt=a", "--config.sync.p=0.5"],
-   "only config.inference, config.parallel.data can be changed"),
+   "only config.inference, config.parallel.data, config.model.max"),
   ("generate", [EMPTY, "--prompt=a", "--config.inference.bach=3"],
    "did you mean inference.batch?"),
   ("generate", [EMPTY, "--prompt=a", "--config.inference.pages=3"],

@@ -188,7 +188,8 @@ def test_killed_study_resumes_after_its_last_cell(tmp_path, monkeypatch):
    "no memory left for a cache"),
   ({"traces": {"azure_conv": {"path": "absent.csv"}}, "kinds": ()},
    "absent.csv"),
-  ({"traces": {"azure_chat": {"path": ""}}, "kinds": ()},
+  ({"traces": {"azure_chat": {"path": ""}}, "kinds": (),
+    "seeds_trace": "azure_chat"},
    r"config\.traces: sample 'azure_chat' must be one of"),
 ])
 def test_invalid_value_is_named(change, message):
