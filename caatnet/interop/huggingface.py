@@ -196,7 +196,7 @@ def write_published(
   *,
   step: int | None = None,
   dtype: str = "",
-  shard_bytes: int = 5 * 10**9,
+  shard_bytes: int = tensors.SHARD_BYTES,
   advance: Callable[[], None] = lambda: None,
 ) -> Conversion:
   """Writes a published folder from a checkpoint of a run.

@@ -25,6 +25,8 @@ import safetensors
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# Maximum size of a file, as in published models.
+SHARD_BYTES = 5 * 10**9
 
 # Supported dtypes of weights by their names in the format.
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -115,7 +117,7 @@ class Writer:
     self,
     folder: pathlib.Path,
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-    shard_bytes: int = 5 * 10**9,
+    shard_bytes: int = SHARD_BYTES,
   ) -> None:
     """Writes the headers, and an index if there are several files.
 

@@ -272,6 +272,26 @@ def test_step_reads_the_newest_token_unless_the_host_knows_it():
   assert 0 < decoder.compile_seconds < time.perf_counter() - begun
 
 
+def test_cache_that_does_not_fit_is_an_error_with_its_size_and_settings():
+  program, params = make("one rank")
+  config = program.model.config
+  pages = 2**38  # beyond any address space
+  shape = CacheShape(
+    config.num_layers, pages, PAGE_SIZE, config.num_kv_heads,
+    config.head_width, "float32", "heads",
+  )
+  gigabytes = 4e-9 * 2 * pages * PAGE_SIZE * (
+    config.num_layers * config.num_kv_heads * config.head_width
+  )
+  weights = make_weights(program, put(program, params), False, False)
+  capacity = decoders.Capacity(2, 3 * PAGE_SIZE, PAGE_SIZE, 8)
+  with pytest.raises(ValueError, match=(
+    rf"a rank takes {gigabytes:,.1f} GB.*: {pages:,} pages of 4 positions; set "
+    "config.inference.pages, or reduce batch=2 or context=12"
+  )):
+    decoders.Decoder(program, weights, capacity, shape)
+
+
 def test_token_of_one_sequence_is_written_in_place():
   """XLA:CPU copies no pages, although the layers are not in a loop."""
   program, params = make("one rank")

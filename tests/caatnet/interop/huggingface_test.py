@@ -101,7 +101,7 @@ def read_all(folder):
 
 
 def expect_round_trip(family, experiment, run, folder):
-  huggingface.write_published(experiment, run, folder)
+  huggingface.write_published(experiment, run, folder, step=0)
   assert read_all(folder) == read_all(FIXTURES / family)
   configs = [json.loads((x / "config.json").read_text())
              for x in (folder, FIXTURES / family)]

@@ -174,6 +174,7 @@ def test_all_problems_are_in_one_error(folder):
     arrays["model.norm.weight"] = np.ones((32, 1), "f4")
     arrays["lm_head.weight"] = np.ones((96, 32), "i4")
     arrays["model.layers.1.mlp.gate_proj.weight_scale"] = np.ones(1, "f4")
+    arrays["model.layers.1.side.layers.7.weight"] = np.ones(1, "f4")
     del arrays["model.layers.1.input_layernorm.weight"]
 
   edit_tensors(folder, edit)
@@ -184,7 +185,8 @@ def test_all_problems_are_in_one_error(folder):
     "missing: model.layers.1.input_layernorm.weight, "
     "model.layers.{0-1}.mlp.up_proj.weight",
     "not known: model.layers.1.mlp.gate_proj.weight_scale, "
-    "model.layers.{0-1}.self_attn.q_proj.bias",
+    "model.layers.{0-1}.self_attn.q_proj.bias, "
+    "model.layers.1.side.layers.7.weight",
     "model.norm.weight has shape [32, 1], expected [32]",
     "lm_head.weight in I32, which is not one of float32, bfloat16, float16",
   ]
@@ -443,7 +445,7 @@ def test_no_family_has_both_biases_and_norms():
     ({"model_type": "mistral"}, 4096),
     ({"model_type": "mistral", "sliding_window": None}, 0),
     ({"model_type": "llama", "sliding_window": 7}, 0),
-    ({"model_type": "qwen2", "sliding_window": 7}, 0),
+    ({"model_type": "qwen2", "sliding_window": 7, "max_window_layers": 0}, 0),
     ({"model_type": "qwen2", "sliding_window": 7, "use_sliding_window": True,
       "max_window_layers": 0}, 7),
     ({"model_type": "qwen3", "sliding_window": 7, "use_sliding_window": True,
