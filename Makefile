@@ -22,9 +22,9 @@ help:  ## Shows this.
 demo: $(VENV)/installed  ## Trains p=1 and p=.5 on real text, and compares.
 	$(BIN)/python -m launch.demo $(ARGS)
 
-test: $(VENV)/installed lint  ## Runs the tests; of long tables a third, by day (ROWS=all).
-	TEST_ROWS=$(ROWS) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	  -q --durations=10
+test: $(VENV)/installed lint  ## Runs the tests; ROWS=all: all rows of long tables.
+	TEST_ROWS=$(ROWS) $(BIN)/python -m pytest -n 2 --dist loadfile \
+	  --no-loadscope-reorder -q --durations=10
 
 test-quick:  ## Runs a subset of the laws: make test-quick PYTHON=python3.13
 	@$(MAKE) --no-print-directory VENV=$(QUICK_VENV) $(QUICK_VENV)/installed

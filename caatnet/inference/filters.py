@@ -181,7 +181,7 @@ def chosen(
     generation: Contents of the model's ``generation_config.json``.
 
   Raises:
-    ValueError: A recommended value is not a number.
+    ValueError: A recommended value is not a number in its range.
 
   Example:
     >>> model = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": 2}
@@ -199,6 +199,11 @@ def chosen(
   for name, value in found.items():
     if isinstance(value, bool) or not isinstance(value, int | float):
       raise ValueError(f"generation_config.json has {name}={value!r}")
+    if name in FILTERS and not FILTERS[name].fits(value):
+      raise ValueError(
+        f"generation_config.json has {name}={value}, which must "
+        f"{FILTERS[name].must}"
+      )
   if generation.get("do_sample") is False:
     found = {"temperature": 0.0}
   elif not found and "do_sample" not in generation:

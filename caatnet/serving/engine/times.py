@@ -126,8 +126,8 @@ class Profile:
   as many (query, key) pairs in total.
 
   Attention was measured with equal contexts of all decodes. With unequal ones,
-  its time lies between those of the mean and of the largest context: blocks of
-  a kernel that have finished wait for the longest.
+  its time lies between those of the mean and of the largest context, since the
+  time of a kernel is not exactly linear in the positions that it reads.
 
   Attributes:
     num_layers: Number of layers of the model; one layer was measured.

@@ -106,7 +106,15 @@ def place_in(
     revision: The revision of ``shared``.
     options: Options of the worker's membership.
     say: Receives lines about what the worker is waiting for.
+
+  Raises:
+    ValueError: Bandwidths are to be measured for sums that do not use a ring.
   """
+  if options.measured and options.order != "ring":
+    raise ValueError(
+      "config.elastic.measured=True has no effect with config.elastic.order="
+      f"{options.order!r}; set order to 'ring'"
+    )
   steps = programs.experiment.train.num_steps
   settings = Settings(
     alone_s=options.alone_s, num_connections=options.num_connections,

@@ -10,6 +10,7 @@ import tokenizers
 
 from caatnet.data.tokenizers import Bytes, LibraryTokenizer
 from caatnet.inference import prompts
+from caatnet.inference.filters import chosen
 from caatnet.inference.requests import Request, encoded, stacked
 from caatnet.inference.stops import Stops
 
@@ -149,3 +150,27 @@ def test_prompt_start_is_added_once():
   assert encoded("ab", Bytes(), chat=False) == (97, 98)
   with pytest.raises(ValueError, match="no chat template"):
     encoded("ab", Bytes(), chat=True)
+
+
+@pytest.mark.parametrize(("given", "generation", "expected"), [
+  ({}, {"do_sample": True}, {"temperature": 1.0}),
+  ({}, {"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+  ({"top_k": 4}, {"temperature": 0.6}, {"temperature": 0.6, "top_k": 4}),
+  ({"top_k": None}, {"top_k": 7, "top_p": None}, {"temperature": 1.0,
+                                                 "top_k": 7}),
+  ({"temperature": 0.5}, {}, {"temperature": 0.5, "top_p": 0.95}),
+])
+def test_given_sampling_precedes_the_recommended_one(
+  given, generation, expected
+):
+  assert chosen(given, generation) == expected
+
+
+@pytest.mark.parametrize(("generation", "message"), [
+  ({"temperature": "hot"}, "temperature='hot'"),
+  ({"top_k": True}, "top_k=True"),
+  ({"top_p": 1.5}, r"top_p=1.5, which must lie in \(0, 1\]"),
+])
+def test_recommended_sampling_must_be_in_range(generation, message):
+  with pytest.raises(ValueError, match=f"generation_config.json has {message}"):
+    chosen({}, generation)

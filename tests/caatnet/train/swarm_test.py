@@ -443,3 +443,9 @@ def test_swarm_of_another_config_is_refused_and_a_stopped_one_resumes(
     ).step == 12
   steps = [r["step"] for r in read_metrics(tmp_path / "run") if "loss" in r]
   assert steps == list(range(1, 13))
+
+
+def test_measured_bandwidths_need_the_order_of_a_ring():
+  options = Elastic(order="direct", measured=True)
+  with pytest.raises(ValueError, match="set order to 'ring'"):
+    swarm_loop.place_in(None, None, {}, options=options)

@@ -323,9 +323,8 @@ class VLLMLog(Study):
   study: str = study_key("serving")
   subject: str = field("vllm_log", "Subject of the study.", ("vllm_log",))
   log: str = field(
-    "rtx4090_llama31_8b", "Log: a folder in the format of LLMServingSim, or an "
-    "included one: rtx4090_llama31_8b, rtxpro6000_llama31_8b, "
-    "rtxpro6000_qwen3_32b.",
+    "rtx4090_llama31_8b", "Log of vLLM: a folder in the format of "
+    "LLMServingSim, or a name in caatnet/studies/serving/logs.",
   )
   profile: str = field(
     "", "Folder with the measured times of operations; unset for the folder "
