@@ -73,15 +73,18 @@ PLACES = [(1, 1), (4, 2), (8, 1), (8, 4), (8, 8)]
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-  ("p_1", "p_2", "ranks", "devices", "inside"),
+  ("fractions", "ranks", "devices", "inside"),
   # All fractions in all positions; each of both with both gradients.
-  [(*fractions, *place, (i + j) % 2 == 1)
-   for i, fractions in enumerate(FRACTIONS) for j, place in enumerate(PLACES)],
+  [(fractions, *place, (i + j) % 2 == 1)
+   for i, fractions in enumerate(FRACTIONS) for j, place in enumerate(PLACES)]
+  # The third block reads a stream that an update of the second has narrowed.
+  + [((1.0, 0.5, 0.5), 4, 2, False)],
 )
 def test_projections_equal_the_per_rank_oracle(
-  p_1, p_2, ranks, devices, inside
+  fractions, ranks, devices, inside
 ):
-  syncs = [PartialSync(p_1, "forward"), PartialSync(p_2, "none")]
+  scales = "forward", "none", "forward"
+  syncs = list(map(PartialSync, fractions, scales))
   params, x = draw(ranks)
 
   def loss(y):  # weighs every rank and channel differently
