@@ -333,6 +333,15 @@ def test_sums_of_one_round_arrive_in_any_order():
       [(-1, 0, [("rrc", "i0", "i0")]),
        (0, -1, [*[("nop", "i0", "i0")] * 3, ("s", "i0", "i0")])],
     ]), "both use place 0 of buffer 'i', and neither waits"),
+    # Rank 1 waits, before it receives a value of rank 0, for messages that rank
+    # 0 sends after it has replaced this value.
+    (algo("allreduce", 1, [
+      [(1, -1, [("s", "i0", "i0")]),
+       (2, 2, [("rrc", "i0", "i0", 0, 0), ("s", "i0", "i0")])],
+      [(-1, 2, [("r", "i0", "i0")]), (-1, 0, [("rrc", "i0", "i0", 0, 0)])],
+      [(0, 0, [("s", "i0", "i0"), ("r", "i0", "i0")]),
+       (1, -1, [("s", "i0", "i0", 0, 1)])],
+    ]), "no order of rounds has the effect of these steps"),
   ],
 )
 def test_invalid_files_are_refused(text, message):
