@@ -1,22 +1,32 @@
 """Compiled inference steps: bytes by formula, and a cache kept in place."""
 
 import collections
+import dataclasses
 import json
 
+import jax
 import pytest
 
 from caatnet.config import inference
 from caatnet.config.override import override
 from caatnet.show import render
 from caatnet.studies.compilation import decoding, report
+from caatnet.studies.compilation.programs import CompiledProgram
 from configs.caatnet import tiny
-from parallel.xla import ledger, targets
+from parallel.hardware.clusters import CLUSTERS
+from parallel.xla import hlo, ledger, targets
+from parallel.xla.ledger import Collective
+from parallel.xla.targets import Target
 
 SMALL = (
   "model.width=64 model.num_layers=2 model.num_heads=8 model.num_kv_heads=8 "
   "model.ffn_width=96 inference.batch=3 inference.context=64 "
   "inference.chunk=24 "
 )
+
+
+# A compiled program without instructions.
+EMPTY = hlo.parse("HloModule empty\n\nENTRY %main () -> f32[] {\n}\n")
 
 
 def step(phase, overrides, mesh):
@@ -103,3 +113,39 @@ def test_copied_cache_is_an_error_that_names_the_instruction():
     r"\(\w+( in a fusion)?\): \w+"
   )):
     decoding.analyse(found, targets.resolve("cpu:8"))
+
+
+@pytest.mark.parametrize("factor", [2, 1, 1 / 2])
+def test_kernel_reads_one_layer_and_only_positions_of_the_contexts(factor):
+  """The cache has `factor` times the positions of all contexts."""
+  found = step("decode", "", {"tensor": 8})
+  shape = found.cache_shape
+  pages = int(shape.num_pages * factor)
+  found = dataclasses.replace(
+    found, cache_shape=dataclasses.replace(shape, num_pages=pages)
+  )
+  array = hlo.Shape("float32", (shape.num_layers * pages, 64), 32)
+  reads = decoding._kernel_reads(found, EMPTY, [array])
+  whole = array.bytes / shape.num_layers
+  assert reads == {array.dims: pytest.approx(whole / max(factor, 1))}
+
+
+def test_only_all_reduces_have_a_known_latency():
+  cluster = CLUSTERS["h200"]
+  mesh = jax.make_mesh((2, 4), ("data", "tensor"))
+  target = Target(
+    "node", tuple(mesh.devices.flat), cluster.device, cluster.levels[:1], {}
+  )
+  reduced, gathered = (
+    Collective(
+      kind, (axis,), mesh.shape[axis], "float32", (8,), 1, "forward", False,
+      None, "",
+    )
+    for kind, axis in (("all_reduce", "tensor"), ("all_gather", "data"))
+  )
+  empty = dataclasses.replace(reduced, axes=("data",), group_size=2, shape=(0,))
+  made = CompiledProgram(
+    target, mesh, EMPTY, [], [reduced, gathered, empty], {}, None
+  )
+  (name,) = decoding._latencies(made)
+  assert name == "smallest all-reduce over tensor"
