@@ -16,6 +16,7 @@ from caatnet.config.outer import OUTER
 from caatnet.config.override import override
 from caatnet.config.schema import tree
 from caatnet.models.convolutional import ConvolutionalModel
+from caatnet.models.protocol import Parameter
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
 from configs.images import tiny
@@ -252,3 +253,51 @@ def test_sync_section_has_no_effect_and_is_refused():
   config.sync = tree.defaults("sync")
   with pytest.raises(ValueError, match=r"config\.sync has no effect"):
     experiments.build(config)
+
+
+def sized(**changes):
+  sizes = {"shape": (8, 12, 3), "num_classes": 5, "widths": (4, 6)}
+  return model(**(sizes | changes))
+
+
+def test_flops_of_convolutions_are_counted_by_hand():
+  """Six per weight and position; the second stage has a quarter of them."""
+  model = sized()
+  example = {"image": jax.ShapeDtypeStruct((8, 12, 3), "float32")}
+  places = 8 * 12
+  products = places * (9 * 3 * 4 + 2 * 2 * 9 * 4 * 4)
+  products += places // 4 * (4 * 4 * 6 + 2 * 2 * 9 * 6 * 6)
+  assert model.flops(example) == 6 * (products + 6 * 5)
+  weights = 9 * 3 * 4 + 2 * (2 * 9 * 16 + 4 * 4)
+  weights += 4 * 4 * 6 + 2 * (2 * 9 * 36 + 4 * 6) + 2 * 6 + 6 * 5 + 5
+  assert model.num_params == weights
+  assert model.stacks == {"stage_0": 2, "stage_1": 2}
+  stages = {
+    part: {p.stage_dim for p in jax.tree.leaves(
+      tree, is_leaf=lambda p: isinstance(p, Parameter)
+    )} for part, tree in model.parameters.items()
+  }
+  assert stages == {"enter_0": {None}, "stage_0": {0}, "enter_1": {None},
+                    "stage_1": {0}, "head": {None}}
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+  ({"blocks": 0}, "blocks=0 and .* there must be a block"),
+  ({"widths": ()}, r"widths=\(\): there must be a block"),
+  ({"groups": 3}, r"groups=3 must divide all of widths=\(4, 6\)"),
+  ({"groups": 0}, "groups=0 must divide"),
+  ({"groups": 4}, "groups=4 must divide"),
+  ({"shape": (9, 12, 3)}, r"which halve height and width 1 times: \(9, 12\)"),
+  ({"shape": (8, 13, 3)}, r"\(8, 13\) cannot be halved"),
+  ({"widths": (4, 4, 4, 4)}, r"4 stages, which halve height and width 3 tim"),
+])
+def test_sizes_of_convolutions_that_do_not_fit_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    sized(**changes)
+
+
+def test_smallest_convolutional_networks_are_valid():
+  sized(blocks=1, widths=(2,), shape=(1, 1, 1))
+  sized(widths=(4, 4, 4), shape=(4, 8, 3))  # sides of multiples of 4
+  with pytest.raises(ValueError, match="activations of one shape"):
+    sized().parts()

@@ -287,3 +287,15 @@ def test_neither_sync_policies_nor_stages_apply():
     experiments.build(config)
   with pytest.raises(ValueError, match=r"parallel.stage must be 1"):
     model().parts()
+
+
+@pytest.mark.parametrize(("layer", "matrices"), [("sage", 2), ("gcn", 1)])
+def test_flops_of_graphs_are_six_per_weight_and_position(layer, matrices):
+  model = GraphModel(
+    layer, 10, 3, (4, 5), 8, "float32", Axis("tensor", 1)
+  )
+  # The root and its 4 neighbours, and then the root.
+  assert model.flops(None) == 6 * matrices * (5 * 10 * 8 + 8 * 3)
+  assert model._levels == (1, 4, 20)
+  assert model.num_params == matrices * (10 * 8 + 8 * 3) + 8 + 3
+  assert model.stacks == {}

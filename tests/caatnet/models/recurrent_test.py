@@ -253,3 +253,21 @@ def test_quantised_states_are_refused():
   model = make()[0].model
   with pytest.raises(ValueError, match=r"config\.inference\.cache='int8' must"):
     model.cache_shape(CacheSizes(4, 4, 1, "int8", ()))
+
+
+def test_sizes_of_recurrences_are_counted_by_hand():
+  sync = PartialSync()
+  config = RecurrentConfig(
+    vocab_size=10, width=6, num_layers=2, ffn_width=5, num_heads=4,
+    rnn_width=8, conv_width=3, syncs=((sync, sync),) * 2,
+  )
+  # Three projections, taps, two gates with a block for each head, and the MLP.
+  products = 3 * 6 * 8 + 3 * 8 + 2 * 4 * 2 * 2 + 3 * 6 * 5
+  assert config.layer_products == products
+  assert config.layer_params == products + 4 * 8 + 2 * 6
+  assert config.num_params == 2 * config.layer_params + 2 * 10 * 6 + 6
+  assert [tuple(s) for s in config.state_shapes(2)] == [
+    ((2, 4), "float32"), ((4,), "float32")
+  ]
+  with pytest.raises(ValueError, match="num_heads=3 does not divide"):
+    dataclasses.replace(config, num_heads=3)

@@ -362,3 +362,9 @@ def test_run_works_without_git(monkeypatch):
   monkeypatch.setenv("PATH", "")
   mesh = toy.make().program.layout.mesh
   assert records.environment(mesh)["commit"] == "unknown"
+
+
+def test_missing_module_of_a_missing_package_is_not_there():
+  assert files._is_there("os.path")
+  assert not files._is_there("no_such_module_here")
+  assert not files._is_there("no_such_package_here.module")

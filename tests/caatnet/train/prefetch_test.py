@@ -1,6 +1,7 @@
 """Properties of prefetching: equal batches, positions and errors."""
 
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from caatnet.config import experiments
 from caatnet.train.prefetch import PrefetchIterator
 from configs.graphs import tiny
+from tests.caatnet.train import linear_model as toy
 
 
 class Numbers:
@@ -61,4 +63,27 @@ def test_error_is_raised_with_its_batch(layout, ahead):
     next(batches)
   with pytest.raises(ValueError, match="no batch 9"):
     next(batches)
+  batches.close()
+
+
+def test_prefetching_counts_waiting_and_working(monkeypatch):
+  """On a clock that advances by one second per reading."""
+  ticks = iter(range(100))
+  clock = types.SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+  monkeypatch.setattr("caatnet.train.prefetch.time", clock)
+  layout = toy.make().program.layout
+
+  class Zeros:
+    def __next__(self):
+      return {"x": np.zeros((8, 2), "f4")}
+
+    def get_state(self):
+      return None
+
+  batches = PrefetchIterator(layout, Zeros())
+  assert iter(batches) is batches
+  for number in (1, 2):
+    next(batches)
+    # Readings: start of waiting, start and end of drawing, end of waiting.
+    assert (batches.waited_s, batches.worked_s) == (3.0 * number, number)
   batches.close()

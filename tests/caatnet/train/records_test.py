@@ -1,10 +1,13 @@
 """Properties of a run's records: config, metrics and traffic of a step."""
 
+import datetime
+import importlib.metadata
+import platform
 import types
 
 import pytest
 
-from caatnet.train import records, sweep, traffic
+from caatnet.train import records, traffic
 from caatnet.train.records import MetricsWriter, read_metrics
 from parallel.outer.base import Plan
 from parallel.xla.ledger import Collective
@@ -145,14 +148,6 @@ def test_saving_of_an_outer_loop_is_reported():
   assert not traffic.saving(program, [{**row, "axis": "data"}])
 
 
-def test_sweep_rows_round_trip_through_csv(tmp_path):
-  rows = [{"point": "sync.p=0.5", "seed": 1, "p": 0.5},
-          {"point": "", "seed": 2, "p": 1.0}]
-  sweep.write_csv(rows, tmp_path / "sweep.csv")
-  assert sweep.read_csv(tmp_path / "sweep.csv") == rows
-  assert [path.name for path in tmp_path.iterdir()] == ["sweep.csv"]
-
-
 def test_keys_per_worker_change_only_with_the_number_of_workers(tmp_path):
   def write(*weights):
     records.write_config(tmp_path, CONFIG | {
@@ -163,3 +158,89 @@ def test_keys_per_worker_change_only_with_the_number_of_workers(tmp_path):
   with pytest.raises(ValueError, match=r"config\.outer\.weights=\[1"):
     write(1.0, 3.0)
   write(1.0, 2.0, 3.0)
+
+
+def test_environment_names_versions_devices_and_commit(monkeypatch):
+  program = toy.make(workers=2, devices=(2, 1)).program
+  before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+  found = records.environment(program.layout.mesh)
+  date = datetime.datetime.fromisoformat(found.pop("date"))
+  assert before <= date <= datetime.datetime.now(datetime.UTC)
+  assert found.pop("versions") == {
+    name: importlib.metadata.version(name) for name in (
+      "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain"
+    )
+  }
+  commit = found.pop("commit")
+  assert commit == "unknown" or len(commit) == 40
+  assert found == {
+    "python": platform.python_version(), "machine": platform.machine(),
+    "devices": "2 x cpu", "processes": 1,
+    "mesh": {"worker": 2, "data": 1, "tensor": 1},
+  }
+  monkeypatch.setattr("caatnet.commands.is_installed", lambda: True)
+  assert records.environment(program.layout.mesh)["commit"] == "unknown"
+
+
+def test_json_of_records_is_indented(tmp_path):
+  path = tmp_path / "a.json"
+  records.write_json(path, {"a": [1], "b": None})
+  assert path.read_text() == '{\n  "a": [\n    1\n  ],\n  "b": null\n}\n'
+
+
+def test_damaged_or_foreign_config_is_named(tmp_path):
+  path = tmp_path / "config.json"
+  with pytest.raises(FileNotFoundError, match="holds no run"):
+    records.read_config(tmp_path)
+  for text, message in (
+    ("{", "is damaged: "), ("[]", "it is not the config of a run"),
+    ('{"data": 5}', "it is not the config of a run"),
+    ('{"train": []}', "it is not the config of a run"),
+    ('{"model_type": "llama"}', "is the config of a published model"),
+  ):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+      records.read_config(tmp_path)
+    assert str(path) in str(error.value)
+
+
+def test_data_are_compared_by_their_hash(tmp_path):
+  records.check_data(tmp_path, "a" * 64)  # no run yet
+  facts = {"data": {"name": "text", "sha256": "a" * 64}}
+  records.write_json(tmp_path / "environment.json", facts)
+  records.check_data(tmp_path, "a" * 64)
+  with pytest.raises(ValueError, match=(
+    rf"trained on other data \(text, sha256 {'a' * 16}, now {'b' * 16}\);"
+  )):
+    records.check_data(tmp_path, "b" * 64)
+  records.write_json(tmp_path / "environment.json", {})
+  records.check_data(tmp_path, "b" * 64)
+
+
+def test_damaged_line_of_metrics_is_named(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  path.write_text('{"step": 1}\n{"step"\n{"step": 3}\n')
+  with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is damaged: "):
+    records.read_metrics(tmp_path)
+  path.write_text('{"step": 1}\n{"step": 2}')  # without its line end
+  assert records.read_metrics(tmp_path) == [{"step": 1}]
+
+
+def test_records_are_readable_while_the_run_goes_on(tmp_path):
+  """Values that are None are recorded, and not plotted."""
+  writer = records.MetricsWriter(tmp_path, 0)
+  writer.write(1, {"loss": 2.0, "loss/worker_1": None})
+  assert records.read_metrics(tmp_path) == [
+    {"step": 1, "loss": 2.0, "loss/worker_1": None}
+  ]
+  writer.flush()
+  (events,) = (tmp_path / "tensorboard").iterdir()
+  data = events.read_bytes()
+  assert b"loss" in data
+  assert b"worker_1" not in data
+  writer.close()
+  with pytest.raises(ValueError, match="closed"):
+    writer.write(2, {"loss": 1.0})
+  # A new run overwrites the records of one that was killed at once.
+  records.MetricsWriter(tmp_path, 0).close()
+  assert records.read_metrics(tmp_path) == []

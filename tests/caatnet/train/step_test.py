@@ -2,6 +2,7 @@
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.train.evaluate import put_batch
+from caatnet.train.microbatches import split
 from caatnet.train.step import make_train_step
 from configs.caatnet import tiny
 
@@ -103,3 +105,15 @@ def test_schedule_warms_up_and_ends_at_a_tenth():
   assert rates[0] == 0
   assert rates.argmax() == 10
   np.testing.assert_allclose(rates[100], rates[10] / 10, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_lead", [0, 1, 2])
+def test_microbatches_are_consecutive_examples(num_lead):
+  batch = np.arange(2 * 3 * 12 * 5).reshape(2, 3, 12, 5)
+  whole = batch.reshape(*batch.shape[2 - num_lead : 2], 12, 5, -1)
+  parts = split({"x": jnp.asarray(whole)}, 4, num_lead)["x"]
+  for i in range(4):
+    expected = np.moveaxis(
+      np.moveaxis(whole, num_lead, 0)[3 * i : 3 * i + 3], 0, num_lead
+    )
+    np.testing.assert_array_equal(parts[i], expected)

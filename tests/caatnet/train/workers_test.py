@@ -1,4 +1,4 @@
-"""Properties of the notices about diverged workers."""
+"""Properties of the notices and metrics of diverged workers."""
 
 import numpy as np
 
@@ -39,3 +39,31 @@ def test_means_are_over_healthy_workers_if_others_are_excluded():
   assert np.isnan(metrics([1, np.nan, 3]).means["loss"])
   assert metrics([np.nan]).names() == ""
   assert metrics([1]).of_workers == {}
+
+
+def test_notice_of_an_excluded_worker_lists_eight_others():
+  norms = [float(i) for i in range(12, 0, -1)]
+  (said,) = WorkerMetrics({
+    "loss": np.zeros(12), "delta_norm": np.array(norms),
+    "left_out": np.arange(12.0), "just_left_out": np.eye(12)[3],
+  }).notices(1, set())
+  assert "difference 9 (others 1, 2, 3, 4, 5, 6, 7, 8), 3 so far" in said
+  assert not list(WorkerMetrics({"loss": np.zeros(3)}).notices(1, set()))
+
+
+def test_metrics_of_outer_loops_are_recorded_but_not_averaged():
+  found = WorkerMetrics({
+    "loss": np.array([1.0, np.inf]), "delta_norm": np.array([2.0, np.nan]),
+    "left_out": np.array([0.0, 1.0]), "just_left_out": np.array([0.0, 1.0]),
+    "grad_norm": np.array([3.0, 4.0]),
+  })
+  assert found.finite.tolist() == [True, False]
+  assert found.means == {"loss": 1.0, "grad_norm": 3.0}
+  assert found.of_workers == {
+    "loss/worker_0": 1.0, "loss/worker_1": None, "delta_norm/worker_0": 2.0,
+    "delta_norm/worker_1": None, "left_out/worker_0": 0.0,
+    "left_out/worker_1": 1.0,
+  }
+  lost = WorkerMetrics({"loss": np.full(2, np.nan), "left_out": np.zeros(2)})
+  assert np.isnan(lost.means["loss"])
+  assert lost.names() == " (worker 0, 1 of 2)"

@@ -1,0 +1,106 @@
+"""Vocabularies, losses and parameters of language models over ranks."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from caatnet.models.lm import losses, parameters
+from caatnet.models.lm.vocabulary import Vocabulary
+from parallel.axes import Axis, make_mesh
+from parallel.tensor.partial_sync import PartialSync
+
+
+def on_mesh(f, tensor, in_specs, out_specs, *arguments):
+  mesh = make_mesh({"tensor": tensor})
+  return jax.jit(jax.shard_map(
+    f, mesh=mesh, in_specs=in_specs, out_specs=out_specs
+  ))(*arguments)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_losses_equal_those_of_all_logits(devices):
+  """Vocabulary of 7 over 4 ranks; the last logit is padding."""
+  tensor = Axis("tensor", 4, devices)
+  rng = np.random.default_rng(0)
+  logits = np.round(rng.normal(size=(3, 50, 8)), 1).astype("f4")  # with ties
+  logits[..., 7] = -np.inf
+  tokens = rng.integers(7, size=(3, 50))
+  # [R, B, T, V]; the maximum of some positions must not overflow.
+  logits[1] += 300.0
+  cut = np.moveaxis(logits.reshape(3, 50, 4, 2), 2, 0)
+  vocabulary = Vocabulary(7, tensor, "float32")
+
+  def both(cut, tokens):
+    targets = losses.Targets(tokens, vocabulary.token_ids(), "tensor")
+    return losses.cross_entropy(cut, targets), losses.target_scores(
+      cut, targets
+    )
+
+  loss, scores = on_mesh(
+    both, tensor, (P("tensor"), P()), P(), jnp.asarray(cut),
+    jnp.asarray(tokens),
+  )
+  expected = np.take_along_axis(
+    np.asarray(jax.nn.log_softmax(logits)), tokens[..., None], axis=2
+  )[..., 0]
+  np.testing.assert_allclose(loss, -expected, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(
+    scores["log_probability"], expected, rtol=1e-4, atol=1e-4
+  )
+  greedy = np.argmax(logits, axis=2) == tokens  # the first of equal ones
+  np.testing.assert_array_equal(scores["greedy"], greedy)
+  assert 10 < greedy.sum() < 140
+
+
+@pytest.mark.parametrize(("size", "expected"), [
+  (8, [[0, 1], [2, 3], [4, 5], [6, 7]]), (7, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+  (4, [[0], [1], [2], [3]]),
+])
+def test_ranks_own_consecutive_tokens(size, expected):
+  for devices in (1, 2):
+    tensor = Axis("tensor", 4, devices)
+    found = on_mesh(
+      Vocabulary(size, tensor, "float32").token_ids, tensor, (), P("tensor")
+    )
+    assert found.tolist() == expected
+
+
+def test_rows_and_columns_are_cut_and_padded():
+  dense = jnp.arange(1, 11, dtype=jnp.float32).reshape(2, 5)
+  cut = parameters.cut_size(5, 3)
+  assert (cut, parameters.cut_size(6, 3), parameters.cut_size(7, 3)) == (
+    2, 2, 3
+  )
+  columns = parameters.cut_columns(dense, 3, cut)
+  assert columns.tolist() == [
+    [[1, 2], [6, 7]], [[3, 4], [8, 9]], [[5, 0], [10, 0]]
+  ]
+  rows = parameters.cut_rows(dense.T, 3, cut)
+  np.testing.assert_array_equal(rows, jnp.swapaxes(columns, 1, 2))
+
+
+def test_private_channels_are_scaled_by_the_root_of_the_ranks():
+  none, init = (PartialSync(0.25, scale) for scale in ("none", "init"))
+  scales = parameters.row_scales(((none, init), (init, none)), 8,
+                                 Axis("tensor", 9))
+  plain, scaled = [1.0] * 8, [1.0] * 2 + [3.0] * 6
+  assert scales.tolist() == [[plain, scaled], [scaled, plain]]
+  assert scales.dtype == np.float32
+
+
+def test_rank_with_padding_only_is_refused_with_what_fits():
+  for ranks in (1, 2, 3, 4, 6, 7):
+    if ranks not in (4, 6):
+      parameters.check_every_rank_owns(7, "ffn_width", ranks)
+  parameters.check_every_rank_owns(9, "ffn_width", 5)
+  with pytest.raises(ValueError, match=(
+    r"config\.model\.ffn_width=9 leaves a rank of config\.parallel\.tensor=6 "
+    r"with nothing but padding; use a tensor size in \[1, 2, 3, 5, 9\], "
+    r"or config\.model\.ffn_width a multiple of 6"
+  )):
+    parameters.check_every_rank_owns(9, "ffn_width", 6)
+  with pytest.raises(ValueError, match=r"in \[1, [\d, ]+\], or") as error:
+    parameters.check_every_rank_owns(1000, "vocab_size", 999)
+  assert str(error.value).count(",") == 15 + 1  # sixteen, and then "or"

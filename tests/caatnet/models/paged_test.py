@@ -1,0 +1,42 @@
+"""Shapes of caches, and the layout of a step."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from caatnet.models.paged import Batch, CacheShape, StateShape
+
+
+def test_cache_counts_bytes_of_pages_and_states():
+  states = (StateShape((3, 4)), StateShape((5,), "bfloat16"))
+  shape = CacheShape(2, 16, 8, 4, 64, "bfloat16", "heads", states=states,
+                     num_states=6)
+  assert [tuple(c) for c in shape.components] == [
+    (True, 16, 2 * 2 * 8 * 4 * 64 * 2), (False, 6, 2 * 12 * 4),
+    (False, 6, 2 * 5 * 2),
+  ]
+  assert shape.size_bytes == sum(
+    c.num_blocks * c.block_bytes for c in shape.components
+  )
+  assert [x.shape for x in shape.state_arrays()] == [(12, 3, 4), (12, 5)]
+  assert (shape.paged, shape.shares_prefixes) == (True, False)
+  pages = dataclasses.replace(shape, states=(), num_states=0)
+  assert (pages.paged, pages.shares_prefixes) == (True, True)
+  assert len(pages.components) == 1
+  fixed = dataclasses.replace(shape, num_kv_heads=0)
+  assert (fixed.paged, fixed.pages()) == (False, ())
+  assert fixed.components == shape.components[1:]
+
+
+@pytest.mark.parametrize(("decodes", "chunks", "length", "parts"), [
+  (0, 2, 5, [(slice(0, 2), slice(0, 10), 5)]),
+  (3, 0, 0, [(slice(0, 3), slice(0, 3), 1)]),
+  (3, 2, 4, [(slice(0, 3), slice(0, 3), 1), (slice(3, 5), slice(3, 11), 4)]),
+])
+def test_step_has_decodes_and_then_chunks(decodes, chunks, length, parts):
+  size, sequences = decodes + chunks * length, decodes + chunks
+  tokens, rows = np.zeros(size, "i4"), np.zeros(sequences, "i4")
+  batch = Batch(tokens, tokens, tokens, np.zeros((sequences, 2), "i4"), rows,
+                rows, decodes)
+  assert batch.parts == parts

@@ -1,0 +1,63 @@
+"""Metrics of a step: read late, norms, and the rate of products."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from caatnet.train import throughput
+from caatnet.train.metrics import LateMetrics
+from caatnet.train.norms import group_norms, parameter_groups, worker_norms
+from tests.caatnet.train import linear_model as toy
+
+
+def test_metrics_are_taken_once_and_in_order():
+  late = LateMetrics()
+  assert late.take() == []
+  for step in (1, 2):
+    late.add(step, {"loss": jnp.full((2,), float(step))}, due=False)
+  found = late.take()
+  assert [step for step, _ in found] == [1, 2]
+  for step, metrics in found:
+    assert isinstance(metrics["loss"], np.ndarray)
+    np.testing.assert_array_equal(metrics["loss"], [step, step])
+  assert late.take() == []
+
+
+def test_norms_are_per_parameter_and_per_worker():
+  program = toy.make(model=toy.Deep()).program
+  tree = {"w": np.full((3, 4), 2.0, "f4"), "b": np.arange(4, dtype="f4"),
+          "blocks": {"w": np.ones((2, 3, 3), "f4")}}
+  assert parameter_groups(tree) == ["b", "blocks/w", "w"]
+
+  def run(f, tree):
+    return jax.jit(jax.shard_map(
+      lambda x: f(x, program), mesh=program.layout.mesh, in_specs=P(),
+      out_specs=P(),
+    ))(tree)
+
+  found = run(group_norms, tree)
+  assert {k: float(v) for k, v in found.items()} == {
+    "b": pytest.approx(14**0.5), "blocks/w": pytest.approx(18**0.5),
+    "w": pytest.approx(48**0.5),
+  }
+  both = jax.tree.map(lambda x: np.stack([x, 3 * x]), tree)
+  norms = run(worker_norms, both)
+  np.testing.assert_allclose(norms, [80**0.5, 3 * 80**0.5], rtol=1e-6)
+  assert norms.dtype == "float32"
+
+
+def test_rate_of_products_counts_their_operations(monkeypatch):
+  """On a clock that ticks once per reading, at decreasing intervals."""
+  mesh = toy.make().program.layout.mesh
+  times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 23.0])
+  clock = types.SimpleNamespace(perf_counter=lambda: next(times))
+  monkeypatch.setattr(throughput, "time", clock)
+  monkeypatch.setitem(throughput._SIZE, "cpu", 16)
+  rate = throughput.matmul_rate.__wrapped__(mesh, "float32", 3)
+  assert rate == 8 * 2 * 16**3 / 2.0
+  with pytest.raises(StopIteration):
+    next(times)
