@@ -45,3 +45,10 @@ def test_one_shot_rounds_once():
   """In bfloat16, 1 + 2^-9 rounds to 1, but 1 + 3 * 2^-9 to 1 + 2^-7."""
   x = jnp.asarray([[[1.0]], [[2.0**-9]], [[2.0**-9]], [[2.0**-9]]], "bfloat16")
   assert summed("one_shot", x).ravel().tolist() == [1 + 2.0**-7] * 4
+
+
+def test_one_shot_adds_short_integers_as_integers():
+  """They wrap like those of a psum, and do not pass through float32."""
+  x = np.full((3, 2, 1), 100, "i1")
+  for route in ("psum", "one_shot"):
+    assert summed(route, x).ravel().tolist() == [300 - 256] * 6

@@ -37,6 +37,8 @@ def test_values_of_the_right_type_are_accepted(changes):
   found = schema.parse(Whole, json.dumps(GOOD | changes))
   assert found == schema.check(Whole, GOOD | changes)
   assert found.name == "a"
+  with pytest.raises(ValueError, match="frozen"):
+    found.name = "b"
 
 
 @pytest.mark.parametrize(("changes", "message"), [
