@@ -311,6 +311,19 @@ def test_kernels_of_routes_equal_psum(
     assert np.linalg.norm(a - b) <= unit * np.linalg.norm(b)
 
 
+def test_kernel_is_chosen_by_the_number_of_channels():
+  """A kernel has a largest width, but any number of rows."""
+  params, _ = draw(2)
+  f, _ = on_mesh(
+    functools.partial(
+      streams, syncs=[PartialSync(0.5, route="one_shot")] * 2,
+      implementation=("tpu_interpret", "reference"),
+    ), 2, 2, P("tensor"),
+  )
+  x = jax.ShapeDtypeStruct((2**16, 1, H), "float32")
+  assert "name=reduce_add_norm" in str(jax.jit(f).trace(params, x).jaxpr)
+
+
 def test_ring_kernel_adds_in_the_dtype_of_the_stream():
   params, x = draw(2)
   sync = PartialSync(0.5, forward_dtype="bfloat16", route="ring_kernel")

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
+from parallel.collectives import varying_axes
 from parallel.tensor import projections
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.projections import column_parallel, row_parallel
-from parallel.tensor.stream import Pending, Stream, Update
+from parallel.tensor.stream import Pending, Stream, Update, enter
 
 LANES, BATCH, LENGTH, WIDTH, FEATURES = 3, 2, 4, 7, 5
 
@@ -161,3 +162,20 @@ def test_reduction_is_deferred_only_to_a_kernel(width, pending):
     jax.ShapeDtypeStruct((4, 8, width), "float32"),
   )
   assert found == [Pending(axis, sync) if pending else None]
+
+
+@pytest.mark.parametrize("p", [1.0, 0.5])
+def test_parts_of_an_entered_stream_vary_over_the_same_axes(p):
+  """A loop over layers carries both parts, so their types are constant."""
+  tensor = Axis("tensor", 4, 2)
+
+  def entered(x):
+    found = enter(x, tensor, PartialSync(p))
+    for part in (found.shared, found.private):
+      assert varying_axes(part) == {"tensor"}
+    return found.per_rank()
+
+  jax.eval_shape(jax.shard_map(
+    entered, mesh=make_mesh({"tensor": tensor}), in_specs=P(),
+    out_specs=P("tensor"),
+  ), draw(BATCH, LENGTH, WIDTH))
