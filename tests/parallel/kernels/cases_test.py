@@ -52,6 +52,15 @@ def test_large_pages_are_one_of_eight_ranks_of_7b_and_70b_models():
     )
 
 
+def test_large_tables_have_the_features_of_published_graphs():
+  large = gather_cases.LARGE
+  assert {name: case.width for name, case in large.items()} == {
+    "products": 100, "papers100M": 128, "reddit": 602,
+  }
+  for case in large.values():
+    assert 2**15 == case.ids < case.rows
+
+
 def test_cases_have_the_properties_of_their_names():
   rows = gather_cases.CASES
   assert rows["a line"].width * 4 == 128  # bytes

@@ -75,7 +75,7 @@ def test_unsupported_tables_are_refused():
   for kernel, rows, dtype, why in (
     ("tpu", 10, "f8", "dtype float64: float32"),
     ("gpu", 10, "f8", "dtype float64: float32"),
-    ("gpu", 2**27, "f4", "places are int32"),
+    ("gpu", 2**27, "f4", "134217728 x 16 elements: places are int32"),
   ):
     with pytest.raises(ValueError, match=why):
       api.choice(rows, 16, np.dtype(dtype), kernel)
