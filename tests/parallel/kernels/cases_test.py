@@ -34,6 +34,12 @@ def test_large_cases_are_of_a_7b_model_with_eight_ranks(module, width):
     assert case.dtype == ("float32" if "float32" in name else "bfloat16")
 
 
+def test_scale_of_the_square_case_is_that_of_eight_ranks():
+  case = add_norm_cases.LARGE["8192 x 8192"]
+  assert (case.rows, case.shared + case.private) == (8192, 8192)
+  assert case.private_scale**2 == pytest.approx(8)
+
+
 def test_large_pages_are_one_of_eight_ranks_of_7b_and_70b_models():
   for name, case in paged_cases.LARGE.items():
     heads = {"7B": (32, 32), "70B": (64, 8)}.get(name.partition(",")[0])
