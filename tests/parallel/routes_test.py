@@ -48,7 +48,7 @@ def test_one_shot_rounds_once():
 
 
 def test_one_shot_adds_short_integers_as_integers():
-  """They wrap like those of a psum, and do not pass through float32."""
+  """Overflow wraps as in a psum, without a detour through float32."""
   x = np.full((3, 2, 1), 100, "i1")
   for route in ("psum", "one_shot"):
     assert summed(route, x).ravel().tolist() == [300 - 256] * 6
