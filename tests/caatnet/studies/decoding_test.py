@@ -1,6 +1,7 @@
 """Compiled inference steps: bytes by formula, and a cache kept in place."""
 
 import collections
+import dataclasses
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from caatnet.show import render
 from caatnet.studies.compilation import decoding, report
 from configs.caatnet import tiny
 from parallel.xla import ledger, targets
+from tests import users
 
 SMALL = (
   "model.width=64 model.num_layers=2 model.num_heads=8 model.num_kv_heads=8 "
@@ -72,9 +74,16 @@ def test_share_of_p_in_sent_bytes_is_exact():
   }
 
 
+def as_users(name):
+  """Returns a target with the compiler options that users get."""
+  return dataclasses.replace(
+    targets.resolve(name), compiler_options=users.OPTIONS
+  )
+
+
 def test_compiled_step_reports_memory_and_bytes(capsys):
   found = step("decode", "sync.p=0.5", {"tensor": 8})
-  target = targets.resolve("cpu:8")
+  target = as_users("cpu:8")
   result = decoding.analyse(found, target)
   assert json.loads(json.dumps(result)) == result
   memory = result["memory"]
@@ -102,4 +111,4 @@ def test_copied_cache_is_an_error_that_names_the_instruction():
     r"--phase=decode for cpu:8 does not keep the cache in place: a copy "
     r"\(\w+( in a fusion)?\): \w+"
   )):
-    decoding.analyse(found, targets.resolve("cpu:8"))
+    decoding.analyse(found, as_users("cpu:8"))
