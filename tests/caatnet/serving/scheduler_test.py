@@ -20,10 +20,11 @@ from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.engine.simulator import CopyTimes, Simulator
 from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler import running
-from caatnet.serving.scheduler.limits import Limits
+from caatnet.serving.scheduler.limits import PREEMPT, Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
 from caatnet.serving.scheduler.scheduler import Scheduler
+from tests import pairwise
 from tests.caatnet.serving import oracle
 from tests.caatnet.serving.page_oracle import DictPages
 
@@ -285,6 +286,57 @@ def test_each_request_gets_the_tokens_of_a_run_alone(stops, case):
   if not run.case["in_turn"]:
     fresh = Pages(run.pages.num_pages, 1)
     assert run.pages.sizes() == fresh.sizes()
+
+
+# All pairs of the scheduler's options, with too few pages for all requests.
+TABLE = pairwise.rows(
+  {
+    "policy": sorted(registry.POLICIES), "preempt": PREEMPT,
+    "chunks": ((), ((1, 9),), ((9, 3),)), "wait_s": (0.0, 0.02, 100.0),
+    "states": (False, True), "keep_turns": (True, False),
+    "copy_on_write": (True, False), "growth": (1, 3),
+    "whole_prompt": (True, False), "admit_while_short": (False, True),
+    "steps_ahead": (1, 3), "host_pages": (200, 9),
+    "priorities": ("none", "markov"),
+  },
+  # Without prefix reuse, as with a recurrent state, no page is copied to write.
+  lambda row: row["states"] and row["copy_on_write"],
+)
+LIMITS = [field.name for field in dataclasses.fields(Limits)]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=pairwise.label)
+def test_options_together_change_no_token(row):
+  limits = {name: row[name] for name in LIMITS if name in row}
+  rest = {name: row[name] for name in row if name not in LIMITS}
+  states, policy = rest.pop("states"), rest.pop("policy")
+  run = Run(case_of(
+    20, policy, 2, limits=Limits(slots=5, tokens=9, **limits), tight=True,
+    **rest,
+  ) | {"states": states})
+  run.play(16)
+  finished = 0
+  for request in run.requests:
+    expected = oracle.alone(
+      request.prompt, request.max_tokens, request.is_end
+    )
+    finished += request.state is State.FINISHED
+    if request.state is not State.FINISHED:
+      expected = expected[: len(request.tokens)]
+    assert request.tokens == expected
+  assert finished > 8
+  # Pages are conserved, and every preemption and copy is counted once.
+  assert run.pages.num_available == run.pages.num_pages
+  counts = run.scheduler.counts
+  assert counts.preemptions.total() == len(counts.decisions) == sum(
+    request.num_preempted for request in run.requests
+  )
+  assert counts.preemptions.total()
+  for kind in ("in", "out"):
+    moved = [x for x in run.executor.moved if x.kind == kind]
+    assert counts.pages[kind] == sum(len(x.source) for x in moved)
+  if row["preempt"] != "cost" and row["host_pages"] == 200:
+    assert counts.preemptions[row["preempt"]]
 
 
 @pytest.mark.parametrize("paged", [False, True])
