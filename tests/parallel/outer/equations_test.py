@@ -332,12 +332,13 @@ def fragment_of(layer_sets, number):
 
 
 def streaming_by_hand(
-  sync_every, layer_sets, taus, keep, num_steps, step=nesterov
+  sync_every, layer_sets, taus, keep, num_steps, step=nesterov,
+  share=(1 / M,) * M,
 ):
   """Algorithm 2: returns theta and phi after every step.
 
   ``step`` maps a fragment's parameters, mean and state to new ones; each
-  fragment has its own state.
+  fragment has its own state. ``share`` has the weights of the workers.
   """
   count = len(layer_sets) + 1
   spacing = sync_every // count
@@ -352,7 +353,8 @@ def streaming_by_hand(
       turn = sync_every + fragment * spacing
       if now >= turn and (now - turn) % sync_every == 0:
         sent[fragment, now] = each(
-          lambda f, t: f - t.mean(axis=0), select(phi, 0), select(theta, 1)
+          lambda f, t: f - np.tensordot(share, t, 1),
+          select(phi, 0), select(theta, 1),
         )
       for tau in sorted(set(taus)):
         mean = sent.get((fragment, now - tau))
