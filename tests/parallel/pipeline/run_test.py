@@ -136,12 +136,6 @@ def lowered(case):
 
 @functools.cache
 def compiled(case):
-  return lowered(case)[0].compile()
-
-
-@functools.cache
-def as_users(case):
-  """Returns the program whose text and memory are those that users get."""
   return users.compiled(lowered(case)[0])
 
 
@@ -311,7 +305,7 @@ def test_order_of_collectives_costs_nothing_unless_it_is_needed(
 @pytest.mark.parametrize("keeps", [False, True])
 def test_memory_grows_with_stages_in_flight_not_with_microbatches(keeps):
   def temporaries(name, microbatches):
-    found = as_users((name, 2, microbatches, 1, 2, 1, keeps)).memory_analysis()
+    found = compiled((name, 2, microbatches, 1, 2, 1, keeps)).memory_analysis()
     return found.temp_size_in_bytes
 
   # One input; with residuals, in 4 layers of 2 ranks, at least one product as
@@ -332,7 +326,7 @@ def test_compiled_products_match_the_pipeline_schedule(case):
   """Each action has its minimal FLOPs: F = B = W with kept residuals."""
   name, stages, microbatches, *_, keeps = case
   schedule = builders.build(name, stages, microbatches)
-  module = hlo.parse(as_users(case).as_text())
+  module = hlo.parse(compiled(case).as_text())
   scheduled = overlap.ScheduledProgram(
     module, lowered(case)[1], DEVICES["v5p"], lambda entry: 0.0
   )
