@@ -56,7 +56,7 @@ def times_by_relaxation(schedule, work, hops):
   """Returns the earliest start of each action, a dict by (tick, stage).
 
   All constraints are applied again and again until they hold: no order of the
-  actions of different stages is assumed, only that of each stage.
+  actions on different stages is assumed, only the order on a stage.
   """
   seconds, stages = work.by_kind(), schedule.num_stages
   actions, order = {}, []  # (kind, part, microbatch) of each action
