@@ -3,18 +3,18 @@
 import collections
 import datetime
 import gc
-import importlib.metadata
 import os
 import pathlib
 import tempfile
+
+from tests import users  # imports no jax
 
 # Tests compile far more than they compute: XLA takes two thirds of the time.
 FLAGS = [
   "--xla_backend_optimization_level=0",
   "--xla_llvm_disable_expensive_passes=true",
 ]
-EMITTERS = importlib.metadata.version("jaxlib").startswith("0.10.")
-if EMITTERS:  # jaxlib 0.12 has removed the first flag
+if users.HAS_OPTION:  # jaxlib 0.12 has removed the first flag
   FLAGS += [
     "--xla_cpu_use_fusion_emitters=false",
     # Compiles a small program as one LLVM module instead of one per loop.
@@ -112,7 +112,7 @@ def pytest_collection_finish():
 @pytest.fixture
 def same_bits():
   """Compiler options with which XLA:CPU rounds two programs alike."""
-  return {"xla_cpu_use_fusion_emitters": True} if EMITTERS else {}
+  return users.OPTIONS
 
 
 @pytest.fixture(autouse=True, scope="module")

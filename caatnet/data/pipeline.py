@@ -105,7 +105,10 @@ def ordered(source: Any, seed: int) -> grain.MapDataset:
   # grain shuffles epoch e with seed + e. Without the hash, the first epoch of a
   # run with seed 1 would be the second epoch of a run with seed 0.
   shuffle_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
-  return grain.MapDataset.source(source).shuffle(shuffle_seed).repeat()
+  # Practically endless. The length of an endless dataset, sys.maxsize, is
+  # rounded up by batches of one example, and then exceeds the largest length.
+  epochs = max(1, 2**52 // max(1, len(source)))
+  return grain.MapDataset.source(source).shuffle(shuffle_seed).repeat(epochs)
 
 
 def shuffled(source: Any, batch_size: int, seed: int) -> grain.DatasetIterator:

@@ -221,7 +221,8 @@ class Swapping:
     if not able:
       return Decision(0.0, recompute, swapped=False, able=False)
     first, last = self.host.increment(owner, computed)
-    pages = request.pages.tolist()
+    # Pages beyond, allocated by `growth`, hold no token and are not copied.
+    pages = request.pages[: -(-computed // self._pages.page_size)].tolist()
     swap = self._copy_s("out", pages[first:last]) + self._copy_s("in", pages)
     # Costs decide only with preempt="cost".
     swapped = self._limits.preempt == "swap" or swap < recompute

@@ -1,5 +1,6 @@
 """Properties of text as examples: vocabulary, bytes and measures."""
 
+import itertools
 import json
 import math
 
@@ -8,10 +9,11 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.data import baselines
+from caatnet.data import baselines, sources
 from caatnet.data.text import TextData
 from caatnet.train import loop
 from configs.caatnet import tiny
+from tests import pairwise
 from tests.caatnet.data.small_tokenizers import bpe_files, subject, write
 
 
@@ -136,6 +138,79 @@ def test_kept_tokenizer_replaces_the_path(folder):
   found = text_data(folder, "/gone", kept=kept)
   assert found.labels["loss"] == "nats per byte"
   assert found.load(0).tokenizer is kept
+
+
+TABLE = pairwise.rows({
+  "tokenizer": ("", "bpe"), "seq_len": (1, 16, 61), "batch_size": (1, 7),
+  "percent": (40.0, 80.0), "own_file": (False, True), "windows": (0, 3),
+  "before": (0, 5), "seed": (0, 2**32 - 1),
+})
+
+
+@pytest.mark.parametrize("row", TABLE, ids=pairwise.label)
+def test_options_together_read_each_token_once(row, folder, tmp_path):
+  """Windows of an epoch are the training text, those held out the rest."""
+  texts, own = {path.read_bytes() for path in folder.glob("*.txt")}, ""
+  if row["own_file"]:  # also has a training document, which is removed there
+    held_out = {min(texts), b"the rat and the mat: a last text\n" * 30}
+    own = tmp_path / "own.jsonl"
+    own.write_text("\n".join(
+      json.dumps({"text": text.decode()}) for text in held_out
+    ))
+  tokenizer = row["tokenizer"] and write(tmp_path / "bpe", bpe_files())
+  data = text_data(
+    folder, tokenizer, seq_len=row["seq_len"], batch_size=row["batch_size"],
+    validation_percent=row["percent"], validation_path=str(own),
+    validation_windows=row["windows"],
+  )
+  found = data.load(row["seed"])
+  parts = sources.load_documents(data.path, row["percent"], str(own))
+  train, validation = set(parts.train), set(parts.validation)
+  if row["own_file"]:
+    assert (train, validation) == (texts - held_out, held_out)
+  else:
+    assert train | validation == texts
+    assert not train & validation
+  t, end = row["seq_len"], found.tokenizer.separator
+
+  def windows(documents):
+    """Returns the joined documents and their windows, one every t tokens."""
+    tokens = [end]
+    for document in documents:
+      tokens += [*found.tokenizer.encode(document.decode()), end]
+    tokens = tokens[1:-1]
+    return tokens, [
+      tuple(tokens[i : i + t + 1]) for i in range(0, len(tokens) - t, t)
+    ]
+
+  _, expected = windows(parts.train)
+  rows = [
+    tuple(x.tolist()) for batch in itertools.islice(
+      found.batches, -(-2 * len(expected) // row["batch_size"])
+    ) for x in batch
+  ]
+  first, second = rows[: len(expected)], rows[len(expected) :][: len(expected)]
+  assert sorted(first) == sorted(second) == sorted(expected)
+  assert first != second
+  again = data.load(row["seed"]).batches
+  for _ in range(row["before"]):
+    next(again)
+  resumed = data.load(row["seed"]).batches
+  resumed.set_state(json.loads(json.dumps(again.get_state())))
+  np.testing.assert_array_equal(next(resumed), next(again))
+  tokens, whole = windows(parts.validation)
+  starts = range(0, len(tokens) - t, t)
+  if row["windows"]:
+    starts = [i * (len(tokens) - t - 1) // 2 for i in range(3)]
+    whole = [tuple(tokens[i : i + t + 1]) for i in starts]
+  assert [tuple(x.tolist()) for x in found.validation] == whole
+  size = sum(
+    1 if token == end else len(found.tokenizer.decode([token]).encode())
+    for window in whole for token in window[1:]
+  )
+  assert found.measures({"loss": 3.0})["bits_per_byte"] == pytest.approx(
+    3 * len(whole) * t / math.log(2) / size
+  )
 
 
 def test_vocabulary_includes_the_largest_token_of_the_tokenizer(

@@ -20,6 +20,7 @@ from caatnet.inference.weights import make_weights
 from caatnet.models.paged import Batch, CacheShape
 from caatnet.models.transformer.positions import Linear, Llama3
 from parallel.tensor.partial_sync import PartialSync
+from tests import users
 from tests.caatnet.models.transformer_test import (
   draw_params,
   make_config,
@@ -311,8 +312,8 @@ def test_token_of_one_sequence_is_written_in_place():
       for dims in ((1,), (1,), (1,), (1, PAGES), (1,), (1,))),
     num_decodes=1,
   )
-  memory = decoders.make_forward(program, weights, shape).lower(
+  memory = users.compiled(decoders.make_forward(program, weights, shape).lower(
     weights.params, cache, batch
-  ).compile().memory_analysis()
+  )).memory_analysis()
   assert memory.alias_size_in_bytes == shape.size_bytes
   assert memory.temp_size_in_bytes < shape.size_bytes / 4

@@ -22,6 +22,7 @@ from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
 from parallel.xla import ledger
+from tests import users
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +162,7 @@ def test_flops_are_those_of_the_compiled_program(name):
   experiment = make(
     name, f"{row.wide} parallel.tensor=1 parallel.data=1", {"data": 1}
   )
-  found = experiment.lower_step().compile().cost_analysis()["flops"]
+  found = users.compiled(experiment.lower_step()).cost_analysis()["flops"]
   examples = experiment.data.batch_size
   # The optimizer and clipping execute a few operations per parameter.
   found -= 20 * experiment.program.model.num_params

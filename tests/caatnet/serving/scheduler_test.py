@@ -5,6 +5,8 @@ priorities, shared prefixes, conversations, and copies that take time.
 """
 
 import dataclasses
+import itertools
+import math
 import os
 
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -15,12 +17,14 @@ import pytest
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
+from caatnet.serving.engine.simulator import CopyTimes, Simulator
 from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler import running
-from caatnet.serving.scheduler.limits import Limits
+from caatnet.serving.scheduler.limits import PREEMPT, Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
 from caatnet.serving.scheduler.scheduler import Scheduler
+from tests import pairwise
 from tests.caatnet.serving import oracle
 from tests.caatnet.serving.page_oracle import DictPages
 
@@ -284,6 +288,57 @@ def test_each_request_gets_the_tokens_of_a_run_alone(stops, case):
     assert run.pages.sizes() == fresh.sizes()
 
 
+# All pairs of the scheduler's options, with too few pages for all requests.
+TABLE = pairwise.rows(
+  {
+    "policy": sorted(registry.POLICIES), "preempt": PREEMPT,
+    "chunks": ((), ((1, 9),), ((9, 3),)), "wait_s": (0.0, 0.02, 100.0),
+    "states": (False, True), "keep_turns": (True, False),
+    "copy_on_write": (True, False), "growth": (1, 3),
+    "whole_prompt": (True, False), "admit_while_short": (False, True),
+    "steps_ahead": (1, 3), "host_pages": (200, 9),
+    "priorities": ("none", "markov"),
+  },
+  # Without prefix reuse, as with a recurrent state, no page is copied to write.
+  lambda row: row["states"] and row["copy_on_write"],
+)
+LIMITS = [field.name for field in dataclasses.fields(Limits)]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=pairwise.label)
+def test_options_together_change_no_token(row):
+  limits = {name: row[name] for name in LIMITS if name in row}
+  rest = {name: row[name] for name in row if name not in LIMITS}
+  states, policy = rest.pop("states"), rest.pop("policy")
+  run = Run(case_of(
+    20, policy, 2, limits=Limits(slots=5, tokens=9, **limits), tight=True,
+    **rest,
+  ) | {"states": states})
+  run.play(16)
+  finished = 0
+  for request in run.requests:
+    expected = oracle.alone(
+      request.prompt, request.max_tokens, request.is_end
+    )
+    finished += request.state is State.FINISHED
+    if request.state is not State.FINISHED:
+      expected = expected[: len(request.tokens)]
+    assert request.tokens == expected
+  assert finished > 8
+  # Pages are conserved, and every preemption and copy is counted once.
+  assert run.pages.num_available == run.pages.num_pages
+  counts = run.scheduler.counts
+  assert counts.preemptions.total() == len(counts.decisions) == sum(
+    request.num_preempted for request in run.requests
+  )
+  assert counts.preemptions.total()
+  for kind in ("in", "out"):
+    moved = [x for x in run.executor.moved if x.kind == kind]
+    assert counts.pages[kind] == sum(len(x.source) for x in moved)
+  if row["preempt"] != "cost" and row["host_pages"] == 200:
+    assert counts.preemptions[row["preempt"]]
+
+
 @pytest.mark.parametrize("paged", [False, True])
 @given(case=CASE, keep=st.booleans())
 @drawn(35)
@@ -434,18 +489,65 @@ def test_swap_copies_only_pages_that_the_host_lacks(case):
   assert sum(len(c.source) for c in out) == sum(moved)
 
 
+def copy_s(kind, pages):
+  """Returns the seconds of a copy on `oracle.COPIES`: 2 ms for each run."""
+  breaks = sum(b != a + 1 for a, b in itertools.pairwise(pages))
+  runs = breaks + 1 if pages else 0
+  return runs * 2e-3 + len(pages) * 1000 / {"out": 1e6, "in": 2e6}[kind]
+
+
 @given(case=CASE)
 @drawn(8)
 def test_preemption_takes_the_cheaper_of_swap_and_recompute(case):
+  """The price of a swap includes the copy back, of all pages of the request."""
   case = case | {
     "limits": dataclasses.replace(case["limits"], preempt="cost"),
     "tight": True, "host_pages": 200,
   }
-  run = Run(case)
-  run.play()
-  for decision in run.scheduler.counts.decisions:
+  run, size = Run(case), case["page_size"]
+  preempt = run.scheduler.swapping.preempt
+
+  def watched(request, computed, slot):
+    # Pages with tokens; `growth` may have allocated more.
+    pages = request.pages[: math.ceil(computed / size)].tolist()
+    valid = run.host.valid(request.owner)
+    result = preempt(request, computed, slot)
+    decision = run.scheduler.counts.decisions[-1]
+    assert decision.recompute_s == pytest.approx(0.1 * computed)
     if decision.able:
-      assert decision.swapped == (decision.swap_s < decision.recompute_s)
+      lacking = pages[valid // size :] if computed > valid else []
+      swap_s = copy_s("out", lacking) + copy_s("in", pages)
+      assert decision.swap_s == pytest.approx(swap_s)
+      assert decision.swapped == (swap_s < 0.1 * computed)
+    return result
+
+  run.scheduler.swapping.preempt = watched
+  run.play()
+
+
+@pytest.mark.parametrize(("out_s", "in_s", "swapped"), [
+  (0.04, 0.04, True), (0.04, 0.07, False), (0.07, 0.04, False),
+  (0.04, 0.057, True), (0.11, 0.01, False), (0.01, 0.11, False),
+])
+def test_swap_is_priced_both_ways(out_s, in_s, swapped):
+  """Five tokens are read again in 0.5 s; a page of one takes these times."""
+  copies = CopyTimes(1, 1, 5e-3, 1 / out_s, 1 / in_s, math.inf)
+  pages = Pages(20, 1)
+  executor = Simulator(oracle.Times(), copies, most=8)
+  scheduler = Scheduler(
+    Limits(slots=1, preempt="cost"), registry.make("strict_priority", pages),
+    pages, HostCache(20, 1, reserve=False), executor.costs,
+  )
+  engine = Engine(scheduler, executor)
+  for number, priority in enumerate((1.0, 0.0)):
+    scheduler.add(Request(number, [1] * 5, 4, priority=priority))
+    engine.step()  # the second request preempts the first
+  (decision,) = scheduler.counts.decisions
+  assert decision.able
+  assert decision.recompute_s == pytest.approx(0.5)
+  # Adjacent pages are one run, of 5 ms.
+  assert decision.swap_s == pytest.approx(5 * (out_s + in_s) + 2 * 5e-3)
+  assert decision.swapped == swapped
 
 
 @given(case=CASE)

@@ -81,6 +81,29 @@ def test_injection_bound_of_rank_links(net, share):
   )
 
 
+@pytest.mark.parametrize(("topology", "algorithm", "barrier", "expected"), [
+  # Six steps of 10 us and one link; 3/2 of the buffer leave over two links.
+  ("ring:4", "ring", False, (66, 66, 30, 60 / 66 / 2)),
+  # Six steps over a switch, which waits for whole messages in events only.
+  ("switch:4", "ring", False, (132, 72, 60, 60 / 132)),
+  ("switch:4", "ring", True, (132, 72, 60, 60 / 132)),
+  # One step each way: all links send one chunk, in one round.
+  ("fully_connected:4", "direct", False, (22, 22, 20, 20 / 22)),
+])
+def test_numbers_of_an_all_reduce_by_hand(
+  topology, algorithm, barrier, expected
+):
+  """A buffer of 40 us on a link, and 1 us of latency."""
+  found = collectives.run(small(
+    "multitree", topologies=(topology,), algorithms=(algorithm,), pieces=1,
+    size_bytes=(40_000,), bandwidth="1e9", latency_s="1e-6", barrier=barrier,
+  ))
+  (row,) = found["rows"]
+  assert row["events_chunks"] == row["lockstep_chunks"] == row["num_ranks"]
+  names = ("events_us", "lockstep_us", "bound_us", "mean_utilisation")
+  assert [row[name] for name in names] == pytest.approx(expected)
+
+
 def test_exported_schedules_can_be_imported(tmp_path):
   config = small("schedule")
   study = registry.find(config)

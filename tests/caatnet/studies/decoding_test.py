@@ -17,6 +17,7 @@ from parallel.hardware.clusters import CLUSTERS
 from parallel.xla import hlo, ledger, targets
 from parallel.xla.ledger import Collective
 from parallel.xla.targets import Target
+from tests import users
 
 SMALL = (
   "model.width=64 model.num_layers=2 model.num_heads=8 model.num_kv_heads=8 "
@@ -82,9 +83,16 @@ def test_share_of_p_in_sent_bytes_is_exact():
   }
 
 
+def as_users(name):
+  """Returns a target with the compiler options that users get."""
+  return dataclasses.replace(
+    targets.resolve(name), compiler_options=users.OPTIONS
+  )
+
+
 def test_compiled_step_reports_memory_and_bytes(capsys):
   found = step("decode", "sync.p=0.5", {"tensor": 8})
-  target = targets.resolve("cpu:8")
+  target = as_users("cpu:8")
   result = decoding.analyse(found, target)
   assert json.loads(json.dumps(result)) == result
   memory = result["memory"]
@@ -105,14 +113,40 @@ def test_compiled_step_reports_memory_and_bytes(capsys):
   assert "cache" in printed
 
 
-def test_copied_cache_is_an_error_that_names_the_instruction():
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_widened_cache_is_reported_with_the_key_that_avoids_it(dtype, capsys):
   """XLA:CPU widens the whole 16-bit cache to write a row."""
-  found = step("decode", "model.dtype=bfloat16", {"tensor": 8})
+  found = step("decode", f"model.dtype={dtype}", {"tensor": 8})
+  result = decoding.analyse(found, as_users("cpu:8"))
+  widens = dtype == "bfloat16"
+  assert bool(result["inference"]["widened"]) == widens
+  render.show(report.report({"base": result}))
+  printed = " ".join(capsys.readouterr().out.split())
+  assert ("config.model.dtype=float32" in printed) == widens
+
+
+class Copying(decoding.Step):
+  """Step that multiplies the cache, and so writes all of it."""
+
+  def lower(self):
+    def copies(params, state, batch, sampling):
+      cache, latest = state
+      return jax.tree.map(lambda x: 2 * x, cache), latest
+
+    return jax.jit(copies, donate_argnums=1).lower(
+      self.params, self.state, *self.inputs
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_copied_cache_is_an_error_that_names_the_instruction(dtype):
+  found = step("decode", f"model.dtype={dtype}", {"tensor": 8})
+  copying = Copying(**vars(found))
   with pytest.raises(ValueError, match=(
     r"--phase=decode for cpu:8 does not keep the cache in place: a copy "
     r"\(\w+( in a fusion)?\): \w+"
   )):
-    decoding.analyse(found, targets.resolve("cpu:8"))
+    decoding.analyse(copying, as_users("cpu:8"))
 
 
 @pytest.mark.parametrize("factor", [2, 1, 1 / 2])

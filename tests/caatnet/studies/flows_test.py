@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from caatnet.studies.flows import link_loads, patterns
+from caatnet.studies.flows import link_loads, patterns, study
 from caatnet.studies.flows.link_loads import Flow
+from configs.collectives import spraying
 from parallel.schedules import builders, colouring
 from parallel.topology import builders as topologies
 
@@ -328,3 +329,31 @@ def test_rerouted_flow_considers_uplink_and_downlink():
 def test_bound_covers_every_set_of_links(sent, least):
   net = link_loads.fabric(topologies.leaf_spine(3, 2, 2))
   assert link_loads.least_fullest_uplink(net, sent) == least
+
+
+def test_numbers_of_the_study_by_hand():
+  """Two hosts on each of four leaves, which have three uplinks each."""
+  found = study.run(spraying.get_config("test").to_dict() | {
+    "bandwidth": "1e9", "latency_s": "1e-6", "size_bytes": (48_000,),
+  })
+  for row in found["patterns"]:
+    fullest, least = Fraction(row["fullest_uplink"]), Fraction(row["bound"])
+    assert row["over_bound"] == float(fullest) / float(least) >= 1
+    assert row["fullest_uplink_flows"] == float(fullest)
+  rows = {
+    (row["pattern"], row["router"]): row for row in found["patterns"]
+  }
+  # Both hosts send to another leaf, or to each of the six other hosts there.
+  for pattern, flows, bound in (("shift", 8, "2/3"), ("all_to_all", 48, "4")):
+    row = rows[pattern, "spray"]
+    assert (row["num_flows"], row["num_sent"]) == (flows, 3 * flows)
+    assert (row["fullest_uplink"], row["bound"]) == (bound, bound)
+  rows = {
+    (row["algorithm"], row["router"]): row for row in found["collectives"]
+  }
+  # Of 14 steps, each sends 6,000 bytes over a host's link, and 4 hops away.
+  assert rows["ring", "spray"]["num_steps"] == 14
+  assert rows["ring", "spray"]["us"] == pytest.approx(14 * (6 + 4))
+  # Each host sends 7 of 8 parts, in one step.
+  assert rows["all_to_all", "spray"]["num_steps"] == 1
+  assert rows["all_to_all", "spray"]["us"] == pytest.approx(7 * 6 + 4)

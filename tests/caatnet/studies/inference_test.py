@@ -44,6 +44,57 @@ def test_messages_equal_those_of_the_model_formula(model, policy):
   )
 
 
+@pytest.mark.parametrize("sequences", [1, 32, 256, None])
+def test_columns_of_7b_by_hand(result, sequences):
+  """Eight H200: 989.5 TFLOP/s, 4.8 TB/s, and 450 GB/s over NVLink each way.
+
+  None is the prefill of one prompt of 2048 tokens.
+  """
+  step = f"decode {sequences}" if sequences else "prefill 2048"
+  (row,) = (
+    r for r in result["rows"] if (r["model"], r["machine"], r["policy"]) == (
+      "7b", "gpu:h200:1x8", "p=0.5"
+    ) and r["step"] == step
+  )
+  peak, memory, links = 989.5e12, 4.8e12, 450e9
+  context, layers, width = 2048, 32, 4096
+  matrices = layers * (4 * width**2 + 3 * width * 11008) / 8  # of a device
+  table = 32_000 * width / 8
+  assert row["weights_gb"] * 1e9 == pytest.approx(2 * (matrices + 2 * table))
+  cached = (sequences or 1) * context * layers * 2 * width / 8
+  assert row["cache_gb"] * 1e9 == pytest.approx(2 * cached)
+  tokens = sequences or 2048
+  pairs = sequences * context if sequences else 2048 * 2049 / 2
+  compute_s = (
+    matrices * max(2 * tokens / peak, 2 / memory)
+    + table * max(2 * (sequences or 1) / peak, 2 / memory)
+    + max(4 * pairs * layers * width / 8 / peak, 2 * cached / memory)
+  )
+  assert row["compute_ms"] == pytest.approx(1e3 * compute_s, rel=1e-3)
+  # The embedding sums all channels, two projections of each layer half.
+  sent = 2 * tokens * (width + 2 * layers * width / 2)
+  assert row["num_collectives"] == 1 + 2 * layers
+  assert row["sent_mb"] * 1e6 == pytest.approx(sent)
+  links_s = 2 * 7 / 8 * sent / links
+  assert row["links_ms"] == pytest.approx(1e3 * links_s)
+  assert row["without_ms"] == pytest.approx(1e3 * (compute_s + links_s), 1e-3)
+  for found, overlapped, total in zip(
+    row["collectives_ms"], row["overlapped_ms"], row["with_ms"], strict=True
+  ):
+    assert found >= row["links_ms"]
+    assert total == pytest.approx(row["compute_ms"] + found)
+    assert overlapped == pytest.approx(max(row["compute_ms"], found))
+
+
+def test_ratios_of_measured_layers_are_to_the_roofline(result):
+  table = report.layers(result)
+  for shown, row in zip(table.rows, result["layers"], strict=True):
+    whole = row["products_us"] + row["others_us"]
+    assert shown["layer"] * row["roofline_us"] == pytest.approx(whole)
+    rest = (shown["layer"] - shown["products"]) * row["roofline_us"]
+    assert rest == pytest.approx(row["others_us"])
+
+
 def test_savings_grow_as_less_is_shared(result):
   for row in result["rows"]:
     if row["policy"] == "p=1":

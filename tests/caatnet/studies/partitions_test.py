@@ -53,6 +53,26 @@ def test_received_gigabytes_are_those_of_the_result(result):
       assert list(map(float, texts)) == pytest.approx(exact, abs=0.006)
 
 
+def test_seconds_are_those_of_the_bytes_of_each_way(result):
+  """Nothing overlaps; reuse moves bytes from the nodes' links to others."""
+  assumed, spared = result["assumptions"], 0
+  assert not assumed["overlap"]
+  rates = {level["name"]: level["bandwidth"] for level in assumed["levels"]}
+  for row in (*result["schemes"].values(), *result["candidates"]):
+    for way in ("reuse", "no reuse"):
+      received = row["received"][way]
+      assert row["seconds"][way] == pytest.approx(
+        assumed["compute_seconds"] + sum(
+          size / rates[name] for name, size in received.items()
+        )
+      )
+      # Eight ranks of a node have its links.
+      assert row["node"][way] == pytest.approx(8 * received["node"])
+    assert row["node"]["reuse"] <= row["node"]["no reuse"]
+    spared += row["node"]["reuse"] < row["node"]["no reuse"]
+  assert spared > 100
+
+
 def test_tables_name_assumptions_and_unreproduced_figures(result, capsys):
   render.show(report.report(result))
   printed = capsys.readouterr().out

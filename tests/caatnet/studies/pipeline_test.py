@@ -49,6 +49,12 @@ def test_rows_equal_the_values_by_hand():
     assert row["without_hops_s"] == pytest.approx(row["closed_s"])
     crossings = 3 if row["chunks"] == 2 else 1
     assert row["sent_bytes"] == 2 * 4 * crossings * boundary, name
+  # Of 10 ticks each stage works in 8; from its first to its last action, the
+  # first stage waits in 2, the last one never.
+  for name in ("gpipe", "1f1b"):
+    assert rows[name]["ticks"] == 10
+    assert rows[name]["bubble"] == pytest.approx(2 * 2 / 20)
+    assert rows[name]["own_bubble"] == pytest.approx(2 / 18)
   assert rows["gpipe"]["stored_bytes"] == 4 * stored
   assert rows["1f1b"]["stored_bytes"] == 2 * stored
   assert rows["looped"]["stored_bytes"] == 4 * stored  # halves of 8 parts

@@ -56,6 +56,13 @@ def check_units(made):
         assert column.unit == unit, column
 
 
+def check_keys(made):
+  """Checks that no two columns of a table show the same key alike."""
+  for table in made.tables:
+    shown = [(c.key, str(c.form), c.unit) for c in table.columns if c.key]
+    assert len(set(shown)) == len(shown), (table.title, shown)
+
+
 def test_every_study_has_a_case():
   found = {
     importlib.import_module(f"configs.{name}").get_config().study
@@ -71,6 +78,7 @@ def test_formats_show_the_same_cells(name):
   assert all(table.rows for table in report.tables)
   check(report)
   check_units(report)
+  check_keys(report)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -155,6 +163,7 @@ def test_formats_show_the_same_cells_for_programs(name):
   report = compilation.report(PROGRAMS[name])
   check(report)
   check_units(report)
+  check_keys(report)
   assert len(report.figure().panels) == 3
 
 

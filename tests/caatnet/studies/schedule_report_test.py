@@ -1,9 +1,11 @@
-"""Drawing of a schedule: places of ranks and switches."""
+"""Report of a schedule: its numbers by hand, and places in its drawing."""
 
 import numpy as np
 import pytest
 
 from caatnet.studies.schedule import report as schedule
+from caatnet.studies.schedule import study
+from configs.collectives import schedule as config_file
 from parallel.topology import builders as topologies
 
 
@@ -39,3 +41,35 @@ def test_bigraph_has_its_switches_between_their_ranks():
   assert [places[v] for v in (0, 1, 2, 4, 7)] == [
     (-0.25, 2.0), (0.25, 2.0), (0.75, 2.0), (-0.25, -1.0), (1.25, -1.0)
   ]
+
+
+@pytest.mark.parametrize(("topology", "algorithm", "expected", "links"), [
+  # Each rank sends two chunks over its uplink; the second one waits.
+  ("switch:3", "direct", {
+    "events_us": 32, "barrier_us": 32, "lockstep_us": 22, "lower_bound_us": 22,
+    "num_rounds": 1,
+  }, {(rank, 3): (20 / 32, 10, 1) for rank in range(3)} | {
+    (3, rank): (20 / 32, 0, 0) for rank in range(3)
+  }),
+  # A line: the ring closes over two links. Chunk 1 arrives at rank 2 after 11
+  # us, and from there at rank 0 after 22 us more; round 2 begins after 22 us.
+  ("mesh:3", "ring", {
+    "events_us": 33, "barrier_us": 44, "lockstep_us": 24, "num_rounds": 2,
+  }, {pair: (20 / 33, 0, 0) for pair in ((0, 1), (1, 2), (2, 1), (1, 0))}),
+])
+def test_numbers_of_an_all_gather_by_hand(topology, algorithm, expected, links):
+  """Chunks of 10 us, and 1 us of latency."""
+  found = study.run(config_file.get_config("test").to_dict() | {
+    "topology": topology, "algorithm": algorithm, "collective": "all_gather",
+    "bandwidth": "1e9", "latency_s": "1e-6", "size_bytes": 30_000,
+  })
+  assert {key: found[key] for key in expected} == pytest.approx(expected)
+  assert found["num_transfers"] == 6
+  shares = [share for share, _, _ in links.values()]
+  assert found["mean_utilisation"] == pytest.approx(sum(shares) / len(shares))
+  for row in found["links"]:
+    pair = row["source"], row["destination"]
+    assert (
+      row["utilisation"], row["waiting_us"], row["longest_queue"]
+    ) == pytest.approx(links[pair])
+    assert row["bytes"] == 20_000

@@ -60,6 +60,70 @@ def test_mean_in_system_is_rate_times_mean_latency(outcomes):
     )
 
 
+@pytest.mark.parametrize("arm", ["blocks", "reuse"])
+def test_columns_are_those_of_the_recorded_run(arm, monkeypatch):
+  """Counts steps, copies and requests outside of scheduler and engine."""
+  copies, steps = [], []
+
+  class Recorded(server.Simulator):
+    def copy(self, copy):
+      copies.append(copy)
+      super().copy(copy)
+
+    def submit(self, step):
+      chunks = [(chunk.start, chunk.length) for chunk in step.chunks]
+      steps.append(self.costs.steps.step_s(step.positions + 1, chunks))
+      super().submit(step)
+
+  monkeypatch.setattr(server, "Simulator", Recorded)
+  outcome = _serve(arm)
+  found = cells.numbers(outcome, CONFIG["arms"][arm])
+  served = [r for r in outcome.requests if r.tokens]
+  ends = sorted(r.end_s for r in served)
+  last = max(r.end_s for r in outcome.requests)
+  assert found["seconds"] == last
+  assert found["throughput"] == pytest.approx(
+    sum(len(r.tokens) for r in served) / last
+  )
+  assert found["refused"] == len(outcome.requests) - len(served)
+  # At this rate, nine tenths of the requests end when they do.
+  ended = 0.9 * len(served) / found["capacity"]
+  assert ends[math.floor(0.9 * (len(ends) - 1))] <= ended
+  assert ended <= ends[math.ceil(0.9 * (len(ends) - 1))]
+  assert found["busy"] == pytest.approx(sum(steps) / last)
+  # Seconds with a request in the system: the union of all stays.
+  present, until = 0.0, 0.0
+  for start, end in sorted((r.arrival_s, r.end_s) for r in outcome.requests):
+    present += max(0.0, end - max(start, until))
+    until = max(until, end)
+  assert found["stalled"] == pytest.approx((present - sum(steps)) / last)
+  # Pages that are adjacent on both sides are one run.
+  runs = []
+  for copy in copies:
+    if copy.kind != "within":
+      pairs = list(zip(copy.source, copy.target, strict=True))
+      breaks = [i for i in range(1, len(pairs)) if any(
+        pairs[i][side] != pairs[i - 1][side] + 1 for side in (0, 1)
+      )]
+      runs += np.diff([0, *breaks, len(pairs)]).tolist()
+  layers, pages = CONFIG["model"]["num_layers"], sum(runs)
+  assert pages > 0
+  page_bytes = 16 * 2 * layers * 2 * (
+    CONFIG["model"]["num_kv_heads"] * CONFIG["model"]["width"]
+    // CONFIG["model"]["num_heads"]
+  )
+  single = CONFIG["arms"][arm]["single"]
+  assert {key: found[key] for key in (
+    "pages", "bytes", "ranges", "single_ranges", "run_length", "calls",
+  )} == pytest.approx({
+    "pages": pages, "bytes": pages * page_bytes,
+    "ranges": 2 * layers * (pages if single else len(runs)),
+    "single_ranges": 2 * layers * pages, "run_length": pages / len(runs),
+    # A call copies a power of two of pages.
+    "calls": sum(bin(run).count("1") for run in runs),
+  })
+
+
 def test_next_turn_arrives_after_the_thinking_time(outcomes):
   arrivals = {a.number: a for a in SESSIONS.arrivals()}
   by = {r.number: r for r in outcomes["reuse"].requests}

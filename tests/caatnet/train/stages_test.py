@@ -17,6 +17,7 @@ from configs.images import tiny as images
 from configs.pipeline import tiny
 from parallel.pipeline import cost
 from parallel.pipeline.builders import Size
+from tests import users
 
 # Three stages of four layers, 259 tokens over two ranks and three stages:
 # chunks have 1, 2 and 1 layers, and a rank has 130 tokens in slices of 44, the
@@ -171,7 +172,7 @@ def test_padding_takes_the_predicted_memory(layers, chunks):
     missing = np.sum(stages.layers(layers) < 0)
     held = 3 * cost.layers_of_stage(layers, Size(3, 4, chunks))
     assert missing == held - layers
-    found = program.compile().memory_analysis()
+    found = users.compiled(program).memory_analysis()
     return found.argument_size_in_bytes, of_layer
 
   ours, of_layer = argument_bytes(layers, chunks)

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from parallel.zero import cost
+from tests import users
 from tests.caatnet.train.zero_test import LEVELS, make
 
 
@@ -23,7 +24,7 @@ def test_no_layer_is_gathered_for_longer_than_its_use(scheme, remat):
     experiment = make(
       scheme, f"{wide} model.num_layers={num_layers}", {n: 2 for n in LEVELS}
     )
-    step = experiment.lower_step().compile()
+    step = users.compiled(experiment.lower_step())
     return step.memory_analysis().temp_size_in_bytes, experiment.program
 
   (small, program), (large, _) = temporaries(3), temporaries(7)
@@ -45,6 +46,7 @@ def test_backward_gathers_again():
   """Covers layers in separate loops; `shards_test.py` covers shared loops."""
   p = "(0.5,1.0,0.5)"
   experiment = make("zero3", f"train.accumulation=1 sync.p_mlp={p}")
+  # Emitters of fusions change no collective.
   text = experiment.lower_step().compile().as_text()
   gathers = [line for line in text.splitlines() if " all-gather(" in line]
   backward = [line for line in gathers if "transpose" in line]

@@ -5,11 +5,13 @@ not depend on the model use a linear one, which compiles fast.
 """
 
 import collections
+import dataclasses
 import functools
 import math
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ from configs.caatnet import tiny
 from parallel.axes import Axis
 from parallel.xla import ledger
 from parallel.zero import cost, partition
+from tests import pairwise
 from tests.caatnet.train import linear_model as toy
 
 LEVELS = ("node", "gpu", "gcd")
@@ -116,6 +119,62 @@ def assert_trained_alike(ours, theirs):
 def test_every_scheme_trains_as_data_parallelism_does(scheme, devices):
   """Uses two microbatches per step, where DeepSpeed's differed (#1488)."""
   assert_trained_alike(trained_linear(scheme, devices), trained_linear("ddp"))
+
+
+TABLE = pairwise.rows({
+  "scheme": [s for s in EXACT if s not in (CUSTOM, "ddp")],
+  "devices": (("node", "gpu"), ()), "offload": (True, False),
+  "accumulation": (1, 2), "momentum": (0.9, 0.0), "clip_norm": (0.0, 0.3),
+  "prefetch": (True, False), "model": (toy.Deep(), toy.Toy()),
+})
+
+
+@jax.jit
+def plain(params, batch):
+  """Returns loss and gradients of the linear model, without its code."""
+
+  def loss(params):
+    x = batch["x"]
+    for w in params.get("blocks", {"w": ()})["w"]:
+      x = x + x @ w
+    return jnp.square(x @ params["w"] + params["b"][None] - batch["y"]).mean()
+
+  return jax.value_and_grad(loss)(params)
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("row", TABLE, ids=pairwise.label)
+def test_options_together_train_by_the_equation(row):
+  """SGD with momentum and clipping, on one device without partitions."""
+  options = {k: v for k, v in row.items() if k not in ("devices", "prefetch")}
+  experiment = toy.make(
+    levels=linear_levels(row["devices"]), batch_size=16, **options
+  )
+  layout = dataclasses.replace(
+    experiment.program.layout, prefetch=row["prefetch"]
+  )
+  program = dataclasses.replace(experiment.program, layout=layout)
+  experiment = dataclasses.replace(experiment, program=program)
+  step, state = experiment.lower_step().compile(), experiment.init_state()
+  params = jax.tree.map(lambda x: np.asarray(x[0]), to_whole(
+    program, state
+  ).params)
+  speed = jax.tree.map(np.zeros_like, params)
+  for number in range(3):
+    batch = toy.draw(16, number)
+    loss, gradients = plain(params, batch)
+    norm = np.sqrt(sum(np.sum(x * x) for x in jax.tree.leaves(gradients)))
+    shrink = min(1, row["clip_norm"] / norm) if row["clip_norm"] else 1
+    speed = jax.tree.map(
+      lambda v, g, shrink=shrink: row["momentum"] * v + shrink * g,
+      speed, gradients,
+    )
+    params = jax.tree.map(lambda p, v: p - np.float32(0.1) * v, params, speed)
+    state, metrics = step(state, put_batch(layout, batch), ())
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
+  found = jax.tree.map(lambda x: x[0], to_whole(program, state).params)
+  chex.assert_trees_all_close(found, params, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.rotated(2)

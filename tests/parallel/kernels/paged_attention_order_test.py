@@ -7,6 +7,7 @@ import pytest
 
 from parallel.kernels.codec.reference import Codec, max_error
 from parallel.kernels.paged_attention import order
+from tests import users
 
 
 @pytest.mark.parametrize("name", order.NAMES)
@@ -54,9 +55,9 @@ def test_pages_are_written_in_place(name):
 
     return jax.lax.scan(layer, pages, jnp.arange(layers))[0]
 
-  program = jax.jit(step, donate_argnums=0).lower(
+  program = users.compiled(jax.jit(step, donate_argnums=0).lower(
     types, tokens, tokens, slots
-  ).compile().memory_analysis()
+  )).memory_analysis()
   total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(types))
   assert program.alias_size_in_bytes == total
   assert program.temp_size_in_bytes < total / 10

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from parallel.pipeline.residuals import Kept, Recomputed, _Program
+from tests import users
 
 LAYERS, TOKENS, WIDTH = 3, 6, 4
 # Products of a layer: forward, cotangents of the input, gradients of weights.
@@ -58,7 +59,7 @@ def num_products(f, *args):
 
 
 def compiled_flops(f, *args):
-  return jax.jit(f).lower(*args).compile().cost_analysis()["flops"]
+  return users.compiled(jax.jit(f).lower(*args)).cost_analysis()["flops"]
 
 
 @pytest.mark.parametrize("splits", [False, True])

@@ -21,6 +21,7 @@ from parallel.hardware.devices import DEVICES
 from parallel.pipeline import builders, simulate
 from parallel.pipeline.run import Functions, Params, Pipeline
 from parallel.xla import hlo, ledger, overlap
+from tests import users
 
 LAYERS, RANKS, WIDTH, BATCH, TOKENS = 8, 2, 3, 2, 5
 
@@ -135,7 +136,7 @@ def lowered(case):
 
 @functools.cache
 def compiled(case):
-  return lowered(case)[0].compile()
+  return users.compiled(lowered(case)[0])
 
 
 @pytest.mark.rotated

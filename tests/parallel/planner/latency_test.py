@@ -7,12 +7,13 @@ import pytest
 
 from parallel.hardware import cluster_files
 from parallel.hardware.link_matrix import LinkMatrix
-from parallel.planner import latency
+from parallel.planner import latency, space
 from parallel.planner.latency import HOST, Latency, Timing
 from parallel.planner.message_costs import parts
 from parallel.planner.problem import Problem
 from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep, Transformer
+from tests import pairwise
 
 MODEL = Transformer(512, 256, 8, 8, 4, 512)
 STEP = TrainingStep(MODEL, 64, 128)
@@ -128,6 +129,74 @@ def test_offloaded_moments_cross_the_host_link_twice(scheme):
   )
   assert moved > 0
   assert dataclasses.replace(found, offload=0.0) == kept
+
+
+TABLE = pairwise.rows(
+  {
+    "scheme": ("ddp", "zero1", "zero3"), "remat": space.REMATS,
+    "stages": (2, 1), "tensor": (4, 1), "data": (2, 1),
+    "keep": space.KEEPS, "p": (1.0, 0.3),
+    "route": space.ROUTES, "offload": (True, False),
+  },
+  # These options have no effect without stages or tensor ranks.
+  lambda row: (row["stages"] == 1 and row["keep"] == "residuals")
+  or (row["tensor"] == 1 and (row["p"] < 1 or row["route"] != "psum"))
+  or (row["data"] == 1 and row["scheme"] != "ddp"),
+)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=pairwise.label)
+def test_price_of_all_options_together(row):
+  """Every cause of the step's time, written out for the whole step."""
+  m, layers = 4, 8 // row["stages"]
+  c = Configuration(microbatches=m, **row)
+  found = predict(c)
+  t, examples = c.tensor, 64 // (c.data * m)
+  layer_s = STEP.layer_s(examples, t, DEVICE, 0.5)
+  recomputed = c.stages > 1 and c.keep == "inputs"
+  again = (c.remat != "none") + recomputed
+
+  def sum_s(size):
+    if t == 1:
+      return 0
+    one = LATENCY_S + (t - 1) * size / RATE
+    return one if c.route == "one_shot" else ring_s(t, size)
+
+  stream = examples * STREAM
+  part = int(c.p * 256) / 256 * stream
+  forwards = 2 + 2 * recomputed + (c.remat == "full")
+  reduce_s = layers * (forwards * sum_s(part) + 2 * sum_s(2 * part))
+  if c.stages == 1:  # embedding, and the entry's cotangents
+    reduce_s += sum_s(stream) + sum_s(2 * stream)
+  # A device's parameters: matrices, both tables, and gains.
+  matrices = layers * 256 * (2 * 256 + 2 * 128 + 3 * 512) / t
+  table = 512 * 256 / (c.stages * t)
+  gains = (2 * layers + 1) * 256
+  params = matrices + 2 * table + gains
+  sent, rounds = {
+    "ddp": (8 * params, 2),
+    "zero1": (6 * params + 2 * gains, 3),
+    "zero3": (m * (8 * params + 4 * gains - 2 * table), 5 * m),
+  }[c.scheme]
+  ranks = 1 if c.scheme == "ddp" else c.data
+  seconds = {
+    "compute": 3 * m * layers * layer_s,
+    "again": again * m * layers * layer_s,
+    "tensor": m * reduce_s,
+    "vocabulary": m * 6 * examples * 128 * 256 * 512 / (c.stages * t) / (
+      0.5 * DEVICE.peak("bfloat16")
+    ),
+    "data": (c.data - 1) * (sent / c.data / RATE + rounds * LATENCY_S),
+    "offload": c.offload * 2 * 8 * params / ranks / HOST.bandwidth,
+    # 1F1B fills and drains with a microbatch for each other stage.
+    "bubble": (c.stages - 1) * (
+      (3 + again) * layers * layer_s + reduce_s
+    ),
+  }
+  for name, expected in seconds.items():
+    assert getattr(found, name) == pytest.approx(expected), name
+  assert (found.hops > 0) == (c.stages > 1)
+  assert found.total == pytest.approx(sum(seconds.values()) + found.hops)
 
 
 def test_total_is_the_sum_of_all_causes():

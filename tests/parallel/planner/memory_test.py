@@ -14,11 +14,12 @@ from caatnet.config.override import override
 from configs.caatnet import base
 from parallel.hardware import devices
 from parallel.pipeline import builders, cost
-from parallel.planner import memory
+from parallel.planner import memory, space
 from parallel.planner.memory import Fit
 from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep, Transformer
 from parallel.xla.memory import bytes_per_device
+from tests import pairwise
 
 STEP = TrainingStep(Transformer(256, 64, 8, 8, 4, 176), 16, 32)
 CAPACITY = 95 * 2**30
@@ -100,6 +101,56 @@ GAINS = (2 * 8 + 1) * 64
 def test_terms_are_the_bytes_of_arrays(c, expected):
   found = memory.terms(c, STEP)
   assert {key: found[key] for key in expected} == pytest.approx(expected)
+
+
+TABLE = pairwise.rows(
+  {
+    "scheme": space.SCHEMES, "remat": space.REMATS, "stages": (2, 1),
+    "tensor": (4, 1), "data": (2, 1), "keep": space.KEEPS,
+    "microbatches": (4, 1), "offload": (True, False),
+  },
+  lambda row: (row["stages"] == 1 and row["keep"] == "residuals")
+  or (row["data"] == 1 and row["scheme"] != "ddp"),
+)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=pairwise.label)
+def test_memory_of_all_options_together(row):
+  """Bytes of the arrays of a device, counted for the whole configuration."""
+  c = Configuration(**row)
+  found = memory.terms(c, STEP)
+  examples, layers = 16 // (c.data * c.microbatches), 8 // c.stages
+  # Elements of a device: matrices of its layers, tables, and gains.
+  table = TABLES / (c.stages * c.tensor)
+  gains = (2 * layers + 1) * 64
+  params = layers * MATRICES / c.tensor + table + gains
+  ranks = {"ddp": 1, "zero1": c.data, "zero2": c.data, "zero3": c.data}
+  of_sums = 1 if c.scheme in ("ddp", "zero1") else c.data
+  stream = examples * 32 * 64 * 2
+  residuals = STEP.kept_bytes(examples, c.tensor)
+  saved = {
+    "none": layers * residuals, "full": layers * stream + residuals,
+    "reduced": 3 * layers * stream + residuals,
+  }[c.remat]
+  # 1F1B stores as many microbatches as stages, and one unread slot.
+  copies = 1 + (c.keep == "residuals") * min(c.stages, c.microbatches)
+  sums = 4 * params / of_sums
+  expected = {
+    "stored": (4 if c.offload else 12) * params / ranks[c.scheme],
+    # In bfloat16; gains in float32, and cast nowhere.
+    "weights": {
+      "ddp": 0, "zero3": 2 * (params - gains) / c.data
+    }.get(c.scheme, 2 * (params - gains) + 4 * gains),
+    "cast": 2 * params * (c.scheme == "ddp"),
+    "gradients": sums, "many": sums * (c.microbatches > 1),
+    "stages": sums * (c.stages > 1),
+    "streams": copies * saved * (c.remat != "none"),
+    "layers": copies * saved * (c.remat == "none"),
+    "gathered": (2 + 4) * MATRICES / c.tensor,
+    "logits": 2 * 4 * examples * 32 * 256 / (c.stages * c.tensor),
+  }
+  assert {key: found[key] for key in expected} == pytest.approx(expected)
+  assert (found["kept"] > 0) == (c.stages > 1)
 
 
 @pytest.mark.parametrize(("schedule", "microbatches", "keep"), [

@@ -12,10 +12,11 @@ import pytest
 from parallel.axes import Axis, make_mesh
 from parallel.routes import ROUTES
 from parallel.tensor import reductions
-from parallel.tensor.partial_sync import PartialSync
+from parallel.tensor.partial_sync import PROJECTION_ROUTES, PartialSync
 from parallel.tensor.projections import column_parallel, row_parallel
 from parallel.tensor.stream import Stream, enter
 from parallel.xla import ledger
+from tests import pairwise
 
 H, F, BATCH, LENGTH = 20, 6, 2, 3
 # Weighs every channel of [R, B, T, H] differently.
@@ -322,6 +323,76 @@ def test_kernel_is_chosen_by_the_number_of_channels():
   )
   x = jax.ShapeDtypeStruct((2**16, 1, H), "float32")
   assert "name=reduce_add_norm" in str(jax.jit(f).trace(params, x).jaxpr)
+
+
+TABLE = pairwise.rows(
+  {
+    "route": tuple(PROJECTION_ROUTES), "ranks": (2, 4),
+    "fractions": ((0.8, 0.29, 0.8), (1.0, 0.5, 1.0)), "kernels": (True, False),
+    "dtype": ("bfloat16", "float32"), "forward": (None, "float32"),
+    "backward": ("float32", "bfloat16"), "overlap": (False, True),
+  },
+  # The kernel reduces in the dtype of the stream.
+  lambda row: row["route"] == "ring_kernel" and row["forward"] is not None
+  and row["dtype"] == "bfloat16",
+)
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("row", TABLE, ids=pairwise.label)
+def test_options_together_reduce_as_the_oracle_in_their_dtypes(row):
+  """Two devices with one or two lanes; also gradients."""
+  dtype, ranks = row["dtype"], row["ranks"]
+  syncs = [
+    PartialSync(
+      p, "forward", row["forward"], row["backward"], row["overlap"],
+      row["route"],
+    ) for p in row["fractions"]
+  ]
+  params, _ = draw(ranks)
+  params["w_in"] /= 4  # so that few features are saturated
+  x = np.random.default_rng(1).normal(size=(4, 16, H)).astype("f4")
+  kernels = ("tpu_interpret", "reference") if row["kernels"] else "reference"
+
+  def loss(y):
+    return (y.astype(jnp.float32) * CHANNEL_WEIGHTS).sum()
+
+  def ours(params, x, axis):
+    y = streams(params, x.astype(dtype), axis, syncs, kernels)
+    return jax.lax.psum(loss(y), "tensor"), y
+
+  f, mesh = on_mesh(
+    lambda *args, axis: jax.value_and_grad(ours, (0, 1), has_aux=True)(
+      *args, axis
+    ), ranks, 2, ((P(), P("tensor")), (SPECS, P())),
+  )
+  lowered = jax.jit(f).lower(params, x)
+  found = {"forward": set(), "backward": set()}
+  for c in ledger.collectives(lowered, mesh):
+    if np.prod(c.shape) > H and c.where != "stack_entry":  # no gain or loss
+      found[c.phase].add(c.dtype)
+  # With ring_kernel, no kernel takes the fully shared projections, as here.
+  assert found == {
+    "forward": {row["forward"] or dtype}, "backward": {row["backward"]}
+  }
+  (_, y), grads = lowered.compile()(params, x)
+  (_, expected), theirs = jax.value_and_grad(
+    lambda *args: (lambda y: (loss(y), y))(oracle(*args, ranks, syncs)), (0, 1),
+    has_aux=True,
+  )(params, x)
+  shared = int(min(row["fractions"]) * H)
+  for other in np.asarray(y[1:], "f4"):
+    np.testing.assert_array_equal(
+      np.asarray(y[0, ..., :shared], "f4"), other[..., :shared]
+    )
+  narrow = "bfloat16" in (dtype, row["backward"])
+  for a, b in zip(
+    jax.tree.leaves((y, grads)), jax.tree.leaves((expected, theirs)),
+    strict=True,
+  ):
+    a, b = np.asarray(a, "f4"), np.asarray(b, "f4")
+    unit = 2.0**-5 if narrow else 1e-5
+    assert np.linalg.norm(a - b) <= unit * np.linalg.norm(b)
 
 
 def test_ring_kernel_adds_in_the_dtype_of_the_stream():

@@ -15,6 +15,7 @@ from parallel.hardware.devices import DEVICES
 from parallel.xla import compiled as compiled_ledger
 from parallel.xla import groups as groups_of
 from parallel.xla import hlo, ledger, memory, overlap, roofline
+from tests import users
 
 
 def make_mesh(**sizes):
@@ -30,7 +31,7 @@ def compile_mapped(f, mesh, *args):
     f, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
   )
   lowered = jax.jit(mapped).lower(*args)
-  return lowered, lowered.compile()
+  return lowered, users.compiled(lowered)
 
 
 def count_bytes(entries):
@@ -223,7 +224,7 @@ def test_product_flops_and_trips():
   def f(x):
     return lax.scan(lambda c, w: (c @ w, None), x, w)[0]
 
-  compiled = jax.jit(f).lower(jnp.ones((32, 16))).compile()
+  compiled = users.compiled(jax.jit(f).lower(jnp.ones((32, 16))))
   module = hlo.parse(compiled.as_text())
   schedule = overlap.ScheduledProgram(
     module, make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
@@ -254,9 +255,9 @@ def test_memory_equals_the_xla_analysis_to_the_byte():
   whole = jax.sharding.NamedSharding(mesh, P())
   x = jax.ShapeDtypeStruct((16, 4), "float32", sharding=sharded)
   y = jax.ShapeDtypeStruct((4,), "bfloat16", sharding=whole)
-  compiled = jax.jit(
+  compiled = users.compiled(jax.jit(
     lambda x, y: (x * 2, jnp.sort(x @ y.astype(x.dtype))), donate_argnums=0
-  ).lower(x, y).compile()
+  ).lower(x, y))
   parts = memory.memory(compiled, {"x": x, "y": y})
   assert parts.arguments == {"x": 2 * 4 * 4, "y": 4 * 2}
   # Bytes of no named argument are padding.
@@ -282,10 +283,10 @@ def test_flops_of_a_convolution_equal_the_xla_analysis(groups, options):
   features = 6 // groups.get("feature_group_count", 1)
   x = jnp.ones((4, 7, 8, 6))
   w = jnp.ones((3, 2, features, 12))
-  compiled = jax.jit(lambda x, w: lax.conv_general_dilated(
+  compiled = users.compiled(jax.jit(lambda x, w: lax.conv_general_dilated(
     x, w, **({"window_strides": (1, 1), "padding": "VALID"} | options),
     dimension_numbers=("NHWC", "HWIO", "NHWC"), **groups,
-  )).lower(x, w).compile()
+  )).lower(x, w))
   module = hlo.parse(compiled.as_text())
   found = [
     roofline._product_flops(computation, instruction)
@@ -298,9 +299,9 @@ def test_flops_of_a_convolution_equal_the_xla_analysis(groups, options):
 
 def test_loop_of_unknown_length_counts_once():
   w = jnp.ones((16, 16))
-  compiled = jax.jit(
+  compiled = users.compiled(jax.jit(
     lambda x, n: lax.fori_loop(0, n, lambda _, x: x @ w, x)
-  ).lower(jnp.ones((32, 16)), 3).compile()
+  ).lower(jnp.ones((32, 16)), 3))
   schedule = overlap.ScheduledProgram(
     hlo.parse(compiled.as_text()), make_mesh(a=1), DEVICES["v5p"],
     lambda _: 0.0,

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from parallel.xla import hlo, in_place
+from tests import users
 
 # Layers in pages of 8 rows: [layers * pages, page, width].
 LAYERS, PAGES, PAGE, WIDTH = 3, 16, 8, 32
@@ -65,9 +66,8 @@ def kept_from_before(cache, rows, slots):
 def uses(f, donate=True, dtype=None):
   cache = CACHE if dtype is None else jax.ShapeDtypeStruct(CACHE.shape, dtype)
   rows = ROWS if dtype is None else jax.ShapeDtypeStruct(ROWS.shape, dtype)
-  compiled = jax.jit(f, donate_argnums=0 if donate else ()).lower(
-    cache, rows, SLOTS
-  ).compile()
+  f = jax.jit(f, donate_argnums=0 if donate else ())
+  compiled = users.compiled(f.lower(cache, rows, SLOTS))
   array = hlo.Shape(str(cache.dtype), cache.shape, 8 * cache.dtype.itemsize)
   return in_place.uses(hlo.parse(compiled.as_text()), [array], LAYERS)
 

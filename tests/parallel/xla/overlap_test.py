@@ -20,6 +20,7 @@ from parallel.hardware.links import NVLINK_4
 from parallel.xla import compiled as compiled_ledger
 from parallel.xla import hlo, latency, ledger, overlap, roofline
 from parallel.xla.targets import Target
+from tests import users
 
 
 def make_mesh(**sizes):
@@ -184,9 +185,9 @@ def test_unscheduled_program_has_no_overlap():
 
 def test_slices_count_their_size_and_on_chip_operands_nothing():
   stack = jnp.ones((64, 128, 128))
-  compiled = jax.jit(
+  compiled = users.compiled(jax.jit(
     lambda s, i: lax.dynamic_index_in_dim(s, i, keepdims=False) * 2
-  ).lower(stack, 3).compile()
+  ).lower(stack, 3))
   schedule = overlap.ScheduledProgram(
     hlo.parse(compiled.as_text()), make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
   )
@@ -200,9 +201,9 @@ def test_slices_count_their_size_and_on_chip_operands_nothing():
 def test_in_place_scatter_counts_rows_not_the_whole_array():
   """Both operand and result of the scatter are the whole array."""
   table = jnp.ones((4096, 128))
-  compiled = jax.jit(
+  compiled = users.compiled(jax.jit(
     lambda x, rows, new: x.at[rows].set(new, mode="drop"), donate_argnums=0
-  ).lower(table, jnp.arange(4), jnp.ones((4, 128))).compile()
+  ).lower(table, jnp.arange(4), jnp.ones((4, 128))))
   schedule = overlap.ScheduledProgram(
     hlo.parse(compiled.as_text()), make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
   )

@@ -1,0 +1,62 @@
+"""Rows of a plan: sums of their causes, and a ring's time on its links."""
+
+import pytest
+
+from caatnet.studies.planner import study
+from configs.planner import gpt_11b
+from parallel.hardware import cluster_files
+
+
+@pytest.fixture(scope="module")
+def config():
+  return gpt_11b.get_config("test").to_dict()
+
+
+@pytest.fixture(scope="module")
+def result(config):
+  return study.run(config)
+
+
+def test_rows_are_the_sums_of_their_causes(result):
+  for row in (*result["best"], *result["front"]):
+    assert row["seconds"] == pytest.approx(sum(row["latency"].values()))
+    assert row["bytes"] == pytest.approx(sum(row["memory"].values()))
+    assert row["memory"][row["binding"]] == max(row["memory"].values())
+  # Other orders of devices are only taken if they are faster, and no order is
+  # faster than the seconds less the gap.
+  for row in result["best"]:
+    assert row["seconds"] < row["own_seconds"]
+    assert 0 <= row["gap"] < 1
+  assert sorted(row["seconds"] for row in result["best"]) == [
+    row["seconds"] for row in result["best"]
+  ]
+  bytes_, seconds = zip(*sorted(
+    (row["bytes"], row["own_seconds"]) for row in result["front"]
+  ), strict=True)
+  assert list(seconds) == sorted(seconds, reverse=True)  # none beats another
+  assert len(set(bytes_)) == len(bytes_)
+
+
+def test_plain_data_parallelism_takes_the_time_of_its_ring(config, result):
+  (row,) = (
+    row for row in result["best"]
+    if row["configuration"].startswith("stage 1 x data 8 x tensor 1")
+  )
+  links = cluster_files.cluster(config["planner"]["cluster"])
+  width, layers, ffn, vocabulary = 128, 4, 352, 256
+  matrices = layers * (4 * width**2 + 3 * width * ffn)
+  params = matrices + 2 * vocabulary * width + (2 * layers + 1) * width
+  assert result["parameters"] == params
+
+  def ring_s(order):
+    """Two trips of all gradients in float32, over the slowest link."""
+    pairs = list(zip(order, order[1:] + order[:1], strict=True))
+    return 2 * 7 * max(links.latency_s[pair] for pair in pairs) + (
+      2 * 7 / 8 * 4 * params / min(links.bandwidth[pair] for pair in pairs)
+    )
+
+  assert row["latency"]["data"] == pytest.approx(ring_s(row["order"]), 0.05)
+  saved = ring_s(list(range(8))) - ring_s(row["order"])
+  assert row["own_seconds"] - row["seconds"] == pytest.approx(saved, rel=0.05)
+  slower = result["sensitivity"][0.5] - row["seconds"]
+  assert slower == pytest.approx(row["latency"]["data"])
