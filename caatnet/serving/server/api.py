@@ -308,7 +308,7 @@ class Api:
   ) -> Response:
     """Submits the sequences of a request, and returns their response."""
     self._check_open(len(prompts) * asked.n)
-    call = Call()
+    call = Call(scored=asked.echo and asked.logprobs)
     # Fairness is per user field if given, else per key.
     client = asked.user or _name_of(request)
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
@@ -351,8 +351,11 @@ class Api:
       ApiError: The prompt or ``max_tokens`` exceeds a limit.
     """
     bounds, room = self._bounds, self._bounds.context - len(prompt)
+    draws = asked.max_tokens != 0
     # Without max_tokens: the server's limit, else the remaining context.
     most = asked.max_tokens or bounds.max_tokens or max(1, room)
+    if not draws:
+      most, room = 1, room + 1  # a token that is not drawn needs no position
     if bounds.max_tokens and most > bounds.max_tokens:
       raise ApiError(
         400, f"max_tokens={most} is more than the {bounds.max_tokens} of this "
@@ -369,14 +372,14 @@ class Api:
     if (asked.max_tokens and asked.max_tokens > room) or room < 1:
       raise ApiError(
         400, f"the prompt has {len(prompt)} tokens, and with max_tokens="
-        f"{asked.max_tokens or 1} it exceeds the context of "
+        f"{asked.max_tokens or int(draws)} it exceeds the context of "
         f"{bounds.context}", "context_length_exceeded", "max_tokens",
       )
     try:
-      drawing.check(bounds.vocab_size, bounds.context)
+      drawing.check(bounds.vocab_size, len(prompt) + room)
     except ValueError as error:
       raise ApiError(400, str(error), None, "prompt") from error
-    transcript = Transcript(drawing, self._tokenizer, bounds.context)
+    transcript = Transcript(drawing, self._tokenizer, len(prompt) + room)
     now = self.service.now()
     request = serving.Request(
       next(self._numbers), prompt, transcript.most_tokens, client=client,
@@ -385,9 +388,9 @@ class Api:
       # Each choice is a separate conversation, with its own host copy.
       conversation=(client, asked.conversation, index)
       if asked.conversation else None,
-      more=bool(asked.conversation), payload=Drawn(drawing),
+      more=bool(asked.conversation), payload=Drawn(drawing, asked.num_top),
     )
-    choice = Choice(index, number, request, transcript, call)
+    choice = Choice(index, number, request, transcript, call, draws)
     request.stop = lambda token: self.service.take(choice, token)
     return choice
 

@@ -76,6 +76,7 @@ async def _killed(server, i):
     "killed"[: 1 + i % 6], max_tokens=80, stream=streams, ignore_eos=True,
     temperature=1, n=1 + i % 2, user=str(i),
     conversation=str(i) if i % 3 == 0 else None,
+    **{"echo": True, "logprobs": 1} if i % 5 == 0 else {},
   )))
   await writer.drain()
   if streams:
@@ -259,12 +260,17 @@ def test_nan_fails_only_its_own_sequence(monkeypatch):
     answers = asyncio.run(all_at_once())
     codes = [answer.status_code for answer in answers]
     assert codes == [200, 200, 500, 500, 200, 200, 500, 500, 500, 500]
+    for prompt, code in (("aZc", 500), ("abc", 200)):
+      answer = httpx2.post(f"{server.url}/v1/completions", timeout=60, json=ask(
+        prompt, max_tokens=0, echo=True, logprobs=0
+      ))
+      assert answer.status_code == code
     assert "NaN" in answers[2].json()["error"]["message"]
     assert answers[0].json()["choices"][0]["text"] == alone("abc", 9).text
     all_is_back(server)
     assert httpx2.get(f"{server.url}/health").status_code == 200
     metrics = httpx2.get(f"{server.url}/metrics").text
-    assert 'caatnet_requests_total{end="failed"} 6.0' in metrics
+    assert 'caatnet_requests_total{end="failed"} 7.0' in metrics
 
 
 def test_first_signal_refuses_new_requests_and_lets_others_finish():
