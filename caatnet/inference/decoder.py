@@ -142,13 +142,13 @@ class Decoder:
     # All inputs in one array: the transfer time is per array, not per byte.
     packed = _packed(leaves).reshape(*dims, -1)
     start = time.perf_counter()
-    *drawn, self._state = self._run(
+    tokens, logprobs, self._state, top = self._run(
       self.weights.params, self._state, packed, types=types, filters=filters
     )
     if shape not in self.shapes:
       self.shapes.add(shape)
       self.compile_seconds += time.perf_counter() - start
-    return tuple(drawn)
+    return tokens, logprobs, top
 
 
 def _allocate(
@@ -195,7 +195,7 @@ def _of_packed(
 
   Returns:
     A function ``(params, state, packed, types, filters) -> (tokens [D, S],
-    logprobs [D, S], top, state)``; ``top`` is as in `Decoder.step`. ``types``
+    logprobs [D, S], state, top)``; ``top`` is as in `Decoder.step`. ``types``
     describes the arrays of one replica: a tuple of pairs (shape, dtype name),
     and the tree whose leaves they are.
   """
@@ -211,12 +211,14 @@ def _of_packed(
       start += math.prod(shape)
       x = lax.bitcast_convert_type(x, dtype)
       found.append(x.reshape(*packed.shape[:-1], *shape))
-    *drawn, state = step(params, state, *tree.unflatten(found), filters=filters)
-    num_levels = packed.ndim - 1
-    drawn = jax.tree.map(
-      lambda x: x.reshape(num_replicas, *x.shape[num_levels:]), drawn
+    tokens, logprobs, state, top = step(
+      params, state, *tree.unflatten(found), filters=filters
     )
-    return (*drawn, state)
+    tokens, logprobs, top = jax.tree.map(
+      lambda x: x.reshape(num_replicas, *x.shape[packed.ndim - 1 :]),
+      (tokens, logprobs, top),
+    )
+    return tokens, logprobs, state, top
 
   return run
 
@@ -260,7 +262,7 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
 
   Returns:
     A function ``(params, state, batch, sampling, asked, filters) -> (tokens,
-    logprobs, top, state)``; ``asked`` and ``top`` may be None, see
+    logprobs, state, top)``; ``asked`` and ``top`` may be None, see
     `Decoder.step`.
   """
   layout, model = program.layout, program.model
@@ -286,7 +288,7 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
     # Rows without a sequence have an index out of range and are dropped.
     kept = jnp.where(batch.sequences < 0, latest.shape[0], batch.sequences)
     latest = latest.at[kept].set(drawn, mode="drop")
-    return drawn, logprobs, top, (cache, latest)
+    return drawn, logprobs, (cache, latest), top
 
   def step(params, state, batch, sampling, asked, filters):
     f = functools.partial(of_replica, params, filters=filters)
@@ -310,7 +312,7 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
       functools.partial(step, filters=filters),
       mesh=layout.mesh,
       in_specs=(weights.specs, specs, levels, levels, levels),
-      out_specs=(levels, levels, levels, specs),
+      out_specs=(levels, levels, specs, levels),
     )(params, state, batch, sampling, asked)
 
   return run
