@@ -2,6 +2,15 @@
 
 The first SIGTERM or Ctrl-C lets running requests finish for a limited time and
 refuses new ones. The second signal ends the process at once.
+
+A client may close its sending direction after a complete request and still wait
+for the response (RFC 9112, section 9.6): the end of its data is not a
+disconnect. A client that has closed the whole connection sends the same
+segment, and only answers further data by a reset. Before the response begins,
+the server therefore sends such a client an interim response, 100 (Continue),
+which clients without an expectation discard (RFC 9110, section 15.2.1): a
+request is cancelled when the connection is reset. HTTP/1.0 has no interim
+responses, so that its clients are always answered.
 """
 
 import asyncio
@@ -22,6 +31,9 @@ from caatnet.serving.server.errors import ApiError
 
 # Connections that the kernel queues while the loop is busy.
 _BACKLOG = 2048
+# Seconds from the end of a client's data to the interim response, so that a
+# quick response comes without one, and from then on between checks for a reset.
+_PROBE_S = 0.1
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -133,19 +145,24 @@ def _timed(read_s: float, write_s: float) -> type[asyncio.Protocol]:
   """Returns a protocol that closes connections to slow clients."""
 
   class Timed(H11Protocol):
-    """HTTP/1.1 with timeouts for the head of a request and for each write."""
+    """HTTP/1.1 with timeouts and half-closed connections.
+
+    The timeouts are for the head of a request and for each write.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
       super().__init__(*args, **kwargs)
       self._reading: asyncio.TimerHandle | None = None
       self._writing: asyncio.TimerHandle | None = None
+      self._probing: asyncio.TimerHandle | None = None
+      self._probed = False
 
     def connection_made(self, transport: Any) -> None:
       super().connection_made(transport)
       self._reading = self.loop.call_later(read_s, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-      for timer in (self._reading, self._writing):
+      for timer in (self._reading, self._writing, self._probing):
         if timer is not None:
           timer.cancel()
       super().connection_lost(exc)
@@ -158,6 +175,31 @@ def _timed(read_s: float, write_s: float) -> type[asyncio.Protocol]:
           self._reading = None
       elif self._reading is None:  # the head of another request has begun
         self._reading = self.loop.call_later(read_s, self.transport.close)
+
+    def eof_received(self) -> bool:
+      """Returns whether the connection stays open for a response."""
+      cycle = self.cycle
+      if cycle is None or cycle.response_complete or cycle.more_body:
+        return False  # no request, or only a part of one
+      cycle.keep_alive = False
+      self._probing = self.loop.call_later(_PROBE_S, self._probe)
+      return True
+
+    def _probe(self) -> None:
+      """Sends an interim response; closes the connection after a reset."""
+      if self.transport.is_closing():
+        return
+      if not self.cycle.response_started and not self._probed:
+        self._probed = True
+        if self.cycle.scope["http_version"] != "1.0":
+          interim = h11.InformationalResponse(status_code=100, headers=[])
+          self.transport.write(self.conn.send(interim))
+      # asyncio does not watch a connection whose receiving direction has ended.
+      connection = self.transport.get_extra_info("socket")
+      if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        self.transport.abort()
+      else:
+        self._probing = self.loop.call_later(_PROBE_S, self._probe)
 
     def pause_writing(self) -> None:
       super().pause_writing()

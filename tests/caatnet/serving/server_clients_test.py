@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import http.client
 import json
 import signal
 import socket
@@ -60,12 +61,12 @@ async def _connect(server):
   return await asyncio.open_connection("127.0.0.1", server.port)
 
 
-def _request(fields):
+def _request(fields, version="1.1"):
   body = json.dumps(fields).encode()
   return (
-    b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: "
-    + str(len(body)).encode() + b"\r\n\r\n" + body
-  )
+    f"POST /v1/completions HTTP/{version}\r\nHost: here\r\n"
+    f"Content-Length: {len(body)}\r\n\r\n"
+  ).encode() + body
 
 
 async def _killed(server, i):
@@ -203,6 +204,68 @@ def test_request_of_a_disconnected_client_is_cancelled(server):
   assert ends._value.get() > before + 2
   # Completing 2 x 40 responses of 90 tokens, 4 at a time, takes 1,800 steps.
   assert drained(server)["steps"] - steps < 900
+
+
+@contextlib.contextmanager
+def _half_closed(server, content):
+  """Context of a client that sends data and closes this direction."""
+  with socket.create_connection(("127.0.0.1", server.port)) as client:
+    client.settimeout(60)
+    client.sendall(content)
+    client.shutdown(socket.SHUT_WR)
+    yield client
+
+
+def _received(client):
+  """Returns all that a client receives."""
+  return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_closes_its_direction_is_answered(server, version, stream):
+  """Python's client discards the interim response; HTTP/1.0 has none."""
+  fields = ask(
+    "half", max_tokens=90, n=16, stream=stream, ignore_eos=True, temperature=0
+  )
+  with _half_closed(server, _request(fields, version)) as client:
+    assert version != "1.0" or b"200 OK" in client.recv(15, socket.MSG_PEEK)
+    with http.client.HTTPResponse(client) as answer:
+      answer.begin()
+      assert answer.status == 200
+      body = answer.read()
+  if stream:
+    assert body.count(b'"finish_reason":"length"') == 16
+    assert b"data: [DONE]" in body
+    return
+  expected = alone("half", 90)
+  texts = [choice["text"] for choice in json.loads(body)["choices"]]
+  assert all(text.startswith(expected.text) for text in texts)
+
+
+def test_requests_before_the_end_of_data_are_answered(server):
+  quick = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
+  # An incomplete head or body is not a request.
+  part = _request(ask("part"))[:-1]
+  for content, count in (
+    (quick * 3, 3), (b"", 0), (quick[:-1], 0), (part, 0), (quick + part, 1),
+  ):
+    with _half_closed(server, content) as client:
+      assert _received(client).count(b"200 OK") == count
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_closed_client_that_closes_is_cancelled(server, stream):
+  metrics = server.api.service.metrics
+  ends = metrics._ends.labels(State.CANCELLED.value)
+  before = ends._value.get()
+  request = _request(ask(
+    "gone", max_tokens=90, n=40, stream=stream, ignore_eos=True
+  ))
+  with _half_closed(server, request) as client:
+    client.recv(1)  # the interim response, or the stream
+  all_is_back(server)
+  assert ends._value.get() > before
 
 
 def test_conversation_turns_reuse_the_kept_prefix(server):
