@@ -1,6 +1,7 @@
 """HTTP interface: routes, authentication, limits and error responses."""
 
 import asyncio
+import collections
 from collections.abc import Awaitable, Callable, Sequence
 import dataclasses
 import hashlib
@@ -276,7 +277,7 @@ class Api:
         headers={"Connection": "close"},
       )
     try:
-      body = json.loads(b"".join(parts))
+      body = json.loads(b"".join(parts), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
       raise ApiError(
         400, f"the body is not JSON: {error}", "invalid_json"
@@ -393,6 +394,19 @@ class Api:
     choice = Choice(index, number, request, transcript, call, draws)
     request.stop = lambda token: self.service.take(choice, token)
     return choice
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+  """Returns a JSON object.
+
+  Raises:
+    ValueError: A name is repeated.
+  """
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    counts = collections.Counter(name for name, _ in pairs)
+    raise ValueError(f"{counts.most_common(1)[0][0]!r} is repeated")
+  return found
 
 
 def _name_of(request: Request) -> str:

@@ -28,6 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from caatnet.serving.server.api import Api
 from caatnet.serving.server.errors import ApiError
+from caatnet.serving.server.responses import as_json
 
 # Connections that the kernel queues while the loop is busy.
 _BACKLOG = 2048
@@ -155,7 +156,7 @@ def _timed(read_s: float, write_s: float) -> type[asyncio.Protocol]:
       self._reading: asyncio.TimerHandle | None = None
       self._writing: asyncio.TimerHandle | None = None
       self._probing: asyncio.TimerHandle | None = None
-      self._probed = False
+      self._probed = self._refused = False
 
     def connection_made(self, transport: Any) -> None:
       super().connection_made(transport)
@@ -168,7 +169,11 @@ def _timed(read_s: float, write_s: float) -> type[asyncio.Protocol]:
       super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+      if self._refused:
+        return
       super().data_received(data)
+      if self._refused:
+        return
       if self.conn.their_state is not h11.IDLE:  # the head is complete
         if self._reading is not None:
           self._reading.cancel()
@@ -176,10 +181,44 @@ def _timed(read_s: float, write_s: float) -> type[asyncio.Protocol]:
       elif self._reading is None:  # the head of another request has begun
         self._reading = self.loop.call_later(read_s, self.transport.close)
 
+    def send_400_response(self, msg: str) -> None:
+      """Sends the error of a malformed request as JSON, then closes."""
+      if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        self.transport.close()  # the response has begun
+        return
+      if self.cycle is not None:  # its body is malformed
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+      problem = sys.exception()  # handled by the caller
+      hint = getattr(problem, "error_status_hint", 400)
+      error = ApiError(
+        hint if hint == 431 else 400, f"the request is not HTTP/1.1: {problem}",
+        "invalid_http",
+      )
+      body = as_json(error.body)
+      for event in (
+        h11.Response(status_code=error.status, headers=[
+          (b"content-type", b"application/json"), (b"connection", b"close"),
+          (b"content-length", str(len(body)).encode()),
+        ]),
+        h11.Data(data=body), h11.EndOfMessage(),
+      ):
+        self.transport.write(self.conn.send(event))
+      # Data that is not read would reset the connection, and the client might
+      # lose the response (RFC 9112, section 9.6): it is read until the client
+      # closes.
+      self._refused = True
+      self.transport.write_eof()
+      if self._reading is None:
+        self._reading = self.loop.call_later(read_s, self.transport.close)
+
     def eof_received(self) -> bool:
       """Returns whether the connection stays open for a response."""
       cycle = self.cycle
-      if cycle is None or cycle.response_complete or cycle.more_body:
+      if (
+        self._refused or cycle is None or cycle.response_complete
+        or cycle.more_body
+      ):
         return False  # no request, or only a part of one
       cycle.keep_alive = False
       self._probing = self.loop.call_later(_PROBE_S, self._probe)
