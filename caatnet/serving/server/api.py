@@ -96,6 +96,9 @@ class Api:
     handlers: list[tuple[str, str, _Handler, bool]] = [
       ("/v1/completions", "POST", self._completions, True),
       ("/v1/chat/completions", "POST", self._chat, True),
+      ("/tokenize", "POST", self._tokenize, True),
+      ("/detokenize", "POST", self._detokenize, True),
+      ("/tokenizer_info", "GET", self._tokenizer_info, True),
       ("/v1/models", "GET", self._models, True),
       ("/v1/models/{name:path}", "GET", self._model, True),
       ("/state", "GET", self._state, True),
@@ -249,8 +252,40 @@ class Api:
     tokens = await asyncio.to_thread(self._tokens, text)
     return self._respond(request, asked, [tokens], ())
 
-  async def _body(self, request: Request) -> dict[str, Any]:
-    """Reads a request's JSON, and checks its size and model."""
+  async def _tokenize(self, request: Request) -> Response:
+    """Returns the tokens of a text; with the next two, vLLM's interface."""
+    text, start = fields.text(await self._body(request, named=False))
+    found = await asyncio.to_thread(self._tokens, text)
+    if start:
+      found = (*self._tokenizer.start_ids, *found)
+    return Json({
+      "tokens": found, "count": len(found),
+      "max_model_len": self._bounds.context,
+    })
+
+  async def _detokenize(self, request: Request) -> Response:
+    tokens = fields.tokens(await self._body(request, named=False))
+    text = await asyncio.to_thread(self._tokenizer.decode, tokens)
+    return Json({"prompt": text})
+
+  async def _tokenizer_info(self, request: Request) -> Response:
+    """Returns the special tokens that lm-evaluation-harness asks for."""
+    special = self._tokenizer.special
+    starts = bool(self._tokenizer.start_ids)
+    return Json({
+      "bos_token": special("bos_token") or None if starts else None,
+      "eos_token": special("eos_token") or None,
+    })
+
+  async def _body(
+    self, request: Request, named: bool = True
+  ) -> dict[str, Any]:
+    """Reads a request's JSON, and checks its size and model.
+
+    Args:
+      request: The request.
+      named: Whether the body must name the model.
+    """
     if {"content-length", "transfer-encoding"} <= {*request.headers}:
       # A proxy that believes the other header would see another request.
       raise ApiError(
@@ -282,7 +317,7 @@ class Api:
       raise ApiError(
         400, f"the body is not JSON: {error}", "invalid_json"
       ) from error
-    if isinstance(body, dict):
+    if isinstance(body, dict) and (named or body.get("model") is not None):
       self._check_model(body.get("model"))
     return body
 

@@ -28,7 +28,7 @@ _LONGEST_STOP = 256  # characters
 _LONGEST_NAME = 256  # characters of a user's or a conversation's name
 _LONGEST_DEADLINE_S = 86400.0
 # Fields with possibly long values, which messages do not quote.
-_TEXTS = ("prompt", "messages", "stop", "user", "conversation")
+_TEXTS = ("prompt", "messages", "stop", "user", "conversation", "tokens")
 
 # Unsupported fields, with the values that request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -317,6 +317,38 @@ def chat(body: Any, most_choices: int) -> Asked:
   )
 
 
+class _Text(_Object):
+  model: Any = None  # checked by the caller
+  prompt: Annotated[str, Field(description="must be a string")]
+  add_special_tokens: _Flag = True
+
+
+class _Tokens(_Object):
+  model: Any = None  # checked by the caller
+  tokens: Annotated[
+    list[_Token], Field(description="must be a list of tokens")
+  ]
+
+
+def text(body: Any) -> tuple[str, bool]:
+  """Parses the body of /tokenize, as in vLLM.
+
+  Returns:
+    The text, and whether the tokens at the beginning of a prompt are added.
+
+  Raises:
+    ApiError: The body is invalid (status 400).
+  """
+  given: _Text = _validated(_Text, body, {})
+  return given.prompt, given.add_special_tokens
+
+
+def tokens(body: Any) -> list[int]:
+  """Parses the body of /detokenize, as in vLLM; see `text`."""
+  given: _Tokens = _validated(_Tokens, body, {})
+  return given.tokens
+
+
 def _joined(message: _Message) -> dict[str, str]:
   """Returns a message for the chat template, with its text parts joined."""
   found = message.model_dump(exclude_none=True)
@@ -326,7 +358,7 @@ def _joined(message: _Message) -> dict[str, str]:
 
 
 def _validated(
-  kind: type[_Common], body: Any, neutral: Mapping[str, Sequence[Any]]
+  kind: type[_Object], body: Any, neutral: Mapping[str, Sequence[Any]]
 ) -> Any:
   """Returns the body as a validated model.
 
@@ -360,7 +392,7 @@ def _validated(
     raise _explained(kind, error.errors()[0], body) from error
 
 
-def _explained(kind: type[_Common], error: Any, body: Any) -> ApiError:
+def _explained(kind: type[_Object], error: Any, body: Any) -> ApiError:
   """Returns the error of a field, with its name and its allowed values."""
   # Path of the invalid value: field, then index or key.
   name, *rest = error["loc"]

@@ -138,6 +138,23 @@ def test_several_prompts_with_several_choices_each(client):
     assert found.usage.prompt_tokens == sum(map(len, asked))
 
 
+def test_texts_are_tokenized_and_tokens_decoded(server):
+  """By the routes that clients without a tokenizer use, as of vLLM."""
+  def asked(path, method="POST", **body):
+    return httpx2.request(
+      method, f"{server.url}/{path}", json=body or None, timeout=60,
+      headers={"Authorization": "Bearer secret"},
+    ).json()
+
+  assert asked("tokenizer_info", "GET") == {
+    "bos_token": None, "eos_token": "</s>"
+  }
+  assert asked("tokenize", prompt="abc</s>", add_special_tokens=False) == {
+    "tokens": [0, 1, 2, 63], "count": 4, "max_model_len": 96
+  }
+  assert asked("detokenize", tokens=[1, 2, 99]) == {"prompt": "bc"}
+
+
 def test_shared_prefix_is_read_once(client):
   prompt = "the same beginning of it"
   arguments = dict(model="small", prompt=prompt, max_tokens=2, temperature=0)

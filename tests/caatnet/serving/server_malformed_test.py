@@ -24,18 +24,18 @@ def server():
     yield found
     # After all of them, it still serves, and no request is left.
     assert answer(found, posted(ASK))[0] == 200
-    assert answer(found, posted(CHAT, "chat/completions"))[0] == 200
+    assert answer(found, posted(CHAT, "/v1/chat/completions"))[0] == 200
     assert not found.api.service.calls
     assert found.api.service.error is None
 
 
-def posted(body, path="completions", *headers):
+def posted(body, path="/v1/completions"):
   """Returns a POST request as bytes."""
   if isinstance(body, dict):
     body = json.dumps(body).encode()
   lines = [
-    f"POST /v1/{path} HTTP/1.1".encode(), b"Host: here",
-    b"Content-Length: %d" % len(body), *headers,
+    f"POST {path} HTTP/1.1".encode(), b"Host: here",
+    b"Content-Length: %d" % len(body),
   ]
   return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
@@ -178,12 +178,18 @@ CHAT_FIELDS = [
   {"response_format": {"type": "json_object"}}, {"modalities": ["audio"]},
   {"chat_template_kwargs": 5}, {"reasoning_effort": "high"},
 ]
+TOKENS = [
+  {"tokens": "a"}, {"tokens": [-1]}, {"tokens": [1.5]}, {"tokens": None},
+  {"tokens": [1], "model": "gpt-5"}, {"tokens": [1], "prompt": "a"},
+]
 REQUESTS = [
   *(pytest.param(content, id=name) for name, content in MESSAGES.items()),
   *(pytest.param(posted(body), id=name) for name, body in JSON.items()),
   *(pytest.param(posted(ASK | fields), id=f"{fields}"[:40])
     for fields in FIELDS),
-  *(pytest.param(posted(CHAT | fields, "chat/completions"),
+  *(pytest.param(posted(fields, "/detokenize"), id=f"{fields}")
+    for fields in TOKENS),
+  *(pytest.param(posted(CHAT | fields, "/v1/chat/completions"),
                  id=f"chat {fields}"[:40]) for fields in CHAT_FIELDS),
 ]
 
