@@ -39,8 +39,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _NEUTRAL_COMPLETION = _NEUTRAL | {"suffix": ("",)}
 _NEUTRAL_CHAT = _NEUTRAL | {
   "audio": (), "function_call": ("none",), "functions": ([],),
-  "metadata": ({},), "modalities": (["text"],),
+  "metadata": ({},), "modalities": (["text"],), "moderation": (),
   "parallel_tool_calls": (True, False), "prediction": (),
+  "prompt_cache_key": (), "prompt_cache_options": (),
+  "prompt_cache_retention": (), "safety_identifier": (),
   "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
   "service_tier": ("auto", "default"), "store": (False,),
   "tool_choice": ("none", "auto"), "tools": ([],), "verbosity": ("medium",),

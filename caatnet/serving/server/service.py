@@ -55,9 +55,9 @@ class News:
     text: New text; may be "".
     token: Token id; None for an end without a token.
     logprob: Log-probability of the token in nats.
-    top: Log-probabilities of the most probable tokens, if requested.
     offset: Length of the text before it, in characters.
     state: Final state if the sequence has ended, else None.
+    top: Log-probabilities of the most probable tokens, if requested.
   """
 
   choice: "Choice"
@@ -65,9 +65,9 @@ class News:
   text: str = ""
   token: int | None = None
   logprob: float = 0.0
-  top: Mapping[int, float] = dataclasses.field(default_factory=dict)
   offset: int = 0
   state: State | None = None
+  top: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
@@ -382,7 +382,7 @@ class Service:
     text = transcript.push(token, logprob)
     state = State.FINISHED if transcript.ended else None
     self._news.append(
-      News(choice, self.now(), text, token, logprob, top, offset, state)
+      News(choice, self.now(), text, token, logprob, offset, state, top)
     )
     return transcript.ended
 

@@ -177,6 +177,7 @@ CHAT_FIELDS = [
   {"tools": 5}, {"tool_choice": "required"},
   {"response_format": {"type": "json_object"}}, {"modalities": ["audio"]},
   {"chat_template_kwargs": 5}, {"reasoning_effort": "high"},
+  {"prompt_cache_key": "a"}, {"safety_identifier": "a"}, {"moderation": {}},
 ]
 TOKENS = [
   {"tokens": "a"}, {"tokens": [-1]}, {"tokens": [1.5]}, {"tokens": None},
