@@ -120,7 +120,9 @@ class Connection(H11Protocol):
     if not self.cycle.response_started and not self._probed:
       self._probed = True
       if self.cycle.scope["http_version"] != "1.0":
-        interim = h11.InformationalResponse(status_code=100, headers=[])
+        interim = h11.InformationalResponse(
+          status_code=100, headers=[], reason=b"Continue"
+        )
         self.transport.write(self.conn.send(interim))
     # asyncio does not watch a connection whose receiving direction has ended.
     connection = self.transport.get_extra_info("socket")

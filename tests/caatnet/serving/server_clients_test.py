@@ -84,11 +84,15 @@ async def _killed(server, i):
     await reader.readuntil(b"data: ")
   else:
     await asyncio.sleep(0.01)
-  # No FIN is sent, as when a process is killed.
-  writer.get_extra_info("socket").setsockopt(
+  _reset_at_close(writer.get_extra_info("socket"))
+  writer.transport.abort()
+
+
+def _reset_at_close(client):
+  """Prevents the FIN, as when a process is killed."""
+  client.setsockopt(
     socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
   )
-  writer.transport.abort()
 
 
 def test_killed_clients_leak_nothing_and_do_not_affect_others(server):
@@ -204,6 +208,20 @@ def test_request_of_a_disconnected_client_is_cancelled(server):
   assert ends._value.get() > before + 2
   # Completing 2 x 40 responses of 90 tokens, 4 at a time, takes 1,800 steps.
   assert drained(server)["steps"] - steps < 900
+
+
+def test_prompts_of_a_disconnected_client_are_not_scored(server):
+  steps = drained(server)["steps"]
+  with socket.create_connection(("127.0.0.1", server.port)) as client:
+    _reset_at_close(client)
+    client.sendall(_request(ask(
+      ["gone"] * 40, echo=True, logprobs=1, max_tokens=80, ignore_eos=True
+    )))
+    while not server.api.service.calls:
+      time.sleep(0.001)
+  all_is_back(server)
+  # Completing all of them, 4 at a time, takes 800 steps.
+  assert drained(server)["steps"] - steps < 400
 
 
 @contextlib.contextmanager
