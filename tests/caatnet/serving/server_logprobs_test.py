@@ -111,16 +111,18 @@ def test_echoed_prompts_and_drawn_tokens_have_logprobs(
   check(choice, prompt, num_top)
 
 
-def test_prompts_of_one_request_are_scored_separately(client):
+@pytest.mark.parametrize("count", [0, 2])
+def test_prompts_of_one_request_are_scored_separately(client, count):
   """A token without text has the offset of the next one."""
   prompts = ["abc", "Z", "other"]
   ids = [[LETTERS.index(letter) for letter in p] for p in prompts]
   ids[2][1:1] = [63, 63]
   for prompt in (prompts, ids):
     found = client.completions.create(
-      model="small", prompt=prompt, max_tokens=2, logprobs=3, n=2, echo=True,
+      model="small", prompt=prompt, max_tokens=count, logprobs=3, n=2, echo=True,
       extra_body={"ignore_eos": True},
     )
+    assert len(found.choices) == 6
     for i, choice in enumerate(found.choices):
       asked = prompt[i // 2]
       check(choice, asked if prompt is prompts else letters(asked), 3)
