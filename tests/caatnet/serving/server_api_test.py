@@ -104,6 +104,11 @@ def test_chat_prompt_is_rendered_by_the_model_template(client):
   assert [t.top_logprobs[0].token for t in tokens] == [
     t.token for t in tokens
   ]
+  # The message may be sent back unchanged, as the next turn's.
+  asked["messages"] = [found.choices[0].message]
+  again = client.chat.completions.create(**asked)
+  assert again.usage.prompt_tokens == 1 + len(expected.text) + 1
+  asked["messages"] = messages
   parts = list(client.chat.completions.create(**asked, stream=True))
   assert parts[0].choices[0].delta.role == "assistant"
   text = "".join(p.choices[0].delta.content or "" for p in parts)

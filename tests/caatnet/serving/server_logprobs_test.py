@@ -119,8 +119,8 @@ def test_prompts_of_one_request_are_scored_separately(client, count):
   ids[2][1:1] = [63, 63]
   for prompt in (prompts, ids):
     found = client.completions.create(
-      model="small", prompt=prompt, max_tokens=count, logprobs=3, n=2, echo=True,
-      extra_body={"ignore_eos": True},
+      model="small", prompt=prompt, max_tokens=count, logprobs=3, n=2,
+      echo=True, extra_body={"ignore_eos": True},
     )
     assert len(found.choices) == 6
     for i, choice in enumerate(found.choices):
