@@ -15,6 +15,8 @@ import queue
 import threading
 from typing import Any, Protocol
 
+import jax
+
 from caatnet.inference.scoring import Scorer, TargetScores
 from caatnet.inference.transcripts import Transcript
 from caatnet.serving.engine.engine import Engine
@@ -341,6 +343,16 @@ class Service:
       (scores,) = self._scorer.score([prompt], top=True)
     except ValueError:  # tokens and length were checked: the logits are NaN
       self._end_without_token(choices, State.FAILED)
+      return
+    except jax.errors.JaxRuntimeError as error:
+      if "RESOURCE_EXHAUSTED" not in str(error):
+        raise
+      # The logits of all positions are larger than those of a step.
+      failure = ApiError(
+        500, f"scoring a prompt of {len(prompt):,} tokens takes more memory "
+        "than is available", "out_of_memory",
+      )
+      self._loop.call_soon_threadsafe(choices[0].call.fail, failure)
       return
     for choice in choices:
       choice.scores = scores

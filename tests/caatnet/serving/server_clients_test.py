@@ -12,6 +12,7 @@ import threading
 import time
 
 import httpx2
+import jax
 import numpy as np
 import pytest
 
@@ -317,6 +318,23 @@ def test_failed_engine_returns_500_and_blocks_no_client(monkeypatch):
     assert health.json()["status"] == "broken"
     state = httpx2.get(f"{server.url}/state", timeout=60)
     assert state.status_code == 200
+
+
+def test_prompt_that_cannot_be_scored_fails_alone(server, monkeypatch):
+  def large(rows, **how):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9.9G, please")
+
+  monkeypatch.setattr(server.api.service._scorer, "score", large)
+  url = f"{server.url}/v1/completions"
+  for stream in (True, False):
+    answer = httpx2.post(url, timeout=60, json=ask(
+      ["large", "also"], echo=True, logprobs=1, stream=stream
+    ))
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "out_of_memory"
+  answer = httpx2.post(url, json=ask("other", temperature=0), timeout=60)
+  assert answer.json()["choices"][0]["text"] == alone("other", 16).text
+  all_is_back(server)
 
 
 def test_nan_fails_only_its_own_sequence(monkeypatch):
