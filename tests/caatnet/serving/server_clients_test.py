@@ -341,7 +341,7 @@ def test_prompt_that_cannot_be_scored_fails_alone(server, monkeypatch):
     assert answer.json()["error"]["code"] == "out_of_memory"
   answer = httpx2.post(url, json=ask("other", temperature=0), timeout=60)
   assert answer.json()["choices"][0]["text"] == alone("other", 16).text
-  all_is_back(server)
+  drained(server)
 
 
 def test_nan_fails_only_its_own_sequence(monkeypatch):
