@@ -25,8 +25,9 @@ def server():
     # After all of them, it still serves, and no request is left.
     assert answer(found, posted(ASK))[0] == 200
     assert answer(found, posted(CHAT, "/v1/chat/completions"))[0] == 200
-    assert not found.api.service.calls
-    assert found.api.service.error is None
+  # The server has stopped.
+  assert not found.api.service.calls
+  assert found.api.service.error is None
 
 
 def posted(body, path="/v1/completions"):
