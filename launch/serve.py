@@ -6,8 +6,8 @@ r"""Serves a run's model, or converted weights, by OpenAI's HTTP API.
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' \
     -d '{"model": "p0.5", "prompt": "def ", "max_tokens": 32}'
 
-/v1/completions, /v1/chat/completions, /v1/models; / shows the live state, which
-is /state as JSON; /metrics is for Prometheus, /health for load balancers.
+/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize; /
+has the state, /state as JSON; /metrics is for Prometheus, /health for proxies.
 CAATNET_API_KEY or --api_key_file sets the key that clients must send. After
 SIGTERM or Ctrl-C, running requests finish; a second signal ends the process.
 config.inference.batch is the number of concurrent sequences; in config.serving:

@@ -145,7 +145,9 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
     growth=chosen.growth, preempt=chosen.preempt, wait_s=chosen.wait_s,
     keep_turns=chosen.keep_turns,
   )
-  executor = DecoderExecutor(decoder, host_pages, FACTOR, filters=True)
+  executor = DecoderExecutor(
+    decoder, host_pages, FACTOR, filters=True, top=True
+  )
   # Sequences with states cannot start from another sequence's pages.
   reuse = chosen.reuse and shape.shares_prefixes
   pages = Pages(shape.num_pages, shape.page_size, reuse)

@@ -84,6 +84,13 @@ class Tokenizer(Protocol):
     """Returns an incremental decoder."""
     ...
 
+  def special(self, name: str) -> str:
+    """Returns the text of "eos_token", "bos_token" or others; "" for none.
+
+    The text encodes to the token.
+    """
+    ...
+
   def chat(
     self,
     messages: Sequence[Mapping[str, Any]],
@@ -132,6 +139,9 @@ class Bytes:
 
   def stream(self) -> Stream:
     return ByteStream()
+
+  def special(self, name: str) -> str:
+    return "\0" if name == "eos_token" else ""
 
   def chat(
     self,
@@ -230,7 +240,7 @@ class LibraryTokenizer:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     return chat.written(
       self._template(), messages,
-      {name: self._special(name) for name in names}, options,
+      {name: self.special(name) for name in names}, options,
     )
 
   @contextlib.contextmanager
@@ -265,8 +275,7 @@ class LibraryTokenizer:
       raise ValueError(f"{self._where}: {file} is not a JSON object")
     return found
 
-  def _special(self, name: str) -> str:
-    """Returns the text of a special token, such as "eos_token"; "" if none."""
+  def special(self, name: str) -> str:
     for file in (_CONFIG, _SPECIAL):
       found = self._json(file).get(name)
       if isinstance(found, dict):
@@ -279,7 +288,7 @@ class LibraryTokenizer:
 
   def _token(self, name: str) -> int | None:
     """Returns a special token; None if the files do not name it."""
-    text = self._special(name)
+    text = self.special(name)
     token = self._library.token_to_id(text) if text else None
     if text and token is None:
       raise ValueError(

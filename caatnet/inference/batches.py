@@ -139,17 +139,21 @@ class Drawing:
 
   Attributes:
     filters: Whether the logits of all ranks must be gathered, bool ``[B]``.
+    asked: Whether the most probable tokens are needed, int32 ``[B + 1]``; the
+      last entry is for rows that draw nothing.
   """
 
   def __init__(self, num_slots: int) -> None:
     """Makes slots with greedy sampling."""
     self.filters = np.zeros(num_slots, bool)
+    self.asked = np.zeros(num_slots + 1, np.int32)
     # The last entry, index -1, is for rows that draw nothing.
     self._arrays = stacked([None] * (num_slots + 1))
 
-  def set(self, slot: int, request: Request) -> None:
+  def set(self, slot: int, request: Request, num_top: int = 0) -> None:
     """Sets the sampling parameters of a slot."""
     self.filters[slot] = request.filters
+    self.asked[slot] = num_top
     for array, (value,) in zip(self._arrays, stacked([request]), strict=True):
       array[slot] = value
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from caatnet.inference.sampling import Sampling, sample
+from caatnet.inference.sampling import Sampling, Top, sample, top_logprobs
 from caatnet.inference.weights import Weights
 from caatnet.models.paged import Batch, Cache, CacheShape
 from caatnet.program import Program
@@ -115,22 +115,26 @@ class Decoder:
     return sum(x.nbytes for x in self.cache.states) // max(1, num_states)
 
   def step(
-    self, batch: Batch, sampling: Sampling, filters: bool
-  ) -> tuple[jax.Array, jax.Array]:
+    self, batch: Batch, sampling: Sampling, filters: bool,
+    asked: np.ndarray | None = None,
+  ) -> tuple[jax.Array, jax.Array, Top | None]:
     """Reads a batch and draws the next token of each of its sequences.
 
     Args:
       batch: Numpy arrays ``[D, ...]``.
       sampling: Sampling parameters, arrays ``[D, S]``.
       filters: Whether filters that gather logits apply; selects the program.
+      asked: Nonzero for sequences that need the most probable tokens, int32
+        ``[D, S]``; None selects a program that does not compute them.
 
     Returns:
-      The tokens int32 ``[D, S]`` and their log-probabilities float32 ``[D,
-      S]``, as asynchronously computed arrays.
+      The tokens int32 ``[D, S]``, their log-probabilities float32 ``[D, S]``,
+      and the most probable tokens ``[D, S, k]`` or None, as asynchronously
+      computed arrays.
     """
     if not self.cache_shape.states:
       batch = dataclasses.replace(batch, states=None)
-    leaves, tree = jax.tree.flatten((batch, sampling))
+    leaves, tree = jax.tree.flatten((batch, sampling, asked))
     types = tuple((x.shape[1:], x.dtype.name) for x in leaves), tree
     sizes = tuple(x.shape for x in jax.tree.leaves(batch))
     shape = sizes, batch.num_decodes, filters
@@ -138,13 +142,13 @@ class Decoder:
     # All inputs in one array: the transfer time is per array, not per byte.
     packed = _packed(leaves).reshape(*dims, -1)
     start = time.perf_counter()
-    tokens, logprobs, self._state = self._run(
+    tokens, logprobs, self._state, top = self._run(
       self.weights.params, self._state, packed, types=types, filters=filters
     )
     if shape not in self.shapes:
       self.shapes.add(shape)
       self.compile_seconds += time.perf_counter() - start
-    return tokens, logprobs
+    return tokens, logprobs, top
 
 
 def _allocate(
@@ -191,8 +195,9 @@ def _of_packed(
 
   Returns:
     A function ``(params, state, packed, types, filters) -> (tokens [D, S],
-    logprobs [D, S], state)``. ``types`` describes the arrays of one replica: a
-    tuple of pairs (shape, dtype name), and the tree whose leaves they are.
+    logprobs [D, S], state, top)``; ``top`` is as in `Decoder.step`. ``types``
+    describes the arrays of one replica: a tuple of pairs (shape, dtype name),
+    and the tree whose leaves they are.
   """
 
   @functools.partial(
@@ -206,8 +211,14 @@ def _of_packed(
       start += math.prod(shape)
       x = lax.bitcast_convert_type(x, dtype)
       found.append(x.reshape(*packed.shape[:-1], *shape))
-    *drawn, state = step(params, state, *tree.unflatten(found), filters=filters)
-    return (*(x.reshape(num_replicas, -1) for x in drawn), state)
+    tokens, logprobs, state, top = step(
+      params, state, *tree.unflatten(found), filters=filters
+    )
+    tokens, logprobs, top = jax.tree.map(
+      lambda x: x.reshape(num_replicas, *x.shape[packed.ndim - 1 :]),
+      (tokens, logprobs, top),
+    )
+    return tokens, logprobs, state, top
 
   return run
 
@@ -250,13 +261,14 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
   """Returns the jitted step, which donates the cache and the newest tokens.
 
   Returns:
-    A function ``(params, state, batch, sampling, filters) -> (tokens, logprobs,
-    state)``.
+    A function ``(params, state, batch, sampling, asked, filters) -> (tokens,
+    logprobs, state, top)``; ``asked`` and ``top`` may be None, see
+    `Decoder.step`.
   """
   layout, model = program.layout, program.model
   num_levels = len(layout.data)
 
-  def of_replica(params, state, batch, sampling, filters):
+  def of_replica(params, state, batch, sampling, asked, filters):
     cache, latest = state
     d = batch.num_decodes
     known = batch.tokens[:d]
@@ -270,14 +282,17 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
       logits, model.token_ids(), batch.positions[batch.rows], sampling,
       layout.tensor, filters,
     )
+    top = None if asked is None else (
+      top_logprobs(logits, model.token_ids(), layout.tensor, asked)
+    )
     # Rows without a sequence have an index out of range and are dropped.
     kept = jnp.where(batch.sequences < 0, latest.shape[0], batch.sequences)
     latest = latest.at[kept].set(drawn, mode="drop")
-    return drawn, logprobs, (cache, latest)
+    return drawn, logprobs, (cache, latest), top
 
-  def step(params, state, batch, sampling, filters):
+  def step(params, state, batch, sampling, asked, filters):
     f = functools.partial(of_replica, params, filters=filters)
-    args = state, batch, sampling
+    args = state, batch, sampling, asked
     lanes = jax.tree.leaves(batch)[0].shape[:num_levels]
     if math.prod(lanes) == 1:  # one replica per device needs no vmap
       out = f(*jax.tree.map(lambda x: x.reshape(x.shape[num_levels:]), args))
@@ -292,13 +307,13 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
   @functools.partial(
     jax.jit, static_argnames="filters", donate_argnums=1,
   )
-  def run(params, state, batch, sampling, filters):
+  def run(params, state, batch, sampling, asked=None, *, filters):
     return jax.shard_map(
       functools.partial(step, filters=filters),
       mesh=layout.mesh,
-      in_specs=(weights.specs, specs, levels, levels),
-      out_specs=(levels, levels, specs),
-    )(params, state, batch, sampling)
+      in_specs=(weights.specs, specs, levels, levels, levels),
+      out_specs=(levels, levels, specs, levels),
+    )(params, state, batch, sampling, asked)
 
   return run
 

@@ -50,6 +50,21 @@ DTYPES = {"seed": "uint32", "temperature": "float32"} | {
   name: row.dtype for name, row in FILTERS.items()
 }
 GATHERING = tuple(name for name, row in FILTERS.items() if row.gathers)
+# Number of most probable tokens of `top_logprobs`: the limit of OpenAI's API.
+NUM_TOP = 20
+
+
+class Top(NamedTuple):
+  """Most probable tokens at each position, the most probable first.
+
+  Attributes:
+    ids: Token ids, int32 ``[..., k]``.
+    logprobs: Log-probabilities in nats, float32 ``[..., k]``; -inf for padding
+      of the vocabulary.
+  """
+
+  ids: jax.Array
+  logprobs: jax.Array
 
 
 def sample(
@@ -128,6 +143,65 @@ def sample(
     tokens = jnp.take_along_axis(ids, winner, axis=0)[0]
     chosen = jnp.take_along_axis(shifted, winner, axis=0)[0]
     return tokens, chosen - jnp.log(ordered_sum(normalisers.T))
+
+
+def top_logprobs(
+  logits: jax.Array, token_ids: jax.Array, axis: Axis,
+  asked: jax.Array | None = None,
+) -> Top:
+  """Returns the most probable tokens, at temperature 1 and without filters.
+
+  Each rank selects its own, so that only k tokens per rank are communicated.
+
+  Args:
+    logits: Slice of each rank, float32 ``[R, S, V]``, as in `sample`.
+    token_ids: Token of each logit, int32 ``[R, V]``, as in `sample`.
+    axis: Tensor axis.
+    asked: int32 ``[S]``; without any nonzero entry, the result is arbitrary and
+      takes no time. None for all sequences.
+
+  Returns:
+    `NUM_TOP` tokens, or the whole vocabulary if it is smaller, ``[S, k]``;
+    every device of the axis has the same. Of equal logits, the lowest token is
+    first.
+  """
+  lanes, num, size = logits.shape
+  k = min(NUM_TOP, size)
+
+  def bits(x):
+    return lax.bitcast_convert_type(x, jnp.int32)
+
+  with jax.named_scope("top_logprobs"):
+    largest = lax.pmax(jnp.max(logits, axis=(0, 2)), axis.name)  # [S]
+    shifted = logits - largest[None, :, None]
+
+    def find():
+      values, places = lax.top_k(shifted, k)
+      total = ordered_sum(jnp.exp(shifted))[..., None]
+      ids = jax.vmap(jnp.take)(token_ids, places)
+      return jnp.concatenate([ids, bits(values), bits(total)], axis=-1)
+
+    if asked is None:
+      mine = find()
+    else:
+      none = jnp.zeros((lanes, num, 2 * k + 1), jnp.int32)
+      none = varying_as(none, shifted, token_ids, asked)
+      mine = lax.cond(jnp.any(asked != 0), find, lambda: none)
+    # [N, S, 2 k + 1] to [S, N k] twice and [N, S].
+    ranks = all_gather(mine[:, None], axis)
+    ids, values = (
+      jnp.moveaxis(ranks[..., first : first + k], 0, 1).reshape(num, -1)
+      for first in (0, k)
+    )
+    values, totals = (
+      lax.bitcast_convert_type(x, jnp.float32) for x in (values, ranks[..., -1])
+    )
+    # Ranks have ascending tokens, so the first of equals is the lowest.
+    best, places = lax.top_k(values, min(NUM_TOP, values.shape[-1]))
+    return Top(
+      jnp.take_along_axis(ids, places, axis=-1),
+      best - jnp.log(ordered_sum(totals.T))[:, None],
+    )
 
 
 def sampling_reductions(

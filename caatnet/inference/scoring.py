@@ -15,7 +15,9 @@ import jax
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
+from caatnet.inference.sampling import Top, top_logprobs
 from caatnet.inference.weights import Weights
+from caatnet.models.lm.losses import Targets, target_scores
 from caatnet.program import Program
 
 
@@ -26,10 +28,13 @@ class TargetScores(NamedTuple):
     log_probabilities: Log-probabilities in nats, float32 ``[T]``.
     greedy: Whether each token has the largest logit, bool ``[T]``; of equal
       logits, the lowest token is the greedy one.
+    top: Most probable tokens at each position, arrays ``[T, k]``; None if they
+      were not requested.
   """
 
   log_probabilities: np.ndarray
   greedy: np.ndarray
+  top: Top | None = None
 
 
 class Scorer:
@@ -76,7 +81,18 @@ class Scorer:
       # Replicated, so that every process can read all results.
       return jax.jit(mapped, out_shardings=layout.shardings(P()))
 
+    def with_top(params: Any, batch: jax.Array, access: Any) -> dict[str, Any]:
+      logits = model.logits(params, batch[:, :-1], access)  # [R, B, T, V]
+      ids, tensor = model.token_ids(), layout.tensor
+      lanes, *lead, size = logits.shape
+      top = top_logprobs(logits.reshape(lanes, -1, size), ids, tensor)
+      targets = Targets(batch[:, 1:], ids, tensor.name)
+      return target_scores(logits, targets) | {
+        "top": jax.tree.map(lambda x: x.reshape(*lead, -1), top)
+      }
+
     self._judge = make(model.target_scores)
+    self._judge_with_top = make(with_top)
     self._logits = make(model.logits, layout.tensor.name)
 
   @property
@@ -88,6 +104,7 @@ class Scorer:
     self,
     rows: Sequence[Sequence[int]],
     done: Callable[[int], None] = lambda count: None,
+    top: bool = False,
   ) -> list[TargetScores]:
     """Scores all tokens of each row except the first.
 
@@ -97,6 +114,7 @@ class Scorer:
     Args:
       rows: Rows of 1 to ``context + 1`` tokens.
       done: Called after each batch with the number of rows that it scored.
+      top: Whether to return the most probable tokens too.
 
     Returns:
       Scores of ``[len(row) - 1]`` tokens for each row, in the order of the
@@ -112,11 +130,13 @@ class Scorer:
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     for start in range(0, len(rows), self._num_rows):
       chosen = longest_first[start : start + self._num_rows]
-      found = self._run(self._judge, [rows[i] for i in chosen], 1)
+      judge = self._judge_with_top if top else self._judge
+      found = self._run(judge, [rows[i] for i in chosen], 1)
       for place, index in enumerate(chosen):
         size = len(rows[index]) - 1
+        own = jax.tree.map(lambda x, p=place, n=size: x[p, :n], found)
         scores[index] = TargetScores(
-          found["log_probability"][place, :size], found["greedy"][place, :size]
+          own["log_probability"], own["greedy"], own.get("top")
         )
         # A metric such as accuracy would turn NaN into a number.
         if np.isnan(scores[index].log_probabilities).any():
@@ -157,7 +177,7 @@ class Scorer:
     """Runs a step on rows, which are padded to a full batch.
 
     Args:
-      step: `_judge` or `_logits`.
+      step: `_judge`, `_judge_with_top` or `_logits`.
       rows: Token ids ``[T]`` of each row.
       targets: Number of tokens at the end of a row that are targets only: 1 or
         0.

@@ -4,6 +4,7 @@ Results are compared with the harness's own steps: its token pairs and rolling
 windows, scored from whole logits like its Hugging Face models.
 """
 
+import dataclasses
 import functools
 import json
 import subprocess
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import lm_eval
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import get_model
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -38,12 +40,15 @@ from tests.caatnet.models.transformer_test import (
   make_config,
   make_program,
 )
+from tests.caatnet.serving import small_server
 
 CONTEXT = 40
 SUMS, TEXT, WRITTEN, GROUP = (
   f"tests/eval/{name}.yaml"
   for name in ("sums", "sums_text", "sums_written", "sums_all")
 )
+
+TASKS = [SUMS, TEXT, WRITTEN]
 
 
 class Reference(TemplateLM):
@@ -136,11 +141,12 @@ def test_drawn_requests_equal_those_of_the_harness():
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_generated_text_is_the_greedy_choice():
-  """Uses a decoder, which reads prompts in chunks and has a cache."""
+@functools.cache
+def drawn():
+  """Returns the inference of a byte model, and its weights."""
   config = override(
     tiny.get_config("test"),
-    "model.init_std=0.3 inference.context=40 inference.batch=4 "
+    f"model.init_std=0.3 inference.context={CONTEXT} inference.batch=4 "
     "inference.chunk=16",
   )
   made = inference.build(config, {"tensor": 2})
@@ -149,7 +155,12 @@ def test_generated_text_is_the_greedy_choice():
     program.init_params,
     out_shardings=program.layout.shardings(program.whole_specs),
   )(jax.random.key(0))
-  weights = made.weights(params)
+  return made, made.weights(params)
+
+
+def test_generated_text_is_the_greedy_choice():
+  """Uses a decoder, which reads prompts in chunks and has a cache."""
+  made, weights = drawn()
   scorer, asked, completions = made.scorer_of(weights), [], []
 
   def generate(requests):
@@ -178,6 +189,65 @@ def test_generated_text_is_the_greedy_choice():
     )
     assert "?" not in completion.text
     assert "\n" not in completion.text
+
+
+@pytest.fixture(scope="module")
+def server():
+  """Serves the byte model with room for the token that the harness draws."""
+  made, weights = drawn()
+  capacity = dataclasses.replace(made.capacity, context=CONTEXT + 2)
+  model = dataclasses.replace(made, capacity=capacity).decoder_of(weights)
+  with small_server.running(model=model, tokens=Bytes()) as found:
+    yield found
+
+
+@functools.cache
+def in_process():
+  """Returns the scorer of the byte model, its responder, and its metrics."""
+  made, weights = drawn()
+  scorer = made.scorer_of(weights)
+  ours = Responder(
+    scorer, Bytes(),
+    lambda asked: Generation(made.decoder_of(weights), asked, Bytes()).run(),
+  )
+  return scorer, ours, harness.evaluate(ours, TASKS)["metrics"]
+
+
+@pytest.mark.parametrize(
+  "how", [{}, {"batch_size": 3}, {"tokenized_requests": False}]
+)
+def test_figures_over_http_equal_those_in_process(server, how):
+  """The harness's own client sends tokens or texts, and reads logprobs."""
+  client = get_model("local-completions")(
+    model="small", base_url=f"{server.url}/v1/completions",
+    max_length=CONTEXT + 2, **how,
+  )
+  assert client.tokenizer_backend == "remote"
+  scorer, ours, expected = in_process()
+  found = lm_eval.simple_evaluate(
+    client, tasks=TASKS, task_manager=TaskManager(include_defaults=False),
+    log_samples=False,
+  )["results"]
+  assert len(expected) == 5
+  for row in expected:
+    np.testing.assert_allclose(
+      found[row["task"]][f"{row['metric']},{row['filter']}"], row["value"],
+      rtol=1e-5, err_msg=row["task"],
+    )
+  # An empty context, truncated ones, and the first greedy choice in ASCII.
+  text = "".join(map(chr, range(33, 127)))
+  best = scorer.logits(Bytes().encode(text)[None, :CONTEXT])[0].argmax(axis=-1)
+  place = next(i for i, token in enumerate(best) if 32 < token < 127)
+  requests = [
+    Instance("loglikelihood", {}, pair, i)
+    for i, pair in enumerate([
+      ("", "tea"), (text, " yes"), (text[:9], "x" * 39),
+      (text[: place + 1], chr(best[place])),
+    ])
+  ]
+  mine, theirs = ours.loglikelihood(requests), client.loglikelihood(requests)
+  np.testing.assert_allclose(theirs, mine, rtol=1e-5, atol=1e-5)
+  assert [one[1] for one in theirs] == [False, False, False, True]
 
 
 def test_group_is_the_mean_of_its_tasks():

@@ -201,7 +201,7 @@ def _programs(
   )
 
   def stepped():
-    tokens, _ = decoder.step(*leading, False)
+    tokens, *_ = decoder.step(*leading, False)
     tokens.block_until_ready()
 
   def timed(cache_type, draws):

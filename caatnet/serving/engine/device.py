@@ -15,6 +15,7 @@ import collections
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import dataclasses
+import itertools
 import queue
 import time
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from caatnet.inference import batches
 from caatnet.inference.copies import HostPages, HostStates
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
+from caatnet.inference.sampling import Top
 from caatnet.serving.cache.pages import runs
 from caatnet.serving.engine.executor import Copy, Event, Step
 from caatnet.serving.engine.measured import MeasuredCosts
@@ -41,12 +43,18 @@ class Drawn:
 
   Attributes:
     drawing: Request with temperature, seed and filters.
+    num_top: Number of most probable tokens to return at each position.
     logprobs: Log-probabilities of the drawn tokens, in nats. If a token ends
       the request, the list may contain one more entry.
+    top: Log-probabilities of the most probable tokens at each position, the
+      most probable first; as long as ``logprobs``, or empty if ``num_top`` is
+      0.
   """
 
   drawing: Asked
+  num_top: int = 0
   logprobs: list[float] = dataclasses.field(default_factory=list)
+  top: list[dict[int, float]] = dataclasses.field(default_factory=list)
 
 
 class Dispatched(NamedTuple):
@@ -58,12 +66,15 @@ class Dispatched(NamedTuple):
       `Step.drawing`.
     tokens: Drawn tokens, int32 ``[D, S]``.
     logprobs: Log-probabilities in nats, float32 ``[D, S]``.
+    top: Most probable tokens, ``[D, S, k]``; None if the program does not
+      compute them.
   """
 
   steps: Sequence[Step | None]
   rows: Sequence[np.ndarray]
   tokens: jax.Array
   logprobs: jax.Array
+  top: Top | None = None
 
   def events(self, clock: Callable[[], float]) -> list[Event | None]:
     """Waits for the tokens; appends the log-probabilities to the requests.
@@ -86,16 +97,46 @@ class Dispatched(NamedTuple):
       for request, logprob in zip(step.drawn, own.tolist(), strict=True):
         # The host's list may run one token ahead of the request (see `Drawn`).
         request.payload.logprobs.append(logprob)
+      self._add_top(replica, step, rows)
       found.append(Event(
         now, step=step, tokens=tokens[replica, rows],
         failed=np.flatnonzero(np.isnan(own)).tolist(),
       ))
     return found
 
+  def _add_top(self, replica: int, step: Step, rows: np.ndarray) -> None:
+    """Appends the most probable tokens to the requests that need them."""
+    asked = [
+      (request.payload, row)
+      for request, row in zip(step.drawn, rows.tolist(), strict=True)
+      if request.payload.num_top
+    ]
+    if asked and self.top is not None:
+      top = jax.tree.map(lambda x: np.asarray(x[replica]), self.top)
+      for payload, row in asked:
+        payload.top.append(
+          as_dict(Top(*(x[row] for x in top)), payload.num_top)
+        )
+
+
+def as_dict(top: Top, num_top: int) -> dict[int, float]:
+  """Returns the first tokens of one position, without padding.
+
+  Args:
+    top: Arrays ``[k]``.
+    num_top: Maximum number of tokens.
+  """
+  pairs = zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)
+  return {
+    token: logprob for token, logprob in itertools.islice(pairs, num_top)
+    if logprob > -np.inf
+  }
+
 
 def dispatch(
   decoder: Decoder, capacity: Capacity, steps: Sequence[Step | None],
   drawings: Sequence[batches.Drawing], factor: int, filters: bool,
+  top: bool = False,
 ) -> Dispatched:
   """Dispatches one step per replica as one step of a decoder.
 
@@ -108,6 +149,7 @@ def dispatch(
     factor: Ratio of successive buckets of the number of decodes.
     filters: Whether top-k and top-p are applied even if no sequence of this
       step uses them.
+    top: Whether the program can return the most probable tokens.
   """
   sizes = [
     batches.sizes_of(
@@ -134,19 +176,24 @@ def dispatch(
       ]
       draws = np.flatnonzero([chunk.draws for chunk in chunks])
       for chunk in step.chunks:
-        drawing.set(chunk.request.slot, chunk.request.payload.drawing)
+        payload = chunk.request.payload
+        drawing.set(chunk.request.slot, payload.drawing, payload.num_top)
       filters = filters or bool(drawing.filters[step.drawing].any())
     batch = batches.batch_of(
       common, capacity.page_size, tables, slots, positions, chunks
     )
-    parts.append((batch, drawing.of(batch.sequences)))
+    asked = drawing.asked[batch.sequences] if top else None
+    parts.append((batch, drawing.of(batch.sequences), asked))
     rows.append(
       np.concatenate([np.arange(len(slots)), common.decodes + draws])
     )
   both = of_one_replica(parts[0]) if len(parts) == 1 else (
     jax.tree.map(lambda *x: np.stack(x), *parts)
   )
-  return Dispatched(steps, rows, *decoder.step(*both, filters))
+  batch, sampling, asked = both
+  return Dispatched(
+    steps, rows, *decoder.step(batch, sampling, filters, asked)
+  )
 
 
 class DecoderExecutor:
@@ -163,7 +210,7 @@ class DecoderExecutor:
 
   def __init__(
     self, decoder: Decoder, num_host_pages: int, factor: int = 4,
-    filters: bool = False,
+    filters: bool = False, top: bool = False,
   ) -> None:
     """Allocates the host cache.
 
@@ -173,6 +220,7 @@ class DecoderExecutor:
       factor: Ratio of successive buckets of the number of decodes of a step.
       filters: Whether all steps apply top-k and top-p, so that requests which
         use them need no programs of their own.
+      top: Whether requests may ask for the most probable tokens.
 
     Raises:
       ValueError: The decoder has several replicas.
@@ -182,7 +230,8 @@ class DecoderExecutor:
         f"config.parallel.data={decoder.num_replicas}: a server has one "
         "replica; start one for each"
       )
-    self.decoder, self.factor, self._filters = decoder, factor, filters
+    self.decoder, self.factor = decoder, factor
+    self.filters, self.top = filters, top
     self.host = HostPages(decoder, num_host_pages)
     self.host_states = HostStates(decoder, num_host_pages)
     self.costs = MeasuredCosts()
@@ -215,7 +264,7 @@ class DecoderExecutor:
     before, begun = self.decoder.compile_seconds, time.perf_counter()
     sent = dispatch(
       self.decoder, self.decoder.capacity, [step], [self._drawing],
-      self.factor, self._filters,
+      self.factor, self.filters, self.top,
     )
     compiled = self.decoder.compile_seconds > before
     self._steps.append(lambda: self._receive(sent, begun, compiled))

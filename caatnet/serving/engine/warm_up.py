@@ -88,7 +88,9 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
 
 
 def warm_up(decoder: Decoder, factor: int) -> Iterator[Sizes]:
-  """Runs a step of each of `shapes`, with top-k and top-p filters enabled.
+  """Runs a step of each of `shapes`, as an executor of a server does.
+
+  Steps apply top-k and top-p, and can return the most probable tokens.
 
   Yields:
     The sizes of each program after its compilation.
@@ -99,9 +101,10 @@ def warm_up(decoder: Decoder, factor: int) -> Iterator[Sizes]:
       sizes, capacity.page_size, np.zeros((1, sizes.pages), np.int32), none,
       none, (),
     )
-    drawing = batches.Drawing(capacity.batch).of(batch.sequences)
-    tokens, _ = decoder.step(
-      of_one_replica(batch), of_one_replica(drawing), True
+    drawing = batches.Drawing(capacity.batch)
+    tokens, *_ = decoder.step(
+      of_one_replica(batch), of_one_replica(drawing.of(batch.sequences)), True,
+      of_one_replica(drawing.asked[batch.sequences]),
     )
     tokens.block_until_ready()
     yield sizes

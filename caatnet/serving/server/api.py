@@ -1,6 +1,7 @@
 """HTTP interface: routes, authentication, limits and error responses."""
 
 import asyncio
+import collections
 from collections.abc import Awaitable, Callable, Sequence
 import dataclasses
 import hashlib
@@ -95,6 +96,9 @@ class Api:
     handlers: list[tuple[str, str, _Handler, bool]] = [
       ("/v1/completions", "POST", self._completions, True),
       ("/v1/chat/completions", "POST", self._chat, True),
+      ("/tokenize", "POST", self._tokenize, True),
+      ("/detokenize", "POST", self._detokenize, True),
+      ("/tokenizer_info", "GET", self._tokenizer_info, True),
       ("/v1/models", "GET", self._models, True),
       ("/v1/models/{name:path}", "GET", self._model, True),
       ("/state", "GET", self._state, True),
@@ -248,8 +252,40 @@ class Api:
     tokens = await asyncio.to_thread(self._tokens, text)
     return self._respond(request, asked, [tokens], ())
 
-  async def _body(self, request: Request) -> dict[str, Any]:
-    """Reads a request's JSON, and checks its size and model."""
+  async def _tokenize(self, request: Request) -> Response:
+    """Returns the tokens of a text; with the next two, vLLM's interface."""
+    text, start = fields.text(await self._body(request, named=False))
+    found = await asyncio.to_thread(self._tokens, text)
+    if start:
+      found = (*self._tokenizer.start_ids, *found)
+    return Json({
+      "tokens": found, "count": len(found),
+      "max_model_len": self._bounds.context,
+    })
+
+  async def _detokenize(self, request: Request) -> Response:
+    tokens = fields.tokens(await self._body(request, named=False))
+    text = await asyncio.to_thread(self._tokenizer.decode, tokens)
+    return Json({"prompt": text})
+
+  async def _tokenizer_info(self, request: Request) -> Response:
+    """Returns the special tokens that lm-evaluation-harness asks for."""
+    special = self._tokenizer.special
+    starts = bool(self._tokenizer.start_ids)
+    return Json({
+      "bos_token": special("bos_token") or None if starts else None,
+      "eos_token": special("eos_token") or None,
+    })
+
+  async def _body(
+    self, request: Request, named: bool = True
+  ) -> dict[str, Any]:
+    """Reads a request's JSON, and checks its size and model.
+
+    Args:
+      request: The request.
+      named: Whether the body must name the model.
+    """
     if {"content-length", "transfer-encoding"} <= {*request.headers}:
       # A proxy that believes the other header would see another request.
       raise ApiError(
@@ -276,12 +312,12 @@ class Api:
         headers={"Connection": "close"},
       )
     try:
-      body = json.loads(b"".join(parts))
+      body = json.loads(b"".join(parts), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
       raise ApiError(
         400, f"the body is not JSON: {error}", "invalid_json"
       ) from error
-    if isinstance(body, dict):
+    if isinstance(body, dict) and (named or body.get("model") is not None):
       self._check_model(body.get("model"))
     return body
 
@@ -308,7 +344,7 @@ class Api:
   ) -> Response:
     """Submits the sequences of a request, and returns their response."""
     self._check_open(len(prompts) * asked.n)
-    call = Call()
+    call = Call(scored=asked.echo and asked.logprobs)
     # Fairness is per user field if given, else per key.
     client = asked.user or _name_of(request)
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
@@ -351,8 +387,11 @@ class Api:
       ApiError: The prompt or ``max_tokens`` exceeds a limit.
     """
     bounds, room = self._bounds, self._bounds.context - len(prompt)
+    draws = asked.max_tokens != 0
     # Without max_tokens: the server's limit, else the remaining context.
     most = asked.max_tokens or bounds.max_tokens or max(1, room)
+    if not draws:
+      most, room = 1, room + 1  # a token that is not drawn needs no position
     if bounds.max_tokens and most > bounds.max_tokens:
       raise ApiError(
         400, f"max_tokens={most} is more than the {bounds.max_tokens} of this "
@@ -369,14 +408,14 @@ class Api:
     if (asked.max_tokens and asked.max_tokens > room) or room < 1:
       raise ApiError(
         400, f"the prompt has {len(prompt)} tokens, and with max_tokens="
-        f"{asked.max_tokens or 1} it exceeds the context of "
+        f"{asked.max_tokens or int(draws)} it exceeds the context of "
         f"{bounds.context}", "context_length_exceeded", "max_tokens",
       )
     try:
-      drawing.check(bounds.vocab_size, bounds.context)
+      drawing.check(bounds.vocab_size, len(prompt) + room)
     except ValueError as error:
       raise ApiError(400, str(error), None, "prompt") from error
-    transcript = Transcript(drawing, self._tokenizer, bounds.context)
+    transcript = Transcript(drawing, self._tokenizer, len(prompt) + room)
     now = self.service.now()
     request = serving.Request(
       next(self._numbers), prompt, transcript.most_tokens, client=client,
@@ -385,11 +424,24 @@ class Api:
       # Each choice is a separate conversation, with its own host copy.
       conversation=(client, asked.conversation, index)
       if asked.conversation else None,
-      more=bool(asked.conversation), payload=Drawn(drawing),
+      more=bool(asked.conversation), payload=Drawn(drawing, asked.num_top),
     )
-    choice = Choice(index, number, request, transcript, call)
+    choice = Choice(index, number, request, transcript, call, draws)
     request.stop = lambda token: self.service.take(choice, token)
     return choice
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+  """Returns a JSON object.
+
+  Raises:
+    ValueError: A name is repeated.
+  """
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    counts = collections.Counter(name for name, _ in pairs)
+    raise ValueError(f"{counts.most_common(1)[0][0]!r} is repeated")
+  return found
 
 
 def _name_of(request: Request) -> str:

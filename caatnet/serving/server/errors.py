@@ -24,11 +24,15 @@ class ApiError(Exception):
 
     Args:
       status: HTTP status code.
-      message: The problem and the allowed values; truncated to 500 characters.
+      message: The problem and the allowed values. Characters that cannot be
+        printed are escaped, and 500 characters are kept.
       code: Machine-readable identifier of the error.
       param: Invalid field of the request.
       headers: Headers of the response.
     """
+    message = "".join(  # one line, although messages quote input
+      c if c.isprintable() else repr(c)[1:-1] for c in message[: _LONGEST + 1]
+    )
     if len(message) > _LONGEST:
       message = f"{message[:_LONGEST]}..."
     super().__init__(message)

@@ -19,6 +19,7 @@ import pydantic
 from pydantic import Field
 
 from caatnet.inference.filters import FILTERS, Filter
+from caatnet.inference.sampling import NUM_TOP
 from caatnet.serving.server.errors import ApiError, wrong
 
 # Limits of fields, so that a request has a bounded cost.
@@ -27,7 +28,7 @@ _LONGEST_STOP = 256  # characters
 _LONGEST_NAME = 256  # characters of a user's or a conversation's name
 _LONGEST_DEADLINE_S = 86400.0
 # Fields with possibly long values, which messages do not quote.
-_TEXTS = ("prompt", "messages", "stop", "user", "conversation")
+_TEXTS = ("prompt", "messages", "stop", "user", "conversation", "tokens")
 
 # Unsupported fields, with the values that request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -38,8 +39,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _NEUTRAL_COMPLETION = _NEUTRAL | {"suffix": ("",)}
 _NEUTRAL_CHAT = _NEUTRAL | {
   "audio": (), "function_call": ("none",), "functions": ([],),
-  "metadata": ({},), "modalities": (["text"],),
+  "metadata": ({},), "modalities": (["text"],), "moderation": (),
   "parallel_tool_calls": (True, False), "prediction": (),
+  "prompt_cache_key": (), "prompt_cache_options": (),
+  "prompt_cache_retention": (), "safety_identifier": (),
   "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
   "service_tier": ("auto", "default"), "store": (False,),
   "tool_choice": ("none", "auto"), "tools": ([],), "verbosity": ("medium",),
@@ -59,9 +62,11 @@ class Asked:
     stream: Whether to send tokens as they are drawn.
     include_usage: Whether a stream ends with token counts.
     echo: Whether responses begin with their prompts.
-    logprobs: Whether to return the log-probabilities of tokens.
-    best: Whether to also return the most probable token at each position.
-    max_tokens: Maximum number of drawn tokens; None for the remaining context.
+    logprobs: Whether to return the log-probabilities of tokens, with ``echo``
+      also of the prompt's tokens.
+    num_top: Number of most probable tokens to return at each position.
+    max_tokens: Maximum number of drawn tokens, 0 only with ``echo``; None for
+      the remaining context.
     stop: Strings that end a sequence.
     ignore_eos: Whether the model's stop ids are ignored.
     drawing: Temperature and filter values, as arguments of
@@ -82,7 +87,7 @@ class Asked:
   include_usage: bool
   echo: bool
   logprobs: bool
-  best: bool
+  num_top: int
   max_tokens: int | None
   stop: tuple[str, ...]
   ignore_eos: bool
@@ -229,9 +234,10 @@ class _Completion(_Common):
     Field(description="must be a string, a list of strings, a list of tokens, "
           "or a list of lists of tokens"),
   ]
-  logprobs: _whole(0, 5) | None = None
+  logprobs: _whole(0, NUM_TOP) | None = None
   best_of: _Count | None = None
   echo: _Flag = False
+  max_tokens: _whole(0, 2**31 - 1) | None = None  # 0 only with `echo`
 
 
 class _Chat(_Common):
@@ -239,7 +245,7 @@ class _Chat(_Common):
     min_length=1, description="must be a list of at least one message"
   )]
   logprobs: _Flag = False
-  top_logprobs: _whole(0, 20) = 0
+  top_logprobs: _whole(0, NUM_TOP) = 0
   chat_template_kwargs: Annotated[
     dict[str, Any], Field(description="must be a JSON object")
   ] = {}
@@ -276,7 +282,6 @@ def completion(body: Any, most_choices: int) -> Asked:
     p if isinstance(p, str) else tuple(p)
     for p in ([prompt] if alone else prompt)
   )
-  _check_best("logprobs", logprobs or 0, given.temperature)
   if given.best_of not in (None, n):
     raise wrong(
       "best_of", f"best_of={given.best_of} must be n={n}, or left out"
@@ -286,14 +291,11 @@ def completion(body: Any, most_choices: int) -> Asked:
       "prompt", f"{len(prompts)} prompts with n={n} are more than "
       f"{most_choices} answers"
     )
-  if given.echo and logprobs is not None:
-    raise wrong(
-      "echo", "echo=true with logprobs is not supported: the tokens of prompts "
-      "have no log-probabilities here"
-    )
+  if given.max_tokens == 0 and not given.echo:
+    raise wrong("max_tokens", "max_tokens=0 needs echo=true")
   return given.asked(
     most_choices, prompts=prompts, messages=(), template={}, echo=given.echo,
-    logprobs=logprobs is not None, best=bool(logprobs),
+    logprobs=logprobs is not None, num_top=logprobs or 0,
     # OpenAI's default for completions; chats have none.
     max_tokens=16 if given.max_tokens is None else given.max_tokens,
   )
@@ -305,7 +307,6 @@ def chat(body: Any, most_choices: int) -> Asked:
   top = given.top_logprobs
   if top and not given.logprobs:
     raise wrong("top_logprobs", f"top_logprobs={top} needs logprobs=true")
-  _check_best("top_logprobs", top, given.temperature)
   old, new = given.max_tokens, given.max_completion_tokens
   if None not in (old, new) and old != new:
     raise wrong(
@@ -314,8 +315,40 @@ def chat(body: Any, most_choices: int) -> Asked:
   return given.asked(
     most_choices, prompts=(), messages=tuple(map(_joined, given.messages)),
     template=given.chat_template_kwargs, echo=False, logprobs=given.logprobs,
-    best=bool(top), max_tokens=new or old,
+    num_top=top, max_tokens=new or old,
   )
+
+
+class _Text(_Object):
+  model: Any = None  # checked by the caller
+  prompt: Annotated[str, Field(description="must be a string")]
+  add_special_tokens: _Flag = True
+
+
+class _Tokens(_Object):
+  model: Any = None  # checked by the caller
+  tokens: Annotated[
+    list[_Token], Field(description="must be a list of tokens")
+  ]
+
+
+def text(body: Any) -> tuple[str, bool]:
+  """Parses the body of /tokenize, as in vLLM.
+
+  Returns:
+    The text, and whether the tokens at the beginning of a prompt are added.
+
+  Raises:
+    ApiError: The body is invalid (status 400).
+  """
+  given: _Text = _validated(_Text, body, {})
+  return given.prompt, given.add_special_tokens
+
+
+def tokens(body: Any) -> list[int]:
+  """Parses the body of /detokenize, as in vLLM; see `text`."""
+  given: _Tokens = _validated(_Tokens, body, {})
+  return given.tokens
 
 
 def _joined(message: _Message) -> dict[str, str]:
@@ -326,17 +359,8 @@ def _joined(message: _Message) -> dict[str, str]:
   return found
 
 
-def _check_best(name: str, count: int, temperature: float) -> None:
-  """Raises ApiError unless alternatives are limited to the greedy token."""
-  if count > (temperature == 0):
-    raise wrong(
-      name, f"{name}={count} must be 0, or 1 at temperature=0: only drawn "
-      "tokens have log-probabilities here", "unsupported_field",
-    )
-
-
 def _validated(
-  kind: type[_Common], body: Any, neutral: Mapping[str, Sequence[Any]]
+  kind: type[_Object], body: Any, neutral: Mapping[str, Sequence[Any]]
 ) -> Any:
   """Returns the body as a validated model.
 
@@ -370,7 +394,7 @@ def _validated(
     raise _explained(kind, error.errors()[0], body) from error
 
 
-def _explained(kind: type[_Common], error: Any, body: Any) -> ApiError:
+def _explained(kind: type[_Object], error: Any, body: Any) -> ApiError:
   """Returns the error of a field, with its name and its allowed values."""
   # Path of the invalid value: field, then index or key.
   name, *rest = error["loc"]

@@ -6,18 +6,17 @@ refuses new ones. The second signal ends the process at once.
 
 import asyncio
 from collections.abc import Callable
+import functools
 import os
 import signal
 import socket
 import sys
 from types import FrameType
-from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from caatnet.serving.server.api import Api
+from caatnet.serving.server.connection import Connection
 from caatnet.serving.server.errors import ApiError
 
 # Connections that the kernel queues while the loop is busy.
@@ -75,9 +74,10 @@ class Server(uvicorn.Server):
       say: Prints a line.
     """
     super().__init__(uvicorn.Config(
-      api.app(), http=_timed(read_s, write_s), ws="none", lifespan="off",
-      log_level="error", access_log=False, backlog=_BACKLOG,
-      server_header=False,
+      api.app(),
+      http=functools.partial(Connection, read_s=read_s, write_s=write_s),
+      ws="none", lifespan="off", log_level="error", access_log=False,
+      backlog=_BACKLOG, server_header=False,
     ))
     self.exit_code = 0
     self.api, self._drain_s, self._say = api, drain_s, say
@@ -127,46 +127,3 @@ class Server(uvicorn.Server):
     if service.calls or service.error is not None:
       self.exit_code = 1
     self.should_exit = True
-
-
-def _timed(read_s: float, write_s: float) -> type[asyncio.Protocol]:
-  """Returns a protocol that closes connections to slow clients."""
-
-  class Timed(H11Protocol):
-    """HTTP/1.1 with timeouts for the head of a request and for each write."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-      super().__init__(*args, **kwargs)
-      self._reading: asyncio.TimerHandle | None = None
-      self._writing: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-      super().connection_made(transport)
-      self._reading = self.loop.call_later(read_s, transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-      for timer in (self._reading, self._writing):
-        if timer is not None:
-          timer.cancel()
-      super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-      super().data_received(data)
-      if self.conn.their_state is not h11.IDLE:  # the head is complete
-        if self._reading is not None:
-          self._reading.cancel()
-          self._reading = None
-      elif self._reading is None:  # the head of another request has begun
-        self._reading = self.loop.call_later(read_s, self.transport.close)
-
-    def pause_writing(self) -> None:
-      super().pause_writing()
-      self._writing = self.loop.call_later(write_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-      super().resume_writing()
-      if self._writing is not None:
-        self._writing.cancel()
-        self._writing = None
-
-  return Timed

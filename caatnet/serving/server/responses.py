@@ -1,12 +1,14 @@
 """Responses in OpenAI's formats for completions and chats."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import json
 import time
-from typing import Any
+from typing import Any, NamedTuple
 import uuid
 
 from caatnet.data.tokenizers import Tokenizer
+from caatnet.inference.scoring import TargetScores
+from caatnet.serving.engine.device import as_dict
 from caatnet.serving.requests import State
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.fields import Asked
@@ -14,8 +16,10 @@ from caatnet.serving.server.service import Choice, News
 
 _REASONS = {
   "stop_id": "stop", "stop_string": "stop", "max_tokens": "length",
-  "context": "length",
+  "context": "length", "interrupted": "length",
 }
+# Least log-probability in JSON, which has no infinity; the same as in vLLM.
+_LEAST = -9999.0
 DONE = b"data: [DONE]\n\n"  # end of a stream in OpenAI's API
 
 
@@ -25,8 +29,12 @@ def event(value: Any) -> bytes:
 
 
 def as_json(value: Any) -> bytes:
-  """Returns JSON in ASCII, which can also encode unpaired surrogates."""
-  return json.dumps(value, separators=(",", ":")).encode()
+  """Returns JSON in ASCII, which can also encode unpaired surrogates.
+
+  Raises:
+    ValueError: A number is NaN or infinite.
+  """
+  return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def failure(state: State, asked: Asked) -> ApiError:
@@ -44,6 +52,22 @@ def failure(state: State, asked: Asked) -> ApiError:
     400, "the prompt with max_tokens does not fit into the whole cache",
     "context_length_exceeded", "max_tokens",
   )
+
+
+class Scored(NamedTuple):
+  """Token of a response with its log-probability.
+
+  Attributes:
+    token: Token id.
+    logprob: Log-probability in nats; None for the first token of a prompt.
+    top: Log-probabilities of the most probable tokens at its position.
+    offset: Length of the text before it, in characters.
+  """
+
+  token: int
+  logprob: float | None
+  top: Mapping[int, float]
+  offset: int
 
 
 class ResponseFormatter:
@@ -83,7 +107,9 @@ class ResponseFormatter:
     if not (news.text or reason or asked.logprobs or first):
       return b""
     self._seen.add(index)
-    logprobs = self._logprobs([news]) if asked.logprobs else None
+    logprobs = None
+    if asked.logprobs:
+      logprobs = self._logprobs(self._scored(news.choice, [news], first))
     choice: dict[str, Any] = {"index": index}
     if self._chat:
       delta = {"role": "assistant"} if first else {}
@@ -125,7 +151,9 @@ class ResponseFormatter:
       text = self._echoed(choice, True) + completion.text
       logprobs = None
       if self.asked.logprobs:
-        logprobs = self._logprobs(by_choice[choice.index])
+        logprobs = self._logprobs(
+          self._scored(choice, by_choice[choice.index], True)
+        )
       said: dict[str, Any] = {"text": text}
       if self._chat:
         said = {"message": {
@@ -139,28 +167,92 @@ class ResponseFormatter:
       "object": self._kind, "choices": found, "usage": usage(choices)
     }
 
-  def _logprobs(self, news: Sequence[News]) -> dict[str, Any]:
-    """Returns tokens with their log-probabilities, in OpenAI's format."""
-    best = self.asked.best
-    texts = [self._tokenizer.decode([item.token]) for item in news]
-    if not self._chat:
-      return {
-        "tokens": texts, "token_logprobs": [item.logprob for item in news],
-        "top_logprobs": [
-          {text: item.logprob} for text, item in zip(texts, news, strict=True)
-        ] if best else None,
-        "text_offset": [item.offset for item in news],
-      }
-    # A token with an incomplete UTF-8 sequence decodes to U+FFFD: its bytes are
-    # unknown.
-    found = [
-      {"token": text, "logprob": item.logprob,
-       "bytes": None if "\ufffd" in text else list(text.encode())}
-      for text, item in zip(texts, news, strict=True)
+  def _scored(
+    self, choice: Choice, news: Iterable[News], first: bool
+  ) -> list[Scored]:
+    """Returns the tokens of events; if ``first``, after an echoed prompt."""
+    found = []
+    if first and choice.scores is not None:
+      found += self._prompt(choice.request.prompt.tolist(), choice.scores)
+    before = len(self._echoed(choice, True))
+    found += [
+      Scored(item.token, item.logprob, item.top, before + item.offset)
+      for item in news if item.token is not None
     ]
-    return {"content": [
-      token | {"top_logprobs": [token] if best else []} for token in found
-    ]}
+    return found
+
+  def _prompt(
+    self, prompt: Sequence[int], scores: TargetScores
+  ) -> Iterator[Scored]:
+    """Yields the tokens of a prompt; the first has no log-probability."""
+    assert scores.top is not None
+    stream, offset = self._tokenizer.stream(), 0
+    logprobs = [None, *scores.log_probabilities.tolist()]
+    for i, (token, logprob) in enumerate(zip(prompt, logprobs, strict=True)):
+      top = {}
+      if i and self.asked.num_top:
+        position = type(scores.top)(*(x[i - 1] for x in scores.top))
+        top = as_dict(position, self.asked.num_top)
+      yield Scored(token, logprob, top, offset)
+      offset += len(stream.push(token))
+
+  def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any]:
+    """Returns tokens with their log-probabilities, in OpenAI's format."""
+    if self._chat:
+      return {"content": [
+        self._token(item.token, item.logprob) | {"top_logprobs": [
+          # The value of the drawn token is the same in both places.
+          self._token(t, item.logprob if t == item.token else logprob)
+          for t, logprob in item.top.items()
+        ]}
+        for item in scored
+      ]}
+    return {
+      "tokens": [self._text(item.token) for item in scored],
+      "token_logprobs": [_finite(item.logprob) for item in scored],
+      "top_logprobs": list(map(self._named, scored))
+      if self.asked.num_top else None,
+      "text_offset": [item.offset for item in scored],
+    }
+
+  def _named(self, item: Scored) -> dict[str, float] | None:
+    """Returns the most probable tokens and the token itself, by text.
+
+    Of tokens with equal texts, such as incomplete characters, all but the first
+    are named by their ids, as in vLLM: clients compare the token's value with
+    the largest one.
+    """
+    if item.logprob is None:
+      return None
+    found: dict[str, float] = {}
+    for token, logprob in ({item.token: item.logprob} | {
+      t: logprob for t, logprob in item.top.items() if t != item.token
+    }).items():
+      text = self._text(token)
+      name = f"token_id:{token}" if text in found else text
+      found[name] = _finite(logprob)
+    return found
+
+  def _token(self, token: int, logprob: float) -> dict[str, Any]:
+    """Returns a token of a chat.
+
+    A token with an incomplete UTF-8 sequence decodes to U+FFFD: its bytes are
+    unknown.
+    """
+    text = self._text(token)
+    return {
+      "token": text, "logprob": _finite(logprob),
+      "bytes": None if "\ufffd" in text else list(text.encode()),
+    }
+
+  def _text(self, token: int) -> str:
+    """Returns the text of a single token; "" for special tokens."""
+    return self._tokenizer.decode([token])
+
+
+def _finite(logprob: float | None) -> float | None:
+  """Returns a log-probability that JSON can contain."""
+  return None if logprob is None else max(logprob, _LEAST)
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:

@@ -6,13 +6,18 @@ engine step are returned together, by one call into the loop.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import collections
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import itertools
 import logging
 import queue
 import threading
 from typing import Any, Protocol
 
+import jax
+
+from caatnet.inference.scoring import Scorer, TargetScores
 from caatnet.inference.transcripts import Transcript
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.engine.executor import Executor
@@ -43,6 +48,9 @@ class Wakeable(Executor, Protocol):
 class News:
   """Event of a choice: a new token, or its end without one.
 
+  A choice that draws no token, since only its prompt is scored, has one event:
+  its end with the state FINISHED.
+
   Attributes:
     choice: Sequence that the event belongs to.
     time_s: Time in seconds on the executor's clock.
@@ -51,6 +59,7 @@ class News:
     logprob: Log-probability of the token in nats.
     offset: Length of the text before it, in characters.
     state: Final state if the sequence has ended, else None.
+    top: Log-probabilities of the most probable tokens, if requested.
   """
 
   choice: "Choice"
@@ -60,6 +69,7 @@ class News:
   logprob: float = 0.0
   offset: int = 0
   state: State | None = None
+  top: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,6 +82,9 @@ class Choice:
     request: The sequence's request in the scheduler.
     transcript: Text so far, and stop conditions.
     call: Call that waits for the sequence.
+    draws: Whether tokens are drawn; if not, only its prompt is scored.
+    scores: Scores of the prompt's tokens after the first, if requested; set
+      before its first event.
     last_s: Time of its last token; None before the first.
     ended: Whether its end has been delivered to the call.
   """
@@ -81,6 +94,8 @@ class Choice:
   request: Request
   transcript: Transcript
   call: "Call"
+  draws: bool = True
+  scores: TargetScores | None = None
   last_s: float | None = None
   ended: bool = False
 
@@ -90,12 +105,14 @@ class Call:
 
   Attributes:
     choices: The sequences.
+    scored: Whether the tokens of prompts are scored before any are drawn.
     gone: Whether the client has disconnected.
   """
 
-  def __init__(self) -> None:
+  def __init__(self, scored: bool = False) -> None:
     """Makes a call without sequences."""
     self.choices: list[Choice] = []
+    self.scored = scored
     self.gone = False
     self._news: list[News] = []
     self._error: ApiError | None = None
@@ -146,6 +163,9 @@ class Call:
 class Service:
   """Runs an engine in a thread, and delivers its tokens to calls.
 
+  The thread also scores prompts, one between two steps, without the cache: one
+  thread launches all programs of the mesh, so that they have one order.
+
   Attributes:
     engine: The engine; only the thread may access its state.
     metrics: Metrics of the server.
@@ -153,14 +173,18 @@ class Service:
     error: Exception that has stopped the engine; None while it runs.
   """
 
-  def __init__(self, engine: Engine, metrics: Metrics) -> None:
+  def __init__(self, engine: Engine, metrics: Metrics, scorer: Scorer) -> None:
     """Takes an idle engine.
 
     Args:
       engine: Engine whose executor is `Wakeable`.
       metrics: Metrics to update.
+      scorer: Scores prompts with the engine's model.
     """
     self.engine, self.metrics = engine, metrics
+    self._scorer = scorer
+    # Choices of one prompt each.
+    self._unscored: collections.deque[list[Choice]] = collections.deque()
     self.calls: set[Call] = set()
     self.error: BaseException | None = None
     self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -207,7 +231,7 @@ class Service:
   def submit(self, call: Call) -> None:
     """Queues a call's sequences in the engine."""
     self.calls.add(call)
-    self._do(lambda: self._add(call.choices))
+    self._do(lambda: self._begin(call))
 
   def close(self, call: Call) -> None:
     """Removes a call; its unfinished sequences are cancelled."""
@@ -276,6 +300,7 @@ class Service:
         self._take_calls()
         if not self._going:
           return
+        self._score()
         self.engine.step()
         self._send()
     except BaseException as error:  # reported to open calls and by /health
@@ -289,7 +314,7 @@ class Service:
 
   def _take_calls(self) -> None:
     """Runs functions of the inbox; waits for one if the engine is idle."""
-    if self.engine.idle:
+    if self.engine.idle and not self._unscored:
       self._inbox.get()()
     while not self._inbox.empty():
       self._inbox.get()()
@@ -298,16 +323,63 @@ class Service:
     """Ends the loop of `_run`."""
     self._going = False
 
-  def _add(self, choices: Iterable[Choice]) -> None:
-    """Adds sequences to the scheduler."""
+  def _begin(self, call: Call) -> None:
+    """Queues the prompts of a call to be scored, or adds its sequences."""
+    if call.scored:
+      by_prompt = itertools.groupby(call.choices, lambda c: c.prompt)
+      self._unscored += [list(choices) for _, choices in by_prompt]
+    else:
+      self._add(call.choices)
+
+  def _score(self) -> None:
+    """Scores the next prompt, if any, and adds its sequences."""
+    if not self._unscored:
+      return
+    choices = self._unscored.popleft()
+    if choices[0].ended:  # the call is closed
+      return
+    prompt = choices[0].request.prompt
+    try:
+      (scores,) = self._scorer.score([prompt], top=True)
+    except ValueError:  # tokens and length were checked: the logits are NaN
+      self._end_without_token(choices, State.FAILED)
+      return
+    except jax.errors.JaxRuntimeError as error:
+      if "RESOURCE_EXHAUSTED" not in str(error):
+        raise
+      # The logits of all positions are larger than those of a step.
+      failure = ApiError(
+        500, f"scoring a prompt of {len(prompt):,} tokens takes more memory "
+        "than is available", "out_of_memory",
+      )
+      self._loop.call_soon_threadsafe(choices[0].call.fail, failure)
+      return
     for choice in choices:
-      self._served[choice.request.number] = choice
-      self._scheduler.add(choice.request)
+      choice.scores = scores
+    self._add(choices)
+
+  def _add(self, choices: Sequence[Choice]) -> None:
+    """Adds sequences to the scheduler; ends those that draw no token."""
+    for choice in choices:
+      if choice.draws:
+        self._served[choice.request.number] = choice
+        self._scheduler.add(choice.request)
+      else:
+        choice.transcript.interrupt()
+        self._end_without_token([choice], State.FINISHED)
+
+  def _end_without_token(
+    self, choices: Iterable[Choice], state: State
+  ) -> None:
+    """Queues the end of sequences that were not added to the scheduler."""
+    now = self.now()
+    self._news += [News(choice, now, state=state) for choice in choices]
 
   def _cancel(self, choices: Iterable[Choice]) -> None:
-    """Cancels sequences."""
+    """Cancels sequences; the scheduler has none with an unscored prompt."""
     for choice in choices:
-      self._scheduler.cancel(choice.request, self.now())
+      if choice.request.number in self._served:
+        self._scheduler.cancel(choice.request, self.now())
 
   def take(self, choice: Choice, token: int) -> bool:
     """Appends a token to a choice; returns whether it has ended.
@@ -315,12 +387,14 @@ class Service:
     The function is used as `caatnet.serving.requests.Request.stop`.
     """
     transcript = choice.transcript
-    logprob = choice.request.payload.logprobs[len(transcript.tokens)]
+    payload, index = choice.request.payload, len(transcript.tokens)
+    logprob = payload.logprobs[index]
+    top = payload.top[index] if payload.num_top else {}
     offset = len(transcript.text)
     text = transcript.push(token, logprob)
     state = State.FINISHED if transcript.ended else None
     self._news.append(
-      News(choice, self.now(), text, token, logprob, offset, state)
+      News(choice, self.now(), text, token, logprob, offset, state, top)
     )
     return transcript.ended
 

@@ -6,6 +6,7 @@ import pathlib
 
 from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.decoder import Decoder
+from caatnet.inference.scoring import Scorer
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.options import ServingOptions
 from caatnet.serving.server.api import Api, Bounds
@@ -58,7 +59,10 @@ def api(
     capacity.batch + chosen.queue, chosen.choices, chosen.max_tokens,
     chosen.body_bytes, chosen.read_s,
   )
-  service = Service(engine, Metrics(page_bytes, decoder.state_bytes))
+  # One prompt at a time, so that decoding waits for one prompt at most.
+  scorer = Scorer(decoder.program, decoder.weights, capacity.context, 1)
+  metrics = Metrics(page_bytes, decoder.state_bytes)
+  service = Service(engine, metrics, scorer)
   return Api(service, tokenizer, name, bounds, key)
 
 

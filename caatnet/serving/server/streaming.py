@@ -12,6 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from caatnet.serving.requests import State
 from caatnet.serving.server import responses
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.service import Call, News, Service
@@ -68,7 +69,7 @@ class CallResponse(Response):
     """
     found = await self._call.next()
     for news in found:
-      if news.token is None:
+      if news.token is None and news.state is not State.FINISHED:
         assert news.state is not None
         raise responses.failure(news.state, self._formatter.asked)
     return found

@@ -318,3 +318,32 @@ def test_sent_bytes_equal_the_formula(ranks, devices, filters):
     (e.phase, e.dtype, e.shape, e.kind): e.count for e in ledger.merge(entries)
   }
   assert found == {tuple(key): count for key, count in expected.items()}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (3, 3), (8, 4)])
+def test_top_logprobs_are_those_of_the_largest_logits(ranks, devices):
+  """8 ranks have fewer tokens each than are returned; some logits are equal."""
+  logits, _ = batch()
+  logits = np.round(logits, 1)
+  axis = Axis("tensor", ranks, devices)
+  width = -(-V // ranks)
+  padded = np.full((S, ranks * width), -np.inf, "f4")
+  padded[:, :V] = logits
+  slices = np.moveaxis(padded.reshape(S, ranks, width), 1, 0)
+  ids = np.arange(ranks * width, dtype="i4").reshape(ranks, width)
+  f = jax.jit(jax.shard_map(
+    lambda *arrays: lib.top_logprobs(*arrays[:2], axis, arrays[2]),
+    mesh=make_mesh({"tensor": axis}),
+    in_specs=(P("tensor"), P("tensor"), P()), out_specs=P(),
+  ))
+  asked = np.zeros(S, "i4")
+  asked[3] = 1  # one sequence is enough
+  found = f(slices, ids, asked)
+  np.testing.assert_array_equal(
+    found.ids, np.argsort(-logits, axis=-1, stable=True)[:, : lib.NUM_TOP]
+  )
+  expected = np.sort(special.log_softmax(logits.astype("f8"), -1))[:, ::-1]
+  np.testing.assert_allclose(
+    found.logprobs, expected[:, : lib.NUM_TOP], rtol=0, atol=3e-6
+  )

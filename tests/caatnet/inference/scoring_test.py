@@ -124,6 +124,28 @@ def test_logits_are_gathered_without_padding_of_the_vocabulary(case):
   )
 
 
+@pytest.mark.parametrize("case", CASES[2:3])
+def test_most_probable_tokens_are_those_of_the_oracle(case):
+  """Also returns the scores, which a padded vocabulary does not change."""
+  scorer = make(case)[0]
+  rows = draw_rows(case)
+  plain, found = scorer.score(rows), scorer.score(rows, top=True)
+  for logits, one, both in zip(
+    expected_logits(case, rows), plain, found, strict=True
+  ):
+    assert one.top is None
+    np.testing.assert_allclose(
+      both.log_probabilities, one.log_probabilities, **TOLERANCE
+    )
+    np.testing.assert_array_equal(both.greedy, one.greedy)
+    order = np.argsort(-logits, axis=-1)[:, :20]
+    np.testing.assert_array_equal(both.top.ids, order)
+    np.testing.assert_allclose(
+      both.top.logprobs,
+      np.take_along_axis(log_softmax(logits), order, axis=-1), **TOLERANCE
+    )
+
+
 def test_longest_rows_are_scored_first_in_full_batches():
   """Two rows per replica, on two replicas."""
   scorer = make(CASES[1])[0]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import http.client
 import json
 import signal
 import socket
@@ -11,6 +12,7 @@ import threading
 import time
 
 import httpx2
+import jax
 import numpy as np
 import pytest
 
@@ -34,12 +36,19 @@ def ask(prompt, **fields):
   return {"model": "small", "prompt": prompt} | fields
 
 
-def drained(server):
-  """Returns the state once no request is being served or copied."""
+def drained(server, host=False):
+  """Returns the state once no request is being served or copied.
+
+  Args:
+    server: The server.
+    host: Whether to wait for host pages too. Those of a cancelled request are
+      free when a copy that was under way has ended.
+  """
   for _ in range(500):
     state = httpx2.get(f"{server.url}/state", timeout=60).json()
     fresh = state["age_s"] < 1  # else the engine has not answered yet
     used = [state["pages"][name] for name in ("held", "shared", "leaving")]
+    used.append(host and state["host_pages"]["used"])
     if fresh and not any([state["open"], *state["requests"].values(), *used]):
       return state
     time.sleep(0.02)
@@ -47,7 +56,7 @@ def drained(server):
 
 
 def all_is_back(server):
-  assert drained(server)["host_pages"]["used"] == 0
+  drained(server, host=True)
   assert not server.api.service.calls
   scheduler = server.api.service.engine.scheduler
   scheduler.pages.check()
@@ -60,12 +69,12 @@ async def _connect(server):
   return await asyncio.open_connection("127.0.0.1", server.port)
 
 
-def _request(fields):
+def _request(fields, version="1.1"):
   body = json.dumps(fields).encode()
   return (
-    b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: "
-    + str(len(body)).encode() + b"\r\n\r\n" + body
-  )
+    f"POST /v1/completions HTTP/{version}\r\nHost: here\r\n"
+    f"Content-Length: {len(body)}\r\n\r\n"
+  ).encode() + body
 
 
 async def _killed(server, i):
@@ -76,17 +85,22 @@ async def _killed(server, i):
     "killed"[: 1 + i % 6], max_tokens=80, stream=streams, ignore_eos=True,
     temperature=1, n=1 + i % 2, user=str(i),
     conversation=str(i) if i % 3 == 0 else None,
+    **{"echo": True, "logprobs": 1} if i % 5 == 0 else {},
   )))
   await writer.drain()
   if streams:
     await reader.readuntil(b"data: ")
   else:
     await asyncio.sleep(0.01)
-  # No FIN is sent, as when a process is killed.
-  writer.get_extra_info("socket").setsockopt(
+  _reset_at_close(writer.get_extra_info("socket"))
+  writer.transport.abort()
+
+
+def _reset_at_close(client):
+  """Prevents the FIN, as when a process is killed."""
+  client.setsockopt(
     socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
   )
-  writer.transport.abort()
 
 
 def test_killed_clients_leak_nothing_and_do_not_affect_others(server):
@@ -124,7 +138,7 @@ def test_slow_and_malformed_clients_are_disconnected(server):
     (head + b"Content-Length: 50\r\n\r\n{", b"408"),  # incomplete body
     (b"\x16\x03\x01 this is no HTTP\r\n\r\n", b"400"),
     (head + b"Content-Length: x\r\n\r\n", b"400"),
-    (head + b"X: " + 200_000 * b"x", None),  # reset while it sends
+    (head + b"X: " + 200_000 * b"x", b"431"),  # while it sends
     (head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
     (head + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n"
      b"2\r\n{}\r\n0\r\n\r\n", b"400"),
@@ -204,6 +218,82 @@ def test_request_of_a_disconnected_client_is_cancelled(server):
   assert drained(server)["steps"] - steps < 900
 
 
+def test_prompts_of_a_disconnected_client_are_not_scored(server):
+  steps = drained(server)["steps"]
+  with socket.create_connection(("127.0.0.1", server.port)) as client:
+    _reset_at_close(client)
+    client.sendall(_request(ask(
+      ["gone"] * 40, echo=True, logprobs=1, max_tokens=80, ignore_eos=True
+    )))
+    while not server.api.service.calls:
+      time.sleep(0.001)
+  all_is_back(server)
+  # Completing all of them, 4 at a time, takes 800 steps.
+  assert drained(server)["steps"] - steps < 400
+
+
+@contextlib.contextmanager
+def _half_closed(server, content):
+  """Context of a client that sends data and closes this direction."""
+  with socket.create_connection(("127.0.0.1", server.port)) as client:
+    client.settimeout(60)
+    client.sendall(content)
+    client.shutdown(socket.SHUT_WR)
+    yield client
+
+
+def _received(client):
+  """Returns all that a client receives."""
+  return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_closes_its_direction_is_answered(server, version, stream):
+  """Python's client discards the interim response; HTTP/1.0 has none."""
+  fields = ask(
+    "half", max_tokens=90, n=16, stream=stream, ignore_eos=True, temperature=0
+  )
+  with _half_closed(server, _request(fields, version)) as client:
+    assert version != "1.0" or b"200 OK" in client.recv(15, socket.MSG_PEEK)
+    with http.client.HTTPResponse(client) as answer:
+      answer.begin()
+      assert answer.status == 200
+      body = answer.read()
+  if stream:
+    assert body.count(b'"finish_reason":"length"') == 16
+    assert b"data: [DONE]" in body
+    return
+  expected = alone("half", 90)
+  texts = [choice["text"] for choice in json.loads(body)["choices"]]
+  assert all(text.startswith(expected.text) for text in texts)
+
+
+def test_requests_before_the_end_of_data_are_answered(server):
+  quick = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
+  # An incomplete head or body is not a request.
+  part = _request(ask("part"))[:-1]
+  for content, count in (
+    (quick * 3, 3), (b"", 0), (quick[:-1], 0), (part, 0), (quick + part, 1),
+  ):
+    with _half_closed(server, content) as client:
+      assert _received(client).count(b"200 OK") == count
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_closed_client_that_closes_is_cancelled(server, stream):
+  metrics = server.api.service.metrics
+  ends = metrics._ends.labels(State.CANCELLED.value)
+  before = ends._value.get()
+  request = _request(ask(
+    "gone", max_tokens=90, n=40, stream=stream, ignore_eos=True
+  ))
+  with _half_closed(server, request) as client:
+    client.recv(1)  # the interim response, or the stream
+  all_is_back(server)
+  assert ends._value.get() > before
+
+
 def test_conversation_turns_reuse_the_kept_prefix(server):
   first = httpx2.post(f"{server.url}/v1/completions", timeout=300, json=ask(
     "conversation", max_tokens=20, temperature=0, conversation="one",
@@ -237,6 +327,23 @@ def test_failed_engine_returns_500_and_blocks_no_client(monkeypatch):
     assert state.status_code == 200
 
 
+def test_prompt_that_cannot_be_scored_fails_alone(server, monkeypatch):
+  def large(rows, **how):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9.9G, please")
+
+  monkeypatch.setattr(server.api.service._scorer, "score", large)
+  url = f"{server.url}/v1/completions"
+  for stream in (True, False):
+    answer = httpx2.post(url, timeout=60, json=ask(
+      ["large", "also"], echo=True, logprobs=1, stream=stream
+    ))
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "out_of_memory"
+  answer = httpx2.post(url, json=ask("other", temperature=0), timeout=60)
+  assert answer.json()["choices"][0]["text"] == alone("other", 16).text
+  drained(server)
+
+
 def test_nan_fails_only_its_own_sequence(monkeypatch):
   """Sets the embedding of one letter to NaN, and thereby what follows it."""
   model = small_server.decoder()
@@ -259,12 +366,17 @@ def test_nan_fails_only_its_own_sequence(monkeypatch):
     answers = asyncio.run(all_at_once())
     codes = [answer.status_code for answer in answers]
     assert codes == [200, 200, 500, 500, 200, 200, 500, 500, 500, 500]
+    for prompt, code in (("aZc", 500), ("abc", 200)):
+      answer = httpx2.post(f"{server.url}/v1/completions", timeout=60, json=ask(
+        prompt, max_tokens=0, echo=True, logprobs=0
+      ))
+      assert answer.status_code == code
     assert "NaN" in answers[2].json()["error"]["message"]
     assert answers[0].json()["choices"][0]["text"] == alone("abc", 9).text
     all_is_back(server)
     assert httpx2.get(f"{server.url}/health").status_code == 200
     metrics = httpx2.get(f"{server.url}/metrics").text
-    assert 'caatnet_requests_total{end="failed"} 6.0' in metrics
+    assert 'caatnet_requests_total{end="failed"} 7.0' in metrics
 
 
 def test_first_signal_refuses_new_requests_and_lets_others_finish():

@@ -89,6 +89,7 @@ def test_errors_have_their_type_and_a_bounded_message(status, kind):
     status, {"a": "b"}, "x" * 500
   )
   assert str(ApiError(status, "x" * 501)) == "x" * 500 + "..."
+  assert str(ApiError(status, "a\nb\udfff\u00e9")) == "a\\nb\\udfff\u00e9"
   assert ApiError(status, "").headers == {}
 
 
@@ -127,7 +128,8 @@ def choice(index, prompt, text, drawn, hits=0, most=99):
     offset = len(made.transcript.text)
     piece = made.transcript.push(token, -0.25 * i)
     ended = State.FINISHED if made.transcript.ended else None
-    news.append(News(made, 0.0, piece, token, -0.25 * i, offset, ended))
+    top = {token: -0.25 * i, 5: -3.0}
+    news.append(News(made, 0.0, piece, token, -0.25 * i, offset, ended, top))
   return made, news
 
 
@@ -148,12 +150,12 @@ def formatter(made, prompts=()):
   return responses.ResponseFormatter(made, "small", tokenizer(), prompts)
 
 
-@pytest.mark.parametrize("best", [False, True])
-def test_completion_has_texts_and_log_probabilities(best):
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_completion_has_texts_and_log_probabilities(num_top):
   (first, a), (second, b) = (
     choice(0, 0, "abc", [1, 2, 63]), choice(1, 1, "d", [3, 4], most=2)
   )
-  form = formatter(asked(logprobs=True, best=best), ["abc", "d"])
+  form = formatter(asked(logprobs=True, num_top=num_top), ["abc", "d"])
   found = form.whole([first, second], [b[0], *a, *b[1:]])
   assert found.pop("id").startswith("cmpl-")
   assert isinstance(found.pop("created"), int)
@@ -163,13 +165,16 @@ def test_completion_has_texts_and_log_probabilities(best):
   assert found == {"model": "small", "choices": [
     {"index": 0, "text": "abcbc", "finish_reason": "stop", "logprobs": {
       "tokens": ["b", "c", stop], "token_logprobs": [0, -0.25, -0.5],
-      "top_logprobs": [{"b": 0}, {"c": -0.25}, {stop: -0.5}] if best else None,
-      "text_offset": [0, 1, 2],
+      "top_logprobs": [
+        {"b": 0, "f": -3}, {"c": -0.25, "f": -3}, {stop: -0.5, "f": -3}
+      ] if num_top else None,
+      "text_offset": [3, 4, 5],
     }},
     {"index": 1, "text": "dde", "finish_reason": "length", "logprobs": {
       "tokens": ["d", "e"], "token_logprobs": [0, -0.25],
-      "top_logprobs": [{"d": 0}, {"e": -0.25}] if best else None,
-      "text_offset": [0, 1],
+      "top_logprobs": [{"d": 0, "f": -3}, {"e": -0.25, "f": -3}]
+      if num_top else None,
+      "text_offset": [1, 2],
     }},
   ]}
   plain = formatter(asked()).whole([first], a)
@@ -178,10 +183,20 @@ def test_completion_has_texts_and_log_probabilities(best):
   ]
 
 
-@pytest.mark.parametrize("best", [False, True])
-def test_chat_has_messages_and_log_probabilities(best):
+def test_tokens_with_equal_texts_have_separate_log_probabilities():
+  form = formatter(asked(logprobs=True, num_top=2))
+  own = responses.Scored(63, -0.5, {99: -0.25, 63: -0.4, 1: -math.inf}, 0)
+  assert form._named(own) == {"": -0.5, "token_id:99": -0.25, "b": -9999}
+  assert form._named(own._replace(logprob=None, top={})) is None
+
+
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_chat_has_messages_and_log_probabilities(num_top):
   made, news = choice(0, 0, "abc", [1, 63])
-  found = formatter(asked(True, logprobs=True, best=best)).whole([made], news)
+  if not num_top:
+    news = [dataclasses.replace(item, top={}) for item in news]
+  form = formatter(asked(True, logprobs=True, num_top=num_top))
+  found = form.whole([made], news)
   assert found["id"].startswith("chatcmpl-")
   assert found["object"] == "chat.completion"
   first = {"token": "b", "logprob": 0, "bytes": [98]}
@@ -190,11 +205,12 @@ def test_chat_has_messages_and_log_probabilities(best):
     "role": "assistant", "content": "b", "refusal": None
   }
   assert answer["logprobs"]["content"][0] == first | {
-    "top_logprobs": [first] if best else []
+    "top_logprobs": [
+      first, {"token": "f", "logprob": -3, "bytes": [102]}
+    ] if num_top else []
   }
   assert len(answer["logprobs"]["content"]) == 2
-  part, _ = choice(0, 0, "abc", [1, 63])
-  incomplete = News(part, 0.0, "", 1, -0.5)
+  incomplete = responses.Scored(1, -0.5, {}, 0)
   form = formatter(asked(True, logprobs=True))
   form._tokenizer = types.SimpleNamespace(decode=lambda tokens: "\ufffd")
   (token,) = form._logprobs([incomplete])["content"]
@@ -402,7 +418,7 @@ def test_buckets_of_latencies_grow_steadily():
   ("conversation", ("x" * 256,), ("x" * 257,)),
   ("stop", ("", ["x"] * 16, "x" * 256, [])[1:],
    ("", ["x"] * 17, "x" * 257, [5])),
-  ("logprobs", (0,), (-1, 6)), ("best_of", (1,), (2, 0)),
+  ("logprobs", (0, 20), (-1, 21)), ("best_of", (1,), (2, 0)),
   ("stream", (True, False), (1, "yes")),
   ("prompt", ("a", ["a"] * 8, [0, 2**31 - 1], [[1], "a"]),
    (["a"] * 9, [2**31], [-1], [1, "a"], None)),
@@ -442,8 +458,8 @@ def test_values_of_vllms_clients_are_accepted():
 def test_defaults_are_those_of_openai():
   made = fields.completion({"prompt": "a"}, 8)
   assert (made.max_tokens, made.n, made.stream, made.echo, made.logprobs,
-          made.best, made.stop, made.user, made.conversation, made.seed) == (
-    16, 1, False, False, False, False, (), "", "", None
+          made.num_top, made.stop, made.user, made.conversation, made.seed) == (
+    16, 1, False, False, False, 0, (), "", "", None
   )
   assert made.drawing["temperature"] == 1
   assert (made.deadline_s, made.priority) == (math.inf, 0)
@@ -459,18 +475,15 @@ def test_old_and_new_names_of_limits_are_equivalent():
     chat(max_tokens=5, max_completion_tokens=6)
 
 
-def test_log_probabilities_of_alternatives_need_temperature_zero():
-  made = chat(logprobs=True, top_logprobs=1, temperature=0)
-  assert (made.logprobs, made.best) == (True, True)
-  made = chat(logprobs=True)
-  assert (made.logprobs, made.best) == (True, False)
-  made = fields.completion({"prompt": "a", "logprobs": 1, "temperature": 0}, 8)
-  assert (made.logprobs, made.best) == (True, True)
-  made = fields.completion({"prompt": "a", "logprobs": 0}, 8)
-  assert (made.logprobs, made.best) == (True, False)
-  for more in ({"top_logprobs": 1}, {"top_logprobs": 2, "temperature": 0}):
-    with pytest.raises(ApiError, match="must be 0, or 1 at temperature=0"):
-      chat(logprobs=True, **more)
+def test_number_of_most_probable_tokens_is_that_of_the_field():
+  for made, num_top in (
+    (chat(logprobs=True, top_logprobs=20), 20), (chat(logprobs=True), 0),
+    (fields.completion({"prompt": "a", "logprobs": 3}, 8), 3),
+    (fields.completion({"prompt": "a", "logprobs": 0}, 8), 0),
+  ):
+    assert (made.logprobs, made.num_top) == (True, num_top)
+  with pytest.raises(ApiError, match="top_logprobs=21 must be an integer"):
+    chat(logprobs=True, top_logprobs=21)
 
 
 def test_stream_options_need_a_stream():

@@ -107,7 +107,8 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-  template=TEMPLATE, key="", model=None, send_bytes=None, **options
+  template=TEMPLATE, key="", model=None, send_bytes=None, tokens=None,
+  **options
 ):
   """Runs a server of a model (the small one by default) in this context.
 
@@ -116,6 +117,7 @@ def running(
     key: API key.
     model: Decoder.
     send_bytes: Size of the send buffer of each connection.
+    tokens: Tokenizer; None for that of the small model.
     **options: Options of the server.
   """
   model = model or decoder()
@@ -124,8 +126,8 @@ def running(
   if send_bytes is not None:  # connections inherit it
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
   server = start.server(
-    serving.engine(model, chosen), model, tokenizer(template), chosen, "small",
-    key, serving.page_bytes(model), print,
+    serving.engine(model, chosen), model, tokens or tokenizer(template), chosen,
+    "small", key, serving.page_bytes(model), print,
   )
   thread = threading.Thread(target=server.serve_on, args=(listener,))
   thread.start()
