@@ -3,6 +3,7 @@
 import collections
 import json
 
+import jax
 import pytest
 
 from caatnet.config import inference
@@ -95,11 +96,44 @@ def test_compiled_step_reports_memory_and_bytes(capsys):
   assert "cache" in printed
 
 
-def test_copied_cache_is_an_error_that_names_the_instruction():
+@pytest.mark.parametrize(
+  ("dtype", "sizes", "mesh"),
+  [("bfloat16", "", {"tensor": 8}), ("float32", "", {"tensor": 8}),
+   # Replicas in lanes, with one lane of the tensor axis.
+   ("float32", "parallel.data=4", {"tensor": 8})],
+)
+def test_widened_cache_is_reported_with_the_key_that_avoids_it(
+  dtype, sizes, mesh, capsys
+):
   """XLA:CPU widens the whole 16-bit cache to write a row."""
-  found = step("decode", "model.dtype=bfloat16", {"tensor": 8})
+  found = step("decode", f"model.dtype={dtype} {sizes}", mesh)
+  result = decoding.analyse(found, targets.resolve("cpu:8"))
+  widens = dtype == "bfloat16"
+  assert bool(result["inference"]["widened"]) == widens
+  render.show(report.report({"base": result}))
+  printed = " ".join(capsys.readouterr().out.split())
+  assert ("config.model.dtype=float32" in printed) == widens
+
+
+class Copying(decoding.Step):
+  """Step that multiplies the cache, and so writes all of it."""
+
+  def lower(self):
+    def copies(params, state, batch, sampling):
+      cache, latest = state
+      return jax.tree.map(lambda x: 2 * x, cache), latest
+
+    return jax.jit(copies, donate_argnums=1).lower(
+      self.params, self.state, *self.inputs
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_copied_cache_is_an_error_that_names_the_instruction(dtype):
+  found = step("decode", f"model.dtype={dtype}", {"tensor": 8})
+  copying = Copying(**vars(found))
   with pytest.raises(ValueError, match=(
     r"--phase=decode for cpu:8 does not keep the cache in place: a copy "
     r"\(\w+( in a fusion)?\): \w+"
   )):
-    decoding.analyse(found, targets.resolve("cpu:8"))
+    decoding.analyse(copying, targets.resolve("cpu:8"))
