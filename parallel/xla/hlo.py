@@ -243,8 +243,8 @@ class Module:
 
     On some platforms XLA writes it to the attributes of the loop. Otherwise it
     is derived if a counter in the loop's state starts at a constant, is
-    incremented by a positive constant and compared with a constant by "less
-    than".
+    incremented by a positive constant and is required to be less than a
+    constant, which is either operand of the comparison.
 
     Args:
       computation: Computation that contains the loop.
@@ -259,9 +259,13 @@ class Module:
     body = self.computations[loop.calls("body")[0]]
     test = condition.root
     # Any other form of condition: unknown trip count.
-    if test.opcode != "compare" or test.attribute("direction") != "LT":
+    if test.opcode != "compare":
       return None
     counter, bound = condition.operands(test)  # counter < bound
+    if test.attribute("direction") == "GT":  # a > b is equivalent to b < a
+      counter, bound = bound, counter
+    elif test.attribute("direction") != "LT":
+      return None
     last = _integer(condition, bound)
     if counter.opcode != "get-tuple-element" or last is None:
       return None
