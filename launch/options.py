@@ -21,7 +21,7 @@ from ml_collections import config_flags
 
 from caatnet import commands
 from caatnet.config.schema import tree
-from launch import overriding, processes
+from launch import full_disks, overriding, processes
 
 FLAGS = flags.FLAGS
 
@@ -251,8 +251,7 @@ def _run(
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
-      print(_help(script, uses, changeable, defaults))
-      return 0
+      return _printed(_help(script, uses, changeable, defaults))
     for name, value in defaults.items():
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
         argv.insert(1, f"--{name}={value}")
@@ -262,24 +261,40 @@ def _run(
       required = ("config",)  # no run, hence no other required flags
     _parse(argv, uses, required)
     if FLAGS.help_config:
-      print(tree.help_text(FLAGS.config))
-      return 0
+      return _printed(tree.help_text(FLAGS.config))
     if devices:
       _set_up_devices()
-    return main() or 0
-  except _USER_ERRORS as error:
-    if debug:
-      raise
-    print(f"error: {commands.runnable(_one_line(error))}", file=sys.stderr)
-    return 2
+    code = main() or 0
+    sys.stdout.flush()  # fails here if it is a file on a full disk
+    return code
   except KeyboardInterrupt:
     if debug:
       raise
     print("interrupted", file=sys.stderr)
     return 130
   except BrokenPipeError:  # the reader of stdout has closed the pipe
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _discard_stdout()
     return 141
+  except Exception as error:
+    full = full_disks.described(error)
+    if debug or (full is None and not isinstance(error, _USER_ERRORS)):
+      raise
+    line = full or commands.runnable(_one_line(error))
+    print(f"error: {line}", file=sys.stderr)
+    if full:
+      _discard_stdout()
+    return 1 if full else 2
+
+
+def _printed(text: str) -> int:
+  """Prints a text, and returns an exit code of 0."""
+  print(text, flush=True)
+  return 0
+
+
+def _discard_stdout() -> None:
+  """Discards buffered output, which would fail again at exit."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parse(

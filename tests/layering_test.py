@@ -302,11 +302,12 @@ RULES = {
   ),
   "launch.options": (
     (
-      "caatnet.commands", "caatnet.config.schema", "launch.overriding",
-      "launch.processes",
+      "caatnet.commands", "caatnet.config.schema", "launch.full_disks",
+      "launch.overriding", "launch.processes",
     ),
     ("flax", "orbax"),
   ),
+  "launch.full_disks": ((), NUMPY_ONLY),
   "launch.overriding": (("caatnet.config.schema",), ("flax", "orbax")),
   "launch.processes": ((), ("flax", "orbax")),
   "caatnet.benchmarks": (("caatnet", "parallel"), ()),

@@ -10,10 +10,10 @@ Shape legend: L = layers, R = ranks, H = width, D = head width.
 
 from collections.abc import Iterator, Sequence
 import dataclasses
-import math
 
 import numpy as np
 
+from caatnet.models.lm.parameters import cut_size, fits
 from caatnet.models.transformer.config import TransformerConfig
 from parallel.axes import divisors
 
@@ -80,12 +80,15 @@ class Slot:
 
 
 def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
-  """Returns the number of repetitions that give every rank a key/value head.
+  """Returns the number of times that each key/value head is repeated.
 
   A rank has the query heads that belong to its key/value heads. If each
   key/value head is repeated r times, consecutively, each copy has 1/r of its
   query heads. The query heads and their order do not change, so attention
-  computes the same result.
+  computes the same result. Heads that the ranks do not divide are padded.
+
+  The choice gives a rank the fewest key/value heads and, among equal numbers,
+  the fewest query heads.
 
   Args:
     num_heads: Number of query heads.
@@ -93,33 +96,36 @@ def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
     ranks: Number of ranks.
 
   Raises:
-    ValueError: No number of repetitions gives every rank a head; the message
-      lists the possible numbers of ranks.
+    ValueError: With any number of repetitions, half of the padded heads would
+      be zeros; the message lists the possible numbers of ranks.
 
   Example:
-    Two key/value heads on four ranks are repeated twice:
+    Two key/value heads on four ranks are repeated twice, three are padded:
 
     >>> num_repeats(num_heads=8, num_kv_heads=2, ranks=4)
     2
+    >>> num_repeats(num_heads=6, num_kv_heads=3, ranks=4)
+    1
   """
-  choices = divisors(num_heads // num_kv_heads)
-  for repeats in choices:  # ascending: the smallest cache
-    if _all_have_one(num_kv_heads * repeats, ranks):
-      return repeats
-  fitting = [
-    number for number in range(1, num_heads + 1)
-    if any(_all_have_one(num_kv_heads * r, number) for r in choices)
+  group = num_heads // num_kv_heads
+  choices = divisors(group)
+
+  def of_rank(repeats):
+    kv_heads = cut_size(num_kv_heads * repeats, ranks)
+    return kv_heads, kv_heads * group // repeats
+
+  fitting = [r for r in choices if fits(num_kv_heads * r, ranks)]
+  if fitting:
+    return min(fitting, key=of_rank)
+  possible = [
+    number for number in range(1, 2 * num_heads)
+    if any(fits(num_kv_heads * r, number) for r in choices)
   ]
   raise ValueError(
-    f"ranks={ranks} would leave a rank without any of the {num_heads} query "
-    f"heads, which are split with their {num_kv_heads} key/value heads; use "
-    f"one of {', '.join(map(str, fitting))}"
+    f"ranks={ranks} would leave half of the ranks without any of the "
+    f"{num_heads} query heads, which are split with their {num_kv_heads} "
+    f"key/value heads; use one of {', '.join(map(str, possible))}"
   )
-
-
-def _all_have_one(size: int, ranks: int) -> bool:
-  """Returns whether shards of equal size leave no rank empty."""
-  return math.ceil(size / ranks) * (ranks - 1) < size
 
 
 def slots(
@@ -133,11 +139,11 @@ def slots(
     repeats: Number of times that a published key/value head is repeated.
   """
   width, d = config.width, config.head_width
-  kv_heads = math.ceil(config.num_kv_heads / ranks)
+  kv_heads = cut_size(config.num_kv_heads, ranks)
   # Query heads follow their key/value heads, so that a group stays on a rank.
   heads = kv_heads * (config.num_heads // config.num_kv_heads)
-  ffn = math.ceil(config.ffn_width / ranks)
-  vocab = math.ceil(config.vocab_size / ranks)
+  ffn = cut_size(config.ffn_width, ranks)
+  vocab = cut_size(config.vocab_size, ranks)
 
   def projection(name, num_heads, cut, repeats, bias):
     rows = num_heads * d // repeats

@@ -22,6 +22,8 @@ def plot_losses(
 ) -> plot.Figure:
   """Plots training and validation losses of several runs in one figure.
 
+  A run without one of the losses has no line for it.
+
   Args:
     runs: Directory of each run, by its label.
     path: PNG to write.
@@ -36,21 +38,26 @@ def plot_losses(
   for index, (name, workdir) in enumerate(runs.items()):
     records, colour = read_metrics(workdir), f"C{index}"
     training, validation = (
-      zip(*((r["step"], r[key]) for r in records if key in r), strict=True)
+      [(r["step"], r[key]) for r in records if key in r]
       for key in ("loss", "validation_loss")
     )
-    marks += [
-      plot.Line(*training, alpha=0.35, width=1, colour=colour),
-      plot.Line(
-        *validation, f"{name} (validation)", marker="o", colour=colour
-      ),
-    ]
+    if training:
+      marks.append(plot.Line(
+        *zip(*training, strict=True), "" if validation else name, alpha=0.35,
+        width=1, colour=colour,
+      ))
+    if validation:
+      marks.append(plot.Line(
+        *zip(*validation, strict=True), f"{name} (validation)", marker="o",
+        colour=colour,
+      ))
   marks += [
     plot.Rule(loss, colour="gray", text=name)
     for name, loss in (reference or {}).items()
   ]
   return _written((7, 4.2), path, plot.Panel(
-    marks, "", plot.Axis("step"), plot.Axis(f"loss [{label}]"), legend="best"
+    marks, "", plot.Axis("step"), plot.Axis(f"loss [{label}]"),
+    legend="best" if marks else "",
   ))
 
 

@@ -89,13 +89,28 @@ def whole(path: pathlib.Path | epath.Path) -> Iterator[pathlib.Path]:
   own = f".{path.stem}.{os.getpid()}_{secrets.token_hex(4)}{path.suffix}"
   temporary = path.with_name(own)
   try:
-    yield temporary
+    with naming(path):
+      yield temporary
     # Without fsync, the file may be empty after a power failure.
     with open(temporary, "rb") as file:
       os.fsync(file.fileno())
     os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path | epath.Path | str) -> Iterator[None]:
+  """Context in which errors of the system name a file, such as a full disk's.
+
+  Errors of opened files have no name.
+  """
+  try:
+    yield
+  except OSError as error:
+    if error.errno is not None and error.filename is None:
+      error.filename = os.fspath(path)
+    raise
 
 
 def check_new(path: pathlib.Path) -> None:
@@ -149,7 +164,8 @@ def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
       for left in partial.iterdir():
         shutil.rmtree(left) if left.is_dir() else left.unlink()
-      yield partial
+      with naming(path):
+        yield partial
       os.rename(partial, path)
     except BaseException as error:
       shutil.rmtree(partial)
@@ -190,9 +206,10 @@ def lock(workdir: epath.Path) -> contextlib.AbstractContextManager[Any]:
     ) from error
   except OSError:  # a file system without locks
     pass
-  file.truncate(0)
-  file.write(f"process {os.getpid()} on {socket.gethostname()}")
-  file.flush()
+  with naming(workdir / "lock"):
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
   return file
 
 

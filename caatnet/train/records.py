@@ -1,5 +1,6 @@
 """Records of a run: config, environment, metrics and TensorBoard events."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -245,7 +246,8 @@ class MetricsWriter:
       return
     line = json.dumps({"step": step, **values}) + "\n"
     if self._file is not None:
-      self._file.write(line)
+      with files.naming(self._path):
+        self._file.write(line)
     else:
       self._lines.append(line)
     self._board.add(
@@ -262,11 +264,13 @@ class MetricsWriter:
 
   def close(self) -> None:
     """Flushes and closes both files."""
-    self.flush()
-    if self._file is not None:
-      self._file.close()
-    if self._board is not None:
-      self._board.close()
+    with contextlib.ExitStack() as opened:
+      if self._board is not None:
+        opened.callback(self._board.close)
+      if self._file is not None:
+        opened.enter_context(files.naming(self._path))
+        opened.callback(self._file.close)
+      self.flush()
 
 
 class _Board:
@@ -279,6 +283,7 @@ class _Board:
       folder: The folder of all event files of the run.
       first_step: The number of updates of the resumed state.
     """
+    self._folder = folder
     directory_check(folder)
     # A unique suffix: the writer's names have a resolution of one second.
     suffix = f".{os.getpid()}.{time.time_ns()}"
@@ -300,11 +305,13 @@ class _Board:
   def flush(self) -> None:
     """Writes all added events."""
     self._flushed = time.time()
-    self._events.flush()
+    with files.naming(self._folder):
+      self._events.flush()
 
   def close(self) -> None:
     """Writes all added events and closes the file."""
-    self._events.close()
+    with files.naming(self._folder):
+      self._events.close()
 
 
 def read_metrics(workdir: os.PathLike[str] | str) -> list[dict[str, Any]]:

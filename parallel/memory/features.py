@@ -140,6 +140,10 @@ class Table:
       raise ValueError(
         f"ids {ids.min()} to {ids.max()} must be 0 to {len(self.rows) - 1}"
       )
+    if not ids.size:  # no device fetches a row
+      none = np.zeros((*ids.shape, self.rows.shape[1]), np.float32)
+      target = NamedSharding(sharding.mesh, P(*sharding.spec))
+      return lambda: on_devices(none, target)
     devices = tuple(sharding.mesh.devices.flat)
     with self._lock:  # training and evaluation may prepare batches concurrently
       if devices not in self._placed:

@@ -150,9 +150,9 @@ def operations(
 ) -> list[Operation]:
   """Returns the operations of one device, which hosts one rank, in a step.
 
-  Matrices are sharded over ranks. Each rank has at least one key/value head, so
-  if there are more ranks than key/value heads, the heads and their cache are
-  replicated.
+  Matrices are sharded over ranks. With twice as many ranks as key/value heads
+  or more, the heads and their cache are replicated. Otherwise a rank has all
+  query heads of its key/value heads; some ranks may have only padding.
 
   Args:
     model: Sizes of the model.
@@ -162,10 +162,9 @@ def operations(
   width, size = model.width, model.item_bytes
   # Sizes per rank, rounded up: the slowest rank determines the time.
   kv_heads = math.ceil(model.num_kv_heads / num_ranks)
-  heads = max(
-    math.ceil(model.num_heads / num_ranks),
-    kv_heads * model.num_heads // max(model.num_kv_heads, num_ranks),
-  )
+  heads = math.ceil(model.num_heads / num_ranks)
+  if num_ranks < 2 * model.num_kv_heads:
+    heads = kv_heads * model.num_heads // model.num_kv_heads
   ffn = math.ceil(model.ffn_width / num_ranks)
   vocab = math.ceil(model.vocab_size / num_ranks)
   tokens = step.sequences * step.tokens

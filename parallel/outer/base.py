@@ -310,14 +310,18 @@ class Rounds(OuterLoop):
 
 
 @dataclasses.dataclass(frozen=True)
-class CommonRounds(Rounds):
-  """Rounds with outer parameters that all workers share, "params" in the state.
-  """
+class CommonParams(OuterLoop):
+  """Loop with parameters that all workers share, "params" in the state."""
 
   def joined(
     self, params: Params, state: State, first: int
   ) -> tuple[Params, State]:
     return of_joined(params, state["params"], first), state
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonRounds(CommonParams, Rounds):
+  """Rounds whose outer parameters all workers share; these are exported."""
 
   def export_params(self, params: Params, state: State) -> Params:
     return state["params"]

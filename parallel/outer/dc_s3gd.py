@@ -38,11 +38,10 @@ import optax
 from parallel.collectives import after
 from parallel.outer import health
 from parallel.outer.base import (
-  OuterLoop,
+  CommonParams,
   Params,
   Plan,
   State,
-  of_joined,
   stacked_zeros,
   to_workers,
 )
@@ -50,7 +49,7 @@ from parallel.outer.exchange import Exchange
 
 
 @dataclasses.dataclass(frozen=True)
-class DCS3GD(OuterLoop):
+class DCS3GD(CommonParams):
   """Exchanges updates at the start of each step and applies them at its end.
 
   Attributes:
@@ -124,11 +123,6 @@ class DCS3GD(OuterLoop):
     state["mask"] = verdict.mask
     params = optax.apply_updates(to_workers(common, self.worker), updates)
     return params, state
-
-  def joined(
-    self, params: Params, state: State, first: int
-  ) -> tuple[Params, State]:
-    return of_joined(params, state["params"], first), state
 
   def late(
     self, params: Params, state: State, shared: State, hooks: tuple[str, str],

@@ -19,7 +19,8 @@ The pairs are those of a random round of a round-robin tournament, in which
 every worker meets every other one once. With an odd number of workers one sits
 out and is its own partner. The paper samples from all pairings. The tournament
 is a deviation: a permute needs its pairs at compile time, and a tournament has
-few pairings, N - 1 programs for an even number N of workers.
+few pairings, N - 1 programs for an even number N of workers. A worker that sits
+out takes the step of its own outer gradient d_i, without a pull.
 
 Source: Kolehmainen et al., "NoLoCo: no-all-reduce low communication training
 method for large models", arXiv 2506.10911, Eqs. 1 to 3 for groups of two;

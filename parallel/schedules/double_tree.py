@@ -13,6 +13,7 @@ colouring only sets the priority, and other edges may use the remaining ports.
 
 import collections
 from collections.abc import Sequence, Set
+import dataclasses
 import functools
 import heapq
 
@@ -23,6 +24,7 @@ from parallel.schedules.schedule import (
   Schedule,
   Transfer,
   from_gather,
+  link_loads,
   reversed_rounds,
 )
 from parallel.topology.graph import Topology
@@ -44,7 +46,8 @@ def build(topology: Topology, collective: Collective) -> Schedule:
     collective: "all_reduce", "reduce_scatter" or "all_gather".
 
   Returns:
-    The schedule. It makes no claim of a link capacity.
+    The schedule. It claims a link capacity of 1 if all links are equal and no
+    two transfers of a round share one.
   """
   if collective != "all_reduce":
     return from_gather(_gather, topology, collective)
@@ -56,18 +59,31 @@ def build(topology: Topology, collective: Collective) -> Schedule:
   back = topology.reversed()
   rounds = reversed_rounds(_spread(back, trees, starts))
   rounds += _spread(topology, trees, starts)
-  return Schedule("double_tree", "all_reduce", n, num_chunks, rounds)
+  return _claimed(
+    Schedule("double_tree", "all_reduce", n, num_chunks, rounds), topology
+  )
+
+
+def _claimed(schedule: Schedule, topology: Topology) -> Schedule:
+  """Adds the claim of a link capacity if it holds."""
+  loads = [
+    load for transfers in schedule.rounds
+    for load in link_loads(transfers).values()
+  ]
+  if not topology.even or max(loads, default=1) > 1:
+    return schedule
+  return dataclasses.replace(schedule, link_capacity=1)
 
 
 def _gather(topology: Topology) -> Schedule:
   """Builds the all-gather; each rank has one chunk for each tree."""
   n = topology.num_ranks
   starts = [(c % 2, c // 2) for c in range(2 * n)]
-  return Schedule(
+  return _claimed(Schedule(
     "double_tree", "all_gather", n, 2 * n,
     _spread(topology, _trees(n), starts),
     tuple(rank for _, rank in starts),
-  )
+  ), topology)
 
 
 def _trees(n: int) -> list[list[int]]:

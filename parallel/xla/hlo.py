@@ -59,12 +59,15 @@ class Shape:
     dims: Sizes of its dims on one device.
     bits: Bits per element.
     on_chip: Whether it is stored in a TPU's vector memory instead of HBM.
+    order: Dims longer than 1, from the outermost in memory to the innermost;
+      () if the text has no layout. It is not compared.
   """
 
   dtype: str
   dims: tuple[int, ...]
   bits: int
   on_chip: bool = False
+  order: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
   @property
   def elements(self) -> int:
@@ -240,8 +243,8 @@ class Module:
 
     On some platforms XLA writes it to the attributes of the loop. Otherwise it
     is derived if a counter in the loop's state starts at a constant, is
-    incremented by a positive constant and compared with a constant by "less
-    than".
+    incremented by a positive constant and is required to be less than a
+    constant, which is either operand of the comparison.
 
     Args:
       computation: Computation that contains the loop.
@@ -256,9 +259,13 @@ class Module:
     body = self.computations[loop.calls("body")[0]]
     test = condition.root
     # Any other form of condition: unknown trip count.
-    if test.opcode != "compare" or test.attribute("direction") != "LT":
+    if test.opcode != "compare":
       return None
     counter, bound = condition.operands(test)  # counter < bound
+    if test.attribute("direction") == "GT":  # a > b is equivalent to b < a
+      counter, bound = bound, counter
+    elif test.attribute("direction") != "LT":
+      return None
     last = _integer(condition, bound)
     if counter.opcode != "get-tuple-element" or last is None:
       return None
@@ -376,7 +383,12 @@ def _shapes(result: str) -> tuple[Shape, ...]:
     dtype, bits = _DTYPES[name]
     numbers = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
     # S(1) in a layout of XLA:TPU is the memory space of vector memory.
-    shapes.append(Shape(dtype, numbers, bits, "S(1)" in layout))
+    minor = re.match(r"\{([\d,]+)", layout)  # "{1,0:T(8,128)}": 1 is innermost
+    order = reversed(list(map(int, minor[1].split(",")))) if minor else ()
+    shapes.append(Shape(
+      dtype, numbers, bits, "S(1)" in layout,
+      tuple(dim for dim in order if numbers[dim] > 1),
+    ))
   return tuple(shapes)
 
 

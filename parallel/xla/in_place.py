@@ -9,6 +9,9 @@ instructions that update it in place. XLA inserts a copy before a
 ``dynamic-update-slice`` or ``scatter`` that cannot be done in place. A
 ``bitcast`` is a view of the array and is followed. Any other instruction whose
 result has the shape of the array allocates another array of that size.
+
+XLA:CPU scatters 16-bit floats in float32: it widens the whole array and narrows
+the result. Such conversions are listed apart from other copies.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,6 +34,8 @@ _SLICES = {"slice", "dynamic-slice"}
 # Instructions whose result has as many elements as their operand: a fusion may
 # apply them to a slice before it writes the slice.
 _KEEPS_SIZE = {"bitcast", "reshape", "convert", "copy", "transpose"}
+# Element types between which XLA:CPU converts arrays that it updates.
+_NARROW, _WIDE = {"bfloat16", "float16"}, "float32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +47,14 @@ class Uses:
       the parameters that are not updated in place.
     gathers: Names of instructions that gather rows of an array, such as pages.
     kernels: jax's name stacks of the kernels with an array as an operand.
+    widened: Descriptions of the instructions that convert a whole array of
+      16-bit floats to float32, or back, and of copies of converted arrays.
   """
 
   faults: tuple[str, ...]
   gathers: tuple[str, ...]
   kernels: tuple[str, ...]
+  widened: tuple[str, ...] = ()
 
 
 def uses(
@@ -62,7 +70,8 @@ def uses(
   """
   seen_as = views(module, arrays)
   faults = _not_aliased(module, arrays)
-  gathers, kernels = [], []
+  widened, gathers, kernels = [], [], []
+  narrow = any(array.dtype in _NARROW for array in arrays)
   seen = set()
   for computation, _ in module.runs():
     if computation.name in seen:  # called from two places
@@ -71,7 +80,8 @@ def uses(
     for instruction in computation.instructions:
       what = _fault(module, computation, instruction, seen_as, parts)
       if what:
-        faults.append(
+        converts = narrow and _converts(module, computation, instruction)
+        (widened if converts else faults).append(
           f"{what} {instruction.name}" + (
             f" ({instruction.op_name})" if instruction.op_name else ""
           )
@@ -84,7 +94,9 @@ def uses(
         for operand in computation.operands(instruction)
       ):
         kernels.append(instruction.op_name)
-  return Uses(tuple(faults), tuple(gathers), tuple(kernels))
+  return Uses(
+    tuple(faults), tuple(gathers), tuple(kernels), tuple(widened)
+  )
 
 
 def views(
@@ -171,6 +183,35 @@ def _fault(
     ))
     return "a kernel's new array:" if len(kept) < len(whole) else ""
   return f"a copy ({opcode}):"
+
+
+def _converts(
+  module: hlo.Module,
+  computation: hlo.Computation,
+  instruction: hlo.Instruction,
+) -> bool:
+  """Returns whether an instruction converts, or copies a converted array.
+
+  The conversion is between 16-bit floats and float32. Nothing else is computed
+  on the way, and no dims are transposed.
+  """
+  dtypes = set()
+  while not (dtypes & _NARROW and _WIDE in dtypes):
+    inside = [(computation, instruction)]
+    if instruction.opcode == "fusion" and len(instruction.operands) == 1:
+      inner = module.computations[instruction.calls()[0]]
+      inside = [
+        (inner, i) for i in inner.instructions if i.opcode != "parameter"
+      ]
+    for owner, x in inside:
+      if x.opcode not in ("bitcast", "convert", "copy"):
+        return False
+      (result,), (source,) = x.shapes, owner.operands(x)[0].shapes
+      if x.opcode != "bitcast" and result.order != source.order:
+        return False
+      dtypes |= {result.dtype, source.dtype}
+    instruction = computation.operands(instruction)[0]
+  return True
 
 
 def _results(

@@ -81,7 +81,7 @@ VALUES = [
              "--config.model.num_kv_heads=5"],
    "num_heads=5 does not divide config.model.width=32"),
   ("train", [TINY, "--config.model.num_kv_heads=2"],
-   "config.model.num_kv_heads=2 leaves a rank"),
+   "config.model.num_kv_heads=2 would be padded to 8"),
   ("train", [TINY, "--config.sync.private_scale=sqrt"],
    "must be one of 'none', 'init', 'forward'"),
   ("train", [TINY, "--config.model.dtype=float8"], "config.model.dtype"),

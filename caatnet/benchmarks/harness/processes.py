@@ -209,7 +209,8 @@ def ask_script(
     limit_s: Seconds after which it is ended.
 
   Raises:
-    ValueError: It cannot be run, or fails; with the last line of its stderr.
+    ValueError: It cannot be run, takes too long, prints no JSON, or fails; with
+      the last line of its stderr.
   """
   try:
     done = subprocess.run(
@@ -219,11 +220,21 @@ def ask_script(
     )
   except OSError as error:
     raise ValueError(f"{key}={command[0]!r} cannot be run: {error}") from error
+  except subprocess.TimeoutExpired as error:
+    raise ValueError(
+      f"{key}={command[0]!r}: it did not end within {limit_s:g} seconds"
+    ) from error
   if done.returncode:
     lines = done.stderr.strip().splitlines()
     why = lines[-1] if lines else f"it ended with code {done.returncode}"
     raise ValueError(f"{key}={command[0]!r}: {why}")
-  return json.loads(done.stdout.splitlines()[-1])
+  last = "".join(done.stdout.splitlines()[-1:])
+  try:
+    return json.loads(last)
+  except json.JSONDecodeError as error:
+    raise ValueError(
+      f"{key}={command[0]!r}: its last line is not JSON: {last!r}"
+    ) from error
 
 
 def pool(count: int) -> concurrent.futures.ProcessPoolExecutor:

@@ -28,7 +28,7 @@ from caatnet.models.lm.config import REMAT_POLICIES, StackConfig
 from caatnet.models.lm.losses import Targets
 from caatnet.models.lm.parameters import (
   Sharded,
-  check_every_rank_owns,
+  check_padding,
   cut_columns,
   cut_size,
   row_scales,
@@ -65,10 +65,10 @@ class LanguageModule(nnx.Module):
       rngs: The random streams.
 
     Raises:
-      ValueError: If a rank would own no feature or token.
+      ValueError: If features or tokens would be padded to twice their number.
     """
     for key in ("ffn_width", "vocab_size"):
-      check_every_rank_owns(getattr(config, key), key, axis.size)
+      check_padding(getattr(config, key), key, axis.size)
     self.config, self.axis = config, axis
     # The stage axis if pipeline stages cut the vocabulary; set by the model.
     self.stage: Axis | None = None

@@ -37,6 +37,11 @@ def cut_size(size: int, ranks: int) -> int:
   return math.ceil(size / ranks)
 
 
+def fits(size: int, ranks: int) -> bool:
+  """Returns whether slices of equal size are less than half padding."""
+  return ranks * cut_size(size, ranks) < 2 * size
+
+
 def cut_columns(dense: jax.Array, ranks: int, cut: int) -> jax.Array:
   """Cuts ``[H, features]`` into ``[R, H, cut]``, zero-padded at the end.
 
@@ -136,22 +141,26 @@ def row_scales(
   return scales
 
 
-def check_every_rank_owns(size: int, key: str, ranks: int) -> None:
-  """Checks that no rank has only padding.
+def check_padding(size: int, key: str, ranks: int) -> None:
+  """Checks that padding to equal slices adds fewer zeros than there are values.
 
-  Ranks own ceil(size / ranks) each, so the last rank may be left with none.
+  A rank may have only padding: its outputs, and the gradients of its slice, are
+  zero.
+
+  Args:
+    size: Value of the key.
+    key: Key of ``config.model``.
+    ranks: The number of tensor ranks.
 
   Raises:
-    ValueError: If a rank owns none of ``config.model.{key}``; the message lists
-      numbers of ranks that fit.
+    ValueError: If it does not; the message lists numbers of ranks that fit.
   """
-  if cut_size(size, ranks) * (ranks - 1) < size:
+  if fits(size, ranks):
     return
-  fitting = [
-    r for r in range(1, size + 1) if cut_size(size, r) * (r - 1) < size
-  ]
+  fitting = [r for r in range(1, 2 * size) if fits(size, r)]
   raise ValueError(
-    f"config.model.{key}={size} leaves a rank of "
-    f"config.parallel.tensor={ranks} with nothing but padding; use a tensor "
-    f"size in {fitting[:16]}, or config.model.{key} a multiple of {ranks}"
+    f"config.model.{key}={size} would be padded to "
+    f"{ranks * cut_size(size, ranks)} on config.parallel.tensor={ranks}, "
+    f"with at least half of it zeros; use a tensor size in {fitting[:16]}, or "
+    f"config.model.{key} a multiple of {ranks}"
   )

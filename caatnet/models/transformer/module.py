@@ -14,7 +14,7 @@ from flax import nnx
 import jax
 
 from caatnet.models.lm.module import LanguageModule
-from caatnet.models.lm.parameters import check_every_rank_owns
+from caatnet.models.lm.parameters import check_padding
 from caatnet.models.lm.stack import Syncs
 from caatnet.models.paged import Batch
 from caatnet.models.transformer import layers
@@ -39,9 +39,10 @@ class Transformer(LanguageModule):
       rngs: The random streams.
 
     Raises:
-      ValueError: If a rank would own no head, feature or token.
+      ValueError: If heads, features or tokens would be padded to twice
+        their number.
     """
-    check_every_rank_owns(config.num_kv_heads, "num_kv_heads", axis.size)
+    check_padding(config.num_kv_heads, "num_kv_heads", axis.size)
     super().__init__(config, axis, rngs)
 
   def mixer(self, batch: Batch | None = None) -> Attend:

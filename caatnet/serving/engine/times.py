@@ -70,9 +70,9 @@ class Attention:
 
   def _around(self, axis: int, value: float) -> list[tuple[int, float]]:
     """Returns the neighbouring grid values along an axis with their weights."""
-    if value <= 0:
-      return [(0, 1.0)]
     points = self._axes[axis]
+    if value <= 0 or not points:
+      return [(0, 1.0)]
     if value >= points[-1]:
       return [(points[-1], 1.0)]
     at = int(np.searchsorted(points, value, side="right"))

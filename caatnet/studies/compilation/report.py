@@ -57,6 +57,8 @@ def _parts(results: Results) -> Iterator[Table | str]:
       yield from partition_tables(label, result["partition"])
     if "inference" in result:
       yield _inference(label, result["inference"])
+      if result["inference"].get("widened"):
+        yield _widened(label, result["inference"]["widened"])
   if others:
     yield _bytes_ratio(results)
   if "transfers" not in first:
@@ -301,6 +303,17 @@ def _inference(label: str, result: Result) -> Table:
     "operand MB over the tensor axis, per device and step",
     ["kind", "dtype", *keyed(partition.SIDES, ",.6f", unit=1e6)],
     result["formula"],
+  )
+
+
+def _widened(label: str, names: Sequence[str]) -> str:
+  """Returns the conversions of a 16-bit cache, and the key that avoids them."""
+  more = f"; and {len(names) - 3} more" if names[3:] else ""
+  return (
+    f"{label}: XLA:CPU updates a 16-bit cache in float32. {len(names)} "
+    "instructions convert all of it, which config.model.dtype=float32 (or "
+    "config.inference.dtype, if set) avoids; other targets update it in "
+    f"place: {'; '.join(names[:3])}{more}"
   )
 
 

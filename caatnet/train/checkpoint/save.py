@@ -49,8 +49,10 @@ class Checkpointer:
     if not files.is_cloud(self.directory):
       self.directory = self.directory.absolute()
     self._reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-    self._manager = None
+    self._manager, self._opened = None, contextlib.ExitStack()
     if keep is not None:
+      # A thread of Orbax writes while the run continues.
+      self._opened.enter_context(waiting_for_arrays())
       self._manager = ocp.CheckpointManager(
         self.directory,
         options=ocp.CheckpointManagerOptions(
@@ -207,9 +209,9 @@ class Checkpointer:
 
   def close(self) -> None:
     """Waits for a checkpoint that is being written, and closes the files."""
-    if self._manager is not None:
-      self._manager.close()
-    self._reader.close()
+    with self._opened, contextlib.closing(self._reader):
+      if self._manager is not None:
+        self._manager.close()
 
   def wait(self) -> None:
     """Waits until the last checkpoint is written."""
@@ -235,7 +237,7 @@ class Checkpointer:
         "version or outer loop"
       )
     try:
-      with waiting_for_reads():
+      with waiting_for_arrays():
         yield path
     except Exception as error:
       # For damaged array data, Orbax raises a plain Exception with the metadata
@@ -264,12 +266,12 @@ class Checkpointer:
 
 
 @contextlib.contextmanager
-def waiting_for_reads() -> Iterator[None]:
-  """Context in which a new event loop closes only after its pending reads.
+def waiting_for_arrays() -> Iterator[None]:
+  """Context in which a new event loop closes after its pending transfers.
 
-  Orbax reads arrays concurrently and closes its loop at the first error. Each
-  read of TensorStore that ends later would find a closed loop and print a
-  traceback.
+  Orbax reads and writes arrays concurrently and closes its loop at the first
+  error. Each transfer of TensorStore that ends later would find a closed loop
+  and print a traceback.
   """
   policy = asyncio.get_event_loop_policy()
   asyncio.set_event_loop_policy(_Loops())
@@ -287,7 +289,19 @@ class _Loops(asyncio.DefaultEventLoopPolicy):
 
 
 class _Loop(asyncio.SelectorEventLoop):
-  """Event loop that closes after all of its tasks have ended."""
+  """Event loop that closes after all of its tasks have ended.
+
+  After a failed write, such as on a full disk, Orbax cancels its other writes.
+  TensorStore ends them later, and their results are discarded.
+  """
+
+  def call_soon_threadsafe(self, *args: Any, **options: Any) -> Any:
+    try:
+      return super().call_soon_threadsafe(*args, **options)
+    except RuntimeError:
+      if not self.is_closed():
+        raise
+      return None
 
   def close(self) -> None:
     if left := not self.is_closed() and asyncio.all_tasks(self):

@@ -181,6 +181,8 @@ def _smallest_scale(
     return flow.reaches(n * k)
 
   least = Fraction(k) / y
+  if limit is not None and limit <= 1:  # no ratio is below 1
+    return None
   if suffices(least):
     return Fraction(1)
   values = sorted({int(c) for c in capacities[capacities > 0]})

@@ -151,10 +151,10 @@ def test_lines_are_handed_over_until_the_process_is_killed():
 
 
 def test_error_of_a_script_names_the_key_and_the_last_line():
-  def ask(code, program=sys.executable):
+  def ask(code, program=sys.executable, limit_s=None):
     return processes.ask_script("config.benchmark.python", [
       program, "-c", code
-    ], {"n": 2})
+    ], {"n": 2}, limit_s=limit_s)
 
   assert ask(
     "import json; print('noise'); print(json.loads(input())['n'] + 1)"
@@ -165,6 +165,11 @@ def test_error_of_a_script_names_the_key_and_the_last_line():
     ask("raise SystemExit(3)")
   with pytest.raises(ValueError, match=r"python='/no/python' cannot be run"):
     ask("", "/no/python")
+  with pytest.raises(ValueError, match=r"python=.* end within 0\.2 seconds$"):
+    ask("import time; time.sleep(60)", limit_s=0.2)
+  for text in ("", "print('x')"):
+    with pytest.raises(ValueError, match=r"python=.* line is not JSON: 'x?'$"):
+      ask(text)
 
 
 def test_shared_keeps_order_and_alone_uses_another_process():

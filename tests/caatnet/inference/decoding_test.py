@@ -58,6 +58,11 @@ CASES = {
     {"p": 0.5, "qkv_bias": True, "qk_norm": True, "tied_embeddings": True,
      "rope_scaling": Linear(2.0)}, 3, 1, 1, 1,
   ),
+  "a device of padding": (
+    {"p": 0.5, "qkv_bias": True, "qk_norm": True, "num_heads": 6,
+     "num_kv_heads": 3, "head_width": 6, "ffn_width": 5, "vocab_size": 9},
+    4, 4, 1, 1,
+  ),
 }
 
 

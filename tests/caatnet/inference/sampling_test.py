@@ -16,7 +16,7 @@ from parallel.axes import Axis, make_mesh
 from parallel.kernels.codec import threefry
 from parallel.xla import ledger
 
-V, S = 50, 1024  # 3 and 8 ranks pad the vocabulary
+V, S = 50, 1024  # 3, 8 and 24 ranks pad the vocabulary
 
 
 def rows(settings):
@@ -123,7 +123,8 @@ def test_tokens_equal_those_drawn_by_hand():
 @pytest.mark.quick
 @pytest.mark.parametrize(
   ("ranks", "devices", "filters"),
-  [(2, 2, True), (3, 3, False), (8, 4, True)],
+  # The last two of eight devices have only padding of the vocabulary.
+  [(2, 2, True), (3, 3, False), (24, 8, True)],
 )
 def test_ranks_and_devices_do_not_change_tokens(ranks, devices, filters):
   logits, positions = batch()

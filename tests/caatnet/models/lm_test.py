@@ -90,17 +90,16 @@ def test_private_channels_are_scaled_by_the_root_of_the_ranks():
   assert scales.dtype == np.float32
 
 
-def test_rank_with_padding_only_is_refused_with_what_fits():
-  for ranks in (1, 2, 3, 4, 6, 7):
-    if ranks not in (4, 6):
-      parameters.check_every_rank_owns(7, "ffn_width", ranks)
-  parameters.check_every_rank_owns(9, "ffn_width", 5)
+def test_padding_to_twice_the_size_is_refused_with_what_fits():
+  for ranks in range(1, 8):
+    parameters.check_padding(4, "ffn_width", ranks)
   with pytest.raises(ValueError, match=(
-    r"config\.model\.ffn_width=9 leaves a rank of config\.parallel\.tensor=6 "
-    r"with nothing but padding; use a tensor size in \[1, 2, 3, 5, 9\], "
-    r"or config\.model\.ffn_width a multiple of 6"
+    r"config\.model\.ffn_width=4 would be padded to 8 on "
+    r"config\.parallel\.tensor=8, with at least half of it zeros; use a tensor "
+    r"size in \[1, 2, 3, 4, 5, 6, 7\], or config\.model\.ffn_width a multiple "
+    r"of 8"
   )):
-    parameters.check_every_rank_owns(9, "ffn_width", 6)
+    parameters.check_padding(4, "ffn_width", 8)
   with pytest.raises(ValueError, match=r"in \[1, [\d, ]+\], or") as error:
-    parameters.check_every_rank_owns(1000, "vocab_size", 999)
-  assert str(error.value).count(",") == 15 + 1  # sixteen, and then "or"
+    parameters.check_padding(1000, "vocab_size", 2000)
+  assert str(error.value).count(",") == 1 + 15 + 1  # sixteen tensor sizes

@@ -44,6 +44,20 @@ def test_attention_interpolates_linearly_between_measurements():
   assert alone.time(2, 2, 0, 0) == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize("axis", range(4))
+def test_axis_with_one_measurement_is_constant(axis):
+  """Also if it is the only one of an absent chunk or batch, 0."""
+  for only in (0, 8):
+    low, high = ([2, 2, 2, 2], [4, 4, 4, 4])
+    low[axis] = high[axis] = only
+    found = Attention({tuple(low): 1.0, tuple(high): 3.0})
+    values = {
+      found.time(*(value if n == axis else 4 for n in range(4)))
+      for value in (8, 9, 99)
+    }
+    assert values == {3.0}
+
+
 def test_missing_measurements_are_left_out_of_the_mean():
   found = Attention({(2, 8, 0, 0): 1.0, (4, 16, 0, 0): 5.0})
   # Two of the four neighbours, with weights 3/8 and 1/8.

@@ -192,6 +192,18 @@ def test_losses_are_plotted_over_steps(tmp_path):
   assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("text", "label"), [
+  ('{"step": 1, "loss": 3.0}\n', "a"),
+  ('{"step": 1, "validation_loss": 3.0}\n', "a (validation)"),
+  ("", None),
+])
+def test_run_without_a_loss_has_no_line_for_it(text, label, tmp_path):
+  (tmp_path / "metrics.jsonl").write_text(text)
+  figure = pictures.plot_losses({"a": tmp_path}, tmp_path / "x.png")
+  (panel,) = figure.panels
+  assert [mark.label for mark in panel.marks] == [label] * bool(text)
+
+
 def test_each_run_has_a_colour(tmp_path, saved):
   (tmp_path / "metrics.jsonl").write_text(
     '{"step": 1, "loss": 3.0}\n{"step": 1, "validation_loss": 2.0}\n'

@@ -23,7 +23,7 @@ from tensorboardX import record_writer
 
 from caatnet.config import experiments
 from caatnet.train import files, loop, records
-from caatnet.train.checkpoint.save import Checkpointer, waiting_for_reads
+from caatnet.train.checkpoint.save import Checkpointer, waiting_for_arrays
 from configs.caatnet import tiny
 from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.linear_model_test import facts
@@ -266,7 +266,7 @@ def test_failed_read_waits_for_concurrent_reads():
   async def restore():
     await asyncio.gather(read(True), read(False))
 
-  with waiting_for_reads():
+  with waiting_for_arrays():
     loop = asyncio.new_event_loop()
   with contextlib.closing(loop), pytest.raises(OSError, match="damaged"):
     loop.run_until_complete(restore())

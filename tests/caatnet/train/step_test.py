@@ -51,6 +51,33 @@ def test_lanes_equal_devices(mesh):
   chex.assert_trees_all_close(one, many, rtol=2e-4, atol=2e-5)
 
 
+def test_padded_heads_stay_zero_and_change_no_loss():
+  """The last of four ranks has only padding."""
+  sizes = (
+    "model.num_heads=6 model.num_kv_heads=3 model.head_width=4 "
+    "model.ffn_width=9 model.qkv_bias=True model.qk_norm=True sync.p=1.0 "
+    "optimizer.weight_decay=0.1 "
+  )
+  one = make_experiment({}, sizes + "parallel.tensor=1")
+  four = make_experiment({"tensor": 4}, sizes + "parallel.tensor=4")
+  expected, _, losses = run_steps(one)
+  state, _, padded_losses = run_steps(four)
+  np.testing.assert_allclose(padded_losses, losses, rtol=1e-5)
+  assert np.ptp(losses) > 1e-3
+  for model in (one.program.model, four.program.model):
+    assert model.num_params == sum(
+      np.count_nonzero(x) for x in jax.tree.leaves(expected.params)
+    )
+  assert four.program.model.num_params == sum(
+    np.count_nonzero(x) for x in jax.tree.leaves(state.params)
+  )
+  blocks = state.params["blocks"]
+  for name in ("w_qkv", "b_qkv", "w_out"):
+    axis = blocks[name].shape.index(4)
+    *_, last = np.split(blocks[name], 4, axis)
+    assert not last.any(), name
+
+
 @pytest.mark.rotated(2)
 @pytest.mark.parametrize("sizes", ["parallel.data=4", "train.accumulation=4"])
 def test_data_shards_and_microbatches_change_no_update(sizes):

@@ -104,13 +104,16 @@ def test_one_program_is_compiled_for_many_batches():
   assert table.counts.programs == 2
 
 
-@pytest.mark.parametrize("way", ["cpu_gather", "sharded"])
-def test_batch_without_positions_has_no_rows(way):
-  """On one device; with a cache, no row of it is counted as a hit."""
+@pytest.mark.parametrize("place", MESHES)
+@pytest.mark.parametrize("way", WAYS)
+def test_batch_without_positions_has_no_rows(way, place):
+  """Also without examples; with a cache, no row of it is counted as a hit."""
   table = Table(ROWS, hot=(4,), **WAYS[way])
-  ids = np.zeros((3, 0), "i4")
-  found = table.prepare(ids, NamedSharding(mesh(1), P("worker")))()
-  assert found.shape == (3, 0, 20)
+  on, dims, spec = MESHES[place]
+  for shape in ((*dims, 3, 0), (*dims, 0, 7)):
+    found = table.prepare(np.zeros(shape, "i4"), NamedSharding(on, spec))()
+    assert (found.shape, found.dtype) == ((*shape, 20), np.float32)
+    assert found.sharding.is_equivalent_to(NamedSharding(on, spec), found.ndim)
   assert (table.counts.unique, table.counts.hits) == (0, 0)
 
 

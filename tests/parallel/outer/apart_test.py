@@ -1,5 +1,9 @@
 """Staged execution over sockets equals the same function on a mesh."""
 
+import socket
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -153,3 +157,47 @@ def test_counted_collectives_have_the_shapes_of_two_workers():
   assert ranks.dtype == jnp.int32
   with pytest.raises(ValueError, match="sum of int32 is not supported"):
     jax.eval_shape(lambda x: all_reduce(x, axis), jnp.ones((1, 2), jnp.int32))
+
+
+_PROCESS = """
+import sys
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from parallel.outer.apart import whole
+
+port, number = sys.argv[1:]
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(number))
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "tensor"))
+full = np.arange(24, dtype=np.float32).reshape(4, 6)
+for spec in (P("data", "tensor"), P("tensor", "data"), P(None, "data"),
+             P("tensor"), P()):
+  x = jax.make_array_from_callback(
+    full.shape, NamedSharding(mesh, spec), lambda part: full[part]
+  )
+  found = whole(x)
+  assert type(found) is np.ndarray
+  np.testing.assert_array_equal(found, full)
+print("equal")
+"""
+
+
+def test_array_of_several_processes_is_gathered_whole():
+  """Each of two processes has only a part of most arrays."""
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    port = str(server.getsockname()[1])
+  running = [
+    subprocess.Popen(
+      [sys.executable, "-c", _PROCESS, port, number], text=True,
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) for number in "01"
+  ]
+  try:
+    ends = [process.communicate(timeout=300) for process in running]
+  finally:
+    for process in running:
+      process.kill()
+  assert all(out.endswith("equal\n") for out, _ in ends), ends

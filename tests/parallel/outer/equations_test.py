@@ -18,7 +18,7 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.outer import health, noloco
-from parallel.outer.base import of_first
+from parallel.outer.base import Plan, of_first
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
@@ -532,6 +532,31 @@ def test_noloco_workers_all_meet_once_in_a_tournament(workers):
   if workers % 2 == 0:
     expected = ((i, j) for i, j in expected if i != j)
   assert met == collections.Counter(expected)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_noloco_worker_that_sits_out_takes_its_own_step(number):
+  """The outer gradient of one of three workers is its own; nothing pulls."""
+  worker = Axis("worker", 3)
+  loop = NoLoCo(worker, 1, RATE, 0.5, 0.3)
+  mesh = make_mesh({"worker": worker})
+  phi, theta, momentum = (
+    {"w": np.random.default_rng(seed).normal(size=(3, 5)).astype("f4")}
+    for seed in range(3)
+  )
+  state = loop.init({"w": phi["w"][0]})
+  state["workers"] |= {"params": phi, "momentum": momentum}
+  specs = {"workers": each(lambda _: P("worker"), state["workers"])}
+  params, _ = jax.jit(jax.shard_map(
+    lambda p, s: loop.finish(p, each(jnp.zeros_like, p), s, Plan(number)),
+    mesh=mesh,
+    in_specs=(P("worker"), specs), out_specs=(P("worker"), specs),
+  ))(theta, state)
+  partners = noloco.partners_of_round(3, number)
+  (alone,) = (i for i in range(3) if partners[i] == i)
+  phi, theta, momentum = (x["w"][alone] for x in (phi, theta, momentum))
+  expected = phi + 0.5 * momentum - RATE * (phi - theta)
+  np.testing.assert_allclose(params["w"][alone], expected, rtol=1e-5)
 
 
 def test_noloco_pairs_are_drawn_from_all_rounds():

@@ -402,7 +402,9 @@ def test_claim_of_an_all_reduce_holds_for_both_halves(halves, claim):
   ("direct", t.ring(3), 1), ("direct", t.ring(4), None),
   ("direct", t.fully_connected(4), 1), ("multitree", t.ring(4), 1),
   ("optimal", t.ring(4), 1), ("optimal", t.ring(1), 1),
-  ("halving_doubling", t.ring(4), None), ("double_tree", t.ring(4), None),
+  ("halving_doubling", t.ring(4), None), ("double_tree", t.ring(4), 1),
+  ("double_tree", t.ring(8), None), ("double_tree", t.switch(6), 1),
+  ("double_tree", t.fully_connected(5), 1), ("double_tree", t.ring(1), 1),
 ])
 def test_links_of_a_round_have_the_claimed_capacity(name, topology, claim):
   schedule = build(name, topology)

@@ -191,8 +191,7 @@ def test_scale_of_capacities_is_the_smallest(topology, weight):
   arguments = capacities, n, weight, y
   assert trees._smallest_scale(*arguments, None) == expected
   assert trees._smallest_scale(*arguments, expected + 1) == expected
-  if expected > 1:
-    assert trees._smallest_scale(*arguments, expected) is None
+  assert trees._smallest_scale(*arguments, expected) is None
 
 
 def test_options_choose_the_number_of_trees():

@@ -45,6 +45,8 @@ LESS = "compare(%j, %four), direction=LT"
    "%i = s32[] get-tuple-element(%p), index=1", None),
   (LESS, "compare(%j, %four), direction=LE", None),
   (LESS, "compare(%four, %j), direction=LT", None),
+  (LESS, "compare(%four, %j), direction=GT", 4),
+  (LESS, "compare(%j, %four), direction=GT", None),
   (LESS, "compare(%j, %j), direction=LT", None),
   (LESS, "and(%j, %four)", None),
   # Copies of the bound, the start, the step and the counter.
@@ -112,6 +114,33 @@ def test_shares_of_branches_follow_from_their_scopes(outside, branches, shares):
   # If the branches are alike, the first one represents all of them.
   represented = [c.name for c, _ in module.runs(alike=lambda branches: True)]
   assert represented == ["main", *(names if shares else names[:1])]
+
+
+@pytest.mark.parametrize("trips", [3, None])
+def test_count_in_a_branch_without_a_share_is_unknown(trips):
+  """Also in a loop inside it, and if the conditional is inside a loop."""
+  loop = (
+    f'body=%b, condition=%c, backend_config={{"known_trip_count":{{"n":'
+    f'"{trips}"}}}}' if trips else "body=%b, condition=%c"
+  )
+  names = ["main", "b", "c", "x", "y"]
+  bodies = {
+    "main": [instruction("while", attributes=loop, operands=("s",))],
+    "b": [instruction(
+      "conditional", attributes="branch_computations={%x, %y}"
+    )],
+    "c": [instruction("custom-call", root=True)],
+    "x": [instruction("call", attributes="to_apply=%z")],
+    "y": [instruction("add")], "z": [instruction("add")],
+  }
+  module = hlo.Module({
+    name: hlo.Computation(name, tuple(body)) for name, body in bodies.items()
+  }, "main", True)
+  assert module.branch_shares(bodies["b"][0]) is None
+  more = trips and trips + 1
+  assert dict((c.name, n) for c, n in module.runs()) == dict(
+    zip([*names, "z"], [1, trips, more, None, None, None], strict=True)
+  )
 
 
 def test_call_sites_are_counted_separately():

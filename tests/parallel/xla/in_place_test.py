@@ -104,7 +104,16 @@ def test_array_without_donation_is_copied():
 def test_cpu_widens_16_bits_to_write_a_row():
   """XLA:CPU scatters in float32: two passes over the whole array."""
   found = uses(layers(pages), dtype=jnp.bfloat16)
-  assert any("convert in a fusion" in f for f in found.faults)
+  assert not found.faults
+  assert any("convert in a fusion" in f for f in found.widened)
+  assert not uses(layers(pages)).widened
+
+
+@pytest.mark.parametrize("f", [layers(whole_layer), layers(twice)])
+def test_copies_of_16_bits_are_not_conversions(f):
+  found = uses(f, dtype=jnp.bfloat16)
+  assert found.widened
+  assert found.faults
 
 
 KERNEL = """HloModule m, is_scheduled=true, input_output_alias={ {0}: (0, {}) }

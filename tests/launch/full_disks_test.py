@@ -1,0 +1,125 @@
+"""Full disks: each script ends with one line that names path and free space.
+
+Disks are real: a small tmpfs for root, else a limit of the size of files.
+"""
+
+import contextlib
+import errno
+import os
+import pathlib
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from launch import full_disks
+
+ROOT = pathlib.Path(__file__).parents[2]
+LINE = re.compile(
+  r"error: (/\S+) cannot be written: (No space left on device|File too large) "
+  r"\([\d,]+ kB free\)"
+)
+
+
+@contextlib.contextmanager
+def small_disk(folder, size_kb):
+  """Mounts a tmpfs, or yields a limit of the bytes of a file."""
+  folder.mkdir()
+  mounted = not subprocess.run(
+    ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", folder],
+    capture_output=True, check=False,
+  ).returncode if os.geteuid() == 0 else False
+  try:
+    yield None if mounted else size_kb * 100  # a tenth: of one file
+  finally:
+    if mounted:
+      subprocess.run(["umount", "-l", folder], check=True)
+
+
+def run(*command, limit=None):
+  """Runs a script; returns its exit code and the lines of its stderr."""
+
+  def limited():
+    if limit is not None:
+      resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+  done = subprocess.run(
+    [sys.executable, "-m", *map(str, command)], cwd=ROOT, text=True,
+    capture_output=True, check=False, preexec_fn=limited, timeout=300,
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"},
+  )
+  return done.returncode, done.stderr.splitlines()
+
+
+def expect(folder, found):
+  code, lines = found
+  assert code == 1, lines
+  assert not any("Traceback" in line for line in lines), lines
+  match = LINE.fullmatch(lines[-1])
+  assert match is not None, lines
+  assert match[1].startswith(str(folder))
+
+
+def test_run_on_a_full_disk_ends_with_one_line(tmp_path):
+  """TensorStore is writing several arrays when the disk is full."""
+  disk = tmp_path / "disk"
+  command = [
+    "launch.train", "--config=configs/caatnet/tiny.py:test", "--cpu_devices=2",
+    "--config.parallel.tensor=2", "--config.train.checkpoint_every=2",
+    f"--workdir={disk}/run",
+  ]
+  with small_disk(disk, 1200) as limit:
+    expect(disk, run(*command, limit=limit))
+    if limit is None:  # one complete checkpoint fits, which is kept
+      assert (disk / "run/checkpoints/2").is_dir()
+
+
+@pytest.mark.parametrize("flag", ["output=x.json", "report=x.html"])
+def test_results_on_a_full_disk_end_with_one_line(flag, tmp_path):
+  disk = tmp_path / "disk"
+  name, _, file = flag.partition("=")
+  with small_disk(disk, 4) as limit:
+    expect(disk, run(
+      "launch.simulate", "--config=configs/diloco/utilisation.py",
+      f"--{name}={disk}/{file}", limit=limit,
+    ))
+    assert not list(disk.iterdir())
+
+
+@pytest.mark.parametrize("number", [
+  errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+])
+def test_full_disk_is_found_in_the_chain_of_an_error(number, tmp_path):
+  path = tmp_path / "run"
+  text = os.strerror(number)
+  for inner in (
+    OSError(number, text, str(path)),
+    ValueError(f'RESOURCE_EXHAUSTED: writing "{path}": {text} [code=1]'),
+    RuntimeError(f"RESOURCE_EXHAUSTED: {path}; {text}"),
+  ):
+    outer = ValueError("cannot be saved")
+    outer.__cause__ = inner
+    assert full_disks.described(outer).startswith(
+      f"{path} cannot be written: {text} ("
+    )
+  for other in (
+    OSError(errno.EACCES, os.strerror(errno.EACCES), str(path)),
+    RuntimeError("RESOURCE_EXHAUSTED: out of device memory"),
+  ):
+    assert full_disks.described(other) is None
+
+
+def test_output_on_a_full_disk_ends_with_one_line():
+  """The message has no path: it names the working folder."""
+  if not os.path.exists("/dev/full"):
+    pytest.skip("no /dev/full")
+  with open("/dev/full", "w") as full:
+    done = subprocess.run(
+      [sys.executable, "-m", "launch.train", "--help"], cwd=ROOT, text=True,
+      stdout=full, stderr=subprocess.PIPE, check=False, timeout=300,
+    )
+  lines = done.stderr.splitlines()
+  assert (done.returncode, len(lines)) == (1, 1), lines
+  assert "No space left on device" in lines[0]
