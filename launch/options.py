@@ -108,6 +108,9 @@ _SHARED = {f.name for f in FLAGS.flags_by_module_dict()[__name__]}
 # Overrides of the config of ``--workdir``, ``SECTION.KEY=VALUE`` each.
 _OVERRIDES: list[str] = []
 
+# Longest message of an error, in characters.
+_MOST_CHARACTERS = 4000
+
 # Errors that users can correct; all others are bugs and show a traceback.
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
                 IsADirectoryError, NotADirectoryError, PermissionError,
@@ -280,6 +283,11 @@ def _run(
   except BrokenPipeError:  # the reader of stdout has closed the pipe
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141
+  except OSError as error:  # of a path or a disk, if it names a file
+    if debug or error.filename is None:
+      raise
+    print(f"error: {_one_line(error)}", file=sys.stderr)
+    return 2
 
 
 def _parse(
@@ -416,9 +424,16 @@ def _help(
 
 
 def _one_line(error: BaseException) -> str:
-  """Returns an error's message as one line; its type if there is none."""
+  """Returns an error's message as one line; its type if there is none.
+
+  A long message, such as one that quotes a damaged file, is cut in the middle.
+  """
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-  return " ".join(lines) or type(error).__name__
+  text = " ".join(lines) or type(error).__name__
+  if len(text) <= _MOST_CHARACTERS:
+    return text
+  half = _MOST_CHARACTERS // 2
+  return f"{text[:half]} [...] {text[-half:]}"
 
 
 def _set_up_devices() -> None:

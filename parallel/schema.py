@@ -36,6 +36,7 @@ MOST_BYTES = 2**30
 _MOST_UNIQUE = 2**24
 _GZIP = b"\x1f\x8b"  # magic number
 
+Field = pydantic.Field
 Positive = Annotated[float, pydantic.Field(gt=0)]
 NotNegative = Annotated[float, pydantic.Field(ge=0)]
 Count = Annotated[int, pydantic.Field(ge=1)]
@@ -155,6 +156,7 @@ def parse_table(schema: type[_S], text: str) -> Iterator[tuple[int, _S]]:
     [8]
   """
   rows = csv.DictReader(text.splitlines(), strict=True)
+  _check_header(schema, rows)
   while True:
     try:
       row = next(rows, None)
@@ -169,6 +171,27 @@ def parse_table(schema: type[_S], text: str) -> Iterator[tuple[int, _S]]:
     except (csv.Error, ValueError) as error:
       raise ValueError(f"line {rows.reader.line_num}: {error}") from error
     yield rows.line_num, found
+
+
+def _check_header(schema: type[Schema], rows: csv.DictReader) -> None:
+  """Raises an error if a column is missing or listed twice."""
+  try:
+    names = rows.fieldnames or ()
+  except csv.Error as error:
+    raise ValueError(f"line 1: {error}") from error
+  if not names:
+    raise ValueError("line 1: is empty")
+  needed = {
+    field.alias or key for key, field in schema.model_fields.items()
+    if field.is_required()
+  }
+  for name in sorted(needed - {*names}):
+    raise ValueError(
+      f"line 1: column {name} is missing; columns are {', '.join(names)}"
+    )
+  for name, count in collections.Counter(names).items():
+    if count > 1:
+      raise ValueError(f"line 1: column {name} is listed {count} times")
 
 
 def parse(schema: type[_S], data: str | bytes) -> _S:

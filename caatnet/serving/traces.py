@@ -19,10 +19,9 @@ import pathlib
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from parallel import schema
-from parallel.schema import NotNegative, OpenSchema
+from parallel.schema import Field, NotNegative, OpenSchema
 
 # Size of Mooncake's blocks, in tokens.
 MOONCAKE_BLOCK = 512

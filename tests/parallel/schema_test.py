@@ -4,12 +4,12 @@ import gzip
 import json
 import re
 
-import pydantic
 import pytest
 
 from parallel import schema
 from parallel.schema import (
   Count,
+  Field,
   NotNegative,
   OpenSchema,
   Positive,
@@ -98,7 +98,7 @@ def test_file_may_be_gzipped_but_not_large(tmp_path):
 
 class Row(OpenSchema):
   layer: str
-  num_tokens: Count = pydantic.Field(alias="tokens")
+  num_tokens: Count = Field(alias="tokens")
   us: NotNegative
 
 
@@ -109,7 +109,7 @@ def test_fields_of_a_table_are_texts_of_values():
   rows = [(number, row.num_tokens, row.us) for number, row in
           parse_table(Row, TABLE)]
   assert rows == [(2, 8, 2.5), (3, 16, 3.0)]
-  assert [*parse_table(Row, "")] == []
+  assert [*parse_table(Row, "layer,tokens,us")] == []
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [
@@ -119,7 +119,9 @@ def test_fields_of_a_table_are_texts_of_values():
   (",3", ",nan", 'line 3: us="nan" must be a finite number'),
   (",3", "", "line 3: must have 4 fields"),
   (",3", ",3,4", "line 3: must have 4 fields"),
-  ("us", "ms", "line 2: us is missing; keys are layer, tokens, us"),
+  ("us", "ms", "line 1: column us is missing; columns are tokens, note, "),
+  ("note", "us", "line 1: column us is listed 2 times"),
+  ("tokens,note,layer,us", "", "line 1: is empty"),
   ("2.5", "2.5\x00", 'line 2: us="2.5'),
   ('"a,b"', '"a', "line 3: "),
   ('"a,b"', "a" * 200_000, "line 3: field larger than field limit"),

@@ -17,7 +17,6 @@ import pathlib
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 import yaml
 
 from caatnet.checks import one_of
@@ -25,6 +24,7 @@ from caatnet.serving.engine.times import AllReduces, Attention, Profile
 from parallel import schema
 from parallel.schema import (
   Count,
+  Field,
   NotNegative,
   OpenSchema,
   Positive,

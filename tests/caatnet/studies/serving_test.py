@@ -124,7 +124,7 @@ def test_log_of_a_folder_equals_the_included_one(tmp_path):
   ("requests.jsonl", '"queued_ts"', '"queued"', "line 1: queued_ts is missing"),
   ("requests.jsonl", '"input_toks": 2358', '"input_toks": NaN',
    "line 1: input_toks=NaN must be a"),
-  ("timeseries.csv", "running", "runing", "line 2: running is missing"),
+  ("timeseries.csv", "running", "runing", "line 1: column running is missing"),
   ("timeseries.csv", "prompt_throughput", "prompts", ""),
   ("config.json", '"tp_size": 1', '"tp_size": 1.5',
    "nodes[0].instances[0].tp_size=1.5 must be a valid integer"),
