@@ -25,7 +25,6 @@ EDITED = {
   "train_step.json": TIMES, "zero_step.json": TIMES,
   "planner_memory_h200.json": HOURS, "planner_memory_v5p.json": HOURS,
   "programs.json": HOURS, "fastswitch_paper.json": HOURS,
-  "multitree.json": HOURS,
 }
 # Results of compiled programs, whose rows must name the program.
 PROGRAMS = {"kernels_bytes_h200.json", "kernels_bytes_v5p.json",
