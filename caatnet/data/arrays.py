@@ -2,16 +2,18 @@
 
 import os
 import pathlib
+import tokenize
 import zipfile
 import zlib
 
 import numpy as np
 
 # numpy and zipfile raise all of these for damaged files: RuntimeError, for
-# example, for one that claims to be encrypted.
+# example, for one that claims to be encrypted, and errors of Python's parser
+# for the header of an array.
 DAMAGED = (
-  OSError, EOFError, MemoryError, RuntimeError, TypeError, ValueError,
-  zipfile.BadZipFile, zlib.error,
+  OSError, EOFError, MemoryError, RuntimeError, SyntaxError, TypeError,
+  ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )
 
 

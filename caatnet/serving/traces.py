@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from parallel import schema
-from parallel.schema import Field, NotNegative, OpenSchema
+from parallel.schema import Field, OpenSchema, Seconds
 
 # Size of Mooncake's blocks, in tokens.
 MOONCAKE_BLOCK = 512
@@ -168,13 +168,13 @@ class _Azure(OpenSchema):
 
 
 class _Burst(OpenSchema):
-  time_s: NotNegative = Field(alias="Timestamp")
+  time_s: Seconds = Field(alias="Timestamp")
   request: _TokensOrNone = Field(alias="Request tokens")
   response: _TokensOrNone = Field(alias="Response tokens")
 
 
 class _Mooncake(OpenSchema):
-  timestamp: NotNegative  # ms
+  timestamp: Annotated[float, Field(ge=0, le=1e15)]  # ms
   input_length: _Tokens
   output_length: _Tokens
   hash_ids: list[Annotated[int, Field(ge=0, lt=_MOST_BLOCKS)]]

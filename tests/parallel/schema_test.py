@@ -78,6 +78,24 @@ def test_error_names_place_value_and_what_it_must_be(changes, message):
     assert "\n" not in str(error.value)
 
 
+class Link(Schema):
+  rate: schema.Rate
+  delay: schema.Seconds = 0.0
+
+
+def test_rates_and_times_have_limits():
+  """Sums and products of accepted numbers are finite."""
+  assert schema.parse(Link, '{"rate": 1e24, "delay": 1e12}').rate == 1e24
+  for text, message in (
+    ('{"rate": 1e25}', "rate=1e+25 must be less than or equal to"),
+    ('{"rate": 0}', "rate=0 must be greater than 0"),
+    ('{"rate": 1, "delay": 1e13}', "delay=10000000000000.0 must be less"),
+    ('{"rate": 1, "delay": -1}', "delay=-1 must be greater than or equal"),
+  ):
+    with pytest.raises(ValueError, match=re.escape(message)):
+      schema.parse(Link, text)
+
+
 def test_file_may_be_gzipped_but_not_large(tmp_path):
   plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
   plain.write_text(json.dumps(GOOD))

@@ -265,6 +265,7 @@ def _pairs(pairs: np.ndarray) -> Iterator[Edges]:
 def _text(path: pathlib.Path) -> Iterator[Edges]:
   """Yields the pairs of a text file in chunks of about 16 MB."""
   opened = gzip.open if path.suffix == ".gz" else open
+  is_empty = True
   try:
     with opened(path, "rt") as file:
       while lines := file.readlines(1 << 24):
@@ -275,7 +276,10 @@ def _text(path: pathlib.Path) -> Iterator[Edges]:
         pairs = [pair for pair in pairs if pair]
         if any(len(pair) != 2 for pair in pairs):
           raise ValueError("a line has other than two numbers")
+        is_empty = is_empty and not pairs
         yield tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
+    if is_empty:
+      raise ValueError("it has none")
   except (OSError, EOFError, OverflowError, ValueError, zlib.error) as error:
     raise ValueError(f"{path} must have two node ids on each line: {error}"
                      ) from error

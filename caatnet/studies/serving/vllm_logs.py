@@ -28,6 +28,7 @@ from parallel.schema import (
   NotNegative,
   OpenSchema,
   Positive,
+  Seconds,
   parse,
   parse_lines,
   parse_table,
@@ -93,10 +94,10 @@ class _Request(OpenSchema):
   input_toks: Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
   # The time per output token needs two.
   output_toks: Annotated[int, Field(ge=2, le=_MOST_TOKENS)]
-  queued_ts: NotNegative
-  scheduled_ts: NotNegative
-  first_token_ts: NotNegative
-  last_token_ts: NotNegative
+  queued_ts: Seconds
+  scheduled_ts: Seconds
+  first_token_ts: Seconds
+  last_token_ts: Seconds
 
 
 class _Second(OpenSchema):  # of a log
@@ -119,13 +120,13 @@ class _Prompt(OpenSchema):
 class _Dense(OpenSchema):
   layer: str
   count: NotNegative = Field(alias="tokens")
-  time_us: NotNegative
+  time_us: Seconds
 
 
 class _PerSequence(OpenSchema):
   layer: str
   count: NotNegative = Field(alias="sequences")
-  time_us: NotNegative
+  time_us: Seconds
 
 
 class _Point(OpenSchema):  # of attention
@@ -133,7 +134,7 @@ class _Point(OpenSchema):  # of attention
   kv_prefill: _TokenCount
   n_decode: _TokenCount
   kv_decode: _TokenCount
-  time_us: NotNegative
+  time_us: Seconds
 
 
 class _Skew(OpenSchema):
