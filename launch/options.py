@@ -108,6 +108,9 @@ _SHARED = {f.name for f in FLAGS.flags_by_module_dict()[__name__]}
 # Overrides of the config of ``--workdir``, ``SECTION.KEY=VALUE`` each.
 _OVERRIDES: list[str] = []
 
+# Longest message of an error, in characters.
+_MOST_CHARACTERS = 4000
+
 # Errors that users can correct; all others are bugs and show a traceback.
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
                 IsADirectoryError, NotADirectoryError, PermissionError,
@@ -277,7 +280,11 @@ def _run(
     return 141
   except Exception as error:
     full = full_disks.described(error)
-    if debug or (full is None and not isinstance(error, _USER_ERRORS)):
+    # An `OSError` that names a file is an error of its path.
+    of_user = isinstance(error, _USER_ERRORS) or (
+      isinstance(error, OSError) and error.filename is not None
+    )
+    if debug or (full is None and not of_user):
       raise
     line = full or commands.runnable(_one_line(error))
     print(f"error: {line}", file=sys.stderr)
@@ -431,9 +438,16 @@ def _help(
 
 
 def _one_line(error: BaseException) -> str:
-  """Returns an error's message as one line; its type if there is none."""
+  """Returns an error's message as one line; its type if there is none.
+
+  A long message, such as one that quotes a damaged file, is cut in the middle.
+  """
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-  return " ".join(lines) or type(error).__name__
+  text = " ".join(lines) or type(error).__name__
+  if len(text) <= _MOST_CHARACTERS:
+    return text
+  half = _MOST_CHARACTERS // 2
+  return f"{text[:half]} [...] {text[-half:]}"
 
 
 def _set_up_devices() -> None:

@@ -1,8 +1,9 @@
 """Schemas of files that users write, checked with one line per error.
 
 A schema is strict: numbers are numbers (neither ``true`` nor ``"50e9"``),
-finite, and in their range; unknown keys are errors; no value is converted
-except an integer to a float.
+finite, and in their range; unknown and repeated keys are errors; no value is
+converted except an integer to a float. Files are JSON objects, lines of JSON
+objects, or CSV tables, whose fields are texts of such values.
 
 Example:
   >>> class Link(Schema):
@@ -15,11 +16,14 @@ Example:
   ValueError: bandwidth="fast" must be a valid number
 """
 
-from collections.abc import Iterable
+import collections
+from collections.abc import Iterable, Iterator
+import csv
 import gzip
 import json
 import pathlib
 from typing import Annotated, Any, TypeVar
+import zlib
 
 import pydantic
 
@@ -27,10 +31,23 @@ from parallel import checks
 
 # Bytes of a file: more than any matrix of 4,096 devices.
 MOST_BYTES = 2**30
+# Bytes of an object up to which its keys are searched for repetitions; only
+# matrices are larger.
+_MOST_UNIQUE = 2**24
+_GZIP = b"\x1f\x8b"  # magic number
 
+Field = pydantic.Field
 Positive = Annotated[float, pydantic.Field(gt=0)]
 NotNegative = Annotated[float, pydantic.Field(ge=0)]
 Count = Annotated[int, pydantic.Field(ge=1)]
+# Rates in bytes or operations per second, and times in seconds, whose sums and
+# products are far from the limits of floats.
+_MOST_RATE, _MOST_SECONDS = 1e24, 1e12
+Rate = Annotated[float, pydantic.Field(gt=0, le=_MOST_RATE)]
+Seconds = Annotated[float, pydantic.Field(ge=0, le=_MOST_SECONDS)]
+# Entries of a matrix of such numbers, whose sign its user checks.
+AnyRate = Annotated[float, pydantic.Field(le=_MOST_RATE)]
+AnySeconds = Annotated[float, pydantic.Field(le=_MOST_SECONDS)]
 
 
 class Schema(pydantic.BaseModel):
@@ -87,17 +104,102 @@ def read(
     OSError: The file cannot be read.
   """
   try:
-    size = path.stat().st_size
-    if size <= most_bytes:
-      opened = gzip.open if path.suffix == ".gz" else open
-      with opened(path, "rb") as file:
-        data = file.read(most_bytes + 1)
-      size = len(data)
-    if size > most_bytes:
-      raise ValueError(f"has more than {most_bytes:,} bytes")
-    return parse(schema, data)
-  except (EOFError, ValueError) as error:
+    return parse(schema, read_bytes(path, most_bytes))
+  except ValueError as error:
     raise ValueError(f"{path}: {error}") from error
+
+
+def read_bytes(path: pathlib.Path, most_bytes: int = MOST_BYTES) -> bytes:
+  """Returns the content of a file, gzipped or not.
+
+  Args:
+    path: The file.
+    most_bytes: Largest size of the file, and of its content.
+
+  Raises:
+    ValueError: It is too large, no regular file, or its compression is damaged.
+    OSError: It cannot be read.
+  """
+  if path.exists() and not path.is_file():  # opening a FIFO would block
+    raise ValueError("is not a regular file")
+  with open(path, "rb") as file:
+    packed = file.read(2) == _GZIP
+  try:
+    with (gzip.open if packed else open)(path, "rb") as file:
+      data = file.read(most_bytes + 1)
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise ValueError(f"is damaged: {error}") from error
+  if len(data) > most_bytes:
+    raise ValueError(f"has more than {most_bytes:,} bytes")
+  return data
+
+
+def parse_lines(schema: type[_S], text: str) -> Iterator[tuple[int, _S]]:
+  """Yields the number and the object of each line of JSON.
+
+  Raises:
+    ValueError: A line is invalid; the message has its number.
+  """
+  for number, line in enumerate(text.splitlines(), 1):
+    try:
+      yield number, parse(schema, line)
+    except ValueError as error:
+      raise ValueError(f"line {number}: {error}") from error
+
+
+def parse_table(schema: type[_S], text: str) -> Iterator[tuple[int, _S]]:
+  """Yields the line number and the object of each row of a CSV table.
+
+  Args:
+    schema: Schema of a row, whose keys are the names of columns.
+    text: The table; its first line has the names.
+
+  Raises:
+    ValueError: A row is invalid; the message has its line.
+
+  Example:
+    >>> class Row(OpenSchema):
+    ...   tokens: Count
+    >>> [row.tokens for _, row in parse_table(Row, "tokens,us\\n8,2.5\\n")]
+    [8]
+  """
+  rows = csv.DictReader(text.splitlines(), strict=True)
+  _check_header(schema, rows)
+  while True:
+    try:
+      row = next(rows, None)
+      if row is None:
+        return
+      if None in row or None in row.values():
+        raise ValueError(f"must have {len(rows.fieldnames or ())} fields")
+      found = schema.model_validate_strings(row)
+    except pydantic.ValidationError as error:
+      line = f"line {rows.line_num}"
+      raise ValueError(f"{line}: {_explained(schema, error)}") from error
+    except (csv.Error, ValueError) as error:
+      raise ValueError(f"line {rows.reader.line_num}: {error}") from error
+    yield rows.line_num, found
+
+
+def _check_header(schema: type[Schema], rows: csv.DictReader) -> None:
+  """Raises an error if a column is missing or listed twice."""
+  try:
+    names = rows.fieldnames or ()
+  except csv.Error as error:
+    raise ValueError(f"line 1: {error}") from error
+  if not names:
+    raise ValueError("line 1: is empty")
+  needed = {
+    field.alias or key for key, field in schema.model_fields.items()
+    if field.is_required()
+  }
+  for name in sorted(needed - {*names}):
+    raise ValueError(
+      f"line 1: column {name} is missing; columns are {', '.join(names)}"
+    )
+  for name, count in collections.Counter(names).items():
+    if count > 1:
+      raise ValueError(f"line 1: column {name} is listed {count} times")
 
 
 def parse(schema: type[_S], data: str | bytes) -> _S:
@@ -107,9 +209,24 @@ def parse(schema: type[_S], data: str | bytes) -> _S:
     ValueError: It is invalid; the message has one line.
   """
   try:
-    return schema.model_validate_json(data)
+    found = schema.model_validate_json(data)
   except pydantic.ValidationError as error:
     raise ValueError(_explained(schema, error)) from error
+  if len(data) <= _MOST_UNIQUE:
+    # Otherwise the last value of a repeated key would count.
+    try:
+      json.loads(data, object_pairs_hook=_unique)
+    except RecursionError as error:  # of a key that the schema ignores
+      raise ValueError("is nested too deeply") from error
+  return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+  """Raises an error if an object has a key twice."""
+  counts = collections.Counter(key for key, _ in pairs)
+  for key, count in counts.items():
+    if count > 1:
+      raise ValueError(f"key {_short(key)} is listed {count} times")
 
 
 def check(schema: type[_S], value: Any) -> _S:
@@ -171,8 +288,8 @@ def _fields_at(schema: Any, location: tuple[int | str, ...]) -> list[str]:
         if _is_schema(kind) and part in kind.model_fields
       ]
       kinds = [inner for kind in kinds for inner in _schemas(kind)]
-  return [name for kind in kinds if _is_schema(kind)
-          for name in kind.model_fields]
+  return [field.alias or name for kind in kinds if _is_schema(kind)
+          for name, field in kind.model_fields.items()]
 
 
 def _is_schema(kind: Any) -> bool:

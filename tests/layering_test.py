@@ -157,7 +157,7 @@ RULES = {
   "caatnet.data": (
     (
       "caatnet.checks", "caatnet.config.schema", "parallel.checks",
-      "parallel.memory",
+      "parallel.memory", "parallel.schema",
     ),
     ("flax", "orbax", "ml_collections", "absl", "optax"),
   ),
@@ -197,6 +197,7 @@ RULES = {
       "parallel.checks",
       "parallel.hardware",
       "parallel.network",
+      "parallel.schema",
       "parallel.workload",
     ),
     (*NUMPY_ONLY, "pydantic"),

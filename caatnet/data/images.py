@@ -11,7 +11,6 @@ import hashlib
 import math
 import pathlib
 from typing import ClassVar
-import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ import numpy as np
 
 from caatnet.config.schema.data import Images
 from caatnet.data import pipeline
+from caatnet.data.arrays import read_npz
 from caatnet.data.baselines import label_frequencies
 from caatnet.data.protocol import Dataset
 from caatnet.data.sources import split_place
@@ -150,13 +150,9 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
     return "scikit-learn-digits", digits.images[..., None] / 16, digits.target
   file = pathlib.Path(path).expanduser()
   try:
-    if file.exists() and not file.is_file():  # opening a FIFO would block
-      raise ValueError("it is not a regular file")
-    with np.load(file, allow_pickle=False) as arrays:
-      images, labels = arrays["images"], arrays["labels"]
-  except (
-    OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile
-  ) as error:
+    arrays = read_npz(file)
+    images, labels = arrays["images"], arrays["labels"]
+  except (KeyError, ValueError) as error:
     raise ValueError(
       f"config.data.{key}={path!r} must be an .npz file with the arrays "
       f'"images" and "labels": {error}'

@@ -1,12 +1,18 @@
 """Prompts from the command line, a file, or standard input."""
 
 from collections.abc import Sequence
-import json
 import pathlib
 import sys
+from typing import Annotated
+
+from parallel import schema
 
 # Path that denotes standard input.
 STDIN = "-"
+
+
+class _Prompt(schema.OpenSchema):
+  prompt: Annotated[str, schema.Field(min_length=1)]
 
 
 def read(prompts: Sequence[str], path: str | None) -> list[str]:
@@ -70,11 +76,6 @@ def _lines(path: str) -> list[str]:
 def _prompt(line: str, where: str) -> str:
   """Returns the prompt of one JSON line."""
   try:
-    prompt = json.loads(line)["prompt"]
-  except (KeyError, TypeError, ValueError, RecursionError) as error:
-    raise ValueError(
-      f'{where} is not an object with the key "prompt"'
-    ) from error
-  if not isinstance(prompt, str) or not prompt:
-    raise ValueError(f"{where}: the prompt is {prompt!r}, not text")
-  return prompt
+    return schema.parse(_Prompt, line).prompt
+  except ValueError as error:
+    raise ValueError(f"{where}: {error}") from error

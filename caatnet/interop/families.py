@@ -58,6 +58,8 @@ _FIXED = {
 # Values of `layer_types`, and the upper bound of numbers.
 _LAYERS = ("full_attention", "sliding_attention")
 _LARGEST = sys.float_info.max
+# Largest sizes: of a dim, of the number of heads or layers, and of positions.
+_MOST, _MOST_HEADS, _MOST_POSITIONS = 2**24, 2**14, 2**31 - 1
 
 
 def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -93,8 +95,8 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if found not in (None, value):
       allowed = "not supported" if value is None else f"{value!r} only"
       reader.wrong.append(f"{key}={_short(found)}: {allowed}")
-  heads = reader.count("num_attention_heads")
-  num_layers = reader.count("num_hidden_layers")
+  heads = reader.count("num_attention_heads", most=_MOST_HEADS)
+  num_layers = reader.count("num_hidden_layers", most=_MOST_HEADS)
   section: dict[str, Any] = {
     "vocab_size": reader.count("vocab_size"),
     "width": (width := reader.count("hidden_size")),
@@ -131,7 +133,9 @@ class _Reader:
     self.fields, self.wrong, self.failed = fields, [], False
     self._where = where
 
-  def count(self, key: str, default: int | None = None) -> int:
+  def count(
+    self, key: str, default: int | None = None, most: int = _MOST
+  ) -> int:
     """Reads a positive integer; an invalid one is recorded and counts as 1."""
     value = self.fields.get(key)
     if value is None and default is not None:
@@ -139,6 +143,9 @@ class _Reader:
     # `type`, since True is an instance of int.
     if type(value) is not int or value < 1:
       self._fail(key, "a positive integer")
+      return default or 1
+    if value > most:
+      self._fail(key, f"at most {most}")
       return default or 1
     return value
 
@@ -176,7 +183,7 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
     return 0
   if family.window == "choose" and not fields.get("use_sliding_window", False):
     return 0
-  window = reader.count("sliding_window", 4096)
+  window = reader.count("sliding_window", 4096, _MOST_POSITIONS)
   first = fields.get("max_window_layers", 28)
   kinds = fields.get("layer_types")
   if kinds is None and family.window == "choose":
@@ -242,7 +249,9 @@ def _positions(reader: _Reader) -> dict[str, Any]:
         inner.number("factor"),
         inner.number("low_freq_factor"),
         inner.number("high_freq_factor"),
-        inner.count("original_max_position_embeddings"),
+        inner.count(
+          "original_max_position_embeddings", most=_MOST_POSITIONS
+        ),
       )
     case _:
       inner.wrong.append(
@@ -256,10 +265,16 @@ def _most_positions(reader: _Reader, scaling: tuple[str | float, ...]) -> int:
   """Returns the length of the context; 0 if not given."""
   if reader.fields.get("max_position_embeddings") is None:
     return 0
-  most = reader.count("max_position_embeddings")
+  most = reader.count("max_position_embeddings", most=_MOST_POSITIONS)
   # Linear scaling multiplies it; with other kinds it is the scaled length.
-  is_linear = scaling[:1] == ("linear",)
-  return int(most * float(scaling[1])) if is_linear else most
+  factor = float(scaling[1]) if scaling[:1] == ("linear",) else 1.0
+  if most * factor > _MOST_POSITIONS:
+    reader.wrong.append(
+      f"max_position_embeddings={most} with a factor of {factor:g} must be at "
+      f"most {_MOST_POSITIONS}"
+    )
+    return most
+  return int(most * factor)
 
 
 def describe(

@@ -80,10 +80,11 @@ def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
   place_of = _read_index(folder / INDEX)
   found: dict[str, Tensor] = {}
   wrong: list[str] = []
+  there = {path.name for path in folder.iterdir() if path.is_file()}
   for shard in sorted(set(place_of.values())):
     path = folder / shard
     # A name with a directory could point outside the folder.
-    if pathlib.Path(shard).name != shard or not path.is_file():
+    if pathlib.Path(shard).name != shard or shard not in there:
       wrong.append(f"{INDEX} names {shard!r}, which is not in the folder")
       continue
     tensors, problems = _of_file(path)

@@ -10,24 +10,25 @@ Splitwise, ISCA 2024); the FAST'25 traces of kvcache-ai/Mooncake (Qin et al.,
 FAST 2025); HPMLL/BurstGPT (Wang et al., arXiv 2401.17644).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import csv
 import dataclasses
 import datetime
-import gzip
 import itertools
-import json
 import pathlib
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+
+from parallel import schema
+from parallel.schema import Field, OpenSchema, Seconds
 
 # Size of Mooncake's blocks, in tokens.
 MOONCAKE_BLOCK = 512
 # Seconds between Mooncake's batches, whose requests share a timestamp.
 _BATCH_S = 3.0
-# Magic number of a gzip file.
-_GZIP = b"\x1f\x8b"
 _MOST_PLACES = 2**24  # maximum length of a sequence in `tokens`
+_MOST_BLOCKS = 2**48  # maximum id of a block in `tokens`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,27 +128,25 @@ def load(
       invalid; the message names file and line.
   """
   try:
-    data = pathlib.Path(path).read_bytes()
-    if data[:2] == _GZIP:
-      data = gzip.decompress(data)
-    lines = data.decode().splitlines()
-  except (OSError, EOFError, UnicodeDecodeError) as error:
+    text = schema.read_bytes(pathlib.Path(path)).decode()
+  except (OSError, ValueError) as error:
     raise ValueError(f"{path}: cannot be read: {error}") from error
-  if not lines:
-    raise ValueError(f"{path}: is empty")
-  rows, read = _rows(path, lines)
-  found: list[Arrival] = []
-  for number, row in rows:
-    try:
-      arrival = read(row, len(found))
-    except (KeyError, TypeError, ValueError) as error:
-      reason = f"{error} is missing" if isinstance(error, KeyError) else error
-      raise ValueError(f"{path}, line {number}: {reason}") from error
-    if arrival is not None:
-      found.append(arrival)
+  try:
+    form = _format(text)
+    parse = schema.parse_table if form.is_table else schema.parse_lines
+    found: list[Arrival] = []
+    for number, row in parse(form.row, text):
+      try:
+        arrival = form.arrival(row, len(found))
+      except (OverflowError, ValueError) as error:
+        raise ValueError(f"line {number}: {error}") from error
+      if arrival is not None:
+        found.append(arrival)
+  except ValueError as error:
+    raise ValueError(f"{path}, {error}") from error
   if not found:
     raise ValueError(f"{path}: has no requests")
-  if read is _mooncake:
+  if form.row is _Mooncake:
     found = _spread(found, seed)
   found.sort(key=lambda a: a.time_s)
   found = found[: num_requests or None]
@@ -158,105 +157,98 @@ def load(
   ]
 
 
-_Row = Mapping[str, object]
-_Read = Callable[[_Row, int], Arrival | None]
+_Tokens = Annotated[int, Field(ge=1, le=_MOST_PLACES)]
+_TokensOrNone = Annotated[int, Field(ge=0, le=_MOST_PLACES)]
 
 
-def _rows(
-  path: str | pathlib.Path, lines: Sequence[str]
-) -> tuple[Iterator[tuple[int, _Row]], _Read]:
-  """Returns the numbered lines as dicts, and the function that parses them."""
-  if lines[0].startswith("{"):
-    return _json_lines(path, lines), _mooncake
-  columns = next(csv.reader(lines[:1]))
-  for read, needed in _COLUMNS.items():
-    if set(needed) <= set(columns):
-      rows = csv.DictReader(lines)
-      return ((rows.line_num, row) for row in rows), read
-  raise ValueError(
-    f"{path}: the first line {lines[0][:80]!r} is neither JSON, as in "
-    "Mooncake's traces, nor a CSV header with the columns "
-    + " or ".join(", ".join(needed) for needed in _COLUMNS.values())
-  )
+class _Azure(OpenSchema):
+  TIMESTAMP: str
+  ContextTokens: _Tokens
+  GeneratedTokens: _Tokens
 
 
-def _json_lines(
-  path: str | pathlib.Path, lines: Sequence[str]
-) -> Iterator[tuple[int, _Row]]:
-  """Yields line number and parsed JSON of each line."""
-  for number, line in enumerate(lines, 1):
-    try:
-      yield number, json.loads(line)
-    except (ValueError, RecursionError) as error:
-      raise ValueError(f"{path}, line {number}: {error}") from error
+class _Burst(OpenSchema):
+  time_s: Seconds = Field(alias="Timestamp")
+  request: _TokensOrNone = Field(alias="Request tokens")
+  response: _TokensOrNone = Field(alias="Response tokens")
 
 
-def _count(row: _Row, key: str, least: int = 1) -> int:
-  """Returns an integer field; raises ValueError if it is below `least`."""
-  value = int(row[key])  # type: ignore[call-overload]
-  if value < least:
-    raise ValueError(f"{key}={value} must be at least {least}")
-  return value
+class _Mooncake(OpenSchema):
+  timestamp: Annotated[float, Field(ge=0, le=1e15)]  # ms
+  input_length: _Tokens
+  output_length: _Tokens
+  hash_ids: list[Annotated[int, Field(ge=0, lt=_MOST_BLOCKS)]]
 
 
-def _strict_count(row: _Row, key: str, least: int = 1) -> int:
-  """Returns an integer of JSON: not a text, a truth value or a float."""
-  if type(row[key]) is not int:
-    raise ValueError(f"{key}={row[key]!r} must be an integer")
-  return _count(row, key, least)
-
-
-def _seconds(value: object) -> float:
-  """Returns a time in seconds; raises ValueError if negative or not finite."""
-  seconds = float(value)  # type: ignore[arg-type]
-  if not 0 <= seconds < float("inf"):
-    raise ValueError(f"the time {value!r} must be finite and not negative")
-  return seconds
-
-
-def _azure(row: _Row, number: int) -> Arrival:
-  """Parses a row of Azure's traces."""
-  when = datetime.datetime.fromisoformat(str(row["TIMESTAMP"]))
+def _azure(row: _Azure, number: int) -> Arrival:
+  """Converts a row of Azure's traces."""
+  when = datetime.datetime.fromisoformat(row.TIMESTAMP)
   if when.tzinfo is None:
     when = when.replace(tzinfo=datetime.UTC)
   return Arrival(
-    number, when.timestamp(), _count(row, "ContextTokens"),
-    _count(row, "GeneratedTokens"),
+    number, when.timestamp(), row.ContextTokens, row.GeneratedTokens
   )
 
 
-def _burst(row: _Row, number: int) -> Arrival | None:
-  """Parses a row of BurstGPT; None for a failed request."""
-  output = _count(row, "Response tokens", 0)
-  if not output:  # it failed
+def _burst(row: _Burst, number: int) -> Arrival | None:
+  """Converts a row of BurstGPT; None for a failed request."""
+  if not row.response:  # it failed
     return None
-  return Arrival(
-    number, _seconds(row["Timestamp"]), _count(row, "Request tokens"), output
-  )
+  if not row.request:
+    raise ValueError("Request tokens=0 must be at least 1")
+  return Arrival(number, row.time_s, row.request, row.response)
 
 
-def _mooncake(row: _Row, number: int) -> Arrival:
-  """Parses a line of Mooncake's traces, whose timestamps are in ms."""
-  prompt, ids = _strict_count(row, "input_length"), row["hash_ids"]
-  if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-    raise ValueError("hash_ids must be a list of integers")
+def _mooncake(row: _Mooncake, number: int) -> Arrival:
+  """Converts a line of Mooncake's traces."""
+  prompt, ids = row.input_length, row.hash_ids
   if len(ids) != -(-prompt // MOONCAKE_BLOCK):
     raise ValueError(
       f"hash_ids has {len(ids)} blocks of {MOONCAKE_BLOCK} tokens, but "
       f"input_length={prompt}"
     )
   return Arrival(
-    number, _seconds(row["timestamp"]) / 1e3, prompt,
-    _strict_count(row, "output_length"), blocks=tuple(ids),
+    number, row.timestamp / 1e3, prompt, row.output_length, blocks=tuple(ids),
     block_size=MOONCAKE_BLOCK,
   )
 
 
-# Columns that identify each CSV format.
-_COLUMNS: dict[_Read, tuple[str, ...]] = {
-  _azure: ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-  _burst: ("Timestamp", "Request tokens", "Response tokens"),
-}
+class _Format(NamedTuple):
+  """Format of traces.
+
+  Attributes:
+    row: Schema of a row.
+    arrival: Function from a row and its number to the request, or to None.
+    is_table: Whether it is a CSV table, not lines of JSON.
+  """
+
+  row: type[OpenSchema]
+  arrival: Callable[[Any, int], Arrival | None]
+  is_table: bool = True
+
+
+_TABLES = (_Format(_Azure, _azure), _Format(_Burst, _burst))
+
+
+def _format(text: str) -> _Format:
+  """Returns the format of a trace; raises ValueError if it is unknown."""
+  first = text.split("\n", 1)[0]
+  if not first.strip():
+    raise ValueError("line 1: is empty")
+  if first.startswith("{"):
+    return _Format(_Mooncake, _mooncake, is_table=False)
+  columns = next(csv.reader([first.rstrip("\r")]))
+  needed = [
+    [field.alias or name for name, field in form.row.model_fields.items()]
+    for form in _TABLES
+  ]
+  for form, names in zip(_TABLES, needed, strict=True):
+    if {*names} <= {*columns}:
+      return form
+  raise ValueError(
+    f"line 1: {first[:80]!r} is neither JSON, as in Mooncake's traces, nor a "
+    f"CSV header with the columns {' or '.join(map(', '.join, needed))}"
+  )
 
 
 def _spread(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:

@@ -1,11 +1,13 @@
-"""Files of results: JSON with command, date, commit and versions."""
+"""Files of results: JSON with command, date, commit, versions and a digest."""
 
 from collections.abc import Mapping
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import math
 import pathlib
+import platform
 import shlex
 import sys
 from typing import Any
@@ -30,9 +32,27 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
     "command": _command(),
     "date": now.isoformat(timespec="seconds"),
     "commit": commands.commit(),
-    "versions": {p: installed[p] for p in _PACKAGES if p in installed},
+    "versions": {"python": platform.python_version()}
+    | {p: installed[p] for p in _PACKAGES if p in installed}
+    | result.get("versions", {}),  # of the compiler of another platform
   }
-  files.replace(path, to_json(facts | dict(result), indent=1) + "\n")
+  content = json.loads(to_json(facts | dict(result) | facts))
+  content["sha256"] = digest(content)
+  files.replace(path, json.dumps(content, indent=1) + "\n")
+
+
+def digest(content: Mapping[str, Any]) -> str:
+  """Returns the hash of a result, by which later edits are detected.
+
+  Args:
+    content: Content of the file; its key ``sha256`` is left out.
+
+  Example:
+    >>> digest({"loss": 2.5, "sha256": "?"}) == digest({"loss": 2.5})
+    True
+  """
+  rest = {key: value for key, value in content.items() if key != "sha256"}
+  return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def to_json(result: Any, indent: int | None = None) -> str:

@@ -129,7 +129,7 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
   path = workdir / "config.json"
   if not path.exists():
     raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
-  config = _read_json(path)
+  config = read_json(path)
   if not isinstance(config, dict) or not all(
     isinstance(config.get(name, {}), dict) for name in ("data", "train")
   ):
@@ -157,7 +157,7 @@ def read_environment(workdir: epath.Path) -> dict[str, Any]:
     ValueError: If the file is damaged; the message names it.
   """
   path = workdir / "environment.json"
-  return _read_json(path) if path.exists() else {}
+  return read_json(path) if path.exists() else {}
 
 
 def write_json(path: epath.Path, facts: Any) -> None:
@@ -165,7 +165,12 @@ def write_json(path: epath.Path, facts: Any) -> None:
   files.replace(path, json.dumps(facts, indent=2) + "\n")
 
 
-def _read_json(path: epath.Path) -> dict[str, Any]:
+def read_json(path: epath.Path) -> dict[str, Any]:
+  """Reads a JSON file of a run.
+
+  Raises:
+    ValueError: If the file is damaged; the message names it.
+  """
   try:
     return json.loads(path.read_text())
   except (ValueError, RecursionError) as error:
@@ -339,6 +344,6 @@ def _records(path: epath.Path, text: str) -> list[tuple[str, dict[str, Any]]]:
       break
     try:
       found.append((line, json.loads(line)))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
       raise ValueError(f"{path}:{number} is damaged: {error}") from error
   return found

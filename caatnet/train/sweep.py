@@ -73,7 +73,7 @@ def run_point(
   stored = folder / "result.json"
   if stored.exists():
     records.write_config(folder, experiment.config)  # raises for another config
-    return json.loads(stored.read_text())
+    return records.read_json(stored)
   result = loop.train(experiment, folder, label=f"{point} seed={seed}")
   if not result.finished:
     return None
@@ -89,7 +89,7 @@ def run_point(
   over_levels = sum(
     r["bytes"] for r in rows if set(r["axis"].split("+")) <= levels
   )
-  facts = json.loads((folder / "environment.json").read_text())
+  facts = records.read_environment(folder)
   sync = config.get("sync", {})  # absent for models without sync policies
   row = {
     "point": point,
@@ -127,13 +127,22 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: epath.Path) -> None:
 
 
 def read_csv(path: epath.Path) -> list[dict[str, Any]]:
-  """Returns the rows of a sweep's CSV; numbers are parsed."""
-  with open(path, newline="") as file:
-    rows: list[dict[str, Any]] = list(csv.DictReader(file))
-  for row in rows:
+  """Returns the rows of a sweep's CSV; numbers are parsed.
+
+  Raises:
+    ValueError: The file is damaged; the message names it.
+  """
+  try:
+    with open(path, newline="") as file:
+      rows: list[dict[str, Any]] = list(csv.DictReader(file, strict=True))
+  except (csv.Error, UnicodeDecodeError) as error:
+    raise ValueError(f"{path} is damaged: {error}") from error
+  for number, row in enumerate(rows, 1):
+    if None in row or None in row.values():
+      raise ValueError(f"{path}: row {number} must have {len(rows[0])} fields")
     for key, value in row.items():
       try:
         row[key] = json.loads(value)
-      except json.JSONDecodeError:
+      except (ValueError, RecursionError):
         continue  # text
   return rows

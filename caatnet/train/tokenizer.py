@@ -142,6 +142,6 @@ def _recorded(folder: epath.Path) -> dict[str, str]:
     found = json.loads(path.read_text()) if path.exists() else {}
     if found and not {"name", "sha256"} <= found.keys():
       raise ValueError("no name or sha256 in it")
-  except (AttributeError, ValueError) as error:
+  except (AttributeError, RecursionError, ValueError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   return found

@@ -40,14 +40,15 @@ from parallel.hardware.link_matrix import LinkMatrix
 from parallel.hardware.links import LinkKind
 
 _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
-_Rows = list[list[float | None]]
+_Rates = list[list[schema.AnyRate | None]]
+_Times = list[list[schema.AnySeconds | None]]
 
 
 class _Device(schema.Schema):
   name: str
-  flops: dict[str, schema.Positive]
-  memory_bytes: schema.Positive
-  memory_bandwidth: schema.Positive
+  flops: dict[str, schema.Rate]
+  memory_bytes: schema.Rate
+  memory_bandwidth: schema.Rate
   source: str
 
 
@@ -58,8 +59,8 @@ class _File(schema.Schema):
   device: schema.either(text=str, other=_Device)
   nodes: list[schema.Count]
   rows: Literal["device", "node"]
-  bandwidth: schema.either(number=float, other=_Rows)
-  latency_s: schema.either(number=float, other=_Rows)
+  bandwidth: schema.either(number=schema.AnyRate, other=_Rates)
+  latency_s: schema.either(number=schema.AnySeconds, other=_Times)
 
 
 def cluster(text: str) -> LinkMatrix:
@@ -145,7 +146,7 @@ def _made(found: _File) -> LinkMatrix:
   )
 
 
-def _matrix(key: str, rows: float | _Rows, size: int) -> np.ndarray:
+def _matrix(key: str, rows: float | _Rates | _Times, size: int) -> np.ndarray:
   """Returns a matrix ``[size, size]``; null becomes NaN, a missing link."""
   if isinstance(rows, float):  # one number for all pairs
     return np.full((size, size), rows)

@@ -23,6 +23,7 @@ Example:
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import math
 import re
 
 import numpy as np
@@ -162,12 +163,23 @@ def nccl_run(text: str) -> NcclRun:
   column = head[0].lstrip("# ").split().index("time")
   rows = [
     line.split() for line in text[head.end() :].splitlines()
-    if re.match(r"\s*\d+\s+\d+\s", line)
+    if re.match(r"\s*\d{1,18}\s+\d{1,18}\s", line)
   ]
+  for row in rows:
+    if len(row) <= column or not 0 < _number(row[column]) < math.inf:
+      raise ValueError(f"the row {' '.join(row)[:80]!r} has no time")
   return NcclRun(
     ranks, tuple(int(row[0]) for row in rows),
     tuple(float(row[column]) / 1e6 for row in rows),  # from microseconds
   )
+
+
+def _number(text: str) -> float:
+  """Returns a number; NaN for another text."""
+  try:
+    return float(text)
+  except ValueError:
+    return math.nan
 
 
 def from_nccl(texts: Mapping[str, str], device: Device) -> LinkMatrix:

@@ -13,6 +13,7 @@ from parallel.schedules import (
   grid,
   multitree,
   pairwise,
+  renumber,
   ring,
 )
 from parallel.schedules.optimal import trees
@@ -107,12 +108,13 @@ def build(
   collective: Collective = "all_reduce",
   *,
   pieces: int = 1,
+  numbering: int = 0,
   **options: Any,
 ) -> Schedule:
   """Builds a schedule with the named builder.
 
-  The best number of pieces depends on the message size:
-  `caatnet.studies.collectives.chosen` selects it.
+  The best number of pieces depends on the message size, and the best numbering
+  on the network: `caatnet.studies.collectives.chosen` selects them.
 
   Example:
     On four ranks, the ring's all-reduce is three rounds of reduce-scatter and
@@ -131,6 +133,8 @@ def build(
     collective: "all_reduce", "reduce_scatter" or "all_gather".
     pieces: Number of pieces into which each chunk is cut for pipelining
       (`parallel.schedules.pipeline`); 1 keeps whole chunks.
+    numbering: Numbers of the nodes while the schedule is built, as in
+      `parallel.schedules.renumber.numbered`; 0 keeps those of the topology.
     **options: Keyword arguments of the builder.
 
   Returns:
@@ -142,11 +146,14 @@ def build(
   """
   checks.known("schedule ", name, BUILDERS)
   checks.known("collective ", collective, COLLECTIVES)
+  turned = renumber.numbered(topology, numbering)
   try:
-    schedule = BUILDERS[name](topology, collective, **options)
+    schedule = BUILDERS[name](turned.topology, collective, **options)
   except TypeError as error:
     # Without options a TypeError is a bug in the builder, not in the config.
     if not options:
       raise
     raise ValueError(f"schedule {name!r}: {error}") from error
+  if numbering:
+    schedule = renumber.restored(schedule, turned.order)
   return pipelined(schedule, topology, pieces)

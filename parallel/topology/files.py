@@ -16,8 +16,8 @@ class _Link(schema.Schema):
   source: int
   destination: int
   # Not null: absent ones have the defaults of `from_file`.
-  bandwidth: schema.Positive = None
-  latency_s: schema.NotNegative = None
+  bandwidth: schema.Rate = None
+  latency_s: schema.Seconds = None
   both_ways: bool = False
 
 

@@ -20,7 +20,7 @@ def read(name):
   """Returns a result file; skips it if other versions of jax produced it."""
   result = json.loads((RESULTS / name).read_text())
   made_by = result["rows"][0].get("versions") or result["versions"]
-  if made_by != fingerprint.versions("tpu"):
+  if not made_by.items() >= fingerprint.versions("tpu").items():
     pytest.skip(f"results/{name} was made by {made_by}")
   # Cached lowerings of earlier tests would keep their source locations.
   jax.clear_caches()

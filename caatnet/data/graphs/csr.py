@@ -29,7 +29,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from caatnet.data.arrays import map_npy
 from caatnet.data.graphs import paging
+from parallel import schema
 
 SPLITS = ("train", "validation", "test", "none")
 # Dtype of each file's array; features have two dims, the others one.
@@ -47,6 +49,12 @@ CHUNK = 1 << 20
 Edges = tuple[np.ndarray, np.ndarray]
 # Features [n, F], labels [n] and splits [n] of consecutive nodes.
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class _Meta(schema.OpenSchema):  # meta.json
+  sha256: str
+  name: str = ""
+  num_classes: schema.Count = 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,11 +114,11 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
       "stopped"
     )
   try:
-    meta = json.loads(path.read_text())
+    data = schema.read_bytes(path)
+    schema.parse(_Meta, data)
+    meta = json.loads(data)
   except ValueError as error:
     raise ValueError(f"{path} is damaged: {error}") from error
-  if not isinstance(meta, dict) or "sha256" not in meta:
-    raise ValueError(f"{path} is damaged: it has no sha256")
   arrays = {name: _mapped(folder / f"{name}.npy", name) for name in DTYPES}
   graph = Graph(folder, **arrays, meta=meta)
   _check(graph)
@@ -123,8 +131,8 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
 def _mapped(path: pathlib.Path, name: str) -> np.ndarray:
   """Maps a file; raises ValueError if it is truncated or of another type."""
   try:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-  except (OSError, ValueError, EOFError) as error:
+    array = map_npy(path)
+  except ValueError as error:
     raise ValueError(f"{path} is missing or cut off: {error}") from error
   if array.dtype != DTYPES[name]:
     raise ValueError(

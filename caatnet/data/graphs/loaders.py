@@ -11,10 +11,11 @@ import functools
 import gzip
 import os
 import pathlib
-import zipfile
+import zlib
 
 import numpy as np
 
+from caatnet.data.arrays import map_npy, read_npz
 from caatnet.data.graphs.csr import (
   CHUNK,
   SPLITS,
@@ -37,7 +38,7 @@ def _naming_path(load: Callable[..., Graph]) -> Callable[..., Graph]:
   def named(folder: str | os.PathLike[str], **options) -> Graph:
     try:
       return load(folder, **options)
-    except (OSError, LookupError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, LookupError, ValueError) as error:
       if str(error).startswith(tuple(f"{key}=" for key in options)):
         raise
       raise ValueError(f"path={options['path']!r}: {error}") from error
@@ -102,16 +103,19 @@ def npz(
   """
   file = pathlib.Path(path).expanduser()
   try:
-    with np.load(file, allow_pickle=False) as arrays:
-      found = {name: arrays[name] for name in arrays.files}
-      rows, labels = found["features"], found["labels"]
-      if "edge_index" in found:
-        pairs = found["edge_index"]
-      else:
-        indptr, indices = found["indptr"], found["indices"]
-        nodes = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-        pairs = np.stack([indices, nodes])
-  except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    found = read_npz(file)
+    rows, labels = found["features"], found["labels"]
+    if "edge_index" in found:
+      pairs = found["edge_index"]
+    else:
+      indptr, indices = found["indptr"], found["indices"]
+      if indptr.ndim != 1 or len(indptr) != len(labels) + 1 or (
+        int(indptr[0]), int(indptr[-1])
+      ) != (0, len(indices)):
+        raise ValueError("indptr must go from 0 to the number of indices")
+      nodes = np.repeat(np.arange(len(labels)), np.diff(indptr))
+      pairs = np.stack([indices, nodes])
+  except (KeyError, TypeError, ValueError) as error:
     raise ValueError(
       f"path={path!r} must be an .npz file with edge_index (or indptr and "
       f"indices), features and labels: {error}"
@@ -147,10 +151,9 @@ def ogb(
   root = pathlib.Path(path).expanduser()
   raw = root / "raw"
   if (raw / "data.npz").is_file():  # format of the large datasets
-    with np.load(raw / "data.npz") as data:
-      pairs, rows = data["edge_index"], data["node_feat"]
-    with np.load(raw / "node-label.npz") as data:
-      labels = data["node_label"]
+    data = read_npz(raw / "data.npz")
+    pairs, rows = data["edge_index"], data["node_feat"]
+    labels = read_npz(raw / "node-label.npz")["node_label"]
     stream: Callable[[], Iterator[Edges]] = lambda: _pairs(pairs)  # noqa: E731
   else:
     rows = _csv(raw / "node-feat.csv.gz", np.float32)
@@ -262,6 +265,7 @@ def _pairs(pairs: np.ndarray) -> Iterator[Edges]:
 def _text(path: pathlib.Path) -> Iterator[Edges]:
   """Yields the pairs of a text file in chunks of about 16 MB."""
   opened = gzip.open if path.suffix == ".gz" else open
+  is_empty = True
   try:
     with opened(path, "rt") as file:
       while lines := file.readlines(1 << 24):
@@ -272,8 +276,11 @@ def _text(path: pathlib.Path) -> Iterator[Edges]:
         pairs = [pair for pair in pairs if pair]
         if any(len(pair) != 2 for pair in pairs):
           raise ValueError("a line has other than two numbers")
+        is_empty = is_empty and not pairs
         yield tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
-  except (OSError, EOFError, OverflowError, ValueError) as error:
+    if is_empty:
+      raise ValueError("it has none")
+  except (OSError, EOFError, OverflowError, ValueError, zlib.error) as error:
     raise ValueError(f"{path} must have two node ids on each line: {error}"
                      ) from error
 
@@ -281,13 +288,13 @@ def _text(path: pathlib.Path) -> Iterator[Edges]:
 def _csv(path: pathlib.Path, dtype: type) -> np.ndarray:
   try:
     return np.loadtxt(path, dtype, delimiter=",", ndmin=1)
-  except (OSError, ValueError) as error:
+  except (OSError, EOFError, ValueError, zlib.error) as error:
     raise ValueError(f"{path} is missing or damaged: {error}") from error
 
 
 def _array(name: str, path: str) -> np.ndarray:
   try:
-    return np.load(pathlib.Path(path).expanduser(), mmap_mode="r")
-  except (OSError, ValueError, EOFError) as error:
+    return map_npy(pathlib.Path(path).expanduser())
+  except ValueError as error:
     raise ValueError(f"{name}={path!r} must be an .npy file: {error}"
                      ) from error

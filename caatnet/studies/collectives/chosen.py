@@ -2,17 +2,20 @@
 
 Small messages need few rounds and shallow trees; large ones need all links
 busy, and so many small pieces. The optimum in between depends on links,
-latencies and switches. So candidates are built and timed by the simulator.
+latencies and switches. Builders also depend on the numbers of ranks
+(`parallel.schedules.renumber`). So candidates are built and timed by the
+simulator.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+import contextlib
 import dataclasses
 import functools
 from typing import Any, Literal
 
 from parallel.network import simulate
 from parallel.network.routed import RoutedSchedule, on_links
-from parallel.schedules import builders
+from parallel.schedules import builders, renumber
 from parallel.schedules.check import check
 from parallel.schedules.pipeline import pipelined
 from parallel.schedules.schedule import Collective, Schedule
@@ -54,12 +57,14 @@ def fastest(
   *,
   model: Model = "events",
   pieces: int | None = None,
+  random_numberings: int = 0,
   **options: Any,
 ) -> Choice:
   """Returns a builder's fastest schedule for a message.
 
-  Every builder is tried with several numbers of pieces. "optimal" without
-  options stands for packed trees, grown trees and those of "multitree".
+  Every builder is tried with several numbers of pieces, and on all
+  transpositions of a grid. "optimal" without options stands for packed trees,
+  grown trees and those of "multitree".
 
   Example:
     >>> from parallel.topology.builders import ring
@@ -77,7 +82,12 @@ def fastest(
       `parallel.schedules.run`: "lockstep" (`simulate.lockstep`) or "barrier"
       (`simulate.events`, in which switches wait for whole messages).
     pieces: Pieces of each chunk. None chooses them, and the trees of "optimal".
-    **options: Keyword arguments of the builder.
+    random_numberings: Number of random numberings of ranks that are tried in
+      addition to transpositions, with whole chunks. Each costs as much as the
+      first; schedules of more than ``MOST_TRANSFERS`` transfers are not
+      renumbered.
+    **options: Keyword arguments of the builder; ``numbering`` selects one
+      numbering.
 
   Returns:
     The fastest candidate, proven.
@@ -100,18 +110,24 @@ def fastest(
       seconds = timeline.finish_ns / 1e9
     return Choice(schedule, builder, options, pieces, seconds)
 
-  if pieces is not None:
-    best = timed(name, options, pieces, None)
-  else:
-    kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, options)]]
-    if name == "optimal" and topology.num_ranks > 1 and not options:
-      kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
-    found = []
-    for kind in kinds:
-      # The best whole-chunk schedule of each kind is then cut into pieces.
-      whole = _soonest([timed(*x, 1, None) for x in kind])
-      found += [whole, *_cut(whole, topology, size_bytes, model, timed)]
-    best = _soonest(found)
+  kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, options)]]
+  if pieces is None and (
+    name == "optimal" and topology.num_ranks > 1 and not options
+  ):
+    kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
+  found = []
+  for kind in kinds:
+    # The best whole-chunk schedule of each kind is then cut into pieces.
+    whole = _soonest([
+      choice for x in kind
+      for choice in _numbered(
+        topology, random_numberings, *x, pieces or 1, timed
+      )
+    ])
+    found.append(whole)
+    if pieces is None:
+      found += _cut(whole, topology, size_bytes, model, timed)
+  best = _soonest(found)
   check(best.schedule, topology)
   return best
 
@@ -133,6 +149,28 @@ def _routed(
     whole = _routed(topology, collective, builder, options, 1, None)[0]
     schedule = pipelined(whole, topology, pieces, capacity)
   return schedule, on_links(schedule, topology)
+
+
+def _numbered(
+  topology: Topology,
+  num_random: int,
+  builder: str,
+  options: dict[str, Any],
+  pieces: int,
+  timed: Callable[..., Choice],
+) -> Iterator[Choice]:
+  """Yields a builder's schedules for several numberings of the topology."""
+  plain = timed(builder, options, pieces, None)
+  if "numbering" in options or plain.schedule.num_transfers > MOST_TRANSFERS:
+    yield plain
+    return
+  for number in renumber.numbers(topology, num_random):
+    if not number:
+      yield plain
+      continue
+    # A builder may need the shape of a grid, which is lost at random.
+    with contextlib.suppress(ValueError):
+      yield timed(builder, options | {"numbering": number}, pieces, None)
 
 
 def _soonest(choices: Iterable[Choice]) -> Choice:

@@ -68,7 +68,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       continue
     for size in sizes:
       with naming("config", _NAMED):
-        rows.append(_row(net, name, size, barrier, config["pieces"]))
+        rows.append(_row(
+          net, name, size, barrier, config["pieces"],
+          config["random_numberings"],
+        ))
   return {
     "study": "collectives",
     "bandwidth": config["bandwidth"],
@@ -83,7 +86,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(
-  net: Topology, name: str, size_bytes: int, barrier: bool, pieces: int
+  net: Topology, name: str, size_bytes: int, barrier: bool, pieces: int,
+  random_numberings: int,
 ) -> dict[str, Any]:
   """Times an algorithm, for each time model in its best number of pieces."""
   # An algorithm's own "pieces" has precedence over the config's; 0 lets
@@ -93,7 +97,8 @@ def _row(
   found = {}
   for model in ("barrier" if barrier else "events", "lockstep"):
     found[model] = chosen.fastest(
-      builder, net, "all_reduce", size_bytes, model=model, **options
+      builder, net, "all_reduce", size_bytes, model=model,
+      random_numberings=random_numberings, **options
     )
   by_events, in_lockstep = found.values()
   # Simulated again for the link utilisation, which `fastest` does not return.

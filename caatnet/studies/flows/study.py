@@ -24,9 +24,25 @@ from caatnet.studies.inputs import (
   check_lists,
   parse_topology,
 )
+from parallel import schema
+from parallel.checks import known
 from parallel.schedules.check import check
 from parallel.topology.files import read_json
 from parallel.xla.groups import along
+
+
+class _Collective(schema.OpenSchema):
+  kind: str
+  axes: list[str]
+  phase: str
+  bytes: schema.Count
+  count: schema.Count | None
+  where: str
+
+
+class _Compiled(schema.OpenSchema):
+  mesh: dict[str, schema.Count]
+  collectives: list[_Collective]
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,20 +238,26 @@ def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
   except ValueError as error:
     raise ValueError(f"{key}: {error}") from error
   try:
-    for label, compiled in programs.items():
-      mesh = compiled["mesh"]
-      size = math.prod(mesh.values())
-      if size > len(net.leaf_of):
-        raise ValueError(
-          f"{key} has {size} devices, {net.topology.name} only "
-          f"{len(net.leaf_of)} hosts"
-        )
-      for entry in compiled["collectives"]:
-        rows.append({"program": label, **_entry(config, net, mesh, entry)})
-  except (AttributeError, KeyError, TypeError) as error:
+    if not isinstance(programs, dict):
+      raise ValueError("the content must be an object")
+    compiled = {
+      label: schema.check(_Compiled, found) for label, found in programs.items()
+    }
+  except ValueError as error:
     raise ValueError(
-      f"{key}: not the output of `launch.compile --json` ({error!r})"
+      f"{key}: not the output of `launch.compile --json`: {error}"
     ) from error
+  for label, program in compiled.items():
+    size = math.prod(program.mesh.values())
+    if size > len(net.leaf_of):
+      raise ValueError(
+        f"{key} has {size} devices, {net.topology.name} only "
+        f"{len(net.leaf_of)} hosts"
+      )
+    for entry in program.collectives:
+      rows.append({
+        "program": label, **_entry(config, net, program.mesh, entry)
+      })
   return rows
 
 
@@ -243,22 +265,24 @@ def _entry(
   config: Mapping[str, Any],
   net: Fabric,
   mesh: Mapping[str, int],
-  entry: Mapping[str, Any],
+  entry: _Collective,
 ) -> dict[str, Any]:
   """Computes the microseconds of all executions of one collective."""
-  if not entry["axes"] or entry["count"] is None:
+  if not entry.axes or entry.count is None:
     raise ValueError(
-      f"config.program: a {entry['kind']} at {entry['where']!r} has no axes "
-      "or no known count"
+      f"config.program: a {entry.kind} at {entry.where!r} has no axes or no "
+      "known count"
     )
+  for name in entry.axes:
+    known(f"config.program: axes={entry.axes}: ", name, mesh)
   sizes = tuple(mesh.values())
   # Dims of the mesh over which the collective runs.
-  dims = [d for d, name in enumerate(mesh) if name in entry["axes"]]
+  dims = [d for d, name in enumerate(mesh) if name in entry.axes]
   groups = along(np.arange(math.prod(sizes)), sizes, dims)
-  sent, count = patterns.ring_demands(entry["kind"], groups, entry["bytes"])
-  steps = {sent: count * entry["count"]}
+  sent, count = patterns.ring_demands(entry.kind, groups, entry.bytes)
+  steps = {sent: count * entry.count}
   return {
-    **{k: entry[k] for k in ("kind", "axes", "phase", "bytes", "count")},
+    **entry.model_dump(exclude={"where"}),
     "us": {
       router: 1e6 * sum(
         count * link_loads.step_seconds(net, loads)

@@ -5,13 +5,18 @@ import pathlib
 from typing import Any
 
 from caatnet.checks import naming
-from caatnet.studies.inputs import build_schedule, parse_topology
+from caatnet.studies.collectives import chosen
+from caatnet.studies.inputs import parse_topology
 from caatnet.train import files
 from parallel.network import simulate, trace
 from parallel.network.routed import RoutedSchedule, on_links
+from parallel.schedules import builders
 from parallel.schedules.msccl import exporter, importer
 from parallel.schedules.schedule import Schedule
 from parallel.topology.graph import Topology
+
+# Config keys that appear in errors of times.
+_NAMED = ("size_bytes", "bandwidth", "latency_s")
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +33,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """
   net, schedule, routed = of_config(config)
   size = config["size_bytes"]
-  with naming("config", ("size_bytes", "bandwidth", "latency_s")):
+  with naming("config", _NAMED):
     free = simulate.events(routed, size)
     barrier = simulate.events(routed, size, barrier=True)
   share, waiting, queues = (
@@ -71,6 +76,8 @@ def of_config(
 ) -> tuple[Topology, Schedule, RoutedSchedule]:
   """Builds or reads the topology and the schedule of a config, and proves it.
 
+  A schedule is built with the numbering of the ranks that is fastest by events.
+
   Args:
     config: Config as nested dicts.
 
@@ -91,9 +98,17 @@ def of_config(
     except ValueError as error:
       raise ValueError(f"config.msccl={path}: {error}") from error
   try:
-    schedule = build_schedule(config["algorithm"], net, config["collective"])
+    name, options = builders.named(config["algorithm"])
+    with naming("config", _NAMED):
+      schedule = chosen.fastest(
+        name, net, config["collective"], config["size_bytes"],
+        random_numberings=config["random_numberings"],
+        **{"pieces": 1} | options,
+      ).schedule
     return net, schedule, on_links(schedule, net)
   except ValueError as error:
+    if str(error).startswith("config."):
+      raise
     raise ValueError(
       f"config.algorithm={config['algorithm']!r}, "
       f"config.collective={config['collective']!r}: {error}"

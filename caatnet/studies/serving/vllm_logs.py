@@ -10,21 +10,29 @@ contain the tokens of prompts.
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
-import csv
 import dataclasses
-import gzip
-import json
+import itertools
 import math
 import pathlib
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 import yaml
 
 from caatnet.checks import one_of
 from caatnet.serving.engine.times import AllReduces, Attention, Profile
-from parallel.schema import Count, NotNegative, OpenSchema, Positive, parse
+from parallel import schema
+from parallel.schema import (
+  Count,
+  Field,
+  NotNegative,
+  OpenSchema,
+  Positive,
+  Seconds,
+  parse,
+  parse_lines,
+  parse_table,
+)
 from parallel.workload import Transformer
 
 SOURCE = "casys-kaist/LLMServingSim (MIT licence)"
@@ -47,7 +55,9 @@ _ONCE = ("embedding", "final_layernorm")
 _PER_SEQUENCE = ("lm_head", "sampler")
 # vLLM's defaults, for logs without ``meta.json``.
 _SLOTS, _TOKENS = 256, 2048
-_POINT = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+# Largest number of tokens of a request.
+_MOST_TOKENS = 2**24
+_TokenCount = Annotated[int, Field(ge=0, le=_MOST_TOKENS)]
 
 
 class _Memory(OpenSchema):
@@ -81,12 +91,63 @@ class _Meta(OpenSchema):
 
 
 class _Request(OpenSchema):
-  input_toks: Count
-  output_toks: Annotated[int, Field(ge=2)]  # time per output token needs two
-  queued_ts: NotNegative
-  scheduled_ts: NotNegative
-  first_token_ts: NotNegative
-  last_token_ts: NotNegative
+  input_toks: Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
+  # The time per output token needs two.
+  output_toks: Annotated[int, Field(ge=2, le=_MOST_TOKENS)]
+  queued_ts: Seconds
+  scheduled_ts: Seconds
+  first_token_ts: Seconds
+  last_token_ts: Seconds
+
+
+class _Second(OpenSchema):  # of a log
+  t: NotNegative
+  running: NotNegative
+  waiting: NotNegative
+  kv_cache_pct: NotNegative
+
+
+class _Prefix(OpenSchema):
+  request: _TokenCount
+  like: _TokenCount
+  tokens: _TokenCount
+
+
+class _Prompt(OpenSchema):
+  input_tok_ids: list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class _Dense(OpenSchema):
+  layer: str
+  count: NotNegative = Field(alias="tokens")
+  time_us: Seconds
+
+
+class _PerSequence(OpenSchema):
+  layer: str
+  count: NotNegative = Field(alias="sequences")
+  time_us: Seconds
+
+
+class _Point(OpenSchema):  # of attention
+  prefill_chunk: _TokenCount
+  kv_prefill: _TokenCount
+  n_decode: _TokenCount
+  kv_decode: _TokenCount
+  time_us: Seconds
+
+
+class _Skew(OpenSchema):
+  alpha_default: NotNegative
+
+
+class _SkewFit(OpenSchema):
+  enabled: bool = False
+  per_tp: dict[int, _Skew] = Field(default_factory=dict)
+
+
+class _Profile(OpenSchema):  # meta.yaml
+  skew_fit: _SkewFit | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +205,13 @@ def load(name: str) -> Log:
   with _reading(folder, "requests.jsonl") as text:
     requests = _requests(text)
   with _reading(folder, "timeseries.csv") as text:
-    series = _columns(text)
+    rows = [row for _, row in parse_table(_Second, text)]
+    if not rows:
+      raise ValueError("no rows")
+    series = {
+      key: np.array([getattr(row, key) for row in rows])
+      for key in _Second.model_fields
+    }
   with _reading(folder, "config.json") as text:
     cluster = parse(_Cluster, text)
   instance = cluster.nodes[0].instances[0]
@@ -181,9 +248,9 @@ def profile(
     ValueError: A file is missing or damaged; the message names it.
   """
   tables = {}
-  for file, count in ("dense", "tokens"), ("per_sequence", "sequences"):
+  for file, row in ("dense", _Dense), ("per_sequence", _PerSequence):
     with _reading(folder, f"{file}.csv") as text:
-      tables[file] = _tables(text, count)
+      tables[file] = _times(row, text)
   dense, heads = tables["dense"], tables["per_sequence"]
   layer = [*_PER_LAYER, *(name for name in _OPTIONAL if name in dense)]
   for file, found, names in (
@@ -197,8 +264,9 @@ def profile(
       )
   with _reading(folder, "attention.csv") as text:
     attention = Attention({
-      tuple(int(row[key]) for key in _POINT): _microseconds(row)
-      for row in csv.DictReader(text.splitlines())
+      (row.prefill_chunk, row.kv_prefill, row.n_decode, row.kv_decode):
+        row.time_us * 1e-6
+      for _, row in parse_table(_Point, text)
     })
   return Profile(
     model.num_layers,
@@ -237,21 +305,25 @@ def prompts(
     return found
   if prefixes == "published":
     with _reading(log.folder, "prefixes.csv") as text:
-      for row in csv.DictReader(text.splitlines()):
-        i, like, count = (int(row[k]) for k in ("request", "like", "tokens"))
+      for _, row in parse_table(_Prefix, text):
+        i, like, count = row.request, row.like, row.tokens
+        if like > i:
+          raise ValueError(f"request {i} begins like a later one, {like}")
         if i < len(found):
+          if min(len(found[i]), len(found[like])) < count:
+            raise ValueError(
+              f"requests {i} and {like} have fewer than {count} tokens"
+            )
           # Random tokens, equal only where the published prompts are.
           found[i][:count] = found[like][:count]
     return found
   try:
-    lines = pathlib.Path(prefixes).read_text().splitlines()
+    text = schema.read_bytes(pathlib.Path(prefixes)).decode()
     found = [
-      np.array([*json.loads(line)["input_tok_ids"]], np.int32)
-      for line in lines[: len(rows)]
+      np.array(row.input_tok_ids, np.int32) for _, row in
+      itertools.islice(parse_lines(_Prompt, text), len(rows))
     ]
-  except (
-    OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
-  ) as error:
+  except (OSError, ValueError) as error:
     raise ValueError(
       f"config.prefixes={prefixes!r} is neither published nor none nor the "
       f"published workload's file: {error}"
@@ -304,19 +376,14 @@ def num_pages(log: Log, model: Transformer, ranks: int, page_size: int) -> int:
 def _reading(folder: pathlib.Path, name: str) -> Iterator[str]:
   """Reads a file, gzipped or not; errors of reading and parsing name it."""
   path = folder / name
+  packed = folder / f"{name}.gz"
+  if not path.is_file() and packed.is_file():
+    path = packed
   try:
-    if path.is_file():
-      text = path.read_text()
-    else:
-      text = gzip.decompress((folder / f"{name}.gz").read_bytes()).decode()
-    yield text
+    yield schema.read_bytes(path).decode()
   except FileNotFoundError as error:
     raise ValueError(f"{path} does not exist") from error
-  except (KeyError, IndexError) as error:
-    raise ValueError(f"{path}: {error.args[0]!r} is missing") from error
-  except (
-    OSError, EOFError, TypeError, ValueError, RecursionError, yaml.YAMLError
-  ) as error:
+  except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
     reason = " ".join(str(error).split())
     raise ValueError(f"{path}: {reason}") from error
 
@@ -325,25 +392,9 @@ def _exists(folder: pathlib.Path, name: str) -> bool:
   return any((folder / n).is_file() for n in (name, f"{name}.gz"))
 
 
-def _finite(value: Any, least: float = 0.0) -> float:
-  number = float(value)
-  if not least <= number < math.inf:
-    raise ValueError(f"{value!r} must be at least {least:g} and finite")
-  return number
-
-
-def _microseconds(row: Mapping[str, str]) -> float:
-  return _finite(row["time_us"]) * 1e-6
-
-
 def _requests(text: str) -> list[dict[str, float]]:
   """Parses the requests, sorted by arrival."""
-  found = []
-  for number, line in enumerate(text.splitlines(), 1):
-    try:
-      found.append(parse(_Request, line))
-    except ValueError as error:
-      raise ValueError(f"line {number}: {error}") from error
+  found = [row for _, row in parse_lines(_Request, text)]
   if not found:
     raise ValueError("no requests")
   found.sort(key=lambda row: row.queued_ts)
@@ -360,21 +411,14 @@ def _requests(text: str) -> list[dict[str, float]]:
   ]
 
 
-def _columns(text: str) -> dict[str, np.ndarray]:
-  rows = list(csv.DictReader(text.splitlines()))
-  if not rows:
-    raise ValueError("no rows")
-  return {k: np.array([_finite(row[k]) for row in rows]) for k in rows[0]}
-
-
-def _tables(
-  text: str, count: str
+def _times(
+  row: type[_Dense | _PerSequence], text: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
   """Parses seconds by number of tokens or sequences, for each operation."""
   found: dict[str, list[tuple[float, float]]] = {}
-  for row in csv.DictReader(text.splitlines()):
-    point = _finite(row[count]), _microseconds(row)
-    found.setdefault(row["layer"], []).append(point)
+  for _, entry in parse_table(row, text):
+    point = entry.count, entry.time_us * 1e-6
+    found.setdefault(entry.layer, []).append(point)
   return {
     name: tuple(np.array(x) for x in zip(*sorted(points), strict=True))
     for name, points in found.items()
@@ -386,10 +430,9 @@ def _skew(folder: pathlib.Path, ranks: int) -> float:
   for place in (folder, folder.parent):
     if _exists(place, "meta.yaml"):
       with _reading(place, "meta.yaml") as text:
-        fit = yaml.safe_load(text).get("skew_fit") or {}
-        if not fit.get("enabled"):
+        fit = schema.check(_Profile, yaml.safe_load(text)).skew_fit
+        if fit is None or not fit.enabled:
           return 0.0
-        degrees = fit["per_tp"]
-        one_of("tensor ranks", str(ranks), [*map(str, degrees)])
-        return _finite(degrees[ranks]["alpha_default"])
+        one_of("tensor ranks", str(ranks), [*map(str, fit.per_tp)])
+        return fit.per_tp[ranks].alpha_default
   return 0.0

@@ -10,8 +10,8 @@ other. Then the result of the program is deterministic. It is a schedule, which
 A connection is assumed to buffer any number of messages that have not been
 received yet. A rank of a schedule has one copy of each chunk. So the input and
 the output buffer must hold chunks in their own positions. A scratch buffer may
-keep a chunk that has arrived until a step adds or copies it; the chunk counts
-as received at that step.
+keep chunks that have arrived, and their sums, until a step adds them to the
+rank's copy or replaces it; the chunks count as received at that step.
 """
 
 import collections
@@ -83,7 +83,10 @@ def import_xml(text: str, topology: Topology | None = None) -> Schedule:
   )
   return Schedule(
     root.get("name", "msccl"), program.collective, program.num_ranks,
-    program.num_chunks, tuple(map(tuple, found.values())), owners,
+    program.num_chunks,
+    # A round of messages that no step adds or copies has no transfer.
+    tuple(tuple(transfers) for transfers in found.values() if transfers),
+    owners,
   )
 
 
@@ -225,7 +228,7 @@ class _Program:
         for buffer, offset in (step.source, step.destination)
       )
       arrived = step.receives and dataclasses.replace(
-        step.receives.values[index], message=step.receives
+        step.receives.values[index], messages=(step.receives,)
       )
       if step.kind in ("s", "cpy", "re", "rrc", "rrs", "rrcs"):
         self._use(races.read, step, source)
@@ -243,7 +246,7 @@ class _Program:
         self._use(races.write, step, destination)
         value = self._store(step, value, destination)
       if step.sends:
-        if value.message:
+        if value.messages:
           raise ValueError(
             f"{step} forwards from scratch a chunk neither added nor copied"
           )
@@ -271,24 +274,42 @@ class _Program:
   def _sum(
     self, step: Step, value: Value | None, arrived: Value
   ) -> Value:
-    """Returns a rank's value after it adds an arrived chunk to its copy."""
-    if arrived.message is None:
+    """Returns the sum of two values, of which one is the rank's copy, or none.
+
+    Without the rank's copy, it is a sum in scratch that is received later.
+    """
+    if value is None or value.chunk != arrived.chunk:
+      raise ValueError(
+        f"{step} adds chunk {arrived.chunk} to "
+        f"{'nothing' if value is None else f'chunk {value.chunk}'}"
+      )
+    if not value.messages and not arrived.messages:
       raise ValueError(f"{step} adds a value of its own gpu")
-    newest = Value(
-      arrived.chunk, len(self.writes[step.rank, arrived.chunk])
-    )
-    if value != newest:
+    newest = Value(value.chunk, len(self.writes[step.rank, value.chunk]))
+    if not all(v.messages or v == newest for v in (value, arrived)):
       raise ValueError(
         f"{step} adds chunk {arrived.chunk} to a value that is not the newest "
         "of that chunk"
       )
-    return self._received(step, arrived, "reduce")
+    messages = value.messages + arrived.messages
+    both = dataclasses.replace(value, messages=messages)
+    if value.messages and arrived.messages:
+      return both
+    return self._received(step, both, "reduce")
 
   def _received(self, step: Step, value: Value, operation: str) -> Value:
-    """Records that a message has changed the rank's copy of a chunk."""
+    """Records that messages have changed the rank's copy of a chunk.
+
+    Args:
+      step: Step at which they count as received.
+      value: Value with the messages.
+      operation: That of the first message; the others are added to it.
+    """
     writes = self.writes[step.rank, value.chunk]
-    writes.append((value.message, operation))
-    self.transfers.append((value.message, value.chunk, operation))
+    for message in value.messages:
+      writes.append((message, operation))
+      self.transfers.append((message, value.chunk, operation))
+      operation = "reduce"
     return Value(value.chunk, len(writes))
 
   def _store(self, step: Step, value: Value, place: _Place) -> Value:
@@ -299,7 +320,7 @@ class _Program:
         raise ValueError(
           f"{step} stores chunk {value.chunk} in the place of chunk {chunk}"
         )
-      if value.message:
+      if value.messages:
         value = self._received(step, value, "copy")
     self._held[self._canonical(place)] = value
     return value

@@ -80,13 +80,13 @@ class Value:
     chunk: Chunk of which it is a copy or a partial sum.
     version: Number of changes of the rank's copy of the chunk before it was
       read.
-    message: In scratch, the message that brought it and is not received yet;
-      None for the rank's own copy.
+    messages: In scratch, the messages of which it is the sum and that are not
+      received yet; () for the rank's own copy.
   """
 
   chunk: int
   version: int
-  message: Message | None = None
+  messages: tuple[Message, ...] = ()
 
 
 # (step, connection on which it sends or receives, whether it sends), with a

@@ -96,11 +96,11 @@ def test_prompts_are_read_one_per_line(tmp_path, monkeypatch):
     (["-"], None, "--prompt number 1 is empty"),  # of standard input
     (["-", "-"], None, "only one of"),
     ([], "\n\n", "prompts.jsonl has no prompt"),
-    ([], '{"prompt": "a"}\n{}', "line 2 is not an object with the key"),
-    ([], '["prompt"]', "line 1 is not an object with the key"),
-    ([], "a", "line 1 is not an object with the key"),
-    ([], '{"prompt": 3}', "line 1: the prompt is 3, not text"),
-    ([], '{"prompt": ""}', "line 1: the prompt is '', not text"),
+    ([], '{"prompt": "a"}\n{}', "line 2: prompt is missing"),
+    ([], '["prompt"]', "line 1: the content must be an object"),
+    ([], "a", "line 1: is not JSON"),
+    ([], '{"prompt": 3}', "line 1: prompt=3 must be a valid string"),
+    ([], '{"prompt": ""}', 'line 1: prompt="" must satisfy: string'),
   ],
 )
 def test_invalid_prompt_is_named(flags, text, message, tmp_path, monkeypatch):

@@ -104,11 +104,11 @@ def test_request_with_a_timestamp_of_its_own_keeps_it(tmp_path):
   ("", "is empty"),
   ("a,b\n1,2\n", "TIMESTAMP"),
   (AZURE + "2023-11-16 18:17:05.1,12", "line 4"),
-  (AZURE + "2023-11-16 18:17:05.1,0,3\n", "line 4: ContextTokens=0"),
+  (AZURE + "2023-11-16 18:17:05.1,0,3\n", 'line 4: ContextTokens="0" must'),
   (AZURE + "yesterday,1,3\n", "line 4: .*yesterday"),
-  (BURST + "nan,GPT-4,1,2,3,API log\n", "line 5: the time"),
+  (BURST + "nan,GPT-4,1,2,3,API log\n", 'line 5: Timestamp="nan" must'),
   (MOONCAKE + '{"timestamp": 1, "inp', "line 6"),
-  (MOONCAKE + '{"timestamp": 1, "input_length": 3}\n', "line 6: 'hash_ids'"),
+  (MOONCAKE + '{"timestamp": 1, "input_length": 3}\n', "line 6: output_length"),
   (MOONCAKE.replace("[4]", "[4, 5]"), "line 4: hash_ids has 2 blocks"),
 ])
 def test_invalid_line_is_named(text, message, tmp_path):
@@ -250,17 +250,20 @@ def test_sessions_respect_their_limits():
 
 
 @pytest.mark.parametrize(("row", "message"), [
-  ({"timestamp": -1}, "the time -1 must be finite and not negative"),
-  ({"timestamp": float("inf")}, "the time inf must be finite"),
-  ({"input_length": 0, "hash_ids": []}, "input_length=0 must be at least 1"),
-  ({"output_length": 0}, "output_length=0 must be at least 1"),
+  ({"timestamp": -1}, "timestamp=-1 must be greater than or equal to 0"),
+  ({"timestamp": float("inf")}, "timestamp=Infinity must be a finite number"),
+  ({"input_length": 0, "hash_ids": []}, "input_length=0 must be greater"),
+  ({"output_length": 0}, "output_length=0 must be greater than or equal to 1"),
+  ({"output_length": 2**24 + 1}, "output_length=16777217 must be less than"),
+  ({"hash_ids": [1, 2**48]}, r"hash_ids\[1\]=281474976710656 must be less"),
+  ({"hash_ids": [1, -1]}, r"hash_ids\[1\]=-1 must be greater"),
   ({"hash_ids": [1]}, "hash_ids has 1 blocks of 512 tokens, but input_length"),
-  ({"hash_ids": [1, 2.5]}, "hash_ids must be a list of integers"),
-  ({"hash_ids": "ab"}, "hash_ids must be a list of integers"),
-  ({"hash_ids": [1, True]}, "hash_ids must be a list of integers"),
-  ({"input_length": "513"}, "input_length='513' must be an integer"),
-  ({"output_length": True}, "output_length=True must be an integer"),
-  ({"output_length": 1.5}, "output_length=1.5 must be an integer"),
+  ({"hash_ids": [1, 2.5]}, r"hash_ids\[1\]=2.5 must be a valid integer"),
+  ({"hash_ids": "ab"}, 'hash_ids="ab" must be a valid array'),
+  ({"hash_ids": [1, True]}, r"hash_ids\[1\]=true must be a valid integer"),
+  ({"input_length": "513"}, 'input_length="513" must be a valid integer'),
+  ({"output_length": True}, "output_length=true must be a valid integer"),
+  ({"output_length": 1.5}, "output_length=1.5 must be a valid integer"),
 ])
 def test_invalid_line_of_mooncake_is_refused(tmp_path, row, message):
   path = tmp_path / "trace"

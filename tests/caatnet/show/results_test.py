@@ -5,6 +5,7 @@ import importlib.machinery
 import importlib.metadata
 import json
 import math
+import platform
 import sys
 import types
 
@@ -30,8 +31,10 @@ def test_result_is_recorded_with_its_origin(tmp_path, monkeypatch):
   results.write(path, {"rows": [1, 2.5], "name": None})
   found = results.read(path)
   assert list(found) == [
-    "command", "date", "commit", "versions", "rows", "name"
+    "command", "date", "commit", "versions", "rows", "name", "sha256"
   ]
+  assert found["sha256"] == results.digest(found)
+  assert found["sha256"] != results.digest(found | {"name": "edited"})
   assert found["commit"] == commands.commit() != ""
   assert (found["rows"], found["name"]) == ([1, 2.5], None)
   assert found["command"] == "python -m launch.plan '--config=a b'"
@@ -41,11 +44,20 @@ def test_result_is_recorded_with_its_origin(tmp_path, monkeypatch):
   for package in ("jax", "jaxlib", "numpy", "scipy"):
     version = importlib.metadata.version(package)
     assert found["versions"].pop(package) == version
+  assert found["versions"].pop("python") == platform.python_version()
   assert set(found["versions"]) <= {"libtpu"}  # optional
   # One value per line, so that versions of the file can be compared.
-  assert path.read_text().endswith(
-    '\n "rows": [\n  1,\n  2.5\n ],\n "name": null\n}\n'
+  assert (
+    '\n "rows": [\n  1,\n  2.5\n ],\n "name": null,\n' in path.read_text()
   )
+
+
+def test_versions_of_a_result_are_added(tmp_path):
+  """A program compiled for another platform names its compiler."""
+  results.write(tmp_path / "a.json", {"versions": {"jax-cuda12-plugin": "1"}})
+  versions = results.read(tmp_path / "a.json")["versions"]
+  assert versions["jax-cuda12-plugin"] == "1"
+  assert versions["python"] == platform.python_version()
 
 
 def test_file_that_does_not_exist_has_no_result(tmp_path):

@@ -65,6 +65,50 @@ def test_choice_is_no_slower_than_its_candidates():
           assert size >= found.schedule.num_chunks * LEAST_CHUNK_BYTES
 
 
+@pytest.mark.parametrize("grid", [t.mesh, t.torus])
+@pytest.mark.parametrize("name", ["multitree", "double_tree", "optimal"])
+def test_time_does_not_depend_on_the_order_of_dims(name, grid):
+  """Numbers of ranks determine the schedule, so transpositions are tried."""
+  collective, size = "all_reduce", MIB
+  nets = [grid(shape) for shape in ((2, 5), (5, 2))]
+  first, second = (
+    fastest(name, net, collective, size, pieces=1).seconds for net in nets
+  )
+  plain = [
+    fastest(name, net, collective, size, pieces=1, numbering=0).seconds
+    for net in nets
+  ]
+  assert first == second == min(plain)
+  if name != "optimal":  # may be equal
+    assert max(plain) > min(plain)
+
+
+def test_random_numberings_are_tried_on_request():
+  """A builder that needs the shape of a grid keeps its own numbering."""
+  net = t.mesh((4, 4))
+  plain, best = (
+    fastest("multitree", net, "all_reduce", MIB, pieces=1, random_numberings=n)
+    for n in (0, 3)
+  )
+  assert "numbering" not in plain.options
+  assert 1 <= best.options["numbering"] <= 3
+  assert best.seconds < 0.95 * plain.seconds
+  bucket = fastest(
+    "bucket", net, "all_reduce", MIB, pieces=1, random_numberings=3
+  )
+  assert "numbering" not in bucket.options
+
+
+def test_large_schedules_are_not_renumbered(monkeypatch):
+  net = t.mesh((2, 5))
+  renumbered = fastest("multitree", net, "all_reduce", MIB, pieces=1)
+  assert renumbered.options == {"numbering": 1}
+  most = renumbered.schedule.num_transfers
+  monkeypatch.setattr(chosen, "MOST_TRANSFERS", most - 1)
+  kept = fastest("multitree", net, "all_reduce", MIB, pieces=1)
+  assert kept.options == {}
+
+
 def test_small_messages_take_few_rounds_and_large_ones_many():
   net = t.torus((4, 4))
   rounds = [

@@ -1,6 +1,7 @@
 """MSCCL XML: round trips, files of other tools, and refusals."""
 
 import collections
+import random
 import re
 from xml.etree import ElementTree
 
@@ -252,6 +253,101 @@ def test_sums_of_one_round_arrive_in_any_order():
   ]]
 
 
+def all_pairs(n, sums):
+  """All-reduce in two steps, as `allreduce_a100_allpairs_v2` of msccl-tools.
+
+  Rank r sums chunk r: the chunks of the others arrive in scratch, where they
+  are added to one another and finally to its own.
+
+  Args:
+    n: Number of ranks.
+    sums: Function of a rank's places (own first) that returns pairs (from, to)
+      of places to add.
+  """
+  gpus = []
+  for rank in range(n):
+    peers = [peer for peer in range(n) if peer != rank]
+    pairs = sums([f"i{rank}", *(f"s{k}" for k in range(n - 1))])
+    local = [
+      *(("nop", "i0", "i0", k, 1) for k in range(n - 1)),
+      *(("re", *pair) for pair in pairs),
+    ]
+    gpus.append([
+      *((peer, peer, [
+        ("s", f"i{peer}", "s0"), ("r", f"s{k}", f"s{k}"),
+        ("s", f"i{rank}", f"i{rank}", n - 1, len(local) - 1),
+        ("r", f"i{peer}", f"i{peer}"),
+      ]) for k, peer in enumerate(peers)),
+      (-1, -1, local),
+    ])
+  return algo("allreduce", n, gpus)
+
+
+def halves(places):
+  """Adds the second half of the places to the first, until one is left."""
+  while len(places) > 1:
+    half = len(places) // 2
+    yield from zip(places[half:], places[:half], strict=True)
+    places = places[:half]
+
+
+def drawn(seed):
+  """Adds two places at a time, drawn at random, and keeps the first."""
+  rng = random.Random(seed)
+
+  def pairs(places):
+    left = [*places]
+    while len(left) > 1:
+      to, source = sorted(rng.sample(range(len(left)), 2))
+      yield left.pop(source), left[to]
+
+  return pairs
+
+
+@pytest.mark.parametrize("sums", [halves, *map(drawn, range(4))])
+def test_sums_in_scratch_are_received_when_they_are_added(sums):
+  """Sums commute: the schedule does not depend on the order of local sums."""
+  schedule = import_xml(all_pairs(8, sums))
+  check.check(schedule)
+  pairs = [(a, b) for a in range(8) for b in range(8) if a != b]
+  assert transfers(schedule) == [
+    [(a, b, b, "reduce") for a, b in pairs],
+    [(a, b, a, "copy") for a, b in pairs],
+  ]
+
+
+def test_own_chunk_may_be_added_to_a_sum_in_scratch():
+  """The sum is the rank's newest value, also before it is copied back."""
+  text = all_pairs(3, lambda places: [("s1", "s0"), (places[0], "s0")])
+  with pytest.raises(ValueError, match="output does not end with chunk 0"):
+    import_xml(text)
+  # The last sum is stored in scratch and then copied to the chunk's place.
+  text = re.sub(
+    r'<step s="(\d)" (type="re" srcbuf="i" srcoff="(\d)".*?)'
+    r'depid="-1" deps="-1" hasdep="1"/>',
+    r'\g<0><step s="4" type="cpy" srcbuf="s" srcoff="0" dstbuf="i" '
+    r'dstoff="\3" cnt="1" depid="-1" deps="-1" hasdep="1"/>', text,
+  ).replace('deps="3"', 'deps="4"')
+  schedule = import_xml(text)
+  check.check(schedule)
+  assert len(schedule.rounds) == 2
+
+
+@pytest.mark.parametrize(("sums", "message"), [
+  ([("s1", "s0"), ("s1", "s0"), ("s0", "i")], "would count twice"),
+  ([("s1", "s0"), ("s0", "s0")], "would lose the summands of"),
+  ([("s0", "i")], "would lose the summands of"),
+])
+def test_wrong_sums_in_scratch_are_refused(sums, message):
+  def pairs(places):
+    return [
+      (a, places[0] if b == "i" else b) for a, b in sums
+    ]
+
+  with pytest.raises(ValueError, match=message):
+    check.check(import_xml(all_pairs(3, pairs)))
+
+
 @pytest.mark.parametrize(
   ("text", "message"),
   [
@@ -303,6 +399,16 @@ def test_sums_of_one_round_arrive_in_any_order():
       [(2, 0, [("r", "s0", "s0"), ("s", "s0", "i0")])],
       [(-1, 1, [("r", "i0", "i0")])],
     ]), "gpu 1, threadblock 0, step 1 forwards from scratch a chunk neither"),
+    (algo("allreduce", 1, [
+      [(1, -1, [("s", "i0", "i0")] * 2)],
+      [(2, 0, [("r", "s0", "s0"), ("r", "s1", "s1"), ("re", "s1", "s0"),
+               ("s", "s0", "i0")])],
+      [(-1, 1, [("r", "i0", "i0")])],
+    ]), "gpu 1, threadblock 0, step 3 forwards from scratch a chunk neither"),
+    (algo("allreduce", 2, [
+      [(1, -1, [("s", "i0", "s0"), ("s", "i1", "s1")])],
+      [(-1, 0, [("r", "s0", "s0"), ("r", "s1", "s1"), ("re", "s1", "s0")])],
+    ]), "gpu 1, threadblock 0, step 2 adds chunk 1 to chunk 0"),
     (algo("allreduce", 1, [[(-1, -1, [("re", "i0", "i0")])], []]),
      "step 0 adds a value of its own gpu"),
     (algo("allreduce", 1, [

@@ -1,0 +1,439 @@
+"""Malformed files of every format: each is one line of error.
+
+`FORMATS` lists formats with a valid example and their reader. Each example is
+corrupted in all ways of `tests/corruption.py`. A reader either accepts the file
+or raises an error of a user with one line.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import gzip
+import io
+import json
+import pathlib
+import shutil
+
+from etils import epath
+import numpy as np
+import pytest
+
+from caatnet.config.schema import tree
+from caatnet.data import images, sources, tokenizers
+from caatnet.data.graphs import csr, loaders
+from caatnet.inference import prompts
+from caatnet.interop.source import open_source
+from caatnet.serving import traces
+from caatnet.studies.flows import study as flows
+from caatnet.studies.schedule import study as schedule
+from caatnet.studies.serving import vllm_logs
+from caatnet.train import records, sweep
+from caatnet.train import tokenizer as run_tokenizer
+from configs.caatnet import tiny
+from launch import options
+from parallel.elastic.membership.journal import Journal
+from parallel.hardware import cluster_files, cluster_imports
+from parallel.hardware.devices import DEVICES
+from parallel.hardware.links import PCIE_4
+from parallel.schedules import builders
+from parallel.schedules.msccl import exporter
+from parallel.topology import builders as topologies
+from parallel.topology import files as topology_files
+from tests import claims_test
+from tests.caatnet.data.small_tokenizers import bpe_files, llama_files
+from tests.corruption import BINARY, TEXT, corrupted
+
+FAMILIES = pathlib.Path(__file__).parent / "fixtures" / "families"
+MODEL = FAMILIES / "llama_3"
+LOG = vllm_logs._FOLDER / "rtxpro6000_llama31_8b"
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+  """Format of a file.
+
+  Attributes:
+    file: Path of the file to corrupt, in a folder.
+    make: Writes a valid example of this and all other files to a folder.
+    read: Reads the folder.
+    binary: Whether the file is no text.
+  """
+
+  file: str
+  make: Callable[[pathlib.Path], None]
+  read: Callable[[pathlib.Path], object]
+  binary: bool = False
+
+
+def texts(**files: str) -> Callable[[pathlib.Path], None]:
+  """Returns a function that writes text files; ``__`` stands for a dot."""
+  def make(folder: pathlib.Path) -> None:
+    for name, text in files.items():
+      (folder / name.replace("__", ".")).write_text(text)
+
+  return make
+
+
+def copies(
+  source: pathlib.Path, lines: int | None = None
+) -> Callable[[pathlib.Path], None]:
+  """Returns a function that copies files, or their first lines, unpacked."""
+  def make(folder: pathlib.Path) -> None:
+    for path in source.iterdir():
+      if path.suffix == ".gz":
+        found = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+        (folder / path.stem).write_bytes(b"".join(found[:lines]))
+      elif path.is_file():
+        shutil.copy(path, folder)
+
+  return make
+
+
+def saved(**arrays: np.ndarray) -> bytes:
+  file = io.BytesIO()
+  np.savez(file, **arrays)
+  return file.getvalue()
+
+
+CLUSTER = cluster_files.to_json(cluster_files.cluster("a100:1"))
+TOPOLOGY = json.dumps({
+  "name": "pair", "num_ranks": 2, "num_switches": 1, "links": [
+    {"source": a, "destination": b, "bandwidth": 5e10, "latency_s": 5e-7,
+     "both_ways": True} for a, b in ((0, 2), (1, 2))
+  ],
+})
+MSCCL = exporter.export_xml(builders.build("ring", topologies.ring(3)))
+TOPO = """
+        GPU0  GPU1  GPU2  CPU Affinity
+GPU0     X    NV12  SYS   0-31
+GPU1    NV12   X    PHB   0-31
+GPU2    SYS   PHB    X    0-31
+"""
+NCCL = """# nThread 1 nGpus 1 minBytes 8 maxBytes 64
+#  Rank  0 Group  0 Pid  1 on  host device  0 [0x07] NVIDIA A100
+#  Rank  1 Group  0 Pid  2 on  host device  1 [0x0b] NVIDIA A100
+#       size   count  type  redop  root  time  algbw  busbw #wrong time algbw
+           8       2  float  none    -1  12.5   0.00   0.00      0  12.3  0.00
+          16       4  float  none    -1  12.9   0.00   0.00      0  12.4  0.00
+     1048576  262144  float  none    -1  90.0  11.65  11.65      0  90.1 11.60
+"""
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,374,44
+2023-11-16 18:17:04.0319569,396,109
+"""
+BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+"""
+MOONCAKE = "".join(
+  json.dumps({"timestamp": t, "input_length": 513, "output_length": 12,
+              "hash_ids": [0, t]}) + "\n"
+  for t in range(3)
+)
+PROGRAM = json.dumps({"step": {
+  "mesh": {"data": 2, "tensor": 2}, "collectives": [{
+    "kind": "all_reduce", "axes": ["data"], "bytes": 4096, "count": 2,
+    "phase": "forward", "where": "step",
+  }],
+}})
+TEXTS = "".join(
+  json.dumps({"text": f"document {i} " + "a" * i}) + "\n" for i in range(40)
+)
+NPZ = saved(
+  edge_index=np.array([[0, 1, 2], [1, 2, 0]]),
+  features=np.ones((3, 2), np.float32), labels=np.array([0, 1, -1]),
+)
+METRICS = '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.25}\n'
+
+
+def make_run(folder: pathlib.Path) -> None:
+  config = json.loads(tiny.get_config("test").to_json_best_effort())
+  records.write_config(epath.Path(folder), config)
+  records.write_json(epath.Path(folder / "environment.json"), {
+    "data": {"name": "a", "sha256": "0" * 64}, "python": "3.11.7",
+  })
+  (folder / "metrics.jsonl").write_text(METRICS)
+
+
+def read_run(folder: pathlib.Path) -> None:
+  tree.check(records.read_config(epath.Path(folder)))
+  records.check_data(epath.Path(folder), "0" * 64)
+  records.read_metrics(folder)
+
+
+def make_model(folder: pathlib.Path) -> None:
+  copies(MODEL)(folder)
+  for name, text in bpe_files(260).items():
+    (folder / name).write_text(text)
+
+
+def make_tokenizer(folder: pathlib.Path) -> None:
+  for name, text in llama_files().items():
+    (folder / name).write_text(text)
+  (folder / "generation_config.json").write_text('{"eos_token_id": [2]}')
+  (folder / "config.json").write_text('{"eos_token_id": 2}')
+
+
+def make_run_tokenizer(folder: pathlib.Path) -> None:
+  made = tokenizers.LibraryTokenizer("small", llama_files(), "small")
+  run_tokenizer.keep(epath.Path(folder), made)
+  make_run(folder)
+
+
+def make_graph(folder: pathlib.Path) -> None:
+  (folder / "graph.npz").write_bytes(NPZ)
+  loaders.npz(folder / "graph", path=str(folder / "graph.npz"),
+              undirected=False)
+
+
+def make_edges(folder: pathlib.Path) -> None:
+  (folder / "edges.txt").write_text("# u v\n0 1\n1 2\n2,0\n")
+  np.save(folder / "features.npy", np.ones((3, 2), np.float32))
+  np.save(folder / "labels.npy", np.array([0, 1, 1]))
+
+
+def make_ogb(folder: pathlib.Path) -> None:
+  for name, text in {
+    "raw/edge.csv": "0,1\n1,2\n", "raw/node-feat.csv": "1,2\n3,4\n5,6\n",
+    "raw/node-label.csv": "0\n1\n1\n", "split/time/train.csv": "0\n",
+    "split/time/valid.csv": "1\n", "split/time/test.csv": "2\n",
+  }.items():
+    path = folder / f"{name}.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()))
+
+
+def make_images(folder: pathlib.Path) -> None:
+  (folder / "a.npz").write_bytes(saved(
+    images=np.random.default_rng(0).random((40, 4, 4)),
+    labels=np.arange(40) % 4,
+  ))
+
+
+def read_images(folder: pathlib.Path) -> None:
+  data = images.ImageData(
+    path=str(folder / "a.npz"), batch_size=4, shape=(4, 4, 1), num_classes=4,
+  )
+  data.load(0)
+
+
+def make_profile(folder: pathlib.Path) -> None:
+  copies(LOG / "profile")(folder)
+  rows = (folder / "attention.csv").read_text().splitlines(keepends=True)
+  (folder / "attention.csv").write_text("".join(rows[:500]))
+
+
+def read_profile(folder: pathlib.Path) -> None:
+  vllm_logs.profile(folder, vllm_logs.MODELS["meta-llama/Llama-3.1-8B"])
+
+
+def read_log(folder: pathlib.Path) -> None:
+  vllm_logs.prompts(vllm_logs.load(str(folder)), "published")
+
+
+def read_schedule(folder: pathlib.Path) -> None:
+  config = tree.defaults("study", "schedule").to_dict()
+  schedule.of_config(config | {
+    "msccl": str(folder / "a.xml"), "topology": "ring:3"
+  })
+
+
+def read_program(folder: pathlib.Path) -> None:
+  config = tree.defaults("study", "flows").to_dict()
+  flows._program(
+    config | {"program": str(folder / "a.json")},
+    flows._fabric(config, "leaf_spine:2x2x2"),
+  )
+
+
+def make_journal(folder: pathlib.Path) -> None:
+  with Journal(folder / "journal") as journal:
+    journal.append(journal.record)
+
+
+def read_journal(folder: pathlib.Path) -> None:
+  Journal(folder / "journal").close()
+
+
+def one(name: str, text: str, read: Callable[[pathlib.Path], object]) -> Format:
+  """Returns the format of a single text file."""
+  return Format(
+    name, texts(**{name.replace(".", "__"): text}),
+    lambda folder: read(folder / name),
+  )
+
+
+def into(load: Callable, **options):
+  """Returns a reader by a loader of graphs, whose paths are in the folder."""
+  def read(folder: pathlib.Path) -> None:
+    paths = {k: str(folder / v) if isinstance(v, str) else v
+             for k, v in options.items()}
+    load(folder / "graph", **paths)
+
+  return read
+
+
+FORMATS = {
+  "cluster": one("a.json", CLUSTER, cluster_files.read),
+  "topology": one("a.json", TOPOLOGY, topology_files.from_file),
+  "msccl": Format("a.xml", texts(a__xml=MSCCL), read_schedule),
+  "topo": one("a.txt", TOPO, lambda path: cluster_imports.from_topo(
+    path.read_text(), DEVICES["a100"], PCIE_4)),
+  "nccl": one("a.txt", NCCL, lambda path: cluster_imports.from_nccl(
+    {path.name: path.read_text()}, DEVICES["a100"])),
+  "azure": one("a.csv", AZURE, traces.load),
+  "burst": one("a.csv", BURST, traces.load),
+  "mooncake": one("a.jsonl", MOONCAKE, traces.load),
+  **{
+    f"log/{name}": Format(name, copies(LOG, 50), read_log)
+    for name in ("requests.jsonl", "timeseries.csv", "config.json",
+                 "meta.json", "prefixes.csv")
+  },
+  **{
+    f"profile/{name}": Format(name, make_profile, read_profile)
+    for name in ("dense.csv", "attention.csv", "per_sequence.csv", "meta.yaml")
+  },
+  "program": Format("a.json", texts(a__json=PROGRAM), read_program),
+  "prompts": one("a.jsonl", '{"prompt": "a b"}\n{"prompt": "c"}\n',
+                 lambda path: prompts.read([], str(path))),
+  **{
+    f"model/{name}": Format(
+      name, make_model, lambda folder: open_source(folder, 1),
+      binary=name.endswith("safetensors"),
+    )
+    for name in ("config.json", "tokenizer.json", "generation_config.json",
+                 "model-00001-of-00002.safetensors",
+                 "model.safetensors.index.json")
+  },
+  **{
+    f"tokenizer/{name}": Format(
+      name, make_tokenizer, lambda folder: tokenizers.load(str(folder))
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json",
+                 "generation_config.json")
+  },
+  **{
+    f"run/{name}": Format(name, make_run, read_run)
+    for name in ("config.json", "environment.json", "metrics.jsonl")
+  },
+  **{
+    f"run/tokenizer/{name}": Format(
+      f"tokenizer/{name}", make_run_tokenizer, run_tokenizer.load
+    ) for name in ("tokenizer.json", "identity.json")
+  },
+  "text": one("a.txt", "a b c\n" * 50, lambda path: sources._read_path(
+    "config.data.path", str(path))),
+  "documents": one("a.jsonl", TEXTS, lambda path: sources.load_documents(
+    str(path), 50)),
+  "images": Format("a.npz", make_images, read_images, binary=True),
+  "edges": Format("edges.txt", make_edges, into(
+    loaders.edge_list, path="edges.txt", features="features.npy",
+    labels="labels.npy", undirected=False)),
+  "features": Format("features.npy", make_edges, into(
+    loaders.edge_list, path="edges.txt", features="features.npy",
+    labels="labels.npy", undirected=False), binary=True),
+  "npz": Format("graph.npz", lambda folder: (folder / "graph.npz").write_bytes(
+    NPZ), into(loaders.npz, path="graph.npz", undirected=True), binary=True),
+  "ogb": Format("raw/edge.csv.gz", make_ogb, into(
+    loaders.ogb, path="", undirected=False), binary=True),
+  "graph/meta.json": Format("graph/meta.json", make_graph,
+                            lambda folder: csr.open_graph(folder / "graph")),
+  "graph/indices.npy": Format(
+    "graph/indices.npy", make_graph,
+    lambda folder: csr.open_graph(folder / "graph"), binary=True),
+  "sweep": one("a.csv", "point,loss\na,2.5\n", lambda path: sweep.read_csv(
+    epath.Path(path))),
+  "journal": Format("journal", make_journal, read_journal),
+}
+# Kinds of faults that every reader of a text must refuse, and readers of texts
+# that have no structure, are free to ignore lines, or may be empty.
+ALWAYS = {"empty", "not_utf8", "brackets"}
+LENIENT = {"text", "sweep", "journal", "run/metrics.jsonl"}
+
+
+TINY = "--config=configs/caatnet/tiny.py:test"
+# A script, a valid flag without its value, and the value.
+LINES = [
+  ("train", "--config=", "configs/caatnet/tiny.py:test"),
+  ("train", "--config.sync.p=", "0.5"),
+  ("train", "--config.parallel.tensor=", "4"),
+  ("train", "--config.optimizer.learning_rate=", "1e-3"),
+  ("train", "--config.model.dtype=", "float32"),
+  ("train", "--config.model.remat=", "none"),
+  ("train", "--mesh=", "tensor:2"),
+  ("train", "--cpu_devices=", "8"),
+  ("train", "--profile=", "1:2"),
+  ("train", "--config.train.num_steps=", "8"),
+  ("train", "--config.seed=", "1"),
+  ("simulate", "--config=", "configs/collectives/schedule.py"),
+  ("sweep", "--grid=", "sync.p=1.0,0.5"),
+  ("evaluate", "--step=", "3"),
+  ("serve", "--port=", "8000"),
+]
+BAD_VALUES = ("", "x", "NaN", "1e999", "-3", "1" + "0" * 30, "[" * 10_000,
+              "\0", "\udcff", "0x", "1,", "{}")
+
+
+def failure(read: Callable[[], object]) -> str:
+  """Returns the line that a script would print; "" if nothing is wrong."""
+  try:
+    read()
+  except (*options._USER_ERRORS, OSError) as error:
+    # Other OSErrors, and errors of several lines, are bugs.
+    known = isinstance(error, options._USER_ERRORS) or error.filename
+    if not known or isinstance(error, MemoryError) or "\n" in str(error):
+      raise
+    return options._one_line(error)
+  return ""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_malformed_file_is_one_line(tmp_path, name):
+  """At least five of these refuse: 200 inputs in all."""
+  form = FORMATS[name]
+  form.make(tmp_path)
+  assert failure(lambda: form.read(tmp_path)) == ""
+  path = tmp_path / form.file
+  data = path.read_bytes()
+  refused = {}
+  faults = [(kind, 0) for kind in (BINARY if form.binary else TEXT)]
+  if form.binary:  # a byte of the header may be read in many ways
+    faults += [("changed", seed) for seed in range(1, 6)]
+  for kind, seed in faults:
+    path.write_bytes(corrupted(data, kind, seed))
+    message = failure(lambda: form.read(tmp_path))
+    assert len(message) < 5000
+    if message:
+      refused[kind] = message
+  if form.binary:
+    assert {"truncated", "brackets"} <= {*refused}
+  elif name not in LENIENT:
+    assert {*refused} >= ALWAYS
+  form_least = 2 if form.binary or name in LENIENT else 5
+  assert len(refused) >= form_least, refused
+
+
+@pytest.mark.parametrize(("script", "flag", "value"), LINES)
+def test_malformed_flag_is_one_line(script, flag, value, monkeypatch):
+  """Parses the flags and, for a sweep, its grid; runs nothing."""
+  monkeypatch.chdir(pathlib.Path(__file__).parents[1])
+  configs = {"train": [TINY], "evaluate": ["--workdir=x"],
+             "serve": ["--workdir=x"], "simulate": [],
+             "sweep": ["--config=configs/caatnet/sweep.py"]}
+  others = [] if flag == "--config=" else configs[script]
+
+  def parse(text: str) -> str:
+    return failure(lambda: claims_test._parse(script, [*others, flag + text]))
+
+  assert parse(value) == ""
+  messages = {text: parse(text) for text in BAD_VALUES}
+  refused = [text for text, message in messages.items() if message]
+  assert len(refused) >= 5, messages
+  assert all(len(message) < 5000 for message in messages.values())
+
+
+def test_there_are_200_malformed_inputs():
+  least = [
+    2 if form.binary or name in LENIENT else 5
+    for name, form in FORMATS.items()
+  ]
+  assert sum(least) + 5 * len(LINES) >= 200

@@ -1,0 +1,123 @@
+"""Files in results/: each is what the command that it names has written."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from caatnet.show import results
+from docs import log
+from docs.points import ROOT
+from tests.claims_test import faults
+
+FILES = sorted(path.name for path in (ROOT / "results").iterdir())
+# Written by make mutants, which records command and commit of every seed.
+OTHERS = {"mutants.json"}
+JSON = [name for name in FILES if name.endswith(".json") and name not in OTHERS]
+
+# Files that are not exactly what their command writes today. Each has a `note`
+# that states the difference.
+TIMES, HOURS = "contains times of an idle machine", "takes long to run"
+EDITED = {
+  "decoding.json": TIMES, "demo.json": TIMES, "schedules.json": TIMES,
+  "schedules_events.json": TIMES, "serving_scheduler.json": TIMES,
+  "train_step.json": TIMES, "zero_step.json": TIMES,
+  "planner_memory_h200.json": HOURS, "planner_memory_v5p.json": HOURS,
+  "programs.json": HOURS, "fastswitch_paper.json": HOURS,
+}
+# Results of compiled programs, whose rows must name the program.
+PROGRAMS = {"kernels_bytes_h200.json", "kernels_bytes_v5p.json",
+            "programs.json"}
+
+
+def origin_faults(name: str, content: dict) -> list[str]:
+  """Returns what is missing for a file to be repeated."""
+  found = [
+    f"no {key}" for key in ("command", "date", "commit", "versions")
+    if not content.get(key)
+  ]
+  if found:
+    return found
+  if not re.fullmatch(r"[0-9a-f]{7,40}", content["commit"]):
+    found.append(f"commit {content['commit']}")
+  if content.get("sha256") != results.digest(content):
+    found.append("content was edited: its sha256 differs")
+  found += faults(f"`{content['command']}`")
+  if bool(content.get("note")) != (name in EDITED):
+    found.append("a note and an entry of EDITED go together")
+  if name not in EDITED:
+    found += [
+      f"no version of {package}" for package in ("python", "jax")
+      if package not in content["versions"]
+    ]
+  if content["command"] != "make demo":
+    words = shlex.split(content["command"])
+    path = f"results/{name}"
+    outputs = {"--output", "--config.benchmark.results"}
+    default = name in ("programs.json", "planner_memory_v5p.json")
+    if not default and not {f"{key}={path}" for key in outputs} & {*words}:
+      found.append(f"the command does not write {path}")
+  if name in PROGRAMS:
+    found += [
+      f"row {number} has no fingerprint"
+      for number, row in enumerate(content["rows"])
+      if not re.fullmatch("[0-9a-f]{64}", row.get("fingerprint", ""))
+    ]
+  return found
+
+
+def content(name: str) -> dict:
+  text = (ROOT / "results" / name).read_text()
+  return json.loads(text, parse_constant=pytest.fail)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", JSON)
+def test_a_result_is_what_its_command_has_written(name):
+  assert origin_faults(name, content(name)) == []
+
+
+def test_every_run_of_mutants_has_a_command_and_a_tree():
+  """The tree is a hash of all code, committed or not."""
+  runs = content("mutants.json")["runs"]
+  assert runs
+  for command, run in runs.items():
+    assert command.startswith("python -m tests.mutation"), command
+    assert re.fullmatch(r"[0-9a-f]{16}", run["tree"]), command
+
+
+def test_every_exception_is_a_file():
+  assert {*EDITED, *PROGRAMS, *OTHERS} <= {*FILES}
+
+
+@pytest.mark.parametrize(
+  "name", [name for name in FILES if name not in {*JSON, *OTHERS}]
+)
+def test_a_table_or_picture_is_in_an_entry_of_the_log(name):
+  """Sweeps and pictures have no place for a command: the log names it."""
+  entries = [
+    text for path in log.paths()
+    if f"results/{name}" in (text := path.read_text())
+  ]
+  drawn = (ROOT / "docs/draw.py").read_text()
+  assert f"results/{name}" in drawn or any(
+    re.search(r"python -m launch\.|`configs/", text) for text in entries
+  )
+
+
+@pytest.mark.parametrize(("key", "value", "fault"), [
+  ("command", "", "no command"),
+  ("command", "python -m launch.simulate --output=results/other.json",
+   "the command does not write results/fairness.json"),
+  ("command", "python -m launch.simulate --output=results/fairness.json "
+   "--config=configs/serving/fairness.py --config.none=1", "none"),
+  ("commit", "unknown", "commit unknown"),
+  ("versions", {"jax": "0.10.2"}, "no version of python"),
+  ("bound", 1.0, "content was edited"),
+  ("note", "by hand", "a note"),
+])
+def test_a_result_without_origin_is_named(key, value, fault):
+  changed = content("fairness.json") | {key: value}
+  found = origin_faults("fairness.json", changed)
+  assert any(fault in line for line in found), found
