@@ -93,6 +93,10 @@ class Refused(ConnectionError):
   """The listener refused the connection, or has a different token."""
 
 
+class Early(Refused):
+  """The listener has not entered the request's epoch yet."""
+
+
 class Cancelled(ConnectionError):
   """Another thread cancelled the operation."""
 
@@ -399,7 +403,7 @@ def dial(
       if answer is not Status.EARLY:
         raise Refused(f"{request.receiver} refuses: {answer.name}")
       # Retried below: the listener may enter the epoch a moment later.
-      error: OSError = Refused(
+      error: OSError = Early(
         f"{request.receiver} has not entered epoch {request.epoch}"
       )
     except OSError as caught:
@@ -407,7 +411,7 @@ def dial(
     scope.end(sock)
     if scope.closed.is_set():
       raise Cancelled("closed") from error
-    if isinstance(error, Refused) and "epoch" not in str(error):
+    if isinstance(error, Refused) and not isinstance(error, Early):
       raise error
     if time.monotonic() + pause > end:
       raise error

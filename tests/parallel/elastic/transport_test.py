@@ -11,7 +11,14 @@ from parallel.elastic.membership import messages as m
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.frames import FrameError, Header, Kind
-from parallel.elastic.transport.handshake import Purpose, Status
+from parallel.elastic.transport.handshake import (
+  Purpose,
+  Refused,
+  Request,
+  Scope,
+  Status,
+  dial,
+)
 from parallel.elastic.transport.links import Links
 from parallel.elastic.transport.listener import Limits, Offer
 from parallel.elastic.transport.transfers import (
@@ -145,6 +152,30 @@ def test_refused_connections_are_logged_up_to_a_rate(caplog):
   assert [record.getMessage() for record in caplog.records] == [
     "refused host:7: no token", "refused host:8: no token (and 4 more)"
   ]
+
+
+def test_only_an_early_dial_is_retried():
+  """Whatever the receiver's id is."""
+  with listeners(1) as there:
+    listener, asked = there["p0"], []
+    status = listener._status
+
+    def seen(offer, request):
+      asked.append(status(offer, request))
+      if len(asked) == 3:  # the listener enters the epoch
+        listener._offers[Purpose.DATA] = Offer(1, None, lambda *_: None)
+      return asked[-1]
+
+    listener._status = seen
+    for receiver in ("p0", "epoch"):
+      request = Request(Purpose.DATA, 0, 1, "me", receiver)
+      if receiver == "p0":
+        dial(listener.address, request, SECURITY, Scope(), 20).close()
+        assert asked == [Status.EARLY] * 3 + [Status.ACCEPTED]
+      else:
+        with pytest.raises(Refused, match="STRANGER"):
+          dial(listener.address, request, SECURITY, Scope(), 20)
+        assert asked[4:] == [Status.STRANGER]
 
 
 def test_newer_offer_replaces_an_older_one():
