@@ -39,9 +39,10 @@ from parallel.elastic.transport.handshake import (
   Scope,
   Security,
   dial,
+  reached,
 )
 from parallel.elastic.transport.links import Links, Options
-from parallel.elastic.transport.listener import Listener
+from parallel.elastic.transport.listener import Listener, Offer
 from parallel.elastic.transport.transfers import Lost, Unreachable
 
 LOG = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ _FAILED_S, _MOST_FAILED_S = 0.02, 2.0
 # A peer whose fetches are outdated by this many consecutive commits leaves and
 # joins again: the swarm waits for new members before it starts a round.
 _MOST_OVERTAKEN = 3
+_CONNECT = 1.5  # time limit for connecting to the members, in units of t_h
 _SAID_S = 10.0  # interval of warnings about an unreachable coordinator
 
 
@@ -104,6 +106,8 @@ class Agent:
     # Hashes the state, so a large one delays the first connection.
     self._install(revisions.make(revision, state))
     self.peer = peers.Peer(listener.me, revision, self.newest.digest)
+    # A connection that ends at once: it shows that this peer can be reached.
+    listener.serve(Purpose.CHECK, Offer(0, None, lambda *_: None))
     self._threads = [
       threading.Thread(target=target, daemon=True)
       for target in (self._run, self._converse)
@@ -184,6 +188,9 @@ class Agent:
       error = self._admission.update(message)
       if error is not None:
         self._end(error)
+    elif isinstance(message, m.Check):
+      for peer in message.peers:
+        self._start(self._check, channel, peer, message.limit_s)
     # Messages of a former connection are stale.
     elif channel is self._channel:
       self._events.put((message, None))
@@ -375,26 +382,35 @@ class Agent:
   def _reach(self, links: Links) -> None:
     """Connects to all members and reports unreachable ones.
 
-    The report is delayed to 2 t_h. The coordinator drops silent peers after
-    t_h, so it removes a dead member before this peer's report could cause a
-    live one to be dropped.
+    The time limit is longer than t_h, after which the coordinator drops a dead
+    member.
     """
-    end = time.monotonic() + 2 * self._silence_s
     unreachable: tuple[Id, ...] = ()
+    absent: tuple[Id, ...] = ()
     try:
-      links.connect(self._listener, 2 * self._silence_s)
+      links.connect(self._listener, _CONNECT * self._silence_s)
     except Unreachable as error:
       LOG.info("epoch %d: %s", links.epoch, error)
-      unreachable = tuple(error.peers)
+      unreachable, absent = tuple(error.peers), error.absent
     except Lost as error:
       if error.peer is None:
         return  # closed here for a newer epoch
       LOG.info("epoch %d: %s", links.epoch, error)
       # A peer that was connected was lost again.
       unreachable = (error.peer,)
-    if unreachable:
-      self._scope.closed.wait(max(0, end - time.monotonic()))
-    self._events.put((m.Connected(links.epoch, unreachable), None))
+    self._events.put((m.Connected(links.epoch, unreachable, absent), None))
+
+  def _check(self, channel: Channel, peer: Id, limit_s: float) -> None:
+    """Connects to a peer that is not a member yet, and reports the result."""
+    try:
+      address = ids.address(peer)
+    except ValueError as error:
+      text = str(error)
+    else:
+      text = reached(
+        self.peer.id, peer, address, self._security, self._scope, limit_s
+      )
+    channel.send(m.Checked(peer, text))
 
   def _get(self, task: m.Fetch) -> None:
     """Starts to fetch a revision, unless it is being fetched already."""

@@ -23,7 +23,8 @@ class Settings:
       `listen`: behind a NAT, or when listening at 0.0.0.0.
 
   Raises:
-    ValueError: `alone_s` is not positive, or `samples` is negative.
+    ValueError: `alone_s` is not positive, `samples` is negative, or
+      `advertise` has port 0.
   """
 
   alone_s: float = 300.0
@@ -41,6 +42,11 @@ class Settings:
     # A function is checked by its results, round by round.
     if not callable(self.samples) and self.samples < 0:
       raise ValueError(f"samples={self.samples} must not be negative")
+    if self.advertise is not None and not 0 < self.advertise[1] < 1 << 16:
+      raise ValueError(
+        f"advertise={self.advertise} must have a port from 1 to 65535: only "
+        "listen may have port 0 for any free port"
+      )
 
   def num_samples(self, number: int) -> int:
     """Returns the number of samples per contribution of a round."""

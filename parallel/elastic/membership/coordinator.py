@@ -31,7 +31,9 @@ import enum
 from typing import Any, NamedTuple
 
 from parallel.elastic.membership import messages as m
+from parallel.elastic.membership import reachability
 from parallel.elastic.membership.messages import Digest, Id, Record, Send
+from parallel.elastic.membership.reachability import Pair
 
 Effects = list[Any]
 
@@ -71,9 +73,12 @@ class Coordinator(NamedTuple):
     phase: Phase of the protocol.
     pending: Peers waiting for admission, with their `Hello`; sorted by id.
     said: Members that are prepared (FORMING) or have their contribution (OPEN).
+    reporters: Members that have reported failed connections (FORMING).
     contributors: Contributors of the running round, in the order of their
       ranks.
     votes: (contributor, digest) pairs received so far.
+    failed: Connections that members have reported as failed (FORMING), as
+      (member that connects, other member).
     holders: Members that hold the newest revision.
     late: Whether the time limit for waiting (grace or recovery) has expired.
     wrong: Peers whose vote on the next round differed from the majority. They
@@ -85,8 +90,10 @@ class Coordinator(NamedTuple):
   phase: Phase = Phase.ASSEMBLING
   pending: tuple[tuple[Id, m.Hello], ...] = ()
   said: frozenset[Id] = frozenset()
+  reporters: frozenset[Id] = frozenset()
   contributors: tuple[Id, ...] = ()
   votes: tuple[tuple[Id, Digest], ...] = ()
+  failed: frozenset[Pair] = frozenset()
   holders: frozenset[Id] = frozenset()
   late: bool = False
   wrong: frozenset[Id] = frozenset()
@@ -139,14 +146,9 @@ def step(
   ):
     return state, []
   if isinstance(message, m.Prepared):
-    return _prepared(state, sender)
+    return _prepared(state, sender, rules)
   if isinstance(message, m.Unreachable):
-    if state.phase is not Phase.FORMING:
-      return state, []
-    # It is unknown which end of the connection is at fault: the coordinator
-    # drops the youngest of the peers involved.
-    pair = {sender, *message.peers} & {*record.members}
-    return _lost(state, max(pair), rules)
+    return _unreachable(state, sender, message, rules)
   # Round r starts from revision r, so this message belongs to another round.
   if message.round != record.revision:
     return state, []
@@ -263,7 +265,52 @@ def _start(state: Coordinator) -> m.Start:
   return m.Start(record.epoch, record.revision, state.contributors)
 
 
-def _prepared(state: Coordinator, sender: Id) -> tuple[Coordinator, Effects]:
+def failed_pairs(state: Coordinator, sender: Id, message: Any) -> set[Pair]:
+  """Returns the failed connections of an epoch that are known with a message.
+
+  Args:
+    state: State before the message.
+    sender: Member that sent it.
+    message: Any message to a coordinator.
+  """
+  failed = set(state.failed)
+  if isinstance(message, m.Unreachable):
+    failed |= {(sender, peer) for peer in message.peers}
+    failed |= {(peer, sender) for peer in message.absent}
+  members = {*state.record.members}
+  return {(a, b) for a, b in failed if a != b and {a, b} <= members}
+
+
+def _unreachable(
+  state: Coordinator, sender: Id, message: m.Unreachable, rules: Rules
+) -> tuple[Coordinator, Effects]:
+  """Records failed connections of a member."""
+  if state.phase is not Phase.FORMING:
+    return state, []
+  failed = failed_pairs(state, sender, message)
+  if not failed:  # names no other member: it cannot be prepared
+    return _lost(state, sender, rules)
+  return _judged(state._replace(
+    failed=frozenset(failed), reporters=state.reporters | {sender}
+  ), rules)
+
+
+def _judged(
+  state: Coordinator, rules: Rules
+) -> tuple[Coordinator, Effects]:
+  """Drops members that others cannot reach, once all involved have reported.
+
+  A single report does not show which end of a connection is at fault.
+  """
+  involved = {peer for pair in state.failed for peer in pair}
+  if not involved or not involved <= state.said | state.reporters:
+    return state, []
+  return _without(state, reachability.culprits(state.failed), rules)
+
+
+def _prepared(
+  state: Coordinator, sender: Id, rules: Rules
+) -> tuple[Coordinator, Effects]:
   """Opens the first round of an epoch once all members are prepared."""
   if state.phase is not Phase.FORMING:
     return state, []
@@ -271,14 +318,15 @@ def _prepared(state: Coordinator, sender: Id) -> tuple[Coordinator, Effects]:
     said=state.said | {sender}, holders=state.holders | {sender}
   )
   if not state.said.issuperset(state.record.members):
-    return state, []
+    return _judged(state, rules)
   return _open(state)
 
 
 def _open(state: Coordinator) -> tuple[Coordinator, Effects]:
   """Requests contributions to the next round from all members."""
   state = state._replace(
-    phase=Phase.OPEN, said=frozenset(), contributors=(), votes=(), late=False
+    phase=Phase.OPEN, said=frozenset(), reporters=frozenset(),
+    contributors=(), votes=(), failed=frozenset(), late=False,
   )
   go = _go(state)
   return state, [Send(peer, go) for peer in state.record.members]

@@ -255,9 +255,10 @@ def read(
 
 # Messages that a coordinator accepts from peers, and peers from a coordinator.
 FROM_PEER = (
-  m.Hello, m.Prepared, m.Unreachable, m.Ready, m.Vote, m.Leave, m.Report
+  m.Hello, m.Prepared, m.Unreachable, m.Ready, m.Vote, m.Leave, m.Report,
+  m.Checked,
 )
-FROM_COORDINATOR = (m.Welcome, m.Waiting, m.Prepare, m.Go, m.Start)
+FROM_COORDINATOR = (m.Welcome, m.Waiting, m.Check, m.Prepare, m.Go, m.Start)
 
 
 def encode(message: Any) -> bytes:

@@ -44,7 +44,7 @@ NONCE_BYTES = MAC_BYTES = 32
 OPENING = struct.Struct("!4s32s")  # magic, nonce
 # Magic, purpose, connection, epoch, sender, receiver, nonce.
 REQUEST = struct.Struct("!4sBHQ64s64s32s")
-MAGIC = b"ELH1"
+MAGIC = b"ELH2"
 HANDSHAKE_BYTES = REQUEST.size + MAC_BYTES  # sent by the dialer
 
 
@@ -53,12 +53,13 @@ class Purpose(enum.IntEnum):
 
   DATA: frames of operations. STATE: requests for shared state. CONTROL:
   messages between a peer and its coordinator, in both directions; its epoch is
-  0.
+  0. CHECK: nothing; the handshake shows that the listener can be reached.
   """
 
   DATA = 1
   STATE = 2
   CONTROL = 3
+  CHECK = 4
 
 
 class Status(enum.IntEnum):
@@ -417,6 +418,33 @@ def dial(
       raise error
     scope.closed.wait(pause)  # returns early when closed
     pause = min(2 * pause, 0.5)  # exponential backoff
+
+
+def reached(
+  me: Id, peer: Id, address: Address, security: Security, scope: Scope,
+  limit_s: float,
+) -> str:
+  """Connects to a peer's listener and closes the connection.
+
+  Args:
+    me: Id of the dialing peer.
+    peer: Id of the listening peer.
+    address: Address of the listening peer.
+    security: Token and TLS settings.
+    scope: Scope of the connection; closing it cancels the call.
+    limit_s: Time limit in seconds.
+
+  Returns:
+    Reason for which the peer cannot be reached; "" if it can.
+  """
+  try:
+    request = Request(Purpose.CHECK, 0, 0, me, peer)
+    scope.end(dial(address, request, security, scope, limit_s))
+  except OSError as error:
+    # Printable ASCII, as in a message to the coordinator.
+    text = str(error) or type(error).__name__
+    return re.sub(r"[^ -~]", "?", text)[:200]
+  return ""
 
 
 def _ask(

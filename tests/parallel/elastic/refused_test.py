@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from parallel.elastic.agent import Settings
-from parallel.elastic.membership import ids, service
+from parallel.elastic.membership import ids, reachability, service
 from parallel.elastic.membership import messages as m
 from parallel.elastic.membership.journal import Journal
 from parallel.elastic.membership.service import Service, Timing
@@ -30,7 +30,7 @@ from parallel.elastic.transport.handshake import (
   Security,
 )
 from parallel.elastic.transport.listener import Limits
-from tests.parallel.elastic.worlds import FUZZED, SECURITY, spoilt
+from tests.parallel.elastic.worlds import FUZZED, SECURITY, Relay, spoilt
 
 _PATIENCE_S = 10
 CROWD = 1000
@@ -47,9 +47,11 @@ def _step(exchange, state, part):
 class _Member:
   """Peer in threads of this process that contributes until `end`."""
 
-  def __init__(self, there, combine=_step):
+  def __init__(self, there, combine=_step, **settings):
+    self.said = []
     self.swarm = Swarm(
-      there.address, SECURITY, _start(), settings=Settings(alone_s=30)
+      there.address, SECURITY, _start(),
+      settings=Settings(alone_s=30, **settings), say=self.said.append,
     )
     self._combine, self._ending = combine, threading.Event()
     self.error = None
@@ -76,7 +78,9 @@ class _Trained:
     self._said, self._caplog = [], caplog
     self.there = Service(
       ("127.0.0.1", 0), SECURITY, Journal(folder / "journal"),
-      timing=Timing(silence_s=10, reconnect_s=0.5, handshake_s=0.5),
+      timing=Timing(
+        silence_s=10, reconnect_s=0.5, handshake_s=0.5, check_s=0.5
+      ),
       say=self._said.append,
     )
     threading.Thread(target=self.there.serve, daemon=True).start()
@@ -278,6 +282,35 @@ def test_replayed_epoch_is_one_line(trained):
     trained.go_on()
   assert trained.record.epoch == epoch
   assert me not in trained.record.members
+
+
+def test_peer_that_others_cannot_reach_is_one_line_and_rounds_continue(
+  trained, monkeypatch
+):
+  """Until they can: then it is admitted."""
+  for name in ("_FIRST_PAUSE_S", "_MOST_PAUSE_S"):
+    monkeypatch.setattr(reachability, name, 0.1)
+  with socket.create_server(("127.0.0.1", 0)) as free:
+    closed = free.getsockname()[:2]
+  epoch, members = trained.record.epoch, trained.record.members
+  newcomer = _Member(trained.there, advertise=closed)
+  trained.members.append(newcomer)
+  me = newcomer.swarm.me
+  trained.until(lambda: newcomer.said)
+  (line,) = trained.lines("not admitted")
+  first, second = members
+  assert f"{me} not admitted: {first}, {second}, coordinator cannot" in line
+  (line,) = newcomer.said
+  assert "does not admit this peer at {}:{}: ".format(*closed) in line
+  trained.go_on()
+  time.sleep(1)  # a further check has failed by then
+  trained.go_on()
+  assert (trained.record.epoch, trained.record.members) == (epoch, members)
+  assert (len(newcomer.said), len(trained.lines("not admitted"))) == (1, 1)
+  relay = Relay(newcomer.swarm._agent._listener.address, 1e9, closed[1])
+  trained.until(lambda: me in trained.record.members)
+  trained.go_on(3)
+  relay.close()
 
 
 def test_peer_with_wrong_digest_is_dropped_and_readmitted(

@@ -92,6 +92,8 @@ def test_member_that_only_keeps_its_connection_is_dropped(tmp_path):
   pairs = {peer: socket.socketpair() for peer in (alive, dead)}
   for peer, (sock, _) in pairs.items():
     there._take(Channel(sock, frames.FROM_PEER, 10), peer, NEW)
+    there._admission.remove(peer)
+    there._step(peer, NEW)
   now = time.monotonic() + 30
   there._channels[alive].last_received = now - 1
   there._look_at_clocks(now)

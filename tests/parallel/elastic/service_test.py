@@ -94,16 +94,17 @@ def test_unauthenticated_and_invalid_input_is_closed_and_peers_continue(
     assert _closed(sock)
   sock = _dialled(there, me="no-address")
   assert _closed(sock)
-  # A peer that only sends Hello delays the other one up to the silence limit.
+  # A peer that only sends Hello delays no other, and is dropped when silent.
   start = {"x": np.zeros(3, np.float32)}
   with Swarm(there.address, SECURITY, start) as swarm:
     quiet = _dialled(there)
     hello = frames.encode(m.Hello(0, 0, "", None))
     frames.send(quiet, Header(Kind.MESSAGE), hello, checked=True)
-    while not there.state.pending:
+    while not any(peer.what == "is checked" for peer in there.seen()):
       time.sleep(0.01)
     swarm.give(np.ones(3, np.float32), _step)
     assert swarm.counted
+    assert swarm.epoch == 1
     assert _closed(quiet)
   assert any("silent for 1 s" in line for line in lines)
   there.close()

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.quick
 def test_wire_format_has_its_constants():
   """A change of a constant needs a new version in `frames.MAGIC`."""
   assert [*map(int, Kind)] == [*range(1, 10)]
-  assert [*map(int, Purpose)] == [1, 2, 3]
+  assert [*map(int, Purpose)] == [1, 2, 3, 4]
   assert [*map(int, Status)] == [0, 1, 2, 3, 4]
   assert frames.HEADER_BYTES == 40
   assert frames.MOST_ITEMS == 1024

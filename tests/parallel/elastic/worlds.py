@@ -137,9 +137,9 @@ def spoilt(rng: random.Random, data: bytes) -> bytes:
 class Relay:
   """Proxy of an address that limits the bytes per second in each direction."""
 
-  def __init__(self, target: Any, bytes_per_s: float) -> None:
+  def __init__(self, target: Any, bytes_per_s: float, port: int = 0) -> None:
     self.target, self.bytes_per_s = target, bytes_per_s
-    self._server = socket.create_server(("127.0.0.1", 0))
+    self._server = socket.create_server(("127.0.0.1", port))
     self.address = self._server.getsockname()[:2]
     self._start(self._accept)
 
