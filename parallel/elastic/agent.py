@@ -91,7 +91,7 @@ class Agent:
     # (epoch, revision, digest) of the running fetch.
     self._fetching: tuple[int, int, Any] | None = None
     self._overtaken = 0
-    self._admission = AdmissionTimeout(settings, say)
+    self._admission, self._say = AdmissionTimeout(settings, say), say
     self._sent_bytes = 0  # in earlier epochs
     self._silence_s = 10.0
     # Kept until its round is committed, or until the protocol discards it.
@@ -374,7 +374,9 @@ class Agent:
       self.peer.id, task.epoch, members, self._security, options
     )
     # Measured bandwidths are valid for one epoch.
-    self._rings = Rings(self._links) if self._settings.measured else None
+    self._rings = (
+      Rings(self._links, self._say) if self._settings.measured else None
+    )
     # Members without the newest revision fetch it while others connect.
     self._server.offer(self._listener, task.epoch, task.members)
     self._start(self._reach, self._links)

@@ -14,8 +14,9 @@ class Settings:
     checked: Whether exchanged blocks carry checksums.
     samples: Number of samples per contribution, or a function from the round's
       number to it, equal on all peers; 0 disables leases.
-    measured: Whether ring orders follow measured bandwidth; equal on all peers.
-      A measurement takes some tenths of a second per epoch.
+    measured: Whether links are measured, and sums in the order "ring" use the
+      faster one of a ring and a direct exchange; equal on all peers. A
+      measurement takes some tenths of a second per epoch.
     rounds: Number of rounds of the run. A peer that connects after the last
       one ends with `Finished`. 0 for a run without an end.
     listen: (host, port) at which the peer listens; port 0 selects a free port.
