@@ -129,7 +129,7 @@ def ring_seconds(
     for k in range(count):
       free = np.maximum(free, ready[k]) + each
       ready[k] = np.roll(free + delays, -1, axis=1)  # at the rank below
-  # `ready` is now that of each rank's own chunk, whose sums go up.
+  # `ready` is now the time of each rank's own sum. Sums go up.
   above = np.roll(orders, -1, axis=1)
   each = size / links.rates[orders, above]
   delays = links.delays[orders, above]

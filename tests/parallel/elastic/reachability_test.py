@@ -1,4 +1,4 @@
-"""Peers that others cannot reach: who is dropped, and who is not admitted."""
+"""Dropped members and refused peers, if some cannot reach others."""
 
 import itertools
 import random
@@ -84,7 +84,7 @@ def _reports(direction):
 
 @pytest.mark.parametrize("direction", ["in", "out", "both"])
 def test_unreachable_member_is_dropped_in_any_order_of_reports(direction):
-  """And no other one: z is the youngest."""
+  """The youngest member, z, is kept."""
   rules = Rules(least=4)
   for order in itertools.permutations("abxz"):
     state = _formed("abxz", rules)

@@ -124,7 +124,7 @@ def test_search_of_many_ranks_finds_a_ring_without_slow_links():
 
 
 def test_slow_pair_decides_between_ring_and_direct_exchange():
-  """Of 5 ranks: equal links, then one that is 10 times slower."""
+  """Five ranks with equal links; then one pair is 10 times slower."""
   links = Matrix(np.full((5, 5), 1e6), np.zeros((5, 5)))
   assert times.fastest(links, 5_000_000, 1 << 20)[::2] == (
     "direct", pytest.approx(2.0)

@@ -128,3 +128,21 @@ class Ring:
   shaped_block_bytes: int = field(
     2**18, "Bytes per block of sending and adding over these links.", COUNT
   )
+
+
+@section
+class RingOrders:
+  """Sums over unequal shaped links: chosen algorithm against all others."""
+
+  peers: int = field(5, "Number of peers.", COUNT)
+  megabytes: int = field(4, "Size of the all-reduce in MB.", COUNT)
+  seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each set of links.", SEED)
+  mbit: tuple[float, float] = field(
+    (10.0, 200.0), "Smallest and largest rate of a link in Mbit/s; rates are "
+    "drawn on a logarithmic scale for each direction.", POSITIVE,
+  )
+  delays_ms: tuple[float, ...] = field(
+    (1.0, 20.0, 100.0), "Delays in each direction in ms, of which one is drawn "
+    "for each pair.", NOT_NEGATIVE,
+  )
+  rounds: int = field(5, ROUNDS, COUNT)
