@@ -243,6 +243,10 @@ class Agent:
     if leases.valid(newest.leases, begun, self.peer.id):
       return False
     self._part, self.counted = None, False
+    self._say(
+      f"the contribution of samples {part.samples} is dropped: revision "
+      f"{newest.number} grants them to other peers"
+    )
     return True
 
   def _step(self, message: Any, payload: Any) -> None:
@@ -278,6 +282,10 @@ class Agent:
         self._result = None
         if not effect.keep:
           self._part, self.counted = None, False
+          self._say(
+            f"the contribution to round {self.newest.number} is dropped: it "
+            "may be counted already"
+          )
       case m.Apply():
         assert self._result is not None
         self._install(self._result)

@@ -8,7 +8,7 @@ them (`culprits`).
 
 Example:
   >>> from parallel.elastic.membership import reachability
-  >>> failed = {("a", "x"), ("b", "x"), ("x", "a")}  # nobody reaches x
+  >>> failed = {("a", "x"), ("b", "x"), ("x", "a")}  # x is closed
   >>> reachability.culprits(failed)
   {'x'}
   >>> reachability.reason("x", failed)

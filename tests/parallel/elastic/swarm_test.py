@@ -133,7 +133,10 @@ def check(swarm):
       line = dict(line)
       assert line["revision"] > before
       before = line["revision"]
-      assert not line.pop("counted") or line["last"]
+      counted = line.pop("counted")
+      assert not counted or line["last"]
+      # A contribution is counted, or its peer reports that it is not.
+      assert counted != bool(line.pop("dropped"))
       line.pop("epoch")
       assert revisions.setdefault(before, line) == line
   thetas, drawn = [swarm_peer.START["theta"]], set()

@@ -38,6 +38,14 @@ class Churn:
     0.05, "Sleep per contribution in addition to its arithmetic, in seconds.",
     NOT_NEGATIVE,
   )
+  network: bool = field(
+    False, "Whether workers are in network namespaces and reachability is "
+    "disturbed, too; needs root."
+  )
+  rtt_ms: tuple[float, float] = field(
+    (1.0, 200.0), "Shortest and longest round trip between two namespaces.",
+    NOT_NEGATIVE,
+  )
   moments: str = field(
     "own", "Moments of the inner optimizer of a worker that joins a training "
     'run: "own" for the checkpoint of the killed worker that it replaces, '
