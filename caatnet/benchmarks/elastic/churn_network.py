@@ -48,6 +48,8 @@ class Network(Churn):
     )
     self._nodes: dict[int, Worker] = {}  # node -> its newest worker
     self._loopback = False  # whether the next worker listens at 127.0.0.1
+    # Node -> (source, target) links whose packets are dropped for it.
+    self._dropped_for: dict[int, list[tuple[int, int]]] = {}
     self._lifted = threading.Event()  # the run is over: no timer restores
     super().__init__(folder, config, seed)
 
@@ -82,8 +84,13 @@ class Network(Churn):
 
   def _join(self, word: str = "new") -> None:
     node = self._free()
+    self._restore(node)  # dropped for a former worker
     super()._join(word)
     self._nodes[node] = self._workers[-1]
+
+  def _restore(self, node: int) -> None:
+    for link in self._dropped_for.pop(node, ()):
+      self._mesh.restore(*link)
 
   def _cause(self, kind: str, rng: random.Random) -> None:
     """Injects an event; a disturbed worker counts as stopped for that time."""
@@ -113,15 +120,16 @@ class Network(Churn):
       links, what = [(node, other) for other in others], "dials"
     else:
       links, what = [(other, node) for other in others], "dials"
-    if kind != "loopback":
-      for link in links:
-        self._mesh.restore(*link)  # of a former event
-        self._mesh.drop(*link, what)
     if joins:
       self._loopback = kind == "loopback"
       self._join()
       self._loopback = False
       worker = self._workers[-1]
+    if kind != "loopback":
+      self._dropped_for[node] = links
+      for link in links:
+        self._mesh.restore(*link)  # of an event of the other end
+        self._mesh.drop(*link, what)
     worker.stopped = True
     if not joins:
       worker.write("cut")  # so that members connect again
@@ -131,9 +139,8 @@ class Network(Churn):
         return
       if kind == "loopback":
         worker.kill()
-      else:
-        for link in links:
-          self._mesh.restore(*link)
+      elif self._nodes[node] is worker:
+        self._restore(node)
       worker.stopped = False
 
     threading.Timer(seconds, restore).start()

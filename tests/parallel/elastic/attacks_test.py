@@ -287,7 +287,7 @@ def test_connections_beyond_the_limit_are_refused_until_one_ends(caplog):
     there["p0"].serve(Purpose.DATA, Offer(
       1, frozenset({"p2"}), lambda sock, _: sock.recv(1)
     ))
-    first, _ = _member(there, 1), _member(there, 2)
+    first, second = _member(there, 1), _member(there, 2)
     with (
       caplog.at_level(logging.WARNING),
       pytest.raises(handshake.Refused, match="FULL"),
@@ -299,6 +299,7 @@ def test_connections_beyond_the_limit_are_refused_until_one_ends(caplog):
       assert time.monotonic() < end
       time.sleep(0.01)
     _member(there, 3).close()
+    second.close()
   assert len(caplog.records) == 1
 
 

@@ -225,7 +225,7 @@ def _talking(silence_s):
   channel, taken = Channel(here, frames.FROM_PEER, silence_s, True), []
 
   def run():
-    with pytest.raises(OSError):
+    with here, pytest.raises(OSError):
       channel.run(taken.append)
 
   threading.Thread(target=run, daemon=True).start()

@@ -1,5 +1,6 @@
 """Coordination service and peers that violate the protocol."""
 
+import contextlib
 import random
 import shutil
 import socket
@@ -55,11 +56,9 @@ def _dialled(there, security=SECURITY, me=None):
 
 def _closed(sock):
   sock.settimeout(10)
-  try:
+  with sock, contextlib.suppress(ConnectionError):
     while sock.recv(1 << 16):
       pass
-  except ConnectionError:
-    pass
   return True
 
 
@@ -163,13 +162,17 @@ def test_peer_that_does_not_read_is_disconnected():
       break
   thread.join(10)
   assert ended == ["does not read its messages"]
+  here.close()
   other.close()
 
 
 def test_frame_over_the_limit_is_refused_before_its_body():
   here, other = socket.socketpair()
   other.sendall(Header(Kind.MESSAGE, length=1 << 31).pack())
-  with pytest.raises(FrameError, match="announces 2,147,483,648 bytes"):
+  with (
+    here, other,
+    pytest.raises(FrameError, match="announces 2,147,483,648 bytes"),
+  ):
     Channel(here, frames.FROM_PEER, 30).run(lambda _: None)
 
 

@@ -158,8 +158,15 @@ class Relay:
         far = socket.create_connection(self.target)
         for sock in (near, far):  # limits the bytes in flight
           sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
-        self._start(self._forward, near, far)
-        self._start(self._forward, far, near)
+        self._start(self._connect, near, far)
+
+  def _connect(self, near: socket.socket, far: socket.socket) -> None:
+    """Forwards in both directions, then closes both ends."""
+    with near, far:
+      other = threading.Thread(target=self._forward, args=(far, near))
+      other.start()
+      self._forward(near, far)
+      other.join()
 
   def _forward(self, source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
