@@ -31,13 +31,16 @@ def run(config: Any) -> dict[str, Any]:
     f"medians of {options.rounds} rounds, load {os.getloadavg()[0]:.1f} of "
     f"{os.cpu_count()} cores",
     ["seed", "chosen", "s", "modelled, s", "fastest", "s", "chosen / fastest",
-     "direct, s", "ring by bandwidth, s", "rank order, s", "slowest ring, s"],
+     "direct, s", "modelled ring, s", "fastest ring, s",
+     "ring by bandwidth, s", "rank order, s", "slowest ring, s",
+     "rings / modelled with true links"],
     [
       [str(r["seed"]), r["chosen"], f"{r['chosen_s']:.2f}",
        f"{r['modelled_s']:.2f}", r["fastest"], f"{r['fastest_s']:.2f}",
        f"{r['chosen_s'] / r['fastest_s']:.2f}", f"{r['direct_s']:.2f}",
+       f"{r['ring_s']:.2f}", f"{r['fastest_ring_s']:.2f}",
        f"{r['bandwidth_s']:.2f}", f"{r['ranks_s']:.2f}",
-       f"{r['slowest_s']:.2f}"]
+       f"{r['slowest_s']:.2f}", f"{r['of_model']:.2f}"]
       for r in rows
     ],
   )
@@ -92,9 +95,25 @@ def _row(seed: int, options: Any) -> dict[str, Any]:
     )
   return {
     "seed": seed, **compared(measured, size, done),
+    "of_model": _of_model(links, size, done),
     "links": [x.tolist() for x in links],
     "measured": [x.tolist() for x in measured], "seconds": done,
   }
+
+
+def _of_model(
+  links: Matrix, size: int, done: dict[str, list[float]]
+) -> float:
+  """Returns the median ratio of rings' times to those of the true links."""
+  rings = {
+    name: ranks for name, (order, ranks) in algorithms(len(links.rates)).items()
+    if order == "ring"
+  }
+  modelled = times.ring_seconds(
+    links, np.array([*rings.values()]), size, BLOCK_BYTES
+  )
+  taken = [float(np.median(done[name])) for name in rings]
+  return float(np.median(np.array(taken) / modelled))
 
 
 def compared(
@@ -113,11 +132,13 @@ def compared(
   middle = {name: float(np.median(taken)) for name, taken in done.items()}
   fastest = min(middle, key=middle.__getitem__)
   rings = {k: v for k, v in middle.items() if k != "direct"}
+  ring, _ = times.fastest_ring(measured, size, BLOCK_BYTES, start)
   return {
     "chosen": chosen, "chosen_s": middle[chosen],
     "modelled_s": choice.seconds,
     "fastest": fastest, "fastest_s": middle[fastest],
     "direct_s": middle["direct"], "bandwidth_s": middle[_name(start)],
     "ranks_s": middle[_name(tuple(range(len(start))))],
-    "slowest_s": max(rings.values()),
+    "slowest_s": max(rings.values()), "ring_s": middle[_name(ring)],
+    "fastest_ring_s": min(rings.values()),
   }

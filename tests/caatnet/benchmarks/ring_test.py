@@ -91,6 +91,9 @@ def test_chosen_algorithm_is_compared_with_all_others():
   assert (found["chosen"], found["chosen_s"]) == ("direct", 2.0)
   assert (found["fastest"], found["fastest_s"]) == ("ring 02143", 1.5)
   assert (found["slowest_s"], found["ranks_s"]) == (4.0, 4.0)
+  assert found["fastest_ring_s"] == 1.5
+  # Equal rings take 8 / 5 of the array's time on one link.
+  assert ring_orders._of_model(links, 10**6, done) == pytest.approx(4 / 1.6)
   assert found["modelled_s"] == pytest.approx(0.4)
   links.rates[0, 1] = links.rates[1, 0] = 1e4
   found = ring_orders.compared(links, 10**6, done)
