@@ -8,8 +8,8 @@ its links at once, as measured: a limit that links of a rank share is not known.
 
 With equal rates of all pairs, a direct exchange of M peers takes 2 / M of the
 array's time on one link, and a ring 2 (M - 1) / M. A ring is faster if it
-avoids links that are much slower than others. If the limit is that of each
-host, both send equally many bytes per host and take about equally long.
+avoids links that are much slower than others. If the links of a host share its
+rate, both take about equally long, since both send equally many bytes per host.
 
 Shape legend: M = ranks, P = orders, B = blocks of a chunk.
 
