@@ -2,13 +2,16 @@
 
 The coordinator and each worker are in network namespaces with one link for each
 pair, whose round trips are random. In addition to the events of `Churn`, ports
-are closed and packets of one direction are dropped.
+are closed and packets of one direction are dropped. The next event waits for a
+committed round, so that a pause belongs to one event and to those disturbances
+that still last.
 """
 
 import contextlib
 import pathlib
 import random
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -47,6 +50,7 @@ class Network(Churn):
       namespaces.mesh(np.full((count, count), _RATE), delays)
     )
     self._nodes: dict[int, Worker] = {}  # node -> its newest worker
+    self._caused = 0.0  # time of the last event, `time.monotonic`
     self._loopback = False  # whether the next worker listens at 127.0.0.1
     # Node -> (source, target) links whose packets are dropped for it.
     self._dropped_for: dict[int, list[tuple[int, int]]] = {}
@@ -58,6 +62,10 @@ class Network(Churn):
     self._lifted.set()
     super().end()
     self._stack.close()
+
+  def _pause(self, seconds: float) -> None:
+    super()._pause(seconds)
+    self._until(lambda: self._commits[-1] > self._caused)
 
   def _make_coordinator(self) -> Coordinator:
     return Coordinator(
@@ -94,6 +102,7 @@ class Network(Churn):
 
   def _cause(self, kind: str, rng: random.Random) -> None:
     """Injects an event; a disturbed worker counts as stopped for that time."""
+    self._caused = time.monotonic()
     if kind not in REACHABILITY:
       super()._cause(kind, rng)
       return
