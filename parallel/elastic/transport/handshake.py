@@ -4,10 +4,14 @@ Connections between peers have one direction: the dialing side sends data or
 requests. In a handshake, both sides prove that they have the same token, which
 is never sent:
 
-  listener -> dialer: a nonce
-  dialer -> listener: the request (purpose, connection, epoch, from, to), a
-    nonce, and the HMAC-SHA256 of all bytes exchanged so far
+  listener -> dialer: its public key and a nonce
+  dialer -> listener: the request (purpose, connection, epoch, from, to), its
+    public key, a nonce, and the HMAC-SHA256 of all bytes exchanged so far
   listener -> dialer: accepted or not, and the HMAC of all bytes so far
+
+Each HMAC is followed by a second one, whose key is derived from the keys of
+both sides. It proves that a side owns the id that it names
+(`parallel.elastic.transport.identity`).
 
 The listener sends a MAC only to a dialer that has the token, and a recorded
 handshake fails when it is replayed, since the nonce differs. A connection of
@@ -35,17 +39,25 @@ from typing import NamedTuple
 
 from parallel.elastic.membership.messages import Id
 from parallel.elastic.transport.frames import read_into
+from parallel.elastic.transport.identity import (
+  PUBLIC_BYTES,
+  Identity,
+  fingerprint,
+  own,
+  owner,
+)
 
 Address = tuple[str, int]
 LEAST_TOKEN_BYTES = 16
 TOKEN_VARIABLE = "ELASTIC_TOKEN"
 OWN_TOKEN = ".elastic_token"  # in the home folder
 NONCE_BYTES = MAC_BYTES = 32
-OPENING = struct.Struct("!4s32s")  # magic, nonce
-# Magic, purpose, connection, epoch, sender, receiver, nonce.
-REQUEST = struct.Struct("!4sBHQ64s64s32s")
-MAGIC = b"ELH2"
-HANDSHAKE_BYTES = REQUEST.size + MAC_BYTES  # sent by the dialer
+# Magic, public key, nonce.
+OPENING = struct.Struct(f"!4s{PUBLIC_BYTES}s32s")
+# Magic, purpose, connection, epoch, sender, receiver, public key, nonce.
+REQUEST = struct.Struct(f"!4sBHQ84s84s{PUBLIC_BYTES}s32s")
+MAGIC = b"ELH3"
+HANDSHAKE_BYTES = REQUEST.size + 2 * MAC_BYTES  # sent by the dialer
 
 
 class Purpose(enum.IntEnum):
@@ -110,6 +122,7 @@ class Security:
     token: Shared secret of all peers of a run; at least 16 bytes.
     server: TLS context of the listening side; None for no TLS.
     client: TLS context of the dialing side; None for no TLS.
+    identity: Key pair of this process.
 
   Raises:
     ValueError: The token is too short.
@@ -126,6 +139,9 @@ class Security:
   token: bytes = dataclasses.field(repr=False)
   server: ssl.SSLContext | None = None
   client: ssl.SSLContext | None = None
+  identity: Identity = dataclasses.field(
+    default_factory=own, repr=False, compare=False
+  )
 
   def __post_init__(self) -> None:
     if len(self.token) < LEAST_TOKEN_BYTES:
@@ -147,6 +163,30 @@ class Security:
       # Derives the key of the MAC from the token.
       hashlib.sha256(b"elastic" + self.token).digest(),
       b"\0".join([role, *said]), "sha256",
+    )
+
+  def check_owner(self, peer: Id, public: bytes) -> None:
+    """Compares an id with a public key.
+
+    Raises:
+      Refused: The id is bound to another key.
+    """
+    if owner(peer) not in ("", fingerprint(public)):
+      raise Refused(f"{peer} is the id of another process")
+
+  def proof(self, public: bytes, role: bytes, *said: bytes) -> bytes:
+    """Returns the HMAC with the key of this process and another one.
+
+    Args:
+      public: Public key of the other process.
+      role: b"dialer" or b"listener", as for `mac`.
+      *said: Messages of the handshake, in order.
+
+    Raises:
+      ValueError: The public key is invalid.
+    """
+    return hmac.digest(
+      self.identity.shared(public), b"\0".join([role, *said]), "sha256"
     )
 
 
@@ -453,15 +493,21 @@ def _ask(
   """Sends the dialer's request; returns the listener's response."""
   # First message: the listener's nonce.
   opening = sock.receive(OPENING.size)
-  if OPENING.unpack(opening)[0] != MAGIC:
+  magic, public, _ = OPENING.unpack(opening)
+  if magic != MAGIC:
     raise Refused("the listener is not a peer")
+  security.check_owner(request.receiver, public)
   said = REQUEST.pack(
     MAGIC, request.purpose, request.connection, request.epoch,
     request.sender.encode(), request.receiver.encode(),
-    os.urandom(NONCE_BYTES),
+    security.identity.public, os.urandom(NONCE_BYTES),
   )
   # Second message: the request, authenticated.
-  sock.send(said + security.mac(b"dialer", opening, said))
+  try:
+    proof = security.proof(public, b"dialer", opening, said)
+  except ValueError as error:
+    raise Refused(f"{request.receiver} sends {error}") from error
+  sock.send(said + security.mac(b"dialer", opening, said) + proof)
   try:
     # Third message: status and MAC, or the end of the connection.
     answer = sock.receive(1)
@@ -470,9 +516,13 @@ def _ask(
       f"{request.receiver} ended the handshake: it has another token, or too "
       "many connections"
     ) from error
-  mac = sock.receive(MAC_BYTES)
+  mac, proof = sock.receive(MAC_BYTES), sock.receive(MAC_BYTES)
   if not hmac.compare_digest(
     mac, security.mac(b"listener", opening, said, answer)
   ):
     raise Refused(f"{request.receiver} has another token")
+  if not hmac.compare_digest(
+    proof, security.proof(public, b"listener", opening, said, answer)
+  ):
+    raise Refused(f"the listener is not {request.receiver}")
   return Status(answer[0])
