@@ -28,7 +28,7 @@ from parallel.elastic.membership.revision import LEASES, Revision
 from parallel.elastic.membership.shared_state import State
 from parallel.elastic.ring.bandwidth import Rings
 from parallel.elastic.settings import Settings
-from parallel.elastic.timeouts import AdmissionTimeout, Halted
+from parallel.elastic.timeouts import AdmissionTimeout, Halted, Stopped
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.handshake import (
@@ -188,6 +188,8 @@ class Agent:
       error = self._admission.update(message)
       if error is not None:
         self._end(error)
+    elif isinstance(message, m.Stop):
+      self._end(Stopped(message.text))
     elif isinstance(message, m.Check):
       for peer in message.peers:
         self._start(self._check, channel, peer, message.limit_s)
@@ -211,7 +213,10 @@ class Agent:
 
   def _take(self, message: Any, payload: Any) -> None:
     """Processes an event and the payload of a finished task."""
+    wrong = False
     match message:
+      case m.Prepare() if message.verify and message.epoch > self.peer.epoch:
+        wrong = self._verify()
       case m.Connected() if message.epoch == self.peer.epoch:
         self._reached = message
       case m.Worked():
@@ -231,6 +236,26 @@ class Agent:
         self._result = payload
         self._failed = 0 if payload else self._failed + 1
     self._step(message, payload)
+    if wrong:  # the contribution was computed from a wrong state
+      self._part, self.counted = None, False
+      self._step(m.Voided(), None)
+
+  def _verify(self) -> bool:
+    """Computes the digest of the held revision; returns whether it is wrong.
+
+    Another digest makes the protocol fetch the revision.
+    """
+    held = revisions.make(self.newest.number, self.newest.shared)
+    if held.digest == self.newest.digest:
+      return False
+    self._say(
+      f"the state of revision {held.number} has changed in this peer's memory; "
+      "it is fetched again"
+    )
+    self._install(held)
+    with self.changed:
+      self.peer = self.peer._replace(digest=held.digest)
+    return True
 
   def _void(self, newest: Revision) -> bool:
     """Drops the contribution if a revision grants its samples to others."""

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 Id = Any
 # Identifies a revision's content; "" stands for no content.
 Digest = Hashable
+MOST_CHARS = 400  # of a text in a message
 
 
 # From a peer to its coordinator.
@@ -136,6 +137,8 @@ class Prepare(NamedTuple):
     committed: Epoch in which it was committed; 0 if before this run.
     digest: Digest of that revision.
     holders: Members that hold it.
+    verify: Whether members compute the digest of their revision again, since
+      the votes on a round differed without a majority.
   """
 
   epoch: int
@@ -144,6 +147,7 @@ class Prepare(NamedTuple):
   committed: int
   digest: Digest
   holders: tuple[Id, ...]
+  verify: bool = False
 
 
 class Go(NamedTuple):
@@ -201,6 +205,16 @@ class Waiting(NamedTuple):
 
   revision: int
   lost: bool
+  text: str
+
+
+class Stop(NamedTuple):
+  """Ends a peer, which keeps its state; handled by the peer's host.
+
+  Attributes:
+    text: Human-readable reason.
+  """
+
   text: str
 
 

@@ -46,7 +46,6 @@ NAME = "coordinator"  # the coordinator's id in handshakes
 _MOST_EVENTS = 4096
 _REPORT_AFTER_S = 2.0  # delay before a wait is reported
 _AGAIN_S = 10.0  # interval of repeated reports to peers that wait
-_MOST_CHARS = 400  # of a report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,6 +359,8 @@ class Service:
       if isinstance(effect, m.Close) and not isinstance(message, m.Silent):
         why = _reason(state, effect.peer, sender, message)
         self._line(f"{effect.peer} dropped: {why}")
+      if isinstance(effect, m.Send) and isinstance(effect.message, m.Stop):
+        self._line(f"{effect.to} stopped: {effect.message.text}")
     self._do(effects)
     now = self.state.record
     if now.epoch != before.epoch:
@@ -433,7 +434,7 @@ class Service:
     self._told = {p: when for p, when in self._told.items() if p in there}
     # Recovery timed out and no holder of the newest revision is connected.
     lost = state.phase is Phase.ASSEMBLING and state.late
-    waiting = m.Waiting(state.record.revision, lost, text[:_MOST_CHARS])
+    waiting = m.Waiting(state.record.revision, lost, text[:m.MOST_CHARS])
     for peer in there & self._channels.keys():
       if self._told.get(peer, 0.0) < max(self._since, now - _AGAIN_S):
         self._told[peer] = now
@@ -471,10 +472,7 @@ def _reason(
   """
   match message:
     case m.Vote():
-      return (
-        f"its digest of round {message.round} differs from the majority's, or "
-        "lost a tie"
-      )
+      return f"its digest of round {message.round} differs from the majority's"
     case m.Unreachable() | m.Prepared():
       return reason(peer, coordinator.failed_pairs(state, sender, message))
     case m.Leave():
@@ -499,6 +497,12 @@ def waits(state: Coordinator, rules: Rules) -> str:
   if state.phase is Phase.ASSEMBLING:
     if not record.members:
       more = rules.least - len(there)
+      if there and more <= 0:
+        newest = max(hello.revision for _, hello in state.pending)
+        return (
+          f"waits for a peer more or less: as many peers have one state of "
+          f"revision {newest} as another, or other configs, so none is chosen"
+        )
       return (
         f"waits for {more} more peer{'s' * (more != 1)}: {len(there)} of "
         f"{rules.least} there"

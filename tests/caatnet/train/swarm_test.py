@@ -445,6 +445,37 @@ def test_swarm_of_another_config_is_refused_and_a_stopped_one_resumes(
   assert steps == list(range(1, 13))
 
 
+def test_run_ahead_of_the_swarm_or_made_without_one_is_refused(tmp_path):
+  """Each would lose its steps, without a change in its folder."""
+  def made(steps):
+    return make_linear(
+      "diloco", PLAIN, 1, batch_size=2, num_steps=steps, checkpoint_every=3,
+      eval_every=steps,
+    )
+
+  def files(name):
+    folder = tmp_path / name
+    kept = [*(folder / "checkpoints").rglob("*"), folder / "metrics.jsonl"]
+    return {path: path.is_file() and path.read_bytes() for path in kept}
+
+  with coordinator(tmp_path, 1) as place:
+    swarm_loop.train(made(12), tmp_path / "ahead", place, quiet=True)
+  loop.train(made(6), tmp_path / "plain", quiet=True)
+  before = files("ahead"), files("plain")
+  (tmp_path / "journal").unlink()
+  with coordinator(tmp_path, 1) as place:
+    worker = Worker(Programs(made(900)), place).until(3)
+    for name, problem in (
+      ("ahead", "ahead, step 12: the run of this peer is at round 4, .*"
+       "discard [23] rounds. To continue this run, start"),
+      ("plain", "plain has a run of 6 steps that were not made in a swarm"),
+    ):
+      with pytest.raises(ValueError, match=problem):
+        swarm_loop.train(made(15), tmp_path / name, place, quiet=True)
+    worker.until(6).swarm.__exit__()
+  assert (files("ahead"), files("plain")) == before
+
+
 def test_measured_bandwidths_need_the_order_of_a_ring():
   options = Elastic(order="direct", measured=True)
   with pytest.raises(ValueError, match="set order to 'ring'"):

@@ -4,6 +4,7 @@ Tables hold the input of unauthenticated clients and of members with the token.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import random
@@ -29,7 +30,8 @@ from parallel.elastic.transport.handshake import (
   Scope,
   Security,
 )
-from parallel.elastic.transport.listener import Limits
+from parallel.elastic.transport.identity import Identity, fingerprint
+from parallel.elastic.transport.listener import Limits, Listener, Offer
 from tests.parallel.elastic.worlds import FUZZED, SECURITY, Relay, spoilt
 
 _PATIENCE_S = 10
@@ -146,9 +148,9 @@ STRANGERS = {
   "nothing": (lambda sock: None, "too long|timed out"),
   "drips": (_drips, "too long|timed out"),
   "garbage": (lambda sock: sock.sendall(os.urandom(4096)), "token"),
-  "http": (lambda sock: sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20), "token"),
+  "http": (lambda sock: sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 99), "token"),
   "2 GB": (
-    lambda sock: sock.sendall(Header(Kind.DATA, 2**31).pack() * 9), "token"
+    lambda sock: sock.sendall(Header(Kind.DATA, 2**31).pack() * 99), "token"
   ),
   "another token": (_guesses, "token"),
 }
@@ -338,10 +340,7 @@ def test_peer_with_wrong_digest_is_dropped_and_readmitted(
 
 
 def test_holder_with_corrupted_state_is_dropped_and_repaired(trained):
-  """Joining peers take nothing from a member with a corrupted memory.
-
-  Two of three members are right; among two, the smaller digest would be chosen.
-  """
+  """Joining peers take nothing from a member with a corrupted memory."""
   trained.members.append(_Member(trained.there))
   trained.until(lambda: len(trained.record.members) == 3)
   trained.go_on(1)
@@ -361,6 +360,93 @@ def test_holder_with_corrupted_state_is_dropped_and_repaired(trained):
   for member in trained.members:
     assert (member.swarm.state["same"] == np.arange(5)).all()
     assert member.error is None
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_of_two_members_with_corrupted_state_repairs_it(trained, which):
+  """The vote is a tie: the digest that both had agreed on decides."""
+  bad = trained.members[which].swarm
+  same = bad.state["same"]
+  same.setflags(write=True)
+  same[0] += 1
+  while (bad.state["same"] != np.arange(5)).any():
+    trained.go_on(1)
+  trained.go_on()
+  for member in trained.members:
+    assert (member.swarm.state["same"] == np.arange(5)).all()
+    assert member.error is None
+  assert not trained.lines("dropped")
+
+
+def test_two_members_that_never_agree_end_with_one_line(trained):
+  def lying(exchange, state, part):
+    made = _step(exchange, state, part)
+    return {**made, "same": made["same"] + exchange.rank}
+
+  for member in trained.members:
+    member._combine = lying
+  trained.until(lambda: all(member.error for member in trained.members))
+  for member in trained.members:
+    assert "has two results without a majority" in str(member.error)
+    assert len(trained.lines(f"{member.swarm.me} stopped")) == 1
+    assert (member.swarm.state["same"] == np.arange(5)).all()
+
+
+IMPOSTOR = dataclasses.replace(SECURITY, identity=Identity())
+
+
+def _forged(public):
+  """Returns an identity with the public key of another process."""
+  forged = Identity()
+  forged.public, forged.fingerprint = public, fingerprint(public)
+  return forged
+
+
+@pytest.mark.parametrize("forged", [False, True], ids=["own key", "copied key"])
+def test_member_with_the_token_cannot_use_the_id_of_another(trained, forged):
+  """Covers its connections to the coordinator and to other members."""
+  security = IMPOSTOR
+  if forged:
+    identity = _forged(SECURITY.identity.public)
+    security = dataclasses.replace(SECURITY, identity=identity)
+  epoch, (first, second) = trained.record.epoch, trained.record.members
+  why = f"{second} is not proven" if forged else (
+    f"{second} is the id of another process"
+  )
+  for number, (address, request) in enumerate([
+    (trained.there.address,
+     Request(Purpose.CONTROL, 0, 0, second, service.NAME)),
+    (ids.address(first), Request(Purpose.DATA, 1, epoch, second, first)),
+    (ids.address(first), Request(Purpose.STATE, 0, epoch, second, first)),
+  ], 1):
+    with pytest.raises(OSError):
+      handshake.dial(address, request, security, Scope(), 0.1)
+    trained.until(lambda n=number: len(trained.lines(why)) >= n)
+  trained.go_on()
+  assert trained.record.epoch == epoch
+  assert not trained.lines("dropped")
+
+
+def test_listener_with_the_token_cannot_use_the_id_of_another():
+  with Listener("a", IMPOSTOR) as there:
+    there.serve(Purpose.DATA, Offer(1, None, lambda *_: None))
+    victim = ids.make(there.address)
+    there.me = victim
+    with pytest.raises(handshake.Refused, match="the id of another process"):
+      handshake.dial(
+        there.address, Request(Purpose.DATA, 0, 1, "b", victim), SECURITY,
+        Scope(), 5,
+      )
+  copied = dataclasses.replace(
+    SECURITY, identity=_forged(SECURITY.identity.public)
+  )
+  with Listener(victim, copied) as there:
+    there.serve(Purpose.DATA, Offer(1, None, lambda *_: None))
+    with pytest.raises(ConnectionError):
+      handshake.dial(
+        there.address, Request(Purpose.DATA, 0, 1, "b", victim), SECURITY,
+        Scope(), 0.1,
+      )
 
 
 def test_user_has_one_token_per_machine(tmp_path, monkeypatch):

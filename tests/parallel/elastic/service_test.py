@@ -1,6 +1,7 @@
 """Coordination service and peers that violate the protocol."""
 
 import contextlib
+import itertools
 import random
 import shutil
 import socket
@@ -182,6 +183,7 @@ def test_coordinator_keeps_its_invariants_under_random_messages(seed):
   peers = ["a", "b", "c"]
   rules = coordinator.Rules(2, quorum=rng.choice((0, 1)))
   state, _ = coordinator.started(m.Record())
+  held = dict.fromkeys(["x", *peers], 0)  # revision of each peer's last Hello
   for _ in range(1000):
     epoch = max(0, state.record.epoch - rng.choice((0, 0, 0, 1)))
     number = max(0, state.record.revision - rng.choice((0, 0, 0, 1)))
@@ -189,13 +191,22 @@ def test_coordinator_keeps_its_invariants_under_random_messages(seed):
     vote = m.Vote(epoch, number, rng.choice((None, digest, digest)))
     message = rng.choice((
       m.Hello(epoch, number, digest, rng.choice((None, vote))),
+      m.Hello(0, rng.choice((0, 5, 1000)), digest, None),
       m.Prepared(epoch), m.Unreachable(epoch, (rng.choice(["x", *peers]),)),
       m.Ready(epoch, number), m.Ready(epoch, number), vote, vote, m.Leave(),
     ))
-    before = state.record
-    state, effects = coordinator.step(
-      state, rng.choice(["x", *peers]), message, rules
-    )
+    before, sender = state.record, rng.choice(["x", *peers])
+    state, effects = coordinator.step(state, sender, message, rules)
+    sent = [x for x in effects if isinstance(x, m.Send)]
+    # A peer is stopped instead of losing rounds that it has.
+    stops = any(isinstance(x.message, m.Stop) and x.to == sender for x in sent)
+    if isinstance(message, m.Hello):
+      ahead = bool(before.epoch) and message.revision > before.revision
+      assert stops == ahead
+      held[sender] = held[sender] if ahead else message.revision
+    for said in sent:
+      if isinstance(said.message, m.Prepare):
+        assert said.message.revision >= held[said.to]
     kinds = [type(effect) for effect in effects]
     if state.record != before:  # journaled before any peer receives it
       written = kinds.index(m.Record)
@@ -204,6 +215,83 @@ def test_coordinator_keeps_its_invariants_under_random_messages(seed):
       assert state.record.epoch >= before.epoch
       if before.epoch:
         assert state.record.revision - before.revision in (0, 1)
+
+
+class _Member:
+  """Run of a peer in a thread; `revisions` has all that it held, in order."""
+
+  def __init__(self, there, revision, ended):
+    self._ended, self.error, self.revisions = ended, None, [revision]
+    state = {
+      "x": np.zeros(3, np.float32), "run": str(revision).encode(),
+    }
+    self.swarm = Swarm(there.address, SECURITY, state, revision=revision)
+    self.thread = threading.Thread(target=self._train, daemon=True)
+    self.thread.start()
+
+  def _train(self):
+    try:
+      with self.swarm:
+        self.revisions.append(self.swarm.revision)
+        while not self._ended(self.swarm):
+          self.swarm.give(
+            np.ones(3, np.float32),
+            lambda exchange, state, part: {**state, "x": state["x"] + 1},
+          )
+          self.revisions.append(self.swarm.revision)
+    except Halted as error:
+      self.error = error
+
+
+RUNS = (0, 1000, 2000)  # rounds of three runs
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(RUNS)))
+def test_runs_that_join_in_any_order_lose_no_round_without_a_line(
+  tmp_path, order
+):
+  """First one after the other, then all at the start of a new group."""
+  lines, ended = [], threading.Event()
+  there = _serving(tmp_path, lines, silence_s=30)
+  members = []
+  for revision in order:
+    members.append(_Member(there, revision, lambda _: ended.is_set()))
+    while len(members[-1].revisions) < 3 and members[-1].error is None:
+      time.sleep(0.01)
+  ended.set()
+  for member in members:
+    member.thread.join(30)
+  there.close()
+  first, *later = members
+  assert first.error is None
+  for member, revision in zip(later, order[1:], strict=True):
+    if revision < order[0]:
+      assert member.swarm.state["run"] == str(order[0]).encode()
+      assert member.error is None
+      continue
+    assert f"at round {revision}, and that of" in str(member.error)
+    assert "--least=N" in str(member.error)
+    assert any(f"{member.swarm.me} stopped" in line for line in lines)
+    assert member.swarm.state["run"] == str(revision).encode()
+  for member in members:
+    assert member.revisions == sorted(member.revisions)
+  (tmp_path / "journal").unlink()
+  there = _serving(
+    tmp_path, lines, silence_s=30, rules=coordinator.Rules(least=3)
+  )
+  members = []
+  for revision in order:
+    members.append(_Member(there, revision, lambda x: x.revision >= 2003))
+    while not (there.state.pending or there.state.record.epoch):
+      time.sleep(0.01)
+  for member in members:
+    member.thread.join(30)
+    assert member.revisions[1] == 2000
+    (revision, state), digest = member.swarm.checkpoint, member.swarm.digest
+    assert (revision, state["run"]) == (2003, b"2000")
+    assert (state["x"] == 3).all()
+    assert digest == members[0].swarm.digest
+  there.close()
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
