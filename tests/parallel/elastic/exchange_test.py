@@ -20,11 +20,7 @@ from parallel.elastic.swarm import Swarm
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.frames import FrameError
-from tests.parallel.elastic.worlds import (
-  SECURITY,
-  together,
-  world,
-)
+from tests.parallel.elastic.worlds import PATIENCE_S, SECURITY, together, world
 
 pytestmark = pytest.mark.quick
 
@@ -215,7 +211,7 @@ def test_contribution_has_a_finite_weight_and_reports_a_finite_loss(tmp_path):
         assert {*found} == {"x"}
         assert (found["x"] == number).all()
         assert (swarm.revision, swarm.counted) == (number, True)
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE_S
         while (report := there.seen()[0].report) is None or (
           report.revision < number
         ):

@@ -13,7 +13,7 @@ import numpy as np
 
 from parallel.elastic.agent import Settings
 from parallel.elastic.swarm import Swarm
-from tests.parallel.elastic.worlds import SECURITY
+from tests.parallel.elastic.worlds import PATIENCE_S, SECURITY
 
 SIZE, SAMPLES, RATE = 1000, 4, np.float32(0.1)
 START = {"theta": np.zeros(SIZE, np.float32), "last": b""}
@@ -46,7 +46,7 @@ def combine(exchange, state, part):
 
 
 def main(port, rounds, pause_s):
-  settings = Settings(alone_s=20, samples=SAMPLES, checked=True)
+  settings = Settings(alone_s=PATIENCE_S, samples=SAMPLES, checked=True)
   address = "127.0.0.1", int(port)
   said = []
   with Swarm(

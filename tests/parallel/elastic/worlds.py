@@ -21,6 +21,8 @@ from parallel.elastic.transport.transfers import Lost
 # Number of fuzzed frames and messages; 100,000 take one core some seconds.
 FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
 SECURITY = Security(b"a token that all peers have")
+# Time limit of tests for what must happen; it takes long on a loaded machine.
+PATIENCE_S = 240
 _LIMITS, _OPTIONS = Limits(), Options()
 
 
@@ -47,7 +49,7 @@ def connected(
   members = {name: x.address for name, x in there.items()}
   links = [Links(n, epoch, members, security, options) for n in there]
   together([
-    lambda x=x: x.connect(there[x.me], 20) for x in links
+    lambda x=x: x.connect(there[x.me], PATIENCE_S) for x in links
   ])
   return links
 
@@ -68,7 +70,7 @@ def together(functions: list) -> list:
   for thread in threads:
     thread.start()
   for thread in threads:
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
   return found
 
@@ -182,12 +184,12 @@ def live(me, pipe, size, order):
   listener = Listener(me, SECURITY)
   pipe.send(listener.address)
   members = pipe.recv()
-  links = Links(me, 1, members, SECURITY, Options(silence_s=2))
-  links.connect(listener, 20)
+  links = Links(me, 1, members, SECURITY, Options(silence_s=4))
+  links.connect(listener, PATIENCE_S)
   x, count = np.ones(size, np.float32), 0
   try:
     while True:
-      link_collectives.all_reduce(links, 0, x, order=order).result(30)
+      link_collectives.all_reduce(links, 0, x, order=order).result(PATIENCE_S)
       count += 1
       if count == 1:
         pipe.send("first")
