@@ -334,7 +334,7 @@ class Service:
       "and firewalls; the connections are tried again"
     )
     self._channels[peer].send(
-      m.Waiting(self.state.record.revision, False, text[:_MOST_CHARS])
+      m.Waiting(self.state.record.revision, False, text[: m.MOST_CHARS])
     )
 
   def _drop(self, peer: Id, why: str) -> None:
@@ -434,7 +434,7 @@ class Service:
     self._told = {p: when for p, when in self._told.items() if p in there}
     # Recovery timed out and no holder of the newest revision is connected.
     lost = state.phase is Phase.ASSEMBLING and state.late
-    waiting = m.Waiting(state.record.revision, lost, text[:m.MOST_CHARS])
+    waiting = m.Waiting(state.record.revision, lost, text[: m.MOST_CHARS])
     for peer in there & self._channels.keys():
       if self._told.get(peer, 0.0) < max(self._since, now - _AGAIN_S):
         self._told[peer] = now
