@@ -30,7 +30,7 @@ from parallel.elastic.settings import Settings
 from parallel.elastic.timeouts import AdmissionTimeout
 from parallel.outer.apart import Alone
 from tests.caatnet.train.outer_loops_test import PLAIN, make_linear
-from tests.parallel.elastic.worlds import SECURITY, together
+from tests.parallel.elastic.worlds import PATIENCE_S, SECURITY, together
 
 CASES = {
   "diloco": ("diloco", PLAIN, 2, 8),
@@ -75,7 +75,7 @@ def coordinator(folder, least, **rules):
   with journal.Journal(folder / "journal") as kept:
     there = service.Service(
       ("127.0.0.1", 0), SECURITY, kept, rules=Rules(least, **rules),
-      timing=service.Timing(grace_s=0.1), say=lambda _: None,
+      timing=service.Timing(silence_s=60, grace_s=0.1), say=lambda _: None,
     )
     thread = threading.Thread(target=there.serve, daemon=True)
     thread.start()
@@ -83,7 +83,7 @@ def coordinator(folder, least, **rules):
       yield swarm_loop.Place(there.address, SECURITY)
     finally:
       there.close()
-      thread.join(10)
+      thread.join(PATIENCE_S)
 
 
 class Worker:
@@ -146,7 +146,7 @@ def test_joining_worker_starts_from_the_shared_state_without_duplicates(
     (third, began), = came
     start = int(began.step)
     first.until(start + 9)
-    coming.join(20)
+    coming.join(PATIENCE_S)
     if algorithm == "data_parallel":
       assert all(x.any() for x in jax.tree.leaves(began.opt_state))
     else:

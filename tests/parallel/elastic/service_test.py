@@ -22,6 +22,7 @@ from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.frames import FrameError, Header, Kind
 from parallel.elastic.transport.handshake import Purpose, Request, Scope
 from tests.parallel.elastic.worlds import (
+  PATIENCE_S,
   SECURITY,
   Relay,
   certificates,
@@ -37,7 +38,7 @@ def _free_port():
 
 
 def _serving(
-  folder, lines, security=SECURITY, silence_s=1, grace_s=10.0, **options
+  folder, lines, security=SECURITY, silence_s=60, grace_s=10.0, **options
 ):
   """Runs a service in a thread."""
   there = Service(
@@ -52,11 +53,11 @@ def _serving(
 def _dialled(there, security=SECURITY, me=None):
   me = me or ids.make(("127.0.0.1", 1))
   request = Request(Purpose.CONTROL, 0, 0, me, service.NAME)
-  return handshake.dial(there.address, request, security, Scope(), 5)
+  return handshake.dial(there.address, request, security, Scope(), PATIENCE_S)
 
 
 def _closed(sock):
-  sock.settimeout(10)
+  sock.settimeout(PATIENCE_S)
   with sock, contextlib.suppress(ConnectionError):
     while sock.recv(1 << 16):
       pass
@@ -65,6 +66,11 @@ def _closed(sock):
 
 def _step(exchange, state, part):
   return {"x": state["x"] + exchange.mean(part)}
+
+
+def _halts_soon(swarm):
+  """Shortens the wait for a coordinator of a peer that has joined."""
+  swarm._agent._settings = Settings(alone_s=0.5)
 
 
 def _one_round(there, security=SECURITY):
@@ -80,7 +86,7 @@ def test_unauthenticated_and_invalid_input_is_closed_and_peers_continue(
   tmp_path
 ):
   lines = []
-  there = _serving(tmp_path, lines)
+  there = _serving(tmp_path, lines, silence_s=1)
   big = Header(Kind.MESSAGE)._replace(length=1 << 17).pack()
   data = [
     b"GET / HTTP/1.1\r\n\r\n" + bytes(60),
@@ -161,7 +167,7 @@ def test_peer_that_does_not_read_is_disconnected():
     channel.send(long)
     if channel.reason:
       break
-  thread.join(10)
+  thread.join(PATIENCE_S)
   assert ended == ["does not read its messages"]
   here.close()
   other.close()
@@ -252,7 +258,7 @@ def test_runs_that_join_in_any_order_lose_no_round_without_a_line(
 ):
   """First one after the other, then all at the start of a new group."""
   lines, ended = [], threading.Event()
-  there = _serving(tmp_path, lines, silence_s=30)
+  there = _serving(tmp_path, lines, silence_s=60)
   members = []
   for revision in order:
     members.append(_Member(there, revision, lambda _: ended.is_set()))
@@ -260,7 +266,7 @@ def test_runs_that_join_in_any_order_lose_no_round_without_a_line(
       time.sleep(0.01)
   ended.set()
   for member in members:
-    member.thread.join(30)
+    member.thread.join(PATIENCE_S)
   there.close()
   first, *later = members
   assert first.error is None
@@ -277,7 +283,7 @@ def test_runs_that_join_in_any_order_lose_no_round_without_a_line(
     assert member.revisions == sorted(member.revisions)
   (tmp_path / "journal").unlink()
   there = _serving(
-    tmp_path, lines, silence_s=30, rules=coordinator.Rules(least=3)
+    tmp_path, lines, silence_s=60, rules=coordinator.Rules(least=3)
   )
   members = []
   for revision in order:
@@ -285,7 +291,7 @@ def test_runs_that_join_in_any_order_lose_no_round_without_a_line(
     while not (there.state.pending or there.state.record.epoch):
       time.sleep(0.01)
   for member in members:
-    member.thread.join(30)
+    member.thread.join(PATIENCE_S)
     assert member.revisions[1] == 2000
     (revision, state), digest = member.swarm.checkpoint, member.swarm.digest
     assert (revision, state["run"]) == (2003, b"2000")
@@ -350,7 +356,7 @@ def test_peer_whose_fetch_is_slower_than_rounds_is_waited_for(
 ):
   """A missed round: a fetch takes one second, a round a tenth of a second."""
   there = _serving(
-    tmp_path, [], silence_s=10, grace_s=0.05,
+    tmp_path, [], grace_s=0.3,
     rules=coordinator.Rules(least=2, quorum=1),
   )
   ended = threading.Event()
@@ -370,7 +376,7 @@ def test_peer_whose_fetch_is_slower_than_rounds_is_waited_for(
   def slow():
     counts = []
     with joined() as swarm:
-      time.sleep(1)  # rounds are committed in the meantime
+      time.sleep(1.5)  # rounds are committed in the meantime
       try:
         while sum(counts) < 2:
           swarm.give(b"", _grow)
@@ -395,8 +401,8 @@ def test_uncommitted_result_is_not_applied(tmp_path):
     there.close()
     return _step(exchange, state, part)
 
-  settings = Settings(alone_s=0.5)
-  with Swarm(there.address, SECURITY, start, settings=settings) as swarm:
+  with Swarm(there.address, SECURITY, start) as swarm:
+    _halts_soon(swarm)
     with pytest.raises(Halted):
       swarm.give(np.ones(3, np.float32), last)
     assert swarm.revision == 0
@@ -406,8 +412,8 @@ def test_uncommitted_result_is_not_applied(tmp_path):
 def test_peer_without_a_coordinator_halts_with_its_whole_state(tmp_path):
   there = _serving(tmp_path, [])
   start = {"x": np.zeros(3, np.float32)}
-  settings = Settings(alone_s=0.5)
-  with Swarm(there.address, SECURITY, start, settings=settings) as swarm:
+  with Swarm(there.address, SECURITY, start) as swarm:
+    _halts_soon(swarm)
     swarm.give(np.ones(3, np.float32), _step)
     there.close()
     part = np.full(3, 2, np.float32)

@@ -29,6 +29,7 @@ from parallel.elastic.transport.transfers import (
   Unreachable,
 )
 from tests.parallel.elastic.worlds import (
+  PATIENCE_S,
   SECURITY,
   arrays,
   listeners,
@@ -220,14 +221,14 @@ def test_output_must_not_overlap_the_input():
     for order in ("direct", "ring"):
       found = link_collectives.all_reduce(
         links[0], 0, x, out=out, order=order, block_bytes=2**23
-      ).result(5)
+      ).result(PATIENCE_S)
       assert found is out
       assert (found == 1).all()
       assert link_collectives.sum_bytes(order, 4, 1, 0) == (0, 0)
     with pytest.raises(ValueError, match=r"3 bytes are more than most_bytes=2"):
       link_collectives.gather(links[0], 1, b"abc", most_bytes=2)
     whole = link_collectives.gather(links[0], 1, b"ab", most_bytes=2)
-    assert [bytes(piece) for piece in whole.result(5)] == [b"ab"]
+    assert [bytes(piece) for piece in whole.result(PATIENCE_S)] == [b"ab"]
 
 
 def test_gather_refuses_a_peer_with_more_bytes_than_agreed():
@@ -251,7 +252,7 @@ def test_peer_that_owes_any_block_is_named(kind):
       for a, x in zip(links, xs, strict=True)
     ]
     for operation in operations:
-      operation.result(10)
+      operation.result(PATIENCE_S)
     for operation in operations:
       assert operation._late() is None
       for key in list(operation._seen):
