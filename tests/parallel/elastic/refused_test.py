@@ -191,13 +191,13 @@ def test_unauthenticated_client_costs_one_line_and_rounds_continue(
 
 def test_thousand_connections_at_once_do_not_delay_rounds(trained):
   trained.go_on()
-  wide = []
+  wide, start = [], time.monotonic()
   with contextlib.ExitStack() as stack:
     for address in (
       trained.there.address, ids.address(trained.members[0].swarm.me)
     ):
       for _ in range(CROWD // 2):
-        sock = stack.enter_context(socket.create_connection(address, 5))
+        sock = stack.enter_context(socket.create_connection(address, 60))
         sock.setblocking(False)
         wide.append(sock)
     trained.go_on()
@@ -209,7 +209,9 @@ def test_thousand_connections_at_once_do_not_delay_rounds(trained):
     trained.until(lambda: len(trained.record.members) == 3)
     trained.go_on()
     assert not [member.error for member in trained.members if member.error]
-  assert len(trained.lines("refused")) < CROWD / 10  # most are only counted
+  # At most five lines a second of each listener; most are only counted.
+  most = CROWD / 10 + 2 * 5 * (time.monotonic() - start)
+  assert len(trained.lines("refused")) < most
 
 
 def _dialled(address, purpose, epoch, me="", receiver=None):
