@@ -11,7 +11,9 @@ import threading
 import time
 
 import jax
+from jax.experimental import io_callback
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
@@ -167,6 +169,43 @@ def test_joining_worker_starts_from_the_shared_state_without_duplicates(
     assert len(used) == len(set(used)) == 2 * (start + 9 + 6 + 9)
     for worker in (first, third):
       worker.swarm.__exit__()
+
+
+def test_programs_of_two_threads_run_in_one_order_on_all_devices():
+  """Rounds and steps launch collectives in two threads, without a lock.
+
+  Devices with different orders would wait for one another for ever.
+  """
+  seen = {i: [] for i in range(4)}
+
+  def note(device, *launch):
+    seen[int(device)].append(tuple(map(int, launch)))
+    return np.float32(0)
+
+  def run(x, thread, number):
+    zero = io_callback(
+      note, jax.ShapeDtypeStruct((), jnp.float32), jax.lax.axis_index("d"),
+      thread, number,
+    )
+    return jax.lax.psum(x + zero, "d")
+
+  program = jax.jit(jax.shard_map(
+    run, mesh=jax.make_mesh((4,), ("d",), devices=jax.devices()[:4]),
+    in_specs=P(), out_specs=P(), check_vma=False,
+  ))
+
+  def launch(thread):
+    for number in range(100):
+      out = program(
+        np.float32(1), np.int32(thread), np.int32(number)
+      )
+      if number % 8 == 7:
+        out.block_until_ready()
+    out.block_until_ready()
+
+  assert together([lambda: launch(0), lambda: launch(1)]) == [None, None]
+  assert len(seen[0]) == 200
+  assert seen[0] == seen[1] == seen[2] == seen[3]
 
 
 def test_late_part_is_shifted_by_the_updates_of_the_others(tmp_path):
