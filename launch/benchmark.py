@@ -36,7 +36,8 @@ FLAGS = flags.FLAGS
 # with its `run`.
 BODIES = {
   name: room for room, names in {
-    "elastic": ("churn", "elastic_bits", "membership", "moments", "ring"),
+    "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
+                "ring_orders"),
     "graphs": ("graphs",),
     "planner": ("planner", "planner_memory", "planner_truth"),
     "programs": ("kernels", "paged_attention", "programs"),

@@ -5,6 +5,7 @@ r"""Fault injection: peers are killed, stopped, disconnected and join.
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/elastic/churn.py:soak
   python -m launch.benchmark --config=configs/elastic/churn.py:training
+  python -m launch.benchmark --config=configs/elastic/churn.py:network
 
 Workers are processes on this machine that learn a vector with noise. At random
 times one of these events occurs: a worker is killed (kill -9), is stopped
@@ -20,6 +21,10 @@ is replayed, and the loss is compared with that of the same number of samples
 without events. More than benchmark.limit_s seconds without a committed round
 are an error.
 
+With `network`, workers are in network namespaces with round trips of 1 to 200
+ms, and reachability is disturbed as well: ports are closed, a worker listens at
+127.0.0.1 only, or packets of one direction are dropped. It needs root.
+
 With `training`, workers train a small Llama by DiLoCo for the config's number
 of steps, and the loss is compared with that of a swarm without events and with
 the same number of samples. The other comparisons are the same.
@@ -32,10 +37,15 @@ from configs.elastic import diloco
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-  """Returns `all`, `short` (minutes), `soak` (an hour), `training`, `test`."""
+  """Returns a size.
+
+  Args:
+    size: `all`, `short` (minutes), `soak` (an hour), `network`, `training` or
+      `test`.
+  """
   if size == "training":
     return _training()
-  events = {"all": 220, "short": 60, "test": 6, "soak": 1}
+  events = {"all": 220, "short": 60, "network": 100, "test": 6, "soak": 1}
   if size not in events:
     raise ValueError(
       f"churn.py:{size}: the sizes are {', '.join(events)}, training"
@@ -48,6 +58,9 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     config.benchmark.seeds = (0,)
   if size == "test":
     config.benchmark.workers, config.benchmark.parameters = 3, 10_000
+  if size == "network":
+    config.benchmark.network, config.benchmark.limit_s = True, 30.0
+    config.benchmark.workers, config.benchmark.parameters = 4, 50_000
   if size == "soak":  # low load, since it shares the machine for an hour
     config.benchmark.minutes, config.benchmark.gap_s = 60.0, 5.0
     config.benchmark.samples, config.benchmark.pause_s = 4, 0.5

@@ -28,7 +28,7 @@ from parallel.elastic.membership.revision import LEASES, Revision
 from parallel.elastic.membership.shared_state import State
 from parallel.elastic.ring.bandwidth import Rings
 from parallel.elastic.settings import Settings
-from parallel.elastic.timeouts import AdmissionTimeout, Halted
+from parallel.elastic.timeouts import AdmissionTimeout, Halted, Stopped
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.handshake import (
@@ -39,9 +39,10 @@ from parallel.elastic.transport.handshake import (
   Scope,
   Security,
   dial,
+  reached,
 )
 from parallel.elastic.transport.links import Links, Options
-from parallel.elastic.transport.listener import Listener
+from parallel.elastic.transport.listener import Listener, Offer
 from parallel.elastic.transport.transfers import Lost, Unreachable
 
 LOG = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ _FAILED_S, _MOST_FAILED_S = 0.02, 2.0
 # A peer whose fetches are outdated by this many consecutive commits leaves and
 # joins again: the swarm waits for new members before it starts a round.
 _MOST_OVERTAKEN = 3
+_CONNECT = 1.5  # time limit for connecting to the members, in units of t_h
 _SAID_S = 10.0  # interval of warnings about an unreachable coordinator
 
 
@@ -89,7 +91,7 @@ class Agent:
     # (epoch, revision, digest) of the running fetch.
     self._fetching: tuple[int, int, Any] | None = None
     self._overtaken = 0
-    self._admission = AdmissionTimeout(settings, say)
+    self._admission, self._say = AdmissionTimeout(settings, say), say
     self._sent_bytes = 0  # in earlier epochs
     self._silence_s = 10.0
     # Kept until its round is committed, or until the protocol discards it.
@@ -104,6 +106,8 @@ class Agent:
     # Hashes the state, so a large one delays the first connection.
     self._install(revisions.make(revision, state))
     self.peer = peers.Peer(listener.me, revision, self.newest.digest)
+    # A connection that ends at once: it shows that this peer can be reached.
+    listener.serve(Purpose.CHECK, Offer(0, None, lambda *_: None))
     self._threads = [
       threading.Thread(target=target, daemon=True)
       for target in (self._run, self._converse)
@@ -184,6 +188,11 @@ class Agent:
       error = self._admission.update(message)
       if error is not None:
         self._end(error)
+    elif isinstance(message, m.Stop):
+      self._end(Stopped(message.text))
+    elif isinstance(message, m.Check):
+      for peer in message.peers:
+        self._start(self._check, channel, peer, message.limit_s)
     # Messages of a former connection are stale.
     elif channel is self._channel:
       self._events.put((message, None))
@@ -204,7 +213,10 @@ class Agent:
 
   def _take(self, message: Any, payload: Any) -> None:
     """Processes an event and the payload of a finished task."""
+    wrong = False
     match message:
+      case m.Prepare() if message.verify and message.epoch > self.peer.epoch:
+        wrong = self._verify()
       case m.Connected() if message.epoch == self.peer.epoch:
         self._reached = message
       case m.Worked():
@@ -224,6 +236,26 @@ class Agent:
         self._result = payload
         self._failed = 0 if payload else self._failed + 1
     self._step(message, payload)
+    if wrong:  # the contribution was computed from a wrong state
+      self._part, self.counted = None, False
+      self._step(m.Voided(), None)
+
+  def _verify(self) -> bool:
+    """Computes the digest of the held revision; returns whether it is wrong.
+
+    Another digest makes the protocol fetch the revision.
+    """
+    held = revisions.make(self.newest.number, self.newest.shared)
+    if held.digest == self.newest.digest:
+      return False
+    self._say(
+      f"the state of revision {held.number} has changed in this peer's memory; "
+      "it is fetched again"
+    )
+    self._install(held)
+    with self.changed:
+      self.peer = self.peer._replace(digest=held.digest)
+    return True
 
   def _void(self, newest: Revision) -> bool:
     """Drops the contribution if a revision grants its samples to others."""
@@ -236,6 +268,10 @@ class Agent:
     if leases.valid(newest.leases, begun, self.peer.id):
       return False
     self._part, self.counted = None, False
+    self._say(
+      f"the contribution of samples {part.samples} is dropped: revision "
+      f"{newest.number} grants them to other peers"
+    )
     return True
 
   def _step(self, message: Any, payload: Any) -> None:
@@ -271,6 +307,10 @@ class Agent:
         self._result = None
         if not effect.keep:
           self._part, self.counted = None, False
+          self._say(
+            f"the contribution to round {self.newest.number} is dropped: it "
+            "may be counted already"
+          )
       case m.Apply():
         assert self._result is not None
         self._install(self._result)
@@ -367,7 +407,9 @@ class Agent:
       self.peer.id, task.epoch, members, self._security, options
     )
     # Measured bandwidths are valid for one epoch.
-    self._rings = Rings(self._links) if self._settings.measured else None
+    self._rings = (
+      Rings(self._links, self._say) if self._settings.measured else None
+    )
     # Members without the newest revision fetch it while others connect.
     self._server.offer(self._listener, task.epoch, task.members)
     self._start(self._reach, self._links)
@@ -375,26 +417,35 @@ class Agent:
   def _reach(self, links: Links) -> None:
     """Connects to all members and reports unreachable ones.
 
-    The report is delayed to 2 t_h. The coordinator drops silent peers after
-    t_h, so it removes a dead member before this peer's report could cause a
-    live one to be dropped.
+    The time limit is longer than t_h, after which the coordinator drops a dead
+    member.
     """
-    end = time.monotonic() + 2 * self._silence_s
     unreachable: tuple[Id, ...] = ()
+    absent: tuple[Id, ...] = ()
     try:
-      links.connect(self._listener, 2 * self._silence_s)
+      links.connect(self._listener, _CONNECT * self._silence_s)
     except Unreachable as error:
       LOG.info("epoch %d: %s", links.epoch, error)
-      unreachable = tuple(error.peers)
+      unreachable, absent = tuple(error.peers), error.absent
     except Lost as error:
       if error.peer is None:
         return  # closed here for a newer epoch
       LOG.info("epoch %d: %s", links.epoch, error)
       # A peer that was connected was lost again.
       unreachable = (error.peer,)
-    if unreachable:
-      self._scope.closed.wait(max(0, end - time.monotonic()))
-    self._events.put((m.Connected(links.epoch, unreachable), None))
+    self._events.put((m.Connected(links.epoch, unreachable, absent), None))
+
+  def _check(self, channel: Channel, peer: Id, limit_s: float) -> None:
+    """Connects to a peer that is not a member yet, and reports the result."""
+    try:
+      address = ids.address(peer)
+    except ValueError as error:
+      text = str(error)
+    else:
+      text = reached(
+        self.peer.id, peer, address, self._security, self._scope, limit_s
+      )
+    channel.send(m.Checked(peer, text))
 
   def _get(self, task: m.Fetch) -> None:
     """Starts to fetch a revision, unless it is being fetched already."""

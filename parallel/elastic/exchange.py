@@ -17,7 +17,7 @@ from parallel.elastic.membership.leases import Spans
 from parallel.elastic.membership.messages import Id, Reduce
 from parallel.elastic.membership.shared_state import State
 from parallel.elastic.ring import link_collectives
-from parallel.elastic.ring.bandwidth import Rings
+from parallel.elastic.ring.bandwidth import Algorithm, Rings
 from parallel.elastic.ring.link_collectives import Order
 from parallel.elastic.transport.links import Links
 
@@ -32,8 +32,6 @@ class Exchange:
     round: Number of the round.
     epoch: Epoch of the attempt.
     contributors: Contributing peers, in the order of their ranks.
-    ring: Contributing peers in the order of ring sums. The order determines
-      the bits of ring sums, so reproducing a result requires it.
     weights: Weight of each contribution, in the order of the ranks.
     samples: peer -> samples of its contribution; empty spans without leases.
   """
@@ -49,7 +47,7 @@ class Exchange:
       task: Round to attempt.
       weight: Weight of this peer's contribution.
       samples: Samples of this peer's contribution.
-      rings: Rings by measured bandwidth; None uses rank order.
+      rings: Measured links; None uses rank order.
 
     Raises:
       Lost: A peer was lost.
@@ -71,16 +69,14 @@ class Exchange:
       peer: tuple((start, stop) for start, stop in spans)
       for peer, (_, spans, _) in zip(self.contributors, said, strict=True)
     }
-    self._rings, self.ring = rings, self.contributors
+    self._rings = rings
     for peer, (_, _, other) in zip(self.contributors, said, strict=True):
       if (other is None) != (wish is None):
         raise ValueError(f"Settings.measured differs on {peer}")
-    if rings is not None:
-      # All contributors read the same requests, so all decide alike.
-      if any(wish for _, _, wish in said):
-        self._tag += 2  # `measure` uses two tags
-        rings.measure(self.contributors, self._tag - 1)
-      self.ring = rings.ring(self.contributors)
+    # All contributors read the same requests, so all decide alike.
+    if rings is not None and any(wish for _, _, wish in said):
+      self._tag += 2  # `measure` uses two tags
+      rings.measure(self.contributors, self._tag - 1)
 
   @property
   def rank(self) -> int:
@@ -105,7 +101,8 @@ class Exchange:
 
     Args:
       x: float32 ``[...]``, contiguous, of equal shape on all contributors.
-      order: Order of additions, as for `link_collectives.all_reduce`.
+      order: Order of additions, as for `link_collectives.all_reduce`. With
+        measured links, "ring" stands for the algorithm of `algorithm`.
 
     Returns:
       float32 ``[...]``, bitwise identical on all contributors.
@@ -113,15 +110,34 @@ class Exchange:
     Raises:
       Lost: A peer was lost.
     """
-    ring, start = order == "ring", time.monotonic()
+    ranks, measured = self.contributors, False
+    if order == "ring":
+      (order, ranks), measured = self.algorithm(x.nbytes), True
+    start = time.monotonic()
     total = link_collectives.all_reduce(
-      self._links, self._next(), x, order=order,
-      ranks=self.ring if ring else self.contributors,
+      self._links, self._next(), x, order=order, ranks=ranks
     ).result()
-    if ring and self._rings is not None and x.nbytes >= _TIMED_BYTES:
+    if measured and self._rings is not None and x.nbytes >= _TIMED_BYTES:
       # Slower sums than before lead to a new measurement.
-      self._rings.took((time.monotonic() - start) / x.nbytes)
+      self._rings.took(x.nbytes, time.monotonic() - start)
     return total
+
+  def algorithm(self, nbytes: int) -> Algorithm:
+    """Returns the algorithm of a sum in the order "ring".
+
+    It determines the bits of the sum, so reproducing a result requires it.
+
+    Args:
+      nbytes: Bytes of the array.
+
+    Returns:
+      (order of additions, contributors in that order). With measured links the
+      faster one of a ring and a direct exchange; otherwise the ring of the
+      ranks.
+    """
+    if self._rings is None:
+      return "ring", self.contributors
+    return self._rings.choice(self.contributors, nbytes)
 
   def mean(self, x: np.ndarray, order: Order = "direct") -> np.ndarray:
     """Returns the weighted mean of all contributors' arrays.

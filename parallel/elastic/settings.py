@@ -14,8 +14,9 @@ class Settings:
     checked: Whether exchanged blocks carry checksums.
     samples: Number of samples per contribution, or a function from the round's
       number to it, equal on all peers; 0 disables leases.
-    measured: Whether ring orders follow measured bandwidth; equal on all peers.
-      A measurement takes some tenths of a second per epoch.
+    measured: Whether links are measured, and sums in the order "ring" use the
+      faster one of a ring and a direct exchange; equal on all peers. A
+      measurement takes some tenths of a second per epoch.
     rounds: Number of rounds of the run. A peer that connects after the last
       one ends with `Finished`. 0 for a run without an end.
     listen: (host, port) at which the peer listens; port 0 selects a free port.
@@ -23,7 +24,8 @@ class Settings:
       `listen`: behind a NAT, or when listening at 0.0.0.0.
 
   Raises:
-    ValueError: `alone_s` is not positive, or `samples` is negative.
+    ValueError: `alone_s` is not positive, `samples` is negative, or
+      `advertise` has port 0.
   """
 
   alone_s: float = 300.0
@@ -41,6 +43,11 @@ class Settings:
     # A function is checked by its results, round by round.
     if not callable(self.samples) and self.samples < 0:
       raise ValueError(f"samples={self.samples} must not be negative")
+    if self.advertise is not None and not 0 < self.advertise[1] < 1 << 16:
+      raise ValueError(
+        f"advertise={self.advertise} must have a port from 1 to 65535: only "
+        "listen may have port 0 for any free port"
+      )
 
   def num_samples(self, number: int) -> int:
     """Returns the number of samples per contribution of a round."""

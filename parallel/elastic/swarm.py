@@ -87,7 +87,9 @@ class Swarm:
     # The id contains the port, which is known only once the listener exists.
     listener = Listener("", security, settings.listen)
     try:
-      listener.me = ids.make(settings.advertise or listener.address)
+      listener.me = ids.make(
+        settings.advertise or listener.address, security.identity
+      )
       # Starts the threads that connect to the coordinator.
       self._agent = agent.Agent(
         coordinator, security, shared, revision, listener, settings, say

@@ -11,6 +11,10 @@ class Halted(RuntimeError):
   """The peer has ended and cannot continue by itself."""
 
 
+class Stopped(Halted):
+  """The coordinator has ended the peer."""
+
+
 class Finished(RuntimeError):
   """The peer connected after the last round of the run."""
 

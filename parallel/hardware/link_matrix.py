@@ -23,6 +23,7 @@ Example:
 
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -48,8 +49,8 @@ class LinkMatrix:
   Attributes:
     name: Name in tables.
     device: Type of all devices.
-    nodes: ``[N]``: number of each device's node. Devices of a node are
-      contiguous.
+    nodes: ``[N]``: number of each device's node, in ascending order, so that
+      devices of a node are contiguous.
     bandwidth: float64 ``[N, N]``, bytes per second; infinite on the diagonal.
     latency_s: float64 ``[N, N]``, seconds; 0 on the diagonal.
     source: Source of the numbers.
@@ -72,9 +73,12 @@ class LinkMatrix:
     n = len(self.nodes)
     check_size(n)
     checks.known("mark=", self.mark, MARKS)
-    # Devices of a node are contiguous if the node numbers ascend.
-    if list(self.nodes) != sorted(self.nodes):
-      raise ValueError("devices of a node must be contiguous")
+    for before, after in itertools.pairwise(self.nodes):
+      if before > after:
+        raise ValueError(
+          f"node {after} after node {before}: numbers of nodes must ascend, "
+          "so that devices of a node are contiguous"
+        )
     for key in ("bandwidth", "latency_s"):
       matrix = np.array(getattr(self, key), float)
       if matrix.shape != (n, n):

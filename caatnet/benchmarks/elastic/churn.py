@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.progress import Progress
 
+from caatnet.benchmarks.elastic.churn_network import REACHABILITY, Network
 from caatnet.benchmarks.elastic.churn_run import COLUMNS, KINDS, Churn
 from caatnet.benchmarks.elastic.churn_training import Training
 from caatnet.show import tables
@@ -29,11 +30,15 @@ def run(config: Any) -> dict[str, Any]:
       transient=True
     ) as progress:
       make = Training if "model" in config else Churn
+      if options.network:
+        make = Network
       churn = make(pathlib.Path(folder), config, seed)
       try:
         runs.append({"seed": seed, **churn.run(progress)})
         print(f"seed {seed}:", {
-          key: runs[-1][key] for key in ("rounds", "loss", "calm_loss")
+          key: runs[-1][key] for key in (
+            "rounds", "longest_s", "dropped", "loss", "calm_loss"
+          )
         }, flush=True)
       finally:
         churn.end()
@@ -50,7 +55,8 @@ def _show(runs: list[dict[str, Any]], options: Any) -> None:
     ["event", *COLUMNS, "what it is"],
     [
       [kind, *(str(happened[kind, when]) for when in COLUMNS), what]
-      for kind, what in KINDS.items()
+      for kind, what in {**KINDS, **REACHABILITY}.items()
+      if kind in KINDS or options.network
     ],
   )
   tables.table(

@@ -1,7 +1,7 @@
 """Coordinator of a swarm with faults: its process, log and output."""
 
 import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import json
 import math
@@ -28,7 +28,7 @@ class Coordinator:
 
   def __init__(
     self, folder: pathlib.Path, environment: Mapping[str, str],
-    silence_s: float,
+    silence_s: float, host: str = "127.0.0.1", prefix: Sequence[str] = (),
   ) -> None:
     """Starts to follow the log; starts no process yet.
 
@@ -36,9 +36,12 @@ class Coordinator:
       folder: Folder of its files.
       environment: Variables in addition to those of this process.
       silence_s: Seconds without a message after which it drops a peer.
+      host: Address that it listens at.
+      prefix: Prefix of its command, such as those of
+        `caatnet.benchmarks.harness.namespaces`.
     """
     self._folder, self._environment = folder, environment
-    self._silence_s = silence_s
+    self._silence_s, self._host, self._prefix = silence_s, host, prefix
     self._process: processes.Process | None = None
     self.port = processes.free_port()
     self.output = folder / "coordinator.txt"
@@ -58,12 +61,12 @@ class Coordinator:
     """
     with open(self.output, "ab") as lines:
       self._process = processes.Process(
-        commands.spawned(
-          "coordinator", f"--port={self.port}", "--host=127.0.0.1",
+        [*self._prefix, *commands.spawned(
+          "coordinator", f"--port={self.port}", f"--host={self._host}",
           f"--journal={self._folder}/journal-{run}", f"--log={self._log}",
           f"--silence_s={self._silence_s}", "--recover_s=5",
           f"--least={least}",
-        ),
+        )],
         environment=self._environment, output=lines,
       )
 

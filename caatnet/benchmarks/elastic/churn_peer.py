@@ -1,7 +1,7 @@
 r"""Worker of the churn benchmark that learns the mean of noisy vectors.
 
   python -m caatnet.benchmarks.elastic.churn_peer PORT PARAMETERS SAMPLES \
-    PAUSE_S FOLDER new
+    PAUSE_S FOLDER new [COORDINATOR_HOST HOST]
 
 Its token is in the environment. A work item takes PAUSE_S in addition to its
 arithmetic. Sample n is a target plus noise, drawn from n alone. A worker starts
@@ -9,7 +9,9 @@ with a new state or, with "checkpoint" instead of "new", from the newest
 checkpoint in the folder. After each round it writes a checkpoint there and then
 prints a line of JSON. Commands on stdin are "end" and faults: "cut" breaks one
 of its connections; "half-open" makes the kernel drop all packets that arrive on
-one, without notifying either end; "bits" flips a bit of its state.
+one, without notifying either end; "bits" flips a bit of its state. A
+contribution that was not counted is a line, too, and an error unless the swarm
+has reported it.
 """
 
 from collections.abc import Callable
@@ -149,18 +151,21 @@ def _keep(folder: pathlib.Path, revision: int, state: State) -> None:
 
 def main(
   port: str, parameters: str, samples: str, pause_s: str, folder: str,
-  begin: str,
+  begin: str, coordinator: str = "127.0.0.1", host: str = "127.0.0.1",
 ) -> None:
   """Participates until the command "end"."""
   there, count = pathlib.Path(folder), int(samples)
   kept: tuple[int, State] = 0, start(int(parameters))
   if begin == "checkpoint":
     kept = pickle.loads(max(there.glob("*.checkpoint")).read_bytes())
-  settings = Settings(alone_s=30, checked=True, samples=count)
+  settings = Settings(
+    alone_s=30, checked=True, samples=count, listen=(host, 0)
+  )
   ending = threading.Event()
+  said: list[str] = []
   with Swarm(
-    ("127.0.0.1", int(port)), handshake.from_files(), kept[1],
-    revision=kept[0], settings=settings,
+    (coordinator, int(port)), handshake.from_files(), kept[1],
+    revision=kept[0], settings=settings, say=said.append,
   ) as swarm:
     threading.Thread(
       target=obey, args=(lambda: _spoil(swarm), ending.set), daemon=True
@@ -168,7 +173,12 @@ def main(
     while not ending.is_set():
       time.sleep(float(pause_s))
       part = gradient(swarm.state["theta"], swarm.samples), count
+      said.clear()
       swarm.give(part, combine)
+      if not swarm.counted:
+        if not any("is dropped" in text for text in said):
+          raise RuntimeError(f"a contribution was dropped silently: {said}")
+        print(json.dumps({"dropped": said}), flush=True)
       revision, state = swarm.checkpoint
       _keep(there, revision, state)
       print(json.dumps({

@@ -42,7 +42,7 @@ _WHEN = {
 }
 COLUMNS = ("between rounds", "in an exchange", "members form")
 FEWEST = 2  # workers that no event affects
-_MORE = 2  # additional workers that join so that members form
+MORE = 2  # additional workers that join so that members form
 _AIM_S = 5.0  # maximum wait for the phase of a column
 
 
@@ -77,9 +77,7 @@ class Churn:
     self._environment = processes.ONE_THREAD | {
       "ELASTIC_TOKEN": secrets.token_hex(32)
     }
-    self._coordinator = Coordinator(
-      folder, self._environment, config.benchmark.silence_s
-    )
+    self._coordinator = self._make_coordinator()
     self._port = self._coordinator.port
     self._lock = threading.Lock()
     self._seen: dict[int, dict[str, Any]] = {}
@@ -88,6 +86,7 @@ class Churn:
     self._events: list[tuple[float, str]] = []
     self._workers: list[Worker] = []
     self._run = 0  # number of complete restarts
+    self._dropped: list[str] = []  # reports of contributions not counted
     self._coordinate()
 
   def run(self, progress: Progress) -> dict[str, Any]:
@@ -150,6 +149,11 @@ class Churn:
       self._run, FEWEST if self._run else self._options.workers
     )
 
+  def _make_coordinator(self) -> Coordinator:
+    return Coordinator(
+      self._folder, self._environment, self._options.silence_s
+    )
+
   def _join(self, word: str = "new") -> None:
     self._workers.append(
       Worker(
@@ -169,6 +173,9 @@ class Churn:
   def _compare(self, line: dict[str, Any]) -> None:
     """Compares a worker's line with those of other workers."""
     with self._lock:
+      if "dropped" in line:
+        self._dropped += line["dropped"]
+        return
       # All workers must report the same digest and loss for a revision.
       there = self._seen.setdefault(line["revision"], line)
       if there is line and line["revision"] == self.reached:
@@ -219,7 +226,7 @@ class Churn:
     if when == "members form":  # requires an event that changes membership
       there = len(self._there())
       self._cause(
-        "join" if there < self._options.workers + _MORE else "kill", rng
+        "join" if there < self._options.workers + MORE else "kill", rng
       )
     end = time.monotonic() + _AIM_S
     self._until(
@@ -232,7 +239,7 @@ class Churn:
 
   def _cause(self, kind: str, rng: random.Random) -> None:
     """Injects an event, or another one if there are too few workers."""
-    most = self._options.workers + _MORE
+    most = self._options.workers + MORE
     there = self._there()
     awake = [w for w in there if not w.stopped]
     if kind == "join" and len(there) >= most:
@@ -240,7 +247,7 @@ class Churn:
     # Too few workers would remain.
     if kind in ("kill", "stop, long", "stop, short") and len(awake) <= FEWEST:
       kind = "join" if len(there) < most else "cut"
-    self._events.append((time.time(), kind))
+    self._record(kind)
     if kind == "join":
       self._join()
     elif kind == "coordinator":
@@ -260,6 +267,9 @@ class Churn:
       # worker from the group.
       factor = rng.uniform(0.1, 0.5) if "short" in kind else 1.5
       self._stop(rng.choice(awake), factor * self._options.silence_s)
+
+  def _record(self, kind: str) -> None:
+    self._events.append((time.time(), kind))
 
   def _begin_again(self) -> None:
     """Starts a new run from the last checkpoint, as no worker has the state."""
@@ -309,6 +319,7 @@ class Churn:
         ])
         for start, stop in self._pauses()
       ],
+      "dropped": len(self._dropped),
       "longest_s": self._pauses()[0][1] - self._pauses()[0][0],
       "said": self._coordinator.lines(*self._pauses()[0]),
       "samples": samples, "loss": self._loss(),

@@ -65,7 +65,7 @@ def _show(rows: Sequence[dict[str, Any]], options: Any) -> None:
   )
 
 
-class _Peers(processes.Peers):
+class Peers(processes.Peers):
   """Peer processes with links between all pairs."""
 
   def __init__(
@@ -78,7 +78,7 @@ class _Peers(processes.Peers):
     )
     self._names, self._epoch = names, 0
 
-  def __enter__(self) -> "_Peers":
+  def __enter__(self) -> "Peers":
     found = self.do("addresses").found
     self._members, self._raw = (
       dict(zip(self._names, addresses, strict=True))
@@ -144,7 +144,7 @@ def _on_loopback(
   memory and is not counted.
   """
   orders = _orders(count, size, options.block_bytes)
-  with _Peers(["127.0.0.1"] * count) as peers:
+  with Peers(["127.0.0.1"] * count) as peers:
     peers.do("arrays", lambda _: {"size": size})
     peers.connect(1, options.send_buffer)
     done = timing.in_turns(
@@ -231,7 +231,7 @@ def _shaped_rows(options: Any) -> list[dict[str, Any]]:
     size = link["megabytes"] * (1 << 20) // 4
     with namespaces.long_link(link["mbit"], link["rtt_ms"]) as (
       hosts, prefixes
-    ), _Peers(hosts, prefixes) as peers:
+    ), Peers(hosts, prefixes) as peers:
       peers.do("arrays", lambda _, size=size: {"size": size})
       for num_connections in options.num_connections:
         peers.connect(num_connections)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from caatnet.benchmarks.harness.sockets import connect_all
-from parallel.elastic.ring import link_collectives
+from parallel.elastic.ring import bandwidth, link_collectives
 from parallel.elastic.transport.frames import read_into
 from parallel.elastic.transport.handshake import Security
 from parallel.elastic.transport.links import Links, Options
@@ -56,13 +56,19 @@ class Peer:
         options["send_buffer"],
       )
 
-  def sum(self, order: str, block_bytes: int) -> dict[str, int]:
+  def measure(self) -> list[Any]:
+    """Measures the links; returns rates and delays, see `bandwidth.Matrix`."""
+    return [x.tolist() for x in bandwidth.measure(self.links, 1)]
+
+  def sum(
+    self, order: str, block_bytes: int, ranks: list[str] | None = None
+  ) -> dict[str, int]:
     """Sums all peers' arrays; returns the number of bytes sent."""
     before = self.links.traffic.sent.payload, self.links.traffic.sent.framing
     kernel = self.links.socket_bytes()
     link_collectives.all_reduce(
       self.links, 0, self.x, order=order, out=self.out,
-      block_bytes=block_bytes,
+      block_bytes=block_bytes, ranks=ranks,
     ).result(LIMIT_S)
     sent = self.links.traffic.sent
     return {

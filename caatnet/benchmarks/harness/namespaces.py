@@ -6,11 +6,13 @@ separate rate (htb, by destination address). Nothing is delayed.
 
 `long_link` is one link with a rate (tbf) and a delay. Since the kernel often
 lacks netem, a process delays the packets
-(`caatnet.benchmarks.harness.wire`).
+(`caatnet.benchmarks.harness.wire`). `mesh` has such a link for each pair, with
+a rate for each direction, and can drop packets of one direction.
 """
 
 from collections.abc import Iterator, Sequence
 import contextlib
+import itertools
 import os
 import pathlib
 import re
@@ -22,6 +24,7 @@ from caatnet.benchmarks.harness import processes
 
 _DEVICE = "shaped0"
 _MTU, _BURST = 1500, "1600b"  # after an idle time only one packet may burst
+_LONG_MTU = 9000  # few packets, since a process forwards each
 _ENDS = ("10.98.76.1", "10.98.76.2")
 
 
@@ -93,6 +96,101 @@ def long_link(
       _call(f"tc -n {name} qdisc add dev {_DEVICE} root tbf rate {mbit}mbit "
             f"burst {burst_kb}kb latency {50 + rtt_ms}ms")
     yield _ENDS, [_prefix(name) for name in names]
+
+
+class Mesh:
+  """Namespaces with one link for each pair.
+
+  Attributes:
+    hosts: Addresses of the namespaces.
+    prefixes: Prefix of a command that runs in each.
+  """
+
+  def __init__(self, names: Sequence[str]) -> None:
+    self.hosts = [f"10.96.0.{i + 1}" for i in range(len(names))]
+    # Peers have a higher priority than other processes, which could delay them.
+    self.prefixes = [["nice", "-n", "-10", *_prefix(name)] for name in names]
+    self._names = names
+
+  def drop(self, source: int, target: int, what: str) -> None:
+    """Drops packets of one direction: "dials" or "all".
+
+    Dials are the first packets of connections, so "dials" closes the target's
+    ports for the source; open connections and those of the other direction
+    continue.
+    """
+    # The flags of the TCP header, after an IP header of 20 bytes: SYN, no ACK.
+    match = {"dials": "u8 0x02 0x12 at 33", "all": "u32 0 0"}[what]
+    _call(f"{self._filter('add', source, target)} protocol ip u32 match "
+          f"{match} flowid 1:2")
+
+  def restore(self, source: int, target: int) -> None:
+    """Undoes all calls of `drop` for a direction."""
+    with contextlib.suppress(ValueError):  # nothing was dropped
+      _call(self._filter("delete", source, target))
+
+  def _filter(self, verb: str, source: int, target: int) -> str:
+    device = _wire(source, target)
+    name = self._names[source]
+    return f"tc -n {name} filter {verb} dev {device} parent 1: prio 1"
+
+
+def _wire(i: int, j: int) -> str:
+  """Returns the name of a pair's device in both namespaces."""
+  return f"wire{min(i, j)}x{max(i, j)}"
+
+
+@contextlib.contextmanager
+def mesh(rates: np.ndarray, delays_s: np.ndarray) -> Iterator[Mesh]:
+  """Creates namespaces with one link for each pair.
+
+  Args:
+    rates: Bytes per second from each to each other one, ``[N, N]``; the
+      diagonal is not read.
+    delays_s: Seconds in each direction, symmetric ``[N, N]``.
+
+  Raises:
+    ValueError: This machine or this user cannot create them.
+  """
+  count = len(rates)
+  with contextlib.ExitStack() as stack:
+    names = stack.enter_context(_made(count))
+    found = Mesh(names)
+    for name, host in zip(names, found.hosts, strict=True):
+      _call(f"ip -n {name} link set lo up")
+      _call(f"ip -n {name} address add {host}/32 dev lo")
+    pairs = list(itertools.combinations(range(count), 2))
+    wires = [
+      stack.enter_context(processes.Process(["nice", "-n", "-15",
+        *processes.module(
+          "caatnet.benchmarks.harness.wire", _wire(i, j), names[i], names[j],
+          delays_s[i, j],
+        )]))
+      for i, j in pairs
+    ]
+    for (i, j), wire in zip(pairs, wires, strict=True):
+      if wire.answer() is None:
+        raise RuntimeError("a wire has ended; its error is above")
+      for a, b in ((i, j), (j, i)):
+        _long(names[a], _wire(i, j), found.hosts[a], found.hosts[b],
+              rates[a, b])
+    yield found
+
+
+def _long(name: str, device: str, own: str, other: str, rate: float) -> None:
+  """Sets up one end of a pair's link."""
+  burst = max(2 * _LONG_MTU, int(rate / 250))  # at least rate / HZ
+  rules = [
+    f"qdisc add dev {device} root handle 1: htb default 1",
+    f"class add dev {device} parent 1: classid 1:1 htb rate "
+    f"{8 * rate:.0f}bit burst {burst}b cburst {burst}b",
+    # Packets of this class are dropped.
+    f"class add dev {device} parent 1: classid 1:2 htb rate 1mbit",
+    f"qdisc add dev {device} parent 1:2 blackhole",
+  ]
+  _call(f"ip -n {name} link set {device} mtu {_LONG_MTU} txqueuelen 10000 up")
+  _call(f"ip -n {name} route add {other}/32 dev {device} src {own}")
+  _call(f"tc -n {name} -batch -", "\n".join(rules) + "\n")
 
 
 @contextlib.contextmanager

@@ -89,7 +89,8 @@ class Process:
 
   def write(self, text: str) -> None:
     """Writes a line to its stdin; no effect if the process has ended."""
-    with contextlib.suppress(BrokenPipeError):
+    # ValueError: the pipe was closed by `kill` in another thread.
+    with contextlib.suppress(BrokenPipeError, ValueError):
       self.popen.stdin.write(text + "\n")
       self.popen.stdin.flush()
 

@@ -38,8 +38,9 @@ class Elastic:
     ("direct", "ring"),
   )
   measured: bool = field(
-    False, 'Whether the ring of order="ring" follows bandwidths that are '
-    "measured at each change of the membership; equal for all workers.",
+    False, 'Whether links are measured at each change of the membership, and '
+    'order="ring" uses the faster one of a ring and a direct exchange; equal '
+    "for all workers.",
   )
   alone_s: float = field(
     300.0, "Seconds without a coordinator after which a worker saves and ends.",

@@ -23,11 +23,11 @@ from parallel.elastic.membership.leases import Spans
 from parallel.elastic.membership.revision import Revision
 from parallel.elastic.membership.shared_state import State
 from parallel.elastic.swarm import Swarm
-from parallel.elastic.timeouts import Finished, Halted
+from parallel.elastic.timeouts import Finished, Halted, Stopped
 from parallel.elastic.transport.transfers import Lost
 
 _NEWS_S = 1.0  # interval of broadcasts while nothing happens, in seconds
-_ENDS = {"Halted": Halted, "Finished": Finished}
+_ENDS = {x.__name__: x for x in (Halted, Finished, Stopped)}
 
 
 class Seen(NamedTuple):

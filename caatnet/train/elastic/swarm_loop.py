@@ -36,7 +36,7 @@ from caatnet.train.state import TrainState
 from parallel.elastic.membership.shared_state import State
 from parallel.elastic.settings import Settings
 from parallel.elastic.swarm import Swarm
-from parallel.elastic.timeouts import Finished, Halted
+from parallel.elastic.timeouts import Finished, Halted, Stopped
 from parallel.elastic.transport.handshake import Address, Security
 from parallel.memory.features import stacked
 
@@ -172,6 +172,8 @@ def train(
       experiment, workdir, **more,
       make=functools.partial(Run, programs, place, options, told),
     )
+  except Stopped as error:
+    raise ValueError(str(error)) from error
   except Halted as error:
     raise ValueError(f"{error}; the same command resumes") from error
   except Finished:  # already reported in `_join`
@@ -208,7 +210,15 @@ class Run(loop.Run):
       self.progress.say(f"swarm     {text}")
 
     mine = shared_by(programs, self.state)
-    revision, shared = _read(self.workdir, self.first_step) or (0, mine)
+    found = _read(self.workdir, self.first_step)
+    if found is None and self.first_step:
+      raise ValueError(
+        f"--workdir={self.workdir} has a run of {self.first_step} steps that "
+        "were not made in a swarm, which cannot continue it: use another "
+        f"--workdir, and --config.train.init_from={self.workdir} to start from "
+        "its parameters"
+      )
+    revision, shared = found or (0, mine)
     # A resumed swarm may have more steps or newer code, so config and program
     # are those of this process.
     shared = {**shared, **{key: mine[key] for key in (_CONFIG, _PROGRAM)}}
@@ -223,6 +233,10 @@ class Run(loop.Run):
     except Finished as error:
       say(f"{error}; no steps are left")
       raise
+    except Stopped as error:
+      raise ValueError(
+        f"--workdir={self.workdir}, step {self.first_step}: {error}"
+      ) from error
     if swarm.state.get(_CONFIG) != mine[_CONFIG]:
       raise ValueError(
         "the workers of this swarm have another config: between workers only "
@@ -234,11 +248,12 @@ class Run(loop.Run):
         f"{theirs and theirs.decode()}; here: {mine[_PROGRAM].decode()}. All "
         "must have the same ones, since last bits differ between programs"
       )
+    kept = (swarm.revision, swarm.digest) == (revision, digest)
+    if revision == swarm.revision and not kept and revision:
+      say(f"has another state at round {revision}, which replaces this one")
     self.peer = Peer(
       programs, swarm, self.state, reader(self.experiment, self.dataset),
-      kept=revision > 0 and (swarm.revision, swarm.digest) == (
-        revision, digest
-      ),
+      kept=revision > 0 and kept,
       order=options.order,
     )
     self.opened.callback(self.peer.close)

@@ -31,7 +31,9 @@ import enum
 from typing import Any, NamedTuple
 
 from parallel.elastic.membership import messages as m
+from parallel.elastic.membership import reachability
 from parallel.elastic.membership.messages import Digest, Id, Record, Send
+from parallel.elastic.membership.reachability import Pair
 
 Effects = list[Any]
 
@@ -71,25 +73,33 @@ class Coordinator(NamedTuple):
     phase: Phase of the protocol.
     pending: Peers waiting for admission, with their `Hello`; sorted by id.
     said: Members that are prepared (FORMING) or have their contribution (OPEN).
+    reporters: Members that have reported failed connections (FORMING).
     contributors: Contributors of the running round, in the order of their
       ranks.
     votes: (contributor, digest) pairs received so far.
+    failed: Connections that members have reported as failed (FORMING), as
+      (member that connects, other member).
     holders: Members that hold the newest revision.
     late: Whether the time limit for waiting (grace or recovery) has expired.
     wrong: Peers whose vote on the next round differed from the majority. They
       would vote the same again, so they are admitted only after the round is
       committed without them.
+    disputed: Whether the last votes on the next round differed without a
+      majority, so that all members verify their revision.
   """
 
   record: Record = Record()
   phase: Phase = Phase.ASSEMBLING
   pending: tuple[tuple[Id, m.Hello], ...] = ()
   said: frozenset[Id] = frozenset()
+  reporters: frozenset[Id] = frozenset()
   contributors: tuple[Id, ...] = ()
   votes: tuple[tuple[Id, Digest], ...] = ()
+  failed: frozenset[Pair] = frozenset()
   holders: frozenset[Id] = frozenset()
   late: bool = False
   wrong: frozenset[Id] = frozenset()
+  disputed: bool = False
 
 
 def started(record: Record) -> tuple[Coordinator, Effects]:
@@ -139,14 +149,9 @@ def step(
   ):
     return state, []
   if isinstance(message, m.Prepared):
-    return _prepared(state, sender)
+    return _prepared(state, sender, rules)
   if isinstance(message, m.Unreachable):
-    if state.phase is not Phase.FORMING:
-      return state, []
-    # It is unknown which end of the connection is at fault: the coordinator
-    # drops the youngest of the peers involved.
-    pair = {sender, *message.peers} & {*record.members}
-    return _lost(state, max(pair), rules)
+    return _unreachable(state, sender, message, rules)
   # Round r starts from revision r, so this message belongs to another round.
   if message.round != record.revision:
     return state, []
@@ -161,6 +166,17 @@ def _hello(
 ) -> tuple[Coordinator, Effects]:
   """Queues a peer for admission, or resends what a member may have missed."""
   record = state.record
+  if record.epoch and hello.revision > record.revision:
+    # Admission would discard its rounds. Nor may it replace the group's state:
+    # any peer could claim to have the newest one.
+    return state, [Send(sender, m.Stop(
+      f"the run of this peer is at round {hello.revision}, and that of the "
+      f"group at round {record.revision}: joining would discard "
+      f"{hello.revision - record.revision} rounds. To continue this run, start "
+      "the coordinator with a new --journal and with --least=N, so that all N "
+      "peers begin from the most advanced run; to join the group's run, use "
+      "another --workdir"
+    ))]
   if sender in record.members and state.phase is not Phase.ASSEMBLING:
     if state.phase is Phase.FORMING:
       return state, [Send(sender, _prepare(state))]
@@ -189,7 +205,10 @@ def _assemble(
   if not there or not enough:
     return state, []
   if not record.epoch:  # nothing has been decided yet
-    revision, digest = _elected([hello for _, hello in state.pending])
+    elected = _elected([hello for _, hello in state.pending])
+    if elected is None:
+      return state, []  # another peer, or one peer less, may decide
+    revision, digest = elected
     state = state._replace(
       record=record._replace(revision=revision, digest=digest)
     )
@@ -198,15 +217,24 @@ def _assemble(
   return _form(state._replace(holders=frozenset()), there)
 
 
-def _elected(hellos: Iterable[m.Hello]) -> tuple[int, Digest]:
+def _elected(hellos: list[m.Hello]) -> tuple[int, Digest] | None:
   """Returns the newest revision and its most frequent digest.
 
-  Ties are resolved in favor of the smallest digest.
+  The result is None if several digests are equally frequent. In revision 0 the
+  smallest of them is chosen, since no committed round depends on it.
   """
-  votes = Counter((hello.revision, hello.digest) for hello in hellos)
-  newest = max(revision for revision, _ in votes)
-  most = max(n for (revision, _), n in votes.items() if revision == newest)
-  return min(key for key, n in votes.items() if key[0] == newest and n == most)
+  newest = max(hello.revision for hello in hellos)
+  found = _most_frequent(
+    [hello.digest for hello in hellos if hello.revision == newest]
+  )
+  return None if len(found) > 1 and newest else (newest, min(found))
+
+
+def _most_frequent(digests: Iterable[Digest]) -> list[Digest]:
+  """Returns the most frequent digests; several if there is a tie."""
+  counts = Counter(digests)
+  most = max(counts.values())
+  return [digest for digest, count in counts.items() if count == most]
 
 
 def _holds(hello: m.Hello, record: Record) -> bool:
@@ -234,7 +262,7 @@ def _form(
     record, Phase.FORMING,
     tuple(entry for entry in state.pending if entry[0] not in record.members),
     holders=(state.holders | came).intersection(record.members),
-    wrong=state.wrong,
+    wrong=state.wrong, disputed=state.disputed,
   )
   if not state.holders:  # close all; peers reconnect and wait for a holder
     state = Coordinator(state.record, pending=state.pending, late=True)
@@ -247,7 +275,7 @@ def _prepare(state: Coordinator) -> m.Prepare:
   record = state.record
   return m.Prepare(
     record.epoch, record.members, record.revision, record.committed,
-    record.digest, (*sorted(state.holders),),
+    record.digest, (*sorted(state.holders),), state.disputed,
   )
 
 
@@ -263,7 +291,52 @@ def _start(state: Coordinator) -> m.Start:
   return m.Start(record.epoch, record.revision, state.contributors)
 
 
-def _prepared(state: Coordinator, sender: Id) -> tuple[Coordinator, Effects]:
+def failed_pairs(state: Coordinator, sender: Id, message: Any) -> set[Pair]:
+  """Returns the failed connections of an epoch that are known with a message.
+
+  Args:
+    state: State before the message.
+    sender: Member that sent it.
+    message: Any message to a coordinator.
+  """
+  failed = set(state.failed)
+  if isinstance(message, m.Unreachable):
+    failed |= {(sender, peer) for peer in message.peers}
+    failed |= {(peer, sender) for peer in message.absent}
+  members = {*state.record.members}
+  return {(a, b) for a, b in failed if a != b and {a, b} <= members}
+
+
+def _unreachable(
+  state: Coordinator, sender: Id, message: m.Unreachable, rules: Rules
+) -> tuple[Coordinator, Effects]:
+  """Records failed connections of a member."""
+  if state.phase is not Phase.FORMING:
+    return state, []
+  failed = failed_pairs(state, sender, message)
+  if not failed:  # names no other member: it cannot be prepared
+    return _lost(state, sender, rules)
+  return _judged(state._replace(
+    failed=frozenset(failed), reporters=state.reporters | {sender}
+  ), rules)
+
+
+def _judged(
+  state: Coordinator, rules: Rules
+) -> tuple[Coordinator, Effects]:
+  """Drops members that others cannot reach, once all involved have reported.
+
+  A single report does not show which end of a connection is at fault.
+  """
+  involved = {peer for pair in state.failed for peer in pair}
+  if not involved or not involved <= state.said | state.reporters:
+    return state, []
+  return _without(state, reachability.culprits(state.failed), rules)
+
+
+def _prepared(
+  state: Coordinator, sender: Id, rules: Rules
+) -> tuple[Coordinator, Effects]:
   """Opens the first round of an epoch once all members are prepared."""
   if state.phase is not Phase.FORMING:
     return state, []
@@ -271,14 +344,15 @@ def _prepared(state: Coordinator, sender: Id) -> tuple[Coordinator, Effects]:
     said=state.said | {sender}, holders=state.holders | {sender}
   )
   if not state.said.issuperset(state.record.members):
-    return state, []
+    return _judged(state, rules)
   return _open(state)
 
 
 def _open(state: Coordinator) -> tuple[Coordinator, Effects]:
   """Requests contributions to the next round from all members."""
   state = state._replace(
-    phase=Phase.OPEN, said=frozenset(), contributors=(), votes=(), late=False
+    phase=Phase.OPEN, said=frozenset(), reporters=frozenset(),
+    contributors=(), votes=(), failed=frozenset(), late=False,
   )
   go = _go(state)
   return state, [Send(peer, go) for peer in state.record.members]
@@ -332,11 +406,11 @@ def _vote(
   if len(votes) < len(state.contributors):
     return state, []
   # All contributors must have computed the same bits.
-  counts = Counter(votes.values())
-  most = max(counts.values())
-  chosen = min(digest for digest, count in counts.items() if count == most)
-  if len(counts) > 1:  # drop the minority; ties: the smallest digest wins
-    wrong = {peer for peer, digest in votes.items() if digest != chosen}
+  chosen, *rivals = _most_frequent(votes.values())
+  if rivals:
+    return _disputed(state)
+  wrong = {peer for peer, digest in votes.items() if digest != chosen}
+  if wrong:  # drop the minority
     return _without(
       state._replace(wrong=state.wrong | wrong), wrong, rules
     )
@@ -346,10 +420,32 @@ def _vote(
   )
   state, effects = _open(
     state._replace(
-      record=record, holders=frozenset(state.contributors), wrong=frozenset()
+      record=record, holders=frozenset(state.contributors), wrong=frozenset(),
+      disputed=False,
     )
   )
   return state, [record, *effects]
+
+
+def _disputed(state: Coordinator) -> tuple[Coordinator, Effects]:
+  """Repeats a round without a majority of votes, or ends all members.
+
+  Before the repetition each member computes the digest of its revision, on
+  which all had agreed, again. A member whose memory has changed fetches the
+  revision. Further different votes cannot be decided.
+  """
+  record = state.record
+  if not state.disputed:
+    return _form(state._replace(disputed=True), record.members)
+  voted = ", ".join(
+    f"{peer}: {str(digest)[:8]}" for peer, digest in state.votes
+  )
+  stop = m.Stop((
+    f"round {record.revision} has two results without a majority, computed "
+    f"twice from the same verified revision; digests: {voted}"
+  )[:m.MOST_CHARS])
+  ended = Coordinator(record, pending=state.pending, late=True)
+  return ended, [Send(peer, stop) for peer in record.members]
 
 
 def _lost(

@@ -238,6 +238,7 @@ class Fetch:
     """Requests chunks from one holder until all are verified or it fails."""
     # Requests in flight to this holder, in the order of their responses.
     asked: collections.deque[tuple[str, int]] = collections.deque()
+    sock: socket.socket | None = None
     try:
       request = Request(Purpose.STATE, 0, self._epoch, self._me, peer)
       sock = dial(address, request, self._security, self._scope, self._limit_s)
@@ -254,6 +255,8 @@ class Fetch:
       if isinstance(error, FrameError):
         LOG.warning("the state of %s is rejected: %s", peer, error)
     finally:
+      if sock is not None:
+        self._scope.end(sock)
       # Unanswered requests return to the queue of the other holders.
       with self._lock:
         self._missing.extend(asked)

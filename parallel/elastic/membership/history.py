@@ -91,8 +91,12 @@ def _from_json(data: dict[str, Any]) -> Coordinator:
   state = Coordinator(**{key: m.from_json(x) for key, x in data.items()})
   return state._replace(
     # JSON has neither enums nor sets.
-    phase=Phase(state.phase), said=frozenset(state.said),
-    holders=frozenset(state.holders), wrong=frozenset(state.wrong),
+    phase=Phase(state.phase), **{
+      # JSON has no sets: they are stored as sorted tuples.
+      key: frozenset(getattr(state, key))
+      for key, default in Coordinator()._asdict().items()
+      if isinstance(default, frozenset)
+    }
   )
 
 

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 Id = Any
 # Identifies a revision's content; "" stands for no content.
 Digest = Hashable
+MOST_CHARS = 400  # of a text in a message
 
 
 # From a peer to its coordinator.
@@ -72,10 +73,29 @@ class Prepared(NamedTuple):
 
 
 class Unreachable(NamedTuple):
-  """Some members of an epoch cannot be reached by the peer."""
+  """The peer is not connected to some members of an epoch.
+
+  Attributes:
+    epoch: Number of the epoch.
+    peers: Members that the peer could not connect to.
+    absent: Members that did not connect to the peer.
+  """
 
   epoch: int
   peers: tuple[Id, ...]
+  absent: tuple[Id, ...] = ()
+
+
+class Checked(NamedTuple):
+  """Result of a `Check` of one peer; the protocol ignores it.
+
+  Attributes:
+    peer: Checked peer.
+    error: Reason for which it could not be reached; "" if it could.
+  """
+
+  peer: Id
+  error: str
 
 
 class Ready(NamedTuple):
@@ -117,6 +137,8 @@ class Prepare(NamedTuple):
     committed: Epoch in which it was committed; 0 if before this run.
     digest: Digest of that revision.
     holders: Members that hold it.
+    verify: Whether members compute the digest of their revision again, since
+      the votes on a round differed without a majority.
   """
 
   epoch: int
@@ -125,6 +147,7 @@ class Prepare(NamedTuple):
   committed: int
   digest: Digest
   holders: tuple[Id, ...]
+  verify: bool = False
 
 
 class Go(NamedTuple):
@@ -183,6 +206,31 @@ class Waiting(NamedTuple):
   revision: int
   lost: bool
   text: str
+
+
+class Stop(NamedTuple):
+  """Ends a peer, which keeps its state; handled by the peer's host.
+
+  Attributes:
+    text: Human-readable reason.
+  """
+
+  text: str
+
+
+class Check(NamedTuple):
+  """Requests a connection to each of some peers and a `Checked` for each.
+
+  The coordinator's host sends it before a peer is admitted; the protocol
+  ignores it.
+
+  Attributes:
+    peers: Peers to connect to.
+    limit_s: Time limit in seconds.
+  """
+
+  peers: tuple[Id, ...]
+  limit_s: float
 
 
 # Effects: from the coordinator to its host.
@@ -327,10 +375,12 @@ class Connected(NamedTuple):
   Attributes:
     epoch: Epoch of the request.
     unreachable: Members to which no connection could be made.
+    absent: Members that made no connection to this peer.
   """
 
   epoch: int
   unreachable: tuple[Id, ...] = ()
+  absent: tuple[Id, ...] = ()
 
 
 class Fetched(NamedTuple):
@@ -393,6 +443,9 @@ def from_json(data: Any) -> Any:
   fields = {k: from_json(v) for k, v in data.items() if k != "is"}
   # The classes of this module, by name.
   kind = globals().get(data.get("is"))
-  if not hasattr(kind, "_fields") or set(kind._fields) != set(fields):
+  if not hasattr(kind, "_fields") or not (
+    # Fields with a default may be missing: an older version wrote the message.
+    {*kind._fields} - {*kind._field_defaults} <= {*fields} <= {*kind._fields}
+  ):
     raise ValueError(f"not a message: {str(data)[:200]}")
   return kind(**fields)

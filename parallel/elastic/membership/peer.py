@@ -196,10 +196,9 @@ def _fetch(
 def _connected(state: Peer, message: m.Connected) -> tuple[Peer, Effects]:
   if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
     return state, []
-  if message.unreachable:
+  if message.unreachable or message.absent:
     # The coordinator decides which peer to drop.
-    unreachable = m.Unreachable(message.epoch, message.unreachable)
-    return state, [Send(None, unreachable)]
+    return state, [Send(None, m.Unreachable(*message))]
   return _said(state._replace(connected=True))
 
 

@@ -9,6 +9,10 @@ A peer is silent if nothing was received from it for t_h seconds, or if it has
 had no connection for a shorter time; a peer that reconnects before that stays a
 member. If this process itself was suspended, all timeouts restart, so that no
 peer is dropped for it.
+
+The `Hello` of a new peer is processed only after the peer and all members have
+connected to each other (`parallel.elastic.membership.reachability`). Until
+then it is a candidate, and rounds continue without it.
 """
 
 from collections.abc import Callable
@@ -25,13 +29,16 @@ from parallel.elastic.membership import messages as m
 from parallel.elastic.membership.coordinator import Coordinator, Phase, Rules
 from parallel.elastic.membership.journal import Journal
 from parallel.elastic.membership.messages import Id
+from parallel.elastic.membership.reachability import Admission, reason
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.handshake import (
   Address,
   Purpose,
   Request,
+  Scope,
   Security,
+  reached,
 )
 from parallel.elastic.transport.listener import Limits, Listener, Offer
 
@@ -39,7 +46,6 @@ NAME = "coordinator"  # the coordinator's id in handshakes
 _MOST_EVENTS = 4096
 _REPORT_AFTER_S = 2.0  # delay before a wait is reported
 _AGAIN_S = 10.0  # interval of repeated reports to peers that wait
-_MOST_CHARS = 400  # of a report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Timing:
     grace_s: Time limit for late contributions after the quorum is reached.
     recover_s: Time limit for members to reconnect to a restarted coordinator.
     handshake_s: Time limit for an unauthenticated peer's handshake.
+    check_s: Time limit for connections between a new peer and the others,
+      before it is admitted.
   """
 
   silence_s: float = 10.0
@@ -60,6 +68,7 @@ class Timing:
   grace_s: float = 10.0
   recover_s: float = 30.0
   handshake_s: float = 5.0
+  check_s: float = 5.0
 
   def __post_init__(self) -> None:
     for name, value in dataclasses.asdict(self).items():
@@ -134,11 +143,14 @@ class Service:
       )
     self._journal, self.rules, self._timing = journal, rules, timing
     self._log, self._say = log or history.Log(None), say
-    self._most_peers = most_peers
+    self._most_peers, self._security = most_peers, security
     # Bounded: connection threads block while the coordinator is busy.
-    self._events: queue.Queue[tuple[Channel, Id, Any]] = queue.Queue(
+    self._events: queue.Queue[tuple[Channel | None, Id, Any]] = queue.Queue(
       _MOST_EVENTS
     )
+    # Responses are ignored after twice the limit: they may be on their way.
+    self._admission = Admission(NAME, 2 * timing.check_s)
+    self._scope = Scope()  # of connections to candidates
     self._channels: dict[Id, Channel] = {}
     self._watched: dict[Id, float] = {}  # start of the watch or disconnection
     self._reports: dict[Id, m.Report] = {}
@@ -178,11 +190,13 @@ class Service:
         self._watched = dict.fromkeys(self._watched, now)
       awake = now
       self._look_at_clocks(now)
+      self._admit(now)
       self._speak(now)
 
   def close(self) -> None:
     """Ends all connections; the journal suffices to resume later."""
     self._closed.set()
+    self._scope.close()
     self._listener.close()
 
   def __enter__(self) -> "Service":
@@ -197,7 +211,9 @@ class Service:
     # Copies: the service's thread modifies the originals.
     channels, reports = dict(self._channels), dict(self._reports)
     found = []
-    for peer in (*state.record.members, *(p for p, _ in state.pending)):
+    for peer in (
+      *state.record.members, *(p for p, _ in state.pending), *self._admission
+    ):
       channel = channels.get(peer)
       found.append(Seen(
         peer, _doing(state, peer),
@@ -222,8 +238,11 @@ class Service:
     finally:
       self._events.put((channel, peer, _Gone(wrong)))
 
-  def _take(self, channel: Channel, peer: Id, message: Any) -> None:
-    """Processes one event of a connection."""
+  def _take(self, channel: Channel | None, peer: Id, message: Any) -> None:
+    """Processes one event of a connection, or of the coordinator's checks."""
+    if channel is None:
+      self._admission.answered(peer, message.peer, message.error)
+      return
     current = self._channels.get(peer)
     if isinstance(message, m.Hello) and channel is not current:
       if current is not None:
@@ -241,6 +260,7 @@ class Service:
       return
     if isinstance(message, _Gone):
       del self._channels[peer]
+      self._admission.remove(peer)
       if peer in self._watched:
         self._watched[peer] = time.monotonic()
       # The peer stays a member for reconnect_s.
@@ -249,11 +269,87 @@ class Service:
     if isinstance(message, m.Report):
       self._reports[peer] = message
       return
+    if isinstance(message, m.Checked):
+      self._admission.answered(peer, message.peer, message.error)
+      return
+    if isinstance(message, m.Hello) and peer not in self._admitted():
+      self._admission.add(peer, message)
+      return
+    if peer in self._admission:
+      if isinstance(message, m.Leave):
+        self._drop(peer, "it leaves")
+      return  # other messages belong to an earlier membership
     self._step(peer, message)
+
+  def _admitted(self) -> set[Id]:
+    """Returns members and peers that wait for the next epoch."""
+    state = self.state
+    return {*state.record.members, *(peer for peer, _ in state.pending)}
+
+  def _admit(self, now: float) -> None:
+    """Checks candidates, and processes the `Hello` of those that pass."""
+    connected = self._admitted() & self._channels.keys()
+    for dialer, targets in self._admission.questions(connected, now).items():
+      if dialer != NAME:
+        self._channels[dialer].send(
+          m.Check(tuple(targets), float(self._timing.check_s))
+        )
+        continue
+      for target in targets:
+        threading.Thread(
+          target=self._check, args=(target,), daemon=True
+        ).start()
+    while True:
+      state = self.state
+      members = {*state.record.members}
+      there = {peer for peer, _ in state.pending}
+      if state.phase is not Phase.ASSEMBLING:
+        there |= members
+      elif members and not state.late:
+        return  # the members of the last epoch come back first
+      found = self._admission.outcome(there, members, now)
+      if found is None:
+        return
+      for peer in found.dropped:
+        self._drop(peer, self._admission.why(peer))
+      if found.hello is not None:
+        self._step(found.peer, found.hello)
+      else:
+        self._refuse(found.peer, found.text)
+
+  def _check(self, peer: Id) -> None:
+    """Connects to a candidate; runs in its own thread."""
+    error = reached(
+      NAME, peer, ids.address(peer), self._security, self._scope,
+      self._timing.check_s,
+    )
+    self._events.put((None, NAME, m.Checked(peer, error)))
+
+  def _refuse(self, peer: Id, why: str) -> None:
+    """Reports why a candidate is not admitted, also to the candidate."""
+    self._line(f"{peer} not admitted: {why}")
+    address = "{}:{}".format(*ids.address(peer))
+    text = (
+      f"does not admit this peer at {address}: {why}. Check listen, advertise "
+      "and firewalls; the connections are tried again"
+    )
+    self._channels[peer].send(
+      m.Waiting(self.state.record.revision, False, text[: m.MOST_CHARS])
+    )
+
+  def _drop(self, peer: Id, why: str) -> None:
+    """Closes the connection of a peer that is no member."""
+    self._line(f"{peer} dropped: {why}")
+    self._admission.remove(peer)
+    if peer in self._watched:
+      self._watched.pop(peer)
+      self._step(None, m.Silent(peer))
+    elif peer in self._channels:
+      self._channels.pop(peer).close("dropped")
 
   def _step(self, sender: Id | None, message: Any) -> None:
     """Processes a message and executes the effects."""
-    before = self.state.record
+    state, before = self.state, self.state.record
     self.state, effects = coordinator.step(
       self.state, sender, message, self.rules
     )
@@ -261,7 +357,10 @@ class Service:
     for effect in effects:
       # `_look_at_clocks` reports silent peers.
       if isinstance(effect, m.Close) and not isinstance(message, m.Silent):
-        self._line(f"{effect.peer} dropped: {_reason(sender, message)}")
+        why = _reason(state, effect.peer, sender, message)
+        self._line(f"{effect.peer} dropped: {why}")
+      if isinstance(effect, m.Send) and isinstance(effect.message, m.Stop):
+        self._line(f"{effect.to} stopped: {effect.message.text}")
     self._do(effects)
     now = self.state.record
     if now.epoch != before.epoch:
@@ -282,6 +381,7 @@ class Service:
         case m.Close():
           self._watched.pop(effect.peer, None)
           self._reports.pop(effect.peer, None)
+          self._admission.remove(effect.peer)
           if effect.peer in self._channels:
             self._channels.pop(effect.peer).close("dropped")
         case m.Arm():
@@ -309,6 +409,10 @@ class Service:
         what = "silent" if channel else "without a connection"
         self._line(f"{peer} dropped: {what} for {limit_s:g} s")
         self._step(None, m.Silent(peer))
+    for peer in self._admission:
+      channel = self._channels[peer]
+      if now - channel.last_received >= self._timing.silence_s:
+        self._drop(peer, f"silent for {self._timing.silence_s:g} s")
     # Remove before processing: a step may add timers.
     due = [message for end, message in self._timers if end <= now]
     self._timers = [timer for timer in self._timers if timer[0] > now]
@@ -330,7 +434,7 @@ class Service:
     self._told = {p: when for p, when in self._told.items() if p in there}
     # Recovery timed out and no holder of the newest revision is connected.
     lost = state.phase is Phase.ASSEMBLING and state.late
-    waiting = m.Waiting(state.record.revision, lost, text[:_MOST_CHARS])
+    waiting = m.Waiting(state.record.revision, lost, text[: m.MOST_CHARS])
     for peer in there & self._channels.keys():
       if self._told.get(peer, 0.0) < max(self._since, now - _AGAIN_S):
         self._told[peer] = now
@@ -343,7 +447,8 @@ class Service:
 def _doing(state: Coordinator, peer: Id) -> str:
   """Returns a description of a peer's current activity."""
   if peer not in state.record.members:
-    return "waits to join"
+    pending = any(peer == other for other, _ in state.pending)
+    return "waits to join" if pending else "is checked"
   match state.phase:
     case Phase.ASSEMBLING:
       return "is waited for"
@@ -354,16 +459,22 @@ def _doing(state: Coordinator, peer: Id) -> str:
   return "has its part" if peer in state.said else "computes"
 
 
-def _reason(sender: Id | None, message: Any) -> str:
-  """Returns the reason for which a message caused a peer to be dropped."""
+def _reason(
+  state: Coordinator, peer: Id, sender: Id | None, message: Any
+) -> str:
+  """Returns the reason for which a message caused a peer to be dropped.
+
+  Args:
+    state: State before the message.
+    peer: The dropped peer.
+    sender: Peer that sent the message.
+    message: The message.
+  """
   match message:
     case m.Vote():
-      return (
-        f"its digest of round {message.round} differs from the majority's, or "
-        "lost a tie"
-      )
-    case m.Unreachable():
-      return f"{sender} cannot reach {', '.join(message.peers)}"
+      return f"its digest of round {message.round} differs from the majority's"
+    case m.Unreachable() | m.Prepared():
+      return reason(peer, coordinator.failed_pairs(state, sender, message))
     case m.Leave():
       return "it leaves"
   return "no connected peer holds the newest revision"
@@ -386,6 +497,12 @@ def waits(state: Coordinator, rules: Rules) -> str:
   if state.phase is Phase.ASSEMBLING:
     if not record.members:
       more = rules.least - len(there)
+      if there and more <= 0:
+        newest = max(hello.revision for _, hello in state.pending)
+        return (
+          f"waits for a peer more or less: as many peers have one state of "
+          f"revision {newest} as another, or other configs, so none is chosen"
+        )
       return (
         f"waits for {more} more peer{'s' * (more != 1)}: {len(there)} of "
         f"{rules.least} there"

@@ -1,14 +1,15 @@
-"""Bandwidth measurement between peers, and ring orders that maximise it.
+"""Bandwidth measurement between peers, and sums over measured links.
 
 Pairs are measured in rounds, as in a round-robin tournament: each peer is in at
 most one pair per round, so concurrent measurements do not share a peer's link.
 Both directions of a pair are measured concurrently, as a ring uses them.
 
-`Rings` caches an epoch's ring for each set of contributors. A peer requests a
-measurement when it has no ring for the set, or when sums have become slower.
-Contributors exchange these requests with their weights
-(`parallel.elastic.exchange`), and one request suffices, so all contributors use
-the same ring without an extra message.
+`Rings` caches an epoch's measured links for each set of contributors, and
+chooses between a ring and a direct exchange by their modelled times
+(`parallel.elastic.ring.times`). A peer requests a measurement when it has none
+for the set, or when sums have become slower. Contributors exchange these
+requests with their weights (`parallel.elastic.exchange`), and one request
+suffices, so all contributors make the same choice without an extra message.
 
 Example:
   >>> import numpy as np
@@ -21,8 +22,9 @@ Example:
   (0, 2, 1, 3)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import itertools
+import logging
 import math
 import time
 from typing import Any
@@ -30,9 +32,12 @@ from typing import Any
 import numpy as np
 
 from parallel.elastic.membership.messages import Id
-from parallel.elastic.ring import link_collectives
+from parallel.elastic.ring import link_collectives, times
+from parallel.elastic.ring.link_collectives import BLOCK_BYTES, Order
+from parallel.elastic.ring.times import Matrix
 from parallel.elastic.transport.links import Links
 
+LOG = logging.getLogger(__name__)
 EXACT = 9  # largest number of peers with exhaustive search: 8! / 2 rings
 # A measurement takes at least this many times a message without data, so that
 # the delay of a link and TCP's slow start change its rate little.
@@ -62,7 +67,7 @@ def rounds(num_peers: int) -> list[list[tuple[int, int]]]:
 def measure(
   links: Links, tag: int, *, ranks: Sequence[Id] | None = None,
   least_s: float = 0.05, most_bytes: int = 1 << 26, limit_s: float = 60.0,
-) -> np.ndarray:
+) -> Matrix:
   """Measures all pairs of peers; all peers call it concurrently.
 
   Args:
@@ -75,8 +80,7 @@ def measure(
     limit_s: Time limit of each operation in seconds.
 
   Returns:
-    float64 ``[M, M]``: bytes per second from the row's rank to the column's; 0
-    on the diagonal. Identical on all peers.
+    Rates and delays, 0 on the diagonal. Identical on all peers.
 
   Raises:
     Lost: A peer was lost, or an operation exceeded its time limit.
@@ -84,13 +88,13 @@ def measure(
   # Rank order; all peers use the same.
   members = tuple(ranks or links.members)
   me = members.index(links.me)
-  mine = np.zeros(len(members))  # [M] incoming bytes per second
+  mine = np.zeros((2, len(members)))  # incoming bytes per second, seconds
   for pairs in rounds(len(members)):
     # None: this peer pauses in this round.
     pair = next((p for p in pairs if me in p), None)
     if pair is not None:
       other = pair[pair[0] == me]  # the partner: index 1 if this peer is first
-      mine[other] = _rate(
+      mine[:, other] = _link(
         links, tag, (members[pair[0]], members[pair[1]]), least_s, most_bytes,
         limit_s,
       )
@@ -99,23 +103,25 @@ def measure(
   rows = link_collectives.gather(
     links, tag + 1, mine, ranks=members
   ).result(limit_s)
-  # Each peer measures its incoming rates, which are columns. [M, M]
-  return np.stack([np.frombuffer(row) for row in rows], axis=1)
+  # Each peer measures its incoming links, which are columns. [2, M, M]
+  found = np.stack([np.frombuffer(row).reshape(2, -1) for row in rows], axis=2)
+  return Matrix(*found)
 
 
-def _rate(
+def _link(
   links: Links, tag: int, pair: tuple[str, str], least_s: float,
   most_bytes: int, limit_s: float,
-) -> float:
-  """Returns the bytes per second received from the partner of a pair."""
+) -> tuple[float, float]:
+  """Returns (bytes per second, delay) of the link from a pair's partner."""
 
   def gather(data: Any) -> list[memoryview]:
     return link_collectives.gather(links, tag, data, ranks=pair).result(limit_s)
 
-  def slowest(seconds: float) -> float:
-    """Returns the larger of both partners' times."""
-    times = gather(np.array([seconds]))
-    return max(float(np.frombuffer(t)[0]) for t in times)
+  def both(seconds: float) -> list[float]:
+    """Returns both partners' times."""
+    return [
+      float(np.frombuffer(t)[0]) for t in gather(np.array([seconds]))
+    ]
 
   def timed(data: Any) -> float:
     gather(b"")  # a barrier: the partner may be busy
@@ -123,60 +129,99 @@ def _rate(
     gather(data)
     return time.monotonic() - start
 
-  # The delay of the link, which is no part of its rate.
-  delay = slowest(min(timed(b"") for _ in range(3)))
+  # The delay of the link, which is no part of its rate. A partner that starts
+  # later by some time measures a delay that is shorter by it.
+  found = both(min(timed(b"") for _ in range(3)))
+  one_way, delay = sum(found) / 2, max(found)
   enough_s = max(least_s, _TRIPS * delay)
   # Start with 64 KiB: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
     seconds = timed(np.zeros(size, np.uint8))
     # Both partners stop at the same size.
-    longest = slowest(seconds)
+    longest = max(both(seconds))
     if longest >= enough_s or 2 * size > most_bytes:
       # This peer's incoming rate; half of the time is the least that is left.
-      return size / max(seconds - delay, seconds / 2)
+      return size / max(seconds - delay, seconds / 2), one_way
     size *= 4 if 8 * longest < enough_s and 4 * size <= most_bytes else 2
 
 
+# Order of additions, and ranks in that order.
+Algorithm = tuple[Order, tuple[Id, ...]]
+
+
 class Rings:
-  """Cache of an epoch's rings, ordered by measured bandwidth.
+  """Cache of an epoch's measured links, and choice of the algorithm of sums.
 
   Attributes:
     measured: Number of measurements so far.
   """
 
-  def __init__(self, links: Links) -> None:
-    self._links = links
-    # ranks -> the same ranks in ring order.
-    self._rings: dict[tuple[Id, ...], tuple[Id, ...]] = {}
-    self._best, self._slow = math.inf, 0
+  def __init__(
+    self, links: Links, say: Callable[[str], None] = LOG.info
+  ) -> None:
+    """Starts without a measurement.
+
+    Args:
+      links: Links of the epoch.
+      say: Callback that receives a line for each choice that changes.
+    """
+    self._links, self._say = links, say
+    self._links_of: dict[tuple[Id, ...], Matrix] = {}
+    # (ranks, rounded bytes) -> (algorithm, ranks in its order).
+    self._choices: dict[tuple[tuple[Id, ...], int], Algorithm] = {}
+    self._said: Algorithm | None = None
+    # Bytes -> seconds of the fastest sum since the last measurement.
+    self._best: dict[int, float] = {}
+    self._slow = 0
     self.measured = 0
 
   def wanted(self, ranks: tuple[Id, ...]) -> bool:
     """Returns whether this peer requests a measurement."""
-    return ranks not in self._rings or self._slow >= _IN_A_ROW
+    return ranks not in self._links_of or self._slow >= _IN_A_ROW
 
   def measure(self, ranks: tuple[Id, ...], tag: int) -> None:
     """Measures the links; all ranks call it concurrently. See `measure`."""
-    rates = measure(self._links, tag, ranks=ranks)  # [M, M]
-    self._rings = {ranks: tuple(ranks[i] for i in ring_order(rates))}
-    self._best, self._slow = math.inf, 0
+    self._links_of = {ranks: measure(self._links, tag, ranks=ranks)}
+    self._choices.clear()
+    self._best.clear()
+    self._slow = 0
     self.measured += 1
 
-  def ring(self, ranks: tuple[Id, ...]) -> tuple[Id, ...]:
-    """Returns the ranks in ring order.
+  def choice(self, ranks: tuple[Id, ...], nbytes: int) -> Algorithm:
+    """Returns the algorithm of a sum with the smallest modelled time.
+
+    Args:
+      ranks: Contributors in the order of their ranks.
+      nbytes: Bytes of the array. Sizes are rounded up to a power of two.
 
     Raises:
       KeyError: The links of these ranks have not been measured.
     """
-    return self._rings[ranks]
+    size = 1 << max(nbytes - 1, 0).bit_length()
+    if (ranks, size) not in self._choices:
+      links = self._links_of[ranks]
+      found = times.fastest(
+        links, size, BLOCK_BYTES, ring_order(links.rates)
+      )
+      chosen = found.order, tuple(ranks[i] for i in found.ranks)
+      self._choices[ranks, size] = chosen
+      if chosen != self._said:
+        self._said = chosen
+        how = "a direct exchange" if found.order == "direct" else (
+          f"the ring {', '.join(map(str, chosen[1]))}"
+        )
+        self._say(
+          f"sums of {size / 1e6:.3g} MB use {how}: {found.seconds:.3g} s by "
+          "the measured links"
+        )
+    return self._choices[ranks, size]
 
-  def took(self, seconds_per_byte: float) -> None:
-    """Records the duration of a ring sum, to detect links that slow down."""
-    slow = seconds_per_byte > _SLOWER * self._best
-    self._slow = self._slow + 1 if slow else 0
-    # Reference: the fastest sum since the last measurement.
-    self._best = min(self._best, seconds_per_byte)
+  def took(self, nbytes: int, seconds: float) -> None:
+    """Records the time of a sum, to detect links that have become slower."""
+    best = self._best.get(nbytes, math.inf)
+    self._slow = self._slow + 1 if seconds > _SLOWER * best else 0
+    self._best[nbytes] = min(best, seconds)
 
 
 def ring_order(rates: np.ndarray) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import selectors
 import socket
+import ssl
 import threading
 import time
 from typing import Any
@@ -153,12 +154,8 @@ class Channel:
     self._sock.settimeout(0)
     try:
       data = self._sock.recv(_PIECE)
-    except OSError as error:
-      if isinstance(error, BlockingIOError) or type(error).__name__ in (
-        "SSLWantReadError", "SSLWantWriteError"
-      ):
-        return False
-      raise
+    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+      return False
     if not data:
       raise ConnectionResetError("the connection was closed")
     received += data

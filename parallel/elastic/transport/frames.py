@@ -40,7 +40,7 @@ HEADER_BYTES = _FIELDS.size + _CRC.size
 _CHECKED = 1  # flag: the header contains the payload's CRC-32
 # Maximum number of members of an epoch and of items of a tuple in a message.
 MOST_ITEMS = 1024
-ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
+ID = re.compile(r"[0-9A-Za-z_.:-]{1,84}")
 _DIGEST = re.compile(r"(?:[0-9a-f]{2}){0,64}")
 _TEXT = re.compile(r"[ -~]{0,400}")  # printable: it is shown on terminals
 _INT = struct.Struct("!Q")
@@ -255,9 +255,12 @@ def read(
 
 # Messages that a coordinator accepts from peers, and peers from a coordinator.
 FROM_PEER = (
-  m.Hello, m.Prepared, m.Unreachable, m.Ready, m.Vote, m.Leave, m.Report
+  m.Hello, m.Prepared, m.Unreachable, m.Ready, m.Vote, m.Leave, m.Report,
+  m.Checked,
 )
-FROM_COORDINATOR = (m.Welcome, m.Waiting, m.Prepare, m.Go, m.Start)
+FROM_COORDINATOR = (
+  m.Welcome, m.Waiting, m.Stop, m.Check, m.Prepare, m.Go, m.Start
+)
 
 
 def encode(message: Any) -> bytes:

@@ -4,10 +4,14 @@ Connections between peers have one direction: the dialing side sends data or
 requests. In a handshake, both sides prove that they have the same token, which
 is never sent:
 
-  listener -> dialer: a nonce
-  dialer -> listener: the request (purpose, connection, epoch, from, to), a
-    nonce, and the HMAC-SHA256 of all bytes exchanged so far
+  listener -> dialer: its public key and a nonce
+  dialer -> listener: the request (purpose, connection, epoch, from, to), its
+    public key, a nonce, and the HMAC-SHA256 of all bytes exchanged so far
   listener -> dialer: accepted or not, and the HMAC of all bytes so far
+
+Each HMAC is followed by a second one, whose key is derived from the keys of
+both sides. It proves that a side owns the id that it names
+(`parallel.elastic.transport.identity`).
 
 The listener sends a MAC only to a dialer that has the token, and a recorded
 handshake fails when it is replayed, since the nonce differs. A connection of
@@ -35,17 +39,25 @@ from typing import NamedTuple
 
 from parallel.elastic.membership.messages import Id
 from parallel.elastic.transport.frames import read_into
+from parallel.elastic.transport.identity import (
+  PUBLIC_BYTES,
+  Identity,
+  fingerprint,
+  own,
+  owner,
+)
 
 Address = tuple[str, int]
 LEAST_TOKEN_BYTES = 16
 TOKEN_VARIABLE = "ELASTIC_TOKEN"
 OWN_TOKEN = ".elastic_token"  # in the home folder
 NONCE_BYTES = MAC_BYTES = 32
-OPENING = struct.Struct("!4s32s")  # magic, nonce
-# Magic, purpose, connection, epoch, sender, receiver, nonce.
-REQUEST = struct.Struct("!4sBHQ64s64s32s")
-MAGIC = b"ELH1"
-HANDSHAKE_BYTES = REQUEST.size + MAC_BYTES  # sent by the dialer
+# Magic, public key, nonce.
+OPENING = struct.Struct(f"!4s{PUBLIC_BYTES}s32s")
+# Magic, purpose, connection, epoch, sender, receiver, public key, nonce.
+REQUEST = struct.Struct(f"!4sBHQ84s84s{PUBLIC_BYTES}s32s")
+MAGIC = b"ELH3"
+HANDSHAKE_BYTES = REQUEST.size + 2 * MAC_BYTES  # sent by the dialer
 
 
 class Purpose(enum.IntEnum):
@@ -53,12 +65,13 @@ class Purpose(enum.IntEnum):
 
   DATA: frames of operations. STATE: requests for shared state. CONTROL:
   messages between a peer and its coordinator, in both directions; its epoch is
-  0.
+  0. CHECK: nothing; the handshake shows that the listener can be reached.
   """
 
   DATA = 1
   STATE = 2
   CONTROL = 3
+  CHECK = 4
 
 
 class Status(enum.IntEnum):
@@ -93,6 +106,10 @@ class Refused(ConnectionError):
   """The listener refused the connection, or has a different token."""
 
 
+class Early(Refused):
+  """The listener has not entered the request's epoch yet."""
+
+
 class Cancelled(ConnectionError):
   """Another thread cancelled the operation."""
 
@@ -105,6 +122,7 @@ class Security:
     token: Shared secret of all peers of a run; at least 16 bytes.
     server: TLS context of the listening side; None for no TLS.
     client: TLS context of the dialing side; None for no TLS.
+    identity: Key pair of this process.
 
   Raises:
     ValueError: The token is too short.
@@ -121,6 +139,9 @@ class Security:
   token: bytes = dataclasses.field(repr=False)
   server: ssl.SSLContext | None = None
   client: ssl.SSLContext | None = None
+  identity: Identity = dataclasses.field(
+    default_factory=own, repr=False, compare=False
+  )
 
   def __post_init__(self) -> None:
     if len(self.token) < LEAST_TOKEN_BYTES:
@@ -142,6 +163,30 @@ class Security:
       # Derives the key of the MAC from the token.
       hashlib.sha256(b"elastic" + self.token).digest(),
       b"\0".join([role, *said]), "sha256",
+    )
+
+  def check_owner(self, peer: Id, public: bytes) -> None:
+    """Compares an id with a public key.
+
+    Raises:
+      Refused: The id is bound to another key.
+    """
+    if owner(peer) not in ("", fingerprint(public)):
+      raise Refused(f"{peer} is the id of another process")
+
+  def proof(self, public: bytes, role: bytes, *said: bytes) -> bytes:
+    """Returns the HMAC with the key of this process and another one.
+
+    Args:
+      public: Public key of the other process.
+      role: b"dialer" or b"listener", as for `mac`.
+      *said: Messages of the handshake, in order.
+
+    Raises:
+      ValueError: The public key is invalid.
+    """
+    return hmac.digest(
+      self.identity.shared(public), b"\0".join([role, *said]), "sha256"
     )
 
 
@@ -399,7 +444,7 @@ def dial(
       if answer is not Status.EARLY:
         raise Refused(f"{request.receiver} refuses: {answer.name}")
       # Retried below: the listener may enter the epoch a moment later.
-      error: OSError = Refused(
+      error: OSError = Early(
         f"{request.receiver} has not entered epoch {request.epoch}"
       )
     except OSError as caught:
@@ -407,12 +452,39 @@ def dial(
     scope.end(sock)
     if scope.closed.is_set():
       raise Cancelled("closed") from error
-    if isinstance(error, Refused) and "epoch" not in str(error):
+    if isinstance(error, Refused) and not isinstance(error, Early):
       raise error
     if time.monotonic() + pause > end:
       raise error
     scope.closed.wait(pause)  # returns early when closed
     pause = min(2 * pause, 0.5)  # exponential backoff
+
+
+def reached(
+  me: Id, peer: Id, address: Address, security: Security, scope: Scope,
+  limit_s: float,
+) -> str:
+  """Connects to a peer's listener and closes the connection.
+
+  Args:
+    me: Id of the dialing peer.
+    peer: Id of the listening peer.
+    address: Address of the listening peer.
+    security: Token and TLS settings.
+    scope: Scope of the connection; closing it cancels the call.
+    limit_s: Time limit in seconds.
+
+  Returns:
+    Reason for which the peer cannot be reached; "" if it can.
+  """
+  try:
+    request = Request(Purpose.CHECK, 0, 0, me, peer)
+    scope.end(dial(address, request, security, scope, limit_s))
+  except OSError as error:
+    # Printable ASCII, as in a message to the coordinator.
+    text = str(error) or type(error).__name__
+    return re.sub(r"[^ -~]", "?", text)[:200]
+  return ""
 
 
 def _ask(
@@ -421,15 +493,21 @@ def _ask(
   """Sends the dialer's request; returns the listener's response."""
   # First message: the listener's nonce.
   opening = sock.receive(OPENING.size)
-  if OPENING.unpack(opening)[0] != MAGIC:
+  magic, public, _ = OPENING.unpack(opening)
+  if magic != MAGIC:
     raise Refused("the listener is not a peer")
+  security.check_owner(request.receiver, public)
   said = REQUEST.pack(
     MAGIC, request.purpose, request.connection, request.epoch,
     request.sender.encode(), request.receiver.encode(),
-    os.urandom(NONCE_BYTES),
+    security.identity.public, os.urandom(NONCE_BYTES),
   )
   # Second message: the request, authenticated.
-  sock.send(said + security.mac(b"dialer", opening, said))
+  try:
+    proof = security.proof(public, b"dialer", opening, said)
+  except ValueError as error:
+    raise Refused(f"{request.receiver} sends {error}") from error
+  sock.send(said + security.mac(b"dialer", opening, said) + proof)
   try:
     # Third message: status and MAC, or the end of the connection.
     answer = sock.receive(1)
@@ -438,9 +516,13 @@ def _ask(
       f"{request.receiver} ended the handshake: it has another token, or too "
       "many connections"
     ) from error
-  mac = sock.receive(MAC_BYTES)
+  mac, proof = sock.receive(MAC_BYTES), sock.receive(MAC_BYTES)
   if not hmac.compare_digest(
     mac, security.mac(b"listener", opening, said, answer)
   ):
     raise Refused(f"{request.receiver} has another token")
+  if not hmac.compare_digest(
+    proof, security.proof(public, b"listener", opening, said, answer)
+  ):
+    raise Refused(f"the listener is not {request.receiver}")
   return Status(answer[0])

@@ -90,7 +90,6 @@ class Links:
     self._control: dict[Id, socket.socket] = {}
     self._outward: list[tuple[Id, socket.socket]] = []  # control and data
     # One writer at a time per control connection.
-    # One writer at a time per control connection.
     self._speaking = {p: threading.Lock() for p in self._addresses}
     self._ended = {p: threading.Event() for p in self._addresses}
     self._queues: dict[Id, queue.SimpleQueue] = {
@@ -137,13 +136,13 @@ class Links:
         limit_s,
       )
       error = self._error
-      for peer, _ in wanted - self._inward.keys():
-        missing.setdefault(peer, f"did not connect within {limit_s:g} s")
+      # A dial that failed may have ended the wait before its time.
+      absent = () if missing else {p for p, _ in wanted - self._inward.keys()}
     if error is not None:
       raise error
-    if missing:
+    if missing or absent:
       self.close("could not connect to all members")
-      raise Unreachable(missing)
+      raise Unreachable(missing, absent)
     return self
 
   def __enter__(self) -> "Links":
@@ -305,6 +304,8 @@ class Links:
           # Control frames are short, so a send that blocks means a lost peer.
           sock.settimeout(self.options.silence_s)
           self._control[peer] = sock
+          if self._scope.closed.is_set():  # `_keep_alive` may have ended
+            self._scope.end(sock)
         else:
           # Blocks may take long, so only unacknowledged data ends a connection.
           prepared(sock, self.options.silence_s, self.options.send_buffer)

@@ -193,21 +193,32 @@ class Listener:
       (handler or None if refused, request, reason of the refusal).
     """
     connection = HandshakeSocket(sock, self._limits.handshake_s)
-    opening = OPENING.pack(MAGIC, os.urandom(NONCE_BYTES))
+    security = self._security
+    opening = OPENING.pack(
+      MAGIC, security.identity.public, os.urandom(NONCE_BYTES)
+    )
     # The listener speaks first: a fresh nonce makes replays fail.
     connection.send(opening)
     said = connection.receive(REQUEST.size)
     mac = connection.receive(MAC_BYTES)
+    proof = connection.receive(MAC_BYTES)
     # Authenticate before parsing: the request is untrusted until here.
     if not hmac.compare_digest(
-      mac, self._security.mac(b"dialer", opening, said)
+      mac, security.mac(b"dialer", opening, said)
     ):
       raise Refused("no or wrong token")
-    magic, purpose, number, epoch, sender, receiver, _ = REQUEST.unpack(said)
+    magic, purpose, number, epoch, sender, receiver, public, _ = (
+      REQUEST.unpack(said)
+    )
     request = Request(
       Purpose(purpose), number, epoch, sender.rstrip(b"\0").decode(),
       receiver.rstrip(b"\0").decode(),
     )
+    security.check_owner(request.sender, public)
+    if not hmac.compare_digest(
+      proof, security.proof(public, b"dialer", opening, said)
+    ):
+      raise Refused(f"{request.sender} is not proven")
     # Checked after the MAC, so only peers learn the version.
     if magic != MAGIC:
       raise Refused("another version")
@@ -219,7 +230,8 @@ class Listener:
     answer = bytes([status])
     try:
       connection.send(
-        answer + self._security.mac(b"listener", opening, said, answer)
+        answer + security.mac(b"listener", opening, said, answer)
+        + security.proof(public, b"listener", opening, said, answer)
       )
     except OSError:
       with self._lock:

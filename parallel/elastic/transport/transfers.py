@@ -1,6 +1,6 @@
 """Traffic counters, errors and the operation interface of links."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
 from typing import NamedTuple, Protocol
 
@@ -27,15 +27,22 @@ class Lost(ConnectionError):
 
 
 class Unreachable(ConnectionError):
-  """No connection could be made to some members.
+  """Connections to or from some members are missing.
 
   Attributes:
-    peers: Unreachable peers and, for each, the error of the last attempt.
+    peers: Peers that could not be connected to and, for each, the error of the
+      last attempt.
+    absent: Peers that did not connect to this one.
   """
 
-  def __init__(self, peers: Mapping[Id, str]) -> None:
-    self.peers = dict(peers)
-    super().__init__(", ".join(f"{k}: {v}" for k, v in self.peers.items()))
+  def __init__(
+    self, peers: Mapping[Id, str], absent: Iterable[Id] = ()
+  ) -> None:
+    self.peers, self.absent = dict(peers), tuple(sorted(absent))
+    super().__init__(", ".join([
+      *(f"{k}: {v}" for k, v in self.peers.items()),
+      *(f"{k}: did not connect" for k in self.absent),
+    ]))
 
 
 @dataclasses.dataclass

@@ -27,12 +27,13 @@ def test_tables_count_events_and_compare_losses(capsys):
     "samples": 99_000, "loss": 1.1, "calm_loss": 1.0, "said": ["the log"],
     "events": [("kill", "in an exchange")] * 2 + [("cut", "between rounds")],
     "pauses": [(2.25, ["kill", "cut"])],
-  }], types.SimpleNamespace(workers=4))
+  }], types.SimpleNamespace(workers=4, network=True))
   printed = capsys.readouterr().out
   assert "among 4 workers" in printed
   assert row_of(printed, "kill") == ["kill", "0", "2", "0", "killed"]
   assert row_of(printed, "cut")[:4] == ["cut", "1", "0", "0"]
   assert row_of(printed, "join")[:4] == ["join", "0", "0", "0"]
+  assert row_of(printed, "no dials")[:4] == ["no dials", "0", "0", "0"]
   assert row_of(printed, "5") == [
     "5", "3", "1,234", "7", "2.2", "99,000", "1.10000", "1.00000", "+10.00%"
   ]

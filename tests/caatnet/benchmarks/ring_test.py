@@ -1,9 +1,12 @@
 """Benchmark of sums over links: its raw streams send the bytes of the sums."""
 
+import numpy as np
 import pytest
 
-from caatnet.benchmarks.elastic import ring
+from caatnet.benchmarks.elastic import ring, ring_orders
+from caatnet.config.schema.benchmarks.swarms import RingOrders
 from parallel.elastic.ring import link_collectives
+from parallel.elastic.ring.times import Matrix
 
 SIZE, BLOCK = 1200, 256
 
@@ -74,3 +77,36 @@ def test_links_that_are_not_shaped_have_no_rows(monkeypatch, capsys):
   monkeypatch.setattr(ring.os, "geteuid", lambda: 1000)
   assert ring._shaped_rows(Options) == []
   assert "by root only" in capsys.readouterr().out
+
+
+def test_chosen_algorithm_is_compared_with_all_others():
+  """A direct exchange and the 12 rings of five peers; one pair is slow."""
+  subjects = ring_orders.algorithms(5)
+  assert len(subjects) == 13
+  assert subjects["ring 02134"] == ("ring", (0, 2, 1, 3, 4))
+  links = Matrix(np.full((5, 5), 1e6), np.zeros((5, 5)))
+  done = {name: [3.0, 9.0, 4.0] for name in subjects}
+  done |= {"ring 02143": [1.0, 1.5, 2.0], "direct": [2.0, 3.0, 1.0]}
+  found = ring_orders.compared(links, 10**6, done)
+  assert (found["chosen"], found["chosen_s"]) == ("direct", 2.0)
+  assert (found["fastest"], found["fastest_s"]) == ("ring 02143", 1.5)
+  assert (found["slowest_s"], found["ranks_s"]) == (4.0, 4.0)
+  assert found["fastest_ring_s"] == 1.5
+  # Equal rings take 8 / 5 of the array's time on one link.
+  assert ring_orders._of_model(links, 10**6, done) == pytest.approx(4 / 1.6)
+  assert found["modelled_s"] == pytest.approx(0.4)
+  links.rates[0, 1] = links.rates[1, 0] = 1e4
+  found = ring_orders.compared(links, 10**6, done)
+  assert found["chosen"] not in ("direct", "ring 01234")
+  assert found["direct_s"] == 2.0
+
+
+def test_drawn_links_have_delays_of_pairs_and_rates_of_directions():
+  links = ring_orders.drawn(3, RingOrders())
+  off = ~np.eye(5, dtype=bool)
+  assert ((links.rates >= 1.25e6) & (links.rates <= 25e6)).all()
+  assert (links.rates != links.rates.T)[off].all()
+  assert np.array_equal(links.delays, links.delays.T)
+  assert set(links.delays[off]) <= {0.001, 0.02, 0.1}
+  again = ring_orders.drawn(3, RingOrders())
+  assert np.array_equal(links.rates, again.rates)

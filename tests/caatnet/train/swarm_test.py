@@ -11,7 +11,9 @@ import threading
 import time
 
 import jax
+from jax.experimental import io_callback
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
@@ -30,7 +32,7 @@ from parallel.elastic.settings import Settings
 from parallel.elastic.timeouts import AdmissionTimeout
 from parallel.outer.apart import Alone
 from tests.caatnet.train.outer_loops_test import PLAIN, make_linear
-from tests.parallel.elastic.worlds import SECURITY, together
+from tests.parallel.elastic.worlds import PATIENCE_S, SECURITY, together
 
 CASES = {
   "diloco": ("diloco", PLAIN, 2, 8),
@@ -75,7 +77,7 @@ def coordinator(folder, least, **rules):
   with journal.Journal(folder / "journal") as kept:
     there = service.Service(
       ("127.0.0.1", 0), SECURITY, kept, rules=Rules(least, **rules),
-      timing=service.Timing(grace_s=0.1), say=lambda _: None,
+      timing=service.Timing(silence_s=60, grace_s=0.1), say=lambda _: None,
     )
     thread = threading.Thread(target=there.serve, daemon=True)
     thread.start()
@@ -83,7 +85,7 @@ def coordinator(folder, least, **rules):
       yield swarm_loop.Place(there.address, SECURITY)
     finally:
       there.close()
-      thread.join(10)
+      thread.join(PATIENCE_S)
 
 
 class Worker:
@@ -146,7 +148,7 @@ def test_joining_worker_starts_from_the_shared_state_without_duplicates(
     (third, began), = came
     start = int(began.step)
     first.until(start + 9)
-    coming.join(20)
+    coming.join(PATIENCE_S)
     if algorithm == "data_parallel":
       assert all(x.any() for x in jax.tree.leaves(began.opt_state))
     else:
@@ -167,6 +169,43 @@ def test_joining_worker_starts_from_the_shared_state_without_duplicates(
     assert len(used) == len(set(used)) == 2 * (start + 9 + 6 + 9)
     for worker in (first, third):
       worker.swarm.__exit__()
+
+
+def test_programs_of_two_threads_run_in_one_order_on_all_devices():
+  """Rounds and steps launch collectives in two threads, without a lock.
+
+  Devices with different orders would wait for one another for ever.
+  """
+  seen = {i: [] for i in range(4)}
+
+  def note(device, *launch):
+    seen[int(device)].append(tuple(map(int, launch)))
+    return np.float32(0)
+
+  def run(x, thread, number):
+    zero = io_callback(
+      note, jax.ShapeDtypeStruct((), jnp.float32), jax.lax.axis_index("d"),
+      thread, number,
+    )
+    return jax.lax.psum(x + zero, "d")
+
+  program = jax.jit(jax.shard_map(
+    run, mesh=jax.make_mesh((4,), ("d",), devices=jax.devices()[:4]),
+    in_specs=P(), out_specs=P(), check_vma=False,
+  ))
+
+  def launch(thread):
+    for number in range(100):
+      out = program(
+        np.float32(1), np.int32(thread), np.int32(number)
+      )
+      if number % 8 == 7:
+        out.block_until_ready()
+    out.block_until_ready()
+
+  assert together([lambda: launch(0), lambda: launch(1)]) == [None, None]
+  assert len(seen[0]) == 200
+  assert seen[0] == seen[1] == seen[2] == seen[3]
 
 
 def test_late_part_is_shifted_by_the_updates_of_the_others(tmp_path):
@@ -443,6 +482,37 @@ def test_swarm_of_another_config_is_refused_and_a_stopped_one_resumes(
     ).step == 12
   steps = [r["step"] for r in read_metrics(tmp_path / "run") if "loss" in r]
   assert steps == list(range(1, 13))
+
+
+def test_run_ahead_of_the_swarm_or_made_without_one_is_refused(tmp_path):
+  """Each would lose its steps, without a change in its folder."""
+  def made(steps):
+    return make_linear(
+      "diloco", PLAIN, 1, batch_size=2, num_steps=steps, checkpoint_every=3,
+      eval_every=steps,
+    )
+
+  def files(name):
+    folder = tmp_path / name
+    kept = [*(folder / "checkpoints").rglob("*"), folder / "metrics.jsonl"]
+    return {path: path.is_file() and path.read_bytes() for path in kept}
+
+  with coordinator(tmp_path, 1) as place:
+    swarm_loop.train(made(12), tmp_path / "ahead", place, quiet=True)
+  loop.train(made(6), tmp_path / "plain", quiet=True)
+  before = files("ahead"), files("plain")
+  (tmp_path / "journal").unlink()
+  with coordinator(tmp_path, 1) as place:
+    worker = Worker(Programs(made(900)), place).until(3)
+    for name, problem in (
+      ("ahead", "ahead, step 12: the run of this peer is at round 4, .*"
+       "discard [23] rounds. To continue this run, start"),
+      ("plain", "plain has a run of 6 steps that were not made in a swarm"),
+    ):
+      with pytest.raises(ValueError, match=problem):
+        swarm_loop.train(made(15), tmp_path / name, place, quiet=True)
+    worker.until(6).swarm.__exit__()
+  assert (files("ahead"), files("plain")) == before
 
 
 def test_measured_bandwidths_need_the_order_of_a_ring():

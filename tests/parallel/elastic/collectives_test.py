@@ -22,6 +22,7 @@ from parallel.topology import builders as topologies
 from tests.parallel.elastic import worlds
 from tests.parallel.elastic.worlds import (
   ORDERS,
+  PATIENCE_S,
   arrays,
   connected,
   listeners,
@@ -39,7 +40,7 @@ def all_reduce(links, tag, xs, order, **options):
     )
     for x_links, x in zip(links, xs, strict=True)
   ]
-  return [operation.result(30) for operation in operations]
+  return [operation.result(PATIENCE_S) for operation in operations]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
@@ -59,7 +60,7 @@ def test_tag_can_be_reused_at_once():
     for number in range(100):
       sent = b"" if number % 2 else b"x" * number
       gathered = link_collectives.gather(x, 7, sent)
-      gathered.result(10)
+      gathered.result(PATIENCE_S)
     return len(gathered.result())
 
   with world(3) as links:
@@ -120,7 +121,7 @@ def test_gather_returns_unequal_sizes_in_rank_order():
       for x, piece in zip(links, pieces, strict=True)
     ]
     for operation in operations:
-      assert [bytes(b) for b in operation.result(30)] == pieces
+      assert [bytes(b) for b in operation.result(PATIENCE_S)] == pieces
     sent = [x.traffic.sent.payload for x in links]
   assert sent == [3 * len(piece) for piece in pieces]
 
@@ -139,7 +140,7 @@ def test_operations_complete_in_any_order_of_tags():
         block_bytes=BLOCK,
       )
       time.sleep(0.01)
-    return {tag: begun[tag].result(30) for tag in reversed(order)}
+    return {tag: begun[tag].result(PATIENCE_S) for tag in reversed(order)}
 
   with world(count) as links:
     found = together([
@@ -157,7 +158,7 @@ def test_operation_that_a_peer_has_not_begun_blocks_no_other():
     found = all_reduce(links, 2, xs, "direct")
     assert not first.done()
     second = link_collectives.all_reduce(links[1], 1, xs[1])
-    assert first.result(30).tobytes() == second.result(30).tobytes()
+    assert second.result(PATIENCE_S).tobytes() == first.result().tobytes()
     assert found[0].tobytes() == first.result().tobytes()
 
 
@@ -169,9 +170,9 @@ def test_mismatched_operations_are_reported():
     ]
     zeros = np.zeros(11, np.float32)
     with pytest.raises(Lost, match=r"differs from|operation 0"):
-      link_collectives.all_reduce(links[1], 0, zeros).result(30)
+      link_collectives.all_reduce(links[1], 0, zeros).result(PATIENCE_S)
     with pytest.raises(Lost, match="operation 0"):
-      operations[0].result(30)
+      operations[0].result(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_peer_failure_during_an_operation_reaches_all_members(order, accident):
     time.sleep(random.Random(accident).random() / 10)
     os.kill(processes[1].pid, accident)
     for pipe in (pipes[0], pipes[2]):
-      assert pipe.poll(20)
+      assert pipe.poll(PATIENCE_S)
       assert pipe.recv() == ("p1", 0, True)
   finally:
     for process in processes:
@@ -222,7 +223,7 @@ def test_leaving_peer_ends_all_operations_and_keeps_the_inputs():
     wake.start()
     for operation in operations:
       with pytest.raises(Lost, match=f"operation {operation.tag}: peer p2"):
-        operation.result(30)
+        operation.result(PATIENCE_S)
     wake.join()
     with pytest.raises(Lost):
       link_collectives.all_reduce(links[0], 9, xs[0])
@@ -242,7 +243,7 @@ def test_bytes_of_an_aborted_operation_are_counted_separately():
     with pytest.raises(Lost, match="peer p2: operation 1 has not ended"):
       operations[0].result(1)
     with pytest.raises(Lost):
-      operations[1].result(30)
+      operations[1].result(PATIENCE_S)
     assert links[0].traffic.sent.payload == done
     aborted = links[0].traffic.aborted_sent.payload
     assert aborted == 4 * 16_667  # p1's chunk; p2's is never sent

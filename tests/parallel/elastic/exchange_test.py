@@ -20,11 +20,7 @@ from parallel.elastic.swarm import Swarm
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.frames import FrameError
-from tests.parallel.elastic.worlds import (
-  SECURITY,
-  together,
-  world,
-)
+from tests.parallel.elastic.worlds import PATIENCE_S, SECURITY, together, world
 
 pytestmark = pytest.mark.quick
 
@@ -116,6 +112,10 @@ _RECORD = m.Record(2, ("a", "b"), 7, 1, "0a")
 
 @pytest.mark.parametrize(("state", "text", "doing"), [
   (Coordinator(), "waits for 2 more peers: 0 of 2 there", {}),
+  (Coordinator(pending=tuple(
+    (who, m.Hello(0, 7, digest, None)) for who, digest in ("ca", "db")
+  )), "waits for a peer more or less: as many peers have one state of revision "
+   "7 as another, or other configs, so none is chosen", {}),
   (Coordinator(pending=(("c", NEW),)), "waits for 1 more peer: 1 of 2 there",
    {"c": "waits to join"}),
   (Coordinator(_RECORD, pending=(("b", NEW),)),
@@ -211,7 +211,7 @@ def test_contribution_has_a_finite_weight_and_reports_a_finite_loss(tmp_path):
         assert {*found} == {"x"}
         assert (found["x"] == number).all()
         assert (swarm.revision, swarm.counted) == (number, True)
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE_S
         while (report := there.seen()[0].report) is None or (
           report.revision < number
         ):

@@ -129,6 +129,58 @@ def test_fault_is_found_with_a_shortest_trace(name):
   assert not search.search(bounds).problem
 
 
+def test_no_state_is_chosen_while_as_many_peers_have_another():
+  """A start from one of two resumed states would discard the other one."""
+  state, rules = coordinator.Coordinator(), coordinator.Rules(least=2)
+  epochs = []
+  for who, digest in (("a", "0a"), ("b", "0b"), ("c", "0b")):
+    hello = m.Hello(0, 7, digest, None)
+    state, _ = coordinator.step(state, who, hello, rules)
+    epochs.append(state.record.epoch)
+  assert epochs == [0, 0, 1]
+  assert (state.record.revision, state.record.digest) == (7, "0b")
+
+
+@pytest.mark.parametrize("digests", [("0a", "0b"), ("0b", "0a", "0c")])
+def test_votes_without_a_majority_are_repeated_once_from_verified_states(
+  digests
+):
+  peers, rules = "abc"[: len(digests)], coordinator.Rules(least=len(digests))
+  state = coordinator.Coordinator()
+
+  def run(*said):
+    nonlocal state
+    effects = []
+    for sender, message in said:
+      state, more = coordinator.step(state, sender, message, rules)
+      effects += [x for x in more if isinstance(x, m.Send)]
+    return effects
+
+  def attempt(epoch, number, votes):
+    return run(
+      *((who, m.Prepared(epoch)) for who in peers),
+      *((who, m.Ready(epoch, number)) for who in peers),
+      *((who, m.Vote(epoch, number, vote))
+        for who, vote in zip(peers, votes, strict=True)),
+    )
+
+  run(*((who, m.Hello(0, 0, "", None)) for who in peers))
+  said = attempt(1, 0, digests)[-len(peers) :]
+  assert {x.to for x in said} == {*peers}
+  assert {x.message.verify for x in said} == {True}
+  assert state.record.members == tuple(peers)
+  attempt(2, 0, ["0d"] * len(peers))
+  assert (state.record.revision, state.record.digest) == (1, "0d")
+  # Another round: a second disagreement ends all members, and no digest wins.
+  run(*((who, m.Ready(2, 1)) for who in peers))
+  run(*((who, m.Vote(2, 1, vote))
+        for who, vote in zip(peers, digests, strict=True)))
+  stops = attempt(3, 1, digests)[-len(peers) :]
+  assert [type(x.message) for x in stops] == [m.Stop] * len(peers)
+  assert state.record.revision == 1
+  assert "two results without a majority" in stops[0].message.text
+
+
 def test_peer_with_wrong_vote_is_readmitted_after_a_round_without_it():
   """The peer keeps its part until a newer revision, and repeats its vote."""
   state, rules = coordinator.Coordinator(), coordinator.Rules(least=3)

@@ -1,5 +1,7 @@
 """Coordination service and peers that violate the protocol."""
 
+import contextlib
+import itertools
 import random
 import shutil
 import socket
@@ -20,6 +22,7 @@ from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.frames import FrameError, Header, Kind
 from parallel.elastic.transport.handshake import Purpose, Request, Scope
 from tests.parallel.elastic.worlds import (
+  PATIENCE_S,
   SECURITY,
   Relay,
   certificates,
@@ -35,7 +38,7 @@ def _free_port():
 
 
 def _serving(
-  folder, lines, security=SECURITY, silence_s=1, grace_s=10.0, **options
+  folder, lines, security=SECURITY, silence_s=60, grace_s=10.0, **options
 ):
   """Runs a service in a thread."""
   there = Service(
@@ -50,21 +53,24 @@ def _serving(
 def _dialled(there, security=SECURITY, me=None):
   me = me or ids.make(("127.0.0.1", 1))
   request = Request(Purpose.CONTROL, 0, 0, me, service.NAME)
-  return handshake.dial(there.address, request, security, Scope(), 5)
+  return handshake.dial(there.address, request, security, Scope(), PATIENCE_S)
 
 
 def _closed(sock):
-  sock.settimeout(10)
-  try:
+  sock.settimeout(PATIENCE_S)
+  with sock, contextlib.suppress(ConnectionError):
     while sock.recv(1 << 16):
       pass
-  except ConnectionError:
-    pass
   return True
 
 
 def _step(exchange, state, part):
   return {"x": state["x"] + exchange.mean(part)}
+
+
+def _halts_soon(swarm):
+  """Shortens the wait for a coordinator of a peer that has joined."""
+  swarm._agent._settings = Settings(alone_s=0.5)
 
 
 def _one_round(there, security=SECURITY):
@@ -80,7 +86,7 @@ def test_unauthenticated_and_invalid_input_is_closed_and_peers_continue(
   tmp_path
 ):
   lines = []
-  there = _serving(tmp_path, lines)
+  there = _serving(tmp_path, lines, silence_s=1)
   big = Header(Kind.MESSAGE)._replace(length=1 << 17).pack()
   data = [
     b"GET / HTTP/1.1\r\n\r\n" + bytes(60),
@@ -94,16 +100,17 @@ def test_unauthenticated_and_invalid_input_is_closed_and_peers_continue(
     assert _closed(sock)
   sock = _dialled(there, me="no-address")
   assert _closed(sock)
-  # A peer that only sends Hello delays the other one up to the silence limit.
+  # A peer that only sends Hello delays no other, and is dropped when silent.
   start = {"x": np.zeros(3, np.float32)}
   with Swarm(there.address, SECURITY, start) as swarm:
     quiet = _dialled(there)
     hello = frames.encode(m.Hello(0, 0, "", None))
     frames.send(quiet, Header(Kind.MESSAGE), hello, checked=True)
-    while not there.state.pending:
+    while not any(peer.what == "is checked" for peer in there.seen()):
       time.sleep(0.01)
     swarm.give(np.ones(3, np.float32), _step)
     assert swarm.counted
+    assert swarm.epoch == 1
     assert _closed(quiet)
   assert any("silent for 1 s" in line for line in lines)
   there.close()
@@ -160,15 +167,19 @@ def test_peer_that_does_not_read_is_disconnected():
     channel.send(long)
     if channel.reason:
       break
-  thread.join(10)
+  thread.join(PATIENCE_S)
   assert ended == ["does not read its messages"]
+  here.close()
   other.close()
 
 
 def test_frame_over_the_limit_is_refused_before_its_body():
   here, other = socket.socketpair()
   other.sendall(Header(Kind.MESSAGE, length=1 << 31).pack())
-  with pytest.raises(FrameError, match="announces 2,147,483,648 bytes"):
+  with (
+    here, other,
+    pytest.raises(FrameError, match="announces 2,147,483,648 bytes"),
+  ):
     Channel(here, frames.FROM_PEER, 30).run(lambda _: None)
 
 
@@ -178,6 +189,7 @@ def test_coordinator_keeps_its_invariants_under_random_messages(seed):
   peers = ["a", "b", "c"]
   rules = coordinator.Rules(2, quorum=rng.choice((0, 1)))
   state, _ = coordinator.started(m.Record())
+  held = dict.fromkeys(["x", *peers], 0)  # revision of each peer's last Hello
   for _ in range(1000):
     epoch = max(0, state.record.epoch - rng.choice((0, 0, 0, 1)))
     number = max(0, state.record.revision - rng.choice((0, 0, 0, 1)))
@@ -185,13 +197,22 @@ def test_coordinator_keeps_its_invariants_under_random_messages(seed):
     vote = m.Vote(epoch, number, rng.choice((None, digest, digest)))
     message = rng.choice((
       m.Hello(epoch, number, digest, rng.choice((None, vote))),
+      m.Hello(0, rng.choice((0, 5, 1000)), digest, None),
       m.Prepared(epoch), m.Unreachable(epoch, (rng.choice(["x", *peers]),)),
       m.Ready(epoch, number), m.Ready(epoch, number), vote, vote, m.Leave(),
     ))
-    before = state.record
-    state, effects = coordinator.step(
-      state, rng.choice(["x", *peers]), message, rules
-    )
+    before, sender = state.record, rng.choice(["x", *peers])
+    state, effects = coordinator.step(state, sender, message, rules)
+    sent = [x for x in effects if isinstance(x, m.Send)]
+    # A peer is stopped instead of losing rounds that it has.
+    stops = any(isinstance(x.message, m.Stop) and x.to == sender for x in sent)
+    if isinstance(message, m.Hello):
+      ahead = bool(before.epoch) and message.revision > before.revision
+      assert stops == ahead
+      held[sender] = held[sender] if ahead else message.revision
+    for said in sent:
+      if isinstance(said.message, m.Prepare):
+        assert said.message.revision >= held[said.to]
     kinds = [type(effect) for effect in effects]
     if state.record != before:  # journaled before any peer receives it
       written = kinds.index(m.Record)
@@ -200,6 +221,83 @@ def test_coordinator_keeps_its_invariants_under_random_messages(seed):
       assert state.record.epoch >= before.epoch
       if before.epoch:
         assert state.record.revision - before.revision in (0, 1)
+
+
+class _Member:
+  """Run of a peer in a thread; `revisions` has all that it held, in order."""
+
+  def __init__(self, there, revision, ended):
+    self._ended, self.error, self.revisions = ended, None, [revision]
+    state = {
+      "x": np.zeros(3, np.float32), "run": str(revision).encode(),
+    }
+    self.swarm = Swarm(there.address, SECURITY, state, revision=revision)
+    self.thread = threading.Thread(target=self._train, daemon=True)
+    self.thread.start()
+
+  def _train(self):
+    try:
+      with self.swarm:
+        self.revisions.append(self.swarm.revision)
+        while not self._ended(self.swarm):
+          self.swarm.give(
+            np.ones(3, np.float32),
+            lambda exchange, state, part: {**state, "x": state["x"] + 1},
+          )
+          self.revisions.append(self.swarm.revision)
+    except Halted as error:
+      self.error = error
+
+
+RUNS = (0, 1000, 2000)  # rounds of three runs
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(RUNS)))
+def test_runs_that_join_in_any_order_lose_no_round_without_a_line(
+  tmp_path, order
+):
+  """First one after the other, then all at the start of a new group."""
+  lines, ended = [], threading.Event()
+  there = _serving(tmp_path, lines, silence_s=60)
+  members = []
+  for revision in order:
+    members.append(_Member(there, revision, lambda _: ended.is_set()))
+    while len(members[-1].revisions) < 3 and members[-1].error is None:
+      time.sleep(0.01)
+  ended.set()
+  for member in members:
+    member.thread.join(PATIENCE_S)
+  there.close()
+  first, *later = members
+  assert first.error is None
+  for member, revision in zip(later, order[1:], strict=True):
+    if revision < order[0]:
+      assert member.swarm.state["run"] == str(order[0]).encode()
+      assert member.error is None
+      continue
+    assert f"at round {revision}, and that of" in str(member.error)
+    assert "--least=N" in str(member.error)
+    assert any(f"{member.swarm.me} stopped" in line for line in lines)
+    assert member.swarm.state["run"] == str(revision).encode()
+  for member in members:
+    assert member.revisions == sorted(member.revisions)
+  (tmp_path / "journal").unlink()
+  there = _serving(
+    tmp_path, lines, silence_s=60, rules=coordinator.Rules(least=3)
+  )
+  members = []
+  for revision in order:
+    members.append(_Member(there, revision, lambda x: x.revision >= 2003))
+    while not (there.state.pending or there.state.record.epoch):
+      time.sleep(0.01)
+  for member in members:
+    member.thread.join(PATIENCE_S)
+    assert member.revisions[1] == 2000
+    (revision, state), digest = member.swarm.checkpoint, member.swarm.digest
+    assert (revision, state["run"]) == (2003, b"2000")
+    assert (state["x"] == 3).all()
+    assert digest == members[0].swarm.digest
+  there.close()
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
@@ -219,7 +317,7 @@ def test_tls_keeps_rounds_and_refuses_unsigned_certificates(tmp_path):
 def _around(exchange, state, part):
   return {
     "x": state["x"] + exchange.sum(part, "ring"),
-    "ring": " ".join(exchange.ring).encode(),
+    "ring": " ".join(exchange.algorithm(part.nbytes)[1]).encode(),
   }
 
 
@@ -258,7 +356,7 @@ def test_peer_whose_fetch_is_slower_than_rounds_is_waited_for(
 ):
   """A missed round: a fetch takes one second, a round a tenth of a second."""
   there = _serving(
-    tmp_path, [], silence_s=10, grace_s=0.05,
+    tmp_path, [], grace_s=0.3,
     rules=coordinator.Rules(least=2, quorum=1),
   )
   ended = threading.Event()
@@ -278,7 +376,7 @@ def test_peer_whose_fetch_is_slower_than_rounds_is_waited_for(
   def slow():
     counts = []
     with joined() as swarm:
-      time.sleep(1)  # rounds are committed in the meantime
+      time.sleep(1.5)  # rounds are committed in the meantime
       try:
         while sum(counts) < 2:
           swarm.give(b"", _grow)
@@ -303,8 +401,8 @@ def test_uncommitted_result_is_not_applied(tmp_path):
     there.close()
     return _step(exchange, state, part)
 
-  settings = Settings(alone_s=0.5)
-  with Swarm(there.address, SECURITY, start, settings=settings) as swarm:
+  with Swarm(there.address, SECURITY, start) as swarm:
+    _halts_soon(swarm)
     with pytest.raises(Halted):
       swarm.give(np.ones(3, np.float32), last)
     assert swarm.revision == 0
@@ -314,8 +412,8 @@ def test_uncommitted_result_is_not_applied(tmp_path):
 def test_peer_without_a_coordinator_halts_with_its_whole_state(tmp_path):
   there = _serving(tmp_path, [])
   start = {"x": np.zeros(3, np.float32)}
-  settings = Settings(alone_s=0.5)
-  with Swarm(there.address, SECURITY, start, settings=settings) as swarm:
+  with Swarm(there.address, SECURITY, start) as swarm:
+    _halts_soon(swarm)
     swarm.give(np.ones(3, np.float32), _step)
     there.close()
     part = np.full(3, 2, np.float32)

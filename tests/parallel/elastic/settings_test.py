@@ -35,7 +35,8 @@ def test_defaults():
     connections=1024, handshakes=32, handshake_s=5, lines_per_s=5
   )
   assert Timing() == Timing(
-    silence_s=10, reconnect_s=2, grace_s=10, recover_s=30, handshake_s=5
+    silence_s=10, reconnect_s=2, grace_s=10, recover_s=30, handshake_s=5,
+    check_s=5,
   )
   assert Rules() == (1, 0)
   assert not any(Budget())
@@ -47,13 +48,15 @@ def test_defaults():
   (lambda: Settings(alone_s=0), "alone_s=0 must be positive"),
   (lambda: Settings(alone_s=math.nan), "alone_s=nan must be positive"),
   (lambda: Settings(samples=-1), "samples=-1 must not be negative"),
+  (lambda: Settings(advertise=("h", 0)), "must have a port from 1 to 65535"),
   (lambda: Options(num_connections=0), "from 1 to 64"),
   (lambda: Options(num_connections=65), "num_connections=65 must be"),
   (lambda: Options(silence_s=0), "silence_s=0 must be positive"),
   *(
     (lambda name=name: Timing(**{name: 0}), f"{name}=0 must be positive")
     for name in (
-      "silence_s", "reconnect_s", "grace_s", "recover_s", "handshake_s"
+      "silence_s", "reconnect_s", "grace_s", "recover_s", "handshake_s",
+      "check_s",
     )
   ),
   (lambda: ids.make(("two words", 1)), "at most 40 letters"),
@@ -75,7 +78,7 @@ def test_values_at_the_ends_of_their_ranges_are_accepted():
     assert Options(num_connections=count).num_connections == count
   for port in (1, 65535):
     assert ids.address(ids.make(("h", port))) == ("h", port)
-  assert len(ids.make(("h" * 40, 65535))) <= 64
+  assert len(ids.make(("h" * 40, 65535))) <= 84
 
 
 def test_later_ids_are_higher():

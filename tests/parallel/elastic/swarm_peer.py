@@ -13,7 +13,7 @@ import numpy as np
 
 from parallel.elastic.agent import Settings
 from parallel.elastic.swarm import Swarm
-from tests.parallel.elastic.worlds import SECURITY
+from tests.parallel.elastic.worlds import PATIENCE_S, SECURITY
 
 SIZE, SAMPLES, RATE = 1000, 4, np.float32(0.1)
 START = {"theta": np.zeros(SIZE, np.float32), "last": b""}
@@ -46,21 +46,26 @@ def combine(exchange, state, part):
 
 
 def main(port, rounds, pause_s):
-  settings = Settings(alone_s=20, samples=SAMPLES, checked=True)
+  settings = Settings(alone_s=PATIENCE_S, samples=SAMPLES, checked=True)
   address = "127.0.0.1", int(port)
-  with Swarm(address, SECURITY, START, settings=settings) as swarm:
+  said = []
+  with Swarm(
+    address, SECURITY, START, settings=settings, say=said.append
+  ) as swarm:
     print(json.dumps({"me": swarm.me}), flush=True)
     while swarm.revision < int(rounds):
       revision, state = swarm.checkpoint
       theta, samples = state["theta"], swarm.samples
       time.sleep(float(pause_s))
       begun = revision, samples
+      said.clear()
       state = swarm.give(
         (gradient(theta, samples), begun), combine, weight(samples)
       )
       print(json.dumps({
         "revision": swarm.revision, "digest": swarm.digest,
         "counted": swarm.counted, "epoch": swarm.epoch,
+        "dropped": [text for text in said if "is dropped" in text],
         "last": json.loads(state["last"]),
         "theta": hashlib.sha256(state["theta"]).hexdigest(),
       }), flush=True)

@@ -11,7 +11,14 @@ from parallel.elastic.membership import messages as m
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.frames import FrameError, Header, Kind
-from parallel.elastic.transport.handshake import Purpose, Status
+from parallel.elastic.transport.handshake import (
+  Purpose,
+  Refused,
+  Request,
+  Scope,
+  Status,
+  dial,
+)
 from parallel.elastic.transport.links import Links
 from parallel.elastic.transport.listener import Limits, Offer
 from parallel.elastic.transport.transfers import (
@@ -22,6 +29,7 @@ from parallel.elastic.transport.transfers import (
   Unreachable,
 )
 from tests.parallel.elastic.worlds import (
+  PATIENCE_S,
   SECURITY,
   arrays,
   listeners,
@@ -35,7 +43,7 @@ pytestmark = pytest.mark.quick
 def test_wire_format_has_its_constants():
   """A change of a constant needs a new version in `frames.MAGIC`."""
   assert [*map(int, Kind)] == [*range(1, 10)]
-  assert [*map(int, Purpose)] == [1, 2, 3]
+  assert [*map(int, Purpose)] == [1, 2, 3, 4]
   assert [*map(int, Status)] == [0, 1, 2, 3, 4]
   assert frames.HEADER_BYTES == 40
   assert frames.MOST_ITEMS == 1024
@@ -147,6 +155,30 @@ def test_refused_connections_are_logged_up_to_a_rate(caplog):
   ]
 
 
+def test_only_an_early_dial_is_retried():
+  """Whatever the receiver's id is."""
+  with listeners(1) as there:
+    listener, asked = there["p0"], []
+    status = listener._status
+
+    def seen(offer, request):
+      asked.append(status(offer, request))
+      if len(asked) == 3:  # the listener enters the epoch
+        listener._offers[Purpose.DATA] = Offer(1, None, lambda *_: None)
+      return asked[-1]
+
+    listener._status = seen
+    for receiver in ("p0", "epoch"):
+      request = Request(Purpose.DATA, 0, 1, "me", receiver)
+      if receiver == "p0":
+        dial(listener.address, request, SECURITY, Scope(), 20).close()
+        assert asked == [Status.EARLY] * 3 + [Status.ACCEPTED]
+      else:
+        with pytest.raises(Refused, match="STRANGER"):
+          dial(listener.address, request, SECURITY, Scope(), 20)
+        assert asked[4:] == [Status.STRANGER]
+
+
 def test_newer_offer_replaces_an_older_one():
   with listeners(1) as there:
     listener = there["p0"]
@@ -189,14 +221,14 @@ def test_output_must_not_overlap_the_input():
     for order in ("direct", "ring"):
       found = link_collectives.all_reduce(
         links[0], 0, x, out=out, order=order, block_bytes=2**23
-      ).result(5)
+      ).result(PATIENCE_S)
       assert found is out
       assert (found == 1).all()
       assert link_collectives.sum_bytes(order, 4, 1, 0) == (0, 0)
     with pytest.raises(ValueError, match=r"3 bytes are more than most_bytes=2"):
       link_collectives.gather(links[0], 1, b"abc", most_bytes=2)
     whole = link_collectives.gather(links[0], 1, b"ab", most_bytes=2)
-    assert [bytes(piece) for piece in whole.result(5)] == [b"ab"]
+    assert [bytes(piece) for piece in whole.result(PATIENCE_S)] == [b"ab"]
 
 
 def test_gather_refuses_a_peer_with_more_bytes_than_agreed():
@@ -220,7 +252,7 @@ def test_peer_that_owes_any_block_is_named(kind):
       for a, x in zip(links, xs, strict=True)
     ]
     for operation in operations:
-      operation.result(10)
+      operation.result(PATIENCE_S)
     for operation in operations:
       assert operation._late() is None
       for key in list(operation._seen):

@@ -21,6 +21,8 @@ from parallel.elastic.transport.transfers import Lost
 # Number of fuzzed frames and messages; 100,000 take one core some seconds.
 FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
 SECURITY = Security(b"a token that all peers have")
+# Time limit of tests for what must happen; it takes long on a loaded machine.
+PATIENCE_S = 240
 _LIMITS, _OPTIONS = Limits(), Options()
 
 
@@ -47,7 +49,7 @@ def connected(
   members = {name: x.address for name, x in there.items()}
   links = [Links(n, epoch, members, security, options) for n in there]
   together([
-    lambda x=x: x.connect(there[x.me], 20) for x in links
+    lambda x=x: x.connect(there[x.me], PATIENCE_S) for x in links
   ])
   return links
 
@@ -68,7 +70,7 @@ def together(functions: list) -> list:
   for thread in threads:
     thread.start()
   for thread in threads:
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
   return found
 
@@ -137,9 +139,9 @@ def spoilt(rng: random.Random, data: bytes) -> bytes:
 class Relay:
   """Proxy of an address that limits the bytes per second in each direction."""
 
-  def __init__(self, target: Any, bytes_per_s: float) -> None:
+  def __init__(self, target: Any, bytes_per_s: float, port: int = 0) -> None:
     self.target, self.bytes_per_s = target, bytes_per_s
-    self._server = socket.create_server(("127.0.0.1", 0))
+    self._server = socket.create_server(("127.0.0.1", port))
     self.address = self._server.getsockname()[:2]
     self._start(self._accept)
 
@@ -158,8 +160,15 @@ class Relay:
         far = socket.create_connection(self.target)
         for sock in (near, far):  # limits the bytes in flight
           sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
-        self._start(self._forward, near, far)
-        self._start(self._forward, far, near)
+        self._start(self._connect, near, far)
+
+  def _connect(self, near: socket.socket, far: socket.socket) -> None:
+    """Forwards in both directions, then closes both ends."""
+    with near, far:
+      other = threading.Thread(target=self._forward, args=(far, near))
+      other.start()
+      self._forward(near, far)
+      other.join()
 
   def _forward(self, source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
@@ -175,12 +184,12 @@ def live(me, pipe, size, order):
   listener = Listener(me, SECURITY)
   pipe.send(listener.address)
   members = pipe.recv()
-  links = Links(me, 1, members, SECURITY, Options(silence_s=2))
-  links.connect(listener, 20)
+  links = Links(me, 1, members, SECURITY, Options(silence_s=4))
+  links.connect(listener, PATIENCE_S)
   x, count = np.ones(size, np.float32), 0
   try:
     while True:
-      link_collectives.all_reduce(links, 0, x, order=order).result(30)
+      link_collectives.all_reduce(links, 0, x, order=order).result(PATIENCE_S)
       count += 1
       if count == 1:
         pipe.send("first")

@@ -19,6 +19,7 @@ BENCHMARKS = {
   "planner_truth": searches.PlannerTruth,
   "programs": compiled.Programs,
   "ring": swarms.Ring,
+  "ring_orders": swarms.RingOrders,
   "schedules": searches.Schedules,
   "server": models.Server,
   "serving": models.Serving,

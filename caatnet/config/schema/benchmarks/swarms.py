@@ -38,6 +38,14 @@ class Churn:
     0.05, "Sleep per contribution in addition to its arithmetic, in seconds.",
     NOT_NEGATIVE,
   )
+  network: bool = field(
+    False, "Whether workers are in network namespaces and reachability is "
+    "disturbed, too; needs root."
+  )
+  rtt_ms: tuple[float, float] = field(
+    (1.0, 200.0), "Shortest and longest round trip between two namespaces.",
+    NOT_NEGATIVE,
+  )
   moments: str = field(
     "own", "Moments of the inner optimizer of a worker that joins a training "
     'run: "own" for the checkpoint of the killed worker that it replaces, '
@@ -128,3 +136,21 @@ class Ring:
   shaped_block_bytes: int = field(
     2**18, "Bytes per block of sending and adding over these links.", COUNT
   )
+
+
+@section
+class RingOrders:
+  """Sums over unequal shaped links: chosen algorithm against all others."""
+
+  peers: int = field(5, "Number of peers.", COUNT)
+  megabytes: int = field(4, "Size of the all-reduce in MB.", COUNT)
+  seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each set of links.", SEED)
+  mbit: tuple[float, float] = field(
+    (10.0, 200.0), "Smallest and largest rate of a link in Mbit/s; rates are "
+    "drawn on a logarithmic scale for each direction.", POSITIVE,
+  )
+  delays_ms: tuple[float, ...] = field(
+    (1.0, 20.0, 100.0), "Delays in each direction in ms, of which one is drawn "
+    "for each pair.", NOT_NEGATIVE,
+  )
+  rounds: int = field(5, ROUNDS, COUNT)
