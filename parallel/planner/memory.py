@@ -160,10 +160,12 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   boundary = step.boundary_bytes(examples)
   kept, copies = 0.0, 1
   if c.stages > 1:
-    counted = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[1]
+    built, counted = cached_schedule(
+      c.schedule, c.stages, c.microbatches, c.chunks
+    )
     # Slots of both buffers, including one unread slot in each, two values in
-    # flight, and two entering (`parallel.pipeline.run`).
-    places = max(counted.inputs) + max(counted.cotangents) + 6
+    # flight (three in a V), and two entering (`parallel.pipeline.run`).
+    places = max(counted.inputs) + max(counted.cotangents) + 7 - built.is_loop
     kept = places * boundary
     if c.keep == "residuals":  # stored slots, and one unread slot
       copies += max(counted.stored) + max(counted.deltas)

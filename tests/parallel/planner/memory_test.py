@@ -104,20 +104,25 @@ def test_terms_are_the_bytes_of_arrays(c, expected):
 
 @pytest.mark.parametrize(("schedule", "microbatches", "keep"), [
   ("1f1b", 8, "inputs"), ("gpipe", 8, "inputs"), ("zb_h1", 8, "residuals"),
-  ("eager_1f1b", 6, "inputs"),
+  ("eager_1f1b", 6, "inputs"), ("zb_v", 8, "residuals"),
 ])
 def test_pipeline_keeps_the_slots_of_its_schedule(schedule, microbatches, keep):
-  """One more slot per buffer, two values in flight, and two that enter."""
-  c = Configuration(4, 1, 1, microbatches, schedule, keep=keep)
+  """One more slot per buffer, two values in flight, and two that enter.
+
+  In a V, a third value is that of the stage itself.
+  """
+  chunks = builders.chunks_of(schedule, 1)
+  c = Configuration(4, 1, 1, microbatches, schedule, chunks, keep=keep)
   step = dataclasses.replace(STEP, batch_size=microbatches)
-  counted = cost.cost(builders.build(schedule, 4, microbatches))
+  counted = cost.cost(builders.build(schedule, 4, microbatches, chunks))
   found = memory.terms(c, step)
   slots = max(counted.inputs) + max(counted.cotangents)
-  assert found["kept"] == (slots + 6) * step.boundary_bytes(1)
+  slots += 7 if schedule == "zb_v" else 6
+  assert found["kept"] == slots * step.boundary_bytes(1)
   copies = 1
   if keep == "residuals":
     copies += max(counted.stored) + max(counted.deltas)
-  assert found["layers"] == copies * 2 * step.kept_bytes(1, 1)
+  assert found["layers"] == copies * 2 / chunks * step.kept_bytes(1, 1)
 
 
 @pytest.mark.parametrize("offload", [False, True])
