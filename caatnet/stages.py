@@ -49,8 +49,7 @@ class Stages:
     found = np.full((parts, counts.max()), -1)
     for part, stop in enumerate(np.cumsum(counts)):
       found[part, : counts[part]] = np.arange(stop - counts[part], stop)
-    # Part number chunk * stages + stage is chunk `chunk` of stage `stage`.
-    chunks = found.reshape(self.schedule.num_chunks, self.axis.size, -1)
+    chunks = found[self.schedule.parts]  # [chunks, stages, layers]
     return np.swapaxes(chunks, 0, 1).reshape(self.axis.size, -1)
 
   def _places(self, dim: int, size: int) -> np.ndarray:

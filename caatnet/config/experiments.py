@@ -311,7 +311,7 @@ def _stages(
         f"parts than the model has layers, {num_layers}"
       )
     return Stages(
-      axis, schedule, builders.build("forward", axis.size, 1, chunks),
+      axis, schedule, builders.evaluation(schedule),
       pipeline.keep == "residuals",
     )
 

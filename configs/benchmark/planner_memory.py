@@ -14,6 +14,14 @@ the extra `cuda` it takes a quarter of a minute:
     --config=configs/benchmark/planner_memory.py \
     --config.benchmark.target=gpu:h200:1x8 \
     --config.benchmark.results=results/planner_memory_h200.json
+
+With `answers`, programs are the planner's answers to random problems with small
+models, whose fit also uses the random programs:
+
+  python -m launch.benchmark --config=configs/benchmark/planner_memory.py \
+    --config.benchmark.num_programs=120 --config.benchmark.answers=True \
+    --config.benchmark.also=results/planner_memory_v5p.json \
+    --config.benchmark.results=results/planner_memory_answers_v5p.json
 """
 
 import ml_collections

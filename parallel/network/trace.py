@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallel.network.simulate import Timeline
+from parallel.pipeline import cost
 from parallel.pipeline import simulate as pipeline
 from parallel.pipeline.pipeline_schedule import Kind
 
@@ -91,6 +92,7 @@ def pipeline_to_json(timeline: pipeline.Timeline, name: str = "") -> str:
   """
   table = timeline.schedule
   places = np.argwhere(table.kinds).tolist()
+  ahead = cost.sends(table)[0]  # [T, S]
   _check(len(places), "actions", "microbatches")
 
   def bars() -> Iterable[Bar]:
@@ -109,7 +111,7 @@ def pipeline_to_json(timeline: pipeline.Timeline, name: str = "") -> str:
       text = f"{kind.name.lower()} {microbatch}"
       yield Bar(3 * stage, start, end - start, text, kind.name, args)
       if leave == leave:  # NaN if the action sends nothing
-        row = 3 * stage + (1 if kind is Kind.FORWARD else 2)
+        row = 3 * stage + (1 if ahead[here] else 2)
         args = args | {"arrival_us": arrival}
         yield Bar(row, leave, sent - leave, text, "hop", args)
 

@@ -4,7 +4,7 @@ Stages take different branches, so a branch must not communicate over the axis
 of stages, and over other axes only among devices of one stage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import contextlib
 from typing import Any, NamedTuple
 
@@ -22,10 +22,10 @@ class Row(NamedTuple):
 
   kind: jax.Array
   chunk: jax.Array
-  write_input: jax.Array
+  write_input: tuple[jax.Array, ...]
   enter_input: jax.Array
   read_input: jax.Array
-  write_cotangent: jax.Array
+  write_cotangent: tuple[jax.Array, ...]
   enter_cotangent: jax.Array
   read_cotangent: jax.Array
   residuals: jax.Array
@@ -70,7 +70,7 @@ class Actions(NamedTuple):
 
   def forward_only(
     self, entering: Tree, row: Row, params: Tree, constants: Tree,
-    inputs: Tree, arriving: Tree,
+    inputs: Tree, arriving: Sequence[Tree],
   ) -> tuple[Tree, Tree]:
     """Runs a stage's action in a schedule without backward.
 
@@ -80,10 +80,10 @@ class Actions(NamedTuple):
       params: Parameters of the stage's parts, ``[chunks, ...]``.
       constants: Constants of the stage's parts, ``[chunks, ...]``.
       inputs: Buffer of inputs, ``[P + 1, ...]``.
-      arriving: Value that another stage has sent.
+      arriving: Value that arrives in each direction of the buffer.
 
     Returns:
-      The value to send to the next stage, and the buffer.
+      The part's output, and the buffer.
     """
     # First receive, then run: an action may read a value of this tick.
     inputs = self._received(
@@ -103,14 +103,15 @@ class Actions(NamedTuple):
 
   def any_kind(
     self, entering: tuple[Tree, Tree], row: Row, params: Tree,
-    constants: Tree, buffers: Buffers, arriving: tuple[Tree, Tree],
+    constants: Tree, buffers: Buffers,
+    arriving: tuple[Sequence[Tree], Sequence[Tree]],
     grads: Tree,
   ) -> tuple[Tree, Tree, Buffers, Tree]:
-    """Runs a stage's action; arguments as in `forward_only`.
+    """Runs a stage's action; arguments as in `forward_only`, of both buffers.
 
     Returns:
-      The values to send to the next and the previous stage, the buffers, and
-      the gradients of the stage's parts.
+      The part's output and the cotangents of its input, the buffers, and the
+      gradients of the stage's parts.
     """
     # First receive, then run: an action may read a value of this tick.
     inputs = self._received(
@@ -186,27 +187,34 @@ class Actions(NamedTuple):
     # The ledger groups bytes and FLOPs by these scopes.
     phase = "forward" if kind is Kind.FORWARD else "backward"
     return scoped(
-      action, self._runs, f"action_{kind.name.lower()}", f"phase_{phase}"
+      action, self._runs(kind), f"action_{kind.name.lower()}", f"phase_{phase}"
     )
 
   def _received(
-    self, buffer: Tree, arriving: Tree, place: jax.Array, entering: Tree,
-    entered: jax.Array,
+    self, buffer: Tree, arriving: Sequence[Tree], places: Sequence[jax.Array],
+    entering: Tree, entered: jax.Array,
   ) -> Tree:
-    """Writes values from another stage and from outside into a buffer."""
-    if self.schedule.num_chunks > 1:  # both may arrive in one tick
-      return write(write(buffer, arriving, place), entering, entered)
+    """Writes values from other stages and from outside into a buffer."""
+    if self.schedule.num_chunks > 1:  # several may arrive in one tick
+      for values, place in zip(arriving, places, strict=True):
+        buffer = write(buffer, values, place)
+      return write(buffer, entering, entered)
     # At most one of the two has a slot, the smaller number.
+    place, = places
     values = jax.tree.map(
-      lambda a, e: jnp.where(place < entered, a, e), arriving, entering
+      lambda a, e: jnp.where(place < entered, a, e), *arriving, entering
     )
     return write(buffer, values, jnp.minimum(place, entered))
 
-  @property
-  def _runs(self) -> str:
-    """Scope of the actions that run once per microbatch and part."""
+  def _runs(self, kind: Kind) -> str:
+    """Returns the scope of the actions of a kind on a stage.
+
+    If stages split different numbers of backwards, the stage that splits most
+    of them counts.
+    """
     t = self.schedule
-    return runs(t.num_microbatches * t.num_chunks, t)
+    stage = (t.kinds == Kind.INPUT).sum(0).argmax()
+    return runs(int((t.kinds[:, stage] == kind).sum()), t)
 
 
 def runs(count: int, schedule: PipelineSchedule) -> str:

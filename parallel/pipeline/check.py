@@ -38,6 +38,7 @@ def check(schedule: PipelineSchedule) -> None:
     activations of 2 microbatches are stored, the limit is 1
   """
   _check_fields(schedule)
+  _check_placement(schedule)
   _check_once(schedule)
   _check_complete(schedule)
   _check_order(schedule)
@@ -73,11 +74,33 @@ def _check_fields(schedule: PipelineSchedule) -> None:
       raise _wrong(t, *np.argwhere(wrong)[0], why)
 
 
+def _check_placement(schedule: PipelineSchedule) -> None:
+  """Checks that each part has one place, and a neighbour as its successor."""
+  t = schedule
+  shape = t.num_chunks, t.num_stages
+  if t.parts.shape != shape or (
+    sorted(t.parts.ravel().tolist()) != list(range(t.num_parts))
+  ):
+    raise ValueError(
+      f"{t.name}: parts={t.parts.tolist()} must be the parts 0 to "
+      f"{t.num_parts - 1}, one for each of {t.num_chunks} chunks of each of "
+      f"{t.num_stages} stages"
+    )
+  far = np.flatnonzero(abs(t.directions) > 1)
+  if len(far):
+    part = int(far[0])
+    raise ValueError(
+      f"{t.name}: parts={t.parts.tolist()} place part {part} on stage "
+      f"{t.stage_of_part[part]} and part {part + 1} on stage "
+      f"{t.stage_of_part[part + 1]}, which must be neighbours"
+    )
+
+
 def _check_once(schedule: PipelineSchedule) -> None:
   """Checks that no action occurs twice."""
   found = when(schedule)
   ticks, stages = np.nonzero(schedule.kinds)
-  parts = schedule.chunks[ticks, stages] * schedule.num_stages + stages
+  parts = schedule.part_of_actions()[ticks, stages]
   kinds = schedule.kinds[ticks, stages]
   # `when` has one tick per action, so one of two equal actions differs from it.
   again = found[kinds, parts, schedule.microbatches[ticks, stages]] != ticks
@@ -109,12 +132,12 @@ def _check_complete(schedule: PipelineSchedule) -> None:
   for kind, present in needed.items():
     if not present.all():
       part, m = np.argwhere(~present)[0]
-      chunk, stage = divmod(int(part), schedule.num_stages)
       if not (kind is Kind.FORWARD or done[Kind.INPUT:, part, m].any()):
         kind = Kind.BACKWARD  # both halves are missing
       raise ValueError(
-        f"{schedule.name}: stage {stage} never runs {kind.name} of "
-        f"microbatch {m} in chunk {chunk}"
+        f"{schedule.name}: stage {schedule.stage_of_part[part]} never runs "
+        f"{kind.name} of microbatch {m} in chunk "
+        f"{schedule.chunk_of_part[part]}"
       )
 
 
@@ -140,7 +163,10 @@ def _check_order(schedule: PipelineSchedule) -> None:
     early = (ticks[kind] >= 0) & (ticks[kind] <= needed)
     if early.any():
       part, m = np.argwhere(early)[0]
-      chunk, stage = divmod(int(part) + maker, schedule.num_stages)
+      stage, chunk = (
+        places[part + maker]
+        for places in (schedule.stage_of_part, schedule.chunk_of_part)
+      )
       raise _of(
         schedule, kind, part, m,
         f"it needs the result of stage {stage}, chunk {chunk}, of tick "
@@ -166,7 +192,7 @@ def _of(
 ) -> ValueError:
   """Returns the error of an existing action."""
   tick = when(schedule)[kind, part, microbatch]
-  return _wrong(schedule, tick, part % schedule.num_stages, why)
+  return _wrong(schedule, tick, schedule.stage_of_part[part], why)
 
 
 def _wrong(

@@ -34,9 +34,8 @@ class Cost:
       one part: values that the first half of a backward saves for the second; 0
       for whole backwards. With saved residuals these are the cotangents of all
       products with weights.
-    forward_sends: Outputs that each stage sends to the next one, ``[S]``.
-    backward_sends: Cotangents that each stage sends to the previous one,
-      ``[S]``.
+    forward_sends: Outputs that each stage sends to another one, ``[S]``.
+    backward_sends: Cotangents that each stage sends to another one, ``[S]``.
   """
 
   ticks: int
@@ -85,7 +84,8 @@ def cost(schedule: PipelineSchedule) -> Cost:
   # [S]: ticks from a stage's first action to its last.
   own = len(busy) - busy.argmax(0) - busy[::-1].argmax(0)
   inputs, cotangents = held(schedule)
-  forward, backward = sends(schedule)
+  sent = np.logical_or(*sends(schedule))
+  forward = sent & (schedule.kinds == Kind.FORWARD)
   return Cost(
     ticks=len(busy),
     bubble=1 - float(busy.mean()),
@@ -95,7 +95,7 @@ def cost(schedule: PipelineSchedule) -> Cost:
     cotangents=_most(cotangents),
     deltas=_most(halves(schedule)),
     forward_sends=_most(np.cumsum(forward, 0)),
-    backward_sends=_most(np.cumsum(backward, 0)),
+    backward_sends=_most(np.cumsum(sent & ~forward, 0)),
   )
 
 
@@ -143,16 +143,23 @@ def halves(schedule: PipelineSchedule) -> np.ndarray:
 def sends(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
   """Returns the actions whose result is sent to another stage.
 
+  In a loop, outputs are sent to the next stage and cotangents to the previous
+  one; in a V, those of every second chunk are sent the other way.
+
   Returns:
-    Whether an output is sent to the next stage, and whether cotangents are sent
-    to the previous one, each bool ``[T, S]``.
+    Whether a result is sent to the next stage, and whether it is sent to the
+    previous one, each bool ``[T, S]``.
   """
-  t = schedule
-  parts = t.chunks * t.num_stages + np.arange(t.num_stages)  # [T, S]
+  t, parts = schedule, schedule.part_of_actions()  # [T, S]
+  # Directions of a part's outputs and cotangents; the last part's outputs and
+  # the first one's cotangents are not sent.
+  outputs = np.append(t.directions, 0)
+  cotangents = -np.insert(t.directions, 0, 0)
+  way = np.where(t.kinds == Kind.FORWARD, outputs[parts], 0)
+  back = np.isin(t.kinds, (Kind.BACKWARD, Kind.INPUT))
+  way = np.where(back, cotangents[parts], way)
   apart = t.num_stages > 1  # a stage sends nothing to itself
-  forward = (t.kinds == Kind.FORWARD) & (parts < t.num_parts - 1)
-  backward = np.isin(t.kinds, (Kind.BACKWARD, Kind.INPUT)) & (parts > 0)
-  return forward & apart, backward & apart
+  return (way > 0) & apart, (way < 0) & apart
 
 
 def _last_use(ticks: np.ndarray) -> np.ndarray:
@@ -173,7 +180,7 @@ def _alive(
   """
   change = np.zeros((schedule.num_ticks + 1, schedule.num_stages), int)
   parts, microbatches = np.nonzero(last >= 0)
-  stages = parts % schedule.num_stages
+  stages = schedule.stage_of_part[parts]
   # A running sum over ticks of births and deaths.
   np.add.at(change, (first[parts, microbatches], stages), 1)
   np.add.at(change, (last[parts, microbatches] + 1, stages), -1)
@@ -188,11 +195,16 @@ def _most(counts: np.ndarray) -> tuple[int, ...]:
 # Closed forms -----------------------------------------------------------------
 
 
-def num_sends(size: Size, backward: bool = True) -> int:
-  """Returns the number of tensors that stages send in a step: 2 m (v p - 1)."""
+def num_sends(size: Size, backward: bool = True, v_shaped: bool = False) -> int:
+  """Returns the number of tensors that stages send in a step: 2 m (v p - 1).
+
+  In a V, v - 1 boundaries are between parts of one stage: 2 m v (p - 1).
+  """
   if size.stages == 1:
     return 0
   boundaries = size.stages * size.chunks - 1  # between consecutive parts
+  if v_shaped:
+    boundaries -= size.chunks - 1
   return (1 + backward) * size.microbatches * boundaries
 
 
@@ -219,14 +231,18 @@ def step_s(
 
   Raises:
     ValueError: No closed form is known: ZB-H1 with m < p, ZB-H2 with m < 2 p -
-      1.
+      1; ZB-V with m < 2 p - 1 or input_s shorter than one of the others;
+      DualPipeV with m < 2 p or input_s other than forward_s.
 
   Source: Narayanan et al., 2104.04473, section 2.2, and Lamy-Poirier,
-  2211.05953. The formulas of ZB-H1 and ZB-H2 were found with `simulate.events`;
-  if the three times are equal, or the last of the terms is the largest, that of
-  ZB-H1 is the paper's (Qi et al., 2401.10241). The paper counts the bubble per
-  stage (`Cost.own_bubble`), which is then zero for ZB-H2, but its stages start
-  one after another.
+  2211.05953. The formulas of ZB-H1, ZB-H2, ZB-V and DualPipeV were found with
+  `simulate.events`. DualPipeV's pairs of a forward and a backward run one after
+  the other; the published bubble is that of pairs whose results are available
+  at their ends: (p - 1) (F + 2 B - W) / v, with the halves B and W of a
+  backward. If the three times are equal, or the last of the terms is the
+  largest, that of ZB-H1 is the paper's (Qi et al., 2401.10241). The papers
+  count the bubble per stage (`Cost.own_bubble`), which is then zero for ZB-H2
+  and, with equal times, for ZB-V, but stages start one after another.
 
   Example:
     (m + p - 1) microbatches of 3 seconds.
@@ -245,6 +261,13 @@ def step_s(
     return m * both_s + (p - 1) * max(
       forward_s, input_s - forward_s, forward_s + input_s - 2 * weight_s
     )
+  longest = input_s >= max(forward_s, weight_s)
+  if schedule == "zb_v" and m >= 2 * p - 1 and longest:
+    return m * both_s + (p - 1) * max(input_s, 2 * (input_s - weight_s)) / v
+  if schedule == "dualpipe_v" and m >= 2 * p and forward_s == input_s:
+    return m * both_s + (p - 1) * max(
+      forward_s, forward_s + input_s - weight_s
+    ) / v
   if schedule in ("gpipe", "1f1b", "eager_1f1b"):
     return (m + p - 1) * both_s
   if schedule == "interleaved_1f1b":

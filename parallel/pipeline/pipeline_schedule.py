@@ -1,22 +1,23 @@
 """Pipeline schedule: the action of every stage at every tick, as data.
 
-A model is split into ``stages x chunks`` parts of consecutive layers: part
-``chunk * stages + stage`` is a stage's chunk. The successor of a part is on the
-next stage, and the last stage is followed by the first stage's next chunk. A
-microbatch passes forward through all parts in order, and its cotangents pass
-back. A part's backward is one action, or two: the cotangents of its input,
-which the previous part waits for, and those of its weights, which no other
-action waits for.
+A model is split into ``stages x chunks`` parts of consecutive layers, and a
+schedule places one part on each chunk of each stage. In a `loop` the successor
+of a part is on the next stage, and the last stage is followed by the first
+stage's next chunk. In a V (`v_shape`) the first chunks descend from the first
+stage to the last one, and the second chunks return. A microbatch passes forward
+through all parts in order, and its cotangents pass back. A part's backward is
+one action, or two: the cotangents of its input, which the previous part waits
+for, and those of its weights, which no other action waits for.
 
 In a tick each stage runs one action or none. The result of an action is
-available one tick later, on the next stage and on its own. A schedule is proven
-(`check`), priced (`cost`), simulated (`simulate`) and run (`run`): all read the
-same arrays.
+available one tick later, on its own stage and on a neighbour. A schedule is
+proven (`check`), priced (`cost`), simulated (`simulate`) and run (`run`): all
+read the same arrays.
 
-Shape legend: T = ticks, S = stages.
+Shape legend: T = ticks, S = stages, C = chunks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import enum
 import functools
@@ -67,6 +68,7 @@ class PipelineSchedule:
     limits: Maximum number of live activations per stage, int ``[S]``, counted
       in microbatches of one part: from a forward to the last action that reads
       them.
+    parts: Placement: the part of each chunk of each stage, int ``[C, S]``.
   """
 
   name: str
@@ -76,6 +78,7 @@ class PipelineSchedule:
   microbatches: np.ndarray
   chunks: np.ndarray
   limits: tuple[int, ...]
+  parts: np.ndarray
 
   @property
   def num_ticks(self) -> int:
@@ -91,6 +94,36 @@ class PipelineSchedule:
   def num_parts(self) -> int:
     """Number of parts of the model."""
     return self.num_stages * self.num_chunks
+
+  @functools.cached_property
+  def stage_of_part(self) -> np.ndarray:
+    """Stage of each part, int ``[part]``."""
+    return np.argsort(self.parts, axis=None) % self.num_stages
+
+  @functools.cached_property
+  def chunk_of_part(self) -> np.ndarray:
+    """Index of each part among its stage's parts, int ``[part]``."""
+    return np.argsort(self.parts, axis=None) // self.num_stages
+
+  @functools.cached_property
+  def directions(self) -> np.ndarray:
+    """Direction from each part to its successor, int ``[part - 1]``.
+
+    1 leads to the next stage, and from the last one to the first; -1 leads to
+    the previous stage, and 0 to the part's own.
+    """
+    by = np.diff(self.stage_of_part)
+    looped = (by - 1) % self.num_stages == 0
+    return np.ones_like(by) if looped.all() else by
+
+  @functools.cached_property
+  def is_loop(self) -> bool:
+    """Whether the successor of each part is on the next stage, cyclically."""
+    return bool((self.directions == 1).all())
+
+  def part_of_actions(self) -> np.ndarray:
+    """Returns the part of each action, int ``[T, S]``; any part where idle."""
+    return self.parts[self.chunks, np.arange(self.num_stages)]
 
   @functools.cached_property
   def splits(self) -> bool:
@@ -113,6 +146,30 @@ class PipelineSchedule:
     ]
 
 
+def loop(stages: int, chunks: int) -> np.ndarray:
+  """Places part ``chunk * stages + stage``: int ``[C, S]``.
+
+  Example:
+    >>> loop(stages=3, chunks=2).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+  """
+  return np.arange(chunks * stages).reshape(chunks, stages)
+
+
+def v_shape(stages: int, chunks: int) -> np.ndarray:
+  """Places successive chunks in opposite directions: int ``[C, S]``.
+
+  With two chunks, the first stage has the first and the last part.
+
+  Example:
+    >>> v_shape(stages=3, chunks=2).tolist()
+    [[0, 1, 2], [5, 4, 3]]
+  """
+  parts = loop(stages, chunks)
+  parts[1::2] = parts[1::2, ::-1].copy()
+  return parts
+
+
 def when(schedule: PipelineSchedule) -> np.ndarray:
   """Returns the tick of every action, int ``[kind, part, microbatch]``.
 
@@ -127,7 +184,7 @@ def when(schedule: PipelineSchedule) -> np.ndarray:
     for array in (schedule.kinds, schedule.microbatches, schedule.chunks)
   )
   # A later one of several equal actions overwrites the tick.
-  found[kinds, chunks * schedule.num_stages + stages, microbatches] = ticks
+  found[kinds, schedule.parts[chunks, stages], microbatches] = ticks
   return found
 
 
@@ -137,6 +194,7 @@ def arranged(
   num_microbatches: int,
   num_chunks: int,
   limits: Sequence[int],
+  placement: Callable[[int, int], np.ndarray] = loop,
 ) -> PipelineSchedule:
   """Schedules every action at the earliest tick that its stage's order allows.
 
@@ -146,6 +204,7 @@ def arranged(
     num_microbatches: Microbatches per step.
     num_chunks: Parts per stage.
     limits: See `PipelineSchedule`.
+    placement: Function from stages and chunks to the placement.
 
   Raises:
     ValueError: The orders deadlock: each stage waits for another one.
@@ -160,6 +219,7 @@ def arranged(
   num_stages = len(orders)
   queues = [list(order) for order in orders]
   done: set[tuple[str, int, int]] = set()  # results of earlier ticks
+  parts = placement(num_stages, num_chunks)
   last = num_stages * num_chunks - 1
   at = [0] * num_stages  # the next action of each stage
   rows: list[list[Action | None]] = []
@@ -172,7 +232,7 @@ def arranged(
       if at[stage] == len(queue):
         continue
       action = queue[at[stage]]
-      part = action.chunk * num_stages + stage
+      part = int(parts[action.chunk, stage])
       if needed(action, part, last) <= done:
         row[stage] = action
         made += produced(action, part)
@@ -184,7 +244,7 @@ def arranged(
     # Added after all stages: a result is not available within its tick.
     done.update(made)
     rows.append(row)
-  return from_rows(name, rows, num_microbatches, num_chunks, limits)
+  return from_rows(name, rows, num_microbatches, num_chunks, limits, parts)
 
 
 def needed(
@@ -221,12 +281,18 @@ def from_rows(
   num_microbatches: int,
   num_chunks: int,
   limits: Sequence[int],
+  parts: np.ndarray | None = None,
 ) -> PipelineSchedule:
-  """Builds a schedule from each tick's actions, None for an idle stage."""
+  """Builds a schedule from each tick's actions, None for an idle stage.
+
+  Parts are in a `loop` unless ``parts`` places them.
+  """
+  if parts is None:
+    parts = loop(len(rows[0]), num_chunks)
   idle = Action(Kind.IDLE, -1, -1)
   # [T, S, 3]: kind, microbatch, chunk.
   filled = np.array([[a or idle for a in row] for row in rows], np.int32)
   return PipelineSchedule(
     name, num_microbatches, num_chunks, filled[..., 0].astype(np.int8),
-    filled[..., 1], filled[..., 2], tuple(limits),
+    filled[..., 1], filled[..., 2], tuple(limits), parts,
   )

@@ -6,11 +6,11 @@ input. The others are a part's parameters or functions of these alone, such as a
 copy in bfloat16. Saved, they would be stored once per microbatch, so they are
 recomputed.
 
-If a backward is two actions, `Kept` repeats no computation in either. A part's
-linearization is a sum of the products with weight tangents and of the remaining
-terms: y' = U(e, x') with e = K(p'), for tangents p' of weights and x' of the
-input. The first action transposes U: it returns the cotangents of the input and
-saves those of e, the *deltas*. The second one transposes K.
+If a backward may be two actions, `Kept` repeats no computation in either. A
+part's linearization is a sum of the products with weight tangents and of the
+remaining terms: y' = U(e, x') with e = K(p'), for tangents p' of weights and x'
+of the input. The first action transposes U: it returns the cotangents of the
+input and saves those of e, the *deltas*. The second one transposes K.
 
 Source: the split of a backward is that of Qi et al., "Zero Bubble Pipeline
 Parallelism", 2401.10241, here found by partial evaluation instead of in the
@@ -95,7 +95,7 @@ class Kept(NamedTuple):
 
   Attributes:
     part: ``(params of a part, constants of a part, x) -> x``.
-    splits: Whether the backward is two actions.
+    splits: Whether the backward of some microbatches is two actions.
   """
 
   part: Part
@@ -111,7 +111,10 @@ class Kept(NamedTuple):
   def both(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
-    return self._linear(params, fixed, x, kept)(dy)
+    linear = self._linear(params, fixed, x, kept)
+    if self.splits:  # a linearization, from tangents to tangents
+      return jax.linear_transpose(linear, params, x)(dy)
+    return linear(dy)
 
   def of_input(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree

@@ -2,10 +2,12 @@
 
 In a tick every stage looks up its action and runs it, a branch of a switch.
 Then activations are sent to the next stage and cotangents to the previous one,
-by one permute each. The layers before the first part and after the last one,
-such as a vocabulary that is sharded over stages, run outside of the branches on
-all stages at once: there, collectives may use the axis of stages. Inside a
-branch they must not, since stages take different branches.
+by one permute each. In a V, where both may be sent either way, each stage sends
+the result of its action, one of the two, to both neighbours. The layers before
+the first part and after the last one, such as a vocabulary that is sharded over
+stages, run outside of the branches on all stages at once: there, collectives
+may use the axis of stages. Inside a branch they must not, since stages take
+different branches.
 
 A stage stores the inputs of its parts, in as many slots as the schedule needs
 (`parallel.pipeline.table`), and either recomputes the rest of a part in its
@@ -39,7 +41,7 @@ from parallel.collectives import (
   varying,
 )
 from parallel.pipeline.actions import Actions, Buffers, Row, runs, scoped, write
-from parallel.pipeline.pipeline_schedule import PipelineSchedule
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule
 from parallel.pipeline.table import Table, table
 
 
@@ -89,7 +91,8 @@ class _Carry(NamedTuple):
 
   Attributes:
     buffers: Buffers of the stages, ``[G, P, ...]``.
-    arriving: Received input and cotangent, ``[G, ...]``.
+    arriving: Received values, ``[G, ...]``: an input and a cotangent, one tuple
+      each, or a tuple with a value of each direction for both.
     entering: Input of the first part and cotangent of the last one, from
       outside.
     total: Scores of all microbatches, ``[M, ...]``, or the sum of losses.
@@ -97,7 +100,7 @@ class _Carry(NamedTuple):
   """
 
   buffers: Buffers
-  arriving: tuple[Any, Any]
+  arriving: tuple[tuple[Any, ...], ...]
   entering: tuple[Any, Any]
   total: Any
   grads: Any
@@ -143,7 +146,7 @@ class Pipeline:
     assert self.schedule.has_backward
     run = _Run(self, functions, params, constants, batch)
     start = _Carry(
-      run.buffers(), (run.places(), run.places()),
+      run.buffers(), run.nothing(),
       (run.first(), run.zeros(run.of_x)),
       run.zeros(run.of_score),
       # Sums of gradients are float32, whatever the parameters' dtype.
@@ -162,7 +165,7 @@ class Pipeline:
     count = self.schedule.num_microbatches
     start = _Carry(
       Buffers(run.places(run.table.inputs.places + 1), (), (), ()),
-      (run.places(), ()), (run.first(), ()),
+      run.nothing()[:1], (run.first(), ()),
       run.zeros(run.of_score, count), None,
     )
     return run.scan(run.tick_forward, start).total
@@ -216,6 +219,12 @@ class _Run:
       self.of_x if like is None else like, self.axis.lanes, *lead,
       names=(self.axis.name,),
     )
+
+  def nothing(self) -> tuple[tuple[Any, ...], ...]:
+    """Makes values that arrive in the first tick, which no stage reads."""
+    if self.pipeline.schedule.is_loop:
+      return (self.places(),), (self.places(),)
+    return tuple(self.places() for _ in self.table.directions),
 
   def buffers(self) -> Buffers:
     """Makes empty buffers of a step."""
@@ -292,16 +301,21 @@ class _Run:
       carry.buffers.inputs, carry.arriving[0],
     )
 
-    # The last stage's output, on all stages: [G, ...] -> [...].
+    # The last part's output, on all stages: [G, ...] -> [...].
     def judge(m):
-      x = scoped(self.of_stage, "phase_forward")(outputs, -1)
+      x = scoped(self.of_stage, "phase_forward")(outputs, self.stage_of(-1))
       scores = self.judge(self.params.around, x, m)
       return write(carry.total, scores, m)
 
     total = self.if_any(ends.judged, judge, lambda: carry.total)
-    arriving, entering = self.send_on(outputs, ends, (outputs, total))
+    entering = self.next_microbatch(ends, (outputs, total))
+    late = outputs, total, entering
+    if self.pipeline.schedule.is_loop:
+      arriving = self.move(outputs, 1, late),
+    else:
+      arriving = self.move_both(outputs, late)
     return _Carry(
-      Buffers(inputs, (), (), ()), (arriving, ()), (entering, ()), total, None
+      Buffers(inputs, (), (), ()), (arriving,), (entering, ()), total, None
     )
 
   def tick(self, carry: _Carry, row: Row, ends: _Ends) -> _Carry:
@@ -314,13 +328,13 @@ class _Run:
         self.actions.any_kind, self.everywhere(carry.entering)
       ),
       self.axis, here, self.params.parts, self.constants, carry.buffers,
-      carry.arriving, carry.grads.parts,
+      (carry.arriving[0], carry.arriving[-1]), carry.grads.parts,
     )
     grads = carry.grads.around
 
     # Loss and its cotangent on all stages at once, once the last part is done.
     def judge(m):
-      x = scoped(self.of_stage, "phase_forward")(outputs, -1)
+      x = scoped(self.of_stage, "phase_forward")(outputs, self.stage_of(-1))
       loss, vjp = jax.vjp(lambda a, x: self.judge(a, x, m), around, x)
       of_around, dx = vjp(jnp.ones_like(loss))
       return carry.total + loss, jax.tree.map(jnp.add, grads, of_around), dx
@@ -334,7 +348,7 @@ class _Run:
 
     # Gradients of `enter` from the first part's cotangents.
     def leave(m):
-      dx = self.of_stage(back, 0)
+      dx = self.of_stage(back, self.stage_of(0))
       _, vjp = jax.vjp(
         lambda a: self.functions.enter(a, self.microbatch(m, dx)), around
       )
@@ -342,36 +356,45 @@ class _Run:
 
     leave = scoped(leave, "phase_backward")
     grads = self.if_any(ends.leaves, leave, lambda: grads)
-    arriving, entering = self.send_on(outputs, ends, (back, grads))
-    # Cotangents move one stage back.
-    returning = scoped(self.move, "phase_backward")(
-      after(back, arriving, ordered), -1
-    )
+    entering = self.next_microbatch(ends, (back, grads))
+    late = (back, grads), entering
+    if self.pipeline.schedule.is_loop:
+      forward = self.move(outputs, 1, late)
+      arriving = (forward,), (self.move(back, -1, forward),)
+    else:
+      # A stage's action has one of the two results; the other is zero.
+      forwards = here.kind == Kind.FORWARD
+      made = jax.tree.map(
+        lambda y, dx: jax.vmap(jnp.where)(forwards, y, dx), outputs, back
+      )
+      arriving = self.move_both(made, late),
     return _Carry(
-      buffers, (arriving, returning), (entering, cotangent), total,
-      Params(of_parts, grads),
+      buffers, arriving, (entering, cotangent), total, Params(of_parts, grads)
     )
 
-  def send_on(
-    self, outputs: Any, ends: _Ends, late: Any
-  ) -> tuple[Any, Any]:
-    """Sends outputs to the next stage and reads the next microbatch.
-
-    Returns:
-      The received values, and the first part's input of the next tick.
-    """
+  def next_microbatch(self, ends: _Ends, late: Any) -> Any:
+    """Returns the first part's input of the next tick."""
     # One run fewer than microbatches: the first one enters before the scan.
     enter = scoped(lambda m: self.enter(m, late), "phase_forward")
-    entered = self.if_any(
+    return self.if_any(
       ends.entering, enter, lambda: self.zeros(self.of_x), in_loop=-1
     )
-    moved = scoped(self.move, "phase_forward")(
-      after(outputs, (late, entered), self.pipeline.ordered), 1
-    )
-    return moved, entered
 
-  def move(self, tree: Any, by: int) -> Any:
-    """Sends arrays ``[G, ...]`` to the stage at offset ``by``."""
+  def move_both(self, tree: Any, late: Any) -> tuple[Any, Any, Any]:
+    """Sends arrays in the three directions of `Table.directions`."""
+    ahead = self.move(tree, 1, late)
+    return ahead, self.move(tree, -1, ahead), tree
+
+  def move(self, tree: Any, by: int, late: Any) -> Any:
+    """Sends arrays ``[G, ...]`` to the stage at offset ``by``, 1 or -1.
+
+    On CPUs they are sent after the results ``late``.
+    """
+    tree = after(tree, late, self.pipeline.ordered)
+    phase = "phase_forward" if by > 0 else "phase_backward"
+    return scoped(self._permuted, phase)(tree, by)
+
+  def _permuted(self, tree: Any, by: int) -> Any:
     size = self.axis.size
     # A cycle: with several chunks the last stage sends to the first one.
     pairs = [(s, (s + by) % size) for s in range(size)]
@@ -422,4 +445,8 @@ class _Run:
 
   def is_stage(self, stage: int) -> jax.Array:
     """Returns which of this device's stages is ``stage``, bool ``[G]``."""
-    return ranks_here(self.axis) == stage % self.axis.size
+    return ranks_here(self.axis) == stage
+
+  def stage_of(self, part: int) -> int:
+    """Returns the stage of a part; -1 for the last part."""
+    return int(self.pipeline.schedule.stage_of_part[part])

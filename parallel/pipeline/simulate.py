@@ -16,7 +16,7 @@ import numpy as np
 from parallel import checks
 from parallel.pipeline.builders import Size
 from parallel.pipeline.cost import sends
-from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule
+from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule, loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +49,13 @@ def even_work(
   input_s: float,
   weight_s: float,
   factors: Sequence[float] = (),
+  parts: np.ndarray | None = None,
+  again_s: float = 0.0,
 ) -> Work:
   """Returns the work of stages that are split into equal parts.
 
-  A whole backward takes the time of its two halves.
+  A whole backward takes the time of its two halves, and repeats a forward at
+  most once.
 
   Args:
     size: Stages and chunks.
@@ -60,6 +63,8 @@ def even_work(
     input_s: Seconds of its inputs' cotangents.
     weight_s: Seconds of its weights' gradients.
     factors: Slowdown of each stage, ``[stage]``; () for 1.
+    parts: Placement of the parts (`PipelineSchedule.parts`); None for a loop.
+    again_s: Seconds of the forward that each action of a backward repeats.
 
   Raises:
     ValueError: Seconds or factors are not positive, or the number of factors is
@@ -74,22 +79,27 @@ def even_work(
     raise ValueError(
       f"factors={tuple(factors)} must be one for each of {size.stages} stages"
     )
-  # [part]: part = chunk * stages + stage.
-  shares = np.tile(factors or (1.0,) * size.stages, size.chunks) / size.chunks
+  shares = np.empty(size.stages * size.chunks)  # [part]
+  shares[loop(size.stages, size.chunks) if parts is None else parts] = (
+    np.array(factors or (1.0,) * size.stages) / size.chunks
+  )
   return Work(*(
     tuple((seconds * shares).tolist())
-    for seconds in (forward_s, input_s + weight_s, input_s, weight_s)
+    for seconds in (
+      forward_s, input_s + weight_s + again_s, input_s + again_s,
+      weight_s + again_s,
+    )
   ))
 
 
 @dataclasses.dataclass(frozen=True)
 class Hops:
-  """Links between stages, separate for outputs and cotangents.
+  """Links between stages, separate for each direction.
 
   Attributes:
-    forward_s: Seconds that an output occupies the link from each stage to the
+    forward_s: Seconds that a message occupies the link from each stage to the
       next one, ``[S]``; the last stage's leads to the first one.
-    backward_s: Seconds that cotangents occupy the link to the previous stage,
+    backward_s: Seconds that a message occupies the link to the previous stage,
       ``[S]``.
     latency_s: Seconds from the release of the link to the arrival.
     overlap: Whether a stage computes while it sends. If not, it waits until its
@@ -176,9 +186,9 @@ def events(schedule: PipelineSchedule, work: Work, hops: Hops) -> Timeline:
     17.0
   """
   t, last = schedule, schedule.num_parts - 1
-  seconds, forward_sends = work.by_kind().tolist(), sends(t)[0].tolist()
-  backward_sends = sends(t)[1].tolist()
-  microbatches, chunks = t.microbatches.tolist(), t.chunks.tolist()
+  seconds, parts = work.by_kind().tolist(), t.part_of_actions().tolist()
+  ahead, back = (x.tolist() for x in sends(t))
+  microbatches = t.microbatches.tolist()
   kinds = t.kinds.tolist()
   # start, end, leave, sent and arrival of each action; nan where idle.
   found = np.full((5, t.num_ticks, t.num_stages), np.nan)
@@ -192,7 +202,7 @@ def events(schedule: PipelineSchedule, work: Work, hops: Hops) -> Timeline:
   # Ticks are a topological order, so one pass is enough.
   for tick, stage in np.argwhere(t.kinds).tolist():
     kind, m = kinds[tick][stage], microbatches[tick][stage]
-    part = chunks[tick][stage] * t.num_stages + stage
+    part = parts[tick][stage]
     # An action waits for its stage and for its operand.
     start = free[stage]
     if kind == Kind.FORWARD and part:
@@ -202,7 +212,7 @@ def events(schedule: PipelineSchedule, work: Work, hops: Hops) -> Timeline:
     end = there = free[stage] = start + seconds[kind][part]
     leave = sent = arrival = np.nan
     # 1: to the next stage, -1: to the previous one, 0: no message.
-    way = forward_sends[tick][stage] - backward_sends[tick][stage]
+    way = ahead[tick][stage] - back[tick][stage]
     if way:
       busy = (hops.forward_s if way > 0 else hops.backward_s)[stage]
       # A message waits for its link and occupies it for `busy` seconds.
@@ -230,27 +240,29 @@ def many_events_s(
   Args:
     schedule: Schedule that `parallel.pipeline.check.check` accepts.
     work: Seconds of its parts, ``[kind, part, N]``, as `Work.by_kind` has them.
-    forward_s: Seconds that outputs occupy their links, ``[S, N]``.
-    backward_s: Seconds that cotangents occupy their links, ``[S, N]``.
+    forward_s: Seconds that messages occupy the links to the next stage,
+      ``[S, N]``.
+    backward_s: Seconds that they occupy the links to the previous stage.
   """
   t, none = schedule, np.zeros(work.shape[-1])
-  forward_sends, backward_sends = sends(t)
+  (ahead, back), parts = sends(t), t.part_of_actions()
   # (whether an output, part, microbatch) -> time of arrival, [N].
   there: dict[tuple[bool, int, int], np.ndarray] = {}
   free = [none] * t.num_stages
   links = {True: [none] * t.num_stages, False: [none] * t.num_stages}
   for tick, stage in np.argwhere(t.kinds).tolist():
     kind, m = t.kinds[tick, stage], int(t.microbatches[tick, stage])
-    part = int(t.chunks[tick, stage]) * t.num_stages + stage
+    part = int(parts[tick, stage])
     # The same recurrence as in `events`, over arrays of cases.
     start, out = free[stage], kind == Kind.FORWARD
     if kind != Kind.WEIGHT:
       needs = (out, part - 1 if out else part + 1, m)
       start = np.maximum(start, there.get(needs, none))
     end = free[stage] = start + work[kind, part]
-    if forward_sends[tick, stage] or backward_sends[tick, stage]:
-      busy = (forward_s if out else backward_s)[stage]
-      end = links[out][stage] = np.maximum(end, links[out][stage]) + busy
+    if ahead[tick, stage] or back[tick, stage]:
+      way = bool(ahead[tick, stage])
+      busy = (forward_s if way else backward_s)[stage]
+      end = links[way][stage] = np.maximum(end, links[way][stage]) + busy
     if kind != Kind.WEIGHT:
       there[out, part, m] = end
   return np.max(free, axis=0)
@@ -295,13 +307,12 @@ def lockstep_waiting_s(
     (action_s.get(kind.name.lower(), 0.0),) * t.num_parts
     for kind in Kind if kind is not Kind.IDLE
   ))
-  # All devices have equal work: take the first one's.
+  # All devices have equal work: take the first one's. Backwards that some
+  # stages split and others do not must take the time of their halves.
   own_s = float(_computing(t, work)[:, :lanes].sum())
   return lockstep_s(t, work, even_hops(t.num_stages), lanes) - own_s
 
 
 def _computing(schedule: PipelineSchedule, work: Work) -> np.ndarray:
   """Returns the seconds of all actions, float ``[T, S]``."""
-  stages = np.arange(schedule.num_stages)
-  parts = schedule.chunks * schedule.num_stages + stages
-  return work.by_kind()[schedule.kinds, parts]
+  return work.by_kind()[schedule.kinds, schedule.part_of_actions()]

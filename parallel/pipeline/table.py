@@ -5,9 +5,13 @@ that of the last action that reads it. Slots are assigned at arrival, so that
 each holds one value at a time. Their number is the maximum over stages, since a
 program has one shape on all devices.
 
+In a loop, outputs arrive from the previous stage and cotangents from the next
+one. In a V both arrive from either neighbour or from the stage itself.
+
 Shape legend: T = ticks, S = stages.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import heapq
 
@@ -22,14 +26,15 @@ class Buffer:
 
   Attributes:
     places: Number of slots; the number itself marks "no slot".
-    write: Slot for the value that another stage has sent, int32 ``[T, S]``.
+    write: Slot for the value that arrives in each of the buffer's directions
+      (`Table.directions`), each int32 ``[T, S]``.
     enter: Slot for a value from outside the parts, int32 ``[T, S]``: the input
       of the first part, or the loss's cotangents.
     read: Slot that a tick's action reads, int32 ``[T, S]``.
   """
 
   places: int
-  write: np.ndarray
+  write: tuple[np.ndarray, ...]
   enter: np.ndarray
   read: np.ndarray
 
@@ -39,6 +44,9 @@ class Table:
   """Arrays of a pipeline schedule for its execution.
 
   Attributes:
+    directions: Directions in which results move, of which a loop uses the first
+      for outputs and the last for cotangents, and other placements all for
+      both.
     kinds: Kind of each action, int32 ``[T, S]``.
     chunks: Chunk of each action, 0 where idle; int32 ``[T, S]``.
     inputs: Slots of the inputs of parts.
@@ -52,6 +60,7 @@ class Table:
     leaves: Microbatch whose cotangents of the first part a tick computes.
   """
 
+  directions: tuple[int, ...]
   kinds: np.ndarray
   chunks: np.ndarray
   inputs: Buffer
@@ -86,7 +95,7 @@ def table(schedule: PipelineSchedule) -> Table:
   enters, judged, leaves = (np.full(ticks, -1, np.int32) for _ in range(3))
   for stage in range(stages):
     for tick, (kind, m, chunk) in schedule.actions(stage):
-      part = chunk * stages + stage  # see `parallel.pipeline.pipeline_schedule`
+      part = int(schedule.parts[chunk, stage])
       given = ("input", part, m), ("cotangent", part, m)
       # Values that a stage saves for itself exist in the tick that computes
       # them; sent ones arrive one tick later.
@@ -113,49 +122,67 @@ def table(schedule: PipelineSchedule) -> Table:
       if kind in (Kind.INPUT, Kind.WEIGHT):
         used.setdefault(("delta", part, m), []).append(tick)
 
+  directions = (1, -1) if schedule.is_loop else (1, -1, 0)
+  # Index of the direction in which a part's input and cotangent arrive, [part].
+  along = [0, *(directions.index(by) for by in schedule.directions)]
+  against = [*(directions.index(-by) for by in schedule.directions), 0]
+  if schedule.is_loop:  # each buffer receives from one direction
+    along = against = [0] * schedule.num_parts
+
+  def buffer(outside: tuple[str, int], arrivals: Sequence[int]) -> Buffer:
+    return _buffer(
+      schedule, outside, made, used, arrivals,
+      1 if schedule.is_loop else len(directions),
+    )
+
+  nowhere = [0] * schedule.num_parts  # not sent
   return Table(
+    directions,
     schedule.kinds.astype(np.int32),
     np.maximum(schedule.chunks, 0),
-    _buffer(("input", 0), made, used, ticks, stages),
-    _buffer(("cotangent", last), made, used, ticks, stages),
-    _buffer(("residual", -1), made, used, ticks, stages),
-    _buffer(("delta", -1), made, used, ticks, stages),
+    buffer(("input", 0), along),
+    buffer(("cotangent", last), against),
+    buffer(("residual", -1), nowhere),
+    buffer(("delta", -1), nowhere),
     enters, judged, leaves,
   )
 
 
 def _buffer(
+  schedule: PipelineSchedule,
   outside: tuple[str, int],
   made: dict[tuple[str, int, int], int],
   used: dict[tuple[str, int, int], list[int]],
-  num_ticks: int,
-  num_stages: int,
+  arrivals: Sequence[int],
+  num_directions: int,
 ) -> Buffer:
   """Assigns the slots of one kind of values.
 
   Args:
+    schedule: The schedule.
     outside: The kind, and the part whose values come from outside the parts; -1
       for none.
     made: Tick of arrival by (kind, part, microbatch).
     used: Ticks of its reads.
-    num_ticks: T.
-    num_stages: S.
+    arrivals: Index of the direction in which the values of each part arrive.
+    num_directions: Number of these directions.
   """
-  write, enter, read = (
-    np.full((num_ticks, num_stages), -1, np.int32) for _ in range(3)
+  enter, read, *write = (
+    np.full(schedule.kinds.shape, -1, np.int32)
+    for _ in range(2 + num_directions)
   )
   places = 0
-  for stage in range(num_stages):
+  for stage in range(schedule.num_stages):
     things = sorted(
-      # (tick of arrival, ticks of reads, whether it comes from outside)
-      (made[thing], ticks, thing[:2] == outside)
+      # (tick of arrival, ticks of reads, array of the slot at arrival)
+      (made[thing], ticks, -1 if thing[:2] == outside else arrivals[thing[1]])
       for thing, ticks in used.items()
-      if thing[0] == outside[0] and thing[1] % num_stages == stage
+      if thing[0] == outside[0] and schedule.stage_of_part[thing[1]] == stage
     )
     busy: list[tuple[int, int]] = []  # last use, place
     free: list[int] = []
     count = 0
-    for arrival, ticks, enters in things:
+    for arrival, ticks, direction in things:
       # Slots whose last read is before this tick are free again.
       while busy and busy[0][0] < arrival:
         heapq.heappush(free, heapq.heappop(busy)[1])
@@ -163,9 +190,9 @@ def _buffer(
         free, count = [count], count + 1
       place = heapq.heappop(free)  # the lowest free slot
       heapq.heappush(busy, (max(ticks), place))
-      (enter if enters else write)[arrival, stage] = place
+      (enter if direction < 0 else write[direction])[arrival, stage] = place
       read[ticks, stage] = place
     places = max(places, count)
-  for array in (write, enter, read):
+  for array in (*write, enter, read):
     array[array < 0] = places  # one past the last slot: no slot
-  return Buffer(places, write, enter, read)
+  return Buffer(places, tuple(write), enter, read)

@@ -323,7 +323,8 @@ def _work(
   forwards account for the rest. Each half of a backward repeats the forward.
   """
   shares = []
-  for reduce in np.tile(reduce_s, c.chunks):  # part = chunk * stages + stage
+  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
+  for reduce in reduce_s[table.stage_of_part]:
     shares.append([
       (stage_s + reduce / 3) / c.chunks,
       (2 * stage_s + again_s + 2 * reduce / 3) / c.chunks,

@@ -3,10 +3,10 @@
 All stages run one program, so buffers have the size of the largest stage's. No
 formula predicts how many copies of gradients and weights a compiler keeps alive
 at a time, and which parts of a layer. Inexact causes therefore have factors,
-which are fitted to compiler reports (`fitted`). The upper bound is the estimate
-times the largest ratio seen in the fit. Memory that no compiler reports (the
-runtime's, collective buffers, fragmentation) is a margin with a source, not a
-fit.
+which are fitted to compiler reports (`fitted`), separately for pipelines, whose
+scan over ticks has other copies. The upper bound is the estimate times the
+largest ratio seen in the fit. Memory that no compiler reports (the runtime's,
+collective buffers, fragmentation) is a margin with a source, not a fit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,29 +57,74 @@ class Fit:
     return self.upper * self.estimate(found)
 
 
+@dataclasses.dataclass(frozen=True)
+class Fits:
+  """Fits of a platform's compiler.
+
+  Attributes:
+    alone: Fit of steps without pipeline stages.
+    stages: Fit of steps with pipeline stages.
+  """
+
+  alone: Fit
+  stages: Fit
+
+  def of(self, c: Configuration) -> Fit:
+    """Returns the fit of a configuration."""
+    return self.stages if c.stages > 1 else self.alone
+
+
 # The formulas without compiler copies.
 PLAIN = Fit(dict.fromkeys(("cast", "many", "stages"), 0.0), 1.0)
 # Fits by the platform of the devices.
 FITS = {
-  "tpu": Fit(
-    {
-      "weights": 2.6, "cast": 0.62, "gradients": 1.46, "many": 1.7,
-      "stages": 1.02, "kept": 0.0, "streams": 1.36, "layers": 2.11,
-      "gathered": 0.72, "logits": 0.23,
-    },
-    1.55,
-    "fitted to 100 training steps compiled for v5p:2x2x2 "
-    "(configs/benchmark/planner_memory.py, results/planner_memory_v5p.json)",
+  "tpu": Fits(
+    Fit(
+      {
+        "weights": 2.6, "cast": 0.62, "gradients": 1.46, "many": 1.7,
+        "stages": 1.02, "kept": 0.0, "streams": 1.36, "layers": 2.11,
+        "saved": 2.11, "deltas": 2.11, "gathered": 0.72, "logits": 0.23,
+      },
+      1.55,
+      "fitted to 100 training steps compiled for v5p:2x2x2 "
+      "(configs/benchmark/planner_memory.py, "
+      "results/planner_memory_v5p.json)",
+    ),
+    Fit(
+      {
+        "weights": 2.86, "cast": 0.74, "gradients": 1.4, "many": 1.4,
+        "stages": 1.4, "kept": 1.42, "streams": 0.93, "layers": 1.95,
+        "saved": 1.95, "deltas": 1.95, "gathered": 0.85, "logits": 0.0,
+      },
+      1.31,
+      "fitted to 57 pipelines compiled for v5p:2x2x2 "
+      "(configs/benchmark/planner_memory.py, "
+      "results/planner_memory_v5p.json)",
+    ),
   ),
-  "gpu": Fit(
-    {
-      "weights": 1.26, "cast": 0.16, "gradients": 0.58, "many": 1.14,
-      "stages": 0.16, "kept": 0.32, "streams": 1.04, "layers": 1.35,
-      "gathered": 0.99, "logits": 0.22,
-    },
-    1.30,
-    "fitted to 100 training steps compiled for gpu:h200:1x8 "
-    "(configs/benchmark/planner_memory.py, results/planner_memory_h200.json)",
+  "gpu": Fits(
+    Fit(
+      {
+        "weights": 1.26, "cast": 0.16, "gradients": 0.58, "many": 1.14,
+        "stages": 0.16, "kept": 0.32, "streams": 1.04, "layers": 1.35,
+        "saved": 1.35, "deltas": 1.35, "gathered": 0.99, "logits": 0.22,
+      },
+      1.30,
+      "fitted to 100 training steps compiled for gpu:h200:1x8 "
+      "(configs/benchmark/planner_memory.py, "
+      "results/planner_memory_h200.json)",
+    ),
+    Fit(
+      {
+        "weights": 1.16, "cast": 0.0, "gradients": 0.65, "many": 0.65,
+        "stages": 0.65, "kept": 1.19, "streams": 0.69, "layers": 1.31,
+        "saved": 1.31, "deltas": 1.31, "gathered": 1.32, "logits": 0.18,
+      },
+      1.21,
+      "fitted to 57 pipelines compiled for gpu:h200:1x8 "
+      "(configs/benchmark/planner_memory.py, "
+      "results/planner_memory_h200.json)",
+    ),
   ),
 }
 
@@ -93,7 +138,8 @@ class Memory:
     gradients: Sums of gradients, float32, in all copies.
     optimizer: Two moments, float32; 0 if they are on the host.
     kept: Inputs and cotangents of parts that the pipeline schedule stores.
-    activations: Residuals of one part for its own backward.
+    activations: Residuals of one part for its own backward, and those that the
+      pipeline schedule stores.
     gathered: Whole layers in the dtype of activations, with their gradients.
     logits: Logits of one microbatch, with their gradients.
     buffers: The margin, and the difference of upper bound and estimate.
@@ -144,8 +190,10 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   step's weights if a partition gathers or casts them, "cast" the compiler's
   copy of the stored ones in the activations' dtype. "many" and "stages" are
   further copies of gradients: with several microbatches, and in a pipeline's
-  scan. "layers" are the residuals of layers without rematerialization, and
-  "streams" those with it. The others are those of `Memory`.
+  scan. "layers" are the residuals of a part without rematerialization, and
+  "streams" those with it. "saved" are the residuals that forwards of a pipeline
+  schedule save, and "deltas" the values between both halves of a backward. The
+  others are those of `Memory`.
 
   Args:
     configuration: The configuration, one that `space.refusal` accepts.
@@ -158,22 +206,24 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
     c, microbatches=1, schedule="", route="", remat="", offload=False
   ), model)
   boundary = step.boundary_bytes(examples)
-  kept, copies = 0.0, 1
+  kept, saved, halves = 0.0, 0, 0
   if c.stages > 1:
-    counted = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[1]
+    built, counted = cached_schedule(
+      c.schedule, c.stages, c.microbatches, c.chunks
+    )
     # Slots of both buffers, including one unread slot in each, two values in
-    # flight, and two entering (`parallel.pipeline.run`).
-    places = max(counted.inputs) + max(counted.cotangents) + 6
+    # flight (three in a V), and two entering (`parallel.pipeline.run`).
+    places = max(counted.inputs) + max(counted.cotangents) + 7 - built.is_loop
     kept = places * boundary
-    if c.keep == "residuals":  # stored slots, and one unread slot
-      copies += max(counted.stored) + max(counted.deltas)
+    if c.keep == "residuals":
+      saved, halves = max(counted.stored), max(counted.deltas)
   layer = sum(model.matrices) / c.tensor  # elements of a layer on a device
   # A layer in the dtype of activations, and its float32 gradient before the
   # sum.
   gathered = layer * (model.item_bytes + 4)
   # The vocabulary is sharded over stages and tensor ranks.
   logits = examples * step.seq_len * model.vocab_size / (c.stages * c.tensor)
-  activations = copies * _activations(c, step, examples)
+  activations = _activations(c, step, examples)
   again = c.remat != "none"
   return {
     # 12 bytes per weight, 8 of which are the moments.
@@ -186,6 +236,8 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
     "kept": kept,
     "streams": activations * again,
     "layers": activations * (not again),
+    "saved": activations * saved,
+    "deltas": activations * halves,
     "gathered": gathered,
     "logits": 2 * 4 * logits,
   }
@@ -204,12 +256,14 @@ def memory(
     gradients=x["gradients"] + x["many"] + x["stages"],
     optimizer=x["stored"] - parameters,
     kept=x["kept"],
-    activations=x["streams"] + x["layers"],
+    activations=x["streams"] + x["layers"] + x["saved"] + x["deltas"],
     gathered=x["gathered"],
     logits=x["logits"],
     buffers=MARGIN_BYTES + fit.bound(found) - fit.estimate(found),
     outer=outer.memory_bytes(configuration, step.model, sum(
-      x[key] for key in ("kept", "streams", "layers", "gathered", "logits")
+      x[key] for key in (
+        "kept", "saved", "deltas", "streams", "layers", "gathered", "logits",
+      )
     )),
   )
 
@@ -236,8 +290,9 @@ def fitted(
 ) -> Fit:
   """Fits nonnegative factors by least squares of relative errors.
 
-  A ridge term keeps the factors near 1 if there are few programs. The upper
-  bound holds for all fitted programs, with a margin.
+  A ridge term keeps the factors near 1 if there are few programs. Residuals
+  that no program saves have the factor of "layers". The upper bound holds for
+  all fitted programs, with a margin.
 
   Args:
     programs: Results of `terms`, and the compiler's total bytes.
@@ -264,7 +319,8 @@ def fitted(
     np.concatenate([1 - exact / totals, towards.sum(0)]),
   )
   ratios = totals / (exact + rows @ factors)
-  return Fit(
-    dict(zip(keys, factors.tolist(), strict=True)),
-    float(max(1.0, ratios.max())) + margin,
-  )
+  found = dict(zip(keys, factors.tolist(), strict=True))
+  for key in {"saved", "deltas"} & {*keys}:
+    if not rows[:, keys.index(key)].any():
+      found[key] = found["layers"]
+  return Fit(found, float(max(1.0, ratios.max())) + margin)

@@ -311,7 +311,7 @@ def _nothing_fits(
     return f"no configuration of {n} devices can run: {why}"
   c, needs = smallest
   state = needs.weights + needs.gradients + needs.optimizer
-  state *= problem.fit.upper  # a part of `needs.buffers`
+  state *= problem.fit(c).upper  # a part of `needs.buffers`
   rest = needs.total - state  # assumed independent of the device count
   most = problem.memory_bytes
   text = f"nothing fits. The smallest: {_too_much(c, needs, most)}. "

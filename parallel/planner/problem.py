@@ -38,14 +38,13 @@ class Problem:
     """Memory of a device in bytes."""
     return self.links.device.memory_bytes
 
-  @property
-  def fit(self) -> Fit:
-    """Fitted factors of the memory formulas for this platform's compiler."""
-    return memory.FITS[self.links.device.platform]
+  def fit(self, c: Configuration) -> Fit:
+    """Returns fitted factors of the memory formulas for a configuration."""
+    return memory.FITS[self.links.device.platform].of(c)
 
   def memory(self, c: Configuration) -> Memory:
     """Returns the bytes of a device, an upper bound."""
-    return memory.memory(c, self.step, self.fit)
+    return memory.memory(c, self.step, self.fit(c))
 
   def traffic(self, c: Configuration) -> Traffic:
     """Returns `latency.traffic` of a configuration on this cluster."""

@@ -213,6 +213,7 @@ def everything(
           for name in choices.schedules for chunks in choices.chunks
           # With one chunk, chunked builders duplicate other builders.
           if builders.BUILDERS[name].chunked == (chunks > 1)
+          and builders.chunks_of(name, chunks) == chunks
         ]
       # Along an axis of one rank, all choices are equal: keep one.
       schemes = choices.schemes if grid.data > 1 else ("ddp",)
@@ -294,8 +295,7 @@ def refusal(
 @functools.cache
 def _splits(name: str) -> bool:
   """Returns whether a schedule's backwards are two actions."""
-  chunks = 1 + builders.BUILDERS[name].chunked  # a valid size of the builder
-  return builders.build(name, 2, 2, chunks).splits
+  return builders.build(name, 2, 2, builders.chunks_of(name, 2)).splits
 
 
 def _divisors(number: int) -> list[int]:

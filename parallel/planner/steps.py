@@ -82,7 +82,7 @@ def steps_s(
     alone_s = c.microbatches * (3 * stage_s + again_s + reduce[0])
     return seconds + rest.vocabulary + alone_s
   table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
-  share = np.tile(reduce, (c.chunks, 1)) / 3
+  share = reduce[table.stage_of_part] / 3  # [part, O]
   # Seconds of each kind of action, [kind, part, O]; see `latency._work`.
   work = np.stack([
     np.zeros_like(share), stage_s + share,
@@ -109,11 +109,10 @@ def _lockstep_s(
   """Returns `simulate.lockstep_s` for many orders, float64 ``[O]``."""
   forward, backward = simulate.sends(table)
   found = np.zeros(work.shape[-1])
-  for kinds, chunks, out, into in zip(
-    table.kinds, table.chunks, forward, backward, strict=True
+  for kinds, here, out, into in zip(
+    table.kinds, table.part_of_actions(), forward, backward, strict=True
   ):
-    stages = np.arange(len(kinds))
-    found += work[kinds, chunks * len(kinds) + stages].max(0)
+    found += work[kinds, here].max(0)
     # Hops of the stages that send in this tick, [sends, O].
     sent = np.concatenate([ahead[out], back[into]])
     found += sent.max(0) if len(sent) else 0.0

@@ -10,22 +10,25 @@ from parallel.axes import Axis
 from parallel.pipeline import builders
 
 
-def make(stages, chunks=1):
-  schedule = builders.build("looped", stages, stages, chunks)
-  return Stages(
-    Axis("stage", stages), schedule,
-    builders.build("forward", stages, 1, chunks),
-  )
+def make(stages, chunks=1, name="looped"):
+  schedule = builders.build(name, stages, stages, chunks)
+  return Stages(Axis("stage", stages), schedule, builders.evaluation(schedule))
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize(("chunks", "name"), [
+  (1, "looped"), (2, "looped"), (3, "looped"), (2, "zb_v"),
+])
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_layers_are_split_in_order_with_more_in_the_middle(stages, chunks):
-  made, parts = make(stages, chunks), stages * chunks
+def test_layers_are_split_in_order_with_more_in_the_middle(
+  stages, chunks, name
+):
+  made, parts = make(stages, chunks, name), stages * chunks
   for num_layers in range(parts, 3 * parts + 1):
     found = made.layers(num_layers)
     # [stages, chunks, layers] -> parts in the order of the layers.
     of_parts = found.reshape(stages, chunks, -1).swapaxes(0, 1)
+    if name == "zb_v":  # the second chunks return from the last stage
+      of_parts = np.stack([of_parts[0], of_parts[1, ::-1]])
     of_parts = of_parts.reshape(parts, -1)
     assert of_parts[of_parts >= 0].tolist() == list(range(num_layers))
     counts = (of_parts >= 0).sum(axis=1)
@@ -45,15 +48,19 @@ def test_first_of_equally_far_parts_is_longer():
   assert make(4).layers(5).tolist() == [[0, -1], [1, 2], [3, -1], [4, -1]]
   assert not make(4).keeps
   assert make(2, 2).layers(6).tolist() == [[0, -1, 3, 4], [1, 2, 5, -1]]
+  assert make(2, 2, "zb_v").layers(6).tolist() == (
+    [[0, -1, 5, -1], [1, 2, 3, 4]]
+  )
 
 
+@pytest.mark.parametrize("name", ["looped", "zb_v"])
 @pytest.mark.parametrize(
   ("dim", "lead", "size"),
   [(0, 0, 4), (2, 0, 1), *itertools.product(range(3), range(2), [5])],
 )
-def test_stages_hold_slices_that_join_to_the_array(dim, lead, size):
+def test_stages_hold_slices_that_join_to_the_array(dim, lead, size, name):
   """Layers are split as `layers` says, other dims into contiguous slices."""
-  made, shape = make(2, 2), [3, 2, 4]
+  made, shape = make(2, 2, name), [3, 2, 4]
   shape[dim] = size
   shape = [7] * lead + shape
   x = np.arange(1, 1 + np.prod(shape)).reshape(shape)

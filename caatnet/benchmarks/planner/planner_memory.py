@@ -1,4 +1,7 @@
-"""Comparison of the planner's memory estimate with compiled random programs."""
+"""Comparison of the planner's memory estimate with compiled programs.
+
+Programs are random, or answers of the planner to random problems.
+"""
 
 import dataclasses
 import importlib
@@ -12,9 +15,13 @@ import numpy as np
 from caatnet.benchmarks.harness import processes, timing
 from caatnet.config.override import override
 from caatnet.show import results, tables
-from parallel.hardware.devices import DEVICES
+from parallel.hardware.devices import DEVICES, Device
+from parallel.hardware.link_matrix import LinkMatrix
 from parallel.planner import memory
-from parallel.planner.space import Configuration
+from parallel.planner.latency import EXECUTIONS, Timing
+from parallel.planner.plan import plan
+from parallel.planner.problem import Problem
+from parallel.planner.space import Choices, Configuration
 from parallel.workload import TrainingStep, Transformer
 
 _CHIPS = 8
@@ -62,6 +69,55 @@ def draw(
     share = memory.PLAIN.estimate(found) / capacity  # by the formulas
     if abs(share - 1) < _NEAR if near else 0.05 < share < 1.3:
       return step, configuration
+
+
+def answer(
+  rng: np.random.Generator, device: Device
+) -> tuple[TrainingStep, Configuration]:
+  """Draws one of the planner's best configurations for a random problem.
+
+  Models are small, and devices have a memory in proportion. Links between
+  groups of devices are slower than those inside, so that the planner answers
+  with all degrees.
+
+  Args:
+    rng: Random generator.
+    device: Device of the cluster, whose memory is replaced.
+  """
+  while True:
+    width = int(rng.choice([1024, 2048, 4096]))
+    heads = width // 128  # heads of width 128
+    model = Transformer(
+      int(rng.choice([32000, 65536, 128256])), width,
+      int(rng.choice([8, 16, 32])), heads, int(rng.choice([heads, 8])),
+      256 * round(width * float(rng.choice([8 / 3, 3.5, 4])) / 256),
+    )
+    step = TrainingStep(
+      model, int(rng.choice([16, 32, 64, 128])),
+      int(rng.choice([1024, 2048, 4096])),
+    )
+    rates = np.full((_CHIPS, _CHIPS), 10.0 ** rng.uniform(9, 11))
+    group = np.arange(_CHIPS) // int(rng.choice([1, 2, 4]))
+    rates[group[:, None] == group] = 10.0 ** rng.uniform(10, 11.5)
+    # Memory between that of very small microbatches and of ample residuals.
+    plain = memory.PLAIN.estimate(memory.terms(
+      Configuration(1, _CHIPS, 1, 1, remat="full"), step
+    ))
+    share = float(np.exp(rng.uniform(np.log(0.5), np.log(8))))
+    links = LinkMatrix(
+      "drawn", dataclasses.replace(
+        device, memory_bytes=int(memory.MARGIN_BYTES + share * plain)
+      ), tuple(range(_CHIPS)), rates, np.full((_CHIPS, _CHIPS), 1e-5),
+      "drawn by a benchmark", "drawn",
+    )
+    timing = Timing(execution=str(rng.choice(EXECUTIONS)))
+    try:
+      best = plan(
+        Problem(step, links, timing), Choices(), count=4, ordered=4
+      ).best
+    except ValueError:  # nothing fits
+      continue
+    return step, best[int(rng.integers(len(best)))].configuration
 
 
 def overrides(step: TrainingStep, configuration: Configuration) -> str:
@@ -137,7 +193,7 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/planner_memory.py.
   """
   options = config.benchmark
-  capacity = DEVICES[options.target.split(":")[1]].memory_bytes
+  device = DEVICES[options.target.split(":")[1]]
   path = pathlib.Path(options.results)
   rows = kept(path)
   begun = time.monotonic()
@@ -145,14 +201,19 @@ def run(config: Any) -> dict[str, Any]:
     if number in rows or time.monotonic() - begun > options.limit_s:
       continue
     rng = np.random.default_rng([options.seed, number])
-    drawn = draw(rng, number % 4 > 1, capacity)  # half near capacity
+    drawn = answer(rng, device) if options.answers else draw(
+      rng, number % 4 > 1, device.memory_bytes  # half near capacity
+    )
     rows[number] = {"number": number} | kept_keys(*drawn) | _alone(
       options.target, overrides(*drawn)
     )
     rows = kept(path) | rows  # another process may add to the file, too
     results.write(path, {"rows": [rows[n] for n in sorted(rows)]})
   found = [rows[n] for n in sorted(rows)]
-  judged = judge([row for row in found if "total" in row], capacity)
+  others = [*kept(pathlib.Path(options.also)).values()] if options.also else []
+  judged = judge(
+    [row for row in found if "total" in row], device.memory_bytes, others
+  )
   if judged:
     _print(judged)
   return {"rows": found} | judged
@@ -193,35 +254,64 @@ def formulas(row: dict[str, Any]) -> dict[str, float]:
   return memory.terms(Configuration(**row["configuration"]), step)
 
 
-def judge(rows: list[dict[str, Any]], capacity: float) -> dict[str, Any]:
+def fits(rows: list[dict[str, Any]]) -> memory.Fits:
+  """Fits the programs with even numbers.
+
+  Steps without stages are fitted together with pipelines that save only inputs,
+  of which there are more.
+  """
+  def of(test):
+    return memory.fitted([
+      (formulas(row), row["total"]) for row in rows
+      if row["number"] % 2 == 0 and test(row["configuration"])
+    ])
+
+  return memory.Fits(
+    of(lambda c: c.get("keep") != "residuals"), of(lambda c: c["stages"] > 1)
+  )
+
+
+def judge(
+  rows: list[dict[str, Any]], capacity: float,
+  others: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
   """Fits one half of the programs, and returns the errors of both halves.
 
   Args:
     rows: Compiled programs.
     capacity: Bytes of a device.
+    others: Programs of which a half joins the fit, without being judged.
 
   Returns:
-    The fit, and errors; empty if there are too few programs.
+    The fits, and errors; empty if there are too few programs.
   """
   # Both halves contain equally many programs near the capacity.
   halves = [[row for row in rows if row["number"] % 2 == i] for i in (0, 1)]
   if min(map(len, halves)) < 2:
     return {}
-  fitted = memory.fitted([(formulas(r), r["total"]) for r in halves[0]])
+  fitted = fits([*rows, *(others or [])])
   found = {"fit": dataclasses.asdict(fitted)}
   for name, half in zip(("fitted", "held out"), halves, strict=True):
-    errors = np.array([
-      abs(fitted.estimate(formulas(r)) / r["total"] - 1) for r in half
-    ])
-    taken = [fitted.bound(formulas(r)) <= capacity for r in half]
-    fits = [r["fits"] for r in half]
-    pairs = list(zip(taken, fits, strict=True))
+    totals = np.array([r["total"] for r in half])
+    estimates, bounds = np.array([
+      (fit.estimate(terms), fit.bound(terms)) for fit, terms in (
+        (fitted.of(Configuration(**r["configuration"])), formulas(r))
+        for r in half
+      )
+    ]).T
+    errors, taken = abs(estimates / totals - 1), bounds <= capacity
+    fit = [r["fits"] for r in half]
+    pairs = list(zip(taken.tolist(), fit, strict=True))
     found[name] = {
-      "programs": len(half), "fit": sum(fits), "taken": sum(taken),
+      "programs": len(half), "fit": sum(fit), "taken": int(taken.sum()),
       "median": float(np.median(errors)),
       "p95": float(np.percentile(errors, 95)), "worst": float(errors.max()),
       # wrong: accepted by the bound, but too large; lost: rejected, but fits.
       "wrong": pairs.count((True, False)), "lost": pairs.count((False, True)),
+      # The upper bound as a multiple of the compiled size.
+      "bound_median": float(np.median(bounds / totals)),
+      "bound_most": float((bounds / totals).max()),
+      "exceeded": int((bounds < totals).sum()),
     }
   return found
 
@@ -231,20 +321,23 @@ def _print(judged: dict[str, Any]) -> None:
   tables.table(
     "the planner's memory beside the compiler's: errors of estimates; of the "
     "programs whose upper bound fits, those that the compiler refuses, with "
-    "the rate's upper limit at 95%; and those that fit and are lost",
+    "the rate's upper limit at 95%; those that fit and are lost; and bounds as "
+    "multiples of compiled sizes",
     ["programs", "median", "P95", "worst", "taken", "refused", "at most",
-     "lost"],
+     "lost", "bound, median", "most", "exceeded"],
     [
       [f"{x['programs']} {name}",
        *(f"{x[key]:.1%}" for key in ("median", "p95", "worst")),
        str(x["taken"]), str(x["wrong"]),
        "-" if x["wrong"] else f"{3 / max(3, x['taken']):.0%}",
-       f"{x['lost']} of {x['fit']}"]
+       f"{x['lost']} of {x['fit']}", f"{x['bound_median']:.2f}",
+       f"{x['bound_most']:.2f}", str(x["exceeded"])]
       for name, x in halves.items()
     ],
   )
-  tables.table(
-    f"factors of causes; the upper bound is {judged['fit']['upper']:.2f} times "
-    "the estimate", ["cause", "factor"],
-    [[cause, f"{x:.2f}"] for cause, x in judged["fit"]["factors"].items()],
-  )
+  for name, fit in judged["fit"].items():
+    tables.table(
+      f"factors of causes, {name}; the upper bound is {fit['upper']:.2f} times "
+      "the estimate", ["cause", "factor"],
+      [[cause, f"{x:.2f}"] for cause, x in fit["factors"].items()],
+    )

@@ -31,11 +31,12 @@ class Pipeline:
 
   schedule: str = field(
     "1f1b", 'Pipeline schedule: "gpipe", "1f1b", "eager_1f1b", '
-    '"interleaved_1f1b", "looped", "zb_h1" or "zb_h2" '
+    '"interleaved_1f1b", "looped", "zb_h1", "zb_h2", "zb_v" or "dualpipe_v" '
     "(`parallel.pipeline.builders`).",
   )
   chunks: int = field(
-    1, 'Model chunks per stage, for "interleaved_1f1b" and "looped".', COUNT
+    1, 'Model chunks per stage, for "interleaved_1f1b" and "looped"; 2 for '
+    '"zb_v" and "dualpipe_v".', COUNT
   )
   vocabulary: str = field(
     "sharded",
@@ -47,6 +48,7 @@ class Pipeline:
   keep: str = field(
     "inputs", 'Activations stored for the backward: "inputs" of chunks, whose '
     'forward is then recomputed, or "residuals", subject to '
-    'config.model.remat. Split backwards ("zb_h1", "zb_h2") are only faster '
+    'config.model.remat. Split backwards ("zb_h1", "zb_h2", "zb_v", '
+    '"dualpipe_v") are only faster '
     "with residuals.", ("inputs", "residuals"),
   )

@@ -10,7 +10,7 @@ from caatnet.train import files
 from parallel import checks
 from parallel.network import trace
 from parallel.pipeline import cost, simulate
-from parallel.pipeline.builders import BUILDERS, Size, build
+from parallel.pipeline.builders import BUILDERS, Size, build, chunks_of
 from parallel.pipeline.check import check
 from parallel.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.topology.text import quantity
@@ -90,7 +90,8 @@ def _row(
 def built(config: Mapping[str, Any], name: str) -> PipelineSchedule:
   """Builds a pipeline schedule for the size of a config, and proves it.
 
-  Schedules without interleaving are built with one chunk per stage.
+  Schedules that do not support the number of chunks are built with theirs, one
+  or two.
 
   Args:
     config: Config as nested dicts.
@@ -106,7 +107,7 @@ def built(config: Mapping[str, Any], name: str) -> PipelineSchedule:
     checks.known("schedule=", name, BUILDERS)
     size = Size(
       section["stages"], section["microbatches"],
-      section["chunks"] if BUILDERS[name].chunked else 1,
+      chunks_of(name, section["chunks"]),
     )
     # Upper bound: forward and two halves of the backward per chunk and
     # microbatch, plus filling and draining.
@@ -155,9 +156,13 @@ def _seconds(
 
 
 def _work(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Work:
-  with naming("config.work", config["work"]):
+  section = config["work"]
+  with naming("config.work", section):
     return simulate.even_work(
-      _size(table), *_seconds(config, table), config["work"]["factors"]
+      _size(table), *(section[f"{key}_s"] for key in (
+        "forward", "input", "weight"
+      )), section["factors"], table.parts,
+      again_s=section["forward_s"] if section["recompute"] else 0.0,
     )
 
 

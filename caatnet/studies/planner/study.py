@@ -52,6 +52,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     )
   whole, problem, found = problem.links, subset.problem, subset.plan
   links, best = problem.links, found.best[0]
+  fit = problem.fit(best.configuration)
   second = lossy_options.search(found.best, problem, choices, changes)
   answers = [
     {"asked": text, "answer": plan.why_not(
@@ -80,9 +81,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "assumptions": {
       "utilisation": f"{problem.timing.utilisation:g} of the peak: "
       f"{workload.UTILISATION_SOURCE}",
-      "memory": f"{problem.fit.upper:g} times an estimate "
-      f"{problem.fit.source}; and a margin of "
-      f"{memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
+      "memory": f"{fit.upper:g} times an estimate {fit.source}; and a margin "
+      f"of {memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
       "offload": f"{latency.HOST.name} to the host's memory",
       "execution": problem.timing.execution,
     },

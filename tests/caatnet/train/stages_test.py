@@ -57,6 +57,17 @@ PAIRS = {
     "parallel.data=2 zero.scheme=zero3 model.remat=full "
     "pipeline.schedule=zb_h1", {"data": 2, "stage": 3},
   ),
+  "V, zero2, inputs, replicated vocabulary": (
+    "parallel.data=2 zero.scheme=zero2 model.remat=full parallel.stage=2 "
+    "pipeline.schedule=dualpipe_v pipeline.chunks=2 "
+    "pipeline.vocabulary=replicated", {"stage": 2},
+  ),
+  "V, workers, tied, residuals, padded parts": (
+    "parallel.worker=2 outer.algorithm=diloco outer.sync_every=2 "
+    "model.num_layers=5 model.tied_embeddings=True parallel.stage=2 "
+    "pipeline.schedule=zb_v pipeline.chunks=2 pipeline.keep=residuals",
+    {"worker": 2, "stage": 2},
+  ),
   "replicated vocabulary": (
     "pipeline.vocabulary=replicated pipeline.schedule=gpipe ",
     {"stage": 3, "tensor": 2},
@@ -135,6 +146,8 @@ def test_buffers_are_updated_in_place():
   "", "parallel.stage=4 parallel.data=2 zero.scheme=zero2",
   "parallel.stage=2 pipeline.schedule=looped pipeline.chunks=2 "
   "pipeline.vocabulary=replicated",
+  "parallel.stage=2 pipeline.schedule=zb_v pipeline.chunks=2 "
+  "model.num_layers=7",
 ])
 def test_checkpoint_of_stages_equals_that_of_one_piece_bitwise(overrides):
   def state(overrides):
@@ -142,7 +155,8 @@ def test_checkpoint_of_stages_equals_that_of_one_piece_bitwise(overrides):
     return experiment, experiment.init_state()
 
   ours, cut = state(overrides)
-  _, whole = state(ALONE)
+  layers = ours.program.model.stacks["blocks"]
+  _, whole = state(f"{ALONE} model.num_layers={layers}")
   joined = to_whole(ours.program, cut)
   chex.assert_trees_all_equal(joined.params, whole.params)
   shardings = jax.tree.map(lambda x: x.sharding, cut)
@@ -209,9 +223,13 @@ def test_fragments_of_stages_have_the_layers_of_one_piece(place):
 
 
 def test_run_resumes_with_another_number_of_stages(tmp_path):
-  """Evaluates on one device, independently of the stages."""
+  """From a V to a loop; evaluates on one device, independently of the stages.
+  """
   whole = loop.train(make(ALONE, {}), tmp_path / "whole", quiet=True)
-  first = make("parallel.stage=2 train.num_steps=2", {"stage": 2})
+  first = make(
+    "parallel.stage=2 pipeline.schedule=zb_v pipeline.chunks=2 "
+    "train.num_steps=2", {"stage": 2},
+  )
   loop.train(first, tmp_path / "moved", quiet=True)
   moved = loop.train(make("", {}), tmp_path / "moved", quiet=True)
   np.testing.assert_allclose(
@@ -231,6 +249,9 @@ def test_convolutional_network_trains_in_stages():
   ("parallel.stage=5", "parallel.stage=5 are more parts than"),
   ("pipeline.schedule=zb_h3", "pipeline.schedule='zb_h3'"),
   ("pipeline.chunks=2", "pipeline.schedule='1f1b' has one chunk"),
+  ("pipeline.schedule=zb_v", "pipeline.schedule='zb_v' has two chunks"),
+  ("pipeline.keep=residuals pipeline.schedule=dualpipe_v pipeline.chunks=2 "
+   "parallel.stage=2 model.remat=full", "model.remat='none'"),
   ("pipeline.schedule=interleaved_1f1b pipeline.chunks=2 "
    "parallel.stage=3 model.num_layers=6", "multiples of"),
   ("pipeline.schedule=forward", "cannot train"),

@@ -5,9 +5,22 @@ import random
 import pytest
 
 from parallel.pipeline import cost
-from parallel.pipeline.builders import BUILDERS, Size, build, taken
+from parallel.pipeline.builders import (
+  BUILDERS,
+  Size,
+  build,
+  chunks_of,
+  evaluation,
+  taken,
+)
 from parallel.pipeline.check import check
-from parallel.pipeline.pipeline_schedule import Action, Kind, arranged
+from parallel.pipeline.pipeline_schedule import (
+  Action,
+  Kind,
+  arranged,
+  loop,
+  v_shape,
+)
 from parallel.pipeline.table import table
 
 
@@ -18,7 +31,7 @@ def drawn(count, seed=0, stages=16, microbatches=64, chunks=4):
     name = list(BUILDERS)[len(found) % len(BUILDERS)]
     size = Size(
       rng.randint(1, stages), rng.randint(1, microbatches),
-      rng.randint(1, chunks) if BUILDERS[name].chunked else 1,
+      chunks_of(name, rng.randint(1, chunks)),
     )
     if BUILDERS[name].in_rounds and size.chunks > 1:
       rounds = max(1, size.microbatches // size.stages)
@@ -35,7 +48,9 @@ def test_300_schedules_are_proven_and_cost_their_closed_forms(part):
     counted = cost.cost(schedule)
     assert counted.stored == schedule.limits, (name, size)
     sent = sum(counted.forward_sends + counted.backward_sends)
-    assert sent == cost.num_sends(size, schedule.has_backward)
+    assert sent == cost.num_sends(
+      size, schedule.has_backward, BUILDERS[name].placement is v_shape
+    )
     # Waiting messages fit the program's buffers, and none is oversized.
     places = table(schedule)
     assert max(counted.inputs) == places.inputs.places
@@ -57,6 +72,11 @@ STORED = [
   ("looped", (4, 8, 2), (16, 16, 16, 16)),
   ("zb_h1", (4, 8), (4, 4, 4, 4)),
   ("zb_h2", (4, 8), (7, 7, 7, 7)),
+  # p microbatches, as 1F1B's first stage: Qi et al., 2405.15362
+  ("zb_v", (4, 8, 2), (8, 8, 8, 8)),
+  ("zb_v", (4, 3, 2), (4, 5, 6, 6)),
+  # PP + 1 parts on PP / 2 devices: DeepSeek's README of DualPipe
+  ("dualpipe_v", (4, 8, 2), (9, 9, 9, 9)),
   ("forward", (4, 8, 2), (0, 0, 0, 0)),
 ]
 
@@ -140,19 +160,61 @@ def test_orders_of_the_papers_figures():
   assert letters(build("zb_h2", 3, 4), 0) == (
     "F0 F1 F2 F3 I0 W0 I1 W1 I2 W2 I3 W3"
   )
+  assert letters(build("zb_v", 2, 3, 2), 1) == (
+    "F0 F0.1 F1 F1.1 I0.1 W0.1 F2 I0 W0 F2.1 I1.1 W1.1 I1 I2.1 I2 W1 W2.1 W2"
+  )
+  assert letters(build("dualpipe_v", 2, 4, 2), 0) == (
+    "F0 F1 F2 F0.1 I0.1 W0.1 F1.1 F3 B1.1 F2.1 B0 B2.1 F3.1 B1 B3.1 I2 W2 I3 W3"
+  )
+
+
+def test_costs_per_stage_of_a_v():
+  """The last stage sends nothing to itself; the first has both ends."""
+  found = cost.cost(build("zb_v", 3, 6, 2))
+  assert found.forward_sends == (6, 12, 6)
+  assert found.backward_sends == (6, 12, 6)
+  schedule = build("zb_v", 3, 6, 2)
+  assert schedule.stage_of_part.tolist() == [0, 1, 2, 2, 1, 0]
+  assert schedule.chunk_of_part.tolist() == [0, 0, 0, 1, 1, 1]
+  assert schedule.directions.tolist() == [1, 1, 0, -1, -1]
+
+
+def test_evaluation_has_the_placement_of_training():
+  for name in BUILDERS:
+    schedule = build(name, 3, 6, chunks_of(name, 2))
+    found = evaluation(schedule, 4)
+    check(found)
+    assert found.name == "forward"
+    assert found.num_microbatches == 4
+    assert (found.parts == schedule.parts).all()
+    assert found.is_loop == (BUILDERS[name].placement is loop)
+
+
+def test_v_has_the_published_bubbles_and_memory():
+  """In ZB-V no stage idles once it has started, at the memory of 1F1B.
+
+  DualPipeV stores one part more.
+  """
+  for p, m in ((2, 3), (4, 7), (8, 24)):
+    found = cost.cost(build("zb_v", p, m, 2))
+    assert found.own_bubble == 0
+    assert found.ticks == 6 * m + p - 1
+    assert max(found.stored) == 2 * max(cost.cost(build("1f1b", p, m)).stored)
+    dual = cost.cost(build("dualpipe_v", p, max(m, 2 * p), 2))
+    assert max(dual.stored) == 2 * p + 1
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_gradients_are_accumulated_in_microbatch_order(name):
   """Each part accumulates microbatches in ascending order."""
-  size = Size(3, 6, 2 if BUILDERS[name].chunked else 1)
+  size = Size(3, 6, chunks_of(name, 2))
   schedule = build(name, *size)
   for stage in range(size.stages):
     actions = [a for _, a in schedule.actions(stage)]
-    for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT):
+    for kinds in ((Kind.FORWARD,), (Kind.BACKWARD, Kind.WEIGHT)):
       for chunk in range(size.chunks):
         order = [
-          a.microbatch for a in actions if (a.kind, a.chunk) == (kind, chunk)
+          a.microbatch for a in actions if a.kind in kinds and a.chunk == chunk
         ]
         assert order in ([], list(range(size.microbatches)))
 
@@ -176,7 +238,11 @@ def test_single_chunk_schedules_have_alternative_names():
     (("looped", 4, 8, 0), "chunks=0 must be at least 1"),
     (("1f1b", 4, 2.5), "microbatches=2.5 must be an integer"),
     (("zb_h1", 4, 8, 2), "schedule='zb_h1' has one chunk per stage, not "
-     "chunks=2; these take several: interleaved_1f1b, looped, forward"),
+     "chunks=2; these take 2: interleaved_1f1b, looped, zb_v, dualpipe_v, "),
+    (("zb_v", 4, 8, 3), "schedule='zb_v' has two chunks per stage, not "
+     "chunks=3; these take 3: interleaved_1f1b, looped, forward"),
+    (("dualpipe_v", 4, 8), "'dualpipe_v' has two chunks per stage, not "
+     "chunks=1; these take 1: gpipe"),
     (("interleaved_1f1b", 4, 6, 2), "takes multiples of stages=4, not "
      "microbatches=6: 4 or 8 would fit, or 'looped'"),
     (("interleaved_1f1b", 4, 3, 2), "microbatches=3: 4 would fit"),

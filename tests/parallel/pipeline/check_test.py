@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from parallel.pipeline.builders import BUILDERS, build
+from parallel.pipeline.builders import BUILDERS, build, chunks_of
 from parallel.pipeline.check import check
 from parallel.pipeline.pipeline_schedule import (
   Action,
@@ -76,7 +76,9 @@ def another_microbatch(rng, t):
   new = columns(t)
   new["microbatches"][tick, stage] += 1
   new["microbatches"][tick, stage] %= t.num_microbatches
-  return replaced(t, **new), rf"stage {stage} \(.*repeats tick \d+'s action"
+  return replaced(t, **new), (
+    rf"stage {stage} \(.*repeats (tick \d+'s action|the same work)"
+  )
 
 
 def another_chunk(rng, t):
@@ -106,7 +108,7 @@ def moved_to_the_start(rng, t):
   """Moves an action with a dependency to a new tick before all others."""
   tick, stage = some(
     rng, t, lambda tick, stage: t.kinds[tick, stage] != Kind.FORWARD
-    or stage or t.chunks[tick, stage]
+    or t.parts[t.chunks[tick, stage], stage]
   )
   new = {}
   for (key, array), idle in zip(columns(t).items(), (0, -1, -1), strict=True):
@@ -114,9 +116,9 @@ def moved_to_the_start(rng, t):
     row[0, stage], array[tick, stage] = array[tick, stage], idle
     new[key] = np.concatenate([row, array])
   # A forward needs the previous part's; all others, at first, their own part's.
-  part = t.chunks[tick, stage] * t.num_stages + stage
+  part = t.parts[t.chunks[tick, stage], stage]
   part -= t.kinds[tick, stage] == Kind.FORWARD
-  chunk, maker = divmod(part, t.num_stages)
+  (chunk, maker), = np.argwhere(t.parts == part)
   return replaced(t, **new), (
     named(t, tick, stage, at=0)
     + rf"it needs the result of stage {maker}, chunk {chunk}, of tick \d+"
@@ -185,7 +187,7 @@ def drawn(rng):
   """Draws a schedule with a few stages and at least two microbatches."""
   name = rng.choice(list(BUILDERS))
   stages = rng.randint(1, 5)
-  chunks = rng.randint(1, 3) if BUILDERS[name].chunked else 1
+  chunks = chunks_of(name, rng.randint(1, 3))
   microbatches = rng.randint(2, 9)
   if BUILDERS[name].in_rounds:
     microbatches = stages * max(2, microbatches // stages)
@@ -217,7 +219,7 @@ def replays(schedule):
       if tick not in actions:
         continue
       action = actions[tick]
-      part = action.chunk * stages + stage
+      part = schedule.parts[action.chunk, stage]
       if (action.kind, part, action.microbatch) in done:
         return False
       done.add((action.kind, part, action.microbatch))
@@ -260,6 +262,20 @@ def test_proof_agrees_with_a_replay():
       with pytest.raises(ValueError, match="tick"):
         check(changed)
   assert min(verdicts.values()) > 25, verdicts
+
+
+def test_wrong_placements_are_refused():
+  schedule = build("zb_v", 3, 5, 2)
+  for parts, message in (
+    ([[0, 1, 2], [5, 4, 4]], "one for each of 2 chunks of each of 3 stages"),
+    ([[0, 1, 2, 3, 4, 5]], "must be the parts 0 to 5"),
+    ([[0, 2, 1], [5, 4, 3]], "place part 0 on stage 0 and part 1 on stage 2, "
+     "which must be neighbours"),
+    # A loop's placement has other dependencies.
+    ([[0, 1, 2], [3, 4, 5]], "it needs the result of stage"),
+  ):
+    with pytest.raises(ValueError, match="zb_v: .*" + re.escape(message)):
+      check(replaced(schedule, parts=np.array(parts)))
 
 
 def test_wrong_shapes_are_refused():

@@ -19,6 +19,7 @@ from parallel.axes import Axis, make_mesh
 from parallel.collectives import varying
 from parallel.hardware.devices import DEVICES
 from parallel.pipeline import builders, simulate
+from parallel.pipeline.pipeline_schedule import Kind
 from parallel.pipeline.run import Functions, Params, Pipeline
 from parallel.xla import hlo, ledger, overlap
 from tests import users
@@ -44,6 +45,11 @@ CASES = [
   ("interleaved_1f1b", 2, 4, 4, 1, 2, True),
   ("zb_h1", 4, 6, 1, 4, 2, True),
   ("zb_h2", 4, 9, 1, 2, 1, True),
+  ("zb_v", 4, 7, 2, 4, 1, False),
+  ("zb_v", 2, 5, 2, 2, 2, True),
+  ("zb_v", 4, 3, 2, 2, 1, False),
+  ("dualpipe_v", 4, 9, 2, 4, 2, True),
+  ("dualpipe_v", 2, 5, 2, 1, 1, False),
 ]
 
 
@@ -96,9 +102,10 @@ def functions_of(devices):
   )
 
 
-def cut_into(w, chunks, stages):
+def cut_into(w, schedule):
   """Reshapes ``[L, ...]`` to ``[S, chunks, layers, ...]``."""
-  return w.reshape(chunks, stages, -1, *w.shape[1:]).swapaxes(0, 1)
+  parts = w.reshape(schedule.num_parts, -1, *w.shape[1:])
+  return parts[schedule.parts].swapaxes(0, 1)
 
 
 def drawn_tokens(microbatches):
@@ -125,7 +132,7 @@ def lowered(case):
     return loss, grads.parts, lax.psum(grads.around, "stage")
 
   w, table = weights()
-  cut = cut_into(w, chunks, stages)
+  cut = cut_into(w, schedule)
   tokens = drawn_tokens(microbatches)
   spec = P("stage", None, None, "tensor")
   program = jax.jit(jax.shard_map(
@@ -147,23 +154,26 @@ def test_stages_equal_a_single_program(case):
   w, table = weights()
   expected, (of_w, of_its_table) = in_one_piece(w, table, args[2])
   assert loss == expected
-  grads = np.asarray(grads).swapaxes(0, 1).reshape(w.shape)
-  np.testing.assert_array_equal(grads, of_w)
+  schedule = builders.build(*case[:4])
+  np.testing.assert_array_equal(grads, cut_into(np.asarray(of_w), schedule))
   np.testing.assert_array_equal(of_table, of_its_table)
 
 
-@pytest.mark.parametrize(
-  ("stages", "microbatches", "devices"), [(4, 6, 4), (4, 3, 2), (1, 2, 1)]
-)
+@pytest.mark.parametrize(("name", "stages", "microbatches", "devices"), [
+  ("1f1b", 4, 6, 4), ("1f1b", 4, 3, 2), ("1f1b", 1, 2, 1), ("zb_v", 2, 3, 2),
+])
 def test_forward_only_scores_equal_a_single_program(
-  stages, microbatches, devices
+  name, stages, microbatches, devices
 ):
   """Runs a schedule without backward: scores in the order of microbatches."""
   stage = Axis("stage", stages, devices)
+  chunks = builders.chunks_of(name, 1)
+  schedule = builders.evaluation(
+    builders.build(name, stages, 1, chunks), microbatches
+  )
 
   def scores(w, table, tokens):
     params = Params(varying(w, "tensor"), varying(table, "stage"))
-    schedule = builders.build("forward", stages, microbatches, 1)
     return Pipeline(schedule, stage, True, False).scores(
       functions_of(devices), params, (), tokens
     )
@@ -173,7 +183,7 @@ def test_forward_only_scores_equal_a_single_program(
   found = jax.jit(jax.shard_map(
     scores, mesh=make_mesh({"stage": stage, "tensor": Axis("tensor", RANKS)}),
     in_specs=(P("stage", None, None, "tensor"), P(), P()), out_specs=P(),
-  ))(cut_into(w, 1, stages), table, tokens)
+  ))(cut_into(w, schedule), table, tokens)
   expected = [in_one_piece(w, table, one[None])[0] for one in tokens]
   assert len(set(map(float, expected))) > 1
   np.testing.assert_array_equal(found, expected)
@@ -320,31 +330,39 @@ def test_memory_grows_with_stages_in_flight_not_with_microbatches(keeps):
 
 @pytest.mark.parametrize("case", [
   ("1f1b", 4, 6, 1, 4, 2, True), ("zb_h1", 4, 6, 1, 4, 2, True),
-  ("zb_h1", 4, 6, 1, 4, 2, False),
+  ("zb_h1", 4, 6, 1, 4, 2, False), ("dualpipe_v", 4, 9, 2, 4, 2, True),
 ], ids=str)
 def test_compiled_products_match_the_pipeline_schedule(case):
   """Each action has its minimal FLOPs: F = B = W with kept residuals."""
-  name, stages, microbatches, *_, keeps = case
-  schedule = builders.build(name, stages, microbatches)
+  name, stages, microbatches, chunks, *_, keeps = case
+  schedule = builders.build(name, stages, microbatches, chunks)
   module = hlo.parse(compiled(case).as_text())
   scheduled = overlap.ScheduledProgram(
     module, lowered(case)[1], DEVICES["v5p"], lambda entry: 0.0
   )
-  forward = 2 * BATCH * WIDTH**2 * (LAYERS // stages)  # of one rank
+  # Of one rank's part.
+  forward = 2 * BATCH * WIDTH**2 * (LAYERS // schedule.num_parts)
   assert {k: c.flops / forward for k, c in scheduled.actions().items()} == {
     ("1f1b", True): {"forward": 1, "backward": 2},
     ("zb_h1", True): {"forward": 1, "input": 1, "weight": 1},
     # The last layer's product is not needed again, but is part of the loop.
     ("zb_h1", False): {"forward": 1, "input": 2, "weight": 3},
+    ("dualpipe_v", True): {
+      "forward": 1, "backward": 2, "input": 1, "weight": 1
+    },
   }[name, keeps]
   # The embedding has no product, the head three: forward and two cotangents.
   head = 3 * 2 * BATCH * WIDTH * TOKENS
-  times = sum(c.flops for c in scheduled.actions().values())
-  assert scheduled.total().flops == microbatches * (times + head)
+  # Actions of the first stage, which splits most backwards.
+  times = sum(
+    (schedule.kinds[:, 0] == Kind[kind.upper()]).sum() * found.flops
+    for kind, found in scheduled.actions().items()
+  )
+  assert scheduled.total().flops == times + microbatches * head
   # In lockstep, a device waits during ticks in which it has less work.
   waiting = simulate.lockstep_waiting_s(schedule, {
     k: c.flops for k, c in scheduled.actions().items()
   })
-  if schedule.splits and keeps:  # all actions take equal time: one tick each
+  if name == "zb_h1" and keeps:  # all actions take equal time: one tick each
     idle = schedule.num_ticks - 3 * microbatches
     assert waiting == idle * forward

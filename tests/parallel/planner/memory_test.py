@@ -89,9 +89,10 @@ GAINS = (2 * 8 + 1) * 64
     "stages": 4 * (2 * (MATRICES + 2 * 64) + TABLES / 4 + 64),
     "layers": 2 * STEP.kept_bytes(2, 1), "logits": 2 * 4 * 2 * 32 * 256 / 4,
   }),
-  # Residuals of four microbatches, and one unread slot.
+  # Residuals of four microbatches, and those of the current one.
   (Configuration(4, 1, 1, 8, keep="residuals"), {
-    "layers": 5 * 2 * STEP.kept_bytes(2, 1),
+    "layers": 2 * STEP.kept_bytes(2, 1), "deltas": 0,
+    "saved": 4 * 2 * STEP.kept_bytes(2, 1),
   }),
   (Configuration(2, 1, 1, 4, "interleaved_1f1b", 2), {
     "layers": 2 * STEP.kept_bytes(4, 1),
@@ -155,25 +156,33 @@ def test_memory_of_all_options_together(row):
 
 @pytest.mark.parametrize(("schedule", "microbatches", "keep"), [
   ("1f1b", 8, "inputs"), ("gpipe", 8, "inputs"), ("zb_h1", 8, "residuals"),
-  ("eager_1f1b", 6, "inputs"),
+  ("eager_1f1b", 6, "inputs"), ("zb_v", 8, "residuals"),
 ])
 def test_pipeline_keeps_the_slots_of_its_schedule(schedule, microbatches, keep):
-  """One more slot per buffer, two values in flight, and two that enter."""
-  c = Configuration(4, 1, 1, microbatches, schedule, keep=keep)
+  """One more slot per buffer, two values in flight, and two that enter.
+
+  In a V, a third value is that of the stage itself.
+  """
+  chunks = builders.chunks_of(schedule, 1)
+  c = Configuration(4, 1, 1, microbatches, schedule, chunks, keep=keep)
   step = dataclasses.replace(STEP, batch_size=microbatches)
-  counted = cost.cost(builders.build(schedule, 4, microbatches))
+  counted = cost.cost(builders.build(schedule, 4, microbatches, chunks))
   found = memory.terms(c, step)
   slots = max(counted.inputs) + max(counted.cotangents)
-  assert found["kept"] == (slots + 6) * step.boundary_bytes(1)
-  copies = 1
-  if keep == "residuals":
-    copies += max(counted.stored) + max(counted.deltas)
-  assert found["layers"] == copies * 2 * step.kept_bytes(1, 1)
+  slots += 7 if schedule == "zb_v" else 6
+  assert found["kept"] == slots * step.boundary_bytes(1)
+  part = 2 / chunks * step.kept_bytes(1, 1)
+  keeps = keep == "residuals"
+  assert found["layers"] == part
+  assert found["saved"] == part * max(counted.stored) * keeps
+  assert found["deltas"] == part * max(counted.deltas) * keeps
 
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_causes_are_sums_of_fitted_terms(offload):
-  c = Configuration(2, 2, 2, 4, scheme="zero2", offload=offload)
+  c = Configuration(
+    2, 2, 2, 4, scheme="zero2", offload=offload, keep="residuals"
+  )
   terms = memory.terms(c, STEP)
   fit = Fit({
     key: 2.0 + i for i, key in enumerate(terms) if key != "stored"
@@ -187,7 +196,8 @@ def test_causes_are_sums_of_fitted_terms(offload):
     "weights": params + x["weights"] + x["cast"],
     "gradients": x["gradients"] + x["many"] + x["stages"],
     "optimizer": 0 if offload else 2 * params,
-    "kept": x["kept"], "activations": x["streams"] + x["layers"],
+    "kept": x["kept"],
+    "activations": x["streams"] + x["layers"] + x["saved"] + x["deltas"],
     "gathered": x["gathered"], "logits": x["logits"],
     "buffers": memory.MARGIN_BYTES + 0.5 * sum(x.values()), "outer": 0,
   })
@@ -219,6 +229,10 @@ def test_fit_recovers_the_factors_of_a_compiler(monkeypatch):
   compiler = Fit(
     {c: rng.uniform(0.5, 3) for c in programs[0] if c != "stored"}, 1.0
   )
+  # No drawn program saves residuals: their factor is that of the layers.
+  compiler.factors.update(dict.fromkeys(
+    ("saved", "deltas"), compiler.factors["layers"]
+  ))
   found = memory.fitted([(x, compiler.estimate(x)) for x in programs])
   assert found.factors == pytest.approx(compiler.factors, rel=1e-6)
   assert found.upper == pytest.approx(1.02)
@@ -248,6 +262,11 @@ def test_fit_is_judged_on_the_held_out_half():
     } | planner_memory.kept_keys(*drawn))
   found = planner_memory.judge(rows, CAPACITY)
   assert found["fitted"]["worst"] < 1e-3
+  assert found["fitted"]["exceeded"] == 0
+  assert found["held out"]["exceeded"] == sum(
+    r["number"] % 4 == 3 for r in rows
+  )
+  assert found["held out"]["bound_most"] == pytest.approx(1.02, abs=1e-3)
   assert not found["fitted"]["wrong"]
   assert found["held out"]["worst"] == pytest.approx(0.5, abs=1e-2)
   wrong = [
@@ -269,6 +288,32 @@ def test_out_of_memory_error_is_parsed_to_bytes(error, bytes_):
     planner_memory.refused("INTERNAL: something else", 7)
 
 
+def test_fits_of_pipelines_are_separate():
+  """The simulated compiler keeps four times as many residuals in pipelines.
+  """
+  rng, rows = np.random.default_rng(6), []
+  for number in range(60):
+    step, c = planner_memory.draw(rng, False, CAPACITY)
+    terms = memory.terms(c, step)
+    compiler = Fit({"layers": 2.0 if c.stages > 1 else 0.5}, 1.0)
+    rows.append({
+      "number": number, "total": compiler.estimate(terms)
+    } | planner_memory.kept_keys(step, c))
+  found = planner_memory.fits(rows)
+  assert found.stages.upper < 1.05
+  assert found.alone.upper > 1.3
+  assert found.of(Configuration(2, 1, 1, 2)) is found.stages
+  assert found.of(Configuration(1, 2, 1, 2)) is found.alone
+
+
+def test_answers_are_configurations_of_the_planner_that_fit_by_its_bound():
+  rng = np.random.default_rng(7)
+  for _ in range(2):
+    step, c = planner_memory.answer(rng, devices.TPU_V5P)
+    assert c.grid.size == 8
+    assert space.refusal(c, step, space.Choices()) is None
+
+
 @pytest.mark.parametrize(("device", "error"), [
   (devices.TPU_V5P, 0.15), (devices.H200, 0.05),
 ])
@@ -281,10 +326,15 @@ def test_planner_uses_the_fit_of_compiled_programs(device, error):
   kept = planner_memory.kept_keys(*drawn)
   assert kept["model"] == rows[3]["model"]
   found = planner_memory.judge(rows, capacity)
-  used = memory.FITS[device.platform]
-  assert found["fit"]["factors"] == pytest.approx(used.factors, abs=0.006)
-  assert found["fit"]["upper"] == pytest.approx(used.upper, abs=0.006)
-  assert f"fitted to {found['fitted']['programs']} training" in used.source
+  for name, fit in found["fit"].items():
+    used = getattr(memory.FITS[device.platform], name)
+    assert fit["factors"] == pytest.approx(used.factors, abs=0.006)
+    assert fit["upper"] == pytest.approx(used.upper, abs=0.006)
+    count = sum(
+      name == "alone" or r["configuration"]["stages"] > 1
+      for r in rows if r["number"] % 2 == 0
+    )
+    assert f"fitted to {count} " in used.source
   assert not found["held out"]["wrong"]
   assert found["held out"]["median"] < error
 

@@ -421,11 +421,12 @@ def test_refusal_states_the_memory_that_would_fit():
   problem = _problem(links, model=large)
   with pytest.raises(ValueError) as error:
     plan.plan(problem, choices)
-  needs = min(
-    (problem.memory(c) for c in space.everything(64, 8, choices)
+  smallest = min(
+    (c for c in space.everything(64, 8, choices)
      if space.refusal(c, problem.step, choices) is None),
-    key=lambda x: x.total,
+    key=lambda c: problem.memory(c).total,
   )
+  needs = problem.memory(smallest)
   whole, excess, cause, gigabytes, enough, count = re.fullmatch(
     r"nothing fits. The smallest: .* does not fit: it needs (.*) GB, (.*) GB "
     r"more .* most of it for (\w+) \((.*) GB\). Devices of (.*) GB suffice, or "
@@ -440,7 +441,7 @@ def test_refusal_states_the_memory_that_would_fit():
   )
   # The training state is divided by more devices; the rest is not.
   state = needs.weights + needs.gradients + needs.optimizer
-  state *= problem.fit.upper
+  state *= problem.fit(smallest).upper
   for n, fits in ((int(count), True), (int(count) - 1, False)):
     assert fits == (needs.total - state + 8 * state / n <= most)
 

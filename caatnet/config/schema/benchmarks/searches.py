@@ -68,6 +68,13 @@ class PlannerMemory:
 
   target: str = field("tpu:v5p:2x2x2", "Target, as in launch.compile.")
   results: str = field("results/planner_memory_v5p.json", RESULTS)
+  answers: bool = field(
+    False, "Whether programs are the planner's answers to random problems."
+  )
+  also: str = field(
+    "", 'File of other programs, of which the fit also uses a half; "" for '
+    "none.",
+  )
   num_programs: int = field(200, "Number of compiled programs.", COUNT)
   limit_s: float = field(3600.0, LIMIT, POSITIVE)
   seed: int = field(0, "Seed of the programs.", SEED)

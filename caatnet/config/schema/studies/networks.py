@@ -200,7 +200,7 @@ class Pipeline(Study):
   study: str = study_key("pipeline")
   schedules: tuple[str, ...] = field(
     ("gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped", "zb_h1",
-     "zb_h2"),
+     "zb_h2", "zb_v", "dualpipe_v"),
     "Names of builders in parallel/pipeline/builders.py.",
   )
   pipeline: Stages = field(Stages, "Sizes of the pipeline.")
