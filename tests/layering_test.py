@@ -108,7 +108,9 @@ RULES = {
   # Read by packages without jax, so these load none.
   "parallel.zero.partition": (("parallel.zero.cost",), NUMPY_ONLY),
   "parallel.zero.cost": (("parallel.zero.partition",), NUMPY_ONLY),
-  "parallel.memory": (("parallel.checks",), NUMPY_ONLY),
+  "parallel.memory": (
+    ("parallel.checks", "parallel.hardware", "parallel.workload"), NUMPY_ONLY,
+  ),
   **dict.fromkeys(
     ("parallel.memory.features", "parallel.memory.ways"),
     (

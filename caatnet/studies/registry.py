@@ -19,7 +19,8 @@ from caatnet.show.report import Report
 # Valid values of config.study: names of the subdirectories.
 SUBJECTS = (
   "alignment", "collectives", "datacentre", "flows", "inference", "partitions",
-  "pipeline", "planner", "published", "schedule", "serving", "utilisation",
+  "pipeline", "placement", "planner", "published", "schedule", "serving",
+  "utilisation",
 )
 
 

@@ -11,4 +11,5 @@ __all__, __getattr__, __dir__ = attach(__name__, {
   "links": ["KINDS", "LinkKind"],
   "sites": ["SITES", "Site"],
   "slices": ["SLICES"],
+  "tiers": ["HOSTS", "Host", "Tier"],
 })

@@ -1,4 +1,4 @@
-"""Clusters of devices as plain data: levels, links and host memory.
+"""Clusters of devices as plain data: levels and links.
 
 Every constant has its source.
 
@@ -51,21 +51,6 @@ class Cluster:
   name: str
   device: Device
   levels: tuple[Level, ...]
-  source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryTier:
-  """Memory outside a device, such as the host's.
-
-  Attributes:
-    name: Name of the memory and of the link to it.
-    bandwidth: Bytes per second and direction between it and one device.
-    source: Source of the number.
-  """
-
-  name: str
-  bandwidth: float
   source: str
 
 
@@ -139,19 +124,4 @@ CLUSTERS = {
   c.name: c
   for c in (DGX_A100, A100_PCIE, DGX_H100, DGX_H200, DGX_B200, FRONTIER,
             PIPETTE_V100, PIPETTE_A100)
-}
-
-# Host memory, by the bus between host and device.
-MEMORY_TIERS = {
-  "pcie4": MemoryTier(
-    "host, PCIe 4.0 x16", links.PCIE_4.bandwidth, links.PCIE_4.source
-  ),
-  "pcie5": MemoryTier(
-    "host, PCIe 5.0 x16 (also CXL 2.0)", links.PCIE_5.bandwidth,
-    f"{links.PCIE_5.source}; CXL 2.0 runs over it",
-  ),
-  "frontier": MemoryTier(
-    "host, Infinity Fabric", links.FABRIC_HOST.bandwidth,
-    links.FABRIC_HOST.source,
-  ),
 }

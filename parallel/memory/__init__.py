@@ -1,8 +1,9 @@
-"""Feature tables in host memory, and caches of their rows on devices."""
+"""Memory outside the device: feature tables, their caches, and placements."""
 
 from parallel.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "caches": ["belady", "lru", "most_frequent"],
   "features": ["Lookup", "Table"],
+  "problem": ["Problem", "training_step"],
 })

@@ -19,6 +19,7 @@ from parallel.hardware import (
   links,
   sites,
   slices,
+  tiers,
 )
 from parallel.hardware.links import INFINIBAND_HDR, NVLINK_3, NVLINK_4, PCIE_4
 
@@ -27,7 +28,7 @@ LINKS = [v for v in vars(links).values() if isinstance(v, links.LinkKind)]
 
 @pytest.mark.parametrize("thing", [
   *LINKS, *devices.DEVICES.values(), *clusters.CLUSTERS.values(),
-  *clusters.MEMORY_TIERS.values(), *slices.SLICES.values(),
+  *tiers.HOSTS.values(), *slices.SLICES.values(),
 ], ids=lambda t: getattr(t, "name", "slices"))
 def test_constant_names_its_source(thing):
   assert len(thing.source) > 10
@@ -178,12 +179,13 @@ def test_frontier_has_its_published_structure():
   assert package.links_per_device == node.links_per_device == 1
 
 
-@pytest.mark.parametrize(("tier", "gbytes_s"), [
-  ("pcie4", 31.5), ("pcie5", 63.0), ("frontier", 36.0),
+@pytest.mark.parametrize(("host", "gbytes_s"), [
+  ("dgx-a100", 31.5), ("dgx-h100", 63.0), ("frontier", 36.0),
 ])
-def test_memory_tiers_have_the_bandwidth_of_their_bus(tier, gbytes_s):
-  found = clusters.MEMORY_TIERS[tier].bandwidth / 1e9
-  assert found == pytest.approx(gbytes_s, rel=1e-3)
+def test_hosts_have_the_bandwidth_of_their_bus(host, gbytes_s):
+  link = tiers.HOSTS[host].device_link
+  for rate in (link.read, link.write):
+    assert rate.value / 1e9 == pytest.approx(gbytes_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("device", devices.DEVICES.values(),

@@ -344,7 +344,8 @@ def _kinds(config: Mapping[str, Any]) -> dict[str, Any]:
         "with a study: configs/diloco/utilisation.py"
       )
     top = keys(STUDIES[name])
-    if "planner" in top:  # a plan's config also has the sections of its run
+    # The config of a plan also has the sections of its run.
+    if top.keys() & {"planner", "placement"}:
       return _OF_RUNS | keys(Run) | top
     return top
   return _OF_RUNS | keys(Run)

@@ -176,6 +176,42 @@ class Planner:
 
 
 @section
+class PlacementOptions:
+  """Memory tiers of a placement, and assumptions of its predictions."""
+
+  tiers: str = field(
+    "two-cxl", "File of memory tiers, or a key of HOSTS in "
+    "parallel/hardware/tiers.py.",
+  )
+  baseline: str = field(
+    "large-dram", "Tiers, as above, on which dram_only is the baseline.",
+  )
+  device: str = field("h200", "Key of DEVICES in parallel/hardware/devices.py.")
+  policies: tuple[str, ...] = field(
+    ("dram_only", "interleave", "largest_first", "latency_first", "optimum"),
+    "Keys of POLICIES in parallel/memory/placement/policies.py.",
+  )
+  utilisation: float = field(0.5, UTILISATION, POSITIVE_FRACTION)
+  fill: float = field(
+    0.9, "Share of the device's memory that may be used, an assumption.",
+    POSITIVE_FRACTION,
+  )
+  longest: int = field(
+    2**20, "Longest context that the search considers, in tokens.", COUNT
+  )
+
+
+@section
+class Placement:
+  """Placement of the training step in the other sections of the config."""
+
+  study: str = study_key("placement")
+  placement: PlacementOptions = field(
+    PlacementOptions, "Memory tiers, and assumptions of predictions."
+  )
+
+
+@section
 class Published(Study):
   """Step times of configurations chosen by published configurators."""
 

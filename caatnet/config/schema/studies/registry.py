@@ -11,6 +11,7 @@ STUDIES = {
   "inference": workloads.Inference,
   "partitions": workloads.Partitions,
   "pipeline": networks.Pipeline,
+  "placement": plans.Placement,
   "planner": plans.Planner,
   "published": plans.Published,
   "schedule": networks.Schedule,

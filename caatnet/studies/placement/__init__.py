@@ -1,0 +1,5 @@
+"""Placement of a training step's tensors on memory tiers."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {})

@@ -1,0 +1,129 @@
+"""Report of placements: policies, the optimum's tensors, tiers over time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from caatnet.show import plot
+from caatnet.show.report import Column, Report, Table
+
+Row = Mapping[str, Any]
+
+
+def report(result: Mapping[str, Any]) -> Report:
+  """Returns the tables of policies, tensors and rates, and the figure."""
+  host = result["host"]
+  parts: list[Table | str] = [
+    Table(
+      f"{result['parameters'] / 1e9:.2f}B parameters, batch of "
+      f"{result['batch_size']} sequences of {result['seq_len']:,} tokens, on "
+      f"one {result['device']} and the tiers of {host['name']}: predicted, not "
+      "measured\nrelative: speed relative to the first row; longest context "
+      "and largest model (same width, more layers) with this policy",
+      [
+        "policy", Column("step_s", "s / step", ".3f", default="does not fit"),
+        Column("relative", "relative", ".1%", default=""),
+        *(Column(phase, phase, _phase, default="")
+          for phase in ("forward", "backward", "update")),
+        Column("longest", "longest", ",", default=""),
+        Column("largest", "largest, B", ".1f", unit=1e9, default=""),
+      ],
+      result["policies"],
+    ),
+    *(f"{row['policy']}: {row['error']}"
+      for row in result["policies"] if row["error"]),
+  ]
+  if result["tensors"]:
+    parts += [
+      Table(
+        "the optimum, by tensor\nelsewhere: what a step gains in ms if the "
+        "tensor may be on that tier only",
+        [
+          "tensor", "way", Column("bytes", "GB", ".2f", unit=1e9),
+          Column("tiers", "tiers", _shares),
+          Column("elsewhere", "elsewhere", _gains),
+        ],
+        result["tensors"],
+      ),
+      "with whole layers only: "
+      f"{result['whole']['step_s']:.3f} s, {result['whole']['gap']:.2%} more",
+    ]
+  parts.append(Table(
+    "rates and capacities that the predictions use",
+    [
+      "name", Column("value", "value", ".4g"), Column("low", "low", ".4g"),
+      Column("high", "high", ".4g"), "source",
+    ],
+    _quantities(host),
+  ))
+  return Report(
+    "Placement of a training step on memory tiers", parts,
+    lambda: _figure(result),
+  )
+
+
+def _phase(found: Row) -> str:
+  return f"{found['seconds']:.3f} ({found['binding']})"
+
+
+def _shares(shares: Mapping[str, float]) -> str:
+  total = sum(shares.values())
+  return ", ".join(f"{t} {x / total:.0%}" for t, x in shares.items())
+
+
+def _gains(found: Mapping[str, float | None]) -> str:
+  return ", ".join(
+    f"{tier} " + ("does not fit" if x is None else f"{1e3 * x:+.1f}")
+    for tier, x in found.items()
+  )
+
+
+def _quantities(host: Mapping[str, Any]) -> list[Row]:
+  """Returns one row per quantity of the host."""
+  rows = []
+  places = [("link to the device", host["device_link"])]
+  places += [(link["name"], link) for link in host["links"]]
+  places += [(tier["name"], tier) for tier in host["tiers"]]
+  places += [("cache", {
+    key: host[key] for key in ("cache_bytes", "cache_rate")
+  })]
+  for name, fields in places:
+    rows += [
+      {"name": f"{name}, {key}"} | value for key, value in fields.items()
+      if isinstance(value, Mapping)
+    ]
+  return rows
+
+
+def _figure(result: Mapping[str, Any]) -> plot.Figure:
+  """Returns memory by tier at both instants, one panel each."""
+  rows: Sequence[Row] = result["occupied"]
+  host = result["host"]
+  capacity = {
+    tier["name"]: tier["capacity_bytes"]["value"] for tier in host["tiers"]
+  }
+  capacity = {"device": result["device_bytes"]} | capacity
+  names = list(capacity)
+  tensors = list(dict.fromkeys(row["tensor"] for row in rows))
+  panels = []
+  for instant in dict.fromkeys(row["instant"] for row in rows):
+    sizes = {
+      tensor: [
+        sum(row["bytes"] for row in rows
+            if (row["instant"], row["tier"], row["tensor"])
+            == (instant, tier, tensor)) / 1e9
+        for tier in names
+      ]
+      for tensor in tensors
+    }
+    bars = plot.stacked(sizes, horizontal=False)
+    marks = [*bars, plot.Line(
+      range(len(names)), [size / 1e9 for size in capacity.values()],
+      "capacity", "",
+      marker="_", colour="black", size=24,
+    )]
+    panels.append(plot.Panel(
+      marks, f"{instant} (optimum, predicted)",
+      plot.Axis("", ticks=list(enumerate(names))), "GB",
+      legend="" if panels else "best", grid=True,
+    ))
+  return plot.Figure(panels, (11, 4.6), columns=len(panels), share_y="all")

@@ -1,0 +1,232 @@
+"""Study of placements: where each tensor of a training step is held.
+
+The model and its batch are those of the config's other sections. Policies are
+compared on one host; ``placement.baseline`` is a host with enough DRAM.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+from caatnet.checks import naming
+from caatnet.studies.planner.study import training_step
+from parallel import checks
+from parallel.hardware import tiers
+from parallel.hardware.devices import DEVICES
+from parallel.hardware.tiers import Host
+from parallel.memory import placement, problem
+from parallel.memory.placement import optimum
+from parallel.memory.placement.costs import Cost, Placement
+from parallel.memory.problem import INSTANTS, PHASES, Problem
+from parallel.workload import Transformer
+
+# Fractions below this are rounding of the solver.
+SMALLEST = 1e-6
+# The search of the longest context and the largest model ends within 1/64.
+_PARTS = 64
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Places the tensors of a training step with every policy.
+
+  Args:
+    config: Config like configs/memory/12b_32k.py, as nested dicts.
+
+  Returns:
+    Plain data: "policies" (seconds by phase, the binding resource, bytes that
+    are missing, longest context and largest model), "tensors" of the optimum
+    with their tiers and what other tiers would cost, "occupied" bytes of the
+    optimum by instant and tier, "whole" with the optimum of whole layers, and
+    "host" with every rate, its range and source.
+
+  Raises:
+    ValueError: A value is invalid; the message names its key.
+  """
+  section = config["placement"]
+  with naming("config.placement", section):
+    checks.known("device=", section["device"], DEVICES)
+    for policy in section["policies"]:
+      checks.known("policies=", policy, placement.POLICIES)
+    host = tiers.named(section["tiers"])
+    baseline = tiers.named(section["baseline"])
+  step = training_step(config)
+
+  def made(
+    model: Transformer = step.model, seq_len: int = step.seq_len,
+    on: Host = host,
+  ) -> Problem:
+    return problem.training_step(
+      model, batch_size=step.batch_size, seq_len=seq_len,
+      device=DEVICES[section["device"]], host=on,
+      utilisation=section["utilisation"], fill=section["fill"],
+    )
+
+  rows = [
+    {"policy": f"{baseline.name}, dram_only"} | _priced(
+      made(on=baseline), "dram_only"
+    )
+  ]
+  for policy in section["policies"]:
+    rows.append(
+      {"policy": policy} | _priced(made(), policy) | {
+        "longest": _longest(made, policy, section["longest"]),
+        "largest": _largest(made, policy, step.model),
+      }
+    )
+  for row in rows:
+    row["relative"] = (
+      rows[0]["step_s"] / row["step_s"]
+      if row["step_s"] and rows[0]["step_s"] else None
+    )
+  return {
+    "study": "placement",
+    "parameters": step.model.num_params,
+    "batch_size": step.batch_size,
+    "seq_len": step.seq_len,
+    "device": section["device"],
+    "device_bytes": made().device_bytes,
+    "policies": rows,
+    **_optimum(made()),
+    "host": host.model_dump(),
+    "config": dict(config),
+  }
+
+
+def _priced(step: Problem, policy: str) -> dict[str, Any]:
+  """Returns time and missing bytes of a policy's placement."""
+  try:
+    found = placement.cost(step, placement.place(step, policy))
+  except ValueError as error:
+    return {"error": str(error), "step_s": None}
+  return {
+    "error": ", ".join(
+      f"{tier} lacks {size / 1e9:.1f} GB" for tier, size in
+      found.missing.items()
+    ),
+    "step_s": None if found.missing else found.step_s,
+    **_phases(found),
+  }
+
+
+def _phases(found: Cost) -> dict[str, Any]:
+  return {
+    phase: {"seconds": found.seconds[phase], "binding": found.binding(phase)}
+    for phase in PHASES
+  }
+
+
+def _fits(step: Problem, policy: str) -> bool:
+  try:
+    return placement.cost(step, placement.place(step, policy)).fits
+  except ValueError:
+    return False
+
+
+def _longest(
+  made: Callable[..., Problem], policy: str, most: int
+) -> int | None:
+  """Returns the longest context that fits, in tokens; None if none does."""
+  return _most(lambda tokens: _fits(made(seq_len=tokens), policy), most)
+
+
+def _largest(
+  made: Callable[..., Problem], policy: str, model: Transformer
+) -> int | None:
+  """Returns the parameters of the largest model of this width that fits."""
+
+  def resized(layers: int) -> Transformer:
+    return dataclasses.replace(model, num_layers=layers)
+
+  layers = _most(
+    lambda layers: _fits(made(resized(layers)), policy), 100 * model.num_layers
+  )
+  return resized(layers).num_params if layers else None
+
+
+def _most(fits: Callable[[int], bool], most: int) -> int | None:
+  """Returns about the largest number up to ``most`` that fits, within 1/64."""
+  if not fits(1):
+    return None
+  low, high = 1, 2
+  while high <= most and fits(high):
+    low, high = high, 2 * high
+  high = min(high, most + 1)
+  while high - low > max(1, low // _PARTS):
+    middle = (low + high) // 2
+    low, high = (middle, high) if fits(middle) else (low, middle)
+  return low
+
+
+def _optimum(step: Problem) -> dict[str, Any]:
+  """Returns the optimum's tensors, memory by instant, and whole layers."""
+  try:
+    best = optimum.place(step)
+  except ValueError:
+    return {"ways": [], "tensors": [], "occupied": [], "whole": None}
+  found = placement.cost(step, best)
+  tensors = []
+  for part, way, tensor in step.tensors():
+    key = part.name, way.name, tensor.name
+    shares = {
+      tier: share for tier, share in best.tiers[key].items()
+      if share > SMALLEST
+    }
+    if shares:
+      tensors.append({
+        "part": part.name, "way": way.name, "tensor": tensor.name,
+        "bytes": tensor.size_bytes * sum(shares.values()), "tiers": shares,
+        "elsewhere": _elsewhere(step, key, tensor, found.step_s, shares),
+      })
+  whole = placement.cost(step, optimum.place(step, whole=True))
+  return {
+    "ways": [
+      {"part": part, "way": way, "share": share}
+      for (part, way), share in best.ways.items() if share > SMALLEST
+    ],
+    "tensors": tensors,
+    "occupied": _occupied(step, best),
+    "whole": {
+      "step_s": whole.step_s, "gap": whole.step_s / found.step_s - 1,
+    },
+  }
+
+
+def _elsewhere(
+  step: Problem, key: tuple[str, str, str], tensor: problem.Tensor,
+  best_s: float, shares: Mapping[str, float],
+) -> dict[str, float | None]:
+  """Returns the seconds that a step gains if a tensor may use one tier only.
+
+  Tiers that hold all of it already are left out; None if nothing fits.
+  """
+  found: dict[str, float | None] = {}
+  for tier in step.tiers_of(tensor):
+    if list(shares) == [tier]:
+      continue
+    try:
+      forced = optimum.place(step, forced={key: tier})
+    except ValueError:
+      found[tier] = None
+    else:
+      found[tier] = placement.cost(step, forced).step_s - best_s
+  return found
+
+
+def _occupied(step: Problem, best: Placement) -> list[dict[str, Any]]:
+  """Returns the bytes of each tensor by instant and tier."""
+  rows = []
+  for part, way, tensor in step.tensors():
+    key = part.name, way.name, tensor.name
+    for instant in INSTANTS:
+      for tier, share in best.tiers[key].items():
+        if instant in tensor.held and share > SMALLEST:
+          rows.append({
+            "instant": instant, "tier": tier, "tensor": tensor.name,
+            "bytes": share * tensor.size_bytes,
+          })
+  for instant in INSTANTS:
+    rows.append({
+      "instant": instant, "tier": problem.DEVICE,
+      "tensor": "logits, working memory", "bytes": step.reserved[instant],
+    })
+  return rows

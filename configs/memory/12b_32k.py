@@ -1,0 +1,48 @@
+r"""Places a fine-tuning step of 12B parameters at 32,768 tokens of context.
+
+  python -m launch.place --config=configs/memory/12b_32k.py
+  python -m launch.place --config=configs/memory/12b_32k.py --tiers=one-cxl
+  python -m launch.place --config=configs/memory/12b_32k.py:7b \
+    --config.data.seq_len=4096 --plot=tiers.png
+
+Model sizes and context lengths are those of CXL-aware allocation (arXiv
+2507.03305): 7B and 12B parameters, 4,096 to 32,768 tokens, one GPU. The layer
+sizes are those of public models with as many parameters (Mistral Nemo, Llama 2
+7B), since the paper's were not available. All times are predictions.
+"""
+
+import ml_collections
+
+from caatnet.config.schema.tree import defaults
+from configs.caatnet import base
+
+SIZES = {
+  "12b": {
+    "vocab_size": 131_072, "width": 5120, "num_layers": 40, "num_heads": 32,
+    "num_kv_heads": 8, "head_width": 128, "ffn_width": 14_336,
+  },
+  "7b": {
+    "vocab_size": 32_000, "width": 4096, "num_layers": 32, "num_heads": 32,
+    "num_kv_heads": 32, "ffn_width": 11_008,
+  },
+}
+
+
+def get_config(size: str = "12b") -> ml_collections.ConfigDict:
+  """Returns the config of a placement.
+
+  Args:
+    size: A key of ``SIZES``.
+  """
+  if size not in SIZES:
+    raise ValueError(
+      f"configs/memory/12b_32k.py:{size}: the sizes are {', '.join(SIZES)}"
+    )
+  config = base.get_config()
+  config.name = f"placement_{size}"
+  config.model.update(SIZES[size])
+  config.model.dtype = "bfloat16"
+  config.data.seq_len = 32_768
+  config.data.batch_size = 1
+  config.update(defaults("study", "placement"))
+  return config

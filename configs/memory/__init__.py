@@ -1,0 +1,1 @@
+"""Placements on memory tiers."""

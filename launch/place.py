@@ -1,0 +1,50 @@
+r"""Places the tensors of a training step on device memory, DRAM, CXL and files.
+
+  python -m launch.place --config=configs/memory/12b_32k.py
+  python -m launch.place --config=configs/memory/12b_32k.py \
+    --tiers=one-cxl --config.data.seq_len=8192 --plot=tiers.png
+  python -m launch.place --config=configs/memory/12b_32k.py \
+    --tiers=tiers.json --output=placement.json --report=placement.html
+
+Nothing is trained, and no device is needed; it takes a few seconds. Policies
+are compared with a host whose DRAM holds everything. The result has each
+policy's seconds by phase with the resource that determines them, the longest
+context and the largest model that fit, and for each tensor of the optimum what
+another tier would cost.
+"""
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string(
+  "tiers", "", "File of memory tiers, or an example such as two-cxl; "
+  "config.placement.tiers if unset."
+)
+
+
+def main() -> None:
+  from caatnet.show import render
+  from caatnet.studies import registry
+
+  config = FLAGS.config.copy_and_resolve_references().to_dict()
+  if config.get("study") != "placement":
+    raise ValueError(
+      f"config.study={config.get('study')!r} is not a placement; use "
+      "configs/memory/12b_32k.py"
+    )
+  if FLAGS.tiers:
+    config["placement"]["tiers"] = FLAGS.tiers
+  study = registry.find(config)
+  result = study.run(config)
+  render.present(
+    study.report(result), result, FLAGS.json, FLAGS.output, FLAGS.plot,
+    FLAGS.report,
+  )
+
+
+if __name__ == "__main__":
+  options.run(
+    main, uses=("config", "json", "plot", "output", "report"), devices=False
+  )

@@ -1,0 +1,51 @@
+"""`launch.place`, as users run it."""
+
+import json
+
+import pytest
+
+from parallel.hardware import tiers
+
+PLACE = "--config=configs/memory/12b_32k.py"
+
+
+def test_placement_is_written_and_drawn(launch, tmp_path):
+  path, picture = tmp_path / "placement.json", tmp_path / "tiers.png"
+  file = tmp_path / "tiers.json"
+  file.write_text(tiers.to_json(tiers.HOSTS["two-cxl"]))
+  ended = launch(
+    "place", f"{PLACE}:7b", "--config.data.seq_len=4096",
+    "--config.placement.longest=8192", f"--tiers={file}", f"--output={path}",
+    f"--plot={picture}",
+  )
+  assert ended.returncode == 0, ended.stderr
+  assert "predicted, not measured" in ended.stdout.replace("\n", " ")
+  result = json.loads(path.read_text())
+  rows = {row["policy"]: row for row in result["policies"]}
+  best = rows["optimum"]
+  assert best["relative"] >= max(
+    row["relative"] for row in rows.values() if row["relative"]
+  ) * (1 - 1e-6)
+  phases = [best[p]["seconds"] for p in ("forward", "backward", "update")]
+  assert sum(phases) == pytest.approx(best["step_s"])
+  # A tensor that is forced to another tier never makes the step faster.
+  for row in result["tensors"]:
+    assert all(x is None or x > -1e-6 for x in row["elsewhere"].values())
+  assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+  (["--config=configs/caatnet/tiny.py"], "study=None is not a placement"),
+  ([PLACE, "--tiers={tmp}/no.json"], "No such file"),
+  ([PLACE, "--tiers=three-cxl"], "did you mean"),
+  ([f"{PLACE}:70b"], "the sizes are 12b, 7b"),
+  ([PLACE, "--config.placement.device=h1000"], "config.placement.device="),
+  ([PLACE, "--config.placement.policies=('first',)"], "placement.policies="),
+  ([PLACE, "--config.placement.fill=0"], "config.placement.fill=0"),
+])
+def test_bad_input_is_one_line(launch, tmp_path, flags, message):
+  ended = launch("place", *(flag.format(tmp=tmp_path) for flag in flags))
+  assert ended.returncode == 2
+  assert message in ended.stderr
+  assert "Traceback" not in ended.stderr
+  assert len(ended.stderr.strip().splitlines()) == 1
