@@ -24,7 +24,6 @@ per sequence in one part of a step (decodes or chunks).
 
 from collections.abc import Callable
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -262,16 +261,8 @@ class Cache:
     def write(pages, keys, values):
       return order.write(pages, keys, values, slots)
 
-    # With replicas in lanes, XLA:CPU copies all pages where a dim of one lane
-    # is removed and added again. It widens 16 bits more often if it remains.
-    keeps_lane = (
-      self.shape.kernels == ("reference",) and self.shape.dtype == "float32"
-    )
-    each_lane = jax.vmap(write) if keeps_lane else (
-      functools.partial(_each_lane, write)
-    )
     return dataclasses.replace(
-      self, pages=each_lane(self.pages, keys, values)
+      self, pages=_each_lane(write, self.pages, keys, values)
     )
 
   def attend(
