@@ -417,6 +417,14 @@ def _forged(public):
   return forged
 
 
+@pytest.mark.parametrize("public", [
+  bytes(32), (1).to_bytes(32, "little"), b"short",
+], ids=["zero", "one", "short"])
+def test_public_key_whose_secret_anybody_knows_is_refused(public):
+  with pytest.raises(ValueError, match="an invalid public key"):
+    Identity().shared(public)
+
+
 @pytest.mark.parametrize("forged", [False, True], ids=["own key", "copied key"])
 def test_member_with_the_token_cannot_use_the_id_of_another(trained, forged):
   """Covers its connections to the coordinator and to other members."""
