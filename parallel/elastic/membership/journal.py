@@ -25,6 +25,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 from typing import Any
 import zlib
 
@@ -32,6 +33,8 @@ from parallel.elastic.membership import messages
 from parallel.elastic.membership.messages import Record
 
 _CRC_CHARS = 8
+# Beginning of a line: a checksum, a space and a JSON object.
+_INCOMPLETE = re.compile(rb"[0-9a-f]{0,8}|[0-9a-f]{8} (\{.*)?", re.DOTALL)
 _MOST_BYTES = 1 << 20  # some thousand rounds
 
 
@@ -153,6 +156,9 @@ class Journal:
         )
       record = messages.from_json(json.loads(data))
       size += len(line) + 1
+    # The rest is dropped, unless the file is none of a coordinator.
+    if not _INCOMPLETE.fullmatch(lines[-1]):
+      raise ValueError(f"{self._path} is not a journal of a coordinator")
     return crc, record, size
 
 

@@ -59,6 +59,15 @@ def test_damaged_line_is_refused_with_its_number(whole, tmp_path):
     Journal(path)
 
 
+@pytest.mark.parametrize("data", [b"notes", b"\x89PNG", b"{}", b"0a1b2c3d\t{"])
+def test_other_file_is_refused_and_kept(data, tmp_path):
+  path = tmp_path / "other"
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match="is not a journal"):
+    Journal(path)
+  assert path.read_bytes() == data
+
+
 def test_journal_cannot_be_opened_by_two_coordinators(tmp_path):
   with (
     Journal(tmp_path / "one"),
