@@ -32,6 +32,15 @@ def report(result: Mapping[str, Any]) -> Report:
     *(f"{row['policy']}: {row['error']}"
       for row in result["policies"] if row["error"]),
   ]
+  if result["scanned"]:
+    policies = [p for p in result["scanned"][0] if p != "changed"]
+    parts.append(Table(
+      "speed relative to the first row above, if both hosts have rates at an "
+      "end of their range",
+      ["changed", *(Column(p, p, ".1%", default="does not fit")
+                    for p in policies)],
+      result["scanned"],
+    ))
   if result["tensors"]:
     parts += [
       Table(

@@ -4,7 +4,7 @@ The model and its batch are those of the config's other sections. Policies are
 compared on one host; ``placement.baseline`` is a host with enough DRAM.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 from typing import Any
 
@@ -35,9 +35,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Returns:
     Plain data: "policies" (seconds by phase, the binding resource, bytes that
     are missing, longest context and largest model), "tensors" of the optimum
-    with their tiers and what other tiers would cost, "occupied" bytes of the
-    optimum by instant and tier, "whole" with the optimum of whole layers, and
-    "host" with every rate, its range and source.
+    with their tiers and what other tiers would cost, "scanned" speeds with
+    rates at the ends of their ranges, "occupied" bytes of the optimum by
+    instant and tier, "whole" with the optimum of whole layers, and "host" with
+    every rate, its range and source.
 
   Raises:
     ValueError: A value is invalid; the message names its key.
@@ -86,6 +87,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "device": section["device"],
     "device_bytes": made().device_bytes,
     "policies": rows,
+    "scanned": [
+      {"changed": name} | {
+        policy: _relative(made(on=one), made(on=other), policy)
+        for policy in section["policies"]
+      }
+      for name, one, other in _ends(host, baseline)
+    ],
     **_optimum(made()),
     "host": host.model_dump(),
     "config": dict(config),
@@ -106,6 +114,42 @@ def _priced(step: Problem, policy: str) -> dict[str, Any]:
     "step_s": None if found.missing else found.step_s,
     **_phases(found),
   }
+
+
+def _ends(host: Host, baseline: Host) -> Iterator[tuple[str, Host, Host]]:
+  """Yields both hosts with the rates of a kind of tier at an end of its range.
+
+  Both directions and all tiers of a kind change together.
+  """
+  for kind in dict.fromkeys(tier.kind for tier in host.tiers):
+    of_kind = [t for t in host.tiers if t.kind == kind]
+    for end in ("low", "high"):
+      if any(getattr(t.read, end) != t.read.value for t in of_kind):
+        rate = getattr(of_kind[0].read, end)
+        yield (
+          f"{kind} at {rate / 1e9:.1f} GB/s", _at(host, kind, end),
+          _at(baseline, kind, end),
+        )
+
+
+def _at(host: Host, kind: str, end: str) -> Host:
+  """Returns a host with the rates of a kind of tier at an end of the range."""
+  return host.model_copy(update={"tiers": tuple(
+    tier.model_copy(update={
+      key: getattr(tier, key).model_copy(
+        update={"value": getattr(getattr(tier, key), end)}
+      ) for key in ("read", "write")
+    }) if tier.kind == kind else tier
+    for tier in host.tiers
+  )})
+
+
+def _relative(step: Problem, baseline: Problem, policy: str) -> float | None:
+  """Returns the speed relative to the baseline; None if it does not fit."""
+  seconds = [
+    _priced(*x)["step_s"] for x in ((baseline, "dram_only"), (step, policy))
+  ]
+  return None if None in seconds else seconds[0] / seconds[1]
 
 
 def _phases(found: Cost) -> dict[str, Any]:

@@ -107,6 +107,21 @@ def test_whole_layers_are_multiples_and_no_faster_than_fractions(seed):
   assert bound * (1 - 1e-6) <= whole.step_s
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slower_tier_never_makes_the_optimum_faster(seed):
+  step = _random(200 + seed)
+  best = placement.cost(step, optimum.place(step)).step_s
+  for i, tier in enumerate(step.host.tiers):
+    slow = tier.model_copy(update={"read": _quantity(tier.read.value / 3)})
+    changed = list(step.host.tiers)
+    changed[i] = slow
+    other = dataclasses.replace(
+      step, host=step.host.model_copy(update={"tiers": tuple(changed)})
+    )
+    slower = placement.cost(other, optimum.place(other)).step_s
+    assert slower >= best * (1 - 1e-6)
+
+
 def _streams(host: Host, *tensors: tuple[float, float, float]) -> Problem:
   """Returns a step whose CPU reads and writes tensors of GB in the update."""
   made = tuple(
