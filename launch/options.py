@@ -86,6 +86,12 @@ flags.DEFINE_string(
   "File for a schedule: .xml for MSCCL, .json for a Chrome trace of its "
   "timeline.",
 )
+flags.DEFINE_string(
+  "tiers",
+  "",
+  "File of the host's memory tiers, or an example such as two-cxl; that of the "
+  "config if unset.",
+)
 flags.DEFINE_integer(
   "step",
   None,

@@ -18,10 +18,6 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string(
-  "tiers", "", "File of memory tiers, or an example such as two-cxl; "
-  "config.placement.tiers if unset."
-)
 
 
 def main() -> None:
@@ -46,5 +42,6 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("config", "json", "plot", "output", "report"), devices=False
+    main, uses=("config", "json", "plot", "output", "report", "tiers"),
+    devices=False,
   )

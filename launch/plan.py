@@ -39,8 +39,9 @@ def main() -> None:
       f"config.study={config.get('study')!r} is not a plan; use "
       "configs/planner/gpt_11b.py"
     )
-  if FLAGS.cluster:
-    config["planner"]["cluster"] = FLAGS.cluster
+  for name in ("cluster", "tiers"):
+    if FLAGS[name].value:
+      config["planner"][name] = FLAGS[name].value
   config["planner"]["why_not"] = (
     *config["planner"]["why_not"], *FLAGS.why_not
   )
@@ -54,5 +55,6 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("config", "json", "plot", "output", "report"), devices=False
+    main, uses=("config", "json", "plot", "output", "report", "tiers"),
+    devices=False,
   )

@@ -125,6 +125,18 @@ class Host(schema.Schema):
     """Bytes of all tiers."""
     return sum(tier.capacity_bytes.value for tier in self.tiers)
 
+  @property
+  def to_device(self) -> float:
+    """Bytes per second from the fastest tier to the device."""
+    fastest = max(tier.read.value for tier in self.tiers)
+    return min(self.device_link.read.value, fastest)
+
+  @property
+  def from_device(self) -> float:
+    """Bytes per second from the device to the fastest tier."""
+    fastest = max(tier.write.value for tier in self.tiers)
+    return min(self.device_link.write.value, fastest)
+
   def tier(self, name: str) -> Tier:
     """Returns a tier by name."""
     checks.known("tier ", name, [tier.name for tier in self.tiers])

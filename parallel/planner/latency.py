@@ -30,9 +30,10 @@ import functools
 import numpy as np
 
 from parallel import checks
-from parallel.hardware import links as link_kinds
+from parallel.hardware import tiers
 from parallel.hardware.devices import Device
 from parallel.hardware.link_matrix import LinkMatrix
+from parallel.hardware.tiers import Host
 from parallel.pipeline import simulate
 from parallel.planner import outer
 from parallel.planner.device_state import parameters, partition
@@ -46,7 +47,7 @@ EXECUTIONS = ("lockstep", "events")
 # All-reduces of a microbatch's stream over the axis of stages: of the first
 # part's input, of the last part's output, and of the cotangents of both.
 VOCABULARY_REDUCTIONS = 4
-HOST = link_kinds.PCIE_4  # assumed link to an offloaded optimizer state
+HOST = tiers.HOSTS["dgx-a100"]  # assumed host of an offloaded optimizer state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Timing:
   Attributes:
     utilisation: Fraction of the peak FLOP/s that matrix products reach.
     execution: One of ``EXECUTIONS``.
+    host: Host of each device, for an offloaded optimizer state.
 
   Raises:
     ValueError: The execution is unknown.
@@ -63,6 +65,7 @@ class Timing:
 
   utilisation: float = 0.5
   execution: str = "lockstep"
+  host: Host = HOST
 
   def __post_init__(self) -> None:
     checks.known("execution=", self.execution, EXECUTIONS)
@@ -265,7 +268,7 @@ def predict(
     tensor=m * float(reduce_s.max()), bubble=bubble_s, hops=hops_s,
     vocabulary=float(vocabulary(c, step, links, timing, order)),
     data=float(ring.max()),
-    offload=_offload(c, step.model), outer=exchanged_s,
+    offload=_offload(c, step.model, timing.host), outer=exchanged_s,
   )
 
 
@@ -401,10 +404,11 @@ def _head(
   return flops / (utilisation * device.peak(step.model.dtype))
 
 
-def _offload(c: Configuration, model: Transformer) -> float:
+def _offload(c: Configuration, model: Transformer, host: Host) -> float:
   """Returns the seconds of moving both moments in and out, per step."""
   if not c.offload:
     return 0.0
   state = zero_cost.memory(partition(c), parameters(c, model))
   # Two moments of the three stored arrays, in both directions.
-  return 2 * state.stored * 2 / 3 / HOST.bandwidth
+  moved = state.stored * 2 / 3
+  return moved / host.to_device + moved / host.from_device

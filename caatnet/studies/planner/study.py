@@ -8,9 +8,9 @@ from caatnet.checks import naming
 from caatnet.studies.published import models
 from parallel import workload
 from parallel.checks import known
-from parallel.hardware import cluster_files
+from parallel.hardware import cluster_files, tiers
 from parallel.hardware.link_matrix import LinkMatrix
-from parallel.planner import latency, lossy_options, memory, plan, subsets
+from parallel.planner import lossy_options, memory, plan, subsets
 from parallel.planner.latency import Timing
 from parallel.planner.lossy_options import Changes, LossyOptions
 from parallel.planner.plan import Candidate
@@ -51,6 +51,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       ordered=section["ordered"],
     )
   whole, problem, found = problem.links, subset.problem, subset.plan
+  host = problem.timing.host
   links, best = problem.links, found.best[0]
   fit = problem.fit(best.configuration)
   second = lossy_options.search(found.best, problem, choices, changes)
@@ -83,7 +84,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       f"{workload.UTILISATION_SOURCE}",
       "memory": f"{fit.upper:g} times an estimate {fit.source}; and a margin "
       f"of {memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
-      "offload": f"{latency.HOST.name} to the host's memory",
+      "offload": f"{host.to_device / 1e9:.1f} GB/s to the device and "
+      f"{host.from_device / 1e9:.1f} GB/s back: {host.name}",
       "execution": problem.timing.execution,
     },
     "config": dict(config),
@@ -117,7 +119,10 @@ def _problem(config: Mapping[str, Any]) -> Problem:
       )
   return Problem(
     training_step(config), cluster_files.cluster(section["cluster"]),
-    Timing(section["utilisation"], section["execution"]),
+    Timing(
+      section["utilisation"], section["execution"],
+      tiers.named(section["tiers"]),
+    ),
   )
 
 

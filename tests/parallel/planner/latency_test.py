@@ -7,8 +7,9 @@ import pytest
 
 from parallel.hardware import cluster_files
 from parallel.hardware.link_matrix import LinkMatrix
+from parallel.hardware.tiers import HOSTS
 from parallel.planner import latency, space
-from parallel.planner.latency import HOST, Latency, Timing
+from parallel.planner.latency import Latency, Timing
 from parallel.planner.message_costs import parts
 from parallel.planner.problem import Problem
 from parallel.planner.space import Configuration
@@ -21,6 +22,7 @@ DEVICE = cluster_files.cluster("a100:1").device
 RATE, LATENCY_S = 1e9, 1e-5
 STREAM = 128 * 256 * 2  # bytes of one example
 GAINS = (2 * 8 + 1) * 256
+PCIE_4 = 16e9 * 16 / 8 * 128 / 130  # bytes per second and direction
 
 
 def links(size, ahead=1.0, back=1.0):
@@ -124,11 +126,12 @@ def test_offloaded_moments_cross_the_host_link_twice(scheme):
   found = predict(c)
   params = (MODEL.num_params - GAINS) / 2 + GAINS
   ranks = 1 if scheme == "ddp" else 2
-  assert found.offload == pytest.approx(
-    2 * 8 * params / ranks / HOST.bandwidth
-  )
+  assert found.offload == pytest.approx(2 * 8 * params / ranks / PCIE_4)
   assert moved > 0
   assert dataclasses.replace(found, offload=0.0) == kept
+  # The link of another host is twice as fast.
+  faster = predict(c, host=HOSTS["dgx-h100"])
+  assert faster.offload == pytest.approx(found.offload / 2)
 
 
 TABLE = pairwise.rows(
@@ -187,7 +190,7 @@ def test_price_of_all_options_together(row):
       0.5 * DEVICE.peak("bfloat16")
     ),
     "data": (c.data - 1) * (sent / c.data / RATE + rounds * LATENCY_S),
-    "offload": c.offload * 2 * 8 * params / ranks / HOST.bandwidth,
+    "offload": c.offload * 2 * 8 * params / ranks / PCIE_4,
     # 1F1B fills and drains with a microbatch for each other stage.
     "bubble": (c.stages - 1) * (
       (3 + again) * layers * layer_s + reduce_s

@@ -140,6 +140,10 @@ class PlannerOptions:
     ("none", "reduced", "full"), "Values of config.model.remat to try."
   )
   offload: bool = field(True, "Whether to try config.zero.offload.")
+  tiers: str = field(
+    "dgx-a100", "File of memory tiers, or a key of HOSTS in "
+    "parallel/hardware/tiers.py: where an offloaded optimizer state is.",
+  )
   keeps: tuple[str, ...] = field(
     ("residuals", "inputs"), "Values of config.pipeline.keep to try."
   )
