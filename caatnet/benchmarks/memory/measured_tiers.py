@@ -1,0 +1,204 @@
+"""Tiers of this machine, measured: NUMA nodes, a file, and device copies.
+
+Each rate is that of the largest array with all cores; its range is that over
+arrays and numbers of threads that exceed the last-level cache.
+"""
+
+from collections.abc import Callable, Sequence
+import itertools
+import os
+import pathlib
+import platform
+import re
+import statistics
+import time
+
+import numpy as np
+
+from parallel.hardware import tiers
+from parallel.hardware.tiers import Host, Quantity, SharedLink, Tier
+from parallel.memory import host_memory, rates
+
+_CACHE = pathlib.Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_FLOAT = 4  # bytes
+
+
+def measure(
+  sizes: Sequence[int],
+  path: pathlib.Path | None = None,
+  progress: Callable[[str], None] = print,
+) -> Host:
+  """Measures this machine's memory.
+
+  Args:
+    sizes: Bytes of arrays; three of each are allocated at a time.
+    path: File that is created, measured as a tier and removed; None for none.
+    progress: Receives one line for each measurement.
+
+  Returns:
+    The host. The link between host and device is that of JAX's default device;
+    on a CPU it is a copy in memory, as its source states.
+
+  Raises:
+    ValueError: numba is not installed, the arrays do not fit, or no array is
+      larger than the last-level cache.
+    OSError: The file cannot be written.
+  """
+  cache = cache_bytes()
+  if max(sizes) <= 2 * cache:
+    raise ValueError(
+      f"--sizes={','.join(map(str, sizes))}: the largest array must exceed "
+      f"{2 * cache} bytes, twice the last-level cache"
+    )
+  found = [_node(node, sizes, cache, progress) for node in host_memory.nodes()]
+  if path is not None:
+    found.append(_file(path, max(sizes), progress))
+  inside = rates.measure(_arrays(cache // 8, node=None))["triad"]
+  return tiers.checked(Host(
+    name=platform.node() or "this machine",
+    source="measured by launch.measure_memory",
+    device_link=_device_link(max(sizes), progress), links=(),
+    tiers=tuple(found),
+    cache_bytes=_quantity([cache], "last-level cache, from the kernel"),
+    cache_rate=_quantity([inside], "triad on arrays within the cache"),
+  ))
+
+
+def cache_bytes() -> int:
+  """Returns the size of the last-level cache; 32 MiB if unknown."""
+  match = _CACHE.exists() and re.fullmatch(
+    r"(\d+)([KMG])", _CACHE.read_text().strip()
+  )
+  return int(match[1]) * _UNITS[match[2]] if match else 2**25
+
+
+def _quantity(values: Sequence[float], source: str) -> Quantity:
+  """Returns a quantity with the last value, and the range of all."""
+  return Quantity(
+    value=values[-1], low=min(values), high=max(values), source=source
+  )
+
+
+def _arrays(size: int, node: int | None) -> list[np.ndarray]:
+  """Returns three arrays float32 of ``size`` bytes each on a node."""
+  arrays = [
+    host_memory.allocate(size, node=node).view(np.float32) for _ in range(3)
+  ]
+  for array in arrays:
+    array.fill(0)
+  if node is not None:
+    wrong = set(host_memory.nodes_of(arrays[0])) - {node}
+    assert not wrong, f"pages of node {node} are on {wrong}"
+  return arrays
+
+
+def _node(
+  node: int, sizes: Sequence[int], cache: int, progress: Callable[[str], None]
+) -> Tier:
+  """Measures a NUMA node."""
+  free = host_memory.free_bytes(node)
+  if 3 * max(sizes) > free:
+    raise ValueError(
+      f"node {node} has {free / 1e9:.1f} GB of free memory, and three arrays "
+      f"of {max(sizes) / 1e9:.1f} GB are needed; use smaller --sizes"
+    )
+  counts = sorted({1, os.cpu_count() or 1})
+  found = []
+  for count, size in itertools.product(counts, sorted(sizes)):
+    arrays = _arrays(size // _FLOAT * _FLOAT, node)
+    seen = rates.measure(arrays, count)
+    texts = [f"{name} {rate / 1e9:.1f}" for name, rate in seen.items()]
+    progress(
+      f"node {node}, {size / 1e6:,.1f} MB, {count} threads: "
+      f"{', '.join(texts)} GB/s"
+    )
+    if size > 2 * cache:
+      found.append(seen)
+  delay = rates.latency_s(arrays[0].view(np.uint8))
+  progress(f"node {node}: {1e9 * delay:.0f} ns per dependent load")
+  source = f"measured, {counts[-1]} cores, {max(sizes) / 1e6:,.0f} MB; range " \
+    "over sizes beyond the cache and numbers of threads"
+  return Tier(
+    name=f"node{node}", kind="dram" if _has_cores(node) else "cxl", node=node,
+    capacity_bytes=_quantity([free], "free memory at the time"),
+    read=_quantity([x["read"] for x in found], source),
+    write=_quantity([x["write"] for x in found], source),
+    latency_s=_quantity([delay], "measured, chain of dependent loads"),
+    duplex=False,
+  )
+
+
+def _has_cores(node: int) -> bool:
+  """Returns whether a node has CPUs; memory behind CXL has none."""
+  path = pathlib.Path(f"/sys/devices/system/node/node{node}/cpulist")
+  return not path.exists() or bool(path.read_text().strip())
+
+
+def _file(
+  path: pathlib.Path, size: int, progress: Callable[[str], None]
+) -> Tier:
+  """Measures a mapped file, without the kernel's page cache."""
+  size = size // _FLOAT * _FLOAT
+  stat = os.statvfs(path.parent)
+  free = stat.f_bavail * stat.f_frsize
+  if size > free:
+    raise ValueError(
+      f"--file={path}: {size / 1e9:.1f} GB do not fit into the "
+      f"{free / 1e9:.1f} GB that are free"
+    )
+  read_s, write_s = [], []
+  try:
+    with open(path, "w+b") as file:
+      os.posix_fallocate(file.fileno(), 0, size)
+      for _ in range(3):
+        start = time.perf_counter()
+        mapped = np.memmap(path, np.float32, "r+")
+        mapped.fill(1)
+        mapped.flush()
+        write_s.append(time.perf_counter() - start)
+        del mapped  # the kernel keeps pages that are mapped
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        start = time.perf_counter()
+        mapped = np.memmap(path, np.float32, "r")
+        float(mapped.sum())
+        read_s.append(time.perf_counter() - start)
+        del mapped
+  finally:
+    path.unlink(missing_ok=True)
+  found = [[size / x for x in sorted(xs)] for xs in (read_s, write_s)]
+  progress(f"file {path}: read {statistics.median(found[0]) / 1e9:.2f}, write "
+           f"{statistics.median(found[1]) / 1e9:.2f} GB/s")
+  return Tier(
+    name="file", kind="file", path=str(path), duplex=False,
+    capacity_bytes=_quantity([free], "free space at the time"),
+    read=_quantity(found[0], "measured, after the page cache was dropped"),
+    write=_quantity(found[1], "measured, until on disk"),
+    latency_s=_quantity([0.0], "not measured"),
+  )
+
+
+def _device_link(size: int, progress: Callable[[str], None]) -> SharedLink:
+  """Measures copies between host and JAX's default device."""
+  import jax
+
+  device = jax.devices()[0]
+  host = np.ones(size // _FLOAT, np.float32)
+  there, back = [], []
+  for _ in range(rates.NUM_REPEATS):
+    start = time.perf_counter()
+    moved = jax.device_put(host, device, may_alias=False).block_until_ready()
+    there.append(size / (time.perf_counter() - start))
+    start = time.perf_counter()
+    np.array(moved, copy=True)
+    back.append(size / (time.perf_counter() - start))
+  source = f"measured, copies of {size / 1e6:,.0f} MB to {device.device_kind}"
+  if device.platform == "cpu":
+    source += ": copies in memory, since the device is a CPU"
+  progress(f"device: {max(there) / 1e9:.1f} GB/s there, {max(back) / 1e9:.1f} "
+           "back")
+  return SharedLink(
+    name=device.platform, duplex=device.platform != "cpu",
+    read=_quantity(sorted(there), source),
+    write=_quantity(sorted(back), source),
+  )

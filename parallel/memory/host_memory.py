@@ -1,0 +1,144 @@
+"""Host memory on NUMA nodes and in files, by Linux system calls.
+
+`allocate` returns an array whose pages are on one node (``mbind`` before the
+first touch) or in a file that is mapped; `nodes_of` reads back where pages are
+(``move_pages``).
+
+Example:
+  >>> import numpy as np
+  >>> from parallel.memory import host_memory
+  >>> node = host_memory.nodes()[0]
+  >>> x = host_memory.allocate(2**20, node=node)
+  >>> x[:] = 1  # first touch
+  >>> set(host_memory.nodes_of(x)) == {node}
+  True
+"""
+
+from collections.abc import Iterator
+import ctypes
+import mmap
+import os
+import pathlib
+import platform
+import resource
+
+import numpy as np
+
+# Numbers of the system calls mbind and move_pages.
+_CALLS = {"x86_64": (237, 279), "aarch64": (235, 239)}
+_BIND = 2  # MPOL_BIND
+_PAGE = mmap.PAGESIZE
+_SYSTEM = pathlib.Path("/sys/devices/system/node")
+
+
+def nodes() -> list[int]:
+  """Returns the numbers of the NUMA nodes with memory; [0] if unknown."""
+  try:
+    text = (_SYSTEM / "has_memory").read_text()
+  except OSError:
+    return [0]
+  found: list[int] = []
+  for part in text.strip().split(","):  # as in "0-1,4"
+    first, _, last = part.partition("-")
+    found += range(int(first), int(last or first) + 1)
+  return found
+
+
+def free_bytes(node: int) -> int:
+  """Returns the free bytes of a node."""
+  check_node(node)
+  path = _SYSTEM / f"node{node}/meminfo"
+  if not path.exists():
+    return os.sysconf("SC_AVPHYS_PAGES") * _PAGE
+  for line in path.read_text().splitlines():
+    if "MemFree:" in line:
+      return 1024 * int(line.split()[-2])
+  raise AssertionError(f"{path} has no MemFree")
+
+
+def lockable_bytes() -> float:
+  """Returns the bytes that this process may lock; infinity without limit."""
+  limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+  return float("inf") if limit == resource.RLIM_INFINITY else float(limit)
+
+
+def check_node(node: int) -> None:
+  """Raises ValueError for a node that this machine does not have."""
+  found = nodes()
+  if node not in found:
+    raise ValueError(
+      f"node={node} does not exist; the nodes of this machine are "
+      f"{', '.join(map(str, found))}"
+    )
+
+
+def allocate(
+  size: int, node: int | None = None, path: pathlib.Path | None = None
+) -> np.ndarray:
+  """Returns bytes on a node, or in a file that is created and mapped.
+
+  Args:
+    size: Number of bytes.
+    node: Node of the pages; None for the kernel's choice.
+    path: File; None for anonymous memory. Its blocks are reserved on the disk.
+
+  Returns:
+    uint8 ``[size]``, zeros.
+
+  Raises:
+    ValueError: The node does not exist.
+    OSError: The system refuses, such as on a full disk.
+  """
+  if node is not None:
+    check_node(node)
+  if path is None:
+    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+  else:
+    with open(path, "w+b") as file:
+      # Without blocks, a full disk would end the process with SIGBUS.
+      os.posix_fallocate(file.fileno(), 0, size)
+      area = mmap.mmap(file.fileno(), size)
+  made = np.frombuffer(area, np.uint8)
+  if node is not None and len(nodes()) > 1:
+    words = (ctypes.c_ulong * (node // 64 + 1))()
+    words[node // 64] = 1 << node % 64
+    _call(0, made.ctypes.data, size, _BIND, words, 64 * len(words) + 1, 0)
+  return made
+
+
+def nodes_of(array: np.ndarray, most: int = 1024) -> list[int]:
+  """Returns the nodes of up to ``most`` pages of an array, evenly spaced.
+
+  Raises:
+    OSError: The system refuses, or a page was not touched yet.
+  """
+  start = -(-array.ctypes.data // _PAGE) * _PAGE  # the first whole page
+  count = (array.ctypes.data + array.nbytes - start) // _PAGE
+  chosen = list(_spaced(count, most))
+  pages = (ctypes.c_void_p * len(chosen))(*(start + _PAGE * i for i in chosen))
+  status = (ctypes.c_int * len(chosen))()
+  # Without target nodes the call only reports.
+  _call(1, 0, len(chosen), pages, None, status, 0)
+  failed = [code for code in status if code < 0]
+  if failed:
+    raise OSError(-failed[0], os.strerror(-failed[0]))
+  return list(status)
+
+
+def _spaced(count: int, most: int) -> Iterator[int]:
+  step = max(1, count // most)
+  return iter(range(0, count, step))
+
+
+def _call(index: int, *arguments: object) -> None:
+  """Calls mbind (0) or move_pages (1); raises OSError if it fails."""
+  machine = platform.machine()
+  if machine not in _CALLS:
+    raise OSError(f"NUMA system calls are not known for {machine}")
+  library = ctypes.CDLL(None, use_errno=True)
+  converted = [
+    ctypes.c_long(x) if isinstance(x, int) else x for x in arguments
+  ]
+  if library.syscall(_CALLS[machine][index], *converted) != 0:
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number))

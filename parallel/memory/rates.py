@@ -1,0 +1,141 @@
+"""Measured rates of memory: read, write, copy, triad and latency.
+
+Loops are compiled by numba (extra ``memory``): numpy's would need several
+passes, and Python's are slower than memory.
+
+Example:
+  >>> import numpy as np
+  >>> from parallel.memory import rates
+  >>> x = np.zeros(2**20, np.float32)
+  >>> found = rates.measure([x, x.copy(), x.copy()], num_threads=1)
+  >>> sorted(found), min(found.values()) > 1e6  # bytes per second
+  (['copy', 'read', 'triad', 'write'], True)
+"""
+
+from collections.abc import Sequence
+import functools
+import os
+import statistics
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+# Passes over an array that are timed; the median is reported.
+NUM_REPEATS = 5
+
+
+@functools.cache
+def _loops() -> SimpleNamespace:
+  """Returns the compiled loops.
+
+  Raises:
+    ValueError: numba is not installed.
+  """
+  try:
+    import numba
+  except ImportError as error:
+    raise ValueError(
+      "measuring memory needs numba: pip install caatnet[memory]"
+    ) from error
+  loop = numba.njit(parallel=True, fastmath=True)
+
+  @loop
+  def read(a, b, c):
+    total = np.float32(0)
+    for i in numba.prange(len(a)):
+      total += a[i]
+    return total
+
+  @loop
+  def write(a, b, c):
+    for i in numba.prange(len(a)):
+      a[i] = np.float32(1)
+    return np.float32(0)
+
+  @loop
+  def copy(a, b, c):
+    for i in numba.prange(len(a)):
+      a[i] = b[i]
+    return np.float32(0)
+
+  @loop
+  def triad(a, b, c):
+    for i in numba.prange(len(a)):
+      a[i] = b[i] + np.float32(3) * c[i]
+    return np.float32(0)
+
+  @numba.njit
+  def chase(order, count):
+    place = order[0]
+    for _ in range(count):
+      place = order[place]
+    return place
+
+  return SimpleNamespace(
+    read=read, write=write, copy=copy, triad=triad, chase=chase, numba=numba
+  )
+
+
+# Bytes that a loop moves per byte of an array: reads and writes.
+MOVED = {"read": 1, "write": 1, "copy": 2, "triad": 3}
+
+
+def measure(
+  arrays: Sequence[np.ndarray], num_threads: int | None = None
+) -> dict[str, float]:
+  """Returns bytes per second by loop, the median of `NUM_REPEATS`.
+
+  Args:
+    arrays: Three arrays float32 ``[N]``. They are overwritten.
+    num_threads: Number of threads; None for all cores.
+
+  Raises:
+    ValueError: numba is not installed.
+  """
+  loops = _loops()
+  most = loops.numba.config.NUMBA_NUM_THREADS
+  before = loops.numba.get_num_threads()
+  loops.numba.set_num_threads(min(num_threads or os.cpu_count() or 1, most))
+  try:
+    found = {}
+    for name, moved in MOVED.items():
+      loop = getattr(loops, name)
+      loop(*(a[:64] for a in arrays))  # compiles
+      seconds = []
+      for _ in range(NUM_REPEATS):
+        start = time.perf_counter()
+        loop(*arrays)
+        seconds.append(time.perf_counter() - start)
+      found[name] = moved * arrays[0].nbytes / statistics.median(seconds)
+    return found
+  finally:
+    loops.numba.set_num_threads(before)
+
+
+def latency_s(
+  array: np.ndarray, num_loads: int = 2**18, seed: int = 0
+) -> float:
+  """Returns the seconds of a load whose address is the previous one's value.
+
+  Args:
+    array: Memory, uint8 ``[N]``, overwritten with one cycle through all of its
+      cache lines in random order.
+    num_loads: Number of loads.
+    seed: Seed of the order.
+
+  Raises:
+    ValueError: numba is not installed.
+  """
+  chase = _loops().chase
+  # One int64 for each line of 64 bytes.
+  order = array[: len(array) // 64 * 64].view(np.int64)
+  lines = 8 * np.random.default_rng(seed).permutation(len(order) // 8)
+  order[lines] = np.roll(lines, -1)
+  chase(order, 1)  # compiles
+  seconds = []
+  for _ in range(NUM_REPEATS):
+    start = time.perf_counter()
+    chase(order, num_loads)
+    seconds.append(time.perf_counter() - start)
+  return statistics.median(seconds) / num_loads

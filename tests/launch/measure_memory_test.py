@@ -1,0 +1,41 @@
+"""`launch.measure_memory`, as users run it."""
+
+import os
+
+import pytest
+
+from caatnet.benchmarks.memory import measured_tiers
+from parallel.hardware import tiers
+
+SMALL = f"--sizes={2 * measured_tiers.cache_bytes() + 4e6}"
+
+
+def test_measured_tiers_are_a_file_that_plans_read(launch, tmp_path):
+  path, there = tmp_path / "tiers.json", tmp_path / "tier"
+  ended = launch("measure_memory", f"--output={path}", SMALL, f"--file={there}")
+  assert ended.returncode == 0, ended.stderr
+  host = tiers.read(path)
+  *nodes, file = host.tiers
+  assert nodes
+  assert file.kind == "file"
+  assert not there.exists()
+  for tier in nodes:
+    assert tier.latency_s.value > 0
+  assert "copies in memory, since the device is a CPU" in (
+    host.device_link.read.source
+  )
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+  (["--sizes=big"], "--sizes=big must be numbers of bytes"),
+  (["--sizes=1e5"], "--sizes=1e5 must lie in"),
+  (["--sizes=2e6"], "the largest array must exceed"),
+  (["--sizes=9e12"], "GB of free memory, and three arrays of 9000.0 GB"),
+  ([SMALL, "--file=/nowhere/tier"], "/nowhere"),
+])
+def test_bad_input_is_one_line(launch, tmp_path, flags, message):
+  ended = launch("measure_memory", f"--output={tmp_path / 'x.json'}", *flags)
+  assert ended.returncode in (1, 2)
+  assert message in ended.stderr
+  assert "Traceback" not in ended.stderr
+  assert os.listdir(tmp_path) == []
