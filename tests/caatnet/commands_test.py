@@ -23,7 +23,9 @@ def caatnet(*arguments):
 def test_every_launch_script_is_a_command():
   listed = re.findall(r"^  (\w+) +(\S.*)$", caatnet("--help").stdout, re.M)
   assert dict(listed) == commands.scripts()
-  helpers = {"__init__", "options", "overriding", "processes", "swarms"}
+  helpers = {
+    "__init__", "full_disks", "options", "overriding", "processes", "swarms"
+  }
   there = {path.stem for path in (ROOT / "launch").glob("*.py")}
   assert set(commands.scripts()) == there - helpers
 

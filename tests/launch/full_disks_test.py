@@ -8,7 +8,6 @@ import errno
 import os
 import pathlib
 import re
-import resource
 import subprocess
 import sys
 
@@ -40,14 +39,11 @@ def small_disk(folder, size_kb):
 
 def run(*command, limit=None):
   """Runs a script; returns its exit code and the lines of its stderr."""
-
-  def limited():
-    if limit is not None:
-      resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
+  argv = [sys.executable, "-m", *map(str, command)]
+  if limit is not None:  # in blocks of 512 bytes; Python would have to fork
+    argv = ["sh", "-c", f'ulimit -f {limit // 512}; exec "$@"', "sh", *argv]
   done = subprocess.run(
-    [sys.executable, "-m", *map(str, command)], cwd=ROOT, text=True,
-    capture_output=True, check=False, preexec_fn=limited, timeout=300,
+    argv, cwd=ROOT, text=True, capture_output=True, check=False, timeout=300,
     env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"},
   )
   return done.returncode, done.stderr.splitlines()

@@ -22,6 +22,7 @@ CASES = {
   "diloco.utilisation": ("", {}),
   "graphs.alignment": ("", {"num_ids": 1000, "largest": 200}),
   "inference.decode": ("", {"models": ("70b",), "every": (), "p": (1.0, 0.5)}),
+  "memory.12b_32k": ("7b", {}),
   "pipeline.schedules": ("test", {}),
   "planner.gpt_11b": ("test", {}),
   "planner.published": ("test", {"choosers": ("rule", "amp", "pipette")}),

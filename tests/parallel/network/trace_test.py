@@ -136,7 +136,8 @@ def _actions(count):
     pipeline.even_hops(1),
   )
   schedule = dataclasses.replace(
-    timeline.schedule, kinds=np.ones((count, 1), np.int8)
+    timeline.schedule, kinds=np.ones((count, 1), np.int8),
+    chunks=np.zeros((count, 1), np.int8),
   )
   return dataclasses.replace(timeline, schedule=schedule)
 

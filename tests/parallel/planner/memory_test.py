@@ -134,7 +134,7 @@ def test_memory_of_all_options_together(row):
     "reduced": 3 * layers * stream + residuals,
   }[c.remat]
   # 1F1B stores as many microbatches as stages, and one unread slot.
-  copies = 1 + (c.keep == "residuals") * min(c.stages, c.microbatches)
+  copies = (c.keep == "residuals") * min(c.stages, c.microbatches)
   sums = 4 * params / of_sums
   expected = {
     "stored": (4 if c.offload else 12) * params / ranks[c.scheme],
@@ -145,8 +145,9 @@ def test_memory_of_all_options_together(row):
     "cast": 2 * params * (c.scheme == "ddp"),
     "gradients": sums, "many": sums * (c.microbatches > 1),
     "stages": sums * (c.stages > 1),
-    "streams": copies * saved * (c.remat != "none"),
-    "layers": copies * saved * (c.remat == "none"),
+    "streams": saved * (c.remat != "none"),
+    "layers": saved * (c.remat == "none"),
+    "saved": copies * saved,
     "gathered": (2 + 4) * MATRICES / c.tensor,
     "logits": 2 * 4 * examples * 32 * 256 / (c.stages * c.tensor),
   }
