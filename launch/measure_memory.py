@@ -1,7 +1,7 @@
 r"""Measures this machine's memory tiers, and writes the file that plans read.
 
   python -m launch.measure_memory --output=tiers.json
-  python -m launch.measure_memory --output=tiers.json --file=/mnt/disk/tier \\
+  python -m launch.measure_memory --output=tiers.json --file=/mnt/disk/tier \
     --sizes=64e6,256e6,1e9
   python -m launch.place --config=configs/memory/12b_32k.py --tiers=tiers.json
 

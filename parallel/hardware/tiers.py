@@ -26,6 +26,10 @@ from parallel.hardware.links import LinkKind
 
 # A plan has a variable per tensor and tier; more tiers than this are a mistake.
 MOST_TIERS = 64
+# Names of resources of the device in predictions.
+_RESERVED = ("device", "device memory", "compute")
+# Bytes per second: no memory is slower or faster.
+_LEAST_RATE, _MOST_RATE = 1.0, 1e18
 
 
 class Quantity(schema.Schema):
@@ -190,11 +194,15 @@ def checked(host: Host) -> Host:
     raise ValueError(
       f"tiers has {len(host.tiers)} entries; it must have 1 to {MOST_TIERS}"
     )
-  for what, entries in (("tiers", host.tiers), ("links", host.links)):
-    names = [entry.name for entry in entries]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-      raise ValueError(f"{what}: {twice[0]!r} occurs twice")
+  names = [x.name for x in (*host.tiers, *host.links, host.device_link)]
+  for name in names:
+    if names.count(name) > 1:
+      raise ValueError(f"the name {name!r} of a tier or link occurs twice")
+    if name in _RESERVED or "," in name:
+      raise ValueError(
+        f"name={name!r} of a tier or link must have no comma, and be none of "
+        f"{', '.join(_RESERVED)}"
+      )
   shared = [link.name for link in host.links]
   for i, tier in enumerate(host.tiers):
     if tier.link is not None:
@@ -203,15 +211,20 @@ def checked(host: Host) -> Host:
       raise ValueError(
         f"tiers[{i}]: a tier has a path if its kind is file, and only then"
       )
-    for key in ("capacity_bytes", "read", "write", "latency_s"):
-      positive = key != "latency_s"  # 0: unknown or negligible
-      getattr(tier, key).check(f"tiers[{i}].{key}", positive)
+    tier.capacity_bytes.check(f"tiers[{i}].capacity_bytes")
+    tier.latency_s.check(f"tiers[{i}].latency_s", positive=False)
   for where, link in (
+    *((f"tiers[{i}]", tier) for i, tier in enumerate(host.tiers)),
     ("device_link", host.device_link),
     *((f"links[{i}]", link) for i, link in enumerate(host.links)),
   ):
-    link.read.check(f"{where}.read")
-    link.write.check(f"{where}.write")
+    for key in ("read", "write"):
+      rate = getattr(link, key)
+      rate.check(f"{where}.{key}")
+      if not _LEAST_RATE <= rate.low <= rate.high <= _MOST_RATE:
+        raise ValueError(
+          f"{where}.{key}: rates must lie in [{_LEAST_RATE:g}, {_MOST_RATE:g}]"
+        )
   host.cache_bytes.check("cache_bytes")
   host.cache_rate.check("cache_rate")
   return host

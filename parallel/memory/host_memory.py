@@ -45,7 +45,7 @@ def nodes() -> list[int]:
 
 
 def free_bytes(node: int) -> int:
-  """Returns the free bytes of a node."""
+  """Returns the free bytes of a node, without reclaimable caches of files."""
   check_node(node)
   path = _SYSTEM / f"node{node}/meminfo"
   if not path.exists():
@@ -87,14 +87,14 @@ def allocate(
 
   Raises:
     ValueError: The node does not exist.
-    OSError: The system refuses, such as on a full disk.
+    OSError: The file exists, or the system refuses, as on a full disk.
   """
   if node is not None:
     check_node(node)
   if path is None:
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
   else:
-    with open(path, "w+b") as file:
+    with open(path, "x+b") as file:
       # Without blocks, a full disk would end the process with SIGBUS.
       os.posix_fallocate(file.fileno(), 0, size)
       area = mmap.mmap(file.fileno(), size)
@@ -126,7 +126,7 @@ def nodes_of(array: np.ndarray, most: int = 1024) -> list[int]:
 
 
 def _spaced(count: int, most: int) -> Iterator[int]:
-  step = max(1, count // most)
+  step = max(1, -(-count // most))
   return iter(range(0, count, step))
 
 

@@ -26,6 +26,17 @@ def test_measured_tiers_are_a_file_that_plans_read(launch, tmp_path):
   )
 
 
+def test_an_existing_file_is_kept(launch, tmp_path):
+  there = tmp_path / "notes"
+  there.write_text("important")
+  ended = launch(
+    "measure_memory", f"--output={tmp_path / 'x'}", SMALL, f"--file={there}"
+  )
+  assert ended.returncode == 2
+  assert "File exists" in ended.stderr
+  assert there.read_text() == "important"
+
+
 @pytest.mark.parametrize(("flags", "message"), [
   (["--sizes=big"], "--sizes=big must be numbers of bytes"),
   (["--sizes=1e5"], "--sizes=1e5 must lie in"),

@@ -36,6 +36,30 @@ def test_placement_is_written_and_drawn(launch, tmp_path):
   assert picture.stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(("scale", "says"), [
+  (1e-9, "the state does not fit"),  # nothing fits
+  # Fractions of layers fit, whole ones do not.
+  (0.3607, "with whole layers only"),
+])
+def test_a_host_that_is_too_small_is_reported(launch, tmp_path, scale, says):
+  host = tiers.HOSTS["two-cxl"]
+  small = host.model_copy(update={"tiers": tuple(
+    tier.model_copy(update={
+      "capacity_bytes": tier.capacity_bytes.model_copy(update=dict.fromkeys(
+        ("value", "low", "high"), scale * tier.capacity_bytes.value
+      ))
+    }) for tier in host.tiers
+  )})
+  (tmp_path / "tiers.json").write_text(tiers.to_json(small))
+  ended = launch(
+    "place", PLACE, f"--tiers={tmp_path / 'tiers.json'}",
+    "--config.placement.longest=2048", f"--report={tmp_path / 'page.html'}",
+  )
+  assert ended.returncode == 0, ended.stderr
+  assert says in ended.stdout
+  assert (tmp_path / "page.html").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(("flags", "message"), [
   (["--config=configs/caatnet/tiny.py"], "study=None is not a placement"),
   ([PLACE, "--tiers={tmp}/no.json"], "No such file"),

@@ -28,6 +28,7 @@ def _set(*place):
 
 
 RATE = {"value": 0.0, "low": 0.0, "high": 0.0, "source": "a test"}
+SLOW = dict.fromkeys(("value", "low", "high"), 1e-300) | {"source": "a test"}
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -36,7 +37,11 @@ RATE = {"value": 0.0, "low": 0.0, "high": 0.0, "source": "a test"}
   (_set("tiers", 0, "read", "value", "fast"), '="fast" must be a valid number'),
   (_set("tiers", 0, "read", "value", float("nan")), "must be a finite number"),
   (_set("tiers", 1, "write", "low", 1e12), "must lie between low=1e+12"),
-  (_set("tiers", 1, "name", "dram"), "tiers: 'dram' occurs twice"),
+  (_set("tiers", 1, "name", "dram"), "'dram' of a tier or link occurs"),
+  (_set("device_link", "name", "cxl0"), "'cxl0' of a tier or link occurs"),
+  (_set("tiers", 1, "name", "device"), "and be none of device, device memory"),
+  (_set("tiers", 1, "name", "a, read"), "must have no comma"),
+  (_set("tiers", 1, "read", SLOW), "tiers[1].read: rates must lie in [1, "),
   (_set("tiers", 1, "link", "bus"), "tiers[1].link='bus' must be left out"),
   (_set("tiers", 1, "kind", "tape"), "must be 'dram', 'cxl' or 'file'"),
   (_set("tiers", 1, "kind", "file"), "a path if its kind is file, and only"),

@@ -1,7 +1,8 @@
 """Tiers of this machine, measured: NUMA nodes, a file, and device copies.
 
-Each rate is that of the largest array with all cores; its range is that over
-arrays and numbers of threads that exceed the last-level cache.
+The rate of a node is that of the largest array with all cores, and its range
+that over numbers of threads and arrays beyond the last-level cache. Rates of
+files and of device copies are medians.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from parallel.hardware import tiers
 from parallel.hardware.tiers import Host, Quantity, SharedLink, Tier
 from parallel.memory import host_memory, rates
 
-_CACHE = pathlib.Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+_CPUS = pathlib.Path("/sys/devices/system/cpu")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _FLOAT = 4  # bytes
 
@@ -66,11 +67,14 @@ def measure(
 
 
 def cache_bytes() -> int:
-  """Returns the size of the last-level cache; 32 MiB if unknown."""
-  match = _CACHE.exists() and re.fullmatch(
-    r"(\d+)([KMG])", _CACHE.read_text().strip()
-  )
-  return int(match[1]) * _UNITS[match[2]] if match else 2**25
+  """Returns the size of all last-level caches; 32 MiB if unknown."""
+  sizes = {}  # CPUs that share a cache -> its size
+  for folder in _CPUS.glob("cpu[0-9]*/cache/index3"):
+    match = re.fullmatch(r"(\d+)([KMG])", (folder / "size").read_text().strip())
+    if match:
+      shared = (folder / "shared_cpu_list").read_text()
+      sizes[shared] = int(match[1]) * _UNITS[match[2]]
+  return sum(sizes.values()) or 2**25
 
 
 def _quantity(values: Sequence[float], source: str) -> Quantity:
@@ -78,6 +82,11 @@ def _quantity(values: Sequence[float], source: str) -> Quantity:
   return Quantity(
     value=values[-1], low=min(values), high=max(values), source=source
   )
+
+
+def _median(values: Sequence[float], source: str) -> Quantity:
+  """Returns the median of an odd number of values, with their range."""
+  return _quantity([*values, statistics.median(values)], source)
 
 
 def _arrays(size: int, node: int | None) -> list[np.ndarray]:
@@ -104,8 +113,9 @@ def _node(
       f"of {max(sizes) / 1e9:.1f} GB are needed; use smaller --sizes"
     )
   counts = sorted({1, os.cpu_count() or 1})
-  found = []
+  found, arrays = [], None
   for count, size in itertools.product(counts, sorted(sizes)):
+    del arrays  # before others are allocated
     arrays = _arrays(size // _FLOAT * _FLOAT, node)
     seen = rates.measure(arrays, count)
     texts = [f"{name} {rate / 1e9:.1f}" for name, rate in seen.items()]
@@ -148,8 +158,8 @@ def _file(
       f"{free / 1e9:.1f} GB that are free"
     )
   read_s, write_s = [], []
-  try:
-    with open(path, "w+b") as file:
+  with open(path, "x+b") as file:  # an existing file is kept
+    try:
       os.posix_fallocate(file.fileno(), 0, size)
       for _ in range(3):
         start = time.perf_counter()
@@ -164,16 +174,20 @@ def _file(
         float(mapped.sum())
         read_s.append(time.perf_counter() - start)
         del mapped
-  finally:
-    path.unlink(missing_ok=True)
-  found = [[size / x for x in sorted(xs)] for xs in (read_s, write_s)]
-  progress(f"file {path}: read {statistics.median(found[0]) / 1e9:.2f}, write "
-           f"{statistics.median(found[1]) / 1e9:.2f} GB/s")
+    finally:
+      path.unlink(missing_ok=True)
+  read, write = (
+    _median([size / x for x in xs], f"measured, {text}")
+    for xs, text in (
+      (read_s, "after the page cache was dropped"), (write_s, "until on disk")
+    )
+  )
+  progress(f"file {path}: read {read.value / 1e9:.2f}, write "
+           f"{write.value / 1e9:.2f} GB/s")
   return Tier(
     name="file", kind="file", path=str(path), duplex=False,
     capacity_bytes=_quantity([free], "free space at the time"),
-    read=_quantity(found[0], "measured, after the page cache was dropped"),
-    write=_quantity(found[1], "measured, until on disk"),
+    read=read, write=write,
     latency_s=_quantity([0.0], "not measured"),
   )
 
@@ -185,6 +199,7 @@ def _device_link(size: int, progress: Callable[[str], None]) -> SharedLink:
   device = jax.devices()[0]
   host = np.ones(size // _FLOAT, np.float32)
   there, back = [], []
+  jax.device_put(host, device, may_alias=False).block_until_ready()
   for _ in range(rates.NUM_REPEATS):
     start = time.perf_counter()
     moved = jax.device_put(host, device, may_alias=False).block_until_ready()
@@ -192,13 +207,16 @@ def _device_link(size: int, progress: Callable[[str], None]) -> SharedLink:
     start = time.perf_counter()
     np.array(moved, copy=True)
     back.append(size / (time.perf_counter() - start))
-  source = f"measured, copies of {size / 1e6:,.0f} MB to {device.device_kind}"
+  source = (
+    f"measured, copies of {size / 1e6:,.0f} MB of pageable memory, "
+    f"{device.device_kind}"
+  )
   if device.platform == "cpu":
     source += ": copies in memory, since the device is a CPU"
-  progress(f"device: {max(there) / 1e9:.1f} GB/s there, {max(back) / 1e9:.1f} "
-           "back")
+  read, write = _median(there, source), _median(back, source)
+  progress(f"device: {read.value / 1e9:.1f} GB/s there, "
+           f"{write.value / 1e9:.1f} back")
   return SharedLink(
     name=device.platform, duplex=device.platform != "cpu",
-    read=_quantity(sorted(there), source),
-    write=_quantity(sorted(back), source),
+    read=read, write=write,
   )

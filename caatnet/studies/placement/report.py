@@ -18,14 +18,15 @@ def report(result: Mapping[str, Any]) -> Report:
       f"{result['batch_size']} sequences of {result['seq_len']:,} tokens, on "
       f"one {result['device']} and the tiers of {host['name']}: predicted, not "
       "measured\nrelative: speed relative to the first row; longest context "
-      "and largest model (same width, more layers) with this policy",
+      f"(within 1/64, up to {result['config']['placement']['longest']:,}) and "
+      "largest model (same width, more layers) with this policy",
       [
         "policy", Column("step_s", "s / step", ".3f", default="does not fit"),
         Column("relative", "relative", ".1%", default=""),
         *(Column(phase, phase, _phase, default="")
           for phase in ("forward", "backward", "update")),
-        Column("longest", "longest", ",", default=""),
-        Column("largest", "largest, B", ".1f", unit=1e9, default=""),
+        Column("longest", "longest", _count, default=""),
+        Column("largest", "largest, B", _billions, default=""),
       ],
       result["policies"],
     ),
@@ -44,8 +45,8 @@ def report(result: Mapping[str, Any]) -> Report:
   if result["tensors"]:
     parts += [
       Table(
-        "the optimum, by tensor\nelsewhere: what a step gains in ms if the "
-        "tensor may be on that tier only",
+        "the optimum, by tensor\nelsewhere: by how many ms a step is longer if "
+        "the tensor may be on that tier only",
         [
           "tensor", "way", Column("bytes", "GB", ".2f", unit=1e9),
           Column("tiers", "tiers", _shares),
@@ -53,11 +54,13 @@ def report(result: Mapping[str, Any]) -> Report:
         ],
         result["tensors"],
       ),
-      "with whole layers only: "
-      f"{result['whole']['step_s']:.3f} s, {result['whole']['gap']:.2%} more",
+      "with whole layers only: " + (
+        f"{result['whole']['step_s']:.3f} s, {result['whole']['gap']:.2%} more"
+        if result["whole"] else "no placement found"
+      ),
     ]
   parts.append(Table(
-    "rates and capacities that the predictions use",
+    "rates and capacities that the predictions use; latencies have no effect",
     [
       "name", Column("value", "value", ".4g"), Column("low", "low", ".4g"),
       Column("high", "high", ".4g"), "source",
@@ -66,8 +69,16 @@ def report(result: Mapping[str, Any]) -> Report:
   ))
   return Report(
     "Placement of a training step on memory tiers", parts,
-    lambda: _figure(result),
+    (lambda: _figure(result)) if result["occupied"] else None,
   )
+
+
+def _count(found: int | str) -> str:
+  return found if isinstance(found, str) else f"{found:,}"
+
+
+def _billions(found: int | str) -> str:
+  return found if isinstance(found, str) else f"{found / 1e9:.1f}"
 
 
 def _phase(found: Row) -> str:
@@ -92,13 +103,10 @@ def _quantities(host: Mapping[str, Any]) -> list[Row]:
   places = [("link to the device", host["device_link"])]
   places += [(link["name"], link) for link in host["links"]]
   places += [(tier["name"], tier) for tier in host["tiers"]]
-  places += [("cache", {
-    key: host[key] for key in ("cache_bytes", "cache_rate")
-  })]
   for name, fields in places:
     rows += [
       {"name": f"{name}, {key}"} | value for key, value in fields.items()
-      if isinstance(value, Mapping)
+      if isinstance(value, Mapping) and key != "latency_s"
     ]
   return rows
 

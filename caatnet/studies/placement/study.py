@@ -62,16 +62,17 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       utilisation=section["utilisation"], fill=section["fill"],
     )
 
+  # The optimum there separates recomputation and updates from tiers.
   rows = [
-    {"policy": f"{baseline.name}, dram_only"} | _priced(
-      made(on=baseline), "dram_only"
-    )
+    {"policy": f"{baseline.name}, {policy}"} | _priced(
+      made(on=baseline), policy
+    ) for policy in ("dram_only", "optimum")
   ]
   for policy in section["policies"]:
     rows.append(
       {"policy": policy} | _priced(made(), policy) | {
-        "longest": _longest(made, policy, section["longest"]),
-        "largest": _largest(made, policy, step.model),
+        "longest": _longest(made, policy, section["longest"]) or "none",
+        "largest": _largest(made, policy, step.model) or "none",
       }
     )
   for row in rows:
@@ -119,15 +120,18 @@ def _priced(step: Problem, policy: str) -> dict[str, Any]:
 def _ends(host: Host, baseline: Host) -> Iterator[tuple[str, Host, Host]]:
   """Yields both hosts with the rates of a kind of tier at an end of its range.
 
-  Both directions and all tiers of a kind change together.
+  Both directions and all tiers of a kind change together. Capacities and links
+  keep their values.
   """
   for kind in dict.fromkeys(tier.kind for tier in host.tiers):
     of_kind = [t for t in host.tiers if t.kind == kind]
     for end in ("low", "high"):
-      if any(getattr(t.read, end) != t.read.value for t in of_kind):
-        rate = getattr(of_kind[0].read, end)
+      rates = [rate for t in of_kind for rate in (t.read, t.write)]
+      if any(getattr(rate, end) != rate.value for rate in rates):
+        values = [getattr(rate, end) / 1e9 for rate in rates]
+        span = dict.fromkeys(f"{x:.1f}" for x in (min(values), max(values)))
         yield (
-          f"{kind} at {rate / 1e9:.1f} GB/s", _at(host, kind, end),
+          f"{kind} at {' to '.join(span)} GB/s", _at(host, kind, end),
           _at(baseline, kind, end),
         )
 
@@ -221,7 +225,10 @@ def _optimum(step: Problem) -> dict[str, Any]:
         "bytes": tensor.size_bytes * sum(shares.values()), "tiers": shares,
         "elsewhere": _elsewhere(step, key, tensor, found.step_s, shares),
       })
-  whole = placement.cost(step, optimum.place(step, whole=True))
+  try:
+    whole_s = placement.cost(step, optimum.place(step, whole=True)).step_s
+  except ValueError:  # fractions of layers fit, whole ones do not
+    whole_s = None
   return {
     "ways": [
       {"part": part, "way": way, "share": share}
@@ -229,8 +236,8 @@ def _optimum(step: Problem) -> dict[str, Any]:
     ],
     "tensors": tensors,
     "occupied": _occupied(step, best),
-    "whole": {
-      "step_s": whole.step_s, "gap": whole.step_s / found.step_s - 1,
+    "whole": whole_s and {
+      "step_s": whole_s, "gap": whole_s / found.step_s - 1,
     },
   }
 
@@ -239,7 +246,7 @@ def _elsewhere(
   step: Problem, key: tuple[str, str, str], tensor: problem.Tensor,
   best_s: float, shares: Mapping[str, float],
 ) -> dict[str, float | None]:
-  """Returns the seconds that a step gains if a tensor may use one tier only.
+  """Returns how many seconds longer a step is with a tensor on one tier only.
 
   Tiers that hold all of it already are left out; None if nothing fits.
   """

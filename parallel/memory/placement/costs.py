@@ -2,7 +2,9 @@
 
 A phase lasts as long as its slowest resource: the device's compute, its memory,
 a tier or a link, each of which serves its bytes one after the other. A tier or
-link that is not duplex adds the times of reads and writes.
+link that is not duplex adds the times of reads and writes. Latencies have no
+effect, since transfers are large. A mapped file is assumed to use no bandwidth
+of DRAM.
 """
 
 from collections.abc import Mapping

@@ -100,7 +100,7 @@ def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
 def finish(
   room: Room, ways: dict, left: Sequence[tuple[Key, Tensor, float]]
 ) -> Placement:
-  """Returns the placement; bytes without room exceed the slowest DRAM tier."""
+  """Returns the placement; bytes without room exceed the slowest NUMA node."""
   last = tiers(room.problem, "dram", "cxl")[-1:] or tiers(room.problem)[-1:]
   for key, tensor, size in left:
     room.put(key, tensor, last[0], size)

@@ -1,9 +1,10 @@
-"""Policy: tensors that the CPU touches in DRAM, the others striped over CXL.
+"""Policy: tensors that the CPU touches in DRAM, others striped over the rest.
 
 Source: CXL-aware allocation (arXiv 2507.03305). Tensors are ordered by the
 bytes that the CPU reads and writes per byte of size. Those it touches fill
 DRAM; the rest of them, and tensors that only the device's DMA touches, are
-striped over the cards in proportion to their bandwidth.
+striped over the cards in proportion to their bandwidth. Deviation: files are
+used like cards.
 """
 
 from parallel.memory.placement import greedy

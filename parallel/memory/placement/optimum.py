@@ -83,6 +83,8 @@ class _Program:
       constraints=optimize.LinearConstraint(matrix, self.low, self.high),
       options={"time_limit": limit_s, "mip_rel_gap": 1e-4},
     )
+    if found.status == 1 and found.x is None:
+      raise ValueError(f"no placement was found within {limit_s:g} s")
     return None if found.x is None else found.x * scale
 
 
@@ -102,7 +104,8 @@ def place(
     limit_s: Most seconds of the search.
 
   Raises:
-    ValueError: The state does not fit on all tiers together.
+    ValueError: The state does not fit on all tiers together, or no placement
+      was found in time.
   """
   program, shares, tiers = _program(problem, forced or {})
   units = {part.name: part.units for part in problem.parts}
@@ -115,7 +118,8 @@ def place(
     [program.variable("seconds", phase) for phase in PHASES], integers, limit_s
   )
   if solved is None:
-    raise ValueError(f"the state does not fit: {_shortage(problem)}")
+    lacking = _shortage(problem) or "its layers cannot be divided"
+    raise ValueError(f"the state does not fit: {lacking}")
   found: dict[Key, dict[str, float]] = {}
   for (part, way, tensor, tier), variable in tiers.items():
     found.setdefault((part, way, tensor), {})[tier] = float(solved[variable])
