@@ -102,13 +102,13 @@ class Outcome(NamedTuple):
     peer: The candidate.
     hello: Its first message if it is admitted, else None.
     text: Reason for which it is not admitted.
-    dropped: Waiting peers that have to be dropped for it.
+    dropped: Waiting peers that have to be dropped for it, with the reason.
   """
 
   peer: Id
   hello: Hello | None
   text: str
-  dropped: tuple[Id, ...] = ()
+  dropped: tuple[tuple[Id, str], ...] = ()
 
 
 class Admission:
@@ -205,7 +205,11 @@ class Admission:
       if any(self._is_open(pair, now) for pair in wanted):
         continue
       if peer not in bad:
-        dropped = tuple(sorted(bad.intersection(there)))
+        others = {*there, *self._candidates}
+        dropped = tuple(
+          (other, reason(other, self._own(other, others)))
+          for other in sorted(bad.intersection(there))
+        )
         del self._candidates[peer]
         return Outcome(peer, candidate.hello, "", dropped)
       text = reason(peer, own | self._own(peer, (self._coordinator,)))

@@ -310,8 +310,8 @@ class Service:
       found = self._admission.outcome(there, members, now)
       if found is None:
         return
-      for peer in found.dropped:
-        self._drop(peer, self._admission.why(peer))
+      for peer, why in found.dropped:
+        self._drop(peer, why)
       if found.hello is not None:
         self._step(found.peer, found.hello)
       else:

@@ -140,7 +140,8 @@ class _Network:
       if found is None and not asked:
         return
       if found is not None:
-        for peer in found.dropped:
+        for peer, why in found.dropped:
+          assert "cannot reach" in why
           self.there.remove(peer)
           self.admission.remove(peer)
         if found.hello is None:

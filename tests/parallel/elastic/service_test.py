@@ -116,6 +116,54 @@ def test_unauthenticated_and_invalid_input_is_closed_and_peers_continue(
   there.close()
 
 
+def test_waiting_peer_that_the_next_one_cannot_reach_is_dropped(tmp_path):
+  """The first peer passes alone: nobody was there to connect to it."""
+  lines, ends = [], []
+  there = _serving(tmp_path, lines, rules=coordinator.Rules(least=3))
+
+  def waits(peer):
+    return any(x.peer == peer and x.what == "waits to join"
+               for x in there.seen())
+
+  def join(unreachable=()):
+    """Connects a peer that answers checks, and waits for its admission."""
+    me = ids.make(("127.0.0.1", 1))
+    channel = Channel(
+      _dialled(there, me=me), frames.FROM_COORDINATOR, PATIENCE_S
+    )
+    ends.append(channel)
+
+    def answer(message):
+      if isinstance(message, m.Check):
+        for peer in message.peers:
+          error = "refused" if peer in unreachable else ""
+          channel.send(m.Checked(peer, error))
+
+    def listen():
+      with contextlib.suppress(OSError):  # the end of the connection
+        channel.run(answer)
+
+    threading.Thread(target=listen, daemon=True).start()
+    channel.send(m.Hello(0, 0, "00", None))
+    until = time.monotonic() + PATIENCE_S
+    while not waits(me):
+      assert time.monotonic() < until, lines
+      time.sleep(0.01)
+    return me
+
+  first = join()
+  second = join(unreachable=[first])
+  dropped = f"{first} dropped: {second} cannot reach it"
+  assert any(line.endswith(dropped) for line in lines)
+  assert not waits(first)
+  third = join(unreachable=[first])  # the coordinator still runs
+  assert waits(second)
+  assert third != second
+  for channel in ends:
+    channel.close("the test ends")
+  there.close()
+
+
 def test_peers_beyond_the_limit_are_refused(tmp_path):
   lines = []
   there = _serving(tmp_path, lines, silence_s=10, most_peers=1)
