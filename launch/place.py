@@ -25,14 +25,11 @@ def main() -> None:
   from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
-  if config.get("study") != "placement":
-    raise ValueError(
-      f"config.study={config.get('study')!r} is not a placement; use "
-      "configs/memory/12b_32k.py"
-    )
+  study = registry.find(
+    config, only="placement", example="configs/memory/12b_32k.py"
+  )
   if FLAGS.tiers:
     config["placement"]["tiers"] = FLAGS.tiers
-  study = registry.find(config)
   result = study.run(config)
   render.present(
     study.report(result), result, FLAGS.json, FLAGS.output, FLAGS.plot,

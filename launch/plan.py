@@ -34,18 +34,15 @@ def main() -> None:
   from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
-  if config.get("study") != "planner":
-    raise ValueError(
-      f"config.study={config.get('study')!r} is not a plan; use "
-      "configs/planner/gpt_11b.py"
-    )
+  study = registry.find(
+    config, only="planner", example="configs/planner/gpt_11b.py"
+  )
   for name in ("cluster", "tiers"):
     if FLAGS[name].value:
       config["planner"][name] = FLAGS[name].value
   config["planner"]["why_not"] = (
     *config["planner"]["why_not"], *FLAGS.why_not
   )
-  study = registry.find(config)
   result = study.run(config)
   render.present(
     study.report(result), result, FLAGS.json, FLAGS.output, FLAGS.plot,

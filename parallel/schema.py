@@ -17,7 +17,7 @@ Example:
 """
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import csv
 import gzip
 import json
@@ -65,6 +65,7 @@ class OpenSchema(Schema):
 
 
 _S = TypeVar("_S", bound=Schema)
+_T = TypeVar("_T")
 
 
 def either(**kinds: Any) -> Any:
@@ -90,21 +91,26 @@ def either(**kinds: Any) -> Any:
 
 
 def read(
-  schema: type[_S], path: pathlib.Path, most_bytes: int = MOST_BYTES
-) -> _S:
+  schema: type[_S],
+  path: pathlib.Path,
+  most_bytes: int = MOST_BYTES,
+  then: Callable[[_S], _T] = lambda found: found,
+) -> _T:
   """Reads a JSON file, gzipped or not.
 
   Args:
     schema: Schema of its object.
     path: The file.
     most_bytes: Largest size of the file, and of its content.
+    then: Returns the result for the file's object. Its errors name the file,
+      too.
 
   Raises:
     ValueError: The file is too large or invalid; the message names it.
     OSError: The file cannot be read.
   """
   try:
-    return parse(schema, read_bytes(path, most_bytes))
+    return then(parse(schema, read_bytes(path, most_bytes)))
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from error
 

@@ -51,7 +51,9 @@ class Study:
     drawing.write(self.report(result).figure(), path)
 
 
-def find(config: Mapping[str, Any]) -> Study:
+def find(
+  config: Mapping[str, Any], only: str = "", example: str = ""
+) -> Study:
   """Returns the study that a config names. Imports only that study.
 
   Example:
@@ -61,12 +63,16 @@ def find(config: Mapping[str, Any]) -> Study:
 
   Args:
     config: Config as nested dicts.
+    only: The only study that a command accepts; "" for all.
+    example: Path of a config of that study.
 
   Raises:
     ValueError: ``config.study`` is missing or unknown, or a number is out of
       its range.
   """
   name = config.get("study")
+  if only and name != only:
+    raise ValueError(f"config.study={name!r} must be {only!r}; use {example}")
   if name not in SUBJECTS:
     raise ValueError(
       f"config.study={name!r} must be one of {', '.join(SUBJECTS)}; a config "

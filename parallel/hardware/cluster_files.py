@@ -105,11 +105,7 @@ def read(path: pathlib.Path) -> LinkMatrix:
       missing or 0, a matrix is not square, or there are too many devices.
     FileNotFoundError: The file does not exist.
   """
-  found = schema.read(_File, path)
-  try:
-    return _made(found)
-  except ValueError as error:
-    raise ValueError(f"{path}: {error}") from error
+  return schema.read(_File, path, then=_made)
 
 
 def from_json(found: Mapping[str, Any]) -> LinkMatrix:

@@ -16,7 +16,6 @@ Example:
   True
 """
 
-import math
 import pathlib
 from typing import Literal
 
@@ -111,9 +110,6 @@ class Host(schema.Schema):
     device_link: Link between host and device. ``read`` is from host to device.
     links: Links that tiers share.
     tiers: Tiers, the fastest first.
-    cache_bytes: Last-level cache: the CPU reads smaller arrays at
-      ``cache_rate``.
-    cache_rate: Bytes per second of the cache, reads and writes together.
   """
 
   name: str
@@ -121,13 +117,6 @@ class Host(schema.Schema):
   device_link: SharedLink
   links: tuple[SharedLink, ...]
   tiers: tuple[Tier, ...]
-  cache_bytes: Quantity
-  cache_rate: Quantity
-
-  @property
-  def capacity_bytes(self) -> float:
-    """Bytes of all tiers."""
-    return sum(tier.capacity_bytes.value for tier in self.tiers)
 
   @property
   def to_device(self) -> float:
@@ -154,11 +143,7 @@ def read(path: pathlib.Path) -> Host:
     ValueError: A key or value is invalid, in one line.
     OSError: The file cannot be read.
   """
-  found = schema.read(Host, path)
-  try:
-    return checked(found)
-  except ValueError as error:
-    raise ValueError(f"{path}: {error}") from error
+  return schema.read(Host, path, then=checked)
 
 
 def parse(text: str) -> Host:
@@ -225,8 +210,6 @@ def checked(host: Host) -> Host:
         raise ValueError(
           f"{where}.{key}: rates must lie in [{_LEAST_RATE:g}, {_MOST_RATE:g}]"
         )
-  host.cache_bytes.check("cache_bytes")
-  host.cache_rate.check("cache_rate")
   return host
 
 
@@ -273,13 +256,11 @@ def _cxl(index: int) -> Tier:
   )
 
 
-def _server(name: str, source: str, device_link: SharedLink, *tiers: Tier):
+def _server(
+  name: str, source: str, device_link: SharedLink, *tiers: Tier
+) -> Host:
   return checked(Host(
     name=name, source=source, device_link=device_link, links=(), tiers=tiers,
-    cache_bytes=_quantity(
-      math.ldexp(1, 25), "assumption: last-level cache of 32 MiB"
-    ),
-    cache_rate=_quantity(1e12, "assumption: last-level cache, all cores"),
   ))
 
 

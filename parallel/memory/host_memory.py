@@ -1,8 +1,7 @@
-"""Host memory on NUMA nodes and in files, by Linux system calls.
+"""Host memory on NUMA nodes, by Linux system calls.
 
 `allocate` returns an array whose pages are on one node (``mbind`` before the
-first touch) or in a file that is mapped; `nodes_of` reads back where pages are
-(``move_pages``).
+first touch); `nodes_of` reads the nodes of its pages back (``move_pages``).
 
 Example:
   >>> import numpy as np
@@ -20,7 +19,6 @@ import mmap
 import os
 import pathlib
 import platform
-import resource
 
 import numpy as np
 
@@ -56,12 +54,6 @@ def free_bytes(node: int) -> int:
   raise AssertionError(f"{path} has no MemFree")
 
 
-def lockable_bytes() -> float:
-  """Returns the bytes that this process may lock; infinity without limit."""
-  limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-  return float("inf") if limit == resource.RLIM_INFINITY else float(limit)
-
-
 def check_node(node: int) -> None:
   """Raises ValueError for a node that this machine does not have."""
   found = nodes()
@@ -72,34 +64,24 @@ def check_node(node: int) -> None:
     )
 
 
-def allocate(
-  size: int, node: int | None = None, path: pathlib.Path | None = None
-) -> np.ndarray:
-  """Returns bytes on a node, or in a file that is created and mapped.
+def allocate(size: int, node: int) -> np.ndarray:
+  """Returns memory on a node.
 
   Args:
     size: Number of bytes.
-    node: Node of the pages; None for the kernel's choice.
-    path: File; None for anonymous memory. Its blocks are reserved on the disk.
+    node: Node of the pages.
 
   Returns:
     uint8 ``[size]``, zeros.
 
   Raises:
     ValueError: The node does not exist.
-    OSError: The file exists, or the system refuses, as on a full disk.
+    OSError: The system refuses.
   """
-  if node is not None:
-    check_node(node)
-  if path is None:
-    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-  else:
-    with open(path, "x+b") as file:
-      # Without blocks, a full disk would end the process with SIGBUS.
-      os.posix_fallocate(file.fileno(), 0, size)
-      area = mmap.mmap(file.fileno(), size)
+  check_node(node)
+  area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
   made = np.frombuffer(area, np.uint8)
-  if node is not None and len(nodes()) > 1:
+  if len(nodes()) > 1:
     words = (ctypes.c_ulong * (node // 64 + 1))()
     words[node // 64] = 1 << node % 64
     _call(0, made.ctypes.data, size, _BIND, words, 64 * len(words) + 1, 0)

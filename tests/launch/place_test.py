@@ -61,7 +61,7 @@ def test_a_host_that_is_too_small_is_reported(launch, tmp_path, scale, says):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-  (["--config=configs/caatnet/tiny.py"], "study=None is not a placement"),
+  (["--config=configs/caatnet/tiny.py"], "must be 'placement'; use"),
   ([PLACE, "--tiers={tmp}/no.json"], "No such file"),
   ([PLACE, "--tiers=three-cxl"], "did you mean"),
   ([f"{PLACE}:70b"], "the sizes are 12b, 7b"),

@@ -46,7 +46,6 @@ SLOW = dict.fromkeys(("value", "low", "high"), 1e-300) | {"source": "a test"}
   (_set("tiers", 1, "kind", "tape"), "must be 'dram', 'cxl' or 'file'"),
   (_set("tiers", 1, "kind", "file"), "a path if its kind is file, and only"),
   (_set("tiers", []), "tiers has 0 entries; it must have 1 to 64"),
-  (_set("cache_rate", RATE), "cache_rate: low=0 must be positive"),
   (_set("device_link", "write", RATE), "device_link.write: low=0 must be"),
   (_set("speed", 1.0), "key 'speed' must be one of"),
   (lambda found: found["tiers"][0].pop("write"), "tiers[0].write is missing"),

@@ -55,14 +55,11 @@ def measure(
   found = [_node(node, sizes, cache, progress) for node in host_memory.nodes()]
   if path is not None:
     found.append(_file(path, max(sizes), progress))
-  inside = rates.measure(_arrays(cache // 8, node=None))["triad"]
   return tiers.checked(Host(
     name=platform.node() or "this machine",
     source="measured by launch.measure_memory",
     device_link=_device_link(max(sizes), progress), links=(),
     tiers=tuple(found),
-    cache_bytes=_quantity([cache], "last-level cache, from the kernel"),
-    cache_rate=_quantity([inside], "triad on arrays within the cache"),
   ))
 
 
@@ -89,16 +86,15 @@ def _median(values: Sequence[float], source: str) -> Quantity:
   return _quantity([*values, statistics.median(values)], source)
 
 
-def _arrays(size: int, node: int | None) -> list[np.ndarray]:
+def _arrays(size: int, node: int) -> list[np.ndarray]:
   """Returns three arrays float32 of ``size`` bytes each on a node."""
   arrays = [
     host_memory.allocate(size, node=node).view(np.float32) for _ in range(3)
   ]
   for array in arrays:
     array.fill(0)
-  if node is not None:
-    wrong = set(host_memory.nodes_of(arrays[0])) - {node}
-    assert not wrong, f"pages of node {node} are on {wrong}"
+  wrong = set(host_memory.nodes_of(arrays[0])) - {node}
+  assert not wrong, f"pages of node {node} are on {wrong}"
   return arrays
 
 

@@ -320,7 +320,7 @@ def test_peer_that_others_cannot_reach_is_one_line_and_rounds_continue(
   (line,) = newcomer.said
   assert "does not admit this peer at {}:{}: ".format(*closed) in line
   trained.go_on()
-  time.sleep(1)  # a further check has failed by then
+  time.sleep(1)  # longer than the pause before the next check, which fails
   trained.go_on()
   assert (trained.record.epoch, trained.record.members) == (epoch, members)
   assert (len(newcomer.said), len(trained.lines("not admitted"))) == (1, 1)

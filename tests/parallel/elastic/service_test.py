@@ -117,7 +117,7 @@ def test_unauthenticated_and_invalid_input_is_closed_and_peers_continue(
 
 
 def test_waiting_peer_that_the_next_one_cannot_reach_is_dropped(tmp_path):
-  """The first peer passes alone: nobody was there to connect to it."""
+  """The first peer is alone, so that no other one can check it."""
   lines, ends = [], []
   there = _serving(tmp_path, lines, rules=coordinator.Rules(least=3))
 

@@ -1,9 +1,11 @@
-"""Pages on nodes and in files, and the loops that measure them."""
+"""Pages on nodes, and the loops that measure them."""
 
 import numpy as np
 import pytest
 
 from parallel.memory import host_memory, rates
+
+NODE = host_memory.nodes()[0]
 
 
 def test_pages_are_on_the_node_that_was_asked_for():
@@ -17,7 +19,7 @@ def test_pages_are_on_the_node_that_was_asked_for():
 
 def test_a_page_that_was_not_touched_is_on_no_node():
   with pytest.raises(OSError, match="No such file"):  # ENOENT of move_pages
-    host_memory.nodes_of(host_memory.allocate(2**22))
+    host_memory.nodes_of(host_memory.allocate(2**22, node=NODE))
 
 
 @pytest.mark.parametrize("node", [-1, 4096])
@@ -25,18 +27,6 @@ def test_an_unknown_node_lists_the_nodes(node):
   message = f"node={node} does not exist; the nodes of this machine are 0"
   with pytest.raises(ValueError, match=message):
     host_memory.allocate(4096, node=node)
-
-
-def test_bytes_of_a_file_are_what_was_written(tmp_path):
-  path = tmp_path / "tier"
-  x = host_memory.allocate(2**16, path=path)
-  x[:] = np.arange(2**16, dtype=np.uint8)
-  assert path.read_bytes() == x.tobytes()
-
-
-def test_a_file_that_the_disk_cannot_hold_is_an_error(tmp_path):
-  with pytest.raises(OSError, match=r"No space left|File too large"):
-    host_memory.allocate(2**55, path=tmp_path / "tier")
 
 
 def test_loops_move_every_element():
@@ -47,7 +37,7 @@ def test_loops_move_every_element():
 
 
 def test_dependent_loads_visit_every_line_once_in_one_cycle():
-  x = host_memory.allocate(64 * 1000)
+  x = host_memory.allocate(64 * 1000, node=NODE)
   assert rates.latency_s(x, num_loads=10) > 0
   order, place, visited = x.view(np.int64), 0, []
   for _ in range(1000):

@@ -181,6 +181,44 @@ def test_optimum_of_whole_units_equals_enumeration():
   assert found.step_s == pytest.approx(best, rel=1e-3)
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_step_computes_the_flops_and_holds_the_bytes_of_its_model(batch_size):
+  """Against the model's training FLOPs, and bytes written out."""
+  h100, tokens = DEVICES["h100"], 4096 * batch_size
+  step = problem.training_step(
+    LLAMA, batch_size=batch_size, seq_len=4096, device=h100,
+    host=HOSTS["two-cxl"], utilisation=0.4, fill=0.8,
+  )
+  assert step.device_bytes == 0.8 * 80e9
+  flops = tokens * LLAMA.flops_per_token(4096)
+  seconds = sum(step.seconds.values())
+  assert seconds == pytest.approx(flops / (0.4 * 989.4e12), rel=1e-3)
+  assert step.seconds["backward"] == 2 * step.seconds["forward"]
+  # Of a layer: 4 streams, queries, keys, values, attention, and 3 of the MLP.
+  saved = 2 * tokens * (4 * 4096 + 4 * 4096 + 3 * 11_008)
+  layer = 2 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096)
+  assert step.reserved == {
+    "end of forward": max(8 * tokens * 32_000, 2 * saved + 2 * layer),
+    "end of backward": 2 * saved + 3 * layer,
+  }
+  kept, again = step.parts[1].ways
+  assert kept.tensors[0].size_bytes == 32 * saved
+  assert again.tensors[0].size_bytes == 32 * 2 * tokens * 4096
+  # Recomputed: all layers, not the head.
+  head = 2 * tokens * 4096 * 32_000 / (0.4 * 989.4e12)
+  assert again.seconds["backward"] + head == pytest.approx(
+    step.seconds["forward"]
+  )
+
+
+def test_a_host_sends_at_the_slower_one_of_link_and_memory():
+  link = HOSTS["dgx-h100"].device_link.read.value
+  slow = _host((1e12, link / 2, False))
+  assert slow.to_device == slow.from_device == link / 2
+  fast = _host((1e12, link / 4, False), (1e12, 9 * link, False))
+  assert fast.to_device == fast.from_device == link
+
+
 def test_bytes_per_parameter_of_a_cpu_optimizer():
   """16 bytes on the host, of which the CPU reads and writes 28 per step."""
   step = problem.training_step(

@@ -46,7 +46,7 @@ TIMES = pairwise.rows(
 @pytest.mark.rotated
 @pytest.mark.parametrize("row", RUNS, ids=pairwise.label)
 def test_options_together_equal_a_single_program(row):
-  run_test.test_stages_equal_a_single_program((
+  run_test.check_stages_equal_a_single_program((
     row["name"], row["stages"], row["microbatches"], row["chunks"],
     row["stages"] // row["lanes"], row["ranks"], row["keeps"],
   ))

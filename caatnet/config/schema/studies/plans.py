@@ -14,6 +14,7 @@ from caatnet.config.schema.fields import (
 )
 from caatnet.config.schema.studies.shared import (
   EXECUTIONS,
+  TIERS,
   UTILISATION,
   Study,
   study_key,
@@ -141,8 +142,7 @@ class PlannerOptions:
   )
   offload: bool = field(True, "Whether to try config.zero.offload.")
   tiers: str = field(
-    "dgx-a100", "File of memory tiers, or a key of HOSTS in "
-    "parallel/hardware/tiers.py: where an offloaded optimizer state is.",
+    "dgx-a100", f"{TIERS}, for an offloaded optimizer state.",
   )
   keeps: tuple[str, ...] = field(
     ("residuals", "inputs"), "Values of config.pipeline.keep to try."
@@ -184,11 +184,10 @@ class PlacementOptions:
   """Memory tiers of a placement, and assumptions of its predictions."""
 
   tiers: str = field(
-    "two-cxl", "File of memory tiers, or a key of HOSTS in "
-    "parallel/hardware/tiers.py.",
+    "two-cxl", f"{TIERS}.",
   )
   baseline: str = field(
-    "large-dram", "Tiers, as above, on which dram_only is the baseline.",
+    "large-dram", f"{TIERS}, on which dram_only is the baseline.",
   )
   device: str = field("h200", "Key of DEVICES in parallel/hardware/devices.py.")
   policies: tuple[str, ...] = field(

@@ -32,6 +32,12 @@ LATENCY = (
 )
 
 
+TIERS = (
+  "File of a host's memory tiers, or a key of HOSTS in "
+  "parallel/hardware/tiers.py"
+)
+
+
 UTILISATION = "Achieved share of peak FLOP/s of matrix products, an assumption."
 
 
