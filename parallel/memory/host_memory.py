@@ -25,6 +25,7 @@ import numpy as np
 # Numbers of the system calls mbind and move_pages.
 _CALLS = {"x86_64": (237, 279), "aarch64": (235, 239)}
 _BIND = 2  # MPOL_BIND
+_MASK_WORDS = 16  # 1,024 nodes, as in Linux
 _PAGE = mmap.PAGESIZE
 _SYSTEM = pathlib.Path("/sys/devices/system/node")
 
@@ -81,10 +82,11 @@ def allocate(size: int, node: int) -> np.ndarray:
   check_node(node)
   area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
   made = np.frombuffer(area, np.uint8)
-  if len(nodes()) > 1:
-    words = (ctypes.c_ulong * (node // 64 + 1))()
-    words[node // 64] = 1 << node % 64
-    _call(0, made.ctypes.data, size, _BIND, words, 64 * len(words) + 1, 0)
+  mask = (ctypes.c_ulong * _MASK_WORDS).from_buffer_copy(
+    (1 << node).to_bytes(8 * _MASK_WORDS, "little")
+  )
+  # The kernel reads one bit less than it is told.
+  _call(0, made.ctypes.data, size, _BIND, mask, 64 * _MASK_WORDS + 1, 0)
   return made
 
 

@@ -40,10 +40,6 @@ class Placement:
   ways: Mapping[tuple[str, str], float]
   tiers: Mapping[Key, Mapping[str, float]]
 
-  def on(self, key: Key, tier: str) -> float:
-    """Returns the fraction of a tensor on a tier."""
-    return self.tiers.get(key, {}).get(tier, 0.0)
-
 
 @dataclasses.dataclass(frozen=True)
 class Cost:

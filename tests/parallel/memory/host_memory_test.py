@@ -1,5 +1,8 @@
 """Pages on nodes, and the loops that measure them."""
 
+import itertools
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -17,6 +20,19 @@ def test_pages_are_on_the_node_that_was_asked_for():
     assert 0 < host_memory.free_bytes(node) < 1e15
 
 
+def test_the_kernel_binds_the_pages_to_the_node():
+  maps = pathlib.Path("/proc/self/numa_maps")
+  if not maps.exists():
+    pytest.skip("a kernel without NUMA")
+  x = host_memory.allocate(2**22, node=NODE)
+  x[:] = 1
+  (line,) = (
+    line for line in maps.read_text().splitlines()
+    if int(line.split()[0], 16) == x.ctypes.data
+  )
+  assert line.split()[1] == f"bind:{NODE}"
+
+
 def test_a_page_that_was_not_touched_is_on_no_node():
   with pytest.raises(OSError, match="No such file"):  # ENOENT of move_pages
     host_memory.nodes_of(host_memory.allocate(2**22, node=NODE))
@@ -29,11 +45,33 @@ def test_an_unknown_node_lists_the_nodes(node):
     host_memory.allocate(4096, node=node)
 
 
-def test_loops_move_every_element():
-  arrays = [np.full(1000, value, np.float32) for value in (0, 2, 1)]
-  found = rates.measure(arrays, num_threads=2)
-  assert set(found) == set(rates.MOVED)
-  np.testing.assert_array_equal(arrays[0], 2 + 3 * 1)  # triad is the last
+def test_at_most_the_requested_number_of_pages_is_read_back():
+  x = host_memory.allocate(100 * 4096, node=NODE)
+  x[:] = 1
+  for most in (1, 3, 60, 1000):
+    assert 1 <= len(host_memory.nodes_of(x, most)) <= most
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+  ("read", 5), ("write", 1), ("copy", 2), ("triad", 2 + 3 * 7),
+])
+def test_loops_move_every_element(name, expected):
+  arrays = [np.full(1000, value, np.float32) for value in (5, 2, 7)]
+  total = getattr(rates._loops(), name)(*arrays)
+  np.testing.assert_array_equal(arrays[0], expected)
+  assert total == (5000 if name == "read" else 0)
+
+
+def test_a_rate_is_the_bytes_of_all_accesses_over_the_time(monkeypatch):
+  """On a clock on which each pass takes 0.5 s."""
+  clock = itertools.count()
+  monkeypatch.setattr(rates.time, "perf_counter", lambda: next(clock) / 2)
+  arrays = [np.zeros(1000, np.float32) for _ in range(3)]
+  assert rates.measure(arrays, num_threads=2) == {
+    "read": 8000, "write": 8000, "copy": 16_000, "triad": 24_000
+  }
+  x = host_memory.allocate(64 * 1000, node=NODE)
+  assert rates.latency_s(x, num_loads=50) == 0.01
 
 
 def test_dependent_loads_visit_every_line_once_in_one_cycle():

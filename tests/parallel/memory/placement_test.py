@@ -85,6 +85,11 @@ def test_fractions_sum_to_one_and_the_optimum_is_the_fastest_that_fits(seed):
       key = part.name, way.name, tensor.name
       total = sum(found.tiers.get(key, {}).values())
       assert total == pytest.approx(found.ways.get(key[:2], 0.0), abs=1e-6)
+  for found in costs.values():
+    if found.fits:
+      for instant, reserved in step.reserved.items():
+        on_device = found.occupied[instant][DEVICE] + reserved
+        assert on_device <= step.device_bytes * (1 + 1e-6)
   fitting = {name: c.step_s for name, c in costs.items() if c.fits}
   # If any policy fits, the optimum does, and it is at least as fast.
   assert ("optimum" in fitting) == bool(fitting)
@@ -211,6 +216,39 @@ def test_a_step_computes_the_flops_and_holds_the_bytes_of_its_model(batch_size):
   )
 
 
+@pytest.mark.parametrize(("rate", "seconds"), [(2e9, 2.0), (30e9, 0.5)])
+def test_bytes_between_host_and_device_cross_both_the_tier_and_the_link(
+  rate, seconds
+):
+  """4 GB written in the forward and read in the backward; a link of 8 GB/s."""
+  uses = (
+    Use("forward", "device", written=1), Use("backward", "device", read=1)
+  )
+  saved = Tensor("x", 4 * GB, ("end of forward",), uses, "host")
+  host = _host((9 * GB, rate, True))
+  link = host.device_link.model_copy(
+    update={"read": _quantity(8e9), "write": _quantity(8e9)}
+  )
+  step = _streams(host.model_copy(update={"device_link": link}))
+  step = dataclasses.replace(step, parts=(
+    dataclasses.replace(step.parts[0], ways=(
+      dataclasses.replace(step.parts[0].ways[0], tensors=(saved,)),
+    )), step.parts[1],
+  ))
+  found = placement.cost(step, placement.place(step, "optimum"))
+  assert found.seconds == pytest.approx(
+    {"forward": seconds, "backward": seconds, "update": 0}
+  )
+  assert found.binding("forward") == (
+    "t0, write" if rate < 8e9 else f"{link.name}, write"
+  )
+
+
+def test_an_unknown_policy_suggests_the_nearest():
+  with pytest.raises(ValueError, match="did you mean interleave"):
+    placement.place(_random(0), "interleaved")
+
+
 def test_a_host_sends_at_the_slower_one_of_link_and_memory():
   link = HOSTS["dgx-h100"].device_link.read.value
   slow = _host((1e12, link / 2, False))
@@ -280,6 +318,38 @@ def test_a_state_that_fits_nowhere_says_how_much_is_missing():
     placement.place(step, "optimum")
   found = placement.cost(step, placement.place(step, "largest_first"))
   assert found.missing == {"t0": pytest.approx(2 * GB)}
+
+
+def test_tensors_fill_the_fastest_tier_first():
+  step = _streams(
+    _host((2 * GB, 9e9, False), (8 * GB, 1e9, False), (8 * GB, 3e9, False)),
+    (3.0, 1.0, 1.0), (1.0, 1.0, 1.0),
+  )
+  found = placement.cost(step, placement.place(step, "largest_first"))
+  assert found.occupied["end of forward"] == pytest.approx(
+    {DEVICE: 0, "t0": 2 * GB, "t1": 0, "t2": 2 * GB}
+  )
+
+
+@pytest.mark.parametrize("policy", ["dram_only", "largest_first"])
+def test_what_fits_nowhere_exceeds_the_slowest_node(policy):
+  host = _host((1 * GB, 9e9, False), (1 * GB, 3e9, False))
+  host = host.model_copy(update={"tiers": tuple(
+    tier.model_copy(update={"kind": "dram"}) for tier in host.tiers
+  )})
+  step = _streams(host, (5.0, 1.0, 1.0))
+  found = placement.cost(step, placement.place(step, policy))
+  assert found.missing == {"t1": pytest.approx(3 * GB)}
+
+
+@pytest.mark.parametrize("policy", ["dram_only", "interleave"])
+def test_a_host_with_files_only_has_no_placement_on_nodes(policy):
+  host = _host((1 * GB, 9e9, False))
+  host = host.model_copy(update={"tiers": (
+    host.tiers[0].model_copy(update={"kind": "file", "path": "x"}),
+  )})
+  with pytest.raises(ValueError, match="host 'two-cxl' has "):
+    placement.place(_streams(host, (0.5, 1.0, 1.0)), policy)
 
 
 def test_a_shared_link_limits_the_tiers_behind_it():

@@ -14,6 +14,7 @@ from caatnet.config.schema.studies.shared import (
   BANDWIDTH,
   LATENCY,
   Study,
+  random_numberings_key,
   study_key,
 )
 
@@ -39,11 +40,7 @@ class Collectives(Study):
     0, "Pieces of each chunk, which are pipelined; 0 for the fastest number of "
     "each size and time model.", COUNT_OR_NONE,
   )
-  random_numberings: int = field(
-    0, "Random numberings of the ranks that are tried in addition to those of "
-    "the topology and, for a grid, of its transpositions; the fastest counts.",
-    Range(0, 64, whole=True),
-  )
+  random_numberings: int = random_numberings_key()
   size_bytes: tuple[int, ...] = field(
     tuple(k * 2**10 for k in (32, 256, 2048, 16384, 65536)),
     "Sizes of messages in bytes.", BYTES,
@@ -92,11 +89,7 @@ class Schedule(Study):
     'may follow, as in "multitree,farthest_first=True" or "optimal,weight=2".',
   )
   collective: str = field("all_reduce", "Collective to build.")
-  random_numberings: int = field(
-    0, "Random numberings of the ranks that are tried in addition to those of "
-    "the topology and, for a grid, of its transpositions; the fastest counts.",
-    Range(0, 64, whole=True),
-  )
+  random_numberings: int = random_numberings_key()
   msccl: str = field(
     "", "MSCCL XML file to read instead of running an algorithm; "
     '"" for none.',

@@ -3,6 +3,7 @@
 from typing import Any
 
 from caatnet.config.schema.fields import (
+  Range,
   field,
   section,
 )
@@ -11,6 +12,15 @@ from caatnet.config.schema.fields import (
 def study_key(name: str) -> Any:
   """Declares ``config.study`` with one allowed value."""
   return field(name, "Study that runs.", (name,))
+
+
+def random_numberings_key() -> Any:
+  """Declares the number of random numberings of a topology's ranks."""
+  return field(
+    0, "Random numberings of the ranks that are tried in addition to those of "
+    "the topology and, for a grid, of its transpositions; the fastest counts.",
+    Range(0, 64, whole=True),
+  )
 
 
 @section
