@@ -41,7 +41,11 @@ if os.environ.setdefault(ROWS, "all") == "day":
 import jax
 import pytest
 
-jax.config.update("jax_platforms", "cpu")
+# TEST_PLATFORM=cuda,cpu runs tests/parallel/kernels on a GPU. By default its
+# products of float32 operands have fewer bits, also those of references.
+jax.config.update("jax_platforms", os.environ.get("TEST_PLATFORM", "cpu"))
+if "TEST_PLATFORM" in os.environ:
+  jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_num_cpu_devices", 8)
 # Broadcasting between arrays of different rank is an error.
 jax.config.update("jax_numpy_rank_promotion", "raise")

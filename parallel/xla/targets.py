@@ -249,7 +249,7 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
   )
   config = (
     f"gpu_device_info {{ {limits} }} platform_name: \"CUDA\" "
-    f"device_description_str: \"{gpu.upper()}\" "
+    f"device_description_str: \"NVIDIA {gpu.upper()}\" "
     "dnn_version_info { major: 9 minor: 10 }"
   )
   try:

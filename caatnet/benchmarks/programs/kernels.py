@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import functools
 import itertools
+import math
 from types import MappingProxyType
 from typing import Any
 
 import jax
+from jax import lax
 import numpy as np
 
 from caatnet.benchmarks.harness import setup, timing
@@ -24,6 +26,9 @@ from parallel.xla import fingerprint, hlo, roofline, targets
 # Size of the array whose copy gives the reference bandwidth: far larger than
 # any cache.
 _COPY_BYTES = 1 << 28
+# Bytes that a timed program moves. The host takes some 50 us to start it, 3% of
+# the time of 4 GiB at 3 TB/s.
+_TIMED_BYTES = 1 << 32
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -216,10 +221,10 @@ def _measure(
   The copy is within the device's memory, or from the host's if the kernel reads
   host memory.
   """
-  seconds = timing.in_turns({
-    name: functools.partial(_seconds_each, *runner)
-    for name, runner in _runners(subject, implementation, options).items()
-  }, options.rounds, warm_up=1, label=None)
+  seconds = timing.in_turns(
+    _timers(subject, implementation, options), options.rounds, warm_up=1,
+    label=None,
+  )
   kernel = timing.summary(seconds["kernel"])
   medians = {name: float(np.median(times)) for name, times in seconds.items()}
   bandwidth = 2 * _COPY_BYTES / medians["copy"]  # read and written
@@ -231,27 +236,13 @@ def _measure(
   }
 
 
-def _seconds_each(
-  function: Callable[..., Any], operands: Sequence[tuple[Any, ...]]
-) -> float:
-  """Returns the seconds of a call, with the host's part hidden.
-
-  Args:
-    function: Compiled function.
-    operands: Operands of several calls, which are dispatched together.
-  """
-  total = timing.seconds(
-    lambda: jax.block_until_ready([function(*each) for each in operands])
-  )
-  return total / len(operands)
-
-
-def _runners(
+def _timers(
   subject: Subject, implementation: str, options: Any
-) -> dict[str, tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]:
-  """Returns the functions to time, with several sets of operands.
+) -> dict[str, Callable[[], float]]:
+  """Returns functions that measure the seconds of a call.
 
-  Several sets prevent a call from finding its operands in a cache.
+  Calls alternate between several sets of operands, which prevents them from
+  finding their operands in a cache.
   """
   seeds = range(options.buffers)
   theirs = [subject.operands(seed, "reference") for seed in seeds]
@@ -262,27 +253,71 @@ def _runners(
     jax.random.normal(jax.random.key(seed), _COPY_BYTES // 4) for seed in seeds
   ]
   # A negation, since XLA would alias an unchanged array.
-  copy = jax.jit(lambda x: -x)
+  copy = lambda x: -x
   if subject.from_host:
     copy = functools.partial(jax.device_put, device=source[0].sharding)
     host = source[0].sharding.with_memory_kind("pinned_host")
     source = [jax.device_put(x, host) for x in source]
-  stages = [jax.jit(stage) for stage in subject.stages]
 
   def unfused(*operands):
     results = ()
-    for stage in stages:
-      results = stage(*results, *operands)
+    for stage in subject.stages:
+      results = lax.optimization_barrier(stage(*results, *operands))
     return results
 
+  def repeats(num_bytes):
+    # XLA cannot carry arrays in host memory through a loop.
+    return 1 if subject.from_host else (
+      math.ceil(_TIMED_BYTES / num_bytes / options.buffers)
+    )
+
   kernel, fused = (
-    jax.jit(functools.partial(subject.run, implementation=name))
+    functools.partial(subject.run, implementation=name)
     for name in (implementation, "reference")
   )
+  times = repeats(subject.num_bytes)
   return {
-    "kernel": (kernel, buffers), "fused": (fused, theirs),
-    "unfused": (unfused, theirs), "copy": (copy, [(x,) for x in source]),
+    "kernel": _timer(kernel, buffers, times),
+    "fused": _timer(fused, theirs, times),
+    "unfused": _timer(unfused, theirs, times),
+    "copy": _timer(
+      copy, [(x,) for x in source], repeats(2 * _COPY_BYTES)
+    ),
   }
+
+
+def _timer(
+  function: Callable[..., Any], sets: Sequence[tuple[Any, ...]], times: int
+) -> Callable[[], float]:
+  """Returns a function that measures the seconds of a call of another.
+
+  Args:
+    function: Function to time.
+    sets: Sets of operands. One program calls the function on each of them.
+    times: Number of passes over the sets in that program.
+  """
+
+  def one_pass(turn, sets):
+    results = []
+    for operands in sets:
+      # XLA neither hoists calls that depend on the loop's counter out of the
+      # loop nor merges those that depend on each other.
+      operands, *_ = lax.optimization_barrier((operands, turn, results[-1:]))
+      results.append(function(*operands))
+    return results
+
+  @jax.jit
+  def run(sets):
+    return lax.fori_loop(
+      1, times, lambda turn, _: one_pass(turn, sets), one_pass(0, sets)
+    )
+
+  if times == 1:
+    each = jax.jit(function)
+    run = lambda sets: [each(*operands) for operands in sets]
+  return lambda: timing.seconds(
+    lambda: jax.block_until_ready(run(sets))
+  ) / (times * len(sets))
 
 
 def _print(rows: list[dict[str, Any]], timed: bool) -> None:

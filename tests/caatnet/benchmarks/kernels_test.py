@@ -73,6 +73,7 @@ def test_gpu_program_reads_the_table_in_pinned_memory():
 def test_kernel_is_timed_against_its_reference_and_a_copy(monkeypatch):
   """Executes the timed path of accelerators in the interpreter."""
   monkeypatch.setattr(kernels, "_COPY_BYTES", 1 << 12)
+  monkeypatch.setattr(kernels, "_TIMED_BYTES", 1 << 20)
   options = config_of.get_config().benchmark
   options.rounds, options.buffers = 2, 1
   for op in ("reduce_add_norm", "nesterov"):

@@ -10,10 +10,8 @@ import pytest
 from parallel.kernels import calls
 from parallel.kernels.add_norm import api, gpu, reference, tpu
 from parallel.kernels.add_norm.cases import CASES, Case
-from tests.parallel.kernels.compare import assert_close
+from tests.parallel.kernels.compare import KERNELS, assert_close
 from tests.parallel.kernels.limits import F2, F4, F8, assert_limit, limits
-
-KERNELS = ("tpu_interpret", "gpu_interpret")
 
 
 def draw(case, seed=0):

@@ -10,9 +10,8 @@ import pytest
 from parallel.kernels.codec import api, gpu, threefry, tpu
 from parallel.kernels.codec.cases import CASES
 from parallel.kernels.codec.reference import Codec, OuterStep
+from tests.parallel.kernels.compare import KERNELS
 from tests.parallel.kernels.limits import assert_limit, limits
-
-KERNELS = ("tpu_interpret", "gpu_interpret")
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))

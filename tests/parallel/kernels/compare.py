@@ -1,7 +1,12 @@
-"""Tolerances of comparisons between kernels and references."""
+"""Kernels to test, and tolerances of comparisons with their references."""
 
 import jax
 import numpy as np
+
+# Kernels of this platform: interpreted on CPUs, compiled on GPUs and TPUs.
+KERNELS = {
+  "cpu": ("tpu_interpret", "gpu_interpret"), "gpu": ("gpu",), "tpu": ("tpu",),
+}[jax.default_backend()]
 
 
 def assert_close(ours, theirs, dtype, rounds=1):

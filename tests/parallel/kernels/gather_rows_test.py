@@ -6,17 +6,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.sharding import SingleDeviceSharding
 import numpy as np
 import pytest
 
 from parallel.kernels.gather_rows import api, cases, gpu, order, tpu
+from tests.parallel.kernels.compare import KERNELS
 from tests.parallel.kernels.limits import F4, assert_limit, limits
-
-KERNELS = ("tpu_interpret", "gpu_interpret", "reference")
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", (*KERNELS, "reference"))
 def test_kernel_equals_the_reference(kernel, name):
   case = cases.CASES[name]
   rng = np.random.default_rng(0)
@@ -24,7 +24,11 @@ def test_kernel_equals_the_reference(kernel, name):
   ids = rng.integers(0, case.rows, case.ids).astype("i4")
   ids[:2] = 0, case.rows - 1
   chosen = api.choice(case.rows, case.width, rows.dtype, kernel)
-  stored = jnp.asarray(order.stored(rows, chosen.kind))
+  there = SingleDeviceSharding(
+    jax.devices()[0],
+    memory_kind="pinned_host" if kernel in ("gpu", "tpu") else None,
+  )
+  stored = jax.device_put(order.stored(rows, chosen.kind), there)
   found = api.gather_rows(stored, jnp.asarray(ids), case.width, chosen)
   np.testing.assert_array_equal(found, rows[ids])
 

@@ -16,7 +16,7 @@ import pytest
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.paged_attention import api, order, tpu
 from parallel.kernels.paged_attention.cases import CASES, Case
-from tests.parallel.kernels.compare import assert_close
+from tests.parallel.kernels.compare import KERNELS, assert_close
 from tests.parallel.kernels.races import races_found
 
 
@@ -129,19 +129,20 @@ def test_chunked_prefill_does_not_depend_on_the_chunk_size(size):
 
 
 @pytest.mark.rotated
-@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_match_the_reference(name, kernel):
   """Includes padding sequences, and padding rows at the end of a chunk."""
   case = CASES[name]
   padding = range(case.seqs - 1)
   dead = case.rows // 3
-  *operands, _ = draw(case, api.ORDERS[kernel], padding=padding, dead=dead)
+  kind = kernel.removesuffix("_interpret")
+  *operands, _ = draw(case, api.ORDERS[kind], padding=padding, dead=dead)
   q, pages, tables, first = operands
   lengths = first + case.rows - dead
   theirs = run(*operands, case.window, "reference", lengths)
-  if kernel == "gpu":
-    ours = run(*operands, case.window, "gpu_interpret", lengths)
+  if kernel != "tpu_interpret":
+    ours = run(*operands, case.window, kernel, lengths)
   else:
     ours = WITH_RACES(
       q, pages, jnp.clip(tables, 0, pages.num_pages - 1), first,

@@ -9,11 +9,10 @@ import pytest
 
 from parallel.kernels.reduce_add_norm import api, gpu, tpu
 from parallel.kernels.reduce_add_norm.cases import CASES, Case
-from tests.parallel.kernels.compare import assert_close
+from tests.parallel.kernels.compare import KERNELS, assert_close
 from tests.parallel.kernels.limits import F2, F4, F8, assert_limit, limits
 
 INT8 = jnp.dtype("int8")
-KERNELS = ("tpu_interpret", "gpu_interpret")
 
 
 def draw(case):
