@@ -36,10 +36,16 @@ test-tpu:  ## Compiles for TPUs that are not here (libtpu, about 200 MB).
 	  .venv-tpu/installed
 	.venv-tpu/bin/python -m pytest -q tests/tpu
 
-test-gpu:  ## Compiles for GPUs that are not here (CUDA plugin, 5.8 GB).
+test-gpu:  ## Compiles for GPUs (CUDA plugin, 5.8 GB); runs kernels on one.
 	@$(MAKE) --no-print-directory VENV=.venv-gpu EXTRAS=plot,test,cuda \
 	  .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q tests/gpu
+	if [ -e /dev/nvidiactl ]; then \
+	  TEST_PLATFORM=cuda,cpu .venv-gpu/bin/python -m pytest -q -W default \
+	    $(addprefix tests/parallel/kernels/,add_norm_test.py \
+	      codec_kernels_test.py gather_rows_test.py paged_attention_test.py \
+	      reduce_add_norm_test.py); \
+	fi
 
 test-eval:  ## Runs lm-evaluation-harness on local tasks (1.4 GB).
 	@$(MAKE) --no-print-directory VENV=.venv-eval EXTRAS=eval,test \

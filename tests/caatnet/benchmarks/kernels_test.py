@@ -1,8 +1,10 @@
 """Benchmark of kernels: memory of operands, counted bytes and times."""
 
+import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from caatnet.benchmarks.programs import kernels
 from caatnet.benchmarks.programs.kernel_subjects import SUBJECTS
 from configs.benchmark import kernels as config_of
 from parallel.kernels.gather_rows import order
+from tests import users
 
 
 def test_gather_of_rows_is_checked_and_its_bytes_are_counted(capsys):
@@ -85,3 +88,12 @@ def test_kernel_is_timed_against_its_reference_and_a_copy(monkeypatch):
     assert rate * found["median_s"] == pytest.approx(subject.num_bytes)
     assert found["of_fused"] > 0
     assert found["of_unfused"] > 0
+
+
+def test_timed_program_executes_every_call():
+  """Two sets of equal values before the loop, and in each iteration."""
+  x = np.ones((64, 64), "f4")
+  program = jax.jit(functools.partial(kernels._passes, jnp.sin, 3))
+  text = users.compiled(program.lower([(x,), (x,)])).as_text()
+  assert text.count(" sine(") == 4
+  assert text.count(" while(") == 1

@@ -4,9 +4,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from jax.sharding import SingleDeviceSharding
 import numpy as np
 import pytest
 
@@ -16,7 +15,7 @@ from tests.parallel.kernels.limits import F4, assert_limit, limits
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-@pytest.mark.parametrize("kernel", (*KERNELS, "reference"))
+@pytest.mark.parametrize("kernel", [*KERNELS, "reference"])
 def test_kernel_equals_the_reference(kernel, name):
   case = cases.CASES[name]
   rng = np.random.default_rng(0)

@@ -182,6 +182,7 @@ def test_attention_on_codes_equals_attention_on_decoded_pages():
   )
 
 
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize("implementation", ["reference", "tpu_interpret"])
 def test_ranks_attend_with_their_own_heads(implementation):
   """Runs under ``shard_map`` with checked varying axes and ``vmap``."""
