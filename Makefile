@@ -24,7 +24,7 @@ demo: $(VENV)/installed  ## Trains p=1 and p=.5 on real text, and compares.
 
 test: $(VENV)/installed lint  ## Runs the tests; ROWS=all: all rows of long tables.
 	TEST_ROWS=$(ROWS) $(BIN)/python -m pytest -n 2 --dist loadfile \
-	  --no-loadscope-reorder -q --durations=10
+	  --no-loadscope-reorder --max-worker-restart=0 -q --durations=10
 
 test-quick:  ## Runs a subset of the laws: make test-quick PYTHON=python3.13
 	@$(MAKE) --no-print-directory VENV=$(QUICK_VENV) $(QUICK_VENV)/installed
