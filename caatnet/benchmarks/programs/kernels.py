@@ -142,9 +142,9 @@ def _lowered(
   operands = subject.shapes(implementation, target.devices[0])
   run = jax.jit(functools.partial(subject.run, implementation=implementation))
   mesh = contextlib.nullcontext()
-  if subject.from_host:
-    # Pallas queries the mesh for the device when a block is a vector. Programs
-    # without such a block do not need it and keep their fingerprints.
+  if subject.from_host or target.devices[0].platform == "gpu":
+    # Pallas queries the mesh for the device: for GPUs since jax 0.11, for TPUs
+    # when a block is a vector. Other programs for TPUs keep their fingerprints.
     mesh = jax.set_mesh(
       make_mesh({"device": Axis("device", 1)}, list(target.devices))
     )

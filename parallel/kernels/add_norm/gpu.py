@@ -15,6 +15,7 @@ Shape legend: N = rows, H = channels of a whole row.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -53,18 +54,22 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
 
 
 def params(
-  spans: Sequence[tuple[int, int]], interpret: bool
+  spans: Sequence[tuple[int, int]], interpret: bool, fewer: bool = False
 ) -> dict[str, Any]:
   """Returns the ``pallas_call`` keywords for programs that hold whole rows.
 
   Args:
     spans: ``(first channel, width)`` of each part of a row.
     interpret: Whether to run in the interpreter, on any machine.
+    fewer: Whether to round the number of warps down to a power of two, so that
+      each thread has more registers, instead of up.
   """
   channels = sum(pl.next_power_of_2(width) for _, width in spans)
   # 16 channels per thread, 512 per warp. For a part that is half of a row, a
   # thread has 8 channels: in bfloat16 one load of 16 bytes, the widest load.
-  warps = pl.next_power_of_2(max(1, channels // 512))
+  warps = max(1, channels // 512)
+  up = pl.next_power_of_2(warps)
+  warps = up // 2 if fewer and up > warps else up
   return {
     "compiler_params": pltriton.CompilerParams(num_warps=min(32, warps)),
     "interpret": interpret,
@@ -139,7 +144,12 @@ def backward(
       calls.shaped((programs, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
-    **params(calls.spans(parts), options.interpret),
+    # Long rows: addresses and counters, which every thread has, would take a
+    # third of the 64 registers of a thread of 32 warps.
+    **params(
+      calls.spans(_split(parts, width)), options.interpret,
+      fewer=not _is_prefetched(parts[0], width),
+    ),
   )(*parts, *d_parts, d_normed, gain.astype(jnp.float32))
   return d_x[: len(parts)], d_x[-1], jnp.sum(d_gain, axis=0)
 
@@ -148,8 +158,12 @@ def _backward(*refs, num, scale, eps):
   x_refs, g_refs = refs[:num], refs[num : 2 * num]
   d_normed_ref, gain_ref, *out_refs, d_gain_ref = refs[2 * num :]
   num_rows, width = d_normed_ref.shape
+  x_refs, g_refs, new_refs, last_refs = (
+    _split(r, width) for r in (x_refs, g_refs, out_refs[:num], out_refs[num:])
+  )
   spans = calls.spans(x_refs)
   first, programs = pl.program_id(0), d_gain_ref.shape[0]
+  dtype = d_normed_ref.dtype
 
   def operands(row):
     """Loads a row of the stream and of both cotangents, in parts.
@@ -164,7 +178,7 @@ def _backward(*refs, num, scale, eps):
     )
 
   # If two rows fit in registers, the next row is prefetched.
-  ahead = width * d_normed_ref.dtype.itemsize <= _AHEAD_BYTES
+  ahead = _is_prefetched(d_normed_ref, width)
 
   def one_row(turn, carried):
     here, d_gains = carried
@@ -185,11 +199,11 @@ def _backward(*refs, num, scale, eps):
     new = []
     for i, (x, d, g) in enumerate(zip(xs, ds, gs, strict=True)):
       new.append(d_gains[i] + d * (x * rstd))
-      g = g + (d * gains[i] * rstd - x * common)
-      store(out_refs[i], spans[i], g.astype(out_refs[i].dtype), row)
-    if scale != 1.0:  # g is the unrounded cotangent of the last part
-      last = out_refs[num]
-      store(last, spans[-1], (g * scale).astype(last.dtype), row)
+      gs[i] = g + (d * gains[i] * rstd - x * common)
+      store(new_refs[i], spans[i], gs[i].astype(dtype), row)
+    # With a scale: from the unrounded cotangents of the last part.
+    for i, last_ref in enumerate(last_refs, len(spans) - len(last_refs)):
+      store(last_ref, spans[i], (gs[i] * scale).astype(dtype), row)
     return following, new
 
   # Rows first, first + programs, ... below num_rows; at least one.
@@ -199,6 +213,38 @@ def _backward(*refs, num, scale, eps):
   _, totals = lax.fori_loop(0, turns, one_row, (start, zeros))
   for span, total in zip(spans, totals, strict=True):
     store(d_gain_ref, span, total, first, whole=True)
+
+
+def _is_prefetched(ref: Any, width: int) -> bool:
+  return width * ref.dtype.itemsize <= _AHEAD_BYTES
+
+
+def _split(refs: Sequence[Any], width: int) -> list[Any]:
+  """Splits parts of long rows, to pad less: 9216 channels to 8192 and 1024."""
+  pieces = []
+  for ref in refs:
+    num_rows, channels = ref.shape
+    most = 1 << (channels.bit_length() - 1)  # a power of two
+    if most == channels or _is_prefetched(ref, width):
+      pieces.append(ref)
+    else:
+      pieces.append(_Piece(ref, 0, (num_rows, most)))
+      pieces.append(_Piece(ref, most, (num_rows, channels - most)))
+  return pieces
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+  """Channels of a part, indexed as a reference: Triton has no nested ones."""
+
+  part: Any
+  first: int
+  shape: tuple[int, int]
+  at = property(lambda self: self)
+
+  def __getitem__(self, index: tuple[Any, jax.Array]) -> Any:
+    row, channels = index
+    return self.part.at[row, channels + self.first]
 
 
 def read(
