@@ -17,14 +17,18 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from caatnet.models.access import declared
+from caatnet.models.access import Access, declared
 from caatnet.models.checks import check, check_scores, is_parameter
 from caatnet.models.protocol import Model, Parameter
 from caatnet.stages import Stages
 from parallel.axes import Axis
 from parallel.zero import cost
+from parallel.zero.gathered import Gathered
 from parallel.zero.partition import Partition
 from parallel.zero.shards import Shards, Tensor
+
+# Memory kinds of jax in which a tensor of the training state can be placed.
+MEMORY_KINDS = ("device", "pinned_host")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +43,12 @@ class Layout:
     partition: Levels over which each part of a worker's state is sharded.
     kernels: Implementations of norms and codecs in order of preference, as in
       `parallel.kernels.selection`.
-    offload: Whether the optimizer's state is in host memory between steps.
     prefetch: Whether a layer's weights are gathered while the previous layer
       runs.
+    moments: Memory kind of the optimizer's moments between steps, one of
+      ``MEMORY_KINDS``.
+    activations: Memory kind of a layer's saved activations between its forward
+      and its backward.
     stages: Stages of a pipeline; None if every rank runs the whole model.
   """
 
@@ -51,8 +58,9 @@ class Layout:
   mesh: Mesh
   partition: Partition
   kernels: tuple[str, ...] = ("reference",)
-  offload: bool = False
   prefetch: bool = False
+  moments: str = "device"
+  activations: str = "device"
   stages: Stages | None = None
 
   @property
@@ -90,6 +98,14 @@ class Layout:
     if not self.partition.optimizer:
       return None
     return Shards(self.partition, self.data, self.on_cpu, self.kernels)
+
+  @property
+  def access(self) -> Access | Gathered:
+    """Access through which the model reads its parameters in training."""
+    offloads = self.activations != "device"
+    if self.shards is None:
+      return Access(offloads)
+    return Gathered(self.shards, self.prefetch, offloads)
 
   @property
   def batch_spec(self) -> P:

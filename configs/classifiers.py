@@ -37,6 +37,7 @@ def config(
   config.parallel.tensor = 1
   config.outer = defaults("outer", algorithm)
   config.zero = defaults("zero")
+  config.memory = defaults("memory")
   config.data = data
   config.optimizer = defaults("optimizer", "adamw")
   if algorithm == "dc_s3gd":

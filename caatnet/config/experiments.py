@@ -23,6 +23,7 @@ from caatnet.config.optimizer import OPTIMIZERS, Inner
 from caatnet.config.outer import OUTER
 from caatnet.config.schema import fields, tree
 from caatnet.config.schema.inference import Inference
+from caatnet.config.schema.memory import Memory
 from caatnet.config.schema.parallel import Parallel, Pipeline
 from caatnet.config.schema.train import Elastic, Train
 from caatnet.config.zero import Zero, build_zero
@@ -39,7 +40,7 @@ from parallel.pipeline import builders
 
 _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "pipeline", "outer",
-  "zero", "data", "optimizer", "train", "inference", "elastic",
+  "zero", "memory", "data", "optimizer", "train", "inference", "elastic",
 )
 # Sections that only some models (with sync policies, pipeline stages or text
 # generation) or runs (in a swarm) have.
@@ -147,6 +148,7 @@ def build_program(
     axes["stage"] if together else None,
   )
   model = sections.choose("model", MODELS, config.model, context)
+  memory: Memory = tree.section_of("memory", config.memory)
   layout = Layout(
     axes["worker"],
     tuple(axes[level.name] for level in zero.partition.levels),
@@ -154,13 +156,15 @@ def build_program(
     _mesh(parallel, axes, devices),
     zero.partition,
     kernels,
-    zero.offload,
     zero.prefetch,
+    memory.moments,
+    memory.activations,
     None if pipeline is None else _stages(
       pipeline, axes["stage"], model, config.train.accumulation
     ),
   )
   _check_kept(layout, config)
+  _check_offloaded(layout, model, config)
   with naming("config.model", tuple(config.model)):
     return Program(model, layout)
 
@@ -347,6 +351,30 @@ def _check_kept(
     raise ValueError(
       f"{kept} would create the secondary copy of weights again in each "
       "backward: it needs config.zero.secondary='none'"
+    )
+
+
+def _check_offloaded(
+  layout: Layout, model: Model, config: ml_collections.ConfigDict
+) -> None:
+  """Rejects configs whose saved activations cannot be in host memory.
+
+  Raises:
+    ValueError: If there is no stack of layers, or a stage of a pipeline saves
+      residuals, whose buffer is in device memory.
+  """
+  if layout.activations == "device":
+    return
+  key = f"config.memory.activations={layout.activations!r}"
+  if not model.stacks:
+    raise ValueError(
+      f"{key} has no effect with config.model.name={config.model.name!r}, "
+      "which has no stack of layers"
+    )
+  if layout.stages is not None and layout.stages.keeps:
+    raise ValueError(
+      f"{key} needs config.pipeline.keep='inputs': residuals of stages are in "
+      "device memory"
     )
 
 

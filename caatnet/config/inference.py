@@ -106,10 +106,11 @@ def build(
       config.model.remat = "none"
     if "sync" in config:
       config.sync.carry = "off"
+    config.memory = tree.defaults("memory")
   levels = (Level("data", config.parallel.data),)
   data = sections.choose("data", DATA, config.data)
   program = experiments.build_program(
-    config, Zero(Partition(levels), False, False), data, requested_mesh, devices
+    config, Zero(Partition(levels), False), data, requested_mesh, devices
   )
   if not continues_text(program.model):
     raise ValueError(

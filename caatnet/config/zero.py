@@ -12,17 +12,15 @@ DEFAULT_BLOCK = 256
 
 @dataclasses.dataclass(frozen=True)
 class Zero:
-  """Partition of a worker's training state, and where and when it moves.
+  """Partition of a worker's training state, and when weights are gathered.
 
   Attributes:
     partition: Levels over which each part of a worker's state is sharded.
-    offload: Whether the optimizer's state is in host memory between steps.
     prefetch: Whether a layer's weights are gathered while the previous layer
       runs.
   """
 
   partition: Partition
-  offload: bool
   prefetch: bool
 
 
@@ -76,7 +74,7 @@ def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
       f"prefetch=True has no effect: scheme={section.scheme!r} shards no "
       "weights"
     )
-  return Zero(chosen, section.offload, section.prefetch)
+  return Zero(chosen, section.prefetch)
 
 
 def parse_levels(text: str, num_ranks: int) -> tuple[partition.Level, ...]:

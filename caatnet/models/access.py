@@ -8,6 +8,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from parallel.memory.offload import offloading, with_named_input
+
 # Rematerialisation policy of `jax.checkpoint`; None saves all activations.
 Policy = Callable[..., bool] | None
 
@@ -59,6 +61,7 @@ def _reading(f: Callable[..., Any]) -> Callable[..., Any]:
   return reading
 
 
+@dataclasses.dataclass(frozen=True)
 class Access:
   """Reads parameters unchanged, or in the dtypes that are `declared`.
 
@@ -71,6 +74,10 @@ class Access:
   then have a leading dim of data-parallel ranks, and the representation of a
   parameter is private to the partition.
 
+  Attributes:
+    offloads: Whether the activations of a scan that the backward reads are in
+      pinned host memory until then (`parallel.memory.offload`).
+
   Example:
     >>> weights = jnp.array([2.0, 3.0])  # one weight per layer
     >>> layer = lambda w, x: w * x
@@ -80,6 +87,8 @@ class Access:
     >>> Access().apply(lambda w: w, stored).dtype
     dtype(bfloat16)
   """
+
+  offloads: bool = False
 
   def apply(
     self,
@@ -122,6 +131,8 @@ class Access:
       The result of the last layer.
     """
     f = _reading(f)
+    if self.offloads:
+      f, policy = with_named_input(f), offloading(policy)
     if policy is not None:
       # Common subexpressions are not merged across loop iterations, so the
       # barriers that prevent merging of forward and backward are not needed

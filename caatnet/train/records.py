@@ -25,8 +25,8 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 _NUM_STEPS, _DECAY_STEPS = ("train", "num_steps"), ("optimizer", "decay_steps")
 
 # Keys that a resumed run may change, since they do not affect its results. It
-# may also change config.zero, the stages and the device order, since
-# checkpoints do not depend on them.
+# may also change config.zero, config.memory, the stages and the device order,
+# since checkpoints do not depend on them.
 _FREE = {
   ("train", key)
   for key in ("log_every", "eval_every", "checkpoint_every",
@@ -69,7 +69,7 @@ def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
     moved = stored.get(_WORKER) != ours.get(_WORKER)
     for key in sorted(stored.keys() | ours.keys()):
       free = (
-        key in _FREE or key[0] in ("zero", "pipeline", "inference")
+        key in _FREE or key[0] in ("zero", "memory", "pipeline", "inference")
         or (key == _NUM_STEPS and longer)
         or (key == _DECAY_STEPS and old == new)
         or (moved and key in (_WORKER, *_OF_WORKERS))
@@ -147,6 +147,11 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
 
   These defaults reproduce the behaviour before the key was introduced.
   """
+  if "zero" in config and "memory" not in config:
+    # An older run, whose key zero.offload placed the moments.
+    zero = dict(config["zero"])
+    moments = "pinned_host" if zero.pop("offload", False) else "device"
+    config = config | {"zero": zero, "memory": {"moments": moments}}
   return json.loads(json.dumps(tree.completed(config)))
 
 

@@ -11,14 +11,13 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from caatnet.models.access import AS_THEY_ARE, Access
 from caatnet.models.protocol import Parts
 from caatnet.program import Program
 from caatnet.stages import Stages
 from caatnet.train import microbatches
 from parallel.collectives import ranks_here
 from parallel.pipeline.run import Functions, Params, Pipeline
-from parallel.zero.gathered import Gathered, Shard
+from parallel.zero.gathered import Shard
 
 
 def gradients(
@@ -118,9 +117,7 @@ def _functions(
     judged: Function that is applied to the scores on the last stage.
   """
   shards, axis = program.layout.shards, _stages(program).axis
-  access: Access | Gathered = AS_THEY_ARE
-  if shards is not None:
-    access = Gathered(shards, program.layout.prefetch)
+  access = program.layout.access
 
   # Parameters in the representation that `access` reads.
   def viewed(key, params, weights):

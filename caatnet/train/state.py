@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 
-from caatnet.program import Program
+from caatnet.program import Program, by_end_of_path
 from parallel.collectives import varying
 from parallel.outer.base import OuterLoop, stacked
 from parallel.outer.health import choose
@@ -76,17 +76,18 @@ def state_shardings(
 ) -> TrainState:
   """Returns the sharding of each leaf of the training state between steps.
 
-  With offloading, the optimizer's state is in pinned host memory.
+  Moments, the leaves of the optimizer's state with the shape of a parameter,
+  are in the memory of ``layout.moments``; step counts are in device memory.
   """
   specs = state_specs(program, optimizer, outer)
   shardings = program.layout.shardings(specs)
-  if not program.layout.offload:
+  kind, find = program.layout.moments, by_end_of_path(program.specs)
+  if kind == "device":
     return shardings
-  on_host = jax.tree.map(
-    lambda sharding: sharding.with_memory_kind("pinned_host"),
+  return shardings._replace(opt_state=jax.tree.map_with_path(
+    lambda path, s: s if find(path) is None else s.with_memory_kind(kind),
     shardings.opt_state,
-  )
-  return shardings._replace(opt_state=on_host)
+  ))
 
 
 def init_state(

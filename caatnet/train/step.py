@@ -9,10 +9,10 @@ before the gradients, which do not depend on them.
 The inner optimizer works elementwise on each rank's slices. Clipping is done by
 the step, since it needs the norm over all ranks' slices.
 
-Offloaded optimizer state is copied from and to host memory outside the
-``shard_map``, inside which all arrays are in device memory. The copies are in
-the same program, so XLA may overlap them with compute: only the update reads
-the moments.
+Moments in host memory are copied from and to it outside the ``shard_map``,
+inside which all arrays are in device memory. The copies are in the same
+program, so XLA may overlap them with compute: only the update reads the
+moments.
 
 On CPUs all collectives of a step are ordered (`collectives.after`): XLA:CPU
 runs independent collectives in any order, and two devices with different orders
@@ -47,7 +47,7 @@ from caatnet.train.state import (
 )
 from parallel.collectives import after, each_lane, varying
 from parallel.outer.base import OuterLoop, Plan
-from parallel.zero.gathered import Gathered, Shard
+from parallel.zero.gathered import Shard
 
 Metrics = dict[str, jax.Array]
 
@@ -116,17 +116,23 @@ def make_train_step(
     out_specs=(specs, of_metrics),
   )
   shardings = state_shardings(program, optimizer, outer)
-  on_device = layout.shardings(specs.opt_state)
 
-  # Copies to and from the host, which XLA may overlap with the step's compute.
-  def offloaded(state: TrainState, batch: Any, numbers: Any):
-    here = jax.device_put(state.opt_state, on_device)
+  # Copies arrays from the host, or to it, which XLA may overlap with compute.
+  def moved(opt_state: Any, kind: str):
+    return jax.tree.map(
+      lambda x, between: x if between.memory_kind == "device"
+      else jax.device_put(x, between.with_memory_kind(kind)),
+      opt_state, shardings.opt_state,
+    )
+
+  def from_host(state: TrainState, batch: Any, numbers: Any):
+    here = moved(state.opt_state, "device")
     state, metrics = mapped(state._replace(opt_state=here), batch, numbers)
-    there = jax.device_put(state.opt_state, shardings.opt_state)
+    there = moved(state.opt_state, layout.moments)
     return state._replace(opt_state=there), metrics
 
   return jax.jit(
-    offloaded if layout.offload else mapped,
+    from_host if layout.moments != "device" else mapped,
     donate_argnums=0,
     in_shardings=(
       shardings,
@@ -396,7 +402,9 @@ def _scores(
       )
 
     def score(batch):
-      return program.checked(model.scores(program.readable(params), batch))
+      return program.checked(
+        model.scores(program.readable(params), batch, program.layout.access)
+      )
 
     return (jax.vmap(score) if num_lead else score)(batch)
   assert num_lead == 1  # `Gathered` maps the model's functions over D itself
@@ -409,8 +417,7 @@ def _scores(
     lambda tensor, weight, sink: Shard(weight, sink, tensor),
     program.tensors, params, sinks,
   )
-  access = Gathered(shards, program.layout.prefetch)
-  return program.checked(model.scores(params, batch, access))
+  return program.checked(model.scores(params, batch, program.layout.access))
 
 
 def _accumulated(

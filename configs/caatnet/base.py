@@ -19,6 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.pipeline = defaults("pipeline")
   config.outer = defaults("outer", "data_parallel")
   config.zero = defaults("zero")
+  config.memory = defaults("memory")
   config.data = defaults("data", "text")
   config.optimizer = defaults("optimizer", "adamw")
   config.train = defaults("train")

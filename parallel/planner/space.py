@@ -28,10 +28,12 @@ KEEPS = ("residuals", "inputs")
 KEYS = {
   "parallel.stage": "stages", "parallel.data": "data",
   "parallel.tensor": "tensor", "train.accumulation": "microbatches",
-  "zero.scheme": "scheme", "zero.offload": "offload", "sync.route": "route",
+  "zero.scheme": "scheme", "memory.moments": "offload", "sync.route": "route",
   "model.remat": "remat", "pipeline.schedule": "schedule",
   "pipeline.chunks": "chunks", "pipeline.keep": "keep",
 }
+# Values of memory.moments with and without offloading.
+MOMENTS = {False: "device", True: "pinned_host"}
 # Keys that change the trained model, listed only if they differ from the
 # default.
 LEARNED_KEYS = {
@@ -54,7 +56,7 @@ class Configuration:
     scheme: Partition over data-parallel ranks, one of ``SCHEMES``.
     route: Reduction over tensor ranks, one of ``ROUTES``.
     remat: Rematerialization of a layer, one of ``REMATS``.
-    offload: Whether the optimizer's state is offloaded to host memory.
+    offload: Whether the optimizer's moments are in host memory between steps.
     keep: Values that a stage's forward saves for its backward, one of
       ``KEEPS``: its residuals, or the inputs of parts, whose forward is then
       repeated.
@@ -132,6 +134,7 @@ class Configuration:
       key: getattr(self, name) for key, name in LEARNED_KEYS.items()
       if getattr(self, name) != usual[name]
     }
+    found["memory.moments"] = MOMENTS[self.offload]
     if self.stages > 1 and self.route != "psum":
       # With a kernel, a layer defers its reduction to the next layer, which may
       # be on another stage.

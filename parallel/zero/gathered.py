@@ -29,6 +29,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from parallel.collectives import after, varying
+from parallel.memory.offload import offloading, with_named_input
 from parallel.zero.shards import Shards, Tensor
 
 # Primitives whose results are not saved as residuals. A layer's backward often
@@ -77,6 +78,8 @@ class Gathered:
     shards: The partition on a mesh.
     prefetch: Whether a scan gathers the next layer's parameters while the
       current layer runs. Then two layers are whole at a time.
+    offloads: Whether the activations of a scan that the backward reads are in
+      pinned host memory until then (`parallel.memory.offload`).
 
   Example:
     The shard of a parameter holds half of it; the function reads it whole.
@@ -98,6 +101,7 @@ class Gathered:
 
   shards: Shards
   prefetch: bool = False
+  offloads: bool = False
 
   def apply(
     self,
@@ -162,6 +166,8 @@ class Gathered:
       The activations ``[D, ...]`` after the last layer.
     """
     weights, sinks, tensors = _parts(params)
+    if self.offloads:
+      f, policy = with_named_input(f), offloading(policy)
     lifted = self._lifted(f, policy)
     last = jax.tree.leaves(weights)[0].shape[0] - 1
     if self.prefetch and last:  # a single layer has nothing to prefetch

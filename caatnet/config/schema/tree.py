@@ -37,6 +37,7 @@ from caatnet.config.schema.fields import (
 )
 from caatnet.config.schema.graph import SOURCES
 from caatnet.config.schema.inference import Inference, Serving
+from caatnet.config.schema.memory import Memory
 from caatnet.config.schema.model import MODELS
 from caatnet.config.schema.optimizer import OPTIMIZERS
 from caatnet.config.schema.outer import OUTER
@@ -53,6 +54,8 @@ RENAMED = {
   "timetable": "schedule",
   "timetables": "schedules",
 }
+# Keys that are now in another section.
+MOVED = {"zero.offload": "memory.moments"}
 
 
 @section
@@ -103,8 +106,8 @@ _CHOICES = {
 }
 _PLAIN = {
   "sync": Sync, "parallel": Parallel, "pipeline": Pipeline, "zero": Zero,
-  "train": Train, "inference": Inference, "elastic": Elastic, "sweep": Sweep,
-  "serving": Serving,
+  "memory": Memory, "train": Train, "inference": Inference, "elastic": Elastic,
+  "sweep": Sweep, "serving": Serving,
 }
 # Sections of a config with a model.
 _OF_RUNS = {**_CHOICES, **_PLAIN}
@@ -264,6 +267,10 @@ def nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
     >>> nearest("every", ["momentum", "sync_every"])
     '; it is now sync_every'
   """
+  config = "config." if prefix else ""
+  moved = MOVED.get(f"{prefix.removeprefix(config)}{name}")
+  if moved:
+    return f"; it is now {config}{moved}"
   section, dot, key = name.rpartition(".")
   renamed = f"{section}{dot}{RENAMED.get(key)}"
   if renamed in names:

@@ -52,10 +52,6 @@ class Zero:
     'inner levels and one over the outermost level ("two"); "" for the '
     "scheme's.",
   )
-  offload: bool = field(
-    False, "Whether the optimizer's state is in pinned host memory between "
-    "steps.",
-  )
   prefetch: bool = field(
     False, "Whether a layer's weights are gathered while the previous layer "
     "runs; this needs memory for two gathered layers.",

@@ -15,7 +15,7 @@ from parallel.planner.latency import Timing
 from parallel.planner.lossy_options import Changes, LossyOptions
 from parallel.planner.plan import Candidate
 from parallel.planner.problem import Problem
-from parallel.planner.space import KEYS, Choices, Configuration
+from parallel.planner.space import KEYS, MOMENTS, Choices, Configuration
 from parallel.planner.subsets import Subset
 from parallel.workload import TrainingStep, Transformer
 
@@ -171,7 +171,8 @@ def _asked(text: str, best: Configuration) -> Configuration:
     known(f"config.planner.why_not={text!r}: ", key, KEYS)
     kind = type(getattr(best, KEYS[key]))
     if kind is bool:
-      changes[KEYS[key]] = value in ("True", "true", "1")
+      known(f"config.planner.why_not={text!r}: {key}=", value, MOMENTS.values())
+      changes[KEYS[key]] = value == MOMENTS[True]
     elif kind is int and not value.isdigit():
       raise ValueError(
         f"config.planner.why_not={text!r}: {key}={value!r} must be an integer"

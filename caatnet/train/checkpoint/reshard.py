@@ -41,7 +41,7 @@ def to_whole(program: Program, stored: Any) -> Any:
       return x
     lead = len(x.shape) - leaf.num_stored_dims
     sharding = _whole_sharding(program, x.sharding.spec[:lead], leaf)
-    if isinstance(x, jax.Array):  # offloaded moments are in host memory
+    if isinstance(x, jax.Array):  # moments may be in host memory
       x = jax.device_put(x, x.sharding.with_memory_kind("device"))
     return _convert(x, program.layout, _restore, leaf, lead, sharding)
 

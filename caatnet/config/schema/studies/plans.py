@@ -140,7 +140,9 @@ class PlannerOptions:
   remats: tuple[str, ...] = field(
     ("none", "reduced", "full"), "Values of config.model.remat to try."
   )
-  offload: bool = field(True, "Whether to try config.zero.offload.")
+  offload: bool = field(
+    True, "Whether to try config.memory.moments='pinned_host'."
+  )
   tiers: str = field(
     "dgx-a100", f"{TIERS}, for an offloaded optimizer state.",
   )

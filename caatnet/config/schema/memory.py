@@ -1,0 +1,27 @@
+"""``config.memory``: the memory that holds each part of the training state."""
+
+from caatnet.config.schema.fields import field, section
+
+_KINDS = ("device", "pinned_host")
+
+
+@section
+class Memory:
+  """Placement of tensors in device or pinned host memory; results are equal.
+
+  XLA:CPU has one memory and elides the placement.
+  """
+
+  moments: str = field(
+    "device", "Memory of the inner optimizer's moments between steps: "
+    '"device" or "pinned_host", from which each step copies them and back.',
+    _KINDS,
+  )
+  activations: str = field(
+    "device", "Memory of the activations that a layer saves for its backward: "
+    '"device" or "pinned_host". On the host are the input of each layer and, '
+    'of the activations that have a name, those that config.model.remat saves: '
+    'none for "full", sums over tensor ranks for "reduced", all for "none", '
+    "such as queries, keys, values, gate and up projection. The backward "
+    "recomputes the others.", _KINDS,
+  )
