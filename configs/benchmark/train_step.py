@@ -20,7 +20,6 @@ import ml_collections
 from caatnet.config.schema.tree import defaults
 from configs.caatnet import base
 
-
 # Steps that differ on an accelerator.
 _ON_ACCELERATOR = (
   ("plain JAX step", ""),
@@ -28,6 +27,9 @@ _ON_ACCELERATOR = (
   ("r=1, unrolled", "parallel.tensor=1 model.unroll=16"),
   ("r=1, XLA attention", "parallel.tensor=1 model.attention=xla"),
   ("r=1, no kernels", "parallel.tensor=1 kernels=reference"),
+  ("r=1, moments on host", "parallel.tensor=1 memory.moments=pinned_host"),
+  ("r=1, activations on host",
+   "parallel.tensor=1 memory.activations=pinned_host"),
   ("r=8 lanes, p=1", "parallel.tensor=8"),
   ("r=8 lanes, p=.5", "parallel.tensor=8 sync.p=0.5"),
   ("r=8 lanes, p=.5, no kernels",

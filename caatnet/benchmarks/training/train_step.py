@@ -8,7 +8,7 @@ all of them.
 from collections.abc import Callable, Mapping
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,13 +47,19 @@ def run(config: Any) -> dict[str, Any]:
       # Variants are compared on one device.
       make = plain_runner if label.startswith("plain") else our_runner
       runners[dtype, label] = make(ours, tokens)
-  seconds = timed_in_turns(runners, options.rounds)
+  seconds = timed_in_turns(
+    {key: runner.step for key, runner in runners.items()}, options.rounds
+  )
   # Measured rate of plain products, the reference for utilisation.
   rates = {d: matmul_rate(ours.program.layout.mesh, d) for d in options.dtypes}
   count = tokens[:, 1:].size
   rows = _rows(
     seconds, options.variants[0][0], count, ours.flops_per_step, rates
   )
+  for row in rows:
+    runner = runners[row["dtype"], row["variant"]]
+    row["device_bytes"] = runner.device_bytes
+    row["host_bytes"] = runner.host_bytes
   _show(rows, ours, count, rates)
   facts = environment(ours.program.layout.mesh) | {
     "matmul_flops_per_second": rates
@@ -94,12 +100,13 @@ def _show(
     f"parameters, {count} tokens, {jax.devices()[0].device_kind}; products: "
     + ", ".join(f"{rates[d] / 1e9:.0f} GFLOP/s {d}" for d in rates),
     ["variant", "dtype", "median s", "range s", "x plain", "tokens/s",
-     "of products"],
+     "of products", "device GB", "host GB"],
     [
       [r["variant"], r["dtype"], f"{r['median_s']:.3f}",
        f"{r['min_s']:.3f} to {r['max_s']:.3f}", f"{r['relative']:.3f}",
        f"{r['tokens_per_second']:,.0f}",
-       f"{r['fraction_of_matmul_rate']:.1%}"]
+       f"{r['fraction_of_matmul_rate']:.1%}", f"{r['device_bytes'] / 1e9:.2f}",
+       f"{r['host_bytes'] / 1e9:.2f}"]
       for r in rows
     ],
   )
@@ -115,10 +122,35 @@ def timed_in_turns(
   }, rounds)
 
 
-def our_runner(
-  experiment: Experiment, tokens: np.ndarray
-) -> Callable[[], None]:
-  """Returns a function that runs our training step and waits for it.
+class Runner(NamedTuple):
+  """Compiled training step, with its state.
+
+  Attributes:
+    step: Function that runs a step and waits for it.
+    device_bytes: Device memory of the program: arguments, results that do not
+      reuse them, and temporaries.
+    host_bytes: Its arguments and temporaries in the host's memory.
+  """
+
+  step: Callable[[], None]
+  device_bytes: int
+  host_bytes: int
+
+
+def _runner(step: Callable[[], None], program: jax.stages.Compiled) -> Runner:
+  """Runs a step twice, since the first steps allocate memory."""
+  step(), step()
+  found = program.memory_analysis()
+  return Runner(
+    step,
+    found.argument_size_in_bytes + found.output_size_in_bytes
+    - found.alias_size_in_bytes + found.temp_size_in_bytes,
+    found.host_argument_size_in_bytes + found.host_temp_size_in_bytes,
+  )
+
+
+def our_runner(experiment: Experiment, tokens: np.ndarray) -> Runner:
+  """Returns our training step.
 
   Args:
     experiment: Run, whose step `launch.train` would execute.
@@ -132,16 +164,15 @@ def our_runner(
     state[0], metrics = step(state[0], batch, ())
     jax.block_until_ready(metrics)
 
-  run_once(), run_once()  # untimed: the first steps allocate memory
-  return run_once
+  return _runner(run_once, step)
 
 
 def plain_runner(
   experiment: Experiment,
   tokens: np.ndarray,
   mesh: jax.sharding.Mesh | None = None,
-) -> Callable[[], None]:
-  """Returns a function that runs the same step in plain JAX and waits for it.
+) -> Runner:
+  """Returns the same step in plain JAX.
 
   Args:
     experiment: Run, whose model and optimizer, AdamW, are reimplemented.
@@ -181,12 +212,13 @@ def plain_runner(
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, value
 
+  program = step.lower(*state, batch).compile()
+
   def run_once():
-    *state[:], value = step(*state, batch)
+    *state[:], value = program(*state, batch)
     jax.block_until_ready(value)
 
-  run_once(), run_once()
-  return run_once
+  return _runner(run_once, program)
 
 
 def _plain_optimizer(

@@ -28,14 +28,14 @@ def run(config: Any) -> dict[str, Any]:
   for label, overrides in options.variants:
     experiment = experiments.build(override(base, overrides))
     if not label.startswith("automatic"):
-      runners[label] = our_runner(experiment, tokens)
+      runners[label] = our_runner(experiment, tokens).step
     else:
       devices = experiment.program.layout.mesh.devices.ravel()
       mesh = jax.make_mesh(
         devices.shape, ("data",), (jax.sharding.AxisType.Auto,),
         devices=devices,
       )
-      runners[label] = plain_runner(experiment, tokens, mesh)
+      runners[label] = plain_runner(experiment, tokens, mesh).step
   seconds = timed_in_turns(runners, options.rounds)
   first = seconds[options.variants[0][0]]
   rows = [
