@@ -132,6 +132,7 @@ class Access:
     """
     f = _reading(f)
     if self.offloads:
+      assert policy is not None
       f, policy = with_named_input(f), offloading(policy)
     if policy is not None:
       # Common subexpressions are not merged across loop iterations, so the
