@@ -61,7 +61,7 @@ def _reading(f: Callable[..., Any]) -> Callable[..., Any]:
   return reading
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Access:
   """Reads parameters unchanged, or in the dtypes that are `declared`.
 
