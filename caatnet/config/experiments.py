@@ -164,7 +164,7 @@ def build_program(
     ),
   )
   _check_kept(layout, config)
-  _check_offloaded(layout, model, config)
+  _check_offloaded(layout, config)
   with naming("config.model", tuple(config.model)):
     return Program(model, layout)
 
@@ -355,21 +355,21 @@ def _check_kept(
 
 
 def _check_offloaded(
-  layout: Layout, model: Model, config: ml_collections.ConfigDict
+  layout: Layout, config: ml_collections.ConfigDict
 ) -> None:
   """Rejects configs whose saved activations cannot be in host memory.
 
   Raises:
-    ValueError: If there is no stack of layers, or a stage of a pipeline saves
-      residuals, whose buffer is in device memory.
+    ValueError: If no names select the saved activations, or a stage of a
+      pipeline saves residuals, whose buffer is in device memory.
   """
   if layout.activations == "device":
     return
   key = f"config.memory.activations={layout.activations!r}"
-  if not model.stacks:
+  if config.model.get("remat", "none") == "none":
     raise ValueError(
-      f"{key} has no effect with config.model.name={config.model.name!r}, "
-      "which has no stack of layers"
+      f"{key} needs a language model with config.model.remat='full', "
+      "'reduced' or 'named': other activations have no name"
     )
   if layout.stages is not None and layout.stages.keeps:
     raise ValueError(

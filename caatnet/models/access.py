@@ -61,7 +61,7 @@ def _reading(f: Callable[..., Any]) -> Callable[..., Any]:
   return reading
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Access:
   """Reads parameters unchanged, or in the dtypes that are `declared`.
 
@@ -132,6 +132,7 @@ class Access:
     """
     f = _reading(f)
     if self.offloads:
+      assert policy is not None
       f, policy = with_named_input(f), offloading(policy)
     if policy is not None:
       # Common subexpressions are not merged across loop iterations, so the

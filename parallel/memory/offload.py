@@ -2,10 +2,10 @@
 
 A layer's backward reads activations that its forward has saved. With
 `offloading` they are copied to pinned host memory when they are saved, and back
-before the layer's backward. Only named activations are saved: a layer's input, which
-`with_named_input` names, and those that the layer itself names with
-`jax.ad_checkpoint.checkpoint_name`. The backward recomputes all others. XLA
-places the copies; XLA:CPU elides them.
+before the layer's backward. Only named activations are saved: a layer's input,
+which `with_named_input` names, and those that the layer itself names with
+`jax.ad_checkpoint.checkpoint_name` and a policy selects. The backward
+recomputes all others. XLA schedules the copies; XLA:CPU elides them.
 """
 
 from collections.abc import Callable
@@ -22,20 +22,21 @@ LAYER_INPUT = "layer_input"
 Policy = Callable[..., Any]
 
 
-def offloading(policy: Policy | None) -> Policy:
+def offloading(policy: Policy) -> Policy:
   """Returns a policy that saves named activations, in pinned host memory.
 
   Args:
-    policy: Policy that selects the named activations to save; None selects all.
-      Layer inputs are always saved.
+    policy: Policy that selects the named activations to save, in addition to
+      layer inputs.
 
   Example:
-    The backward reads ``x`` from host memory and recomputes the sine.
+    The backward reads x from host memory and recomputes its product with w.
 
     >>> def layer(w, x):
     ...   return jnp.sin(w * x)
     >>> f = jax.checkpoint(
-    ...   with_named_input(layer), policy=offloading(None), prevent_cse=False
+    ...   with_named_input(layer), prevent_cse=False,
+    ...   policy=offloading(jax.checkpoint_policies.nothing_saveable),
     ... )
     >>> step = jax.jit(jax.grad(lambda w, x: jnp.sum(f(w, x))))
     >>> x = jnp.ones(3)
@@ -48,9 +49,7 @@ def offloading(policy: Policy | None) -> Policy:
     if primitive.name != "name":
       return False
     name = params["name"]
-    if name != LAYER_INPUT and policy is not None and not policy(
-      primitive, *avals, **params
-    ):
+    if name != LAYER_INPUT and not policy(primitive, *avals, **params):
       return False
     return jax.checkpoint_policies.save_and_offload_only_these_names(
       names_which_can_be_saved=[], names_which_can_be_offloaded=[name],

@@ -167,6 +167,7 @@ class Gathered:
     """
     weights, sinks, tensors = _parts(params)
     if self.offloads:
+      assert policy is not None
       f, policy = with_named_input(f), offloading(policy)
     lifted = self._lifted(f, policy)
     last = jax.tree.leaves(weights)[0].shape[0] - 1

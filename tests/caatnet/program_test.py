@@ -83,9 +83,8 @@ def test_layout_has_no_options_unless_given():
     Partition((Level("data", 1),)),
   )
   assert layout.kernels == ("reference",)
-  assert (layout.offload, layout.prefetch, layout.stages) == (
-    False, False, None
-  )
+  assert (layout.prefetch, layout.stages) == (False, None)
+  assert (layout.moments, layout.activations) == ("device", "device")
   assert layout.shards is None
 
 
@@ -101,7 +100,6 @@ def test_axes_are_ordered_from_the_outermost():
   assert layout.batch_spec == P("worker", "node", "gpu")
   assert layout.batch_dims == (2, 2, 3)
   assert layout.prefetch
-  assert not layout.offload
   assert layout.per_worker({"a": P(None, "tensor"), "b": P()}) == {
     "a": P("worker", None, "tensor"), "b": P("worker")
   }

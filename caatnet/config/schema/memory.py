@@ -19,9 +19,8 @@ class Memory:
   )
   activations: str = field(
     "device", "Memory of the activations that a layer saves for its backward: "
-    '"device" or "pinned_host". On the host are the input of each layer and, '
-    'of the activations that have a name, those that config.model.remat saves: '
-    'none for "full", sums over tensor ranks for "reduced", all for "none", '
-    "such as queries, keys, values, gate and up projection. The backward "
-    "recomputes the others.", _KINDS,
+    '"device" or "pinned_host". It applies to the input of each layer and to '
+    "the activations that config.model.remat saves by name; "
+    'config.model.remat="none" saves activations without a name, which cannot '
+    "be placed.", _KINDS,
   )

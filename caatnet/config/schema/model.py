@@ -35,8 +35,10 @@ class Stack:
   dtype: str = field("float32", _DTYPE, DTYPES)
   remat: str = field(
     "none", 'Activations that the backward recomputes: "none", "full" (a whole '
-    'layer), or "reduced" (all except the results of reductions over ranks, so '
-    "that recomputation does not communicate).", ("none", "full", "reduced"),
+    'layer), "reduced" (all except the results of reductions over ranks, so '
+    'that recomputation does not communicate), or "named" (also except those '
+    "that the model names: queries, keys, values, and both inputs of the MLP's "
+    "activation function).", ("none", "full", "reduced", "named"),
   )
   unroll: int = field(1, "Layers per iteration of the scan.", COUNT)
 

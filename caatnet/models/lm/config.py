@@ -4,17 +4,19 @@ import dataclasses
 
 import jax
 
+from caatnet.models.lm.layers import ACTIVATION
 from parallel.axes import divisors
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import REDUCED
 
 # Checkpoint policies by config name. "none" saves all residuals, "full" none,
 # "reduced" only results of collectives, so that recomputation does not
-# communicate.
+# communicate, "named" also those of `caatnet.models.lm.layers.kept`.
 REMAT_POLICIES = {
   "none": None,
   "full": jax.checkpoint_policies.nothing_saveable,
   "reduced": jax.checkpoint_policies.save_only_these_names(REDUCED),
+  "named": jax.checkpoint_policies.save_only_these_names(REDUCED, ACTIVATION),
 }
 
 

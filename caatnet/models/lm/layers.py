@@ -8,6 +8,9 @@ Shape legend: F = features of one rank.
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+# Name of activations for checkpoint policies.
+ACTIVATION = "activation"
+
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
   """Returns ``silu(gate) * up``, ``[..., F]``. Shazeer, arXiv 2002.05202."""
@@ -15,10 +18,10 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 
 
 def kept(*activations: jax.Array) -> tuple[jax.Array, ...]:
-  """Names activations with `checkpoint_name`, so that the backward saves them.
+  """Names activations ``ACTIVATION``, so that checkpoint policies save them.
 
   The checkpoint policy of a ZeRO partition (`parallel.zero.gathered`) does not
   save slices and reshapes, since these may be gathered parameters. It saves
   named arrays.
   """
-  return tuple(checkpoint_name(x, "activation") for x in activations)
+  return tuple(checkpoint_name(x, ACTIVATION) for x in activations)

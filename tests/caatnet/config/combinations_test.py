@@ -256,15 +256,15 @@ def test_depths_are_named_by_levels(keys, changes):
   }
   assert plain == defaults | changes
   assert made.partition.levels == LEVELS
-  assert (made.offload, made.prefetch) == (False, False)
+  assert not made.prefetch
 
 
-def test_partition_moves_where_and_when_its_keys_tell():
-  for offload, prefetch in ((True, False), (False, True)):
-    made = sections.call("zero", build_zero, {
-      "scheme": "zero3", "offload": offload, "prefetch": prefetch,
-    }, 4)
-    assert (made.offload, made.prefetch) == (offload, prefetch)
+def test_partition_gathers_when_its_keys_tell():
+  for prefetch in (False, True):
+    made = sections.call(
+      "zero", build_zero, {"scheme": "zero3", "prefetch": prefetch}, 4
+    )
+    assert made.prefetch == prefetch
   for keys, message in (
     ({"prefetch": True}, "prefetch=True has no effect: .*scheme='ddp' shar"),
     ({"block": 32}, "block=32 has no effect: nothing is coded"),

@@ -195,6 +195,7 @@ def test_errors_of_builders_name_the_key():
     ("kernels.x=1", "no config key 'kernels.x'"),
     ("outer.keep=3 outer.algorithm=data_parallel", "no config key 'outer.k"),
     ("outer.every=3 outer.algorithm=diloco", "it is now outer.sync_every"),
+    ("zero.offload=True", "it is now memory.moments"),
     ("pipeline.timetable=1f1b", "it is now pipeline.schedule"),
     ("outer.algorithm=diloca",
      "config.outer.algorithm='diloca' must be one of 'data_parallel', "),

@@ -158,7 +158,8 @@ def test_model_for_inference_has_neutral_training_keys(overrides, weights):
   assert (layout.worker.size, layout.num_data_ranks) == (1, 2)
   assert layout.data == (Axis("data", 2, 2),)
   assert layout.shards is layout.stages is None
-  assert (layout.offload, layout.prefetch) == (False, False)
+  assert not layout.prefetch
+  assert (layout.moments, layout.activations) == ("device", "device")
   assert (config.remat, config.carry, config.dtype) == (
     "none", False, "bfloat16"
   )

@@ -231,15 +231,13 @@ def test_dense_parameters_do_not_depend_on_the_ranks():
 @pytest.mark.parametrize("devices", [1, 8])
 def test_rematerialisation_changes_no_gradient(devices):
   results = {}
-  for remat in ("none", "full", "reduced"):
+  for remat in ("none", "full", "reduced", "named"):
     program = make_program(make_config(0.5, remat=remat), 8, devices)
     results[remat] = loss_and_grads(
       program, draw_params(program), draw_tokens(), inside=True
     )
-  chex.assert_trees_all_close(results["none"], results["full"], **TOLERANCE)
-  chex.assert_trees_all_close(
-    results["none"], results["reduced"], **TOLERANCE
-  )
+  for remat in ("full", "reduced", "named"):
+    chex.assert_trees_all_close(results["none"], results[remat], **TOLERANCE)
 
 
 def test_loss_does_not_depend_on_later_tokens():
@@ -391,7 +389,7 @@ def test_lowered_collectives_equal_the_formula(remat, accumulation, data, p):
 
 
 @pytest.mark.parametrize("carry", [False, True])
-@pytest.mark.parametrize("remat", ["none", "full", "reduced"])
+@pytest.mark.parametrize("remat", ["none", "full", "reduced", "named"])
 def test_collectives_of_the_row_parallel_kernel_equal_the_formula(remat, carry):
   """Outputs that the remat policy keeps are not reduced again."""
   config = make_config(
@@ -439,7 +437,7 @@ def drawn_steps(draw):
     ffn_width=draw(st.sampled_from([ranks, 3 * ranks])),
     vocab_size=draw(st.sampled_from([8 * ranks, 8 * ranks - 1])),
     dtype=draw(st.sampled_from(["float32", "bfloat16"])),
-    remat=draw(st.sampled_from(["none", "full", "reduced"])),
+    remat=draw(st.sampled_from(["none", "full", "reduced", "named"])),
     tied_embeddings=draw(st.booleans()),
   )
   program = make_program(config, ranks, devices, data, data_devices)

@@ -137,7 +137,7 @@ def measures(means):
 def make(
   workers=1, data=1, devices=None, scheme="ddp", outer=None, learning_rate=0.1,
   momentum=0.9, clip_norm=0.0, num_steps=6, batch_size=8, levels=None,
-  offload=False, model=Toy(), **options,
+  moments="device", model=Toy(), **options,
 ):
   """Returns an experiment.
 
@@ -152,7 +152,7 @@ def make(
   layout = Layout(
     worker, levels, tensor,
     make_mesh({axis.name: axis for axis in (worker, *levels, tensor)}),
-    partition.named(scheme, sizes), offload=offload,
+    partition.named(scheme, sizes), moments=moments,
   )
   rate = learning_rate
   if not callable(rate):

@@ -48,6 +48,7 @@ def test_metrics_after_the_checkpoint_are_rewritten(tmp_path):
      "config.optimizer.decay_steps=0, this one has 9"),
     ({"data": {"path": ""}}, "config.data.path=None, this one has ''"),
     ({"name": "b", "zero": {"scheme": "zero3"},
+      "memory": {"moments": "pinned_host", "activations": "pinned_host"},
       "parallel": {"device_order": [1, 0]},
       "train": {"num_steps": 5, "log_every": 7}}, ""),
   ],

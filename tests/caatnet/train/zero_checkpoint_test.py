@@ -27,9 +27,9 @@ def test_run_moves_between_schemes_and_meshes(tmp_path):
 
   A secondary copy is made of the restored weights (DeepSpeed #7606).
   """
-  def of_scheme(scheme, devices, offload=False):
+  def of_scheme(scheme, devices, moments="device"):
     return toy.make(
-      scheme=scheme, levels=linear_levels(devices), offload=offload
+      scheme=scheme, levels=linear_levels(devices), moments=moments
     )
 
   loop.train(of_scheme("ddp", LEVELS), tmp_path / "stays", quiet=True)

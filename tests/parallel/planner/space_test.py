@@ -20,7 +20,8 @@ CHOICES = Choices(most_microbatches=8)
 
 PLAIN = {
   "parallel.stage": 1, "parallel.data": 2, "parallel.tensor": 2,
-  "train.accumulation": 4, "zero.scheme": "zero1", "zero.offload": True,
+  "train.accumulation": 4, "zero.scheme": "zero1", 
+  "memory.moments": "pinned_host",
   "sync.route": "one_shot", "model.remat": "full",
 }
 PIPELINE = {"pipeline.schedule": "interleaved_1f1b", "pipeline.chunks": 2,

@@ -1,0 +1,145 @@
+"""Properties of `config.memory`: placement changes no bit of a run."""
+
+import collections
+import re
+import signal
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from caatnet.config import experiments
+from caatnet.config.override import override
+from caatnet.train.evaluate import put_batch
+from caatnet.train.step import make_train_step
+from configs.caatnet import tiny
+from tests.caatnet.train.loop_test import facts, launch, send_at_random_step
+
+SMALL = (
+  "parallel.tensor=2 model.width=16 model.num_heads=2 model.num_kv_heads=2 "
+  "model.ffn_width=24 model.vocab_size=64 data.seq_len=8 data.batch_size=8 "
+)
+ON_HOST = "memory.moments=pinned_host memory.activations=pinned_host"
+
+
+def make(overrides, mesh=None):
+  config = override(tiny.get_config("test"), f"{SMALL} {overrides}")
+  return experiments.build(config, mesh)
+
+
+def five_steps(overrides, mesh, options):
+  experiment = make(overrides, mesh)
+  step = experiment.lower_step().compile(options)
+  state, losses = experiment.init_state(), []
+  for number in range(5):
+    tokens = np.random.default_rng(number).integers(64, size=(8, 9))
+    batch = put_batch(experiment.program.layout, tokens)
+    state, metrics = step(state, batch, ())
+    losses.append(metrics)
+  return jax.device_get((losses, state))
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(("overrides", "mesh"), [
+  ("model.remat=full", {}),
+  ("model.remat=reduced sync.p=0.5 parallel.data=4", None),
+  ("model.remat=named parallel.data=2 zero.scheme=zero3", {"tensor": 2}),
+  ("model.remat=reduced parallel.data=4 zero.scheme=zero3 zero.prefetch=True",
+   {"data": 2, "tensor": 2}),
+  ("model.remat=full parallel.data=2 parallel.stage=2 train.accumulation=2 "
+   "zero.scheme=zero1 sync.p=0.5", None),
+  ("model.remat=named outer.algorithm=diloco parallel.worker=2 "
+   "outer.sync_every=2", {"worker": 2}),
+], ids=str)
+def test_five_steps_have_the_same_bits(overrides, mesh, same_bits):
+  on_device, on_host = (
+    five_steps(f"{overrides} {where}", mesh, same_bits)
+    for where in ("", ON_HOST)
+  )
+  chex.assert_trees_all_equal(on_device, on_host)
+
+
+def test_killed_run_resumes_with_another_placement(tmp_path):
+  remat = "--config.model.remat=reduced"
+  whole = launch(tmp_path / "whole", "--cpu_devices=4", remat)
+  again = [tmp_path / "again", "--cpu_devices=4", remat]
+  killed = launch(*again, *(f"--config.{key}" for key in ON_HOST.split()))
+  send_at_random_step(killed, again[0], signal.SIGKILL, 8, 40)
+  assert killed.returncode == -signal.SIGKILL
+  resumed = launch(*again, "--config.memory.moments=device")
+  for run in (whole, resumed):
+    output = run.communicate(timeout=120)[0]
+    assert run.returncode == 0, output
+  assert facts(again[0]) == facts(tmp_path / "whole")
+
+
+def on_host(overrides, platform):
+  """Returns the types that a lowered step places on the host, with counts."""
+  experiment = make(f"model.dtype=bfloat16 {overrides}", {})
+  step = make_train_step(
+    experiment.program, experiment.optimizer, experiment.outer,
+    experiment.clip_norm,
+  )
+  traced = step.trace(
+    experiment.abstract_state(), experiment.abstract_batch(), ()
+  )
+  text = traced.lower(lowering_platforms=(platform,)).as_text()
+  return collections.Counter(re.findall(
+    r'_xla_buffer_placement = "pinned_host".*-> tensor<(\S+)>', text
+  ))
+
+
+# Dims: data-parallel rank, lanes of tensor ranks, batch, position, features of a rank.
+INPUT, QKV, GATE = "1x8x8x16xbf16", "1x2x8x8x1x8xbf16", "1x2x8x8x12xbf16"
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize(("remat", "expected"), [
+  ("full", {INPUT: 1}),
+  # The sum of the MLP is part of the next layer's input.
+  ("reduced", {INPUT: 2}),
+  ("named", {INPUT: 2, QKV: 3, GATE: 2}),
+])
+def test_named_activations_are_placed_on_the_host(remat, expected, platform):
+  found = on_host(
+    f"model.remat={remat} memory.activations=pinned_host", platform
+  )
+  assert found == expected
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_moments_are_placed_on_the_host(platform):
+  experiment = make("memory.moments=pinned_host")
+  kinds = jax.tree.map(
+    lambda x: x.sharding.memory_kind, experiment.abstract_state()
+  )
+  # Adam's state has a step count in addition to two moments.
+  params = len(jax.tree.leaves(kinds.params))
+  assert collections.Counter(jax.tree.leaves(kinds.opt_state)) == {
+    "pinned_host": 2 * params, "device": 2
+  }
+  others = jax.tree.leaves(kinds._replace(opt_state=()))
+  assert set(others) == {"device"}
+  found = on_host("memory.moments=pinned_host", platform)
+  shapes = collections.Counter(
+    "x".join(map(str, x.shape)) + "xf32"
+    for x in jax.tree.leaves(experiment.abstract_state().params)
+  )
+  assert found.keys() == shapes.keys()
+
+
+def test_nothing_is_placed_on_the_host_by_default():
+  assert not on_host("model.remat=named", "cuda")
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+  ("memory.moments=host", "must be one of 'device', 'pinned_host'"),
+  ("memory.activations=pinned_host", "needs a language model with config.mode"),
+  ("memory.activations=pinned_host model.remat=full parallel.stage=2 "
+   "pipeline.keep=residuals", "needs config.pipeline.keep='inputs'"),
+])
+def test_invalid_placement_is_an_error(overrides, message):
+  with pytest.raises(ValueError, match=message) as error:
+    make(overrides)
+  assert "\n" not in str(error.value)
