@@ -104,7 +104,7 @@ class Layout:
     """Access through which the model reads its parameters in training."""
     offloads = self.activations != "device"
     if self.shards is None:
-      return Access(offloads)
+      return Access(offloads=offloads)
     return Gathered(self.shards, self.prefetch, offloads)
 
   @property
