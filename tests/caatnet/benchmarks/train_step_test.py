@@ -103,6 +103,7 @@ def test_rows_are_times_rates_and_shares(capsys):
     [4, 1, 16, 0.5], [4, 1, 16, 0.5], [1, 1, 64, 1.0], [0.5, 0.5, 128, 2.0],
   ]
   _, experiment = built()
+  rows = [r | {"device_bytes": 3e9, "host_bytes": 5e8} for r in rows]
   train_step._show(rows, experiment, 64, rates)
   printed = capsys.readouterr().out
   assert f"{experiment.program.model.num_params / 1e6:.1f}M" in printed
@@ -110,5 +111,18 @@ def test_rows_are_times_rates_and_shares(capsys):
   assert "4 GFLOP/s float32, 8 GFLOP/s" in " ".join(printed.split())
   (line,) = (x for x in printed.splitlines() if "0.500 to 0.500" in x)
   assert [x.strip() for x in line.strip("│").split("│")] == [
-    "ours", "bfloat16", "0.500", "0.500 to 0.500", "0.500", "128", "200.0%"
+    "ours", "bfloat16", "0.500", "0.500 to 0.500", "0.500", "128", "200.0%",
+    "3.00", "0.50",
   ]
+
+
+def test_memory_of_a_step_is_that_of_its_program():
+  program = jax.jit(lambda x, y: (x + 1, x @ y), donate_argnums=0).lower(
+    *[jnp.ones((64, 64))] * 2
+  ).compile()
+  found = train_step._runner(lambda: None, program)
+  # Two arguments, one of which is reused, and one other result.
+  assert found.device_bytes - program.memory_analysis().temp_size_in_bytes == (
+    pytest.approx(3 * 64 * 64 * 4, abs=64)
+  )
+  assert found.host_bytes == 0
