@@ -102,6 +102,13 @@ def test_next_row_is_prefetched_during_computation(name, compiled):
   assert spilled <= 16  # of 512 bytes of registers per thread
 
 
+def test_backward_of_a_long_row_does_not_spill(compiled):
+  case = add_norm_cases.LARGE["width 12288, p=.25"]
+  kernels = compiled(lowered_add_norm(case, TARGET, "gpu"))
+  _, spilled = kernels["add_norm_backward"]
+  assert spilled == 0
+
+
 @pytest.mark.parametrize("op", ["plain", "delta", "fed", "mean", "nesterov"])
 @pytest.mark.parametrize("name", ["int8", "int4", "8192 x 8192"])
 def test_codecs_read_vectors_in_wide_words(name, op, compiled):
