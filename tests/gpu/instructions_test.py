@@ -46,7 +46,11 @@ def compiled(tmp_path):
   """Function from a lowered program to {kernel: (accesses, bytes spilled)}."""
 
   def compile_(lowered):
-    lowered.compile({"xla_dump_to": str(tmp_path)})
+    lowered.compile({
+      "xla_dump_to": str(tmp_path),
+      "xla_backend_optimization_level": 3,  # 0 in other tests
+      "xla_llvm_disable_expensive_passes": False,
+    })
     return dict(
       kernel
       for path in tmp_path.glob("*.ptx") if path.stat().st_size
