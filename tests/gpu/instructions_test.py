@@ -46,7 +46,11 @@ def compiled(tmp_path):
   """Function from a lowered program to {kernel: (accesses, bytes spilled)}."""
 
   def compile_(lowered):
-    lowered.compile({"xla_dump_to": str(tmp_path)})
+    lowered.compile({
+      "xla_dump_to": str(tmp_path),
+      "xla_backend_optimization_level": 3,  # 0 in other tests
+      "xla_llvm_disable_expensive_passes": False,
+    })
     return dict(
       kernel
       for path in tmp_path.glob("*.ptx") if path.stat().st_size
@@ -100,6 +104,13 @@ def test_next_row_is_prefetched_during_computation(name, compiled):
   assert "ld" not in kinds[kinds.index("st"):]
   assert {size for _, size in accesses} == {16}
   assert spilled <= 16  # of 512 bytes of registers per thread
+
+
+def test_backward_of_a_long_row_does_not_spill(compiled):
+  case = add_norm_cases.LARGE["width 12288, p=.25"]
+  kernels = compiled(lowered_add_norm(case, TARGET, "gpu"))
+  _, spilled = kernels["add_norm_backward"]
+  assert spilled == 0
 
 
 @pytest.mark.parametrize("op", ["plain", "delta", "fed", "mean", "nesterov"])

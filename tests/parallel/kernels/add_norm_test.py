@@ -184,6 +184,16 @@ def test_programs_of_the_norm_have_512_channels_per_warp(widths, warps):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize(("widths", "warps"), [
+  ([16384], 32), ([8192, 1024, 2048, 1024], 16), ([8192], 16), ([20], 1),
+])
+def test_long_rows_have_fewer_warps(widths, warps):
+  spans = calls.spans([np.zeros((1, w)) for w in widths])
+  params = gpu.params(spans, interpret=True, fewer=True)
+  assert params["compiler_params"].num_warps == warps
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize(("case", "forward", "backward"), [
   # float32: 4 and 4 elements per channel; the gain, and its cotangent.
   (Case(2, 3, 5), 4 * 4 * 16 + 32, 4 * 4 * 16 + 64),
