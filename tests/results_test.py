@@ -23,6 +23,7 @@ EDITED = {
   "decoding.json": TIMES, "demo.json": TIMES, "schedules.json": TIMES,
   "schedules_events.json": TIMES, "serving_scheduler.json": TIMES,
   "train_step.json": TIMES, "zero_step.json": TIMES,
+  "kernels_h100.json": TIMES, "train_step_h100.json": TIMES,
   "planner_memory_h200.json": HOURS, "planner_memory_v5p.json": HOURS,
   "programs.json": HOURS, "fastswitch_paper.json": HOURS,
 }
