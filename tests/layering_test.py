@@ -99,6 +99,7 @@ RULES = {
     (
       "parallel.axes",
       "parallel.collectives",
+      "parallel.memory.offload",
       "parallel.quantize",
       "parallel.wire",
       "parallel.kernels",
@@ -111,6 +112,7 @@ RULES = {
   "parallel.memory": (
     ("parallel.checks", "parallel.hardware", "parallel.workload"), NUMPY_ONLY,
   ),
+  "parallel.memory.offload": ((), LIBRARY),
   **dict.fromkeys(
     ("parallel.memory.features", "parallel.memory.ways"),
     (
@@ -150,6 +152,7 @@ RULES = {
     (
       "parallel.axes",
       "parallel.collectives",
+      "parallel.memory.offload",
       "parallel.tensor",
       "parallel.kernels",
       "parallel.workload",

@@ -5,6 +5,7 @@ from parallel.lazy import attach
 __all__, __getattr__, __dir__ = attach(__name__, {
   "caches": ["belady", "lru", "most_frequent"],
   "features": ["Lookup", "Table"],
+  "offload": ["offloading"],
   "host_memory": ["allocate", "nodes", "nodes_of"],
   "problem": ["Problem", "training_step"],
 })

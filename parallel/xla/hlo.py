@@ -59,6 +59,7 @@ class Shape:
     dims: Sizes of its dims on one device.
     bits: Bits per element.
     on_chip: Whether it is stored in a TPU's vector memory instead of HBM.
+    on_host: Whether it is stored in host memory.
     order: Dims longer than 1, from the outermost in memory to the innermost;
       () if the text has no layout. It is not compared.
   """
@@ -67,6 +68,7 @@ class Shape:
   dims: tuple[int, ...]
   bits: int
   on_chip: bool = False
+  on_host: bool = False
   order: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
   @property
@@ -382,11 +384,12 @@ def _shapes(result: str) -> tuple[Shape, ...]:
       continue
     dtype, bits = _DTYPES[name]
     numbers = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
-    # S(1) in a layout of XLA:TPU is the memory space of vector memory.
+    # S(1) in a layout of XLA:TPU is the memory space of vector memory, and S(5)
+    # is host memory on all platforms.
     minor = re.match(r"\{([\d,]+)", layout)  # "{1,0:T(8,128)}": 1 is innermost
     order = reversed(list(map(int, minor[1].split(",")))) if minor else ()
     shapes.append(Shape(
-      dtype, numbers, bits, "S(1)" in layout,
+      dtype, numbers, bits, "S(1)" in layout, "S(5)" in layout,
       tuple(dim for dim in order if numbers[dim] > 1),
     ))
   return tuple(shapes)

@@ -17,10 +17,11 @@ class Memory:
     padding: Bytes added by the layout of the arguments on the device.
     outputs: Bytes of results that do not reuse the memory of a donated
       argument.
-    temporaries: Bytes of gradients, activations and copies.
+    temporaries: Bytes of gradients, activations and copies in device memory.
     program: Bytes of the compiled code.
     host: Bytes of ``arguments`` and ``padding`` in host memory instead of
       device memory.
+    host_temporaries: Bytes of offloaded activations in host memory.
   """
 
   arguments: dict[str, int]
@@ -29,6 +30,7 @@ class Memory:
   temporaries: int
   program: int
   host: int = 0
+  host_temporaries: int = 0
 
   @property
   def total(self) -> int:
@@ -77,6 +79,7 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
     temporaries=analysis.temp_size_in_bytes,
     program=analysis.generated_code_size_in_bytes,
     host=analysis.host_argument_size_in_bytes,
+    host_temporaries=analysis.host_temp_size_in_bytes,
   )
 
 

@@ -8,12 +8,16 @@ collectives are in flight, the time of an instruction hides only one of them:
 within a computation, the one that started first, until it is hidden entirely.
 Collectives inside a loop have priority over those that span the loop.
 
+Copies between device and host memory are asynchronous in the same way. They use
+another link, so a collective and a copy may be hidden under the same compute.
+
 All times are lower bounds, computed from peak rates of a device and its links.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import math
 import re
 from types import MappingProxyType
 
@@ -25,7 +29,7 @@ from parallel.hardware.devices import Device
 from parallel.hardware.slices import SLICES
 from parallel.xla import hlo, roofline
 from parallel.xla.compiled import Reader
-from parallel.xla.ledger import Collective
+from parallel.xla.ledger import Collective, place
 from parallel.xla.roofline import Cost
 from parallel.xla.targets import Target
 
@@ -67,6 +71,34 @@ class ScheduledCollective:
     if not self.wire_seconds:  # nothing to hide
       return 1.0
     return self.hidden_seconds / self.wire_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class HostCopy:
+  """Copy between device and host memory, or a pair of start and done.
+
+  Attributes:
+    to_host: Whether it copies to the host, else to the device.
+    bytes: Bytes of one execution, without the padding of layouts.
+    count: Executions per run of the program; None if unknown.
+    asynchronous: Whether it consists of a start and a done.
+    overlapped: Cost of the instructions between start and done.
+    where: Name scopes of the copied array, as in the ledger.
+  """
+
+  to_host: bool
+  bytes: int
+  count: int | None
+  asynchronous: bool
+  overlapped: Cost
+  where: str
+
+  @property
+  def hiding_rate(self) -> float:
+    """Smallest bytes per second of a host link that hide the copy entirely."""
+    if not self.overlapped.seconds:
+      return math.inf
+    return self.bytes / self.overlapped.seconds
 
 
 class ScheduledProgram:
@@ -156,6 +188,44 @@ class ScheduledProgram:
       for computation, count in self.reader.runs()
       for transfer in self._schedule(computation.name)[0]
     ]
+
+  def host_copies(self) -> list[HostCopy]:
+    """Returns the copies between device and host in the order of execution."""
+    return [
+      dataclasses.replace(copy, count=count)
+      for computation, count in self.reader.runs()
+      for index in range(len(computation.instructions))
+      if (copy := self._host_copy(computation, index))
+    ]
+
+  def _host_copy(
+    self, computation: hlo.Computation, index: int
+  ) -> HostCopy | None:
+    """Returns the copy that starts at an instruction, with a count of one."""
+    order, inner = computation.instructions, computation
+    done = self._done(computation, index)
+    found, result = order[index], order[done]
+    if found.opcode.removesuffix("-start") in ("fusion", "async"):
+      # XLA:GPU wraps the copy, whose operands are the wrapper's parameters.
+      inner = self.module.computations[found.calls()[0]]
+      found = result = inner.root
+    opcode = found.opcode.removesuffix("-start")
+    if opcode not in ("copy", "dynamic-slice", "dynamic-update-slice"):
+      return None
+    source, *others = inner.operands(found)
+    to_host, moved = result.shapes[0].on_host, result
+    if opcode == "dynamic-update-slice":  # (buffer, update, indices)
+      source = moved = others[0]
+    if source.shapes[0].on_host == to_host:
+      return None
+    return HostCopy(
+      to_host, moved.shapes[0].bytes, 1, done > index,
+      sum(
+        (self._inclusive(computation, order[i])
+         for i in range(index + 1, done)), Cost(),
+      ),
+      place(order[index].op_name)[2],
+    )
 
   def _schedule(self, name: str) -> tuple[list[ScheduledCollective], float]:
     """Times the communicating instructions of one run of a computation.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 import dataclasses
+import math
 import time
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +53,10 @@ class CompiledProgram:
       "padding by layout": sizes.padding,
       "outputs": sizes.outputs,
       "temporaries": sizes.temporaries,
+      **(
+        {"temporaries on the host": sizes.host_temporaries}
+        if sizes.host_temporaries else {}
+      ),
       "program": sizes.program,
       "total": sizes.total,
       "capacity": hardware.memory_bytes if hardware else None,
@@ -193,6 +198,32 @@ def timeline(
       for names, row in overlap.by_axis(list(transfers)).items()
     ],
   }
+
+
+def host_copies(program: overlap.ScheduledProgram) -> list[dict[str, Any]]:
+  """Converts copies between device and host to plain data, equal ones once.
+
+  Returns:
+    A row for each direction, place and size; "overlapped_seconds" is the
+    shortest compute that one of them overlaps, None if one is synchronous.
+  """
+  rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+  for copy in program.host_copies():
+    key = copy.to_host, copy.where, copy.bytes, copy.asynchronous
+    seconds = copy.overlapped.seconds if copy.asynchronous else None
+    row = rows.setdefault(key, {
+      "to_host": copy.to_host, "where": copy.where, "bytes": copy.bytes,
+      "count": 0, "overlapped_seconds": seconds,
+      "hiding_rate": copy.hiding_rate if copy.asynchronous else None,
+    })
+    unknown = None in (row["count"], copy.count)
+    row["count"] = None if unknown else row["count"] + copy.count
+    if seconds is not None and seconds < row["overlapped_seconds"]:
+      row |= {"overlapped_seconds": seconds, "hiding_rate": copy.hiding_rate}
+  for row in rows.values():
+    if row["hiding_rate"] == math.inf:  # not in JSON
+      row["hiding_rate"] = None
+  return list(rows.values())
 
 
 def bounds(

@@ -1,6 +1,7 @@
 """Report of one or several compiled steps, side by side."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
 from typing import Any
 
 from caatnet.show import plot
@@ -65,6 +66,8 @@ def _parts(results: Results) -> Iterator[Table | str]:
     return
   for label, result in results.items():
     yield _transfers(label, result)
+    if "host_copies" in result:
+      yield host_copies_table(label, result["host_copies"])
   yield overlap_table(results)
   if all("roofline" in result for result in results.values()):
     yield _roofline(results)
@@ -115,8 +118,8 @@ def _memory(results: Results) -> Table:
   sides = [r["memory"] for r in results.values()]
   rows = [
     {"": name}
-    | _side_by_side(results, [side[name] for side in sides], _gb)
-    for name in sides[0] if name != "capacity"
+    | _side_by_side(results, [side.get(name, 0) for side in sides], _gb)
+    for name in dict.fromkeys(itertools.chain(*sides)) if name != "capacity"
   ]
   capacity = sides[0]["capacity"]
   if capacity:
@@ -220,6 +223,27 @@ def _transfers(label: str, result: Result) -> Table:
              lambda names: names[0] if names else ""),
     ],
     result["transfers"],
+  )
+
+
+def host_copies_table(
+  label: str, rows: Sequence[Mapping[str, Any]]
+) -> Table:
+  """Returns the copies between device and host, and what overlaps them."""
+  return Table(
+    f"copies of {label} between device and host: compute between start and "
+    "done, and the rate of a host link that hides the copy under it",
+    [
+      Column("where", "where", lambda where: where or "-"),
+      Column("to_host", "", lambda there: "to host" if there else "to device"),
+      Column("count", "count", _count),
+      Column("bytes", "MB each", ",.3f", unit=1e6),
+      Column("overlapped_seconds", "overlapped compute, us", ",.1f", unit=1e-6,
+             default="sync"),
+      Column("hiding_rate", "GB/s that hides it", ",.1f", unit=1e9,
+             default="none"),
+    ],
+    rows,
   )
 
 
@@ -347,7 +371,8 @@ def _figure(results: Results) -> plot.Figure:
   panels = [
     ("memory", "GB per device", {
       part: [side[part] / 1e9 for side in memory]
-      for part in memory[0] if part not in ("total", "capacity")
+      for part in memory[0]
+      if part not in ("total", "capacity") and "host" not in part
     }),
     ("collectives, compiled", sent, totals),
   ]

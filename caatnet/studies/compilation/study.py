@@ -116,7 +116,8 @@ def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
     waiting = {"waiting_seconds": _waiting(
       stages.schedule, stages.axis.lanes, schedule
     )}
-  return times | {
+  copies = programs.host_copies(schedule)
+  return times | ({"host_copies": copies} if copies else {}) | {
     "roofline": {
       "model_flops": model_flops,
       "product_flops": cost.flops,

@@ -90,8 +90,9 @@ def on_host(overrides, platform):
   ))
 
 
-# Dims: data-parallel rank, lanes of tensor ranks, batch, position, features of a rank.
-INPUT, QKV, GATE = "1x8x8x16xbf16", "1x2x8x8x1x8xbf16", "1x2x8x8x12xbf16"
+# Dims: data-parallel rank, lanes of tensor ranks, batch, position, features.
+INPUT, GATE = "1x8x8x16xbf16", "1x2x8x8x12xbf16"
+QKV = "1x2x8x8x1x8xbf16"
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
@@ -135,7 +136,7 @@ def test_nothing_is_placed_on_the_host_by_default():
 
 @pytest.mark.parametrize(("overrides", "message"), [
   ("memory.moments=host", "must be one of 'device', 'pinned_host'"),
-  ("memory.activations=pinned_host", "needs a language model with config.mode"),
+  ("memory.activations=pinned_host", "needs a language model with config.m"),
   ("memory.activations=pinned_host model.remat=full parallel.stage=2 "
    "pipeline.keep=residuals", "needs config.pipeline.keep='inputs'"),
 ])

@@ -123,7 +123,7 @@ def test_every_scheme_trains_as_data_parallelism_does(scheme, devices):
 
 TABLE = pairwise.rows({
   "scheme": [s for s in EXACT if s not in (CUSTOM, "ddp")],
-  "devices": (("node", "gpu"), ()), 
+  "devices": (("node", "gpu"), ()),
   "moments": ("pinned_host", "device"),
   "accumulation": (1, 2), "momentum": (0.9, 0.0), "clip_norm": (0.0, 0.3),
   "prefetch": (True, False), "model": (toy.Deep(), toy.Toy()),

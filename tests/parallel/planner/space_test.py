@@ -20,7 +20,7 @@ CHOICES = Choices(most_microbatches=8)
 
 PLAIN = {
   "parallel.stage": 1, "parallel.data": 2, "parallel.tensor": 2,
-  "train.accumulation": 4, "zero.scheme": "zero1", 
+  "train.accumulation": 4, "zero.scheme": "zero1",
   "memory.moments": "pinned_host",
   "sync.route": "one_shot", "model.remat": "full",
 }

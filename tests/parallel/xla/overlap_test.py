@@ -537,3 +537,69 @@ def test_latency_of_a_torus_follows_from_its_hops():
     assert span(entry) == pytest.approx(
       (wire(entry) + hops * 1e-6, wire(entry) + 2 * (n - 1) * 1e-6)
     )
+
+
+# Copies between device and host --------------------------------------------
+
+# A loop of four trips writes x to a buffer on the host under a product; then
+# one slice returns without compute, and one array synchronously.
+COPIES = """HloModule m, is_scheduled=true
+
+%body (p: (s32[], bf16[512,128], bf16[4,512,128])) -> (s32[], bf16[512,128], bf16[4,512,128]) {
+  %p = (s32[], bf16[512,128]{1,0}, bf16[4,512,128]{2,1,0:S(5)}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = bf16[512,128]{1,0} get-tuple-element(%p), index=1
+  %b = bf16[4,512,128]{2,1,0:S(5)} get-tuple-element(%p), index=2
+  %one = s32[] constant(1)
+  %zero.1 = s32[] constant(0)
+  %next = s32[] add(%i, %one)
+  %u = bf16[1,512,128]{2,1,0} bitcast(%x)
+  %start = ((bf16[4,512,128]{2,1,0:S(5)}, bf16[1,512,128]{2,1,0}, s32[], s32[], s32[]), bf16[4,512,128]{2,1,0:S(5)}, u32[]{:S(2)}) dynamic-update-slice-start(%b, %u, %i, %zero.1, %zero.1), metadata={op_name="jit(f)/jvp(block)/update"}
+  %y = bf16[512,512]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  %done = bf16[4,512,128]{2,1,0:S(5)} dynamic-update-slice-done(%start)
+  ROOT %out = (s32[], bf16[512,128]{1,0}, bf16[4,512,128]{2,1,0:S(5)}) tuple(%next, %x, %done)
+}
+
+%condition (q: (s32[], bf16[512,128], bf16[4,512,128])) -> pred[] {
+  %q = (s32[], bf16[512,128]{1,0}, bf16[4,512,128]{2,1,0:S(5)}) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %four = s32[] constant(4)
+  ROOT %less = pred[] compare(%j, %four), direction=LT
+}
+
+ENTRY %main (x: bf16[512,128], b: bf16[4,512,128], m: f32[100]) -> (bf16[1,512,128], f32[100]) {
+  %x.1 = bf16[512,128]{1,0} parameter(0)
+  %b.1 = bf16[4,512,128]{2,1,0:S(5)} parameter(1)
+  %m = f32[100]{0:S(5)} parameter(2)
+  %zero = s32[] constant(0)
+  %state = (s32[], bf16[512,128]{1,0}, bf16[4,512,128]{2,1,0:S(5)}) tuple(%zero, %x.1, %b.1)
+  %loop = (s32[], bf16[512,128]{1,0}, bf16[4,512,128]{2,1,0:S(5)}) while(%state), condition=%condition, body=%body
+  %held = bf16[4,512,128]{2,1,0:S(5)} get-tuple-element(%loop), index=2
+  %read = ((bf16[4,512,128]{2,1,0:S(5)}, s32[], s32[], s32[]), bf16[1,512,128]{2,1,0}, u32[]{:S(2)}) dynamic-slice-start(%held, %zero, %zero, %zero), dynamic_slice_sizes={1,512,128}
+  %there = bf16[1,512,128]{2,1,0} dynamic-slice-done(%read)
+  %moved = f32[100]{0} copy(%m)
+  %same = bf16[1,512,128]{2,1,0} copy(%there)
+  ROOT %result = (bf16[1,512,128]{2,1,0}, f32[100]{0}) tuple(%same, %moved)
+}
+"""  # noqa: E501
+
+
+def test_host_copies_have_bytes_direction_and_overlapped_compute():
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(COPIES), make_mesh(a=8), device, lambda _: 0.0
+  )
+  product = 2 * 512 * 512 * 128 / device.peak("bfloat16")
+  size = 2 * 512 * 128
+  # The copy within device memory is none of them.
+  read, moved, written = sorted(
+    schedule.host_copies(), key=lambda c: (c.count, c.bytes != size)
+  )
+  assert (written.to_host, written.bytes, written.count) == (True, size, 4)
+  assert written.asynchronous
+  assert written.where == "block"
+  assert written.overlapped.seconds == pytest.approx(product, rel=1e-3)
+  assert written.hiding_rate == pytest.approx(size / product, rel=1e-3)
+  assert (read.to_host, read.bytes, read.count) == (False, size, 1)
+  assert (read.asynchronous, read.hiding_rate) == (True, math.inf)
+  assert (moved.to_host, moved.bytes, moved.asynchronous) == (False, 400, False)
