@@ -4,13 +4,13 @@ The buffer holds four arrays float32 ``[N]``: master weights, gradients, first
 and second moments. A step updates ranges of them in any order, each as soon as
 its gradient has arrived. Loops are compiled by numba (extra ``memory``).
 
-The result has the bits of `optax.adamw`, after `optax.clip_by_global_norm`,
-executed one operation at a time on a CPU, for any number of threads, order of
-ranges and placement. Three facts about XLA:CPU are part of this: a quotient by
-a scalar is a product with its rounded reciprocal; subnormal operands and
-results are zeros; and no product is fused with a sum. (Under `jax.jit` products
-are fused with sums, and other bits result.) Processors other than x86-64 keep
-subnormal numbers here.
+The result has the bits of `optax.adamw`, after `optax.clip_by_global_norm`, on
+one array on a CPU and outside of `jax.jit`, so that operations are executed one
+by one; for any number of threads, order of ranges and placement. Two properties
+of XLA:CPU are part of this: a quotient by a scalar is a product with its rounded
+reciprocal, and subnormal operands and results are zeros. Processors other than
+x86-64 keep subnormal numbers here. Jitted optax has other bits, since XLA fuses
+products with sums.
 
 Source: Decoupled Weight Decay Regularization (arXiv 1711.05101); a CPU
 optimizer that begins before the backward ends, ZeRO-Offload (arXiv 2101.06840).
@@ -179,7 +179,7 @@ class HostOptimizer:
       raise ValueError(f"clip_norm={s.clip_norm:g} needs the norm of gradients")
     clips = bool(s.clip_norm) and not f(norm) < f(s.clip_norm)
     count = f(self.count + 1)
-    with np.errstate(all="ignore"):  # underflow of powers, a norm of 0
+    with np.errstate(under="ignore"):  # powers
       self._scalars = (
         clips, f(1) / f(norm) if clips else f(1), f(s.clip_norm),
         f(s.beta_1), f(1 - s.beta_1), f(s.beta_2), f(1 - s.beta_2),
@@ -315,13 +315,13 @@ def _loops() -> SimpleNamespace:
 
   @numba.njit(error_model="numpy")
   def block(
-    w, g, m, v, decays, clips, shrunk, clip, b1, c1, b2, c2, first, second,
+    w, g, m, v, decays, clips, inverse, clip, b1, c1, b2, c2, first, second,
     eps, decay, rate,
   ):
     for i in range(len(w)):
       gradient = g[i]
       if clips:
-        gradient = (gradient * shrunk) * clip
+        gradient = (gradient * inverse) * clip
       moment = c1 * gradient + b1 * m[i]
       square = c2 * (gradient * gradient) + b2 * v[i]
       step = (moment * first) / (np.sqrt(square * second) + eps)
@@ -333,7 +333,7 @@ def _loops() -> SimpleNamespace:
 
   @numba.njit(parallel=True)
   def update(
-    blocks, w, g, m, v, clips, shrunk, clip, b1, c1, b2, c2, first, second, eps,
+    blocks, w, g, m, v, clips, inverse, clip, b1, c1, b2, c2, first, second, eps,
     decay, rate,
   ):
     for i in numba.prange(len(blocks)):
@@ -342,7 +342,7 @@ def _loops() -> SimpleNamespace:
       set_flags(flags | _FLUSH)  # flags belong to a thread
       block(
         w[start:stop], g[start:stop], m[start:stop], v[start:stop],
-        decays == 1, clips, shrunk, clip, b1, c1, b2, c2, first, second, eps,
+        decays == 1, clips, inverse, clip, b1, c1, b2, c2, first, second, eps,
         decay, rate,
       )
       set_flags(flags)
