@@ -151,7 +151,8 @@ def _query_or_move(
     The nodes of the pages.
   """
   status = (ctypes.c_int * len(pages))()
-  _call(1, 0, len(pages), pages, targets, status, 0 if targets is None else _MOVE)
+  flags = 0 if targets is None else _MOVE
+  _call(1, 0, len(pages), pages, targets, status, flags)
   failed = [code for code in status if code < 0]
   if failed:
     raise OSError(-failed[0], os.strerror(-failed[0]))

@@ -7,10 +7,10 @@ its gradient has arrived. Loops are compiled by numba (extra ``memory``).
 The result has the bits of `optax.adamw`, after `optax.clip_by_global_norm`, on
 one array on a CPU and outside of `jax.jit`, so that operations are executed one
 by one; for any number of threads, order of ranges and placement. Two properties
-of XLA:CPU are part of this: a quotient by a scalar is a product with its rounded
-reciprocal, and subnormal operands and results are zeros. Processors other than
-x86-64 keep subnormal numbers here. Jitted optax has other bits, since XLA fuses
-products with sums.
+of XLA:CPU are part of this: a quotient by a scalar is a product with its
+rounded reciprocal, and subnormal operands and results are zeros. Processors
+other than x86-64 keep subnormal numbers here. Jitted optax has other bits,
+since XLA fuses products with sums.
 
 Source: Decoupled Weight Decay Regularization (arXiv 1711.05101); a CPU
 optimizer that begins before the backward ends, ZeRO-Offload (arXiv 2101.06840).
@@ -51,6 +51,8 @@ _FLOAT = 4  # bytes
 MOVED_BYTES = _FLOAT * (4 + 3)
 # Elements that a thread updates at a time.
 _BLOCK = 2**15
+# Least elements for each thread: to start one takes longer than fewer do.
+_LEAST = 2**19
 # Flags of MXCSR: results, and operands, that are subnormal become zeros.
 _FLUSH = 0x8000 | 0x0040
 
@@ -109,7 +111,8 @@ class HostOptimizer:
         Arrays that it does not name are on the first node.
       decayed: Ranges of elements with weight decay, in ascending order and
         disjoint; None for all.
-      num_threads: Number of threads; None for all cores.
+      num_threads: Largest number of threads; None for all cores. Short ranges
+        use fewer.
       stripe_bytes: Mean size of a stripe of an array over its tiers.
 
     Raises:
@@ -211,9 +214,10 @@ class HostOptimizer:
       return
     numba = self._loops.numba
     before = numba.get_num_threads()
-    numba.set_num_threads(
-      min(self._threads, numba.config.NUMBA_NUM_THREADS)
-    )
+    numba.set_num_threads(min(
+      self._threads, numba.config.NUMBA_NUM_THREADS,
+      max(1, len(gradient) // _LEAST),
+    ))
     try:
       self._loops.update(
         _blocks(start, stop, self._decayed),
@@ -333,8 +337,8 @@ def _loops() -> SimpleNamespace:
 
   @numba.njit(parallel=True)
   def update(
-    blocks, w, g, m, v, clips, inverse, clip, b1, c1, b2, c2, first, second, eps,
-    decay, rate,
+    blocks, w, g, m, v, clips, inverse, clip, b1, c1, b2, c2, first, second,
+    eps, decay, rate,
   ):
     for i in numba.prange(len(blocks)):
       start, stop, decays = blocks[i]
@@ -352,10 +356,10 @@ def _loops() -> SimpleNamespace:
 
 def _flags() -> tuple:
   """Returns functions that read and write MXCSR, the flags of x86-64 floats."""
+  from llvmlite import ir
   import numba
   from numba.core import cgutils, types
   from numba.extending import intrinsic
-  from llvmlite import ir
 
   if platform.machine() != "x86_64":
 

@@ -80,7 +80,7 @@ def stripes(
     checks.fraction(f"share of tier {tier}", share)
   total = sum(shares.values())
   if abs(total - 1) > 1e-6:
-    raise ValueError(f"the shares of tiers sum to {total:g}; they must sum to 1")
+    raise ValueError(f"shares of tiers sum to {total:g}; they must sum to 1")
   pages = rounded_up(size) // PAGE
   used = {tier: share for tier, share in shares.items() if share > 0}
   rounds = max(1, pages * PAGE // (stripe_bytes * len(used)))
@@ -156,7 +156,10 @@ class Buffer:
   def _map_file(self, piece: Piece) -> None:
     """Maps bytes of the tier's file, at the offset that they have here."""
     if piece.tier not in self._files:
-      self._files[piece.tier] = tempfile.TemporaryFile(dir=piece.tier)
+      # Open as long as the buffer exists.
+      self._files[piece.tier] = tempfile.TemporaryFile(  # noqa: SIM115
+        dir=piece.tier
+      )
     number = self._files[piece.tier].fileno()
     size = piece.stop - piece.start
     # Without space, a later write to the mapping would end the process.

@@ -1,6 +1,7 @@
 """AdamW on the host: bits of optax, for any threads, ranges and placement."""
 
 import functools
+import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.mixed_dtypes
 NODE = host_memory.nodes()[0]
 # Whole pages, and one that is shared by no two arrays.
 SIZE = 3 * host_memory.PAGE + 123
+LARGE = 2**21 + 123  # enough for three threads
 DECAYED = [(10, 700), (700, 900), (2000, SIZE)]
 SETTINGS = AdamW(beta_2=0.95, clip_norm=0.7)
 
@@ -51,7 +53,7 @@ def optax_adamw(weight_decay=SETTINGS.weight_decay):
 
 
 @functools.cache
-def expected(num_steps):
+def expected(num_steps, size=SIZE):
   """Returns optax' weights and moments after steps, executed one by one.
 
   Moments do not depend on weight decay; weights outside of DECAYED are those
@@ -59,11 +61,11 @@ def expected(num_steps):
   """
   found = []
   for decay in (0.0, SETTINGS.weight_decay):
-    optimizer, weights = optax_adamw(decay), jnp.asarray(start())
+    optimizer, weights = optax_adamw(decay), jnp.asarray(start(size))
     state = optimizer.init(weights)
     for step in range(num_steps):
       updates, state = optimizer.update(
-        jnp.asarray(gradients(step)), state, weights
+        jnp.asarray(gradients(step, size)), state, weights
       )
       weights = optax.apply_updates(weights, updates)
     found.append(np.array(weights))
@@ -83,10 +85,11 @@ def rate_of(step):
 
 def take_step(optimizer, step, cuts=()):
   """Takes a step, with ranges between cuts from the last to the first."""
-  gradient = gradients(step)
+  size = len(optimizer.weights)
+  gradient = gradients(step, size)
   optimizer.begin(rate_of(step), norm_of(gradient))
-  bounds = [0, *sorted(cuts), SIZE]
-  for first, last in reversed(list(zip(bounds, bounds[1:], strict=False))):
+  bounds = [0, *sorted(cuts), size]
+  for first, last in reversed(list(itertools.pairwise(bounds))):
     optimizer.update(first, gradient[first:last])
   optimizer.end()
 
@@ -94,19 +97,22 @@ def take_step(optimizer, step, cuts=()):
 def check_bits(optimizer, num_steps):
   found = optimizer.weights, optimizer.first, optimizer.second
   for name, ours, theirs in zip(
-    ("weights", "first", "second"), found, expected(num_steps), strict=True
+    ("weights", "first", "second"), found, expected(num_steps, len(optimizer.weights)),
+    strict=True,
   ):
     np.testing.assert_array_equal(
       ours.view(np.int32), theirs.view(np.int32), name
     )
 
 
-def made(placement=None, num_threads=2, stripe_bytes=host_memory.PAGE):
+def made(
+  placement=None, num_threads=2, stripe_bytes=host_memory.PAGE, size=SIZE
+):
   optimizer = HostOptimizer(
-    SIZE, SETTINGS, placement, decayed=DECAYED, num_threads=num_threads,
+    size, SETTINGS, placement, decayed=DECAYED, num_threads=num_threads,
     stripe_bytes=stripe_bytes,
   )
-  optimizer.weights[:] = start()
+  optimizer.weights[:] = start(size)
   return optimizer
 
 
@@ -114,17 +120,24 @@ def test_the_inputs_have_subnormal_moments_and_clipped_and_other_steps():
   """Otherwise the tests below would not notice their handling."""
   assert norm_of(gradients(1)) > SETTINGS.clip_norm > norm_of(gradients(0))
   raw = gradients(1).astype(np.float64)
-  assert ((0 < raw**2) & (raw**2 < np.finfo(np.float32).tiny)).any()
-  assert ((0 < abs(raw)) & (abs(raw) < np.finfo(np.float32).tiny)).any()
+  assert ((raw**2 > 0) & (raw**2 < np.finfo(np.float32).tiny)).any()
+  assert ((raw != 0) & (abs(raw) < np.finfo(np.float32).tiny)).any()
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_steps_have_the_bits_of_optax_one_operation_at_a_time(num_threads):
-  optimizer = made(num_threads=num_threads)
+def test_steps_have_the_bits_of_optax_one_operation_at_a_time():
+  optimizer = made()
   for step in range(5):
     take_step(optimizer, step)
     check_bits(optimizer, step + 1)
   assert optimizer.count == 5
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_threads_do_not_change_bits(num_threads):
+  optimizer = made(num_threads=num_threads, size=LARGE)
+  for step in range(2):
+    take_step(optimizer, step)
+  check_bits(optimizer, 2)
 
 
 @settings(max_examples=15, deadline=None)
@@ -220,7 +233,8 @@ def test_an_element_is_updated_once_in_a_step(second):
   optimizer.begin(0.1)
   optimizer.update(0, np.ones(10, np.float32))
   before = optimizer.weights.copy()
-  with pytest.raises(ValueError, match="cannot be updated: elements \\[10, 100"):
+  message = r"cannot be updated: elements \[10, 100"
+  with pytest.raises(ValueError, match=message):
     optimizer.update(second[0], np.ones(second[1] - second[0], np.float32))
   np.testing.assert_array_equal(optimizer.weights, before)
 
