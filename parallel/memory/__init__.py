@@ -6,5 +6,6 @@ __all__, __getattr__, __dir__ = attach(__name__, {
   "caches": ["belady", "lru", "most_frequent"],
   "features": ["Lookup", "Table"],
   "host_memory": ["allocate", "nodes", "nodes_of"],
+  "host_optimizer": ["AdamW", "HostOptimizer"],
   "problem": ["Problem", "training_step"],
 })

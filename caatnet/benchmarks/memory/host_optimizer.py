@@ -1,7 +1,7 @@
 """AdamW on the host: its rate compared with other optimizers and predictions.
 
-`parallel.memory.host_optimizer` and optax on XLA:CPU take steps in this process,
-rivals in another one. Triad is measured over three of our own arrays.
+`parallel.memory.host_optimizer` and optax on XLA:CPU take steps in this
+process, rivals in another one. Triad is measured over three of our own arrays.
 """
 
 from collections.abc import Callable, Iterator

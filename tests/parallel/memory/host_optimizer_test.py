@@ -96,9 +96,9 @@ def take_step(optimizer, step, cuts=()):
 
 def check_bits(optimizer, num_steps):
   found = optimizer.weights, optimizer.first, optimizer.second
+  wanted = expected(num_steps, len(optimizer.weights))
   for name, ours, theirs in zip(
-    ("weights", "first", "second"), found, expected(num_steps, len(optimizer.weights)),
-    strict=True,
+    ("weights", "first", "second"), found, wanted, strict=True
   ):
     np.testing.assert_array_equal(
       ours.view(np.int32), theirs.view(np.int32), name

@@ -20,8 +20,9 @@ class HostOptimizer:
   )
   threads: int = field(0, "Number of threads; 0 for all cores.", COUNT_OR_NONE)
   rounds: int = field(5, ROUNDS, COUNT)
-  rivals: str = field("", 'A Python with torch and, if installed, DeepSpeed; "" '
-    "for none.")
+  rivals: str = field(
+    "", 'A Python with torch and, if installed, DeepSpeed; "" for none.'
+  )
   tiers: str = field(
     "", "Tiers that launch.measure_memory --file has written, to compare steps "
     'of placements with predictions; "" to skip this.'
