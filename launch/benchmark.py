@@ -21,6 +21,7 @@
   python -m launch.benchmark --config=configs/benchmark/planner_memory.py
   python -m launch.benchmark --config=configs/benchmark/planner_truth.py
   python -m launch.benchmark --config=configs/benchmark/graphs.py
+  python -m launch.benchmark --config=configs/benchmark/host_optimizer.py
 """
 
 import importlib
@@ -39,6 +40,7 @@ BODIES = {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
                 "ring_orders"),
     "graphs": ("graphs",),
+    "memory": ("host_optimizer",),
     "planner": ("planner", "planner_memory", "planner_truth"),
     "programs": ("kernels", "paged_attention", "programs"),
     "serving": ("coded", "decoding", "engine", "server", "serving"),

@@ -7,5 +7,6 @@ __all__, __getattr__, __dir__ = attach(__name__, {
   "features": ["Lookup", "Table"],
   "offload": ["offloading"],
   "host_memory": ["allocate", "nodes", "nodes_of"],
+  "host_optimizer": ["AdamW", "HostOptimizer"],
   "problem": ["Problem", "training_step"],
 })

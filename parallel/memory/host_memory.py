@@ -1,7 +1,8 @@
 """Host memory on NUMA nodes, by Linux system calls.
 
 `allocate` returns an array whose pages are on one node (``mbind`` before the
-first touch); `nodes_of` reads the nodes of its pages back (``move_pages``).
+first touch); `nodes_of` reads the nodes of its pages back and `move` changes
+them (``move_pages``).
 
 Example:
   >>> import numpy as np
@@ -25,8 +26,9 @@ import numpy as np
 # Numbers of the system calls mbind and move_pages.
 _CALLS = {"x86_64": (237, 279), "aarch64": (235, 239)}
 _BIND = 2  # MPOL_BIND
+_MOVE = 2  # MPOL_MF_MOVE: pages that only this process maps
 _MASK_WORDS = 16  # 1,024 nodes, as in Linux
-_PAGE = mmap.PAGESIZE
+PAGE = mmap.PAGESIZE
 _SYSTEM = pathlib.Path("/sys/devices/system/node")
 
 
@@ -48,7 +50,7 @@ def free_bytes(node: int) -> int:
   check_node(node)
   path = _SYSTEM / f"node{node}/meminfo"
   if not path.exists():
-    return os.sysconf("SC_AVPHYS_PAGES") * _PAGE
+    return os.sysconf("SC_AVPHYS_PAGES") * PAGE
   for line in path.read_text().splitlines():
     if "MemFree:" in line:
       return 1024 * int(line.split()[-2])
@@ -82,12 +84,48 @@ def allocate(size: int, node: int) -> np.ndarray:
   check_node(node)
   area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
   made = np.frombuffer(area, np.uint8)
+  bind(made, node)
+  return made
+
+
+def bind(array: np.ndarray, node: int) -> None:
+  """Sets the node of pages that are touched later.
+
+  Args:
+    array: Whole pages.
+    node: Their node.
+
+  Raises:
+    ValueError: The node does not exist.
+    OSError: The system refuses.
+  """
+  check_node(node)
   mask = (ctypes.c_ulong * _MASK_WORDS).from_buffer_copy(
     (1 << node).to_bytes(8 * _MASK_WORDS, "little")
   )
   # The kernel reads one bit less than it is told.
-  _call(0, made.ctypes.data, size, _BIND, mask, 64 * _MASK_WORDS + 1, 0)
-  return made
+  _call(
+    0, array.ctypes.data, array.nbytes, _BIND, mask, 64 * _MASK_WORDS + 1, 0
+  )
+
+
+def move(array: np.ndarray, node: int) -> None:
+  """Moves touched pages to a node, and binds them to it.
+
+  Args:
+    array: Whole pages, all touched.
+    node: Their new node.
+
+  Raises:
+    ValueError: The node does not exist.
+    OSError: The system refuses, or a page is not touched yet.
+  """
+  bind(array, node)
+  count = -(-array.nbytes // PAGE)
+  pages = (ctypes.c_void_p * count)(
+    *range(array.ctypes.data, array.ctypes.data + array.nbytes, PAGE)
+  )
+  _query_or_move(pages, (ctypes.c_int * count)(*[node] * count))
 
 
 def nodes_of(array: np.ndarray, most: int = 1024) -> list[int]:
@@ -96,13 +134,25 @@ def nodes_of(array: np.ndarray, most: int = 1024) -> list[int]:
   Raises:
     OSError: The system refuses, or a page was not touched yet.
   """
-  start = -(-array.ctypes.data // _PAGE) * _PAGE  # the first whole page
-  count = (array.ctypes.data + array.nbytes - start) // _PAGE
+  start = -(-array.ctypes.data // PAGE) * PAGE  # the first whole page
+  count = (array.ctypes.data + array.nbytes - start) // PAGE
   chosen = list(_spaced(count, most))
-  pages = (ctypes.c_void_p * len(chosen))(*(start + _PAGE * i for i in chosen))
-  status = (ctypes.c_int * len(chosen))()
-  # Without target nodes the call only reports.
-  _call(1, 0, len(chosen), pages, None, status, 0)
+  return _query_or_move(
+    (ctypes.c_void_p * len(chosen))(*(start + PAGE * i for i in chosen)), None
+  )
+
+
+def _query_or_move(
+  pages: ctypes.Array, targets: ctypes.Array | None
+) -> list[int]:
+  """Calls move_pages, which without target nodes only reports.
+
+  Returns:
+    The nodes of the pages.
+  """
+  status = (ctypes.c_int * len(pages))()
+  flags = 0 if targets is None else _MOVE
+  _call(1, 0, len(pages), pages, targets, status, flags)
   failed = [code for code in status if code < 0]
   if failed:
     raise OSError(-failed[0], os.strerror(-failed[0]))

@@ -82,13 +82,15 @@ MOVED = {"read": 1, "write": 1, "copy": 2, "triad": 3}
 
 
 def measure(
-  arrays: Sequence[np.ndarray], num_threads: int | None = None
+  arrays: Sequence[np.ndarray], num_threads: int | None = None,
+  names: Sequence[str] = tuple(MOVED),
 ) -> dict[str, float]:
   """Returns bytes per second by loop, the median of `NUM_REPEATS`.
 
   Args:
     arrays: Three arrays float32 ``[N]``. They are overwritten.
     num_threads: Number of threads; None for all cores.
+    names: Names of the loops.
 
   Raises:
     ValueError: numba is not installed.
@@ -99,7 +101,7 @@ def measure(
   loops.numba.set_num_threads(min(num_threads or os.cpu_count() or 1, most))
   try:
     found = {}
-    for name, moved in MOVED.items():
+    for name in names:
       loop = getattr(loops, name)
       loop(*(a[:64] for a in arrays))  # compiles
       seconds = []
@@ -107,7 +109,7 @@ def measure(
         start = time.perf_counter()
         loop(*arrays)
         seconds.append(time.perf_counter() - start)
-      found[name] = moved * arrays[0].nbytes / statistics.median(seconds)
+      found[name] = MOVED[name] * arrays[0].nbytes / statistics.median(seconds)
     return found
   finally:
     loops.numba.set_num_threads(before)

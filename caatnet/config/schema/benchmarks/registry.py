@@ -1,6 +1,12 @@
 """Registry of benchmarks by ``config.benchmark.name``."""
 
-from caatnet.config.schema.benchmarks import compiled, models, searches, swarms
+from caatnet.config.schema.benchmarks import (
+  compiled,
+  memory,
+  models,
+  searches,
+  swarms,
+)
 
 BENCHMARKS = {
   "churn": swarms.Churn,
@@ -9,6 +15,7 @@ BENCHMARKS = {
   "elastic_bits": swarms.ElasticBits,
   "engine": models.Engine,
   "graphs": models.Graphs,
+  "host_optimizer": memory.HostOptimizer,
   "kernels": compiled.Kernels,
   "lockstep": models.Lockstep,
   "membership": swarms.Membership,

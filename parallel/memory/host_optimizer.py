@@ -1,0 +1,402 @@
+"""AdamW on the host, over one buffer whose pages are placed on memory tiers.
+
+The buffer holds four arrays float32 ``[N]``: master weights, gradients, first
+and second moments. A step updates ranges of them in any order, each as soon as
+its gradient has arrived. Loops are compiled by numba (extra ``memory``).
+
+The result has the bits of `optax.adamw`, after `optax.clip_by_global_norm`, on
+one array on a CPU and outside of `jax.jit`, so that operations are executed one
+by one; for any number of threads, order of ranges and placement. Two properties
+of XLA:CPU are part of this: a quotient by a scalar is a product with its
+rounded reciprocal, and subnormal operands and results are zeros. Processors
+other than x86-64 keep subnormal numbers here. Jitted optax has other bits,
+since XLA fuses products with sums.
+
+Source: Decoupled Weight Decay Regularization (arXiv 1711.05101); a CPU
+optimizer that begins before the backward ends, ZeRO-Offload (arXiv 2101.06840).
+
+Example:
+  >>> import numpy as np
+  >>> from parallel.memory import host_memory
+  >>> from parallel.memory.host_optimizer import AdamW, HostOptimizer
+  >>> node = host_memory.nodes()[0]
+  >>> optimizer = HostOptimizer(
+  ...   1000, AdamW(clip_norm=1.0), {"gradients": {node: 0.5, "/tmp": 0.5}}
+  ... )
+  >>> optimizer.weights[:] = 1
+  >>> optimizer.begin(learning_rate=0.5, norm=2.0)
+  >>> optimizer.update(600, np.ones(400, np.float32))
+  >>> optimizer.update(0, np.ones(600, np.float32))
+  >>> optimizer.end()
+  >>> optimizer.weights[[0, 999]].round(3).tolist()
+  [0.45..., 0.45...]
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import os
+import platform
+from types import SimpleNamespace
+
+import numpy as np
+
+from parallel import checks
+from parallel.memory import host_memory, placed_buffer
+from parallel.memory.placed_buffer import Tier
+
+ARRAYS = ("weights", "gradients", "first", "second")
+_FLOAT = 4  # bytes
+# Bytes of all arrays that an element's update reads and writes.
+MOVED_BYTES = _FLOAT * (4 + 3)
+# Elements that a thread updates at a time.
+_BLOCK = 2**15
+# Least elements for each thread: to start one takes longer than fewer do.
+_LEAST = 2**19
+# Flags of MXCSR: results, and operands, that are subnormal become zeros.
+_FLUSH = 0x8000 | 0x0040
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+  """Hyperparameters, as in `optax.adamw` and `optax.clip_by_global_norm`.
+
+  Attributes:
+    beta_1, beta_2: Decay of the first and of the second moment.
+    eps: Epsilon in the denominator.
+    weight_decay: Decoupled weight decay.
+    clip_norm: Norm of all gradients above which they are clipped; 0 disables
+      clipping.
+  """
+
+  beta_1: float = 0.9
+  beta_2: float = 0.95
+  eps: float = 1e-8
+  weight_decay: float = 0.1
+  clip_norm: float = 0.0
+
+
+class HostOptimizer:
+  """AdamW with its state.
+
+  Attributes:
+    weights, gradients, first, second: Views float32 ``[N]`` of the buffer.
+      ``gradients`` is memory that callers may use; `update` also accepts other
+      arrays.
+    count: Number of completed steps.
+    buffer: The buffer.
+  """
+
+  weights: np.ndarray
+  gradients: np.ndarray
+  first: np.ndarray
+  second: np.ndarray
+
+  def __init__(
+    self,
+    size: int,
+    settings: AdamW,
+    placement: Mapping[str, Mapping[Tier, float]] | None = None,
+    *,
+    decayed: Sequence[tuple[int, int]] | None = None,
+    num_threads: int | None = None,
+    stripe_bytes: int = placed_buffer.STRIPE_BYTES,
+  ) -> None:
+    """Allocates the state; all arrays are zeros.
+
+    Args:
+      size: Number of elements.
+      settings: Hyperparameters.
+      placement: Name of an array (`ARRAYS`) -> tier -> fraction of its bytes.
+        Arrays that it does not name are on the first node.
+      decayed: Ranges of elements with weight decay, in ascending order and
+        disjoint; None for all.
+      num_threads: Largest number of threads; None for all cores. Short ranges
+        use fewer.
+      stripe_bytes: Mean size of a stripe of an array over its tiers.
+
+    Raises:
+      ValueError: A size, a range or a fraction is invalid, a tier does not
+        exist or lacks space, or numba is not installed.
+      OSError: The system refuses.
+    """
+    checks.at_least("size", size)
+    checks.at_least("num_threads", num_threads or 1)
+    self._loops = _loops()
+    self._settings = settings
+    self._decayed = _checked(decayed, size)
+    self._threads = num_threads or os.cpu_count() or 1
+    self._stripe_bytes = stripe_bytes
+    self.count = 0
+    self.buffer = placed_buffer.Buffer(self._pieces(size, placement or {}))
+    self.buffer.check()
+    array_bytes = placed_buffer.rounded_up(_FLOAT * size)
+    for i, name in enumerate(ARRAYS):
+      start = i * array_bytes
+      part = self.buffer.array[start : start + _FLOAT * size]
+      setattr(self, name, part.view(np.float32))
+    self._scalars: tuple[np.float32 | bool, ...] | None = None
+    self._left: list[tuple[int, int]] = []
+
+  def _pieces(
+    self, size: int, placement: Mapping[str, Mapping[Tier, float]]
+  ) -> list[placed_buffer.Piece]:
+    for name in placement:
+      checks.known("placement of ", name, ARRAYS)
+    found: list[placed_buffer.Piece] = []
+    for name in ARRAYS:
+      found += placed_buffer.stripes(
+        _FLOAT * size, placement.get(name, {host_memory.nodes()[0]: 1.0}),
+        found[-1].stop if found else 0, self._stripe_bytes,
+      )
+    return found
+
+  def move(self, placement: Mapping[str, Mapping[Tier, float]]) -> None:
+    """Changes the placement; the state keeps its bits.
+
+    Args:
+      placement: As for the constructor.
+
+    Raises:
+      ValueError: A fraction is invalid, or a tier does not exist or lacks
+        space.
+      OSError: The system refuses.
+    """
+    self.buffer.move(self._pieces(len(self.weights), placement))
+    self.buffer.check()
+
+  def begin(self, learning_rate: float, norm: float | None = None) -> None:
+    """Begins a step.
+
+    Args:
+      learning_rate: Learning rate of the step.
+      norm: Norm of all gradients of the step, which clipping needs.
+
+    Raises:
+      ValueError: The previous step has not ended, or the norm is missing.
+    """
+    if self._left:
+      raise ValueError(f"step {self.count} has not ended: {self._missing()}")
+    s, f = self._settings, np.float32
+    if s.clip_norm and norm is None:
+      raise ValueError(f"clip_norm={s.clip_norm:g} needs the norm of gradients")
+    clips = bool(s.clip_norm) and not f(norm) < f(s.clip_norm)
+    count = f(self.count + 1)
+    with np.errstate(under="ignore"):  # powers
+      self._scalars = (
+        clips, f(1) / f(norm) if clips else f(1), f(s.clip_norm),
+        f(s.beta_1), f(1 - s.beta_1), f(s.beta_2), f(1 - s.beta_2),
+        f(1) / (f(1) - f(s.beta_1) ** count),
+        f(1) / (f(1) - f(s.beta_2) ** count),
+        f(s.eps), f(s.weight_decay), -f(learning_rate),
+      )
+    self._left = [(0, len(self.weights))]
+
+  def update(self, start: int, gradient: np.ndarray) -> None:
+    """Updates the elements from ``start`` on with their gradient.
+
+    Args:
+      start: First element.
+      gradient: float32 ``[count]``.
+
+    Raises:
+      ValueError: No step has begun, the gradient is not float32 ``[count]``, or
+        an element was already updated in this step.
+    """
+    if gradient.dtype != np.float32 or gradient.ndim != 1:
+      raise ValueError(
+        f"a gradient of {gradient.dtype} with shape {gradient.shape} must be "
+        "float32 with one dim"
+      )
+    stop = start + len(gradient)
+    self._take(start, stop)
+    if not len(gradient):
+      return
+    numba = self._loops.numba
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(
+      self._threads, numba.config.NUMBA_NUM_THREADS,
+      max(1, len(gradient) // _LEAST),
+    ))
+    try:
+      self._loops.update(
+        _blocks(start, stop, self._decayed),
+        self.weights[start:stop], gradient, self.first[start:stop],
+        self.second[start:stop], *self._scalars,
+      )
+    finally:
+      numba.set_num_threads(before)
+
+  def end(self) -> None:
+    """Ends the step.
+
+    Raises:
+      ValueError: Elements were not updated, or no step has begun.
+    """
+    if self._scalars is None:
+      raise ValueError("no step has begun")
+    if self._left:
+      raise ValueError(f"step {self.count} cannot end: {self._missing()}")
+    self._scalars = None
+    self.count += 1
+
+  def _missing(self) -> str:
+    texts = [f"[{start}, {stop})" for start, stop in self._left]
+    return f"elements {', '.join(texts)} are not updated"
+
+  def _take(self, start: int, stop: int) -> None:
+    """Removes a range from those that this step has not updated yet."""
+    for i, (first, last) in enumerate(self._left):
+      if first <= start <= stop <= last:
+        parts = (first, start), (stop, last)
+        self._left[i : i + 1] = [part for part in parts if part[0] < part[1]]
+        return
+    raise ValueError(
+      f"elements [{start}, {stop}) cannot be updated: "
+      + (self._missing() if self._left else "all are updated, or no step began")
+    )
+
+
+def _checked(
+  decayed: Sequence[tuple[int, int]] | None, size: int
+) -> np.ndarray:
+  """Returns ranges ``[R, 2]``.
+
+  Raises:
+    ValueError: They are not ascending and disjoint within ``[0, size)``.
+  """
+  ranges = np.array(
+    [(0, size)] if decayed is None else list(decayed), np.int64
+  ).reshape(-1, 2)
+  bounds = [0, *ranges.ravel().tolist(), size]
+  if bounds != sorted(bounds):
+    raise ValueError(
+      f"decayed={decayed} must be ascending, disjoint ranges within [0, {size})"
+    )
+  return ranges
+
+
+def _blocks(start: int, stop: int, decayed: np.ndarray) -> np.ndarray:
+  """Cuts a range of elements into blocks for threads.
+
+  Args:
+    start, stop: The range.
+    decayed: Ranges with weight decay ``[R, 2]``.
+
+  Returns:
+    int64 ``[B, 3]``: first and last element of each block relative to
+    ``start``, and 1 if weight decay applies to it.
+
+  Example:
+    >>> _blocks(10, 20, np.array([[0, 12], [18, 30]])).tolist()
+    [[0, 2, 1], [2, 8, 0], [8, 10, 1]]
+  """
+  bounds = np.unique(np.concatenate([
+    np.arange(start, stop, _BLOCK), [stop], decayed.ravel().clip(start, stop)
+  ]))
+  # An element has decay if more ranges begin than end before or at it.
+  began = np.searchsorted(decayed[:, 0], bounds[:-1], "right")
+  ended = np.searchsorted(decayed[:, 1], bounds[:-1], "right")
+  return np.stack(
+    [bounds[:-1] - start, bounds[1:] - start, began - ended], axis=1
+  )
+
+
+@functools.cache
+def _loops() -> SimpleNamespace:
+  """Returns the compiled loops.
+
+  Raises:
+    ValueError: numba is not installed.
+  """
+  try:
+    import numba
+  except ImportError as error:
+    raise ValueError(
+      "the host optimizer needs numba: pip install caatnet[memory]"
+    ) from error
+  get_flags, set_flags = _flags()
+
+  @numba.njit(error_model="numpy")
+  def block(
+    w, g, m, v, decays, clips, inverse, clip, b1, c1, b2, c2, first, second,
+    eps, decay, rate,
+  ):
+    for i in range(len(w)):
+      gradient = g[i]
+      if clips:
+        gradient = (gradient * inverse) * clip
+      moment = c1 * gradient + b1 * m[i]
+      square = c2 * (gradient * gradient) + b2 * v[i]
+      step = (moment * first) / (np.sqrt(square * second) + eps)
+      if decays:
+        step = step + decay * w[i]
+      m[i] = moment
+      v[i] = square
+      w[i] = w[i] + rate * step
+
+  @numba.njit(parallel=True)
+  def update(
+    blocks, w, g, m, v, clips, inverse, clip, b1, c1, b2, c2, first, second,
+    eps, decay, rate,
+  ):
+    for i in numba.prange(len(blocks)):
+      start, stop, decays = blocks[i]
+      flags = get_flags()
+      set_flags(flags | _FLUSH)  # flags belong to a thread
+      block(
+        w[start:stop], g[start:stop], m[start:stop], v[start:stop],
+        decays == 1, clips, inverse, clip, b1, c1, b2, c2, first, second, eps,
+        decay, rate,
+      )
+      set_flags(flags)
+
+  return SimpleNamespace(update=update, numba=numba)
+
+
+def _flags() -> tuple:
+  """Returns functions that read and write MXCSR, the flags of x86-64 floats."""
+  from llvmlite import ir
+  import numba
+  from numba.core import cgutils, types
+  from numba.extending import intrinsic
+
+  if platform.machine() != "x86_64":
+
+    @numba.njit
+    def get_none():
+      return np.uint32(0)
+
+    @numba.njit
+    def set_none(flags):
+      pass
+
+    return get_none, set_none
+
+  def call(context, builder, name: str, place) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    builder.call(function, [builder.bitcast(place, kind.args[0])])
+
+  @intrinsic
+  def get_flags(typing_context):
+    def generate(context, builder, signature, arguments):
+      place = cgutils.alloca_once(builder, ir.IntType(32))
+      call(context, builder, "llvm.x86.sse.stmxcsr", place)
+      return builder.load(place)
+
+    return types.uint32(), generate
+
+  @intrinsic
+  def set_flags(typing_context, flags):
+    def generate(context, builder, signature, arguments):
+      number = context.cast(
+        builder, arguments[0], signature.args[0], types.uint32
+      )
+      place = cgutils.alloca_once_value(builder, number)
+      call(context, builder, "llvm.x86.sse.ldmxcsr", place)
+      return context.get_dummy_value()
+
+    return types.void(flags), generate
+
+  return get_flags, set_flags

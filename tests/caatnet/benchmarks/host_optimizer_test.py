@@ -1,0 +1,88 @@
+"""Benchmark of the host optimizer: complete runs, and its predictions."""
+
+import sys
+
+import pytest
+
+from caatnet.benchmarks.memory import host_optimizer
+from configs.benchmark import host_optimizer as host_optimizer_config
+from parallel.hardware import tiers
+from parallel.memory.host_optimizer import MOVED_BYTES
+
+
+def quantity(value):
+  return tiers.Quantity(value=value, low=value, high=value, source="a test")
+
+
+@pytest.fixture
+def host(tmp_path):
+  """DRAM that reads and writes 10 GB/s, and a file of 1 and 0.5 GB/s."""
+  common = {"capacity_bytes": quantity(1e9), "latency_s": quantity(0.0),
+            "duplex": False}
+  return tiers.checked(tiers.Host(
+    name="test", source="a test", links=(),
+    device_link=tiers.SharedLink(
+      name="link", read=quantity(1e9), write=quantity(1e9), duplex=True
+    ),
+    tiers=(
+      tiers.Tier(name="dram", kind="dram", node=0, read=quantity(1e10),
+                 write=quantity(1e10), **common),
+      tiers.Tier(name="file", kind="file", path=str(tmp_path / "tier"),
+                 read=quantity(1e9), write=quantity(5e8), **common),
+    ),
+  ))
+
+
+def test_a_run_measures_all_subjects():
+  config = host_optimizer_config.get_config("test")
+  (row,) = host_optimizer.run(config)["rows"]
+  assert row["seconds"].keys() == row["of_triad"].keys() == {"ours", "optax"}
+  for name, (seconds,) in row["seconds"].items():
+    share = MOVED_BYTES * row["size"] / seconds / row["triad"][0]
+    assert row["of_triad"][name] == [pytest.approx(share)]
+
+
+def test_a_run_measures_all_placements(host, tmp_path):
+  config = host_optimizer_config.get_config("test")
+  path = tmp_path / "tiers.json"
+  path.write_text(tiers.to_json(host))
+  config.benchmark.tiers = str(path)
+  rows = host_optimizer.run(config)["placements"]
+  in_file = {r["placement"]: sum(r["file_share"].values()) / 4 for r in rows}
+  assert in_file == {
+    "dram": 0, "planned": pytest.approx(0.5), "interleaved": 0.5, "file": 1
+  }
+  assert all(len(row["seconds"]) == 1 for row in rows)
+
+
+def test_predictions_are_bytes_over_rates(host):
+  found = host_optimizer.plans(1000, host, dram_share=0.5)
+  seconds = {name: s for name, (_, s) in found.items()}
+  file = 16_000 / 1e9 + 12_000 / 5e8
+  assert seconds == {
+    "dram": pytest.approx(28_000 / 1e10),
+    "file": pytest.approx(file),
+    "interleaved": pytest.approx(file / 2),
+    # Gradients, which are only read, and one of the other arrays.
+    "planned": pytest.approx(8_000 / 1e9 + 4_000 / 5e8),
+  }
+  placed = found["planned"][0].tiers
+  assert placed[(*host_optimizer._WAY, "gradients")]["file"] == 1
+
+
+def test_other_tiers_are_an_error(host):
+  two = host.model_copy(update={"tiers": host.tiers[:1]})
+  with pytest.raises(ValueError, match="one of kind file"):
+    host_optimizer.plans(1000, two, 0.5)
+
+
+def test_rivals_without_torch_are_an_error(tmp_path):
+  config = host_optimizer_config.get_config("test")
+  config.benchmark.rivals = str(tmp_path / "python")
+  with pytest.raises(ValueError, match="cannot be run"):
+    host_optimizer.run(config)
+  script = tmp_path / "python"
+  script.write_text(f"#!{sys.executable}\n")  # exits immediately
+  script.chmod(0o755)
+  with pytest.raises(ValueError, match="needs torch"):
+    host_optimizer.run(config)
