@@ -33,15 +33,7 @@ def report(result: Mapping[str, Any]) -> Report:
     *(f"{row['policy']}: {row['error']}"
       for row in result["policies"] if row["error"]),
   ]
-  if result["scanned"]:
-    policies = [p for p in result["scanned"][0] if p != "changed"]
-    parts.append(Table(
-      "speed relative to the first row above, if both hosts have rates at an "
-      "end of their range",
-      ["changed", *(Column(p, p, ".1%", default="does not fit")
-                    for p in policies)],
-      result["scanned"],
-    ))
+  parts += _ranges(result)
   if result["tensors"]:
     parts += [
       Table(
@@ -71,6 +63,43 @@ def report(result: Mapping[str, Any]) -> Report:
     "Placement of a training step on memory tiers", parts,
     (lambda: _figure(result)) if result["occupied"] else None,
   )
+
+
+def _ranges(result: Mapping[str, Any]) -> list[Table]:
+  """Returns the tables of speeds and rates over the ranges of the tiers."""
+  changed = ["changed", Column("rates", "rates")]
+  return [
+    Table(
+      "speed relative to dram_only on the baseline, if both hosts have rates "
+      "at an end of their range\ngain: latency_first over interleave",
+      [
+        Column("seq_len", "tokens", ","), *changed,
+        *(Column(p, p, ".1%", default="does not fit")
+          for p in result["scanned"][0]["speeds"]),
+        Column("gain", "gain", "+.1%", default=""),
+      ],
+      [row | row["speeds"] for row in result["scanned"]],
+    ),
+    Table(
+      "least rate of a CXL card, in GB/s, for a speed of latency_first",
+      [
+        Column("seq_len", "tokens", ","), Column("target", "speed", ".0%"),
+        Column("rate", "GB/s", ".1f", unit=1e9, default="none"),
+      ],
+      result["needed"],
+    ),
+    Table(
+      "all host tensors on one tier, whatever its capacity: the CPU's update, "
+      "and copies in GB/s",
+      [
+        *changed, "tier", Column("update_s", "update, s", ".3f"),
+        Column("slower", "times the first", ".2f"),
+        Column("to_device", "to the device", ".1f", unit=1e9),
+        Column("from_device", "from it", ".1f", unit=1e9),
+      ],
+      result["alone"],
+    ),
+  ]
 
 
 def _count(found: int | str) -> str:

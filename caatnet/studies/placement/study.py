@@ -4,11 +4,12 @@ The model and its batch are those of the config's other sections. Policies are
 compared on one host; ``placement.baseline`` is a host with enough DRAM.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
 from caatnet.checks import naming
+from caatnet.studies.placement import ranges
 from caatnet.studies.planner.study import training_step
 from parallel import checks
 from parallel.hardware import tiers
@@ -36,7 +37,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     Plain data: "policies" (seconds by phase, the binding resource, bytes that
     are missing, longest context and largest model), "tensors" of the optimum
     with their tiers and what other tiers would cost, "scanned" speeds with
-    rates at the ends of their ranges, "occupied" bytes of the optimum by
+    rates at the ends of their ranges, "needed" rates of cards for a speed,
+    "alone" with tensors on one tier only, "occupied" bytes of the optimum by
     instant and tier, "whole" with the optimum of whole layers, and "host" with
     every rate, its range and source.
 
@@ -80,6 +82,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       rows[0]["step_s"] / row["step_s"]
       if row["step_s"] and rows[0]["step_s"] else None
     )
+  contexts = (step.seq_len, *section["contexts"])
   return {
     "study": "placement",
     "parameters": step.model.num_params,
@@ -88,13 +91,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "device": section["device"],
     "device_bytes": made().device_bytes,
     "policies": rows,
-    "scanned": [
-      {"changed": name} | {
-        policy: _relative(made(on=one), made(on=other), policy)
-        for policy in section["policies"]
-      }
-      for name, one, other in _ends(host, baseline)
-    ],
+    "scanned": ranges.scanned(
+      made, host, baseline, section["policies"], contexts
+    ),
+    "needed": ranges.needed(
+      made, host, baseline, section["targets"], contexts
+    ),
+    "alone": ranges.alone(made, host),
     **_optimum(made()),
     "host": host.model_dump(),
     "config": dict(config),
@@ -115,45 +118,6 @@ def _priced(step: Problem, policy: str) -> dict[str, Any]:
     "step_s": None if found.missing else found.step_s,
     **_phases(found),
   }
-
-
-def _ends(host: Host, baseline: Host) -> Iterator[tuple[str, Host, Host]]:
-  """Yields both hosts with the rates of a kind of tier at an end of its range.
-
-  Both directions and all tiers of a kind change together. Capacities and links
-  keep their values.
-  """
-  for kind in dict.fromkeys(tier.kind for tier in host.tiers):
-    of_kind = [t for t in host.tiers if t.kind == kind]
-    for end in ("low", "high"):
-      rates = [rate for t in of_kind for rate in (t.read, t.write)]
-      if any(getattr(rate, end) != rate.value for rate in rates):
-        values = [getattr(rate, end) / 1e9 for rate in rates]
-        span = dict.fromkeys(f"{x:.1f}" for x in (min(values), max(values)))
-        yield (
-          f"{kind} at {' to '.join(span)} GB/s", _at(host, kind, end),
-          _at(baseline, kind, end),
-        )
-
-
-def _at(host: Host, kind: str, end: str) -> Host:
-  """Returns a host with the rates of a kind of tier at an end of the range."""
-  return host.model_copy(update={"tiers": tuple(
-    tier.model_copy(update={
-      key: getattr(tier, key).model_copy(
-        update={"value": getattr(getattr(tier, key), end)}
-      ) for key in ("read", "write")
-    }) if tier.kind == kind else tier
-    for tier in host.tiers
-  )})
-
-
-def _relative(step: Problem, baseline: Problem, policy: str) -> float | None:
-  """Returns the speed relative to the baseline; None if it does not fit."""
-  seconds = [
-    _priced(*x)["step_s"] for x in ((baseline, "dram_only"), (step, policy))
-  ]
-  return None if None in seconds else seconds[0] / seconds[1]
 
 
 def _phases(found: Cost) -> dict[str, Any]:
