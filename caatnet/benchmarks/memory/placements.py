@@ -1,9 +1,9 @@
 """Benchmark of placement policies on random models and tiers.
 
-Two optima are compared with a policy: that of its own layout (which tensors are
-on the host, and who updates), where only the tiers are chosen, and that of all
-layouts. `infer_auto_device_map` of accelerate receives the layers in the same
-layout and the tiers in the order of `accelerator_order`.
+A policy is compared with two optima. One has the policy's layout (which tensors
+are on the host, and which processor updates) and chooses only their tiers; the
+other chooses the layout, too. `infer_auto_device_map` of accelerate receives
+the layers in the policies' layout, and the tiers in `accelerator_order`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -30,8 +30,8 @@ def report(result: Mapping[str, Any]) -> Report:
       ],
       result["policies"],
     ),
-    *(f"{row['policy']}: {row['error']}"
-      for row in result["policies"] if row["error"]),
+    *(_unfit(row) for row in result["policies"] if row["error"]),
+    *(f"warning: {text}" for text in result["warnings"]),
   ]
   parts += _ranges(result)
   if result["tensors"]:
@@ -100,6 +100,19 @@ def _ranges(result: Mapping[str, Any]) -> list[Table]:
       result["alone"],
     ),
   ]
+
+
+def _unfit(row: Row) -> str:
+  """Returns the bytes that a policy lacks, and what would fit."""
+  text = f"{row['policy']}: {row['error']}"
+  if "longest" not in row:  # of the baseline
+    return text
+  fits = []
+  if row["longest"] != "none":
+    fits.append(f"{row['longest']:,} tokens of context")
+  if row["largest"] != "none":
+    fits.append(f"a model of {_billions(row['largest'])}B parameters")
+  return f"{text}; what would fit: {' or '.join(fits) or 'nothing'}"
 
 
 def _count(found: int | str) -> str:

@@ -15,7 +15,7 @@ from parallel import checks
 from parallel.hardware import tiers
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.tiers import Host
-from parallel.memory import placement, problem
+from parallel.memory import placement, preflight, problem
 from parallel.memory.placement import optimum
 from parallel.memory.placement.costs import Cost, Placement
 from parallel.memory.problem import INSTANTS, PHASES, Problem
@@ -39,11 +39,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     with their tiers and what other tiers would cost, "scanned" speeds with
     rates at the ends of their ranges, "needed" rates of cards for a speed,
     "alone" with tensors on one tier only, "occupied" bytes of the optimum by
-    instant and tier, "whole" with the optimum of whole layers, and "host" with
-    every rate, its range and source.
+    instant and tier, "whole" with the optimum of whole layers, "warnings" if
+    the host is this machine, and "host" with every rate, its range and source.
 
   Raises:
-    ValueError: A value is invalid; the message names its key.
+    ValueError: A value is invalid; the message names its key. Or the host is
+      this machine, and it lacks a node or the memory of the optimum.
   """
   section = config["placement"]
   with naming("config.placement", section):
@@ -174,7 +175,10 @@ def _optimum(step: Problem) -> dict[str, Any]:
   try:
     best = optimum.place(step)
   except ValueError:
-    return {"ways": [], "tensors": [], "occupied": [], "whole": None}
+    return {
+      "ways": [], "tensors": [], "occupied": [], "whole": None,
+      "warnings": preflight.check(step.host, {}, 0.0),
+    }
   found = placement.cost(step, best)
   tensors = []
   for part, way, tensor in step.tensors():
@@ -200,10 +204,27 @@ def _optimum(step: Problem) -> dict[str, Any]:
     ],
     "tensors": tensors,
     "occupied": _occupied(step, best),
+    "warnings": preflight.check(
+      step.host, found.occupied, _locked(step, best)
+    ),
     "whole": whole_s and {
       "step_s": whole_s, "gap": whole_s / found.step_s - 1,
     },
   }
+
+
+def _locked(step: Problem, best: Placement) -> float:
+  """Returns the bytes on NUMA nodes that the device copies, at their most."""
+  nodes = {tier.name for tier in step.host.tiers if tier.kind != "file"}
+  return max(
+    sum(
+      share * tensor.size_bytes
+      for part, way, tensor in step.tensors()
+      if instant in tensor.held and any(u.by == "device" for u in tensor.uses)
+      for tier, share in best.tiers[part.name, way.name, tensor.name].items()
+      if tier in nodes
+    ) for instant in INSTANTS
+  )
 
 
 def _elsewhere(
