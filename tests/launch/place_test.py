@@ -38,6 +38,28 @@ def test_placement_is_written_and_drawn(launch, tmp_path):
   for row in result["tensors"]:
     assert all(x is None or x > -1e-6 for x in row["elsewhere"].values())
   assert picture.stat().st_size > 10_000
+  # Over a step: nothing of a step before it and after it; in between, the bytes
+  # of the instants.
+  start, forward, backward, update = result["timeline"]
+  assert start["bytes"] == update["bytes"]
+  assert start["seconds"] == 0
+  assert update["seconds"] == pytest.approx(best["step_s"])
+  for row, instant in (
+    (forward, "end of forward"), (backward, "end of backward")
+  ):
+    for tier, held in row["bytes"].items():
+      assert held == pytest.approx(sum(
+        one["bytes"] for one in result["occupied"]
+        if (one["instant"], one["tier"]) == (instant, tier)
+      ), rel=1e-4, abs=1e6)
+      assert held >= start["bytes"][tier]
+
+
+def test_json_is_all_that_is_printed(launch):
+  """The solver of whole layers prints a line of its own."""
+  ended = launch("place", PLACE, "--config.data.seq_len=4096", "--json",
+                 "--config.placement.longest=4096")
+  assert json.loads(ended.stdout)["whole"]["gap"] >= 0
 
 
 @pytest.mark.parametrize(("scale", "says"), [

@@ -68,7 +68,7 @@ def report(result: Mapping[str, Any]) -> Report:
 def _ranges(result: Mapping[str, Any]) -> list[Table]:
   """Returns the tables of speeds and rates over the ranges of the tiers."""
   changed = ["changed", Column("rates", "rates")]
-  return [
+  tables = [
     Table(
       "speed relative to dram_only on the baseline, if both hosts have rates "
       "at an end of their range\ngain: latency_first over interleave",
@@ -100,6 +100,7 @@ def _ranges(result: Mapping[str, Any]) -> list[Table]:
       result["alone"],
     ),
   ]
+  return [table for table in tables if table.rows]
 
 
 def _unfit(row: Row) -> str:
@@ -154,7 +155,7 @@ def _quantities(host: Mapping[str, Any]) -> list[Row]:
 
 
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
-  """Returns memory by tier at both instants, one panel each."""
+  """Returns memory by tier at both instants and over time, a panel each."""
   rows: Sequence[Row] = result["occupied"]
   host = result["host"]
   capacity = {
@@ -185,4 +186,28 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
       plot.Axis("", ticks=list(enumerate(names))), "GB",
       legend="" if panels else "best", grid=True,
     ))
-  return plot.Figure(panels, (11, 4.6), columns=len(panels), share_y="all")
+  panels.append(_over_time(result["timeline"], capacity))
+  return plot.Figure(panels, (15, 4.6), columns=len(panels), share_y="all")
+
+
+def _over_time(
+  rows: Sequence[Row], capacity: Mapping[str, float]
+) -> plot.Panel:
+  """Returns bytes by tier over a step, with the capacity of each tier."""
+  seconds = [row["seconds"] for row in rows]
+  marks: list[plot.Mark] = []
+  for i, tier in enumerate(capacity):
+    colour = f"C{i}"  # of matplotlib's cycle
+    marks += [
+      plot.Line(
+        seconds, [row["bytes"][tier] / 1e9 for row in rows], tier,
+        colour=colour,
+      ),
+      plot.Rule(capacity[tier] / 1e9, style=":", colour=colour),
+    ]
+  marks += [plot.Rule(x, vertical=True, style="-", width=0.5)
+            for x in seconds[1:-1]]
+  return plot.Panel(
+    marks, "forward, backward, update; dotted: capacity", "s", "GB",
+    legend="best",
+  )

@@ -39,8 +39,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     with their tiers and what other tiers would cost, "scanned" speeds with
     rates at the ends of their ranges, "needed" rates of cards for a speed,
     "alone" with tensors on one tier only, "occupied" bytes of the optimum by
-    instant and tier, "whole" with the optimum of whole layers, "warnings" if
-    the host is this machine, and "host" with every rate, its range and source.
+    instant and tier, "timeline" of bytes by tier at the ends of phases, "whole"
+    with the optimum of whole layers, "warnings" if the host is this machine,
+    and "host" with every rate, its range and source.
 
   Raises:
     ValueError: A value is invalid; the message names its key. Or the host is
@@ -176,7 +177,7 @@ def _optimum(step: Problem) -> dict[str, Any]:
     best = optimum.place(step)
   except ValueError:
     return {
-      "ways": [], "tensors": [], "occupied": [], "whole": None,
+      "ways": [], "tensors": [], "occupied": [], "timeline": [], "whole": None,
       "warnings": preflight.check(step.host, {}, 0.0),
     }
   found = placement.cost(step, best)
@@ -204,6 +205,7 @@ def _optimum(step: Problem) -> dict[str, Any]:
     ],
     "tensors": tensors,
     "occupied": _occupied(step, best),
+    "timeline": _timeline(step, best, found),
     "warnings": preflight.check(
       step.host, found.occupied, _locked(step, best)
     ),
@@ -265,4 +267,30 @@ def _occupied(step: Problem, best: Placement) -> list[dict[str, Any]]:
       "instant": instant, "tier": problem.DEVICE,
       "tensor": "logits, working memory", "bytes": step.reserved[instant],
     })
+  return rows
+
+
+def _timeline(
+  step: Problem, best: Placement, found: Cost
+) -> list[dict[str, Any]]:
+  """Returns the bytes of each tier at the start and at the end of each phase.
+
+  Between them bytes change linearly: activations grow in the forward, and make
+  room for gradients in the backward, which the update frees. At the start only
+  tensors that stay between steps are in memory.
+  """
+  between = dict.fromkeys([problem.DEVICE, *(t.name for t in step.host.tiers)],
+                          0.0)
+  for part, way, tensor in step.tensors():
+    if tensor.held == INSTANTS:
+      shares = best.tiers[part.name, way.name, tensor.name]
+      for tier, share in shares.items():
+        between[tier] += share * tensor.size_bytes
+  ends = [dict(found.occupied[instant]) for instant in INSTANTS]
+  for instant, held in zip(INSTANTS, ends, strict=True):
+    held[problem.DEVICE] += step.reserved[instant]
+  rows, seconds = [{"phase": "", "seconds": 0.0, "bytes": between}], 0.0
+  for phase, held in zip(PHASES, [*ends, between], strict=True):
+    seconds += found.seconds[phase]
+    rows.append({"phase": phase, "seconds": seconds, "bytes": held})
   return rows
