@@ -20,6 +20,7 @@
   python -m launch.benchmark --config=configs/benchmark/planner.py
   python -m launch.benchmark --config=configs/benchmark/planner_memory.py
   python -m launch.benchmark --config=configs/benchmark/planner_truth.py
+  python -m launch.benchmark --config=configs/benchmark/placements.py
   python -m launch.benchmark --config=configs/benchmark/graphs.py
   python -m launch.benchmark --config=configs/benchmark/host_optimizer.py
 """
@@ -40,7 +41,7 @@ BODIES = {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
                 "ring_orders"),
     "graphs": ("graphs",),
-    "memory": ("host_optimizer",),
+    "memory": ("host_optimizer", "placements"),
     "planner": ("planner", "planner_memory", "planner_truth"),
     "programs": ("kernels", "paged_attention", "programs"),
     "serving": ("coded", "decoding", "engine", "server", "serving"),

@@ -22,6 +22,7 @@ flags.DEFINE_list(
   "sizes", ["8e6", "64e6", "256e6"], "Bytes of the arrays, of which three are "
   "allocated at a time."
 )
+flags.DEFINE_list("numa_nodes", [], "Numbers of NUMA nodes; all if unset.")
 flags.DEFINE_string(
   "file", "", "File to create, measure as a tier, and remove."
 )
@@ -35,6 +36,7 @@ def main() -> None:
   host = measured_tiers.measure(
     [_size(text) for text in FLAGS.sizes],
     pathlib.Path(FLAGS.file) if FLAGS.file else None,
+    [_node(text) for text in FLAGS.numa_nodes],
   )
   files.replace(pathlib.Path(FLAGS.output), tiers.to_json(host))
   print(f"{len(host.tiers)} tiers: {FLAGS.output}")
@@ -49,6 +51,13 @@ def _size(text: str) -> int:
   if not 1e6 <= size < 1e13:
     raise ValueError(f"--sizes={text} must lie in [1e6, 1e13)")
   return int(size)
+
+
+def _node(text: str) -> int:
+  """Parses the number of a node."""
+  if not text.isdecimal():
+    raise ValueError(f"--numa_nodes={text} must be numbers of nodes, as in 0,1")
+  return int(text)
 
 
 if __name__ == "__main__":

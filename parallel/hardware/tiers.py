@@ -97,7 +97,7 @@ class Tier(schema.Schema):
   latency_s: Quantity
   duplex: bool
   link: str | None = None
-  node: int | None = None
+  node: int | None = schema.Field(None, ge=0)
   path: str | None = None
 
 

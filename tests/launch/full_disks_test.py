@@ -13,6 +13,7 @@ import sys
 
 import pytest
 
+from caatnet.benchmarks.memory import measured_tiers
 from launch import full_disks
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -72,15 +73,35 @@ def test_run_on_a_full_disk_ends_with_one_line(tmp_path):
       assert (disk / "run/checkpoints/2").is_dir()
 
 
-@pytest.mark.parametrize("flag", ["output=x.json", "report=x.html"])
-def test_results_on_a_full_disk_end_with_one_line(flag, tmp_path):
+@pytest.mark.parametrize(("command", "flag"), [
+  ("launch.simulate --config=configs/diloco/utilisation.py", "output=x.json"),
+  ("launch.simulate --config=configs/diloco/utilisation.py", "report=x.html"),
+  ("launch.place --config=configs/memory/12b_32k.py", "output=x.json"),
+])
+def test_results_on_a_full_disk_end_with_one_line(command, flag, tmp_path):
   disk = tmp_path / "disk"
   name, _, file = flag.partition("=")
   with small_disk(disk, 4) as limit:
     expect(disk, run(
-      "launch.simulate", "--config=configs/diloco/utilisation.py",
-      f"--{name}={disk}/{file}", limit=limit,
+      *command.split(), f"--{name}={disk}/{file}", limit=limit
     ))
+    assert not list(disk.iterdir())
+
+
+def test_a_file_tier_on_a_full_disk_ends_with_one_line(tmp_path):
+  disk = tmp_path / "disk"
+  with small_disk(disk, 400) as limit:
+    code, lines = run(
+      "launch.measure_memory", f"--file={disk}/tier",
+      f"--output={tmp_path}/tiers.json",
+      f"--sizes={2 * measured_tiers.cache_bytes() + 4e6}", limit=limit,
+    )
+    assert code in (1, 2)
+    assert "Traceback" not in "".join(lines)
+    assert re.search(
+      rf"error: --file={disk}/tier: [\d.]+ GB do not fit into the 0.0 GB"
+      if limit is None else LINE, lines[-1]
+    )
     assert not list(disk.iterdir())
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from caatnet.benchmarks.memory import measured_tiers
 from parallel.hardware import tiers
+from parallel.memory import host_memory
 
 SMALL = f"--sizes={2 * measured_tiers.cache_bytes() + 4e6}"
 
@@ -43,6 +44,9 @@ def test_an_existing_file_is_kept(launch, tmp_path):
   (["--sizes=2e6"], "the largest array must exceed"),
   (["--sizes=9e12"], "GB of free memory, and three arrays of 9000.0 GB"),
   ([SMALL, "--file=/nowhere/tier"], "/nowhere"),
+  ([SMALL, "--numa_nodes=0,63"], "node=63 does not exist; the nodes of this "
+   f"machine are {', '.join(map(str, host_memory.nodes()))}"),
+  ([SMALL, "--numa_nodes=first"], "--numa_nodes=first must be numbers of"),
 ])
 def test_bad_input_is_one_line(launch, tmp_path, flags, message):
   ended = launch("measure_memory", f"--output={tmp_path / 'x.json'}", *flags)

@@ -28,12 +28,38 @@ def test_placement_is_written_and_drawn(launch, tmp_path):
   ) * (1 - 1e-6)
   phases = [best[p]["seconds"] for p in ("forward", "backward", "update")]
   assert sum(phases) == pytest.approx(best["step_s"])
-  slow = next(row for row in result["scanned"] if row["changed"][:3] == "cxl")
-  assert slow["interleave"] < rows["interleave"]["relative"]
+  same, slow = (
+    next(row for row in result["scanned"] if row["changed"] == changed)
+    for changed in ("nothing", "cxl low")
+  )
+  assert same["speeds"]["interleave"] == rows["interleave"]["relative"]
+  assert slow["speeds"]["interleave"] < rows["interleave"]["relative"]
   # A tensor that is forced to another tier never makes the step faster.
   for row in result["tensors"]:
     assert all(x is None or x > -1e-6 for x in row["elsewhere"].values())
   assert picture.stat().st_size > 10_000
+  # Over a step: nothing of a step before it and after it; in between, the bytes
+  # of the instants.
+  start, forward, backward, update = result["timeline"]
+  assert start["bytes"] == update["bytes"]
+  assert start["seconds"] == 0
+  assert update["seconds"] == pytest.approx(best["step_s"])
+  for row, instant in (
+    (forward, "end of forward"), (backward, "end of backward")
+  ):
+    for tier, held in row["bytes"].items():
+      assert held == pytest.approx(sum(
+        one["bytes"] for one in result["occupied"]
+        if (one["instant"], one["tier"]) == (instant, tier)
+      ), rel=1e-4, abs=1e6)
+      assert held >= start["bytes"][tier]
+
+
+def test_json_is_all_that_is_printed(launch):
+  """The solver of whole layers prints a line of its own."""
+  ended = launch("place", PLACE, "--tiers=one-cxl", "--json",
+                 "--config.data.seq_len=4096")
+  assert json.loads(ended.stdout)["whole"]["gap"] >= 0
 
 
 @pytest.mark.parametrize(("scale", "says"), [

@@ -6,6 +6,7 @@ files and of device copies are medians.
 """
 
 from collections.abc import Callable, Sequence
+import errno
 import itertools
 import os
 import pathlib
@@ -28,6 +29,7 @@ _FLOAT = 4  # bytes
 def measure(
   sizes: Sequence[int],
   path: pathlib.Path | None = None,
+  nodes: Sequence[int] = (),
   progress: Callable[[str], None] = print,
 ) -> Host:
   """Measures this machine's memory.
@@ -35,6 +37,7 @@ def measure(
   Args:
     sizes: Bytes of arrays; three of each are allocated at a time.
     path: File that is created, measured as a tier and removed; None for none.
+    nodes: Numbers of NUMA nodes; () for all.
     progress: Receives one line for each measurement.
 
   Returns:
@@ -42,8 +45,8 @@ def measure(
     on a CPU it is a copy in memory, as its source states.
 
   Raises:
-    ValueError: numba is not installed, the arrays do not fit, or no array is
-      larger than the last-level cache.
+    ValueError: numba is not installed, the arrays do not fit, a node does not
+      exist, or no array is larger than the last-level cache.
     OSError: The file cannot be written.
   """
   cache = cache_bytes()
@@ -52,7 +55,14 @@ def measure(
       f"--sizes={','.join(map(str, sizes))}: the largest array must exceed "
       f"{2 * cache} bytes, twice the last-level cache"
     )
-  found = [_node(node, sizes, cache, progress) for node in host_memory.nodes()]
+  for node in nodes:
+    host_memory.check_node(node)
+  if path is not None:
+    _check_disk(path, max(sizes))  # before other measurements
+  found = [
+    _node(node, sizes, cache, progress)
+    for node in nodes or host_memory.nodes()
+  ]
   if path is not None:
     found.append(_file(path, max(sizes), progress))
   return tiers.checked(Host(
@@ -141,11 +151,10 @@ def _has_cores(node: int) -> bool:
   return not path.exists() or bool(path.read_text().strip())
 
 
-def _file(
-  path: pathlib.Path, size: int, progress: Callable[[str], None]
-) -> Tier:
-  """Measures a mapped file, without the kernel's page cache."""
-  size = size // _FLOAT * _FLOAT
+def _check_disk(path: pathlib.Path, size: int) -> int:
+  """Returns the free bytes of a new file's disk; raises if it has no room."""
+  if path.exists():
+    raise FileExistsError(errno.EEXIST, "File exists", str(path))
   stat = os.statvfs(path.parent)
   free = stat.f_bavail * stat.f_frsize
   if size > free:
@@ -153,6 +162,15 @@ def _file(
       f"--file={path}: {size / 1e9:.1f} GB do not fit into the "
       f"{free / 1e9:.1f} GB that are free"
     )
+  return free
+
+
+def _file(
+  path: pathlib.Path, size: int, progress: Callable[[str], None]
+) -> Tier:
+  """Measures a mapped file, without the kernel's page cache."""
+  size = size // _FLOAT * _FLOAT
+  free = _check_disk(path, size)
   read_s, write_s = [], []
   with open(path, "x+b") as file:  # an existing file is kept
     try:

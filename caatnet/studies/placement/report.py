@@ -30,18 +30,10 @@ def report(result: Mapping[str, Any]) -> Report:
       ],
       result["policies"],
     ),
-    *(f"{row['policy']}: {row['error']}"
-      for row in result["policies"] if row["error"]),
+    *(_unfit(row) for row in result["policies"] if row["error"]),
+    *(f"warning: {text}" for text in result["warnings"]),
   ]
-  if result["scanned"]:
-    policies = [p for p in result["scanned"][0] if p != "changed"]
-    parts.append(Table(
-      "speed relative to the first row above, if both hosts have rates at an "
-      "end of their range",
-      ["changed", *(Column(p, p, ".1%", default="does not fit")
-                    for p in policies)],
-      result["scanned"],
-    ))
+  parts += _ranges(result)
   if result["tensors"]:
     parts += [
       Table(
@@ -71,6 +63,57 @@ def report(result: Mapping[str, Any]) -> Report:
     "Placement of a training step on memory tiers", parts,
     (lambda: _figure(result)) if result["occupied"] else None,
   )
+
+
+def _ranges(result: Mapping[str, Any]) -> list[Table]:
+  """Returns the tables of speeds and rates over the ranges of the tiers."""
+  changed = ["changed", Column("rates", "rates")]
+  tables = [
+    Table(
+      "speed relative to dram_only on the baseline, if both hosts have rates "
+      "at an end of their range\ngain: latency_first over interleave",
+      [
+        Column("seq_len", "tokens", ","), *changed,
+        *(Column(p, p, ".1%", default="does not fit")
+          for p in result["scanned"][0]["speeds"]),
+        Column("gain", "gain", "+.1%", default=""),
+      ],
+      [row | row["speeds"] for row in result["scanned"]],
+    ),
+    Table(
+      "least rate of a CXL card, in GB/s, for a speed of latency_first",
+      [
+        Column("seq_len", "tokens", ","), Column("target", "speed", ".0%"),
+        Column("rate", "GB/s", ".1f", unit=1e9, default="none"),
+      ],
+      result["needed"],
+    ),
+    Table(
+      "all host tensors on one tier, whatever its capacity: the CPU's update, "
+      "and copies in GB/s",
+      [
+        *changed, "tier", Column("update_s", "update, s", ".3f"),
+        Column("slower", "times the first", ".2f"),
+        Column("to_device", "to the device", ".1f", unit=1e9),
+        Column("from_device", "from it", ".1f", unit=1e9),
+      ],
+      result["alone"],
+    ),
+  ]
+  return [table for table in tables if table.rows]
+
+
+def _unfit(row: Row) -> str:
+  """Returns the bytes that a policy lacks, and what would fit."""
+  text = f"{row['policy']}: {row['error']}"
+  if "longest" not in row:  # of the baseline
+    return text
+  fits = []
+  if row["longest"] != "none":
+    fits.append(f"{row['longest']:,} tokens of context")
+  if row["largest"] != "none":
+    fits.append(f"a model of {_billions(row['largest'])}B parameters")
+  return f"{text}; what would fit: {' or '.join(fits) or 'nothing'}"
 
 
 def _count(found: int | str) -> str:
@@ -112,7 +155,7 @@ def _quantities(host: Mapping[str, Any]) -> list[Row]:
 
 
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
-  """Returns memory by tier at both instants, one panel each."""
+  """Returns memory by tier at both instants and over time, a panel each."""
   rows: Sequence[Row] = result["occupied"]
   host = result["host"]
   capacity = {
@@ -143,4 +186,28 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
       plot.Axis("", ticks=list(enumerate(names))), "GB",
       legend="" if panels else "best", grid=True,
     ))
-  return plot.Figure(panels, (11, 4.6), columns=len(panels), share_y="all")
+  panels.append(_over_time(result["timeline"], capacity))
+  return plot.Figure(panels, (15, 4.6), columns=len(panels), share_y="all")
+
+
+def _over_time(
+  rows: Sequence[Row], capacity: Mapping[str, float]
+) -> plot.Panel:
+  """Returns bytes by tier over a step, with the capacity of each tier."""
+  seconds = [row["seconds"] for row in rows]
+  marks: list[plot.Mark] = []
+  for i, tier in enumerate(capacity):
+    colour = f"C{i}"  # of matplotlib's cycle
+    marks += [
+      plot.Line(
+        seconds, [row["bytes"][tier] / 1e9 for row in rows], tier,
+        colour=colour,
+      ),
+      plot.Rule(capacity[tier] / 1e9, style=":", colour=colour),
+    ]
+  marks += [plot.Rule(x, vertical=True, style="-", width=0.5)
+            for x in seconds[1:-1]]
+  return plot.Panel(
+    marks, "forward, backward, update; dotted: capacity", "s", "GB",
+    legend="best",
+  )

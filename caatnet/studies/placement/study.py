@@ -4,17 +4,18 @@ The model and its batch are those of the config's other sections. Policies are
 compared on one host; ``placement.baseline`` is a host with enough DRAM.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
 from caatnet.checks import naming
+from caatnet.studies.placement import ranges
 from caatnet.studies.planner.study import training_step
 from parallel import checks
 from parallel.hardware import tiers
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.tiers import Host
-from parallel.memory import placement, problem
+from parallel.memory import placement, preflight, problem
 from parallel.memory.placement import optimum
 from parallel.memory.placement.costs import Cost, Placement
 from parallel.memory.problem import INSTANTS, PHASES, Problem
@@ -36,12 +37,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     Plain data: "policies" (seconds by phase, the binding resource, bytes that
     are missing, longest context and largest model), "tensors" of the optimum
     with their tiers and what other tiers would cost, "scanned" speeds with
-    rates at the ends of their ranges, "occupied" bytes of the optimum by
-    instant and tier, "whole" with the optimum of whole layers, and "host" with
-    every rate, its range and source.
+    rates at the ends of their ranges, "needed" rates of cards for a speed,
+    "alone" with tensors on one tier only, "occupied" bytes of the optimum by
+    instant and tier, "timeline" of bytes by tier at the ends of phases, "whole"
+    with the optimum of whole layers, "warnings" if the host is this machine,
+    and "host" with every rate, its range and source.
 
   Raises:
-    ValueError: A value is invalid; the message names its key.
+    ValueError: A value is invalid; the message names its key. Or the host is
+      this machine, and it lacks a node or the memory of the optimum.
   """
   section = config["placement"]
   with naming("config.placement", section):
@@ -80,6 +84,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       rows[0]["step_s"] / row["step_s"]
       if row["step_s"] and rows[0]["step_s"] else None
     )
+  contexts = (step.seq_len, *section["contexts"])
   return {
     "study": "placement",
     "parameters": step.model.num_params,
@@ -88,13 +93,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "device": section["device"],
     "device_bytes": made().device_bytes,
     "policies": rows,
-    "scanned": [
-      {"changed": name} | {
-        policy: _relative(made(on=one), made(on=other), policy)
-        for policy in section["policies"]
-      }
-      for name, one, other in _ends(host, baseline)
-    ],
+    "scanned": ranges.scanned(
+      made, host, baseline, section["policies"], contexts
+    ),
+    "needed": ranges.needed(
+      made, host, baseline, section["targets"], contexts
+    ),
+    "alone": ranges.alone(made, host),
     **_optimum(made()),
     "host": host.model_dump(),
     "config": dict(config),
@@ -115,45 +120,6 @@ def _priced(step: Problem, policy: str) -> dict[str, Any]:
     "step_s": None if found.missing else found.step_s,
     **_phases(found),
   }
-
-
-def _ends(host: Host, baseline: Host) -> Iterator[tuple[str, Host, Host]]:
-  """Yields both hosts with the rates of a kind of tier at an end of its range.
-
-  Both directions and all tiers of a kind change together. Capacities and links
-  keep their values.
-  """
-  for kind in dict.fromkeys(tier.kind for tier in host.tiers):
-    of_kind = [t for t in host.tiers if t.kind == kind]
-    for end in ("low", "high"):
-      rates = [rate for t in of_kind for rate in (t.read, t.write)]
-      if any(getattr(rate, end) != rate.value for rate in rates):
-        values = [getattr(rate, end) / 1e9 for rate in rates]
-        span = dict.fromkeys(f"{x:.1f}" for x in (min(values), max(values)))
-        yield (
-          f"{kind} at {' to '.join(span)} GB/s", _at(host, kind, end),
-          _at(baseline, kind, end),
-        )
-
-
-def _at(host: Host, kind: str, end: str) -> Host:
-  """Returns a host with the rates of a kind of tier at an end of the range."""
-  return host.model_copy(update={"tiers": tuple(
-    tier.model_copy(update={
-      key: getattr(tier, key).model_copy(
-        update={"value": getattr(getattr(tier, key), end)}
-      ) for key in ("read", "write")
-    }) if tier.kind == kind else tier
-    for tier in host.tiers
-  )})
-
-
-def _relative(step: Problem, baseline: Problem, policy: str) -> float | None:
-  """Returns the speed relative to the baseline; None if it does not fit."""
-  seconds = [
-    _priced(*x)["step_s"] for x in ((baseline, "dram_only"), (step, policy))
-  ]
-  return None if None in seconds else seconds[0] / seconds[1]
 
 
 def _phases(found: Cost) -> dict[str, Any]:
@@ -210,7 +176,10 @@ def _optimum(step: Problem) -> dict[str, Any]:
   try:
     best = optimum.place(step)
   except ValueError:
-    return {"ways": [], "tensors": [], "occupied": [], "whole": None}
+    return {
+      "ways": [], "tensors": [], "occupied": [], "timeline": [], "whole": None,
+      "warnings": preflight.check(step.host, {}, 0.0),
+    }
   found = placement.cost(step, best)
   tensors = []
   for part, way, tensor in step.tensors():
@@ -236,10 +205,28 @@ def _optimum(step: Problem) -> dict[str, Any]:
     ],
     "tensors": tensors,
     "occupied": _occupied(step, best),
+    "timeline": _timeline(step, best, found),
+    "warnings": preflight.check(
+      step.host, found.occupied, _locked(step, best)
+    ),
     "whole": whole_s and {
       "step_s": whole_s, "gap": whole_s / found.step_s - 1,
     },
   }
+
+
+def _locked(step: Problem, best: Placement) -> float:
+  """Returns the bytes on NUMA nodes that the device copies, at their most."""
+  nodes = {tier.name for tier in step.host.tiers if tier.kind != "file"}
+  return max(
+    sum(
+      share * tensor.size_bytes
+      for part, way, tensor in step.tensors()
+      if instant in tensor.held and any(u.by == "device" for u in tensor.uses)
+      for tier, share in best.tiers[part.name, way.name, tensor.name].items()
+      if tier in nodes
+    ) for instant in INSTANTS
+  )
 
 
 def _elsewhere(
@@ -280,4 +267,30 @@ def _occupied(step: Problem, best: Placement) -> list[dict[str, Any]]:
       "instant": instant, "tier": problem.DEVICE,
       "tensor": "logits, working memory", "bytes": step.reserved[instant],
     })
+  return rows
+
+
+def _timeline(
+  step: Problem, best: Placement, found: Cost
+) -> list[dict[str, Any]]:
+  """Returns the bytes of each tier at the start and at the end of each phase.
+
+  Between them bytes change linearly: activations grow in the forward, and make
+  room for gradients in the backward, which the update frees. At the start only
+  tensors that stay between steps are in memory.
+  """
+  between = dict.fromkeys([problem.DEVICE, *(t.name for t in step.host.tiers)],
+                          0.0)
+  for part, way, tensor in step.tensors():
+    if tensor.held == INSTANTS:
+      shares = best.tiers[part.name, way.name, tensor.name]
+      for tier, share in shares.items():
+        between[tier] += share * tensor.size_bytes
+  ends = [dict(found.occupied[instant]) for instant in INSTANTS]
+  for instant, held in zip(INSTANTS, ends, strict=True):
+    held[problem.DEVICE] += step.reserved[instant]
+  rows, seconds = [{"phase": "", "seconds": 0.0, "bytes": between}], 0.0
+  for phase, held in zip(PHASES, [*ends, between], strict=True):
+    seconds += found.seconds[phase]
+    rows.append({"phase": phase, "seconds": seconds, "bytes": held})
   return rows

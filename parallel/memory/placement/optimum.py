@@ -9,7 +9,11 @@ Example:
   See `parallel.memory.problem`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
+import ctypes
+import os
+import sys
 
 import numpy as np
 from scipy import optimize, sparse
@@ -76,16 +80,32 @@ class _Program:
     objective[minimised] = 1
     whole = np.zeros(count)
     whole[list(integers)] = 1
-    found = optimize.milp(
-      objective,
-      integrality=whole,
-      bounds=optimize.Bounds(0, np.inf),
-      constraints=optimize.LinearConstraint(matrix, self.low, self.high),
-      options={"time_limit": limit_s, "mip_rel_gap": 1e-4},
-    )
+    with _no_output() if integers else contextlib.nullcontext():
+      found = optimize.milp(
+        objective,
+        integrality=whole,
+        bounds=optimize.Bounds(0, np.inf),
+        constraints=optimize.LinearConstraint(matrix, self.low, self.high),
+        options={"time_limit": limit_s, "mip_rel_gap": 1e-4},
+      )
     if found.status == 1 and found.x is None:
       raise ValueError(f"no placement was found within {limit_s:g} s")
     return None if found.x is None else found.x * scale
+
+
+@contextlib.contextmanager
+def _no_output() -> Iterator[None]:
+  """Discards stdout of libraries: HiGHS prints a line of its own there."""
+  sys.stdout.flush()
+  kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+  os.dup2(null, 1)
+  try:
+    yield
+  finally:
+    ctypes.CDLL(None).fflush(None)
+    os.dup2(kept, 1)
+    os.close(kept)
+    os.close(null)
 
 
 def place(

@@ -21,6 +21,7 @@ BENCHMARKS = {
   "membership": swarms.Membership,
   "moments": swarms.Moments,
   "paged_attention": compiled.PagedAttention,
+  "placements": searches.Placements,
   "planner": searches.Planner,
   "planner_memory": searches.PlannerMemory,
   "planner_truth": searches.PlannerTruth,

@@ -1,4 +1,4 @@
-"""Benchmarks of plans, collective schedules and pipeline schedules."""
+"""Benchmarks of plans, placements, collective and pipeline schedules."""
 
 from caatnet.config.schema.benchmarks.shared import LIMIT, RESULTS, ROUNDS
 from caatnet.config.schema.fields import (
@@ -114,6 +114,16 @@ class PlannerTruth:
   batch_size: int = field(32, "Examples of a step.", COUNT)
   schedules: tuple[str, ...] = field(
     ("1f1b", "gpipe", "eager_1f1b", "zb_h1"), "Pipeline schedules to try."
+  )
+
+
+@section
+class Placements:
+  """Placement policies on random models and tiers."""
+
+  problems: int = field(500, "Number of random problems.", COUNT)
+  python: str = field(
+    "", 'A Python with accelerate and DeepSpeed; "" to leave both out.'
   )
 
 

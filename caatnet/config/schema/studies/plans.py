@@ -6,6 +6,7 @@ from caatnet.config.schema.fields import (
   DECAY,
   INNER_FRACTION,
   NOT_NEGATIVE,
+  POSITIVE,
   POSITIVE_FRACTION,
   SEED,
   Config,
@@ -203,6 +204,13 @@ class PlacementOptions:
   )
   longest: int = field(
     2**20, "Longest context that the search considers, in tokens.", COUNT
+  )
+  contexts: tuple[int, ...] = field(
+    (), "Further contexts of the scan of rates, in tokens.", COUNT
+  )
+  targets: tuple[float, ...] = field(
+    (0.97, 0.99, 1.0), "Speeds relative to the baseline; the least rate of CXL "
+    "cards for each of them is searched.", POSITIVE,
   )
 
 

@@ -1,0 +1,206 @@
+"""Speeds over the ranges of tiers' rates, and the rates that give a speed.
+
+Published speeds come without the rates of the machine. These functions return
+the speeds at both ends of each range, the rate of CXL cards from which a speed
+is reached, and the CPU's update and the copies with tensors on one tier only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from parallel.hardware.tiers import Host
+from parallel.memory import placement
+from parallel.memory.placement import greedy
+from parallel.memory.placement.costs import Placement, loads
+from parallel.memory.problem import Problem, Tensor, Use
+
+# The search of a card's rate: its ends in bytes/s, and the number of halvings.
+_SLOWEST, _FASTEST, _HALVINGS = 1e9, 1e12, 30
+# Name of the row in which all rates have their values.
+UNCHANGED = "nothing"
+
+
+def scanned(
+  made: Callable[..., Problem], host: Host, baseline: Host,
+  policies: Sequence[str], contexts: Sequence[int],
+) -> list[dict[str, Any]]:
+  """Returns speeds relative to the baseline, by context and changed rate.
+
+  Args:
+    made: Returns the problem of a context (``seq_len``) and a host (``on``).
+    host: The host.
+    baseline: Host with all its memory in DRAM.
+    policies: Names of policies.
+    contexts: Numbers of tokens.
+
+  Returns:
+    Rows with "speeds" by policy, None for one that does not fit, and "gain" of
+    the paper's order over interleaved pages.
+  """
+  rows = []
+  for tokens in contexts:
+    for name, rates, one, other in _ends(host, baseline):
+      speeds = {
+        policy: relative(
+          made(seq_len=tokens, on=one), made(seq_len=tokens, on=other), policy
+        ) for policy in policies
+      }
+      first, even = (speeds.get(p) for p in ("latency_first", "interleave"))
+      gain = first / even - 1 if first and even else None
+      rows.append({
+        "seq_len": tokens, "changed": name, "rates": rates, "speeds": speeds,
+        "gain": gain,
+      })
+  return rows
+
+
+def needed(
+  made: Callable[..., Problem], host: Host, baseline: Host,
+  targets: Sequence[float], contexts: Sequence[int],
+) -> list[dict[str, Any]]:
+  """Returns the least rate of a card for a speed of the paper's order.
+
+  Args:
+    made, host, baseline, contexts: See `scanned`.
+    targets: Speeds relative to the baseline.
+
+  Returns:
+    Rows with bytes per second in both directions; None if the speed is not
+    reached, or the host has no cards.
+  """
+  return [
+    {
+      "seq_len": tokens, "target": target,
+      "rate": _least(lambda rate, target=target, tokens=tokens: target <= (
+        relative(
+          made(seq_len=tokens, on=_at(host, "cxl", rate)),
+          made(seq_len=tokens, on=baseline), "latency_first",
+        ) or 0.0
+      )) if greedy.tiers(made(on=host), "cxl") else None,
+    } for tokens in contexts for target in targets
+  ]
+
+
+def _least(holds: Callable[[float], bool]) -> float | None:
+  """Returns the least rate at which a condition holds; None for none."""
+  low, high = _SLOWEST, _FASTEST
+  if not holds(high):
+    return None
+  for _ in range(_HALVINGS):
+    middle = (low * high) ** 0.5
+    low, high = (low, middle) if holds(middle) else (middle, high)
+  return high
+
+
+def alone(
+  made: Callable[..., Problem], host: Host
+) -> list[dict[str, Any]]:
+  """Returns the CPU's update and the copies with all tensors on one tier.
+
+  Capacities have no effect. The last rows are those of tensors that are striped
+  over all cards, if there are several.
+
+  Returns:
+    Rows by changed rate and tier: "update_s" in seconds, "to_device" and
+    "from_device" in bytes per second, and "slower", the ratio of the update to
+    that of the first row with the same rates.
+  """
+  rows = []
+  for name, rates, changed, _ in _ends(host, host):
+    step = made(on=changed)
+    cards = {t: changed.tier(t).read.value for t in greedy.tiers(step, "cxl")}
+    places = [{tier.name: 1.0} for tier in changed.tiers]
+    places += [cards] if len(cards) > 1 else []
+    first_s = None
+    for place in places:
+      shares = {t: rate / sum(place.values()) for t, rate in place.items()}
+      seconds = _update_s(step, shares)
+      first_s = first_s or seconds
+      rows.append({
+        "changed": name, "rates": rates, "tier": ", ".join(shares),
+        "update_s": seconds, "slower": seconds / first_s,
+        "to_device": _rate(step, shares, Use("forward", "device", read=1)),
+        "from_device": _rate(step, shares, Use("forward", "device", written=1)),
+      })
+  return rows
+
+
+def _update_s(step: Problem, shares: Mapping[str, float]) -> float:
+  """Returns seconds of the update with all host tensors on some tiers."""
+  room, host, ways = greedy.layout(step)
+  for key, tensor in host:
+    for tier, share in shares.items():
+      room.put(key, tensor, tier, share * tensor.size_bytes)
+  found = placement.cost(step, Placement(ways, room.tiers))
+  return found.seconds["update"]
+
+
+def _rate(step: Problem, shares: Mapping[str, float], use: Use) -> float:
+  """Returns bytes per second of one access to bytes on some tiers."""
+  busy: dict[str, float] = {}
+  for tier, share in shares.items():
+    seconds = loads(step, Tensor("byte", 1.0, (), (use,), "host"), tier)
+    for (_, resource), one_s in seconds.items():
+      busy[resource] = busy.get(resource, 0.0) + share * one_s
+  return 1 / max(busy.values())
+
+
+def relative(step: Problem, baseline: Problem, policy: str) -> float | None:
+  """Returns the speed relative to the baseline; None if it does not fit."""
+  seconds = [
+    _seconds(*x) for x in ((baseline, "dram_only"), (step, policy))
+  ]
+  return None if None in seconds else seconds[0] / seconds[1]
+
+
+def _seconds(step: Problem, policy: str) -> float | None:
+  """Returns the seconds of a step; None if the placement does not fit."""
+  try:
+    found = placement.cost(step, placement.place(step, policy))
+  except ValueError:
+    return None
+  return found.step_s if found.fits else None
+
+
+def _ends(
+  host: Host, baseline: Host
+) -> Iterator[tuple[str, str, Host, Host]]:
+  """Yields both hosts unchanged, and with rates at an end of their range.
+
+  Both directions and all tiers of a kind change together. Capacities and links
+  keep their values. Each item begins with the kind and end, as in "cxl low",
+  and the rates, as in "28.0 GB/s".
+  """
+  yield UNCHANGED, "", host, baseline
+  for kind in dict.fromkeys(tier.kind for tier in host.tiers):
+    of_kind = [t for t in host.tiers if t.kind == kind]
+    for end in ("low", "high"):
+      rates = [rate for t in of_kind for rate in (t.read, t.write)]
+      if any(getattr(rate, end) != rate.value for rate in rates):
+        values = [getattr(rate, end) / 1e9 for rate in rates]
+        span = dict.fromkeys(f"{x:.1f}" for x in (min(values), max(values)))
+        yield (
+          f"{kind} {end}", f"{' to '.join(span)} GB/s", _at(host, kind, end),
+          _at(baseline, kind, end),
+        )
+
+
+def _at(host: Host, kind: str, rate: str | float) -> Host:
+  """Returns a host whose tiers of a kind have other rates.
+
+  Args:
+    host: The host.
+    kind: Kind of tier.
+    rate: An end of the range, "low" or "high", or bytes per second.
+  """
+  def changed(tier: Any, key: str) -> Any:
+    found = getattr(tier, key)
+    value = getattr(found, rate) if isinstance(rate, str) else rate
+    return found.model_copy(update={"value": value})
+
+  return host.model_copy(update={"tiers": tuple(
+    tier.model_copy(update={
+      key: changed(tier, key) for key in ("read", "write")
+    }) if tier.kind == kind else tier
+    for tier in host.tiers
+  )})

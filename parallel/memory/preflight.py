@@ -1,0 +1,106 @@
+"""Pre-flight check of this machine's memory and disks for a placement.
+
+`check` returns a warning for memory that is not free or cannot be locked at the
+moment, and raises an error for bytes that this machine can never hold.
+"""
+
+from collections.abc import Mapping
+import pathlib
+import platform
+import resource
+import shutil
+
+from parallel.hardware.tiers import Host
+from parallel.memory import host_memory
+from parallel.memory.problem import Instant
+
+_CAP_IPC_LOCK = 14  # number of the capability in linux/capability.h
+
+
+def check(
+  host: Host, occupied: Mapping[Instant, Mapping[str, float]], locked: float
+) -> list[str]:
+  """Compares a placement with this machine, if the host describes it.
+
+  Args:
+    host: Host whose ``name`` is that of this machine if it describes it, as in
+      the files of `launch.measure_memory`.
+    occupied: Bytes by instant and tier (`Cost.occupied`).
+    locked: Bytes that are locked for copies to and from the device.
+
+  Returns:
+    Warnings of one line; none for other machines.
+
+  Raises:
+    ValueError: A node does not exist, or this machine has less memory or a
+      smaller disk than the placement needs.
+  """
+  if host.name != platform.node():
+    return []
+  for tier in host.tiers:
+    if tier.node is not None:
+      try:
+        host_memory.check_node(tier.node)
+      except ValueError as error:
+        raise ValueError(f"tier {tier.name!r}: {error}") from error
+  nodes = {tier.name for tier in host.tiers if tier.kind != "file"}
+  needed = max((
+    sum(held for tier, held in at.items() if tier in nodes)
+    for at in occupied.values()
+  ), default=0.0)
+  total, free = _memory()
+  found = _compared("memory", needed, total, free)
+  for tier in host.tiers:
+    if tier.path is not None:
+      disk = shutil.disk_usage(pathlib.Path(tier.path).absolute().parent)
+      held = max((at[tier.name] for at in occupied.values()), default=0.0)
+      found += _compared(f"{tier.path}: disk", held, disk.total, disk.free)
+  most = _lockable()
+  if locked > most:
+    found.append(
+      f"{locked / 1e9:.1f} GB are locked for copies, and this process may lock "
+      f"{most / 1e6:,.1f} MB: raise RLIMIT_MEMLOCK (ulimit -l) or grant "
+      "CAP_IPC_LOCK"
+    )
+  return found
+
+
+def _compared(
+  what: str, needed: float, total: float, free: float
+) -> list[str]:
+  """Returns a warning if too little is free, or raises if too little exists."""
+  if needed > total:
+    raise ValueError(
+      f"{what}: the placement needs {needed / 1e9:.1f} GB, and this machine "
+      f"has {total / 1e9:.1f} GB"
+    )
+  if needed > free:
+    return [
+      f"{what}: the placement needs {needed / 1e9:.1f} GB, and "
+      f"{free / 1e9:.1f} GB are free at the moment"
+    ]
+  return []
+
+
+def _memory() -> tuple[int, int]:
+  """Returns this machine's memory, and what is available of it, in bytes."""
+  fields = dict(
+    line.split(":") for line in
+    pathlib.Path("/proc/meminfo").read_text().splitlines()
+  )
+  total, free = (
+    1024 * int(fields[key].split()[0]) for key in ("MemTotal", "MemAvailable")
+  )
+  return total, free
+
+
+def _lockable() -> float:
+  """Returns the bytes that this process may lock; infinity for no limit."""
+  status = pathlib.Path("/proc/self/status").read_text()
+  effective = next(
+    int(line.split()[1], 16) for line in status.splitlines()
+    if line.startswith("CapEff:")
+  )
+  limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+  unlimited = effective >> _CAP_IPC_LOCK & 1
+  return float("inf") if unlimited or limit == resource.RLIM_INFINITY else limit

@@ -1,0 +1,80 @@
+"""Benchmark of placements: random problems, and the worst case of a policy."""
+
+import numpy as np
+import pytest
+
+from caatnet.benchmarks.memory import placements
+from configs.benchmark import placements as config_of
+from parallel.hardware import tiers
+from parallel.memory import placement
+from parallel.memory.placement import greedy, optimum
+from parallel.memory.problem import INSTANTS
+
+# The worst of 500 problems for each policy: its seed, the ratio of the step to
+# the optimum's in the same layout, and the resource that determines the update.
+WORST = {
+  "dram_only": (425, 2.28879, "dram0"),
+  "interleave": (579, 5.98792, "cxl1, write"),
+  "largest_first": (511, 2.57162, "cxl2, write"),
+  "latency_first": (163, 2.57272, "file4"),
+}
+
+
+def _best_s(step):
+  best = optimum.place(placements.same_layout(step))
+  return placement.cost(step, best).step_s
+
+
+@pytest.mark.parametrize("policy", WORST)
+def test_worst_case_of_a_policy(policy):
+  seed, ratio, binding = WORST[policy]
+  step = placements.drawn(seed)
+  found = placement.cost(step, placement.place(step, policy))
+  assert found.fits
+  assert found.step_s / _best_s(step) == pytest.approx(ratio, rel=1e-4)
+  assert found.binding("update") == binding
+
+
+def test_worst_case_of_accelerate():
+  """Layers as `infer_auto_device_map` of accelerate 1.15.0 assigned them."""
+  step = placements.drawn(163)
+  layers = [6, 2, 1, 1, 1]  # in `accelerator_order`
+  found = placement.cost(step, placements.by_layers(step, layers))
+  assert sum(layers) == step.parts[0].units
+  assert found.fits
+  assert found.step_s / _best_s(step) == pytest.approx(3.50028, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_tiers_are_a_valid_file_with_room_for_the_state(seed):
+  step = placements.drawn(seed)
+  assert tiers.parse(tiers.to_json(step.host)) == step.host
+  _, host, _ = greedy.layout(step)
+  needed = max(
+    sum(t.size_bytes for _, t in host if instant in t.held)
+    for instant in INSTANTS
+  )
+  room = sum(t.capacity_bytes.value for t in step.host.tiers)
+  assert needed < room < 3 * needed
+
+
+def test_policies_are_no_faster_than_the_optimum_in_their_layout():
+  result = placements.run(config_of.get_config("test"))
+  assert result["problems"] == 5
+  rows = {row["policy"]: row for row in result["policies"]}
+  assert set(rows) == {*placement.POLICIES} - {"optimum"}
+  for row in rows.values():
+    assert 0 <= row["near_all"] <= row["near"] <= row["fits"] <= 5
+    assert row["worst"] is None or row["worst"] >= row["median"] >= 1 - 1e-6
+  # All layouts include the greedy one.
+  assert result["layouts"]["least"] <= result["layouts"]["median"] <= 1 + 1e-6
+
+
+def test_ratios_within_a_hundredth_count_as_near():
+  row = placements._row(
+    "x", [3, 5, 6, 9], [1.0, 1.02, np.inf, 1.005], [1.0, 0.9, 0.9, 0.5]
+  )
+  assert row == {
+    "policy": "x", "fits": 3, "near": 2, "near_all": 1, "median": 1.005,
+    "worst": 1.02, "worst_seed": 5,
+  }

@@ -1,0 +1,84 @@
+"""Speeds over the ranges of rates, and rates that give a speed."""
+
+import importlib
+
+import pytest
+
+from caatnet.studies.placement import ranges
+from caatnet.studies.planner.study import training_step
+from parallel.hardware.devices import DEVICES
+from parallel.hardware.tiers import HOSTS
+from parallel.memory import problem
+
+CONFIG = importlib.import_module("configs.memory.12b_32k")
+STEP = training_step(CONFIG.get_config().to_dict())
+CARDS, DRAM = HOSTS["two-cxl"], HOSTS["large-dram"]
+
+
+def made(seq_len=4096, on=CARDS):
+  return problem.training_step(
+    STEP.model, batch_size=1, seq_len=seq_len, device=DEVICES["h200"], host=on
+  )
+
+
+def test_needed_rate_gives_the_speed():
+  rows = ranges.needed(made, CARDS, DRAM, (0.9, 1.0), (4096, 8192))
+  assert [(r["seq_len"], r["target"]) for r in rows] == [
+    (4096, 0.9), (4096, 1.0), (8192, 0.9), (8192, 1.0)
+  ]
+  for row in rows:
+    speeds = [
+      ranges.relative(
+        made(row["seq_len"], on=ranges._at(CARDS, "cxl", x * row["rate"])),
+        made(row["seq_len"], on=DRAM), "latency_first",
+      ) for x in (1, 0.99)
+    ]
+    assert speeds[0] >= row["target"] > speeds[1]
+    assert speeds[0] == pytest.approx(row["target"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("host", "target"), [
+  (CARDS, 9.0),  # not reached at any rate
+  (DRAM, 0.5),  # no cards
+])
+def test_no_rate_gives_an_impossible_speed(host, target):
+  (row,) = ranges.needed(made, host, DRAM, (target,), (4096,))
+  assert row["rate"] is None
+
+
+def test_speeds_of_a_context_have_both_ends_of_each_range():
+  rows = ranges.scanned(
+    made, CARDS, DRAM, ("interleave", "latency_first"), (4096, 8192)
+  )
+  assert [row["changed"] for row in rows] == 2 * [
+    "nothing", "dram low", "cxl low"
+  ]
+  for row in rows:
+    first, even = row["speeds"]["latency_first"], row["speeds"]["interleave"]
+    assert row["gain"] == first / even - 1
+  # Slower DRAM slows the baseline, too.
+  assert rows[1]["speeds"]["interleave"] > rows[0]["speeds"]["interleave"]
+  assert rows[2]["speeds"]["interleave"] < rows[0]["speeds"]["interleave"]
+  (alone,) = ranges.scanned(made, DRAM, DRAM, ("dram_only",), (4096,))[:1]
+  assert alone["speeds"] == {"dram_only": 1}
+  assert alone["gain"] is None
+
+
+def test_update_and_copies_on_one_tier_are_bytes_over_its_rate():
+  rows = {
+    (row["changed"], row["tier"]): row for row in ranges.alone(made, CARDS)
+  }
+  count = STEP.model.num_params
+  # The CPU reads 14 and writes 14 bytes, and the device reads 2 staged ones.
+  dram, card = rows["nothing", "dram"], rows["nothing", "cxl0"]
+  assert dram["update_s"] == pytest.approx(30 * count / 307.2e9)
+  rate = CARDS.tiers[1].read.value
+  assert card["update_s"] == pytest.approx(16 * count / rate)  # duplex
+  assert card["slower"] == card["update_s"] / dram["update_s"]
+  both = rows["cxl low", "cxl0, cxl1"]
+  assert both["update_s"] == pytest.approx(16 * count / 56e9)
+  # Copies cross the link to the device, too.
+  link = CARDS.device_link.read.value
+  assert dram["to_device"] == pytest.approx(link)
+  assert both["to_device"] == pytest.approx(56e9)
+  assert rows["cxl low", "cxl1"]["from_device"] == pytest.approx(28e9)
