@@ -13,9 +13,9 @@ times one of these events occurs: a worker is killed (kill -9), is stopped
 connection that no longer delivers data, has a flipped bit in its state, or
 joins, with a run that has not begun or with one that is ahead of the group and
 refused; the coordinator is killed and restarted; or all are killed, and a new
-run starts from a checkpoint, with a worker that has none. An event is drawn from those that have occurred least
-often in the current phase (between rounds, in an exchange, or while members
-connect and fetch state).
+run starts from a checkpoint, with a worker that has none. An event is drawn
+from those that have occurred least often in the current phase (between rounds,
+in an exchange, or while members connect and fetch state).
 
 The digests of all revisions of all workers are compared, the coordinator's log
 is replayed, and the loss is compared with that of the same number of samples

@@ -7,12 +7,12 @@ Its token is in the environment. A work item takes PAUSE_S in addition to its
 arithmetic. Sample n is a target plus noise, drawn from n alone. A worker starts
 with a new state or, with "checkpoint" instead of "new", from the newest
 checkpoint in the folder; with "ahead", as if its run had completed more rounds,
-so that it is refused, which it prints. After each round it writes a checkpoint there and then
-prints a line of JSON. Commands on stdin are "end" and faults: "cut" breaks one
-of its connections; "half-open" makes the kernel drop all packets that arrive on
-one, without notifying either end; "bits" flips a bit of its state. A
-contribution that was not counted is a line, too, and an error unless the swarm
-has reported it.
+so that it is refused, which it prints. After each round it writes a checkpoint
+there and then prints a line of JSON. Commands on stdin are "end" and faults:
+"cut" breaks one of its connections; "half-open" makes the kernel drop all
+packets that arrive on one, without notifying either end; "bits" flips a bit of
+its state. A contribution that was not counted is a line, too, and an error
+unless the swarm has reported it.
 """
 
 from collections.abc import Callable
