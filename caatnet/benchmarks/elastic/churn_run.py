@@ -257,7 +257,7 @@ class Churn:
     if kind in ("kill", "stop, long", "stop, short") and len(awake) <= FEWEST:
       kind = "join" if len(there) < most else "cut"
     # Before its first round, a new run would adopt the more advanced one.
-    if kind == "ahead" and not self._seen:
+    if kind == "ahead" and (not self._seen or len(there) >= most):
       kind = "cut"
     self._record(kind)
     if kind == "join":
