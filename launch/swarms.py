@@ -5,9 +5,6 @@ from typing import Any
 from absl import flags
 
 FLAGS = flags.FLAGS
-# Time limits of the first connection: of one that is refused, and of one whose
-# handshake takes long, over a slow link or to a busy machine.
-_REFUSED_S, _SLOW_S = 2.0, 30.0
 
 flags.DEFINE_string(
   "elastic", "", "HOST:PORT of a swarm's coordinator; trains as its worker."
@@ -58,19 +55,8 @@ def place() -> Any:
   request = handshake.Request(
     handshake.Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.NAME
   )
-
-  def dial(limit_s: float) -> Any:
-    return handshake.dial(
-      coordinator, request, protected, handshake.Scope(), limit_s
-    )
-
   try:
-    try:
-      sock = dial(_REFUSED_S)
-    except TimeoutError:
-      sock = dial(_SLOW_S)
-    with sock:
-      here = sock.getsockname()[0]
+    here = handshake.local_host(coordinator, request, protected)
   except OSError as error:
     raise ValueError(
       f"--elastic={FLAGS.elastic}: no coordinator there accepts this "
