@@ -56,9 +56,7 @@ def place() -> Any:
     handshake.Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.NAME
   )
   try:
-    scope = handshake.Scope()
-    with handshake.dial(coordinator, request, protected, scope, 2) as sock:
-      here = sock.getsockname()[0]
+    here = handshake.local_host(coordinator, request, protected)
   except OSError as error:
     raise ValueError(
       f"--elastic={FLAGS.elastic}: no coordinator there accepts this "

@@ -27,7 +27,10 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
   if file.exists() and not file.is_file():  # opening a FIFO would block
     raise ValueError("it is not a regular file")
   try:
-    with np.load(file, allow_pickle=False) as arrays:
+    # numpy does not close a damaged archive that it has opened itself.
+    with open(file, "rb") as opened, np.load(
+      opened, allow_pickle=False
+    ) as arrays:
       return {name: arrays[name] for name in arrays.files}
   except AttributeError as error:  # an .npy file
     raise ValueError("it has no names of arrays") from error

@@ -12,6 +12,7 @@ collective buffers, fragmentation) is a margin with a source, not a fit.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize
@@ -26,6 +27,7 @@ from parallel.zero import cost as zero_cost
 
 # Ridge penalty that pulls fitted factors towards 1.
 _RIDGE = 0.01
+EXACT = ("stored", "saved", "deltas")  # terms without a fitted factor
 MARGIN_BYTES = 3e9
 MARGIN_SOURCE = (
   "assumption: CUDA's context and the allocator's fragments about 1 GB, and "
@@ -75,26 +77,26 @@ class Fits:
 
 
 # The formulas without compiler copies.
-PLAIN = Fit(dict.fromkeys(("cast", "many", "stages"), 0.0), 1.0)
+PLAIN = Fit(dict.fromkeys(("cast", "many", "stages", "mlp", "norms"), 0.0), 1.0)
 # Fits by the platform of the devices.
 FITS = {
   "tpu": Fits(
     Fit(
       {
-        "weights": 2.6, "cast": 0.62, "gradients": 1.46, "many": 1.7,
-        "stages": 1.02, "kept": 0.0, "streams": 1.36, "layers": 2.11,
-        "saved": 2.11, "deltas": 2.11, "gathered": 0.72, "logits": 0.23,
+        "weights": 2.59, "cast": 0.55, "gradients": 1.45, "many": 1.75,
+        "stages": 0.91, "kept": 0.0, "streams": 1.24, "layers": 1.3,
+        "mlp": 1.3, "norms": 0.74, "gathered": 1.34, "logits": 0.25,
       },
-      1.55,
+      1.6,
       "fitted to 100 training steps compiled for v5p:2x2x2 "
       "(configs/benchmark/planner_memory.py, "
       "results/planner_memory_v5p.json)",
     ),
     Fit(
       {
-        "weights": 2.86, "cast": 0.74, "gradients": 1.4, "many": 1.4,
-        "stages": 1.4, "kept": 1.42, "streams": 0.93, "layers": 1.95,
-        "saved": 1.95, "deltas": 1.95, "gathered": 0.85, "logits": 0.0,
+        "weights": 2.77, "cast": 0.78, "gradients": 1.39, "many": 1.39,
+        "stages": 1.39, "kept": 1.06, "streams": 0.98, "layers": 1.08,
+        "mlp": 1.08, "norms": 0.83, "gathered": 0.78, "logits": 0.0,
       },
       1.31,
       "fitted to 57 pipelines compiled for v5p:2x2x2 "
@@ -105,22 +107,22 @@ FITS = {
   "gpu": Fits(
     Fit(
       {
-        "weights": 1.26, "cast": 0.16, "gradients": 0.58, "many": 1.14,
-        "stages": 0.16, "kept": 0.32, "streams": 1.04, "layers": 1.35,
-        "saved": 1.35, "deltas": 1.35, "gathered": 0.99, "logits": 0.22,
+        "weights": 1.33, "cast": 0.59, "gradients": 0.6, "many": 1.05,
+        "stages": 0.08, "kept": 0.0, "streams": 0.87, "layers": 1.22,
+        "mlp": 1.22, "norms": 0.01, "gathered": 0.64, "logits": 0.23,
       },
-      1.30,
+      1.29,
       "fitted to 100 training steps compiled for gpu:h200:1x8 "
       "(configs/benchmark/planner_memory.py, "
       "results/planner_memory_h200.json)",
     ),
     Fit(
       {
-        "weights": 1.16, "cast": 0.0, "gradients": 0.65, "many": 0.65,
-        "stages": 0.65, "kept": 1.19, "streams": 0.69, "layers": 1.31,
-        "saved": 1.31, "deltas": 1.31, "gathered": 1.32, "logits": 0.18,
+        "weights": 1.13, "cast": 0.47, "gradients": 0.61, "many": 0.61,
+        "stages": 0.61, "kept": 1.15, "streams": 0.61, "layers": 1.02,
+        "mlp": 1.02, "norms": 0.12, "gathered": 1.04, "logits": 0.06,
       },
-      1.21,
+      1.08,
       "fitted to 57 pipelines compiled for gpu:h200:1x8 "
       "(configs/benchmark/planner_memory.py, "
       "results/planner_memory_h200.json)",
@@ -191,9 +193,12 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   copy of the stored ones in the activations' dtype. "many" and "stages" are
   further copies of gradients: with several microbatches, and in a pipeline's
   scan. "layers" are the residuals of a part without rematerialization, and
-  "streams" those with it. "saved" are the residuals that forwards of a pipeline
-  schedule save, and "deltas" the values between both halves of a backward. The
-  others are those of `Memory`.
+  those of one layer with it, when "streams" are the saved inputs of layers.
+  "mlp" are further residuals of a partition's layers. "saved" are the residuals
+  that forwards of a pipeline schedule save, and "deltas" the values between
+  both halves of a backward; both are exact with kernels for norms. Without such
+  kernels, "norms" are float32 copies of the stream among all these. The others
+  are those of `Memory`.
 
   Args:
     configuration: The configuration, one that `space.refusal` accepts.
@@ -223,8 +228,12 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   gathered = layer * (model.item_bytes + 4)
   # The vocabulary is sharded over stages and tensor ranks.
   logits = examples * step.seq_len * model.vocab_size / (c.stages * c.tensor)
-  activations = _activations(c, step, examples)
-  again = c.remat != "none"
+  layer = _layer(c, step, examples)
+  layers = model.layers_per_part(c.stages * c.chunks)
+  # Inputs of layers, with "reduced" also the reduced outputs of their two
+  # row-parallel projections.
+  streams = {"none": 0, "full": 1, "reduced": 3}[c.remat] * layers * boundary
+  all_saved = c.remat == "none"
   return {
     # 12 bytes per weight, 8 of which are the moments.
     "stored": state.stored * (1 / 3 if c.offload else 1),
@@ -234,10 +243,16 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
     "many": state.gradients * (c.microbatches > 1),
     "stages": state.gradients * (c.stages > 1),
     "kept": kept,
-    "streams": activations * again,
-    "layers": activations * (not again),
-    "saved": activations * saved,
-    "deltas": activations * halves,
+    "streams": streams,
+    "layers": layer.residuals * (layers if all_saved else 1),
+    "mlp": layer.mlp * (layers if all_saved else 1),
+    "saved": saved * (
+      (layer.residuals + layer.mlp) * layers if all_saved else streams
+    ),
+    "deltas": layer.deltas * layers * halves,
+    "norms": layers * (
+      layer.norms * (1 + saved) * all_saved + layer.norm_deltas * halves
+    ),
     "gathered": gathered,
     "logits": 2 * 4 * logits,
   }
@@ -256,33 +271,62 @@ def memory(
     gradients=x["gradients"] + x["many"] + x["stages"],
     optimizer=x["stored"] - parameters,
     kept=x["kept"],
-    activations=x["streams"] + x["layers"] + x["saved"] + x["deltas"],
+    activations=sum(
+      x[key] for key in ("streams", "layers", "mlp", "saved", "deltas", "norms")
+    ),
     gathered=x["gathered"],
     logits=x["logits"],
     buffers=MARGIN_BYTES + fit.bound(found) - fit.estimate(found),
     outer=outer.memory_bytes(configuration, step.model, sum(
       x[key] for key in (
-        "kept", "saved", "deltas", "streams", "layers", "gathered", "logits",
+        "kept", "saved", "deltas", "norms", "streams", "layers", "mlp",
+        "gathered", "logits",
       )
     )),
   )
 
 
-def _activations(
-  c: Configuration, step: TrainingStep, examples: int
-) -> float:
-  """Returns the bytes of a part's residuals.
+class _Layer(NamedTuple):
+  """Bytes that a layer saves for its backward, on a device.
 
-  Without rematerialization these are the residuals of every layer; otherwise
-  each layer's input, with "reduced" also the reduced outputs of its two
-  row-parallel projections, and all residuals of one layer.
+  Attributes:
+    residuals: Values of the forward.
+    mlp: Further residuals of a partition.
+    deltas: Cotangents between both halves of a backward.
+    norms: Additional residuals if no kernel computes the norms.
+    norm_deltas: Additional deltas if no kernel computes the norms.
   """
-  layers = step.model.layers_per_part(c.stages * c.chunks)
-  layer = step.kept_bytes(examples, c.tensor)
-  if c.remat == "none":
-    return layers * layer
-  streams = {"full": 1, "reduced": 3}[c.remat]  # saved streams per layer
-  return layers * streams * step.boundary_bytes(examples) + layer
+
+  residuals: float
+  mlp: float
+  deltas: float
+  norms: float
+  norm_deltas: float
+
+
+def _layer(c: Configuration, step: TrainingStep, examples: int) -> _Layer:
+  """Returns the bytes that the forward of one layer saves."""
+  model, item = step.model, step.model.item_bytes
+  tokens = examples * step.seq_len
+  ffn = tokens * model.ffn_width / c.tensor
+  queries = model.num_heads + 2 * model.num_kv_heads  # and keys and values
+  # Float32 inputs, normalised inputs and products with the gain instead of
+  # inputs in the dtype of activations; a partition recomputes the first.
+  copies = 6 if c.scheme == "ddp" else 4
+  stream = tokens * model.width
+  kernel = c.route == "one_shot"  # it reduces, adds and normalises
+  return _Layer(
+    step.kept_bytes(examples, c.tensor),
+    # The checkpoint of a partition (`parallel.zero.gathered`) saves each step
+    # of the activation function: six arrays of the MLP's width, not three. XLA
+    # merges equal ones in a loop over layers, but not in a pipeline's buffers.
+    3 * ffn * item * (c.scheme != "ddp" and c.stages > 1),
+    # Of both norms' inputs, of queries, keys and values, of gate and up.
+    item * (2 * stream + 2 * ffn
+            + tokens * queries * model.head_width / c.tensor),
+    0.0 if kernel else stream * (4 * copies - 2 * item),
+    0.0 if kernel else stream * 2 * 4,
+  )
 
 
 def fitted(
@@ -290,9 +334,9 @@ def fitted(
 ) -> Fit:
   """Fits nonnegative factors by least squares of relative errors.
 
-  A ridge term keeps the factors near 1 if there are few programs. Residuals
-  that no program saves have the factor of "layers". The upper bound holds for
-  all fitted programs, with a margin.
+  A ridge term keeps the factors near 1 if there are few programs. Terms in
+  ``EXACT`` have a factor of 1, and "mlp" has that of "layers", since both are
+  residuals. The upper bound holds for all fitted programs, with a margin.
 
   Args:
     programs: Results of `terms`, and the compiler's total bytes.
@@ -307,10 +351,15 @@ def fitted(
     >>> round(fit.factors["gradients"], 1)
     2.0
   """
-  keys = [key for key in programs[0][0] if key != "stored"]  # exact: factor 1
+  keys = [key for key in programs[0][0] if key not in (*EXACT, "mlp")]
   totals = np.array([total for _, total in programs])
-  exact = np.array([found["stored"] for found, _ in programs])
-  rows = np.array([[found[key] for key in keys] for found, _ in programs])
+  exact = np.array([
+    sum(found.get(key, 0.0) for key in EXACT) for found, _ in programs
+  ])
+  rows = np.array([
+    [found[key] + found.get("mlp", 0.0) * (key == "layers") for key in keys]
+    for found, _ in programs
+  ])
   # Rows of the ridge: sqrt(_RIDGE) * (factor - 1) per term.
   towards = np.sqrt(_RIDGE) * np.eye(len(keys))
   # Relative errors: each row is divided by its program's total.
@@ -320,7 +369,6 @@ def fitted(
   )
   ratios = totals / (exact + rows @ factors)
   found = dict(zip(keys, factors.tolist(), strict=True))
-  for key in {"saved", "deltas"} & {*keys}:
-    if not rows[:, keys.index(key)].any():
-      found[key] = found["layers"]
+  if "mlp" in programs[0][0]:
+    found["mlp"] = found["layers"]
   return Fit(found, float(max(1.0, ratios.max())) + margin)

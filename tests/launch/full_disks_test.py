@@ -11,10 +11,18 @@ import re
 import subprocess
 import sys
 
+import chex
+import jax
+import numpy as np
 import pytest
 
 from caatnet.benchmarks.memory import measured_tiers
+from caatnet.config import experiments
+from caatnet.config.override import override
+from caatnet.train.checkpoint import export
+from configs.caatnet import tiny
 from launch import full_disks
+from tests.caatnet.train.loop_test import facts
 
 ROOT = pathlib.Path(__file__).parents[2]
 LINE = re.compile(
@@ -59,18 +67,36 @@ def expect(folder, found):
   assert match[1].startswith(str(folder))
 
 
-def test_run_on_a_full_disk_ends_with_one_line(tmp_path):
-  """TensorStore is writing several arrays when the disk is full."""
+def outcome(workdir):
+  """Returns a run's metrics without times, and its newest parameters."""
+  config = override(tiny.get_config("test"), "parallel.tensor=2")
+  params, step = export.read(experiments.build(config), workdir)
+  return facts(workdir), step, jax.tree.map(np.asarray, params)
+
+
+def test_run_on_a_full_disk_ends_with_one_line_and_resumes(tmp_path):
+  """TensorStore is writing several arrays when the disk is full.
+
+  With space the same command resumes, with the bits of an undisturbed run.
+  """
   disk = tmp_path / "disk"
   command = [
     "launch.train", "--config=configs/caatnet/tiny.py:test", "--cpu_devices=2",
     "--config.parallel.tensor=2", "--config.train.checkpoint_every=2",
-    f"--workdir={disk}/run",
   ]
   with small_disk(disk, 1200) as limit:
-    expect(disk, run(*command, limit=limit))
+    workdir = disk / "run"
+    expect(disk, run(*command, f"--workdir={workdir}", limit=limit))
     if limit is None:  # one complete checkpoint fits, which is kept
-      assert (disk / "run/checkpoints/2").is_dir()
+      assert (workdir / "checkpoints/2").is_dir()
+      subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+    code, lines = run(*command, f"--workdir={workdir}")
+    assert code == 0, lines
+    resumed = outcome(workdir)
+  code, lines = run(*command, f"--workdir={tmp_path}/whole")
+  assert code == 0, lines
+  chex.assert_trees_all_equal(resumed, outcome(tmp_path / "whole"))
+  assert resumed[1] == 12
 
 
 @pytest.mark.parametrize(("command", "flag"), [

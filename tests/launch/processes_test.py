@@ -87,8 +87,8 @@ def pair_of(script, *args, heartbeat_s=10):
     yield pair
   finally:
     for process in pair:
-      process.kill()
-      process.wait()
+      with process:  # waits for its end, and closes its pipes
+        process.kill()
 
 
 def test_workers_on_two_processes_train_and_stop_as_one(tmp_path):

@@ -6,12 +6,13 @@ r"""Worker of the churn benchmark that learns the mean of noisy vectors.
 Its token is in the environment. A work item takes PAUSE_S in addition to its
 arithmetic. Sample n is a target plus noise, drawn from n alone. A worker starts
 with a new state or, with "checkpoint" instead of "new", from the newest
-checkpoint in the folder. After each round it writes a checkpoint there and then
-prints a line of JSON. Commands on stdin are "end" and faults: "cut" breaks one
-of its connections; "half-open" makes the kernel drop all packets that arrive on
-one, without notifying either end; "bits" flips a bit of its state. A
-contribution that was not counted is a line, too, and an error unless the swarm
-has reported it.
+checkpoint in the folder; with "ahead", as if its run had completed more rounds,
+so that it is refused, which it prints. After each round it writes a checkpoint
+there and then prints a line of JSON. Commands on stdin are "end" and faults:
+"cut" breaks one of its connections; "half-open" makes the kernel drop all
+packets that arrive on one, without notifying either end; "bits" flips a bit of
+its state. A contribution that was not counted is a line, too, and an error
+unless the swarm has reported it.
 """
 
 from collections.abc import Callable
@@ -35,10 +36,12 @@ from parallel.elastic.agent import Settings
 from parallel.elastic.membership.leases import Spans
 from parallel.elastic.membership.shared_state import State
 from parallel.elastic.swarm import Swarm
+from parallel.elastic.timeouts import Stopped
 from parallel.elastic.transport import handshake
 
 RATE = np.float32(0.05)
 TARGET = np.float32(1.0)
+_AHEAD = 1000  # rounds
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER of asm-generic/socket.h
 
 
@@ -156,8 +159,10 @@ def main(
   """Participates until the command "end"."""
   there, count = pathlib.Path(folder), int(samples)
   kept: tuple[int, State] = 0, start(int(parameters))
-  if begin == "checkpoint":
+  if begin in ("checkpoint", "ahead"):
     kept = pickle.loads(max(there.glob("*.checkpoint")).read_bytes())
+  if begin == "ahead":
+    kept = kept[0] + _AHEAD, kept[1]
   settings = Settings(
     alone_s=30, checked=True, samples=count, listen=(host, 0)
   )
@@ -175,6 +180,8 @@ def main(
       part = gradient(swarm.state["theta"], swarm.samples), count
       said.clear()
       swarm.give(part, combine)
+      if begin == "ahead":
+        raise RuntimeError("a run ahead of its swarm was admitted")
       if not swarm.counted:
         if not any("is dropped" in text for text in said):
           raise RuntimeError(f"a contribution was dropped silently: {said}")
@@ -190,4 +197,9 @@ def main(
 
 
 if __name__ == "__main__":
-  main(*sys.argv[1:])
+  try:
+    main(*sys.argv[1:])
+  except Stopped as error:
+    if "ahead" not in sys.argv:
+      raise
+    print(json.dumps({"refused": str(error)}), flush=True)

@@ -32,8 +32,10 @@ KINDS = {
   "cut": "a connection is cut",
   "half-open": "a connection drops all bytes without an error at either end",
   "bits": "a bit of the state that a worker has is wrong",
-  "last holder": "all are killed; a new run from a checkpoint",
-  "join": "another worker",
+  "last holder": "all are killed; a new run from a checkpoint, and a worker "
+                 "without one",
+  "join": "another worker, whose run has not begun",
+  "ahead": "another worker, whose run is ahead, and which is refused",
 }
 # Phase of the coordinator -> the column that counts events in it.
 _WHEN = {
@@ -87,6 +89,8 @@ class Churn:
     self._workers: list[Worker] = []
     self._run = 0  # number of complete restarts
     self._dropped: list[str] = []  # reports of contributions not counted
+    self._refused = 0  # workers whose run is ahead
+    self._least = 0  # revision of the checkpoint of the newest run
     self._coordinate()
 
   def run(self, progress: Progress) -> dict[str, Any]:
@@ -163,7 +167,7 @@ class Churn:
     )
 
   def _command(self, word: str) -> list[str]:
-    """Returns a worker's command; "checkpoint" resumes after a full restart."""
+    """Returns a worker's command; for the word see `churn_peer`."""
     options = self._options
     return processes.module(
       "caatnet.benchmarks.elastic.churn_peer", self._port, options.parameters,
@@ -176,6 +180,11 @@ class Churn:
       if "dropped" in line:
         self._dropped += line["dropped"]
         return
+      if "refused" in line:
+        self._refused += 1
+        return
+      if line["revision"] <= self._least:
+        self._problem = f"rounds up to {self._least} are lost: {line}"
       # All workers must report the same digest and loss for a revision.
       there = self._seen.setdefault(line["revision"], line)
       if there is line and line["revision"] == self.reached:
@@ -247,9 +256,15 @@ class Churn:
     # Too few workers would remain.
     if kind in ("kill", "stop, long", "stop, short") and len(awake) <= FEWEST:
       kind = "join" if len(there) < most else "cut"
+    # Before its first round, a new run would adopt the more advanced one.
+    if kind == "ahead" and (not self._seen or len(there) >= most):
+      kind = "cut"
     self._record(kind)
     if kind == "join":
       self._join()
+    elif kind == "ahead":
+      self._join("ahead")
+      self._workers[-1].stopped = True  # not a member
     elif kind == "coordinator":
       self._coordinator.kill()
       self._wait(rng.uniform(0, 1))
@@ -259,7 +274,7 @@ class Churn:
       if kind == "back":
         self._join()
     elif kind == "last holder":
-      self._begin_again()
+      self._begin_again(rng.randrange(self._options.workers))
     elif kind in ("cut", "half-open", "bits"):
       rng.choice(awake).write(kind)
     else:
@@ -271,16 +286,23 @@ class Churn:
   def _record(self, kind: str) -> None:
     self._events.append((time.time(), kind))
 
-  def _begin_again(self) -> None:
-    """Starts a new run from the last checkpoint, as no worker has the state."""
+  def _begin_again(self, new: int | None = None) -> None:
+    """Starts a new run from the last checkpoint, as no worker has the state.
+
+    Args:
+      new: Number of the worker that joins without a checkpoint; None for none.
+        The most advanced run wins, since two workers have to be there.
+    """
     for worker in self._there():
       worker.kill()
     self._coordinator.kill()
     self._run += 1
     self._seen.clear()  # rounds after the checkpoint are repeated
+    kept = self._folder.glob("*.checkpoint")
+    self._least = max((int(path.stem) for path in kept), default=0)
     self._coordinate()
-    for _ in range(self._options.workers):
-      self._join("checkpoint")
+    for number in range(self._options.workers):
+      self._join("new" if number == new else "checkpoint")
 
   def _stop(self, worker: Worker, seconds: float) -> None:
     """Stops a worker for some time, while other events continue."""
@@ -319,7 +341,7 @@ class Churn:
         ])
         for start, stop in self._pauses()
       ],
-      "dropped": len(self._dropped),
+      "dropped": len(self._dropped), "refused": self._refused,
       "longest_s": self._pauses()[0][1] - self._pauses()[0][0],
       "said": self._coordinator.lines(*self._pauses()[0]),
       "samples": samples, "loss": self._loss(),

@@ -26,7 +26,7 @@ _UNTIL = 0.85
 class Training(Churn):
   """Swarm of workers that train."""
 
-  kinds = tuple(kind for kind in KINDS if kind != "last holder")
+  kinds = tuple(k for k in KINDS if k not in ("last holder", "ahead"))
 
   def __init__(
     self, folder: pathlib.Path, config: Any, seed: int, num_steps: int = 0

@@ -129,15 +129,35 @@ def _link(
     gather(data)
     return time.monotonic() - start
 
+  return probed(
+    lambda size: timed(np.zeros(size, np.uint8)), both, least_s, most_bytes
+  )
+
+
+def probed(
+  timed: Callable[[int], float], both: Callable[[float], Sequence[float]],
+  least_s: float = 0.05, most_bytes: int = 1 << 26,
+) -> tuple[float, float]:
+  """Measures a link by messages of growing sizes.
+
+  Args:
+    timed: Exchanges messages of some bytes with the partner; returns seconds.
+    both: Returns both partners' times from this peer's.
+    least_s: As in `measure`.
+    most_bytes: As in `measure`.
+
+  Returns:
+    (bytes per second, delay in seconds).
+  """
   # The delay of the link, which is no part of its rate. A partner that starts
   # later by some time measures a delay that is shorter by it.
-  found = both(min(timed(b"") for _ in range(3)))
+  found = both(min(timed(0) for _ in range(3)))
   one_way, delay = sum(found) / 2, max(found)
   enough_s = max(least_s, _TRIPS * delay)
   # Start with 64 KiB: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
-    seconds = timed(np.zeros(size, np.uint8))
+    seconds = timed(size)
     # Both partners stop at the same size.
     longest = max(both(seconds))
     if longest >= enough_s or 2 * size > most_bytes:

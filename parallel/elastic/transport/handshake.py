@@ -460,6 +460,31 @@ def dial(
     pause = min(2 * pause, 0.5)  # exponential backoff
 
 
+def local_host(
+  address: Address, request: Request, security: Security,
+  refused_s: float = 2.0, slow_s: float = 30.0,
+) -> str:
+  """Connects once; returns the host of this end of the connection.
+
+  Args:
+    address: (host, port) of the listener.
+    request: Connection request.
+    security: Token and TLS settings.
+    refused_s: Time limit if no listener accepts, in seconds.
+    slow_s: Time limit of a second attempt after a timeout, as over a slow link
+      or to a busy machine, in seconds.
+
+  Raises:
+    OSError: As `dial`.
+  """
+  try:
+    sock = dial(address, request, security, Scope(), refused_s)
+  except TimeoutError:
+    sock = dial(address, request, security, Scope(), slow_s)
+  with sock:
+    return sock.getsockname()[0]
+
+
 def reached(
   me: Id, peer: Id, address: Address, security: Security, scope: Scope,
   limit_s: float,

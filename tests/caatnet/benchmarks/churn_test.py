@@ -23,7 +23,7 @@ def row_of(printed, start):
 
 def test_tables_count_events_and_compare_losses(capsys):
   churn._show([{
-    "seed": 5, "rounds": 1234, "epochs": 7, "longest_s": 2.25,
+    "seed": 5, "rounds": 1234, "epochs": 7, "longest_s": 2.25, "refused": 3,
     "samples": 99_000, "loss": 1.1, "calm_loss": 1.0, "said": ["the log"],
     "events": [("kill", "in an exchange")] * 2 + [("cut", "between rounds")],
     "pauses": [(2.25, ["kill", "cut"])],
@@ -35,7 +35,8 @@ def test_tables_count_events_and_compare_losses(capsys):
   assert row_of(printed, "join")[:4] == ["join", "0", "0", "0"]
   assert row_of(printed, "no dials")[:4] == ["no dials", "0", "0", "0"]
   assert row_of(printed, "5") == [
-    "5", "3", "1,234", "7", "2.2", "99,000", "1.10000", "1.00000", "+10.00%"
+    "5", "3", "1,234", "7", "2.2", "3", "99,000", "1.10000", "1.00000",
+    "+10.00%",
   ]
   assert "kill, cut" in printed
   assert "seed 5:\nthe log" in printed

@@ -164,18 +164,19 @@ def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
   # A trainer whose checkpoint files are removed may wait for them forever.
   stuck = threading.Timer(100, trainer.kill)
   stuck.start()
-  while trainer.poll() is None:
-    reader = Checkpointer(tmp_path / "run", experiment.program)
-    with contextlib.suppress(FileNotFoundError):  # no checkpoint yet
-      params, _, step, _ = reader.restore_params(
-        abstract.params, abstract.outer
-      )
-      seen.add(step)
-      for key, value in params.items():
-        np.testing.assert_array_equal(value, expected[step][key])
-    reader.close()
-  stuck.cancel()
-  assert trainer.returncode == 0, trainer.stderr.read()
+  with trainer:
+    while trainer.poll() is None:
+      reader = Checkpointer(tmp_path / "run", experiment.program)
+      with contextlib.suppress(FileNotFoundError):  # no checkpoint yet
+        params, _, step, _ = reader.restore_params(
+          abstract.params, abstract.outer
+        )
+        seen.add(step)
+        for key, value in params.items():
+          np.testing.assert_array_equal(value, expected[step][key])
+      reader.close()
+    stuck.cancel()
+    assert trainer.returncode == 0, trainer.stderr.read()
   assert len(seen) > 1
   assert facts(tmp_path / "run") == facts(tmp_path / "whole")
 
@@ -203,8 +204,8 @@ def test_folder_has_one_trainer(finished, tmp_path):
   with pytest.raises(ValueError, match="is in use: process 7 on far is train"):
     loop.train(experiment, run, quiet=True)
   assert [p.name for p in run.iterdir()] == ["lock"]
-  holder.send_signal(signal.SIGKILL)
-  holder.wait()
+  with holder:  # waits for its end, and closes its pipes
+    holder.send_signal(signal.SIGKILL)
   with files.lock(epath.Path(run)):  # the text of the dead holder is ignored
     us = f"process {os.getpid()} on {socket.gethostname()} is"
     with pytest.raises(ValueError, match=us):

@@ -120,6 +120,7 @@ def test_waiting_peer_that_the_next_one_cannot_reach_is_dropped(tmp_path):
   """The first peer is alone, so that no other one can check it."""
   lines, ends = [], []
   there = _serving(tmp_path, lines, rules=coordinator.Rules(least=3))
+  sockets = contextlib.ExitStack()  # a channel does not close its socket
 
   def waits(peer):
     return any(x.peer == peer and x.what == "waits to join"
@@ -128,10 +129,8 @@ def test_waiting_peer_that_the_next_one_cannot_reach_is_dropped(tmp_path):
   def join(unreachable=()):
     """Connects a peer that answers checks, and waits for its admission."""
     me = ids.make(("127.0.0.1", 1))
-    channel = Channel(
-      _dialled(there, me=me), frames.FROM_COORDINATOR, PATIENCE_S
-    )
-    ends.append(channel)
+    sock = sockets.enter_context(_dialled(there, me=me))
+    channel = Channel(sock, frames.FROM_COORDINATOR, PATIENCE_S)
 
     def answer(message):
       if isinstance(message, m.Check):
@@ -143,7 +142,9 @@ def test_waiting_peer_that_the_next_one_cannot_reach_is_dropped(tmp_path):
       with contextlib.suppress(OSError):  # the end of the connection
         channel.run(answer)
 
-    threading.Thread(target=listen, daemon=True).start()
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    ends.append((channel, thread))
     channel.send(m.Hello(0, 0, "00", None))
     until = time.monotonic() + PATIENCE_S
     while not waits(me):
@@ -159,8 +160,10 @@ def test_waiting_peer_that_the_next_one_cannot_reach_is_dropped(tmp_path):
   third = join(unreachable=[first])  # the coordinator still runs
   assert waits(second)
   assert third != second
-  for channel in ends:
+  for channel, thread in ends:
     channel.close("the test ends")
+    thread.join(PATIENCE_S)
+  sockets.close()
   there.close()
 
 

@@ -52,6 +52,13 @@ class _Process:
     self.process.wait(10)
     self._reader.join(5)
 
+  def close(self):
+    """Ends the process if it still runs, and closes its output."""
+    if self.process.poll() is None:
+      self.end()
+    self._reader.join(5)
+    self.process.stdout.close()
+
 
 class _Swarm:
   """Coordinator and peers."""
@@ -113,8 +120,7 @@ def _swarm(folder, *flags, **options):
     yield swarm
   finally:
     for process in [*swarm.peers, *swarm.coordinators]:
-      if process.process.poll() is None:
-        process.end()
+      process.close()
 
 
 def seen(peer):

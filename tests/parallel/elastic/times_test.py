@@ -6,8 +6,10 @@ import itertools
 import numpy as np
 import pytest
 
-from parallel.elastic.ring import times
+from parallel.elastic.ring import bandwidth, times
+from parallel.elastic.ring.link_collectives import BLOCK_BYTES
 from parallel.elastic.ring.times import Matrix
+from tests.parallel.elastic.worlds import Tcp
 
 pytestmark = pytest.mark.quick
 
@@ -121,6 +123,35 @@ def test_search_of_many_ranks_finds_a_ring_without_slow_links():
   order, seconds = times.fastest_ring(links, 1000, 10, start)
   assert seconds == times.ring_seconds(links, hidden[None], 1000, 10)[0]
   assert sorted(order) == [*range(m)]
+
+
+@pytest.mark.parametrize("mbit", [(10, 200), (200, 1000)], ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_choice_by_measured_links_is_nearly_the_fastest(mbit, seed):
+  """5 peers; links are measured and sums of 4 MB run in simulated time."""
+  m, nbytes = 5, 4_000_000
+  rng = np.random.default_rng(seed)
+  rates = np.exp(rng.uniform(*np.log(mbit), (m, m))) * 1e6 / 8
+  delays = np.triu(rng.choice([0.001, 0.02, 0.1], (m, m)), 1)
+  links = Matrix(rates, delays + delays.T)
+  measured = Matrix(np.zeros((m, m)), np.zeros((m, m)))
+  for i, j in itertools.permutations(range(m), 2):
+    measured.rates[i, j], measured.delays[i, j] = bandwidth.probed(
+      Tcp(rates[i, j], links.delays[i, j]), lambda x: (x, x)
+    )
+  found = times.fastest(
+    measured, nbytes, BLOCK_BYTES, bandwidth.ring_order(measured.rates)
+  )
+  blocks = -(-nbytes // m // BLOCK_BYTES)
+
+  def seconds(order, ranks):
+    return _simulated(links, order, ranks, blocks, nbytes / m / blocks)
+
+  rings = [(0, *rest) for rest in itertools.permutations(range(1, m))]
+  fastest = min(
+    seconds("direct", tuple(range(m))), *(seconds("ring", x) for x in rings)
+  )
+  assert seconds(found.order, found.ranks) <= 1.1 * fastest
 
 
 def test_slow_pair_decides_between_ring_and_direct_exchange():

@@ -1,7 +1,9 @@
 """The wire format, frames, links and operations of the transport."""
 
+import contextlib
 import logging
 import socket
+import time
 import zlib
 
 import numpy as np
@@ -18,6 +20,7 @@ from parallel.elastic.transport.handshake import (
   Scope,
   Status,
   dial,
+  local_host,
 )
 from parallel.elastic.transport.links import Links
 from parallel.elastic.transport.listener import Limits, Offer
@@ -31,6 +34,7 @@ from parallel.elastic.transport.transfers import (
 from tests.parallel.elastic.worlds import (
   PATIENCE_S,
   SECURITY,
+  Relay,
   arrays,
   listeners,
   together,
@@ -153,6 +157,33 @@ def test_refused_connections_are_logged_up_to_a_rate(caplog):
   assert [record.getMessage() for record in caplog.records] == [
     "refused host:7: no token", "refused host:8: no token (and 4 more)"
   ]
+
+
+class _Slow(Relay):
+  """Relay that delivers a listener's data late."""
+
+  def _forward(self, source, target):
+    if target.getsockname()[:2] == self.address:
+      time.sleep(0.2)
+    super()._forward(source, target)
+
+
+def test_first_connection_may_take_longer_than_a_refusal():
+  """A machine is busy, or a link has a long delay."""
+  with listeners(1) as there, contextlib.closing(
+    _Slow(there["p0"].address, 1e9)
+  ) as relay, contextlib.closing(Relay(there["p0"].address, 1e9)) as closed:
+    there["p0"].serve(Purpose.CHECK, Offer(0, None, lambda *_: None))
+    request = Request(Purpose.CHECK, 0, 0, "p1", "p0")
+    assert local_host(
+      relay.address, request, SECURITY, refused_s=0.05, slow_s=PATIENCE_S
+    ) == "127.0.0.1"
+    with pytest.raises(TimeoutError):
+      local_host(relay.address, request, SECURITY, 0.02, 0.05)
+    closed.close()
+    # Waits no longer than for a refusal.
+    with pytest.raises(ConnectionRefusedError):
+      local_host(closed.address, request, SECURITY, 0.05, 1e9)
 
 
 def test_only_an_early_dial_is_retried():

@@ -179,6 +179,29 @@ class Relay:
     shut(target)
 
 
+class Tcp:
+  """Simulated times of messages of a connection in slow start.
+
+  The window doubles with each round trip, and persists between messages.
+  """
+
+  def __init__(self, rate: float, delay_s: float) -> None:
+    self.rate, self.delay_s = rate, delay_s
+    self._window = 10 * 1460  # bytes, RFC 6928
+
+  def __call__(self, size: int) -> float:
+    """Returns the time of a message of ``size`` bytes in seconds."""
+    sent, waited_s = 0, 0.0
+    # The sender pauses from the end of a window to its acknowledgement.
+    while (
+      sent + self._window < size
+      and self._window / self.rate < 2 * self.delay_s
+    ):
+      waited_s += 2 * self.delay_s - self._window / self.rate
+      sent, self._window = sent + self._window, 2 * self._window
+    return self.delay_s + waited_s + size / self.rate
+
+
 def live(me, pipe, size, order):
   """Runs a peer in its process: it sums until another peer dies."""
   listener = Listener(me, SECURITY)

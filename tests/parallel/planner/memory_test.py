@@ -68,15 +68,16 @@ GAINS = (2 * 8 + 1) * 64
     "logits": 2 * 4 * 2 * 32 * 256,
   }),
   (Configuration(1, 2, 1, 1, remat="full", offload=True), {
-    "stored": 4 * P, "cast": 2 * P, "many": 0, "layers": 0,
-    "streams": 8 * STEP.boundary_bytes(8) + STEP.kept_bytes(8, 1),
+    "stored": 4 * P, "cast": 2 * P, "many": 0, "layers": STEP.kept_bytes(8, 1),
+    "streams": 8 * STEP.boundary_bytes(8), "norms": 0,
     "logits": 2 * 4 * 8 * 32 * 256,
   }),
   (Configuration(1, 2, 4, 1, scheme="zero1", remat="reduced"), {
     "stored": 6 * ((P - GAINS) / 4 + GAINS), "cast": 0,
     "weights": 2 * (P - GAINS) / 4 + 4 * GAINS,
     "gradients": 4 * ((P - GAINS) / 4 + GAINS), "gathered": 6 * MATRICES / 4,
-    "streams": 8 * 3 * STEP.boundary_bytes(8) + STEP.kept_bytes(8, 4),
+    "streams": 8 * 3 * STEP.boundary_bytes(8),
+    "layers": STEP.kept_bytes(8, 4),
     "logits": 2 * 4 * 8 * 32 * 256 / 4,
   }),
   (Configuration(1, 4, 1, 4, scheme="zero3"), {
@@ -129,10 +130,12 @@ def test_memory_of_all_options_together(row):
   of_sums = 1 if c.scheme in ("ddp", "zero1") else c.data
   stream = examples * 32 * 64 * 2
   residuals = STEP.kept_bytes(examples, c.tensor)
-  saved = {
-    "none": layers * residuals, "full": layers * stream + residuals,
-    "reduced": 3 * layers * stream + residuals,
-  }[c.remat]
+  # A pipeline with a partition saves three more arrays of the MLP's width.
+  mlp = 3 * examples * 32 * 176 / c.tensor * 2 * (
+    c.stages > 1 and c.scheme != "ddp"
+  )
+  each = layers if c.remat == "none" else 1
+  streams = {"none": 0, "full": 1, "reduced": 3}[c.remat] * layers * stream
   # 1F1B stores as many microbatches as stages, and one unread slot.
   copies = (c.keep == "residuals") * min(c.stages, c.microbatches)
   sums = 4 * params / of_sums
@@ -145,9 +148,13 @@ def test_memory_of_all_options_together(row):
     "cast": 2 * params * (c.scheme == "ddp"),
     "gradients": sums, "many": sums * (c.microbatches > 1),
     "stages": sums * (c.stages > 1),
-    "streams": saved * (c.remat != "none"),
-    "layers": saved * (c.remat == "none"),
-    "saved": copies * saved,
+    "streams": streams,
+    "layers": residuals * each, "mlp": mlp * each,
+    "saved": copies * (streams or layers * (residuals + mlp)),
+    # Float32 instead of bfloat16: six arrays instead of two, or four.
+    "norms": (c.remat == "none") * layers * (1 + copies) * stream * (
+      (24 - 4) / 2 if c.scheme == "ddp" else (16 - 4) / 2
+    ),
     "gathered": (2 + 4) * MATRICES / c.tensor,
     "logits": 2 * 4 * examples * 32 * 256 / (c.stages * c.tensor),
   }
@@ -176,7 +183,9 @@ def test_pipeline_keeps_the_slots_of_its_schedule(schedule, microbatches, keep):
   keeps = keep == "residuals"
   assert found["layers"] == part
   assert found["saved"] == part * max(counted.stored) * keeps
-  assert found["deltas"] == part * max(counted.deltas) * keeps
+  # Two arrays of the width, queries, keys, values, gate and up.
+  deltas = 2 / chunks * 32 * (2 * 64 + (8 + 2 * 4) * 8 + 2 * 176) * 2
+  assert found["deltas"] == deltas * max(counted.deltas) * keeps
 
 
 @pytest.mark.parametrize("offload", [False, True])
@@ -186,7 +195,7 @@ def test_causes_are_sums_of_fitted_terms(offload):
   )
   terms = memory.terms(c, STEP)
   fit = Fit({
-    key: 2.0 + i for i, key in enumerate(terms) if key != "stored"
+    key: 2.0 + i for i, key in enumerate(terms) if key not in memory.EXACT
   }, 1.5)
   x = {key: fit.factors.get(key, 1) * size for key, size in terms.items()}
   assert fit.estimate(terms) == pytest.approx(sum(x.values()))
@@ -198,7 +207,9 @@ def test_causes_are_sums_of_fitted_terms(offload):
     "gradients": x["gradients"] + x["many"] + x["stages"],
     "optimizer": 0 if offload else 2 * params,
     "kept": x["kept"],
-    "activations": x["streams"] + x["layers"] + x["saved"] + x["deltas"],
+    "activations": sum(
+      x[key] for key in ("streams", "layers", "mlp", "saved", "deltas", "norms")
+    ),
     "gathered": x["gathered"], "logits": x["logits"],
     "buffers": memory.MARGIN_BYTES + 0.5 * sum(x.values()), "outer": 0,
   })
@@ -228,12 +239,9 @@ def test_fit_recovers_the_factors_of_a_compiler(monkeypatch):
   monkeypatch.setattr(memory, "_RIDGE", 0.0)
   rng, programs = np.random.default_rng(1), [*drawn(60, 2)]
   compiler = Fit(
-    {c: rng.uniform(0.5, 3) for c in programs[0] if c != "stored"}, 1.0
+    {c: rng.uniform(0.5, 3) for c in programs[0] if c not in memory.EXACT}, 1.0
   )
-  # No drawn program saves residuals: their factor is that of the layers.
-  compiler.factors.update(dict.fromkeys(
-    ("saved", "deltas"), compiler.factors["layers"]
-  ))
+  compiler.factors["mlp"] = compiler.factors["layers"]
   found = memory.fitted([(x, compiler.estimate(x)) for x in programs])
   assert found.factors == pytest.approx(compiler.factors, rel=1e-6)
   assert found.upper == pytest.approx(1.02)
