@@ -18,6 +18,7 @@ from caatnet.checks import naming
 from caatnet.config import sections
 from caatnet.config.context import Context
 from caatnet.config.data import DATA
+from caatnet.config.memory import build_update, moments
 from caatnet.config.model import MODELS
 from caatnet.config.optimizer import OPTIMIZERS, Inner
 from caatnet.config.outer import OUTER
@@ -107,6 +108,7 @@ def build(
     data=data,
     train=train,
     seed=config.seed,
+    update=build_update(config, program.layout),
   )
 
 
@@ -157,7 +159,7 @@ def build_program(
     zero.partition,
     kernels,
     zero.prefetch,
-    memory.moments,
+    moments(memory),
     memory.activations,
     None if pipeline is None else _stages(
       pipeline, axes["stage"], model, config.train.accumulation

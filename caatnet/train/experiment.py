@@ -12,7 +12,8 @@ from caatnet.config.schema.train import Train
 from caatnet.data.protocol import Data
 from caatnet.program import Program
 from caatnet.train.state import TrainState, init_state, state_shardings
-from caatnet.train.step import make_export, make_train_step
+from caatnet.train.step import make_export
+from caatnet.train.update import DeviceUpdate, HostUpdate
 from parallel.outer.base import OuterLoop, Plan
 
 
@@ -31,6 +32,7 @@ class Experiment:
     data: The training and validation data.
     train: Number of steps, and intervals of logs, evaluations and checkpoints.
     seed: Determines initial parameters and the order of the data.
+    update: Update of a step, in the device's program or on the host.
   """
 
   config: dict[str, Any]
@@ -42,6 +44,7 @@ class Experiment:
   data: Data
   train: Train
   seed: int
+  update: DeviceUpdate | HostUpdate = DeviceUpdate()
 
   @property
   def units_per_step(self) -> int:
@@ -109,7 +112,7 @@ class Experiment:
       plan: The outer loop's actions in the step; None for those of step 0.
     """
     plan = plan or self.outer.plan(0)
-    step = make_train_step(
+    step = self.update.make_step(
       self.program,
       self.optimizer,
       self.outer,

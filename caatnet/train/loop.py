@@ -162,6 +162,9 @@ class Run:
     tokenizer.check(self.workdir, dataset.tokenizer)
     start.check(experiment, self.workdir, dataset.tokenizer)
     self.dataset = dataset
+    self.update = experiment.update.open(
+      experiment.program, experiment.learning_rate
+    )
     # Created after all checks: a run that cannot start leaves no folder.
     self.workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
@@ -189,7 +192,7 @@ class Run:
       program.layout, self.dataset.batches, self.dataset.ahead
     )
     opened.callback(self.batches.close)
-    self.state = self._restore_or_init()
+    self.state = self.update.load(self._restore_or_init())
     self.first_step = int(self.state.step)
     self.writer = MetricsWriter(self.workdir, self.first_step)
     opened.callback(self.writer.close)
@@ -322,8 +325,8 @@ class Run:
       lowered = lowered or self.experiment.lower_step(plan)
       self.programs[plan.variant] = lowered.compile()
     numbers = jax.tree.map(np.int32, plan.numbers)
-    self.state, metrics = self.programs[plan.variant](
-      self.state, batch, numbers
+    self.state, metrics = self.update.run(
+      self.programs[plan.variant], self.state, batch, numbers
     )
     return step + 1, metrics
 

@@ -7,7 +7,9 @@ only. Transfers that the outer loop overlaps with a step's compute are issued
 before the gradients, which do not depend on them.
 
 The inner optimizer works elementwise on each rank's slices. Clipping is done by
-the step, since it needs the norm over all ranks' slices.
+the step, since it needs the norm over all ranks' slices. `make_gradient_step`
+ends before the optimizer's update, which `caatnet.train.update` then runs on
+the host.
 
 Moments in host memory are copied from and to it outside the ``shard_map``,
 inside which all arrays are in device memory. The copies are in the same
@@ -84,16 +86,9 @@ def make_train_step(
 
   def step(state: TrainState, batch: Any, numbers: Any):
     plan = Plan(variant, numbers)
-    # Before the gradients, so that transfers overlap with their compute.
-    with jax.named_scope("outer"):
-      carried = outer.begin(state.params, state.outer, plan)
-    batch = after(batch, carried, on_cpu)
-    loss, grads = each_lane(
-      functools.partial(worker_gradients, program, accumulation),
-      worker, state.params, batch,
+    loss, grads, carried = _all_gradients(
+      program, outer, accumulation, state.params, state.outer, batch, plan
     )
-    with jax.named_scope("outer"):
-      grads = outer.gradients(grads, carried)
     updates, opt_state, norms = each_lane(
       update, worker, grads, state.opt_state, state.params
     )
@@ -143,6 +138,88 @@ def make_train_step(
   )
 
 
+def make_gradient_step(
+  program: Program,
+  optimizer: optax.GradientTransformation,
+  outer: OuterLoop,
+  clip_norm: float,
+  accumulation: int = 1,
+  variant: Hashable = (),
+) -> Callable[..., tuple[Any, Metrics]]:
+  """Returns the jitted part of a training step before the update.
+
+  Args:
+    As for `make_train_step`. The outer loop must only change gradients.
+
+  Returns:
+    A function ``(state, batch, numbers) -> (clipped gradients, metrics)``, with
+    the arguments and metrics of `make_train_step`. It does not read
+    ``state.opt_state`` and donates nothing.
+  """
+  layout = program.layout
+  clip = make_clip(program, clip_norm)
+
+  def step(params: Any, outer_state: Any, batch: Any, numbers: Any):
+    loss, grads, _ = _all_gradients(
+      program, outer, accumulation, params, outer_state, batch,
+      Plan(variant, numbers),
+    )
+    grads, norms = each_lane(clip, layout.worker, grads)
+    return grads, {"loss": loss} | norms
+
+  specs = state_specs(program, optimizer, outer)
+  of_outputs = specs.params, _metric_specs(program, outer)
+  mapped = jax.shard_map(
+    step, mesh=layout.mesh,
+    in_specs=(specs.params, specs.outer, layout.batch_spec, P()),
+    out_specs=of_outputs,
+  )
+  return jax.jit(
+    lambda state, batch, numbers: mapped(
+      state.params, state.outer, batch, numbers
+    ),
+    in_shardings=(
+      state_shardings(program, optimizer, outer),
+      layout.shardings(layout.batch_spec),
+      layout.shardings(P()),
+    ),
+    out_shardings=layout.shardings(of_outputs),
+  )
+
+
+def _all_gradients(
+  program: Program, outer: OuterLoop, accumulation: int, params: Any,
+  state: Any, batch: Any, plan: Plan,
+) -> tuple[jax.Array, Any, Any]:
+  """Computes the workers' losses and gradients, inside ``jax.shard_map``.
+
+  Args:
+    program: The model on a mesh.
+    outer: The outer loop.
+    accumulation: Microbatches per step.
+    params: The workers' stored parameters ``[W, ...]``.
+    state: State of the outer loop.
+    batch: The workers' part of the batch.
+    plan: The outer loop's plan of the step.
+
+  Returns:
+    Losses ``[W]``, gradients ``[W, ...]`` for the inner optimizers, and the
+    outer loop's state.
+  """
+  layout = program.layout
+  # Before the gradients, so that transfers overlap with their compute.
+  with jax.named_scope("outer"):
+    carried = outer.begin(params, state, plan)
+  batch = after(batch, carried, layout.on_cpu)
+  loss, grads = each_lane(
+    functools.partial(worker_gradients, program, accumulation),
+    layout.worker, params, batch,
+  )
+  with jax.named_scope("outer"):
+    grads = outer.gradients(grads, carried)
+  return loss, grads, carried
+
+
 def make_update(
   program: Program, optimizer: optax.GradientTransformation, clip_norm: float
 ) -> Callable[[Any, Any, Any], tuple[Any, Any, Metrics]]:
@@ -158,18 +235,41 @@ def make_update(
     A function ``(gradients, optimizer state, parameters) -> (updates, optimizer
     state, norms of the gradients)``.
   """
+  clip = make_clip(program, clip_norm)
 
   def update(grads, opt_state, params):
+    grads, norms = clip(grads)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return updates, opt_state, norms
+
+  return update
+
+
+def make_clip(
+  program: Program, clip_norm: float
+) -> Callable[[Any], tuple[Any, Metrics]]:
+  """Returns a function that clips gradients, inside ``jax.shard_map``.
+
+  Args:
+    program: The model on a mesh.
+    clip_norm: The gradient norm of a worker above which gradients are clipped;
+      0 disables clipping.
+
+  Returns:
+    A function of one worker's gradients that returns clipped gradients, and
+    the norms before clipping.
+  """
+
+  def clip(grads):
     groups = group_norms(grads, program)
     norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
     if clip_norm:  # 1e-12 keeps the quotient finite if all gradients are 0
       factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
       grads = jax.tree.map(lambda g: g * factor, grads)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
     norms = {f"grad_norm/{group}": n for group, n in groups.items()}
-    return updates, opt_state, {"grad_norm": norm} | norms
+    return grads, {"grad_norm": norm} | norms
 
-  return update
+  return clip
 
 
 def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:

@@ -81,8 +81,8 @@ class HostOptimizer:
 
   Attributes:
     weights, gradients, first, second: Views float32 ``[N]`` of the buffer.
-      ``gradients`` is memory that callers may use; `update` also accepts other
-      arrays.
+      ``gradients`` is memory that callers may use, unless ``arrays`` omits it;
+      `update` also accepts other arrays.
     count: Number of completed steps.
     buffer: The buffer.
   """
@@ -98,6 +98,7 @@ class HostOptimizer:
     settings: AdamW,
     placement: Mapping[str, Mapping[Tier, float]] | None = None,
     *,
+    arrays: Sequence[str] = ARRAYS,
     decayed: Sequence[tuple[int, int]] | None = None,
     num_threads: int | None = None,
     stripe_bytes: int = placed_buffer.STRIPE_BYTES,
@@ -109,6 +110,7 @@ class HostOptimizer:
       settings: Hyperparameters.
       placement: Name of an array (`ARRAYS`) -> tier -> fraction of its bytes.
         Arrays that it does not name are on the first node.
+      arrays: Arrays of the buffer, ``ARRAYS`` with or without "gradients".
       decayed: Ranges of elements with weight decay, in ascending order and
         disjoint; None for all.
       num_threads: Largest number of threads; None for all cores. Short ranges
@@ -127,11 +129,12 @@ class HostOptimizer:
     self._decayed = _checked(decayed, size)
     self._threads = num_threads or os.cpu_count() or 1
     self._stripe_bytes = stripe_bytes
+    self._arrays = arrays
     self.count = 0
     self.buffer = placed_buffer.Buffer(self._pieces(size, placement or {}))
     self.buffer.check()
     array_bytes = placed_buffer.rounded_up(_FLOAT * size)
-    for i, name in enumerate(ARRAYS):
+    for i, name in enumerate(arrays):
       start = i * array_bytes
       part = self.buffer.array[start : start + _FLOAT * size]
       setattr(self, name, part.view(np.float32))
@@ -142,9 +145,9 @@ class HostOptimizer:
     self, size: int, placement: Mapping[str, Mapping[Tier, float]]
   ) -> list[placed_buffer.Piece]:
     for name in placement:
-      checks.known("placement of ", name, ARRAYS)
+      checks.known("placement of ", name, self._arrays)
     found: list[placed_buffer.Piece] = []
-    for name in ARRAYS:
+    for name in self._arrays:
       found += placed_buffer.stripes(
         _FLOAT * size, placement.get(name, {host_memory.nodes()[0]: 1.0}),
         found[-1].stop if found else 0, self._stripe_bytes,

@@ -1,15 +1,22 @@
 """``config.memory``: the memory that holds each part of the training state."""
 
-from caatnet.config.schema.fields import field, section
+from caatnet.config.schema.fields import (
+  COUNT_OR_NONE,
+  FRACTION,
+  field,
+  section,
+)
 
 _KINDS = ("device", "pinned_host")
 
 
 @section
 class Memory:
-  """Placement of tensors in device or pinned host memory; results are equal.
+  """Placement of tensors in memory of the device and of the host.
 
-  XLA:CPU has one memory and elides the placement.
+  The placement changes no result, but the optimizer on the host rounds other
+  sums than the one on the device. XLA:CPU has one memory and elides
+  "pinned_host".
   """
 
   moments: str = field(
@@ -23,4 +30,18 @@ class Memory:
     "the activations that config.model.remat saves by name; "
     'config.model.remat="none" saves activations without a name, which cannot '
     "be placed.", _KINDS,
+  )
+  optimizer: str = field(
+    "device", 'Processor that updates the state: "device", or "host": AdamW on '
+    "the CPU, with master weights and moments on config.memory.tiers. Gradients "
+    "are copied to the host and new weights to the device in each step.",
+    ("device", "host"),
+  )
+  tiers: tuple[tuple[str, float], ...] = field(
+    (), "Tiers of the host's optimizer, each with its share of the bytes: the "
+    "number of a NUMA node, or a folder that exists, in which a file is mapped, "
+    'as in (("0", 0.5), ("/mnt/disk", 0.5)). () for the first node.', FRACTION,
+  )
+  threads: int = field(
+    0, "Threads of the host's optimizer; 0 for one per core.", COUNT_OR_NONE
   )

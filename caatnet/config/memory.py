@@ -1,0 +1,85 @@
+"""Builder of ``config.memory``: the update of a step, and its memory."""
+
+import ml_collections
+
+from caatnet.config.schema import optimizer as schema
+from caatnet.config.schema import tree
+from caatnet.config.schema.memory import Memory
+from caatnet.program import Layout
+from caatnet.train.update import DeviceUpdate, HostUpdate
+from parallel.memory.host_optimizer import AdamW
+
+
+def moments(section: Memory) -> str:
+  """Returns the memory kind of moments between steps, as jax arrays.
+
+  Those of the host's optimizer are jax arrays when they are read from a
+  checkpoint.
+  """
+  return "pinned_host" if section.optimizer == "host" else section.moments
+
+
+def build_update(
+  config: ml_collections.ConfigDict, layout: Layout
+) -> DeviceUpdate | HostUpdate:
+  """Builds the update of ``config.memory.optimizer``.
+
+  Args:
+    config: The config of a run, which has been checked.
+    layout: Its axes, mesh and partition.
+
+  Raises:
+    ValueError: The host cannot update the state of this run, or a key has no
+      effect.
+  """
+  section: Memory = tree.section_of("memory", config.memory)
+  if section.optimizer == "device":
+    for key in ("tiers", "threads"):
+      if value := getattr(section, key):
+        raise ValueError(
+          f"config.memory.{key}={value!r} has no effect with "
+          "config.memory.optimizer='device'"
+        )
+    return DeviceUpdate()
+  _check(config, layout)
+  optimizer: schema.AdamW = tree.section_of("optimizer", config.optimizer)
+  return HostUpdate(
+    AdamW(
+      optimizer.beta_1, optimizer.beta_2, optimizer.eps, optimizer.weight_decay
+    ),
+    {int(t) if t.isdecimal() else t: share for t, share in section.tiers},
+    section.threads or None,
+  )
+
+
+def _check(config: ml_collections.ConfigDict, layout: Layout) -> None:
+  """Raises ValueError for a config that the host cannot update."""
+  for name, needed in (
+    ("memory.moments", "device"),
+    ("optimizer.name", "adamw"),
+    ("outer.algorithm", "data_parallel"),
+    ("parallel.worker", 1),
+    ("parallel.stage", 1),
+  ):
+    section, key = name.split(".")
+    value = config[section].get(key, needed)
+    if value != needed:
+      raise ValueError(
+        f"config.memory.optimizer='host' needs config.{name}={needed!r}, not "
+        f"{value!r}"
+      )
+  if layout.shards is not None:
+    raise ValueError(
+      "config.memory.optimizer='host' needs config.zero.scheme='ddp': all "
+      "data-parallel ranks have the whole state"
+    )
+  if "elastic" in config:
+    raise ValueError(
+      "config.memory.optimizer='host' cannot be combined with config.elastic"
+    )
+  processes = {d.process_index for d in layout.mesh.devices.flat}
+  if len(processes) > 1:
+    raise ValueError(
+      "config.memory.optimizer='host' needs one process, not --num_processes="
+      f"{len(processes)}"
+    )
