@@ -44,7 +44,9 @@ class Experiment:
   data: Data
   train: Train
   seed: int
-  update: DeviceUpdate | HostUpdate = DeviceUpdate()
+  update: DeviceUpdate | HostUpdate = dataclasses.field(
+    default_factory=DeviceUpdate
+  )
 
   @property
   def units_per_step(self) -> int:

@@ -162,12 +162,12 @@ class HostSteps:
 
   def _after(self, state: TrainState, params: Any) -> TrainState:
     """Returns the state with new parameters, the step and views of moments."""
-    count = np.int32(self.optimizer.count)
-    moments = (
+    host = self.optimizer
+    count = np.int32(host.count)
+    mu, nu = (
       self._structure.unflatten(self._views(array))
-      for array in (self.optimizer.first, self.optimizer.second)
+      for array in (host.first, host.second)
     )
-    mu, nu = moments
     return state._replace(
       step=jax.device_put(count, state.step.sharding), params=params,
       opt_state=optax.tree_utils.tree_set(

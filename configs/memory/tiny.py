@@ -8,6 +8,15 @@ On GPUs and TPUs the moments are in pinned host memory between steps, and the
 inputs of layers and the sums over tensor ranks between forward and backward.
 XLA:CPU has one memory and elides the placement, so the run has the losses of
 `configs/caatnet/tiny.py` with `--config.model.remat=reduced`.
+
+The moments can instead be updated on the host, with half of their bytes in
+DRAM and half in a file of the folder /tmp (extra `memory`):
+
+  python -m launch.train --config=configs/memory/tiny.py \
+    --config.memory.moments=device --config.memory.optimizer=host \
+    --config.memory.tiers='(("0", 0.5), ("/tmp", 0.5))'
+
+Losses are then those of the optimizer on the device within rounding.
 """
 
 import ml_collections

@@ -25,6 +25,7 @@ import mmap
 import os
 import pathlib
 import tempfile
+import weakref
 
 import numpy as np
 
@@ -156,10 +157,9 @@ class Buffer:
   def _map_file(self, piece: Piece) -> None:
     """Maps bytes of the tier's file, at the offset that they have here."""
     if piece.tier not in self._files:
-      # Open as long as the buffer exists.
-      self._files[piece.tier] = tempfile.TemporaryFile(  # noqa: SIM115
-        dir=piece.tier
-      )
+      file = tempfile.TemporaryFile(dir=piece.tier)  # noqa: SIM115
+      weakref.finalize(self, file.close)  # open as long as the buffer exists
+      self._files[piece.tier] = file
     number = self._files[piece.tier].fileno()
     size = piece.stop - piece.start
     # Without space, a later write to the mapping would end the process.

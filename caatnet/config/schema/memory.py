@@ -33,14 +33,16 @@ class Memory:
   )
   optimizer: str = field(
     "device", 'Processor that updates the state: "device", or "host": AdamW on '
-    "the CPU, with master weights and moments on config.memory.tiers. Gradients "
-    "are copied to the host and new weights to the device in each step.",
+    "the CPU, with master weights and moments on config.memory.tiers. Each "
+    "step copies gradients to the host and new weights to the device.",
     ("device", "host"),
   )
   tiers: tuple[tuple[str, float], ...] = field(
-    (), "Tiers of the host's optimizer, each with its share of the bytes: the "
-    "number of a NUMA node, or a folder that exists, in which a file is mapped, "
-    'as in (("0", 0.5), ("/mnt/disk", 0.5)). () for the first node.', FRACTION,
+    (), "Tiers of the host's optimizer, each with its share of every array: "
+    "the number of a NUMA node, or a folder that exists, in which a file is "
+    'mapped. An example is (("0", 0.5), ("/mnt/disk", 0.5)). () for the first '
+    "node.",
+    FRACTION,
   )
   threads: int = field(
     0, "Threads of the host's optimizer; 0 for one per core.", COUNT_OR_NONE

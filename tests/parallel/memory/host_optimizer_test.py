@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import subprocess
+import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -277,6 +279,40 @@ def test_a_step_ends_when_all_elements_are_updated():
 def test_invalid_arguments_are_named(change, message):
   with pytest.raises(ValueError, match=message):
     HostOptimizer(**({"size": 100, "settings": AdamW()} | change))
+
+
+def test_without_numba_the_error_names_the_extra():
+  """In another process, since this one has compiled the loops."""
+  code = (
+    "import sys; sys.modules['numba'] = None\n"
+    "from parallel.memory.host_optimizer import AdamW, HostOptimizer\n"
+    "HostOptimizer(1, AdamW())"
+  )
+  result = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=False
+  )
+  assert result.stderr.splitlines()[-1] == (
+    "ValueError: the host optimizer needs numba: pip install caatnet[memory]"
+  )
+
+
+def test_the_buffer_can_have_no_gradients():
+  arrays = ("weights", "first", "second")
+  optimizer = HostOptimizer(SIZE, AdamW(), arrays=arrays)
+  with_gradients = HostOptimizer(SIZE, AdamW())
+  assert 4 * len(optimizer.buffer.array) == 3 * len(with_gradients.buffer.array)
+  for found in (optimizer, with_gradients):
+    found.begin(0.1)
+    found.update(0, gradients(1))
+    found.end()
+  for name in arrays:
+    np.testing.assert_array_equal(
+      getattr(optimizer, name), getattr(with_gradients, name)
+    )
+  with pytest.raises(ValueError, match="gradients"):
+    HostOptimizer(
+      SIZE, AdamW(), {"gradients": {NODE: 1.0}}, arrays=arrays
+    )
 
 
 @pytest.mark.parametrize("gradient", [

@@ -1,0 +1,266 @@
+"""Properties of `config.memory.optimizer`: AdamW on the host in a run."""
+
+import shutil
+import signal
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+
+from caatnet.config import experiments
+from caatnet.config.override import override
+from caatnet.train import loop
+from caatnet.train.checkpoint.save import Checkpointer
+from caatnet.train.evaluate import put_batch
+from configs.caatnet import tiny
+from configs.images import tiny as images
+from tests.caatnet.train.loop_test import facts, launch, send_at_random_step
+
+SMALL = (
+  "model.width=16 model.num_heads=2 model.num_kv_heads=2 model.ffn_width=24 "
+  "model.vocab_size=64 data.seq_len=8 data.batch_size=8"
+)
+HOST = "memory.optimizer=host"
+DRAM = 'memory.tiers=(("0",1.0),)'
+DISK = 'memory.tiers=(("{}",1.0),)'
+STRIPED = 'memory.tiers=(("0",0.3),("{}",0.7))'
+
+
+def make(overrides, mesh=None):
+  config = override(tiny.get_config("test"), f"{SMALL} {overrides}")
+  return experiments.build(config, mesh)
+
+
+def batch_of(experiment, number):
+  tokens = np.random.default_rng(number).integers(64, size=(8, 9))
+  return put_batch(experiment.program.layout, tokens)
+
+
+def opened(experiment):
+  return experiment.update.open(experiment.program, experiment.learning_rate)
+
+
+def advance(experiment, num_steps, options, state=None):
+  """Returns metrics and state after steps, as copies on the host."""
+  steps, program = opened(experiment), experiment.lower_step().compile(options)
+  state = steps.load(state or experiment.init_state())
+  metrics = []
+  for _ in range(num_steps):
+    batch = batch_of(experiment, int(state.step))
+    state, found = steps.run(program, state, batch, ())
+    metrics.append(found)
+  return jax.tree.map(np.array, (metrics, state))
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(("overrides", "mesh"), [
+  ("parallel.tensor=1", {}),
+  ("parallel.tensor=2 sync.p=0.5 parallel.data=4", None),
+  ("parallel.tensor=2 sync.p=0.5 parallel.data=4", {"data": 2, "tensor": 2}),
+  ("parallel.tensor=1 parallel.data=8 model.remat=reduced "
+   "memory.activations=pinned_host", None),
+], ids=str)
+def test_five_steps_have_the_same_bits(overrides, mesh, same_bits, tmp_path):
+  reference = advance(make(f"{overrides} {HOST}", mesh), 5, same_bits)
+  for other in (
+    f"{DRAM} memory.threads=1", DISK.format(tmp_path),
+    f"{STRIPED.format(tmp_path)} memory.threads=3",
+  ):
+    found = advance(make(f"{overrides} {HOST} {other}", mesh), 5, same_bits)
+    chex.assert_trees_all_equal(found, reference)
+
+
+def test_several_threads_and_many_stripes_have_the_same_bits(
+  same_bits, tmp_path
+):
+  """A leaf of two million elements has several threads and stripes."""
+  large = f"parallel.tensor=1 model.vocab_size=131072 {HOST}"
+  one, two = (
+    advance(make(f"{large} {placed}", {}), 2, same_bits) for placed in (
+      f"{DRAM} memory.threads=1",
+      f"{STRIPED.format(tmp_path)} memory.threads=2",
+    )
+  )
+  chex.assert_trees_all_equal(one, two)
+
+
+@pytest.mark.parametrize(("overrides", "mesh"), [
+  ("parallel.tensor=1", {}), ("parallel.tensor=2 parallel.data=4", None),
+], ids=str)
+def test_one_step_changes_the_loss_as_on_the_device(
+  overrides, mesh, same_bits
+):
+  (_, on_host), (_, on_device) = (
+    advance(make(f"{overrides} {where}", mesh), 2, same_bits)[0]
+    for where in (HOST, "")
+  )
+  assert abs(on_host["loss"] - on_device["loss"]) <= 1e-6
+  np.testing.assert_allclose(
+    on_host["grad_norm"], on_device["grad_norm"], rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize(("overrides", "mesh"), [
+  ("parallel.tensor=1", {}), ("parallel.tensor=2 parallel.data=4", None),
+], ids=str)
+def test_moments_are_within_one_ulp_of_those_on_the_device(
+  overrides, mesh, same_bits
+):
+  """An ulp of the larger summand of a moment, since the sum may cancel."""
+  device, host = make(overrides, mesh), make(f"{overrides} {HOST}", mesh)
+  state = jax.device_get(device.init_state())
+  for step in range(4):
+    (_, ours), (_, theirs) = (
+      # On the device, the step donates the state.
+      advance(experiment, 1, same_bits, placed(experiment, state))
+      for experiment in (host, device)
+    )
+    assert ours.step == theirs.step == step + 1
+    for name in ("mu", "nu"):
+      old, x, y = (
+        jax.tree.leaves(optax.tree_utils.tree_get(tree.opt_state, name))
+        for tree in (state, ours, theirs)
+      )
+      for before, a, b in zip(old, x, y, strict=True):
+        assert (abs(a - b) <= np.spacing(np.maximum(abs(a), abs(before)))).all()
+    chex.assert_trees_all_close(ours.params, theirs.params, atol=1e-6)
+    for x, y in zip(*(
+      optax.tree_utils.tree_get_all_with_path(tree.opt_state, "count")
+      for tree in (ours, theirs)
+    ), strict=True):
+      chex.assert_trees_all_equal(x, y)
+    state = theirs
+
+
+def placed(experiment, state):
+  """Returns a state on the devices of an experiment."""
+  return jax.device_put(
+    state, jax.tree.map(lambda x: x.sharding, experiment.abstract_state())
+  )
+
+
+def test_classifier_has_the_same_bits_and_the_loss_of_the_device(
+  tmp_path, same_bits
+):
+  found = []
+  for where in ("", HOST, f"{HOST} {STRIPED.format(tmp_path)}"):
+    experiment = experiments.build(override(
+      images.get_config("data_parallel,test"),
+      f"parallel.worker=1 parallel.data=4 {where}",
+    ))
+    data = experiment.data.load(experiment.seed)
+    batches = iter(data.batches)
+    steps = opened(experiment)
+    program = experiment.lower_step().compile(same_bits)
+    state, losses = steps.load(experiment.init_state()), []
+    for _ in range(5):
+      batch = put_batch(experiment.program.layout, next(batches))
+      state, metrics = steps.run(program, state, batch, ())
+      losses.append(float(metrics["loss"][0]))
+    found.append(losses)
+  device, host, striped = found
+  assert host == striped
+  assert device[0] == host[0]
+  np.testing.assert_allclose(host[1], device[1], atol=1e-6)
+  np.testing.assert_allclose(host, device, atol=1e-4)
+
+
+def test_steps_change_neither_earlier_weights_nor_a_checkpoint(
+  tmp_path, same_bits
+):
+  """Arrays of a checkpoint are written while the following steps run."""
+  experiment = make(f"parallel.tensor=2 parallel.data=2 {HOST}", {})
+  steps, program = opened(experiment), experiment.lower_step().compile()
+  state, _ = steps.run(
+    program, steps.load(experiment.init_state()), batch_of(experiment, 0), ()
+  )
+  expected = jax.tree.map(np.array, state)
+  checkpointer = Checkpointer(tmp_path, experiment.program, 1)
+  checkpointer.save(state, {})
+  params = state.params
+  for number in range(3):
+    state, _ = steps.run(program, state, batch_of(experiment, number), ())
+  checkpointer.wait()
+  chex.assert_trees_all_equal(jax.device_get(params), expected.params)
+  restored, _ = checkpointer.restore(experiment.abstract_state())
+  checkpointer.close()
+  chex.assert_trees_all_equal(jax.device_get(restored), expected)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """Runs of 12 steps on the device and on the host, by name."""
+  found = tmp_path_factory.mktemp("finished")
+  for name, where in (("device", ""), ("host", HOST)):
+    train(found / name, where)
+  return found
+
+
+def train(workdir, overrides):
+  config = override(
+    tiny.get_config("test"),
+    "parallel.data=2 parallel.tensor=4 train.keep_checkpoints=9 " + overrides,
+  )
+  return loop.train(experiments.build(config, {}), workdir, quiet=True)
+
+
+@pytest.mark.parametrize(("before", "after"), [
+  ("device", "host"), ("host", "device"),
+])
+def test_run_resumes_with_the_other_update(finished, before, after, tmp_path):
+  shutil.copytree(finished / before, tmp_path / "run")
+  for step in ("8", "12"):
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
+  train(tmp_path / "run", HOST if after == "host" else "")
+  found = facts(tmp_path / "run")
+  # Records of the first four steps are those of the first run.
+  for ours, theirs in zip(found, facts(finished / after), strict=True):
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+      np.testing.assert_allclose(value, theirs[key], rtol=1e-4)
+
+
+def test_killed_run_resumes_with_another_placement(tmp_path):
+  host = "--cpu_devices=4", "--config.memory.optimizer=host"
+  whole = launch(tmp_path / "whole", *host)
+  killed = launch(tmp_path / "again", *host)
+  send_at_random_step(killed, tmp_path / "again", signal.SIGKILL, 8, 40)
+  assert killed.returncode == -signal.SIGKILL
+  again = launch(
+    tmp_path / "again", *host, f"--config.{STRIPED.format(tmp_path)}",
+    "--config.memory.threads=1",
+  )
+  for run in (whole, again):
+    output = run.communicate(timeout=120)[0]
+    assert run.returncode == 0, output
+  assert facts(tmp_path / "again") == facts(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+  (f"{HOST} optimizer.name=sgd optimizer.warmup_steps=2",
+   "needs config.optimizer.name='adamw', not 'sgd'"),
+  (f"{HOST} outer.algorithm=diloco", "needs config.outer.algorithm='data_par"),
+  (f"{HOST} parallel.worker=2", "needs config.parallel.worker=1, not 2"),
+  (f"{HOST} parallel.stage=2", "needs config.parallel.stage=1, not 2"),
+  (f"{HOST} parallel.data=2 zero.scheme=zero1", "config.zero.scheme='ddp'"),
+  (f"{HOST} memory.moments=pinned_host", "config.memory.moments='device'"),
+  ("memory.threads=2", "threads=2 has no effect with config.memory.optimizer"),
+  (DRAM, "tiers=.* has no effect with config.memory.optimizer='device'"),
+  ("memory.optimizer=disk", "must be one of 'device', 'host'"),
+  (f'{HOST} memory.tiers=(("0",2.0),)', "memory.tiers=2.0 must lie in"),
+  (f'{HOST} memory.tiers=(("0",0.5),)', "sum to 0.5; they must sum to 1"),
+  (f'{HOST} memory.tiers=(("99",1.0),)', "node=99 does not exist; the nodes"),
+  (f'{HOST} memory.tiers=(("/nowhere",1.0),)', "a folder that exists"),
+])
+def test_invalid_update_is_an_error_before_the_run(
+  overrides, message, tmp_path
+):
+  with pytest.raises(ValueError, match=message) as error:
+    loop.train(
+      make(f"parallel.tensor=1 model.vocab_size=256 {overrides}", {}),
+      tmp_path / "run", quiet=True,
+    )
+  assert "\n" not in str(error.value)
+  assert not (tmp_path / "run").exists()
