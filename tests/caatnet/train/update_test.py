@@ -18,9 +18,11 @@ from configs.caatnet import tiny
 from configs.images import tiny as images
 from tests.caatnet.train.loop_test import facts, launch, send_at_random_step
 
+CLIP_NORM = 0.1  # below the norms of all steps
 SMALL = (
   "model.width=16 model.num_heads=2 model.num_kv_heads=2 model.ffn_width=24 "
-  "model.vocab_size=64 data.seq_len=8 data.batch_size=8"
+  "model.vocab_size=64 data.seq_len=8 data.batch_size=8 "
+  f"optimizer.clip_norm={CLIP_NORM}"
 )
 HOST = "memory.optimizer=host"
 DRAM = 'memory.tiers=(("0",1.0),)'
@@ -42,9 +44,9 @@ def opened(experiment):
   return experiment.update.open(experiment.program, experiment.learning_rate)
 
 
-def advance(experiment, num_steps, options, state=None):
+def advance(experiment, program, num_steps, state=None):
   """Returns metrics and state after steps, as copies on the host."""
-  steps, program = opened(experiment), experiment.lower_step().compile(options)
+  steps = opened(experiment)
   state = steps.load(state or experiment.init_state())
   metrics = []
   for _ in range(num_steps):
@@ -63,12 +65,15 @@ def advance(experiment, num_steps, options, state=None):
    "memory.activations=pinned_host", None),
 ], ids=str)
 def test_five_steps_have_the_same_bits(overrides, mesh, same_bits, tmp_path):
-  reference = advance(make(f"{overrides} {HOST}", mesh), 5, same_bits)
+  experiment = make(f"{overrides} {HOST}", mesh)
+  # The program does not depend on the placement.
+  program = experiment.lower_step().compile(same_bits)
+  reference = advance(experiment, program, 5)
   for other in (
     f"{DRAM} memory.threads=1", DISK.format(tmp_path),
     f"{STRIPED.format(tmp_path)} memory.threads=3",
   ):
-    found = advance(make(f"{overrides} {HOST} {other}", mesh), 5, same_bits)
+    found = advance(make(f"{overrides} {HOST} {other}", mesh), program, 5)
     chex.assert_trees_all_equal(found, reference)
 
 
@@ -77,8 +82,9 @@ def test_several_threads_and_many_stripes_have_the_same_bits(
 ):
   """A leaf of two million elements has several threads and stripes."""
   large = f"parallel.tensor=1 model.vocab_size=131072 {HOST}"
+  program = make(large, {}).lower_step().compile(same_bits)
   one, two = (
-    advance(make(f"{large} {placed}", {}), 2, same_bits) for placed in (
+    advance(make(f"{large} {where}", {}), program, 2) for where in (
       f"{DRAM} memory.threads=1",
       f"{STRIPED.format(tmp_path)} memory.threads=2",
     )
@@ -93,8 +99,10 @@ def test_one_step_changes_the_loss_as_on_the_device(
   overrides, mesh, same_bits
 ):
   (_, on_host), (_, on_device) = (
-    advance(make(f"{overrides} {where}", mesh), 2, same_bits)[0]
-    for where in (HOST, "")
+    advance(experiment, experiment.lower_step().compile(same_bits), 2)[0]
+    for experiment in (
+      make(f"{overrides} {where}", mesh) for where in (HOST, "")
+    )
   )
   assert abs(on_host["loss"] - on_device["loss"]) <= 1e-6
   np.testing.assert_allclose(
@@ -109,14 +117,16 @@ def test_moments_are_within_one_ulp_of_those_on_the_device(
   overrides, mesh, same_bits
 ):
   """An ulp of the larger summand of a moment, since the sum may cancel."""
-  device, host = make(overrides, mesh), make(f"{overrides} {HOST}", mesh)
-  state = jax.device_get(device.init_state())
+  both = [make(f"{overrides} {where}", mesh) for where in (HOST, "")]
+  programs = [x.lower_step().compile(same_bits) for x in both]
+  state = jax.device_get(both[0].init_state())
   for step in range(4):
-    (_, ours), (_, theirs) = (
+    (metrics, ours), (_, theirs) = (
       # On the device, the step donates the state.
-      advance(experiment, 1, same_bits, placed(experiment, state))
-      for experiment in (host, device)
+      advance(experiment, program, 1, placed(experiment, state))
+      for experiment, program in zip(both, programs, strict=True)
     )
+    assert metrics[0]["grad_norm"] > CLIP_NORM
     assert ours.step == theirs.step == step + 1
     for name in ("mu", "nu"):
       old, x, y = (
