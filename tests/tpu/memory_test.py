@@ -26,28 +26,38 @@ def analyse(overrides):
   return study.analyse(experiment, target)
 
 
-@pytest.mark.parametrize(("scheme", "remat", "names"), [
-  ("ddp", "full", 1), ("zero3", "reduced", 2),
-])
-def test_host_bytes_are_those_of_moments_and_activations(scheme, remat, names):
-  keys = f"zero.scheme={scheme} model.remat={remat} "
+def crossing(result, to_host):
+  """Returns the bytes that a step copies in one direction."""
+  return sum(
+    row["count"] * row["bytes"] for row in result["host_copies"]
+    if row["to_host"] == to_host
+  )
+
+
+def test_activations_are_temporaries_in_host_memory():
+  keys = "model.remat=full"
   before = analyse(keys)["memory"]
+  result = analyse(f"{keys} memory.activations=pinned_host")
+  memory = result["memory"]
+  # Layer inputs in bfloat16.
+  host = LAYERS * TOKENS * WIDTH * 2
+  assert memory["temporaries on the host"] == host
+  assert not {"temporaries on the host", "of these on the host"} & set(before)
+  assert before["temporaries"] - memory["temporaries"] >= host
+  assert crossing(result, True) == crossing(result, False) == host
+
+
+def test_moments_are_arguments_in_host_memory():
   result = analyse(
-    f"{keys} memory.moments=pinned_host memory.activations=pinned_host"
+    "model.remat=reduced zero.scheme=zero3 memory.moments=pinned_host "
+    "memory.activations=pinned_host"
   )
   memory = result["memory"]
-  # Two moments of each parameter; step counts stay on the device.
+  # Layer inputs and attention's sums.
+  host = 2 * LAYERS * TOKENS * WIDTH * 2
+  assert memory["temporaries on the host"] == host
+  # Two moments of each parameter; layouts pad them by less than 10 kB.
   moments = 2 * memory["parameters"]
-  assert memory["of these on the host"] == moments
-  assert memory["optimizer state"] == before["optimizer state"]
-  # Layer inputs, and with remat=reduced attention's sums, in bfloat16.
-  activations = names * LAYERS * TOKENS * WIDTH * 2
-  assert memory["temporaries on the host"] == activations
-  assert "temporaries on the host" not in before
-  assert before["total"] - memory["total"] >= activations
-  # All of them cross the link once in each direction.
-  for to_host in (True, False):
-    assert moments + activations == sum(
-      row["count"] * row["bytes"] for row in result["host_copies"]
-      if row["to_host"] == to_host
-    )
+  assert 0 <= memory["of these on the host"] - moments < 1e4
+  assert 0 < memory["optimizer state"] - moments < 100  # step counts
+  assert crossing(result, True) == crossing(result, False) == moments + host
