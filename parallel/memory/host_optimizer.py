@@ -157,7 +157,7 @@ class HostOptimizer:
     """Changes the placement; the state keeps its bits.
 
     Args:
-      placement: As for the constructor.
+      placement: Shares of tiers by array, as the constructor takes them.
 
     Raises:
       ValueError: A fraction is invalid, or a tier does not exist or lacks
