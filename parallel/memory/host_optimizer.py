@@ -53,6 +53,8 @@ MOVED_BYTES = _FLOAT * (4 + 3)
 _BLOCK = 2**15
 # Least elements for each thread: to start one takes longer than fewer do.
 _LEAST = 2**19
+# Elements for which the next ones are read from files at the same time.
+_AHEAD = 2**22
 # Flags of MXCSR: results, and operands, that are subnormal become zeros.
 _FLUSH = 0x8000 | 0x0040
 
@@ -155,7 +157,7 @@ class HostOptimizer:
     """Changes the placement; the state keeps its bits.
 
     Args:
-      placement: As for the constructor.
+      placement: Shares of tiers by array, as the constructor takes them.
 
     Raises:
       ValueError: A fraction is invalid, or a tier does not exist or lacks
@@ -219,13 +221,25 @@ class HostOptimizer:
       max(1, len(gradient) // _LEAST),
     ))
     try:
-      self._loops.update(
-        _blocks(start, stop, self._decayed),
-        self.weights[start:stop], gradient, self.first[start:stop],
-        self.second[start:stop], *self._scalars,
-      )
+      self._prefetch(start, min(stop, start + _AHEAD))
+      for first in range(start, stop, _AHEAD):
+        last = min(stop, first + _AHEAD)
+        self._prefetch(last, min(stop, last + _AHEAD))
+        self._loops.update(
+          _blocks(first, last, self._decayed),
+          self.weights[first:last], gradient[first - start : last - start],
+          self.first[first:last], self.second[first:last], *self._scalars,
+        )
     finally:
       numba.set_num_threads(before)
+
+  def _prefetch(self, start: int, stop: int) -> None:
+    """Requests elements of all arrays that are in files."""
+    size = len(self.buffer.array) // len(ARRAYS)
+    for i in range(len(ARRAYS)):
+      self.buffer.prefetch(
+        i * size + _FLOAT * start, i * size + _FLOAT * stop
+      )
 
   def end(self) -> None:
     """Ends the step.

@@ -217,7 +217,7 @@ def test_without_clipping_no_norm_is_needed():
 
 
 def test_a_gradient_that_is_not_finite_reaches_every_weight():
-  """As in optax, where the norm is then not finite."""
+  """The norm is not finite, as in optax."""
   optimizer = made()
   gradient = gradients(1)
   gradient[5] = np.nan
