@@ -10,12 +10,14 @@ from caatnet.studies.compilation import study
 from configs.caatnet import tiny
 from parallel.xla import targets
 
-LAYERS, TOKENS, WIDTH = 3, 512, 256
+# In small programs XLA's other temporaries change by more than the activations.
+LAYERS, TOKENS, WIDTH = 4, 8192, 1024
 # One sequence per device.
 SIZES = (
-  f"model.width={WIDTH} model.num_heads=2 model.num_kv_heads=2 "
-  f"model.ffn_width=512 model.num_layers={LAYERS} model.dtype=bfloat16 "
-  f"data.seq_len={TOKENS} data.batch_size=4 parallel.tensor=1 parallel.data=4"
+  f"model.width={WIDTH} model.num_heads=8 model.num_kv_heads=8 "
+  f"model.ffn_width=2816 model.num_layers={LAYERS} model.dtype=bfloat16 "
+  f"model.vocab_size=1024 data.seq_len={TOKENS} data.batch_size=4 "
+  "parallel.tensor=1 parallel.data=4"
 )
 
 
