@@ -53,8 +53,9 @@ MOVED_BYTES = _FLOAT * (4 + 3)
 _BLOCK = 2**15
 # Least elements for each thread: to start one takes longer than fewer do.
 _LEAST = 2**19
-# Elements for which the next ones are read from files at the same time.
-_AHEAD = 2**22
+# Elements for which the next ones are read from files at the same time. Threads
+# wait for each other after them, which takes milliseconds on a busy machine.
+_AHEAD = 2**24
 # Flags of MXCSR: results, and operands, that are subnormal become zeros.
 _FLUSH = 0x8000 | 0x0040
 
@@ -220,11 +221,12 @@ class HostOptimizer:
       self._threads, numba.config.NUMBA_NUM_THREADS,
       max(1, len(gradient) // _LEAST),
     ))
+    ahead = _AHEAD if self.buffer.has_files else len(gradient)
     try:
-      self._prefetch(start, min(stop, start + _AHEAD))
-      for first in range(start, stop, _AHEAD):
-        last = min(stop, first + _AHEAD)
-        self._prefetch(last, min(stop, last + _AHEAD))
+      self._prefetch(start, min(stop, start + ahead))
+      for first in range(start, stop, ahead):
+        last = min(stop, first + ahead)
+        self._prefetch(last, min(stop, last + ahead))
         self._loops.update(
           _blocks(first, last, self._decayed),
           self.weights[first:last], gradient[first - start : last - start],
