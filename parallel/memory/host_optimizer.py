@@ -53,8 +53,6 @@ MOVED_BYTES = _FLOAT * (4 + 3)
 _BLOCK = 2**15
 # Least elements for each thread: to start one takes longer than fewer do.
 _LEAST = 2**19
-# Elements for which the next ones are read from files at the same time.
-_AHEAD = 2**22
 # Flags of MXCSR: results, and operands, that are subnormal become zeros.
 _FLUSH = 0x8000 | 0x0040
 
@@ -103,6 +101,7 @@ class HostOptimizer:
     decayed: Sequence[tuple[int, int]] | None = None,
     num_threads: int | None = None,
     stripe_bytes: int = placed_buffer.STRIPE_BYTES,
+    ahead: int = 2**24,
   ) -> None:
     """Allocates the state; all arrays are zeros.
 
@@ -116,6 +115,9 @@ class HostOptimizer:
       num_threads: Largest number of threads; None for all cores. Short ranges
         use fewer.
       stripe_bytes: Mean size of a stripe of an array over its tiers.
+      ahead: Number of elements that are read from files while as many are
+        updated. Threads wait for each other in between, which takes
+        milliseconds on a busy machine.
 
     Raises:
       ValueError: A size, a range or a fraction is invalid, a tier does not
@@ -124,11 +126,13 @@ class HostOptimizer:
     """
     checks.at_least("size", size)
     checks.at_least("num_threads", num_threads or 1)
+    checks.at_least("ahead", ahead)
     self._loops = _loops()
     self._settings = settings
     self._decayed = _checked(decayed, size)
     self._threads = num_threads or os.cpu_count() or 1
     self._stripe_bytes = stripe_bytes
+    self._ahead = ahead
     self.count = 0
     self.buffer = placed_buffer.Buffer(self._pieces(size, placement or {}))
     self.buffer.check()
@@ -220,11 +224,12 @@ class HostOptimizer:
       self._threads, numba.config.NUMBA_NUM_THREADS,
       max(1, len(gradient) // _LEAST),
     ))
+    ahead = self._ahead if self.buffer.has_files else len(gradient)
     try:
-      self._prefetch(start, min(stop, start + _AHEAD))
-      for first in range(start, stop, _AHEAD):
-        last = min(stop, first + _AHEAD)
-        self._prefetch(last, min(stop, last + _AHEAD))
+      self._prefetch(start, min(stop, start + ahead))
+      for first in range(start, stop, ahead):
+        last = min(stop, first + ahead)
+        self._prefetch(last, min(stop, last + ahead))
         self._loops.update(
           _blocks(first, last, self._decayed),
           self.weights[first:last], gradient[first - start : last - start],

@@ -132,6 +132,11 @@ class Buffer:
         host_memory.bind(part, piece.tier)
         part.fill(0)  # first touch
 
+  @property
+  def has_files(self) -> bool:
+    """Whether a piece is in a file."""
+    return any(isinstance(piece.tier, str) for piece in self.pieces)
+
   def part(self, piece: Piece) -> np.ndarray:
     """Returns the bytes of a piece."""
     return self.array[piece.start : piece.stop]

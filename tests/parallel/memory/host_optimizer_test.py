@@ -106,11 +106,12 @@ def check_bits(optimizer, num_steps):
 
 
 def made(
-  placement=None, num_threads=2, stripe_bytes=host_memory.PAGE, size=SIZE
+  placement=None, num_threads=2, stripe_bytes=host_memory.PAGE, size=SIZE,
+  ahead=2**24,
 ):
   optimizer = HostOptimizer(
     size, SETTINGS, placement, decayed=DECAYED, num_threads=num_threads,
-    stripe_bytes=stripe_bytes,
+    stripe_bytes=stripe_bytes, ahead=ahead,
   )
   optimizer.weights[:] = start(size)
   return optimizer
@@ -150,6 +151,7 @@ def test_neither_ranges_nor_placement_change_bits(tmp_path_factory, data):
   optimizer = made(
     data.draw(placements), data.draw(st.sampled_from([1, 2])),
     data.draw(st.sampled_from([1, 2, 5])) * host_memory.PAGE,
+    ahead=data.draw(st.integers(1000, SIZE)),
   )
   for step in range(3):
     take_step(
@@ -266,6 +268,7 @@ def test_a_step_ends_when_all_elements_are_updated():
 @pytest.mark.parametrize(("change", "message"), [
   ({"size": 0}, "size=0"),
   ({"num_threads": -1}, "num_threads=-1"),
+  ({"ahead": 0}, "ahead=0"),
   ({"decayed": [(5, 3)]}, "ascending"),
   ({"decayed": [(0, 5), (4, 9)]}, "ascending"),
   ({"decayed": [(0, 101)]}, r"\[0, 100\)"),
