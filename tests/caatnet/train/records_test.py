@@ -63,6 +63,17 @@ def test_folder_resumes_with_its_own_config_only(change, key, tmp_path):
 
 
 @pytest.mark.parametrize(
+  ("offload", "moments"), [(True, "pinned_host"), (False, "device")]
+)
+def test_older_run_has_its_moments_where_they_were(offload, moments, tmp_path):
+  zero = {"scheme": "zero1", "offload": offload}
+  (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"zero": zero}))
+  config = records.read_config(tmp_path)
+  assert config["memory"] == {"moments": moments, "activations": "device"}
+  assert "offload" not in config["zero"]
+
+
+@pytest.mark.parametrize(
   ("steps", "decay", "notice"),
   [
     ((5, 5), (0, 0), ""),
