@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import json
 import platform
 import types
 
