@@ -28,8 +28,8 @@ Example:
   >>> optimizer.update(600, np.ones(400, np.float32))
   >>> optimizer.update(0, np.ones(600, np.float32))
   >>> optimizer.end()
-  >>> optimizer.weights[[0, 999]].round(3).tolist()
-  [0.45..., 0.45...]
+  >>> [round(float(x), 3) for x in optimizer.weights[[0, 999]]]
+  [0.45, 0.45]
 """
 
 from collections.abc import Mapping, Sequence
