@@ -47,11 +47,12 @@ def test_config_builds(name):
     if "model" not in config:  # the benchmark times no training step
       return
   experiment = experiments.build(config)
-  # A benchmark of one device has one rank, as has a worker of a swarm.
+  # A benchmark of one device has one rank, as have a worker of a swarm and a
+  # long sequence on one device.
   one = name in (
     "configs.benchmark.decoding", "configs.benchmark.engine",
     "configs.benchmark.graphs", "configs.benchmark.server",
-    "configs.elastic.diloco",
+    "configs.elastic.diloco", "configs.memory.7b_long",
   )
   sizes = (1,) if one else (2, 4, 8)
   assert experiment.program.layout.mesh.devices.size in sizes

@@ -22,6 +22,8 @@ models, whose fit also uses the random programs:
     --config.benchmark.num_programs=120 --config.benchmark.answers=True \
     --config.benchmark.also=results/planner_memory_v5p.json \
     --config.benchmark.results=results/planner_memory_answers_v5p.json
+
+31 answers for the H200 are in results/planner_memory_answers_h200.json.
 """
 
 import ml_collections

@@ -16,6 +16,7 @@ Example:
   (True, False)
 """
 
+import bisect
 from collections.abc import Mapping, Sequence
 import ctypes
 import dataclasses
@@ -132,6 +133,11 @@ class Buffer:
         host_memory.bind(part, piece.tier)
         part.fill(0)  # first touch
 
+  @property
+  def has_files(self) -> bool:
+    """Whether a piece is in a file."""
+    return any(isinstance(piece.tier, str) for piece in self.pieces)
+
   def part(self, piece: Piece) -> np.ndarray:
     """Returns the bytes of a piece."""
     return self.array[piece.start : piece.stop]
@@ -217,6 +223,21 @@ class Buffer:
           host_memory.bind(self.part(some), piece.tier)
         self.part(some)[:] = content
     self.pieces = tuple(pieces)
+
+  def prefetch(self, start: int, stop: int) -> None:
+    """Requests the file pages of a range of bytes, and does not wait for them.
+
+    Otherwise each thread waits for the pages that it touches, a few at a time.
+    """
+    first = bisect.bisect_right(self.pieces, start, key=lambda p: p.stop)
+    for piece in itertools.islice(self.pieces, first, None):
+      if piece.start >= stop:
+        break
+      if isinstance(piece.tier, str):
+        begin = max(piece.start, start // PAGE * PAGE)
+        self._area.madvise(
+          mmap.MADV_WILLNEED, begin, min(piece.stop, stop) - begin
+        )
 
   def drop(self) -> None:
     """Writes files to disk, and removes their pages from memory."""

@@ -92,6 +92,7 @@ class Server:
     except subprocess.TimeoutExpired:
       self._process.kill()
       self._process.wait()
+    self._process.stdout.close()
 
 
 def each(

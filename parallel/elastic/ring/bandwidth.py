@@ -143,8 +143,8 @@ def probed(
   Args:
     timed: Exchanges messages of some bytes with the partner; returns seconds.
     both: Returns both partners' times from this peer's.
-    least_s: As in `measure`.
-    most_bytes: As in `measure`.
+    least_s: Minimum duration in seconds, longer on links with a long delay.
+    most_bytes: Maximum size of a message in bytes.
 
   Returns:
     (bytes per second, delay in seconds).

@@ -6,10 +6,12 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from caatnet.models.lm import losses, parameters
+from caatnet.models.access import AS_THEY_ARE
+from caatnet.models.lm import losses, parameters, stack
 from caatnet.models.lm.vocabulary import Vocabulary
 from parallel.axes import Axis, make_mesh
 from parallel.tensor.partial_sync import PartialSync
+from parallel.tensor.stream import Stream
 
 
 def on_mesh(f, tensor, in_specs, out_specs, *arguments):
@@ -103,3 +105,39 @@ def test_padding_to_twice_the_size_is_refused_with_what_fits():
   with pytest.raises(ValueError, match=r"in \[1, [\d, ]+\], or") as error:
     parameters.check_padding(1000, "vocab_size", 2000)
   assert str(error.value).count(",") == 1 + 15 + 1  # sixteen tensor sizes
+
+
+def _stack(fractions):
+  """Returns the lowered run of layers that multiply, and its result."""
+
+  def layer(factor, carried, syncs):
+    x, count = carried
+    return Stream(factor * x.shared, factor * x.private), count + 1
+
+  def run(factors, shared):
+    private = jnp.zeros((4, *shared.shape[:-1], 0))
+    syncs = [(PartialSync(p), PartialSync(1.0)) for p in fractions]
+    return stack.run(
+      layer, factors, Stream(shared, private), 0, syncs=syncs,
+      width=shared.shape[-1], access=AS_THEY_ARE,
+    )
+
+  operands = jnp.array([2.0, 3.0, 5.0]), jnp.ones((1, 2, 8))
+  return str(jax.make_jaxpr(run)(*operands)), run(*operands)
+
+
+def test_layers_of_one_policy_are_scanned_without_slices():
+  text, (x, count) = _stack([1.0] * 3)
+  assert text.count("scan[") == 1
+  assert "length=3" in text
+  assert "slice[" not in text
+  assert (x.shared.shape, x.private.shape) == ((1, 2, 8), (4, 1, 2, 0))
+  assert (float(x.shared[0, 0, 0]), int(count)) == (30.0, 3)
+
+
+def test_layers_of_each_policy_are_scanned_after_the_stream_is_narrowed():
+  text, (x, count) = _stack([0.75, 0.75, 0.25])
+  lengths = [part.split("length=")[1][0] for part in text.split("scan[")[1:]]
+  assert lengths == ["2", "1"]
+  assert (x.shared.shape, x.private.shape) == ((1, 2, 2), (4, 1, 2, 6))
+  assert (float(x.private[3, 0, 1, 5]), int(count)) == (30.0, 3)

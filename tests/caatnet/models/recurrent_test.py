@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -14,7 +15,12 @@ from caatnet.inference import decoder as decoders
 from caatnet.inference.copies import HostStates
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheSizes
-from caatnet.models.recurrent import RecurrentConfig, RecurrentModel, Unit
+from caatnet.models.recurrent import (
+  Block,
+  RecurrentConfig,
+  RecurrentModel,
+  Unit,
+)
 from caatnet.program import Layout, Program
 from parallel.axes import Axis, make_mesh
 from parallel.tensor.partial_sync import PartialSync
@@ -222,6 +228,15 @@ def test_states_are_restored_from_the_host_into_any_slot():
   np.testing.assert_array_equal(found, expected)
 
 
+def test_gates_are_initialised_for_inputs_of_unit_variance():
+  """Products of 64 inputs with gates of variance 1 / 64."""
+  block = Block(
+    make_config(rnn_width=256), Axis("tensor", 1), jnp.ones((2, 24)),
+    nnx.Rngs(0),
+  )
+  assert np.std(block.gates[...]) == pytest.approx(1 / 8, rel=0.02)
+
+
 def test_cache_components_have_a_fixed_size():
   """Each sequence has inputs of the convolution and a state; no pages."""
   _, _, _, shape, _ = make()
@@ -232,6 +247,7 @@ def test_cache_components_have_a_fixed_size():
   ]
   assert shape.size_bytes == SLOTS * LAYERS * 4 * channels * 4
   assert not shape.shares_prefixes
+  assert (shape.dtype, shape.order) == ("float32", "heads")
   longer = dataclasses.replace(shape, num_pages=10**6)
   assert longer.size_bytes == shape.size_bytes
 

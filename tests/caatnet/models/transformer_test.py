@@ -217,6 +217,20 @@ def test_init_scales_private_columns():
   chex.assert_trees_all_equal(plain["w_qkv"], scaled["w_qkv"])
 
 
+def test_init_scales_each_projection_by_its_own_fraction():
+  """Attention shares 16 of 32 channels, the MLP 8."""
+  plain, scaled = (
+    init_params(make_program(dataclasses.replace(make_config(), syncs=(
+      (PartialSync(0.5, scale), PartialSync(0.25, scale)),
+    ) * 2), 4))["blocks"]
+    for scale in ("none", "init")
+  )
+  for key, shared in (("w_out", 16), ("w_down", 8)):
+    expected = np.array(plain[key])
+    expected[..., shared:] *= 2.0  # sqrt(4 ranks)
+    np.testing.assert_allclose(scaled[key], expected, rtol=1e-6)
+
+
 def test_dense_parameters_do_not_depend_on_the_ranks():
   tokens = draw_tokens()
   losses = []

@@ -49,8 +49,8 @@ def five_steps(overrides, mesh, options):
    {"data": 2, "tensor": 2}),
   ("model.remat=full parallel.data=2 parallel.stage=2 train.accumulation=2 "
    "zero.scheme=zero1 sync.p=0.5", None),
-  ("model.remat=named outer.algorithm=diloco parallel.worker=2 "
-   "outer.sync_every=2", {"worker": 2}),
+  ("model.remat=named model.dtype=bfloat16 parallel.data=4 "
+   "train.accumulation=2", {"data": 4}),
 ], ids=str)
 def test_five_steps_have_the_same_bits(overrides, mesh, same_bits):
   on_device, on_host = (

@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import json
 import platform
 import types
 
@@ -60,6 +61,17 @@ def test_folder_resumes_with_its_own_config_only(change, key, tmp_path):
     return
   with pytest.raises(ValueError, match=key):
     records.write_config(tmp_path, CONFIG | change)
+
+
+@pytest.mark.parametrize(
+  ("offload", "moments"), [(True, "pinned_host"), (False, "device")]
+)
+def test_older_run_has_its_moments_where_they_were(offload, moments, tmp_path):
+  zero = {"scheme": "zero1", "offload": offload}
+  (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"zero": zero}))
+  config = records.read_config(tmp_path)
+  assert config["memory"] == {"moments": moments, "activations": "device"}
+  assert "offload" not in config["zero"]
 
 
 @pytest.mark.parametrize(

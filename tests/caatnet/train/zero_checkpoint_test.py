@@ -34,7 +34,8 @@ def test_run_moves_between_schemes_and_meshes(tmp_path):
 
   loop.train(of_scheme("ddp", LEVELS), tmp_path / "stays", quiet=True)
   moves = [
-    ("frontier3", ("node", "gpu")), ("hpz", ("gpu",), True), ("hsdp", ("gcd",))
+    ("frontier3", ("node", "gpu")), ("hpz", ("gpu",), "pinned_host"),
+    ("hsdp", ("gcd",)),
   ]
   for last, move in zip((2, 4, 6), moves, strict=True):
     experiment = of_scheme(*move)

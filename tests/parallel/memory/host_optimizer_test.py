@@ -108,11 +108,12 @@ def check_bits(optimizer, num_steps):
 
 
 def made(
-  placement=None, num_threads=2, stripe_bytes=host_memory.PAGE, size=SIZE
+  placement=None, num_threads=2, stripe_bytes=host_memory.PAGE, size=SIZE,
+  ahead=2**24,
 ):
   optimizer = HostOptimizer(
     size, SETTINGS, placement, decayed=DECAYED, num_threads=num_threads,
-    stripe_bytes=stripe_bytes,
+    stripe_bytes=stripe_bytes, ahead=ahead,
   )
   optimizer.weights[:] = start(size)
   return optimizer
@@ -152,6 +153,7 @@ def test_neither_ranges_nor_placement_change_bits(tmp_path_factory, data):
   optimizer = made(
     data.draw(placements), data.draw(st.sampled_from([1, 2])),
     data.draw(st.sampled_from([1, 2, 5])) * host_memory.PAGE,
+    ahead=data.draw(st.integers(1000, SIZE)),
   )
   for step in range(3):
     take_step(
@@ -219,7 +221,7 @@ def test_without_clipping_no_norm_is_needed():
 
 
 def test_a_gradient_that_is_not_finite_reaches_every_weight():
-  """As in optax, where the norm is then not finite."""
+  """The norm is not finite, as in optax."""
   optimizer = made()
   gradient = gradients(1)
   gradient[5] = np.nan
@@ -268,6 +270,7 @@ def test_a_step_ends_when_all_elements_are_updated():
 @pytest.mark.parametrize(("change", "message"), [
   ({"size": 0}, "size=0"),
   ({"num_threads": -1}, "num_threads=-1"),
+  ({"ahead": 0}, "ahead=0"),
   ({"decayed": [(5, 3)]}, "ascending"),
   ({"decayed": [(0, 5), (4, 9)]}, "ascending"),
   ({"decayed": [(0, 101)]}, r"\[0, 100\)"),

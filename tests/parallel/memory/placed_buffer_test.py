@@ -1,7 +1,9 @@
 """Buffers over tiers: their pieces, what backs them, and their content."""
 
+import ctypes
 import errno
 import os
+import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,18 +95,31 @@ def test_the_check_notices_another_tier(tmp_path):
       buffer.check()
 
 
-def test_a_dropped_file_is_not_in_memory(tmp_path):
-  buffer = Buffer([Piece(0, 64 * PAGE, str(tmp_path))])
+def resident(buffer):
+  """Returns which pages of a buffer are in memory."""
+  found = np.zeros(len(buffer.array) // PAGE, np.uint8)
+  assert placed_buffer._library().mincore(
+    ctypes.c_void_p(buffer.array.ctypes.data),
+    ctypes.c_size_t(len(buffer.array)), ctypes.c_void_p(found.ctypes.data),
+  ) == 0
+  return (found & 1).astype(bool)
+
+
+def test_a_dropped_file_is_not_in_memory_until_it_is_requested(tmp_path):
+  file = str(tmp_path)
+  buffer = Buffer([Piece(0, 8 * PAGE, file), Piece(8 * PAGE, 16 * PAGE, NODE),
+                   Piece(16 * PAGE, 32 * PAGE, file)])
   buffer.array[:] = 1
   buffer.drop()
-  resident = np.zeros(64, np.uint8)
-  library = placed_buffer._library()
-  assert library.mincore(
-    placed_buffer.ctypes.c_void_p(buffer.array.ctypes.data),
-    placed_buffer.ctypes.c_size_t(len(buffer.array)),
-    placed_buffer.ctypes.c_void_p(resident.ctypes.data),
-  ) == 0
-  assert not (resident & 1).any()
+  wanted = np.zeros(32, bool)
+  wanted[8:16] = True
+  assert (resident(buffer) == wanted).all()
+  buffer.prefetch(4 * PAGE + 5, 20 * PAGE - 5)
+  wanted[4:20] = True
+  end = time.monotonic() + 10
+  while not (resident(buffer) == wanted).all():  # it does not wait
+    assert time.monotonic() < end, resident(buffer)
+    time.sleep(0.01)
 
 
 def test_a_file_that_does_not_fit_is_an_error(tmp_path):

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -186,6 +188,36 @@ def test_pipeline_keeps_the_slots_of_its_schedule(schedule, microbatches, keep):
   # Two arrays of the width, queries, keys, values, gate and up.
   deltas = 2 / chunks * 32 * (2 * 64 + (8 + 2 * 4) * 8 + 2 * 176) * 2
   assert found["deltas"] == deltas * max(counted.deltas) * keeps
+
+
+@pytest.mark.mixed_dtypes
+@pytest.mark.parametrize("scheme", ["ddp", "zero1"])
+def test_pipeline_saves_the_arrays_that_the_formulas_count(scheme):
+  """Arrays of the stream's and of the MLP's width in the carry of the scan.
+
+  On CPUs attention saves more, and no kernel computes the norms.
+  """
+  model = Transformer(
+    256, 64, 8, 8, 4, 176, head_width=16, dtype="float32"
+  )
+  step = TrainingStep(model, 16, 32)
+  c = Configuration(2, 2, 1, 4, scheme=scheme, keep="residuals")
+  program = experiments.build(
+    override(base.get_config(), planner_memory.overrides(step, c)),
+    {"data": 2, "stage": 2},
+  )
+  text = program.lower_step(program.outer.plan(0)).as_text()
+  carry = max(re.findall(r"stablehlo.while\(.*", text), key=len)
+  # Stage, slot, layer, and further dims of the 2 x 32 tokens.
+  sizes = re.findall(r"tensor<1x2x4((?:x1)?x2x32x(?:64|176))xf32>", carry)
+  found = memory.terms(c, step)
+  slots, layers, tokens = 2, 4, 2 * 32
+  heads = slots * layers * tokens * (2 * 8 + 2 * 4) * 16 * 4
+  norms = found["norms"] * slots / (1 + slots)  # the rest is the current part's
+  assert sum(
+    slots * layers * math.prod(map(int, size.strip("x").split("x"))) * 4
+    for size in sizes
+  ) == found["saved"] + norms - heads
 
 
 @pytest.mark.parametrize("offload", [False, True])
