@@ -149,7 +149,13 @@ def make_gradient_step(
   """Returns the jitted part of a training step before the update.
 
   Args:
-    As for `make_train_step`. The outer loop must only change gradients.
+    program: The model on a mesh.
+    optimizer: The inner optimizer, which only defines the state's structure.
+    outer: The outer loop, which must only change gradients.
+    clip_norm: The gradient norm above which gradients are clipped; 0 disables
+      clipping.
+    accumulation: Microbatches per step.
+    variant: The `Plan.variant` of the steps that the program executes.
 
   Returns:
     A function ``(state, batch, numbers) -> (clipped gradients, metrics)``, with

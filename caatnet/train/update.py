@@ -8,7 +8,11 @@ that is placed on tiers (`parallel.memory.host_optimizer`), and each new weight
 is sent to the device at once.
 
 Checkpoints of both have the same arrays, so a run can change the update, the
-tiers and the number of threads when it resumes.
+tiers and the number of threads when it resumes. Tiers and threads change no
+bit; the update on the host rounds as optax does outside of `jax.jit`.
+
+The buffer has 12 bytes per parameter; gradients that have arrived take 4 more
+during a step.
 """
 
 from collections.abc import Callable, Mapping
