@@ -42,6 +42,11 @@ def build_update(
         )
     return DeviceUpdate()
   _check(config, layout)
+  names = [name for name, _ in section.tiers]
+  if len(set(names)) < len(names):
+    raise ValueError(
+      f"config.memory.tiers={section.tiers!r} must name each tier once"
+    )
   optimizer: schema.AdamW = tree.section_of("optimizer", config.optimizer)
   return HostUpdate(
     AdamW(

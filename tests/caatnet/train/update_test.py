@@ -250,6 +250,7 @@ def test_killed_run_resumes_with_another_placement(tmp_path):
   ("memory.optimizer=disk", "must be one of 'device', 'host'"),
   (f'{HOST} memory.tiers=(("0",2.0),)', "memory.tiers=2.0 must lie in"),
   (f'{HOST} memory.tiers=(("0",0.5),)', "sum to 0.5; they must sum to 1"),
+  (f'{HOST} memory.tiers=(("0",0.5),("0",0.5))', "name each tier once"),
   (f'{HOST} memory.tiers=(("99",1.0),)', "node=99 does not exist; the nodes"),
   (f'{HOST} memory.tiers=(("/nowhere",1.0),)', "a folder that exists"),
 ])
