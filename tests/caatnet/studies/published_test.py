@@ -68,7 +68,7 @@ def test_amp_ignores_links_and_memory():
   choices = [choose("amp", _case(seed)) for seed in (1, 2)]
   assert choices[0].configuration == choices[1].configuration
   assert choices[0].in_vain == 0
-  case = _case(gigabytes=4.0, batch=8)
+  case = _case(gigabytes=3.8, batch=8)
   tight = choose("amp", case)
   assert tight.in_vain > 0
   faster = [

@@ -104,6 +104,7 @@ def test_padding_is_the_difference_to_the_logical_sizes():
   )
   analysis = types.SimpleNamespace(
     argument_size_in_bytes=900, host_argument_size_in_bytes=124,
+    host_temp_size_in_bytes=60,
     output_size_in_bytes=70, alias_size_in_bytes=30, temp_size_in_bytes=500,
     generated_code_size_in_bytes=6,
   )
@@ -111,4 +112,4 @@ def test_padding_is_the_difference_to_the_logical_sizes():
     types.SimpleNamespace(memory_analysis=lambda: analysis),
     {"x": {"a": x}, "y": [y]},
   )
-  assert found == memory.Memory({"x": 800, "y": 200}, 24, 40, 500, 6, 124)
+  assert found == memory.Memory({"x": 800, "y": 200}, 24, 40, 500, 6, 124, 60)
