@@ -105,6 +105,8 @@ def after(tree: Any, results: Any, needed: bool = True) -> Any:
     for x in jax.tree.leaves(results)
     if x.size and x.dtype != jax.dtypes.float0
   ]
+  if not heads:
+    return tree
   late = jnp.asarray(sum((head * (head + 1)) & 1 for head in heads))
   # ``tree`` must keep its type, but a sum with ``late`` varies over every mesh
   # axis that ``late`` varies over. ``late`` is 0 on all devices, which the type

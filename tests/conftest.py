@@ -59,6 +59,7 @@ LONGEST = (
   "recipes_test.py",
   "caatnet/models/transformer_test.py",
   "caatnet/train/stages_test.py",
+  "caatnet/train/collective_order_test.py",
   "caatnet/models/models_test.py",
   "caatnet/train/outer_loops_test.py",
   "launch/processes_test.py",

@@ -217,6 +217,8 @@ def _all_gradients(
   with jax.named_scope("outer"):
     carried = outer.begin(params, state, plan)
   batch = after(batch, carried, layout.on_cpu)
+  # A partition's gathers do not read the batch.
+  params = after(params, carried, layout.on_cpu and layout.shards is not None)
   loss, grads = each_lane(
     functools.partial(worker_gradients, program, accumulation),
     layout.worker, params, batch,
@@ -426,16 +428,34 @@ def worker_gradients(
     lambda x: x / layout.num_data_ranks, (loss, grads)
   )
   grads = after(grads, (loss, grads), layout.on_cpu)
-  # All tensor ranks and stages read a replicated parameter, such as a norm's
-  # gain, so its gradient is the sum over them. A slice is read by one rank
-  # only, so its gradient is not summed.
-  names = [axis.name for axis in layout.model_axes]
+  return loss, _summed_copies(program, grads)
 
-  def reduced(grad, spec):
+
+def _summed_copies(program: Program, grads: Any) -> Any:
+  """Sums gradients over the ranks that hold copies of a parameter.
+
+  All tensor ranks and stages read a replicated parameter, such as a norm's
+  gain, so its gradient is the sum over them. A slice is read by one rank only,
+  so its gradient is not summed.
+  """
+  names = [axis.name for axis in program.layout.model_axes]
+  on_cpu = program.layout.on_cpu
+  # Axes of a sum -> results.
+  sums: dict[tuple[str, ...], list[jax.Array]] = {}
+
+  def summed(grad, spec):
     over = tuple(name for name in names if name not in spec)
-    return lax.psum(grad, over) if over else grad
+    if not over:
+      return grad
+    others = [x for axes, results in sums.items() if axes != over
+              for x in results]
+    grad = after(grad, others, on_cpu)
+    sums.setdefault(over, []).append(lax.psum(grad, over))
+    return sums[over][-1]
 
-  return loss, jax.tree.map(reduced, grads, program.specs)
+  grads = jax.tree.map(summed, grads, program.specs)
+  # The sums of norms over other axes follow.
+  return after(grads, grads, on_cpu and len(sums) > 1)
 
 
 def _partitioned_gradients(

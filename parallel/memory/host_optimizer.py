@@ -42,7 +42,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from parallel import checks
-from parallel.memory import host_memory, placed_buffer
+from parallel.memory import host_memory, placed_buffer, rates
 from parallel.memory.placed_buffer import Tier
 
 ARRAYS = ("weights", "gradients", "first", "second")
@@ -236,7 +236,7 @@ class HostOptimizer:
         self._loops.update(
           _blocks(first, last, self._decayed),
           self.weights[first:last], gradient[first - start : last - start],
-          self.first[first:last], self.second[first:last], *self._scalars,
+          self.first[first:last], self.second[first:last], self._scalars,
         )
     finally:
       numba.set_num_threads(before)
@@ -331,19 +331,14 @@ def _loops() -> SimpleNamespace:
   Raises:
     ValueError: numba is not installed.
   """
-  try:
-    import numba
-  except ImportError as error:
-    raise ValueError(
-      "the host optimizer needs numba: pip install caatnet[memory]"
-    ) from error
+  numba = rates.imported_numba("the host optimizer")
   get_flags, set_flags = _flags()
 
   @numba.njit(error_model="numpy")
-  def block(
-    w, g, m, v, decays, clips, inverse, clip, b1, c1, b2, c2, first, second,
-    eps, decay, rate,
-  ):
+  def block(w, g, m, v, decays, scalars):
+    (
+      clips, inverse, clip, b1, c1, b2, c2, first, second, eps, decay, rate,
+    ) = scalars
     for i in range(len(w)):
       gradient = g[i]
       if clips:
@@ -358,18 +353,14 @@ def _loops() -> SimpleNamespace:
       w[i] = w[i] + rate * step
 
   @numba.njit(parallel=True)
-  def update(
-    blocks, w, g, m, v, clips, inverse, clip, b1, c1, b2, c2, first, second,
-    eps, decay, rate,
-  ):
+  def update(blocks, w, g, m, v, scalars):
     for i in numba.prange(len(blocks)):
       start, stop, decays = blocks[i]
       flags = get_flags()
       set_flags(flags | _FLUSH)  # flags belong to a thread
       block(
         w[start:stop], g[start:stop], m[start:stop], v[start:stop],
-        decays == 1, clips, inverse, clip, b1, c1, b2, c2, first, second, eps,
-        decay, rate,
+        decays == 1, scalars,
       )
       set_flags(flags)
 

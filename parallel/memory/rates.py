@@ -17,12 +17,30 @@ import functools
 import os
 import statistics
 import time
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
 # Passes over an array that are timed; the median is reported.
 NUM_REPEATS = 5
+
+
+def imported_numba(what: str) -> ModuleType:
+  """Returns the module numba.
+
+  Args:
+    what: What needs it, for the error.
+
+  Raises:
+    ValueError: numba is not installed.
+  """
+  try:
+    import numba
+  except ImportError as error:
+    raise ValueError(
+      f"{what} needs numba: pip install caatnet[memory]"
+    ) from error
+  return numba
 
 
 @functools.cache
@@ -32,12 +50,7 @@ def _loops() -> SimpleNamespace:
   Raises:
     ValueError: numba is not installed.
   """
-  try:
-    import numba
-  except ImportError as error:
-    raise ValueError(
-      "measuring memory needs numba: pip install caatnet[memory]"
-    ) from error
+  numba = imported_numba("measuring memory")
   loop = numba.njit(parallel=True, fastmath=True)
 
   @loop

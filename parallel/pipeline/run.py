@@ -331,6 +331,9 @@ class _Run:
       (carry.arriving[0], carry.arriving[-1]), carry.grads.parts,
     )
     grads = carry.grads.around
+    # Devices must run the collectives of a tick in one order: those of stages'
+    # actions, of the loss, and of the first part's gradient.
+    outputs = after(outputs, (back, of_parts), ordered)
 
     # Loss and its cotangent on all stages at once, once the last part is done.
     def judge(m):
@@ -343,16 +346,15 @@ class _Run:
       ends.judged, judge,
       lambda: (carry.total, grads, self.zeros(self.of_x)),
     )
-    # Devices must run the collectives of a tick in one order.
     back = after(back, (outputs, total, cotangent), ordered)
 
     # Gradients of `enter` from the first part's cotangents.
     def leave(m):
       dx = self.of_stage(back, self.stage_of(0))
-      _, vjp = jax.vjp(
+      x, vjp = jax.vjp(
         lambda a: self.functions.enter(a, self.microbatch(m, dx)), around
       )
-      return jax.tree.map(jnp.add, grads, *vjp(dx))
+      return jax.tree.map(jnp.add, grads, *vjp(after(dx, x, ordered)))
 
     leave = scoped(leave, "phase_backward")
     grads = self.if_any(ends.leaves, leave, lambda: grads)

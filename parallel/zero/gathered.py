@@ -131,10 +131,13 @@ class Gathered:
 
     def forward(weights, sinks, *args):
       y, (vjp, copy) = self._forward(lifted, tensors, weights, *args)
-      return y, (vjp, weights if copy is None else copy)
+      done = y if self.shards.ordered else None
+      return y, (vjp, weights if copy is None else copy, done)
 
     def backward(residuals, dy):
-      vjp, source = residuals
+      vjp, source, done = residuals
+      # The cotangent of a loss is a constant, after which nothing is ordered.
+      source = after(source, done, self.shards.ordered)
       dsinks, *dargs = self._backward(tensors, vjp, source, dy)
       # The gradient of the parameters is the cotangent of the sinks; None marks
       # the weights' zero cotangent.

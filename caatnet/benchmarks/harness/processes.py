@@ -5,7 +5,7 @@ orders (`caatnet.benchmarks.harness.peer`). Both are context managers: on exit,
 also by an exception or an interrupt, no process remains.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import contextlib
 import json
@@ -236,6 +236,45 @@ def ask_script(
     raise ValueError(
       f"{key}={command[0]!r}: its last line is not JSON: {last!r}"
     ) from error
+
+
+@contextlib.contextmanager
+def answering(
+  key: str, command: Sequence[str], needs: str, *,
+  environment: Mapping[str, str] = _NONE,
+) -> Iterator[Callable[[Any], Any]]:
+  """Starts a script of another Python that answers each line of JSON.
+
+  Args:
+    key: Config key that names the Python, for errors.
+    command: Python, script and its arguments.
+    needs: Packages that the script needs, for the error if it ends.
+    environment: Variables in addition to those of this process.
+
+  Yields:
+    Function that sends a request, plain data, and returns the answer. It raises
+    ValueError if the script has ended.
+
+  Raises:
+    ValueError: The script cannot be run.
+  """
+  named = f"{key}={command[0]!r}"
+  try:
+    process = Process(command, environment=environment)
+  except OSError as error:
+    raise ValueError(f"{named} cannot be run: {error}") from error
+
+  def ask(question: Any) -> Any:
+    process.write(json.dumps(question))
+    answer = process.answer()
+    if answer is None:
+      raise ValueError(
+        f"{named} has stopped; its error is above. It needs {needs}"
+      )
+    return answer
+
+  with process:
+    yield ask
 
 
 def pool(count: int) -> concurrent.futures.ProcessPoolExecutor:

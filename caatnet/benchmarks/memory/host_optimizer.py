@@ -7,7 +7,6 @@ process, rivals in another one. Triad is measured over three of our own arrays.
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
-import json
 import os
 import pathlib
 import statistics
@@ -161,28 +160,11 @@ def _rivals(
   script = pathlib.Path(__file__).with_name("host_optimizer_rivals.py")
   # Where pip has put ninja, with which DeepSpeed builds its extension.
   path = f"{pathlib.Path(python).parent}{os.pathsep}{os.environ['PATH']}"
-  try:
-    # -P: the script's directory is not searched for modules to import.
-    process = processes.Process(
-      [python, "-P", str(script)],
-      environment={"PATH": path, "OMP_NUM_THREADS": str(threads)},
-    )
-  except OSError as error:
-    raise ValueError(
-      f"config.benchmark.rivals={python!r} cannot be run: {error}"
-    ) from error
-
-  def ask(question: Any) -> Any:
-    process.write(json.dumps(question))
-    answer = process.answer()
-    if answer is None:
-      raise ValueError(
-        f"config.benchmark.rivals={python!r} has stopped; its error is above. "
-        "It needs torch"
-      )
-    return answer
-
-  with process:
+  # -P: the script's directory is not searched for modules to import.
+  with processes.answering(
+    "config.benchmark.rivals", [python, "-P", str(script)], "torch",
+    environment={"PATH": path, "OMP_NUM_THREADS": str(threads)},
+  ) as ask:
     yield ask({"size": size, "threads": threads}), ask
 
 

@@ -19,7 +19,6 @@ quarters full:
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
-import json
 import pathlib
 from typing import Any
 
@@ -289,25 +288,11 @@ def _rival(config: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
   options, model = config.benchmark, config.model
   one_of("config.model.dtype", model.dtype, ("float32",))
   script = pathlib.Path(__file__).with_name("hugging_face.py")
-  try:
-    # -P: the script's directory is not searched for modules to import.
-    rival = processes.Process([options.rival, "-P", str(script)])
-  except OSError as error:
-    raise ValueError(
-      f"config.benchmark.rival={options.rival!r} cannot be run: {error}"
-    ) from error
-
-  def ask(question: Any) -> Any:
-    rival.write(json.dumps(question))
-    answer = rival.answer()
-    if answer is None:
-      raise ValueError(
-        f"config.benchmark.rival={options.rival!r} has stopped; its error is "
-        "above. It needs torch and transformers"
-      )
-    return answer
-
-  with rival:
+  # -P: the script's directory is not searched for modules to import.
+  with processes.answering(
+    "config.benchmark.rival", [options.rival, "-P", str(script)],
+    "torch and transformers",
+  ) as ask:
     yield ask, ask({
       "threads": options.threads,
       "model": {

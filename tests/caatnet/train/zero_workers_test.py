@@ -32,11 +32,7 @@ def last_params(scheme, outer, mesh, num_steps):
     batch = draw.integers(257, size=(16, 9))
     tokens = put_batch(experiment.program.layout, batch)
     numbers = jax.tree.map(np.int32, plan.numbers)
-    # Without waiting, a worker of pytest aborted twice while the programs of
-    # `to_whole` were launched.
-    state, _ = jax.block_until_ready(
-      programs[plan.variant](state, tokens, numbers)
-    )
+    state, _ = programs[plan.variant](state, tokens, numbers)
   return jax.device_get(to_whole(experiment.program, state).params)
 
 
