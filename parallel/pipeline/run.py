@@ -351,10 +351,11 @@ class _Run:
     # Gradients of `enter` from the first part's cotangents.
     def leave(m):
       dx = self.of_stage(back, self.stage_of(0))
-      x, vjp = jax.vjp(
+      _, vjp = jax.vjp(
         lambda a: self.functions.enter(a, self.microbatch(m, dx)), around
       )
-      return jax.tree.map(jnp.add, grads, *vjp(after(dx, x, ordered)))
+      # `vjp` holds what the forward has gathered.
+      return jax.tree.map(jnp.add, grads, *vjp(after(dx, vjp, ordered)))
 
     leave = scoped(leave, "phase_backward")
     grads = self.if_any(ends.leaves, leave, lambda: grads)
