@@ -1,6 +1,7 @@
 """Journals that are truncated, damaged, or opened twice."""
 
 import contextlib
+import fcntl
 import os
 
 import pytest
@@ -75,6 +76,38 @@ def test_journal_cannot_be_opened_by_two_coordinators(tmp_path):
   ):
     Journal(tmp_path / "one")
   Journal(tmp_path / "one").close()
+
+
+def num_open_files():
+  return len(os.listdir("/proc/self/fd"))
+
+
+def test_refused_journal_leaves_no_open_file(tmp_path):
+  with Journal(tmp_path / "one"):
+    before = num_open_files()
+    with pytest.raises(ValueError, match="another coordinator"):
+      Journal(tmp_path / "one")
+    assert num_open_files() == before
+
+
+def test_journal_that_is_replaced_while_it_is_opened_is_opened_again(
+  tmp_path, monkeypatch
+):
+  path, new = tmp_path / "one", tmp_path / "new"
+  with Journal(new) as journal:
+    journal.append(_RECORDS[0])
+  lock = fcntl.flock
+
+  def late(file, operation):
+    if new.exists():
+      new.replace(path)
+    lock(file, operation)
+
+  monkeypatch.setattr(journals.fcntl, "flock", late)
+  before = num_open_files()
+  with Journal(path) as journal:
+    assert journal.record == _RECORDS[0]
+    assert num_open_files() == before + 1
 
 
 def test_long_journal_is_compacted_to_its_last_record(tmp_path):

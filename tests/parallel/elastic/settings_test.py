@@ -48,7 +48,11 @@ def test_defaults():
   (lambda: Settings(alone_s=0), "alone_s=0 must be positive"),
   (lambda: Settings(alone_s=math.nan), "alone_s=nan must be positive"),
   (lambda: Settings(samples=-1), "samples=-1 must not be negative"),
-  (lambda: Settings(advertise=("h", 0)), "must have a port from 1 to 65535"),
+  *(
+    (lambda port=port: Settings(advertise=("h", port)),
+     "must have a port from 1 to 65535")
+    for port in (0, 65536)
+  ),
   (lambda: Options(num_connections=0), "from 1 to 64"),
   (lambda: Options(num_connections=65), "num_connections=65 must be"),
   (lambda: Options(silence_s=0), "silence_s=0 must be positive"),
@@ -78,6 +82,7 @@ def test_values_at_the_ends_of_their_ranges_are_accepted():
     assert Options(num_connections=count).num_connections == count
   for port in (1, 65535):
     assert ids.address(ids.make(("h", port))) == ("h", port)
+    assert Settings(advertise=("h", port)).advertise == ("h", port)
   assert len(ids.make(("h" * 40, 65535))) <= 84
 
 
