@@ -32,8 +32,8 @@ def expand(grid: str) -> list[str]:
   """
   points = [""]
   for part in grid.split():
-    key, separator, values = part.partition("=")
-    if not separator or not values:
+    key, _, values = part.partition("=")
+    if not values:
       raise ValueError(
         f"--grid: {part!r} is not key=value,value; "
         'example: --grid="sync.p=1.0,0.5 parallel.tensor=2,4"'

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import errno
 import itertools
 import os
 import pathlib
@@ -29,6 +30,18 @@ from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.linear_model_test import facts
 
 ROOT = pathlib.Path(__file__).parents[3]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("error", "name"), [
+  (OSError(errno.ENOSPC, "full"), "here"),
+  (OSError(errno.ENOSPC, "full", "there"), "there"),
+  (OSError("no error of the system"), None),
+])
+def test_error_of_the_system_names_its_file(error, name):
+  with pytest.raises(OSError) as raised, files.naming("here"):
+    raise error
+  assert raised.value.filename == name
 
 
 class Killed(BaseException):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -125,6 +126,17 @@ def test_run_resumes_on_other_devices(finished, mesh, tmp_path):
     result.evaluation.per_place["loss"],
     rtol=1e-3,
   )
+
+
+def test_profile_holds_its_steps_and_ends(tmp_path):
+  config = override(tiny.get_config("test"), "train.num_steps=3")
+  loop.train(
+    experiments.build(config), tmp_path / "run", profile=(1, 2), quiet=True
+  )
+  (trace,) = (tmp_path / "run/profile").rglob("*.xplane.pb")
+  assert trace.stat().st_size
+  with pytest.raises(RuntimeError, match="No profile started"):
+    jax.profiler.stop_trace()
 
 
 def test_run_does_not_resume_with_another_text(finished, tmp_path):

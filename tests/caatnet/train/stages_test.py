@@ -165,6 +165,23 @@ def test_checkpoint_of_stages_equals_that_of_one_piece_bitwise(overrides):
   )
 
 
+def test_checkpoint_joins_the_fragments_of_stages():
+  """State of Streaming DiLoCo holds parts of the layers, too."""
+  streaming = (
+    "parallel.worker=2 outer.algorithm=streaming outer.fragment_layers=4 "
+    "model.num_layers=8 pipeline.chunks=2 "
+  )
+  looped = "parallel.stage=2 pipeline.schedule=looped"
+  ours, alone = (make(streaming + s, {}) for s in (looped, ALONE))
+  cut = ours.init_state()
+  joined = to_whole(ours.program, cut)
+  chex.assert_trees_all_equal_shapes_and_dtypes(
+    joined.outer, alone.abstract_state().outer
+  )
+  shardings = jax.tree.map(lambda x: x.sharding, cut)
+  chex.assert_trees_all_equal(to_stored(ours.program, joined, shardings), cut)
+
+
 @pytest.mark.parametrize(("layers", "chunks"), [(4, 1), (6, 1), (7, 2)])
 def test_padding_takes_the_predicted_memory(layers, chunks):
   """Counts parameters and two float32 moments, also of padded layers."""
