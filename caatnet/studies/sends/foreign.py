@@ -1,0 +1,97 @@
+"""Programs that other people have written, by name."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import importlib
+import pathlib
+import runpy
+from typing import Any
+
+import jax
+
+from parallel.xla import reading
+from parallel.xla.reading import Reading
+
+
+def read(
+  program: str, devices: Sequence[jax.Device] = (),
+) -> dict[str, Reading]:
+  """Reads what a program sends.
+
+  Args:
+    program: ``package.module:function`` or ``path.py:function``, a function
+      without arguments that returns ``(jitted function, arguments)``, where
+      arguments may be `jax.ShapeDtypeStruct`; or a path that
+      `parallel.xla.reading.read` accepts.
+    devices: Devices to compile a function for, such as those of a
+      `parallel.xla.targets.Target`; () for those of this process.
+
+  Returns:
+    Name -> reading; a folder may have several programs.
+
+  Raises:
+    ValueError: There is no such program, or the function fails.
+  """
+  path = pathlib.Path(program)
+  if path.is_dir():
+    return reading.read_all(path)
+  if ":" not in program or path.exists():
+    return {program: reading.read(path)}
+  function = _function(program)
+  with _devices(devices):
+    found = function()
+    try:
+      jitted, args = found
+    except (TypeError, ValueError) as error:
+      raise ValueError(
+        f"{program} returns {type(found).__name__}, not (jitted function, "
+        "arguments)"
+      ) from error
+    if not callable(getattr(jitted, "lower", None)):
+      raise ValueError(
+        f"{program} returns {type(jitted).__name__}, which jax.jit has not made"
+      )
+    named = isinstance(args, Mapping)
+    lowered = jitted.lower(**args) if named else jitted.lower(*args)
+  return {program: reading.read(lowered)}
+
+
+def _function(program: str) -> Callable[[], Any]:
+  """Returns the function of ``package.module:function``."""
+  where, _, name = program.rpartition(":")
+  try:
+    if where.endswith(".py"):
+      names = runpy.run_path(where)
+    else:
+      names = vars(importlib.import_module(where))
+  except FileNotFoundError as error:
+    raise ValueError(f"{program}: there is no file {where}") from error
+  except ImportError as error:
+    raise ValueError(f"{program}: {error}") from error
+  if not callable(names.get(name)):
+    functions = ", ".join(
+      n for n, f in names.items()
+      if callable(f) and getattr(f, "__module__", "") in (where, "<run_path>")
+    )
+    raise ValueError(
+      f"{program}: {where} has no function {name!r}; it has {functions}"
+    )
+  return names[name]
+
+
+@contextlib.contextmanager
+def _devices(devices: Sequence[jax.Device]) -> Iterator[None]:
+  """Makes `jax.devices` and `jax.make_mesh` use devices that are not here."""
+  if not devices:
+    yield
+    return
+  before = jax.devices, jax.make_mesh
+
+  def make_mesh(*args: Any, **kwargs: Any) -> jax.sharding.Mesh:
+    return before[1](*args, **{"devices": devices} | kwargs)
+
+  jax.devices, jax.make_mesh = (lambda *_: list(devices)), make_mesh
+  try:
+    yield
+  finally:
+    jax.devices, jax.make_mesh = before
