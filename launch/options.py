@@ -106,8 +106,8 @@ flags.DEFINE_string(
 flags.DEFINE_string(
   "compare",
   "",
-  'compile: overrides of a second step, "config.sync.p=0.5 ...". sends: a second '
-  "program.",
+  'compile: overrides of a second step, "config.sync.p=0.5 ...". sends: the '
+  "second program.",
 )
 flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
 flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)

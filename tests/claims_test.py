@@ -230,7 +230,7 @@ WRONG = [
   (f"{TINY}:huge", "the sizes are demo and test"),
   (f"{TINY} --config.model.p=0.5", "no key config.model.p"),
   (f"{TINY} --config.sync.p=half", "half"),
-  (f"{TINY} --target=cpu:8", "unknown flag --target"),
+  (f"{TINY} --target=cpu:8", "--target has no effect on"),
   (f"{TINY} --cpu_devices=eight", "eight"),
   (f"{TINY} --mesh=tensor", "is not AXIS:DEVICES"),
   (f"{TINY} stray", "unexpected argument 'stray'"),

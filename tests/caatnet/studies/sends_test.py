@@ -23,7 +23,8 @@ def whole(scale=1):
     lambda x: lax.psum(x, "b"), mesh=mesh, in_specs=P(), out_specs=P(),
     check_vma=False,
   )
-  return jax.jit(lambda x: f(x)), {"x": jax.ShapeDtypeStruct((3 * scale,), jnp.float32)}
+  x = jax.ShapeDtypeStruct((3 * scale,), jnp.float32)
+  return jax.jit(lambda x: f(x)), {"x": x}
 
 def twice():
   return whole(2)
