@@ -5,6 +5,7 @@ r"""Lists what a jax program sends between devices, and the lines that do it.
   python -m launch.sends docs/examples/mlp.py:step --target=tpu:v5p:2x2x2
   XLA_FLAGS="--xla_dump_to=DUMP --xla_dump_hlo_as_text" python program.py
   python -m launch.sends DUMP --compare=OTHER_DUMP
+  python -m launch.sends DUMP --trace=step.perfetto-trace --rates=h100
 
 The program is a function without arguments that returns (jitted function,
 arguments), where arguments may be jax.ShapeDtypeStruct; a folder of
@@ -14,6 +15,7 @@ package. docs/ledger.md explains the columns. A function that is compiled for a
 """
 
 import os
+import pathlib
 import sys
 
 from absl import flags
@@ -26,20 +28,35 @@ flags.DEFINE_integer(
   "devices", 1, "Number of virtual CPU devices.", lower_bound=1,
   upper_bound=4096,
 )
+flags.DEFINE_string(
+  "trace", "", "File for a timeline of the compiled program, for Perfetto."
+)
+flags.DEFINE_string(
+  "rates", "", "Device whose rates the timeline has; that of --target if unset."
+)
 
 
 def main() -> None:
   import jax
 
   from caatnet.show import render
-  from caatnet.studies.sends import foreign, report
+  from caatnet.studies.sends import foreign, report, trace
   from parallel.xla import targets
 
   jax.config.update("jax_platforms", "cpu")  # local accelerators are not used
   jax.config.update("jax_num_cpu_devices", FLAGS.devices)
   sys.path.insert(0, os.getcwd())
-  devices = targets.resolve(FLAGS.target).devices if FLAGS.target else ()
+  target = targets.resolve(FLAGS.target) if FLAGS.target else None
+  devices = target.devices if target else ()
+  rates = FLAGS.rates or (
+    target.hardware.name if target and target.hardware else ""
+  )
+  if FLAGS.trace and not rates:
+    raise ValueError("--trace needs --rates, such as h100")
   readings = foreign.read(FLAGS.program, devices)
+  line = FLAGS.trace and trace.write(
+    readings, pathlib.Path(FLAGS.trace), rates
+  )
   if FLAGS.compare:
     second = foreign.read(FLAGS.compare, devices)
     # Two dumps of one program have equal names.
@@ -51,6 +68,8 @@ def main() -> None:
     report.report(readings), report.result(readings), FLAGS.json, FLAGS.output,
     document=FLAGS.report,
   )
+  if line:
+    print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":

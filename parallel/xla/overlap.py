@@ -276,7 +276,7 @@ class ScheduledProgram:
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> float:
     """Returns the seconds of an instruction that hide no transfer inside it."""
-    times, name = self._runs(computation, instruction)
+    times, name = self.runs(computation, instruction)
     if name is None:
       return self.cost(computation, instruction).seconds
     return times * self._schedule(name)[1]
@@ -285,14 +285,14 @@ class ScheduledProgram:
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Cost:
     """Returns an instruction's cost, including its loop body or callee."""
-    times, name = self._runs(computation, instruction)
+    times, name = self.runs(computation, instruction)
     if name is None:
       return self.cost(computation, instruction)
     inner = self.module.computations[name]
     inside = (self._inclusive(inner, i) for i in inner.instructions)
     return sum(inside, Cost()) * times
 
-  def _runs(
+  def runs(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> tuple[int, str | None]:
     """Returns (number of runs, computation) of a loop or call, else (1, None).

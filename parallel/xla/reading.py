@@ -84,12 +84,19 @@ class Reading:
       of zero bytes.
     memory: Name -> bytes on one device; {} if the form does not tell.
     notes: Sentences about what the form does not tell.
+    module: The compiled program; None if it was not compiled.
   """
 
   axes: Mapping[str, int]
   executed: tuple[Executed, ...]
   memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
   notes: tuple[str, ...] = ()
+  module: hlo.Module | None = dataclasses.field(default=None, repr=False)
+
+  @property
+  def mesh(self) -> AbstractMesh:
+    """Mesh of the axes, without devices."""
+    return _mesh(self.axes)
 
   @property
   def entries(self) -> list[Collective]:
@@ -245,7 +252,7 @@ def _of_module(
   ]
   if any(e.widened for e in executed):
     notes.append("The compiler sends other dtypes than the program requests.")
-  return Reading(axes, tuple(executed), notes=tuple(notes))
+  return Reading(axes, tuple(executed), notes=tuple(notes), module=module)
 
 
 def _axes(
