@@ -109,6 +109,12 @@ flags.DEFINE_string(
   'compile: overrides of a second step, "config.sync.p=0.5 ...". sends: the '
   "second program.",
 )
+flags.DEFINE_string(
+  "trace",
+  "",
+  "replay: file to replay; conversations if unset. sends: file for a timeline "
+  "of the compiled program, for Perfetto.",
+)
 flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
 flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")

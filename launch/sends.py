@@ -29,9 +29,6 @@ flags.DEFINE_integer(
   upper_bound=4096,
 )
 flags.DEFINE_string(
-  "trace", "", "File for a timeline of the compiled program, for Perfetto."
-)
-flags.DEFINE_string(
   "rates", "", "Device whose rates the timeline has; that of --target if unset."
 )
 
@@ -74,6 +71,6 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("compare", "json", "output", "report", "target"),
+    main, uses=("compare", "json", "output", "report", "target", "trace"),
     required=("program",), positional="program", devices=False,
   )

@@ -54,7 +54,7 @@ class Executed:
       not known.
     source: FILE:LINE that made it; "" if it is not known.
     instruction: Name of the instruction, unique in the module.
-    promoted: Whether the compiler says that it has widened the dtype.
+    promoted: Whether the compiler marks it as widened.
     asynchronous: Whether it consists of a start and a done.
     between: Names of the instructions between its start and its done, in the
       order of execution, without those that take no time.
@@ -76,7 +76,7 @@ class Executed:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """What a program sends.
+  """Result of `read`.
 
   Attributes:
     axes: Mesh axis -> size, outermost first.
@@ -271,7 +271,7 @@ def _axes(
     for instruction in computation.instructions
   ]
   counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head)
-  # A program of one replica or one partition does not say so.
+  # The text omits a number of 1.
   num_devices = math.prod(map(int, counts))
   groups = [replica_groups(text, num_devices) for text in listed if text]
   axes = inferred_axes(groups, num_devices)

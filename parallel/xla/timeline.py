@@ -2,7 +2,7 @@
 
 Instructions start in the order of the schedule. Compute takes the time of the
 roofline (`parallel.xla.roofline`), a collective the time on its links. An
-asynchronous collective runs beside later instructions; its done waits for it.
+asynchronous collective overlaps later instructions; its done waits for it.
 Collectives over the same axes wait for each other. Times are lower bounds.
 """
 

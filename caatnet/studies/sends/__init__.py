@@ -1,4 +1,4 @@
-"""What any jax program sends: its functions, and a report."""
+"""Communication of any jax program: its readings, a report, a timeline."""
 
 from parallel.lazy import attach
 

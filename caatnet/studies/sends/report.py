@@ -1,4 +1,4 @@
-"""Report of what a program sends, by axis, phase and source line."""
+"""Report of a program's collectives by axis, phase and source line."""
 
 from collections.abc import Mapping, Sequence
 import os
@@ -82,7 +82,7 @@ def report(readings: Mapping[str, Reading]) -> Report:
     parts += shown["notes"]
   if len(readings) == 2:
     parts.append(_difference(readings))
-  return Report("What a program sends", parts)
+  return Report("Collectives of a program", parts)
 
 
 def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -95,13 +95,13 @@ def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     Column("executions", "runs", default="?"),
     Column("bytes", "operand MB", ",.3f", unit=1e6),
     Column("wire_bytes", "wire MB, ring", ",.3f", unit=1e6),
-    *[Column("", "beside", "{beside}")] * overlaps,
+    *[Column("", "overlapped", "{overlapped}")] * overlaps,
   ], [
     row | {
       "over": ",".join(row["axes"]) or f"{row['group_size']} devices",
       "again": ", again" if row["rematted"] else "",
       "widened": ", widened" if row["promoted"] else "",
-      "beside": f"{len(row['between'])} instructions"
+      "overlapped": f"{len(row['between'])} instructions"
       if row["asynchronous"] else "nothing",
     }
     for row in rows

@@ -1,4 +1,4 @@
-"""Programs of other people, by name, and the tables of what they send."""
+"""Programs of other people, by name, and the tables of their collectives."""
 
 import pathlib
 
