@@ -53,7 +53,10 @@ flags.DEFINE_integer(
   "cpu_devices", None, "Run on this many virtual CPU devices.", lower_bound=1
 )
 flags.DEFINE_string(
-  "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13."
+  "profile",
+  "",
+  "train: steps to trace for Perfetto, FIRST:LAST, e.g. 10:13. sends: folder "
+  "of a trace of jax.profiler, to measure collectives.",
 )
 flags.DEFINE_bool(
   "json", False, "Print JSON, not tables: one object, or one for each prompt."
@@ -363,7 +366,10 @@ def _parse(
   for name in required:
     if FLAGS[name].value is None:
       raise ValueError(f"--{name} is required (--help)")
-  mesh(), profile()  # malformed values fail before jax is loaded
+  # Malformed values fail before jax is loaded.
+  mesh()
+  if "config" in uses:  # for sends it is a folder
+    profile()
   several = [FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id]
   if (
     "coordinator" in uses and None in several

@@ -6,6 +6,7 @@ r"""Lists what a jax program sends between devices, and the lines that do it.
   XLA_FLAGS="--xla_dump_to=DUMP --xla_dump_hlo_as_text" python program.py
   python -m launch.sends DUMP --compare=OTHER_DUMP
   python -m launch.sends DUMP --trace=step.perfetto-trace --rates=h100
+  python -m launch.sends DUMP --profile=FOLDER_OF_JAX_PROFILER
 
 The program is a function without arguments that returns (jitted function,
 arguments), where arguments may be jax.ShapeDtypeStruct; a folder of
@@ -44,26 +45,21 @@ def main() -> None:
   jax.config.update("jax_num_cpu_devices", FLAGS.devices)
   sys.path.insert(0, os.getcwd())
   target = targets.resolve(FLAGS.target) if FLAGS.target else None
-  devices = target.devices if target else ()
-  rates = FLAGS.rates or (
-    target.hardware.name if target and target.hardware else ""
-  )
+  rates = FLAGS.rates
+  if target and target.hardware:
+    rates = rates or target.hardware.name
   if FLAGS.trace and not rates:
     raise ValueError("--trace needs --rates, such as h100")
-  readings = foreign.read(FLAGS.program, devices)
+  readings = foreign.read(
+    FLAGS.program, target.devices if target else (), FLAGS.compare
+  )
+  measured = foreign.measured(readings, FLAGS.profile)
   line = FLAGS.trace and trace.write(
     readings, pathlib.Path(FLAGS.trace), rates
   )
-  if FLAGS.compare:
-    second = foreign.read(FLAGS.compare, devices)
-    # Two dumps of one program have equal names.
-    readings |= {
-      f"{n} of {FLAGS.compare}" if n in readings else n: r
-      for n, r in second.items()
-    }
   render.present(
-    report.report(readings), report.result(readings), FLAGS.json, FLAGS.output,
-    document=FLAGS.report,
+    report.report(readings, measured), report.result(readings, measured),
+    FLAGS.json, FLAGS.output, document=FLAGS.report,
   )
   if line:
     print(line, file=sys.stderr)
@@ -71,6 +67,7 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("compare", "json", "output", "report", "target", "trace"),
+    main,
+    uses=("compare", "json", "output", "profile", "report", "target", "trace"),
     required=("program",), positional="program", devices=False,
   )

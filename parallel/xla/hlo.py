@@ -157,12 +157,14 @@ class Module:
     entry: Name of the computation with which a run starts.
     scheduled: Whether instructions are in the order of execution.
     aliased: Numbers of the donated parameters, whose memory holds results.
+    name: Name of the program, such as "jit_step".
   """
 
   computations: dict[str, Computation]
   entry: str
   scheduled: bool
   aliased: frozenset[int] = frozenset()
+  name: str = ""
 
   def runs(
     self,
@@ -330,7 +332,11 @@ def parse(text: str) -> Module:
   start = head.find("input_output_alias=")
   aliases = "" if start < 0 else _value(head[head.index("{", start):])
   aliased = frozenset(map(int, re.findall(r": \((\d+),", aliases)))
-  return Module(computations, entry, "is_scheduled=true" in head, aliased)
+  named = re.match(r"HloModule ([^\s,]+)", head)
+  return Module(
+    computations, entry, "is_scheduled=true" in head, aliased,
+    named[1] if named else "",
+  )
 
 
 def instructions(text: str) -> Iterator[Instruction]:

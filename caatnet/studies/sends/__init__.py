@@ -3,5 +3,5 @@
 from parallel.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
-  "foreign": ["read"],
+  "foreign": ["measured", "read"],
 })

@@ -9,14 +9,15 @@ from typing import Any
 
 import jax
 
-from parallel.xla import reading
+from parallel.xla import profiles, reading
+from parallel.xla.profiles import Measured
 from parallel.xla.reading import Reading
 
 
 def read(
-  program: str, devices: Sequence[jax.Device] = (),
+  program: str, devices: Sequence[jax.Device] = (), other: str = "",
 ) -> dict[str, Reading]:
-  """Reads what a program sends.
+  """Reads a program, or two.
 
   Args:
     program: ``package.module:function`` or ``path.py:function``, a function
@@ -25,6 +26,7 @@ def read(
       `parallel.xla.reading.read` accepts.
     devices: Devices to compile a function for, such as those of a
       `parallel.xla.targets.Target`; () for those of this process.
+    other: A second program; "" for none.
 
   Returns:
     Name -> reading; a folder may have several programs.
@@ -32,6 +34,49 @@ def read(
   Raises:
     ValueError: There is no such program, or the function fails.
   """
+  found = _read(program, devices)
+  if other:
+    # Programs of two dumps have equal names.
+    found |= {
+      f"{name} of {other}" if name in found else name: reading
+      for name, reading in _read(other, devices).items()
+    }
+  return found
+
+
+def measured(
+  readings: Mapping[str, Reading], folder: str
+) -> dict[str, list[Measured]]:
+  """Returns the measured times of a program's collectives.
+
+  Args:
+    readings: Compiled programs.
+    folder: Folder of traces of `jax.profiler`; "" for none.
+
+  Returns:
+    Name -> measured collectives of each program that ran during the trace.
+
+  Raises:
+    ValueError: No program ran during the trace.
+  """
+  if not folder:
+    return {}
+  found, faults = {}, []
+  for name, program in readings.items():
+    if program.module is None:
+      raise ValueError(f"--profile needs a compiled program; {name} is none")
+    try:
+      events = profiles.events(pathlib.Path(folder), program.module.name)
+    except ValueError as error:
+      faults.append(str(error))
+    else:
+      found[name] = profiles.measured(program, events)
+  if not found:
+    raise ValueError(faults[0])
+  return found
+
+
+def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
   path = pathlib.Path(program)
   if path.is_dir():
     return reading.read_all(path)

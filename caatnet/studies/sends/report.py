@@ -1,16 +1,26 @@
 """Report of a program's collectives by axis, phase and source line."""
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 import os
+from types import MappingProxyType
 from typing import Any
 
 from caatnet.show.report import Column, Report, Table
 from parallel.xla.compiled import Sent, compare
+from parallel.xla.profiles import Measured
 from parallel.xla.reading import Executed, Reading
 
 
-def result(readings: Mapping[str, Reading]) -> dict[str, Any]:
+def result(
+  readings: Mapping[str, Reading],
+  measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
+) -> dict[str, Any]:
   """Returns readings as plain data.
+
+  Args:
+    readings: Name -> reading.
+    measured: Name -> measured times.
 
   Returns:
     Name -> dict with the axes, the memory, the notes, and ``collectives``:
@@ -20,12 +30,15 @@ def result(readings: Mapping[str, Reading]) -> dict[str, Any]:
     - ``wire_bytes``: bytes that a device sends with the ring algorithm,
     - ``executions``: executions of operands per run; None if unknown, and
       bytes are then those of one execution.
+
+    and ``measured``, if there are measured times.
   """
   return {
     name: {
       "axes": dict(reading.axes), "memory": dict(reading.memory),
       "notes": list(reading.notes), "collectives": _rows(reading),
-    }
+    } | ({"measured": _measured_rows(reading, measured[name])}
+         if name in measured else {})
     for name, reading in readings.items()
   }
 
@@ -65,10 +78,18 @@ def _row(found: Executed) -> dict[str, Any]:
   }
 
 
-def report(readings: Mapping[str, Reading]) -> Report:
-  """Returns tables of each program, and of the difference of two."""
+def report(
+  readings: Mapping[str, Reading],
+  measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
+) -> Report:
+  """Returns tables of each program, and of the difference of two.
+
+  Args:
+    readings: Name -> reading.
+    measured: Name -> measured times.
+  """
   parts: list[Table | str] = []
-  for name, shown in result(readings).items():
+  for name, shown in result(readings, measured).items():
     axes = ", ".join(f"{a} {n}" for a, n in shown["axes"].items())
     title = f"{name}: what a device sends in one run; mesh: {axes or 'none'}"
     parts.append(
@@ -80,6 +101,8 @@ def report(readings: Mapping[str, Reading]) -> Report:
         f"{n} {size / 1e6:,.3f}" for n, size in shown["memory"].items()
       ))
     parts += shown["notes"]
+    if "measured" in shown:
+      parts.append(_measured_table(name, shown["measured"]))
   if len(readings) == 2:
     parts.append(_difference(readings))
   return Report("Collectives of a program", parts)
@@ -106,6 +129,31 @@ def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     }
     for row in rows
   ])
+
+
+def _measured_rows(
+  reading: Reading, measured: Sequence[Measured]
+) -> list[dict[str, Any]]:
+  # Of merged collectives, the first.
+  found = {e.instruction: e for e in reversed(reading.executed)}
+  return [
+    _row(found[m.instruction]) | dataclasses.asdict(m)
+    | {"bandwidth": m.bandwidth}
+    for m in measured
+  ]
+
+
+def _measured_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+  ms = {"form": ",.3f", "unit": 1e-3}
+  return Table(f"{name}: measured, means of one execution", [
+    Column("source", "source line", _short), Column("axes", "axes", ",".join),
+    "kind", Column("executions", "executions", ","),
+    Column("transfer_s", "transfer ms", **ms),
+    Column("waiting_s", "waiting ms", **ms),
+    Column("hidden", "hidden", ".0%"),
+    Column("bytes", "wire MB, ring", ",.3f", unit=1e6),
+    Column("bandwidth", "GB/s", ",.3f", unit=1e9),
+  ], rows)
 
 
 def _short(source: str) -> str:

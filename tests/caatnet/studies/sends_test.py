@@ -1,8 +1,10 @@
 """Programs of other people, by name, and the tables of their collectives."""
 
 import pathlib
+import runpy
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from caatnet.show import render
@@ -76,6 +78,23 @@ def test_difference_of_two_programs(file, capsys):
   same = {"one": readings[f"{file}:whole"], "two": readings[f"{file}:whole"]}
   render.show(report.report(same))
   assert "differs" not in capsys.readouterr().out
+
+
+def test_measured_times_have_source_lines(file, tmp_path, capsys):
+  readings = foreign.read(f"{file}:whole", jax.devices()[:4])
+  names = runpy.run_path(str(file))
+  f, _ = names["whole"]()
+  with jax.profiler.trace(str(tmp_path / "trace")):
+    jax.block_until_ready(f(jnp.ones(3)))
+  measured = foreign.measured(readings, str(tmp_path / "trace"))
+  (row,) = report.result(readings, measured)[f"{file}:whole"]["measured"]
+  # jax's cache of compiled programs ignores the names of files.
+  assert row["source"].endswith("sums.py:10")
+  assert (row["axes"], row["executions"], row["bytes"]) == (["b"], 1, 12)
+  render.show(report.report(readings, measured))
+  assert "transfer ms" in capsys.readouterr().out
+  with pytest.raises(ValueError, match=r"no file \*\.xplane\.pb"):
+    foreign.measured(readings, str(tmp_path / "other"))
 
 
 @pytest.mark.parametrize(("name", "message"), [
