@@ -22,12 +22,8 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("target", None, "Target machine; see above.")
 flags.DEFINE_enum(
   "phase", "train", ["train", "prefill", "decode"], "Kind of step to compile."
-)
-flags.DEFINE_string(
-  "compare", "", 'Overrides of a second step: "config.sync.p=0.5 ...".'
 )
 flags.DEFINE_bool("default_options", False, "Omit the target's XLA options.")
 
@@ -72,6 +68,9 @@ def main() -> None:
 if __name__ == "__main__":
   options.run(
     main,
-    uses=("config", "mesh", "json", "plot", "step", "output", "report"),
+    uses=(
+      "compare", "config", "json", "mesh", "output", "plot", "report", "step",
+      "target",
+    ),
     required=("config", "target"),
   )

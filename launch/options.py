@@ -53,7 +53,10 @@ flags.DEFINE_integer(
   "cpu_devices", None, "Run on this many virtual CPU devices.", lower_bound=1
 )
 flags.DEFINE_string(
-  "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13."
+  "profile",
+  "",
+  "train: steps to trace for Perfetto, FIRST:LAST, e.g. 10:13. sends: folder "
+  "of a trace of jax.profiler, to measure collectives.",
 )
 flags.DEFINE_bool(
   "json", False, "Print JSON, not tables: one object, or one for each prompt."
@@ -100,6 +103,21 @@ flags.DEFINE_integer(
   "programs of a round of the outer loop.",
   lower_bound=0,
 )
+flags.DEFINE_string(
+  "target", None, "Machine to compile for, such as tpu:v5p:4x4x4."
+)
+flags.DEFINE_string(
+  "compare",
+  "",
+  'compile: overrides of a second step, "config.sync.p=0.5 ...". sends: the '
+  "second program.",
+)
+flags.DEFINE_string(
+  "trace",
+  "",
+  "replay: file to replay; conversations if unset. sends: file for a timeline "
+  "of the compiled program, for Perfetto.",
+)
 flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
 flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
@@ -130,6 +148,7 @@ def run(
   defaults: Mapping[str, str] | None = None,
   changeable: Sequence[str] = (),
   devices: bool = True,
+  positional: str = "",
 ) -> NoReturn:
   """Parses the flags, sets up the devices, runs a script, and exits.
 
@@ -140,12 +159,15 @@ def run(
     defaults: Values of flags that are not on the command line.
     changeable: For a script that reads the config of ``--workdir``, the
       sections and keys that flags may override; see `overrides`.
-    devices: Whether the script uses jax, which takes seconds to import.
+    devices: Whether this module imports jax, which takes seconds, and sets up
+      the devices.
+    positional: Flag that may also be given without its name.
   """
   script = sys.modules["__main__"]
   argv = list(sys.argv)
   code = _run(
-    main, script, argv, uses, required, defaults or {}, changeable, devices
+    main, script, argv, uses, required, defaults or {}, changeable, devices,
+    positional,
   )
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
   processes.leave(code, several)
@@ -253,7 +275,7 @@ def split_overrides(
 
 
 def _run(
-  main, script, argv, uses, required, defaults, changeable, devices
+  main, script, argv, uses, required, defaults, changeable, devices, positional
 ) -> int:
   """Runs a script and returns its exit code."""
   # Read from the command line, since parsing the flags may fail.
@@ -268,7 +290,7 @@ def _run(
       argv, _OVERRIDES[:] = split_overrides(argv, changeable)
     if any(re.match("--?help_config(=|$)", a) for a in argv):
       required = ("config",)  # no run, hence no other required flags
-    _parse(argv, uses, required)
+    _parse(argv, uses, required, positional)
     if FLAGS.help_config:
       return _printed(tree.help_text(FLAGS.config))
     if devices:
@@ -311,7 +333,8 @@ def _discard_stdout() -> None:
 
 
 def _parse(
-  argv: list[str], uses: Sequence[str], required: Sequence[str]
+  argv: list[str], uses: Sequence[str], required: Sequence[str],
+  positional: str = "",
 ) -> None:
   """Parses the flags; every error becomes a ``ValueError`` of one line."""
   for argument in argv[1:]:
@@ -334,6 +357,8 @@ def _parse(
     raise ValueError(message) from error
   if FLAGS.config is not None:
     tree.check(FLAGS.config)
+  if positional and rest[1:] and FLAGS[positional].value is None:
+    FLAGS[positional].value = rest.pop(1)
   if rest[1:]:
     raise ValueError(
       f"unexpected argument {rest[1]!r}; flags are --NAME=VALUE (--help)"
@@ -341,7 +366,10 @@ def _parse(
   for name in required:
     if FLAGS[name].value is None:
       raise ValueError(f"--{name} is required (--help)")
-  mesh(), profile()  # malformed values fail before jax is loaded
+  # Malformed values fail before jax is loaded.
+  mesh()
+  if "config" in uses:  # for sends it is a folder
+    profile()
   several = [FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id]
   if (
     "coordinator" in uses and None in several

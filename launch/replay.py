@@ -21,7 +21,6 @@ from launch import options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("url", "http://127.0.0.1:8000", "Address of the server.")
-flags.DEFINE_string("trace", "", "File to replay; conversations if unset.")
 flags.DEFINE_integer("sessions", 20, "Conversations without --trace.", 1)
 flags.DEFINE_float("rate", 0.0, "Requests per second; 0: the trace's, or 1.", 0)
 flags.DEFINE_integer("num_requests", 0, "Number of requests; 0 for all.", 0)
@@ -71,4 +70,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-  options.run(main, uses=("json", "output"), required=())
+  options.run(main, uses=("json", "output", "trace"), required=())

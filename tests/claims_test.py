@@ -160,7 +160,7 @@ def _pytest_faults(words: Sequence[str]) -> list[str]:
 def _parse(script: str, arguments: Sequence[str]) -> None:
   """Parses a command line as the script would; raises what it reports."""
   importlib.import_module(f"launch.{script}")
-  uses, required, defaults = run_arguments(script)
+  uses, required, defaults, positional = run_arguments(script)
   values = flags.FlagValues()  # not absl's own, which all tests share
   config_flags.DEFINE_config_file(
     "config", None, flag_values=values, lock_config=True
@@ -180,7 +180,7 @@ def _parse(script: str, arguments: Sequence[str]) -> None:
   # ml_collections looks for overrides in sys.argv.
   with (mock.patch.object(options, "FLAGS", values),
         mock.patch.object(sys, "argv", argv)):
-    options._parse(argv, uses, required)
+    options._parse(argv, uses, required, positional)
   if script == "compile":
     override(values.config, re.sub(r"(^|\s)(--)?config\.", r"\1",
                                    values.compare))
@@ -193,15 +193,19 @@ def _parse(script: str, arguments: Sequence[str]) -> None:
 
 def run_arguments(
   script: str,
-) -> tuple[Sequence[str], Sequence[str], dict[str, str]]:
-  """Returns the arguments of `options.run`: uses, required, defaults."""
+) -> tuple[Sequence[str], Sequence[str], dict[str, str], str]:
+  """Returns arguments of `options.run`: uses, required, defaults, positional.
+  """
   tree = ast.parse((ROOT / "launch" / f"{script}.py").read_text())
   given: dict[str, Any] = {}
   for node in ast.walk(tree):
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "options.run":
       given = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
   required = given.get("required", ("config",))
-  return given["uses"], required, given.get("defaults", {})
+  return (
+    given["uses"], required, given.get("defaults", {}),
+    given.get("positional", ""),
+  )
 
 
 CLAIMS = (ROOT / "CLAIMS.md").read_text()
@@ -226,7 +230,7 @@ WRONG = [
   (f"{TINY}:huge", "the sizes are demo and test"),
   (f"{TINY} --config.model.p=0.5", "no key config.model.p"),
   (f"{TINY} --config.sync.p=half", "half"),
-  (f"{TINY} --target=cpu:8", "unknown flag --target"),
+  (f"{TINY} --target=cpu:8", "--target has no effect on"),
   (f"{TINY} --cpu_devices=eight", "eight"),
   (f"{TINY} --mesh=tensor", "is not AXIS:DEVICES"),
   (f"{TINY} stray", "unexpected argument 'stray'"),

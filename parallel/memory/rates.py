@@ -29,7 +29,7 @@ def imported_numba(what: str) -> ModuleType:
   """Returns the module numba.
 
   Args:
-    what: What needs it, for the error.
+    what: Name of the function that needs it, for the error.
 
   Raises:
     ValueError: numba is not installed.

@@ -114,8 +114,8 @@ class Reader:
     """
     return [
       entry
-      for owner, found in self._find(computation, instruction)
-      for entry in self._entry(owner, found, instruction.op_name)
+      for owner, found in self.find(computation, instruction)
+      for entry in self.entry(owner, found, instruction.op_name)
     ]
 
   def chain(self, instruction: hlo.Instruction) -> str:
@@ -129,7 +129,29 @@ class Reader:
     )
     return next((match[1] for match in found if match), "")
 
-  def _find(
+  def done(self, computation: hlo.Computation, start: int) -> int:
+    """Returns the index of a start's done; ``start`` if it is synchronous."""
+    order = computation.instructions
+    name = order[start].name
+    # XLA:TPU may spread a collective over a chain of fusions that contain
+    # compute. The first fusion sends, the last one returns the result.
+    chain = self.chain(order[start])
+    if chain:
+      # Indices of the fusions of the chain.
+      links = [i for i, x in enumerate(order) if self.chain(x) == chain]
+      return links[-1]
+    if not order[start].opcode.endswith("-start"):
+      return start  # synchronous: done where it starts
+    # start -> update -> ... -> done, each the operand of the next. An update
+    # does not wait; the done is the first other user.
+    for index in range(start + 1, len(order)):
+      if name in order[index].operands:
+        if not order[index].opcode.endswith("-update"):
+          return index
+        name = order[index].name
+    return start
+
+  def find(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
     """Finds the collectives in an instruction and in the ones it wraps.
@@ -162,9 +184,9 @@ class Reader:
           continue
         for wrapped in inner.instructions:
           if not wrapped.opcode.endswith("-done"):  # its start is counted
-            yield from self._find(inner, wrapped)
+            yield from self.find(inner, wrapped)
 
-  def _entry(
+  def entry(
     self, computation: hlo.Computation, found: hlo.Instruction, outer: str
   ) -> Iterator[Collective]:
     """Yields one ledger entry per operand of a collective."""
@@ -190,10 +212,11 @@ class Reader:
       combine = self.module.computations[found.calls("to_apply")[0]].root
       reduction = _REDUCTIONS.get(combine.opcode, combine.opcode)
     # Operands, not results, as in the ledger of lowered programs.
-    shapes = itertools.chain.from_iterable(
-      operand.shapes for operand in computation.operands(found)
-    )
-    for shape in shapes:
+    operands = computation.operands(found)
+    if found.opcode.startswith("ragged"):
+      # The others are the buffer of the result, and offsets and sizes of rows.
+      operands = operands[:1]
+    for shape in itertools.chain.from_iterable(o.shapes for o in operands):
       yield Collective(
         kind, axes, group_size, shape.dtype, shape.dims, 1, phase, rematted,
         reduction, where,

@@ -141,6 +141,46 @@ def along(
   return moved.reshape(-1, group_size).tolist()
 
 
+def inferred_axes(
+  collectives: Iterable[Iterable[Iterable[int]]], num_devices: int
+) -> dict[str, int]:
+  """Returns axes along which all groups extend, for a mesh without names.
+
+  Args:
+    collectives: Device numbers of each group, for each collective.
+    num_devices: Number of devices that the program runs on.
+
+  Returns:
+    Axis -> size, outermost first. An axis is named SIZE@STRIDE, where STRIDE is
+    the difference of the numbers of neighbouring devices. One axis, if no mesh
+    has axes along which all groups extend.
+
+  Example:
+    >>> inferred_axes([[[0, 2], [1, 3]]], num_devices=8)
+    {'2@4': 2, '2@2': 2, '2@1': 2}
+  """
+  # Products of the sizes of the innermost axes: 1, ..., num_devices.
+  cuts = {1, num_devices}
+  for groups in collectives:
+    first = sorted(min(map(list, groups), key=min, default=[0]))
+    # Runs of equal differences: [0, 1, 4, 5] is 2 at stride 1 and 2 at 4.
+    while len(first) > 1:
+      stride = first[1] - first[0]
+      size = 1
+      while size < len(first) and first[size] == first[0] + size * stride:
+        size += 1
+      cuts |= {stride, stride * size}
+      first = first[::size]
+  ordered = sorted(cuts)
+  pairs = list(itertools.pairwise(ordered))
+  if any(outer % inner for inner, outer in pairs):
+    pairs = [(1, num_devices)]
+  return {
+    f"{outer // inner}@{inner}": outer // inner
+    for inner, outer in reversed(pairs)
+  }
+
+
 def replica_groups(text: str, num_devices: int) -> list[list[int]]:
   """Parses the device numbers of each group from any form of HLO.
 

@@ -157,12 +157,14 @@ class Module:
     entry: Name of the computation with which a run starts.
     scheduled: Whether instructions are in the order of execution.
     aliased: Numbers of the donated parameters, whose memory holds results.
+    name: Name of the program, such as "jit_step".
   """
 
   computations: dict[str, Computation]
   entry: str
   scheduled: bool
   aliased: frozenset[int] = frozenset()
+  name: str = ""
 
   def runs(
     self,
@@ -297,7 +299,7 @@ def parse(text: str) -> Module:
     The module.
 
   Raises:
-    ValueError: The text contains no entry computation.
+    ValueError: The text contains no entry computation, or is incomplete.
 
   Example:
     >>> import jax
@@ -322,13 +324,28 @@ def parse(text: str) -> Module:
       lines.append(_instruction(match))
   if entry is None:
     raise ValueError("no ENTRY computation: not the text of a compiled program")
+  if entry not in computations:
+    raise ValueError("the text ends within its ENTRY computation")
   head = text.split("\n", 1)[0]
   # input_output_alias={ {0}: (3, {}, may-alias), {1}: (4, {}) } maps results to
   # the numbers of the parameters whose memory they reuse.
   start = head.find("input_output_alias=")
   aliases = "" if start < 0 else _value(head[head.index("{", start):])
   aliased = frozenset(map(int, re.findall(r": \((\d+),", aliases)))
-  return Module(computations, entry, "is_scheduled=true" in head, aliased)
+  named = re.match(r"HloModule ([^\s,]+)", head)
+  return Module(
+    computations, entry, "is_scheduled=true" in head, aliased,
+    named[1] if named else "",
+  )
+
+
+def instructions(text: str) -> Iterator[Instruction]:
+  """Yields all instructions of a module's text, optimized or not."""
+  for line in _METADATA.sub(
+    lambda m: m[0].replace("\n", " "), text
+  ).splitlines():
+    if match := _INSTRUCTION.match(line):
+      yield _instruction(match)
 
 
 def _instruction(match: re.Match) -> Instruction:

@@ -22,6 +22,8 @@ Counting rules:
 - Axes of size 1 communicate nothing and are omitted from `axes`; the operations
   that jax emits for them, and operations on empty operands, are listed with
   zero bytes.
+- A ragged all-to-all sends rows whose number is data; it counts as its whole
+  operand, which is the most that it can send.
 - A Pallas kernel that sends to other devices declares its messages in its
   metadata; they are listed as permutes.
 
@@ -33,7 +35,7 @@ declare them.
 Source: StableHLO specification, https://openxla.org/stablehlo/spec
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import fractions
 import itertools
@@ -108,7 +110,7 @@ def collectives(
   Raises:
     ValueError: The program was lowered for meshes other than `mesh`.
     NotImplementedError: The program contains a collective in an unsupported
-      form, such as a ragged one.
+      form.
 
   Example:
     >>> from jax.sharding import AbstractMesh, PartitionSpec as P
@@ -122,7 +124,28 @@ def collectives(
     >>> [(c.kind, c.axes, c.bytes) for c in collectives(lowered, mesh)]
     [('all_reduce', ('data',), 4096)]
   """
-  return _Reader(lowered.compiler_ir("stablehlo"), mesh).read()
+  return _Reader(lowered.compiler_ir("stablehlo"), dict(mesh.shape)).read()
+
+
+def of_text(text: str, sizes: Mapping[str, int]) -> list[Collective]:
+  """Lists the collectives of a StableHLO text, as `collectives` does.
+
+  Args:
+    text: Result of ``lowered.as_text(debug_info=True)``. Without debug
+      information, phases and scopes are missing.
+    sizes: Mesh axis -> size.
+
+  Raises:
+    ValueError: The text is not StableHLO, or of another mesh.
+    NotImplementedError: A collective has an unsupported form.
+  """
+  # A context in which jax has registered its dialects.
+  with jax.jit(lambda: 0).lower().compiler_ir("stablehlo").context:
+    try:
+      module = ir.Module.parse(text)
+    except ir.MLIRError as error:
+      raise ValueError(f"not StableHLO: {error.message}") from error
+    return _Reader(module, sizes).read()
 
 
 class _Reader:
@@ -132,8 +155,8 @@ class _Reader:
   caller multiplies the counts by the number of runs.
   """
 
-  def __init__(self, module: ir.Module, mesh: jax.sharding.Mesh):
-    self.sizes = dict(mesh.shape)
+  def __init__(self, module: ir.Module, sizes: Mapping[str, int]):
+    self.sizes = dict(sizes)
     self.functions: dict[str, ir.Operation] = {}
     self.meshes: dict[str, dict[str, int]] = {}
     self.differentiates = False
@@ -213,6 +236,8 @@ class _Reader:
       sent = operations.kernel_sends(operations.kernel_metadata(op))
       if sent:
         return [self._kernel(sent, (*stacks, stack))]
+      if target == "ragged_all_to_all":
+        return self._ragged(op, (*stacks, stack))
       if _OPAQUE.search(target):
         raise NotImplementedError(
           f"the ledger cannot read the collective {target!r} at {stack!r}"
@@ -247,6 +272,14 @@ class _Reader:
     # operations without reduction.
     reduction = reducers[0] if reducers else None
     return self._entries(op, _KINDS[kind], group, reduction, stacks)
+
+  def _ragged(
+    self, op: ir.Operation, stacks: tuple[str, ...]
+  ) -> list[Collective]:
+    """Reads a ragged all-to-all, whose first operand is sent."""
+    config = ir.DictAttr(op.attributes["backend_config"])
+    group = self.mesh_axes.of_groups(np.array(config["replica_groups"]))
+    return self._entries(op, "all_to_all", group, None, stacks)[:1]
 
   def _kernel(
     self, sent: operations.KernelSends, stacks: tuple[str, ...]

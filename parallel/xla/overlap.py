@@ -203,7 +203,7 @@ class ScheduledProgram:
   ) -> HostCopy | None:
     """Returns the copy that starts at an instruction, with a count of one."""
     order, inner = computation.instructions, computation
-    done = self._done(computation, index)
+    done = self.reader.done(computation, index)
     found, result = order[index], order[done]
     if found.opcode.removesuffix("-start") in ("fusion", "async"):
       # XLA:GPU wraps the copy, whose operands are the wrapper's parameters.
@@ -247,7 +247,7 @@ class ScheduledProgram:
         continue
       wire = sum(map(self.wire_seconds, entries))
       hidden = 0.0
-      done = self._done(computation, index)
+      done = self.reader.done(computation, index)
       between = range(index + 1, done)
       # Transfers are visited in the order of their starts: the oldest one uses
       # as much of each instruction's time as it can, later ones the rest.
@@ -272,33 +272,11 @@ class ScheduledProgram:
     self._schedules[name] = found, sum(left)
     return self._schedules[name]
 
-  def _done(self, computation: hlo.Computation, start: int) -> int:
-    """Returns the index of the done; ``start`` for a synchronous collective."""
-    order = computation.instructions
-    name = order[start].name
-    # XLA:TPU may spread a collective over a chain of fusions that contain
-    # compute. The first fusion sends, the last one returns the result.
-    chain = self.reader.chain(order[start])
-    if chain:
-      # Indices of the fusions of the chain.
-      links = [i for i, x in enumerate(order) if self.reader.chain(x) == chain]
-      return links[-1]
-    if not order[start].opcode.endswith("-start"):
-      return start  # synchronous: done where it starts
-    # start -> update -> ... -> done, each the operand of the next. An update
-    # does not wait; the done is the first other user.
-    for index in range(start + 1, len(order)):
-      if name in order[index].operands:
-        if not order[index].opcode.endswith("-update"):
-          return index
-        name = order[index].name
-    return start
-
   def _left(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> float:
     """Returns the seconds of an instruction that hide no transfer inside it."""
-    times, name = self._runs(computation, instruction)
+    times, name = self.runs(computation, instruction)
     if name is None:
       return self.cost(computation, instruction).seconds
     return times * self._schedule(name)[1]
@@ -307,14 +285,14 @@ class ScheduledProgram:
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Cost:
     """Returns an instruction's cost, including its loop body or callee."""
-    times, name = self._runs(computation, instruction)
+    times, name = self.runs(computation, instruction)
     if name is None:
       return self.cost(computation, instruction)
     inner = self.module.computations[name]
     inside = (self._inclusive(inner, i) for i in inner.instructions)
     return sum(inside, Cost()) * times
 
-  def _runs(
+  def runs(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> tuple[int, str | None]:
     """Returns (number of runs, computation) of a loop or call, else (1, None).

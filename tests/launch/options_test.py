@@ -113,7 +113,7 @@ def test_script_reads_exactly_the_flags_that_it_declares(script):
   own = set(re.findall(r'flags\.DEFINE_\w+\(\s*"(\w+)"', text))
   if "swarms.place()" in text:  # `place` reads the flags of a swarm
     text += (ROOT / "launch/swarms.py").read_text()
-  uses, _, _ = run_arguments(script)
+  uses, *_ = run_arguments(script)
   read = {
     *re.findall(r"\bFLAGS\.(\w+)", text),
     *re.findall(r"\boptions\.(mesh|profile)\(\)", text),

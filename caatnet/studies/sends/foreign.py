@@ -1,0 +1,142 @@
+"""Programs that other people have written, by name."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import importlib
+import pathlib
+import runpy
+from typing import Any
+
+import jax
+
+from parallel.xla import profiles, reading
+from parallel.xla.profiles import Measured
+from parallel.xla.reading import Reading
+
+
+def read(
+  program: str, devices: Sequence[jax.Device] = (), other: str = "",
+) -> dict[str, Reading]:
+  """Reads a program, or two.
+
+  Args:
+    program: ``package.module:function`` or ``path.py:function``, a function
+      without arguments that returns ``(jitted function, arguments)``, where
+      arguments may be `jax.ShapeDtypeStruct`; or a path that
+      `parallel.xla.reading.read` accepts.
+    devices: Devices to compile a function for, such as those of a
+      `parallel.xla.targets.Target`; () for those of this process.
+    other: A second program; "" for none.
+
+  Returns:
+    Name -> reading; a folder may have several programs.
+
+  Raises:
+    ValueError: There is no such program, or the function fails.
+  """
+  found = _read(program, devices)
+  if other:
+    # Programs of two dumps have equal names.
+    found |= {
+      f"{name} of {other}" if name in found else name: reading
+      for name, reading in _read(other, devices).items()
+    }
+  return found
+
+
+def measured(
+  readings: Mapping[str, Reading], folder: str
+) -> dict[str, list[Measured]]:
+  """Returns the measured times of a program's collectives.
+
+  Args:
+    readings: Compiled programs.
+    folder: Folder of traces of `jax.profiler`; "" for none.
+
+  Returns:
+    Name -> measured collectives of each program that ran during the trace.
+
+  Raises:
+    ValueError: No program ran during the trace.
+  """
+  if not folder:
+    return {}
+  found, faults = {}, []
+  for name, program in readings.items():
+    if program.module is None:
+      raise ValueError(f"--profile needs a compiled program; {name} is none")
+    try:
+      events = profiles.events(pathlib.Path(folder), program.module.name)
+    except ValueError as error:
+      faults.append(str(error))
+    else:
+      found[name] = profiles.measured(program, events)
+  if not found:
+    raise ValueError(faults[0])
+  return found
+
+
+def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
+  path = pathlib.Path(program)
+  if path.is_dir():
+    return reading.read_all(path)
+  if ":" not in program or path.exists():
+    return {program: reading.read(path)}
+  function = _function(program)
+  with _devices(devices):
+    found = function()
+    try:
+      jitted, args = found
+    except (TypeError, ValueError) as error:
+      raise ValueError(
+        f"{program} returns {type(found).__name__}, not (jitted function, "
+        "arguments)"
+      ) from error
+    if not callable(getattr(jitted, "lower", None)):
+      raise ValueError(
+        f"{program} returns {type(jitted).__name__}, which jax.jit has not made"
+      )
+    named = isinstance(args, Mapping)
+    lowered = jitted.lower(**args) if named else jitted.lower(*args)
+  return {program: reading.read(lowered)}
+
+
+def _function(program: str) -> Callable[[], Any]:
+  """Returns the function of ``package.module:function``."""
+  where, _, name = program.rpartition(":")
+  try:
+    if where.endswith(".py"):
+      names = runpy.run_path(where)
+    else:
+      names = vars(importlib.import_module(where))
+  except FileNotFoundError as error:
+    raise ValueError(f"{program}: there is no file {where}") from error
+  except ImportError as error:
+    raise ValueError(f"{program}: {error}") from error
+  if not callable(names.get(name)):
+    functions = ", ".join(
+      n for n, f in names.items()
+      if callable(f) and getattr(f, "__module__", "") in (where, "<run_path>")
+    )
+    raise ValueError(
+      f"{program}: {where} has no function {name!r}; it has {functions}"
+    )
+  return names[name]
+
+
+@contextlib.contextmanager
+def _devices(devices: Sequence[jax.Device]) -> Iterator[None]:
+  """Makes `jax.devices` and `jax.make_mesh` use devices that are not here."""
+  if not devices:
+    yield
+    return
+  before = jax.devices, jax.make_mesh
+
+  def make_mesh(*args: Any, **kwargs: Any) -> jax.sharding.Mesh:
+    return before[1](*args, **{"devices": devices} | kwargs)
+
+  jax.devices, jax.make_mesh = (lambda *_: list(devices)), make_mesh
+  try:
+    yield
+  finally:
+    jax.devices, jax.make_mesh = before

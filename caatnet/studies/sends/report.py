@@ -1,0 +1,185 @@
+"""Report of a program's collectives by axis, phase and source line."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import os
+from types import MappingProxyType
+from typing import Any
+
+from caatnet.show.report import Column, Report, Table
+from parallel.xla.compiled import Sent, compare
+from parallel.xla.profiles import Measured
+from parallel.xla.reading import Executed, Reading
+
+
+def result(
+  readings: Mapping[str, Reading],
+  measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
+) -> dict[str, Any]:
+  """Returns readings as plain data.
+
+  Args:
+    readings: Name -> reading.
+    measured: Name -> measured times.
+
+  Returns:
+    Name -> dict with the axes, the memory, the notes, and ``collectives``:
+    rows over one kind, axes, phase, dtype and source line each, with
+
+    - ``bytes``: operand bytes of one run per device,
+    - ``wire_bytes``: bytes that a device sends with the ring algorithm,
+    - ``executions``: executions of operands per run; None if unknown, and
+      bytes are then those of one execution.
+
+    and ``measured``, if there are measured times.
+  """
+  return {
+    name: {
+      "axes": dict(reading.axes), "memory": dict(reading.memory),
+      "notes": list(reading.notes), "collectives": _rows(reading),
+    } | ({"measured": _measured_rows(reading, measured[name])}
+         if name in measured else {})
+    for name, reading in readings.items()
+  }
+
+
+def _rows(reading: Reading) -> list[dict[str, Any]]:
+  rows: dict[tuple, dict[str, Any]] = {}
+  for found in reading.executed:
+    entry = found.entry
+    unknown = entry.count is None
+    key = (
+      entry.kind, entry.axes, entry.group_size, entry.dtype, found.requested,
+      found.promoted, entry.phase, entry.rematted, found.source, entry.where,
+      unknown,
+    )
+    row = rows.setdefault(key, _row(found) | {
+      "executions": None if unknown else 0, "bytes": 0, "wire_bytes": 0.0,
+      "instructions": [],
+    })
+    times = 1 if unknown else entry.count
+    if not unknown:
+      row["executions"] += times
+    row["bytes"] += times * entry.bytes
+    row["wire_bytes"] += times * entry.wire_bytes_ring
+    row["instructions"].append(found.instruction)
+  return sorted(rows.values(), key=lambda r: (r["axes"], -r["bytes"]))
+
+
+def _row(found: Executed) -> dict[str, Any]:
+  entry = found.entry
+  return {
+    "kind": entry.kind, "axes": list(entry.axes),
+    "group_size": entry.group_size, "dtype": entry.dtype,
+    "requested": found.requested, "promoted": found.promoted,
+    "phase": entry.phase, "rematted": entry.rematted, "source": found.source,
+    "where": entry.where, "asynchronous": found.asynchronous,
+    "between": list(found.between),
+  }
+
+
+def report(
+  readings: Mapping[str, Reading],
+  measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
+) -> Report:
+  """Returns tables of each program, and of the difference of two.
+
+  Args:
+    readings: Name -> reading.
+    measured: Name -> measured times.
+  """
+  parts: list[Table | str] = []
+  for name, shown in result(readings, measured).items():
+    axes = ", ".join(f"{a} {n}" for a, n in shown["axes"].items())
+    title = f"{name}: what a device sends in one run; mesh: {axes or 'none'}"
+    parts.append(
+      _collectives(title, shown["collectives"]) if shown["collectives"]
+      else f"{name} sends nothing."
+    )
+    if shown["memory"]:
+      parts.append("memory of a device, MB: " + ", ".join(
+        f"{n} {size / 1e6:,.3f}" for n, size in shown["memory"].items()
+      ))
+    parts += shown["notes"]
+    if "measured" in shown:
+      parts.append(_measured_table(name, shown["measured"]))
+  if len(readings) == 2:
+    parts.append(_difference(readings))
+  return Report("Collectives of a program", parts)
+
+
+def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+  overlaps = any(row["asynchronous"] for row in rows)
+  return Table(title, [
+    Column("source", "source line", _short), Column("", "axes", "{over}"),
+    Column("", "phase", "{phase}{again}"), "kind",
+    Column("requested", "requested", default="?"),
+    Column("", "sent", "{dtype}{widened}"),
+    Column("executions", "runs", default="?"),
+    Column("bytes", "operand MB", ",.3f", unit=1e6),
+    Column("wire_bytes", "wire MB, ring", ",.3f", unit=1e6),
+    *[Column("", "overlapped", "{overlapped}")] * overlaps,
+  ], [
+    row | {
+      "over": ",".join(row["axes"]) or f"{row['group_size']} devices",
+      "again": ", again" if row["rematted"] else "",
+      "widened": ", widened" if row["promoted"] else "",
+      "overlapped": f"{len(row['between'])} instructions"
+      if row["asynchronous"] else "nothing",
+    }
+    for row in rows
+  ])
+
+
+def _measured_rows(
+  reading: Reading, measured: Sequence[Measured]
+) -> list[dict[str, Any]]:
+  # Of merged collectives, the first.
+  found = {e.instruction: e for e in reversed(reading.executed)}
+  return [
+    _row(found[m.instruction]) | dataclasses.asdict(m)
+    | {"bandwidth": m.bandwidth}
+    for m in measured
+  ]
+
+
+def _measured_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+  ms = {"form": ",.3f", "unit": 1e-3}
+  return Table(f"{name}: measured, means of one execution", [
+    Column("source", "source line", _short), Column("axes", "axes", ",".join),
+    "kind", Column("executions", "executions", ","),
+    Column("transfer_s", "transfer ms", **ms),
+    Column("waiting_s", "waiting ms", **ms),
+    Column("hidden", "hidden", ".0%"),
+    Column("bytes", "wire MB, ring", ",.3f", unit=1e6),
+    Column("bandwidth", "GB/s", ",.3f", unit=1e9),
+  ], rows)
+
+
+def _short(source: str) -> str:
+  """Shortens a path relative to the working directory."""
+  return source.removeprefix(os.getcwd() + os.sep) or "?"
+
+
+def _difference(readings: Mapping[str, Reading]) -> Table:
+  names = list(readings)
+  rows = [
+    {
+      "axes": ",".join(d.axes) or "other", "phase": d.phase,
+      names[0]: _sums(d.lowered), names[1]: _sums(d.compiled),
+      "differs": "differs" if d.differs else "",
+    }
+    for d in compare(*(r.entries for r in readings.values()))
+  ]
+  return Table(
+    "difference: executions and operand MB of one run",
+    ["axes", "phase", *names, Column("differs", "")], rows,
+  )
+
+
+def _sums(side: Mapping[tuple[str, str], Sent]) -> str:
+  return "\n".join(
+    f"{sent.count} x {kind} {dtype} {sent.bytes / 1e6:,.3f}"
+    + f" + ? x {sent.unknown_bytes / 1e6:,.3f}" * bool(sent.unknown_bytes)
+    for (kind, dtype), sent in side.items()
+  )

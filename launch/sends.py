@@ -1,0 +1,73 @@
+r"""Lists what a jax program sends between devices, and the lines that do it.
+
+  python -m launch.sends docs/examples/mlp.py:step --devices=8
+  python -m launch.sends package.module:function --devices=8 --json
+  python -m launch.sends docs/examples/mlp.py:step --target=tpu:v5p:2x2x2
+  XLA_FLAGS="--xla_dump_to=DUMP --xla_dump_hlo_as_text" python program.py
+  python -m launch.sends DUMP --compare=OTHER_DUMP
+  python -m launch.sends DUMP --trace=step.perfetto-trace --rates=h100
+  python -m launch.sends DUMP --profile=FOLDER_OF_JAX_PROFILER
+
+The program is a function without arguments that returns (jitted function,
+arguments), where arguments may be jax.ShapeDtypeStruct; a folder of
+--xla_dump_to; or a file of HLO or StableHLO. It needs nothing else of this
+package. docs/ledger.md explains the columns. A function that is compiled for a
+--target must make its mesh by jax.make_mesh or from jax.devices().
+"""
+
+import os
+import pathlib
+import sys
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("program", None, "The program, also without --program=.")
+flags.DEFINE_integer(
+  "devices", 1, "Number of virtual CPU devices.", lower_bound=1,
+  upper_bound=4096,
+)
+flags.DEFINE_string(
+  "rates", "", "Device whose rates the timeline has; that of --target if unset."
+)
+
+
+def main() -> None:
+  import jax
+
+  from caatnet.show import render
+  from caatnet.studies.sends import foreign, report, trace
+  from parallel.xla import targets
+
+  jax.config.update("jax_platforms", "cpu")  # local accelerators are not used
+  jax.config.update("jax_num_cpu_devices", FLAGS.devices)
+  sys.path.insert(0, os.getcwd())
+  target = targets.resolve(FLAGS.target) if FLAGS.target else None
+  rates = FLAGS.rates
+  if target and target.hardware:
+    rates = rates or target.hardware.name
+  if FLAGS.trace and not rates:
+    raise ValueError("--trace needs --rates, such as h100")
+  readings = foreign.read(
+    FLAGS.program, target.devices if target else (), FLAGS.compare
+  )
+  measured = foreign.measured(readings, FLAGS.profile)
+  line = FLAGS.trace and trace.write(
+    readings, pathlib.Path(FLAGS.trace), rates
+  )
+  render.present(
+    report.report(readings, measured), report.result(readings, measured),
+    FLAGS.json, FLAGS.output, document=FLAGS.report,
+  )
+  if line:
+    print(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+  options.run(
+    main,
+    uses=("compare", "json", "output", "profile", "report", "target", "trace"),
+    required=("program",), positional="program", devices=False,
+  )

@@ -1,0 +1,120 @@
+"""Assertions about what a program sends, for tests of any project.
+
+`assert_sends` fails with the source lines of the collectives that differ from
+what a test expects: more bytes, another dtype, another kind or an axis too
+many. With this package installed, pytest offers it as a fixture of that name.
+"""
+
+from collections.abc import Mapping
+import decimal
+import re
+from typing import Any
+
+from parallel.xla.reading import Executed, Reading, read
+
+# Decimal units of a size.
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+# Bytes ("3.2 GB", 4096), or kind and executions.
+Expected = str | int | tuple[str, int]
+
+
+def assert_sends(
+  program: Any, *args: Any, expect: Mapping[str, Expected], mesh: Any = None,
+  dtype: str | None = None, **kwargs: Any,
+) -> Reading:
+  """Asserts what a program sends over each axis in one run.
+
+  Args:
+    program: Program as `parallel.xla.reading.read` accepts it, such as a jitted
+      function.
+    *args: Arguments of a function.
+    expect: Axis, or axes joined by ",", -> operand bytes per device, or (kind,
+      executions), such as ``("all_reduce", 1)``. A size with a unit, "3.2 GB",
+      is decimal and compared at the digits shown; an integer is exact. All axes
+      over which the program communicates must be named.
+    mesh: Mesh that names the axes; None to find them in the program.
+    dtype: NumPy name of the dtype of all operands: as requested where that is
+      known, as compiled otherwise; None for any.
+    **kwargs: Keyword arguments of a function.
+
+  Returns:
+    The reading, for further assertions.
+
+  Raises:
+    AssertionError: The program sends something else.
+    ValueError: An expectation has another form, or names an axis that the mesh
+      does not have.
+
+  Example:
+    >>> import jax
+    >>> assert_sends(jax.jit(lambda x: 2 * x), 1.0, expect={}).executed
+    ()
+  """
+  reading = read(program, *args, mesh=mesh, **kwargs)
+  sent: dict[str, list[Executed]] = {axes: [] for axes in expect}
+  for axes in expect:
+    for name in axes.split(","):
+      if name not in reading.axes:
+        raise ValueError(
+          f"expect={axes!r}: the mesh has the axes {', '.join(reading.axes)}"
+        )
+  for found in reading.executed:
+    name = ",".join(found.entry.axes) or "other"
+    sent.setdefault(name, []).append(found)
+  faults = []
+  for axes, executed in sent.items():
+    if axes not in expect:
+      faults.append(_fault(f"{axes}: nothing is expected", executed))
+    elif fault := _differs(expect[axes], executed):
+      faults.append(_fault(f"{axes}: {fault}", executed))
+  others = [
+    e for e in reading.executed
+    if dtype and (e.requested or e.entry.dtype) != dtype
+  ]
+  if others:
+    faults.append(_fault(f"other dtypes than {dtype}", others))
+  if faults:
+    raise AssertionError("\n".join(faults))
+  return reading
+
+
+def _differs(expected: Expected, executed: list[Executed]) -> str:
+  """Returns how collectives differ from what is expected; "" if they do not."""
+  if isinstance(expected, tuple):
+    kind, times = expected
+    kinds = {e.entry.kind for e in executed}
+    counts = [e.entry.count for e in executed]
+    if kinds <= {kind} and None not in counts and sum(counts) == times:
+      return ""
+    return f"expected {times} x {kind}"
+  if any(e.entry.count is None for e in executed):
+    return "an unknown number of executions"
+  size = sum(e.entry.bytes * e.entry.count for e in executed)
+  if isinstance(expected, int):
+    return "" if size == expected else f"{size:,} B, expected {expected:,} B"
+  match = re.fullmatch(r"(\d+(?:\.(\d+))?) ?([kMGT]?B)", expected)
+  if not match:
+    raise ValueError(f"expect={expected!r} is not a size, as in '3.2 GB'")
+  # Exact, unlike a quotient of floats.
+  shown = decimal.Decimal(size) / _UNITS[match[3]]
+  text = f"{shown:.{len(match[2] or '')}f}"
+  if decimal.Decimal(text) == decimal.Decimal(match[1]):
+    return ""
+  return f"{text} {match[3]} ({size:,} B), expected {expected}"
+
+
+def _fault(what: str, executed: list[Executed]) -> str:
+  return "\n".join([what, *(f"  {_line(e)}" for e in executed)])
+
+
+def _line(found: Executed) -> str:
+  entry = found.entry
+  count = "?" if entry.count is None else entry.count
+  dtype = entry.dtype
+  if found.requested not in (None, dtype):
+    dtype += f" (requested {found.requested})"
+  again = ", again" if entry.rematted else ""
+  return (
+    f"{found.source or 'unknown line'}: {count} x {entry.kind} of "
+    f"{entry.bytes:,} B {dtype}, {entry.phase}{again}"
+  )

@@ -1,0 +1,318 @@
+"""Collectives of any jax program, from whatever form of it there is.
+
+`read` takes a jitted function and its arguments, a stage of its compilation,
+the text of a program, or a folder that XLA has dumped. It needs nothing else of
+this package: the program may be written with automatic or explicit sharding.
+
+What each form tells:
+
+| form | executed collectives | requested dtypes | names of mesh axes |
+|---|---|---|---|
+| function, traced or lowered | it is compiled for them | yes | yes |
+| `jax.stages.Compiled` | yes | no | those of its arguments' shardings |
+| optimized HLO, text or file | yes | no | no |
+| folder of `--xla_dump_to` | yes | yes | yes |
+| StableHLO, text or file | only explicit ones, as requested | yes | yes |
+
+Without names, axes are inferred from the groups of devices and named by their
+sizes (`parallel.xla.groups.inferred_axes`).
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import math
+import pathlib
+import re
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from parallel.xla import hlo, ledger
+from parallel.xla.compiled import Reader
+from parallel.xla.dumps import Dump, dumps
+from parallel.xla.entries import Collective
+from parallel.xla.groups import inferred_axes, replica_groups
+from parallel.xla.sources import Lines, Requested, mesh_named_in
+
+# The groups of all sets of axes are listed, which takes memory.
+_MOST_DEVICES = 1 << 17
+# Instructions that take no time.
+_FREE = {
+  "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota",
+  "partition-id", "replica-id", "after-all",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Executed:
+  """Operand of a collective, as compiled.
+
+  Attributes:
+    entry: The ledger's entry: kind, axes, dtype, shape and executions.
+    requested: NumPy name of the dtype that the program requests; None if it is
+      not known.
+    source: FILE:LINE that made it; "" if it is not known.
+    instruction: Name of the instruction, unique in the module.
+    promoted: Whether the compiler marks it as widened.
+    asynchronous: Whether it consists of a start and a done.
+    between: Names of the instructions between its start and its done, in the
+      order of execution, without those that take no time.
+  """
+
+  entry: Collective
+  requested: str | None
+  source: str
+  instruction: str = ""
+  promoted: bool = False
+  asynchronous: bool = False
+  between: tuple[str, ...] = ()
+
+  @property
+  def widened(self) -> bool:
+    """Whether another dtype is sent than was requested."""
+    return self.promoted or self.requested not in (None, self.entry.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+  """Result of `read`.
+
+  Attributes:
+    axes: Mesh axis -> size, outermost first.
+    executed: Operands of collectives in the order of execution, without those
+      of zero bytes.
+    memory: Name -> bytes on one device; {} if the form does not tell.
+    notes: Sentences about what the form does not tell.
+    module: The compiled program; None if it was not compiled.
+  """
+
+  axes: Mapping[str, int]
+  executed: tuple[Executed, ...]
+  memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  notes: tuple[str, ...] = ()
+  module: hlo.Module | None = dataclasses.field(default=None, repr=False)
+
+  @property
+  def mesh(self) -> AbstractMesh:
+    """Mesh of the axes, without devices."""
+    return _mesh(self.axes)
+
+  @property
+  def entries(self) -> list[Collective]:
+    """Entries for `parallel.xla.ledger.total` and `select`."""
+    return [e.entry for e in self.executed]
+
+
+def read(
+  program: Any, *args: Any,
+  mesh: jax.sharding.Mesh | AbstractMesh | None = None, **kwargs: Any,
+) -> Reading:
+  """Reads what a program sends.
+
+  Args:
+    program: Function made by `jax.jit`, with its arguments in ``args`` and
+      ``kwargs``; `jax.stages.Traced`, ``Lowered`` or ``Compiled``; text of
+      optimized HLO or of StableHLO; or a path of a file with such text, or of a
+      folder that XLA has dumped.
+    *args: Arguments of a function, arrays or `jax.ShapeDtypeStruct`.
+    mesh: Mesh that names the axes; None to find them in the program.
+    **kwargs: Keyword arguments of a function.
+
+  Raises:
+    ValueError: The program is none of these, a file is incomplete, a folder has
+      no program or several, or ``mesh`` is not the program's.
+    NotImplementedError: A collective has an unsupported form.
+
+  Example:
+    >>> from jax.sharding import NamedSharding, PartitionSpec as P
+    >>> data = NamedSharding(jax.make_mesh((1,), ("data",)), P("data"))
+    >>> x = jax.ShapeDtypeStruct([8], "float32", sharding=data)
+    >>> dict(read(jax.jit(jax.numpy.sum), x).axes)
+    {'data': 1}
+  """
+  if isinstance(program, (str, pathlib.Path)):
+    return _read_text(program, mesh)
+  if isinstance(program, jax.stages.Compiled):
+    return _of_compiled(program, mesh)
+  if callable(getattr(program, "lower", None)):  # a function, or Traced
+    program = program.lower(*args, **kwargs)
+  if not isinstance(program, jax.stages.Lowered):
+    raise ValueError(
+      f"{type(program).__name__} is not a jitted function, a stage of its "
+      "compilation, a text or a path"
+    )
+  return _of_compiled(program.compile(), mesh, _unoptimized(program))
+
+
+def read_all(
+  folder: str | pathlib.Path,
+  mesh: jax.sharding.Mesh | AbstractMesh | None = None,
+) -> dict[str, Reading]:
+  """Returns name -> reading of each program in a folder of `--xla_dump_to`."""
+  return {d.name: _of_dump(d, mesh) for d in dumps(pathlib.Path(folder))}
+
+
+def _read_text(program: str | pathlib.Path, mesh: Any) -> Reading:
+  if isinstance(program, str) and "\n" in program:
+    return _of_text(program, "the text", mesh)
+  path = pathlib.Path(program)
+  if path.is_dir():
+    found = dumps(path)
+    if len(found) > 1:
+      raise ValueError(
+        f"{path} has {len(found)} programs: {', '.join(d.name for d in found)}"
+      )
+    return _of_dump(found[0], mesh)
+  try:
+    return _of_text(path.read_text(), str(path), mesh)
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f"{path}: {error}") from error
+
+
+def _of_text(text: str, name: str, mesh: Any) -> Reading:
+  if not re.search(r"^module\b", text, re.MULTILINE):
+    return _of_dump(Dump(name, text, None), mesh)
+  axes = dict(mesh.shape) if mesh else mesh_named_in([text])
+  try:
+    found = ledger.of_text(text, axes)
+  except ValueError as error:
+    raise ValueError(f"{name}: {error}") from error
+  return Reading(
+    axes, tuple(Executed(e, e.dtype, e.where) for e in found if e.bytes),
+    notes=(
+      "Not compiled: collectives of automatic partitioning are not included.",
+    ),
+  )
+
+
+def _of_dump(dump: Dump, mesh: Any) -> Reading:
+  try:
+    module = hlo.parse(dump.optimized)
+  except ValueError as error:
+    raise ValueError(f"{dump.name}: {error}") from error
+  return _of_module(module, dump.optimized, dump.unoptimized, mesh)
+
+
+def _of_compiled(
+  compiled: jax.stages.Compiled, mesh: Any, unoptimized: str | None = None
+) -> Reading:
+  text = compiled.as_text()
+  if mesh is None:
+    meshes = [
+      s.mesh for s in jax.tree.leaves(compiled.input_shardings)
+      if isinstance(s, jax.sharding.NamedSharding) and not s.mesh.empty
+    ]
+    mesh = max(meshes, key=lambda m: m.size, default=None)
+  reading = _of_module(hlo.parse(text), text, unoptimized, mesh)
+  analysis = compiled.memory_analysis()
+  sizes = {} if analysis is None else {
+    "arguments": analysis.argument_size_in_bytes,
+    "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+    "temporaries": analysis.temp_size_in_bytes,
+    "program": analysis.generated_code_size_in_bytes,
+  }
+  return dataclasses.replace(reading, memory=sizes)
+
+
+def _unoptimized(lowered: jax.stages.Lowered) -> str:
+  """Returns the HLO text before XLA's optimizations, with source lines."""
+  return lowered.compiler_ir("hlo").as_hlo_module().to_string()
+
+
+def _of_module(
+  module: hlo.Module, text: str, unoptimized: str | None, mesh: Any
+) -> Reading:
+  """Reads an optimized module.
+
+  Args:
+    module: The module.
+    text: Its text.
+    unoptimized: Text before XLA's optimizations; None if it is not known.
+    mesh: Mesh that names the axes; None to find them.
+  """
+  axes, notes = _axes(module, text, unoptimized, mesh)
+  reader, lines = Reader(module, _mesh(axes)), Lines(text)
+  requested = None if unoptimized is None else Requested(unoptimized)
+  if requested is None:
+    notes.append(
+      "Requested dtypes are not known: they need the program before XLA's "
+      "optimizations."
+    )
+  if not module.scheduled:
+    notes.append("The program is not scheduled: nothing is known of overlap.")
+  executed = [
+    dataclasses.replace(
+      found, entry=dataclasses.replace(found.entry, count=count)
+    )
+    for computation, count in reader.runs()
+    for index in range(len(computation.instructions))
+    for found in _executed(reader, computation, index, lines, requested)
+    if found.entry.bytes
+  ]
+  if any(e.widened for e in executed):
+    notes.append("The compiler sends other dtypes than the program requests.")
+  return Reading(axes, tuple(executed), notes=tuple(notes), module=module)
+
+
+def _axes(
+  module: hlo.Module, text: str, unoptimized: str | None, mesh: Any
+) -> tuple[dict[str, int], list[str]]:
+  """Returns the mesh axes of a program, and a note if they are inferred."""
+  if mesh is not None:
+    return dict(mesh.shape), []
+  head = text.split("\n", 1)[0]
+  named = mesh_named_in([unoptimized or "", head])
+  if named:
+    return named, []
+  listed = [
+    instruction.attribute("replica_groups")
+    for computation in module.computations.values()
+    for instruction in computation.instructions
+  ]
+  counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head)
+  # The text omits a number of 1.
+  num_devices = math.prod(map(int, counts))
+  groups = [replica_groups(text, num_devices) for text in listed if text]
+  axes = inferred_axes(groups, num_devices)
+  return axes, [
+    "The program does not name its mesh: axes are SIZE@STRIDE, inferred from "
+    "the groups of devices."
+  ]
+
+
+def _executed(
+  reader: Reader, computation: hlo.Computation, index: int, lines: Lines,
+  requested: Requested | None,
+) -> Iterator[Executed]:
+  """Yields the operands of a collective, with counts of one."""
+  outer = computation.instructions[index]
+  done = reader.done(computation, index)
+  between = tuple(
+    x.name for x in computation.instructions[index + 1 : done]
+    if x.opcode not in _FREE
+  )
+  for owner, found in reader.find(computation, outer):
+    operands = owner.operands(found)
+    entries = list(reader.entry(owner, found, outer.op_name))
+    # Merged collectives have the lines of their operands.
+    single = len(operands) == 1 or len(entries) == 1
+    for entry, operand in zip(entries, operands, strict=False):
+      made = found if single else operand
+      line = lines.of(made) or lines.of(outer)
+      yield Executed(
+        entry,
+        requested and requested.dtype(made, line, entry.reduction is not None),
+        line, outer.name, "promoted" in found.attribute("to_apply"),
+        done > index, between,
+      )
+
+
+def _mesh(axes: Mapping[str, int]) -> AbstractMesh:
+  num_devices = math.prod(axes.values())
+  if num_devices > _MOST_DEVICES:
+    raise ValueError(
+      f"{num_devices:,} devices: the reader supports at most "
+      f"{_MOST_DEVICES:,} devices"
+    )
+  return AbstractMesh(tuple(axes.values()), tuple(axes))

@@ -1,0 +1,111 @@
+"""Programs of other people, by name, and the tables of their collectives."""
+
+import pathlib
+import runpy
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from caatnet.show import render
+from caatnet.studies.sends import foreign, report
+
+EXAMPLE = "docs/examples/mlp.py:step"
+ROOT = pathlib.Path(__file__).parents[3]
+
+SUM = """
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+def whole(scale=1):
+  mesh = jax.make_mesh((2, 2), ("a", "b"))
+  f = jax.shard_map(
+    lambda x: lax.psum(x, "b"), mesh=mesh, in_specs=P(), out_specs=P(),
+    check_vma=False,
+  )
+  x = jax.ShapeDtypeStruct((3 * scale,), jnp.float32)
+  return jax.jit(lambda x: f(x)), {"x": x}
+
+def twice():
+  return whole(2)
+
+def plain():
+  return (lambda x: x), (1.0,)
+
+def nothing():
+  pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+  path = tmp_path / "sums.py"
+  path.write_text(SUM)
+  return path
+
+
+def test_example_is_read_with_its_lines(monkeypatch, capsys):
+  monkeypatch.chdir(ROOT)
+  readings = foreign.read(EXAMPLE, jax.devices()[:8])
+  rows = report.result(readings)[EXAMPLE]["collectives"]
+  # Gradients of two weights: layers x 512 x 2,048 x 4 bytes each.
+  data = [r for r in rows if r["axes"] == ["data"]]
+  assert [r["bytes"] for r in data] == 2 * [4 * 512 * 2048 * 4]
+  assert {r["requested"] for r in rows} == {"bfloat16"}
+  render.show(report.report(readings))
+  shown = capsys.readouterr().out
+  for text in ("docs/examples/mlp.py:18", "data 2, fsdp 2, tensor 2", "16.777"):
+    assert text in shown
+
+
+def test_function_of_a_module_and_named_arguments(file, monkeypatch):
+  monkeypatch.syspath_prepend(file.parent)
+  for name in (f"{file}:whole", "sums:whole"):
+    (found,) = foreign.read(name, jax.devices()[:4]).values()
+    assert dict(found.axes) == {"a": 2, "b": 2}
+    assert [(e.axes, e.bytes) for e in found.entries] == [(("b",), 12)]
+  assert jax.devices()[:4] != jax.devices()  # devices are those of before
+
+
+def test_difference_of_two_programs(file, capsys):
+  readings = foreign.read(f"{file}:whole", jax.devices()[:4])
+  readings |= foreign.read(f"{file}:twice", jax.devices()[:4])
+  render.show(report.report(readings))
+  shown = capsys.readouterr().out
+  assert "differs" in shown
+  same = {"one": readings[f"{file}:whole"], "two": readings[f"{file}:whole"]}
+  render.show(report.report(same))
+  assert "differs" not in capsys.readouterr().out
+
+
+def test_measured_times_have_source_lines(file, tmp_path, capsys):
+  readings = foreign.read(f"{file}:whole", jax.devices()[:4])
+  names = runpy.run_path(str(file))
+  f, _ = names["whole"]()
+  with jax.profiler.trace(str(tmp_path / "trace")):
+    jax.block_until_ready(f(jnp.ones(3)))
+  measured = foreign.measured(readings, str(tmp_path / "trace"))
+  (row,) = report.result(readings, measured)[f"{file}:whole"]["measured"]
+  # jax's cache of compiled programs ignores the names of files.
+  assert row["source"].endswith("sums.py:10")
+  assert (row["axes"], row["executions"], row["bytes"]) == (["b"], 1, 12)
+  render.show(report.report(readings, measured))
+  assert "transfer ms" in capsys.readouterr().out
+  with pytest.raises(ValueError, match=r"no file \*\.xplane\.pb"):
+    foreign.measured(readings, str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(("name", "message"), [
+  ("FILE:missing", "has no function 'missing'; it has .*whole"),
+  ("FILE:plain", "which jax.jit has not made"),
+  ("FILE:nothing", r"returns NoneType, not \(jitted function, arguments\)"),
+  ("no_such_module:f", "No module named 'no_such_module'"),
+  ("missing.py:f", "there is no file missing.py"),
+  ("missing.txt", "No such file"),
+])
+def test_mistake_is_one_line(file, name, message):
+  with pytest.raises(ValueError, match=message) as error:
+    foreign.read(name.replace("FILE", str(file)))
+  assert "\n" not in str(error.value)

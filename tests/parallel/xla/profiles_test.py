@@ -1,0 +1,94 @@
+"""Events of the profiler joined with the instructions of a program."""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+import pytest
+
+from parallel.xla import profiles, reading
+from parallel.xla.profiles import Interval, measured
+
+ASYNC = """HloModule jit_f, is_scheduled=true, num_partitions=2
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: f32[1000]) -> f32[1000] {
+  %x = f32[1000] parameter(0)
+  %start = f32[1000] all-reduce-start(%x), replica_groups={{0,1}}, to_apply=%add
+  %product = f32[1000] multiply(%x, %x)
+  %done = f32[1000] all-reduce-done(%start)
+  ROOT %sum = f32[1000] add(%done, %product)
+}
+"""
+
+
+def test_asynchronous_pair_is_measured_from_start_to_done():
+  # The second device is 40 ns late; its execution has no waiting.
+  events = {
+    "0": {
+      "start": [Interval(0, 5)], "product": [Interval(10, 40)],
+      "done": [Interval(90, 100)], "sum": [Interval(100, 110)],
+    },
+    "1": {
+      "start": [Interval(40, 45)], "product": [Interval(50, 80)],
+      "done": [Interval(90, 100)], "sum": [Interval(100, 110)],
+    },
+  }
+  (found,) = measured(reading.read(ASYNC), events)
+  assert (found.instruction, found.executions) == ("start", 1)
+  assert found.transfer_s == pytest.approx(60e-9)
+  assert found.waiting_s == pytest.approx((40 + 0) / 2 * 1e-9)
+  assert found.hidden == pytest.approx((30 + 30) / (100 + 60))
+  assert found.bytes == 4000  # 2 (n - 1) / n of the operand
+  assert found.bandwidth == pytest.approx(4000 / 60e-9)
+
+
+def test_executions_that_a_trace_cuts_off_are_left_out():
+  pair = {"start": [Interval(0, 5)], "done": [Interval(9, 10)]}
+  late = {"start": [Interval(20, 25)], "done": [Interval(29, 30)]}
+  both = {k: pair[k] + late[k] for k in pair}
+  (found,) = measured(reading.read(ASYNC), {"0": both, "1": late})
+  assert found.executions == 1
+  assert found.waiting_s == 0
+  assert measured(reading.read(ASYNC), {"0": both, "1": {}}) == []
+
+
+def test_trace_of_a_run_has_each_execution(tmp_path):
+  mesh = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))
+
+  def f(x):
+    def body(x, _):
+      return lax.psum(jnp.sin(x), "a") / 4, None
+
+    return lax.scan(body, x, length=5)[0]
+
+  jitted = jax.jit(jax.shard_map(
+    f, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+  ))
+  x = jnp.ones((64, 64))
+  compiled = jitted.lower(x).compile()
+  jax.block_until_ready(compiled(x))
+  with jax.profiler.trace(str(tmp_path)):
+    for _ in range(3):
+      jax.block_until_ready(compiled(x))
+  program = reading.read(compiled)
+  events = profiles.events(tmp_path, program.module.name)
+  assert len(events) == 4  # devices
+  (found,) = measured(program, events)
+  assert found.executions == 3 * 5
+  assert found.bytes == 2 * 3 / 4 * 64 * 64 * 4
+  assert found.transfer_s > 0
+  assert found.waiting_s >= 0
+  with pytest.raises(ValueError, match=r"jit_g has no events; others: .*jit_f"):
+    profiles.events(tmp_path, "jit_g")
+
+
+def test_folder_without_a_trace_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="no file"):
+    profiles.events(tmp_path, "jit_f")

@@ -1,0 +1,297 @@
+"""Any form of a program gives the same ledger, with requested dtypes."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.xla import hlo, reading
+from parallel.xla.groups import MeshAxes, along, inferred_axes
+from parallel.xla.reading import read
+
+LAYERS, BATCH, WIDTH, HIDDEN = 3, 32, 64, 256
+SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+def line_of(mark):
+  """Returns FILE:LINE of the line of this file that ends with a comment."""
+  lines = pathlib.Path(__file__).read_text().splitlines()
+  (number,) = (n for n, x in enumerate(lines, 1) if x.endswith(f"# {mark}"))
+  return f"{__file__}:{number}"
+
+
+def step(dtype=jnp.bfloat16):
+  """Returns a training step with automatic partitioning, and arguments."""
+  mesh = jax.make_mesh(
+    tuple(SIZES.values()), tuple(SIZES), axis_types=(AxisType.Auto,) * 3
+  )
+
+  def layer(x, w):
+    hidden = jax.nn.relu(x @ w["up"])  # up
+    return x + hidden @ w["down"], None  # down
+
+  def loss(params, x):
+    return jnp.mean(lax.scan(layer, x, params)[0].astype(jnp.float32) ** 2)
+
+  def array(shape, *spec):
+    return jax.ShapeDtypeStruct(
+      shape, dtype, sharding=NamedSharding(mesh, P(*spec))
+    )
+
+  params = {
+    "up": array((LAYERS, WIDTH, HIDDEN), None, "fsdp", "tensor"),
+    "down": array((LAYERS, HIDDEN, WIDTH), None, "tensor", "fsdp"),
+  }
+  return jax.jit(jax.grad(loss)), (params, array((BATCH, WIDTH), "data"))
+
+
+@pytest.fixture(scope="module")
+def lowered():
+  f, args = step()
+  return f.lower(*args)
+
+
+@pytest.fixture(scope="module")
+def from_lowered(lowered):
+  return read(lowered)
+
+
+def sums(found, names=None):
+  """Returns axes -> (kind, phase) -> (executions, bytes) of a reading."""
+  table = {}
+  for e in found.entries:
+    axes = tuple((names or {}).get(a, a) for a in e.axes)
+    row = table.setdefault(axes, {})
+    count, size = row.get((e.kind, e.phase), (0, 0))
+    row[e.kind, e.phase] = count + e.count, size + e.count * e.bytes
+  return table
+
+
+def test_bytes_equal_the_closed_form(from_lowered):
+  # Partial products are summed over the axis of the contracted dim, and
+  # gradients over the axis of the batch; XLA:CPU sums them in float32.
+  rows = BATCH // 2
+  hidden, stream = rows * HIDDEN // 2 * 4, rows * WIDTH // 2 * 4
+  weights = WIDTH // 2 * HIDDEN // 2 * 4
+  assert dict(from_lowered.axes) == SIZES
+  assert sums(from_lowered) == {
+    ("fsdp",): {
+      ("all_reduce", "forward"): (LAYERS, LAYERS * hidden),
+      ("all_reduce", "backward"): (LAYERS, LAYERS * hidden),
+    },
+    ("tensor",): {
+      ("all_reduce", "forward"): (LAYERS, LAYERS * stream),
+      ("all_reduce", "backward"): (LAYERS, LAYERS * stream),
+    },
+    ("data",): {
+      ("all_reduce", "backward"): (2 * LAYERS, 2 * LAYERS * weights),
+    },
+  }
+
+
+def test_requested_dtype_and_line_of_each_sum(from_lowered):
+  assert {e.requested for e in from_lowered.executed} == {"bfloat16"}
+  assert {e.entry.dtype for e in from_lowered.executed} == {"float32"}
+  assert all(e.promoted and e.widened for e in from_lowered.executed)
+  lines = {
+    (e.entry.axes, e.entry.phase, e.source) for e in from_lowered.executed
+  }
+  up, down = line_of("up"), line_of("down")
+  assert lines == {
+    (("fsdp",), "forward", up), (("fsdp",), "backward", down),
+    (("tensor",), "forward", down), (("tensor",), "backward", up),
+    (("data",), "backward", up), (("data",), "backward", down),
+  }
+  assert any("other dtypes" in note for note in from_lowered.notes)
+  f, args = step(jnp.float32)
+  assert not any(e.widened for e in read(f, *args).executed)
+
+
+def test_all_forms_agree(lowered, from_lowered, tmp_path):
+  compiled = lowered.compile()
+  text = compiled.as_text()
+  file = tmp_path / "step.txt"
+  file.write_text(text)
+  f, args = step()
+  for form in (f.trace(*args), compiled):
+    assert sums(read(form)) == sums(from_lowered)
+  assert sums(read(f, *args)) == sums(from_lowered)
+  # A text names no axes: SIZE@STRIDE.
+  names = {"2@4": "data", "2@2": "fsdp", "2@1": "tensor"}
+  for form in (text, file, str(file)):
+    found = read(form)
+    assert list(found.axes) == list(names)
+    assert sums(found, names) == sums(from_lowered)
+    assert {e.requested for e in found.executed} == {None}
+    assert any("SIZE@STRIDE" in note for note in found.notes)
+  assert read(compiled).memory["arguments"] == sum(
+    x.sharding.shard_shape(x.shape)[0] * np.prod(
+      x.sharding.shard_shape(x.shape)[1:]
+    ) * 2 for x in jax.tree.leaves(args)
+  )
+
+
+def test_dump_pairs_programs_before_and_after(tmp_path, from_lowered):
+  code = (
+    "import jax; jax.config.update('jax_num_cpu_devices', 8); "
+    "from tests.parallel.xla import reading_test as t; f, a = t.step(); "
+    "f.lower(*a).compile()"
+  )
+  flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
+  subprocess.run(
+    [sys.executable, "-c", code], check=True, cwd=pathlib.Path.cwd(),
+    env={"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"},
+  )
+  (name, found), = reading.read_all(tmp_path).items()
+  assert re.fullmatch(r"module_\d+\.jit_loss", name)
+  assert sums(found) == sums(from_lowered)
+  assert {e.requested for e in found.executed} == {"bfloat16"}
+  # Without the program before optimizations, dtypes are unknown, never wrong.
+  (before,) = tmp_path.glob("*before_optimizations.txt")
+  before.unlink()
+  assert {e.requested for e in read(tmp_path).executed} == {None}
+
+
+def test_operand_that_is_moved_has_the_dtype_before_a_cast():
+  # A gather moves an operand of the product, not its result.
+  mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+  w = jax.ShapeDtypeStruct(
+    (64, 64), jnp.bfloat16, sharding=NamedSharding(mesh, P("x"))
+  )
+  x = jax.ShapeDtypeStruct(
+    (8, 64), jnp.bfloat16, sharding=NamedSharding(mesh, P())
+  )
+
+  def product(x, w):
+    return lax.dot(x, w, preferred_element_type=jnp.float32)
+
+  replicated = NamedSharding(mesh, P())
+  gathered = jax.jit(
+    lambda x, w: product(x, lax.with_sharding_constraint(w, replicated))
+  )
+  (found,) = read(gathered, x, w).executed
+  assert (found.entry.kind, found.requested) == ("all_gather", "bfloat16")
+
+
+def test_explicit_sum_has_its_line():
+  mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+  def f(x):
+    x = lax.psum(x, "b")
+    return lax.psum(x.astype(jnp.float32), "a")  # wide
+
+  shaped = jax.shard_map(f, mesh=mesh, in_specs=P("a", "b"), out_specs=P())
+  found = read(jax.jit(shaped), jax.ShapeDtypeStruct((8, 16), jnp.bfloat16))
+  wide = [e for e in found.executed if e.source == line_of("wide")]
+  assert [(e.entry.axes, e.requested, e.entry.bytes) for e in wide] == [
+    (("a",), "float32", 2 * 8 * 4)
+  ]
+  assert {e.requested for e in found.executed} == {"float32", "bfloat16"}
+
+
+def test_ragged_exchange_counts_its_operand():
+  mesh = AbstractMesh((4,), ("a",))
+  zeros = (jnp.zeros(4, jnp.int32),) * 4
+  f = jax.jit(jax.shard_map(
+    lambda x: lax.ragged_all_to_all(x, x, *zeros, axis_name="a"), mesh=mesh,
+    in_specs=P("a"), out_specs=P("a"), check_vma=False,
+  ))
+  x = jax.ShapeDtypeStruct((64, 8), jnp.bfloat16)
+  text = f.trace(x).lower(lowering_platforms=("tpu",)).as_text(debug_info=True)
+  (found,) = read(text).executed  # StableHLO
+  assert (found.entry.kind, found.entry.axes) == ("all_to_all", ("a",))
+  assert found.entry.bytes == 64 // 4 * 8 * 2
+  sizes = ", ".join(f"%s.{i}" for i in range(4))
+  compiled = (
+    "HloModule m, is_scheduled=true, num_partitions=4\n\n"
+    "ENTRY %main (x: bf16[16,8]) -> bf16[16,8] {\n"
+    "  %x = bf16[16,8] parameter(0)\n  %y = bf16[16,8] parameter(1)\n"
+    + "".join(f"  %s.{i} = s32[4] parameter({2 + i})\n" for i in range(4))
+    + f"  ROOT %r = bf16[16,8] ragged-all-to-all(%x, %y, {sizes}), "
+    "replica_groups={{0,1,2,3}}\n}\n"
+  )
+  (found,) = read(compiled).executed
+  assert (found.entry.kind, found.entry.bytes) == ("all_to_all", 16 * 8 * 2)
+
+
+def test_instructions_between_start_and_done():
+  text = (pathlib.Path(__file__).parent / "scheduled.hlo.txt").read_text()
+  found = read(text)
+  module = hlo.parse(text)
+  order = [
+    i.name for c in module.computations.values() for i in c.instructions
+  ]
+  overlapped = [e for e in found.executed if e.asynchronous]
+  assert overlapped
+  for e in overlapped:
+    start = order.index(e.instruction)
+    inside = [order.index(name) for name in e.between]
+    assert inside == sorted(inside)
+    assert not inside or start < inside[0]
+  assert any(e.between for e in overlapped)
+
+
+@st.composite
+def meshes(draw):
+  sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+  chosen = st.sets(st.integers(0, len(sizes) - 1))
+  return sizes, draw(st.lists(chosen, max_size=4))
+
+
+@given(meshes())
+@settings(max_examples=100, deadline=None)
+def test_inferred_axes_describe_all_groups(mesh):
+  sizes, collectives = mesh
+  count = int(np.prod(sizes))
+  devices = np.arange(count)
+  groups = [along(devices, sizes, sorted(dims)) for dims in collectives]
+  axes = inferred_axes(groups, count)
+  assert np.prod(list(axes.values())) == count
+  lookup = MeshAxes(axes)
+  for each, dims in zip(groups, collectives, strict=True):
+    found, size = lookup.of_groups(each)
+    assert size == np.prod([sizes[d] for d in dims], dtype=int)
+    assert np.prod([axes[a] for a in found], dtype=int) == size
+
+
+def test_groups_that_no_mesh_has_are_one_axis():
+  assert inferred_axes([[[0, 1, 3], [2, 4, 5]]], 6) == {"6@1": 6}
+
+
+@pytest.mark.parametrize(("program", "message"), [
+  ("HloModule m\n\nENTRY %main (x: f32[4]) -> f32[4] {\n  %x = f32[4] param",
+   "the text"),
+  ("HloModule m\n\nENTRY %main (x: f32[4]) -> f32[4] {\n", "ends within"),
+  ("no program\nat all", "not the text of a compiled program"),
+  ("module @jit_f {\n  nothing\n}\n", "not StableHLO"),
+  ("missing.txt", "missing.txt"),
+  ("HloModule m, num_partitions=1000000\n\nENTRY %main (x: f32[4]) -> f32[4] {"
+   "\n  ROOT %x = f32[4] parameter(0)\n}\n", "at most 131,072 devices"),
+  (3, "int is not a jitted function"),
+])
+def test_other_input_is_one_line(program, message):
+  with pytest.raises(ValueError, match=message) as error:
+    read(program)
+  assert "\n" not in str(error.value)
+
+
+def test_truncated_text_is_refused(lowered):
+  text = lowered.compile().as_text()
+  for size in range(0, len(text) - 2, len(text) // 37):
+    with pytest.raises(ValueError):
+      read(text[:size] + "\n")
+
+
+def test_another_mesh_is_refused(lowered):
+  with pytest.raises(ValueError, match="it is not the program's mesh"):
+    read(lowered, mesh=AbstractMesh((4,), ("a",)))

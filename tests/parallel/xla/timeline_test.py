@@ -1,0 +1,126 @@
+"""Timelines of scheduled programs, and the files that show them."""
+
+import dataclasses
+import pathlib
+
+import jax
+from jax.sharding import AbstractMesh
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+import pytest
+
+from parallel.hardware.devices import DEVICES
+from parallel.xla import hlo, perfetto_trace, reading
+from parallel.xla.overlap import ScheduledProgram
+from parallel.xla.timeline import COMPUTE, timeline
+from tests.parallel.xla import reading_test
+
+SCHEDULED = (pathlib.Path(__file__).parent / "scheduled.hlo.txt").read_text()
+DEVICE = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+# Seconds of the loop's product, and of each of the two reductions.
+PRODUCT = 4 * 2 * 512 * 256 * 128 / DEVICE.peak("bfloat16")
+
+
+def scheduled(wire):
+  return ScheduledProgram(
+    hlo.parse(SCHEDULED), AbstractMesh((8,), ("a",)), DEVICE, lambda _: wire
+  )
+
+
+def checked(bars):
+  """Bars of a row do not overlap; returns them by row."""
+  rows = {}
+  for bar in bars:
+    row = rows.setdefault(bar.row, [])
+    assert bar.end_s >= bar.start_s >= (row[-1].end_s if row else 0)
+    row.append(bar)
+  return rows
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("times", [0.5, 4])
+def test_asynchronous_transfer_runs_beside_the_loop(times):
+  wire = times * PRODUCT
+  rows = checked(timeline(scheduled(wire)))
+  first, last = rows["a"]
+  waits = [b for b in rows[COMPUTE] if b.name.startswith("wait for")]
+  products = [b for b in rows[COMPUTE] if b.flops]
+  assert len(products) == 4  # trips
+  assert sum(b.end_s - b.start_s for b in products) == pytest.approx(PRODUCT)
+  # The first one is hidden under the loop, the second one has no done.
+  exposed = max(0, wire - PRODUCT) + wire
+  assert sum(b.end_s - b.start_s for b in waits) == (
+    pytest.approx(exposed, rel=1e-3)
+  )
+  assert last.start_s >= max(first.end_s, products[-1].end_s)
+  assert rows[COMPUTE][-1].end_s == pytest.approx(PRODUCT + exposed, rel=1e-3)
+
+
+def test_rows_add_up_to_the_program():
+  f, args = reading_test.step()
+  found = reading.read(f, *args)
+  program = ScheduledProgram(
+    found.module, found.mesh, DEVICE, lambda e: e.wire_bytes_ring / 1e9
+  )
+  rows = checked(timeline(program))
+  assert set(rows) == {COMPUTE, "data", "fsdp", "tensor"}
+  compute = [b for b in rows[COMPUTE] if not b.name.startswith("wait")]
+  assert sum(b.end_s - b.start_s for b in compute) == (
+    pytest.approx(program.total().seconds)
+  )
+  for axis in ("data", "fsdp", "tensor"):
+    entries = [e for e in found.entries if e.axes == (axis,)]
+    assert sum(b.end_s - b.start_s for b in rows[axis]) == pytest.approx(
+      sum(e.count * e.wire_bytes_ring for e in entries) / 1e9
+    )
+    assert sum(b.bytes for b in rows[axis]) == (
+      sum(e.count * e.bytes for e in entries)
+    )
+
+
+def test_longest_branch_runs():
+  mesh = jax.make_mesh((1,), ("a",))
+  big = jax.ShapeDtypeStruct((256, 256), "float32")
+
+  @jax.jit
+  def f(i, x):
+    return jax.lax.switch(i, [lambda x: x, lambda x: x @ x, lambda x: x + 1], x)
+
+  found = reading.read(f, jax.ShapeDtypeStruct((), "int32"), big, mesh=mesh)
+  program = ScheduledProgram(found.module, mesh, DEVICES["h100"], lambda _: 0)
+  assert sum(b.flops for b in timeline(program)) == 2 * 256**3
+
+
+def test_file_has_a_track_per_row(tmp_path):
+  bars = list(timeline(scheduled(4 * PRODUCT)))
+  path = tmp_path / "step.perfetto-trace"
+  seconds = perfetto_trace.write(bars, path, "a program")
+  assert seconds == max(b.end_s for b in bars)
+  trace = Trace()
+  trace.ParseFromString(path.read_bytes())
+  tracks = {
+    p.track_descriptor.uuid: p.track_descriptor for p in trace.packet
+    if p.HasField("track_descriptor")
+  }
+  (program,) = (t for t in tracks.values() if not t.HasField("parent_uuid"))
+  assert program.name == "a program"
+  slices, begun = [], {}
+  for packet in trace.packet:
+    if not packet.HasField("track_event"):
+      continue
+    event = packet.track_event
+    if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+      notes = {a.name: a for a in event.debug_annotations}
+      begun[event.track_uuid] = event.name, packet.timestamp, notes
+    else:
+      name, start, notes = begun.pop(event.track_uuid)
+      slices.append((
+        tracks[event.track_uuid].name, name, start, packet.timestamp,
+        notes["where"].string_value, notes["bytes"].double_value,
+        notes["flops"].double_value,
+      ))
+  assert not begun
+  assert slices == [
+    (b.row, b.name, round(b.start_s * 1e9), round(b.end_s * 1e9), b.where,
+     b.bytes, b.flops)
+    for b in bars
+  ]
