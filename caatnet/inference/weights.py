@@ -7,6 +7,7 @@ import warnings
 
 import jax
 from jax.sharding import PartitionSpec as P
+import numpy as np
 
 from caatnet.models.access import Access, Policy
 from caatnet.models.protocol import Parameter
@@ -153,6 +154,22 @@ def abstract_weights(program: Program, apart: bool, coded: bool) -> Weights:
   return Weights(jax.tree.map(placed, shardings, params), specs, access)
 
 
+def host_weights(
+  program: Program, params: Any, apart: bool, coded: bool
+) -> Any:
+  """Returns the parameters of `make_weights` as numpy arrays, in host memory.
+
+  Args:
+    program: The model on a mesh, without a partition.
+    params: float32 parameters as training stores them, numpy arrays. Arrays
+      whose dtype does not change are not copied.
+    apart: Whether each layer gets separate arrays.
+    coded: Whether matrices are stored as int8 codes.
+  """
+  convert, _, _ = _conversion(program, apart, coded)
+  return jax.tree.map(np.asarray, convert(params))
+
+
 def _conversion(
   program: Program, apart: bool, coded: bool
 ) -> tuple[Callable[[Any], Any], Any, Access]:
@@ -174,7 +191,7 @@ def _conversion(
     product_only = p.decays and p.uses == p.regathered == 1
     if coded and product_only:
       return Coded.encode(x, p.dtype)
-    return x.astype(p.dtype)
+    return x.astype(p.dtype, copy=False)
 
   def convert(params):
     stored = jax.tree.map(
