@@ -18,7 +18,6 @@ import dataclasses
 import fcntl
 import hashlib
 import json
-import math
 import os
 import pathlib
 import re
@@ -35,8 +34,7 @@ INDEX = "experts.json"
 WHOLE = "whole"
 FORMS = (WHOLE, "low_rank", "int8", "int4")
 ORIGINS = ("base", "fine-tuned", "checkpoint", "seed")
-# Elements of a matrix row that share a scale in the forms int8 and int4.
-BLOCK = 128
+_BLOCK = 128  # most elements of a row that share a scale
 
 _Parameter = tuple[np.dtype, tuple[int, ...]]
 # Names of experts are model names of a server, whose name for the router's
@@ -377,11 +375,16 @@ class Library:
           f"{sha256[:12]}, {INDEX} has {entry.revision}"
         )
       self._verified.add((entry.sha256, stamp))
-    return {
-      name: data[start : start + math.prod(shape) * dtype.itemsize]
-      .view(dtype).reshape(shape)
-      for name, (dtype, shape, start) in header.tensors.items()
-    }
+    return header.views(data)
+
+
+def block(width: int) -> int:
+  """Returns the number of elements that share a scale (int8, int4); even.
+
+  Args:
+    width: Length of a row.
+  """
+  return min(_BLOCK, width + width % 2)
 
 
 def _form(header: Header) -> str:
@@ -414,9 +417,10 @@ def _parameters(
       fits = len(shape) > 1 and (*shape[:-2], shape[-1]) == right[:-1]
       found[path] = (dtype, (*shape[:-1], right[-1])) if fits else None
     elif part == "codes":
-      blocks = -(-want[-1] // BLOCK) if want else 0
+      size = block(want[-1]) if want else 1
+      blocks = -(-want[-1] // size) if want else 0
       fits = (
-        shape == (*want[:-1], blocks * BLOCK * bits // 8)
+        shape == (*want[:-1], blocks * size * bits // 8)
         and shapes.get(f"{path}:scales") == (*want[:-1], blocks)
       )
       found[path] = (dtype, want) if fits else None

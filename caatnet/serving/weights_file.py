@@ -43,6 +43,14 @@ class Header:
   tensors: Mapping[str, tuple[np.dtype, tuple[int, ...], int]]
   size_bytes: int
 
+  def views(self, data: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the tensors by name, as views of a file's bytes."""
+    return {
+      name: data[start : start + math.prod(shape) * dtype.itemsize]
+      .view(dtype).reshape(shape)
+      for name, (dtype, shape, start) in self.tensors.items()
+    }
+
 
 class WeightsFile:
   """Open file, which is closed when this object is deleted.

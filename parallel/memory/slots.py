@@ -121,14 +121,14 @@ class Slots:
     """Returns the number of steps under way that read a slot."""
     return self._slots[slot].users
 
-  def fresh(self, slot: int) -> bool:
-    """Returns whether no request has used the expert since its load began."""
-    return self._slots[slot].fresh
-
   def ready(self, expert: str) -> bool:
     """Returns whether an expert can be used by a step."""
     slot = self._where.get(expert)
     return slot is not None and self._slots[slot].state is State.READY
+
+  def fresh(self, expert: str) -> bool:
+    """Returns whether no request has used a resident since its load began."""
+    return self._slots[self._where[expert]].fresh
 
   def candidate(
     self, queue: Iterable[str] = (), keep: Collection[str] = (),
