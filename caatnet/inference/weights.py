@@ -128,7 +128,7 @@ def make_weights(
     coded: Whether matrices are stored as int8 codes, except for embedding
       tables.
   """
-  convert, specs, access = _conversion(program, apart, coded)
+  convert, specs, access = conversion(program, apart, coded)
   convert = jax.jit(
     convert, out_shardings=program.layout.shardings(specs), donate_argnums=0
   )
@@ -140,7 +140,7 @@ def make_weights(
 
 def abstract_weights(program: Program, apart: bool, coded: bool) -> Weights:
   """Returns the result of `make_weights` with shapes instead of arrays."""
-  convert, specs, access = _conversion(program, apart, coded)
+  convert, specs, access = conversion(program, apart, coded)
   params = jax.eval_shape(
     convert, jax.eval_shape(program.model.init, jax.random.key(0))
   )
@@ -166,14 +166,17 @@ def host_weights(
     apart: Whether each layer gets separate arrays.
     coded: Whether matrices are stored as int8 codes.
   """
-  convert, _, _ = _conversion(program, apart, coded)
+  convert, _, _ = conversion(program, apart, coded)
   return jax.tree.map(np.asarray, convert(params))
 
 
-def _conversion(
+def conversion(
   program: Program, apart: bool, coded: bool
 ) -> tuple[Callable[[Any], Any], Any, Access]:
-  """Returns the function that converts parameters, its specs, and an access."""
+  """Returns the function that converts parameters, its specs, and an access.
+
+  The function accepts jax's and numpy's arrays, and can be traced.
+  """
   stacks = program.model.stacks if apart else {}
 
   def split(tree, cut):

@@ -19,10 +19,29 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
+
+from caatnet.inference.device_weights import DeviceWeights
+from caatnet.serving.experts import WHOLE
 
 # Recent loads whose median time estimates the next one.
 _WINDOW = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+  """Expert as its file stores it.
+
+  Attributes:
+    form: One of `caatnet.serving.experts.FORMS`.
+    arrays: Nested dict of numpy arrays: parameters, or a difference.
+    base: Key of the base, for a difference.
+    read_base: Returns the base's parameters, for a difference.
+  """
+
+  form: str
+  arrays: Any
+  base: str = ""
+  read_base: Callable[[], Any] | None = None
 
 
 @dataclasses.dataclass
@@ -50,36 +69,32 @@ class ExpertWeights:
   One thread calls `load`, and another one the other methods.
 
   Attributes:
-    shardings: Shardings of an expert's arrays.
-    slot_bytes: Bytes of a slot over all devices.
+    device: Copies weights to the device.
     moved: Counters by name of the expert, without its revision.
   """
 
   def __init__(
-    self, shapes: Any, num_slots: int, num_host: int,
-    read: Callable[[str], Any],
+    self, device: DeviceWeights, num_slots: int, num_host: int,
+    read: Callable[[str], Stored],
   ) -> None:
     """Makes empty slots.
 
     Args:
-      shapes: Arrays of an expert in the format of inference, as
-        `jax.ShapeDtypeStruct` with a sharding.
+      device: Copies weights to the device.
       num_slots: Number of slots.
       num_host: Number of experts that are kept in host memory.
-      read: Returns the weights of the expert with a key, numpy arrays in the
-        format of inference. Any exception makes the load fail.
+      read: Reads the file of the expert with a key. Any exception makes the
+        load fail.
     """
-    self.shardings = jax.tree.map(lambda x: x.sharding, shapes)
-    self.slot_bytes = sum(
-      x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes)
-    )
+    self.device = device
     self.moved: dict[str, Moved] = collections.defaultdict(Moved)
-    self._types = jax.tree.map(_type, shapes)
     self._slots: list[Any] = [None] * num_slots
     self._num_host, self._read = num_host, read
-    # Least recently loaded first.
-    self._host: dict[str, Any] = {}
+    # Least recently loaded first; whole experts in the format of inference.
+    self._host: dict[str, Stored] = {}
     self._lock = threading.Lock()
+    # Key of the base of differences, and its parameters on the device.
+    self._base: tuple[str, Any] = ("", None)
     self._seconds: collections.deque[float] = collections.deque(maxlen=_WINDOW)
 
   @property
@@ -117,37 +132,31 @@ class ExpertWeights:
     Returns:
       "" for success; otherwise the reason of the failure, in one line.
     """
-    counters = self.moved[key.partition("@")[0]]
+    counters = self.moved[name_of(key)]
     begun = time.perf_counter()
     try:
-      host = self._from_host(key, counters)
-      # A copy, even where the device could read numpy's memory: a slot then
-      # takes the same memory everywhere.
-      arrays = jax.block_until_ready(
-        jax.device_put(host, self.shardings, may_alias=False)
-      )
+      stored = self._from_host(key, counters)
+      arrays = self._put(stored)
     # Any failure, also of memory, ends only the requests of this expert.
     except BaseException as error:
       counters.failures += 1
-      return " ".join(str(error).split()) or type(error).__name__
+      reason = " ".join(str(error).split()) or type(error).__name__
+      return f"expert {key} could not be loaded: {reason}"
     self._slots[slot] = arrays
     counters.loads += 1
-    counters.bytes += self.slot_bytes
+    counters.bytes += sum(x.nbytes for x in jax.tree.leaves(stored.arrays))
     self._seconds.append(time.perf_counter() - begun)
     return ""
 
-  def _from_host(self, key: str, counters: Moved) -> Any:
-    """Returns an expert's arrays in host memory, read from its file if needed.
-
-    Raises:
-      ValueError: The arrays of the file are not those of the model.
-    """
+  def _from_host(self, key: str, counters: Moved) -> Stored:
+    """Returns an expert in host memory, read from its file if necessary."""
     with self._lock:
       found = self._host.pop(key, None)
     if found is None:
       found = self._read(key)
+      if found.form == WHOLE:
+        found = Stored(WHOLE, self.device.on_host(found.arrays))
       counters.files += 1
-      self._check(key, found)
     if self._num_host:
       with self._lock:
         while len(self._host) >= self._num_host:
@@ -155,30 +164,19 @@ class ExpertWeights:
         self._host[key] = found
     return found
 
-  def _check(self, key: str, found: Any) -> None:
-    """Raises ValueError unless arrays have the model's shapes and dtypes."""
-    types = jax.tree.map(_type, found)
-    if types == self._types:
-      return
-    ours, theirs = (
-      {jax.tree_util.keystr(path): x for path, x in
-       jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_type)}
-      for tree in (self._types, types)
-    )
-    name = min(
-      name for name in ours | theirs if ours.get(name) != theirs.get(name)
-    )
-    raise ValueError(
-      f"expert {key}: {name} is {theirs.get(name, 'missing')}, the model has "
-      f"{ours.get(name, 'no such array')}"
+  def _put(self, stored: Stored) -> Any:
+    """Copies an expert to the device."""
+    if stored.form == WHOLE:
+      return self.device.put(stored.arrays)
+    if self._base[0] != stored.base:
+      assert stored.read_base is not None
+      self._base = "", None  # never two bases on the device
+      self._base = stored.base, self.device.put_base(stored.read_base())
+    return self.device.put_difference(
+      self._base[1], stored.arrays, stored.form
     )
 
 
-def _type(x: Any) -> tuple[str, tuple[int, ...]]:
-  """Returns dtype and shape of an array."""
-  return np.dtype(x.dtype).name, x.shape
-
-
-def _is_type(x: Any) -> bool:
-  """Returns whether a node is a result of `_type`."""
-  return isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], str)
+def name_of(key: str) -> str:
+  """Returns the name of the expert with the key "NAME@REVISION"."""
+  return key.partition("@")[0]

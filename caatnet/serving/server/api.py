@@ -26,6 +26,7 @@ from caatnet.inference.transcripts import Transcript
 from caatnet.serving import requests as serving
 from caatnet.serving.engine.device import Drawn
 from caatnet.serving.server import fields, responses
+from caatnet.serving.server.catalog import AUTO, Models
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.fields import Asked
 from caatnet.serving.server.service import Call, Choice, Service

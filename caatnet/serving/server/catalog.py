@@ -1,0 +1,203 @@
+"""Names of a server's models, and the weights that answer a request.
+
+A server of one model has one name. A server of experts has one name per expert,
+and ``auto`` for the choice of its router. A request is answered by the revision
+of an expert that was current when it arrived: the revision stays readable until
+its last request has ended, even if the expert is replaced or removed.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import threading
+from typing import Protocol
+
+from caatnet.serving.engine.expert_weights import Stored
+from caatnet.serving.experts import WHOLE, Entry, Library
+from caatnet.serving.router import Router
+from caatnet.serving.server.errors import ApiError
+
+AUTO = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+  """Model that answers a request.
+
+  Attributes:
+    name: Name of the model in the response.
+    key: Key of the expert, "NAME@REVISION"; "" for a server of one model.
+  """
+
+  name: str
+  key: str = ""
+
+
+class Models(Protocol):
+  """Models of a server; its methods are called in asyncio's event loop."""
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names that requests can have."""
+    ...
+
+  def open(self, name: str, text: Callable[[], str]) -> Opened:
+    """Returns the model for a request, which must be closed.
+
+    Args:
+      name: One of `names`.
+      text: Returns the text of the prompt.
+
+    Raises:
+      ApiError: The model is not available.
+    """
+    ...
+
+  def close(self, opened: Opened) -> None:
+    """Ends a request."""
+    ...
+
+
+class OneModel:
+  """The only model of a server."""
+
+  def __init__(self, name: str) -> None:
+    """Sets the name of the model."""
+    self.names = (name,)
+
+  def open(self, name: str, text: Callable[[], str]) -> Opened:
+    """Returns the model."""
+    del text
+    return Opened(name)
+
+  def close(self, opened: Opened) -> None:
+    """Ends a request."""
+
+
+@dataclasses.dataclass
+class _Revision:
+  """Revision of an expert.
+
+  Attributes:
+    read: Reads the weights from an open file; None after a failure, so that the
+      next request opens the file again, which may have been repaired.
+    num_open: Number of open requests.
+  """
+
+  read: Callable[[], Stored] | None = None
+  num_open: int = 0
+
+
+class Catalog:
+  """Experts of a library, by name and by key.
+
+  Attributes:
+    library: Directory of the experts.
+    router: Selects the expert of a prompt; None without a router.
+  """
+
+  def __init__(self, library: Library, router: Router | None) -> None:
+    """Starts without open requests."""
+    self.library, self.router = library, router
+    # Also read by the thread of loads.
+    self._revisions: dict[str, _Revision] = {}
+    self._lock = threading.Lock()
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names that requests can have: experts, and ``auto`` with a router."""
+    self.library.refresh()
+    return ((AUTO,) if self.router else ()) + self.library.names
+
+  @property
+  def entries(self) -> tuple[Entry, ...]:
+    """Experts of the library, in the order of its list."""
+    self.library.refresh()
+    return self.library.entries
+
+  def open(self, name: str, text: Callable[[], str]) -> Opened:
+    """Returns the current revision of an expert; see `Models`."""
+    try:
+      if name == AUTO:
+        assert self.router is not None
+        name = self.router.route(text().encode(), self.entries)
+      key = self.key(name)
+    except ValueError as error:
+      raise ApiError(500, str(error), "expert_failed", "model") from error
+    with self._lock:
+      self._revisions[key].num_open += 1
+    return Opened(name, key)
+
+  def key(self, name: str) -> str:
+    """Returns the key of an expert's current revision, which `read` accepts.
+
+    Raises:
+      ValueError: There is no such expert, or its file is missing or damaged.
+    """
+    self.library.refresh()
+    key = key_of(self.library.entry(name))
+    revision = self._revisions.get(key)
+    if revision is None or revision.read is None:
+      key, read = self._reader(name)
+      with self._lock:
+        self._revisions.setdefault(key, _Revision()).read = read
+    return key
+
+  def _reader(self, name: str) -> tuple[str, Callable[[], Stored]]:
+    """Returns an expert's current key, and a function that reads its weights.
+
+    The files stay open until the function is deleted.
+    """
+    library = self.library
+    revision, load = library.read(name)
+    key, form = f"{name}@{revision}", library.form(name)
+    if form == WHOLE:
+      return key, lambda: Stored(form, load())
+    base = library.base(name)
+    base_revision, load_base = library.read(base)
+    return key, lambda: Stored(
+      form, load(), f"{base}@{base_revision}", load_base
+    )
+
+  def close(self, opened: Opened) -> None:
+    """Ends a request."""
+    with self._lock:
+      self._revisions[opened.key].num_open -= 1
+
+  def retire(self) -> list[str]:
+    """Forgets revisions without requests that were replaced or removed.
+
+    Returns:
+      Keys of the forgotten revisions.
+    """
+    current = set(map(key_of, self.library.entries))
+    with self._lock:
+      keys = [
+        key for key, revision in self._revisions.items()
+        if not revision.num_open and key not in current
+      ]
+      for key in keys:
+        del self._revisions[key]
+    return keys
+
+  def read(self, key: str) -> Stored:
+    """Reads the weights of a revision; called by the thread of loads.
+
+    Raises:
+      ValueError: The revision was removed, or its file is damaged.
+    """
+    with self._lock:
+      revision = self._revisions.get(key)
+      read = revision and revision.read
+    if not read:
+      raise ValueError("it was removed, or its last load failed")
+    try:
+      return read()
+    except Exception:
+      with self._lock:
+        revision.read = None
+      raise
+
+
+def key_of(entry: Entry) -> str:
+  """Returns the key of an expert's revision: "NAME@REVISION"."""
+  return f"{entry.name}@{entry.revision}"
