@@ -2,7 +2,7 @@
 
 All sets of weights of a model have equal shapes and shardings. Each copy makes
 new buffers. A set that is stored as a difference from a base is copied as the
-difference and restored on the device (`caatnet.inference.differences`).
+difference and restored on the device (`caatnet.serving.differences`).
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.inference import differences
 from caatnet.inference.weights import (
   Weights,
   abstract_weights,
@@ -90,7 +89,7 @@ class DeviceWeights:
 
     Args:
       base: Result of `put_base`; not changed.
-      stored: Result of `caatnet.inference.differences.encode`.
+      stored: Result of `caatnet.serving.differences.encode`.
       form: Form of the difference.
     """
     specs = _specs_of(stored, self._program.whole_specs)

@@ -6,10 +6,10 @@ of an expert that was current when it arrived: the revision stays readable until
 its last request has ended, even if the expert is replaced or removed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 from caatnet.serving.engine.expert_weights import Stored
 from caatnet.serving.experts import WHOLE, Entry, Library
@@ -33,7 +33,13 @@ class Opened:
 
 
 class Models(Protocol):
-  """Models of a server; its methods are called in asyncio's event loop."""
+  """Models of a server; its methods are called in asyncio's event loop.
+
+  Attributes:
+    title: Title of the server's page.
+  """
+
+  title: str
 
   @property
   def names(self) -> tuple[str, ...]:
@@ -56,13 +62,26 @@ class Models(Protocol):
     """Ends a request."""
     ...
 
+  def retire(self) -> Sequence[str]:
+    """Returns keys of experts whose weights are not needed any more."""
+    ...
+
+  def details(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns further fields of a model in /v1/models.
+
+    Args:
+      name: One of `names`.
+      state: Snapshot of the server (`caatnet.serving.server.snapshot`).
+    """
+    ...
+
 
 class OneModel:
   """The only model of a server."""
 
   def __init__(self, name: str) -> None:
     """Sets the name of the model."""
-    self.names = (name,)
+    self.names, self.title = (name,), name
 
   def open(self, name: str, text: Callable[[], str]) -> Opened:
     """Returns the model."""
@@ -71,6 +90,15 @@ class OneModel:
 
   def close(self, opened: Opened) -> None:
     """Ends a request."""
+
+  def retire(self) -> Sequence[str]:
+    """Returns no keys: the weights stay."""
+    return ()
+
+  def details(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns no further fields."""
+    del name, state
+    return {}
 
 
 @dataclasses.dataclass
@@ -93,11 +121,14 @@ class Catalog:
   Attributes:
     library: Directory of the experts.
     router: Selects the expert of a prompt; None without a router.
+    title: Title of the server's page.
   """
 
-  def __init__(self, library: Library, router: Router | None) -> None:
+  def __init__(
+    self, library: Library, router: Router | None, title: str = "experts"
+  ) -> None:
     """Starts without open requests."""
-    self.library, self.router = library, router
+    self.library, self.router, self.title = library, router, title
     # Also read by the thread of loads.
     self._revisions: dict[str, _Revision] = {}
     self._lock = threading.Lock()
@@ -178,6 +209,25 @@ class Catalog:
       for key in keys:
         del self._revisions[key]
     return keys
+
+  def details(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an expert's kind, description, origin, revision and tier.
+
+    The tier is "device", "loading" (to the device), "host" or "file".
+    """
+    if name == AUTO:
+      return {"description": "the expert that the router selects"}
+    entry, experts = self.library.entry(name), state["experts"]
+    key, tier = key_of(entry), "file"
+    if key in experts["host"]:
+      tier = "host"
+    for slot in experts["slots"]:
+      if slot["expert"] == key:
+        tier = "device" if slot["state"] == "ready" else "loading"
+    return {
+      "kind": entry.kind, "description": entry.description,
+      "origin": entry.origin, "revision": entry.revision, "tier": tier,
+    }
 
   def read(self, key: str) -> Stored:
     """Reads the weights of a revision; called by the thread of loads.

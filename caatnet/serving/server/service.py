@@ -215,6 +215,11 @@ class Service:
     return self.engine.scheduler
 
   @property
+  def scores(self) -> bool:
+    """Whether prompts can be scored."""
+    return self._scorer is not None
+
+  @property
   def num_open(self) -> int:
     """Number of sequences that have not ended."""
     return sum(call.num_open for call in self.calls)

@@ -1,0 +1,10 @@
+"""Compositions of experts: training of router and experts, and evaluation."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "library": ["add_run", "read_params"],
+  "report": ["report"],
+  "routing": ["accuracy", "train_router"],
+  "training": ["run"],
+})

@@ -1,0 +1,102 @@
+"""Runs as experts of a library: any checkpoint with the base's model."""
+
+import os
+from typing import Any
+
+from etils import epath
+import jax
+import numpy as np
+
+from caatnet.config import experiments
+from caatnet.serving import differences
+from caatnet.serving.experts import WHOLE, Library
+from caatnet.train import files, records, tokenizer
+from caatnet.train.checkpoint import export, start
+
+_BASE = "base"
+
+
+def read_params(
+  workdir: str | os.PathLike[str], step: int | None = None
+) -> dict[str, Any]:
+  """Returns a run's parameters as numpy arrays, as `Library.add` takes them.
+
+  Args:
+    workdir: Folder of a run, or of weights that launch.convert converted.
+    step: Step of the checkpoint; None for the newest one.
+
+  Raises:
+    FileNotFoundError: There is no such run or checkpoint.
+    ValueError: A file is damaged.
+  """
+  experiment = experiments.from_folder(workdir)
+  params, _ = export.read(experiment, workdir, step)
+  return jax.tree.map(lambda x: np.asarray(x, np.float32), params)
+
+
+def create(
+  path: str | os.PathLike[str], workdir: str | os.PathLike[str],
+  step: int | None = None,
+) -> Library:
+  """Creates a library whose first expert, "base", is a run's checkpoint.
+
+  The library has the config and the tokenizer of the run, which all experts
+  share. An existing library is opened.
+
+  Args:
+    path: Directory of the library.
+    workdir: Folder of the run.
+    step: Step of the checkpoint; None for the newest one.
+  """
+  library = Library.create(path)
+  folder = epath.Path(path)
+  if not (folder / "config.json").exists():
+    tokenizer.keep(folder, tokenizer.load(workdir))
+    records.write_json(
+      folder / "config.json", records.read_config(files.folder(workdir))
+    )
+  if _BASE not in library.names:
+    add_run(library, _BASE, workdir, step, origin="base",
+            description="trained on all kinds of text")
+  return library
+
+
+def add_run(
+  library: Library,
+  name: str,
+  workdir: str | os.PathLike[str],
+  step: int | None = None,
+  *,
+  form: str = WHOLE,
+  rank: int = 8,
+  **options: str,
+) -> str:
+  """Adds a run's checkpoint to a library that `create` has created.
+
+  Args:
+    library: The library.
+    name: Name of the expert.
+    workdir: Folder of a run, or of weights that launch.convert converted.
+    step: Step of the checkpoint; None for the newest one.
+    form: Form in which it is stored, one of `caatnet.serving.experts.FORMS`.
+    rank: Rank of the form "low_rank".
+    **options: "kind", "description" and "origin" of `Library.add`.
+
+  Returns:
+    The revision of the expert.
+
+  Raises:
+    FileNotFoundError: There is no such run or checkpoint.
+    ValueError: The run has another model or tokenizer, or a file is damaged.
+  """
+  ours = records.read_config(epath.Path(library.path))
+  theirs = records.read_config(files.folder(workdir))
+  start.check_model(f"expert {name!r}: {workdir}", theirs, ours)
+  params = read_params(workdir, step)
+  if form != WHOLE:
+    params = differences.encode(params, library.read(_BASE)[1](), form, rank)
+  tokens = tokenizer.load(workdir)
+  identity = tokens.identity if tokens.files else ""
+  return library.add(
+    name, params, form=form, base=_BASE, tokenizer=identity, **options
+  )
