@@ -22,6 +22,7 @@ from caatnet.serving.engine.engine import replay
 from caatnet.serving.options import DEFAULTS, ServingOptions
 from caatnet.serving.requests import Request
 from caatnet.serving.server import client, http, start
+from caatnet.serving.server.catalog import OneModel
 from caatnet.show import servers, tables
 
 
@@ -91,7 +92,8 @@ def _served(
   """Returns the measurements of a client in another process."""
   listener = http.bound("127.0.0.1", 0)
   server = start.server(
-    serving.engine(decoder, chosen), decoder, Bytes(), chosen, "benchmark", "",
+    serving.engine(decoder, chosen), decoder, Bytes(), chosen,
+    OneModel("benchmark"), "",
     serving.page_bytes(decoder), print,
   )
   thread = threading.Thread(target=server.serve_on, args=(listener,))

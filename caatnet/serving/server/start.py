@@ -10,6 +10,7 @@ from caatnet.inference.scoring import Scorer
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.options import ServingOptions
 from caatnet.serving.server.api import Api, Bounds
+from caatnet.serving.server.catalog import Models, OneModel
 from caatnet.serving.server.http import Server
 from caatnet.serving.server.metrics import Metrics
 from caatnet.serving.server.service import Service
@@ -40,7 +41,7 @@ def key(path: str, flag: str = "api_key_file") -> str:
 
 def api(
   engine: Engine, decoder: Decoder, tokenizer: Tokenizer,
-  chosen: ServingOptions, name: str, key: str, page_bytes: int,
+  chosen: ServingOptions, models: Models, key: str, page_bytes: int,
 ) -> Api:
   """Returns the HTTP interface to an idle engine.
 
@@ -49,7 +50,7 @@ def api(
     decoder: The model and its cache.
     tokenizer: Tokenizer of the model.
     chosen: Limits of the server.
-    name: Name of the model.
+    models: Models by name.
     key: API key; "" for none.
     page_bytes: Bytes of a page over all layers and ranks.
   """
@@ -59,18 +60,20 @@ def api(
     capacity.batch + chosen.queue, chosen.choices, chosen.max_tokens,
     chosen.body_bytes, chosen.read_s,
   )
-  # One prompt at a time, so that decoding waits for one prompt at most.
-  scorer = Scorer(decoder.program, decoder.weights, capacity.context, 1)
+  scorer = None
+  if isinstance(models, OneModel):
+    # One prompt at a time, so that decoding waits for one prompt at most.
+    scorer = Scorer(decoder.program, decoder.weights, capacity.context, 1)
   metrics = Metrics(page_bytes, decoder.state_bytes)
   service = Service(engine, metrics, scorer)
-  return Api(service, tokenizer, name, bounds, key)
+  return Api(service, tokenizer, models, bounds, key)
 
 
 def server(
   engine: Engine, decoder: Decoder, tokenizer: Tokenizer,
-  chosen: ServingOptions, name: str, key: str, page_bytes: int,
+  chosen: ServingOptions, models: Models, key: str, page_bytes: int,
   say: Callable[[str], None],
 ) -> Server:
   """Returns a server of `api`, which prints its messages with ``say``."""
-  made = api(engine, decoder, tokenizer, chosen, name, key, page_bytes)
+  made = api(engine, decoder, tokenizer, chosen, models, key, page_bytes)
   return Server(made, chosen.read_s, chosen.write_s, chosen.drain_s, say)

@@ -22,6 +22,7 @@ from caatnet.models.paged import CacheShape
 from caatnet.serving.generate import Generation
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.server import http, start
+from caatnet.serving.server.catalog import OneModel
 from tests.caatnet.inference.decoding_test import put
 from tests.caatnet.models.transformer_test import make_program
 from tests.caatnet.serving import generate_test
@@ -127,7 +128,7 @@ def running(
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
   server = start.server(
     serving.engine(model, chosen), model, tokens or tokenizer(template), chosen,
-    "small", key, serving.page_bytes(model), print,
+    OneModel("small"), key, serving.page_bytes(model), print,
   )
   thread = threading.Thread(target=server.serve_on, args=(listener,))
   thread.start()
