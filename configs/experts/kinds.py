@@ -32,14 +32,14 @@ def get_config(size: str = "study") -> ml_collections.ConfigDict:
   if size == "study":
     config.data.seq_len = 256
     config.data.validation_windows = 96
-    config.train.num_steps = 800
-    config.train.checkpoint_every = 50
-    config.train.eval_every = 800
+    config.train.num_steps = 500
+    config.train.checkpoint_every = 40
+    config.train.eval_every = 500
   else:
     config.kinds.count = 3
     config.kinds.size_bytes = 150_000
     config.kinds.least_bytes = 50_000
     config.kinds.expert_steps = 8
     config.kinds.prompt_bytes = 16
-    config.kinds.experts = 20
+    config.kinds.experts = 8
   return config

@@ -5,9 +5,9 @@ of the requests that wait, in the order of service. A new policy is a function
 and a row of `EVICTIONS`.
 
 `farthest` evicts the resident whose next request is farthest. Given the experts
-of waiting requests it looks ahead over the queue; given all later requests it
-is Belady's policy (IBM Systems Journal 1966), whose number of misses is the
-minimum.
+of waiting requests it looks ahead over the queue, beyond which it assumes that
+less frequent experts are requested later. Given all later requests it is
+Belady's policy (IBM Systems Journal 1966), whose number of misses is minimal.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +53,7 @@ def least_frequent(
 def farthest(residents: Sequence[Resident], queue: Iterable[str]) -> Resident:
   """Returns the resident whose next request is farthest.
 
-  Residents without a request in the queue are evicted first, the least recent
+  Residents without a request in the queue are evicted first, the least frequent
   of them.
 
   Example:
@@ -68,7 +68,7 @@ def farthest(residents: Sequence[Resident], queue: Iterable[str]) -> Resident:
     if len(left) == 1:
       break
     left.pop(expert, None)
-  return least_recent(list(left.values()), ())
+  return least_frequent(list(left.values()), ())
 
 
 EVICTIONS: dict[str, Eviction] = {

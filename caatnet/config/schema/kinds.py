@@ -35,7 +35,7 @@ class Kinds:
     300_000, "Training text of a kind in bytes, below which it is left out.",
     COUNT,
   )
-  expert_steps: int = field(200, "Training steps of an expert.", COUNT)
+  expert_steps: int = field(120, "Training steps of an expert.", COUNT)
   learning_rate: float = field(
     1e-3, "Highest learning rate of experts, and of the base that is trained "
     "further on all kinds.", POSITIVE,

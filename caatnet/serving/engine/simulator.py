@@ -97,7 +97,8 @@ class Simulator:
   Attributes:
     costs: Times of its cost model.
     busy_s: Seconds in which a step was computed.
-    exposed_s: Seconds in which a load ran and no step was computed.
+    loaded_s: Seconds of loads.
+    exposed_s: Seconds of loads in which no step was computed.
   """
 
   def __init__(
@@ -121,7 +122,7 @@ class Simulator:
         which a step may begin, since it reads the last weights later.
     """
     self.costs = SimulatedCosts(steps, copies, most)
-    self.busy_s = self.exposed_s = 0.0
+    self.busy_s = self.loaded_s = self.exposed_s = 0.0
     self._draw, self._delay, self._load_s = draw, delay, load_s
     self._now = 0.0
     self._free_s = 0.0
@@ -172,6 +173,7 @@ class Simulator:
     """Enqueues a load; see `executor.Executor`."""
     begin = max(self._now, self._loads[-1][1] if self._loads else 0.0)
     seconds, until_step_s = self._load_s(load)
+    self.loaded_s += seconds
     self._loads.append((begin, begin + seconds))
     self._end(Event(begin + until_step_s, load=load))
 

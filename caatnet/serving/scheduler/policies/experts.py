@@ -11,8 +11,11 @@ evicts an expert with requests has to pay: it starts when
 so that the requests of the absent expert have waited as long in total as the
 others will (the break-even rule of the ski rental problem), or when the absent
 expert has had no step for `deadline_s`. Overdue experts are served in the order
-of their last steps. An expert that was loaded has at least one step before it
-is evicted.
+of their last steps. An expert with requests is not evicted within
+patience x switch_s of its first step after a load. With N experts and deadline
+D, each expert with requests thus has a step at least every
+
+    D + N (load + patience x switch_s + a few steps).
 
 Experts with a slot have steps in turn; their requests are admitted in the order
 of arrival. Requests of an evicted expert keep their pages until others need
@@ -72,6 +75,8 @@ class Experts(ClientLines):
     self._since: dict[Hashable, float] = {}
     # Number of each expert's last step.
     self._turns: dict[Hashable, int] = {}
+    # Time of each expert's first step after its last load.
+    self._first: dict[Hashable, float] = {}
     self._num_steps = self._num_loading = 0
     self._loads: list[Load] = []
     # Selected load, which begins when no step reads its slot any more. No step
@@ -138,8 +143,7 @@ class Experts(ClientLines):
       overdue = waited_s >= self._deadline_s
       if busy and not self._prefetch and not overdue:
         return
-      # An expert that was loaded has a step before it is evicted.
-      keep = [e for e in present if slots.ready(e) and slots.fresh(e)]
+      keep = [e for e in present if slots.ready(e) and self._keeps(e)]
       slot = slots.candidate(queue, keep)
       if slot is None:
         return
@@ -148,6 +152,13 @@ class Experts(ClientLines):
       if overdue or present[expert] * waited_s >= cost:
         self._next = Load(expert, slot)
         self._begin_next()
+
+  def _keeps(self, expert: Hashable) -> bool:
+    """Returns whether an expert with a slot and requests must keep the slot."""
+    least_s = self._patience * self._switch_s
+    return (
+      self.slots.fresh(expert) or self._now - self._first[expert] < least_s
+    )
 
   def _begin_next(self) -> None:
     """Begins the selected load if no step reads its slot any more."""
@@ -177,6 +188,7 @@ class Experts(ClientLines):
     """Returns the slot of the step's expert, and marks it as in use."""
     expert = self.current
     slot = self.slots.find(expert)
+    self._note_first(expert)
     self.slots.use(slot)
     self._since[expert], self._turns[expert] = self._now, self._num_steps
     self._num_steps += 1
@@ -187,6 +199,13 @@ class Experts(ClientLines):
     self.slots.release(weights)
 
   def admitted(self, request: Request, num_read: int) -> None:
-    """Counts the request as a hit or a miss."""
+    """Counts a request as a hit or a miss at its first admission."""
     del num_read
-    self.slots.touch(self.slots.find(request.expert))
+    self._note_first(request.expert)
+    if not request.num_preempted:
+      self.slots.touch(self.slots.find(request.expert))
+
+  def _note_first(self, expert: Hashable) -> None:
+    """Stores the time if the expert has had no step since its last load."""
+    if self.slots.fresh(expert):
+      self._first[expert] = self._now
