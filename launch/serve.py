@@ -20,7 +20,7 @@ config.inference.batch is the number of concurrent sequences; in config.serving:
   queue, choices, max_tokens, body_bytes, read_s, write_s, drain_s: limits
 
 --help_config explains each key. Models with one state per sequence, such as
-configs/recurrent, are served without reuse.
+configs/recurrent, are served without reuse. --config serves experts.
 """
 
 from absl import flags
@@ -38,6 +38,7 @@ flags.DEFINE_string(
 
 
 def main() -> int:
+  from caatnet.composition import library
   from caatnet.config import experts, serving
   from caatnet.serving.engine import warm_up
   from caatnet.show import servers
@@ -53,19 +54,18 @@ def main() -> int:
   listener = http.bound(FLAGS.host, FLAGS.port)
   warm_up.keep_programs(FLAGS.programs)
   key = start.key(FLAGS.api_key_file)
+  mesh, say = options.mesh(), servers.say
   if FLAGS.config is not None:
-    made = experts.build(FLAGS.config, options.mesh(), servers.say)
+    made = experts.build(FLAGS.config, mesh, say, library.put)
   else:
-    made = serving.one_model(FLAGS.workdir, FLAGS.name, options.mesh(),
-                             options.overrides(), FLAGS.step)
+    made = serving.one_model(
+      FLAGS.workdir, FLAGS.name, mesh, options.overrides(), FLAGS.step
+    )
   if notice := serving.reuse_notice(made.decoder, made.chosen):
-    servers.say(notice)
+    say(notice)
   if FLAGS.warm_up:
     warm_up.prepare(made.engine.executor, servers.progress)
-  server = start.server(
-    made.engine, made.decoder, made.tokenizer, made.chosen, made.models, key,
-    serving.page_bytes(made.decoder), servers.say,
-  )
+  server = start.server(made, key, serving.page_bytes(made.decoder), say)
   servers.announce(
     made.models.title, listener, serving.describe(made.decoder, made.engine),
     made.chosen, bool(key),
@@ -74,9 +74,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-  options.run(
-    main, uses=("workdir", "config", "mesh", "cpu_devices", "step", "host",
-                "port"),
-    required=(),
-    changeable=("inference", "serving", "model.max_positions"),
-  )
+  options.run(main, uses=(
+    "workdir", "config", "mesh", "cpu_devices", "step", "host", "port"
+  ), required=(), changeable=("inference", "serving", "model.max_positions"))

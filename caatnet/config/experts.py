@@ -13,13 +13,14 @@ from caatnet.checks import one_of
 from caatnet.config import inference, sections, serving
 from caatnet.config.schema import tree
 from caatnet.config.schema.experts import Experts as Options
-from caatnet.inference.device_weights import DeviceWeights
+from caatnet.serving.engine.device_weights import DeviceWeights
 from caatnet.serving.engine.expert_weights import ExpertWeights
 from caatnet.serving.experts import INDEX, Library
 from caatnet.serving.options import ServingOptions
 from caatnet.serving.router import FILE, Router
 from caatnet.serving.scheduler.policies.experts import Experts
-from caatnet.serving.server.catalog import Catalog
+from caatnet.serving.server.catalog import Catalog, Change, unchangeable
+from caatnet.serving.server.served import Served
 from caatnet.train import records, tokenizer
 from parallel.memory.slots import Slots
 
@@ -31,7 +32,8 @@ def build(
   config: ml_collections.ConfigDict,
   requested_mesh: Mapping[str, int] | None = None,
   say: Callable[[str], None] = print,
-) -> serving.Served:
+  change: Change = unchangeable,
+) -> Served:
   """Opens a library and loads its first experts.
 
   Args:
@@ -39,6 +41,7 @@ def build(
       and with those of a model if ``experts.random`` is not 0.
     requested_mesh: Devices per axis; None for the default assignment.
     say: Prints a line: an expert that cannot be loaded.
+    change: Adds or replaces an expert at run time.
 
   Raises:
     ValueError: If there is no library, no expert can be loaded, there is no
@@ -67,7 +70,7 @@ def build(
   router = None
   if (library.path / FILE).exists():
     router = Router.read(library.path)
-  catalog = Catalog(library, router, library.path.name)
+  catalog = Catalog(library, router, options.pinned, change)
   weights = ExpertWeights(
     device, options.slots, options.host_experts, catalog.read
   )
@@ -79,7 +82,7 @@ def build(
   decoder = serving.sized(made, reserved).decoder_of(device.abstract)
   engine = serving.engine(decoder, chosen, weights, policy)
   tokens = tokenizer.load(library.path)
-  return serving.Served(engine, decoder, catalog, tokens, chosen)
+  return Served(engine, decoder, catalog, tokens, chosen)
 
 
 def _opened(config: ml_collections.ConfigDict, options: Options) -> Library:

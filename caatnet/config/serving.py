@@ -12,7 +12,6 @@ from caatnet.config import inference, sections
 from caatnet.config.inference import Inference
 from caatnet.config.override import override
 from caatnet.config.schema import tree
-from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference import buckets
 from caatnet.inference.decoder import Decoder
 from caatnet.serving.cache.host_cache import HostCache
@@ -25,7 +24,8 @@ from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.policies.base import Policy
 from caatnet.serving.scheduler.scheduler import Scheduler
-from caatnet.serving.server.catalog import Models, OneModel
+from caatnet.serving.server.catalog import OneModel
+from caatnet.serving.server.served import Served
 from caatnet.train import files, tokenizer
 
 # Ratio of consecutive batch sizes of decodes. Each batch size needs a compiled
@@ -34,25 +34,6 @@ FACTOR = 16
 # Largest shares of free memory for the cache and for the host cache.
 _CACHE_SHARE, _HOST_SHARE = 0.5, 0.25
 _SECTION = "serving."
-
-
-@dataclasses.dataclass(frozen=True)
-class Served:
-  """Server before it accepts requests.
-
-  Attributes:
-    engine: Idle engine.
-    decoder: The model and its cache.
-    models: Models by name.
-    tokenizer: Tokenizer of the models.
-    chosen: Options of ``config.serving``.
-  """
-
-  engine: Engine
-  decoder: Decoder
-  models: Models
-  tokenizer: Tokenizer
-  chosen: ServingOptions
 
 
 def options(overrides: str) -> tuple[ServingOptions, str]:

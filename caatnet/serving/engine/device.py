@@ -250,7 +250,7 @@ class DecoderExecutor:
     self._loads: collections.deque[Load] = collections.deque()
     # Steps under way: each function waits for its step and returns the event.
     self._steps: collections.deque[Callable[[], Event]] = collections.deque()
-    # Ended copies and loads: each function returns the event. None is a wake-up.
+    # Ended copies and loads: functions that return events. None is a wake-up.
     self._ended: queue.SimpleQueue[Callable[[], Event] | None] = (
       queue.SimpleQueue()
     )

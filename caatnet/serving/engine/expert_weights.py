@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from caatnet.inference.device_weights import DeviceWeights
+from caatnet.serving.engine.device_weights import DeviceWeights
 from caatnet.serving.experts import WHOLE
 
 # Recent loads whose median time estimates the next one.

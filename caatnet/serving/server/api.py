@@ -26,7 +26,7 @@ from caatnet.inference.transcripts import Transcript
 from caatnet.serving import requests as serving
 from caatnet.serving.engine.device import Drawn
 from caatnet.serving.server import fields, responses
-from caatnet.serving.server.catalog import Models, Opened
+from caatnet.serving.server.catalog import AUTO, Catalog, Models, Opened
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.fields import Asked
 from caatnet.serving.server.service import Call, Choice, Service
@@ -108,6 +108,12 @@ class Api:
       ("/health", "GET", self._health, False),
       ("/", "GET", self._page, False),
     ]
+    if isinstance(self._models, Catalog):
+      handlers += [
+        ("/v1/experts", "POST", self._add_expert, True),
+        ("/v1/experts/{name}", "PUT", self._replace_expert, True),
+        ("/v1/experts/{name}", "DELETE", self._remove_expert, True),
+      ]
     return Starlette(
       routes=[
         Route(path, self._guarded(handler, closed), methods=[method])
@@ -184,6 +190,65 @@ class Api:
       "owned_by": "caatnet", "max_model_len": self._bounds.context,
       "vocab_size": self._bounds.vocab_size,
     } | self._models.details(name, state)
+
+  async def _add_expert(self, request: Request) -> Response:
+    """Adds an expert from a path of the server's machine."""
+    given = fields.expert(await self._body(request, named=False))
+    if given.name in self._names():
+      raise ApiError(
+        409, f"expert {given.name!r} exists; PUT /v1/experts/{given.name} "
+        "replaces it", "expert_exists", "name",
+      )
+    return await self._change(given.name, False, given)
+
+  async def _replace_expert(self, request: Request) -> Response:
+    """Replaces an expert; its running requests keep their revision."""
+    name = request.path_params["name"]
+    given = fields.expert(await self._body(request, named=False))
+    self._check_expert(name)
+    return await self._change(name, True, given)
+
+  async def _remove_expert(self, request: Request) -> Response:
+    """Removes an expert; its running requests are answered."""
+    name = request.path_params["name"]
+    self._check_expert(name)
+    await self._blocking(self._models.library.remove, name)
+    self._forget()
+    return Json({"id": name, "object": "model", "deleted": True})
+
+  async def _change(
+    self, name: str, replaces: bool, given: fields.Expert
+  ) -> Response:
+    """Adds or replaces an expert, and returns its description."""
+    self._check_changeable()
+    await self._blocking(
+      self._models.change, self._models.library, name, replaces, given.path,
+      given.kind, given.description,
+    )
+    self._forget()
+    return Json(self._card(name, await self.service.state()))
+
+  async def _blocking(self, function: Callable[..., Any], *args: Any) -> None:
+    """Calls a function in a thread; its user errors become responses."""
+    try:
+      await asyncio.to_thread(function, *args)
+    except (ValueError, OSError) as error:
+      raise ApiError(400, str(error), "invalid_expert", "path") from error
+
+  def _check_expert(self, name: str) -> None:
+    """Raises ApiError unless there is such an expert, and it can be changed."""
+    self._check_changeable()
+    if name == AUTO:
+      raise ApiError(400, "auto is the router, not an expert", None, "name")
+    self._check_model(name)
+
+  def _check_changeable(self) -> None:
+    """Raises ApiError unless clients have to send a key."""
+    if not self._key:
+      raise ApiError(
+        403, "experts can be changed only if the server has a key: "
+        "--api_key_file or CAATNET_API_KEY", "no_key",
+      )
 
   def _names(self) -> tuple[str, ...]:
     """Returns the names of the models."""
@@ -386,7 +451,11 @@ class Api:
   def _end(self, opened: Opened) -> None:
     """Ends a request's use of a model, and frees weights without requests."""
     self._models.close(opened)
-    self.service.forget(self._models.retire())
+    self._forget()
+
+  def _forget(self) -> None:
+    """Frees the memory of experts that were replaced or removed."""
+    self.service.forget(self._models.retire(), self._models.pinned)
 
   def _add_choices(
     self, call: Call, request: Request, opened: Opened, asked: Asked,

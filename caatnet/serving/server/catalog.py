@@ -37,9 +37,11 @@ class Models(Protocol):
 
   Attributes:
     title: Title of the server's page.
+    pinned: Keys of the experts that are never evicted.
   """
 
   title: str
+  pinned: frozenset[str]
 
   @property
   def names(self) -> tuple[str, ...]:
@@ -76,8 +78,21 @@ class Models(Protocol):
     ...
 
 
+# Adds an expert from a path of this machine, or replaces it (third argument):
+# (library, name, replaces, path, kind, description).
+Change = Callable[[Library, str, bool, str, str, str], None]
+
+
+def unchangeable(*change: object) -> None:
+  """Raises ValueError: the server has no `Change`."""
+  del change
+  raise ValueError("this server does not add experts")
+
+
 class OneModel:
   """The only model of a server."""
+
+  pinned: frozenset[str] = frozenset()
 
   def __init__(self, name: str) -> None:
     """Sets the name of the model."""
@@ -122,13 +137,23 @@ class Catalog:
     library: Directory of the experts.
     router: Selects the expert of a prompt; None without a router.
     title: Title of the server's page.
+    change: Adds or replaces an expert.
   """
 
   def __init__(
-    self, library: Library, router: Router | None, title: str = "experts"
+    self, library: Library, router: Router | None, pinned: Sequence[str] = (),
+    change: Change = unchangeable,
   ) -> None:
-    """Starts without open requests."""
-    self.library, self.router, self.title = library, router, title
+    """Starts without open requests.
+
+    Args:
+      library: Directory of the experts.
+      router: Selects the expert of a prompt; None without a router.
+      pinned: Names of experts that are never evicted.
+      change: Adds or replaces an expert.
+    """
+    self.library, self.router, self.change = library, router, change
+    self.title, self._pinned = library.path.name, tuple(pinned)
     # Also read by the thread of loads.
     self._revisions: dict[str, _Revision] = {}
     self._lock = threading.Lock()
@@ -193,6 +218,14 @@ class Catalog:
     """Ends a request."""
     with self._lock:
       self._revisions[opened.key].num_open -= 1
+
+  @property
+  def pinned(self) -> frozenset[str]:
+    """Keys of the experts that are never evicted."""
+    return frozenset(
+      key_of(entry) for entry in self.library.entries
+      if entry.name in self._pinned
+    )
 
   def retire(self) -> list[str]:
     """Forgets revisions without requests that were replaced or removed.

@@ -279,15 +279,19 @@ class Service:
       await asyncio.wait([answer], timeout=_PATIENCE_S)
     return self._seen | {"age_s": self.now() - self._seen_s}
 
-  def forget(self, experts: Sequence[str]) -> None:
+  def forget(
+    self, experts: Sequence[str], pinned: frozenset[str] = frozenset()
+  ) -> None:
     """Frees the memory of experts that no later request needs.
 
     Args:
       experts: Keys of revisions without requests. One that is loading keeps its
         slot until it is evicted.
+      pinned: Keys of the experts that are never evicted from now on.
     """
 
     def drop() -> None:
+      self._scheduler.policy.slots.pinned = pinned
       for key in experts:
         self.engine.executor.weights.forget(key)
         self._scheduler.policy.slots.drop(key)

@@ -18,6 +18,7 @@ from caatnet.inference.weights import (
   host_weights,
 )
 from caatnet.program import Program
+from caatnet.serving import differences
 
 
 class DeviceWeights:
