@@ -27,7 +27,7 @@ def get_config(size: str = "trained") -> ml_collections.ConfigDict:
   config.serving = defaults("serving")
   config.serving.policy = "experts"
   config.experts = defaults("experts")
-  config.experts.path = "runs/experts/experts"
+  config.experts.path = "runs/experts/library"
   config.experts.slots = 8
   if size == "random":
     config.experts.path = "runs/random_experts"

@@ -53,8 +53,10 @@ def of_experts(slots: Slots, weights: ExpertWeights) -> dict[str, Any]:
     name: {"hits": 0, "misses": 0} | dataclasses.asdict(moved)
     for name, moved in list(weights.moved.items())
   }
-  for kind in ("hits", "misses"):
-    for key, count in getattr(slots.counts, kind).items():
+  for kind, by_key in (
+    ("hits", slots.counts.hits_of), ("misses", slots.counts.misses_of)
+  ):
+    for key, count in by_key.items():
       counters[name_of(key)][kind] += count
   return {
     "slots": [
