@@ -117,24 +117,25 @@ def _preloaded(
   say: Callable[[str], None],
 ) -> Slots:
   """Loads the pinned experts, and others until the slots are full."""
-  keys = {}
+  slots = Slots(
+    options.slots, options.eviction, [*map(catalog.key, options.pinned)]
+  )
   for name in dict.fromkeys((*options.pinned, *catalog.library.names)):
+    if slots.counts.loads == len(slots):
+      break
     try:
-      keys[name] = catalog.key(name)
+      key = catalog.key(name)
     except ValueError as error:  # its requests will fail with this error
       say(f"warning: {error}")
-  pinned = [keys[name] for name in options.pinned if name in keys]
-  slots = Slots(options.slots, options.eviction, pinned)
-  for key in keys.values():
+      continue
     slot = slots.reserve(key)
-    if slot is None:
-      break
+    assert slot is not None
     if error := weights.load(key, slot):
       say(f"warning: {error}")
       slots.failed(slot)
     else:
       slots.loaded(slot)
-  if weights.load_s == 0:
+  if not slots.counts.loads:
     raise ValueError(f"{catalog.library.path}: no expert could be loaded")
   return slots
 

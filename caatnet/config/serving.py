@@ -184,8 +184,10 @@ def engine(
   # Sequences with states cannot start from another sequence's pages.
   reuse = chosen.reuse and shape.shares_prefixes
   pages = Pages(shape.num_pages, shape.page_size, reuse)
+  if policy is None:
+    policy = registry.make(chosen.policy, pages)
   scheduler = Scheduler(
-    limits, policy or registry.make(chosen.policy, pages), pages,
+    limits, policy, pages,
     HostCache(
       host_pages, shape.page_size, reserve=True, paged=shape.paged,
       states=bool(shape.states),
