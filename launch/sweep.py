@@ -4,10 +4,7 @@ r"""Trains one run per override and seed; the same command resumes a sweep.
     --mesh=tensor:1
   python -m launch.sweep --config=configs/caatnet/tiny.py:test \
     --grid="sync.p=1.0,0.5 parallel.tensor=2,4" --seeds=0,1
-  python -m launch.sweep --config=configs/experts/kinds.py
-
-The last one trains a router and experts for kinds of text, and writes the
-library that launch.serve reads.
+  python -m launch.sweep --config=configs/experts/kinds.py  # router, experts
 """
 
 import math
