@@ -86,7 +86,7 @@ def add_run(
     step: Step of the checkpoint; None for the newest one.
     form: Form in which it is stored, one of `caatnet.serving.experts.FORMS`.
     rank: Rank of the form "low_rank".
-    experiment: As for `read_params`.
+    experiment: Argument of `read_params`.
     **options: "kind", "description" and "origin" of `Library.add`.
 
   Returns:

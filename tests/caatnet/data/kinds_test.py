@@ -89,7 +89,7 @@ def test_long_documents_end_at_a_line(tmp_path):
 
 
 def test_held_out_copies_of_training_text_are_left_out(tmp_path):
-  """As licences, which differ in one line."""
+  """Licences, for example, differ in one line only."""
   for index in range(40):
     text = f"Copyright {index} {document(index)[:20]}\n" + document(1000)
     (tmp_path / f"{index}.txt").write_text(text)
