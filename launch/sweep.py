@@ -4,10 +4,7 @@ r"""Trains one run per override and seed; the same command resumes a sweep.
     --mesh=tensor:1
   python -m launch.sweep --config=configs/caatnet/tiny.py:test \
     --grid="sync.p=1.0,0.5 parallel.tensor=2,4" --seeds=0,1
-  python -m launch.sweep --config=configs/experts/kinds.py
-
-The last one trains a router and experts for kinds of text, and writes the
-library that launch.serve reads.
+  python -m launch.sweep --config=configs/experts/kinds.py  # router, experts
 """
 
 import math
@@ -61,10 +58,8 @@ def main() -> None:
     print(f"run {index + 1} of {len(runs)}: {point} seed={run_config.seed}")
 
     def count_bytes(run_config=run_config, mesh=everywhere[index]):
-      experiment = experiments.build(run_config, mesh)
-      return traffic.communication_per_step(
-        experiment, traffic.lower_steps(experiment)
-      )
+      made = experiments.build(run_config, mesh)
+      return traffic.communication_per_step(made, traffic.lower_steps(made))
 
     experiment = experiments.build(run_config, options.mesh())
     row = sweep.run_point(experiment, point, workdir, count_bytes)
@@ -78,10 +73,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(
-    main,
-    uses=(
-      "config", "workdir", "mesh", "cpu_devices", "coordinator",
-      "num_processes", "process_id",
-    ),
-  )
+  options.run(main, uses=(
+    "config", "workdir", "mesh", "cpu_devices", "coordinator", "num_processes",
+    "process_id",
+  ))

@@ -219,6 +219,10 @@ RULES = {
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
+  "caatnet.serving.differences": (
+    ("caatnet.serving.experts", "parallel.kernels"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
   "caatnet.serving.generate": (
     ("caatnet.data", "caatnet.inference", "caatnet.serving"),
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
@@ -273,6 +277,16 @@ RULES = {
       "parallel",
     ),
     ("absl",),
+  ),
+  "caatnet.composition": (
+    (
+      "caatnet.config",
+      "caatnet.data",
+      "caatnet.serving",
+      "caatnet.show",
+      "caatnet.train",
+    ),
+    ("flax", "absl", "pydantic"),
   ),
   "caatnet.studies": (
     (

@@ -7,7 +7,8 @@ the router, the true kind ("oracle") or chance ("random") selects.
 Shape legend: N = sequences of a kind, T = tokens of a sequence.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 from typing import Any
 
 from etils import epath
@@ -22,11 +23,12 @@ from caatnet.data.sources import SEPARATOR
 from caatnet.serving import differences
 from caatnet.serving.router import Router
 from caatnet.train import evaluate, records
+from caatnet.train.experiment import Experiment
 
-_FORMS = ("whole", "int8", "int4")
+_CODES = ("whole", "int8", "int4")
 
 
-def routers(
+def router_of(
   workdir: epath.Path, options: Kinds, texts: Mapping[str, Text], seed: int
 ) -> Router:
   """Returns the router of a seed, which is trained if it does not exist."""
@@ -75,15 +77,22 @@ def of_seed(
   """
   if stored.exists():
     return records.read_json(stored)
-  windows: dict[str, np.ndarray] = {}
-  for kind in texts:
-    experiment = experiments.from_folder(folders[kind])
-    # int32 [N, T + 1]
-    windows[kind] = experiment.data.load(experiment.seed).validation
-  params = {name: library.read_params(path) for name, path in folders.items()}
-  scores = {
-    name: _scores(folders[name], options.prompt_bytes) for name in params
+  # Models of other shapes than the base: only "same".
+  experiment = {
+    name: experiments.from_folder(path) for name, path in folders.items()
     if name in ("base", "same")
+  }
+  params = {
+    name: library.read_params(
+      path, None, experiment["same" if name == "same" else "base"]
+    )
+    for name, path in folders.items()
+  }
+  windows = {
+    kind: _windows(experiment["base"], folders[kind]) for kind in texts
+  }
+  scores = {
+    name: _scores(x, options.prompt_bytes) for name, x in experiment.items()
   }
 
   def losses(tree: Any, kind: str, model: str = "base") -> np.ndarray:
@@ -100,23 +109,8 @@ def of_seed(
     kind: [router.kind(_prompt(x, options.prompt_bytes)) for x in windows[kind]]
     for kind in texts
   }
-  found = {
-    name: {kind: float(x.mean()) for kind, x in by_kind.items()}
-    for name, by_kind in each.items()
-  }
-  found["oracle"] = {kind: found[kind][kind] for kind in texts}
-  found["random"] = {
-    kind: float(np.mean([found[name][kind] for name in texts]))
-    for kind in texts
-  }
-  found["routed"] = {
-    kind: float(np.mean(
-      [each[name][kind][i] for i, name in enumerate(chosen[kind])]
-    ))
-    for kind in texts
-  }
   result = {
-    "losses": found,
+    "losses": _selected(each, chosen),
     "routed_right": {
       kind: float(np.mean([name == kind for name in names]))
       for kind, names in chosen.items()
@@ -125,8 +119,7 @@ def of_seed(
       router, {kind: text.validation for kind, text in texts.items()}, seed=0
     ),
     "parameters": {
-      name: sum(x.size for x in jax.tree.leaves(tree))
-      for name, tree in params.items() if name in ("base", "same")
+      name: x.program.model.num_params for name, x in experiment.items()
     } | {"router": router.num_params},
     "sha256": {kind: text.sha256 for kind, text in texts.items()},
     "forms": _forms(params, options, losses, texts) if with_forms else [],
@@ -135,11 +128,45 @@ def of_seed(
   return records.read_json(stored)  # with texts as keys
 
 
+def _windows(base: Experiment, folder: epath.Path) -> np.ndarray:
+  """Returns the held-out sequences of a run's text, int32 ``[N, T + 1]``."""
+  section = records.read_config(folder)["data"]
+  data = dataclasses.replace(
+    base.data, path=section["path"], validation_path=section["validation_path"]
+  )
+  return data.load(base.seed).validation
+
+
+def _selected(
+  each: Mapping[str, Mapping[str, np.ndarray]],
+  chosen: Mapping[str, Sequence[str]],
+) -> dict[str, dict[str, float]]:
+  """Returns mean losses of all models and of the ways to select an expert.
+
+  Args:
+    each: Losses ``[N]`` by model and kind.
+    chosen: The router's choice for each sequence, by kind.
+  """
+  found = {
+    name: {kind: float(x.mean()) for kind, x in by_kind.items()}
+    for name, by_kind in each.items()
+  }
+  found["oracle"] = {kind: found[kind][kind] for kind in chosen}
+  found["random"] = {
+    kind: float(np.mean([found[name][kind] for name in chosen]))
+    for kind in chosen
+  }
+  found["routed"] = {
+    kind: float(np.mean([each[name][kind][i] for i, name in enumerate(names)]))
+    for kind, names in chosen.items()
+  }
+  return found
+
+
 def _scores(
-  folder: epath.Path, prompt: int
+  experiment: Experiment, prompt: int
 ) -> Callable[[Any, np.ndarray], np.ndarray]:
-  """Returns a function of parameters and windows: mean losses ``[N]``."""
-  experiment = experiments.from_folder(folder)
+  """Returns a function of parameters and sequences: mean losses ``[N]``."""
   scores = evaluate.make_scores(experiment.program, experiment.data.batch_size)
   shardings = experiment.program.layout.shardings(
     experiment.program.whole_specs
@@ -169,7 +196,7 @@ def _forms(
   base = params["base"]
   rows = []
   for form, rank in (
-    *((form, 0) for form in _FORMS), *(("low_rank", r) for r in options.ranks)
+    *((form, 0) for form in _CODES), *(("low_rank", r) for r in options.ranks)
   ):
     sizes, found = [], []
     for kind in texts:

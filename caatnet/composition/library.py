@@ -14,24 +14,29 @@ from caatnet.serving.experts import WHOLE, Library
 from caatnet.serving.weights_file import WeightsFile
 from caatnet.train import files, records, tokenizer
 from caatnet.train.checkpoint import export, start
+from caatnet.train.experiment import Experiment
 
 _BASE = "base"
 
 
 def read_params(
-  workdir: str | os.PathLike[str], step: int | None = None
+  workdir: str | os.PathLike[str],
+  step: int | None = None,
+  experiment: Experiment | None = None,
 ) -> dict[str, Any]:
   """Returns a run's parameters as numpy arrays, as `Library.add` takes them.
 
   Args:
     workdir: Folder of a run, or of weights that launch.convert converted.
     step: Step of the checkpoint; None for the newest one.
+    experiment: The run, or one with the same model and outer loop; None to
+      build it.
 
   Raises:
     FileNotFoundError: There is no such run or checkpoint.
     ValueError: A file is damaged.
   """
-  experiment = experiments.from_folder(workdir)
+  experiment = experiment or experiments.from_folder(workdir)
   params, _ = export.read(experiment, workdir, step)
   return jax.tree.map(lambda x: np.asarray(x, np.float32), params)
 
@@ -72,6 +77,7 @@ def add_run(
   form: str = WHOLE,
   rank: int = 8,
   replace: bool = False,
+  experiment: Experiment | None = None,
   **options: str,
 ) -> str:
   """Adds a run's checkpoint to a library that `create` has created.
@@ -84,6 +90,7 @@ def add_run(
     form: Form in which it is stored, one of `caatnet.serving.experts.FORMS`.
     rank: Rank of the form "low_rank".
     replace: Whether to replace the expert of this name instead.
+    experiment: Argument of `read_params`.
     **options: "kind", "description" and "origin" of `Library.add`.
 
   Returns:
@@ -96,7 +103,7 @@ def add_run(
   ours = records.read_config(epath.Path(library.path))
   theirs = records.read_config(files.folder(workdir))
   start.check_model(f"expert {name!r}: {workdir}", theirs, ours)
-  params = read_params(workdir, step)
+  params = read_params(workdir, step, experiment)
   if form != WHOLE:
     params = differences.encode(params, library.read(_BASE)[1](), form, rank)
   tokens = tokenizer.load(workdir)

@@ -31,7 +31,7 @@ from caatnet.show import render
 from caatnet.train import files, loop, records
 
 BASE, UNION, SAME = "base", "union", "same"
-RESULT = "composition.json"
+RESULT, LIBRARY = "composition.json", "library"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,13 +109,13 @@ def run(
   }
   rows = []
   for seed, of_seed in runs.items():
-    routers = evaluation.routers(workdir, options, found, seed)
+    router = evaluation.router_of(workdir, options, found, seed)
     for index, one in enumerate(of_seed):
       print(f"seed {seed}, run {index + 1} of {len(of_seed)}: {one.name}")
       if not _train(one, mesh):
         return None
     rows.append(evaluation.of_seed(
-      {one.name: one.folder for one in of_seed}, routers, options, found,
+      {one.name: one.folder for one in of_seed}, router, options, found,
       workdir / f"seed{seed}.json", with_forms=len(rows) < options.forms_seeds,
     ))
   result = {"kinds": list(found), "seeds": rows, "left_out": messages}
@@ -182,8 +182,9 @@ def write_library(
   """
   first = next(iter(runs))
   (base, *_) = runs[first]
-  made = library.create(workdir / "experts", base.folder)
-  evaluation.read_router(workdir, first).write(workdir / "experts")
+  made = library.create(workdir / LIBRARY, base.folder)
+  evaluation.read_router(workdir, first).write(workdir / LIBRARY)
+  experiment = experiments.from_folder(base.folder)
   for name, one, step, origin in _experts(runs, first):
     if len(made.names) >= options.experts:
       break
@@ -192,7 +193,7 @@ def write_library(
     expert = one.name not in (BASE, UNION)
     library.add_run(
       made, name, one.folder, step, form=options.form, rank=options.ranks[0],
-      kind=one.name if expert else "", origin=origin,
+      experiment=experiment, kind=one.name if expert else "", origin=origin,
       description=(
         kinds.KINDS[one.name].description if one.name in kinds.KINDS
         else "all kinds of text"

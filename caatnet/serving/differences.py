@@ -11,6 +11,7 @@ are those of `parallel.kernels.codec`.
 """
 
 from collections.abc import Mapping
+import functools
 from typing import Any
 
 import jax
@@ -58,7 +59,7 @@ def encode(
       stored[f"{key}:left"] = u[..., :rank] * s[..., None, :rank]
       stored[f"{key}:right"] = v[..., :rank, :]
     else:
-      encoded = codec.encode(delta, _codec(form, delta.shape[-1]))
+      encoded = _encoded(delta, form)
       stored[f"{key}:codes"] = np.asarray(encoded.payload)
       stored[f"{key}:scales"] = np.asarray(encoded.scales)
   return stored
@@ -102,6 +103,12 @@ def restore(
 def size_bytes(stored: Any) -> int:
   """Returns the size of all arrays of a tree in bytes."""
   return sum(x.nbytes for x in jax.tree.leaves(stored))
+
+
+@functools.partial(jax.jit, static_argnames="form")
+def _encoded(delta: jax.Array, form: str) -> codec.Encoded:
+  """Returns codes and scales of a matrix's rows."""
+  return codec.encode(delta, _codec(form, delta.shape[-1]))
 
 
 def _codec(form: str, width: int) -> codec.Codec:

@@ -9,7 +9,7 @@ trained from it, and two baselines have the same tokens or the same size.
   python -m launch.sweep --config=configs/experts/kinds.py
 
 The same command resumes a stopped sweep. It ends with a report, and with the
-library runs/experts/experts for launch.serve. `kinds.py:test` takes less than a
+library runs/experts/library for launch.serve. `kinds.py:test` takes less than a
 minute.
 """
 

@@ -284,12 +284,17 @@ class Scheduler:
   def _admit(self, now: float, budget: int, chunks: list[Chunk]) -> None:
     """Admits swapped-in requests, then queued ones, as far as there is room."""
     for request in self.swapping.take_arrived():
-      room = self._room(budget, chunks) if self._matches(request) else 0
-      if room and not self.running.full:
-        self._join(request, request.swapped)
-        budget -= self._read_on(request, room, chunks)
-      else:
+      room, matches = self._room(budget, chunks), self._matches(request)
+      full = self.running.full
+      if full and self._keyed and matches:
+        full = not self._displace(request)
+      if full or (matches and not room):
         self.swapping.arrived_later(request)
+        continue
+      # One of another batch key also gets a slot, so that it can be preempted.
+      self._join(request, request.swapped)
+      if matches:
+        budget -= self._read_on(request, room, chunks)
     while room := self._room(budget, chunks):
       taken = len(self.running) + self.swapping.num_arriving
       free = taken < self.limits.slots
@@ -369,7 +374,7 @@ class Scheduler:
     step = Step(
       self.counts.steps, requests, narrow, positions, tuple(chunks),
       slots.tables, self.swapping.take_waited(), drawing, epochs,
-      self.policy.begin_step(),
+      self.policy.begin_step(len(drawing)),
     )
     if self._charged:
       self.policy.served(*slots.clients(drawing))

@@ -109,7 +109,7 @@ def test_damaged_file_fails_alone(library, name, damage):
 ])
 def test_damaged_list_is_refused(library, text):
   (library.path / INDEX).write_text(text)
-  with pytest.raises(ValueError, match="experts.json is damaged"):
+  with pytest.raises(ValueError, match=r"experts\.json is damaged"):
     Library(library.path)
 
 

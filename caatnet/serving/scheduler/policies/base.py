@@ -74,8 +74,13 @@ class Policy:
     del now
     return (None,)
 
-  def begin_step(self) -> int:
-    """Returns the slot of weights that a step of the key `current` reads."""
+  def begin_step(self, num_drawn: int) -> int:
+    """Returns the slot of weights that a step of the key `current` reads.
+
+    Args:
+      num_drawn: Number of tokens that the step draws.
+    """
+    del num_drawn
     return 0
 
   def end_step(self, weights: int) -> None:

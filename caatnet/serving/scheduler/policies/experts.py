@@ -11,11 +11,14 @@ evicts an expert with requests has to pay: it starts when
 so that the requests of the absent expert have waited as long in total as the
 others will (the break-even rule of the ski rental problem), or when the absent
 expert has had no step for `deadline_s`. Overdue experts are served in the order
-of their last steps. An expert with requests is not evicted within
-patience x switch_s of its first step after a load. With N experts and deadline
-D, each expert with requests thus has a step at least every
+of their last steps.
 
-    D + N (load + patience x switch_s + a few steps).
+An expert with requests is not evicted before it has drawn a token since its
+load, nor within min(patience x switch_s, deadline_s) after that. Each load thus
+makes progress, even if the pages of evicted experts are lost, and with N
+experts each expert with requests has a step at least every
+
+    deadline_s + N (load + prefill + min(patience x switch_s, deadline_s)).
 
 Experts with a slot have steps in turn; their requests are admitted in the order
 of arrival. Requests of an evicted expert keep their pages until others need
@@ -75,8 +78,8 @@ class Experts(ClientLines):
     self._since: dict[Hashable, float] = {}
     # Number of each expert's last step.
     self._turns: dict[Hashable, int] = {}
-    # Time of each expert's first step after its last load.
-    self._first: dict[Hashable, float] = {}
+    # Time of the first token that each expert has drawn since its last load.
+    self._drawn: dict[Hashable, float] = {}
     self._num_steps = self._num_loading = 0
     self._loads: list[Load] = []
     # Selected load, which begins when no step reads its slot any more. No step
@@ -160,10 +163,9 @@ class Experts(ClientLines):
 
   def _keeps(self, expert: Hashable) -> bool:
     """Returns whether an expert with a slot and requests must keep the slot."""
-    least_s = self._patience * self._switch_s
-    return (
-      self.slots.fresh(expert) or self._now - self._first[expert] < least_s
-    )
+    least_s = min(self._patience * self._switch_s, self._deadline_s)
+    drawn_s = self._drawn.get(expert)
+    return drawn_s is None or self._now - drawn_s < least_s
 
   def _begin_next(self) -> None:
     """Begins the selected load if no step reads its slot any more."""
@@ -172,6 +174,7 @@ class Experts(ClientLines):
       return
     self._next = None
     if load.expert in self._present:  # else its requests were cancelled
+      self._drawn.pop(self.slots.expert(load.slot), None)
       self.slots.reserve(load.expert, slot=load.slot)
       self._loads.append(load)
       self._num_loading += 1
@@ -189,14 +192,15 @@ class Experts(ClientLines):
     else:
       self.slots.loaded(load.slot)
 
-  def begin_step(self) -> int:
+  def begin_step(self, num_drawn: int) -> int:
     """Returns the slot of the step's expert, and marks it as in use."""
     expert = self.current
     slot = self.slots.find(expert)
-    self._note_first(expert)
     self.slots.use(slot)
     self._since[expert], self._turns[expert] = self._now, self._num_steps
     self._num_steps += 1
+    if num_drawn:
+      self._drawn.setdefault(expert, self._now)
     return slot
 
   def end_step(self, weights: int) -> None:
@@ -206,11 +210,5 @@ class Experts(ClientLines):
   def admitted(self, request: Request, num_read: int) -> None:
     """Counts a request as a hit or a miss at its first admission."""
     del num_read
-    self._note_first(request.expert)
     if not request.num_preempted:
       self.slots.touch(self.slots.find(request.expert))
-
-  def _note_first(self, expert: Hashable) -> None:
-    """Stores the time if the expert has had no step since its last load."""
-    if self.slots.fresh(expert):
-      self._first[expert] = self._now
