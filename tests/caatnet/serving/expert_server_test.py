@@ -112,10 +112,11 @@ def test_concurrent_requests_are_answered_by_their_experts(client):
     assert answer.headers["x-expert"].startswith(f"{name}@")
   after = {n: metric(client, n) for n in ("hits", "misses", "failures")}
   for name in NAMES:
+    # A miss more for each load of an expert evicted while it had requests.
     assert sum(
       after[kind][name] - before[kind].get(name, 0)
       for kind in ("hits", "misses")
-    ) == 4
+    ) >= 4
   # Bytes moved = loads x size, and each load of this test has a miss.
   loads, moved = metric(client, "loads"), metric(client, "bytes")
   (size,) = {moved[name] / loads[name] for name in NAMES}
@@ -241,8 +242,8 @@ def test_damaged_file_fails_only_the_requests_of_its_expert(files, tmp_path):
 
 @pytest.mark.parametrize(("overrides", "message"), [
   ("experts.slots=1000000000", "slots=1000000000 take .* of a device, more"),
-  ("serving.policy=vtc", "serving.policy='vtc' must be one of experts"),
-  ("experts.pinned=('x',)", "pinned='x' must be one of random-000"),
+  ("serving.policy=vtc", "serving.policy='vtc' must be one of 'exp"),
+  ("experts.pinned=('x',)", "pinned='x' must be one of 'random-000'"),
   ("experts.slots=1 experts.pinned=('random-000',)", "slots=1 must be at leas"),
 ])
 def test_wrong_options_are_refused(files, overrides, message):
