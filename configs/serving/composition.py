@@ -38,6 +38,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     config.streams, config.evictions = ("zipf", "cyclic"), ("lru", "lookahead")
     config.slots, config.rates, config.outputs = (2,), (4.0,), (4,)
     config.deadlines, config.patiences = (1.0,), (0.0, 4.0)
+    config.front_output = 8
   if size == "figures":
     config.streams, config.slots, config.rates = (), (), ()
     config.deadlines = ()

@@ -76,7 +76,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ],
     "front": [
       {"patience": patience, "deadline_s": deadline_s,
-       "rate": config["front_rate"]}
+       "rate": config["front_rate"], "output": config["front_output"]}
       for deadline_s in config["deadlines"] for patience in config["patiences"]
     ],
   }
@@ -253,11 +253,12 @@ def simulate(
   """Serves a stream; arguments that are not given are those of the config.
 
   Returns:
-    The arguments, and: "hits", "misses", "loads" and "least" (Belady's misses
-    on the order served); "exposed_s", "load_s" and "seconds"; "hidden", the
-    share of the load time in which steps ran; "busy", the share of time in
-    which steps ran; times to the first token and latencies in seconds; "jain",
-    Jain's index of the experts' mean times to the first token.
+    The arguments, and: "hits", "misses", "loads" and "bytes"; "least", Belady's
+    misses on the order served, and "above_least", the excess over it;
+    "exposed_s", "load_s" and "seconds"; "hidden", the share of the load time in
+    which steps ran; "busy", the share of time in which steps ran; times to the
+    first token and latencies in seconds; "jain", Jain's index of the experts'
+    mean times to the first token.
   """
   given, defaults = config["experts"], config["stream"]
   num_slots, rate = num_slots or given["slots"], rate or defaults["rate"]
@@ -288,14 +289,15 @@ def simulate(
   pages.check()
   seconds = simulator.now() - served[0].arrival_s
   counts, load_s = slots.counts, simulator.loaded_s
+  least = misses(slots.order, num_slots, "belady")
   return {
     "stream": stream, "eviction": eviction, "num_slots": num_slots, "way": way,
     "rate": rate, "batch": batch, "output": output, "patience": patience,
     "deadline_s": deadline_s, "requests": len(served), "hits": counts.hits,
     "misses": counts.misses, "loads": counts.loads,
-    "least": misses(slots.order, num_slots, "belady"),
+    "least": least, "above_least": counts.misses / least - 1,
     "bytes": counts.loads * size, "exposed_s": simulator.exposed_s,
-    "load_s": load_s, "hidden": 1 - simulator.exposed_s / load_s,
+    "load_s": load_s, "hidden": max(0.0, 1 - simulator.exposed_s / load_s),
     "seconds": seconds, "busy": simulator.busy_s / seconds, **_waits(served),
   }
 

@@ -308,3 +308,29 @@ def test_one_model_is_served_as_first_come_first_served():
     runs.append([(r.scheduled_s, r.end_s, r.tokens) for r in requests])
   assert runs[0] == runs[1]
 
+
+
+@pytest.mark.parametrize("experts", [("e0", "e0"), ("e0", "e1")])
+def test_a_turn_reads_no_host_copy_of_another_expert(experts):
+  executor = WithWeights(
+    20, 50, 4, lambda copy: 0.0, num_slots=2, load_s=lambda: 1.0,
+    fails=lambda name: False,
+  )
+  pages = Pages(20, 4, reuse=False)
+  scheduler = Scheduler(
+    Limits(keep_turns=True, preempt="swap"), Experts(Slots(2, "lru")), pages,
+    HostCache(50, 4, reserve=True), executor.costs,
+  )
+  engine = Engine(scheduler, executor)
+  first = Request(0, [1] * 9, 6, expert=experts[0], conversation=1, more=True)
+  replay(engine, [first])
+  prompt = [*first.all_tokens(), 2]
+  second = Request(
+    1, prompt, 4, expert=experts[1], conversation=1,
+    arrival_s=executor.now() + 50,
+  )
+  replay(engine, [second])
+  assert second.tokens == oracle.alone(
+    prompt, 4, second.is_end, root(experts[1])
+  )
+  assert (second.num_hits > 0) == (experts[0] == experts[1])

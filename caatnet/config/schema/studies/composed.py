@@ -122,14 +122,15 @@ class Composition(Study):
     (20, 200), "Tokens of a response to scan.", COUNT
   )
   patiences: tuple[float, ...] = field(
-    (0.0, 0.5, 1.0, 2.0, 4.0, 8.0), "Factors of the switching cost to scan.",
+    (0.0, 1.0, 2.0, 4.0, 8.0, 16.0), "Factors of the switching cost to scan.",
     NOT_NEGATIVE,
   )
   deadlines: tuple[float, ...] = field(
-    (1.0, 3.0, 10.0), "Deadlines to scan, in seconds.", NOT_NEGATIVE
+    (1.0, 30.0), "Deadlines to scan, in seconds.", NOT_NEGATIVE
   )
   front_rate: float = field(
-    12.0, "Requests per second of the front of fairness and switching.",
+    3.0, "Requests per second of the front of fairness and switching.",
     POSITIVE,
   )
+  front_output: int = field(200, "Tokens of a response of the front.", COUNT)
   published: Published = field(Published, "Figures of the paper's machines.")
