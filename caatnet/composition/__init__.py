@@ -3,8 +3,7 @@
 from parallel.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
-  "library": ["add_run", "read_params"],
-  "report": ["report"],
+  "library": ["add_run", "create", "read_params"],
   "routing": ["accuracy", "train_router"],
   "training": ["run"],
 })

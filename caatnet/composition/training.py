@@ -122,7 +122,7 @@ def run(
   records.write_json(workdir / RESULT, result)
   write_library(runs, options, workdir)
   render.show(report(result))
-  print(f"library of experts: {workdir / 'experts'}")
+  print(f"library of experts: {workdir / LIBRARY}")
   return result
 
 
