@@ -215,6 +215,14 @@ RULES = {
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
+  "caatnet.serving.engine.device_weights": (
+    ("caatnet.inference", "caatnet.program", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
+  "caatnet.serving.engine.expert_weights": (
+    ("caatnet.serving",),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
   "caatnet.serving.engine.warm_up": (
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
@@ -228,7 +236,10 @@ RULES = {
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
   "caatnet.serving.server": (
-    ("caatnet.data", "caatnet.inference", "caatnet.serving"),
+    (
+      "caatnet.data", "caatnet.inference", "caatnet.serving",
+      "parallel.memory.slots",
+    ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.interop": (

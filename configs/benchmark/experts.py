@@ -19,7 +19,7 @@ from configs.benchmark import decoding
 def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   """Returns the benchmark: `25m`, or `test` for a model that takes seconds."""
   config = decoding.get_config(size)
-  config.name = "experts"
+  config.name = "experts_benchmark"
   config.inference.batch = 8
   config.inference.context = 64
   config.inference.page_size = 16

@@ -22,6 +22,7 @@ def get_config(size: str = "trained") -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   if size == "random":
     config = tiny.get_config("test")
+  config.name = "experts_server"
   config.inference = defaults("inference")
   config.inference.context = 512
   config.serving = defaults("serving")
