@@ -216,8 +216,20 @@ RULES = {
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
+  "caatnet.serving.engine.device_weights": (
+    ("caatnet.inference", "caatnet.program", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
+  "caatnet.serving.engine.expert_weights": (
+    ("caatnet.serving",),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
   "caatnet.serving.engine.warm_up": (
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
+  "caatnet.serving.differences": (
+    ("caatnet.serving.experts", "parallel.kernels"),
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
   "caatnet.serving.generate": (
@@ -225,7 +237,10 @@ RULES = {
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
   "caatnet.serving.server": (
-    ("caatnet.data", "caatnet.inference", "caatnet.serving"),
+    (
+      "caatnet.data", "caatnet.inference", "caatnet.serving",
+      "parallel.memory.slots",
+    ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.interop": (
@@ -274,6 +289,16 @@ RULES = {
       "parallel",
     ),
     ("absl",),
+  ),
+  "caatnet.composition": (
+    (
+      "caatnet.config",
+      "caatnet.data",
+      "caatnet.serving",
+      "caatnet.show",
+      "caatnet.train",
+    ),
+    ("flax", "absl", "pydantic"),
   ),
   "caatnet.studies": (
     (

@@ -51,6 +51,8 @@ class Counts:
     loads: Completed loads, including those of experts that no request used.
     failures: Loads that failed.
     evictions: Experts that were replaced.
+    hits_of: Hits by expert.
+    misses_of: Misses by expert.
   """
 
   hits: int = 0
@@ -58,6 +60,12 @@ class Counts:
   loads: int = 0
   failures: int = 0
   evictions: int = 0
+  hits_of: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  misses_of: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
 
 
 @dataclasses.dataclass
@@ -228,8 +236,10 @@ class Slots:
     found.last = self._events
     if found.fresh:
       self.counts.misses += 1
+      self.counts.misses_of[found.expert] += 1
     else:
       self.counts.hits += 1
+      self.counts.hits_of[found.expert] += 1
     found.fresh = False
 
   def use(self, slot: int) -> None:

@@ -46,3 +46,7 @@ class Experts:
     1.0, "Waiting, as a factor of the waiting that a switch causes, after "
     "which an expert with requests is evicted.", NOT_NEGATIVE,
   )
+  random: int = field(
+    0, "Number of experts with random parameters that are created in the "
+    "directory; 0 for an existing one.", COUNT_OR_NONE,
+  )

@@ -38,6 +38,7 @@ from caatnet.config.schema.fields import (
 )
 from caatnet.config.schema.graph import SOURCES
 from caatnet.config.schema.inference import Inference, Serving
+from caatnet.config.schema.kinds import Kinds
 from caatnet.config.schema.memory import Memory
 from caatnet.config.schema.model import MODELS
 from caatnet.config.schema.optimizer import OPTIMIZERS
@@ -108,7 +109,7 @@ _CHOICES = {
 _PLAIN = {
   "sync": Sync, "parallel": Parallel, "pipeline": Pipeline, "zero": Zero,
   "memory": Memory, "train": Train, "inference": Inference, "elastic": Elastic,
-  "sweep": Sweep, "serving": Serving, "experts": Experts,
+  "sweep": Sweep, "kinds": Kinds, "serving": Serving, "experts": Experts,
 }
 # Sections of a config with a model.
 _OF_RUNS = {**_CHOICES, **_PLAIN}

@@ -82,8 +82,9 @@ class Scheduler:
 
   @property
   def idle(self) -> bool:
-    """Whether all requests have ended and no copy is under way."""
-    return not self._requests and not self.swapping.under_way
+    """Whether all requests have ended and no copy or load is under way."""
+    under_way = self.swapping.under_way or self.policy.loading
+    return not self._requests and not under_way
 
   @property
   def requests(self) -> list[Request]:

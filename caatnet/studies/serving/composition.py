@@ -57,7 +57,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: A stream or policy is unknown, or the slots do not fit.
   """
   for kind in config["streams"]:
-    one_of("config.streams", kind, tuple(_ORDERS))
+    one_of("config.streams", kind, tuple(ORDERS))
   for eviction in config["evictions"]:
     one_of("config.evictions", eviction, tuple(EVICTIONS))
   cells: dict[str, list[dict[str, Any]]] = {
@@ -152,7 +152,7 @@ def _cyclic(
 
 
 # Orders of requested experts by name.
-_ORDERS = {
+ORDERS = {
   "zipf": zipf, "uniform": _uniform, "bursty": _bursty, "cyclic": _cyclic,
 }
 
@@ -167,7 +167,7 @@ def requests(
   given = config["stream"]
   rng = np.random.default_rng(given["seed"])
   count = given["requests"] // (_FEWER if output >= _LONG else 1)
-  experts = _ORDERS[kind](rng, count, config)
+  experts = ORDERS[kind](rng, count, config)
   groups = -(-count // batch)
   times = rng.exponential(batch / rate, groups).cumsum().repeat(batch)[:count]
   prompts = rng.integers(2**31 - 1, size=(count, given["prompt"]))

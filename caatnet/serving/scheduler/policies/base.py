@@ -28,9 +28,11 @@ class Policy:
 
   Attributes:
     current: Batch key of the step that is being made; set by the scheduler.
+    loading: Whether a load of weights is under way.
   """
 
   current: Hashable = None
+  loading: bool = False
 
   def value(self, request: Request) -> float:
     """Returns the number that orders requests, the smallest first.

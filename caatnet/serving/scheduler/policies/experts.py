@@ -86,6 +86,11 @@ class Experts(ClientLines):
     # of the expert that it evicts is made.
     self._next: Load | None = None
 
+  @property
+  def loading(self) -> bool:
+    """Whether a load of weights is under way."""
+    return self._num_loading > 0
+
   def arrived(self, request: Request) -> None:
     """Counts a request; an expert without requests begins to wait."""
     if request.expert not in self._present:
