@@ -4,6 +4,7 @@ r"""Trains one run per override and seed; the same command resumes a sweep.
     --mesh=tensor:1
   python -m launch.sweep --config=configs/caatnet/tiny.py:test \
     --grid="sync.p=1.0,0.5 parallel.tensor=2,4" --seeds=0,1
+  python -m launch.sweep --config=configs/experts/kinds.py  # router, experts
 """
 
 import math
@@ -20,16 +21,21 @@ flags.DEFINE_list("seeds", None, "Seeds; config.sweep.seeds or 0 if unset.")
 def main() -> None:
   import jax
 
+  from caatnet.composition import training
   from caatnet.config import experiments
   from caatnet.config.override import override, take_sweep
   from caatnet.show import pictures, tables
   from caatnet.train import files, sweep, traffic
 
   config = FLAGS.config.copy_and_resolve_references()
+  seeds = [int(s) for s in FLAGS.seeds or ()]
+  workdir = files.folder(FLAGS.workdir or f"runs/{config.name}", local=True)
+  if "kinds" in config:
+    training.run(config, workdir, options.mesh(), seeds, FLAGS.grid)
+    return
   study = take_sweep(config)
   points = sweep.expand(FLAGS.grid) if FLAGS.grid else study.points
-  seeds = [int(s) for s in FLAGS.seeds] if FLAGS.seeds else study.seeds
-  workdir = files.folder(FLAGS.workdir or f"runs/{config.name}", local=True)
+  seeds = seeds or study.seeds
   runs = [
     (point, override(config, f"{point} seed={seed}", study.sections))
     for seed in seeds
@@ -52,10 +58,8 @@ def main() -> None:
     print(f"run {index + 1} of {len(runs)}: {point} seed={run_config.seed}")
 
     def count_bytes(run_config=run_config, mesh=everywhere[index]):
-      experiment = experiments.build(run_config, mesh)
-      return traffic.communication_per_step(
-        experiment, traffic.lower_steps(experiment)
-      )
+      made = experiments.build(run_config, mesh)
+      return traffic.communication_per_step(made, traffic.lower_steps(made))
 
     experiment = experiments.build(run_config, options.mesh())
     row = sweep.run_point(experiment, point, workdir, count_bytes)
@@ -69,10 +73,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(
-    main,
-    uses=(
-      "config", "workdir", "mesh", "cpu_devices", "coordinator",
-      "num_processes", "process_id",
-    ),
-  )
+  options.run(main, uses=(
+    "config", "workdir", "mesh", "cpu_devices", "coordinator", "num_processes",
+    "process_id",
+  ))

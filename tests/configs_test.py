@@ -40,19 +40,26 @@ def test_config_builds(name):
   if "graph" in config:  # a graph of launch.graph
     tree.check(config)
     return
+  if "experts" in config:  # a server of experts; no training run
+    tree.check(config)
+    return
   take_sweep(config)
   if "benchmark" in config:
     with config.unlocked():
       del config.benchmark
     if "model" not in config:  # the benchmark times no training step
       return
+  if "kinds" in config:  # a composition; this is the base's run
+    with config.unlocked():
+      del config.kinds
   experiment = experiments.build(config)
-  # A benchmark of one device has one rank, as have a worker of a swarm and a
-  # long sequence on one device.
+  # A benchmark of one device has one rank, as have a worker of a swarm, a long
+  # sequence on one device, and a small expert.
   one = name in (
     "configs.benchmark.decoding", "configs.benchmark.engine",
     "configs.benchmark.graphs", "configs.benchmark.server",
-    "configs.elastic.diloco", "configs.memory.7b_long",
+    "configs.elastic.diloco", "configs.experts.kinds",
+    "configs.memory.7b_long",
   )
   sizes = (1,) if one else (2, 4, 8)
   assert experiment.program.layout.mesh.devices.size in sizes

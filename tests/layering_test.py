@@ -201,6 +201,7 @@ RULES = {
       "caatnet.config.schema",
       "parallel.checks",
       "parallel.hardware",
+      "parallel.memory.slots",
       "parallel.network",
       "parallel.schema",
       "parallel.workload",
@@ -215,8 +216,20 @@ RULES = {
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
+  "caatnet.serving.engine.device_weights": (
+    ("caatnet.inference", "caatnet.program", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
+  "caatnet.serving.engine.expert_weights": (
+    ("caatnet.serving",),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
   "caatnet.serving.engine.warm_up": (
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
+  "caatnet.serving.differences": (
+    ("caatnet.serving.experts", "parallel.kernels"),
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
   "caatnet.serving.generate": (
@@ -224,7 +237,10 @@ RULES = {
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
   "caatnet.serving.server": (
-    ("caatnet.data", "caatnet.inference", "caatnet.serving"),
+    (
+      "caatnet.data", "caatnet.inference", "caatnet.serving",
+      "parallel.memory.slots",
+    ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.interop": (
@@ -273,6 +289,16 @@ RULES = {
       "parallel",
     ),
     ("absl",),
+  ),
+  "caatnet.composition": (
+    (
+      "caatnet.config",
+      "caatnet.data",
+      "caatnet.serving",
+      "caatnet.show",
+      "caatnet.train",
+    ),
+    ("flax", "absl", "pydantic"),
   ),
   "caatnet.studies": (
     (

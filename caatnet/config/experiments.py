@@ -47,7 +47,10 @@ _SECTIONS = (
 # generation) or runs (in a swarm) have.
 _OPTIONAL = ("sync", "pipeline", "inference", "elastic")
 # Keys of configs that are not training runs -> launch script of these configs.
-_OTHERS = {"study": "simulate", "sweep": "sweep", "benchmark": "benchmark"}
+_OTHERS = {
+  "study": "simulate", "sweep": "sweep", "kinds": "sweep",
+  "benchmark": "benchmark",
+}
 
 
 def build(

@@ -84,6 +84,44 @@ def _padded(x: np.ndarray | Lookup, size: int) -> np.ndarray | Lookup:
   return np.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)])
 
 
+def make_scores(
+  program: Program, batch_size: int
+) -> Callable[[Any, Any], dict[str, np.ndarray]]:
+  """Returns a function that computes the scores of each example.
+
+  Args:
+    program: The model on a mesh.
+    batch_size: Examples per step, a multiple of workers x data-parallel ranks.
+
+  Returns:
+    A function ``(params, examples) -> scores``; ``params`` have no worker dim,
+    ``examples`` is a tree of arrays ``[N, ...]``, and a score is float32
+    ``[N, ...]``.
+  """
+  step = make_eval_step(program)
+  num_dims = len(program.layout.batch_dims)
+
+  def scores(params: Any, examples: Any) -> dict[str, np.ndarray]:
+    num_examples = len(jax.tree.leaves(examples)[0])
+    found: list[dict[str, np.ndarray]] = []
+    for start in range(0, num_examples, batch_size):
+      rows = jax.tree.map(lambda x: x[start : start + batch_size], examples)  # noqa: B023
+      count = min(batch_size, num_examples - start)
+      # The last batch is padded, so that only one batch size is compiled;
+      # scores of the padding are dropped.
+      padded = jax.tree.map(lambda x: _padded(x, batch_size), rows)
+      part = jax.device_get(step(params, put_batch(program.layout, padded)))
+      found.append({
+        name: x.reshape(batch_size, *x.shape[num_dims + 1 :])[:count]
+        for name, x in part.items()
+      })
+    return {
+      name: np.concatenate([part[name] for part in found]) for name in found[0]
+    }
+
+  return scores
+
+
 def make_evaluate(
   program: Program, batch_size: int
 ) -> Callable[[Any, Any], Evaluation]:
@@ -94,36 +132,20 @@ def make_evaluate(
     batch_size: Examples per step, a multiple of workers x data-parallel ranks.
 
   Returns:
-    A function ``(params, examples) -> Evaluation``; ``params`` have no worker
-    dim, ``examples`` is a tree of arrays ``[N, ...]``.
+    A function ``(params, examples) -> Evaluation`` with the arguments of
+    `make_scores`.
   """
-  step = make_eval_step(program)
-  num_dims = len(program.layout.batch_dims)
+  make = make_scores(program, batch_size)
 
   def evaluate(params: Any, examples: Any) -> Evaluation:
-    num_examples = len(jax.tree.leaves(examples)[0])
-    found: list[dict[str, np.ndarray]] = []
-    for start in range(0, num_examples, batch_size):
-      rows = jax.tree.map(lambda x: x[start : start + batch_size], examples)  # noqa: B023
-      count = min(batch_size, num_examples - start)
-      # The last batch is padded, so that only one batch size is compiled;
-      # scores of the padding are dropped.
-      padded = jax.tree.map(lambda x: _padded(x, batch_size), rows)
-      scores = jax.device_get(step(params, put_batch(program.layout, padded)))
-      found.append({
-        name: x.reshape(batch_size, *x.shape[num_dims + 1 :])[:count]
-        for name, x in scores.items()
-      })
-    scores = {
-      name: np.concatenate([part[name] for part in found]) for name in found[0]
-    }
+    scores = make(params, examples)
     return Evaluation(
       # In float64, to avoid rounding errors of sums over many examples.
       means={
         name: float(x.mean(dtype=np.float64)) for name, x in scores.items()
       },
       per_place={name: x.mean(axis=0) for name, x in scores.items()},
-      num_examples=num_examples,
+      num_examples=len(jax.tree.leaves(examples)[0]),
     )
 
   return evaluate

@@ -44,16 +44,7 @@ def check(
   if not (folder / "config.json").exists():
     raise FileNotFoundError(f"{key} holds no run (config.json)")
   theirs, ours = records.read_config(folder), experiment.config
-  differences = [
-    f"config.{name}={there!r} there, {here!r} here"
-    for name, there, here in _compared(theirs, ours)
-    if there != here
-  ]
-  if differences:
-    raise ValueError(
-      f"{key} has other parameters: {'; '.join(differences)}. launch.convert "
-      "writes published weights for any --ranks"
-    )
+  check_model(key, theirs, ours)
   other = tokens and tokenizer.load(folder)
   if other and other.identity != tokens.identity:
     raise ValueError(
@@ -65,6 +56,32 @@ def check(
     raise ValueError(
       f"{key} has config.outer.algorithm={algorithm!r}: its workers have "
       "different parameters; launch.convert writes those to evaluate"
+    )
+
+
+def check_model(
+  where: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]
+) -> None:
+  """Checks that two runs have the same function of their parameters.
+
+  Args:
+    where: Name of the other run in the message.
+    theirs: Config of the other run.
+    ours: Config of this run.
+
+  Raises:
+    ValueError: The models or the numbers of tensor ranks differ; the message
+      names all keys.
+  """
+  differences = [
+    f"config.{name}={there!r} there, {here!r} here"
+    for name, there, here in _compared(theirs, ours)
+    if there != here
+  ]
+  if differences:
+    raise ValueError(
+      f"{where} has other parameters: {'; '.join(differences)}. launch.convert "
+      "writes published weights for any --ranks"
     )
 
 

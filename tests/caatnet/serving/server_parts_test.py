@@ -302,7 +302,8 @@ def test_snapshot_describes_requests_pages_and_copies():
       for request in requests[102:]:
         scheduler.add(request)
     steps += engine.step() is not None
-  found = describe(scheduler)
+  found = describe(engine)
+  assert found["experts"] is None
   number = collections.Counter(r.state.value for r in scheduler.requests)
   assert found["requests"] == {
     name: number[name]

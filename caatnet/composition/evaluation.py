@@ -1,0 +1,212 @@
+"""Losses of a composition on held-out text, and of its baselines.
+
+A held-out sequence consists of a prompt, which the router receives, and a
+completion. The loss is the mean over the completion's tokens, of the model that
+the router, the true kind ("oracle") or chance ("random") selects.
+
+Shape legend: N = sequences of a kind, T = tokens of a sequence.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from etils import epath
+import jax
+import numpy as np
+
+from caatnet.composition import library, routing
+from caatnet.config import experiments
+from caatnet.config.schema.kinds import Kinds
+from caatnet.data.kinds import Text
+from caatnet.data.sources import SEPARATOR
+from caatnet.serving import differences
+from caatnet.serving.router import Router
+from caatnet.train import evaluate, records
+from caatnet.train.experiment import Experiment
+
+_CODES = ("whole", "int8", "int4")
+
+
+def router_of(
+  workdir: epath.Path, options: Kinds, texts: Mapping[str, Text], seed: int
+) -> Router:
+  """Returns the router of a seed, which is trained if it does not exist."""
+  folder = _router_folder(workdir, seed)
+  if not folder.exists():
+    router = routing.train_router(
+      {name: text.train for name, text in texts.items()}, options.buckets,
+      options.router_steps, seed,
+    )
+    folder.mkdir(parents=True)
+    router.write(folder)
+  return Router.read(folder)
+
+
+def read_router(workdir: epath.Path, seed: int) -> Router:
+  """Reads the router of a seed."""
+  return Router.read(_router_folder(workdir, seed))
+
+
+def _router_folder(workdir: epath.Path, seed: int) -> epath.Path:
+  return workdir / "runs" / f"router_seed{seed}"
+
+
+def of_seed(
+  folders: Mapping[str, epath.Path],
+  router: Router,
+  options: Kinds,
+  texts: Mapping[str, Text],
+  stored: epath.Path,
+  *,
+  with_forms: bool,
+) -> dict[str, Any]:
+  """Evaluates the models of one seed, or reads their stored evaluation.
+
+  Args:
+    folders: Folder of each run by name.
+    router: The router.
+    options: Section ``kinds``.
+    texts: The texts by kind.
+    stored: File of the result.
+    with_forms: Whether to evaluate stored differences.
+
+  Returns:
+    Plain data: "losses" of each model by kind, in nats per token; "accuracy" of
+    the router by length and kind; sizes and losses of stored "forms".
+  """
+  if stored.exists():
+    return records.read_json(stored)
+  # Models of other shapes than the base: only "same".
+  experiment = {
+    name: experiments.from_folder(path) for name, path in folders.items()
+    if name in ("base", "same")
+  }
+  params = {
+    name: library.read_params(
+      path, None, experiment["same" if name == "same" else "base"]
+    )
+    for name, path in folders.items()
+  }
+  windows = {
+    kind: _windows(experiment["base"], folders[kind]) for kind in texts
+  }
+  scores = {
+    name: _scores(x, options.prompt_bytes) for name, x in experiment.items()
+  }
+
+  def losses(tree: Any, kind: str, model: str = "base") -> np.ndarray:
+    return scores[model](tree, windows[kind])
+
+  each = {
+    name: {
+      kind: losses(tree, kind, "same" if name == "same" else "base")
+      for kind in texts
+    }
+    for name, tree in params.items()
+  }  # model -> kind -> [N]
+  chosen = {
+    kind: [router.kind(_prompt(x, options.prompt_bytes)) for x in windows[kind]]
+    for kind in texts
+  }
+  result = {
+    "losses": _selected(each, chosen),
+    "routed_right": {
+      kind: float(np.mean([name == kind for name in names]))
+      for kind, names in chosen.items()
+    },
+    "accuracy": routing.accuracy(
+      router, {kind: text.validation for kind, text in texts.items()}, seed=0
+    ),
+    "parameters": {
+      name: x.program.model.num_params for name, x in experiment.items()
+    } | {"router": router.num_params},
+    "sha256": {kind: text.sha256 for kind, text in texts.items()},
+    "forms": _forms(params, options, losses, texts) if with_forms else [],
+  }
+  records.write_json(stored, result)
+  return records.read_json(stored)  # with texts as keys
+
+
+def _windows(base: Experiment, folder: epath.Path) -> np.ndarray:
+  """Returns the held-out sequences of a run's text, int32 ``[N, T + 1]``."""
+  section = records.read_config(folder)["data"]
+  data = dataclasses.replace(
+    base.data, path=section["path"], validation_path=section["validation_path"]
+  )
+  return data.load(base.seed).validation
+
+
+def _selected(
+  each: Mapping[str, Mapping[str, np.ndarray]],
+  chosen: Mapping[str, Sequence[str]],
+) -> dict[str, dict[str, float]]:
+  """Returns mean losses of all models and of the ways to select an expert.
+
+  Args:
+    each: Losses ``[N]`` by model and kind.
+    chosen: The router's choice for each sequence, by kind.
+  """
+  found = {
+    name: {kind: float(x.mean()) for kind, x in by_kind.items()}
+    for name, by_kind in each.items()
+  }
+  found["oracle"] = {kind: found[kind][kind] for kind in chosen}
+  found["random"] = {
+    kind: float(np.mean([found[name][kind] for name in chosen]))
+    for kind in chosen
+  }
+  found["routed"] = {
+    kind: float(np.mean([each[name][kind][i] for i, name in enumerate(names)]))
+    for kind, names in chosen.items()
+  }
+  return found
+
+
+def _scores(
+  experiment: Experiment, prompt: int
+) -> Callable[[Any, np.ndarray], np.ndarray]:
+  """Returns a function of parameters and sequences: mean losses ``[N]``."""
+  scores = evaluate.make_scores(experiment.program, experiment.data.batch_size)
+  shardings = experiment.program.layout.shardings(
+    experiment.program.whole_specs
+  )
+
+  def losses(tree: Any, examples: np.ndarray) -> np.ndarray:
+    found = scores(jax.device_put(tree, shardings), examples)["loss"]
+    # Target i is token i + 1: targets from `prompt` - 1 on follow the prompt.
+    return found[:, prompt - 1 :].mean(axis=1, dtype=np.float64)
+
+  return losses
+
+
+def _prompt(window: np.ndarray, length: int) -> bytes:
+  """Returns the prompt of a window of byte tokens, without separators."""
+  return bytes(window[:length].astype(np.uint8)).replace(SEPARATOR, b"")
+
+
+def _forms(
+  params: Mapping[str, Any],
+  options: Kinds,
+  losses: Callable[[Any, str], np.ndarray],
+  texts: Mapping[str, Text],
+) -> list[dict[str, Any]]:
+  """Returns mean size and loss of the experts in each form."""
+  restore = jax.jit(differences.restore, static_argnames="form")
+  base = params["base"]
+  rows = []
+  for form, rank in (
+    *((form, 0) for form in _CODES), *(("low_rank", r) for r in options.ranks)
+  ):
+    sizes, found = [], []
+    for kind in texts:
+      stored = differences.encode(params[kind], base, form, rank)
+      sizes.append(differences.size_bytes(stored))
+      tree = jax.device_get(restore(base, stored, form=form))
+      found.append(float(losses(tree, kind).mean()))
+    rows.append({
+      "form": f"{form} {rank}" if rank else form,
+      "size_bytes": float(np.mean(sizes)),
+      "loss": float(np.mean(found)),
+    })
+  return rows

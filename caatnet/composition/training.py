@@ -1,0 +1,257 @@
+"""Sweep that trains a composition: a base, a router, and an expert per kind.
+
+For each seed, a base is trained on the union of all kinds of text, and every
+expert from the base's parameters on the text of its kind. Two baselines have
+the same tokens or the same size: "union" is the base trained further on the
+union, with the tokens of all experts together; "same" is one model with the
+parameters of router and expert, trained on the union with the tokens of base
+and expert. The same command resumes a stopped sweep.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Any
+
+from etils import epath
+import ml_collections
+
+from caatnet.composition import evaluation, library
+from caatnet.composition.report import report
+from caatnet.config import experiments
+from caatnet.config.override import take_sweep
+from caatnet.config.schema import tree
+from caatnet.config.schema.kinds import Kinds
+from caatnet.data import kinds
+from caatnet.data.kinds import Text
+from caatnet.serving.engine import warm_up
+from caatnet.show import render
+from caatnet.train import files, loop, records
+
+BASE, UNION, SAME = "base", "union", "same"
+RESULT, LIBRARY = "composition.json", "library"
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+  """Run of the sweep.
+
+  Attributes:
+    name: "base", "union", "same", or the kind of an expert.
+    seed: Seed of the run.
+    folder: Folder of the run.
+    config: Config of the run.
+  """
+
+  name: str
+  seed: int
+  folder: epath.Path
+  config: ml_collections.ConfigDict
+
+
+def run(
+  config: ml_collections.ConfigDict,
+  workdir: epath.Path,
+  mesh: Mapping[str, int] | None = None,
+  seeds: Sequence[int] = (),
+  grid: str = "",
+  texts: Mapping[str, kinds.Kind] | None = None,
+) -> dict[str, Any] | None:
+  """Trains and evaluates a composition, and writes its library.
+
+  Args:
+    config: Config of the base's run, with the sections ``kinds`` and ``sweep``.
+    workdir: Folder of the sweep, on this machine.
+    mesh: Devices per axis; None for the default assignment.
+    seeds: The seeds; () for those of ``config.sweep``.
+    grid: ``--grid``, which has no effect here and is an error.
+    texts: Kinds of text by name; None for those of `kinds.KINDS`.
+
+  Returns:
+    The result, plain data as in `RESULT`; None if a signal stopped a run.
+
+  Raises:
+    ValueError: A value is not allowed, or there are fewer than two kinds with
+      enough text.
+  """
+  if grid:
+    raise ValueError(f"--grid={grid} has no effect with config.kinds")
+  config = config.copy_and_resolve_references()
+  options: Kinds = tree.section_of("kinds", config.kinds)
+  with config.unlocked():
+    del config.kinds
+  study = take_sweep(config)
+  seeds = tuple(seeds) or study.seeds
+  if options.prompt_bytes >= config.data.seq_len:
+    raise ValueError(
+      f"config.kinds.prompt_bytes={options.prompt_bytes} must be less than "
+      f"config.data.seq_len={config.data.seq_len}"
+    )
+  warm_up.keep_programs(str(workdir / "programs"))
+  found, messages = kinds.available(
+    options.names, options.count, options.size_bytes, options.least_bytes,
+    config.data.validation_percent, texts,
+  )
+  for name, text in found.items():
+    print(f"{name:14}{text.describe()}")
+  print(*messages, sep="\n", end="\n" if messages else "")
+  if len(found) < 2:
+    raise ValueError(
+      f"config.kinds.names: this machine has enough text of {len(found)} kinds "
+      "only; lower config.kinds.least_bytes"
+    )
+  _write_texts(found, workdir / "text")
+  runs = {
+    seed: list(planned(config, options, tuple(found), workdir, seed))
+    for seed in seeds
+  }
+  rows = []
+  for seed, of_seed in runs.items():
+    router = evaluation.router_of(workdir, options, found, seed)
+    for index, one in enumerate(of_seed):
+      print(f"seed {seed}, run {index + 1} of {len(of_seed)}: {one.name}")
+      if not _train(one, mesh):
+        return None
+    rows.append(evaluation.of_seed(
+      {one.name: one.folder for one in of_seed}, router, options, found,
+      workdir / f"seed{seed}.json", with_forms=len(rows) < options.forms_seeds,
+    ))
+  result = {"kinds": list(found), "seeds": rows, "left_out": messages}
+  records.write_json(workdir / RESULT, result)
+  write_library(runs, options, workdir)
+  render.show(report(result))
+  print(f"library of experts: {workdir / LIBRARY}")
+  return result
+
+
+def planned(
+  config: ml_collections.ConfigDict, options: Kinds, names: tuple[str, ...],
+  workdir: epath.Path, seed: int,
+) -> Iterator[Planned]:
+  """Yields the runs of a seed; each starts after the ones before it.
+
+  Args:
+    config: Config of the base's run.
+    options: Section ``kinds``.
+    names: The kinds.
+    workdir: Folder of the sweep.
+    seed: The seed.
+  """
+  base_folder = workdir / "runs" / f"{BASE}_seed{seed}"
+
+  def made(name, corpus, num_steps, from_base):
+    own = config.copy_and_resolve_references()
+    own.name, own.seed = name, seed
+    own.data.path = str(workdir / "text" / f"{corpus}.train.jsonl")
+    own.data.validation_path = str(
+      workdir / "text" / f"{corpus}.validation.jsonl"
+    )
+    own.train.num_steps = num_steps
+    if from_base:
+      own.train.init_from = str(base_folder)
+      own.optimizer.learning_rate = options.learning_rate
+    # All checkpoints, which are experts too.
+    own.train.keep_checkpoints = 1 + num_steps // own.train.checkpoint_every
+    folder = workdir / "runs" / f"{name}_seed{seed}"
+    return Planned(name, seed, folder, own)
+
+  steps = config.train.num_steps
+  yield made(BASE, UNION, steps, False)
+  for name in names:
+    yield made(name, name, options.expert_steps, True)
+  if options.baselines:
+    yield made(UNION, UNION, len(names) * options.expert_steps, True)
+    same = made(SAME, UNION, steps + options.expert_steps, False)
+    # Hidden channels for the router's parameters: three matrices per layer.
+    extra = (options.buckets + 1) * len(names)
+    model = same.config.model
+    model.ffn_width += math.ceil(extra / (3 * model.width * model.num_layers))
+    yield same
+
+
+def write_library(
+  runs: Mapping[int, list[Planned]], options: Kinds, workdir: epath.Path
+) -> library.Library:
+  """Writes the library of experts of finished runs.
+
+  The experts of the first seed are the fine-tuned ones. Experts of other seeds
+  and earlier checkpoints follow, up to ``options.experts``; no result of the
+  report depends on them.
+  """
+  first = next(iter(runs))
+  (base, *_) = runs[first]
+  made = library.create(workdir / LIBRARY, base.folder)
+  evaluation.read_router(workdir, first).write(workdir / LIBRARY)
+  experiment = experiments.from_folder(base.folder)
+  for name, one, step, origin in _experts(runs, first):
+    if len(made.names) >= options.experts:
+      break
+    if name in made.names:
+      continue
+    expert = one.name not in (BASE, UNION)
+    library.add_run(
+      made, name, one.folder, step, form=options.form, rank=options.ranks[0],
+      experiment=experiment, kind=one.name if expert else "", origin=origin,
+      description=(
+        kinds.KINDS[one.name].description if one.name in kinds.KINDS
+        else "all kinds of text"
+      ) + f", seed {one.seed}, step {step}",
+    )
+  return made
+
+
+def _experts(
+  runs: Mapping[int, list[Planned]], first: int
+) -> Iterator[tuple[str, Planned, int, str]]:
+  """Yields name, run, step and origin of experts in order of preference."""
+  # The model "same" has other shapes.
+  usable = [x for of in runs.values() for x in of if x.name != SAME]
+  tuned = [x for x in usable if x.name not in (BASE, UNION)]
+  for one in tuned:
+    if one.seed == first:
+      yield one.name, one, one.config.train.num_steps, "fine-tuned"
+  for one in usable:
+    last = one.config.train.num_steps
+    if one.seed != first:
+      yield f"{one.name}-seed{one.seed}", one, last, "seed"
+    elif one.name == UNION:
+      yield f"{one.name}-step{last}", one, last, "checkpoint"
+  for one in usable:
+    every, last = one.config.train.checkpoint_every, one.config.train.num_steps
+    for step in range(every, last, every):
+      yield f"{one.name}-seed{one.seed}-step{step}", one, step, "checkpoint"
+
+
+def _train(one: Planned, mesh: Mapping[str, int] | None) -> bool:
+  """Trains a run unless it is finished; returns whether it is finished."""
+  done = one.folder / "finished"
+  if done.exists():
+    records.write_config(one.folder, json.loads(one.config.to_json()))
+    return True
+  experiment = experiments.build(one.config, mesh)
+  result = loop.train(
+    experiment, one.folder, label=f"{one.name} seed={one.seed}"
+  )
+  if result.finished:
+    files.replace(done, f"{result.measures['loss']}\n")
+  return result.finished
+
+
+def _write_texts(texts: Mapping[str, Text], folder: epath.Path) -> None:
+  """Writes all corpora as .jsonl files, and checks those of a resumed sweep."""
+  for name, documents in kinds.corpora(texts):
+    lines = [json.dumps({"text": x.decode()}) + "\n" for x in documents]
+    content, path = "".join(lines), folder / f"{name}.jsonl"
+    if not path.exists():
+      files.replace(path, content)
+    elif _digest(path.read_bytes()) != _digest(content.encode()):
+      raise ValueError(
+        f"{path} has another text than this machine, whose files or "
+        "config.kinds have changed; use another --workdir"
+      )
+
+
+def _digest(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()

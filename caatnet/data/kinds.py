@@ -1,0 +1,261 @@
+"""Kinds of text that are installed on many machines, by the files' names.
+
+A kind is a set of files, such as C headers or manual pages. Its documents are
+read in the order of the hashes of their relative paths until they have a given
+size. A hash of the content decides which documents are held out, as in
+`caatnet.data.sources`, so a document is on the same side in all kinds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import fnmatch
+import functools
+import gzip
+import hashlib
+import os
+import pathlib
+import re
+import sysconfig
+import zlib
+
+from caatnet.data import sources
+
+# Limits of a document in bytes: longer ones are cut at the end of a line.
+SHORTEST, LONGEST = 200, 16 * 1024
+# A held-out document is left out if more than this share of its lines, weighted
+# by length, is in training documents: licences and changelogs repeat texts.
+MOST_REPEATED = 0.5
+
+_EXCLUDED = frozenset(("__pycache__", ".git", "test", "tests", "idle_test"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """Kind of text.
+
+  Attributes:
+    description: Description for users.
+    places: Roots, absolute or names of `sysconfig` paths, each with a pattern
+      of paths relative to it (`fnmatch`; "*" also matches "/").
+    starts: Regular expression that matches at the start of every document.
+  """
+
+  description: str
+  places: tuple[tuple[str, str], ...]
+  starts: bytes = b""
+
+
+def _everywhere(*patterns: str) -> tuple[tuple[str, str], ...]:
+  """Returns places in the libraries of Python and of the system."""
+  roots = ("stdlib", "purelib", "/usr/share", "/usr/lib")
+  return tuple((root, pattern) for root in roots for pattern in patterns)
+
+
+KINDS = {
+  "python": Kind("Python source", (("stdlib", "*.py"),)),
+  "c": Kind(
+    "C headers",
+    (("/usr/include", "*.h"), ("include", "*.h"), ("purelib", "*.h")),
+  ),
+  "licence": Kind("licences and copyright notices", (
+    ("/usr/share/common-licenses", "*"), ("/usr/share/doc", "*/copyright"),
+    ("purelib", "*LICENSE*"), ("purelib", "*COPYING*"),
+  )),
+  "documentation": Kind(
+    "documentation in Markdown and reStructuredText",
+    (*_everywhere("*.md", "*.rst"), ("purelib", "*.dist-info/METADATA")),
+  ),
+  "json": Kind("JSON", _everywhere("*.json"), rb"\s*[{\[]"),
+  "shell": Kind("shell scripts", (
+    *_everywhere("*.sh"), ("/usr/bin", "*"), ("/usr/sbin", "*"),
+    ("/etc", "*"), ("/var/lib/dpkg/info", "*inst"),
+    ("/var/lib/dpkg/info", "*rm"),
+  ), rb"#!\s*/\S*(/|env )(ba|da)?sh\b"),
+  "changelog": Kind(
+    "changelogs", (("/usr/share/doc", "*/changelog*"), ("purelib", "*CHANGE*"))
+  ),
+  "manual": Kind("manual pages", (
+    ("/usr/share/man", "man[0-9]/*"), ("/usr/local/share/man", "man[0-9]/*")
+  )),
+  "perl": Kind("Perl source", (
+    ("/usr/share/perl", "*.p[lm]"), ("/usr/share/perl5", "*.p[lm]"),
+    ("/usr/lib", "*.pm"),
+  )),
+  "markup": Kind("HTML and XML", _everywhere("*.html", "*.xml", "*.svg")),
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Text:
+  """Documents of a kind.
+
+  Attributes:
+    train: The training documents.
+    validation: The held-out documents.
+    sha256: Hash of all documents in order, in hex digits.
+  """
+
+  train: Sequence[bytes]
+  validation: Sequence[bytes]
+  sha256: str
+
+  def describe(self) -> str:
+    """Returns sizes and hash: "1,200 kB in 31 files, ..."."""
+    train, held = (
+      f"{sum(map(len, side)) / 1e3:,.0f} kB in {len(side)} files"
+      for side in (self.train, self.validation)
+    )
+    return f"{train}, held out {held}, sha256 {self.sha256[:16]}"
+
+
+def read(
+  kind: Kind, size_bytes: int, validation_percent: float
+) -> Text:
+  """Reads a kind's documents on this machine.
+
+  Args:
+    kind: The kind.
+    size_bytes: Size after which no more documents are read.
+    validation_percent: Expected share of held-out documents, in percent.
+  """
+  documents: dict[bytes, None] = {}  # in order, without copies
+  total = 0
+  for path in _files(kind.places):
+    if total >= size_bytes:
+      break
+    document = _document(path)
+    if document is None or document in documents:
+      continue
+    if re.match(kind.starts, document):
+      documents[document] = None
+      total += len(document)
+  train, held = [], []
+  for document in documents:
+    is_held = 100 * sources.split_place(document) < validation_percent
+    (held if is_held else train).append(document)
+  lines = {line for document in train for line in document.splitlines()}
+  held = [x for x in held if repeated(x, lines) <= MOST_REPEATED]
+  digest = hashlib.sha256()
+  for document in (*train, *held):
+    digest.update(hashlib.sha256(document).digest())
+  return Text(train, held, digest.hexdigest())
+
+
+def repeated(document: bytes, lines: set[bytes]) -> float:
+  """Returns the share of a document, by bytes, whose lines are in a set.
+
+  Example:
+    >>> repeated(b"abc\\nd\\n", {b"abc"})
+    0.75
+  """
+  found = document.splitlines()
+  return sum(len(x) for x in found if x in lines) / max(1, sum(map(len, found)))
+
+
+def available(
+  names: Sequence[str], count: int, size_bytes: int, least_bytes: int,
+  validation_percent: float, kinds: Mapping[str, Kind] | None = None,
+) -> tuple[dict[str, Text], list[str]]:
+  """Reads the first kinds that have enough text on this machine.
+
+  Args:
+    names: Names of kinds, in order of preference.
+    count: Number of kinds.
+    size_bytes: Size of each kind's text.
+    least_bytes: Smallest size of a kind's training text; its held-out text must
+      have at least `validation_percent` / 4 percent of it.
+    validation_percent: Expected share of held-out documents, in percent.
+    kinds: The kinds by name; None for `KINDS`.
+
+  Returns:
+    The text by name, and a message for each kind that was left out.
+  """
+  kinds = KINDS if kinds is None else kinds
+  found: dict[str, Text] = {}
+  messages = []
+  for name in names:
+    if len(found) == count:
+      break
+    text = read(kinds[name], size_bytes, validation_percent)
+    least_held = least_bytes * validation_percent / 400
+    if sum(map(len, text.train)) >= least_bytes and (
+      sum(map(len, text.validation)) >= least_held
+    ):
+      found[name] = text
+    else:
+      messages.append(
+        f"kind {name!r} is left out: this machine has {text.describe()}, fewer "
+        f"than {least_bytes / 1e3:,.0f} kB or {least_held / 1e3:,.0f} kB held "
+        "out"
+      )
+  return found, messages
+
+
+def _files(places: Sequence[tuple[str, str]]) -> list[pathlib.Path]:
+  """Returns the files of some places, in the order of their paths' hashes."""
+  found: dict[str, tuple[bytes, pathlib.Path]] = {}
+  for root, pattern in places:
+    folder = pathlib.Path(
+      root if root.startswith("/") else sysconfig.get_paths()[root]
+    )
+    matches = re.compile(fnmatch.translate(pattern)).match
+    for name in _names(folder):
+      if matches(name):
+        # Relative, so that the order does not depend on Python's location.
+        digest = hashlib.sha256(os.fsencode(name)).digest()
+        # One root may contain another one, or link to it.
+        path = folder / name
+        found.setdefault(os.path.realpath(path), (digest, path))
+  return [path for _, path in sorted(found.values())]
+
+
+@functools.cache
+def _names(root: pathlib.Path) -> tuple[str, ...]:
+  """Returns the relative paths of all files in a folder, sorted."""
+  # Installed packages are not part of the standard library around them.
+  excluded = _EXCLUDED
+  if root == pathlib.Path(sysconfig.get_paths()["stdlib"]):
+    excluded |= {"site-packages", "dist-packages"}
+  names = []
+  for folder, subfolders, files in os.walk(root):
+    subfolders[:] = [x for x in subfolders if x not in excluded]
+    relative = os.path.relpath(folder, root)
+    names += [os.path.normpath(os.path.join(relative, x)) for x in files]
+  return tuple(sorted(names))
+
+
+def _document(path: pathlib.Path) -> bytes | None:
+  """Returns the text of a file; None if it is no text, or cannot be read."""
+  try:
+    if not path.is_file():  # opening a FIFO would block
+      return None
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rb") as file:
+      content = file.read(LONGEST + 1)
+  except (OSError, EOFError, zlib.error):  # for example a private key
+    return None
+  if len(content) > LONGEST:
+    content = content[: content.rfind(b"\n", 0, LONGEST) + 1]
+  try:
+    content.decode("utf-8")
+  except UnicodeDecodeError:
+    return None
+  is_text = sources.SEPARATOR not in content and len(content) >= SHORTEST
+  return content if is_text else None
+
+
+def corpora(
+  texts: Mapping[str, Text]
+) -> Iterator[tuple[str, Sequence[bytes]]]:
+  """Yields names and documents of all corpora of a composition.
+
+  These are "KIND.train" and "KIND.validation" for each kind, and their unions
+  "union.train" and "union.validation".
+  """
+  for side in ("train", "validation"):
+    union: list[bytes] = []
+    for name, text in texts.items():
+      documents = getattr(text, side)
+      union += documents
+      yield f"{name}.{side}", documents
+    yield f"union.{side}", union

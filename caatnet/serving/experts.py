@@ -1,0 +1,485 @@
+"""Library of experts: a directory of weights files of equal shapes.
+
+An expert is one safetensors file. Its tensors are the parameters of a model as
+training stores them, named by their paths joined by "/" (form "whole"), or a
+difference from another expert of the library, its base
+(`caatnet.inference.differences`). ``experts.json`` lists the experts with the
+SHA-256 hash of each file. The first 12 hex digits of the hash are the expert's
+revision. All experts have the parameters of the first one in the list.
+
+A file is never changed: replacing an expert writes a file of another name and
+then replaces ``experts.json``, so a reader gets the old or the new weights. A
+file that was damaged, truncated or overwritten is rejected when it is read.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import re
+import secrets
+from typing import Any
+
+import numpy as np
+
+from caatnet.checks import one_of
+from caatnet.serving import weights_file
+from caatnet.serving.weights_file import Header, WeightsFile
+
+INDEX = "experts.json"
+WHOLE = "whole"
+FORMS = (WHOLE, "low_rank", "int8", "int4")
+ORIGINS = ("base", "fine-tuned", "checkpoint", "seed")
+_BLOCK = 128  # most elements of a row that share a scale
+
+_Parameter = tuple[np.dtype, tuple[int, ...]]
+# Names of experts are model names of a server, whose name for the router's
+# choice is "auto"; "@" separates name and revision.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """Expert in the list of a library.
+
+  Attributes:
+    name: Name of the expert.
+    file: Name of its file within the library's directory.
+    sha256: Hash of the file, in hex digits.
+    kind: Kind of text it was trained for; "" for none.
+    description: Description for users.
+    origin: Origin of the weights, one of `ORIGINS`.
+  """
+
+  name: str
+  file: str
+  sha256: str
+  kind: str
+  description: str
+  origin: str
+
+  @property
+  def revision(self) -> str:
+    """Revision of the weights: the first 12 hex digits of the hash."""
+    return self.sha256[:12]
+
+
+class Library:
+  """Experts of a directory; safe to use while other processes change it.
+
+  Example:
+    >>> import tempfile
+    >>> library = Library.create(tempfile.mkdtemp() + "/experts")
+    >>> tree = {"blocks": {"w": np.ones((2, 3), np.float32)}}
+    >>> _ = library.add("base", tree, origin="base")
+    >>> revision, load = library.read("base")
+    >>> len(revision), load()["blocks"]["w"].shape
+    (12, (2, 3))
+  """
+
+  def __init__(self, path: str | os.PathLike[str]) -> None:
+    """Opens a library.
+
+    Args:
+      path: The directory.
+
+    Raises:
+      ValueError: The directory has no list of experts, or it is damaged.
+    """
+    self.path = pathlib.Path(path)
+    self._stamp: Any = None
+    self._entries: dict[str, Entry] = {}
+    self._verified: set[Any] = set()
+    self.refresh()
+
+  @classmethod
+  def create(cls, path: str | os.PathLike[str]) -> "Library":
+    """Opens a library, which is created with no experts if it is missing."""
+    path = pathlib.Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+      if not (path / INDEX).exists():
+        weights_file.replace(path / INDEX, b"[]\n")
+    return cls(path)
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of the experts, in the order of the list."""
+    return tuple(self._entries)
+
+  @property
+  def entries(self) -> tuple[Entry, ...]:
+    """The experts, in the order of the list."""
+    return tuple(self._entries.values())
+
+  def refresh(self) -> bool:
+    """Reads the list again if it has changed; returns whether it has."""
+    index = self.path / INDEX
+    try:
+      stamp = weights_file.stamp(os.stat(index))
+      if stamp == self._stamp:
+        return False
+      text = index.read_bytes()
+    except OSError as error:
+      raise ValueError(
+        f"{index} cannot be read: {error.strerror}"
+      ) from error
+    self._entries = {entry.name: entry for entry in _parsed(index, text)}
+    self._stamp = stamp
+    return True
+
+  def entry(self, name: str) -> Entry:
+    """Returns an expert's entry.
+
+    Raises:
+      ValueError: There is no such expert.
+    """
+    if name not in self._entries:
+      raise ValueError(
+        f"expert {name!r} must be one of {', '.join(self._entries) or 'none'}"
+      )
+    return self._entries[name]
+
+  def read(self, name: str) -> tuple[str, Callable[[], dict[str, Any]]]:
+    """Returns an expert's revision, and a function that reads its weights.
+
+    The file is opened here and closed with the function, so that the function
+    returns the weights of this revision even if the expert is replaced or
+    removed in between. It may be called several times, in any thread.
+
+    Args:
+      name: Name of the expert.
+
+    Returns:
+      The revision, and a function that returns a nested dict of numpy arrays
+      in newly allocated memory: parameters, or a difference from the base
+      (see `form`).
+
+    Raises:
+      ValueError: There is no such expert, its file is missing, or its
+        parameters are not those of the library. The function raises ValueError
+        if the file is truncated, damaged or changed.
+    """
+    self.refresh()
+    while True:
+      entry = self.entry(name)
+      try:
+        file = WeightsFile(self.path / entry.file)
+        break
+      except ValueError:
+        if not self.refresh():  # not replaced between list and file
+          raise
+    header = file.header()
+    self._check(entry, file, header)
+    return entry.revision, lambda: _nested(self._load(entry, file, header))
+
+  def form(self, name: str) -> str:
+    """Returns an expert's form, one of `FORMS`."""
+    return _form(self.header(name))
+
+  def header(self, name: str) -> Header:
+    """Returns the header of an expert's file.
+
+    Raises:
+      ValueError: The file is missing or damaged.
+    """
+    return WeightsFile(self.path / self.entry(name).file).header()
+
+  def base(self, name: str) -> str:
+    """Returns the name of the base of a difference.
+
+    Raises:
+      ValueError: The library does not contain the base.
+    """
+    return self._base(self.entry(name), self.header(name)).name
+
+  def size_bytes(self, name: str) -> int:
+    """Returns the size of an expert's file."""
+    return self.header(name).size_bytes
+
+  def add(
+    self,
+    name: str,
+    tree: Mapping[str, Any],
+    *,
+    kind: str = "",
+    description: str = "",
+    origin: str = "checkpoint",
+    form: str = WHOLE,
+    base: str = "",
+    tokenizer: str = "",
+  ) -> str:
+    """Adds an expert.
+
+    Args:
+      name: Name of the expert.
+      tree: Nested dict of arrays: parameters, or a difference.
+      kind: Kind of text it was trained for.
+      description: Description for users.
+      origin: One of `ORIGINS`.
+      form: One of `FORMS`.
+      base: Name of the base, for a difference.
+      tokenizer: Identity of the tokenizer; "" for bytes.
+
+    Returns:
+      The revision.
+
+    Raises:
+      ValueError: The name is taken or not allowed, or the parameters or the
+        tokenizer are not those of the library.
+    """
+    return self._write(False, name, tree, kind, description, origin, form, base,
+                       tokenizer)
+
+  def replace(self, name: str, tree: Mapping[str, Any], **options: str) -> str:
+    """Replaces an expert's weights; options and errors are those of `add`.
+
+    Options that are not given keep their values, except for form and base.
+    """
+    self.refresh()
+    old = self.entry(name)
+    kept = {key: getattr(old, key) for key in ("kind", "description", "origin")}
+    rest = {"form": WHOLE, "base": "", "tokenizer": ""}
+    return self._write(True, name, tree, **(kept | rest | options))
+
+  def remove(self, name: str) -> None:
+    """Removes an expert.
+
+    Raises:
+      ValueError: There is no such expert, or it is the base of another one.
+    """
+    with _locked(self.path):
+      self.refresh()
+      self._check_unused(self.entry(name))
+      self._store([x for x in self.entries if x.name != name])
+
+  def _write(
+    self, exists: bool, name: str, tree: Mapping[str, Any], kind: str,
+    description: str, origin: str, form: str, base: str, tokenizer: str,
+  ) -> str:
+    """Writes an expert's file and lists it; returns the revision."""
+    if not _NAME.fullmatch(name) or name == "auto":
+      raise ValueError(
+        f"expert {name!r} must consist of letters, digits, '.', '_' and '-', "
+        "and not be 'auto'"
+      )
+    one_of("origin", origin, ORIGINS)
+    one_of("form", form, FORMS)
+    with _locked(self.path):
+      self.refresh()
+      if (name in self._entries) != exists:
+        raise ValueError(
+          f"expert {name!r} {'does not exist' if exists else 'exists'}"
+        )
+      metadata = {"form": form, "tokenizer": tokenizer}
+      if form != WHOLE:
+        metadata["base"] = self.entry(base).sha256
+      partial = self.path / f".{name}.{secrets.token_hex(4)}.partial"
+      try:
+        sha256 = weights_file.write(partial, _flat(tree), metadata)
+        entry = Entry(
+          name, f"{name}-{sha256[:12]}.safetensors", sha256, kind, description,
+          origin,
+        )
+        opened = WeightsFile(partial)
+        self._check(entry, opened, opened.header())
+        if exists and sha256 != self._entries[name].sha256:
+          self._check_unused(self._entries[name])
+        os.replace(partial, self.path / entry.file)
+      finally:
+        partial.unlink(missing_ok=True)
+      self._store((self._entries | {name: entry}).values())
+    return entry.revision
+
+  def _store(self, entries: Any) -> None:
+    """Replaces the list, and deletes files that are no longer listed."""
+    entries = list(entries)
+    listed = {entry.file for entry in entries}
+    text = json.dumps([dataclasses.asdict(x) for x in entries], indent=2)
+    weights_file.replace(self.path / INDEX, text.encode() + b"\n")
+    for entry in self.entries:
+      if entry.file not in listed:
+        (self.path / entry.file).unlink(missing_ok=True)
+    self.refresh()
+
+  def _check_unused(self, entry: Entry) -> None:
+    """Raises ValueError if an expert is the base of others."""
+    for other in self.entries:
+      header = self.header(other.name)
+      if other != entry and header.metadata.get("base") == entry.sha256:
+        raise ValueError(
+          f"expert {entry.name!r} is the base of {other.name!r}, which is "
+          "stored as a difference"
+        )
+
+  def _base(self, entry: Entry, header: Header) -> Entry:
+    """Returns the base of a difference."""
+    for other in self.entries:
+      if other.sha256 == header.metadata.get("base"):
+        return other
+    raise ValueError(
+      f"expert {entry.name!r} is a difference from the base "
+      f"{header.metadata.get('base', '')[:12]!r}, which is not in {self.path}"
+    )
+
+  def _check(self, entry: Entry, file: WeightsFile, header: Header) -> None:
+    """Checks form, tokenizer and parameters of an expert."""
+    one_of(f"{file.path}: form", _form(header), FORMS)
+    if _form(header) != WHOLE:
+      self._base(entry, header)
+    reference, first = self._reference() or (entry.name, header)
+    if _form(first) != WHOLE:
+      raise ValueError(f"expert {reference!r}: the first expert must be whole")
+    theirs = header.metadata.get("tokenizer", "")
+    ours = first.metadata.get("tokenizer", "")
+    if theirs != ours:
+      raise ValueError(
+        f"expert {entry.name!r} has the tokenizer {theirs[:16] or 'bytes'!r}, "
+        f"the library {ours[:16] or 'bytes'!r}"
+      )
+    expected = {name: x[:2] for name, x in first.tensors.items()}
+    found = _parameters(header, expected)
+    for name in sorted(expected.keys() | found.keys()):
+      if found.get(name) != expected.get(name):
+        raise ValueError(
+          f"expert {entry.name!r}: {name!r} is {_text(found.get(name))}, in "
+          f"{reference!r} {_text(expected.get(name))}"
+        )
+
+  def _reference(self) -> tuple[str, Header] | None:
+    """Returns the first whole expert whose file can be read, or None.
+
+    Not always the first expert: if its file is damaged, others stay usable.
+    """
+    for name in self.names:
+      with contextlib.suppress(ValueError):
+        header = self.header(name)
+        if _form(header) == WHOLE:
+          return name, header
+    return None
+
+  def _load(
+    self, entry: Entry, file: WeightsFile, header: Header
+  ) -> dict[str, np.ndarray]:
+    """Reads all tensors of a file, and checks its hash at the first time."""
+    data, stamp = file.content(header.size_bytes)
+    if (entry.sha256, stamp) not in self._verified:
+      sha256 = hashlib.sha256(data).hexdigest()
+      if sha256 != entry.sha256:
+        raise ValueError(
+          f"{file.path} is damaged: its SHA-256 hash begins with "
+          f"{sha256[:12]}, {INDEX} has {entry.revision}"
+        )
+      self._verified.add((entry.sha256, stamp))
+    return header.views(data)
+
+
+def block(width: int) -> int:
+  """Returns the number of elements that share a scale (int8, int4); even.
+
+  Args:
+    width: Length of a row.
+  """
+  return min(_BLOCK, width + width % 2)
+
+
+def _form(header: Header) -> str:
+  """Returns the form of an expert's file."""
+  return header.metadata.get("form", WHOLE)
+
+
+def _parameters(
+  header: Header, expected: Mapping[str, _Parameter]
+) -> dict[str, _Parameter | None]:
+  """Returns the parameters that a file represents; None for damaged ones.
+
+  Args:
+    header: Header of the file.
+    expected: The parameters of the library. Differences take dtypes and the
+      unpadded lengths of rows from them.
+  """
+  if _form(header) == WHOLE:
+    return {name: x[:2] for name, x in header.tensors.items()}
+  bits = 4 if _form(header) == "int4" else 8
+  shapes = {name: shape for name, (_, shape, _) in header.tensors.items()}
+  found: dict[str, _Parameter | None] = {}
+  for name, shape in shapes.items():
+    path, _, part = name.partition(":")
+    dtype, want = expected.get(path, (np.dtype(np.float32), ()))
+    if not part:
+      found[path] = dtype, shape
+    elif part == "left":
+      right = shapes.get(f"{path}:right", ())
+      fits = len(shape) > 1 and (*shape[:-2], shape[-1]) == right[:-1]
+      found[path] = (dtype, (*shape[:-1], right[-1])) if fits else None
+    elif part == "codes":
+      size = block(want[-1]) if want else 1
+      blocks = -(-want[-1] // size) if want else 0
+      fits = (
+        shape == (*want[:-1], blocks * size * bits // 8)
+        and shapes.get(f"{path}:scales") == (*want[:-1], blocks)
+      )
+      found[path] = (dtype, want) if fits else None
+    elif part not in ("right", "scales"):
+      found[name] = dtype, shape
+  return found
+
+
+def _text(parameter: _Parameter | None) -> str:
+  """Formats a parameter: "float32[2, 3]"."""
+  if parameter is None:
+    return "missing or damaged"
+  return f"{parameter[0]}{list(parameter[1])}"
+
+
+def _parsed(index: pathlib.Path, text: bytes) -> list[Entry]:
+  """Parses the list of experts."""
+  keys = {field.name for field in dataclasses.fields(Entry)}
+  try:
+    listed = json.loads(text)
+    for row in listed:
+      wrong = not isinstance(row, dict) or row.keys() != keys
+      if wrong or not all(isinstance(value, str) for value in row.values()):
+        raise ValueError(f"an expert must have the texts {', '.join(keys)}")
+      # A name with a directory could point outside the library.
+      if pathlib.PurePath(row["file"]).name != row["file"]:
+        raise ValueError(f"file {row['file']!r} is not in the directory")
+      one_of("origin", row["origin"], ORIGINS)
+  except (ValueError, TypeError, RecursionError) as error:
+    raise ValueError(f"{index} is damaged: {error}") from error
+  return [Entry(**row) for row in listed]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+  """Returns the arrays of a nested dict by their paths, joined by "/"."""
+  flat: dict[str, np.ndarray] = {}
+  for key, value in sorted(tree.items()):
+    if isinstance(value, Mapping):
+      flat |= _flat(value, f"{prefix}{key}/")
+    else:
+      flat[prefix + key] = np.asarray(value)
+  return flat
+
+
+def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+  """Inverse of `_flat`."""
+  tree: dict[str, Any] = {}
+  for path, value in flat.items():
+    *keys, last = path.split("/")
+    node = tree
+    for key in keys:
+      node = node.setdefault(key, {})
+    node[last] = value
+  return tree
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+  """Context that excludes other writers of a library."""
+  with open(path / ".lock", "a", encoding="utf-8") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield

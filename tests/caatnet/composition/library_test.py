@@ -1,0 +1,64 @@
+"""Converted Hugging Face checkpoints as experts."""
+
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from caatnet.composition import library
+from caatnet.config import experiments
+from caatnet.data import tokenizers
+from caatnet.interop import huggingface
+from caatnet.interop.source import open_source
+from caatnet.train import tokenizer
+from configs.caatnet import base
+from tests.caatnet.data.small_tokenizers import llama_files
+
+FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures/families"
+FAMILY = "qwen2"
+
+
+def convert(folder, to):
+  """Writes a run from a published folder, as launch.convert does."""
+  source = open_source(folder, 1)
+  config = base.get_config()
+  config.model.update(source.section)
+  config.data.seq_len = config.model.max_positions
+  config.parallel.tensor = source.ranks
+  huggingface.write_run(source, experiments.build(config), to)
+  return to
+
+
+def test_converted_checkpoint_with_the_shapes_of_the_base_is_an_expert(
+  tmp_path
+):
+  run = convert(FIXTURES / FAMILY, tmp_path / "base")
+  made = library.create(tmp_path / "library", run)
+  published = tmp_path / "other"
+  shutil.copytree(FIXTURES / FAMILY, published)
+  tensors = load_file(published / "model.safetensors")
+  tensors = {name: (x + 1).astype(x.dtype) for name, x in tensors.items()}
+  save_file(tensors, published / "model.safetensors")
+  other = convert(published, tmp_path / "run")
+  library.add_run(made, "other", other, kind="python", origin="checkpoint")
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    made.read("other")[1](), library.read_params(other),
+  )
+  wider = convert(FIXTURES / "llama_3", tmp_path / "llama")
+  with pytest.raises(ValueError, match=r"has other parameters: config\.model"):
+    library.add_run(made, "wider", wider)
+  assert made.names == ("base", "other")
+
+
+def test_run_with_another_tokenizer_is_refused(tmp_path):
+  run = convert(FIXTURES / FAMILY, tmp_path / "base")
+  made = library.create(tmp_path / "library", run)
+  files = llama_files()
+  tokens = tokenizers.LibraryTokenizer("llama", files, "test")
+  tokenizer.write(run / tokenizer.FOLDER, tokens.files)
+  with pytest.raises(ValueError, match="'x' has the tokenizer"):
+    library.add_run(made, "x", run)

@@ -1,0 +1,146 @@
+"""Compositions of planted kinds: training, resumption and the library."""
+
+import filecmp
+import random
+import shutil
+
+from etils import epath
+import jax
+import numpy as np
+import pytest
+
+from caatnet.composition import library, training
+from caatnet.composition.report import report
+from caatnet.data.kinds import Kind
+from caatnet.serving.experts import Library
+from caatnet.serving.router import Router
+from caatnet.show import render
+from configs.experts import kinds as config_file
+
+LETTERS = {"python": "abcd", "c": "wxyz"}
+
+
+def make_config():
+  config = config_file.get_config("test")
+  config.model.width, config.model.num_layers = 16, 1
+  config.model.ffn_width, config.model.num_heads = 32, 2
+  config.model.num_kv_heads = 2
+  config.data.validation_percent, config.data.validation_windows = 30.0, 8
+  config.train.num_steps = 8
+  config.kinds.names, config.kinds.count = tuple(LETTERS), 2
+  config.kinds.least_bytes = 10_000
+  config.kinds.baselines, config.kinds.buckets = False, 32
+  config.kinds.learning_rate = 1e-2
+  config.kinds.ranks = (1,)
+  return config
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """Folder, kinds of text and result of a finished sweep."""
+  root = tmp_path_factory.mktemp("composition")
+  generator = random.Random(0)
+  texts = {}
+  for name, letters in LETTERS.items():
+    (root / name).mkdir()
+    for index in range(30):
+      text = "".join(generator.choices(letters, k=1000))
+      (root / name / f"{index}.txt").write_text(text)
+    texts[name] = Kind(name, ((str(root / name), "*.txt"),))
+  workdir = epath.Path(root / "run")
+  return workdir, texts, training.run(make_config(), workdir, texts=texts)
+
+
+def test_experts_are_better_at_their_kind(finished):
+  _, _, result = finished
+  (seed,) = result["seeds"]
+  losses, kinds = seed["losses"], tuple(LETTERS)
+  for kind, other in zip(kinds, reversed(kinds), strict=True):
+    assert losses[kind][kind] < losses["base"][kind]
+    assert losses[kind][kind] < losses[other][kind]
+    assert losses["oracle"][kind] == losses[kind][kind]
+    assert losses["random"][kind] == pytest.approx(
+      (losses[kind][kind] + losses[other][kind]) / 2
+    )
+  # Kinds without a common letter: all prompts are routed to their kinds.
+  assert seed["routed_right"] == dict.fromkeys(kinds, 1.0)
+  assert losses["routed"] == pytest.approx(losses["oracle"])
+  forms = {row["form"]: row for row in seed["forms"]}
+  assert forms["whole"]["loss"] == pytest.approx(
+    np.mean([losses["oracle"][kind] for kind in kinds]), rel=1e-6
+  )
+  assert forms["int4"]["size_bytes"] < forms["int8"]["size_bytes"]
+  assert abs(forms["int8"]["loss"] - forms["whole"]["loss"]) < 0.01
+
+
+def test_report_has_one_row_per_model_and_no_claim_of_one_seed(finished):
+  *_, result = finished
+  made = report(result)
+  assert [row["model"] for row in made.tables[0].rows] == [
+    "base", "experts, random routing", "experts, routed",
+    "experts, routed by the true kind",
+  ]
+  assert "1 seeds: no claim about loss rests on fewer than 3" in made.parts
+  render.show(made)
+
+
+def test_library_has_the_checkpoints_of_the_runs(finished):
+  workdir, _, _ = finished
+  found = Library(workdir / "library")
+  assert {entry.name: entry.origin for entry in found.entries} == {
+    "base": "base", "python": "fine-tuned", "c": "fine-tuned",
+    **{f"{name}-seed0-step4": "checkpoint" for name in ("base", *LETTERS)},
+  }
+  params = library.read_params(workdir / "runs" / "c_seed0", 4)
+  jax.tree.map(
+    np.testing.assert_array_equal, found.read("c-seed0-step4")[1](), params
+  )
+  assert Router.read(found.path).route(b"zxy", found.entries) == "c"
+  library.add_run(
+    found, "small", workdir / "runs" / "c_seed0", form="int8", kind="c"
+  )
+  assert (found.form("small"), found.base("small")) == ("int8", "base")
+  found.remove("small")
+
+
+def test_run_of_another_model_is_refused(finished, tmp_path):
+  """Also if its parameters have the same shapes."""
+  workdir, _, _ = finished
+  other = tmp_path / "other"
+  shutil.copytree(workdir / "runs" / "c_seed0", other)
+  path = other / "config.json"
+  path.write_text(path.read_text().replace(
+    '"rope_base": 10000.0', '"rope_base": 500.0'
+  ))
+  with pytest.raises(ValueError, match=r"model\.rope_base=500\.0 there"):
+    library.add_run(Library(workdir / "library"), "x", other)
+
+
+def test_killed_sweep_resumes_with_equal_bits(finished, tmp_path):
+  """The files of a sweep that was killed after step 4 of its last run."""
+  workdir, texts, result = finished
+  first = tmp_path / "first"
+  shutil.move(workdir, first)  # runs name the folder of their base
+  try:
+    shutil.copytree(first, workdir)
+    shutil.rmtree(workdir / "library")
+    shutil.rmtree(workdir / "runs" / "c_seed0" / "checkpoints" / "8")
+    for name in ("composition.json", "seed0.json", "runs/c_seed0/finished"):
+      (workdir / name).unlink()
+    assert training.run(make_config(), workdir, texts=texts) == result
+    left, right = first / "library", workdir / "library"
+    names = sorted(path.name for path in left.iterdir())
+    assert names == sorted(path.name for path in right.iterdir())
+    equal, *_ = filecmp.cmpfiles(left, right, names, shallow=False)
+    assert sorted(equal) == names
+  finally:
+    shutil.rmtree(workdir)
+    shutil.move(first, workdir)
+
+
+def test_changed_text_is_refused(finished, tmp_path):
+  workdir, texts, _ = finished
+  config = make_config()
+  config.kinds.size_bytes = 25_000
+  with pytest.raises(ValueError, match="has another text than this machine"):
+    training.run(config, workdir, texts=texts)

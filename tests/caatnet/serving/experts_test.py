@@ -1,0 +1,181 @@
+"""Libraries of experts: storage, refused files, concurrent replacement."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from caatnet.serving import weights_file
+from caatnet.serving.experts import INDEX, Library
+
+
+def tree(value: float = 0.0):
+  return {
+    "blocks": {"w": np.full((2, 1, 3, 4), value, np.float32)},
+    "norm": np.arange(4, dtype=np.float32),
+  }
+
+
+@pytest.fixture
+def library(tmp_path):
+  made = Library.create(tmp_path / "experts")
+  made.add("base", tree(), origin="base")
+  made.add("a", tree(1.0), kind="python", origin="fine-tuned")
+  return made
+
+
+def weight(library, name):
+  return library.read(name)[1]()["blocks"]["w"].flat[0]
+
+
+def test_weights_are_read_with_equal_bits(library):
+  generator = np.random.default_rng(0)
+  given = {
+    "blocks": {"w": generator.standard_normal((2, 1, 3, 4), np.float32)},
+    "norm": np.array([np.nan, -0.0, np.inf, 1e-45], np.float32),
+  }
+  revision = library.add("b", given)
+  found, load = library.read("b")
+  assert found == revision == library.entry("b").sha256[:12]
+  for x in (load(), load()):  # twice: it is loaded again after an eviction
+    assert x["blocks"]["w"].tobytes() == given["blocks"]["w"].tobytes()
+    assert x["norm"].tobytes() == given["norm"].tobytes()
+  # Equal weights have equal files, which other programs read.
+  assert library.add("c", given) == revision
+  published = load_file(library.path / library.entry("b").file)
+  assert published["blocks/w"].tobytes() == given["blocks"]["w"].tobytes()
+
+
+@pytest.mark.parametrize(("given", "options", "message"), [
+  ({"norm": np.zeros(4, np.float32)}, {}, "'blocks/w' is missing"),
+  ({**tree(), "norm": np.zeros(5, np.float32)}, {}, r"float32\[5\], in 'base'"),
+  ({**tree(), "norm": np.zeros(4, np.float16)}, {}, r"float16\[4\], in 'base'"),
+  (tree(), {"tokenizer": "abc"}, "has the tokenizer 'abc', the library 'bytes"),
+  (tree(), {"origin": "x"}, "origin='x' must be one of"),
+  (tree(), {"form": "int8", "base": "zz"}, "expert 'zz' must be one of base"),
+])
+def test_other_parameters_are_refused(library, given, options, message):
+  with pytest.raises(ValueError, match=message) as error:
+    library.add("b", given, **options)
+  assert "\n" not in str(error.value)
+  assert library.names == ("base", "a")
+  assert len([*library.path.glob("*.safetensors")]) == 2
+
+
+@pytest.mark.parametrize("name", ["a", "auto", "", "x/y", "..", "a@1"])
+def test_names_that_are_taken_or_not_allowed_are_refused(library, name):
+  with pytest.raises(ValueError, match=r"must consist of|exists"):
+    library.add(name, tree())
+
+
+def damages():
+  yield "missing", lambda path, data: path.unlink()
+  yield "empty", lambda path, data: path.write_bytes(b"")
+  yield "header only", lambda path, data: path.write_bytes(data[:30])
+  yield "last byte missing", lambda path, data: path.write_bytes(data[:-1])
+  yield "longer", lambda path, data: path.write_bytes(data + b"x")
+  yield "bit", lambda path, data: path.write_bytes(
+    data[:-1] + bytes([data[-1] ^ 1])
+  )
+  yield "header", lambda path, data: path.write_bytes(
+    data.replace(b'"F32"', b'"F99"')
+  )
+  yield "no objects", lambda path, data: path.write_bytes(
+    (2).to_bytes(8, "little") + b"[]"
+  )
+
+
+@pytest.mark.parametrize("damage", [d for _, d in damages()],
+                         ids=[name for name, _ in damages()])
+@pytest.mark.parametrize("name", ["a", "base"])
+def test_damaged_file_fails_alone(library, name, damage):
+  """Also if it was read before, and if it is the first of the library."""
+  library.read(name)[1]()
+  path = library.path / library.entry(name).file
+  damage(path, path.read_bytes())
+  with pytest.raises(ValueError, match=path.name) as error:
+    library.read(name)[1]()
+  assert "\n" not in str(error.value)
+  assert weight(library, "a" if name == "base" else "base") in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("text", [
+  "", "{}x", '[{"name": "a"}]', "[1]", '{"a": 1}',
+  json.dumps([dict.fromkeys(
+    ("name", "sha256", "kind", "description", "origin"), "base"
+  ) | {"file": "../x"}]),
+])
+def test_damaged_list_is_refused(library, text):
+  (library.path / INDEX).write_text(text)
+  with pytest.raises(ValueError, match=r"experts\.json is damaged"):
+    Library(library.path)
+
+
+def test_difference_from_another_base_is_refused(library):
+  delta = {"blocks": {"w": np.zeros((2, 1, 3, 4), np.float32)},
+           "norm": np.zeros(4, np.float32)}
+  library.add("d", delta, form="low_rank", base="base")
+  assert (library.form("d"), library.base("d")) == ("low_rank", "base")
+  for change in (
+    lambda: library.replace("base", tree(5.0)), lambda: library.remove("base")
+  ):
+    with pytest.raises(ValueError, match="'base' is the base of 'd'"):
+      change()
+  # A list that another program wrote.
+  rows = json.loads((library.path / INDEX).read_text())
+  (library.path / INDEX).write_text(json.dumps(rows[1:]))
+  with pytest.raises(ValueError, match="'d' is a difference from the base"):
+    Library(library.path).read("d")
+
+
+def test_reader_gets_the_weights_of_its_revision_after_a_replacement(library):
+  old, load = library.read("a")
+  other = Library(library.path)  # another process
+  new = other.replace("a", tree(2.0))
+  assert load()["blocks"]["w"].flat[0] == 1.0
+  assert library.read("a")[0] == new != old
+  assert weight(library, "a") == 2.0
+  assert library.entry("a").kind == "python"
+  other.remove("a")
+  with pytest.raises(ValueError, match="expert 'a' must be one of base"):
+    library.read("a")
+  assert len([*library.path.iterdir()]) == 3  # base, list, lock
+
+
+def test_concurrent_replacements_are_read_whole(library):
+  """Weights of a read are all of one revision, and no read fails."""
+  done = threading.Event()
+  wrong = []
+
+  def read():
+    reader, revisions = Library(library.path), {}
+    while not done.is_set():
+      revision, load = reader.read("a")
+      found = set(load()["blocks"]["w"].flat)
+      if len(found) > 1 or revisions.setdefault(revision, found) != found:
+        wrong.append(found)
+
+  threads = [threading.Thread(target=read) for _ in range(2)]
+  for thread in threads:
+    thread.start()
+  for value in range(40):
+    library.replace("a", tree(float(value)))
+  done.set()
+  for thread in threads:
+    thread.join()
+  assert not wrong
+
+
+@pytest.mark.parametrize("offsets", [[0, 8], [4, 20], [0, 17], [-4, 12]])
+def test_tensors_that_overlap_or_leave_gaps_are_refused(tmp_path, offsets):
+  path = tmp_path / "x.safetensors"
+  weights_file.write(path, {"a": np.zeros(4, np.float32)}, {})
+  weights_file.WeightsFile(path).header()
+  text = json.dumps({"a": {
+    "dtype": "F32", "shape": [4], "data_offsets": offsets,
+  }}).encode()
+  path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+  with pytest.raises(ValueError, match="a has wrong offsets"):
+    weights_file.WeightsFile(path).header()

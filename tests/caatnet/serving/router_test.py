@@ -1,0 +1,58 @@
+"""Routers: features, choice of an expert, files."""
+
+import numpy as np
+import pytest
+
+from caatnet.serving.experts import Entry
+from caatnet.serving.router import FILE, LONGEST, Router, features
+
+
+def entry(name, kind, origin="fine-tuned"):
+  return Entry(name, f"{name}.safetensors", "0" * 64, kind, "", origin)
+
+
+@pytest.fixture
+def router():
+  """Router whose most probable kinds are c, b, a for any prompt."""
+  return Router(
+    ("a", "b", "c"), np.zeros((8, 3), np.float32),
+    np.arange(3, dtype=np.float32),
+  )
+
+
+def test_features_have_norm_one_and_depend_on_order():
+  x, y = features(b"abcd", 64), features(b"dcba", 64)
+  assert x.dtype == np.float32
+  np.testing.assert_allclose([np.linalg.norm(x), np.linalg.norm(y)], 1, 1e-5)
+  assert (x != y).any()
+  assert not features(b"", 64).any()
+  tail = bytes(range(256)) * (LONGEST // 256)
+  np.testing.assert_array_equal(features(b"x" + tail, 64), features(tail, 64))
+
+
+def test_route_is_the_first_fine_tuned_expert_of_the_most_probable_kind(router):
+  entries = [
+    entry("base", "", "base"), entry("c0", "c", "seed"), entry("b1", "b"),
+    entry("b2", "b"), entry("a1", "a"),
+  ]
+  assert router.route(b"x", entries) == "b1"
+  assert router.route(b"", [*entries, entry("c1", "c")]) == "c1"
+  with pytest.raises(ValueError, match="no expert was fine-tuned for one of a"):
+    router.route(b"x", entries[:2])
+
+
+def test_router_is_read_with_equal_bits(router, tmp_path):
+  router.write(tmp_path)
+  found = Router.read(tmp_path)
+  assert found.kinds == router.kinds
+  assert found.weights.tobytes() == router.weights.tobytes()
+  assert found.bias.tobytes() == router.bias.tobytes()
+  assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_damaged_router_is_refused(router, tmp_path):
+  with pytest.raises(ValueError, match="cannot be read"):
+    Router.read(tmp_path)
+  Router(("a", "b"), router.weights, router.bias).write(tmp_path)
+  with pytest.raises(ValueError, match="is damaged"):
+    Router.read(tmp_path)
