@@ -201,6 +201,7 @@ RULES = {
       "caatnet.config.schema",
       "parallel.checks",
       "parallel.hardware",
+      "parallel.memory.slots",
       "parallel.network",
       "parallel.schema",
       "parallel.workload",

@@ -17,7 +17,7 @@ from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies.experts import Experts
 from caatnet.serving.scheduler.policies.first_come import FirstCome
 from caatnet.serving.scheduler.scheduler import Scheduler
-from parallel.memory.slots import Slots
+from parallel.memory.slots import Slots, misses
 from tests.caatnet.serving import oracle
 
 LONGEST = 24
@@ -334,3 +334,21 @@ def test_a_turn_reads_no_host_copy_of_another_expert(experts):
     prompt, 4, second.is_end, root(experts[1])
   )
   assert (second.num_hits > 0) == (experts[0] == experts[1])
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+def test_hits_are_those_of_the_slots_alone_for_the_same_order(
+  eviction, num_slots
+):
+  """Requests arrive one after another, so that the order is given."""
+  rng = oracle.rng_of(num_slots)
+  order = [f"e{i}" for i in rng.zipf(1.5, 60) % 6]
+  requests = [
+    Request(i, [1] * 8, 3, expert=expert, arrival_s=10.0 * i)
+    for i, expert in enumerate(order)
+  ]
+  slots = Slots(num_slots, eviction)
+  serve(requests, slots=slots)
+  assert slots.counts.misses == misses(order, num_slots, eviction)
+  assert slots.counts.hits == len(order) - slots.counts.misses
