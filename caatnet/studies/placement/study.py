@@ -75,9 +75,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   # The optimum there separates recomputation and updates from tiers.
   rows = [
-    {"policy": f"{baseline.name}, {policy}"} | _priced(
-      made(on=baseline), policy
-    ) for policy in ("dram_only", "optimum")
+    {"policy": f"{baseline.name}, {policy}"}
+    | _priced(made(on=baseline), policy) | {"host_optimizer": None}
+    for policy in ("dram_only", "optimum")
   ]
   for policy in section["policies"]:
     rows.append(
