@@ -200,7 +200,7 @@ def restarted(
     new = with_schedule_of(opt_state, jax.vmap(optimizer.init)(params))
     return choose(told["just_left_out"] > 0, new, opt_state)
 
-  return host_moments.apply(program, reset, opt_state, params, told)
+  return host_moments.apply(program, reset, opt_state, params)
 
 
 def with_schedule_of(opt_state: Any, new: Any) -> Any:

@@ -232,7 +232,7 @@ def make_update(
     changed = host_moments.apply(
       program, lambda changed, params: each_lane(
         optimizer.update, layout.worker, *changed, params
-      ), (grads, opt_state), params, norms,
+      ), (grads, opt_state), params,
     )
     return *changed, norms
 
