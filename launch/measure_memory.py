@@ -6,9 +6,11 @@ r"""Measures this machine's memory tiers, and writes the file that plans read.
   python -m launch.place --config=configs/memory/12b_32k.py --tiers=tiers.json
 
 Every NUMA node is measured with one core and with all: read, write, copy, triad
-and the latency of dependent loads; with --file also a mapped file, and always
-the copies to and from JAX's default device. It needs the extra `memory`
-(numba) and takes half a minute. Other work on the machine makes rates smaller.
+and the latency of dependent loads. Steps of the optimizer on the host, with
+four arrays of each size, are measured on every node and, with --file, on a
+mapped file; copies are those to and from JAX's default device. It needs the
+extra `memory` (numba) and takes half a minute, with a file longer. Other work
+on the machine makes rates smaller.
 """
 
 import pathlib

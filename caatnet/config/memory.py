@@ -1,13 +1,18 @@
 """Builder of ``config.memory``: the update of a step, and its memory."""
 
+from collections.abc import Mapping
+import json
+import pathlib
+
 import ml_collections
 
 from caatnet.config.schema import optimizer as schema
 from caatnet.config.schema import tree
 from caatnet.config.schema.memory import Memory
 from caatnet.program import Layout
-from caatnet.train.update import DeviceUpdate, HostUpdate
+from caatnet.train.update import ARRAYS, DeviceUpdate, HostUpdate
 from parallel.memory.host_optimizer import AdamW
+from parallel.memory.placed_buffer import Tier
 
 
 def moments(section: Memory) -> str:
@@ -34,7 +39,7 @@ def build_update(
   """
   section: Memory = tree.section_of("memory", config.memory)
   if section.optimizer == "device":
-    for key in ("tiers", "threads"):
+    for key in ("tiers", "threads", "placement"):
       if value := getattr(section, key):
         raise ValueError(
           f"config.memory.{key}={value!r} has no effect with "
@@ -42,6 +47,11 @@ def build_update(
         )
     return DeviceUpdate()
   _check(config, layout)
+  if section.tiers and section.placement:
+    raise ValueError(
+      f"config.memory.placement={section.placement!r} cannot be combined with "
+      f"config.memory.tiers={section.tiers!r}"
+    )
   names = [name for name, _ in section.tiers]
   if len(set(names)) < len(names):
     raise ValueError(
@@ -52,9 +62,47 @@ def build_update(
     AdamW(
       optimizer.beta_1, optimizer.beta_2, optimizer.eps, optimizer.weight_decay
     ),
-    {int(t) if t.isdecimal() else t: share for t, share in section.tiers},
-    section.threads or None,
+    _placement(section), section.threads or None,
   )
+
+
+def _placement(section: Memory) -> Mapping[str, Mapping[Tier, float]]:
+  """Returns the tiers of each array of the host's optimizer.
+
+  Raises:
+    ValueError: The file of a placement has none that the host can execute.
+    OSError: The file cannot be read.
+  """
+  planned = (
+    _planned(section.placement, section.policy) if section.placement
+    else {name: dict(section.tiers) for name in ARRAYS if section.tiers}
+  )
+  return {
+    name: {int(t) if t.isdecimal() else t: x for t, x in shares.items()}
+    for name, shares in planned.items()
+  }
+
+
+def _planned(path: str, policy: str) -> Mapping[str, Mapping[str, float]]:
+  """Returns the tiers that a file of ``launch.place`` has for a policy."""
+  try:
+    rows = {
+      row["policy"]: row["host_optimizer"]
+      for row in json.loads(pathlib.Path(path).read_text())["policies"]
+    }
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(
+      f"config.memory.placement={path!r} is not a file that launch.place "
+      "--output has written"
+    ) from error
+  usable = [name for name, found in rows.items() if found]
+  if policy not in usable:
+    raise ValueError(
+      f"config.memory.policy={policy!r} must be one of "
+      f"{', '.join(map(repr, usable))}, the policies of {path} that update all "
+      "parameters on the host"
+    )
+  return rows[policy]
 
 
 def _check(config: ml_collections.ConfigDict, layout: Layout) -> None:
@@ -64,7 +112,6 @@ def _check(config: ml_collections.ConfigDict, layout: Layout) -> None:
     ("optimizer.name", "adamw"),
     ("outer.algorithm", "data_parallel"),
     ("parallel.worker", 1),
-    ("parallel.stage", 1),
   ):
     section, key = name.split(".")
     value = config[section].get(key, needed)
@@ -73,11 +120,6 @@ def _check(config: ml_collections.ConfigDict, layout: Layout) -> None:
         f"config.memory.optimizer='host' needs config.{name}={needed!r}, not "
         f"{value!r}"
       )
-  if layout.shards is not None:
-    raise ValueError(
-      "config.memory.optimizer='host' needs config.zero.scheme='ddp': all "
-      "data-parallel ranks have the whole state"
-    )
   if "elastic" in config:
     raise ValueError(
       "config.memory.optimizer='host' cannot be combined with config.elastic"

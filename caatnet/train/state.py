@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from caatnet.program import Program, by_end_of_path
+from caatnet.train import host_moments
 from parallel.collectives import varying
 from parallel.outer.base import OuterLoop, stacked
 from parallel.outer.health import choose
@@ -171,6 +172,7 @@ def make_count_non_finite(
 
 
 def restarted(
+  program: Program,
   optimizer: optax.GradientTransformation,
   opt_state: Any,
   params: Any,
@@ -181,6 +183,7 @@ def restarted(
   The step of the learning-rate schedule is kept.
 
   Args:
+    program: The model on a mesh.
     optimizer: The inner optimizer.
     opt_state: The workers' states ``[W, ...]``.
     params: The workers' parameters ``[W, ...]``.
@@ -192,8 +195,12 @@ def restarted(
   """
   if "just_left_out" not in told:
     return opt_state
-  new = with_schedule_of(opt_state, jax.vmap(optimizer.init)(params))
-  return choose(told["just_left_out"] > 0, new, opt_state)
+
+  def reset(opt_state, params):
+    new = with_schedule_of(opt_state, jax.vmap(optimizer.init)(params))
+    return choose(told["just_left_out"] > 0, new, opt_state)
+
+  return host_moments.apply(program, reset, opt_state, params)
 
 
 def with_schedule_of(opt_state: Any, new: Any) -> Any:

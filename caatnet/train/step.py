@@ -11,10 +11,9 @@ the step, since it needs the norm over all ranks' slices. `make_gradient_step`
 ends before the optimizer's update, which `caatnet.train.update` then runs on
 the host.
 
-Moments in host memory are copied from and to it outside the ``shard_map``,
-inside which all arrays are in device memory. The copies are in the same
-program, so XLA may overlap them with compute: only the update reads the
-moments.
+Moments in host memory are copied to the device and back one layer after
+another (`caatnet.train.host_moments`), so that device memory holds those of few
+layers at a time.
 
 On CPUs all collectives of a step are ordered (`collectives.after`): XLA:CPU
 runs independent collectives in any order, and two devices with different orders
@@ -38,7 +37,7 @@ from jax.sharding import PartitionSpec as P
 import optax
 
 from caatnet.program import Program
-from caatnet.train import microbatches, staged
+from caatnet.train import host_moments, microbatches, staged
 from caatnet.train.norms import group_norms, parameter_groups
 from caatnet.train.state import (
   TrainState,
@@ -80,8 +79,7 @@ def make_train_step(
     parameter, and the outer loop's metrics.
   """
   layout = program.layout
-  worker, on_cpu = layout.worker, layout.on_cpu
-
+  on_cpu = layout.on_cpu
   update = make_update(program, optimizer, clip_norm)
 
   def step(state: TrainState, batch: Any, numbers: Any):
@@ -89,14 +87,12 @@ def make_train_step(
     loss, grads, carried = _all_gradients(
       program, outer, accumulation, state.params, state.outer, batch, plan
     )
-    updates, opt_state, norms = each_lane(
-      update, worker, grads, state.opt_state, state.params
-    )
+    updates, opt_state, norms = update(grads, state.opt_state, state.params)
     updates = after(updates, (loss, norms), on_cpu)
     with jax.named_scope("outer"):
       params, carried = outer.finish(state.params, updates, carried, plan)
     told = told_of(outer, carried, state.outer)
-    opt_state = restarted(optimizer, opt_state, params, told)
+    opt_state = restarted(program, optimizer, opt_state, params, told)
     new_state = TrainState(
       state.step + 1, params, opt_state, carried, state.key
     )
@@ -111,23 +107,8 @@ def make_train_step(
     out_specs=(specs, of_metrics),
   )
   shardings = state_shardings(program, optimizer, outer)
-
-  # Copies arrays from the host, or to it, which XLA may overlap with compute.
-  def moved(opt_state: Any, kind: str):
-    return jax.tree.map(
-      lambda x, between: x if between.memory_kind == "device"
-      else jax.device_put(x, between.with_memory_kind(kind)),
-      opt_state, shardings.opt_state,
-    )
-
-  def from_host(state: TrainState, batch: Any, numbers: Any):
-    here = moved(state.opt_state, "device")
-    state, metrics = mapped(state._replace(opt_state=here), batch, numbers)
-    there = moved(state.opt_state, layout.moments)
-    return state._replace(opt_state=there), metrics
-
   return jax.jit(
-    from_host if layout.moments != "device" else mapped,
+    mapped,
     donate_argnums=0,
     in_shardings=(
       shardings,
@@ -231,7 +212,7 @@ def _all_gradients(
 def make_update(
   program: Program, optimizer: optax.GradientTransformation, clip_norm: float
 ) -> Callable[[Any, Any, Any], tuple[Any, Any, Metrics]]:
-  """Returns the clipped update of one worker, inside ``jax.shard_map``.
+  """Returns the clipped update of all workers, inside ``jax.shard_map``.
 
   Args:
     program: The model on a mesh.
@@ -241,14 +222,19 @@ def make_update(
 
   Returns:
     A function ``(gradients, optimizer state, parameters) -> (updates, optimizer
-    state, norms of the gradients)``.
+    state, norms of the gradients)`` of ``[W, ...]``.
   """
+  layout = program.layout
   clip = make_clip(program, clip_norm)
 
   def update(grads, opt_state, params):
-    grads, norms = clip(grads)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return updates, opt_state, norms
+    grads, norms = each_lane(clip, layout.worker, grads)
+    changed = host_moments.apply(
+      program, lambda changed, params: each_lane(
+        optimizer.update, layout.worker, *changed, params
+      ), (grads, opt_state), params,
+    )
+    return *changed, norms
 
   return update
 

@@ -32,6 +32,9 @@ from parallel.memory.placed_buffer import Tier
 
 # A compiled program of a step.
 Compiled = Callable[..., Any]
+# Arrays of the host's optimizer. A gradient stays in the memory to which it was
+# copied from the device.
+ARRAYS = ("weights", "first", "second")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +62,17 @@ class DeviceUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class HostUpdate:
-  """Update by AdamW on the host, of one worker with a whole state.
+  """Update by AdamW on the host, of one worker in one process.
 
   Attributes:
     settings: Hyperparameters, without clipping, which the device does.
-    shares: Tier -> fraction of the bytes of master weights and of moments;
-      empty for the first NUMA node.
+    placement: Array of ``ARRAYS`` -> tier -> fraction of its bytes; arrays that
+      are missing are on the first NUMA node.
     num_threads: Largest number of threads; None for all cores.
   """
 
   settings: AdamW
-  shares: Mapping[Tier, float]
+  placement: Mapping[str, Mapping[Tier, float]]
   num_threads: int | None = None
 
   make_step = staticmethod(make_gradient_step)
@@ -91,8 +94,9 @@ class HostSteps:
   """Steps of a run whose state, except for weights, is on the host.
 
   Attributes:
-    optimizer: Master weights and moments, float32 ``[N]``; parameters follow
-      one another in the order of the tree's leaves.
+    optimizer: Master weights and moments, float32 ``[N]``; stored parameters
+      follow one another in the order of the tree's leaves, each with the parts
+      of all ranks.
   """
 
   def __init__(
@@ -103,11 +107,9 @@ class HostSteps:
     ends = itertools.accumulate((leaf.size for leaf in leaves), initial=0)
     self._ranges = list(itertools.pairwise(ends))
     self._learning_rate = learning_rate
-    arrays = ("weights", "first", "second")
     self.optimizer = HostOptimizer(
-      self._ranges[-1][1], update.settings,
-      dict.fromkeys(arrays, update.shares) if update.shares else None,
-      arrays=arrays, num_threads=update.num_threads,
+      self._ranges[-1][1], update.settings, update.placement, arrays=ARRAYS,
+      num_threads=update.num_threads,
       decayed=[
         found for found, decays in zip(
           self._ranges, jax.tree.leaves(program.decays), strict=True

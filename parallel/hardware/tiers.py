@@ -16,8 +16,11 @@ Example:
   True
 """
 
+from collections.abc import Sequence
 import pathlib
 from typing import Literal
+
+import numpy as np
 
 from parallel import checks, schema
 from parallel.hardware import links
@@ -74,6 +77,20 @@ class SharedLink(schema.Schema):
   duplex: bool
 
 
+class Pass(schema.Schema):
+  """Seconds in which the CPU's optimizer passes over bytes of a tier.
+
+  Attributes:
+    size_bytes: Number of bytes, in a step.
+    read_s: Seconds to read them.
+    write_s: Seconds more to write them, too; of a file, until they are on disk.
+  """
+
+  size_bytes: schema.Positive
+  read_s: schema.NotNegative
+  write_s: schema.NotNegative
+
+
 class Tier(schema.Schema):
   """Memory of a host.
 
@@ -87,6 +104,9 @@ class Tier(schema.Schema):
     link: Name of the link that the tier's bytes cross; None for none.
     node: Number of the NUMA node; None if it is unknown or a file.
     path: Path of the file.
+    passes: Measured passes of the CPU's optimizer by ascending size, whose rate
+      is that of a cache for small sizes; empty if ``read`` and ``write`` hold
+      for all sizes.
   """
 
   name: str
@@ -99,6 +119,32 @@ class Tier(schema.Schema):
   link: str | None = None
   node: int | None = schema.Field(None, ge=0)
   path: str | None = None
+  passes: tuple[Pass, ...] = ()
+
+  def pass_s(self, read: float, written: float) -> float:
+    """Returns the seconds of a pass over bytes, interpolated between sizes.
+
+    Args:
+      read: Bytes that the CPU's optimizer reads in a step.
+      written: Bytes that it writes.
+    """
+    return _between(self.passes, "read_s", read) + _between(
+      self.passes, "write_s", written
+    )
+
+
+def _between(passes: Sequence[Pass], key: str, size: float) -> float:
+  """Returns the seconds for a size; beyond the largest, at its rate.
+
+  Below the smallest size, the seconds are those of the smallest, since a file
+  has a fixed cost.
+  """
+  if not size:
+    return 0.0
+  last = passes[-1]
+  return float(np.interp(
+    size, [p.size_bytes for p in passes], [getattr(p, key) for p in passes]
+  )) * max(1.0, size / last.size_bytes)
 
 
 class Host(schema.Schema):
@@ -198,6 +244,11 @@ def checked(host: Host) -> Host:
       )
     tier.capacity_bytes.check(f"tiers[{i}].capacity_bytes")
     tier.latency_s.check(f"tiers[{i}].latency_s", positive=False)
+    sizes = [x.size_bytes for x in tier.passes]
+    if sizes != sorted(set(sizes)) or (sizes and tier.duplex):
+      raise ValueError(
+        f"tiers[{i}].passes must have ascending sizes, and none if duplex=true"
+      )
   for where, link in (
     *((f"tiers[{i}]", tier) for i, tier in enumerate(host.tiers)),
     ("device_link", host.device_link),

@@ -48,7 +48,8 @@ from parallel.memory.placed_buffer import Tier
 ARRAYS = ("weights", "gradients", "first", "second")
 _FLOAT = 4  # bytes
 # Bytes of all arrays that an element's update reads and writes.
-MOVED_BYTES = _FLOAT * (4 + 3)
+READ_BYTES, WRITTEN_BYTES = _FLOAT * 4, _FLOAT * 3
+MOVED_BYTES = READ_BYTES + WRITTEN_BYTES
 # Elements that a thread updates at a time.
 _BLOCK = 2**15
 # Least elements for each thread: to start one takes longer than fewer do.

@@ -128,6 +128,15 @@ def measure(
     loops.numba.set_num_threads(before)
 
 
+def read(array: np.ndarray) -> None:
+  """Reads an array float32 ``[N]`` with all cores.
+
+  Raises:
+    ValueError: numba is not installed.
+  """
+  _loops().read(array, array, array)
+
+
 def latency_s(
   array: np.ndarray, num_loads: int = 2**18, seed: int = 0
 ) -> float:

@@ -8,7 +8,8 @@ from caatnet.benchmarks.memory import measured_tiers
 from parallel.hardware import tiers
 from parallel.memory import host_memory
 
-SMALL = f"--sizes={2 * measured_tiers.cache_bytes() + 4e6}"
+SIZE = int(2 * measured_tiers.cache_bytes() + 4e6)
+SMALL = f"--sizes={SIZE}"
 
 
 def test_measured_tiers_are_a_file_that_plans_read(launch, tmp_path):
@@ -22,6 +23,11 @@ def test_measured_tiers_are_a_file_that_plans_read(launch, tmp_path):
   assert not there.exists()
   for tier in nodes:
     assert tier.latency_s.value > 0
+  for tier in host.tiers:  # four arrays of float32, read
+    (found,) = tier.passes
+    assert found.size_bytes == 4 * (SIZE // 4 * 4)
+    assert min(found.read_s, found.write_s) > 0
+  assert os.listdir(tmp_path) == ["tiers.json"]
   assert "copies in memory, since the device is a CPU" in (
     host.device_link.read.source
   )

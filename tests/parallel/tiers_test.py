@@ -28,6 +28,7 @@ def _set(*place):
 
 
 RATE = {"value": 0.0, "low": 0.0, "high": 0.0, "source": "a test"}
+PASS = {"size_bytes": 1e6, "read_s": 1.0, "write_s": 1.0}
 SLOW = dict.fromkeys(("value", "low", "high"), 1e-300) | {"source": "a test"}
 
 
@@ -45,6 +46,8 @@ SLOW = dict.fromkeys(("value", "low", "high"), 1e-300) | {"source": "a test"}
   (_set("tiers", 1, "link", "bus"), "tiers[1].link='bus' must be left out"),
   (_set("tiers", 1, "kind", "tape"), "must be 'dram', 'cxl' or 'file'"),
   (_set("tiers", 1, "kind", "file"), "a path if its kind is file, and only"),
+  (_set("tiers", 0, "passes", [PASS, PASS]), "passes must have ascending size"),
+  (_set("tiers", 1, "passes", [PASS]), "and none if duplex=true"),
   (_set("tiers", []), "tiers has 0 entries; it must have 1 to 64"),
   (_set("device_link", "write", RATE), "device_link.write: low=0 must be"),
   (_set("speed", 1.0), "key 'speed' must be one of"),

@@ -1,5 +1,6 @@
 """Comparison of initial inner-optimizer moments for joining workers."""
 
+import functools
 from typing import Any
 
 import jax
@@ -54,7 +55,7 @@ def _trained(experiment: Experiment, way: str, replaced: int) -> float:
   dataset = experiment.data.load(experiment.seed)
   rng = np.random.default_rng(experiment.seed)
   state, steps = experiment.init_state(), {}
-  replace = jax.jit(lambda *args: _replaced(experiment.optimizer, way, *args))
+  replace = jax.jit(functools.partial(_replaced, experiment, way))
   for step in range(experiment.train.num_steps):
     plan = outer.plan(step)
     if plan.variant not in steps:
@@ -75,13 +76,13 @@ def _trained(experiment: Experiment, way: str, replaced: int) -> float:
 
 
 def _replaced(
-  optimizer: Any, way: str, opt_state: Any, params: Any, gone: jax.Array,
-  donors: jax.Array,
+  experiment: Experiment, way: str, opt_state: Any, params: Any,
+  gone: jax.Array, donors: jax.Array,
 ) -> Any:
   """Returns the inner optimizers' states ``[workers, ...]`` with new workers.
 
   Args:
-    optimizer: The inner optimizer.
+    experiment: The experiment.
     way: Initialisation of the moments, one of ``_WAYS``.
     opt_state: ``[workers, ...]``.
     params: ``[workers, ...]``.
@@ -93,4 +94,7 @@ def _replaced(
   workers = jax.tree.leaves(params)[0].shape[0]
   # [workers]: 1 restarts the moments, 0 keeps them (no replacement).
   came = jnp.zeros(workers).at[gone].set(float(way == "zero"))
-  return restarted(optimizer, opt_state, params, {"just_left_out": came})
+  return restarted(
+    experiment.program, experiment.optimizer, opt_state, params,
+    {"just_left_out": came},
+  )

@@ -2,11 +2,13 @@
 
 The rate of a node is that of the largest array with all cores, and its range
 that over numbers of threads and arrays beyond the last-level cache. Rates of
-files and of device copies are medians.
+files are those of the optimizer on the host, whose steps are measured by size
+on all tiers, and those of device copies are medians.
 """
 
 from collections.abc import Callable, Sequence
 import errno
+import functools
 import itertools
 import os
 import pathlib
@@ -17,13 +19,24 @@ import time
 
 import numpy as np
 
+from caatnet.benchmarks.harness import timing
 from parallel.hardware import tiers
-from parallel.hardware.tiers import Host, Quantity, SharedLink, Tier
+from parallel.hardware.tiers import Host, Pass, Quantity, SharedLink, Tier
 from parallel.memory import host_memory, rates
+from parallel.memory.host_optimizer import (
+  ARRAYS,
+  MOVED_BYTES,
+  READ_BYTES,
+  WRITTEN_BYTES,
+  AdamW,
+  HostOptimizer,
+)
 
 _CPUS = pathlib.Path("/sys/devices/system/cpu")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _FLOAT = 4  # bytes
+# Elements of a file that are requested while as many are read.
+_AHEAD = 2**26
 
 
 def measure(
@@ -58,13 +71,13 @@ def measure(
   for node in nodes:
     host_memory.check_node(node)
   if path is not None:
-    _check_disk(path, max(sizes))  # before other measurements
+    _check_disk(path, len(ARRAYS) * max(sizes))  # before all measurements
   found = [
     _node(node, sizes, cache, progress)
     for node in nodes or host_memory.nodes()
   ]
   if path is not None:
-    found.append(_file(path, max(sizes), progress))
+    found.append(_file(path, sizes, progress))
   return tiers.checked(Host(
     name=platform.node() or "this machine",
     source="measured by launch.measure_memory",
@@ -133,6 +146,10 @@ def _node(
       found.append(seen)
   delay = rates.latency_s(arrays[0].view(np.uint8))
   progress(f"node {node}: {1e9 * delay:.0f} ns per dependent load")
+  del arrays
+  passes = [_pass(node, size) for size in sorted(sizes)]
+  for one in passes:
+    progress(f"node {node}: {_text(one)}")
   source = f"measured, {counts[-1]} cores, {max(sizes) / 1e6:,.0f} MB; range " \
     "over sizes beyond the cache and numbers of threads"
   return Tier(
@@ -141,7 +158,7 @@ def _node(
     read=_quantity([x["read"] for x in found], source),
     write=_quantity([x["write"] for x in found], source),
     latency_s=_quantity([delay], "measured, chain of dependent loads"),
-    duplex=False,
+    duplex=False, passes=tuple(passes),
   )
 
 
@@ -166,43 +183,83 @@ def _check_disk(path: pathlib.Path, size: int) -> int:
 
 
 def _file(
-  path: pathlib.Path, size: int, progress: Callable[[str], None]
+  path: pathlib.Path, sizes: Sequence[int], progress: Callable[[str], None]
 ) -> Tier:
   """Measures a mapped file, without the kernel's page cache."""
-  size = size // _FLOAT * _FLOAT
-  free = _check_disk(path, size)
-  read_s, write_s = [], []
-  with open(path, "x+b") as file:  # an existing file is kept
-    try:
-      os.posix_fallocate(file.fileno(), 0, size)
-      for _ in range(3):
-        start = time.perf_counter()
-        mapped = np.memmap(path, np.float32, "r+")
-        mapped.fill(1)
-        mapped.flush()
-        write_s.append(time.perf_counter() - start)
-        del mapped  # the kernel keeps pages that are mapped
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        start = time.perf_counter()
-        mapped = np.memmap(path, np.float32, "r")
-        float(mapped.sum())
-        read_s.append(time.perf_counter() - start)
-        del mapped
-    finally:
-      path.unlink(missing_ok=True)
+  free = _check_disk(path, len(ARRAYS) * max(sizes))
+  passes = [_pass(str(path.parent), size) for size in sorted(sizes)]
+  for found in passes:
+    progress(f"file {path}: {_text(found)}")
   read, write = (
-    _median([size / x for x in xs], f"measured, {text}")
-    for xs, text in (
-      (read_s, "after the page cache was dropped"), (write_s, "until on disk")
+    _quantity(
+      [x.size_bytes / getattr(x, f"{name}_s") for x in passes],
+      f"measured, {text}; range over sizes",
+    ) for name, text in (
+      ("read", "until dropped from memory"), ("write", "until on disk")
     )
   )
-  progress(f"file {path}: read {read.value / 1e9:.2f}, write "
-           f"{write.value / 1e9:.2f} GB/s")
   return Tier(
     name="file", kind="file", path=str(path), duplex=False,
     capacity_bytes=_quantity([free], "free space at the time"),
-    read=read, write=write,
+    read=read, write=write, passes=tuple(passes),
     latency_s=_quantity([0.0], "not measured"),
+  )
+
+
+def _pass(tier: int | str, size: int) -> Pass:
+  """Measures the optimizer on a node, or on a file in a folder.
+
+  A step reads all four arrays and writes three of them. After it, files are
+  written to disk and dropped from memory, so that the next step reads the disk.
+
+  Args:
+    tier: The node or the folder.
+    size: Bytes of an array of the optimizer.
+  """
+  count = size // _FLOAT
+  made = HostOptimizer(
+    count, AdamW(), {name: {tier: 1.0} for name in ARRAYS}
+  )
+  made.gradients.fill(1)
+
+  def update() -> None:
+    made.begin(1e-3)
+    made.update(0, made.gradients)
+    made.end()
+
+  def read() -> None:
+    flat = made.buffer.array.view(np.float32)
+    made.buffer.prefetch(0, _FLOAT * _AHEAD)
+    for start in range(0, len(flat), _AHEAD):
+      stop = start + _AHEAD
+      made.buffer.prefetch(_FLOAT * stop, _FLOAT * (stop + _AHEAD))
+      rates.read(flat[start:stop])
+
+  def seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    made.buffer.drop()
+    return time.perf_counter() - start
+
+  found = timing.in_turns(
+    {action: functools.partial(seconds, action) for action in (update, read)},
+    rates.NUM_REPEATS, warm_up=1, label=None,
+  )
+  update_s, read_s = (statistics.median(found[x]) for x in (update, read))
+  if isinstance(tier, int):
+    # An update of memory reads and writes at one time: all bytes count alike.
+    read_s = update_s * READ_BYTES / MOVED_BYTES
+  return Pass(
+    size_bytes=READ_BYTES * count, read_s=read_s,
+    # Noise can exceed the difference of small sizes.
+    write_s=max(update_s - read_s, update_s / 100) * READ_BYTES / WRITTEN_BYTES,
+  )
+
+
+def _text(found: Pass) -> str:
+  return (
+    f"optimizer, {found.size_bytes / 1e6:,.1f} MB: read in "
+    f"{1e3 * found.read_s:.1f} ms, written in {1e3 * found.write_s:.1f} ms more"
   )
 
 

@@ -41,8 +41,16 @@ class Memory:
     (), "Tiers of the host's optimizer, each with its share of every array: "
     "the number of a NUMA node, or a folder that exists, in which a file is "
     'mapped. An example is (("0", 0.5), ("/mnt/disk", 0.5)). () for the first '
-    "node.",
+    "node, or for those of config.memory.placement.",
     FRACTION,
+  )
+  placement: str = field(
+    "", "File that launch.place --output has written, with the tiers of master "
+    'weights and moments of the host\'s optimizer; "" for none.'
+  )
+  policy: str = field(
+    "optimum", "Policy whose placement is taken from config.memory.placement. "
+    "It must update all parameters on the host."
   )
   threads: int = field(
     0, "Threads of the host's optimizer; 0 for one per core.", COUNT_OR_NONE

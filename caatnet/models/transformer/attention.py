@@ -231,6 +231,27 @@ def _cudnn_kernel(
   )
 
 
+def _splash_blocks(num_positions: int) -> Any:
+  """Returns the block sizes of splash attention; None for its defaults.
+
+  Its tables have three bytes per block of queries and block of keys, in scalar
+  memory of 1 MB. Blocks of 128 positions, the default, exceed it beyond 75,000
+  positions.
+  """
+  from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as kernel,
+  )
+
+  size = 512
+  if num_positions <= 2**16 or num_positions % size:
+    return None
+  return kernel.BlockSizes(
+    block_q=size, block_kv=size, block_kv_compute=size,
+    block_q_dkv=size, block_kv_dkv=size, block_kv_dkv_compute=size,
+    block_q_dq=size, block_kv_dq=size,
+  )
+
+
 def _splash_kernel(
   q: jax.Array, k: jax.Array, v: jax.Array, window: int
 ) -> jax.Array:
@@ -251,7 +272,8 @@ def _splash_kernel(
   if window:
     visible = mask.LocalMask(square, window_size=(window - 1, 0), offset=0)
   attend = kernel.make_splash_mqa_single_device(
-    mask=mask.MultiHeadMask([visible] * group)
+    mask=mask.MultiHeadMask([visible] * group),
+    block_sizes=_splash_blocks(num_positions),
   )
   heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
   # The kernel does not scale scores, so queries are scaled.

@@ -6,6 +6,7 @@ compared on one host; ``placement.baseline`` is a host with enough DRAM.
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import pathlib
 from typing import Any
 
 from caatnet.checks import naming
@@ -23,6 +24,11 @@ from parallel.workload import Transformer
 
 # Fractions below this are rounding of the solver.
 SMALLEST = 1e-6
+# Arrays of the host's optimizer -> tensors of a step.
+_ARRAYS = {
+  "weights": "master weights", "first": "first moments",
+  "second": "second moments",
+}
 # The search of the longest context and the largest model ends within 1/64.
 _PARTS = 64
 
@@ -35,13 +41,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Returns:
     Plain data: "policies" (seconds by phase, the binding resource, bytes that
-    are missing, longest context and largest model), "tensors" of the optimum
-    with their tiers and what other tiers would cost, "scanned" speeds with
-    rates at the ends of their ranges, "needed" rates of cards for a speed,
-    "alone" with tensors on one tier only, "occupied" bytes of the optimum by
-    instant and tier, "timeline" of bytes by tier at the ends of phases, "whole"
-    with the optimum of whole layers, "warnings" if the host is this machine,
-    and "host" with every rate, its range and source.
+    are missing, longest context and largest model, tiers of the optimizer on
+    the host), "tensors" of the optimum with their tiers and what other tiers
+    would cost, "scanned" speeds with rates at the ends of their ranges,
+    "needed" rates of cards for a speed, "alone" with tensors on one tier only,
+    "occupied" bytes of the optimum by instant and tier, "timeline" of bytes by
+    tier at the ends of phases, "whole" with the optimum of whole layers,
+    "warnings" if the host is this machine, and "host" with every rate, its
+    range and source.
 
   Raises:
     ValueError: A value is invalid; the message names its key. Or the host is
@@ -68,9 +75,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   # The optimum there separates recomputation and updates from tiers.
   rows = [
-    {"policy": f"{baseline.name}, {policy}"} | _priced(
-      made(on=baseline), policy
-    ) for policy in ("dram_only", "optimum")
+    {"policy": f"{baseline.name}, {policy}"}
+    | _priced(made(on=baseline), policy) | {"host_optimizer": None}
+    for policy in ("dram_only", "optimum")
   ]
   for policy in section["policies"]:
     rows.append(
@@ -109,16 +116,50 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 def _priced(step: Problem, policy: str) -> dict[str, Any]:
   """Returns time and missing bytes of a policy's placement."""
   try:
-    found = placement.cost(step, placement.place(step, policy))
+    chosen = placement.place(step, policy)
   except ValueError as error:
-    return {"error": str(error), "step_s": None}
+    return {"error": str(error), "step_s": None, "host_optimizer": None}
+  found = placement.cost(step, chosen)
   return {
+    "host_optimizer": None if found.missing
+    else _host_optimizer(step.host, chosen),
     "error": ", ".join(
       f"{tier} lacks {size / 1e9:.1f} GB" for tier, size in
       found.missing.items()
     ),
     "step_s": None if found.missing else found.step_s,
     **_phases(found),
+  }
+
+
+def _host_optimizer(
+  host: Host, chosen: Placement
+) -> dict[str, dict[str, float]] | None:
+  """Returns the tiers of the host's optimizer, for ``config.memory.placement``.
+
+  Returns:
+    Array -> number of the node, or folder of the file -> share of the array.
+    None if a part of the parameters is updated on the device.
+  """
+  names = {
+    tier.name: str(pathlib.Path(tier.path).parent) if tier.kind == "file"
+    else str(tier.node)
+    for tier in host.tiers
+  }
+  found: dict[str, dict[str, float]] = {}
+  for (part, way), share in chosen.ways.items():
+    if part != "parameters" or share <= SMALLEST:
+      continue
+    if not way.startswith("updated by the cpu"):
+      return None
+    for array, tensor in _ARRAYS.items():
+      shares = found.setdefault(array, {})
+      for tier, x in chosen.tiers[part, way, tensor].items():
+        if x > SMALLEST:
+          shares[names[tier]] = shares.get(names[tier], 0.0) + x
+  return {
+    array: {tier: x / sum(shares.values()) for tier, x in shares.items()}
+    for array, shares in found.items()
   }
 
 

@@ -295,8 +295,8 @@ class Programs:
       loss, grads = args["loss"], args["grads"]
       if "outer" in args:
         grads = loop.gradients(grads, args["outer"])
-      updates, opt_state, norms = each_lane(
-        update, layout.worker, grads, args["opt_state"], args["params"]
+      updates, opt_state, norms = update(
+        grads, args["opt_state"], args["params"]
       )
       updates = after(updates, (loss, norms), layout.on_cpu)
       return {
@@ -317,7 +317,8 @@ class Programs:
     def run(args):
       told = told_of(self._outer, args["outer"], {"workers": args["before"]})
       opt_state = restarted(
-        self.experiment.optimizer, args["opt_state"], args["params"], told
+        self._program, self.experiment.optimizer, args["opt_state"],
+        args["params"], told,
       )
       return {"opt_state": opt_state, "told": told}
 

@@ -5,10 +5,16 @@ a tier or a link, each of which serves its bytes one after the other. A tier or
 link that is not duplex adds the times of reads and writes. Latencies have no
 effect, since transfers are large. A mapped file is assumed to use no bandwidth
 of DRAM.
+
+A tier whose passes were measured by size (`Tier.passes`) has their seconds for
+all bytes that the CPU's optimizer reads and writes there. The optimum assumes
+the rates of large sizes, since a linear program has no others.
 """
 
 from collections.abc import Mapping
 import dataclasses
+
+import numpy as np
 
 from parallel.memory.problem import (
   DEVICE,
@@ -125,6 +131,7 @@ def cost(problem: Problem, placement: Placement) -> Cost:
   Example:
     `parallel.memory.problem` has one.
   """
+  host = problem.host
   occupied = {
     instant: dict.fromkeys(capacities(problem, instant), 0.0)
     for instant in INSTANTS
@@ -135,6 +142,8 @@ def cost(problem: Problem, placement: Placement) -> Cost:
       share = placement.ways.get((part.name, way.name), 0.0)
       for phase, seconds in way.seconds.items():
         found[phase][COMPUTE] += share * seconds
+  # Tier -> bytes that the CPU reads and writes in the update.
+  passed = {tier.name: np.zeros(2) for tier in host.tiers if tier.passes}
   for part, way, tensor in problem.tensors():
     key = part.name, way.name, tensor.name
     for tier, share in placement.tiers.get(key, {}).items():
@@ -144,6 +153,17 @@ def cost(problem: Problem, placement: Placement) -> Cost:
         found[phase][resource] = (
           found[phase].get(resource, 0.0) + share * seconds
         )
+      for use in tensor.uses if tier in passed else ():
+        if (use.phase, use.by) == ("update", "cpu"):
+          passed[tier] += share * tensor.size_bytes * np.array(
+            [use.read, use.written]
+          )
+  for name, (read, written) in passed.items():
+    tier = host.tier(name)
+    found["update"][name] = found["update"].get(name, 0.0) + (
+      tier.pass_s(read, written)
+      - read / tier.read.value - written / tier.write.value
+    )
   missing: dict[str, float] = {}
   for instant in INSTANTS:
     for tier, capacity in capacities(problem, instant).items():

@@ -70,6 +70,29 @@ def test_predictions_are_bytes_over_rates(host):
   assert placed[(*host_optimizer._WAY, "gradients")]["file"] == 1
 
 
+def test_predictions_are_measured_passes(host):
+  """Between sizes by interpolation, below the smallest its seconds."""
+  dram, file = host.tiers
+  passes = tuple(
+    tiers.Pass(size_bytes=size, read_s=read, write_s=write)
+    for size, read, write in ((8e3, 0.1, 0.2), (24e3, 0.3, 0.8))
+  )
+  host = host.model_copy(update={
+    "tiers": (dram, file.model_copy(update={"passes": passes}))
+  })
+
+  def seconds(size):
+    found = host_optimizer.plans(size, host, dram_share=0.5)
+    return {name: pytest.approx(s) for name, (_, s) in found.items()}
+
+  # 16 bytes are read and 12 written per element.
+  assert seconds(1000) == {
+    "dram": 28_000 / 1e10, "file": 0.2 + 0.35, "interleaved": 0.1 + 0.2,
+    "planned": 0.1 + 0.2,
+  }
+  assert seconds(10_000)["file"] == 0.3 * 160 / 24 + 0.8 * 120 / 24
+
+
 def test_other_tiers_are_an_error(host):
   two = host.model_copy(update={"tiers": host.tiers[:1]})
   with pytest.raises(ValueError, match="one of kind file"):

@@ -1,5 +1,7 @@
 """Properties of `config.memory.optimizer`: AdamW on the host in a run."""
 
+import collections
+import importlib
 import shutil
 import signal
 
@@ -11,11 +13,15 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.show import results
+from caatnet.studies.placement import study
 from caatnet.train import loop
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.evaluate import put_batch
 from configs.caatnet import tiny
 from configs.images import tiny as images
+from parallel.hardware import tiers
+from parallel.memory import host_memory
 from tests.caatnet.train.loop_test import facts, launch, send_at_random_step
 
 CLIP_NORM = 0.1  # below the norms of all steps
@@ -63,6 +69,10 @@ def advance(experiment, program, num_steps, state=None):
   ("parallel.tensor=2 sync.p=0.5 parallel.data=4", {"data": 2, "tensor": 2}),
   ("parallel.tensor=1 parallel.data=8 model.remat=reduced "
    "memory.activations=pinned_host", None),
+  ("parallel.tensor=2 sync.p=0.5 parallel.data=4 zero.scheme=zero3",
+   {"data": 2, "tensor": 2}),
+  ("parallel.data=2 parallel.tensor=2 parallel.stage=2 train.accumulation=2 "
+   "zero.scheme=zero2", {"stage": 2}),
 ], ids=str)
 def test_five_steps_have_the_same_bits(overrides, mesh, same_bits, tmp_path):
   experiment = make(f"{overrides} {HOST}", mesh)
@@ -92,8 +102,76 @@ def test_several_threads_and_many_stripes_have_the_same_bits(
   chex.assert_trees_all_equal(one, two)
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+  """A file of launch.place for 7B on two tiers of this machine."""
+  disk = tmp_path_factory.mktemp("disk")
+  host = tiers.HOSTS["one-cxl"]
+
+  def sized(index, size, **fields):
+    tier = host.tiers[index]
+    capacity = tier.capacity_bytes.model_copy(
+      update=dict.fromkeys(("value", "low", "high"), size)
+    )
+    return tier.model_copy(update={"capacity_bytes": capacity} | fields)
+
+  file = disk / "tiers.json"
+  file.write_text(tiers.to_json(host.model_copy(update={"tiers": (
+    sized(0, 60e9, node=host_memory.nodes()[0]),
+    sized(1, 200e9, kind="file", node=None, path=str(disk / "tier")),
+  )})))
+  config = importlib.import_module("configs.memory.12b_32k").get_config("7b")
+  config = config.to_dict()
+  config["placement"] |= {
+    "tiers": str(file), "policies": ("latency_first", "optimum"),
+    "longest": 4096, "contexts": (), "targets": (),
+  }
+  path = disk / "placement.json"
+  results.write(path, study.run(config))
+  return path
+
+
+def test_planned_placement_is_executed_with_the_same_bits(planned, same_bits):
+  large = f"parallel.tensor=1 model.vocab_size=131072 {HOST}"
+  experiment = make(
+    f"{large} memory.placement={planned} memory.policy=latency_first", {}
+  )
+  rows = {row["policy"]: row for row in results.read(planned)["policies"]}
+  wanted = rows["latency_first"]["host_optimizer"]
+  steps = opened(experiment)
+  steps.optimizer.buffer.check()  # pages are on the tiers of the pieces
+  array_bytes = len(steps.optimizer.buffer.array) // 3
+  found = {name: collections.Counter() for name in wanted}
+  for piece in steps.optimizer.buffer.pieces:
+    name = ("weights", "first", "second")[piece.start // array_bytes]
+    found[name][str(piece.tier)] += (piece.stop - piece.start) / array_bytes
+  assert len(wanted["second"]) == 2  # the placement divides an array
+  for name, shares in wanted.items():
+    assert dict(found[name]) == pytest.approx(shares, abs=1e-2)
+  program = make(large, {}).lower_step().compile(same_bits)
+  chex.assert_trees_all_equal(
+    advance(experiment, program, 2), advance(make(large, {}), program, 2)
+  )
+
+
+def test_placement_that_the_host_cannot_execute_is_an_error(planned, tmp_path):
+  notes = tmp_path / "notes.json"
+  notes.write_text("[1]")
+  for keys, message in (
+    (f"{HOST} memory.placement={planned}",
+     "policy='optimum' must be one of 'latency_first', the policies of"),
+    (f"{HOST} memory.placement={notes}", "is not a file that launch.place"),
+    (f"{HOST} {DRAM} memory.placement={planned}", "cannot be combined with"),
+    (f"memory.placement={planned}", "has no effect with config.memory.opti"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      make(f"parallel.tensor=1 {keys}", {})
+
+
 @pytest.mark.parametrize(("overrides", "mesh"), [
   ("parallel.tensor=1", {}), ("parallel.tensor=2 parallel.data=4", None),
+  ("parallel.tensor=2 parallel.data=2 parallel.stage=2 train.accumulation=2 "
+   "zero.scheme=zero1", None),
 ], ids=str)
 def test_a_step_agrees_with_that_on_the_device(overrides, mesh, same_bits):
   """Moments within one ulp of the larger summand, since the sum may cancel."""
@@ -242,8 +320,6 @@ def test_killed_run_resumes_with_another_placement(tmp_path):
    "needs config.optimizer.name='adamw', not 'sgd'"),
   (f"{HOST} outer.algorithm=diloco", "needs config.outer.algorithm='data_par"),
   (f"{HOST} parallel.worker=2", "needs config.parallel.worker=1, not 2"),
-  (f"{HOST} parallel.stage=2", "needs config.parallel.stage=1, not 2"),
-  (f"{HOST} parallel.data=2 zero.scheme=zero1", "config.zero.scheme='ddp'"),
   (f"{HOST} memory.moments=pinned_host", "config.memory.moments='device'"),
   ("memory.threads=2", "threads=2 has no effect with config.memory.optimizer"),
   (DRAM, "tiers=.* has no effect with config.memory.optimizer='device'"),

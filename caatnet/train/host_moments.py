@@ -1,0 +1,145 @@
+"""Updates of moments in host memory, one layer after another.
+
+XLA copies arguments from host memory as early as it can: a program that copies
+all moments to the device before it updates them has all of them in device
+memory at one time. Here a loop copies the moments of one layer, updates them,
+and copies them back into the same memory. Other large parameters are updated in
+a loop over pieces, each in its own.
+
+CPUs have one memory, so all parameters are updated at once there. The
+operations are the same, but compilers may round them differently in a loop:
+XLA:CPU fuses other products with sums.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.tree_util import keystr
+
+from caatnet.program import Program, by_end_of_path, is_spec
+
+# Bytes of an array that is not cut into pieces.
+_PIECE = 2**28
+# Returns the part of the array at a path in a tree; None for step counts.
+Find = Callable[[tuple[Any, ...]], str | None]
+
+
+def apply(
+  program: Program, f: Callable[[Any, Any], Any], changed: Any, fixed: Any
+) -> Any:
+  """Computes ``f(changed, fixed)``, inside ``jax.shard_map``.
+
+  Args:
+    program: The model on a mesh.
+    f: Function of arrays in device memory, elementwise in those of parameters.
+      For a part of the state, it receives None instead of other parameters.
+    changed: Tree of ``[W, ...]``. The path of an array of a parameter ends with
+      the path of the parameter; such arrays may be in host memory. All others
+      are step counts, which all parts have.
+    fixed: Tree of ``[W, ...]`` in device memory, with the structure of the
+      parameters.
+
+  Returns:
+    The result of ``f``, with the structure and memory of ``changed``.
+  """
+  if program.layout.moments != "device" and not program.layout.on_cpu:
+    return in_parts(program, f, changed, fixed)
+  return jax.tree.map(
+    _like, changed, f(jax.tree.map(_to_device, changed), fixed)
+  )
+
+
+def in_parts(
+  program: Program, f: Callable[[Any, Any], Any], changed: Any, fixed: Any,
+  piece: int = _PIECE,
+) -> Any:
+  """Computes ``f(changed, fixed)`` as `apply` does, a part at a time.
+
+  Args:
+    program, f, changed, fixed: As in `apply`.
+    piece: Bytes of an array that is not cut, if it belongs to no stack.
+  """
+  stacks = program.model.stacks
+  owners = jax.tree.map_with_path(
+    lambda path, _: path[0].key if path[0].key in stacks else keystr(path),
+    program.specs, is_leaf=is_spec,
+  )
+  find = by_end_of_path(owners)
+  done = changed
+  for owner in dict.fromkeys(jax.tree.leaves(owners)):
+    old, others = (
+      jax.tree.map_with_path(
+        lambda path, x, owner=owner: x if find(path) in (None, owner) else None,
+        tree,
+      ) for tree in (changed, fixed)
+    )
+    x = jax.tree.leaves(others)[0]
+    if owner in stacks:
+      # Arrays are [W, layers, ...] or [W, stages, layers, ...].
+      dim = 1 if program.layout.stages is None else 2
+      count = x.shape[dim]
+    else:
+      dim, count = _cut(x, piece)
+    new = _loop(f, old, others, find, dim, count)
+    done = jax.tree.map(lambda x, y: x if y is None else y, done, new)
+  return done
+
+
+def _cut(x: jax.Array, piece: int) -> tuple[int, int]:
+  """Returns the dim that is cut, and the number of equal parts.
+
+  The last dim is never cut, since devices copy whole rows.
+  """
+  for dim in range(1, x.ndim - 1):
+    size = x.shape[dim]
+    if size > 1:
+      counts = [n for n in range(1, size + 1) if size % n == 0]
+      return dim, next(
+        (n for n in counts if x.size * x.dtype.itemsize <= n * piece), size
+      )
+  return 0, 1
+
+
+def _loop(
+  f: Callable[[Any, Any], Any], old: Any, others: Any, find: Find, dim: int,
+  count: int,
+) -> Any:
+  """Computes ``f(old, others)`` in ``count`` parts along a dim."""
+
+  def step(number: jax.Array, now: Any) -> Any:
+    def part(x: jax.Array) -> jax.Array:
+      size = x.shape[dim] // count
+      return _to_device(
+        lax.dynamic_slice_in_dim(x, number * size, size, dim)
+      )
+
+    def put(x: jax.Array, new: jax.Array) -> jax.Array:
+      return lax.dynamic_update_slice_in_dim(
+        x, _like(x, new), number * (x.shape[dim] // count), dim
+      )
+
+    # All parts have the step counts from before the loop.
+    mine = jax.tree.map_with_path(
+      lambda path, first, x: first if find(path) is None else part(x), old, now
+    )
+    return jax.tree.map_with_path(
+      lambda path, x, new: new if find(path) is None else put(x, new),
+      now, f(mine, jax.tree.map(part, others)),
+    )
+
+  return lax.fori_loop(0, count, step, old)
+
+
+def _on_host(x: jax.Array) -> bool:
+  return jax.typeof(x).memory_space == jax.memory.Space.Host
+
+
+def _to_device(x: jax.Array) -> jax.Array:
+  return jax.device_put(x, jax.memory.Space.Device) if _on_host(x) else x
+
+
+def _like(x: jax.Array, new: jax.Array) -> jax.Array:
+  """Copies a new array to the memory of the one that it replaces."""
+  return jax.device_put(new, jax.memory.Space.Host) if _on_host(x) else new
