@@ -50,7 +50,7 @@ def main() -> int:
       f'a server needs {error.name}: pip install "caatnet[serve]"'
     ) from error
   if (FLAGS.workdir is None) == (FLAGS.config is None):
-    raise ValueError("a server needs --workdir or --config (--help)")
+    raise ValueError("--workdir is required, or --config for experts (--help)")
   listener = http.bound(FLAGS.host, FLAGS.port)
   warm_up.keep_programs(FLAGS.programs)
   key = start.key(FLAGS.api_key_file)

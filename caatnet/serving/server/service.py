@@ -59,8 +59,8 @@ class News:
     logprob: Log-probability of the token in nats.
     offset: Length of the text before it, in characters.
     state: Final state if the sequence has ended, else None.
-    error: Reason of the state FAILED if an expert could not be loaded.
     top: Log-probabilities of the most probable tokens, if requested.
+    error: Reason of the state FAILED if an expert could not be loaded.
   """
 
   choice: "Choice"
@@ -70,8 +70,8 @@ class News:
   logprob: float = 0.0
   offset: int = 0
   state: State | None = None
-  error: str = ""
   top: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  error: str = ""
 
 
 @dataclasses.dataclass(eq=False)
@@ -429,7 +429,7 @@ class Service:
     text = transcript.push(token, logprob)
     state = State.FINISHED if transcript.ended else None
     self._news.append(
-      News(choice, self.now(), text, token, logprob, offset, state, "", top)
+      News(choice, self.now(), text, token, logprob, offset, state, top)
     )
     return transcript.ended
 

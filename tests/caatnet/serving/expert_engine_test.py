@@ -1,4 +1,4 @@
-"""Engine with several experts: tokens equal those of each expert alone.
+"""Engine with several experts: each gives the tokens that it gives alone.
 
 Weights arrive after random delays, some loads fail, and an expert is replaced
 while it has requests. The arrays of an evicted expert are deleted, so a step

@@ -277,7 +277,7 @@ STATE = {
              "in": {"pages": 1, "states": 0, "runs": 1}},
   "preemptions": {"swap": 8, "recompute": 9},
   "prefixes": {"hits": 11, "misses": 12, "evicted": 13},
-  "steps": 14, "stalls": 15,
+  "steps": 14, "stalls": 15, "experts": None,
 }
 
 
