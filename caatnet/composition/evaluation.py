@@ -21,7 +21,7 @@ from caatnet.config.schema.kinds import Kinds
 from caatnet.data.kinds import Text
 from caatnet.data.sources import SEPARATOR
 from caatnet.serving import differences
-from caatnet.serving.router import Router
+from caatnet.serving.router import FILE, Router
 from caatnet.train import evaluate, records
 from caatnet.train.experiment import Experiment
 
@@ -33,12 +33,12 @@ def router_of(
 ) -> Router:
   """Returns the router of a seed, which is trained if it does not exist."""
   folder = _router_folder(workdir, seed)
-  if not folder.exists():
+  if not (folder / FILE).exists():
     router = routing.train_router(
       {name: text.train for name, text in texts.items()}, options.buckets,
       options.router_steps, seed,
     )
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     router.write(folder)
   return Router.read(folder)
 
@@ -72,11 +72,18 @@ def of_seed(
     with_forms: Whether to evaluate stored differences.
 
   Returns:
-    Plain data: "losses" of each model by kind, in nats per token; "accuracy" of
-    the router by length and kind; sizes and losses of stored "forms".
+    Plain data: "options" that it depends on; "losses" of each model by kind, in
+    nats per byte; "accuracy" of the router by length and kind; sizes and losses
+    of stored "forms".
   """
+  used = {
+    "prompt_bytes": options.prompt_bytes,
+    "ranks": list(options.ranks) if with_forms else [],
+  }
   if stored.exists():
-    return records.read_json(stored)
+    result = records.read_json(stored)
+    if result["options"] == used:
+      return result
   # Models of other shapes than the base: only "same".
   experiment = {
     name: experiments.from_folder(path) for name, path in folders.items()
@@ -110,6 +117,7 @@ def of_seed(
     for kind in texts
   }
   result = {
+    "options": used,
     "losses": _selected(each, chosen),
     "routed_right": {
       kind: float(np.mean([name == kind for name in names]))

@@ -76,19 +76,13 @@ def run(
     ValueError: A value is not allowed, or there are fewer than two kinds with
       enough text.
   """
-  if grid:
-    raise ValueError(f"--grid={grid} has no effect with config.kinds")
   config = config.copy_and_resolve_references()
   options: Kinds = tree.section_of("kinds", config.kinds)
   with config.unlocked():
     del config.kinds
   study = take_sweep(config)
   seeds = tuple(seeds) or study.seeds
-  if options.prompt_bytes >= config.data.seq_len:
-    raise ValueError(
-      f"config.kinds.prompt_bytes={options.prompt_bytes} must be less than "
-      f"config.data.seq_len={config.data.seq_len}"
-    )
+  _check(config, options, grid)
   warm_up.keep_programs(str(workdir / "programs"))
   found, messages = kinds.available(
     options.names, options.count, options.size_bytes, options.least_bytes,
@@ -121,9 +115,29 @@ def run(
   result = {"kinds": list(found), "seeds": rows, "left_out": messages}
   records.write_json(workdir / RESULT, result)
   write_library(runs, options, workdir)
-  render.show(report(result))
+  made = report(result)
+  render.show(made)
+  files.replace(workdir / "report.md", render.markdown(made))
   print(f"library of experts: {workdir / LIBRARY}")
   return result
+
+
+def _check(
+  config: ml_collections.ConfigDict, options: Kinds, grid: str
+) -> None:
+  """Raises ValueError for values that a composition cannot have."""
+  if grid:
+    raise ValueError(f"--grid={grid} has no effect with config.kinds")
+  if options.prompt_bytes >= config.data.seq_len:
+    raise ValueError(
+      f"config.kinds.prompt_bytes={options.prompt_bytes} must be less than "
+      f"config.data.seq_len={config.data.seq_len}"
+    )
+  if config.data.tokenizer:
+    raise ValueError(
+      f"config.data.tokenizer={config.data.tokenizer!r} must be '': routers "
+      "read bytes"
+    )
 
 
 def planned(

@@ -171,6 +171,7 @@ def available(
     The text by name, and a message for each kind that was left out.
   """
   kinds = KINDS if kinds is None else kinds
+  _names.cache_clear()  # files may have changed since an earlier call
   found: dict[str, Text] = {}
   messages = []
   for name in names:

@@ -32,10 +32,16 @@ def convert(folder, to):
   return to
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  return convert(
+    FIXTURES / FAMILY, tmp_path_factory.mktemp("library") / "base"
+  )
+
+
 def test_converted_checkpoint_with_the_shapes_of_the_base_is_an_expert(
-  tmp_path
+  run, tmp_path
 ):
-  run = convert(FIXTURES / FAMILY, tmp_path / "base")
   made = library.create(tmp_path / "library", run)
   published = tmp_path / "other"
   shutil.copytree(FIXTURES / FAMILY, published)
@@ -54,11 +60,12 @@ def test_converted_checkpoint_with_the_shapes_of_the_base_is_an_expert(
   assert made.names == ("base", "other")
 
 
-def test_run_with_another_tokenizer_is_refused(tmp_path):
-  run = convert(FIXTURES / FAMILY, tmp_path / "base")
+def test_run_with_another_tokenizer_is_refused(run, tmp_path):
   made = library.create(tmp_path / "library", run)
+  other = tmp_path / "other"
+  shutil.copytree(run, other)
   files = llama_files()
   tokens = tokenizers.LibraryTokenizer("llama", files, "test")
-  tokenizer.write(run / tokenizer.FOLDER, tokens.files)
+  tokenizer.write(other / tokenizer.FOLDER, tokens.files)
   with pytest.raises(ValueError, match="'x' has the tokenizer"):
-    library.add_run(made, "x", run)
+    library.add_run(made, "x", other)

@@ -2,6 +2,7 @@
 
 import filecmp
 import random
+import re
 import shutil
 
 from etils import epath
@@ -144,3 +145,18 @@ def test_changed_text_is_refused(finished, tmp_path):
   config.kinds.size_bytes = 25_000
   with pytest.raises(ValueError, match="has another text than this machine"):
     training.run(config, workdir, texts=texts)
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [
+  ("kinds.prompt_bytes", 32, "config.kinds.prompt_bytes=32 must be less than"),
+  ("data.tokenizer", "x", "config.data.tokenizer='x' must be ''"),
+  ("kinds.least_bytes", 10**9, "enough text of 0 kinds only"),
+])
+def test_values_without_a_composition_are_refused(
+  finished, tmp_path, key, value, message
+):
+  _, texts, _ = finished
+  config = make_config()
+  config.update_from_flattened_dict({key: value})
+  with pytest.raises(ValueError, match=re.escape(message)):
+    training.run(config, epath.Path(tmp_path), texts=texts)

@@ -55,6 +55,9 @@ def test_size_limits_the_text_to_a_prefix_of_the_files(tmp_path):
   assert 20_000 <= size < 21_500
   assert part.train == whole.train[: len(part.train)]
   assert part.sha256 != whole.sha256
+  # Not in the order of the paths: documents of all three folders.
+  numbers = {document(index).encode(): index for index in range(80)}
+  assert {numbers[x] % 3 for x in part.train} == {0, 1, 2}
 
 
 def test_documents_that_are_no_text_are_left_out(tmp_path):

@@ -99,6 +99,8 @@ def test_damaged_file_fails_alone(library, name, damage):
     library.read(name)[1]()
   assert "\n" not in str(error.value)
   assert weight(library, "a" if name == "base" else "base") in (0.0, 1.0)
+  library.replace(name, tree(3.0))
+  assert weight(library, name) == 3.0
 
 
 @pytest.mark.parametrize("text", [

@@ -61,8 +61,7 @@ class Experts(ClientLines):
 
     Args:
       slots: Slots of weights; None for a server with one model.
-      switch_s: Time of a load in seconds, as measured by
-        `caatnet.serving.engine.calibration`.
+      switch_s: Time of a load in seconds.
       deadline_s: Seconds without a step after which an expert with requests is
         loaded at any cost.
       prefetch: Largest number of loads that run concurrently with steps; 0 to
