@@ -184,7 +184,7 @@ CASE = st.fixed_dictionaries({
 @pytest.mark.rotated(2)
 @pytest.mark.parametrize("subject", SUBJECTS)
 @given(case=CASE)
-@drawn(4)
+@drawn(3)
 def test_tokens_equal_those_of_the_expert_alone(subject, case):
   run = Run(subject, case)
   run.play(18)
