@@ -40,6 +40,7 @@ def get_config(size: str = "study") -> ml_collections.ConfigDict:
     config.kinds.size_bytes = 150_000
     config.kinds.least_bytes = 50_000
     config.kinds.expert_steps = 8
+    config.kinds.router_prompts = 256
     config.kinds.prompt_bytes = 16
     config.kinds.experts = 8
   return config
