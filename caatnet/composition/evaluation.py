@@ -35,8 +35,8 @@ def router_of(
   folder = _router_folder(workdir, seed)
   if not (folder / FILE).exists():
     router = routing.train_router(
-      {name: text.train for name, text in texts.items()}, options.buckets,
-      options.router_steps, seed,
+      {name: text.train for name, text in texts.items()},
+      options.router_prompts, options.buckets, options.router_steps, seed,
     )
     folder.mkdir(parents=True, exist_ok=True)
     router.write(folder)

@@ -11,14 +11,16 @@ from caatnet.serving.router import Router, features
 
 # Lengths of training and test prompts in bytes.
 LENGTHS = (16, 32, 64, 128, 256, 512)
-_PROMPTS = 512  # training prompts per kind, over all lengths
 _TESTS = 64  # test prompts per kind and length
 _LEARNING_RATE = 0.1
-_WEIGHT_DECAY = 1e-4
+_WEIGHT_DECAY = 1e-2
 
 
 def train_router(
-  documents: Mapping[str, Sequence[bytes]], num_buckets: int, num_steps: int,
+  documents: Mapping[str, Sequence[bytes]],
+  num_prompts: int,
+  num_buckets: int,
+  num_steps: int,
   seed: int,
 ) -> Router:
   """Returns a router that classifies prompts cut from documents.
@@ -27,6 +29,7 @@ def train_router(
 
   Args:
     documents: Training documents of each kind.
+    num_prompts: Number of training prompts of each kind, over all `LENGTHS`.
     num_buckets: Number of features.
     num_steps: Number of steps of Adam.
     seed: Determines the prompts.
@@ -35,7 +38,7 @@ def train_router(
   generator = np.random.default_rng(seed)
   found, labels = [], []
   for label, kind in enumerate(kinds):
-    for index in range(_PROMPTS):
+    for index in range(num_prompts):
       length = LENGTHS[index % len(LENGTHS)]
       prompt = cut(documents[kind], length, generator)
       found.append(features(prompt, num_buckets))

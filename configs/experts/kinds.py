@@ -9,8 +9,9 @@ trained from it, and two baselines have the same tokens or the same size.
   python -m launch.sweep --config=configs/experts/kinds.py
 
 The same command resumes a stopped sweep. It ends with a report, and with the
-library runs/experts/library for launch.serve. `kinds.py:test` takes less than a
-minute.
+library runs/experts/library for launch.serve. `kinds.py:small` has models of
+0.13M parameters, `kinds.py:test` takes less than a minute. Results of one seed:
+log/2026-11-27-composition-of-experts.md.
 """
 
 import ml_collections
@@ -20,16 +21,22 @@ from configs.caatnet import tiny
 
 
 def get_config(size: str = "study") -> ml_collections.ConfigDict:
-  """Returns the sweep: `study`, or `test` for small models of three kinds."""
+  """Returns the sweep: `study`, `small`, or `test` with three kinds."""
+  if size not in ("study", "small", "test"):
+    raise ValueError(f"kinds.py:{size}: the sizes are study, small and test")
   config = tiny.get_config("test" if size == "test" else "demo")
-  config.name = "experts" if size == "study" else "experts_test"
+  config.name = "experts" if size == "study" else f"experts_{size}"
   config.parallel.tensor = 1
   config.data.validation_percent = 10.0
   config.kinds = defaults("kinds")
   config.sweep = defaults("sweep")
-  config.sweep.seeds = (0, 1, 2) if size == "study" else (0,)
+  config.sweep.seeds = (0,) if size == "test" else (0, 1, 2)
   config.train.log_every = 10
-  if size == "study":
+  if size == "small":
+    config.model.width, config.model.num_layers = 64, 2
+    config.model.ffn_width = 176
+    config.model.num_heads = config.model.num_kv_heads = 4
+  if size != "test":
     config.data.seq_len = 256
     config.data.validation_windows = 96
     config.train.num_steps = 500
@@ -40,6 +47,7 @@ def get_config(size: str = "study") -> ml_collections.ConfigDict:
     config.kinds.size_bytes = 150_000
     config.kinds.least_bytes = 50_000
     config.kinds.expert_steps = 8
+    config.kinds.router_prompts = 256
     config.kinds.prompt_bytes = 16
     config.kinds.experts = 8
   return config

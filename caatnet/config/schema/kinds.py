@@ -45,7 +45,10 @@ class Kinds:
     "losses are means over the rest.", COUNT,
   )
   buckets: int = field(512, "Features of the router.", COUNT)
-  router_steps: int = field(300, "Training steps of the router.", COUNT)
+  router_prompts: int = field(
+    2048, "Training prompts of the router per kind.", COUNT
+  )
+  router_steps: int = field(100, "Training steps of the router.", COUNT)
   baselines: bool = field(
     True, "Whether to train a model of as many parameters as router and "
     "expert, and the base further on the union of all kinds.",

@@ -17,6 +17,8 @@ from caatnet.serving.router import Router
 from caatnet.serving.server.errors import ApiError
 
 AUTO = "auto"
+# Number of open files above which those without requests are closed.
+_MOST_FILES = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,13 +237,12 @@ class Catalog:
     """
     current = set(map(key_of, self.library.entries))
     with self._lock:
-      keys = [
-        key for key, revision in self._revisions.items()
-        if not revision.num_open and key not in current
-      ]
-      for key in keys:
+      idle = [k for k, found in self._revisions.items() if not found.num_open]
+      stale = [key for key in idle if key not in current]
+      full = len(self._revisions) > _MOST_FILES
+      for key in idle if full else stale:
         del self._revisions[key]
-    return keys
+    return stale
 
   def details(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an expert's kind, description, origin, revision and tier.

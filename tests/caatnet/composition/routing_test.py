@@ -21,18 +21,18 @@ def texts(seed):
 
 
 def test_router_separates_planted_kinds_better_with_longer_prompts():
-  router = routing.train_router(texts(0), 64, 100, seed=0)
+  router = routing.train_router(texts(0), 512, 64, 100, seed=0)
   found = routing.accuracy(router, texts(1), seed=0)
   means = [float(np.mean([*row.values()])) for row in found.values()]
   assert means[0] > 0.6  # chance is 1/3
   assert min(means[3:]) > 0.95
-  again = routing.train_router(texts(0), 64, 100, seed=0)
+  again = routing.train_router(texts(0), 512, 64, 100, seed=0)
   assert again.weights.tobytes() == router.weights.tobytes()
 
 
 def test_router_without_information_is_as_good_as_chance():
   same = dict.fromkeys("abc", texts(0)["a"])
-  router = routing.train_router(same, 64, 100, seed=0)
+  router = routing.train_router(same, 512, 64, 100, seed=0)
   found = routing.accuracy(router, dict.fromkeys("abc", texts(1)["a"]), seed=0)
   means = [float(np.mean([*row.values()])) for row in found.values()]
   assert 0.2 < np.mean(means) < 0.47
