@@ -11,6 +11,7 @@
   python -m launch.benchmark --config=configs/benchmark/serving.py
   python -m launch.benchmark --config=configs/benchmark/engine.py
   python -m launch.benchmark --config=configs/benchmark/server.py
+  python -m launch.benchmark --config=configs/benchmark/experts.py
   python -m launch.benchmark --config=configs/benchmark/ring.py
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
@@ -44,7 +45,9 @@ BODIES = {
     "memory": ("host_optimizer", "placements"),
     "planner": ("planner", "planner_memory", "planner_truth"),
     "programs": ("kernels", "paged_attention", "programs"),
-    "serving": ("coded", "decoding", "engine", "server", "serving"),
+    "serving": (
+      "coded", "decoding", "engine", "experts", "server", "serving"
+    ),
     "training": (
       "lockstep", "pipeline_schedules", "schedules", "train_step", "zero"
     ),

@@ -264,7 +264,8 @@ def _run(
     for name, value in defaults.items():
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
         argv.insert(1, f"--{name}={value}")
-    if changeable:
+    # With --config, overrides change that config instead of the run's.
+    if changeable and _flag_value(argv, "config") is None:
       argv, _OVERRIDES[:] = split_overrides(argv, changeable)
     if any(re.match("--?help_config(=|$)", a) for a in argv):
       required = ("config",)  # no run, hence no other required flags

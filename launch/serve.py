@@ -1,8 +1,9 @@
-r"""Serves a run's model, or converted weights, by OpenAI's HTTP API.
+r"""Serves a run's model, converted weights or experts by OpenAI's HTTP API.
 
   python -m launch.serve --workdir=runs/demo/p0.5
   python -m launch.serve --workdir=runs/llama --config.serving.policy=vtc \
     --config.inference.batch=64 --config.inference.context=8192
+  python -m launch.serve --config=configs/serving/experts.py
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' \
     -d '{"model": "p0.5", "prompt": "def ", "max_tokens": 32}'
 
@@ -19,7 +20,7 @@ config.inference.batch is the number of concurrent sequences; in config.serving:
   queue, choices, max_tokens, body_bytes, read_s, write_s, drain_s: limits
 
 --help_config explains each key. Models with one state per sequence, such as
-configs/recurrent, are served without reuse.
+configs/recurrent, are served without reuse. --config serves experts.
 """
 
 from absl import flags
@@ -37,10 +38,10 @@ flags.DEFINE_string(
 
 
 def main() -> int:
-  from caatnet.config import serving
+  from caatnet.composition import library
+  from caatnet.config import experts, serving
   from caatnet.serving.engine import warm_up
   from caatnet.show import servers
-  from caatnet.train import files, tokenizer
 
   try:
     from caatnet.serving.server import http, start
@@ -48,32 +49,31 @@ def main() -> int:
     raise ValueError(
       f'a server needs {error.name}: pip install "caatnet[serve]"'
     ) from error
+  if (FLAGS.workdir is None) == (FLAGS.config is None):
+    raise ValueError("--workdir is required, or --config for experts (--help)")
   listener = http.bound(FLAGS.host, FLAGS.port)
   warm_up.keep_programs(FLAGS.programs)
   key = start.key(FLAGS.api_key_file)
-  tokens = tokenizer.load(FLAGS.workdir)
-  decoder, chosen = serving.from_folder(
-    FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
-  )
-  if notice := serving.reuse_notice(decoder, chosen):
-    servers.say(notice)
-  engine = serving.engine(decoder, chosen)
+  mesh, say = options.mesh(), servers.say
+  if FLAGS.config is not None:
+    made = experts.build(FLAGS.config, mesh, say, library.put)
+  else:
+    made = serving.one_model(
+      FLAGS.workdir, FLAGS.name, mesh, options.overrides(), FLAGS.step
+    )
+  if notice := serving.reuse_notice(made.decoder, made.chosen):
+    say(notice)
   if FLAGS.warm_up:
-    warm_up.prepare(engine.executor, servers.progress)
-  name = FLAGS.name or files.folder(FLAGS.workdir).name
-  server = start.server(
-    engine, decoder, tokens, chosen, name, key, serving.page_bytes(decoder),
-    servers.say,
-  )
+    warm_up.prepare(made.engine.executor, servers.progress)
+  server = start.server(made, key, serving.page_bytes(made.decoder), say)
   servers.announce(
-    name, listener, serving.describe(decoder, engine), chosen, bool(key)
+    made.models.title, listener, serving.describe(made.decoder, made.engine),
+    made.chosen, bool(key),
   )
   return server.serve_on(listener)
 
 
 if __name__ == "__main__":
-  options.run(
-    main, uses=("workdir", "mesh", "cpu_devices", "step", "host", "port"),
-    required=("workdir",),
-    changeable=("inference", "serving", "model.max_positions"),
-  )
+  options.run(main, uses=(
+    "workdir", "config", "mesh", "cpu_devices", "step", "host", "port"
+  ), required=(), changeable=("inference", "serving", "model.max_positions"))

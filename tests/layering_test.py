@@ -201,6 +201,7 @@ RULES = {
       "caatnet.config.schema",
       "parallel.checks",
       "parallel.hardware",
+      "parallel.memory.slots",
       "parallel.network",
       "parallel.schema",
       "parallel.workload",
@@ -213,6 +214,14 @@ RULES = {
   ),
   "caatnet.serving.engine.device": (
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
+  "caatnet.serving.engine.device_weights": (
+    ("caatnet.inference", "caatnet.program", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
+  "caatnet.serving.engine.expert_weights": (
+    ("caatnet.serving",),
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
   "caatnet.serving.engine.warm_up": (
@@ -228,7 +237,10 @@ RULES = {
     ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
   "caatnet.serving.server": (
-    ("caatnet.data", "caatnet.inference", "caatnet.serving"),
+    (
+      "caatnet.data", "caatnet.inference", "caatnet.serving",
+      "parallel.memory.slots",
+    ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.interop": (

@@ -1,6 +1,7 @@
 """Runs as experts of a library: any checkpoint with the base's model."""
 
 import os
+import pathlib
 from typing import Any
 
 from etils import epath
@@ -10,6 +11,7 @@ import numpy as np
 from caatnet.config import experiments
 from caatnet.serving import differences
 from caatnet.serving.experts import WHOLE, Library
+from caatnet.serving.weights_file import WeightsFile
 from caatnet.train import files, records, tokenizer
 from caatnet.train.checkpoint import export, start
 from caatnet.train.experiment import Experiment
@@ -74,6 +76,7 @@ def add_run(
   *,
   form: str = WHOLE,
   rank: int = 8,
+  replace: bool = False,
   experiment: Experiment | None = None,
   **options: str,
 ) -> str:
@@ -86,6 +89,7 @@ def add_run(
     step: Step of the checkpoint; None for the newest one.
     form: Form in which it is stored, one of `caatnet.serving.experts.FORMS`.
     rank: Rank of the form "low_rank".
+    replace: Whether to replace the expert of this name instead.
     experiment: Argument of `read_params`.
     **options: "kind", "description" and "origin" of `Library.add`.
 
@@ -104,6 +108,43 @@ def add_run(
     params = differences.encode(params, library.read(_BASE)[1](), form, rank)
   tokens = tokenizer.load(workdir)
   identity = tokens.identity if tokens.files else ""
-  return library.add(
+  write = library.replace if replace else library.add
+  return write(
     name, params, form=form, base=_BASE, tokenizer=identity, **options
+  )
+
+
+def put(
+  library: Library, name: str, replaces: bool, path: str, kind: str,
+  description: str,
+) -> None:
+  """Adds an expert from a run's folder or a safetensors file, or replaces it.
+
+  Args:
+    library: The library.
+    name: Name of the expert.
+    replaces: Whether the expert exists.
+    path: The folder, or a file with all parameters.
+    kind: Kind of text; "" for none, or for that of the replaced expert.
+    description: Description; "" for none, or for that of the replaced expert.
+
+  Raises:
+    FileNotFoundError: There is no such run.
+    ValueError: The parameters or the tokenizer are not those of the library.
+  """
+  given = {"kind": kind, "description": description}
+  options = {key: text for key, text in given.items() if text}
+  if not os.path.isfile(path):
+    add_run(library, name, path, replace=replaces, **options)
+    return
+  file = WeightsFile(pathlib.Path(path))
+  header = file.header()
+  form = header.metadata.get("form", WHOLE)
+  if form != WHOLE:
+    raise ValueError(f"{path} has the form {form!r}; it must be {WHOLE!r}")
+  content, _ = file.content(header.size_bytes)
+  write = library.replace if replaces else library.add
+  write(
+    name, header.views(content),
+    tokenizer=header.metadata.get("tokenizer", ""), **options
   )

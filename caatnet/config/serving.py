@@ -18,10 +18,15 @@ from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.device import DecoderExecutor
 from caatnet.serving.engine.engine import Engine
+from caatnet.serving.engine.expert_weights import ExpertWeights
 from caatnet.serving.options import ServingOptions
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.policies.base import Policy
 from caatnet.serving.scheduler.scheduler import Scheduler
+from caatnet.serving.server.catalog import OneModel
+from caatnet.serving.server.served import Served
+from caatnet.train import files, tokenizer
 
 # Ratio of consecutive batch sizes of decodes. Each batch size needs a compiled
 # program per chunk size; a smaller ratio would make the start too slow.
@@ -88,11 +93,33 @@ def from_folder(
   return sized(made).decoder(params), chosen
 
 
-def sized(made: Inference) -> Inference:
+def one_model(
+  workdir: str | os.PathLike[str],
+  name: str = "",
+  requested_mesh: Mapping[str, int] | None = None,
+  overrides: str = "",
+  step: int | None = None,
+) -> Served:
+  """Returns a server of a run's model; see `from_folder`.
+
+  Args:
+    name: Name of the model; "" for that of the folder.
+  """
+  tokens = tokenizer.load(workdir)
+  decoder, chosen = from_folder(workdir, requested_mesh, overrides, step)
+  models = OneModel(name or files.folder(workdir).name)
+  return Served(engine(decoder, chosen), decoder, models, tokens, chosen)
+
+
+def sized(made: Inference, reserved_bytes: float = 0.0) -> Inference:
   """Returns an inference whose cache fits into free memory.
 
   A number of pages that the config sets is not changed, and the cache has room
   for at least one sequence.
+
+  Args:
+    made: The model, with the largest useful cache.
+    reserved_bytes: Free memory of a device that is not for the cache.
   """
   capacity, shape = made.capacity, made.cache_shape
   full = capacity.batch * capacity.pages_per_sequence  # the default of `pages`
@@ -102,7 +129,8 @@ def sized(made: Inference) -> Inference:
   lanes = layout.tensor.lanes
   page_bytes = lanes * shape.components[0].block_bytes  # on one device
   device = layout.mesh.devices.flat[0]
-  most = int(_CACHE_SHARE * free_bytes(device) / page_bytes)
+  room = max(0.0, free_bytes(device) - reserved_bytes)
+  most = int(_CACHE_SHARE * room / page_bytes)
   num_pages = max(capacity.pages_per_sequence, min(full, most))
   return dataclasses.replace(
     made, cache_shape=dataclasses.replace(shape, num_pages=num_pages)
@@ -123,12 +151,17 @@ def page_bytes(decoder: Decoder) -> int:
   return sum(x.nbytes for x in arrays) // decoder.cache_shape.num_pages
 
 
-def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
+def engine(
+  decoder: Decoder, chosen: ServingOptions,
+  weights: ExpertWeights | None = None, policy: Policy | None = None,
+) -> Engine:
   """Returns an idle engine.
 
   Args:
     decoder: The model, with an empty cache.
     chosen: The options of ``config.serving``.
+    weights: Weights of the experts; None for one model.
+    policy: Scheduling policy with an empty queue; None for the one in `chosen`.
   """
   capacity, shape = decoder.capacity, decoder.cache_shape
   host_pages = chosen.host_pages
@@ -146,13 +179,15 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
     keep_turns=chosen.keep_turns,
   )
   executor = DecoderExecutor(
-    decoder, host_pages, FACTOR, filters=True, top=True
+    decoder, host_pages, FACTOR, filters=True, top=True, weights=weights
   )
   # Sequences with states cannot start from another sequence's pages.
   reuse = chosen.reuse and shape.shares_prefixes
   pages = Pages(shape.num_pages, shape.page_size, reuse)
+  if policy is None:
+    policy = registry.make(chosen.policy, pages)
   scheduler = Scheduler(
-    limits, registry.make(chosen.policy, pages), pages,
+    limits, policy, pages,
     HostCache(
       host_pages, shape.page_size, reserve=True, paged=shape.paged,
       states=bool(shape.states),

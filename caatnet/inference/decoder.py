@@ -65,7 +65,8 @@ class Decoder:
     capacity: Capacity of a replica.
     num_replicas: D.
     cache_shape: Cache of one rank.
-    weights: Parameters of the model.
+    weights: Parameters of the model; only their shapes if each step gets its
+      own parameters.
     shapes: Shapes of batches for which programs have been compiled.
     compile_seconds: Total time of compilation in seconds.
   """
@@ -116,7 +117,7 @@ class Decoder:
 
   def step(
     self, batch: Batch, sampling: Sampling, filters: bool,
-    asked: np.ndarray | None = None,
+    asked: np.ndarray | None = None, params: Any = None,
   ) -> tuple[jax.Array, jax.Array, Top | None]:
     """Reads a batch and draws the next token of each of its sequences.
 
@@ -126,6 +127,8 @@ class Decoder:
       filters: Whether filters that gather logits apply; selects the program.
       asked: Nonzero for sequences that need the most probable tokens, int32
         ``[D, S]``; None selects a program that does not compute them.
+      params: Parameters in the format of `weights`, arguments of the program;
+        None for those of `weights`.
 
     Returns:
       The tokens int32 ``[D, S]``, their log-probabilities float32 ``[D, S]``,
@@ -141,9 +144,11 @@ class Decoder:
     dims = self.program.layout.batch_dims[1:]  # without workers
     # All inputs in one array: the transfer time is per array, not per byte.
     packed = _packed(leaves).reshape(*dims, -1)
+    if params is None:
+      params = self.weights.params
     start = time.perf_counter()
     tokens, logprobs, self._state, top = self._run(
-      self.weights.params, self._state, packed, types=types, filters=filters
+      params, self._state, packed, types=types, filters=filters
     )
     if shape not in self.shapes:
       self.shapes.add(shape)

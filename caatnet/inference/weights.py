@@ -7,6 +7,7 @@ import warnings
 
 import jax
 from jax.sharding import PartitionSpec as P
+import numpy as np
 
 from caatnet.models.access import Access, Policy
 from caatnet.models.protocol import Parameter
@@ -127,7 +128,7 @@ def make_weights(
     coded: Whether matrices are stored as int8 codes, except for embedding
       tables.
   """
-  convert, specs, access = _conversion(program, apart, coded)
+  convert, specs, access = conversion(program, apart, coded)
   convert = jax.jit(
     convert, out_shardings=program.layout.shardings(specs), donate_argnums=0
   )
@@ -139,7 +140,7 @@ def make_weights(
 
 def abstract_weights(program: Program, apart: bool, coded: bool) -> Weights:
   """Returns the result of `make_weights` with shapes instead of arrays."""
-  convert, specs, access = _conversion(program, apart, coded)
+  convert, specs, access = conversion(program, apart, coded)
   params = jax.eval_shape(
     convert, jax.eval_shape(program.model.init, jax.random.key(0))
   )
@@ -153,10 +154,29 @@ def abstract_weights(program: Program, apart: bool, coded: bool) -> Weights:
   return Weights(jax.tree.map(placed, shardings, params), specs, access)
 
 
-def _conversion(
+def host_weights(
+  program: Program, params: Any, apart: bool, coded: bool
+) -> Any:
+  """Returns the parameters of `make_weights` as numpy arrays, in host memory.
+
+  Args:
+    program: The model on a mesh, without a partition.
+    params: float32 parameters as training stores them, numpy arrays. Arrays
+      whose dtype does not change are not copied.
+    apart: Whether each layer gets separate arrays.
+    coded: Whether matrices are stored as int8 codes.
+  """
+  convert, _, _ = conversion(program, apart, coded)
+  return jax.tree.map(np.asarray, convert(params))
+
+
+def conversion(
   program: Program, apart: bool, coded: bool
 ) -> tuple[Callable[[Any], Any], Any, Access]:
-  """Returns the function that converts parameters, its specs, and an access."""
+  """Returns the function that converts parameters, its specs, and an access.
+
+  The function accepts jax's and numpy's arrays, and can be traced.
+  """
   stacks = program.model.stacks if apart else {}
 
   def split(tree, cut):
@@ -174,7 +194,7 @@ def _conversion(
     product_only = p.decays and p.uses == p.regathered == 1
     if coded and product_only:
       return Coded.encode(x, p.dtype)
-    return x.astype(p.dtype)
+    return x.astype(p.dtype, copy=False)
 
   def convert(params):
     stored = jax.tree.map(

@@ -18,7 +18,7 @@ class State(enum.Enum):
   back. The other states are final. FINISHED: has all its tokens. CANCELLED: its
   client has disconnected. EXPIRED: its first token was not drawn before the
   deadline. REFUSED: it can never fit in the cache. FAILED: the model's logits
-  for it are NaN.
+  for it are NaN, or its expert could not be loaded.
   """
 
   WAITING = "waiting"
@@ -61,6 +61,8 @@ class Request:
     priority: Lower is served earlier.
     arrival_s: Time of arrival.
     deadline_s: Time by which the first token must have been drawn.
+    expert: Key of the expert that answers, "NAME@REVISION"; "" for a server
+      with one model.
     conversation: Conversation that the request is a turn of; None for none. The
       prompt of a turn begins with the previous prompt and response.
     more: Whether another turn of the conversation may follow.
@@ -68,6 +70,7 @@ class Request:
       token does; it is called once with each token, in order.
     weight: Share of the client among clients, for fair policies.
     payload: Sampling parameters for the executor.
+    error: Reason of the state FAILED if the weights could not be loaded.
     state: Current state.
     scheduled_s: Time of the first admission; None before.
     end_s: Time of the end; None before.
@@ -95,10 +98,10 @@ class Request:
 
   __slots__ = (
     "_num_drawn", "_times", "_tokens", "arrival_s", "block_hashes", "buffer",
-    "client", "context", "conversation", "deadline_s", "end_s", "longest",
-    "max_tokens", "more", "num_hits", "num_pending", "num_preempted", "number",
-    "pages", "payload", "priority", "prompt", "scheduled_s", "slot", "state",
-    "stop", "swapped", "weight",
+    "client", "context", "conversation", "deadline_s", "end_s", "error",
+    "expert", "longest", "max_tokens", "more", "num_hits", "num_pending",
+    "num_preempted", "number", "pages", "payload", "priority", "prompt",
+    "scheduled_s", "slot", "state", "stop", "swapped", "weight",
   )
 
   def __init__(
@@ -108,6 +111,7 @@ class Request:
     max_tokens: int,
     *,
     client: Hashable = "",
+    expert: str = "",
     priority: float = 0.0,
     arrival_s: float = 0.0,
     deadline_s: float = math.inf,
@@ -137,6 +141,7 @@ class Request:
     self.prompt = np.asarray(prompt, np.int32)
     self.longest = len(self.prompt) + max_tokens - 1
     self.client, self.priority, self.weight = client, priority, weight
+    self.expert, self.error = expert, ""
     self.arrival_s, self.deadline_s = arrival_s, deadline_s
     self.conversation, self.more = conversation, more
     self.stop, self.payload = stop, payload
@@ -184,10 +189,13 @@ class Request:
 
   @property
   def owner(self) -> Hashable:
-    """Key of its copy in the host cache: the conversation, or the request."""
+    """Key of its copy in the host cache: the conversation, or the request.
+
+    Turns of a conversation that different experts answer have different copies.
+    """
     if self.conversation is None:
       return ("request", self.number)
-    return ("conversation", self.conversation)
+    return ("conversation", self.conversation, self.expert)
 
   @property
   def length(self) -> int:
@@ -209,7 +217,7 @@ class Request:
   def hash_pages(self, page_size: int) -> None:
     """Computes the block hashes of the pages that its known tokens fill."""
     self.block_hashes += prefixes.block_hashes(
-      self.block_hashes[-prefixes.SIZE :] or prefixes.ROOT,
+      self.block_hashes[-prefixes.SIZE :] or prefixes.root(self.expert),
       self.all_tokens(self.num_hashed * page_size).tobytes(),
       page_size * self.prompt.itemsize,
     )

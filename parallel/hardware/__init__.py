@@ -9,6 +9,7 @@ __all__, __getattr__, __dir__ = attach(__name__, {
   "devices": ["DEVICES", "Device"],
   "link_matrix": ["LinkMatrix"],
   "links": ["KINDS", "LinkKind"],
+  "nodes": ["NODES", "Node"],
   "sites": ["SITES", "Site"],
   "slices": ["SLICES"],
   "tiers": ["HOSTS", "Host", "Tier"],

@@ -1,4 +1,4 @@
-"""Memory outside the device: feature tables, their caches, and placements."""
+"""Memory outside the device, placements, and slots for weights on it."""
 
 from parallel.lazy import attach
 
@@ -9,4 +9,5 @@ __all__, __getattr__, __dir__ = attach(__name__, {
   "host_memory": ["allocate", "nodes", "nodes_of"],
   "host_optimizer": ["AdamW", "HostOptimizer"],
   "problem": ["Problem", "training_step"],
+  "slots": ["Slots"],
 })

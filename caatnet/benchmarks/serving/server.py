@@ -22,6 +22,8 @@ from caatnet.serving.engine.engine import replay
 from caatnet.serving.options import DEFAULTS, ServingOptions
 from caatnet.serving.requests import Request
 from caatnet.serving.server import client, http, start
+from caatnet.serving.server.catalog import OneModel
+from caatnet.serving.server.served import Served
 from caatnet.show import servers, tables
 
 
@@ -90,10 +92,11 @@ def _served(
 ) -> dict[str, Any]:
   """Returns the measurements of a client in another process."""
   listener = http.bound("127.0.0.1", 0)
-  server = start.server(
-    serving.engine(decoder, chosen), decoder, Bytes(), chosen, "benchmark", "",
-    serving.page_bytes(decoder), print,
+  made = Served(
+    serving.engine(decoder, chosen), decoder, OneModel("benchmark"), Bytes(),
+    chosen,
   )
+  server = start.server(made, "", serving.page_bytes(decoder), print)
   thread = threading.Thread(target=server.serve_on, args=(listener,))
   thread.start()
   try:

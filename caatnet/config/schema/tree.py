@@ -25,6 +25,7 @@ from ml_collections import config_dict
 
 from caatnet.config.schema.benchmarks.registry import BENCHMARKS
 from caatnet.config.schema.data import DATA
+from caatnet.config.schema.experts import Experts
 from caatnet.config.schema.fields import (
   SEED,
   Config,
@@ -108,7 +109,7 @@ _CHOICES = {
 _PLAIN = {
   "sync": Sync, "parallel": Parallel, "pipeline": Pipeline, "zero": Zero,
   "memory": Memory, "train": Train, "inference": Inference, "elastic": Elastic,
-  "sweep": Sweep, "kinds": Kinds, "serving": Serving,
+  "sweep": Sweep, "kinds": Kinds, "serving": Serving, "experts": Experts,
 }
 # Sections of a config with a model.
 _OF_RUNS = {**_CHOICES, **_PLAIN}

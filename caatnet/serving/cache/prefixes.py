@@ -21,11 +21,27 @@ _HASH = np.dtype(f"V{SIZE}")
 _EMPTY = hashlib.blake2b(digest_size=SIZE, salt=os.urandom(16))
 
 
+def root(expert: str) -> bytes:
+  """Returns the block hash before an expert's first page.
+
+  Keys and values depend on the weights, so no expert may find the pages of
+  another one, or of another revision of itself.
+
+  Args:
+    expert: Key of the expert; "" for a server with one model.
+  """
+  if not expert:
+    return ROOT
+  first = _EMPTY.copy()
+  first.update(expert.encode())
+  return first.digest()
+
+
 def block_hashes(parent: bytes, tokens: bytes, size: int) -> bytes:
   """Returns the block hashes of consecutive full pages, concatenated.
 
   Args:
-    parent: Block hash of the page before them, `ROOT` for the first page.
+    parent: Block hash of the page before them, `root` for the first page.
     tokens: Token ids, as the bytes of int32 ``[n]``; a partly filled last page
       gets no hash.
     size: Bytes of a page's tokens.

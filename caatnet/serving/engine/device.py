@@ -8,6 +8,9 @@ is staged on the device by that thread, concurrently with steps, and written
 into the cache by the thread that submits steps, the only one that may replace
 the cache.
 
+With several experts, another thread loads their weights to slots, concurrently
+with steps that read other slots (`caatnet.serving.engine.expert_weights`).
+
 Shape legend: D = replicas, S = sequences of a step, including padding.
 """
 
@@ -29,7 +32,8 @@ from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
 from caatnet.inference.sampling import Top
 from caatnet.serving.cache.pages import runs
-from caatnet.serving.engine.executor import Copy, Event, Step
+from caatnet.serving.engine.executor import Copy, Event, Load, Step
+from caatnet.serving.engine.expert_weights import ExpertWeights, name_of
 from caatnet.serving.engine.measured import MeasuredCosts
 
 _NONE = np.zeros(0, np.int32)
@@ -136,7 +140,7 @@ def as_dict(top: Top, num_top: int) -> dict[int, float]:
 def dispatch(
   decoder: Decoder, capacity: Capacity, steps: Sequence[Step | None],
   drawings: Sequence[batches.Drawing], factor: int, filters: bool,
-  top: bool = False,
+  top: bool = False, params: Any = None,
 ) -> Dispatched:
   """Dispatches one step per replica as one step of a decoder.
 
@@ -150,6 +154,7 @@ def dispatch(
     filters: Whether top-k and top-p are applied even if no sequence of this
       step uses them.
     top: Whether the program can return the most probable tokens.
+    params: Parameters that the step reads; None for those of the decoder.
   """
   sizes = [
     batches.sizes_of(
@@ -192,7 +197,7 @@ def dispatch(
   )
   batch, sampling, asked = both
   return Dispatched(
-    steps, rows, *decoder.step(batch, sampling, filters, asked)
+    steps, rows, *decoder.step(batch, sampling, filters, asked, params)
   )
 
 
@@ -204,6 +209,7 @@ class DecoderExecutor:
     host: Pages of the host cache.
     host_states: Recurrent states of the host cache, as many as pages.
     factor: Ratio of successive buckets of the number of decodes.
+    weights: Weights of the experts; None for one model.
     costs: Measured times of steps, and of copies that run alone, which only
       `calibration` measures: while serving, copies wait for steps.
   """
@@ -211,6 +217,7 @@ class DecoderExecutor:
   def __init__(
     self, decoder: Decoder, num_host_pages: int, factor: int = 4,
     filters: bool = False, top: bool = False,
+    weights: ExpertWeights | None = None,
   ) -> None:
     """Allocates the host cache.
 
@@ -221,6 +228,7 @@ class DecoderExecutor:
       filters: Whether all steps apply top-k and top-p, so that requests which
         use them need no programs of their own.
       top: Whether requests may ask for the most probable tokens.
+      weights: Weights of the experts; None for those of the decoder.
 
     Raises:
       ValueError: The decoder has several replicas.
@@ -231,14 +239,18 @@ class DecoderExecutor:
         "replica; start one for each"
       )
     self.decoder, self.factor = decoder, factor
-    self.filters, self.top = filters, top
+    self.filters, self.top, self.weights = filters, top, weights
     self.host = HostPages(decoder, num_host_pages)
     self.host_states = HostStates(decoder, num_host_pages)
     self.costs = MeasuredCosts()
     self._thread = futures.ThreadPoolExecutor(1, "copies")
+    # Copies of pages do not wait for weights, which are larger.
+    self._loader = futures.ThreadPoolExecutor(1, "loads")
+    # Loads under way, in order; the first one runs.
+    self._loads: collections.deque[Load] = collections.deque()
     # Steps under way: each function waits for its step and returns the event.
     self._steps: collections.deque[Callable[[], Event]] = collections.deque()
-    # Ended copies: each function returns the event. None is a wake-up.
+    # Ended copies and loads: functions that return events. None is a wake-up.
     self._ended: queue.SimpleQueue[Callable[[], Event] | None] = (
       queue.SimpleQueue()
     )
@@ -249,8 +261,9 @@ class DecoderExecutor:
     self._last_s = 0.0
 
   def close(self) -> None:
-    """Stops the thread after the copies under way have ended."""
+    """Stops the threads after the copies and loads under way have ended."""
     self._thread.shutdown()
+    self._loader.shutdown()
 
   def now(self) -> float:
     """Returns the time in seconds of a monotonic clock."""
@@ -261,16 +274,23 @@ class DecoderExecutor:
     # Copies "in" are written by this thread when their events are received.
     while self._unwritten.intersection(step.after):
       self._events += self._next_copy()
+    params = self.weights and self.weights.params(step.weights)
     before, begun = self.decoder.compile_seconds, time.perf_counter()
     sent = dispatch(
       self.decoder, self.decoder.capacity, [step], [self._drawing],
-      self.factor, self.filters, self.top,
+      self.factor, self.filters, self.top, params,
     )
     compiled = self.decoder.compile_seconds > before
     self._steps.append(lambda: self._receive(sent, begun, compiled))
 
-  def _begin(self, work: Callable[[], Callable[[], Event]]) -> None:
-    """Runs `work` in the thread; its result is called to get the event."""
+  def _begin(
+    self, work: Callable[[], Callable[[], Event]],
+    thread: futures.Executor | None = None,
+  ) -> None:
+    """Runs `work` in a thread, by default that of copies.
+
+    Its result is called to get the event.
+    """
     self._num_copies += 1
 
     def run():
@@ -284,10 +304,28 @@ class DecoderExecutor:
 
       self._ended.put(end)
 
-    self._thread.submit(run)
+    (thread or self._thread).submit(run)
+
+  def load(self, load: Load) -> None:
+    """Enqueues a load; see `executor.Executor`."""
+    weights = self.weights
+    assert weights is not None
+    weights.clear(load.slot)
+    self._loads.append(load)
+
+    def work():
+      error = weights.load(load.expert, load.slot)
+
+      def end():
+        self._loads.popleft()
+        return Event(time.perf_counter(), load=load, error=error)
+
+      return end
+
+    self._begin(work, self._loader)
 
   def _next_copy(self, timeout: float | None = None) -> list[Event]:
-    """Waits for the end of a copy; returns no event after a wake-up."""
+    """Waits for the end of a copy or load; no event after a wake-up."""
     end = self._ended.get(timeout=timeout)
     if end is None:
       return []
@@ -376,12 +414,17 @@ class DecoderExecutor:
       found.append(self._steps.popleft()())
     elif not found:
       assert self._num_copies or until_s < float("inf"), "nothing is under way"
-      left = until_s - time.perf_counter()
+      begun, loading = time.perf_counter(), [*self._loads][:1]
+      left = until_s - begun
       try:
         timeout = None if left == float("inf") else max(0.0, left)
         found += self._next_copy(timeout)
       except queue.Empty:
         return []
+      finally:
+        for load in loading:
+          moved = self.weights.moved[name_of(load.expert)]
+          moved.exposed_s += time.perf_counter() - begun
     while not self._ended.empty():
       found += self._next_copy()
     return found

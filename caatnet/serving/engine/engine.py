@@ -53,6 +53,8 @@ class Engine:
       step = self.scheduler.step(self.executor.now())
       for copy in self.scheduler.take_copies():
         self.executor.copy(copy)
+      for load in self.scheduler.take_loads():
+        self.executor.load(load)
       if step is not None:
         self.executor.submit(step)
         self._under_way += 1

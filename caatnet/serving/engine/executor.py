@@ -1,8 +1,12 @@
-"""Interface between a scheduler and an executor: steps and copies of pages.
+"""Interface between a scheduler and an executor: steps, copies and loads.
 
 Steps run in the order of submission, and so do the copies of one direction. A
 step reads some pages and writes others; the caller guarantees that no copy
 under way touches these pages, except for the copies that the step waits for.
+
+With several experts, a load copies the weights of one to a slot. The caller
+guarantees that no step under way reads the slot, and submits steps that read it
+only after the load has ended.
 
 If the model has recurrent state, the state of a sequence is stored by slot. A
 copy of a state to the host reads it before any later step writes it, so the
@@ -65,6 +69,8 @@ class Step:
       decodes, then those of the chunks that draw.
     epochs: Epochs of the slots in `drawing` when the step was made, int64
       ``[n]``; read by the scheduler only.
+    weights: Slot of the weights that the step reads
+      (`parallel.memory.slots.Slots`); 0 with one model.
   """
 
   number: int
@@ -76,6 +82,7 @@ class Step:
   after: tuple[int, ...]
   drawing: np.ndarray
   epochs: np.ndarray
+  weights: int = 0
 
   @property
   def drawn(self) -> list[Request]:
@@ -131,13 +138,29 @@ class Copy:
 
 
 @dataclasses.dataclass(frozen=True)
+class Load:
+  """Copy of an expert's weights to a slot.
+
+  Attributes:
+    expert: Key of the expert.
+    slot: Slot of weights (`parallel.memory.slots.Slots`).
+  """
+
+  expert: str
+  slot: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Event:
-  """End of a step or of a copy.
+  """End of a step, a copy or a load.
 
   Attributes:
     time_s: Time of the end in seconds.
-    step: The step; None for a copy.
-    copy: The copy; None for a step.
+    step: The step, if it is the end of one.
+    copy: The copy, if it is the end of one.
+    load: The load, if it is the end of one. A step may then read the slot: all
+      weights are there, or arrive before the step reads them.
+    error: Reason of a failed load; "" if the load has succeeded.
     tokens: Drawn tokens, int ``[n]``, in the order of `Step.drawing`.
     failed: Indices of invalid tokens, for which the model's logits are NaN.
   """
@@ -145,6 +168,8 @@ class Event:
   time_s: float
   step: Step | None = None
   copy: Copy | None = None
+  load: Load | None = None
+  error: str = ""
   tokens: Sequence[int] = ()
   failed: Sequence[int] = ()
 
@@ -162,7 +187,9 @@ class Costs(Protocol):
 
 
 class Executor(Protocol):
-  """Runs steps and copies asynchronously.
+  """Runs steps, copies and loads asynchronously.
+
+  An executor for one model has no `load`.
 
   Attributes:
     costs: Measured or modelled times of steps and copies.
@@ -186,8 +213,12 @@ class Executor(Protocol):
     """
     ...
 
+  def load(self, load: Load) -> None:
+    """Enqueues a load after all submitted loads."""
+    ...
+
   def wait(self, until_s: float) -> list[Event]:
-    """Waits until a step or copy ends, until a time, or until a wake-up.
+    """Waits until a step, copy or load ends, until a time, or until a wake-up.
 
     Returns:
       Events since the last call, in order; empty after a timeout or a wake-up.

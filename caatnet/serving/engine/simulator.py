@@ -1,11 +1,13 @@
 """Executor with a simulated clock, whose times come from a cost model.
 
-Steps run one after another, concurrently with one copy per direction. A copy
-begins when it is requested and the earlier copies of its kind have ended; a
-step begins when the previous step and the copies that it waits for have ended.
-Copies do not slow steps down.
+Steps run one after another, concurrently with one copy per direction and one
+load. A copy begins when it is requested and the earlier copies of its kind have
+ended, a load when the earlier loads have ended; a step begins when the previous
+step and the copies that it waits for have ended. Copies and loads do not slow
+steps down, nor each other.
 """
 
+import collections
 from collections.abc import Callable
 import dataclasses
 import heapq
@@ -13,7 +15,7 @@ import math
 
 import numpy as np
 
-from caatnet.serving.engine.executor import Copy, Event, Kind, Step
+from caatnet.serving.engine.executor import Copy, Event, Kind, Load, Step
 from caatnet.serving.engine.times import StepTimes
 from caatnet.serving.requests import Request
 
@@ -95,6 +97,8 @@ class Simulator:
   Attributes:
     costs: Times of its cost model.
     busy_s: Seconds in which a step was computed.
+    loaded_s: Seconds of loads.
+    exposed_s: Seconds of loads in which no step was computed.
   """
 
   def __init__(
@@ -104,6 +108,7 @@ class Simulator:
     most: int = 2048,
     draw: Callable[[Request, int], int] | None = None,
     delay: Callable[[Copy], float] = lambda copy: 0.0,
+    load_s: Callable[[Load], tuple[float, float]] = lambda load: (0.0, 0.0),
   ) -> None:
     """Starts at time 0.
 
@@ -113,14 +118,18 @@ class Simulator:
       most: Maximum number of tokens of a step.
       draw: Returns a request's token at a position; None makes all tokens 0.
       delay: Returns a copy's additional seconds, unknown to the scheduler.
+      load_s: Returns the seconds of a load, and the seconds after its begin at
+        which a step may begin, since it reads the last weights later.
     """
     self.costs = SimulatedCosts(steps, copies, most)
-    self.busy_s = 0.0
-    self._draw, self._delay = draw, delay
+    self.busy_s = self.loaded_s = self.exposed_s = 0.0
+    self._draw, self._delay, self._load_s = draw, delay, load_s
     self._now = 0.0
     self._free_s = 0.0
     self._copied_s: dict[str, float] = {}
     self._ends: dict[int, float] = {}
+    # Begin and end of the loads that have not ended before the last step.
+    self._loads: collections.deque[tuple[float, float]] = collections.deque()
     self._events: list[tuple[float, int, Event]] = []
     self._count = 0
 
@@ -136,6 +145,7 @@ class Simulator:
     begin = max(
       [self._now, self._free_s, *(self._ends[n] for n in step.after)]
     )
+    self._expose(begin)
     self._free_s = begin + seconds
     self.busy_s += seconds
     tokens = np.zeros(len(step.drawing), np.int64)
@@ -158,6 +168,22 @@ class Simulator:
     end = begin + seconds + self._delay(copy)
     self._copied_s[copy.kind] = self._ends[copy.number] = end
     self._end(Event(end, copy=copy))
+
+  def load(self, load: Load) -> None:
+    """Enqueues a load; see `executor.Executor`."""
+    begin = max(self._now, self._loads[-1][1] if self._loads else 0.0)
+    seconds, until_step_s = self._load_s(load)
+    self.loaded_s += seconds
+    self._loads.append((begin, begin + seconds))
+    self._end(Event(begin + until_step_s, load=load))
+
+  def _expose(self, until_s: float) -> None:
+    """Adds the time of loads between the previous step and a time."""
+    for begin, end in self._loads:
+      begin = max(begin, self._free_s)
+      self.exposed_s += max(0.0, min(end, until_s) - begin)
+    while self._loads and self._loads[0][1] <= until_s:
+      self._loads.popleft()
 
   def _end(self, event: Event) -> None:
     """Schedules an event."""

@@ -40,12 +40,13 @@ def prepare(
   """Compiles and measures the programs that a server needs.
 
   Args:
-    executor: Idle executor.
+    executor: Idle executor; with several experts, slot 0 has weights.
     progress: Iterates over the compiled steps; its second argument is their
       number.
   """
   sizes = executor.decoder, executor.factor
-  progress(warm_up(*sizes), len(shapes(*sizes)))
+  params = executor.weights and executor.weights.params(0)
+  progress(warm_up(*sizes, params), len(shapes(*sizes)))
   calibrate(executor)
   tune_gc()
 
@@ -87,10 +88,18 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
   ]
 
 
-def warm_up(decoder: Decoder, factor: int) -> Iterator[Sizes]:
+def warm_up(
+  decoder: Decoder, factor: int, params: Any = None
+) -> Iterator[Sizes]:
   """Runs a step of each of `shapes`, as an executor of a server does.
 
   Steps apply top-k and top-p, and can return the most probable tokens.
+
+  Args:
+    decoder: The model and its cache.
+    factor: Ratio of successive buckets of the number of decodes.
+    params: Parameters of an expert; None for those of the decoder. Other
+      experts run the same programs.
 
   Yields:
     The sizes of each program after its compilation.
@@ -104,7 +113,7 @@ def warm_up(decoder: Decoder, factor: int) -> Iterator[Sizes]:
     drawing = batches.Drawing(capacity.batch)
     tokens, *_ = decoder.step(
       of_one_replica(batch), of_one_replica(drawing.of(batch.sequences)), True,
-      of_one_replica(drawing.asked[batch.sequences]),
+      of_one_replica(drawing.asked[batch.sequences]), params,
     )
     tokens.block_until_ready()
     yield sizes

@@ -13,7 +13,7 @@ a token ends is therefore part of one more step, whose token is dropped; its
 pages are released once the host knows the token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import heapq
 
 import numpy as np
@@ -21,7 +21,14 @@ import numpy as np
 from caatnet.serving.cache import prefixes
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
-from caatnet.serving.engine.executor import Chunk, Copy, Costs, Event, Step
+from caatnet.serving.engine.executor import (
+  Chunk,
+  Copy,
+  Costs,
+  Event,
+  Load,
+  Step,
+)
 from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler.counts import Counts
 from caatnet.serving.scheduler.limits import Limits
@@ -64,7 +71,6 @@ class Scheduler:
     self.swapping = Swapping(limits, pages, host, costs, self.counts)
     self._requests: dict[int, Request] = {}
     self._deadlines: list[tuple[float, int]] = []
-    self._used_keys: dict[object, int] = {}
     self._short = False
     self._chunks: list[Chunk] = []
     # Hooks that the policy does not override are not called.
@@ -76,8 +82,9 @@ class Scheduler:
 
   @property
   def idle(self) -> bool:
-    """Whether all requests have ended and no copy is under way."""
-    return not self._requests and not self.swapping.under_way
+    """Whether all requests have ended and no copy or load is under way."""
+    under_way = self.swapping.under_way or self.policy.loading
+    return not self._requests and not under_way
 
   @property
   def requests(self) -> list[Request]:
@@ -116,12 +123,24 @@ class Scheduler:
     """Returns the copies to begin before the step that was just made."""
     return self.swapping.take()
 
+  def take_loads(self) -> Sequence[Load]:
+    """Returns the loads to begin before the step that was just made."""
+    return self.policy.take_loads()
+
   def step(self, now: float) -> Step | None:
     """Makes the next step; None if there is nothing to compute yet."""
     self._expire(now)
+    for key in self.policy.keys(now):
+      self.policy.current = key
+      step = self._step(now)
+      if step is not None:
+        return step
+    return None
+
+  def _step(self, now: float) -> Step | None:
+    """Makes a step of the policy's current batch key, if there is work."""
     self._short = False
-    decodes, reading = self.running.ready()
-    decodes = self._batch(decodes)
+    decodes, reading = self._ready()
     epochs = self.running.epochs[decodes]
     without = self._grow(decodes)
     # Decodes first: each reads one token of the budget.
@@ -157,15 +176,20 @@ class Scheduler:
         return min(length, budget)
     return 0
 
-  def _batch(self, decodes: np.ndarray) -> np.ndarray:
-    """Keeps the decodes of one batch key, the least recently used one."""
-    if not self._keyed or not len(decodes):
-      return decodes
-    requests = [self.running.requests[slot] for slot in decodes.tolist()]
-    keys = [self.policy.batch_key(request) for request in requests]
-    chosen = min(keys, key=lambda key: self._used_keys.get(key, -1))
-    self._used_keys[chosen] = self.counts.steps
-    return decodes[[key == chosen for key in keys]]
+  def _ready(self) -> tuple[np.ndarray, list[Request]]:
+    """Returns `Running.ready` without requests of other batch keys."""
+    decodes, reading = self.running.ready()
+    if not self._keyed:
+      return decodes, reading
+    requests = self.running.requests[decodes].tolist()
+    return (
+      decodes[[self._matches(request) for request in requests]],
+      [request for request in reading if self._matches(request)],
+    )
+
+  def _matches(self, request: Request) -> bool:
+    """Returns whether a request may be part of the step that is being made."""
+    return self.policy.batch_key(request) == self.policy.current
 
   def _grow(self, decodes: np.ndarray) -> list[int]:
     """Allocates a page to each decode whose last page is full.
@@ -260,12 +284,17 @@ class Scheduler:
   def _admit(self, now: float, budget: int, chunks: list[Chunk]) -> None:
     """Admits swapped-in requests, then queued ones, as far as there is room."""
     for request in self.swapping.take_arrived():
-      if (room := self._room(budget, chunks)) and not self.running.full:
-        self._join(request, request.swapped)
-        budget -= self._read_on(request, room, chunks)
-      else:
+      room, matches = self._room(budget, chunks), self._matches(request)
+      full = self.running.full
+      if full and self._keyed and matches:
+        full = not self._displace(request)
+      if full or (matches and not room):
         self.swapping.arrived_later(request)
-    key = self.policy.batch_key
+        continue
+      # One of another batch key also gets a slot, so that it can be preempted.
+      self._join(request, request.swapped)
+      if matches:
+        budget -= self._read_on(request, room, chunks)
     while room := self._room(budget, chunks):
       taken = len(self.running) + self.swapping.num_arriving
       free = taken < self.limits.slots
@@ -275,8 +304,6 @@ class Scheduler:
       if request is None or request.num_pending:
         return
       if not free and not self.policy.displaces(request, self.running):
-        return
-      if self._keyed and chunks and key(request) != key(chunks[0].request):
         return
       plan = self.swapping.plan(request)
       if plan is None:
@@ -347,6 +374,7 @@ class Scheduler:
     step = Step(
       self.counts.steps, requests, narrow, positions, tuple(chunks),
       slots.tables, self.swapping.take_waited(), drawing, epochs,
+      self.policy.begin_step(len(drawing)),
     )
     if self._charged:
       self.policy.served(*slots.clients(drawing))
@@ -358,7 +386,12 @@ class Scheduler:
     return step
 
   def receive(self, event: Event) -> None:
-    """Handles the end of a step or of a copy."""
+    """Handles the end of a step, a copy or a load."""
+    if event.load is not None:
+      self.policy.loaded(event.load, event.error)
+      if event.error:
+        self._fail_expert(event.load.expert, event.error, event.time_s)
+      return
     if event.copy is not None:
       back = self.swapping.ended(event.copy)
       if back is not None:
@@ -366,6 +399,7 @@ class Scheduler:
       return
     step, now, slots = event.step, event.time_s, self.running
     assert step is not None
+    self.policy.end_step(step.weights)
     tokens = np.array(event.tokens, np.int32)
     for request in map(step.request, event.failed):
       if request.state not in ENDS:
@@ -383,6 +417,14 @@ class Scheduler:
       self._finish(request, now)
     for request, token in late:
       self._late(request, token, now)
+
+  def _fail_expert(self, expert: str, error: str, now: float) -> None:
+    """Ends all requests of an expert whose load has failed."""
+    for request in self.requests:
+      if request.expert == expert:
+        request.error = error
+        self._leave(request)
+        self._end(request, State.FAILED, now)
 
   def _late(self, request: Request, token: int, now: float) -> None:
     """Handles the token of a request that no longer has a slot."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import collections
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import dataclasses
 import hashlib
 import itertools
@@ -26,6 +26,7 @@ from caatnet.inference.transcripts import Transcript
 from caatnet.serving import requests as serving
 from caatnet.serving.engine.device import Drawn
 from caatnet.serving.server import fields, responses
+from caatnet.serving.server.catalog import AUTO, Catalog, Models, Opened
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.fields import Asked
 from caatnet.serving.server.service import Call, Choice, Service
@@ -37,6 +38,7 @@ _PAGE = pathlib.Path(__file__).with_name("page.html")
 # the response, since clients do not read a response while they send.
 _PATIENCE = 16
 _RETRY = {"Retry-After": "1"}
+_LISTED = 8  # models that an error names
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -73,20 +75,20 @@ class Api:
   """
 
   def __init__(
-    self, service: Service, tokenizer: Tokenizer, name: str, bounds: Bounds,
-    key: str = "",
+    self, service: Service, tokenizer: Tokenizer, models: Models,
+    bounds: Bounds, key: str = "",
   ) -> None:
-    """Sets the model and the limits.
+    """Sets the models and the limits.
 
     Args:
       service: Engine thread and its calls.
-      tokenizer: Tokenizer of the model.
-      name: Name of the model.
+      tokenizer: Tokenizer of the models.
+      models: Models by name.
       bounds: Limits of the server.
       key: API key that clients must send; "" for none.
     """
     self.service, self.draining = service, False
-    self._tokenizer, self._name, self._bounds = tokenizer, name, bounds
+    self._tokenizer, self._models, self._bounds = tokenizer, models, bounds
     self._key = key.encode()
     self._created = int(time.time())
     self._numbers = itertools.count()
@@ -99,13 +101,19 @@ class Api:
       ("/tokenize", "POST", self._tokenize, True),
       ("/detokenize", "POST", self._detokenize, True),
       ("/tokenizer_info", "GET", self._tokenizer_info, True),
-      ("/v1/models", "GET", self._models, True),
+      ("/v1/models", "GET", self._list_models, True),
       ("/v1/models/{name:path}", "GET", self._model, True),
       ("/state", "GET", self._state, True),
       ("/metrics", "GET", self._metrics, True),
       ("/health", "GET", self._health, False),
       ("/", "GET", self._page, False),
     ]
+    if isinstance(self._models, Catalog):
+      handlers += [
+        ("/v1/experts", "POST", self._add_expert, True),
+        ("/v1/experts/{name}", "PUT", self._replace_expert, True),
+        ("/v1/experts/{name}", "DELETE", self._remove_expert, True),
+      ]
     return Starlette(
       routes=[
         Route(path, self._guarded(handler, closed), methods=[method])
@@ -165,32 +173,106 @@ class Api:
         "invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
       )
 
-  async def _models(self, request: Request) -> Response:
-    return Json({"object": "list", "data": [self._card()]})
+  async def _list_models(self, request: Request) -> Response:
+    state = await self.service.state()
+    cards = [self._card(name, state) for name in self._names()]
+    return Json({"object": "list", "data": cards})
 
   async def _model(self, request: Request) -> Response:
-    self._check_model(request.path_params["name"])
-    return Json(self._card())
+    name = request.path_params["name"]
+    self._check_model(name)
+    return Json(self._card(name, await self.service.state()))
 
-  def _card(self) -> dict[str, Any]:
-    """Returns the description of the model, with fields of our own."""
+  def _card(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the description of a model, with fields of our own."""
     return {
-      "id": self._name, "object": "model", "created": self._created,
+      "id": name, "object": "model", "created": self._created,
       "owned_by": "caatnet", "max_model_len": self._bounds.context,
       "vocab_size": self._bounds.vocab_size,
-    }
+    } | self._models.details(name, state)
+
+  async def _add_expert(self, request: Request) -> Response:
+    """Adds an expert from a path of the server's machine."""
+    given = fields.expert(await self._body(request, named=False))
+    if given.name in self._names():
+      raise ApiError(
+        409, f"expert {given.name!r} exists; PUT /v1/experts/{given.name} "
+        "replaces it", "expert_exists", "name",
+      )
+    return await self._change(given.name, False, given)
+
+  async def _replace_expert(self, request: Request) -> Response:
+    """Replaces an expert; its running requests keep their revision."""
+    name = request.path_params["name"]
+    given = fields.expert(await self._body(request, named=False))
+    self._check_expert(name)
+    return await self._change(name, True, given)
+
+  async def _remove_expert(self, request: Request) -> Response:
+    """Removes an expert; its running requests are answered."""
+    name = request.path_params["name"]
+    self._check_expert(name)
+    await self._blocking(self._models.library.remove, name)
+    self._forget()
+    return Json({"id": name, "object": "model", "deleted": True})
+
+  async def _change(
+    self, name: str, replaces: bool, given: fields.Expert
+  ) -> Response:
+    """Adds or replaces an expert, and returns its description."""
+    self._check_changeable()
+    await self._blocking(
+      self._models.change, self._models.library, name, replaces, given.path,
+      given.kind, given.description,
+    )
+    self._forget()
+    return Json(self._card(name, await self.service.state()))
+
+  async def _blocking(self, function: Callable[..., Any], *args: Any) -> None:
+    """Calls a function in a thread; its user errors become responses."""
+    try:
+      await asyncio.to_thread(function, *args)
+    except (ValueError, OSError) as error:
+      raise ApiError(400, str(error), "invalid_expert", "path") from error
+
+  def _check_expert(self, name: str) -> None:
+    """Raises ApiError unless there is such an expert, and it can be changed."""
+    self._check_changeable()
+    if name == AUTO:
+      raise ApiError(400, "auto is the router, not an expert", None, "name")
+    self._check_model(name)
+
+  def _check_changeable(self) -> None:
+    """Raises ApiError unless clients have to send a key."""
+    if not self._key:
+      raise ApiError(
+        403, "experts can be changed only if the server has a key: "
+        "--api_key_file or CAATNET_API_KEY", "no_key",
+      )
+
+  def _names(self) -> tuple[str, ...]:
+    """Returns the names of the models."""
+    try:
+      return self._models.names
+    except ValueError as error:
+      raise ApiError(500, str(error), "library_damaged") from error
 
   def _check_model(self, name: Any) -> None:
-    """Raises ApiError unless `name` is this server's model."""
+    """Raises ApiError unless `name` is one of this server's models."""
+    names = self._names()
+    if name in names:
+      return
+    listed = ", ".join(map(repr, names[:_LISTED]))
+    if len(names) > _LISTED:
+      listed += f" and {len(names) - _LISTED} more (/v1/models)"
     if name is None:
       raise ApiError(
-        400, f"model is missing; this server has {self._name!r}", None, "model"
+        400, f"model is missing; this server has {listed}", None, "model"
       )
-    if name != self._name:
-      raise ApiError(
-        404, f"there is no model {name!r}; this server has {self._name!r}",
-        "model_not_found", "model",
-      )
+    raise ApiError(
+      404, f"there is no model {name!r}; this server has {listed}",
+      "model_not_found", "model",
+    )
 
   @property
   def status(self) -> str:
@@ -209,7 +291,7 @@ class Api:
   async def _state(self, request: Request) -> Response:
     state = await self.service.state()
     own = {
-      "model": self._name, "status": self.status,
+      "model": self._models.title, "status": self.status,
       "open": self.service.num_open, "places": self._bounds.places,
     }
     return Json(own | state, headers={"Cache-Control": "no-store"})
@@ -238,7 +320,7 @@ class Api:
         p if isinstance(p, str) else self._tokenizer.decode(p)
         for p in asked.prompts
       ]
-    return self._respond(request, asked, prompts, echoed)
+    return self._respond(request, body["model"], asked, prompts, echoed)
 
   async def _chat(self, request: Request) -> Response:
     body = await self._body(request)
@@ -250,7 +332,7 @@ class Api:
     except ValueError as error:
       raise ApiError(400, str(error), "no_chat_template", "messages") from error
     tokens = await asyncio.to_thread(self._tokens, text)
-    return self._respond(request, asked, [tokens], ())
+    return self._respond(request, body["model"], asked, [tokens], ())
 
   async def _tokenize(self, request: Request) -> Response:
     """Returns the tokens of a text; with the next two, vLLM's interface."""
@@ -339,12 +421,47 @@ class Api:
       raise ApiError(400, str(error), None, "prompt") from error
 
   def _respond(
-    self, request: Request, asked: Asked, prompts: Sequence[tuple[int, ...]],
-    echoed: Sequence[str],
+    self, request: Request, name: str, asked: Asked,
+    prompts: Sequence[tuple[int, ...]], echoed: Sequence[str],
   ) -> Response:
     """Submits the sequences of a request, and returns their response."""
     self._check_open(len(prompts) * asked.n)
-    call = Call(scored=asked.echo and asked.logprobs)
+    scored = asked.echo and asked.logprobs
+    if scored and not self.service.scores:
+      raise ApiError(
+        400, "echo with logprobs is not supported by a server of experts",
+        "unsupported_field", "echo",
+      )
+    opened = self._models.open(
+      name, lambda: "\n".join(map(self._tokenizer.decode, prompts))
+    )
+    call = Call(scored, lambda: self._end(opened))
+    try:
+      self._add_choices(call, request, opened, asked, prompts)
+    except ApiError:
+      self._end(opened)
+      raise
+    formatter = responses.ResponseFormatter(
+      asked, opened.name, self._tokenizer, echoed
+    )
+    self.service.submit(call)
+    headers = {"X-Expert": opened.key} if opened.key else {}
+    return CallResponse(self.service, call, formatter, headers)
+
+  def _end(self, opened: Opened) -> None:
+    """Ends a request's use of a model, and frees weights without requests."""
+    self._models.close(opened)
+    self._forget()
+
+  def _forget(self) -> None:
+    """Frees the memory of experts that were replaced or removed."""
+    self.service.forget(self._models.retire(), self._models.pinned)
+
+  def _add_choices(
+    self, call: Call, request: Request, opened: Opened, asked: Asked,
+    prompts: Sequence[tuple[int, ...]],
+  ) -> None:
+    """Adds the sequences of a request to its call."""
     # Fairness is per user field if given, else per key.
     client = asked.user or _name_of(request)
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
@@ -352,13 +469,10 @@ class Api:
       for j in range(asked.n):
         index = i * asked.n + j
         call.choices.append(
-          self._choice(call, asked, client, index, i, prompt, seed + index)
+          self._choice(
+            call, asked, client, opened.key, index, i, prompt, seed + index
+          )
         )
-    formatter = responses.ResponseFormatter(
-      asked, self._name, self._tokenizer, echoed
-    )
-    self.service.submit(call)
-    return CallResponse(self.service, call, formatter)
 
   def _check_open(self, count: int) -> None:
     """Raises ApiError if `count` more sequences cannot be accepted now."""
@@ -378,8 +492,8 @@ class Api:
       )
 
   def _choice(
-    self, call: Call, asked: Asked, client: str, index: int, number: int,
-    prompt: tuple[int, ...], seed: int,
+    self, call: Call, asked: Asked, client: str, expert: str, index: int,
+    number: int, prompt: tuple[int, ...], seed: int,
   ) -> Choice:
     """Makes one sequence of a call.
 
@@ -419,7 +533,7 @@ class Api:
     now = self.service.now()
     request = serving.Request(
       next(self._numbers), prompt, transcript.most_tokens, client=client,
-      priority=asked.priority, arrival_s=now,
+      expert=expert, priority=asked.priority, arrival_s=now,
       deadline_s=now + asked.deadline_s,
       # Each choice is a separate conversation, with its own host copy.
       conversation=(client, asked.conversation, index)

@@ -13,7 +13,7 @@ template, such as Qwen3's ``enable_thinking``.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 from pydantic import Field
@@ -330,6 +330,31 @@ class _Tokens(_Object):
   tokens: Annotated[
     list[_Token], Field(description="must be a list of tokens")
   ]
+
+
+class _Expert(_Object):
+  path: Annotated[str, Field(
+    min_length=1, description="must be the path of a run's folder or of a "
+    "safetensors file on the server's machine",
+  )]
+  name: _Name = ""
+  kind: _Name = ""
+  description: _Name = ""
+
+
+class Expert(NamedTuple):
+  """Expert to add or to replace; see `_Expert`."""
+
+  path: str
+  name: str
+  kind: str
+  description: str
+
+
+def expert(body: Any) -> Expert:
+  """Parses the body of /v1/experts; see `text`."""
+  given: _Expert = _validated(_Expert, body, {})
+  return Expert(given.path, given.name, given.kind, given.description)
 
 
 def text(body: Any) -> tuple[str, bool]:

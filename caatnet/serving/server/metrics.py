@@ -144,6 +144,8 @@ class _Now(Collector):
       for label, value in values.items():
         counter.add_metric((label,), value)
       yield counter
+    if state["experts"] is not None:
+      yield from _of_experts(state["experts"])
     for name, what in (
       ("steps", "Steps of the model"),
       ("stalls", "Times that a sequence was left out of a step for a copy"),
@@ -151,3 +153,40 @@ class _Now(Collector):
       counter = CounterMetricFamily(f"caatnet_{name}", what)
       counter.add_metric((), state[name])
       yield counter
+
+
+def _of_experts(state: dict[str, Any]) -> Iterator[Any]:
+  """Yields the metrics of experts and of their slots."""
+  for name, what in (
+    ("hits", "Requests whose expert was in a slot"),
+    ("misses", "Requests for which their expert was loaded"),
+    ("loads", "Completed loads of weights to a slot"),
+    ("failures", "Failed loads"),
+    ("bytes", "Bytes of weights that were copied to slots"),
+    ("files", "Loads that read the file"),
+    ("exposed_s", "Seconds in which a load ran and no step was computed"),
+  ):
+    label = name.replace("exposed_s", "exposed_seconds")
+    counter = CounterMetricFamily(
+      f"caatnet_expert_{label}", what, labels=("expert",)
+    )
+    for expert, counters in state["counters"].items():
+      counter.add_metric((expert,), counters[name])
+    yield counter
+  gauge = GaugeMetricFamily(
+    "caatnet_expert_slots", "Slots of weights", labels=("state",)
+  )
+  states = [slot["state"] for slot in state["slots"]]
+  for label in ("empty", "loading", "ready"):
+    gauge.add_metric((label,), states.count(label))
+  yield gauge
+  gauge = GaugeMetricFamily(
+    "caatnet_host_experts", "Experts whose weights are in host memory"
+  )
+  gauge.add_metric((), len(state["host"]))
+  yield gauge
+  gauge = GaugeMetricFamily(
+    "caatnet_expert_load_seconds", "Median seconds of recent loads"
+  )
+  gauge.add_metric((), state["load_s"])
+  yield gauge

@@ -37,8 +37,16 @@ def as_json(value: Any) -> bytes:
   return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
-def failure(state: State, asked: Asked) -> ApiError:
-  """Returns the error of a sequence that failed, expired or was refused."""
+def failure(state: State, asked: Asked, error: str = "") -> ApiError:
+  """Returns the error of a sequence that failed, expired or was refused.
+
+  Args:
+    state: Final state of the sequence.
+    asked: Parsed request.
+    error: Reason if its expert could not be loaded.
+  """
+  if error:
+    return ApiError(500, error, "expert_failed", "model")
   if state is State.EXPIRED:
     return ApiError(
       504, f"no token was drawn within deadline_s={asked.deadline_s:g}",

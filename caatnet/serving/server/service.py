@@ -60,6 +60,7 @@ class News:
     offset: Length of the text before it, in characters.
     state: Final state if the sequence has ended, else None.
     top: Log-probabilities of the most probable tokens, if requested.
+    error: Reason of the state FAILED if an expert could not be loaded.
   """
 
   choice: "Choice"
@@ -70,6 +71,7 @@ class News:
   offset: int = 0
   state: State | None = None
   top: Mapping[int, float] = dataclasses.field(default_factory=dict)
+  error: str = ""
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,13 +108,17 @@ class Call:
   Attributes:
     choices: The sequences.
     scored: Whether the tokens of prompts are scored before any are drawn.
+    on_end: Called in asyncio's event loop after the call has been closed and
+      the scheduler has none of its sequences.
     gone: Whether the client has disconnected.
   """
 
-  def __init__(self, scored: bool = False) -> None:
+  def __init__(
+    self, scored: bool = False, on_end: Callable[[], None] = lambda: None
+  ) -> None:
     """Makes a call without sequences."""
     self.choices: list[Choice] = []
-    self.scored = scored
+    self.scored, self.on_end = scored, on_end
     self.gone = False
     self._news: list[News] = []
     self._error: ApiError | None = None
@@ -173,13 +179,15 @@ class Service:
     error: Exception that has stopped the engine; None while it runs.
   """
 
-  def __init__(self, engine: Engine, metrics: Metrics, scorer: Scorer) -> None:
+  def __init__(
+    self, engine: Engine, metrics: Metrics, scorer: Scorer | None
+  ) -> None:
     """Takes an idle engine.
 
     Args:
       engine: Engine whose executor is `Wakeable`.
       metrics: Metrics to update.
-      scorer: Scores prompts with the engine's model.
+      scorer: Scores prompts with the engine's model; None if no call is scored.
     """
     self.engine, self.metrics = engine, metrics
     self._scorer = scorer
@@ -192,7 +200,7 @@ class Service:
     self._served: dict[int, Choice] = {}
     engine.scheduler.ended = self._note_end
     self._going = True
-    self._seen: dict[str, Any] = describe(engine.scheduler)
+    self._seen: dict[str, Any] = describe(engine)
     self._seen_s = self.now()
     self._thread = threading.Thread(
       target=self._run, name="engine", daemon=True
@@ -205,6 +213,11 @@ class Service:
   @property
   def _scheduler(self) -> Scheduler:
     return self.engine.scheduler
+
+  @property
+  def scores(self) -> bool:
+    """Whether prompts can be scored."""
+    return self._scorer is not None
 
   @property
   def num_open(self) -> int:
@@ -244,6 +257,7 @@ class Service:
       )
     if left:
       self._do(lambda: self._cancel(left))
+    self._do(lambda: self._loop.call_soon_threadsafe(call.on_end))
 
   async def state(self) -> dict[str, Any]:
     """Returns a snapshot of the state (`caatnet.serving.server.snapshot`).
@@ -254,7 +268,7 @@ class Service:
     answer = self._loop.create_future()
 
     def look() -> None:
-      self._seen = describe(self._scheduler)
+      self._seen = describe(self.engine)
       self._seen_s = self.now()
       self._loop.call_soon_threadsafe(
         lambda: answer.done() or answer.set_result(None)
@@ -264,6 +278,26 @@ class Service:
       self._do(look)
       await asyncio.wait([answer], timeout=_PATIENCE_S)
     return self._seen | {"age_s": self.now() - self._seen_s}
+
+  def forget(
+    self, experts: Sequence[str], pinned: frozenset[str] = frozenset()
+  ) -> None:
+    """Frees the memory of experts that no later request needs.
+
+    Args:
+      experts: Keys of revisions without requests. One that is loading keeps its
+        slot until it is evicted.
+      pinned: Keys of the experts that are never evicted from now on.
+    """
+
+    def drop() -> None:
+      self._scheduler.policy.slots.pinned = pinned
+      for key in experts:
+        self.engine.executor.weights.forget(key)
+        self._scheduler.policy.slots.drop(key)
+
+    if experts:
+      self._do(drop)
 
   def _deliver(self, batch: Sequence[News]) -> None:
     """Delivers events to their calls, and updates the metrics."""
@@ -339,6 +373,7 @@ class Service:
     if choices[0].ended:  # the call is closed
       return
     prompt = choices[0].request.prompt
+    assert self._scorer is not None
     try:
       (scores,) = self._scorer.score([prompt], top=True)
     except ValueError:  # tokens and length were checked: the logits are NaN
@@ -402,7 +437,9 @@ class Service:
     """Queues an event for a sequence that ended without a token."""
     choice = self._served.pop(request.number)
     if request.state not in (State.FINISHED, State.CANCELLED):
-      self._news.append(News(choice, self.now(), state=request.state))
+      self._news.append(
+        News(choice, self.now(), state=request.state, error=request.error)
+      )
 
   def _send(self) -> None:
     """Sends the queued events to the loop."""

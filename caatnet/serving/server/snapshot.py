@@ -5,12 +5,16 @@ name of a client.
 """
 
 import collections
+import dataclasses
 import itertools
 from typing import Any
 
 from caatnet.serving.cache.pages import STATES
+from caatnet.serving.engine.engine import Engine
+from caatnet.serving.engine.expert_weights import ExpertWeights, name_of
 from caatnet.serving.requests import State
 from caatnet.serving.scheduler.scheduler import Scheduler
+from parallel.memory.slots import Slots
 
 # Maximum number of listed requests.
 _LISTED = 100
@@ -19,10 +23,58 @@ _LIVE = (
 )
 
 
-def describe(scheduler: Scheduler) -> dict[str, Any]:
-  """Returns a scheduler's state as plain data.
+def describe(engine: Engine) -> dict[str, Any]:
+  """Returns an engine's state as plain data.
 
-  Must be called by the thread that runs the scheduler.
+  Must be called by the thread that runs the engine.
+
+  Returns:
+    The result of `of_scheduler`; ``experts``: None for a server of one model,
+    else that of `of_experts`.
+  """
+  scheduler, experts = engine.scheduler, None
+  weights = getattr(engine.executor, "weights", None)
+  if weights is not None:
+    experts = of_experts(scheduler.policy.slots, weights)
+  return of_scheduler(scheduler) | {"experts": experts}
+
+
+def of_experts(slots: Slots, weights: ExpertWeights) -> dict[str, Any]:
+  """Returns the state of experts' weights as plain data.
+
+  Returns:
+    ``slots``: for each slot its expert's key, its state, and the number of
+    steps under way that read it; ``host``: keys of the experts in host memory;
+    ``evictions``; ``load_s``: median seconds of a load; ``counters``: for each
+    expert that was used, hits and misses of its requests, loads, failures,
+    bytes, files and exposed_s (`caatnet.serving.engine.expert_weights.Moved`).
+  """
+  counters = {
+    name: {"hits": 0, "misses": 0} | dataclasses.asdict(moved)
+    for name, moved in list(weights.moved.items())
+  }
+  for kind, by_key in (
+    ("hits", slots.counts.hits_of), ("misses", slots.counts.misses_of)
+  ):
+    for key, count in by_key.items():
+      counters[name_of(key)][kind] += count
+  return {
+    "slots": [
+      {
+        "expert": slots.expert(slot), "state": slots.state(slot).value,
+        "steps": slots.users(slot),
+      }
+      for slot in range(len(slots))
+    ],
+    "host": list(weights.on_host),
+    "evictions": slots.counts.evictions,
+    "load_s": weights.load_s,
+    "counters": counters,
+  }
+
+
+def of_scheduler(scheduler: Scheduler) -> dict[str, Any]:
+  """Returns a scheduler's state as plain data.
 
   Returns:
     ``requests``: number of requests by state; ``listed``: number, state, tokens

@@ -4,14 +4,12 @@ from collections.abc import Callable
 import os
 import pathlib
 
-from caatnet.data.tokenizers import Tokenizer
-from caatnet.inference.decoder import Decoder
 from caatnet.inference.scoring import Scorer
-from caatnet.serving.engine.engine import Engine
-from caatnet.serving.options import ServingOptions
 from caatnet.serving.server.api import Api, Bounds
+from caatnet.serving.server.catalog import OneModel
 from caatnet.serving.server.http import Server
 from caatnet.serving.server.metrics import Metrics
+from caatnet.serving.server.served import Served
 from caatnet.serving.server.service import Service
 
 KEY = "CAATNET_API_KEY"
@@ -38,39 +36,35 @@ def key(path: str, flag: str = "api_key_file") -> str:
   return found
 
 
-def api(
-  engine: Engine, decoder: Decoder, tokenizer: Tokenizer,
-  chosen: ServingOptions, name: str, key: str, page_bytes: int,
-) -> Api:
+def api(made: Served, key: str, page_bytes: int) -> Api:
   """Returns the HTTP interface to an idle engine.
 
   Args:
-    engine: Engine whose executor runs `decoder`.
-    decoder: The model and its cache.
-    tokenizer: Tokenizer of the model.
-    chosen: Limits of the server.
-    name: Name of the model.
+    made: Engine, models and options.
     key: API key; "" for none.
     page_bytes: Bytes of a page over all layers and ranks.
   """
-  capacity = decoder.capacity
+  decoder, chosen, capacity = made.decoder, made.chosen, made.decoder.capacity
   bounds = Bounds(
     capacity.context, decoder.program.model.vocab_size,
     capacity.batch + chosen.queue, chosen.choices, chosen.max_tokens,
     chosen.body_bytes, chosen.read_s,
   )
-  # One prompt at a time, so that decoding waits for one prompt at most.
-  scorer = Scorer(decoder.program, decoder.weights, capacity.context, 1)
+  scorer = None
+  if isinstance(made.models, OneModel):
+    # One prompt at a time, so that decoding waits for one prompt at most.
+    scorer = Scorer(decoder.program, decoder.weights, capacity.context, 1)
   metrics = Metrics(page_bytes, decoder.state_bytes)
-  service = Service(engine, metrics, scorer)
-  return Api(service, tokenizer, name, bounds, key)
+  service = Service(made.engine, metrics, scorer)
+  return Api(service, made.tokenizer, made.models, bounds, key)
 
 
 def server(
-  engine: Engine, decoder: Decoder, tokenizer: Tokenizer,
-  chosen: ServingOptions, name: str, key: str, page_bytes: int,
-  say: Callable[[str], None],
+  made: Served, key: str, page_bytes: int, say: Callable[[str], None]
 ) -> Server:
   """Returns a server of `api`, which prints its messages with ``say``."""
-  made = api(engine, decoder, tokenizer, chosen, name, key, page_bytes)
-  return Server(made, chosen.read_s, chosen.write_s, chosen.drain_s, say)
+  chosen = made.chosen
+  return Server(
+    api(made, key, page_bytes), chosen.read_s, chosen.write_s, chosen.drain_s,
+    say,
+  )

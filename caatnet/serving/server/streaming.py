@@ -5,8 +5,9 @@ Before the first token, an error has its own status code, also in a stream.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
+from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
@@ -16,6 +17,8 @@ from caatnet.serving.requests import State
 from caatnet.serving.server import responses
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.service import Call, News, Service
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Json(Response):
@@ -37,10 +40,19 @@ class CallResponse(Response):
   """Response that sends events as they arrive and watches for a disconnect."""
 
   def __init__(
-    self, service: Service, call: Call, formatter: responses.ResponseFormatter
+    self, service: Service, call: Call, formatter: responses.ResponseFormatter,
+    headers: Mapping[str, str] = _NONE,
   ) -> None:
-    """Takes a call that was submitted to the service."""
+    """Takes a call that was submitted to the service.
+
+    Args:
+      service: Engine thread and its calls.
+      call: The call.
+      formatter: Formats its events.
+      headers: Further headers of a successful response.
+    """
     self._service, self._call, self._formatter = service, call, formatter
+    self._more = headers
 
   async def __call__(
     self, scope: Scope, receive: Receive, send: Send
@@ -71,7 +83,9 @@ class CallResponse(Response):
     for news in found:
       if news.token is None and news.state is not State.FINISHED:
         assert news.state is not None
-        raise responses.failure(news.state, self._formatter.asked)
+        raise responses.failure(
+          news.state, self._formatter.asked, news.error
+        )
     return found
 
   async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +103,7 @@ class CallResponse(Response):
       return
     self._service.metrics.answered(200)
     body = self._formatter.whole(choices, news)
-    await Json(body)(scope, receive, send)
+    await Json(body, headers=self._more)(scope, receive, send)
 
   async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
     """Sends server-sent events."""
@@ -104,6 +118,7 @@ class CallResponse(Response):
       "headers": [
         (b"content-type", b"text/event-stream; charset=utf-8"),
         (b"cache-control", b"no-cache"),
+        *((k.encode(), v.encode()) for k, v in self._more.items()),
       ],
     })
     last = b""

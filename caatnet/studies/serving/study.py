@@ -2,17 +2,24 @@
 
 ``config.subject`` selects the simulation: ``vllm_log`` replays the log of a
 real server (`caatnet.studies.serving.vllm_log`), ``fastswitch`` compares ways
-of allocating a request's pages (`caatnet.studies.serving.fastswitch`), and
-``fairness`` compares policies (`caatnet.studies.serving.fairness`).
+of allocating a request's pages (`caatnet.studies.serving.fastswitch`),
+``fairness`` compares policies (`caatnet.studies.serving.fairness`), and
+``composition`` switches experts (`caatnet.studies.serving.composition`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from caatnet.checks import one_of
-from caatnet.studies.serving import fairness, fastswitch, vllm_log
+from caatnet.studies.serving import (
+  composition,
+  fairness,
+  fastswitch,
+  vllm_log,
+)
 
 SUBJECTS = {
+  "composition": composition.run,
   "fairness": fairness.run,
   "fastswitch": fastswitch.run,
   "vllm_log": vllm_log.run,

@@ -56,9 +56,9 @@ def drawn(contents):
   return hash(tuple(contents)) % VOCABULARY
 
 
-def alone(prompt, count, ends):
+def alone(prompt, count, ends, root=None):
   """Returns the tokens that follow a prompt served alone."""
-  contents, tokens, last = [], [], None
+  contents, tokens, last = [], [], root
   for token in prompt:
     last = chain(last, token)
     contents.append(last)
@@ -75,7 +75,10 @@ class Oracle(Simulator):
 
   Attributes:
     moved: Numbers of pages of the finished copies by owner, in order.
+    root: Value before the first token, which depends on the weights.
   """
+
+  root = None
 
   def __init__(
     self, num_pages, host_pages, page_size, delay, paged=True, states=False
@@ -156,7 +159,7 @@ class Oracle(Simulator):
     for position, token in enumerate(tokens, start):
       page = int(table[position // self._size])
       self._guard(page, write=True)
-      value = chain(contents[-1] if contents else None, token)
+      value = chain(contents[-1] if contents else self.root, token)
       self._cache[page][position % self._size] = value
       contents.append(value)
     assert not self._stateful or state == contents
@@ -170,7 +173,7 @@ class Oracle(Simulator):
     state = self._states[slot] if start else []
     assert len(state) == start, "a state has seen other tokens"
     for token in tokens:
-      state = [*state, chain(state[-1] if state else None, token)]
+      state = [*state, chain(state[-1] if state else self.root, token)]
     self._states[slot] = state
     return state
 

@@ -277,7 +277,7 @@ STATE = {
              "in": {"pages": 1, "states": 0, "runs": 1}},
   "preemptions": {"swap": 8, "recompute": 9},
   "prefixes": {"hits": 11, "misses": 12, "evicted": 13},
-  "steps": 14, "stalls": 15,
+  "steps": 14, "stalls": 15, "experts": None,
 }
 
 
@@ -302,7 +302,8 @@ def test_snapshot_describes_requests_pages_and_copies():
       for request in requests[102:]:
         scheduler.add(request)
     steps += engine.step() is not None
-  found = describe(scheduler)
+  found = describe(engine)
+  assert found["experts"] is None
   number = collections.Counter(r.state.value for r in scheduler.requests)
   assert found["requests"] == {
     name: number[name]

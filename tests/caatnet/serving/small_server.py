@@ -22,6 +22,8 @@ from caatnet.models.paged import CacheShape
 from caatnet.serving.generate import Generation
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.server import http, start
+from caatnet.serving.server.catalog import OneModel
+from caatnet.serving.server.served import Served
 from tests.caatnet.inference.decoding_test import put
 from tests.caatnet.models.transformer_test import make_program
 from tests.caatnet.serving import generate_test
@@ -125,10 +127,11 @@ def running(
   listener = http.bound("127.0.0.1", 0)
   if send_bytes is not None:  # connections inherit it
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
-  server = start.server(
-    serving.engine(model, chosen), model, tokens or tokenizer(template), chosen,
-    "small", key, serving.page_bytes(model), print,
+  made = Served(
+    serving.engine(model, chosen), model, OneModel("small"),
+    tokens or tokenizer(template), chosen,
   )
+  server = start.server(made, key, serving.page_bytes(model), print)
   thread = threading.Thread(target=server.serve_on, args=(listener,))
   thread.start()
   try:

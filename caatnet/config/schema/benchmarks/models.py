@@ -5,8 +5,11 @@ from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   FRACTION,
+  NOT_NEGATIVE,
   POSITIVE,
   POSITIVE_FRACTION,
+  SEED,
+  TWO_OR_MORE,
   field,
   section,
 )
@@ -99,6 +102,41 @@ class Serving:
     FRACTION,
   )
   clients: int = field(27, "Clients.", COUNT)
+
+
+@section
+class Experts:
+  """Server of experts, compared with one server process per expert."""
+
+  number: int = field(150, "Number of experts.", TWO_OR_MORE)
+  streams: tuple[str, ...] = field(
+    ("zipf", "uniform", "bursty", "cyclic"), "Orders of the requested experts: "
+    "names of `caatnet.studies.serving.composition.ORDERS`.",
+  )
+  evictions: tuple[str, ...] = field(
+    ("lru", "lfu", "lookahead"), "Values of config.experts.eviction."
+  )
+  seconds: float = field(
+    240.0, "Seconds in which the requests of a stream arrive.", POSITIVE
+  )
+  rate: float = field(2.0, "Mean number of requests per second.", POSITIVE)
+  prompt: int = field(32, PROMPT, COUNT)
+  tokens: int = field(20, TOKENS, COUNT)
+  exponent: float = field(
+    1.0, "Exponent of Zipf's distribution over experts.", NOT_NEGATIVE
+  )
+  burst: int = field(
+    8, "Mean number of consecutive requests of an expert in a burst.", COUNT
+  )
+  seed: int = field(0, "Seed of experts, arrivals and prompts.", SEED)
+  memory: int = field(
+    40, "Memory limit of a server process in experts, for root with cgroups of "
+    "version 1; 0 for no limit.", COUNT_OR_NONE,
+  )
+  processes: int = field(
+    30, "Requests of each stream that are also sent to one server process per "
+    "expert, which are stopped and started; 0 for none.", COUNT_OR_NONE,
+  )
 
 
 @section

@@ -14,6 +14,7 @@ BENCHMARKS = {
   "decoding": models.Decoding,
   "elastic_bits": swarms.ElasticBits,
   "engine": models.Engine,
+  "experts": models.Experts,
   "graphs": models.Graphs,
   "host_optimizer": memory.HostOptimizer,
   "kernels": compiled.Kernels,

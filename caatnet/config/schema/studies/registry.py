@@ -1,6 +1,12 @@
 """Registry of studies."""
 
-from caatnet.config.schema.studies import networks, plans, served, workloads
+from caatnet.config.schema.studies import (
+  composed,
+  networks,
+  plans,
+  served,
+  workloads,
+)
 
 # Studies by config.study and, for serving, config.subject.
 STUDIES = {
@@ -15,6 +21,7 @@ STUDIES = {
   "planner": plans.Planner,
   "published": plans.Published,
   "schedule": networks.Schedule,
+  "serving.composition": composed.Composition,
   "serving.fastswitch": served.FastSwitch,
   "serving.fairness": served.Fairness,
   "serving.vllm_log": served.VLLMLog,

@@ -2,8 +2,9 @@
 
 A policy owns the queue of requests that are not running. It answers three
 questions: the next request to admit (`peek`), the running request to preempt
-(`victim`, `displaces`), and which requests may share a step (`batch_key`). The
-scheduler does everything else.
+(`victim`, `displaces`), and which requests may share a step (`batch_key`,
+`keys`). The scheduler does everything else. A policy whose steps read different
+weights also selects slots and loads of weights (`begin_step`, `take_loads`).
 """
 
 from collections.abc import Hashable, Sequence
@@ -11,6 +12,7 @@ import heapq
 import math
 from typing import Any
 
+from caatnet.serving.engine.executor import Load
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.running import Running
 
@@ -23,7 +25,14 @@ class Policy:
   A policy that orders requests by a number overrides `value`. One whose queue
   order differs from its preemption order also overrides `key`, and one whose
   order depends on the service that clients received overrides the queue.
+
+  Attributes:
+    current: Batch key of the step that is being made; set by the scheduler.
+    loading: Whether a load of weights is under way.
   """
+
+  current: Hashable = None
+  loading: bool = False
 
   def value(self, request: Request) -> float:
     """Returns the number that orders requests, the smallest first.
@@ -48,9 +57,41 @@ class Policy:
     self._entries: dict[int, tuple[Any, int, Request]] = {}
 
   def batch_key(self, request: Request) -> Hashable:
-    """Returns a value that all requests of a step must share."""
+    """Returns a value that all requests of a step must share.
+
+    A policy that overrides it also overrides `keys`. `peek` then returns a
+    request of the batch key `current`.
+    """
     del request
     return None
+
+  def keys(self, now: float) -> Sequence[Hashable]:
+    """Returns the batch keys of which a step may be made, the first preferred.
+
+    Args:
+      now: Time in seconds.
+    """
+    del now
+    return (None,)
+
+  def begin_step(self, num_drawn: int) -> int:
+    """Returns the slot of weights that a step of the key `current` reads.
+
+    Args:
+      num_drawn: Number of tokens that the step draws.
+    """
+    del num_drawn
+    return 0
+
+  def end_step(self, weights: int) -> None:
+    """Handles the end of a step that has read a slot of weights."""
+
+  def take_loads(self) -> Sequence[Load]:
+    """Returns the loads of weights to begin."""
+    return ()
+
+  def loaded(self, load: Load, error: str) -> None:
+    """Handles the end of a load; `error` is not empty if it has failed."""
 
   def victim(self, running: Running) -> Request:
     """Returns the request to preempt when pages are short: the last one."""

@@ -13,7 +13,10 @@ _REMEMBERED = 10_000
 
 
 class ClientLines(Policy):
-  """One queue per client with a waiting request, each ordered by `key`."""
+  """One queue per client with a waiting request, each ordered by `key`.
+
+  A subclass whose queues are not those of clients overrides `line`.
+  """
 
   def __init__(self) -> None:
     """Starts without queues."""
@@ -22,35 +25,41 @@ class ClientLines(Policy):
     self._served: dict[Hashable, float] = collections.defaultdict(float)
     self._present: collections.Counter[Hashable] = collections.Counter()
 
+  def line(self, request: Request) -> Hashable:
+    """Returns the key of a request's queue: its client."""
+    return request.client
+
   def arrived(self, request: Request) -> None:
     """Counts a request; deletes the service of absent clients if too many."""
-    self._present[request.client] += 1
+    self._present[self.line(request)] += 1
     if len(self._served) > _REMEMBERED + len(self._present):
       for client in [c for c in self._served if c not in self._present]:
         del self._served[client]
 
   def ended(self, request: Request) -> None:
     """Decrements a client's number of requests."""
-    self._present[request.client] -= 1
-    if not self._present[request.client]:
-      del self._present[request.client]
+    line = self.line(request)
+    self._present[line] -= 1
+    if not self._present[line]:
+      del self._present[line]
 
   def push(self, request: Request) -> None:
     """Adds a request to its client's queue, or moves it if its key changed."""
     entry = (self.key(request), request.number, request)
     self._entries[request.number] = entry
-    heapq.heappush(self._lines.setdefault(request.client, []), entry)
-    self._prune(request.client)
+    line = self.line(request)
+    heapq.heappush(self._lines.setdefault(line, []), entry)
+    self._prune(line)
 
   def remove(self, request: Request) -> None:
     """Removes a request from its client's queue."""
     super().remove(request)
-    self._prune(request.client)
+    self._prune(self.line(request))
 
-  def _prune(self, client: Hashable) -> None:
+  def _prune(self, key: Hashable) -> None:
     """Pops removed requests from the head of a queue; deletes it if empty."""
-    line = self._lines[client]
+    line = self._lines[key]
     while line and self._entries.get(line[0][1]) is not line[0]:
       heapq.heappop(line)
     if not line:
-      del self._lines[client]
+      del self._lines[key]

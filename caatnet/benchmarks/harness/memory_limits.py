@@ -1,0 +1,64 @@
+"""Memory limits of processes, by cgroups of version 1, for root."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import os
+import pathlib
+import time
+from typing import NamedTuple
+
+_ROOT = pathlib.Path("/sys/fs/cgroup/memory")
+# Seconds for the kernel to remove processes that were killed.
+_PATIENCE_S = 5.0
+
+
+class Group(NamedTuple):
+  """Group of processes with a common limit.
+
+  Attributes:
+    limit_bytes: The limit, page cache included; 0 for none.
+    add: Puts a process into the group, before it allocates much.
+    peak_bytes: Returns the largest memory of the group so far; 0 if unknown.
+  """
+
+  limit_bytes: int
+  add: Callable[[int], None]
+  peak_bytes: Callable[[], int]
+
+
+@contextlib.contextmanager
+def limited(size_bytes: int) -> Iterator[Group]:
+  """Creates a group with a memory limit.
+
+  Args:
+    size_bytes: The limit; 0 for none.
+
+  Yields:
+    The group. Its limit is 0 if this process cannot set one.
+  """
+  folder = _ROOT / f"caatnet-{os.getpid()}-{time.monotonic_ns()}"
+  try:
+    if not size_bytes:
+      raise OSError("no limit")
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text(str(size_bytes))
+  except OSError:
+    yield Group(0, lambda pid: None, lambda: 0)
+    return
+
+  def read(name: str) -> int:
+    return int((folder / name).read_text())
+
+  try:
+    yield Group(
+      read("memory.limit_in_bytes"),
+      lambda pid: (folder / "cgroup.procs").write_text(str(pid)) and None,
+      lambda: read("memory.max_usage_in_bytes"),
+    )
+  finally:
+    end = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < end:
+      with contextlib.suppress(OSError):  # a process is still being removed
+        folder.rmdir()
+        break
+      time.sleep(0.05)

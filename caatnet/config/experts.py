@@ -1,0 +1,174 @@
+"""Builder of a server of experts: library, weight slots, scheduler, engine."""
+
+from collections.abc import Callable, Mapping
+import os
+from typing import Any
+
+from etils import epath
+import jax
+import ml_collections
+import numpy as np
+
+from caatnet.checks import one_of
+from caatnet.config import inference, sections, serving
+from caatnet.config.schema import tree
+from caatnet.config.schema.experts import Experts as Options
+from caatnet.serving.engine.device_weights import DeviceWeights
+from caatnet.serving.engine.expert_weights import ExpertWeights
+from caatnet.serving.experts import INDEX, Library
+from caatnet.serving.options import ServingOptions
+from caatnet.serving.router import FILE, Router
+from caatnet.serving.scheduler.policies.experts import Experts
+from caatnet.serving.server.catalog import Catalog, Change, unchangeable
+from caatnet.serving.server.served import Served
+from caatnet.train import records, tokenizer
+from parallel.memory.slots import Slots
+
+# Largest share of a device's free memory for slots; the rest is for the cache.
+_SLOTS_SHARE = 0.8
+
+
+def build(
+  config: ml_collections.ConfigDict,
+  requested_mesh: Mapping[str, int] | None = None,
+  say: Callable[[str], None] = print,
+  change: Change = unchangeable,
+) -> Served:
+  """Opens a library and loads its first experts.
+
+  Args:
+    config: Config with the sections ``experts``, ``inference`` and ``serving``,
+      and with those of a model if ``experts.random`` is not 0.
+    requested_mesh: Devices per axis; None for the default assignment.
+    say: Prints a line: an expert that cannot be loaded.
+    change: Adds or replaces an expert at run time.
+
+  Raises:
+    ValueError: If there is no library, no expert can be loaded, there is no
+      room for the slots, or a value is not allowed.
+  """
+  options: Options = tree.section_of("experts", config.experts)
+  chosen = sections.call(
+    "serving", lambda section: ServingOptions(**vars(section)), config.serving
+  )
+  one_of("serving.policy", chosen.policy, ("experts",))
+  library = _opened(config, options)
+  for name in options.pinned:
+    one_of("experts.pinned", name, library.names)
+  made = _built(library, config, requested_mesh)
+  device = DeviceWeights(made.program, made.layers_apart, made.coded)
+  num_devices = made.program.layout.mesh.size
+  reserved = options.slots * device.size_bytes / num_devices
+  free = serving.free_bytes(made.program.layout.mesh.devices.flat[0])
+  if reserved > _SLOTS_SHARE * free:
+    raise ValueError(
+      f"config.experts.slots={options.slots} take "
+      f"{reserved / 1e9:,.1f} GB of a device, more than {_SLOTS_SHARE:.0%} of "
+      f"the free {free / 1e9:,.1f} GB: a slot takes "
+      f"{device.size_bytes / num_devices / 1e9:,.2f} GB"
+    )
+  router = None
+  if (library.path / FILE).exists():
+    router = Router.read(library.path)
+  catalog = Catalog(library, router, options.pinned, change)
+  weights = ExpertWeights(
+    device, options.slots, options.host_experts, catalog.read
+  )
+  slots = _preloaded(options, catalog, weights, say)
+  policy = Experts(
+    slots, options.switch_s or weights.load_s, options.deadline_s,
+    options.prefetch, options.patience,
+  )
+  decoder = serving.sized(made, reserved).decoder_of(device.abstract)
+  engine = serving.engine(decoder, chosen, weights, policy)
+  tokens = tokenizer.load(library.path)
+  return Served(engine, decoder, catalog, tokens, chosen)
+
+
+def _opened(config: ml_collections.ConfigDict, options: Options) -> Library:
+  """Opens the library, which is created if it is to have random experts."""
+  if options.random:
+    return create_random(options.path, config, options.random)
+  if not os.path.exists(os.path.join(options.path, INDEX)):
+    raise ValueError(
+      f"config.experts.path={options.path}: there are no experts; python -m "
+      "launch.sweep --config=configs/experts/kinds.py trains them, and "
+      "--config=configs/serving/experts.py:random has random ones"
+    )
+  library = Library(options.path)
+  if not library.names:
+    raise ValueError(f"config.experts.path={options.path} has no expert")
+  return library
+
+
+def _built(
+  library: Library, config: ml_collections.ConfigDict,
+  requested_mesh: Mapping[str, int] | None,
+) -> inference.Inference:
+  """Builds the model of a library."""
+  run = ml_collections.ConfigDict(records.read_config(epath.Path(library.path)))
+  run.inference = config.inference
+  run.parallel.data = 1
+  return inference.build(run, requested_mesh)
+
+
+def _preloaded(
+  options: Options, catalog: Catalog, weights: ExpertWeights,
+  say: Callable[[str], None],
+) -> Slots:
+  """Loads the pinned experts, and others until the slots are full."""
+  slots = Slots(
+    options.slots, options.eviction, [*map(catalog.key, options.pinned)]
+  )
+  for name in dict.fromkeys((*options.pinned, *catalog.library.names)):
+    if slots.counts.loads == len(slots):
+      break
+    try:
+      key = catalog.key(name)
+    except ValueError as error:  # its requests will fail with this error
+      say(f"warning: {error}")
+      continue
+    slot = slots.reserve(key)
+    assert slot is not None
+    if error := weights.load(key, slot):
+      say(f"warning: {error}")
+      slots.failed(slot)
+    else:
+      slots.loaded(slot)
+  if not slots.counts.loads:
+    raise ValueError(f"{catalog.library.path}: no expert could be loaded")
+  return slots
+
+
+def create_random(
+  path: str | os.PathLike[str], config: ml_collections.ConfigDict, count: int
+) -> Library:
+  """Creates or completes a library of experts with random parameters.
+
+  They are named random-000, random-001 and so on.
+
+  Args:
+    path: Directory of the library.
+    config: Config of a run: the model.
+    count: Number of experts.
+  """
+  library = Library.create(path)
+  folder = epath.Path(path)
+  if not (folder / "config.json").exists():
+    plain = config.to_dict()
+    run = {k: v for k, v in plain.items() if k not in _NOT_OF_RUNS}
+    records.write_json(folder / "config.json", run)
+  made = _built(library, config, None)
+  draw = jax.jit(made.program.model.init)
+  for number in range(count):
+    name = f"random-{number:03}"
+    if name not in library.names:
+      params: Any = jax.tree.map(np.asarray, draw(jax.random.key(number)))
+      library.add(
+        name, params, origin="seed", description="random parameters"
+      )
+  return library
+
+
+# Sections of a server's config that a run's config does not have.
+_NOT_OF_RUNS = ("experts", "serving", "inference", "benchmark")

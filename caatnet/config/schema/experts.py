@@ -1,0 +1,52 @@
+"""``config.experts``: experts of one base that a server switches between."""
+
+from caatnet.config.schema.fields import (
+  COUNT,
+  COUNT_OR_NONE,
+  NOT_NEGATIVE,
+  field,
+  section,
+)
+
+
+@section
+class Experts:
+  """Experts whose weights move between files, host memory and the device.
+
+  ``config.serving.policy`` must be "experts".
+  """
+
+  path: str = field("", "Directory of the experts, with experts.json.")
+  slots: int = field(4, "Experts whose weights are on the device.", COUNT)
+  eviction: str = field(
+    "lookahead", "Policy that selects the expert that a load replaces, a name "
+    "of `parallel.memory.evictions.EVICTIONS`.",
+    ("lru", "lfu", "lookahead"),
+  )
+  prefetch: int = field(
+    1, "Largest number of loads that run concurrently with steps of other "
+    "experts; 0 to load only when no expert on the device has requests.",
+    COUNT_OR_NONE,
+  )
+  pinned: tuple[str, ...] = field(
+    (), "Experts that stay on the device after their first load."
+  )
+  host_experts: int = field(
+    16, "Experts that are kept in host memory; others are read from their "
+    "files.", COUNT_OR_NONE,
+  )
+  deadline_s: float = field(
+    30.0, "Seconds without a step after which an expert with requests is "
+    "loaded at any cost.", NOT_NEGATIVE,
+  )
+  switch_s: float = field(
+    0.0, "Time of a switch in seconds; 0 for the measured one.", NOT_NEGATIVE
+  )
+  patience: float = field(
+    1.0, "Waiting, as a factor of the waiting that a switch causes, after "
+    "which an expert with requests is evicted.", NOT_NEGATIVE,
+  )
+  random: int = field(
+    0, "Number of experts with random parameters that are created in the "
+    "directory; 0 for an existing one.", COUNT_OR_NONE,
+  )

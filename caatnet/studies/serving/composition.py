@@ -1,0 +1,331 @@
+"""Compositions of experts: switching on a simulated clock.
+
+One device serves many experts of equal sizes, some of which are in slots. The
+scheduler, its policy `experts` and the slots are those of the server; steps are
+timed by a roofline model, loads by their bytes over a rate. Loads do not slow
+steps down.
+
+A load is *exposed* while it runs and no step does. The misses are compared with
+those of Belady's policy on the order in which requests were served, which the
+scheduler has chosen itself. The figures of the paper (SN40L and Composition of
+Experts, arXiv 2405.07518) are in `caatnet.studies.serving.composition_figures`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from caatnet.checks import one_of
+from caatnet.serving.cache.host_cache import HostCache
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.engine import Engine, replay
+from caatnet.serving.engine.executor import Load
+from caatnet.serving.engine.simulator import Simulator
+from caatnet.serving.requests import Request
+from caatnet.serving.scheduler.limits import Limits
+from caatnet.serving.scheduler.policies.experts import Experts
+from caatnet.serving.scheduler.scheduler import Scheduler
+from caatnet.studies.serving import composition_figures, server
+from parallel.memory.evictions import EVICTIONS
+from parallel.memory.slots import Slots, misses
+from parallel.network import inference
+from parallel.workload import Transformer
+
+# Ways to begin loads: largest number of loads ahead of need, and whether a step
+# begins when the layers that it reads first have arrived.
+WAYS = {
+  "on demand": (0, False), "ahead": (1, False), "layer-wise": (1, True),
+}
+# Responses of at least so many tokens are simulated with fewer requests.
+_LONG, _FEWER = 100, 5
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Simulates streams, slots, loads and the front of fairness and switching.
+
+  Args:
+    config: Config like configs/serving/composition.py, as nested dicts.
+
+  Returns:
+    Plain data: "streams", "slots", "load" and "front", lists of rows of
+    `simulate`; and the figures of the paper's machines.
+
+  Raises:
+    ValueError: A stream or policy is unknown, or the slots do not fit.
+  """
+  for kind in config["streams"]:
+    one_of("config.streams", kind, tuple(ORDERS))
+  for eviction in config["evictions"]:
+    one_of("config.evictions", eviction, tuple(EVICTIONS))
+  cells: dict[str, list[dict[str, Any]]] = {
+    "streams": [
+      {"stream": kind, "eviction": eviction}
+      for kind in config["streams"] for eviction in config["evictions"]
+    ],
+    "slots": [
+      {"num_slots": number, "eviction": eviction}
+      for number in config["slots"] for eviction in config["evictions"]
+    ],
+    "load": [
+      {"way": way, "batch": batch, "output": output, "rate": rate}
+      for batch in config["batches"] for output in config["outputs"]
+      for way in WAYS for rate in config["rates"]
+    ],
+    "front": [
+      {"patience": patience, "deadline_s": deadline_s,
+       "rate": config["front_rate"], "output": config["front_output"]}
+      for deadline_s in config["deadlines"] for patience in config["patiences"]
+    ],
+  }
+  found = {
+    part: [
+      simulate(config, **cell) for cell in track(
+        rows, f"simulating {part}", transient=True,
+        console=Console(stderr=True),
+      )
+    ]
+    for part, rows in cells.items()
+  }
+  mark_front(found["front"])
+  size = expert_bytes(config["model"])
+  return {
+    **found,
+    **composition_figures.run(
+      config["published"], config["model"]["num_layers"]
+    ),
+    "expert_bytes": size, "experts": dict(config["experts"]),
+    "stream": dict(config["stream"]), "device": config["hardware"]["device"],
+  }
+
+
+def expert_bytes(model: Mapping[str, Any]) -> float:
+  """Returns the bytes of an expert's weights."""
+  one = inference.Step(1, 1, 1)
+  return inference.memory_bytes(Transformer(**model), one, 1)["weights"]
+
+
+def machine(config: Mapping[str, Any], num_slots: int) -> server.Machine:
+  """Returns a device whose cache has the memory that slots leave.
+
+  Raises:
+    ValueError: The slots leave no room for a sequence.
+  """
+  hardware = dict(config["hardware"])
+  if not hardware["pages"]:
+    rest = (num_slots - 1) * expert_bytes(config["model"])
+    # `server.machine` subtracts the weights of one model.
+    device = server.DEVICES[hardware["device"]]
+    hardware["memory_share"] -= rest / device.memory_bytes
+  return server.machine(config["model"], hardware)
+
+
+def zipf(
+  rng: np.random.Generator, count: int, config: Mapping[str, Any]
+) -> np.ndarray:
+  """Returns experts whose probability is a power of their rank, ``[count]``."""
+  number = config["experts"]["number"]
+  weights = 1 / np.arange(1.0, number + 1) ** config["stream"]["exponent"]
+  return rng.choice(number, count, p=weights / weights.sum())
+
+
+def _uniform(
+  rng: np.random.Generator, count: int, config: Mapping[str, Any]
+) -> np.ndarray:
+  return rng.integers(config["experts"]["number"], size=count)
+
+
+def _bursty(
+  rng: np.random.Generator, count: int, config: Mapping[str, Any]
+) -> np.ndarray:
+  lengths = rng.geometric(1 / config["stream"]["burst"], count)
+  return np.repeat(zipf(rng, count, config), lengths)[:count]
+
+
+def _cyclic(
+  rng: np.random.Generator, count: int, config: Mapping[str, Any]
+) -> np.ndarray:
+  del rng
+  return np.arange(count) % (config["experts"]["slots"] + 1)
+
+
+# Orders of requested experts by name.
+ORDERS = {
+  "zipf": zipf, "uniform": _uniform, "bursty": _bursty, "cyclic": _cyclic,
+}
+
+
+def requests(
+  config: Mapping[str, Any], kind: str, rate: float, batch: int, output: int
+) -> list[Request]:
+  """Returns the requests of a stream, whose prompts share no prefix.
+
+  Groups of ``batch`` requests arrive as a Poisson process.
+  """
+  given = config["stream"]
+  rng = np.random.default_rng(given["seed"])
+  count = given["requests"] // (_FEWER if output >= _LONG else 1)
+  experts = ORDERS[kind](rng, count, config)
+  groups = -(-count // batch)
+  times = rng.exponential(batch / rate, groups).cumsum().repeat(batch)[:count]
+  prompts = rng.integers(2**31 - 1, size=(count, given["prompt"]))
+  return [
+    Request(
+      i, prompts[i], output, expert=name(experts[i]),
+      arrival_s=float(times[i]),
+    )
+    for i in range(count)
+  ]
+
+
+def name(number: int) -> str:
+  """Returns the key of an expert."""
+  return f"expert_{number}"
+
+
+class Recorded(Slots):
+  """Slots that record the order in which requests were served."""
+
+  def __init__(self, num_slots: int, eviction: str) -> None:
+    super().__init__(num_slots, eviction)
+    self.order: list[str] = []
+
+  def touch(self, slot: int) -> None:
+    """Records and counts a request."""
+    self.order.append(self.expert(slot))
+    super().touch(slot)
+
+
+class Tiers:
+  """Times of loads from host memory, or from files for experts not there."""
+
+  def __init__(
+    self, given: Mapping[str, Any], size: float, num_layers: int,
+    step_s: float, layerwise: bool,
+  ) -> None:
+    """Makes a host memory that has the experts with the lowest numbers.
+
+    Args:
+      given: Section ``config.experts``.
+      size: Bytes of an expert.
+      num_layers: Number of layers, which arrive in order.
+      step_s: Seconds of the shortest step.
+      layerwise: Whether a step begins before the last layer has arrived.
+    """
+    self._host = Slots(given["host_experts"], "lru")
+    for number in range(min(given["host_experts"], given["number"])):
+      self._read(name(number))
+    self._rates = given["copy_rate"], given["file_rate"]
+    self._size, self._num_layers, self._step_s = size, num_layers, step_s
+    self._layerwise = layerwise
+
+  def load_s(self, load: Load) -> tuple[float, float]:
+    """Returns the seconds of a load, and those until a step may begin."""
+    slot, rate = self._host.find(load.expert), self._rates[0]
+    if slot is None:
+      slot, rate = self._read(load.expert), min(self._rates)
+    self._host.touch(slot)
+    seconds = self._size / rate
+    if not self._layerwise:
+      return seconds, seconds
+    # Layer l arrives at (l + 1) seconds / L and is read l step_s / L after the
+    # step's begin: the first or the last layer decides.
+    first = 1 / self._num_layers
+    return seconds, max(first * seconds, seconds - (1 - first) * self._step_s)
+
+
+  def _read(self, expert: str) -> int:
+    """Returns the place of an expert that is read from its file."""
+    slot = self._host.reserve(expert)
+    assert slot is not None  # none is in use
+    self._host.loaded(slot)
+    return slot
+
+
+def simulate(
+  config: Mapping[str, Any], stream: str = "zipf", eviction: str = "lookahead",
+  num_slots: int = 0, way: str = "ahead", rate: float = 0.0, batch: int = 0,
+  output: int = 0, patience: float | None = None,
+  deadline_s: float | None = None,
+) -> dict[str, Any]:
+  """Serves a stream; arguments that are not given are those of the config.
+
+  Returns:
+    The arguments, and: "hits", "misses", "loads" and "bytes"; "least", Belady's
+    misses on the order served, and "above_least", the excess over it;
+    "exposed_s", "load_s" and "seconds"; "hidden", the share of the load time in
+    which steps ran; "busy", the share of time in which steps ran; times to the
+    first token and latencies in seconds; "jain", Jain's index of the experts'
+    mean times to the first token.
+  """
+  given, defaults = config["experts"], config["stream"]
+  num_slots, rate = num_slots or given["slots"], rate or defaults["rate"]
+  batch, output = batch or defaults["batch"], output or defaults["output"]
+  patience = given["patience"] if patience is None else patience
+  deadline_s = given["deadline_s"] if deadline_s is None else deadline_s
+  host, (prefetch, layerwise) = machine(config, num_slots), WAYS[way]
+  size = expert_bytes(config["model"])
+  tiers = Tiers(
+    given, size, config["model"]["num_layers"],
+    host.steps.step_s(np.ones(1), []), layerwise,
+  )
+  slots = Recorded(num_slots, eviction)
+  policy = Experts(
+    slots, size / given["copy_rate"], deadline_s, prefetch, patience
+  )
+  limits = config["limits"]
+  simulator = Simulator(
+    host.steps, host.copies, most=limits["tokens"], load_s=tiers.load_s
+  )
+  pages = Pages(host.pages, host.page_size)
+  scheduler = Scheduler(
+    Limits(slots=limits["slots"], tokens=limits["tokens"]), policy, pages,
+    HostCache(0, host.page_size, reserve=False), simulator.costs,
+  )
+  served = requests(config, stream, rate, batch, output)
+  replay(Engine(scheduler, simulator, limits["steps_ahead"]), served)
+  pages.check()
+  seconds = simulator.now() - served[0].arrival_s
+  counts, load_s = slots.counts, simulator.loaded_s
+  least = misses(slots.order, num_slots, "belady")
+  return {
+    "stream": stream, "eviction": eviction, "num_slots": num_slots, "way": way,
+    "rate": rate, "batch": batch, "output": output, "patience": patience,
+    "deadline_s": deadline_s, "requests": len(served), "hits": counts.hits,
+    "misses": counts.misses, "loads": counts.loads,
+    "least": least, "above_least": counts.misses / least - 1,
+    "bytes": counts.loads * size, "exposed_s": simulator.exposed_s,
+    "load_s": load_s, "hidden": max(0.0, 1 - simulator.exposed_s / load_s),
+    "seconds": seconds, "busy": simulator.busy_s / seconds, **_waits(served),
+  }
+
+
+def _waits(served: list[Request]) -> dict[str, float]:
+  """Returns percentiles of waiting, and its fairness among experts."""
+  ttft = np.array([request.ttft_s for request in served])
+  whole = np.array([request.end_s - request.arrival_s for request in served])
+  names = [request.expert for request in served]
+  experts, which = np.unique(names, return_inverse=True)
+  means = np.bincount(which, ttft) / np.bincount(which)
+  return {
+    "ttft_p50_s": float(np.percentile(ttft, 50)),
+    "ttft_p99_s": float(np.percentile(ttft, 99)),
+    "ttft_worst_s": float(ttft.max()),
+    "latency_p50_s": float(np.percentile(whole, 50)),
+    "latency_p99_s": float(np.percentile(whole, 99)),
+    "jain": float(means.sum() ** 2 / (len(experts) * (means**2).sum())),
+  }
+
+
+def mark_front(rows: list[dict[str, Any]]) -> None:
+  """Marks rows that no other row beats in loads and in the worst wait."""
+  for row in rows:
+    row["best"] = not any(
+      other["loads"] <= row["loads"]
+      and other["ttft_worst_s"] <= row["ttft_worst_s"]
+      and (other["loads"], other["ttft_worst_s"])
+      != (row["loads"], row["ttft_worst_s"])
+      for other in rows
+    )

@@ -1,0 +1,135 @@
+"""Figures of Samba-CoE that follow from tiers, and those that need more.
+
+The time of a request is that of a switch, if its expert is not on the devices,
+and an execution time t:
+
+    seconds = miss x bytes / rate of the switch + t.
+
+Switches and numbers of machines follow from rates and capacities alone. The
+ratios of whole requests and of fused programs depend on execution times, which
+are scanned; the time that gives a published ratio is solved for.
+
+Source: SN40L and Composition of Experts (arXiv 2405.07518).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from parallel.hardware.nodes import NODES, Node
+
+BASE = "sn40l"
+# Published ratios of whole requests to those of SN40L.
+_WHOLE = {"dgx-h100": 3.7, "dgx-a100": 6.6}
+# Published gains by fusion, the least and the largest.
+_FUSION = (2.0, 13.0)
+# Ratios of execution times, of a DGX to SN40L, that are scanned.
+_EXECUTIONS = (1.0, 1.5, 2.0)
+
+
+def run(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+  """Computes the figures of all nodes.
+
+  Args:
+    published: Section ``config.published``.
+    num_layers: Layers of an expert.
+
+  Returns:
+    Plain data: "nodes", "whole" and "fusion", lists of rows; "solved", the
+    execution times that give the published ratios; "one_node".
+  """
+  expert = published["parameters"] * published["item_bytes"]
+  base = NODES[BASE]
+  return {
+    "nodes": [_node(node, published, expert) for node in NODES.values()],
+    "whole": [
+      {"node": name, "exec_s": exec_s, "ratio": ratio(name, expert, exec_s)}
+      for name in _WHOLE for exec_s in published["exec_s"]
+    ],
+    "solved": [
+      {"node": name, "published": value, "execution": execution,
+       "spread": spread,
+       "exec_s": solved(name, expert, value, execution, spread)}
+      for name, value in _WHOLE.items() for execution in _EXECUTIONS
+      for spread in (False, True)
+    ],
+    "fusion": _fusion(base, published, expert, num_layers),
+    "one_node": {
+      "experts": published["experts"], "models": published["experts"] + 1,
+      "parameters": (published["experts"] + 1) * published["parameters"],
+      "bytes": (published["experts"] + 1) * expert,
+      "node_bytes": base.host_bytes.value, "held": base.held(expert),
+    },
+  }
+
+
+def _node(
+  node: Node, published: Mapping[str, Any], expert: float
+) -> dict[str, Any]:
+  """Returns switches, capacities and numbers of machines of a node."""
+  base = NODES[BASE].switch_s(expert)
+  once, spread = node.switch_s(expert), node.switch_s(expert, spread=True)
+  return {
+    "node": node.name, "switch_s": once, "spread_s": spread,
+    "slower": once / base, "spread_slower": spread / base,
+    "resident": node.resident(expert), "held": node.held(expert),
+    "machines": node.machines(published["experts"] + 1, expert),
+    "most_machines": node.machines(published["most_experts"], expert),
+  }
+
+
+def ratio(name: str, expert: float, exec_s: float) -> float:
+  """Returns a request's time on a node over that on SN40L, with a miss each.
+
+  Args:
+    name: Key of `NODES`.
+    expert: Bytes of an expert.
+    exec_s: Seconds of the execution, equal on both.
+
+  Example:
+    >>> [round(ratio(name, 13.476831232e9, 0.0595), 1) for name in _WHOLE]
+    [3.7, 6.6]
+  """
+  own, base = NODES[name].switch_s(expert), NODES[BASE].switch_s(expert)
+  return (exec_s + own) / (exec_s + base)
+
+
+def solved(
+  name: str, expert: float, published: float, execution: float = 1.0,
+  spread: bool = False,
+) -> float | None:
+  """Returns the execution time on SN40L that gives a ratio of whole requests.
+
+  Args:
+    name: Key of `NODES`.
+    expert: Bytes of an expert.
+    published: Ratio of whole requests.
+    execution: Ratio of execution times of the node to SN40L.
+    spread: Whether each device of both nodes copies its shard.
+
+  Returns:
+    Seconds; None if no execution time gives the ratio.
+  """
+  own = NODES[name].switch_s(expert, spread)
+  base = NODES[BASE].switch_s(expert, spread)
+  seconds = (own - published * base) / (published - execution)
+  return seconds if seconds > 0 else None
+
+
+def _fusion(
+  node: Node, published: Mapping[str, Any], expert: float, num_layers: int
+) -> list[dict[str, Any]]:
+  """Returns gains of a decode step by fusion, by the time of a launch.
+
+  A fused step reads the weights once at the devices' rate; an unfused one also
+  launches each operator. The rows with "published" are solved for the launch.
+  """
+  fused = expert / (node.num_devices * node.device_rate.value)
+  launches = num_layers * published["operators"]
+  rows = [
+    {"call_s": call_s, "gain": 1 + launches * call_s / fused}
+    for call_s in published["call_s"]
+  ]
+  return rows + [
+    {"call_s": (gain - 1) * fused / launches, "gain": gain, "published": True}
+    for gain in _FUSION
+  ]

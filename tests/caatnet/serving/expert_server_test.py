@@ -1,0 +1,262 @@
+"""HTTP server of experts: names, routing, changes at run time, failures."""
+
+import concurrent.futures
+import contextlib
+import shutil
+import threading
+
+import httpx2
+import ml_collections
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+import pytest
+
+from caatnet.composition import library as composition
+from caatnet.config import experts, serving
+from caatnet.config.override import override
+from caatnet.serving.experts import Library
+from caatnet.serving.router import Router
+from caatnet.serving.server import http, start
+from configs.serving import experts as config_of
+
+KEY = {"Authorization": "Bearer secret"}
+SMALL = (
+  "parallel.tensor=2 model.width=16 model.num_heads=2 model.num_layers=1 "
+  "model.num_kv_heads=2 model.ffn_width=16 inference.batch=3 "
+  "inference.context=64 inference.page_size=8 inference.chunk=16 "
+  "experts.slots=2 experts.host_experts=2 experts.random=0 model.init_std=0.5"
+)
+NAMES = tuple(f"random-00{i}" for i in range(5))
+
+
+def make_config(path, overrides=""):
+  config = override(config_of.get_config("random"), f"{SMALL} {overrides}")
+  config.experts.path = str(path)
+  return config
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+  """Returns a library of random experts with a router, on disk."""
+  path = tmp_path_factory.mktemp("experts") / "library"
+  library = experts.create_random(path, make_config(path), 5)
+  for name, kind in zip(NAMES, ("letters", "digits"), strict=False):
+    library.replace(
+      name, library.read(name)[1](), kind=kind, origin="fine-tuned"
+    )
+  Router(
+    ("letters", "digits"), np.random.default_rng(0).standard_normal(
+      (64, 2), np.float32
+    ), np.zeros(2, np.float32),
+  ).write(path)
+  return path
+
+
+@contextlib.contextmanager
+def running(path, key="secret"):
+  made = experts.build(make_config(path), {"tensor": 2}, print, composition.put)
+  server = start.server(made, key, serving.page_bytes(made.decoder), print)
+  listener = http.bound("127.0.0.1", 0)
+  thread = threading.Thread(target=server.serve_on, args=(listener,))
+  thread.start()
+  try:
+    with httpx2.Client(
+      base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", headers=KEY,
+      timeout=120,
+    ) as client:
+      yield client
+  finally:
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def client(files):
+  with running(files) as found:
+    yield found
+
+
+def ask(client, model, **how):
+  body = {
+    "model": model, "prompt": "0123456789abcdef", "max_tokens": 9,
+    "temperature": 1, "seed": 3, "ignore_eos": True, "logprobs": 0,
+  }
+  return client.post("/v1/completions", json=body | how)
+
+
+def tokens(answer):
+  assert answer.status_code == 200, answer.text
+  return answer.json()["choices"][0]["logprobs"]["tokens"]
+
+
+def metric(client, name):
+  text = client.get("/metrics").text
+  return {
+    sample.labels["expert"]: sample.value
+    for family in text_string_to_metric_families(text)
+    for sample in family.samples
+    if sample.name == f"caatnet_expert_{name}_total"
+  }
+
+
+def test_concurrent_requests_are_answered_by_their_experts(client):
+  alone = {name: tokens(ask(client, name)) for name in NAMES}
+  assert len(set(map(tuple, alone.values()))) == 5
+  before = {n: metric(client, n) for n in ("hits", "misses", "failures")}
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    asked = [NAMES[i * 3 % 5] for i in range(20)]
+    found = list(pool.map(lambda name: ask(client, name), asked))
+  for name, answer in zip(asked, found, strict=True):
+    assert tokens(answer) == alone[name]
+    assert answer.json()["model"] == name
+    assert answer.headers["x-expert"].startswith(f"{name}@")
+  after = {n: metric(client, n) for n in ("hits", "misses", "failures")}
+  for name in NAMES:
+    # A miss more for each load of an expert evicted while it had requests.
+    assert sum(
+      after[kind][name] - before[kind].get(name, 0)
+      for kind in ("hits", "misses")
+    ) >= 4
+  # Bytes moved = loads x size, and each load of this test has a miss.
+  loads, moved = metric(client, "loads"), metric(client, "bytes")
+  (size,) = {moved[name] / loads[name] for name in NAMES}
+  assert size > 0
+  assert not any(after["failures"].values())
+  assert sum(after["misses"].values()) <= sum(loads.values())
+
+
+def test_models_are_listed_with_their_tiers(client):
+  tokens(ask(client, NAMES[4]))
+  cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+  assert list(cards) == ["auto", *NAMES]
+  tiers = [cards[name]["tier"] for name in NAMES]
+  assert sorted(tiers).count("device") == 2
+  assert cards[NAMES[4]]["tier"] == "device"
+  assert set(tiers) <= {"device", "host", "file"}
+  assert cards[NAMES[0]]["kind"] == "letters"
+  assert client.get(f"/v1/models/{NAMES[2]}").json()["origin"] == "seed"
+  state = client.get("/state").json()["experts"]
+  assert [slot["state"] for slot in state["slots"]] == ["ready", "ready"]
+  assert len(state["host"]) <= 2
+
+
+def test_auto_is_answered_by_the_expert_that_the_router_selects(client, files):
+  library = Library(files)
+  router = Router.read(files)
+  for prompt in ("0123456789abcdef", "hello", "98765"):
+    expected = router.route(prompt.encode(), library.entries)
+    answer = ask(client, "auto", prompt=prompt)
+    assert answer.json()["model"] == expected
+    assert tokens(answer) == tokens(ask(client, expected, prompt=prompt))
+
+
+def test_expert_is_replaced_while_it_answers(client, files, tmp_path):
+  donor = Library(files).path / Library(files).entry(NAMES[3]).file
+  old = shutil.copy(
+    Library(files).path / Library(files).entry(NAMES[2]).file, tmp_path / "old"
+  )
+  added = client.post(
+    "/v1/experts", json={"name": "new", "path": str(old), "kind": "x"}
+  )
+  assert added.json()["tier"] == "file"
+  assert client.post(
+    "/v1/experts", json={"name": "new", "path": str(old)}
+  ).status_code == 409
+  asked = {"max_tokens": 48, "stream": True}
+  before = tokens(ask(client, NAMES[2], max_tokens=48))
+  assert tokens(ask(client, "new", max_tokens=48)) == before
+  body = {
+    "model": "new", "prompt": "0123456789abcdef", "temperature": 1, "seed": 3,
+    "ignore_eos": True, "logprobs": 0, **asked,
+  }
+  with client.stream("POST", "/v1/completions", json=body) as stream:
+    events = stream.iter_lines()
+    next(events)
+    replaced = client.put("/v1/experts/new", json={"path": str(donor)})
+    assert replaced.status_code == 200, replaced.text
+    # The new revision, although the old one's pages have this prompt.
+    assert tokens(ask(client, "new")) == tokens(ask(client, NAMES[3]))
+    assert stream.headers["x-expert"] == f"new@{added.json()['revision']}"
+    text = "".join(events)
+  assert text.count('"finish_reason":"length"') == 1
+  assert all(f'"tokens":["{t}"]' in text for t in before[1:] if t.isalnum())
+  assert replaced.json()["kind"] == "x"
+  assert client.delete("/v1/experts/new").json()["deleted"]
+  assert ask(client, "new").status_code == 404
+  # A replaced and a removed revision leave the host's memory and the slots.
+  state = client.get("/state").json()["experts"]
+  assert not [key for key in state["host"] if key.startswith("new@")]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "message"), [
+  ("POST", "", {"name": "x", "path": "/none"}, 400, "holds no run"),
+  ("POST", "", {"name": "a b", "path": "{file}"}, 400, "must consist of"),
+  ("POST", "", {"name": "auto", "path": "{file}"}, 409, "exists"),
+  ("POST", "", {"name": "x"}, 400, "path must be the path of a run's folder"),
+  ("POST", "", {"name": "x", "path": "/etc/passwd"}, 400, "not a safetensors"),
+  ("PUT", "/x", {"path": "{file}"}, 404, "there is no model 'x'"),
+  ("DELETE", "/auto", None, 400, "auto is the router"),
+  ("DELETE", "/x", None, 404, "there is no model 'x'"),
+])
+def test_wrong_changes_are_refused(
+  client, files, method, path, body, status, message
+):
+  file = next(files.glob("*.safetensors"))
+  if body and "path" in body:
+    body = body | {"path": body["path"].format(file=file)}
+  answer = client.request(method, f"/v1/experts{path}", json=body)
+  assert answer.status_code == status
+  assert message in answer.json()["error"]["message"]
+  assert "\n" not in answer.json()["error"]["message"]
+
+
+def test_damaged_file_fails_only_the_requests_of_its_expert(files, tmp_path):
+  path = shutil.copytree(files, tmp_path / "library")
+  library = Library(path)
+  damaged, missing = (path / library.entry(n).file for n in NAMES[3:])
+  content = damaged.read_bytes()
+  with running(path, key="") as client:
+    expected = tokens(ask(client, NAMES[0]))
+    damaged.write_bytes(content[:-8] + b"\x00\x00\x80\x7f" * 2)
+    missing.unlink()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+      found = pool.map(
+        lambda n: ask(client, n), (NAMES[3], NAMES[0], NAMES[4], NAMES[2])
+      )
+    bad, good, gone, other = found
+    assert tokens(good) == expected
+    assert len(tokens(other)) == 9
+    for answer, reason in ((bad, "damaged"), (gone, "No such file")):
+      assert answer.status_code == 500
+      assert answer.json()["error"]["code"] == "expert_failed"
+      assert reason in answer.json()["error"]["message"]
+    damaged.write_bytes(content)
+    assert len(tokens(ask(client, NAMES[3]))) == 9
+    # Without a key, experts cannot be changed.
+    answer = client.delete(f"/v1/experts/{NAMES[0]}")
+    assert answer.status_code == 403
+    assert "CAATNET_API_KEY" in answer.json()["error"]["message"]
+    answer = ask(client, NAMES[0], echo=True)
+    assert "echo with logprobs is not supported" in answer.text
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+  ("experts.slots=1000000000", "slots=1000000000 take .* of a device, more"),
+  ("serving.policy=vtc", "serving.policy='vtc' must be one of 'exp"),
+  ("experts.pinned=('x',)", "pinned='x' must be one of 'random-000'"),
+  ("experts.slots=1 experts.pinned=('random-000',)", "slots=1 must be at leas"),
+])
+def test_wrong_options_are_refused(files, overrides, message):
+  with pytest.raises(ValueError, match=message) as error:
+    experts.build(make_config(files, overrides), {"tensor": 2})
+  assert "\n" not in str(error.value)
+
+
+def test_missing_library_names_the_command_that_trains_it(tmp_path):
+  with pytest.raises(ValueError, match=r"launch\.sweep --config=configs/expe"):
+    experts.build(make_config(tmp_path / "none"))
+  Library.create(tmp_path)
+  with pytest.raises(ValueError, match="has no expert"):
+    experts.build(make_config(tmp_path))
+  config = ml_collections.ConfigDict(config_of.get_config().to_dict())
+  assert config.experts.path == "runs/experts/library"

@@ -1,0 +1,158 @@
+"""Properties of the study of compositions of experts."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from caatnet.studies.serving import composition, composition_figures, study
+from caatnet.studies.serving import report as reports
+from configs.serving import composition as config_file
+from parallel.hardware.nodes import NODES
+from tests.caatnet.show.report_test import check
+
+CONFIG = config_file.get_config("test").to_dict()
+
+
+@pytest.fixture(scope="module")
+def result():
+  return study.run(CONFIG)
+
+
+def test_bytes_are_loads_times_the_size_of_an_expert(result):
+  rows = [r for part in ("streams", "slots", "load") for r in result[part]]
+  size = result["expert_bytes"]
+  for row in rows:
+    assert row["bytes"] == row["loads"] * size
+    assert row["loads"] >= row["misses"] >= row["least"]
+    assert row["hits"] + row["misses"] >= row["requests"]
+    assert row["load_s"] == pytest.approx(
+      row["loads"] * size / CONFIG["experts"]["copy_rate"]
+    )
+    assert 0 <= row["exposed_s"] <= row["load_s"] * (1 + 1e-9)
+
+
+def test_sizes_of_an_expert_are_those_of_llama_2_7b(result):
+  assert result["expert_bytes"] == pytest.approx(2 * 6738415616, rel=1e-4)
+
+
+def test_experts_that_all_have_a_slot_are_loaded_once():
+  row = composition.simulate(
+    CONFIG | {"experts": CONFIG["experts"] | {"number": 3}}, num_slots=3
+  )
+  assert row["misses"] == row["loads"] == row["least"] == 3
+
+
+def test_loads_ahead_expose_less_than_loads_on_demand():
+  rows = [
+    composition.simulate(CONFIG, way=way, rate=20.0, output=40)
+    for way in composition.WAYS
+  ]
+  demand, ahead, layers = (row["hidden"] for row in rows)
+  assert demand < ahead
+  assert abs(layers - ahead) < 0.2
+
+
+def test_a_step_that_begins_early_reads_no_layer_that_is_missing():
+  """Simulates the arrival and the use of each layer."""
+  given = CONFIG["experts"] | {"host_experts": 1}
+  for step_s in (0.001, 0.01, 0.5):
+    tiers = composition.Tiers(given, 6.4e9, 8, step_s, True)
+    load = composition.Load(composition.name(0), 0)
+    seconds, begin = tiers.load_s(load)
+    assert seconds == pytest.approx(0.1)
+    layers = np.arange(8)
+    slack = begin + layers * step_s / 8 - (layers + 1) * seconds / 8
+    assert slack.min() == pytest.approx(0, abs=1e-12)
+
+
+def test_experts_beyond_host_memory_are_read_from_their_files():
+  given = CONFIG["experts"] | {"host_experts": 2}
+  tiers = composition.Tiers(given, 7e9, 8, 0.01, False)
+  load = [composition.Load(composition.name(i), 0) for i in range(3)]
+  assert tiers.load_s(load[1])[0] == pytest.approx(7 / 64)
+  assert tiers.load_s(load[2])[0] == pytest.approx(1.0)  # evicts expert 0
+  assert tiers.load_s(load[2])[0] == pytest.approx(7 / 64)
+  assert tiers.load_s(load[0])[0] == pytest.approx(1.0)
+
+
+def test_rows_of_the_front_are_not_beaten(result):
+  rows = [
+    {"loads": 1, "ttft_worst_s": 9.0}, {"loads": 2, "ttft_worst_s": 9.0},
+    {"loads": 3, "ttft_worst_s": 1.0}, {"loads": 3, "ttft_worst_s": 1.0},
+  ]
+  composition.mark_front(rows)
+  assert [row["best"] for row in rows] == [True, False, True, True]
+  assert any(row["best"] for row in result["front"])
+
+
+@pytest.mark.parametrize("kind", ["zipf", "uniform", "bursty", "cyclic"])
+def test_streams_have_their_rate_and_order(kind):
+  config = CONFIG | {
+    "stream": CONFIG["stream"] | {"requests": 2000},
+  }
+  found = composition.requests(config, kind, 5.0, 4, 3)
+  times = np.array([request.arrival_s for request in found])
+  assert len(found) / times[-1] == pytest.approx(5.0, rel=0.1)
+  assert len(np.unique(times)) == 500
+  experts = [request.expert for request in found]
+  again = np.mean([a == b for a, b in itertools.pairwise(experts)])
+  names, counts = np.unique(experts, return_counts=True)
+  if kind == "cyclic":
+    assert len(names) == CONFIG["experts"]["slots"] + 1
+    assert again == 0
+  if kind == "bursty":
+    assert again > 0.8
+  if kind == "uniform":
+    assert counts.max() < 1.5 * counts.min()
+  if kind == "zipf":
+    first = counts[list(names).index("expert_0")]
+    second = counts[list(names).index("expert_1")]
+    assert first / second == pytest.approx(2, rel=0.3)
+
+
+def test_solved_execution_times_give_the_published_ratios(result):
+  for row in result["solved"]:
+    if row["exec_s"] is None or row["spread"]:
+      continue
+    own, base = (
+      NODES[name].switch_s(2 * 6738415616) for name in (row["node"], "sn40l")
+    )
+    ratio = (row["execution"] * row["exec_s"] + own) / (row["exec_s"] + base)
+    assert ratio == pytest.approx(row["published"])
+
+
+def test_ratio_of_whole_requests_lies_between_one_and_that_of_switches():
+  found = [
+    composition_figures.ratio("dgx-h100", 13.5e9, t) for t in (1e-9, 0.1, 1e6)
+  ]
+  assert found == sorted(found, reverse=True)
+  assert found[0] == pytest.approx(15.625)
+  assert found[-1] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("change", "text"), [
+  ({"streams": ("zip",)}, "config.streams='zip' must be one of"),
+  ({"evictions": ("mru",)}, "config.evictions='mru' must be one of"),
+])
+def test_unknown_names_are_refused(change, text):
+  with pytest.raises(ValueError, match=text):
+    study.run(CONFIG | change)
+
+
+def test_slots_that_leave_no_room_for_a_cache_are_refused():
+  with pytest.raises(ValueError, match="no memory left for a cache"):
+    composition.simulate(CONFIG, num_slots=6)
+
+
+def test_report_has_all_tables(result):
+  made = reports.report(result)
+  check(made)
+  assert len(made.tables) == 8
+  assert len(made.figure().panels) == 3
+
+
+def test_figures_of_the_paper_need_no_simulation():
+  found = study.run(config_file.get_config("figures").to_dict())
+  made = reports.report(found)
+  assert (found["load"], made.figure, len(made.tables)) == ([], None, 4)
