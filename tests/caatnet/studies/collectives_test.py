@@ -331,7 +331,8 @@ def test_lines_of_eleven_algorithms_can_be_told_apart():
   assert len({look[:2] for look in drawn}) == 11  # also without markers
   assert [line.style for line in lines] == 10 * ["-"] + [":"]
   assert {(*line.x, *line.y) for line in lines} == {(1024, 2**20 / 2e3)}
-  assert (bound.label, *bound.y) == ("bound of the ranks' links", 2**20 / 1e3)
+  assert bound.label == "bound of the ranks' links"
+  assert (*bound.x, *bound.y) == (1024, 2**20 / 1e3)
 
 
 @pytest.mark.parametrize("panels", [1, 3, 4, 5, 9])

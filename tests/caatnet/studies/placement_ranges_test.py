@@ -82,3 +82,12 @@ def test_update_and_copies_on_one_tier_are_bytes_over_its_rate():
   assert dram["to_device"] == pytest.approx(link)
   assert both["to_device"] == pytest.approx(56e9)
   assert rows["cxl low", "cxl1"]["from_device"] == pytest.approx(28e9)
+
+
+def test_each_tier_has_one_row():
+  # DRAM and one card.
+  one = CARDS.model_copy(update={"tiers": CARDS.tiers[:2]})
+  for host, count in ((one, 2), (CARDS, 4)):  # two cards: also both
+    rows = ranges.alone(made, host)
+    tiers = [row["tier"] for row in rows if row["changed"] == "nothing"]
+    assert len(set(tiers)) == len(tiers) == count
