@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from caatnet.studies.placement import ranges
+from caatnet.studies.placement import ranges, study
 from caatnet.studies.planner.study import training_step
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.tiers import HOSTS
@@ -91,3 +91,13 @@ def test_each_tier_has_one_row():
     rows = ranges.alone(made, host)
     tiers = [row["tier"] for row in rows if row["changed"] == "nothing"]
     assert len(set(tiers)) == len(tiers) == count
+
+
+def test_optimum_lists_where_each_tensor_is():
+  rows = study._optimum(made())["tensors"]
+  assert {row["tensor"] for row in rows} >= {
+    "weights", "gradients", "master weights", "first moments", "second moments",
+  }
+  for row in rows:
+    assert 0 < sum(row["tiers"].values()) < 1 + 1e-6
+    assert row["bytes"] > 0
