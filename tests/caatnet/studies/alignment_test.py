@@ -32,6 +32,13 @@ def test_study_is_json_and_has_a_table_and_a_picture(tmp_path, capsys):
   ))
   assert spared[400] == 1 - 4 / 6.625
   assert spared[128] == spared[256] == 0
+  (panel,) = study.report(result).figure().panels
+  lines, _, points = panel.marks  # in percent
+  assert dict(zip(lines.x, lines.y, strict=True))[400] == 100 * spared[400]
+  shown = dict(zip(points.x, points.y, strict=True))
+  assert shown[400] == pytest.approx(
+    100 * (1 - hundred["lines_shifted"] / hundred["lines"])
+  )
 
 
 def test_offset_moves_every_row():

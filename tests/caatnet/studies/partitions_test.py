@@ -5,7 +5,7 @@ import json
 import pytest
 
 from caatnet.config.override import override
-from caatnet.show import render
+from caatnet.show import plot, render
 from caatnet.studies import registry
 from caatnet.studies.partitions import report
 from configs.zero import frontier
@@ -71,6 +71,20 @@ def test_seconds_are_those_of_the_bytes_of_each_way(result):
     assert row["node"]["reuse"] <= row["node"]["no reuse"]
     spared += row["node"]["reuse"] < row["node"]["no reuse"]
   assert spared > 100
+
+
+def test_partitions_are_named_where_their_lines_end(result):
+  panel = report._size(result, "reuse")
+  for mark in panel.marks:
+    if isinstance(mark, plot.Texts):
+      ends = {x for line in panel.marks if isinstance(line, plot.Line)
+              for x in line.x}
+      heights = {y for line in panel.marks if isinstance(line, plot.Line)
+                 for y in line.y}
+      assert set(mark.x) <= ends
+      assert set(mark.y) <= heights
+      assert list(mark.x) == sorted(mark.x)  # larger models, slower steps
+      assert list(mark.y) == sorted(mark.y)
 
 
 def test_tables_name_assumptions_and_unreproduced_figures(result, capsys):

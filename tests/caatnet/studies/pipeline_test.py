@@ -143,3 +143,10 @@ def test_names_of_schedules_tell_what_was_built():
   assert report._name(row | {"built": "1f1b"}) == "zb (is 1f1b)"
   assert report._stored(row) == "3 to 1.5"
   assert report._stored(row | {"stored": [3, 3]}) == "1.5"
+
+
+def test_colours_of_chunks_are_mixed_with_white():
+  assert report._lighter("#000a64", 0) == "#000a64"
+  assert report._lighter("#000000", 1) == "#a6a6a6"  # 65% of 255
+  half = report._lighter("#0064ff", 0.5)
+  assert half == f"#{83:02x}{150:02x}ff"

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from caatnet.studies.placement import ranges
+from caatnet.studies.placement import ranges, study
 from caatnet.studies.planner.study import training_step
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.tiers import HOSTS
@@ -82,3 +82,22 @@ def test_update_and_copies_on_one_tier_are_bytes_over_its_rate():
   assert dram["to_device"] == pytest.approx(link)
   assert both["to_device"] == pytest.approx(56e9)
   assert rows["cxl low", "cxl1"]["from_device"] == pytest.approx(28e9)
+
+
+def test_each_tier_has_one_row():
+  # DRAM and one card.
+  one = CARDS.model_copy(update={"tiers": CARDS.tiers[:2]})
+  for host, count in ((one, 2), (CARDS, 4)):  # two cards: also both
+    rows = ranges.alone(made, host)
+    tiers = [row["tier"] for row in rows if row["changed"] == "nothing"]
+    assert len(set(tiers)) == len(tiers) == count
+
+
+def test_optimum_lists_where_each_tensor_is():
+  rows = study._optimum(made())["tensors"]
+  assert {row["tensor"] for row in rows} >= {
+    "weights", "gradients", "master weights", "first moments", "second moments",
+  }
+  for row in rows:
+    assert 0 < sum(row["tiers"].values()) < 1 + 1e-6
+    assert row["bytes"] > 0

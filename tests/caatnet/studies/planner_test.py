@@ -1,8 +1,10 @@
 """Rows of a plan: sums of their causes, and a ring's time on its links."""
 
+import numpy as np
 import pytest
 
-from caatnet.studies.planner import study
+from caatnet.show import plot
+from caatnet.studies.planner import report, study
 from configs.planner import gpt_11b
 from parallel.hardware import cluster_files
 
@@ -60,3 +62,16 @@ def test_plain_data_parallelism_takes_the_time_of_its_ring(config, result):
   assert row["own_seconds"] - row["seconds"] == pytest.approx(saved, rel=0.05)
   slower = result["sensitivity"][0.5] - row["seconds"]
   assert slower == pytest.approx(row["latency"]["data"])
+
+
+def test_bars_have_the_length_of_their_rows(result):
+  figure = report.report(result).figure()
+  for panel, key, unit in zip(
+    figure.panels[-2:], ("seconds", "bytes"), (1, 1e9), strict=True
+  ):
+    bars = [mark for mark in panel.marks if isinstance(mark, plot.Bars)]
+    assert bars
+    lengths = np.sum([bar.lengths for bar in bars], axis=0)
+    np.testing.assert_allclose(
+      lengths, [row[key] / unit for row in result["best"]]
+    )

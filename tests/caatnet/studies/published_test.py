@@ -97,3 +97,14 @@ def test_invalid_key_of_the_study_is_named(key, value, message):
   config = config_of.get_config("test").to_dict() | {key: value}
   with pytest.raises(ValueError, match=message):
     registry.find(config).run(config)
+
+
+def test_move_of_an_order_reaches_each_kind():
+  order = list("abcde")
+  found = {
+    "".join(models._moved(order, np.random.default_rng(seed)))
+    for seed in range(3000)
+  }
+  assert all(sorted(moved) == order for moved in found)
+  # A run reversed, a node moved, ends swapped, a run moved, also reversed.
+  assert found >= {"adcbe", "bcdae", "aecdb", "cdabe", "cdbae"}

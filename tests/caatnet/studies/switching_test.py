@@ -1,5 +1,6 @@
 """Properties of the studies of context switching and of fairness."""
 
+import dataclasses
 import json
 import math
 
@@ -339,3 +340,22 @@ def test_vtc_keeps_its_bound_and_others_do_not(capsys, tmp_path):
   pytest.importorskip("matplotlib")
   drawing.write(made.figure(), tmp_path / "fair.png")
   assert (tmp_path / "fair.png").stat().st_size > 10_000
+
+
+def test_a_load_is_a_share_of_the_capacity():
+  machine = server.machine(CONFIG["model"], CONFIG["hardware"])
+  config = CONFIG | {"loads": (0.5, 2.0)}
+  arrivals = SESSIONS.arrivals()
+  found = fastswitch._Study(config, machine).loads("x", arrivals, capacity=4.0)
+  assert len(found) == 2 * len(CONFIG["order"])
+  for cell in found:
+    last_s = max(arrival.time_s for arrival in cell.arrivals)
+    assert len(arrivals) / last_s == pytest.approx(4 * cell.where["load"])
+
+
+def test_sums_of_an_outcome_start_at_zero():
+  outcome = server.Outcome([], None, None)
+  sums = dataclasses.asdict(outcome)
+  for name in ("requests", "scheduler", "copies"):
+    del sums[name]
+  assert set(sums.values()) == {0}
