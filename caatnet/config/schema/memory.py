@@ -49,7 +49,7 @@ class Memory:
     'weights and moments of the host\'s optimizer; "" for none.'
   )
   policy: str = field(
-    "optimum", "Policy whose placement is taken from config.memory.placement. "
+    "latency_first", "Policy whose placement is taken from config.memory.placement. "
     "It must update all parameters on the host."
   )
   threads: int = field(
