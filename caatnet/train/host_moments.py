@@ -58,7 +58,7 @@ def in_parts(
   """Computes ``f(changed, fixed)`` as `apply` does, a part at a time.
 
   Args:
-    program, f, changed, fixed: As in `apply`.
+    program, f, changed, fixed: Arguments of `apply`.
     piece: Bytes of an array that is not cut, if it belongs to no stack.
   """
   stacks = program.model.stacks

@@ -16,7 +16,15 @@ DRAM and half in a file of the folder /tmp (extra `memory`):
     --config.memory.moments=device --config.memory.optimizer=host \
     --config.memory.tiers='(("0", 0.5), ("/tmp", 0.5))'
 
-Losses are then those of the optimizer on the device within rounding.
+Losses are then those of the optimizer on the device within rounding. Shares of
+each array can be those of a policy, on tiers that this machine has:
+
+  python -m launch.measure_memory --output=tiers.json --file=/tmp/tier
+  python -m launch.place --config=configs/memory/12b_32k.py:7b \
+    --config.model.num_layers=4 --tiers=tiers.json --output=placement.json
+  python -m launch.train --config=configs/memory/tiny.py \
+    --config.memory.moments=device --config.memory.optimizer=host \
+    --config.memory.placement=placement.json
 """
 
 import ml_collections

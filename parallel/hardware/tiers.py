@@ -132,6 +132,23 @@ class Tier(schema.Schema):
       self.passes, "write_s", written
     )
 
+  def at(self, read: float, write: float) -> "Tier":
+    """Returns the tier with other rates; its passes scale with them.
+
+    Args:
+      read, write: Bytes per second.
+    """
+    return self.model_copy(update={
+      "read": self.read.model_copy(update={"value": read}),
+      "write": self.write.model_copy(update={"value": write}),
+      "passes": tuple(
+        Pass(
+          size_bytes=x.size_bytes, read_s=x.read_s * self.read.value / read,
+          write_s=x.write_s * self.write.value / write,
+        ) for x in self.passes
+      ),
+    })
+
 
 def _between(passes: Sequence[Pass], key: str, size: float) -> float:
   """Returns the seconds for a size; beyond the largest, at its rate.

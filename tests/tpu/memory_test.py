@@ -49,6 +49,19 @@ def test_activations_are_temporaries_in_host_memory():
   assert crossing(result, True) == crossing(result, False) == host
 
 
+def test_device_memory_falls_by_the_moments_but_those_of_a_layer():
+  large = "model.num_layers=8 model.vocab_size=8192 data.seq_len=2048"
+  before, after = (
+    analyse(f"model.remat=full memory.moments={kind} {large}")["memory"]
+    for kind in ("device", "pinned_host")
+  )
+  moments = 2 * after["parameters"]
+  # Of a layer, or of an embedding, with moments that arrive and leave.
+  most = 2 * 4 * max(4 * WIDTH**2 + 3 * 2816 * WIDTH, 8192 * WIDTH)
+  assert after["of these on the host"] >= moments
+  assert before["total"] - after["total"] >= moments - 2 * most
+
+
 def test_moments_are_arguments_in_host_memory():
   result = analyse(
     "model.remat=reduced zero.scheme=zero3 memory.moments=pinned_host "

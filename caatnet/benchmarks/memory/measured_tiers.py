@@ -77,7 +77,7 @@ def measure(
     for node in nodes or host_memory.nodes()
   ]
   if path is not None:
-    found.append(_file(path, sizes, progress))
+    found.append(_file(path, sizes, cache, progress))
   return tiers.checked(Host(
     name=platform.node() or "this machine",
     source="measured by launch.measure_memory",
@@ -183,7 +183,8 @@ def _check_disk(path: pathlib.Path, size: int) -> int:
 
 
 def _file(
-  path: pathlib.Path, sizes: Sequence[int], progress: Callable[[str], None]
+  path: pathlib.Path, sizes: Sequence[int], cache: int,
+  progress: Callable[[str], None],
 ) -> Tier:
   """Measures a mapped file, without the kernel's page cache."""
   free = _check_disk(path, len(ARRAYS) * max(sizes))
@@ -192,8 +193,9 @@ def _file(
     progress(f"file {path}: {_text(found)}")
   read, write = (
     _quantity(
-      [x.size_bytes / getattr(x, f"{name}_s") for x in passes],
-      f"measured, {text}; range over sizes",
+      [x.size_bytes / getattr(x, f"{name}_s") for x in passes
+       if x.size_bytes > 2 * cache],
+      f"measured, {text}; range over sizes beyond the cache",
     ) for name, text in (
       ("read", "until dropped from memory"), ("write", "until on disk")
     )

@@ -49,8 +49,8 @@ class Memory:
     'weights and moments of the host\'s optimizer; "" for none.'
   )
   policy: str = field(
-    "optimum", "Policy whose placement is taken from config.memory.placement. "
-    "It must update all parameters on the host."
+    "latency_first", "Policy of launch.place whose tiers "
+    "config.memory.placement takes. It must update all parameters on the host."
   )
   threads: int = field(
     0, "Threads of the host's optimizer; 0 for one per core.", COUNT_OR_NONE

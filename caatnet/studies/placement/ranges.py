@@ -8,7 +8,7 @@ is reached, and the CPU's update and the copies with tensors on one tier only.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parallel.hardware.tiers import Host
+from parallel.hardware.tiers import Host, Quantity
 from parallel.memory import placement
 from parallel.memory.placement import greedy
 from parallel.memory.placement.costs import Placement, loads
@@ -193,14 +193,11 @@ def _at(host: Host, kind: str, rate: str | float) -> Host:
     kind: Kind of tier.
     rate: An end of the range, "low" or "high", or bytes per second.
   """
-  def changed(tier: Any, key: str) -> Any:
-    found = getattr(tier, key)
-    value = getattr(found, rate) if isinstance(rate, str) else rate
-    return found.model_copy(update={"value": value})
+
+  def value(found: Quantity) -> float:
+    return getattr(found, rate) if isinstance(rate, str) else rate
 
   return host.model_copy(update={"tiers": tuple(
-    tier.model_copy(update={
-      key: changed(tier, key) for key in ("read", "write")
-    }) if tier.kind == kind else tier
+    tier.at(value(tier.read), value(tier.write)) if tier.kind == kind else tier
     for tier in host.tiers
   )})

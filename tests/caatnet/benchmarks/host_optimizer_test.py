@@ -91,6 +91,10 @@ def test_predictions_are_measured_passes(host):
     "planned": 0.1 + 0.2,
   }
   assert seconds(10_000)["file"] == 0.3 * 160 / 24 + 0.8 * 120 / 24
+  # Half of the rates: twice the time.
+  file = host.tiers[1]
+  slow = file.at(file.read.value / 2, file.write.value / 2)
+  assert slow.pass_s(16e3, 12e3) == pytest.approx(2 * file.pass_s(16e3, 12e3))
 
 
 def test_other_tiers_are_an_error(host):

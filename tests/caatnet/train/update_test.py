@@ -133,9 +133,7 @@ def planned(tmp_path_factory):
 
 def test_planned_placement_is_executed_with_the_same_bits(planned, same_bits):
   large = f"parallel.tensor=1 model.vocab_size=131072 {HOST}"
-  experiment = make(
-    f"{large} memory.placement={planned} memory.policy=latency_first", {}
-  )
+  experiment = make(f"{large} memory.placement={planned}", {})
   rows = {row["policy"]: row for row in results.read(planned)["policies"]}
   wanted = rows["latency_first"]["host_optimizer"]
   steps = opened(experiment)
@@ -158,7 +156,7 @@ def test_placement_that_the_host_cannot_execute_is_an_error(planned, tmp_path):
   notes = tmp_path / "notes.json"
   notes.write_text("[1]")
   for keys, message in (
-    (f"{HOST} memory.placement={planned}",
+    (f"{HOST} memory.placement={planned} memory.policy=optimum",
      "policy='optimum' must be one of 'latency_first', the policies of"),
     (f"{HOST} memory.placement={notes}", "is not a file that launch.place"),
     (f"{HOST} {DRAM} memory.placement={planned}", "cannot be combined with"),
