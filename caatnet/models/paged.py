@@ -271,7 +271,7 @@ class Cache:
       return order.write(pages, keys, values, slots)
 
     return dataclasses.replace(
-      self, pages=self._each_rank(write, keys, values)
+      self, pages=self._each_rank(write, self.shape.keeps_dims, keys, values)
     )
 
   def attend(
@@ -307,7 +307,7 @@ class Cache:
         )
 
       part = queries[:, tokens].reshape(lanes, -1, length, *heads)
-      out = self._each_rank(attend, part)
+      out = self._each_rank(attend, self._has_single_dims, part)
       found.append(out.reshape(lanes, -1, *heads))
     return jnp.concatenate(found, axis=1)
 
@@ -359,12 +359,35 @@ class Cache:
     return y, dataclasses.replace(self, states=states)
 
 
-  def _each_rank(self, f: Callable[..., Any], *trees: Any) -> Any:
-    """Maps a function of a rank's pages and of arrays ``[R, ...]``."""
-    if not self.shape.keeps_dims:
-      return _each_lane(f, self.pages, *trees)
+  @property
+  def _lead(self) -> tuple[int, ...]:
+    """Dims of pages before those of one rank."""
     x = self.pages.data[0]
-    lead = x.shape[: x.ndim - len(self.shape.pages().data[0].shape)]
+    return x.shape[: x.ndim - len(self.shape.pages().data[0].shape)]
+
+  @property
+  def _has_single_dims(self) -> bool:
+    """Whether a dim of a rank's pages has size 1, and is not the first of all.
+
+    For such pages XLA:CPU copies even a view without the dims of one lane.
+    """
+    if not self.shape.keeps_dims:
+      return False
+    lead = self._lead
+    # Without a dim of levels, a step is mapped over several replicas.
+    first = len(lead) + (len(lead) > 1 and max(lead) == 1)
+    return any(1 in x.shape[first:] for x in jax.tree.leaves(self.pages))
+
+  def _each_rank(
+    self, f: Callable[..., Any], keeps_dims: bool, *trees: Any
+  ) -> Any:
+    """Maps a function of a rank's pages and of arrays ``[R, ...]``."""
+    lead = self._lead
+    if not keeps_dims:
+      pages = jax.tree.map(
+        lambda x: x.reshape(x.shape[len(lead) - 1 :]), self.pages
+      )
+      return _each_lane(f, pages, *trees)
     for _ in lead:
       f = jax.vmap(f)
     return f(
