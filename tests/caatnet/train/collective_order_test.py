@@ -29,7 +29,7 @@ def groups_of(module, instruction):
     found.add("all devices")
   elif instruction.opcode in COLLECTIVES:
     groups = instruction.attribute("replica_groups")
-    # A group of one device waits for nobody.
+    # A group of one device waits for no other.
     if not re.fullmatch(r"\{(\{\d+\},?)+\}", groups):
       found.add(groups)
   for name in instruction.calls():
