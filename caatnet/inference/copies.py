@@ -190,12 +190,18 @@ def _make_copies(
   @functools.partial(jax.jit, donate_argnums=0)
   def write(cache, run, first):
     def updates(arrays, run, first):
-      return [
-        lax.dynamic_update_slice_in_dim(apart(x), new, first, dim + 1).reshape(
-          x.shape
-        )
-        for x, new in zip(arrays, run, strict=True)
-      ]
+      # Without a dim of layers: for a reshape, XLA:CPU copies a cache with dims
+      # of size 1, such as a single lane.
+      def of_layer(layer, arrays):
+        return [
+          lax.dynamic_update_slice_in_dim(
+            x, lax.dynamic_index_in_dim(new, layer, dim, keepdims=False),
+            layer * num + first, dim,
+          )
+          for x, new in zip(arrays, run, strict=True)
+        ]
+
+      return lax.fori_loop(0, cache_shape.num_layers, of_layer, list(arrays))
 
     arrays, tree = jax.tree.flatten(cache.pages)
     if of_states:

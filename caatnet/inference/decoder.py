@@ -300,8 +300,8 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
     args = state, batch, sampling, asked
     lanes = jax.tree.leaves(batch)[0].shape[:num_levels]
     if math.prod(lanes) == 1:  # one replica per device needs no vmap
-      out = f(*jax.tree.map(lambda x: x.reshape(x.shape[num_levels:]), args))
-      return jax.tree.map(lambda x: x.reshape(*lanes, *x.shape), out)
+      args = _but_pages(lambda x: x.reshape(x.shape[num_levels:]), args)
+      return _but_pages(lambda x: x.reshape(*lanes, *x.shape), f(*args))
     merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[num_levels:]), args)
     out = jax.vmap(f)(*merged)
     return jax.tree.map(lambda x: x.reshape(*lanes, *x.shape[1:]), out)
@@ -321,6 +321,19 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
     )(params, state, batch, sampling, asked)
 
   return run
+
+
+def _but_pages(f: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
+  """Maps the arrays of a tree, except pages that keep their dims."""
+
+  def of_cache(x):
+    if not isinstance(x, Cache) or not x.shape.keeps_dims:
+      return jax.tree.map(f, x)
+    return dataclasses.replace(
+      jax.tree.map(f, dataclasses.replace(x, pages=())), pages=x.pages
+    )
+
+  return jax.tree.map(of_cache, tree, is_leaf=lambda x: isinstance(x, Cache))
 
 
 def make_forward(

@@ -154,6 +154,15 @@ class CacheShape:
     return tuple(found)
 
   @property
+  def keeps_dims(self) -> bool:
+    """Whether a step maps over all leading dims of pages, even those of size 1.
+
+    XLA:CPU copies pages with several dims of size 1 if a step removes one of
+    them and adds it again.
+    """
+    return self.order == "heads" and self.kernels == ("reference",)
+
+  @property
   def paged(self) -> bool:
     """Whether the cache has keys and values."""
     return self.num_kv_heads > 0
@@ -235,7 +244,7 @@ class Cache:
 
   Attributes:
     pages: Keys and values: arrays of `CacheShape.pages` with a leading dim of
-      lanes.
+      lanes, and levels of one replica before it if `CacheShape.keeps_dims`.
     shape: Sizes, layout and kernels.
     states: Arrays of `CacheShape.state_arrays` with a leading dim of lanes.
   """
@@ -262,7 +271,7 @@ class Cache:
       return order.write(pages, keys, values, slots)
 
     return dataclasses.replace(
-      self, pages=_each_lane(write, self.pages, keys, values)
+      self, pages=self._each_rank(write, self.shape.keeps_dims, keys, values)
     )
 
   def attend(
@@ -288,7 +297,7 @@ class Cache:
       written = batch.places[tokens].reshape(-1, length) >= 0
 
       def attend(
-        queries, pages, tables=tables, first=first, written=written
+        pages, queries, tables=tables, first=first, written=written
       ):
         # Pages are initialised with zeros, and written values are finite unless
         # the model has diverged, in which case its logits are NaN anyway.
@@ -298,7 +307,7 @@ class Cache:
         )
 
       part = queries[:, tokens].reshape(lanes, -1, length, *heads)
-      out = _each_lane(attend, part, self.pages)
+      out = self._each_rank(attend, self._has_single_dims, part)
       found.append(out.reshape(lanes, -1, *heads))
     return jnp.concatenate(found, axis=1)
 
@@ -348,6 +357,43 @@ class Cache:
       found.append(y.reshape(lanes, -1, *y.shape[3:]))
     y = jnp.concatenate(found, axis=1)
     return y, dataclasses.replace(self, states=states)
+
+
+  @property
+  def _lead(self) -> tuple[int, ...]:
+    """Dims of pages before those of one rank."""
+    x = self.pages.data[0]
+    return x.shape[: x.ndim - len(self.shape.pages().data[0].shape)]
+
+  @property
+  def _has_single_dims(self) -> bool:
+    """Whether a dim of a rank's pages has size 1, and is not the first of all.
+
+    For such pages XLA:CPU copies even a view without the dims of one lane.
+    """
+    if not self.shape.keeps_dims:
+      return False
+    lead = self._lead
+    # Without a dim of levels, a step is mapped over several replicas.
+    first = len(lead) + (len(lead) > 1 and max(lead) == 1)
+    return any(1 in x.shape[first:] for x in jax.tree.leaves(self.pages))
+
+  def _each_rank(
+    self, f: Callable[..., Any], keeps_dims: bool, *trees: Any
+  ) -> Any:
+    """Maps a function of a rank's pages and of arrays ``[R, ...]``."""
+    lead = self._lead
+    if not keeps_dims:
+      pages = jax.tree.map(
+        lambda x: x.reshape(x.shape[len(lead) - 1 :]), self.pages
+      )
+      return _each_lane(f, pages, *trees)
+    for _ in lead:
+      f = jax.vmap(f)
+    return f(
+      self.pages,
+      *jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), trees)
+    )
 
 
 def _each_lane(f: Callable[..., Any], *trees: Any) -> Any:

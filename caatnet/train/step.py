@@ -28,12 +28,14 @@ microbatches; B = examples of one microbatch.
 
 from collections.abc import Callable, Hashable
 import functools
+import math
 from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+import numpy as np
 import optax
 
 from caatnet.program import Program
@@ -346,16 +348,28 @@ def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
     batch = jax.tree.map(joined, batch)
     return jax.tree.map(apart, _scores(program, params, batch, num_lead=1))
 
-  return jax.jit(
-    jax.shard_map(
-      evaluate,
-      mesh=layout.mesh,
-      in_specs=(program.specs, layout.batch_spec),
-      out_specs=layout.batch_spec,
-    ),
-    # Replicated, so that every process can read all scores.
-    out_shardings=layout.shardings(P()),
+  mapped = jax.shard_map(
+    evaluate,
+    mesh=layout.mesh,
+    in_specs=(program.specs, layout.batch_spec),
+    out_specs=layout.batch_spec,
   )
+
+  def replicated(params, batch):
+    leaves, tree = jax.tree.flatten(mapped(params, batch))
+    lead = leaves[0].shape[: num_dims + 1]
+    # Gathered as one array: the gathers of several arrays over several axes
+    # would be unordered (`parallel.collectives.after`).
+    joined = jnp.concatenate([x.reshape(*lead, -1) for x in leaves], axis=-1)
+    joined = lax.with_sharding_constraint(joined, layout.shardings(P()))
+    sizes = [math.prod(x.shape[num_dims + 1 :]) for x in leaves]
+    parts = jnp.split(joined, np.cumsum(sizes)[:-1].tolist(), axis=-1)
+    return tree.unflatten(
+      part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)
+    )
+
+  # Replicated, so that every process can read all scores.
+  return jax.jit(replicated, out_shardings=layout.shardings(P()))
 
 
 def _merge_dims(tree: Any, number: int) -> Any:

@@ -74,10 +74,20 @@ def joined(
   """
   if before >= _num_workers(experiment):
     return params, outer
-  return jax.jit(
-    experiment.outer.joined, static_argnums=2,
-    out_shardings=jax.tree.map(lambda x: x.sharding, (params, outer)),
-  )(params, outer, before)
+  leaves, tree = jax.tree.flatten((params, outer))
+
+  # One program per array: the means of arrays with different shardings would
+  # be unordered (`parallel.collectives.after`).
+  def fill(params, outer, number):
+    found = experiment.outer.joined(params, outer, before)
+    return jax.tree.leaves(found)[number]
+
+  return tree.unflatten(
+    jax.jit(fill, static_argnums=2, out_shardings=x.sharding)(
+      params, outer, number
+    )
+    for number, x in enumerate(leaves)
+  )
 
 
 def state_of_all(

@@ -4,10 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.inference.copies import HostPages, HostStates
+from caatnet.inference.copies import HostPages, HostStates, make_copies
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import Cache, CacheShape, StateShape
+from tests import users
 from tests.caatnet.models.transformer_test import (
   init_params,
   make_config,
@@ -19,6 +20,7 @@ LAYERS, PAGES, PAGE_SIZE = 2, 8, 4
 SUBJECTS = {
   "heads, lanes on devices": ("heads", "float32", 4, 2, 1, 1),
   "interleaved codes": ("interleaved", "int8", 2, 1, 1, 1),
+  "heads, a lane of replicas": ("heads", "float32", 4, 4, 2, 1),
   "packed, replicas": ("packed", "bfloat16", 2, 1, 2, 2),
 }
 
@@ -134,6 +136,18 @@ def test_host_pages_do_not_alias_device_memory():
     assert not np.shares_memory(kept, np.asarray(new))
     for shard in x.addressable_shards:
       assert not np.shares_memory(kept, np.asarray(shard.data))
+
+
+@pytest.mark.parametrize("name", ["heads, lanes on devices",
+                                  "heads, a lane of replicas"])
+def test_write_allocates_no_copy_of_the_pages(name):
+  decoder = make(name)
+  read, write = make_copies(decoder.program, decoder.cache_shape)
+  run = jax.eval_shape(lambda cache: read(cache, 0, 1), decoder.cache)
+  memory = users.compiled(
+    write.lower(decoder.cache, run, np.int32(0))
+  ).memory_analysis()
+  assert memory.temp_size_in_bytes < decoder.cache_shape.size_bytes / 2
 
 
 def test_run_is_written_in_place():

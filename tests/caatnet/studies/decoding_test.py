@@ -125,6 +125,21 @@ def test_widened_cache_is_reported_with_the_key_that_avoids_it(dtype, capsys):
   assert ("config.model.dtype=float32" in printed) == widens
 
 
+# A single lane, replica of a device, head or row of scales is a dim of size 1,
+# for which XLA:CPU may copy the whole array.
+@pytest.mark.parametrize(("phase", "overrides", "mesh"), [
+  ("decode", "parallel.data=4 parallel.tensor=2", {"tensor": 2}),
+  ("prefill", "parallel.data=4 parallel.tensor=8", {"tensor": 8}),
+  ("decode", "parallel.tensor=8", {"tensor": 2}),
+  ("decode", "parallel.tensor=8 inference.cache=int8", {"tensor": 8}),
+  ("decode", "parallel.data=4 parallel.tensor=4 inference.cache=int8",
+   {"data": 2, "tensor": 4}),
+])
+def test_cache_is_kept_in_place(phase, overrides, mesh):
+  found = step(phase, f"model.dtype=float32 {overrides}", mesh)
+  assert not decoding.analyse(found, as_users("cpu:8"))["inference"]["widened"]
+
+
 class Copying(decoding.Step):
   """Step that multiplies the cache, and so writes all of it."""
 

@@ -7,9 +7,13 @@ and mostly on a busy machine, until XLA aborts the process after 40 s.
 
 import re
 
+import jax
 import pytest
 
+from caatnet.train.step import make_eval_step
 from parallel.xla import hlo
+from tests.caatnet.models import models_test
+from tests.caatnet.studies import decoding_test
 from tests.caatnet.train import stages_test, zero_test
 
 COLLECTIVES = (
@@ -107,6 +111,36 @@ def test_step_orders_collectives_of_different_devices(scheme, overrides, mesh):
 def test_pipeline_orders_collectives_of_different_devices(overrides, mesh):
   experiment = stages_test.make(PARTS + overrides, mesh)
   assert unordered(experiment.lower_step().compile().as_text()) == []
+
+
+RANKS = "parallel.worker=2 parallel.data=2 "
+
+
+@pytest.mark.parametrize(("name", "overrides", "mesh"), [
+  ("graph", RANKS, {"worker": 2, "data": 2}),
+  ("transformer", f"{RANKS} parallel.tensor=2",
+   {"worker": 2, "data": 2, "tensor": 2}),
+])
+def test_evaluation_orders_collectives_of_different_devices(
+  name, overrides, mesh
+):
+  experiment = models_test.make(name, overrides, mesh)
+  program = experiment.program
+  params = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    program.stored_shapes, program.layout.shardings(program.specs),
+  )
+  lowered = make_eval_step(program).lower(params, experiment.abstract_batch())
+  assert unordered(lowered.compile().as_text()) == []
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_inference_orders_collectives_of_different_devices(phase):
+  step = decoding_test.step(
+    phase, "parallel.data=2 parallel.tensor=4 sync.p=0.5",
+    {"data": 2, "tensor": 4},
+  )
+  assert unordered(step.lower().compile().as_text()) == []
 
 
 def all_reduce(name, operand, groups):
