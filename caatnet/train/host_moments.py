@@ -21,7 +21,7 @@ from jax.tree_util import keystr
 from caatnet.program import Program, by_end_of_path, is_spec
 
 # Bytes of an array that is not cut into pieces.
-_PIECE = 2**28
+_PIECE = 2**24
 # Returns the part of the array at a path in a tree; None for step counts.
 Find = Callable[[tuple[Any, ...]], str | None]
 

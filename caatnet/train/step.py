@@ -227,13 +227,19 @@ def make_update(
     state, norms of the gradients)`` of ``[W, ...]``.
   """
   layout = program.layout
-  clip = make_clip(program, clip_norm)
+  measure = functools.partial(_norms, program, clip_norm)
 
   def update(grads, opt_state, params):
-    grads, norms = each_lane(clip, layout.worker, grads)
+    factor, norms = each_lane(measure, layout.worker, grads)
+
+    # Clipping is a part of it, so that the update of a part can overwrite the
+    # gradients themselves, instead of a clipped copy of all.
+    def of_worker(factor, grads, opt_state, params):
+      return optimizer.update(_scaled(grads, factor), opt_state, params)
+
     changed = host_moments.apply(
       program, lambda changed, params: each_lane(
-        optimizer.update, layout.worker, *changed, params
+        of_worker, layout.worker, factor, *changed, params
       ), (grads, opt_state), params,
     )
     return *changed, norms
@@ -257,15 +263,32 @@ def make_clip(
   """
 
   def clip(grads):
-    groups = group_norms(grads, program)
-    norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
-    if clip_norm:  # 1e-12 keeps the quotient finite if all gradients are 0
-      factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
-      grads = jax.tree.map(lambda g: g * factor, grads)
-    norms = {f"grad_norm/{group}": n for group, n in groups.items()}
-    return grads, {"grad_norm": norm} | norms
+    factor, norms = _norms(program, clip_norm, grads)
+    return _scaled(grads, factor), norms
 
   return clip
+
+
+def _norms(
+  program: Program, clip_norm: float, grads: Any
+) -> tuple[jax.Array | None, Metrics]:
+  """Returns the factor that clips gradients, None for none, and their norms."""
+  groups = group_norms(grads, program)
+  norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
+  # 1e-12 keeps the quotient finite if all gradients are 0.
+  factor = (
+    jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12)) if clip_norm
+    else None
+  )
+  norms = {f"grad_norm/{group}": n for group, n in groups.items()}
+  return factor, {"grad_norm": norm} | norms
+
+
+def _scaled(grads: Any, factor: jax.Array | None) -> Any:
+  """Returns gradients times a factor, unchanged if it is None."""
+  if factor is None:
+    return grads
+  return jax.tree.map(lambda g: g * factor, grads)
 
 
 def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:
