@@ -130,8 +130,8 @@ def test_fixture_of_other_projects(tmp_path):
     "  assert_sends(jax.jit(lambda x: 2 * x), 1.0, expect={})\n"
   )
   run = subprocess.run(
-    [sys.executable, "-m", "pytest", "-q", "-p", "parallel.xla.pytest_plugin",
-     "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file)],
+    [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+     "--rootdir", str(tmp_path), str(file)],
     capture_output=True, text=True,
   )
   assert "1 passed" in run.stdout, run.stdout + run.stderr
