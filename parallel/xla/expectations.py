@@ -2,7 +2,7 @@
 
 `assert_sends` fails with the source lines of the collectives that differ from
 what a test expects: more bytes, another dtype, another kind or an axis too
-many. With this package installed, pytest offers it as a fixture of that name.
+many. `parallel.xla.pytest_plugin` offers it as a fixture of that name.
 """
 
 from collections.abc import Mapping

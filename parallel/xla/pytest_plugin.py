@@ -1,4 +1,9 @@
-"""Fixture of pytest, for projects that have this package installed."""
+"""Fixture of pytest, for projects that have this package installed.
+
+A conftest.py loads it: ``pytest_plugins = ["parallel.xla.pytest_plugin"]``.
+It is no entry point, since pytest would then rewrite the assertions of this
+whole distribution, which numba cannot compile.
+"""
 
 from collections.abc import Callable
 

@@ -1,5 +1,6 @@
 """Benchmarks of workers that leave: tables, copied checkpoints, moments."""
 
+import dataclasses
 import math
 import types
 
@@ -10,6 +11,7 @@ import optax
 import pytest
 
 from caatnet.benchmarks.elastic import churn, churn_training, moments
+from tests.caatnet.train import linear_model
 
 
 def row_of(printed, start):
@@ -74,8 +76,9 @@ def test_replaced_workers_have_the_moments_of_their_way(way):
       4, *[1] * (x.ndim - 1)
     ), state,
   )
+  experiment = dataclasses.replace(linear_model.make(), optimizer=optimizer)
   found = moments._replaced(
-    optimizer, way, state, params, np.array([2, 0]), np.array([3, 1])
+    experiment, way, state, params, np.array([2, 0]), np.array([3, 1])
   )
   expected = {
     "no newcomer": [1, 2, 3, 4], "zero": [0, 2, 0, 4], "donor": [2, 2, 4, 4],

@@ -124,6 +124,9 @@ def test_malformed_expectation_is_refused(expect, message):
 
 
 def test_fixture_of_other_projects(tmp_path):
+  (tmp_path / "conftest.py").write_text(
+    'pytest_plugins = ["parallel.xla.pytest_plugin"]\n'
+  )
   file = tmp_path / "sums_test.py"
   file.write_text(
     "import jax\n\n\ndef test_nothing_is_sent(assert_sends):\n"
