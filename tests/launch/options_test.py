@@ -26,6 +26,8 @@ from launch import options
 
 def main():
   if options.FLAGS.config.seed == 130:
+    # A shell that runs the tests in the background ignores interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)  # handled immediately in this thread
   while options.FLAGS.config.seed == 141:
     print("more than anybody reads")
