@@ -229,14 +229,19 @@ def make_update(
   layout = program.layout
   measure = functools.partial(_norms, program, clip_norm)
 
+  # Clipping is a part of it, so that the update of a part can overwrite the
+  # gradients themselves, instead of a clipped copy of all.
+  def of_worker(factor, grads, opt_state, params):
+    return optimizer.update(_scaled(grads, factor), opt_state, params)
+
+  def at_once(grads, opt_state, params):
+    factor, norms = measure(grads)
+    return *of_worker(factor, grads, opt_state, params), norms
+
   def update(grads, opt_state, params):
+    if layout.moments == "device":
+      return each_lane(at_once, layout.worker, grads, opt_state, params)
     factor, norms = each_lane(measure, layout.worker, grads)
-
-    # Clipping is a part of it, so that the update of a part can overwrite the
-    # gradients themselves, instead of a clipped copy of all.
-    def of_worker(factor, grads, opt_state, params):
-      return optimizer.update(_scaled(grads, factor), opt_state, params)
-
     changed = host_moments.apply(
       program, lambda changed, params: each_lane(
         of_worker, layout.worker, factor, *changed, params
