@@ -3,7 +3,7 @@
 An expert is one safetensors file. Its tensors are the parameters of a model as
 training stores them, named by their paths joined by "/" (form "whole"), or a
 difference from another expert of the library, its base
-(`caatnet.inference.differences`). ``experts.json`` lists the experts with the
+(`caatnet.serving.differences`). ``experts.json`` lists the experts with the
 SHA-256 hash of each file. The first 12 hex digits of the hash are the expert's
 revision. All experts have the parameters of the first one in the list.
 
@@ -14,21 +14,20 @@ file that was damaged, truncated or overwritten is rejected when it is read.
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
-import json
 import os
 import pathlib
 import re
 import secrets
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from caatnet.checks import one_of
 from caatnet.serving import weights_file
 from caatnet.serving.weights_file import Header, WeightsFile
+from parallel import schema
 
 INDEX = "experts.json"
 WHOLE = "whole"
@@ -42,8 +41,7 @@ _Parameter = tuple[np.dtype, tuple[int, ...]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
+class Entry(schema.Schema):
   """Expert in the list of a library.
 
   Attributes:
@@ -56,16 +54,34 @@ class Entry:
   """
 
   name: str
-  file: str
+  # A name with a directory could be outside of the library.
+  file: str = schema.Field(pattern=r"^[^/\\\x00]+$")
   sha256: str
   kind: str
   description: str
-  origin: str
+  origin: Literal[ORIGINS]
 
   @property
   def revision(self) -> str:
     """Revision of the weights: the first 12 hex digits of the hash."""
     return self.sha256[:12]
+
+
+class _List(schema.Schema):
+  """Content of experts.json."""
+
+  experts: tuple[Entry, ...]
+
+
+class _About(NamedTuple):
+  """Options of `Library.add`."""
+
+  kind: str
+  description: str
+  origin: str
+  form: str = WHOLE
+  base: str = ""
+  tokenizer: str = ""
 
 
 class Library:
@@ -103,7 +119,7 @@ class Library:
     path.mkdir(parents=True, exist_ok=True)
     with _locked(path):
       if not (path / INDEX).exists():
-        weights_file.replace(path / INDEX, b"[]\n")
+        weights_file.replace(path / INDEX, b'{"experts": []}\n')
     return cls(path)
 
   @property
@@ -128,7 +144,11 @@ class Library:
       raise ValueError(
         f"{index} cannot be read: {error.strerror}"
       ) from error
-    self._entries = {entry.name: entry for entry in _parsed(index, text)}
+    try:
+      entries = schema.parse(_List, text).experts
+    except ValueError as error:
+      raise ValueError(f"{index} is damaged: {error}") from error
+    self._entries = {entry.name: entry for entry in entries}
     self._stamp = stamp
     return True
 
@@ -232,8 +252,8 @@ class Library:
       ValueError: The name is taken or not allowed, or the parameters or the
         tokenizer are not those of the library.
     """
-    return self._write(False, name, tree, kind, description, origin, form, base,
-                       tokenizer)
+    about = _About(kind, description, origin, form, base, tokenizer)
+    return self._write(name, tree, about, exists=False)
 
   def replace(self, name: str, tree: Mapping[str, Any], **options: str) -> str:
     """Replaces an expert's weights; options and errors are those of `add`.
@@ -243,8 +263,7 @@ class Library:
     self.refresh()
     old = self.entry(name)
     kept = {key: getattr(old, key) for key in ("kind", "description", "origin")}
-    rest = {"form": WHOLE, "base": "", "tokenizer": ""}
-    return self._write(True, name, tree, **(kept | rest | options))
+    return self._write(name, tree, _About(**(kept | options)), exists=True)
 
   def remove(self, name: str) -> None:
     """Removes an expert.
@@ -258,8 +277,7 @@ class Library:
       self._store([x for x in self.entries if x.name != name])
 
   def _write(
-    self, exists: bool, name: str, tree: Mapping[str, Any], kind: str,
-    description: str, origin: str, form: str, base: str, tokenizer: str,
+    self, name: str, tree: Mapping[str, Any], about: _About, exists: bool
   ) -> str:
     """Writes an expert's file and lists it; returns the revision."""
     if not _NAME.fullmatch(name) or name == "auto":
@@ -267,23 +285,23 @@ class Library:
         f"expert {name!r} must consist of letters, digits, '.', '_' and '-', "
         "and not be 'auto'"
       )
-    one_of("origin", origin, ORIGINS)
-    one_of("form", form, FORMS)
+    one_of("origin", about.origin, ORIGINS)
+    one_of("form", about.form, FORMS)
     with _locked(self.path):
       self.refresh()
       if (name in self._entries) != exists:
         raise ValueError(
           f"expert {name!r} {'does not exist' if exists else 'exists'}"
         )
-      metadata = {"form": form, "tokenizer": tokenizer}
-      if form != WHOLE:
-        metadata["base"] = self.entry(base).sha256
+      metadata = {"form": about.form, "tokenizer": about.tokenizer}
+      if about.form != WHOLE:
+        metadata["base"] = self.entry(about.base).sha256
       partial = self.path / f".{name}.{secrets.token_hex(4)}.partial"
       try:
         sha256 = weights_file.write(partial, _flat(tree), metadata)
         entry = Entry(
-          name, f"{name}-{sha256[:12]}.safetensors", sha256, kind, description,
-          origin,
+          name=name, file=f"{name}-{sha256[:12]}.safetensors", sha256=sha256,
+          kind=about.kind, description=about.description, origin=about.origin,
         )
         opened = WeightsFile(partial)
         self._check(entry, opened, opened.header())
@@ -299,7 +317,7 @@ class Library:
     """Replaces the list, and deletes files that are no longer listed."""
     entries = list(entries)
     listed = {entry.file for entry in entries}
-    text = json.dumps([dataclasses.asdict(x) for x in entries], indent=2)
+    text = _List(experts=tuple(entries)).model_dump_json(indent=2)
     weights_file.replace(self.path / INDEX, text.encode() + b"\n")
     for entry in self.entries:
       if entry.file not in listed:
@@ -439,24 +457,6 @@ def _text(parameter: _Parameter | None) -> str:
   if parameter is None:
     return "missing or damaged"
   return f"{parameter[0]}{list(parameter[1])}"
-
-
-def _parsed(index: pathlib.Path, text: bytes) -> list[Entry]:
-  """Parses the list of experts."""
-  keys = {field.name for field in dataclasses.fields(Entry)}
-  try:
-    listed = json.loads(text)
-    for row in listed:
-      wrong = not isinstance(row, dict) or row.keys() != keys
-      if wrong or not all(isinstance(value, str) for value in row.values()):
-        raise ValueError(f"an expert must have the texts {', '.join(keys)}")
-      # A name with a directory could point outside the library.
-      if pathlib.PurePath(row["file"]).name != row["file"]:
-        raise ValueError(f"file {row['file']!r} is not in the directory")
-      one_of("origin", row["origin"], ORIGINS)
-  except (ValueError, TypeError, RecursionError) as error:
-    raise ValueError(f"{index} is damaged: {error}") from error
-  return [Entry(**row) for row in listed]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ Experts, arXiv 2405.07518) are in `caatnet.studies.serving.composition_figures`.
 """
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -244,36 +245,64 @@ class Tiers:
     return slot
 
 
-def simulate(
-  config: Mapping[str, Any], stream: str = "zipf", eviction: str = "lookahead",
-  num_slots: int = 0, way: str = "ahead", rate: float = 0.0, batch: int = 0,
-  output: int = 0, patience: float | None = None,
-  deadline_s: float | None = None,
-) -> dict[str, Any]:
-  """Serves a stream; arguments that are not given are those of the config.
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """What a simulation varies.
+
+  Attributes:
+    stream: Order of the experts, a key of `ORDERS`.
+    eviction: A key of `EVICTIONS`.
+    num_slots: Number of slots.
+    way: A key of `WAYS`.
+    rate: Arrivals per second.
+    batch: Requests that arrive at the same time.
+    output: Tokens of a response.
+    patience, deadline_s: Arguments of the policy `Experts`.
+  """
+
+  stream: str
+  eviction: str
+  num_slots: int
+  way: str
+  rate: float
+  batch: int
+  output: int
+  patience: float
+  deadline_s: float
+
+
+def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
+  """Serves a stream.
+
+  Args:
+    config: Config like configs/serving/composition.py, as nested dicts.
+    **varied: Fields of a `Case`. Others are those of the config: Zipf requests,
+      look-ahead, loads ahead.
 
   Returns:
-    The arguments, and: "hits", "misses", "loads" and "bytes"; "least", Belady's
+    The case, and: "hits", "misses", "loads" and "bytes"; "least", Belady's
     misses on the order served, and "above_least", the excess over it;
     "exposed_s", "load_s" and "seconds"; "hidden", the share of the load time in
     which steps ran; "busy", the share of time in which steps ran; times to the
     first token and latencies in seconds; "jain", Jain's index of the experts'
     mean times to the first token.
   """
-  given, defaults = config["experts"], config["stream"]
-  num_slots, rate = num_slots or given["slots"], rate or defaults["rate"]
-  batch, output = batch or defaults["batch"], output or defaults["output"]
-  patience = given["patience"] if patience is None else patience
-  deadline_s = given["deadline_s"] if deadline_s is None else deadline_s
-  host, (prefetch, layerwise) = machine(config, num_slots), WAYS[way]
+  given, usual = config["experts"], config["stream"]
+  case = Case(**({
+    "stream": "zipf", "eviction": "lookahead", "num_slots": given["slots"],
+    "way": "ahead", "rate": usual["rate"], "batch": usual["batch"],
+    "output": usual["output"], "patience": given["patience"],
+    "deadline_s": given["deadline_s"],
+  } | varied))
+  host, (prefetch, layerwise) = machine(config, case.num_slots), WAYS[case.way]
   size = expert_bytes(config["model"])
   tiers = Tiers(
     given, size, config["model"]["num_layers"],
     host.steps.step_s(np.ones(1), []), layerwise,
   )
-  slots = Recorded(num_slots, eviction)
+  slots = Recorded(case.num_slots, case.eviction)
   policy = Experts(
-    slots, size / given["copy_rate"], deadline_s, prefetch, patience
+    slots, size / given["copy_rate"], case.deadline_s, prefetch, case.patience
   )
   limits = config["limits"]
   simulator = Simulator(
@@ -284,16 +313,14 @@ def simulate(
     Limits(slots=limits["slots"], tokens=limits["tokens"]), policy, pages,
     HostCache(0, host.page_size, reserve=False), simulator.costs,
   )
-  served = requests(config, stream, rate, batch, output)
+  served = requests(config, case.stream, case.rate, case.batch, case.output)
   replay(Engine(scheduler, simulator, limits["steps_ahead"]), served)
   pages.check()
   seconds = simulator.now() - served[0].arrival_s
   counts, load_s = slots.counts, simulator.loaded_s
-  least = misses(slots.order, num_slots, "belady")
-  return {
-    "stream": stream, "eviction": eviction, "num_slots": num_slots, "way": way,
-    "rate": rate, "batch": batch, "output": output, "patience": patience,
-    "deadline_s": deadline_s, "requests": len(served), "hits": counts.hits,
+  least = misses(slots.order, case.num_slots, "belady")
+  return dataclasses.asdict(case) | {
+    "requests": len(served), "hits": counts.hits,
     "misses": counts.misses, "loads": counts.loads,
     "least": least, "above_least": counts.misses / least - 1,
     "bytes": counts.loads * size, "exposed_s": simulator.exposed_s,

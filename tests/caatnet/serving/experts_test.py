@@ -104,10 +104,13 @@ def test_damaged_file_fails_alone(library, name, damage):
 
 
 @pytest.mark.parametrize("text", [
-  "", "{}x", '[{"name": "a"}]', "[1]", '{"a": 1}',
-  json.dumps([dict.fromkeys(
-    ("name", "sha256", "kind", "description", "origin"), "base"
-  ) | {"file": "../x"}]),
+  "", "{}x", '{"experts": [{"name": "a"}]}', "[1]", '{"a": 1}',
+  *(
+    json.dumps({"experts": [dict.fromkeys(
+      ("name", "file", "sha256", "kind", "description", "origin"), "base"
+    ) | wrong]})
+    for wrong in ({"file": "../x"}, {"origin": "elsewhere"}, {"kind": 1})
+  ),
 ])
 def test_damaged_list_is_refused(library, text):
   (library.path / INDEX).write_text(text)
@@ -126,8 +129,9 @@ def test_difference_from_another_base_is_refused(library):
     with pytest.raises(ValueError, match="'base' is the base of 'd'"):
       change()
   # A list that another program wrote.
-  rows = json.loads((library.path / INDEX).read_text())
-  (library.path / INDEX).write_text(json.dumps(rows[1:]))
+  content = json.loads((library.path / INDEX).read_text())
+  del content["experts"][0]
+  (library.path / INDEX).write_text(json.dumps(content))
   with pytest.raises(ValueError, match="'d' is a difference from the base"):
     Library(library.path).read("d")
 
