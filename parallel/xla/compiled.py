@@ -68,8 +68,18 @@ def collectives(
 class Reader:
   """Reader of the instructions of a module as ledger entries of count one."""
 
-  def __init__(self, module: hlo.Module, mesh: jax.sharding.Mesh) -> None:
-    self.module = module
+  def __init__(
+    self, module: hlo.Module, mesh: jax.sharding.Mesh, strict: bool = True
+  ) -> None:
+    """Initializes a reader.
+
+    Args:
+      module: The compiled program.
+      mesh: Mesh that the program was compiled for.
+      strict: Whether `unreadable` instructions are errors; otherwise they are
+        left out.
+    """
+    self.module, self.strict = module, strict
     self.sizes = dict(mesh.shape)
     self.mesh_axes = MeshAxes(self.sizes)
     # As in the ledger of lowered programs: without differentiation, the phase
@@ -159,10 +169,7 @@ class Reader:
     Yields:
       Pairs (computation, collective or sending kernel in that computation).
     """
-    # Transfers between device and host are not collectives.
-    if instruction.opcode in ("send", "recv") and (
-      "is_host_transfer=true" not in instruction.attributes
-    ):
+    if self.strict and unreadable(instruction):
       raise NotImplementedError(f"the ledger cannot read {instruction.opcode}")
     sends = instruction.opcode.removesuffix("-start") in _KINDS
     # Most custom calls send nothing; sending kernels declare it in metadata.
@@ -232,6 +239,17 @@ class Reader:
     return self.mesh_axes.of_groups(
       replica_groups(groups, self.mesh_axes.num_devices)
     )
+
+
+def unreadable(instruction: hlo.Instruction) -> bool:
+  """Returns whether an instruction communicates in a form that is not read."""
+  # Transfers between device and host are not collectives.
+  return (instruction.opcode in ("send", "recv") and (
+    "is_host_transfer=true" not in instruction.attributes
+  )) or (instruction.opcode == "custom-call" and (
+    operations.OPAQUE.search(instruction.attribute("custom_call_target"))
+    is not None
+  ))
 
 
 class Sent(NamedTuple):

@@ -11,6 +11,11 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 import numpy as np
 
+# Names of custom calls that communicate.
+OPAQUE = re.compile(
+  r"all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|"
+  r"collective[-_](permute|broadcast)"
+)
 # Reducers whose names differ from those of StableHLO operations.
 _REDUCTIONS = {
   "stablehlo.maximum": "max",

@@ -29,7 +29,7 @@ import jax
 from jax.sharding import AbstractMesh
 
 from parallel.xla import hlo, ledger
-from parallel.xla.compiled import Reader
+from parallel.xla.compiled import Reader, unreadable
 from parallel.xla.dumps import Dump, dumps
 from parallel.xla.entries import Collective
 from parallel.xla.groups import inferred_axes, replica_groups
@@ -122,7 +122,6 @@ def read(
   Raises:
     ValueError: The program is none of these, a file is incomplete, a folder has
       no program or several, or ``mesh`` is not the program's.
-    NotImplementedError: A collective has an unsupported form.
 
   Example:
     >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -176,7 +175,7 @@ def _of_text(text: str, name: str, mesh: Any) -> Reading:
   axes = dict(mesh.shape) if mesh else mesh_named_in([text])
   try:
     found = ledger.of_text(text, axes)
-  except ValueError as error:
+  except (ValueError, NotImplementedError) as error:
     raise ValueError(f"{name}: {error}") from error
   return Reading(
     axes, tuple(Executed(e, e.dtype, e.where) for e in found if e.bytes),
@@ -232,13 +231,20 @@ def _of_module(
     mesh: Mesh that names the axes; None to find them.
   """
   axes, notes = _axes(module, text, unoptimized, mesh)
-  reader, lines = Reader(module, _mesh(axes)), Lines(text)
+  reader, lines = Reader(module, _mesh(axes), strict=False), Lines(text)
   requested = None if unoptimized is None else Requested(unoptimized)
   if requested is None:
     notes.append(
       "Requested dtypes are not known: they need the program before XLA's "
       "optimizations."
     )
+  unread = [
+    f"{instruction.name} ({instruction.opcode})"
+    for computation in module.computations.values()
+    for instruction in computation.instructions if unreadable(instruction)
+  ]
+  if unread:
+    notes.append(f"Not understood, and not counted: {', '.join(unread)}.")
   if not module.scheduled:
     notes.append("The program is not scheduled: nothing is known of overlap.")
   executed = [

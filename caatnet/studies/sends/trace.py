@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import pathlib
 
+from caatnet.train import files
 from parallel.checks import known
 from parallel.hardware.devices import DEVICES
 from parallel.xla import perfetto_trace
@@ -42,7 +43,8 @@ def write(
     reading.module, reading.mesh, device,
     lambda entry: entry.wire_bytes_ring / device.link.bandwidth,
   )
-  seconds = perfetto_trace.write(timeline(program), path, name)
+  with files.whole(path) as temporary:
+    seconds = perfetto_trace.write(timeline(program), temporary, name)
   return (
     f"{path}: {seconds * 1e3:,.3f} ms with the peak rates of {rates} and one "
     "of its links; open it at https://ui.perfetto.dev"

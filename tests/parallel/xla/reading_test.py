@@ -224,6 +224,21 @@ def test_ragged_exchange_counts_its_operand():
   assert (found.entry.kind, found.entry.bytes) == ("all_to_all", 16 * 8 * 2)
 
 
+@pytest.mark.parametrize("line", [
+  "%y = (f32[4], u32[], token[]) send(%x, %t), channel_id=1",
+  '%y = f32[4] custom-call(%x), custom_call_target="my_all_reduce"',
+])
+def test_transfer_that_is_not_understood_is_named(line):
+  text = (
+    "HloModule m, num_partitions=2\n\nENTRY %main (x: f32[4]) -> f32[4] {\n"
+    "  %x = f32[4] parameter(0)\n  %t = token[] after-all()\n"
+    f"  {line}\n  ROOT %z = f32[4] negate(%x)\n}}\n"
+  )
+  found = read(text)
+  assert found.executed == ()
+  assert any("not counted: y (" in note for note in found.notes)
+
+
 def test_instructions_between_start_and_done():
   text = (pathlib.Path(__file__).parent / "scheduled.hlo.txt").read_text()
   found = read(text)
