@@ -1,4 +1,4 @@
-r"""Lists what a jax program sends between devices, and the lines that do it.
+r"""Lists what a jax program sends between devices, by source line.
 
   python -m launch.sends docs/examples/mlp.py:step --devices=8
   python -m launch.sends package.module:function --devices=8 --json
@@ -39,6 +39,8 @@ def main() -> None:
 
   from caatnet.show import render
   from caatnet.studies.sends import foreign, report, trace
+  from parallel.checks import known
+  from parallel.hardware.devices import DEVICES
   from parallel.xla import targets
 
   jax.config.update("jax_platforms", "cpu")  # local accelerators are not used
@@ -48,8 +50,8 @@ def main() -> None:
   rates = FLAGS.rates
   if target and target.hardware:
     rates = rates or target.hardware.name
-  if FLAGS.trace and not rates:
-    raise ValueError("--trace needs --rates, such as h100")
+  if FLAGS.trace:
+    known("--trace needs --rates; --rates=", rates, DEVICES)
   readings = foreign.read(
     FLAGS.program, target.devices if target else (), FLAGS.compare
   )

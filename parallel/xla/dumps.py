@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 # module_0001.jit_step.gpu_after_optimizations.txt, also with sm_9.0_ or none.
 _OPTIMIZED = re.compile(
-  r"(module_\d+\..+?)\.(?:[\w.]+_)?after_optimizations\.txt"
+  r"(module_(\d+)\..+?)\.(?:[\w.]+_)?after_optimizations\.txt"
 )
+_UNOPTIMIZED = ".before_optimizations.txt"
 
 
 class Dump(NamedTuple):
@@ -28,19 +29,34 @@ def dumps(folder: pathlib.Path) -> list[Dump]:
   """Returns the programs of a folder, in the order of compilation.
 
   Raises:
-    ValueError: The folder has no optimized program as text.
+    ValueError: The folder has no optimized program as text, or two of a name,
+      as if two processes had written to it.
   """
-  found = []
-  for path in sorted(folder.iterdir()):
-    if match := _OPTIMIZED.fullmatch(path.name):
-      before = folder / f"{match[1]}.before_optimizations.txt"
-      found.append(Dump(
-        match[1], path.read_text(),
-        before.read_text() if before.exists() else None,
-      ))
+  names = {path.name for path in folder.iterdir()}
+  # Names of programs may have dots, which the platform's may have, too.
+  stems = sorted(
+    (n.removesuffix(_UNOPTIMIZED) for n in names if n.endswith(_UNOPTIMIZED)),
+    key=len, reverse=True,
+  )
+  found: dict[str, tuple[int, Dump]] = {}
+  for file in sorted(names):
+    match = _OPTIMIZED.fullmatch(file)
+    if not match:
+      continue
+    stem = next((s for s in stems if file.startswith(f"{s}.")), None)
+    name = stem or match[1]
+    if name in found:
+      raise ValueError(
+        f"{folder} has two programs {name}; dump each process to a folder of "
+        "its own"
+      )
+    found[name] = int(match[2]), Dump(
+      name, (folder / file).read_text(),
+      (folder / f"{stem}{_UNOPTIMIZED}").read_text() if stem else None,
+    )
   if not found:
     raise ValueError(
       f"{folder}: no file *after_optimizations.txt; dump a program by "
       'XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_text"'
     )
-  return found
+  return [dump for _, dump in sorted(found.values(), key=lambda x: x[0])]

@@ -58,6 +58,11 @@ class Collective:
   where: str
 
   @property
+  def over(self) -> str:
+    """Axes joined by ","; the number of devices if no axes describe them."""
+    return ",".join(self.axes) or f"{self.group_size} devices"
+
+  @property
   def elements(self) -> int:
     """Number of elements of the operand on one device."""
     return math.prod(self.shape)

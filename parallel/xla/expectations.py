@@ -28,10 +28,11 @@ def assert_sends(
     program: Program as `parallel.xla.reading.read` accepts it, such as a jitted
       function.
     *args: Arguments of a function.
-    expect: Axis, or axes joined by ",", -> operand bytes per device, or (kind,
-      executions), such as ``("all_reduce", 1)``. A size with a unit, "3.2 GB",
-      is decimal and compared at the digits shown; an integer is exact. All axes
-      over which the program communicates must be named.
+    expect: Axis, or axes joined by ",", or "4 devices" for groups that no axes
+      describe -> operand bytes per device, or (kind, executions), such as
+      ``("all_reduce", 1)``. A size with a unit, "3.2 GB", is decimal and
+      compared at the digits shown; an integer is exact. All axes over which the
+      program communicates must be named.
     mesh: Mesh that names the axes; None to find them in the program.
     dtype: NumPy name of the dtype of all operands: as requested where that is
       known, as compiled otherwise; None for any.
@@ -51,16 +52,10 @@ def assert_sends(
     ()
   """
   reading = read(program, *args, mesh=mesh, **kwargs)
-  sent: dict[str, list[Executed]] = {axes: [] for axes in expect}
-  for axes in expect:
-    for name in axes.split(","):
-      if name not in reading.axes:
-        raise ValueError(
-          f"expect={axes!r}: the mesh has the axes {', '.join(reading.axes)}"
-        )
+  expect = {_in_order(key, reading): value for key, value in expect.items()}
+  sent: dict[str, list[Executed]] = {over: [] for over in expect}
   for found in reading.executed:
-    name = ",".join(found.entry.axes) or "other"
-    sent.setdefault(name, []).append(found)
+    sent.setdefault(found.entry.over, []).append(found)
   faults = []
   for axes, executed in sent.items():
     if axes not in expect:
@@ -78,6 +73,18 @@ def assert_sends(
   return reading
 
 
+def _in_order(key: str, reading: Reading) -> str:
+  """Returns the axes of an expectation in the order of the mesh."""
+  names = key.split(",")
+  if re.fullmatch(r"\d+ devices", key):
+    return key
+  if not set(names) <= set(reading.axes):
+    raise ValueError(
+      f"expect={key!r}: the mesh has the axes {', '.join(reading.axes)}"
+    )
+  return ",".join(name for name in reading.axes if name in names)
+
+
 def _differs(expected: Expected, executed: list[Executed]) -> str:
   """Returns how collectives differ from what is expected; "" if they do not."""
   if isinstance(expected, tuple):
@@ -92,7 +99,7 @@ def _differs(expected: Expected, executed: list[Executed]) -> str:
   size = sum(e.entry.bytes * e.entry.count for e in executed)
   if isinstance(expected, int):
     return "" if size == expected else f"{size:,} B, expected {expected:,} B"
-  match = re.fullmatch(r"(\d+(?:\.(\d+))?) ?([kMGT]?B)", expected)
+  match = re.fullmatch(r"(\d+(?:\.(\d+))?) ?([kMGT]?B)", str(expected))
   if not match:
     raise ValueError(f"expect={expected!r} is not a size, as in '3.2 GB'")
   # Exact, unlike a quotient of floats.

@@ -1,4 +1,8 @@
-"""Timelines as files for https://ui.perfetto.dev, of any length."""
+"""Timelines as files for https://ui.perfetto.dev, of any length.
+
+`parallel.network.trace` writes JSON, which the viewer reads up to a million
+events.
+"""
 
 from collections.abc import Iterable
 import pathlib

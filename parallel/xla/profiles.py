@@ -10,9 +10,10 @@ instructions.
 
 from collections.abc import Iterable, Mapping
 import dataclasses
+import math
 import pathlib
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -56,49 +57,42 @@ class Measured:
   @property
   def bandwidth(self) -> float:
     """Bytes per second that a device sent during the transfer."""
-    return self.bytes / self.transfer_s
+    return self.bytes / self.transfer_s if self.transfer_s else math.inf
 
 
-def events(folder: pathlib.Path, module: str) -> Events:
-  """Reads the events of a program from a folder of `jax.profiler` traces.
+def events(folder: pathlib.Path) -> dict[str, list[Events]]:
+  """Reads a folder of `jax.profiler` traces; of several, the newest.
 
   Args:
-    folder: Folder that was passed to ``jax.profiler.start_trace``. Of several
-      traces, the newest is read.
-    module: Name of the program, such as "jit_step".
+    folder: Folder that was passed to ``jax.profiler.start_trace``.
+
+  Returns:
+    Name of a program, such as "jit_step" -> events of each program that has
+    this name.
 
   Raises:
-    ValueError: There is no trace, or the program did not run during it.
+    ValueError: There is no trace.
   """
   files = sorted(folder.rglob("*.xplane.pb"), key=lambda p: p.stat().st_mtime)
   if not files:
     raise ValueError(f"{folder}: no file *.xplane.pb of jax.profiler")
-  found: Events = {}
-  others = set()
+  found: dict[str, dict[Any, Events]] = {}
   for plane in jax.profiler.ProfileData.from_file(str(files[-1])).planes:
     for line in plane.lines:
       for event in line.events:
         stats = dict(event.stats)
         if "hlo_op" not in stats:
           continue
-        name = re.sub(r"\(\d+\)$", "", str(stats.get("hlo_module", "")))
-        if name != module:
-          others.add(name)
-          continue
+        module = re.sub(r"\(\d+\)$", "", str(stats.get("hlo_module", "")))
+        program = found.setdefault(module, {}).setdefault(
+          stats.get("program_id"), {}
+        )
         # Virtual CPU devices share a plane.
         device = f"{plane.name} {stats.get('device_ordinal', '')}"
-        found.setdefault(device, {}).setdefault(
+        program.setdefault(device, {}).setdefault(
           str(stats["hlo_op"]), []
         ).append(Interval(event.start_ns, event.start_ns + event.duration_ns))
-  if not found:
-    raise ValueError(
-      f"{files[-1]}: {module} has no events; others: "
-      f"{', '.join(sorted(others)) or 'none'}"
-    )
-  for of_device in found.values():
-    for intervals in of_device.values():
-      intervals.sort()
-  return found
+  return {module: list(each.values()) for module, each in found.items()}
 
 
 def measured(reading: Reading, found: Events) -> list[Measured]:
@@ -106,19 +100,20 @@ def measured(reading: Reading, found: Events) -> list[Measured]:
 
   Args:
     reading: The compiled program.
-    found: Result of `events` for the same program.
+    found: Events of the same program.
 
   Returns:
     One entry per instruction that has events on all devices, in the order of
     the program. Executions that the trace has cut off on some devices are left
     out.
   """
+  # An instruction of a computation with two callers is listed twice.
+  operands = {(e.instruction, e.operand): e for e in reading.executed}
   wire: dict[str, float] = {}
-  for e in reading.executed:
-    wire[e.instruction] = wire.get(e.instruction, 0.0) + (
-      e.entry.wire_bytes_ring
-    )
-  dones = _dones(reading)
+  for e in operands.values():
+    size = wire.get(e.instruction, 0.0)
+    wire[e.instruction] = size + e.entry.wire_bytes_ring
+  dones = {e.instruction: e.done for e in reading.executed}
   computing = {
     instruction.name
     for computation in reading.module.computations.values()
@@ -127,9 +122,10 @@ def measured(reading: Reading, found: Events) -> list[Measured]:
   } - {*wire, *dones.values()}
   result = []
   for start, size in wire.items():
-    done = dones.get(start)
-    devices = [_joined(events, start, done) for events in found.values()]
-    count = min(map(len, devices))
+    devices = [
+      _joined(of_device, start, dones[start]) for of_device in found.values()
+    ]
+    count = min(map(len, devices), default=0)
     if not count:
       continue
     devices = [intervals[-count:] for intervals in devices]
@@ -147,28 +143,18 @@ def measured(reading: Reading, found: Events) -> list[Measured]:
       total += sum(x.end - x.start for x in intervals)
     result.append(Measured(
       start, count, transfer / count / 1e9, waiting / count / 1e9,
-      hidden / total, size,
+      hidden / total if total else 0.0, size,
     ))
   return result
 
 
-def _dones(reading: Reading) -> dict[str, str]:
-  """Returns the names of dones by the names of their starts."""
-  return {
-    operand: instruction.name
-    for computation in reading.module.computations.values()
-    for instruction in computation.instructions
-    if instruction.opcode.endswith("-done")
-    for operand in instruction.operands
-  }
-
-
 def _joined(
-  of_device: Mapping[str, list[Interval]], start: str, done: str | None
+  of_device: Mapping[str, list[Interval]], start: str, done: str
 ) -> list[Interval]:
-  """Returns the executions of a collective, from its start to its done."""
-  starts = of_device.get(start, [])
-  ends = of_device.get(done, []) if done else starts
+  """Returns the executions of a collective that the trace has whole."""
+  starts, ends = (sorted(of_device.get(name, ())) for name in (start, done))
+  # The trace may begin between a start and its done.
+  ends = [end for end in ends if starts and end.end >= starts[0].end]
   return [
     Interval(a.start, max(a.end, b.end))
     for a, b in zip(starts, ends, strict=False)

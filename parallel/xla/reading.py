@@ -1,17 +1,17 @@
-"""Collectives of any jax program, from whatever form of it there is.
+"""Collectives of a jax program, read from any of its forms.
 
 `read` takes a jitted function and its arguments, a stage of its compilation,
 the text of a program, or a folder that XLA has dumped. It needs nothing else of
 this package: the program may be written with automatic or explicit sharding.
 
-What each form tells:
+Information in each form:
 
 | form | executed collectives | requested dtypes | names of mesh axes |
 |---|---|---|---|
 | function, traced or lowered | it is compiled for them | yes | yes |
 | `jax.stages.Compiled` | yes | no | those of its arguments' shardings |
-| optimized HLO, text or file | yes | no | no |
-| folder of `--xla_dump_to` | yes | yes | yes |
+| optimized HLO, text or file | yes | no | if its first line names a mesh |
+| folder of `--xla_dump_to` | yes | with `before_optimizations` | likewise |
 | StableHLO, text or file | only explicit ones, as requested | yes | yes |
 
 Without names, axes are inferred from the groups of devices and named by their
@@ -53,7 +53,10 @@ class Executed:
     requested: NumPy name of the dtype that the program requests; None if it is
       not known.
     source: FILE:LINE that made it; "" if it is not known.
-    instruction: Name of the instruction, unique in the module.
+    instruction: Name of the instruction, unique in the module; of an
+      asynchronous pair, of its start.
+    done: Name of the done of an asynchronous pair, else of the instruction.
+    operand: Index of the operand.
     promoted: Whether the compiler marks it as widened.
     asynchronous: Whether it consists of a start and a done.
     between: Names of the instructions between its start and its done, in the
@@ -64,12 +67,14 @@ class Executed:
   requested: str | None
   source: str
   instruction: str = ""
+  done: str = ""
+  operand: int = 0
   promoted: bool = False
   asynchronous: bool = False
   between: tuple[str, ...] = ()
 
   @property
-  def widened(self) -> bool:
+  def dtype_differs(self) -> bool:
     """Whether another dtype is sent than was requested."""
     return self.promoted or self.requested not in (None, self.entry.dtype)
 
@@ -153,20 +158,21 @@ def read_all(
 
 
 def _read_text(program: str | pathlib.Path, mesh: Any) -> Reading:
-  if isinstance(program, str) and "\n" in program:
+  if isinstance(program, str) and ("\n" in program or not program):
     return _of_text(program, "the text", mesh)
   path = pathlib.Path(program)
-  if path.is_dir():
-    found = dumps(path)
-    if len(found) > 1:
-      raise ValueError(
-        f"{path} has {len(found)} programs: {', '.join(d.name for d in found)}"
-      )
-    return _of_dump(found[0], mesh)
   try:
-    return _of_text(path.read_text(), str(path), mesh)
+    found = dumps(path) if path.is_dir() else []
+    text = "" if found else path.read_text()
   except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(f"{path}: {error}") from error
+    raise ValueError(f"{str(path)[:80]}: {error}") from error
+  if not found:
+    return _of_text(text, str(path), mesh)
+  if len(found) > 1:
+    raise ValueError(
+      f"{path} has {len(found)} programs: {', '.join(d.name for d in found)}"
+    )
+  return _of_dump(found[0], mesh)
 
 
 def _of_text(text: str, name: str, mesh: Any) -> Reading:
@@ -176,7 +182,8 @@ def _of_text(text: str, name: str, mesh: Any) -> Reading:
   try:
     found = ledger.of_text(text, axes)
   except (ValueError, NotImplementedError) as error:
-    raise ValueError(f"{name}: {error}") from error
+    why = error if axes else f"it names no mesh, so pass mesh= ({error})"
+    raise ValueError(f"{name}: {why}") from error
   return Reading(
     axes, tuple(Executed(e, e.dtype, e.where) for e in found if e.bytes),
     notes=(
@@ -256,7 +263,7 @@ def _of_module(
     for found in _executed(reader, computation, index, lines, requested)
     if found.entry.bytes
   ]
-  if any(e.widened for e in executed):
+  if any(e.dtype_differs for e in executed):
     notes.append("The compiler sends other dtypes than the program requests.")
   return Reading(axes, tuple(executed), notes=tuple(notes), module=module)
 
@@ -277,9 +284,20 @@ def _axes(
     for instruction in computation.instructions
   ]
   counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head)
-  # The text omits a number of 1.
+  if "1" not in counts and len(counts) > 1 and (
+    "use_global_device_ids=true" not in text
+  ):
+    raise ValueError(
+      f"groups of {' and '.join(counts)} partitions and replicas are not "
+      "supported"
+    )
+  # The text omits a number of 1, and parts of a module may have no first line.
   num_devices = math.prod(map(int, counts))
-  groups = [replica_groups(text, num_devices) for text in listed if text]
+  groups = [replica_groups(x, num_devices) for x in listed if x]
+  pairs = re.findall(r"source_target_pairs=\{([\d,{}]*)\}", text)
+  numbers = [n for each in groups for group in each for n in group]
+  numbers += [int(n) for each in pairs for n in re.findall(r"\d+", each)]
+  num_devices = max(num_devices, 1 + max(numbers, default=0))
   axes = inferred_axes(groups, num_devices)
   return axes, [
     "The program does not name its mesh: axes are SIZE@STRIDE, inferred from "
@@ -294,6 +312,7 @@ def _executed(
   """Yields the operands of a collective, with counts of one."""
   outer = computation.instructions[index]
   done = reader.done(computation, index)
+  last = computation.instructions[done].name
   between = tuple(
     x.name for x in computation.instructions[index + 1 : done]
     if x.opcode not in _FREE
@@ -303,14 +322,14 @@ def _executed(
     entries = list(reader.entry(owner, found, outer.op_name))
     # Merged collectives have the lines of their operands.
     single = len(operands) == 1 or len(entries) == 1
-    for entry, operand in zip(entries, operands, strict=False):
-      made = found if single else operand
+    for number, entry in enumerate(entries):
+      made = found if single else operands[number]
       line = lines.of(made) or lines.of(outer)
       yield Executed(
         entry,
         requested and requested.dtype(made, line, entry.reduction is not None),
-        line, outer.name, "promoted" in found.attribute("to_apply"),
-        done > index, between,
+        line, outer.name, last, number,
+        "promoted" in found.attribute("to_apply"), done > index, between,
       )
 
 

@@ -100,7 +100,7 @@ class _Run:
     ]
     if not entries:
       return None
-    row = ",".join(entries[0].axes) or "other devices"
+    row = entries[0].over
     start = max(self.now, self.free.get(row, 0.0))
     self.free[row] = start + sum(map(self.program.wire_seconds, entries))
     return Bar(

@@ -1,4 +1,4 @@
-"""Programs that other people have written, by name."""
+"""Loads programs of users by name, and reads them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
@@ -32,7 +32,8 @@ def read(
     Name -> reading; a folder may have several programs.
 
   Raises:
-    ValueError: There is no such program, or the function fails.
+    ValueError: There is no such program, or it does not return a jitted
+      function and arguments. Errors of the function are not caught.
   """
   found = _read(program, devices)
   if other:
@@ -61,18 +62,22 @@ def measured(
   """
   if not folder:
     return {}
-  found, faults = {}, []
+  found, events = {}, profiles.events(pathlib.Path(folder))
   for name, program in readings.items():
     if program.module is None:
       raise ValueError(f"--profile needs a compiled program; {name} is none")
-    try:
-      events = profiles.events(pathlib.Path(folder), program.module.name)
-    except ValueError as error:
-      faults.append(str(error))
-    else:
-      found[name] = profiles.measured(program, events)
+    same = events.get(program.module.name, [])
+    if len(same) > 1:
+      raise ValueError(
+        f"{folder}: {len(same)} programs are named {program.module.name}"
+      )
+    if same:
+      found[name] = profiles.measured(program, same[0])
   if not found:
-    raise ValueError(faults[0])
+    raise ValueError(
+      f"{folder}: none of {', '.join(readings)} ran during the trace, but "
+      f"{', '.join(sorted(events)) or 'nothing'} did"
+    )
   return found
 
 
@@ -80,11 +85,12 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
   path = pathlib.Path(program)
   if path.is_dir():
     return reading.read_all(path)
+  if path.suffix == ".py":
+    raise ValueError(f"{program} names no function, as in {program}:step")
   if ":" not in program or path.exists():
     return {program: reading.read(path)}
-  function = _function(program)
-  with _devices(devices):
-    found = function()
+  with _devices(devices):  # modules may make meshes, too
+    found = _function(program)()
     try:
       jitted, args = found
     except (TypeError, ValueError) as error:
@@ -98,19 +104,29 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
       )
     named = isinstance(args, Mapping)
     lowered = jitted.lower(**args) if named else jitted.lower(*args)
+  shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(args)]
+  others = set().union(*(s.device_set for s in shardings if s)) - {*devices}
+  if devices and others:
+    raise ValueError(
+      f"{program} uses devices that are not those of --target: its mesh must "
+      "come from jax.make_mesh or jax.devices, called in the function"
+    )
   return {program: reading.read(lowered)}
 
 
 def _function(program: str) -> Callable[[], Any]:
   """Returns the function of ``package.module:function``."""
   where, _, name = program.rpartition(":")
+  is_file = where.endswith(".py")
+  if is_file and not pathlib.Path(where).is_file():
+    raise ValueError(f"{program}: there is no file {where}")
+  if not is_file and not all(map(str.isidentifier, where.split("."))):
+    raise ValueError(f"{program} is not package.module:function")
   try:
-    if where.endswith(".py"):
-      names = runpy.run_path(where)
-    else:
-      names = vars(importlib.import_module(where))
-  except FileNotFoundError as error:
-    raise ValueError(f"{program}: there is no file {where}") from error
+    names = (
+      runpy.run_path(where) if is_file
+      else vars(importlib.import_module(where))
+    )
   except ImportError as error:
     raise ValueError(f"{program}: {error}") from error
   if not callable(names.get(name)):
@@ -126,17 +142,19 @@ def _function(program: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def _devices(devices: Sequence[jax.Device]) -> Iterator[None]:
-  """Makes `jax.devices` and `jax.make_mesh` use devices that are not here."""
+  """Makes functions of jax describe devices that are not here."""
   if not devices:
     yield
     return
-  before = jax.devices, jax.make_mesh
+  before = jax.devices, jax.device_count, jax.make_mesh
 
   def make_mesh(*args: Any, **kwargs: Any) -> jax.sharding.Mesh:
-    return before[1](*args, **{"devices": devices} | kwargs)
+    return before[-1](*args, **{"devices": devices} | kwargs)
 
-  jax.devices, jax.make_mesh = (lambda *_: list(devices)), make_mesh
+  jax.devices = lambda *_, **__: list(devices)
+  jax.device_count = lambda *_, **__: len(devices)
+  jax.make_mesh = make_mesh
   try:
     yield
   finally:
-    jax.devices, jax.make_mesh = before
+    jax.devices, jax.device_count, jax.make_mesh = before

@@ -69,7 +69,7 @@ def _rows(reading: Reading) -> list[dict[str, Any]]:
 def _row(found: Executed) -> dict[str, Any]:
   entry = found.entry
   return {
-    "kind": entry.kind, "axes": list(entry.axes),
+    "kind": entry.kind, "axes": list(entry.axes), "over": entry.over,
     "group_size": entry.group_size, "dtype": entry.dtype,
     "requested": found.requested, "promoted": found.promoted,
     "phase": entry.phase, "rematted": entry.rematted, "source": found.source,
@@ -111,7 +111,7 @@ def report(
 def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   overlaps = any(row["asynchronous"] for row in rows)
   return Table(title, [
-    Column("source", "source line", _short), Column("", "axes", "{over}"),
+    Column("source", "source line", _short), Column("over", "axes"),
     Column("", "phase", "{phase}{again}"), "kind",
     Column("requested", "requested", default="?"),
     Column("", "sent", "{dtype}{widened}"),
@@ -121,7 +121,6 @@ def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     *[Column("", "overlapped", "{overlapped}")] * overlaps,
   ], [
     row | {
-      "over": ",".join(row["axes"]) or f"{row['group_size']} devices",
       "again": ", again" if row["rematted"] else "",
       "widened": ", widened" if row["promoted"] else "",
       "overlapped": f"{len(row['between'])} instructions"
@@ -146,7 +145,7 @@ def _measured_rows(
 def _measured_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   ms = {"form": ",.3f", "unit": 1e-3}
   return Table(f"{name}: measured, means of one execution", [
-    Column("source", "source line", _short), Column("axes", "axes", ",".join),
+    Column("source", "source line", _short), Column("over", "axes"),
     "kind", Column("executions", "executions", ","),
     Column("transfer_s", "transfer ms", **ms),
     Column("waiting_s", "waiting ms", **ms),

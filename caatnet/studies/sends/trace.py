@@ -1,10 +1,9 @@
-"""Timeline of other people's programs, with the rates of a device."""
+"""Timeline of a compiled program, with the rates of a device."""
 
 from collections.abc import Mapping
 import pathlib
 
 from caatnet.train import files
-from parallel.checks import known
 from parallel.hardware.devices import DEVICES
 from parallel.xla import perfetto_trace
 from parallel.xla.overlap import ScheduledProgram
@@ -32,7 +31,6 @@ def write(
     ValueError: There are several programs, the program was not compiled or is
       not scheduled, the rates are unknown, or perfetto is not installed.
   """
-  known("--rates=", rates, DEVICES)
   if len(readings) != 1:
     raise ValueError(f"--trace shows one program, not {', '.join(readings)}")
   ((name, reading),) = readings.items()

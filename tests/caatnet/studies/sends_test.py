@@ -5,6 +5,7 @@ import runpy
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import pytest
 
 from caatnet.show import render
@@ -12,6 +13,10 @@ from caatnet.studies.sends import foreign, report
 
 EXAMPLE = "docs/examples/mlp.py:step"
 ROOT = pathlib.Path(__file__).parents[3]
+
+WHOLE = jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(
+  jax.make_mesh((8,), ("x",)), PartitionSpec("x")
+))
 
 SUM = """
 import jax
@@ -69,6 +74,24 @@ def test_function_of_a_module_and_named_arguments(file, monkeypatch):
   assert jax.devices()[:4] != jax.devices()  # devices are those of before
 
 
+def test_mesh_of_a_module_is_that_of_the_target(tmp_path):
+  text = SUM.replace("def whole(scale=1):\n  mesh =", "mesh =", 1).replace(
+    "  f = jax.shard_map(", "def whole(scale=1):\n  f = jax.shard_map(", 1
+  ).replace("(2, 2), (", "(jax.device_count() // 2, 2), (")
+  (tmp_path / "m.py").write_text(text)
+  (found,) = foreign.read(f"{tmp_path}/m.py:whole", jax.devices()[:4]).values()
+  assert dict(found.axes) == {"a": 2, "b": 2}
+
+
+def test_other_devices_than_those_of_the_target_are_refused(tmp_path):
+  (tmp_path / "o.py").write_text(
+    "import jax\nfrom tests.caatnet.studies.sends_test import WHOLE\n"
+    "def f():\n  return jax.jit(lambda x: x), (WHOLE,)\n"
+  )
+  with pytest.raises(ValueError, match="not those of --target"):
+    foreign.read(f"{tmp_path}/o.py:f", jax.devices()[:2])
+
+
 def test_difference_of_two_programs(file, capsys):
   readings = foreign.read(f"{file}:whole", jax.devices()[:4])
   readings |= foreign.read(f"{file}:twice", jax.devices()[:4])
@@ -99,6 +122,8 @@ def test_measured_times_have_source_lines(file, tmp_path, capsys):
 
 @pytest.mark.parametrize(("name", "message"), [
   ("FILE:missing", "has no function 'missing'; it has .*whole"),
+  ("FILE", "names no function, as in .*:step"),
+  (".x:f", "is not package.module:function"),
   ("FILE:plain", "which jax.jit has not made"),
   ("FILE:nothing", r"returns NoneType, not \(jitted function, arguments\)"),
   ("no_such_module:f", "No module named 'no_such_module'"),

@@ -89,6 +89,26 @@ def test_fault_is_found_with_its_line(f, mark, message):
     assert_sends(f, x, expect=EXPECT, dtype="float32")
   assert message in str(error.value)
   assert line_of(mark) in str(error.value)
+  if mark == "both":  # in any order
+    assert_sends(sharded(axis_too_many)[0], x, expect={
+      "tensor,data": SIZE, "data": ("all_reduce", 1),
+    })
+
+
+def test_requested_dtype_is_shown_and_unknown_counts_are_faults():
+  def loop(x):
+    x = lax.psum(x.astype(jnp.bfloat16), "tensor")
+    return lax.while_loop(
+      lambda x: jnp.sum(x) < 9, lambda x: lax.psum(x, "tensor"),
+      x.astype(jnp.float32),
+    )
+
+  f, x = sharded(loop)
+  for expected in (1, ("all_reduce", 1), "1 kB"):
+    with pytest.raises(AssertionError) as error:
+      assert_sends(f, x, expect={"tensor": expected})
+    assert "(requested bfloat16)" in str(error.value)
+    assert ": ? x all_reduce" in str(error.value)
 
 
 def test_reduction_that_remat_repeats_is_marked():
@@ -115,6 +135,7 @@ def test_size_is_compared_at_the_digits_shown(expected, passes):
 
 @pytest.mark.parametrize(("expect", "message"), [
   ({"tensor": "4 KiB"}, "is not a size, as in '3.2 GB'"),
+  ({"tensor": 4.5}, "is not a size, as in '3.2 GB'"),
   ({"model": 1}, "the mesh has the axes data, tensor"),
 ])
 def test_malformed_expectation_is_refused(expect, message):

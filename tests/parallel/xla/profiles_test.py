@@ -59,6 +59,39 @@ def test_executions_that_a_trace_cuts_off_are_left_out():
   assert measured(reading.read(ASYNC), {"0": both, "1": {}}) == []
 
 
+def test_trace_that_begins_within_a_pair_leaves_it_out():
+  events = {"0": {
+    "start": [Interval(20, 25)],
+    "done": [Interval(9, 10), Interval(60, 70)],
+  }}
+  (found,) = measured(reading.read(ASYNC), events)
+  assert (found.executions, found.transfer_s) == (1, pytest.approx(50e-9))
+
+
+def test_events_of_no_length_and_no_device():
+  nothing = {"0": {"start": [Interval(5, 5)], "done": [Interval(5, 5)]}}
+  (found,) = measured(reading.read(ASYNC), nothing)
+  assert (found.transfer_s, found.hidden) == (0, 0)
+  assert found.bandwidth == float("inf")
+  assert measured(reading.read(ASYNC), {}) == []
+
+
+def test_loop_around_a_collective_does_not_hide_it():
+  text = ASYNC.replace("%product = f32[1000] multiply(%x, %x)", (
+    "%product = f32[1000] call(%x), to_apply=%square"
+  )).replace("ENTRY", (
+    "%square (s: f32[1000]) -> f32[1000] {\n  %s = f32[1000] parameter(0)\n"
+    "  ROOT %t = f32[1000] multiply(%s, %s)\n}\n\nENTRY"
+  ))
+  # The call's event contains that of its instruction.
+  events = {"0": {
+    "start": [Interval(0, 5)], "product": [Interval(0, 100)],
+    "t": [Interval(10, 20), Interval(12, 15)], "done": [Interval(90, 100)],
+  }}
+  (found,) = measured(reading.read(text), events)
+  assert found.hidden == pytest.approx(0.1)
+
+
 def test_trace_of_a_run_has_each_execution(tmp_path):
   mesh = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))
 
@@ -78,17 +111,15 @@ def test_trace_of_a_run_has_each_execution(tmp_path):
     for _ in range(3):
       jax.block_until_ready(compiled(x))
   program = reading.read(compiled)
-  events = profiles.events(tmp_path, program.module.name)
+  events, = profiles.events(tmp_path)[program.module.name]
   assert len(events) == 4  # devices
   (found,) = measured(program, events)
   assert found.executions == 3 * 5
   assert found.bytes == 2 * 3 / 4 * 64 * 64 * 4
   assert found.transfer_s > 0
   assert found.waiting_s >= 0
-  with pytest.raises(ValueError, match=r"jit_g has no events; others: .*jit_f"):
-    profiles.events(tmp_path, "jit_g")
 
 
 def test_folder_without_a_trace_is_refused(tmp_path):
   with pytest.raises(ValueError, match="no file"):
-    profiles.events(tmp_path, "jit_f")
+    profiles.events(tmp_path)

@@ -102,7 +102,7 @@ def test_bytes_equal_the_closed_form(from_lowered):
 def test_requested_dtype_and_line_of_each_sum(from_lowered):
   assert {e.requested for e in from_lowered.executed} == {"bfloat16"}
   assert {e.entry.dtype for e in from_lowered.executed} == {"float32"}
-  assert all(e.promoted and e.widened for e in from_lowered.executed)
+  assert all(e.promoted and e.dtype_differs for e in from_lowered.executed)
   lines = {
     (e.entry.axes, e.entry.phase, e.source) for e in from_lowered.executed
   }
@@ -114,7 +114,7 @@ def test_requested_dtype_and_line_of_each_sum(from_lowered):
   }
   assert any("other dtypes" in note for note in from_lowered.notes)
   f, args = step(jnp.float32)
-  assert not any(e.widened for e in read(f, *args).executed)
+  assert not any(e.dtype_differs for e in read(f, *args).executed)
 
 
 def test_all_forms_agree(lowered, from_lowered, tmp_path):
@@ -160,6 +160,69 @@ def test_dump_pairs_programs_before_and_after(tmp_path, from_lowered):
   (before,) = tmp_path.glob("*before_optimizations.txt")
   before.unlink()
   assert {e.requested for e in read(tmp_path).executed} == {None}
+
+
+def write_dump(folder, name, platform, text):
+  (folder / f"{name}.{platform}after_optimizations.txt").write_text(text)
+  (folder / f"{name}.before_optimizations.txt").write_text(text)
+
+
+def test_dump_of_several_programs(tmp_path):
+  text = (
+    "HloModule m\n\nENTRY %main (x: f32[4]) -> f32[4] {\n"
+    "  ROOT %x = f32[4] parameter(0)\n}\n"
+  )
+  names = ["module_9999.jit_f", "module_10000.jit_f.g", "module_10001.jit_f"]
+  platforms = ["cpu_", "sm_9.0_gpu_", ""]
+  for name, platform in zip(names, platforms, strict=True):
+    write_dump(tmp_path, name, platform, text)
+  found = reading.read_all(tmp_path)
+  assert list(found) == names  # in the order of compilation
+  assert all("not known" not in n for r in found.values() for n in r.notes)
+  with pytest.raises(ValueError, match="has 3 programs"):
+    read(tmp_path)
+  (tmp_path / f"{names[0]}.gpu_after_optimizations.txt").write_text(text)
+  with pytest.raises(ValueError, match="two programs module_9999"):
+    reading.read_all(tmp_path)
+
+
+def test_lines_of_older_texts_and_dtypes_that_are_not_unique():
+  place = 'metadata={op_name="f/psum" source_file="a.py" source_line=7}'
+  text = (
+    "HloModule m, num_partitions=2\n\n%add (a: f32[], b: f32[]) -> f32[] {\n"
+    "  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
+    "  ROOT %c = f32[] add(%a, %b)\n}\n\n"
+    "ENTRY %main (x: f32[4]) -> f32[4] {\n  %x = f32[4] parameter(0)\n"
+    "  ROOT %r = f32[4] all-reduce(%x), replica_groups={{0,1}}, "
+    f"to_apply=%add, {place}\n}}\n"
+  )
+  module, mesh = hlo.parse(text), AbstractMesh((2,), ("a",))
+
+  def requested(lines):
+    before = "".join(f"  %y{i} = {x}, {place}\n" for i, x in enumerate(lines))
+    (found,) = reading._of_module(module, text, before, mesh).executed
+    assert found.source == "a.py:7"
+    return found.requested
+
+  assert requested(["bf16[4] add(%x, %x)"]) == "bfloat16"
+  assert requested(["bf16[4] add(%x, %x)", "f32[4] add(%x, %x)"]) is None
+
+
+def test_largest_mesh_that_a_text_names_is_used():
+  meshes = '<["b"=2]>, <["data"=4, "model"=2]>, <["a"=4]>'
+  head = f"HloModule m, attributes={{{meshes}}}"
+  text = (
+    f"{head}\n\nENTRY %main (x: f32[4]) -> f32[4] {{\n"
+    "  ROOT %x = f32[4] parameter(0)\n}\n"
+  )
+  assert dict(read(text).axes) == {"data": 4, "model": 2}
+
+
+def test_donated_results_take_no_further_memory():
+  f = jax.jit(lambda x: x + 1, donate_argnums=0)
+  x = jax.ShapeDtypeStruct((1024,), "float32")
+  assert read(f, x).memory["results"] == 0
+  assert read(jax.jit(lambda x: x + 1), x).memory["results"] == 4096
 
 
 def test_operand_that_is_moved_has_the_dtype_before_a_cast():
@@ -293,6 +356,11 @@ def test_groups_that_no_mesh_has_are_one_axis():
   ("HloModule m, num_partitions=1000000\n\nENTRY %main (x: f32[4]) -> f32[4] {"
    "\n  ROOT %x = f32[4] parameter(0)\n}\n", "at most 131,072 devices"),
   (3, "int is not a jitted function"),
+  ("", "not the text of a compiled program"),
+  ("x" * 5000, "File name too long"),
+  ("HloModule m, replica_count=2, num_partitions=4\n\n"
+   "ENTRY %main (x: f32[4]) -> f32[4] {\n  ROOT %x = f32[4] parameter(0)\n}\n",
+   "partitions and replicas are not supported"),
 ])
 def test_other_input_is_one_line(program, message):
   with pytest.raises(ValueError, match=message) as error:

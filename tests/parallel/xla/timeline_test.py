@@ -55,6 +55,19 @@ def test_asynchronous_transfer_runs_beside_the_loop(times):
   assert rows[COMPUTE][-1].end_s == pytest.approx(PRODUCT + exposed, rel=1e-3)
 
 
+def test_transfers_over_the_same_axes_wait_for_each_other():
+  text = SCHEDULED.replace("  %state = ", (
+    "  %second = f32[1000]{0} all-reduce-start(%g), replica_groups="
+    "{{0,1,2,3,4,5,6,7}}, to_apply=%add\n"
+    "  %end = f32[1000]{0} all-reduce-done(%second)\n  %state = "
+  ))
+  program = ScheduledProgram(
+    hlo.parse(text), AbstractMesh((8,), ("a",)), DEVICE, lambda _: 1.0
+  )
+  first, second, _ = checked(timeline(program))["a"]
+  assert second.start_s == first.end_s == 1.0
+
+
 def test_rows_add_up_to_the_program():
   f, args = reading_test.step()
   found = reading.read(f, *args)
