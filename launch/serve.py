@@ -19,8 +19,7 @@ config.inference.batch is the number of concurrent sequences; in config.serving:
   host_pages, growth, wait_s, reuse, keep_turns: use of cache pages
   queue, choices, max_tokens, body_bytes, read_s, write_s, drain_s: limits
 
---help_config explains each key. Models with one state per sequence, such as
-configs/recurrent, are served without reuse. --config serves experts.
+--help_config explains each key. Models with a state per sequence have no reuse.
 """
 
 from absl import flags
@@ -31,10 +30,9 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("name", "", "The model's name; the folder's if unset.")
 flags.DEFINE_string("api_key_file", "", "File with the clients' API key.")
 flags.DEFINE_bool("warm_up", True, "Compile all programs before serving.")
-flags.DEFINE_string(
-  "programs", "~/.cache/caatnet/programs", "Folder that caches compiled "
-  "programs; JAX_COMPILATION_CACHE_DIR takes precedence."
-)
+flags.DEFINE_string("programs", "~/.cache/caatnet/programs", (
+  "Folder of compiled programs; JAX_COMPILATION_CACHE_DIR takes precedence."
+))
 
 
 def main() -> int:
@@ -51,6 +49,8 @@ def main() -> int:
     ) from error
   if (FLAGS.workdir is None) == (FLAGS.config is None):
     raise ValueError("--workdir is required, or --config for experts (--help)")
+  if FLAGS.config is not None and (FLAGS.name or FLAGS.step is not None):
+    raise ValueError("--name and --step have no effect with --config")
   listener = http.bound(FLAGS.host, FLAGS.port)
   warm_up.keep_programs(FLAGS.programs)
   key = start.key(FLAGS.api_key_file)

@@ -31,18 +31,18 @@ def main() -> None:
   seeds = [int(s) for s in FLAGS.seeds or ()]
   workdir = files.folder(FLAGS.workdir or f"runs/{config.name}", local=True)
   if "kinds" in config:
-    training.run(config, workdir, options.mesh(), seeds, FLAGS.grid)
+    if FLAGS.grid:
+      raise ValueError(f"--grid={FLAGS.grid} has no effect with config.kinds")
+    training.run(config, workdir, options.mesh(), seeds)
     return
   study = take_sweep(config)
   points = sweep.expand(FLAGS.grid) if FLAGS.grid else study.points
   seeds = seeds or study.seeds
   runs = [
     (point, override(config, f"{point} seed={seed}", study.sections))
-    for seed in seeds
-    for point in points
+    for seed in seeds for point in points
   ]
-  # Communication is counted on a mesh with one device per worker and rank,
-  # independent of the run's mesh, since lanes of a device do not communicate.
+  # Communication is counted with a device per rank: lanes do not communicate.
   everywhere = []
   for _, run_config in runs:  # built before the first run, to show errors now
     axes = experiments.build(run_config, options.mesh()).program.layout.axes

@@ -2,13 +2,14 @@
 
 A held-out sequence consists of a prompt, which the router receives, and a
 completion. The loss is the mean over the completion's tokens, of the model that
-the router, the true kind ("oracle") or chance ("random") selects.
+the router, the true kind ("oracle") or a random choice ("random") selects.
 
 Shape legend: N = sequences of a kind, T = tokens of a sequence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import json
 from typing import Any
 
 from etils import epath
@@ -22,7 +23,7 @@ from caatnet.data.kinds import Text
 from caatnet.data.sources import SEPARATOR
 from caatnet.serving import differences
 from caatnet.serving.router import FILE, Router
-from caatnet.train import evaluate, records
+from caatnet.train import evaluate, files, records
 from caatnet.train.experiment import Experiment
 
 _CODES = ("whole", "int8", "int4")
@@ -31,14 +32,26 @@ _CODES = ("whole", "int8", "int4")
 def router_of(
   workdir: epath.Path, options: Kinds, texts: Mapping[str, Text], seed: int
 ) -> Router:
-  """Returns the router of a seed, which is trained if it does not exist."""
+  """Returns the router of a seed, which is trained if it does not exist.
+
+  Raises:
+    ValueError: It was trained with other options.
+  """
   folder = _router_folder(workdir, seed)
-  if not (folder / FILE).exists():
+  used = _of_router(options)
+  if (folder / FILE).exists():
+    if records.read_json(folder / "options.json") != used:
+      raise ValueError(
+        f"{folder} has a router with other config.kinds.router_prompts, "
+        "router_steps or buckets; use another --workdir"
+      )
+  else:
     router = routing.train_router(
       {name: text.train for name, text in texts.items()},
       options.router_prompts, options.buckets, options.router_steps, seed,
     )
     folder.mkdir(parents=True, exist_ok=True)
+    files.replace(folder / "options.json", json.dumps(used))
     router.write(folder)
   return Router.read(folder)
 
@@ -46,6 +59,11 @@ def router_of(
 def read_router(workdir: epath.Path, seed: int) -> Router:
   """Reads the router of a seed."""
   return Router.read(_router_folder(workdir, seed))
+
+
+def _of_router(options: Kinds) -> dict[str, int]:
+  keys = "router_prompts", "router_steps", "buckets"
+  return {key: getattr(options, key) for key in keys}
 
 
 def _router_folder(workdir: epath.Path, seed: int) -> epath.Path:

@@ -21,7 +21,7 @@ import ml_collections
 from caatnet.composition import evaluation, library
 from caatnet.composition.report import report
 from caatnet.config import experiments
-from caatnet.config.override import take_sweep
+from caatnet.config.override import Sweep, take_sweep
 from caatnet.config.schema import tree
 from caatnet.config.schema.kinds import Kinds
 from caatnet.data import kinds
@@ -36,7 +36,7 @@ RESULT, LIBRARY = "composition.json", "library"
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-  """Run of the sweep.
+  """Planned run.
 
   Attributes:
     name: "base", "union", "same", or the kind of an expert.
@@ -56,7 +56,6 @@ def run(
   workdir: epath.Path,
   mesh: Mapping[str, int] | None = None,
   seeds: Sequence[int] = (),
-  grid: str = "",
   texts: Mapping[str, kinds.Kind] | None = None,
 ) -> dict[str, Any] | None:
   """Trains and evaluates a composition, and writes its library.
@@ -66,7 +65,6 @@ def run(
     workdir: Folder of the sweep, on this machine.
     mesh: Devices per axis; None for the default assignment.
     seeds: The seeds; () for those of ``config.sweep``.
-    grid: ``--grid``, which has no effect here and is an error.
     texts: Kinds of text by name; None for those of `kinds.KINDS`.
 
   Returns:
@@ -82,7 +80,7 @@ def run(
     del config.kinds
   study = take_sweep(config)
   seeds = tuple(seeds) or study.seeds
-  _check(config, options, grid)
+  _check(config, options, study, seeds)
   warm_up.keep_programs(str(workdir / "programs"))
   found, messages = kinds.available(
     options.names, options.count, options.size_bytes, options.least_bytes,
@@ -123,11 +121,17 @@ def run(
 
 
 def _check(
-  config: ml_collections.ConfigDict, options: Kinds, grid: str
+  config: ml_collections.ConfigDict, options: Kinds, study: Sweep,
+  seeds: Sequence[int],
 ) -> None:
   """Raises ValueError for values that a composition cannot have."""
-  if grid:
-    raise ValueError(f"--grid={grid} has no effect with config.kinds")
+  if study.points != ("",) or study.sections:
+    raise ValueError(
+      "config.sweep.points and config.sweep.sections have no effect with "
+      "config.kinds"
+    )
+  if not seeds or not options.ranks:
+    raise ValueError("config.sweep.seeds and config.kinds.ranks: none is given")
   if options.prompt_bytes >= config.data.seq_len:
     raise ValueError(
       f"config.kinds.prompt_bytes={options.prompt_bytes} must be less than "
@@ -240,8 +244,13 @@ def _experts(
 
 def _train(one: Planned, mesh: Mapping[str, int] | None) -> bool:
   """Trains a run unless it is finished; returns whether it is finished."""
-  done = one.folder / "finished"
+  done, steps = one.folder / "finished", f"{one.config.train.num_steps}\n"
   if done.exists():
+    if done.read_text() != steps:  # later runs began with its parameters
+      raise ValueError(
+        f"{one.folder} has finished with {done.read_text().strip()} steps, not "
+        f"{steps.strip()}; use another --workdir"
+      )
     records.write_config(one.folder, json.loads(one.config.to_json()))
     return True
   experiment = experiments.build(one.config, mesh)
@@ -249,7 +258,7 @@ def _train(one: Planned, mesh: Mapping[str, int] | None) -> bool:
     experiment, one.folder, label=f"{one.name} seed={one.seed}"
   )
   if result.finished:
-    files.replace(done, f"{result.measures['loss']}\n")
+    files.replace(done, steps)
   return result.finished
 
 

@@ -1,4 +1,4 @@
-"""Library of experts: a directory of weights files of equal shapes.
+"""Library of experts: a directory of files whose tensors have equal shapes.
 
 An expert is one safetensors file. Its tensors are the parameters of a model as
 training stores them, named by their paths joined by "/" (form "whole"), or a
@@ -73,6 +73,22 @@ class _List(schema.Schema):
   experts: tuple[Entry, ...]
 
 
+class Reader(NamedTuple):
+  """Revision of an expert.
+
+  Attributes:
+    revision: First 12 hex digits of the hash of its file.
+    load: Reads the arrays.
+    form: One of `FORMS`.
+    base: Name of the base of a difference; "" for a whole expert.
+  """
+
+  revision: str
+  load: Callable[[], dict[str, Any]]
+  form: str
+  base: str
+
+
 class _About(NamedTuple):
   """Options of `Library.add`."""
 
@@ -92,7 +108,7 @@ class Library:
     >>> library = Library.create(tempfile.mkdtemp() + "/experts")
     >>> tree = {"blocks": {"w": np.ones((2, 3), np.float32)}}
     >>> _ = library.add("base", tree, origin="base")
-    >>> revision, load = library.read("base")
+    >>> revision, load, *_ = library.read("base")
     >>> len(revision), load()["blocks"]["w"].shape
     (12, (2, 3))
   """
@@ -107,8 +123,9 @@ class Library:
       ValueError: The directory has no list of experts, or it is damaged.
     """
     self.path = pathlib.Path(path)
-    self._stamp: Any = None
-    self._entries: dict[str, Entry] = {}
+    # Stamp of the list, and its entries by name; replaced together, since
+    # threads share a library.
+    self._state: tuple[Any, dict[str, Entry]] = None, {}
     self._verified: set[Any] = set()
     self.refresh()
 
@@ -121,6 +138,10 @@ class Library:
       if not (path / INDEX).exists():
         weights_file.replace(path / INDEX, b'{"experts": []}\n')
     return cls(path)
+
+  @property
+  def _entries(self) -> dict[str, Entry]:
+    return self._state[1]
 
   @property
   def names(self) -> tuple[str, ...]:
@@ -137,7 +158,7 @@ class Library:
     index = self.path / INDEX
     try:
       stamp = weights_file.stamp(os.stat(index))
-      if stamp == self._stamp:
+      if stamp == self._state[0]:
         return False
       text = index.read_bytes()
     except OSError as error:
@@ -148,8 +169,7 @@ class Library:
       entries = schema.parse(_List, text).experts
     except ValueError as error:
       raise ValueError(f"{index} is damaged: {error}") from error
-    self._entries = {entry.name: entry for entry in entries}
-    self._stamp = stamp
+    self._state = stamp, {entry.name: entry for entry in entries}
     return True
 
   def entry(self, name: str) -> Entry:
@@ -164,7 +184,7 @@ class Library:
       )
     return self._entries[name]
 
-  def read(self, name: str) -> tuple[str, Callable[[], dict[str, Any]]]:
+  def read(self, name: str) -> Reader:
     """Returns an expert's revision, and a function that reads its weights.
 
     The file is opened here and closed with the function, so that the function
@@ -175,9 +195,8 @@ class Library:
       name: Name of the expert.
 
     Returns:
-      The revision, and a function that returns a nested dict of numpy arrays
-      in newly allocated memory: parameters, or a difference from the base
-      (see `form`).
+      Among others, the function. It returns a nested dict of numpy arrays in
+      newly allocated memory: parameters, or a difference from the base.
 
     Raises:
       ValueError: There is no such expert, its file is missing, or its
@@ -195,7 +214,11 @@ class Library:
           raise
     header = file.header()
     self._check(entry, file, header)
-    return entry.revision, lambda: _nested(self._load(entry, file, header))
+    form = _form(header)
+    return Reader(
+      entry.revision, lambda: _nested(self._load(entry, file, header)), form,
+      "" if form == WHOLE else self._base(entry, header).name,
+    )
 
   def form(self, name: str) -> str:
     """Returns an expert's form, one of `FORMS`."""
@@ -208,14 +231,6 @@ class Library:
       ValueError: The file is missing or damaged.
     """
     return WeightsFile(self.path / self.entry(name).file).header()
-
-  def base(self, name: str) -> str:
-    """Returns the name of the base of a difference.
-
-    Raises:
-      ValueError: The library does not contain the base.
-    """
-    return self._base(self.entry(name), self.header(name)).name
 
   def size_bytes(self, name: str) -> int:
     """Returns the size of an expert's file."""
@@ -258,7 +273,8 @@ class Library:
   def replace(self, name: str, tree: Mapping[str, Any], **options: str) -> str:
     """Replaces an expert's weights; options and errors are those of `add`.
 
-    Options that are not given keep their values, except for form and base.
+    Options that are not given keep their values, except for form, base and
+    tokenizer.
     """
     self.refresh()
     old = self.entry(name)
@@ -295,6 +311,10 @@ class Library:
         )
       metadata = {"form": about.form, "tokenizer": about.tokenizer}
       if about.form != WHOLE:
+        if about.base == name or self.form(about.base) != WHOLE:
+          raise ValueError(
+            f"base {about.base!r} must be another expert, stored whole"
+          )
         metadata["base"] = self.entry(about.base).sha256
       partial = self.path / f".{name}.{secrets.token_hex(4)}.partial"
       try:
@@ -315,11 +335,11 @@ class Library:
 
   def _store(self, entries: Any) -> None:
     """Replaces the list, and deletes files that are no longer listed."""
-    entries = list(entries)
+    entries, old = list(entries), self.entries
     listed = {entry.file for entry in entries}
     text = _List(experts=tuple(entries)).model_dump_json(indent=2)
     weights_file.replace(self.path / INDEX, text.encode() + b"\n")
-    for entry in self.entries:
+    for entry in old:
       if entry.file not in listed:
         (self.path / entry.file).unlink(missing_ok=True)
     self.refresh()

@@ -77,13 +77,11 @@ class Router:
 
   def write(self, folder: str | os.PathLike[str]) -> None:
     """Writes the router to `FILE` in a folder, atomically."""
-    path = pathlib.Path(folder) / FILE
-    partial = path.with_suffix(".partial")
-    weights_file.write(
-      partial, {"weights": self.weights, "bias": self.bias},
-      {"kinds": json.dumps(self.kinds)},
-    )
-    os.replace(partial, path)
+    with weights_file.whole(pathlib.Path(folder) / FILE) as temporary:
+      weights_file.write(
+        temporary, {"weights": self.weights, "bias": self.bias},
+        {"kinds": json.dumps(self.kinds)},
+      )
 
   @classmethod
   def read(cls, folder: str | os.PathLike[str]) -> "Router":

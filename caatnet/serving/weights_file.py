@@ -7,7 +7,8 @@ another process truncates ends this process by SIGBUS. Unlike
 Source of the format: huggingface.co/docs/safetensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -189,14 +190,29 @@ def write(
   return digest.hexdigest()
 
 
-def replace(path: pathlib.Path, content: bytes) -> None:
-  """Replaces a file atomically."""
-  temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+@contextlib.contextmanager
+def whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Context that replaces a file atomically by what is written in it.
+
+  `caatnet.train.files.whole` needs the packages of training.
+
+  Args:
+    path: The file.
+
+  Yields:
+    A temporary path. What is written there must be on disk at the end.
+  """
+  temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
   try:
-    with open(temporary, "wb") as file:
-      file.write(content)
-      file.flush()
-      os.fsync(file.fileno())
+    yield temporary
     os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def replace(path: pathlib.Path, content: bytes) -> None:
+  """Replaces a file atomically."""
+  with whole(path) as temporary, open(temporary, "wb") as file:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-r"""150 experts of 25M parameters behind one server, with memory for 40 of them.
+r"""150 experts of 33.7M parameters on one server, with memory for 40 of them.
 
   python -m launch.benchmark --config=configs/benchmark/experts.py \
     --cpu_devices=1 --output=results/experts.json
@@ -6,8 +6,8 @@ r"""150 experts of 25M parameters behind one server, with memory for 40 of them.
 For each eviction policy a server answers streams of requests (zipf, uniform,
 bursty, cyclic over slots + 1) over HTTP. Every stream's first requests are also
 sent to one server process per expert, stopped and started as llama-swap does.
-The experts have random parameters and take 15 GB on disk in runs/. The run
-takes about an hour; `experts.py:test` takes a minute.
+The experts have random parameters and take 20.2 GB on disk in runs/. The run
+takes an estimated hour; `experts.py:test` takes minutes.
 """
 
 import ml_collections

@@ -1,6 +1,6 @@
 """Server of experts over HTTP, compared with one server process per expert.
 
-The second is the behaviour of llama-swap: requests are taken in the order of
+The baseline reproduces llama-swap: requests are taken in the order of
 arrival; one for another expert waits until the requests under way have ended,
 the process is stopped, and a process for the expert has started. Both run the
 same server program on the same files under the same memory limit.
@@ -25,7 +25,6 @@ import numpy as np
 from caatnet import commands
 from caatnet.benchmarks.harness import memory_limits, processes, setup
 from caatnet.benchmarks.harness.memory_limits import Group
-from caatnet.checks import one_of
 from caatnet.config import experts
 from caatnet.serving.experts import Library
 from caatnet.serving.server import client
@@ -46,8 +45,6 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/experts.py.
   """
   given = config.benchmark
-  for name in given.streams:
-    one_of("benchmark.streams", name, tuple(composition.ORDERS))
   library = experts.create_random(config.experts.path, config, given.number)
   size = library.size_bytes(library.names[0])
   streams = {kind: _questions(config, library, kind) for kind in given.streams}
@@ -109,21 +106,22 @@ def _server(
   num_slots: int = 0, warm_up: bool = True,
 ) -> Iterator[str]:
   """Runs a server of a library in a process; yields its URL."""
-  port, options = processes.free_port(), config.experts
-  inference = {
-    key: config.inference[key]
-    for key in ("batch", "context", "page_size", "chunk")
+  port = processes.free_port()
+  ours = {"path": str(path), "eviction": eviction, "random": 0}
+  if num_slots:
+    ours["slots"] = num_slots
+  sections = {
+    "experts": config.experts.to_dict() | ours,
+    "inference": config.inference.to_dict(),
+    "serving": config.serving.to_dict(),
   }
   command = commands.spawned(
     "serve", "--config=configs/serving/experts.py", f"--port={port}",
     "--cpu_devices=1", f"--warm_up={warm_up}",
-    f"--config.experts.path={path}", f"--config.experts.eviction={eviction}",
-    f"--config.experts.slots={num_slots or options.slots}",
-    f"--config.experts.host_experts={options.host_experts}",
-    f"--config.experts.prefetch={options.prefetch}",
-    f"--config.experts.patience={options.patience}",
-    f"--config.experts.deadline_s={options.deadline_s}",
-    *(f"--config.inference.{key}={value}" for key, value in inference.items()),
+    *(
+      f"--config.{section}.{key}={value}"
+      for section, values in sections.items() for key, value in values.items()
+    ),
   )
   url = f"http://127.0.0.1:{port}"
   with (

@@ -8,6 +8,22 @@ from caatnet.config.schema.fields import (
   section,
 )
 
+# Names of `parallel.memory.evictions.EVICTIONS` for servers.
+EVICTIONS = "lru", "lfu", "lookahead"
+# Names of `caatnet.studies.serving.composition.ORDERS`.
+ORDERS = "zipf", "uniform", "bursty", "cyclic"
+DEADLINE = (
+  "Seconds without a step after which an expert with requests is loaded, "
+  "regardless of the switching cost."
+)
+PATIENCE = (
+  "Factor of the switching cost: a load that evicts an expert with requests "
+  "starts when the accumulated waiting time exceeds patience x switch_s x its "
+  "requests."
+)
+EXPONENT = "Exponent of Zipf's distribution over experts."
+BURST = "Mean number of consecutive requests of an expert in a burst."
+
 
 @section
 class Experts:
@@ -19,9 +35,8 @@ class Experts:
   path: str = field("", "Directory of the experts, with experts.json.")
   slots: int = field(4, "Experts whose weights are on the device.", COUNT)
   eviction: str = field(
-    "lookahead", "Policy that selects the expert that a load replaces, a name "
-    "of `parallel.memory.evictions.EVICTIONS`.",
-    ("lru", "lfu", "lookahead"),
+    "lookahead", "Policy that selects the expert that a load replaces.",
+    EVICTIONS,
   )
   prefetch: int = field(
     1, "Largest number of loads that run concurrently with steps of other "
@@ -35,17 +50,11 @@ class Experts:
     16, "Experts that are kept in host memory; others are read from their "
     "files.", COUNT_OR_NONE,
   )
-  deadline_s: float = field(
-    30.0, "Seconds without a step after which an expert with requests is "
-    "loaded at any cost.", NOT_NEGATIVE,
-  )
+  deadline_s: float = field(30.0, DEADLINE, NOT_NEGATIVE)
   switch_s: float = field(
     0.0, "Time of a switch in seconds; 0 for the measured one.", NOT_NEGATIVE
   )
-  patience: float = field(
-    1.0, "Waiting, as a factor of the waiting that a switch causes, after "
-    "which an expert with requests is evicted.", NOT_NEGATIVE,
-  )
+  patience: float = field(1.0, PATIENCE, NOT_NEGATIVE)
   random: int = field(
     0, "Number of experts with random parameters that are created in the "
     "directory; 0 for an existing one.", COUNT_OR_NONE,

@@ -33,7 +33,7 @@ from caatnet.inference.requests import Request as Asked
 from caatnet.inference.sampling import Top
 from caatnet.serving.cache.pages import runs
 from caatnet.serving.engine.executor import Copy, Event, Load, Step
-from caatnet.serving.engine.expert_weights import ExpertWeights, name_of
+from caatnet.serving.engine.expert_weights import ExpertWeights
 from caatnet.serving.engine.measured import MeasuredCosts
 
 _NONE = np.zeros(0, np.int32)
@@ -423,7 +423,7 @@ class DecoderExecutor:
         return []
       finally:
         for load in loading:
-          moved = self.weights.moved[name_of(load.expert)]
+          moved = self.weights.counters(load.expert)
           moved.exposed_s += time.perf_counter() - begun
     while not self._ended.empty():
       found += self._next_copy()

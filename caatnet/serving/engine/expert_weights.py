@@ -87,7 +87,7 @@ class ExpertWeights:
         load fail.
     """
     self.device = device
-    self.moved: dict[str, Moved] = collections.defaultdict(Moved)
+    self.moved: dict[str, Moved] = {}
     self._slots: list[Any] = [None] * num_slots
     self._num_host, self._read = num_host, read
     # Least recently loaded first; whole experts in the format of inference.
@@ -121,6 +121,11 @@ class ExpertWeights:
     """
     self._slots[slot] = None
 
+  def counters(self, key: str) -> Moved:
+    """Returns the counters of the expert with a key."""
+    with self._lock:
+      return self.moved.setdefault(name_of(key), Moved())
+
   def forget(self, key: str) -> None:
     """Removes an expert from host memory."""
     with self._lock:
@@ -132,12 +137,14 @@ class ExpertWeights:
     Returns:
       "" for success; otherwise the reason of the failure, in one line.
     """
-    counters = self.moved[name_of(key)]
+    counters = self.counters(key)
     begun = time.perf_counter()
     try:
       stored = self._from_host(key, counters)
       arrays = self._put(stored)
-    # Any failure, also of memory, ends only the requests of this expert.
+    except KeyboardInterrupt:
+      raise
+    # Any other failure, also of memory, ends only the requests of this expert.
     except BaseException as error:
       counters.failures += 1
       reason = " ".join(str(error).split()) or type(error).__name__

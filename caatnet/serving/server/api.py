@@ -184,15 +184,24 @@ class Api:
     return Json(self._card(name, await self.service.state()))
 
   def _card(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the description of a model, with fields of our own."""
+    """Returns the description of a model, with fields of our own.
+
+    Raises:
+      ApiError: It was removed meanwhile.
+    """
+    try:
+      details = self._models.details(name, state)
+    except ValueError as error:
+      raise ApiError(404, str(error), "model_not_found", "model") from error
     return {
       "id": name, "object": "model", "created": self._created,
       "owned_by": "caatnet", "max_model_len": self._bounds.context,
       "vocab_size": self._bounds.vocab_size,
-    } | self._models.details(name, state)
+    } | details
 
   async def _add_expert(self, request: Request) -> Response:
     """Adds an expert from a path of the server's machine."""
+    self._check_changeable()
     given = fields.expert(await self._body(request, named=False))
     if given.name in self._names():
       raise ApiError(
@@ -206,6 +215,11 @@ class Api:
     name = request.path_params["name"]
     given = fields.expert(await self._body(request, named=False))
     self._check_expert(name)
+    if given.name not in ("", name):
+      raise ApiError(
+        400, f"name {given.name!r} is not that of the path, {name!r}", None,
+        "name",
+      )
     return await self._change(name, True, given)
 
   async def _remove_expert(self, request: Request) -> Response:
@@ -220,7 +234,6 @@ class Api:
     self, name: str, replaces: bool, given: fields.Expert
   ) -> Response:
     """Adds or replaces an expert, and returns its description."""
-    self._check_changeable()
     await self._blocking(
       self._models.change, self._models.library, name, replaces, given.path,
       given.kind, given.description,
@@ -451,10 +464,11 @@ class Api:
   def _end(self, opened: Opened) -> None:
     """Ends a request's use of a model, and frees weights without requests."""
     self._models.close(opened)
-    self._forget()
+    if retired := self._models.retire():
+      self.service.forget(retired, self._models.pinned)
 
   def _forget(self) -> None:
-    """Frees the memory of experts that were replaced or removed."""
+    """Frees experts that were replaced or removed; pins those of the list."""
     self.service.forget(self._models.retire(), self._models.pinned)
 
   def _add_choices(

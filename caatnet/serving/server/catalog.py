@@ -205,15 +205,13 @@ class Catalog:
 
     The files stay open until the function is deleted.
     """
-    library = self.library
-    revision, load = library.read(name)
-    key, form = f"{name}@{revision}", library.form(name)
-    if form == WHOLE:
-      return key, lambda: Stored(form, load())
-    base = library.base(name)
-    base_revision, load_base = library.read(base)
+    ours = self.library.read(name)
+    key = f"{name}@{ours.revision}"
+    if ours.form == WHOLE:
+      return key, lambda: Stored(WHOLE, ours.load())
+    base = self.library.read(ours.base)
     return key, lambda: Stored(
-      form, load(), f"{base}@{base_revision}", load_base
+      ours.form, ours.load(), f"{ours.base}@{base.revision}", base.load
     )
 
   def close(self, opened: Opened) -> None:

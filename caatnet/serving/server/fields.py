@@ -13,7 +13,7 @@ template, such as Qwen3's ``enable_thinking``.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -332,7 +332,9 @@ class _Tokens(_Object):
   ]
 
 
-class _Expert(_Object):
+class Expert(_Object):
+  """Expert to add or to replace."""
+
   path: Annotated[str, Field(
     min_length=1, description="must be the path of a run's folder or of a "
     "safetensors file on the server's machine",
@@ -342,19 +344,9 @@ class _Expert(_Object):
   description: _Name = ""
 
 
-class Expert(NamedTuple):
-  """Expert to add or to replace; see `_Expert`."""
-
-  path: str
-  name: str
-  kind: str
-  description: str
-
-
 def expert(body: Any) -> Expert:
   """Parses the body of /v1/experts; see `text`."""
-  given: _Expert = _validated(_Expert, body, {})
-  return Expert(given.path, given.name, given.kind, given.description)
+  return _validated(Expert, body, {})
 
 
 def text(body: Any) -> tuple[str, bool]:

@@ -279,9 +279,7 @@ class Service:
       await asyncio.wait([answer], timeout=_PATIENCE_S)
     return self._seen | {"age_s": self.now() - self._seen_s}
 
-  def forget(
-    self, experts: Sequence[str], pinned: frozenset[str] = frozenset()
-  ) -> None:
+  def forget(self, experts: Sequence[str], pinned: frozenset[str]) -> None:
     """Frees the memory of experts that no later request needs.
 
     Args:
@@ -296,8 +294,7 @@ class Service:
         self.engine.executor.weights.forget(key)
         self._scheduler.policy.slots.drop(key)
 
-    if experts:
-      self._do(drop)
+    self._do(drop)
 
   def _deliver(self, batch: Sequence[News]) -> None:
     """Delivers events to their calls, and updates the metrics."""

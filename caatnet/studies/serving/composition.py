@@ -19,7 +19,6 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from caatnet.checks import one_of
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
@@ -29,8 +28,7 @@ from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies.experts import Experts
 from caatnet.serving.scheduler.scheduler import Scheduler
-from caatnet.studies.serving import composition_figures, server
-from parallel.memory.evictions import EVICTIONS
+from caatnet.studies.serving import composition_figures, server, tails
 from parallel.memory.slots import Slots, misses
 from parallel.network import inference
 from parallel.workload import Transformer
@@ -57,10 +55,6 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: A stream or policy is unknown, or the slots do not fit.
   """
-  for kind in config["streams"]:
-    one_of("config.streams", kind, tuple(ORDERS))
-  for eviction in config["evictions"]:
-    one_of("config.evictions", eviction, tuple(EVICTIONS))
   cells: dict[str, list[dict[str, Any]]] = {
     "streams": [
       {"stream": kind, "eviction": eviction}
@@ -167,7 +161,8 @@ def requests(
   """
   given = config["stream"]
   rng = np.random.default_rng(given["seed"])
-  count = given["requests"] // (_FEWER if output >= _LONG else 1)
+  fewer = _FEWER if output >= _LONG else 1
+  count = max(1, given["requests"] // fewer)
   experts = ORDERS[kind](rng, count, config)
   groups = -(-count // batch)
   times = rng.exponential(batch / rate, groups).cumsum().repeat(batch)[:count]
@@ -247,7 +242,7 @@ class Tiers:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """What a simulation varies.
+  """Values that a simulation varies.
 
   Attributes:
     stream: Order of the experts, a key of `ORDERS`.
@@ -334,7 +329,7 @@ def _waits(served: list[Request]) -> dict[str, float]:
   ttft = np.array([request.ttft_s for request in served])
   whole = np.array([request.end_s - request.arrival_s for request in served])
   names = [request.expert for request in served]
-  experts, which = np.unique(names, return_inverse=True)
+  _, which = np.unique(names, return_inverse=True)
   means = np.bincount(which, ttft) / np.bincount(which)
   return {
     "ttft_p50_s": float(np.percentile(ttft, 50)),
@@ -342,7 +337,7 @@ def _waits(served: list[Request]) -> dict[str, float]:
     "ttft_worst_s": float(ttft.max()),
     "latency_p50_s": float(np.percentile(whole, 50)),
     "latency_p99_s": float(np.percentile(whole, 99)),
-    "jain": float(means.sum() ** 2 / (len(experts) * (means**2).sum())),
+    "jain": tails.jain(means),
   }
 
 

@@ -148,7 +148,7 @@ def _row(
     "found": sum(r.num_hits for r in outcome.served),
     "largest": max(both.values()),
     "pair": list(max(both, key=lambda pair: both[pair])),
-    "jain": float(got.sum() ** 2 / (len(got) * (got**2).sum())),
+    "jain": tails.jain(got),
     "until_s": float(end),
     "grid": grid.tolist(),
     "service": curves,

@@ -69,3 +69,18 @@ def text(found: Mapping[str, Any], percentile: str) -> str:
   """Formats a percentile and its interval as a cell of a table."""
   value, low, high = found[percentile]
   return f"{value:.3g} ({low:.3g} to {high:.3g})"
+
+
+def jain(values: np.ndarray) -> float:
+  """Returns Jain's index of fairness, from 1 / n to 1 if all are equal.
+
+  Source: Jain, Chiu and Hawe, DEC-TR-301, 1984.
+
+  Args:
+    values: Amount that each of n clients receives, ``[n]``.
+
+  Example:
+    >>> jain(np.array([2.0, 2.0])), jain(np.array([1.0, 0.0]))
+    (1.0, 0.5)
+  """
+  return float(values.sum() ** 2 / (len(values) * (values**2).sum()))

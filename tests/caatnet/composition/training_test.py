@@ -100,7 +100,7 @@ def test_library_has_the_checkpoints_of_the_runs(finished):
   library.add_run(
     found, "small", workdir / "runs" / "c_seed0", form="int8", kind="c"
   )
-  assert (found.form("small"), found.base("small")) == ("int8", "base")
+  assert found.read("small")[2:] == ("int8", "base")
   found.remove("small")
 
 

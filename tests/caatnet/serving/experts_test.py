@@ -37,7 +37,7 @@ def test_weights_are_read_with_equal_bits(library):
     "norm": np.array([np.nan, -0.0, np.inf, 1e-45], np.float32),
   }
   revision = library.add("b", given)
-  found, load = library.read("b")
+  found, load, *_ = library.read("b")
   assert found == revision == library.entry("b").sha256[:12]
   for x in (load(), load()):  # twice: it is loaded again after an eviction
     assert x["blocks"]["w"].tobytes() == given["blocks"]["w"].tobytes()
@@ -122,7 +122,13 @@ def test_difference_from_another_base_is_refused(library):
   delta = {"blocks": {"w": np.zeros((2, 1, 3, 4), np.float32)},
            "norm": np.zeros(4, np.float32)}
   library.add("d", delta, form="low_rank", base="base")
-  assert (library.form("d"), library.base("d")) == ("low_rank", "base")
+  assert library.read("d")[2:] == ("low_rank", "base")
+  with pytest.raises(ValueError, match="'d' must be another expert, stored wh"):
+    library.add("e", delta, form="low_rank", base="d")
+  library.remove("d")
+  with pytest.raises(ValueError, match="'base' must be another expert"):
+    library.replace("base", delta, form="low_rank", base="base")
+  library.add("d", delta, form="low_rank", base="base")
   for change in (
     lambda: library.replace("base", tree(5.0)), lambda: library.remove("base")
   ):
@@ -137,7 +143,7 @@ def test_difference_from_another_base_is_refused(library):
 
 
 def test_reader_gets_the_weights_of_its_revision_after_a_replacement(library):
-  old, load = library.read("a")
+  old, load, *_ = library.read("a")
   other = Library(library.path)  # another process
   new = other.replace("a", tree(2.0))
   assert load()["blocks"]["w"].flat[0] == 1.0
@@ -158,7 +164,7 @@ def test_concurrent_replacements_are_read_whole(library):
   def read():
     reader, revisions = Library(library.path), {}
     while not done.is_set():
-      revision, load = reader.read("a")
+      revision, load, *_ = reader.read("a")
       found = set(load()["blocks"]["w"].flat)
       if len(found) > 1 or revisions.setdefault(revision, found) != found:
         wrong.append(found)

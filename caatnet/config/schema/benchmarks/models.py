@@ -1,6 +1,7 @@
 """Benchmarks of training, decoding and serving."""
 
 from caatnet.config.schema.benchmarks.shared import PROMPT, ROUNDS, TOKENS
+from caatnet.config.schema.experts import BURST, EVICTIONS, EXPONENT, ORDERS
 from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
@@ -110,11 +111,10 @@ class Experts:
 
   number: int = field(150, "Number of experts.", TWO_OR_MORE)
   streams: tuple[str, ...] = field(
-    ("zipf", "uniform", "bursty", "cyclic"), "Orders of the requested experts: "
-    "names of `caatnet.studies.serving.composition.ORDERS`.",
+    ORDERS, "Orders of the requested experts.", ORDERS
   )
   evictions: tuple[str, ...] = field(
-    ("lru", "lfu", "lookahead"), "Values of config.experts.eviction."
+    EVICTIONS, "Values of config.experts.eviction.", EVICTIONS
   )
   seconds: float = field(
     240.0, "Seconds in which the requests of a stream arrive.", POSITIVE
@@ -122,12 +122,8 @@ class Experts:
   rate: float = field(2.0, "Mean number of requests per second.", POSITIVE)
   prompt: int = field(32, PROMPT, COUNT)
   tokens: int = field(20, TOKENS, COUNT)
-  exponent: float = field(
-    1.0, "Exponent of Zipf's distribution over experts.", NOT_NEGATIVE
-  )
-  burst: int = field(
-    8, "Mean number of consecutive requests of an expert in a burst.", COUNT
-  )
+  exponent: float = field(1.0, EXPONENT, NOT_NEGATIVE)
+  burst: int = field(8, BURST, COUNT)
   seed: int = field(0, "Seed of experts, arrivals and prompts.", SEED)
   memory: int = field(
     40, "Memory limit of a server process in experts, for root with cgroups of "

@@ -1,5 +1,13 @@
 """Config of the study of compositions of experts."""
 
+from caatnet.config.schema.experts import (
+  BURST,
+  DEADLINE,
+  EVICTIONS,
+  EXPONENT,
+  ORDERS,
+  PATIENCE,
+)
 from caatnet.config.schema.fields import (
   COUNT,
   NOT_NEGATIVE,
@@ -33,14 +41,8 @@ class Composition(Study):
     file_rate: float = field(
       7e9, "Bytes per second from a file to a slot, an assumption.", POSITIVE
     )
-    deadline_s: float = field(
-      10.0, "Seconds without a step after which an expert with requests is "
-      "loaded at any cost.", NOT_NEGATIVE,
-    )
-    patience: float = field(
-      1.0, "Factor of the switching cost (config.experts.patience).",
-      NOT_NEGATIVE,
-    )
+    deadline_s: float = field(10.0, DEADLINE, NOT_NEGATIVE)
+    patience: float = field(1.0, PATIENCE, NOT_NEGATIVE)
 
   @section
   class Stream:
@@ -54,12 +56,8 @@ class Composition(Study):
     output: int = field(20, "Tokens of a response.", COUNT)
     rate: float = field(4.0, "Requests per second.", POSITIVE)
     batch: int = field(1, "Requests that arrive together.", COUNT)
-    exponent: float = field(
-      1.0, "Exponent of Zipf's distribution over experts.", NOT_NEGATIVE
-    )
-    burst: int = field(
-      8, "Mean number of consecutive requests of an expert in a burst.", COUNT
-    )
+    exponent: float = field(1.0, EXPONENT, NOT_NEGATIVE)
+    burst: int = field(8, BURST, COUNT)
     seed: int = field(0, "Seed of experts, arrivals and tokens.", SEED)
 
   @section
@@ -104,10 +102,10 @@ class Composition(Study):
   experts: Experts = field(Experts, "Experts and their tiers.")
   stream: Stream = field(Stream, "Requests.")
   streams: tuple[str, ...] = field(
-    ("zipf", "uniform", "bursty", "cyclic"), "Orders of experts to simulate.",
+    ORDERS, "Orders of experts to simulate.", ORDERS
   )
   evictions: tuple[str, ...] = field(
-    ("lru", "lfu", "lookahead"), "Eviction policies to compare.",
+    EVICTIONS, "Eviction policies to compare.", EVICTIONS
   )
   slots: tuple[int, ...] = field(
     (1, 2, 3, 4, 5), "Numbers of slots to scan.", COUNT

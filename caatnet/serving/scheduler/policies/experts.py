@@ -3,7 +3,7 @@
 The weights of some experts are in slots on the device. An expert with requests
 and without a slot is *absent*. Its load runs concurrently with steps of other
 experts. A load that evicts an expert without requests starts at once. One that
-evicts an expert with requests has to pay: it starts when
+evicts an expert with requests starts only when
 
     requests of the absent expert x seconds since its last step
     >= patience x switch_s x requests of the evicted expert,
@@ -63,7 +63,7 @@ class Experts(ClientLines):
       slots: Slots of weights; None for a server with one model.
       switch_s: Time of a load in seconds.
       deadline_s: Seconds without a step after which an expert with requests is
-        loaded at any cost.
+        loaded regardless of the switching cost.
       prefetch: Largest number of loads that run concurrently with steps; 0 to
         load only when no expert in a slot has requests, or one is overdue.
       patience: Factor of the switching cost; larger values switch less.
