@@ -55,8 +55,8 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
   "profile",
   "",
-  "train: steps to trace for Perfetto, FIRST:LAST, e.g. 10:13. sends: folder "
-  "of a trace of jax.profiler, to measure collectives.",
+  "train: steps to trace for Perfetto, FIRST:LAST, e.g. 10:13, and whose "
+  "collectives are measured. sends: folder of a trace of jax.profiler.",
 )
 flags.DEFINE_bool(
   "json", False, "Print JSON, not tables: one object, or one for each prompt."

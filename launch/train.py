@@ -38,6 +38,13 @@ def main() -> None:
   result = train(
     experiment, workdir, label=config.name, profile=options.profile()
   )
+  if result.profiled:
+    from caatnet.show import render
+    from caatnet.studies.sends import foreign
+
+    render.show(foreign.of_trace(
+      result.profiled, experiment.program.layout.mesh, workdir / "profile"
+    ))
   if not result.finished:
     return
   data = experiment.data

@@ -73,6 +73,8 @@ class TrainResult:
       two; None if it made no other steps.
     communication: Communication per step by axis and phase, rows of
       `caatnet.train.traffic.communication_per_step`.
+    profiled: Programs of the steps in the profiler's trace, by the variant of
+      the outer loop's plan.
   """
 
   step: int
@@ -81,6 +83,9 @@ class TrainResult:
   measures: dict[str, float]
   units_per_second: float | None
   communication: list[dict[str, Any]]
+  profiled: dict[Any, jax.stages.Compiled] = dataclasses.field(
+    default_factory=dict
+  )
 
 
 def train(
@@ -155,6 +160,7 @@ class Run:
   ) -> None:
     self.experiment, self.workdir = experiment, files.folder(workdir)
     self.profile, self.tracing = profile, False
+    self.profiled: dict[Any, jax.stages.Compiled] = {}
     if profile is not None and files.is_cloud(self.workdir):
       raise ValueError("--profile needs a --workdir on this machine")
     dataset = experiment.data.load(experiment.seed)
@@ -313,6 +319,7 @@ class Run:
       measures=self.dataset.measures(evaluation.means) if finished else {},
       units_per_second=self._units_per_second(),
       communication=self.communication,
+      profiled=self.profiled,
     )
 
   def _advance(self, step: int) -> tuple[int, Any]:
@@ -324,6 +331,8 @@ class Run:
       lowered = self.lowered.pop(plan.variant, None)
       lowered = lowered or self.experiment.lower_step(plan)
       self.programs[plan.variant] = lowered.compile()
+    if self.tracing:
+      self.profiled[plan.variant] = self.programs[plan.variant]
     numbers = jax.tree.map(np.int32, plan.numbers)
     self.state, metrics = self.update.run(
       self.programs[plan.variant], self.state, batch, numbers

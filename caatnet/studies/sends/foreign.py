@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import importlib
+import os
 import pathlib
 import runpy
 from typing import Any
 
 import jax
 
+from caatnet.show.report import Report
+from caatnet.studies.sends.report import report
 from parallel.xla import profiles, reading
 from parallel.xla.profiles import Measured
 from parallel.xla.reading import Reading
@@ -79,6 +82,27 @@ def measured(
       f"{', '.join(sorted(events)) or 'nothing'} did"
     )
   return found
+
+
+def of_trace(
+  programs: Mapping[Any, jax.stages.Compiled], mesh: jax.sharding.Mesh,
+  folder: str | os.PathLike[str],
+) -> Report:
+  """Returns what programs sent, with measured times.
+
+  Args:
+    programs: Variant -> program that ran during the trace.
+    mesh: Their mesh.
+    folder: Folder of the trace.
+
+  Raises:
+    ValueError: Several programs ran, whose times have equal names.
+  """
+  found = {
+    f"step {variant}" if variant else "step": reading.read(program, mesh=mesh)
+    for variant, program in programs.items()
+  }
+  return report(found, measured(found, os.fspath(folder)))
 
 
 def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:

@@ -17,6 +17,7 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.studies.sends import foreign
 from caatnet.train import loop
 from caatnet.train.records import read_metrics
 from configs.caatnet import tiny
@@ -130,13 +131,21 @@ def test_run_resumes_on_other_devices(finished, mesh, tmp_path):
 
 def test_profile_holds_its_steps_and_ends(tmp_path):
   config = override(tiny.get_config("test"), "train.num_steps=3")
-  loop.train(
-    experiments.build(config), tmp_path / "run", profile=(1, 2), quiet=True
+  experiment = experiments.build(config, {"tensor": 2})
+  result = loop.train(
+    experiment, tmp_path / "run", profile=(1, 2), quiet=True
   )
   (trace,) = (tmp_path / "run/profile").rglob("*.xplane.pb")
   assert trace.stat().st_size
   with pytest.raises(RuntimeError, match="No profile started"):
     jax.profiler.stop_trace()
+  assert list(result.profiled) == [()]
+  sent, *_, measured = foreign.of_trace(
+    result.profiled, experiment.program.layout.mesh, tmp_path / "run/profile"
+  ).tables
+  lines = [row["source"] for row in measured.rows]
+  assert set(lines) == {row["source"] for row in sent.rows}
+  assert all(row["transfer_s"] > 0 for row in measured.rows)
 
 
 def test_run_does_not_resume_with_another_text(finished, tmp_path):
