@@ -25,7 +25,7 @@ EDITED = {
   "train_step.json": TIMES, "zero_step.json": TIMES,
   "kernels_h100.json": TIMES, "train_step_h100.json": TIMES,
   "planner_memory_h200.json": HOURS, "planner_memory_v5p.json": HOURS,
-  "programs.json": HOURS, "fastswitch_paper.json": HOURS,
+  "programs.json": HOURS,
 }
 # Results of compiled programs, whose rows must name the program.
 PROGRAMS = {"kernels_bytes_h200.json", "kernels_bytes_v5p.json",
