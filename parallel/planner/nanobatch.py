@@ -16,10 +16,10 @@ reductions; S_m is left over from the layer before. R_j and S_j wait for their
 product and for the reduction before them, M_j for R_j, and A_m for S_m. While
 device and network are both busy, both run at the rate 1 / (1 + interference).
 
-The search is exact on a grid of sizes: it enumerates the ordered compositions of
-the tokens, discards those whose lower bound is not below the best plan so far,
-and simulates the rest. With device time D and network time N of a layer, two
-bounds are::
+The search is exact on a grid of sizes: it enumerates the ordered compositions
+of the tokens, discards those whose lower bound is not below the best plan so
+far, and simulates the rest. With device time D and network time N of a layer,
+two bounds are::
 
     max(D, N) + interference min(D, N)
     A_1 + ... + A_j + R_j + M_j + ... + M_m        for each j
@@ -76,8 +76,8 @@ class Reduction:
 class Costs:
   """Times of one layer on one device by the number of tokens, in seconds.
 
-  Arrays have the shape ``[tokens + 1]`` and begin with 0; entry n is the time of
-  n tokens. They need not be monotone.
+  Arrays have the shape ``[tokens + 1]`` and begin with 0; entry n is the time
+  of n tokens. They need not be monotone.
 
   Attributes:
     model: Name of the model.
@@ -89,6 +89,8 @@ class Costs:
     attend: Cumulative time of attention over the first n tokens, which is added
       to `attention`; None if that contains it.
     fixed_s: Time of a step outside of layers: embedding and head.
+    optimum_s: Time of a step at the peak rates of the hardware, if compute,
+      memory and network overlap fully; 0 if unknown.
   """
 
   model: str
@@ -98,6 +100,7 @@ class Costs:
   reductions: Mapping[Reduction, np.ndarray]
   attend: np.ndarray | None = None
   fixed_s: float = 0.0
+  optimum_s: float = 0.0
 
   def __post_init__(self) -> None:
     at_least("num_layers", self.num_layers)
@@ -143,8 +146,7 @@ class Plan:
     reduction: Way to reduce.
     step_s: Predicted time of the step.
     single_s: Predicted time of a single batch with the best reduction for it.
-    bound_s: Optimum: the larger of device and network time of a single batch
-      with this reduction.
+    optimum_s: Time at the peak rates of the hardware (`Costs.optimum_s`).
     considered: Number of plans in the search space.
     simulated: Number of plans that bounds did not exclude.
   """
@@ -154,7 +156,7 @@ class Plan:
   reduction: Reduction
   step_s: float
   single_s: float
-  bound_s: float
+  optimum_s: float = 0.0
   considered: int = 1
   simulated: int = 1
 
@@ -249,15 +251,8 @@ def plan(
           reduction = key
   return Plan(
     best, costs.model, reduction, best_s, single_s,
-    optimum(costs, reduction, num_tokens), considered, simulated,
+    costs.optimum_s, considered, simulated,
   )
-
-
-def optimum(costs: Costs, reduction: Reduction, num_tokens: int) -> float:
-  """Returns the larger of the device's and the network's time of a step."""
-  attention, mlp, sums = _pieces(costs, reduction, np.array([[num_tokens]]))
-  device, network = float(attention[0, 0] + mlp[0, 0]), float(2 * sums[0, 0])
-  return costs.fixed_s + costs.num_layers * max(device, network)
 
 
 def step_seconds(
