@@ -1,10 +1,10 @@
 """Nano-batches: break-even, and their interplay with p and low-bit reductions.
 
-A step of decodes and prompt tokens is planned by `parallel.planner.nanobatch` for each machine,
-number of tokens and interference. The break-even is the smallest number of
-tokens from which on every larger step gains more than a threshold. The joint
-table combines pieces with the fraction p of reduced channels and with the bits
-of a reduced number. The figures of NanoFlow are in
+`parallel.planner.nanobatch` plans a step of decodes and prompt tokens for each
+machine, number of tokens and interference. The break-even is the smallest
+number of tokens from which on every larger step gains more than a threshold.
+The joint table combines pieces with the fraction p of reduced channels and with
+the bits of a reduced number. The figures of NanoFlow are in
 `caatnet.studies.serving.nanobatch_figures`.
 """
 
