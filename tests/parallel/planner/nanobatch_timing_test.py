@@ -1,18 +1,18 @@
 """Properties of the timing of nano-operations."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from parallel.planner import nanobatch_timing
 from parallel.planner.nanobatch_timing import Operation
 
-KINDS = ("qkv", "sum", "mlp")
-
 
 def cut(rng, tokens):
   """Random consecutive ranges of tokens."""
   cuts = sorted({0, tokens, *rng.integers(1, tokens, 3).tolist()})
-  return list(zip(cuts, cuts[1:], strict=False))
+  return list(itertools.pairwise(cuts))
 
 
 def chain(rng, tokens, carried=True):
