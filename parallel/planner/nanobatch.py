@@ -268,7 +268,7 @@ def step_seconds(
     costs: Times of a layer.
     reduction: Way to reduce.
     sizes: Tokens of each piece, ``[..., pieces]``.
-    interference: As for `plan`.
+    interference: Slowdown of both resources, an argument of `plan`.
   """
   sizes = np.asarray(sizes)
   cut = sizes.reshape(-1, sizes.shape[-1])
@@ -339,7 +339,7 @@ def _layer_seconds(
   Args:
     attention, mlp, sums: Times of the pieces, ``[plans, pieces]``.
     pending: Time of the reduction that the layer before left, ``[plans]``.
-    interference: As for `plan`.
+    interference: Slowdown of both resources, an argument of `plan`.
   """
   plans, pieces = sums.shape
   done = np.zeros((plans, 1))

@@ -227,13 +227,13 @@ def _figure(result: Row) -> plot.Figure:
         ))
       ],
       f"{machine}, {tokens:,} tokens", "p", "p = 1, 16 bits, one batch = 1",
-      grid=True, legend="upper right",
+      grid=True, legend="lower left",
     )
     for machine in dict.fromkeys(r["machine"] for r in result["joint"])
   ]
   columns = max(len(gains), len(joint))
   return plot.Figure(
-    [*gains, *joint], (4.2 * columns, 7.6), columns,
+    [*gains, *joint], (3.8 * columns, 7.0), columns,
   )
 
 

@@ -134,7 +134,7 @@ def test_predicted_time_is_that_of_the_simulator(seed):
 
 
 def test_no_overlap_is_gained_at_full_interference():
-  """At 1 the time is that of all pieces one after another."""
+  """Pieces that run one after another take as long."""
   costs = drawn(np.random.default_rng(3), 100)
   sizes = [40, 60]
   alone = nanobatch.step_seconds(costs, WAYS[0], sizes, 1.0)
