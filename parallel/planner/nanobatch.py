@@ -177,15 +177,6 @@ class Plan:
     """Throughput relative to a single batch."""
     return self.single_s / self.step_s
 
-  @property
-  def ranges(self) -> tuple[range, ...]:
-    """Token range of each piece."""
-    ends = itertools.accumulate(self.sizes)
-    return tuple(
-      range(end - size, end)
-      for size, end in zip(self.sizes, ends, strict=True)
-    )
-
   def check(self, model: str, num_tokens: int) -> None:
     """Checks that the plan fits a step.
 

@@ -16,7 +16,7 @@ import numpy as np
 from parallel.hardware.devices import Device
 from parallel.network import inference
 from parallel.network.inference import Machine
-from parallel.planner import nanobatch_costs
+from parallel.planner import nanobatch_costs, nanobatch_timing
 from parallel.planner.nanobatch import Costs, Plan, Reduction
 from parallel.planner.nanobatch_costs import Mix
 from parallel.planner.nanobatch_timing import Operation
@@ -139,7 +139,22 @@ def operations(
     pipeline: Sizes.
     times: Times of its operations.
     memory: Whether attention runs alongside products, or between them.
+
+  Raises:
+    ValueError: Tokens are missing in an operation, or are in two ranges.
   """
+  made = _operations(pipeline, times, memory)
+  # Only the first nano-batch is gathered.
+  nanobatch_timing.check(
+    [o for o in made if o.kind != "gather"], pipeline.tokens
+  )
+  return made
+
+
+def _operations(
+  pipeline: Pipeline, times: Layer, memory: bool
+) -> list[Operation]:
+  """Returns operations that have not been checked."""
   halves = _ranges((pipeline.first, pipeline.tokens - pipeline.first))
   parts = _ranges([n for half in pipeline.attention for n in half])
   first = [r for r in parts if r[1] <= pipeline.first]

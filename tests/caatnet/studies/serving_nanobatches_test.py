@@ -1,7 +1,9 @@
 """Properties of the study of nano-batches."""
 
+import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 
 from caatnet.studies.serving import (
@@ -99,6 +101,20 @@ def test_published_pipelines_have_each_token_once(name):
   sums = [o for o in made if o.kind == "sum_1" and o.start == 0]
   assert [o.seconds for o in gathers] == [o.seconds for o in sums]
   assert len({o.kind for o in covered}) == (5 if pipeline.gpus == 1 else 7)
+
+
+def test_pipeline_whose_sizes_do_not_add_up_is_rejected():
+  pipeline, layer = timed()
+  for attention, message in (
+    (((256, 384), (768,)), "qkv: tokens 1408 to 2048 are missing"),
+    (((256, 384), (768, 641)), "qkv: tokens 2048 to 2049 are in two ranges"),
+  ):
+    wrong = dataclasses.replace(pipeline, attention=attention)
+    longer = dataclasses.replace(
+      layer, attend=np.zeros(3000), sums=np.zeros(3000)
+    )
+    with pytest.raises(ValueError, match=message):
+      nanobatch_pipelines.operations(wrong, longer)
 
 
 def test_order_of_llama_2_is_that_of_the_repository():
