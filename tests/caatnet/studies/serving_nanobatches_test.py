@@ -136,6 +136,39 @@ def test_order_of_llama_2_is_that_of_the_repository():
   ]
 
 
+def test_products_wait_for_what_their_tokens_need():
+  pipeline, layer = timed()
+  made = nanobatch_pipelines.operations(pipeline, layer)
+  needs = nanobatch_timing.dependencies(made)
+
+  def of(kind, start):
+    (i,) = (
+      i for i, o in enumerate(made) if (o.kind, o.start) == (kind, start)
+    )
+    return [
+      (made[n % len(made)].kind, made[n % len(made)].start, n < 0)
+      for n in needs[i]
+    ]
+
+  assert of("qkv", 256) == [("sum_2", 0, True)]
+  assert of("qkv", 1408) == [("sum_2", 1408, True)]
+  assert of("gather", 0) == [("attend", 0, False), ("attend", 256, False)]
+  assert of("out", 0) == [("gather", 0, False)]
+  assert of("out", 640) == [("attend", 640, False), ("attend", 1408, False)]
+  assert of("up", 640) == [("sum_1", 640, False)]
+
+
+def test_active_parameters_count_the_experts_of_a_token():
+  sizes = {
+    name: p.active_parameters / 1e9
+    for name, p in nanobatch_pipelines.PIPELINES.items()
+  }
+  assert sizes == pytest.approx({
+    "llama-2-70b": 68.98, "llama-3-8b": 8.03, "qwen2-72b": 72.7,
+    "mixtral-8x7b": 12.88,
+  }, rel=1e-3)
+
+
 def test_overlap_gains_at_most_what_it_hides():
   pipeline, layer = timed()
   whole = nanobatch_timing.sequential_seconds(
@@ -189,7 +222,35 @@ def test_published_ratios_and_optimum_are_arithmetic(result):
   assert result["optimum"][0]["rate"] == pytest.approx(260e12, rel=1e-3)
   assert result["optimum"][2]["tokens"] == pytest.approx(2000)
   assert result["offload"]["optimum_rate"] == pytest.approx(4.868e9, rel=1e-3)
-  assert result["offload"]["turns"] == pytest.approx(5.04)
+  offload = result["offload"]
+  assert offload["turns"] == pytest.approx(5.04)
+  # A rate at which copies take 3.0% of a step.
+  assert offload["rate"] / 8 / offload["cost_rate"] == pytest.approx(0.03)
+  for share, rate in zip(offload["exposed"], (32e9, 25e9), strict=True):
+    assert share == pytest.approx(offload["rate"] / 8 / rate)
+
+
+def test_pipelines_are_compared_with_the_optimum_of_the_paper(result):
+  for row in result["pipelines"]:
+    pipeline = nanobatch_pipelines.PIPELINES[row["model"]]
+    assert row["optimal"] == pytest.approx(
+      row["throughput"] * 2 * pipeline.active_parameters / 260e12, rel=1e-3
+    )
+    assert row["ours_fitted_gain"] <= row["ours_gain"]
+    assert (row["ours_fitted_gain"] < row["ours_gain"]) == (pipeline.gpus > 1)
+
+
+def test_steps_of_curves_have_a_bounded_number_of_decodes(result):
+  found = nanobatches.mix(1000, CONFIG)
+  assert (found.decodes, found.prefills) == (256, 744)
+  assert (found.context, found.prefill_context) == (1024, 512)
+  assert nanobatches.mix(9, CONFIG) == Mix(9, 1024, 0, 512)
+  for row in result["curves"]:
+    ranks = 8
+    assert row["rate"] == pytest.approx(row["tokens"] / ranks / row["step_s"])
+    assert row["optimum_rate"] * row["of_optimum"] == pytest.approx(
+      row["rate"]
+    )
 
 
 def test_report_shows_the_same_cells_in_each_format(result):

@@ -156,10 +156,31 @@ def test_reductions_take_the_time_of_their_bytes(end):
   assert not none.any()
 
 
+def test_a_layer_is_the_sum_of_its_parts():
+  found = costs(Mix(100, 600, 28, 50))
+  profile = nanobatch_costs.profiles()["h100", 8]
+  assert (found.model, found.num_layers) == ("llama-2-70b", 80)
+  for got, parts in (
+    (found.attention, ("qkv", "out", "attention_rest")),
+    (found.mlp, ("up", "down", "mlp_rest")),
+  ):
+    assert got[128] == pytest.approx(
+      sum(profile.times(part, 128)[128] for part in parts)
+    )
+  # The head reads its table; the embedding is reduced once.
+  head = 32_000 * 8192 * 2 / 8 / H100.device.memory_bandwidth
+  assert found.fixed_s == pytest.approx(
+    head + found.reductions[Reduction()][128]
+  )
+
+
 def test_one_shot_is_faster_for_few_tokens_only():
   one, ring = (
     nanobatch_costs.reduction_times(H100, LLAMA_2_70B, Reduction(name), 4096)
     for name in ("one_shot", "all_reduce")
+  )
+  assert one[2048] == pytest.approx(
+    H100.all_reduce(1).least + 7 * 2048 * 8192 * 2 / H100.rate
   )
   assert one[32] < ring[32]
   assert one[2048] > ring[2048]
@@ -198,17 +219,31 @@ def test_optimum_is_a_bound_on_rooflines():
       assert best.network == pytest.approx(
         161 * machine.wire_seconds(mix.tokens * 8192 * 2)
       )
-  # Products and attention in FLOPs, and weights and cache in bytes.
-  mix = Mix(256, 1000)
-  best = nanobatch_costs.optimum(LLAMA_2_70B, H100, mix)
-  table = 32_000 * 8192
-  products = LLAMA_2_70B.num_layers * sum(LLAMA_2_70B.matrices) + table
-  scores = 4 * 80 * 8192 * 1000
+
+
+@pytest.mark.parametrize(("mix", "experts"), [
+  (Mix(256, 1000), (1, 1)), (Mix(256, 1000, 50, 400), (1, 1)),
+  (Mix(256, 1000), (8, 2)), (Mix(1, 1000), (8, 2)),
+])
+def test_optimum_counts_products_attention_weights_and_cache(mix, experts):
+  best = nanobatch_costs.optimum(LLAMA_2_70B, H100, mix, experts)
+  qkv, out, up, down = LLAMA_2_70B.matrices
+  number, top = experts
+  table = 32_000 * 8192  # of the head, for the decodes
+  flops = 2 * mix.decodes * table + 160 * mix.tokens * (
+    qkv + out + top * (up + down)
+  )
+  flops += 4 * 80 * 8192 * (
+    mix.decodes * mix.context + mix.prefills * mix.prefill_context
+  )
+  held = min(number, top * mix.tokens)
+  size = 2 * (table + 80 * (qkv + out + held * (up + down)))
+  size += mix.decodes * mix.context * 327_680
   assert best.compute == pytest.approx(
-    256 * (2 * products + scores) / 8 / H100.device.peak("bfloat16")
+    flops / 8 / H100.device.peak("bfloat16")
   )
   assert best.memory == pytest.approx(
-    (2 * products + 256 * 1000 * 327_680) / 8 / H100.device.memory_bandwidth
+    size / 8 / H100.device.memory_bandwidth
   )
 
 
