@@ -136,6 +136,25 @@ class Experts:
 
 
 @section
+class ExpertsSimulated:
+  """Switching between experts, compared with the simulator."""
+
+  rounds: int = field(3, "Measured runs of each row, which are pooled.", COUNT)
+  evictions: tuple[str, ...] = field(
+    EVICTIONS, "Values of config.experts.eviction.", EVICTIONS
+  )
+  requests: int = field(200, "Requests of a run.", COUNT)
+  load: float = field(
+    0.5, "Arrival rate as a share of the rate of requests one at a time.",
+    POSITIVE,
+  )
+  prompt: int = field(16, PROMPT, COUNT)
+  tokens: int = field(8, TOKENS, COUNT)
+  exponent: float = field(1.0, EXPONENT, NOT_NEGATIVE)
+  seed: int = field(0, "Seed of experts, arrivals and prompts.", SEED)
+
+
+@section
 class LargeGraph:
   """Graph that is larger than the memory of its process."""
 
