@@ -54,6 +54,7 @@ def _simulated(size: str) -> ml_collections.ConfigDict:
   config.experts.path = f"runs/experts_{size}"
   config.experts.random, config.experts.slots = 12, 4
   config.experts.host_experts = 12
+  config.inference.batch, config.inference.chunk = 4, 16  # few programs
   config.benchmark = defaults("benchmark", "experts_simulated")
   if size == "simulated":
     config.model.width, config.model.ffn_width = 256, 688

@@ -266,7 +266,8 @@ def _link(library: Library, name: str, path: pathlib.Path) -> None:
 def _say(row: dict[str, Any]) -> None:
   print(
     f"{row['stream']}, {row['eviction']}: {row['requests']} requests, "
-    f"{len(row['errors'])} errors, {row['loads']:g} loads", flush=True,
+    f"{len(row['errors'])} errors, {row['loads']:g} loads, TTFT P50 "
+    f"{row['ttft_p50_s']:.3f} s, P99 {row['ttft_p99_s']:.3f} s", flush=True,
   )
 
 

@@ -17,6 +17,7 @@ from caatnet.composition import library as composition
 from caatnet.config import experts, serving
 from caatnet.config.override import override
 from caatnet.inference.scoring import Scorer
+from caatnet.serving import differences
 from caatnet.serving.engine.device_weights import DeviceWeights
 from caatnet.serving.experts import Library
 from caatnet.serving.router import Router
@@ -320,6 +321,19 @@ def test_wrong_options_are_refused(files, overrides, message):
   with pytest.raises(ValueError, match=message) as error:
     experts.build(make_config(files, overrides), {"tensor": 2})
   assert "\n" not in str(error.value)
+
+
+def test_memory_of_slots_includes_the_base_of_differences(files, tmp_path):
+  path = shutil.copytree(files, tmp_path / "library")
+  library = Library(path)
+  tree = library.read(NAMES[0]).load()
+  library.add(
+    "d", differences.encode(tree, tree, "int8"), form="int8", base=NAMES[0]
+  )
+  for folder, counted in ((files, False), (path, True)):
+    with pytest.raises(ValueError, match="slots=1000000000 take") as error:
+      experts.build(make_config(folder, "experts.slots=1000000000"))
+    assert ("the base 0.00 GB" in str(error.value)) == counted
 
 
 def test_missing_library_names_the_command_that_trains_it(tmp_path):

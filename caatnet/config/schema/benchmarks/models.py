@@ -141,9 +141,9 @@ class ExpertsSimulated:
 
   rounds: int = field(3, "Measured runs of each row, which are pooled.", COUNT)
   evictions: tuple[str, ...] = field(
-    EVICTIONS, "Values of config.experts.eviction.", EVICTIONS
+    ("lru", "lookahead"), "Values of config.experts.eviction.", EVICTIONS
   )
-  requests: int = field(200, "Requests of a run.", COUNT)
+  requests: int = field(100, "Requests of a run.", COUNT)
   load: float = field(
     0.5, "Arrival rate as a share of the rate of requests one at a time.",
     POSITIVE,
