@@ -1,4 +1,4 @@
-"""Records of steps and loads, from which exposed times are computed."""
+"""Engine of experts and its simulator: hits, and times of loads."""
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies.experts import Experts
 from caatnet.serving.scheduler.scheduler import Scheduler
+from configs.benchmark import experts as config_of
 from parallel.memory.slots import Slots
 
 
@@ -51,3 +52,24 @@ def test_exposed_times_add_up_to_those_of_the_simulator(seed, prefetch):
   assert sum(map(sum, watched.step_s().values())) == pytest.approx(
     simulator.busy_s
   )
+
+
+def test_hits_of_one_request_at_a_time_are_simulated_exactly(
+  tmp_path, monkeypatch
+):
+  # The programs of this test are not kept.
+  monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+  config = config_of.get_config("simulated_test")
+  config.experts.path = str(tmp_path / "library")
+  found = experts_simulated.run(config)
+  one, random = found["rows"]
+  assert (one["arrivals"], random["arrivals"]) == ("one at a time", "random")
+  real, simulated = one["engine"], one["simulated"]
+  for key in ("hits", "misses", "loads"):
+    assert real[key] == simulated[key]
+  assert real["hits"][0] + real["misses"][0] == config.benchmark.requests
+  assert 0 < real["misses"][0] < config.benchmark.requests
+  # Nothing is computed while the only request waits for its expert.
+  for side in (real, simulated):
+    assert side["exposed_mean_s"] == pytest.approx(side["load_s"])
+  assert sum(random["engine"]["hits"]) > 0

@@ -130,7 +130,7 @@ class Experts:
     "version 1; 0 for no limit.", COUNT_OR_NONE,
   )
   processes: int = field(
-    30, "Requests of each stream that are also sent to one server process per "
+    16, "Requests of each stream that are also sent to one server process per "
     "expert, which are stopped and started; 0 for none.", COUNT_OR_NONE,
   )
 
