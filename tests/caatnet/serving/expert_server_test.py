@@ -243,6 +243,26 @@ def test_echoed_prompts_are_scored_by_their_experts(client, distributions):
       assert max(top.values()) == pytest.approx(row.max(), abs=2e-4)
 
 
+def test_prompts_of_a_request_are_scored_as_lm_eval_asks(client, distributions):
+  prompts = [list(text.encode()) for text in ("abc", "z", "other text")]
+  answer = client.post("/v1/completions", json={
+    "model": NAMES[3], "prompt": prompts, "temperature": 0, "max_tokens": 1,
+    "logprobs": 1, "seed": 1234, "echo": True,
+  })
+  assert answer.status_code == 200, answer.text
+  choices = answer.json()["choices"]
+  for ids, choice in zip(prompts, choices, strict=True):
+    expected = distributions(NAMES[3], ids)
+    found = choice["logprobs"]["token_logprobs"]
+    # The last one is that of the drawn token.
+    np.testing.assert_allclose(
+      found[1:], [
+        *(row[t] for row, t in zip(expected, ids[1:], strict=False)),
+        expected[-1].max(),
+      ], rtol=0, atol=2e-4,
+    )
+
+
 def test_clients_of_unscored_prompts_can_leave(files):
   with running(files) as client:
     for name in NAMES:

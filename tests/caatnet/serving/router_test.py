@@ -8,7 +8,10 @@ from caatnet.serving.router import FILE, LONGEST, Router, features
 
 
 def entry(name, kind, origin="fine-tuned"):
-  return Entry(name, f"{name}.safetensors", "0" * 64, kind, "", origin)
+  return Entry(
+    name=name, file=f"{name}.safetensors", sha256="0" * 64, kind=kind,
+    description="", origin=origin,
+  )
 
 
 @pytest.fixture
