@@ -406,8 +406,14 @@ class Service:
 
   def _add_tickets(self) -> None:
     """Adds tickets of experts that have unscored prompts and no ticket."""
-    for expert in self._absent.keys() - self._tickets.keys():
-      first = self._absent[expert][0][0].request
+    for expert in [e for e in self._absent if e not in self._tickets]:
+      line = self._absent[expert]
+      while line and line[0][0].ended:  # the call is closed
+        line.popleft()
+      if not line:
+        del self._absent[expert]
+        continue
+      first = line[0][0].request
       ticket = Request(
         first.number, first.prompt[:1], 1, client=first.client, expert=expert,
         priority=first.priority, arrival_s=first.arrival_s,
