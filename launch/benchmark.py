@@ -46,7 +46,8 @@ BODIES = {
     "planner": ("planner", "planner_memory", "planner_truth"),
     "programs": ("kernels", "paged_attention", "programs"),
     "serving": (
-      "coded", "decoding", "engine", "experts", "server", "serving"
+      "coded", "decoding", "engine", "experts", "experts_simulated", "server",
+      "serving",
     ),
     "training": (
       "lockstep", "pipeline_schedules", "schedules", "train_step", "zero"

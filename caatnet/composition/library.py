@@ -125,7 +125,8 @@ def put(
     name: Name of the expert.
     replaces: Whether the expert exists.
     path: The folder, or a file with all parameters.
-    kind: Kind of text; "" for none, or for that of the replaced expert.
+    kind: Kind of text; "" for none, or for that of the replaced expert. A label
+      for added experts, which the router does not select.
     description: Description; "" for none, or for that of the replaced expert.
 
   Raises:

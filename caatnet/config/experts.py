@@ -1,6 +1,7 @@
 """Builder of a server of experts: library, weight slots, scheduler, engine."""
 
 from collections.abc import Callable, Mapping
+import contextlib
 import os
 from typing import Any
 
@@ -15,7 +16,7 @@ from caatnet.config.schema import tree
 from caatnet.config.schema.experts import Experts as Options
 from caatnet.serving.engine.device_weights import DeviceWeights
 from caatnet.serving.engine.expert_weights import ExpertWeights
-from caatnet.serving.experts import INDEX, Library
+from caatnet.serving.experts import INDEX, WHOLE, Library
 from caatnet.serving.options import ServingOptions
 from caatnet.serving.router import FILE, Router
 from caatnet.serving.scheduler.policies.experts import Experts
@@ -58,7 +59,8 @@ def build(
   made = _built(library, config, requested_mesh)
   device = DeviceWeights(made.program, made.layers_apart, made.coded)
   num_devices = made.program.layout.mesh.size
-  reserved = options.slots * device.size_bytes / num_devices
+  base_bytes = device.base_bytes / num_devices * _has_differences(library)
+  reserved = options.slots * device.size_bytes / num_devices + base_bytes
   free = serving.free_bytes(made.program.layout.mesh.devices.flat[0])
   if reserved > _SLOTS_SHARE * free:
     raise ValueError(
@@ -66,6 +68,7 @@ def build(
       f"{reserved / 1e9:,.1f} GB of a device, more than {_SLOTS_SHARE:.0%} of "
       f"the free {free / 1e9:,.1f} GB: a slot takes "
       f"{device.size_bytes / num_devices / 1e9:,.2f} GB"
+      + (f", the base {base_bytes / 1e9:,.2f} GB" if base_bytes else "")
     )
   router = None
   if (library.path / FILE).exists():
@@ -99,6 +102,15 @@ def _opened(config: ml_collections.ConfigDict, options: Options) -> Library:
   if not library.names:
     raise ValueError(f"config.experts.path={options.path} has no expert")
   return library
+
+
+def _has_differences(library: Library) -> bool:
+  """Returns whether an expert is stored as a difference from its base."""
+  for name in library.names:
+    with contextlib.suppress(ValueError):  # a damaged file
+      if library.form(name) != WHOLE:
+        return True
+  return False
 
 
 def _built(

@@ -38,7 +38,7 @@ class TargetScores(NamedTuple):
 
 
 class Scorer:
-  """Scores rows of tokens with one model's parameters.
+  """Scores rows of tokens with a model's parameters.
 
   Attributes:
     context: Maximum number of tokens that the model reads; a row has one more.
@@ -54,7 +54,8 @@ class Scorer:
     Args:
       program: The model on a mesh. Data-parallel ranks are replicas, which
         share the rows.
-      weights: Parameters in the format of inference.
+      weights: Parameters in the format of inference; shapes if each call of
+        `score` has parameters.
       context: Maximum number of tokens that the model reads.
       batch: Rows per replica and call.
     """
@@ -105,6 +106,7 @@ class Scorer:
     rows: Sequence[Sequence[int]],
     done: Callable[[int], None] = lambda count: None,
     top: bool = False,
+    params: Any = None,
   ) -> list[TargetScores]:
     """Scores all tokens of each row except the first.
 
@@ -115,6 +117,8 @@ class Scorer:
       rows: Rows of 1 to ``context + 1`` tokens.
       done: Called after each batch with the number of rows that it scored.
       top: Whether to return the most probable tokens too.
+      params: Parameters with the shapes and shardings of the scorer's; None for
+        the scorer's.
 
     Returns:
       Scores of ``[len(row) - 1]`` tokens for each row, in the order of the
@@ -131,7 +135,7 @@ class Scorer:
     for start in range(0, len(rows), self._num_rows):
       chosen = longest_first[start : start + self._num_rows]
       judge = self._judge_with_top if top else self._judge
-      found = self._run(judge, [rows[i] for i in chosen], 1)
+      found = self._run(judge, [rows[i] for i in chosen], 1, params)
       for place, index in enumerate(chosen):
         size = len(rows[index]) - 1
         own = jax.tree.map(lambda x, p=place, n=size: x[p, :n], found)
@@ -172,7 +176,8 @@ class Scorer:
     return np.concatenate(found)
 
   def _run(
-    self, step: Callable[..., Any], rows: Sequence[np.ndarray], targets: int
+    self, step: Callable[..., Any], rows: Sequence[np.ndarray], targets: int,
+    params: Any = None,
   ) -> Any:
     """Runs a step on rows, which are padded to a full batch.
 
@@ -181,7 +186,9 @@ class Scorer:
       rows: Token ids ``[T]`` of each row.
       targets: Number of tokens at the end of a row that are targets only: 1 or
         0.
+      params: Parameters; None for those of the scorer.
     """
+    params = self._params if params is None else params
     longest = max(map(len, rows)) - targets
     length = targets + next(n for n in self._lengths if n >= longest)
     batch = np.zeros((self._num_rows, length), np.int32)
@@ -192,8 +199,8 @@ class Scorer:
     )
     key = (step, length)
     if key not in self._compiled:
-      self._compiled[key] = step.lower(self._params, placed).compile()
-    return jax.device_get(self._compiled[key](self._params, placed))
+      self._compiled[key] = step.lower(params, placed).compile()
+    return jax.device_get(self._compiled[key](params, placed))
 
   def _check(self, rows: Sequence[np.ndarray], limit: int) -> None:
     """Raises ValueError for rows that the model cannot read."""

@@ -18,6 +18,7 @@ import pathlib
 import secrets
 import struct
 from typing import Any
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -66,15 +67,12 @@ class WeightsFile:
       ValueError: It cannot be opened.
     """
     self.path = path
-    self._descriptor = -1
     try:
       self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
       raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-
-  def __del__(self) -> None:
-    if self._descriptor >= 0:
-      os.close(self._descriptor)
+    # Unlike __del__, not called after modules were deleted at the exit.
+    weakref.finalize(self, os.close, self._descriptor)
 
   def header(self) -> Header:
     """Reads and checks the header.

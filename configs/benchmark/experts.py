@@ -7,7 +7,12 @@ For each eviction policy a server answers streams of requests (zipf, uniform,
 bursty, cyclic over slots + 1) over HTTP. Every stream's first requests are also
 sent to one server process per expert, stopped and started as llama-swap does.
 The experts have random parameters and take 20.2 GB on disk in runs/. The run
-takes an estimated hour; `experts.py:test` takes minutes.
+has 48 minutes of requests, and takes an estimated quarter of an hour for
+files and starts; `experts.py:test` takes minutes.
+
+`experts.py:simulated` compares the engine with its simulator, for 12 experts
+of 29 MB on 4 slots: hits, loads, and exposed switching, in an estimated five
+minutes; `experts.py:simulated_test` takes seconds.
 """
 
 import ml_collections
@@ -17,7 +22,9 @@ from configs.benchmark import decoding
 
 
 def get_config(size: str = "25m") -> ml_collections.ConfigDict:
-  """Returns the benchmark: `25m`, or `test` for a model that takes seconds."""
+  """Returns the benchmark: `25m`, `simulated`, or `test` for seconds."""
+  if size in ("simulated", "simulated_test"):
+    return _simulated(size)
   config = decoding.get_config(size)
   config.name = "experts_benchmark"
   config.inference.batch = 8
@@ -39,4 +46,24 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
     config.benchmark.prompt, config.benchmark.tokens = 9, 5
     config.benchmark.memory = 0
     config.benchmark.processes = 2
+  return config
+
+
+def _simulated(size: str) -> ml_collections.ConfigDict:
+  """Returns the comparison of engine and simulator."""
+  config = get_config("25m" if size == "simulated" else "test")
+  config.name = f"experts_{size}"
+  config.experts.path = f"runs/experts_{size}"
+  config.experts.random, config.experts.slots = 12, 4
+  config.experts.host_experts = 12
+  config.inference.batch, config.inference.chunk = 4, 16  # few programs
+  config.benchmark = defaults("benchmark", "experts_simulated")
+  if size == "simulated":
+    config.model.width, config.model.ffn_width = 256, 688
+    config.model.num_layers = 4
+  else:
+    config.experts.random, config.experts.slots = 4, 2
+    config.benchmark.rounds, config.benchmark.requests = 1, 10
+    config.benchmark.evictions = ("lru",)
+    config.benchmark.prompt, config.benchmark.tokens = 9, 3
   return config

@@ -26,7 +26,7 @@ from caatnet import commands
 from caatnet.benchmarks.harness import memory_limits, processes, setup
 from caatnet.benchmarks.harness.memory_limits import Group
 from caatnet.config import experts
-from caatnet.serving.experts import Library
+from caatnet.serving.experts import INDEX, Library
 from caatnet.serving.server import client
 from caatnet.serving.server.client import Outcome, Question
 from caatnet.show import tables
@@ -212,7 +212,8 @@ class _Swapped:
   async def ask_all(self, questions: list[Question]) -> list[Outcome]:
     """Sends requests at their times."""
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    # On the same file system, for links.
+    with tempfile.TemporaryDirectory(dir=self._library.path.parent) as folder:
       self._folder = pathlib.Path(folder)
       try:
         return list(await asyncio.gather(
@@ -244,13 +245,7 @@ class _Swapped:
     self._process.close()
     path = self._folder / name
     if not path.exists():
-      path.mkdir()
-      (entry,) = [e for e in self._library.entries if e.name == name]
-      os.link(self._library.path / entry.file, path / entry.file)
-      shutil.copy(self._library.path / "config.json", path)
-      (path / "experts.json").write_text(
-        json.dumps([dataclasses.asdict(entry)])
-      )
+      _link(self._library, name, path)
     # Programs are read from the cache when they are needed: a start is quicker.
     self._url = self._process.enter_context(_server(
       self._config, path, self._group, num_slots=1, warm_up=False
@@ -259,10 +254,20 @@ class _Swapped:
     self.starts_s.append(time.perf_counter() - begun)
 
 
+def _link(library: Library, name: str, path: pathlib.Path) -> None:
+  """Creates a library that has one expert of another one, without a copy."""
+  Library.create(path)
+  entry = library.entry(name)
+  os.link(library.path / entry.file, path / entry.file)
+  shutil.copy(library.path / "config.json", path)
+  (path / INDEX).write_text(json.dumps({"experts": [entry.model_dump()]}))
+
+
 def _say(row: dict[str, Any]) -> None:
   print(
     f"{row['stream']}, {row['eviction']}: {row['requests']} requests, "
-    f"{len(row['errors'])} errors, {row['loads']:g} loads", flush=True,
+    f"{len(row['errors'])} errors, {row['loads']:g} loads, TTFT P50 "
+    f"{row['ttft_p50_s']:.3f} s, P99 {row['ttft_p99_s']:.3f} s", flush=True,
   )
 
 

@@ -315,10 +315,11 @@ class DecoderExecutor:
 
     def work():
       error = weights.load(load.expert, load.slot)
+      event = Event(time.perf_counter(), load=load, error=error)
 
       def end():
         self._loads.popleft()
-        return Event(time.perf_counter(), load=load, error=error)
+        return event
 
       return end
 

@@ -27,6 +27,7 @@ class DeviceWeights:
   Attributes:
     abstract: Shapes, shardings, specs and access of a set.
     size_bytes: Bytes of a set over all devices.
+    base_bytes: Bytes of the base of differences over all devices.
   """
 
   def __init__(self, program: Program, apart: bool, coded: bool) -> None:
@@ -40,6 +41,9 @@ class DeviceWeights:
     self.abstract: Weights = abstract_weights(program, apart, coded)
     self.size_bytes = sum(
       x.size * x.dtype.itemsize for x in jax.tree.leaves(self.abstract.params)
+    )
+    self.base_bytes = sum(
+      x.size * x.dtype.itemsize for x in jax.tree.leaves(program.stored_shapes)
     )
     self._program, self._layers = program, (apart, coded)
     self._shardings = jax.tree.map(lambda x: x.sharding, self.abstract.params)

@@ -439,15 +439,10 @@ class Api:
   ) -> Response:
     """Submits the sequences of a request, and returns their response."""
     self._check_open(len(prompts) * asked.n)
-    scored = asked.echo and asked.logprobs
-    if scored and not self.service.scores:
-      raise ApiError(
-        400, "echo with logprobs is not supported by a server of experts",
-        "unsupported_field", "echo",
-      )
     opened = self._models.open(
       name, lambda: "\n".join(map(self._tokenizer.decode, prompts))
     )
+    scored = asked.echo and asked.logprobs
     call = Call(scored, lambda: self._end(opened))
     try:
       self._add_choices(call, request, opened, asked, prompts)

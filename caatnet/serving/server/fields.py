@@ -333,7 +333,11 @@ class _Tokens(_Object):
 
 
 class Expert(_Object):
-  """Expert to add or to replace."""
+  """Expert to add or to replace.
+
+  The kind of an added expert is a label: the router selects only among experts
+  that were fine-tuned for a kind (`caatnet.serving.router`).
+  """
 
   path: Annotated[str, Field(
     min_length=1, description="must be the path of a run's folder or of a "

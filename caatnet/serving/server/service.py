@@ -19,6 +19,7 @@ import jax
 
 from caatnet.inference.scoring import Scorer, TargetScores
 from caatnet.inference.transcripts import Transcript
+from caatnet.serving.engine.device import Drawn
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.engine.executor import Executor
 from caatnet.serving.requests import Request, State
@@ -172,6 +173,12 @@ class Service:
   The thread also scores prompts, one between two steps, without the cache: one
   thread launches all programs of the mesh, so that they have one order.
 
+  The prompt of an expert is scored with the weights in the expert's slot. The
+  scheduler gets the expert a slot for a *ticket*, a request that reads one
+  token. When the ticket has ended, and before the next step is made, the slot
+  still has the weights, and the prompt is scored. An expert has one ticket at a
+  time, so decoding waits for one prompt at most.
+
   Attributes:
     engine: The engine; only the thread may access its state.
     metrics: Metrics of the server.
@@ -180,19 +187,23 @@ class Service:
   """
 
   def __init__(
-    self, engine: Engine, metrics: Metrics, scorer: Scorer | None
+    self, engine: Engine, metrics: Metrics, scorer: Scorer
   ) -> None:
     """Takes an idle engine.
 
     Args:
       engine: Engine whose executor is `Wakeable`.
       metrics: Metrics to update.
-      scorer: Scores prompts with the engine's model; None if no call is scored.
+      scorer: Scores prompts with the engine's model or experts.
     """
     self.engine, self.metrics = engine, metrics
     self._scorer = scorer
-    # Choices of one prompt each.
+    # Choices of one prompt each, whose weights are on the device.
     self._unscored: collections.deque[list[Choice]] = collections.deque()
+    # Choices of one prompt each by expert, and each expert's ticket, which is
+    # for the first of them.
+    self._absent: dict[str, collections.deque[list[Choice]]] = {}
+    self._tickets: dict[str, Request] = {}
     self.calls: set[Call] = set()
     self.error: BaseException | None = None
     self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -213,11 +224,6 @@ class Service:
   @property
   def _scheduler(self) -> Scheduler:
     return self.engine.scheduler
-
-  @property
-  def scores(self) -> bool:
-    """Whether prompts can be scored."""
-    return self._scorer is not None
 
   @property
   def num_open(self) -> int:
@@ -345,7 +351,7 @@ class Service:
 
   def _take_calls(self) -> None:
     """Runs functions of the inbox; waits for one if the engine is idle."""
-    if self.engine.idle and not self._unscored:
+    if self.engine.idle and not (self._unscored or self._absent):
       self._inbox.get()()
     while not self._inbox.empty():
       self._inbox.get()()
@@ -357,22 +363,30 @@ class Service:
   def _begin(self, call: Call) -> None:
     """Queues the prompts of a call to be scored, or adds its sequences."""
     if call.scored:
-      by_prompt = itertools.groupby(call.choices, lambda c: c.prompt)
-      self._unscored += [list(choices) for _, choices in by_prompt]
+      for _, group in itertools.groupby(call.choices, lambda c: c.prompt):
+        choices = list(group)
+        if expert := choices[0].request.expert:
+          self._absent.setdefault(expert, collections.deque()).append(choices)
+        else:
+          self._unscored.append(choices)
     else:
       self._add(call.choices)
 
   def _score(self) -> None:
     """Scores the next prompt, if any, and adds its sequences."""
+    self._add_tickets()
     if not self._unscored:
       return
     choices = self._unscored.popleft()
     if choices[0].ended:  # the call is closed
       return
-    prompt = choices[0].request.prompt
-    assert self._scorer is not None
+    prompt, expert = choices[0].request.prompt, choices[0].request.expert
+    params = None
+    if expert:  # its ticket has ended, and no load has begun since
+      slot = self._scheduler.policy.slots.find(expert)
+      params = self.engine.executor.weights.params(slot)
     try:
-      (scores,) = self._scorer.score([prompt], top=True)
+      (scores,) = self._scorer.score([prompt], top=True, params=params)
     except ValueError:  # tokens and length were checked: the logits are NaN
       self._end_without_token(choices, State.FAILED)
       return
@@ -390,6 +404,36 @@ class Service:
       choice.scores = scores
     self._add(choices)
 
+  def _add_tickets(self) -> None:
+    """Adds tickets of experts that have unscored prompts and no ticket."""
+    for expert in [e for e in self._absent if e not in self._tickets]:
+      line = self._absent[expert]
+      while line and line[0][0].ended:  # the call is closed
+        line.popleft()
+      if not line:
+        del self._absent[expert]
+        continue
+      first = line[0][0].request
+      ticket = Request(
+        first.number, first.prompt[:1], 1, client=first.client, expert=expert,
+        priority=first.priority, arrival_s=first.arrival_s,
+        deadline_s=first.deadline_s, payload=Drawn(first.payload.drawing),
+      )
+      self._tickets[expert] = ticket
+      self._scheduler.add(ticket)
+
+  def _note_ticket(self, ticket: Request) -> None:
+    """Lets a prompt be scored, or ends its choices if the ticket has failed."""
+    expert = ticket.expert
+    del self._tickets[expert]
+    choices = self._absent[expert].popleft()
+    if not self._absent[expert]:
+      del self._absent[expert]
+    if ticket.state is State.FINISHED:
+      self._unscored.append(choices)
+    elif ticket.state is not State.CANCELLED:
+      self._end_without_token(choices, ticket.state, ticket.error)
+
   def _add(self, choices: Sequence[Choice]) -> None:
     """Adds sequences to the scheduler; ends those that draw no token."""
     for choice in choices:
@@ -401,17 +445,23 @@ class Service:
         self._end_without_token([choice], State.FINISHED)
 
   def _end_without_token(
-    self, choices: Iterable[Choice], state: State
+    self, choices: Iterable[Choice], state: State, error: str = ""
   ) -> None:
     """Queues the end of sequences that were not added to the scheduler."""
     now = self.now()
-    self._news += [News(choice, now, state=state) for choice in choices]
+    self._news += [
+      News(choice, now, state=state, error=error) for choice in choices
+    ]
 
   def _cancel(self, choices: Iterable[Choice]) -> None:
-    """Cancels sequences; the scheduler has none with an unscored prompt."""
+    """Cancels sequences, and the ticket of an unscored prompt."""
     for choice in choices:
-      if choice.request.number in self._served:
-        self._scheduler.cancel(choice.request, self.now())
+      request = choice.request
+      ticket = self._tickets.get(request.expert)
+      if request.number in self._served:
+        self._scheduler.cancel(request, self.now())
+      elif ticket is not None and ticket.number == request.number:
+        self._scheduler.cancel(ticket, self.now())
 
   def take(self, choice: Choice, token: int) -> bool:
     """Appends a token to a choice; returns whether it has ended.
@@ -432,6 +482,9 @@ class Service:
 
   def _note_end(self, request: Request) -> None:
     """Queues an event for a sequence that ended without a token."""
+    if self._tickets.get(request.expert) is request:
+      self._note_ticket(request)
+      return
     choice = self._served.pop(request.number)
     if request.state not in (State.FINISHED, State.CANCELLED):
       self._news.append(

@@ -6,7 +6,6 @@ import pathlib
 
 from caatnet.inference.scoring import Scorer
 from caatnet.serving.server.api import Api, Bounds
-from caatnet.serving.server.catalog import OneModel
 from caatnet.serving.server.http import Server
 from caatnet.serving.server.metrics import Metrics
 from caatnet.serving.server.served import Served
@@ -50,10 +49,8 @@ def api(made: Served, key: str, page_bytes: int) -> Api:
     capacity.batch + chosen.queue, chosen.choices, chosen.max_tokens,
     chosen.body_bytes, chosen.read_s,
   )
-  scorer = None
-  if isinstance(made.models, OneModel):
-    # One prompt at a time, so that decoding waits for one prompt at most.
-    scorer = Scorer(decoder.program, decoder.weights, capacity.context, 1)
+  # One prompt at a time, so that decoding waits for one prompt at most.
+  scorer = Scorer(decoder.program, decoder.weights, capacity.context, 1)
   metrics = Metrics(page_bytes, decoder.state_bytes)
   service = Service(made.engine, metrics, scorer)
   return Api(service, made.tokenizer, made.models, bounds, key)

@@ -9,6 +9,7 @@ from caatnet.show.report import Column, Report, Table, yes_no
 
 Row = Mapping[str, Any]
 
+_HIDDEN = 0.95  # share of load time in which steps run
 _MISSES = (
   Column("misses", "misses", ","),
   Column("above_least", "above\nBelady", ".1%"),
@@ -64,6 +65,7 @@ def _simulated(result: Row) -> list[Table | str]:
        Column("busy", "busy", ".0%"), *_MISSES, *_TIMES],
       result["load"],
     ),
+    _hidden(result["load"]),
     Table(
       "fairness and switching: waiting that outweighs a switch, and deadlines",
       [Column("patience", "patience", "g"),
@@ -75,6 +77,25 @@ def _simulated(result: Row) -> list[Table | str]:
       result["front"],
     ),
   ]
+
+
+def _hidden(rows: Sequence[Row]) -> Table:
+  """Returns the table of the loads from which on switches are hidden."""
+  found, ways = [], dict.fromkeys(row["way"] for row in rows)
+  for batch, output in dict.fromkeys((r["batch"], r["output"]) for r in rows):
+    line = {"batch": batch, "output": output}
+    for way in ways:
+      chosen = _chosen(rows, way, batch, output)
+      rates = [row["rate"] for row in chosen if row["hidden"] >= _HIDDEN]
+      line[way] = min(rates, default=None)
+    found.append(line)
+  return Table(
+    f"lowest of the scanned requests per second with {_HIDDEN:.0%} of the load "
+    "time hidden",
+    [Column("batch", "arrive\ntogether"), Column("output", "tokens"),
+     *(Column(way, way, "g", default="none") for way in ways)],
+    found,
+  )
 
 
 def _published(result: Row) -> list[Table | str]:

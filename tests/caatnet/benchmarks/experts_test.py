@@ -62,3 +62,11 @@ def test_processes_of_a_group_have_a_memory_limit():
         process.communicate(b"\n")
       assert (process.returncode == -9) == killed
     assert 16 << 20 < group.peak_bytes() <= 64 << 20
+
+
+def test_linked_expert_is_a_library(library, tmp_path):
+  (library.path / "config.json").write_text("{}")
+  experts._link(library, "e3", tmp_path / "one")
+  one = Library(tmp_path / "one")
+  assert one.names == ("e3",)
+  assert one.read("e3").load()["w"].tolist() == [3, 3, 3]

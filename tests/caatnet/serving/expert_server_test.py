@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import shutil
 import threading
 
@@ -10,10 +11,14 @@ import ml_collections
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 import pytest
+from scipy import special
 
 from caatnet.composition import library as composition
 from caatnet.config import experts, serving
 from caatnet.config.override import override
+from caatnet.inference.scoring import Scorer
+from caatnet.serving import differences
+from caatnet.serving.engine.device_weights import DeviceWeights
 from caatnet.serving.experts import Library
 from caatnet.serving.router import Router
 from caatnet.serving.server import http, start
@@ -188,6 +193,92 @@ def test_expert_is_replaced_while_it_answers(client, files, tmp_path):
   assert not [key for key in state["host"] if key.startswith("new@")]
 
 
+@pytest.fixture(scope="module")
+def distributions(files):
+  """Returns the log-probabilities after each token, for each expert."""
+  library, config = Library(files), make_config(files)
+  made = experts._built(library, config, {"tensor": 2})
+  device = DeviceWeights(made.program, made.layers_apart, made.coded)
+
+  def find(name, ids):
+    params = device.put(device.on_host(library.read(name).load()))
+    weights = dataclasses.replace(device.abstract, params=params)
+    logits = Scorer(made.program, weights, 64, 1).logits(np.array([ids]))[0]
+    return special.log_softmax(logits, axis=-1)
+
+  return find
+
+
+def test_echoed_prompts_are_scored_by_their_experts(client, distributions):
+  """Three times as many experts as slots, concurrently with decoding."""
+  prompts = ["x", "0123456789", "a" * 64, "hello"]
+  asked = [
+    (NAMES[i % 5], prompts[i % 4], i % 3 if i % 4 != 2 else 0)
+    for i in range(20)
+  ]
+  with concurrent.futures.ThreadPoolExecutor(10) as pool:
+    decoding = [pool.submit(ask, client, NAMES[i % 5]) for i in range(10)]
+    scored = list(pool.map(
+      lambda x: ask(
+        client, x[0], prompt=x[1], max_tokens=x[2], echo=True, logprobs=2
+      ), asked,
+    ))
+  assert all(len(tokens(each.result())) == 9 for each in decoding)
+  for (name, prompt, count), answer in zip(asked, scored, strict=True):
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == count
+    found = answer.json()["choices"][0]["logprobs"]
+    assert len(found["tokens"]) == len(prompt) + count
+    assert found["token_logprobs"][0] is None
+    ids = list(prompt.encode())
+    expected = distributions(name, ids)
+    np.testing.assert_allclose(
+      found["token_logprobs"][1 : len(ids)],
+      [row[token] for row, token in zip(expected, ids[1:], strict=False)],
+      rtol=0, atol=2e-4,
+    )
+    for row, top in zip(
+      expected, found["top_logprobs"][1 : len(ids)], strict=False
+    ):
+      assert max(top.values()) == pytest.approx(row.max(), abs=2e-4)
+
+
+def test_prompts_of_a_request_are_scored_as_lm_eval_asks(client, distributions):
+  prompts = [list(text.encode()) for text in ("abc", "z", "other text")]
+  answer = client.post("/v1/completions", json={
+    "model": NAMES[3], "prompt": prompts, "temperature": 0, "max_tokens": 1,
+    "logprobs": 1, "seed": 1234, "echo": True,
+  })
+  assert answer.status_code == 200, answer.text
+  choices = answer.json()["choices"]
+  for ids, choice in zip(prompts, choices, strict=True):
+    expected = distributions(NAMES[3], ids)
+    found = choice["logprobs"]["token_logprobs"]
+    # The last one is that of the drawn token.
+    np.testing.assert_allclose(
+      found[1:], [
+        *(row[t] for row, t in zip(expected, ids[1:], strict=False)),
+        expected[-1].max(),
+      ], rtol=0, atol=2e-4,
+    )
+
+
+def test_clients_of_unscored_prompts_can_leave(files):
+  with running(files) as client:
+    for name in NAMES:
+      with contextlib.suppress(httpx2.TimeoutException):
+        client.post("/v1/completions", json={
+          "model": name, "prompt": ["abc", "def"], "max_tokens": 0,
+          "echo": True, "logprobs": 0,
+        }, timeout=1e-2)
+    assert len(tokens(ask(client, NAMES[1], echo=True, max_tokens=0))) == 16
+    expired = ask(client, NAMES[0], echo=True, deadline_s=0)
+    assert expired.json()["error"]["code"] == "deadline_exceeded"
+    state = client.get("/state").json()
+    assert not any(state["requests"].values())
+    assert state["open"] == 0
+
+
 @pytest.mark.parametrize(("method", "path", "body", "status", "message"), [
   ("POST", "", {"name": "x", "path": "/none"}, 400, "holds no run"),
   ("POST", "", {"name": "a b", "path": "{file}"}, 400, "must consist of"),
@@ -226,6 +317,8 @@ def test_damaged_file_fails_only_the_requests_of_its_expert(files, tmp_path):
     bad, good, gone, other = found
     assert tokens(good) == expected
     assert len(tokens(other)) == 9
+    scored = ask(client, NAMES[3], echo=True, max_tokens=0)
+    assert scored.json()["error"]["code"] == "expert_failed"
     for answer, reason in ((bad, "damaged"), (gone, "No such file")):
       assert answer.status_code == 500
       assert answer.json()["error"]["code"] == "expert_failed"
@@ -236,8 +329,6 @@ def test_damaged_file_fails_only_the_requests_of_its_expert(files, tmp_path):
     answer = client.delete(f"/v1/experts/{NAMES[0]}")
     assert answer.status_code == 403
     assert "CAATNET_API_KEY" in answer.json()["error"]["message"]
-    answer = ask(client, NAMES[0], echo=True)
-    assert "echo with logprobs is not supported" in answer.text
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
@@ -250,6 +341,19 @@ def test_wrong_options_are_refused(files, overrides, message):
   with pytest.raises(ValueError, match=message) as error:
     experts.build(make_config(files, overrides), {"tensor": 2})
   assert "\n" not in str(error.value)
+
+
+def test_memory_of_slots_includes_the_base_of_differences(files, tmp_path):
+  path = shutil.copytree(files, tmp_path / "library")
+  library = Library(path)
+  tree = library.read(NAMES[0]).load()
+  library.add(
+    "d", differences.encode(tree, tree, "int8"), form="int8", base=NAMES[0]
+  )
+  for folder, counted in ((files, False), (path, True)):
+    with pytest.raises(ValueError, match="slots=1000000000 take") as error:
+      experts.build(make_config(folder, "experts.slots=1000000000"))
+    assert ("the base 0.00 GB" in str(error.value)) == counted
 
 
 def test_missing_library_names_the_command_that_trains_it(tmp_path):

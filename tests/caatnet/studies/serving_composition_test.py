@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from caatnet.config.schema import tree
-from caatnet.studies.serving import composition, composition_figures, study
+from caatnet.studies.serving import (
+  composition,
+  composition_figures,
+  composition_report,
+  study,
+)
 from caatnet.studies.serving import report as reports
 from configs.serving import composition as config_file
 from parallel.hardware.nodes import NODES
@@ -148,8 +153,23 @@ def test_slots_that_leave_no_room_for_a_cache_are_refused():
 def test_report_has_all_tables(result):
   made = reports.report(result)
   check(made)
-  assert len(made.tables) == 8
+  assert len(made.tables) == 9
   assert len(made.figure().panels) == 3
+
+
+def test_lowest_hidden_rates_are_listed():
+  rows = [
+    {"way": way, "batch": 1, "output": output, "rate": rate, "hidden": hidden}
+    for way, output, rate, hidden in (
+      ("ahead", 20, 1.0, 0.5), ("ahead", 20, 2.0, 0.94),
+      ("ahead", 200, 1.0, 0.2), ("ahead", 200, 4.0, 0.99),
+      ("ahead", 200, 2.0, 0.95), ("layer-wise", 20, 2.0, 1.0),
+      ("layer-wise", 200, 0.5, 0.1),
+    )
+  ]
+  assert composition_report._hidden(rows).cells() == [
+    ["1", "20", "none", "2"], ["1", "200", "2", "none"],
+  ]
 
 
 def test_figures_of_the_paper_need_no_simulation():

@@ -130,9 +130,28 @@ class Experts:
     "version 1; 0 for no limit.", COUNT_OR_NONE,
   )
   processes: int = field(
-    30, "Requests of each stream that are also sent to one server process per "
+    16, "Requests of each stream that are also sent to one server process per "
     "expert, which are stopped and started; 0 for none.", COUNT_OR_NONE,
   )
+
+
+@section
+class ExpertsSimulated:
+  """Switching between experts, compared with the simulator."""
+
+  rounds: int = field(3, "Measured runs of each row, which are pooled.", COUNT)
+  evictions: tuple[str, ...] = field(
+    ("lru", "lookahead"), "Values of config.experts.eviction.", EVICTIONS
+  )
+  requests: int = field(100, "Requests of a run.", COUNT)
+  load: float = field(
+    0.5, "Arrival rate as a share of the rate of requests one at a time.",
+    POSITIVE,
+  )
+  prompt: int = field(16, PROMPT, COUNT)
+  tokens: int = field(8, TOKENS, COUNT)
+  exponent: float = field(1.0, EXPONENT, NOT_NEGATIVE)
+  seed: int = field(0, "Seed of experts, arrivals and prompts.", SEED)
 
 
 @section

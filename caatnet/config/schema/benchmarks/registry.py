@@ -15,6 +15,7 @@ BENCHMARKS = {
   "elastic_bits": swarms.ElasticBits,
   "engine": models.Engine,
   "experts": models.Experts,
+  "experts_simulated": models.ExpertsSimulated,
   "graphs": models.Graphs,
   "host_optimizer": memory.HostOptimizer,
   "kernels": compiled.Kernels,
