@@ -19,14 +19,25 @@ from caatnet.models.transformer import layers
 from caatnet.models.transformer.config import TransformerConfig
 from parallel.axes import Axis
 from parallel.tensor.partial_sync import FUSED_ROUTES, PartialSync
-from parallel.tensor.projections import column_parallel, row_parallel
-from parallel.tensor.stream import Stream
+from parallel.tensor.projections import (
+  column_parallel,
+  row_parallel,
+  row_products,
+)
+from parallel.tensor.stream import Stream, Update
 
 # Attention of all lanes: ``(heads, qkv [R, B, T, F], params, state) -> (outputs
 # of the heads [R, B, T, f], state)``.
 Attend = Callable[
   [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
 ]
+
+# A row-parallel projection, with or without its sum over ranks.
+Project = Callable[[jax.Array, jax.Array, Axis, PartialSync], Update]
+
+# Half of a block: ``(x, state, attend) -> (x, update before its sum over ranks,
+# state)``.
+Half = Callable[[Stream, Any, Attend], tuple[Stream, Update, Any]]
 
 # `vmap` axes of qkv and `layers.QkvParams`: biases have a dim of lanes, gains
 # are shared by all lanes.
@@ -97,35 +108,81 @@ class Block(nnx.Module):
       The stream, in which the MLP's update is pending only if `carries`, and
       attention's state.
     """
-    config, axis = self.config, self.axis
     sync_attention, sync_mlp = syncs
+    with jax.named_scope("attention"):
+      x, update, state = self._attention(
+        x, state, sync_attention, attend, self._row_parallel
+      )
+      # This column-parallel projection adds attention's update, and a fused
+      # kernel also reduces it; so profiles and ledgers assign it to attention.
+      x, gate_and_up = self._gate_and_up(x + update)
+    with jax.named_scope("mlp"):
+      x = x + self._mlp(gate_and_up, sync_mlp, self._row_parallel)
+      carries = self.carries(sync_mlp) and x.is_pending
+    return x if carries else x.resolved(), state
+
+  def halves(
+    self, syncs: tuple[PartialSync, PartialSync]
+  ) -> tuple[Half, Half]:
+    """Returns attention and MLP as functions that leave the sum to the caller.
+
+    Args:
+      syncs: Sync policies of their row-parallel projections.
+    """
+
+    def attention(x, state, attend):
+      with jax.named_scope("attention"):
+        return self._attention(x, state, syncs[0], attend, row_products)
+
+    def mlp(x, state, attend):
+      del attend
+      with jax.named_scope("mlp"):
+        x, gate_and_up = self._gate_and_up(x)
+        return x, self._mlp(gate_and_up, syncs[1], row_products), state
+
+    return attention, mlp
+
+  def _row_parallel(
+    self, y: jax.Array, w: jax.Array, axis: Axis, sync: PartialSync
+  ) -> Update:
+    return row_parallel(y, w, axis, sync, self.config.kernels)
+
+  def _attention(
+    self, x: Stream, state: Any, sync: PartialSync, attend: Attend,
+    project: Project,
+  ) -> tuple[Stream, Update, Any]:
+    """Returns the stream, attention's update, and its state."""
+    config = self.config
     params = layers.QkvParams(
       self.b_qkv[...] if config.qkv_bias else None,
       *(
         [self.query_norm[...], self.key_norm[...]] if config.qk_norm else []
       ),
     )
+    x, qkv = column_parallel(
+      x, self.norm_1[...], self.w_qkv[...], config.norm_eps, config.kernels
+    )
+    # [R, B, T, a rank's heads x head width]
+    y, state = attend(self.heads, qkv, params, state)
+    return x, project(y, self.w_out[...], self.axis, sync), state
+
+  def _gate_and_up(self, x: Stream) -> tuple[Stream, jax.Array]:
+    """Returns the stream, and both products of the MLP, concatenated."""
+    config = self.config
+    return column_parallel(
+      x, self.norm_2[...], self.w_gate_up[...], config.norm_eps, config.kernels
+    )
+
+  def _mlp(
+    self, gate_and_up: jax.Array, sync: PartialSync, project: Project
+  ) -> Update:
+    """Returns the MLP's update."""
     # The product is recomputed in the backward, since that is cheaper than to
     # save it; only w_down reads it.
     gated = jax.checkpoint(jax.vmap(swiglu), prevent_cse=False)
-    norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
-    eps, kernels = config.norm_eps, config.kernels
-    with jax.named_scope("attention"):
-      x, qkv = column_parallel(x, norm_1, self.w_qkv[...], eps, kernels)
-      # [R, B, T, a rank's heads x head width]
-      y, state = attend(self.heads, qkv, params, state)
-      x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
-      # This column-parallel projection adds attention's update, and a fused
-      # kernel also reduces it; so profiles and ledgers assign it to attention.
-      x, gate_and_up = column_parallel(
-        x, norm_2, self.w_gate_up[...], eps, kernels
-      )
-    with jax.named_scope("mlp"):
-      # Two halves [R, B, T, F], and their product.
-      y = gated(*kept(*jnp.split(gate_and_up, 2, axis=-1)))
-      x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
-      carries = self.carries(sync_mlp) and x.is_pending
-    return x if carries else x.resolved(), state
+    # Two halves [R, B, T, F], and their product.
+    y = gated(*kept(*jnp.split(gate_and_up, 2, axis=-1)))
+    return project(y, self.w_down[...], self.axis, sync)
 
   @property
   def heads(self) -> layers.Heads:

@@ -1,0 +1,165 @@
+"""Layers of a decoding step in nano-batches, with their reductions in order.
+
+At any time at most one reduction is under way. The product of a piece runs
+beside the reduction of the piece before it: its own reduction starts when both
+have ended. So the last reduction of a layer runs beside the first product of
+the next layer, and is carried to the next iteration of the scan.
+"""
+
+from collections.abc import Callable, Sequence
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from caatnet.models.access import Access
+from caatnet.models.lm.stack import Syncs, narrowed
+from parallel.axes import Axis
+from parallel.collectives import in_turn
+from parallel.tensor.partial_sync import PartialSync
+from parallel.tensor.projections import summed
+from parallel.tensor.stream import Stream, Update
+
+# Halves of a layer, from its parameters: functions ``(x, state, mix) -> (x,
+# update before its sum over ranks, state)``.
+Halves = Callable[[Any, Syncs], Sequence[Callable[..., Any]]]
+
+
+class Order(NamedTuple):
+  """Sums over ranks, one after another.
+
+  Attributes:
+    axis: The tensor axis.
+    ordered: Argument of `parallel.collectives.in_turn`.
+  """
+
+  axis: Axis
+  ordered: bool
+
+  def after(self, tree: Any, results: Any) -> tuple[Any, Any]:
+    """Returns both; a sum of ``tree`` follows that of ``results``."""
+    if self.axis.devices == 1:  # nothing is reduced over devices
+      return tree, results
+    return in_turn(tree, results, self.ordered)
+
+  def sum(self, update: Update, sync: PartialSync) -> Update:
+    return summed(update, self.axis, sync)
+
+
+def entered(
+  enter: Callable[[jax.Array], Stream], tokens: Sequence[jax.Array],
+  order: Order,
+) -> list[Stream]:
+  """Returns the streams of pieces before the first layer, embedded in order.
+
+  Args:
+    enter: Function from tokens ``[1, T]`` to their stream.
+    tokens: Tokens ``[T]`` of each piece.
+    order: Order of the sums.
+  """
+  found: list[Stream] = []
+  for i, each in enumerate(tokens):
+    if found:
+      each, found[-1] = order.after(each, found[-1])
+    with jax.named_scope(scope(i)):
+      found.append(enter(each[None]))
+  return found
+
+
+def scope(piece: int) -> str:
+  """Returns the name scope of a piece's instructions in compiled programs."""
+  return f"nanobatch_{piece}"
+
+
+def run(
+  halves: Halves, params: Any, xs: list[Stream], state: Any,
+  mixes: Sequence[Any], *, syncs: Sequence[Syncs], width: int, access: Access,
+  unroll: int, order: Order,
+) -> tuple[list[Stream], Any]:
+  """Runs all layers on the pieces of a step.
+
+  Args:
+    halves: Builds the halves of a layer.
+    params: Parameters of all layers, as in `caatnet.models.lm.stack.run`.
+    xs: Stream of each piece.
+    state: The cache, and the index of the next layer.
+    mixes: The sequence mixer of each piece.
+    syncs: For each layer, the sync policies of its row-parallel projections.
+    width: The channels of the stream.
+    access: Reads the parameters of the layers.
+    unroll: Layers per iteration of a scan.
+    order: Order of the sums.
+
+  Returns:
+    The streams and the state after the last layer.
+  """
+  for alike, group in itertools.groupby(
+    range(len(syncs)), key=lambda number: syncs[number]
+  ):
+    start, *others = group
+    stop = start + 1 + len(others)
+
+    def layer(params, carried, alike=alike):
+      return _layer(halves(params, alike), carried, mixes, alike, order)
+
+    def numbered(index, carried, layer=layer):
+      one = params[index] if isinstance(params, tuple) else (
+        jax.tree.map(lambda p: p[index], params)
+      )
+      return access.apply(layer, one, carried)
+
+    xs = [narrowed(x, alike, width, access) for x in xs]
+    with jax.named_scope("blocks"):
+      # Before the first layer, no update is left: a carry of another type.
+      carried = numbered(start, (xs, None, state))
+      if isinstance(params, tuple):
+        for index in others:
+          carried = numbered(index, carried)
+      elif others:  # by index, since a slice of stacked layers would be a copy
+        carried = access.scan(
+          numbered, jnp.asarray(others), carried, unroll, None
+        )
+      xs, left, state = carried
+      with jax.named_scope(scope(len(xs) - 1)):
+        last = xs[-1] + order.sum(left, alike[-1])
+        xs = [*xs[:-1], last.resolved()]
+  return xs, state
+
+
+def _layer(
+  halves: Sequence[Callable[..., Any]], carried: Any, mixes: Sequence[Any],
+  syncs: Syncs, order: Order,
+) -> Any:
+  """Runs one layer.
+
+  Args:
+    halves: Halves of the layer.
+    carried: The streams of the pieces; the update of the last piece by the
+      layer before, which is neither summed nor added, or None; and the state.
+    mixes: The sequence mixer of each piece.
+    syncs: Sync policies of the halves.
+    order: Order of the sums.
+
+  Returns:
+    The same after this layer.
+  """
+  xs, left, (cache, index) = carried
+  xs, sync = list(xs), syncs[-1]  # `sync`: that of the update `left`
+  for half, next_sync in zip(halves, syncs, strict=True):
+    for i, mix in enumerate(mixes):
+      before = i - 1  # -1: the last piece, in the half before this one
+      if left is not None:
+        with jax.named_scope(scope(before % len(xs))):
+          total = order.sum(left, sync)
+      with jax.named_scope(scope(i)):
+        # Beside that sum.
+        xs[i], made, (cache, _) = half(xs[i], (cache, index), mix)
+      if left is None:
+        left, xs[before] = order.after(made, xs[before])
+      else:
+        left, total = order.after(made, total)
+        xs[before] = xs[before] + total
+      sync = next_sync
+  # The last stream lacks `left`; it has no other update, since `half` adds it.
+  return [x.resolved() for x in xs], left, (cache, index + 1)
