@@ -1,0 +1,147 @@
+"""Times of pipelines of nano-operations on three resources.
+
+A nano-operation is an operation on a range of tokens. It depends on another one
+of its layer, or of the layer before, only if that is a parent and their ranges
+overlap. A device has three resources, compute, memory and network; each runs
+its nano-operations one at a time, in the given order. While k of them are busy,
+all run at the rate ``1 / (1 + (k - 1) interference)``: with 0 they are
+independent, and with 1 overlap gains nothing.
+
+Source: NanoFlow (Zhu et al., OSDI 2025, arXiv 2408.12757), sections 4 and 5.
+Deviation: one parameter instead of a table of rates by shares of the device.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from parallel.checks import fraction, known
+
+RESOURCES = ("compute", "memory", "network")
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+  """Nano-operation of a layer.
+
+  Attributes:
+    kind: Operation that it is a part of, such as "qkv".
+    resource: One of ``RESOURCES``.
+    start, stop: Range of its tokens.
+    seconds: Time without interference.
+    parents: Kinds that it depends on.
+    carried: Whether the parents are those of the layer before.
+  """
+
+  kind: str
+  resource: str
+  start: int
+  stop: int
+  seconds: float
+  parents: tuple[str, ...] = ()
+  carried: bool = False
+
+  def __post_init__(self) -> None:
+    known("resource=", self.resource, RESOURCES)
+    if not 0 <= self.start < self.stop:
+      raise ValueError(f"{self.kind}: tokens {self.start} to {self.stop}")
+    if self.seconds < 0:
+      raise ValueError(f"{self.kind}: {self.seconds:g} s")
+
+  def overlaps(self, other: "Operation") -> bool:
+    """Returns whether two ranges have a token in common."""
+    return self.start < other.stop and other.start < self.stop
+
+
+def check(operations: Sequence[Operation], num_tokens: int) -> None:
+  """Checks that each kind of operation has each token once.
+
+  Raises:
+    ValueError: A range is missing, or tokens are in two ranges.
+  """
+  for kind in dict.fromkeys(o.kind for o in operations):
+    end = 0
+    ranges = sorted((o.start, o.stop) for o in operations if o.kind == kind)
+    for start, stop in [*ranges, (num_tokens, num_tokens)]:
+      if start != end:
+        wrong = "are missing" if start > end else "are in two ranges"
+        raise ValueError(
+          f"{kind}: tokens {min(start, end)} to {max(start, end)} {wrong}"
+        )
+      end = stop
+
+
+def dependencies(operations: Sequence[Operation]) -> list[list[int]]:
+  """Returns the indices of the operations that each one depends on.
+
+  Those of the layer before are negative: ``i - len(operations)``.
+  """
+  return [
+    [
+      i - len(operations) * o.carried
+      for i, other in enumerate(operations)
+      if other.kind in o.parents and o.overlaps(other)
+    ]
+    for o in operations
+  ]
+
+
+def step_seconds(
+  operations: Sequence[Operation], num_layers: int, interference: float = 0.0
+) -> float:
+  """Returns the time of equal layers, whose operations may overlap.
+
+  Args:
+    operations: Operations of a layer, in the order of their resources.
+    num_layers: Number of layers.
+    interference: Slowdown per other busy resource, from 0 to 1.
+
+  Raises:
+    ValueError: The interference is out of range, or an operation waits for one
+      that cannot start before it.
+  """
+  fraction("interference", interference)
+  count = len(operations)
+  needs = dependencies(operations)
+  queues = {
+    r: [
+      layer * count + i for layer in range(num_layers)
+      for i, o in enumerate(operations) if o.resource == r
+    ]
+    for r in RESOURCES
+  }
+  heads = dict.fromkeys(RESOURCES, 0)
+  left = [o.seconds for o in operations]
+  done = [False] * (count * num_layers)
+  remaining: dict[int, float] = {}
+  time = 0.0
+  while any(heads[r] < len(queue) for r, queue in queues.items()):
+    running = []
+    for r, queue in queues.items():
+      if heads[r] == len(queue):
+        continue
+      at = queue[heads[r]]
+      layer, i = divmod(at, count)
+      # Operations before the first layer have ended.
+      if all(
+        layer * count + n < 0 or done[layer * count + n] for n in needs[i]
+      ):
+        running.append((r, at))
+        remaining.setdefault(at, left[i])
+    if not running:
+      raise ValueError("operations wait for each other: change their order")
+    shortest = min(remaining[at] for _, at in running)
+    time += shortest * (1 + (len(running) - 1) * interference)
+    for r, at in running:
+      remaining[at] -= shortest
+      # Rounding may leave a remainder of times that are equal.
+      if remaining[at] <= 1e-12 * left[at % count]:
+        done[at] = True
+        heads[r] += 1
+  return time
+
+
+def sequential_seconds(
+  operations: Sequence[Operation], num_layers: int
+) -> float:
+  """Returns the time of layers whose operations run one after another."""
+  return num_layers * sum(o.seconds for o in operations)
