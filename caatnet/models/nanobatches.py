@@ -24,13 +24,12 @@ class Nanobatches:
   """Cuts of a decoding step.
 
   Attributes:
-    sizes: Function from the number of tokens of a step to the numbers of tokens
-      of its pieces.
+    sizes: Function from a step to the numbers of tokens of its pieces.
     ordered: Whether collectives are ordered by data flow, as on CPUs
       (`parallel.collectives.in_turn`).
   """
 
-  sizes: Callable[[int], Sequence[int]]
+  sizes: Callable[[Batch], Sequence[int]]
   ordered: bool = False
 
 

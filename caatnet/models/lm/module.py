@@ -149,8 +149,7 @@ class LanguageModule(nnx.Module):
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
       and the cache with the step's tokens.
     """
-    num_tokens = batch.tokens.shape[0]
-    sizes = nanobatches.sizes(num_tokens) if nanobatches else (num_tokens,)
+    sizes = nanobatches.sizes(batch) if nanobatches else ()
     if len(sizes) > 1:
       last, x, cache = self._in_pieces(
         params, cache, split(batch, sizes), access, nanobatches.ordered

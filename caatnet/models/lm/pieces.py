@@ -38,9 +38,7 @@ class Order(NamedTuple):
   ordered: bool
 
   def after(self, tree: Any, results: Any) -> tuple[Any, Any]:
-    """Returns both; a sum of ``tree`` follows that of ``results``."""
-    if self.axis.devices == 1:  # nothing is reduced over devices
-      return tree, results
+    """Returns both; what reads ``tree`` follows ``results``."""
     return in_turn(tree, results, self.ordered)
 
   def sum(self, update: Update, sync: PartialSync) -> Update:
@@ -149,6 +147,10 @@ def _layer(
   for half, next_sync in zip(halves, syncs, strict=True):
     for i, mix in enumerate(mixes):
       before = i - 1  # -1: the last piece, in the half before this one
+      if i:
+        # A piece writes the cache after the one before it has read it:
+        # otherwise XLA copies the cache.
+        xs[i], left = order.after(xs[i], left)
       if left is not None:
         with jax.named_scope(scope(before % len(xs))):
           total = order.sum(left, sync)
