@@ -1,14 +1,20 @@
 """Layers of a decoding step in nano-batches, with their reductions in order.
 
-At any time at most one reduction is under way. The product of a piece runs
-beside the reduction of the piece before it: its own reduction starts when both
-have ended. So the last reduction of a layer runs beside the first product of
-the next layer, and is carried to the next iteration of the scan.
+At any time at most one reduction is under way. The column-parallel products of
+a piece, and its attention, run beside the reduction of the piece before it,
+which ends before the piece's row-parallel product. So the last reduction of a
+layer runs beside the first products of the next layer, and its operand is
+carried to the next iteration of the scan.
+
+The end of a reduction is ordered before the row-parallel product, not after it,
+since XLA:TPU starts a reduction as late as it can, only one instruction before
+its end: before the row-parallel product would be the time of attention or of
+the MLP's first product, which is longer.
 """
 
 from collections.abc import Callable, Sequence
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +27,23 @@ from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.projections import summed
 from parallel.tensor.stream import Stream, Update
 
-# Halves of a layer, from its parameters: functions ``(x, state, mix) -> (x,
-# update before its sum over ranks, state)``.
-Halves = Callable[[Any, Syncs], Sequence[Callable[..., Any]]]
+
+class Half(Protocol):
+  """Half of a layer, without the sum of its row-parallel projection.
+
+  Attributes:
+    name: Name scope.
+    columns: Function ``(x, state, mix) -> (x, y [R, B, T, F], state)``.
+    rows: Function from y to the update before its sum over ranks.
+  """
+
+  name: str
+  columns: Callable[[Stream, Any, Any], tuple[Stream, jax.Array, Any]]
+  rows: Callable[[jax.Array], Update]
+
+
+# Halves of a layer, from its parameters.
+Halves = Callable[[Any, Syncs], Sequence[Half]]
 
 
 class Order(NamedTuple):
@@ -126,7 +146,7 @@ def run(
 
 
 def _layer(
-  halves: Sequence[Callable[..., Any]], carried: Any, mixes: Sequence[Any],
+  halves: Sequence[Half], carried: Any, mixes: Sequence[Any],
   syncs: Syncs, order: Order,
 ) -> Any:
   """Runs one layer.
@@ -154,14 +174,15 @@ def _layer(
       if left is not None:
         with jax.named_scope(scope(before % len(xs))):
           total = order.sum(left, sync)
-      with jax.named_scope(scope(i)):
+      with jax.named_scope(scope(i)), jax.named_scope(half.name):
         # Beside that sum.
-        xs[i], made, (cache, _) = half(xs[i], (cache, index), mix)
-      if left is None:
-        left, xs[before] = order.after(made, xs[before])
-      else:
-        left, total = order.after(made, total)
-        xs[before] = xs[before] + total
+        xs[i], y, (cache, _) = half.columns(xs[i], (cache, index), mix)
+        if left is None:
+          y, xs[before] = order.after(y, xs[before])
+        else:
+          y, total = order.after(y, total)
+          xs[before] = xs[before] + total
+        left = half.rows(y)
       sync = next_sync
-  # The last stream lacks `left`; it has no other update, since `half` adds it.
+  # The last stream lacks `left`; it has no other update, since the MLP adds it.
   return [x.resolved() for x in xs], left, (cache, index + 1)

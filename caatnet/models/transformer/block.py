@@ -7,7 +7,7 @@ width.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -32,16 +32,23 @@ Attend = Callable[
   [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
 ]
 
-# A row-parallel projection, with or without its sum over ranks.
-Project = Callable[[jax.Array, jax.Array, Axis, PartialSync], Update]
-
-# Half of a block: ``(x, state, attend) -> (x, update before its sum over ranks,
-# state)``.
-Half = Callable[[Stream, Any, Attend], tuple[Stream, Update, Any]]
-
 # `vmap` axes of qkv and `layers.QkvParams`: biases have a dim of lanes, gains
 # are shared by all lanes.
 QKV_AXES = (0, layers.QkvParams(0, None, None))
+
+
+class Half(NamedTuple):
+  """Attention or MLP, without the sum of its row-parallel projection.
+
+  Attributes:
+    name: Name scope.
+    columns: Function ``(x, state, attend) -> (x, y [R, B, T, F], state)``.
+    rows: Function from y to the update before its sum over ranks.
+  """
+
+  name: str
+  columns: Callable[[Stream, Any, Attend], tuple[Stream, jax.Array, Any]]
+  rows: Callable[[jax.Array], Update]
 
 
 class Block(nnx.Module):
@@ -109,49 +116,43 @@ class Block(nnx.Module):
       attention's state.
     """
     sync_attention, sync_mlp = syncs
+    axis, kernels = self.axis, self.config.kernels
     with jax.named_scope("attention"):
-      x, update, state = self._attention(
-        x, state, sync_attention, attend, self._row_parallel
-      )
+      x, y, state = self._attended(x, state, attend)
+      x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
       # This column-parallel projection adds attention's update, and a fused
       # kernel also reduces it; so profiles and ledgers assign it to attention.
-      x, gate_and_up = self._gate_and_up(x + update)
+      x, gate_and_up = self._gate_and_up(x)
     with jax.named_scope("mlp"):
-      x = x + self._mlp(gate_and_up, sync_mlp, self._row_parallel)
+      y = self._gated(gate_and_up)
+      x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
       carries = self.carries(sync_mlp) and x.is_pending
     return x if carries else x.resolved(), state
 
-  def halves(
-    self, syncs: tuple[PartialSync, PartialSync]
-  ) -> tuple[Half, Half]:
-    """Returns attention and MLP as functions that leave the sum to the caller.
+  def halves(self, syncs: tuple[PartialSync, PartialSync]) -> tuple[Half, Half]:
+    """Returns attention and MLP in parts, without their sums over ranks.
 
     Args:
       syncs: Sync policies of their row-parallel projections.
     """
 
-    def attention(x, state, attend):
-      with jax.named_scope("attention"):
-        return self._attention(x, state, syncs[0], attend, row_products)
-
-    def mlp(x, state, attend):
+    def gated(x, state, attend):
       del attend
-      with jax.named_scope("mlp"):
-        x, gate_and_up = self._gate_and_up(x)
-        return x, self._mlp(gate_and_up, syncs[1], row_products), state
+      x, gate_and_up = self._gate_and_up(x)
+      return x, self._gated(gate_and_up), state
 
-    return attention, mlp
+    def rows(w, sync):
+      return lambda y: row_products(y, w, self.axis, sync)
 
-  def _row_parallel(
-    self, y: jax.Array, w: jax.Array, axis: Axis, sync: PartialSync
-  ) -> Update:
-    return row_parallel(y, w, axis, sync, self.config.kernels)
+    return (
+      Half("attention", self._attended, rows(self.w_out[...], syncs[0])),
+      Half("mlp", gated, rows(self.w_down[...], syncs[1])),
+    )
 
-  def _attention(
-    self, x: Stream, state: Any, sync: PartialSync, attend: Attend,
-    project: Project,
-  ) -> tuple[Stream, Update, Any]:
-    """Returns the stream, attention's update, and its state."""
+  def _attended(
+    self, x: Stream, state: Any, attend: Attend
+  ) -> tuple[Stream, jax.Array, Any]:
+    """Returns the stream, outputs of the heads, and attention's state."""
     config = self.config
     params = layers.QkvParams(
       self.b_qkv[...] if config.qkv_bias else None,
@@ -163,26 +164,21 @@ class Block(nnx.Module):
       x, self.norm_1[...], self.w_qkv[...], config.norm_eps, config.kernels
     )
     # [R, B, T, a rank's heads x head width]
-    y, state = attend(self.heads, qkv, params, state)
-    return x, project(y, self.w_out[...], self.axis, sync), state
+    return x, *attend(self.heads, qkv, params, state)
 
   def _gate_and_up(self, x: Stream) -> tuple[Stream, jax.Array]:
-    """Returns the stream, and both products of the MLP, concatenated."""
+    """Returns the stream, and both column products of the MLP."""
     config = self.config
     return column_parallel(
       x, self.norm_2[...], self.w_gate_up[...], config.norm_eps, config.kernels
     )
 
-  def _mlp(
-    self, gate_and_up: jax.Array, sync: PartialSync, project: Project
-  ) -> Update:
-    """Returns the MLP's update."""
+  def _gated(self, gate_and_up: jax.Array) -> jax.Array:
+    """Returns the product of both halves ``[R, B, T, F]``."""
     # The product is recomputed in the backward, since that is cheaper than to
     # save it; only w_down reads it.
     gated = jax.checkpoint(jax.vmap(swiglu), prevent_cse=False)
-    # Two halves [R, B, T, F], and their product.
-    y = gated(*kept(*jnp.split(gate_and_up, 2, axis=-1)))
-    return project(y, self.w_down[...], self.axis, sync)
+    return gated(*kept(*jnp.split(gate_and_up, 2, axis=-1)))
 
   @property
   def heads(self) -> layers.Heads:
