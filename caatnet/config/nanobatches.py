@@ -1,7 +1,7 @@
 """Builder of ``config.inference.nanobatches``."""
 
-import functools
 from collections.abc import Sequence
+import functools
 
 import jax.numpy as jnp
 
@@ -13,7 +13,7 @@ from parallel.planner import nanobatch, nanobatch_costs
 
 
 def build(
-  value: int | str, machine: str, program: Program, cache_shape: CacheShape,
+  value: str, machine: str, program: Program, cache_shape: CacheShape,
   most_sequences: int,
 ) -> Nanobatches | None:
   """Returns the cuts of a model's steps; None for none.
@@ -30,7 +30,7 @@ def build(
       model cannot be run in pieces, or the machine is not that of the mesh.
   """
   name = f"config.inference.nanobatches={value!r}"
-  if value == 1:
+  if value == "1":
     return None
   if cache_shape.states:
     raise ValueError(
@@ -38,16 +38,16 @@ def build(
       "state per sequence"
     )
   on_cpu = program.layout.on_cpu
-  if isinstance(value, int):
+  if value.isdecimal() and int(value):
     try:
-      even(most_sequences, value)
+      even(most_sequences, int(value))
     except ValueError as error:
       raise ValueError(
         f"{name}: {error}: config.inference.batch={most_sequences}"
       ) from error
-    return Nanobatches(functools.partial(_even, value), on_cpu)
+    return Nanobatches(functools.partial(_even, int(value)), on_cpu)
   if value != "plan":
-    raise ValueError(f"{name} must be a number or 'plan'")
+    raise ValueError(f"{name} must be a number from 1 or 'plan'")
   tensor = program.layout.tensor
   if on_cpu or tensor.devices == 1:  # nothing runs beside a reduction
     return None

@@ -26,7 +26,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config.parallel.tensor = 2
   config.benchmark = defaults("benchmark", "nanobatches")
   if size == "test":
-    config.benchmark.rounds, config.benchmark.pieces = 1, (1, 2)
+    config.benchmark.rounds, config.benchmark.pieces = 1, ("1", "2")
     config.benchmark.batch, config.benchmark.mbit = 2, ()
     config.benchmark.prompt, config.benchmark.tokens = 8, 8
   return config

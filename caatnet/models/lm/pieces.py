@@ -6,10 +6,11 @@ which ends before the piece's row-parallel product. So the last reduction of a
 layer runs beside the first products of the next layer, and its operand is
 carried to the next iteration of the scan.
 
-The end of a reduction is ordered before the row-parallel product, not after it,
-since XLA:TPU starts a reduction as late as it can, only one instruction before
-its end: before the row-parallel product would be the time of attention or of
-the MLP's first product, which is longer.
+XLA:TPU starts a reduction as late as it can, only one or two instructions
+before its end. So the end is ordered before the row-parallel product, beside
+attention or the MLP's first product, which take longer; but in the MLP of a
+small piece, where that leaves nothing beside it, after the row-parallel product
+(log/2026-11-27-nanobatches.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -35,11 +36,14 @@ class Half(Protocol):
     name: Name scope.
     columns: Function ``(x, state, mix) -> (x, y [R, B, T, F], state)``.
     rows: Function from y to the update before its sum over ranks.
+    least_early: Tokens of a piece from which the reduction before it ends
+      before its row-parallel product, not after it.
   """
 
   name: str
   columns: Callable[[Stream, Any, Any], tuple[Stream, jax.Array, Any]]
   rows: Callable[[jax.Array], Update]
+  least_early: int
 
 
 # Halves of a layer, from its parameters.
@@ -116,7 +120,6 @@ def run(
     range(len(syncs)), key=lambda number: syncs[number]
   ):
     start, *others = group
-    stop = start + 1 + len(others)
 
     def layer(params, carried, alike=alike):
       return _layer(halves(params, alike), carried, mixes, alike, order)
@@ -177,12 +180,14 @@ def _layer(
       with jax.named_scope(scope(i)), jax.named_scope(half.name):
         # Beside that sum.
         xs[i], y, (cache, _) = half.columns(xs[i], (cache, index), mix)
+        late = y.shape[2] < half.least_early
+        y = half.rows(y) if late else y
         if left is None:
           y, xs[before] = order.after(y, xs[before])
         else:
           y, total = order.after(y, total)
           xs[before] = xs[before] + total
-        left = half.rows(y)
+        left = y if late else half.rows(y)
       sync = next_sync
   # The last stream lacks `left`; it has no other update, since the MLP adds it.
   return [x.resolved() for x in xs], left, (cache, index + 1)

@@ -32,6 +32,10 @@ Attend = Callable[
   [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
 ]
 
+# Compiled for v5p, 1,024 tokens are above and 128 below: see
+# `caatnet.models.lm.pieces`.
+_LEAST_EARLY = 512
+
 # `vmap` axes of qkv and `layers.QkvParams`: biases have a dim of lanes, gains
 # are shared by all lanes.
 QKV_AXES = (0, layers.QkvParams(0, None, None))
@@ -44,11 +48,14 @@ class Half(NamedTuple):
     name: Name scope.
     columns: Function ``(x, state, attend) -> (x, y [R, B, T, F], state)``.
     rows: Function from y to the update before its sum over ranks.
+    least_early: Tokens of a piece from which the reduction before it ends
+      before its row-parallel product, not after it.
   """
 
   name: str
   columns: Callable[[Stream, Any, Attend], tuple[Stream, jax.Array, Any]]
   rows: Callable[[jax.Array], Update]
+  least_early: int
 
 
 class Block(nnx.Module):
@@ -145,8 +152,8 @@ class Block(nnx.Module):
       return lambda y: row_products(y, w, self.axis, sync)
 
     return (
-      Half("attention", self._attended, rows(self.w_out[...], syncs[0])),
-      Half("mlp", gated, rows(self.w_down[...], syncs[1])),
+      Half("attention", self._attended, rows(self.w_out[...], syncs[0]), 0),
+      Half("mlp", gated, rows(self.w_down[...], syncs[1]), _LEAST_EARLY),
     )
 
   def _attended(

@@ -336,8 +336,9 @@ def hidden_pieces(
 ) -> list[dict[str, Any]]:
   """Returns the bytes that pieces reduce, and those beside another's products.
 
-  A reduction is beside a product if that is between its start and its done. It
-  is hidden for the roofline time of all instructions of other pieces there.
+  A reduction is beside a product if a matrix product or a kernel of attention of
+  another piece is between its start and its done. It is hidden for the roofline
+  time of all instructions of other pieces there.
 
   Args:
     made: The program.
@@ -354,6 +355,10 @@ def hidden_pieces(
   def of_other(entry: Collective, instruction: hlo.Instruction) -> bool:
     return piece(instruction.op_name) not in ("", piece(entry.where))
 
+  kernels = {
+    i.name for computation in made.module.computations.values()
+    for i in computation.instructions if i.opcode == "custom-call"
+  }
   rows: dict[str, dict[str, Any]] = {}
   for t in made.schedule(reads=reads, hides=of_other).collectives():
     if not t.bytes or not piece(t.entries[0].where):
@@ -366,7 +371,9 @@ def hidden_pieces(
     row["count"] += t.count or 1
     row["bytes"] += size
     row["asynchronous"] += size * t.asynchronous
-    row["beside"] += size * bool(t.overlapped.flops)
+    row["beside"] += size * bool(
+      t.overlapped.flops or kernels.intersection(t.between)
+    )
     row["hidden"] += size * t.hidden * t.asynchronous
   return list(rows.values())
 

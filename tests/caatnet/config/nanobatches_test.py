@@ -30,8 +30,8 @@ def test_nothing_is_cut_by_default_and_planned_for_cpus():
 
 @pytest.mark.parametrize(("value", "message"), [
   ("9", "9 nano-batches are more than the 8 tokens .*inference.batch=8$"),
-  ("0", "must be an integer from 1"),
-  ("most", "'most' must be a number or 'plan'"),
+  ("0", "'0' must be a number from 1 or 'plan'"),
+  ("most", "'most' must be a number from 1 or 'plan'"),
 ])
 def test_wrong_value_is_one_line(value, message):
   with pytest.raises(ValueError, match=message) as error:

@@ -51,8 +51,8 @@ STOP = frozenset(range(0, 64, 9))
 SETTINGS = ({}, {"temperature": 1.0})
 MOST = 32  # Most requests of a schedule.
 
-# (p, tensor ranks, devices, layers, nano-batches): lanes on two devices, and two
-# layers, as copies must cover every layer.
+# (p, tensor ranks, devices, layers, nano-batches): lanes on two devices, and
+# two layers, as copies must cover every layer.
 SUBJECTS = ((0.5, 4, 2, 2, 1), (0.5, 4, 2, 2, 2))
 if SOAK:
   SUBJECTS = [
@@ -74,7 +74,7 @@ def subject(p, ranks, devices, layers, pieces):
   )
   weights = make_weights(program, put(program, params), False, False)
   capacity = Capacity(SLOTS, CONTEXT, PAGE_SIZE, 8)
-  cuts = nanobatches.build(pieces, "", program, shape, SLOTS)
+  cuts = nanobatches.build(str(pieces), "", program, shape, SLOTS)
   return Decoder(program, weights, capacity, shape, cuts)
 
 

@@ -66,9 +66,9 @@ class Nanobatches:
   """Steps in nano-batches: on the engine, and with sums between processes."""
 
   rounds: int = field(5, ROUNDS, COUNT)
-  pieces: tuple[int | str, ...] = field(
-    (1, 2, 4, "plan"), "Values of config.inference.nanobatches on the engine.",
-    COUNT,
+  pieces: tuple[str, ...] = field(
+    ("1", "2", "4", "plan"),
+    "Values of config.inference.nanobatches on the engine.",
   )
   batch: int = field(64, "Concurrent sequences on the engine.", COUNT)
   prompt: int = field(64, PROMPT, COUNT)
