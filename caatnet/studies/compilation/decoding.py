@@ -336,9 +336,9 @@ def hidden_pieces(
 ) -> list[dict[str, Any]]:
   """Returns the bytes that pieces reduce, and those beside another's products.
 
-  A reduction is beside a product if a matrix product or a kernel of attention of
-  another piece is between its start and its done. It is hidden for the roofline
-  time of all instructions of other pieces there.
+  A reduction is beside a product if a matrix product or a kernel of attention
+  of another piece is between its start and its done. It is hidden for the
+  roofline time of all instructions of other pieces there.
 
   Args:
     made: The program.

@@ -2,10 +2,11 @@
 
 import pytest
 
-from caatnet.config import inference
+from caatnet.config import inference, nanobatches
 from caatnet.config.override import override
 from configs.caatnet import tiny
 from configs.recurrent import tiny as recurrent
+from parallel.network.inference import machine
 from tests.caatnet.models.nanobatches_test import make_batch
 
 ON_TWO = "parallel.tensor=2 inference.batch=8 inference.nanobatches="
@@ -26,6 +27,15 @@ def test_step_with_fewer_tokens_than_pieces_is_one_batch():
 def test_nothing_is_cut_by_default_and_planned_for_cpus():
   assert build("1").nanobatches is None
   assert build("plan").nanobatches is None
+
+
+@pytest.mark.parametrize("name", ["gpu:h200:1x8", "tpu:v5p:2x2x2"])
+def test_plan_cuts_all_tokens_of_a_step(name):
+  """Sizes of a small model, whose plan is one batch."""
+  program = build("2").program
+  batch = make_batch(8, 2, 30)
+  sizes = nanobatches._planned(machine(name), program, 16, batch)
+  assert tuple(sizes) == (68,)
 
 
 @pytest.mark.parametrize(("value", "message"), [
