@@ -1,4 +1,4 @@
-"""Search for the 3D-parallel configuration of a model on a cluster."""
+"""Search for 3D-parallel configurations, and for nano-batches of a step."""
 
 from parallel.lazy import attach
 

@@ -46,6 +46,7 @@ Example:
 
 from collections.abc import Iterator, Mapping
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -55,6 +56,8 @@ from parallel.checks import at_least, fraction
 
 # Candidates that are simulated at a time.
 _CHUNK = 4096
+# Times that differ by less are equal: sums in another order.
+_EQUAL = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -174,15 +177,6 @@ class Plan:
     """Throughput relative to a single batch."""
     return self.single_s / self.step_s
 
-  @property
-  def ranges(self) -> tuple[range, ...]:
-    """Token range of each piece."""
-    ends = itertools.accumulate(self.sizes)
-    return tuple(
-      range(end - size, end)
-      for size, end in zip(self.sizes, ends, strict=True)
-    )
-
   def check(self, model: str, num_tokens: int) -> None:
     """Checks that the plan fits a step.
 
@@ -246,7 +240,7 @@ def plan(
         simulated += len(chunk)
         seconds = step_seconds(costs, key, sizes[chunk], interference)
         at = int(seconds.argmin())
-        if seconds[at] < best_s:
+        if seconds[at] < best_s * (1 - _EQUAL):
           best, best_s = tuple(map(int, sizes[chunk[at]])), float(seconds[at])
           reduction = key
   return Plan(
@@ -265,7 +259,7 @@ def step_seconds(
     costs: Times of a layer.
     reduction: Way to reduce.
     sizes: Tokens of each piece, ``[..., pieces]``.
-    interference: As for `plan`.
+    interference: Slowdown of both resources, an argument of `plan`.
   """
   sizes = np.asarray(sizes)
   cut = sizes.reshape(-1, sizes.shape[-1])
@@ -294,10 +288,16 @@ def _compositions(
   num_tokens: int, granularity: int, most_pieces: int
 ) -> Iterator[np.ndarray]:
   """Yields the sizes of 2, 3, ... pieces, ``[plans, pieces]``."""
-  cuts = range(granularity, num_tokens, granularity)
-  for inner in range(1, min(most_pieces, len(cuts) + 1)):
-    chosen = np.array(list(itertools.combinations(cuts, inner)))
-    yield np.diff(chosen, prepend=0, append=num_tokens)
+  num_cuts = (num_tokens - 1) // granularity
+  for chosen in range(1, min(most_pieces, num_cuts + 1)):
+    cuts = granularity * _combinations(num_cuts, chosen)
+    yield np.diff(cuts, prepend=0, append=num_tokens)
+
+
+@functools.lru_cache(maxsize=16)
+def _combinations(count: int, chosen: int) -> np.ndarray:
+  """Returns ascending choices of 1 to ``count``, ``[choices, chosen]``."""
+  return np.array(list(itertools.combinations(range(1, count + 1), chosen)))
 
 
 def _bounds(
@@ -318,8 +318,7 @@ def _bounds(
 
   network = 2 * sums.sum(-1)
   bound = layer(network - last) + (costs.num_layers - 1) * layer(network) + last
-  # Rounding must not exclude a plan that equals its bound.
-  return costs.fixed_s + bound * (1 - 1e-9)
+  return costs.fixed_s + bound * (1 - _EQUAL)
 
 
 def _layer_seconds(
@@ -331,7 +330,7 @@ def _layer_seconds(
   Args:
     attention, mlp, sums: Times of the pieces, ``[plans, pieces]``.
     pending: Time of the reduction that the layer before left, ``[plans]``.
-    interference: As for `plan`.
+    interference: Slowdown of both resources, an argument of `plan`.
   """
   plans, pieces = sums.shape
   done = np.zeros((plans, 1))

@@ -25,7 +25,7 @@ import pathlib
 import numpy as np
 
 from parallel.checks import at_least, fraction, known
-from parallel.hardware.devices import DEVICES, Device
+from parallel.hardware.devices import Device
 from parallel.network import inference
 from parallel.network.inference import Machine, Step
 from parallel.planner.nanobatch import Costs, Reduction
@@ -35,7 +35,9 @@ SOURCE = (
   "microsoft/vidur (MIT licence), data/profiling/compute/*/meta-llama/"
   "Llama-2-70b-hf/mlp.csv, medians"
 )
+# The profiled model.
 PROFILED = "llama-2-70b"
+LLAMA_2_70B = Transformer(32_000, 8192, 80, 64, 8, 28672)
 _PROFILES = pathlib.Path(__file__).with_name("nanobatch_profiles.csv")
 _PRODUCTS = ("qkv", "out", "up", "down")
 # Parts of a layer's halves, without attention itself.
@@ -393,7 +395,22 @@ def layer(
   )
 
 
-def device_of(gpu: str) -> Device:
-  """Returns the device of a profile."""
-  known("gpu=", gpu, DEVICES)
-  return DEVICES[gpu]
+def profile_of(
+  machine: Machine, model: Transformer, most_tokens: int,
+  utilisation: float = 1.0,
+) -> Profile:
+  """Returns the measured profile of a machine, or that of the roofline.
+
+  Args:
+    machine: Devices of the tensor axis.
+    model: Sizes of the model; only Llama-2-70B was measured.
+    most_tokens: Largest number of tokens.
+    utilisation: Fraction of the peak rate that products reach by the roofline.
+  """
+  # An A100 computes alike, whatever its links are.
+  key = machine.device.name.removesuffix("-pcie"), machine.num_ranks
+  if model == LLAMA_2_70B and key in profiles():
+    return profiles()[key]
+  return roofline(
+    model, machine.device, machine.num_ranks, most_tokens, utilisation
+  )

@@ -100,44 +100,65 @@ def step_seconds(
       that cannot start before it.
   """
   fraction("interference", interference)
-  count = len(operations)
-  needs = dependencies(operations)
   queues = {
-    r: [
-      layer * count + i for layer in range(num_layers)
-      for i, o in enumerate(operations) if o.resource == r
-    ]
+    r: [i for i, o in enumerate(operations) if o.resource == r]
     for r in RESOURCES
   }
-  heads = dict.fromkeys(RESOURCES, 0)
-  left = [o.seconds for o in operations]
-  done = [False] * (count * num_layers)
-  remaining: dict[int, float] = {}
+  limits = _limits(operations, queues)
+  ended = dict.fromkeys(RESOURCES, 0)  # operations of all layers
+  left = dict.fromkeys(RESOURCES, 0.0)  # time of the one that runs
+  started = dict.fromkeys(RESOURCES, False)
   time = 0.0
-  while any(heads[r] < len(queue) for r, queue in queues.items()):
-    running = []
+  while True:
+    running, waiting = [], False
     for r, queue in queues.items():
-      if heads[r] == len(queue):
+      if ended[r] == num_layers * len(queue):
         continue
-      at = queue[heads[r]]
-      layer, i = divmod(at, count)
-      # Operations before the first layer have ended.
-      if all(
-        layer * count + n < 0 or done[layer * count + n] for n in needs[i]
+      layer, at = divmod(ended[r], len(queue))
+      if any(
+        ended[other] < layer * len(queues[other]) + limit
+        for other, limit in limits[queue[at]]
       ):
-        running.append((r, at))
-        remaining.setdefault(at, left[i])
+        waiting = True
+        continue
+      if not started[r]:
+        started[r], left[r] = True, operations[queue[at]].seconds
+      running.append(r)
     if not running:
-      raise ValueError("operations wait for each other: change their order")
-    shortest = min(remaining[at] for _, at in running)
+      break
+    shortest = min(left[r] for r in running)
     time += shortest * (1 + (len(running) - 1) * interference)
-    for r, at in running:
-      remaining[at] -= shortest
+    for r in running:
+      left[r] -= shortest
       # Rounding may leave a remainder of times that are equal.
-      if remaining[at] <= 1e-12 * left[at % count]:
-        done[at] = True
-        heads[r] += 1
+      if left[r] <= 1e-12 * shortest:
+        ended[r] += 1
+        started[r] = False
+  if waiting:
+    raise ValueError("operations wait for each other: change their order")
   return time
+
+
+def _limits(
+  operations: Sequence[Operation], queues: dict[str, list[int]]
+) -> list[list[tuple[str, int]]]:
+  """Returns how many operations of each resource each operation waits for.
+
+  They are counted from the begin of its layer: resources run in order, so the
+  last one that it depends on is enough.
+  """
+  count = len(operations)
+  found = []
+  for parents in dependencies(operations):
+    limits: dict[str, int] = {}
+    for n in parents:
+      r = operations[n % count].resource
+      place = queues[r].index(n % count) + 1
+      if n < 0:  # of the layer before
+        place -= len(queues[r])
+      limits[r] = max(limits.get(r, place), place)
+    found.append(list(limits.items()))
+  return found
 
 
 def sequential_seconds(

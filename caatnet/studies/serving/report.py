@@ -6,7 +6,7 @@ from typing import Any
 
 from caatnet.show import plot
 from caatnet.show.report import Column, Report, Table, yes_no
-from caatnet.studies.serving import composition_report, tails
+from caatnet.studies.serving import composition_report, nanobatch_report, tails
 
 Row = Mapping[str, Any]
 Parts = list[Table | str]
@@ -16,6 +16,8 @@ def report(result: Mapping[str, Any]) -> Report:
   """Returns the report of a subject of the study: tables and figure."""
   if result["subject"] == "composition":
     return composition_report.report(result)
+  if result["subject"] == "nanobatches":
+    return nanobatch_report.report(result)
   title, parts, figure = {
     "vllm_log": ("Serving, and the log of vLLM", _vllm_log, _log_figure),
     "fastswitch": ("Preemption in serving", _fastswitch, _switching_figure),

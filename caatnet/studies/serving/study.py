@@ -3,8 +3,10 @@
 ``config.subject`` selects the simulation: ``vllm_log`` replays the log of a
 real server (`caatnet.studies.serving.vllm_log`), ``fastswitch`` compares ways
 of allocating a request's pages (`caatnet.studies.serving.fastswitch`),
-``fairness`` compares policies (`caatnet.studies.serving.fairness`), and
-``composition`` switches experts (`caatnet.studies.serving.composition`).
+``fairness`` compares policies (`caatnet.studies.serving.fairness`),
+``composition`` switches experts (`caatnet.studies.serving.composition`), and
+``nanobatches`` cuts steps into pieces that overlap
+(`caatnet.studies.serving.nanobatches`).
 """
 
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from caatnet.studies.serving import (
   composition,
   fairness,
   fastswitch,
+  nanobatches,
   vllm_log,
 )
 
@@ -22,6 +25,7 @@ SUBJECTS = {
   "composition": composition.run,
   "fairness": fairness.run,
   "fastswitch": fastswitch.run,
+  "nanobatches": nanobatches.run,
   "vllm_log": vllm_log.run,
 }
 

@@ -3,6 +3,7 @@
 from caatnet.config.schema.studies import (
   composed,
   networks,
+  overlapped,
   plans,
   served,
   workloads,
@@ -24,6 +25,7 @@ STUDIES = {
   "serving.composition": composed.Composition,
   "serving.fastswitch": served.FastSwitch,
   "serving.fairness": served.Fairness,
+  "serving.nanobatches": overlapped.NanoBatches,
   "serving.vllm_log": served.VLLMLog,
   "utilisation": workloads.Utilisation,
 }

@@ -1,0 +1,335 @@
+"""NanoFlow's figures, computed with profiles that were not measured for them.
+
+The optimum counts input and output tokens: peak rate / (2 parameters). The time
+of a step is predicted from Vidur's profile of an A100, for the pipeline that
+NanoFlow's search found. Its interference is fitted to the published gains of
+one workload and then predicts the other workloads. The loss by splitting alone
+is predicted and not fitted.
+
+A step of a workload has input and output tokens in their long-run ratio. Source
+of the published figures: NanoFlow (Zhu et al., OSDI 2025, arXiv 2408.12757) and
+its repository; tokens per second and GPU.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any, NamedTuple
+
+from caatnet.studies.serving import nanobatch_pipelines as pipelines
+from caatnet.studies.serving.nanobatch_pipelines import Pipeline
+from parallel.hardware.devices import A100, Device
+from parallel.planner import nanobatch, nanobatch_costs, nanobatch_timing
+from parallel.planner.nanobatch_costs import Mix, Optimum
+
+PARAMETERS = 70e9  # the paper's round number
+PUBLISHED_OPTIMUM = 1857.0
+QUOTED_RATE = 280e12
+NETWORK, MEMORY = 1.07, 1.17
+# Largest and smallest rate of a PCI Express 4 link of 16 lanes that a copy
+# reaches: its raw rate, and an assumption.
+COPY_RATES = (32e9, 25e9)
+OFFLOAD_COST, OFFLOAD_GAIN = 0.030, 3.02
+
+
+class Workload(NamedTuple):
+  """Lengths of a workload and published throughputs.
+
+  Attributes:
+    input, output: Mean tokens of prompt and response.
+    context: Mean positions that a decode attends to.
+    prefill_context: Mean positions that a prompt token attends to.
+    vllm, fastgen, trtllm, nanoflow: Published tokens per second and GPU.
+    source: Source of the lengths.
+  """
+
+  input: float
+  output: float
+  context: float
+  prefill_context: float
+  vllm: float
+  fastgen: float
+  trtllm: float
+  nanoflow: float
+  source: str
+
+
+def _constant(size: int, response: int, *published: float) -> Workload:
+  """Returns requests of equal lengths."""
+  return Workload(
+    size, response, size + (response + 1) / 2, (size + 1) / 2, *published,
+    "constant lengths",
+  )
+
+
+_MOMENTS = "moments of efeslab/Nanoflow (Apache-2.0), datasets/traces/{}.csv"
+# Moments of lengths with prompts cut to 4,096 positions minus the response.
+WORKLOADS = {
+  "512 in, 512 out": _constant(512, 512, 494, 490, 735, 1286),
+  "1024 in, 512 out": _constant(1024, 512, 552, 513, 817, 1263),
+  "512 in, 1024 out": _constant(512, 1024, 410, 372, 636, 1212),
+  "Splitwise": Workload(
+    1140.3, 211.1, 1220.5, 1064.1, 484, 548, 831, 1259,
+    _MOMENTS.format("splitwise") + ", Azure's conversations of 2023",
+  ),
+  "LMSYS": Workload(
+    92.2, 207.4, 302.1, 192.0, 251, 293, 560, 1247, _MOMENTS.format("lmsys"),
+  ),
+  "ShareGPT": Workload(
+    274.8, 322.9, 547.2, 853.2, 255, 335, 639, 1272,
+    _MOMENTS.format("sharegpt"),
+  ),
+}
+FITTED_ON = "1024 in, 512 out"
+TRACES = ("Splitwise", "LMSYS", "ShareGPT")
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Computes the figures.
+
+  Args:
+    config: Config like configs/serving/nanobatches.py, as nested dicts.
+
+  Returns:
+    Plain data: "optimum", "speedups", "ablation" (a row for each end of the
+    times of reductions), "workloads", "pipelines", "offload".
+  """
+  ablation = [_ablation(end) for end in nanobatch_costs.ENDS]
+  return {
+    "optimum": optimum(),
+    "speedups": speedups(),
+    "ablation": ablation,
+    "workloads": [
+      row for found in ablation for row in _workloads(found)
+    ],
+    "pipelines": [
+      _pipeline(name, end, config["utilisation"], ablation)
+      for name in pipelines.PIPELINES for end in nanobatch_costs.ENDS
+    ],
+    "offload": offload(),
+  }
+
+
+def optimum() -> list[dict[str, Any]]:
+  """Returns the rates that give the published optimum, and their optima."""
+  model = pipelines.PIPELINES["llama-2-70b"].model
+  published = PUBLISHED_OPTIMUM
+  return [
+    {
+      "name": name, "rate": rate, "parameters": parameters,
+      "tokens": rate / (2 * parameters), "peak_share": rate / A100.peak(
+        model.dtype
+      ),
+    }
+    for name, rate, parameters in (
+      ("rate that gives the optimum", 2 * PARAMETERS * published, PARAMETERS),
+      ("with exact parameters", 2 * model.num_params * published,
+       float(model.num_params)),
+      ("rate quoted with it", QUOTED_RATE, PARAMETERS),
+      ("peak of the datasheet", A100.peak(model.dtype), PARAMETERS),
+    )
+  ]
+
+
+def speedups() -> dict[str, Any]:
+  """Returns ratios of published throughputs."""
+  rows = [
+    {
+      "workload": name, "optimal": w.nanoflow / PUBLISHED_OPTIMUM,
+      "vllm": w.nanoflow / w.vllm, "fastgen": w.nanoflow / w.fastgen,
+      "trtllm": w.nanoflow / w.trtllm,
+    }
+    for name, w in WORKLOADS.items()
+  ]
+  traces = [row for row in rows if row["workload"] in TRACES]
+  return {
+    "rows": rows,
+    "mean": {
+      system: sum(row[system] for row in traces) / len(traces)
+      for system in ("vllm", "fastgen", "trtllm")
+    },
+    "least": min(row["optimal"] for row in rows),
+    "most": max(row["optimal"] for row in rows),
+  }
+
+
+def mix(workload: Workload, tokens: int) -> Mix:
+  """Returns a step whose decodes are the output tokens' share."""
+  decodes = round(
+    tokens * workload.output / (workload.input + workload.output)
+  )
+  return Mix(
+    decodes, workload.context, tokens - decodes, workload.prefill_context
+  )
+
+
+def fitted(seconds: Callable[[float], float], target: float) -> float | None:
+  """Returns the interference at which a time is reached; None if none does.
+
+  Args:
+    seconds: Time by interference, increasing.
+    target: Time.
+  """
+  low, high = 0.0, 1.0
+  if not seconds(low) <= target <= seconds(high):
+    return None
+  while high - low > 1e-4:
+    middle = (low + high) / 2
+    low, high = (
+      (middle, high) if seconds(middle) < target else (low, middle)
+    )
+  return (low + high) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class _Timed:
+  """Times of a published pipeline, and of the same tokens without overlap."""
+
+  pipeline: Pipeline
+  layer: pipelines.Layer
+
+  def overlapped(self, interference: float, memory: bool) -> float:
+    made = pipelines.operations(self.pipeline, self.layer, memory)
+    return nanobatch_timing.step_seconds(
+      made, self.layer.num_layers, interference
+    )
+
+  def sequential(self, *sizes: int) -> float:
+    made = pipelines.sequential(self.layer, sizes)
+    return nanobatch_timing.sequential_seconds(made, self.layer.num_layers)
+
+
+def _timed(workload: Workload, end: str) -> _Timed:
+  """Returns the published pipeline of LLaMA-2-70B for a workload."""
+  pipeline = pipelines.PIPELINES["llama-2-70b"]
+  profile = nanobatch_costs.profiles()["a100", pipeline.gpus]
+  return _Timed(pipeline, pipelines.layer(
+    pipeline, mix(workload, pipeline.tokens), profile, A100, end
+  ))
+
+
+def _ablation(end: str) -> dict[str, Any]:
+  """Returns gains of the steps of NanoFlow's ablation, predicted and fitted."""
+  timed = _timed(WORKLOADS[FITTED_ON], end)
+  tokens = timed.pipeline.tokens
+  whole = timed.sequential(tokens)
+  # The published ablation runs two equal halves.
+  halves = timed.sequential(tokens // 2, tokens // 2)
+  return {
+    "end": end, "workload": FITTED_ON, "step_s": whole,
+    "split": whole / halves - 1,
+    "network": whole / timed.overlapped(0, memory=False),
+    "memory": whole / timed.overlapped(0, memory=True),
+    "network_interference": fitted(
+      lambda i: timed.overlapped(i, memory=False), whole / NETWORK
+    ),
+    "memory_interference": fitted(
+      lambda i: timed.overlapped(i, memory=True), whole / MEMORY
+    ),
+  }
+
+
+def _workloads(ablation: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Returns throughputs of all workloads: none, ideal and fitted overlap."""
+  rows = []
+  for name, workload in WORKLOADS.items():
+    timed = _timed(workload, ablation["end"])
+    pipeline = timed.pipeline
+    rate = pipeline.tokens / pipeline.gpus
+    assert pipeline.machine is not None
+    best = nanobatch_costs.optimum(
+      pipeline.model, pipeline.machine, mix(workload, pipeline.tokens)
+    )
+    found = {
+      "sequential": timed.sequential(pipeline.tokens),
+      "ideal": timed.overlapped(0, memory=True),
+      "fitted": timed.overlapped(
+        ablation["memory_interference"], memory=True
+      ),
+    }
+    rows.append({
+      "workload": name, "end": ablation["end"],
+      "decodes": mix(workload, pipeline.tokens).decodes,
+      "published": workload.nanoflow,
+      **{key: rate / seconds for key, seconds in found.items()},
+      "error": rate / found["fitted"] / workload.nanoflow - 1,
+      "optimum": rate / best.seconds, "bound_by": bound_by(best),
+      "compute_s": best.compute, "memory_s": best.memory,
+      "network_s": best.network,
+      "source": workload.source,
+    })
+  return rows
+
+
+def bound_by(best: Optimum) -> str:
+  """Returns the resource that takes longest."""
+  times = dataclasses.asdict(best)
+  return max(times, key=times.__getitem__)
+
+
+def _pipeline(
+  name: str, end: str, utilisation: float, ablation: list[dict[str, Any]]
+) -> dict[str, Any]:
+  """Returns gains of a published pipeline and of our plan by one model."""
+  pipeline = pipelines.PIPELINES[name]
+  device: Device = A100
+  profile = nanobatch_costs.roofline(
+    pipeline.model, device, pipeline.gpus, pipeline.tokens, utilisation,
+    pipeline.experts,
+  )
+  if name == nanobatch_costs.PROFILED:
+    profile = nanobatch_costs.profiles()["a100", pipeline.gpus]
+  timed = _Timed(pipeline, pipelines.layer(
+    pipeline, mix(WORKLOADS[FITTED_ON], pipeline.tokens), profile, device, end
+  ))
+  (fit,) = (row for row in ablation if row["end"] == end)
+  costs = pipelines.costs(name, pipeline, timed.layer)
+  whole = timed.sequential(pipeline.tokens)
+  interference = fit["network_interference"]
+  ideal = nanobatch.plan(costs, pipeline.tokens)
+  slowed = nanobatch.plan(costs, pipeline.tokens, interference=interference)
+  memory_s = timed.overlapped(fit["memory_interference"], memory=True)
+  throughput = pipeline.tokens / pipeline.gpus / memory_s
+  # At the rate of the published optimum.
+  optimal = PUBLISHED_OPTIMUM * PARAMETERS / pipeline.active_parameters
+  return {
+    "model": name, "end": end, "tokens": pipeline.tokens,
+    "gpus": pipeline.gpus,
+    "published": f"{pipeline.first:,} + {pipeline.tokens - pipeline.first:,}",
+    "times": profile.name,
+    "network": whole / timed.overlapped(0, memory=False),
+    "memory": whole / timed.overlapped(0, memory=True),
+    "network_fitted": whole / timed.overlapped(interference, memory=False),
+    "memory_fitted": whole / memory_s,
+    "throughput": throughput, "optimal": throughput / optimal,
+    "ours": pipelines.share(ideal), "ours_gain": ideal.gain,
+    "ours_fitted": pipelines.share(slowed),
+    "ours_fitted_gain": slowed.gain,
+  }
+
+
+def offload() -> dict[str, Any]:
+  """Returns what copies of finished caches need, and what would cost 3.0%.
+
+  Every token's keys and values are copied to the host once.
+  """
+  pipeline = pipelines.PIPELINES["llama-2-70b"]
+  model, gpus = pipeline.model, pipeline.gpus
+  token = (
+    2 * model.num_layers * model.num_kv_heads * model.head_width
+    * model.item_bytes
+  )
+  published = WORKLOADS[FITTED_ON].nanoflow
+  step_s = pipeline.tokens / (published * gpus)
+  size = token * pipeline.tokens / gpus  # of a step, on each GPU
+  return {
+    "token_bytes": token,
+    "rate": published * gpus * token,
+    "optimum_rate": PUBLISHED_OPTIMUM * gpus * token,
+    "step_s": step_s,
+    "exposed": [size / rate / step_s for rate in COPY_RATES],
+    "cost": OFFLOAD_COST,
+    # Bytes per second of a GPU, if copies were not hidden at all.
+    "cost_rate": size / (OFFLOAD_COST * step_s),
+    # A conversation of T equal turns computes (T + 1) / 2 times its tokens.
+    "gain": OFFLOAD_GAIN, "turns": 2 * OFFLOAD_GAIN - 1,
+  }

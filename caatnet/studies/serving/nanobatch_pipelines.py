@@ -1,0 +1,238 @@
+"""Pipelines that NanoFlow's search found, timed by one model.
+
+Sizes are those of efeslab/Nanoflow (Apache-2.0), ``pipeline/config_all``; the
+order of operations is that of ``pipeline/src/pipeline.cu`` and, for one GPU, of
+``pipeline/src/pipeline_local.cu``. Attention has four nano-batches and the rest
+of a layer two. The first nano-batch gathers the outputs of attention,
+multiplies by columns of the projection and gathers again, which sends the bytes
+of the all-reduce of the second one.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from parallel.hardware.devices import Device
+from parallel.network import inference
+from parallel.network.inference import Machine
+from parallel.planner import nanobatch_costs, nanobatch_timing
+from parallel.planner.nanobatch import Costs, Plan, Reduction
+from parallel.planner.nanobatch_costs import Mix
+from parallel.planner.nanobatch_timing import Operation
+from parallel.workload import Transformer
+
+SOURCE = "efeslab/Nanoflow (Apache-2.0), pipeline/config_all"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """Published pipeline.
+
+  Attributes:
+    model: Sizes of the model.
+    gpus: Number of A100s.
+    tokens: Tokens of a step.
+    first: Tokens of the first nano-batch.
+    attention: Tokens of the parts of the two nano-batches in attention.
+    experts: Number of experts of an MLP, and of those that a token uses.
+  """
+
+  model: Transformer
+  gpus: int
+  tokens: int
+  first: int
+  attention: tuple[tuple[int, ...], tuple[int, ...]]
+  experts: tuple[int, int] = (1, 1)
+
+  @property
+  def active_parameters(self) -> int:
+    """Parameters that a token uses."""
+    width = self.model.ffn_width * self.experts[1]
+    return dataclasses.replace(self.model, ffn_width=width).num_params
+
+  @property
+  def machine(self) -> Machine | None:
+    """GPUs that form the tensor axis; None for one."""
+    if self.gpus == 1:
+      return None
+    return inference.machine(f"gpu:a100:1x{self.gpus}")
+
+
+_QUARTERS = ((256, 384), (768, 640))
+PIPELINES = {
+  "llama-2-70b": Pipeline(
+    nanobatch_costs.LLAMA_2_70B, 8, 2048, 640, _QUARTERS
+  ),
+  "llama-3-8b": Pipeline(
+    Transformer(128_256, 4096, 32, 32, 8, 14336), 1, 1024, 384,
+    ((384,), (640,)),
+  ),
+  "qwen2-72b": Pipeline(
+    Transformer(152_064, 8192, 80, 64, 8, 29568, qkv_bias=True), 8, 2048, 640,
+    _QUARTERS,
+  ),
+  "mixtral-8x7b": Pipeline(
+    Transformer(32_000, 4096, 32, 32, 8, 14336), 8, 4096, 2048,
+    ((1024, 1024), (1024, 1024)), experts=(8, 2),
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+  """Times of a layer's operations on ranges of tokens, in seconds.
+
+  Attributes:
+    parts: Times by operation of a profile, ``[tokens + 1]`` each.
+    attend: Cumulative time of attention, ``[tokens + 1]``.
+    sums: Time of an all-reduce, ``[tokens + 1]``; None for one device.
+    num_layers: Number of layers.
+  """
+
+  parts: dict[str, np.ndarray]
+  attend: np.ndarray
+  sums: np.ndarray | None
+  num_layers: int
+
+  def seconds(self, kind: str, start: int, stop: int) -> float:
+    """Returns the time of an operation on a range of tokens."""
+    if kind == "attend":
+      return float(self.attend[stop] - self.attend[start])
+    if kind in ("sum_1", "sum_2"):
+      assert self.sums is not None
+      return float(self.sums[stop - start])
+    rest = {"qkv": "attention_rest", "up": "mlp_rest"}.get(kind)
+    count = stop - start
+    return float(
+      self.parts[kind][count] + (self.parts[rest][count] if rest else 0)
+    )
+
+
+def layer(
+  pipeline: Pipeline, mix: Mix, profile: nanobatch_costs.Profile,
+  device: Device, end: str = "least", utilisation: float = 1.0,
+) -> Layer:
+  """Returns the times of a pipeline's operations."""
+  tokens, machine = mix.tokens, pipeline.machine
+  return Layer(
+    {
+      part: profile.times(part, tokens)
+      for part in (*nanobatch_costs.ATTENTION, *nanobatch_costs.MLP)
+    },
+    nanobatch_costs.attend(
+      pipeline.model, device, pipeline.gpus, mix, utilisation
+    ),
+    None if machine is None else nanobatch_costs.reduction_times(
+      machine, pipeline.model, Reduction(), tokens, end
+    ),
+    pipeline.model.num_layers,
+  )
+
+
+def operations(
+  pipeline: Pipeline, times: Layer, memory: bool = True
+) -> list[Operation]:
+  """Returns a layer of a published pipeline in the order of its resources.
+
+  Args:
+    pipeline: Sizes.
+    times: Times of its operations.
+    memory: Whether attention runs alongside products, or between them.
+
+  Raises:
+    ValueError: Tokens are missing in an operation, or are in two ranges.
+  """
+  made = _operations(pipeline, times, memory)
+  # Only the first nano-batch is gathered.
+  nanobatch_timing.check(
+    [o for o in made if o.kind != "gather"], pipeline.tokens
+  )
+  return made
+
+
+def _operations(
+  pipeline: Pipeline, times: Layer, memory: bool
+) -> list[Operation]:
+  """Returns operations that have not been checked."""
+  halves = _ranges((pipeline.first, pipeline.tokens - pipeline.first))
+  parts = _ranges([n for half in pipeline.attention for n in half])
+  first = [r for r in parts if r[1] <= pipeline.first]
+  second = parts[len(first):]
+  beside = "memory" if memory else "compute"
+
+  def make(kind, resource, ranges, parents, carried=False, share=1.0):
+    return [
+      Operation(
+        kind, resource, start, stop, share * times.seconds(
+          "sum_1" if kind == "gather" else kind, start, stop
+        ), parents, carried,
+      )
+      for start, stop in ranges
+    ]
+
+  if pipeline.gpus == 1:
+    # Nano-batches are half a layer apart: the products of one run during the
+    # attention of the other, which belongs to the next layer.
+    return [
+      o
+      for half, own in zip(halves, (first, second), strict=True)
+      for kind, ranges, parents in (
+        ("out", [half], ("attend",)), ("up", [half], ("out",)),
+        ("down", [half], ("up",)), ("qkv", own, ("down",)),
+      )
+      for o in make(kind, "compute", ranges, parents, kind == "out")
+    ] + make("attend", beside, parts, ("qkv",))
+  return [
+    *make("qkv", "compute", parts, ("sum_2",), carried=True),
+    *make("attend", beside, parts, ("qkv",)),
+    # Two all-gathers send the bytes of an all-reduce.
+    *make("gather", "network", halves[:1], ("attend",), share=0.5),
+    *make("out", "compute", halves[:1], ("gather",)),
+    *make("sum_1", "network", halves[:1], ("out",), share=0.5),
+    *make("out", "compute", halves[1:], ("attend",)),
+    *make("sum_1", "network", halves[1:], ("out",)),
+    *make("up", "compute", halves[:1], ("sum_1",)),
+    *make("down", "compute", halves[:1], ("up",)),
+    *make("sum_2", "network", halves[:1], ("down",)),
+    *make("up", "compute", halves[1:], ("sum_1",)),
+    *make("down", "compute", halves[1:], ("up",)),
+    *make("sum_2", "network", second, ("down",)),
+  ]
+
+
+def sequential(times: Layer, sizes: Sequence[int]) -> list[Operation]:
+  """Returns the operations of pieces of which none overlaps another."""
+  kinds = ["qkv", "attend", "out", "sum_1", "up", "down", "sum_2"]
+  if times.sums is None:
+    kinds = [kind for kind in kinds if not kind.startswith("sum")]
+  return [
+    Operation(kind, "compute", start, stop, times.seconds(kind, start, stop))
+    for start, stop in _ranges(sizes) for kind in kinds
+  ]
+
+
+def costs(name: str, pipeline: Pipeline, times: Layer) -> Costs:
+  """Returns the same times for `parallel.planner.nanobatch.plan`."""
+  parts = times.parts
+  none = np.zeros(pipeline.tokens + 1)
+  return Costs(
+    name, times.num_layers,
+    sum(parts[part] for part in nanobatch_costs.ATTENTION),
+    sum(parts[part] for part in nanobatch_costs.MLP),
+    {Reduction(): none if times.sums is None else times.sums},
+    times.attend,
+  )
+
+
+def share(plan: Plan) -> str:
+  """Returns the sizes of a plan as text."""
+  return " + ".join(f"{size:,}" for size in plan.sizes)
+
+
+def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
+  """Returns consecutive ranges of sizes."""
+  ends = np.cumsum(sizes).tolist()
+  return [
+    (end - size, end) for size, end in zip(sizes, ends, strict=True)
+  ]

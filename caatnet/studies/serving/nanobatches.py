@@ -1,0 +1,201 @@
+"""Nano-batches: break-even, and their interplay with p and low-bit reductions.
+
+`parallel.planner.nanobatch` plans a step of decodes and prompt tokens for each
+machine, number of tokens and interference. The break-even is the smallest
+number of tokens from which on every larger step gains more than a threshold.
+The joint table combines pieces with the fraction p of reduced channels and with
+the bits of a reduced number. The figures of NanoFlow are in
+`caatnet.studies.serving.nanobatch_figures`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import time
+from typing import Any
+
+from caatnet.studies.serving import nanobatch_figures
+from caatnet.studies.serving.nanobatch_pipelines import share
+from parallel.network import inference
+from parallel.network.inference import Machine
+from parallel.planner import nanobatch, nanobatch_costs
+from parallel.planner.nanobatch import Plan, Reduction
+from parallel.planner.nanobatch_costs import LLAMA_2_70B, PROFILED, Mix
+
+_UNCHANGED = (1.0, 16)  # p and bits of the baseline
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Computes curves, the joint table and the paper's figures.
+
+  Args:
+    config: Config like configs/serving/nanobatches.py, as nested dicts.
+
+  Returns:
+    Plain data: "curves" (a step on a machine), "break_even", "joint", "stops"
+    (largest p at which nano-batches stop paying), "plan_s" (processor seconds
+    of all plans), and the figures of the paper.
+
+  Raises:
+    ValueError: A machine is unknown, or a number is out of its range.
+  """
+  planner = _Planner(config)
+  curves = [
+    row for name in config["machines"] for end in nanobatch_costs.ENDS
+    for row in _curve(planner, _machine(name), end, config)
+  ]
+  joint = [
+    row for name in config["joint_machines"] for tokens in
+    config["joint_tokens"] for row in _joint(
+      planner, _machine(name), tokens, config
+    )
+  ]
+  return {
+    "curves": curves, "break_even": _break_even(curves, config["threshold"]),
+    "joint": joint, "stops": _stops(joint, config["threshold"]),
+    "plan_s": {
+      "count": len(planner.seconds), "worst": max(planner.seconds, default=0.0),
+      "sum": sum(planner.seconds), "considered": planner.considered,
+    },
+    **nanobatch_figures.run(config),
+    "context": config["context"], "decodes": config["decodes"],
+    "threshold": config["threshold"],
+    "joint_interference": config["joint_interference"],
+    "utilisation": config["utilisation"], "model": PROFILED,
+    "times_source": nanobatch_costs.SOURCE,
+  }
+
+
+class _Planner:
+  """Plans steps, and records the processor time that this takes."""
+
+  def __init__(self, config: Mapping[str, Any]) -> None:
+    self._config = config
+    self.seconds: list[float] = []
+    self.considered = 0
+
+  def __call__(
+    self, machine: Machine, tokens: int, end: str, interference: float,
+    reductions: Sequence[Reduction],
+  ) -> Plan:
+    """Returns the plan of a step.
+
+    Args:
+      machine: Devices of the tensor axis.
+      tokens: Number of tokens.
+      end: "least" or "greatest" plausible time of reductions.
+      interference: Slowdown while device and network are busy.
+      reductions: Ways to reduce, of which the plan chooses one.
+    """
+    utilisation = self._config["utilisation"]
+    costs = nanobatch_costs.layer(
+      PROFILED, LLAMA_2_70B, nanobatch_costs.profile_of(
+        machine, LLAMA_2_70B, tokens, utilisation
+      ), machine, mix(tokens, self._config), reductions, end, utilisation,
+    )
+    start = time.process_time()
+    found = nanobatch.plan(
+      costs, tokens, most_pieces=self._config["most_pieces"],
+      interference=interference,
+    )
+    self.seconds.append(time.process_time() - start)
+    self.considered += found.considered
+    return found
+
+
+def mix(tokens: int, config: Mapping[str, Any]) -> Mix:
+  """Returns a step of decodes, and of prompt tokens beyond their number."""
+  decodes, context = min(tokens, config["decodes"]), config["context"]
+  # The prompt of a chunk becomes the context of a decode.
+  return Mix(decodes, context, tokens - decodes, context / 2)
+
+
+def _machine(name: str) -> Machine:
+  try:
+    return inference.machine(name)
+  except ValueError as error:
+    raise ValueError(f"config.machines: {error}") from error
+
+
+def _curve(
+  planner: _Planner, machine: Machine, end: str, config: Mapping[str, Any]
+) -> Iterable[dict[str, Any]]:
+  """Yields the plans of a machine by interference and number of tokens."""
+  for interference, tokens in itertools.product(
+    config["interference"], config["tokens"]
+  ):
+    plan = planner(
+      machine, tokens, end, interference, nanobatch_costs.choices()
+    )
+    rate = tokens / machine.num_ranks
+    yield {
+      "machine": machine.name, "end": end, "interference": interference,
+      "tokens": tokens, "sizes": list(plan.sizes), "text": share(plan),
+      "algorithm": plan.reduction.algorithm, "gain": plan.gain,
+      "step_s": plan.step_s, "single_s": plan.single_s,
+      "optimum_s": plan.optimum_s, "rate": rate / plan.step_s,
+      "optimum_rate": rate / plan.optimum_s,
+      "of_optimum": plan.optimum_s / plan.step_s,
+    }
+
+
+def _break_even(
+  curves: Sequence[Mapping[str, Any]], threshold: float
+) -> list[dict[str, Any]]:
+  """Returns the smallest step from which on all gain; None if none does."""
+  keys = ("machine", "end", "interference")
+  groups: dict[tuple, list[Mapping[str, Any]]] = {}
+  for row in curves:
+    groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+  found = []
+  for group, rows in groups.items():
+    pays = list(itertools.takewhile(
+      lambda row: row["gain"] > 1 + threshold, reversed(rows)
+    ))
+    found.append({
+      **dict(zip(keys, group, strict=True)),
+      "tokens": pays[-1]["tokens"] if pays else None,
+      "gain": max(row["gain"] for row in rows),
+    })
+  return found
+
+
+def _joint(
+  planner: _Planner, machine: Machine, tokens: int, config: Mapping[str, Any]
+) -> Iterable[dict[str, Any]]:
+  """Yields steps by bits and p, relative to one batch with full reductions."""
+
+  def planned(p: float, bits: int) -> Plan:
+    return planner(
+      machine, tokens, "least", config["joint_interference"],
+      nanobatch_costs.choices((p,), (bits,)),
+    )
+
+  base = planned(*_UNCHANGED).single_s
+  for bits, p in itertools.product(config["bits"], config["p"]):
+    plan = planned(p, bits)
+    yield {
+      "machine": machine.name, "tokens": tokens, "bits": bits, "p": p,
+      "sizes": list(plan.sizes), "text": share(plan),
+      "algorithm": plan.reduction.algorithm, "single": base / plan.single_s,
+      "nano": plan.gain, "both": base / plan.step_s,
+    }
+
+
+def _stops(
+  joint: Sequence[Mapping[str, Any]], threshold: float
+) -> list[dict[str, Any]]:
+  """Returns the largest p from which on, downwards, no step gains."""
+  keys = ("machine", "tokens", "bits")
+  groups: dict[tuple, list[Mapping[str, Any]]] = {}
+  for row in joint:
+    groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+  found = []
+  for group, rows in groups.items():
+    ends = list(itertools.takewhile(
+      lambda row: row["nano"] <= 1 + threshold, reversed(rows)
+    ))
+    found.append({
+      **dict(zip(keys, group, strict=True)),
+      "p": ends[-1]["p"] if ends else None,
+    })
+  return found

@@ -1,0 +1,40 @@
+r"""Nano-batches: when does cutting a step into pieces pay?
+
+  python -m launch.simulate --config=configs/serving/nanobatches.py \
+    --plot=nanobatches.png
+  python -m launch.simulate --config=configs/serving/nanobatches.py:figures
+  python -m launch.simulate --config=configs/serving/nanobatches.py \
+    --config.interference="(0.1,)" --config.most_pieces=2
+
+Decode steps of Llama 2 70B on tensor ranks. The planner of
+`parallel/planner/nanobatch.py` chooses number, sizes and order of the pieces;
+below the break-even it returns one batch. Times of A100 and H100 are profiles
+of Vidur, those of other devices follow from rooflines. The figures of NanoFlow
+(arXiv 2408.12757) are predicted with its published pipelines.
+
+Sizes: `all` takes seconds, `figures` has the paper's figures only, `test` has a
+few points of each curve.
+"""
+
+import ml_collections
+
+from caatnet.config.schema.tree import defaults
+
+_SIZES = ("all", "figures", "test")
+
+
+def get_config(size: str = "all") -> ml_collections.ConfigDict:
+  """Returns the study: `all`, `figures` without curves, or `test`."""
+  if size not in _SIZES:
+    raise ValueError(
+      f"nanobatches.py:{size}: the sizes are {', '.join(_SIZES)}"
+    )
+  config = defaults("study", "serving.nanobatches")
+  if size == "test":
+    config.machines = ("gpu:h100:1x8", "tpu:v5p:2x2x2")
+    config.tokens, config.interference = (64, 512, 1024), (0.0, 0.5)
+    config.joint_machines = ("gpu:a100-pcie:1x8",)
+    config.joint_tokens, config.p, config.bits = (256,), (1.0, 0.25), (16, 8)
+  if size == "figures":
+    config.machines, config.joint_machines = (), ()
+  return config
