@@ -10,7 +10,7 @@ XLA:TPU starts a reduction as late as it can, only one or two instructions
 before its end. So the end is ordered before the row-parallel product, beside
 attention or the MLP's first product, which take longer; but in the MLP of a
 small piece, where that leaves nothing beside it, after the row-parallel product
-(log/2026-11-27-nanobatches-executor.md).
+(log/2026-11-27-nanobatches-compiled.md).
 """
 
 from collections.abc import Callable, Sequence
