@@ -12,6 +12,7 @@
   python -m launch.benchmark --config=configs/benchmark/engine.py
   python -m launch.benchmark --config=configs/benchmark/server.py
   python -m launch.benchmark --config=configs/benchmark/experts.py
+  python -m launch.benchmark --config=configs/benchmark/nanobatches.py
   python -m launch.benchmark --config=configs/benchmark/ring.py
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
@@ -46,7 +47,8 @@ BODIES = {
     "planner": ("planner", "planner_memory", "planner_truth"),
     "programs": ("kernels", "paged_attention", "programs"),
     "serving": (
-      "coded", "decoding", "engine", "experts", "experts_simulated", "server",
+      "coded", "decoding", "engine", "experts", "experts_simulated",
+      "nanobatches", "server",
       "serving",
     ),
     "training": (

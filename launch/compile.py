@@ -53,7 +53,7 @@ def main() -> None:
       run = experiments.build(config, options.mesh(), where)
       programs |= study.programs_of_run(label or "base", run, FLAGS.step)
     else:
-      built = inference.build(config, options.mesh(), where)
+      built = inference.build(config, options.mesh(), where, target.name)
       step = decoding.step_of(FLAGS.phase, built)
       programs[label or "base"] = functools.partial(decoding.analyse, step)
   for name, analyse in programs.items():

@@ -124,6 +124,27 @@ def after(tree: Any, results: Any, needed: bool = True) -> Any:
   return jax.tree.map(delayed, tree)
 
 
+def in_turn(tree: Any, results: Any, ordered: bool) -> tuple[Any, Any]:
+  """Returns both trees, such that what reads ``tree`` follows ``results``.
+
+  If ``results`` are those of a collective, a collective of ``tree`` starts
+  after it has ended, while ``tree`` itself is computed beside it. Without an
+  order, XLA merges both collectives into one, beside which nothing is left to
+  compute.
+
+  Args:
+    tree: Arrays, such as operands of a collective.
+    results: Results of an earlier collective, read from the second return
+      value only: so they are needed after ``tree``.
+    ordered: Whether a data dependency is needed, as on CPUs (`after`);
+      otherwise it is an optimisation barrier, whose outputs may vary over more
+      axes by type.
+  """
+  if ordered:
+    return after(tree, results), results
+  return lax.optimization_barrier((tree, results))
+
+
 def each_lane(
   f: Callable[..., Any], axis: Axis, *trees: Any
 ) -> Any:

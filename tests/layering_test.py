@@ -305,6 +305,7 @@ RULES = {
       "caatnet.checks",
       "caatnet.config.schema",
       "caatnet.inference",
+      "caatnet.models.nanobatches",
       "caatnet.models.paged",
       "caatnet.program",
       "caatnet.serving",

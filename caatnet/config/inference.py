@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from caatnet.config import experiments, sections
+from caatnet.config import experiments, nanobatches, sections
 from caatnet.config.data import DATA
 from caatnet.config.model import check_positions
 from caatnet.config.override import override
@@ -18,6 +18,7 @@ from caatnet.config.zero import Zero
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.weights import Weights, abstract_weights, make_weights
+from caatnet.models.nanobatches import Nanobatches
 from caatnet.models.paged import CacheShape, CacheSizes
 from caatnet.models.protocol import continues_text
 from caatnet.program import Program
@@ -37,6 +38,7 @@ class Inference:
     cache_shape: The cache of one rank.
     layers_apart: Whether layers have separate arrays instead of stacked ones.
     coded: Whether matrices are stored as int8 codes.
+    nanobatches: Cuts of each step into pieces; None for none.
   """
 
   program: Program
@@ -44,6 +46,7 @@ class Inference:
   cache_shape: CacheShape
   layers_apart: bool
   coded: bool
+  nanobatches: Nanobatches | None = None
 
   def decoder(self, params: Any) -> Decoder:
     """Returns a decoder of given parameters.
@@ -55,7 +58,9 @@ class Inference:
 
   def decoder_of(self, weights: Weights) -> Decoder:
     """Returns a decoder of `weights`."""
-    return Decoder(self.program, weights, self.capacity, self.cache_shape)
+    return Decoder(
+      self.program, weights, self.capacity, self.cache_shape, self.nanobatches
+    )
 
   def scorer_of(self, weights: Weights) -> Scorer:
     """Returns a scorer of `weights`."""
@@ -75,6 +80,7 @@ def build(
   config: ml_collections.ConfigDict,
   requested_mesh: Mapping[str, int] | None = None,
   devices: list[jax.Device] | None = None,
+  machine: str = "",
 ) -> Inference:
   """Checks a run's config and builds its model for inference.
 
@@ -87,6 +93,7 @@ def build(
     requested_mesh: Devices per axis (``--mesh``); None for the default
       assignment.
     devices: The devices to use; None for all devices of this machine.
+    machine: Their name, for plans; "" if ``config.inference`` has it.
 
   Raises:
     ValueError: If a value is not allowed, or the model is not a language model.
@@ -146,6 +153,10 @@ def build(
     shape,
     layers_apart=platform != "tpu",
     coded=options.weights == "int8",
+    nanobatches=nanobatches.build(
+      options.nanobatches, options.machine or machine, program, shape,
+      capacity.batch,
+    ),
   )
 
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from caatnet.inference.sampling import Sampling, Top, sample, top_logprobs
 from caatnet.inference.weights import Weights
+from caatnet.models.nanobatches import Nanobatches
 from caatnet.models.paged import Batch, Cache, CacheShape
 from caatnet.program import Program
 
@@ -77,6 +78,7 @@ class Decoder:
     weights: Weights,
     capacity: Capacity,
     cache_shape: CacheShape,
+    nanobatches: Nanobatches | None = None,
   ) -> None:
     """Allocates an empty cache; programs are compiled at their first call.
 
@@ -85,6 +87,7 @@ class Decoder:
       weights: Parameters in the format of inference.
       capacity: Capacity of a replica.
       cache_shape: Cache of one rank.
+      nanobatches: Cuts of each step into pieces; None for none.
 
     Raises:
       ValueError: The cache does not fit in memory.
@@ -96,7 +99,7 @@ class Decoder:
     self.cache_shape = cache_shape
     self.weights = weights
     self._run = _of_packed(
-      make_step(program, weights, cache_shape), self.num_replicas
+      make_step(program, weights, cache_shape, nanobatches), self.num_replicas
     )
     self._state = _allocate(program, capacity, cache_shape)
 
@@ -262,8 +265,13 @@ def state_specs(program: Program, cache_shape: CacheShape) -> Any:
   return Cache(pages, cache_shape, states), levels
 
 
-def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
+def make_step(
+  program: Program, weights: Weights, cache_shape: CacheShape,
+  nanobatches: Nanobatches | None = None,
+):
   """Returns the jitted step, which donates the cache and the newest tokens.
+
+  With ``nanobatches`` a step is run in pieces: `caatnet.models.lm.pieces`.
 
   Returns:
     A function ``(params, state, batch, sampling, asked, filters) -> (tokens,
@@ -281,7 +289,8 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
     newest = latest[jnp.maximum(batch.sequences[:d], 0)]
     tokens = batch.tokens.at[:d].set(jnp.where(known < 0, newest, known))
     logits, cache = model.decode(
-      params, cache, dataclasses.replace(batch, tokens=tokens), weights.access
+      params, cache, dataclasses.replace(batch, tokens=tokens), weights.access,
+      nanobatches,
     )
     drawn, logprobs = sample(
       logits, model.token_ids(), batch.positions[batch.rows], sampling,
@@ -337,7 +346,8 @@ def _but_pages(f: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
 
 
 def make_forward(
-  program: Program, weights: Weights, cache_shape: CacheShape
+  program: Program, weights: Weights, cache_shape: CacheShape,
+  nanobatches: Nanobatches | None = None,
 ) -> Callable[..., tuple[jax.Array, Cache]]:
   """Returns a step that returns logits instead of drawing tokens.
 
@@ -350,7 +360,10 @@ def make_forward(
   specs = state_specs(program, cache_shape)[0]
 
   def forward(params, cache, batch):
-    f = functools.partial(program.model.decode, params, access=weights.access)
+    f = functools.partial(
+      program.model.decode, params, access=weights.access,
+      nanobatches=nanobatches,
+    )
     for _ in program.layout.data:
       f = jax.vmap(f)
     return f(cache, batch)

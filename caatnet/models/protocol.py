@@ -18,6 +18,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from caatnet.models.access import AS_THEY_ARE, Access
+from caatnet.models.nanobatches import Nanobatches
 from caatnet.models.paged import Batch, Cache, CacheShape, CacheSizes
 
 
@@ -247,6 +248,7 @@ class LanguageModel(Model, Protocol):
     cache: Cache,
     batch: Batch,
     access: Access = AS_THEY_ARE,
+    nanobatches: Nanobatches | None = None,
   ) -> tuple[jax.Array, Cache]:
     """Runs one step of inference, inside ``jax.shard_map``.
 
@@ -256,6 +258,8 @@ class LanguageModel(Model, Protocol):
       cache: Cache of earlier tokens, with the shape of `cache_shape`.
       batch: The step's tokens.
       access: Reads the parameters for the model's functions.
+      nanobatches: Cuts of the step into pieces, so that the reduction of one
+        runs beside products of another; None for none.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,

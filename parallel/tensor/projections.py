@@ -215,10 +215,29 @@ def row_parallel(
   if fused is not None:
     # The kernel multiplies private channels by the scale, hence 1.0 here.
     return Update(*_row_products(y, w, sync, 1.0), Pending(axis, sync))
-  shared, private = _row_products(y, w, sync, sync.scale(axis))
-  if shared.shape[-1]:
-    shared = sum_over_ranks(shared, axis.name, sync)
-  return Update(shared, private)
+  return summed(row_products(y, w, axis, sync), axis, sync)
+
+
+def row_products(
+  y: jax.Array, w: jax.Array, axis: Axis, sync: PartialSync
+) -> Update:
+  """Returns the update of `row_parallel` before its sum over ranks.
+
+  Args:
+    y: Rank-local activations ``[R, B, T, F]``.
+    w: Rows of each rank, ``[R, F, H]``.
+    axis: The tensor axis.
+    sync: Shared channels.
+  """
+  return Update(*_row_products(y, w, sync, sync.scale(axis)))
+
+
+def summed(update: Update, axis: Axis, sync: PartialSync) -> Update:
+  """Sums the shared channels of `row_products` over ranks."""
+  if not update.shared.shape[-1]:
+    return update
+  total = sum_over_ranks(update.shared, axis.name, sync)
+  return Update(total, update.private)
 
 
 def _row_products(

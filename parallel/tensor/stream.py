@@ -8,6 +8,7 @@ Shape legend: R = lanes, B = batch, T = position, H = width (stream channels), K
 = shared channels.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 import jax
@@ -145,6 +146,15 @@ class Stream:
   def per_rank(self) -> jax.Array:
     """Returns each lane's whole stream, ``[R, B, T, H]``, for inspection."""
     return self.resolved().narrow(0).private
+
+
+def joined(xs: Sequence[Stream]) -> Stream:
+  """Concatenates streams ``[B, T, H]`` along T."""
+  xs = [x.resolved() for x in xs]
+  return Stream(
+    jnp.concatenate([x.shared for x in xs], axis=1),
+    jnp.concatenate([x.private for x in xs], axis=2),
+  )
 
 
 def enter(x: jax.Array, axis: Axis, sync: PartialSync) -> Stream:

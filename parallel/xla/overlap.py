@@ -111,6 +111,7 @@ class ScheduledProgram:
     device: Device,
     wire_seconds: Callable[[Collective], float],
     reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
+    hides: Callable[[Collective, hlo.Instruction], bool] = lambda *_: True,
   ) -> None:
     """Initializes the program and the rates of its time model.
 
@@ -120,6 +121,8 @@ class ScheduledProgram:
       device: Device whose roofline gives the time of compute.
       wire_seconds: Function from a collective to its seconds on the links.
       reads: Bytes that kernels read of arrays, as in `roofline.cost`.
+      hides: Whether an instruction between start and done of a collective
+        counts as compute that hides it.
 
     Raises:
       ValueError: The module is not scheduled.
@@ -128,7 +131,7 @@ class ScheduledProgram:
       raise ValueError("the program is not scheduled: no order of execution")
     self.module, self.device = module, device
     self.reader = Reader(module, mesh)
-    self.wire_seconds, self.reads = wire_seconds, reads
+    self.wire_seconds, self.reads, self.hides = wire_seconds, reads, hides
     # Results of `_schedule` by the name of the computation.
     self._schedules: dict[str, tuple[list[ScheduledCollective], float]] = {}
 
@@ -248,7 +251,9 @@ class ScheduledProgram:
       wire = sum(map(self.wire_seconds, entries))
       hidden = 0.0
       done = self.reader.done(computation, index)
-      between = range(index + 1, done)
+      between = [
+        i for i in range(index + 1, done) if self.hides(entries[0], order[i])
+      ]
       # Transfers are visited in the order of their starts: the oldest one uses
       # as much of each instruction's time as it can, later ones the rest.
       for i in between:

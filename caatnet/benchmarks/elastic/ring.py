@@ -69,11 +69,12 @@ class Peers(processes.Peers):
   """Peer processes with links between all pairs."""
 
   def __init__(
-    self, hosts: Sequence[str], prefixes: Sequence[Sequence[str]] = ()
+    self, hosts: Sequence[str], prefixes: Sequence[Sequence[str]] = (),
+    kind: str = "caatnet.benchmarks.elastic.ring_peer:Peer",
   ) -> None:
     names = [f"p{i}" for i in range(len(hosts))]
     super().__init__(
-      "caatnet.benchmarks.elastic.ring_peer:Peer",
+      kind,
       list(zip(names, hosts, strict=True)), prefixes,
     )
     self._names, self._epoch = names, 0

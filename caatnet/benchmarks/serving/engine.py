@@ -119,7 +119,7 @@ def _rates(config: Any, batch: int) -> dict[str, Any]:
   )
   found = timing.in_turns({
     "loop": lambda: _loop(decoder, options),
-    "engine": lambda: _driven(decoder, prompts, options),
+    "engine": lambda: driven(decoder, prompts, options),
   }, options.rounds, warm_up=1, label=f"{batch} at a time")
   seconds = np.array(list(found.values()))  # [2, rounds, 2]
   ratio, cpu_ratio = (seconds[0] / seconds[1]).T
@@ -144,7 +144,7 @@ def _mark() -> tuple[float, float]:
   return time.perf_counter(), time.process_time()
 
 
-def _driven(decoder: Decoder, prompts: np.ndarray, options: Any) -> np.ndarray:
+def driven(decoder: Decoder, prompts: np.ndarray, options: Any) -> np.ndarray:
   """Times the engine's steps in which all sequences generate tokens."""
   marks = []
 

@@ -44,6 +44,15 @@ class Inference:
     "float", 'Storage of keys and values: "float", or "int8" with a scale per '
     "token and head.", _STORED,
   )
+  nanobatches: str = field(
+    "1", "Number of pieces of a step, of which one is reduced beside the "
+    'products of another; "plan" for the number and sizes that are fastest on '
+    "`machine`. A step with fewer tokens than pieces is not cut.",
+  )
+  machine: str = field(
+    "", 'Machine for which nanobatches="plan" plans, such as gpu:h200:1x8; "" '
+    "for the --target, or for CPUs, which overlap nothing.",
+  )
 
 
 @section

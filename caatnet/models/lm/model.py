@@ -19,6 +19,7 @@ from caatnet.models.lm.config import StackConfig
 from caatnet.models.lm.losses import cross_entropy, target_scores
 from caatnet.models.lm.module import LanguageModule
 from caatnet.models.lm.parameters import Bias, Sharded, Wide
+from caatnet.models.nanobatches import Nanobatches
 from caatnet.models.paged import Batch, Cache
 from caatnet.models.protocol import Parameter, Parts, Reduction
 from parallel.axes import Axis
@@ -175,8 +176,9 @@ class StackedLanguageModel:
     cache: Cache,
     batch: Batch,
     access: Access = AS_THEY_ARE,
+    nanobatches: Nanobatches | None = None,
   ) -> tuple[jax.Array, Cache]:
-    return self._module.decode(params, cache, batch, access)
+    return self._module.decode(params, cache, batch, access, nanobatches)
 
   def token_ids(self) -> jax.Array:
     return self._module.vocabulary.token_ids()

@@ -15,7 +15,7 @@ Shape legend: L = layers, R = lanes (ranks outside shard_map), B = batch,
 T = position, H = width, V = vocabulary of one rank.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from flax import nnx
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from caatnet.models.access import Access
-from caatnet.models.lm import stack
+from caatnet.models.lm import pieces, stack
 from caatnet.models.lm.config import REMAT_POLICIES, StackConfig
 from caatnet.models.lm.losses import Targets
 from caatnet.models.lm.parameters import (
@@ -34,9 +34,10 @@ from caatnet.models.lm.parameters import (
   row_scales,
 )
 from caatnet.models.lm.vocabulary import Vocabulary
+from caatnet.models.nanobatches import Nanobatches, split
 from caatnet.models.paged import Batch, Cache
 from parallel.axes import Axis
-from parallel.tensor.stream import Stream, enter
+from parallel.tensor.stream import Stream, enter, joined
 
 
 class LanguageModule(nnx.Module):
@@ -130,7 +131,8 @@ class LanguageModule(nnx.Module):
     return access.apply(self.vocabulary.logits, last, x)
 
   def decode(
-    self, params: Any, cache: Cache, batch: Batch, access: Access
+    self, params: Any, cache: Cache, batch: Batch, access: Access,
+    nanobatches: Nanobatches | None = None,
   ) -> tuple[jax.Array, Cache]:
     """Runs one step of inference on the cache.
 
@@ -141,17 +143,51 @@ class LanguageModule(nnx.Module):
       cache: Cache of earlier tokens.
       batch: The tokens.
       access: Reads the parameters.
+      nanobatches: Cuts of the step; None for none.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
       and the cache with the step's tokens.
     """
-    # All tokens are one row of the stream: [1, N, H].
-    last, x, (cache, _) = self._before_head(
-      params, batch.tokens[None], (cache, 0), self.mixer(batch), access
-    )
+    sizes = nanobatches.sizes(batch) if nanobatches else ()
+    if len(sizes) > 1:
+      last, x, cache = self._in_pieces(
+        params, cache, split(batch, sizes), access, nanobatches.ordered
+      )
+    else:
+      # All tokens are one row of the stream: [1, N, H].
+      last, x, (cache, _) = self._before_head(
+        params, batch.tokens[None], (cache, 0), self.mixer(batch), access
+      )
     x = access.apply(lambda _, x: x.take(batch.rows), None, x)
     return access.apply(self.vocabulary.logits, last, x)[:, 0], cache
+
+  def _in_pieces(
+    self, params: Any, cache: Cache, batches: Sequence[Batch], access: Access,
+    ordered: bool,
+  ) -> tuple[Any, Stream, Cache]:
+    """Runs embedding and blocks on the pieces of a step.
+
+    Returns:
+      The head's parameters, the stream of all tokens, and the cache.
+    """
+    config, graph = self.config, nnx.graphdef(self.blocks)
+    order = pieces.Order(self.axis, ordered)
+
+    def enter(table, *tokens):
+      return pieces.entered(lambda x: self._enter(table, x), tokens, order)
+
+    xs = access.apply(
+      enter, params["embedding"], *(batch.tokens for batch in batches)
+    )
+    xs, (cache, _) = pieces.run(
+      lambda params, syncs: nnx.merge(graph, params).halves(syncs),
+      params["blocks"], xs, (cache, 0),
+      [self.mixer(batch) for batch in batches],
+      syncs=config.syncs, width=config.width, access=access,
+      unroll=config.unroll, order=order,
+    )
+    return self._last(params), joined(xs), cache
 
   def judge(
     self,

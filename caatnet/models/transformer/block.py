@@ -7,7 +7,7 @@ width.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -19,8 +19,12 @@ from caatnet.models.transformer import layers
 from caatnet.models.transformer.config import TransformerConfig
 from parallel.axes import Axis
 from parallel.tensor.partial_sync import FUSED_ROUTES, PartialSync
-from parallel.tensor.projections import column_parallel, row_parallel
-from parallel.tensor.stream import Stream
+from parallel.tensor.projections import (
+  column_parallel,
+  row_parallel,
+  row_products,
+)
+from parallel.tensor.stream import Stream, Update
 
 # Attention of all lanes: ``(heads, qkv [R, B, T, F], params, state) -> (outputs
 # of the heads [R, B, T, f], state)``.
@@ -28,9 +32,30 @@ Attend = Callable[
   [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
 ]
 
+# Compiled for v5p, 1,024 tokens are above and 128 below: see
+# `caatnet.models.lm.pieces`.
+_LEAST_EARLY = 512
+
 # `vmap` axes of qkv and `layers.QkvParams`: biases have a dim of lanes, gains
 # are shared by all lanes.
 QKV_AXES = (0, layers.QkvParams(0, None, None))
+
+
+class Half(NamedTuple):
+  """Attention or MLP, without the sum of its row-parallel projection.
+
+  Attributes:
+    name: Name scope.
+    columns: Function ``(x, state, attend) -> (x, y [R, B, T, F], state)``.
+    rows: Function from y to the update before its sum over ranks.
+    least_early: Tokens of a piece from which the reduction before it ends
+      before its row-parallel product, not after it.
+  """
+
+  name: str
+  columns: Callable[[Stream, Any, Attend], tuple[Stream, jax.Array, Any]]
+  rows: Callable[[jax.Array], Update]
+  least_early: int
 
 
 class Block(nnx.Module):
@@ -97,35 +122,70 @@ class Block(nnx.Module):
       The stream, in which the MLP's update is pending only if `carries`, and
       attention's state.
     """
-    config, axis = self.config, self.axis
     sync_attention, sync_mlp = syncs
+    axis, kernels = self.axis, self.config.kernels
+    with jax.named_scope("attention"):
+      x, y, state = self._attended(x, state, attend)
+      x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
+      # This column-parallel projection adds attention's update, and a fused
+      # kernel also reduces it; so profiles and ledgers assign it to attention.
+      x, gate_and_up = self._gate_and_up(x)
+    with jax.named_scope("mlp"):
+      y = self._gated(gate_and_up)
+      x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
+      carries = self.carries(sync_mlp) and x.is_pending
+    return x if carries else x.resolved(), state
+
+  def halves(self, syncs: tuple[PartialSync, PartialSync]) -> tuple[Half, Half]:
+    """Returns attention and MLP in parts, without their sums over ranks.
+
+    Args:
+      syncs: Sync policies of their row-parallel projections.
+    """
+
+    def gated(x, state, attend):
+      del attend
+      x, gate_and_up = self._gate_and_up(x)
+      return x, self._gated(gate_and_up), state
+
+    def rows(w, sync):
+      return lambda y: row_products(y, w, self.axis, sync)
+
+    return (
+      Half("attention", self._attended, rows(self.w_out[...], syncs[0]), 0),
+      Half("mlp", gated, rows(self.w_down[...], syncs[1]), _LEAST_EARLY),
+    )
+
+  def _attended(
+    self, x: Stream, state: Any, attend: Attend
+  ) -> tuple[Stream, jax.Array, Any]:
+    """Returns the stream, outputs of the heads, and attention's state."""
+    config = self.config
     params = layers.QkvParams(
       self.b_qkv[...] if config.qkv_bias else None,
       *(
         [self.query_norm[...], self.key_norm[...]] if config.qk_norm else []
       ),
     )
+    x, qkv = column_parallel(
+      x, self.norm_1[...], self.w_qkv[...], config.norm_eps, config.kernels
+    )
+    # [R, B, T, a rank's heads x head width]
+    return x, *attend(self.heads, qkv, params, state)
+
+  def _gate_and_up(self, x: Stream) -> tuple[Stream, jax.Array]:
+    """Returns the stream, and both column products of the MLP."""
+    config = self.config
+    return column_parallel(
+      x, self.norm_2[...], self.w_gate_up[...], config.norm_eps, config.kernels
+    )
+
+  def _gated(self, gate_and_up: jax.Array) -> jax.Array:
+    """Returns the product of both halves ``[R, B, T, F]``."""
     # The product is recomputed in the backward, since that is cheaper than to
     # save it; only w_down reads it.
     gated = jax.checkpoint(jax.vmap(swiglu), prevent_cse=False)
-    norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
-    eps, kernels = config.norm_eps, config.kernels
-    with jax.named_scope("attention"):
-      x, qkv = column_parallel(x, norm_1, self.w_qkv[...], eps, kernels)
-      # [R, B, T, a rank's heads x head width]
-      y, state = attend(self.heads, qkv, params, state)
-      x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
-      # This column-parallel projection adds attention's update, and a fused
-      # kernel also reduces it; so profiles and ledgers assign it to attention.
-      x, gate_and_up = column_parallel(
-        x, norm_2, self.w_gate_up[...], eps, kernels
-      )
-    with jax.named_scope("mlp"):
-      # Two halves [R, B, T, F], and their product.
-      y = gated(*kept(*jnp.split(gate_and_up, 2, axis=-1)))
-      x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
-      carries = self.carries(sync_mlp) and x.is_pending
-    return x if carries else x.resolved(), state
+    return gated(*kept(*jnp.split(gate_and_up, 2, axis=-1)))
 
   @property
   def heads(self) -> layers.Heads:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import math
+import re
 from typing import Any, Protocol
 
 import jax
@@ -23,12 +24,14 @@ from caatnet.inference.sampling import (
   sampling_reductions,
 )
 from caatnet.inference.weights import Weights
+from caatnet.models.nanobatches import Nanobatches
 from caatnet.models.paged import Batch, CacheShape
 from caatnet.program import Program
 from caatnet.studies.compilation import programs
 from caatnet.studies.compilation.programs import CompiledProgram
 from parallel.network import inference
 from parallel.xla import hlo, in_place, latency, ledger
+from parallel.xla.ledger import Collective
 from parallel.xla.targets import Target
 
 PHASES = ("prefill", "decode")
@@ -44,6 +47,7 @@ class Step:
     weights: Storage of the parameters, with shapes instead of arrays.
     capacity: Sequences and tokens that a replica holds.
     cache_shape: Shape of one rank's cache.
+    nanobatches: Cuts of the step; None for none.
   """
 
   phase: str
@@ -51,6 +55,7 @@ class Step:
   weights: Weights
   capacity: Capacity
   cache_shape: CacheShape
+  nanobatches: Nanobatches | None = None
 
   @property
   def sizes(self) -> inference.Step:
@@ -119,7 +124,9 @@ class Step:
 
   def lower(self) -> jax.stages.Lowered:
     """Lowers the program that the decoder runs for such a step."""
-    run = decoder.make_step(self.program, self.weights, self.cache_shape)
+    run = decoder.make_step(
+      self.program, self.weights, self.cache_shape, self.nanobatches
+    )
     return run.lower(self.params, self.state, *self.inputs, filters=False)
 
   def formula(self) -> dict[tuple[str, str], int]:
@@ -156,6 +163,7 @@ class Built(Protocol):
   program: Program
   capacity: Capacity
   cache_shape: CacheShape
+  nanobatches: Nanobatches | None
 
   def abstract_weights(self) -> Weights:
     """Returns the weights with shapes instead of arrays."""
@@ -176,7 +184,7 @@ def step_of(phase: str, built: Built) -> Step:
     )
   return Step(
     phase, built.program, built.abstract_weights(), built.capacity,
-    built.cache_shape,
+    built.cache_shape, built.nanobatches,
   )
 
 
@@ -278,6 +286,9 @@ def _schedule(
   reads = _kernel_reads(step, made.module, arrays)
   times = programs.timeline(made.schedule(reads=reads).collectives())
   result: dict[str, Any] = times | {"constants": made.constants(dtype)}
+  pieces = hidden_pieces(made, reads)
+  if pieces:
+    result["nanobatches"] = pieces
   # A dense copy of all pages is not part of the step's requirements.
   if gathers:
     return result
@@ -318,6 +329,53 @@ def _schedule(
   except ValueError as error:
     result["without_latency"] = str(error)
   return result
+
+
+def hidden_pieces(
+  made: CompiledProgram, reads: Mapping[tuple[int, ...], float]
+) -> list[dict[str, Any]]:
+  """Returns the bytes that pieces reduce, and those beside another's products.
+
+  A reduction is beside a product if a matrix product or a kernel of attention
+  of another piece is between its start and its done. It is hidden for the
+  roofline time of all instructions of other pieces there.
+
+  Args:
+    made: The program.
+    reads: Bytes that kernels read, as in `CompiledProgram.schedule`.
+
+  Returns:
+    A row for each kind of collective in a piece's scope; [] without pieces.
+  """
+
+  def piece(path: str) -> str:
+    found = re.search(r"\bnanobatch_(\d+)\b", path)
+    return found[1] if found else ""
+
+  def of_other(entry: Collective, instruction: hlo.Instruction) -> bool:
+    return piece(instruction.op_name) not in ("", piece(entry.where))
+
+  kernels = {
+    i.name for computation in made.module.computations.values()
+    for i in computation.instructions if i.opcode == "custom-call"
+  }
+  rows: dict[str, dict[str, Any]] = {}
+  for t in made.schedule(reads=reads, hides=of_other).collectives():
+    if not t.bytes or not piece(t.entries[0].where):
+      continue
+    row = rows.setdefault(t.entries[0].kind, {
+      "kind": t.entries[0].kind, "count": 0, "bytes": 0, "asynchronous": 0,
+      "beside": 0, "hidden": 0.0,
+    })
+    size = t.bytes * (t.count or 1)
+    row["count"] += t.count or 1
+    row["bytes"] += size
+    row["asynchronous"] += size * t.asynchronous
+    row["beside"] += size * bool(
+      t.overlapped.flops or kernels.intersection(t.between)
+    )
+    row["hidden"] += size * t.hidden * t.asynchronous
+  return list(rows.values())
 
 
 def _latencies(made: CompiledProgram) -> dict[str, list[str]]:

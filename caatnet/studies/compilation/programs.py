@@ -66,6 +66,7 @@ class CompiledProgram:
     self,
     wire_seconds: Callable[[Collective], float] | None = None,
     reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
+    hides: Callable[[Collective, hlo.Instruction], bool] = lambda *_: True,
   ) -> overlap.ScheduledProgram:
     """Returns the program timed by the target's roofline.
 
@@ -73,10 +74,12 @@ class CompiledProgram:
       wire_seconds: Function from a collective to its seconds; None uses its
         bytes over the links' bandwidth.
       reads: Bytes that kernels read of arrays, as in `roofline.cost`.
+      hides: Instructions that count as compute beside a collective.
     """
     return overlap.ScheduledProgram(
       self.module, self.mesh, self.target.hardware,
       wire_seconds or overlap.wire_seconds(self.target, self.mesh), reads,
+      hides,
     )
 
   def constants(self, dtype: str) -> dict[str, list[str]]:

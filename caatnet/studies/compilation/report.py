@@ -69,6 +69,9 @@ def _parts(results: Results) -> Iterator[Table | str]:
     if "host_copies" in result:
       yield host_copies_table(label, result["host_copies"])
   yield overlap_table(results)
+  for label, result in results.items():
+    if "nanobatches" in result:
+      yield _nanobatches(label, result["nanobatches"])
   if all("roofline" in result for result in results.values()):
     yield _roofline(results)
   else:
@@ -327,6 +330,30 @@ def _inference(label: str, result: Result) -> Table:
     "operand MB over the tensor axis, per device and step",
     ["kind", "dtype", *keyed(partition.SIDES, ",.6f", unit=1e6)],
     result["formula"],
+  )
+
+
+def _nanobatches(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+  """Returns the bytes that pieces of a step reduce beside other pieces."""
+  return Table(
+    f"nano-batches of {label}: operand bytes of reductions, and the share of "
+    "them\nwith a product of another nano-batch between start and done, and "
+    "hidden under\nthe roofline time of other nano-batches' instructions",
+    [
+      "kind", Column("count", "count"), Column("bytes", "MB", ",.2f", unit=1e6),
+      *(
+        Column(f"{key}_share", heading, ".1%") for key, heading in (
+          ("asynchronous", "asynchronous"), ("beside", "beside a product"),
+          ("hidden", "hidden"),
+        )
+      ),
+    ],
+    [
+      row | {
+        f"{key}_share": row[key] / row["bytes"]
+        for key in ("asynchronous", "beside", "hidden")
+      } for row in rows
+    ],
   )
 
 

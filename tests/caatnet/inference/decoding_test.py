@@ -17,6 +17,7 @@ import pytest
 from caatnet.inference import batches
 from caatnet.inference import decoder as decoders
 from caatnet.inference.weights import make_weights
+from caatnet.models.nanobatches import Nanobatches
 from caatnet.models.paged import Batch, CacheShape
 from caatnet.models.transformer.positions import Linear, Llama3
 from parallel.tensor.partial_sync import PartialSync
@@ -93,10 +94,11 @@ def logits_without_cache(program, params, tokens):
   return joined[..., : program.model.config.vocab_size]
 
 
-def make_decode(program, params, cache_shape, apart):
+def make_decode(program, params, cache_shape, apart, sizes=(), coded=False):
   """Returns a function: state and batch -> logits of all tokens, and state."""
-  weights = make_weights(program, put(program, params), apart, False)
-  f = decoders.make_forward(program, weights, cache_shape)
+  weights = make_weights(program, put(program, params), apart, coded)
+  cuts = Nanobatches(lambda batch: sizes, True)
+  f = decoders.make_forward(program, weights, cache_shape, cuts)
   return functools.partial(f, weights.params)
 
 
@@ -150,7 +152,9 @@ def make_batch(tokens, tables, rows):
   return batch, found
 
 
-def decoded(case, seed, dtype="float32", apart=False, poison=None):
+def decoded(
+  case, seed, dtype="float32", apart=False, poison=None, sizes=(), coded=False
+):
   """Returns logits of all sequences, ``[replicas, sequences, T, V]``."""
   program, params = make(case)
   config, layout = program.model.config, program.layout
@@ -172,7 +176,7 @@ def decoded(case, seed, dtype="float32", apart=False, poison=None):
   cache, _ = decoders.empty_state(program, capacity, shape)
   if poison is not None:
     cache = jax.tree.map(lambda x: np.full(x.shape, poison, x.dtype), cache)
-  decode = make_decode(program, params, shape, apart)
+  decode = make_decode(program, params, shape, apart, sizes, coded)
   out = np.full((*tokens.shape, config.vocab_size), np.nan, np.float32)
   plans = [list(steps(rng, LENGTHS)) for _ in range(replicas)]
   for plan in itertools.zip_longest(*plans, fillvalue=[]):
@@ -218,6 +222,37 @@ def test_logits_of_quantised_keys_and_values_are_near():
   # The cache is really quantised: exact tolerances fail.
   with pytest.raises(AssertionError):
     expect(program, params, tokens, found, TOLERANCE)
+
+
+# Cuts of the 3 decodes and the chunk of 6: within the chunk, at a border.
+@pytest.mark.rotated
+@pytest.mark.parametrize(("case", "sizes"), [
+  ("p = .5, lanes", (5, 4)),
+  ("p per layer, lanes on devices", (2, 3, 4)),
+  ("replicas in lanes", (8, 1)),
+  ("Llama 3, devices", (1,) * 9),
+  ("Mistral, replicas on devices", (3, 3, 3)),
+  ("a device of padding", (3, 6)),
+])
+def test_logits_of_nano_batches_equal_those_without_a_cache(case, sizes):
+  found = decoded(
+    case, seed=1, apart=len(sizes) > 2, poison=np.nan, sizes=sizes
+  )
+  expect(*found, TOLERANCE)
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(("dtype", "coded"), [
+  ("int8", False), ("float32", True),
+])
+def test_quantised_logits_of_nano_batches_equal_those_of_one_batch(
+  dtype, coded
+):
+  one, two = (
+    decoded("p = .5, lanes", 2, dtype, sizes=sizes, coded=coded)[-1]
+    for sizes in ((), (5, 4))
+  )
+  np.testing.assert_allclose(two, one, rtol=0, atol=TOLERANCE)
 
 
 def test_step_reads_the_newest_token_unless_the_host_knows_it():

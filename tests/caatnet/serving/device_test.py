@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
+from caatnet.config import nanobatches
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Drawing
 from caatnet.inference.requests import stacked
@@ -50,19 +51,19 @@ STOP = frozenset(range(0, 64, 9))
 SETTINGS = ({}, {"temperature": 1.0})
 MOST = 32  # Most requests of a schedule.
 
-# (p, tensor ranks, devices, layers): lanes on two devices, and two layers, as
-# copies must cover every layer.
-SUBJECTS = ((0.5, 4, 2, 2),)
+# (p, tensor ranks, devices, layers, nano-batches): lanes on two devices, and
+# two layers, as copies must cover every layer.
+SUBJECTS = ((0.5, 4, 2, 2, 1), (0.5, 4, 2, 2, 2))
 if SOAK:
   SUBJECTS = [
-    (p, ranks, devices, 2)
+    (p, ranks, devices, 2, 1 + (ranks > 1))
     for p, ranks in itertools.product((0.0, 0.25, 0.5, 1.0), (1, 2, 4, 8))
     for devices in (1, 2, 4, 8) if devices <= ranks
   ]
 
 
 @functools.cache
-def subject(p, ranks, devices, layers):
+def subject(p, ranks, devices, layers, pieces):
   """Returns a compiled decoder."""
   config = make_config(p, layers)
   program = make_program(config, ranks, devices)
@@ -73,7 +74,8 @@ def subject(p, ranks, devices, layers):
   )
   weights = make_weights(program, put(program, params), False, False)
   capacity = Capacity(SLOTS, CONTEXT, PAGE_SIZE, 8)
-  return Decoder(program, weights, capacity, shape)
+  cuts = nanobatches.build(str(pieces), "", program, shape, SLOTS)
+  return Decoder(program, weights, capacity, shape, cuts)
 
 
 def fresh(subject_):
@@ -107,7 +109,7 @@ def forward(p, ranks, layers):
 
 def alone(subject_, requests):
   """Returns next tokens and log-probabilities of one forward without cache."""
-  p, ranks, _, layers = subject_
+  p, ranks, _, layers, _ = subject_
   tokens = np.zeros((MOST, CONTEXT), np.int32)
   for row, request in zip(tokens, requests, strict=False):
     whole = request.all_tokens()

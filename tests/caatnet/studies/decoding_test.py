@@ -48,6 +48,13 @@ CASES = {
     "model.num_kv_heads=2 parallel.tensor=2 sync.p=0.25 sync.route=one_shot",
     {"tensor": 2},
   ),
+  "nano-batches": (
+    "decode", "sync.p=0.29 inference.nanobatches=3", {"tensor": 8}
+  ),
+  "nano-batches of a chunk": (
+    "prefill", "sync.p_attention=0.5,0.0 sync.p_mlp=1.0,0.25 "
+    "inference.nanobatches=2", {"tensor": 8}
+  ),
   "lanes, projections in 16 bits": (
     "prefill", "sync.p=0.5 sync.forward_dtype=bfloat16", {"tensor": 2}
   ),
@@ -68,6 +75,58 @@ def test_lowered_step_sends_the_bytes_of_the_formula(case):
       sums[entry.kind, entry.dtype] += entry.count * entry.bytes
   assert sums == found.formula()
   assert sums["all_gather", "int32"]  # from sampling
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_nano_batches_reduce_as_many_bytes_by_more_collectives(count):
+  """Each of two layers has two reductions, and there is the embedding's."""
+  whole, cut = (
+    step("decode", f"sync.p=0.5 inference.nanobatches={n}", {"tensor": 8})
+    for n in (1, count)
+  )
+  assert cut.formula() == whole.formula()
+  one, more = (
+    sum(e.count for e in ledger.collectives(x.lower(), x.program.layout.mesh)
+        if e.where != "sample" and e.bytes)
+    for x in (whole, cut)
+  )
+  assert (one, more) == (5, 5 * count)
+
+
+# An all-reduce beside a product, in scopes of pieces.
+BESIDE = """HloModule m, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: f32[64,64], g: f32[1000]) -> f32[1000] {
+  %x = f32[64,64]{1,0} parameter(0)
+  %g = f32[1000]{0} parameter(1)
+  %start = f32[1000]{0} all-reduce-start(%g), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add, metadata={op_name="jit(f)/nanobatch_0/psum"}
+  %y = f32[64,64]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/SCOPE/dot"}
+  ROOT %done = f32[1000]{0} all-reduce-done(%start)
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("where", "share"), [
+  ("nanobatch_1/mlp", 1), ("nanobatch_0/mlp", 0), ("head", 0),
+])
+def test_only_products_of_another_nano_batch_hide_bytes(where, share):
+  cluster = CLUSTERS["h200"]
+  mesh = jax.make_mesh((8,), ("tensor",))
+  target = Target(
+    "node", tuple(mesh.devices.flat), cluster.device, cluster.levels[:1], {}
+  )
+  module = hlo.parse(BESIDE.replace("SCOPE", where))
+  made = CompiledProgram(target, mesh, module, [], [], {}, None)
+  (row,) = decoding.hidden_pieces(made, {})
+  assert row["bytes"] == row["asynchronous"] == 4000
+  assert row["beside"] == share * 4000
+  assert (row["hidden"] > 0) == bool(share)
 
 
 def test_share_of_p_in_sent_bytes_is_exact():
@@ -132,6 +191,8 @@ def test_widened_cache_is_reported_with_the_key_that_avoids_it(dtype, capsys):
   ("prefill", "parallel.data=4 parallel.tensor=8", {"tensor": 8}),
   ("decode", "parallel.tensor=8", {"tensor": 2}),
   ("decode", "parallel.tensor=8 inference.cache=int8", {"tensor": 8}),
+  ("decode", "inference.nanobatches=3", {"tensor": 8}),
+  ("prefill", "inference.nanobatches=2 inference.cache=int8", {"tensor": 2}),
   ("decode", "parallel.data=4 parallel.tensor=4 inference.cache=int8",
    {"data": 2, "tensor": 4}),
 ])

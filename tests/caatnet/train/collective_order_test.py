@@ -51,8 +51,13 @@ def exclusive(module, one, other):
   return is_action(one) and is_action(other)
 
 
-def unordered(text):
-  """Returns pairs of collectives of different groups without dependency."""
+def unordered(text, of_one_group=False):
+  """Returns pairs of collectives of different groups without dependency.
+
+  Args:
+    text: The compiled program.
+    of_one_group: Whether pairs of the same groups of devices are included.
+  """
   module = hlo.parse(text)
   found = []
   for computation in module.computations.values():
@@ -66,7 +71,8 @@ def unordered(text):
         continue
       found += [
         (y.op_name, x.op_name) for y, others in seen
-        if y.name not in before[x.name] and len(groups | others) > 1
+        if y.name not in before[x.name]
+        and (of_one_group or len(groups | others) > 1)
         and not exclusive(module, x, y)
       ]
       seen.append((x, groups))
@@ -141,6 +147,16 @@ def test_inference_orders_collectives_of_different_devices(phase):
     {"data": 2, "tensor": 4},
   )
   assert unordered(step.lower().compile().as_text()) == []
+
+
+def test_reductions_of_nano_batches_follow_one_another():
+  step = decoding_test.step(
+    "decode", "parallel.data=2 parallel.tensor=4 sync.p=0.5 "
+    "inference.nanobatches=3", {"data": 2, "tensor": 4},
+  )
+  text = step.lower().compile().as_text()
+  assert text.count(" all-reduce(") >= 3 * 5
+  assert unordered(text, of_one_group=True) == []
 
 
 def all_reduce(name, operand, groups):

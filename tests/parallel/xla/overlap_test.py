@@ -58,6 +58,20 @@ def test_compute_between_start_and_done_hides_the_transfer():
   assert row["exposed_seconds"] == pytest.approx(7 * product, rel=1e-3)
 
 
+@pytest.mark.parametrize("hides", [True, False])
+def test_only_instructions_that_count_hide_a_transfer(hides):
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+
+  def counts(entry, instruction):
+    assert entry.where == "block"
+    return hides or instruction.opcode != "while"
+
+  first, _ = overlap.ScheduledProgram(
+    hlo.parse(SCHEDULED), make_mesh(a=8), device, lambda _: 1.0, hides=counts
+  ).collectives()
+  assert bool(first.hidden) == bool(first.overlapped.flops) == hides
+
+
 def test_compute_during_two_transfers_hides_one_of_them():
   start = next(s for s in SCHEDULED.splitlines() if "all-reduce-start" in s)
   done = next(s for s in SCHEDULED.splitlines() if "all-reduce-done" in s)

@@ -63,6 +63,26 @@ class Engine:
 
 
 @section
+class Nanobatches:
+  """Steps in nano-batches: on the engine, and with sums between processes."""
+
+  rounds: int = field(5, ROUNDS, COUNT)
+  pieces: tuple[str, ...] = field(
+    ("1", "2", "4", "plan"),
+    "Values of config.inference.nanobatches on the engine.",
+  )
+  batch: int = field(64, "Concurrent sequences on the engine.", COUNT)
+  prompt: int = field(64, PROMPT, COUNT)
+  tokens: int = field(64, TOKENS, COUNT)
+  mbit: tuple[int, ...] = field(
+    (150, 1000), "Links between two processes in Mbit/s; () for none.", COUNT
+  )
+  decodes: int = field(256, "Decodes of a step of these processes.", COUNT)
+  context: int = field(128, "Positions that each of them attends to.", COUNT)
+  cuts: tuple[int, ...] = field((1, 2), "Pieces of such a step.", COUNT)
+
+
+@section
 class Server:
   """Server over HTTP, compared with its engine."""
 

@@ -22,6 +22,7 @@ BENCHMARKS = {
   "lockstep": models.Lockstep,
   "membership": swarms.Membership,
   "moments": swarms.Moments,
+  "nanobatches": models.Nanobatches,
   "paged_attention": compiled.PagedAttention,
   "placements": searches.Placements,
   "planner": searches.Planner,

@@ -1,0 +1,91 @@
+"""Builder of ``config.inference.nanobatches``."""
+
+from collections.abc import Sequence
+import functools
+
+import jax.numpy as jnp
+
+from caatnet.models.nanobatches import Nanobatches, even
+from caatnet.models.paged import Batch, CacheShape
+from caatnet.program import Program
+from parallel.network import inference
+from parallel.planner import nanobatch, nanobatch_costs
+
+
+def build(
+  value: str, machine: str, program: Program, cache_shape: CacheShape,
+  most_sequences: int,
+) -> Nanobatches | None:
+  """Returns the cuts of a model's steps; None for none.
+
+  Args:
+    value: Number of pieces, or "plan".
+    machine: Name of the devices, for a plan; "" if unknown.
+    program: The model on its mesh.
+    cache_shape: Cache of one rank.
+    most_sequences: Sequences of a full step of decodes.
+
+  Raises:
+    ValueError: The value is unknown, there are more pieces than tokens, the
+      model cannot be run in pieces, or the machine is not that of the mesh.
+  """
+  name = f"config.inference.nanobatches={value!r}"
+  if value == "1":
+    return None
+  if cache_shape.states:
+    raise ValueError(
+      f"{name}: only models with keys and values are cut, not those with a "
+      "state per sequence"
+    )
+  on_cpu = program.layout.on_cpu
+  if value.isdecimal() and int(value):
+    try:
+      even(most_sequences, int(value))
+    except ValueError as error:
+      raise ValueError(
+        f"{name}: {error}: config.inference.batch={most_sequences}"
+      ) from error
+    return Nanobatches(functools.partial(_even, int(value)), on_cpu)
+  if value != "plan":
+    raise ValueError(f"{name} must be a number from 1 or 'plan'")
+  tensor = program.layout.tensor
+  if on_cpu or tensor.devices == 1:  # nothing runs beside a reduction
+    return None
+  if not machine:
+    raise ValueError(f"{name} needs config.inference.machine")
+  devices = inference.machine(machine)
+  if devices.num_ranks != tensor.devices or tensor.lanes > 1:
+    raise ValueError(
+      f"{name}: {machine} has {devices.num_ranks} devices, but "
+      f"{tensor.size} tensor ranks are on {tensor.devices}"
+    )
+  return Nanobatches(
+    functools.partial(_planned, devices, program, cache_shape.page_size)
+  )
+
+
+def _even(count: int, batch: Batch) -> Sequence[int]:
+  tokens = batch.tokens.shape[0]
+  return even(tokens, count) if count <= tokens else (tokens,)
+
+
+def _planned(
+  machine: inference.Machine, program: Program, page_size: int, batch: Batch
+) -> Sequence[int]:
+  """Returns the planned sizes of the pieces of a step."""
+  config = program.model.config
+  sync = config.syncs[0][0]
+  tokens, context = batch.tokens.shape[0], batch.tables.shape[1] * page_size
+  mix = nanobatch_costs.Mix(
+    batch.num_decodes, context, tokens - batch.num_decodes, context / 2
+  )
+  sent = sync.forward_dtype or config.dtype
+  reduction = nanobatch.Reduction(
+    p=sync.p, bits=8 * jnp.dtype(sent).itemsize
+  )
+  costs = nanobatch_costs.layer(
+    "config.model", config.workload,
+    nanobatch_costs.profile_of(machine, config.workload, tokens), machine, mix,
+    [reduction],
+  )
+  return nanobatch.plan(costs, tokens).sizes

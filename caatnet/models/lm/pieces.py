@@ -1,0 +1,193 @@
+"""Layers of a decoding step in nano-batches, with their reductions in order.
+
+At any time at most one reduction is under way. The column-parallel products of
+a piece, and its attention, run beside the reduction of the piece before it,
+which ends before the piece's row-parallel product. So the last reduction of a
+layer runs beside the first products of the next layer, and its operand is
+carried to the next iteration of the scan.
+
+XLA:TPU starts a reduction as late as it can, only one or two instructions
+before its end. So the end is ordered before the row-parallel product, beside
+attention or the MLP's first product, which take longer; but in the MLP of a
+small piece, where that leaves nothing beside it, after the row-parallel product
+(log/2026-11-27-nanobatches-compiled.md).
+"""
+
+from collections.abc import Callable, Sequence
+import itertools
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from caatnet.models.access import Access
+from caatnet.models.lm.stack import Syncs, narrowed
+from parallel.axes import Axis
+from parallel.collectives import in_turn
+from parallel.tensor.partial_sync import PartialSync
+from parallel.tensor.projections import summed
+from parallel.tensor.stream import Stream, Update
+
+
+class Half(Protocol):
+  """Half of a layer, without the sum of its row-parallel projection.
+
+  Attributes:
+    name: Name scope.
+    columns: Function ``(x, state, mix) -> (x, y [R, B, T, F], state)``.
+    rows: Function from y to the update before its sum over ranks.
+    least_early: Tokens of a piece from which the reduction before it ends
+      before its row-parallel product, not after it.
+  """
+
+  name: str
+  columns: Callable[[Stream, Any, Any], tuple[Stream, jax.Array, Any]]
+  rows: Callable[[jax.Array], Update]
+  least_early: int
+
+
+# Halves of a layer, from its parameters.
+Halves = Callable[[Any, Syncs], Sequence[Half]]
+
+
+class Order(NamedTuple):
+  """Sums over ranks, one after another.
+
+  Attributes:
+    axis: The tensor axis.
+    ordered: Argument of `parallel.collectives.in_turn`.
+  """
+
+  axis: Axis
+  ordered: bool
+
+  def after(self, tree: Any, results: Any) -> tuple[Any, Any]:
+    """Returns both; what reads ``tree`` follows ``results``."""
+    return in_turn(tree, results, self.ordered)
+
+  def sum(self, update: Update, sync: PartialSync) -> Update:
+    return summed(update, self.axis, sync)
+
+
+def entered(
+  enter: Callable[[jax.Array], Stream], tokens: Sequence[jax.Array],
+  order: Order,
+) -> list[Stream]:
+  """Returns the streams of pieces before the first layer, embedded in order.
+
+  Args:
+    enter: Function from tokens ``[1, T]`` to their stream.
+    tokens: Tokens ``[T]`` of each piece.
+    order: Order of the sums.
+  """
+  found: list[Stream] = []
+  for i, each in enumerate(tokens):
+    if found:
+      each, found[-1] = order.after(each, found[-1])
+    with jax.named_scope(scope(i)):
+      found.append(enter(each[None]))
+  return found
+
+
+def scope(piece: int) -> str:
+  """Returns the name scope of a piece's instructions in compiled programs."""
+  return f"nanobatch_{piece}"
+
+
+def run(
+  halves: Halves, params: Any, xs: list[Stream], state: Any,
+  mixes: Sequence[Any], *, syncs: Sequence[Syncs], width: int, access: Access,
+  unroll: int, order: Order,
+) -> tuple[list[Stream], Any]:
+  """Runs all layers on the pieces of a step.
+
+  Args:
+    halves: Builds the halves of a layer.
+    params: Parameters of all layers, as in `caatnet.models.lm.stack.run`.
+    xs: Stream of each piece.
+    state: The cache, and the index of the next layer.
+    mixes: The sequence mixer of each piece.
+    syncs: For each layer, the sync policies of its row-parallel projections.
+    width: The channels of the stream.
+    access: Reads the parameters of the layers.
+    unroll: Layers per iteration of a scan.
+    order: Order of the sums.
+
+  Returns:
+    The streams and the state after the last layer.
+  """
+  for alike, group in itertools.groupby(
+    range(len(syncs)), key=lambda number: syncs[number]
+  ):
+    start, *others = group
+
+    def layer(params, carried, alike=alike):
+      return _layer(halves(params, alike), carried, mixes, alike, order)
+
+    def numbered(index, carried, layer=layer):
+      one = params[index] if isinstance(params, tuple) else (
+        jax.tree.map(lambda p: p[index], params)
+      )
+      return access.apply(layer, one, carried)
+
+    xs = [narrowed(x, alike, width, access) for x in xs]
+    with jax.named_scope("blocks"):
+      # Before the first layer, no update is left: a carry of another type.
+      carried = numbered(start, (xs, None, state))
+      if isinstance(params, tuple):
+        for index in others:
+          carried = numbered(index, carried)
+      elif others:  # by index, since a slice of stacked layers would be a copy
+        carried = access.scan(
+          numbered, jnp.asarray(others), carried, unroll, None
+        )
+      xs, left, state = carried
+      with jax.named_scope(scope(len(xs) - 1)):
+        last = xs[-1] + order.sum(left, alike[-1])
+        xs = [*xs[:-1], last.resolved()]
+  return xs, state
+
+
+def _layer(
+  halves: Sequence[Half], carried: Any, mixes: Sequence[Any],
+  syncs: Syncs, order: Order,
+) -> Any:
+  """Runs one layer.
+
+  Args:
+    halves: Halves of the layer.
+    carried: The streams of the pieces; the update of the last piece by the
+      layer before, which is neither summed nor added, or None; and the state.
+    mixes: The sequence mixer of each piece.
+    syncs: Sync policies of the halves.
+    order: Order of the sums.
+
+  Returns:
+    The same after this layer.
+  """
+  xs, left, (cache, index) = carried
+  xs, sync = list(xs), syncs[-1]  # `sync`: that of the update `left`
+  for half, next_sync in zip(halves, syncs, strict=True):
+    for i, mix in enumerate(mixes):
+      before = i - 1  # -1: the last piece, in the half before this one
+      if i:
+        # A piece writes the cache after the one before it has read it:
+        # otherwise XLA copies the cache.
+        xs[i], left = order.after(xs[i], left)
+      if left is not None:
+        with jax.named_scope(scope(before % len(xs))):
+          total = order.sum(left, sync)
+      with jax.named_scope(scope(i)), jax.named_scope(half.name):
+        # Beside that sum.
+        xs[i], y, (cache, _) = half.columns(xs[i], (cache, index), mix)
+        late = y.shape[2] < half.least_early
+        y = half.rows(y) if late else y
+        if left is None:
+          y, xs[before] = order.after(y, xs[before])
+        else:
+          y, total = order.after(y, total)
+          xs[before] = xs[before] + total
+        left = y if late else half.rows(y)
+      sync = next_sync
+  # The last stream lacks `left`; it has no other update, since the MLP adds it.
+  return [x.resolved() for x in xs], left, (cache, index + 1)

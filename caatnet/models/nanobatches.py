@@ -1,0 +1,141 @@
+"""Nano-batches: a decoding step in pieces, over contiguous ranges of tokens.
+
+A piece's products run beside the reduction of another piece. A step is cut
+between sequences, and within a chunk that is long compared with the pieces: the
+second part of a chunk attends to the cached first part.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+
+from caatnet.models.paged import Batch
+
+# A cut within a chunk moves to the chunk's border if that is nearer than this
+# fraction of the smallest piece: every part of a chunk is one more attention.
+_MOVES = 1 / 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Nanobatches:
+  """Cuts of a decoding step.
+
+  Attributes:
+    sizes: Function from a step to the numbers of tokens of its pieces.
+    ordered: Whether collectives are ordered by data flow, as on CPUs
+      (`parallel.collectives.in_turn`).
+  """
+
+  sizes: Callable[[Batch], Sequence[int]]
+  ordered: bool = False
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Piece(Batch):
+  """Contiguous tokens of a step; ``rows`` and ``sequences`` are empty.
+
+  Attributes:
+    runs: Consecutive sequences with equally many tokens in this piece: their
+      number, and the tokens of each.
+  """
+
+  runs: tuple[tuple[int, int], ...] = dataclasses.field(
+    default=(), metadata={"static": True}
+  )
+
+  @property
+  def parts(self) -> list[tuple[slice, slice, int]]:
+    found, row, token = [], 0, 0
+    for count, length in self.runs:
+      rows = slice(row, row + count)
+      found.append((rows, slice(token, token + count * length), length))
+      row, token = row + count, token + count * length
+    return found
+
+
+def even(tokens: int, count: int) -> tuple[int, ...]:
+  """Returns the sizes of ``count`` pieces, which differ by at most one token.
+
+  Raises:
+    ValueError: There are more pieces than tokens.
+
+  Example:
+    >>> even(11, 4)
+    (3, 3, 3, 2)
+  """
+  if count > tokens:
+    raise ValueError(
+      f"{count} nano-batches are more than the {tokens} tokens of a step"
+    )
+  least, more = divmod(tokens, count)
+  return (least + 1,) * more + (least,) * (count - more)
+
+
+def split(batch: Batch, sizes: Sequence[int]) -> list[Piece]:
+  """Cuts a step into pieces.
+
+  Args:
+    batch: The step.
+    sizes: Tokens of each piece, in the order of the step's tokens.
+
+  Returns:
+    The pieces, in that order; each token is in one of them.
+
+  Raises:
+    ValueError: The sizes are not those of this step.
+  """
+  total = batch.tokens.shape[0]
+  if sum(sizes) != total or min(sizes) < 1:
+    raise ValueError(
+      f"nano-batches of {', '.join(map(str, sizes))} tokens do not make up a "
+      f"step of {total}"
+    )
+  # First and last token of each sequence.
+  spans = [
+    (first, first + length)
+    for _, tokens, length in batch.parts
+    for first in range(tokens.start, tokens.stop, length)
+  ]
+  borders = [0, *(stop for _, stop in spans)]
+  cuts = []
+  for cut in itertools.accumulate(sizes[:-1]):
+    nearest = min(borders, key=lambda border: abs(border - cut))
+    moves = abs(nearest - cut) <= _MOVES * min(sizes)
+    cuts.append(nearest if moves else cut)
+  return [
+    _piece(batch, spans, start, stop)
+    for start, stop in itertools.pairwise([0, *cuts, total])
+  ]
+
+
+def _piece(
+  batch: Batch, spans: Sequence[tuple[int, int]], start: int, stop: int
+) -> Piece:
+  """Returns the tokens from ``start`` to ``stop`` of a step."""
+  rows = [i for i, (a, b) in enumerate(spans) if a < stop and b > start]
+  lengths = [
+    min(stop, b) - max(start, a) for a, b in spans[rows[0] : rows[-1] + 1]
+  ]
+  own, tokens = slice(rows[0], rows[-1] + 1), slice(start, stop)
+  none = batch.rows[:0]
+  piece = Piece(
+    batch.tokens[tokens], batch.positions[tokens], batch.places[tokens],
+    batch.tables[own], none, none, 0,
+    None if batch.states is None else batch.states[own],
+    tuple((len(list(same)), n) for n, same in itertools.groupby(lengths)),
+  )
+  # A part of a chunk may consist of padding beyond the sequence's pages. Like a
+  # chunk of padding, it gets positions before 0, which attend to nothing.
+  positions = []
+  for _, part, length in piece.parts:
+    at = piece.positions[part].reshape(-1, length)
+    is_read = piece.places[part].reshape(-1, length) >= 0
+    padding = jnp.arange(length, dtype=at.dtype) - length
+    positions.append(
+      jnp.where(is_read.any(axis=1, keepdims=True), at, padding).ravel()
+    )
+  return dataclasses.replace(piece, positions=jnp.concatenate(positions))
