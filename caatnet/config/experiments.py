@@ -111,7 +111,7 @@ def build(
     data=data,
     train=train,
     seed=config.seed,
-    update=build_update(config, program.layout),
+    update=build_update(config),
   )
 
 

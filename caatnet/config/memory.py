@@ -9,7 +9,6 @@ import ml_collections
 from caatnet.config.schema import optimizer as schema
 from caatnet.config.schema import tree
 from caatnet.config.schema.memory import Memory
-from caatnet.program import Layout
 from caatnet.train.update import ARRAYS, DeviceUpdate, HostUpdate
 from parallel.memory.host_optimizer import AdamW
 from parallel.memory.placed_buffer import Tier
@@ -25,13 +24,12 @@ def moments(section: Memory) -> str:
 
 
 def build_update(
-  config: ml_collections.ConfigDict, layout: Layout
+  config: ml_collections.ConfigDict
 ) -> DeviceUpdate | HostUpdate:
   """Builds the update of ``config.memory.optimizer``.
 
   Args:
     config: The config of a run, which has been checked.
-    layout: Its axes, mesh and partition.
 
   Raises:
     ValueError: The host cannot update the state of this run, or a key has no
@@ -46,7 +44,7 @@ def build_update(
           "config.memory.optimizer='device'"
         )
     return DeviceUpdate()
-  _check(config, layout)
+  _check(config)
   if section.tiers and section.placement:
     raise ValueError(
       f"config.memory.placement={section.placement!r} cannot be combined with "
@@ -105,7 +103,7 @@ def _planned(path: str, policy: str) -> Mapping[str, Mapping[str, float]]:
   return rows[policy]
 
 
-def _check(config: ml_collections.ConfigDict, layout: Layout) -> None:
+def _check(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError for a config that the host cannot update."""
   for name, needed in (
     ("memory.moments", "device"),
@@ -123,10 +121,4 @@ def _check(config: ml_collections.ConfigDict, layout: Layout) -> None:
   if "elastic" in config:
     raise ValueError(
       "config.memory.optimizer='host' cannot be combined with config.elastic"
-    )
-  processes = {d.process_index for d in layout.mesh.devices.flat}
-  if len(processes) > 1:
-    raise ValueError(
-      "config.memory.optimizer='host' needs one process, not --num_processes="
-      f"{len(processes)}"
     )

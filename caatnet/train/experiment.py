@@ -125,4 +125,5 @@ class Experiment:
     numbers = jax.tree.map(
       lambda _: jax.ShapeDtypeStruct((), jax.numpy.int32), plan.numbers
     )
-    return step.lower(self.abstract_state(), self.abstract_batch(), numbers)
+    state = self.update.on_device(self.abstract_state())
+    return step.lower(state, self.abstract_batch(), numbers)
