@@ -23,6 +23,7 @@ from configs.images import tiny as images
 from parallel.hardware import tiers
 from parallel.memory import host_memory
 from tests.caatnet.train.loop_test import facts, launch, send_at_random_step
+from tests.launch.processes_test import JOIN, pair_of
 
 CLIP_NORM = 0.1  # below the norms of all steps
 SMALL = (
@@ -312,6 +313,42 @@ def test_killed_run_resumes_with_another_placement(tmp_path):
     output = run.communicate(timeout=120)[0]
     assert run.returncode == 0, output
   assert facts(tmp_path / "again") == facts(tmp_path / "whole")
+
+
+PAIR = JOIN + """
+from caatnet.config import experiments
+from caatnet.config.override import override
+from caatnet.train import loop
+from configs.caatnet import tiny
+for workdir, keys in zip(sys.argv[3::2], sys.argv[4::2]):
+  config = override(tiny.get_config("test"), keys)
+  loop.train(
+    experiments.build(config, {"data": 2}), workdir, quiet=True
+  )
+"""
+
+
+@pytest.mark.rotated(6)  # starts four processes
+@pytest.mark.parametrize("partition", ["zero3", "ddp"])
+def test_two_processes_resume_with_another_placement(partition, tmp_path):
+  keys = (
+    "parallel.tensor=2 parallel.data=2 train.num_steps=24 "
+    f"zero.scheme={partition} {HOST}"
+  )
+  with pair_of(PAIR, tmp_path / "again", f"{keys} {DRAM}") as killed:
+    send_at_random_step(
+      killed[0], tmp_path / "again", signal.SIGKILL, 6, 16
+    )
+    assert killed[0].returncode == -signal.SIGKILL
+  again = keys + f" {STRIPED.format(tmp_path)} memory.threads=1"
+  runs = tmp_path / "again", again, tmp_path / "whole", keys
+  with pair_of(PAIR, *runs) as pair:
+    for process in pair:
+      error = process.communicate(timeout=120)[1]
+      assert process.returncode == 0, error
+  whole = facts(tmp_path / "whole")
+  assert [r["step"] for r in whole if "loss" in r] == list(range(1, 25))
+  assert facts(tmp_path / "again") == whole
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
