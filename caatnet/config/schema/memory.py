@@ -8,6 +8,8 @@ from caatnet.config.schema.fields import (
 )
 
 _KINDS = ("device", "pinned_host")
+# Value of `Memory.activations`.
+PLACEMENT = "placement"
 
 
 @section
@@ -29,7 +31,11 @@ class Memory:
     '"device" or "pinned_host". It applies to the input of each layer and to '
     "the activations that config.model.remat saves by name; "
     'config.model.remat="none" saves activations without a name, which cannot '
-    "be placed.", _KINDS,
+    'be placed. "placement" for the shares of layers of '
+    "config.memory.placement: of all layers, those that it saves save what "
+    "config.model.remat selects, the others their input. Shares are rounded "
+    "down to eighths, or to a smaller divisor of the number of layers.",
+    (*_KINDS, PLACEMENT),
   )
   optimizer: str = field(
     "device", 'Processor that updates the state: "device", or "host": AdamW on '
@@ -46,11 +52,13 @@ class Memory:
   )
   placement: str = field(
     "", "File that launch.place --output has written, with the tiers of master "
-    'weights and moments of the host\'s optimizer; "" for none.'
+    "weights and moments of the host's optimizer, and what layers save with "
+    'config.memory.activations="placement"; "" for none.'
   )
   policy: str = field(
-    "latency_first", "Policy of launch.place whose tiers "
-    "config.memory.placement takes. It must update all parameters on the host."
+    "latency_first", "Policy of launch.place whose placement the run executes. "
+    'With config.memory.optimizer="host", it must update all parameters on '
+    "the host."
   )
   threads: int = field(
     0, "Threads of the host's optimizer; 0 for one per core.", COUNT_OR_NONE
