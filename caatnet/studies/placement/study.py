@@ -44,12 +44,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     are missing, longest context and largest model, "placed" tensors by tier,
     and what ``config.memory`` executes: "host_optimizer", the tiers of its
     arrays, and "activations", the shares of layers), "tensors" of the optimum
-    with their tiers and what other tiers would cost, "scanned" speeds with rates at the ends of their ranges,
-    "needed" rates of cards for a speed, "alone" with tensors on one tier only,
-    "occupied" bytes of the optimum by instant and tier, "timeline" of bytes by
-    tier at the ends of phases, "whole" with the optimum of whole layers,
-    "warnings" if the host is this machine, and "host" with every rate, its
-    range and source.
+    with their tiers and what other tiers would cost, "scanned" speeds with
+    rates at the ends of their ranges, "needed" rates of cards for a speed,
+    "alone" with tensors on one tier only, "occupied" bytes of the optimum by
+    instant and tier, "timeline" of bytes by tier at the ends of phases, "whole"
+    with the optimum of whole layers, "warnings" if the host is this machine,
+    and "host" with every rate, its range and source.
 
   Raises:
     ValueError: A value is invalid; the message names its key. Or the host is

@@ -22,6 +22,7 @@ from configs.caatnet import tiny
 from configs.images import tiny as images
 from parallel.hardware import tiers
 from parallel.memory import host_memory
+from parallel.memory.offload import Activations
 from tests.caatnet.train.loop_test import facts, launch, send_at_random_step
 from tests.launch.processes_test import JOIN, pair_of
 
@@ -151,6 +152,26 @@ def test_planned_placement_is_executed_with_the_same_bits(planned, same_bits):
   chex.assert_trees_all_equal(
     advance(experiment, program, 2), advance(make(large, {}), program, 2)
   )
+
+
+def test_planned_activations_are_executed(planned):
+  rows = {row["policy"]: row for row in results.read(planned)["policies"]}
+  for policy in ("latency_first", "optimum"):
+    experiment = make(
+      "parallel.tensor=1 model.remat=named memory.activations=placement "
+      f"memory.placement={planned} memory.policy={policy}", {},
+    )
+    shares = rows[policy]["activations"]
+    assert sum(
+      x for way in shares.values() for x in way.values()
+    ) == pytest.approx(1)
+    found = experiment.program.layout.activations
+    assert found == Activations(*(
+      shares.get(way, {}).get(memory, 0.0) for way, memory in (
+        ("saved", "device"), ("recomputed", "device"), ("saved", "host"),
+      )
+    ))
+    assert "master weights on" in experiment.unexecuted  # no host optimizer
 
 
 def test_placement_that_the_host_cannot_execute_is_an_error(planned, tmp_path):
