@@ -48,8 +48,8 @@ class Layout:
       runs.
     moments: Memory kind of the optimizer's moments between steps, one of
       ``MEMORY_KINDS``.
-    activations: What layers save between their forward and their backward, and
-      where.
+    activations: Activations that layers save for their backward, and their
+      memory.
     stages: Stages of a pipeline; None if every rank runs the whole model.
   """
 

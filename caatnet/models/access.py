@@ -75,7 +75,7 @@ class Access:
   parameter is private to the partition.
 
   Attributes:
-    activations: What the layers of a scan save for the backward, and where
+    activations: Memory of the activations that layers of a scan save
       (`parallel.memory.offload`).
 
   Example:

@@ -34,7 +34,7 @@ _PERIOD = 8
 
 
 class Way(NamedTuple):
-  """What a layer saves for its backward, and where.
+  """Activations that a layer saves for its backward, and their memory.
 
   Attributes:
     saves: Whether it saves what the model's policy selects; if not, it saves
@@ -58,8 +58,8 @@ class Activations:
     saved_on_host: Share that saves what the policy selects, in host memory.
 
   Example:
-    >>> Activations(saved=0.25, saved_on_host=0.5).ways(num_layers=12)[:2]
-    (Way(saves=False, offloads=True), Way(saves=False, offloads=True))
+    >>> Activations(saved=0.5).ways(num_layers=12)[2:4]
+    (Way(saves=False, offloads=True), Way(saves=True, offloads=False))
   """
 
   saved: float = 0.0
@@ -69,11 +69,14 @@ class Activations:
   def ways(self, num_layers: int) -> tuple[Way, ...]:
     """Returns the ways of a period of layers, whose length divides the number.
 
-    Shares are rounded down to whole layers of a period, in the order of the
+    There are two periods or more: XLA would merge forward and backward of a
+    loop with one iteration, and undo the copies and the recomputation. Shares
+    are rounded down to whole layers of a period, in the order of the
     attributes, so that device memory never has more than its share.
     """
     length = max(
-      n for n in range(1, _PERIOD + 1) if num_layers % n == 0
+      n for n in range(1, _PERIOD + 1)
+      if num_layers % n == 0 and (n == 1 or n < num_layers)
     )
     shares = (self.saved, self.inputs, self.saved_on_host)
     ends = [int(length * x + 1e-6) for x in itertools.accumulate(shares)]

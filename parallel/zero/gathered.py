@@ -84,7 +84,7 @@ class Gathered:
     shards: The partition on a mesh.
     prefetch: Whether a scan gathers the next layer's parameters while the
       current layer runs. Then two layers are whole at a time.
-    activations: What the layers of a scan save for the backward, and where
+    activations: Memory of the activations that layers of a scan save
       (`parallel.memory.offload`); equal for all layers with prefetch.
 
   Example:

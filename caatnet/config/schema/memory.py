@@ -17,8 +17,9 @@ class Memory:
   """Placement of tensors in memory of the device and of the host.
 
   The placement changes no result, but the optimizer on the host rounds other
-  sums than the one on the device. XLA:CPU has one memory and elides
-  "pinned_host".
+  sums than the one on the device, and compilers may round what a layer
+  recomputes otherwise than what it saves. XLA:CPU has one memory and elides
+  "pinned_host". Each process has its own tiers.
   """
 
   moments: str = field(

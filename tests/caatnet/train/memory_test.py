@@ -86,11 +86,11 @@ def placement(tmp_path):
 
 @pytest.mark.rotated
 @pytest.mark.parametrize(("overrides", "mesh"), [
-  ("model.num_layers=4 model.remat=named", {}),
-  ("model.num_layers=4 model.remat=reduced sync.p=0.5 parallel.data=4 "
+  ("model.num_layers=8 model.remat=named", {}),
+  ("model.num_layers=8 model.remat=reduced sync.p=0.5 parallel.data=4 "
    "zero.scheme=zero3", {"data": 2, "tensor": 2}),
-  # Four layers of each stage.
-  ("model.num_layers=8 model.remat=full parallel.data=2 parallel.stage=2 "
+  # Eight layers of each stage.
+  ("model.num_layers=16 model.remat=full parallel.data=2 parallel.stage=2 "
    "train.accumulation=2 zero.scheme=zero1", {"stage": 2}),
 ], ids=str)
 def test_a_placement_of_layers_has_the_same_bits(
@@ -177,7 +177,7 @@ def test_moments_are_placed_on_the_host(platform):
 def test_layers_of_a_placement_are_on_the_host(placement, platform):
   """One of four layers saves its input there, one what the policy selects."""
   found = on_host(
-    f"model.num_layers=4 model.remat=named {IN_FILE}{placement}", platform
+    f"model.num_layers=8 model.remat=named {IN_FILE}{placement}", platform
   )
   assert found == {INPUT: 3, QKV: 3, GATE: 2}
 

@@ -365,7 +365,7 @@ def test_two_processes_resume_with_another_placement(partition, tmp_path):
   runs = tmp_path / "again", again, tmp_path / "whole", keys
   with pair_of(PAIR, *runs) as pair:
     for process in pair:
-      error = process.communicate(timeout=120)[1]
+      error = process.communicate(timeout=400)[1]
       assert process.returncode == 0, error
   whole = facts(tmp_path / "whole")
   assert [r["step"] for r in whole if "loss" in r] == list(range(1, 25))

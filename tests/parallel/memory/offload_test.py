@@ -74,11 +74,13 @@ DEVICE, INPUTS, HOST, REST = (
   (ON_DEVICE, 7, [DEVICE]),
   (ON_HOST, 12, [HOST]),
   (Activations(), 8, [REST]),
-  (Activations(saved=0.5), 8, [REST] * 4 + [DEVICE] * 4),
+  (Activations(saved=0.5), 16, [REST] * 4 + [DEVICE] * 4),
+  (Activations(saved=0.5), 8, [REST] * 2 + [DEVICE] * 2),
+  (Activations(saved=0.5), 2, [REST]),  # a loop has two iterations or more
   # 11 layers have no period but themselves, which would compile each of them.
   (Activations(saved=0.5), 11, [REST]),
   # A third of four layers is one, rounded down for the device's memory.
-  (Activations(1 / 3, 0, 2 / 3), 4, [HOST] * 3 + [DEVICE]),
+  (Activations(1 / 3, 0, 2 / 3), 8, [HOST] * 3 + [DEVICE]),
   (Activations(0.3, 0.3, 0.4), 10, [HOST] * 2 + [INPUTS] * 2 + [DEVICE]),
 ])
 def test_layers_of_a_period(activations, num_layers, expected):
@@ -92,6 +94,7 @@ def test_device_never_has_more_than_its_share():
       for num_layers in range(1, 33):
         ways = shares.ways(num_layers)
         assert num_layers % len(ways) == 0
+        assert len(ways) == 1 or len(ways) < num_layers
         kept = ways.count(DEVICE) / len(ways)
         assert kept <= saved / 8
         assert kept + ways.count(INPUTS) / len(ways) <= (saved + inputs) / 8
