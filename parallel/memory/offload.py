@@ -9,8 +9,9 @@ recomputes all others. XLA schedules the copies; XLA:CPU elides them.
 
 `Activations` has shares of the layers: those that save what a policy selects or
 only their input, in device memory or on the host. A scan over layers runs one
-period of them per iteration, each with its own policy, so that stacked
-parameters are neither cut into groups nor copied.
+period of them per iteration, each with its own policy. XLA then has the weights
+and gradients of a period in additional memory, instead of those of a layer; a
+period of equal layers is one layer.
 """
 
 from collections.abc import Callable
@@ -29,8 +30,8 @@ LAYER_INPUT = "layer_input"
 # Checkpoint policy of `jax.checkpoint`.
 Policy = Callable[..., Any]
 
-# Most layers of a period, since each of them is compiled separately.
-_PERIOD = 8
+# Most layers of a period: each of them takes memory and is compiled separately.
+_PERIOD = 4
 
 
 class Way(NamedTuple):

@@ -35,7 +35,8 @@ class Memory:
     'be placed. "placement" for the shares of layers of '
     "config.memory.placement: of all layers, those that it saves save what "
     "config.model.remat selects, the others their input. Shares are rounded "
-    "down to eighths, or to a smaller divisor of the number of layers.",
+    "down to quarters, thirds or halves, of which the number of layers is a "
+    "multiple.",
     (*_KINDS, PLACEMENT),
   )
   optimizer: str = field(

@@ -74,14 +74,15 @@ DEVICE, INPUTS, HOST, REST = (
   (ON_DEVICE, 7, [DEVICE]),
   (ON_HOST, 12, [HOST]),
   (Activations(), 8, [REST]),
-  (Activations(saved=0.5), 16, [REST] * 4 + [DEVICE] * 4),
+  (Activations(saved=0.5), 16, [REST] * 2 + [DEVICE] * 2),
   (Activations(saved=0.5), 8, [REST] * 2 + [DEVICE] * 2),
   (Activations(saved=0.5), 2, [REST]),  # a loop has two iterations or more
   # 11 layers have no period but themselves, which would compile each of them.
   (Activations(saved=0.5), 11, [REST]),
   # A third of four layers is one, rounded down for the device's memory.
   (Activations(1 / 3, 0, 2 / 3), 8, [HOST] * 3 + [DEVICE]),
-  (Activations(0.3, 0.3, 0.4), 10, [HOST] * 2 + [INPUTS] * 2 + [DEVICE]),
+  (Activations(0.3, 0.3, 0.4), 10, [HOST, INPUTS]),
+  (Activations(0.3, 0.3, 0.4), 12, [HOST] * 2 + [INPUTS, DEVICE]),
 ])
 def test_layers_of_a_period(activations, num_layers, expected):
   assert list(activations.ways(num_layers)) == expected
