@@ -22,6 +22,7 @@ from caatnet.models.checks import check, check_scores, is_parameter
 from caatnet.models.protocol import Model, Parameter
 from caatnet.stages import Stages
 from parallel.axes import Axis
+from parallel.memory.offload import ON_DEVICE, Activations
 from parallel.zero import cost
 from parallel.zero.gathered import Gathered
 from parallel.zero.partition import Partition
@@ -47,8 +48,8 @@ class Layout:
       runs.
     moments: Memory kind of the optimizer's moments between steps, one of
       ``MEMORY_KINDS``.
-    activations: Memory kind of a layer's saved activations between its forward
-      and its backward.
+    activations: Activations that layers save for their backward, and their
+      memory.
     stages: Stages of a pipeline; None if every rank runs the whole model.
   """
 
@@ -60,7 +61,7 @@ class Layout:
   kernels: tuple[str, ...] = ("reference",)
   prefetch: bool = False
   moments: str = "device"
-  activations: str = "device"
+  activations: Activations = ON_DEVICE
   stages: Stages | None = None
 
   @property
@@ -102,10 +103,9 @@ class Layout:
   @property
   def access(self) -> Access | Gathered:
     """Access through which the model reads its parameters in training."""
-    offloads = self.activations != "device"
     if self.shards is None:
-      return Access(offloads=offloads)
-    return Gathered(self.shards, self.prefetch, offloads)
+      return Access(activations=self.activations)
+    return Gathered(self.shards, self.prefetch, self.activations)
 
   @property
   def batch_spec(self) -> P:

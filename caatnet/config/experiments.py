@@ -18,13 +18,18 @@ from caatnet.checks import naming
 from caatnet.config import sections
 from caatnet.config.context import Context
 from caatnet.config.data import DATA
-from caatnet.config.memory import build_update, moments
+from caatnet.config.memory import (
+  activations,
+  build_update,
+  moments,
+  unexecuted,
+)
 from caatnet.config.model import MODELS
 from caatnet.config.optimizer import OPTIMIZERS, Inner
 from caatnet.config.outer import OUTER
 from caatnet.config.schema import fields, tree
 from caatnet.config.schema.inference import Inference
-from caatnet.config.schema.memory import Memory
+from caatnet.config.schema.memory import PLACEMENT, Memory
 from caatnet.config.schema.parallel import Parallel, Pipeline
 from caatnet.config.schema.train import Elastic, Train
 from caatnet.config.zero import Zero, build_zero
@@ -37,6 +42,7 @@ from caatnet.train import files, records, tokenizer
 from caatnet.train.experiment import Experiment
 from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.kernels import selection
+from parallel.memory.offload import ON_DEVICE
 from parallel.pipeline import builders
 
 _SECTIONS = (
@@ -111,7 +117,8 @@ def build(
     data=data,
     train=train,
     seed=config.seed,
-    update=build_update(config, program.layout),
+    update=build_update(config),
+    unexecuted=unexecuted(tree.section_of("memory", config.memory)),
   )
 
 
@@ -163,7 +170,7 @@ def build_program(
     kernels,
     zero.prefetch,
     moments(memory),
-    memory.activations,
+    activations(memory),
     None if pipeline is None else _stages(
       pipeline, axes["stage"], model, config.train.accumulation
     ),
@@ -368,9 +375,9 @@ def _check_offloaded(
     ValueError: If no names select the saved activations, or a stage of a
       pipeline saves residuals, whose buffer is in device memory.
   """
-  if layout.activations == "device":
+  if layout.activations == ON_DEVICE:
     return
-  key = f"config.memory.activations={layout.activations!r}"
+  key = f"config.memory.activations={config.memory.activations!r}"
   if config.model.get("remat", "none") == "none":
     raise ValueError(
       f"{key} needs a language model with config.model.remat='full', "
@@ -380,6 +387,11 @@ def _check_offloaded(
     raise ValueError(
       f"{key} needs config.pipeline.keep='inputs': residuals of stages are in "
       "device memory"
+    )
+  if config.memory.activations == PLACEMENT and layout.prefetch:
+    raise ValueError(
+      f"{key} cannot be combined with config.zero.prefetch=True, which needs "
+      "equal layers"
     )
 
 

@@ -1,17 +1,24 @@
-"""Builder of ``config.memory``: the update of a step, and its memory."""
+"""Builder of ``config.memory``: the update of a step, and its memory.
+
+Of a file of ``launch.place``, a run executes the tiers of master weights and
+moments, and which layers save which activations on the device or on the host.
+`unexecuted` names the rest: XLA has one kind of pinned memory, of any NUMA
+node, and weights stay on the device.
+"""
 
 from collections.abc import Mapping
 import json
 import pathlib
+from typing import Any
 
 import ml_collections
 
 from caatnet.config.schema import optimizer as schema
 from caatnet.config.schema import tree
-from caatnet.config.schema.memory import Memory
-from caatnet.program import Layout
+from caatnet.config.schema.memory import PLACEMENT, Memory
 from caatnet.train.update import ARRAYS, DeviceUpdate, HostUpdate
 from parallel.memory.host_optimizer import AdamW
+from parallel.memory.offload import ON_DEVICE, ON_HOST, Activations
 from parallel.memory.placed_buffer import Tier
 
 
@@ -24,14 +31,61 @@ def moments(section: Memory) -> str:
   return "pinned_host" if section.optimizer == "host" else section.moments
 
 
+def activations(section: Memory) -> Activations:
+  """Returns what layers save for their backward, and where.
+
+  Raises:
+    ValueError: There is no placement, or not of this policy.
+    OSError: Its file cannot be read.
+  """
+  if section.activations != PLACEMENT:
+    return ON_DEVICE if section.activations == "device" else ON_HOST
+  if not section.placement:
+    raise ValueError(
+      f"config.memory.activations={PLACEMENT!r} needs config.memory.placement, "
+      "a file that launch.place --output has written"
+    )
+  found = _planned(section, "activations")
+  return Activations(
+    found.get("saved", {}).get("device", 0.0),
+    found.get("recomputed", {}).get("device", 0.0),
+    found.get("saved", {}).get("host", 0.0),
+  )
+
+
+def unexecuted(section: Memory) -> str:
+  """Returns the tensors whose tiers a run does not execute; "" for none."""
+  if not section.placement:
+    return ""
+  layers = section.activations == PLACEMENT
+  on_host = section.optimizer == "host"
+  reasons = {
+    "weights": "on the device",
+    "gradients": "in memory of any node" if on_host else "on the device",
+    "activations": "in pinned memory of any node" if layers
+    else f"config.memory.activations={section.activations!r}",
+  }
+  reasons["layer inputs"] = reasons["activations"]
+  if not on_host:
+    reasons |= dict.fromkeys(
+      ("master weights", "first moments", "second moments"),
+      f"config.memory.moments={section.moments!r}",
+    )
+  found = []
+  for tensor, shares in _planned(section, "placed").items():
+    tiers = [tier for tier in shares if tier != "device"]
+    if tensor in reasons and tiers:
+      found.append(f"{tensor} on {', '.join(tiers)} ({reasons[tensor]})")
+  return "; ".join(found)
+
+
 def build_update(
-  config: ml_collections.ConfigDict, layout: Layout
+  config: ml_collections.ConfigDict
 ) -> DeviceUpdate | HostUpdate:
   """Builds the update of ``config.memory.optimizer``.
 
   Args:
     config: The config of a run, which has been checked.
-    layout: Its axes, mesh and partition.
 
   Raises:
     ValueError: The host cannot update the state of this run, or a key has no
@@ -39,14 +93,16 @@ def build_update(
   """
   section: Memory = tree.section_of("memory", config.memory)
   if section.optimizer == "device":
-    for key in ("tiers", "threads", "placement"):
+    keys = ["tiers", "threads"]
+    keys += [] if section.activations == PLACEMENT else ["placement"]
+    for key in keys:
       if value := getattr(section, key):
         raise ValueError(
           f"config.memory.{key}={value!r} has no effect with "
           "config.memory.optimizer='device'"
         )
     return DeviceUpdate()
-  _check(config, layout)
+  _check(config)
   if section.tiers and section.placement:
     raise ValueError(
       f"config.memory.placement={section.placement!r} cannot be combined with "
@@ -74,7 +130,7 @@ def _placement(section: Memory) -> Mapping[str, Mapping[Tier, float]]:
     OSError: The file cannot be read.
   """
   planned = (
-    _planned(section.placement, section.policy) if section.placement
+    _planned(section, "host_optimizer") if section.placement
     else {name: dict(section.tiers) for name in ARRAYS if section.tiers}
   )
   return {
@@ -83,29 +139,33 @@ def _placement(section: Memory) -> Mapping[str, Mapping[Tier, float]]:
   }
 
 
-def _planned(path: str, policy: str) -> Mapping[str, Mapping[str, float]]:
-  """Returns the tiers that a file of ``launch.place`` has for a policy."""
+def _planned(section: Memory, field: str) -> Mapping[str, Any]:
+  """Returns a field that the file of ``launch.place`` has for the policy."""
   try:
     rows = {
-      row["policy"]: row["host_optimizer"]
-      for row in json.loads(pathlib.Path(path).read_text())["policies"]
+      row["policy"]: row[field] for row in
+      json.loads(pathlib.Path(section.placement).read_text())["policies"]
     }
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(
-      f"config.memory.placement={path!r} is not a file that launch.place "
-      "--output has written"
+      f"config.memory.placement={section.placement!r} is not a file that "
+      "launch.place --output has written"
     ) from error
   usable = [name for name, found in rows.items() if found]
-  if policy not in usable:
-    raise ValueError(
-      f"config.memory.policy={policy!r} must be one of "
-      f"{', '.join(map(repr, usable))}, the policies of {path} that update all "
-      "parameters on the host"
+  if section.policy not in usable:
+    what = (
+      " that update all parameters on the host" if field == "host_optimizer"
+      else " that fit"
     )
-  return rows[policy]
+    raise ValueError(
+      f"config.memory.policy={section.policy!r} must be one of "
+      f"{', '.join(map(repr, usable))}, the policies of {section.placement}"
+      f"{what}"
+    )
+  return rows[section.policy]
 
 
-def _check(config: ml_collections.ConfigDict, layout: Layout) -> None:
+def _check(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError for a config that the host cannot update."""
   for name, needed in (
     ("memory.moments", "device"),
@@ -123,10 +183,4 @@ def _check(config: ml_collections.ConfigDict, layout: Layout) -> None:
   if "elastic" in config:
     raise ValueError(
       "config.memory.optimizer='host' cannot be combined with config.elastic"
-    )
-  processes = {d.process_index for d in layout.mesh.devices.flat}
-  if len(processes) > 1:
-    raise ValueError(
-      "config.memory.optimizer='host' needs one process, not --num_processes="
-      f"{len(processes)}"
     )

@@ -8,7 +8,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from parallel.memory.offload import offloading, with_named_input
+from parallel.memory.offload import ON_DEVICE, Activations, grouped, members
 
 # Rematerialisation policy of `jax.checkpoint`; None saves all activations.
 Policy = Callable[..., bool] | None
@@ -75,8 +75,8 @@ class Access:
   parameter is private to the partition.
 
   Attributes:
-    offloads: Whether the activations of a scan that the backward reads are in
-      pinned host memory until then (`parallel.memory.offload`).
+    activations: Memory of the activations that layers of a scan save
+      (`parallel.memory.offload`).
 
   Example:
     >>> weights = jnp.array([2.0, 3.0])  # one weight per layer
@@ -88,7 +88,7 @@ class Access:
     dtype(bfloat16)
   """
 
-  offloads: bool = False
+  activations: Activations = ON_DEVICE
 
   def apply(
     self,
@@ -130,18 +130,23 @@ class Access:
     Returns:
       The result of the last layer.
     """
-    f = _reading(f)
-    if self.offloads:
-      assert policy is not None
-      f, policy = with_named_input(f), offloading(policy)
-    if policy is not None:
-      # Common subexpressions are not merged across loop iterations, so the
-      # barriers that prevent merging of forward and backward are not needed
-      # here, and they would prevent fusion.
-      f = jax.checkpoint(f, policy=policy, prevent_cse=False)
-    return lax.scan(
-      lambda x, layer: (f(layer, x), None), x, params, unroll=unroll
-    )[0]
+    # Common subexpressions are not merged across loop iterations, so the
+    # barriers that prevent merging of forward and backward are not needed here,
+    # and they would prevent fusion.
+    num_layers = jax.tree.leaves(params)[0].shape[0]
+    layers = [
+      f if policy is None
+      else jax.checkpoint(f, policy=policy, prevent_cse=False)
+      for f, policy in self.activations.layers(_reading(f), policy, num_layers)
+    ]
+    length = len(layers)
+
+    def period(x: Any, params: Any) -> tuple[Any, None]:
+      for layer, one in zip(layers, members(params, length), strict=True):
+        x = layer(one, x)
+      return x, None
+
+    return lax.scan(period, x, grouped(params, length), unroll=unroll)[0]
 
 
 AS_THEY_ARE = Access()

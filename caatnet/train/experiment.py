@@ -33,6 +33,8 @@ class Experiment:
     train: Number of steps, and intervals of logs, evaluations and checkpoints.
     seed: Determines initial parameters and the order of the data.
     update: Update of a step, in the device's program or on the host.
+    unexecuted: Tensors whose tiers in ``config.memory.placement`` the run does
+      not execute, as text; "" for none.
   """
 
   config: dict[str, Any]
@@ -47,6 +49,7 @@ class Experiment:
   update: DeviceUpdate | HostUpdate = dataclasses.field(
     default_factory=DeviceUpdate
   )
+  unexecuted: str = ""
 
   @property
   def units_per_step(self) -> int:
@@ -125,4 +128,5 @@ class Experiment:
     numbers = jax.tree.map(
       lambda _: jax.ShapeDtypeStruct((), jax.numpy.int32), plan.numbers
     )
-    return step.lower(self.abstract_state(), self.abstract_batch(), numbers)
+    state = self.update.on_device(self.abstract_state())
+    return step.lower(state, self.abstract_batch(), numbers)

@@ -433,7 +433,9 @@ class Run:
         f"step {step}: non-finite parameters in {', '.join(bad)}", step - 1
       )
     self.writer.flush()  # records of earlier steps precede the checkpoint
-    self.checkpointer.save(self.state, self.batches.get_state())
+    self.checkpointer.save(
+      self.update.whole(self.state), self.batches.get_state()
+    )
 
   def _units_per_second(self) -> float | None:
     if not self.seconds:

@@ -142,8 +142,8 @@ def make_gradient_step(
 
   Returns:
     A function ``(state, batch, numbers) -> (clipped gradients, metrics)``, with
-    the arguments and metrics of `make_train_step`. It does not read
-    ``state.opt_state`` and donates nothing.
+    the arguments and metrics of `make_train_step`, except that
+    ``state.opt_state`` is empty. It donates nothing.
   """
   layout = program.layout
   clip = make_clip(program, clip_norm)
@@ -168,7 +168,7 @@ def make_gradient_step(
       state.params, state.outer, batch, numbers
     ),
     in_shardings=(
-      state_shardings(program, optimizer, outer),
+      state_shardings(program, optimizer, outer)._replace(opt_state=()),
       layout.shardings(layout.batch_spec),
       layout.shardings(P()),
     ),

@@ -34,6 +34,8 @@ def summary(
   )
   if layout.partition.optimizer:
     yield f"zero      {layout.partition}"
+  if experiment.unexecuted:
+    yield f"placement not executed: {experiment.unexecuted}"
   yield (
     f"model     {model.num_params / 1e6:.2f}M parameters, {model.dtype};  "
     f"matrix rate {facts['matmul_flops_per_second'] / 1e9:.0f} GFLOP/s"

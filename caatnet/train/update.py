@@ -12,15 +12,19 @@ tiers and the number of threads when it resumes. Tiers and threads change no
 bit; the update on the host rounds as optax does outside of `jax.jit`.
 
 The buffer has 12 bytes per parameter; gradients that have arrived take 4 more
-during a step.
+during a step, and a checkpoint 8 until it is written. With several processes,
+each updates the shards of its devices on its own tiers: parameters that no
+partition cuts are updated by all, from gradients that the devices have reduced
+and clipped.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import itertools
+import math
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 import numpy as np
 import optax
 
@@ -32,6 +36,8 @@ from parallel.memory.placed_buffer import Tier
 
 # A compiled program of a step.
 Compiled = Callable[..., Any]
+# First and last element of a shard, by dim.
+_Index = tuple[tuple[int, int], ...]
 # Arrays of the host's optimizer. A gradient stays in the memory to which it was
 # copied from the device.
 ARRAYS = ("weights", "first", "second")
@@ -59,10 +65,18 @@ class DeviceUpdate:
     """Runs a step of `make_train_step`, which donates the state."""
     return compiled(state, batch, numbers)
 
+  def whole(self, state: TrainState) -> TrainState:
+    """Returns the state for a checkpoint, unchanged."""
+    return state
+
+  def on_device(self, state: TrainState) -> TrainState:
+    """Returns the part of a state that the program reads, all of it."""
+    return state
+
 
 @dataclasses.dataclass(frozen=True)
 class HostUpdate:
-  """Update by AdamW on the host, of one worker in one process.
+  """Update by AdamW on the host, of one worker.
 
   Attributes:
     settings: Hyperparameters, without clipping, which the device does.
@@ -76,6 +90,10 @@ class HostUpdate:
   num_threads: int | None = None
 
   make_step = staticmethod(make_gradient_step)
+
+  def on_device(self, state: TrainState) -> TrainState:
+    """Returns the part of a state that the program reads."""
+    return state._replace(opt_state=())
 
   def open(
     self, program: Program, learning_rate: optax.Schedule
@@ -93,28 +111,35 @@ class HostUpdate:
 class HostSteps:
   """Steps of a run whose state, except for weights, is on the host.
 
+  Each process has the shards of its devices, those that several of its devices
+  hold once.
+
   Attributes:
-    optimizer: Master weights and moments, float32 ``[N]``; stored parameters
-      follow one another in the order of the tree's leaves, each with the parts
-      of all ranks.
+    optimizer: Master weights and moments, float32 ``[N]``: the shards of the
+      first leaf of stored parameters, then those of the second.
   """
 
   def __init__(
     self, update: HostUpdate, program: Program, learning_rate: optax.Schedule
   ) -> None:
-    leaves, self._structure = jax.tree.flatten(program.stored_shapes)
-    self._shapes = [(1, *leaf.shape) for leaf in leaves]  # of one worker
-    ends = itertools.accumulate((leaf.size for leaf in leaves), initial=0)
-    self._ranges = list(itertools.pairwise(ends))
+    layout = program.layout
+    shapes, self._structure = jax.tree.flatten(program.stored_shapes)
+    shardings = layout.shardings(layout.per_worker(program.specs))
+    end, decayed = 0, []
+    self._leaves: list[_Leaf] = []
+    for shape, sharding, decays in zip(
+      shapes, jax.tree.leaves(shardings), jax.tree.leaves(program.decays),
+      strict=True,
+    ):
+      leaf = _Leaf((1, *shape.shape), sharding, end)
+      decayed += [(end, leaf.stop)] if decays else []
+      self._leaves.append(leaf)
+      end = leaf.stop
+    self._kind = layout.moments
     self._learning_rate = learning_rate
     self.optimizer = HostOptimizer(
-      self._ranges[-1][1], update.settings, update.placement, arrays=ARRAYS,
-      num_threads=update.num_threads,
-      decayed=[
-        found for found, decays in zip(
-          self._ranges, jax.tree.leaves(program.decays), strict=True
-        ) if decays
-      ],
+      end, update.settings, update.placement, arrays=ARRAYS,
+      num_threads=update.num_threads, decayed=decayed,
     )
 
   def load(self, state: TrainState) -> TrainState:
@@ -124,21 +149,22 @@ class HostSteps:
       state: Initial or restored training state.
 
     Returns:
-      The state, whose moments are views of that memory. Each step changes them.
+      The state without moments, until `whole` adds them.
     """
-    host = self.optimizer
+    host, get = self.optimizer, optax.tree_utils.tree_get
     host.count = int(state.step)
-    get = optax.tree_utils.tree_get
     for there, here in (
       (state.params, host.weights),
       (get(state.opt_state, "mu"), host.first),
       (get(state.opt_state, "nu"), host.second),
     ):
-      for x, view in zip(
-        jax.tree.leaves(there), self._views(here), strict=True
-      ):
-        view[:] = x
-    return self._after(state, state.params)
+      for x, leaf in zip(jax.tree.leaves(there), self._leaves, strict=True):
+        for view, shard in leaf.views(here, x):
+          view[:] = shard
+    self._others = optax.tree_utils.tree_set(
+      state.opt_state, mu=None, nu=None
+    )
+    return state._replace(opt_state=())
 
   def run(
     self, compiled: Compiled, state: TrainState, batch: Any, numbers: Any
@@ -146,37 +172,100 @@ class HostSteps:
     """Runs a step of `make_gradient_step`, and updates the state."""
     grads, metrics = compiled(state, batch, numbers)
     grads = jax.tree.leaves(grads)
-    for grad in grads:
-      grad.copy_to_host_async()
+    for grad, leaf in zip(grads, self._leaves, strict=True):
+      for _, shard in leaf.parts(grad):
+        shard.copy_to_host_async()
     host, params = self.optimizer, []
     host.begin(float(self._learning_rate(host.count)))
-    for grad, (start, _), weights in zip(
-      grads, self._ranges, self._views(host.weights), strict=True
-    ):
-      host.update(start, np.asarray(grad).ravel())  # waits for this gradient
-      # Copied, since arrays of XLA:CPU can share the memory of their argument.
-      params.append(jax.device_put(weights.copy(), grad.sharding))
+    for grad, leaf in zip(grads, self._leaves, strict=True):
+      for start, shard in leaf.parts(grad):
+        host.update(start, np.asarray(shard).ravel())  # waits for it
+      params.append(leaf.array(host.weights))
     host.end()
-    return self._after(state, self._structure.unflatten(params)), metrics
+    return state._replace(
+      step=_everywhere(np.int32(host.count), state.step.sharding),
+      params=self._structure.unflatten(params),
+    ), metrics
 
-  def _views(self, array: np.ndarray) -> list[np.ndarray]:
-    """Returns views ``[1, ...]`` of an array ``[N]``, one per parameter."""
+  def whole(self, state: TrainState) -> TrainState:
+    """Returns the state with copies of the moments, for a checkpoint."""
+    host = self.optimizer
+    mu, nu = (
+      self._structure.unflatten(
+        leaf.array(moments, self._kind) for leaf in self._leaves
+      ) for moments in (host.first, host.second)
+    )
+    count = optax.tree_utils.tree_get_all_with_path(self._others, "count")
+    return state._replace(opt_state=optax.tree_utils.tree_set(
+      self._others, mu=mu, nu=nu, count=_everywhere(
+        np.full(1, host.count, np.int32), count[0][1].sharding
+      ),
+    ))
+
+
+class _Leaf:
+  """Shards of a stored parameter on the devices of this process.
+
+  Attributes:
+    stop: End of its range in the optimizer's arrays.
+  """
+
+  def __init__(
+    self, shape: tuple[int, ...], sharding: NamedSharding, start: int
+  ) -> None:
+    """Appends the shards to those before ``start``.
+
+    Args:
+      shape: ``[1, ...]``, of one worker.
+      sharding: Sharding of the parameter.
+      start: First element in the optimizer's arrays.
+    """
+    self._shape, self._sharding = shape, sharding
+    # Shard -> first element, and shape.
+    self._places: dict[_Index, tuple[int, tuple[int, ...]]] = {}
+    for index in sharding.addressable_devices_indices_map(shape).values():
+      key = self._key(index)
+      if key not in self._places:
+        size = tuple(last - first for first, last in key)
+        self._places[key] = start, size
+        start += math.prod(size)
+    self.stop = start
+
+  def _key(self, index: tuple[slice, ...]) -> "_Index":
+    """Returns first and last element by dim; slices have no hash."""
+    return tuple(
+      x.indices(size)[:2] for x, size in zip(index, self._shape, strict=True)
+    )
+
+  def parts(self, x: jax.Array) -> list[tuple[int, jax.Array]]:
+    """Returns the first element and the array of each shard."""
+    found = {self._key(s.index): s.data for s in x.addressable_shards}
+    return [(start, found[key]) for key, (start, _) in self._places.items()]
+
+  def views(
+    self, array: np.ndarray, x: jax.Array
+  ) -> list[tuple[np.ndarray, jax.Array]]:
+    """Returns each shard's view of an array ``[N]``, and its array."""
     return [
-      array[start:stop].reshape(shape)
-      for (start, stop), shape in zip(self._ranges, self._shapes, strict=True)
+      (array[start : start + shard.size].reshape(shard.shape), shard)
+      for start, shard in self.parts(x)
     ]
 
-  def _after(self, state: TrainState, params: Any) -> TrainState:
-    """Returns the state with new parameters, the step and views of moments."""
-    host = self.optimizer
-    count = np.int32(host.count)
-    mu, nu = (
-      self._structure.unflatten(self._views(array))
-      for array in (host.first, host.second)
+  def array(self, array: np.ndarray, kind: str = "device") -> jax.Array:
+    """Returns the parameter of an array ``[N]``, in a kind of memory."""
+
+    def shard(index: tuple[slice, ...]) -> np.ndarray:
+      start, shape = self._places[self._key(index)]
+      # Copied, since arrays of XLA:CPU can share the memory of their argument.
+      return array[start : start + math.prod(shape)].reshape(shape).copy()
+
+    return jax.make_array_from_callback(
+      self._shape, self._sharding.with_memory_kind(kind), shard
     )
-    return state._replace(
-      step=jax.device_put(count, state.step.sharding), params=params,
-      opt_state=optax.tree_utils.tree_set(
-        state.opt_state, mu=mu, nu=nu, count=np.full(1, count)
-      ),
-    )
+
+
+def _everywhere(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
+  """Returns an array that all processes have; `jax.device_put` compares it."""
+  return jax.make_array_from_callback(
+    value.shape, sharding, lambda index: value[index]
+  )

@@ -17,14 +17,19 @@ DRAM and half in a file of the folder /tmp (extra `memory`):
     --config.memory.tiers='(("0", 0.5), ("/tmp", 0.5))'
 
 Losses are then those of the optimizer on the device within rounding. Shares of
-each array can be those of a policy, on tiers that this machine has:
+each array, and of the layers that save their activations or recompute them, can
+be those of a policy, on tiers that this machine has:
 
   python -m launch.measure_memory --output=tiers.json --file=/tmp/tier
   python -m launch.place --config=configs/memory/12b_32k.py:7b \
     --config.model.num_layers=4 --tiers=tiers.json --output=placement.json
   python -m launch.train --config=configs/memory/tiny.py \
     --config.memory.moments=device --config.memory.optimizer=host \
+    --config.memory.activations=placement \
     --config.memory.placement=placement.json
+
+The run's first lines name the tensors whose tiers it does not execute: XLA has
+one kind of pinned memory, of any NUMA node.
 """
 
 import ml_collections

@@ -6,12 +6,21 @@ before the layer's backward. Only named activations are saved: a layer's input,
 which `with_named_input` names, and those that the layer itself names with
 `jax.ad_checkpoint.checkpoint_name` and a policy selects. The backward
 recomputes all others. XLA schedules the copies; XLA:CPU elides them.
+
+`Activations` has shares of the layers: those that save what a policy selects or
+only their input, in device memory or on the host. A scan over layers runs one
+period of them per iteration, each with its own policy. XLA then has the weights
+and gradients of a period in additional memory, instead of those of a layer; a
+period of equal layers is one layer.
 """
 
 from collections.abc import Callable
-from typing import Any
+import dataclasses
+import itertools
+from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
@@ -20,6 +29,119 @@ LAYER_INPUT = "layer_input"
 
 # Checkpoint policy of `jax.checkpoint`.
 Policy = Callable[..., Any]
+
+# Most layers of a period: each of them takes memory and is compiled separately.
+_PERIOD = 4
+
+
+class Way(NamedTuple):
+  """Activations that a layer saves for its backward, and their memory.
+
+  Attributes:
+    saves: Whether it saves what the model's policy selects; if not, it saves
+      its input only.
+    offloads: Whether this is in pinned host memory until the backward.
+  """
+
+  saves: bool
+  offloads: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Activations:
+  """Shares of layers by what they save, and where.
+
+  The layers that are left save their input in host memory.
+
+  Attributes:
+    saved: Share that saves what the policy selects, in device memory.
+    inputs: Share that saves its input, in device memory.
+    saved_on_host: Share that saves what the policy selects, in host memory.
+
+  Example:
+    >>> Activations(saved=0.5).ways(num_layers=12)[2:4]
+    (Way(saves=False, offloads=True), Way(saves=True, offloads=False))
+  """
+
+  saved: float = 0.0
+  inputs: float = 0.0
+  saved_on_host: float = 0.0
+
+  def ways(self, num_layers: int) -> tuple[Way, ...]:
+    """Returns the ways of a period of layers, whose length divides the number.
+
+    There are two periods or more: XLA would merge forward and backward of a
+    loop with one iteration, and undo the copies and the recomputation. Shares
+    are rounded down to whole layers of a period, in the order of the
+    attributes, so that device memory never has more than its share.
+    """
+    length = max(
+      n for n in range(1, _PERIOD + 1)
+      if num_layers % n == 0 and (n == 1 or n < num_layers)
+    )
+    shares = (self.saved, self.inputs, self.saved_on_host)
+    ends = [int(length * x + 1e-6) for x in itertools.accumulate(shares)]
+    found = [
+      way for way, (start, end) in zip(
+        (Way(True, False), Way(False, False), Way(True, True),
+         Way(False, True)),
+        itertools.pairwise([0, *ends, length]), strict=True,
+      ) for _ in range(end - start)
+    ]
+    if len(set(found)) == 1:
+      return (found[0],)
+    return tuple(reversed(found))  # copies of the first layers have most time
+
+  def layers(
+    self, f: Callable[[Any, Any], Any], policy: Policy | None, num_layers: int
+  ) -> list[tuple[Callable[[Any, Any], Any], Policy | None]]:
+    """Returns the layers of a period, each with its checkpoint policy.
+
+    Args:
+      f: A layer, ``f(params, x)``.
+      policy: The model's policy; None saves all activations, in device memory.
+      num_layers: Number of layers.
+    """
+    found = []
+    for saves, offloads in self.ways(num_layers):
+      one = policy if saves else jax.checkpoint_policies.nothing_saveable
+      if offloads:
+        assert one is not None
+        found.append((with_named_input(f), offloading(one)))
+      else:
+        found.append((f, one))
+    return found
+
+
+# Activations of all layers in one memory, as the model's policy selects them.
+ON_DEVICE, ON_HOST = Activations(saved=1.0), Activations(saved_on_host=1.0)
+
+
+def grouped(tree: Any, length: int) -> Any:
+  """Returns arrays ``[L, ...]`` as ``[L / length, length, ...]``."""
+  if length == 1:
+    return tree
+  return jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), tree)
+
+
+def members(tree: Any, length: int) -> list[Any]:
+  """Returns arrays ``[length, ...]`` of `grouped` as ``length`` trees."""
+  if length == 1:
+    return [tree]
+  leaves, structure = jax.tree.flatten(tree)
+  # The transpose of a split is one concatenation, that of indexing many sums.
+  parts = [lax.split(x, [1] * length) for x in leaves]
+  return [
+    structure.unflatten(part[i].squeeze(0) for part in parts)
+    for i in range(length)
+  ]
+
+
+def together(trees: list[Any]) -> Any:
+  """Returns trees of arrays ``[...]`` as one ``[length, ...]``."""
+  if len(trees) == 1:
+    return trees[0]
+  return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 
 def offloading(policy: Policy) -> Policy:

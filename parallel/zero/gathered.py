@@ -29,7 +29,13 @@ from jax import lax
 import jax.numpy as jnp
 
 from parallel.collectives import after, varying
-from parallel.memory.offload import offloading, with_named_input
+from parallel.memory.offload import (
+  ON_DEVICE,
+  Activations,
+  grouped,
+  members,
+  together,
+)
 from parallel.zero.shards import Shards, Tensor
 
 # Primitives whose results are not saved as residuals. A layer's backward often
@@ -78,8 +84,8 @@ class Gathered:
     shards: The partition on a mesh.
     prefetch: Whether a scan gathers the next layer's parameters while the
       current layer runs. Then two layers are whole at a time.
-    offloads: Whether the activations of a scan that the backward reads are in
-      pinned host memory until then (`parallel.memory.offload`).
+    activations: Memory of the activations that layers of a scan save
+      (`parallel.memory.offload`); equal for all layers with prefetch.
 
   Example:
     The shard of a parameter holds half of it; the function reads it whole.
@@ -101,7 +107,7 @@ class Gathered:
 
   shards: Shards
   prefetch: bool = False
-  offloads: bool = False
+  activations: Activations = ON_DEVICE
 
   def apply(
     self,
@@ -169,37 +175,57 @@ class Gathered:
       The activations ``[D, ...]`` after the last layer.
     """
     weights, sinks, tensors = _parts(params)
-    if self.offloads:
-      assert policy is not None
-      f, policy = with_named_input(f), offloading(policy)
-    lifted = self._lifted(f, policy)
-    last = jax.tree.leaves(weights)[0].shape[0] - 1
+    num_layers = jax.tree.leaves(weights)[0].shape[0]
+    layers = [
+      self._lifted(*layer)
+      for layer in self.activations.layers(f, policy, num_layers)
+    ]
+    length, last = len(layers), num_layers - 1
     if self.prefetch and last:  # a single layer has nothing to prefetch
+      (lifted,) = layers
       ahead = self._scan_ahead(lifted, tensors, last, unroll)
       return ahead(weights, sinks, x)
 
+    def period(x, weights):
+      vjps, copies = [], []
+      for layer, one in zip(layers, members(weights, length), strict=True):
+        x, (vjp, copy) = self._forward(layer, tensors, one, x)
+        vjps.append(vjp)
+        copies.append(copy)
+      return x, (vjps, copies)
+
     @jax.custom_vjp
     def call(weights, sinks, x):
-      def layer(x, weights):
-        return self._forward(lifted, tensors, weights, x)[0], None
-
-      return lax.scan(layer, x, weights, unroll=unroll)[0]
+      return lax.scan(
+        lambda x, weights: (period(x, weights)[0], None),
+        x, grouped(weights, length), unroll=unroll,
+      )[0]
 
     def forward(weights, sinks, x):
-      def layer(x, weights):
-        return self._forward(lifted, tensors, weights, x)
-
-      # vjps, copies: residuals and secondary copies, stacked to [L, ...].
-      y, (vjps, copies) = lax.scan(layer, x, weights, unroll=unroll)
-      return y, (vjps, weights if copies is None else copies)
+      weights = grouped(weights, length)
+      # vjps, copies: residuals and secondary copies of each layer of a period,
+      # stacked over periods.
+      y, (vjps, copies) = lax.scan(period, x, weights, unroll=unroll)
+      return y, (vjps, copies, weights if None in copies else None)
 
     def backward(residuals, dy):
-      def layer(dx, residuals):
-        dsinks, dx = self._backward(tensors, *residuals, dx)
-        return dx, dsinks
+      def period(dx, residuals):
+        vjps, copies, weights = residuals
+        dsinks = []
+        for vjp, copy, one in reversed(list(zip(
+          vjps, copies, members(weights, length), strict=True
+        ))):
+          source = one if copy is None else copy
+          new, dx = self._backward(tensors, vjp, source, dx)
+          dsinks.insert(0, new)
+        return dx, together(dsinks)
 
-      dx, dsinks = lax.scan(layer, dy, residuals, reverse=True, unroll=unroll)
-      return None, dsinks, dx
+      dx, dsinks = lax.scan(
+        period, dy, residuals, reverse=True, unroll=unroll
+      )
+      return None, jax.tree.map(
+        lambda d: d if length == 1 else d.reshape(-1, *d.shape[2:]), dsinks
+      ), dx
 
     call.defvjp(forward, backward)
     return call(weights, sinks, x)

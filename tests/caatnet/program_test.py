@@ -17,6 +17,7 @@ from configs.caatnet import tiny
 from configs.images import tiny as images
 from configs.pipeline import tiny as pipeline
 from parallel.axes import Axis, make_mesh
+from parallel.memory.offload import ON_DEVICE
 from parallel.zero.partition import Level, Partition
 from tests.caatnet.models.transformer_test import make_config, make_program
 from tests.caatnet.train.linear_model import Toy
@@ -84,7 +85,7 @@ def test_layout_has_no_options_unless_given():
   )
   assert layout.kernels == ("reference",)
   assert (layout.prefetch, layout.stages) == (False, None)
-  assert (layout.moments, layout.activations) == ("device", "device")
+  assert (layout.moments, layout.activations) == ("device", ON_DEVICE)
   assert layout.shards is None
 
 

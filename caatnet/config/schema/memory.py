@@ -8,6 +8,8 @@ from caatnet.config.schema.fields import (
 )
 
 _KINDS = ("device", "pinned_host")
+# Value of `Memory.activations`.
+PLACEMENT = "placement"
 
 
 @section
@@ -15,8 +17,9 @@ class Memory:
   """Placement of tensors in memory of the device and of the host.
 
   The placement changes no result, but the optimizer on the host rounds other
-  sums than the one on the device. XLA:CPU has one memory and elides
-  "pinned_host".
+  sums than the one on the device, and compilers may round what a layer
+  recomputes otherwise than what it saves. XLA:CPU has one memory and elides
+  "pinned_host". Each process has its own tiers.
   """
 
   moments: str = field(
@@ -29,7 +32,12 @@ class Memory:
     '"device" or "pinned_host". It applies to the input of each layer and to '
     "the activations that config.model.remat saves by name; "
     'config.model.remat="none" saves activations without a name, which cannot '
-    "be placed.", _KINDS,
+    'be placed. "placement" for the shares of layers of '
+    "config.memory.placement: of all layers, those that it saves save what "
+    "config.model.remat selects, the others their input. Shares are rounded "
+    "down to quarters, thirds or halves, of which the number of layers is a "
+    "multiple.",
+    (*_KINDS, PLACEMENT),
   )
   optimizer: str = field(
     "device", 'Processor that updates the state: "device", or "host": AdamW on '
@@ -46,11 +54,13 @@ class Memory:
   )
   placement: str = field(
     "", "File that launch.place --output has written, with the tiers of master "
-    'weights and moments of the host\'s optimizer; "" for none.'
+    "weights and moments of the host's optimizer, and what layers save with "
+    'config.memory.activations="placement"; "" for none.'
   )
   policy: str = field(
-    "latency_first", "Policy of launch.place whose tiers "
-    "config.memory.placement takes. It must update all parameters on the host."
+    "latency_first", "Policy of launch.place whose placement the run executes. "
+    'With config.memory.optimizer="host", it must update all parameters on '
+    "the host."
   )
   threads: int = field(
     0, "Threads of the host's optimizer; 0 for one per core.", COUNT_OR_NONE

@@ -45,7 +45,7 @@ def analyse(
     target, program.layout.mesh, lambda: experiment.lower_step(plan),
     compiler_options,
   )
-  state = experiment.abstract_state()
+  state = experiment.update.on_device(experiment.abstract_state())
   result = made.facts | {
     "memory": made.memory({
       "parameters": state.params,

@@ -7,6 +7,13 @@ from caatnet.show import plot
 from caatnet.show.report import Column, Report, Table
 
 Row = Mapping[str, Any]
+# Tensor -> its memory in a run that executes the placement (`config.memory`).
+_EXECUTED = {
+  "master weights": "these tiers", "first moments": "these tiers",
+  "second moments": "these tiers", "activations": "device or pinned",
+  "layer inputs": "device or pinned", "weights": "device",
+  "gradients": "device, then any node", "staged weights": "any node",
+}
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -38,11 +45,13 @@ def report(result: Mapping[str, Any]) -> Report:
     parts += [
       Table(
         "the optimum, by tensor\nelsewhere: by how many ms a step is longer if "
-        "the tensor may be on that tier only",
+        "the tensor may be on that tier only\nexecuted: memory in a run with "
+        "config.memory.placement; pinned: host memory of any node",
         [
           "tensor", "way", Column("bytes", "GB", ".2f", unit=1e9),
           Column("tiers", "tiers", _shares),
           Column("elsewhere", "elsewhere", _gains),
+          Column("tensor", "executed", _EXECUTED.__getitem__),
         ],
         result["tensors"],
       ),

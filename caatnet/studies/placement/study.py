@@ -41,14 +41,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Returns:
     Plain data: "policies" (seconds by phase, the binding resource, bytes that
-    are missing, longest context and largest model, tiers of the optimizer on
-    the host), "tensors" of the optimum with their tiers and what other tiers
-    would cost, "scanned" speeds with rates at the ends of their ranges,
-    "needed" rates of cards for a speed, "alone" with tensors on one tier only,
-    "occupied" bytes of the optimum by instant and tier, "timeline" of bytes by
-    tier at the ends of phases, "whole" with the optimum of whole layers,
-    "warnings" if the host is this machine, and "host" with every rate, its
-    range and source.
+    are missing, longest context and largest model, "placed" tensors by tier,
+    and what ``config.memory`` executes: "host_optimizer", the tiers of its
+    arrays, and "activations", the shares of layers), "tensors" of the optimum
+    with their tiers and what other tiers would cost, "scanned" speeds with
+    rates at the ends of their ranges, "needed" rates of cards for a speed,
+    "alone" with tensors on one tier only, "occupied" bytes of the optimum by
+    instant and tier, "timeline" of bytes by tier at the ends of phases, "whole"
+    with the optimum of whole layers, "warnings" if the host is this machine,
+    and "host" with every rate, its range and source.
 
   Raises:
     ValueError: A value is invalid; the message names its key. Or the host is
@@ -76,7 +77,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   # The optimum there separates recomputation and updates from tiers.
   rows = [
     {"policy": f"{baseline.name}, {policy}"}
-    | _priced(made(on=baseline), policy) | {"host_optimizer": None}
+    | _priced(made(on=baseline), policy) | _executed(None)
     for policy in ("dram_only", "optimum")
   ]
   for policy in section["policies"]:
@@ -118,17 +119,45 @@ def _priced(step: Problem, policy: str) -> dict[str, Any]:
   try:
     chosen = placement.place(step, policy)
   except ValueError as error:
-    return {"error": str(error), "step_s": None, "host_optimizer": None}
+    return {"error": str(error), "step_s": None} | _executed(None)
   found = placement.cost(step, chosen)
-  return {
-    "host_optimizer": None if found.missing
-    else _host_optimizer(step.host, chosen),
+  return _executed(None if found.missing else chosen, step.host) | {
     "error": ", ".join(
       f"{tier} lacks {size / 1e9:.1f} GB" for tier, size in
       found.missing.items()
     ),
     "step_s": None if found.missing else found.step_s,
     **_phases(found),
+  }
+
+
+def _executed(
+  chosen: Placement | None, host: Host | None = None
+) -> dict[str, Any]:
+  """Returns the fields of a placement that a training run reads.
+
+  Returns:
+    "host_optimizer" (see `_host_optimizer`); "placed", tensor -> tier -> share;
+    and "activations", "saved" or "recomputed" -> "device" or "host" -> share of
+    the layers. None for each if there is no placement.
+  """
+  if chosen is None:
+    return dict.fromkeys(("host_optimizer", "placed", "activations"))
+  placed: dict[str, dict[str, float]] = {}
+  activations: dict[str, dict[str, float]] = {}
+  for (part, way, tensor), shares in chosen.tiers.items():
+    for tier, share in shares.items():
+      if share <= SMALLEST:
+        continue
+      into = placed.setdefault(tensor, {})
+      into[tier] = into.get(tier, 0.0) + share
+      if part == "activations":
+        memory = "device" if tier == problem.DEVICE else "host"
+        into = activations.setdefault(way, {})
+        into[memory] = into.get(memory, 0.0) + share
+  return {
+    "host_optimizer": _host_optimizer(host, chosen), "placed": placed,
+    "activations": activations,
   }
 
 

@@ -13,6 +13,7 @@ from caatnet.config import inference, serving
 from caatnet.config.override import override
 from configs.caatnet import tiny
 from parallel.axes import Axis
+from parallel.memory.offload import ON_DEVICE
 
 SMALL = (
   "parallel.tensor=2 model.width=8 model.num_heads=2 model.num_layers=1 "
@@ -159,7 +160,7 @@ def test_model_for_inference_has_neutral_training_keys(overrides, weights):
   assert layout.data == (Axis("data", 2, 2),)
   assert layout.shards is layout.stages is None
   assert not layout.prefetch
-  assert (layout.moments, layout.activations) == ("device", "device")
+  assert (layout.moments, layout.activations) == ("device", ON_DEVICE)
   assert (config.remat, config.carry, config.dtype) == (
     "none", False, "bfloat16"
   )

@@ -1,6 +1,7 @@
 """Properties of `config.memory`: placement changes no bit of a run."""
 
 import collections
+import json
 import re
 import signal
 
@@ -58,6 +59,48 @@ def test_five_steps_have_the_same_bits(overrides, mesh, same_bits):
     for where in ("", ON_HOST)
   )
   chex.assert_trees_all_equal(on_device, on_host)
+
+
+# Shares of layers: saved or recomputed, on the device or on the host.
+SHARES = {
+  "saved": {"device": 0.25, "host": 0.25},
+  "recomputed": {"device": 0.25, "host": 0.25},
+}
+IN_FILE = "memory.activations=placement memory.placement="
+
+
+@pytest.fixture
+def placement(tmp_path):
+  """A file with the fields of launch.place that a run reads."""
+  row = {
+    "policy": "latency_first", "activations": SHARES, "placed": {
+      "activations": {"device": 0.25, "cxl0": 0.25}, "weights": {"device": 1.0},
+      "master weights": {"dram": 1.0},
+    },
+  }
+  other = {"policy": "dram_only", "activations": None}
+  path = tmp_path / "placement.json"
+  path.write_text(json.dumps({"policies": [row, row | other]}))
+  return path
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(("overrides", "mesh"), [
+  ("model.num_layers=8 model.remat=named", {}),
+  ("model.num_layers=8 model.remat=reduced sync.p=0.5 parallel.data=4 "
+   "zero.scheme=zero3", {"data": 2, "tensor": 2}),
+  # Eight layers of each stage.
+  ("model.num_layers=16 model.remat=full parallel.data=2 parallel.stage=2 "
+   "train.accumulation=2 zero.scheme=zero1", {"stage": 2}),
+], ids=str)
+def test_a_placement_of_layers_has_the_same_bits(
+  overrides, mesh, placement, same_bits
+):
+  found = (
+    five_steps(f"{overrides} {where}", mesh, same_bits)
+    for where in ("", f"{IN_FILE}{placement}")
+  )
+  chex.assert_trees_all_equal(*found)
 
 
 def test_killed_run_resumes_with_another_placement(tmp_path):
@@ -128,6 +171,41 @@ def test_moments_are_placed_on_the_host(platform):
     for x in jax.tree.leaves(experiment.abstract_state().params)
   )
   assert found.keys() == shapes.keys()
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_layers_of_a_placement_are_on_the_host(placement, platform):
+  """One of four layers saves its input there, one what the policy selects."""
+  found = on_host(
+    f"model.num_layers=8 model.remat=named {IN_FILE}{placement}", platform
+  )
+  assert found == {INPUT: 3, QKV: 3, GATE: 2}
+
+
+def test_parts_of_a_placement_that_do_not_run_are_named(placement):
+  experiment = make(f"model.remat=full {IN_FILE}{placement}")
+  assert experiment.unexecuted == (
+    "activations on cxl0 (in pinned memory of any node); master weights on "
+    "dram (config.memory.moments='device')"
+  )
+  assert make("model.remat=full").unexecuted == ""
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+  ("memory.activations=placement", "needs config.memory.placement, a file"),
+  (f"{IN_FILE}{{}} memory.policy=dram_only",
+   "policy='dram_only' must be one of 'latency_first', .* that fit"),
+  (f"{IN_FILE}{{}}", "activations='placement' needs a language model with"),
+  (f"{IN_FILE}{{}} model.remat=full parallel.data=2 zero.scheme=zero3 "
+   "zero.prefetch=True", "cannot be combined with config.zero.prefetch"),
+  (f"{IN_FILE}/nowhere.json model.remat=full", "/nowhere.json"),
+])
+def test_placement_of_layers_that_cannot_run_is_an_error(
+  overrides, message, placement
+):
+  with pytest.raises((ValueError, OSError), match=message) as error:
+    make(overrides.format(placement))
+  assert "\n" not in str(error.value)
 
 
 def test_nothing_is_placed_on_the_host_by_default():

@@ -22,7 +22,9 @@ from configs.caatnet import tiny
 from configs.images import tiny as images
 from parallel.hardware import tiers
 from parallel.memory import host_memory
+from parallel.memory.offload import Activations
 from tests.caatnet.train.loop_test import facts, launch, send_at_random_step
+from tests.launch.processes_test import JOIN, pair_of
 
 CLIP_NORM = 0.1  # below the norms of all steps
 SMALL = (
@@ -59,7 +61,7 @@ def advance(experiment, program, num_steps, state=None):
     batch = batch_of(experiment, int(state.step))
     state, found = steps.run(program, state, batch, ())
     metrics.append(found)
-  return jax.tree.map(np.array, (metrics, state))
+  return jax.tree.map(np.array, (metrics, steps.whole(state)))
 
 
 @pytest.mark.rotated
@@ -150,6 +152,26 @@ def test_planned_placement_is_executed_with_the_same_bits(planned, same_bits):
   chex.assert_trees_all_equal(
     advance(experiment, program, 2), advance(make(large, {}), program, 2)
   )
+
+
+def test_planned_activations_are_executed(planned):
+  rows = {row["policy"]: row for row in results.read(planned)["policies"]}
+  for policy in ("latency_first", "optimum"):
+    experiment = make(
+      "parallel.tensor=1 model.remat=named memory.activations=placement "
+      f"memory.placement={planned} memory.policy={policy}", {},
+    )
+    shares = rows[policy]["activations"]
+    assert sum(
+      x for way in shares.values() for x in way.values()
+    ) == pytest.approx(1)
+    found = experiment.program.layout.activations
+    assert found == Activations(*(
+      shares.get(way, {}).get(memory, 0.0) for way, memory in (
+        ("saved", "device"), ("recomputed", "device"), ("saved", "host"),
+      )
+    ))
+    assert "master weights on" in experiment.unexecuted  # no host optimizer
 
 
 def test_placement_that_the_host_cannot_execute_is_an_error(planned, tmp_path):
@@ -251,9 +273,10 @@ def test_steps_change_neither_earlier_weights_nor_a_checkpoint(
   state, _ = steps.run(
     program, steps.load(experiment.init_state()), batch_of(experiment, 0), ()
   )
-  expected = jax.tree.map(np.array, state)
+  saved = steps.whole(state)
+  expected = jax.tree.map(np.array, saved)
   checkpointer = Checkpointer(tmp_path, experiment.program, 1)
-  checkpointer.save(state, {})
+  checkpointer.save(saved, {})
   params = state.params
   for number in range(3):
     state, _ = steps.run(program, state, batch_of(experiment, number), ())
@@ -311,6 +334,42 @@ def test_killed_run_resumes_with_another_placement(tmp_path):
     output = run.communicate(timeout=120)[0]
     assert run.returncode == 0, output
   assert facts(tmp_path / "again") == facts(tmp_path / "whole")
+
+
+PAIR = JOIN + """
+from caatnet.config import experiments
+from caatnet.config.override import override
+from caatnet.train import loop
+from configs.caatnet import tiny
+for workdir, keys in zip(sys.argv[3::2], sys.argv[4::2]):
+  config = override(tiny.get_config("test"), keys)
+  loop.train(
+    experiments.build(config, {"data": 2}), workdir, quiet=True
+  )
+"""
+
+
+@pytest.mark.rotated(6)  # starts four processes
+@pytest.mark.parametrize("partition", ["zero3", "ddp"])
+def test_two_processes_resume_with_another_placement(partition, tmp_path):
+  keys = (
+    "parallel.tensor=2 parallel.data=2 train.num_steps=24 "
+    f"zero.scheme={partition} {HOST}"
+  )
+  with pair_of(PAIR, tmp_path / "again", f"{keys} {DRAM}") as killed:
+    send_at_random_step(
+      killed[0], tmp_path / "again", signal.SIGKILL, 6, 16
+    )
+    assert killed[0].returncode == -signal.SIGKILL
+  again = keys + f" {STRIPED.format(tmp_path)} memory.threads=1"
+  runs = tmp_path / "again", again, tmp_path / "whole", keys
+  with pair_of(PAIR, *runs) as pair:
+    for process in pair:
+      error = process.communicate(timeout=400)[1]
+      assert process.returncode == 0, error
+  whole = facts(tmp_path / "whole")
+  assert [r["step"] for r in whole if "loss" in r] == list(range(1, 25))
+  assert facts(tmp_path / "again") == whole
 
 
 @pytest.mark.parametrize(("overrides", "message"), [

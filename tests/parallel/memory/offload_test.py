@@ -5,7 +5,17 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import pytest
 
-from parallel.memory.offload import offloading, with_named_input
+from parallel.memory.offload import (
+  ON_DEVICE,
+  ON_HOST,
+  Activations,
+  Way,
+  grouped,
+  members,
+  offloading,
+  together,
+  with_named_input,
+)
 
 POLICIES = jax.checkpoint_policies
 
@@ -51,3 +61,52 @@ def test_gradient_equals_the_one_without_checkpoint():
     jax.grad(lambda w, f=f: jnp.sum(f(w, (x, 0))[0]))(w) for f in (f, layer)
   )
   assert jnp.allclose(ours, theirs)
+
+
+DEVICE, INPUTS, HOST, REST = (
+  Way(saves, offloads)
+  for saves, offloads in ((True, False), (False, False), (True, True),
+                          (False, True))
+)
+
+
+@pytest.mark.parametrize(("activations", "num_layers", "expected"), [
+  (ON_DEVICE, 7, [DEVICE]),
+  (ON_HOST, 12, [HOST]),
+  (Activations(), 8, [REST]),
+  (Activations(saved=0.5), 16, [REST] * 2 + [DEVICE] * 2),
+  (Activations(saved=0.5), 8, [REST] * 2 + [DEVICE] * 2),
+  (Activations(saved=0.5), 2, [REST]),  # a loop has two iterations or more
+  # 11 layers have no period but themselves, which would compile each of them.
+  (Activations(saved=0.5), 11, [REST]),
+  # A third of four layers is one, rounded down for the device's memory.
+  (Activations(1 / 3, 0, 2 / 3), 8, [HOST] * 3 + [DEVICE]),
+  (Activations(0.3, 0.3, 0.4), 10, [HOST, INPUTS]),
+  (Activations(0.3, 0.3, 0.4), 12, [HOST] * 2 + [INPUTS, DEVICE]),
+])
+def test_layers_of_a_period(activations, num_layers, expected):
+  assert list(activations.ways(num_layers)) == expected
+
+
+def test_device_never_has_more_than_its_share():
+  for saved in range(9):
+    for inputs in range(9 - saved):
+      shares = Activations(saved / 8, inputs / 8)
+      for num_layers in range(1, 33):
+        ways = shares.ways(num_layers)
+        assert num_layers % len(ways) == 0
+        assert len(ways) == 1 or len(ways) < num_layers
+        kept = ways.count(DEVICE) / len(ways)
+        assert kept <= saved / 8
+        assert kept + ways.count(INPUTS) / len(ways) <= (saved + inputs) / 8
+
+
+def test_members_of_groups_are_the_layers():
+  x = {"w": jnp.arange(24.0).reshape(6, 4)}
+  for length in (1, 3):
+    rows = grouped(x, length)["w"]
+    found = [
+      together(members({"w": row}, length))["w"] for row in rows
+    ]
+    assert jnp.array_equal(jnp.stack(found), rows)
+    assert jnp.array_equal(rows.reshape(6, 4), x["w"])
