@@ -48,8 +48,7 @@ BODIES = {
     "programs": ("kernels", "paged_attention", "programs"),
     "serving": (
       "coded", "decoding", "engine", "experts", "experts_simulated",
-      "nanobatches", "server",
-      "serving",
+      "nanobatches", "server", "serving",
     ),
     "training": (
       "lockstep", "pipeline_schedules", "schedules", "train_step", "zero"
