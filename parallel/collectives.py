@@ -128,8 +128,8 @@ def in_turn(tree: Any, results: Any, ordered: bool) -> tuple[Any, Any]:
   """Returns both trees, such that what reads ``tree`` follows ``results``.
 
   If ``results`` are those of a collective, a collective of ``tree`` starts
-  after it has ended, while ``tree`` itself is computed beside it. Without an
-  order, XLA merges both collectives into one, beside which nothing is left to
+  after it has ended, while ``tree`` itself is computed meanwhile. Without an
+  order, XLA merges both collectives into one, during which nothing is left to
   compute.
 
   Args:

@@ -49,7 +49,7 @@ def build(
   if value != "plan":
     raise ValueError(f"{name} must be a number from 1 or 'plan'")
   tensor = program.layout.tensor
-  if on_cpu or tensor.devices == 1:  # nothing runs beside a reduction
+  if on_cpu or tensor.devices == 1:  # nothing runs during a reduction
     return None
   if not machine:
     raise ValueError(f"{name} needs config.inference.machine")

@@ -1,6 +1,6 @@
 """Nano-batches: a decoding step in pieces, over contiguous ranges of tokens.
 
-A piece's products run beside the reduction of another piece. A step is cut
+A piece's products run during the reduction of another piece. A step is cut
 between sequences, and within a chunk that is long compared with the pieces: the
 second part of a chunk attends to the cached first part.
 """

@@ -259,7 +259,7 @@ class LanguageModel(Model, Protocol):
       batch: The step's tokens.
       access: Reads the parameters for the model's functions.
       nanobatches: Cuts of the step into pieces, so that the reduction of one
-        runs beside products of another; None for none.
+        runs during products of another; None for none.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,

@@ -1,11 +1,11 @@
 """Steps in nano-batches, on the engine and between two processes.
 
-On the engine the reductions are in the program. XLA:CPU runs nothing beside
+On the engine the reductions are in the program. XLA:CPU runs nothing during
 them, so pieces only cost.
 
 Two processes have a tensor rank each, and no common program: the host runs the
 halves of a layer as programs, and sums their results in threads of
-`parallel.elastic`, beside the half of another piece.
+`parallel.elastic`, during the half of another piece.
 """
 
 import os

@@ -45,7 +45,7 @@ class Inference:
     "token and head.", _STORED,
   )
   nanobatches: str = field(
-    "1", "Number of pieces of a step, of which one is reduced beside the "
+    "1", "Number of pieces of a step, of which one is reduced during the "
     'products of another; "plan" for the number and sizes that are fastest on '
     "`machine`. A step with fewer tokens than pieces is not cut.",
   )

@@ -1,15 +1,15 @@
 """Layers of a decoding step in nano-batches, with their reductions in order.
 
 At any time at most one reduction is under way. The column-parallel products of
-a piece, and its attention, run beside the reduction of the piece before it,
+a piece, and its attention, run during the reduction of the piece before it,
 which ends before the piece's row-parallel product. So the last reduction of a
-layer runs beside the first products of the next layer, and its operand is
+layer runs during the first products of the next layer, and its operand is
 carried to the next iteration of the scan.
 
 XLA:TPU starts a reduction as late as it can, only one or two instructions
-before its end. So the end is ordered before the row-parallel product, beside
+before its end. So the end is ordered before the row-parallel product, under
 attention or the MLP's first product, which take longer; but in the MLP of a
-small piece, where that leaves nothing beside it, after the row-parallel product
+small piece, where that leaves nothing under it, after the row-parallel product
 (log/2026-11-27-nanobatches-compiled.md).
 """
 
@@ -178,7 +178,7 @@ def _layer(
         with jax.named_scope(scope(before % len(xs))):
           total = order.sum(left, sync)
       with jax.named_scope(scope(i)), jax.named_scope(half.name):
-        # Beside that sum.
+        # During that sum.
         xs[i], y, (cache, _) = half.columns(xs[i], (cache, index), mix)
         late = y.shape[2] < half.least_early
         y = half.rows(y) if late else y

@@ -334,9 +334,9 @@ def _schedule(
 def hidden_pieces(
   made: CompiledProgram, reads: Mapping[tuple[int, ...], float]
 ) -> list[dict[str, Any]]:
-  """Returns the bytes that pieces reduce, and those beside another's products.
+  """Returns the bytes that pieces reduce, and those under another's products.
 
-  A reduction is beside a product if a matrix product or a kernel of attention
+  A reduction is under a product if a matrix product or a kernel of attention
   of another piece is between its start and its done. It is hidden for the
   roofline time of all instructions of other pieces there.
 

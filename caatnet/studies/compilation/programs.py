@@ -74,7 +74,7 @@ class CompiledProgram:
       wire_seconds: Function from a collective to its seconds; None uses its
         bytes over the links' bandwidth.
       reads: Bytes that kernels read of arrays, as in `roofline.cost`.
-      hides: Instructions that count as compute beside a collective.
+      hides: Instructions that count as compute during a collective.
     """
     return overlap.ScheduledProgram(
       self.module, self.mesh, self.target.hardware,

@@ -334,7 +334,7 @@ def _inference(label: str, result: Result) -> Table:
 
 
 def _nanobatches(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-  """Returns the bytes that pieces of a step reduce beside other pieces."""
+  """Returns the bytes that pieces of a step reduce under other pieces."""
   return Table(
     f"nano-batches of {label}: operand bytes of reductions, and the share of "
     "them\nwith a product of another nano-batch between start and done, and "

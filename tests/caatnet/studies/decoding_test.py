@@ -93,7 +93,7 @@ def test_nano_batches_reduce_as_many_bytes_by_more_collectives(count):
   assert (one, more) == (5, 5 * count)
 
 
-# An all-reduce beside a product, in scopes of pieces.
+# An all-reduce during a product, in scopes of pieces.
 BESIDE = """HloModule m, is_scheduled=true
 
 %add (a: f32[], b: f32[]) -> f32[] {
