@@ -185,6 +185,24 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
+  "caatnet.federated": (
+    (
+      "caatnet.checks",
+      "caatnet.config.schema",
+      "caatnet.data",
+      "caatnet.models",
+      "caatnet.program",
+      "caatnet.train",
+      "parallel",
+    ),
+    ("flax", "ml_collections", "absl"),
+  ),
+  # The server's core and its simulation: no jax.
+  **dict.fromkeys(
+    ("caatnet.federated.server", "caatnet.federated.sampling",
+     "caatnet.federated.snapshot", "caatnet.federated.simulate"),
+    (("caatnet.federated",), NUMPY_ONLY),
+  ),
   "caatnet.inference": (
     (
       "caatnet.data",

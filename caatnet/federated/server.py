@@ -1,0 +1,708 @@
+"""Core of a federated server: ``(state, message, time) -> (state, effects)``.
+
+`step` is a pure function without sockets and clocks. `service.py` runs it over
+connections, `simulate.py` over simulated ones. All decisions are here: who is
+sampled, when a round ends, which updates count and how they are merged.
+
+A *round* is one attempt to improve the model. A round with at least one valid
+update makes the next *revision* of the model; a round without one leaves it
+unchanged. The server holds two vectors: the parameters, and the *published*
+ones, which all clients with a revision have. They differ only by the rounding
+of downlinks: revision r is published as the coded difference between the
+parameters and the published vector of revision r - 1, so that rounding errors
+do not accumulate, and a client that has revision q receives the differences q +
+1 to r.
+
+A round ends when each sampled client has returned an update or is lost, that
+is, without a connection for `Rules.reconnect_s` seconds, or at the deadline. An
+update that arrives later is dropped or merged into the round in progress, by
+`Rules.stragglers`.
+
+`Save` precedes the messages that depend on the saved state. After a crash,
+`resumed` starts the saved round again: clients return retained updates or
+compute them again, which gives the same bits.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from caatnet.federated import sampling
+
+STRAGGLERS = ("wait", "drop", "late")
+WEIGHTS = ("examples", "equal")
+
+
+class Arithmetic(Protocol):
+  """Computations on vectors; `arithmetic.py` has the one of real runs."""
+
+  def init(self, params: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Returns the initial state of the server's optimizer."""
+    ...
+
+  def update(
+    self, mean: np.ndarray, state: tuple[np.ndarray, ...], params: np.ndarray
+  ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Returns new parameters ``[n]`` and optimizer state, given the step."""
+    ...
+
+  def healthy(self, norms: list[float]) -> list[bool]:
+    """Returns which updates are no outliers, by their norms."""
+    ...
+
+  def publish(self, difference: np.ndarray) -> tuple[bytes, np.ndarray] | None:
+    """Returns (coded difference, its decoded value); None for no coding."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+  """Constants of a run.
+
+  Attributes:
+    clients: N; clients have the ids 0 to N - 1.
+    per_round: K, the number of clients that are sampled in each round.
+    rounds: Number of rounds.
+    digest: Digest of the model's parameters; clients must have the same one.
+    seed: Seed of the samples.
+    sampling: "uniform" or "weighted"; see `sampling.py`.
+    weights: Weights of clients: their "examples", or "equal".
+    stragglers: Policy for updates that miss their round's deadline: "wait" (no
+      deadline), "drop", or "late" (merged with a weight by age).
+    deadline_s: Time limit of a round; with "wait" it has no effect.
+    reconnect_s: Seconds without a connection until a client is lost.
+    patience: Rounds without a lower validation loss until the run stops; 0 for
+      no early stopping.
+    least_gain: Smallest decrease of the loss that counts, in nats.
+  """
+
+  clients: int
+  per_round: int
+  rounds: int
+  digest: str = ""
+  seed: int = 0
+  sampling: str = "uniform"
+  weights: str = "examples"
+  stragglers: str = "wait"
+  deadline_s: float = 60.0
+  reconnect_s: float = 5.0
+  patience: int = 0
+  least_gain: float = 0.0
+
+  def __post_init__(self) -> None:
+    if not 1 <= self.per_round <= self.clients:
+      raise ValueError(
+        f"per_round={self.per_round} must lie in [1, clients={self.clients}]"
+      )
+
+
+# Messages to the server.
+
+
+class Hello(NamedTuple):
+  """A client has connected.
+
+  Attributes:
+    client: Id of the client.
+    examples: Number of its training examples.
+    revision: Revision that it holds; -1 for none.
+    digest: Digest of its model's parameters.
+    retained: Round of the newest update that it computed; -1 for none.
+  """
+
+  client: int
+  examples: int
+  revision: int = -1
+  digest: str = ""
+  retained: int = -1
+
+
+class Update(NamedTuple):
+  """A client's contribution to a round.
+
+  Attributes:
+    client: Id of the client.
+    round: Round that it was sampled in.
+    revision: Revision that it started from.
+    delta: Trained minus received parameters, float32 ``[n]``.
+    loss: Mean loss of the received model on the client's validation examples,
+      in nats; NaN for none.
+    validated: Number of these examples.
+  """
+
+  client: int
+  round: int
+  revision: int
+  delta: np.ndarray
+  loss: float = math.nan
+  validated: int = 0
+
+
+class Gone(NamedTuple):
+  """The connection to a client has ended."""
+
+  client: int
+
+
+class Tick(NamedTuple):
+  """Time has passed; see `wake_s`."""
+
+
+# Effects, to be executed in order.
+
+
+class Save(NamedTuple):
+  """The state must be on disk before later effects are executed."""
+
+
+class Train(NamedTuple):
+  """The client is to train from a revision; `downlink` returns its payload.
+
+  Attributes:
+    client: Id of the client.
+    round: Number of the round.
+    revision: Revision to start from.
+    base: Revision that the client holds; -1 for none.
+  """
+
+  client: int
+  round: int
+  revision: int
+  base: int
+
+
+class Resend(NamedTuple):
+  """The client is to send its retained update of a round."""
+
+  client: int
+  round: int
+
+
+class Abandon(NamedTuple):
+  """The client need not finish a round."""
+
+  client: int
+  round: int
+
+
+class Refuse(NamedTuple):
+  """The client cannot participate; its connection is closed."""
+
+  client: int
+  reason: str
+
+
+class Stop(NamedTuple):
+  """The run has ended; all clients are notified."""
+
+  reason: str
+
+
+class Ended(NamedTuple):
+  """A round has ended.
+
+  Attributes:
+    round: Number of the round.
+    revision: Revision after it.
+    sampled: Sampled clients, in order.
+    merged: (client, round, coefficient) of each merged update.
+    missing: Sampled clients without an update.
+    refused: (client, reason) of each update that was refused in the round.
+    loss: Validation loss of the revision before the round, over the examples of
+      all clients that returned one, in nats; NaN for none.
+    duration_s: Time from the round's start to its end.
+    late: Whether the deadline ended it.
+  """
+
+  round: int
+  revision: int
+  sampled: tuple[int, ...]
+  merged: tuple[tuple[int, int, float], ...]
+  missing: tuple[int, ...]
+  refused: tuple[tuple[int, str], ...]
+  loss: float
+  duration_s: float
+  late: bool
+
+
+class Refused(NamedTuple):
+  """An update does not count; the reason names its fault."""
+
+  client: int
+  reason: str
+
+
+# State.
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+  """Registered client.
+
+  Attributes:
+    examples: Number of its training examples.
+    connected: Whether it has a connection.
+    since: Time of the last change of `connected`.
+    revision: Revision that it holds; -1 for none.
+    retained: Round of the newest update that it has; -1 for none.
+    working: Round that it computes or sends; -1 for none.
+    done: Newest round whose update has been received, valid or not.
+  """
+
+  examples: int
+  connected: bool = True
+  since: float = 0.0
+  revision: int = -1
+  retained: int = -1
+  working: int = -1
+  done: int = -1
+
+
+class Contribution(NamedTuple):
+  """Valid update in the round in progress, with its number of draws."""
+
+  update: Update
+  draws: int
+  norm: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Server:
+  """State of the server.
+
+  Attributes:
+    params: Parameters, float32 ``[n]``.
+    published: Parameters that clients with the newest revision have.
+    optimizer: State of the server's optimizer.
+    round: Round in progress, or the next one.
+    revision: Newest revision.
+    differences: Coded differences that lead to the newest revision, oldest
+      first, while all together are smaller than the parameters.
+    members: Registered clients.
+    history: Sampled clients of the round in progress and of earlier rounds
+      whose late updates may arrive, by round.
+    started: Start of the round in progress; None if there is none.
+    received: Valid updates of the round in progress.
+    refused: (client, reason) of each update refused in the round in progress.
+    counts: Number of refused updates by reason, over all rounds.
+    best: Lowest validation loss.
+    stale: Rounds since then.
+    finished: Reason for which the run has ended; "" if it has not.
+  """
+
+  params: np.ndarray
+  published: np.ndarray
+  optimizer: tuple[np.ndarray, ...]
+  round: int = 0
+  revision: int = 0
+  differences: tuple[bytes, ...] = ()
+  members: Mapping[int, Member] = dataclasses.field(default_factory=dict)
+  history: Mapping[int, tuple[int, ...]] = dataclasses.field(
+    default_factory=dict
+  )
+  started: float | None = None
+  received: tuple[Contribution, ...] = ()
+  refused: tuple[tuple[int, str], ...] = ()
+  counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  best: float = math.inf
+  stale: int = 0
+  finished: str = ""
+
+  @property
+  def sampled(self) -> tuple[int, ...]:
+    """Sampled clients of the round in progress, in order."""
+    return self.history.get(self.round, ())
+
+
+def initial(params: np.ndarray, arithmetic: Arithmetic) -> Server:
+  """Returns the state before the first client connects."""
+  params = np.asarray(params, np.float32)
+  return Server(params, params, arithmetic.init(params))
+
+
+def resumed(state: Server, time: float) -> Server:
+  """Returns a saved state after a restart: no client is connected."""
+  members = {
+    k: dataclasses.replace(m, connected=False, since=time, working=-1)
+    for k, m in state.members.items()
+  }
+  started = None if state.started is None else time
+  return dataclasses.replace(state, members=members, started=started)
+
+
+def step(
+  state: Server, message: Any, time: float, rules: Rules, arithmetic: Arithmetic
+) -> tuple[Server, list[Any]]:
+  """Processes a message.
+
+  Args:
+    state: The state.
+    message: `Hello`, `Update`, `Gone` or `Tick`.
+    time: Current time in seconds, of any monotonic clock.
+    rules: Constants of the run.
+    arithmetic: Computations on vectors.
+
+  Returns:
+    The next state, and effects to execute in order.
+  """
+  effects: list[Any] = []
+  match message:
+    case Hello():
+      state = _hello(state, message, time, rules, effects)
+    case Update():
+      state = _update(state, message, rules, effects)
+    case Gone() if message.client in state.members:
+      state = _with(
+        state, message.client, connected=False, since=time, working=-1
+      )
+  if state.finished:
+    return state, effects
+  if state.started is None:
+    if len(state.members) == rules.clients:
+      state = _begin(state, time, rules, effects)
+  elif _complete(state, time, rules):
+    state = _end(state, time, rules, arithmetic, effects)
+  return state, effects
+
+
+def downlink(state: Server, base: int) -> tuple[bool, tuple[bytes, ...]]:
+  """Returns the payload that leads from a revision to the newest one.
+
+  Args:
+    state: The state.
+    base: Revision that the client holds; -1 for none.
+
+  Returns:
+    Whether it is a list of coded differences, and the differences; otherwise
+    one item, the published parameters as float32 bytes.
+  """
+  behind = state.revision - base
+  if base >= 0 and behind <= len(state.differences):
+    return True, state.differences[len(state.differences) - behind:]
+  return False, (state.published.tobytes(),)
+
+
+def wake_s(state: Server, rules: Rules) -> float | None:
+  """Returns the time of the next event without a message; None for none."""
+  if state.started is None or state.finished:
+    return None
+  lost = [
+    state.members[k].since + rules.reconnect_s for k in _unanswered(state)
+    if not state.members[k].connected
+  ]
+  times = [max(lost)] if len(lost) == len(_unanswered(state)) > 0 else []
+  if rules.stragglers != "wait":
+    times.append(state.started + rules.deadline_s)
+  return min(times, default=None)
+
+
+def waits(state: Server, time: float, rules: Rules) -> str:
+  """Returns a description of what the server waits for."""
+  if state.finished:
+    return state.finished
+  if state.started is None:
+    missing = [k for k in range(rules.clients) if k not in state.members]
+    return (
+      f"waits for clients {_list(missing)} to connect: "
+      f"{len(state.members)} of {rules.clients} there"
+    )
+  left = _unanswered(state)
+  away = [k for k in left if not state.members[k].connected]
+  text = (
+    f"round {state.round}: waits for updates of clients {_list(left)}"
+    if left else f"round {state.round}: all updates are there"
+  )
+  if away:
+    text += f"; without a connection: {_list(away)}"
+  if rules.stragglers != "wait":
+    text += f"; deadline in {state.started + rules.deadline_s - time:.1f} s"
+  return text
+
+
+def _hello(
+  state: Server, hello: Hello, time: float, rules: Rules, effects: list[Any]
+) -> Server:
+  """Registers a client, and continues its part of the round."""
+  reason = ""
+  if not 0 <= hello.client < rules.clients:
+    reason = f"client {hello.client}: ids are 0 to {rules.clients - 1}"
+  elif hello.digest != rules.digest:
+    reason = (
+      f"client {hello.client} has another model: digest {hello.digest or '-'}, "
+      f"the server's is {rules.digest}"
+    )
+  elif hello.revision > state.revision:
+    reason = (
+      f"client {hello.client} has revision {hello.revision}, but the newest "
+      f"one is {state.revision}: it belongs to another run"
+    )
+  if reason:
+    effects.append(Refuse(hello.client, reason))
+    return state
+  before = state.members.get(hello.client, Member(hello.examples))
+  if before.examples != hello.examples:
+    effects.append(Refuse(
+      hello.client,
+      f"client {hello.client} has {hello.examples} examples, before it had "
+      f"{before.examples}",
+    ))
+    return state
+  state = _put(state, hello.client, dataclasses.replace(
+    before, connected=True, since=time, revision=hello.revision,
+    retained=hello.retained, working=-1,
+  ))
+  if state.finished:
+    effects.append(Refuse(hello.client, state.finished))
+    return state
+  return _offer(state, hello.client, rules, effects)
+
+
+def _offer(
+  state: Server, client: int, rules: Rules, effects: list[Any]
+) -> Server:
+  """Sends a client the work that it has not done."""
+  member = state.members[client]
+  if not member.connected or member.working >= 0:
+    return state
+  late = rules.stragglers == "late" and client in state.history.get(
+    member.retained, ()
+  )
+  now = client in state.sampled and member.done < state.round
+  if member.retained > member.done and (
+    late or (now and member.retained == state.round)
+  ):
+    effects.append(Resend(client, member.retained))
+    return _with(state, client, working=member.retained)
+  if now:
+    effects.append(Train(client, state.round, state.revision, member.revision))
+    # Known to be held only once an update of it arrives.
+    return _with(state, client, working=state.round)
+  return state
+
+
+def _update(
+  state: Server, update: Update, rules: Rules, effects: list[Any]
+) -> Server:
+  """Counts or refuses an update."""
+  member = state.members.get(update.client)
+  if member is None:
+    return _refuse(state, update, "not registered", effects)
+  if update.round > state.round or update.revision > state.revision:
+    return _refuse(state, update, "of the future", effects)
+  if member.done >= update.round:
+    return _refuse(state, update, "a duplicate", effects)
+  draws = state.history.get(update.round, ()).count(update.client)
+  norm = _norm(update.delta)
+  state = _with(
+    state, update.client, done=update.round, retained=update.round,
+    revision=update.revision,
+    working=-1 if member.working == update.round else member.working,
+  )
+  if update.round < state.round and rules.stragglers != "late":
+    state = _refuse(state, update, "late", effects)
+  elif not draws:
+    state = _refuse(state, update, "not sampled", effects)
+  elif update.delta.shape != state.params.shape:
+    state = _refuse(state, update, "of another size", effects)
+  elif not math.isfinite(norm):
+    state = _refuse(state, update, "not finite", effects)
+  else:
+    found = Contribution(update, draws, norm)
+    state = dataclasses.replace(state, received=(*state.received, found))
+  # A straggler starts the round in progress after its late update.
+  return _offer(state, update.client, rules, effects)
+
+
+def _begin(
+  state: Server, time: float, rules: Rules, effects: list[Any]
+) -> Server:
+  """Starts the round of the state's number."""
+  weights = _weights(state, rules)
+  if not weights:
+    return _finish(state, "no client has training examples", effects)
+  if state.round >= rules.rounds:
+    return _finish(state, f"{rules.rounds} rounds have ended", effects)
+  drawn = sampling.sample(
+    weights, rules.per_round, rules.sampling, rules.seed, state.round
+  )
+  # A late update may arrive while its client has not returned it.
+  history = {
+    r: clients for r, clients in state.history.items()
+    if any(state.members[k].done < r for k in clients)
+  } if rules.stragglers == "late" else {}
+  state = dataclasses.replace(
+    state, history=history | {state.round: drawn}, started=time
+  )
+  effects.append(Save())
+  for client in dict.fromkeys(drawn):
+    if rules.stragglers != "late":  # an older round needs no update any more
+      working = state.members[client].working
+      if working >= 0:
+        state = _with(state, client, working=-1)
+    state = _offer(state, client, rules, effects)
+  return state
+
+
+def _unanswered(state: Server) -> list[int]:
+  """Returns the sampled clients without an update, in order."""
+  return [
+    k for k in dict.fromkeys(state.sampled)
+    if state.members[k].done < state.round
+  ]
+
+
+def _complete(state: Server, time: float, rules: Rules) -> bool:
+  """Returns whether the round in progress ends now."""
+  assert state.started is not None
+  if rules.stragglers != "wait" and time >= state.started + rules.deadline_s:
+    return True
+  return all(
+    not state.members[k].connected
+    and time >= state.members[k].since + rules.reconnect_s
+    for k in _unanswered(state)
+  )
+
+
+def _end(
+  state: Server, time: float, rules: Rules, arithmetic: Arithmetic,
+  effects: list[Any],
+) -> Server:
+  """Merges the updates of a round, and starts the next one."""
+  missing = _unanswered(state)
+  # Ordered by sample, not by arrival, so that the sum has the same bits.
+  order = {k: i for i, k in enumerate(dict.fromkeys(state.sampled))}
+  received = sorted(state.received, key=lambda c: (
+    c.update.round, order.get(c.update.client, c.update.client)
+  ))
+  healthy = arithmetic.healthy([c.norm for c in received])
+  for contribution, valid in zip(received, healthy, strict=True):
+    if not valid:
+      state = _refuse(state, contribution.update, "an outlier", effects)
+  kept = [c for c, valid in zip(received, healthy, strict=True) if valid]
+  factors = sampling.coefficients(
+    _weights(state, rules), rules.sampling,
+    [
+      (c.update.client, c.draws, state.revision - c.update.revision)
+      for c in kept
+    ],
+  )
+  loss = _mean_loss([c.update for c in received])
+  if kept:
+    state = _merge(state, kept, factors, arithmetic)
+  effects.append(Ended(
+    state.round, state.revision, state.sampled,
+    tuple(
+      (c.update.client, c.update.round, f)
+      for c, f in zip(kept, factors, strict=True)
+    ),
+    tuple(missing), state.refused, loss, time - (state.started or 0.0),
+    bool(missing) and rules.stragglers != "wait"
+    and time >= (state.started or 0.0) + rules.deadline_s,
+  ))
+  if rules.stragglers == "drop":
+    for client in missing:
+      if state.members[client].working == state.round:
+        effects.append(Abandon(client, state.round))
+        state = _with(state, client, working=-1)
+  if not math.isnan(loss):
+    better = loss < state.best - rules.least_gain
+    state = dataclasses.replace(
+      state, best=loss if better else state.best,
+      stale=0 if better else state.stale + 1,
+    )
+  state = dataclasses.replace(
+    state, round=state.round + 1, received=(), refused=(), started=None
+  )
+  if rules.patience and state.stale >= rules.patience:
+    return _finish(
+      state, f"the validation loss has not decreased for {state.stale} rounds",
+      effects,
+    )
+  return _begin(state, time, rules, effects)
+
+
+def _merge(
+  state: Server, kept: list[Contribution], factors: list[float],
+  arithmetic: Arithmetic,
+) -> Server:
+  """Makes the next revision from the updates of a round."""
+  mean = np.zeros_like(state.params)
+  for contribution, factor in zip(kept, factors, strict=True):
+    mean += np.float32(factor) * contribution.update.delta
+  params, optimizer = arithmetic.update(mean, state.optimizer, state.params)
+  coded = arithmetic.publish(params - state.published)
+  if coded is None:
+    differences, published = (), params
+  else:
+    differences = (*state.differences, coded[0])
+    # More differences than the parameters have bytes are never sent.
+    while sum(map(len, differences)) > params.nbytes:
+      differences = differences[1:]
+    published = state.published + coded[1]
+  return dataclasses.replace(
+    state, params=params, published=published, optimizer=optimizer,
+    revision=state.revision + 1, differences=differences,
+  )
+
+
+def _finish(state: Server, reason: str, effects: list[Any]) -> Server:
+  """Ends the run."""
+  state = dataclasses.replace(state, finished=reason, started=None)
+  effects += [Save(), Stop(reason)]
+  return state
+
+
+def _refuse(
+  state: Server, update: Update, reason: str, effects: list[Any]
+) -> Server:
+  """Counts and names an update that is not merged."""
+  effects.append(Refused(
+    update.client,
+    f"update of client {update.client} in round {update.round} refused: "
+    f"{reason}",
+  ))
+  counts = dict(state.counts)
+  counts[reason] = counts.get(reason, 0) + 1
+  return dataclasses.replace(
+    state, counts=counts, refused=(*state.refused, (update.client, reason))
+  )
+
+
+def _weights(state: Server, rules: Rules) -> dict[int, float]:
+  """Returns the weights of all clients with examples."""
+  return {
+    k: float(m.examples) if rules.weights == "examples" else 1.0
+    for k, m in sorted(state.members.items()) if m.examples > 0
+  }
+
+
+def _mean_loss(updates: list[Update]) -> float:
+  """Returns the mean validation loss over examples; NaN for none."""
+  said = [u for u in updates if u.validated and math.isfinite(u.loss)]
+  total = sum(u.validated for u in said)
+  return sum(u.loss * u.validated for u in said) / total if said else math.nan
+
+
+def _norm(delta: np.ndarray) -> float:
+  """Returns the 2-norm, computed in float64 so that it does not overflow."""
+  return float(np.sqrt(np.sum(np.square(delta, dtype=np.float64))))
+
+
+def _put(state: Server, client: int, member: Member) -> Server:
+  members = {**state.members, client: member}
+  return dataclasses.replace(state, members=members)
+
+
+def _with(state: Server, client: int, **changes: Any) -> Server:
+  return _put(
+    state, client, dataclasses.replace(state.members[client], **changes)
+  )
+
+
+def _list(clients: list[int]) -> str:
+  """Formats ids; the first eight of a long list."""
+  more = f" and {len(clients) - 8} more" if len(clients) > 8 else ""
+  return ", ".join(map(str, clients[:8])) + more
