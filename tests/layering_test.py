@@ -201,7 +201,7 @@ RULES = {
   **dict.fromkeys(
     ("caatnet.federated.server", "caatnet.federated.sampling",
      "caatnet.federated.snapshot", "caatnet.federated.simulate"),
-    (("caatnet.federated",), NUMPY_ONLY),
+    (("caatnet.data.arrays", "caatnet.federated"), NUMPY_ONLY),
   ),
   "caatnet.inference": (
     (

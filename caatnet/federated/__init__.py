@@ -1,4 +1,4 @@
-"""Federated learning: a server that does not train, and intermittent clients."""
+"""Federated learning: a server that does not train, and its clients."""
 
 from parallel.lazy import attach
 

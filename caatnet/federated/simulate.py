@@ -180,8 +180,7 @@ class Simulation:
           self._saved = self.state
           continue
         case server.Train():
-          coded, parts = server.downlink(self.state, effect.base)
-          size = sum(map(len, parts))
+          size = sum(map(len, server.downlink(self.state, effect.base)[1]))
           self._work(effect, self.state.published, size)
         case server.Resend():
           retained = self._clients[effect.client].retained

@@ -12,10 +12,10 @@ import json
 import os
 import pathlib
 from typing import Any
-import zipfile
 
 import numpy as np
 
+from caatnet.data.arrays import read_npz
 from caatnet.federated.server import Member, Rules, Server
 
 _SCALARS = ("round", "revision", "started", "best", "stale", "finished")
@@ -71,10 +71,9 @@ def read(path: pathlib.Path, rules: Rules) -> Server | None:
   if not path.exists():
     return None
   try:
-    with np.load(path, allow_pickle=False) as arrays:
-      found = {name: arrays[name] for name in arrays.files}
+    found = read_npz(path)
     meta = json.loads(found["meta"].tobytes())
-  except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+  except (ValueError, KeyError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   _check_rules(path, meta["rules"], rules)
   return Server(

@@ -11,7 +11,6 @@ import functools
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from parallel.kernels.codec import reference, top_k
