@@ -399,7 +399,7 @@ def wake_s(state: Server, rules: Rules) -> float | None:
   return min(times, default=None)
 
 
-def waits(state: Server, time: float, rules: Rules) -> str:
+def waits(state: Server, rules: Rules) -> str:
   """Returns a description of what the server waits for."""
   if state.finished:
     return state.finished
@@ -418,7 +418,7 @@ def waits(state: Server, time: float, rules: Rules) -> str:
   if away:
     text += f"; without a connection: {_list(away)}"
   if rules.stragglers != "wait":
-    text += f"; deadline in {state.started + rules.deadline_s - time:.1f} s"
+    text += f"; the deadline is {rules.deadline_s:g} s"
   return text
 
 
