@@ -192,6 +192,7 @@ RULES = {
       "caatnet.data",
       "caatnet.models",
       "caatnet.program",
+      "caatnet.show.report",
       "caatnet.train",
       "parallel",
     ),
@@ -297,6 +298,7 @@ RULES = {
     (
       "caatnet.checks",
       "caatnet.data",
+      "caatnet.federated",
       "caatnet.inference",
       "caatnet.interop",
       "caatnet.models",

@@ -58,6 +58,7 @@ class Service:
 
   Attributes:
     address: (host, port) at which it listens.
+    workdir: Folder of the state and the metrics.
     state: State of the core.
     rows: One dict per client and round; see `metrics.jsonl`.
   """
@@ -85,7 +86,8 @@ class Service:
       ValueError: The state is of another run, or the address cannot be used.
     """
     self._rules, self._arithmetic, self._decode = rules, arithmetic, decode
-    self._workdir, self._silence_s, self._say = workdir, silence_s, say
+    self._silence_s, self._say = silence_s, say
+    self.workdir = workdir
     self._events: queue.Queue[tuple[Channel, Any]] = queue.Queue(_MOST_EVENTS)
     self._channels: dict[int, Channel] = {}
     self._clocks: dict[int, str] = {}
@@ -112,14 +114,19 @@ class Service:
       ) from error
     self.address = self._listener.address
 
-  def serve(self) -> Server:
-    """Runs until the run ends; returns the state."""
+  def serve(self, check: Callable[[], None] = lambda: None) -> Server:
+    """Runs until the run ends; returns the state.
+
+    Args:
+      check: Called several times per second; an error ends the service.
+    """
     self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
     while not self.state.finished:
       self._step(server.Tick())  # first, for a run that is complete
       with contextlib.suppress(queue.Empty):
         self._take(*self._events.get(timeout=_TICK_S))
       self._report()
+      check()
     for channel in list(self._channels.values()):
       channel.finish(_FINISH_S)
     return self.state
@@ -237,7 +244,7 @@ class Service:
     for effect in effects:
       match effect:
         case server.Save():
-          snapshot.write(self._workdir / STATE, self.state, self._rules)
+          snapshot.write(self.workdir / STATE, self.state, self._rules)
         case server.Train():
           self._send_work(effect)
         case server.Resend():
