@@ -98,7 +98,9 @@ def build(config: ml_collections.ConfigDict) -> Federation:
         if f.name not in ("digest", "seed")
       },
     )
-    uplink = vector_codec.make(section.uplink, section.stochastic, section.top_k)
+    uplink = vector_codec.make(
+      section.uplink, section.stochastic, section.top_k
+    )
   downlink = vector_codec.make(section.downlink)
   return Federation(
     experiment, section, vectors, rules,

@@ -56,6 +56,13 @@ class VectorArithmetic:
     self._transformation = transformation
     self._update = jax.jit(self._updated)
 
+  def warm_up(self, params: np.ndarray) -> None:
+    """Compiles the programs, so that rounds measure no compilation."""
+    zeros = np.zeros_like(params)
+    self.update(zeros, self.init(params), params)
+    self.healthy([1.0])
+    self.publish(zeros)
+
   def init(self, params: np.ndarray) -> tuple[np.ndarray, ...]:
     state = self._transformation.init(jnp.asarray(params))
     return tuple(np.asarray(x) for x in jax.tree.leaves(state))

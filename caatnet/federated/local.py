@@ -164,8 +164,9 @@ class LocalTrainer:
     start = time.monotonic()
     loss, validated = self._loss(params, self._validate)
     validated_s = time.monotonic()
-    first = round * self._local_steps
-    state = self._start(params, first)
+    # Not a Python number, whose type in a program is weak: the state after a
+    # step would have another type, and the step would be compiled twice.
+    state = self._start(params, np.int32(round * self._local_steps))
     for step in range(self._local_steps):
       if stops():
         return None
@@ -210,7 +211,7 @@ def _start(
   )
   _, key = jax.random.split(jax.random.key(experiment.seed))
   return TrainState(
-    step=jnp.asarray(first, jnp.int32),
+    step=first,
     params=stacked(params, worker),
     opt_state=stacked(opt_state, worker),
     outer=experiment.outer.init(params),

@@ -29,9 +29,12 @@ def serving(
   """
   folder = files.folder(workdir)
   folder.mkdir(parents=True, exist_ok=True)
+  params, uplink = federation.vectors.initial(), federation.uplink
+  federation.arithmetic.warm_up(params)
+  uplink.decode(uplink.encode(params, jax.random.key(0)), params.size)
   return Service(
-    address, security, federation.rules, federation.arithmetic,
-    federation.vectors.initial(), federation.uplink.decode, folder,
+    address, security, federation.rules, federation.arithmetic, params,
+    uplink.decode, folder,
     silence_s=federation.section.silence_s, say=say,
   )
 
