@@ -1,8 +1,8 @@
 """Core of a federated server: ``(state, message, time) -> (state, effects)``.
 
 `step` is a pure function without sockets and clocks. `service.py` runs it over
-connections, `simulate.py` over simulated ones. All decisions are here: who is
-sampled, when a round ends, which updates count and how they are merged.
+connections, `simulate.py` over simulated ones. All decisions are here: the
+sampled clients, the end of a round, valid updates and how they are merged.
 
 A *round* is one attempt to improve the model. A round with at least one valid
 update makes the next *revision* of the model; a round without one leaves it

@@ -117,7 +117,7 @@ def test_duplicated_update_counts_once():
   twice, effects = step(once, update(1, value=5.0), rules=rules)
   assert twice.received == once.received
   assert "duplicate" in of(server.Refused, effects)[0].reason
-  # Nor does it count in the next round.
+  # It does not count in the next round either.
   for client in (0, 2, 3):
     twice, _ = step(twice, update(client), rules=rules)
   assert twice.round == 1

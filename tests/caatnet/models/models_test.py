@@ -97,7 +97,9 @@ def make(name, changes="", mesh=None):
   row = MODELS[name]
   module, argument = row.config
   config = importlib.import_module(module).get_config(argument)
-  config.pop("federated", None)
+  if "federated" in config:  # its clients train the same model
+    with config.unlocked():
+      del config.federated
   shared = (
     "parallel.worker=1 parallel.data=2 outer.algorithm=data_parallel "
     f"parallel.tensor={row.ranks} data.batch_size=4 train.num_steps=4 "
