@@ -29,6 +29,8 @@ flags.DEFINE_integer("client", None, "Id of the client, from 0.", 0)
 
 def main() -> None:
   from caatnet.config import federated
+  from caatnet.federated import processes, report, run
+  from caatnet.show import render
 
   if (FLAGS.role == "client") != bool(FLAGS.server) or (
     (FLAGS.role == "client") != (FLAGS.client is not None)
@@ -36,36 +38,19 @@ def main() -> None:
     raise ValueError("--role=client needs --server=HOST:PORT and --client=K")
   federation = federated.build(FLAGS.config)
   if FLAGS.role == "client":
-    _client(federation)
-  else:
-    _server(federation)
-
-
-def _client(federation) -> None:
-  from caatnet.federated import client
-  from parallel.elastic.transport import handshake
-
-  address = handshake.parse_address("--server=", FLAGS.server, 1)
-  trainer = federation.trainer(FLAGS.client)
-  trainer.warm_up()
-  print(client.Client(
-    FLAGS.client, trainer, federation.codecs(FLAGS.client), address,
-    swarms.security(), alone_s=federation.section.alone_s,
-  ).run())
-
-
-def _server(federation) -> None:
-  from caatnet.federated import processes, report, run
-  from caatnet.show import render
-
+    print(run.client(
+      federation, FLAGS.client, FLAGS.server, swarms.security()
+    ))
+    return
+  folder = FLAGS.workdir or f"runs/{FLAGS.config.name}"
   with run.serving(
-    federation, FLAGS.workdir or f"runs/{FLAGS.config.name}",
-    (FLAGS.host, FLAGS.port), swarms.security(),
+    federation, folder, (FLAGS.host, FLAGS.port), swarms.security()
   ) as service:
-    print("server at {}:{}".format(*service.address), flush=True)
+    address = "{}:{}".format(*service.address)
+    print(f"server at {address}", flush=True)
     if FLAGS.role == "all" and not service.state.finished:
       command = [sys.executable, "-m", "launch.federate", *sys.argv[1:],
-                 "--role=client", "--server={}:{}".format(*service.address)]
+                 "--role=client", f"--server={address}"]
       with processes.Clients(
         command, federation.section.clients, service.workdir
       ) as clients:

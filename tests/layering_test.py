@@ -200,8 +200,9 @@ RULES = {
   ),
   # The server's core and its simulation: no jax.
   **dict.fromkeys(
-    ("caatnet.federated.server", "caatnet.federated.sampling",
-     "caatnet.federated.snapshot", "caatnet.federated.simulate"),
+    ("caatnet.federated.events", "caatnet.federated.sampling",
+     "caatnet.federated.server", "caatnet.federated.simulate",
+     "caatnet.federated.snapshot"),
     (("caatnet.data.arrays", "caatnet.federated"), NUMPY_ONLY),
   ),
   "caatnet.inference": (

@@ -1,14 +1,19 @@
-"""Server of a config's federated run, and the summary of its result."""
+"""Server and client of a config's federated run, and its summary."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from caatnet.federated.client import Client
 from caatnet.federated.service import Service
 from caatnet.train import files
 from caatnet.train.evaluate import make_evaluate
-from parallel.elastic.transport.handshake import Address, Security
+from parallel.elastic.transport.handshake import (
+  Address,
+  Security,
+  parse_address,
+)
 
 
 def serving(
@@ -37,6 +42,30 @@ def serving(
     uplink.decode, folder,
     silence_s=federation.section.silence_s, say=say,
   )
+
+
+def client(
+  federation: Any, number: int, server: str, security: Security
+) -> str:
+  """Runs a client until the run ends; returns the reason of the end.
+
+  Args:
+    federation: A `caatnet.config.federated.Federation`.
+    number: Id of the client.
+    server: HOST:PORT of the server.
+    security: Token and TLS settings.
+
+  Raises:
+    ValueError: The address has another form, or the server is not there or
+      refuses the client.
+  """
+  address = parse_address("--server=", server, 1)
+  trainer = federation.trainer(number)
+  trainer.warm_up()
+  return Client(
+    number, trainer, federation.codecs(number), address, security,
+    alone_s=federation.section.alone_s,
+  ).run()
 
 
 def summary(federation: Any, service: Service) -> str:

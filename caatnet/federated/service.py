@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from caatnet.federated import messages, server, snapshot
+from caatnet.federated import events, messages, server, snapshot
 from caatnet.federated.messages import Received
 from caatnet.federated.server import Arithmetic, Rules, Server
 from parallel.elastic.transport.channel import Channel
@@ -122,7 +122,7 @@ class Service:
     """
     self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
     while not self.state.finished:
-      self._step(server.Tick())  # first, for a run that is complete
+      self._step(events.Tick())  # first, for a run that is complete
       with contextlib.suppress(queue.Empty):
         self._take(*self._events.get(timeout=_TICK_S))
       self._report()
@@ -185,7 +185,7 @@ class Service:
       self._lose(client)
     self._channels[client] = channel
     self._clocks[client] = str(hello.clock)
-    self._step(server.Hello(
+    self._step(events.Hello(
       client, hello.examples,
       -1 if hello.revision is None else hello.revision, str(hello.digest),
       -1 if hello.retained is None else hello.retained,
@@ -197,7 +197,7 @@ class Service:
     self._counted[client] = (
       down + channel.sent_bytes, up + channel.received_bytes
     )
-    self._step(server.Gone(client))
+    self._step(events.Gone(client))
 
   def _receive(self, client: int, event: Received) -> None:
     """Decodes an update."""
@@ -210,7 +210,7 @@ class Service:
       delta = np.zeros(0, np.float32)  # refused as of another size
     self._aggregation_s += time.monotonic() - start
     self._results[client] = self._times(client, event)
-    self._step(server.Update(
+    self._step(events.Update(
       client, result.round, result.revision, delta,
       float("nan") if result.loss is None else result.loss, result.validated,
     ))
@@ -243,27 +243,27 @@ class Service:
     self._aggregation_s += time.monotonic() - start
     for effect in effects:
       match effect:
-        case server.Save():
+        case events.Save():
           snapshot.write(self.workdir / STATE, self.state, self._rules)
-        case server.Train():
+        case events.Train():
           self._send_work(effect)
-        case server.Resend():
+        case events.Resend():
           self._channels[effect.client].send(messages.Resend(effect.round))
-        case server.Abandon():
+        case events.Abandon():
           self._channels[effect.client].send(messages.Abandon(effect.round))
-        case server.Refuse():
+        case events.Refuse():
           self._say(f"refused: {effect.reason}")
           channel = self._channels.pop(effect.client)
           channel.send(messages.End(effect.reason[:400], False))
-        case server.Refused():
+        case events.Refused():
           self._say(effect.reason)
-        case server.Ended():
+        case events.Ended():
           self._record(effect)
-        case server.Stop():
+        case events.Stop():
           for channel in self._channels.values():
             channel.send(messages.End(effect.reason, True))
 
-  def _send_work(self, train: server.Train) -> None:
+  def _send_work(self, train: events.Train) -> None:
     """Sends the model as differences, or as a whole."""
     coded, vectors = server.downlink(self.state, train.base)
     now = time.monotonic()
@@ -273,7 +273,7 @@ class Service:
       tuple(map(len, vectors)), now,
     ), vectors)
 
-  def _record(self, end: server.Ended) -> None:
+  def _record(self, end: events.Ended) -> None:
     """Writes the metrics of a round, and prints a line."""
     clients = []
     for client in dict.fromkeys((*end.sampled, *self._results)):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from caatnet.federated import server
+from caatnet.federated import events, server
 from caatnet.federated.server import Arithmetic, Rules, Server
 
 FAULTS = ("kill", "stop", "cut", "server")
@@ -72,7 +72,7 @@ class _Client:
   wakes: float = 0.0
   phase: str = "idle"
   revision: int = -1
-  retained: server.Update | None = None
+  retained: events.Update | None = None
   working: int = -1
 
 
@@ -150,7 +150,7 @@ class Simulation:
     self._connections += 1
     it.connection = self._connections
     retained = -1 if it.retained is None else it.retained.round
-    self._to_server(client, server.Hello(
+    self._to_server(client, events.Hello(
       client, self._examples[client], it.revision, self._rules.digest, retained
     ), 0.01)
 
@@ -163,7 +163,7 @@ class Simulation:
       if it.wakes > self.time:  # the rest is sent after the pause
         self._after(it.wakes - self.time, arrive)
       elif connection and it.connection == connection and self._server:
-        if isinstance(message, server.Update):
+        if isinstance(message, events.Update):
           it.phase = "idle"
         self._step(message)
 
@@ -176,17 +176,17 @@ class Simulation:
     )
     for effect in effects:
       match effect:
-        case server.Save():
+        case events.Save():
           self._saved = self.state
           continue
-        case server.Train():
+        case events.Train():
           size = sum(map(len, server.downlink(self.state, effect.base)[1]))
           self._work(effect, self.state.published, size)
-        case server.Resend():
+        case events.Resend():
           retained = self._clients[effect.client].retained
           if retained is not None and retained.round == effect.round:
             self._upload(effect.client, retained)
-        case server.Abandon():
+        case events.Abandon():
           it = self._clients[effect.client]
           if it.working == effect.round:
             it.working, it.phase = -1, "idle"
@@ -197,13 +197,13 @@ class Simulation:
 
       def tick() -> None:
         if self._server == process:
-          self._step(server.Tick())
+          self._step(events.Tick())
 
       if wake > self.time:
         self._after(wake - self.time, tick)
 
   def _work(
-    self, train: server.Train, published: np.ndarray, size: int
+    self, train: events.Train, published: np.ndarray, size: int
   ) -> None:
     """Sends a model to a client, which trains and returns its update."""
     it = self._clients[train.client]
@@ -227,14 +227,14 @@ class Simulation:
       elif it.process == process and it.working == train.round:
         delta = self._train(train.client, train.round, published)
         it.working = -1
-        it.retained = server.Update(
+        it.retained = events.Update(
           train.client, train.round, train.revision, delta
         )
         self._upload(train.client, it.retained)
 
     self._after(times.downlink_s, received)
 
-  def _upload(self, client: int, update: server.Update) -> None:
+  def _upload(self, client: int, update: events.Update) -> None:
     it = self._clients[client]
     it.phase = "uplink"
     times = self._durations(client, update.round, 0)
@@ -269,7 +269,7 @@ class Simulation:
     if it.connection:
       it.connection = 0
       if self._server:
-        self._step(server.Gone(client))
+        self._step(events.Gone(client))
 
   def _stop_server(self, lasts_s: float) -> None:
     """Ends the server, which starts again from its saved state."""
@@ -285,6 +285,6 @@ class Simulation:
       self._servers += 1
       self._server = self._servers
       self.state = server.resumed(self._saved, self.time)
-      self._step(server.Tick())
+      self._step(events.Tick())
 
     self._after(lasts_s, start)

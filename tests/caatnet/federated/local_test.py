@@ -8,7 +8,7 @@ import pytest
 
 from caatnet.config import experiments, federated
 from caatnet.config.override import override
-from caatnet.federated import server
+from caatnet.federated import events, server
 from caatnet.federated.local import LocalTrainer
 from caatnet.federated.splits import Examples
 from caatnet.train.evaluate import put_batch
@@ -79,12 +79,12 @@ def run(some, clients, weights, rounds):
     state, _ = server.step(state, message, 0.0, rules, arithmetic)
 
   for client in range(CLIENTS):
-    step(server.Hello(client, NUMBERS[client], digest=rules.digest))
+    step(events.Hello(client, NUMBERS[client], digest=rules.digest))
   for round in range(rounds):
     params = state.published
     for client in state.sampled:
       trained = clients[client].train(params, round, lambda: False)
-      step(server.Update(
+      step(events.Update(
         client, round, state.revision, trained.params - params
       ))
     found.append(state.params)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from caatnet.federated import server, simulate
+from caatnet.federated import events, server, simulate
 
 
 class Plain:
@@ -53,4 +53,4 @@ def run(some, faults=(), **changes):
 
 
 def ended(found):
-  return [e for _, e in found.effects if isinstance(e, server.Ended)]
+  return [e for _, e in found.effects if isinstance(e, events.Ended)]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from caatnet.federated import sampling, server, snapshot
+from caatnet.federated import events, sampling, server, snapshot
 from tests.caatnet.federated import numeric
 from tests.caatnet.federated.numeric import PARAMS, Plain
 
@@ -17,7 +17,7 @@ def start(examples=numeric.EXAMPLES, **changes):
   rules = numeric.rules(clients=len(examples), **changes)
   state = server.initial(PARAMS, Plain())
   for client, num in enumerate(examples):
-    state, _ = step(state, server.Hello(client, num), rules=rules)
+    state, _ = step(state, events.Hello(client, num), rules=rules)
   return state, rules
 
 
@@ -27,7 +27,7 @@ def step(state, message, time=0.0, rules=None, arithmetic=None):
 
 def update(client, round=0, revision=0, value=1.0, **changes):
   delta = np.full(3, value, np.float32)
-  return server.Update(client, round, revision, delta, **changes)
+  return events.Update(client, round, revision, delta, **changes)
 
 
 def of(kind, effects):
@@ -43,12 +43,12 @@ def test_step_of_all_clients_is_the_mean_by_examples():
     )
   expected = np.average(values, weights=numeric.EXAMPLES)
   np.testing.assert_allclose(state.params, PARAMS + expected, rtol=1e-6)
-  (end,) = of(server.Ended, effects)
+  (end,) = of(events.Ended, effects)
   assert sum(f for *_, f in end.merged) == pytest.approx(1.0)
   assert (state.round, state.revision) == (1, 1)
   # The state is saved before clients receive the next round's work.
   kinds = [type(e) for e in effects]
-  assert kinds.index(server.Save) < kinds.index(server.Train)
+  assert kinds.index(events.Save) < kinds.index(events.Train)
 
 
 @pytest.mark.parametrize("kind", sampling.SAMPLINGS)
@@ -86,14 +86,14 @@ def test_mean_over_samples_is_the_step_of_all_clients(kind):
     (update(1, revision=1), "of the future"),
     (update(1, value=math.nan), "not finite"),
     (update(1, value=math.inf), "not finite"),
-    (server.Update(1, 0, 0, np.zeros(2, np.float32)), "of another size"),
+    (events.Update(1, 0, 0, np.zeros(2, np.float32)), "of another size"),
     (update(7), "not registered"),
   ],
 )
 def test_invalid_update_is_refused_counted_and_named(message, reason):
   state, rules = start()
   after, effects = step(state, message, rules=rules)
-  (refused,) = of(server.Refused, effects)
+  (refused,) = of(events.Refused, effects)
   assert f"client {message.client} in round" in refused.reason
   assert refused.reason.endswith(reason)
   assert after.counts == {reason: 1}
@@ -105,7 +105,7 @@ def test_outlier_is_excluded_when_the_round_ends():
   for client in range(4):
     value = 1e8 if client == 2 else 1.0
     state, effects = step(state, update(client, value=value), rules=rules)
-  (end,) = of(server.Ended, effects)
+  (end,) = of(events.Ended, effects)
   assert end.refused == ((2, "an outlier"),)
   assert [k for k, *_ in end.merged] == [k for k in end.sampled if k != 2]
   assert np.abs(state.params - PARAMS).max() < 10
@@ -116,7 +116,7 @@ def test_duplicated_update_counts_once():
   once, _ = step(state, update(1), rules=rules)
   twice, effects = step(once, update(1, value=5.0), rules=rules)
   assert twice.received == once.received
-  assert "duplicate" in of(server.Refused, effects)[0].reason
+  assert "duplicate" in of(events.Refused, effects)[0].reason
   # It does not count in the next round either.
   for client in (0, 2, 3):
     twice, _ = step(twice, update(client), rules=rules)
@@ -130,7 +130,7 @@ def test_no_valid_update_leaves_the_model_unchanged():
   state, effects = step(
     state, update(state.sampled[0], value=math.nan), rules=rules
   )
-  assert of(server.Ended, effects)[0].merged == ()
+  assert of(events.Ended, effects)[0].merged == ()
   assert (state.round, state.revision) == (1, 0)
   np.testing.assert_array_equal(state.params, PARAMS)
 
@@ -138,16 +138,16 @@ def test_no_valid_update_leaves_the_model_unchanged():
 @pytest.mark.parametrize(
   ("hello", "reason"),
   [
-    (server.Hello(4, 1), "ids are 0 to 3"),
-    (server.Hello(1, 2, digest="ab"), "another model"),
-    (server.Hello(1, 2, revision=3), "another run"),
-    (server.Hello(1, 9), "before it had 2"),
+    (events.Hello(4, 1), "ids are 0 to 3"),
+    (events.Hello(1, 2, digest="ab"), "another model"),
+    (events.Hello(1, 2, revision=3), "another run"),
+    (events.Hello(1, 9), "before it had 2"),
   ],
 )
 def test_client_that_does_not_fit_is_refused(hello, reason):
   state, rules = start()
   after, effects = step(state, hello, rules=rules)
-  assert reason in of(server.Refuse, effects)[0].reason
+  assert reason in of(events.Refuse, effects)[0].reason
   assert after.members == state.members
 
 
@@ -171,7 +171,7 @@ def test_early_stopping_ends_the_run():
         rules=rules,
       )
   assert "2 rounds" in state.finished
-  assert of(server.Stop, effects)
+  assert of(events.Stop, effects)
 
 
 class Coded(Plain):
@@ -188,7 +188,7 @@ def test_differences_lead_to_the_published_model():
   arithmetic = Coded()
   state = server.initial(PARAMS, arithmetic)
   for client in range(4):
-    state, _ = step(state, server.Hello(client, 1), 0.0, rules, arithmetic)
+    state, _ = step(state, events.Hello(client, 1), 0.0, rules, arithmetic)
   held = {0: np.copy(PARAMS)}
   while not state.finished:
     value = 0.3 * (-1) ** state.round + 0.1
@@ -246,7 +246,7 @@ def test_snapshot_is_the_state(tmp_path):
 def test_wait_is_described():
   state, rules = start(stragglers="drop")
   state, _ = step(state, update(1), rules=rules)
-  state, _ = step(state, server.Gone(3), rules=rules)
+  state, _ = step(state, events.Gone(3), rules=rules)
   text = server.waits(state, rules)
   assert "without a connection: 3; the deadline is 8 s" in text
   assert "1" not in text.split(";")[0].split("clients")[1].split(",")

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from caatnet.federated import server, snapshot
+from caatnet.federated import events, server, snapshot
 from parallel.elastic.transport.handshake import Security
 from tests.caatnet.federated import process
 
@@ -28,13 +28,13 @@ def expected(rules):
     state, _ = server.step(state, message, 0.0, rules, process.numeric.Plain())
 
   for client in IDS:
-    step(server.Hello(client, client + 1, digest="0a"))
+    step(events.Hello(client, client + 1, digest="0a"))
   while not state.finished:
     for client in state.sampled:
       trained = process.Trainer(client).train(
         state.published, state.round, lambda: False
       )
-      step(server.Update(
+      step(events.Update(
         client, state.round, state.revision, trained.params - state.published
       ))
   return state
