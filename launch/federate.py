@@ -50,7 +50,9 @@ def main() -> None:
     print(f"server at {address}", flush=True)
     if FLAGS.role == "all" and not service.state.finished:
       command = [sys.executable, "-m", "launch.federate", *sys.argv[1:],
-                 "--role=client", f"--server={address}"]
+                 "--role=client", f"--server={address}",
+                 # They end soon after a server that was killed.
+                 "--config.federated.alone_s=10"]
       with processes.Clients(
         command, federation.section.clients, service.workdir
       ) as clients:

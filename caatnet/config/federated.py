@@ -1,6 +1,8 @@
 """Builder of a federated run from a config."""
 
 import dataclasses
+import json
+from typing import Any
 
 import jax
 import ml_collections
@@ -22,6 +24,7 @@ class Federation:
   """Components of a federated run.
 
   Attributes:
+    config: The whole config as plain data, for ``config.json``.
     experiment: Model, data and inner optimizer of a client.
     section: ``config.federated``.
     vectors: Parameters as one vector.
@@ -31,6 +34,7 @@ class Federation:
     downlink: Codec of differences between revisions.
   """
 
+  config: dict[str, Any]
   experiment: Experiment
   section: Federated
   vectors: Vectors
@@ -103,7 +107,7 @@ def build(config: ml_collections.ConfigDict) -> Federation:
     )
   downlink = vector_codec.make(section.downlink)
   return Federation(
-    experiment, section, vectors, rules,
+    json.loads(config.to_json()), experiment, section, vectors, rules,
     arithmetic.VectorArithmetic(
       arithmetic.optimizer(
         section.optimizer, section.learning_rate, section.momentum,

@@ -1,13 +1,14 @@
 """Server and client of a config's federated run, and its summary."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 from typing import Any
 
 import jax
 
 from caatnet.federated.client import Client
 from caatnet.federated.service import Service
-from caatnet.train import files
+from caatnet.train import files, records
 from caatnet.train.evaluate import make_evaluate
 from parallel.elastic.transport.handshake import (
   Address,
@@ -16,11 +17,12 @@ from parallel.elastic.transport.handshake import (
 )
 
 
+@contextlib.contextmanager
 def serving(
   federation: Any, workdir: str, address: Address, security: Security,
   say: Callable[[str], None] = print,
-) -> Service:
-  """Returns the service of a run, which continues the run of its folder.
+) -> Iterator[Service]:
+  """Context of the service of a run, which continues the run of its folder.
 
   Args:
     federation: A `caatnet.config.federated.Federation`.
@@ -30,18 +32,21 @@ def serving(
     say: Receives lines for the terminal.
 
   Raises:
-    ValueError: The folder has another run.
+    ValueError: The folder has another run, or is in use.
   """
-  folder = files.folder(workdir)
+  folder = files.folder(workdir, local=True)
   folder.mkdir(parents=True, exist_ok=True)
-  params, uplink = federation.vectors.initial(), federation.uplink
-  federation.arithmetic.warm_up(params)
-  uplink.decode(uplink.encode(params, jax.random.key(0)), params.size)
-  return Service(
-    address, security, federation.rules, federation.arithmetic, params,
-    uplink.decode, folder,
-    silence_s=federation.section.silence_s, say=say,
-  )
+  with files.lock(folder):
+    records.write_config(folder, federation.config)
+    params, uplink = federation.vectors.initial(), federation.uplink
+    # Compile before clients connect, so that rounds measure no compilation.
+    federation.arithmetic.warm_up(params)
+    uplink.decode(uplink.encode(params, jax.random.key(0)), params.size)
+    with Service(
+      address, security, federation.rules, federation.arithmetic, params,
+      uplink.decode, folder, silence_s=federation.section.silence_s, say=say,
+    ) as service:
+      yield service
 
 
 def client(

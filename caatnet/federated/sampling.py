@@ -38,7 +38,7 @@ def sample(
 
   Example:
     >>> sample({0: 1, 1: 1, 2: 1}, 2, "uniform", seed=0, round=0)
-    (2, 1)
+    (1, 2)
   """
   # Python's generator gives the same numbers in all versions.
   draw = random.Random(f"{seed}/{round}")
