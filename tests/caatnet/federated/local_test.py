@@ -9,7 +9,7 @@ import pytest
 from caatnet.config import experiments, federated
 from caatnet.config.override import override
 from caatnet.federated import events, server
-from caatnet.federated.local import LocalTrainer
+from caatnet.federated.local import LocalTrainer, proximal
 from caatnet.federated.splits import Examples
 from caatnet.train.evaluate import put_batch
 from configs.federated import tiny
@@ -163,16 +163,16 @@ def test_round_depends_on_its_arguments_only():
   assert sum(labels) == pytest.approx(examples(1).train["image"].sum())
 
 
-def test_proximal_term_pulls_to_the_received_model():
-  some = federation()
-  params, moved = some.vectors.initial(), []
-  for weight in (0.0, 5.0):
-    client = LocalTrainer(
-      some.experiment, examples(1), 1, 3, weight, validate=False, test=False
-    )
-    trained = client.train(params, 0, lambda: False)
-    moved.append(float(np.linalg.norm(trained.params - params)))
-  assert 0 < moved[1] < 0.9 * moved[0]
+def test_proximal_term_is_the_gradient_of_half_the_squared_distance():
+  received, now = {"w": np.float32([1, 2])}, {"w": np.float32([2, 0])}
+  term = proximal(3.0)
+  grads, state = {"w": np.float32([10, 10])}, term.init(received)
+  found, state = term.update(grads, state, now)
+  expected = jax.grad(
+    lambda w: 1.5 * ((w - received["w"]) ** 2).sum()
+  )(now["w"])
+  np.testing.assert_allclose(found["w"] - grads["w"], expected)
+  np.testing.assert_array_equal(state.anchor["w"], received["w"])
 
 
 @pytest.mark.parametrize(
