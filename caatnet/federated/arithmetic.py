@@ -86,10 +86,14 @@ class VectorArithmetic:
   def healthy(self, norms: list[float]) -> list[bool]:
     if not norms:
       return []
+    # A multiple of 16 norms, so that few sizes are compiled. NaNs have no
+    # effect on the median.
+    padded = np.full(-(-len(norms) // 16) * 16, np.nan)
+    padded[: len(norms)] = norms
     # Norms above float32's range become infinite, and unhealthy.
     with np.errstate(over="ignore"):
-      found = np.asarray(norms).astype(np.float32)
-    return health.healthy(jnp.asarray(found), self._factor).tolist()
+      found = jnp.asarray(padded.astype(np.float32))
+    return health.healthy(found, self._factor).tolist()[: len(norms)]
 
   def publish(self, difference: np.ndarray) -> tuple[bytes, np.ndarray] | None:
     if isinstance(self._downlink, Plain):

@@ -235,7 +235,8 @@ class Client:
       # The server lost its state after it had received this update.
       self._send(kept[0]._replace(sent_s=time.monotonic()), kept[1])
       return
-    self._apply(work, event.vectors)
+    if not self._apply(work, event.vectors):
+      return
     trained = self._trainer.train(
       self._params, work.round, lambda: self._stops(work.round)
     )
@@ -255,20 +256,23 @@ class Client:
     self._retained = result, data
     self._send(result, data)
 
-  def _apply(self, work: messages.Work, vectors: tuple[bytes, ...]) -> None:
-    """Moves to the revision of a `Work`."""
+  def _apply(self, work: messages.Work, vectors: tuple[bytes, ...]) -> bool:
+    """Moves to the revision of a `Work`; returns whether that was possible."""
     n = self._trainer.num_params
     if work.base is None:
       self._params = np.frombuffer(vectors[0], "<f4").copy()
     else:
       if work.base != self.revision:
-        raise ValueError(
-          f"differences from revision {work.base}, this client has "
-          f"{self.revision}"
-        )
+        # Sent after a new connection, while work of the old one was still in
+        # the queue. Without a revision, the server sends the whole model.
+        self.revision = None
+        assert self._channel is not None
+        self._channel.close("needs the whole model")
+        return False
       for data in vectors:  # in the order in which the server published them
         self._params = self._params + self._codecs.decode(data, n)
     self.revision = work.revision
+    return True
 
   def _stops(self, round: int) -> bool:
     """Returns whether a round in progress is to be abandoned."""

@@ -351,8 +351,11 @@ def _offer(
     return _with(state, client, working=member.retained)
   if now:
     effects.append(Train(client, state.round, state.revision, member.revision))
-    # Known to be held only once an update of it arrives.
-    return _with(state, client, working=state.round)
+    # Messages of a connection arrive in order; after a new one, `Hello` has the
+    # revision that the client holds.
+    return _with(
+      state, client, working=state.round, revision=state.revision
+    )
   return state
 
 
@@ -371,7 +374,6 @@ def _update(
   norm = _norm(update.delta)
   state = _with(
     state, update.client, done=update.round, retained=update.round,
-    revision=update.revision,
     working=-1 if member.working == update.round else member.working,
   )
   if update.round < state.round and rules.stragglers != "late":

@@ -49,19 +49,38 @@ class Trainer:
     )
 
 
-def client(number, address, step_s=0.0, trainer=None, **options):
-  codecs = Codecs(lambda delta, round: delta.tobytes(), decode)
+def halves(data, n):
+  return np.frombuffer(data, np.float16).astype(np.float32)
+
+
+def client(number, address, step_s=0.0, trainer=None, coded=False, **options):
+  codecs = Codecs(
+    lambda delta, round: delta.tobytes(), halves if coded else decode
+  )
   return Client(
     number, trainer or Trainer(number, step_s), codecs, address, SECURITY,
     **options,
   )
 
 
-def service(port, workdir, rules, **options):
+def service(port, workdir, rules, arithmetic=None, **options):
   return Service(
-    ("127.0.0.1", port), SECURITY, rules, numeric.Plain(), PARAMS, decode,
-    pathlib.Path(workdir), **options,
+    ("127.0.0.1", port), SECURITY, rules, arithmetic or numeric.Plain(),
+    PARAMS, decode, pathlib.Path(workdir), **options,
   )
+
+
+class Halves(numeric.Plain):
+  """Publishes differences in float16; keeps all published vectors."""
+
+  def __init__(self):
+    self.published = [PARAMS]
+
+  def publish(self, difference):
+    coded = difference.astype(np.float16)
+    decoded = coded.astype(np.float32)
+    self.published.append(self.published[-1] + decoded)
+    return coded.tobytes(), decoded
 
 
 def rules(**changes):

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from caatnet.federated import events, server, snapshot
+from caatnet.federated import events, messages, server, snapshot
 from parallel.elastic.transport.handshake import Security
 from tests.caatnet.federated import process
 
@@ -83,6 +83,35 @@ def test_rounds_over_sockets_equal_the_core(tmp_path):
   # The same folder does nothing more.
   with process.service(0, tmp_path, rules, say=lines.append) as again:
     assert again.serve().finished == "6 rounds have ended"
+
+
+def test_straggler_follows_differences_that_it_does_not_answer(tmp_path):
+  """Client 2 misses most deadlines, and has the published bits."""
+  rules = process.rules(
+    per_round=3, stragglers="drop", deadline_s=0.4, rounds=8
+  )
+  arithmetic, lines = process.Halves(), []
+  with process.service(
+    0, tmp_path, rules, arithmetic, say=lines.append
+  ) as service:
+    clients = [
+      process.client(
+        k, service.address, 0.3 * (k == 2), coded=True, say=lines.append
+      ) for k in IDS
+    ]
+    threads = [threading.Thread(target=c.run, daemon=True) for c in clients]
+    for thread in threads:
+      thread.start()
+    service.serve()
+    for thread in threads:
+      thread.join(10.0)
+      assert not thread.is_alive()
+  assert clients[2].revision > 2
+  assert not any("needs the whole model" in line for line in lines)
+  for client in clients:
+    np.testing.assert_array_equal(
+      client._params, arithmetic.published[client.revision]
+    )
 
 
 class Poison(process.Trainer):
