@@ -19,8 +19,8 @@ update that arrives later is dropped or merged into the round in progress, by
 `Rules.stragglers`.
 
 `Save` precedes the messages that depend on the saved state. After a crash,
-`resumed` starts the saved round again: clients return retained updates or
-compute them again, which gives the same bits.
+`resumed` waits for the clients and starts the saved round again: they return
+retained updates or compute them again, which gives the same bits.
 """
 
 from collections.abc import Mapping
@@ -202,8 +202,7 @@ def resumed(state: Server, time: float) -> Server:
     k: dataclasses.replace(m, connected=False, since=time, working=-1)
     for k, m in state.members.items()
   }
-  started = None if state.started is None else time
-  return dataclasses.replace(state, members=members, started=started)
+  return dataclasses.replace(state, members=members, started=None)
 
 
 def step(
@@ -234,7 +233,7 @@ def step(
   if state.finished:
     return state, effects
   if state.started is None:
-    if len(state.members) == rules.clients:
+    if time >= _ready_s(state, rules):
       state = _begin(state, time, rules, effects)
   elif _complete(state, time, rules):
     state = _end(state, time, rules, arithmetic, effects)
@@ -260,8 +259,11 @@ def downlink(state: Server, base: int) -> tuple[bool, tuple[bytes, ...]]:
 
 def wake_s(state: Server, rules: Rules) -> float | None:
   """Returns the time of the next event without a message; None for none."""
-  if state.started is None or state.finished:
+  if state.finished:
     return None
+  if state.started is None:
+    ready_s = _ready_s(state, rules)
+    return ready_s if math.isfinite(ready_s) else None
   lost = [
     state.members[k].since + rules.reconnect_s for k in _unanswered(state)
     if not state.members[k].connected
@@ -277,10 +279,11 @@ def waits(state: Server, rules: Rules) -> str:
   if state.finished:
     return state.finished
   if state.started is None:
-    missing = [k for k in range(rules.clients) if k not in state.members]
+    there = [k for k, m in state.members.items() if m.connected]
+    missing = [k for k in range(rules.clients) if k not in there]
     return (
-      f"waits for clients {_list(missing)} to connect: "
-      f"{len(state.members)} of {rules.clients} there"
+      f"waits for clients {_list(missing)} to connect: {len(there)} of "
+      f"{rules.clients} there"
     )
   left = _unanswered(state)
   away = [k for k in left if not state.members[k].connected]
@@ -338,7 +341,7 @@ def _offer(
 ) -> Server:
   """Sends a client the work that it has not done."""
   member = state.members[client]
-  if not member.connected or member.working >= 0:
+  if not member.connected or member.working >= 0 or state.started is None:
     return state
   late = rules.stragglers == "late" and client in state.history.get(
     member.retained, ()
@@ -366,6 +369,8 @@ def _update(
   member = state.members.get(update.client)
   if member is None:
     return _refuse(state, update, "not registered", effects)
+  if state.started is None:
+    return _refuse(state, update, "between rounds", effects)
   if update.round > state.round or update.revision > state.revision:
     return _refuse(state, update, "of the future", effects)
   if member.done >= update.round:
@@ -412,13 +417,28 @@ def _begin(
     state, history=history | {state.round: drawn}, started=time
   )
   effects.append(Save())
-  for client in dict.fromkeys(drawn):
+  # Clients that are not drawn may have a late update.
+  for client in dict.fromkeys((*drawn, *state.members)):
     if rules.stragglers != "late":  # an older round needs no update any more
       working = state.members[client].working
       if working >= 0:
         state = _with(state, client, working=-1)
     state = _offer(state, client, rules, effects)
   return state
+
+
+def _ready_s(state: Server, rules: Rules) -> float:
+  """Returns the time from which a round may begin; infinity for unknown.
+
+  At the start and after a restart, all clients are waited for, but those that
+  have been there before for no more than `Rules.reconnect_s` seconds after the
+  last one has connected.
+  """
+  members = state.members.values()
+  last = max((m.since for m in members if m.connected), default=math.inf)
+  if len(members) < rules.clients:
+    return math.inf
+  return last + (0 if all(m.connected for m in members) else rules.reconnect_s)
 
 
 def _unanswered(state: Server) -> list[int]:
@@ -432,12 +452,18 @@ def _unanswered(state: Server) -> list[int]:
 def _complete(state: Server, time: float, rules: Rules) -> bool:
   """Returns whether the round in progress ends now."""
   assert state.started is not None
+  unanswered = _unanswered(state)
+  # Without any connection, a round waits, instead of ending without updates.
+  if len(unanswered) == len(set(state.sampled)) and not any(
+    m.connected for m in state.members.values()
+  ):
+    return False
   if rules.stragglers != "wait" and time >= state.started + rules.deadline_s:
     return True
   return all(
     not state.members[k].connected
     and time >= state.members[k].since + rules.reconnect_s
-    for k in _unanswered(state)
+    for k in unanswered
   )
 
 

@@ -252,3 +252,28 @@ def test_wait_is_described():
   assert "1" not in text.split(";")[0].split("clients")[1].split(",")
   fresh = server.initial(PARAMS, Plain())
   assert "clients 0, 1, 2, 3 to connect" in server.waits(fresh, rules)
+
+
+def test_restarted_server_waits_for_its_clients():
+  state, rules = start(stragglers="drop", rounds=10)
+  for client in range(4):
+    state, _ = step(state, update(client), rules=rules)
+  state = server.resumed(state, 100.0)
+  # Much later than every limit, no round has ended.
+  state, effects = step(state, events.Tick(), 900.0, rules=rules)
+  assert (state.round, state.started, effects) == (1, None, [])
+  assert server.wake_s(state, rules) is None
+  for client in (0, 1):
+    hello = events.Hello(client, numeric.EXAMPLES[client])
+    state, effects = step(state, hello, 900.0 + client, rules=rules)
+    assert not effects
+  assert "clients 2, 3 to connect: 2 of 4" in server.waits(state, rules)
+  # The others are lost 3 s after the last connection.
+  assert server.wake_s(state, rules) == 904.0
+  state, effects = step(state, events.Tick(), 904.0, rules=rules)
+  assert {e.client for e in of(events.Train, effects)} == {0, 1}
+  # In a round without any connection, time has no effect.
+  for client in (0, 1):
+    state, _ = step(state, events.Gone(client), 905.0, rules=rules)
+  state, effects = step(state, events.Tick(), 2000.0, rules=rules)
+  assert (state.round, effects) == (1, [])
