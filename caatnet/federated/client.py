@@ -135,6 +135,7 @@ class Client:
     self._events: queue.Queue[Any] = queue.Queue()
     self._waiting: list[Any] = []  # events that training has looked at
     self._channel: Channel | None = None
+    self._ended = threading.Event()
     self._clock = ""  # that of the server
     self._retained: tuple[messages.Result, bytes] | None = None
     self._params = np.zeros(trainer.num_params, np.float32)
@@ -147,6 +148,15 @@ class Client:
       ValueError: The server refuses the client, or is not there.
     """
     threading.Thread(target=self._stay_connected, daemon=True).start()
+    try:
+      return self._serve()
+    finally:
+      self._ended.set()
+      if self._channel is not None:
+        self._channel.close("done")
+
+  def _serve(self) -> str:
+    """Processes events until the run ends; see `run`."""
     while True:
       event = self._next()
       match event:
@@ -159,8 +169,6 @@ class Client:
           if kept is not None and kept[0].round == resend.round:
             self._send(kept[0]._replace(sent_s=time.monotonic()), kept[1])
         case Received(message=messages.End() as end):
-          if self._channel is not None:
-            self._channel.close("done")
           if not end.valid:
             raise ValueError(end.reason)
           return end.reason
@@ -172,7 +180,7 @@ class Client:
   def _stay_connected(self) -> None:
     """Connects whenever there is no connection; runs in a thread."""
     lost = time.monotonic()
-    while True:
+    while not self._ended.is_set():
       try:
         self._converse()
         lost = time.monotonic()
@@ -186,7 +194,7 @@ class Client:
             f"no server at {host}:{port} for {self._alone_s:g} s: {error}"
           ))
           return
-      time.sleep(_AGAIN_S)
+      self._ended.wait(_AGAIN_S)
 
   def _converse(self) -> None:
     """Connects, introduces this client, and receives until the end.
@@ -225,7 +233,8 @@ class Client:
       try:
         channel.run(take)
       except (OSError, ValueError) as error:
-        self._say(f"no connection to the server: {error}")
+        if not self._ended.is_set():
+          self._say(f"no connection to the server: {error}")
 
   def _work(self, event: Received) -> None:
     """Receives a model, trains it and sends the update."""
