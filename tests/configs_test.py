@@ -49,6 +49,9 @@ def test_config_builds(name):
       del config.benchmark
     if "model" not in config:  # the benchmark times no training step
       return
+  if "federated" in config:  # this is the run of a client
+    with config.unlocked():
+      del config.federated
   if "kinds" in config:  # a composition; this is the base's run
     with config.unlocked():
       del config.kinds
@@ -59,6 +62,7 @@ def test_config_builds(name):
     "configs.benchmark.decoding", "configs.benchmark.engine",
     "configs.benchmark.graphs", "configs.benchmark.server",
     "configs.elastic.diloco", "configs.experts.kinds",
+    "configs.federated.tiny",
     "configs.memory.7b_long",
   )
   sizes = (1,) if one else (2, 4, 8)

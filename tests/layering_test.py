@@ -185,6 +185,26 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
+  "caatnet.federated": (
+    (
+      "caatnet.checks",
+      "caatnet.config.schema",
+      "caatnet.data",
+      "caatnet.models",
+      "caatnet.program",
+      "caatnet.show.report",
+      "caatnet.train",
+      "parallel",
+    ),
+    ("flax", "ml_collections", "absl"),
+  ),
+  # The server's core and its simulation: no jax.
+  **dict.fromkeys(
+    ("caatnet.federated.events", "caatnet.federated.sampling",
+     "caatnet.federated.server", "caatnet.federated.simulate",
+     "caatnet.federated.snapshot"),
+    (("caatnet.data.arrays", "caatnet.federated"), NUMPY_ONLY),
+  ),
   "caatnet.inference": (
     (
       "caatnet.data",
@@ -279,6 +299,7 @@ RULES = {
     (
       "caatnet.checks",
       "caatnet.data",
+      "caatnet.federated",
       "caatnet.inference",
       "caatnet.interop",
       "caatnet.models",

@@ -55,7 +55,7 @@ _OPTIONAL = ("sync", "pipeline", "inference", "elastic")
 # Keys of configs that are not training runs -> launch script of these configs.
 _OTHERS = {
   "study": "simulate", "sweep": "sweep", "kinds": "sweep",
-  "benchmark": "benchmark",
+  "benchmark": "benchmark", "federated": "federate",
 }
 
 

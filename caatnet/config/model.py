@@ -10,6 +10,7 @@ from caatnet.data.images import ImageData
 from caatnet.models.convolutional import ConvolutionalModel
 from caatnet.models.graph import LAYERS, GraphModel
 from caatnet.models.recurrent import RecurrentConfig, RecurrentModel
+from caatnet.models.squeezenet import SqueezeNet
 from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
@@ -109,6 +110,25 @@ def convolutional(
   )
 
 
+def squeezenet(section: schema.SqueezeNet, context: Context) -> SqueezeNet:
+  """Builds SqueezeNet.
+
+  Args:
+    section: The section.
+    context: Parts of the experiment on which a model depends.
+
+  Raises:
+    ValueError: If images are too small, or tensor parallelism is required.
+  """
+  context.check_unshared("squeezenet", "images", ImageData)
+  return SqueezeNet(
+    **vars(section),
+    shape=tuple(context.data.shape),
+    num_classes=context.data.num_classes,
+    tensor=context.tensor,
+  )
+
+
 def graph(section: schema.Graph, context: Context) -> GraphModel:
   """Builds a graph network.
 
@@ -133,5 +153,5 @@ def graph(section: schema.Graph, context: Context) -> GraphModel:
 # A builder receives the section and a `caatnet.config.context.Context`.
 MODELS = {
   "transformer": transformer, "recurrent": recurrent,
-  "convolutional": convolutional, "graph": graph,
+  "convolutional": convolutional, "squeezenet": squeezenet, "graph": graph,
 }

@@ -90,11 +90,14 @@ class ImageData(Images):
       },
       baselines=lambda: _baselines(train, validation, self.num_classes),
       examples=pipeline.ordered(_Rows(train), seed),
+      train=train,
     )
 
   def _read(self, key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
     """Returns name, images (float32) and labels of a key's file, checked."""
     name, images, labels = _read(key, path)
+    if self.enlarge:
+      images = enlarged(images, self.shape)
     self._check(f"config.data.{key}={path!r}", images, labels)
     return name, np.ascontiguousarray(images, np.float32), labels
 
@@ -113,6 +116,31 @@ class ImageData(Images):
         f"config.data.num_classes={self.num_classes}, but the labels are "
         f"{low} to {high}"
       )
+
+
+def enlarged(
+  images: np.ndarray, shape: tuple[int, int, int]
+) -> np.ndarray:
+  """Enlarges images by repeating pixels and copying a single channel.
+
+  Args:
+    images: ``[N, h, w, c]``.
+    shape: Height and width, multiples of h and w, and the number of channels, c
+      or any number if c is 1.
+
+  Returns:
+    ``[N, *shape]``; dims that do not divide `shape` are unchanged.
+
+  Example:
+    >>> enlarged(np.arange(2.0).reshape(1, 1, 2, 1), (2, 4, 1))[0, ..., 0]
+    array([[0., 0., 1., 1.],
+           [0., 0., 1., 1.]])
+  """
+  for axis, size in enumerate(shape, 1):
+    old = images.shape[axis]
+    if size % old == 0 and (axis < 3 or old == 1):
+      images = np.repeat(images, size // old, axis)
+  return images
 
 
 class _Rows:

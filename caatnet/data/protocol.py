@@ -30,6 +30,8 @@ class Dataset:
       None without random access.
     ahead: Number of batches that the host prefetches.
     table: The feature rows to which the `Lookup`s refer; None without lookups.
+    train: The training examples, a tree of arrays ``[N, ...]``; None if they
+      are not in memory as examples.
   """
 
   name: str
@@ -42,6 +44,7 @@ class Dataset:
   examples: Any = None
   ahead: int = 0
   table: Table | None = None
+  train: Any = None
 
 
 class Data(Protocol):

@@ -142,6 +142,40 @@ def load_documents(
   return Documents(name, sha256, train, validation)
 
 
+def packages(validation_percent: float) -> list[Documents]:
+  """Reads the packages of this interpreter's standard library.
+
+  A package is a folder; modules outside of folders belong to none. Tests are
+  left out, as for `load_documents`, whose split into training and validation
+  this is.
+
+  Args:
+    validation_percent: The expected percentage of the documents in validation.
+
+  Returns:
+    Documents of each package, the largest package first. A side of the split
+    may be empty.
+  """
+  sha256, names, contents = _stdlib()
+  found: dict[str, list[bytes]] = {}
+  for name, content in zip(names, contents, strict=True):
+    package, inside, _ = name.partition("/")
+    if inside and content:
+      found.setdefault(package, []).append(content)
+  largest = sorted(found, key=lambda name: -sum(map(len, found[name])))
+  return [
+    Documents(
+      name, sha256,
+      *(
+        [x for x in found[name] if held_out == (
+          100 * split_place(x) < validation_percent
+        )] for held_out in (False, True)
+      ),
+    )
+    for name in largest
+  ]
+
+
 def _split(
   path: str, documents: Sequence[bytes], validation_percent: float
 ) -> tuple[list[bytes], list[bytes]]:
@@ -209,6 +243,12 @@ def _find_files(
 
 def _read_stdlib() -> tuple[str, list[bytes]]:
   """Reads Python's standard library; returns hash and documents."""
+  sha256, _, contents = _stdlib()
+  return sha256, contents
+
+
+def _stdlib() -> tuple[str, list[str], list[bytes]]:
+  """Reads Python's standard library; returns hash, paths and contents."""
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   with _of("config.data.path"):
     names = _find_files(root, (".py",), _EXCLUDED_FOLDERS)
@@ -218,7 +258,7 @@ def _read_stdlib() -> tuple[str, list[bytes]]:
       f"config.data.path='' reads the Python standard library, but {root} "
       "has no .py files; name a .txt or .jsonl file or folder"
     )
-  return _content_sha256(files), [content for _, content in files]
+  return _content_sha256(files), names, [content for _, content in files]
 
 
 def _read_path(key: str, path: str) -> tuple[str, list[bytes]]:

@@ -32,6 +32,9 @@ _FREE = {
   for key in ("log_every", "eval_every", "checkpoint_every",
               "keep_checkpoints")
 } | {("name",), ("parallel", "stage"), ("parallel", "device_order")} | {
+  ("federated", key)  # limits of times, and more rounds
+  for key in ("rounds", "reconnect_s", "silence_s", "alone_s")
+} | {
   ("data", key)  # transfer of feature rows to the devices
   for key in ("access", "ahead", "cache", "cache_rows", "sampler", "threads")
 }

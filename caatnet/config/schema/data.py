@@ -52,6 +52,10 @@ class Images:
   shape: tuple[int, int, int] = field(
     (8, 8, 1), "Height, width and channels of an image.", COUNT
   )
+  enlarge: bool = field(
+    False, "Whether smaller images are enlarged to shape by whole factors: "
+    "pixels are repeated, and a single channel is copied.",
+  )
   num_classes: int = field(
     10, "Number of classes; labels are 0 to num_classes - 1.", COUNT
   )

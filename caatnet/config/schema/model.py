@@ -110,6 +110,13 @@ class Convolutional:
 
 
 @section
+class SqueezeNet:
+  """SqueezeNet 1.0, whose sizes are fixed."""
+
+  dtype: str = field("float32", _DTYPE, DTYPES)
+
+
+@section
 class Graph:
   """Graph network with one layer per element of ``data.fanouts``."""
 
@@ -122,5 +129,5 @@ class Graph:
 
 MODELS = {
   "transformer": Transformer, "recurrent": Recurrent,
-  "convolutional": Convolutional, "graph": Graph,
+  "convolutional": Convolutional, "squeezenet": SqueezeNet, "graph": Graph,
 }

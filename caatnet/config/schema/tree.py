@@ -26,6 +26,7 @@ from ml_collections import config_dict
 from caatnet.config.schema.benchmarks.registry import BENCHMARKS
 from caatnet.config.schema.data import DATA
 from caatnet.config.schema.experts import Experts
+from caatnet.config.schema.federated import Federated
 from caatnet.config.schema.fields import (
   SEED,
   Config,
@@ -110,6 +111,7 @@ _PLAIN = {
   "sync": Sync, "parallel": Parallel, "pipeline": Pipeline, "zero": Zero,
   "memory": Memory, "train": Train, "inference": Inference, "elastic": Elastic,
   "sweep": Sweep, "kinds": Kinds, "serving": Serving, "experts": Experts,
+  "federated": Federated,
 }
 # Sections of a config with a model.
 _OF_RUNS = {**_CHOICES, **_PLAIN}

@@ -39,11 +39,13 @@ class Channel:
     last_received: `time.monotonic()` of the last received frame.
     reason: Reason for which this side closed it; "" if it did not.
     silence_s: Timeout of sends, and of receives if `ends_silent`.
+    sent_bytes: Bytes of sent frames, without those of TLS.
+    received_bytes: Bytes of received frames, without those of TLS.
   """
 
   def __init__(
     self, sock: socket.socket, kinds: Sequence[type], silence_s: float,
-    ends_silent: bool = False,
+    ends_silent: bool = False, most_waiting: int = _MOST_WAITING,
   ) -> None:
     """Wraps a connection after its handshake.
 
@@ -54,9 +56,11 @@ class Channel:
       ends_silent: Whether the connection also ends when nothing was received
         for that long. It detects half-open connections, on which sent data
         arrives but nothing comes back.
+      most_waiting: Maximum number of queued messages.
     """
     self._sock, self._kinds, self.silence_s = sock, kinds, silence_s
-    self._ends_silent = ends_silent
+    self._ends_silent, self._most_waiting = ends_silent, most_waiting
+    self.sent_bytes = self.received_bytes = 0
     self._lock = threading.Lock()
     self._waiting: collections.deque[bytes] = collections.deque()
     # Pipe that wakes the thread in `select`.
@@ -75,7 +79,7 @@ class Channel:
       if not self._open:
         return
       self._waiting.append(data)
-      full = len(self._waiting) > _MOST_WAITING
+      full = len(self._waiting) > self._most_waiting
       self._ring()
     if full:
       self.close("does not read its messages")
@@ -107,9 +111,9 @@ class Channel:
         selector.register(self._sock, selectors.EVENT_READ)
         selector.register(self._bell, selectors.EVENT_READ, "bell")
         while True:
-          self._flush()
+          more = self._flush()
           # Wakes at least eight times per timeout, for keep-alives.
-          for key, _ in selector.select(self.silence_s / 8):
+          for key, _ in selector.select(0 if more else self.silence_s / 8):
             if key.data == "bell":
               # Empty the pipe; the queue has the messages.
               os.read(self._bell, _PIECE)
@@ -132,21 +136,30 @@ class Channel:
     with contextlib.suppress(BlockingIOError):  # a full pipe wakes it, too
       os.write(self._ringer, b".")
 
-  def _flush(self) -> None:
-    """Sends queued messages, and a keep-alive if nothing was sent recently."""
+  def _flush(self) -> bool:
+    """Sends one queued message, or a keep-alive if nothing was sent recently.
+
+    One only: both sides may send more than the buffers of the sockets hold, and
+    each must receive in between for the other one to continue.
+
+    Returns:
+      Whether more messages are queued.
+    """
     self._sock.settimeout(self.silence_s)
-    while True:
-      with self._lock:
-        if not self._waiting:
-          break
-        data = self._waiting.popleft()
+    with self._lock:
+      data = self._waiting.popleft() if self._waiting else None
+      more = bool(self._waiting)
+    if data is not None:
       # Blocks for at most silence_s; then the connection ends.
-      frames.send(self._sock, Header(Kind.MESSAGE), data, checked=True)
+      self.sent_bytes += frames.send(
+        self._sock, Header(Kind.MESSAGE), data, checked=True
+      )
       self._said = time.monotonic()
-    if time.monotonic() - self._said >= self.silence_s / 8:
+    elif time.monotonic() - self._said >= self.silence_s / 8:
       # Eight keep-alives per timeout: a lost one does not end a connection.
-      frames.send(self._sock, Header(Kind.KEEP_ALIVE))
+      self.sent_bytes += frames.send(self._sock, Header(Kind.KEEP_ALIVE))
       self._said = time.monotonic()
+    return more
 
   def _receive(self, received: bytearray) -> bool:
     """Receives available bytes; returns whether there were any."""
@@ -159,6 +172,7 @@ class Channel:
     if not data:
       raise ConnectionResetError("the connection was closed")
     received += data
+    self.received_bytes += len(data)
     return True
 
   def _read(self, received: bytearray, take: Callable[[Any], None]) -> None:

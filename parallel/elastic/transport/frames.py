@@ -46,6 +46,7 @@ _TEXT = re.compile(r"[ -~]{0,400}")  # printable: it is shown on terminals
 _INT = struct.Struct("!Q")
 _FLOAT = struct.Struct("!d")
 _SHORT = struct.Struct("!H")
+_LENGTH = struct.Struct("!I")  # of bytes
 
 
 class FrameError(ValueError):
@@ -268,8 +269,8 @@ def encode(message: Any) -> bytes:
 
   Args:
     message: Instance of a named tuple whose fields are annotated as
-      non-negative integers, finite floats, ids, digests, texts, other such
-      classes, or tuples of these; None where the annotation allows it.
+      non-negative integers, finite floats, ids, digests, texts, bytes, other
+      such classes, or tuples of these; None where the annotation allows it.
 
   Raises:
     FrameError: A field does not match its annotation.
@@ -345,6 +346,10 @@ def _write_text(text: str, out: list[bytes]) -> None:
   out.append(_SHORT.pack(len(raw)) + raw)
 
 
+def _write_bytes(data: bytes, out: list[bytes]) -> None:
+  out += [_LENGTH.pack(len(data)), data]
+
+
 def _coder(hint: Any) -> _Coder:
   """Returns the cached writer and reader of an annotation."""
   if hint not in _CODERS:
@@ -368,6 +373,8 @@ def _make(hint: Any) -> _Coder:
     return _matching(_DIGEST, "digest")
   if hint is str:
     return _matching(_TEXT, "text")
+  if hint is bytes:
+    return _write_bytes, lambda reader: reader.take(reader.number(_LENGTH))
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
     # `X | None`: the only kind of union in messages.
     (inner,) = (a for a in args if a is not types.NoneType)

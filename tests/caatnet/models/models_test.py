@@ -71,6 +71,14 @@ MODELS = {
     # Taps on the padding of a small image are not multiplied.
     flops=(0.75, 1.15),
   ),
+  "squeezenet": Row(
+    ("configs.federated.tiny", "squeezenet,test"),
+    "data.shape=(24,24,3)",
+    # Its smallest maps have one position, where eight of nine taps of a 3 x 3
+    # convolution are on padding and not multiplied.
+    flops=(0.65, 1.15),
+    parts="no stack of equal layers",
+  ),
   "graph": Row(
     ("configs.graphs.tiny", "data_parallel,test"),
     wide="model.width=256",
@@ -90,6 +98,9 @@ def make(name, changes="", mesh=None):
   row = MODELS[name]
   module, argument = row.config
   config = importlib.import_module(module).get_config(argument)
+  if "federated" in config:  # its clients train the same model
+    with config.unlocked():
+      del config.federated
   shared = (
     "parallel.worker=1 parallel.data=2 outer.algorithm=data_parallel "
     f"parallel.tensor={row.ranks} data.batch_size=4 train.num_steps=4 "

@@ -1,0 +1,119 @@
+"""Builder of a federated run from a config."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from caatnet.checks import naming
+from caatnet.config import experiments
+from caatnet.config.schema import fields, tree
+from caatnet.config.schema.federated import Federated
+from caatnet.federated import arithmetic, splits, vector_codec
+from caatnet.federated.client import Codecs
+from caatnet.federated.local import LocalTrainer, Vectors
+from caatnet.federated.server import Rules
+from caatnet.train.experiment import Experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+  """Components of a federated run.
+
+  Attributes:
+    config: The whole config as plain data, for ``config.json``.
+    experiment: Model, data and inner optimizer of a client.
+    section: ``config.federated``.
+    vectors: Parameters as one vector.
+    rules: Constants of the server.
+    arithmetic: Arithmetic of the server.
+    uplink: Codec of updates.
+    downlink: Codec of differences between revisions.
+  """
+
+  config: dict[str, Any]
+  experiment: Experiment
+  section: Federated
+  vectors: Vectors
+  rules: Rules
+  arithmetic: arithmetic.VectorArithmetic
+  uplink: vector_codec.VectorCodec
+  downlink: vector_codec.VectorCodec
+
+  def trainer(self, client: int) -> LocalTrainer:
+    """Returns the local training of a client; reads its data."""
+    some, experiment = self.section, self.experiment
+    with naming("config.federated", fields.keys(Federated)):
+      examples = splits.of_client(
+        experiment.data, some.split, client, some.clients, some.alpha,
+        experiment.seed,
+      )
+    return LocalTrainer(
+      experiment, examples, client, some.local_steps, some.proximal,
+      some.validate, some.test,
+    )
+
+  def codecs(self, client: int) -> Codecs:
+    """Returns the codecs of a client."""
+    key = jax.random.fold_in(jax.random.key(self.experiment.seed), client)
+
+    def encode(delta: np.ndarray, round: int) -> bytes:
+      return self.uplink.encode(delta, jax.random.fold_in(key, round))
+
+    return Codecs(encode, self.downlink.decode)
+
+
+def build(config: ml_collections.ConfigDict) -> Federation:
+  """Checks a config and builds its federated run.
+
+  Args:
+    config: A config with the sections of ``configs/federated/tiny.py``.
+
+  Raises:
+    ValueError: If a value is not allowed; the message has the key.
+  """
+  if "federated" not in config:
+    raise ValueError(
+      "config.federated is missing: launch.federate needs a config such as "
+      "configs/federated/tiny.py"
+    )
+  tree.check(config)
+  section: Federated = tree.section_of("federated", config.federated)
+  rest = ml_collections.ConfigDict(config)
+  with rest.unlocked():
+    del rest.federated
+    # The learning rate decays over all local steps.
+    rest.train.num_steps = section.rounds * section.local_steps
+  if config.outer.algorithm != "data_parallel" or config.parallel.worker != 1:
+    raise ValueError(
+      f"config.outer.algorithm={config.outer.algorithm!r} and config.parallel."
+      f"worker={config.parallel.worker} must be 'data_parallel' and 1: clients "
+      "are set by config.federated.clients"
+    )
+  experiment = experiments.build(rest)
+  vectors = Vectors(experiment)
+  with naming("config.federated", fields.keys(Federated)):
+    rules = Rules(
+      digest=vectors.digest, seed=config.seed, **{
+        f.name: getattr(section, f.name) for f in dataclasses.fields(Rules)
+        if f.name not in ("digest", "seed")
+      },
+    )
+    uplink = vector_codec.make(
+      section.uplink, section.stochastic, section.top_k
+    )
+  downlink = vector_codec.make(section.downlink)
+  return Federation(
+    json.loads(config.to_json()), experiment, section, vectors, rules,
+    arithmetic.VectorArithmetic(
+      arithmetic.optimizer(
+        section.optimizer, section.learning_rate, section.momentum,
+        section.beta_2, section.eps,
+      ),
+      downlink, section.outlier_factor,
+    ),
+    uplink, downlink,
+  )

@@ -1,0 +1,111 @@
+"""``config.federated``: a federated run (``launch.federate``)."""
+
+from caatnet.config.schema.fields import (
+  COUNT,
+  COUNT_OR_NONE,
+  DECAY,
+  NOT_NEGATIVE,
+  POSITIVE,
+  field,
+  section,
+)
+
+_CODECS = ("none", "int8", "int4", "e3m0", "sparse")
+
+
+@section
+class Federated:
+  """Server and clients of a federated run.
+
+  ``config.optimizer`` and ``config.data.batch_size`` are those of a client.
+  """
+
+  clients: int = field(4, "Number of clients, N.", COUNT)
+  per_round: int = field(4, "Clients that are sampled in each round, K.", COUNT)
+  rounds: int = field(10, "Number of rounds.", COUNT)
+  local_steps: int = field(10, "Steps of a client in a round.", COUNT)
+  sampling: str = field(
+    "uniform", 'Sampling of clients, unbiased in both cases: "uniform" (K '
+    'different ones) or "weighted" (K draws with the probabilities of the '
+    "weights, with replacement).", ("uniform", "weighted"),
+  )
+  weights: str = field(
+    "examples", 'Weights of clients: their numbers of "examples", or "equal".',
+    ("examples", "equal"),
+  )
+  stragglers: str = field(
+    "wait", 'Policy for clients that miss the deadline: "wait" (no deadline), '
+    '"drop" their updates, or merge them "late", with a weight by age.',
+    ("wait", "drop", "late"),
+  )
+  deadline_s: float = field(
+    60.0, 'Time limit of a round in seconds; none with stragglers="wait".',
+    POSITIVE,
+  )
+  reconnect_s: float = field(
+    10.0, "Seconds without a connection until a round does not wait for a "
+    "client.", POSITIVE,
+  )
+  silence_s: float = field(
+    10.0, "Seconds of silence until the server closes a connection.", POSITIVE
+  )
+  alone_s: float = field(
+    300.0, "Seconds without a server until a client ends.", POSITIVE
+  )
+  patience: int = field(
+    0, "Rounds without a lower validation loss until the run stops; 0: never.",
+    COUNT_OR_NONE,
+  )
+  least_gain: float = field(
+    0.0, "Smallest decrease of the loss that counts, in nats.", NOT_NEGATIVE
+  )
+  outlier_factor: float = field(
+    10.0, "Norm of an update, as a multiple of the median norm of a round, "
+    "above which it is refused; 0 allows any finite norm.", NOT_NEGATIVE,
+  )
+  optimizer: str = field(
+    "fedavg", 'Optimizer of the server: "fedavg" (the mean of the updates), '
+    '"fedavgm" (with momentum) or "fedadam".',
+    ("fedavg", "fedavgm", "fedadam"),
+  )
+  learning_rate: float = field(
+    1.0, "Learning rate of the server's optimizer.", POSITIVE
+  )
+  momentum: float = field(
+    0.9, 'Momentum of "fedavgm", and beta_1 of "fedadam".', DECAY
+  )
+  beta_2: float = field(0.99, 'Decay of the second moment of "fedadam".', DECAY)
+  eps: float = field(1e-3, 'Epsilon of "fedadam".', POSITIVE)
+  proximal: float = field(
+    0.0, "Weight of FedProx' term, which pulls clients to the received model; "
+    "0 for none.", NOT_NEGATIVE,
+  )
+  uplink: str = field("none", "Codec of updates.", _CODECS)
+  downlink: str = field(
+    "none", "Codec of the differences between revisions; with \"none\" clients "
+    "receive float32 models.", ("none", "int8", "int4", "e3m0"),
+  )
+  stochastic: bool = field(
+    False, "Whether the uplink's block codec rounds at random, without bias."
+  )
+  top_k: int = field(
+    64, 'Elements that uplink="sparse" sends of each 4,096; a multiple of 4.',
+    COUNT,
+  )
+  split: str = field(
+    "even", 'Examples of clients: "even", "dirichlet" (classes are unevenly '
+    'distributed), "packages" (text: a package of Python\'s standard library '
+    'each) or "own" (all of config.data, which differs between clients).',
+    ("even", "dirichlet", "packages", "own"),
+  )
+  alpha: float = field(
+    0.5, 'Concentration of split="dirichlet"; small values are uneven.',
+    POSITIVE,
+  )
+  validate: bool = field(
+    True, "Whether clients evaluate received models on their validation "
+    "examples.",
+  )
+  test: bool = field(
+    True, "Whether clients evaluate trained models on these examples."
+  )

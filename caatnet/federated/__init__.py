@@ -1,0 +1,7 @@
+"""Federated learning: a server that does not train, and its clients."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "server": ["Rules", "Server", "step"],
+})

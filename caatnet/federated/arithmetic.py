@@ -1,0 +1,102 @@
+"""Arithmetic of a federated server: optimizer, validation, downlink codec.
+
+The server's optimizers move the parameters against the negative mean update
+(Reddi et al., arXiv 2003.00295): FedAvg is SGD with rate 1, FedAvgM SGD with
+momentum, FedAdam Adam. They are those of optax: Adam corrects the bias of its
+moments, which the paper does not.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from caatnet.federated.vector_codec import Plain, VectorCodec
+from parallel.outer import health
+
+OPTIMIZERS = ("fedavg", "fedavgm", "fedadam")
+
+
+def optimizer(
+  name: str, rate: float, momentum: float, beta_2: float, eps: float
+) -> optax.GradientTransformation:
+  """Returns the server's optimizer.
+
+  Args:
+    name: One of `OPTIMIZERS`.
+    rate: Learning rate; 1 is the mean of the clients' models for "fedavg".
+    momentum: Momentum of "fedavgm", and beta_1 of "fedadam".
+    beta_2: Decay of the second moment of "fedadam".
+    eps: Epsilon of "fedadam", the tau of the paper.
+  """
+  if name == "fedadam":
+    return optax.adam(rate, momentum, beta_2, eps)
+  return optax.sgd(rate, momentum if name == "fedavgm" else None)
+
+
+class VectorArithmetic:
+  """Computations on vectors, with jax; see `server.Arithmetic`."""
+
+  def __init__(
+    self, transformation: optax.GradientTransformation,
+    downlink: VectorCodec, outlier_factor: float = 0.0,
+  ) -> None:
+    """Creates the arithmetic of a run.
+
+    Args:
+      transformation: The server's optimizer, elementwise.
+      downlink: Codec of the differences between revisions, whose rounding must
+        be deterministic.
+      outlier_factor: Largest norm of a valid update, as a multiple of the
+        median; 0 allows any finite norm.
+    """
+    self._downlink, self._factor = downlink, outlier_factor
+    self._transformation = transformation
+    self._update = jax.jit(self._updated)
+
+  def warm_up(self, params: np.ndarray) -> None:
+    """Compiles the programs, so that rounds measure no compilation."""
+    zeros = np.zeros_like(params)
+    self.update(zeros, self.init(params), params)
+    self.healthy([1.0])
+    self.publish(zeros)
+
+  def init(self, params: np.ndarray) -> tuple[np.ndarray, ...]:
+    state = self._transformation.init(jnp.asarray(params))
+    return tuple(np.asarray(x) for x in jax.tree.leaves(state))
+
+  def update(
+    self, mean: np.ndarray, state: tuple[np.ndarray, ...], params: np.ndarray
+  ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    params, leaves = jax.device_get(self._update(mean, state, params))
+    return params, tuple(leaves)
+
+  def _updated(self, mean: Any, leaves: Any, params: Any) -> Any:
+    structure = jax.tree.structure(
+      jax.eval_shape(self._transformation.init, params)
+    )
+    # Optimizers move against a gradient; the mean is progress.
+    updates, state = self._transformation.update(
+      -mean, structure.unflatten(leaves), params
+    )
+    return optax.apply_updates(params, updates), jax.tree.leaves(state)
+
+  def healthy(self, norms: list[float]) -> list[bool]:
+    if not norms:
+      return []
+    # A multiple of 16 norms, so that few sizes are compiled. NaNs have no
+    # effect on the median.
+    padded = np.full(-(-len(norms) // 16) * 16, np.nan)
+    padded[: len(norms)] = norms
+    # Norms above float32's range become infinite, and unhealthy.
+    with np.errstate(over="ignore"):
+      found = jnp.asarray(padded.astype(np.float32))
+    return health.healthy(found, self._factor).tolist()[: len(norms)]
+
+  def publish(self, difference: np.ndarray) -> tuple[bytes, np.ndarray] | None:
+    if isinstance(self._downlink, Plain):
+      return None
+    data = self._downlink.encode(difference, jax.random.key(0))
+    return data, self._downlink.decode(data, difference.size)

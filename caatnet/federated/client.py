@@ -1,0 +1,320 @@
+"""Federated client: trains on its own examples when the server asks it to.
+
+A client connects to the server; the server never connects to a client. It keeps
+its newest update until it computes another one, so that a server that has
+restarted, or whose connection broke, receives it without training again. A lost
+connection does not end local training.
+"""
+
+from collections.abc import Callable
+import contextlib
+import hashlib
+import queue
+import threading
+import time
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from caatnet.federated import messages
+from caatnet.federated.messages import Received
+from parallel.elastic.membership import ids
+from parallel.elastic.transport.channel import Channel
+from parallel.elastic.transport.handshake import (
+  Address,
+  Purpose,
+  Refused,
+  Request,
+  Scope,
+  Security,
+  dial,
+)
+
+_DIAL_S = 2.0
+_AGAIN_S = 0.2  # pause between attempts
+_SILENCE_S = 30.0  # until the server has sent its own limit
+
+
+class Trained(NamedTuple):
+  """Result of a client's part of a round.
+
+  Attributes:
+    params: Trained parameters, float32 ``[n]``.
+    loss: Validation loss of the received parameters; None for none.
+    validated: Number of validation examples.
+    test_loss: Validation loss of the trained parameters; None for none.
+    training_s: Time of the local steps.
+    test_s: Time of the evaluation of the trained parameters.
+    validation_s: Time of the evaluation of the received parameters.
+  """
+
+  params: np.ndarray
+  loss: float | None
+  validated: int
+  test_loss: float | None
+  training_s: float
+  test_s: float
+  validation_s: float
+
+
+class Trainer(Protocol):
+  """Local training of one client.
+
+  Attributes:
+    examples: Number of training examples.
+    num_params: n, the number of parameters.
+    digest: Hex digest of the model's parameters.
+  """
+
+  examples: int
+  num_params: int
+  digest: str
+
+  def train(
+    self, params: np.ndarray, round: int, stops: Callable[[], bool]
+  ) -> Trained | None:
+    """Trains for one round.
+
+    Args:
+      params: Received parameters, float32 ``[n]``.
+      round: Number of the round, which determines the examples.
+      stops: Returns whether the round needs no update any more; called between
+        steps.
+
+    Returns:
+      The result, which depends on the arguments only; None if ``stops``
+      returned True.
+    """
+    ...
+
+
+class Codecs(NamedTuple):
+  """Codecs of a client.
+
+  Attributes:
+    encode: Maps an update and its round to bytes.
+    decode: Maps the bytes of a difference and n to float32 ``[n]``.
+  """
+
+  encode: Callable[[np.ndarray, int], bytes]
+  decode: Callable[[bytes, int], np.ndarray]
+
+
+class _Failed(NamedTuple):
+  """Event: no server accepts this client."""
+
+  reason: str
+
+
+class Client:
+  """Client process.
+
+  Attributes:
+    revision: Revision of the parameters that it holds; None for none.
+  """
+
+  def __init__(
+    self, client: int, trainer: Trainer, codecs: Codecs, address: Address,
+    security: Security, *, alone_s: float = 300.0,
+    say: Callable[[str], None] = print,
+  ) -> None:
+    """Creates a client, which connects in `run`.
+
+    Args:
+      client: Id of the client.
+      trainer: Local training.
+      codecs: Codecs of uplinks and downlinks.
+      address: (host, port) of the server.
+      security: Token and TLS settings.
+      alone_s: Time without a server after which the client ends.
+      say: Receives lines for the terminal.
+    """
+    self._client, self._trainer, self._codecs = client, trainer, codecs
+    self._address, self._security = address, security
+    self._alone_s, self._say = alone_s, say
+    self._events: queue.Queue[Any] = queue.Queue()
+    self._waiting: list[Any] = []  # events that training has looked at
+    self._channel: Channel | None = None
+    self._ended = threading.Event()
+    self._clock = ""  # that of the server
+    self._retained: tuple[messages.Result, bytes] | None = None
+    self._params = np.zeros(trainer.num_params, np.float32)
+    self.revision: int | None = None
+
+  def run(self) -> str:
+    """Runs until the server ends the run; returns the reason.
+
+    Raises:
+      ValueError: The server refuses the client, or is not there.
+    """
+    threading.Thread(target=self._stay_connected, daemon=True).start()
+    try:
+      return self._serve()
+    finally:
+      self._ended.set()
+      if self._channel is not None:
+        self._channel.close("done")
+
+  def _serve(self) -> str:
+    """Processes events until the run ends; see `run`."""
+    while True:
+      event = self._next()
+      match event:
+        case _Failed():
+          raise ValueError(event.reason)
+        case Received(message=messages.Work()):
+          self._work(event)
+        case Received(message=messages.Resend() as resend):
+          kept = self._retained
+          if kept is not None and kept[0].round == resend.round:
+            self._send(kept[0]._replace(sent_s=time.monotonic()), kept[1])
+        case Received(message=messages.End() as end):
+          if not end.valid:
+            raise ValueError(end.reason)
+          return end.reason
+
+  def _next(self) -> Any:
+    """Returns the next event."""
+    return self._waiting.pop(0) if self._waiting else self._events.get()
+
+  def _stay_connected(self) -> None:
+    """Connects whenever there is no connection; runs in a thread."""
+    lost = time.monotonic()
+    while not self._ended.is_set():
+      try:
+        self._converse()
+        lost = time.monotonic()
+      except Refused as error:
+        self._events.put(_Failed(f"the server refuses: {error}"))
+        return
+      except OSError as error:
+        if time.monotonic() - lost > self._alone_s:
+          host, port = self._address
+          self._events.put(_Failed(
+            f"no server at {host}:{port} for {self._alone_s:g} s: {error}"
+          ))
+          return
+      self._ended.wait(_AGAIN_S)
+
+  def _converse(self) -> None:
+    """Connects, introduces this client, and receives until the end.
+
+    Raises:
+      OSError: There is no connection.
+    """
+    request = Request(
+      Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), messages.NAME
+    )
+    size = 4 * self._trainer.num_params
+    with dial(
+      self._address, request, self._security, Scope(), _DIAL_S
+    ) as sock:
+      channel = Channel(
+        sock, messages.FROM_SERVER, _SILENCE_S, ends_silent=True,
+        most_waiting=messages.most_waiting(size),
+      )
+      assembler = messages.Assembler(size + 4096)
+
+      def take(message: Any) -> None:
+        if isinstance(message, messages.Welcome):
+          channel.silence_s = message.silence_s
+          self._clock = str(message.clock)
+          return
+        for event in assembler.take(message):
+          self._events.put(event)
+
+      kept = self._retained
+      channel.send(messages.Connected(
+        self._client, self._trainer.examples, self.revision,
+        self._trainer.digest, None if kept is None else kept[0].round,
+        messages.clock(),
+      ))
+      self._channel = channel
+      try:
+        channel.run(take)
+      except (OSError, ValueError) as error:
+        if not self._ended.is_set():
+          self._say(f"no connection to the server: {error}")
+
+  def _work(self, event: Received) -> None:
+    """Receives a model, trains it and sends the update."""
+    work = event.message
+    kept = self._retained
+    if kept is not None and kept[0].round == work.round:
+      # The server lost its state after it had received this update.
+      self._send(kept[0]._replace(sent_s=time.monotonic()), kept[1])
+      return
+    if not self._apply(work, event.vectors):
+      return
+    trained = self._trainer.train(
+      self._params, work.round, lambda: self._stops(work.round)
+    )
+    if trained is None:
+      return
+    delta = trained.params - self._params
+    data = self._codecs.encode(delta, work.round)
+    now = time.monotonic()
+    one_clock = self._clock == messages.clock() != ""
+    result = messages.Result(
+      work.round, work.revision, (len(data),), trained.loss, trained.validated,
+      trained.test_loss,
+      max(0.0, event.time_s - work.sent_s) if one_clock else None,
+      trained.training_s, trained.test_s, trained.validation_s,
+      now - event.time_s, now,
+    )
+    self._retained = result, data
+    self._send(result, data)
+
+  def _apply(self, work: messages.Work, vectors: tuple[bytes, ...]) -> bool:
+    """Moves to the revision of a `Work`; returns whether that was possible."""
+    n = self._trainer.num_params
+    if work.base is None:
+      self._params = np.frombuffer(vectors[0], "<f4").copy()
+    else:
+      if work.base != self.revision:
+        # Sent after a new connection, while work of the old one was still in
+        # the queue. Without a revision, the server sends the whole model.
+        self.revision = None
+        assert self._channel is not None
+        self._channel.close("needs the whole model")
+        return False
+      for data in vectors:  # in the order in which the server published them
+        self._params = self._params + self._codecs.decode(data, n)
+    self.revision = work.revision
+    return True
+
+  def _stops(self, round: int) -> bool:
+    """Returns whether a round in progress is to be abandoned."""
+    with contextlib.suppress(queue.Empty):
+      while True:
+        self._waiting.append(self._events.get_nowait())
+    for event in self._waiting:
+      if not isinstance(event, Received):
+        continue
+      match event.message:
+        case messages.Work(round=other) if other != round:
+          return True
+        case messages.Abandon(round=other) if other == round:
+          return True
+        case messages.End():
+          return True
+    # The same work again, after a new connection, changes nothing.
+    self._waiting = [
+      e for e in self._waiting if not (
+        isinstance(e, Received) and isinstance(e.message, messages.Work)
+      )
+    ]
+    return False
+
+  def _send(self, result: messages.Result, data: bytes) -> None:
+    assert self._channel is not None
+    messages.send(self._channel, result, (data,))
+
+
+def digest(shapes: Any) -> str:
+  """Returns the digest of names, shapes and dtypes of parameters.
+
+  Args:
+    shapes: Sequence of (name, shape, dtype), in the order of the vector.
+  """
+  return hashlib.sha256(repr(list(shapes)).encode()).hexdigest()[:32]

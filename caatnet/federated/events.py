@@ -1,0 +1,140 @@
+"""Messages to the core of a federated server (`server.py`), and its effects.
+
+`Hello`, `Update`, `Gone` and `Tick` are messages. All others are effects, which
+the caller executes in order.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Hello(NamedTuple):
+  """A client has connected.
+
+  Attributes:
+    client: Id of the client.
+    examples: Number of its training examples.
+    revision: Revision that it holds; -1 for none.
+    digest: Digest of its model's parameters.
+    retained: Round of the newest update that it computed; -1 for none.
+  """
+
+  client: int
+  examples: int
+  revision: int = -1
+  digest: str = ""
+  retained: int = -1
+
+
+class Update(NamedTuple):
+  """A client's contribution to a round.
+
+  Attributes:
+    client: Id of the client.
+    round: Round that it was sampled in.
+    revision: Revision that it started from.
+    delta: Trained minus received parameters, float32 ``[n]``.
+    loss: Mean loss of the received model on the client's validation examples,
+      in nats; NaN for none.
+    validated: Number of these examples.
+  """
+
+  client: int
+  round: int
+  revision: int
+  delta: np.ndarray
+  loss: float = math.nan
+  validated: int = 0
+
+
+class Gone(NamedTuple):
+  """The connection to a client has ended."""
+
+  client: int
+
+
+class Tick(NamedTuple):
+  """Time has passed; see `wake_s`."""
+
+
+class Save(NamedTuple):
+  """The state must be on disk before later effects are executed."""
+
+
+class Train(NamedTuple):
+  """The client is to train from a revision; `downlink` returns its payload.
+
+  Attributes:
+    client: Id of the client.
+    round: Number of the round.
+    revision: Revision to start from.
+    base: Revision that the client holds; -1 for none.
+  """
+
+  client: int
+  round: int
+  revision: int
+  base: int
+
+
+class Resend(NamedTuple):
+  """The client is to send its retained update of a round."""
+
+  client: int
+  round: int
+
+
+class Abandon(NamedTuple):
+  """The client need not finish a round."""
+
+  client: int
+  round: int
+
+
+class Refuse(NamedTuple):
+  """The client cannot participate; its connection is closed."""
+
+  client: int
+  reason: str
+
+
+class Stop(NamedTuple):
+  """The run has ended; all clients are notified."""
+
+  reason: str
+
+
+class Ended(NamedTuple):
+  """A round has ended.
+
+  Attributes:
+    round: Number of the round.
+    revision: Revision after it.
+    sampled: Sampled clients, in order.
+    merged: (client, round, coefficient) of each merged update.
+    missing: Sampled clients without an update.
+    refused: (client, reason) of each update that was refused in the round.
+    loss: Validation loss of the revision before the round, over the examples of
+      all clients that returned one, in nats; NaN for none.
+    duration_s: Time from the round's start to its end.
+    late: Whether the deadline ended it.
+  """
+
+  round: int
+  revision: int
+  sampled: tuple[int, ...]
+  merged: tuple[tuple[int, int, float], ...]
+  missing: tuple[int, ...]
+  refused: tuple[tuple[int, str], ...]
+  loss: float
+  duration_s: float
+  late: bool
+
+
+class Refused(NamedTuple):
+  """An update does not count; the reason names its fault."""
+
+  client: int
+  reason: str

@@ -1,0 +1,210 @@
+"""Messages between a federated server and its clients, on a `Channel`.
+
+A vector follows its message as parts of at most 64 KiB, so that keep-alives and
+other messages pass in between, and a slow link transmits a part before the
+other side expects one.
+"""
+
+from collections.abc import Hashable, Iterator
+import functools
+import hashlib
+import pathlib
+import time
+from typing import Any, NamedTuple
+
+from parallel.elastic.transport.channel import Channel
+from parallel.elastic.transport.frames import FrameError
+
+PART_BYTES = 1 << 16
+NAME = "federated"  # the server's id in handshakes
+
+
+class Connected(NamedTuple):
+  """First message of a client.
+
+  Attributes:
+    client: Id of the client.
+    examples: Number of its training examples.
+    revision: Revision that it holds; None for none.
+    digest: Digest of its model's parameters.
+    retained: Round of its newest update; None for none.
+    clock: Digest that names its monotonic clock.
+  """
+
+  client: int
+  examples: int
+  revision: int | None
+  digest: Hashable
+  retained: int | None
+  clock: Hashable
+
+
+class Welcome(NamedTuple):
+  """First message of a server: its timeout, and its clock's digest."""
+
+  silence_s: float
+  clock: Hashable
+
+
+class Work(NamedTuple):
+  """Request to train, followed by the model.
+
+  Attributes:
+    round: Number of the round.
+    revision: Revision of the model.
+    base: Revision to which coded differences are added; None for a model in
+      float32.
+    sizes: Bytes of each difference, or of the model.
+    sent_s: Time when it was queued, on the server's clock.
+  """
+
+  round: int
+  revision: int
+  base: int | None
+  sizes: tuple[int, ...]
+  sent_s: float
+
+
+class Resend(NamedTuple):
+  """Request for the retained update of a round."""
+
+  round: int
+
+
+class Abandon(NamedTuple):
+  """The round needs no update any more."""
+
+  round: int
+
+
+class End(NamedTuple):
+  """The server needs this client no more.
+
+  Attributes:
+    reason: Reason.
+    valid: Whether the run has ended, rather than that the client is refused.
+  """
+
+  reason: str
+  valid: bool
+
+
+class Result(NamedTuple):
+  """A client's update, followed by the coded vector.
+
+  Attributes:
+    round: Round of the update.
+    revision: Revision that it started from.
+    sizes: Bytes of the vector, one item.
+    loss: Validation loss of the received model in nats; None for none.
+    validated: Number of validation examples.
+    test_loss: Validation loss of the trained model; None for none.
+    downlink_s: Time from `Work.sent_s` to the last part; None if the clocks
+      differ.
+    training_s: Time of the local steps.
+    test_s: Time of the evaluation of the trained model.
+    validation_s: Time of the evaluation of the received model.
+    busy_s: Time from the last part of the model to `sent_s`.
+    sent_s: Time when it was queued, on the client's clock.
+  """
+
+  round: int
+  revision: int
+  sizes: tuple[int, ...]
+  loss: float | None
+  validated: int
+  test_loss: float | None
+  downlink_s: float | None
+  training_s: float
+  test_s: float
+  validation_s: float
+  busy_s: float
+  sent_s: float
+
+
+class Part(NamedTuple):
+  """Bytes of the vectors of the last message with ``sizes``."""
+
+  data: bytes
+
+
+FROM_CLIENT = (Connected, Result, Part)
+FROM_SERVER = (Welcome, Work, Resend, Abandon, End, Part)
+
+
+class Received(NamedTuple):
+  """A message with its vectors, complete at ``time_s`` of this clock."""
+
+  message: Any
+  vectors: tuple[bytes, ...]
+  time_s: float
+
+
+class Assembler:
+  """Joins the parts of vectors; for one connection."""
+
+  def __init__(self, most_bytes: int) -> None:
+    """Creates an assembler.
+
+    Args:
+      most_bytes: Largest size of all vectors of a message. Sizes are untrusted.
+    """
+    self._most_bytes = most_bytes
+    self._message: Any = None
+    self._data = bytearray()
+
+  def take(self, message: Any) -> Iterator[Received]:
+    """Returns the message that has become complete, if any.
+
+    Raises:
+      FrameError: Vectors are too long, or parts do not match their message.
+    """
+    if isinstance(message, Part):
+      if self._message is None:
+        raise FrameError("a part without a message")
+      self._data += message.data
+    elif hasattr(message, "sizes"):
+      if self._message is not None:
+        raise FrameError(f"a {type(message).__name__} before the last part")
+      if sum(message.sizes) > self._most_bytes:
+        raise FrameError(
+          f"{sum(message.sizes):,} bytes; the limit is {self._most_bytes:,}"
+        )
+      self._message = message
+    else:
+      yield Received(message, (), time.monotonic())
+      return
+    left = sum(self._message.sizes) - len(self._data)
+    if left < 0:
+      raise FrameError(f"{-left} bytes too many")
+    if not left:
+      whole, place, vectors = bytes(self._data), 0, []
+      for size in self._message.sizes:
+        vectors.append(whole[place:place + size])
+        place += size
+      yield Received(self._message, tuple(vectors), time.monotonic())
+      self._message, self._data = None, bytearray()
+
+
+def send(channel: Channel, message: Any, vectors: tuple[bytes, ...]) -> None:
+  """Queues a message and its vectors."""
+  channel.send(message)
+  data = b"".join(vectors)
+  for place in range(0, len(data), PART_BYTES):
+    channel.send(Part(data[place:place + PART_BYTES]))
+
+
+def most_waiting(num_bytes: int) -> int:
+  """Returns the length of a queue for two vectors and some messages."""
+  return 2 * -(-num_bytes // PART_BYTES) + 64
+
+
+@functools.cache
+def clock() -> str:
+  """Returns a digest that is equal for processes with one monotonic clock.
+
+  Processes of one boot of a machine share it, network namespaces included.
+  """
+  path = pathlib.Path("/proc/sys/kernel/random/boot_id")
+  name = path.read_bytes() if path.exists() else b""
+  return hashlib.sha256(name).hexdigest()[:32] if name else ""

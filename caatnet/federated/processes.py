@@ -1,0 +1,60 @@
+"""Client processes on the server's machine."""
+
+from collections.abc import Sequence
+import pathlib
+import subprocess
+from typing import Any
+
+_END_S = 10.0  # for processes to end after the run
+
+
+class Clients:
+  """Client processes, one per id, with their output in files.
+
+  Leaving the context ends those that are still there.
+  """
+
+  def __init__(
+    self, command: Sequence[str], num: int, folder: pathlib.Path
+  ) -> None:
+    """Starts the processes.
+
+    Args:
+      command: Command of a client, without its ``--client``.
+      num: Number of clients.
+      folder: Folder for the output, ``client-K.log``.
+    """
+    self._folder = folder
+    self._processes = []
+    for client in range(num):
+      with open(self._log(client), "w") as log:
+        self._processes.append(subprocess.Popen(
+          [*command, f"--client={client}"], stdout=log,
+          stderr=subprocess.STDOUT,
+        ))
+
+  def check(self) -> None:
+    """Raises ValueError if a process has failed."""
+    for client, process in enumerate(self._processes):
+      if process.poll():
+        lines = self._log(client).read_text().strip().splitlines()
+        raise ValueError(
+          f"client {client} ended with code {process.returncode}: "
+          f"{lines[-1] if lines else 'no output'} ({self._log(client)})"
+        )
+
+  def _log(self, client: int) -> pathlib.Path:
+    return self._folder / f"client-{client}.log"
+
+  def __enter__(self) -> "Clients":
+    return self
+
+  def __exit__(self, *failed: Any) -> None:
+    for process in self._processes:
+      if failed[0] is not None:
+        process.terminate()
+      try:
+        process.wait(_END_S)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

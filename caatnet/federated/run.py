@@ -1,0 +1,90 @@
+"""Server and client of a config's federated run, and its summary."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+from typing import Any
+
+import jax
+
+from caatnet.federated.client import Client
+from caatnet.federated.service import Service
+from caatnet.train import files, records
+from caatnet.train.evaluate import make_evaluate
+from parallel.elastic.transport.handshake import (
+  Address,
+  Security,
+  parse_address,
+)
+
+
+@contextlib.contextmanager
+def serving(
+  federation: Any, workdir: str, address: Address, security: Security,
+  say: Callable[[str], None] = print,
+) -> Iterator[Service]:
+  """Context of the service of a run, which continues the run of its folder.
+
+  Args:
+    federation: A `caatnet.config.federated.Federation`.
+    workdir: The run's folder.
+    address: (host, port); port 0 selects a free port.
+    security: Token and TLS settings.
+    say: Receives lines for the terminal.
+
+  Raises:
+    ValueError: The folder has another run, or is in use.
+  """
+  folder = files.folder(workdir, local=True)
+  folder.mkdir(parents=True, exist_ok=True)
+  with files.lock(folder):
+    records.write_config(folder, federation.config)
+    params, uplink = federation.vectors.initial(), federation.uplink
+    # Compile before clients connect, so that rounds measure no compilation.
+    federation.arithmetic.warm_up(params)
+    uplink.decode(uplink.encode(params, jax.random.key(0)), params.size)
+    with Service(
+      address, security, federation.rules, federation.arithmetic, params,
+      uplink.decode, folder, silence_s=federation.section.silence_s, say=say,
+    ) as service:
+      yield service
+
+
+def client(
+  federation: Any, number: int, server: str, security: Security
+) -> str:
+  """Runs a client until the run ends; returns the reason of the end.
+
+  Args:
+    federation: A `caatnet.config.federated.Federation`.
+    number: Id of the client.
+    server: HOST:PORT of the server.
+    security: Token and TLS settings.
+
+  Raises:
+    ValueError: The address has another form, or the server is not there or
+      refuses the client.
+  """
+  address = parse_address("--server=", server, 1)
+  trainer = federation.trainer(number)
+  trainer.warm_up()
+  return Client(
+    number, trainer, federation.codecs(number), address, security,
+    alone_s=federation.section.alone_s,
+  ).run()
+
+
+def summary(federation: Any, service: Service) -> str:
+  """Returns the measures of the final model on all validation examples."""
+  experiment, state = federation.experiment, service.state
+  data = experiment.data
+  dataset = data.load(experiment.seed)
+  evaluate = make_evaluate(experiment.program, data.batch_size)
+  params = jax.jit(federation.vectors.tree)(state.params)
+  found = dataset.measures(evaluate(params, dataset.validation).means)
+  measures = ", ".join(f"{data.labels[k]} {v:.4f}" for k, v in found.items())
+  refused = ", ".join(f"{n} {k}" for k, n in sorted(state.counts.items()))
+  return (
+    f"{state.finished}: revision {state.revision}, validation {measures}"
+    + (f"; refused updates: {refused}" if refused else "")
+    + f"; in {service.workdir}"
+  )

@@ -1,0 +1,609 @@
+"""Core of a federated server: ``(state, message, time) -> (state, effects)``.
+
+`step` is a pure function without sockets and clocks. `service.py` runs it over
+connections, `simulate.py` over simulated ones. All decisions are here: the
+sampled clients, the end of a round, valid updates and how they are merged.
+
+A *round* is one attempt to improve the model. A round with at least one valid
+update makes the next *revision* of the model; a round without one leaves it
+unchanged. The server holds two vectors: the parameters, and the *published*
+ones, which all clients with a revision have. They differ only by the rounding
+of downlinks: revision r is published as the coded difference between the
+parameters and the published vector of revision r - 1, so that rounding errors
+do not accumulate, and a client that has revision q receives the differences q +
+1 to r.
+
+A round ends when each sampled client has returned an update or is lost, that
+is, without a connection for `Rules.reconnect_s` seconds, or at the deadline. An
+update that arrives later is dropped or merged into the round in progress, by
+`Rules.stragglers`.
+
+`Save` precedes the messages that depend on the saved state. After a crash,
+`resumed` waits for the clients and starts the saved round again: they return
+retained updates or compute them again, which gives the same bits.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from caatnet.federated import sampling
+from caatnet.federated.events import (
+  Abandon,
+  Ended,
+  Gone,
+  Hello,
+  Refuse,
+  Refused,
+  Resend,
+  Save,
+  Stop,
+  Train,
+  Update,
+)
+
+STRAGGLERS = ("wait", "drop", "late")
+
+
+class Arithmetic(Protocol):
+  """Computations on vectors; `arithmetic.py` has the one of real runs."""
+
+  def init(self, params: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Returns the initial state of the server's optimizer."""
+    ...
+
+  def update(
+    self, mean: np.ndarray, state: tuple[np.ndarray, ...], params: np.ndarray
+  ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Returns new parameters ``[n]`` and optimizer state, given the step."""
+    ...
+
+  def healthy(self, norms: list[float]) -> list[bool]:
+    """Returns which updates are no outliers, by their norms."""
+    ...
+
+  def publish(self, difference: np.ndarray) -> tuple[bytes, np.ndarray] | None:
+    """Returns (coded difference, its decoded value); None for no coding."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+  """Constants of a run.
+
+  Attributes:
+    clients: N; clients have the ids 0 to N - 1.
+    per_round: K, the number of clients that are sampled in each round.
+    rounds: Number of rounds.
+    digest: Digest of the model's parameters; clients must have the same one.
+    seed: Seed of the samples.
+    sampling: "uniform" or "weighted"; see `sampling.py`.
+    weights: Weights of clients: their "examples", or "equal".
+    stragglers: Policy for updates that miss their round's deadline: "wait" (no
+      deadline), "drop", or "late" (merged with a weight by age).
+    deadline_s: Time limit of a round; with "wait" it has no effect.
+    reconnect_s: Seconds without a connection until a client is lost.
+    patience: Rounds without a lower validation loss until the run stops; 0 for
+      no early stopping.
+    least_gain: Smallest decrease of the loss that counts, in nats.
+  """
+
+  clients: int
+  per_round: int
+  rounds: int
+  digest: str = ""
+  seed: int = 0
+  sampling: str = "uniform"
+  weights: str = "examples"
+  stragglers: str = "wait"
+  deadline_s: float = 60.0
+  reconnect_s: float = 5.0
+  patience: int = 0
+  least_gain: float = 0.0
+
+  def __post_init__(self) -> None:
+    if not 1 <= self.per_round <= self.clients:
+      raise ValueError(
+        f"per_round={self.per_round} must lie in [1, clients={self.clients}]"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+  """Registered client.
+
+  Attributes:
+    examples: Number of its training examples.
+    connected: Whether it has a connection.
+    since: Time of the last change of `connected`.
+    revision: Revision that it holds; -1 for none.
+    retained: Round of the newest update that it has; -1 for none.
+    working: Round that it computes or sends; -1 for none.
+    done: Newest round whose update has been received, valid or not.
+  """
+
+  examples: int
+  connected: bool = True
+  since: float = 0.0
+  revision: int = -1
+  retained: int = -1
+  working: int = -1
+  done: int = -1
+
+
+class Contribution(NamedTuple):
+  """Valid update in the round in progress, with its number of draws."""
+
+  update: Update
+  draws: int
+  norm: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Server:
+  """State of the server.
+
+  Attributes:
+    params: Parameters, float32 ``[n]``.
+    published: Parameters that clients with the newest revision have.
+    optimizer: State of the server's optimizer.
+    round: Round in progress, or the next one.
+    revision: Newest revision.
+    differences: Coded differences that lead to the newest revision, oldest
+      first, while all together are smaller than the parameters.
+    members: Registered clients.
+    history: Sampled clients of the round in progress and of earlier rounds
+      whose late updates may arrive, by round.
+    started: Start of the round in progress; None if there is none.
+    received: Valid updates of the round in progress.
+    refused: (client, reason) of each update refused in the round in progress.
+    counts: Number of refused updates by reason, over all rounds.
+    best: Lowest validation loss.
+    stale: Rounds since then.
+    finished: Reason for which the run has ended; "" if it has not.
+  """
+
+  params: np.ndarray
+  published: np.ndarray
+  optimizer: tuple[np.ndarray, ...]
+  round: int = 0
+  revision: int = 0
+  differences: tuple[bytes, ...] = ()
+  members: Mapping[int, Member] = dataclasses.field(default_factory=dict)
+  history: Mapping[int, tuple[int, ...]] = dataclasses.field(
+    default_factory=dict
+  )
+  started: float | None = None
+  received: tuple[Contribution, ...] = ()
+  refused: tuple[tuple[int, str], ...] = ()
+  counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  best: float = math.inf
+  stale: int = 0
+  finished: str = ""
+
+  @property
+  def sampled(self) -> tuple[int, ...]:
+    """Sampled clients of the round in progress, in order."""
+    return self.history.get(self.round, ())
+
+
+def initial(params: np.ndarray, arithmetic: Arithmetic) -> Server:
+  """Returns the state before the first client connects."""
+  params = np.asarray(params, np.float32)
+  return Server(params, params, arithmetic.init(params))
+
+
+def resumed(state: Server, time: float) -> Server:
+  """Returns a saved state after a restart: no client is connected."""
+  members = {
+    k: dataclasses.replace(m, connected=False, since=time, working=-1)
+    for k, m in state.members.items()
+  }
+  return dataclasses.replace(state, members=members, started=None)
+
+
+def step(
+  state: Server, message: Any, time: float, rules: Rules, arithmetic: Arithmetic
+) -> tuple[Server, list[Any]]:
+  """Processes a message.
+
+  Args:
+    state: The state.
+    message: `Hello`, `Update`, `Gone` or `Tick`; see `events.py`.
+    time: Current time in seconds, of any monotonic clock.
+    rules: Constants of the run.
+    arithmetic: Computations on vectors.
+
+  Returns:
+    The next state, and effects to execute in order.
+  """
+  effects: list[Any] = []
+  match message:
+    case Hello():
+      state = _hello(state, message, time, rules, effects)
+    case Update():
+      state = _update(state, message, rules, effects)
+    case Gone() if message.client in state.members:
+      state = _with(
+        state, message.client, connected=False, since=time, working=-1
+      )
+  if state.finished:
+    return state, effects
+  if state.started is None:
+    if time >= _ready_s(state, rules):
+      state = _begin(state, time, rules, effects)
+  elif _complete(state, time, rules):
+    state = _end(state, time, rules, arithmetic, effects)
+  return state, effects
+
+
+def downlink(state: Server, base: int) -> tuple[bool, tuple[bytes, ...]]:
+  """Returns the payload that leads from a revision to the newest one.
+
+  Args:
+    state: The state.
+    base: Revision that the client holds; -1 for none.
+
+  Returns:
+    Whether it is a list of coded differences, and the differences; otherwise
+    one item, the published parameters as float32 bytes.
+  """
+  behind = state.revision - base
+  if base >= 0 and behind <= len(state.differences):
+    return True, state.differences[len(state.differences) - behind:]
+  return False, (state.published.tobytes(),)
+
+
+def wake_s(state: Server, rules: Rules) -> float | None:
+  """Returns the time of the next event without a message; None for none."""
+  if state.finished:
+    return None
+  if state.started is None:
+    ready_s = _ready_s(state, rules)
+    return ready_s if math.isfinite(ready_s) else None
+  lost = [
+    state.members[k].since + rules.reconnect_s for k in _unanswered(state)
+    if not state.members[k].connected
+  ]
+  times = [max(lost)] if len(lost) == len(_unanswered(state)) > 0 else []
+  if rules.stragglers != "wait":
+    times.append(state.started + rules.deadline_s)
+  return min(times, default=None)
+
+
+def waits(state: Server, rules: Rules) -> str:
+  """Returns a description of what the server waits for."""
+  if state.finished:
+    return state.finished
+  if state.started is None:
+    there = [k for k, m in state.members.items() if m.connected]
+    missing = [k for k in range(rules.clients) if k not in there]
+    return (
+      f"waits for clients {_list(missing)} to connect: {len(there)} of "
+      f"{rules.clients} there"
+    )
+  left = _unanswered(state)
+  away = [k for k in left if not state.members[k].connected]
+  text = (
+    f"round {state.round}: waits for updates of clients {_list(left)}"
+    if left else f"round {state.round}: all updates are there"
+  )
+  if away:
+    text += f"; without a connection: {_list(away)}"
+  if rules.stragglers != "wait":
+    text += f"; the deadline is {rules.deadline_s:g} s"
+  return text
+
+
+def _hello(
+  state: Server, hello: Hello, time: float, rules: Rules, effects: list[Any]
+) -> Server:
+  """Registers a client, and continues its part of the round."""
+  reason = ""
+  if not 0 <= hello.client < rules.clients:
+    reason = f"client {hello.client}: ids are 0 to {rules.clients - 1}"
+  elif hello.digest != rules.digest:
+    reason = (
+      f"client {hello.client} has another model: digest {hello.digest or '-'}, "
+      f"the server's is {rules.digest}"
+    )
+  elif hello.revision > state.revision:
+    reason = (
+      f"client {hello.client} has revision {hello.revision}, but the newest "
+      f"one is {state.revision}: it belongs to another run"
+    )
+  if reason:
+    effects.append(Refuse(hello.client, reason))
+    return state
+  before = state.members.get(hello.client, Member(hello.examples))
+  if before.examples != hello.examples:
+    effects.append(Refuse(
+      hello.client,
+      f"client {hello.client} has {hello.examples} examples, before it had "
+      f"{before.examples}",
+    ))
+    return state
+  state = _put(state, hello.client, dataclasses.replace(
+    before, connected=True, since=time, revision=hello.revision,
+    retained=hello.retained, working=-1,
+  ))
+  if state.finished:
+    effects.append(Refuse(hello.client, state.finished))
+    return state
+  return _offer(state, hello.client, rules, effects)
+
+
+def _offer(
+  state: Server, client: int, rules: Rules, effects: list[Any]
+) -> Server:
+  """Sends a client the work that it has not done."""
+  member = state.members[client]
+  if not member.connected or member.working >= 0 or state.started is None:
+    return state
+  late = rules.stragglers == "late" and client in state.history.get(
+    member.retained, ()
+  )
+  now = client in state.sampled and member.done < state.round
+  if member.retained > member.done and (
+    late or (now and member.retained == state.round)
+  ):
+    effects.append(Resend(client, member.retained))
+    return _with(state, client, working=member.retained)
+  if now:
+    effects.append(Train(client, state.round, state.revision, member.revision))
+    # Messages of a connection arrive in order; after a new one, `Hello` has the
+    # revision that the client holds.
+    return _with(
+      state, client, working=state.round, revision=state.revision
+    )
+  return state
+
+
+def _update(
+  state: Server, update: Update, rules: Rules, effects: list[Any]
+) -> Server:
+  """Counts or refuses an update."""
+  member = state.members.get(update.client)
+  if member is None:
+    return _refuse(state, update, "not registered", effects)
+  if state.started is None:
+    return _refuse(state, update, "between rounds", effects)
+  if update.round > state.round or update.revision > state.revision:
+    return _refuse(state, update, "of the future", effects)
+  if member.done >= update.round:
+    return _refuse(state, update, "a duplicate", effects)
+  draws = state.history.get(update.round, ()).count(update.client)
+  norm = _norm(update.delta)
+  state = _with(
+    state, update.client, done=update.round, retained=update.round,
+    working=-1 if member.working == update.round else member.working,
+  )
+  if update.round < state.round and rules.stragglers != "late":
+    state = _refuse(state, update, "late", effects)
+  elif not draws:
+    state = _refuse(state, update, "not sampled", effects)
+  elif update.delta.shape != state.params.shape:
+    state = _refuse(state, update, "of another size", effects)
+  elif not math.isfinite(norm):
+    state = _refuse(state, update, "not finite", effects)
+  else:
+    found = Contribution(update, draws, norm)
+    state = dataclasses.replace(state, received=(*state.received, found))
+  # A straggler starts the round in progress after its late update.
+  return _offer(state, update.client, rules, effects)
+
+
+def _begin(
+  state: Server, time: float, rules: Rules, effects: list[Any]
+) -> Server:
+  """Starts the round of the state's number."""
+  weights = _weights(state, rules)
+  if not weights:
+    return _finish(state, "no client has training examples", effects)
+  if state.round >= rules.rounds:
+    return _finish(state, f"{rules.rounds} rounds have ended", effects)
+  drawn = sampling.sample(
+    weights, rules.per_round, rules.sampling, rules.seed, state.round
+  )
+  # A late update may arrive while its client has not returned it.
+  history = {
+    r: clients for r, clients in state.history.items()
+    if any(state.members[k].done < r for k in clients)
+  } if rules.stragglers == "late" else {}
+  state = dataclasses.replace(
+    state, history=history | {state.round: drawn}, started=time
+  )
+  effects.append(Save())
+  # Clients that are not drawn may have a late update.
+  for client in dict.fromkeys((*drawn, *state.members)):
+    if rules.stragglers != "late":  # an older round needs no update any more
+      working = state.members[client].working
+      if working >= 0:
+        state = _with(state, client, working=-1)
+    state = _offer(state, client, rules, effects)
+  return state
+
+
+def _ready_s(state: Server, rules: Rules) -> float:
+  """Returns the time from which a round may begin; infinity for unknown.
+
+  At the start and after a restart, all clients are waited for, but those that
+  have been there before for no more than `Rules.reconnect_s` seconds after the
+  last one has connected.
+  """
+  members = state.members.values()
+  last = max((m.since for m in members if m.connected), default=math.inf)
+  if len(members) < rules.clients:
+    return math.inf
+  return last + (0 if all(m.connected for m in members) else rules.reconnect_s)
+
+
+def _unanswered(state: Server) -> list[int]:
+  """Returns the sampled clients without an update, in order."""
+  return [
+    k for k in dict.fromkeys(state.sampled)
+    if state.members[k].done < state.round
+  ]
+
+
+def _complete(state: Server, time: float, rules: Rules) -> bool:
+  """Returns whether the round in progress ends now."""
+  assert state.started is not None
+  unanswered = _unanswered(state)
+  # Without any connection, a round waits, instead of ending without updates.
+  if len(unanswered) == len(set(state.sampled)) and not any(
+    m.connected for m in state.members.values()
+  ):
+    return False
+  if rules.stragglers != "wait" and time >= state.started + rules.deadline_s:
+    return True
+  return all(
+    not state.members[k].connected
+    and time >= state.members[k].since + rules.reconnect_s
+    for k in unanswered
+  )
+
+
+def _end(
+  state: Server, time: float, rules: Rules, arithmetic: Arithmetic,
+  effects: list[Any],
+) -> Server:
+  """Merges the updates of a round, and starts the next one."""
+  missing = _unanswered(state)
+  # Ordered by sample, not by arrival, so that the sum has the same bits.
+  order = {k: i for i, k in enumerate(dict.fromkeys(state.sampled))}
+  received = sorted(state.received, key=lambda c: (
+    c.update.round, order.get(c.update.client, c.update.client)
+  ))
+  healthy = arithmetic.healthy([c.norm for c in received])
+  for contribution, valid in zip(received, healthy, strict=True):
+    if not valid:
+      state = _refuse(state, contribution.update, "an outlier", effects)
+  kept = [c for c, valid in zip(received, healthy, strict=True) if valid]
+  factors = sampling.coefficients(
+    _weights(state, rules), rules.sampling,
+    [
+      (c.update.client, c.draws, state.revision - c.update.revision)
+      for c in kept
+    ],
+  )
+  loss = _mean_loss([c.update for c in received])
+  if kept:
+    state = _merge(state, kept, factors, arithmetic)
+  effects.append(Ended(
+    state.round, state.revision, state.sampled,
+    tuple(
+      (c.update.client, c.update.round, f)
+      for c, f in zip(kept, factors, strict=True)
+    ),
+    tuple(missing), state.refused, loss, time - (state.started or 0.0),
+    bool(missing) and rules.stragglers != "wait"
+    and time >= (state.started or 0.0) + rules.deadline_s,
+  ))
+  if rules.stragglers == "drop":
+    for client in missing:
+      if state.members[client].working == state.round:
+        effects.append(Abandon(client, state.round))
+        state = _with(state, client, working=-1)
+  if not math.isnan(loss):
+    better = loss < state.best - rules.least_gain
+    state = dataclasses.replace(
+      state, best=loss if better else state.best,
+      stale=0 if better else state.stale + 1,
+    )
+  state = dataclasses.replace(
+    state, round=state.round + 1, received=(), refused=(), started=None
+  )
+  if rules.patience and state.stale >= rules.patience:
+    return _finish(
+      state, f"the validation loss has not decreased for {state.stale} rounds",
+      effects,
+    )
+  return _begin(state, time, rules, effects)
+
+
+def _merge(
+  state: Server, kept: list[Contribution], factors: list[float],
+  arithmetic: Arithmetic,
+) -> Server:
+  """Makes the next revision from the updates of a round."""
+  mean = np.zeros_like(state.params)
+  for contribution, factor in zip(kept, factors, strict=True):
+    mean += np.float32(factor) * contribution.update.delta
+  params, optimizer = arithmetic.update(mean, state.optimizer, state.params)
+  coded = arithmetic.publish(params - state.published)
+  if coded is None:
+    differences, published = (), params
+  else:
+    differences = (*state.differences, coded[0])
+    # More differences than the parameters have bytes are never sent.
+    while sum(map(len, differences)) > params.nbytes:
+      differences = differences[1:]
+    published = state.published + coded[1]
+  return dataclasses.replace(
+    state, params=params, published=published, optimizer=optimizer,
+    revision=state.revision + 1, differences=differences,
+  )
+
+
+def _finish(state: Server, reason: str, effects: list[Any]) -> Server:
+  """Ends the run."""
+  state = dataclasses.replace(state, finished=reason, started=None)
+  effects += [Save(), Stop(reason)]
+  return state
+
+
+def _refuse(
+  state: Server, update: Update, reason: str, effects: list[Any]
+) -> Server:
+  """Counts and names an update that is not merged."""
+  effects.append(Refused(
+    update.client,
+    f"update of client {update.client} in round {update.round} refused: "
+    f"{reason}",
+  ))
+  counts = dict(state.counts)
+  counts[reason] = counts.get(reason, 0) + 1
+  return dataclasses.replace(
+    state, counts=counts, refused=(*state.refused, (update.client, reason))
+  )
+
+
+def _weights(state: Server, rules: Rules) -> dict[int, float]:
+  """Returns the weights of all clients with examples."""
+  return {
+    k: float(m.examples) if rules.weights == "examples" else 1.0
+    for k, m in sorted(state.members.items()) if m.examples > 0
+  }
+
+
+def _mean_loss(updates: list[Update]) -> float:
+  """Returns the mean validation loss over examples; NaN for none."""
+  said = [u for u in updates if u.validated and math.isfinite(u.loss)]
+  total = sum(u.validated for u in said)
+  return sum(u.loss * u.validated for u in said) / total if said else math.nan
+
+
+def _norm(delta: np.ndarray) -> float:
+  """Returns the 2-norm, computed in float64 so that it does not overflow."""
+  return float(np.sqrt(np.sum(np.square(delta, dtype=np.float64))))
+
+
+def _put(state: Server, client: int, member: Member) -> Server:
+  members = {**state.members, client: member}
+  return dataclasses.replace(state, members=members)
+
+
+def _with(state: Server, client: int, **changes: Any) -> Server:
+  return _put(
+    state, client, dataclasses.replace(state.members[client], **changes)
+  )
+
+
+def _list(clients: list[int]) -> str:
+  """Formats ids; the first eight of a long list."""
+  more = f" and {len(clients) - 8} more" if len(clients) > 8 else ""
+  return ", ".join(map(str, clients[:8])) + more

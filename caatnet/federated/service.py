@@ -1,0 +1,336 @@
+"""Federated server: runs the core (`server.py`) over connections.
+
+One thread processes the messages of all connections, from a bounded queue. It
+executes effects in order, so the state is on disk before clients receive work
+that depends on it. A stopped client is detected by its silence: channels send
+keep-alives while a client trains.
+
+Times are those of the paper on 5G testbeds: aggregation t_a (decoding, merging,
+coding; server), downlink t_d, training t_tr, test t_te (trained model),
+validation t_v (received model) and uplink t_u, and the round's time t_a +
+max_k(t_d + t_v + t_tr + t_te + t_u). One-way times need one clock: with clients
+on other machines only the sum t_d + t_u is known, from the server's elapsed
+time and the client's busy time.
+"""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import socket
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from caatnet.federated import events, messages, server, snapshot
+from caatnet.federated.messages import Received
+from caatnet.federated.server import Arithmetic, Rules, Server
+from parallel.elastic.transport.channel import Channel
+from parallel.elastic.transport.handshake import (
+  Address,
+  Purpose,
+  Request,
+  Security,
+)
+from parallel.elastic.transport.listener import Listener, Offer
+
+STATE, METRICS = "server.npz", "metrics.jsonl"
+_TICK_S = 0.05
+_MOST_EVENTS = 1024
+_REPORT_AFTER_S = 2.0  # of waiting without a change
+_FINISH_S = 5.0  # for clients to close their connections at the end
+
+# Maps the bytes of an uplink and the number of elements to the update.
+Decode = Callable[[bytes, int], np.ndarray]
+
+
+class _Ended(NamedTuple):
+  """Event: a connection has ended."""
+
+  reason: str
+
+
+class Service:
+  """Server process: core, snapshots and connections.
+
+  Attributes:
+    address: (host, port) at which it listens.
+    workdir: Folder of the state and the metrics.
+    state: State of the core.
+    rows: One dict per client and round; see `metrics.jsonl`.
+  """
+
+  def __init__(
+    self, address: Address, security: Security, rules: Rules,
+    arithmetic: Arithmetic, params: np.ndarray, decode: Decode,
+    workdir: pathlib.Path, *, silence_s: float = 10.0,
+    say: Callable[[str], None] = print,
+  ) -> None:
+    """Starts to listen, with the state of the workdir if it has one.
+
+    Args:
+      address: (host, port); port 0 selects a free port.
+      security: Token and TLS settings of connections.
+      rules: Constants of the run.
+      arithmetic: Computations on vectors.
+      params: Initial parameters, float32 ``[n]``.
+      decode: Decodes uplinks; raises ValueError for invalid data.
+      workdir: Folder of the state and the metrics.
+      silence_s: Time after which a silent connection is closed.
+      say: Receives lines for the terminal.
+
+    Raises:
+      ValueError: The state is of another run, or the address cannot be used.
+    """
+    self._rules, self._arithmetic, self._decode = rules, arithmetic, decode
+    self._silence_s, self._say = silence_s, say
+    self.workdir = workdir
+    self._events: queue.Queue[tuple[Channel, Any]] = queue.Queue(_MOST_EVENTS)
+    self._channels: dict[int, Channel] = {}
+    self._clocks: dict[int, str] = {}
+    self._sent: dict[int, float] = {}  # time of each client's last `Work`
+    self._counted: dict[int, tuple[int, int]] = {}  # bytes of ended channels
+    self._results: dict[int, dict[str, Any]] = {}  # of the round in progress
+    self._aggregation_s = 0.0
+    # Last description of a wait, its start, and whether it was printed.
+    self._wait, self._since, self._said = "", time.monotonic(), False
+    self.rows: list[dict[str, Any]] = []
+    saved = snapshot.read(workdir / STATE, rules)
+    if saved is None:
+      self.state = server.initial(params, arithmetic)
+    else:
+      self.state = server.resumed(saved, time.monotonic())
+      say(f"resumes round {saved.round} from revision {saved.revision}")
+    self._metrics = workdir / METRICS
+    self._drop_metrics()
+    try:
+      self._listener = Listener(messages.NAME, security, address)
+    except OSError as error:
+      raise ValueError(
+        f"cannot listen at {address[0]}:{address[1]}: {error}"
+      ) from error
+    self.address = self._listener.address
+
+  def serve(self, check: Callable[[], None] = lambda: None) -> Server:
+    """Runs until the run ends; returns the state.
+
+    Args:
+      check: Called several times per second; an error ends the service.
+    """
+    self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
+    while not self.state.finished:
+      self._step(events.Tick())  # first, for a run that is complete
+      with contextlib.suppress(queue.Empty):
+        self._take(*self._events.get(timeout=_TICK_S))
+      self._report()
+      check()
+    for channel in list(self._channels.values()):
+      channel.finish(_FINISH_S)
+    return self.state
+
+  def close(self) -> None:
+    """Ends all connections; the workdir suffices to resume later."""
+    self._listener.close()
+
+  def __enter__(self) -> "Service":
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    self.close()
+
+  def _meet(self, sock: socket.socket, request: Request) -> None:
+    """Receives a connection's messages, in a thread of the listener."""
+    del request
+    size = self.state.params.nbytes
+    channel = Channel(
+      sock, messages.FROM_CLIENT, self._silence_s, ends_silent=True,
+      most_waiting=messages.most_waiting(size),
+    )
+    # A code may be longer than float32, by scales of a padded block.
+    assembler = messages.Assembler(size + 4096)
+    channel.send(messages.Welcome(float(self._silence_s), messages.clock()))
+
+    def take(message: Any) -> None:
+      for event in assembler.take(message):
+        self._events.put((channel, event))
+
+    try:
+      channel.run(take)
+    except (OSError, ValueError) as error:
+      reason = channel.reason or str(error) or type(error).__name__
+      self._events.put((channel, _Ended(reason)))
+
+  def _take(self, channel: Channel, event: Any) -> None:
+    """Processes one event of a connection."""
+    known = {c: k for k, c in self._channels.items()}
+    client = known.get(channel)
+    if isinstance(event, _Ended):
+      if client is not None:
+        self._say(f"client {client} has no connection: {event.reason}")
+        self._lose(client)
+    elif isinstance(event.message, messages.Connected):
+      self._connect(channel, event.message)
+    elif client is not None:
+      self._receive(client, event)
+
+  def _connect(self, channel: Channel, hello: messages.Connected) -> None:
+    """Registers a connection under its client's id."""
+    client = hello.client
+    if client in self._channels:
+      # A reconnect replaces the old connection, which may be half-open.
+      self._channels[client].close("has connected again")
+      self._lose(client)
+    self._channels[client] = channel
+    self._clocks[client] = str(hello.clock)
+    self._step(events.Hello(
+      client, hello.examples,
+      -1 if hello.revision is None else hello.revision, str(hello.digest),
+      -1 if hello.retained is None else hello.retained,
+    ))
+
+  def _lose(self, client: int) -> None:
+    channel = self._channels.pop(client)
+    down, up = self._counted.get(client, (0, 0))
+    self._counted[client] = (
+      down + channel.sent_bytes, up + channel.received_bytes
+    )
+    self._step(events.Gone(client))
+
+  def _receive(self, client: int, event: Received) -> None:
+    """Decodes an update."""
+    result = event.message
+    start = time.monotonic()
+    try:
+      delta = self._decode(event.vectors[0], self.state.params.size)
+    except ValueError as error:
+      self._say(f"client {client}: {error}")
+      delta = np.zeros(0, np.float32)  # refused as of another size
+    self._aggregation_s += time.monotonic() - start
+    self._results[client] = self._times(client, event)
+    self._step(events.Update(
+      client, result.round, result.revision, delta,
+      float("nan") if result.loss is None else result.loss, result.validated,
+    ))
+
+  def _times(self, client: int, event: Received) -> dict[str, Any]:
+    """Returns the row of a client's round."""
+    result = event.message
+    one_clock = result.downlink_s is not None and (
+      self._clocks[client] == messages.clock() != ""
+    )
+    row = {
+      "round": result.round, "client": client,
+      "t_tr": result.training_s, "t_te": result.test_s,
+      "t_v": result.validation_s, "payload_up": len(event.vectors[0]),
+      "loss": result.loss, "test_loss": result.test_loss,
+    }
+    if one_clock:
+      row["t_d"], row["t_u"] = result.downlink_s, event.time_s - result.sent_s
+    elif client in self._sent:
+      elapsed_s = event.time_s - self._sent[client]
+      row["t_d + t_u"] = elapsed_s - result.busy_s
+    return row
+
+  def _step(self, message: Any) -> None:
+    """Processes a message and executes the effects."""
+    start = time.monotonic()
+    self.state, effects = server.step(
+      self.state, message, start, self._rules, self._arithmetic
+    )
+    self._aggregation_s += time.monotonic() - start
+    for effect in effects:
+      match effect:
+        case events.Save():
+          snapshot.write(self.workdir / STATE, self.state, self._rules)
+        case events.Train():
+          self._send_work(effect)
+        case events.Resend():
+          self._channels[effect.client].send(messages.Resend(effect.round))
+        case events.Abandon():
+          self._channels[effect.client].send(messages.Abandon(effect.round))
+        case events.Refuse():
+          self._say(f"refused: {effect.reason}")
+          channel = self._channels.pop(effect.client)
+          channel.send(messages.End(effect.reason[:400], False))
+        case events.Refused():
+          self._say(effect.reason)
+        case events.Ended():
+          self._record(effect)
+        case events.Stop():
+          for channel in self._channels.values():
+            channel.send(messages.End(effect.reason, True))
+
+  def _send_work(self, train: events.Train) -> None:
+    """Sends the model as differences, or as a whole."""
+    coded, vectors = server.downlink(self.state, train.base)
+    now = time.monotonic()
+    self._sent[train.client] = now
+    messages.send(self._channels[train.client], messages.Work(
+      train.round, train.revision, train.base if coded else None,
+      tuple(map(len, vectors)), now,
+    ), vectors)
+
+  def _record(self, end: events.Ended) -> None:
+    """Writes the metrics of a round, and prints a line."""
+    clients = []
+    for client in dict.fromkeys((*end.sampled, *self._results)):
+      row = self._results.get(client, {"round": end.round, "client": client})
+      down, up = self._counted.get(client, (0, 0))
+      if client in self._channels:
+        channel = self._channels[client]
+        down, up = down + channel.sent_bytes, up + channel.received_bytes
+        self._counted[client] = (-channel.sent_bytes, -channel.received_bytes)
+      else:
+        self._counted[client] = (0, 0)
+      clients.append(row | {"bytes_down": down, "bytes_up": up})
+    slowest = max((_client_s(row) for row in clients), default=0.0)
+    record = {
+      "round": end.round, "revision": end.revision,
+      "loss": None if np.isnan(end.loss) else end.loss,
+      "sampled": end.sampled, "merged": end.merged, "missing": end.missing,
+      "refused": end.refused, "late": end.late,
+      "duration_s": end.duration_s, "t_a": self._aggregation_s,
+      "slowest_s": slowest, "clients": clients,
+    }
+    with open(self._metrics, "a") as file:
+      file.write(json.dumps(record) + "\n")
+    self.rows += [row | {"t_a": self._aggregation_s} for row in clients]
+    self._results, self._aggregation_s = {}, 0.0
+    loss = "" if np.isnan(end.loss) else f", loss {end.loss:.4f} before it"
+    missing = (
+      f", without {', '.join(map(str, end.missing))}" if end.missing else ""
+    )
+    self._say(
+      f"round {end.round}: revision {end.revision} from {len(end.merged)} "
+      f"updates{missing}{loss}, {end.duration_s:.2f} s"
+    )
+
+  def _drop_metrics(self) -> None:
+    """Removes the records of rounds that are executed again."""
+    if not self._metrics.exists():
+      return
+    kept = [
+      line for line in self._metrics.read_text().splitlines(keepends=True)
+      if line.endswith("\n") and json.loads(line)["round"] < self.state.round
+    ]
+    beside = self._metrics.with_name(METRICS + ".new")
+    beside.write_text("".join(kept))
+    os.replace(beside, self._metrics)
+
+  def _report(self) -> None:
+    """Prints what the server waits for, once it has waited for a while."""
+    now, text = time.monotonic(), server.waits(self.state, self._rules)
+    if text != self._wait:
+      self._wait, self._since, self._said = text, now, False
+    elif not self._said and now - self._since > _REPORT_AFTER_S:
+      self._said = True
+      self._say(text)
+
+
+def _client_s(row: Mapping[str, Any]) -> float:
+  """Returns a client's time in a round."""
+  names = ("t_d", "t_v", "t_tr", "t_te", "t_u", "t_d + t_u")
+  return sum(row.get(name, 0.0) for name in names)

@@ -1,0 +1,108 @@
+"""State of a federated server on disk.
+
+A snapshot is one file, replaced as a whole: written next to it, synced and
+renamed, so that the path always names a complete state. `service.py` writes one
+at the start of each round, before a client receives its work.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import io
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from caatnet.data.arrays import read_npz
+from caatnet.federated.server import Member, Rules, Server
+
+_SCALARS = ("round", "revision", "started", "best", "stale", "finished")
+
+
+def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
+  """Writes a state between rounds; it is on disk when this returns.
+
+  Args:
+    path: Path of the file.
+    state: State without received updates.
+    rules: Constants of the run.
+  """
+  assert not state.received, "received updates are not saved"
+  meta = {
+    "rules": dataclasses.asdict(rules),
+    **{name: getattr(state, name) for name in _SCALARS},
+    "members": {k: dataclasses.asdict(m) for k, m in state.members.items()},
+    "history": dict(state.history),
+    "counts": dict(state.counts),
+  }
+  arrays = {
+    "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8),
+    "params": state.params,
+    "published": state.published,
+    **{f"optimizer_{i}": x for i, x in enumerate(state.optimizer)},
+    **{
+      f"difference_{i}": np.frombuffer(data, np.uint8)
+      for i, data in enumerate(state.differences)
+    },
+  }
+  data = io.BytesIO()
+  np.savez(data, **arrays)
+  beside = path.with_name(path.name + ".new")
+  with open(beside, "wb") as file:
+    file.write(data.getbuffer())
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(beside, path)
+  folder = os.open(path.parent, os.O_RDONLY)
+  try:
+    os.fsync(folder)
+  finally:
+    os.close(folder)
+
+
+def read(path: pathlib.Path, rules: Rules) -> Server | None:
+  """Returns the state that `write` saved; None if there is no file.
+
+  Raises:
+    ValueError: The file is damaged, or is of a run with other rules.
+  """
+  if not path.exists():
+    return None
+  try:
+    found = read_npz(path)
+    meta = json.loads(found["meta"].tobytes())
+  except (ValueError, KeyError) as error:
+    raise ValueError(f"{path} is damaged: {error}") from error
+  _check_rules(path, meta["rules"], rules)
+  return Server(
+    params=found["params"],
+    published=found["published"],
+    optimizer=_numbered(found, "optimizer"),
+    differences=tuple(x.tobytes() for x in _numbered(found, "difference")),
+    members={int(k): Member(**m) for k, m in meta["members"].items()},
+    history={int(k): tuple(v) for k, v in meta["history"].items()},
+    counts=meta["counts"],
+    **{name: meta[name] for name in _SCALARS},
+  )
+
+
+def _numbered(
+  found: Mapping[str, np.ndarray], name: str
+) -> tuple[np.ndarray, ...]:
+  """Returns the arrays ``name_0``, ``name_1``, ... in order."""
+  num = sum(key.startswith(f"{name}_") for key in found)
+  return tuple(found[f"{name}_{i}"] for i in range(num))
+
+
+def _check_rules(
+  path: pathlib.Path, old: Mapping[str, Any], rules: Rules
+) -> None:
+  """Raises ValueError if a run would continue with other rules."""
+  for name, value in dataclasses.asdict(rules).items():
+    if old.get(name) != value and name != "rounds":
+      raise ValueError(
+        f"{path} is of a run with {name}={old.get(name)!r}, not {value!r}: "
+        "restore this value, or choose another workdir"
+      )

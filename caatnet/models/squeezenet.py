@@ -1,0 +1,235 @@
+"""SqueezeNet 1.0, a convolutional network with few parameters.
+
+A *fire* module squeezes its input to few channels with 1 x 1 convolutions, and
+expands these by 1 x 1 and 3 x 3 convolutions, whose outputs are concatenated.
+Eight of them lie between two convolutions. The last one has a channel for each
+class; its mean over positions gives the logits.
+
+Sizes are those of the published network (and of torchvision): with three input
+channels and 10 classes it has 740,554 parameters. Poolings of 3 x 3 with stride
+2 round sizes up. Three of them need images of at least 21 x 21. The published
+network drops half of the last convolution's inputs in training; a `Model` has
+no random state between steps, so this one drops none.
+
+The network is not cut over tensor ranks: the tensor axis must have one rank.
+
+Source: Iandola et al., "SqueezeNet: AlexNet-level accuracy with 50x fewer
+parameters", arXiv 1602.07360.
+
+Shape legend: B = batch, H, W = height and width, C = channels.
+"""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from caatnet.models import classes
+from caatnet.models.access import AS_THEY_ARE, Access
+from caatnet.models.protocol import Parameter, Parts, Reduction
+from parallel.axes import Axis
+
+_FIRST = 96  # channels of the first convolution, 7 x 7 with stride 2
+# (squeezed, expanded by 1 x 1, expanded by 3 x 3) channels of each fire module.
+_FIRES = (
+  (16, 64, 64), (16, 64, 64), (32, 128, 128), (32, 128, 128),
+  (48, 192, 192), (48, 192, 192), (64, 256, 256), (64, 256, 256),
+)
+# Numbers of convolutions (1: the first one, 2: the first fire module) after
+# which a pooling follows.
+_POOLED = (1, 4, 8)
+_LEAST_SIDE = 21
+
+
+class Fire(nnx.Module):
+  """Fire module: squeeze, expand, concatenate; each followed by a ReLU."""
+
+  def __init__(
+    self, channels: int, sizes: tuple[int, int, int], dtype: str,
+    rngs: nnx.Rngs,
+  ) -> None:
+    squeezed, narrow, wide = sizes
+    conv = functools.partial(_conv, dtype=dtype, rngs=rngs)
+    self.squeeze = conv(channels, squeezed, 1)
+    self.narrow = conv(squeezed, narrow, 1)
+    self.wide = conv(squeezed, wide, 3, padding="SAME")
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns ``[B, H, W, narrow + wide]``."""
+    y = jax.nn.relu(self.squeeze(x))
+    return jax.nn.relu(jnp.concatenate([self.narrow(y), self.wide(y)], -1))
+
+
+@dataclasses.dataclass(frozen=True)
+class SqueezeNet:
+  """SqueezeNet 1.0 as a `caatnet.models.protocol.Model`.
+
+  An example is ``{"image": float [H, W, C], "label": int}``.
+
+  Attributes:
+    shape: The height, width and channels of an image.
+    num_classes: The number of classes; labels are 0 to num_classes - 1.
+    dtype: The dtype of activations; parameters are float32.
+    tensor: The tensor axis, which has one rank.
+
+  Raises:
+    ValueError: If the image is too small for the poolings.
+  """
+
+  shape: tuple[int, int, int]
+  num_classes: int
+  dtype: str
+  tensor: Axis
+
+  def __post_init__(self) -> None:
+    if min(self.shape[:2]) < _LEAST_SIDE:
+      raise ValueError(
+        f"shape={self.shape}: SqueezeNet needs images of at least "
+        f"{_LEAST_SIDE} x {_LEAST_SIDE}; config.data.enlarge repeats pixels"
+      )
+
+  @property
+  def stacks(self) -> Mapping[str, int]:
+    return {}
+
+  @functools.cached_property
+  def _parts(self) -> dict[str, Any]:
+    """Graph definition of each top-level part, in forward order."""
+    return {
+      name: nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))[0]
+      for name, make in self._makers().items()
+    }
+
+  def _makers(self) -> dict[str, Any]:
+    """Returns a factory ``rngs -> module`` per part, in forward order."""
+    channels, makers = _FIRST, {}
+    makers["first"] = lambda rngs: _conv(
+      self.shape[2], _FIRST, 7, 2, dtype=self.dtype, rngs=rngs
+    )
+    for number, sizes in enumerate(_FIRES, 2):
+      makers[f"fire_{number}"] = functools.partial(
+        Fire, channels, sizes, self.dtype
+      )
+      channels = sizes[1] + sizes[2]
+    makers["last"] = lambda rngs: _conv(
+      channels, self.num_classes, 1, dtype=self.dtype, rngs=rngs
+    )
+    return makers
+
+  @property
+  def num_params(self) -> int:
+    shapes = jax.eval_shape(self.init, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+  @property
+  def parameters(self) -> Any:
+    """Tree of `Parameter`; only kernels have weight decay and ``dtype``."""
+
+    def parameter(path: tuple[Any, ...], _: Any) -> Parameter:
+      is_kernel = path[-1].key == "kernel"
+      return Parameter(
+        P(), num_lead=0, dtype=self.dtype if is_kernel else "float32",
+        decays=is_kernel,
+      )
+
+    shapes = jax.eval_shape(self.init, jax.random.key(0))
+    return jax.tree.map_with_path(parameter, shapes)
+
+  def init(self, key: jax.Array) -> Any:
+    rngs = nnx.Rngs(params=key)
+    return {
+      name: nnx.to_pure_dict(nnx.split(make(rngs=rngs))[1])
+      for name, make in self._makers().items()
+    }
+
+  def scores(
+    self, params: Any, batch: Any, access: Access = AS_THEY_ARE
+  ) -> dict[str, jax.Array]:
+    """Returns "loss" in nats and "accuracy", 0 or 1, float32 ``[B]`` each."""
+    x = access.apply(
+      lambda _, image: image.astype(self.dtype), None, batch["image"]
+    )
+    for number, name in enumerate(self._parts, 1):
+      x = access.apply(
+        functools.partial(self._run, name, number in _POOLED), params[name], x
+      )
+    return access.apply(self._judge, None, x, batch["label"])
+
+  def _run(
+    self, name: str, pooled: bool, params: Any, x: jax.Array
+  ) -> jax.Array:
+    """Returns the output of a part, after its ReLU and pooling."""
+    y = jax.nn.relu(nnx.merge(self._parts[name], params)(x))
+    return _pool(y) if pooled else y
+
+  def _judge(
+    self, _: None, x: jax.Array, labels: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Computes scores of the last maps ``[B, H, W, classes]``."""
+    logits = x.mean(axis=(1, 2)).astype(jnp.float32)
+    return classes.scores(logits, labels, self.tensor)
+
+  def parts(self) -> Parts:
+    raise ValueError(
+      "model.name='squeezenet' has no stack of equal layers for pipeline stages"
+    )
+
+  def flops(self, example: Any) -> float:
+    """Returns six FLOPs per weight and position at which it is applied.
+
+    The forward has two and the backward four, as for matrix products. The first
+    convolution differentiates no input.
+    """
+    height, width, channels = example["image"].shape
+    sides = [(height - 7) // 2 + 1, (width - 7) // 2 + 1]
+    first = math.prod(sides) * 49 * channels * _FIRST
+    total, channels = 4.0 * first, _FIRST
+    for number, (squeezed, narrow, wide) in enumerate(_FIRES, 2):
+      if number - 1 in _POOLED:
+        sides = [math.ceil((side - 3) / 2) + 1 for side in sides]
+      weights = squeezed * (channels + narrow + 9 * wide)
+      total += 6 * math.prod(sides) * weights
+      channels = narrow + wide
+    last = math.prod(sides) * channels * self.num_classes
+    return total + 6 * last
+
+  def reductions(
+    self,
+    example: Any,
+    *,
+    batch_size: int,
+    data_lanes: int,
+    accumulation: int = 1,
+  ) -> collections.Counter[Reduction]:
+    return collections.Counter()
+
+
+def _conv(
+  inputs: int, outputs: int, side: int, stride: int = 1, *,
+  padding: str = "VALID", dtype: str, rngs: nnx.Rngs,
+) -> nnx.Conv:
+  """Returns a convolution with a bias."""
+  return nnx.Conv(
+    inputs, outputs, (side, side), strides=stride, padding=padding,
+    dtype=dtype, kernel_init=nnx.initializers.he_uniform(), rngs=rngs,
+  )
+
+
+def _pool(x: jax.Array) -> jax.Array:
+  """Returns the maxima of 3 x 3 windows with stride 2.
+
+  A last window that exceeds the input is cut, so that sizes are rounded up.
+  """
+  pads = [(0, -(-(side - 3) // 2) * 2 + 3 - side) for side in x.shape[1:3]]
+  return lax.reduce_window(
+    x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1),
+    ((0, 0), *pads, (0, 0)),
+  )

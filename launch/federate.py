@@ -1,0 +1,77 @@
+r"""Trains a model on the examples of clients, which never leave them.
+
+  python -m launch.federate --config=configs/federated/tiny.py
+  python -m launch.federate --config=configs/federated/tiny.py --role=server \
+    --host=0.0.0.0 --port=7100
+  python -m launch.federate --config=configs/federated/tiny.py --role=client \
+    --client=0 --server=HOST:7100
+
+The first command runs the server and all clients on this machine. A server that
+was killed resumes by the same command: its state is in --workdir, with
+metrics.jsonl. Tokens and certificates are those of docs/elastic.md, the
+protocol is described in docs/federated.md.
+"""
+
+import signal
+import sys
+
+from absl import flags
+
+from launch import options, swarms
+
+FLAGS = flags.FLAGS
+flags.DEFINE_enum(
+  "role", "all", ["all", "server", "client"],
+  "Processes to run: server and all clients, the server, or one client.",
+)
+flags.DEFINE_string("server", "", "HOST:PORT of the server, for a client.")
+flags.DEFINE_integer("client", None, "Id of the client, from 0.", 0)
+
+
+def main() -> None:
+  from caatnet.config import federated
+  from caatnet.federated import processes, report, run
+  from caatnet.show import render
+
+  if (FLAGS.role == "client") != bool(FLAGS.server) or (
+    (FLAGS.role == "client") != (FLAGS.client is not None)
+  ):
+    raise ValueError("--role=client needs --server=HOST:PORT and --client=K")
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends its clients
+  federation = federated.build(FLAGS.config)
+  if FLAGS.role == "client":
+    print(run.client(
+      federation, FLAGS.client, FLAGS.server, swarms.security()
+    ))
+    return
+  folder = FLAGS.workdir or f"runs/{FLAGS.config.name}"
+  with run.serving(
+    federation, folder, (FLAGS.host, FLAGS.port), swarms.security()
+  ) as service:
+    address = "{}:{}".format(*service.address)
+    print(f"server at {address}", flush=True)
+    if FLAGS.role == "all" and not service.state.finished:
+      command = [sys.executable, "-m", "launch.federate", *sys.argv[1:],
+                 "--role=client", f"--server={address}",
+                 # They end soon after a server that was killed.
+                 "--config.federated.alone_s=10"]
+      with processes.Clients(
+        command, federation.section.clients, service.workdir
+      ) as clients:
+        service.serve(clients.check)
+    else:
+      service.serve()
+  if service.rows:
+    render.show(report.table(service.rows))
+  print(run.summary(federation, service))
+
+
+if __name__ == "__main__":
+  options.run(
+    main,
+    uses=(
+      "config", "workdir", "host", "port", "cpu_devices", "token_file",
+      "certificate", "key", "authority",
+    ),
+    defaults={"port": "0"},
+  )

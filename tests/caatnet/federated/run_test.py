@@ -1,0 +1,60 @@
+"""A config's run over sockets, from its start to its summary."""
+
+import json
+import threading
+
+import pytest
+
+from caatnet.config import federated
+from caatnet.config.override import override
+from caatnet.federated import report, run
+from configs.federated import tiny
+from parallel.elastic.transport.handshake import Security
+
+SECURITY = Security(b"a token of the tests")
+SMALL = (
+  "model.widths=(4,) model.blocks=1 model.groups=2 federated.clients=1 "
+  "federated.per_round=1 federated.uplink=int8 federated.downlink=int4 "
+  "federated.proximal=0.1 optimizer.name=adamw optimizer.warmup_steps=0"
+)
+
+
+def test_config_runs_and_its_folder_refuses_another(tmp_path):
+  config = override(tiny.get_config("convolutional,test"), SMALL)
+  federation = federated.build(config)
+  lines = []
+  with run.serving(
+    federation, tmp_path, ("127.0.0.1", 0), SECURITY, lines.append
+  ) as service:
+    client = threading.Thread(target=run.client, daemon=True, args=(
+      federation, 0, "{}:{}".format(*service.address), SECURITY
+    ))
+    client.start()
+    service.serve()
+    client.join(20.0)
+    assert not client.is_alive()
+  assert service.state.revision == 3
+  assert "3 rounds have ended: revision 3" in run.summary(federation, service)
+  num = federation.vectors.num
+  records = [
+    json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()
+  ]
+  rows = [r["clients"][0] for r in records]
+  for row in rows:
+    assert num <= row["payload_up"] < 1.1 * num + 512  # int8, and scales
+    assert row["t_tr"] > 0
+    assert row["t_v"] > 0
+    assert row["t_te"] > 0
+  # The first model in float32, then differences in 4 bits.
+  assert rows[0]["bytes_down"] > 4 * num
+  assert rows[1]["bytes_down"] < num + 1500
+  assert records[2]["loss"] < records[0]["loss"]
+  cells = report.table(service.rows).cells()
+  assert [row[:2] for row in cells] == [[str(k), "0"] for k in range(3)]
+  medians = report.table(service.rows * 20).cells()
+  assert [row[0] for row in medians] == ["0"]
+
+  other = federated.build(override(config, "federated.local_steps=3"))
+  again = run.serving(other, tmp_path, ("127.0.0.1", 0), SECURITY)
+  with pytest.raises(ValueError, match=r"federated\.local_steps=2, this one"):
+    again.__enter__()

@@ -1,0 +1,279 @@
+"""Decisions of the server's core, message by message."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from caatnet.federated import events, sampling, server, snapshot
+from tests.caatnet.federated import numeric
+from tests.caatnet.federated.numeric import PARAMS, Plain
+
+
+def start(examples=numeric.EXAMPLES, **changes):
+  """Returns a server whose clients have connected, and its rules."""
+  rules = numeric.rules(clients=len(examples), **changes)
+  state = server.initial(PARAMS, Plain())
+  for client, num in enumerate(examples):
+    state, _ = step(state, events.Hello(client, num), rules=rules)
+  return state, rules
+
+
+def step(state, message, time=0.0, rules=None, arithmetic=None):
+  return server.step(state, message, time, rules, arithmetic or Plain())
+
+
+def update(client, round=0, revision=0, value=1.0, **changes):
+  delta = np.full(3, value, np.float32)
+  return events.Update(client, round, revision, delta, **changes)
+
+
+def of(kind, effects):
+  return [e for e in effects if isinstance(e, kind)]
+
+
+def test_step_of_all_clients_is_the_mean_by_examples():
+  state, rules = start()
+  values = [0.5, -1.0, 2.0, 4.0]
+  for client in (2, 0, 3, 1):  # the order of arrival has no effect
+    state, effects = step(
+      state, update(client, value=values[client]), rules=rules
+    )
+  expected = np.average(values, weights=numeric.EXAMPLES)
+  np.testing.assert_allclose(state.params, PARAMS + expected, rtol=1e-6)
+  (end,) = of(events.Ended, effects)
+  assert sum(f for *_, f in end.merged) == pytest.approx(1.0)
+  assert (state.round, state.revision) == (1, 1)
+  # The state is saved before clients receive the next round's work.
+  kinds = [type(e) for e in effects]
+  assert kinds.index(events.Save) < kinds.index(events.Train)
+
+
+@pytest.mark.parametrize("kind", sampling.SAMPLINGS)
+def test_mean_over_samples_is_the_step_of_all_clients(kind):
+  weights = dict(enumerate((1.0, 2.0, 3.0, 4.0, 10.0)))
+  deltas = np.array([5.0, -3.0, 2.0, 1.0, 0.5])
+  expected = np.average(deltas, weights=list(weights.values()))
+
+  def of_sample(drawn):
+    merged = [(k, drawn.count(k), 0) for k in dict.fromkeys(drawn)]
+    factors = sampling.coefficients(weights, kind, merged)
+    return sum(
+      f * deltas[k] for (k, *_), f in zip(merged, factors, strict=True)
+    )
+
+  if kind == "uniform":  # exactly: all samples are equally likely
+    samples = list(itertools.permutations(weights, 2))
+    mean = np.mean([of_sample(s) for s in samples])
+    assert mean == pytest.approx(expected, abs=1e-12)
+    drawn = [sampling.sample(weights, 2, kind, 0, r) for r in range(4000)]
+    counts = [sum(s == d for d in drawn) for s in samples]
+    # Each of 20 samples 200 times, standard deviation 14.
+    assert max(abs(c - 200) for c in counts) < 5 * 14
+  else:
+    means = np.array([
+      of_sample(sampling.sample(weights, 3, kind, 0, r)) for r in range(4000)
+    ])
+    assert abs(means.mean() - expected) < 4 * means.std() / 4000**0.5
+
+
+@pytest.mark.parametrize(
+  ("message", "reason"),
+  [
+    (update(1, round=1), "of the future"),
+    (update(1, revision=1), "of the future"),
+    (update(1, value=math.nan), "not finite"),
+    (update(1, value=math.inf), "not finite"),
+    (events.Update(1, 0, 0, np.zeros(2, np.float32)), "of another size"),
+    (update(7), "not registered"),
+  ],
+)
+def test_invalid_update_is_refused_counted_and_named(message, reason):
+  state, rules = start()
+  after, effects = step(state, message, rules=rules)
+  (refused,) = of(events.Refused, effects)
+  assert f"client {message.client} in round" in refused.reason
+  assert refused.reason.endswith(reason)
+  assert after.counts == {reason: 1}
+  assert not after.received
+
+
+def test_outlier_is_excluded_when_the_round_ends():
+  state, rules = start()
+  for client in range(4):
+    value = 1e8 if client == 2 else 1.0
+    state, effects = step(state, update(client, value=value), rules=rules)
+  (end,) = of(events.Ended, effects)
+  assert end.refused == ((2, "an outlier"),)
+  assert [k for k, *_ in end.merged] == [k for k in end.sampled if k != 2]
+  assert np.abs(state.params - PARAMS).max() < 10
+
+
+def test_duplicated_update_counts_once():
+  state, rules = start()
+  once, _ = step(state, update(1), rules=rules)
+  twice, effects = step(once, update(1, value=5.0), rules=rules)
+  assert twice.received == once.received
+  assert "duplicate" in of(events.Refused, effects)[0].reason
+  # It does not count in the next round either.
+  for client in (0, 2, 3):
+    twice, _ = step(twice, update(client), rules=rules)
+  assert twice.round == 1
+  after, _ = step(twice, update(1), rules=rules)
+  assert not after.received
+
+
+def test_no_valid_update_leaves_the_model_unchanged():
+  state, rules = start(per_round=1)
+  state, effects = step(
+    state, update(state.sampled[0], value=math.nan), rules=rules
+  )
+  assert of(events.Ended, effects)[0].merged == ()
+  assert (state.round, state.revision) == (1, 0)
+  np.testing.assert_array_equal(state.params, PARAMS)
+
+
+@pytest.mark.parametrize(
+  ("hello", "reason"),
+  [
+    (events.Hello(4, 1), "ids are 0 to 3"),
+    (events.Hello(1, 2, digest="ab"), "another model"),
+    (events.Hello(1, 2, revision=3), "another run"),
+    (events.Hello(1, 9), "before it had 2"),
+  ],
+)
+def test_client_that_does_not_fit_is_refused(hello, reason):
+  state, rules = start()
+  after, effects = step(state, hello, rules=rules)
+  assert reason in of(events.Refuse, effects)[0].reason
+  assert after.members == state.members
+
+
+def test_client_without_data_is_never_sampled():
+  state, rules = start((1, 0, 2), per_round=2)
+  for round in range(5):
+    assert set(state.sampled) == {0, 2}
+    for client in state.sampled:
+      state, _ = step(state, update(client, round, round), rules=rules)
+  state, rules = start((0, 0), per_round=1)
+  assert state.finished == "no client has training examples"
+
+
+def test_early_stopping_ends_the_run():
+  state, rules = start(patience=2, least_gain=0.1, rounds=100)
+  for round, loss in enumerate((2.0, 1.0, 0.95, 0.99)):
+    assert not state.finished
+    for client in range(4):
+      state, effects = step(
+        state, update(client, round, round, loss=loss, validated=3),
+        rules=rules,
+      )
+  assert "2 rounds" in state.finished
+  assert of(events.Stop, effects)
+
+
+class Coded(Plain):
+  """Publishes differences rounded to halves, in one byte each."""
+
+  def publish(self, difference):
+    codes = np.round(2 * difference).astype(np.int8)
+    return codes.tobytes(), codes.astype(np.float32) / 2
+
+
+def test_differences_lead_to_the_published_model():
+  """Errors of rounding do not accumulate over revisions."""
+  rules = numeric.rules(per_round=1, rounds=40, seed=3)
+  arithmetic = Coded()
+  state = server.initial(PARAMS, arithmetic)
+  for client in range(4):
+    state, _ = step(state, events.Hello(client, 1), 0.0, rules, arithmetic)
+  held = {0: np.copy(PARAMS)}
+  while not state.finished:
+    value = 0.3 * (-1) ** state.round + 0.1
+    state, _ = step(
+      state, update(state.sampled[0], state.round, state.revision, value),
+      0.0, rules, arithmetic,
+    )
+    assert np.abs(state.params - state.published).max() <= 0.25 + 1e-5
+    for base in range(max(0, state.revision - 6), state.revision):
+      coded, parts = server.downlink(state, base)
+      # Three differences of three bytes are less than twelve bytes.
+      assert coded == (state.revision - base <= 4)
+      if coded:
+        found = held[base] + sum(
+          np.frombuffer(p, np.int8).astype(np.float32) / 2 for p in parts
+        )
+        np.testing.assert_array_equal(found, state.published)
+    assert server.downlink(state, -1)[1] == (state.published.tobytes(),)
+    assert server.downlink(state, state.revision) == (True, ())
+    held[state.revision] = state.published
+
+
+def test_snapshot_is_the_state(tmp_path):
+  state, rules = start(stragglers="late", per_round=2)
+  path = tmp_path / "state.npz"
+  assert snapshot.read(path, rules) is None
+  for round in range(3):
+    for client in state.sampled:
+      state, _ = step(
+        state, update(client, round, round, loss=1.0, validated=1),
+        rules=rules,
+      )
+  state = dataclasses.replace(
+    state, differences=(b"ab", b"", b"c"),
+    optimizer=(np.float32([1]), np.int32(3)),
+  )
+  snapshot.write(path, state, rules)
+  found = snapshot.read(path, rules)
+  for field in dataclasses.fields(server.Server):
+    before, after = getattr(state, field.name), getattr(found, field.name)
+    if field.name in ("params", "published"):
+      np.testing.assert_array_equal(before, after)
+    elif field.name == "optimizer":
+      assert [x.tolist() for x in before] == [x.tolist() for x in after]
+    else:
+      assert before == after, field.name
+  other = dataclasses.replace(rules, seed=5)
+  with pytest.raises(ValueError, match="seed=0, not 5"):
+    snapshot.read(path, other)
+  path.write_bytes(path.read_bytes()[:-30])
+  with pytest.raises(ValueError, match="damaged"):
+    snapshot.read(path, rules)
+
+
+def test_wait_is_described():
+  state, rules = start(stragglers="drop")
+  state, _ = step(state, update(1), rules=rules)
+  state, _ = step(state, events.Gone(3), rules=rules)
+  text = server.waits(state, rules)
+  assert "without a connection: 3; the deadline is 8 s" in text
+  assert "1" not in text.split(";")[0].split("clients")[1].split(",")
+  fresh = server.initial(PARAMS, Plain())
+  assert "clients 0, 1, 2, 3 to connect" in server.waits(fresh, rules)
+
+
+def test_restarted_server_waits_for_its_clients():
+  state, rules = start(stragglers="drop", rounds=10)
+  for client in range(4):
+    state, _ = step(state, update(client), rules=rules)
+  state = server.resumed(state, 100.0)
+  # Much later than every limit, no round has ended.
+  state, effects = step(state, events.Tick(), 900.0, rules=rules)
+  assert (state.round, state.started, effects) == (1, None, [])
+  assert server.wake_s(state, rules) is None
+  for client in (0, 1):
+    hello = events.Hello(client, numeric.EXAMPLES[client])
+    state, effects = step(state, hello, 900.0 + client, rules=rules)
+    assert not effects
+  assert "clients 2, 3 to connect: 2 of 4" in server.waits(state, rules)
+  # The others are lost 3 s after the last connection.
+  assert server.wake_s(state, rules) == 904.0
+  state, effects = step(state, events.Tick(), 904.0, rules=rules)
+  assert {e.client for e in of(events.Train, effects)} == {0, 1}
+  # In a round without any connection, time has no effect.
+  for client in (0, 1):
+    state, _ = step(state, events.Gone(client), 905.0, rules=rules)
+  state, effects = step(state, events.Tick(), 2000.0, rules=rules)
+  assert (state.round, effects) == (1, [])

@@ -1,0 +1,220 @@
+"""Rounds over sockets: in threads, and in processes that are killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from caatnet.federated import events, messages, server, snapshot
+from parallel.elastic.transport.handshake import Security
+from tests.caatnet.federated import process
+
+IDS = range(3)
+
+
+def expected(rules):
+  """Returns the final state of the same run without sockets."""
+  state = server.initial(process.PARAMS, process.numeric.Plain())
+
+  def step(message):
+    nonlocal state
+    state, _ = server.step(state, message, 0.0, rules, process.numeric.Plain())
+
+  for client in IDS:
+    step(events.Hello(client, client + 1, digest="0a"))
+  while not state.finished:
+    for client in state.sampled:
+      trained = process.Trainer(client).train(
+        state.published, state.round, lambda: False
+      )
+      step(events.Update(
+        client, state.round, state.revision, trained.params - state.published
+      ))
+  return state
+
+
+def in_threads(workdir, rules, **trainers):
+  """Runs server and clients in threads; returns the service and its lines."""
+  lines = []
+  with process.service(0, workdir, rules, say=lines.append) as service:
+    clients = [
+      process.client(
+        k, service.address, trainer=trainers.get(f"client_{k}"),
+        say=lines.append,
+      ) for k in IDS
+    ]
+    threads = [threading.Thread(target=c.run, daemon=True) for c in clients]
+    for thread in threads:
+      thread.start()
+    service.serve()
+    for thread in threads:
+      thread.join(10.0)
+      assert not thread.is_alive()
+  return service, lines
+
+
+def test_rounds_over_sockets_equal_the_core(tmp_path):
+  rules = process.rules()
+  service, lines = in_threads(tmp_path, rules)
+  np.testing.assert_array_equal(
+    service.state.params, expected(rules).params
+  )
+  records = [
+    json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()
+  ]
+  assert [r["round"] for r in records] == list(range(6))
+  for record in records:
+    assert [row["client"] for row in record["clients"]] == record["sampled"]
+    for row in record["clients"]:
+      # Both models in float32, headers of 14 frames, and other messages.
+      assert row["payload_up"] == process.PARAMS.nbytes
+      for name in ("bytes_up", "bytes_down"):
+        assert 0 < row[name] - process.PARAMS.nbytes < 4000, row
+      assert min(row["t_d"], row["t_u"], row["t_tr"]) >= 0
+    assert record["slowest_s"] <= record["duration_s"]
+  assert any("round 5: revision 6 from 2 updates" in x for x in lines)
+  # The same folder does nothing more.
+  with process.service(0, tmp_path, rules, say=lines.append) as again:
+    assert again.serve().finished == "6 rounds have ended"
+
+
+def test_straggler_follows_differences_that_it_does_not_answer(tmp_path):
+  """Client 2 misses most deadlines, and has the published bits."""
+  rules = process.rules(
+    per_round=3, stragglers="drop", deadline_s=0.4, rounds=8
+  )
+  arithmetic, lines = process.Halves(), []
+  with process.service(
+    0, tmp_path, rules, arithmetic, say=lines.append
+  ) as service:
+    clients = [
+      process.client(
+        k, service.address, 0.3 * (k == 2), coded=True, say=lines.append
+      ) for k in IDS
+    ]
+    threads = [threading.Thread(target=c.run, daemon=True) for c in clients]
+    for thread in threads:
+      thread.start()
+    service.serve()
+    for thread in threads:
+      thread.join(10.0)
+      assert not thread.is_alive()
+  assert clients[2].revision > 2
+  assert not any("needs the whole model" in line for line in lines)
+  for client in clients:
+    np.testing.assert_array_equal(
+      client._params, arithmetic.published[client.revision]
+    )
+  # Differences from another revision: the client requests the whole model.
+  work = messages.Work(9, 9, clients[0].revision - 1, (2,), 0.0)
+  assert not clients[0]._apply(work, (b"ab",))
+  assert clients[0].revision is None
+
+
+class Poison(process.Trainer):
+  """Returns NaN in round 1, and a huge update in round 3."""
+
+  def train(self, params, round, stops):
+    found = super().train(params, round, stops)
+    scale = {1: np.nan, 3: np.float32(1e30)}.get(round, np.float32(1))
+    return found._replace(params=found.params * scale)
+
+
+def test_poisoned_updates_are_refused_and_named(tmp_path):
+  rules = process.rules(per_round=3, rounds=5)
+  service, lines = in_threads(tmp_path, rules, client_1=Poison(1))
+  assert dict(service.state.counts) == {"not finite": 1, "an outlier": 1}
+  assert "update of client 1 in round 1 refused: not finite" in lines
+  assert np.isfinite(service.state.params).all()
+
+
+@pytest.mark.parametrize(
+  ("client", "message"),
+  [
+    (lambda at: process.client(7, at), "ids are 0 to 2"),
+    (lambda at: process.client(0, at, trainer=Other(0)), "another model"),
+    (lambda at: process.client(0, ("127.0.0.1", 1), alone_s=0.1), "no server"),
+  ],
+)
+def test_refused_client_ends_with_one_line(tmp_path, client, message):
+  with process.service(0, tmp_path, process.rules(), say=print) as service:
+    thread = threading.Thread(target=service.serve, daemon=True)
+    thread.start()
+    with pytest.raises(ValueError, match=message) as caught:
+      client(service.address).run()
+    assert "\n" not in str(caught.value)
+
+
+class Other(process.Trainer):
+  digest = "0b"
+
+
+def test_stranger_is_refused(tmp_path):
+  with process.service(0, tmp_path, process.rules(), say=print) as service:
+    threading.Thread(target=service.serve, daemon=True).start()
+    stranger = process.client(0, service.address, alone_s=0.1)
+    stranger._security = Security(b"some other token")
+    with pytest.raises(ValueError, match="another token"):
+      stranger.run()
+    assert not service.state.members
+
+
+def free_port():
+  with socket.create_server(("127.0.0.1", 0)) as server_socket:
+    return server_socket.getsockname()[1]
+
+
+def spawn(*arguments):
+  return subprocess.Popen(
+    [sys.executable, "-m", "tests.caatnet.federated.process",
+     *map(str, arguments)],
+    env=os.environ | {"OMP_NUM_THREADS": "1"},
+  )
+
+
+def test_killed_and_stopped_processes_change_no_bit(tmp_path):
+  """Kills the server and a client, and stops another client."""
+  rules, port = process.rules(), free_port()
+
+  def start(client):
+    return spawn("client", port, client, 0.05)
+
+  def reach(round):
+    path, end = tmp_path / "server.npz", time.monotonic() + 30
+    while time.monotonic() < end:
+      state = snapshot.read(path, rules)
+      if state is not None and state.round >= round:
+        return
+      time.sleep(0.02)
+    raise TimeoutError(f"round {round}")
+
+  served, clients = spawn("server", port, tmp_path), [start(k) for k in IDS]
+  try:
+    reach(1)
+    served.kill()
+    served.wait()
+    served = spawn("server", port, tmp_path)
+    clients[0].kill()
+    clients[0].wait()
+    clients[1].send_signal(signal.SIGSTOP)
+    time.sleep(2.5)  # longer than the server's silence_s
+    clients[1].send_signal(signal.SIGCONT)
+    clients[0] = start(0)
+    assert served.wait(60) == 0
+    for client in clients:
+      assert client.wait(30) == 0
+  finally:
+    for one in (served, *clients):
+      one.kill()
+      one.wait()
+  np.testing.assert_array_equal(
+    snapshot.read(tmp_path / "server.npz", rules).params,
+    expected(rules).params,
+  )

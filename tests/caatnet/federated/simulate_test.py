@@ -1,0 +1,106 @@
+"""Faults in every phase of a round, on a simulated clock."""
+
+import collections
+import random
+
+import numpy as np
+import pytest
+
+from caatnet.federated import server
+from caatnet.federated.simulate import Fault
+from tests.caatnet.federated import numeric
+
+SEEDS = range(100)
+
+
+def faults(seed):
+  """Returns one to four faults in the first rounds."""
+  draw = random.Random(seed)
+  return [
+    Fault(
+      draw.uniform(0.0, 10.0), draw.choice(("kill", "stop", "cut", "server")),
+      draw.randrange(4), draw.choice((0.2, 1.0, 2.5, 6.0)),
+    )
+    for _ in range(draw.randint(1, 4))
+  ]
+
+
+@pytest.mark.parametrize("policy", server.STRAGGLERS)
+def test_every_round_ends_as_the_policy_specifies(policy):
+  rules = numeric.rules(stragglers=policy, per_round=3, deadline_s=2.0)
+  samples = [e.sampled for e in numeric.ended(numeric.run(rules))]
+  hit = collections.Counter()
+  for seed in SEEDS:
+    drawn = faults(seed)
+    found = numeric.run(rules, drawn)
+    hit.update(found.hit)
+    # Clients that may be without a connection for reconnect_s; a client tries
+    # to connect every 0.5 s.
+    down_s = sum(f.lasts_s + 0.5 for f in drawn if f.kind == "server")
+    away = {
+      k for k in range(4) if down_s + sum(
+        f.lasts_s for f in drawn if f.client == k and f.kind != "server"
+      ) >= rules.reconnect_s
+    }
+    # Nothing hangs, and the clients of each round are those of a run without
+    # faults. The round after a restart is executed again.
+    assert found.state.finished == "6 rounds have ended", seed
+    rounds = numeric.ended(found)
+    assert [e.round for e in rounds] == list(range(6)), seed
+    assert [e.sampled for e in rounds] == samples, seed
+    for end in rounds:
+      on_time = [k for k, r, _ in end.merged if r == end.round]
+      assert set(on_time) | set(end.missing) <= set(end.sampled)
+      if policy == "wait":
+        # Only a client that was away for reconnect_s is missing.
+        assert not end.late
+      if not end.late:
+        assert set(end.missing) <= away, (seed, end)
+      if policy != "wait":
+        assert end.duration_s <= rules.deadline_s + 1e-6, (seed, end)
+      if policy != "late":
+        assert len(on_time) == len(end.merged)
+    merged = [(k, r) for e in rounds for k, r, _ in e.merged]
+    assert len(merged) == len(set(merged)), seed  # no update counts twice
+  phases = {"idle", "downlink", "training", "uplink"}
+  assert set(hit) == {(k, p) for k in ("kill", "stop", "cut") for p in phases}
+
+
+def test_resumed_run_has_the_same_bits():
+  """If no client is lost, faults change no bit of any policy without a limit.
+  """
+  rules = numeric.rules(per_round=3, reconnect_s=1e6)
+  expected = numeric.run(rules).state.params
+  restarts = 0
+  for seed in SEEDS:
+    drawn = faults(seed)
+    restarts += sum(f.kind == "server" for f in drawn)
+    found = numeric.run(rules, drawn)
+    np.testing.assert_array_equal(found.state.params, expected)
+  assert restarts > 40
+
+
+def test_late_updates_are_merged_with_a_weight_by_age():
+  """Client 3 needs more than two deadlines."""
+  def slow(client, round, size):
+    times = numeric.durations(client, round, size)
+    return times._replace(compute_s=5.0) if client == 3 else times
+
+  rules = numeric.rules(
+    stragglers="late", deadline_s=2.0, weights="equal", rounds=8
+  )
+  rounds = numeric.ended(numeric.run(rules, durations=slow))
+  late = [(e, m) for e in rounds for m in e.merged if m[1] != e.round]
+  assert late
+  for end, (client, round, factor) in late:
+    assert client == 3
+    age = end.round - round  # each round makes a revision
+    assert factor == pytest.approx((1 + age) ** -0.5 / len(end.merged))
+
+
+def test_dead_client_does_not_disable_the_deadline():
+  rules = numeric.rules(stragglers="drop", deadline_s=2.0, reconnect_s=100.0)
+  found = numeric.run(rules, [Fault(0.5, "kill", 2, 1e9)])
+  rounds = numeric.ended(found)
+  assert [e.missing for e in rounds] == [(2,)] * 6
+  assert all(e.late and abs(e.duration_s - 2.0) < 1e-9 for e in rounds)
