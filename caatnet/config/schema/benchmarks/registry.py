@@ -15,6 +15,7 @@ BENCHMARKS = {
   "elastic_bits": swarms.ElasticBits,
   "engine": models.Engine,
   "experts": models.Experts,
+  "foreign_programs": compiled.ForeignPrograms,
   "graphs": models.Graphs,
   "host_optimizer": memory.HostOptimizer,
   "kernels": compiled.Kernels,

@@ -1,0 +1,1 @@
+"""Programs of other projects, and what they send."""
