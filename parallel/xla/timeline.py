@@ -6,8 +6,7 @@ asynchronous collective overlaps later instructions; its done waits for it.
 Collectives over the same axes wait for each other. Times are lower bounds.
 """
 
-from collections.abc import Callable, Iterator
-import functools
+from collections.abc import Iterator
 import itertools
 from typing import NamedTuple
 
@@ -89,11 +88,8 @@ def actions(
     program: The program, with rates of a device and its links.
     start: Name of the computation to run; None for the whole program.
   """
-  seconds = functools.cache(lambda branch: max(
-    (bar.end_s for bar in timeline(program, branch)), default=0.0
-  ))
-  yield from _actions(
-    program, start or program.module.entry, seconds, itertools.count()
+  yield from _Walk(program).actions(
+    start or program.module.entry, itertools.count()
   )
 
 
@@ -131,36 +127,77 @@ def timeline(
         yield Bar(COMPUTE, f"wait for {bar.name}", begin, now, bar.where, 0.0)
 
 
-def _actions(
-  program: ScheduledProgram, name: str, seconds: Callable[[str], float],
-  numbers: Iterator[int],
-) -> Iterator[Action]:
-  computation = program.module.computations[name]
-  pending: dict[int, list[Ended]] = {}  # by the index of the done
-  for index, instruction in enumerate(computation.instructions):
-    yield from pending.pop(index, ())
-    entries = [
-      e for e in program.reader.entries(computation, instruction) if e.bytes
-    ]
-    if entries:
-      started = Started(
-        next(numbers), computation, instruction, entries[0].over,
-        sum(e.bytes for e in entries), sum(map(program.wire_seconds, entries)),
-      )
-      yield started
-      done = program.reader.done(computation, index)
-      if done == index:
-        yield Ended(started.number)
+class _Walk:
+  """Walk through a program, which reads each instruction once."""
+
+  def __init__(self, program: ScheduledProgram) -> None:
+    self.program = program
+    self.parts: dict[str, list[_Part]] = {}  # by the name of the computation
+
+  def actions(self, name: str, numbers: Iterator[int]) -> Iterator[Action]:
+    if name not in self.parts:
+      self.parts[name] = [*self.read(self.program.module.computations[name])]
+    pending: dict[int, list[Ended]] = {}  # by the index of the done
+    for part in self.parts[name]:
+      for index in sorted(i for i in pending if i <= part.index):
+        yield from pending.pop(index)
+      if isinstance(part.action, Started):
+        number = next(numbers)
+        yield part.action._replace(number=number)
+        if part.done == part.index:
+          yield Ended(number)
+        else:
+          pending.setdefault(part.done, []).append(Ended(number))
+      elif part.action is not None:
+        yield part.action
       else:
-        pending.setdefault(done, []).append(Ended(started.number))
-      continue
-    times, inner = program.runs(computation, instruction)
-    if instruction.opcode == "conditional":
-      inner = max(instruction.calls(), key=seconds)
-    if inner is not None:
-      for _ in range(times):
-        yield from _actions(program, inner, seconds, numbers)
-      continue
-    cost = program.cost(computation, instruction)
-    if cost.seconds:
-      yield Computed(instruction, cost)
+        for _ in range(part.times):
+          yield from self.actions(part.inner, numbers)
+    for ended in pending.values():
+      yield from ended
+
+  def read(self, computation: hlo.Computation) -> Iterator["_Part"]:
+    """Yields the instructions of a computation that take time."""
+    program = self.program
+    for index, instruction in enumerate(computation.instructions):
+      entries = [
+        e for e in program.reader.entries(computation, instruction) if e.bytes
+      ]
+      if entries:
+        yield _Part(index, Started(
+          0, computation, instruction, entries[0].over,
+          sum(e.bytes for e in entries),
+          sum(map(program.wire_seconds, entries)),
+        ), done=program.reader.done(computation, index))
+        continue
+      times, inner = program.runs(computation, instruction)
+      if instruction.opcode == "conditional":
+        inner = max(instruction.calls(), key=self.seconds)
+      cost = program.cost(computation, instruction)
+      if inner is not None:
+        yield _Part(index, None, times=times, inner=inner)
+      elif cost.seconds:
+        yield _Part(index, Computed(instruction, cost))
+
+  def seconds(self, branch: str) -> float:
+    """Returns the seconds of a branch that starts with free links."""
+    bars = timeline(self.program, branch)
+    return max((bar.end_s for bar in bars), default=0.0)
+
+
+class _Part(NamedTuple):
+  """Instruction that takes time.
+
+  Attributes:
+    index: Index in its computation.
+    action: Compute or start; None for a loop, branch or call.
+    done: Index of the done of a collective.
+    times: Number of runs of ``inner``.
+    inner: Computation that it runs.
+  """
+
+  index: int
+  action: Computed | Started | None
+  done: int = 0
+  times: int = 1
+  inner: str = ""

@@ -94,9 +94,10 @@ def _keras() -> dict[str, Sends]:
 def _mctx() -> dict[str, Sends]:
   p = with_mctx
   batch = 8 * p.BATCH
-  # Trees are independent, but the partitioner does not know it. In each
-  # simulation it gathers the indices of the nodes to read, one pair and two
-  # triples of int32 per tree, and sums what is read: an embedding, and two
+  # Written after its reading, unlike the others: trees are independent, so the
+  # form was "nothing" at first, but the partitioner does not know it. In each
+  # simulation it gathers the indices of the nodes to read, two pairs and one
+  # triple of int32 per tree, and sums what is read: an embedding, and two
   # integers. Four loops end when no tree continues, which all devices must
   # know; how many times is data.
   return {"search": {
