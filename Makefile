@@ -76,4 +76,6 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check \
 	  -e ".[$(EXTRAS)]"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps \
+	  "mlc-chakra>=1.0"
 	@touch $@

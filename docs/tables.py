@@ -31,7 +31,7 @@ from parallel.tensor.partial_sync import FUSED_ROUTES
 # Each document with tables, by its path.
 DOCUMENTS = (
   "README.md", "ARCHITECTURE.md", "CLAIMS.md", "docs/map.md",
-  "docs/strategies.md",
+  "docs/strategies.md", "docs/ledger.md",
   "parallel/kernels/evidence.py",
   *log.with_tables(),
 )
@@ -464,6 +464,39 @@ def _collectives() -> Iterator[tuple[str, tuple[str, str]]]:
   )
 
 
+def foreign_programs(_: str) -> str:
+  """Table of the ledger's page: programs of other projects."""
+
+  def sizes(sent: Mapping[str, int]) -> str:
+    return "; ".join(f"{k} {v:,}" for k, v in sent.items()) or "nothing"
+
+  return markdown_table(
+    ["packages", "program", "mesh", "read, bytes", "closed form",
+     "not understood"],
+    [
+      [
+        ", ".join(f"{p} {v}" for p, v in row["versions"].items()),
+        row["program"], ", ".join(f"{a} {n}" for a, n in row["axes"].items()),
+        sizes(row["read"]),
+        "equal" if row["equal"] else sizes(row["expected"]),
+        "; ".join(row["unknown"]) or "nothing",
+      ]
+      for row in result("foreign_programs")["rows"]
+    ],
+  )
+
+
+def foreign_faults(_: str) -> str:
+  """Table of the ledger's page: planted faults and the lines that are named."""
+  return markdown_table(
+    ["project", "fault", "planted in", "named"],
+    [
+      [row["project"], row["fault"], row["planted"], ", ".join(row["blamed"])]
+      for row in result("foreign_programs")["faults"]
+    ],
+  )
+
+
 def demo(_: str) -> str:
   """Table of README: the last output of `make demo`."""
   printed = result("demo")
@@ -496,4 +529,6 @@ TABLES: dict[str, Table] = {
   "kernels_bytes": kernels_bytes,
   "bounds_of_a_step": bounds_of_a_step,
   "kernels": kernels,
+  "foreign_programs": foreign_programs,
+  "foreign_faults": foreign_faults,
 }

@@ -25,6 +25,7 @@
   python -m launch.benchmark --config=configs/benchmark/placements.py
   python -m launch.benchmark --config=configs/benchmark/graphs.py
   python -m launch.benchmark --config=configs/benchmark/host_optimizer.py
+  python -m launch.benchmark --config=configs/benchmark/foreign_programs.py
 """
 
 import importlib
@@ -42,6 +43,7 @@ BODIES = {
   name: room for room, names in {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
                 "ring_orders"),
+    "foreign": ("foreign_programs",),
     "graphs": ("graphs",),
     "memory": ("host_optimizer", "placements"),
     "planner": ("planner", "planner_memory", "planner_truth"),

@@ -5,7 +5,8 @@ r"""Lists what a jax program sends between devices, by source line.
   python -m launch.sends docs/examples/mlp.py:step --target=tpu:v5p:2x2x2
   XLA_FLAGS="--xla_dump_to=DUMP --xla_dump_hlo_as_text" python program.py
   python -m launch.sends DUMP --compare=OTHER_DUMP
-  python -m launch.sends DUMP --trace=step.perfetto-trace --rates=h100
+  python -m launch.sends DUMP --trace=step.perfetto-trace --chakra=traces \
+    --rates=h100
   python -m launch.sends DUMP --profile=FOLDER_OF_JAX_PROFILER
 
 The program is a function without arguments that returns (jitted function,
@@ -32,6 +33,9 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
   "rates", "", "Device whose rates the timeline has; that of --target if unset."
 )
+flags.DEFINE_string(
+  "chakra", "", "Folder for execution traces of all devices, for simulators."
+)
 
 
 def main() -> None:
@@ -50,20 +54,20 @@ def main() -> None:
   rates = FLAGS.rates
   if target and target.hardware:
     rates = rates or target.hardware.name
-  if FLAGS.trace:
-    known("--trace needs --rates; --rates=", rates, DEVICES)
-  readings = foreign.read(
-    FLAGS.program, target.devices if target else (), FLAGS.compare
-  )
+  if FLAGS.trace or FLAGS.chakra:
+    known("--trace and --chakra need --rates; --rates=", rates, DEVICES)
+  devices = target.devices if target else ()
+  readings = foreign.read(FLAGS.program, devices, FLAGS.compare)
   measured = foreign.measured(readings, FLAGS.profile)
-  line = FLAGS.trace and trace.write(
-    readings, pathlib.Path(FLAGS.trace), rates
-  )
+  files = (trace.write, FLAGS.trace), (trace.write_chakra, FLAGS.chakra)
+  lines = [
+    write(readings, pathlib.Path(path), rates) for write, path in files if path
+  ]
   render.present(
     report.report(readings, measured), report.result(readings, measured),
     FLAGS.json, FLAGS.output, document=FLAGS.report,
   )
-  if line:
+  for line in lines:
     print(line, file=sys.stderr)
 
 

@@ -231,13 +231,20 @@ class Reader:
 
   def _axes(self, found: hlo.Instruction) -> tuple[tuple[str, ...], int]:
     """Returns the axes of a collective and the number of devices of a group."""
-    pairs = found.attribute("source_target_pairs")
-    if pairs:  # a permute, such as {{0,1},{1,0}}
-      numbers = re.findall(r"\d+", pairs)
-      return self.mesh_axes.of_pairs(np.array(numbers, int))
-    groups = found.attribute("replica_groups")
-    return self.mesh_axes.of_groups(
-      replica_groups(groups, self.mesh_axes.num_devices)
+    pairs = self.pairs(found)
+    if len(pairs):
+      return self.mesh_axes.of_pairs(pairs)
+    return self.mesh_axes.of_groups(self.groups(found))
+
+  def pairs(self, found: hlo.Instruction) -> np.ndarray:
+    """Returns sources and targets of a permute, int ``[n, 2]``, else n = 0."""
+    text = found.attribute("source_target_pairs")  # {{0,1},{1,0}}
+    return np.array(re.findall(r"\d+", text), int).reshape(-1, 2)
+
+  def groups(self, found: hlo.Instruction) -> list[list[int]]:
+    """Returns the device numbers of each group of a collective."""
+    return replica_groups(
+      found.attribute("replica_groups"), self.mesh_axes.num_devices
     )
 
 

@@ -7,12 +7,50 @@ Collectives over the same axes wait for each other. Times are lower bounds.
 """
 
 from collections.abc import Iterator
+import itertools
 from typing import NamedTuple
 
 from parallel.xla import hlo
 from parallel.xla.overlap import ScheduledProgram
+from parallel.xla.roofline import Cost
 
 COMPUTE = "compute"
+
+
+class Computed(NamedTuple):
+  """Execution of an instruction that does not communicate, and its cost."""
+
+  instruction: hlo.Instruction
+  cost: Cost
+
+
+class Started(NamedTuple):
+  """Start of the collectives of an instruction.
+
+  Attributes:
+    number: Number of this execution, from 0.
+    computation: Computation that contains the instruction.
+    instruction: The collective, the start of a pair, or a wrapper.
+    row: Axes, joined by ",".
+    bytes: Operand bytes on one device.
+    seconds: Time on the links.
+  """
+
+  number: int
+  computation: hlo.Computation
+  instruction: hlo.Instruction
+  row: str
+  bytes: int
+  seconds: float
+
+
+class Ended(NamedTuple):
+  """Instruction that needs the result of an execution, by its number."""
+
+  number: int
+
+
+Action = Computed | Started | Ended
 
 
 class Bar(NamedTuple):
@@ -38,89 +76,128 @@ class Bar(NamedTuple):
   flops: float = 0.0
 
 
-def timeline(program: ScheduledProgram) -> Iterator[Bar]:
-  """Yields the bars of one run, in the order of the schedule.
+def actions(
+  program: ScheduledProgram, start: str | None = None
+) -> Iterator[Action]:
+  """Yields what a device does in one run, in the order of the schedule.
 
   A loop with an unknown trip count runs once. Of a conditional, the branch that
   takes longest runs.
 
   Args:
     program: The program, with rates of a device and its links.
+    start: Name of the computation to run; None for the whole program.
   """
-  yield from _Run(program).computation(program.module.entry)
+  yield from _Walk(program).actions(
+    start or program.module.entry, itertools.count()
+  )
 
 
-class _Run:
-  """State of a run: the time, and when each row of links is free."""
+def timeline(
+  program: ScheduledProgram, start: str | None = None
+) -> Iterator[Bar]:
+  """Yields the bars of one run, in the order of the schedule.
+
+  Args:
+    program: The program, with rates of a device and its links.
+    start: Name of the computation to run; None for the whole program.
+  """
+  now = 0.0
+  free: dict[str, float] = {}  # row -> when it is free
+  sent: dict[int, Bar] = {}  # transfers whose results are not needed yet
+  for action in actions(program, start):
+    if isinstance(action, Computed):
+      begin, now = now, now + action.cost.seconds
+      yield Bar(
+        COMPUTE, action.instruction.name, begin, now,
+        action.instruction.op_name, action.cost.bytes, action.cost.flops,
+      )
+    elif isinstance(action, Started):
+      begin = max(now, free.get(action.row, 0.0))
+      free[action.row] = begin + action.seconds
+      sent[action.number] = Bar(
+        action.row, action.instruction.name, begin, free[action.row],
+        action.instruction.op_name, action.bytes,
+      )
+      yield sent[action.number]
+    else:
+      bar = sent.pop(action.number)
+      if bar.end_s > now:
+        begin, now = now, bar.end_s
+        yield Bar(COMPUTE, f"wait for {bar.name}", begin, now, bar.where, 0.0)
+
+
+class _Walk:
+  """Walk through a program, which reads each instruction once."""
 
   def __init__(self, program: ScheduledProgram) -> None:
     self.program = program
-    self.now = 0.0
-    self.free: dict[str, float] = {}
-    # Seconds of the branches of conditionals, by name.
-    self.branches: dict[str, float] = {}
+    self.parts: dict[str, list[_Part]] = {}  # by the name of the computation
 
-  def computation(self, name: str) -> Iterator[Bar]:
-    computation = self.program.module.computations[name]
-    pending: dict[int, list[Bar]] = {}  # index of the done -> transfers
-    for index, instruction in enumerate(computation.instructions):
-      for bar in pending.pop(index, ()):
-        yield from self.wait(bar)
-      sent = self.transfer(computation, instruction)
-      if sent:
-        yield sent
-        done = self.program.reader.done(computation, index)
-        if done == index:
-          yield from self.wait(sent)
+  def actions(self, name: str, numbers: Iterator[int]) -> Iterator[Action]:
+    if name not in self.parts:
+      self.parts[name] = [*self.read(self.program.module.computations[name])]
+    pending: dict[int, list[Ended]] = {}  # by the index of the done
+    for part in self.parts[name]:
+      for index in sorted(i for i in pending if i <= part.index):
+        yield from pending.pop(index)
+      if isinstance(part.action, Started):
+        number = next(numbers)
+        yield part.action._replace(number=number)
+        if part.done == part.index:
+          yield Ended(number)
         else:
-          pending.setdefault(done, []).append(sent)
+          pending.setdefault(part.done, []).append(Ended(number))
+      elif part.action is not None:
+        yield part.action
+      else:
+        for _ in range(part.times):
+          yield from self.actions(part.inner, numbers)
+    for ended in pending.values():
+      yield from ended
+
+  def read(self, computation: hlo.Computation) -> Iterator["_Part"]:
+    """Yields the instructions of a computation that take time."""
+    program = self.program
+    for index, instruction in enumerate(computation.instructions):
+      entries = [
+        e for e in program.reader.entries(computation, instruction) if e.bytes
+      ]
+      if entries:
+        yield _Part(index, Started(
+          0, computation, instruction, entries[0].over,
+          sum(e.bytes for e in entries),
+          sum(map(program.wire_seconds, entries)),
+        ), done=program.reader.done(computation, index))
         continue
-      times, inner = self.program.runs(computation, instruction)
+      times, inner = program.runs(computation, instruction)
       if instruction.opcode == "conditional":
         inner = max(instruction.calls(), key=self.seconds)
+      cost = program.cost(computation, instruction)
       if inner is not None:
-        for _ in range(times):
-          yield from self.computation(inner)
-        continue
-      cost = self.program.cost(computation, instruction)
-      if cost.seconds:
-        start, self.now = self.now, self.now + cost.seconds
-        yield Bar(
-          COMPUTE, instruction.name, start, self.now, instruction.op_name,
-          cost.bytes, cost.flops,
-        )
-
-  def transfer(
-    self, computation: hlo.Computation, instruction: hlo.Instruction
-  ) -> Bar | None:
-    """Returns the bar of an instruction's collective; None if it has none."""
-    entries = [
-      e for e in self.program.reader.entries(computation, instruction)
-      if e.bytes
-    ]
-    if not entries:
-      return None
-    row = entries[0].over
-    start = max(self.now, self.free.get(row, 0.0))
-    self.free[row] = start + sum(map(self.program.wire_seconds, entries))
-    return Bar(
-      row, instruction.name, start, self.free[row], instruction.op_name,
-      sum(e.bytes for e in entries),
-    )
-
-  def wait(self, sent: Bar) -> Iterator[Bar]:
-    """Yields the bar of waiting for a transfer, if it has not ended."""
-    if sent.end_s > self.now:
-      start, self.now = self.now, sent.end_s
-      yield Bar(
-        COMPUTE, f"wait for {sent.name}", start, self.now, sent.where, 0.0
-      )
+        yield _Part(index, None, times=times, inner=inner)
+      elif cost.seconds:
+        yield _Part(index, Computed(instruction, cost))
 
   def seconds(self, branch: str) -> float:
     """Returns the seconds of a branch that starts with free links."""
-    if branch not in self.branches:
-      run = _Run(self.program)
-      for _ in run.computation(branch):
-        pass
-      self.branches[branch] = run.now
-    return self.branches[branch]
+    bars = timeline(self.program, branch)
+    return max((bar.end_s for bar in bars), default=0.0)
+
+
+class _Part(NamedTuple):
+  """Instruction that takes time.
+
+  Attributes:
+    index: Index in its computation.
+    action: Compute or start; None for a loop, branch or call.
+    done: Index of the done of a collective.
+    times: Number of runs of ``inner``.
+    inner: Computation that it runs.
+  """
+
+  index: int
+  action: Computed | Started | None
+  done: int = 0
+  times: int = 1
+  inner: str = ""

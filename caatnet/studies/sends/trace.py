@@ -1,23 +1,25 @@
-"""Timeline of a compiled program, with the rates of a device."""
+"""Timeline and execution traces of a program, with the rates of a device.
+
+The time of a collective is that of the bytes that a device sends with the ring
+algorithm on one link of the device, without latency.
+"""
 
 from collections.abc import Mapping
 import pathlib
 
 from caatnet.train import files
 from parallel.hardware.devices import DEVICES
-from parallel.xla import perfetto_trace
+from parallel.network import chakra, replay
+from parallel.xla import execution, perfetto_trace
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.reading import Reading
-from parallel.xla.timeline import timeline
+from parallel.xla.timeline import COMPUTE, timeline
 
 
 def write(
   readings: Mapping[str, Reading], path: pathlib.Path, rates: str
 ) -> str:
   """Writes the timeline of a program as a file for https://ui.perfetto.dev.
-
-  The time of a collective is that of the bytes that a device sends with the
-  ring algorithm on one link of the device, without latency.
 
   Args:
     readings: One program.
@@ -31,19 +33,64 @@ def write(
     ValueError: There are several programs, the program was not compiled or is
       not scheduled, the rates are unknown, or perfetto is not installed.
   """
-  if len(readings) != 1:
-    raise ValueError(f"--trace shows one program, not {', '.join(readings)}")
-  ((name, reading),) = readings.items()
-  if reading.module is None:
-    raise ValueError(f"--trace needs a compiled program; {name} is none")
-  device = DEVICES[rates]
-  program = ScheduledProgram(
-    reading.module, reading.mesh, device,
-    lambda entry: entry.wire_bytes_ring / device.link.bandwidth,
-  )
+  name, program = _program("--trace", readings, rates)
   with files.whole(path) as temporary:
     seconds = perfetto_trace.write(timeline(program), temporary, name)
   return (
     f"{path}: {seconds * 1e3:,.3f} ms with the peak rates of {rates} and one "
     "of its links; open it at https://ui.perfetto.dev"
+  )
+
+
+def write_chakra(
+  readings: Mapping[str, Reading], folder: pathlib.Path, rates: str
+) -> str:
+  """Writes execution traces of all devices, reads them back and replays them.
+
+  The replay sends whole bytes over rings, whereas the timeline has the bytes of
+  the closed form; the result compares the two.
+
+  Args:
+    readings: One program.
+    folder: Folder to write.
+    rates: A key of `parallel.hardware.devices.DEVICES`.
+
+  Returns:
+    A sentence about the traces.
+
+  Raises:
+    ValueError: As for `write`, with the package mlc-chakra.
+  """
+  _, program = _program("--chakra", readings, rates)
+  chakra.write(execution.traces(program), folder)
+  traces = chakra.read(folder)
+  found = replay.replay(
+    traces, replay.ring_seconds(DEVICES[rates].link.bandwidth)
+  )
+  communicating = max(found.communicating_s)
+  expected = replay.covered_s(
+    (bar.start_s, bar.end_s) for bar in timeline(program) if bar.row != COMPUTE
+  )
+  difference = abs(communicating - expected) / expected if expected else 0.0
+  return (
+    f"{folder}: {len(traces)} traces of {len(traces[0]):,} nodes; replayed on "
+    f"rings of links of {rates}: {found.finish_s * 1e3:,.6f} ms, communication "
+    f"during {communicating * 1e3:,.6f} ms (timeline: relative difference "
+    f"{difference:.1e})"
+  )
+
+
+def _program(
+  flag: str, readings: Mapping[str, Reading], rates: str
+) -> tuple[str, ScheduledProgram]:
+  """Returns the name of the only program, and the program with rates."""
+  if len(readings) != 1:
+    raise ValueError(f"{flag} needs one program, not {', '.join(readings)}")
+  ((name, reading),) = readings.items()
+  if reading.module is None:
+    raise ValueError(f"{flag} needs a compiled program; {name} is none")
+  device = DEVICES[rates]
+  return name, ScheduledProgram(
+    reading.module, reading.mesh, device,
+    lambda entry: entry.wire_bytes_ring / device.link.bandwidth,
   )

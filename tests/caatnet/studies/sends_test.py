@@ -9,7 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pytest
 
 from caatnet.show import render
-from caatnet.studies.sends import foreign, report
+from caatnet.studies.sends import foreign, report, trace
+from parallel.hardware.devices import DEVICES
 
 EXAMPLE = "docs/examples/mlp.py:step"
 ROOT = pathlib.Path(__file__).parents[3]
@@ -101,6 +102,18 @@ def test_difference_of_two_programs(file, capsys):
   same = {"one": readings[f"{file}:whole"], "two": readings[f"{file}:whole"]}
   render.show(report.report(same))
   assert "differs" not in capsys.readouterr().out
+
+
+def test_execution_traces_are_replayed(file, tmp_path):
+  pytest.importorskip("chakra")
+  readings = foreign.read(f"{file}:whole", jax.devices()[:4])
+  line = trace.write_chakra(readings, tmp_path / "traces", "h100")
+  assert "4 traces of " in line
+  # 12 bytes over rings of two: 6 bytes each way.
+  seconds = 2 * 6 / DEVICES["h100"].link.bandwidth
+  assert f"communication during {seconds * 1e3:,.6f} ms" in line
+  with pytest.raises(ValueError, match="--chakra needs one program"):
+    trace.write_chakra({**readings, "b": None}, tmp_path, "h100")
 
 
 def test_measured_times_have_source_lines(file, tmp_path, capsys):

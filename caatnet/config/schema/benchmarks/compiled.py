@@ -9,6 +9,22 @@ from caatnet.config.schema.fields import (
 
 
 @section
+class ForeignPrograms:
+  """Programs of other projects, compiled in environments of their own."""
+
+  projects: tuple[str, ...] = field(
+    (), "Keys of `caatnet.benchmarks.foreign.closed_forms.PROGRAMS`; () for "
+    "all."
+  )
+  folder: str = field(
+    ".cache/foreign", "Folder of the environments, which are made once."
+  )
+  python: str = field(
+    "", 'Python that makes the environments; "" for the one that runs this.'
+  )
+
+
+@section
 class Kernels:
   """Pallas kernels compared with XLA programs of their references."""
 

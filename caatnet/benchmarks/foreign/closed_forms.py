@@ -1,0 +1,129 @@
+"""Bytes that each program of another project sends, written by hand.
+
+The sizes are those of the programs (`with_NAME.py`), which other Pythons run.
+"""
+
+from caatnet.benchmarks.foreign import (
+  sharded_step,
+  with_brax,
+  with_drjax,
+  with_equinox,
+  with_flax,
+  with_jraph,
+  with_keras,
+  with_mctx,
+  with_penzai,
+  with_ringattention,
+)
+
+# (axes, kind) -> operand bytes of one run on one device. With a third element,
+# "unknown", the number of runs is data: bytes of one execution of each.
+Sends = dict[tuple[str, ...], int]
+
+
+def _brax() -> dict[str, Sends]:
+  seen, hidden = with_brax.OBSERVATION, with_brax.HIDDEN
+  # Weights and biases of three layers.
+  size = seen * hidden + hidden + hidden * hidden + hidden + hidden + 1
+  return {
+    # Number of observations (int32), sums of differences, of their squares.
+    "statistics": {("i", "all_reduce"): 4 * (1 + 2 * seen)},
+    "gradients": {("i", "all_reduce"): 4 * size},
+    "sharded": sharded_step.sends(size, 1),
+  }
+
+
+def _drjax() -> dict[str, Sends]:
+  # The mean of the clients' weights; their own steps send nothing.
+  size = with_drjax.INPUTS * with_drjax.OUTPUTS
+  return {"round_of_averaging": {("clients", "all_reduce"): 4 * size}}
+
+
+def _equinox() -> dict[str, Sends]:
+  p = with_equinox
+  # Gradients of two layers with biases.
+  size = p.INPUTS * p.HIDDEN + p.HIDDEN + p.HIDDEN * p.OUTPUTS + p.OUTPUTS
+  return {"data_parallel": {("batch", "all_reduce"): 4 * size}}
+
+
+def _flax() -> dict[str, Sends]:
+  p = with_flax
+  return {
+    # Means of x and of its square.
+    "batch_norm": {("data", "all_reduce"): 4 * 2 * p.WIDTH},
+    # Forward, the sum over heads for a device's batch; gradients of four
+    # matrices, of which a device has a quarter, and the loss.
+    "attention": {
+      ("model", "all_reduce"): 4 * p.BATCH // 2 * p.LENGTH * p.WIDTH,
+      ("data", "all_reduce"): 4 * (4 * p.WIDTH**2 // 4 + 1),
+    },
+    # Forward, the sum of the second product; gradients of both matrices, of
+    # which a device has a half, and the loss.
+    "nnx_mlp": {
+      ("model", "all_reduce"): 4 * p.BATCH // 4 * p.WIDTH,
+      ("data", "all_reduce"): 4 * (2 * p.WIDTH * p.HIDDEN // 2 + 1),
+    },
+    "sharded": sharded_step.sends(4 * p.WIDTH**2, p.WIDTH),
+  }
+
+
+def _jraph() -> dict[str, Sends]:
+  p = with_jraph
+  # Sums over edges for the senders, the receivers, and the graphs.
+  rows = 2 * p.NODES + p.GRAPHS
+  return {"sharded_edges": {("i", "all_reduce"): 4 * rows * p.WIDTH}}
+
+
+def _keras() -> dict[str, Sends]:
+  p = with_keras
+  up, down = p.INPUTS * p.HIDDEN + p.HIDDEN, p.HIDDEN * p.CLASSES
+  return {
+    # Gradients of both layers, and the loss.
+    "data_parallel": {
+      ("batch", "all_reduce"): 4 * (up + down + p.CLASSES + 1)
+    },
+    # A device has a quarter of the kernels and of the first bias. The second
+    # product is summed over these parts.
+    "model_parallel": {
+      ("model", "all_reduce"): 4 * p.BATCH // 2 * p.CLASSES,
+      ("batch", "all_reduce"): 4 * ((up + down) // 4 + p.CLASSES + 1),
+    },
+  }
+
+
+def _mctx() -> dict[str, Sends]:
+  p = with_mctx
+  batch = 8 * p.BATCH
+  # Written after its reading, unlike the others: trees are independent, so the
+  # form was "nothing" at first, but the partitioner does not know it. In each
+  # simulation it gathers the indices of the nodes to read, two pairs and one
+  # triple of int32 per tree, and sums what is read: an embedding, and two
+  # integers. Four loops end when no tree continues, which all devices must
+  # know; how many times is data.
+  return {"search": {
+    ("batch", "all_gather"): p.SIMULATIONS * 4 * p.BATCH * (2 + 2 + 3),
+    ("batch", "all_reduce"): p.SIMULATIONS * 4 * batch * (p.WIDTH + 2),
+    ("batch", "all_reduce", "unknown"): 4,
+  }}
+
+
+def _penzai() -> dict[str, Sends]:
+  p = with_penzai
+  # Sums over heads and over neurons in each block, for a device's batch.
+  size = p.BATCH // 2 * p.LENGTH * p.WIDTH
+  return {"llama": {("model", "all_reduce"): 4 * 2 * p.BLOCKS * size}}
+
+
+def _ringattention() -> dict[str, Sends]:
+  p = with_ringattention
+  size = p.BATCH * p.LENGTH * p.HEADS * p.WIDTH
+  # Eight rounds of keys and values, then of these and their gradients. The last
+  # round of each returns them to where they were.
+  return {"causal": {("sp", "permute"): 8 * (2 + 4) * 4 * size}}
+
+
+PROGRAMS: dict[str, dict[str, Sends]] = {
+  "brax": _brax(), "drjax": _drjax(), "equinox": _equinox(), "flax": _flax(),
+  "jraph": _jraph(), "keras": _keras(), "mctx": _mctx(), "penzai": _penzai(),
+  "ringattention": _ringattention(),
+}

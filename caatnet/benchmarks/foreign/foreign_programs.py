@@ -1,0 +1,247 @@
+"""Programs of other projects: what they send, compared with closed forms.
+
+`run_program.py` compiles the programs in an environment made from the package
+registry, and their texts are read here. Projects that need another version of a
+package have an environment of their own, the others share one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import importlib
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from jax.sharding import AbstractMesh
+import numpy as np
+
+from caatnet.benchmarks.foreign import sharded_step
+from caatnet.benchmarks.foreign.closed_forms import PROGRAMS, Sends
+from caatnet.benchmarks.harness import timing
+from caatnet.show.render import table
+from parallel.checks import known
+from parallel.xla import reading
+from parallel.xla.reading import Executed, Reading
+
+_HERE = pathlib.Path(__file__).parent
+# The function of a program in which faults are planted.
+_FAULTY = "sharded"
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Reads all programs, prints tables, and returns them as plain data.
+
+  Args:
+    config: Config like configs/benchmark/foreign_programs.py.
+
+  Raises:
+    ValueError: A project is unknown, or its environment cannot be made, or a
+      program does not compile.
+  """
+  options = config.benchmark
+  folder = pathlib.Path(options.folder)
+  result: dict[str, Any] = {"rows": [], "faults": []}
+  for project in timing.progress(options.projects or [*PROGRAMS], "compiling"):
+    known("config.benchmark.projects=", project, PROGRAMS)
+    python = environment(project, folder, options.python or sys.executable)
+    for name, expected in PROGRAMS[project].items():
+      found, versions = read(python, project, name)
+      result["rows"].append({
+        "project": project, "program": name, "axes": dict(found.axes),
+        "versions": versions, **compared(found, expected),
+      })
+      if name == _FAULTY:
+        result["faults"] += [
+          {"project": project, **row} for row in faults(python, project, found)
+        ]
+  _print(result)
+  return result
+
+
+def environment(
+  project: str, folder: pathlib.Path, python: str
+) -> pathlib.Path:
+  """Returns the Python of a project's environment, which is made once.
+
+  Args:
+    project: A key of ``PROGRAMS``.
+    folder: Folder of environments.
+    python: Python that makes it.
+
+  Raises:
+    ValueError: pip cannot install the packages.
+  """
+  name, packages = _environment(project)
+  made = folder / name
+  done = made / "installed"
+  if not done.exists():
+    shutil.rmtree(made, ignore_errors=True)
+    _execute([python, "-m", "venv", str(made)])
+    _execute([
+      str(made / "bin/python"), "-m", "pip", "install", "-q",
+      "--disable-pip-version-check", *packages,
+    ])
+    done.write_text("\n".join(packages))
+  return made / "bin/python"
+
+
+def _environment(project: str) -> tuple[str, list[str]]:
+  """Returns the name of a project's environment, and its packages."""
+  packages = {p: _module(p).PACKAGES for p in PROGRAMS}
+  if _pinned(packages[project]):
+    return project, list(packages[project])
+  shared = (p for own in packages.values() if not _pinned(own) for p in own)
+  return "shared", sorted(set(shared))
+
+
+def _pinned(packages: Iterable[str]) -> bool:
+  return any("==" in p for p in packages)
+
+
+def read(
+  python: pathlib.Path, project: str, name: str, fault: str = ""
+) -> tuple[Reading, dict[str, str]]:
+  """Compiles a program for eight CPU devices, and reads it.
+
+  Args:
+    python: Python that has the project's packages.
+    project: A key of ``PROGRAMS``.
+    name: Function of ``with_PROJECT.py``.
+    fault: Fault to plant; "" for none.
+
+  Returns:
+    The reading, and the versions of the project's packages and of jax.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    file = _HERE / f"with_{project}.py"
+    _execute([
+      str(python), str(_HERE / "run_program.py"), folder, str(file), name,
+      *[fault] * bool(fault),
+    ])
+    # Programs of older versions of jax do not name their mesh.
+    axes = getattr(_module(project), "MESH", None)
+    mesh = axes and AbstractMesh(tuple(axes.values()), tuple(axes))
+    (found,) = reading.read_all(folder, mesh).values()
+    installed = json.loads(pathlib.Path(folder, "versions.json").read_text())
+  wanted = [p.split("==")[0] for p in _module(project).PACKAGES]
+  return found, {p: installed[p] for p in dict.fromkeys([*wanted, "jax"])}
+
+
+def compared(found: Reading, expected: Sends) -> dict[str, Any]:
+  """Compares a reading with a closed form.
+
+  Returns:
+    ``read`` and ``expected``: "axes kind" -> bytes; ``unknown``: sentences of
+    the reading; ``equal``: whether all collectives are those of the closed
+    form, on axes of the mesh.
+  """
+  sent = sums(found)
+  return {
+    "collectives": len(found.executed),
+    "read": {" ".join(key): size for key, size in sent.items()},
+    "expected": {" ".join(key): size for key, size in expected.items()},
+    "equal": sent == expected and all(e.entry.axes for e in found.executed),
+    "unknown": [n for n in found.notes if n.startswith("Not understood")],
+  }
+
+
+def sums(found: Reading) -> Sends:
+  """Returns the bytes of a reading in the dtypes that were requested."""
+  sent: Sends = {}
+  for e in found.executed:
+    key: tuple[str, ...] = e.entry.over, e.entry.kind
+    size = e.entry.bytes
+    if e.requested:
+      widths = [np.dtype(d).itemsize for d in (e.requested, e.entry.dtype)]
+      size = size * widths[0] // widths[1]
+    if e.entry.count is None:
+      key += ("unknown",)
+    sent[key] = sent.get(key, 0) + size * (e.entry.count or 1)
+  return sent
+
+
+def faults(
+  python: pathlib.Path, project: str, sound: Reading
+) -> Iterator[dict[str, Any]]:
+  """Yields, for each planted fault, the source lines that the reading blames.
+
+  Args:
+    python: Python that has the project's packages.
+    project: Project with a program "sharded".
+    sound: Reading of that program without faults.
+  """
+  lines = (_HERE / "sharded_step.py").read_text().splitlines()
+  for fault in sharded_step.FAULTS:
+    found, _ = read(python, project, _FAULTY, fault)
+    # A repeated reduction has the line of the first one.
+    mark = "# mean" if fault == "remat" else f"# fault: {fault}"
+    (planted,) = (n for n, x in enumerate(lines, 1) if x.endswith(mark))
+    blamed = sorted({pathlib.Path(e.source).name for e in added(found, sound)})
+    yield {
+      "fault": fault, "planted": f"sharded_step.py:{planted}", "blamed": blamed,
+      "found": blamed == [f"sharded_step.py:{planted}"],
+    }
+
+
+def added(found: Reading, sound: Reading) -> list[Executed]:
+  """Returns the collectives that a reading has in addition to another one."""
+  before = [_facts(e) for e in sound.executed]
+  more = []
+  for e in found.executed:
+    if _facts(e) in before:
+      before.remove(_facts(e))
+    else:
+      more.append(e)
+  return more
+
+
+def _facts(e: Executed) -> tuple[Any, ...]:
+  entry = e.entry
+  return (
+    entry.over, entry.kind, e.requested, entry.shape, entry.count,
+    entry.rematted,
+  )
+
+
+def _module(project: str) -> Any:
+  return importlib.import_module(f"caatnet.benchmarks.foreign.with_{project}")
+
+
+def _execute(command: Sequence[str]) -> None:
+  ended = subprocess.run(command, capture_output=True, text=True, check=False)
+  if ended.returncode:
+    lines = ended.stderr.strip().splitlines() or ["no message"]
+    error = next((x for x in reversed(lines) if "Error" in x), lines[-1])
+    raise ValueError(f"{' '.join(command)[:200]}: {error}")
+
+
+def _print(result: Mapping[str, Any]) -> None:
+  table(
+    "What programs of other projects send, on 8 CPU devices",
+    ["project", "program", "mesh", "collectives", "read, bytes",
+     "closed form", "not understood"],
+    [
+      [
+        " ".join(f"{p} {v}" for p, v in row["versions"].items()),
+        row["program"], ", ".join(f"{a} {n}" for a, n in row["axes"].items()),
+        str(row["collectives"]),
+        "\n".join(f"{k} {v:,}" for k, v in row["read"].items()),
+        "equal" if row["equal"] else "\n".join(
+          f"{k} {v:,}" for k, v in row["expected"].items()
+        ),
+        "\n".join(row["unknown"]) or "nothing",
+      ]
+      for row in result["rows"]
+    ],
+  )
+  table(
+    "Planted faults: the source line that the reading names",
+    ["project", "fault", "planted in line", "named"],
+    [
+      [row["project"], row["fault"], row["planted"], ", ".join(row["blamed"])]
+      for row in result["faults"]
+    ],
+  )

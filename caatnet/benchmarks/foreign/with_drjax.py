@@ -1,0 +1,43 @@
+"""Federated averaging with DrJAX: clients train, the server averages."""
+
+PACKAGES = ("drjax",)
+INPUTS, OUTPUTS, BATCH, STEPS = 96, 32, 16, 4
+
+
+def round_of_averaging():
+  import drjax
+  import jax
+  import jax.numpy as jnp
+  from jax.sharding import AxisType, NamedSharding
+  from jax.sharding import PartitionSpec as P
+
+  mesh = jax.make_mesh((8,), ("clients",), axis_types=(AxisType.Auto,))
+
+  def trained(w, batches):
+    """Takes steps of SGD on a client's batches."""
+
+    def loss(w, batch):
+      x, y = batch
+      return jnp.mean((x @ w - y) ** 2)
+
+    def step(w, batch):
+      return w - 0.1 * jax.grad(loss)(w, batch), None
+
+    return jax.lax.scan(step, w, batches)[0]
+
+  @drjax.program(placements={"clients": 8})
+  def average(w, batches):
+    local = drjax.map_fn(trained, (drjax.broadcast(w, mesh=mesh), batches),
+                         mesh=mesh)
+    return drjax.reduce_mean(local)
+
+  def array(shape, *spec):
+    return jax.ShapeDtypeStruct(
+      shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec))
+    )
+
+  batches = (
+    array((8, STEPS, BATCH, INPUTS), "clients"),
+    array((8, STEPS, BATCH, OUTPUTS), "clients"),
+  )
+  return jax.jit(average), (array((INPUTS, OUTPUTS)), batches)

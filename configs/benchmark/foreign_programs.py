@@ -1,0 +1,24 @@
+"""Collectives of programs of other projects, compared with closed forms.
+
+  python -m launch.benchmark --config=configs/benchmark/foreign_programs.py \
+    --config.benchmark.python=python3.12 --output=results/foreign_programs.json
+
+The projects are installed from the package registry into two environments, as
+one needs an older jax; later runs use them again. Their code is compiled there
+for eight virtual CPU devices, unchanged, and read here: axes, kinds and bytes
+must be those of closed forms written by hand. Most steps around layers, models
+and functions of the projects are ours; those of Keras and Brax are their own.
+In a training step around the models of two projects, faults are planted, and
+the reading must name their source lines. The steps are not executed.
+"""
+
+import ml_collections
+
+from caatnet.config.schema.tree import defaults
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = ml_collections.ConfigDict()
+  config.name = "foreign_programs"
+  config.benchmark = defaults("benchmark", "foreign_programs")
+  return config

@@ -1,0 +1,62 @@
+"""Programs of other projects: environments are made elsewhere, not in tests."""
+
+import pathlib
+import sys
+
+import pytest
+
+from caatnet.benchmarks.foreign import foreign_programs, sharded_step
+from configs.benchmark import foreign_programs as config_file
+
+PYTHON = pathlib.Path(sys.executable)
+
+
+@pytest.fixture(scope="module")
+def sound():
+  """Reading of the step around a model of Flax, in this environment."""
+  found, versions = foreign_programs.read(PYTHON, "flax", "sharded")
+  assert {"flax", "optax", "jax"} <= versions.keys()
+  return found
+
+
+def test_step_sends_what_the_closed_form_says(sound):
+  expected = foreign_programs.PROGRAMS["flax"]["sharded"]
+  row = foreign_programs.compared(sound, expected)
+  assert row["equal"], row
+  for key in expected:
+    other = expected | {key: expected[key] + 1}
+    assert not foreign_programs.compared(sound, other)["equal"]
+  less = {k: v for k, v in expected.items() if k[1] != "all_gather"}
+  assert not foreign_programs.compared(sound, less)["equal"]
+
+
+def test_planted_fault_is_named_by_its_line(sound, monkeypatch):
+  monkeypatch.setattr(sharded_step, "FAULTS", ("all_reduce",))
+  (row,) = foreign_programs.faults(PYTHON, "flax", sound)
+  assert row["found"]
+  assert row["blamed"] == [row["planted"]]
+  assert foreign_programs.added(sound, sound) == []
+
+
+def test_every_project_has_its_file_and_packages():
+  for project, programs in foreign_programs.PROGRAMS.items():
+    module = foreign_programs._module(project)
+    assert module.PACKAGES
+    for name in programs:
+      assert callable(getattr(module, name))
+
+
+def test_environment_is_made_once(tmp_path):
+  for name in ("shared", "ringattention"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "installed").touch()
+  for project, name in (("flax", "shared"), ("ringattention", "ringattention")):
+    made = foreign_programs.environment(project, tmp_path, "no such python")
+    assert made == tmp_path / name / "bin/python"
+
+
+def test_unknown_project_is_refused():
+  config = config_file.get_config()
+  config.benchmark.projects = ("torch",)
+  with pytest.raises(ValueError, match=r"config\.benchmark\.projects"):
+    foreign_programs.run(config)

@@ -1,0 +1,115 @@
+"""Execution traces of programs take the time of the programs' timelines."""
+
+import jax
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+import pytest
+
+from parallel.network import replay
+from parallel.xla import execution, hlo, reading
+from parallel.xla.overlap import ScheduledProgram
+from parallel.xla.timeline import COMPUTE, timeline
+from tests.parallel.xla import reading_test, timeline_test
+
+BANDWIDTH = 1e9
+DEVICE = timeline_test.DEVICE
+
+
+def scheduled(module, mesh):
+  return ScheduledProgram(
+    module, mesh, DEVICE, lambda e: e.wire_bytes_ring / BANDWIDTH
+  )
+
+
+def checked(program):
+  """Traces of a program, whose replay takes the time of its timeline."""
+  traces = list(execution.traces(program))
+  found = replay.replay(traces, replay.ring_seconds(BANDWIDTH))
+  bars = list(timeline(program))
+  assert found.finish_s == pytest.approx(max(b.end_s for b in bars), rel=1e-6)
+  communicating = replay.covered_s(
+    (b.start_s, b.end_s) for b in bars if b.row != COMPUTE
+  )
+  assert found.communicating_s == pytest.approx(
+    [communicating] * len(traces), rel=1e-6
+  )
+  return traces
+
+
+def test_training_step_on_three_axes():
+  f, args = reading_test.step()
+  found = reading.read(f, *args)
+  traces = checked(scheduled(found.module, found.mesh))
+  assert len(traces) == 8
+  for rank, nodes in enumerate(traces):
+    sent = [n for n in nodes if n.ranks]
+    assert sum(n.bytes for n in sent) == sum(
+      e.count * e.bytes for e in found.entries
+    )
+    # Axes have strides 4, 2 and 1.
+    assert {tuple(sorted(n.ranks)) for n in sent} == {
+      tuple(sorted((rank, rank ^ stride))) for stride in (4, 2, 1)
+    }
+
+
+@pytest.mark.parametrize("wire", ["f32[1000]", "f32[8000000]"])
+def test_compute_overlaps_an_asynchronous_collective(wire):
+  text = timeline_test.SCHEDULED.replace("f32[1000]", wire)
+  program = scheduled(hlo.parse(text), AbstractMesh((8,), ("a",)))
+  (trace, *_) = checked(program)
+  assert [(n.kind, n.after) for n in trace] == [
+    ("all_reduce", ()), ("compute", ()), ("all_reduce", (1, 0)),
+  ]
+
+
+@pytest.mark.parametrize("shift", [1, 3])
+def test_permute_is_a_send_and_a_receive(shift):
+  mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+  pairs = [(i, (i + shift) % 4) for i in range(4)]
+
+  def f(x):
+    x = lax.ppermute(x, "a", pairs)
+    return lax.ppermute(x * 2, "a", pairs)
+
+  shaped = jax.jit(
+    jax.shard_map(f, mesh=mesh, in_specs=P("a"), out_specs=P("a"))
+  )
+  x = jax.ShapeDtypeStruct((4, 256, 256), "float32")
+  found = reading.read(shaped, x, mesh=mesh)
+  traces = checked(scheduled(found.module, found.mesh))
+  for rank, nodes in enumerate(traces):
+    for kind, ranks in (
+      ("send", (rank, (rank + 2 * shift) % 8)),
+      ("receive", ((rank - 2 * shift) % 8, rank)),
+    ):
+      ends = [n for n in nodes if n.kind == kind]
+      assert [n.ranks for n in ends] == [ranks] * 2
+      assert {n.bytes for n in ends} == {256 * 256 * 4}
+
+
+def test_device_without_a_partner_has_no_message():
+  mesh = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))
+  shaped = jax.jit(jax.shard_map(
+    lambda x: lax.ppermute(x, "a", [(0, 1), (1, 2)]), mesh=mesh,
+    in_specs=P("a"), out_specs=P("a"),
+  ))
+  found = reading.read(shaped, jax.ShapeDtypeStruct((8,), "float32"), mesh=mesh)
+  traces = list(execution.traces(scheduled(found.module, mesh)))
+  kinds = [[n.kind for n in nodes if n.ranks] for nodes in traces]
+  assert [sorted(k) for k in kinds] == [
+    ["send"], ["receive", "send"], ["receive"], []
+  ]
+
+
+def test_kernel_that_sends_is_refused():
+  text = (
+    "HloModule m, is_scheduled=true\n\nENTRY %main (x: f32[8]) -> f32[8] {\n"
+    "  %x = f32[8]{0} parameter(0)\n"
+    '  ROOT %k = f32[8]{0} custom-call(%x), custom_call_target="k", '
+    'frontend_attributes={kernel_metadata={"sends_over": "a", "messages": "2", '
+    '"elements": "8", "dtype": "float32"}}\n}\n'
+  )
+  program = scheduled(hlo.parse(text), AbstractMesh((2,), ("a",)))
+  with pytest.raises(ValueError, match="k is a kernel that sends by itself"):
+    list(execution.traces(program))
