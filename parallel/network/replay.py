@@ -46,8 +46,9 @@ def ring_seconds(bandwidth: float, latency_s: float = 0.0) -> Seconds:
     latency_s: Latency of each link in seconds.
 
   Example:
-    >>> ring_seconds(1e9)("all_gather", 1000, 4)  # 3 rounds of 1000 bytes
-    3e-06
+    >>> seconds = ring_seconds(1e9)
+    >>> round(seconds("all_gather", 1000, 4) * 1e9)  # 3 rounds of 1000 bytes
+    3000
   """
 
   @functools.cache

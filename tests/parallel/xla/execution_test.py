@@ -63,6 +63,16 @@ def test_compute_overlaps_an_asynchronous_collective(wire):
   ]
 
 
+def test_collectives_over_the_same_axes_wait_for_each_other():
+  text = timeline_test.SCHEDULED.replace("  %state = ", (
+    "  %second = f32[1000]{0} all-reduce-start(%g), replica_groups="
+    "{{0,1,2,3,4,5,6,7}}, to_apply=%add\n"
+    "  %end = f32[1000]{0} all-reduce-done(%second)\n  %state = "
+  ))
+  (trace, *_) = checked(scheduled(hlo.parse(text), AbstractMesh((8,), ("a",))))
+  assert [n.after for n in trace[:2]] == [(), (0,)]
+
+
 @pytest.mark.parametrize("shift", [1, 3])
 def test_permute_is_a_send_and_a_receive(shift):
   mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
