@@ -59,7 +59,7 @@ class Activations:
     saved_on_host: Share that saves what the policy selects, in host memory.
 
   Example:
-    >>> Activations(saved=0.5).ways(num_layers=12)[2:4]
+    >>> Activations(saved=0.5).ways(num_layers=12)[1:3]
     (Way(saves=False, offloads=True), Way(saves=True, offloads=False))
   """
 

@@ -63,7 +63,7 @@ if SOAK:
 
 
 @functools.cache
-def subject(p, ranks, devices, layers, pieces):
+def subject(p, ranks, devices, layers, pieces=1):
   """Returns a compiled decoder."""
   config = make_config(p, layers)
   program = make_program(config, ranks, devices)
