@@ -8,7 +8,7 @@ addition. A collective is *hidden* while its own device executes other
 instructions.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import math
 import pathlib
@@ -93,6 +93,37 @@ def events(folder: pathlib.Path) -> dict[str, list[Events]]:
           str(stats["hlo_op"]), []
         ).append(Interval(event.start_ns, event.start_ns + event.duration_ns))
   return {module: list(each.values()) for module, each in found.items()}
+
+
+def of_program(reading: Reading, candidates: Sequence[Events]) -> Events | None:
+  """Returns the events of a compiled program among those of equal names.
+
+  Args:
+    reading: The compiled program.
+    candidates: Events of the programs with its name, each of which ran.
+
+  Returns:
+    The events with the fewest instructions that the program does not have; None
+    without candidates.
+
+  Raises:
+    ValueError: Several programs fit equally well.
+  """
+  names = {
+    instruction.name
+    for computation in reading.module.computations.values()
+    for instruction in computation.instructions
+  }
+  others = [
+    len({name for of_device in found.values() for name in of_device} - names)
+    for found in candidates
+  ]
+  if others.count(min(others, default=0)) > 1:
+    raise ValueError(
+      f"{len(candidates)} programs named {reading.module.name} ran, whose "
+      "events cannot be told apart"
+    )
+  return candidates[others.index(min(others))] if others else None
 
 
 def measured(reading: Reading, found: Events) -> list[Measured]:

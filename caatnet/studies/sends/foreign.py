@@ -61,7 +61,7 @@ def measured(
     Name -> measured collectives of each program that ran during the trace.
 
   Raises:
-    ValueError: No program ran during the trace.
+    ValueError: No program ran during the trace, or several have equal events.
   """
   if not folder:
     return {}
@@ -69,13 +69,12 @@ def measured(
   for name, program in readings.items():
     if program.module is None:
       raise ValueError(f"--profile needs a compiled program; {name} is none")
-    same = events.get(program.module.name, [])
-    if len(same) > 1:
-      raise ValueError(
-        f"{folder}: {len(same)} programs are named {program.module.name}"
-      )
-    if same:
-      found[name] = profiles.measured(program, same[0])
+    try:
+      same = profiles.of_program(program, events.get(program.module.name, ()))
+    except ValueError as error:
+      raise ValueError(f"{folder}: {error}") from error
+    if same is not None:
+      found[name] = profiles.measured(program, same)
   if not found:
     raise ValueError(
       f"{folder}: none of {', '.join(readings)} ran during the trace, but "
@@ -91,15 +90,16 @@ def of_trace(
   """Returns what programs sent, with measured times.
 
   Args:
-    programs: Variant -> program that ran during the trace.
+    programs: Variant of a step (`parallel.outer.base.Plan`) -> program that ran
+      during the trace.
     mesh: Their mesh.
     folder: Folder of the trace.
 
   Raises:
-    ValueError: Several programs ran, whose times have equal names.
+    ValueError: Several programs ran whose events cannot be told apart.
   """
   found = {
-    f"step {variant}" if variant else "step": reading.read(program, mesh=mesh)
+    f"step (variant {variant})": reading.read(program, mesh=mesh)
     for variant, program in programs.items()
   }
   return report(found, measured(found, os.fspath(folder)))

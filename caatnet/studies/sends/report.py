@@ -101,7 +101,7 @@ def report(
         f"{n} {size / 1e6:,.3f}" for n, size in shown["memory"].items()
       ))
     parts += shown["notes"]
-    if "measured" in shown:
+    if shown.get("measured"):
       parts.append(_measured_table(name, shown["measured"]))
   if len(readings) == 2:
     parts.append(_difference(readings))

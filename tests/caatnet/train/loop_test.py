@@ -130,22 +130,27 @@ def test_run_resumes_on_other_devices(finished, mesh, tmp_path):
 
 
 def test_profile_holds_its_steps_and_ends(tmp_path):
-  config = override(tiny.get_config("test"), "train.num_steps=3")
+  config = override(
+    tiny.get_config("test"), "train.num_steps=4 parallel.worker=2 "
+    "outer.algorithm=diloco outer.sync_every=2",
+  )
   experiment = experiments.build(config, {"tensor": 2})
   result = loop.train(
-    experiment, tmp_path / "run", profile=(1, 2), quiet=True
+    experiment, tmp_path / "run", profile=(1, 3), quiet=True
   )
   (trace,) = (tmp_path / "run/profile").rglob("*.xplane.pb")
   assert trace.stat().st_size
   with pytest.raises(RuntimeError, match="No profile started"):
     jax.profiler.stop_trace()
-  assert list(result.profiled) == [()]
-  sent, *_, measured = foreign.of_trace(
+  assert len(result.profiled) == 2  # a step with an exchange, and one without
+  *tables, _ = foreign.of_trace(
     result.profiled, experiment.program.layout.mesh, tmp_path / "run/profile"
   ).tables
-  lines = [row["source"] for row in measured.rows]
-  assert set(lines) == {row["source"] for row in sent.rows}
-  assert all(row["transfer_s"] > 0 for row in measured.rows)
+  assert len(tables) == 4
+  for sent, measured in zip(tables[::2], tables[1::2], strict=True):
+    lines = {row["source"] for row in measured.rows}
+    assert lines == {row["source"] for row in sent.rows}
+    assert all(row["transfer_s"] > 0 for row in measured.rows)
 
 
 def test_run_does_not_resume_with_another_text(finished, tmp_path):

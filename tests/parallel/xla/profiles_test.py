@@ -76,6 +76,18 @@ def test_events_of_no_length_and_no_device():
   assert measured(reading.read(ASYNC), {}) == []
 
 
+def test_programs_of_one_name_are_told_apart_by_their_instructions():
+  """The profiler also names a few operations that are no instructions."""
+  mine = {"0": {"start": [], "product": [], "barrier": []}}
+  other = {"0": {"start": [], "fusion.7": [], "barrier": []}}
+  program = reading.read(ASYNC)
+  assert profiles.of_program(program, [other, mine]) is mine
+  assert profiles.of_program(program, [other]) is other
+  assert profiles.of_program(program, []) is None
+  with pytest.raises(ValueError, match="2 programs named jit_f ran, whose"):
+    profiles.of_program(program, [mine, mine])
+
+
 def test_loop_around_a_collective_does_not_hide_it():
   text = ASYNC.replace("%product = f32[1000] multiply(%x, %x)", (
     "%product = f32[1000] call(%x), to_apply=%square"
