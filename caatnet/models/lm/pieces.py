@@ -107,7 +107,8 @@ def run(
   Args:
     halves: Builds the halves of a layer.
     params: Parameters of all layers, as in `caatnet.models.lm.stack.run`.
-    xs: Stream of each piece.
+    xs: Stream of each piece, of two or more: a single one would read its own
+      stream before its sum has ended.
     state: The cache, and the index of the next layer.
     mixes: The sequence mixer of each piece.
     config: Width, sync policies of the layers, and layers per iteration of a
@@ -118,6 +119,7 @@ def run(
   Returns:
     The streams and the state after the last layer.
   """
+  assert len(xs) > 1, "a single batch is run by caatnet.models.lm.stack"
   for alike, group in itertools.groupby(
     range(config.num_layers), key=lambda number: config.syncs[number]
   ):

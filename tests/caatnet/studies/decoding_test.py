@@ -94,7 +94,7 @@ def test_nano_batches_reduce_as_many_bytes_by_more_collectives(count):
 
 
 # An all-reduce during a product, in scopes of pieces.
-BESIDE = """HloModule m, is_scheduled=true
+OVERLAPPED = """HloModule m, is_scheduled=true
 
 %add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -121,11 +121,11 @@ def test_only_products_of_another_nano_batch_hide_bytes(where, share):
   target = Target(
     "node", tuple(mesh.devices.flat), cluster.device, cluster.levels[:1], {}
   )
-  module = hlo.parse(BESIDE.replace("SCOPE", where))
+  module = hlo.parse(OVERLAPPED.replace("SCOPE", where))
   made = CompiledProgram(target, mesh, module, [], [], {}, None)
   (row,) = decoding.hidden_pieces(made, {})
   assert row["bytes"] == row["asynchronous"] == 4000
-  assert row["beside"] == share * 4000
+  assert row["overlapped"] == share * 4000
   assert (row["hidden"] > 0) == bool(share)
 
 

@@ -79,6 +79,16 @@ def test_p_at_which_pieces_stop_paying():
   assert always["p"] is None
 
 
+def test_order_of_sizes_in_a_config_does_not_matter(result):
+  found = study.run(CONFIG | {
+    "tokens": CONFIG["tokens"][::-1], "p": CONFIG["p"][::-1],
+    "machines": CONFIG["machines"][:1],
+  })
+  count = len(found["break_even"])
+  assert found["break_even"] == result["break_even"][:count]
+  assert found["stops"] == result["stops"]
+
+
 def test_joint_rows_multiply_both_gains(result):
   base = result["joint"][0]
   assert (base["p"], base["bits"], base["single"]) == (1.0, 16, 1.0)
@@ -267,6 +277,10 @@ def test_report_shows_the_same_cells_in_each_format(result):
 def test_invalid_machine_is_one_line():
   with pytest.raises(ValueError, match=r"config\.machines: .*h300") as error:
     study.run(CONFIG | {"machines": ("gpu:h300:1x8",)})
+  with pytest.raises(ValueError, match=r"config\.joint_machines: .*h300"):
+    study.run(
+      CONFIG | {"machines": (), "joint_machines": ("gpu:h300:1x8",)}
+    )
   assert "\n" not in str(error.value)
   with pytest.raises(ValueError, match="sizes are all, figures, test"):
     config_file.get_config("small")

@@ -120,6 +120,20 @@ def test_attention_of_decodes_reads_the_cache():
     found = nanobatch_costs.attend(LLAMA_2_70B, device, ranks, Mix(64, 900))
     assert found[64] == pytest.approx(wanted)
     assert found[16] == pytest.approx(wanted / 4)
+  # A rank of six has all query heads of its two heads of keys and values.
+  (uneven,) = (
+    o.seconds(H100.device, "bfloat16")
+    for o in inference.operations(LLAMA_2_70B, Step(64, 1, 900), 6)
+    if o.name == "attention"
+  )
+  found = nanobatch_costs.attend(
+    LLAMA_2_70B, H100.device, 6, Mix(0, 0, 64, 900)
+  )
+  flops = 4 * 64 * 900 * 16 * 128
+  assert found[64] == pytest.approx(flops / H100.device.peak("bfloat16"))
+  assert nanobatch_costs.attend(
+    LLAMA_2_70B, H100.device, 6, Mix(64, 900)
+  )[64] == pytest.approx(uneven)
   mixed = nanobatch_costs.attend(
     LLAMA_2_70B, H100.device, 8, Mix(64, 900, 100, 50)
   )
