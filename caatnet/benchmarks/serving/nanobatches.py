@@ -17,6 +17,7 @@ from caatnet.benchmarks.elastic import ring
 from caatnet.benchmarks.harness import namespaces, setup, timing
 from caatnet.benchmarks.serving import decoders, engine
 from caatnet.config import inference
+from caatnet.models.nanobatches import even
 from caatnet.show import tables
 from parallel.planner.nanobatch import Costs, Reduction, step_seconds
 
@@ -28,8 +29,18 @@ def run(config: Any) -> dict[str, Any]:
 
   Args:
     config: Config like configs/benchmark/nanobatches.py.
+
+  Raises:
+    ValueError: A step has fewer decodes than pieces.
   """
   options = config.benchmark
+  try:
+    even(options.decodes, max(options.cuts, default=1))
+  except ValueError as error:
+    raise ValueError(
+      f"config.benchmark.cuts={options.cuts}: {error}: "
+      f"config.benchmark.decodes={options.decodes}"
+    ) from error
   rates = _rates(config)
   tables.table(
     "tokens per second of the engine: median (range) of rounds, and the ratio "
@@ -162,7 +173,7 @@ def _predicted(
 ) -> float:
   """Returns the step time of the plan's model, in seconds."""
   layers, tokens = config.model.num_layers, config.benchmark.decodes
-  # Times of a piece; `nanobatch_peer` cuts evenly.
+  # Times of a piece of the mean size; `nanobatch_peer` cuts evenly.
   at = np.array([0, tokens // cut, tokens + 1])
 
   def table(seconds: float) -> np.ndarray:

@@ -188,6 +188,24 @@ def test_a_layer_is_the_sum_of_its_parts():
   )
 
 
+def test_a_layer_has_the_utilisation_and_the_end_of_its_arguments():
+  """A step of many tokens, whose head is bound by its FLOPs."""
+  machine, mix = inference.machine("gpu:a100:1x8"), Mix(1000, 600, 1000, 500)
+  found = costs(mix, machine, end="greatest", utilisation=0.5)
+  least = costs(mix, machine)
+  np.testing.assert_array_equal(found.attend, nanobatch_costs.attend(
+    LLAMA_2_70B, A100, 8, mix, 0.5
+  ))
+  assert found.attend[-1] > least.attend[-1]
+  (sums,) = found.reductions.values()
+  assert sums[2000] == pytest.approx(
+    machine.all_reduce(2000 * 8192 * 2).greatest
+  )
+  assert least.reductions[Reduction()][2000] < sums[2000]
+  head = 2 * 1000 * 8192 * 4000 / (0.5 * A100.peak("bfloat16"))
+  assert found.fixed_s == pytest.approx(sums[2000] + head)
+
+
 def test_one_shot_is_faster_for_few_tokens_only():
   one, ring = (
     nanobatch_costs.reduction_times(H100, LLAMA_2_70B, Reduction(name), 4096)
