@@ -19,7 +19,7 @@ class Recorder:
   """Executor's operations in their order, as those of the planner's timing."""
 
   def __init__(self, sizes):
-    self.sizes, self.made = sizes, []
+    self.sizes, self.made, self.ordered = sizes, [], []
 
   def record(self, kind, resource, piece, parents):
     start = sum(self.sizes[:piece])
@@ -30,6 +30,7 @@ class Recorder:
     ))
 
   def after(self, tree, results):
+    self.ordered.append(tree)
     return tree, results
 
   def sum(self, update, sync):
@@ -41,7 +42,7 @@ class Recorder:
     self.record(kind, "network", piece, () if pending else (half,))
     return kind
 
-  def half(self, name):
+  def half(self, name, least_early=0):
     def columns(x, state, mix):
       self.record(name, "compute", mix, tuple(x.sums))
       cache, index = state
@@ -49,7 +50,7 @@ class Recorder:
         update=(mix, name), shape=(1, 1, self.sizes[mix], 1)
       ), (cache, index)
 
-    return pieces.Half(name, columns, lambda y: getattr(y, "update", y), 0)
+    return pieces.Half(name, columns, lambda y: y.update, least_early)
 
 
 class Stream:
@@ -101,6 +102,21 @@ def test_planner_times_the_operations_of_the_executor(num_pieces, interference):
   # The last reduction follows the scan.
   alone = step_seconds(executed(sizes, pending=False), 1, interference)
   assert alone + TIMES["sum"] * sizes[-1] == pytest.approx(first)
+
+
+def test_row_products_of_small_pieces_precede_the_end_of_a_reduction():
+  recorder = Recorder(SIZES)
+  pieces._layer(
+    [recorder.half("attention"), recorder.half("mlp", 31)],
+    ([Stream() for _ in SIZES], None, (None, 0)), range(4),
+    ("policy of attention", "policy of mlp"), recorder,
+  )
+  # An update if the product is before the end, its operand otherwise.
+  is_before = [
+    isinstance(tree, tuple) for tree in recorder.ordered
+    if not isinstance(tree, Stream)
+  ]
+  assert is_before == [False] * 4 + [size < 31 for size in SIZES]
 
 
 def test_layer_has_the_order_of_the_planner():

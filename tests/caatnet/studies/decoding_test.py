@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import re
 
 import jax
 import pytest
@@ -91,6 +92,20 @@ def test_nano_batches_reduce_as_many_bytes_by_more_collectives(count):
     for x in (whole, cut)
   )
   assert (one, more) == (5, 5 * count)
+
+
+def test_reductions_are_in_the_scopes_of_their_nano_batches():
+  """Three pieces of four decodes: 2, 1 and 1."""
+  cut = step(
+    "decode", "inference.batch=4 inference.nanobatches=3", {"tensor": 8}
+  )
+  found = collections.Counter()
+  for e in ledger.collectives(cut.lower(), cut.program.layout.mesh):
+    for piece in re.findall(r"nanobatch_(\d)", e.where):
+      found[piece] += e.bytes * e.count
+  # The embedding and two reductions of each of two layers, float32.
+  token = 5 * cut.program.model.config.width * 4
+  assert found == {"0": 2 * token, "1": token, "2": token}
 
 
 # An all-reduce during a product, in scopes of pieces.
