@@ -41,22 +41,24 @@ def run(config: Any) -> dict[str, Any]:
       f"config.benchmark.cuts={options.cuts}: {error}: "
       f"config.benchmark.decodes={options.decodes}"
     ) from error
-  rates = _rates(config)
-  tables.table(
-    "tokens per second of the engine: median (range) of rounds, and the ratio "
-    "to the first row within a round",
-    ["nano-batches", "tokens/s", "ratio"],
-    [
-      [str(r["nanobatches"]), timing.range_text(r["rate"]),
-       timing.range_text(r["ratio"], ".3f")]
-      for r in rates
-    ],
-  )
+  rates = _rates(config) if options.pieces else []
+  if rates:
+    tables.table(
+      "tokens per second of the engine: median (range) of rounds, and the "
+      "ratio to the first row within a round",
+      ["nano-batches", "tokens/s", "ratio"],
+      [
+        [str(r["nanobatches"]), timing.range_text(r["rate"]),
+         timing.range_text(r["ratio"], ".3f")]
+        for r in rates
+      ],
+    )
   rows = []
-  if options.mbit and os.geteuid():
+  links = options.mbit if options.cuts else ()
+  if links and os.geteuid():
     print("links are shaped by root only: left out")
   else:
-    rows = [row for mbit in options.mbit for row in _linked(config, mbit)]
+    rows = [row for mbit in links for row in _linked(config, mbit)]
   if rows:
     tables.table(
       f"ms of a step of {options.decodes} decodes by two processes: median "

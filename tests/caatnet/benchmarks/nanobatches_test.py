@@ -96,6 +96,13 @@ def test_more_pieces_than_decodes_are_one_line():
     nanobatches.run(own)
 
 
+def test_benchmark_without_pieces_measures_nothing():
+  own = config(2)
+  own.benchmark.update({"cuts": (), "pieces": (), "mbit": (150,)})
+  found = nanobatches.run(own)
+  assert (found["rates"], found["linked"]) == ([], [])
+
+
 def test_slower_rank_counts_and_results_must_be_equal():
   found = [{"seconds": 1.0, "end": 5.0}, {"seconds": 2.0, "end": 5.0}]
   assert nanobatches._checked(found)["seconds"] == 2.0
