@@ -2,13 +2,18 @@
 
 import types
 
+from flax import nnx
 import numpy as np
 import pytest
 
 from caatnet.models.lm import pieces
+from caatnet.models.transformer.config import TransformerConfig
+from caatnet.models.transformer.module import Transformer
+from parallel.axes import Axis
 from parallel.planner import nanobatch
 from parallel.planner.nanobatch import Costs, Reduction
 from parallel.planner.nanobatch_timing import Operation, step_seconds
+from parallel.tensor.partial_sync import PartialSync
 
 # Tokens, and times of attention, MLP and reduction, of up to four pieces.
 SIZES = (30, 50, 20, 40)
@@ -117,6 +122,21 @@ def test_row_products_of_small_pieces_precede_the_end_of_a_reduction():
     if not isinstance(tree, Stream)
   ]
   assert is_before == [False] * 4 + [size < 31 for size in SIZES]
+
+
+def test_threshold_of_the_transformer_is_between_the_compiled_sizes():
+  """See log/2026-11-27-nanobatches-compiled.md: 128 and 1,024 tokens."""
+  sync = PartialSync()
+  config = TransformerConfig(
+    vocab_size=8, width=4, num_layers=1, num_heads=1, num_kv_heads=1,
+    ffn_width=4, head_width=4, syncs=((sync, sync),),
+  )
+  module = Transformer(config, Axis("tensor", 1), nnx.Rngs(0))
+  attention, mlp = module.blocks.halves((sync, sync))
+  assert (attention.name, mlp.name) == ("attention", "mlp")
+  # An attention's reduction always ends before the row-parallel product.
+  assert attention.least_early == 0
+  assert 128 < mlp.least_early <= 1024
 
 
 def test_layer_has_the_order_of_the_planner():
