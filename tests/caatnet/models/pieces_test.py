@@ -112,7 +112,7 @@ def test_planner_times_the_operations_of_the_executor(num_pieces, interference):
 def test_row_products_of_small_pieces_precede_the_end_of_a_reduction():
   recorder = Recorder(SIZES)
   pieces._layer(
-    [recorder.half("attention"), recorder.half("mlp", 31)],
+    [recorder.half("attention"), recorder.half("mlp", 30)],
     ([Stream() for _ in SIZES], None, (None, 0)), range(4),
     ("policy of attention", "policy of mlp"), recorder,
   )
@@ -121,7 +121,7 @@ def test_row_products_of_small_pieces_precede_the_end_of_a_reduction():
     isinstance(tree, tuple) for tree in recorder.ordered
     if not isinstance(tree, Stream)
   ]
-  assert is_before == [False] * 4 + [size < 31 for size in SIZES]
+  assert is_before == [False] * 4 + [size < 30 for size in SIZES]
 
 
 def test_threshold_of_the_transformer_is_between_the_compiled_sizes():
