@@ -53,7 +53,10 @@ def build(
     return None
   if not machine:
     raise ValueError(f"{name} needs config.inference.machine")
-  devices = inference.machine(machine)
+  try:
+    devices = inference.machine(machine)
+  except ValueError as error:
+    raise ValueError(f"{name}, config.inference.machine: {error}") from error
   if devices.num_ranks != tensor.devices or tensor.lanes > 1:
     raise ValueError(
       f"{name}: {machine} has {devices.num_ranks} devices, but "

@@ -7,10 +7,15 @@ r"""Nano-batches: when does cutting a step into pieces pay?
     --config.interference="(0.1,)" --config.most_pieces=2
 
 Decode steps of Llama 2 70B on tensor ranks. The planner of
-`parallel/planner/nanobatch.py` chooses number, sizes and order of the pieces;
-below the break-even it returns one batch. Times of A100 and H100 are profiles
-of Vidur, those of other devices follow from rooflines. The figures of NanoFlow
-(arXiv 2408.12757) are predicted with its published pipelines.
+`parallel/planner/nanobatch.py` chooses number and sizes of the pieces, whose
+order is fixed; below the break-even it returns one batch. Times of A100 and
+H100 are profiles of Vidur, those of other devices follow from rooflines. The
+figures of NanoFlow (arXiv 2408.12757) are predicted with its published
+pipelines.
+
+Not compared: kernels that overlap a product with its own reduction, as in Flux
+(arXiv 2406.06858), and a reduction that is fused with the norm and runs during
+the other half of the tokens, as in TokenWeave (arXiv 2505.11329).
 
 Sizes: `all` takes seconds, `figures` has the paper's figures only, `test` has a
 few points of each curve.

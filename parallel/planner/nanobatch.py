@@ -6,7 +6,8 @@ cut into pieces, the reduction of one piece can run during the products of
 another. Each piece reads the weights again and multiplies fewer rows, so pieces
 below a break-even size lose time, and the plan is then a single batch.
 
-The planner searches what `caatnet` executes in one scan iteration per layer::
+The planner times the order in which `caatnet.models.lm.pieces` executes a
+layer::
 
     device     A_1  A_2 ... A_m  M_1 ... M_m
     network    S_m  R_1 ... R_m  S_1 ... S_{m-1}
@@ -15,6 +16,8 @@ A_j and M_j are the attention block and the MLP of piece j, R_j and S_j their
 reductions; S_m is left over from the layer before. R_j and S_j wait for their
 product and for the reduction before them, M_j for R_j, and A_m for S_m. While
 device and network are both busy, both run at the rate 1 / (1 + interference).
+The executor also orders the end of a reduction and the next row-parallel
+product, which the planner leaves out.
 
 The search is exact on a grid of sizes: it enumerates the ordered compositions
 of the tokens, discards those whose lower bound is not below the best plan so

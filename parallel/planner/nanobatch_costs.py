@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import csv
 import dataclasses
 import functools
-import math
 import pathlib
 
 import numpy as np
@@ -161,6 +160,14 @@ def profiles() -> dict[tuple[str, int], Profile]:
   return read()
 
 
+def _one_token(
+  model: Transformer, num_ranks: int
+) -> dict[str, inference.Operation]:
+  """Returns the operations of one token that attends to one position."""
+  made = inference.operations(model, Step(1, 1, 1), num_ranks)
+  return {o.name: o for o in made}
+
+
 def roofline(
   model: Transformer, device: Device, num_ranks: int, most_tokens: int,
   utilisation: float = 1.0, experts: tuple[int, int] = (1, 1),
@@ -179,7 +186,7 @@ def roofline(
   tokens = np.arange(1, most_tokens + 1)
   number, top = experts
   parts = {}
-  for o in inference.operations(model, Step(1, 1, 1), num_ranks):
+  for o in _one_token(model, num_ranks).values():
     name = {"gate and up": "up"}.get(o.name, o.name)
     if name not in _PRODUCTS:
       continue
@@ -214,15 +221,9 @@ def attend(
     mix: Tokens of the step.
     utilisation: Fraction of the peak rate that products reach.
   """
-  heads = math.ceil(model.num_heads / num_ranks)
-  kv_heads = math.ceil(model.num_kv_heads / num_ranks)
-  rate = utilisation * device.peak(model.dtype)
-  # Scores and weighted sum: 2 FLOPs each per position and channel.
-  flop_s = 4 * heads * model.head_width / rate
-  byte_s = (
-    2 * kv_heads * model.head_width * model.item_bytes
-    / device.memory_bandwidth
-  )
+  one = _one_token(model, num_ranks)["attention"]  # attends to one position
+  flop_s = one.flops / (utilisation * device.peak(model.dtype))
+  byte_s = one.bytes / device.memory_bandwidth
   each = np.concatenate([
     np.full(mix.decodes, max(flop_s, byte_s) * mix.context),
     np.full(mix.prefills, flop_s * mix.prefill_context),
@@ -324,24 +325,18 @@ def optimum(
     experts: Number of experts of an MLP, and of those that a token uses.
   """
   device, (number, top) = machine.device, experts
-  flops = weights = 0.0
-  for o in inference.operations(model, Step(1, 1, 1), machine.num_ranks):
+  cached = mix.decodes * mix.context  # positions
+  pairs = cached + mix.prefills * mix.prefill_context
+  flops = size = 0.0
+  for o in _one_token(model, machine.num_ranks).values():
     if o.name == "attention":
+      flops += o.count * o.flops * pairs
+      size += o.count * o.bytes * cached
       continue
     rows = max(mix.decodes, 1) if o.name == "head" else mix.tokens
     used, held = (top, number) if o.name in _EXPERTS else (1, 1)
     flops += o.count * o.flops * rows * used
-    weights += o.count * o.bytes * min(held, used * rows)
-  pairs = (
-    mix.decodes * mix.context + mix.prefills * mix.prefill_context
-  )
-  heads = math.ceil(model.num_heads / machine.num_ranks)
-  kv_heads = math.ceil(model.num_kv_heads / machine.num_ranks)
-  flops += model.num_layers * 4 * pairs * heads * model.head_width
-  cache = (
-    model.num_layers * mix.decodes * mix.context * 2 * kv_heads
-    * model.head_width * model.item_bytes
-  )
+    size += o.count * o.bytes * min(held, used * rows)
   # Two reductions per layer and that of the embedding.
   sums = (2 * model.num_layers + 1) * mix.tokens * model.width
   network = (
@@ -350,7 +345,7 @@ def optimum(
   )
   return Optimum(
     flops / device.peak(model.dtype),
-    (weights + cache) / device.memory_bandwidth, network,
+    size / device.memory_bandwidth, network,
   )
 
 
@@ -372,9 +367,7 @@ def layer(
     utilisation: Fraction of the peak rate of attention and head.
   """
   tokens = mix.tokens
-  head = inference.operations(
-    model, Step(mix.decodes or 1, 1, 1), machine.num_ranks
-  )[-1]
+  head = _one_token(model, machine.num_ranks)["head"]
   full = reduction_times(machine, model, Reduction(), tokens, end)
   return Costs(
     name, model.num_layers,
@@ -388,7 +381,8 @@ def layer(
     ),
     # The embedding's reduction and the head's product.
     fixed_s=float(full[-1]) + max(
-      head.flops / (utilisation * machine.device.peak(model.dtype)),
+      max(mix.decodes, 1) * head.flops
+      / (utilisation * machine.device.peak(model.dtype)),
       head.bytes / machine.device.memory_bandwidth,
     ),
     optimum_s=optimum(model, machine, mix).seconds,

@@ -13,8 +13,9 @@ Deviation: one parameter instead of a table of rates by shares of the device.
 
 from collections.abc import Sequence
 import dataclasses
+import math
 
-from parallel.checks import fraction, known
+from parallel.checks import at_least, fraction, known
 
 RESOURCES = ("compute", "memory", "network")
 
@@ -44,7 +45,7 @@ class Operation:
     known("resource=", self.resource, RESOURCES)
     if not 0 <= self.start < self.stop:
       raise ValueError(f"{self.kind}: tokens {self.start} to {self.stop}")
-    if self.seconds < 0:
+    if not 0 <= self.seconds < math.inf:
       raise ValueError(f"{self.kind}: {self.seconds:g} s")
 
   def overlaps(self, other: "Operation") -> bool:
@@ -96,9 +97,10 @@ def step_seconds(
     interference: Slowdown per other busy resource, from 0 to 1.
 
   Raises:
-    ValueError: The interference is out of range, or an operation waits for one
-      that cannot start before it.
+    ValueError: A number is out of range, or an operation waits for one that
+      cannot start before it.
   """
+  at_least("num_layers", num_layers)
   fraction("interference", interference)
   queues = {
     r: [i for i, o in enumerate(operations) if o.resource == r]
@@ -142,10 +144,10 @@ def step_seconds(
 def _limits(
   operations: Sequence[Operation], queues: dict[str, list[int]]
 ) -> list[list[tuple[str, int]]]:
-  """Returns how many operations of each resource each operation waits for.
+  """Returns the operations that each one waits for, as counts by resource.
 
-  They are counted from the begin of its layer: resources run in order, so the
-  last one that it depends on is enough.
+  They are counted from the start of its layer. Resources run in order, so the
+  last operation of a resource that it depends on is enough.
   """
   count = len(operations)
   found = []

@@ -185,6 +185,22 @@ def test_dependency_keeps_values_and_types():
   assert str(f.trace(tree, results).jaxpr).count("bitcast_convert_type") == 2
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_results_in_turn_keep_values_and_follow_the_tree(ordered):
+  """By a barrier that binds both, or by a dependency of the tree."""
+  x, y = np.arange(4, dtype="f4"), np.full(2, np.nan, "f4")
+  f = jax.jit(jax.shard_map(
+    lambda x, y: collectives.in_turn({"x": x}, y, ordered),
+    mesh=make_mesh({"a": Axis("a", 2, 2)}), in_specs=P("a"), out_specs=P("a"),
+  ))
+  tree, results = f(x, y)
+  np.testing.assert_array_equal(tree["x"], x)
+  np.testing.assert_array_equal(results, y)
+  text = f.lower(x, y).as_text()
+  assert bool(re.search(r"optimization_barrier %\w+, %\w+ ", text)) != ordered
+  assert ("bitcast_convert" in text) == ordered
+
+
 def test_permute_needs_no_communication_within_devices():
   axis = Axis("a", 6, 2)
   inside = [(0, 1), (3, 4), (1, 2)]

@@ -89,7 +89,7 @@ class Rank(ring_peer.Peer):
 
     Args:
       what: "products" without sums, "sums" without products, or "step".
-      cut: Number of pieces, of equal size.
+      cut: Number of pieces, whose sizes differ by at most one token.
 
     Returns:
       Seconds of the step, and of the halves of its layers; and the sum of the
@@ -99,8 +99,11 @@ class Rank(ring_peer.Peer):
     pieces = split(self.batch, sizes)
     ends = np.cumsum(sizes)
     parts = [self.x[:, e - n : e] for n, e in zip(sizes, ends, strict=True)]
-    none = jnp.zeros((1, *parts[0].shape[:2], 0))
-    xs = [Stream(p, none, Update(np.zeros_like(p), none)) for p in parts]
+    none = [jnp.zeros((1, *p.shape[:2], 0)) for p in parts]
+    xs = [
+      Stream(p, private, Update(np.zeros_like(p), private))
+      for p, private in zip(parts, none, strict=True)
+    ]
     seconds, way = [0.0, 0.0], None
     start = time.perf_counter()
     for index, layer in enumerate(self.layers):
@@ -109,7 +112,7 @@ class Rank(ring_peer.Peer):
           if way is not None and cut == 1:
             xs[way[0]], way = self._added(xs, *way), None
           before = time.perf_counter()
-          made = Update(parts[i], none)
+          made = Update(parts[i], none[i])
           if what != "sums":
             xs[i], made, self.cache = self.run(
               layer, xs[i], self.cache, index, piece, half

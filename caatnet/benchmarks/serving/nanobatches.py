@@ -17,6 +17,7 @@ from caatnet.benchmarks.elastic import ring
 from caatnet.benchmarks.harness import namespaces, setup, timing
 from caatnet.benchmarks.serving import decoders, engine
 from caatnet.config import inference
+from caatnet.models.nanobatches import even
 from caatnet.show import tables
 from parallel.planner.nanobatch import Costs, Reduction, step_seconds
 
@@ -28,24 +29,36 @@ def run(config: Any) -> dict[str, Any]:
 
   Args:
     config: Config like configs/benchmark/nanobatches.py.
+
+  Raises:
+    ValueError: A step has fewer decodes than pieces.
   """
   options = config.benchmark
-  rates = _rates(config)
-  tables.table(
-    "tokens per second of the engine: median (range) of rounds, and the ratio "
-    "to the first row within a round",
-    ["nano-batches", "tokens/s", "ratio"],
-    [
-      [str(r["nanobatches"]), timing.range_text(r["rate"]),
-       timing.range_text(r["ratio"], ".3f")]
-      for r in rates
-    ],
-  )
+  try:
+    even(options.decodes, max(options.cuts, default=1))
+  except ValueError as error:
+    raise ValueError(
+      f"config.benchmark.cuts={options.cuts}: {error}: "
+      f"config.benchmark.decodes={options.decodes}"
+    ) from error
+  rates = _rates(config) if options.pieces else []
+  if rates:
+    tables.table(
+      "tokens per second of the engine: median (range) of rounds, and the "
+      "ratio to the first row within a round",
+      ["nano-batches", "tokens/s", "ratio"],
+      [
+        [str(r["nanobatches"]), timing.range_text(r["rate"]),
+         timing.range_text(r["ratio"], ".3f")]
+        for r in rates
+      ],
+    )
   rows = []
-  if options.mbit and os.geteuid():
+  links = options.mbit if options.cuts else ()
+  if links and os.geteuid():
     print("links are shaped by root only: left out")
   else:
-    rows = [row for mbit in options.mbit for row in _linked(config, mbit)]
+    rows = [row for mbit in links for row in _linked(config, mbit)]
   if rows:
     tables.table(
       f"ms of a step of {options.decodes} decodes by two processes: median "
@@ -162,7 +175,7 @@ def _predicted(
 ) -> float:
   """Returns the step time of the plan's model, in seconds."""
   layers, tokens = config.model.num_layers, config.benchmark.decodes
-  # Times of a piece; `nanobatch_peer` cuts evenly.
+  # Times of a piece of the mean size; `nanobatch_peer` cuts evenly.
   at = np.array([0, tokens // cut, tokens + 1])
 
   def table(seconds: float) -> np.ndarray:

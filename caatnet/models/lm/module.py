@@ -184,8 +184,7 @@ class LanguageModule(nnx.Module):
       lambda params, syncs: nnx.merge(graph, params).halves(syncs),
       params["blocks"], xs, (cache, 0),
       [self.mixer(batch) for batch in batches],
-      syncs=config.syncs, width=config.width, access=access,
-      unroll=config.unroll, order=order,
+      config=config, access=access, order=order,
     )
     return self._last(params), joined(xs), cache
 

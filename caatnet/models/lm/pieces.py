@@ -4,23 +4,26 @@ At any time at most one reduction is under way. The column-parallel products of
 a piece, and its attention, run during the reduction of the piece before it,
 which ends before the piece's row-parallel product. So the last reduction of a
 layer runs during the first products of the next layer, and its operand is
-carried to the next iteration of the scan.
+carried to the next iteration of the scan. `parallel.planner.nanobatch` times
+the same order of products and reductions.
 
 XLA:TPU starts a reduction as late as it can, only one or two instructions
-before its end. So the end is ordered before the row-parallel product, under
-attention or the MLP's first product, which take longer; but in the MLP of a
-small piece, where that leaves nothing under it, after the row-parallel product
+before its end. So the end is ordered before the row-parallel product: the
+reduction then runs during attention or the MLP's first product, which take
+longer. In the MLP of a small piece no product would be left during the
+reduction, so its end follows the row-parallel product there
 (log/2026-11-27-nanobatches-compiled.md).
 """
 
 from collections.abc import Callable, Sequence
 import itertools
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from caatnet.models.access import Access
+from caatnet.models.lm.config import StackConfig
 from caatnet.models.lm.stack import Syncs, narrowed
 from parallel.axes import Axis
 from parallel.collectives import in_turn
@@ -29,15 +32,16 @@ from parallel.tensor.projections import summed
 from parallel.tensor.stream import Stream, Update
 
 
-class Half(Protocol):
-  """Half of a layer, without the sum of its row-parallel projection.
+class Half(NamedTuple):
+  """Attention or MLP, without the sum of its row-parallel projection.
 
   Attributes:
     name: Name scope.
     columns: Function ``(x, state, mix) -> (x, y [R, B, T, F], state)``.
     rows: Function from y to the update before its sum over ranks.
-    least_early: Tokens of a piece from which the reduction before it ends
-      before its row-parallel product, not after it.
+    least_early: Smallest number of tokens of a piece whose row-parallel product
+      follows the reduction of the piece before it. The row-parallel product of
+      a smaller piece precedes the end of that reduction.
   """
 
   name: str
@@ -96,28 +100,28 @@ def scope(piece: int) -> str:
 
 def run(
   halves: Halves, params: Any, xs: list[Stream], state: Any,
-  mixes: Sequence[Any], *, syncs: Sequence[Syncs], width: int, access: Access,
-  unroll: int, order: Order,
+  mixes: Sequence[Any], *, config: StackConfig, access: Access, order: Order,
 ) -> tuple[list[Stream], Any]:
   """Runs all layers on the pieces of a step.
 
   Args:
     halves: Builds the halves of a layer.
     params: Parameters of all layers, as in `caatnet.models.lm.stack.run`.
-    xs: Stream of each piece.
+    xs: Stream of each piece, of two or more: a single one would read its own
+      stream before its sum has ended.
     state: The cache, and the index of the next layer.
     mixes: The sequence mixer of each piece.
-    syncs: For each layer, the sync policies of its row-parallel projections.
-    width: The channels of the stream.
+    config: Width, sync policies of the layers, and layers per iteration of a
+      scan.
     access: Reads the parameters of the layers.
-    unroll: Layers per iteration of a scan.
     order: Order of the sums.
 
   Returns:
     The streams and the state after the last layer.
   """
+  assert len(xs) > 1, "a single batch is run by caatnet.models.lm.stack"
   for alike, group in itertools.groupby(
-    range(len(syncs)), key=lambda number: syncs[number]
+    range(config.num_layers), key=lambda number: config.syncs[number]
   ):
     start, *others = group
 
@@ -130,7 +134,7 @@ def run(
       )
       return access.apply(layer, one, carried)
 
-    xs = [narrowed(x, alike, width, access) for x in xs]
+    xs = [narrowed(x, alike, config.width, access) for x in xs]
     with jax.named_scope("blocks"):
       # Before the first layer, no update is left: a carry of another type.
       carried = numbered(start, (xs, None, state))
@@ -139,7 +143,7 @@ def run(
           carried = numbered(index, carried)
       elif others:  # by index, since a slice of stacked layers would be a copy
         carried = access.scan(
-          numbered, jnp.asarray(others), carried, unroll, None
+          numbered, jnp.asarray(others), carried, config.unroll, None
         )
       xs, left, state = carried
       with jax.named_scope(scope(len(xs) - 1)):

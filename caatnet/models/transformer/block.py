@@ -7,7 +7,7 @@ width.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import nnx
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from caatnet.models.lm.layers import kept, swiglu
 from caatnet.models.lm.parameters import Bias, Drawing, Sharded, cut_size
+from caatnet.models.lm.pieces import Half
 from caatnet.models.transformer import layers
 from caatnet.models.transformer.config import TransformerConfig
 from parallel.axes import Axis
@@ -24,7 +25,7 @@ from parallel.tensor.projections import (
   row_parallel,
   row_products,
 )
-from parallel.tensor.stream import Stream, Update
+from parallel.tensor.stream import Stream
 
 # Attention of all lanes: ``(heads, qkv [R, B, T, F], params, state) -> (outputs
 # of the heads [R, B, T, f], state)``.
@@ -32,30 +33,16 @@ Attend = Callable[
   [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
 ]
 
-# Compiled for v5p, 1,024 tokens are above and 128 below: see
-# `caatnet.models.lm.pieces`.
+# `least_early` of the MLP: an assumption between two programs compiled for v5p.
+# Reductions that end before the row-parallel product are hidden to 98.5% with
+# pieces of 1,024 tokens, but to 49.2% with pieces of 128, and those that end
+# after it to 85.1%. No size between the two was compiled
+# (log/2026-11-27-nanobatches-compiled.md).
 _LEAST_EARLY = 512
 
 # `vmap` axes of qkv and `layers.QkvParams`: biases have a dim of lanes, gains
 # are shared by all lanes.
 QKV_AXES = (0, layers.QkvParams(0, None, None))
-
-
-class Half(NamedTuple):
-  """Attention or MLP, without the sum of its row-parallel projection.
-
-  Attributes:
-    name: Name scope.
-    columns: Function ``(x, state, attend) -> (x, y [R, B, T, F], state)``.
-    rows: Function from y to the update before its sum over ranks.
-    least_early: Tokens of a piece from which the reduction before it ends
-      before its row-parallel product, not after it.
-  """
-
-  name: str
-  columns: Callable[[Stream, Any, Attend], tuple[Stream, jax.Array, Any]]
-  rows: Callable[[jax.Array], Update]
-  least_early: int
 
 
 class Block(nnx.Module):

@@ -334,11 +334,12 @@ def _schedule(
 def hidden_pieces(
   made: CompiledProgram, reads: Mapping[tuple[int, ...], float]
 ) -> list[dict[str, Any]]:
-  """Returns the bytes that pieces reduce, and those under another's products.
+  """Returns the bytes that pieces reduce, and how many of them are overlapped.
 
-  A reduction is under a product if a matrix product or a kernel of attention
-  of another piece is between its start and its done. It is hidden for the
-  roofline time of all instructions of other pieces there.
+  A reduction is overlapped if a matrix product or a kernel of attention of
+  another piece is between its start and its done. The share of it that is
+  hidden is the roofline time of all instructions of other pieces there, divided
+  by its time on the links.
 
   Args:
     made: The program.
@@ -365,13 +366,13 @@ def hidden_pieces(
       continue
     row = rows.setdefault(t.entries[0].kind, {
       "kind": t.entries[0].kind, "count": 0, "bytes": 0, "asynchronous": 0,
-      "beside": 0, "hidden": 0.0,
+      "overlapped": 0, "hidden": 0.0,
     })
     size = t.bytes * (t.count or 1)
     row["count"] += t.count or 1
     row["bytes"] += size
     row["asynchronous"] += size * t.asynchronous
-    row["beside"] += size * bool(
+    row["overlapped"] += size * bool(
       t.overlapped.flops or kernels.intersection(t.between)
     )
     row["hidden"] += size * t.hidden * t.asynchronous

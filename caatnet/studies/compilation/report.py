@@ -334,7 +334,7 @@ def _inference(label: str, result: Result) -> Table:
 
 
 def _nanobatches(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-  """Returns the bytes that pieces of a step reduce under other pieces."""
+  """Returns the bytes that pieces reduce, and the share that is overlapped."""
   return Table(
     f"nano-batches of {label}: operand bytes of reductions, and the share of "
     "them\nwith a product of another nano-batch between start and done, and "
@@ -343,7 +343,8 @@ def _nanobatches(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
       "kind", Column("count", "count"), Column("bytes", "MB", ",.2f", unit=1e6),
       *(
         Column(f"{key}_share", heading, ".1%") for key, heading in (
-          ("asynchronous", "asynchronous"), ("beside", "beside a product"),
+          ("asynchronous", "asynchronous"),
+          ("overlapped", "with a product"),
           ("hidden", "hidden"),
         )
       ),
@@ -351,7 +352,7 @@ def _nanobatches(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     [
       row | {
         f"{key}_share": row[key] / row["bytes"]
-        for key in ("asynchronous", "beside", "hidden")
+        for key in ("asynchronous", "overlapped", "hidden")
       } for row in rows
     ],
   )

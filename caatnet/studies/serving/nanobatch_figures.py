@@ -2,9 +2,9 @@
 
 The optimum counts input and output tokens: peak rate / (2 parameters). The time
 of a step is predicted from Vidur's profile of an A100, for the pipeline that
-NanoFlow's search found. Its interference is fitted to the published gains of
-one workload and then predicts the other workloads. The loss by splitting alone
-is predicted and not fitted.
+NanoFlow's search found; attention runs at the peak rates of an A100. The
+interference is fitted to the published gains of one workload and then predicts
+the other workloads. The loss by splitting alone is predicted and not fitted.
 
 A step of a workload has input and output tokens in their long-run ratio. Source
 of the published figures: NanoFlow (Zhu et al., OSDI 2025, arXiv 2408.12757) and
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 from caatnet.studies.serving import nanobatch_pipelines as pipelines
 from caatnet.studies.serving.nanobatch_pipelines import Pipeline
-from parallel.hardware.devices import A100, Device
+from parallel.hardware.devices import A100
+from parallel.network import inference
+from parallel.network.inference import Step
 from parallel.planner import nanobatch, nanobatch_costs, nanobatch_timing
 from parallel.planner.nanobatch_costs import Mix, Optimum
 
@@ -271,15 +273,14 @@ def _pipeline(
 ) -> dict[str, Any]:
   """Returns gains of a published pipeline and of our plan by one model."""
   pipeline = pipelines.PIPELINES[name]
-  device: Device = A100
   profile = nanobatch_costs.roofline(
-    pipeline.model, device, pipeline.gpus, pipeline.tokens, utilisation,
+    pipeline.model, A100, pipeline.gpus, pipeline.tokens, utilisation,
     pipeline.experts,
   )
   if name == nanobatch_costs.PROFILED:
     profile = nanobatch_costs.profiles()["a100", pipeline.gpus]
   timed = _Timed(pipeline, pipelines.layer(
-    pipeline, mix(WORKLOADS[FITTED_ON], pipeline.tokens), profile, device, end
+    pipeline, mix(WORKLOADS[FITTED_ON], pipeline.tokens), profile, A100, end
   ))
   (fit,) = (row for row in ablation if row["end"] == end)
   costs = pipelines.costs(name, pipeline, timed.layer)
@@ -314,15 +315,12 @@ def offload() -> dict[str, Any]:
   """
   pipeline = pipelines.PIPELINES["llama-2-70b"]
   model, gpus = pipeline.model, pipeline.gpus
-  token = (
-    2 * model.num_layers * model.num_kv_heads * model.head_width
-    * model.item_bytes
-  )
+  token = inference.memory_bytes(model, Step(1, 1, 1), 1)["cache"]
   published = WORKLOADS[FITTED_ON].nanoflow
   step_s = pipeline.tokens / (published * gpus)
   size = token * pipeline.tokens / gpus  # of a step, on each GPU
   return {
-    "token_bytes": token,
+    "token_bytes": round(token),
     "rate": published * gpus * token,
     "optimum_rate": PUBLISHED_OPTIMUM * gpus * token,
     "step_s": step_s,

@@ -111,18 +111,24 @@ class Layer:
 
 def layer(
   pipeline: Pipeline, mix: Mix, profile: nanobatch_costs.Profile,
-  device: Device, end: str = "least", utilisation: float = 1.0,
+  device: Device, end: str = "least",
 ) -> Layer:
-  """Returns the times of a pipeline's operations."""
+  """Returns the times of a pipeline's operations.
+
+  Args:
+    pipeline: Sizes of the model and number of devices.
+    mix: Tokens of the step.
+    profile: Times of products and norms.
+    device: Device whose peak rates give the time of attention.
+    end: "least" or "greatest" plausible time of reductions.
+  """
   tokens, machine = mix.tokens, pipeline.machine
   return Layer(
     {
       part: profile.times(part, tokens)
       for part in (*nanobatch_costs.ATTENTION, *nanobatch_costs.MLP)
     },
-    nanobatch_costs.attend(
-      pipeline.model, device, pipeline.gpus, mix, utilisation
-    ),
+    nanobatch_costs.attend(pipeline.model, device, pipeline.gpus, mix),
     None if machine is None else nanobatch_costs.reduction_times(
       machine, pipeline.model, Reduction(), tokens, end
     ),
@@ -159,7 +165,7 @@ def _operations(
   parts = _ranges([n for half in pipeline.attention for n in half])
   first = [r for r in parts if r[1] <= pipeline.first]
   second = parts[len(first):]
-  beside = "memory" if memory else "compute"
+  of_attention = "memory" if memory else "compute"
 
   def make(kind, resource, ranges, parents, carried=False, share=1.0):
     return [
@@ -182,10 +188,10 @@ def _operations(
         ("down", [half], ("up",)), ("qkv", own, ("down",)),
       )
       for o in make(kind, "compute", ranges, parents, kind == "out")
-    ] + make("attend", beside, parts, ("qkv",))
+    ] + make("attend", of_attention, parts, ("qkv",))
   return [
     *make("qkv", "compute", parts, ("sum_2",), carried=True),
-    *make("attend", beside, parts, ("qkv",)),
+    *make("attend", of_attention, parts, ("qkv",)),
     # Two all-gathers send the bytes of an all-reduce.
     *make("gather", "network", halves[:1], ("attend",), share=0.5),
     *make("out", "compute", halves[:1], ("gather",)),

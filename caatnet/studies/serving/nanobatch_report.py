@@ -60,10 +60,10 @@ def _curves(result: Row) -> list[Table | str]:
       [
         *_STEP, Column("text", "pieces"), Column("algorithm", "reduction"),
         Column("step_s", "step\n(ms)", ".2f", unit=1e-3),
-        Column("gain", "of one\nbatch", ".3f"),
+        Column("gain", "relative to\none batch", ".3f"),
         Column("rate", "tokens/s\nper device", ",.0f"),
         Column("optimum_rate", "optimum", ",.0f"),
-        Column("of_optimum", "of it", ".0%"),
+        Column("of_optimum", "share of\noptimum", ".0%"),
       ],
       shown,
     ),
@@ -77,7 +77,7 @@ def _joint(result: Row) -> list[Table | str]:
       "nano-batches, p and bits of a reduced number: throughput, relative to "
       "one batch with p = 1 and 16 bits\nleast times of reductions, "
       f"interference {result['joint_interference']:g}; fewer than 16 bits "
-      "cannot be run here",
+      "are predicted only: the executor does not send them",
       [
         *_STEP, Column("bits", "bits"), Column("p", "p", "g"),
         Column("text", "pieces"), Column("algorithm", "reduction"),
@@ -209,6 +209,7 @@ def _figure(result: Row) -> plot.Figure:
     ))
   ]
   tokens = max(row["tokens"] for row in result["joint"])
+  machines = list(dict.fromkeys(row["machine"] for row in result["joint"]))
   joint = [
     plot.Panel(
       [
@@ -227,9 +228,11 @@ def _figure(result: Row) -> plot.Figure:
         ))
       ],
       f"{machine}, {tokens:,} tokens", "p", "p = 1, 16 bits, one batch = 1",
-      grid=True, legend="lower left",
+      grid=True,
+      # One legend for all: most of the last panel's left corner is empty.
+      legend="lower left" if machine == machines[-1] else "",
     )
-    for machine in dict.fromkeys(r["machine"] for r in result["joint"])
+    for machine in machines
   ]
   columns = max(len(gains), len(joint))
   return plot.Figure(

@@ -41,12 +41,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   planner = _Planner(config)
   curves = [
     row for name in config["machines"] for end in nanobatch_costs.ENDS
-    for row in _curve(planner, _machine(name), end, config)
+    for row in _curve(planner, _machine("machines", name), end, config)
   ]
   joint = [
     row for name in config["joint_machines"] for tokens in
     config["joint_tokens"] for row in _joint(
-      planner, _machine(name), tokens, config
+      planner, _machine("joint_machines", name), tokens, config
     )
   ]
   return {
@@ -109,11 +109,12 @@ def mix(tokens: int, config: Mapping[str, Any]) -> Mix:
   return Mix(decodes, context, tokens - decodes, context / 2)
 
 
-def _machine(name: str) -> Machine:
+def _machine(key: str, name: str) -> Machine:
+  """Returns the machine that an entry of a config key names."""
   try:
     return inference.machine(name)
   except ValueError as error:
-    raise ValueError(f"config.machines: {error}") from error
+    raise ValueError(f"config.{key}: {error}") from error
 
 
 def _curve(
@@ -121,7 +122,7 @@ def _curve(
 ) -> Iterable[dict[str, Any]]:
   """Yields the plans of a machine by interference and number of tokens."""
   for interference, tokens in itertools.product(
-    config["interference"], config["tokens"]
+    config["interference"], sorted(config["tokens"])
   ):
     plan = planner(
       machine, tokens, end, interference, nanobatch_costs.choices()
@@ -141,7 +142,12 @@ def _curve(
 def _break_even(
   curves: Sequence[Mapping[str, Any]], threshold: float
 ) -> list[dict[str, Any]]:
-  """Returns the smallest step from which on all gain; None if none does."""
+  """Returns the smallest step from which on all gain; None if none does.
+
+  Args:
+    curves: Rows of `_curve`, with ascending numbers of tokens.
+    threshold: Gain that a step must exceed.
+  """
   keys = ("machine", "end", "interference")
   groups: dict[tuple, list[Mapping[str, Any]]] = {}
   for row in curves:
@@ -171,7 +177,9 @@ def _joint(
     )
 
   base = planned(*_UNCHANGED).single_s
-  for bits, p in itertools.product(config["bits"], config["p"]):
+  for bits, p in itertools.product(
+    config["bits"], sorted(config["p"], reverse=True)
+  ):
     plan = planned(p, bits)
     yield {
       "machine": machine.name, "tokens": tokens, "bits": bits, "p": p,
@@ -184,7 +192,12 @@ def _joint(
 def _stops(
   joint: Sequence[Mapping[str, Any]], threshold: float
 ) -> list[dict[str, Any]]:
-  """Returns the largest p from which on, downwards, no step gains."""
+  """Returns the largest p from which on, downwards, no step gains.
+
+  Args:
+    joint: Rows of `_joint`, with descending p.
+    threshold: Gain that a step must exceed.
+  """
   keys = ("machine", "tokens", "bits")
   groups: dict[tuple, list[Mapping[str, Any]]] = {}
   for row in joint:

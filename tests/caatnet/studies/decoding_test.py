@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import re
 
 import jax
 import pytest
@@ -93,8 +94,22 @@ def test_nano_batches_reduce_as_many_bytes_by_more_collectives(count):
   assert (one, more) == (5, 5 * count)
 
 
+def test_reductions_are_in_the_scopes_of_their_nano_batches():
+  """Three pieces of four decodes: 2, 1 and 1."""
+  cut = step(
+    "decode", "inference.batch=4 inference.nanobatches=3", {"tensor": 8}
+  )
+  found = collections.Counter()
+  for e in ledger.collectives(cut.lower(), cut.program.layout.mesh):
+    for piece in re.findall(r"nanobatch_(\d)", e.where):
+      found[piece] += e.bytes * e.count
+  # The embedding and two reductions of each of two layers, float32.
+  token = 5 * cut.program.model.config.width * 4
+  assert found == {"0": 2 * token, "1": token, "2": token}
+
+
 # An all-reduce during a product, in scopes of pieces.
-BESIDE = """HloModule m, is_scheduled=true
+OVERLAPPED = """HloModule m, is_scheduled=true
 
 %add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -116,17 +131,62 @@ ENTRY %main (x: f32[64,64], g: f32[1000]) -> f32[1000] {
   ("nanobatch_1/mlp", 1), ("nanobatch_0/mlp", 0), ("head", 0),
 ])
 def test_only_products_of_another_nano_batch_hide_bytes(where, share):
+  row = hidden(OVERLAPPED.replace("SCOPE", where))
+  assert row["bytes"] == row["asynchronous"] == 4000
+  assert row["overlapped"] == share * 4000
+  assert (row["hidden"] > 0) == bool(share)
+
+
+def test_kernels_of_another_nano_batch_overlap_bytes():
+  text = OVERLAPPED.replace("SCOPE", "nanobatch_1").replace(
+    "dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+    'custom-call(%x), custom_call_target="attention"',
+  )
+  assert hidden(text)["overlapped"] == 4000
+  copied = text.replace(
+    'custom-call(%x), custom_call_target="attention"', "copy(%x)"
+  )
+  assert hidden(copied)["overlapped"] == 0
+
+
+def test_bytes_of_reductions_in_a_loop_count_for_each_iteration():
+  head, main = OVERLAPPED.replace("SCOPE", "nanobatch_1").split("ENTRY %main")
+  lines = main.splitlines()[3:-2]  # start and product
+  text = "\n".join([
+    head + "%body (p: (f32[64,64], f32[1000])) -> (f32[64,64], f32[1000]) {",
+    "  %p = (f32[64,64]{1,0}, f32[1000]{0}) parameter(0)",
+    "  %x = f32[64,64]{1,0} get-tuple-element(%p), index=0",
+    "  %g = f32[1000]{0} get-tuple-element(%p), index=1",
+    *lines,
+    "  %done = f32[1000]{0} all-reduce-done(%start)",
+    "  ROOT %out = (f32[64,64]{1,0}, f32[1000]{0}) tuple(%y, %done)",
+    "}", "",
+    "%more (q: (f32[64,64], f32[1000])) -> pred[] {",
+    "  %q = (f32[64,64]{1,0}, f32[1000]{0}) parameter(0)",
+    "  ROOT %yes = pred[] constant(true)",
+    "}", "",
+    "ENTRY %main (a: (f32[64,64], f32[1000])) -> (f32[64,64], f32[1000]) {",
+    "  %a = (f32[64,64]{1,0}, f32[1000]{0}) parameter(0)",
+    "  ROOT %loop = (f32[64,64]{1,0}, f32[1000]{0}) while(%a), "
+    'condition=%more, body=%body, backend_config={"known_trip_count":'
+    '{"n":"3"}}',
+    "}", "",
+  ])
+  row = hidden(text)
+  assert row["count"] == 3
+  assert row["bytes"] == row["asynchronous"] == row["overlapped"] == 12_000
+
+
+def hidden(text):
+  """Returns the row of the collectives of a program on eight GPUs."""
   cluster = CLUSTERS["h200"]
   mesh = jax.make_mesh((8,), ("tensor",))
   target = Target(
     "node", tuple(mesh.devices.flat), cluster.device, cluster.levels[:1], {}
   )
-  module = hlo.parse(BESIDE.replace("SCOPE", where))
-  made = CompiledProgram(target, mesh, module, [], [], {}, None)
+  made = CompiledProgram(target, mesh, hlo.parse(text), [], [], {}, None)
   (row,) = decoding.hidden_pieces(made, {})
-  assert row["bytes"] == row["asynchronous"] == 4000
-  assert row["beside"] == share * 4000
-  assert (row["hidden"] > 0) == bool(share)
+  return row
 
 
 def test_share_of_p_in_sent_bytes_is_exact():

@@ -15,7 +15,7 @@ from caatnet.studies.serving import (
 from caatnet.studies.serving import report as reports
 from configs.serving import nanobatches as config_file
 from parallel.hardware.devices import A100
-from parallel.planner import nanobatch_costs, nanobatch_timing
+from parallel.planner import nanobatch, nanobatch_costs, nanobatch_timing
 from parallel.planner.nanobatch_costs import Mix
 from tests.caatnet.show.report_test import check
 
@@ -49,6 +49,9 @@ def test_no_plan_is_slower_than_one_batch(result):
     (r["machine"], r["end"], r["tokens"], r["interference"]): r["gain"]
     for r in result["curves"]
   }
+  # The ends of the times of reductions are two curves.
+  ends = [by["tpu:v5p:2x2x2", end, 1024, 0.0] for end in ("least", "greatest")]
+  assert ends[0] != ends[1]
   for (machine, end, tokens, i), gain in by.items():
     assert gain <= by[machine, end, tokens, 0.0]
     assert i in (0.0, 0.5)
@@ -77,6 +80,22 @@ def test_p_at_which_pieces_stop_paying():
   assert found["p"] == 0.1
   (always,) = nanobatches._stops(rows[:1], 0.01)
   assert always["p"] is None
+
+
+def test_order_of_sizes_in_a_config_does_not_matter(result):
+  config = CONFIG | {"tokens": CONFIG["tokens"][::-1], "p": CONFIG["p"][::-1]}
+  planner = nanobatches._Planner(config)
+  name = config["joint_machines"][0]
+  machine = nanobatches._machine("joint_machines", name)
+  rows = list(nanobatches._joint(planner, machine, 256, config))
+  assert rows == result["joint"]
+  config["joint_interference"] = 1.0  # where overlap gains nothing
+  slow = nanobatches._joint(planner, machine, 256, config)
+  assert rows[0]["nano"] > 1 == next(iter(slow))["nano"]
+  curve = nanobatches._curve(
+    planner, machine, "least", config | {"interference": (0.0,)}
+  )
+  assert [row["tokens"] for row in curve] == [64, 512, 1024]
 
 
 def test_joint_rows_multiply_both_gains(result):
@@ -188,6 +207,16 @@ def test_overlap_gains_at_most_what_it_hides():
   assert products < both < network < whole
 
 
+def test_planner_and_pipeline_have_the_same_times_without_overlap():
+  pipeline, layer = timed()
+  costs = nanobatch_pipelines.costs("m", pipeline, layer)
+  assert nanobatch.plan(costs, 2048).single_s == pytest.approx(
+    nanobatch_timing.sequential_seconds(
+      nanobatch_pipelines.sequential(layer, [2048]), 80
+    )
+  )
+
+
 def test_interference_is_fitted_to_the_published_gains(result):
   for row in result["ablation"]:
     found = nanobatch_figures._timed(
@@ -199,10 +228,32 @@ def test_interference_is_fitted_to_the_published_gains(result):
       seconds = found.overlapped(row[f"{kind}_interference"], memory)
       assert row["step_s"] / seconds == pytest.approx(gain, abs=1e-4)
     assert row["split"] < 0
+    assert row["step_s"] / (1 + row["split"]) == pytest.approx(
+      found.sequential(1024, 1024)
+    )
   assert nanobatch_figures.fitted(lambda i: 1 + i, 3.0) is None
   assert nanobatch_figures.fitted(lambda i: 1 + i, 1.25) == pytest.approx(
     0.25, abs=1e-4
   )
+
+
+def test_fits_give_the_published_gains_of_the_fitted_pipeline(result):
+  rows = [r for r in result["pipelines"] if r["model"] == "llama-2-70b"]
+  assert len(rows) == 2
+  for row in rows:
+    assert row["network_fitted"] == pytest.approx(1.07, abs=1e-4)
+    assert row["memory_fitted"] == pytest.approx(1.17, abs=1e-4)
+    # Our plan is slowed by the interference of the network alone.
+    (fit,) = (r for r in result["ablation"] if r["end"] == row["end"])
+    pipeline = nanobatch_pipelines.PIPELINES[row["model"]]
+    timed = nanobatch_figures._timed(
+      nanobatch_figures.WORKLOADS[nanobatch_figures.FITTED_ON], row["end"]
+    )
+    plan = nanobatch.plan(
+      nanobatch_pipelines.costs("m", pipeline, timed.layer), 2048,
+      interference=fit["network_interference"],
+    )
+    assert row["ours_fitted_gain"] == pytest.approx(plan.gain)
 
 
 def test_steps_of_workloads_have_their_share_of_decodes(result):
@@ -221,6 +272,12 @@ def test_published_ratios_and_optimum_are_arithmetic(result):
   assert result["speedups"]["mean"]["trtllm"] == pytest.approx(1.91, abs=0.005)
   assert result["optimum"][0]["rate"] == pytest.approx(260e12, rel=1e-3)
   assert result["optimum"][2]["tokens"] == pytest.approx(2000)
+  shares = [row["peak_share"] for row in result["optimum"]]
+  assert shares == pytest.approx(
+    [260 / 312, 256.2 / 312, 280 / 312, 1], rel=1e-3
+  )
+  assert result["speedups"]["least"] == pytest.approx(1212 / 1857)
+  assert result["speedups"]["most"] == pytest.approx(1286 / 1857)
   assert result["offload"]["optimum_rate"] == pytest.approx(4.868e9, rel=1e-3)
   offload = result["offload"]
   assert offload["turns"] == pytest.approx(5.04)
@@ -267,6 +324,10 @@ def test_report_shows_the_same_cells_in_each_format(result):
 def test_invalid_machine_is_one_line():
   with pytest.raises(ValueError, match=r"config\.machines: .*h300") as error:
     study.run(CONFIG | {"machines": ("gpu:h300:1x8",)})
+  with pytest.raises(ValueError, match=r"config\.joint_machines: .*h300"):
+    study.run(
+      CONFIG | {"machines": (), "joint_machines": ("gpu:h300:1x8",)}
+    )
   assert "\n" not in str(error.value)
   with pytest.raises(ValueError, match="sizes are all, figures, test"):
     config_file.get_config("small")

@@ -120,6 +120,20 @@ def test_attention_of_decodes_reads_the_cache():
     found = nanobatch_costs.attend(LLAMA_2_70B, device, ranks, Mix(64, 900))
     assert found[64] == pytest.approx(wanted)
     assert found[16] == pytest.approx(wanted / 4)
+  # A rank of six has all query heads of its two heads of keys and values.
+  (uneven,) = (
+    o.seconds(H100.device, "bfloat16")
+    for o in inference.operations(LLAMA_2_70B, Step(64, 1, 900), 6)
+    if o.name == "attention"
+  )
+  found = nanobatch_costs.attend(
+    LLAMA_2_70B, H100.device, 6, Mix(0, 0, 64, 900)
+  )
+  flops = 4 * 64 * 900 * 16 * 128
+  assert found[64] == pytest.approx(flops / H100.device.peak("bfloat16"))
+  assert nanobatch_costs.attend(
+    LLAMA_2_70B, H100.device, 6, Mix(64, 900)
+  )[64] == pytest.approx(uneven)
   mixed = nanobatch_costs.attend(
     LLAMA_2_70B, H100.device, 8, Mix(64, 900, 100, 50)
   )
@@ -172,6 +186,24 @@ def test_a_layer_is_the_sum_of_its_parts():
   assert found.fixed_s == pytest.approx(
     head + found.reductions[Reduction()][128]
   )
+
+
+def test_a_layer_has_the_utilisation_and_the_end_of_its_arguments():
+  """A step of many tokens, whose head is bound by its FLOPs."""
+  machine, mix = inference.machine("gpu:a100:1x8"), Mix(1000, 600, 1000, 500)
+  found = costs(mix, machine, end="greatest", utilisation=0.5)
+  least = costs(mix, machine)
+  np.testing.assert_array_equal(found.attend, nanobatch_costs.attend(
+    LLAMA_2_70B, A100, 8, mix, 0.5
+  ))
+  assert found.attend[-1] > least.attend[-1]
+  (sums,) = found.reductions.values()
+  assert sums[2000] == pytest.approx(
+    machine.all_reduce(2000 * 8192 * 2).greatest
+  )
+  assert least.reductions[Reduction()][2000] < sums[2000]
+  head = 2 * 1000 * 8192 * 4000 / (0.5 * A100.peak("bfloat16"))
+  assert found.fixed_s == pytest.approx(sums[2000] + head)
 
 
 def test_one_shot_is_faster_for_few_tokens_only():

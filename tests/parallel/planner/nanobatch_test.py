@@ -133,6 +133,25 @@ def test_predicted_time_is_that_of_the_simulator(seed):
     ) == pytest.approx(reference(costs, WAYS[0], sizes, interference))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_are_below_the_times_of_all_plans(seed):
+  """Otherwise the search would discard the fastest plan."""
+  rng = np.random.default_rng(seed)
+  costs = drawn(rng, 12)
+  for sizes in nanobatch._compositions(12, 1, 4):
+    for layers, interference in itertools.product((1, 2, 9), (0, 0.3, 1)):
+      own = dataclasses.replace(costs, num_layers=layers)
+      bounds = nanobatch._bounds(own, WAYS[0], sizes, interference)
+      times = nanobatch.step_seconds(own, WAYS[0], sizes, interference)
+      assert (bounds <= times).all()
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(64, 64), (65, 33), (4096, 64)])
+def test_default_grid_has_at_most_64_steps(tokens, steps):
+  found = nanobatch.plan(linear(0.3e-6), tokens)
+  assert found.considered == sum(math.comb(steps - 1, k) for k in range(4))
+
+
 def test_no_overlap_is_gained_at_full_interference():
   """Pieces that run one after another take as long."""
   costs = drawn(np.random.default_rng(3), 100)

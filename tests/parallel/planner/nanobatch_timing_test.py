@@ -107,7 +107,12 @@ def test_dropped_and_duplicated_ranges_are_rejected():
   (lambda: Operation("a", "disk", 0, 1, 1.0), "resource='disk'"),
   (lambda: Operation("a", "memory", 1, 1, 1.0), "a: tokens 1 to 1"),
   (lambda: Operation("a", "memory", 0, 1, -1.0), "a: -1 s"),
+  (lambda: Operation("a", "memory", 0, 1, float("nan")), "a: nan s"),
+  (lambda: Operation("a", "memory", 0, 1, float("inf")), "a: inf s"),
   (lambda: nanobatch_timing.step_seconds([], 1, 2.0), "interference=2"),
+  (lambda: nanobatch_timing.step_seconds(
+    [Operation("a", "memory", 0, 1, 1.0)], 0,
+  ), "num_layers=0"),
   (lambda: nanobatch_timing.step_seconds(
     [Operation("a", "compute", 0, 1, 1.0, ("b",)),
      Operation("b", "compute", 0, 1, 1.0)], 1,

@@ -69,7 +69,7 @@ class Nanobatches:
   rounds: int = field(5, ROUNDS, COUNT)
   pieces: tuple[str, ...] = field(
     ("1", "2", "4", "plan"),
-    "Values of config.inference.nanobatches on the engine.",
+    "Values of config.inference.nanobatches on the engine; () for none.",
   )
   batch: int = field(64, "Concurrent sequences on the engine.", COUNT)
   prompt: int = field(64, PROMPT, COUNT)
@@ -79,7 +79,9 @@ class Nanobatches:
   )
   decodes: int = field(256, "Decodes of a step of these processes.", COUNT)
   context: int = field(128, "Positions that each of them attends to.", COUNT)
-  cuts: tuple[int, ...] = field((1, 2), "Pieces of such a step.", COUNT)
+  cuts: tuple[int, ...] = field(
+    (1, 2), "Pieces of such a step; () for no such steps.", COUNT
+  )
 
 
 @section

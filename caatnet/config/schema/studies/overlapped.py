@@ -32,7 +32,7 @@ class NanoBatches(Study):
   tokens: tuple[int, ...] = field(
     (1, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024,
      1536, 2048, 3072, 4096),
-    "Tokens of the steps of the curves, ascending.", COUNT,
+    "Tokens of the steps of the curves.", COUNT,
   )
   decodes: int = field(
     256, "Most decodes of a step; its other tokens belong to prompts.", COUNT
@@ -59,7 +59,7 @@ class NanoBatches(Study):
   )
   p: tuple[float, ...] = field(
     (1.0, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0625, 0.0),
-    "Fractions of the channels that are reduced, descending.", FRACTION,
+    "Fractions of the channels that are reduced.", FRACTION,
   )
   bits: tuple[int, ...] = field(
     (16, 8, 4), "Bits of a reduced number. Decoding reduces in 16 bits; fewer "

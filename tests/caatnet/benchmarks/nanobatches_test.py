@@ -1,0 +1,111 @@
+"""Benchmark of nano-batches: a rank's steps, and the predicted times."""
+
+import concurrent.futures
+import types
+
+import ml_collections
+import numpy as np
+import pytest
+
+from caatnet.benchmarks.serving import nanobatch_peer, nanobatches
+from caatnet.models.transformer.module import Transformer
+
+MODEL = {
+  "vocab_size": 32, "width": 16, "num_layers": 2, "num_heads": 4,
+  "num_kv_heads": 4, "ffn_width": 24,
+}
+
+
+@pytest.fixture
+def rank(monkeypatch):
+  """A rank whose sums are those with a second rank that has its products."""
+  made = nanobatch_peer.Rank.__new__(nanobatch_peer.Rank)  # without sockets
+  made.me, made.links, made.sums = "p0", None, []
+
+  def all_reduce(links, operation, x):
+    made.sums.append(x.shape)
+    found = concurrent.futures.Future()
+    found.set_result(2 * x)
+    return found
+
+  monkeypatch.setattr(nanobatch_peer, "link_collectives", types.SimpleNamespace(
+    all_reduce=all_reduce
+  ))
+  made.build(MODEL, 5, 20)
+  return made
+
+
+def test_pieces_of_a_rank_have_the_result_of_one_batch(rank):
+  one = rank.step("step", 1)
+  assert rank.sums == [(1, 5, 16)] * 4  # two halves of two layers
+  rank.sums.clear()
+  found = rank.step("step", 3)
+  assert found["end"] == pytest.approx(one["end"], rel=1e-5)
+  assert [shape[1] for shape in rank.sums] == [2, 2, 1] * 4
+  # Without sums, half of each update is missing; nothing is sent.
+  rank.sums.clear()
+  products = rank.step("products", 3)
+  assert products["end"] == 0
+  assert rank.sums == []
+  assert products["attention"] + products["mlp"] <= products["seconds"]
+  rank.step("sums", 2)
+  assert [shape[1] for shape in rank.sums] == [3, 2] * 4
+
+
+def test_a_rank_has_half_of_the_heads_and_of_the_mlp(rank):
+  assert isinstance(rank.module, Transformer)
+  config = rank.module.config
+  assert (config.num_heads, config.num_kv_heads, config.ffn_width) == (2, 2, 12)
+  assert (config.width, config.head_width) == (16, 4)
+  # Five decodes of 20 positions have two pages each, and write the last place.
+  assert rank.batch.tables.shape == (5, 2)
+  assert rank.batch.positions.tolist() == [19] * 5
+  np.testing.assert_array_equal(
+    rank.batch.places, rank.batch.tables[:, 1] * 16 + 3
+  )
+
+
+def config(decodes):
+  return ml_collections.ConfigDict({
+    "model": {"num_layers": 3}, "benchmark": {"decodes": decodes},
+  })
+
+
+def test_prediction_without_pieces_is_the_sum_of_both_times():
+  found = nanobatches._predicted(
+    config(7), 1, {"attention": 2.0, "mlp": 3.0}, {"seconds": 4.0}
+  )
+  assert found == pytest.approx(2 + 3 + 4)
+
+
+@pytest.mark.parametrize("decodes", [6, 7])
+def test_prediction_of_two_pieces_hides_all_but_the_last_sum(decodes):
+  # Sums are shorter than products: one of 3 x 2 x 2 remains, the last one.
+  found = nanobatches._predicted(
+    config(decodes), 2, {"attention": 6.0, "mlp": 6.0}, {"seconds": 1.2}
+  )
+  assert found == pytest.approx(6 + 6 + 0.1)
+
+
+def test_more_pieces_than_decodes_are_one_line():
+  own = config(2)
+  own.benchmark.cuts, own.benchmark.mbit = (1, 3), (150,)
+  with pytest.raises(
+    ValueError, match=r"config\.benchmark\.cuts=\(1, 3\): 3 nano-batches are "
+  ):
+    nanobatches.run(own)
+
+
+def test_benchmark_without_pieces_measures_nothing():
+  own = config(2)
+  own.benchmark.update({"cuts": (), "pieces": (), "mbit": (150,)})
+  found = nanobatches.run(own)
+  assert (found["rates"], found["linked"]) == ([], [])
+
+
+def test_slower_rank_counts_and_results_must_be_equal():
+  found = [{"seconds": 1.0, "end": 5.0}, {"seconds": 2.0, "end": 5.0}]
+  assert nanobatches._checked(found)["seconds"] == 2.0
+  found[0]["end"] = 6.0
+  with pytest.raises(RuntimeError, match="ranks have different results"):
+    nanobatches._checked(found)
