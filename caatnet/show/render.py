@@ -203,6 +203,10 @@ def present(
     picture: PNG to write; "" for none.
     document: Markdown or HTML file to write; "" for none.
     saved: Content of the JSON file; `result` if None.
+
+  Raises:
+    ValueError: A PNG is requested of a report without a picture; the rest is
+      printed and written.
   """
   if as_json:
     print(results.to_json(result))
@@ -210,7 +214,9 @@ def present(
     show(report)
   if output:
     results.write(pathlib.Path(output), result if saved is None else saved)
-  if picture and report.figure:
-    drawing.write(report.figure(), pathlib.Path(picture))
   if document:
     write(report, pathlib.Path(document))
+  if picture:
+    if report.figure is None:
+      raise ValueError(f"--plot={picture}: this report has no picture")
+    drawing.write(report.figure(), pathlib.Path(picture))
