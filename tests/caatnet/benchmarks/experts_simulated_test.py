@@ -87,3 +87,14 @@ def test_hits_of_one_request_at_a_time_are_simulated_exactly(
   for side in (real, simulated):
     assert side["exposed_mean_s"] == pytest.approx(side["load_s"])
   assert sum(random["engine"]["hits"]) > 0
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [
+  ("evictions", (), r"evictions=\(\) must have one or more"),
+  ("tokens", 10**9, "tokens=1000000000 exceed config.inference.context="),
+])
+def test_values_that_cannot_be_served_are_refused(key, value, message):
+  config = config_of.get_config("simulated_test")
+  config.benchmark[key] = value
+  with pytest.raises(ValueError, match=message):
+    experts_simulated.run(config)
