@@ -7,9 +7,8 @@ node, and weights stay on the device.
 """
 
 from collections.abc import Mapping
-import json
 import pathlib
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import ml_collections
 
@@ -17,9 +16,28 @@ from caatnet.config.schema import optimizer as schema
 from caatnet.config.schema import tree
 from caatnet.config.schema.memory import PLACEMENT, Memory
 from caatnet.train.update import ARRAYS, DeviceUpdate, HostUpdate
+from parallel import schema as files
 from parallel.memory.host_optimizer import AdamW
 from parallel.memory.offload import ON_DEVICE, ON_HOST, Activations
 from parallel.memory.placed_buffer import Tier
+
+_Share = Annotated[float, files.Field(ge=0, le=1 + 1e-6)]
+_Memories = dict[Literal["device", "host"], _Share]
+
+
+class _Row(files.OpenSchema):
+  """Policy in a file of ``launch.place``; None where it does not apply."""
+
+  policy: str
+  host_optimizer: dict[str, dict[str, _Share]] | None = None
+  placed: dict[str, dict[str, _Share]] | None = None
+  activations: dict[Literal["saved", "recomputed"], _Memories] | None = None
+
+
+class _Placements(files.OpenSchema):
+  """File that ``launch.place --output`` writes."""
+
+  policies: tuple[_Row, ...]
 
 
 def moments(section: Memory) -> str:
@@ -142,25 +160,25 @@ def _placement(section: Memory) -> Mapping[str, Mapping[Tier, float]]:
 def _planned(section: Memory, field: str) -> Mapping[str, Any]:
   """Returns a field that the file of ``launch.place`` has for the policy."""
   try:
-    rows = {
-      row["policy"]: row[field] for row in
-      json.loads(pathlib.Path(section.placement).read_text())["policies"]
-    }
-  except (ValueError, KeyError, TypeError) as error:
+    read = files.parse(
+      _Placements, files.read_bytes(pathlib.Path(section.placement))
+    )
+  except ValueError as error:
     raise ValueError(
       f"config.memory.placement={section.placement!r} is not a file that "
-      "launch.place --output has written"
+      f"launch.place --output has written: {error}"
     ) from error
+  rows = {row.policy: getattr(row, field) for row in read.policies}
   usable = [name for name, found in rows.items() if found]
   if section.policy not in usable:
     what = (
       " that update all parameters on the host" if field == "host_optimizer"
       else " that fit"
     )
+    names = ", ".join(map(repr, usable)) or "none"
     raise ValueError(
-      f"config.memory.policy={section.policy!r} must be one of "
-      f"{', '.join(map(repr, usable))}, the policies of {section.placement}"
-      f"{what}"
+      f"config.memory.policy={section.policy!r} must be one of {names}, the "
+      f"policies of {section.placement}{what}"
     )
   return rows[section.policy]
 

@@ -36,7 +36,7 @@ from parallel.memory.placed_buffer import Tier
 
 # A compiled program of a step.
 Compiled = Callable[..., Any]
-# First and last element of a shard, by dim.
+# First element of a shard, and the element after its last, by dim.
 _Index = tuple[tuple[int, int], ...]
 # Arrays of the host's optimizer. A gradient stays in the memory to which it was
 # copied from the device.
@@ -226,13 +226,13 @@ class _Leaf:
     for index in sharding.addressable_devices_indices_map(shape).values():
       key = self._key(index)
       if key not in self._places:
-        size = tuple(last - first for first, last in key)
+        size = tuple(end - first for first, end in key)
         self._places[key] = start, size
         start += math.prod(size)
     self.stop = start
 
-  def _key(self, index: tuple[slice, ...]) -> "_Index":
-    """Returns first and last element by dim; slices have no hash."""
+  def _key(self, index: tuple[slice, ...]) -> _Index:
+    """Returns the range of elements by dim; slices have no hash."""
     return tuple(
       x.indices(size)[:2] for x, size in zip(index, self._shape, strict=True)
     )

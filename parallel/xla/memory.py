@@ -34,7 +34,11 @@ class Memory:
 
   @property
   def total(self) -> int:
-    """Total bytes in device memory."""
+    """Sum of the parts in device memory, an upper bound of the bytes in use.
+
+    XLA:TPU reports more temporaries than its peak of bytes in use contains, so
+    a program can compile although its total exceeds the device's memory.
+    """
     return (
       sum(self.arguments.values()) + self.padding + self.outputs
       + self.temporaries + self.program - self.host

@@ -43,8 +43,14 @@ def run(config: Any) -> dict[str, Any]:
 
   Args:
     config: Config like configs/benchmark/experts.py.
+
+  Raises:
+    ValueError: There is no stream or no eviction policy.
   """
   given = config.benchmark
+  for key in ("streams", "evictions"):
+    if not given[key]:
+      raise ValueError(f"config.benchmark.{key}=() must have one or more")
   library = experts.create_random(config.experts.path, config, given.number)
   size = library.size_bytes(library.names[0])
   streams = {kind: _questions(config, library, kind) for kind in given.streams}

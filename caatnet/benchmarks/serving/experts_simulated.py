@@ -47,8 +47,19 @@ def run(config: Any) -> dict[str, Any]:
 
   Args:
     config: Config like configs/benchmark/experts.py:simulated.
+
+  Raises:
+    ValueError: There is no eviction policy, or a request exceeds the context.
   """
   given = config.benchmark
+  if not given.evictions:
+    raise ValueError("config.benchmark.evictions=() must have one or more")
+  if given.prompt + given.tokens > config.inference.context:
+    raise ValueError(
+      f"config.benchmark.prompt={given.prompt} and config.benchmark.tokens="
+      f"{given.tokens} exceed config.inference.context="
+      f"{config.inference.context}"
+    )
   warm_up.keep_programs(_PROGRAMS)
   served = experts.build(setup.without_benchmark(config))
   real = served.engine.executor

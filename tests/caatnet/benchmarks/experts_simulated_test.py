@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from caatnet.benchmarks.serving import experts_simulated
+from caatnet.inference.batches import Sizes
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
@@ -54,6 +55,19 @@ def test_exposed_times_add_up_to_those_of_the_simulator(seed, prefetch):
   )
 
 
+def test_step_of_other_sizes_takes_the_time_of_the_nearest_number_of_tokens():
+  seconds = {
+    Sizes(decodes=1, chunks=4, length=2, pages=1): [1.0],  # 9 tokens
+    Sizes(decodes=9, chunks=0, length=0, pages=1): [2.0],
+    Sizes(decodes=0, chunks=1, length=64, pages=1): [3.0],
+  }
+  asked = Sizes(decodes=0, chunks=2, length=16, pages=1)  # 32 tokens
+  profile = experts_simulated._Profile(seconds, lambda *sizes: asked, seed=0)
+  assert profile.step_s(np.zeros(0), []) == 1.0
+  asked = Sizes(decodes=8, chunks=1, length=32, pages=1)  # 40 tokens
+  assert profile.step_s(np.zeros(0), []) == 3.0
+
+
 def test_hits_of_one_request_at_a_time_are_simulated_exactly(
   tmp_path, monkeypatch
 ):
@@ -73,3 +87,14 @@ def test_hits_of_one_request_at_a_time_are_simulated_exactly(
   for side in (real, simulated):
     assert side["exposed_mean_s"] == pytest.approx(side["load_s"])
   assert sum(random["engine"]["hits"]) > 0
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [
+  ("evictions", (), r"evictions=\(\) must have one or more"),
+  ("tokens", 10**9, "tokens=1000000000 exceed config.inference.context="),
+])
+def test_values_that_cannot_be_served_are_refused(key, value, message):
+  config = config_of.get_config("simulated_test")
+  config.benchmark[key] = value
+  with pytest.raises(ValueError, match=message):
+    experts_simulated.run(config)

@@ -70,3 +70,11 @@ def test_linked_expert_is_a_library(library, tmp_path):
   one = Library(tmp_path / "one")
   assert one.names == ("e3",)
   assert one.read("e3").load()["w"].tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("key", ["streams", "evictions"])
+def test_benchmark_of_nothing_is_refused(key):
+  config = config_of.get_config("test")
+  config.benchmark[key] = ()
+  with pytest.raises(ValueError, match=rf"{key}=\(\) must have one or more"):
+    experts.run(config)

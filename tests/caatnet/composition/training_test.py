@@ -117,6 +117,21 @@ def test_run_of_another_model_is_refused(finished, tmp_path):
     library.add_run(Library(workdir / "library"), "x", other)
 
 
+@pytest.mark.parametrize(("key", "value", "message"), [
+  ("train.num_steps", 9, "has finished with 8 steps, not 9; use another"),
+  ("kinds.router_steps", 7, "has a router with other config.kinds.router_pro"),
+])
+def test_results_of_other_lengths_are_refused(
+  finished, tmp_path, key, value, message
+):
+  workdir, texts, _ = finished
+  again = epath.Path(shutil.copytree(workdir, tmp_path / "run"))
+  config = make_config()
+  config.update_from_flattened_dict({key: value})
+  with pytest.raises(ValueError, match=message):
+    training.run(config, again, texts=texts)
+
+
 def test_killed_sweep_resumes_with_equal_bits(finished, tmp_path):
   """The files of a sweep that was killed after step 4 of its last run."""
   workdir, texts, result = finished

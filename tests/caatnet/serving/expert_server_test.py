@@ -286,6 +286,8 @@ def test_clients_of_unscored_prompts_can_leave(files):
   ("POST", "", {"name": "x"}, 400, "path must be the path of a run's folder"),
   ("POST", "", {"name": "x", "path": "/etc/passwd"}, 400, "not a safetensors"),
   ("PUT", "/x", {"path": "{file}"}, 404, "there is no model 'x'"),
+  ("PUT", f"/{NAMES[0]}", {"name": NAMES[1], "path": "{file}"}, 400,
+   "name 'random-001' is not that of the path, 'random-000'"),
   ("DELETE", "/auto", None, 400, "auto is the router"),
   ("DELETE", "/x", None, 404, "there is no model 'x'"),
 ])

@@ -179,6 +179,13 @@ def test_two_programs_are_compared_by_ratio_and_memory():
   assert state["ratio"] == total["ratio"] == "4.000"
   assert verdict["base"] == "fits, 2.000 free"
   assert verdict["p=0.5"] == "1.000 too much"
+  # XLA:TPU has compiled the program, so it fits.
+  on_tpu = compilation.report({
+    name: each | {"target": "tpu:v5p:2x2x1"}
+    for name, each in PROGRAMS["two"].items()
+  })
+  cells = next(t for t in on_tpu.tables if "memory per" in t.title).cells()
+  assert list(cells)[-1][1:3] == ["fits, 2.000 free", "fits, as XLA counts"]
   bounds = next(rows for title, rows in tables.items() if "bounds" in title)
   rows = {row[""]: row for row in bounds}
   wire = rows["ms on the links, one axis after another"]

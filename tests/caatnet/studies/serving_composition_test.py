@@ -117,6 +117,12 @@ def test_streams_have_their_rate_and_order(kind):
     assert first / second == pytest.approx(2, rel=0.3)
 
 
+def test_long_responses_have_one_request_at_least():
+  config = CONFIG | {"stream": CONFIG["stream"] | {"requests": 3}}
+  assert len(composition.requests(config, "zipf", 5.0, 1, 200)) == 1
+  assert len(composition.requests(config, "zipf", 5.0, 1, 20)) == 3
+
+
 def test_solved_execution_times_give_the_published_ratios(result):
   for row in result["solved"]:
     if row["exec_s"] is None or row["spread"]:

@@ -208,6 +208,23 @@ def test_placement_of_layers_that_cannot_run_is_an_error(
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("row", "message"), [
+  ('"activations": [1]', r"policies\[0\].activations must be an object"),
+  ('"activations": {"saved": {"device": 3}}', "device=3 must be less than or"),
+  ('"activations": {"saved": {"device": -1}}', "device=-1 must be greater"),
+  ('"activations": {"saved": {"host": NaN}}', "host=NaN must be a finite"),
+  ('"activations": {"saved": {"cxl0": 1}}', "activations.saved.cxl0"),
+  ('"activations": null', "must be one of none, the policies of .* that fit"),
+])
+def test_damaged_placement_is_an_error(row, message, tmp_path):
+  path = tmp_path / "placement.json"
+  path.write_text(f'{{"policies": [{{"policy": "latency_first", {row}}}]}}')
+  with pytest.raises(ValueError, match=message) as error:
+    make(f"{IN_FILE}{path} model.remat=full")
+  assert "\n" not in str(error.value)
+  assert str(error.value).count(str(path)) == 1
+
+
 def test_nothing_is_placed_on_the_host_by_default():
   assert not on_host("model.remat=named", "cuda")
 

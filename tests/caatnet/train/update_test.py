@@ -2,6 +2,7 @@
 
 import collections
 import importlib
+import re
 import shutil
 import signal
 
@@ -161,7 +162,15 @@ def test_planned_activations_are_executed(planned):
       "parallel.tensor=1 model.remat=named memory.activations=placement "
       f"memory.placement={planned} memory.policy={policy}", {},
     )
-    shares = rows[policy]["activations"]
+    shares, placed = (rows[policy][key] for key in ("activations", "placed"))
+    for tiers_of in placed.values():
+      assert sum(tiers_of.values()) == pytest.approx(1)
+    for way, tensor in (
+      ("saved", "activations"), ("recomputed", "layer inputs")
+    ):
+      assert shares.get(way, {}).get("device") == placed.get(
+        tensor, {}
+      ).get("device")
     assert sum(
       x for way in shares.values() for x in way.values()
     ) == pytest.approx(1)
@@ -172,6 +181,15 @@ def test_planned_activations_are_executed(planned):
       )
     ))
     assert "master weights on" in experiment.unexecuted  # no host optimizer
+
+
+def test_tiers_of_the_host_optimizer_are_executed(planned):
+  found = make(
+    f"parallel.tensor=1 {HOST} memory.placement={planned}", {}
+  ).unexecuted
+  assert re.search(r"gradients on \S+ \(in memory of any node\)", found)
+  assert "master weights" not in found
+  assert "moments" not in found
 
 
 def test_placement_that_the_host_cannot_execute_is_an_error(planned, tmp_path):
