@@ -6,8 +6,9 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 import pytest
 
+from caatnet.studies.sends import execution
 from parallel.network import replay
-from parallel.xla import execution, hlo, reading
+from parallel.xla import hlo, reading
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.timeline import COMPUTE, timeline
 from tests.parallel.xla import reading_test, timeline_test
