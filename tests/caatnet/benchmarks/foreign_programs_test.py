@@ -70,5 +70,5 @@ def test_python_that_cannot_make_environments_is_one_line(tmp_path):
     "#!/bin/sh\necho 'python: not installed' >&2; echo hint >&2; exit 127\n"
   )
   script.chmod(0o755)
-  with pytest.raises(ValueError, match="python: not installed$"):
+  with pytest.raises(ValueError, match=r"python: not installed$"):
     foreign_programs.environment("flax", tmp_path, str(script))
