@@ -143,9 +143,7 @@ RULES = {
   # Bytes and float32 on sockets: callers pass codecs and choose the order of
   # rings.
   "parallel.elastic": ((), NUMPY_ONLY),
-  "parallel.xla": (
-    ("parallel.axes", "parallel.hardware", "parallel.network.chakra"), LIBRARY
-  ),
+  "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
   "caatnet.checks": ((), NUMPY_ONLY),
   # The command line starts without jax.
   "caatnet.commands": ((), NUMPY_ONLY),

@@ -1,7 +1,7 @@
 """Execution traces in the format of Chakra, one file per rank.
 
-Simulators such as ASTRA-sim replay them. `parallel.xla.execution` makes them
-from a compiled program, and `parallel.network.replay` times them.
+Simulators such as ASTRA-sim replay them. `caatnet.studies.sends.execution`
+makes them from a compiled program, and `parallel.network.replay` times them.
 
 `comm_size` is the number of bytes of the operand on one rank, for all kinds:
 
@@ -63,6 +63,8 @@ class Node(NamedTuple):
 def write(traces: Iterable[Sequence[Node]], folder: pathlib.Path) -> None:
   """Writes ``trace.RANK.et`` per rank and ``groups.json``.
 
+  Traces that the folder has are removed first, since it may have more ranks;
+  ``groups.json`` is written last, so that `read` rejects an incomplete folder.
   A group has a number from 1, the ``pg_name`` of its collectives. Durations are
   microseconds: the sums over a trace are rounded, so that they do not drift.
 
@@ -76,6 +78,8 @@ def write(traces: Iterable[Sequence[Node]], folder: pathlib.Path) -> None:
   """
   proto, lib = _package()
   folder.mkdir(parents=True, exist_ok=True)
+  for old in (folder / _GROUPS, *folder.glob("trace.*.et")):
+    old.unlink(missing_ok=True)
   groups: dict[tuple[int, ...], int] = {}
   for rank, nodes in enumerate(traces):
     computed = 0.0

@@ -211,11 +211,15 @@ def _module(project: str) -> Any:
 
 
 def _execute(command: Sequence[str]) -> None:
-  ended = subprocess.run(command, capture_output=True, text=True, check=False)
+  try:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+  except OSError as error:
+    raise ValueError(f"{command[0]}: {error.strerror}") from error
   if ended.returncode:
     lines = ended.stderr.strip().splitlines() or ["no message"]
-    error = next((x for x in reversed(lines) if "Error" in x), lines[-1])
-    raise ValueError(f"{' '.join(command)[:200]}: {error}")
+    # pip's own last line may be a notice; pyenv's first line is its error.
+    last = next((x for x in reversed(lines) if "error" in x.lower()), lines[0])
+    raise ValueError(f"{' '.join(command)[:200]}: {last}")
 
 
 def _print(result: Mapping[str, Any]) -> None:

@@ -16,6 +16,14 @@ import jax
 
 
 def main(folder: str, file: str, function: str, *fault: str) -> None:
+  """Writes the lowered and compiled texts, and ``versions.json``, to a folder.
+
+  Args:
+    folder: Existing folder to write to.
+    file: Python file with the program.
+    function: Name of the function that returns (jitted function, arguments).
+    *fault: Argument of that function; none for a program without faults.
+  """
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", 8)
   jitted, arguments = runpy.run_path(file)[function](*fault)

@@ -5,6 +5,10 @@ OBSERVATION, BATCH, HIDDEN = 40, 64, 128
 
 
 def statistics():
+  """`running_statistics.update` on observations.
+
+  The batch is ``[8 * BATCH, OBSERVATION]``, float32.
+  """
   from brax.training.acme import running_statistics, specs
   import jax
   import jax.numpy as jnp
@@ -20,6 +24,10 @@ def statistics():
 
 
 def gradients():
+  """`gradients.gradient_update_fn` on a value network, with Adam.
+
+  The batch is ``[8 * BATCH, OBSERVATION]``, float32.
+  """
   from brax.training import gradients, networks
   import jax
   import jax.numpy as jnp
@@ -46,6 +54,13 @@ def gradients():
 
 
 def sharded(fault=""):
+  """A value network with its parameters cut over an axis.
+
+  The batch is ``[8 * BATCH, OBSERVATION]``, float32.
+
+  Args:
+    fault: One of ``sharded_step.FAULTS``, or "" for none.
+  """
   from brax.training import networks
   import jax
   import sharded_step

@@ -5,6 +5,11 @@ INPUTS, OUTPUTS, BATCH, STEPS = 96, 32, 16, 4
 
 
 def round_of_averaging():
+  """A round of federated averaging with `drjax.program`, a client per device.
+
+  Weights are ``[INPUTS, OUTPUTS]`` and batches
+  ``[8, STEPS, BATCH, INPUTS]``, float32.
+  """
   import drjax
   import jax
   import jax.numpy as jnp

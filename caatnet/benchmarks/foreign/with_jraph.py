@@ -9,6 +9,10 @@ LOCAL = (
 
 
 def sharded_edges():
+  """A call of `jraph.experimental.sharded_graphnet.ShardedEdgesGraphNetwork`.
+
+  Nodes are ``[NODES, WIDTH]`` on all devices, edges ``[8, EDGES, WIDTH]``.
+  """
   import jax
   import jax.numpy as jnp
   from jax.sharding import AxisType

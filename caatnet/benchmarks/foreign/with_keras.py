@@ -7,6 +7,10 @@ BATCH, INPUTS, HIDDEN, CLASSES = 64, 48, 128, 16
 
 
 def data_parallel():
+  """`Model.train_step` under `keras.distribution.DataParallel`.
+
+  Inputs are ``[BATCH, INPUTS]`` float32, labels ``[BATCH]`` int32.
+  """
   os.environ["KERAS_BACKEND"] = "jax"
   import keras
 
@@ -14,6 +18,11 @@ def data_parallel():
 
 
 def model_parallel():
+  """`Model.train_step` under `keras.distribution.ModelParallel`.
+
+  Inputs are ``[BATCH, INPUTS]`` float32, labels ``[BATCH]`` int32; the hidden
+  channels are cut over the axis "model".
+  """
   os.environ["KERAS_BACKEND"] = "jax"
   from keras import distribution
 

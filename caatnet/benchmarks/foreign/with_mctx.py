@@ -5,6 +5,7 @@ BATCH, ACTIONS, WIDTH, SIMULATIONS = 4, 6, 8, 16
 
 
 def search():
+  """`mctx.muzero_policy` on roots ``[8 * BATCH, WIDTH]``, float32."""
   import jax
   import jax.numpy as jnp
   from jax.sharding import AxisType, NamedSharding

@@ -6,6 +6,10 @@ BATCH, LENGTH = 8, 16
 
 
 def llama():
+  """Forward pass of `llamalike_common.build_llamalike_transformer`.
+
+  Tokens are ``[BATCH, LENGTH]`` int32.
+  """
   import jax
   import jax.numpy as jnp
   from jax.sharding import AxisType, NamedSharding

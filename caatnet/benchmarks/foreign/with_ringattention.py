@@ -6,6 +6,10 @@ BATCH, LENGTH, HEADS, WIDTH = 2, 64, 4, 16  # length on one device
 
 
 def causal():
+  """Gradient of `ringattention.ringattention` with a causal mask.
+
+  Queries, keys and values are ``[BATCH, 8 * LENGTH, HEADS, WIDTH]``, float32.
+  """
   import functools
 
   import jax

@@ -7,10 +7,11 @@ algorithm on one link of the device, without latency.
 from collections.abc import Mapping
 import pathlib
 
+from caatnet.studies.sends import execution
 from caatnet.train import files
 from parallel.hardware.devices import DEVICES
 from parallel.network import chakra, replay
-from parallel.xla import execution, perfetto_trace
+from parallel.xla import perfetto_trace
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.reading import Reading
 from parallel.xla.timeline import COMPUTE, timeline

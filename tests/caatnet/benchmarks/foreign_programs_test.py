@@ -60,3 +60,15 @@ def test_unknown_project_is_refused():
   config.benchmark.projects = ("torch",)
   with pytest.raises(ValueError, match=r"config\.benchmark\.projects"):
     foreign_programs.run(config)
+
+
+def test_python_that_cannot_make_environments_is_one_line(tmp_path):
+  with pytest.raises(ValueError, match="no such python: No such file"):
+    foreign_programs.environment("flax", tmp_path, "no such python")
+  script = tmp_path / "python"
+  script.write_text(
+    "#!/bin/sh\necho 'python: not installed' >&2; echo hint >&2; exit 127\n"
+  )
+  script.chmod(0o755)
+  with pytest.raises(ValueError, match=r"python: not installed$"):
+    foreign_programs.environment("flax", tmp_path, str(script))

@@ -1,6 +1,7 @@
 """Execution traces in files: every field survives, as simulators expect it."""
 
 import json
+import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,3 +90,34 @@ def test_damaged_traces_are_one_line(tmp_path):
   with pytest.raises(ValueError, match="damaged traces") as error:
     chakra.read(tmp_path)
   assert "\n" not in str(error.value)
+
+
+def test_traces_of_an_earlier_program_are_removed(tmp_path):
+  node = Node("compute", "c", (), 1, seconds=1e-6)
+  chakra.write([[node]] * 3, tmp_path)
+  chakra.write([[node]] * 2, tmp_path)
+  assert chakra.read(tmp_path) == [[node]] * 2
+
+
+def test_interrupted_write_is_rejected(tmp_path):
+  node = Node("compute", "c", (), 1, seconds=1e-6)
+  chakra.write([[node]], tmp_path)
+
+  def interrupted():
+    yield [node]
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    chakra.write(interrupted(), tmp_path)
+  with pytest.raises(ValueError, match=r"groups\.json"):
+    chakra.read(tmp_path)
+
+
+def test_missing_package_is_one_line_that_names_the_extra(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setitem(sys.modules, "chakra.schema.protobuf", None)
+  for call in (lambda: chakra.write([[]], tmp_path),
+               lambda: chakra.read(tmp_path)):
+    with pytest.raises(ValueError, match=r"install caatnet\[chakra\]$"):
+      call()

@@ -6,8 +6,9 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 import pytest
 
+from caatnet.studies.sends import execution
 from parallel.network import replay
-from parallel.xla import execution, hlo, reading
+from parallel.xla import hlo, reading
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.timeline import COMPUTE, timeline
 from tests.parallel.xla import reading_test, timeline_test
@@ -123,3 +124,42 @@ def test_kernel_that_sends_is_refused():
   program = scheduled(hlo.parse(text), AbstractMesh((2,), ("a",)))
   with pytest.raises(ValueError, match="k is a kernel that sends by itself"):
     list(execution.traces(program))
+
+
+def permuted(pairs, times=1):
+  """A program of 4 devices that sends along pairs, a number of times."""
+  mesh = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))
+
+  def f(x):
+    for _ in range(times):
+      x = lax.ppermute(x, "a", pairs) @ x
+    return x
+
+  shaped = jax.jit(
+    jax.shard_map(f, mesh=mesh, in_specs=P("a"), out_specs=P("a"))
+  )
+  x = jax.ShapeDtypeStruct((4 * 8, 8), "float32")
+  found = reading.read(shaped, x, mesh=mesh)
+  return list(execution.traces(scheduled(found.module, mesh)))
+
+
+def test_device_that_keeps_its_data_has_no_message():
+  traces = permuted([(0, 0), (1, 2), (2, 1), (3, 3)])
+  assert [sum(bool(n.ranks) for n in nodes) for nodes in traces] == [0, 2, 2, 0]
+
+
+def test_each_execution_has_its_tag_at_both_ends():
+  traces = permuted([(0, 1), (1, 0)], times=2)
+  tags = [[n.tag for n in nodes if n.kind == "send"] for nodes in traces[:2]]
+  assert tags[0] == tags[1]
+  assert len(set(tags[0])) == 2
+  assert all(
+    sorted(n.tag for n in nodes if n.kind == "receive") == sorted(tags[0])
+    for nodes in traces[:2]
+  )
+
+
+def test_compute_has_the_flops_of_its_instructions():
+  nodes = permuted([(0, 1), (1, 0)])[0]
+  # [8, 8] @ [8, 8] on each device.
+  assert sum(n.flops for n in nodes if n.kind == "compute") == 2 * 8**3
