@@ -13,7 +13,6 @@ Shape legend: L = blocks of a stage, B = batch, H, W = height and width, C =
 channels.
 """
 
-import collections
 from collections.abc import Mapping
 import dataclasses
 import functools
@@ -22,11 +21,11 @@ from typing import Any
 from flax import nnx
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from caatnet.models import classes
 from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.protocol import Parameter, Parts, Reduction
+from caatnet.models.modules import Modules
+from caatnet.models.protocol import Parts
 from parallel.axes import Axis
 
 _STAGE = "stage_"
@@ -73,7 +72,7 @@ class Head(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvolutionalModel:
+class ConvolutionalModel(Modules):
   """Convolutional network as a `caatnet.models.protocol.Model`.
 
   An example is ``{"image": float [H, W, C], "label": int}``.
@@ -122,16 +121,7 @@ class ConvolutionalModel:
   def stacks(self) -> Mapping[str, int]:
     return {f"{_STAGE}{i}": self.blocks for i in range(len(self.widths))}
 
-  @functools.cached_property
-  def _parts(self) -> dict[str, tuple[Any, Any]]:
-    """Graph definition and abstract parameters of each top-level part."""
-    return {
-      name: nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))
-      for name, make in self._makers().items()
-    }
-
   def _makers(self) -> dict[str, Any]:
-    """Returns a factory ``rngs -> module`` per part, in forward order."""
     widths, dtype = self.widths, self.dtype
     makers: dict[str, Any] = {}
     for stage, width in enumerate(widths):
@@ -153,40 +143,6 @@ class ConvolutionalModel:
       if name in self.stacks
       else (lambda rngs, make=make: make(rngs=rngs))
       for name, make in makers.items()
-    }
-
-  @property
-  def num_params(self) -> int:
-    shapes = jax.eval_shape(self.init, jax.random.key(0))
-    return sum(x.size for x in jax.tree.leaves(shapes))
-
-  @property
-  def parameters(self) -> Any:
-    """Tree of `Parameter`; only kernels have weight decay and ``dtype``."""
-
-    def parameter(part: str, path: tuple[Any, ...]) -> Parameter:
-      is_kernel = path[-1].key == "kernel"
-      return Parameter(
-        P(),
-        num_lead=int(part in self.stacks),
-        dtype=self.dtype if is_kernel else "float32",
-        decays=is_kernel,
-        stage_dim=0 if part in self.stacks else None,
-      )
-
-    shapes = jax.eval_shape(self.init, jax.random.key(0))
-    return {
-      part: jax.tree.map_with_path(
-        lambda path, _, part=part: parameter(part, path), tree
-      )
-      for part, tree in shapes.items()
-    }
-
-  def init(self, key: jax.Array) -> Any:
-    rngs = nnx.Rngs(params=key)
-    return {
-      name: nnx.to_pure_dict(nnx.split(make(rngs))[1])
-      for name, make in self._makers().items()
     }
 
   def scores(
@@ -229,7 +185,7 @@ class ConvolutionalModel:
 
   def _run(self, part: str) -> Any:
     """Returns a part as a function ``(params, x) -> output``."""
-    graph = self._parts[part][0]
+    graph = self._graphs[part]
     return lambda params, x: nnx.merge(graph, params)(x)
 
   def _judge(
@@ -254,16 +210,6 @@ class ConvolutionalModel:
       channels = channels_out
     # The backward has twice as many FLOPs as the forward.
     return 3 * (forward + 2 * channels * self.num_classes)
-
-  def reductions(
-    self,
-    example: Any,
-    *,
-    batch_size: int,
-    data_lanes: int,
-    accumulation: int = 1,
-  ) -> collections.Counter[Reduction]:
-    return collections.Counter()
 
 
 def _conv(

@@ -23,8 +23,6 @@ Shape legend: B = batch, P = tree positions of a level, K = children of a
 position, T = positions of all levels, F = features of a position.
 """
 
-import collections
-from collections.abc import Mapping
 import dataclasses
 import functools
 import itertools
@@ -35,11 +33,11 @@ from flax import nnx
 import jax
 from jax import lax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from caatnet.models import classes
 from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.protocol import Parameter, Parts, Reduction
+from caatnet.models.modules import Modules
+from caatnet.models.protocol import Parts
 from parallel.axes import Axis
 
 
@@ -120,7 +118,7 @@ LAYERS = {"sage": Sage, "gcn": Gcn}
 
 
 @dataclasses.dataclass(frozen=True)
-class GraphModel:
+class GraphModel(Modules):
   """Graph network as a `caatnet.models.protocol.Model`.
 
   An example is ``{"features": float32 [T, F], "degree": int32 [T], "label":
@@ -144,10 +142,6 @@ class GraphModel:
   dtype: str
   tensor: Axis
 
-  @property
-  def stacks(self) -> Mapping[str, int]:
-    return {}  # each layer reads a tree of another depth
-
   @functools.cached_property
   def _levels(self) -> tuple[int, ...]:
     """Number of tree positions of each level, beginning with the root."""
@@ -155,50 +149,15 @@ class GraphModel:
       math.prod(self.fanouts[:level]) for level in range(len(self.fanouts) + 1)
     )
 
-  @functools.cached_property
-  def _graphs(self) -> tuple[Any, ...]:
-    """Graph definition of each layer's module."""
-    return tuple(
-      nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))[0]
-      for make in self._makers()
-    )
-
-  def _makers(self) -> list[Any]:
-    """Returns a factory ``rngs -> module`` for each layer."""
+  def _makers(self) -> dict[str, Any]:
     # Input channels of the first layer, then output channels of each layer.
     widths = [
       self.num_features, *[self.width] * (len(self.fanouts) - 1),
       self.num_classes,
     ]
-    return [
-      lambda rngs, a=a, b=b: LAYERS[self.layer](a, b, self.dtype, rngs)
-      for a, b in itertools.pairwise(widths)
-    ]
-
-  @property
-  def num_params(self) -> int:
-    shapes = jax.eval_shape(self.init, jax.random.key(0))
-    return sum(x.size for x in jax.tree.leaves(shapes))
-
-  @property
-  def parameters(self) -> Any:
-    """Tree of `Parameter`; only kernels have weight decay and ``dtype``."""
-
-    def parameter(path: tuple[Any, ...], _: Any) -> Parameter:
-      is_kernel = path[-1].key == "kernel"
-      return Parameter(
-        P(), num_lead=0, dtype=self.dtype if is_kernel else "float32",
-        decays=is_kernel,
-      )
-
-    shapes = jax.eval_shape(self.init, jax.random.key(0))
-    return jax.tree.map_with_path(parameter, shapes)
-
-  def init(self, key: jax.Array) -> Any:
-    rngs = nnx.Rngs(params=key)
     return {
-      f"layer_{i}": nnx.to_pure_dict(nnx.split(make(rngs))[1])
-      for i, make in enumerate(self._makers())
+      f"layer_{i}": functools.partial(LAYERS[self.layer], a, b, self.dtype)
+      for i, (a, b) in enumerate(itertools.pairwise(widths))
     }
 
   def scores(
@@ -226,7 +185,7 @@ class GraphModel:
     Input states are ``[B, positions of the remaining levels, F]``; the output
     has one level less.
     """
-    graph, last = self._graphs[number], len(self.fanouts) - 1
+    graph, last = self._graphs[f"layer_{number}"], len(self.fanouts) - 1
     # End of each level in the dim of all positions T.
     ends = [sum(self._levels[: level + 1]) for level in range(last + 2)]
 
@@ -264,13 +223,3 @@ class GraphModel:
         ) if path[-1].key == "kernel"
       )
     return total
-
-  def reductions(
-    self,
-    example: Any,
-    *,
-    batch_size: int,
-    data_lanes: int,
-    accumulation: int = 1,
-  ) -> collections.Counter[Reduction]:
-    return collections.Counter()

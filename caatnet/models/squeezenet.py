@@ -19,8 +19,6 @@ parameters", arXiv 1602.07360.
 Shape legend: B = batch, H, W = height and width, C = channels.
 """
 
-import collections
-from collections.abc import Mapping
 import dataclasses
 import functools
 import math
@@ -30,11 +28,11 @@ from flax import nnx
 import jax
 from jax import lax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from caatnet.models import classes
 from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.protocol import Parameter, Parts, Reduction
+from caatnet.models.modules import Modules
+from caatnet.models.protocol import Parts
 from parallel.axes import Axis
 
 _FIRST = 96  # channels of the first convolution, 7 x 7 with stride 2
@@ -69,7 +67,7 @@ class Fire(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class SqueezeNet:
+class SqueezeNet(Modules):
   """SqueezeNet 1.0 as a `caatnet.models.protocol.Model`.
 
   An example is ``{"image": float [H, W, C], "label": int}``.
@@ -96,20 +94,7 @@ class SqueezeNet:
         f"{_LEAST_SIDE} x {_LEAST_SIDE}; config.data.enlarge repeats pixels"
       )
 
-  @property
-  def stacks(self) -> Mapping[str, int]:
-    return {}
-
-  @functools.cached_property
-  def _parts(self) -> dict[str, Any]:
-    """Graph definition of each top-level part, in forward order."""
-    return {
-      name: nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))[0]
-      for name, make in self._makers().items()
-    }
-
   def _makers(self) -> dict[str, Any]:
-    """Returns a factory ``rngs -> module`` per part, in forward order."""
     channels, makers = _FIRST, {}
     makers["first"] = lambda rngs: _conv(
       self.shape[2], _FIRST, 7, 2, dtype=self.dtype, rngs=rngs
@@ -124,32 +109,6 @@ class SqueezeNet:
     )
     return makers
 
-  @property
-  def num_params(self) -> int:
-    shapes = jax.eval_shape(self.init, jax.random.key(0))
-    return sum(x.size for x in jax.tree.leaves(shapes))
-
-  @property
-  def parameters(self) -> Any:
-    """Tree of `Parameter`; only kernels have weight decay and ``dtype``."""
-
-    def parameter(path: tuple[Any, ...], _: Any) -> Parameter:
-      is_kernel = path[-1].key == "kernel"
-      return Parameter(
-        P(), num_lead=0, dtype=self.dtype if is_kernel else "float32",
-        decays=is_kernel,
-      )
-
-    shapes = jax.eval_shape(self.init, jax.random.key(0))
-    return jax.tree.map_with_path(parameter, shapes)
-
-  def init(self, key: jax.Array) -> Any:
-    rngs = nnx.Rngs(params=key)
-    return {
-      name: nnx.to_pure_dict(nnx.split(make(rngs=rngs))[1])
-      for name, make in self._makers().items()
-    }
-
   def scores(
     self, params: Any, batch: Any, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
@@ -157,7 +116,7 @@ class SqueezeNet:
     x = access.apply(
       lambda _, image: image.astype(self.dtype), None, batch["image"]
     )
-    for number, name in enumerate(self._parts, 1):
+    for number, name in enumerate(self._graphs, 1):
       x = access.apply(
         functools.partial(self._run, name, number in _POOLED), params[name], x
       )
@@ -167,7 +126,7 @@ class SqueezeNet:
     self, name: str, pooled: bool, params: Any, x: jax.Array
   ) -> jax.Array:
     """Returns the output of a part, after its ReLU and pooling."""
-    y = jax.nn.relu(nnx.merge(self._parts[name], params)(x))
+    y = jax.nn.relu(nnx.merge(self._graphs[name], params)(x))
     return _pool(y) if pooled else y
 
   def _judge(
@@ -200,16 +159,6 @@ class SqueezeNet:
       channels = narrow + wide
     last = math.prod(sides) * channels * self.num_classes
     return total + 6 * last
-
-  def reductions(
-    self,
-    example: Any,
-    *,
-    batch_size: int,
-    data_lanes: int,
-    accumulation: int = 1,
-  ) -> collections.Counter[Reduction]:
-    return collections.Counter()
 
 
 def _conv(

@@ -1,0 +1,84 @@
+"""Parameters of models that are a sequence of NNX modules."""
+
+import abc
+import collections
+from collections.abc import Callable, Mapping
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+from jax.sharding import PartitionSpec as P
+
+from caatnet.models.protocol import Parameter, Reduction
+
+
+class Modules(abc.ABC):
+  """Base class of such models, a part of `caatnet.models.protocol.Model`.
+
+  The parameters are a dict with those of each module. They are not divided
+  over tensor ranks, of which there is one. A subclass defines `_makers`, and
+  ``stacks`` if some modules are stacks of layers.
+
+  Attributes:
+    dtype: The dtype of activations.
+  """
+
+  dtype: str
+
+  @abc.abstractmethod
+  def _makers(self) -> dict[str, Callable[[nnx.Rngs], nnx.Module]]:
+    """Returns a factory for each module, by name, in forward order.
+
+    The parameters of a stack are ``[layers, ...]``.
+    """
+
+  @property
+  def stacks(self) -> Mapping[str, int]:
+    return {}
+
+  @functools.cached_property
+  def _graphs(self) -> dict[str, Any]:
+    """Graph definition of each module, by name, in forward order."""
+    return {
+      name: nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))[0]
+      for name, make in self._makers().items()
+    }
+
+  @property
+  def num_params(self) -> int:
+    shapes = jax.eval_shape(self.init, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+  @property
+  def parameters(self) -> Any:
+    """Tree of `Parameter`; only kernels have weight decay and ``dtype``."""
+
+    def parameter(path: tuple[Any, ...], _: Any) -> Parameter:
+      is_kernel, stacked = path[-1].key == "kernel", path[0].key in self.stacks
+      return Parameter(
+        P(), num_lead=int(stacked),
+        dtype=self.dtype if is_kernel else "float32", decays=is_kernel,
+        stage_dim=0 if stacked else None,
+      )
+
+    shapes = jax.eval_shape(self.init, jax.random.key(0))
+    return jax.tree.map_with_path(parameter, shapes)
+
+  def init(self, key: jax.Array) -> Any:
+    rngs = nnx.Rngs(params=key)
+    return {
+      name: nnx.to_pure_dict(nnx.split(make(rngs))[1])
+      for name, make in self._makers().items()
+    }
+
+  def reductions(
+    self,
+    example: Any,
+    *,
+    batch_size: int,
+    data_lanes: int,
+    accumulation: int = 1,
+  ) -> collections.Counter[Reduction]:
+    """Returns no reductions: one rank reduces nothing."""
+    return collections.Counter()
