@@ -144,6 +144,7 @@ RULES = {
   # rings.
   "parallel.elastic": ((), NUMPY_ONLY),
   "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
+  "caatnet.atomic": ((), NUMPY_ONLY),
   "caatnet.checks": ((), NUMPY_ONLY),
   # The command line starts without jax.
   "caatnet.commands": ((), NUMPY_ONLY),
@@ -173,6 +174,7 @@ RULES = {
   ),
   "caatnet.train": (
     (
+      "caatnet.atomic",
       "caatnet.checks",
       "caatnet.commands",
       "caatnet.config.schema",
@@ -187,6 +189,7 @@ RULES = {
   ),
   "caatnet.federated": (
     (
+      "caatnet.atomic",
       "caatnet.checks",
       "caatnet.config.schema",
       "caatnet.data",
@@ -203,7 +206,8 @@ RULES = {
     ("caatnet.federated.events", "caatnet.federated.sampling",
      "caatnet.federated.server", "caatnet.federated.simulate",
      "caatnet.federated.snapshot"),
-    (("caatnet.data.arrays", "caatnet.federated"), NUMPY_ONLY),
+    (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated"),
+     NUMPY_ONLY),
   ),
   "caatnet.inference": (
     (
@@ -217,6 +221,7 @@ RULES = {
   # Schedules and simulations load no jax.
   "caatnet.serving": (
     (
+      "caatnet.atomic",
       "caatnet.checks",
       "caatnet.config.schema",
       "parallel.checks",
@@ -475,8 +480,8 @@ def test_roots_contain_only_listed_files():
   """Other files belong in a package."""
   roots = {top: {p.name for p in (ROOT / top).glob("*.py")} for top in OURS}
   assert roots["caatnet"] == {
-    "__init__.py", "__main__.py", "checks.py", "commands.py", "program.py",
-    "stages.py",
+    "__init__.py", "__main__.py", "atomic.py", "checks.py", "commands.py",
+    "program.py", "stages.py",
   }
   assert roots["parallel"] == {
     "__init__.py", "axes.py", "checks.py", "collectives.py", "lazy.py",

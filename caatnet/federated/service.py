@@ -16,7 +16,6 @@ time and the client's busy time.
 from collections.abc import Callable, Mapping
 import contextlib
 import json
-import os
 import pathlib
 import queue
 import socket
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from caatnet import atomic
 from caatnet.federated import events, messages, server, snapshot
 from caatnet.federated.messages import Received
 from caatnet.federated.server import Arithmetic, Rules, Server
@@ -316,9 +316,8 @@ class Service:
       line for line in self._metrics.read_text().splitlines(keepends=True)
       if line.endswith("\n") and json.loads(line)["round"] < self.state.round
     ]
-    beside = self._metrics.with_name(METRICS + ".new")
-    beside.write_text("".join(kept))
-    os.replace(beside, self._metrics)
+    with atomic.whole(self._metrics) as temporary:
+      temporary.write_text("".join(kept))
 
   def _report(self) -> None:
     """Prints what the server waits for, once it has waited for a while."""

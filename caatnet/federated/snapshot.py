@@ -1,20 +1,18 @@
 """State of a federated server on disk.
 
-A snapshot is one file, replaced as a whole: written next to it, synced and
-renamed, so that the path always names a complete state. `service.py` writes one
-at the start of each round, before a client receives its work.
+A snapshot is one file, replaced as a whole (`caatnet.atomic`). `service.py`
+writes one at the start of each round, before a client receives its work.
 """
 
 from collections.abc import Mapping
 import dataclasses
-import io
 import json
-import os
 import pathlib
 from typing import Any
 
 import numpy as np
 
+from caatnet import atomic
 from caatnet.data.arrays import read_npz
 from caatnet.federated.server import Member, Rules, Server
 
@@ -47,19 +45,8 @@ def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
       for i, data in enumerate(state.differences)
     },
   }
-  data = io.BytesIO()
-  np.savez(data, **arrays)
-  beside = path.with_name(path.name + ".new")
-  with open(beside, "wb") as file:
-    file.write(data.getbuffer())
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(beside, path)
-  folder = os.open(path.parent, os.O_RDONLY)
-  try:
-    os.fsync(folder)
-  finally:
-    os.close(folder)
+  with atomic.whole(path) as temporary:
+    np.savez(temporary, **arrays)
 
 
 def read(path: pathlib.Path, rules: Rules) -> Server | None:

@@ -13,6 +13,7 @@ import pathlib
 
 import numpy as np
 
+from caatnet import atomic
 from caatnet.serving import weights_file
 from caatnet.serving.experts import Entry
 
@@ -77,7 +78,7 @@ class Router:
 
   def write(self, folder: str | os.PathLike[str]) -> None:
     """Writes the router to `FILE` in a folder, atomically."""
-    with weights_file.whole(pathlib.Path(folder) / FILE) as temporary:
+    with atomic.whole(pathlib.Path(folder) / FILE) as temporary:
       weights_file.write(
         temporary, {"weights": self.weights, "bias": self.bias},
         {"kinds": json.dumps(self.kinds)},

@@ -7,21 +7,21 @@ another process truncates ends this process by SIGBUS. Unlike
 Source of the format: huggingface.co/docs/safetensors.
 """
 
-from collections.abc import Iterator, Mapping
-import contextlib
+from collections.abc import Mapping
 import dataclasses
 import hashlib
 import json
 import math
 import os
 import pathlib
-import secrets
 import struct
 from typing import Any
 import weakref
 
 import ml_dtypes
 import numpy as np
+
+from caatnet import atomic
 
 _DTYPES = {
   "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
@@ -188,29 +188,7 @@ def write(
   return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Context that replaces a file atomically by what is written in it.
-
-  `caatnet.train.files.whole` needs the packages of training.
-
-  Args:
-    path: The file.
-
-  Yields:
-    A temporary path. What is written there must be on disk at the end.
-  """
-  temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-  try:
-    yield temporary
-    os.replace(temporary, path)
-  finally:
-    temporary.unlink(missing_ok=True)
-
-
 def replace(path: pathlib.Path, content: bytes) -> None:
   """Replaces a file atomically."""
-  with whole(path) as temporary, open(temporary, "wb") as file:
-    file.write(content)
-    file.flush()
-    os.fsync(file.fileno())
+  with atomic.whole(path) as temporary:
+    temporary.write_bytes(content)

@@ -12,13 +12,14 @@ import importlib.util
 import itertools
 import os
 import pathlib
-import secrets
 import shutil
 import socket
 from typing import IO, Any
 
 from etils import epath
 import jax
+
+from caatnet.atomic import naming, whole
 
 # Modules and packages that read and write files and TensorBoard events, by the
 # scheme of the address. Arrays need none: TensorStore supports both schemes.
@@ -68,49 +69,6 @@ def replace(path: pathlib.Path | epath.Path, text: str) -> None:
     return
   with whole(path) as temporary:
     temporary.write_text(text, encoding="utf-8")
-
-
-@contextlib.contextmanager
-def whole(path: pathlib.Path | epath.Path) -> Iterator[pathlib.Path]:
-  """Context manager that replaces a local file atomically.
-
-  At any time, even if this process is killed or several processes write the
-  file, it has its old or a complete new content. The parent folder is created.
-
-  Args:
-    path: The file.
-
-  Yields:
-    A temporary path with the suffix of ``path``, to be written in the context.
-  """
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  # A unique name, since other processes may be writing the same file.
-  own = f".{path.stem}.{os.getpid()}_{secrets.token_hex(4)}{path.suffix}"
-  temporary = path.with_name(own)
-  try:
-    with naming(path):
-      yield temporary
-    # Without fsync, the file may be empty after a power failure.
-    with open(temporary, "rb") as file:
-      os.fsync(file.fileno())
-    os.replace(temporary, path)
-  finally:
-    temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def naming(path: pathlib.Path | epath.Path | str) -> Iterator[None]:
-  """Context in which errors of the system name a file, such as a full disk's.
-
-  Errors of opened files have no name.
-  """
-  try:
-    yield
-  except OSError as error:
-    if error.errno is not None and error.filename is None:
-      error.filename = os.fspath(path)
-    raise
 
 
 def check_new(path: pathlib.Path) -> None:

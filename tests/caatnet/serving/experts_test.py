@@ -191,17 +191,3 @@ def test_tensors_that_overlap_or_leave_gaps_are_refused(tmp_path, offsets):
   path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
   with pytest.raises(ValueError, match="a has wrong offsets"):
     weights_file.WeightsFile(path).header()
-
-
-def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
-  path = tmp_path / "file"
-  weights_file.replace(path, b"old")
-
-  def fail(temporary):
-    temporary.write_text("half of the n")
-    raise OSError("No space left on device")
-
-  with pytest.raises(OSError), weights_file.whole(path) as temporary:
-    fail(temporary)
-  assert path.read_bytes() == b"old"
-  assert list(tmp_path.iterdir()) == [path]

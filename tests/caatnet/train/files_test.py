@@ -1,9 +1,7 @@
 """Properties of a run's folder: valid after any kill, one trainer at a time."""
 
 import asyncio
-import concurrent.futures
 import contextlib
-import errno
 import itertools
 import os
 import pathlib
@@ -30,18 +28,6 @@ from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.linear_model_test import facts
 
 ROOT = pathlib.Path(__file__).parents[3]
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(("error", "name"), [
-  (OSError(errno.ENOSPC, "full"), "here"),
-  (OSError(errno.ENOSPC, "full", "there"), "there"),
-  (OSError("no error of the system"), None),
-])
-def test_error_of_the_system_names_its_file(error, name):
-  with pytest.raises(OSError) as raised, files.naming("here"):
-    raise error
-  assert raised.value.filename == name
 
 
 class Killed(BaseException):
@@ -129,24 +115,6 @@ def test_reading_a_run_writes_nothing(finished):
     checkpointer.restore_params(abstract.params, abstract.outer)
     checkpointer.close()
   assert not seen
-
-
-def test_concurrent_writers_of_a_file_leave_one_whole_text(tmp_path):
-  """Checks that neither fails, no reader sees a part, and no file is left."""
-  path, texts = tmp_path / "new" / "file", [c * 300_000 for c in "ab"]
-  files.replace(path, texts[0])
-
-  def write(text):
-    for _ in range(40):
-      files.replace(path, text)
-
-  with concurrent.futures.ThreadPoolExecutor(2) as writers:
-    written = [writers.submit(write, text) for text in texts]
-    while not all(job.done() for job in written):
-      assert path.read_text() in texts
-  for job in written:
-    job.result()
-  assert [x.name for x in path.parent.iterdir()] == ["file"]
 
 
 LIVE = """

@@ -1,0 +1,60 @@
+"""Atomic replacement of local files."""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import pathlib
+import secrets
+
+
+@contextlib.contextmanager
+def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+  """Context manager that replaces a local file atomically.
+
+  At any time, even if this process is killed or several processes write the
+  file, it has its old or a complete new content, which is on disk when the
+  context ends. The parent folder is created.
+
+  Args:
+    path: The file.
+
+  Yields:
+    A temporary path with the suffix of ``path``, to be written in the context.
+  """
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  # A unique name, since other processes may be writing the same file.
+  own = f".{path.stem}.{os.getpid()}_{secrets.token_hex(4)}{path.suffix}"
+  temporary = path.with_name(own)
+  try:
+    with naming(path):
+      yield temporary
+    # Without fsync, the file may be empty after a power failure.
+    _sync(temporary)
+    os.replace(temporary, path)
+    _sync(path.parent)
+  finally:
+    temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Context in which errors of the system name a file, such as a full disk's.
+
+  Errors of opened files have no name.
+  """
+  try:
+    yield
+  except OSError as error:
+    if error.errno is not None and error.filename is None:
+      error.filename = os.fspath(path)
+    raise
+
+
+def _sync(path: pathlib.Path) -> None:
+  """Waits until a file, or the names of a folder, are on disk."""
+  opened = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(opened)
+  finally:
+    os.close(opened)

@@ -1,0 +1,57 @@
+"""Properties of files that are replaced atomically."""
+
+import concurrent.futures
+import errno
+
+import pytest
+
+from caatnet import atomic
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("error", "name"), [
+  (OSError(errno.ENOSPC, "full"), "here"),
+  (OSError(errno.ENOSPC, "full", "there"), "there"),
+  (OSError("no error of the system"), None),
+])
+def test_error_of_the_system_names_its_file(error, name):
+  with pytest.raises(OSError) as raised, atomic.naming("here"):
+    raise error
+  assert raised.value.filename == name
+
+
+def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
+  path = tmp_path / "file.npz"
+  path.write_text("old")
+
+  def write():
+    with atomic.whole(path) as temporary:
+      assert temporary.suffix == path.suffix
+      temporary.write_text("half of the n")
+      raise OSError(errno.ENOSPC, "No space left on device")
+
+  with pytest.raises(OSError, match="No space left") as raised:
+    write()
+  assert raised.value.filename == str(path)
+  assert path.read_text() == "old"
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_concurrent_writers_of_a_file_leave_one_whole_text(tmp_path):
+  """Checks that neither fails, no reader sees a part, and no file is left."""
+  path, texts = tmp_path / "new" / "file", [c * 300_000 for c in "ab"]
+
+  def write(text, times):
+    for _ in range(times):
+      with atomic.whole(path) as temporary:
+        temporary.write_text(text)
+
+  write(texts[0], 1)
+
+  with concurrent.futures.ThreadPoolExecutor(2) as writers:
+    written = [writers.submit(write, text, 40) for text in texts]
+    while not all(job.done() for job in written):
+      assert path.read_text() in texts
+  for job in written:
+    job.result()
+  assert [x.name for x in path.parent.iterdir()] == ["file"]
