@@ -45,8 +45,6 @@ from caatnet.federated.events import (
   Update,
 )
 
-STRAGGLERS = ("wait", "drop", "late")
-
 
 class Arithmetic(Protocol):
   """Computations on vectors; `arithmetic.py` has the one of real runs."""
@@ -70,9 +68,9 @@ class Arithmetic(Protocol):
     ...
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-  """Constants of a run.
+  """Constants of a run, most of which are keys of ``config.federated``.
 
   Attributes:
     clients: N; clients have the ids 0 to N - 1.
@@ -94,15 +92,15 @@ class Rules:
   clients: int
   per_round: int
   rounds: int
-  digest: str = ""
-  seed: int = 0
-  sampling: str = "uniform"
-  weights: str = "examples"
-  stragglers: str = "wait"
-  deadline_s: float = 60.0
-  reconnect_s: float = 5.0
-  patience: int = 0
-  least_gain: float = 0.0
+  digest: str
+  seed: int
+  sampling: str
+  weights: str
+  stragglers: str
+  deadline_s: float
+  reconnect_s: float
+  patience: int
+  least_gain: float
 
   def __post_init__(self) -> None:
     if not 1 <= self.per_round <= self.clients:

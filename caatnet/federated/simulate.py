@@ -25,8 +25,6 @@ import numpy as np
 from caatnet.federated import events, server
 from caatnet.federated.server import Arithmetic, Rules, Server
 
-FAULTS = ("kill", "stop", "cut", "server")
-
 
 class Durations(NamedTuple):
   """Durations of a client's part of a round, in seconds."""
@@ -41,7 +39,7 @@ class Fault(NamedTuple):
 
   Attributes:
     time: Time in seconds.
-    kind: One of `FAULTS`.
+    kind: "kill", "stop", "cut" or "server"; see the head of this module.
     client: Id of the client; ignored by "server".
     lasts_s: Time until the process runs, or the connection is there, again.
   """

@@ -13,6 +13,7 @@ from caatnet.federated.local import LocalTrainer, proximal
 from caatnet.federated.splits import Examples
 from caatnet.train.evaluate import put_batch
 from configs.federated import tiny
+from tests.caatnet.federated import numeric
 
 CLIENTS, BATCH = 4, 8
 NUMBERS = (8, 16, 24, 32)  # examples of each client
@@ -68,8 +69,9 @@ def trainers(some):
 
 def run(some, clients, weights, rounds):
   """Returns the parameters after each round."""
-  rules = server.Rules(
-    CLIENTS, CLIENTS, rounds, some.vectors.digest, weights=weights
+  rules = numeric.rules(
+    clients=CLIENTS, per_round=CLIENTS, rounds=rounds,
+    digest=some.vectors.digest, weights=weights,
   )
   arithmetic = some.arithmetic
   state, found = server.initial(some.vectors.initial(), arithmetic), []

@@ -27,8 +27,10 @@ EXAMPLES = (1, 2, 3, 4)
 
 def rules(**changes):
   return server.Rules(**{
-    "clients": 4, "per_round": 4, "rounds": 6, "stragglers": "wait",
-    "deadline_s": 8.0, "reconnect_s": 3.0, **changes,
+    "clients": 4, "per_round": 4, "rounds": 6, "digest": "", "seed": 0,
+    "sampling": "uniform", "weights": "examples", "stragglers": "wait",
+    "deadline_s": 8.0, "reconnect_s": 3.0, "patience": 0, "least_gain": 0.0,
+    **changes,
   })
 
 
