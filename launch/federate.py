@@ -32,6 +32,7 @@ def main() -> None:
   from caatnet.config import federated
   from caatnet.federated import processes, report, run
   from caatnet.show import render
+  from parallel.elastic.transport.handshake import format_address
 
   if (FLAGS.role == "client") != bool(FLAGS.server) or (
     (FLAGS.role == "client") != (FLAGS.client is not None)
@@ -48,7 +49,7 @@ def main() -> None:
   with run.serving(
     federation, folder, (FLAGS.host, FLAGS.port), swarms.security()
   ) as service:
-    address = "{}:{}".format(*service.address)
+    address = format_address(service.address)
     print(f"server at {address}", flush=True)
     if FLAGS.role == "all" and not service.state.finished:
       command = [sys.executable, "-m", "launch.federate", *sys.argv[1:],

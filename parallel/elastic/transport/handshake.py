@@ -239,6 +239,17 @@ def parse_address(key: str, text: str, least: int = 0) -> Address:
   return match[1] or match[2], int(match[3])
 
 
+def format_address(address: Address) -> str:
+  """Returns HOST:PORT, as `parse_address` reads it.
+
+  Example:
+    >>> format_address(("::1", 7000))
+    '[::1]:7000'
+  """
+  host, port = address
+  return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def from_files(
   token: str = "", certificate: str = "", key: str = "", authority: str = ""
 ) -> Security:
