@@ -28,6 +28,7 @@ from parallel.elastic.transport.handshake import (
   Scope,
   Security,
   dial,
+  format_address,
 )
 
 _DIAL_S = 2.0
@@ -131,6 +132,8 @@ class Client:
     """
     self._client, self._trainer, self._codecs = client, trainer, codecs
     self._address, self._security = address, security
+    # The same id on each connection shows that this process has reconnected.
+    self._sender = ids.make(("127.0.0.1", 1), security.identity)
     self._alone_s, self._say = alone_s, say
     self._events: queue.Queue[Any] = queue.Queue()
     self._waiting: list[Any] = []  # events that training has looked at
@@ -189,9 +192,9 @@ class Client:
         return
       except OSError as error:
         if time.monotonic() - lost > self._alone_s:
-          host, port = self._address
           self._events.put(_Failed(
-            f"no server at {host}:{port} for {self._alone_s:g} s: {error}"
+            f"no server at {format_address(self._address)} for "
+            f"{self._alone_s:g} s: {error}"
           ))
           return
       self._ended.wait(_AGAIN_S)
@@ -202,9 +205,7 @@ class Client:
     Raises:
       OSError: There is no connection.
     """
-    request = Request(
-      Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), messages.NAME
-    )
+    request = Request(Purpose.CONTROL, 0, 0, self._sender, messages.NAME)
     size = 4 * self._trainer.num_params
     with dial(
       self._address, request, self._security, Scope(), _DIAL_S

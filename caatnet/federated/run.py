@@ -61,10 +61,16 @@ def client(
     security: Token and TLS settings.
 
   Raises:
-    ValueError: The address has another form, or the server is not there or
-      refuses the client.
+    ValueError: The address has another form, the run has no client with this
+      id, or the server is not there or refuses the client.
   """
   address = parse_address("--server=", server, 1)
+  last = federation.section.clients - 1
+  if number > last:
+    raise ValueError(
+      f"--client={number} must be at most {last}: config.federated.clients is "
+      f"{last + 1}"
+    )
   trainer = federation.trainer(number)
   trainer.warm_up()
   return Client(

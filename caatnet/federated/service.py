@@ -28,12 +28,14 @@ from caatnet import atomic
 from caatnet.federated import events, messages, server, snapshot
 from caatnet.federated.messages import Received
 from caatnet.federated.server import Arithmetic, Rules, Server
+from parallel.elastic.membership.messages import Id
 from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.handshake import (
   Address,
   Purpose,
   Request,
   Security,
+  format_address,
 )
 from parallel.elastic.transport.listener import Listener, Offer
 
@@ -88,8 +90,11 @@ class Service:
     self._rules, self._arithmetic, self._decode = rules, arithmetic, decode
     self._silence_s, self._say = silence_s, say
     self.workdir = workdir
-    self._events: queue.Queue[tuple[Channel, Any]] = queue.Queue(_MOST_EVENTS)
+    self._events: queue.Queue[tuple[Channel, Id, Any]] = queue.Queue(
+      _MOST_EVENTS
+    )
     self._channels: dict[int, Channel] = {}
+    self._senders: dict[int, Id] = {}  # ids of the clients' processes
     self._clocks: dict[int, str] = {}
     self._sent: dict[int, float] = {}  # time of each client's last `Work`
     self._counted: dict[int, tuple[int, int]] = {}  # bytes of ended channels
@@ -110,7 +115,7 @@ class Service:
       self._listener = Listener(messages.NAME, security, address)
     except OSError as error:
       raise ValueError(
-        f"cannot listen at {address[0]}:{address[1]}: {error}"
+        f"cannot listen at {format_address(address)}: {error}"
       ) from error
     self.address = self._listener.address
 
@@ -143,7 +148,6 @@ class Service:
 
   def _meet(self, sock: socket.socket, request: Request) -> None:
     """Receives a connection's messages, in a thread of the listener."""
-    del request
     size = self.state.params.nbytes
     channel = Channel(
       sock, messages.FROM_CLIENT, self._silence_s, ends_silent=True,
@@ -155,15 +159,15 @@ class Service:
 
     def take(message: Any) -> None:
       for event in assembler.take(message):
-        self._events.put((channel, event))
+        self._events.put((channel, request.sender, event))
 
     try:
       channel.run(take)
     except (OSError, ValueError) as error:
       reason = channel.reason or str(error) or type(error).__name__
-      self._events.put((channel, _Ended(reason)))
+      self._events.put((channel, request.sender, _Ended(reason)))
 
-  def _take(self, channel: Channel, event: Any) -> None:
+  def _take(self, channel: Channel, sender: Id, event: Any) -> None:
     """Processes one event of a connection."""
     known = {c: k for k, c in self._channels.items()}
     client = known.get(channel)
@@ -172,24 +176,40 @@ class Service:
         self._say(f"client {client} has no connection: {event.reason}")
         self._lose(client)
     elif isinstance(event.message, messages.Connected):
-      self._connect(channel, event.message)
+      self._connect(channel, sender, event.message)
     elif client is not None:
       self._receive(client, event)
 
-  def _connect(self, channel: Channel, hello: messages.Connected) -> None:
-    """Registers a connection under its client's id."""
-    client = hello.client
-    if client in self._channels:
+  def _connect(
+    self, channel: Channel, sender: Id, hello: messages.Connected
+  ) -> None:
+    """Registers a connection under its client's id.
+
+    The handshake has proven that the sender's process owns the sender's id.
+    """
+    client, old = hello.client, self._channels.get(hello.client)
+    if old is not None:
+      silent_s = time.monotonic() - old.last_received
+      if sender != self._senders[client] and silent_s < self._silence_s / 2:
+        self._refuse(
+          channel, f"client {client} is connected from another process"
+        )
+        return
       # A reconnect replaces the old connection, which may be half-open.
-      self._channels[client].close("has connected again")
+      old.close("has connected again")
       self._lose(client)
-    self._channels[client] = channel
+    self._channels[client], self._senders[client] = channel, sender
     self._clocks[client] = str(hello.clock)
     self._step(events.Hello(
       client, hello.examples,
       -1 if hello.revision is None else hello.revision, str(hello.digest),
       -1 if hello.retained is None else hello.retained,
     ))
+
+  def _refuse(self, channel: Channel, reason: str) -> None:
+    """Ends a client, which closes the connection."""
+    self._say(f"refused: {reason}")
+    channel.send(messages.End(reason[:400], False))
 
   def _lose(self, client: int) -> None:
     channel = self._channels.pop(client)
@@ -204,7 +224,8 @@ class Service:
     result = event.message
     start = time.monotonic()
     try:
-      delta = self._decode(event.vectors[0], self.state.params.size)
+      (data,) = event.vectors
+      delta = self._decode(data, self.state.params.size)
     except ValueError as error:
       self._say(f"client {client}: {error}")
       delta = np.zeros(0, np.float32)  # refused as of another size
@@ -224,7 +245,7 @@ class Service:
     row = {
       "round": result.round, "client": client,
       "t_tr": result.training_s, "t_te": result.test_s,
-      "t_v": result.validation_s, "payload_up": len(event.vectors[0]),
+      "t_v": result.validation_s, "payload_up": sum(map(len, event.vectors)),
       "loss": result.loss, "test_loss": result.test_loss,
     }
     if one_clock:
@@ -252,9 +273,7 @@ class Service:
         case events.Abandon():
           self._channels[effect.client].send(messages.Abandon(effect.round))
         case events.Refuse():
-          self._say(f"refused: {effect.reason}")
-          channel = self._channels.pop(effect.client)
-          channel.send(messages.End(effect.reason[:400], False))
+          self._refuse(self._channels.pop(effect.client), effect.reason)
         case events.Refused():
           self._say(effect.reason)
         case events.Ended():

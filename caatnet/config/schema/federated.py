@@ -6,6 +6,7 @@ from caatnet.config.schema.fields import (
   DECAY,
   NOT_NEGATIVE,
   POSITIVE,
+  Range,
   field,
   section,
 )
@@ -47,7 +48,8 @@ class Federated:
     "client.", POSITIVE,
   )
   silence_s: float = field(
-    10.0, "Seconds of silence until the server closes a connection.", POSITIVE
+    10.0, "Seconds of silence until the server closes a connection.",
+    Range(0.1, 86_400),
   )
   alone_s: float = field(
     300.0, "Seconds without a server until a client ends.", POSITIVE

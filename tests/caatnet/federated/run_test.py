@@ -54,6 +54,8 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   medians = report.table(service.rows * 20).cells()
   assert [row[0] for row in medians] == ["0"]
 
+  with pytest.raises(ValueError, match="--client=1 must be at most 0"):
+    run.client(federation, 1, "127.0.0.1:1", SECURITY)
   other = federated.build(override(config, "federated.local_steps=3"))
   again = run.serving(other, tmp_path, ("127.0.0.1", 0), SECURITY)
   with pytest.raises(ValueError, match=r"federated\.local_steps=2, this one"):

@@ -156,6 +156,65 @@ class Other(process.Trainer):
   digest = "0b"
 
 
+def test_id_belongs_to_its_process_while_that_is_connected(tmp_path):
+  lines = []
+  with process.service(
+    0, tmp_path, process.rules(), silence_s=1.0, say=lines.append
+  ) as service:
+    threading.Thread(target=service.serve, daemon=True).start()
+
+    def start():
+      found = process.client(0, service.address, say=lines.append)
+
+      def run():
+        try:
+          found.run()
+        except ValueError as error:
+          lines.append(str(error))
+
+      threading.Thread(target=run, daemon=True).start()
+      return found
+
+    def reach(condition):
+      end = time.monotonic() + 10.0
+      while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+    first = start()
+    reach(lambda: 0 in service._channels)
+    channel = service._channels[0]
+    start()
+    reach(lambda: "client 0 is connected from another process" in lines)
+    # The connected client keeps its connection, and can replace it.
+    assert service._channels[0] is channel
+    first._channel.close("cut by the test")
+    reach(lambda: service._channels.get(0, channel) is not channel)
+    # A silent one, such as a half-open connection, can be replaced by any.
+    channel = service._channels[0]
+    start()
+    service._channels[0].last_received -= 0.7
+    reach(lambda: service._channels.get(0, channel) is not channel)
+    service._channels[0].send(messages.End("done", True))
+
+
+class WithoutVector(process.Client):
+  """Sends its first update without a vector."""
+
+  def _send(self, result, data):
+    messages.send(
+      self._channel, result if result.round else result._replace(sizes=()),
+      (data,) if result.round else (),
+    )
+
+
+def test_update_without_its_vector_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(process, "Client", WithoutVector)
+  service, _ = in_threads(tmp_path, process.rules(rounds=2))
+  assert dict(service.state.counts) == {"of another size": 2}
+  assert service.state.revision == 1
+
+
 def test_stranger_is_refused(tmp_path):
   with process.service(0, tmp_path, process.rules(), say=print) as service:
     threading.Thread(target=service.serve, daemon=True).start()
