@@ -182,21 +182,22 @@ class Client:
 
   def _stay_connected(self) -> None:
     """Connects whenever there is no connection; runs in a thread."""
-    lost = time.monotonic()
+    lost, printed = time.monotonic(), ""
     while not self._ended.is_set():
       try:
         self._converse()
-        lost = time.monotonic()
+        lost, printed = time.monotonic(), ""
       except Refused as error:
         self._events.put(_Failed(f"the server refuses: {error}"))
         return
       except OSError as error:
+        where = f"no server at {format_address(self._address)}"
         if time.monotonic() - lost > self._alone_s:
-          self._events.put(_Failed(
-            f"no server at {format_address(self._address)} for "
-            f"{self._alone_s:g} s: {error}"
-          ))
+          self._events.put(_Failed(f"{where} for {self._alone_s:g} s: {error}"))
           return
+        if str(error) != printed:
+          printed = str(error)
+          self._say(f"{where}, tries again: {error}")
       self._ended.wait(_AGAIN_S)
 
   def _converse(self) -> None:

@@ -218,10 +218,14 @@ def test_update_without_its_vector_is_refused(tmp_path, monkeypatch):
 def test_stranger_is_refused(tmp_path):
   with process.service(0, tmp_path, process.rules(), say=print) as service:
     threading.Thread(target=service.serve, daemon=True).start()
-    stranger = process.client(0, service.address, alone_s=0.1)
+    lines = []
+    stranger = process.client(0, service.address, alone_s=2.5, say=lines.append)
     stranger._security = Security(b"some other token")
     with pytest.raises(ValueError, match="another token"):
       stranger.run()
+    # Printed when the first attempt fails, and not at each of the next ones.
+    (line,) = lines
+    assert "tries again: federated ended the handshake: it has another" in line
     assert not service.state.members
 
 
