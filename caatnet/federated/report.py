@@ -25,8 +25,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     name for name in _TIMES if any(row.get(name) is not None for row in shown)
   ]
   return Table(
-    f"{title}, ms; bytes are those of frames on the socket, both models in "
-    "float32 unless coded",
+    f"{title}, ms, and bytes on the socket; models are float32 unless coded",
     [
       *([] if long else ["round"]), "client",
       *(Column(name, name, ",.1f", 1e-3, "-") for name in times),

@@ -189,8 +189,12 @@ class Server:
 
 
 def initial(params: np.ndarray, arithmetic: Arithmetic) -> Server:
-  """Returns the state before the first client connects."""
-  params = np.asarray(params, np.float32)
+  """Returns the state before the first client connects.
+
+  Args:
+    params: Initial parameters, float32 ``[n]``.
+    arithmetic: Computations on vectors.
+  """
   return Server(params, params, arithmetic.init(params))
 
 

@@ -252,6 +252,10 @@ def test_wait_is_described():
   assert "1" not in text.split(";")[0].split("clients")[1].split(",")
   fresh = server.initial(PARAMS, Plain())
   assert "clients 0, 1, 2, 3 to connect" in server.waits(fresh, rules)
+  many = numeric.rules(clients=10, per_round=10)
+  assert "clients 0, 1, 2, 3, 4, 5, 6, 7 and 2 more to connect" in (
+    server.waits(fresh, many)
+  )
 
 
 def test_restarted_server_waits_for_its_clients():

@@ -80,6 +80,15 @@ def test_rounds_over_sockets_equal_the_core(tmp_path):
       assert min(row["t_d"], row["t_u"], row["t_tr"]) >= 0
     assert record["slowest_s"] <= record["duration_s"]
   assert any("round 5: revision 6 from 2 updates" in x for x in lines)
+  # Between machines, whose clocks differ, only the sum of both ways is known.
+  service._clocks[1] = "another boot"
+  result = messages.Result(
+    5, 5, (8,), None, 0, None, None, 0.0, 0.0, 0.0, busy_s=0.25, sent_s=0.0
+  )
+  arrived_s = service._sent[1] + 1.0
+  row = service._times(1, messages.Received(result, (b"8 bytes.",), arrived_s))
+  assert row["t_d + t_u"] == pytest.approx(0.75)
+  assert not {"t_d", "t_u"} & row.keys()
   # The same folder does nothing more.
   with process.service(0, tmp_path, rules, say=lines.append) as again:
     assert again.serve().finished == "6 rounds have ended"
@@ -116,6 +125,56 @@ def test_straggler_follows_differences_that_it_does_not_answer(tmp_path):
   work = messages.Work(9, 9, clients[0].revision - 1, (2,), 0.0)
   assert not clients[0]._apply(work, (b"ab",))
   assert clients[0].revision is None
+
+
+class Gated(process.Trainer):
+  """Waits before it trains; keeps the rounds that it trained for."""
+
+  def __init__(self, client, gate):
+    super().__init__(client)
+    self.rounds, self._gate = [], gate
+
+  def train(self, params, round, stops):
+    self.rounds.append(round)
+    assert self._gate.wait(30)
+    return super().train(params, round, stops)
+
+
+class Down(Exception):
+  """The server ends."""
+
+
+def test_restarted_server_receives_retained_updates(tmp_path):
+  rules = process.rules(per_round=3, rounds=2)
+  opened, gate = threading.Event(), threading.Event()
+  opened.set()
+  trainers = [Gated(k, gate if k == 2 else opened) for k in IDS]
+  lines = []
+
+  def check():
+    if len(first.state.received) == 2:
+      raise Down
+
+  with process.service(0, tmp_path, rules, say=lines.append) as first:
+    threads = [
+      threading.Thread(target=process.client(
+        k, first.address, trainer=trainers[k], say=lines.append
+      ).run, daemon=True) for k in IDS
+    ]
+    for thread in threads:
+      thread.start()
+    with pytest.raises(Down):
+      first.serve(check)
+  gate.set()
+  port = first.address[1]
+  with process.service(port, tmp_path, rules, say=lines.append) as second:
+    second.serve()
+  for thread in threads:
+    thread.join(10.0)
+    assert not thread.is_alive()
+  # Nobody has trained twice for a round.
+  assert [sorted(t.rounds) for t in trainers] == [[0, 1]] * 3
+  np.testing.assert_array_equal(second.state.params, expected(rules).params)
 
 
 class Poison(process.Trainer):
