@@ -37,6 +37,17 @@ def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     temporary.unlink(missing_ok=True)
 
 
+def remove_unfinished(path: str | os.PathLike[str]) -> None:
+  """Removes what killed processes have left while they replaced a file.
+
+  Args:
+    path: The file, which no other process writes now.
+  """
+  path = pathlib.Path(path)
+  for left in path.parent.glob(f".{path.stem}.*_*{path.suffix}"):
+    left.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
   """Context in which errors of the system name a file, such as a full disk's.

@@ -37,7 +37,9 @@ def serving(
   folder = files.folder(workdir, local=True)
   folder.mkdir(parents=True, exist_ok=True)
   with files.lock(folder):
-    records.write_config(folder, federation.config)
+    notice = records.write_config(folder, federation.config)
+    if notice:
+      say(notice)
     params, uplink = federation.vectors.initial(), federation.uplink
     # Compile before clients connect, so that rounds measure no compilation.
     federation.arithmetic.warm_up(params)

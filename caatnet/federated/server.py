@@ -198,13 +198,20 @@ def initial(params: np.ndarray, arithmetic: Arithmetic) -> Server:
   return Server(params, params, arithmetic.init(params))
 
 
-def resumed(state: Server, time: float) -> Server:
-  """Returns a saved state after a restart: no client is connected."""
+def resumed(state: Server, time: float, rules: Rules) -> Server:
+  """Returns a saved state after a restart: no client is connected.
+
+  A run that has ended after its rounds continues if the rules have more.
+  """
+  continues = state.round < rules.rounds and not _is_stale(state, rules)
   members = {
     k: dataclasses.replace(m, connected=False, since=time, working=-1)
     for k, m in state.members.items()
   }
-  return dataclasses.replace(state, members=members, started=None)
+  return dataclasses.replace(
+    state, members=members, started=None,
+    finished="" if continues else state.finished,
+  )
 
 
 def step(
@@ -519,12 +526,17 @@ def _end(
   state = dataclasses.replace(
     state, round=state.round + 1, received=(), refused=(), started=None
   )
-  if rules.patience and state.stale >= rules.patience:
+  if _is_stale(state, rules):
     return _finish(
       state, f"the validation loss has not decreased for {state.stale} rounds",
       effects,
     )
   return _begin(state, time, rules, effects)
+
+
+def _is_stale(state: Server, rules: Rules) -> bool:
+  """Returns whether the loss has not decreased for `Rules.patience` rounds."""
+  return 0 < rules.patience <= state.stale
 
 
 def _merge(

@@ -107,9 +107,11 @@ class Service:
     if saved is None:
       self.state = server.initial(params, arithmetic)
     else:
-      self.state = server.resumed(saved, time.monotonic())
+      self.state = server.resumed(saved, time.monotonic(), rules)
       say(f"resumes round {saved.round} from revision {saved.revision}")
     self._metrics = workdir / METRICS
+    for path in (workdir / STATE, self._metrics):
+      atomic.remove_unfinished(path)
     self._drop_metrics()
     try:
       self._listener = Listener(messages.NAME, security, address)

@@ -282,7 +282,7 @@ class Simulation:
     def start() -> None:
       self._servers += 1
       self._server = self._servers
-      self.state = server.resumed(self._saved, self.time)
+      self.state = server.resumed(self._saved, self.time, self._rules)
       self._step(events.Tick())
 
     self._after(lasts_s, start)

@@ -17,6 +17,7 @@ from caatnet.data.arrays import read_npz
 from caatnet.federated.server import Member, Rules, Server
 
 _SCALARS = ("round", "revision", "started", "best", "stale", "finished")
+_FREE = ("rounds", "reconnect_s")  # rules that a resumed run may change
 
 
 def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
@@ -88,7 +89,7 @@ def _check_rules(
 ) -> None:
   """Raises ValueError if a run would continue with other rules."""
   for name, value in dataclasses.asdict(rules).items():
-    if old.get(name) != value and name != "rounds":
+    if old.get(name) != value and name not in _FREE:
       raise ValueError(
         f"{path} is of a run with {name}={old.get(name)!r}, not {value!r}: "
         "restore this value, or choose another workdir"

@@ -55,3 +55,16 @@ def test_concurrent_writers_of_a_file_leave_one_whole_text(tmp_path):
   for job in written:
     job.result()
   assert [x.name for x in path.parent.iterdir()] == ["file"]
+
+
+def test_files_of_killed_writers_are_removed(tmp_path):
+  path, other = tmp_path / "file.npz", tmp_path / ".files.1_a.npz"
+  other.write_text("of another file")
+  path.write_text("whole")
+  with atomic.whole(path) as temporary:
+    left = temporary.with_name(temporary.name.replace(".file.", ".file.9"))
+    left.write_text("of a process that was killed")
+    temporary.write_text("new")
+  atomic.remove_unfinished(path)
+  assert sorted(tmp_path.iterdir()) == [other, path]
+  assert path.read_text() == "new"

@@ -174,6 +174,20 @@ def test_early_stopping_ends_the_run():
   assert of(events.Stop, effects)
 
 
+def test_ended_run_continues_with_more_rounds():
+  state, rules = start(rounds=1, patience=2)
+  for client in range(4):
+    state, _ = step(
+      state, update(client, loss=1.0, validated=1), rules=rules
+    )
+  assert state.finished == "1 rounds have ended"
+  assert server.resumed(state, 9.0, rules).finished == state.finished
+  more = dataclasses.replace(rules, rounds=2)
+  assert not server.resumed(state, 9.0, more).finished
+  stopped = dataclasses.replace(state, stale=2, finished="early")
+  assert server.resumed(stopped, 9.0, more).finished == "early"
+
+
 class Coded(Plain):
   """Publishes differences rounded to halves, in one byte each."""
 
@@ -235,6 +249,8 @@ def test_snapshot_is_the_state(tmp_path):
       assert [x.tolist() for x in before] == [x.tolist() for x in after]
     else:
       assert before == after, field.name
+  other = dataclasses.replace(rules, rounds=9, reconnect_s=1.0)
+  assert snapshot.read(path, other).round == state.round
   other = dataclasses.replace(rules, seed=5)
   with pytest.raises(ValueError, match="seed=0, not 5"):
     snapshot.read(path, other)
@@ -262,7 +278,7 @@ def test_restarted_server_waits_for_its_clients():
   state, rules = start(stragglers="drop", rounds=10)
   for client in range(4):
     state, _ = step(state, update(client), rules=rules)
-  state = server.resumed(state, 100.0)
+  state = server.resumed(state, 100.0, rules)
   # Much later than every limit, no round has ended.
   state, effects = step(state, events.Tick(), 900.0, rules=rules)
   assert (state.round, state.started, effects) == (1, None, [])

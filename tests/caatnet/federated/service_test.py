@@ -89,9 +89,13 @@ def test_rounds_over_sockets_equal_the_core(tmp_path):
   row = service._times(1, messages.Received(result, (b"8 bytes.",), arrived_s))
   assert row["t_d + t_u"] == pytest.approx(0.75)
   assert not {"t_d", "t_u"} & row.keys()
-  # The same folder does nothing more.
+  # The same folder does nothing more, and holds nothing of killed servers.
+  (tmp_path / ".server.1_ab.npz").touch()
   with process.service(0, tmp_path, rules, say=lines.append) as again:
     assert again.serve().finished == "6 rounds have ended"
+  assert sorted(x.name for x in tmp_path.iterdir()) == [
+    "metrics.jsonl", "server.npz"
+  ]
 
 
 def test_straggler_follows_differences_that_it_does_not_answer(tmp_path):
