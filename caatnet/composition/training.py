@@ -10,7 +10,6 @@ and expert. The same command resumes a stopped sweep.
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import hashlib
 import json
 import math
 from typing import Any
@@ -32,6 +31,7 @@ from caatnet.train import files, loop, records
 
 BASE, UNION, SAME = "base", "union", "same"
 RESULT, LIBRARY = "composition.json", "library"
+COLLECTED = "collected.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,19 +82,14 @@ def run(
   seeds = tuple(seeds) or study.seeds
   _check(config, options, study, seeds)
   warm_up.keep_programs(str(workdir / "programs"))
-  found, messages = kinds.available(
-    options.names, options.count, options.size_bytes, options.least_bytes,
-    config.data.validation_percent, texts,
+  found, messages = _collect(
+    workdir / "text", texts, names=list(options.names), count=options.count,
+    size_bytes=options.size_bytes, least_bytes=options.least_bytes,
+    validation_percent=config.data.validation_percent,
   )
   for name, text in found.items():
     print(f"{name:14}{text.describe()}")
   print(*messages, sep="\n", end="\n" if messages else "")
-  if len(found) < 2:
-    raise ValueError(
-      f"config.kinds.names: this machine has enough text of {len(found)} kinds "
-      "only; lower config.kinds.least_bytes"
-    )
-  _write_texts(found, workdir / "text")
   runs = {
     seed: list(planned(config, options, tuple(found), workdir, seed))
     for seed in seeds
@@ -262,19 +257,40 @@ def _train(one: Planned, mesh: Mapping[str, int] | None) -> bool:
   return result.finished
 
 
-def _write_texts(texts: Mapping[str, Text], folder: epath.Path) -> None:
-  """Writes all corpora as .jsonl files, and checks those of a resumed sweep."""
-  for name, documents in kinds.corpora(texts):
-    lines = [json.dumps({"text": x.decode()}) + "\n" for x in documents]
-    content, path = "".join(lines), folder / f"{name}.jsonl"
-    if not path.exists():
-      files.replace(path, content)
-    elif _digest(path.read_bytes()) != _digest(content.encode()):
-      raise ValueError(
-        f"{path} has another text than this machine, whose files or "
-        "config.kinds have changed; use another --workdir"
-      )
+def _collect(
+  folder: epath.Path, texts: Mapping[str, kinds.Kind] | None, **options: Any
+) -> tuple[dict[str, Text], list[str]]:
+  """Returns `kinds.available`, of a resumed sweep as it was at the start.
 
+  The machine's files may change between starts, for example by an update.
 
-def _digest(content: bytes) -> str:
-  return hashlib.sha256(content).hexdigest()
+  Args:
+    folder: The folder for the corpora, as .jsonl files.
+    texts: Kinds of text by name; None for those of `kinds.KINDS`.
+    **options: Arguments of `kinds.available`.
+
+  Raises:
+    ValueError: There are fewer than two kinds, or the options have changed.
+  """
+  path = folder / COLLECTED
+  if path.exists():
+    collected = records.read_json(path)
+    for name, value in options.items():
+      if collected["options"][name] != value:
+        raise ValueError(
+          f"{path} has text that was collected with "
+          f"{name}={collected['options'][name]}, not {value}; use another "
+          "--workdir"
+        )
+    return kinds.read_corpora(folder, collected["kinds"]), collected["left_out"]
+  found, left_out = kinds.available(**options, kinds=texts)
+  if len(found) < 2:
+    raise ValueError(
+      f"config.kinds.names: this machine has enough text of {len(found)} kinds "
+      "only; lower config.kinds.least_bytes"
+    )
+  kinds.write_corpora(found, folder)
+  records.write_json(  # last: it makes the files complete
+    path, {"kinds": list(found), "left_out": left_out, "options": options}
+  )
+  return found, left_out

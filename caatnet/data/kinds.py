@@ -6,17 +6,20 @@ size. A hash of the content decides which documents are held out, as in
 `caatnet.data.sources`, so a document is on the same side in all kinds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import fnmatch
 import functools
 import gzip
 import hashlib
+import json
 import os
 import pathlib
 import re
 import sysconfig
 import zlib
+
+from etils import epath
 
 from caatnet.data import sources
 
@@ -135,10 +138,7 @@ def read(
     (held if is_held else train).append(document)
   lines = {line for document in train for line in document.splitlines()}
   held = [x for x in held if repeated(x, lines) <= MOST_REPEATED]
-  digest = hashlib.sha256()
-  for document in (*train, *held):
-    digest.update(hashlib.sha256(document).digest())
-  return Text(train, held, digest.hexdigest())
+  return _text(train, held)
 
 
 def repeated(document: bytes, lines: set[bytes]) -> float:
@@ -245,18 +245,45 @@ def _document(path: pathlib.Path) -> bytes | None:
   return content if is_text else None
 
 
-def corpora(
-  texts: Mapping[str, Text]
-) -> Iterator[tuple[str, Sequence[bytes]]]:
-  """Yields names and documents of all corpora of a composition.
+def write_corpora(texts: Mapping[str, Text], folder: epath.Path) -> None:
+  """Writes "KIND.train.jsonl" and "KIND.validation.jsonl" for each kind.
 
-  These are "KIND.train" and "KIND.validation" for each kind, and their unions
-  "union.train" and "union.validation".
+  The unions of all kinds are "union.train.jsonl" and "union.validation.jsonl".
   """
+  folder.mkdir(parents=True, exist_ok=True)
   for side in ("train", "validation"):
     union: list[bytes] = []
     for name, text in texts.items():
       documents = getattr(text, side)
       union += documents
-      yield f"{name}.{side}", documents
-    yield f"union.{side}", union
+      _write_documents(folder / f"{name}.{side}.jsonl", documents)
+    _write_documents(folder / f"union.{side}.jsonl", union)
+
+
+def read_corpora(folder: epath.Path, names: Sequence[str]) -> dict[str, Text]:
+  """Returns the text of kinds that `write_corpora` has written, by name."""
+  texts = {}
+  for name in names:
+    train, held = (
+      [
+        json.loads(line)["text"].encode()
+        for line in (folder / f"{name}.{side}.jsonl").read_text().splitlines()
+      ]
+      for side in ("train", "validation")
+    )
+    texts[name] = _text(train, held)
+  return texts
+
+
+def _write_documents(path: epath.Path, documents: Sequence[bytes]) -> None:
+  path.write_text("".join(
+    json.dumps({"text": x.decode()}) + "\n" for x in documents
+  ))
+
+
+def _text(train: Sequence[bytes], validation: Sequence[bytes]) -> Text:
+  """Returns documents with their hash."""
+  digest = hashlib.sha256()
+  for document in (*train, *validation):
+    digest.update(hashlib.sha256(document).digest())
+  return Text(train, validation, digest.hexdigest())

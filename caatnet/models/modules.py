@@ -17,11 +17,8 @@ class Modules(abc.ABC):
   """Base class of such models, a part of `caatnet.models.protocol.Model`.
 
   The parameters are a dict, name of a module -> its parameters. They are not
-  divided over tensor ranks, of which there is one. A subclass defines `_makers`, and
-  ``stacks`` if some modules are stacks of layers.
-
-  Attributes:
-    dtype: The dtype of activations.
+  divided over tensor ranks, of which there is one. A subclass defines
+  `_makers`, and ``stacks`` if some modules are stacks of layers.
   """
 
   dtype: str

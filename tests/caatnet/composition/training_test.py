@@ -154,11 +154,16 @@ def test_killed_sweep_resumes_with_equal_bits(finished, tmp_path):
     shutil.move(first, workdir)
 
 
-def test_changed_text_is_refused(finished, tmp_path):
-  workdir, texts, _ = finished
+def test_resumed_sweep_has_the_text_of_its_start(finished, tmp_path):
+  """Also if files of the machine have changed; other options are refused."""
+  workdir, texts, result = finished
+  changed = {
+    name: Kind(name, ((str(tmp_path), "*.txt"),)) for name in texts
+  }
+  assert training.run(make_config(), workdir, texts=changed) == result
   config = make_config()
   config.kinds.size_bytes = 25_000
-  with pytest.raises(ValueError, match="has another text than this machine"):
+  with pytest.raises(ValueError, match="with size_bytes=150000, not 25000"):
     training.run(config, workdir, texts=texts)
 
 
