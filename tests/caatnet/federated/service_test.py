@@ -176,7 +176,7 @@ def test_restarted_server_receives_retained_updates(tmp_path):
   for thread in threads:
     thread.join(10.0)
     assert not thread.is_alive()
-  # Nobody has trained twice for a round.
+  # No client has trained twice for a round.
   assert [sorted(t.rounds) for t in trainers] == [[0, 1]] * 3
   np.testing.assert_array_equal(second.state.params, expected(rules).params)
 
