@@ -27,6 +27,7 @@ from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.server.catalog import OneModel
 from caatnet.serving.server.served import Served
 from caatnet.train import files, tokenizer
+from parallel.memory import available
 
 # Ratio of consecutive batch sizes of decodes. Each batch size needs a compiled
 # program per chunk size; a smaller ratio would make the start too slow.
@@ -142,7 +143,7 @@ def free_bytes(device: jax.Device) -> float:
   stats = device.memory_stats() if device.platform != "cpu" else None
   if stats and "bytes_limit" in stats:
     return float(stats["bytes_limit"] - stats["bytes_in_use"])
-  return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+  return float(available.available_bytes())
 
 
 def page_bytes(decoder: Decoder) -> int:

@@ -11,7 +11,7 @@ import resource
 import shutil
 
 from parallel.hardware.tiers import Host
-from parallel.memory import host_memory
+from parallel.memory import available, host_memory
 from parallel.memory.problem import Instant
 
 _CAP_IPC_LOCK = 14  # number of the capability in linux/capability.h
@@ -48,8 +48,9 @@ def check(
     sum(held for tier, held in at.items() if tier in nodes)
     for at in occupied.values()
   ), default=0.0)
-  total, free = _memory()
-  found = _compared("memory", needed, total, free)
+  found = _compared(
+    "memory", needed, available.limit_bytes(), available.available_bytes()
+  )
   for tier in host.tiers:
     if tier.path is not None:
       disk = shutil.disk_usage(pathlib.Path(tier.path).absolute().parent)
@@ -80,18 +81,6 @@ def _compared(
       f"{free / 1e9:.1f} GB are free at the moment"
     ]
   return []
-
-
-def _memory() -> tuple[int, int]:
-  """Returns this machine's memory, and what is available of it, in bytes."""
-  fields = dict(
-    line.split(":") for line in
-    pathlib.Path("/proc/meminfo").read_text().splitlines()
-  )
-  total, free = (
-    1024 * int(fields[key].split()[0]) for key in ("MemTotal", "MemAvailable")
-  )
-  return total, free
 
 
 def _lockable() -> float:

@@ -32,6 +32,7 @@ import numpy as np
 from caatnet.data.arrays import map_npy
 from caatnet.data.graphs import paging
 from parallel import schema
+from parallel.memory import available
 
 SPLITS = ("train", "validation", "test", "none")
 # Dtype of each file's array; features have two dims, the others one.
@@ -123,7 +124,7 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
   graph = Graph(folder, **arrays, meta=meta)
   _check(graph)
   paging.expect_no_order(
-    (graph.features, graph.indices), paging.memory_bytes()
+    (graph.features, graph.indices), available.limit_bytes()
   )
   return graph
 

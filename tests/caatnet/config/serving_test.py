@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 import types
 
 import jax
@@ -13,6 +12,7 @@ from caatnet.config import inference, serving
 from caatnet.config.override import override
 from configs.caatnet import tiny
 from parallel.axes import Axis
+from parallel.memory import available
 from parallel.memory.offload import ON_DEVICE
 
 SMALL = (
@@ -41,9 +41,8 @@ PAGE_BYTES = 8 * 2 * 4 * 4
 
 
 def set_free_memory(monkeypatch, size):
-  """Sets the pages of the host's free memory that the system reports."""
-  there = {"SC_AVPHYS_PAGES": size // 64, "SC_PAGE_SIZE": 64}
-  monkeypatch.setattr(os, "sysconf", there.__getitem__)
+  """Sets the available memory that the system reports."""
+  monkeypatch.setattr(available, "available_bytes", lambda: size)
 
 
 def test_cache_of_a_batch_has_pages_for_its_contexts():

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from parallel.hardware.tiers import HOSTS
-from parallel.memory import preflight
+from parallel.memory import available, preflight
 from parallel.memory.problem import INSTANTS
 
 DRAM = HOSTS["large-dram"]
@@ -37,7 +37,7 @@ def test_bytes_that_no_machine_has_are_an_error(tmp_path):
 
 
 def test_bytes_that_are_not_free_are_a_warning(tmp_path):
-  total, free = preflight._memory()
+  total, free = available.limit_bytes(), available.available_bytes()
   assert 0 < free < total
   assert preflight.check(here(), held(0.1 * free), 0.0) == []
   (warning,) = preflight.check(here(), held(total), 0.0)
@@ -52,6 +52,6 @@ def test_bytes_that_are_not_free_are_a_warning(tmp_path):
 
 def test_the_larger_instant_counts():
   first, second = INSTANTS
-  free = preflight._memory()[1]
+  free = available.available_bytes()
   occupied = {first: {"dram": 0.0}, second: {"dram": 1.01 * free}}
   assert len(preflight.check(here(), occupied, 0.0)) == 1
