@@ -1,9 +1,9 @@
 """Builder of ``config.memory``: the update of a step, and its memory.
 
-Of a file of ``launch.place``, a run executes the tiers of master weights and
-moments, and which layers save which activations on the device or on the host.
-`unexecuted` names the rest: XLA has one kind of pinned memory, of any NUMA
-node, and weights stay on the device.
+Of a file of ``launch.place``, a run executes the tiers of master weights,
+moments and gradients, and which layers save which activations on the device or
+on the host. `unexecuted` names the rest: XLA has one kind of pinned memory, of
+any NUMA node, and weights stay on the device.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ import ml_collections
 from caatnet.config.schema import optimizer as schema
 from caatnet.config.schema import tree
 from caatnet.config.schema.memory import PLACEMENT, Memory
-from caatnet.train.update import ARRAYS, DeviceUpdate, HostUpdate
+from caatnet.train.update import STATE, DeviceUpdate, HostUpdate
 from parallel import schema as files
 from parallel.memory.host_optimizer import AdamW
 from parallel.memory.offload import ON_DEVICE, ON_HOST, Activations
@@ -79,7 +79,6 @@ def unexecuted(section: Memory) -> str:
   on_host = section.optimizer == "host"
   reasons = {
     "weights": "on the device",
-    "gradients": "in memory of any node" if on_host else "on the device",
     "activations": "in pinned memory of any node" if layers
     else f"config.memory.activations={section.activations!r}",
   }
@@ -88,7 +87,7 @@ def unexecuted(section: Memory) -> str:
     reasons |= dict.fromkeys(
       ("master weights", "first moments", "second moments"),
       f"config.memory.moments={section.moments!r}",
-    )
+    ) | {"gradients": "on the device"}
   found = []
   for tensor, shares in _planned(section, "placed").items():
     tiers = [tier for tier in shares if tier != "device"]
@@ -149,7 +148,7 @@ def _placement(section: Memory) -> Mapping[str, Mapping[Tier, float]]:
   """
   planned = (
     _planned(section, "host_optimizer") if section.placement
-    else {name: dict(section.tiers) for name in ARRAYS if section.tiers}
+    else {name: dict(section.tiers) for name in STATE if section.tiers}
   )
   return {
     name: {int(t) if t.isdecimal() else t: x for t, x in shares.items()}

@@ -11,8 +11,9 @@ Checkpoints of both have the same arrays, so a run can change the update, the
 tiers and the number of threads when it resumes. Tiers and threads change no
 bit; the update on the host rounds as optax does outside of `jax.jit`.
 
-The buffer has 12 bytes per parameter; gradients that have arrived take 4 more
-during a step, and a checkpoint 8 until it is written. With several processes,
+The buffer has 12 bytes per parameter, or 16 if gradients have tiers, too;
+gradients that have arrived take 4 more during a step, and a checkpoint 8 until
+it is written. With several processes,
 each updates the shards of its devices on its own tiers: parameters that no
 partition cuts are updated by all, from gradients that the devices have reduced
 and clipped.
@@ -31,16 +32,15 @@ import optax
 from caatnet.program import Program
 from caatnet.train.state import TrainState
 from caatnet.train.step import Metrics, make_gradient_step, make_train_step
-from parallel.memory.host_optimizer import AdamW, HostOptimizer
+from parallel.memory.host_optimizer import ARRAYS, AdamW, HostOptimizer
 from parallel.memory.placed_buffer import Tier
 
 # A compiled program of a step.
 Compiled = Callable[..., Any]
 # First element of a shard, and the element after its last, by dim.
 _Index = tuple[tuple[int, int], ...]
-# Arrays of the host's optimizer. A gradient stays in the memory to which it was
-# copied from the device.
-ARRAYS = ("weights", "first", "second")
+# Arrays of the host's optimizer whose tiers are always chosen.
+STATE = ("weights", "first", "second")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,10 @@ class HostUpdate:
 
   Attributes:
     settings: Hyperparameters, without clipping, which the device does.
-    placement: Array of ``ARRAYS`` -> tier -> fraction of its bytes; arrays that
-      are missing are on the first NUMA node.
+    placement: Array of `parallel.memory.host_optimizer.ARRAYS` -> tier ->
+      fraction of its bytes. Arrays of the state that are missing are on the
+      first NUMA node. Gradients that are missing stay where jax copies them, in
+      memory of any node; others are copied once more, to their tiers.
     num_threads: Largest number of threads; None for all cores.
   """
 
@@ -138,8 +140,12 @@ class HostSteps:
     self._kind = layout.moments
     self._learning_rate = learning_rate
     self.optimizer = HostOptimizer(
-      end, update.settings, update.placement, arrays=ARRAYS,
+      end, update.settings, update.placement,
+      arrays=[x for x in ARRAYS if x in STATE or x in update.placement],
       num_threads=update.num_threads, decayed=decayed,
+    )
+    self._gradients = (
+      self.optimizer.gradients if "gradients" in update.placement else None
     )
 
   def load(self, state: TrainState) -> TrainState:
@@ -179,7 +185,12 @@ class HostSteps:
     host.begin(float(self._learning_rate(host.count)))
     for grad, leaf in zip(grads, self._leaves, strict=True):
       for start, shard in leaf.parts(grad):
-        host.update(start, np.asarray(shard).ravel())  # waits for it
+        gradient = np.asarray(shard).ravel()  # waits for it
+        if self._gradients is not None:
+          placed = self._gradients[start : start + gradient.size]
+          placed[:] = gradient
+          gradient = placed
+        host.update(start, gradient)
       params.append(leaf.array(host.weights))
     host.end()
     return state._replace(

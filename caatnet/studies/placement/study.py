@@ -26,8 +26,8 @@ from parallel.workload import Transformer
 SMALLEST = 1e-6
 # Arrays of the host's optimizer -> tensors of a step.
 _ARRAYS = {
-  "weights": "master weights", "first": "first moments",
-  "second": "second moments",
+  "weights": "master weights", "gradients": "gradients",
+  "first": "first moments", "second": "second moments",
 }
 # The search of the longest context and the largest model ends within 1/64.
 _PARTS = 64
