@@ -54,7 +54,8 @@ class Memory:
   )
   placement: str = field(
     "", "File that launch.place --output has written, with the tiers of master "
-    "weights and moments of the host's optimizer, and what layers save with "
+    "weights, moments and gradients of the host's optimizer, and what layers "
+    "save with "
     'config.memory.activations="placement"; "" for none.'
   )
   policy: str = field(
