@@ -73,7 +73,7 @@ def main() -> int:
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("workdir", "mesh", "cpu_devices", "json", "step"),
-    required=("workdir",),
+    main, required=("workdir",),
+    uses=("workdir", "mesh", "cpu_devices", "json", "step", "programs"),
     changeable=("inference", "parallel.data", "model.max_positions"),
   )

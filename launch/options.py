@@ -120,6 +120,11 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
 flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)
+flags.DEFINE_string(
+  "programs",
+  "~/.cache/caatnet/programs",
+  "Folder of compiled programs; JAX_COMPILATION_CACHE_DIR takes precedence.",
+)
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_string(
   "coordinator", None, "HOST:PORT of process 0, for several processes."
@@ -295,7 +300,7 @@ def _run(
     if FLAGS.help_config:
       return _printed(tree.help_text(FLAGS.config))
     if devices:
-      _set_up_devices()
+      _set_up_devices(keep_programs="programs" in uses)
     code = main() or 0
     sys.stdout.flush()  # fails here if it is a file on a full disk
     return code
@@ -485,8 +490,8 @@ def _one_line(error: BaseException) -> str:
   return f"{text[:half]} [...] {text[-half:]}"
 
 
-def _set_up_devices() -> None:
-  """Imports jax and configures its devices and processes."""
+def _set_up_devices(keep_programs: bool) -> None:
+  """Imports jax and configures its devices, processes and program cache."""
   if FLAGS.cpu_devices:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if FLAGS.config is not None and FLAGS.config.get("kernels") == "interpret":
@@ -499,6 +504,10 @@ def _set_up_devices() -> None:
     logging.set_verbosity(logging.FATAL)
   import jax
 
+  if keep_programs:
+    from caatnet.serving.engine import warm_up
+
+    warm_up.keep_programs(FLAGS.programs)
   if FLAGS.cpu_devices:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", FLAGS.cpu_devices)

@@ -30,9 +30,6 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("name", "", "The model's name; the folder's if unset.")
 flags.DEFINE_string("api_key_file", "", "File with the clients' API key.")
 flags.DEFINE_bool("warm_up", True, "Compile all programs before serving.")
-flags.DEFINE_string("programs", "~/.cache/caatnet/programs", (
-  "Folder of compiled programs; JAX_COMPILATION_CACHE_DIR takes precedence."
-))
 
 
 def main() -> int:
@@ -52,7 +49,6 @@ def main() -> int:
   if FLAGS.config is not None and (FLAGS.name or FLAGS.step is not None):
     raise ValueError("--name and --step have no effect with --config")
   listener = http.bound(FLAGS.host, FLAGS.port)
-  warm_up.keep_programs(FLAGS.programs)
   key = start.key(FLAGS.api_key_file)
   mesh, say = options.mesh(), servers.say
   if FLAGS.config is not None:
@@ -75,5 +71,6 @@ def main() -> int:
 
 if __name__ == "__main__":
   options.run(main, uses=(
-    "workdir", "config", "mesh", "cpu_devices", "step", "host", "port"
+    "workdir", "config", "mesh", "cpu_devices", "step", "host", "port",
+    "programs",
   ), required=(), changeable=("inference", "serving", "model.max_positions"))

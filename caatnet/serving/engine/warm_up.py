@@ -32,6 +32,8 @@ def keep_programs(folder: str) -> None:
   if folder and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     path = pathlib.Path(folder).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(path))
+    # Many small programs take as long as a large one.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def prepare(

@@ -47,6 +47,7 @@ def test_programs_are_kept_in_the_folder_unless_the_environment_names_one(
   monkeypatch, tmp_path
 ):
   before = jax.config.jax_compilation_cache_dir
+  least_s = jax.config.jax_persistent_cache_min_compile_time_secs
   found = []
   try:
     for environment, folder in (
@@ -60,6 +61,7 @@ def test_programs_are_kept_in_the_folder_unless_the_environment_names_one(
       found.append(jax.config.jax_compilation_cache_dir)
   finally:
     jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
   assert found == [before, before, str(tmp_path / "programs")]
 
 
