@@ -3,10 +3,9 @@
   python -m launch.benchmark --config=configs/benchmark/train_step.py
   python -m launch.benchmark --config=configs/benchmark/schedules.py
   python -m launch.benchmark --config=configs/benchmark/kernels.py
-  python -m launch.benchmark --config=configs/benchmark/paged_attention.py
   python -m launch.benchmark --config=configs/benchmark/zero.py --cpu_devices=8
   python -m launch.benchmark --config=configs/benchmark/programs.py
-  python -m launch.benchmark --config=configs/benchmark/coded.py
+  python -m launch.benchmark --config=configs/benchmark/peers.py
   python -m launch.benchmark --config=configs/benchmark/decoding.py
   python -m launch.benchmark --config=configs/benchmark/serving.py
   python -m launch.benchmark --config=configs/benchmark/engine.py
@@ -46,6 +45,7 @@ BODIES = {
     "foreign": ("foreign_programs",),
     "graphs": ("graphs",),
     "memory": ("host_optimizer", "placements"),
+    "peers": ("peers",),
     "planner": ("planner", "planner_memory", "planner_truth"),
     "programs": ("kernels", "paged_attention", "programs"),
     "serving": (

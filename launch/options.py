@@ -505,9 +505,9 @@ def _set_up_devices(keep_programs: bool) -> None:
   import jax
 
   if keep_programs:
-    from caatnet.serving.engine import warm_up
+    from parallel.xla import persistent
 
-    warm_up.keep_programs(FLAGS.programs)
+    persistent.keep_programs(FLAGS.programs)
   if FLAGS.cpu_devices:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", FLAGS.cpu_devices)

@@ -60,7 +60,8 @@ def test_config_builds(name):
   # sequence on one device, and a small expert.
   one = name in (
     "configs.benchmark.decoding", "configs.benchmark.engine",
-    "configs.benchmark.graphs", "configs.benchmark.server",
+    "configs.benchmark.graphs", "configs.benchmark.peers",
+    "configs.benchmark.server",
     "configs.elastic.diloco", "configs.experts.kinds",
     "configs.federated.tiny",
     "configs.memory.7b_long",

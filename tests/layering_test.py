@@ -323,6 +323,7 @@ RULES = {
       "caatnet.serving",
       "caatnet.show",
       "caatnet.train",
+      "parallel.xla.persistent",
     ),
     ("flax", "absl", "pydantic"),
   ),
@@ -362,7 +363,7 @@ RULES = {
   "launch.options": (
     (
       "caatnet.commands", "caatnet.config.schema", "launch.full_disks",
-      "launch.overriding", "launch.processes",
+      "launch.overriding", "launch.processes", "parallel.xla.persistent",
     ),
     ("flax", "orbax"),
   ),

@@ -25,9 +25,9 @@ from caatnet.config.schema import tree
 from caatnet.config.schema.kinds import Kinds
 from caatnet.data import kinds
 from caatnet.data.kinds import Text
-from caatnet.serving.engine import warm_up
 from caatnet.show import render
 from caatnet.train import files, loop, records
+from parallel.xla import persistent
 
 BASE, UNION, SAME = "base", "union", "same"
 RESULT, LIBRARY = "composition.json", "library"
@@ -81,7 +81,7 @@ def run(
   study = take_sweep(config)
   seeds = tuple(seeds) or study.seeds
   _check(config, options, study, seeds)
-  warm_up.keep_programs(str(workdir / "programs"))
+  persistent.keep_programs(str(workdir / "programs"))
   found, messages = _collect(
     workdir / "text", texts, names=list(options.names), count=options.count,
     size_bytes=options.size_bytes, least_bytes=options.least_bytes,

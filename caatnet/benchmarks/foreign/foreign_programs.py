@@ -5,12 +5,10 @@ registry, and their texts are read here. Projects that need another version of a
 package have an environment of their own, the others share one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 import importlib
 import json
 import pathlib
-import shutil
-import subprocess
 import sys
 import tempfile
 from typing import Any
@@ -20,7 +18,7 @@ import numpy as np
 
 from caatnet.benchmarks.foreign import sharded_step
 from caatnet.benchmarks.foreign.closed_forms import PROGRAMS, Sends
-from caatnet.benchmarks.harness import timing
+from caatnet.benchmarks.harness import environments, timing
 from caatnet.show.render import table
 from parallel.checks import known
 from parallel.xla import reading
@@ -75,17 +73,7 @@ def environment(
     ValueError: pip cannot install the packages.
   """
   name, packages = _environment(project)
-  made = folder / name
-  done = made / "installed"
-  if not done.exists():
-    shutil.rmtree(made, ignore_errors=True)
-    _execute([python, "-m", "venv", str(made)])
-    _execute([
-      str(made / "bin/python"), "-m", "pip", "install", "-q",
-      "--disable-pip-version-check", *packages,
-    ])
-    done.write_text("\n".join(packages))
-  return made / "bin/python"
+  return environments.create(folder / name, packages, python)
 
 
 def _environment(project: str) -> tuple[str, list[str]]:
@@ -117,7 +105,7 @@ def read(
   """
   with tempfile.TemporaryDirectory() as folder:
     file = _HERE / f"with_{project}.py"
-    _execute([
+    environments.execute([
       str(python), str(_HERE / "run_program.py"), folder, str(file), name,
       *[fault] * bool(fault),
     ])
@@ -208,18 +196,6 @@ def _facts(e: Executed) -> tuple[Any, ...]:
 
 def _module(project: str) -> Any:
   return importlib.import_module(f"caatnet.benchmarks.foreign.with_{project}")
-
-
-def _execute(command: Sequence[str]) -> None:
-  try:
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-  except OSError as error:
-    raise ValueError(f"{command[0]}: {error.strerror}") from error
-  if ended.returncode:
-    lines = ended.stderr.strip().splitlines() or ["no message"]
-    # pip's own last line may be a notice; pyenv's first line is its error.
-    last = next((x for x in reversed(lines) if "error" in x.lower()), lines[0])
-    raise ValueError(f"{' '.join(command)[:200]}: {last}")
 
 
 def _print(result: Mapping[str, Any]) -> None:

@@ -61,7 +61,9 @@ def run(config: Any) -> dict[str, Any]:
   with contextlib.ExitStack() as stack:
     ask, facts = None, None
     if options.rival:
-      ask, facts = stack.enter_context(_rival(config))
+      ask, facts = stack.enter_context(
+        hugging_face("config.benchmark.rival", options.rival, config)
+      )
     for batch in options.batches:
       rows.append(_measure(config, batch, ask))
   _print(rows, facts)
@@ -80,7 +82,7 @@ def _measure(
   asked = {"batch": batch, "prompt": options.prompt, "tokens": options.tokens}
   programs = _programs(made, decoder)
   measures: dict[str, Callable[[], Any]] = {
-    "ours": lambda: _generate(decoder, config.model.vocab_size, asked)
+    "ours": lambda: generate(decoder, config.model.vocab_size, asked)
   }
   if ask is not None:
     measures["rival"] = functools.partial(ask, asked)
@@ -108,7 +110,7 @@ def _measure(
   return row
 
 
-def _generate(
+def generate(
   decoder: Decoder, vocab_size: int, asked: dict[str, int]
 ) -> dict[str, float]:
   """Continues random prompts; returns tokens per second and total seconds."""
@@ -279,8 +281,15 @@ def _parts(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _rival(config: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
+def hugging_face(
+  key: str, python: str, config: Any
+) -> Iterator[tuple[Callable[[Any], Any], Any]]:
   """Starts Hugging Face's model of the same sizes in a separate Python.
+
+  Args:
+    key: Config key that names the Python, for errors.
+    python: Python with torch and transformers.
+    config: Config of the benchmark, with the lengths of prompts and responses.
 
   Yields:
     Function that times one round, and facts about the libraries.
@@ -290,21 +299,25 @@ def _rival(config: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
   script = pathlib.Path(__file__).with_name("hugging_face.py")
   # -P: the script's directory is not searched for modules to import.
   with processes.answering(
-    "config.benchmark.rival", [options.rival, "-P", str(script)],
-    "torch and transformers",
+    key, [python, "-P", str(script)], "torch and transformers"
   ) as ask:
     yield ask, ask({
       "threads": options.threads,
-      "model": {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.width,
-        "intermediate_size": model.ffn_width,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads,
-        "max_position_embeddings": options.prompt + options.tokens,
-      },
+      "model": llama_sizes(model, options.prompt + options.tokens),
     })
+
+
+def llama_sizes(model: Any, positions: int) -> dict[str, int]:
+  """Returns the arguments of transformers' ``LlamaConfig``."""
+  return {
+    "vocab_size": model.vocab_size,
+    "hidden_size": model.width,
+    "intermediate_size": model.ffn_width,
+    "num_hidden_layers": model.num_layers,
+    "num_attention_heads": model.num_heads,
+    "num_key_value_heads": model.num_kv_heads,
+    "max_position_embeddings": positions,
+  }
 
 
 def _print(rows: list[dict[str, Any]], facts: Any) -> None:

@@ -35,6 +35,7 @@ from caatnet.serving.server.served import Served
 from caatnet.show import tables
 from caatnet.studies.serving import composition
 from parallel.memory.slots import Slots
+from parallel.xla import persistent
 
 # Folder of compiled programs, as of launch.serve.
 _PROGRAMS = "~/.cache/caatnet/programs"
@@ -60,7 +61,7 @@ def run(config: Any) -> dict[str, Any]:
       f"{given.tokens} exceed config.inference.context="
       f"{config.inference.context}"
     )
-  warm_up.keep_programs(_PROGRAMS)
+  persistent.keep_programs(_PROGRAMS)
   served = experts.build(setup.without_benchmark(config))
   real = served.engine.executor
   bench = _Bench(config, served)

@@ -7,11 +7,8 @@ steps write nothing, and the tokens that they draw are dropped.
 
 from collections.abc import Callable, Iterator
 import itertools
-import os
-import pathlib
 from typing import Any
 
-import jax
 import numpy as np
 
 from caatnet.inference import batches, buckets
@@ -21,19 +18,6 @@ from caatnet.inference.decoder import Decoder
 from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor, of_one_replica
 from caatnet.serving.engine.engine import tune_gc
-
-
-def keep_programs(folder: str) -> None:
-  """Enables jax's persistent compilation cache, unless the environment sets it.
-
-  Args:
-    folder: Directory of the cache; "" for none.
-  """
-  if folder and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    path = pathlib.Path(folder).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    # Many small programs take as long as a large one.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def prepare(

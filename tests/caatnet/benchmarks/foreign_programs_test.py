@@ -47,9 +47,10 @@ def test_every_project_has_its_file_and_packages():
 
 
 def test_environment_is_made_once(tmp_path):
-  for name in ("shared", "ringattention"):
+  for project in ("flax", "ringattention"):
+    name, packages = foreign_programs._environment(project)
     (tmp_path / name).mkdir()
-    (tmp_path / name / "installed").touch()
+    (tmp_path / name / "installed").write_text("\n".join(packages))
   for project, name in (("flax", "shared"), ("ringattention", "ringattention")):
     made = foreign_programs.environment(project, tmp_path, "no such python")
     assert made == tmp_path / name / "bin/python"

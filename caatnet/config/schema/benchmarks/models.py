@@ -272,6 +272,43 @@ class TrainStep:
 
 
 @section
+class Peers:
+  """Training steps and decoding compared with other projects' ones."""
+
+  rounds: int = field(3, ROUNDS, COUNT)
+  steps: int = field(2, "Training steps of a round.", COUNT)
+  variants: tuple[tuple[str, str], ...] = field(
+    (
+      ("r=1", "parallel.tensor=1"),
+      ("r=1, unrolled", "parallel.tensor=1 model.unroll=8"),
+      ("r=8 lanes, p=1", "parallel.tensor=8"),
+      ("r=8 lanes, p=.5", "parallel.tensor=8 sync.p=0.5"),
+    ),
+    "Label and overrides of each of our training steps.",
+  )
+  batches: tuple[int, ...] = field(
+    (1, 16, 64), "Sequences that are decoded together.", COUNT
+  )
+  prompt: int = field(64, PROMPT, COUNT)
+  tokens: int = field(64, TOKENS, COUNT)
+  threads: int = field(2, "Threads of torch.", COUNT)
+  python: str = field(
+    "", 'Python with torch and transformers; "" makes an environment with '
+    "`packages`.",
+  )
+  packages: tuple[str, ...] = field(
+    ("torch", "transformers"), "Requirements of that environment, for pip."
+  )
+  folder: str = field(
+    ".cache/peers", "Folder of the environment, which is made once."
+  )
+  nanodo: str = field(
+    "", "Checkout of https://github.com/google-deepmind/nanodo, which is in no "
+    'package registry; "" for none.',
+  )
+
+
+@section
 class ZeroStep:
   """Partitioned step compared with XLA's automatic partitioning."""
 

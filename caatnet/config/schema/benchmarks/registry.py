@@ -25,6 +25,7 @@ BENCHMARKS = {
   "moments": swarms.Moments,
   "nanobatches": models.Nanobatches,
   "paged_attention": compiled.PagedAttention,
+  "peers": models.Peers,
   "placements": searches.Placements,
   "planner": searches.Planner,
   "planner_memory": searches.PlannerMemory,

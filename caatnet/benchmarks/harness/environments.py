@@ -1,0 +1,49 @@
+"""Environments of other projects' packages, each made once."""
+
+from collections.abc import Sequence
+import pathlib
+import shutil
+import subprocess
+import sys
+
+
+def create(
+  folder: pathlib.Path, packages: Sequence[str], python: str = ""
+) -> pathlib.Path:
+  """Returns the Python of an environment, which is made if it is not there.
+
+  Args:
+    folder: Folder of the environment.
+    packages: Requirements, as pip takes them.
+    python: Python that makes it; "" for this one.
+
+  Raises:
+    ValueError: The Python cannot be run, or pip cannot install the packages.
+  """
+  done, wanted = folder / "installed", "\n".join(packages)
+  if not done.exists() or done.read_text() != wanted:
+    shutil.rmtree(folder, ignore_errors=True)
+    execute([python or sys.executable, "-m", "venv", str(folder)])
+    execute([
+      str(folder / "bin/python"), "-m", "pip", "install", "-q",
+      "--disable-pip-version-check", *packages,
+    ])
+    done.write_text(wanted)
+  return folder / "bin/python"
+
+
+def execute(command: Sequence[str]) -> None:
+  """Runs a command.
+
+  Raises:
+    ValueError: It cannot be run, or fails; with the line that says why.
+  """
+  try:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+  except OSError as error:
+    raise ValueError(f"{command[0]}: {error.strerror}") from error
+  if ended.returncode:
+    lines = ended.stderr.strip().splitlines() or ["no message"]
+    # pip's own last line may be a notice; pyenv's first line is its error.
+    last = next((x for x in reversed(lines) if "error" in x.lower()), lines[0])
+    raise ValueError(f"{' '.join(command)[:200]}: {last}")

@@ -1,0 +1,69 @@
+"""Training steps of nanodo's transformer, for the benchmark of peers.
+
+It runs in a separate process with a checkout of
+https://github.com/google-deepmind/nanodo on its path, and imports nothing of
+this repository. It reads one JSON object per line from stdin and writes one to
+stdout for each: first the sizes of the model and the batch, which are random,
+then for each round the number of steps.
+"""
+
+import json
+import sys
+import time
+
+
+def main() -> None:
+  """Creates the model of stdin's first line; times the steps of the others."""
+  import flax
+  import jax
+  import jax.numpy as jnp
+  from nanodo.model import DoConfig, TransformerDo
+  import optax
+
+  asked = json.loads(sys.stdin.readline())
+  model = TransformerDo(DoConfig(**asked["model"], fsdp_enabled=False))
+  tokens = jax.random.randint(
+    jax.random.key(0), (asked["batch"], asked["length"] + 1), 0,
+    asked["model"]["V"],
+  )
+  params = jax.jit(model.init)(jax.random.key(1), tokens[:, :-1])
+  optimizer = optax.chain(
+    optax.clip_by_global_norm(1.0),
+    optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1),
+  )
+
+  def loss_of(params):
+    return optax.softmax_cross_entropy_with_integer_labels(
+      model.apply(params, tokens[:, :-1]), tokens[:, 1:]
+    ).mean()
+
+  def step(params, state):
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  step = jax.jit(step, donate_argnums=(0, 1))
+  held = [params, jax.jit(optimizer.init)(params)]
+  answer({
+    "name": f"nanodo, flax {flax.__version__}, jax {jax.__version__}",
+    "num_params": sum(x.size for x in jax.tree.leaves(params)),
+  })
+  for line in sys.stdin:
+    count = json.loads(line)["steps"]
+    start = time.perf_counter()
+    for _ in range(count):
+      *held[:], loss = step(*held)
+    jax.block_until_ready(held)
+    answer({
+      "seconds": (time.perf_counter() - start) / count,
+      "loss": float(jnp.asarray(loss)),
+    })
+
+
+def answer(value: object) -> None:
+  """Writes a line of JSON."""
+  print(json.dumps(value), flush=True)
+
+
+if __name__ == "__main__":
+  main()

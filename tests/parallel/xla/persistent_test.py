@@ -1,0 +1,27 @@
+"""Persistent compilation cache."""
+
+import jax
+
+from parallel.xla import persistent
+
+
+def test_programs_are_kept_in_the_folder_unless_the_environment_names_one(
+  monkeypatch, tmp_path
+):
+  before = jax.config.jax_compilation_cache_dir
+  least_s = jax.config.jax_persistent_cache_min_compile_time_secs
+  found = []
+  try:
+    for environment, folder in (
+      ("/elsewhere", "~/programs"), (None, ""), (None, "~/programs"),
+    ):
+      monkeypatch.setenv("HOME", str(tmp_path))
+      monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+      if environment is not None:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", environment)
+      persistent.keep_programs(folder)
+      found.append(jax.config.jax_compilation_cache_dir)
+  finally:
+    jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
+  assert found == [before, before, str(tmp_path / "programs")]
