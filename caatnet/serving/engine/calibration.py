@@ -126,6 +126,7 @@ def _await(executor: DecoderExecutor, copy: Copy) -> float:
   """Runs a copy and returns its seconds."""
   begun = executor.now()
   executor.copy(copy)
-  executor.wait(float("inf"))
+  while not executor.wait(float("inf")):  # until the last part has been moved
+    pass
   jax.block_until_ready(executor.decoder.cache)
   return executor.now() - begun
