@@ -1,4 +1,4 @@
-"""Steps of an executor while a finished cache is copied to the host in parts."""
+"""Steps of an executor while pages are copied to the host in parts."""
 
 import math
 from typing import Any

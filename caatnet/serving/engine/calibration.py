@@ -53,7 +53,8 @@ def calibrate(
   ]
   if shape.paged:
     jobs += [lambda runs=runs: _copies(executor, runs) for runs in fitting]
-    jobs.append(lambda: await_copy(executor, Copy(-1, "within", [0], [0], None)))
+    within = Copy(-1, "within", [0], [0], None)
+    jobs.append(lambda: await_copy(executor, within))
   if shape.states and executor.host_states.num_pages:
     jobs.append(lambda: _copies(executor, (), state=(0, 0)))
   for job in progress(jobs):
