@@ -6,17 +6,21 @@ slots.
 
 A run consists of adjacent pages, the same ones in every layer. Its length is
 part of a program's shape, so lengths should come in few sizes, as those of a
-buddy allocator do. Reading makes a copy of the run on the device before the
-next step is dispatched, since that step donates the cache. The run is
+buddy allocator do. A run is copied in pieces of some of its layers, whose
+number follows from the length, so that the number of programs does not depend
+on the number of layers. Reading makes a copy of a piece on the device before
+the next step is dispatched, since that step donates the cache. The piece is
 transferred to the host while later steps are computed.
 
-Shape legend: L = layers, N = pages of a layer, n = pages of a run.
+Shape legend: L = layers, N = pages of a layer, n = pages of a run, k = layers
+of a piece.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -28,12 +32,34 @@ from caatnet.inference.decoder import Decoder, replica_spec
 from caatnet.models.paged import Cache, CacheShape
 from caatnet.program import Program
 
+# Bytes of a part of a copy on a device. The staging buffer has this size, and
+# reading it delays a step by 0.1 ms at 1 TB/s.
+PART_BYTES = 64 << 20
+
+
+class Piece(NamedTuple):
+  """Some layers of a run of pages, and the pages of its copy on the host.
+
+  Attributes:
+    layer: First layer.
+    num_layers: k.
+    first: First page of the run.
+    pages: n host pages.
+  """
+
+  layer: int
+  num_layers: int
+  first: int
+  pages: Sequence[int]
+
 
 class HostPages:
   """Pages in host memory, and the copies from and to the device.
 
   Attributes:
     num_pages: Number of host pages.
+    part_bytes: Bytes of a device that a part of a copy moves at most, unless
+      a layer of a run has more.
     arrays: One numpy array for each array of the cache, of the same shape
       except for the number of pages: ``[..., L, num_pages, ...]``.
     calls: Number of started copy programs.
@@ -50,6 +76,7 @@ class HostPages:
     """
     self._decoder = decoder
     self.num_pages, self.calls = num_pages, 0
+    self.part_bytes = PART_BYTES
     shape = decoder.cache_shape
     self._dim = _dim(decoder.program, shape, self._of_states)
     self._read, self._write = make_copies(
@@ -58,57 +85,88 @@ class HostPages:
     arrays = _arrays(decoder.cache, self._of_states)
     self._shardings = [x.sharding for x in arrays]
     self.arrays = [
-      np.zeros(_split(x.shape, self._dim, shape, num_pages), x.dtype)
+      np.zeros(
+        _split(x.shape, self._dim, shape.num_layers, num_pages), x.dtype
+      )
       for x in arrays
     ]
+    # Of one page or state in one layer, on one device.
+    num = shape.num_states if self._of_states else shape.num_pages
+    self._block_bytes = sum(
+      math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+      for x in arrays
+    ) // max(1, shape.num_layers * num)
 
-  def read(self, first: int, count: int) -> list[jax.Array]:
-    """Starts copying a run of the cache; `keep` stores it in host pages.
+  def parts(
+    self, runs: Iterable[tuple[int, Sequence[int]]]
+  ) -> list[list[Piece]]:
+    """Divides a copy into parts to be moved one after another.
 
     Args:
-      first: First page of the run.
-      count: n.
+      runs: First page of each run, and its n host pages.
 
     Returns:
-      The run's arrays ``[..., L, n, ...]``, in transfer to the host.
+      The pieces of each part.
+    """
+    parts: list[list[Piece]] = []
+    size, num_layers = math.inf, self._decoder.cache_shape.num_layers
+    for first, pages in runs:
+      layer_bytes = len(pages) * self._block_bytes
+      # A divisor, so that all pieces of runs of n pages have one shape.
+      most = max(1, self.part_bytes // max(1, layer_bytes))
+      num = max(
+        k for k in range(1, num_layers + 1) if k <= most and not num_layers % k
+      )
+      for layer in range(0, num_layers, num):
+        size += num * layer_bytes
+        if size > self.part_bytes:
+          parts.append([])
+          size = num * layer_bytes
+        parts[-1].append(Piece(layer, num, first, pages))
+    return parts
+
+  def read(self, piece: Piece) -> list[jax.Array]:
+    """Starts copying a piece of the cache; `keep` stores it in host pages.
+
+    Returns:
+      The piece's arrays ``[..., k, n, ...]``, in transfer to the host.
     """
     self.calls += 1
-    run = self._read(self._decoder.cache, np.int32(first), count)
-    for x in run:
+    found = self._read(
+      self._decoder.cache, np.int32(piece.layer), np.int32(piece.first),
+      piece.num_layers, len(piece.pages),
+    )
+    for x in found:
       x.copy_to_host_async()
-    return run
+    return found
 
-  def keep(self, run: Sequence[jax.Array], pages: Sequence[int]) -> None:
-    """Waits for a run that was read, and stores it.
+  def keep(self, arrays: Sequence[jax.Array], piece: Piece) -> None:
+    """Waits for the arrays of a piece that was read, and stores them."""
+    for kept, new in zip(self.arrays, arrays, strict=True):
+      kept[self._at(piece)] = np.asarray(new)
 
-    Args:
-      run: Result of `read`.
-      pages: n host pages.
-    """
-    for kept, new in zip(self.arrays, run, strict=True):
-      kept[self._at(pages)] = np.asarray(new)
+  def stage(self, piece: Piece) -> list[jax.Array]:
+    """Starts copying a piece from host pages to the device, for `write`.
 
-  def stage(self, pages: Sequence[int]) -> list[jax.Array]:
-    """Starts copying pages to the device as a run, for `write`.
-
-    Args:
-      pages: n host pages, which must not change before the transfer has ended.
+    The host pages must not change before the transfer has ended.
     """
     return [
-      jax.device_put(kept[self._at(pages)], sharding)
+      jax.device_put(kept[self._at(piece)], sharding)
       for kept, sharding in zip(self.arrays, self._shardings, strict=True)
     ]
 
-  def write(self, run: Sequence[Any], first: int) -> None:
-    """Overwrites a run of the cache, before the next step.
+  def write(self, arrays: Sequence[Any], piece: Piece) -> None:
+    """Overwrites a piece of the cache, before the next step.
 
     Args:
-      run: Result of `stage` or `read`.
-      first: First page of the run.
+      arrays: Result of `stage` or `read`.
+      piece: The layers, and the pages on the device.
     """
     self.calls += 1
     decoder = self._decoder
-    decoder.cache = self._write(decoder.cache, run, np.int32(first))
+    decoder.cache = self._write(
+      decoder.cache, arrays, np.int32(piece.layer), np.int32(piece.first)
+    )
 
   def spoil(self, first: int, count: int) -> None:
     """Overwrites a run of the cache with NaN, so that tests detect reads of it.
@@ -119,18 +177,20 @@ class HostPages:
       first: First page of the run.
       count: n.
     """
-    run = [
+    layers = self._decoder.cache_shape.num_layers
+    arrays = [
       np.full(
-        _split(x.shape, self._dim, self._decoder.cache_shape, count),
+        _split(x.shape, self._dim, layers, count),
         np.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0, x.dtype,
       )
       for x in _arrays(self._decoder.cache, self._of_states)
     ]
-    self.write(run, first)
+    self.write(arrays, Piece(0, layers, first, range(count)))
 
-  def _at(self, pages: Sequence[int]) -> Any:
-    """Returns the index tuple that selects pages of a host array."""
-    return (*[slice(None)] * (self._dim + 1), list(pages))
+  def _at(self, piece: Piece) -> Any:
+    """Returns the index tuple that selects a piece of a host array."""
+    layers = slice(piece.layer, piece.layer + piece.num_layers)
+    return (*[slice(None)] * self._dim, layers, list(piece.pages))
 
 
 class HostStates(HostPages):
@@ -155,9 +215,9 @@ def make_copies(
     of_states: Whether states are copied instead of pages.
 
   Returns:
-    ``(cache, first, count) -> run``, with ``count`` static, and ``(cache, run,
-    first) -> cache``, which donates the cache. A run has an array ``[..., L, n,
-    ...]`` for each array ``[..., L N, ...]`` of the cache.
+    ``(cache, layer, first, k, n) -> piece``, with static k and n, and ``(cache,
+    piece, layer, first) -> cache``, which donates the cache. A piece has an
+    array ``[..., k, n, ...]`` for each array ``[..., L N, ...]`` of the cache.
   """
   return _make_copies(program, cache_shape, of_states)
 
@@ -172,43 +232,45 @@ def _make_copies(
   dim = _dim(program, cache_shape, of_states)
   num = cache_shape.num_states if of_states else cache_shape.num_pages
 
-  def apart(x):
-    return x.reshape(_split(x.shape, dim, cache_shape, num))
-
-  @functools.partial(jax.jit, static_argnames="count")
-  def read(cache, first, count):
-    def slices(arrays, first):
-      return [
-        lax.dynamic_slice_in_dim(apart(x), first, count, dim + 1)
-        for x in arrays
-      ]
+  @functools.partial(jax.jit, static_argnums=(3, 4))
+  def read(cache, layer, first, num_layers, count):
+    def slices(arrays, layer, first):
+      found = []
+      for x in arrays:
+        x = x.reshape(_split(x.shape, dim, cache_shape.num_layers, num))
+        starts, sizes = [0] * x.ndim, list(x.shape)
+        starts[dim : dim + 2] = layer, first
+        sizes[dim : dim + 2] = num_layers, count
+        found.append(lax.dynamic_slice(x, starts, sizes))
+      return found
 
     return jax.shard_map(
-      slices, mesh=layout.mesh, in_specs=(spec, P()), out_specs=spec
-    )(_arrays(cache, of_states), first)
+      slices, mesh=layout.mesh, in_specs=(spec, P(), P()), out_specs=spec
+    )(_arrays(cache, of_states), layer, first)
 
   @functools.partial(jax.jit, donate_argnums=0)
-  def write(cache, run, first):
-    def updates(arrays, run, first):
+  def write(cache, piece, layer, first):
+    def updates(arrays, piece, layer, first):
       # Without a dim of layers: for a reshape, XLA:CPU copies a cache with dims
       # of size 1, such as a single lane.
-      def of_layer(layer, arrays):
+      def of_layer(i, arrays):
         return [
           lax.dynamic_update_slice_in_dim(
-            x, lax.dynamic_index_in_dim(new, layer, dim, keepdims=False),
-            layer * num + first, dim,
+            x, lax.dynamic_index_in_dim(new, i, dim, keepdims=False),
+            (layer + i) * num + first, dim,
           )
-          for x, new in zip(arrays, run, strict=True)
+          for x, new in zip(arrays, piece, strict=True)
         ]
 
-      return lax.fori_loop(0, cache_shape.num_layers, of_layer, list(arrays))
+      return lax.fori_loop(0, piece[0].shape[dim], of_layer, list(arrays))
 
     arrays, tree = jax.tree.flatten(cache.pages)
     if of_states:
       arrays = list(cache.states)
     arrays = jax.shard_map(
-      updates, mesh=layout.mesh, in_specs=(spec, spec, P()), out_specs=spec
-    )(arrays, run, first)
+      updates, mesh=layout.mesh, in_specs=(spec, spec, P(), P()),
+      out_specs=spec,
+    )(arrays, piece, layer, first)
     if of_states:
       return dataclasses.replace(cache, states=tuple(arrays))
     return dataclasses.replace(cache, pages=tree.unflatten(arrays))
@@ -228,7 +290,7 @@ def _dim(program: Program, shape: CacheShape, of_states: bool) -> int:
 
 
 def _split(
-  dims: Sequence[int], dim: int, shape: CacheShape, count: int
+  dims: Sequence[int], dim: int, num_layers: int, count: int
 ) -> tuple[int, ...]:
-  """Returns the shape of ``count`` blocks of each layer."""
-  return (*dims[:dim], shape.num_layers, count, *dims[dim + 1 :])
+  """Returns the shape of ``count`` blocks of each of some layers."""
+  return (*dims[:dim], num_layers, count, *dims[dim + 1 :])

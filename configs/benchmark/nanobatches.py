@@ -9,7 +9,8 @@ so a plan is one batch; aim: within 2% of it. The second has steps of two
 processes, each a tensor rank, whose sums go over a shaped link in threads of
 `parallel.elastic`, as the host runs the stages of a step. The predicted time is
 that of `parallel.planner.nanobatch` from products alone and sums alone; aim:
-within 15%. Links are shaped by root only. It takes about five minutes;
+within 15%. Links are shaped by root only. The third copies the pages of one
+sequence to the host in parts, during steps. It takes about five minutes;
 `nanobatches.py:test` takes seconds.
 """
 
@@ -29,4 +30,5 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
     config.benchmark.rounds, config.benchmark.pieces = 1, ("1", "2")
     config.benchmark.batch, config.benchmark.mbit = 2, ()
     config.benchmark.prompt, config.benchmark.tokens = 8, 8
+    config.benchmark.copied = 32
   return config

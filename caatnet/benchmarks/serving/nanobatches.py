@@ -6,6 +6,8 @@ them, so pieces only cost.
 Two processes have a tensor rank each, and no common program: the host runs the
 halves of a layer as programs, and sums their results in threads of
 `parallel.elastic`, during the half of another piece.
+
+Finished caches are copied to the host in parts, during steps.
 """
 
 import os
@@ -15,7 +17,7 @@ import numpy as np
 
 from caatnet.benchmarks.elastic import ring
 from caatnet.benchmarks.harness import namespaces, setup, timing
-from caatnet.benchmarks.serving import decoders, engine
+from caatnet.benchmarks.serving import decoders, engine, host_copies
 from caatnet.config import inference
 from caatnet.models.nanobatches import even
 from caatnet.show import tables
@@ -78,6 +80,7 @@ def run(config: Any) -> dict[str, Any]:
   return {
     "environment": setup.one_device(), "load_average": os.getloadavg(),
     "rates": rates, "linked": rows,
+    "copies": host_copies.run(config) if options.parts else [],
   }
 
 

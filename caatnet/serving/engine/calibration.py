@@ -53,7 +53,8 @@ def calibrate(
   ]
   if shape.paged:
     jobs += [lambda runs=runs: _copies(executor, runs) for runs in fitting]
-    jobs.append(lambda: _await(executor, Copy(-1, "within", [0], [0], None)))
+    within = Copy(-1, "within", [0], [0], None)
+    jobs.append(lambda: await_copy(executor, within))
   if shape.states and executor.host_states.num_pages:
     jobs.append(lambda: _copies(executor, (), state=(0, 0)))
   for job in progress(jobs):
@@ -71,6 +72,27 @@ def step_s(
     length: Number of tokens of its chunk; 0 for none.
     times: Number of measurements, after one call that compiles.
   """
+  step = example_step(executor, num_decodes, length)
+  ends = []
+  for number in range(1 + times):
+    executor.submit(step)
+    if number:  # one is under way while the next one is made, as in serving
+      ends += [event.time_s for event in executor.wait(float("inf"))]
+  while len(ends) <= times:
+    ends += [event.time_s for event in executor.wait(float("inf"))]
+  return float(np.median(np.diff(ends)))
+
+
+def example_step(
+  executor: DecoderExecutor, num_decodes: int, length: int
+) -> Step:
+  """Returns a step that runs without a scheduler.
+
+  Args:
+    executor: Executor, none of whose pages is held.
+    num_decodes: Number of decodes, each in the middle of the context.
+    length: Number of tokens of its chunk; 0 for none.
+  """
   capacity = executor.decoder.capacity
   num_pages = capacity.pages_per_sequence
   asked = Asked((0,), Stops(1))
@@ -82,20 +104,12 @@ def step_s(
   tables = np.arange(capacity.batch * num_pages, dtype=np.int32)
   # Sequences may share pages: only times matter.
   tables %= executor.decoder.cache_shape.num_pages
-  step = Step(
+  return Step(
     number=-1, decodes=[request] * len(decodes), slots=decodes,
     positions=np.full(len(decodes), capacity.context // 2), chunks=chunks,
     tables=tables.reshape(capacity.batch, num_pages), after=(),
     drawing=drawing, epochs=np.zeros_like(drawing),
   )
-  ends = []
-  for number in range(1 + times):
-    executor.submit(step)
-    if number:  # one is under way while the next one is made, as in serving
-      ends += [event.time_s for event in executor.wait(float("inf"))]
-  while len(ends) <= times:
-    ends += [event.time_s for event in executor.wait(float("inf"))]
-  return float(np.median(np.diff(ends)))
 
 
 def _copies(
@@ -115,17 +129,18 @@ def _copies(
   states = int(state is not None)  # as a run of one page
   for time in range(1 + _TIMES):
     for copy in copies:
-      seconds = _await(executor, copy)
+      seconds = await_copy(executor, copy)
       if time:  # the first call compiles
         executor.costs.add_copy(
           copy.kind, len(runs) + states, len(pages) + states, seconds
         )
 
 
-def _await(executor: DecoderExecutor, copy: Copy) -> float:
+def await_copy(executor: DecoderExecutor, copy: Copy) -> float:
   """Runs a copy and returns its seconds."""
   begun = executor.now()
   executor.copy(copy)
-  executor.wait(float("inf"))
+  while not executor.wait(float("inf")):  # until the last part has been moved
+    pass
   jax.block_until_ready(executor.decoder.cache)
   return executor.now() - begun

@@ -1,12 +1,17 @@
 """Executor on a device: runs a decoder's steps, and copies of its cache.
 
 Programs run in the order of their dispatch. A step therefore reads the result
-of copies dispatched before it, and a copy to the host is an array of its own
-once it is dispatched: later writes to its source pages do not change it. A
-thread moves data between such an array and the host's pages. Data from the host
-is staged on the device by that thread, concurrently with steps, and written
-into the cache by the thread that submits steps, the only one that may replace
-the cache.
+of copies dispatched before it, and a part of a copy to the host is an array of
+its own once it is dispatched: later writes to its source pages do not change
+it. A thread moves data between such an array and the host's pages. Data from
+the host is staged on the device by that thread, concurrently with steps, and
+written into the cache by the thread that submits steps, the only one that may
+replace the cache.
+
+A copy has parts of bounded size: some layers of some pages
+(`HostPages.parts`). The next part is dispatched when the previous one has been
+moved, so that parts alternate with steps and use one staging buffer. A step
+that waits for a copy dispatches all of its parts.
 
 With several experts, another thread loads their weights to slots, concurrently
 with steps that read other slots (`caatnet.serving.engine.expert_weights`).
@@ -27,7 +32,7 @@ import jax
 import numpy as np
 
 from caatnet.inference import batches
-from caatnet.inference.copies import HostPages, HostStates
+from caatnet.inference.copies import HostPages, HostStates, Piece
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
 from caatnet.inference.sampling import Top
@@ -201,6 +206,21 @@ def dispatch(
   )
 
 
+@dataclasses.dataclass
+class _Moving:
+  """Copy to or from the host that is under way.
+
+  Attributes:
+    copy: The copy.
+    parts: Parts that have not been dispatched; each has pages or states.
+    num_open: Number of dispatched parts that have not been moved.
+  """
+
+  copy: Copy
+  parts: collections.deque[list[tuple[HostPages, Piece]]]
+  num_open: int = 0
+
+
 class DecoderExecutor:
   """Executor that runs a decoder; see `executor.Executor`.
 
@@ -250,13 +270,14 @@ class DecoderExecutor:
     self._loads: collections.deque[Load] = collections.deque()
     # Steps under way: each function waits for its step and returns the event.
     self._steps: collections.deque[Callable[[], Event]] = collections.deque()
-    # Ended copies and loads: functions that return events. None is a wake-up.
-    self._ended: queue.SimpleQueue[Callable[[], Event] | None] = (
+    # Ended parts of copies, and loads: functions that return the event, or None
+    # if the copy has more parts. None is a wake-up.
+    self._ended: queue.SimpleQueue[Callable[[], Event | None] | None] = (
       queue.SimpleQueue()
     )
     self._events: list[Event] = []
     self._drawing = batches.Drawing(decoder.capacity.batch)
-    self._unwritten: set[int] = set()
+    self._moving: dict[int, _Moving] = {}
     self._num_copies = 0
     self._last_s = 0.0
 
@@ -271,9 +292,7 @@ class DecoderExecutor:
 
   def submit(self, step: Step) -> None:
     """Dispatches a step."""
-    # Copies "in" are written by this thread when their events are received.
-    while self._unwritten.intersection(step.after):
-      self._events += self._next_copy()
+    self._finish(step.after)
     params = self.weights and self.weights.params(step.weights)
     before, begun = self.decoder.compile_seconds, time.perf_counter()
     sent = dispatch(
@@ -283,13 +302,23 @@ class DecoderExecutor:
     compiled = self.decoder.compile_seconds > before
     self._steps.append(lambda: self._receive(sent, begun, compiled))
 
+  def _finish(self, copies: Sequence[int]) -> None:
+    """Dispatches all parts of copies, and waits for data from the host."""
+    moving = [self._moving[n] for n in copies if n in self._moving]
+    for each in moving:
+      while each.parts:
+        self._dispatch(each)
+    # Parts "in" are written by this thread when it receives their ends.
+    while any(m.copy.kind == "in" and m.num_open for m in moving):
+      self._events += self._next_copy()
+
   def _begin(
-    self, work: Callable[[], Callable[[], Event]],
+    self, work: Callable[[], Callable[[], Event | None]],
     thread: futures.Executor | None = None,
   ) -> None:
     """Runs `work` in a thread, by default that of copies.
 
-    Its result is called to get the event.
+    Its result is called by the thread that waits, to get the event.
     """
     self._num_copies += 1
 
@@ -326,12 +355,17 @@ class DecoderExecutor:
     self._begin(work, self._loader)
 
   def _next_copy(self, timeout: float | None = None) -> list[Event]:
-    """Waits for the end of a copy or load; no event after a wake-up."""
+    """Waits for the end of a part or load.
+
+    Returns:
+      No event after a wake-up, and if the copy has more parts.
+    """
     end = self._ended.get(timeout=timeout)
     if end is None:
       return []
     self._num_copies -= 1
-    return [end()]
+    event = end()
+    return [] if event is None else [event]
 
   def _receive(
     self, sent: "Dispatched", begun: float, compiled: bool
@@ -350,58 +384,77 @@ class DecoderExecutor:
 
   def copy(self, copy: Copy) -> None:
     """Enqueues a copy of pages, and of a recurrent state."""
-    pieces = list(_pieces(copy.target if copy.kind == "in" else copy.source))
+    if copy.kind != "within":
+      self._moving[copy.number] = _Moving(copy, self._parts(copy))
+      self._dispatch(self._moving[copy.number])
+      return
+    (source,), (target,) = copy.source, copy.target  # always one page
+    for part in self.host.parts([(source, (target,))]):
+      for piece in part:
+        run = self.host.read(piece)
+        self.host.write(run, piece._replace(first=target))
+    self._begin(lambda: lambda: Event(time.perf_counter(), copy=copy))
 
-    def event():
-      return Event(time.perf_counter(), copy=copy)
+  def _parts(
+    self, copy: Copy
+  ) -> collections.deque[list[tuple[HostPages, Piece]]]:
+    """Returns the parts of a copy to or from the host.
 
-    if copy.kind == "within":
-      places = iter(copy.target)
-      for first, count in pieces:
-        # A "within" copy has one page, so its target is contiguous.
-        run = self.host.read(first, count)
-        target = [next(places) for _ in range(count)]
-        assert target == list(range(target[0], target[0] + count))
-        self.host.write(run, target[0])
-      self._begin(lambda: event)
-    elif copy.kind == "out":
-      taken = [self.host.read(first, count) for first, count in pieces]
-      if copy.state is not None:
-        state = self.host_states.read(copy.state[0], 1)
+    The state is in the first part, which `copy` dispatches: a later step may
+    overwrite it.
+    """
+    pages, places, state = copy.source, list(copy.target), copy.state
+    if copy.kind == "in":
+      pages, places = copy.target, list(copy.source)
+      state = state and state[::-1]
+    runs = []
+    for first, count in _runs(pages):
+      runs.append((first, places[:count]))
+      del places[:count]
+    parts = collections.deque(
+      [(self.host, piece) for piece in part] for part in self.host.parts(runs)
+    )
+    if state is not None:
+      if not parts:
+        parts.append([])
+      for part in self.host_states.parts([(state[0], state[1:])]):
+        parts[0] += [(self.host_states, piece) for piece in part]
+    return parts
 
-      def keep():
-        places = list(copy.target)
-        for (_, count), run in zip(pieces, taken, strict=True):
-          self.host.keep(run, places[:count])
-          del places[:count]
-        if copy.state is not None:
-          self.host_states.keep(state, copy.state[1:])
-        return event
+  def _dispatch(self, moving: _Moving) -> None:
+    """Dispatches the next part of a copy."""
+    part = moving.parts.popleft()
+    moving.num_open += 1
+    if moving.copy.kind == "out":
+      taken = [host.read(piece) for host, piece in part]
 
-      self._begin(keep)
+      def work():
+        for (host, piece), arrays in zip(part, taken, strict=True):
+          host.keep(arrays, piece)
+        return lambda: self._end_part(moving)
     else:
       # Staged by the thread, written by `_next_copy` in the submitting thread.
-      self._unwritten.add(copy.number)
+      def work():
+        staged = [host.stage(piece) for host, piece in part]
 
-      def stage():
-        places, staged = list(copy.source), []
-        for first, count in pieces:
-          staged.append((self.host.stage(places[:count]), first))
-          del places[:count]
-        if copy.state is not None:
-          state = self.host_states.stage(copy.state[:1])
+        def end():
+          for (host, piece), arrays in zip(part, staged, strict=True):
+            host.write(arrays, piece)
+          return self._end_part(moving)
 
-        def write():
-          for run, first in staged:
-            self.host.write(run, first)
-          if copy.state is not None:
-            self.host_states.write(state, copy.state[1])
-          self._unwritten.discard(copy.number)
-          return event()
+        return end
 
-        return write
+    self._begin(work)
 
-      self._begin(stage)
+  def _end_part(self, moving: _Moving) -> Event | None:
+    """Dispatches the next part of a copy; returns the event after the last."""
+    moving.num_open -= 1
+    if moving.parts:
+      self._dispatch(moving)
+    if moving.num_open:
+      return None
+    del self._moving[moving.copy.number]
+    return Event(time.perf_counter(), copy=moving.copy)
 
   def wait(self, until_s: float) -> list[Event]:
     """Waits until a step or copy ends, or until a time.
@@ -435,7 +488,7 @@ class DecoderExecutor:
     self._ended.put(None)
 
 
-def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
   """Yields (first page, length) of runs, split into powers of two."""
   for first, count in runs(pages):
     while count:

@@ -218,9 +218,10 @@ class Executor(Protocol):
     ...
 
   def wait(self, until_s: float) -> list[Event]:
-    """Waits until a step, copy or load ends, until a time, or until a wake-up.
+    """Waits for a step, a load, a copy or part of it, a time or a wake-up.
 
     Returns:
-      Events since the last call, in order; empty after a timeout or a wake-up.
+      Events since the last call, in order; empty after a timeout, a wake-up or
+      a part of a copy.
     """
     ...

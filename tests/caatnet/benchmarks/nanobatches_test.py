@@ -98,9 +98,11 @@ def test_more_pieces_than_decodes_are_one_line():
 
 def test_benchmark_without_pieces_measures_nothing():
   own = config(2)
-  own.benchmark.update({"cuts": (), "pieces": (), "mbit": (150,)})
+  own.benchmark.update({
+    "cuts": (), "pieces": (), "mbit": (150,), "parts": (),
+  })
   found = nanobatches.run(own)
-  assert (found["rates"], found["linked"]) == ([], [])
+  assert (found["rates"], found["linked"], found["copies"]) == ([], [], [])
 
 
 def test_slower_rank_counts_and_results_must_be_equal():

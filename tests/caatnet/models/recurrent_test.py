@@ -216,12 +216,13 @@ def test_states_are_restored_from_the_host_into_any_slot():
   cached.read(chunks=[(1, 0, tokens[:8])])
   decoder.cache = cached.cache
   host = HostStates(decoder, 4)
-  host.keep(host.read(1, 1), [3])
+  ((piece,),) = host.parts([(1, [3])])
+  host.keep(host.read(piece), piece)
   cached.cache = decoder.cache
   cached.read([(1, 8, 5)])  # dropped
   decoder.cache = cached.cache
   host.spoil(0, SLOTS)
-  host.write(host.stage([3]), 0)
+  host.write(host.stage(piece), piece._replace(first=0))
   cached.cache = decoder.cache
   assert np.isnan(cached.state(1)[1]).all()
   found = cached.read([(0, 8, tokens[8])])[0]

@@ -7,6 +7,7 @@ wrong place therefore gives NaN or other tokens.
 """
 
 import copy
+import dataclasses
 import functools
 import itertools
 import math
@@ -33,6 +34,7 @@ from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor, Drawn
 from caatnet.serving.engine.engine import Engine
+from caatnet.serving.engine.executor import Chunk, Copy, Step
 from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
@@ -128,6 +130,8 @@ class Watched(DecoderExecutor):
   def __init__(self, decoder, num_host_pages, rng):
     super().__init__(decoder, num_host_pages)
     self._rng, self._open = rng, {}
+    # Copies of a layer at a time, of a few, or whole.
+    self.host.part_bytes = int(rng.choice([1, 2000, self.host.part_bytes]))
 
   def copy(self, copy):
     self._open[copy.number] = copy
@@ -328,4 +332,59 @@ def test_first_preemption_follows_the_measured_costs(slow):
   (decision,) = scheduler.counts.decisions
   assert decision.able
   assert decision.swapped == (slow == "chunks")
+  executor.close()
+
+
+class Counting(DecoderExecutor):
+  """Executor that counts parts of copies, one layer of a run each."""
+
+  def __init__(self, decoder):
+    super().__init__(decoder, 20)
+    self.host.part_bytes = 1
+    self.begun = self.most = 0
+
+  def _begin(self, work):
+    super()._begin(work)
+    self.begun += 1
+    self.most = max(self.most, self._num_copies)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_parts_follow_one_another_unless_a_step_waits_for_the_copy(waits):
+  """Page 1, which the step overwrites, is copied in both layers before it."""
+  decoder, rng = fresh(SUBJECTS[0]), np.random.default_rng(0)
+  decoder.cache = dataclasses.replace(decoder.cache, pages=jax.tree.map(
+    lambda x: jax.device_put(rng.normal(size=x.shape).astype("f4"), x.sharding),
+    decoder.cache.pages,
+  ))
+  executor = Counting(decoder)
+
+  def contents(pages):
+    """Returns pages on the device: levels, ranks, heads, layers, pages, ..."""
+    return [
+      np.array(x).reshape(*x.shape[:3], 2, NUM_PAGES, *x.shape[4:])
+      [:, :, :, :, pages]
+      for x in jax.tree.leaves(decoder.cache.pages)
+    ]
+
+  before = contents([1, 3, 4])
+  executor.copy(Copy(0, "out", [1, 3, 4], [4, 5, 7], None))
+  request = Request(0, [0], 1, payload=Drawn(Drawing((0,), Stops(1))))
+  request.slot, none = 0, np.zeros(0, np.int32)
+  tables = np.full((SLOTS, CONTEXT // PAGE_SIZE), 1 if waits else 2, np.int32)
+  executor.submit(Step(
+    0, [], none, none, (Chunk(request, 0, 1, draws=True),), tables,
+    (0,) if waits else (), np.zeros(1, int), np.zeros(1, int),
+  ))
+  events = []
+  while len(events) < 2:
+    events += executor.wait(math.inf)
+  assert (executor.begun, executor.most) == (4, 4 if waits else 1)
+  for kept, x in zip(executor.host.arrays, before, strict=True):
+    np.testing.assert_array_equal(kept[:, :, :, :, [4, 5, 7]], x)
+  executor.copy(Copy(1, "in", [4, 5, 7], [8, 9, 11], None))
+  while not executor.wait(math.inf):
+    pass
+  for x, y in zip(contents([8, 9, 11]), before, strict=True):
+    np.testing.assert_array_equal(x, y)
   executor.close()

@@ -97,8 +97,7 @@ class Spoiling(DecoderExecutor):
   """Executor that overwrites unreadable states with NaN before each step."""
 
   def submit(self, step):
-    while self._unwritten.intersection(step.after):
-      self._events += self._next_copy()
+    self._finish(step.after)
     begin = {c.request.slot for c in step.chunks if not c.start}
     for slot in range(SLOTS):
       if slot in begin or self.running.requests[slot] is None:

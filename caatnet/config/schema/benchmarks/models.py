@@ -82,6 +82,11 @@ class Nanobatches:
   cuts: tuple[int, ...] = field(
     (1, 2), "Pieces of such a step; () for no such steps.", COUNT
   )
+  parts: tuple[int, ...] = field(
+    (0, 65536), "KiB of the parts of a copy of pages to the host, on the "
+    "engine; 0 for one layer each; () for no copies.", COUNT_OR_NONE,
+  )
+  copied: int = field(512, "Positions of the copied pages.", COUNT)
 
 
 @section
