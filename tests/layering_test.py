@@ -209,6 +209,9 @@ RULES = {
     (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated"),
      NUMPY_ONLY),
   ),
+  "caatnet.federated.links": (
+    ("parallel.checks", "parallel.schema"), NUMPY_ONLY,
+  ),
   "caatnet.inference": (
     (
       "caatnet.data",
