@@ -209,6 +209,10 @@ RULES = {
     (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated"),
      NUMPY_ONLY),
   ),
+  "caatnet.federated.predict": (
+    ("caatnet.federated", "parallel.elastic.transport.frames",
+     "parallel.network"), NUMPY_ONLY,
+  ),
   "caatnet.federated.links": (
     ("parallel.checks", "parallel.schema"), NUMPY_ONLY,
   ),
