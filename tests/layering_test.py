@@ -213,6 +213,7 @@ RULES = {
     ("caatnet.federated", "parallel.elastic.transport.frames",
      "parallel.network"), NUMPY_ONLY,
   ),
+  "caatnet.federated.uplinks": (("parallel.network",), NUMPY_ONLY),
   "caatnet.federated.links": (
     ("parallel.checks", "parallel.schema"), NUMPY_ONLY,
   ),
@@ -337,6 +338,7 @@ RULES = {
     (
       "caatnet.checks",
       "caatnet.config.schema",
+      "caatnet.federated",
       "caatnet.inference",
       "caatnet.models.nanobatches",
       "caatnet.models.paged",

@@ -70,8 +70,8 @@ class Shaped:
 
   def __init__(
     self, links: Sequence[Link], fixed_s: float = 0.0,
-    data_share: float = DATA_SHARE,
-    discipline: fluid.Discipline = fluid.max_min,
+    data_share: float = DATA_SHARE, down: fluid.Discipline = fluid.max_min,
+    up: fluid.Discipline = fluid.max_min,
   ) -> None:
     """Creates a network without transfers.
 
@@ -80,40 +80,46 @@ class Shaped:
         ``shared``.
       fixed_s: Time of a message before its first byte is sent.
       data_share: Share of the data in the bytes that the rates count.
-      discipline: Order in which transfers share a link.
+      down: Computes the rates of downlinks.
+      up: Computes the rates of uplinks.
     """
-    self._fixed_s, self._share = fixed_s, data_share
-    self._paths = {
-      (client, up): _path(link, client, up, data_share)
-      for client, link in enumerate(links) for up in (False, True)
-    }
-    capacities: dict[Any, float] = {}
-    for (client, up), path in self._paths.items():
-      rate = data_share * (links[client].up if up else links[client].down)
-      (name,) = path.links
-      capacities[name] = max(rate, capacities.get(name, 0.0))
-    self._flows = fluid.Network(capacities, discipline)
+    self._fixed_s = fixed_s
+    self._paths = [
+      [_path(link, client, upwards, data_share)
+       for client, link in enumerate(links)] for upwards in (False, True)
+    ]
+    # A cell's directions have separate slots, and all clients of a cell have
+    # its rates.
+    self._networks = [
+      fluid.Network({
+        path.links[0]: data_share * (link.up if upwards else link.down)
+        for path, link in zip(self._paths[upwards], links, strict=True)
+      }, discipline)
+      for upwards, discipline in ((False, down), (True, up))
+    ]
 
   def start(self, time: float, transfer: Transfer, size: int) -> None:
-    path = self._paths[transfer.client, transfer.up]
-    self._flows.start(time + self._fixed_s, transfer, path, size)
+    path = self._paths[transfer.up][transfer.client]
+    self._networks[transfer.up].start(
+      time + self._fixed_s, transfer, path, size
+    )
 
   def cancel(self, time: float, transfer: Transfer) -> None:
-    self._flows.cancel(time, transfer)
+    self._networks[transfer.up].cancel(time, transfer)
 
   def next_s(self) -> float:
-    return self._flows.next_s()
+    return min(network.next_s() for network in self._networks)
 
   def advance(self, time: float) -> list[Transfer]:
-    return self._flows.advance(time)
+    return [t for network in self._networks for t in network.advance(time)]
 
 
 def simulated(
   rules: Rules, links: Sequence[Link], sizes: Bytes,
   compute: Mapping[str, float] | Sequence[Mapping[str, float]],
   fixed_s: float = 0.0, rounds: int | None = None, *,
-  data_share: float = DATA_SHARE,
-  discipline: fluid.Discipline = fluid.max_min,
+  data_share: float = DATA_SHARE, down: fluid.Discipline = fluid.max_min,
+  up: fluid.Discipline = fluid.max_min,
 ) -> simulate.Simulation:
   """Returns a simulated run; see `predict`.
 
@@ -127,7 +133,8 @@ def simulated(
     fixed_s: Time of a message before its first byte is sent; see `fit_fixed`.
     rounds: Number of rounds; None for that of the rules.
     data_share: Share of the data in the bytes that the rates count.
-    discipline: Order in which transfers share a link.
+    down: Computes the rates of downlinks.
+    up: Computes the rates of uplinks.
 
   Raises:
     ValueError: The links or the compute times are not one per client.
@@ -158,7 +165,7 @@ def simulated(
     rules, _Sizes(sizes), params, [1] * rules.clients,
     lambda client, round, received: params,
     lambda client, round: phases[client],
-    Shaped(links, fixed_s, data_share, discipline),
+    Shaped(links, fixed_s, data_share, down, up),
     silence_s=math.inf, aggregation_s=each[0].get("t_a", 0.0),
     downlink_bytes=downlink_bytes, uplink_bytes=_framed(sizes.up),
   )
@@ -247,7 +254,7 @@ def _path(link: Link, client: int, up: bool, data_share: float) -> fluid.Path:
       rate, 1.22 * fluid.SEGMENT / (link.rtt_s * math.sqrt(link.loss))
     )
   return fluid.Path(
-    ((link.name if link.shared else client, up),), rate, link.rtt_s
+    (link.name if link.shared else client,), rate, link.rtt_s
   )
 
 
