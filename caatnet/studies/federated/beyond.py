@@ -1,8 +1,9 @@
 """Less communication in a 5G cell: coded, sparse, late and streamed updates.
 
 Times and bytes of a round; accuracy needs real runs, as those of
-configs/federated/cell.py. `streamed` sends fragments of the model under the compute, as Streaming DiLoCo
-(arXiv 2501.18512) does between workers: `launch.federate` does not.
+configs/federated/cell.py. `streamed` sends fragments of the model under the
+compute, as Streaming DiLoCo (arXiv 2501.18512) does between workers:
+`launch.federate` does not.
 """
 
 from collections.abc import Mapping
