@@ -195,6 +195,7 @@ RULES = {
       "caatnet.data",
       "caatnet.models",
       "caatnet.program",
+      "caatnet.show.plot",
       "caatnet.show.report",
       "caatnet.train",
       "parallel",

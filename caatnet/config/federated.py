@@ -12,7 +12,7 @@ from caatnet.checks import naming
 from caatnet.config import experiments
 from caatnet.config.schema import fields, tree
 from caatnet.config.schema.federated import Federated
-from caatnet.federated import arithmetic, splits, vector_codec
+from caatnet.federated import arithmetic, links, splits, vector_codec
 from caatnet.federated.client import Codecs
 from caatnet.federated.local import LocalTrainer, Vectors
 from caatnet.federated.server import Rules
@@ -32,6 +32,7 @@ class Federation:
     arithmetic: Arithmetic of the server.
     uplink: Codec of updates.
     downlink: Codec of differences between revisions.
+    links: Emulated link of each client; () for none.
   """
 
   config: dict[str, Any]
@@ -42,6 +43,7 @@ class Federation:
   arithmetic: arithmetic.VectorArithmetic
   uplink: vector_codec.VectorCodec
   downlink: vector_codec.VectorCodec
+  links: tuple[links.Link, ...]
 
   def trainer(self, client: int) -> LocalTrainer:
     """Returns the local training of a client; reads its data."""
@@ -105,6 +107,9 @@ def build(config: ml_collections.ConfigDict) -> Federation:
     uplink = vector_codec.make(
       section.uplink, section.stochastic, section.top_k
     )
+    of_clients = (
+      links.of_clients(section.links, section.clients) if section.links else ()
+    )
   downlink = vector_codec.make(section.downlink)
   return Federation(
     json.loads(config.to_json()), experiment, section, vectors, rules,
@@ -115,5 +120,5 @@ def build(config: ml_collections.ConfigDict) -> Federation:
       ),
       downlink, section.outlier_factor,
     ),
-    uplink, downlink,
+    uplink, downlink, of_clients,
   )

@@ -4,6 +4,7 @@ from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   DECAY,
+  FRACTION,
   NOT_NEGATIVE,
   POSITIVE,
   Range,
@@ -119,5 +120,5 @@ class Federated:
   )
   cpu_quota: float = field(
     0.0, "CPUs of each client that launch.federate starts on this machine, by "
-    "a control group, for root; 0 for no limit.", NOT_NEGATIVE,
+    "a control group, for root; 0 for no limit.", FRACTION,
   )
