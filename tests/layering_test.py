@@ -206,7 +206,8 @@ RULES = {
   **dict.fromkeys(
     ("caatnet.federated.events", "caatnet.federated.sampling",
      "caatnet.federated.server", "caatnet.federated.simulate",
-     "caatnet.federated.snapshot"),
+     "caatnet.federated.snapshot", "caatnet.federated.state",
+     "caatnet.federated.transfers"),
     (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated"),
      NUMPY_ONLY),
   ),

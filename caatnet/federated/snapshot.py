@@ -88,6 +88,12 @@ def _check_rules(
   path: pathlib.Path, old: Mapping[str, Any], rules: Rules
 ) -> None:
   """Raises ValueError if a run would continue with other rules."""
+  # An older run lacks rules that have a default.
+  missing = dataclasses.MISSING
+  old = {
+    f.name: f.default for f in dataclasses.fields(rules)
+    if f.default is not missing
+  } | dict(old)
   for name, value in dataclasses.asdict(rules).items():
     if old.get(name) != value and name not in _FREE:
       raise ValueError(

@@ -25,8 +25,12 @@ def faults(seed):
 
 
 @pytest.mark.parametrize("policy", ["wait", "drop", "late"])
-def test_every_round_ends_as_the_policy_specifies(policy):
-  rules = numeric.rules(stragglers=policy, per_round=3, deadline_s=2.0)
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_every_round_ends_as_the_policy_specifies(policy, at_once):
+  rules = numeric.rules(
+    stragglers=policy, per_round=3, deadline_s=2.0, downlinks_at_once=at_once,
+    uplinks_at_once=at_once,
+  )
   samples = [e.sampled for e in numeric.ended(numeric.run(rules))]
   hit = collections.Counter()
   for seed in SEEDS:
@@ -62,6 +66,7 @@ def test_every_round_ends_as_the_policy_specifies(policy):
     merged = [(k, r) for e in rounds for k, r, _ in e.merged]
     assert len(merged) == len(set(merged)), seed  # no update counts twice
   phases = {"idle", "downlink", "training", "uplink"}
+  phases |= {"waiting"} if at_once else set()
   assert set(hit) == {(k, p) for k in ("kill", "stop", "cut") for p in phases}
 
 
