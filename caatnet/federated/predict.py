@@ -70,8 +70,7 @@ class Shaped:
 
   def __init__(
     self, links: Sequence[Link], fixed_s: float = 0.0,
-    data_share: float = DATA_SHARE, down: fluid.Discipline = fluid.max_min,
-    up: fluid.Discipline = fluid.max_min,
+    data_share: float = DATA_SHARE,
   ) -> None:
     """Creates a network without transfers.
 
@@ -80,8 +79,6 @@ class Shaped:
         ``shared``.
       fixed_s: Time of a message before its first byte is sent.
       data_share: Share of the data in the bytes that the rates count.
-      down: Computes the rates of downlinks.
-      up: Computes the rates of uplinks.
     """
     self._fixed_s = fixed_s
     self._paths = [
@@ -94,8 +91,7 @@ class Shaped:
       fluid.Network({
         path.links[0]: data_share * (link.up if upwards else link.down)
         for path, link in zip(self._paths[upwards], links, strict=True)
-      }, discipline)
-      for upwards, discipline in ((False, down), (True, up))
+      }) for upwards in (False, True)
     ]
 
   def start(self, time: float, transfer: Transfer, size: int) -> None:
@@ -118,8 +114,7 @@ def simulated(
   rules: Rules, links: Sequence[Link], sizes: Bytes,
   compute: Mapping[str, float] | Sequence[Mapping[str, float]],
   fixed_s: float = 0.0, rounds: int | None = None, *,
-  data_share: float = DATA_SHARE, down: fluid.Discipline = fluid.max_min,
-  up: fluid.Discipline = fluid.max_min,
+  data_share: float = DATA_SHARE,
 ) -> simulate.Simulation:
   """Returns a simulated run; see `predict`.
 
@@ -133,8 +128,6 @@ def simulated(
     fixed_s: Time of a message before its first byte is sent; see `fit_fixed`.
     rounds: Number of rounds; None for that of the rules.
     data_share: Share of the data in the bytes that the rates count.
-    down: Computes the rates of downlinks.
-    up: Computes the rates of uplinks.
 
   Raises:
     ValueError: The links or the compute times are not one per client.
@@ -165,8 +158,9 @@ def simulated(
     rules, _Sizes(sizes), params, [1] * rules.clients,
     lambda client, round, received: params,
     lambda client, round: phases[client],
-    Shaped(links, fixed_s, data_share, down, up),
-    silence_s=math.inf, aggregation_s=each[0].get("t_a", 0.0),
+    Shaped(links, fixed_s, data_share),
+    silence_s=math.inf, message_s=max(link.rtt_s for link in links) / 2,
+    aggregation_s=each[0].get("t_a", 0.0),
     downlink_bytes=downlink_bytes, uplink_bytes=_framed(sizes.up),
   )
   found.run()

@@ -138,14 +138,16 @@ def _schedules(result: Row) -> list[Table | str]:
     ),
     Table(
       f"{result['most_clients']} clients in the cell {result['cell']}, "
-      "simulated with slow start: transfers shared or one after another, the "
-      "model to the\nlongest compute first; drop: without the updates that "
-      f"miss {result['deadline']:.0%} of the time of a round with sharing",
+      "simulated with slow start and messages, by the clients that receive and "
+      "send at once (0: all);\ndrop: without the updates that miss "
+      f"{result['deadline']:.0%} of the time of a round with sharing",
       [
-        Column("stragglers", "stragglers"), Column("downlinks", "downlinks"),
-        Column("uplinks", "uplinks"), Column("round_s", "round\n(s)", ".2f"),
+        Column("stragglers", "stragglers"),
+        Column("downlinks", "downlinks\nat once"),
+        Column("uplinks", "uplinks\nat once"),
+        Column("round_s", "round\n(s)", ".2f"),
         Column("merged", "updates"),
-        Column("mean_u", "mean t_u\n(s)", ".2f", default="-"),
+        Column("t_u", "mean t_u\n(s)", ".2f", default="-"),
       ],
       result["ordered"],
     ),

@@ -60,11 +60,12 @@ def in_threads(workdir, rules, **trainers):
   return service, lines
 
 
-def test_rounds_over_sockets_equal_the_core(tmp_path):
-  rules = process.rules()
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_rounds_over_sockets_equal_the_core(tmp_path, at_once):
+  rules = process.rules(downlinks_at_once=at_once, uplinks_at_once=at_once)
   service, lines = in_threads(tmp_path, rules)
   np.testing.assert_array_equal(
-    service.state.params, expected(rules).params
+    service.state.params, expected(process.rules()).params
   )
   records = [
     json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -148,8 +149,11 @@ class Down(Exception):
   """The server ends."""
 
 
-def test_restarted_server_receives_retained_updates(tmp_path):
-  rules = process.rules(per_round=3, rounds=2)
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_restarted_server_receives_retained_updates(tmp_path, at_once):
+  rules = process.rules(
+    per_round=3, rounds=2, downlinks_at_once=at_once, uplinks_at_once=at_once
+  )
   opened, gate = threading.Event(), threading.Event()
   opened.set()
   trainers = [Gated(k, gate if k == 2 else opened) for k in IDS]
@@ -178,7 +182,9 @@ def test_restarted_server_receives_retained_updates(tmp_path):
     assert not thread.is_alive()
   # Nobody has trained twice for a round.
   assert [sorted(t.rounds) for t in trainers] == [[0, 1]] * 3
-  np.testing.assert_array_equal(second.state.params, expected(rules).params)
+  np.testing.assert_array_equal(
+    second.state.params, expected(process.rules(per_round=3, rounds=2)).params
+  )
 
 
 class Poison(process.Trainer):
