@@ -210,6 +210,11 @@ RULES = {
     (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated"),
      NUMPY_ONLY),
   ),
+  "caatnet.federated.predict": (
+    ("caatnet.federated", "parallel.elastic.transport.frames",
+     "parallel.network"), NUMPY_ONLY,
+  ),
+  "caatnet.federated.uplinks": (("parallel.network",), NUMPY_ONLY),
   "caatnet.federated.links": (
     ("parallel.checks", "parallel.schema"), NUMPY_ONLY,
   ),
@@ -334,6 +339,7 @@ RULES = {
     (
       "caatnet.checks",
       "caatnet.config.schema",
+      "caatnet.federated",
       "caatnet.inference",
       "caatnet.models.nanobatches",
       "caatnet.models.paged",
