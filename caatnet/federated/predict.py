@@ -123,8 +123,8 @@ def simulated(
     links: Link of each client.
     sizes: Sizes of messages, without frames.
     compute: Durations of "t_v", "t_tr" and "t_te" in seconds, for all clients
-      or for each, and of "t_a", that of all or of the first; 0 for missing
-      ones.
+      or for each, and of the server's "t_a", which only the first one sets; 0
+      for missing ones.
     fixed_s: Time of a message before its first byte is sent; see `fit_fixed`.
     rounds: Number of rounds; None for that of the rules.
     data_share: Share of the data in the bytes that the rates count.
