@@ -4,8 +4,8 @@
 exchanges lines of JSON with them; `peer` is the other end, and `sockets`
 connects them. `namespaces` shapes links, and `wire` delays their packets;
 `relay` does both for streams, without root. `memory_limits` and `cpu_limits`
-are limits of processes. `setup` prepares a benchmark's config. `caatnet.show.results` writes result
-files.
+are limits of processes. `setup` prepares a benchmark's config.
+`caatnet.show.results` writes result files.
 """
 
 from parallel.lazy import attach
