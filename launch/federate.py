@@ -39,7 +39,7 @@ def main() -> None:
   ):
     raise ValueError("--role=client needs --server=HOST:PORT and --client=K")
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends its clients
-  federation = federated.build(FLAGS.config)
+  federation = federated.build(FLAGS.config, FLAGS.client or 0)
   if FLAGS.role == "client":
     print(run.client(
       federation, FLAGS.client, FLAGS.server, swarms.security()

@@ -33,6 +33,7 @@ from parallel.elastic.transport.handshake import (
 
 _DIAL_S = 2.0
 _AGAIN_S = 0.2  # pause between attempts
+_FAIL_S = 2.0  # for the server to receive the reason of a failure
 _SILENCE_S = 30.0  # until the server has sent its own limit
 
 
@@ -248,9 +249,13 @@ class Client:
       return
     if not self._apply(work, event.vectors):
       return
-    trained = self._trainer.train(
-      self._params, work.round, lambda: self._stops(work.round)
-    )
+    try:
+      trained = self._trainer.train(
+        self._params, work.round, lambda: self._stops(work.round)
+      )
+    except Exception as error:
+      self._fail(str(error) or type(error).__name__)
+      raise
     if trained is None:
       return
     delta = trained.params - self._params
@@ -266,6 +271,13 @@ class Client:
     )
     self._retained = result, data
     self._send(result, data)
+
+  def _fail(self, reason: str) -> None:
+    """Sends the reason for which this client ends."""
+    self._ended.set()  # no new connection
+    assert self._channel is not None
+    self._channel.send(messages.Failed(" ".join(reason.split())[:400]))
+    self._channel.finish(_FAIL_S)
 
   def _apply(self, work: messages.Work, vectors: tuple[bytes, ...]) -> bool:
     """Moves to the revision of a `Work`; returns whether that was possible."""

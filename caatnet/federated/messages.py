@@ -122,13 +122,23 @@ class Result(NamedTuple):
   sent_s: float
 
 
+class Failed(NamedTuple):
+  """Local training has failed, and the client ends.
+
+  Attributes:
+    reason: Error, one line.
+  """
+
+  reason: str
+
+
 class Part(NamedTuple):
   """Bytes of the vectors of the last message with ``sizes``."""
 
   data: bytes
 
 
-FROM_CLIENT = (Connected, Result, Part)
+FROM_CLIENT = (Connected, Result, Failed, Part)
 FROM_SERVER = (Welcome, Work, Resend, Abandon, End, Part)
 
 

@@ -111,3 +111,7 @@ class Federated:
   test: bool = field(
     True, "Whether clients evaluate trained models on these examples."
   )
+  numpy_client: str = field(
+    "", "PATH.py:FUNCTION of a Flower app's client_fn, whose NumPyClient "
+    "trains instead of a model of the config (docs/flower.md).",
+  )
