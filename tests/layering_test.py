@@ -195,6 +195,7 @@ RULES = {
       "caatnet.data",
       "caatnet.models",
       "caatnet.program",
+      "caatnet.show.plot",
       "caatnet.show.report",
       "caatnet.train",
       "parallel",
@@ -210,6 +211,9 @@ RULES = {
      "caatnet.federated.snapshot"),
     (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated",
       "parallel.elastic"), NUMPY_ONLY),
+  ),
+  "caatnet.federated.links": (
+    ("parallel.checks", "parallel.schema"), NUMPY_ONLY,
   ),
   "caatnet.inference": (
     (

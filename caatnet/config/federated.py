@@ -12,7 +12,13 @@ from caatnet.checks import naming
 from caatnet.config import experiments
 from caatnet.config.schema import fields, tree
 from caatnet.config.schema.federated import Federated
-from caatnet.federated import arithmetic, flower, splits, vector_codec
+from caatnet.federated import (
+  arithmetic,
+  flower,
+  links,
+  splits,
+  vector_codec,
+)
 from caatnet.federated.client import Codecs, Trainer
 from caatnet.federated.local import LocalTrainer, Vectors
 from caatnet.federated.server import Rules
@@ -33,6 +39,7 @@ class Federation:
     arithmetic: Arithmetic of the server.
     uplink: Codec of updates.
     downlink: Codec of differences between revisions.
+    links: Emulated link of each client; () for none.
   """
 
   config: dict[str, Any]
@@ -43,6 +50,7 @@ class Federation:
   arithmetic: arithmetic.VectorArithmetic
   uplink: vector_codec.VectorCodec
   downlink: vector_codec.VectorCodec
+  links: tuple[links.Link, ...]
 
   def trainer(self, client: int) -> Trainer:
     """Returns the local training of a client; reads its data."""
@@ -138,6 +146,9 @@ def _federation(
     uplink = vector_codec.make(
       section.uplink, section.stochastic, section.top_k
     )
+    of_clients = (
+      links.of_clients(section.links, section.clients) if section.links else ()
+    )
   downlink = vector_codec.make(section.downlink)
   return Federation(
     json.loads(config.to_json()), experiment, section, vectors, rules,
@@ -148,5 +159,5 @@ def _federation(
       ),
       downlink, section.outlier_factor,
     ),
-    uplink, downlink,
+    uplink, downlink, of_clients,
   )

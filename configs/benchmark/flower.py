@@ -5,8 +5,8 @@
 
 The first run installs flwr into an environment of its own (300 MB). Server and
 clients are processes in a network namespace, for which `unshare -rn` must be
-permitted; links need a kernel with htb. The argument test is two clients with a
-small network.
+permitted; emulated links need root. The argument test is two clients with a
+small network, without links.
 """
 
 import ml_collections
@@ -22,7 +22,7 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
   config.benchmark = defaults("benchmark", "flower")
   if size:
     config.benchmark.clients = config.benchmark.idle = (2,)
-    config.benchmark.links = ml_collections.ConfigDict()
+    config.benchmark.links = ()
     config.benchmark.seeds, config.benchmark.rounds = (0,), 5
     config.benchmark.width = 20
   return config

@@ -1,13 +1,13 @@
 """Rounds here and in Flower: the same client, in turns, on the same links.
 
-Both systems run a server and clients as processes in a network namespace of
-their own (`flower_session.py`). All figures are from the records of the clients
+Both systems run a server and clients as processes in network namespaces of
+their own (`flower_session.py`). Figures are from the records of the clients
 (`flower_client.py`), which are the same program in both systems:
 
   round time     from the first client's begin of ``fit`` to that of the next
                  round, median of rounds
-  bytes          of the loopback device in the whole run, TCP and IP headers
-                 included, per client and round
+  bytes          of the server's network device in the whole run, TCP and IP
+                 headers included, per client and round
   CPU            processor time of a client's process per round
   accuracy       mean over clients of the accuracies of a revision, weighted by
                  their validation examples
@@ -35,6 +35,7 @@ PACKAGES = ("flwr==1.42.0",)
 SYSTEMS = ("ours", "flower")
 _SKIPPED = 2  # rounds in which programs are compiled and buffers grow
 _LIMIT_S = 900.0
+_LOOPBACK = "loopback"
 
 Records = list[list[dict[str, Any]]]  # of each client
 
@@ -55,8 +56,8 @@ def run(config: Any) -> dict[str, Any]:
     options.python or sys.executable,
   )
   cells = [
-    *({"clients": n, "link": "loopback"} for n in options.clients),
-    *({"clients": n, "link": "loopback", "idle": True} for n in options.idle),
+    *({"clients": n, "link": _LOOPBACK} for n in options.clients),
+    *({"clients": n, "link": _LOOPBACK, "idle": True} for n in options.idle),
     *({"clients": options.clients[0], "link": name} for name in options.links),
   ]
   result: dict[str, Any] = {
@@ -88,28 +89,29 @@ def _session(
   """Runs a cell in a system.
 
   Returns:
-    The records of its clients, and the bytes of its network namespace.
+    The records of its clients, and the bytes of the server's network device.
   """
   idle = bool(cell.get("idle"))
-  down, up = options.links.get(cell["link"], (0.0, 0.0))
+  loopback = cell["link"] == _LOOPBACK
   with tempfile.TemporaryDirectory(dir=data.parent) as folder:
     given = {
       "data": str(data), "folder": folder, "python": str(python),
       "clients": cell["clients"], "rounds": options.rounds, "seed": seed,
       "width": options.width, "steps": 0 if idle else options.steps,
-      "evaluate": not idle, "down": down, "up": up,
+      "evaluate": not idle, "link": "" if loopback else cell["link"],
     }
-    command = processes.module(
-      "caatnet.benchmarks.foreign.flower_session", system
-    )
+    command = [
+      *(["unshare", "-rn"] if loopback else []),
+      *processes.module("caatnet.benchmarks.foreign.flower_session", system),
+    ]
     environment = os.environ | processes.ONE_THREAD | {
       flower_client.OPTIONS: json.dumps(given), "JAX_PLATFORMS": "cpu",
       "FLWR_TELEMETRY_ENABLED": "0",
     }
     try:
       ended = subprocess.run(
-        ["unshare", "-rn", *command], capture_output=True, text=True,
-        check=False, env=environment, timeout=_LIMIT_S,
+        command, capture_output=True, text=True, check=False, env=environment,
+        timeout=_LIMIT_S,
       )
     except (OSError, subprocess.TimeoutExpired) as error:
       raise ValueError(f"a run of {system}: {error}") from error
@@ -132,7 +134,7 @@ def measures(records: Records, num_bytes: int) -> dict[str, Any]:
 
   Args:
     records: Lines of each client's file.
-    num_bytes: Bytes of the run's network namespace.
+    num_bytes: Bytes of the server's network device.
   """
   fits = [[r for r in mine if r["call"] == "fit"] for mine in records]
   clients, rounds = len(fits), len(fits[0])

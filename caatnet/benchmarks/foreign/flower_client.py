@@ -16,7 +16,6 @@ import time
 
 import numpy as np
 
-ADDRESS = "127.0.0.1:7100"
 # Name of a variable with the `Network`'s options, JSON.
 OPTIONS = "FEDERATED_BENCHMARK"
 BATCH, RATE, VALIDATION = 32, 0.02, 0.2
@@ -139,14 +138,14 @@ def main() -> None:
 
     kind = type("Client", (Network, flwr.client.NumPyClient), {})
     flwr.client.start_client(
-      server_address=ADDRESS, client=kind(*made).to_client()
+      server_address=options["address"], client=kind(*made).to_client()
     )
     return
   from caatnet.federated import flower
   from parallel.elastic.transport import handshake
 
   flower.start_client(
-    ADDRESS, Network(*made), given.client, handshake.from_files(),
+    options["address"], Network(*made), given.client, handshake.from_files(),
     validate=options["evaluate"],
   )
 

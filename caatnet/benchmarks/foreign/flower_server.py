@@ -25,7 +25,7 @@ def main() -> None:
     return {"server_round": server_round}
 
   start_server(
-    server_address="127.0.0.1:7100",
+    server_address=options["address"],
     config=ServerConfig(num_rounds=options["rounds"]),
     strategy=FedAvg(
       fraction_evaluate=float(options["evaluate"]), min_fit_clients=num,

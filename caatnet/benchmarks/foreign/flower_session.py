@@ -1,29 +1,33 @@
-"""One federated run of the comparison with Flower, in a network namespace.
+"""One federated run of the comparison with Flower, in network namespaces.
 
   unshare -rn python -m caatnet.benchmarks.foreign.flower_session ours
 
-The namespace has only a loopback device, whose number of bytes is printed at
-the end. With rates, a token bucket (htb) for each direction limits the sum of
-all clients, as in one radio cell; nothing is delayed. The options are in the
-environment, as for `flower_client.py`.
+Without a link in the options, this process is in a namespace whose only device
+is the loopback device. Otherwise there are namespaces of the server and of each
+client (`caatnet.benchmarks.harness.namespaces.star`). The number of bytes of
+the server's device is printed at the end. Options are in the environment, as
+for `flower_client.py`.
 """
 
+from collections.abc import Iterator
+import contextlib
 import json
 import os
 import pathlib
+import re
 import secrets
-import socket
 import subprocess
 import sys
 import time
 from typing import Any
 
 from caatnet.benchmarks.foreign import flower_client
-from caatnet.federated import processes
+from caatnet.benchmarks.harness import namespaces
+from caatnet.federated import links, processes
 
 _LISTEN_S = 120.0
 _HERE = pathlib.Path(__file__).parent
-_CLIENT = "flower_client"
+_CLIENT, _PORT = "flower_client", 7100
 
 
 def main(system: str) -> None:
@@ -34,31 +38,59 @@ def main(system: str) -> None:
   """
   options = json.loads(os.environ[flower_client.OPTIONS])
   os.environ["ELASTIC_TOKEN"] = secrets.token_hex()
-  folder = pathlib.Path(options["folder"])
-  _shape(options)
-  if system == "ours":
-    server = _ours(options)
-    client = [sys.executable, "-m", f"{__package__}.{_CLIENT}", system]
-  else:
-    server = [options["python"], str(_HERE / "flower_server.py")]
-    client = [options["python"], str(_HERE / f"{_CLIENT}.py"), system]
-  with open(folder / "server.log", "w") as log:
-    process = subprocess.Popen(server, stdout=log, stderr=subprocess.STDOUT)
-  try:
-    _wait_for_server(process)
-    with processes.Clients(client, options["clients"], folder) as clients:
-      while process.poll() is None:
-        clients.check()
-        time.sleep(0.05)
-      if process.returncode:
-        raise ValueError(f"the server has ended: {process.returncode}")
-    print(json.dumps({"bytes": _loopback_bytes()}))
-  finally:
-    process.kill()
-    process.wait()
+  folder, num = pathlib.Path(options["folder"]), options["clients"]
+  with _network(options["link"], num) as (host, at_server, at_clients):
+    options["address"] = f"{host}:{_PORT}"
+    os.environ[flower_client.OPTIONS] = json.dumps(options)
+    if system == "ours":
+      server = _ours(options, host)
+      client = [sys.executable, "-m", f"{__package__}.{_CLIENT}", system]
+    else:
+      server = [options["python"], str(_HERE / "flower_server.py")]
+      client = [options["python"], str(_HERE / f"{_CLIENT}.py"), system]
+    with open(folder / "server.log", "w") as log:
+      process = subprocess.Popen(
+        [*at_server, *server], stdout=log, stderr=subprocess.STDOUT
+      )
+    try:
+      _wait_for_server(process, at_server)
+      with processes.Clients([
+        [*prefix, *client, f"--client={k}"]
+        for k, prefix in enumerate(at_clients)
+      ], folder) as clients:
+        while process.poll() is None:
+          clients.check()
+          time.sleep(0.05)
+        if process.returncode:
+          raise ValueError(f"the server has ended: {process.returncode}")
+      print(json.dumps({"bytes": _device_bytes(at_server)}))
+    finally:
+      process.kill()
+      process.wait()
 
 
-def _ours(options: dict[str, Any]) -> list[str]:
+@contextlib.contextmanager
+def _network(
+  link: str, num: int
+) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+  """Creates the network of a run.
+
+  Args:
+    link: Name of a link; "" for loopback.
+    num: Number of clients.
+
+  Yields:
+    The server's host, and prefixes of the server's and each client's command.
+  """
+  if not link:
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    yield "127.0.0.1", [], [[]] * num
+    return
+  with namespaces.star(links.of_clients((link,), num)) as star:
+    yield star.host, ["ip", "netns", "exec", star.server], star.prefixes
+
+
+def _ours(options: dict[str, Any], host: str) -> list[str]:
   """Returns the command of this project's server."""
   values = {
     "clients": options["clients"], "per_round": options["clients"],
@@ -66,55 +98,44 @@ def _ours(options: dict[str, Any]) -> list[str]:
     "outlier_factor": 0.0,  # Flower has no such check
     "numpy_client": f"{_HERE / _CLIENT}.py:client_fn",
   }
-  host, _, port = flower_client.ADDRESS.partition(":")
   return [
     sys.executable, "-m", "launch.federate", "--role=server",
-    "--config=configs/federated/numpy.py", f"--host={host}", f"--port={port}",
+    "--config=configs/federated/numpy.py", f"--host={host}", f"--port={_PORT}",
     f"--workdir={options['folder']}/run",
     *(f"--config.federated.{key}={x}" for key, x in values.items()),
   ]
 
 
-def _shape(options: dict[str, Any]) -> None:
-  """Sets up the loopback device."""
-  _call("ip link set lo up")
-  if not options["down"]:
-    return
-  port = flower_client.ADDRESS.partition(":")[2]
-  _call("tc qdisc add dev lo root handle 1: htb")
-  for number, end, mbit in ((1, "sport", "down"), (2, "dport", "up")):
-    # Packets of loopback have up to 64 KB, which a bucket must hold.
-    _call(f"tc class add dev lo parent 1: classid 1:{number} htb rate "
-          f"{options[mbit]}mbit burst 128kb cburst 128kb quantum 65536")
-    _call(f"tc filter add dev lo parent 1: protocol ip u32 match ip {end} "
-          f"{port} 0xffff flowid 1:{number}")
+def _device_bytes(prefix: list[str]) -> int:
+  """Returns the bytes that the server's network device has carried."""
+  found = subprocess.run(
+    [*prefix, "cat", "/proc/net/dev"], capture_output=True, text=True,
+    check=True,
+  ).stdout.splitlines()[2:]
+  devices = {name.strip(): list(map(int, values.split())) for name, values in (
+    line.split(":") for line in found
+  )}
+  loopback = devices.pop("lo")
+  # Loopback receives what it sends.
+  return loopback[0] + sum(x[0] + x[8] for x in devices.values())
 
 
-def _loopback_bytes() -> int:
-  """Returns the bytes that this namespace has transmitted."""
-  with open("/proc/net/dev") as devices:
-    (line,) = (x for x in devices if x.strip().startswith("lo:"))
-  return int(line.split()[1])
-
-
-def _call(command: str) -> None:
-  subprocess.run(command.split(), check=True)
-
-
-def _wait_for_server(process: subprocess.Popen) -> None:
-  """Waits until the server listens.
+def _wait_for_server(process: subprocess.Popen, prefix: list[str]) -> None:
+  """Waits until the server listens, so that no client has to try again.
 
   Raises:
     ValueError: It has ended, or does not listen in time.
   """
-  host, _, port = flower_client.ADDRESS.partition(":")
   limit = time.monotonic() + _LISTEN_S
   while process.poll() is None and time.monotonic() < limit:
-    try:
-      socket.create_connection((host, int(port)), 1.0).close()
+    found = subprocess.run(
+      [*prefix, "cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True,
+      text=True, check=True,
+    ).stdout
+    # Local address, remote address with port 0, and state 10: listens.
+    if re.search(rf":{_PORT:04X} [0-9A-F]+:0000 0A ", found):
       return
-    except OSError:
-      time.sleep(0.05)
+    time.sleep(0.1)
   raise ValueError(f"the server does not listen: code {process.poll()}")
 
 

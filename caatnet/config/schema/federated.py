@@ -4,6 +4,7 @@ from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   DECAY,
+  FRACTION,
   NOT_NEGATIVE,
   POSITIVE,
   Range,
@@ -114,4 +115,14 @@ class Federated:
   numpy_client: str = field(
     "", "PATH.py:FUNCTION of a Flower app's client_fn, whose NumPyClient "
     "trains instead of a model of the config (docs/flower.md).",
+  )
+  links: tuple[str, ...] = field(
+    (), 'Links between clients and the server: one name or JSON file for all '
+    'clients, or one per client, as in ("5g-40mhz",), with the names of '
+    "caatnet/federated/links.py. launch.federate emulates them when all "
+    "processes are on this machine. () for the links as they are.",
+  )
+  cpu_quota: float = field(
+    0.0, "CPUs of each client that launch.federate starts on this machine, by "
+    "a control group, for root; 0 for no limit.", FRACTION,
   )

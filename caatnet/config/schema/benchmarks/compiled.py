@@ -3,7 +3,6 @@
 from caatnet.config.schema.benchmarks.shared import RESULTS, ROUNDS
 from caatnet.config.schema.fields import (
   COUNT,
-  POSITIVE,
   SEED,
   TWO_OR_MORE,
   Range,
@@ -39,9 +38,9 @@ class Flower:
     (4,), "Numbers of clients of runs without training and evaluation.",
     TWO_OR_MORE,
   )
-  links: dict[str, tuple[float, float]] = field(
-    lambda: {"5G cell, 40 MHz": (152.0, 81.0)}, "Links with the first number "
-    "of clients: Mbit/s down and up of the server, shared by all.", POSITIVE,
+  links: tuple[str, ...] = field(
+    ("ethernet", "wifi", "5g-40mhz"), "Links with the first number of clients, "
+    "names of caatnet/federated/links.py; emulated in namespaces, for root.",
   )
   seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each run.", SEED)
   rounds: int = field(
