@@ -50,11 +50,11 @@ def test_arrays_are_transmitted_exactly(dtype):
 
 
 def test_means_are_rounded_to_the_nearest_value_of_their_dtype():
-  vectors = flower.Vectors([np.float64([0, 0]), np.uint8([0, 0]), [True, True]])
-  mean = np.float32([1 / 3, 1e-40, -0.6, 254.5 + 1, 0.5, 0.25])
+  vectors = flower.Vectors([np.zeros(2), np.uint8([0, 0, 0]), [True, True]])
+  mean = np.float32([1 / 3, 1e-40, -0.6, 255.5, 2.6, 0.5, 0.25])
   doubles, counts, flags = vectors.arrays(mean)
   np.testing.assert_array_equal(doubles, mean[:2].astype(np.float64))
-  assert counts.tolist() == [0, 255]
+  assert counts.tolist() == [0, 255, 3]
   assert flags.tolist() == [True, False]
   # float64 is rounded to float32.
   sent = vectors.vector([np.float64([0.1, 1e300]), counts, flags])
