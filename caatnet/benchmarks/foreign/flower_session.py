@@ -25,7 +25,7 @@ from caatnet.benchmarks.foreign import flower_client
 from caatnet.benchmarks.harness import namespaces
 from caatnet.federated import links, processes
 
-_LISTEN_S = 120.0
+_LISTEN_S, _RUN_S = 120.0, 900.0
 _HERE = pathlib.Path(__file__).parent
 _CLIENT, _PORT = "flower_client", 7100
 
@@ -58,8 +58,11 @@ def main(system: str) -> None:
         [*prefix, *client, f"--client={k}"]
         for k, prefix in enumerate(at_clients)
       ], folder) as clients:
+        limit = time.monotonic() + _RUN_S
         while process.poll() is None:
           clients.check()
+          if time.monotonic() > limit:
+            raise ValueError(f"the run did not end within {_RUN_S:g} s")
           time.sleep(0.05)
         if process.returncode:
           raise ValueError(f"the server has ended: {process.returncode}")
