@@ -23,6 +23,7 @@ import pathlib
 import runpy
 import sys
 import time
+import tomllib
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -64,7 +65,8 @@ class Context(NamedTuple):
   Attributes:
     node_config: "partition-id", the client's id, and "num-partitions", the
       number of clients.
-    run_config: Empty.
+    run_config: Values of ``[tool.flwr.app.config]`` of the app's
+      ``pyproject.toml``; inner tables have names with dots.
   """
 
   node_config: Mapping[str, int]
@@ -275,7 +277,8 @@ def load(name: str, client: int, num: int) -> NumPyClient:
   ``NumPyClient.to_client``.
 
   Args:
-    name: PATH.py:FUNCTION. Modules in the folder of the file can be imported.
+    name: PATH.py:FUNCTION. Modules in the folder of the file can be imported,
+      and those in the folder of the app's ``pyproject.toml``.
     client: Id of the client.
     num: Number of clients.
 
@@ -283,17 +286,41 @@ def load(name: str, client: int, num: int) -> NumPyClient:
     ValueError: There is no such function, or it fails.
   """
   path, _, function = name.rpartition(":")
-  folder = str(pathlib.Path(path).resolve().parent)
   if not pathlib.Path(path).is_file():
     raise ValueError(
       f"{_KEY}={name!r} must be PATH.py:FUNCTION; there is no file {path!r}"
     )
-  if folder not in sys.path:
-    sys.path.append(folder)
+  place = pathlib.Path(path).resolve()
   with _one_line(f"{_KEY}={name!r}, client {client}"):
+    app, run_config = _app(place)
+    folders = map(str, dict.fromkeys([place.parent, app]))
+    sys.path += [x for x in folders if x not in sys.path]
     make = runpy.run_path(path)[function]
-    found = make(Context({"partition-id": client, "num-partitions": num}, {}))
+    found = make(Context(
+      {"partition-id": client, "num-partitions": num}, run_config
+    ))
     return getattr(found, "numpy_client", found)
+
+
+def _app(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
+  """Returns the folder of the app that has a file, and its configuration."""
+  for folder in path.parents:
+    project = folder / "pyproject.toml"
+    if project.is_file():
+      found = tomllib.loads(project.read_text()).get("tool", {}).get("flwr")
+      if found is not None:
+        return folder, _flat(found.get("app", {}).get("config", {}))
+  return path.parent, {}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Returns the values of a table and of its inner tables."""
+  found: dict[str, Any] = {}
+  for key, value in table.items():
+    name = f"{prefix}{key}"
+    inner = isinstance(value, Mapping)
+    found |= _flat(value, f"{name}.") if inner else {name: value}
+  return found
 
 
 def start_client(

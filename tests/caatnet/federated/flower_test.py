@@ -229,15 +229,30 @@ def test_file_without_a_client_is_one_line(
   assert "\n" not in str(found.value)
 
 
-def test_wrapped_client_and_modules_of_its_folder_are_found(tmp_path):
-  (tmp_path / "flower_test_task.py").write_text("VALUE = 5\n")
-  (tmp_path / "app.py").write_text(
-    "import types\nimport flower_test_task\n"
+def test_app_finds_its_modules_and_its_configuration(tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, "path", [*sys.path])
+  package = tmp_path / "flower_test_app"
+  package.mkdir()
+  (package / "task.py").write_text("VALUE = 5\n")
+  (package / "flower_test_near.py").write_text("VALUE = 6\n")
+  (package / "app.py").write_text(
+    "import types\nimport flower_test_near\nfrom flower_test_app import task\n"
     "def make(context):\n"
-    "  own = (context.node_config['partition-id'], flower_test_task.VALUE)\n"
+    "  node, run = context.node_config, context.run_config\n"
+    "  own = [*node.values(), task.VALUE, flower_test_near.VALUE, run]\n"
     "  return types.SimpleNamespace(numpy_client=own)\n"
   )
-  assert flower.load(f"{tmp_path}/app.py:make", 1, 2) == (1, 5)
+  # Of another tool.
+  (package / "pyproject.toml").write_text("[tool.ruff]\nindent-width = 2\n")
+  (tmp_path / "pyproject.toml").write_text(
+    "[tool.flwr.app.config]\nlocal-epochs = 3\noptimizer.rate = 0.1\n"
+  )
+  assert flower.load(f"{package}/app.py:make", 1, 4) == [
+    1, 4, 5, 6, {"local-epochs": 3, "optimizer.rate": 0.1}
+  ]
+  (tmp_path / "pyproject.toml").write_text("[tool.flwr")
+  with pytest.raises(ValueError, match="client 1: TOMLDecodeError: "):
+    flower.load(f"{package}/app.py:make", 1, 4)
 
 
 def test_example_runs_with_coded_links(tmp_path):
