@@ -32,7 +32,8 @@ def test_config_builds(name):
   config = importlib.import_module(name).get_config()
   if "study" in config:  # a study of launch.simulate: no training run
     if name.startswith(
-      ("configs.collectives", "configs.planner", "configs.serving")
+      ("configs.collectives", "configs.federated", "configs.planner",
+       "configs.serving")
     ):
       config = importlib.import_module(name).get_config("test")
     assert registry.find(config).run(config.to_dict())

@@ -212,6 +212,11 @@ RULES = {
     (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated",
       "parallel.elastic"), NUMPY_ONLY),
   ),
+  "caatnet.federated.predict": (
+    ("caatnet.federated", "parallel.elastic.transport.frames",
+     "parallel.network"), NUMPY_ONLY,
+  ),
+  "caatnet.federated.uplinks": (("parallel.network",), NUMPY_ONLY),
   "caatnet.federated.links": (
     ("parallel.checks", "parallel.schema"), NUMPY_ONLY,
   ),
@@ -336,6 +341,7 @@ RULES = {
     (
       "caatnet.checks",
       "caatnet.config.schema",
+      "caatnet.federated",
       "caatnet.inference",
       "caatnet.models.nanobatches",
       "caatnet.models.paged",

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import os
 import pathlib
+import shutil
 import time
 
 _ROOT = pathlib.Path("/sys/fs/cgroup")
@@ -33,7 +35,11 @@ def group(controller: str) -> Iterator[pathlib.Path]:
   finally:
     end = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end:
-      with contextlib.suppress(OSError):  # a process is still being removed
+      try:
         folder.rmdir()
         break
-      time.sleep(0.05)
+      except OSError as error:
+        if error.errno == errno.ENOTEMPTY:  # an ordinary file system
+          shutil.rmtree(folder)
+          break
+      time.sleep(0.05)  # a process is still being removed

@@ -81,14 +81,13 @@ def test_resumed_run_has_the_same_bits():
 
 def test_late_updates_are_merged_with_a_weight_by_age():
   """Client 3 needs more than two deadlines."""
-  def slow(client, round, size):
-    times = numeric.durations(client, round, size)
-    return times._replace(compute_s=5.0) if client == 3 else times
+  def slow(client, round):
+    return {"t_tr": 5.0} if client == 3 else numeric.compute(client, round)
 
   rules = numeric.rules(
     stragglers="late", deadline_s=2.0, weights="equal", rounds=8
   )
-  rounds = numeric.ended(numeric.run(rules, durations=slow))
+  rounds = numeric.ended(numeric.run(rules, compute=slow))
   late = [(e, m) for e in rounds for m in e.merged if m[1] != e.round]
   assert late
   for end, (client, round, factor) in late:
