@@ -33,6 +33,7 @@ from parallel.elastic.transport.handshake import (
 
 _DIAL_S = 2.0
 _AGAIN_S = 0.2  # pause between attempts
+_FAIL_S = 2.0  # for the server to receive the reason of a failure
 _SILENCE_S = 30.0  # until the server has sent its own limit
 
 
@@ -249,9 +250,13 @@ class Client:
     if not self._apply(work, event.vectors):
       return
     self._report(messages.Delivered(work.round))
-    trained = self._trainer.train(
-      self._params, work.round, lambda: self._stops(work.round)
-    )
+    try:
+      trained = self._trainer.train(
+        self._params, work.round, lambda: self._stops(work.round)
+      )
+    except Exception as error:
+      self._fail(str(error) or type(error).__name__)
+      raise
     if trained is None:
       return
     delta = trained.params - self._params
@@ -279,6 +284,13 @@ class Client:
     assert self._retained is not None
     result, data = self._retained
     self._send(result._replace(sent_s=time.monotonic()), data)
+
+  def _fail(self, reason: str) -> None:
+    """Sends the reason for which this client ends."""
+    self._ended.set()  # no new connection
+    assert self._channel is not None
+    self._channel.send(messages.Failed(" ".join(reason.split())[:400]))
+    self._channel.finish(_FAIL_S)
 
   def _apply(self, work: messages.Work, vectors: tuple[bytes, ...]) -> bool:
     """Moves to the revision of a `Work`; returns whether that was possible."""

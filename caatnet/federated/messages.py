@@ -136,13 +136,23 @@ class Ready(NamedTuple):
   round: int
 
 
+class Failed(NamedTuple):
+  """Local training has failed, and the client ends.
+
+  Attributes:
+    reason: Error, one line.
+  """
+
+  reason: str
+
+
 class Part(NamedTuple):
   """Bytes of the vectors of the last message with ``sizes``."""
 
   data: bytes
 
 
-FROM_CLIENT = (Connected, Delivered, Ready, Result, Part)
+FROM_CLIENT = (Connected, Delivered, Ready, Result, Failed, Part)
 FROM_SERVER = (Welcome, Work, Resend, Abandon, End, Part)
 
 

@@ -179,6 +179,9 @@ class Service:
         self._lose(client)
     elif isinstance(event.message, messages.Connected):
       self._connect(channel, sender, event.message)
+    elif isinstance(event.message, messages.Failed):
+      # Untrusted text, printed with escapes; `_Ended` follows.
+      channel.close(f"it has failed: {event.message.reason!a}")
     elif client is not None:
       match event.message:
         case messages.Delivered(round=round):

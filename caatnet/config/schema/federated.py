@@ -122,6 +122,10 @@ class Federated:
   test: bool = field(
     True, "Whether clients evaluate trained models on these examples."
   )
+  numpy_client: str = field(
+    "", "PATH.py:FUNCTION of a Flower app's client_fn, whose NumPyClient "
+    "trains instead of a model of the config (docs/flower.md).",
+  )
   links: tuple[str, ...] = field(
     (), 'Links between clients and the server: one name or JSON file for all '
     'clients, or one per client, as in ("5g-40mhz",), with the names of '

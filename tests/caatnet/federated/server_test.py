@@ -249,6 +249,12 @@ def test_snapshot_is_the_state(tmp_path):
       assert [x.tolist() for x in before] == [x.tolist() for x in after]
     else:
       assert before == after, field.name
+  assert found.published is found.params  # stored once
+  coded = dataclasses.replace(state, published=state.params + 1)
+  snapshot.write(path, coded, rules)
+  np.testing.assert_array_equal(
+    snapshot.read(path, rules).published, state.params + 1
+  )
   other = dataclasses.replace(rules, rounds=9, reconnect_s=1.0)
   assert snapshot.read(path, other).round == state.round
   other = dataclasses.replace(rules, seed=5)

@@ -17,6 +17,7 @@ BENCHMARKS = {
   "experts": models.Experts,
   "experts_simulated": models.ExpertsSimulated,
   "federated_rounds": swarms.FederatedRounds,
+  "flower": compiled.Flower,
   "foreign_programs": compiled.ForeignPrograms,
   "graphs": models.Graphs,
   "host_optimizer": memory.HostOptimizer,
