@@ -236,8 +236,6 @@ def _hello(
       f"{before.examples}",
     ))
     return state
-  for up in (False, True):  # a connection that was lost
-    state = transfers.dequeue(state, hello.client, rules, effects, up)
   state = put(state, hello.client, dataclasses.replace(
     before, connected=True, since=time, revision=hello.revision,
     retained=hello.retained, working=-1,
