@@ -25,6 +25,8 @@
   python -m launch.benchmark --config=configs/benchmark/graphs.py
   python -m launch.benchmark --config=configs/benchmark/host_optimizer.py
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py
+  python -m launch.benchmark --config=configs/benchmark/federated.py
+  python -m launch.benchmark --config=configs/benchmark/flower.py
 """
 
 import importlib
@@ -42,19 +44,17 @@ BODIES = {
   name: room for room, names in {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
                 "ring_orders"),
-    "foreign": ("foreign_programs",),
+    "federated": ("federated_rounds",),
+    "foreign": ("flower", "foreign_programs"),
     "graphs": ("graphs",),
     "memory": ("host_optimizer", "placements"),
     "peers": ("peers",),
     "planner": ("planner", "planner_memory", "planner_truth"),
     "programs": ("kernels", "paged_attention", "programs"),
-    "serving": (
-      "coded", "decoding", "engine", "experts", "experts_simulated",
-      "nanobatches", "server", "serving",
-    ),
-    "training": (
-      "lockstep", "pipeline_schedules", "schedules", "train_step", "zero"
-    ),
+    "serving": ("coded", "decoding", "engine", "experts", "experts_simulated",
+                "nanobatches", "server", "serving"),
+    "training": ("lockstep", "pipeline_schedules", "schedules", "train_step",
+                 "zero"),
   }.items() for name in names
 }
 

@@ -12,6 +12,7 @@ metrics.jsonl. Tokens and certificates are those of docs/elastic.md, the
 protocol is described in docs/federated.md.
 """
 
+import contextlib
 import signal
 import sys
 
@@ -29,8 +30,9 @@ flags.DEFINE_integer("client", None, "Id of the client, from 0.", 0)
 
 
 def main() -> None:
+  from caatnet.benchmarks.federated import emulation
   from caatnet.config import federated
-  from caatnet.federated import processes, report, run
+  from caatnet.federated import report, run
   from caatnet.show import render
   from parallel.elastic.transport.handshake import format_address
 
@@ -39,40 +41,39 @@ def main() -> None:
   ):
     raise ValueError("--role=client needs --server=HOST:PORT and --client=K")
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends its clients
-  federation = federated.build(FLAGS.config)
+  federation = federated.build(FLAGS.config, FLAGS.client or 0)
+  security = swarms.security()
+  if FLAGS.role == "server":
+    emulation.check_none(federation)
   if FLAGS.role == "client":
-    print(run.client(
-      federation, FLAGS.client, FLAGS.server, swarms.security()
-    ))
+    print(run.client(federation, FLAGS.client, FLAGS.server, security))
     return
-  folder = FLAGS.workdir or f"runs/{FLAGS.config.name}"
-  with run.serving(
-    federation, folder, (FLAGS.host, FLAGS.port), swarms.security()
-  ) as service:
-    address = format_address(service.address)
-    print(f"server at {address}", flush=True)
+  with contextlib.ExitStack() as stack:
+    network = stack.enter_context(emulation.emulated(federation, FLAGS.host))
+    render.show(*network.parts())
+    with network.listening():
+      service = stack.enter_context(run.serving(
+        federation, FLAGS.workdir or f"runs/{FLAGS.config.name}",
+        (network.host, FLAGS.port), security,
+      ))
+    print(f"server at {format_address(service.address)}", flush=True)
     if FLAGS.role == "all" and not service.state.finished:
-      command = [sys.executable, "-m", "launch.federate", *sys.argv[1:],
-                 "--role=client", f"--server={address}",
-                 # They end soon after a server that was killed.
-                 "--config.federated.alone_s=10"]
-      with processes.Clients(
-        command, federation.section.clients, service.workdir
-      ) as clients:
-        service.serve(clients.check)
+      command = [sys.executable, "-m", "launch.federate", *sys.argv[1:]]
+      network.serve(service, [*command, "--role=client"])
     else:
       service.serve()
-  if service.rows:
-    render.show(report.table(service.rows))
+  if service.rows or FLAGS.plot:
+    render.present(
+      report.report(service.rows, federation.links), {}, picture=FLAGS.plot
+    )
   print(run.summary(federation, service))
 
 
 if __name__ == "__main__":
   options.run(
-    main,
+    main, defaults={"port": "0"},
     uses=(
-      "config", "workdir", "host", "port", "cpu_devices", "token_file",
+      "config", "plot", "workdir", "host", "port", "cpu_devices", "token_file",
       "certificate", "key", "authority",
     ),
-    defaults={"port": "0"},
   )

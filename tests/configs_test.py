@@ -32,7 +32,8 @@ def test_config_builds(name):
   config = importlib.import_module(name).get_config()
   if "study" in config:  # a study of launch.simulate: no training run
     if name.startswith(
-      ("configs.collectives", "configs.planner", "configs.serving")
+      ("configs.collectives", "configs.federated", "configs.planner",
+       "configs.serving")
     ):
       config = importlib.import_module(name).get_config("test")
     assert registry.find(config).run(config.to_dict())
@@ -50,6 +51,9 @@ def test_config_builds(name):
     if "model" not in config:  # the benchmark times no training step
       return
   if "federated" in config:  # this is the run of a client
+    if config.federated.numpy_client:
+      tree.check(config)
+      return
     with config.unlocked():
       del config.federated
   if "kinds" in config:  # a composition; this is the base's run
@@ -63,7 +67,7 @@ def test_config_builds(name):
     "configs.benchmark.graphs", "configs.benchmark.peers",
     "configs.benchmark.server",
     "configs.elastic.diloco", "configs.experts.kinds",
-    "configs.federated.tiny",
+    "configs.federated.cell", "configs.federated.tiny",
     "configs.memory.7b_long",
   )
   sizes = (1,) if one else (2, 4, 8)

@@ -20,6 +20,7 @@ import pytest
 from caatnet.config.schema import tree
 from caatnet.data import images, sources, tokenizers
 from caatnet.data.graphs import csr, loaders
+from caatnet.federated import links as federated_links
 from caatnet.inference import prompts
 from caatnet.interop.source import open_source
 from caatnet.serving import traces
@@ -101,6 +102,9 @@ TOPOLOGY = json.dumps({
      "both_ways": True} for a, b in ((0, 2), (1, 2))
   ],
 })
+FEDERATED_LINK = json.dumps(
+  dataclasses.asdict(federated_links.LINKS["wifi"])
+)
 MSCCL = exporter.export_xml(builders.build("ring", topologies.ring(3)))
 TOPO = """
         GPU0  GPU1  GPU2  CPU Affinity
@@ -275,6 +279,9 @@ def into(load: Callable, **options):
 FORMATS = {
   "cluster": one("a.json", CLUSTER, cluster_files.read),
   "topology": one("a.json", TOPOLOGY, topology_files.from_file),
+  "federated link": one("a.json", FEDERATED_LINK, lambda path: (
+    federated_links.of_clients([str(path)], 2)
+  )),
   "msccl": Format("a.xml", texts(a__xml=MSCCL), read_schedule),
   "topo": one("a.txt", TOPO, lambda path: cluster_imports.from_topo(
     path.read_text(), DEVICES["a100"], PCIE_4)),

@@ -15,22 +15,20 @@ class Clients:
   """
 
   def __init__(
-    self, command: Sequence[str], num: int, folder: pathlib.Path
+    self, commands: Sequence[Sequence[str]], folder: pathlib.Path
   ) -> None:
     """Starts the processes.
 
     Args:
-      command: Command of a client, without its ``--client``.
-      num: Number of clients.
+      commands: Command of each client.
       folder: Folder for the output, ``client-K.log``.
     """
     self._folder = folder
     self._processes = []
-    for client in range(num):
+    for client, command in enumerate(commands):
       with open(self._log(client), "w") as log:
         self._processes.append(subprocess.Popen(
-          [*command, f"--client={client}"], stdout=log,
-          stderr=subprocess.STDOUT,
+          command, stdout=log, stderr=subprocess.STDOUT
         ))
 
   def check(self) -> None:

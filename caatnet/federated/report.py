@@ -1,14 +1,59 @@
-"""Table of the times and bytes of a federated run."""
+"""Report of the times and bytes of a federated run."""
 
 from collections.abc import Mapping, Sequence
 import statistics
 from typing import Any
 
-from caatnet.show.report import Column, Table
+from caatnet.federated.links import Link
+from caatnet.show.plot import Axis, Figure, Panel, stacked
+from caatnet.show.report import Column, Report, Table
 
 _MOST_ROWS = 48
 _TIMES = ("t_a", "t_d", "t_v", "t_tr", "t_te", "t_u", "t_d + t_u")
 _NUMBERS = (*_TIMES, "bytes_down", "bytes_up", "payload_up")
+
+
+def report(
+  rows: Sequence[Mapping[str, Any]], links: Sequence[Link] = ()
+) -> Report:
+  """Returns a table, and a plot with a panel per interface.
+
+  Args:
+    rows: `service.Service.rows`.
+    links: Emulated link of each client; () for none.
+  """
+  return Report(
+    "Federated run", [table(rows)],
+    (lambda: figure(rows, links)) if rows else None,
+  )
+
+
+def figure(
+  rows: Sequence[Mapping[str, Any]], links: Sequence[Link] = ()
+) -> Figure:
+  """Returns the phases of each client, medians of all rounds, as stacked bars.
+
+  Args:
+    rows, links: Arguments of `report`.
+  """
+  panels: dict[str, list[dict[str, Any]]] = {}
+  for row in _medians(rows):
+    name = links[row["client"]].name if links else "links of this machine"
+    panels.setdefault(name, []).append(row)
+  times = [name for name in _TIMES if any(name in row for row in rows)]
+  return Figure([
+    Panel(
+      stacked(
+        {name: [row.get(name, 0.0) for row in some] for name in times},
+        horizontal=False,
+      ),
+      title=name, y="seconds",
+      x=Axis("client", ticks=[(i, str(row["client"]))
+                              for i, row in enumerate(some)]),
+    ) for name, some in panels.items()
+  ], (max(4.0, 2.5 * len(panels) + 1.5), 4.0), len(panels),
+    title="phases of a round, medians", legend="outside right upper",
+    share_y="all")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:

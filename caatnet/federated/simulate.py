@@ -1,9 +1,10 @@
 """Simulated federated run: the server's core with a simulated clock.
 
 The server is `server.step`, the function that `service.py` runs over sockets.
-Clients, their durations and faults are simulated: a heap holds all future
-events. The result depends on the arguments only, so a fault can be replayed at
-any time of a round.
+Clients and faults are simulated: a heap holds all future events. Models and
+updates are transfers on a `Network`, whose durations may depend on each other.
+The result depends on the arguments only, so a fault can be replayed at any time
+of a round.
 
 A fault concerns one client, or the server:
 
@@ -13,12 +14,12 @@ A fault concerns one client, or the server:
   server the server ends, and starts again from its last saved state
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import heapq
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,12 +27,68 @@ from caatnet.federated import events, server
 from caatnet.federated.server import Arithmetic, Rules, Server
 
 
-class Durations(NamedTuple):
-  """Durations of a client's part of a round, in seconds."""
+class Transfer(NamedTuple):
+  """Transfer between the server and a client; names a flow on the network.
 
-  downlink_s: float
-  compute_s: float
-  uplink_s: float
+  Attributes:
+    client: Id of the client.
+    up: Whether the client sends.
+    number: Distinguishes transfers.
+  """
+
+  client: int
+  up: bool
+  number: int
+
+
+class Network(Protocol):
+  """Network between the server and its clients, on a simulated clock."""
+
+  def start(self, time: float, transfer: Transfer, size: int) -> None:
+    """Starts a transfer of ``size`` bytes at the current time."""
+    ...
+
+  def cancel(self, time: float, transfer: Transfer) -> None:
+    """Ends a transfer at the current time; it does not arrive."""
+    ...
+
+  def next_s(self) -> float:
+    """Returns the time of the next event; infinity for none."""
+    ...
+
+  def advance(self, time: float) -> list[Transfer]:
+    """Continues until a time; returns the transfers that have arrived."""
+    ...
+
+
+class Constant:
+  """Network with constant durations.
+
+  Example:
+    >>> network = Constant(downlink_s=0.3, uplink_s=0.4)
+    >>> network.start(1.0, Transfer(client=0, up=True, number=0), 100)
+    >>> network.next_s(), network.advance(2.0)
+    (1.4, [Transfer(client=0, up=True, number=0)])
+  """
+
+  def __init__(self, downlink_s: float, uplink_s: float) -> None:
+    self._durations_s = downlink_s, uplink_s
+    self._ends: dict[Transfer, float] = {}
+
+  def start(self, time: float, transfer: Transfer, size: int) -> None:
+    self._ends[transfer] = time + self._durations_s[transfer.up]
+
+  def cancel(self, time: float, transfer: Transfer) -> None:
+    self._ends.pop(transfer, None)
+
+  def next_s(self) -> float:
+    return min(self._ends.values(), default=math.inf)
+
+  def advance(self, time: float) -> list[Transfer]:
+    found = [k for k, end in self._ends.items() if end <= time]
+    for transfer in found:
+      del self._ends[transfer]
+    return found
 
 
 class Fault(NamedTuple):
@@ -63,6 +120,7 @@ class _Client:
     revision: Revision that it holds; -1 for none.
     retained: Newest update; None for none.
     working: Round in progress; -1 for none.
+    row: Times and bytes of the newest round.
   """
 
   connection: int = 0
@@ -72,6 +130,7 @@ class _Client:
   revision: int = -1
   retained: events.Update | None = None
   working: int = -1
+  row: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Simulation:
@@ -81,6 +140,8 @@ class Simulation:
     state: State of the server.
     time: Current time in seconds.
     effects: (time, effect) of each effect of the server, without `Save`.
+    rows: One dict per received update, with the keys of `service.Service.rows`:
+      times of the client's phases in seconds, and bytes of transfers.
     hit: (kind, phase of the client) of each fault.
   """
 
@@ -88,8 +149,11 @@ class Simulation:
     self, rules: Rules, arithmetic: Arithmetic, params: np.ndarray,
     examples: Sequence[int],
     train: Callable[[int, int, np.ndarray], np.ndarray],
-    durations: Callable[[int, int, int], Durations],
+    compute: Callable[[int, int], Mapping[str, float]], network: Network,
     faults: Sequence[Fault] = (), silence_s: float = 2.0,
+    aggregation_s: float = 0.0, message_s: float = 0.01,
+    downlink_bytes: Callable[[Server, int], int] | None = None,
+    uplink_bytes: int | None = None,
   ) -> None:
     """Creates a run.
 
@@ -99,13 +163,26 @@ class Simulation:
       params: Initial parameters, float32 ``[n]``.
       examples: Number of examples of each client.
       train: Maps client, round and the received parameters to the update.
-      durations: Maps client, round and the bytes of the downlink to durations.
+      compute: Maps client and round to the durations of the client's phases in
+        seconds, by name ("t_v", "t_tr", "t_te").
+      network: Network of the models and updates.
       faults: Faults.
       silence_s: Time after which the server closes a silent connection.
+      aggregation_s: Time from the end of a round to the next models.
+      message_s: Time of other messages.
+      downlink_bytes: Maps the server's state and the revision of a client to
+        the bytes of its downlink; None for those of the state.
+      uplink_bytes: Bytes of an update; None for those of the parameters.
     """
     self._rules, self._arithmetic = rules, arithmetic
-    self._examples, self._train, self._durations = examples, train, durations
-    self._silence_s = silence_s
+    self._examples, self._train, self._compute = examples, train, compute
+    self._network, self._silence_s = network, silence_s
+    self._aggregation_s, self._message_s = aggregation_s, message_s
+    self._downlink_bytes = downlink_bytes or _downlink_bytes
+    self._uplink_bytes = (
+      params.nbytes if uplink_bytes is None else uplink_bytes
+    )
+    self._transfers: dict[Transfer, Callable[[], None]] = {}
     self._events: list[tuple[float, int, Callable[[], None]]] = []
     self._count = 0
     self._clients = [_Client() for _ in examples]
@@ -116,6 +193,7 @@ class Simulation:
     self.state = server.initial(params, arithmetic)
     self._saved = self.state
     self.effects: list[tuple[float, Any]] = []
+    self.rows: list[dict[str, Any]] = []
     self.hit: list[tuple[str, str]] = []
     for client in range(len(examples)):
       self._after(0.01 * client, functools.partial(self._connect, client))
@@ -124,12 +202,20 @@ class Simulation:
 
   def run(self, limit_s: float = math.inf) -> Server:
     """Runs until the end or a time limit; returns the server's state."""
-    while self._events and not self.state.finished:
-      time, _, event = heapq.heappop(self._events)
-      if time > limit_s:
+    while not self.state.finished:
+      event_s = self._events[0][0] if self._events else math.inf
+      network_s = self._network.next_s()
+      time = min(event_s, network_s)
+      if time == math.inf or time > limit_s:
         break
       self.time = max(self.time, time)
-      event()
+      if event_s <= network_s:
+        heapq.heappop(self._events)[2]()
+        continue
+      for transfer in self._network.advance(self.time):
+        # One that an earlier arrival has cancelled has no entry.
+        if arrive := self._transfers.pop(transfer, None):
+          arrive()
     return self.state
 
   def _after(self, wait_s: float, event: Callable[[], None]) -> None:
@@ -150,11 +236,16 @@ class Simulation:
     retained = -1 if it.retained is None else it.retained.round
     self._to_server(client, events.Hello(
       client, self._examples[client], it.revision, self._rules.digest, retained
-    ), 0.01)
+    ))
 
-  def _to_server(self, client: int, message: Any, wait_s: float) -> None:
+  def _to_server(self, client: int, message: Any) -> None:
     """Sends a message, which is lost if the connection ends before."""
+    self._after(self._message_s, self._arrival(client, message))
+
+  def _arrival(self, client: int, message: Any) -> Callable[[], None]:
+    """Returns a function that passes a message of a client to the server."""
     connection = self._clients[client].connection
+    sent_s = self.time
 
     def arrive() -> None:
       it = self._clients[client]
@@ -163,27 +254,46 @@ class Simulation:
       elif connection and it.connection == connection and self._server:
         if isinstance(message, events.Update):
           it.phase = "idle"
+          self.rows.append(it.row | {
+            "t_u": self.time - sent_s, "bytes_up": self._uplink_bytes,
+          })
         self._step(message)
 
-    self._after(wait_s, arrive)
+    return arrive
+
+  def _transfer(
+    self, client: int, up: bool, size: int, arrive: Callable[[], None]
+  ) -> None:
+    """Starts a transfer, which is lost if the connection ends before."""
+    self._count += 1
+    transfer = Transfer(client, up, self._count)
+    self._transfers[transfer] = arrive
+    self._network.start(self.time, transfer, size)
+
+  def _disconnect(self, client: int) -> None:
+    """Ends the connection of a client, and its transfers."""
+    self._clients[client].connection = 0
+    for transfer in [t for t in self._transfers if t.client == client]:
+      self._network.cancel(self.time, transfer)
+      del self._transfers[transfer]
 
   def _step(self, message: Any) -> None:
     """Runs the server's core and executes its effects."""
     self.state, effects = server.step(
       self.state, message, self.time, self._rules, self._arithmetic
     )
+    aggregates = any(isinstance(effect, events.Ended) for effect in effects)
     for effect in effects:
       match effect:
         case events.Save():
           self._saved = self.state
           continue
         case events.Train():
-          size = sum(map(len, server.downlink(self.state, effect.base)[1]))
-          self._work(effect, self.state.published, size)
+          self._work(effect, self._aggregation_s if aggregates else 0.0)
         case events.Resend():
-          retained = self._clients[effect.client].retained
-          if retained is not None and retained.round == effect.round:
-            self._upload(effect.client, retained)
+          self._after(
+            self._message_s, functools.partial(self._resend, effect)
+          )
         case events.Abandon():
           it = self._clients[effect.client]
           if it.working == effect.round:
@@ -200,16 +310,23 @@ class Simulation:
       if wake > self.time:
         self._after(wake - self.time, tick)
 
-  def _work(
-    self, train: events.Train, published: np.ndarray, size: int
-  ) -> None:
+  def _work(self, train: events.Train, wait_s: float) -> None:
     """Sends a model to a client, which trains and returns its update."""
     it = self._clients[train.client]
-    if it.working == train.round:
-      return  # it has not stopped computing
-    times = self._durations(train.client, train.round, size)
+    if it.working == train.round:  # it has not stopped computing
+      self._to_server(
+        train.client, events.Delivered(train.client, train.round)
+      )
+      return
     connection, process = it.connection, it.process
+    published, sent_s = self.state.published, self.time + wait_s
+    size = self._downlink_bytes(self.state, train.base)
+    phases = self._compute(train.client, train.round)
     it.phase = "downlink"
+
+    def send() -> None:
+      if it.connection == connection:
+        self._transfer(train.client, False, size, received)
 
     def received() -> None:
       if it.wakes > self.time:
@@ -217,7 +334,14 @@ class Simulation:
       elif connection and it.connection == connection:
         it.working, it.revision = train.round, train.revision
         it.phase = "training"
-        self._after(times.compute_s, computed)
+        it.row = {
+          "round": train.round, "client": train.client,
+          "t_d": self.time - sent_s, **phases, "bytes_down": size,
+        }
+        self._to_server(
+          train.client, events.Delivered(train.client, train.round)
+        )
+        self._after(sum(phases.values()), computed)
 
     def computed() -> None:
       if it.wakes > self.time:
@@ -226,17 +350,35 @@ class Simulation:
         delta = self._train(train.client, train.round, published)
         it.working = -1
         it.retained = events.Update(
-          train.client, train.round, train.revision, delta
+          train.client, train.round, train.revision, delta,
+          busy_s=sum(phases.values()),
         )
-        self._upload(train.client, it.retained)
+        if self._rules.uplinks_at_once:
+          it.phase = "waiting"
+          self._to_server(
+            train.client, events.Ready(train.client, train.round)
+          )
+        else:
+          self._upload(train.client, it.retained)
 
-    self._after(times.downlink_s, received)
+    if wait_s:
+      self._after(wait_s, send)
+    else:
+      send()
+
+  def _resend(self, resend: events.Resend) -> None:
+    """Sends a retained update that the server has asked for."""
+    retained = self._clients[resend.client].retained
+    if retained is not None and retained.round == resend.round:
+      self._upload(resend.client, retained)
 
   def _upload(self, client: int, update: events.Update) -> None:
     it = self._clients[client]
     it.phase = "uplink"
-    times = self._durations(client, update.round, 0)
-    self._to_server(client, update, times.uplink_s)
+    if it.connection:  # else the server asks for it after a new one
+      self._transfer(
+        client, True, self._uplink_bytes, self._arrival(client, update)
+      )
 
   def _fault(self, fault: Fault) -> None:
     """Executes a fault."""
@@ -263,9 +405,8 @@ class Simulation:
 
   def _lose(self, client: int) -> None:
     """Ends the connection of a client."""
-    it = self._clients[client]
-    if it.connection:
-      it.connection = 0
+    if self._clients[client].connection:
+      self._disconnect(client)
       if self._server:
         self._step(events.Gone(client))
 
@@ -276,7 +417,7 @@ class Simulation:
     self._server = 0
     for client, it in enumerate(self._clients):
       if it.connection:
-        it.connection = 0
+        self._disconnect(client)
         self._after(0.5, functools.partial(self._connect, client))
 
     def start() -> None:
@@ -286,3 +427,8 @@ class Simulation:
       self._step(events.Tick())
 
     self._after(lasts_s, start)
+
+
+def _downlink_bytes(state: Server, base: int) -> int:
+  """Returns the bytes of the downlink to a client with a revision."""
+  return sum(map(len, server.downlink(state, base)[1]))

@@ -18,9 +18,9 @@ from caatnet.show.report import Report
 
 # Valid values of config.study: names of the subdirectories.
 SUBJECTS = (
-  "alignment", "collectives", "datacentre", "flows", "inference", "partitions",
-  "pipeline", "placement", "planner", "published", "schedule", "serving",
-  "utilisation",
+  "alignment", "collectives", "datacentre", "federated", "flows", "inference",
+  "partitions", "pipeline", "placement", "planner", "published", "schedule",
+  "serving", "utilisation",
 )
 
 

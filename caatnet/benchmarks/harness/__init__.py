@@ -2,9 +2,10 @@
 
 `timing` alternates measurements. `processes` starts and ends processes and
 exchanges lines of JSON with them; `peer` is the other end, and `sockets`
-connects them. `namespaces` shapes links, and `wire` delays their packets.
-`setup` prepares a benchmark's config. `caatnet.show.results` writes result
-files.
+connects them. `namespaces` shapes links, and `wire` delays their packets;
+`relay` does both for streams, without root. `memory_limits` and `cpu_limits`
+are limits of processes. `setup` prepares a benchmark's config.
+`caatnet.show.results` writes result files.
 """
 
 from parallel.lazy import attach

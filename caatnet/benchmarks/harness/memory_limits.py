@@ -1,15 +1,10 @@
-"""Memory limits of processes, by cgroups of version 1, for root."""
+"""Memory limits of processes, by control groups, for root."""
 
 from collections.abc import Callable, Iterator
 import contextlib
-import os
-import pathlib
-import time
 from typing import NamedTuple
 
-_ROOT = pathlib.Path("/sys/fs/cgroup/memory")
-# Seconds for the kernel to remove processes that were killed.
-_PATIENCE_S = 5.0
+from caatnet.benchmarks.harness import cgroups
 
 
 class Group(NamedTuple):
@@ -36,29 +31,21 @@ def limited(size_bytes: int) -> Iterator[Group]:
   Yields:
     The group. Its limit is 0 if this process cannot set one.
   """
-  folder = _ROOT / f"caatnet-{os.getpid()}-{time.monotonic_ns()}"
-  try:
-    if not size_bytes:
-      raise OSError("no limit")
-    folder.mkdir()
-    (folder / "memory.limit_in_bytes").write_text(str(size_bytes))
-  except OSError:
-    yield Group(0, lambda pid: None, lambda: 0)
-    return
+  with contextlib.ExitStack() as stack:
+    try:
+      if not size_bytes:
+        raise OSError("no limit")
+      folder = stack.enter_context(cgroups.group("memory"))
+      (folder / "memory.limit_in_bytes").write_text(str(size_bytes))
+    except OSError:
+      yield Group(0, lambda pid: None, lambda: 0)
+      return
 
-  def read(name: str) -> int:
-    return int((folder / name).read_text())
+    def read(name: str) -> int:
+      return int((folder / name).read_text())
 
-  try:
     yield Group(
       read("memory.limit_in_bytes"),
       lambda pid: (folder / "cgroup.procs").write_text(str(pid)) and None,
       lambda: read("memory.max_usage_in_bytes"),
     )
-  finally:
-    end = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < end:
-      with contextlib.suppress(OSError):  # a process is still being removed
-        folder.rmdir()
-        break
-      time.sleep(0.05)

@@ -8,24 +8,37 @@ separate rate (htb, by destination address). Nothing is delayed.
 lacks netem, a process delays the packets
 (`caatnet.benchmarks.harness.wire`). `mesh` has such a link for each pair, with
 a rate for each direction, and can drop packets of one direction.
+
+`star` has a server and clients whose links differ, as in federated learning: a
+rate for each direction, delay, jitter, losses, and radio cells.
 """
 
+import collections
 from collections.abc import Iterator, Sequence
 import contextlib
+import ipaddress
 import itertools
 import os
 import pathlib
 import re
 import subprocess
+from typing import NamedTuple
 
 import numpy as np
 
 from caatnet.benchmarks.harness import processes
+from caatnet.benchmarks.harness.wire import enter
+from caatnet.federated.links import Link
 
 _DEVICE = "shaped0"
 _MTU, _BURST = 1500, "1600b"  # after an idle time only one packet may burst
 _LONG_MTU = 9000  # few packets, since a process forwards each
 _ENDS = ("10.98.76.1", "10.98.76.2")
+# Addresses of a star: server, hub, and network of the clients.
+_SERVER, _HUB = "10.94.0.1", "10.94.0.2"
+_CLIENTS = ipaddress.IPv4Address("10.95.0.0")
+_LEAST_RTT_S = 1e-3  # below it, the forwarder's own delay matters
+_BURST_S = 0.25e-3  # seconds of a rate that may pass at once
 
 
 @contextlib.contextmanager
@@ -193,6 +206,131 @@ def _long(name: str, device: str, own: str, other: str, rate: float) -> None:
   _call(f"tc -n {name} -batch -", "\n".join(rules) + "\n")
 
 
+class Star(NamedTuple):
+  """Namespaces of a server and of its clients.
+
+  Attributes:
+    host: Address of the server.
+    server: Name of the server's namespace, for `inside`.
+    prefixes: Prefix of a command that runs at each client.
+  """
+
+  host: str
+  server: str
+  prefixes: list[list[str]]
+
+
+@contextlib.contextmanager
+def star(links: Sequence[Link]) -> Iterator[Star]:
+  """Creates namespaces of a server and of clients with given links.
+
+  A hub joins the clients' links to the server's device. Rates are limited at
+  both ends of that device: downlinks in the server's namespace, uplinks in the
+  hub's. A radio cell is one class of htb, whose rate its clients share equally
+  while all of them send. Queues are long and drop no packet. Delays of links
+  below `_LEAST_RTT_S` without jitter and loss are those of this machine.
+
+  Args:
+    links: Link of each client. Shared links with equal names are one cell.
+
+  Raises:
+    ValueError: This machine or this user cannot create them.
+  """
+  hosts = [str(_CLIENTS + 1 + k) for k in range(len(links))]
+  with contextlib.ExitStack() as stack:
+    server, hub, *names = stack.enter_context(_made(len(links) + 2))
+    _call(f"ip link add {_DEVICE} netns {server} type veth peer name {_DEVICE} "
+          f"netns {hub}")
+    # Large packets cost less processor time, but each passes as a whole.
+    slowest = min(min(link.down, link.up) for link in links)
+    size = max(_MTU, int(slowest * _BURST_S))
+    options = (
+      f"gso_max_segs {size // _MTU} gso_max_size {size} mtu {_MTU} "
+      "txqueuelen 10000"
+    )
+    _up(server, _SERVER, options)
+    _up(hub, _HUB, options)
+    _call(f"ip -n {server} route add {_CLIENTS}/16 via {_HUB}")
+    _set(hub, "ip_forward", "1")
+    wires = {
+      k: stack.enter_context(processes.Process(["nice", "-n", "-15",
+        *processes.module(
+          "caatnet.benchmarks.harness.wire", f"spoke{k}", hub, name,
+          link.rtt_s / 2, link.jitter_s, link.loss,
+        )]))
+      for k, (name, link) in enumerate(zip(names, links, strict=True))
+      if link.rtt_s >= _LEAST_RTT_S or link.jitter_s or link.loss
+    }
+    for k, (name, host) in enumerate(zip(names, hosts, strict=True)):
+      device = f"spoke{k}"
+      if k not in wires:
+        _call(f"ip link add {device} netns {hub} type veth peer name {device} "
+              f"netns {name}")
+      elif wires[k].answer() is None:
+        raise RuntimeError("a wire has ended; its error is above")
+      for end in (hub, name):
+        _call(f"ip -n {end} link set {device} {options} up")
+      _call(f"ip -n {hub} route add {host}/32 dev {device}")
+      _call(f"ip -n {name} link set lo up")
+      _call(f"ip -n {name} address add {host}/32 dev {device}")
+      _call(f"ip -n {name} route add {_HUB}/32 dev {device}")
+      _call(f"ip -n {name} route add default via {_HUB}")
+    for name in (server, *names):
+      # Every machine has Reno, whose rate has a closed form. Connections do not
+      # start with values that earlier ones have measured.
+      _set(name, "tcp_congestion_control", "reno")
+      _set(name, "tcp_no_metrics_save", "1")
+    _call(f"tc -n {server} -batch -", _shares(
+      [link.down for link in links], links, [f"dst {host}" for host in hosts]
+    ))
+    _call(f"tc -n {hub} -batch -", _shares(
+      [link.up for link in links], links, [f"src {host}" for host in hosts]
+    ))
+    yield Star(_SERVER, server, list(map(_prefix, names)))
+
+
+def _shares(
+  rates: Sequence[float], links: Sequence[Link], matches: Sequence[str]
+) -> str:
+  """Returns the commands of tc for one direction of a star."""
+  lines = [f"qdisc add dev {_DEVICE} root handle 1: htb"]
+  members = collections.Counter(link.name for link in links if link.shared)
+  cells = {name: f"1:{1000 + i}" for i, name in enumerate(members)}
+  made = set()
+  for k, (rate, link) in enumerate(zip(rates, links, strict=True)):
+    burst = max(2 * _MTU, int(rate * _BURST_S))
+    limits = f"ceil {8 * rate:.0f}bit burst {burst}b cburst {burst}b"
+    parent, share = "1:", rate
+    if link.shared:
+      parent, share = cells[link.name], rate / members[link.name]
+      if parent not in made:
+        made.add(parent)
+        lines.append(f"class add dev {_DEVICE} parent 1: classid {parent} htb "
+                     f"rate {8 * rate:.0f}bit {limits}")
+    lines += [
+      # Of an unused share, the others receive a packet each in turn.
+      f"class add dev {_DEVICE} parent {parent} classid 1:{k + 1} htb rate "
+      f"{8 * share:.0f}bit {limits} quantum {_MTU}",
+      f"filter add dev {_DEVICE} parent 1: protocol ip u32 match ip "
+      f"{matches[k]}/32 flowid 1:{k + 1}",
+    ]
+  return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def inside(name: str) -> Iterator[None]:
+  """Context in which this thread's new sockets belong to a namespace.
+
+  They remain in it after the context.
+  """
+  with contextlib.ExitStack() as stack:
+    # An open file names the thread's own namespace until it has returned.
+    own = stack.enter_context(open("/proc/thread-self/ns/net"))
+    enter(f"/run/netns/{name}")
+    stack.callback(enter, f"/proc/self/fd/{own.fileno()}")
+    yield
+
+
 @contextlib.contextmanager
 def _made(count: int) -> Iterator[list[str]]:
   """Creates namespaces, and deletes them with all their contents."""
@@ -215,6 +353,11 @@ def _clear() -> None:
     # The name contains the id of the process that created it.
     if found and not pathlib.Path(f"/proc/{found[1]}").exists():
       _call(f"ip netns delete {found[0]}")
+
+
+def _set(name: str, key: str, value: str) -> None:
+  """Sets a parameter of a namespace's network."""
+  _call(f"ip netns exec {name} tee /proc/sys/net/ipv4/{key}", value)
 
 
 def _prefix(name: str) -> list[str]:

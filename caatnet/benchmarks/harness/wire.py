@@ -1,73 +1,139 @@
 """Delay line: forwards packets between TUN devices of two namespaces.
 
-  python -m caatnet.benchmarks.harness.wire DEVICE NAME_A NAME_B SECONDS
+  python -m caatnet.benchmarks.harness.wire DEVICE NAME_A NAME_B SECONDS \
+    [JITTER_S LOSS]
 
-Packets are delayed, not bytes of a stream, so TCP's windows and slow start
-behave as on a long link. It prints a line of JSON when both devices exist.
+Packets are delayed or lost, not bytes of a stream, so TCP's windows and slow
+start behave as on a long link. Packets arrive in the order of their departure,
+as over a radio link, which sends lost blocks again. The delay has a normal
+distribution, and is drawn again every `_HOLD_S`: if it were drawn for each
+packet, all packets in order would have about the largest delay. It prints a
+line of JSON when both devices exist.
 """
 
+import collections
 import contextlib
 import ctypes
 import fcntl
 import json
 import os
-import queue
+import random
+import select
 import struct
 import sys
-import threading
 import time
 
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _TUN, _NO_INFO = 0x400454CA, 0x0001, 0x1000
 _MOST_PACKETS = 100_000  # in flight in a direction; more are dropped
+_MOST_READ = 64  # packets in one turn
+_HOLD_S = 0.02
+_IDLE_S = 1.0
+
+
+def enter(path: str) -> None:
+  """Moves the calling thread, not its process, into a network namespace.
+
+  Args:
+    path: Path of the namespace's file.
+  """
+  libc = ctypes.CDLL(None, use_errno=True)
+  with open(path) as there:
+    if libc.setns(there.fileno(), _CLONE_NEWNET):
+      raise OSError(ctypes.get_errno(), f"namespace {path}")
 
 
 def _tun(device: str, namespace: str) -> int:
   """Enters a namespace, and returns the file of a new TUN device in it."""
-  libc = ctypes.CDLL(None, use_errno=True)
-  with open(f"/run/netns/{namespace}") as there:
-    # setns applies to the calling thread only.
-    if libc.setns(there.fileno(), _CLONE_NEWNET):
-      raise OSError(ctypes.get_errno(), f"namespace {namespace}")
+  enter(f"/run/netns/{namespace}")
   file = os.open("/dev/net/tun", os.O_RDWR)
   fcntl.ioctl(
     file, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _TUN | _NO_INFO)
   )
+  os.set_blocking(file, False)
   return file
 
 
-def _carry(source: int, target: int, delay_s: float) -> None:
-  """Forwards each packet a number of seconds after its arrival."""
-  under_way: queue.Queue[tuple[float, bytes]] = queue.Queue(_MOST_PACKETS)
+class Delays:
+  """Delays and losses of the packets of one direction."""
 
-  def arrive() -> None:
-    while True:
-      due, packet = under_way.get()
+  def __init__(
+    self, delay_s: float, jitter_s: float, loss: float = 0.0, seed: str = ""
+  ) -> None:
+    """Creates the delays.
+
+    Args:
+      delay_s: Mean delay in seconds.
+      jitter_s: Standard deviation of the delay in seconds.
+      loss: Probability that a packet is lost.
+      seed: Seed of both.
+    """
+    self._delay_s, self._jitter_s, self._loss = delay_s, jitter_s, loss
+    self._random = random.Random(seed)
+    self._until, self._now_s = 0.0, delay_s
+
+  def due(self, time_s: float) -> float | None:
+    """Returns the time when a packet arrives; None if it is lost."""
+    if self._loss and self._random.random() < self._loss:
+      return None
+    if self._jitter_s and time_s >= self._until:
+      self._until = time_s + _HOLD_S
+      drawn_s = self._random.gauss(self._delay_s, self._jitter_s)
+      self._now_s = max(0.0, drawn_s)
+    return time_s + self._now_s
+
+
+class _Way:
+  """One direction: packets of one file, written to another when due."""
+
+  def __init__(self, source: int, target: int, delays: Delays) -> None:
+    self.source, self._target, self._delays = source, target, delays
+    self._waiting: collections.deque[tuple[float, bytes]] = collections.deque()
+
+  def receive(self) -> None:
+    """Reads available packets; a bounded number, since others may be due."""
+    with contextlib.suppress(BlockingIOError):
+      for _ in range(_MOST_READ):
+        packet = os.read(self.source, 1 << 16)
+        due = self._delays.due(time.monotonic())
+        if due is not None and len(self._waiting) < _MOST_PACKETS:
+          self._waiting.append((due, packet))
+
+  def send(self) -> float:
+    """Writes due packets; returns the seconds until the next one is due."""
+    while self._waiting:
+      due, packet = self._waiting[0]
       wait_s = due - time.monotonic()
       if wait_s > 0:
-        time.sleep(wait_s)
+        return wait_s
+      self._waiting.popleft()
       with contextlib.suppress(OSError):  # the other end is down
-        os.write(target, packet)
-
-  threading.Thread(target=arrive, daemon=True).start()
-  while True:
-    try:
-      packet = os.read(source, 1 << 16)
-    except OSError:  # this end is down
-      time.sleep(0.01)
-      continue
-    with contextlib.suppress(queue.Full):  # drops the packet
-      under_way.put_nowait((time.monotonic() + delay_s, packet))
+        os.write(self._target, packet)
+    return _IDLE_S
 
 
-def main(device: str, first: str, second: str, delay_s: str) -> None:
-  """Forwards packets in both directions until it is killed."""
+def main(
+  device: str, first: str, second: str, delay_s: str, jitter_s: str = "0",
+  loss: str = "0",
+) -> None:
+  """Forwards packets in both directions until stdin is closed."""
   a, b = _tun(device, first), _tun(device, second)
+  # Different devices and directions have different losses.
+  there, back = (
+    Delays(float(delay_s), float(jitter_s), float(loss), device + way)
+    for way in ("there", "back")
+  )
+  ways = (_Way(a, b, there), _Way(b, a, back))
   print(json.dumps("ready"), flush=True)
-  threading.Thread(
-    target=_carry, args=(a, b, float(delay_s)), daemon=True
-  ).start()
-  _carry(b, a, float(delay_s))
+  # One thread, since threads that pass packets to each other take longer.
+  while True:
+    wait_s = min(way.send() for way in ways)
+    ready, _, _ = select.select([a, b, 0], [], [], wait_s)
+    if 0 in ready:  # the parent has ended
+      return
+    for way in ways:
+      if way.source in ready:
+        way.receive()
 
 
 if __name__ == "__main__":

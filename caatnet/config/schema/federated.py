@@ -4,6 +4,7 @@ from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   DECAY,
+  FRACTION,
   NOT_NEGATIVE,
   POSITIVE,
   Range,
@@ -53,6 +54,16 @@ class Federated:
   )
   alone_s: float = field(
     300.0, "Seconds without a server until a client ends.", POSITIVE
+  )
+  downlinks_at_once: int = field(
+    0, "Clients that receive models at once; 0: all. 1 or 2 end a round in a "
+    "radio cell earlier. Clients that computed longest are the first.",
+    COUNT_OR_NONE,
+  )
+  uplinks_at_once: int = field(
+    0, "Clients that send updates at once, on the server's request; 0: all, "
+    "without requests. 1 or 2 complete more updates by a deadline in a radio "
+    "cell.", COUNT_OR_NONE,
   )
   patience: int = field(
     0, "Rounds without a lower validation loss until the run stops; 0: never.",
@@ -110,4 +121,18 @@ class Federated:
   )
   test: bool = field(
     True, "Whether clients evaluate trained models on these examples."
+  )
+  numpy_client: str = field(
+    "", "PATH.py:FUNCTION of a Flower app's client_fn, whose NumPyClient "
+    "trains instead of a model of the config (docs/flower.md).",
+  )
+  links: tuple[str, ...] = field(
+    (), 'Links between clients and the server: one name or JSON file for all '
+    'clients, or one per client, as in ("5g-40mhz",), with the names of '
+    "caatnet/federated/links.py. launch.federate emulates them when all "
+    "processes are on this machine. () for the links as they are.",
+  )
+  cpu_quota: float = field(
+    0.0, "CPUs of each client that launch.federate starts on this machine, by "
+    "a control group, for root; 0 for no limit.", FRACTION,
   )

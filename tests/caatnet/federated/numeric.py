@@ -40,12 +40,14 @@ def train(client, round, params):
   return np.float32(0.25) * (target - params)
 
 
-def durations(client, round, size):
-  return simulate.Durations(0.3, 0.5 + 0.2 * client, 0.4)
+def compute(client, round):
+  return {"t_tr": 0.5 + 0.2 * client}
 
 
 def run(some, faults=(), **changes):
-  arguments = {"train": train, "durations": durations} | changes
+  arguments = {
+    "train": train, "compute": compute, "network": simulate.Constant(0.3, 0.4),
+  } | changes
   found = simulate.Simulation(
     some, Plain(), PARAMS, EXAMPLES[: some.clients], faults=faults,
     **arguments,

@@ -2,6 +2,10 @@
 
   python -m tests.caatnet.federated.process server PORT WORKDIR
   python -m tests.caatnet.federated.process client PORT ID STEP_S
+  python -m tests.caatnet.federated.process linked --server=HOST:PORT \\
+    --client=ID
+
+The last form is that of `emulation.Emulation.serve`.
 """
 
 import pathlib
@@ -12,7 +16,7 @@ import numpy as np
 
 from caatnet.federated.client import Client, Codecs, Trained
 from caatnet.federated.service import Service
-from parallel.elastic.transport.handshake import Security
+from parallel.elastic.transport.handshake import Security, parse_address
 from tests.caatnet.federated import numeric
 
 SECURITY = Security(b"a token of the tests")
@@ -92,7 +96,10 @@ def rules(**changes):
 
 if __name__ == "__main__":
   role, port, *rest = sys.argv[1:]
-  if role == "server":
+  if role == "linked":
+    server, number = (word.partition("=")[2] for word in (port, rest[0]))
+    client(int(number), parse_address("", server), alone_s=30.0).run()
+  elif role == "server":
     with service(int(port), rest[0], rules(), silence_s=2.0) as served:
       served.serve()
   else:

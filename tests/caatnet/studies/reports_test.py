@@ -19,6 +19,7 @@ CASES = {
   "collectives.schedule": ("test", {}),
   "collectives.spraying": ("test", {}),
   "datacentre.hundred_billion": ("test", {}),
+  "federated.links": ("test", {}),
   "diloco.utilisation": ("", {}),
   "graphs.alignment": ("", {"num_ids": 1000, "largest": 200}),
   "inference.decode": ("", {"models": ("70b",), "every": (), "p": (1.0, 0.5)}),

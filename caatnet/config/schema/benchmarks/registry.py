@@ -16,6 +16,8 @@ BENCHMARKS = {
   "engine": models.Engine,
   "experts": models.Experts,
   "experts_simulated": models.ExpertsSimulated,
+  "federated_rounds": swarms.FederatedRounds,
+  "flower": compiled.Flower,
   "foreign_programs": compiled.ForeignPrograms,
   "graphs": models.Graphs,
   "host_optimizer": memory.HostOptimizer,

@@ -4,6 +4,7 @@ from caatnet.config.schema.benchmarks.shared import ROUNDS
 from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
+  FRACTION,
   NOT_NEGATIVE,
   POSITIVE,
   SEED,
@@ -154,3 +155,26 @@ class RingOrders:
     "for each pair.", NOT_NEGATIVE,
   )
   rounds: int = field(5, ROUNDS, COUNT)
+
+
+@section
+class FederatedRounds:
+  """Predicted and measured rounds of federated runs over emulated links."""
+
+  models: tuple[str, ...] = field(
+    ("configs/federated/tiny.py:convolutional",
+     "configs/federated/tiny.py:squeezenet"), "Configs of the runs.",
+  )
+  interfaces: tuple[str, ...] = field(
+    ("ethernet", "wifi", "5g-40mhz"), "Links of all clients; names or JSON "
+    "files, as in config.federated.links.",
+  )
+  clients: tuple[int, ...] = field((4, 8), "Numbers of clients.", COUNT)
+  rounds: int = field(5, ROUNDS, COUNT)
+  local_steps: int = field(2, "Steps of a client in a round.", COUNT)
+  cpu_quota: float = field(
+    0.2, "CPUs of each client, for root; 0 for no limit.", FRACTION
+  )
+  least_share: float = field(
+    0.05, "Share of a round from which the error of a phase counts.", FRACTION
+  )

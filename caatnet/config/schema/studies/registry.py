@@ -2,6 +2,7 @@
 
 from caatnet.config.schema.studies import (
   composed,
+  federated,
   networks,
   overlapped,
   plans,
@@ -14,6 +15,7 @@ STUDIES = {
   "alignment": workloads.Alignment,
   "collectives": networks.Collectives,
   "datacentre": plans.Datacentre,
+  "federated": federated.FederatedLinks,
   "flows": networks.Flows,
   "inference": workloads.Inference,
   "partitions": workloads.Partitions,

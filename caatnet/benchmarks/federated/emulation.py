@@ -1,0 +1,229 @@
+"""Links and processors of clients on one machine, emulated and measured.
+
+As root, server and clients are in network namespaces
+(`caatnet.benchmarks.harness.namespaces.star`). Otherwise a relay
+(`caatnet.benchmarks.harness.relay`) delays the bytes of their connections.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import json
+from typing import Any
+
+from caatnet.benchmarks.harness import cpu_limits, namespaces, processes, relay
+from caatnet.checks import naming
+from caatnet.config.federated import Federation
+from caatnet.federated import processes as client_processes
+from caatnet.federated.links import Link
+from caatnet.federated.service import Service
+from caatnet.show.report import Table
+from parallel.elastic.transport.handshake import format_address
+
+RECORD = "links.json"
+_LOOPBACK = "127.0.0.1"
+# Bytes of a probe: those of a time, and of some round trips for slow start.
+_STREAM_S, _ROUND_TRIPS = 0.4, 4
+# Clients end soon after a server that was killed.
+_ALONE = "--config.federated.alone_s=10"
+_MEASURED = ("measured_", "together_")  # prefixes of keys of rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulation:
+  """Surroundings of a server and its clients.
+
+  Attributes:
+    means: One line: the means of emulation.
+    rows: Shaped and measured values of each client, plain data; [] if nothing
+      is emulated.
+    host: Address for the server to listen at.
+    namespace: Network namespace of the server; "" for that of this process.
+    prefixes: Words before the command of each client.
+    relayed: Link of each client that a relay emulates; () for no relay.
+  """
+
+  means: str
+  rows: Sequence[dict[str, Any]]
+  host: str
+  namespace: str
+  prefixes: Sequence[Sequence[str]]
+  relayed: Sequence[Link]
+
+  def listening(self) -> contextlib.AbstractContextManager[None]:
+    """Returns the context in which the server begins to listen."""
+    if self.namespace:
+      return namespaces.inside(self.namespace)
+    return contextlib.nullcontext()
+
+  def serve(self, service: Service, command: Sequence[str]) -> None:
+    """Runs a server, with its clients as processes, until the run ends.
+
+    Args:
+      service: The server, which listens.
+      command: Command of a client, without its id and the server's address.
+
+    Raises:
+      ValueError: A client has failed.
+    """
+    if self.rows:
+      (service.workdir / RECORD).write_text(json.dumps(
+        {"means": self.means, "clients": list(self.rows)}, indent=2
+      ) + "\n")
+    addresses = [service.address] * len(self.prefixes)
+    with contextlib.ExitStack() as stack:
+      if self.relayed:
+        addresses = stack.enter_context(
+          relay.Relay(service.address, self.relayed)
+        ).addresses
+      clients = stack.enter_context(client_processes.Clients([
+        [*prefix, *command, f"--server={format_address(own)}",
+         f"--client={k}", _ALONE]
+        for k, (prefix, own) in enumerate(
+          zip(self.prefixes, addresses, strict=True)
+        )
+      ], service.workdir))
+      service.serve(clients.check)
+
+  def parts(self) -> list[str | Table]:
+    """Returns the means and a table of shaped and measured values."""
+    if not self.rows:
+      return []
+    return [self.means, Table(
+      "shaped, measured alone, and measured while all clients of cells receive "
+      "or send;\nrates of TCP's data; quotas in processors",
+      ["client", "link", "down, Mbit/s", "up, Mbit/s", "round trip, ms",
+       "jitter, ms", "loss", "quota"],
+      [{
+        "client": row["client"], "link": row.get("name", "-"),
+        "down, Mbit/s": _texts(row, "down", "{:.4g}", 1e6 / 8),
+        "up, Mbit/s": _texts(row, "up", "{:.4g}", 1e6 / 8),
+        "round trip, ms": _texts(row, "rtt_s", "{:.1f}", 1e-3),
+        "jitter, ms": _texts(row, "jitter_s", "{:.1f}", 1e-3),
+        "loss": _texts(row, "loss", "{:.2%}"),
+        "quota": _texts(row, "quota", "{:.2f}"),
+      } for row in self.rows],
+    )]
+
+
+def check_none(federation: Federation) -> None:
+  """Raises ValueError if links or processors are to be emulated.
+
+  For a server whose clients are on other machines; clients ignore these keys.
+  """
+  section = federation.section
+  if section.links or section.cpu_quota:
+    raise ValueError(
+      f"config.federated.links={section.links} and cpu_quota="
+      f"{section.cpu_quota:g} are emulated with --role=all only: must be () "
+      "and 0"
+    )
+
+
+def _texts(
+  row: Mapping[str, Any], key: str, form: str, unit: float = 1.0
+) -> str:
+  """Returns the shaped and the measured values of a key."""
+  values = [row.get(f"{prefix}{key}") for prefix in ("", *_MEASURED)]
+  return ", ".join(form.format(v / unit) for v in values if v is not None)
+
+
+@contextlib.contextmanager
+def emulated(
+  federation: Federation, host: str = _LOOPBACK
+) -> Iterator[Emulation]:
+  """Context of emulated links and processors, which are measured first.
+
+  Args:
+    federation: A run with its links and its quota.
+    host: Address for the server to listen at, without network namespaces.
+
+  Raises:
+    ValueError: The quota cannot be set, or has no effect.
+  """
+  links, quota = federation.links, federation.section.cpu_quota
+  num = federation.section.clients
+  rows: list[dict[str, Any]] = [{"client": k} for k in range(num)]
+  prefixes: list[list[str]] = [[] for _ in range(num)]
+  means, namespace, relayed = [], "", ()
+  with contextlib.ExitStack() as stack:
+    if links:
+      try:
+        star = stack.enter_context(namespaces.star(links))
+      except ValueError as error:
+        relayed, host = links, _LOOPBACK
+        means.append(
+          "links by a relay of the transport, where TCP's slow start sees no "
+          f"long round trip: {error}"
+        )
+      else:
+        host, namespace, prefixes = star.host, star.server, star.prefixes
+        means.append(
+          "links by network namespaces: rates by htb, delays and losses by a "
+          "TUN forwarder, TCP (Reno) from end to end"
+        )
+      for row, link, found in zip(
+        rows, links, _probed(links, host, namespace, prefixes), strict=True
+      ):
+        row |= dataclasses.asdict(link) | found
+    if quota:
+      with naming("config.federated", ("cpu_quota",)):
+        groups = stack.enter_context(cpu_limits.limited(quota, num))
+      means.append("quotas of processor time by control groups")
+      for row, prefix, group in zip(rows, prefixes, groups, strict=True):
+        row |= {"quota": quota, "measured_quota": group.measured}
+        # First: a namespace has no control groups.
+        prefix[:0] = group.prefix
+    yield Emulation(
+      "; ".join(means), rows if means else [], host, namespace, prefixes,
+      relayed,
+    )
+
+
+def _probed(
+  links: Sequence[Link], host: str, namespace: str,
+  prefixes: Sequence[Sequence[str]],
+) -> list[dict[str, float]]:
+  """Returns measured round trips and rates of each client.
+
+  Clients are measured one after the other, then those of cells all at once.
+  """
+  num = len(links)
+  sizes = {
+    down: [int(
+      (link.down if down else link.up) * (_STREAM_S + _ROUND_TRIPS * link.rtt_s)
+    ) for link in links] for down in (True, False)
+  }
+  server = ["ip", "netns", "exec", namespace] if namespace else []
+  with contextlib.ExitStack() as stack:
+    peers = stack.enter_context(processes.Peers(
+      "caatnet.benchmarks.federated.link_probe:Probe",
+      [[k] for k in range(num + 1)], [server, *prefixes],
+    ))
+    address = tuple(peers.do("listen", lambda _: {"host": host}).found[0])
+    addresses = [address] * num
+    if not namespace:
+      addresses = stack.enter_context(relay.Relay(address, links)).addresses
+    peers.do("connect", lambda me: {"num": num} | (
+      {"address": addresses[me - 1]} if me else {}
+    ))
+
+    def stream(down: bool, clients: Sequence[int]) -> dict[int, float]:
+      some = [(k, sizes[down][k]) for k in clients]
+      found = peers.do("stream", lambda _: {"sizes": some, "down": down}).found
+      return {int(k): rate for each in found for k, rate in each.items()}
+
+    found: list[dict[str, float]] = []
+    for k in range(num):
+      round_trips = peers.do("ping", lambda _, k=k: {"client": k}).found
+      found.append({
+        "measured_rtt_s": round_trips[k + 1],
+        "measured_down": stream(True, [k])[k],
+        "measured_up": stream(False, [k])[k],
+      })
+    cells = [k for k, link in enumerate(links) if link.shared]
+    if len(cells) > 1:
+      for way, down in (("down", True), ("up", False)):
+        for k, rate in stream(down, cells).items():
+          found[k][f"together_{way}"] = rate
+    return found

@@ -1,0 +1,201 @@
+"""Predicted and measured rounds of federated runs over emulated links."""
+
+from collections.abc import Mapping, Sequence
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import ml_collections
+
+from caatnet.benchmarks.federated import emulation
+from caatnet.config import federated
+from caatnet.federated import links, predict
+from caatnet.federated.links import Link
+from caatnet.federated.service import METRICS
+from caatnet.show import render
+from caatnet.show.report import Column, Table
+from caatnet.train import files, records
+
+PHASES = ("t_a", "t_d", "t_v", "t_tr", "t_te", "t_u")
+_COMPUTE = ("t_a", "t_v", "t_tr", "t_te")
+# Links of this machine: a round trip is shorter than a fixed time.
+_LOOPBACK = Link("loopback", 1e10, 1e10, 0.0, 0.0, 0.0, 0.0, False, "assumed")
+
+Rows = list[dict[str, Any]]
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Measures, predicts, prints tables, and returns them as plain data.
+
+  Compute times are those of a run without emulated links, with the same model
+  and clients. It also gives the fixed time of a message, which is used for the
+  other models.
+
+  Args:
+    config: Config like configs/benchmark/federated_rounds.py.
+  """
+  options = config.benchmark
+  cases = [(model, num) for model in options.models for num in options.clients]
+  alone = {case: _measured(options, *case, ()) for case in cases}
+  fixed = {
+    (model, num): predict.fit_fixed(
+      found["rows"], _predicted(found, [_LOOPBACK] * num, found, 0.0)
+    ) for (model, num), found in alone.items()
+  }
+  rows = []
+  for model, num in cases:
+    others = [fixed[other, num] for other in options.models if other != model]
+    fixed_s = statistics.median(others) if others else 0.0
+    for name in options.interfaces:
+      found = _measured(options, model, num, (name,))
+      rows.append({
+        "model": model.rpartition(":")[2], "clients": num, "interface": name,
+        "fixed_s": fixed_s, "links": found["links"],
+        "payload_up": found["rows"][0]["payload_up"],
+        **compared(found["rows"], _predicted(
+          found, links.of_clients((name,), num), alone[model, num], fixed_s
+        ), options.least_share),
+      })
+      render.show(_line(rows[-1]))
+  render.show(*tables(rows, options.least_share))
+  return {
+    "rows": rows, "fixed_s": [
+      {"model": model, "clients": num, "seconds": seconds}
+      for (model, num), seconds in fixed.items()
+    ],
+  }
+
+
+def compared(
+  measured: Rows, predicted: Rows, least_share: float
+) -> dict[str, Any]:
+  """Returns the medians of phases and rounds, and their relative errors.
+
+  Args:
+    measured: Rows of clients and rounds.
+    predicted: The same, predicted.
+    least_share: Share of the measured round from which a phase counts.
+
+  Returns:
+    "measured" and "predicted", with seconds by phase and "total", and "errors",
+    with the total and the phases that count.
+  """
+  found, expected = _medians(measured), _medians(predicted)
+  counts = [
+    name for name in found if found[name] >= least_share * found["total"]
+  ]
+  return {
+    "measured": found, "predicted": expected,
+    "errors": {name: expected[name] / found[name] - 1 for name in counts},
+  }
+
+
+def _medians(rows: Rows) -> dict[str, float]:
+  """Returns the median of each phase, and that of the rounds' times.
+
+  A round takes t_a and the largest sum of a client.
+  """
+  totals: dict[int, float] = {}
+  for row in rows:
+    seconds = sum(row[name] for name in PHASES)
+    totals[row["round"]] = max(totals.get(row["round"], 0.0), seconds)
+  return {
+    name: statistics.median(row[name] for row in rows) for name in PHASES
+  } | {"total": statistics.median(totals.values())}
+
+
+def _measured(
+  options: Any, model: str, num: int, names: Sequence[str]
+) -> dict[str, Any]:
+  """Runs launch.federate; returns its rows, its config and emulated links.
+
+  Raises:
+    ValueError: It has failed.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    keys = {
+      "clients": num, "per_round": num, "rounds": options.rounds,
+      "local_steps": options.local_steps, "cpu_quota": options.cpu_quota,
+      **({"links": repr(tuple(names))} if names else {}),
+    }
+    done = subprocess.run([
+      sys.executable, "-m", "launch.federate", f"--config={model}",
+      f"--workdir={folder}",
+      *(f"--config.federated.{key}={value}" for key, value in keys.items()),
+    ], capture_output=True, text=True, check=False)
+    if done.returncode:
+      lines = (done.stderr or done.stdout).strip().splitlines()
+      raise ValueError(f"launch.federate --config={model}: {lines[-1:]}")
+    path = pathlib.Path(folder)
+    rounds = list(map(json.loads, (path / METRICS).read_text().splitlines()))
+    emulated = path / emulation.RECORD
+    return {
+      "rows": [
+        row | {"t_a": each["t_a"]} for each in rounds for row in each["clients"]
+      ],
+      "config": records.read_config(files.folder(folder)),
+      "links": json.loads(emulated.read_text()) if emulated.exists() else None,
+    }
+
+
+def _predicted(
+  found: Mapping[str, Any], of_clients: Sequence[Link],
+  alone: Mapping[str, Any], fixed_s: float,
+) -> Rows:
+  """Returns the rows of a run's prediction.
+
+  Args:
+    found: The run.
+    of_clients: Link of each client.
+    alone: Run with the compute times.
+    fixed_s: Fixed time of a message.
+  """
+  config = ml_collections.ConfigDict(found["config"])
+  federation = federated.build(config)
+  size = 4 * federation.vectors.num
+  medians = _medians(alone["rows"])
+  return predict.predict(
+    federation.rules, of_clients, predict.Bytes(size, size),
+    {name: medians[name] for name in _COMPUTE}, fixed_s,
+  )
+
+
+def _line(row: Mapping[str, Any]) -> str:
+  """Returns the progress after one case."""
+  return (
+    f"{row['model']}, {row['clients']} clients, {row['interface']}: "
+    f"{row['measured']['total']:.3f} s, predicted "
+    f"{row['predicted']['total']:.3f} s"
+  )
+
+
+def tables(rows: Sequence[dict[str, Any]], least_share: float) -> list[Table]:
+  """Returns a table of rounds and one of phases."""
+  case = ["model", "clients", "interface"]
+
+  def both(name: str) -> Column:
+    return Column("", f"{name}, s", "".join((
+      "{measured[", name, "]:.3f}: {predicted[", name, "]:.3f}"
+    )))
+
+  return [
+    Table(
+      "measured and predicted medians; a round takes t_a and the largest sum "
+      "of a client", [*case, *map(both, (*PHASES, "total"))], rows,
+    ),
+    Table(
+      f"errors of predictions, of phases above {least_share:.0%} of a round",
+      [*case, *(
+        Column(name, name, "+.1%", default="-") for name in (*PHASES, "total")
+      ), Column("worst", "worst", ".1%")],
+      [
+        {key: row[key] for key in case} | row["errors"] | {
+          "worst": max(map(abs, row["errors"].values()))
+        } for row in rows
+      ],
+    ),
+  ]

@@ -1,0 +1,176 @@
+"""TCP relay with the rates and delays of links, for users without root.
+
+Each client connects to a port of its own, whose connections continue to one
+address. Bytes pass a token bucket, which the clients of a radio cell share, and
+wait in a queue until they are due. Unlike with `namespaces.star`, TCP ends at
+the relay: its slow start sees the round trip of this machine, and losses become
+the rate that they would allow, 1.22 segments per round trip divided by the
+square root of the loss (Mathis et al., CCR 1997).
+"""
+
+from collections.abc import Sequence
+import contextlib
+import math
+import queue
+import socket
+import threading
+import time
+from typing import Any, Self
+
+from caatnet.benchmarks.harness.wire import Delays
+from caatnet.federated.links import Link
+from parallel.elastic.transport.handshake import Address
+
+_SEGMENT = 1448  # bytes of TCP in an Ethernet packet
+_BURST_S = 0.005  # seconds of a rate that may pass at once, for late wake-ups
+_PIECE_S, _LEAST_PIECE, _MOST_PIECE = 0.002, 256, 1 << 16
+_MOST_WAITING = 4096  # pieces in flight in a direction
+
+
+class Bucket:
+  """Token bucket: a rate that several threads share equally."""
+
+  def __init__(self, rate: float) -> None:
+    self._rate, self._lock = rate, threading.Lock()
+    self._free = time.monotonic()
+
+  @property
+  def piece(self) -> int:
+    """Largest number of bytes of one call of `wait`."""
+    piece = int(self._rate * _PIECE_S)
+    return min(max(piece, _LEAST_PIECE), _MOST_PIECE)
+
+  def wait(self, num_bytes: int) -> None:
+    """Returns when bytes have passed."""
+    with self._lock:
+      earliest = time.monotonic() - _BURST_S
+      self._free = max(self._free, earliest) + num_bytes / self._rate
+      wait_s = self._free - time.monotonic()
+    if wait_s > 0:
+      time.sleep(wait_s)
+
+
+class Relay:
+  """Relay between clients and a server on this machine.
+
+  Attributes:
+    addresses: Address for each client.
+  """
+
+  def __init__(self, target: Address, links: Sequence[Link]) -> None:
+    """Starts to listen.
+
+    Args:
+      target: Address of the server.
+      links: Link of each client. Shared links with equal names are one cell.
+    """
+    self._target = target
+    self._sockets: set[socket.socket] = set()
+    self._lock = threading.Lock()
+    self._open = True
+    cells: dict[tuple[str, str], Bucket] = {}
+    self.addresses: list[Address] = []
+    for k, link in enumerate(links):
+      buckets = {
+        way: cells.setdefault(
+          (way, link.name if link.shared else f"client {k}"),
+          Bucket(_rate(link, getattr(link, way))),
+        ) for way in ("down", "up")
+      }
+      server = socket.create_server(("127.0.0.1", 0))
+      self._sockets.add(server)
+      self.addresses.append(server.getsockname()[:2])
+      threading.Thread(
+        target=self._accept, args=(server, link, buckets), daemon=True
+      ).start()
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    with self._lock:
+      self._open = False
+      for sock in self._sockets:
+        _close(sock)
+
+  def _add(self, sock: socket.socket) -> None:
+    """Registers a socket that `__exit__` closes."""
+    with self._lock:
+      self._sockets.add(sock)
+      if not self._open:
+        _close(sock)
+
+  def _accept(
+    self, server: socket.socket, link: Link, buckets: dict[str, Bucket]
+  ) -> None:
+    """Continues the connections of one client."""
+    while True:
+      try:
+        near, _ = server.accept()
+      except OSError:  # closed
+        return
+      try:
+        far = socket.create_connection(self._target)
+      except OSError:  # the client sees a connection that ends
+        _close(near)
+        continue
+      for sock in (near, far):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._add(sock)
+      for way, source, sink in (("down", far, near), ("up", near, far)):
+        _start(source, sink, buckets[way], link)
+
+
+def _rate(link: Link, rate: float) -> float:
+  """Returns the rate that losses allow."""
+  if not link.loss or not link.rtt_s:
+    return rate
+  return min(rate, 1.22 * _SEGMENT / (link.rtt_s * math.sqrt(link.loss)))
+
+
+def _start(
+  source: socket.socket, sink: socket.socket, bucket: Bucket, link: Link
+) -> None:
+  """Forwards one direction of a connection, in two threads."""
+  waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(_MOST_WAITING)
+  delays = Delays(link.rtt_s / 2, link.jitter_s, seed=link.name)
+
+  def read() -> None:
+    data = b"more"
+    while data:
+      try:
+        data = source.recv(bucket.piece)
+      except OSError:
+        data = b""
+      bucket.wait(len(data))
+      waiting.put((delays.due(time.monotonic()), data))
+
+  def write() -> None:
+    while True:
+      due, data = waiting.get()
+      wait_s = due - time.monotonic()
+      if wait_s > 0:
+        time.sleep(wait_s)
+      try:
+        if not data:
+          sink.shutdown(socket.SHUT_WR)
+          return
+        sink.sendall(data)
+      except OSError:
+        # Ends `read`, which may wait for a place in the queue.
+        _close(source)
+        with contextlib.suppress(queue.Empty):
+          while True:
+            waiting.get_nowait()
+        return
+
+  for part in (read, write):
+    threading.Thread(target=part, daemon=True).start()
+
+
+def _close(sock: socket.socket) -> None:
+  """Ends a connection or a listener, also in threads that wait for it."""
+  with contextlib.suppress(OSError):
+    sock.shutdown(socket.SHUT_RDWR)
+  with contextlib.suppress(OSError):
+    sock.close()

@@ -1,0 +1,257 @@
+"""Prediction of a federated run's rounds over given links.
+
+The simulation (`simulate.py`) runs the server's core; models and updates are
+TCP flows (`parallel.network.fluid`). A message takes a fixed time on its
+sender, for queues, copies and codes. Then its flow starts, with the initial
+window, since TCP forgets a window while a client trains. Clients of a shared
+link have the max-min fair parts of its rates. Without a queue, a loss with
+probability p bounds the rate of a flow to 1.22 MSS / (RTT sqrt(p)) (Mathis et
+al., CCR 27(3), 1997). Keep-alives, the variation of delays (their mean is in
+the round trip), and the server's own link are left out.
+
+Example:
+  >>> from caatnet.federated import links, predict
+  >>> from caatnet.federated.server import Rules
+  >>> rules = Rules(
+  ...   clients=4, per_round=4, rounds=1, digest="", seed=0, sampling="uniform",
+  ...   weights="equal", stragglers="wait", deadline_s=60, reconnect_s=10,
+  ...   patience=0, least_gain=0,
+  ... )
+  >>> rows = predict.predict(
+  ...   rules, links.of_clients(("5g-40mhz",), 4),
+  ...   predict.Bytes(2_962_216, 2_962_216), {"t_tr": 10.0},
+  ... )
+  >>> [f"{row['t_d']:.2f} {row['t_u']:.2f}" for row in rows]
+  ['0.68 1.24', '0.68 1.24', '0.68 1.24', '0.68 1.24']
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+import statistics
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from caatnet.federated import messages, server, simulate
+from caatnet.federated.links import Link
+from caatnet.federated.server import Rules, Server
+from caatnet.federated.simulate import Transfer
+from parallel.elastic.transport.frames import HEADER_BYTES, encode
+from parallel.network import fluid
+
+# Data in the bytes of Ethernet frames, which shaped rates count: 1,448 of
+# 1,514. Measured with tbf and htb: 0.958 and 0.965.
+DATA_SHARE = fluid.SEGMENT / 1514
+# Frame of a part, and of a `Work` or `Result` with its numbers.
+_PART_BYTES = HEADER_BYTES + len(encode(messages.Part(b"")))
+_HEAD_BYTES = HEADER_BYTES + 120
+_ELEMENTS = 1024  # of the vector that stands for the model
+
+
+class Bytes(NamedTuple):
+  """Sizes of messages.
+
+  Attributes:
+    down: Bytes of a downlink: of a model, or of a coded difference between two
+      revisions.
+    up: Bytes of an update.
+    model: Bytes of a model, which a client without a recent revision receives;
+      None if ``down`` is a model.
+  """
+
+  down: int
+  up: int
+  model: int | None = None
+
+
+class Shaped:
+  """Network of a `simulate.Simulation` from the links of clients."""
+
+  def __init__(
+    self, links: Sequence[Link], fixed_s: float = 0.0,
+    data_share: float = DATA_SHARE,
+  ) -> None:
+    """Creates a network without transfers.
+
+    Args:
+      links: Link of each client. Those with equal names share one if they are
+        ``shared``.
+      fixed_s: Time of a message before its first byte is sent.
+      data_share: Share of the data in the bytes that the rates count.
+    """
+    self._fixed_s = fixed_s
+    self._paths = [
+      [_path(link, client, upwards, data_share)
+       for client, link in enumerate(links)] for upwards in (False, True)
+    ]
+    # A cell's directions have separate slots, and all clients of a cell have
+    # its rates.
+    self._networks = [
+      fluid.Network({
+        path.links[0]: data_share * (link.up if upwards else link.down)
+        for path, link in zip(self._paths[upwards], links, strict=True)
+      }) for upwards in (False, True)
+    ]
+
+  def start(self, time: float, transfer: Transfer, size: int) -> None:
+    path = self._paths[transfer.up][transfer.client]
+    self._networks[transfer.up].start(
+      time + self._fixed_s, transfer, path, size
+    )
+
+  def cancel(self, time: float, transfer: Transfer) -> None:
+    self._networks[transfer.up].cancel(time, transfer)
+
+  def next_s(self) -> float:
+    return min(network.next_s() for network in self._networks)
+
+  def advance(self, time: float) -> list[Transfer]:
+    return [t for network in self._networks for t in network.advance(time)]
+
+
+def simulated(
+  rules: Rules, links: Sequence[Link], sizes: Bytes,
+  compute: Mapping[str, float] | Sequence[Mapping[str, float]],
+  fixed_s: float = 0.0, rounds: int | None = None, *,
+  data_share: float = DATA_SHARE,
+) -> simulate.Simulation:
+  """Returns a simulated run; see `predict`.
+
+  Args:
+    rules: Constants of the run.
+    links: Link of each client.
+    sizes: Sizes of messages, without frames.
+    compute: Durations of "t_v", "t_tr" and "t_te" in seconds, for all clients
+      or for each, and of the server's "t_a", which only the first one sets; 0
+      for missing ones.
+    fixed_s: Time of a message before its first byte is sent; see `fit_fixed`.
+    rounds: Number of rounds; None for that of the rules.
+    data_share: Share of the data in the bytes that the rates count.
+
+  Raises:
+    ValueError: The links or the compute times are not one per client.
+  """
+  each = [compute] * rules.clients if isinstance(compute, Mapping) else compute
+  if not len(links) == len(each) == rules.clients:
+    raise ValueError(
+      f"{len(links)} links and {len(each)} compute times must be one for each "
+      f"of {rules.clients} clients"
+    )
+  phases = [
+    {name: times.get(name, 0.0) for name in ("t_v", "t_tr", "t_te")}
+    for times in each
+  ]
+  rules = dataclasses.replace(
+    rules, digest="", patience=0,
+    rounds=rules.rounds if rounds is None else rounds,
+  )
+
+  def downlink_bytes(state: Server, base: int) -> int:
+    coded, parts = server.downlink(state, base)
+    return _framed(
+      len(parts) * sizes.down if coded else sizes.model or sizes.down
+    )
+
+  params = np.zeros(_ELEMENTS, np.float32)
+  found = simulate.Simulation(
+    rules, _Sizes(sizes), params, [1] * rules.clients,
+    lambda client, round, received: params,
+    lambda client, round: phases[client],
+    Shaped(links, fixed_s, data_share),
+    silence_s=math.inf, message_s=max(link.rtt_s for link in links) / 2,
+    aggregation_s=each[0].get("t_a", 0.0),
+    downlink_bytes=downlink_bytes, uplink_bytes=_framed(sizes.up),
+  )
+  found.run()
+  return found
+
+
+def predict(
+  rules: Rules, links: Sequence[Link], sizes: Bytes,
+  compute: Mapping[str, float] | Sequence[Mapping[str, float]],
+  fixed_s: float = 0.0, rounds: int | None = None, **options: Any,
+) -> list[dict[str, Any]]:
+  """Returns the rows of a run's clients, as `service.Service.rows` has them.
+
+  Rows are ordered by round and client. An update that is not received has none.
+
+  Args:
+    rules, links, sizes, compute, fixed_s, rounds, **options: Arguments of
+      `simulated`.
+
+  Raises:
+    ValueError: The links or the compute times are not one per client.
+  """
+  run = simulated(rules, links, sizes, compute, fixed_s, rounds, **options)
+  first = compute if isinstance(compute, Mapping) else compute[0]
+  rows = sorted(run.rows, key=lambda row: (row["round"], row["client"]))
+  return [row | {"t_a": first.get("t_a", 0.0)} for row in rows]
+
+
+def fit_fixed(
+  measured: Sequence[Mapping[str, Any]], predicted: Sequence[Mapping[str, Any]]
+) -> float:
+  """Returns the fixed time of a message, at least 0.
+
+  It is half the median difference of downlink plus uplink between measured rows
+  and those that are predicted without a fixed time. Fit it on one model size
+  and predict another one with it.
+
+  Raises:
+    ValueError: There are no rows with both times.
+  """
+  medians = []
+  for rows in (measured, predicted):
+    times = [
+      row["t_d + t_u"] if "t_d + t_u" in row else row["t_d"] + row["t_u"]
+      for row in rows if "t_u" in row or "t_d + t_u" in row
+    ]
+    if not times:
+      raise ValueError("no row has the times of a downlink and an uplink")
+    medians.append(statistics.median(times))
+  return max(0.0, (medians[0] - medians[1]) / 2)
+
+
+class _Sizes:
+  """Arithmetic of a run whose vectors have no meaning, only sizes.
+
+  Coded differences have the ratio of real ones to the model, so that the server
+  keeps as many.
+  """
+
+  def __init__(self, sizes: Bytes) -> None:
+    self._coded = None
+    if sizes.model is not None:
+      self._coded = bytes(math.ceil(4 * _ELEMENTS * sizes.down / sizes.model))
+
+  def init(self, params: np.ndarray) -> tuple[np.ndarray, ...]:
+    return ()
+
+  def update(
+    self, mean: np.ndarray, state: tuple[np.ndarray, ...], params: np.ndarray
+  ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    return params, state
+
+  def healthy(self, norms: list[float]) -> list[bool]:
+    return [True] * len(norms)
+
+  def publish(self, difference: np.ndarray) -> tuple[bytes, np.ndarray] | None:
+    return None if self._coded is None else (self._coded, difference)
+
+
+def _path(link: Link, client: int, up: bool, data_share: float) -> fluid.Path:
+  """Returns the path of a client's transfers."""
+  rate = data_share * (link.up if up else link.down)
+  if link.loss and link.rtt_s:
+    rate = min(
+      rate, 1.22 * fluid.SEGMENT / (link.rtt_s * math.sqrt(link.loss))
+    )
+  return fluid.Path(
+    (link.name if link.shared else client,), rate, link.rtt_s
+  )
+
+
+def _framed(size: int) -> int:
+  """Returns the bytes of a message and its vectors on the socket."""
+  return size + _HEAD_BYTES + _PART_BYTES * -(-size // messages.PART_BYTES)

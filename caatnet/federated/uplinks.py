@@ -1,0 +1,354 @@
+"""Schedules of the transfers in a shared cell: which client sends when.
+
+A client k has its update ready at time a_k, S_k bytes long, and sends at most
+with rate c_k. All rates together are at most the capacity C of the cell.
+
+Without limits (c_k >= C) no schedule ends a round earlier than sharing. Let a
+schedule use the whole capacity while an update is waiting, and let [b, T] be
+its last time without a pause. Updates that were ready before b were sent before
+b, so the (T - b) C bytes that it sends in [b, T] became ready at b or later,
+and no schedule sends them before T. Every schedule that does not pause while an
+update waits thus ends at T: sharing and all orders.
+
+With limits, sharing gives clients with a low limit less than they could use,
+and the cell is not full at the end. `earliest` is a linear program, which is
+exact, since only the bytes in each interval between ready times matter. By a
+deadline, an order completes more updates than sharing, which delays all:
+`most_updates` is a mixed integer program.
+
+Downlinks are different: clients compute in between. If K equal models are sent
+one after another, client i receives its one at i d instead of K d, with d the
+time of one alone, so no update is ready later than by sharing, whatever the
+order. The first is ready (K - 1) d earlier, and so is the end of the round if
+the cell's uplink is busy from then on.
+
+Example:
+  >>> from caatnet.federated import uplinks
+  >>> slow, fast = uplinks.Uplink(0.0, 9.0, 3.0), uplinks.Uplink(0.0, 4.0)
+  >>> each = [slow, fast, fast, fast]
+  >>> max(uplinks.shared_s(each, capacity=7.0))
+  3.952...
+  >>> uplinks.earliest(each, capacity=7.0).end_s
+  3.0
+"""
+
+from collections.abc import Iterator, Sequence
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+from parallel.network import fluid
+
+_CELL = "cell"
+
+
+class Uplink(NamedTuple):
+  """Uplink of a client in a round.
+
+  Attributes:
+    ready_s: Time from which it can be sent.
+    size: Bytes.
+    most: Largest rate of the client, in bytes per second.
+  """
+
+  ready_s: float
+  size: float
+  most: float = math.inf
+
+
+class Interval(NamedTuple):
+  """Part of a schedule.
+
+  Attributes:
+    start_s, end_s: Its times.
+    rates: Rate of each client, in bytes per second.
+  """
+
+  start_s: float
+  end_s: float
+  rates: tuple[float, ...]
+
+
+class Schedule(NamedTuple):
+  """Schedule of uplinks: when the last one ends, and its intervals."""
+
+  end_s: float
+  intervals: tuple[Interval, ...]
+
+
+def shared_s(uplinks: Sequence[Uplink], capacity: float) -> list[float]:
+  """Returns the end of each uplink with max-min fair rates.
+
+  Args:
+    uplinks: Uplinks of the clients.
+    capacity: C, in bytes per second.
+  """
+  return grouped_s(uplinks, capacity, [range(len(uplinks))])
+
+
+def grouped_s(
+  uplinks: Sequence[Uplink], capacity: float, groups: Sequence[Sequence[int]]
+) -> list[float]:
+  """Returns the end of each uplink if groups of clients have priorities.
+
+  A group has what earlier groups leave, and shares it by max-min fairness.
+  Groups of one client are a serial order.
+
+  Args:
+    uplinks: Uplinks of the clients.
+    capacity: C, in bytes per second.
+    groups: Clients of each group, first priority first; each client once.
+  """
+  # The time within which a client's rate is constant is not known in advance:
+  # the discipline receives paths, in which the name of a link is the client's.
+  place = {k: i for i, group in enumerate(groups) for k in group}
+
+  def discipline(
+    paths: Sequence[fluid.Path], capacities: dict
+  ) -> list[float]:
+    del capacities
+    rates, left = [0.0] * len(paths), capacity
+    names = [path.links[0] for path in paths]
+    for i in range(len(groups)):
+      mine = [j for j, k in enumerate(names) if place[k] == i]
+      found = fluid.max_min(
+        [fluid.Path((_CELL,), paths[j].most) for j in mine], {_CELL: left}
+      ) if left > 0 else [0.0] * len(mine)
+      for j, rate in zip(mine, found, strict=True):
+        rates[j] = rate
+      left = max(0.0, left - sum(found))
+    return rates
+
+  network = fluid.Network({}, discipline)
+  for k, uplink in enumerate(uplinks):
+    path = fluid.Path((k,), uplink.most)
+    network.start(uplink.ready_s, k, path, uplink.size)
+  ends = network.run()
+  return [ends[k] for k in range(len(uplinks))]
+
+
+def best_groups(
+  uplinks: Sequence[Uplink], capacity: float
+) -> tuple[float, tuple[tuple[int, ...], ...]]:
+  """Returns the earliest end over all priorities of groups, by trying all.
+
+  Args:
+    uplinks: Uplinks of at most six clients, which have 4,683 orders.
+    capacity: C, in bytes per second.
+
+  Returns:
+    (end of the round, groups).
+  """
+  assert len(uplinks) <= 6
+  return min(
+    (max(grouped_s(uplinks, capacity, groups)), groups)
+    for groups in _ordered_groups(tuple(range(len(uplinks))))
+  )
+
+
+def earliest(uplinks: Sequence[Uplink], capacity: float) -> Schedule:
+  """Returns a schedule with the earliest end of all uplinks.
+
+  Args:
+    uplinks: Uplinks of the clients.
+    capacity: C, in bytes per second.
+  """
+  times = sorted({uplink.ready_s for uplink in uplinks})
+  shares = _Shares(uplinks, capacity, [*times, math.inf])
+  # Minimises the length of the last interval, the last variable.
+  cost = np.zeros(shares.num + 1)
+  cost[-1] = 1.0
+  found = optimize.linprog(
+    cost, A_ub=shares.limits(True), b_ub=shares.lengths(),
+    A_eq=shares.sums(True), b_eq=[uplink.size for uplink in uplinks],
+    bounds=(0, None),
+  )
+  assert found.success, found.message
+  end_s = times[-1] + float(found.x[-1])
+  return Schedule(end_s, shares.intervals(found.x, end_s))
+
+
+def most_updates(
+  uplinks: Sequence[Uplink], capacity: float, deadline_s: float
+) -> tuple[int, ...]:
+  """Returns a largest set of clients whose uplinks can end by a deadline.
+
+  Args:
+    uplinks: Uplinks of the clients.
+    capacity: C, in bytes per second.
+    deadline_s: Time of the deadline.
+  """
+  mine = [k for k, u in enumerate(uplinks) if u.ready_s < deadline_s]
+  if not mine:
+    return ()
+  some = [uplinks[k] for k in mine]
+  times = sorted({uplink.ready_s for uplink in some})
+  shares = _Shares(some, capacity, [*times, deadline_s])
+  sizes = np.diag([uplink.size for uplink in some])
+  chosen = optimize.milp(
+    np.concatenate([np.zeros(shares.num), -np.ones(len(some))]),
+    constraints=[
+      optimize.LinearConstraint(
+        np.hstack([shares.sums(False), -sizes]), 0, 0
+      ),
+      optimize.LinearConstraint(
+        np.pad(shares.limits(False), ((0, 0), (0, len(some)))),
+        ub=shares.lengths(),
+      ),
+    ],
+    bounds=optimize.Bounds(
+      0, np.concatenate([np.full(shares.num, np.inf), np.ones(len(some))])
+    ),
+    integrality=np.concatenate([np.zeros(shares.num), np.ones(len(some))]),
+  )
+  assert chosen.success, chosen.message
+  return tuple(
+    k for k, y in zip(mine, chosen.x[shares.num:], strict=True) if y > 0.5
+  )
+
+
+def round_s(
+  order: Sequence[int], compute_s: Sequence[float], down_s: float, up_s: float
+) -> float:
+  """Returns the end of a round whose downlinks are sent one after another.
+
+  Uplinks have no limits, so that their order does not matter.
+
+  Args:
+    order: Clients in the order of their downlinks.
+    compute_s: Compute time of each client.
+    down_s: d, the time of a downlink that has the cell alone.
+    up_s: The time of an uplink that has the cell alone.
+  """
+  return _cell_s(
+    [(i + 1) * down_s + compute_s[k] for i, k in enumerate(order)], up_s
+  )
+
+
+def shared_round_s(
+  compute_s: Sequence[float], down_s: float, up_s: float
+) -> float:
+  """Returns the end of a round with shared downlinks; see `round_s`."""
+  received_s = len(compute_s) * down_s
+  return _cell_s([received_s + each for each in compute_s], up_s)
+
+
+def downlink_order(
+  compute_s: Sequence[float], down_s: float, up_s: float
+) -> tuple[int, ...]:
+  """Returns an order of downlinks with an early end of the round.
+
+  The best of all orders for up to seven clients; for more, by ascending or by
+  descending compute times.
+
+  Args:
+    compute_s, down_s, up_s: Arguments of `round_s`.
+  """
+  num = len(compute_s)
+  ascending = tuple(sorted(range(num), key=compute_s.__getitem__))
+  orders = (
+    itertools.permutations(range(num)) if num <= 7
+    else (ascending, ascending[::-1])
+  )
+  return min(
+    orders, key=lambda order: round_s(order, compute_s, down_s, up_s)
+  )
+
+
+def _cell_s(ready_s: Sequence[float], up_s: float) -> float:
+  """Returns the end of equal uplinks in a cell that does not pause."""
+  end_s = 0.0
+  for each in sorted(ready_s):
+    end_s = max(end_s, each) + up_s
+  return end_s
+
+
+class _Shares:
+  """Variables of a linear program: bytes of each client in each interval.
+
+  Attributes:
+    num: Number of variables.
+  """
+
+  def __init__(
+    self, uplinks: Sequence[Uplink], capacity: float, times: Sequence[float]
+  ) -> None:
+    """Creates the variables.
+
+    Args:
+      uplinks: Uplinks of the clients.
+      capacity: C, in bytes per second.
+      times: Ascending ends of the intervals. The last one is infinity if the
+        length of the last interval is a variable.
+    """
+    self._uplinks, self._capacity, self._times = uplinks, capacity, times
+    self._places = [
+      (k, i) for k, uplink in enumerate(uplinks)
+      for i in range(len(times) - 1) if uplink.ready_s <= times[i]
+    ]
+    self.num = len(self._places)
+    # Rates are bounded by the client and by the cell.
+    self._most = [
+      min(uplink.most, capacity) for uplink in uplinks
+    ]
+
+  def sums(self, open_end: bool) -> np.ndarray:
+    """Returns the matrix of the bytes of each client."""
+    found = np.zeros((len(self._uplinks), self.num + open_end))
+    for j, (k, _) in enumerate(self._places):
+      found[k, j] = 1.0
+    return found
+
+  def limits(self, open_end: bool) -> np.ndarray:
+    """Returns the matrix of the rates of clients, and of the cell.
+
+    Rows are bytes divided by a rate, at most the length of the interval: first
+    one for each variable, then one for the cell in each interval.
+    """
+    count = len(self._times) - 1
+    found = np.zeros((self.num + count, self.num + open_end))
+    for j, (k, i) in enumerate(self._places):
+      found[j, j] = 1 / self._most[k]
+      found[self.num + i, j] = 1 / self._capacity
+      if open_end and i == count - 1:
+        found[j, -1] = -1.0
+    if open_end:
+      found[-1, -1] = -1.0
+    return found
+
+  def lengths(self) -> np.ndarray:
+    """Returns the bounds of the rows of `limits`."""
+    length = [
+      b - a if math.isfinite(b) else 0.0
+      for a, b in itertools.pairwise(self._times)
+    ]
+    return np.array([length[i] for _, i in self._places] + length)
+
+  def intervals(
+    self, values: np.ndarray, end_s: float
+  ) -> tuple[Interval, ...]:
+    """Returns the intervals of a solution."""
+    times = [*self._times[:-1], end_s]
+    sent = np.zeros((len(times) - 1, len(self._uplinks)))
+    for (k, i), value in zip(self._places, values, strict=False):
+      sent[i, k] = value
+    return tuple(
+      Interval(a, b, tuple((row / (b - a)).tolist()))
+      for (a, b), row in zip(itertools.pairwise(times), sent, strict=True)
+    )
+
+
+def _ordered_groups(
+  clients: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+  """Yields all ordered partitions of clients into groups."""
+  if not clients:
+    yield ()
+  for size in range(1, len(clients) + 1):
+    for group in itertools.combinations(clients, size):
+      rest = tuple(k for k in clients if k not in group)
+      for others in _ordered_groups(rest):
+        yield (group, *others)

@@ -1,0 +1,170 @@
+"""Less communication in a 5G cell: coded, sparse, late and streamed updates.
+
+Times and bytes of a round; accuracy needs real runs, as those of
+configs/federated/cell.py. `streamed` sends fragments of the model under the
+compute, as Streaming DiLoCo (arXiv 2501.18512) does between workers:
+`launch.federate` does not.
+"""
+
+from collections.abc import Mapping
+import heapq
+import itertools
+import statistics
+from typing import Any
+
+from caatnet.federated import links as records
+from caatnet.federated import predict
+from caatnet.federated.predict import Bytes
+from caatnet.federated.simulate import Transfer
+from caatnet.studies.federated import rounds
+
+# Bytes of n numbers: codes of blocks of 256 with a float32 scale, and the k
+# largest of each 4,096 (`caatnet.federated.vector_codec`).
+_BLOCK, _CHUNK = 256, 4096
+
+
+def coded_bytes(name: str, n: int, k: int = 64) -> int:
+  """Returns the bytes of a coded vector, as `vector_codec` makes it.
+
+  Args:
+    name: "none", "int8", "int4", "e3m0" or "sparse".
+    n: Number of elements.
+    k: Elements that "sparse" keeps of each 4,096.
+  """
+  if name == "none":
+    return 4 * n
+  if name == "sparse":
+    return -(-n // _CHUNK) * (2 * k + k // 4 + 8)
+  blocks = -(-n // _BLOCK)
+  return blocks * ((_BLOCK if name == "int8" else _BLOCK // 2) + 4)
+
+
+def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Returns times and bytes of a round of each variant.
+
+  Args:
+    config: Config like configs/federated/links.py, as nested dicts.
+  """
+  n, num = config["published_parameters"], max(config["clients"])
+  found = []
+  for name, up, down in (
+    ("float32", "none", "none"), ("int8 uplink", "int8", "none"),
+    ("4-bit uplink", "int4", "none"), ("sparse uplink", "sparse", "none"),
+    ("4-bit uplink and downlink", "int4", "int4"),
+    ("sparse uplink, 4-bit downlink", "sparse", "int4"),
+  ):
+    sizes = Bytes(
+      coded_bytes(down, n), coded_bytes(up, n),
+      None if down == "none" else 4 * n,
+    )
+    for stragglers in ("wait", "late"):
+      found.append(_coded(config, name, sizes, stragglers, num))
+  base = found[0]["round_s"]
+  for name, bits in (("float32", "none"), ("4-bit", "int4")):
+    size = coded_bytes(bits, n)
+    for fragments in config["fragments"]:
+      found.append({
+        "variant": f"{name}, {fragments} streamed fragments",
+        "stragglers": "wait", "bytes_up": size, "bytes_down": size,
+        "round_s": streamed(config, num, size, fragments), "merged": num,
+      })
+  return [row | {"relative": row["round_s"] / base} for row in found]
+
+
+def _coded(
+  config: Mapping[str, Any], name: str, sizes: Bytes, stragglers: str, num: int
+) -> dict[str, Any]:
+  """Returns the row of a variant; one client computes ``config.slow`` times.
+
+  The deadline of late updates is the time of the other clients' round.
+  """
+  links = records.of_clients((config["cell"],), num)
+  times = rounds.compute(config, num)
+  usual = predict.simulated(
+    rounds.rules(num, rounds=2), links, sizes, times, config["fixed_s"]
+  )
+  times[0] = {
+    key: value * (1 if key == "t_a" else config["slow"])
+    for key, value in times[0].items()
+  }
+  run = predict.simulated(
+    rounds.rules(
+      num, rounds=16, stragglers=stragglers,
+      deadline_s=1.01 * rounds.ended(usual)[-1].duration_s,
+    ), links, sizes, times, config["fixed_s"],
+  )
+  # The first model is not coded, and delays the rounds after it.
+  ends = rounds.ended(run)[8:]
+  rows = [row for row in run.rows if row["round"] >= 8]
+  return {
+    "variant": name, "stragglers": stragglers,
+    "bytes_up": statistics.median(row["bytes_up"] for row in rows),
+    "bytes_down": statistics.median(row["bytes_down"] for row in rows),
+    "round_s": statistics.mean(end.duration_s for end in ends),
+    "merged": statistics.mean(len(end.merged) for end in ends),
+  }
+
+
+def streamed(
+  config: Mapping[str, Any], num: int, size: int, fragments: int
+) -> float:
+  """Returns the time of a round whose fragments are sent under the compute.
+
+  A client computes as many pieces as there are fragments. At the end of a piece
+  it sends its update of one fragment and continues. When the server has a
+  fragment of all clients, it sends the merged one, for which the client waits
+  before it computes the same piece of the next round.
+
+  Args:
+    config: Config like configs/federated/links.py, as nested dicts.
+    num: Number of clients, one of which computes ``config.slow`` times.
+    size: Bytes of a model, and of an update.
+    fragments: Number of fragments.
+  """
+  links = records.of_clients((config["cell"],), num)
+  network = predict.Shaped(links, config["fixed_s"])
+  times = rounds.compute(config, num)
+  piece_s = [
+    (t["t_v"] + t["t_tr"] + t["t_te"]) / fragments
+    * (1 if k else config["slow"]) for k, t in enumerate(times)
+  ]
+  last = config["streamed_rounds"] * fragments
+  computed = [0] * num  # pieces
+  idle = [False] * num
+  held = [fragments] * num  # pieces that the received fragments allow
+  there = dict.fromkeys(range(last), 0)
+  counter = itertools.count()
+  events = [(piece_s[k], next(counter), k, -1) for k in range(num)]
+  ends: list[float] = []
+
+  def begin(time: float, k: int) -> None:
+    """Computes the next piece if its fragment is there."""
+    idle[k] = computed[k] >= held[k]
+    if not idle[k] and computed[k] < last:
+      heapq.heappush(events, (time + piece_s[k], next(counter), k, -1))
+
+  while len(ends) < last:
+    event_s = events[0][0] if events else float("inf")
+    if event_s <= network.next_s():
+      time, _, k, piece = heapq.heappop(events)
+      up = piece < 0  # the end of a piece; else a merged fragment is sent
+      if up:
+        piece, computed[k] = computed[k], computed[k] + 1
+        begin(time, k)
+      network.start(time, Transfer(k, up, piece), size // fragments)
+      continue
+    time = network.next_s()
+    for k, up, piece in network.advance(time):
+      if up:
+        there[piece] += 1
+        if there[piece] == num:
+          ends.append(time)
+          ready_s = time + config["aggregation_s"] / fragments
+          for client in range(num):
+            heapq.heappush(events, (ready_s, next(counter), client, piece))
+      else:
+        held[k] = max(held[k], piece + 1 + fragments)
+        if idle[k]:
+          begin(time, k)
+  # Without the first round, in which the pipeline fills.
+  return (ends[-1] - ends[fragments - 1]) / (config["streamed_rounds"] - 1)

@@ -1,0 +1,164 @@
+"""Figures of a 5G testbed (Hayek et al., arXiv 2504.04678), by our links.
+
+Published are three ratios and, in a later version, two shares of trials:
+neither times nor rates. `ratios` has what our links give. `region` has which
+fixed time of a message and which rate of a client on 5G would give the
+published ratios of uplinks, with t = o + size / rate, for a range of rates of
+WiFi. That is fitted: the published ratios are its input.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from caatnet.federated import links as records
+from caatnet.studies.federated import rounds
+
+OVER_ETHERNET, OVER_WIFI = 33.3, 17.8  # of uplinks on 5G
+UPLINK_SHARE = 0.23  # of a round with all clients
+CONSISTENT = 0.7  # share of trials with one consistent straggler
+
+
+def ratios(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Returns uplinks of each 5G link, relative to Ethernet and WiFi.
+
+  Args:
+    config: Config like configs/federated/links.py, as nested dicts; the model
+      is ``config.published_parameters``.
+  """
+  size = 4 * config["published_parameters"]
+  clients = config["published_clients"]
+  rows = {
+    name: rounds.row(config, name, clients, size)
+    for name in ("ethernet", "wifi", *_cellular(config))
+  }
+  return [
+    {
+      "link": name, "clients": clients, "t_u": rows[name]["t_u"],
+      "over_ethernet": rows[name]["t_u"] / rows["ethernet"]["t_u"],
+      "over_wifi": rows[name]["t_u"] / rows["wifi"]["t_u"],
+      "share_up": rows[name]["share_up"],
+      "straggler_s": rows[name]["straggler_s"],
+      "ethernet_straggler_s": rows["ethernet"]["straggler_s"],
+      # Rate of a client while all of a cell send.
+      "rate": records.LINKS[name].up / (
+        clients if records.LINKS[name].shared else 1
+      ),
+      # Compute with which the uplink has its published share.
+      "compute_s": (
+        rows[name]["t_u"] / UPLINK_SHARE - rows[name]["t_u"]
+        - rows[name]["t_d"] - config["aggregation_s"]
+      ),
+    }
+    for name in _cellular(config)
+  ]
+
+
+def region(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns fixed times and rates that give the published ratios.
+
+  Returns:
+    "points": for each rate of WiFi, the only fixed time and rate that give both
+    ratios; and "rates" with, for each, the least and greatest fixed time of
+    which both ratios are within ``config.tolerance`` of the published ones, for
+    some rate of WiFi in the range of ``config.wifi``; None for none.
+  """
+  size = 4 * config["published_parameters"]
+  ethernet = records.LINKS["ethernet"].up
+  slack = 1 + config["tolerance"]
+  # Rates per client of 0.1 to 100 Mbit/s, in bytes per second.
+  rates = np.geomspace(0.1, 100, config["region_points"]) * 1e6 / 8
+  wifi = [rate * 1e6 / 8 for rate in config["wifi"]]
+  low, high = [], []
+  for rate in rates:
+    # Fixed times decrease with the ratio and increase with the rate of WiFi.
+    least = max(
+      0.0, fixed_s(size, rate, ethernet, OVER_ETHERNET * slack),
+      fixed_s(size, rate, min(wifi), OVER_WIFI * slack),
+    )
+    most = min(
+      fixed_s(size, rate, ethernet, OVER_ETHERNET / slack),
+      fixed_s(size, rate, max(wifi), OVER_WIFI / slack),
+    )
+    low.append(least if least <= most else None)
+    high.append(most if least <= most else None)
+  return {
+    "points": [_point(config, size, ethernet, rate) for rate in wifi],
+    "rates": rates.tolist(), "low": low, "high": high,
+  }
+
+
+def fixed_s(size: int, rate: float, other: float, ratio: float) -> float:
+  """Returns o with ``o + size / rate = ratio (o + size / other)``."""
+  return (size / rate - ratio * size / other) / (ratio - 1)
+
+
+def _point(
+  config: Mapping[str, Any], size: int, ethernet: float, wifi: float
+) -> dict[str, Any]:
+  """Returns the fixed time and the rate that give both ratios exactly."""
+  # From both equations: o + size / rate = a (o + size / ethernet), and the same
+  # with b and WiFi. Negative if no fixed time gives both.
+  a, b = OVER_ETHERNET, OVER_WIFI
+  fixed = size * (b / wifi - a / ethernet) / (a - b)
+  uplink_s = a * (fixed + size / ethernet)
+  round_s = uplink_s / UPLINK_SHARE
+  return {
+    "wifi": wifi, "fixed_s": fixed, "uplink_s": uplink_s,
+    "rate": size / (uplink_s - fixed), "round_s": round_s,
+    "cell": config["published_clients"] * size / (uplink_s - fixed),
+  }
+
+
+def stragglers(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Returns the share of trials in which one client is mostly the slowest.
+
+  A client's time in a round is normal, with a deviation between clients that
+  lasts for a trial, and one of each round. The share depends on their ratio, on
+  the numbers of clients and rounds, and on the definition: consistent is a
+  client that is the slowest in at least ``config.consistent`` of the rounds.
+  """
+  draw = np.random.RandomState(config["seed"])
+  shape = (config["trials"], config["trial_rounds"])
+  found = []
+  for clients in config["clients"]:
+    lasting = draw.standard_normal((shape[0], 1, clients))
+    each = draw.standard_normal((*shape, clients))
+    for ratio in config["lasting"]:
+      slowest = np.argmax(ratio * lasting + each, axis=-1)
+      most = np.max(
+        [(slowest == k).mean(axis=1) for k in range(clients)], axis=0
+      )
+      found.append({
+        "clients": clients, "ratio": ratio,
+        "consistent": float(np.mean(most >= config["consistent"])),
+      })
+  return found
+
+
+def fitted_ratios(
+  rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+  """Returns the ratio of deviations that gives the published share of trials.
+
+  Args:
+    rows: Result of `stragglers`, with ascending ratios; interpolated.
+  """
+  found = []
+  for clients in dict.fromkeys(row["clients"] for row in rows):
+    mine = [row for row in rows if row["clients"] == clients]
+    shares = [row["consistent"] for row in mine]
+    within = shares[0] <= CONSISTENT <= shares[-1]
+    found.append({
+      "clients": clients,
+      "ratio": float(np.interp(
+        CONSISTENT, shares, [row["ratio"] for row in mine]
+      )) if within else None,
+    })
+  return found
+
+
+def _cellular(config: Mapping[str, Any]) -> list[str]:
+  """Returns the names of the config's 5G links."""
+  return [name for name in config["links"] if name.startswith("5g")]

@@ -1,0 +1,149 @@
+"""Predicted rounds by interface, number of clients and model size.
+
+Compute times are given; they do not depend on the model, so that sizes change
+communication only. Rates of clients without a common cell and compute times
+differ by their spreads: quantiles of normal distributions.
+"""
+
+from collections.abc import Mapping, Sequence
+import statistics
+from typing import Any
+
+import numpy as np
+
+from caatnet.federated import events, predict, simulate
+from caatnet.federated import links as records
+from caatnet.federated.links import Link
+from caatnet.federated.server import Rules
+
+PHASES = ("t_d", "t_v", "t_tr", "t_te", "t_u")
+
+
+def rules(clients: int, **changes: Any) -> Rules:
+  """Returns rules of a run with all clients in each round."""
+  return Rules(**{
+    "clients": clients, "per_round": clients, "rounds": 2, "digest": "",
+    "seed": 0, "sampling": "uniform", "weights": "equal", "stragglers": "wait",
+    "deadline_s": 60.0, "reconnect_s": 10.0, "patience": 0, "least_gain": 0.0,
+    **changes,
+  })
+
+
+def compute(config: Mapping[str, Any], clients: int) -> list[dict[str, float]]:
+  """Returns the compute times of each client, in seconds.
+
+  Args:
+    config: Config like configs/federated/links.py, as nested dicts.
+    clients: Number of clients. A random permutation, so that times are
+      independent of rates, which ascend.
+  """
+  quantile = statistics.NormalDist().inv_cdf
+  order = np.random.RandomState(config["seed"]).permutation(clients)
+  found = []
+  for place in order.tolist():
+    factor = max(
+      0.1, 1 + config["compute_spread"] * quantile((place + 0.5) / clients)
+    )
+    found.append({
+      "t_a": config["aggregation_s"], "t_v": factor * config["validation_s"],
+      "t_tr": factor * config["training_s"], "t_te": factor * config["test_s"],
+    })
+  return found
+
+
+def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Returns one row per interface, number of clients and model size.
+
+  Args:
+    config: Config like configs/federated/links.py, as nested dicts.
+
+  Raises:
+    ValueError: A link is unknown.
+  """
+  return [
+    row(config, name, clients, 4 * parameters)
+    for name in config["links"] for parameters in config["parameters"]
+    for clients in config["clients"]
+  ]
+
+
+def row(
+  config: Mapping[str, Any], name: str, clients: int, model_bytes: int
+) -> dict[str, Any]:
+  """Returns medians over clients, and what limits the slowest one.
+
+  Args:
+    config: Config like configs/federated/links.py, as nested dicts.
+    name: Name of a link.
+    clients: Number of clients.
+    model_bytes: Bytes of a model, and of an update.
+
+  Returns:
+    Times in seconds; "round_s" is t_a and the time of the slowest client,
+    "straggler_s" this time minus the median of all.
+  """
+  links = records.of_clients((name,), clients)
+  times = compute(config, clients)
+  run = predict.simulated(
+    rules(clients), links, predict.Bytes(model_bytes, model_bytes), times,
+    config["fixed_s"],
+  )
+  rows = last_round(run)
+  totals = [sum(each[name] for name in PHASES) for each in rows]
+  slowest = rows[int(np.argmax(totals))]
+  medians = {
+    name: statistics.median(each[name] for each in rows) for name in PHASES
+  }
+  round_s = config["aggregation_s"] + max(totals)
+  parts = _parts(config, slowest, links[slowest["client"]], model_bytes)
+  return {
+    "link": name, "clients": clients, "model_bytes": model_bytes, **medians,
+    "t_a": config["aggregation_s"], "round_s": round_s,
+    "share_down": statistics.mean(r["t_d"] for r in rows) / round_s,
+    "share_compute": statistics.mean(
+      r["t_v"] + r["t_tr"] + r["t_te"] for r in rows
+    ) / round_s,
+    "share_up": statistics.mean(r["t_u"] for r in rows) / round_s,
+    "straggler_s": max(totals) - statistics.median(totals),
+    "parts": parts, "limited_by": max(parts, key=parts.__getitem__),
+  }
+
+
+def ended(run: simulate.Simulation) -> list[events.Ended]:
+  """Returns the ends of a run's rounds."""
+  return [e for _, e in run.effects if isinstance(e, events.Ended)]
+
+
+def last_round(run: simulate.Simulation) -> Sequence[Mapping[str, Any]]:
+  """Returns the rows of a run's last round."""
+  last = max(each["round"] for each in run.rows)
+  return [each for each in run.rows if each["round"] == last]
+
+
+def _parts(
+  config: Mapping[str, Any], slowest: Mapping[str, Any], link: Link,
+  model_bytes: int,
+) -> dict[str, float]:
+  """Returns what a client's time consists of, in seconds.
+
+  The time at its own rate, what round trips (slow start) and the other clients
+  of its cell add, fixed times of messages, and compute.
+  """
+  # The same transfers without other clients.
+  (alone,) = predict.predict(
+    rules(1), [link], predict.Bytes(model_bytes, model_bytes), {},
+    config["fixed_s"], rounds=1,
+  )
+  fixed_s = 2 * config["fixed_s"]
+  rate_s = (
+    alone["bytes_down"] / link.down + alone["bytes_up"] / link.up
+  ) / predict.DATA_SHARE
+  alone_s = alone["t_d"] + alone["t_u"]
+  return {
+    "compute": slowest["t_v"] + slowest["t_tr"] + slowest["t_te"],
+    "rate of the client": rate_s,
+    "sharing the cell": slowest["t_d"] + slowest["t_u"] - alone_s,
+    "round trips": alone_s - rate_s - fixed_s,
+    "fixed times": fixed_s,
+    "aggregation": config["aggregation_s"],
+  }

@@ -1,0 +1,40 @@
+r"""Federated rounds over Ethernet, WiFi and 5G, predicted.
+
+  python -m launch.simulate --config=configs/federated/links.py \
+    --plot=federated.png
+  python -m launch.simulate --config=configs/federated/links.py \
+    --config.links="('wifi', 'mine.json')" --config.training_s=4
+  python -m launch.simulate --config=configs/federated/links.py:figures
+
+A simulated server and its clients (`caatnet/federated/predict.py`), with the
+links of `caatnet/federated/links.py`. Compute times and the fixed time of a
+message are assumed; `launch.federate` measures them. The second part has the
+figures of a 5G testbed (arXiv 2504.04678): what these links give, and which
+fixed time and rate the published ratios would need. The third part compares
+shared with scheduled transfers, and coded, late and streamed updates.
+
+Sizes: `all` takes seconds, `figures` has the testbed's figures only, `test` has
+a few rows of each table.
+"""
+
+import ml_collections
+
+from caatnet.config.schema.tree import defaults
+
+_SIZES = ("all", "figures", "test")
+
+
+def get_config(size: str = "all") -> ml_collections.ConfigDict:
+  """Returns the study: `all`, `figures`, or `test`."""
+  if size not in _SIZES:
+    raise ValueError(f"links.py:{size}: the sizes are {', '.join(_SIZES)}")
+  config = defaults("study", "federated")
+  if size == "figures":
+    config.parameters, config.apart, config.fragments = (), (), ()
+  if size == "test":
+    config.links = ("ethernet", "wifi", "5g-40mhz")
+    config.clients, config.parameters = (2, 4), (100_000, 740_554)
+    config.trials, config.apart, config.limits = 200, (0.0, 0.5), (1.0, 0.5)
+    config.scheduled_clients, config.fragments = 4, (1, 4)
+    config.region_points = 31
+  return config

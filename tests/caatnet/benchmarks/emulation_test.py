@@ -1,0 +1,317 @@
+"""Emulated links and processors: stars of namespaces, relays and quotas."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from caatnet.benchmarks.federated import emulation
+from caatnet.benchmarks.harness import (
+  cgroups,
+  cpu_limits,
+  namespaces,
+  processes,
+  relay,
+  wire,
+)
+from caatnet.config.federated import Federation
+from caatnet.config.schema.federated import Federated
+from caatnet.federated.links import LINKS, Link
+from caatnet.federated.service import Service
+from tests.caatnet.federated import numeric, process
+
+OWN = Link("own", 2e6, 1e6, 0.01, 0.0, 0.0, 0.0, False, "the tests")
+CELL = dataclasses.replace(OWN, name="cell", down=1e6, shared=True, rtt_s=0.0)
+
+
+@pytest.fixture
+def root():
+  """Skips the test if this user cannot shape links."""
+  try:
+    with namespaces.star([OWN]):
+      pass
+  except ValueError as error:
+    pytest.skip(str(error))
+
+
+def _federation(links, clients, quota=0.0):
+  section = Federated(clients=clients, cpu_quota=quota)
+  return Federation({}, None, section, None, None, None, None, None, links)
+
+
+@contextlib.contextmanager
+def _probe(links, star=None):
+  """Peers at the ends of a star's links, or of a relay's; 0 is the server."""
+  prefixes, host = [[]] * (len(links) + 1), "127.0.0.1"
+  if star is not None:
+    host = star.host
+    prefixes = [["ip", "netns", "exec", star.server], *star.prefixes]
+  with contextlib.ExitStack() as stack:
+    peers = stack.enter_context(processes.Peers(
+      "caatnet.benchmarks.federated.link_probe:Probe",
+      [[k] for k in range(len(links) + 1)], prefixes,
+    ))
+    address = tuple(peers.do("listen", lambda _: {"host": host}).found[0])
+    addresses = [address] * len(links)
+    if star is None:
+      addresses = stack.enter_context(relay.Relay(address, links)).addresses
+    peers.do("connect", lambda me: {"num": len(links)} | (
+      {"address": addresses[me - 1]} if me else {}
+    ))
+    yield peers
+
+
+def _check_links(peers):
+  """Links are never faster than they are shaped; a busy machine slows them."""
+  trips = [peers.do("ping", lambda _, k=k: {"client": k}).found
+           for k in range(3)]
+  assert trips[0][1] >= 0.0099
+  assert trips[0][2] is None
+
+  def seconds(sizes, down):
+    return peers.do("stream", lambda _: {"sizes": sizes, "down": down}).seconds
+
+  assert seconds([[0, 400_000]], True) > 0.18
+  assert seconds([[0, 200_000]], False) > 0.18
+  # The clients of the cell share its rates.
+  for down in (True, False):
+    assert seconds([[1, 100_000], [2, 100_000]], down) > 0.18
+
+
+def test_star_has_the_rates_and_delays_of_its_links(root):
+  links = [OWN, CELL, CELL]
+  with namespaces.star(links) as star:
+    assert len(star.prefixes) == 3
+    with _probe(links, star) as peers:
+      _check_links(peers)
+    with namespaces.inside(star.server):
+      inner = socket.create_server((star.host, 0))
+    with inner, pytest.raises(OSError, match="assign"):
+      socket.create_server((star.host, 0))
+  listed = subprocess.run(
+    ["ip", "netns", "list"], capture_output=True, text=True, check=True
+  ).stdout
+  assert f"shaped{os.getpid()}n" not in listed
+
+
+def test_relay_has_the_rates_and_delays_of_its_links():
+  links = [OWN, dataclasses.replace(CELL, jitter_s=1e-4), CELL]
+  with _probe(links) as peers:
+    _check_links(peers)
+
+
+def _classes(text):
+  found = {}
+  for parent, name, rate, ceil in re.findall(
+    r"class add dev \S+ parent (\S+) classid (\S+) htb rate (\d+)bit ceil "
+    r"(\d+)bit", text,
+  ):
+    found[name] = parent, int(rate), int(ceil)
+  return found
+
+
+def test_clients_of_a_cell_have_equal_guaranteed_parts_of_its_rate():
+  links = [CELL, OWN, CELL, LINKS["5g-bad"], CELL]
+  found = _classes(namespaces._shares(
+    [link.down for link in links], links, [f"dst 10.0.0.{k}" for k in range(5)]
+  ))
+  cell = found.pop("1:1000")
+  assert cell == ("1:", 8_000_000, 8_000_000)
+  bad = found.pop("1:1001")
+  assert bad == ("1:", 15_600_000, 15_600_000)
+  assert found == {
+    **dict.fromkeys(
+      ("1:1", "1:3", "1:5"), ("1:1000", 2_666_667, 8_000_000)
+    ),
+    "1:2": ("1:", 16_000_000, 16_000_000), "1:4": ("1:1001", *bad[1:]),
+  }
+
+
+def test_delays_have_their_mean_deviation_and_losses():
+  delays = wire.Delays(0.02, 0.002, 0.25, "seed")
+  times = 0.021 * np.arange(4000)
+  found = [delays.due(t) for t in times]
+  kept = np.array([d - t for d, t in zip(found, times, strict=True) if d])
+  assert len(kept) == pytest.approx(3000, rel=0.03)
+  assert kept.mean() == pytest.approx(0.02, rel=0.01)
+  assert kept.std() == pytest.approx(0.002, rel=0.05)
+  # The delay of one packet is that of the next few.
+  delays = wire.Delays(0.02, 0.002)
+  assert len({round(delays.due(t) - t, 9) for t in np.arange(19) / 1e3}) == 1
+  # No delay is negative.
+  delays = wire.Delays(0.001, 0.1)
+  assert min(delays.due(t) - t for t in times) == pytest.approx(0, abs=1e-9)
+
+
+def test_packets_arrive_in_order_despite_jitter():
+  near, source = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+  sink, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+  with near, source, sink, far:
+    source.setblocking(False)
+    way = wire._Way(
+      source.fileno(), sink.fileno(), wire.Delays(0.001, 0.01, 0.2, "seed")
+    )
+    for number in range(100):
+      near.send(bytes([number]))
+      way.receive()
+      way.send()
+    while way.send() < wire._IDLE_S:
+      pass
+    far.setblocking(False)
+    found = []
+    with contextlib.suppress(BlockingIOError):
+      while True:
+        found.append(far.recv(8)[0])
+  assert found == sorted(found)
+  assert 60 < len(found) < 100
+
+
+def test_relay_passes_all_bytes_and_both_ends():
+  data = np.random.default_rng(0).bytes(300_000)
+  fast = dataclasses.replace(OWN, down=1e8, up=1e8)
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    target = server.getsockname()
+    with relay.Relay(target, [fast, fast]) as made:
+      near = socket.create_connection(made.addresses[1])
+      far, _ = server.accept()
+      with near, far:
+        sender = threading.Thread(target=lambda: (
+          near.sendall(data), near.shutdown(socket.SHUT_WR)
+        ))
+        sender.start()
+        found = b""
+        while piece := far.recv(1 << 16):
+          found += piece
+        sender.join()
+        assert found == data
+        far.sendall(b"back")  # the other direction is still open
+        assert near.recv(8) == b"back"
+      near = socket.create_connection(made.addresses[0])
+      far, _ = server.accept()
+    # The relay ends its connections and listens no more.
+    with near, far:
+      assert near.recv(8) == far.recv(8) == b""
+    with pytest.raises(ConnectionError):
+      socket.create_connection(made.addresses[0])
+  with (
+    relay.Relay(target, [fast]) as made,  # the server has ended
+    socket.create_connection(made.addresses[0]) as near,
+  ):
+    assert near.recv(8) == b""
+
+
+def test_losses_limit_the_rate_of_a_relay():
+  lossy = dataclasses.replace(OWN, loss=0.01)
+  assert relay._rate(lossy, 1e9) == pytest.approx(1.22 * 1448 / (0.01 * 0.1))
+  assert relay._rate(lossy, 1e3) == 1e3
+  assert relay._rate(OWN, 1e9) == 1e9
+
+
+def test_quota_limits_each_client(root):
+  with cpu_limits.limited(0.2, 2) as groups:
+    for group in groups:
+      assert 0 < group.measured <= 0.25
+    done = subprocess.run(
+      [*groups[1].prefix, sys.executable, "-S", "-c", "print('text')", "x y"],
+      capture_output=True, text=True, check=True,
+    )
+    assert done.stdout == "text\n"
+    folder = groups[0].prefix[-1].rpartition("/")[0]
+    assert os.path.exists(folder)
+  assert not os.path.exists(folder)
+
+
+def test_quota_without_effect_is_an_error(monkeypatch, tmp_path):
+  """Other file systems accept the files of a control group."""
+  monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
+  federation = _federation((), 1, quota=0.1)
+  with pytest.raises(
+    ValueError, match=r"config\.federated\.cpu_quota=0\.1 cannot be set here"
+  ), emulation.emulated(federation):
+    pass
+  (tmp_path / "cpu").mkdir()
+  with pytest.raises(
+    ValueError, match=r"config\.federated\.cpu_quota=0\.1 has no effect here"
+  ), emulation.emulated(federation):
+    pass
+  assert not list((tmp_path / "cpu").iterdir())
+
+
+def test_groups_of_killed_processes_are_removed(monkeypatch, tmp_path):
+  monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
+  left = tmp_path / "cpu" / f"caatnet-{1 << 30}-1"
+  left.mkdir(parents=True)
+  with cgroups.group("cpu") as folder:
+    assert folder.exists()
+    assert not left.exists()
+    with cgroups.group("cpu"):
+      assert folder.exists()  # of a process that runs
+  assert not folder.exists()
+
+
+def _run(folder, network, clients=2):
+  """Two rounds of numpy clients."""
+  with network.listening():
+    service = Service(
+      (network.host, 0), process.SECURITY,
+      process.rules(clients=clients, per_round=clients, rounds=2),
+      numeric.Plain(), process.PARAMS, process.decode, folder,
+      say=lambda line: None,
+    )
+  with service:
+    network.serve(service, [
+      sys.executable, "-m", "tests.caatnet.federated.process", "linked"
+    ])
+  return service.rows
+
+
+LINK = Link("slow", 8e6, 4e6, 0.02, 0.0, 0.0, 0.0, False, "the tests")
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+def test_rounds_take_the_time_of_their_links(
+  request, monkeypatch, tmp_path, is_root
+):
+  if is_root:
+    request.getfixturevalue("root")
+  else:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without ip
+  monkeypatch.setattr(emulation, "_STREAM_S", 0.02)
+  with emulation.emulated(_federation((LINK, LINK), 2)) as network:
+    assert "\n" not in network.means
+    assert network.means.startswith(
+      "links by network namespaces" if is_root else "links by a relay"
+    )
+    means, table = network.parts()
+    assert means == network.means
+    assert [row["link"] for row in table.rows] == ["slow"] * 2
+    assert table.rows[0]["up, Mbit/s"].startswith("32, ")
+    rows = _run(tmp_path, network)
+  size = process.PARAMS.nbytes
+  assert len(rows) == 4
+  for row in rows:
+    assert row["t_d"] > 0.95 * size / LINK.down
+    assert row["t_u"] > 0.95 * size / LINK.up
+  assert (tmp_path / emulation.RECORD).exists()
+
+
+def test_nothing_is_emulated_or_printed_by_default(tmp_path):
+  with emulation.emulated(_federation((), 2), "127.0.0.1") as network:
+    assert network.parts() == []
+    assert len(_run(tmp_path, network)) == 4
+  assert not (tmp_path / emulation.RECORD).exists()
+
+
+def test_server_of_other_machines_emulates_nothing():
+  emulation.check_none(_federation((), 2))
+  section = Federated(links=("wifi",))
+  federation = dataclasses.replace(_federation((), 4), section=section)
+  with pytest.raises(ValueError, match=r"links=\('wifi',\).*--role=all only"):
+    emulation.check_none(federation)

@@ -1,0 +1,64 @@
+"""Benchmark of federated rounds: medians, errors and predictions."""
+
+import json
+import types
+
+import pytest
+
+from caatnet.benchmarks.federated import federated_rounds
+from caatnet.config import federated as builder
+from caatnet.federated import links
+from configs.benchmark import federated
+from configs.federated import tiny
+
+
+def _row(round, client, t_tr, t_u):
+  return {"round": round, "client": client, "t_a": 1.0, "t_d": 2.0, "t_v": 0.0,
+          "t_tr": t_tr, "t_te": 0.0, "t_u": t_u}
+
+
+def test_round_takes_aggregation_and_the_slowest_client():
+  rows = [
+    _row(0, 0, 50.0, 3.0), _row(0, 1, 40.0, 17.0),
+    _row(1, 0, 50.0, 5.0), _row(1, 1, 10.0, 5.0),
+    _row(2, 0, 51.0, 7.0), _row(2, 1, 40.0, 7.0),
+  ]
+  faster = [row | {"t_tr": 0.9 * row["t_tr"], "t_d": 0.1} for row in rows]
+  found = federated_rounds.compared(rows, faster, 0.05)
+  assert found["measured"] == {
+    "t_a": 1.0, "t_d": 2.0, "t_v": 0.0, "t_tr": 45.0, "t_te": 0.0, "t_u": 6.0,
+    "total": 60.0,  # of 60, 58 and 61
+  }
+  assert found["predicted"]["t_tr"] == pytest.approx(40.5)
+  # The downlink is below 5% of a round.
+  assert list(found["errors"]) == ["t_tr", "t_u", "total"]
+  assert found["errors"]["t_tr"] == pytest.approx(-0.1)
+  assert found["errors"]["t_u"] == 0
+  case = {"model": "small", "clients": 2, "interface": "wifi", **found}
+  times, errors = federated_rounds.tables([case], 0.05)
+  assert times.cells()[0][-1].startswith("60.000: ")
+  assert errors.cells()[0][3:] == [
+    "-", "-", "-", "-10.0%", "-", "+0.0%",
+    f"{found['errors']['total']:+.1%}", "10.0%",
+  ]
+
+
+def test_prediction_has_compute_times_of_one_run_and_sizes_of_another():
+  config = tiny.get_config("convolutional,test")
+  found = {"config": json.loads(config.to_json())}
+  alone = {"rows": [_row(0, 0, 5.0, 1.0), _row(1, 0, 7.0, 1.0)]}
+  slow = links.Link("slow", 1e4, 1e3, 0.0, 0.0, 0.0, 0.0, False, "the tests")
+  rows = federated_rounds._predicted(found, [slow] * 2, alone, 0.25)
+  assert len(rows) == 6  # three rounds of two clients
+  num_bytes = 4 * builder.build(config).vectors.num
+  for row in rows:
+    assert (row["t_tr"], row["t_a"]) == (6.0, 1.0)
+    assert row["t_u"] - 0.25 == pytest.approx(num_bytes / 1e3, rel=0.1)
+    assert row["t_u"] - 0.25 == pytest.approx(10 * (row["t_d"] - 0.25), rel=0.1)
+
+
+def test_failed_run_is_one_line():
+  options = types.SimpleNamespace(**federated.get_config("test").benchmark)
+  with pytest.raises(ValueError, match=r"federate --config=no\.py: ") as error:
+    federated_rounds._measured(options, "no.py", 2, ())
+  assert "\n" not in str(error.value)

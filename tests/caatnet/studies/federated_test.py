@@ -1,0 +1,108 @@
+"""Properties of the study of federated rounds over links."""
+
+import jax
+import numpy as np
+import pytest
+
+from caatnet.federated import vector_codec
+from caatnet.studies.federated import beyond, figures, rounds, study
+from configs.federated import links as config_file
+
+CONFIG = config_file.get_config("test").to_dict()
+
+
+@pytest.fixture(scope="module")
+def result():
+  return study.run(CONFIG)
+
+
+def test_rounds_are_the_sums_of_their_parts(result):
+  assert len(result["rounds"]) == 3 * 2 * 2
+  for row in result["rounds"]:
+    parts = row["parts"]
+    assert sum(parts.values()) == pytest.approx(row["round_s"])
+    assert all(part > -1e-9 for part in parts.values())
+    assert row["limited_by"] in parts
+    # Clients of a cell wait for each other.
+    assert (parts["sharing the cell"] > 1e-6) == row["link"].startswith("5g")
+    shares = row["share_down"] + row["share_compute"] + row["share_up"]
+    assert 0.8 < shares <= 1
+  by = {(r["link"], r["clients"], r["model_bytes"]): r
+        for r in result["rounds"]}
+  large = 4 * 740_554
+  assert by["5g-40mhz", 4, large]["t_d"] > 1.8 * by["5g-40mhz", 2, large]["t_d"]
+  assert by["wifi", 4, large]["t_d"] < 1.1 * by["wifi", 2, large]["t_d"]
+
+
+def test_points_of_the_region_give_the_published_ratios(result):
+  size, found = 4 * 740_554, result["region"]
+  ethernet = 941e6 / 8
+  for point in found["points"]:
+    uplink = point["fixed_s"] + size / point["rate"]
+    for other, ratio in ((ethernet, 33.3), (point["wifi"], 17.8)):
+      assert uplink == pytest.approx(ratio * (point["fixed_s"] + size / other))
+    assert point["uplink_s"] == pytest.approx(uplink)
+    assert point["round_s"] * 0.23 == pytest.approx(uplink)
+    # Each point is inside of the region.
+    i = int(np.argmin(np.abs(np.log(np.divide(found["rates"], point["rate"])))))
+    at = figures.fixed_s(size, found["rates"][i], ethernet, 33.3)
+    assert found["low"][i] <= at <= found["high"][i]
+  inside = [low is not None for low in found["low"]]
+  assert True in inside
+  assert False in inside
+  # The derivation for WiFi at 100 Mbit/s: 0.22 s, 3 Mbit/s and 8.1 s.
+  (middle,) = (p for p in found["points"] if p["wifi"] == 100e6 / 8)
+  assert middle["fixed_s"] == pytest.approx(0.22, abs=0.005)
+  assert middle["rate"] * 8e-6 == pytest.approx(3.0, abs=0.05)
+  assert middle["uplink_s"] == pytest.approx(8.1, abs=0.05)
+
+
+def test_stragglers_are_consistent_if_clients_differ_more_than_rounds(result):
+  for clients in (2, 4):
+    shares = [
+      row["consistent"] for row in result["stragglers"]
+      if row["clients"] == clients
+    ]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.2 < 0.85 < shares[-1]
+  for row in result["fitted_ratios"]:
+    assert 1 < row["ratio"] < 6
+  (none,) = figures.fitted_ratios(result["stragglers"][:3])
+  assert none["ratio"] is None
+
+
+def test_no_schedule_is_worse_than_sharing(result):
+  for row in result["schedules"]:
+    assert row["earliest_s"] <= row["order_s"] + 1e-6
+    assert row["order_s"] <= row["shared_s"] + 1e-6
+    if row["limit"] == 1:  # the proof of `uplinks`
+      assert row["earliest_s"] == pytest.approx(row["shared_s"])
+    counts = row["by_deadline"]
+    assert max(counts["shared"], counts["serial"]) <= counts["most"]
+  assert any(
+    row["earliest_s"] < 0.99 * row["shared_s"] for row in result["schedules"]
+  )
+
+
+@pytest.mark.parametrize("n", [1, 256, 5000, 740_554])
+def test_coded_bytes_are_those_of_the_codecs(n):
+  x = np.linspace(-1, 1, n, dtype=np.float32)
+  for name in vector_codec.NAMES:
+    data = vector_codec.make(name).encode(x, jax.random.key(0))
+    assert len(data) == beyond.coded_bytes(name, n), name
+
+
+def test_one_fragment_is_a_round_without_streaming(result):
+  by = {(r["variant"], r["stragglers"]): r for r in result["variants"]}
+  plain = by["float32", "wait"]["round_s"]
+  one = by["float32, 1 streamed fragments", "wait"]["round_s"]
+  four = by["float32, 4 streamed fragments", "wait"]["round_s"]
+  assert one == pytest.approx(plain, rel=1e-3)
+  slow = 1.5 * sum(
+    rounds.compute(CONFIG, 4)[0][name] for name in ("t_v", "t_tr", "t_te")
+  )
+  # Compute hides all transfers.
+  assert slow == pytest.approx(four)
+  assert four < one
+  assert by["float32", "late"]["round_s"] < plain
+  assert all(r["merged"] <= 4 + 1e-9 for r in result["variants"])
