@@ -1,4 +1,4 @@
-"""Runs the benchmark of a config.
+r"""Runs the benchmark of a config.
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
   python -m launch.benchmark --config=configs/benchmark/schedules.py
@@ -26,6 +26,8 @@
   python -m launch.benchmark --config=configs/benchmark/graphs.py
   python -m launch.benchmark --config=configs/benchmark/host_optimizer.py
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py
+  python -m launch.benchmark --config=configs/benchmark/calibration.py \
+    --cpu_devices=4
 """
 
 import importlib
@@ -47,7 +49,7 @@ BODIES = {
     "graphs": ("graphs",),
     "memory": ("host_optimizer", "placements"),
     "planner": ("planner", "planner_memory", "planner_truth"),
-    "programs": ("kernels", "paged_attention", "programs"),
+    "programs": ("calibration", "kernels", "paged_attention", "programs"),
     "serving": (
       "coded", "decoding", "engine", "experts", "experts_simulated",
       "nanobatches", "server", "serving",

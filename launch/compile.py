@@ -10,8 +10,10 @@ r"""Compiles a step for a machine that is not present, and analyses it.
 
 Targets are tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; needs the extra
 `tpu`), gpu:NAME:NODESxGPUS (a100, a100-pcie, h100, h200, b200; needs the extra
-`cuda`) and cpu:N. Logical sizes are those of config.parallel. A prefill step
-reads a chunk of one prompt, a decode step one token of every sequence.
+`cuda`) and cpu:N. `--cluster=FILE` gives the rates of a measurement and, with
+its residuals, intervals (configs/benchmark/calibration.py). Logical sizes are
+those of config.parallel. A prefill step reads a chunk of one prompt, a decode
+step one token of every sequence.
 """
 
 import functools
@@ -31,6 +33,8 @@ flags.DEFINE_bool("default_options", False, "Omit the target's XLA options.")
 def main() -> None:
   if FLAGS.phase != "train" and FLAGS.step is not None:
     raise ValueError(f"--step has no effect on --phase={FLAGS.phase}")
+  if FLAGS.phase != "train" and FLAGS.cluster:
+    raise ValueError(f"--cluster has no effect on --phase={FLAGS.phase}")
   import jax
   from rich.console import Console
 
@@ -43,9 +47,12 @@ def main() -> None:
   from caatnet.config.override import override
   from caatnet.show import render
   from caatnet.studies.compilation import decoding, report, study
+  from parallel.hardware import cluster_files
   from parallel.xla import targets
 
   target, results, programs = targets.resolve(FLAGS.target), {}, {}
+  if FLAGS.cluster:
+    target = targets.measured(target, cluster_files.cluster(FLAGS.cluster))
   for label in dict.fromkeys(["", FLAGS.compare]):
     text = re.sub(r"(^|\s)(--)?config\.", r"\1", label)
     config, where = override(FLAGS.config, text), list(target.devices)
@@ -69,8 +76,8 @@ if __name__ == "__main__":
   options.run(
     main,
     uses=(
-      "compare", "config", "json", "mesh", "output", "plot", "report", "step",
-      "target",
+      "cluster", "compare", "config", "json", "mesh", "output", "plot",
+      "report", "step", "target",
     ),
     required=("config", "target"),
   )

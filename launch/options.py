@@ -108,6 +108,12 @@ flags.DEFINE_string(
   "target", None, "Machine to compile for, such as tpu:v5p:4x4x4."
 )
 flags.DEFINE_string(
+  "cluster",
+  "",
+  "Cluster's file, or for plan an example such as a100:16,uneven=1. plan: "
+  "config.planner.cluster if unset. compile: measured rates of the target.",
+)
+flags.DEFINE_string(
   "compare",
   "",
   'compile: overrides of a second step, "config.sync.p=0.5 ...". sends: the '

@@ -11,6 +11,8 @@ A file contains one object:
                          nodes. The diagonal then describes links inside a node
     bandwidth            bytes per second, a list of rows; null on the diagonal
     latency_s            seconds, a list of rows, or one number for all pairs
+    residuals            optional: log(measured / predicted) of step times, for
+                         the intervals of `launch.compile`
 
 Rows of both matrices are senders, columns are receivers.
 
@@ -35,9 +37,8 @@ import numpy as np
 from parallel import checks, schema
 from parallel.hardware import link_matrix
 from parallel.hardware.clusters import CLUSTERS
-from parallel.hardware.devices import DEVICES, Device
+from parallel.hardware.devices import DEVICES, Device, measured
 from parallel.hardware.link_matrix import LinkMatrix
-from parallel.hardware.links import LinkKind
 
 _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
 _Rates = list[list[schema.AnyRate | None]]
@@ -61,6 +62,7 @@ class _File(schema.Schema):
   rows: Literal["device", "node"]
   bandwidth: schema.either(number=schema.AnyRate, other=_Rates)
   latency_s: schema.either(number=schema.AnySeconds, other=_Times)
+  residuals: tuple[float, ...] = ()
 
 
 def cluster(text: str) -> LinkMatrix:
@@ -138,7 +140,7 @@ def _made(found: _File) -> LinkMatrix:
     matrices = [m[np.ix_(nodes, nodes)] for m in matrices]
   return LinkMatrix(
     found.name, _device(found.device), tuple(nodes.tolist()), *matrices,
-    found.source, found.mark,
+    found.source, found.mark, found.residuals,
   )
 
 
@@ -162,12 +164,8 @@ def _device(found: str | _Device) -> Device:
     return DEVICES[found]
   if not found.flops:
     raise ValueError("device.flops must have the rate of a dtype")
-  # `Device.peak` needs a default; the fastest dtype of the file is used.
-  flops = {"bfloat16": max(found.flops.values())} | found.flops
-  # The matrix replaces the device's link; its bandwidth is a placeholder.
-  link = LinkKind("the matrix", found.memory_bandwidth, None, "the matrix")
-  return Device(
-    found.name, flops, int(found.memory_bytes), found.memory_bandwidth, link, 1,
+  return measured(
+    found.name, found.flops, int(found.memory_bytes), found.memory_bandwidth,
     found.source,
   )
 
@@ -186,6 +184,8 @@ def to_json(links: LinkMatrix) -> str:
     "name": links.name, "source": links.source, "mark": links.mark,
     "device": device, "nodes": counts[counts > 0].tolist(), "rows": "device",
   }
+  if links.residuals:
+    head["residuals"] = list(links.residuals)
   lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
   for key in ("bandwidth", "latency_s"):
     rows = ",\n".join(

@@ -65,6 +65,22 @@ class Device:
     return self.flops.get(dtype, self.flops["bfloat16"])
 
 
+def measured(
+  name: str, flops: Mapping[str, float], memory_bytes: int,
+  memory_bandwidth: float, source: str,
+) -> Device:
+  """Returns a device of a file or a measurement.
+
+  Its links are those of a `link_matrix.LinkMatrix`; the bandwidth of ``link``
+  is a placeholder. Dtypes that are not listed have the rate of the fastest one.
+  """
+  return Device(
+    name, {"bfloat16": max(flops.values())} | dict(flops), memory_bytes,
+    memory_bandwidth,
+    LinkKind("the matrix", memory_bandwidth, None, "the matrix"), 1, source,
+  )
+
+
 def _flops(bfloat16: float, **others: float) -> dict[str, float]:
   """Returns FLOP/s by dtype; float16 has the rate of bfloat16."""
   return {"bfloat16": bfloat16, "float16": bfloat16, **others}
