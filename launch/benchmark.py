@@ -38,15 +38,13 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-
 # Benchmark (config.benchmark.name) -> folder in caatnet/benchmarks/ of the file
 # with its `run`.
 BODIES = {
   name: room for room, names in {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
                 "ring_orders"),
-    "foreign": ("foreign_programs",),
-    "graphs": ("graphs",),
+    "foreign": ("foreign_programs",), "graphs": ("graphs",),
     "memory": ("host_optimizer", "placements"),
     "planner": ("planner", "planner_memory", "planner_truth"),
     "programs": ("calibration", "kernels", "paged_attention", "programs"),

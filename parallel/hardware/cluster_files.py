@@ -62,7 +62,7 @@ class _File(schema.Schema):
   rows: Literal["device", "node"]
   bandwidth: schema.either(number=schema.AnyRate, other=_Rates)
   latency_s: schema.either(number=schema.AnySeconds, other=_Times)
-  residuals: tuple[float, ...] = ()
+  residuals: list[float] = schema.Field(default_factory=list)
 
 
 def cluster(text: str) -> LinkMatrix:
@@ -140,7 +140,7 @@ def _made(found: _File) -> LinkMatrix:
     matrices = [m[np.ix_(nodes, nodes)] for m in matrices]
   return LinkMatrix(
     found.name, _device(found.device), tuple(nodes.tolist()), *matrices,
-    found.source, found.mark, found.residuals,
+    found.source, found.mark, tuple(found.residuals),
   )
 
 

@@ -16,6 +16,7 @@ and `launch.compile` read, with the rates of the roofline
   share processors, it is mostly the compute of others.
 """
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 import itertools
@@ -27,7 +28,7 @@ import numpy as np
 from parallel.hardware import devices, link_matrix
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.link_matrix import LinkMatrix
-from parallel.xla import link_times, profiles
+from parallel.xla import link_times, profiles, roofline
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.profiles import Events
 from parallel.xla.reading import Reading
@@ -74,6 +75,7 @@ class Observed:
     step_s: Seconds from one run to the next.
     work: Its compute.
     messages: Its collectives.
+    dtype: Dtype of most of its products.
   """
 
   reading: Reading
@@ -81,6 +83,7 @@ class Observed:
   step_s: float
   work: tuple[Work, ...]
   messages: tuple[Message, ...]
+  dtype: str
 
 
 class Calibrated(NamedTuple):
@@ -88,7 +91,7 @@ class Calibrated(NamedTuple):
 
   Attributes:
     links: The cluster.
-    rows: What was fitted: ``what``, ``samples``, ``rate`` (FLOP/s or bytes per
+    rows: Fitted rates: ``what``, ``samples``, ``rate`` (FLOP/s or bytes per
       second), ``latency_s``, ``share`` of the seconds of all steps, and
       ``residual``: median of |model / measured - 1| over samples.
   """
@@ -123,6 +126,7 @@ def observe(reading: Reading, events: Events) -> Observed:
   span_s = (max(x.end for x in every) - min(x.start for x in every)) / 1e9
   program = _scheduled(reading, DEVICES["a100"])  # only its counts are used
   work = []
+  flops: collections.Counter[str] = collections.Counter()  # by dtype
   for computation, _ in module.runs():
     for instruction in computation.instructions:
       cost = program.cost(computation, instruction)
@@ -132,6 +136,8 @@ def observe(reading: Reading, events: Events) -> Observed:
       ]
       if found and (cost.flops or cost.bytes):
         times = len(found) / num_devices / steps
+        dtype = roofline.products(module, computation, instruction)[1]
+        flops[dtype] += cost.flops * times
         work.append(Work(
           cost.flops * times, cost.bytes * times,
           sum(x.end - x.start for x in found) / 1e9 / num_devices / steps,
@@ -146,19 +152,19 @@ def observe(reading: Reading, events: Events) -> Observed:
       m.executions / steps,
     ))
   return Observed(
-    reading, steps, span_s / steps, tuple(work), tuple(messages)
+    reading, steps, span_s / steps, tuple(work), tuple(messages),
+    max(flops, key=flops.__getitem__, default=""),
   )
 
 
 def calibrate(
-  observed: Sequence[Observed], name: str, dtype: str, memory_bytes: int
+  observed: Sequence[Observed], name: str, memory_bytes: int
 ) -> Calibrated:
   """Fits rates to profiles.
 
   Args:
     observed: Profiles of programs on the same devices.
     name: Name of device and cluster.
-    dtype: Dtype of the products.
     memory_bytes: Memory of a device.
 
   Raises:
@@ -169,13 +175,15 @@ def calibrate(
   steps = sum(o.steps for o in observed)
   source = f"profile of {steps} steps of {len(observed)} programs"
   messages = [m for o in observed for m in o.messages if m.seconds > 0]
-  num_devices = max(o.reading.mesh.size for o in observed)
+  # A program of one device has no mesh.
+  num_devices = max(1, *(o.reading.mesh.size for o in observed))
   latency, per_s = _matrices(messages, num_devices)
 
   def cluster(factor: float) -> LinkMatrix:
     return LinkMatrix(
       name, devices.measured(
-        name, {dtype: rate / factor}, memory_bytes, bandwidth / factor, source,
+        name, {observed[0].dtype: rate / factor}, memory_bytes,
+        bandwidth / factor, source,
       ), (0,) * num_devices, per_s, latency, source, "measured",
     )
 

@@ -92,7 +92,7 @@ def cost(
     ("-start", "-done", "-update")
   ):
     return Cost()
-  flops, dtype = _flops(module, computation, instruction)
+  flops, dtype = products(module, computation, instruction)
   if instruction.opcode == "custom-call" and reads:
     moved = _bytes_of_kernel(computation, instruction, reads)
   else:
@@ -101,7 +101,7 @@ def cost(
   return Cost(flops, moved, seconds)
 
 
-def _flops(
+def products(
   module: hlo.Module,
   computation: hlo.Computation,
   instruction: hlo.Instruction,
@@ -121,7 +121,7 @@ def _flops(
     for name in instruction.calls():
       inner = module.computations[name]
       for inside in inner.instructions:
-        more, its_dtype = _flops(module, inner, inside)
+        more, its_dtype = products(module, inner, inside)
         dtype = its_dtype if more else dtype
         flops += more
   return flops, dtype

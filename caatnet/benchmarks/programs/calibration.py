@@ -262,8 +262,7 @@ def _calibrated(config: Any, target: Target) -> dict[str, Any]:
     observed.append(_observed(steps, seconds))
   memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   found = calibration.calibrate(
-    observed, f"cpu:{options.devices}", config.model.dtype,
-    memory // options.devices,
+    observed, f"cpu:{options.devices}", memory // options.devices
   )
   return {
     "cluster": json.loads(cluster_files.to_json(found.links)),

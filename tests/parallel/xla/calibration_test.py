@@ -85,7 +85,8 @@ def test_rates_that_made_the_events_are_found():
   assert (observed.steps, len(observed.work), len(observed.messages)) == (
     3, 3, 4
   )
-  found, rows = calibration.calibrate([observed], "c", "float32", 10**9)
+  assert observed.dtype == "float32"
+  found, rows = calibration.calibrate([observed], "c", 10**9)
   assert found.device.peak("float32") == pytest.approx(2e11, rel=1e-6)
   assert found.device.memory_bandwidth == pytest.approx(5e9, rel=1e-6)
   measured = [(0, 1), (2, 3), (3, 2), (0, 2), (3, 1)]
@@ -107,7 +108,7 @@ def test_rest_of_a_step_is_spread_over_compute():
   observed = calibration.observe(program, events_of(program, links))
   compute_s = sum(w.seconds for w in observed.work)
   slower = dataclasses.replace(observed, step_s=observed.step_s + compute_s)
-  found, _ = calibration.calibrate([slower], "c", "float32", 10**9)
+  found, _ = calibration.calibrate([slower], "c", 10**9)
   assert found.device.peak("float32") == pytest.approx(1e11, rel=1e-6)
   assert found.device.memory_bandwidth == pytest.approx(2.5e9, rel=1e-6)
   assert sum(calibration._parts(program, found)) == (
@@ -169,7 +170,7 @@ def test_step_of_a_real_profile_is_the_predicted_one(tmp_path):
   (found,) = profiles.events(tmp_path)[read.module.name]
   observed = calibration.observe(read, found)
   assert (observed.steps, read.mesh.size) == (5, 4)
-  links, _ = calibration.calibrate([observed], "cpu", "float32", 10**9)
+  links, _ = calibration.calibrate([observed], "cpu", 10**9)
   assert sum(calibration._parts(read, links)) == (
     pytest.approx(observed.step_s, rel=1e-6)
   )
