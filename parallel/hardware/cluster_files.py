@@ -4,8 +4,8 @@ A file contains one object:
 
     name, source, mark   fields of `LinkMatrix`
     device               a key of `devices.DEVICES`, or an object with name,
-                         flops {dtype: FLOP/s}, memory_bytes, memory_bandwidth
-                         and source
+                         flops {dtype: FLOP/s}, memory_bytes, memory_bandwidth,
+                         source and, optionally, overhead_s per instruction
     nodes                number of devices of each node, as in [8, 8]
     rows                 "device"; or "node" if rows and columns stand for
                          nodes. The diagonal then describes links inside a node
@@ -51,6 +51,7 @@ class _Device(schema.Schema):
   memory_bytes: schema.Rate
   memory_bandwidth: schema.Rate
   source: str
+  overhead_s: schema.Seconds = 0.0
 
 
 class _File(schema.Schema):
@@ -166,7 +167,7 @@ def _device(found: str | _Device) -> Device:
     raise ValueError("device.flops must have the rate of a dtype")
   return measured(
     found.name, found.flops, int(found.memory_bytes), found.memory_bandwidth,
-    found.source,
+    found.source, found.overhead_s,
   )
 
 
@@ -179,6 +180,8 @@ def to_json(links: LinkMatrix) -> str:
   # Only a device that is not in the registry is written with its fields.
   if DEVICES.get(device) is not links.device:
     device = {key: getattr(links.device, key) for key in _DEVICE_KEYS}
+    if links.device.overhead_s:
+      device["overhead_s"] = links.device.overhead_s
   counts = np.bincount(links.nodes)
   head = {
     "name": links.name, "source": links.source, "mark": links.mark,

@@ -35,6 +35,8 @@ class Device:
     source: Source of the numbers.
     confidence: "published" if read in the source, "reported" if read in a copy
       or summary of the source.
+    overhead_s: Seconds that each instruction of a compiled program takes in
+      addition to its products and bytes, if measured.
   """
 
   name: str
@@ -45,6 +47,7 @@ class Device:
   num_links: int
   source: str
   confidence: str = "published"
+  overhead_s: float = 0.0
 
   @property
   def platform(self) -> str:
@@ -67,7 +70,7 @@ class Device:
 
 def measured(
   name: str, flops: Mapping[str, float], memory_bytes: int,
-  memory_bandwidth: float, source: str,
+  memory_bandwidth: float, source: str, overhead_s: float = 0.0,
 ) -> Device:
   """Returns a device of a file or a measurement.
 
@@ -78,6 +81,7 @@ def measured(
     name, {"bfloat16": max(flops.values())} | dict(flops), memory_bytes,
     memory_bandwidth,
     LinkKind("the matrix", memory_bandwidth, None, "the matrix"), 1, source,
+    overhead_s=overhead_s,
   )
 
 

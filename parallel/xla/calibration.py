@@ -4,11 +4,11 @@ The result is a cluster (`parallel.hardware.link_matrix`), which `launch.plan`
 and `launch.compile` read, with the rates of the roofline
 (`parallel.xla.roofline`):
 
-- An instruction is bound by its products if these take longer than its bytes.
-  The matrix rate is the FLOPs of all such instructions over their seconds, the
-  memory bandwidth the bytes of all others over theirs, from all products on,
-  until no instruction changes sides. The model's total is then the measured
-  one.
+- Matrix rate, memory bandwidth and overhead of an instruction have the least
+  sum of (model - measured)^2 / measured, a weight between those of absolute and
+  of relative errors. Products bound the instructions with more FLOPs per byte
+  than a limit, which is the best of all. The rates are then scaled, so that the
+  model's total is the measured one.
 - Latency and bandwidth of a link are fitted to the transfers of the smallest
   group of devices that contains it.
 - The rest of a step is spread over compute, by one factor on both rates: time
@@ -24,6 +24,7 @@ import statistics
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import optimize
 
 from parallel.hardware import devices, link_matrix
 from parallel.hardware.devices import DEVICES
@@ -33,16 +34,35 @@ from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.profiles import Events
 from parallel.xla.reading import Reading
 
-# Fits of rates converge in a few rounds, if they do not alternate.
-_ROUNDS = 50
-
 
 class Work(NamedTuple):
-  """Instruction that does not communicate: mean of a device and step."""
+  """Instruction that does not communicate: means of one execution.
+
+  Attributes:
+    flops: FLOPs of its products.
+    bytes: Bytes in main memory.
+    seconds: Time on a device.
+    count: Executions on a device in a step.
+  """
 
   flops: float
   bytes: float
   seconds: float
+  count: float
+
+
+class Rates(NamedTuple):
+  """Matrix rate in FLOP/s, memory bandwidth in bytes/s, overhead in seconds."""
+
+  matrix: float
+  memory: float
+  overhead_s: float
+
+  def seconds(self, work: Work) -> float:
+    """Returns the time of one execution of an instruction."""
+    return self.overhead_s + max(
+      work.flops / self.matrix, work.bytes / self.memory
+    )
 
 
 class Message(NamedTuple):
@@ -92,8 +112,9 @@ class Calibrated(NamedTuple):
   Attributes:
     links: The cluster.
     rows: Fitted rates: ``what``, ``samples``, ``rate`` (FLOP/s or bytes per
-      second), ``latency_s``, ``share`` of the seconds of all steps, and
-      ``residual``: median of |model / measured - 1| over samples.
+      second), ``latency_s`` (or overhead of an instruction), ``share`` of the
+      seconds of all steps, and ``residual``: median of |model / measured - 1|
+      over samples.
   """
 
   links: LinkMatrix
@@ -127,7 +148,7 @@ def observe(reading: Reading, events: Events) -> Observed:
   program = _scheduled(reading, DEVICES["a100"])  # only its counts are used
   work = []
   flops: collections.Counter[str] = collections.Counter()  # by dtype
-  for computation, _ in module.runs():
+  for computation in {c.name: c for c, _ in module.runs()}.values():
     for instruction in computation.instructions:
       cost = program.cost(computation, instruction)
       found = [
@@ -135,12 +156,12 @@ def observe(reading: Reading, events: Events) -> Observed:
         for x in of_device.get(instruction.name, ())
       ]
       if found and (cost.flops or cost.bytes):
-        times = len(found) / num_devices / steps
         dtype = roofline.products(module, computation, instruction)[1]
-        flops[dtype] += cost.flops * times
+        flops[dtype] += cost.flops * len(found)
         work.append(Work(
-          cost.flops * times, cost.bytes * times,
-          sum(x.end - x.start for x in found) / 1e9 / num_devices / steps,
+          cost.flops, cost.bytes,
+          sum(x.end - x.start for x in found) / 1e9 / len(found),
+          len(found) / num_devices / steps,
         ))
   first = {e.instruction: e.entry for e in reversed(reading.executed)}
   messages = []
@@ -170,8 +191,8 @@ def calibrate(
   Raises:
     ValueError: There is no product, or nothing else.
   """
-  work = [w for o in observed for w in o.work]
-  rate, bandwidth = rates(work)
+  work = [w for o in observed for w in o.work if w.seconds > 0]
+  fitted = rates(work)
   steps = sum(o.steps for o in observed)
   source = f"profile of {steps} steps of {len(observed)} programs"
   messages = [m for o in observed for m in o.messages if m.seconds > 0]
@@ -182,8 +203,8 @@ def calibrate(
   def cluster(factor: float) -> LinkMatrix:
     return LinkMatrix(
       name, devices.measured(
-        name, {observed[0].dtype: rate / factor}, memory_bytes,
-        bandwidth / factor, source,
+        name, {observed[0].dtype: fitted.matrix / factor}, memory_bytes,
+        fitted.memory / factor, source, fitted.overhead_s * factor,
       ), (0,) * num_devices, per_s, latency, source, "measured",
     )
 
@@ -196,7 +217,7 @@ def calibrate(
   links = cluster(max(wanted / predicted, 1e-3))
   total_s = sum(o.step_s for o in observed)
   return Calibrated(links, [
-    *_work_rows(work, rate, bandwidth, total_s),
+    *_work_rows(work, fitted, total_s),
     *_message_rows(messages, links, total_s),
     {
       "what": "steps", "samples": len(observed), "rate": None,
@@ -208,28 +229,43 @@ def calibrate(
   ])
 
 
-def rates(work: Sequence[Work]) -> tuple[float, float]:
-  """Returns the matrix rate in FLOP/s and the memory bandwidth in bytes/s.
+def rates(work: Sequence[Work]) -> Rates:
+  """Fits rates to instructions.
 
   Raises:
     ValueError: There is no product, or nothing else.
 
   Example:
-    >>> rates([Work(2e9, 1e6, 0.1), Work(1e3, 4e6, 0.2), Work(0.0, 1e6, 0.05)])
-    (20000000000.0, 20000000.0)
+    >>> true = Rates(2e10, 1e9, 1e-5)
+    >>> made = [Work(f, b, 0.0, 1) for f, b in (
+    ...   (2e9, 1e6), (4e9, 1e6), (0.0, 1e6), (1e3, 4e6))]
+    >>> found = rates([w._replace(seconds=true.seconds(w)) for w in made])
+    >>> print(*(f"{x:.3g}" for x in found))
+    2e+10 1e+09 1e-05
   """
-  flops, size, seconds = np.array(work, float).reshape(-1, 3).T
+  flops, size, seconds, count = np.array(work, float).reshape(-1, 4).T
   by_products = flops > 0
   if by_products.all() or not by_products.any():
     raise ValueError("the profile needs products, and other instructions")
-  for _ in range(_ROUNDS):
-    rate = flops[by_products].sum() / seconds[by_products].sum()
-    bandwidth = size[~by_products].sum() / seconds[~by_products].sum()
-    before, by_products = by_products, flops / rate > size / bandwidth
-    # Of a small program, no product may take longer than its bytes.
-    if (before == by_products).all() or not by_products.any():
-      break
-  return float(rate), float(bandwidth)
+  weight, fits = np.sqrt(count / seconds), []
+  intensity = flops / np.maximum(size, 1.0)
+  for least in np.unique(intensity[by_products]):
+    bound = intensity >= least
+    rows = np.stack([
+      np.where(bound, flops, 0), np.where(bound, 0, size), np.ones(len(work))
+    ], 1)
+    scale = rows.max(0)  # columns of similar magnitude
+    found, error = optimize.nnls(
+      rows / scale * weight[:, None], seconds * weight
+    )
+    fits.append((error, tuple(found / scale)))
+  # A rate that the fit leaves infinite must stay finite in files.
+  per_flop, per_byte, overhead = np.maximum(min(fits)[1], [1e-24, 1e-24, 0])
+  made = Rates(*(float(x) for x in (1 / per_flop, 1 / per_byte, overhead)))
+  factor = float(np.sum(count * seconds)) / sum(
+    w.count * made.seconds(w) for w in work
+  )
+  return Rates(made.matrix / factor, made.memory / factor, overhead * factor)
 
 
 def link(messages: Sequence[Message]) -> tuple[float, float]:
@@ -307,21 +343,22 @@ def _by_group(
 
 
 def _work_rows(
-  work: Sequence[Work], rate: float, bandwidth: float, total_s: float
+  work: Sequence[Work], fitted: Rates, total_s: float
 ) -> list[dict[str, Any]]:
-  """Returns the residuals of both rates, before the rest is spread."""
+  """Returns the residuals of the rates, before the rest is spread."""
   rows = []
-  for what, used, products in (("products", rate, True),
-                               ("memory", bandwidth, False)):
+  for what, rate, products in (("products", fitted.matrix, True),
+                               ("memory", fitted.memory, False)):
     some = [
-      w for w in work if (w.flops / rate > w.bytes / bandwidth) == products
+      w for w in work
+      if (w.flops / fitted.matrix > w.bytes / fitted.memory) == products
     ]
     rows.append({
-      "what": what, "samples": len(some), "rate": used, "latency_s": None,
-      "share": sum(w.seconds for w in some) / total_s,
+      "what": what, "samples": len(some), "rate": rate,
+      "latency_s": fitted.overhead_s,
+      "share": sum(w.seconds * w.count for w in some) / total_s,
       "residual": _residual(
-        [max(w.flops / rate, w.bytes / bandwidth) for w in some],
-        [w.seconds for w in some],
+        [fitted.seconds(w) for w in some], [w.seconds for w in some]
       ),
     })
   return rows

@@ -2,6 +2,8 @@
 
     seconds = max(FLOPs / peak, bytes read and written / memory bandwidth)
 
+plus the overhead of an instruction, if it was measured
+(`parallel.xla.calibration`).
 FLOPs include matrix products and convolutions (``dot``, ``convolution``) only.
 Bytes include operands and results in main memory; a slice counts only the
 elements that it takes. The program's text contains neither the products of a
@@ -98,6 +100,8 @@ def cost(
   else:
     moved = _bytes(module, computation, instruction)
   seconds = max(flops / device.peak(dtype), moved / device.memory_bandwidth)
+  if flops or moved:
+    seconds += device.overhead_s
   return Cost(flops, moved, seconds)
 
 

@@ -30,6 +30,7 @@ ENTRY %main (x: f32[512,512], y: f32[4000]) -> f32[512,512] {
   %product = f32[512,512] dot(%x, %x), lhs_contracting_dims={1}, \
 rhs_contracting_dims={0}
   %sum = f32[512,512] add(%product, %x)
+  %tiny = f32[4000] negate(%y)
   %small = f32[4000] all-reduce(%y), \
 replica_groups={{0,1},{2,3}}, to_apply=%add
   %large = f32[512,512] all-reduce(%sum), \
@@ -43,13 +44,15 @@ replica_groups={{0,2},{1,3}}, to_apply=%add
 """
 
 
-def cluster(rate=2e11, bandwidth=5e9):
+def cluster(rate=2e11, bandwidth=5e9, overhead_s=0.0):
   """A cluster whose links over "data" are slower than those over "tensor"."""
   per_s, latency_s = np.full((4, 4), 1e8), np.full((4, 4), 3e-4)
   for pair in ((0, 1), (1, 0), (2, 3), (3, 2)):
     per_s[pair], latency_s[pair] = 1e9, 1e-4
   return LinkMatrix(
-    "true", devices.measured("d", {"float32": rate}, 10**9, bandwidth, "test"),
+    "true", devices.measured(
+      "d", {"float32": rate}, 10**9, bandwidth, "test", overhead_s
+    ),
     (0,) * 4, per_s, latency_s, "test", "measured",
   )
 
@@ -80,15 +83,16 @@ def events_of(program, links, steps=3, rest_s=0.0):
 
 
 def test_rates_that_made_the_events_are_found():
-  program, links = reading.read(TEXT, mesh=MESH), cluster()
+  program, links = reading.read(TEXT, mesh=MESH), cluster(overhead_s=1e-5)
   observed = calibration.observe(program, events_of(program, links))
   assert (observed.steps, len(observed.work), len(observed.messages)) == (
-    3, 3, 4
+    3, 4, 4
   )
   assert observed.dtype == "float32"
   found, rows = calibration.calibrate([observed], "c", 10**9)
   assert found.device.peak("float32") == pytest.approx(2e11, rel=1e-6)
   assert found.device.memory_bandwidth == pytest.approx(5e9, rel=1e-6)
+  assert found.device.overhead_s == pytest.approx(1e-5, rel=1e-6)
   measured = [(0, 1), (2, 3), (3, 2), (0, 2), (3, 1)]
   for pair in measured:
     assert found.latency_s[pair] == pytest.approx(links.latency_s[pair])
@@ -106,7 +110,7 @@ def test_rest_of_a_step_is_spread_over_compute():
   """The predicted step is the measured one; rates keep their ratio."""
   program, links = reading.read(TEXT, mesh=MESH), cluster()
   observed = calibration.observe(program, events_of(program, links))
-  compute_s = sum(w.seconds for w in observed.work)
+  compute_s = sum(w.seconds * w.count for w in observed.work)
   slower = dataclasses.replace(observed, step_s=observed.step_s + compute_s)
   found, _ = calibration.calibrate([slower], "c", 10**9)
   assert found.device.peak("float32") == pytest.approx(1e11, rel=1e-6)
@@ -126,12 +130,12 @@ def test_time_between_the_runs_belongs_to_the_step():
 def test_totals_of_rates_and_links_are_the_measured_ones():
   rng = np.random.default_rng(0)
   work = [
-    Work(rng.choice([0, 1e9]) * x, 1e6 * y, s)
-    for x, y, s in rng.uniform(0.5, 2, (40, 3))
+    Work(rng.choice([0, 1e9]) * x, 1e6 * y, s, c)
+    for x, y, s, c in rng.uniform(0.5, 2, (40, 4))
   ]
-  rate, bandwidth = calibration.rates(work)
-  assert sum(max(w.flops / rate, w.bytes / bandwidth) for w in work) == (
-    pytest.approx(sum(w.seconds for w in work))
+  fitted = calibration.rates(work)
+  assert sum(fitted.seconds(w) * w.count for w in work) == (
+    pytest.approx(sum(w.seconds * w.count for w in work))
   )
   messages = [
     Message("a", ((0, 1),), 2, 1e3 * x, s, 3)
@@ -146,7 +150,7 @@ def test_totals_of_rates_and_links_are_the_measured_ones():
 
 def test_profile_without_products_or_events_is_refused():
   with pytest.raises(ValueError, match="needs products, and other"):
-    calibration.rates([Work(0.0, 1.0, 1.0)])
+    calibration.rates([Work(0.0, 1.0, 1.0, 1)])
   with pytest.raises(ValueError, match="no events of jit_step"):
     calibration.observe(reading.read(TEXT, mesh=MESH), {})
 
