@@ -106,6 +106,19 @@ def test_rates_that_made_the_events_are_found():
   assert max(row["residual"] for row in rows) < 1e-6
 
 
+def test_link_has_the_rates_of_the_smallest_group_that_contains_it():
+  program, links = reading.read(TEXT, mesh=MESH), cluster()
+  observed = calibration.observe(program, events_of(program, links))
+  everywhere = Message("all", ((0, 1, 2, 3),), 6, 1e3, 1.0, 1)
+  more = dataclasses.replace(
+    observed, messages=(everywhere, *observed.messages),
+    step_s=observed.step_s + 1.0,
+  )
+  found, _ = calibration.calibrate([more], "c", 10**9)
+  assert found.bandwidth[0, 1] == pytest.approx(1e9)
+  assert found.bandwidth[0, 3] == pytest.approx(1e3)  # in no smaller group
+
+
 def test_rest_of_a_step_is_spread_over_compute():
   """The predicted step is the measured one; rates keep their ratio."""
   program, links = reading.read(TEXT, mesh=MESH), cluster()
