@@ -75,7 +75,7 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	@echo "setting up $(VENV) with $$($(PYTHON) --version) (about a minute)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check \
-	  -e ".[$(EXTRAS)]"
+	  -e ".[training,$(EXTRAS)]"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps \
 	  "mlc-chakra>=1.0"
 	@touch $@

@@ -1,4 +1,4 @@
-"""Runs the benchmark of a config.
+r"""Runs the benchmark of a config.
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
   python -m launch.benchmark --config=configs/benchmark/schedules.py
@@ -27,6 +27,8 @@
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py
   python -m launch.benchmark --config=configs/benchmark/federated.py
   python -m launch.benchmark --config=configs/benchmark/flower.py
+  python -m launch.benchmark --config=configs/benchmark/calibration.py \
+    --cpu_devices=4
 """
 
 import importlib
@@ -37,7 +39,6 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-
 # Benchmark (config.benchmark.name) -> folder in caatnet/benchmarks/ of the file
 # with its `run`.
 BODIES = {
@@ -45,12 +46,10 @@ BODIES = {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
                 "ring_orders"),
     "federated": ("federated_rounds",),
-    "foreign": ("flower", "foreign_programs"),
-    "graphs": ("graphs",),
-    "memory": ("host_optimizer", "placements"),
-    "peers": ("peers",),
+    "foreign": ("flower", "foreign_programs"), "graphs": ("graphs",),
+    "memory": ("host_optimizer", "placements"), "peers": ("peers",),
     "planner": ("planner", "planner_memory", "planner_truth"),
-    "programs": ("kernels", "paged_attention", "programs"),
+    "programs": ("calibration", "kernels", "paged_attention", "programs"),
     "serving": ("coded", "decoding", "engine", "experts", "experts_simulated",
                 "nanobatches", "server", "serving"),
     "training": ("lockstep", "pipeline_schedules", "schedules", "train_step",

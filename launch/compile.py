@@ -8,10 +8,11 @@ r"""Compiles a step for a machine that is not present, and analyses it.
     --target=gpu:h200:1x8 --mesh=tensor:8 --config.parallel.data=1 \
     --config.inference.batch=32 --config.inference.context=2048
 
-Targets are tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; needs the extra
-`tpu`), gpu:NAME:NODESxGPUS (a100, a100-pcie, h100, h200, b200; needs the extra
-`cuda`) and cpu:N. Logical sizes are those of config.parallel. A prefill step
-reads a chunk of one prompt, a decode step one token of every sequence.
+Targets are tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; extra `tpu`),
+gpu:NAME:NODESxGPUS (a100, a100-pcie, h100, h200, b200; extra `cuda`) and cpu:N.
+`--cluster` has measured rates and, with their residuals, gives intervals
+(configs/benchmark/calibration.py). Logical sizes are those of config.parallel.
+Prefill reads a chunk of one prompt, decode a token of every sequence.
 """
 
 import functools
@@ -22,15 +23,15 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum(
-  "phase", "train", ["train", "prefill", "decode"], "Kind of step to compile."
-)
+_PHASES = ["train", "prefill", "decode"]
+flags.DEFINE_enum("phase", "train", _PHASES, "Kind of step to compile.")
 flags.DEFINE_bool("default_options", False, "Omit the target's XLA options.")
 
 
 def main() -> None:
-  if FLAGS.phase != "train" and FLAGS.step is not None:
-    raise ValueError(f"--step has no effect on --phase={FLAGS.phase}")
+  for name in ("step", "cluster"):
+    if FLAGS.phase != "train" and FLAGS[name].present:
+      raise ValueError(f"--{name} has no effect on --phase={FLAGS.phase}")
   import jax
   from rich.console import Console
 
@@ -43,9 +44,12 @@ def main() -> None:
   from caatnet.config.override import override
   from caatnet.show import render
   from caatnet.studies.compilation import decoding, report, study
+  from parallel.hardware import cluster_files
   from parallel.xla import targets
 
   target, results, programs = targets.resolve(FLAGS.target), {}, {}
+  if FLAGS.cluster:
+    target = targets.measured(target, cluster_files.cluster(FLAGS.cluster))
   for label in dict.fromkeys(["", FLAGS.compare]):
     text = re.sub(r"(^|\s)(--)?config\.", r"\1", label)
     config, where = override(FLAGS.config, text), list(target.devices)
@@ -69,8 +73,7 @@ if __name__ == "__main__":
   options.run(
     main,
     uses=(
-      "compare", "config", "json", "mesh", "output", "plot", "report", "step",
-      "target",
-    ),
+      "cluster", "compare", "config", "json", "mesh", "output", "plot",
+      "report", "step", "target"),
     required=("config", "target"),
   )

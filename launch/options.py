@@ -22,6 +22,7 @@ from ml_collections import config_flags
 from caatnet import commands
 from caatnet.config.schema import tree
 from launch import full_disks, overriding, processes
+from parallel import lazy
 
 FLAGS = flags.FLAGS
 
@@ -105,6 +106,12 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_string(
   "target", None, "Machine to compile for, such as tpu:v5p:4x4x4."
+)
+flags.DEFINE_string(
+  "cluster",
+  "",
+  "Cluster's file, or for plan an example such as a100:16,uneven=1. plan: "
+  "config.planner.cluster if unset. compile: measured rates of the target.",
 )
 flags.DEFINE_string(
   "compare",
@@ -314,13 +321,16 @@ def _run(
     return 141
   except Exception as error:
     full = full_disks.described(error)
+    absent = isinstance(error, ModuleNotFoundError) and lazy.lacking(error)
     # An `OSError` that names a file is an error of its path.
     of_user = isinstance(error, _USER_ERRORS) or (
       isinstance(error, OSError) and error.filename is not None
     )
-    if debug or (full is None and not of_user):
+    if debug or not (full or absent or of_user):
       raise
-    line = full or commands.runnable(_one_line(error))
+    name = pathlib.Path(argv[0]).stem
+    line = f"launch.{name} {absent}" if absent else full or _one_line(error)
+    line = commands.runnable(line)
     print(f"error: {line}", file=sys.stderr)
     if full:
       _discard_stdout()

@@ -19,10 +19,6 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string(
-  "cluster", "", "A cluster's file, or an example such as a100:16,uneven=1; "
-  "config.planner.cluster if unset."
-)
 flags.DEFINE_multi_string(
   "why_not", [], "A configuration to compare with the best one, as in "
   '"parallel.stage=8 parallel.tensor=8".'
@@ -52,6 +48,7 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("config", "json", "plot", "output", "report", "tiers"),
+    main,
+    uses=("cluster", "config", "json", "plot", "output", "report", "tiers"),
     devices=False,
   )

@@ -7,13 +7,12 @@ r"""Lists what a jax program sends between devices, by source line.
   python -m launch.sends DUMP --compare=OTHER_DUMP
   python -m launch.sends DUMP --trace=step.perfetto-trace --chakra=traces \
     --rates=h100
-  python -m launch.sends DUMP --profile=FOLDER_OF_JAX_PROFILER
+  python -m launch.sends DUMP --profile=FOLDER_OF_JAX_PROFILER \
+    --calibrate=cluster.json
 
 The program is a function without arguments that returns (jitted function,
 arguments), where arguments may be jax.ShapeDtypeStruct; a folder of
---xla_dump_to; or a file of HLO or StableHLO. It needs nothing else of this
-package. docs/ledger.md explains the columns. A function that is compiled for a
---target must make its mesh by jax.make_mesh or from jax.devices().
+--xla_dump_to; or a file of HLO or StableHLO (docs/ledger.md).
 """
 
 import os
@@ -26,16 +25,14 @@ from launch import options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("program", None, "The program, also without --program=.")
-flags.DEFINE_integer(
-  "devices", 1, "Number of virtual CPU devices.", lower_bound=1,
-  upper_bound=4096,
-)
+flags.DEFINE_integer("devices", 1, "Number of virtual CPU devices.", 1, 4096)
 flags.DEFINE_string(
   "rates", "", "Device whose rates the timeline has; that of --target if unset."
 )
 flags.DEFINE_string(
   "chakra", "", "Folder for execution traces of all devices, for simulators."
 )
+flags.DEFINE_string("calibrate", "", "Cluster's file for rates of --profile.")
 
 
 def main() -> None:
@@ -63,6 +60,8 @@ def main() -> None:
   lines = [
     write(readings, pathlib.Path(path), rates) for write, path in files if path
   ]
+  if path := FLAGS.calibrate:
+    lines.append(foreign.calibrate(readings, FLAGS.profile, pathlib.Path(path)))
   render.present(
     report.report(readings, measured), report.result(readings, measured),
     FLAGS.json, FLAGS.output, document=FLAGS.report,

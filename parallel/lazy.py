@@ -1,12 +1,18 @@
 """Public names of a package, imported when they are first used (PEP 562).
 
 ``import parallel`` loads no submodule, so that directories without JAX can be
-imported without loading JAX.
+imported without loading JAX. Errors name the extra that installs a package.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import importlib
 from typing import Any
+
+# Packages of the extra "training" of setup.cfg, by the names of their imports.
+TRAINING = (
+  "flax", "grain", "optax", "orbax", "safetensors", "tensorboardX",
+  "tokenizers",
+)
 
 
 def attach(
@@ -33,7 +39,34 @@ def attach(
   def get(name: str) -> Any:
     if name not in places:
       raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{package}.{places[name]}"), name)
+    try:
+      module = importlib.import_module(f"{package}.{places[name]}")
+    except ModuleNotFoundError as error:
+      if (needs := lacking(error)) is None:
+        raise
+      raise ModuleNotFoundError(
+        f"{package}.{name} {needs}", name=error.name
+      ) from error
+    return getattr(module, name)
 
   public = sorted(places)
   return public, get, lambda: public
+
+
+def lacking(error: ModuleNotFoundError) -> str | None:
+  """Returns "needs PACKAGE: ..." with the command that installs the package.
+
+  Args:
+    error: A failed import.
+
+  Returns:
+    None if the package is not one of the extra "training".
+
+  Example:
+    >>> lacking(ModuleNotFoundError(name="orbax.checkpoint"))
+    "needs orbax: pip install 'caatnet[training]'"
+  """
+  package = (error.name or "").partition(".")[0]
+  if package not in TRAINING:
+    return None
+  return f"needs {package}: pip install 'caatnet[training]'"

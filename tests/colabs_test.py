@@ -102,8 +102,8 @@ sys.modules |= {"google": types.ModuleType("google"), "google.colab": colab}
 @pytest.mark.parametrize(
   ("url", "wanted"),
   [
-    ("https://a.b/c", "caatnet[plot] @ git+https://a.b/c"),
-    ("", "./caatnet.zip[plot]"),  # the file that the user uploads
+    ("https://a.b/c", "caatnet[plot,training] @ git+https://a.b/c"),
+    ("", "./caatnet.zip[plot,training]"),  # the file that the user uploads
   ],
 )
 def test_first_cell_installs_on_colab(tmp_path, url, wanted):

@@ -1,5 +1,7 @@
 """The wheel: its contents, and its commands outside of a checkout."""
 
+import configparser
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -9,7 +11,10 @@ import sys
 import venv
 import zipfile
 
+from packaging.requirements import Requirement
 import pytest
+
+from parallel import lazy
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Folders whose place in the wheel differs from that in the repository.
@@ -77,17 +82,55 @@ def installed(wheel, tmp_path_factory):
   execute the .pth files in that path, so the checkout is not found even if it
   is an editable installation.
   """
+  run = environment(wheel, tmp_path_factory)
+  theirs = [path for path in sys.path if path.endswith("site-packages")]
+  (run.site / "dependencies.pth").write_text("\n".join(theirs) + "\n")
+  return run
+
+
+@pytest.fixture(scope="module")
+def lean(wheel, tmp_path_factory):
+  """Function like `installed`, without extras.
+
+  Only the distributions that the wheel requires are found there.
+  """
+  run = environment(wheel, tmp_path_factory)
+  (own,) = importlib.metadata.distributions(
+    name="caatnet", path=[str(run.site)]
+  )
+  for distribution in required(own):
+    for top in {file.parts[0] for file in distribution.files}:
+      source, target = distribution.locate_file(top), run.site / top
+      if top != ".." and not target.exists():
+        target.symlink_to(source)
+  return run
+
+
+def required(distribution, extras=("",), seen=None):
+  """Returns the installed distributions that one requires, transitively."""
+  found = {} if seen is None else seen
+  for line in distribution.requires or ():
+    need = Requirement(line)
+    if need.marker is None or any(
+      need.marker.evaluate({"extra": extra}) for extra in extras
+    ):
+      key = need.name, *sorted(need.extras)
+      if key not in found:
+        found[key] = importlib.metadata.distribution(need.name)
+        required(found[key], ("", *need.extras), found)
+  return found.values()
+
+
+def environment(wheel, tmp_path_factory):
+  """Returns a function that runs programs of an environment with a wheel."""
   home = tmp_path_factory.mktemp("environment")
   venv.create(home, with_pip=False)
-  python = home / "bin/python"
   subprocess.run(
-    [sys.executable, "-m", "pip", "--python", python, "install", "-q",
-     "--no-deps", "--no-index", wheel],
+    [sys.executable, "-m", "pip", "--python", home / "bin/python", "install",
+     "-q", "--no-deps", "--no-index", wheel],
     check=True,
   )
   (site,) = home.glob("lib/python*/site-packages")
-  theirs = [path for path in sys.path if path.endswith("site-packages")]
-  (site / "dependencies.pth").write_text("\n".join(theirs) + "\n")
   environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
   folder = tmp_path_factory.mktemp("elsewhere")
 
@@ -209,3 +252,49 @@ words = commands.spawned("coordinator", "--help")
 print(subprocess.run(words, capture_output=True, text=True).stdout)
 """
   assert "--least" in installed("python", "-c", program).stdout
+
+
+def test_ledger_needs_no_extra(lean):
+  example = ROOT / "docs/examples/mlp.py"
+  shown = lean("caatnet", "sends", f"{example}:step", "--devices=8", "--json")
+  (found,) = json.loads(shown.stdout).values()
+  assert {row["over"] for row in found["collectives"]} == {
+    "data", "fsdp", "tensor"
+  }
+
+
+def test_training_names_its_extra(lean):
+  ended = lean("caatnet", "train", *TINY, code=2)
+  assert ended.stderr == (
+    "error: caatnet train needs tokenizers: pip install 'caatnet[training]'\n"
+  )
+  program = "import parallel.outer; parallel.outer.OuterLoop"
+  ended = lean("python", "-c", program, code=1)
+  assert ended.stderr.splitlines()[-1] == (
+    "ModuleNotFoundError: parallel.outer.OuterLoop needs optax: pip install "
+    "'caatnet[training]'"
+  )
+
+
+def test_extra_training_has_the_packages_that_errors_name():
+  config = configparser.ConfigParser()
+  config.read(ROOT / "setup.cfg")
+  extra = config["options.extras_require"]["training"].split()
+  names = {Requirement(line).name.partition("-")[0] for line in extra}
+  assert names == set(lazy.TRAINING)
+
+
+def test_ledger_imports_no_package_for_training():
+  program = f"""
+import sys
+import launch.sends, parallel.xla
+for name in parallel.xla.__all__:
+  getattr(parallel.xla, name)
+from caatnet.studies.sends import foreign, report, trace
+print(*(name for name in sys.modules if name in {lazy.TRAINING}))
+"""
+  ended = subprocess.run(
+    [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
+    check=True,
+  )
+  assert ended.stdout == "\n"

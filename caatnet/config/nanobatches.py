@@ -86,9 +86,15 @@ def _planned(
   reduction = nanobatch.Reduction(
     p=sync.p, bits=8 * jnp.dtype(sent).itemsize
   )
-  costs = nanobatch_costs.layer(
-    "config.model", config.workload,
-    nanobatch_costs.profile_of(machine, config.workload, tokens), machine, mix,
-    [reduction],
-  )
+  try:
+    costs = nanobatch_costs.layer(
+      "config.model", config.workload,
+      nanobatch_costs.profile_of(machine, config.workload, tokens), machine,
+      mix, [reduction],
+    )
+  except ValueError as error:
+    raise ValueError(
+      f"config.inference.nanobatches='plan' with {tokens} tokens in a step "
+      f"(config.inference.batch and chunk): {error}"
+    ) from error
   return nanobatch.plan(costs, tokens).sizes

@@ -30,12 +30,12 @@ if "google.colab" not in sys.modules:  # this folder is in the repository
   root = root.parent if root.name == "colabs" else root
 else:
   if importlib.util.find_spec("caatnet") is None:
-    wanted = f"caatnet[plot] @ git+{{REPOSITORY}}"
+    wanted = f"caatnet[plot,training] @ git+{{REPOSITORY}}"
     if not REPOSITORY:
       from google.colab import files
       print("Choose the wheel of caatnet, or a zip of its repository.")
       (name,) = files.upload()
-      wanted = f"./{{name}}[plot]"
+      wanted = f"./{{name}}[plot,training]"
     install = [sys.executable, "-m", "pip", "install", "-q", wanted]
     subprocess.run(install, check=True)
   from caatnet import commands

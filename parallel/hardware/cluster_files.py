@@ -4,13 +4,15 @@ A file contains one object:
 
     name, source, mark   fields of `LinkMatrix`
     device               a key of `devices.DEVICES`, or an object with name,
-                         flops {dtype: FLOP/s}, memory_bytes, memory_bandwidth
-                         and source
+                         flops {dtype: FLOP/s}, memory_bytes, memory_bandwidth,
+                         source and, optionally, overhead_s per instruction
     nodes                number of devices of each node, as in [8, 8]
     rows                 "device"; or "node" if rows and columns stand for
                          nodes. The diagonal then describes links inside a node
     bandwidth            bytes per second, a list of rows; null on the diagonal
     latency_s            seconds, a list of rows, or one number for all pairs
+    residuals            optional: log(measured / predicted) of step times, for
+                         the intervals of `launch.compile`
 
 Rows of both matrices are senders, columns are receivers.
 
@@ -35,9 +37,8 @@ import numpy as np
 from parallel import checks, schema
 from parallel.hardware import link_matrix
 from parallel.hardware.clusters import CLUSTERS
-from parallel.hardware.devices import DEVICES, Device
+from parallel.hardware.devices import DEVICES, Device, measured
 from parallel.hardware.link_matrix import LinkMatrix
-from parallel.hardware.links import LinkKind
 
 _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
 _Rates = list[list[schema.AnyRate | None]]
@@ -50,6 +51,7 @@ class _Device(schema.Schema):
   memory_bytes: schema.Rate
   memory_bandwidth: schema.Rate
   source: str
+  overhead_s: schema.Seconds = 0.0
 
 
 class _File(schema.Schema):
@@ -61,6 +63,7 @@ class _File(schema.Schema):
   rows: Literal["device", "node"]
   bandwidth: schema.either(number=schema.AnyRate, other=_Rates)
   latency_s: schema.either(number=schema.AnySeconds, other=_Times)
+  residuals: list[float] = schema.Field(default_factory=list)
 
 
 def cluster(text: str) -> LinkMatrix:
@@ -138,7 +141,7 @@ def _made(found: _File) -> LinkMatrix:
     matrices = [m[np.ix_(nodes, nodes)] for m in matrices]
   return LinkMatrix(
     found.name, _device(found.device), tuple(nodes.tolist()), *matrices,
-    found.source, found.mark,
+    found.source, found.mark, tuple(found.residuals),
   )
 
 
@@ -162,13 +165,9 @@ def _device(found: str | _Device) -> Device:
     return DEVICES[found]
   if not found.flops:
     raise ValueError("device.flops must have the rate of a dtype")
-  # `Device.peak` needs a default; the fastest dtype of the file is used.
-  flops = {"bfloat16": max(found.flops.values())} | found.flops
-  # The matrix replaces the device's link; its bandwidth is a placeholder.
-  link = LinkKind("the matrix", found.memory_bandwidth, None, "the matrix")
-  return Device(
-    found.name, flops, int(found.memory_bytes), found.memory_bandwidth, link, 1,
-    found.source,
+  return measured(
+    found.name, found.flops, int(found.memory_bytes), found.memory_bandwidth,
+    found.source, found.overhead_s,
   )
 
 
@@ -181,11 +180,15 @@ def to_json(links: LinkMatrix) -> str:
   # Only a device that is not in the registry is written with its fields.
   if DEVICES.get(device) is not links.device:
     device = {key: getattr(links.device, key) for key in _DEVICE_KEYS}
+    if links.device.overhead_s:
+      device["overhead_s"] = links.device.overhead_s
   counts = np.bincount(links.nodes)
   head = {
     "name": links.name, "source": links.source, "mark": links.mark,
     "device": device, "nodes": counts[counts > 0].tolist(), "rows": "device",
   }
+  if links.residuals:
+    head["residuals"] = list(links.residuals)
   lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
   for key in ("bandwidth", "latency_s"):
     rows = ",\n".join(

@@ -35,6 +35,8 @@ class Device:
     source: Source of the numbers.
     confidence: "published" if read in the source, "reported" if read in a copy
       or summary of the source.
+    overhead_s: Seconds that each instruction of a compiled program takes in
+      addition to its products and bytes, if measured.
   """
 
   name: str
@@ -45,6 +47,7 @@ class Device:
   num_links: int
   source: str
   confidence: str = "published"
+  overhead_s: float = 0.0
 
   @property
   def platform(self) -> str:
@@ -63,6 +66,23 @@ class Device:
       dtype: NumPy name of the dtype, e.g. "float32".
     """
     return self.flops.get(dtype, self.flops["bfloat16"])
+
+
+def measured(
+  name: str, flops: Mapping[str, float], memory_bytes: int,
+  memory_bandwidth: float, source: str, overhead_s: float = 0.0,
+) -> Device:
+  """Returns a device of a file or a measurement.
+
+  Its links are those of a `link_matrix.LinkMatrix`; the bandwidth of ``link``
+  is a placeholder. Dtypes that are not listed have the rate of the fastest one.
+  """
+  return Device(
+    name, {"bfloat16": max(flops.values())} | dict(flops), memory_bytes,
+    memory_bandwidth,
+    LinkKind("the matrix", memory_bandwidth, None, "the matrix"), 1, source,
+    overhead_s=overhead_s,
+  )
 
 
 def _flops(bfloat16: float, **others: float) -> dict[str, float]:

@@ -55,6 +55,9 @@ class LinkMatrix:
     latency_s: float64 ``[N, N]``, seconds; 0 on the diagonal.
     source: Source of the numbers.
     mark: One of ``MARKS``.
+    residuals: log(measured / predicted) of step times of compiled programs that
+      the rates were not fitted to (`parallel.planner.conformal`); () if there
+      are none.
 
   Raises:
     ValueError: There are too many devices, a matrix has a wrong shape, or a
@@ -68,6 +71,7 @@ class LinkMatrix:
   latency_s: np.ndarray
   source: str
   mark: str
+  residuals: tuple[float, ...] = ()
 
   def __post_init__(self) -> None:
     n = len(self.nodes)

@@ -99,6 +99,17 @@ class Collective:
       return (n - 1) * self.bytes / n
     return float(self.bytes)
 
+  @property
+  def ring_hops(self) -> int:
+    """Number of messages that a device sends one after another in a ring.
+
+    2(n-1) for an all-reduce of n devices, 1 for a permute, n-1 otherwise.
+    """
+    n = self.group_size
+    if self.kind == "permute":
+      return 1
+    return (2 if self.kind == "all_reduce" else 1) * (n - 1)
+
 
 def select(
   entries: Iterable[Collective],

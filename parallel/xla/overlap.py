@@ -27,7 +27,7 @@ import numpy as np
 from parallel.hardware.clusters import Level
 from parallel.hardware.devices import Device
 from parallel.hardware.slices import SLICES
-from parallel.xla import hlo, roofline
+from parallel.xla import hlo, link_times, roofline
 from parallel.xla.compiled import Reader
 from parallel.xla.ledger import Collective, place
 from parallel.xla.roofline import Cost
@@ -339,7 +339,8 @@ def wire_seconds(
     dimension closes to a ring, one otherwise.
   - Elsewhere, the link of the innermost level that contains the whole group.
 
-  Latency is not included.
+  Latency is not included. A target with measured links has the times of
+  `parallel.xla.link_times` instead.
 
   Source: Austin et al., "How to Scale Your Model", 2025, chapter "Sharded
   matrices": bandwidth multiplies with the axes of the torus.
@@ -351,6 +352,8 @@ def wire_seconds(
   Returns:
     A function from a collective to the seconds of one execution.
   """
+  if target.links is not None:
+    return link_times.seconds(target.links, mesh)
   hardware = target.hardware
 
   def links_of_torus(entry: Collective) -> int:

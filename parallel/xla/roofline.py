@@ -2,6 +2,8 @@
 
     seconds = max(FLOPs / peak, bytes read and written / memory bandwidth)
 
+plus the overhead of an instruction, if it was measured
+(`parallel.xla.calibration`).
 FLOPs include matrix products and convolutions (``dot``, ``convolution``) only.
 Bytes include operands and results in main memory; a slice counts only the
 elements that it takes. The program's text contains neither the products of a
@@ -92,16 +94,18 @@ def cost(
     ("-start", "-done", "-update")
   ):
     return Cost()
-  flops, dtype = _flops(module, computation, instruction)
+  flops, dtype = products(module, computation, instruction)
   if instruction.opcode == "custom-call" and reads:
     moved = _bytes_of_kernel(computation, instruction, reads)
   else:
     moved = _bytes(module, computation, instruction)
   seconds = max(flops / device.peak(dtype), moved / device.memory_bandwidth)
+  if flops or moved:
+    seconds += device.overhead_s
   return Cost(flops, moved, seconds)
 
 
-def _flops(
+def products(
   module: hlo.Module,
   computation: hlo.Computation,
   instruction: hlo.Instruction,
@@ -121,7 +125,7 @@ def _flops(
     for name in instruction.calls():
       inner = module.computations[name]
       for inside in inner.instructions:
-        more, its_dtype = _flops(module, inner, inside)
+        more, its_dtype = products(module, inner, inside)
         dtype = its_dtype if more else dtype
         flops += more
   return flops, dtype

@@ -19,6 +19,7 @@ from jax.experimental import topologies
 
 from parallel.hardware.clusters import CLUSTERS, Level
 from parallel.hardware.devices import DEVICES, Device
+from parallel.hardware.link_matrix import LinkMatrix
 from parallel.hardware.slices import SLICES
 
 # Syntax of a target's name, for help texts and errors.
@@ -54,6 +55,8 @@ class Target:
       slice is one level.
     compiler_options: XLA options that overlap reductions with compute, as far
       as the platform supports it (docs/methods.md).
+    links: Measured links, which replace the levels; None for the published
+      ones.
   """
 
   name: str
@@ -61,6 +64,12 @@ class Target:
   hardware: Device | None
   levels: tuple[Level, ...]
   compiler_options: Mapping[str, bool | str]
+  links: LinkMatrix | None = None
+
+  @property
+  def shares_processors(self) -> bool:
+    """Whether a device that waits leaves its processors to other devices."""
+    return self.name.startswith("cpu:")
 
 
 # Options that make all-reduces of XLA:TPU asynchronous, selected by compiling
@@ -106,6 +115,20 @@ def resolve(name: str) -> Target:
       )
     return Target(name, devices[: int(rest[0])], None, (), {})
   raise ValueError(f"--target={name!r} is not {SYNTAX}")
+
+
+def measured(target: Target, links: LinkMatrix) -> Target:
+  """Returns a target with the rates of a measured cluster.
+
+  Raises:
+    ValueError: The cluster has fewer devices.
+  """
+  if links.num_devices < len(target.devices):
+    raise ValueError(
+      f"--cluster: {links.name!r} has {links.num_devices} devices, and "
+      f"--target={target.name} has {len(target.devices)}"
+    )
+  return dataclasses.replace(target, hardware=links.device, links=links)
 
 
 def _tpu(name: str, generation: str, topology: str) -> Target:

@@ -173,6 +173,8 @@ def test_node_rows_apply_to_all_devices_of_the_node():
   ({"latency_s": math.nan}, "latency_s=NaN must be a finite number"),
   ({"name": [1]}, "name must be a valid string"),
   ({"source": None}, "source=null must be a valid string"),
+  ({"residuals": [0.1, "a"]}, r'residuals\[1\]="a" must be a valid number'),
+  ({"residuals": [math.nan]}, r"residuals\[0\]=NaN must be a finite number"),
 ])
 def test_invalid_cluster_file_is_refused(tmp_path, changes, message):
   path = tmp_path / "wrong.json"
@@ -180,6 +182,15 @@ def test_invalid_cluster_file_is_refused(tmp_path, changes, message):
   with pytest.raises(ValueError, match=message) as error:
     cluster_files.read(path)
   assert str(path) in str(error.value)
+
+
+def test_residuals_of_predictions_are_optional():
+  given = _file(nodes=[1, 1])
+  assert cluster_files.from_json(given).residuals == ()
+  links = cluster_files.from_json(given | {"residuals": [-0.25, 0.5]})
+  assert links.residuals == (-0.25, 0.5)
+  again = cluster_files.from_json(json.loads(cluster_files.to_json(links)))
+  assert again.residuals == links.residuals
 
 
 @pytest.mark.parametrize("key", _file())

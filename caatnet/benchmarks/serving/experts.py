@@ -35,6 +35,8 @@ from parallel.memory import slots
 
 # Seconds until a server must be ready.
 _START_S = 600.0
+# Requests of a stream, which all exist before it starts.
+_MOST_REQUESTS = 1_000_000
 _COUNTERS = ("hits", "misses", "loads", "failures", "bytes", "exposed_s")
 
 
@@ -45,12 +47,18 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/experts.py.
 
   Raises:
-    ValueError: There is no stream or no eviction policy.
+    ValueError: There is no stream or no eviction policy, or a stream is too
+      long.
   """
   given = config.benchmark
   for key in ("streams", "evictions"):
     if not given[key]:
       raise ValueError(f"config.benchmark.{key}=() must have one or more")
+  if given.seconds * given.rate > _MOST_REQUESTS:
+    raise ValueError(
+      f"config.benchmark.rate={given.rate:g} for seconds={given.seconds:g}: "
+      f"more than {_MOST_REQUESTS:,} requests"
+    )
   library = experts.create_random(config.experts.path, config, given.number)
   size = library.size_bytes(library.names[0])
   streams = {kind: _questions(config, library, kind) for kind in given.streams}

@@ -97,8 +97,12 @@ class CompiledProgram:
         level.link.name: [
           f"{level.link.bandwidth / 1e9:g} GB/s each way", level.link.source
         ]
-        for level in self.target.levels
+        for level in self.target.levels if self.target.links is None
       },
+      **(
+        {"links": [self.target.links.name, self.target.links.source]}
+        if self.target.links else {}
+      ),
     }
 
 

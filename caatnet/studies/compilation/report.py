@@ -7,6 +7,7 @@ from typing import Any
 from caatnet.show import plot
 from caatnet.show.report import Column, Report, Table, keyed, span
 from caatnet.studies.compilation import partition
+from parallel.planner import conformal
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
@@ -291,11 +292,29 @@ def _roofline(results: Results) -> Table:
     if all(key in b for b in bounds)  # there is a formula of inference only
   ]
   unknown = any(b["unknown_transfers"] for b in bounds)
-  return Table(
+  rates = (
     "bounds per device and step, not a measurement: peak rates, ring "
-    "algorithms, no latency unless said" + _LEFT_OUT * unknown,
-    ["", *_sides(results)], rows + _latency_rows(results),
+    "algorithms, no latency unless said"
   )
+  if any("links" in r["constants"] for r in results.values()):
+    rates = "step of a device, predicted with the rates of a measurement"
+  return Table(
+    rates + _LEFT_OUT * unknown,
+    ["", *_sides(results)],
+    rows + _latency_rows(results) + _interval_rows(results),
+  )
+
+
+def _interval_rows(results: Results) -> list[dict[str, str]]:
+  """Returns the intervals of times by rates whose residuals are known."""
+  if not all("interval" in r for r in results.values()):
+    return []
+  return [{"": f"step, ms: median and {conformal.COVERAGE:.0%} interval"} | {
+    label: "{:,.3f} ({:,.3f} to {:,.3f})".format(*(
+      1e3 * r["interval"][key] for key in ("median", "low", "high")
+    ))
+    for label, r in results.items()
+  }]
 
 
 def _latency_rows(results: Results) -> list[dict[str, str]]:

@@ -17,6 +17,7 @@ from caatnet.train.experiment import Experiment
 from parallel.outer.base import OuterLoop
 from parallel.pipeline import simulate
 from parallel.pipeline.pipeline_schedule import PipelineSchedule
+from parallel.planner import conformal
 from parallel.xla import fingerprint as fingerprints
 from parallel.xla import overlap
 from parallel.xla.targets import Target
@@ -59,7 +60,7 @@ def analyse(
       program, experiment.train.accumulation, made.asked, made.made
     )
   if target.hardware is not None:
-    result |= _schedule(experiment, made)
+    result |= schedule(experiment, made)
   return result
 
 
@@ -101,22 +102,30 @@ def steps_of_programs(outer: OuterLoop) -> list[int]:
   return sorted(first.values())
 
 
-def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
-  """Returns the schedule, compute concurrent with collectives, and bounds."""
-  program, hardware = experiment.program, made.target.hardware
-  schedule = made.schedule()
-  cost, times = schedule.total(), programs.timeline(schedule.collectives())
+def schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
+  """Returns the schedule, compute concurrent with collectives, and bounds.
+
+  With rates whose residuals are known, also the interval of the step's time.
+
+  Args:
+    experiment: The run.
+    made: A step, compiled for a target with rates.
+  """
+  program, target = experiment.program, made.target
+  hardware, scheduled = target.hardware, made.schedule()
+  cost, times = scheduled.total(), programs.timeline(scheduled.collectives())
   model_flops = experiment.flops_per_step / program.layout.mesh.size
   peak = hardware.peak(program.model.dtype)
   # XLA's text does not show the FLOPs of custom calls, such as flash attention.
   # So compute takes at least the model's own FLOPs at the peak rate.
   compute = max(cost.seconds, model_flops / peak)
   stages, waiting = program.layout.stages, {}
-  if stages is not None:
+  if stages is not None and not target.shares_processors:
     waiting = {"waiting_seconds": _waiting(
-      stages.schedule, stages.axis.lanes, schedule
+      stages.schedule, stages.axis.lanes, scheduled
     )}
-  copies = programs.host_copies(schedule)
+  copies = programs.host_copies(scheduled)
+  bounds = programs.bounds(compute + sum(waiting.values()), times["overlap"])
   return times | ({"host_copies": copies} if copies else {}) | {
     "roofline": {
       "model_flops": model_flops,
@@ -125,10 +134,14 @@ def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
       "model_flops_seconds": model_flops / peak,
       "memory_seconds": cost.bytes / hardware.memory_bandwidth,
       **waiting,
-      **programs.bounds(
-        compute + sum(waiting.values()), times["overlap"]
-      ),
+      **bounds,
     },
+    **(
+      {"interval": conformal.interval(
+        bounds["step_as_scheduled"], target.links.residuals
+      )._asdict()}
+      if target.links is not None and target.links.residuals else {}
+    ),
     "constants": made.constants(program.model.dtype),
   }
 

@@ -12,8 +12,10 @@ import jax
 
 from caatnet.show.report import Report
 from caatnet.studies.sends.report import report
-from parallel.xla import profiles, reading
-from parallel.xla.profiles import Measured
+from caatnet.train import files
+from parallel.hardware import cluster_files
+from parallel.xla import calibration, profiles, reading
+from parallel.xla.profiles import Events, Measured
 from parallel.xla.reading import Reading
 
 
@@ -65,6 +67,49 @@ def measured(
   """
   if not folder:
     return {}
+  return {
+    name: profiles.measured(readings[name], events)
+    for name, events in _events(readings, folder).items()
+  }
+
+
+def calibrate(
+  readings: Mapping[str, Reading], folder: str, path: pathlib.Path
+) -> str:
+  """Writes the rates that fit a profile as a cluster's file.
+
+  Args:
+    readings: Compiled programs.
+    folder: Folder of traces of `jax.profiler`.
+    path: File to write, for ``launch.compile`` and ``launch.plan``.
+
+  Returns:
+    A sentence about the rates.
+
+  Raises:
+    ValueError: There is no trace, as for `measured`, or it has no products.
+  """
+  if not folder:
+    raise ValueError("--calibrate needs --profile")
+  found = calibration.calibrate(
+    [calibration.observe(readings[name], events)
+     for name, events in _events(readings, folder).items()],
+    path.stem, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+  )
+  files.replace(path, cluster_files.to_json(found.links))
+  device = found.links.device
+  return f"{path}: " + "; ".join([
+    f"products {device.peak('') / 1e9:,.3f} GFLOP/s, memory "
+    f"{device.memory_bandwidth / 1e9:,.3f} GB/s, with the rest of the step",
+    *(f"{row['what']}: median error {row['residual']:.1%}"
+      for row in found.rows if row["samples"]),
+  ])
+
+
+def _events(
+  readings: Mapping[str, Reading], folder: str
+) -> dict[str, Events]:
+  """Returns the events of each program that ran during a trace."""
   found, events = {}, profiles.events(pathlib.Path(folder))
   for name, program in readings.items():
     if program.module is None:
@@ -74,7 +119,7 @@ def measured(
     except ValueError as error:
       raise ValueError(f"{folder}: {error}") from error
     if same is not None:
-      found[name] = profiles.measured(program, same)
+      found[name] = same
   if not found:
     raise ValueError(
       f"{folder}: none of {', '.join(readings)} ran during the trace, but "

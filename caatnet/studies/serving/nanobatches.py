@@ -74,24 +74,31 @@ class _Planner:
     self.considered = 0
 
   def __call__(
-    self, machine: Machine, tokens: int, end: str, interference: float,
-    reductions: Sequence[Reduction],
+    self, key: str, machine: Machine, tokens: int, end: str,
+    interference: float, reductions: Sequence[Reduction],
   ) -> Plan:
     """Returns the plan of a step.
 
     Args:
+      key: Config key that has the number of tokens.
       machine: Devices of the tensor axis.
       tokens: Number of tokens.
       end: "least" or "greatest" plausible time of reductions.
       interference: Slowdown while device and network are busy.
       reductions: Ways to reduce, of which the plan chooses one.
+
+    Raises:
+      ValueError: Steps of so many tokens were not measured.
     """
     utilisation = self._config["utilisation"]
-    costs = nanobatch_costs.layer(
-      PROFILED, LLAMA_2_70B, nanobatch_costs.profile_of(
-        machine, LLAMA_2_70B, tokens, utilisation
-      ), machine, mix(tokens, self._config), reductions, end, utilisation,
-    )
+    try:
+      costs = nanobatch_costs.layer(
+        PROFILED, LLAMA_2_70B, nanobatch_costs.profile_of(
+          machine, LLAMA_2_70B, tokens, utilisation
+        ), machine, mix(tokens, self._config), reductions, end, utilisation,
+      )
+    except ValueError as error:
+      raise ValueError(f"config.{key} has {tokens}: {error}") from error
     start = time.process_time()
     found = nanobatch.plan(
       costs, tokens, most_pieces=self._config["most_pieces"],
@@ -125,7 +132,7 @@ def _curve(
     config["interference"], sorted(config["tokens"])
   ):
     plan = planner(
-      machine, tokens, end, interference, nanobatch_costs.choices()
+      "tokens", machine, tokens, end, interference, nanobatch_costs.choices()
     )
     rate = tokens / machine.num_ranks
     yield {
@@ -172,7 +179,7 @@ def _joint(
 
   def planned(p: float, bits: int) -> Plan:
     return planner(
-      machine, tokens, "least", config["joint_interference"],
+      "joint_tokens", machine, tokens, "least", config["joint_interference"],
       nanobatch_costs.choices((p,), (bits,)),
     )
 

@@ -78,3 +78,10 @@ def test_benchmark_of_nothing_is_refused(key):
   config.benchmark[key] = ()
   with pytest.raises(ValueError, match=rf"{key}=\(\) must have one or more"):
     experts.run(config)
+
+
+def test_stream_has_a_largest_number_of_requests():
+  config = config_of.get_config("test")
+  config.benchmark.rate = 1e30
+  with pytest.raises(ValueError, match=r"^config\.benchmark\.rate=1e\+30 for"):
+    experts.run(config)

@@ -106,6 +106,21 @@ def test_wrong_value_is_one_line(value, message):
   assert "\n" not in str(error.value)
 
 
+def test_step_longer_than_the_profile_names_its_keys():
+  program = types.SimpleNamespace(model=types.SimpleNamespace(
+    config=types.SimpleNamespace(
+      syncs=((PartialSync(), PartialSync()),), dtype="bfloat16",
+      workload=LLAMA_2_70B,
+    )
+  ))
+  with pytest.raises(
+    ValueError, match=r"5000 tokens in a step \(config\.inference\.batch and "
+  ):
+    nanobatches._planned(
+      machine("gpu:h100:1x8"), program, 1, make_batch(0, 1, 5000)
+    )
+
+
 def test_model_with_states_is_not_cut():
   with pytest.raises(ValueError, match="not those with a state per sequence"):
     build("2", recurrent.get_config)

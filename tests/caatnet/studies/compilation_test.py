@@ -2,11 +2,14 @@
 
 import collections
 
+import numpy as np
 import pytest
 
 from caatnet.show import render
-from caatnet.studies.compilation import partition, programs, report
-from parallel.xla import compiled, ledger, overlap
+from caatnet.studies.compilation import partition, programs, report, study
+from parallel.hardware import devices
+from parallel.hardware.link_matrix import LinkMatrix
+from parallel.xla import compiled, ledger, overlap, targets
 from parallel.xla.roofline import Cost
 from tests.caatnet.train import linear_model
 
@@ -101,3 +104,45 @@ def test_only_asynchronous_transfers_are_hidden():
     for asynchronous in (True, False)
   ])
   assert [row["hidden"] for row in found["transfers"]] == [0.25, 0]
+
+
+def cluster(residuals=(), count=4):
+  return LinkMatrix(
+    "c", devices.measured("d", {"float32": 1e9}, 10**9, 1e9, "test"),
+    (0,) * count, np.full((count, count), 1e6), np.full((count, count), 1e-3),
+    "test", "measured", residuals,
+  )
+
+
+def test_step_with_measured_rates_has_an_interval(capsys):
+  """The step is the sum of compute and of the collectives' rings."""
+  experiment = linear_model.make(data=4, devices=(1, 4), scheme="zero3")
+  residuals = tuple(np.linspace(-0.1, 0.3, 21))
+  target = targets.measured(targets.resolve("cpu:4"), cluster(residuals))
+  found = study.analyse(experiment, target)
+  bounds, sent = found["roofline"], found["collectives"]
+  hops = {"all_reduce": 6, "all_gather": 3, "reduce_scatter": 3}
+  assert {c["kind"] for c in sent} == set(hops)
+  assert bounds["wire_seconds"] == pytest.approx(sum(
+    c["count"] * (hops[c["kind"]] * 1e-3 + c["wire_bytes_ring"] / 1e6)
+    for c in sent
+  ))
+  step = bounds["step_as_scheduled"]
+  assert step == pytest.approx(bounds["compute_seconds"] + (
+    bounds["wire_seconds"]
+  ))
+  assert found["interval"] == pytest.approx({
+    "low": step * np.exp(-0.1), "median": step * np.exp(0.1),
+    "high": step * np.exp(0.3),
+  })
+  render.show(report.report({"it": found}))
+  printed = capsys.readouterr().out
+  assert "median and 90% interval" in printed
+  assert "not a measurement" not in printed
+  plain = targets.measured(targets.resolve("cpu:4"), cluster())
+  assert "interval" not in study.analyse(experiment, plain)
+
+
+def test_measured_cluster_needs_the_devices_of_the_target():
+  with pytest.raises(ValueError, match="'c' has 3 devices, and --target=cpu:4"):
+    targets.measured(targets.resolve("cpu:4"), cluster(count=3))

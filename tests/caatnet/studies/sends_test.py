@@ -10,6 +10,7 @@ import pytest
 
 from caatnet.show import render
 from caatnet.studies.sends import foreign, report, trace
+from parallel.hardware import cluster_files
 from parallel.hardware.devices import DEVICES
 
 EXAMPLE = "docs/examples/mlp.py:step"
@@ -131,6 +132,30 @@ def test_measured_times_have_source_lines(file, tmp_path, capsys):
   assert "transfer ms" in capsys.readouterr().out
   with pytest.raises(ValueError, match=r"no file \*\.xplane\.pb"):
     foreign.measured(readings, str(tmp_path / "other"))
+
+
+def test_rates_of_a_profile_are_written_as_a_cluster(tmp_path):
+  file = tmp_path / "products.py"
+  file.write_text(
+    "import jax\n\n"
+    "def step():\n"
+    "  f = jax.jit(lambda x: jax.numpy.sin(x @ x))\n"
+    "  return f, (jax.ShapeDtypeStruct((64, 64), 'float32'),)\n"
+  )
+  readings = foreign.read(f"{file}:step")
+  f, _ = runpy.run_path(str(file))["step"]()
+  x = jnp.ones((64, 64))
+  jax.block_until_ready(f(x))
+  with jax.profiler.trace(str(tmp_path / "trace")):
+    jax.block_until_ready(f(x))
+  path = tmp_path / "cluster.json"
+  line = foreign.calibrate(readings, str(tmp_path / "trace"), path)
+  assert line.startswith(f"{path}: products ")
+  links = cluster_files.cluster(str(path))
+  assert (links.num_devices, links.mark) == (1, "measured")
+  assert links.device.peak("float32") > 1e6
+  with pytest.raises(ValueError, match="--calibrate needs --profile"):
+    foreign.calibrate(readings, "", path)
 
 
 @pytest.mark.parametrize(("name", "message"), [

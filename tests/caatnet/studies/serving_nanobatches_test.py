@@ -329,5 +329,12 @@ def test_invalid_machine_is_one_line():
       CONFIG | {"machines": (), "joint_machines": ("gpu:h300:1x8",)}
     )
   assert "\n" not in str(error.value)
+  none = {"machines": (), "joint_machines": ()}
+  for key, changed in (("tokens", "machines"),
+                       ("joint_tokens", "joint_machines")):
+    with pytest.raises(
+      ValueError, match=rf"config\.{key} has 5000: .*not measured"
+    ):
+      study.run(CONFIG | none | {key: (5000,), changed: ("gpu:h100:1x8",)})
   with pytest.raises(ValueError, match="sizes are all, figures, test"):
     config_file.get_config("small")

@@ -3,12 +3,64 @@
 from caatnet.config.schema.benchmarks.shared import RESULTS, ROUNDS
 from caatnet.config.schema.fields import (
   COUNT,
+  FRACTION,
+  POSITIVE,
   SEED,
   TWO_OR_MORE,
   Range,
   field,
   section,
 )
+
+
+@section
+class Calibration:
+  """Step times by rates of a profile, compared with measured ones."""
+
+  results: str = field(
+    "runs/calibration.jsonl", "File with a line of JSON per configuration, "
+    "which a later run continues."
+  )
+  cluster: str = field(
+    "runs/calibration_cluster.json",
+    "File for the rates and residuals, which `launch.compile --cluster` reads.",
+  )
+  profiled: tuple[tuple[str, str], ...] = field(
+    (("parallel.tensor=4 sync.p=0.5", "tensor:4"),
+     ("parallel.data=2 parallel.tensor=4 zero.scheme=zero3",
+      "data:2,tensor:2"),
+     ("parallel.data=2 parallel.stage=2 parallel.tensor=1 "
+      "train.accumulation=4", "data:2,stage:2")),
+    "Overrides and meshes of the configurations that rates are fitted to.",
+  )
+  held_out: int = field(
+    20, "Random configurations that give the residuals.", COUNT
+  )
+  tested: int = field(100, "Further random configurations.", COUNT)
+  devices: int = field(4, "Devices of a configuration.", TWO_OR_MORE)
+  p: tuple[float, ...] = field(
+    (1.0, 0.75, 0.5, 0.25, 0.0), "Fractions of the synchronised channels.",
+    FRACTION,
+  )
+  schemes: tuple[str, ...] = field(
+    ("ddp", "zero1", "zero2", "zero3"), "Partitions of the training state."
+  )
+  schedules: tuple[str, ...] = field(
+    ("gpipe", "1f1b", "eager_1f1b", "zb_h1"), "Pipeline schedules."
+  )
+  loops: tuple[str, ...] = field(
+    ("local_sgd", "diloco", "streaming"),
+    "Outer loops of configurations with workers.",
+  )
+  lanes: tuple[int, ...] = field(
+    (1, 2), "Logical ranks of a device along the tensor axis.", COUNT
+  )
+  batch_sizes: tuple[int, ...] = field(
+    (8, 16, 32), "Examples of a step.", COUNT
+  )
+  blocks: int = field(5, "Timed blocks of steps.", COUNT)
+  block_s: float = field(0.5, "Least seconds of a block.", POSITIVE)
+  seed: int = field(0, "Seed of the configurations.", SEED)
 
 
 @section

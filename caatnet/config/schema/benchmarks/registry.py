@@ -9,6 +9,7 @@ from caatnet.config.schema.benchmarks import (
 )
 
 BENCHMARKS = {
+  "calibration": compiled.Calibration,
   "churn": swarms.Churn,
   "coded": models.Coded,
   "decoding": models.Decoding,

@@ -1,0 +1,365 @@
+"""Measured step times, compared with predictions by calibrated rates.
+
+The prediction is that of `launch.compile`: the roofline of each instruction of
+the compiled step, and its collectives on the links, with the rates of
+`parallel.xla.calibration`. Intervals are those of `parallel.planner.conformal`.
+Measured is the mean step of a round of the outer loop.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+import json
+import math
+import os
+import pathlib
+import tempfile
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from caatnet.benchmarks.harness import setup, timing
+from caatnet.config import experiments
+from caatnet.config.override import override
+from caatnet.show import tables
+from caatnet.studies.compilation import programs, study
+from caatnet.studies.compilation.programs import CompiledProgram
+from caatnet.train import files
+from caatnet.train.evaluate import put_batch
+from caatnet.train.experiment import Experiment
+from parallel.hardware import cluster_files
+from parallel.planner import conformal
+from parallel.xla import calibration, profiles, reading, targets
+from parallel.xla.calibration import Observed
+from parallel.xla.targets import Target
+
+_AXES = ("worker", "data", "stage", "tensor")
+# Steps of a trace.
+_PROFILED = 4
+# Draws of a configuration until one is valid.
+_DRAWS = 200
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Measures missing rows, prints tables, and returns all rows.
+
+  Args:
+    config: Config like configs/benchmark/calibration.py.
+
+  Raises:
+    ValueError: There are too few devices, or the file has rows of other
+      options.
+  """
+  options = config.benchmark
+  if len(jax.devices()) < options.devices:
+    raise ValueError(
+      f"config.benchmark.devices={options.devices} needs --cpu_devices="
+      f"{options.devices}"
+    )
+  target = targets.resolve(f"cpu:{options.devices}")
+  path = pathlib.Path(options.results) if options.results else None
+  kept = _kept(path, config)
+  if not kept:
+    kept = [_calibrated(config, target) | {"options": _text(config)}]
+    _append(path, kept[0])
+  links = cluster_files.from_json(kept[0]["cluster"])
+  target = targets.measured(target, links)
+  count = options.held_out + options.tested
+  for index in timing.progress(range(len(kept) - 1, count), "configurations"):
+    kept.append(_row(config, target, index))
+    _append(path, kept[-1])
+  result = judged(kept[1:], options.held_out)
+  links = dataclasses.replace(links, residuals=tuple(result["residuals"]))
+  if options.cluster:
+    files.replace(pathlib.Path(options.cluster), cluster_files.to_json(links))
+  _show(kept[0]["fit"], result)
+  return {
+    "benchmark": "calibration", "environment": setup.one_device(),
+    "fit": kept[0]["fit"], "cluster": kept[0]["cluster"], **result,
+  }
+
+
+def judged(
+  rows: Sequence[Mapping[str, Any]], held_out: int
+) -> dict[str, Any]:
+  """Compares predictions with measurements.
+
+  Args:
+    rows: Rows with ``predicted_s`` and ``blocks_s``, mean seconds of a step in
+      each block. Configurations are independent draws, so that the first ones
+      and the others are exchangeable if the machine does not change.
+    held_out: Number of first rows that give the residuals.
+
+  Returns:
+    ``residuals``, the other ``rows`` with ``interval``, and ``summary``: over
+    these rows, median and 95th percentile of |median / measured - 1|, share of
+    intervals that contain the measured time, and of |block / measured - 1|.
+  """
+  measured = [float(np.median(row["blocks_s"])) for row in rows]
+  residuals = [
+    math.log(seconds / row["predicted_s"])
+    for seconds, row in zip(measured, rows, strict=True)
+  ][:held_out]
+  found, errors, spreads, contained = [], [], [], []
+  for row, seconds in list(zip(rows, measured, strict=True))[held_out:]:
+    interval = conformal.interval(row["predicted_s"], residuals)
+    contained.append(seconds in interval)
+    errors.append(abs(interval.median / seconds - 1))
+    spreads += [abs(x / seconds - 1) for x in row["blocks_s"]]
+    found.append({
+      **row, "measured_s": seconds, "interval": list(interval),
+      "contained": contained[-1],
+    })
+  return {"residuals": residuals, "rows": found, "summary": {
+    "contained": float(np.mean(contained)), "tested": len(found),
+    **{
+      f"{name}_{key}": float(np.quantile(values, quantile))
+      for name, values in (("error", errors), ("spread", spreads))
+      for key, quantile in (("median", 0.5), ("p95", 0.95))
+    },
+  }}
+
+
+def drawn(
+  config: Any, index: int
+) -> Iterator[tuple[str, dict[str, int]]]:
+  """Yields random configurations until one is valid.
+
+  Args:
+    config: The benchmark's config.
+    index: Number of the configuration, which seeds the generator, so that a
+      resumed benchmark draws the same ones.
+
+  Yields:
+    Overrides, and the devices of each axis.
+  """
+  options = config.benchmark
+  rng = np.random.default_rng((options.seed, index))
+
+  def choice(values: Sequence[Any]) -> Any:
+    return values[rng.integers(len(values))]
+
+  meshes = [
+    dict(zip(_AXES, sizes, strict=True))
+    for sizes in itertools.product(
+      range(1, options.devices + 1), repeat=len(_AXES)
+    )
+    if math.prod(sizes) == options.devices
+  ]
+  for _ in range(_DRAWS):
+    mesh = choice(meshes)
+    sizes = mesh | {"tensor": mesh["tensor"] * choice(options.lanes)}
+    parts = [f"parallel.{axis}={size}" for axis, size in sizes.items()]
+    parts += [
+      f"data.batch_size={choice(options.batch_sizes)}",
+      f"sync.p={choice(options.p)}", f"zero.scheme={choice(options.schemes)}",
+    ]
+    if mesh["stage"] > 1:
+      parts += [
+        f"pipeline.schedule={choice(options.schedules)}",
+        f"train.accumulation={2 * mesh['stage']}",
+      ]
+    if mesh["worker"] > 1:
+      parts += [f"outer.algorithm={choice(options.loops)}",
+                "outer.sync_every=2"]
+    yield " ".join(parts), mesh
+
+
+class _Steps:
+  """Compiled steps of a round, which run one after another."""
+
+  def __init__(
+    self, config: Any, overrides: str, mesh: Mapping[str, int], target: Target
+  ) -> None:
+    """Builds a run and compiles its programs.
+
+    Raises:
+      ValueError: The configuration is not valid.
+    """
+    base = override(setup.without_benchmark(config), overrides)
+    self.experiment: Experiment = experiments.build(
+      base, dict(mesh), list(target.devices)
+    )
+    outer, layout = self.experiment.outer, self.experiment.program.layout
+    self.plans = [outer.plan(step) for step in outer.steady_round]
+    self.made: dict[Any, CompiledProgram] = {}
+    for plan in self.plans:
+      if plan.variant not in self.made:
+        self.made[plan.variant] = programs.compile_for(
+          target, layout.mesh,
+          lambda plan=plan: self.experiment.lower_step(plan),
+        )
+    self.batch = put_batch(layout, setup.token_batch(base))
+    self.state = self.experiment.init_state()
+
+  def round(self) -> None:
+    """Runs a round, and waits for it."""
+    for plan in self.plans:
+      self.state, metrics = self.experiment.update.run(
+        self.made[plan.variant].compiled, self.state, self.batch,
+        jax.tree.map(np.int32, plan.numbers),
+      )
+    jax.block_until_ready(metrics)
+
+  def predicted_s(self) -> float:
+    """Returns the mean step of a round as `launch.compile` predicts it."""
+    seconds = {
+      variant: study.schedule(self.experiment, made)["roofline"][
+        "step_as_scheduled"
+      ] for variant, made in self.made.items()
+    }
+    return float(np.mean([seconds[plan.variant] for plan in self.plans]))
+
+  def blocks_s(self, blocks: int, block_s: float) -> list[float]:
+    """Returns the mean step of each block, in seconds, after two rounds."""
+    self.round()
+    self.round()
+    return [
+      _block_s(self.round, block_s) / len(self.plans) for _ in range(blocks)
+    ]
+
+
+def _block_s(function: Callable[[], None], least_s: float) -> float:
+  """Returns the mean seconds of calls that together take ``least_s``."""
+  start, calls = time.perf_counter(), 0
+  while (taken := time.perf_counter() - start) < least_s or not calls:
+    function()
+    calls += 1
+  return taken / calls
+
+
+def _row(config: Any, target: Target, index: int) -> dict[str, Any]:
+  """Predicts and measures a random configuration."""
+  options, start = config.benchmark, time.perf_counter()
+  for overrides, mesh in drawn(config, index):
+    try:
+      steps = _Steps(config, overrides, mesh, target)
+    except ValueError:  # for example, heads that ranks do not divide
+      continue
+    predicted = steps.predicted_s()
+    compiled = time.perf_counter()
+    found = {
+      "configuration": overrides, "mesh": mesh, "predicted_s": predicted,
+      "blocks_s": steps.blocks_s(options.blocks, options.block_s),
+      "compile_s": compiled - start, "load": os.getloadavg()[0],
+    }
+    jax.clear_caches()
+    return found
+  raise ValueError(
+    f"no valid configuration in {_DRAWS} draws of config.benchmark"
+  )
+
+
+def _calibrated(config: Any, target: Target) -> dict[str, Any]:
+  """Fits rates to profiles; returns the cluster and its fit as plain data."""
+  options = config.benchmark
+  observed = []
+  for overrides, text in options.profiled:
+    steps = _Steps(config, overrides, _mesh(text), target)
+    seconds = float(np.median(steps.blocks_s(options.blocks, options.block_s)))
+    observed.append(_observed(steps, seconds))
+  memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  found = calibration.calibrate(
+    observed, f"cpu:{options.devices}", memory // options.devices
+  )
+  return {
+    "cluster": json.loads(cluster_files.to_json(found.links)),
+    "fit": found.rows,
+  }
+
+
+def _mesh(text: str) -> dict[str, int]:
+  """Parses ``"data:2,tensor:2"``."""
+  pairs = [part.partition(":") for part in text.split(",")]
+  if not all(size.isdigit() for _, _, size in pairs):
+    raise ValueError(
+      f"config.benchmark.profiled: {text!r} is not AXIS:DEVICES, as in "
+      "data:2,tensor:2"
+    )
+  return {axis: int(size) for axis, _, size in pairs}
+
+
+def _observed(steps: _Steps, seconds: float) -> Observed:
+  """Profiles a run with one program, whose step takes given seconds."""
+  if len(steps.made) != 1:
+    raise ValueError(
+      "config.benchmark.profiled: the outer loop has more than one program"
+    )
+  (made,) = steps.made.values()
+  with tempfile.TemporaryDirectory() as folder:
+    with jax.profiler.trace(folder):
+      for _ in range(_PROFILED):
+        steps.round()
+    events = profiles.events(pathlib.Path(folder))
+  program = reading.read(made.compiled, mesh=made.mesh)
+  found = profiles.of_program(program, events.get(program.module.name, ()))
+  # The profiler makes steps longer.
+  return dataclasses.replace(
+    calibration.observe(program, found or {}), step_s=seconds
+  )
+
+
+def _text(config: Any) -> str:
+  """Returns what the rows depend on; `tested` may grow."""
+  options = config.benchmark.to_dict()
+  for key in ("results", "cluster", "tested"):
+    del options[key]
+  return json.dumps(
+    [options, config.model.to_dict(), config.data.to_dict()], sort_keys=True
+  )
+
+
+def _kept(path: pathlib.Path | None, config: Any) -> list[dict[str, Any]]:
+  """Returns the lines of a file, without one that was not written whole."""
+  if path is None or not path.exists():
+    return []
+  whole = path.read_text().rpartition("\n")[0]
+  found = [json.loads(line) for line in whole.splitlines()]
+  if found and found[0]["options"] != _text(config):
+    raise ValueError(
+      f"config.benchmark.results={str(path)!r} has rows of other options; name "
+      "another file, or remove it"
+    )
+  files.replace(path, "".join(f"{json.dumps(row)}\n" for row in found))
+  return found
+
+
+def _append(path: pathlib.Path | None, row: Mapping[str, Any]) -> None:
+  if path is not None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+      file.write(f"{json.dumps(row)}\n")
+
+
+def _show(fit: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:
+  tables.table(
+    "rates fitted to profiles, before the rest of a step is spread",
+    ["what", "samples", "rate, 10^9/s", "latency, us", "of the steps",
+     "median error"],
+    [
+      [row["what"], str(row["samples"]),
+       "" if row["rate"] is None else f"{row['rate'] / 1e9:.3f}",
+       "" if row["latency_s"] is None else f"{row['latency_s'] * 1e6:.1f}",
+       f"{row['share']:.1%}", f"{row['residual']:.1%}"]
+      for row in fit
+    ],
+  )
+  tables.table(
+    "steps of configurations that no rate was fitted to, ms",
+    ["configuration", "predicted", "90% interval", "measured", "inside"],
+    [
+      [row["configuration"], f"{row['interval'][1] * 1e3:.1f}",
+       f"{row['interval'][0] * 1e3:.1f} to {row['interval'][2] * 1e3:.1f}",
+       f"{row['measured_s'] * 1e3:.1f}", "yes" if row["contained"] else "no"]
+      for row in result["rows"]
+    ],
+  )
+  s = result["summary"]
+  print(
+    f"{s['tested']} configurations: error of the median {s['error_median']:.1%}"
+    f", P95 {s['error_p95']:.1%}; intervals contain {s['contained']:.0%}; "
+    f"spread of repeated measurements {s['spread_median']:.1%}, P95 "
+    f"{s['spread_p95']:.1%}"
+  )

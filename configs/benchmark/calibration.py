@@ -1,0 +1,50 @@
+r"""Step times predicted from the profiles of three steps, with intervals.
+
+  python -m launch.benchmark --config=configs/benchmark/calibration.py \
+    --cpu_devices=4 --output=results/calibration.json
+  python -m launch.compile --config=caatnet/tiny --target=cpu:4 \
+    --config.parallel.tensor=4 --cluster=runs/calibration_cluster.json
+
+Rates of a virtual device and its links are fitted to profiles of three
+configurations. The step model of `launch.compile` then predicts random ones:
+fraction p, partition, pipeline schedule, outer loop, lanes, mesh, batch. The
+errors of 20 give the intervals of 100 others, by split conformal prediction.
+The tables have the rates with their residuals, the errors of the predictions,
+the share of intervals that contain the measured time, and the spread of
+repeated measurements. A line is added to `config.benchmark.results` after each
+configuration, and a later run continues; the rates are then those of the first
+run. It takes an estimated 40 minutes on two quiet cores.
+
+Virtual devices share the processor, so that times of collectives are not those
+of a network.
+
+`:test` takes seconds with three small configurations; its intervals are
+infinite.
+"""
+
+import ml_collections
+
+from caatnet.config.schema.tree import defaults
+from configs.caatnet import base
+
+
+def get_config(size: str = "all") -> ml_collections.ConfigDict:
+  """Returns the benchmark: `all`, or `test`."""
+  if size not in ("all", "test"):
+    raise ValueError(f"calibration.py:{size}: the sizes are all and test")
+  config = base.get_config()
+  config.name = "calibration"
+  config.model.width = 256
+  config.model.ffn_width = 688
+  config.model.num_layers = 4
+  config.data.seq_len = 128
+  config.benchmark = defaults("benchmark", "calibration")
+  if size == "test":
+    config.model.width, config.model.ffn_width = 32, 48
+    config.model.num_layers, config.data.seq_len = 2, 16
+    given = config.benchmark
+    given.results = given.cluster = ""
+    given.devices, given.profiled = 2, (("parallel.tensor=2", "tensor:2"),)
+    given.held_out, given.tested, given.batch_sizes = 1, 1, (8,)
+    given.blocks, given.block_s = 2, 0.01
+  return config

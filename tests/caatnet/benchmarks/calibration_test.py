@@ -1,0 +1,74 @@
+"""Benchmark of calibrated rates: draws, errors, and resumed files."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from caatnet.benchmarks.programs import calibration
+from configs.benchmark import calibration as config_of
+
+
+def test_draws_are_random_and_repeat():
+  config = config_of.get_config()
+  some = [next(calibration.drawn(config, index)) for index in range(60)]
+  assert some == [next(calibration.drawn(config, index)) for index in range(60)]
+  texts = " ".join(text for text, _ in some)
+  for value in ("sync.p=0.25", "zero.scheme=zero3", "pipeline.schedule=1f1b",
+                "outer.algorithm=diloco", "data.batch_size=32"):
+    assert value in texts
+  for text, mesh in some:
+    assert math.prod(mesh.values()) == 4
+    assert ("pipeline" in text) == (mesh["stage"] > 1)
+    assert ("outer" in text) == (mesh["worker"] > 1)
+
+
+def test_errors_and_intervals_are_those_of_the_other_rows():
+  """The first rows give residuals; the bias of the model is corrected."""
+  rng = np.random.default_rng(0)
+  rows = [
+    {"configuration": str(i), "predicted_s": 2.0,
+     "blocks_s": [3.0 * math.exp(e) * x for x in (0.9, 1.0, 1.2)]}
+    for i, e in enumerate([*rng.uniform(-0.1, 0.1, 20), 0.0, 0.05, 0.5])
+  ]
+  found = calibration.judged(rows, 20)
+  assert len(found["residuals"]) == 20
+  assert [row["configuration"] for row in found["rows"]] == ["20", "21", "22"]
+  assert [row["contained"] for row in found["rows"]] == [True, True, False]
+  summary = found["summary"]
+  assert summary["tested"] == 3
+  assert summary["contained"] == pytest.approx(2 / 3)
+  assert summary["error_median"] < 0.1 < summary["error_p95"]
+  assert summary["spread_median"] == pytest.approx(0.1)
+  assert summary["spread_p95"] == pytest.approx(0.2)
+  # Without residuals there is no correction.
+  few = calibration.judged(rows, 0)["summary"]
+  assert few["error_median"] == pytest.approx(1 / 3, abs=0.1)
+  assert few["contained"] == 1
+
+
+def test_file_continues_after_a_line_that_was_cut(tmp_path):
+  config, path = config_of.get_config("test"), tmp_path / "rows.jsonl"
+  config.benchmark.results = str(path)
+  assert calibration._kept(path, config) == []
+  rows = [{"options": calibration._text(config)}, {"configuration": "a"}]
+  for row in rows:
+    calibration._append(path, row)
+  with path.open("a") as file:
+    file.write('{"configuration": "b')
+  config.benchmark.tested = 7
+  assert calibration._kept(path, config) == rows
+  assert [json.loads(line) for line in path.read_text().splitlines()] == rows
+  config.model.width = 64
+  with pytest.raises(ValueError, match="rows of other options; name another"):
+    calibration._kept(path, config)
+
+
+def test_mistakes_name_their_key():
+  config = config_of.get_config("test")
+  config.benchmark.devices = 1024
+  with pytest.raises(ValueError, match="devices=1024 needs --cpu_devices=1"):
+    calibration.run(config)
+  with pytest.raises(ValueError, match=r"profiled: 'tensor' is not AXIS:DEVI"):
+    calibration._mesh("tensor")
