@@ -27,6 +27,7 @@
   python -m launch.benchmark --config=configs/benchmark/host_optimizer.py
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py
   python -m launch.benchmark --config=configs/benchmark/federated.py
+  python -m launch.benchmark --config=configs/benchmark/federated_cell.py
   python -m launch.benchmark --config=configs/benchmark/flower.py
 """
 
@@ -45,7 +46,7 @@ BODIES = {
   name: room for room, names in {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
                 "ring_orders"),
-    "federated": ("federated_rounds",),
+    "federated": ("federated_cell", "federated_rounds"),
     "foreign": ("flower", "foreign_programs"),
     "graphs": ("graphs",),
     "memory": ("host_optimizer", "placements"),
