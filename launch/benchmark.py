@@ -27,6 +27,8 @@
   python -m launch.benchmark --config=configs/benchmark/host_optimizer.py
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py
   python -m launch.benchmark --config=configs/benchmark/federated.py
+  python -m launch.benchmark --config=configs/benchmark/federated_cell.py
+  python -m launch.benchmark --config=configs/benchmark/flower.py
 """
 
 import importlib
@@ -44,16 +46,16 @@ BODIES = {
   name: room for room, names in {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
                 "ring_orders"),
-    "federated": ("federated_rounds",), "foreign": ("foreign_programs",),
+    "federated": ("federated_cell", "federated_rounds"),
+    "foreign": ("flower", "foreign_programs"),
     "graphs": ("graphs",),
     "memory": ("host_optimizer", "placements"),
     "planner": ("planner", "planner_memory", "planner_truth"),
     "programs": ("kernels", "paged_attention", "programs"),
     "serving": ("coded", "decoding", "engine", "experts", "experts_simulated",
                 "nanobatches", "server", "serving"),
-    "training": (
-      "lockstep", "pipeline_schedules", "schedules", "train_step", "zero"
-    ),
+    "training": ("lockstep", "pipeline_schedules", "schedules", "train_step",
+                 "zero"),
   }.items() for name in names
 }
 

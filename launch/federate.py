@@ -41,7 +41,8 @@ def main() -> None:
   ):
     raise ValueError("--role=client needs --server=HOST:PORT and --client=K")
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends its clients
-  federation, security = federated.build(FLAGS.config), swarms.security()
+  federation = federated.build(FLAGS.config, FLAGS.client or 0)
+  security = swarms.security()
   if FLAGS.role == "server":
     emulation.check_none(federation)
   if FLAGS.role == "client":
@@ -70,10 +71,9 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main,
+    main, defaults={"port": "0"},
     uses=(
       "config", "plot", "workdir", "host", "port", "cpu_devices", "token_file",
       "certificate", "key", "authority",
     ),
-    defaults={"port": "0"},
   )

@@ -51,6 +51,9 @@ def test_config_builds(name):
     if "model" not in config:  # the benchmark times no training step
       return
   if "federated" in config:  # this is the run of a client
+    if config.federated.numpy_client:
+      tree.check(config)
+      return
     with config.unlocked():
       del config.federated
   if "kinds" in config:  # a composition; this is the base's run
@@ -61,9 +64,9 @@ def test_config_builds(name):
   # sequence on one device, and a small expert.
   one = name in (
     "configs.benchmark.decoding", "configs.benchmark.engine",
-    "configs.benchmark.graphs", "configs.benchmark.server",
+    "configs.benchmark.federated_cell", "configs.benchmark.graphs", "configs.benchmark.server",
     "configs.elastic.diloco", "configs.experts.kinds",
-    "configs.federated.tiny",
+    "configs.federated.cell", "configs.federated.tiny",
     "configs.memory.7b_long",
   )
   sizes = (1,) if one else (2, 4, 8)

@@ -202,13 +202,16 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
-  # The server's core and its simulation: no jax.
+  # The server's core and its simulation, and clients in numpy: no jax.
   **dict.fromkeys(
-    ("caatnet.federated.events", "caatnet.federated.sampling",
+    ("caatnet.federated.client", "caatnet.federated.events",
+     "caatnet.federated.flower", "caatnet.federated.messages",
+     "caatnet.federated.sampling",
      "caatnet.federated.server", "caatnet.federated.simulate",
-     "caatnet.federated.snapshot"),
-    (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated"),
-     NUMPY_ONLY),
+     "caatnet.federated.snapshot", "caatnet.federated.state",
+     "caatnet.federated.transfers"),
+    (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated",
+      "parallel.elastic"), NUMPY_ONLY),
   ),
   "caatnet.federated.predict": (
     ("caatnet.federated", "parallel.elastic.transport.frames",

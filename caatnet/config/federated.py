@@ -12,8 +12,14 @@ from caatnet.checks import naming
 from caatnet.config import experiments
 from caatnet.config.schema import fields, tree
 from caatnet.config.schema.federated import Federated
-from caatnet.federated import arithmetic, links, splits, vector_codec
-from caatnet.federated.client import Codecs
+from caatnet.federated import (
+  arithmetic,
+  flower,
+  links,
+  splits,
+  vector_codec,
+)
+from caatnet.federated.client import Codecs, Trainer
 from caatnet.federated.local import LocalTrainer, Vectors
 from caatnet.federated.server import Rules
 from caatnet.train.experiment import Experiment
@@ -25,7 +31,8 @@ class Federation:
 
   Attributes:
     config: The whole config as plain data, for ``config.json``.
-    experiment: Model, data and inner optimizer of a client.
+    experiment: Model, data and inner optimizer of a client; None for clients of
+      ``numpy_client``.
     section: ``config.federated``.
     vectors: Parameters as one vector.
     rules: Constants of the server.
@@ -36,18 +43,24 @@ class Federation:
   """
 
   config: dict[str, Any]
-  experiment: Experiment
+  experiment: Experiment | None
   section: Federated
-  vectors: Vectors
+  vectors: Vectors | flower.Vectors
   rules: Rules
   arithmetic: arithmetic.VectorArithmetic
   uplink: vector_codec.VectorCodec
   downlink: vector_codec.VectorCodec
   links: tuple[links.Link, ...]
 
-  def trainer(self, client: int) -> LocalTrainer:
+  def trainer(self, client: int) -> Trainer:
     """Returns the local training of a client; reads its data."""
     some, experiment = self.section, self.experiment
+    if experiment is None:
+      return flower.NumPyTrainer(
+        flower.load(some.numpy_client, client, some.clients), client,
+        {"local_steps": some.local_steps, "proximal_mu": some.proximal},
+        some.validate,
+      )
     with naming("config.federated", fields.keys(Federated)):
       examples = splits.of_client(
         experiment.data, some.split, client, some.clients, some.alpha,
@@ -60,7 +73,7 @@ class Federation:
 
   def codecs(self, client: int) -> Codecs:
     """Returns the codecs of a client."""
-    key = jax.random.fold_in(jax.random.key(self.experiment.seed), client)
+    key = jax.random.fold_in(jax.random.key(self.rules.seed), client)
 
     def encode(delta: np.ndarray, round: int) -> bytes:
       return self.uplink.encode(delta, jax.random.fold_in(key, round))
@@ -68,11 +81,13 @@ class Federation:
     return Codecs(encode, self.downlink.decode)
 
 
-def build(config: ml_collections.ConfigDict) -> Federation:
+def build(config: ml_collections.ConfigDict, client: int = 0) -> Federation:
   """Checks a config and builds its federated run.
 
   Args:
     config: A config with the sections of ``configs/federated/tiny.py``.
+    client: With ``numpy_client``, id of the client whose initial parameters
+      define shapes and, on the server, initial values.
 
   Raises:
     ValueError: If a value is not allowed; the message has the key.
@@ -84,6 +99,9 @@ def build(config: ml_collections.ConfigDict) -> Federation:
     )
   tree.check(config)
   section: Federated = tree.section_of("federated", config.federated)
+  if section.numpy_client:
+    vectors = _numpy_vectors(config, section, client)
+    return _federation(config, section, None, vectors)
   rest = ml_collections.ConfigDict(config)
   with rest.unlocked():
     del rest.federated
@@ -96,7 +114,28 @@ def build(config: ml_collections.ConfigDict) -> Federation:
       "are set by config.federated.clients"
     )
   experiment = experiments.build(rest)
-  vectors = Vectors(experiment)
+  return _federation(config, section, experiment, Vectors(experiment))
+
+
+def _numpy_vectors(
+  config: ml_collections.ConfigDict, section: Federated, number: int
+) -> flower.Vectors:
+  """Returns the initial parameters of a client."""
+  if "model" in config or section.split != "own" or section.test:
+    raise ValueError(
+      f"config.federated.numpy_client={section.numpy_client!r} needs a config "
+      "without a model, split='own' and test=False, such as "
+      "configs/federated/numpy.py"
+    )
+  client = flower.load(section.numpy_client, number, section.clients)
+  return flower.vectors(client, number)
+
+
+def _federation(
+  config: ml_collections.ConfigDict, section: Federated,
+  experiment: Experiment | None, vectors: Vectors | flower.Vectors,
+) -> Federation:
+  """Builds the server's part."""
   with naming("config.federated", fields.keys(Federated)):
     rules = Rules(
       digest=vectors.digest, seed=config.seed, **{

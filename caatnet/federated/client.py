@@ -33,6 +33,7 @@ from parallel.elastic.transport.handshake import (
 
 _DIAL_S = 2.0
 _AGAIN_S = 0.2  # pause between attempts
+_FAIL_S = 2.0  # for the server to receive the reason of a failure
 _SILENCE_S = 30.0  # until the server has sent its own limit
 
 
@@ -170,7 +171,7 @@ class Client:
         case Received(message=messages.Resend() as resend):
           kept = self._retained
           if kept is not None and kept[0].round == resend.round:
-            self._send(kept[0]._replace(sent_s=time.monotonic()), kept[1])
+            self._send_retained()
         case Received(message=messages.End() as end):
           if not end.valid:
             raise ValueError(end.reason)
@@ -244,13 +245,18 @@ class Client:
     kept = self._retained
     if kept is not None and kept[0].round == work.round:
       # The server lost its state after it had received this update.
-      self._send(kept[0]._replace(sent_s=time.monotonic()), kept[1])
+      self._deliver(work)
       return
     if not self._apply(work, event.vectors):
       return
-    trained = self._trainer.train(
-      self._params, work.round, lambda: self._stops(work.round)
-    )
+    self._report(messages.Delivered(work.round))
+    try:
+      trained = self._trainer.train(
+        self._params, work.round, lambda: self._stops(work.round)
+      )
+    except Exception as error:
+      self._fail(str(error) or type(error).__name__)
+      raise
     if trained is None:
       return
     delta = trained.params - self._params
@@ -265,7 +271,26 @@ class Client:
       now - event.time_s, now,
     )
     self._retained = result, data
-    self._send(result, data)
+    self._deliver(work)
+
+  def _deliver(self, work: messages.Work) -> None:
+    """Sends the retained update, or waits until the server asks for it."""
+    if work.waits:
+      self._report(messages.Ready(work.round))
+    else:
+      self._send_retained()
+
+  def _send_retained(self) -> None:
+    assert self._retained is not None
+    result, data = self._retained
+    self._send(result._replace(sent_s=time.monotonic()), data)
+
+  def _fail(self, reason: str) -> None:
+    """Sends the reason for which this client ends."""
+    self._ended.set()  # no new connection
+    assert self._channel is not None
+    self._channel.send(messages.Failed(" ".join(reason.split())[:400]))
+    self._channel.finish(_FAIL_S)
 
   def _apply(self, work: messages.Work, vectors: tuple[bytes, ...]) -> bool:
     """Moves to the revision of a `Work`; returns whether that was possible."""
@@ -301,16 +326,22 @@ class Client:
         case messages.End():
           return True
     # The same work again, after a new connection, changes nothing.
-    self._waiting = [
-      e for e in self._waiting if not (
-        isinstance(e, Received) and isinstance(e.message, messages.Work)
-      )
+    again = [
+      e for e in self._waiting
+      if isinstance(e, Received) and isinstance(e.message, messages.Work)
     ]
+    if again:
+      self._report(messages.Delivered(round))
+      self._waiting = [e for e in self._waiting if e not in again]
     return False
 
   def _send(self, result: messages.Result, data: bytes) -> None:
     assert self._channel is not None
     messages.send(self._channel, result, (data,))
+
+  def _report(self, message: messages.Delivered | messages.Ready) -> None:
+    assert self._channel is not None
+    self._channel.send(message)
 
 
 def digest(shapes: Any) -> str:

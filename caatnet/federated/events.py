@@ -1,7 +1,7 @@
 """Messages to the core of a federated server (`server.py`), and its effects.
 
-`Hello`, `Update`, `Gone` and `Tick` are messages. All others are effects, which
-the caller executes in order.
+`Hello`, `Delivered`, `Ready`, `Update`, `Gone` and `Tick` are messages. All
+others are effects, which the caller executes in order.
 """
 
 import math
@@ -39,6 +39,7 @@ class Update(NamedTuple):
     loss: Mean loss of the received model on the client's validation examples,
       in nats; NaN for none.
     validated: Number of these examples.
+    busy_s: Time in which the client has computed it, in seconds.
   """
 
   client: int
@@ -47,6 +48,21 @@ class Update(NamedTuple):
   delta: np.ndarray
   loss: float = math.nan
   validated: int = 0
+  busy_s: float = 0.0
+
+
+class Delivered(NamedTuple):
+  """A client has received the model of a round."""
+
+  client: int
+  round: int
+
+
+class Ready(NamedTuple):
+  """A client has the update of a round, and sends it after a `Resend`."""
+
+  client: int
+  round: int
 
 
 class Gone(NamedTuple):

@@ -56,6 +56,7 @@ class Work(NamedTuple):
       float32.
     sizes: Bytes of each difference, or of the model.
     sent_s: Time when it was queued, on the server's clock.
+    waits: Whether the client sends its update only after a `Resend`.
   """
 
   round: int
@@ -63,10 +64,11 @@ class Work(NamedTuple):
   base: int | None
   sizes: tuple[int, ...]
   sent_s: float
+  waits: bool = False
 
 
 class Resend(NamedTuple):
-  """Request for the retained update of a round."""
+  """Request for the update of a round, which the client has retained."""
 
   round: int
 
@@ -122,13 +124,35 @@ class Result(NamedTuple):
   sent_s: float
 
 
+class Delivered(NamedTuple):
+  """The model of a round has been received."""
+
+  round: int
+
+
+class Ready(NamedTuple):
+  """The update of a round has been computed, and waits for a `Resend`."""
+
+  round: int
+
+
+class Failed(NamedTuple):
+  """Local training has failed, and the client ends.
+
+  Attributes:
+    reason: Error, one line.
+  """
+
+  reason: str
+
+
 class Part(NamedTuple):
   """Bytes of the vectors of the last message with ``sizes``."""
 
   data: bytes
 
 
-FROM_CLIENT = (Connected, Result, Part)
+FROM_CLIENT = (Connected, Delivered, Ready, Result, Failed, Part)
 FROM_SERVER = (Welcome, Work, Resend, Abandon, End, Part)
 
 

@@ -70,8 +70,7 @@ class Shaped:
 
   def __init__(
     self, links: Sequence[Link], fixed_s: float = 0.0,
-    data_share: float = DATA_SHARE, down: fluid.Discipline = fluid.max_min,
-    up: fluid.Discipline = fluid.max_min,
+    data_share: float = DATA_SHARE,
   ) -> None:
     """Creates a network without transfers.
 
@@ -80,8 +79,6 @@ class Shaped:
         ``shared``.
       fixed_s: Time of a message before its first byte is sent.
       data_share: Share of the data in the bytes that the rates count.
-      down: Computes the rates of downlinks.
-      up: Computes the rates of uplinks.
     """
     self._fixed_s = fixed_s
     self._paths = [
@@ -94,8 +91,7 @@ class Shaped:
       fluid.Network({
         path.links[0]: data_share * (link.up if upwards else link.down)
         for path, link in zip(self._paths[upwards], links, strict=True)
-      }, discipline)
-      for upwards, discipline in ((False, down), (True, up))
+      }) for upwards in (False, True)
     ]
 
   def start(self, time: float, transfer: Transfer, size: int) -> None:
@@ -118,8 +114,7 @@ def simulated(
   rules: Rules, links: Sequence[Link], sizes: Bytes,
   compute: Mapping[str, float] | Sequence[Mapping[str, float]],
   fixed_s: float = 0.0, rounds: int | None = None, *,
-  data_share: float = DATA_SHARE, down: fluid.Discipline = fluid.max_min,
-  up: fluid.Discipline = fluid.max_min,
+  data_share: float = DATA_SHARE,
 ) -> simulate.Simulation:
   """Returns a simulated run; see `predict`.
 
@@ -128,13 +123,11 @@ def simulated(
     links: Link of each client.
     sizes: Sizes of messages, without frames.
     compute: Durations of "t_v", "t_tr" and "t_te" in seconds, for all clients
-      or for each, and of "t_a", that of all or of the first; 0 for missing
-      ones.
+      or for each, and of the server's "t_a", which only the first one sets; 0
+      for missing ones.
     fixed_s: Time of a message before its first byte is sent; see `fit_fixed`.
     rounds: Number of rounds; None for that of the rules.
     data_share: Share of the data in the bytes that the rates count.
-    down: Computes the rates of downlinks.
-    up: Computes the rates of uplinks.
 
   Raises:
     ValueError: The links or the compute times are not one per client.
@@ -156,7 +149,7 @@ def simulated(
 
   def downlink_bytes(state: Server, base: int) -> int:
     coded, parts = server.downlink(state, base)
-    return _framed(
+    return framed(
       len(parts) * sizes.down if coded else sizes.model or sizes.down
     )
 
@@ -165,9 +158,10 @@ def simulated(
     rules, _Sizes(sizes), params, [1] * rules.clients,
     lambda client, round, received: params,
     lambda client, round: phases[client],
-    Shaped(links, fixed_s, data_share, down, up),
-    silence_s=math.inf, aggregation_s=each[0].get("t_a", 0.0),
-    downlink_bytes=downlink_bytes, uplink_bytes=_framed(sizes.up),
+    Shaped(links, fixed_s, data_share),
+    silence_s=math.inf, message_s=max(link.rtt_s for link in links) / 2,
+    aggregation_s=each[0].get("t_a", 0.0),
+    downlink_bytes=downlink_bytes, uplink_bytes=framed(sizes.up),
   )
   found.run()
   return found
@@ -258,6 +252,6 @@ def _path(link: Link, client: int, up: bool, data_share: float) -> fluid.Path:
   )
 
 
-def _framed(size: int) -> int:
+def framed(size: int) -> int:
   """Returns the bytes of a message and its vectors on the socket."""
   return size + _HEAD_BYTES + _PART_BYTES * -(-size // messages.PART_BYTES)

@@ -5,8 +5,10 @@ import contextlib
 from typing import Any
 
 import jax
+import numpy as np
 
 from caatnet.federated.client import Client
+from caatnet.federated.local import LocalTrainer
 from caatnet.federated.service import Service
 from caatnet.train import files, records
 from caatnet.train.evaluate import make_evaluate
@@ -74,7 +76,8 @@ def client(
       f"{last + 1}"
     )
   trainer = federation.trainer(number)
-  trainer.warm_up()
+  if isinstance(trainer, LocalTrainer):
+    trainer.warm_up()
   return Client(
     number, trainer, federation.codecs(number), address, security,
     alone_s=federation.section.alone_s,
@@ -82,17 +85,30 @@ def client(
 
 
 def summary(federation: Any, service: Service) -> str:
-  """Returns the measures of the final model on all validation examples."""
-  experiment, state = federation.experiment, service.state
-  data = experiment.data
-  dataset = data.load(experiment.seed)
-  evaluate = make_evaluate(experiment.program, data.batch_size)
-  params = jax.jit(federation.vectors.tree)(state.params)
-  found = dataset.measures(evaluate(params, dataset.validation).means)
-  measures = ", ".join(f"{data.labels[k]} {v:.4f}" for k, v in found.items())
+  """Returns the measures of the final model on all validation examples.
+
+  Clients of ``numpy_client`` have no common examples: the measure is their mean
+  loss of an earlier revision.
+  """
+  state = service.state
+  if federation.experiment is None:
+    measures = f"loss of clients at most {state.best:.4f}"
+  else:
+    measures = _measures(federation, state.params)
   refused = ", ".join(f"{n} {k}" for k, n in sorted(state.counts.items()))
   return (
     f"{state.finished}: revision {state.revision}, validation {measures}"
     + (f"; refused updates: {refused}" if refused else "")
     + f"; in {service.workdir}"
   )
+
+
+def _measures(federation: Any, vector: np.ndarray) -> str:
+  """Returns the measures of a model on all validation examples, as text."""
+  experiment = federation.experiment
+  data = experiment.data
+  dataset = data.load(experiment.seed)
+  evaluate = make_evaluate(experiment.program, data.batch_size)
+  params = jax.jit(federation.vectors.tree)(vector)
+  found = dataset.measures(evaluate(params, dataset.validation).means)
+  return ", ".join(f"{data.labels[k]} {v:.4f}" for k, v in found.items())

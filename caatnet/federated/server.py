@@ -18,31 +18,43 @@ is, without a connection for `Rules.reconnect_s` seconds, or at the deadline. An
 update that arrives later is dropped or merged into the round in progress, by
 `Rules.stragglers`.
 
+With `Rules.downlinks_at_once` or `Rules.uplinks_at_once`, few clients receive
+or send at a time, and others wait in a queue: which model is sent next and
+which update is asked for next are decisions of the server. Models are sent to
+the client first that computed longest in its last round.
+
 `Save` precedes the messages that depend on the saved state. After a crash,
 `resumed` waits for the clients and starts the saved round again: they return
 retained updates or compute them again, which gives the same bits.
 """
 
-from collections.abc import Mapping
 import dataclasses
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from caatnet.federated import sampling
+from caatnet.federated import sampling, transfers
 from caatnet.federated.events import (
   Abandon,
+  Delivered,
   Ended,
   Gone,
   Hello,
+  Ready,
   Refuse,
   Refused,
-  Resend,
   Save,
   Stop,
-  Train,
   Update,
+)
+from caatnet.federated.state import (
+  Contribution,
+  Member,
+  Rules,
+  Server,
+  put,
+  replaced,
 )
 
 
@@ -68,126 +80,6 @@ class Arithmetic(Protocol):
     ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rules:
-  """Constants of a run, most of which are keys of ``config.federated``.
-
-  Attributes:
-    clients: N; clients have the ids 0 to N - 1.
-    per_round: K, the number of clients that are sampled in each round.
-    rounds: Number of rounds.
-    digest: Digest of the model's parameters; clients must have the same one.
-    seed: Seed of the samples.
-    sampling: "uniform" or "weighted"; see `sampling.py`.
-    weights: Weights of clients: their "examples", or "equal".
-    stragglers: Policy for updates that miss their round's deadline: "wait" (no
-      deadline), "drop", or "late" (merged with a weight by age).
-    deadline_s: Time limit of a round; with "wait" it has no effect.
-    reconnect_s: Seconds without a connection until a client is lost.
-    patience: Rounds without a lower validation loss until the run stops; 0 for
-      no early stopping.
-    least_gain: Smallest decrease of the loss that counts, in nats.
-  """
-
-  clients: int
-  per_round: int
-  rounds: int
-  digest: str
-  seed: int
-  sampling: str
-  weights: str
-  stragglers: str
-  deadline_s: float
-  reconnect_s: float
-  patience: int
-  least_gain: float
-
-  def __post_init__(self) -> None:
-    if not 1 <= self.per_round <= self.clients:
-      raise ValueError(
-        f"per_round={self.per_round} must lie in [1, clients={self.clients}]"
-      )
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-  """Registered client.
-
-  Attributes:
-    examples: Number of its training examples.
-    connected: Whether it has a connection.
-    since: Time of the last change of `connected`.
-    revision: Revision that it holds; -1 for none.
-    retained: Round of the newest update that it has; -1 for none.
-    working: Round that it computes or sends; -1 for none.
-    done: Newest round whose update has been received, valid or not.
-  """
-
-  examples: int
-  connected: bool = True
-  since: float = 0.0
-  revision: int = -1
-  retained: int = -1
-  working: int = -1
-  done: int = -1
-
-
-class Contribution(NamedTuple):
-  """Valid update in the round in progress, with its number of draws."""
-
-  update: Update
-  draws: int
-  norm: float
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Server:
-  """State of the server.
-
-  Attributes:
-    params: Parameters, float32 ``[n]``.
-    published: Parameters that clients with the newest revision have.
-    optimizer: State of the server's optimizer.
-    round: Round in progress, or the next one.
-    revision: Newest revision.
-    differences: Coded differences that lead to the newest revision, oldest
-      first, while all together are smaller than the parameters.
-    members: Registered clients.
-    history: Sampled clients of the round in progress and of earlier rounds
-      whose late updates may arrive, by round.
-    started: Start of the round in progress; None if there is none.
-    received: Valid updates of the round in progress.
-    refused: (client, reason) of each update refused in the round in progress.
-    counts: Number of refused updates by reason, over all rounds.
-    best: Lowest validation loss.
-    stale: Rounds since then.
-    finished: Reason for which the run has ended; "" if it has not.
-  """
-
-  params: np.ndarray
-  published: np.ndarray
-  optimizer: tuple[np.ndarray, ...]
-  round: int = 0
-  revision: int = 0
-  differences: tuple[bytes, ...] = ()
-  members: Mapping[int, Member] = dataclasses.field(default_factory=dict)
-  history: Mapping[int, tuple[int, ...]] = dataclasses.field(
-    default_factory=dict
-  )
-  started: float | None = None
-  received: tuple[Contribution, ...] = ()
-  refused: tuple[tuple[int, str], ...] = ()
-  counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
-  best: float = math.inf
-  stale: int = 0
-  finished: str = ""
-
-  @property
-  def sampled(self) -> tuple[int, ...]:
-    """Sampled clients of the round in progress, in order."""
-    return self.history.get(self.round, ())
-
-
 def initial(params: np.ndarray, arithmetic: Arithmetic) -> Server:
   """Returns the state before the first client connects.
 
@@ -209,7 +101,7 @@ def resumed(state: Server, time: float, rules: Rules) -> Server:
     for k, m in state.members.items()
   }
   return dataclasses.replace(
-    state, members=members, started=None,
+    state, members=members, started=None, downlinks=(), uplinks=(),
     finished="" if continues else state.finished,
   )
 
@@ -221,7 +113,8 @@ def step(
 
   Args:
     state: The state.
-    message: `Hello`, `Update`, `Gone` or `Tick`; see `events.py`.
+    message: `Hello`, `Delivered`, `Ready`, `Update`, `Gone` or `Tick`; see
+      `events.py`.
     time: Current time in seconds, of any monotonic clock.
     rules: Constants of the run.
     arithmetic: Computations on vectors.
@@ -233,12 +126,20 @@ def step(
   match message:
     case Hello():
       state = _hello(state, message, time, rules, effects)
+    case Delivered(client=client, round=round) if (
+      client in state.members and state.members[client].working == round
+    ):
+      state = transfers.dequeue(state, client, rules, effects, up=False)
+    case Ready() if message.client in state.members:
+      state = _ready(state, message, rules, effects)
     case Update():
       state = _update(state, message, rules, effects)
     case Gone() if message.client in state.members:
-      state = _with(
+      state = replaced(
         state, message.client, connected=False, since=time, working=-1
       )
+      for up in (False, True):
+        state = transfers.dequeue(state, message.client, rules, effects, up)
   if state.finished:
     return state, effects
   if state.started is None:
@@ -335,7 +236,7 @@ def _hello(
       f"{before.examples}",
     ))
     return state
-  state = _put(state, hello.client, dataclasses.replace(
+  state = put(state, hello.client, dataclasses.replace(
     before, connected=True, since=time, revision=hello.revision,
     retained=hello.retained, working=-1,
   ))
@@ -359,16 +260,25 @@ def _offer(
   if member.retained > member.done and (
     late or (now and member.retained == state.round)
   ):
-    effects.append(Resend(client, member.retained))
-    return _with(state, client, working=member.retained)
+    state = replaced(state, client, working=member.retained)
+    return transfers.enqueue(state, client, rules, effects, up=True)
   if now:
-    effects.append(Train(client, state.round, state.revision, member.revision))
-    # Messages of a connection arrive in order; after a new one, `Hello` has the
-    # revision that the client holds.
-    return _with(
-      state, client, working=state.round, revision=state.revision
-    )
+    state = replaced(state, client, working=state.round)
+    return transfers.enqueue(state, client, rules, effects, up=False)
   return state
+
+
+def _ready(
+  state: Server, ready: Ready, rules: Rules, effects: list[Any]
+) -> Server:
+  """Asks a client for its update, now or when others have sent theirs."""
+  if ready.client in state.uplinks or (
+    ready.round != state.members[ready.client].working
+  ):
+    return state  # it waits already, or the round needs no update any more
+  state = transfers.dequeue(state, ready.client, rules, effects, up=False)
+  state = replaced(state, ready.client, retained=ready.round)
+  return transfers.enqueue(state, ready.client, rules, effects, up=True)
 
 
 def _update(
@@ -384,10 +294,14 @@ def _update(
     return _refuse(state, update, "of the future", effects)
   if member.done >= update.round:
     return _refuse(state, update, "a duplicate", effects)
+  if member.working == update.round:
+    for up in (False, True):
+      state = transfers.dequeue(state, update.client, rules, effects, up)
   draws = state.history.get(update.round, ()).count(update.client)
   norm = _norm(update.delta)
-  state = _with(
+  state = replaced(
     state, update.client, done=update.round, retained=update.round,
+    busy_s=update.busy_s,
     working=-1 if member.working == update.round else member.working,
   )
   if update.round < state.round and rules.stragglers != "late":
@@ -426,12 +340,14 @@ def _begin(
     state, history=history | {state.round: drawn}, started=time
   )
   effects.append(Save())
+  state = transfers.without_waiting(state, rules)
+  order = sorted(drawn, key=lambda k: -state.members[k].busy_s)
   # Clients that are not drawn may have a late update.
-  for client in dict.fromkeys((*drawn, *state.members)):
+  for client in dict.fromkeys((*order, *state.members)):
     if rules.stragglers != "late":  # an older round needs no update any more
       working = state.members[client].working
       if working >= 0:
-        state = _with(state, client, working=-1)
+        state = replaced(state, client, working=-1)
     state = _offer(state, client, rules, effects)
   return state
 
@@ -516,7 +432,7 @@ def _end(
     for client in missing:
       if state.members[client].working == state.round:
         effects.append(Abandon(client, state.round))
-        state = _with(state, client, working=-1)
+        state = replaced(state, client, working=-1)
   if not math.isnan(loss):
     better = loss < state.best - rules.least_gain
     state = dataclasses.replace(
@@ -565,7 +481,9 @@ def _merge(
 
 def _finish(state: Server, reason: str, effects: list[Any]) -> Server:
   """Ends the run."""
-  state = dataclasses.replace(state, finished=reason, started=None)
+  state = dataclasses.replace(
+    state, finished=reason, started=None, downlinks=(), uplinks=()
+  )
   effects += [Save(), Stop(reason)]
   return state
 
@@ -604,17 +522,6 @@ def _mean_loss(updates: list[Update]) -> float:
 def _norm(delta: np.ndarray) -> float:
   """Returns the 2-norm, computed in float64 so that it does not overflow."""
   return float(np.sqrt(np.sum(np.square(delta, dtype=np.float64))))
-
-
-def _put(state: Server, client: int, member: Member) -> Server:
-  members = {**state.members, client: member}
-  return dataclasses.replace(state, members=members)
-
-
-def _with(state: Server, client: int, **changes: Any) -> Server:
-  return _put(
-    state, client, dataclasses.replace(state.members[client], **changes)
-  )
 
 
 def _list(clients: list[int]) -> str:

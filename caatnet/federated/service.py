@@ -179,8 +179,17 @@ class Service:
         self._lose(client)
     elif isinstance(event.message, messages.Connected):
       self._connect(channel, sender, event.message)
+    elif isinstance(event.message, messages.Failed):
+      # Untrusted text, printed with escapes; `_Ended` follows.
+      channel.close(f"it has failed: {event.message.reason!a}")
     elif client is not None:
-      self._receive(client, event)
+      match event.message:
+        case messages.Delivered(round=round):
+          self._step(events.Delivered(client, round))
+        case messages.Ready(round=round):
+          self._step(events.Ready(client, round))
+        case _:
+          self._receive(client, event)
 
   def _connect(
     self, channel: Channel, sender: Id, hello: messages.Connected
@@ -236,6 +245,7 @@ class Service:
     self._step(events.Update(
       client, result.round, result.revision, delta,
       float("nan") if result.loss is None else result.loss, result.validated,
+      result.busy_s,
     ))
 
   def _times(self, client: int, event: Received) -> dict[str, Any]:
@@ -291,7 +301,7 @@ class Service:
     self._sent[train.client] = now
     messages.send(self._channels[train.client], messages.Work(
       train.round, train.revision, train.base if coded else None,
-      tuple(map(len, vectors)), now,
+      tuple(map(len, vectors)), now, self._rules.uplinks_at_once > 0,
     ), vectors)
 
   def _record(self, end: events.Ended) -> None:

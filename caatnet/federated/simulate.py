@@ -151,9 +151,10 @@ class Simulation:
     train: Callable[[int, int, np.ndarray], np.ndarray],
     compute: Callable[[int, int], Mapping[str, float]], network: Network,
     faults: Sequence[Fault] = (), silence_s: float = 2.0,
-    aggregation_s: float = 0.0,
+    aggregation_s: float = 0.0, message_s: float = 0.01,
     downlink_bytes: Callable[[Server, int], int] | None = None,
     uplink_bytes: int | None = None,
+    observe: Callable[[float, Server], None] | None = None,
   ) -> None:
     """Creates a run.
 
@@ -165,22 +166,25 @@ class Simulation:
       train: Maps client, round and the received parameters to the update.
       compute: Maps client and round to the durations of the client's phases in
         seconds, by name ("t_v", "t_tr", "t_te").
-      network: Network of the models and updates; other messages take 10 ms.
+      network: Network of the models and updates.
       faults: Faults.
       silence_s: Time after which the server closes a silent connection.
       aggregation_s: Time from the end of a round to the next models.
+      message_s: Time of other messages.
       downlink_bytes: Maps the server's state and the revision of a client to
         the bytes of its downlink; None for those of the state.
       uplink_bytes: Bytes of an update; None for those of the parameters.
+      observe: Called at the end of each round with the time and the state.
     """
     self._rules, self._arithmetic = rules, arithmetic
     self._examples, self._train, self._compute = examples, train, compute
     self._network, self._silence_s = network, silence_s
-    self._aggregation_s = aggregation_s
+    self._aggregation_s, self._message_s = aggregation_s, message_s
     self._downlink_bytes = downlink_bytes or _downlink_bytes
     self._uplink_bytes = (
       params.nbytes if uplink_bytes is None else uplink_bytes
     )
+    self._observe = observe or (lambda time, state: None)
     self._transfers: dict[Transfer, Callable[[], None]] = {}
     self._events: list[tuple[float, int, Callable[[], None]]] = []
     self._count = 0
@@ -235,11 +239,11 @@ class Simulation:
     retained = -1 if it.retained is None else it.retained.round
     self._to_server(client, events.Hello(
       client, self._examples[client], it.revision, self._rules.digest, retained
-    ), 0.01)
+    ))
 
-  def _to_server(self, client: int, message: Any, wait_s: float) -> None:
+  def _to_server(self, client: int, message: Any) -> None:
     """Sends a message, which is lost if the connection ends before."""
-    self._after(wait_s, self._arrival(client, message))
+    self._after(self._message_s, self._arrival(client, message))
 
   def _arrival(self, client: int, message: Any) -> Callable[[], None]:
     """Returns a function that passes a message of a client to the server."""
@@ -290,13 +294,15 @@ class Simulation:
         case events.Train():
           self._work(effect, self._aggregation_s if aggregates else 0.0)
         case events.Resend():
-          retained = self._clients[effect.client].retained
-          if retained is not None and retained.round == effect.round:
-            self._upload(effect.client, retained)
+          self._after(
+            self._message_s, functools.partial(self._resend, effect)
+          )
         case events.Abandon():
           it = self._clients[effect.client]
           if it.working == effect.round:
             it.working, it.phase = -1, "idle"
+        case events.Ended():
+          self._observe(self.time, self.state)
       self.effects.append((self.time, effect))
     wake = server.wake_s(self.state, self._rules)
     if wake is not None:
@@ -312,8 +318,11 @@ class Simulation:
   def _work(self, train: events.Train, wait_s: float) -> None:
     """Sends a model to a client, which trains and returns its update."""
     it = self._clients[train.client]
-    if it.working == train.round:
-      return  # it has not stopped computing
+    if it.working == train.round:  # it has not stopped computing
+      self._to_server(
+        train.client, events.Delivered(train.client, train.round)
+      )
+      return
     connection, process = it.connection, it.process
     published, sent_s = self.state.published, self.time + wait_s
     size = self._downlink_bytes(self.state, train.base)
@@ -334,6 +343,9 @@ class Simulation:
           "round": train.round, "client": train.client,
           "t_d": self.time - sent_s, **phases, "bytes_down": size,
         }
+        self._to_server(
+          train.client, events.Delivered(train.client, train.round)
+        )
         self._after(sum(phases.values()), computed)
 
     def computed() -> None:
@@ -343,14 +355,27 @@ class Simulation:
         delta = self._train(train.client, train.round, published)
         it.working = -1
         it.retained = events.Update(
-          train.client, train.round, train.revision, delta
+          train.client, train.round, train.revision, delta,
+          busy_s=sum(phases.values()),
         )
-        self._upload(train.client, it.retained)
+        if self._rules.uplinks_at_once:
+          it.phase = "waiting"
+          self._to_server(
+            train.client, events.Ready(train.client, train.round)
+          )
+        else:
+          self._upload(train.client, it.retained)
 
     if wait_s:
       self._after(wait_s, send)
     else:
       send()
+
+  def _resend(self, resend: events.Resend) -> None:
+    """Sends a retained update that the server has asked for."""
+    retained = self._clients[resend.client].retained
+    if retained is not None and retained.round == resend.round:
+      self._upload(resend.client, retained)
 
   def _upload(self, client: int, update: events.Update) -> None:
     it = self._clients[client]

@@ -39,7 +39,11 @@ def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
   arrays = {
     "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8),
     "params": state.params,
-    "published": state.published,
+    # Without a coded downlink, clients have the parameters themselves.
+    **(
+      {} if state.published is state.params
+      else {"published": state.published}
+    ),
     **{f"optimizer_{i}": x for i, x in enumerate(state.optimizer)},
     **{
       f"difference_{i}": np.frombuffer(data, np.uint8)
@@ -64,9 +68,10 @@ def read(path: pathlib.Path, rules: Rules) -> Server | None:
   except (ValueError, KeyError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   _check_rules(path, meta["rules"], rules)
+  params = found["params"]
   return Server(
-    params=found["params"],
-    published=found["published"],
+    params=params,
+    published=found.get("published", params),
     optimizer=_numbered(found, "optimizer"),
     differences=tuple(x.tobytes() for x in _numbered(found, "difference")),
     members={int(k): Member(**m) for k, m in meta["members"].items()},
@@ -88,6 +93,12 @@ def _check_rules(
   path: pathlib.Path, old: Mapping[str, Any], rules: Rules
 ) -> None:
   """Raises ValueError if a run would continue with other rules."""
+  # An older run lacks rules that have a default.
+  missing = dataclasses.MISSING
+  old = {
+    f.name: f.default for f in dataclasses.fields(rules)
+    if f.default is not missing
+  } | dict(old)
   for name, value in dataclasses.asdict(rules).items():
     if old.get(name) != value and name not in _FREE:
       raise ValueError(

@@ -79,19 +79,6 @@ def max_min(
   return rates
 
 
-def in_order(
-  paths: Sequence[Path], capacities: Mapping[Hashable, float]
-) -> list[float]:
-  """Returns rates if each flow leaves the rest of its links to later ones."""
-  rates, left = [], dict(capacities)
-  for path in paths:
-    rate = min(path.most, *(left[link] for link in path.links))
-    rates.append(rate)
-    for link in path.links:
-      left[link] -= rate
-  return rates
-
-
 @dataclasses.dataclass
 class _Flow:
   """State of a flow.
@@ -126,7 +113,7 @@ class Network:
 
     Args:
       capacities: Capacity of each link, in bytes per second.
-      discipline: Computes the rates: `max_min` or `in_order`.
+      discipline: Computes the rates.
       window: Initial window in bytes.
     """
     self._capacities, self._discipline = capacities, discipline

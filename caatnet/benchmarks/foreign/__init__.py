@@ -1,4 +1,4 @@
-"""Programs of other projects, and what they send."""
+"""Programs of other projects: what they send, and rounds of Flower."""
 
 from parallel.lazy import attach
 

@@ -75,17 +75,32 @@ def environment(
     ValueError: pip cannot install the packages.
   """
   name, packages = _environment(project)
-  made = folder / name
-  done = made / "installed"
+  return made(folder / name, packages, python)
+
+
+def made(
+  folder: pathlib.Path, packages: Sequence[str], python: str
+) -> pathlib.Path:
+  """Returns the Python of an environment, which is made once.
+
+  Args:
+    folder: Folder of the environment.
+    packages: Packages that pip installs.
+    python: Python that makes it.
+
+  Raises:
+    ValueError: pip cannot install the packages.
+  """
+  done = folder / "installed"
   if not done.exists():
-    shutil.rmtree(made, ignore_errors=True)
-    _execute([python, "-m", "venv", str(made)])
+    shutil.rmtree(folder, ignore_errors=True)
+    _execute([python, "-m", "venv", str(folder)])
     _execute([
-      str(made / "bin/python"), "-m", "pip", "install", "-q",
+      str(folder / "bin/python"), "-m", "pip", "install", "-q",
       "--disable-pip-version-check", *packages,
     ])
     done.write_text("\n".join(packages))
-  return made / "bin/python"
+  return folder / "bin/python"
 
 
 def _environment(project: str) -> tuple[str, list[str]]:

@@ -55,6 +55,16 @@ class Federated:
   alone_s: float = field(
     300.0, "Seconds without a server until a client ends.", POSITIVE
   )
+  downlinks_at_once: int = field(
+    0, "Clients that receive models at once; 0: all. 1 or 2 end a round in a "
+    "radio cell earlier. Clients that computed longest are the first.",
+    COUNT_OR_NONE,
+  )
+  uplinks_at_once: int = field(
+    0, "Clients that send updates at once, on the server's request; 0: all, "
+    "without requests. 1 or 2 complete more updates by a deadline in a radio "
+    "cell.", COUNT_OR_NONE,
+  )
   patience: int = field(
     0, "Rounds without a lower validation loss until the run stops; 0: never.",
     COUNT_OR_NONE,
@@ -111,6 +121,10 @@ class Federated:
   )
   test: bool = field(
     True, "Whether clients evaluate trained models on these examples."
+  )
+  numpy_client: str = field(
+    "", "PATH.py:FUNCTION of a Flower app's client_fn, whose NumPyClient "
+    "trains instead of a model of the config (docs/flower.md).",
   )
   links: tuple[str, ...] = field(
     (), 'Links between clients and the server: one name or JSON file for all '

@@ -138,14 +138,16 @@ def _schedules(result: Row) -> list[Table | str]:
     ),
     Table(
       f"{result['most_clients']} clients in the cell {result['cell']}, "
-      "simulated with slow start: transfers shared or one after another, the "
-      "model to the\nlongest compute first; drop: without the updates that "
-      f"miss {result['deadline']:.0%} of the time of a round with sharing",
+      "simulated with slow start and messages, by the clients that receive and "
+      "send at once (0: all);\ndrop: without the updates that miss "
+      f"{result['deadline']:.0%} of the time of a round with sharing",
       [
-        Column("stragglers", "stragglers"), Column("downlinks", "downlinks"),
-        Column("uplinks", "uplinks"), Column("round_s", "round\n(s)", ".2f"),
+        Column("stragglers", "stragglers"),
+        Column("downlinks", "downlinks\nat once"),
+        Column("uplinks", "uplinks\nat once"),
+        Column("round_s", "round\n(s)", ".2f"),
         Column("merged", "updates"),
-        Column("mean_u", "mean t_u\n(s)", ".2f", default="-"),
+        Column("t_u", "mean t_u\n(s)", ".2f", default="-"),
       ],
       result["ordered"],
     ),
@@ -158,13 +160,13 @@ def _variants(result: Row) -> list[Table | str]:
     Table(
       f"{result['most_clients']} clients in the cell {result['cell']}, "
       f"one of which computes {result['slow']:g} times as long; predicted "
-      "times and kB per client and round;\nrelative: time of a round with "
+      "times and MB per client and round;\nrelative: time of a round with "
       "float32 that waits = 1; streamed under the compute: not in "
       "launch.federate",
       [
         Column("variant", "variant"), Column("stragglers", "stragglers"),
-        Column("bytes_up", "kB up", ",.0f", unit=1e3),
-        Column("bytes_down", "kB down", ",.0f", unit=1e3),
+        Column("bytes_up", "MB up", ",.3f", unit=1e6),
+        Column("bytes_down", "MB down", ",.3f", unit=1e6),
         Column("round_s", "round\n(s)", ".2f"),
         Column("relative", "relative", ".2f"),
         Column("merged", "updates\nper round", ".1f"),

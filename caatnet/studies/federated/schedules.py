@@ -1,22 +1,18 @@
 """Scheduled uplinks against sharing: ends of rounds, and updates by a deadline.
 
 A few clients with ready times, sizes and limits (`caatnet.federated.uplinks`),
-and whole rounds of the simulator, in which the cell serves uplinks in the order
-in which they begin.
+and whole rounds of the simulator, in which the server lets few clients receive
+and send at a time.
 """
 
 from collections.abc import Mapping
-import itertools
 import statistics
 from typing import Any
 
 from caatnet.federated import links as records
-from caatnet.federated import predict, sampling, uplinks
+from caatnet.federated import predict, uplinks
 from caatnet.federated.uplinks import Uplink
 from caatnet.studies.federated import rounds
-from parallel.network import fluid
-
-_DISCIPLINES = {"shared": fluid.max_min, "in order": fluid.in_order}
 
 
 def cases(config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -64,53 +60,41 @@ def cases(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def simulated(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns simulated rounds with shared and with ordered transfers.
+  """Returns simulated rounds by the number of clients that transfer at once.
 
-  Ordered transfers leave later ones what they do not use; the downlink of the
-  client that computes longest is the first. Round trips and slow
-  start are included. Messages that grant an uplink are not: a real schedule
-  adds half a round trip for each.
+  Round trips, slow start and the messages that grant an uplink are included.
 
   Returns:
     Rows by policy for stragglers: "wait", or "drop" at a deadline, at which
-    sharing completes few uplinks.
+    sharing completes few uplinks; "downlinks" and "uplinks" are clients at
+    once, 0 for all.
   """
   num = max(config["clients"])
   links = records.of_clients((config["cell"],), num)
   size = 4 * config["published_parameters"]
-  # The order of downlinks is that of the sample: the longest compute first.
-  times = rounds.compute(config, num)
-  longest = sorted(times, key=lambda each: -each["t_tr"])
-  sampled = sampling.sample(
-    dict.fromkeys(range(num), 1.0), num, "uniform", seed=0, round=0
-  )
-  for client, each in zip(sampled, longest, strict=True):
-    times[client] = each
   found = []
   for stragglers in ("wait", "drop"):
-    for (down_name, down), (up_name, up) in itertools.product(
-      _DISCIPLINES.items(), repeat=2
-    ):
+    for downlinks, uplinks_ in config["at_once"]:
       run = predict.simulated(
         rounds.rules(
           num, stragglers=stragglers, deadline_s=_deadline_s(config, num),
-          rounds=1,
-        ), links, predict.Bytes(size, size), times, config["fixed_s"],
-        down=down, up=up,
+          rounds=4, downlinks_at_once=downlinks, uplinks_at_once=uplinks_,
+        ), links, predict.Bytes(size, size), rounds.compute(config, num),
+        config["fixed_s"],
       )
-      ends = rounds.ended(run)
+      # In the first round the server does not know compute times.
+      end = rounds.ended(run)[-1]
+      rows = [row for row in run.rows if row["round"] == end.round]
       found.append({
-        "stragglers": stragglers, "downlinks": down_name,
-        "uplinks": up_name,
-        "round_s": ends[0].duration_s, "merged": len(ends[0].merged),
-        "mean_u": statistics.mean(row["t_u"] for row in run.rows)
-        if run.rows else None,
+        "stragglers": stragglers, "downlinks": downlinks, "uplinks": uplinks_,
+        "round_s": end.duration_s, "merged": len(end.merged),
+        "t_u": statistics.mean(row["t_u"] for row in rows) if rows else None,
       })
   return found
 
 
 def _deadline_s(config: Mapping[str, Any], clients: int) -> float:
-  """Returns ``config.deadline`` of a round with sharing, without t_a."""
+  """Returns ``config.deadline`` of the time of a round with sharing."""
   size = 4 * config["published_parameters"]
   usual = rounds.row(config, config["cell"], clients, size)
-  return config["deadline"] * (usual["round_s"] - config["aggregation_s"])
+  return config["deadline"] * usual["round_s"]

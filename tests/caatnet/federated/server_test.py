@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
@@ -249,6 +250,12 @@ def test_snapshot_is_the_state(tmp_path):
       assert [x.tolist() for x in before] == [x.tolist() for x in after]
     else:
       assert before == after, field.name
+  assert found.published is found.params  # stored once
+  coded = dataclasses.replace(state, published=state.params + 1)
+  snapshot.write(path, coded, rules)
+  np.testing.assert_array_equal(
+    snapshot.read(path, rules).published, state.params + 1
+  )
   other = dataclasses.replace(rules, rounds=9, reconnect_s=1.0)
   assert snapshot.read(path, other).round == state.round
   other = dataclasses.replace(rules, seed=5)
@@ -297,3 +304,81 @@ def test_restarted_server_waits_for_its_clients():
     state, _ = step(state, events.Gone(client), 905.0, rules=rules)
   state, effects = step(state, events.Tick(), 2000.0, rules=rules)
   assert (state.round, effects) == (1, [])
+
+
+def ready(client, round=0):
+  return events.Ready(client, round)
+
+
+def test_transfers_of_a_lost_client_do_not_delay_others():
+  state, rules = start(downlinks_at_once=1, uplinks_at_once=1)
+  order = state.downlinks
+  assert sorted(order) == [0, 1, 2, 3]
+  state, effects = step(state, events.Gone(order[0]), rules=rules)
+  assert [e.client for e in of(events.Train, effects)] == [order[1]]
+  for client in order[1:]:
+    state, _ = step(state, events.Delivered(client, 0), rules=rules)
+  state, effects = step(state, ready(order[1]), rules=rules)
+  assert of(events.Resend, effects) == [events.Resend(order[1], 0)]
+  state, effects = step(state, ready(order[2]), rules=rules)
+  assert effects == []
+  state, effects = step(state, events.Gone(order[1]), rules=rules)
+  assert of(events.Resend, effects) == [events.Resend(order[2], 0)]
+  assert state.uplinks == (order[2],)
+
+
+def test_messages_of_an_earlier_round_begin_no_transfer():
+  """Client 3 is late, and its old messages do not end its new downlink."""
+  state, rules = start(
+    stragglers="drop", deadline_s=2.0, downlinks_at_once=1, uplinks_at_once=1
+  )
+  for client in state.downlinks:
+    state, _ = step(state, events.Delivered(client, 0), rules=rules)
+  for client in (0, 1, 2):
+    state, _ = step(state, ready(client), rules=rules)
+    state, _ = step(
+      state, update(client, busy_s=float(client)), rules=rules
+    )
+  state, _ = step(state, events.Tick(), 2.0, rules)
+  assert state.downlinks == (2, 1, *sorted({0, 3}, key=state.sampled.index))
+  for message in (
+    events.Delivered(2, 0), ready(2), ready(3), update(3), update(2)
+  ):
+    before = state.downlinks
+    state, effects = step(state, message, 2.0, rules)
+    assert (state.downlinks, state.uplinks) == (before, ())
+    assert of(events.Train, effects) == of(events.Resend, effects) == []
+
+
+def test_waiting_models_of_a_late_round_are_those_of_the_next():
+  state, rules = start(
+    stragglers="late", deadline_s=2.0, downlinks_at_once=1
+  )
+  first, *waiting = state.downlinks
+  state, effects = step(state, events.Tick(), 2.0, rules)
+  # The model on the way is of round 0, the others wait for that of round 1.
+  assert of(events.Train, effects) == []
+  assert state.members[first].working == 0
+  assert state.downlinks[0] == first
+  assert sorted(state.downlinks[1:]) == sorted(waiting)
+  state, effects = step(state, events.Delivered(first, 0), 2.0, rules)
+  (train,) = of(events.Train, effects)
+  assert (train.round, train.client) == (1, state.downlinks[0])
+
+
+def test_rules_of_an_older_snapshot_have_their_defaults(tmp_path):
+  state, rules = start()
+  path = tmp_path / "server.npz"
+  snapshot.write(path, state, rules)
+  found = dict(np.load(path))
+  meta = json.loads(found["meta"].tobytes())
+  for name in ("downlinks_at_once", "uplinks_at_once"):
+    del meta["rules"][name]
+  for member in meta["members"].values():
+    del member["busy_s"]
+  found["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+  np.savez(path, **found)
+  assert snapshot.read(path, rules).members == state.members
+  changed = dataclasses.replace(rules, uplinks_at_once=1)
+  with pytest.raises(ValueError, match="uplinks_at_once=0, not 1"):
+    snapshot.read(path, changed)

@@ -60,11 +60,64 @@ def in_threads(workdir, rules, **trainers):
   return service, lines
 
 
-def test_rounds_over_sockets_equal_the_core(tmp_path):
-  rules = process.rules()
+@pytest.fixture
+def steps(monkeypatch):
+  """Messages and effects of the core, in order."""
+  found, step = [], server.step
+
+  def record(state, message, *others):
+    state, effects = step(state, message, *others)
+    found.extend([message, *effects])
+    return state, effects
+
+  monkeypatch.setattr(server, "step", record)
+  return found
+
+
+def test_one_client_at_a_time_receives_and_sends_over_sockets(tmp_path, steps):
+  rules = process.rules(
+    per_round=3, rounds=3, downlinks_at_once=1, uplinks_at_once=1
+  )
+  in_threads(tmp_path, rules)
+  begun = events.Train, events.Resend
+  ended = events.Delivered, events.Update
+  for begin, end in zip(begun, ended, strict=True):
+    kinds = [type(e) for e in steps if isinstance(e, (begin, end))]
+    assert kinds == [begin, end] * 9
+  ready = [e.client for e in steps if isinstance(e, events.Ready)]
+  sent = [e for e in steps if isinstance(e, events.Update)]
+  assert [e.client for e in sent] == ready
+  assert all(e.busy_s > 0 for e in sent)
+
+
+def test_model_that_a_client_has_already_is_delivered_at_once(tmp_path, steps):
+  """It trains on after a lost connection, and others do not wait for it."""
+  rules = process.rules(
+    clients=1, per_round=1, rounds=1, downlinks_at_once=1
+  )
+  with process.service(0, tmp_path, rules, say=print) as service:
+    client = process.client(0, service.address, 0.15, say=print)
+    threading.Thread(target=client.run, daemon=True).start()
+
+    def check():
+      if any(isinstance(e, events.Delivered) for e in steps) and not cut:
+        cut.append(client._channel.close("cut by the test"))
+
+    cut = []
+    service.serve(check)
+  kinds = [
+    type(e) for e in steps
+    if isinstance(e, (events.Train, events.Delivered, events.Update))
+  ]
+  assert kinds == [events.Train, events.Delivered] * 2 + [events.Update]
+
+
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_rounds_over_sockets_equal_the_core(tmp_path, at_once):
+  rules = process.rules(downlinks_at_once=at_once, uplinks_at_once=at_once)
   service, lines = in_threads(tmp_path, rules)
   np.testing.assert_array_equal(
-    service.state.params, expected(rules).params
+    service.state.params, expected(process.rules()).params
   )
   records = [
     json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -148,8 +201,11 @@ class Down(Exception):
   """The server ends."""
 
 
-def test_restarted_server_receives_retained_updates(tmp_path):
-  rules = process.rules(per_round=3, rounds=2)
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_restarted_server_receives_retained_updates(tmp_path, at_once):
+  rules = process.rules(
+    per_round=3, rounds=2, downlinks_at_once=at_once, uplinks_at_once=at_once
+  )
   opened, gate = threading.Event(), threading.Event()
   opened.set()
   trainers = [Gated(k, gate if k == 2 else opened) for k in IDS]
@@ -178,7 +234,9 @@ def test_restarted_server_receives_retained_updates(tmp_path):
     assert not thread.is_alive()
   # Nobody has trained twice for a round.
   assert [sorted(t.rounds) for t in trainers] == [[0, 1]] * 3
-  np.testing.assert_array_equal(second.state.params, expected(rules).params)
+  np.testing.assert_array_equal(
+    second.state.params, expected(process.rules(per_round=3, rounds=2)).params
+  )
 
 
 class Poison(process.Trainer):

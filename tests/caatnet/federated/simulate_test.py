@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from caatnet.federated import simulate
 from caatnet.federated.simulate import Fault
 from tests.caatnet.federated import numeric
 
@@ -25,8 +26,12 @@ def faults(seed):
 
 
 @pytest.mark.parametrize("policy", ["wait", "drop", "late"])
-def test_every_round_ends_as_the_policy_specifies(policy):
-  rules = numeric.rules(stragglers=policy, per_round=3, deadline_s=2.0)
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_every_round_ends_as_the_policy_specifies(policy, at_once):
+  rules = numeric.rules(
+    stragglers=policy, per_round=3, deadline_s=2.0, downlinks_at_once=at_once,
+    uplinks_at_once=at_once,
+  )
   samples = [e.sampled for e in numeric.ended(numeric.run(rules))]
   hit = collections.Counter()
   for seed in SEEDS:
@@ -62,7 +67,37 @@ def test_every_round_ends_as_the_policy_specifies(policy):
     merged = [(k, r) for e in rounds for k, r, _ in e.merged]
     assert len(merged) == len(set(merged)), seed  # no update counts twice
   phases = {"idle", "downlink", "training", "uplink"}
+  phases |= {"waiting"} if at_once else set()
   assert set(hit) == {(k, p) for k in ("kill", "stop", "cut") for p in phases}
+
+
+class Counting(simulate.Constant):
+  """Keeps the transfers in progress, and the most of each direction."""
+
+  def __init__(self):
+    super().__init__(0.3, 0.4)
+    self.most, self.order = {False: 0, True: 0}, []
+
+  def start(self, time, transfer, size):
+    super().start(time, transfer, size)
+    self.order.append((transfer.up, transfer.client))
+    for up in (False, True):
+      now = sum(t.up == up for t in self._ends)
+      self.most[up] = max(self.most[up], now)
+
+
+@pytest.mark.parametrize(("down", "up"), [(0, 1), (1, 0), (2, 1), (1, 2)])
+def test_few_clients_receive_and_send_at_once(down, up):
+  network = Counting()
+  rules = numeric.rules(downlinks_at_once=down, uplinks_at_once=up)
+  found = numeric.run(rules, network=network)
+  assert network.most[False] == (down or 4)
+  assert network.most[True] <= (up or 4)
+  plain = numeric.run(numeric.rules())
+  np.testing.assert_array_equal(found.state.params, plain.state.params)
+  if down == 1:  # the longest compute is first, from the second round on
+    models = [client for sends, client in network.order if not sends]
+    assert models[4:] == [3, 2, 1, 0] * 5
 
 
 def test_resumed_run_has_the_same_bits():

@@ -2,6 +2,7 @@
 
 from caatnet.config.schema.fields import (
   COUNT,
+  COUNT_OR_NONE,
   FRACTION,
   NOT_NEGATIVE,
   POSITIVE,
@@ -98,6 +99,10 @@ class FederatedLinks(Study):
   )
   deadline: float = field(
     0.95, "Deadline, relative to the time of a round with sharing.", POSITIVE
+  )
+  at_once: tuple[tuple[int, int], ...] = field(
+    ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 2)),
+    "Clients that receive and that send at once; 0 for all.", COUNT_OR_NONE,
   )
   slow: float = field(
     1.5, "Compute time of one slow client, relative to its usual one, in the "

@@ -1,0 +1,218 @@
+"""Rounds here and in Flower: the same client, in turns, on the same links.
+
+Both systems run a server and clients as processes in network namespaces of
+their own (`flower_session.py`). Figures are from the records of the clients
+(`flower_client.py`), which are the same program in both systems:
+
+  round time     from the first client's begin of ``fit`` to that of the next
+                 round, median of rounds
+  bytes          of the server's network device in the whole run, TCP and IP
+                 headers included, per client and round
+  CPU            processor time of a client's process per round
+  accuracy       mean over clients of the accuracies of a revision, weighted by
+                 their validation examples
+
+Without training ("idle") ``fit`` returns what it receives and models are not
+evaluated: the round time is the overhead of the system.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from caatnet.benchmarks.foreign import flower_client, foreign_programs
+from caatnet.benchmarks.harness import processes, timing
+from caatnet.show.render import table
+
+PACKAGES = ("flwr==1.42.0",)
+SYSTEMS = ("ours", "flower")
+_SKIPPED = 2  # rounds in which programs are compiled and buffers grow
+_LOOPBACK = "loopback"
+
+Records = list[list[dict[str, Any]]]  # of each client
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Runs all cells in both systems, prints a table, and returns plain data.
+
+  Args:
+    config: Config like configs/benchmark/flower.py.
+
+  Raises:
+    ValueError: The environment cannot be made, there are no namespaces, or a
+      run fails.
+  """
+  options = config.benchmark
+  python = foreign_programs.made(
+    pathlib.Path(options.folder) / "flower", PACKAGES,
+    options.python or sys.executable,
+  )
+  cells = [
+    *({"clients": n, "link": _LOOPBACK} for n in options.clients),
+    *({"clients": n, "link": _LOOPBACK, "idle": True} for n in options.idle),
+    *({"clients": options.clients[0], "link": name} for name in options.links),
+  ]
+  result: dict[str, Any] = {
+    "width": options.width, "parameters": 75 * options.width + 10,
+    "steps": options.steps, "load": [os.getloadavg()[0]], "rows": [],
+  }
+  with tempfile.TemporaryDirectory() as folder:
+    data = _write_digits(pathlib.Path(folder))
+    for cell in timing.progress(cells, "federated runs"):
+      rounds: dict[str, list[dict[str, Any]]] = {s: [] for s in SYSTEMS}
+      for seed in options.seeds:
+        for system in SYSTEMS:
+          rounds[system].append(measures(
+            *_session(system, cell, seed, options, python, data)
+          ))
+      result["rows"].append({
+        **cell, **{s: summary(found) for s, found in rounds.items()},
+        **differences(*rounds.values()),
+      })
+  result["load"].append(os.getloadavg()[0])
+  _print(result)
+  return result
+
+
+def _session(
+  system: str, cell: Mapping[str, Any], seed: int, options: Any,
+  python: pathlib.Path, data: pathlib.Path,
+) -> tuple[Records, int]:
+  """Runs a cell in a system.
+
+  Returns:
+    The records of its clients, and the bytes of the server's network device.
+  """
+  idle = bool(cell.get("idle"))
+  loopback = cell["link"] == _LOOPBACK
+  with tempfile.TemporaryDirectory(dir=data.parent) as folder:
+    given = {
+      "data": str(data), "folder": folder, "python": str(python),
+      "clients": cell["clients"], "rounds": options.rounds, "seed": seed,
+      "width": options.width, "steps": 0 if idle else options.steps,
+      "evaluate": not idle, "link": "" if loopback else cell["link"],
+    }
+    command = [
+      *(["unshare", "-rn"] if loopback else []),
+      *processes.module("caatnet.benchmarks.foreign.flower_session", system),
+    ]
+    environment = os.environ | processes.ONE_THREAD | {
+      flower_client.OPTIONS: json.dumps(given), "JAX_PLATFORMS": "cpu",
+      "FLWR_TELEMETRY_ENABLED": "0",
+    }
+    try:
+      ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment
+      )
+    except OSError as error:
+      raise ValueError(f"a run of {system}: {error}") from error
+    if ended.returncode:
+      last = ended.stderr.strip().splitlines()[-1:]
+      log = pathlib.Path(folder, "server.log")
+      text = log.read_text().strip() if log.exists() else ""
+      raise ValueError(
+        f"a run of {system}: {''.join(last)}; its server: {text[-400:]!r}"
+      )
+    records = [
+      [json.loads(x) for x in path.read_text().splitlines()]
+      for path in sorted(pathlib.Path(folder).glob("client-*.jsonl"))
+    ]
+    return records, json.loads(ended.stdout.splitlines()[-1])["bytes"]
+
+
+def measures(records: Records, num_bytes: int) -> dict[str, Any]:
+  """Returns the measures of one run.
+
+  Args:
+    records: Lines of each client's file.
+    num_bytes: Bytes of the server's network device.
+  """
+  fits = [[r for r in mine if r["call"] == "fit"] for mine in records]
+  clients, rounds = len(fits), len(fits[0])
+  first = [min(mine[i]["begin"] for mine in fits) for i in range(rounds)]
+  spans = np.diff(first[_SKIPPED:])
+  evaluated: dict[int, list[dict[str, Any]]] = {}
+  for r in (r for mine in records for r in mine if r["call"] == "evaluate"):
+    evaluated.setdefault(r["round"], []).append(r)
+  cpu = [mine[-1]["cpu_s"] - mine[_SKIPPED]["cpu_s"] for mine in fits]
+  return {
+    "round_s": float(np.median(spans)),
+    "kilobytes": num_bytes / rounds / clients / 1e3,
+    "client_cpu_s": float(np.mean(cpu)) / len(spans),
+    **{
+      name: {
+        str(k): float(np.average(
+          [r[name] for r in mine], weights=[r["examples"] for r in mine]
+        )) for k, mine in sorted(evaluated.items()) if len(mine) == clients
+      } for name in ("loss", "accuracy")
+    },
+  }
+
+
+def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns the medians of all seeds, and accuracy and loss of each."""
+  return {
+    name: float(np.median([found[name] for found in runs]))
+    for name in ("round_s", "kilobytes", "client_cpu_s")
+  } | {
+    "round_s_of_seeds": [found["round_s"] for found in runs],
+    "loss": [found["loss"] for found in runs],
+    "accuracy": [found["accuracy"] for found in runs],
+  }
+
+
+def differences(
+  ours: Iterable[Mapping[str, Any]], flower: Iterable[Mapping[str, Any]]
+) -> dict[str, float | int]:
+  """Returns the largest differences between the two systems' revisions."""
+  pairs = list(zip(ours, flower, strict=True))
+  return {
+    "compared": sum(len(a["loss"].keys() & b["loss"].keys()) for a, b in pairs),
+    **{
+      f"largest_difference_of_{name}": max((
+        abs(a[name][k] - b[name][k])
+        for a, b in pairs for k in a[name].keys() & b[name].keys()
+      ), default=0.0)
+      for name in ("loss", "accuracy")
+    },
+  }
+
+
+def _write_digits(folder: pathlib.Path) -> pathlib.Path:
+  from sklearn import datasets
+
+  images, labels = datasets.load_digits(return_X_y=True)
+  path = folder / "digits.npz"
+  np.savez(path, images=np.float32(images / 16), labels=labels)
+  return path
+
+
+def _print(result: Mapping[str, Any]) -> None:
+  table(
+    f"Rounds of {result['parameters']:,} float32 parameters here / in Flower",
+    ["clients", "link", "work", "round, ms", "kB per client", "client CPU, ms",
+     "revisions", "largest differences: loss, accuracy"],
+    [
+      [
+        str(row["clients"]), row["link"],
+        "idle" if row.get("idle") else f"{result['steps']} steps, evaluation",
+        *(
+          " / ".join(format(scale * row[s][name], ",.0f") for s in SYSTEMS)
+          for name, scale in (("round_s", 1e3), ("kilobytes", 1.0),
+                              ("client_cpu_s", 1e3))
+        ),
+        str(row["compared"]),
+        "{:.1e}, {:.1e}".format(*(
+          row[f"largest_difference_of_{name}"] for name in ("loss", "accuracy")
+        )) if row["compared"] else "-",
+      ]
+      for row in result["rows"]
+    ],
+  )

@@ -1,0 +1,156 @@
+"""State of a federated server, and the constants of a run."""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from caatnet.federated.events import Update
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+  """Constants of a run, most of which are keys of ``config.federated``.
+
+  Attributes:
+    clients: N; clients have the ids 0 to N - 1.
+    per_round: K, the number of clients that are sampled in each round.
+    rounds: Number of rounds.
+    digest: Digest of the model's parameters; clients must have the same one.
+    seed: Seed of the samples.
+    sampling: "uniform" or "weighted"; see `sampling.py`.
+    weights: Weights of clients: their "examples", or "equal".
+    stragglers: Policy for updates that miss their round's deadline: "wait" (no
+      deadline), "drop", or "late" (merged with a weight by age).
+    deadline_s: Time limit of a round; with "wait" it has no effect.
+    reconnect_s: Seconds without a connection until a client is lost.
+    patience: Rounds without a lower validation loss until the run stops; 0 for
+      no early stopping.
+    least_gain: Smallest decrease of the loss that counts, in nats.
+    downlinks_at_once: Number of clients that receive models at once; 0 for all.
+    uplinks_at_once: Number of clients that send updates at once; 0 for all.
+  """
+
+  clients: int
+  per_round: int
+  rounds: int
+  digest: str
+  seed: int
+  sampling: str
+  weights: str
+  stragglers: str
+  deadline_s: float
+  reconnect_s: float
+  patience: int
+  least_gain: float
+  downlinks_at_once: int = 0
+  uplinks_at_once: int = 0
+
+  def __post_init__(self) -> None:
+    if not 1 <= self.per_round <= self.clients:
+      raise ValueError(
+        f"per_round={self.per_round} must lie in [1, clients={self.clients}]"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+  """Registered client.
+
+  Attributes:
+    examples: Number of its training examples.
+    connected: Whether it has a connection.
+    since: Time of the last change of `connected`.
+    revision: Revision that it holds; -1 for none.
+    retained: Round of the newest update that it has; -1 for none.
+    working: Round that it computes or sends, or waits for its model of or to
+      send its update of; -1 for none.
+    done: Newest round whose update has been received, valid or not.
+    busy_s: Time in which it computed its newest update, in seconds.
+  """
+
+  examples: int
+  connected: bool = True
+  since: float = 0.0
+  revision: int = -1
+  retained: int = -1
+  working: int = -1
+  done: int = -1
+  busy_s: float = 0.0
+
+
+class Contribution(NamedTuple):
+  """Valid update in the round in progress, with its number of draws."""
+
+  update: Update
+  draws: int
+  norm: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Server:
+  """State of the server.
+
+  Attributes:
+    params: Parameters, float32 ``[n]``.
+    published: Parameters that clients with the newest revision have.
+    optimizer: State of the server's optimizer.
+    round: Round in progress, or the next one.
+    revision: Newest revision.
+    differences: Coded differences that lead to the newest revision, oldest
+      first, while all together are smaller than the parameters.
+    members: Registered clients.
+    history: Sampled clients of the round in progress and of earlier rounds
+      whose late updates may arrive, by round.
+    started: Start of the round in progress; None if there is none.
+    downlinks: Clients that receive models, `Rules.downlinks_at_once` of them,
+      and those that wait for it, in order.
+    uplinks: Clients that send updates, `Rules.uplinks_at_once` of them, and
+      those that wait for it, in order.
+    received: Valid updates of the round in progress.
+    refused: (client, reason) of each update refused in the round in progress.
+    counts: Number of refused updates by reason, over all rounds.
+    best: Lowest validation loss.
+    stale: Rounds since then.
+    finished: Reason for which the run has ended; "" if it has not.
+  """
+
+  params: np.ndarray
+  published: np.ndarray
+  optimizer: tuple[np.ndarray, ...]
+  round: int = 0
+  revision: int = 0
+  differences: tuple[bytes, ...] = ()
+  members: Mapping[int, Member] = dataclasses.field(default_factory=dict)
+  history: Mapping[int, tuple[int, ...]] = dataclasses.field(
+    default_factory=dict
+  )
+  started: float | None = None
+  downlinks: tuple[int, ...] = ()
+  uplinks: tuple[int, ...] = ()
+  received: tuple[Contribution, ...] = ()
+  refused: tuple[tuple[int, str], ...] = ()
+  counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  best: float = math.inf
+  stale: int = 0
+  finished: str = ""
+
+  @property
+  def sampled(self) -> tuple[int, ...]:
+    """Sampled clients of the round in progress, in order."""
+    return self.history.get(self.round, ())
+
+
+def put(state: Server, client: int, member: Member) -> Server:
+  """Returns the state with another member."""
+  members = {**state.members, client: member}
+  return dataclasses.replace(state, members=members)
+
+
+def replaced(state: Server, client: int, **changes: Any) -> Server:
+  """Returns the state with other attributes of a member."""
+  return put(
+    state, client, dataclasses.replace(state.members[client], **changes)
+  )

@@ -1,0 +1,82 @@
+"""Queues of a federated server: few clients receive or send at a time.
+
+A queue has the clients in the order of their transfers. The first ones, as many
+as the limit, have begun. A limit of 0 allows all transfers, without a queue.
+"""
+
+import dataclasses
+from typing import Any
+
+from caatnet.federated.events import Resend, Train
+from caatnet.federated.state import Rules, Server, replaced
+
+
+def enqueue(
+  state: Server, client: int, rules: Rules, effects: list[Any], up: bool
+) -> Server:
+  """Lets a client receive its model or send its update, now or later.
+
+  Args:
+    state: State in which the client waits, by ``Member.working``.
+    client: Id of the client.
+    rules: Constants of the run.
+    effects: Effects, to which the begin of the transfer is added.
+    up: Whether the client sends.
+  """
+  limit = rules.uplinks_at_once if up else rules.downlinks_at_once
+  if not limit:
+    return _transfer(state, client, effects, up)
+  name = "uplinks" if up else "downlinks"
+  queue = (*getattr(state, name), client)
+  state = dataclasses.replace(state, **{name: queue})
+  return (
+    _transfer(state, client, effects, up) if len(queue) <= limit else state
+  )
+
+
+def dequeue(
+  state: Server, client: int, rules: Rules, effects: list[Any], up: bool
+) -> Server:
+  """Ends a client's transfer, if it has one, and begins that of the next.
+
+  Args:
+    state, client, rules, effects, up: Arguments of `enqueue`.
+  """
+  limit = rules.uplinks_at_once if up else rules.downlinks_at_once
+  name = "uplinks" if up else "downlinks"
+  queue = getattr(state, name)
+  if client not in queue:
+    return state
+  place = queue.index(client)
+  queue = queue[:place] + queue[place + 1:]
+  state = dataclasses.replace(state, **{name: queue})
+  if place < limit <= len(queue):
+    return _transfer(state, queue[limit - 1], effects, up)
+  return state
+
+
+def _transfer(
+  state: Server, client: int, effects: list[Any], up: bool
+) -> Server:
+  """Sends a client its model, or asks for its update."""
+  member = state.members[client]
+  if up:
+    effects.append(Resend(client, member.retained))
+    return state
+  effects.append(Train(client, state.round, state.revision, member.revision))
+  # Messages of a connection arrive in order; after a new one, `Hello` has the
+  # revision that the client holds.
+  return replaced(state, client, revision=state.revision)
+
+
+def without_waiting(state: Server, rules: Rules) -> Server:
+  """Returns the state at the start of a round, in which no model waits.
+
+  Models on the way and late updates continue if late updates are merged.
+  """
+  if rules.stragglers != "late":
+    return dataclasses.replace(state, downlinks=(), uplinks=())
+  limit = rules.downlinks_at_once
+  for client in state.downlinks[limit:]:
+    state = replaced(state, client, working=-1)
+  return dataclasses.replace(state, downlinks=state.downlinks[:limit])

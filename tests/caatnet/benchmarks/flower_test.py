@@ -1,0 +1,107 @@
+"""Comparison with Flower: the client's gradient, measures, failed runs."""
+
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+
+from caatnet.benchmarks.foreign import flower, flower_client
+from configs.benchmark import flower as config_file
+
+
+@pytest.fixture
+def network(tmp_path):
+  draw = np.random.default_rng(0)
+  np.savez(
+    tmp_path / "digits.npz", labels=draw.integers(10, size=400),
+    images=np.float32(draw.uniform(size=(400, 64))),
+  )
+  return flower_client.Network(1, 4, {
+    "data": str(tmp_path / "digits.npz"), "width": 7, "steps": 1, "seed": 3,
+    "folder": str(tmp_path),
+  })
+
+
+def test_gradient_is_that_of_the_loss(network, monkeypatch):
+  monkeypatch.setattr(flower_client, "BATCH", network.held_out)
+  parameters = [np.float64(x) for x in network.get_parameters({})]
+  places = np.arange(network.held_out)
+  grads = network._grads(parameters, places)
+  draw = np.random.default_rng(1)
+  direction = [draw.normal(size=x.shape) for x in parameters]
+  step = 1e-6
+  losses = [
+    network.evaluate(
+      [x + sign * step * d for x, d in zip(parameters, direction, strict=True)],
+      {"server_round": 0},
+    )[0] for sign in (1, -1)
+  ]
+  slope = sum(np.sum(g * d) for g, d in zip(grads, direction, strict=True))
+  assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(slope, 1e-4)
+
+
+def test_client_is_a_function_of_its_context_and_the_round(network):
+  assert len(network.labels) == 100
+  start = network.get_parameters({})
+  trained = {}
+  for number in (1, 2, 1):
+    (*_, upper, _), examples, _ = network.fit(
+      [x.copy() for x in start], {"server_round": number}
+    )
+    assert examples == network.get_properties({})["num_examples"] == 80
+    np.testing.assert_array_equal(trained.setdefault(number, upper), upper)
+  assert not np.array_equal(trained[1], trained[2])
+
+
+def records(shift):
+  """Records of two clients: rounds of 0.1 s, but one of 0.5 s."""
+  begins = np.cumsum([0.0, 2.0, 2.0, 0.1, 0.5, 0.1])
+  return [
+    [
+      {"call": "fit", "round": i, "begin": begin + 0.02 * client,
+       "cpu_s": 5.0 + (2 + client) * i}
+      for i, begin in enumerate(begins)
+    ] + [
+      {"call": "evaluate", "round": i, "begin": 0.0, "cpu_s": 0.0,
+       "loss": 1.0 - 0.1 * i + shift * i, "accuracy": 0.1 * client,
+       "examples": 1 + 2 * client}
+      for i in range(2)
+    ] for client in range(2)
+  ]
+
+
+def test_measures_are_of_whole_rounds_after_the_first():
+  found = flower.measures(records(0.0), 12_000_000)
+  assert found["round_s"] == pytest.approx(0.1)
+  assert found["kilobytes"] == 1000.0  # six rounds of two clients
+  assert found["client_cpu_s"] == pytest.approx(2.5)
+  assert found["accuracy"] == pytest.approx({"0": 0.075, "1": 0.075})
+  assert found["loss"] == pytest.approx({"0": 1.0, "1": 0.9})
+
+
+def test_differences_are_between_equal_revisions():
+  ours = flower.measures(records(0.0), 1)
+  other = flower.measures(records(0.25), 1)
+  del other["loss"]["0"]
+  found = flower.differences([ours, ours], [ours, other])
+  assert found["compared"] == 3
+  assert found["largest_difference_of_loss"] == pytest.approx(0.25)
+  assert found["largest_difference_of_accuracy"] == 0.0
+  summary = flower.summary([ours, ours, other])
+  assert summary["round_s"] == ours["round_s"]
+  assert len(summary["loss"]) == 3
+
+
+def test_run_that_fails_is_one_line(tmp_path):
+  if subprocess.run(
+    ["unshare", "-rn", "true"], check=False, capture_output=True
+  ).returncode:
+    pytest.skip("no namespaces")
+  options = config_file.get_config("test").benchmark
+  cell = {"clients": 2, "link": "loopback"}
+  with pytest.raises(ValueError, match=r"run of flower: .*not listen: code 1"):
+    flower._session(
+      "flower", cell, 0, options, pathlib.Path("/bin/false"),
+      tmp_path / "digits.npz",
+    )
