@@ -66,7 +66,7 @@ def test_config_builds(name):
     "configs.benchmark.decoding", "configs.benchmark.engine",
     "configs.benchmark.graphs", "configs.benchmark.server",
     "configs.elastic.diloco", "configs.experts.kinds",
-    "configs.federated.tiny",
+    "configs.benchmark.flower", "configs.federated.tiny",
     "configs.memory.7b_long",
   )
   sizes = (1,) if one else (2, 4, 8)
