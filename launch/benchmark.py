@@ -27,7 +27,6 @@
   python -m launch.benchmark --config=configs/benchmark/host_optimizer.py
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py
   python -m launch.benchmark --config=configs/benchmark/federated.py
-  python -m launch.benchmark --config=configs/benchmark/federated_cell.py
   python -m launch.benchmark --config=configs/benchmark/flower.py
 """
 

@@ -64,7 +64,8 @@ def test_config_builds(name):
   # sequence on one device, and a small expert.
   one = name in (
     "configs.benchmark.decoding", "configs.benchmark.engine",
-    "configs.benchmark.federated_cell", "configs.benchmark.graphs", "configs.benchmark.server",
+    "configs.benchmark.federated_cell", "configs.benchmark.flower",
+    "configs.benchmark.graphs", "configs.benchmark.server",
     "configs.elastic.diloco", "configs.experts.kinds",
     "configs.federated.cell", "configs.federated.tiny",
     "configs.memory.7b_long",

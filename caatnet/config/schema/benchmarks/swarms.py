@@ -188,7 +188,9 @@ class FederatedCell:
     ("", "uplink=int4", "uplink=int4 downlink=int4",
      "uplink=sparse downlink=int4",
      "uplink=int4 downlink=int4 stragglers=late",
-     "downlinks_at_once=2 uplinks_at_once=2"),
+     "downlinks_at_once=2 uplinks_at_once=2",
+     "stragglers=drop deadline_s=30",
+     "stragglers=drop deadline_s=30 downlinks_at_once=2 uplinks_at_once=2"),
     "Overrides of keys of config.federated, separated by spaces; with \"\" all "
     "is float32 and at once.",
   )
