@@ -45,7 +45,7 @@ BODIES = {
   name: room for room, names in {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
                 "ring_orders"),
-    "federated": ("federated_rounds",),
+    "federated": ("federated_cell", "federated_rounds"),
     "foreign": ("flower", "foreign_programs"), "graphs": ("graphs",),
     "memory": ("host_optimizer", "placements"), "peers": ("peers",),
     "planner": ("planner", "planner_memory", "planner_truth"),

@@ -64,6 +64,7 @@ def test_config_builds(name):
   # sequence on one device, and a small expert.
   one = name in (
     "configs.benchmark.decoding", "configs.benchmark.engine",
+    "configs.benchmark.federated_cell", "configs.benchmark.flower",
     "configs.benchmark.graphs", "configs.benchmark.peers",
     "configs.benchmark.server",
     "configs.elastic.diloco", "configs.experts.kinds",

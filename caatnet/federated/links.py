@@ -97,9 +97,9 @@ def _record(
 
 
 _OAI = (
-  "throughput that the documentation of OpenAirInterface gives for its 5G "
-  "standalone base station, one layer, the uplink in an uplink-heavy slot "
-  "pattern; round trip (10 to 20 ms) unverified, jitter assumed"
+  "throughput in the repository of OpenAirInterface, for its 5G standalone "
+  "base station and one layer, the uplink in an uplink-heavy slot pattern; "
+  "round trip (10 to 20 ms) unverified, jitter assumed"
 )
 LINKS: Mapping[str, Link] = MappingProxyType({link.name: link for link in (
   _record("ethernet", 941, 941, 0.5, 0.0,

@@ -11,6 +11,7 @@ before it is added.
 """
 
 from collections.abc import Callable
+import copy
 import functools
 import time
 from typing import Any, NamedTuple
@@ -131,6 +132,18 @@ class LocalTrainer:
     self._vector = jax.jit(lambda state: self.vectors.vector(state.params))
     self._tree = jax.jit(self.vectors.tree)
     self._evaluate = make_evaluate(program, experiment.data.batch_size)
+
+  def for_client(self, examples: Examples, client: int) -> "LocalTrainer":
+    """Returns the trainer of another client, which shares the programs.
+
+    Args:
+      examples: Examples of the client.
+      client: Id of the client.
+    """
+    other = copy.copy(self)
+    other._data, other._client = examples, client
+    other.examples = examples.num
+    return other
 
   def warm_up(self) -> None:
     """Compiles the programs, so that rounds measure no compilation."""

@@ -149,7 +149,7 @@ def simulated(
 
   def downlink_bytes(state: Server, base: int) -> int:
     coded, parts = server.downlink(state, base)
-    return _framed(
+    return framed(
       len(parts) * sizes.down if coded else sizes.model or sizes.down
     )
 
@@ -161,7 +161,7 @@ def simulated(
     Shaped(links, fixed_s, data_share),
     silence_s=math.inf, message_s=max(link.rtt_s for link in links) / 2,
     aggregation_s=each[0].get("t_a", 0.0),
-    downlink_bytes=downlink_bytes, uplink_bytes=_framed(sizes.up),
+    downlink_bytes=downlink_bytes, uplink_bytes=framed(sizes.up),
   )
   found.run()
   return found
@@ -252,6 +252,6 @@ def _path(link: Link, client: int, up: bool, data_share: float) -> fluid.Path:
   )
 
 
-def _framed(size: int) -> int:
+def framed(size: int) -> int:
   """Returns the bytes of a message and its vectors on the socket."""
   return size + _HEAD_BYTES + _PART_BYTES * -(-size // messages.PART_BYTES)

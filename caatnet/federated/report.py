@@ -16,14 +16,15 @@ _NUMBERS = (*_TIMES, "bytes_down", "bytes_up", "payload_up")
 def report(
   rows: Sequence[Mapping[str, Any]], links: Sequence[Link] = ()
 ) -> Report:
-  """Returns a table, and a plot with a panel per interface.
+  """Returns tables by client and by interface, and a plot of both.
 
   Args:
     rows: `service.Service.rows`.
     links: Emulated link of each client; () for none.
   """
   return Report(
-    "Federated run", [table(rows)],
+    "Federated run",
+    [table(rows), *([interfaces(rows, links)] if links else [])],
     (lambda: figure(rows, links)) if rows else None,
   )
 
@@ -78,6 +79,52 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
       Column("bytes_up", "kB up", ",.1f", 1e3, "-"),
     ],
     shown,
+  )
+
+
+def interfaces(
+  rows: Sequence[Mapping[str, Any]], links: Sequence[Link]
+) -> Table:
+  """Returns the medians of each phase by the name of the client's link.
+
+  The cost of stragglers is the slowest client's time less the median client's,
+  both of clients with the same link, as the median of all rounds.
+
+  Args:
+    rows, links: Arguments of `report`.
+  """
+  groups: dict[str, list[Mapping[str, Any]]] = {}
+  for row in rows:
+    if row.get("t_u") is not None:  # the client has answered
+      groups.setdefault(links[row["client"]].name, []).append(row)
+  found = []
+  for name, some in groups.items():
+    rounds: dict[int, list[float]] = {}
+    for row in some:
+      rounds.setdefault(row["round"], []).append(
+        sum(row[phase] for phase in _TIMES[:-1])
+      )
+    slowest = list(map(max, rounds.values()))
+    found.append({
+      "interface": name,
+      **{phase: statistics.median(row[phase] for row in some)
+         for phase in _TIMES[:-1]},
+      "slowest": statistics.median(slowest),
+      "stragglers": statistics.median(
+        max(times) - statistics.median(times) for times in rounds.values()
+      ),
+      "share": statistics.fmean(row["t_u"] for row in some)
+      / statistics.fmean(slowest),
+    })
+  return Table(
+    "medians by interface, ms; t_a and the phases of the slowest client; its "
+    "excess over\nthe median client; the mean uplink as a share of the mean "
+    "slowest time",
+    ["interface",
+     *(Column(name, name, ",.1f", 1e-3) for name in (
+       *_TIMES[:-1], "slowest", "stragglers"
+     )), Column("share", "uplink", ".0%")],
+    found,
   )
 
 

@@ -154,6 +154,7 @@ class Simulation:
     aggregation_s: float = 0.0, message_s: float = 0.01,
     downlink_bytes: Callable[[Server, int], int] | None = None,
     uplink_bytes: int | None = None,
+    observe: Callable[[float, Server], None] | None = None,
   ) -> None:
     """Creates a run.
 
@@ -173,6 +174,7 @@ class Simulation:
       downlink_bytes: Maps the server's state and the revision of a client to
         the bytes of its downlink; None for those of the state.
       uplink_bytes: Bytes of an update; None for those of the parameters.
+      observe: Called at the end of each round with the time and the state.
     """
     self._rules, self._arithmetic = rules, arithmetic
     self._examples, self._train, self._compute = examples, train, compute
@@ -182,6 +184,7 @@ class Simulation:
     self._uplink_bytes = (
       params.nbytes if uplink_bytes is None else uplink_bytes
     )
+    self._observe = observe or (lambda time, state: None)
     self._transfers: dict[Transfer, Callable[[], None]] = {}
     self._events: list[tuple[float, int, Callable[[], None]]] = []
     self._count = 0
@@ -298,6 +301,8 @@ class Simulation:
           it = self._clients[effect.client]
           if it.working == effect.round:
             it.working, it.phase = -1, "idle"
+        case events.Ended():
+          self._observe(self.time, self.state)
       self.effects.append((self.time, effect))
     wake = server.wake_s(self.state, self._rules)
     if wake is not None:

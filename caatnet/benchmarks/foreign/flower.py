@@ -12,7 +12,9 @@ their own (`flower_session.py`). Figures are from the records of the clients
   accuracy       mean over clients of the accuracies of a revision, weighted by
                  their validation examples
 
-Without training ("idle") ``fit`` returns what it receives and models are not
+The client is a network in numpy, or the model of the config, for which Flower's
+environment also finds the packages of this Python. Without training ("idle")
+``fit`` returns what it receives and models are not
 evaluated: the round time is the overhead of the system.
 """
 
@@ -21,19 +23,22 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
+import sysconfig
 import tempfile
 from typing import Any
 
 import numpy as np
 
 from caatnet.benchmarks.foreign import flower_client
-from caatnet.benchmarks.harness import environments, processes, timing
+from caatnet.benchmarks.harness import environments, processes, setup, timing
 from caatnet.show.render import table
 
 PACKAGES = ("flwr==1.42.0",)
 SYSTEMS = ("ours", "flower")
 _SKIPPED = 2  # rounds in which programs are compiled and buffers grow
 _LOOPBACK = "loopback"
+_ROOT = pathlib.Path(__file__).parents[3]
 
 Records = list[list[dict[str, Any]]]  # of each client
 
@@ -56,7 +61,11 @@ def run(config: Any) -> dict[str, Any]:
     *({"clients": n, "link": _LOOPBACK} for n in options.clients),
     *({"clients": n, "link": _LOOPBACK, "idle": True} for n in options.idle),
     *({"clients": options.clients[0], "link": name} for name in options.links),
+    *({"clients": n, "link": _LOOPBACK, "model": config.model.name}
+      for n in options.with_model),
   ]
+  if options.with_model:
+    _share_packages(python)
   result: dict[str, Any] = {
     "width": options.width, "parameters": 75 * options.width + 10,
     "steps": options.steps, "load": [os.getloadavg()[0]], "rows": [],
@@ -68,7 +77,7 @@ def run(config: Any) -> dict[str, Any]:
       for seed in options.seeds:
         for system in SYSTEMS:
           rounds[system].append(measures(
-            *_session(system, cell, seed, options, python, data)
+            *_session(system, cell, seed, config, python, data)
           ))
       result["rows"].append({
         **cell, **{s: summary(found) for s, found in rounds.items()},
@@ -80,7 +89,7 @@ def run(config: Any) -> dict[str, Any]:
 
 
 def _session(
-  system: str, cell: Mapping[str, Any], seed: int, options: Any,
+  system: str, cell: Mapping[str, Any], seed: int, config: Any,
   python: pathlib.Path, data: pathlib.Path,
 ) -> tuple[Records, int]:
   """Runs a cell in a system.
@@ -88,7 +97,7 @@ def _session(
   Returns:
     The records of its clients, and the bytes of the server's network device.
   """
-  idle = bool(cell.get("idle"))
+  options, idle = config.benchmark, bool(cell.get("idle"))
   loopback = cell["link"] == _LOOPBACK
   with tempfile.TemporaryDirectory(dir=data.parent) as folder:
     given = {
@@ -96,6 +105,9 @@ def _session(
       "clients": cell["clients"], "rounds": options.rounds, "seed": seed,
       "width": options.width, "steps": 0 if idle else options.steps,
       "evaluate": not idle, "link": "" if loopback else cell["link"],
+      "config": (
+        setup.without_benchmark(config).to_json() if "model" in cell else ""
+      ),
     }
     command = [
       *(["unshare", "-rn"] if loopback else []),
@@ -103,7 +115,8 @@ def _session(
     ]
     environment = os.environ | processes.ONE_THREAD | {
       flower_client.OPTIONS: json.dumps(given), "JAX_PLATFORMS": "cpu",
-      "FLWR_TELEMETRY_ENABLED": "0",
+      "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": str(_ROOT),
+      "JAX_COMPILATION_CACHE_DIR": str(data.parent / "programs"),
     }
     try:
       ended = subprocess.run(
@@ -183,6 +196,23 @@ def differences(
   }
 
 
+def _share_packages(python: pathlib.Path) -> None:
+  """Adds the packages of this Python to an environment, after its own.
+
+  Raises:
+    ValueError: The environment is of another version.
+  """
+  name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+  folder = python.parents[1] / "lib" / name / "site-packages"
+  if not folder.is_dir():
+    raise ValueError(
+      f"config.benchmark.with_model needs an environment of {name}, but "
+      f"{folder} does not exist: config.benchmark.python=''"
+    )
+  own = sysconfig.get_paths()["purelib"]
+  (folder / "shared.pth").write_text(f"{own}\n")
+
+
 def _write_digits(folder: pathlib.Path) -> pathlib.Path:
   from sklearn import datasets
 
@@ -194,13 +224,14 @@ def _write_digits(folder: pathlib.Path) -> pathlib.Path:
 
 def _print(result: Mapping[str, Any]) -> None:
   table(
-    f"Rounds of {result['parameters']:,} float32 parameters here / in Flower",
-    ["clients", "link", "work", "round, ms", "kB per client", "client CPU, ms",
-     "revisions", "largest differences: loss, accuracy"],
+    f"Rounds here / in Flower: {result['parameters']:,} parameters in numpy, "
+    f"{result['steps']} steps",
+    ["clients", "link", "client", "round, ms", "kB per client",
+     "client CPU, ms", "revisions", "largest differences: loss, accuracy"],
     [
       [
         str(row["clients"]), row["link"],
-        "idle" if row.get("idle") else f"{result['steps']} steps, evaluation",
+        "idle" if row.get("idle") else row.get("model", "numpy"),
         *(
           " / ".join(format(scale * row[s][name], ",.0f") for s in SYSTEMS)
           for name, scale in (("round_s", 1e3), ("kilobytes", 1.0),

@@ -10,7 +10,7 @@ seconds.
 import json
 import os
 
-from flower_client import OPTIONS, Network
+from flower_client import OPTIONS, make
 from flwr.common import ndarrays_to_parameters
 from flwr.server import ServerConfig, start_server
 from flwr.server.strategy import FedAvg
@@ -19,7 +19,7 @@ from flwr.server.strategy import FedAvg
 def main() -> None:
   options = json.loads(os.environ[OPTIONS])
   num = options["clients"]
-  initial = Network(0, num, options).get_parameters({})
+  initial = make(0, num, options).get_parameters({})
 
   def config(server_round: int) -> dict[str, int]:
     return {"server_round": server_round}

@@ -38,7 +38,8 @@ _ENDS = ("10.98.76.1", "10.98.76.2")
 _SERVER, _HUB = "10.94.0.1", "10.94.0.2"
 _CLIENTS = ipaddress.IPv4Address("10.95.0.0")
 _LEAST_RTT_S = 1e-3  # below it, the forwarder's own delay matters
-_BURST_S = 0.25e-3  # seconds of a rate that may pass at once
+_LARGEST = 1 << 16  # bytes of a packet
+_BURST_S = 1e-3  # seconds of a rate that may pass at once
 
 
 @contextlib.contextmanager
@@ -243,7 +244,7 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
           f"netns {hub}")
     # Large packets cost less processor time, but each passes as a whole.
     slowest = min(min(link.down, link.up) for link in links)
-    size = max(_MTU, int(slowest * _BURST_S))
+    size = min(max(_MTU, int(slowest * _BURST_S)), _LARGEST)
     options = (
       f"gso_max_segs {size // _MTU} gso_max_size {size} mtu {_MTU} "
       "txqueuelen 10000"
@@ -257,6 +258,8 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
         *processes.module(
           "caatnet.benchmarks.harness.wire", f"spoke{k}", hub, name,
           link.rtt_s / 2, link.jitter_s, link.loss,
+          # Each segment is lost for itself.
+          int(size > _MTU and not link.loss),
         )]))
       for k, (name, link) in enumerate(zip(names, links, strict=True))
       if link.rtt_s >= _LEAST_RTT_S or link.jitter_s or link.loss

@@ -27,6 +27,7 @@ from caatnet.federated.links import LINKS, Link
 from caatnet.federated.service import Service
 from tests.caatnet.federated import numeric, process
 
+LIMIT_S = 10.0
 OWN = Link("own", 2e6, 1e6, 0.01, 0.0, 0.0, 0.0, False, "the tests")
 CELL = dataclasses.replace(OWN, name="cell", down=1e6, shared=True, rtt_s=0.0)
 
@@ -36,6 +37,16 @@ def root():
   """Skips the test if this user cannot shape links."""
   try:
     with namespaces.star([OWN]):
+      pass
+  except ValueError as error:
+    pytest.skip(str(error))
+
+
+@pytest.fixture
+def quotas():
+  """Skips the test if this user cannot limit processor time."""
+  try:
+    with cpu_limits.limited(0.9, 1):
       pass
   except ValueError as error:
     pytest.skip(str(error))
@@ -179,8 +190,9 @@ def test_relay_passes_all_bytes_and_both_ends():
   with socket.create_server(("127.0.0.1", 0)) as server:
     target = server.getsockname()
     with relay.Relay(target, [fast, fast]) as made:
-      near = socket.create_connection(made.addresses[1])
+      near = socket.create_connection(made.addresses[1], LIMIT_S)
       far, _ = server.accept()
+      far.settimeout(LIMIT_S)
       with near, far:
         sender = threading.Thread(target=lambda: (
           near.sendall(data), near.shutdown(socket.SHUT_WR)
@@ -193,8 +205,9 @@ def test_relay_passes_all_bytes_and_both_ends():
         assert found == data
         far.sendall(b"back")  # the other direction is still open
         assert near.recv(8) == b"back"
-      near = socket.create_connection(made.addresses[0])
+      near = socket.create_connection(made.addresses[0], LIMIT_S)
       far, _ = server.accept()
+      far.settimeout(LIMIT_S)
     # The relay ends its connections and listens no more.
     with near, far:
       assert near.recv(8) == far.recv(8) == b""
@@ -202,7 +215,7 @@ def test_relay_passes_all_bytes_and_both_ends():
       socket.create_connection(made.addresses[0])
   with (
     relay.Relay(target, [fast]) as made,  # the server has ended
-    socket.create_connection(made.addresses[0]) as near,
+    socket.create_connection(made.addresses[0], LIMIT_S) as near,
   ):
     assert near.recv(8) == b""
 
@@ -214,7 +227,7 @@ def test_losses_limit_the_rate_of_a_relay():
   assert relay._rate(OWN, 1e9) == 1e9
 
 
-def test_quota_limits_each_client(root):
+def test_quota_limits_each_client(quotas):
   with cpu_limits.limited(0.2, 2) as groups:
     for group in groups:
       assert 0 < group.measured <= 0.25
@@ -281,10 +294,13 @@ def test_rounds_take_the_time_of_their_links(
 ):
   if is_root:
     request.getfixturevalue("root")
+    request.getfixturevalue("quotas")
   else:
     monkeypatch.setenv("PATH", str(tmp_path))  # without ip
   monkeypatch.setattr(emulation, "_STREAM_S", 0.02)
-  with emulation.emulated(_federation((LINK, LINK), 2)) as network:
+  with emulation.emulated(_federation(
+    (LINK, LINK), 2, 0.9 * is_root
+  )) as network:
     assert "\n" not in network.means
     assert network.means.startswith(
       "links by network namespaces" if is_root else "links by a relay"

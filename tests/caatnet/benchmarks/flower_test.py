@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from caatnet.benchmarks.foreign import flower, flower_client
+from caatnet.config import federated
+from caatnet.config.override import override
 from configs.benchmark import flower as config_file
+from configs.federated import tiny
 
 
 @pytest.fixture
@@ -54,6 +57,26 @@ def test_client_is_a_function_of_its_context_and_the_round(network):
   assert not np.array_equal(trained[1], trained[2])
 
 
+def test_model_is_trained_as_by_the_client_of_a_federated_run(tmp_path):
+  config = override(
+    tiny.get_config("convolutional,test"),
+    "model.widths=(4,) model.blocks=1 model.groups=2",
+  )
+  client = flower_client.make(1, 2, {
+    "config": config.to_json(), "folder": str(tmp_path), "seed": 3, "steps": 2,
+  })
+  config.seed = 3
+  trainer = federated.build(config).trainer(1)
+  (start,) = client.get_parameters({})
+  (found,), examples, _ = client.fit([start], {"server_round": 5})
+  trained = trainer.train(start, 4, lambda: False)
+  np.testing.assert_array_equal(found, trained.params)
+  assert examples == trainer.examples
+  loss, number, scores = client.evaluate([start], {"server_round": 4})
+  assert (loss, number) == (pytest.approx(trained.loss), trained.validated)
+  assert 0 <= scores["accuracy"] <= 1
+
+
 def records(shift):
   """Records of two clients: rounds of 0.1 s, but one of 0.5 s."""
   begins = np.cumsum([0.0, 2.0, 2.0, 0.1, 0.5, 0.1])
@@ -98,10 +121,10 @@ def test_run_that_fails_is_one_line(tmp_path):
     ["unshare", "-rn", "true"], check=False, capture_output=True
   ).returncode:
     pytest.skip("no namespaces")
-  options = config_file.get_config("test").benchmark
+  config = config_file.get_config("test")
   cell = {"clients": 2, "link": "loopback"}
   with pytest.raises(ValueError, match=r"run of flower: .*not listen: code 1"):
     flower._session(
-      "flower", cell, 0, options, pathlib.Path("/bin/false"),
+      "flower", cell, 0, config, pathlib.Path("/bin/false"),
       tmp_path / "digits.npz",
     )

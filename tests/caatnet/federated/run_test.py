@@ -3,11 +3,13 @@
 import json
 import threading
 
+import numpy as np
 import pytest
 
 from caatnet.config import federated
 from caatnet.config.override import override
 from caatnet.federated import report, run
+from caatnet.federated.rehearsal import rehearse
 from configs.federated import tiny
 from parallel.elastic.transport.handshake import Security
 
@@ -51,6 +53,24 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   assert records[2]["loss"] < records[0]["loss"]
   cells = report.table(service.rows).cells()
   assert [row[:2] for row in cells] == [[str(k), "0"] for k in range(3)]
+  # The same bits with a simulated clock, and an evaluation after each round.
+  seen = []
+  cell = federated.build(override(config, f"{SMALL} federated.links=('wifi',)"))
+  rows = rehearse(
+    cell, [federation.trainer(0)], [{"t_tr": 5.0, "t_a": 0.5}], 0.0,
+    lambda params: {"loss": float(len(seen.append(params) or seen))},
+  )
+  np.testing.assert_array_equal(seen[-1], service.state.params)
+  assert [row["loss"] for row in rows] == [1.0, 2.0, 3.0]
+  first, second, last = (row["time_s"] for row in rows)
+  assert 5.0 < last - second < 6.0 < first + 1.0
+  assert rows[-1]["bytes_up"] == 3 * rows[0]["bytes_up"]
+  assert rows[0]["bytes_down"] > 2 * (
+    rows[1]["bytes_down"] - rows[0]["bytes_down"]
+  )
+  with pytest.raises(ValueError, match=r"federated.links=\(\) must name"):
+    rehearse(federation, [], [], 0.0, dict)
+
   medians = report.table(service.rows * 20).cells()
   assert [row[0] for row in medians] == ["0"]
 

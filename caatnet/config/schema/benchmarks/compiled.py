@@ -94,6 +94,10 @@ class Flower:
     ("ethernet", "wifi", "5g-40mhz"), "Links with the first number of clients, "
     "names of caatnet/federated/links.py; emulated in namespaces, for root.",
   )
+  with_model: tuple[int, ...] = field(
+    (4,), "Numbers of clients that train the model of the config, on loopback.",
+    TWO_OR_MORE,
+  )
   seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each run.", SEED)
   rounds: int = field(
     12, "Rounds of a run; the first two are not measured.",

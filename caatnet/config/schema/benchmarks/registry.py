@@ -17,6 +17,7 @@ BENCHMARKS = {
   "engine": models.Engine,
   "experts": models.Experts,
   "experts_simulated": models.ExpertsSimulated,
+  "federated_cell": swarms.FederatedCell,
   "federated_rounds": swarms.FederatedRounds,
   "flower": compiled.Flower,
   "foreign_programs": compiled.ForeignPrograms,

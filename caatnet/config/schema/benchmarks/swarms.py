@@ -178,3 +178,39 @@ class FederatedRounds:
   least_share: float = field(
     0.05, "Share of a round from which the error of a phase counts.", FRACTION
   )
+
+
+@section
+class FederatedCell:
+  """Time and bytes to a target loss in a radio cell, on a simulated clock."""
+
+  variants: tuple[str, ...] = field(
+    ("", "uplink=int4", "uplink=int4 downlink=int4",
+     "uplink=sparse downlink=int4",
+     "uplink=int4 downlink=int4 stragglers=late",
+     "downlinks_at_once=2 uplinks_at_once=2",
+     "stragglers=drop deadline_s=30",
+     "stragglers=drop deadline_s=30 downlinks_at_once=2 uplinks_at_once=2"),
+    "Overrides of keys of config.federated, separated by spaces; with \"\" all "
+    "is float32 and at once.",
+  )
+  seeds: tuple[int, ...] = field((0, 1, 2), "Seeds of the runs.", SEED)
+  target: float = field(
+    0.5, "Validation loss at which time and bytes are compared, in nats.",
+    POSITIVE,
+  )
+  compute_s: float = field(
+    11.0, "Compute time of a client per round, assumed.", POSITIVE
+  )
+  compute_spread: float = field(
+    0.05, "Relative standard deviation of compute times between clients.",
+    FRACTION,
+  )
+  slow: float = field(
+    1.5, "Compute time of the slowest client, relative to its usual one.",
+    POSITIVE,
+  )
+  fixed_s: float = field(
+    0.005, "Time of a message before its first byte is sent, assumed.",
+    NOT_NEGATIVE,
+  )
