@@ -201,6 +201,24 @@ class Down(Exception):
   """The server ends."""
 
 
+def test_client_that_computes_receives_the_next_model(tmp_path, steps):
+  """It misses each deadline; its model delays the others' only in transit."""
+  gate = threading.Event()
+  rules = process.rules(
+    clients=1, per_round=1, rounds=3, stragglers="drop", deadline_s=0.2,
+    downlinks_at_once=1,
+  )
+  with process.service(0, tmp_path, rules, say=print) as service:
+    client = process.client(
+      0, service.address, trainer=Gated(0, gate), say=print
+    )
+    threading.Thread(target=client.run, daemon=True).start()
+    service.serve()
+    gate.set()
+  delivered = [e.round for e in steps if isinstance(e, events.Delivered)]
+  assert delivered == [0, 1, 2]
+
+
 @pytest.mark.parametrize("at_once", [0, 1])
 def test_restarted_server_receives_retained_updates(tmp_path, at_once):
   rules = process.rules(
