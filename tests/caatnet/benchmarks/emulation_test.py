@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from caatnet.config.federated import Federation
 from caatnet.config.schema.federated import Federated
 from caatnet.federated.links import LINKS, Link
 from caatnet.federated.service import Service
+from parallel.network import fluid
 from tests.caatnet.federated import numeric, process
 
 LIMIT_S = 10.0
@@ -220,11 +222,32 @@ def test_relay_passes_all_bytes_and_both_ends():
     assert near.recv(8) == b""
 
 
-def test_losses_limit_the_rate_of_a_relay():
-  lossy = dataclasses.replace(OWN, loss=0.01)
-  assert relay._rate(lossy, 1e9) == pytest.approx(1.22 * 1448 / (0.01 * 0.1))
-  assert relay._rate(lossy, 1e3) == 1e3
-  assert relay._rate(OWN, 1e9) == 1e9
+def test_losses_limit_each_connection_of_a_relay():
+  """Two clients of a fast cell receive at the rate of a lossy flow each."""
+  lossy = dataclasses.replace(OWN, down=1e8, loss=0.01, shared=True)
+  wanted_s = 0.3
+  size = int(wanted_s * fluid.loss_limit(lossy.rtt_s, lossy.loss))
+  with (
+    socket.create_server(("127.0.0.1", 0)) as server,
+    relay.Relay(server.getsockname(), [lossy, lossy]) as made,
+    contextlib.ExitStack() as stack,
+  ):
+    nears = [
+      stack.enter_context(socket.create_connection(address, LIMIT_S))
+      for address in made.addresses
+    ]
+    start = time.monotonic()
+    for _ in nears:
+      far, _ = server.accept()
+      stack.enter_context(far)
+      threading.Thread(
+        target=far.sendall, args=(bytes(size),), daemon=True
+      ).start()
+    for near in nears:
+      left = size
+      while left:
+        left -= len(near.recv(left))
+    assert 0.9 * wanted_s < time.monotonic() - start < 1.8 * wanted_s
 
 
 def test_quota_limits_each_client(quotas):
