@@ -280,16 +280,22 @@ def test_quota_without_effect_is_an_error(monkeypatch, tmp_path):
   assert not list((tmp_path / "cpu").iterdir())
 
 
-def test_groups_of_killed_processes_are_removed(monkeypatch, tmp_path):
+def test_groups_are_removed_also_with_their_files(monkeypatch, tmp_path):
   monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
-  left = tmp_path / "cpu" / f"caatnet-{1 << 30}-1"
-  left.mkdir(parents=True)
+  (tmp_path / "cpu").mkdir()
   with cgroups.group("cpu") as folder:
-    assert folder.exists()
-    assert not left.exists()
-    with cgroups.group("cpu"):
-      assert folder.exists()  # of a process that runs
+    (folder / "cpu.cfs_quota_us").touch()  # an ordinary file system
   assert not folder.exists()
+
+
+def test_links_that_cannot_be_delayed_are_one_line():
+  with (
+    processes.Process(processes.module(
+      "caatnet.benchmarks.harness.wire", "wire", "no_such", "no_such", 0
+    )) as wire,
+    pytest.raises(ValueError, match=r"delayed here: .*no_such.* /dev/net/tun"),
+  ):
+    namespaces._joined(wire)
 
 
 def _run(folder, network, clients=2):
