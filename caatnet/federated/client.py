@@ -319,14 +319,14 @@ class Client:
       while True:
         self._waiting.append(self._events.get_nowait())
     for event in self._waiting:
-      if not isinstance(event, Received):
-        continue
-      match event.message:
-        case messages.Work(round=other) if other != round:
+      match event:
+        case _Failed():
           return True
-        case messages.Abandon(round=other) if other == round:
+        case Received(message=messages.Work(round=other)) if other != round:
           return True
-        case messages.End():
+        case Received(message=messages.Abandon(round=other)) if other == round:
+          return True
+        case Received(message=messages.End()):
           return True
     # The same work again, after a new connection, changes nothing.
     self._waiting = [

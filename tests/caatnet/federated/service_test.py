@@ -1,5 +1,6 @@
 """Rounds over sockets: in threads, and in processes that are killed."""
 
+import concurrent.futures
 import json
 import os
 import signal
@@ -255,6 +256,33 @@ def test_restarted_server_receives_retained_updates(tmp_path, at_once):
   np.testing.assert_array_equal(
     second.state.params, expected(process.rules(per_round=3, rounds=2)).params
   )
+
+
+class Endless(process.Trainer):
+  """Trains until it is stopped."""
+
+  def train(self, params, round, stops):
+    while not stops():
+      time.sleep(0.02)
+
+
+def test_client_without_a_server_stops_to_train(tmp_path, steps):
+  def check():
+    if any(isinstance(e, events.Delivered) for e in steps):
+      raise Down
+
+  rules, lines = process.rules(clients=1, per_round=1), []
+  with process.service(0, tmp_path, rules, say=print) as service:
+    client = process.client(
+      0, service.address, trainer=Endless(0), alone_s=0.3, say=lines.append
+    )
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+      ended = pool.submit(client.run)
+      with pytest.raises(Down):
+        service.serve(check)
+      service.close()
+      with pytest.raises(ValueError, match=r"no server at .* for 0\.3 s"):
+        ended.result(30)
 
 
 class Poison(process.Trainer):
