@@ -259,11 +259,13 @@ def test_restarted_server_receives_retained_updates(tmp_path, at_once):
 
 
 class Endless(process.Trainer):
-  """Trains until it is stopped."""
+  """Trains until it is stopped, or for a long time."""
 
   def train(self, params, round, stops):
-    while not stops():
+    end = time.monotonic() + 10
+    while not (stopped := stops()) and time.monotonic() < end:
       time.sleep(0.02)
+    self.stopped = stopped
 
 
 def test_client_without_a_server_stops_to_train(tmp_path, steps):
@@ -271,10 +273,10 @@ def test_client_without_a_server_stops_to_train(tmp_path, steps):
     if any(isinstance(e, events.Delivered) for e in steps):
       raise Down
 
-  rules, lines = process.rules(clients=1, per_round=1), []
+  rules, trainer = process.rules(clients=1, per_round=1), Endless(0)
   with process.service(0, tmp_path, rules, say=print) as service:
     client = process.client(
-      0, service.address, trainer=Endless(0), alone_s=0.3, say=lines.append
+      0, service.address, trainer=trainer, alone_s=0.3, say=print
     )
     with concurrent.futures.ThreadPoolExecutor() as pool:
       ended = pool.submit(client.run)
@@ -283,6 +285,7 @@ def test_client_without_a_server_stops_to_train(tmp_path, steps):
       service.close()
       with pytest.raises(ValueError, match=r"no server at .* for 0\.3 s"):
         ended.result(30)
+  assert trainer.stopped
 
 
 class Poison(process.Trainer):
