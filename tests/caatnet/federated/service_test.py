@@ -203,7 +203,7 @@ class Down(Exception):
 
 
 def test_client_that_computes_receives_the_next_model(tmp_path, steps):
-  """It misses each deadline; its model delays the others' only in transit."""
+  """A client that misses each deadline is sent each model, which it reports."""
   gate = threading.Event()
   rules = process.rules(
     clients=1, per_round=1, rounds=3, stragglers="drop", deadline_s=0.2,
