@@ -9,12 +9,13 @@ import time
 from caatnet.benchmarks.harness import processes
 
 _ROOT = pathlib.Path("/sys/fs/cgroup")
-# Processes of a killed one remain for a while. An ordinary file system, which
-# has no processes, has files to remove.
+# A group without processes can be removed. An ordinary file system has files
+# instead, and no processes.
 _REMOVE = """
-for i in $(seq 600); do
+for i in $(seq 100); do
   rmdir "$1" && exit
-  rm -f "$1"/*
+  rm -f "$1"/* && rmdir "$1" && exit
+  kill -9 $(cat "$1/cgroup.procs")
   sleep 0.1
 done"""
 
@@ -23,7 +24,7 @@ done"""
 def group(controller: str) -> Iterator[pathlib.Path]:
   """Creates a group of a controller, such as "memory", and removes it later.
 
-  It is also removed if this process is killed, when its processes have ended.
+  Processes that are still in it are then killed, also if this process is.
 
   Yields:
     Its folder. A process joins by its id in ``cgroup.procs``.
