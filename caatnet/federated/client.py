@@ -225,6 +225,9 @@ class Client:
           return
         for event in assembler.take(message):
           self._events.put(event)
+          if isinstance(event.message, messages.Work):
+            # At once, so that a client that computes delays no other's model.
+            channel.send(messages.Delivered(event.message.round))
 
       kept = self._retained
       channel.send(messages.Connected(
@@ -249,7 +252,6 @@ class Client:
       return
     if not self._apply(work, event.vectors):
       return
-    self._report(messages.Delivered(work.round))
     try:
       trained = self._trainer.train(
         self._params, work.round, lambda: self._stops(work.round)
@@ -276,7 +278,8 @@ class Client:
   def _deliver(self, work: messages.Work) -> None:
     """Sends the retained update, or waits until the server asks for it."""
     if work.waits:
-      self._report(messages.Ready(work.round))
+      assert self._channel is not None
+      self._channel.send(messages.Ready(work.round))
     else:
       self._send_retained()
 
@@ -316,32 +319,25 @@ class Client:
       while True:
         self._waiting.append(self._events.get_nowait())
     for event in self._waiting:
-      if not isinstance(event, Received):
-        continue
-      match event.message:
-        case messages.Work(round=other) if other != round:
+      match event:
+        case _Failed():
           return True
-        case messages.Abandon(round=other) if other == round:
+        case Received(message=messages.Work(round=other)) if other != round:
           return True
-        case messages.End():
+        case Received(message=messages.Abandon(round=other)) if other == round:
+          return True
+        case Received(message=messages.End()):
           return True
     # The same work again, after a new connection, changes nothing.
-    again = [
+    self._waiting = [
       e for e in self._waiting
-      if isinstance(e, Received) and isinstance(e.message, messages.Work)
+      if not (isinstance(e, Received) and isinstance(e.message, messages.Work))
     ]
-    if again:
-      self._report(messages.Delivered(round))
-      self._waiting = [e for e in self._waiting if e not in again]
     return False
 
   def _send(self, result: messages.Result, data: bytes) -> None:
     assert self._channel is not None
     messages.send(self._channel, result, (data,))
-
-  def _report(self, message: messages.Delivered | messages.Ready) -> None:
-    assert self._channel is not None
-    self._channel.send(message)
 
 
 def digest(shapes: Any) -> str:

@@ -5,9 +5,10 @@ the methods of ``flwr.client.NumPyClient`` (signatures of flwr 1.42). Such a
 client becomes a `client.Trainer` here: its list of arrays is one float32
 vector, which is what the server averages.
 
-float32, float16 and integers of at most 24 bits are transmitted exactly;
-float64 is rounded to float32. Means of integers are rounded to the nearest
-integer, means of booleans are true from 0.5.
+The vector represents float32, float16 and integers of at most 24 bits exactly;
+float64 is rounded to float32. Updates are float32 differences, which are
+rounded. Means of integers are rounded to the nearest integer, means of booleans
+are true from 0.5.
 
 In Flower a client reports its number of examples with its update, but a server
 that samples without bias needs all numbers before the first round. They are

@@ -13,6 +13,7 @@ Example:
   ValueError: links='wify' must be one of ...; did you mean wifi?
 """
 
+import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import pathlib
@@ -21,8 +22,7 @@ from types import MappingProxyType
 
 from parallel import checks, schema
 
-# Smallest rate of a client, as a fraction of the record's.
-_LEAST = 0.1
+_LEAST = 0.1  # smallest factor of `spread_factors`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,14 +165,34 @@ def of_clients(names: Sequence[str], num: int) -> tuple[Link, ...]:
   found = [link(name) for name in names]
   if len(found) == 1:
     found *= num
-  quantile = statistics.NormalDist().inv_cdf
-  places: dict[str, int] = {}
+  counts = collections.Counter(each.name for each in found)
+  factors = {
+    each.name: iter(spread_factors(counts[each.name], each.spread))
+    for each in found
+  }
   spread = []
   for each in found:
-    count = sum(each.name == other.name for other in found)
-    place = places[each.name] = places.get(each.name, -1) + 1
-    factor = max(_LEAST, 1 + each.spread * quantile((place + 0.5) / count))
+    factor = next(factors[each.name])
     spread.append(dataclasses.replace(
       each, down=factor * each.down, up=factor * each.up
     ))
   return tuple(spread)
+
+
+def spread_factors(num: int, spread: float) -> list[float]:
+  """Returns quantiles of a normal distribution with mean 1, ascending.
+
+  They are at least 0.1.
+
+  Args:
+    num: Number of quantiles.
+    spread: Standard deviation.
+
+  Example:
+    >>> [round(factor, 2) for factor in spread_factors(3, 0.1)]
+    [0.9, 1.0, 1.1]
+  """
+  quantile = statistics.NormalDist().inv_cdf
+  return [
+    max(_LEAST, 1 + spread * quantile((k + 0.5) / num)) for k in range(num)
+  ]

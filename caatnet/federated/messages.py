@@ -80,7 +80,7 @@ class Abandon(NamedTuple):
 
 
 class End(NamedTuple):
-  """The server needs this client no more.
+  """The server no longer needs this client.
 
   Attributes:
     reason: Reason.

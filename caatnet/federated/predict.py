@@ -4,9 +4,8 @@ The simulation (`simulate.py`) runs the server's core; models and updates are
 TCP flows (`parallel.network.fluid`). A message takes a fixed time on its
 sender, for queues, copies and codes. Then its flow starts, with the initial
 window, since TCP forgets a window while a client trains. Clients of a shared
-link have the max-min fair parts of its rates. Without a queue, a loss with
-probability p bounds the rate of a flow to 1.22 MSS / (RTT sqrt(p)) (Mathis et
-al., CCR 27(3), 1997). Keep-alives, the variation of delays (their mean is in
+link have the max-min fair parts of its rates. Losses bound the rate of a flow
+(`fluid.loss_limit`). Keep-alives, the variation of delays (their mean is in
 the round trip), and the server's own link are left out.
 
 Example:
@@ -242,11 +241,10 @@ class _Sizes:
 
 def _path(link: Link, client: int, up: bool, data_share: float) -> fluid.Path:
   """Returns the path of a client's transfers."""
-  rate = data_share * (link.up if up else link.down)
-  if link.loss and link.rtt_s:
-    rate = min(
-      rate, 1.22 * fluid.SEGMENT / (link.rtt_s * math.sqrt(link.loss))
-    )
+  rate = min(
+    data_share * (link.up if up else link.down),
+    fluid.loss_limit(link.rtt_s, link.loss),
+  )
   return fluid.Path(
     (link.name if link.shared else client,), rate, link.rtt_s
   )

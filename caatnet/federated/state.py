@@ -65,8 +65,8 @@ class Member:
     since: Time of the last change of `connected`.
     revision: Revision that it holds; -1 for none.
     retained: Round of the newest update that it has; -1 for none.
-    working: Round that it computes or sends, or waits for its model of or to
-      send its update of; -1 for none.
+    working: Round that it works on, from the time when the server decides to
+      send it the model until its update has arrived; -1 for none.
     done: Newest round whose update has been received, valid or not.
     busy_s: Time in which it computed its newest update, in seconds.
   """

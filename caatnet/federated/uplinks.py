@@ -210,62 +210,6 @@ def most_updates(
   )
 
 
-def round_s(
-  order: Sequence[int], compute_s: Sequence[float], down_s: float, up_s: float
-) -> float:
-  """Returns the end of a round whose downlinks are sent one after another.
-
-  Uplinks have no limits, so that their order does not matter.
-
-  Args:
-    order: Clients in the order of their downlinks.
-    compute_s: Compute time of each client.
-    down_s: d, the time of a downlink that has the cell alone.
-    up_s: The time of an uplink that has the cell alone.
-  """
-  return _cell_s(
-    [(i + 1) * down_s + compute_s[k] for i, k in enumerate(order)], up_s
-  )
-
-
-def shared_round_s(
-  compute_s: Sequence[float], down_s: float, up_s: float
-) -> float:
-  """Returns the end of a round with shared downlinks; see `round_s`."""
-  received_s = len(compute_s) * down_s
-  return _cell_s([received_s + each for each in compute_s], up_s)
-
-
-def downlink_order(
-  compute_s: Sequence[float], down_s: float, up_s: float
-) -> tuple[int, ...]:
-  """Returns an order of downlinks with an early end of the round.
-
-  The best of all orders for up to seven clients; for more, by ascending or by
-  descending compute times.
-
-  Args:
-    compute_s, down_s, up_s: Arguments of `round_s`.
-  """
-  num = len(compute_s)
-  ascending = tuple(sorted(range(num), key=compute_s.__getitem__))
-  orders = (
-    itertools.permutations(range(num)) if num <= 7
-    else (ascending, ascending[::-1])
-  )
-  return min(
-    orders, key=lambda order: round_s(order, compute_s, down_s, up_s)
-  )
-
-
-def _cell_s(ready_s: Sequence[float], up_s: float) -> float:
-  """Returns the end of equal uplinks in a cell that does not pause."""
-  end_s = 0.0
-  for each in sorted(ready_s):
-    end_s = max(end_s, each) + up_s
-  return end_s
-
-
 class _Shares:
   """Variables of a linear program: bytes of each client in each interval.
 

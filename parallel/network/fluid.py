@@ -79,6 +79,24 @@ def max_min(
   return rates
 
 
+def loss_limit(rtt_s: float, loss: float) -> float:
+  """Returns the largest rate of a flow with random losses, in bytes/s.
+
+  It is 1.22 segments per round trip, divided by the square root of the loss;
+  infinite without a loss or a round trip.
+
+  Args:
+    rtt_s: Round trip in seconds, without queues.
+    loss: Probability that a segment is lost.
+
+  Source: Mathis et al., "The Macroscopic Behavior of the TCP Congestion
+  Avoidance Algorithm", CCR 27(3), 1997.
+  """
+  if not rtt_s or not loss:
+    return math.inf
+  return 1.22 * SEGMENT / (rtt_s * math.sqrt(loss))
+
+
 @dataclasses.dataclass
 class _Flow:
   """State of a flow.

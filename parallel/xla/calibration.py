@@ -11,9 +11,9 @@ and `launch.compile` read, with the rates of the roofline
   model's total is the measured one.
 - Latency and bandwidth of a link are fitted to the transfers of the smallest
   group of devices that contains it.
-- The rest of a step is spread over compute, by one factor on both rates: time
-  in which a device waits for others or for the host. On virtual devices, which
-  share processors, it is mostly the compute of others.
+- The rest of a step, in which a device waits for others or for the host, is
+  spread over compute by one factor of both rates and the overhead. On virtual
+  devices, which share processors, it is mostly the compute of others.
 """
 
 import collections
@@ -189,7 +189,7 @@ def calibrate(
     memory_bytes: Memory of a device.
 
   Raises:
-    ValueError: There is no product, or nothing else.
+    ValueError: There are no products, or only products.
   """
   work = [w for o in observed for w in o.work if w.seconds > 0]
   fitted = rates(work)
@@ -233,7 +233,7 @@ def rates(work: Sequence[Work]) -> Rates:
   """Fits rates to instructions.
 
   Raises:
-    ValueError: There is no product, or nothing else.
+    ValueError: There are no products, or only products.
 
   Example:
     >>> true = Rates(2e10, 1e9, 1e-5)

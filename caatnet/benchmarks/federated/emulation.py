@@ -22,7 +22,8 @@ from parallel.elastic.transport.handshake import format_address
 
 RECORD = "links.json"
 _LOOPBACK = "127.0.0.1"
-# Bytes of a probe: those of a time, and of some round trips for slow start.
+# A probe sends what a link transmits in this time and in some round trips,
+# which slow start takes.
 _STREAM_S, _ROUND_TRIPS = 0.4, 4
 # Clients end soon after a server that was killed.
 _ALONE = "--config.federated.alone_s=10"
@@ -172,7 +173,7 @@ def emulated(
       means.append("quotas of processor time by control groups")
       for row, prefix, group in zip(rows, prefixes, groups, strict=True):
         row |= {"quota": quota, "measured_quota": group.measured}
-        # First: a namespace has no control groups.
+        # First, since control groups are not visible inside a namespace.
         prefix[:0] = group.prefix
     yield Emulation(
       "; ".join(means), rows if means else [], host, namespace, prefixes,

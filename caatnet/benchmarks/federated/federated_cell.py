@@ -15,7 +15,7 @@ import numpy as np
 
 from caatnet.config import federated
 from caatnet.config.override import override
-from caatnet.federated import splits
+from caatnet.federated import links, splits
 from caatnet.federated.local import LocalTrainer
 from caatnet.federated.rehearsal import rehearse
 from caatnet.show import render
@@ -97,11 +97,7 @@ def _examples(
 
 def _compute(options: Any, clients: int) -> list[dict[str, float]]:
   """Returns the compute times of clients; the last one is slow."""
-  quantile = statistics.NormalDist().inv_cdf
-  factors = [
-    1 + options.compute_spread * quantile((k + 0.5) / clients)
-    for k in range(clients)
-  ]
+  factors = links.spread_factors(clients, options.compute_spread)
   factors[-1] *= options.slow
   return [{"t_tr": options.compute_s * factor} for factor in factors]
 

@@ -36,7 +36,7 @@ def run(config: Any) -> dict[str, Any]:
   other models.
 
   Args:
-    config: Config like configs/benchmark/federated_rounds.py.
+    config: Config like configs/benchmark/federated.py.
   """
   options = config.benchmark
   cases = [(model, num) for model in options.models for num in options.clients]

@@ -4,7 +4,8 @@
 exchanges lines of JSON with them; `peer` is the other end, and `sockets`
 connects them. `namespaces` shapes links, and `wire` delays their packets;
 `relay` does both for streams, without root. `memory_limits` and `cpu_limits`
-are limits of processes. `setup` prepares a benchmark's config.
+limit processes by `cgroups`. `environments` makes environments of other
+projects. `setup` prepares a benchmark's config.
 `caatnet.show.results` writes result files.
 """
 

@@ -2,20 +2,29 @@
 
 from collections.abc import Iterator
 import contextlib
-import errno
 import os
 import pathlib
-import shutil
 import time
 
+from caatnet.benchmarks.harness import processes
+
 _ROOT = pathlib.Path("/sys/fs/cgroup")
-# Seconds for the kernel to remove processes that were killed.
-_PATIENCE_S = 5.0
+# A group without processes can be removed. An ordinary file system has files
+# instead, and no processes.
+_REMOVE = """
+for i in $(seq 100); do
+  rmdir "$1" && exit
+  rm -f "$1"/* && rmdir "$1" && exit
+  kill -9 $(cat "$1/cgroup.procs")
+  sleep 0.1
+done"""
 
 
 @contextlib.contextmanager
 def group(controller: str) -> Iterator[pathlib.Path]:
   """Creates a group of a controller, such as "memory", and removes it later.
+
+  Processes that are still in it are then killed, also if this process is.
 
   Yields:
     Its folder. A process joins by its id in ``cgroup.procs``.
@@ -23,23 +32,7 @@ def group(controller: str) -> Iterator[pathlib.Path]:
   Raises:
     OSError: This process cannot create one.
   """
-  for old in (_ROOT / controller).glob("caatnet-*-*"):
-    # Those of processes that were killed.
-    if not pathlib.Path(f"/proc/{old.name.split('-')[1]}").exists():
-      with contextlib.suppress(OSError):
-        old.rmdir()
   folder = _ROOT / controller / f"caatnet-{os.getpid()}-{time.monotonic_ns()}"
   folder.mkdir()
-  try:
+  with processes.cleaned_up(_REMOVE, folder):
     yield folder
-  finally:
-    end = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < end:
-      try:
-        folder.rmdir()
-        break
-      except OSError as error:
-        if error.errno == errno.ENOTEMPTY:  # an ordinary file system
-          shutil.rmtree(folder)
-          break
-      time.sleep(0.05)  # a process is still being removed

@@ -67,6 +67,11 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
       for folder in folders
     ]
     measured = _measure(prefixes)
+    if None in measured:
+      raise ValueError(
+        f"cpu_quota={quota:g} cannot be set here: no process can join a "
+        "control group"
+      )
     if max(measured) > _TOLERANCE * quota:
       raise ValueError(
         f"cpu_quota={quota:g} has no effect here: a loop has used "
@@ -75,8 +80,11 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
     yield list(map(Quota, prefixes, measured))
 
 
-def _measure(prefixes: Sequence[Sequence[str]]) -> list[float]:
-  """Returns the processors that a loop after each prefix uses."""
+def _measure(prefixes: Sequence[Sequence[str]]) -> list[float | None]:
+  """Returns the processors that a loop after each prefix uses.
+
+  None for a loop that has not run.
+  """
   with contextlib.ExitStack() as stack:
     loops = [
       stack.enter_context(processes.Process(

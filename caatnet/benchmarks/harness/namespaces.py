@@ -19,8 +19,6 @@ import contextlib
 import ipaddress
 import itertools
 import os
-import pathlib
-import re
 import subprocess
 from typing import NamedTuple
 
@@ -93,11 +91,9 @@ def long_link(
   with contextlib.ExitStack() as stack:
     names = stack.enter_context(_made(2))
     if rtt_ms:
-      wire = stack.enter_context(processes.Process(processes.module(
-        "caatnet.benchmarks.harness.wire", _DEVICE, *names, rtt_ms / 2000
-      )))
-      if wire.answer() is None:
-        raise RuntimeError("the wire has ended; its error is above")
+      _joined(stack.enter_context(
+        _delay_line(_DEVICE, *names, rtt_ms / 2000)
+      ))
     else:
       _call(f"ip link add {_DEVICE} netns {names[0]} type veth peer name "
             f"{_DEVICE} netns {names[1]}")
@@ -175,16 +171,13 @@ def mesh(rates: np.ndarray, delays_s: np.ndarray) -> Iterator[Mesh]:
       _call(f"ip -n {name} address add {host}/32 dev lo")
     pairs = list(itertools.combinations(range(count), 2))
     wires = [
-      stack.enter_context(processes.Process(["nice", "-n", "-15",
-        *processes.module(
-          "caatnet.benchmarks.harness.wire", _wire(i, j), names[i], names[j],
-          delays_s[i, j],
-        )]))
+      stack.enter_context(
+        _delay_line(_wire(i, j), names[i], names[j], delays_s[i, j])
+      )
       for i, j in pairs
     ]
     for (i, j), wire in zip(pairs, wires, strict=True):
-      if wire.answer() is None:
-        raise RuntimeError("a wire has ended; its error is above")
+      _joined(wire)
       for a, b in ((i, j), (j, i)):
         _long(names[a], _wire(i, j), found.hosts[a], found.hosts[b],
               rates[a, b])
@@ -254,23 +247,21 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
     _call(f"ip -n {server} route add {_CLIENTS}/16 via {_HUB}")
     _set(hub, "ip_forward", "1")
     wires = {
-      k: stack.enter_context(processes.Process(["nice", "-n", "-15",
-        *processes.module(
-          "caatnet.benchmarks.harness.wire", f"spoke{k}", hub, name,
-          link.rtt_s / 2, link.jitter_s, link.loss,
-          # Each segment is lost for itself.
-          int(size > _MTU and not link.loss),
-        )]))
+      k: stack.enter_context(_delay_line(
+        f"spoke{k}", hub, name, link.rtt_s / 2, link.jitter_s, link.loss,
+        # With losses, each packet has one segment, which is lost by itself.
+        int(size > _MTU and not link.loss),
+      ))
       for k, (name, link) in enumerate(zip(names, links, strict=True))
       if link.rtt_s >= _LEAST_RTT_S or link.jitter_s or link.loss
     }
     for k, (name, host) in enumerate(zip(names, hosts, strict=True)):
       device = f"spoke{k}"
-      if k not in wires:
+      if k in wires:
+        _joined(wires[k])
+      else:
         _call(f"ip link add {device} netns {hub} type veth peer name {device} "
               f"netns {name}")
-      elif wires[k].answer() is None:
-        raise RuntimeError("a wire has ended; its error is above")
       for end in (hub, name):
         _call(f"ip -n {end} link set {device} {options} up")
       _call(f"ip -n {hub} route add {host}/32 dev {device}")
@@ -337,25 +328,31 @@ def inside(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _made(count: int) -> Iterator[list[str]]:
   """Creates namespaces, and deletes them with all their contents."""
-  _clear()
   names = [f"shaped{os.getpid()}n{i}" for i in range(count)]
-  try:
+  with processes.cleaned_up('for n; do ip netns delete "$n"; done', *names):
     for name in names:
       _call(f"ip netns add {name}")
     yield names
-  finally:
-    for name in names:
-      with contextlib.suppress(ValueError):
-        _call(f"ip netns delete {name}")
 
 
-def _clear() -> None:
-  """Deletes the namespaces of processes that were killed."""
-  for line in _call("ip netns list").splitlines():
-    found = re.match(r"shaped(\d+)n\d+\b", line)
-    # The name contains the id of the process that created it.
-    if found and not pathlib.Path(f"/proc/{found[1]}").exists():
-      _call(f"ip netns delete {found[0]}")
+def _delay_line(device: str, *arguments: object) -> processes.Process:
+  """Returns a process of `wire`, with a high priority; see `_joined`."""
+  return processes.Process(["nice", "-n", "-15", *processes.module(
+    "caatnet.benchmarks.harness.wire", device, *arguments
+  )])
+
+
+def _joined(wire: processes.Process) -> None:
+  """Waits until the devices of a delay line exist.
+
+  Raises:
+    ValueError: They cannot be created.
+  """
+  if (found := wire.answer()) != "ready":
+    raise ValueError(
+      f"links cannot be delayed here: {found or 'a process has ended'}; this "
+      "needs root and /dev/net/tun"
+    )
 
 
 def _set(name: str, key: str, value: str) -> None:

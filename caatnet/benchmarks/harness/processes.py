@@ -112,6 +112,24 @@ class Process:
           pipe.close()
 
 
+@contextlib.contextmanager
+def cleaned_up(script: str, *arguments: object) -> Iterator[None]:
+  """Context after which a shell script runs, even if this process is killed.
+
+  Args:
+    script: Commands of sh, whose output and errors are discarded.
+    arguments: Values of ``$1``, ``$2``, ... in the script.
+  """
+  # The shell reads until this process closes the pipe or ends. It has a session
+  # of its own, so that an interrupt from the terminal does not reach it.
+  with subprocess.Popen(
+    ["/bin/sh", "-c", f"read _; {script}", "sh", *map(str, arguments)],
+    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL, start_new_session=True,
+  ):
+    yield
+
+
 class Done(NamedTuple):
   """Execution of one order by all peers.
 

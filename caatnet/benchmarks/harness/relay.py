@@ -4,13 +4,11 @@ Each client connects to a port of its own, whose connections continue to one
 address. Bytes pass a token bucket, which the clients of a radio cell share, and
 wait in a queue until they are due. Unlike with `namespaces.star`, TCP ends at
 the relay: its slow start sees the round trip of this machine, and losses become
-the rate that they would allow, 1.22 segments per round trip divided by the
-square root of the loss (Mathis et al., CCR 1997).
+the rate that they would allow (`parallel.network.fluid.loss_limit`).
 """
 
 from collections.abc import Sequence
 import contextlib
-import math
 import queue
 import socket
 import threading
@@ -20,8 +18,8 @@ from typing import Any, Self
 from caatnet.benchmarks.harness.wire import Delays
 from caatnet.federated.links import Link
 from parallel.elastic.transport.handshake import Address
+from parallel.network import fluid
 
-_SEGMENT = 1448  # bytes of TCP in an Ethernet packet
 _BURST_S = 0.005  # seconds of a rate that may pass at once, for late wake-ups
 _PIECE_S, _LEAST_PIECE, _MOST_PIECE = 0.002, 256, 1 << 16
 _MOST_WAITING = 4096  # pieces in flight in a direction
@@ -37,8 +35,7 @@ class Bucket:
   @property
   def piece(self) -> int:
     """Largest number of bytes of one call of `wait`."""
-    piece = int(self._rate * _PIECE_S)
-    return min(max(piece, _LEAST_PIECE), _MOST_PIECE)
+    return int(min(max(self._rate * _PIECE_S, _LEAST_PIECE), _MOST_PIECE))
 
   def wait(self, num_bytes: int) -> None:
     """Returns when bytes have passed."""
@@ -74,14 +71,14 @@ class Relay:
       buckets = {
         way: cells.setdefault(
           (way, link.name if link.shared else f"client {k}"),
-          Bucket(_rate(link, getattr(link, way))),
+          Bucket(getattr(link, way)),
         ) for way in ("down", "up")
       }
       server = socket.create_server(("127.0.0.1", 0))
       self._sockets.add(server)
       self.addresses.append(server.getsockname()[:2])
       threading.Thread(
-        target=self._accept, args=(server, link, buckets), daemon=True
+        target=self._accept, args=(server, k, link, buckets), daemon=True
       ).start()
 
   def __enter__(self) -> Self:
@@ -101,7 +98,8 @@ class Relay:
         _close(sock)
 
   def _accept(
-    self, server: socket.socket, link: Link, buckets: dict[str, Bucket]
+    self, server: socket.socket, client: int, link: Link,
+    buckets: dict[str, Bucket],
   ) -> None:
     """Continues the connections of one client."""
     while True:
@@ -118,31 +116,32 @@ class Relay:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._add(sock)
       for way, source, sink in (("down", far, near), ("up", near, far)):
-        _start(source, sink, buckets[way], link)
-
-
-def _rate(link: Link, rate: float) -> float:
-  """Returns the rate that losses allow."""
-  if not link.loss or not link.rtt_s:
-    return rate
-  return min(rate, 1.22 * _SEGMENT / (link.rtt_s * math.sqrt(link.loss)))
+        # Different clients and directions have different delays.
+        delays = Delays(
+          link.rtt_s / 2, link.jitter_s, seed=f"{client} {way}"
+        )
+        # Losses limit each connection, also in a cell.
+        own = Bucket(fluid.loss_limit(link.rtt_s, link.loss))
+        _start(source, sink, (buckets[way], own), delays)
 
 
 def _start(
-  source: socket.socket, sink: socket.socket, bucket: Bucket, link: Link
+  source: socket.socket, sink: socket.socket, buckets: Sequence[Bucket],
+  delays: Delays,
 ) -> None:
   """Forwards one direction of a connection, in two threads."""
   waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(_MOST_WAITING)
-  delays = Delays(link.rtt_s / 2, link.jitter_s, seed=link.name)
+  piece = min(bucket.piece for bucket in buckets)
 
   def read() -> None:
     data = b"more"
     while data:
       try:
-        data = source.recv(bucket.piece)
+        data = source.recv(piece)
       except OSError:
         data = b""
-      bucket.wait(len(data))
+      for bucket in buckets:
+        bucket.wait(len(data))
       waiting.put((delays.due(time.monotonic()), data))
 
   def write() -> None:

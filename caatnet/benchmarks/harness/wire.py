@@ -9,7 +9,8 @@ as over a radio link, which sends lost blocks again. The delay has a normal
 distribution, and is drawn again every `_HOLD_S`: if it were drawn for each
 packet, all packets in order would have about the largest delay. With LARGE=1,
 the kernel hands over several segments of TCP as one packet, which takes less
-processor time. It prints a line of JSON when both devices exist.
+processor time. It prints "ready" as a line of JSON when both devices exist, or
+why they cannot be created.
 """
 
 import collections
@@ -122,7 +123,11 @@ def main(
   loss: str = "0", large: str = "0",
 ) -> None:
   """Forwards packets in both directions until stdin is closed."""
-  a, b = (_tun(device, name, large == "1") for name in (first, second))
+  try:
+    a, b = (_tun(device, name, large == "1") for name in (first, second))
+  except OSError as error:
+    print(json.dumps(str(error)), flush=True)
+    return
   # Different devices and directions have different losses.
   there, back = (
     Delays(float(delay_s), float(jitter_s), float(loss), device + way)

@@ -30,6 +30,7 @@ from caatnet.train import files
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from parallel.hardware import cluster_files
+from parallel.memory import available
 from parallel.planner import conformal
 from parallel.xla import calibration, profiles, reading, targets
 from parallel.xla.calibration import Observed
@@ -260,9 +261,9 @@ def _calibrated(config: Any, target: Target) -> dict[str, Any]:
     steps = _Steps(config, overrides, _mesh(text), target)
     seconds = float(np.median(steps.blocks_s(options.blocks, options.block_s)))
     observed.append(_observed(steps, seconds))
-  memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   found = calibration.calibrate(
-    observed, f"cpu:{options.devices}", memory // options.devices
+    observed, f"cpu:{options.devices}",
+    available.limit_bytes() // options.devices,
   )
   return {
     "cluster": json.loads(cluster_files.to_json(found.links)),

@@ -74,7 +74,7 @@ def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _coded(
   config: Mapping[str, Any], name: str, sizes: Bytes, stragglers: str, num: int
 ) -> dict[str, Any]:
-  """Returns the row of a variant; one client computes ``config.slow`` times.
+  """Returns the row of a variant; one client is slower by ``config.slow``.
 
   The deadline of late updates is the time of the other clients' round.
   """
@@ -117,7 +117,7 @@ def streamed(
 
   Args:
     config: Config like configs/federated/links.py, as nested dicts.
-    num: Number of clients, one of which computes ``config.slow`` times.
+    num: Number of clients, one of which is slower by ``config.slow``.
     size: Bytes of a model, and of an update.
     fragments: Number of fragments.
   """

@@ -1,10 +1,11 @@
-"""Figures of a 5G testbed (Hayek et al., arXiv 2504.04678), by our links.
+"""Figures of a 5G testbed (Hayek et al., arXiv 2504.04678), and predictions.
 
-Published are three ratios and, in a later version, two shares of trials:
-neither times nor rates. `ratios` has what our links give. `region` has which
-fixed time of a message and which rate of a client on 5G would give the
-published ratios of uplinks, with t = o + size / rate, for a range of rates of
-WiFi. That is fitted: the published ratios are its input.
+The paper has three ratios and, in a later version, two shares of trials, but
+neither times nor rates. `ratios` predicts the ratios with the links of
+`caatnet.federated.links`. `region` returns the fixed times of a message and the
+rates of a client on 5G that give the published ratios of uplinks, with
+t = o + size / rate, for a range of rates of WiFi. That is a fit: the published
+ratios are its input.
 """
 
 from collections.abc import Mapping, Sequence

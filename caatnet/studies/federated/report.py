@@ -109,7 +109,8 @@ def _published(result: Row) -> list[Table | str]:
     f"{figures.CONSISTENT:.0%} of trials, as published, if times deviate "
     "between clients by "
     + ", ".join(
-      f"{row['ratio'] or float('nan'):.1f} ({row['clients']} clients)"
+      f"{'?' if row['ratio'] is None else format(row['ratio'], '.1f')} "
+      f"({row['clients']} clients)"
       for row in result["fitted_ratios"]
     ) + " times as much as between rounds (fitted)",
   ]

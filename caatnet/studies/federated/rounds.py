@@ -32,23 +32,24 @@ def rules(clients: int, **changes: Any) -> Rules:
 def compute(config: Mapping[str, Any], clients: int) -> list[dict[str, float]]:
   """Returns the compute times of each client, in seconds.
 
+  They are in a random order, so that they are independent of the rates, which
+  ascend.
+
   Args:
     config: Config like configs/federated/links.py, as nested dicts.
-    clients: Number of clients. A random permutation, so that times are
-      independent of rates, which ascend.
+    clients: Number of clients.
   """
-  quantile = statistics.NormalDist().inv_cdf
+  factors = records.spread_factors(clients, config["compute_spread"])
   order = np.random.RandomState(config["seed"]).permutation(clients)
-  found = []
-  for place in order.tolist():
-    factor = max(
-      0.1, 1 + config["compute_spread"] * quantile((place + 0.5) / clients)
-    )
-    found.append({
-      "t_a": config["aggregation_s"], "t_v": factor * config["validation_s"],
-      "t_tr": factor * config["training_s"], "t_te": factor * config["test_s"],
-    })
-  return found
+  return [
+    {
+      "t_a": config["aggregation_s"],
+      "t_v": factors[place] * config["validation_s"],
+      "t_tr": factors[place] * config["training_s"],
+      "t_te": factors[place] * config["test_s"],
+    }
+    for place in order.tolist()
+  ]
 
 
 def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from caatnet.show.report import Report
 from caatnet.studies.sends.report import report
 from caatnet.train import files
 from parallel.hardware import cluster_files
+from parallel.memory import available
 from parallel.xla import calibration, profiles, reading
 from parallel.xla.profiles import Events, Measured
 from parallel.xla.reading import Reading
@@ -94,7 +95,7 @@ def calibrate(
   found = calibration.calibrate(
     [calibration.observe(readings[name], events)
      for name, events in _events(readings, folder).items()],
-    path.stem, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    path.stem, available.limit_bytes(),
   )
   files.replace(path, cluster_files.to_json(found.links))
   device = found.links.device

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from caatnet.config.federated import Federation
 from caatnet.config.schema.federated import Federated
 from caatnet.federated.links import LINKS, Link
 from caatnet.federated.service import Service
+from parallel.network import fluid
 from tests.caatnet.federated import numeric, process
 
 LIMIT_S = 10.0
@@ -220,11 +222,32 @@ def test_relay_passes_all_bytes_and_both_ends():
     assert near.recv(8) == b""
 
 
-def test_losses_limit_the_rate_of_a_relay():
-  lossy = dataclasses.replace(OWN, loss=0.01)
-  assert relay._rate(lossy, 1e9) == pytest.approx(1.22 * 1448 / (0.01 * 0.1))
-  assert relay._rate(lossy, 1e3) == 1e3
-  assert relay._rate(OWN, 1e9) == 1e9
+def test_losses_limit_each_connection_of_a_relay():
+  """Two clients of a fast cell receive at the rate of a lossy flow each."""
+  lossy = dataclasses.replace(OWN, down=1e8, loss=0.01, shared=True)
+  wanted_s = 0.3
+  size = int(wanted_s * fluid.loss_limit(lossy.rtt_s, lossy.loss))
+  with (
+    socket.create_server(("127.0.0.1", 0)) as server,
+    relay.Relay(server.getsockname(), [lossy, lossy]) as made,
+    contextlib.ExitStack() as stack,
+  ):
+    nears = [
+      stack.enter_context(socket.create_connection(address, LIMIT_S))
+      for address in made.addresses
+    ]
+    start = time.monotonic()
+    for _ in nears:
+      far, _ = server.accept()
+      stack.enter_context(far)
+      threading.Thread(
+        target=far.sendall, args=(bytes(size),), daemon=True
+      ).start()
+    for near in nears:
+      left = size
+      while left:
+        left -= len(near.recv(left))
+    assert 0.9 * wanted_s < time.monotonic() - start < 1.8 * wanted_s
 
 
 def test_quota_limits_each_client(quotas):
@@ -244,29 +267,35 @@ def test_quota_limits_each_client(quotas):
 def test_quota_without_effect_is_an_error(monkeypatch, tmp_path):
   """Other file systems accept the files of a control group."""
   monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
-  federation = _federation((), 1, quota=0.1)
+  federation = _federation((), 1, quota=0.01)
   with pytest.raises(
-    ValueError, match=r"config\.federated\.cpu_quota=0\.1 cannot be set here"
+    ValueError, match=r"config\.federated\.cpu_quota=0\.01 cannot be set here"
   ), emulation.emulated(federation):
     pass
   (tmp_path / "cpu").mkdir()
   with pytest.raises(
-    ValueError, match=r"config\.federated\.cpu_quota=0\.1 has no effect here"
+    ValueError, match=r"config\.federated\.cpu_quota=0\.01 has no effect here"
   ), emulation.emulated(federation):
     pass
   assert not list((tmp_path / "cpu").iterdir())
 
 
-def test_groups_of_killed_processes_are_removed(monkeypatch, tmp_path):
+def test_groups_are_removed_also_with_their_files(monkeypatch, tmp_path):
   monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
-  left = tmp_path / "cpu" / f"caatnet-{1 << 30}-1"
-  left.mkdir(parents=True)
+  (tmp_path / "cpu").mkdir()
   with cgroups.group("cpu") as folder:
-    assert folder.exists()
-    assert not left.exists()
-    with cgroups.group("cpu"):
-      assert folder.exists()  # of a process that runs
+    (folder / "cpu.cfs_quota_us").touch()  # an ordinary file system
   assert not folder.exists()
+
+
+def test_links_that_cannot_be_delayed_are_one_line():
+  with (
+    processes.Process(processes.module(
+      "caatnet.benchmarks.harness.wire", "wire", "no_such", "no_such", 0
+    )) as wire,
+    pytest.raises(ValueError, match=r"delayed here: .*no_such.* /dev/net/tun"),
+  ):
+    namespaces._joined(wire)
 
 
 def _run(folder, network, clients=2):

@@ -1,5 +1,6 @@
 """Rounds over sockets: in threads, and in processes that are killed."""
 
+import concurrent.futures
 import json
 import os
 import signal
@@ -201,6 +202,24 @@ class Down(Exception):
   """The server ends."""
 
 
+def test_client_that_computes_receives_the_next_model(tmp_path, steps):
+  """A client that misses each deadline is sent each model, which it reports."""
+  gate = threading.Event()
+  rules = process.rules(
+    clients=1, per_round=1, rounds=3, stragglers="drop", deadline_s=0.2,
+    downlinks_at_once=1,
+  )
+  with process.service(0, tmp_path, rules, say=print) as service:
+    client = process.client(
+      0, service.address, trainer=Gated(0, gate), say=print
+    )
+    threading.Thread(target=client.run, daemon=True).start()
+    service.serve()
+    gate.set()
+  delivered = [e.round for e in steps if isinstance(e, events.Delivered)]
+  assert delivered == [0, 1, 2]
+
+
 @pytest.mark.parametrize("at_once", [0, 1])
 def test_restarted_server_receives_retained_updates(tmp_path, at_once):
   rules = process.rules(
@@ -237,6 +256,36 @@ def test_restarted_server_receives_retained_updates(tmp_path, at_once):
   np.testing.assert_array_equal(
     second.state.params, expected(process.rules(per_round=3, rounds=2)).params
   )
+
+
+class Endless(process.Trainer):
+  """Trains until it is stopped, or for a long time."""
+
+  def train(self, params, round, stops):
+    end = time.monotonic() + 10
+    while not (stopped := stops()) and time.monotonic() < end:
+      time.sleep(0.02)
+    self.stopped = stopped
+
+
+def test_client_without_a_server_stops_to_train(tmp_path, steps):
+  def check():
+    if any(isinstance(e, events.Delivered) for e in steps):
+      raise Down
+
+  rules, trainer = process.rules(clients=1, per_round=1), Endless(0)
+  with process.service(0, tmp_path, rules, say=print) as service:
+    client = process.client(
+      0, service.address, trainer=trainer, alone_s=0.3, say=print
+    )
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+      ended = pool.submit(client.run)
+      with pytest.raises(Down):
+        service.serve(check)
+      service.close()
+      with pytest.raises(ValueError, match=r"no server at .* for 0\.3 s"):
+        ended.result(30)
+  assert trainer.stopped
 
 
 class Poison(process.Trainer):
