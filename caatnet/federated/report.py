@@ -118,7 +118,7 @@ def interfaces(
     })
   return Table(
     "medians by interface, ms; t_a and the phases of the slowest client; its "
-    "excess over\nthe median client; the mean uplink as a share of the mean "
+    "excess over\nthe median client; mean uplink as a share of the mean "
     "slowest time",
     ["interface",
      *(Column(name, name, ",.1f", 1e-3) for name in (

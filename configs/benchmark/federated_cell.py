@@ -38,5 +38,6 @@ def get_config(model: str = "convolutional") -> ml_collections.ConfigDict:
     config.benchmark.seeds = (0,)
   else:
     some.clients = some.per_round = 8
-    some.rounds = 15
+    some.rounds, some.local_steps = 10, 5
+    config.data.batch_size = 16
   return config

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -38,9 +39,20 @@ def run(config: Any) -> dict[str, Any]:
   Args:
     config: Config like configs/benchmark/federated.py.
   """
-  options = config.benchmark
+  # Programs that all clients compile, each with a part of a processor.
+  with tempfile.TemporaryDirectory() as programs:
+    return _run(config.benchmark, {
+      "JAX_COMPILATION_CACHE_DIR": programs,
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    })
+
+
+def _run(options: Any, environment: Mapping[str, str]) -> dict[str, Any]:
+  """Measures and predicts all cases; see `run`."""
   cases = [(model, num) for model in options.models for num in options.clients]
-  alone = {case: _measured(options, *case, ()) for case in cases}
+  alone = {
+    case: _measured(options, environment, *case, ()) for case in cases
+  }
   fixed = {
     (model, num): predict.fit_fixed(
       found["rows"], _predicted(found, [_LOOPBACK] * num, found, 0.0)
@@ -51,7 +63,7 @@ def run(config: Any) -> dict[str, Any]:
     others = [fixed[other, num] for other in options.models if other != model]
     fixed_s = statistics.median(others) if others else 0.0
     for name in options.interfaces:
-      found = _measured(options, model, num, (name,))
+      found = _measured(options, environment, model, num, (name,))
       rows.append({
         "model": model.rpartition(":")[2], "clients": num, "interface": name,
         "fixed_s": fixed_s, "links": found["links"],
@@ -109,7 +121,8 @@ def _medians(rows: Rows) -> dict[str, float]:
 
 
 def _measured(
-  options: Any, model: str, num: int, names: Sequence[str]
+  options: Any, environment: Mapping[str, str], model: str, num: int,
+  names: Sequence[str],
 ) -> dict[str, Any]:
   """Runs launch.federate; returns its rows, its config and emulated links.
 
@@ -126,10 +139,12 @@ def _measured(
       sys.executable, "-m", "launch.federate", f"--config={model}",
       f"--workdir={folder}",
       *(f"--config.federated.{key}={value}" for key, value in keys.items()),
-    ], capture_output=True, text=True, check=False)
+    ], capture_output=True, text=True, check=False,
+      env=os.environ | environment)
     if done.returncode:
       lines = (done.stderr or done.stdout).strip().splitlines()
-      raise ValueError(f"launch.federate --config={model}: {lines[-1:]}")
+      why = lines[-1] if lines else f"it ended with code {done.returncode}"
+      raise ValueError(f"launch.federate --config={model}: {why}")
     path = pathlib.Path(folder)
     rounds = list(map(json.loads, (path / METRICS).read_text().splitlines()))
     emulated = path / emulation.RECORD

@@ -60,5 +60,5 @@ def test_prediction_has_compute_times_of_one_run_and_sizes_of_another():
 def test_failed_run_is_one_line():
   options = types.SimpleNamespace(**federated.get_config("test").benchmark)
   with pytest.raises(ValueError, match=r"federate --config=no\.py: ") as error:
-    federated_rounds._measured(options, "no.py", 2, ())
+    federated_rounds._measured(options, {}, "no.py", 2, ())
   assert "\n" not in str(error.value)

@@ -185,7 +185,7 @@ class FederatedCell:
   """Time and bytes to a target loss in a radio cell, on a simulated clock."""
 
   variants: tuple[str, ...] = field(
-    ("", "uplink=int4", "uplink=int4 downlink=int4",
+    ("", "uplink=int4 downlink=int4",
      "uplink=sparse downlink=int4",
      "uplink=int4 downlink=int4 stragglers=late",
      "downlinks_at_once=2 uplinks_at_once=2",
