@@ -13,7 +13,8 @@ The tables have the rates with their residuals, the errors of the predictions,
 the share of intervals that contain the measured time, and the spread of
 repeated measurements. A line is added to `config.benchmark.results` after each
 configuration, and a later run continues; the rates are then those of the first
-run. It takes an estimated 40 minutes on two quiet cores.
+run. It takes an estimated 45 minutes on two quiet cores, where no other process
+should run; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` reduces the spread.
 
 Virtual devices share the processor, so that times of collectives are not those
 of a network.
@@ -38,6 +39,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.model.ffn_width = 688
   config.model.num_layers = 4
   config.data.seq_len = 128
+  config.data.batch_size = 8  # of the profiled steps
   config.benchmark = defaults("benchmark", "calibration")
   if size == "test":
     config.model.width, config.model.ffn_width = 32, 48

@@ -165,7 +165,8 @@ def drawn(
     if mesh["worker"] > 1:
       parts += [f"outer.algorithm={choice(options.loops)}",
                 "outer.sync_every=2"]
-    yield " ".join(parts), mesh
+    # A mesh may not name stages if there is one.
+    yield " ".join(parts), {a: size for a, size in mesh.items() if size > 1}
 
 
 class _Steps:

@@ -1,12 +1,18 @@
 """Benchmark of calibrated rates: draws, errors, and resumed files."""
 
+import collections
+import contextlib
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 
+from caatnet.benchmarks.harness import setup
 from caatnet.benchmarks.programs import calibration
+from caatnet.config import experiments
+from caatnet.config.override import override
 from configs.benchmark import calibration as config_of
 
 
@@ -16,12 +22,26 @@ def test_draws_are_random_and_repeat():
   assert some == [next(calibration.drawn(config, index)) for index in range(60)]
   texts = " ".join(text for text, _ in some)
   for value in ("sync.p=0.25", "zero.scheme=zero3", "pipeline.schedule=1f1b",
-                "outer.algorithm=diloco", "data.batch_size=32"):
+                "outer.algorithm=diloco", "data.batch_size=16"):
     assert value in texts
   for text, mesh in some:
     assert math.prod(mesh.values()) == 4
-    assert ("pipeline" in text) == (mesh["stage"] > 1)
-    assert ("outer" in text) == (mesh["worker"] > 1)
+    assert ("pipeline" in text) == ("stage" in mesh)
+    assert ("outer" in text) == ("worker" in mesh)
+
+
+def test_configurations_of_all_kinds_are_valid():
+  """Without compiling them."""
+  config = config_of.get_config()
+  base = setup.without_benchmark(config)
+  built = collections.Counter()
+  for index in range(8):
+    text, mesh = next(calibration.drawn(config, index))
+    with contextlib.suppress(ValueError):
+      experiments.build(override(base, text), mesh, jax.devices()[:4])
+      built.update(["all", *mesh])
+  assert built["all"] >= 4
+  assert {"worker", "data", "stage", "tensor"} < {*built}
 
 
 def test_errors_and_intervals_are_those_of_the_other_rows():

@@ -56,7 +56,7 @@ class Calibration:
     (1, 2), "Logical ranks of a device along the tensor axis.", COUNT
   )
   batch_sizes: tuple[int, ...] = field(
-    (8, 16, 32), "Examples of a step.", COUNT
+    (4, 8, 16), "Examples of a step.", COUNT
   )
   blocks: int = field(5, "Timed blocks of steps.", COUNT)
   block_s: float = field(0.5, "Least seconds of a block.", POSITIVE)
