@@ -267,7 +267,7 @@ def test_quota_limits_each_client(quotas):
 def test_quota_without_effect_is_an_error(monkeypatch, tmp_path):
   """Other file systems accept the files of a control group."""
   monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
-  federation = _federation((), 1, quota=0.01)
+  federation = _federation((), 1, quota=0.01)  # less than a busy machine gives
   with pytest.raises(
     ValueError, match=r"config\.federated\.cpu_quota=0\.01 cannot be set here"
   ), emulation.emulated(federation):
