@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
@@ -29,6 +29,7 @@ def loads(paths, rates):
   }
 
 
+@settings(deadline=None)
 @given(PATHS, CAPACITIES)
 def test_rates_are_max_min_fair(paths, capacities):
   """A rate is its flow's largest, or highest on a link that is full."""
@@ -45,6 +46,7 @@ def test_rates_are_max_min_fair(paths, capacities):
     )
 
 
+@settings(deadline=None)
 @given(
   PATHS, CAPACITIES, st.lists(st.integers(1, 30), min_size=6, max_size=6)
 )
