@@ -89,7 +89,7 @@ def compared(
 
   Args:
     measured: Rows of clients and rounds.
-    predicted: The same, predicted.
+    predicted: Predicted rows of the same clients and rounds.
     least_share: Share of the measured round from which a phase counts.
 
   Returns:

@@ -21,6 +21,7 @@ import json
 import os
 import random
 import select
+import signal
 import struct
 import sys
 import time
@@ -123,6 +124,8 @@ def main(
   loss: str = "0", large: str = "0",
 ) -> None:
   """Forwards packets in both directions until stdin is closed."""
+  # An interrupt from the terminal ends the parent, which closes stdin.
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
   try:
     a, b = (_tun(device, name, large == "1") for name in (first, second))
   except OSError as error:
