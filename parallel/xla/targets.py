@@ -57,6 +57,8 @@ class Target:
       as the platform supports it (docs/methods.md).
     links: Measured links, which replace the levels; None for the published
       ones.
+    early_options: Further options, which start reductions early in steps whose
+      pieces have an order (nano-batches).
   """
 
   name: str
@@ -65,6 +67,9 @@ class Target:
   levels: tuple[Level, ...]
   compiler_options: Mapping[str, bool | str]
   links: LinkMatrix | None = None
+  early_options: Mapping[str, bool | str] = dataclasses.field(
+    default_factory=dict
+  )
 
   @property
   def shares_processors(self) -> bool:
@@ -79,6 +84,11 @@ _SPARSE_CORE = {
   "xla_tpu_use_tc_device_shape_on_sc": "true",
 }
 _TPU_OPTIONS = {"v5p": _SPARSE_CORE, "v6e": _SPARSE_CORE}
+# XLA:TPU starts an all-reduce only as early as its estimated time requires,
+# which is too short: log/2026-11-27-nanobatches-early.md. v6e was not compiled.
+_EARLY_OPTIONS = {
+  "v5p": {"xla_tpu_sparse_core_all_reduce_latency_multiplier": "10"},
+}
 _GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
 
@@ -180,6 +190,7 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
     # One level: the links of a slice form a single torus.
     (Level("slice", len(devices), hardware.link),),
     _TPU_OPTIONS.get(generation, {}),
+    _EARLY_OPTIONS.get(generation, {}),
   )
 
 

@@ -198,7 +198,8 @@ def analyse(
   Args:
     step: Step, built on the target's devices.
     target: Machine to compile for.
-    compiler_options: Compiler options that replace the target's own.
+    compiler_options: Compiler options that replace the target's own, which
+      include `Target.early_options` for nano-batches.
 
   Returns:
     Plain data, as from `study.analyse`, and "inference": the step's sizes,
@@ -209,6 +210,8 @@ def analyse(
     ValueError: The program copies or slices the cache; the message names the
       instructions. Conversions of a 16-bit cache by XLA:CPU are no error.
   """
+  if compiler_options is None and step.nanobatches is not None:
+    compiler_options = {**target.compiler_options, **target.early_options}
   made = programs.compile_for(
     target, step.program.layout.mesh, step.lower, compiler_options
   )

@@ -232,6 +232,15 @@ def test_compiled_step_reports_memory_and_bytes(capsys):
   assert "cache" in printed
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_early_options_are_for_steps_in_nanobatches(pieces):
+  found = step("decode", f"inference.nanobatches={pieces}", {"tensor": 8})
+  early = {"xla_llvm_disable_expensive_passes": True}
+  target = dataclasses.replace(as_users("cpu:8"), early_options=early)
+  options = decoding.analyse(found, target)["compiler_options"]
+  assert options == users.OPTIONS | (early if pieces > 1 else {})
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_widened_cache_is_reported_with_the_key_that_avoids_it(dtype, capsys):
   """XLA:CPU widens the whole 16-bit cache to write a row."""

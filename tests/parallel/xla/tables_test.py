@@ -196,6 +196,7 @@ def test_tpu_target_is_one_level_of_chips(
   options = found.compiler_options
   assert bool(options) == (generation in ("v5p", "v6e"))
   assert set(options.values()) <= {"true"}
+  assert bool(found.early_options) == (generation == "v5p")
 
 
 @pytest.mark.parametrize("name", ["tpu:v5p:2x2x2", "gpu:h100:1x3"])
