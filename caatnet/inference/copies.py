@@ -32,8 +32,9 @@ from caatnet.inference.decoder import Decoder, replica_spec
 from caatnet.models.paged import Cache, CacheShape
 from caatnet.program import Program
 
-# Bytes of a part of a copy on a device. The staging buffer has this size, and
-# reading it delays a step by 0.1 ms at 1 TB/s.
+# Bytes of a part of a copy on a device and of its staging buffer. Reading it
+# delays a step by 0.1 ms at 1 TB/s. As each part waits for a step, smaller ones
+# would take more steps (log/2026-11-27-copies-in-parts.md).
 PART_BYTES = 64 << 20
 
 
