@@ -190,7 +190,7 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
     # One level: the links of a slice form a single torus.
     (Level("slice", len(devices), hardware.link),),
     _TPU_OPTIONS.get(generation, {}),
-    _EARLY_OPTIONS.get(generation, {}),
+    early_options=_EARLY_OPTIONS.get(generation, {}),
   )
 
 
