@@ -38,7 +38,7 @@ def imported_numba(what: str) -> ModuleType:
     import numba
   except ImportError as error:
     raise ValueError(
-      f"{what} needs numba: pip install caatnet[memory]"
+      f"{what} needs numba: pip install 'caatnet[memory]'"
     ) from error
   return numba
 

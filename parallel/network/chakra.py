@@ -197,6 +197,6 @@ def _package() -> tuple[Any, Any]:
     from chakra.src.third_party.utils import protolib
   except ImportError as error:
     raise ValueError(
-      "execution traces need mlc-chakra: pip install caatnet[chakra]"
+      "execution traces need mlc-chakra: pip install 'caatnet[chakra]'"
     ) from error
   return et_def_pb2, protolib

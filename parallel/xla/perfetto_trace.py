@@ -31,7 +31,7 @@ def write(bars: Iterable[Bar], path: pathlib.Path, name: str) -> float:
     from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
   except ImportError as error:
     raise ValueError(
-      "traces need perfetto: pip install caatnet[trace]"
+      "traces need perfetto: pip install 'caatnet[trace]'"
     ) from error
   end_s = 0.0
   with path.open("wb") as file:

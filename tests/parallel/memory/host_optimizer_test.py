@@ -295,7 +295,7 @@ def test_without_numba_the_error_names_the_extra():
     [sys.executable, "-c", code], capture_output=True, text=True, check=False
   )
   assert result.stderr.splitlines()[-1] == (
-    "ValueError: the host optimizer needs numba: pip install caatnet[memory]"
+    "ValueError: the host optimizer needs numba: pip install 'caatnet[memory]'"
   )
 
 
