@@ -7,12 +7,12 @@ For each eviction policy a server answers streams of requests (zipf, uniform,
 bursty, cyclic over slots + 1) over HTTP. Every stream's first requests are also
 sent to one server process per expert, stopped and started as llama-swap does.
 The experts have random parameters and take 20.2 GB on disk in runs/. The run
-has 48 minutes of requests, and takes an estimated quarter of an hour for
-files and starts; `experts.py:test` takes minutes.
+has 48 minutes of requests, and took 55 minutes with existing files;
+`experts.py:test` takes minutes.
 
 `experts.py:simulated` compares the engine with its simulator, for 12 experts
-of 29 MB on 4 slots: hits, loads, and exposed switching, in an estimated five
-minutes; `experts.py:simulated_test` takes seconds.
+of 29 MB on 4 slots: hits, loads, and exposed switching, in two minutes;
+`experts.py:simulated_test` takes seconds.
 """
 
 import ml_collections

@@ -10,8 +10,8 @@ trained from it, and two baselines have the same tokens or the same size.
 
 The same command resumes a stopped sweep. It ends with a report, and with the
 library runs/experts/library for launch.serve. `kinds.py:small` has models of
-0.13M parameters, `kinds.py:test` takes about a minute. Results of `small`, one
-seed: log/2026-11-27-composition-of-experts.md.
+0.13M parameters, `kinds.py:test` takes about a minute. Results:
+log/2026-11-27-composition-of-experts.md.
 """
 
 import ml_collections
