@@ -1,6 +1,6 @@
 """Report of the study of federated rounds over links."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
@@ -204,8 +204,20 @@ def _shares(result: Row) -> plot.Panel:
     f"{clients} clients, {size / 1e6:.2f} MB",
     "mean share of a round",
     plot.Axis(ticks=[(i, row["link"]) for i, row in enumerate(rows)]),
-    "upper left",
+    "below",
   )
+
+
+def _texts(links: Sequence[Row]) -> list[str]:
+  """Returns the text of each link; links of about equal rates share one."""
+  texts, last = [""] * len(links), -1
+  for i in sorted(range(len(links)), key=lambda i: links[i]["rate"]):
+    name = links[i]["link"].removeprefix("5g-")
+    if last >= 0 and links[i]["rate"] < 1.1 * links[last]["rate"]:
+      texts[last] += f", {name}"
+    else:
+      texts[i], last = name, i
+  return texts
 
 
 def _region(result: Row) -> plot.Panel:
@@ -231,7 +243,7 @@ def _region(result: Row) -> plot.Panel:
         [row["rate"] / _MBIT for row in ours],
         [result["fixed_s"]] * len(ours), "our links, and our fixed time", "",
         marker="x", colour="black", texts=plot.Texts(
-          [row["link"].removeprefix("5g-") for row in ours], rotation=60.0,
+          _texts(ours), rotation=60.0,
         ),
       ),
     ],
