@@ -500,7 +500,7 @@ def _one_line(error: BaseException) -> str:
   return f"{text[:half]} [...] {text[-half:]}"
 
 
-def _set_up_devices(keep_programs: bool) -> None:
+def _set_up_devices(keep_programs: bool = False) -> None:
   """Imports jax and configures its devices, processes and program cache."""
   if FLAGS.cpu_devices:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -34,6 +34,7 @@ from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.profiles import Events
 from parallel.xla.reading import Reading
 
+_FREE = 1e24  # rate of what takes no time; the largest that files may have
 
 class Work(NamedTuple):
   """Instruction that does not communicate: means of one execution.
@@ -201,10 +202,13 @@ def calibrate(
   latency, per_s = _matrices(messages, num_devices)
 
   def cluster(factor: float) -> LinkMatrix:
+    matrix, memory = (
+      min(_FREE, rate / factor) for rate in (fitted.matrix, fitted.memory)
+    )
     return LinkMatrix(
       name, devices.measured(
-        name, {observed[0].dtype: fitted.matrix / factor}, memory_bytes,
-        fitted.memory / factor, source, fitted.overhead_s * factor,
+        name, {observed[0].dtype: matrix}, memory_bytes, memory, source,
+        fitted.overhead_s * factor,
       ), (0,) * num_devices, per_s, latency, source, "measured",
     )
 
@@ -260,7 +264,9 @@ def rates(work: Sequence[Work]) -> Rates:
     )
     fits.append((error, tuple(found / scale)))
   # A rate that the fit leaves infinite must stay finite in files.
-  per_flop, per_byte, overhead = np.maximum(min(fits)[1], [1e-24, 1e-24, 0])
+  per_flop, per_byte, overhead = np.maximum(
+    min(fits)[1], [1 / _FREE, 1 / _FREE, 0]
+  )
   made = Rates(*(float(x) for x in (1 / per_flop, 1 / per_byte, overhead)))
   factor = float(np.sum(count * seconds)) / sum(
     w.count * made.seconds(w) for w in work
@@ -326,7 +332,7 @@ def _matrices(
   # Pairs that were not measured: as the slowest ones. Without collectives,
   # links are not used.
   slowest = (
-    (np.nanmax(latency), np.nanmin(bandwidth)) if by_group else (0.0, 1e24)
+    (np.nanmax(latency), np.nanmin(bandwidth)) if by_group else (0.0, _FREE)
   )
   missing = np.isnan(latency)
   latency[missing], bandwidth[missing] = slowest

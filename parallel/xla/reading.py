@@ -146,7 +146,22 @@ def read(
       f"{type(program).__name__} is not a jitted function, a stage of its "
       "compilation, a text or a path"
     )
-  return _of_compiled(program.compile(), mesh, _unoptimized(program))
+  return _of_compiled(_compile(program), mesh, _unoptimized(program))
+
+
+def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+  """Compiles, or reads a program with the same lines of source from a cache.
+
+  The persistent cache may have an equal program from other lines, for which
+  requests cannot be found.
+  """
+  key = "jax_compilation_cache_include_metadata_in_key"
+  before = getattr(jax.config, key)
+  jax.config.update(key, True)
+  try:
+    return lowered.compile()
+  finally:
+    jax.config.update(key, before)
 
 
 def read_all(

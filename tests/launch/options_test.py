@@ -103,7 +103,9 @@ def test_config_is_found_by_its_name():
 
 
 # Flags of devices and processes are applied before a script begins.
-SET_UP = {"cpu_devices", "coordinator", "num_processes", "process_id"}
+SET_UP = {
+  "cpu_devices", "coordinator", "num_processes", "process_id", "programs"
+}
 
 
 @pytest.mark.quick

@@ -119,5 +119,5 @@ def test_missing_package_is_one_line_that_names_the_extra(
   monkeypatch.setitem(sys.modules, "chakra.schema.protobuf", None)
   for call in (lambda: chakra.write([[]], tmp_path),
                lambda: chakra.read(tmp_path)):
-    with pytest.raises(ValueError, match=r"install caatnet\[chakra\]$"):
+    with pytest.raises(ValueError, match=r"install 'caatnet\[chakra\]'$"):
       call()

@@ -378,3 +378,21 @@ def test_truncated_text_is_refused(lowered):
 def test_another_mesh_is_refused(lowered):
   with pytest.raises(ValueError, match="it is not the program's mesh"):
     read(lowered, mesh=AbstractMesh((4,), ("a",)))
+
+
+def test_lines_are_not_those_of_an_equal_program_in_the_cache():
+  """As of another checkout, or of a function that has moved in its file."""
+  functions = [
+    lambda x: lax.psum(x, "a"),  # first
+    lambda x: lax.psum(x, "a"),  # second
+  ]
+  mesh = jax.make_mesh(
+    (2,), ("a",), (AxisType.Auto,), devices=jax.devices()[:2]
+  )
+  for f, mark in zip(functions, ("first", "second"), strict=True):
+    made = jax.jit(
+      jax.shard_map(f, mesh=mesh, in_specs=P("a"), out_specs=P())
+    )
+    (found,) = read(made, jax.ShapeDtypeStruct((4,), jnp.bfloat16)).executed
+    assert found.requested == "bfloat16"
+    assert found.source == line_of(mark)
