@@ -12,7 +12,6 @@ metrics.jsonl. Tokens and certificates are those of docs/elastic.md, the
 protocol is described in docs/federated.md.
 """
 
-import contextlib
 import signal
 import sys
 
@@ -48,20 +47,19 @@ def main() -> None:
   if FLAGS.role == "client":
     print(run.client(federation, FLAGS.client, FLAGS.server, security))
     return
-  with contextlib.ExitStack() as stack:
-    network = stack.enter_context(emulation.emulated(federation, FLAGS.host))
-    render.show(*network.parts())
-    with network.listening():
-      service = stack.enter_context(run.serving(
-        federation, FLAGS.workdir or f"runs/{FLAGS.config.name}",
-        (network.host, FLAGS.port), security,
-      ))
-    print(f"server at {format_address(service.address)}", flush=True)
-    if FLAGS.role == "all" and not service.state.finished:
-      command = [sys.executable, "-m", "launch.federate", *sys.argv[1:]]
-      network.serve(service, [*command, "--role=client"])
-    else:
-      service.serve()
+  workdir = FLAGS.workdir or f"runs/{FLAGS.config.name}"
+  with run.serving(federation, workdir) as service:
+    if not service.state.finished:
+      with emulation.emulated(federation, FLAGS.host) as network:
+        render.show(*network.parts())
+        with network.listening():
+          service.listen((network.host, FLAGS.port), security)
+        print(f"server at {format_address(service.address)}", flush=True)
+        if FLAGS.role == "all":
+          command = [sys.executable, "-m", "launch.federate", *sys.argv[1:]]
+          network.serve(service, [*command, "--role=client"])
+        else:
+          service.serve()
   if service.rows or FLAGS.plot:
     render.present(
       report.report(service.rows, federation.links), {}, picture=FLAGS.plot

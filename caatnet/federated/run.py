@@ -9,28 +9,24 @@ import numpy as np
 
 from caatnet.federated.client import Client
 from caatnet.federated.local import LocalTrainer
-from caatnet.federated.service import Service
+from caatnet.federated.service import STATE, Service
 from caatnet.train import files, records
 from caatnet.train.evaluate import make_evaluate
-from parallel.elastic.transport.handshake import (
-  Address,
-  Security,
-  parse_address,
-)
+from parallel.elastic.transport.handshake import Security, parse_address
 
 
 @contextlib.contextmanager
 def serving(
-  federation: Any, workdir: str, address: Address, security: Security,
-  say: Callable[[str], None] = print,
+  federation: Any, workdir: str, say: Callable[[str], None] = print
 ) -> Iterator[Service]:
   """Context of the service of a run, which continues the run of its folder.
+
+  It does not listen yet. A run that ends before its first round leaves no
+  config in a new folder, so that it can start there with another one.
 
   Args:
     federation: A `caatnet.config.federated.Federation`.
     workdir: The run's folder.
-    address: (host, port); port 0 selects a free port.
-    security: Token and TLS settings.
     say: Receives lines for the terminal.
 
   Raises:
@@ -39,6 +35,7 @@ def serving(
   folder = files.folder(workdir, local=True)
   folder.mkdir(parents=True, exist_ok=True)
   with files.lock(folder):
+    is_new = not (folder / "config.json").exists()
     notice = records.write_config(folder, federation.config)
     if notice:
       say(notice)
@@ -46,11 +43,15 @@ def serving(
     # Compile before clients connect, so that rounds measure no compilation.
     federation.arithmetic.warm_up(params)
     uplink.decode(uplink.encode(params, jax.random.key(0)), params.size)
-    with Service(
-      address, security, federation.rules, federation.arithmetic, params,
-      uplink.decode, folder, silence_s=federation.section.silence_s, say=say,
-    ) as service:
-      yield service
+    try:
+      with Service(
+        federation.rules, federation.arithmetic, params, uplink.decode, folder,
+        silence_s=federation.section.silence_s, say=say,
+      ) as service:
+        yield service
+    finally:
+      if is_new and not (folder / STATE).exists():
+        (folder / "config.json").unlink()
 
 
 def client(

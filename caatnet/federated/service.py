@@ -59,23 +59,20 @@ class Service:
   """Server process: core, snapshots and connections.
 
   Attributes:
-    address: (host, port) at which it listens.
+    address: (host, port) at which it listens, after `listen`.
     workdir: Folder of the state and the metrics.
     state: State of the core.
     rows: One dict per client and round; see `metrics.jsonl`.
   """
 
   def __init__(
-    self, address: Address, security: Security, rules: Rules,
-    arithmetic: Arithmetic, params: np.ndarray, decode: Decode,
-    workdir: pathlib.Path, *, silence_s: float = 10.0,
+    self, rules: Rules, arithmetic: Arithmetic, params: np.ndarray,
+    decode: Decode, workdir: pathlib.Path, *, silence_s: float = 10.0,
     say: Callable[[str], None] = print,
   ) -> None:
-    """Starts to listen, with the state of the workdir if it has one.
+    """Creates a service, with the state of the workdir if it has one.
 
     Args:
-      address: (host, port); port 0 selects a free port.
-      security: Token and TLS settings of connections.
       rules: Constants of the run.
       arithmetic: Computations on vectors.
       params: Initial parameters, float32 ``[n]``.
@@ -85,7 +82,7 @@ class Service:
       say: Receives lines for the terminal.
 
     Raises:
-      ValueError: The state is of another run, or the address cannot be used.
+      ValueError: The state is of another run.
     """
     self._rules, self._arithmetic, self._decode = rules, arithmetic, decode
     self._silence_s, self._say = silence_s, say
@@ -112,7 +109,19 @@ class Service:
     self._metrics = workdir / METRICS
     for path in (workdir / STATE, self._metrics):
       atomic.remove_unfinished(path)
-    self._drop_metrics()
+    self._read_metrics()
+    self._listener: Listener | None = None
+
+  def listen(self, address: Address, security: Security) -> None:
+    """Starts to listen; `serve` accepts connections.
+
+    Args:
+      address: (host, port); port 0 selects a free port.
+      security: Token and TLS settings of connections.
+
+    Raises:
+      ValueError: The address cannot be used.
+    """
     try:
       self._listener = Listener(messages.NAME, security, address)
     except OSError as error:
@@ -127,6 +136,7 @@ class Service:
     Args:
       check: Called several times per second; an error ends the service.
     """
+    assert self._listener is not None, "listen was not called"
     self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
     while not self.state.finished:
       self._step(events.Tick())  # first, for a run that is complete
@@ -140,7 +150,8 @@ class Service:
 
   def close(self) -> None:
     """Ends all connections; the workdir suffices to resume later."""
-    self._listener.close()
+    if self._listener is not None:
+      self._listener.close()
 
   def __enter__(self) -> "Service":
     return self
@@ -328,7 +339,7 @@ class Service:
     }
     with open(self._metrics, "a") as file:
       file.write(json.dumps(record) + "\n")
-    self.rows += [row | {"t_a": self._aggregation_s} for row in clients]
+    self._add_rows(record)
     self._results, self._aggregation_s = {}, 0.0
     loss = "" if np.isnan(end.loss) else f", loss {end.loss:.4f} before it"
     missing = (
@@ -339,8 +350,8 @@ class Service:
       f"updates{missing}{loss}, {end.duration_s:.2f} s"
     )
 
-  def _drop_metrics(self) -> None:
-    """Removes the records of rounds that are executed again."""
+  def _read_metrics(self) -> None:
+    """Reads rows; removes the records of rounds that are executed again."""
     if not self._metrics.exists():
       return
     kept = [
@@ -349,6 +360,12 @@ class Service:
     ]
     with atomic.whole(self._metrics) as temporary:
       temporary.write_text("".join(kept))
+    for record in map(json.loads, kept):
+      self._add_rows(record)
+
+  def _add_rows(self, record: Mapping[str, Any]) -> None:
+    """Adds the rows of a record of `metrics.jsonl`."""
+    self.rows += [row | {"t_a": record["t_a"]} for row in record["clients"]]
 
   def _report(self) -> None:
     """Prints what the server waits for, once it has waited for a while."""

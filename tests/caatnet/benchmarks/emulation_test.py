@@ -300,14 +300,13 @@ def test_links_that_cannot_be_delayed_are_one_line():
 
 def _run(folder, network, clients=2):
   """Two rounds of numpy clients."""
-  with network.listening():
-    service = Service(
-      (network.host, 0), process.SECURITY,
-      process.rules(clients=clients, per_round=clients, rounds=2),
-      numeric.Plain(), process.PARAMS, process.decode, folder,
-      say=lambda line: None,
-    )
-  with service:
+  with Service(
+    process.rules(clients=clients, per_round=clients, rounds=2),
+    numeric.Plain(), process.PARAMS, process.decode, folder,
+    say=lambda line: None,
+  ) as service:
+    with network.listening():
+      service.listen((network.host, 0), process.SECURITY)
     network.serve(service, [
       sys.executable, "-m", "tests.caatnet.federated.process", "linked"
     ])

@@ -129,9 +129,10 @@ def federate(workdir, clients, **changes):
       errors[number] = str(error)
 
   with Service(
-    ("127.0.0.1", 0), process.SECURITY, rules, numeric.Plain(),
-    vectors.initial(), process.decode, workdir, say=lines.append,
+    rules, numeric.Plain(), vectors.initial(), process.decode, workdir,
+    say=lines.append,
   ) as service:
+    service.listen(("127.0.0.1", 0), process.SECURITY)
     address = "{}:{}".format(*service.address)
     threads = [
       threading.Thread(target=start, args=(k, c, address), daemon=True)
@@ -259,9 +260,8 @@ def test_example_runs_with_coded_links(tmp_path):
   config = config_file.get_config("test")
   config.federated.uplink = config.federated.downlink = "int8"
   federation = federated.build(config)
-  with run.serving(
-    federation, tmp_path, ("127.0.0.1", 0), process.SECURITY, [].append
-  ) as service:
+  with run.serving(federation, tmp_path, [].append) as service:
+    service.listen(("127.0.0.1", 0), process.SECURITY)
     threads = [
       threading.Thread(target=run.client, daemon=True, args=(
         federation, k, "{}:{}".format(*service.address), process.SECURITY

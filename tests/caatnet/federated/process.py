@@ -68,10 +68,12 @@ def client(number, address, step_s=0.0, trainer=None, coded=False, **options):
 
 
 def service(port, workdir, rules, arithmetic=None, **options):
-  return Service(
-    ("127.0.0.1", port), SECURITY, rules, arithmetic or numeric.Plain(),
-    PARAMS, decode, pathlib.Path(workdir), **options,
+  found = Service(
+    rules, arithmetic or numeric.Plain(), PARAMS, decode,
+    pathlib.Path(workdir), **options,
   )
+  found.listen(("127.0.0.1", port), SECURITY)
+  return found
 
 
 class Halves(numeric.Plain):

@@ -25,9 +25,8 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   config = override(tiny.get_config("convolutional,test"), SMALL)
   federation = federated.build(config)
   lines = []
-  with run.serving(
-    federation, tmp_path, ("127.0.0.1", 0), SECURITY, lines.append
-  ) as service:
+  with run.serving(federation, tmp_path, lines.append) as service:
+    service.listen(("127.0.0.1", 0), SECURITY)
     client = threading.Thread(target=run.client, daemon=True, args=(
       federation, 0, "{}:{}".format(*service.address), SECURITY
     ))
@@ -77,6 +76,22 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   with pytest.raises(ValueError, match="--client=1 must be at most 0"):
     run.client(federation, 1, "127.0.0.1:1", SECURITY)
   other = federated.build(override(config, "federated.local_steps=3"))
-  again = run.serving(other, tmp_path, ("127.0.0.1", 0), SECURITY)
+  again = run.serving(other, tmp_path)
   with pytest.raises(ValueError, match=r"federated\.local_steps=2, this one"):
     again.__enter__()
+  # The rows of an ended run are those of its rounds.
+  with run.serving(federation, tmp_path, lines.append) as ended:
+    assert ended.rows == service.rows
+    assert ended.state.finished
+
+
+def test_run_without_a_round_leaves_no_config_in_a_new_folder(tmp_path):
+  for changes in ("", " federated.local_steps=3"):
+    config = override(tiny.get_config("convolutional,test"), SMALL + changes)
+    with (
+      pytest.raises(ValueError, match="no round"),
+      run.serving(federated.build(config), tmp_path, [].append),
+    ):
+      assert (tmp_path / "config.json").exists()
+      raise ValueError("no round")
+    assert not (tmp_path / "config.json").exists()
