@@ -154,13 +154,17 @@ def simulated(
 
   params = np.zeros(_ELEMENTS, np.float32)
   found = simulate.Simulation(
-    rules, _Sizes(sizes), params, [1] * rules.clients,
-    lambda client, round, received: params,
-    lambda client, round: phases[client],
-    Shaped(links, fixed_s, data_share),
-    silence_s=math.inf, message_s=max(link.rtt_s for link in links) / 2,
+    rules, _Sizes(sizes), params,
+    simulate.Clients(
+      [1] * rules.clients, lambda client, round, received: params,
+      lambda client, round: phases[client],
+    ),
+    simulate.Transport(
+      Shaped(links, fixed_s, data_share),
+      max(link.rtt_s for link in links) / 2, math.inf, downlink_bytes,
+      framed(sizes.up),
+    ),
     aggregation_s=each[0].get("t_a", 0.0),
-    downlink_bytes=downlink_bytes, uplink_bytes=framed(sizes.up),
   )
   found.run()
   return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.federated import links, predict, server, simulate
+from caatnet.federated import predict, server, simulate
 from caatnet.federated.local import LocalTrainer
 from caatnet.federated.server import Server
 
@@ -39,7 +39,7 @@ def rehearse(
     ValueError: The run has no links.
   """
   section = federation.section
-  if not section.links:
+  if not federation.links:
     raise ValueError(
       "config.federated.links=() must name a link, as in ('5g-20mhz',)"
     )
@@ -68,18 +68,19 @@ def rehearse(
 
   run = simulate.Simulation(
     federation.rules, federation.arithmetic, params,
-    [trainer.examples for trainer in trainers], train,
-    lambda client, round: {
-      name: compute[client].get(name, 0.0) for name in ("t_v", "t_tr", "t_te")
-    },
-    predict.Shaped(
-      links.of_clients(section.links, section.clients), fixed_s
+    simulate.Clients(
+      [trainer.examples for trainer in trainers], train,
+      lambda client, round: {
+        name: compute[client].get(name, 0.0) for name in ("t_v", "t_tr", "t_te")
+      },
     ),
-    aggregation_s=compute[0].get("t_a", 0.0),
-    message_s=max(links.link(name).rtt_s for name in section.links) / 2,
-    downlink_bytes=downlink_bytes,
-    uplink_bytes=predict.framed(len(codecs[0].encode(params, 0))),
-    observe=observe,
+    simulate.Transport(
+      predict.Shaped(federation.links, fixed_s),
+      max(link.rtt_s for link in federation.links) / 2,
+      downlink_bytes=downlink_bytes,
+      uplink_bytes=predict.framed(len(codecs[0].encode(params, 0))),
+    ),
+    aggregation_s=compute[0].get("t_a", 0.0), observe=observe,
   )
   run.run()
   return found

@@ -91,6 +91,40 @@ class Constant:
     return found
 
 
+class Clients(NamedTuple):
+  """Data and training of the simulated clients.
+
+  Attributes:
+    examples: Number of examples of each client.
+    train: Maps client, round and the received parameters to the update.
+    compute: Maps client and round to the durations of the client's phases in
+      seconds, by name ("t_v", "t_tr", "t_te").
+  """
+
+  examples: Sequence[int]
+  train: Callable[[int, int, np.ndarray], np.ndarray]
+  compute: Callable[[int, int], Mapping[str, float]]
+
+
+class Transport(NamedTuple):
+  """Times and sizes of messages.
+
+  Attributes:
+    network: Network of the models and updates.
+    message_s: Time of other messages.
+    silence_s: Time after which the server closes a silent connection.
+    downlink_bytes: Maps the server's state and the revision of a client to the
+      bytes of its downlink; None for those of the state.
+    uplink_bytes: Bytes of an update; None for those of the parameters.
+  """
+
+  network: Network
+  message_s: float = 0.01
+  silence_s: float = 2.0
+  downlink_bytes: Callable[[Server, int], int] | None = None
+  uplink_bytes: int | None = None
+
+
 class Fault(NamedTuple):
   """Fault of a process or its connection.
 
@@ -147,13 +181,8 @@ class Simulation:
 
   def __init__(
     self, rules: Rules, arithmetic: Arithmetic, params: np.ndarray,
-    examples: Sequence[int],
-    train: Callable[[int, int, np.ndarray], np.ndarray],
-    compute: Callable[[int, int], Mapping[str, float]], network: Network,
-    faults: Sequence[Fault] = (), silence_s: float = 2.0,
-    aggregation_s: float = 0.0, message_s: float = 0.01,
-    downlink_bytes: Callable[[Server, int], int] | None = None,
-    uplink_bytes: int | None = None,
+    clients: Clients, transport: Transport, faults: Sequence[Fault] = (),
+    aggregation_s: float = 0.0,
     observe: Callable[[float, Server], None] | None = None,
   ) -> None:
     """Creates a run.
@@ -162,33 +191,27 @@ class Simulation:
       rules: Constants of the run.
       arithmetic: Computations on vectors.
       params: Initial parameters, float32 ``[n]``.
-      examples: Number of examples of each client.
-      train: Maps client, round and the received parameters to the update.
-      compute: Maps client and round to the durations of the client's phases in
-        seconds, by name ("t_v", "t_tr", "t_te").
-      network: Network of the models and updates.
+      clients: Data and training of the clients.
+      transport: Network, and times and sizes of messages.
       faults: Faults.
-      silence_s: Time after which the server closes a silent connection.
       aggregation_s: Time from the end of a round to the next models.
-      message_s: Time of other messages.
-      downlink_bytes: Maps the server's state and the revision of a client to
-        the bytes of its downlink; None for those of the state.
-      uplink_bytes: Bytes of an update; None for those of the parameters.
       observe: Called at the end of each round with the time and the state.
     """
     self._rules, self._arithmetic = rules, arithmetic
-    self._examples, self._train, self._compute = examples, train, compute
-    self._network, self._silence_s = network, silence_s
-    self._aggregation_s, self._message_s = aggregation_s, message_s
-    self._downlink_bytes = downlink_bytes or _downlink_bytes
+    self._examples, self._train, self._compute = clients
+    self._network = transport.network
+    self._silence_s, self._message_s = transport.silence_s, transport.message_s
+    self._aggregation_s = aggregation_s
+    self._downlink_bytes = transport.downlink_bytes or _downlink_bytes
     self._uplink_bytes = (
-      params.nbytes if uplink_bytes is None else uplink_bytes
+      params.nbytes if transport.uplink_bytes is None
+      else transport.uplink_bytes
     )
     self._observe = observe or (lambda time, state: None)
     self._transfers: dict[Transfer, Callable[[], None]] = {}
     self._events: list[tuple[float, int, Callable[[], None]]] = []
     self._count = 0
-    self._clients = [_Client() for _ in examples]
+    self._clients = [_Client() for _ in clients.examples]
     self._connections = 0
     self._server = 1  # number of its process; 0 while it is down
     self._servers = 1
@@ -198,7 +221,7 @@ class Simulation:
     self.effects: list[tuple[float, Any]] = []
     self.rows: list[dict[str, Any]] = []
     self.hit: list[tuple[str, str]] = []
-    for client in range(len(examples)):
+    for client in range(len(clients.examples)):
       self._after(0.01 * client, functools.partial(self._connect, client))
     for fault in faults:
       self._after(fault.time, functools.partial(self._fault, fault))

@@ -44,13 +44,11 @@ def compute(client, round):
   return {"t_tr": 0.5 + 0.2 * client}
 
 
-def run(some, faults=(), **changes):
-  arguments = {
-    "train": train, "compute": compute, "network": simulate.Constant(0.3, 0.4),
-  } | changes
+def run(some, faults=(), compute=compute, network=None):
   found = simulate.Simulation(
-    some, Plain(), PARAMS, EXAMPLES[: some.clients], faults=faults,
-    **arguments,
+    some, Plain(), PARAMS,
+    simulate.Clients(EXAMPLES[: some.clients], train, compute),
+    simulate.Transport(network or simulate.Constant(0.3, 0.4)), faults,
   )
   found.run(limit_s=2000.0)
   return found

@@ -92,7 +92,7 @@ def test_one_client_at_a_time_receives_and_sends_over_sockets(tmp_path, steps):
 
 
 def test_model_that_a_client_has_already_is_delivered_at_once(tmp_path, steps):
-  """It trains on after a lost connection, and others do not wait for it."""
+  """A client trains on after a lost connection; others do not wait for it."""
   rules = process.rules(
     clients=1, per_round=1, rounds=1, downlinks_at_once=1
   )
