@@ -99,7 +99,10 @@ def _receive(sock: socket.socket, size: int) -> float:
   first = left = size
   start = time.monotonic()
   while left:
-    left -= len(sock.recv(min(left, _PIECE)))
+    num_bytes = len(sock.recv(min(left, _PIECE)))
+    if not num_bytes:
+      raise ConnectionError("the sender has ended")
+    left -= num_bytes
     if left > size / 2:
       first, start = left, time.monotonic()
   return (first - left) / (time.monotonic() - start)

@@ -9,6 +9,7 @@ model of a config (`flower_model.py`). Each call of ``fit`` and
 machine's monotonic clock, and the processor time of this process until then.
 """
 
+import abc
 import argparse
 import json
 import os
@@ -22,7 +23,7 @@ OPTIONS = "FEDERATED_BENCHMARK"
 BATCH, RATE, VALIDATION = 32, 0.02, 0.2
 
 
-class Recorded:
+class Recorded(abc.ABC):
   """Client that records its calls.
 
   Attributes:
@@ -35,13 +36,17 @@ class Recorded:
     self.number, self.options = number, options
     self._path = pathlib.Path(options["folder"], f"client-{number}.jsonl")
 
+  @abc.abstractmethod
+  def get_parameters(self, config: dict) -> list[np.ndarray]:
+    """Returns the initial parameters."""
+
+  @abc.abstractmethod
   def train(self, parameters: list, server_round: int) -> list:
     """Returns trained parameters."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def test(self, parameters: list) -> tuple[float, float, int]:
     """Returns loss, accuracy and the number of validation examples."""
-    raise NotImplementedError
 
   def get_properties(self, config: dict) -> dict:
     return {"num_examples": self.num_examples}
@@ -166,6 +171,7 @@ def client_fn(context) -> Recorded:
 
 
 def main() -> None:
+  """Runs one client in one of the systems, until the server ends the run."""
   parser = argparse.ArgumentParser()
   parser.add_argument("system", choices=["ours", "flower"])
   parser.add_argument("--client", type=int, required=True)

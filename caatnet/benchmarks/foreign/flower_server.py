@@ -17,6 +17,7 @@ from flwr.server.strategy import FedAvg
 
 
 def main() -> None:
+  """Runs all rounds with the options of this process, then returns."""
   options = json.loads(os.environ[OPTIONS])
   num = options["clients"]
   initial = make(0, num, options).get_parameters({})

@@ -28,6 +28,8 @@ from caatnet.federated import links, processes
 _LISTEN_S, _RUN_S = 120.0, 900.0
 _HERE = pathlib.Path(__file__).parent
 _CLIENT, _PORT = "flower_client", 7100
+# Prefix of a command that the kernel kills when this process ends.
+_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"]
 
 
 def main(system: str) -> None:
@@ -50,12 +52,13 @@ def main(system: str) -> None:
       client = [options["python"], str(_HERE / f"{_CLIENT}.py"), system]
     with open(folder / "server.log", "w") as log:
       process = subprocess.Popen(
-        [*at_server, *server], stdout=log, stderr=subprocess.STDOUT
+        [*_WITH_PARENT, *at_server, *server], stdout=log,
+        stderr=subprocess.STDOUT,
       )
     try:
       _wait_for_server(process, at_server)
       with processes.Clients([
-        [*prefix, *client, f"--client={k}"]
+        [*_WITH_PARENT, *prefix, *client, f"--client={k}"]
         for k, prefix in enumerate(at_clients)
       ], folder) as clients:
         limit = time.monotonic() + _RUN_S

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from caatnet.federated import links as records
+from caatnet.federated.links import Link
 from caatnet.studies.federated import rounds
 
 OVER_ETHERNET, OVER_WIFI = 33.3, 17.8  # of uplinks on 5G
@@ -29,10 +30,10 @@ def ratios(config: Mapping[str, Any]) -> list[dict[str, Any]]:
       is ``config.published_parameters``.
   """
   size = 4 * config["published_parameters"]
-  clients = config["published_clients"]
+  clients, cells = config["published_clients"], _cellular(config)
   rows = {
     name: rounds.row(config, name, clients, size)
-    for name in ("ethernet", "wifi", *_cellular(config))
+    for name in ("ethernet", "wifi", *cells)
   }
   return [
     {
@@ -43,16 +44,14 @@ def ratios(config: Mapping[str, Any]) -> list[dict[str, Any]]:
       "straggler_s": rows[name]["straggler_s"],
       "ethernet_straggler_s": rows["ethernet"]["straggler_s"],
       # Rate of a client while all of a cell send.
-      "rate": records.LINKS[name].up / (
-        clients if records.LINKS[name].shared else 1
-      ),
+      "rate": link.up / (clients if link.shared else 1),
       # Compute with which the uplink has its published share.
       "compute_s": (
         rows[name]["t_u"] / UPLINK_SHARE - rows[name]["t_u"]
         - rows[name]["t_d"] - config["aggregation_s"]
       ),
     }
-    for name in _cellular(config)
+    for name, link in cells.items()
   ]
 
 
@@ -160,6 +159,7 @@ def fitted_ratios(
   return found
 
 
-def _cellular(config: Mapping[str, Any]) -> list[str]:
-  """Returns the names of the config's 5G links."""
-  return [name for name in config["links"] if name.startswith("5g")]
+def _cellular(config: Mapping[str, Any]) -> dict[str, Link]:
+  """Returns the config's 5G links; a file is one by the name of its record."""
+  found = {name: records.link(name) for name in config["links"]}
+  return {k: link for k, link in found.items() if link.name.startswith("5g")}

@@ -1,12 +1,17 @@
 """Comparison with Flower: the client's gradient, measures, failed runs."""
 
+import contextlib
+import json
+import os
 import pathlib
 import subprocess
+import time
 
 import numpy as np
 import pytest
 
 from caatnet.benchmarks.foreign import flower, flower_client
+from caatnet.benchmarks.harness import processes
 from caatnet.config import federated
 from caatnet.config.override import override
 from configs.benchmark import flower as config_file
@@ -116,11 +121,15 @@ def test_differences_are_between_equal_revisions():
   assert len(summary["loss"]) == 3
 
 
-def test_run_that_fails_is_one_line(tmp_path):
+@pytest.fixture
+def namespace():
   if subprocess.run(
     ["unshare", "-rn", "true"], check=False, capture_output=True
   ).returncode:
     pytest.skip("no namespaces")
+
+
+def test_run_that_fails_is_one_line(tmp_path, namespace):
   config = config_file.get_config("test")
   cell = {"clients": 2, "link": "loopback"}
   with pytest.raises(ValueError, match=r"run of flower: .*not listen: code 1"):
@@ -128,3 +137,43 @@ def test_run_that_fails_is_one_line(tmp_path):
       "flower", cell, 0, config, pathlib.Path("/bin/false"),
       tmp_path / "digits.npz",
     )
+
+
+def running():
+  """Returns the parent's id of each running process, by its id."""
+  found = {}
+  for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    with contextlib.suppress(OSError):  # it has ended
+      state, ppid = path.read_text().rpartition(")")[2].split()[:2]
+      if state != "Z":
+        found[int(path.parent.name)] = int(ppid)
+  return found
+
+
+def test_killed_session_leaves_no_process(tmp_path, namespace):
+  flower._write_digits(tmp_path)
+  options = {
+    "data": str(tmp_path / "digits.npz"), "folder": str(tmp_path),
+    "clients": 1, "rounds": 10_000, "seed": 0, "width": 7, "steps": 1,
+    "evaluate": False, "link": "", "config": "",
+  }
+  session = subprocess.Popen(
+    ["unshare", "-rn", *processes.module(
+      "caatnet.benchmarks.foreign.flower_session", "ours"
+    )], env=os.environ | {flower_client.OPTIONS: json.dumps(options)},
+  )
+  try:
+    until(lambda: (tmp_path / "client-0.jsonl").exists())
+    mine = {k for k, parent in running().items() if parent == session.pid}
+    assert len(mine) == 2
+  finally:
+    session.kill()
+    session.wait()
+  until(lambda: not mine & running().keys())
+
+
+def until(condition):
+  end = time.monotonic() + 60
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.1)

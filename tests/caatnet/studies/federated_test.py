@@ -1,10 +1,13 @@
 """Properties of the study of federated rounds over links."""
 
+import dataclasses
+import json
+
 import jax
 import numpy as np
 import pytest
 
-from caatnet.federated import vector_codec
+from caatnet.federated import links, vector_codec
 from caatnet.studies.federated import beyond, figures, rounds, study
 from configs.federated import links as config_file
 
@@ -32,6 +35,22 @@ def test_rounds_are_the_sums_of_their_parts(result):
   large = 4 * 740_554
   assert by["5g-40mhz", 4, large]["t_d"] > 1.8 * by["5g-40mhz", 2, large]["t_d"]
   assert by["wifi", 4, large]["t_d"] < 1.1 * by["wifi", 2, large]["t_d"]
+
+
+def test_link_of_a_file_is_compared_by_the_name_of_its_record(tmp_path):
+  path = tmp_path / "mine.json"
+  record = dataclasses.asdict(links.link("5g-40mhz")) | {"name": "5g-mine"}
+  path.write_text(json.dumps(record))
+  known, mine = figures.ratios(
+    CONFIG | {"links": ("wifi", "5g-40mhz", str(path))}
+  )
+  assert mine == known | {"link": str(path)}
+
+
+@pytest.mark.parametrize("key", ["clients", "wifi"])
+def test_missing_values_are_one_line(key):
+  with pytest.raises(ValueError, match=rf"config\.{key}=\(\) must have"):
+    study.run(CONFIG | {key: ()})
 
 
 def test_points_of_the_region_give_the_published_ratios(result):
