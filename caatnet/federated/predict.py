@@ -65,7 +65,12 @@ class Bytes(NamedTuple):
 
 
 class Shaped:
-  """Network of a `simulate.Simulation` from the links of clients."""
+  """Network of a `simulate.Simulation` from the links of clients.
+
+  Attributes:
+    message_s: Time of a message without a model: half of the largest round
+      trip.
+  """
 
   def __init__(
     self, links: Sequence[Link], fixed_s: float = 0.0,
@@ -80,6 +85,7 @@ class Shaped:
       data_share: Share of the data in the bytes that the rates count.
     """
     self._fixed_s = fixed_s
+    self.message_s = max(link.rtt_s for link in links) / 2
     self._paths = [
       [_path(link, client, upwards, data_share)
        for client, link in enumerate(links)] for upwards in (False, True)
@@ -152,6 +158,7 @@ def simulated(
       len(parts) * sizes.down if coded else sizes.model or sizes.down
     )
 
+  network = Shaped(links, fixed_s, data_share)
   params = np.zeros(_ELEMENTS, np.float32)
   found = simulate.Simulation(
     rules, _Sizes(sizes), params,
@@ -160,9 +167,7 @@ def simulated(
       lambda client, round: phases[client],
     ),
     simulate.Transport(
-      Shaped(links, fixed_s, data_share),
-      max(link.rtt_s for link in links) / 2, math.inf, downlink_bytes,
-      framed(sizes.up),
+      network, network.message_s, math.inf, downlink_bytes, framed(sizes.up)
     ),
     aggregation_s=each[0].get("t_a", 0.0),
   )

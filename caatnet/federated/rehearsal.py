@@ -66,6 +66,7 @@ def rehearse(
       **measures(state.params),
     })
 
+  network = predict.Shaped(federation.links, fixed_s)
   run = simulate.Simulation(
     federation.rules, federation.arithmetic, params,
     simulate.Clients(
@@ -75,8 +76,7 @@ def rehearse(
       },
     ),
     simulate.Transport(
-      predict.Shaped(federation.links, fixed_s),
-      max(link.rtt_s for link in federation.links) / 2,
+      network, network.message_s,
       downlink_bytes=downlink_bytes,
       uplink_bytes=predict.framed(len(codecs[0].encode(params, 0))),
     ),

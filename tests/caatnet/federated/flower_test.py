@@ -147,6 +147,20 @@ def federate(workdir, clients, **changes):
   return service.state, lines, errors, vectors
 
 
+class Unmeasured(Fixed):
+  """Has a loss that is not finite, or no validation examples."""
+
+  def evaluate(self, parameters, config):
+    return (np.nan, 5, {}) if self.number else (0.5, 0, {})
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_loss_of_no_examples_or_that_is_not_finite_is_left_out(number):
+  trainer = flower.NumPyTrainer(Unmeasured(number), number)
+  found = trainer.train(trainer.vectors.initial(), 0, lambda: False)
+  assert (found.loss, found.validated) == (None, 0)
+
+
 def mean_of(clients, round):
   total = sum(c.examples for c in clients)
   return np.concatenate([

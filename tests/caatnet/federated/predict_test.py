@@ -29,6 +29,11 @@ def framed(size):
   return size + 160 + 50 * math.ceil(size / 65536)
 
 
+def test_message_takes_half_of_the_largest_round_trip():
+  given = links.of_clients(("5g-40mhz", "wifi"), 2)
+  assert predict.Shaped(given).message_s == 15e-3 / 2
+
+
 def test_clients_of_a_cell_share_it_and_others_do_not():
   size = framed(MODEL) / predict.DATA_SHARE
   for row in rows(fixed_s=0.1):

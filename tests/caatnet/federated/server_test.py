@@ -316,6 +316,11 @@ def test_transfers_of_a_lost_client_do_not_delay_others():
   assert sorted(order) == [0, 1, 2, 3]
   state, effects = step(state, events.Gone(order[0]), rules=rules)
   assert [e.client for e in of(events.Train, effects)] == [order[1]]
+  # One that still waits leaves no place to the next.
+  before = state
+  state, effects = step(state, events.Gone(order[2]), rules=rules)
+  assert (state.downlinks, effects) == ((order[1], order[3]), [])
+  state = before
   for client in order[1:]:
     state, _ = step(state, events.Delivered(client, 0), rules=rules)
   state, effects = step(state, ready(order[1]), rules=rules)

@@ -133,6 +133,10 @@ def test_rounds_over_sockets_equal_the_core(tmp_path, at_once):
         assert 0 < row[name] - process.PARAMS.nbytes < 4000, row
       assert min(row["t_d"], row["t_u"], row["t_tr"]) >= 0
     assert record["slowest_s"] <= record["duration_s"]
+    assert record["slowest_s"] == max(
+      sum(row[name] for name in ("t_d", "t_v", "t_tr", "t_te", "t_u"))
+      for row in record["clients"]
+    )
   assert any("round 5: revision 6 from 2 updates" in x for x in lines)
   # Between machines, whose clocks differ, only the sum of both ways is known.
   service._clocks[1] = "another boot"
