@@ -72,7 +72,9 @@ def _transfer(
 def without_waiting(state: Server, rules: Rules) -> Server:
   """Returns the state at the start of a round, in which no model waits.
 
-  Models on the way and late updates continue if late updates are merged.
+  Models on the way and late updates continue if late updates are merged. If
+  they are dropped, a client may still receive the model of the last round: it
+  is not counted, since the queue does not have the rounds of models.
   """
   if rules.stragglers != "late":
     return dataclasses.replace(state, downlinks=(), uplinks=())

@@ -11,6 +11,7 @@ import dataclasses
 import json
 from typing import Any
 
+from caatnet import atomic
 from caatnet.benchmarks.harness import cpu_limits, namespaces, processes, relay
 from caatnet.checks import naming
 from caatnet.config.federated import Federation
@@ -68,9 +69,9 @@ class Emulation:
       ValueError: A client has failed.
     """
     if self.rows:
-      (service.workdir / RECORD).write_text(json.dumps(
-        {"means": self.means, "clients": list(self.rows)}, indent=2
-      ) + "\n")
+      record = {"means": self.means, "clients": list(self.rows)}
+      with atomic.whole(service.workdir / RECORD) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n")
     addresses = [service.address] * len(self.prefixes)
     with contextlib.ExitStack() as stack:
       if self.relayed:
