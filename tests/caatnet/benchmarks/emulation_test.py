@@ -346,6 +346,13 @@ def test_rounds_take_the_time_of_their_links(
   assert (tmp_path / emulation.RECORD).exists()
 
 
+def test_clients_of_cells_are_also_measured_at_once(monkeypatch):
+  monkeypatch.setattr(emulation, "_STREAM_S", 0.02)
+  found = emulation._probed([CELL, OWN, CELL], "127.0.0.1", "", [[]] * 3)
+  together = {"together_down", "together_up"}
+  assert [together & row.keys() for row in found] == [together, set(), together]
+
+
 def test_nothing_is_emulated_or_printed_by_default(tmp_path):
   with emulation.emulated(_federation((), 2), "127.0.0.1") as network:
     assert network.parts() == []
