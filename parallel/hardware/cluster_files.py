@@ -63,7 +63,7 @@ class _File(schema.Schema):
   rows: Literal["device", "node"]
   bandwidth: schema.either(number=schema.AnyRate, other=_Rates)
   latency_s: schema.either(number=schema.AnySeconds, other=_Times)
-  residuals: list[float] = schema.Field(default_factory=list)
+  residuals: list[schema.LogRatio] = schema.Field(default_factory=list)
 
 
 def cluster(text: str) -> LinkMatrix:

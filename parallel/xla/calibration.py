@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize
 
+from parallel import schema
 from parallel.hardware import devices, link_matrix
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.link_matrix import LinkMatrix
@@ -34,7 +35,9 @@ from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.profiles import Events
 from parallel.xla.reading import Reading
 
-_FREE = 1e24  # rate of what takes no time; the largest that files may have
+# Rate of work whose fitted time is 0; the largest rate that files may have.
+_FREE = schema.MOST_RATE
+
 
 class Work(NamedTuple):
   """Instruction that does not communicate: means of one execution.
@@ -187,7 +190,7 @@ def calibrate(
   Args:
     observed: Profiles of programs on the same devices.
     name: Name of device and cluster.
-    memory_bytes: Memory of a device.
+    memory_bytes: Memory that the devices share.
 
   Raises:
     ValueError: There are no products, or only products.
@@ -207,8 +210,8 @@ def calibrate(
     )
     return LinkMatrix(
       name, devices.measured(
-        name, {observed[0].dtype: matrix}, memory_bytes, memory, source,
-        fitted.overhead_s * factor,
+        name, {observed[0].dtype: matrix}, memory_bytes // num_devices,
+        memory, source, fitted.overhead_s * factor,
       ), (0,) * num_devices, per_s, latency, source, "measured",
     )
 

@@ -174,6 +174,8 @@ def test_node_rows_apply_to_all_devices_of_the_node():
   ({"name": [1]}, "name must be a valid string"),
   ({"source": None}, "source=null must be a valid string"),
   ({"residuals": [0.1, "a"]}, r'residuals\[1\]="a" must be a valid number'),
+  ({"residuals": [101.0]}, r"residuals\[0\]=101.0 must be less than or equ"),
+  ({"residuals": [-101.0]}, r"residuals\[0\]=-101.0 must be greater than or"),
   ({"residuals": [math.nan]}, r"residuals\[0\]=NaN must be a finite number"),
 ])
 def test_invalid_cluster_file_is_refused(tmp_path, changes, message):

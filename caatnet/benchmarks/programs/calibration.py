@@ -263,8 +263,7 @@ def _calibrated(config: Any, target: Target) -> dict[str, Any]:
     seconds = float(np.median(steps.blocks_s(options.blocks, options.block_s)))
     observed.append(_observed(steps, seconds))
   found = calibration.calibrate(
-    observed, f"cpu:{options.devices}",
-    available.limit_bytes() // options.devices,
+    observed, f"cpu:{options.devices}", available.limit_bytes()
   )
   return {
     "cluster": json.loads(cluster_files.to_json(found.links)),
@@ -315,14 +314,18 @@ def _text(config: Any) -> str:
 
 def _kept(path: pathlib.Path | None, config: Any) -> list[dict[str, Any]]:
   """Returns the lines of a file, without one that was not written whole."""
-  if path is None or not path.exists():
+  if path is None or not path.exists() or not path.stat().st_size:
     return []
   whole = path.read_text().rpartition("\n")[0]
-  found = [json.loads(line) for line in whole.splitlines()]
-  if found and found[0]["options"] != _text(config):
+  try:
+    found = [json.loads(line) for line in whole.splitlines()]
+    same = found[0]["options"] == _text(config)
+  except (LookupError, TypeError, ValueError):  # not a file of this benchmark
+    same = False
+  if not same:
     raise ValueError(
-      f"config.benchmark.results={str(path)!r} has rows of other options; name "
-      "another file, or remove it"
+      f"config.benchmark.results={str(path)!r} has no rows of these options; "
+      "name another file, or remove it"
     )
   files.replace(path, "".join(f"{json.dumps(row)}\n" for row in found))
   return found

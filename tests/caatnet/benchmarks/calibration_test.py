@@ -81,8 +81,18 @@ def test_file_continues_after_a_line_that_was_cut(tmp_path):
   assert calibration._kept(path, config) == rows
   assert [json.loads(line) for line in path.read_text().splitlines()] == rows
   config.model.width = 64
-  with pytest.raises(ValueError, match="rows of other options; name another"):
+  with pytest.raises(ValueError, match="no rows of these options"):
     calibration._kept(path, config)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}\n', "[1]\n", "no JSON\n", "a"])
+def test_file_of_something_else_is_refused_and_kept(tmp_path, text):
+  config, path = config_of.get_config("test"), tmp_path / "other.json"
+  config.benchmark.results = str(path)
+  path.write_text(text)
+  with pytest.raises(ValueError, match="no rows of these options"):
+    calibration._kept(path, config)
+  assert path.read_text() == text
 
 
 def test_mistakes_name_their_key():

@@ -90,6 +90,7 @@ def test_rates_that_made_the_events_are_found():
   )
   assert observed.dtype == "float32"
   found, rows = calibration.calibrate([observed], "c", 10**9)
+  assert found.device.memory_bytes == 10**9 // 4
   assert found.device.peak("float32") == pytest.approx(2e11, rel=1e-6)
   assert found.device.memory_bandwidth == pytest.approx(5e9, rel=1e-6)
   assert found.device.overhead_s == pytest.approx(1e-5, rel=1e-6)
