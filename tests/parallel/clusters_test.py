@@ -107,6 +107,9 @@ def test_device_of_a_file_has_its_own_figures():
   assert found.peak("float32") == 1e13
   # Dtypes without a rate have the fastest one, as bfloat16 has.
   assert found.peak("bfloat16") == found.peak("int8") == 4e13
+  flops = {"float32": 2e13, "bfloat16": 1e13}
+  other = cluster_files.from_json(_file(device=DEVICE | {"flops": flops}))
+  assert other.device.peak("bfloat16") == 1e13
   assert found.platform == "gpu"
   assert found.overhead_s == 0
   device = DEVICE | {"overhead_s": 2e-6}

@@ -141,6 +141,13 @@ def test_time_between_the_runs_belongs_to_the_step():
   assert apart.step_s - alone.step_s == pytest.approx(1e-3 * 2 / 3)
 
 
+def test_incomplete_run_of_a_program_is_not_counted():
+  program, links = reading.read(TEXT, mesh=MESH), cluster()
+  events = events_of(program, links)
+  events["0"]["product"] *= 2
+  assert calibration.observe(program, events).steps == 3
+
+
 def test_totals_of_rates_and_links_are_the_measured_ones():
   rng = np.random.default_rng(0)
   work = [
