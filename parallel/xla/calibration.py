@@ -6,9 +6,10 @@ and `launch.compile` read, with the rates of the roofline
 
 - Matrix rate, memory bandwidth and overhead of an instruction have the least
   sum of (model - measured)^2 / measured, a weight between those of absolute and
-  of relative errors. Products bound the instructions with more FLOPs per byte
-  than a limit, which is the best of all. The rates are then scaled, so that the
-  model's total is the measured one.
+  of relative errors. Products are the bound of instructions with more FLOPs per
+  byte than a limit; all limits are tried, and the one with the least sum is
+  used. The rates are then scaled, so that the model's total is the measured
+  one.
 - Latency and bandwidth of a link are fitted to the transfers of the smallest
   group of devices that contains it.
 - The rest of a step, in which a device waits for others or for the host, is
@@ -26,8 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize
 
-from parallel import schema
-from parallel.hardware import devices, link_matrix
+from parallel.hardware import cluster_files, devices, link_matrix
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.xla import link_times, profiles, roofline
@@ -35,8 +35,7 @@ from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.profiles import Events
 from parallel.xla.reading import Reading
 
-# Rate of work whose fitted time is 0; the largest rate that files may have.
-_FREE = schema.MOST_RATE
+_FREE = cluster_files.MOST_RATE  # rate of work whose fitted time is 0
 
 
 class Work(NamedTuple):
@@ -332,8 +331,8 @@ def _matrices(
       for pair in itertools.permutations(group, 2):
         if np.isnan(latency[pair]):
           latency[pair], bandwidth[pair] = fitted
-  # Pairs that were not measured: as the slowest ones. Without collectives,
-  # links are not used.
+  # Pairs that were not measured have the slowest rates. Without collectives,
+  # no link is used.
   slowest = (
     (np.nanmax(latency), np.nanmin(bandwidth)) if by_group else (0.0, _FREE)
   )
