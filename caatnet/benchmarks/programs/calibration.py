@@ -50,10 +50,13 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/calibration.py.
 
   Raises:
-    ValueError: There are too few devices, or the file has rows of other
-      options.
+    ValueError: There are too few devices, a key has no values, or the file has
+      rows of other options.
   """
   options = config.benchmark
+  for key, values in options.items():
+    if isinstance(values, tuple) and not values:
+      raise ValueError(f"config.benchmark.{key}=() must have a value")
   if len(jax.devices()) < options.devices:
     raise ValueError(
       f"config.benchmark.devices={options.devices} needs --cpu_devices="
@@ -234,11 +237,12 @@ def _block_s(function: Callable[[], None], least_s: float) -> float:
 
 def _row(config: Any, target: Target, index: int) -> dict[str, Any]:
   """Predicts and measures a random configuration."""
-  options, start = config.benchmark, time.perf_counter()
+  options, start, why = config.benchmark, time.perf_counter(), None
   for overrides, mesh in drawn(config, index):
     try:
       steps = _Steps(config, overrides, mesh, target)
-    except ValueError:  # for example, heads that ranks do not divide
+    except ValueError as error:  # for example, heads that ranks do not divide
+      why = error
       continue
     predicted = steps.predicted_s()
     compiled = time.perf_counter()
@@ -250,7 +254,7 @@ def _row(config: Any, target: Target, index: int) -> dict[str, Any]:
     jax.clear_caches()
     return found
   raise ValueError(
-    f"no valid configuration in {_DRAWS} draws of config.benchmark"
+    f"no valid configuration in {_DRAWS} draws of config.benchmark: {why}"
   )
 
 

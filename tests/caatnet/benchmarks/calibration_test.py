@@ -15,6 +15,7 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from configs.benchmark import calibration as config_of
 from parallel.hardware import cluster_files
+from parallel.xla import targets
 
 
 def test_draws_are_random_and_repeat():
@@ -119,6 +120,13 @@ def test_mistakes_name_their_key():
   config = config_of.get_config("test")
   config.benchmark.devices = 1024
   with pytest.raises(ValueError, match="devices=1024 needs --cpu_devices=1"):
+    calibration.run(config)
+  config.benchmark.devices = 2
+  config.benchmark.schemes = ("zero9",)
+  with pytest.raises(ValueError, match=r"no valid configuration .*zero9"):
+    calibration._row(config, targets.resolve("cpu:2"), 0)
+  config.benchmark.loops = ()
+  with pytest.raises(ValueError, match=r"loops=\(\) must have a value"):
     calibration.run(config)
   with pytest.raises(ValueError, match=r"profiled: 'tensor' is not AXIS:DEVI"):
     calibration._mesh("tensor")
