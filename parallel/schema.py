@@ -42,11 +42,13 @@ NotNegative = Annotated[float, pydantic.Field(ge=0)]
 Count = Annotated[int, pydantic.Field(ge=1)]
 # Rates in bytes or operations per second, and times in seconds, whose sums and
 # products are far from the limits of floats.
-_MOST_RATE, _MOST_SECONDS = 1e24, 1e12
-Rate = Annotated[float, pydantic.Field(gt=0, le=_MOST_RATE)]
+MOST_RATE, _MOST_SECONDS = 1e24, 1e12
+Rate = Annotated[float, pydantic.Field(gt=0, le=MOST_RATE)]
 Seconds = Annotated[float, pydantic.Field(ge=0, le=_MOST_SECONDS)]
+# Logarithm of a ratio of such times, whose exponential is finite.
+LogRatio = Annotated[float, pydantic.Field(ge=-100, le=100)]
 # Entries of a matrix of such numbers, whose sign its user checks.
-AnyRate = Annotated[float, pydantic.Field(le=_MOST_RATE)]
+AnyRate = Annotated[float, pydantic.Field(le=MOST_RATE)]
 AnySeconds = Annotated[float, pydantic.Field(le=_MOST_SECONDS)]
 
 

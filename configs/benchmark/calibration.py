@@ -19,7 +19,7 @@ should run; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` reduces the spread.
 Virtual devices share the processor, so that times of collectives are not those
 of a network.
 
-`:test` takes seconds with three small configurations; its intervals are
+`:test` takes about a minute with three small configurations; its intervals are
 infinite.
 """
 

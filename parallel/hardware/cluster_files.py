@@ -40,6 +40,8 @@ from parallel.hardware.clusters import CLUSTERS
 from parallel.hardware.devices import DEVICES, Device, measured
 from parallel.hardware.link_matrix import LinkMatrix
 
+# Largest rate of a device or link, in FLOP/s or bytes per second.
+MOST_RATE = schema.MOST_RATE
 _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
 _Rates = list[list[schema.AnyRate | None]]
 _Times = list[list[schema.AnySeconds | None]]
@@ -63,7 +65,7 @@ class _File(schema.Schema):
   rows: Literal["device", "node"]
   bandwidth: schema.either(number=schema.AnyRate, other=_Rates)
   latency_s: schema.either(number=schema.AnySeconds, other=_Times)
-  residuals: list[float] = schema.Field(default_factory=list)
+  residuals: list[schema.LogRatio] = schema.Field(default_factory=list)
 
 
 def cluster(text: str) -> LinkMatrix:

@@ -6,9 +6,10 @@ and `launch.compile` read, with the rates of the roofline
 
 - Matrix rate, memory bandwidth and overhead of an instruction have the least
   sum of (model - measured)^2 / measured, a weight between those of absolute and
-  of relative errors. Products bound the instructions with more FLOPs per byte
-  than a limit, which is the best of all. The rates are then scaled, so that the
-  model's total is the measured one.
+  of relative errors. Products are the bound of instructions with more FLOPs per
+  byte than a limit; all limits are tried, and the one with the least sum is
+  used. The rates are then scaled, so that the model's total is the measured
+  one.
 - Latency and bandwidth of a link are fitted to the transfers of the smallest
   group of devices that contains it.
 - The rest of a step, in which a device waits for others or for the host, is
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize
 
-from parallel.hardware import devices, link_matrix
+from parallel.hardware import cluster_files, devices, link_matrix
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.xla import link_times, profiles, roofline
@@ -34,7 +35,8 @@ from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.profiles import Events
 from parallel.xla.reading import Reading
 
-_FREE = 1e24  # rate of what takes no time; the largest that files may have
+_FREE = cluster_files.MOST_RATE  # rate of work whose fitted time is 0
+
 
 class Work(NamedTuple):
   """Instruction that does not communicate: means of one execution.
@@ -187,7 +189,7 @@ def calibrate(
   Args:
     observed: Profiles of programs on the same devices.
     name: Name of device and cluster.
-    memory_bytes: Memory of a device.
+    memory_bytes: Memory that the devices share.
 
   Raises:
     ValueError: There are no products, or only products.
@@ -207,8 +209,8 @@ def calibrate(
     )
     return LinkMatrix(
       name, devices.measured(
-        name, {observed[0].dtype: matrix}, memory_bytes, memory, source,
-        fitted.overhead_s * factor,
+        name, {observed[0].dtype: matrix}, memory_bytes // num_devices,
+        memory, source, fitted.overhead_s * factor,
       ), (0,) * num_devices, per_s, latency, source, "measured",
     )
 
@@ -329,8 +331,8 @@ def _matrices(
       for pair in itertools.permutations(group, 2):
         if np.isnan(latency[pair]):
           latency[pair], bandwidth[pair] = fitted
-  # Pairs that were not measured: as the slowest ones. Without collectives,
-  # links are not used.
+  # Pairs that were not measured have the slowest rates. Without collectives,
+  # no link is used.
   slowest = (
     (np.nanmax(latency), np.nanmin(bandwidth)) if by_group else (0.0, _FREE)
   )

@@ -20,8 +20,9 @@ def groups(
 ) -> np.ndarray:
   """Returns the groups of a collective's devices, int ``[groups, k]``.
 
-  Devices are numbered by their ids; those of a mesh without devices in its
-  order. Groups that no axes describe may be anywhere: one group of all devices.
+  Devices are numbered by their ids; on an abstract mesh, by their position. A
+  collective whose groups no axes describe has one group of all devices, since
+  its groups can be anywhere.
   """
   sizes = tuple(mesh.shape.values())
   numbers = np.arange(mesh.size).reshape(sizes)

@@ -107,7 +107,15 @@ def test_device_of_a_file_has_its_own_figures():
   assert found.peak("float32") == 1e13
   # Dtypes without a rate have the fastest one, as bfloat16 has.
   assert found.peak("bfloat16") == found.peak("int8") == 4e13
+  flops = {"float32": 2e13, "bfloat16": 1e13}
+  other = cluster_files.from_json(_file(device=DEVICE | {"flops": flops}))
+  assert other.device.peak("bfloat16") == 1e13
   assert found.platform == "gpu"
+  assert found.overhead_s == 0
+  device = DEVICE | {"overhead_s": 2e-6}
+  links = cluster_files.from_json(_file(device=device))
+  again = cluster_files.from_json(json.loads(cluster_files.to_json(links)))
+  assert again.device.overhead_s == 2e-6
 
 
 def test_part_with_a_gap_between_nodes_is_written_with_its_counts():
@@ -162,6 +170,7 @@ def test_node_rows_apply_to_all_devices_of_the_node():
   ({"mark": "guess"}, "mark=\"guess\" must be 'measured'"),
   ({"rows": "rack"}, "rows=\"rack\" must be 'device' or 'node'"),
   ({"color": 1}, "key 'color' must be one of"),
+  ({"device": DEVICE | {"overhead_s": -1}}, "device.overhead_s=-1 must be gr"),
   ({"device": DEVICE | {"flops": [1]}}, "device.flops must be an object"),
   ({"device": DEVICE | {"flops": {}}}, "device.flops must have the rate"),
   ({"nodes": [1e8]}, r"nodes\[0\]=100000000.0 must be a valid integer"),
@@ -174,6 +183,8 @@ def test_node_rows_apply_to_all_devices_of_the_node():
   ({"name": [1]}, "name must be a valid string"),
   ({"source": None}, "source=null must be a valid string"),
   ({"residuals": [0.1, "a"]}, r'residuals\[1\]="a" must be a valid number'),
+  ({"residuals": [101.0]}, r"residuals\[0\]=101.0 must be less than or equ"),
+  ({"residuals": [-101.0]}, r"residuals\[0\]=-101.0 must be greater than or"),
   ({"residuals": [math.nan]}, r"residuals\[0\]=NaN must be a finite number"),
 ])
 def test_invalid_cluster_file_is_refused(tmp_path, changes, message):

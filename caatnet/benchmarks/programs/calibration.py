@@ -50,10 +50,13 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/calibration.py.
 
   Raises:
-    ValueError: There are too few devices, or the file has rows of other
-      options.
+    ValueError: There are too few devices, a key has no values, or the file has
+      rows of other options.
   """
   options = config.benchmark
+  for key, values in options.items():
+    if isinstance(values, tuple) and not values:
+      raise ValueError(f"config.benchmark.{key}=() must have a value")
   if len(jax.devices()) < options.devices:
     raise ValueError(
       f"config.benchmark.devices={options.devices} needs --cpu_devices="
@@ -234,11 +237,12 @@ def _block_s(function: Callable[[], None], least_s: float) -> float:
 
 def _row(config: Any, target: Target, index: int) -> dict[str, Any]:
   """Predicts and measures a random configuration."""
-  options, start = config.benchmark, time.perf_counter()
+  options, start, why = config.benchmark, time.perf_counter(), None
   for overrides, mesh in drawn(config, index):
     try:
       steps = _Steps(config, overrides, mesh, target)
-    except ValueError:  # for example, heads that ranks do not divide
+    except ValueError as error:  # for example, heads that ranks do not divide
+      why = error
       continue
     predicted = steps.predicted_s()
     compiled = time.perf_counter()
@@ -250,7 +254,7 @@ def _row(config: Any, target: Target, index: int) -> dict[str, Any]:
     jax.clear_caches()
     return found
   raise ValueError(
-    f"no valid configuration in {_DRAWS} draws of config.benchmark"
+    f"no valid configuration in {_DRAWS} draws of config.benchmark: {why}"
   )
 
 
@@ -263,8 +267,7 @@ def _calibrated(config: Any, target: Target) -> dict[str, Any]:
     seconds = float(np.median(steps.blocks_s(options.blocks, options.block_s)))
     observed.append(_observed(steps, seconds))
   found = calibration.calibrate(
-    observed, f"cpu:{options.devices}",
-    available.limit_bytes() // options.devices,
+    observed, f"cpu:{options.devices}", available.limit_bytes()
   )
   return {
     "cluster": json.loads(cluster_files.to_json(found.links)),
@@ -315,14 +318,18 @@ def _text(config: Any) -> str:
 
 def _kept(path: pathlib.Path | None, config: Any) -> list[dict[str, Any]]:
   """Returns the lines of a file, without one that was not written whole."""
-  if path is None or not path.exists():
+  if path is None or not path.exists() or not path.stat().st_size:
     return []
   whole = path.read_text().rpartition("\n")[0]
-  found = [json.loads(line) for line in whole.splitlines()]
-  if found and found[0]["options"] != _text(config):
+  try:
+    found = [json.loads(line) for line in whole.splitlines()]
+    same = found[0]["options"] == _text(config)
+  except (LookupError, TypeError, ValueError):  # not a file of this benchmark
+    same = False
+  if not same:
     raise ValueError(
-      f"config.benchmark.results={str(path)!r} has rows of other options; name "
-      "another file, or remove it"
+      f"config.benchmark.results={str(path)!r} has no rows of these options; "
+      "name another file, or remove it"
     )
   files.replace(path, "".join(f"{json.dumps(row)}\n" for row in found))
   return found

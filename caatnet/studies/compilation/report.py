@@ -297,7 +297,7 @@ def _roofline(results: Results) -> Table:
     "algorithms, no latency unless said"
   )
   if any("links" in r["constants"] for r in results.values()):
-    rates = "step of a device, predicted with the rates of a measurement"
+    rates = "step of a device, predicted with the rates of the cluster"
   return Table(
     rates + _LEFT_OUT * unknown,
     ["", *_sides(results)],

@@ -82,16 +82,20 @@ def calibrate(
   Args:
     readings: Compiled programs.
     folder: Folder of traces of `jax.profiler`.
-    path: File to write, for ``launch.compile`` and ``launch.plan``.
+    path: File to write, for ``launch.compile`` and ``launch.plan``. Its device
+      has an equal share of this process' memory.
 
   Returns:
     A sentence about the rates.
 
   Raises:
-    ValueError: There is no trace, as for `measured`, or it has no products.
+    ValueError: The path does not end in .json, or there is no trace, as for
+      `measured`, or it has no products.
   """
   if not folder:
     raise ValueError("--calibrate needs --profile")
+  if path.suffix != ".json":  # as `cluster_files.cluster` requires
+    raise ValueError(f"--calibrate={path} must end in .json")
   found = calibration.calibrate(
     [calibration.observe(readings[name], events)
      for name, events in _events(readings, folder).items()],

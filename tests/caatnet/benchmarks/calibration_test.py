@@ -14,6 +14,8 @@ from caatnet.benchmarks.programs import calibration
 from caatnet.config import experiments
 from caatnet.config.override import override
 from configs.benchmark import calibration as config_of
+from parallel.hardware import cluster_files
+from parallel.xla import targets
 
 
 def test_draws_are_random_and_repeat():
@@ -81,14 +83,50 @@ def test_file_continues_after_a_line_that_was_cut(tmp_path):
   assert calibration._kept(path, config) == rows
   assert [json.loads(line) for line in path.read_text().splitlines()] == rows
   config.model.width = 64
-  with pytest.raises(ValueError, match="rows of other options; name another"):
+  with pytest.raises(ValueError, match="no rows of these options"):
     calibration._kept(path, config)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}\n', "[1]\n", "no JSON\n", "a"])
+def test_file_of_something_else_is_refused_and_kept(tmp_path, text):
+  config, path = config_of.get_config("test"), tmp_path / "other.json"
+  config.benchmark.results = str(path)
+  path.write_text(text)
+  with pytest.raises(ValueError, match="no rows of these options"):
+    calibration._kept(path, config)
+  assert path.read_text() == text
+
+
+def test_small_benchmark_ends_with_its_tables_and_continues(tmp_path, capsys):
+  config = config_of.get_config("test")
+  config.model.num_layers, config.data.seq_len = 1, 8
+  config.benchmark.results = str(tmp_path / "rows.jsonl")
+  config.benchmark.cluster = str(tmp_path / "cluster.json")
+  found = calibration.run(config)
+  printed = capsys.readouterr().out
+  (row,) = found["rows"]
+  assert row["interval"] == pytest.approx([0, row["interval"][1], math.inf])
+  assert "links over tensor, 2 devices" in printed
+  assert f"{row['measured_s'] * 1e3:.1f}" in printed
+  assert "1 configurations: error of the median" in printed
+  links = cluster_files.cluster(config.benchmark.cluster)
+  assert (links.num_devices, links.mark) == (2, "measured")
+  assert links.residuals == tuple(found["residuals"])
+  # All rows are there: nothing is measured again.
+  assert calibration.run(config)["rows"] == found["rows"]
 
 
 def test_mistakes_name_their_key():
   config = config_of.get_config("test")
   config.benchmark.devices = 1024
   with pytest.raises(ValueError, match="devices=1024 needs --cpu_devices=1"):
+    calibration.run(config)
+  config.benchmark.devices = 2
+  config.benchmark.schemes = ("zero9",)
+  with pytest.raises(ValueError, match=r"no valid configuration .*zero9"):
+    calibration._row(config, targets.resolve("cpu:2"), 0)
+  config.benchmark.loops = ()
+  with pytest.raises(ValueError, match=r"loops=\(\) must have a value"):
     calibration.run(config)
   with pytest.raises(ValueError, match=r"profiled: 'tensor' is not AXIS:DEVI"):
     calibration._mesh("tensor")

@@ -1,12 +1,16 @@
 """Analysis of a compiled step of a small model, and its tables."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
 
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.show import render
 from caatnet.studies.compilation import partition, programs, report, study
+from configs.caatnet import tiny
 from parallel.hardware import devices
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.xla import compiled, ledger, overlap, targets
@@ -141,6 +145,32 @@ def test_step_with_measured_rates_has_an_interval(capsys):
   assert "not a measurement" not in printed
   plain = targets.measured(targets.resolve("cpu:4"), cluster())
   assert "interval" not in study.analyse(experiment, plain)
+
+
+def test_only_devices_with_processors_of_their_own_wait_for_stages():
+  """Rates of devices that share processors include the compute of others."""
+  config = override(
+    tiny.get_config("test"),
+    "parallel.stage=2 parallel.tensor=1 train.accumulation=2",
+  )
+  target = targets.measured(targets.resolve("cpu:2"), cluster(count=2))
+  experiment = experiments.build(config, {"stage": 2}, list(target.devices))
+  made = programs.compile_for(
+    target, experiment.program.layout.mesh,
+    lambda: experiment.lower_step(experiment.outer.plan(0)),
+  )
+  steps = []
+  for name in ("cpu:2", "gpu:h200:1x2"):
+    named = dataclasses.replace(
+      made, target=dataclasses.replace(target, name=name)
+    )
+    bounds = study.schedule(experiment, named)["roofline"]
+    assert ("waiting_seconds" in bounds) == name.startswith("gpu")
+    steps.append(
+      bounds["step_as_scheduled"] - bounds.get("waiting_seconds", 0)
+    )
+    assert bounds.get("waiting_seconds", 1) > 0
+  assert steps[1] == pytest.approx(steps[0])
 
 
 def test_measured_cluster_needs_the_devices_of_the_target():

@@ -156,6 +156,10 @@ def test_rates_of_a_profile_are_written_as_a_cluster(tmp_path):
   assert links.device.peak("float32") > 1e6
   with pytest.raises(ValueError, match="--calibrate needs --profile"):
     foreign.calibrate(readings, "", path)
+  with pytest.raises(ValueError, match=r"rates.txt must end in \.json"):
+    foreign.calibrate(
+      readings, str(tmp_path / "trace"), path.with_name("rates.txt")
+    )
 
 
 @pytest.mark.parametrize(("name", "message"), [

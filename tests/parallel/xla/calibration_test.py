@@ -90,6 +90,7 @@ def test_rates_that_made_the_events_are_found():
   )
   assert observed.dtype == "float32"
   found, rows = calibration.calibrate([observed], "c", 10**9)
+  assert found.device.memory_bytes == 10**9 // 4
   assert found.device.peak("float32") == pytest.approx(2e11, rel=1e-6)
   assert found.device.memory_bandwidth == pytest.approx(5e9, rel=1e-6)
   assert found.device.overhead_s == pytest.approx(1e-5, rel=1e-6)
@@ -138,6 +139,13 @@ def test_time_between_the_runs_belongs_to_the_step():
   alone = calibration.observe(program, events_of(program, links))
   apart = calibration.observe(program, events_of(program, links, 3, 1e-3))
   assert apart.step_s - alone.step_s == pytest.approx(1e-3 * 2 / 3)
+
+
+def test_incomplete_run_of_a_program_is_not_counted():
+  program, links = reading.read(TEXT, mesh=MESH), cluster()
+  events = events_of(program, links)
+  events["0"]["product"] *= 2
+  assert calibration.observe(program, events).steps == 3
 
 
 def test_totals_of_rates_and_links_are_the_measured_ones():

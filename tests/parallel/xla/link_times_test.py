@@ -60,6 +60,15 @@ def test_slowest_link_between_neighbours_counts():
   assert seconds(entry("all_reduce", ("stage",), 0)) == 0
 
 
+def test_devices_of_a_ring_send_to_the_next_one():
+  links = cluster()
+  links.bandwidth[0, 5] = 1e3  # the ring is 0 -> 1 -> 4 -> 5 -> 0
+  gather = entry("all_gather", ("data", "tensor"))
+  assert link_times.seconds(links, MESH)(gather) == pytest.approx(0.015)
+  links.bandwidth[5, 0] = 1e5
+  assert link_times.seconds(links, MESH)(gather) == pytest.approx(0.123)
+
+
 def test_cluster_with_fewer_devices_is_refused():
   with pytest.raises(ValueError, match="'c' has 4 devices, fewer than the 8"):
     link_times.seconds(cluster(n=4), MESH)

@@ -21,6 +21,8 @@ def test_programs_are_kept_in_the_folder_unless_the_environment_names_one(
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", environment)
       persistent.keep_programs(folder)
       found.append(jax.config.jax_compilation_cache_dir)
+    # Programs that compile quickly are kept, too.
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
   finally:
     jax.config.update("jax_compilation_cache_dir", before)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)

@@ -381,7 +381,7 @@ def test_another_mesh_is_refused(lowered):
 
 
 def test_lines_are_not_those_of_an_equal_program_in_the_cache():
-  """As of another checkout, or of a function that has moved in its file."""
+  """The lines differ in another checkout, or if a function has moved."""
   functions = [
     lambda x: lax.psum(x, "a"),  # first
     lambda x: lax.psum(x, "a"),  # second
@@ -396,3 +396,5 @@ def test_lines_are_not_those_of_an_equal_program_in_the_cache():
     (found,) = read(made, jax.ShapeDtypeStruct((4,), jnp.bfloat16)).executed
     assert found.requested == "bfloat16"
     assert found.source == line_of(mark)
+  # Other programs do not depend on their lines.
+  assert not jax.config.jax_compilation_cache_include_metadata_in_key
