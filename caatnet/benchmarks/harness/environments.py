@@ -1,6 +1,7 @@
 """Environments of other projects' packages, each made once."""
 
 from collections.abc import Sequence
+import fcntl
 import pathlib
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ def create(
 ) -> pathlib.Path:
   """Returns the Python of an environment, which is made if it is not there.
 
+  It waits while another process makes the same environment.
+
   Args:
     folder: Folder of the environment.
     packages: Requirements, as pip takes them.
@@ -21,14 +24,17 @@ def create(
     ValueError: The Python cannot be run, or pip cannot install the packages.
   """
   done, wanted = folder / "installed", "\n".join(packages)
-  if not done.exists() or done.read_text() != wanted:
-    shutil.rmtree(folder, ignore_errors=True)
-    execute([python or sys.executable, "-m", "venv", str(folder)])
-    execute([
-      str(folder / "bin/python"), "-m", "pip", "install", "-q",
-      "--disable-pip-version-check", *packages,
-    ])
-    done.write_text(wanted)
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if not done.exists() or done.read_text() != wanted:
+      shutil.rmtree(folder, ignore_errors=True)
+      execute([python or sys.executable, "-m", "venv", str(folder)])
+      execute([
+        str(folder / "bin/python"), "-m", "pip", "install", "-q",
+        "--disable-pip-version-check", *packages,
+      ])
+      done.write_text(wanted)
   return folder / "bin/python"
 
 

@@ -1,5 +1,6 @@
 """Benchmark of peers: a complete run, and processes in the place of peers."""
 
+import concurrent.futures
 import json
 import sys
 
@@ -25,6 +26,15 @@ for line in sys.stdin:
     else {{"prompt_seconds": 1.0, "decode_seconds": 2.0}}
   )
   print(json.dumps(answer), flush=True)
+"""
+
+# Python that makes an environment of itself, slowly, and notes its commands.
+MAKER = """#!/bin/sh
+case $2 in
+  venv) to=$3; sleep 0.2; mkdir -p $to/bin; cp $0 $to/bin/python
+    echo "$@" >> $(dirname $0)/commands;;
+  pip) echo "$@" >> $(dirname $0)/../../commands;;
+esac
 """
 
 
@@ -55,3 +65,18 @@ def test_rows_of_peers_are_what_they_answer(tmp_path):
 def test_environment_that_cannot_be_made_is_an_error(tmp_path):
   with pytest.raises(ValueError, match="No such file"):
     environments.create(tmp_path / "made", ["x"], str(tmp_path / "python"))
+
+
+def test_environment_is_made_once_by_two_processes(tmp_path):
+  """Threads with own locks of the file; each command is counted."""
+  python = tmp_path / "python"
+  python.write_text(MAKER)
+  python.chmod(0o755)
+  folder = tmp_path / "made"
+  with concurrent.futures.ThreadPoolExecutor(2) as threads:
+    found = list(threads.map(
+      lambda _: environments.create(folder, ["x"], str(python)), range(2)
+    ))
+  assert found == [folder / "bin/python"] * 2
+  lines = (tmp_path / "commands").read_text().splitlines()
+  assert [line.split()[1] for line in lines] == ["venv", "pip"]
