@@ -27,21 +27,11 @@ from caatnet.data import kinds
 from caatnet.data.kinds import Text
 from caatnet.show import render
 from caatnet.train import files, loop, records
-from parallel import schema
 from parallel.xla import persistent
 
 BASE, UNION, SAME = "base", "union", "same"
 RESULT, LIBRARY = "composition.json", "library"
 COLLECTED = "collected.json"
-
-
-class _Collected(schema.Schema):
-  """Content of `COLLECTED`; "files" have their SHA-256 in hex digits."""
-
-  kinds: tuple[str, ...]
-  left_out: tuple[str, ...]
-  options: dict[str, Any]
-  files: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,10 +279,7 @@ def _collect(
   """
   path = folder / COLLECTED
   if path.exists():
-    try:
-      collected = schema.parse(_Collected, path.read_bytes())
-    except ValueError as error:
-      raise ValueError(f"{path} is damaged: {error}") from error
+    collected = kinds.read_manifest(path)
     for name, value in options.items():
       found = collected.options.get(name)
       if found != value:

@@ -17,11 +17,13 @@ import os
 import pathlib
 import re
 import sysconfig
+from typing import Any
 import zlib
 
 from etils import epath
 
 from caatnet.data import sources
+from parallel import schema
 
 # Limits of a document in bytes: longer ones are cut at the end of a line.
 SHORTEST, LONGEST = 200, 16 * 1024
@@ -86,6 +88,22 @@ KINDS = {
   )),
   "markup": Kind("HTML and XML", _everywhere("*.html", "*.xml", "*.svg")),
 }
+
+
+class Manifest(schema.Schema):
+  """File next to corpora, which is written after them.
+
+  Attributes:
+    kinds: Names of the kinds.
+    left_out: Messages of `available`.
+    options: Arguments of `available`.
+    files: SHA-256 of each corpus by its file's name, in hex digits.
+  """
+
+  kinds: tuple[str, ...]
+  left_out: tuple[str, ...]
+  options: dict[str, Any]
+  files: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -273,6 +291,18 @@ def write_corpora(
       write(f"{name}.{side}.jsonl", documents)
     write(f"union.{side}.jsonl", union)
   return written
+
+
+def read_manifest(path: epath.Path) -> Manifest:
+  """Reads a manifest.
+
+  Raises:
+    ValueError: It is damaged; the message has one line.
+  """
+  try:
+    return schema.parse(Manifest, path.read_bytes())
+  except ValueError as error:
+    raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def read_corpora(
