@@ -38,7 +38,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 def remove_unfinished(path: str | os.PathLike[str]) -> None:
-  """Removes what killed processes have left while they replaced a file.
+  """Removes temporary files of processes that were killed in `whole`.
 
   Args:
     path: The file, which no other process writes now.

@@ -71,8 +71,8 @@ def run(
     The result, plain data as in `RESULT`; None if a signal stopped a run.
 
   Raises:
-    ValueError: A value is not allowed, or there are fewer than two kinds with
-      enough text.
+    ValueError: A value is not allowed, there are fewer than two kinds with
+      enough text, another process uses the folder, or a file is damaged.
   """
   config = config.copy_and_resolve_references()
   options: Kinds = tree.section_of("kinds", config.kinds)
@@ -82,37 +82,40 @@ def run(
   seeds = tuple(seeds) or study.seeds
   _check(config, options, study, seeds)
   persistent.keep_programs(str(workdir / "programs"))
-  found, messages = _collect(
-    workdir / "text", texts, names=list(options.names), count=options.count,
-    size_bytes=options.size_bytes, least_bytes=options.least_bytes,
-    validation_percent=config.data.validation_percent,
-  )
-  for name, text in found.items():
-    print(f"{name:14}{text.describe()}")
-  print(*messages, sep="\n", end="\n" if messages else "")
-  runs = {
-    seed: list(planned(config, options, tuple(found), workdir, seed))
-    for seed in seeds
-  }
-  rows = []
-  for seed, of_seed in runs.items():
-    router = evaluation.router_of(workdir, options, found, seed)
-    for index, one in enumerate(of_seed):
-      print(f"seed {seed}, run {index + 1} of {len(of_seed)}: {one.name}")
-      if not _train(one, mesh):
-        return None
-    rows.append(evaluation.of_seed(
-      {one.name: one.folder for one in of_seed}, router, options, found,
-      workdir / f"seed{seed}.json", with_forms=len(rows) < options.forms_seeds,
-    ))
-  result = {"kinds": list(found), "seeds": rows, "left_out": messages}
-  records.write_json(workdir / RESULT, result)
-  write_library(runs, options, workdir)
-  made = report(result)
-  render.show(made)
-  files.replace(workdir / "report.md", render.markdown(made))
-  print(f"library of experts: {workdir / LIBRARY}")
-  return result
+  workdir.mkdir(parents=True, exist_ok=True)
+  with files.lock(workdir):
+    found, messages = _collect(
+      workdir / "text", texts, names=list(options.names), count=options.count,
+      size_bytes=options.size_bytes, least_bytes=options.least_bytes,
+      validation_percent=config.data.validation_percent,
+    )
+    for name, text in found.items():
+      print(f"{name:14}{text.describe()}")
+    print(*messages, sep="\n", end="\n" if messages else "")
+    runs = {
+      seed: list(planned(config, options, tuple(found), workdir, seed))
+      for seed in seeds
+    }
+    rows = []
+    for seed, of_seed in runs.items():
+      router = evaluation.router_of(workdir, options, found, seed)
+      for index, one in enumerate(of_seed):
+        print(f"seed {seed}, run {index + 1} of {len(of_seed)}: {one.name}")
+        if not _train(one, mesh):
+          return None
+      rows.append(evaluation.of_seed(
+        {one.name: one.folder for one in of_seed}, router, options, found,
+        workdir / f"seed{seed}.json",
+        with_forms=len(rows) < options.forms_seeds,
+      ))
+    result = {"kinds": list(found), "seeds": rows, "left_out": messages}
+    records.write_json(workdir / RESULT, result)
+    write_library(runs, options, workdir)
+    made = report(result)
+    render.show(made)
+    files.replace(workdir / "report.md", render.markdown(made))
+    print(f"library of experts: {workdir / LIBRARY}")
+    return result
 
 
 def _check(
@@ -260,9 +263,10 @@ def _train(one: Planned, mesh: Mapping[str, int] | None) -> bool:
 def _collect(
   folder: epath.Path, texts: Mapping[str, kinds.Kind] | None, **options: Any
 ) -> tuple[dict[str, Text], list[str]]:
-  """Returns `kinds.available`, of a resumed sweep as it was at the start.
+  """Returns the result of `kinds.available` at the first start of a sweep.
 
-  The machine's files may change between starts, for example by an update.
+  A resumed sweep reads it from files, since the machine's files may have
+  changed in the meantime, for example by an update.
 
   Args:
     folder: The folder for the corpora, as .jsonl files.
@@ -270,27 +274,30 @@ def _collect(
     **options: Arguments of `kinds.available`.
 
   Raises:
-    ValueError: There are fewer than two kinds, or the options have changed.
+    ValueError: There are fewer than two kinds, the options have changed, or a
+      file is damaged.
   """
   path = folder / COLLECTED
   if path.exists():
-    collected = records.read_json(path)
+    collected = kinds.read_manifest(path)
     for name, value in options.items():
-      if collected["options"][name] != value:
+      found = collected.options.get(name)
+      if found != value:
         raise ValueError(
-          f"{path} has text that was collected with "
-          f"{name}={collected['options'][name]}, not {value}; use another "
-          "--workdir"
+          f"{path} has text that was collected with {name}={found}, not "
+          f"{value}; use another --workdir"
         )
-    return kinds.read_corpora(folder, collected["kinds"]), collected["left_out"]
+    corpora = kinds.read_corpora(folder, collected.kinds, collected.files)
+    return corpora, list(collected.left_out)
   found, left_out = kinds.available(**options, kinds=texts)
   if len(found) < 2:
     raise ValueError(
       f"config.kinds.names: this machine has enough text of {len(found)} kinds "
       "only; lower config.kinds.least_bytes"
     )
-  kinds.write_corpora(found, folder)
-  records.write_json(  # last: it makes the files complete
-    path, {"kinds": list(found), "left_out": left_out, "options": options}
-  )
+  written = kinds.write_corpora(found, folder)
+  records.write_json(path, {  # last: it makes the files complete
+    "kinds": list(found), "left_out": left_out, "options": options,
+    "files": written,
+  })
   return found, left_out

@@ -88,6 +88,9 @@ def unexecuted(section: Memory) -> str:
       ("master weights", "first moments", "second moments"),
       f"config.memory.moments={section.moments!r}",
     ) | {"gradients": "on the device"}
+  elif "gradients" not in _planned(section, "host_optimizer"):
+    # Files of earlier versions have no tiers of gradients for the host.
+    reasons["gradients"] = "in memory of any node"
   found = []
   for tensor, shares in _planned(section, "placed").items():
     tiers = [tier for tier in shares if tier != "device"]

@@ -17,11 +17,13 @@ import os
 import pathlib
 import re
 import sysconfig
+from typing import Any
 import zlib
 
 from etils import epath
 
 from caatnet.data import sources
+from parallel import schema
 
 # Limits of a document in bytes: longer ones are cut at the end of a line.
 SHORTEST, LONGEST = 200, 16 * 1024
@@ -86,6 +88,22 @@ KINDS = {
   )),
   "markup": Kind("HTML and XML", _everywhere("*.html", "*.xml", "*.svg")),
 }
+
+
+class Manifest(schema.Schema):
+  """File next to corpora, which is written after them.
+
+  Attributes:
+    kinds: Names of the kinds.
+    left_out: Messages of `available`.
+    options: Arguments of `available`.
+    files: SHA-256 of each corpus by its file's name, in hex digits.
+  """
+
+  kinds: tuple[str, ...]
+  left_out: tuple[str, ...]
+  options: dict[str, Any]
+  files: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -245,40 +263,82 @@ def _document(path: pathlib.Path) -> bytes | None:
   return content if is_text else None
 
 
-def write_corpora(texts: Mapping[str, Text], folder: epath.Path) -> None:
+def write_corpora(
+  texts: Mapping[str, Text], folder: epath.Path
+) -> dict[str, str]:
   """Writes "KIND.train.jsonl" and "KIND.validation.jsonl" for each kind.
 
   The unions of all kinds are "union.train.jsonl" and "union.validation.jsonl".
+
+  Returns:
+    The SHA-256 of each file by its name, in hex digits, for `read_corpora`.
   """
   folder.mkdir(parents=True, exist_ok=True)
+  written: dict[str, str] = {}
+
+  def write(name: str, documents: Sequence[bytes]) -> None:
+    content = "".join(
+      json.dumps({"text": x.decode()}) + "\n" for x in documents
+    ).encode()
+    (folder / name).write_bytes(content)
+    written[name] = hashlib.sha256(content).hexdigest()
+
   for side in ("train", "validation"):
     union: list[bytes] = []
     for name, text in texts.items():
       documents = getattr(text, side)
       union += documents
-      _write_documents(folder / f"{name}.{side}.jsonl", documents)
-    _write_documents(folder / f"union.{side}.jsonl", union)
+      write(f"{name}.{side}.jsonl", documents)
+    write(f"union.{side}.jsonl", union)
+  return written
 
 
-def read_corpora(folder: epath.Path, names: Sequence[str]) -> dict[str, Text]:
-  """Returns the text of kinds that `write_corpora` has written, by name."""
-  texts = {}
-  for name in names:
-    train, held = (
-      [
-        json.loads(line)["text"].encode()
-        for line in (folder / f"{name}.{side}.jsonl").read_text().splitlines()
-      ]
-      for side in ("train", "validation")
-    )
-    texts[name] = _text(train, held)
-  return texts
+def read_manifest(path: epath.Path) -> Manifest:
+  """Reads a manifest.
+
+  Raises:
+    ValueError: It is damaged; the message has one line.
+  """
+  try:
+    return schema.parse(Manifest, path.read_bytes())
+  except ValueError as error:
+    raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def _write_documents(path: epath.Path, documents: Sequence[bytes]) -> None:
-  path.write_text("".join(
-    json.dumps({"text": x.decode()}) + "\n" for x in documents
-  ))
+def read_corpora(
+  folder: epath.Path, names: Sequence[str], written: Mapping[str, str]
+) -> dict[str, Text]:
+  """Returns the text of kinds that `write_corpora` has written, by name.
+
+  Args:
+    folder: The folder of the files.
+    names: Names of the kinds.
+    written: Result of `write_corpora`.
+
+  Raises:
+    ValueError: A file is missing, not listed, or has changed.
+  """
+  contents = {}
+  for name, digest in written.items():
+    path = folder / name
+    contents[name] = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(contents[name]).hexdigest() != digest:
+      raise ValueError(
+        f"{path} is missing or damaged: its SHA-256 must be {digest}"
+      )
+
+  def documents(name: str, side: str) -> list[bytes]:
+    file = f"{name}.{side}.jsonl"
+    if file not in contents:
+      raise ValueError(f"{folder / file} has no SHA-256")
+    return [
+      json.loads(line)["text"].encode() for line in contents[file].splitlines()
+    ]
+
+  return {
+    name: _text(documents(name, "train"), documents(name, "validation"))
+    for name in names
+  }
 
 
 def _text(train: Sequence[bytes], validation: Sequence[bytes]) -> Text:

@@ -6,11 +6,11 @@ slots.
 
 A run consists of adjacent pages, the same ones in every layer. Its length is
 part of a program's shape, so lengths should come in few sizes, as those of a
-buddy allocator do. A run is copied in pieces of some of its layers, whose
-number follows from the length, so that the number of programs does not depend
-on the number of layers. Reading makes a copy of a piece on the device before
-the next step is dispatched, since that step donates the cache. The piece is
-transferred to the host while later steps are computed.
+buddy allocator do. A run is copied in pieces of k layers. All runs of a length
+have the same k, and the first layer is an argument, so there is one program per
+length. Reading makes a copy of a piece on the device before the next step is
+dispatched, since that step donates the cache. The piece is transferred to the
+host while later steps are computed.
 
 Shape legend: L = layers, N = pages of a layer, n = pages of a run, k = layers
 of a piece.
@@ -59,8 +59,8 @@ class HostPages:
 
   Attributes:
     num_pages: Number of host pages.
-    part_bytes: Bytes of a device that a part of a copy moves at most, unless
-      a layer of a run has more.
+    part_bytes: Largest size of a part of a copy in bytes per device. A part
+      exceeds it if it is one layer of a run that is larger.
     arrays: One numpy array for each array of the cache, of the same shape
       except for the number of pages: ``[..., L, num_pages, ...]``.
     calls: Number of started copy programs.

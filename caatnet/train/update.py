@@ -13,10 +13,9 @@ bit; the update on the host rounds as optax does outside of `jax.jit`.
 
 The buffer has 12 bytes per parameter, or 16 if gradients have tiers, too;
 gradients that have arrived take 4 more during a step, and a checkpoint 8 until
-it is written. With several processes,
-each updates the shards of its devices on its own tiers: parameters that no
-partition cuts are updated by all, from gradients that the devices have reduced
-and clipped.
+it is written. With several processes, each updates the shards of its devices on
+its own tiers: parameters that no partition cuts are updated by all, from
+gradients that the devices have reduced and clipped.
 """
 
 from collections.abc import Callable, Mapping

@@ -46,8 +46,9 @@ def available_bytes(
 ) -> int:
   """Returns the memory that a process can allocate at the moment, in bytes.
 
-  Caches of files count as available, since the kernel reclaims them. Where the
-  system does not report it, the result is `limit_bytes`.
+  Caches of files count as available, since the kernel reclaims them. The result
+  is at most `limit_bytes`, from which the present use of the control group is
+  not subtracted. Where the system reports nothing, it is `limit_bytes`.
 
   Args:
     meminfo: The file in which Linux reports it; see proc_meminfo(5).

@@ -47,13 +47,13 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/experts.py.
 
   Raises:
-    ValueError: There is no stream or no eviction policy, or a stream is too
-      long.
+    ValueError: There is no stream or no eviction policy, a stream is too long,
+      or a request exceeds the context.
   """
   given = config.benchmark
-  for key in ("streams", "evictions"):
-    if not given[key]:
-      raise ValueError(f"config.benchmark.{key}=() must have one or more")
+  check(config)
+  if not given.streams:
+    raise ValueError("config.benchmark.streams=() must have one or more")
   if given.seconds * given.rate > _MOST_REQUESTS:
     raise ValueError(
       f"config.benchmark.rate={given.rate:g} for seconds={given.seconds:g}: "
@@ -90,6 +90,25 @@ def run(config: Any) -> dict[str, Any]:
     "environment": setup.one_device(), "expert_bytes": size,
     "limit_bytes": limit, "rows": rows,
   }
+
+
+def check(config: Any) -> None:
+  """Checks the values that this benchmark and `experts_simulated` share.
+
+  Args:
+    config: Config with ``config.benchmark`` and ``config.inference``.
+
+  Raises:
+    ValueError: There is no eviction policy, or a request exceeds the context.
+  """
+  given, context = config.benchmark, config.inference.context
+  if not given.evictions:
+    raise ValueError("config.benchmark.evictions=() must have one or more")
+  if given.prompt + given.tokens > context:
+    raise ValueError(
+      f"config.benchmark.prompt={given.prompt} and config.benchmark.tokens="
+      f"{given.tokens} exceed config.inference.context={context}"
+    )
 
 
 def _questions(config: Any, library: Library, kind: str) -> list[Question]:

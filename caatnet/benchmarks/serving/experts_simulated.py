@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from caatnet.benchmarks.harness import setup, timing
+from caatnet.benchmarks.serving.experts import check
 from caatnet.config import experts
 from caatnet.inference import batches
 from caatnet.inference.batches import Sizes
@@ -53,14 +54,7 @@ def run(config: Any) -> dict[str, Any]:
     ValueError: There is no eviction policy, or a request exceeds the context.
   """
   given = config.benchmark
-  if not given.evictions:
-    raise ValueError("config.benchmark.evictions=() must have one or more")
-  if given.prompt + given.tokens > config.inference.context:
-    raise ValueError(
-      f"config.benchmark.prompt={given.prompt} and config.benchmark.tokens="
-      f"{given.tokens} exceed config.inference.context="
-      f"{config.inference.context}"
-    )
+  check(config)
   persistent.keep_programs(_PROGRAMS)
   served = experts.build(setup.without_benchmark(config))
   real = served.engine.executor

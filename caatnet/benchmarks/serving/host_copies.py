@@ -1,5 +1,6 @@
 """Steps of an executor while pages are copied to the host in parts."""
 
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from caatnet.show import tables
 
 # At least this many steps are timed, in all turns.
 _STEPS = 32
+_WHAT = "none", "out", "in", "during"
 _HEAD = [
   "KiB per part", "parts", "KiB staged", "out alone", "in alone",
   "out during steps", "longest step / median", "steps / without copies",
@@ -36,22 +38,14 @@ def run(config: Any) -> list[dict[str, Any]]:
   )
   found = timing.in_turns({
     (size, what): lambda size=size, what=what: measure(executor, what, size)
-    for size in options.parts for what in ("none", "out", "in", "during")
+    for size in options.parts for what in _WHAT
   }, options.rounds, warm_up=1, label="copies to the host")
   executor.close()
-  rows = []
-  for size in options.parts:
-    none, during = found[size, "none"], found[size, "during"]
-    rows.append({
-      "kib": size, **_staged(executor, size),
-      **{k: [x[0] for x in found[size, k]] for k in ("out", "in")},
-      "during": [x[0] for x in during],
-      "longest": [max(x[1]) / np.median(x[1]) for x in during],
-      "slower": [
-        np.mean(x[1]) / np.mean(y[1])
-        for x, y in zip(during, none, strict=True)
-      ],
-    })
+  rows = [
+    {"kib": size, **_staged(executor, size)}
+    | summary({what: found[size, what] for what in _WHAT})
+    for size in options.parts
+  ]
   tables.table(
     f"ms of a copy of {executor.host.num_pages} pages, alone and during steps "
     f"of {options.batch} decodes: median (range)", _HEAD,
@@ -66,6 +60,24 @@ def run(config: Any) -> list[dict[str, Any]]:
   return rows
 
 
+def summary(
+  found: Mapping[str, Sequence[tuple[float, Sequence[float]]]]
+) -> dict[str, list[float]]:
+  """Returns seconds of copies, and ratios of steps, of each round.
+
+  Args:
+    found: Results of `measure` of each round, by `what`.
+  """
+  none, during = found["none"], found["during"]
+  return {
+    **{what: [x[0] for x in found[what]] for what in ("out", "in", "during")},
+    "longest": [max(x[1]) / np.median(x[1]) for x in during],
+    "slower": [
+      np.mean(x[1]) / np.mean(y[1]) for x, y in zip(during, none, strict=True)
+    ],
+  }
+
+
 def measure(
   executor: DecoderExecutor, what: str, kib: int
 ) -> tuple[float, list[float]]:
@@ -77,7 +89,7 @@ def measure(
       during steps, "none" for steps only.
     kib: Size of a part; 0 for one layer of a run.
   """
-  executor.host.part_bytes = 1024 * kib
+  _set_parts(executor, kib)
   pages = list(range(executor.host.num_pages))
   if what in ("out", "in"):
     copy = Copy(0, what, pages, pages, None)
@@ -105,9 +117,13 @@ def measure(
   return end - begun, np.diff(ends).tolist()
 
 
+def _set_parts(executor: DecoderExecutor, kib: int) -> None:
+  executor.host.part_bytes = 1024 * kib
+
+
 def _staged(executor: DecoderExecutor, kib: int) -> dict[str, int]:
   """Returns the number of parts, and bytes of the compiled program's result."""
-  executor.host.part_bytes = 1024 * kib
+  _set_parts(executor, kib)
   pages = range(executor.host.num_pages)
   parts = executor.host.parts([(0, pages)])
   decoder, piece = executor.decoder, parts[0][0]

@@ -85,3 +85,11 @@ def test_stream_has_a_largest_number_of_requests():
   config.benchmark.rate = 1e30
   with pytest.raises(ValueError, match=r"^config\.benchmark\.rate=1e\+30 for"):
     experts.run(config)
+
+
+@pytest.mark.parametrize("key", ["prompt", "tokens"])
+def test_request_that_exceeds_the_context_is_refused(key):
+  config = config_of.get_config("test")
+  config.benchmark[key] = config.inference.context
+  with pytest.raises(ValueError, match=r"exceed config\.inference\.context="):
+    experts.run(config)

@@ -7,8 +7,13 @@ import ml_collections
 import numpy as np
 import pytest
 
-from caatnet.benchmarks.serving import nanobatch_peer, nanobatches
+from caatnet.benchmarks.serving import (
+  host_copies,
+  nanobatch_peer,
+  nanobatches,
+)
 from caatnet.models.transformer.module import Transformer
+from configs.benchmark import nanobatches as config_of
 
 MODEL = {
   "vocab_size": 32, "width": 16, "num_layers": 2, "num_heads": 4,
@@ -103,6 +108,33 @@ def test_benchmark_without_pieces_measures_nothing():
   })
   found = nanobatches.run(own)
   assert (found["rates"], found["linked"], found["copies"]) == ([], [], [])
+
+
+def test_copies_are_measured_in_parts_of_the_given_size():
+  own = config_of.get_config("test")
+  layers = own.model.num_layers = 2
+  own.benchmark.parts = (0, 65536)
+  layer, whole = host_copies.run(own)
+  assert (layer["parts"], whole["parts"]) == (layers, 1)
+  pointers = 64  # XLA:CPU counts the tuple of the results
+  assert whole["staged_bytes"] == pytest.approx(
+    layers * layer["staged_bytes"], abs=layers * pointers
+  )
+  own.benchmark.parts = (whole["staged_bytes"] // 1024 + 1,)
+  assert host_copies.run(own)[0]["parts"] == 1
+  for row in (layer, whole):
+    assert min(row["out"] + row["in"] + row["during"]) > 0
+
+
+def test_steps_during_a_copy_are_compared_with_those_of_the_same_round():
+  found = host_copies.summary({
+    "none": [(0.0, [1, 1]), (0.0, [4, 4])], "out": [(5, []), (6, [])],
+    "in": [(7, []), (8, [])], "during": [(9, [1, 1, 4]), (10, [2, 2, 2])],
+  })
+  assert found == {
+    "out": [5, 6], "in": [7, 8], "during": [9, 10],
+    "longest": [4, 1], "slower": [2, 0.5],
+  }
 
 
 def test_slower_rank_counts_and_results_must_be_equal():

@@ -16,6 +16,7 @@ from caatnet.data.kinds import Kind
 from caatnet.serving.experts import Library
 from caatnet.serving.router import Router
 from caatnet.show import render
+from caatnet.train import files
 from configs.experts import kinds as config_file
 
 LETTERS = {"python": "abcd", "c": "wxyz"}
@@ -165,6 +166,56 @@ def test_resumed_sweep_has_the_text_of_its_start(finished, tmp_path):
   config.kinds.size_bytes = 25_000
   with pytest.raises(ValueError, match="with size_bytes=150000, not 25000"):
     training.run(config, workdir, texts=texts)
+
+
+@pytest.mark.parametrize(("name", "damage", "message"), [
+  ("collected.json", lambda x: x[:-9], "collected.json is damaged: "),
+  ("collected.json", lambda x: "[]", "collected.json is damaged: "),
+  ("collected.json", lambda x: x.replace('"c.v', '"d.v'), "d.validation.jsonl"),
+  ("collected.json", lambda x: x.replace('"c"\n', '"d"\n', 1), "d.train.jsonl"),
+  ("c.train.jsonl", lambda x: x.partition("\n")[2], "c.train.jsonl is missing"),
+  ("union.train.jsonl", lambda x: x + "{", "union.train.jsonl is missing or"),
+])
+def test_damaged_text_is_named_in_one_line(
+  finished, tmp_path, name, damage, message
+):
+  workdir, texts, _ = finished
+  again = epath.Path(shutil.copytree(workdir, tmp_path / "run"))
+  path = again / "text" / name
+  path.write_text(damage(path.read_text()))
+  with pytest.raises(ValueError, match=re.escape(message)) as raised:
+    training.run(make_config(), again, texts=texts)
+  assert "\n" not in str(raised.value)
+
+
+def test_text_of_a_sweep_that_was_killed_while_writing_is_written_again(
+  finished, tmp_path
+):
+  """Kills before each of the files; the manifest is the last one."""
+  workdir, texts, _ = finished
+  options = {
+    "names": list(LETTERS), "count": 2, "size_bytes": 150_000,
+    "least_bytes": 10_000, "validation_percent": 30.0,
+  }
+  folder = epath.Path(tmp_path / "text")
+  whole = {p.name: p.read_bytes() for p in (workdir / "text").iterdir()}
+  for num_whole in range(len(whole)):
+    folder.mkdir()
+    for name in [*whole][:num_whole]:
+      if name != training.COLLECTED:
+        (folder / name).write_bytes(whole[name][: 100 * num_whole])
+    training._collect(folder, texts, **options)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == whole
+    shutil.rmtree(folder)
+
+
+def test_second_sweep_in_the_same_folder_is_refused(finished):
+  workdir, texts, _ = finished
+  with (
+    files.lock(workdir),
+    pytest.raises(ValueError, match=r"--workdir=.* is in use"),
+  ):
+    training.run(make_config(), workdir, texts=texts)
 
 
 @pytest.mark.parametrize(("key", "value", "message"), [

@@ -1,9 +1,11 @@
 """Kinds of text: order, split, and kinds with too little text."""
 
+import dataclasses
 import gzip
 import pathlib
 import random
 
+from etils import epath
 import pytest
 
 from caatnet.config.schema.kinds import NAMES
@@ -120,3 +122,23 @@ def test_kind_with_too_little_text_is_left_out_with_a_message(tmp_path):
 def test_this_machine_has_text_that_every_python_has(name):
   text = kinds.read(kinds.KINDS[name], 100_000, 10.0)
   assert sum(map(len, text.train)) > 20_000
+
+
+def test_written_corpora_are_read_again_and_the_union_has_all(tmp_path):
+  texts = {
+    name: kinds.read(write(tmp_path / name, num_files), 10**9, 20.0)
+    for name, num_files in (("a", 40), ("b", 80))
+  }
+  texts["b"] = dataclasses.replace(texts["b"], train=["ü\u2028\n".encode()])
+  folder = epath.Path(tmp_path / "text")
+  written = kinds.write_corpora(texts, folder)
+  for side in ("train", "validation"):
+    parts = [folder / f"{name}.{side}.jsonl" for name in texts]
+    union = folder / f"union.{side}.jsonl"
+    assert union.read_text() == "".join(path.read_text() for path in parts)
+  found = kinds.read_corpora(folder, ["b", "a"], written)
+  assert found["a"].sha256 == texts["a"].sha256
+  for name, text in found.items():
+    assert (text.train, text.validation) == (
+      texts[name].train, texts[name].validation
+    )

@@ -75,7 +75,7 @@ def placement(tmp_path):
   row = {
     "policy": "latency_first", "activations": SHARES, "placed": {
       "activations": {"device": 0.25, "cxl0": 0.25}, "weights": {"device": 1.0},
-      "master weights": {"dram": 1.0},
+      "master weights": {"dram": 1.0}, "gradients": {"dram": 1.0},
     },
   }
   other = {"policy": "dram_only", "activations": None}
@@ -186,7 +186,7 @@ def test_parts_of_a_placement_that_do_not_run_are_named(placement):
   experiment = make(f"model.remat=full {IN_FILE}{placement}")
   assert experiment.unexecuted == (
     "activations on cxl0 (in pinned memory of any node); master weights on "
-    "dram (config.memory.moments='device')"
+    "dram (config.memory.moments='device'); gradients on dram (on the device)"
   )
   assert make("model.remat=full").unexecuted == ""
 

@@ -2,6 +2,8 @@
 
 import collections
 import importlib
+import json
+import re
 import shutil
 import signal
 
@@ -196,6 +198,20 @@ def test_tiers_of_the_host_optimizer_are_executed(planned):
   assert "activations on" in found or "layer inputs on" in found
   for executed in ("master weights", "moments", "gradients"):
     assert executed not in found
+
+
+def test_tiers_of_gradients_without_an_array_are_named(planned, tmp_path):
+  """A file that launch.place wrote before it had the array of gradients."""
+  result = json.loads(planned.read_text())
+  for row in result["policies"]:
+    if row["host_optimizer"]:
+      del row["host_optimizer"]["gradients"]
+  old = tmp_path / "old.json"
+  old.write_text(json.dumps(result))
+  found = make(f"parallel.tensor=1 {HOST} memory.placement={old}", {})
+  assert re.search(
+    r"gradients on .* \(in memory of any node\)", found.unexecuted
+  )
 
 
 def test_placement_that_the_host_cannot_execute_is_an_error(planned, tmp_path):
