@@ -11,7 +11,7 @@ has 48 minutes of requests, and took 55 minutes with existing files;
 `experts.py:test` takes minutes.
 
 `experts.py:simulated` compares the engine with its simulator, for 12 experts
-of 29 MB on 4 slots: hits, loads, and exposed switching, in two minutes;
+of 29 MB on 4 slots: hits, loads, and exposed switching, in four minutes;
 `experts.py:simulated_test` takes seconds.
 """
 

@@ -10,7 +10,6 @@ import functools
 import os
 import pathlib
 import statistics
-import time
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from caatnet.benchmarks.harness import processes, setup, timing
+from caatnet.benchmarks.memory import measured_tiers
 from caatnet.show import tables
 from parallel.hardware import tiers
 from parallel.hardware.devices import H100
@@ -41,9 +41,6 @@ from parallel.memory.problem import (
 )
 
 _RATE = 1e-3  # learning rate
-# Seconds of steps in memory before a timed one: threads sleep, and caches have
-# other pages, after a step that waited for a disk.
-_WARM_S = 0.02
 # Part and way of the only part of the state, named as greedy policies expect.
 _WAY = "parameters", "updated by the cpu, weights on the device"
 
@@ -253,19 +250,11 @@ def _placements(
   }
   made = {name: _made(size, threads, s) for name, s in shares.items()}
 
-  def seconds(optimizer: HostOptimizer) -> float:
-    if not optimizer.buffer.has_files:  # else a step leaves nothing in caches
-      end = time.perf_counter() + _WARM_S
-      _step(optimizer)
-      while time.perf_counter() < end:
-        _step(optimizer)
-    start = time.perf_counter()
-    _step(optimizer)
-    optimizer.buffer.drop()
-    return time.perf_counter() - start
-
   found = timing.in_turns(
-    {name: functools.partial(seconds, o) for name, o in made.items()},
+    {
+      name: functools.partial(measured_tiers.step_s, o)
+      for name, o in made.items()
+    },
     options.rounds, warm_up=1, label=f"{size:,} elements on tiers",
   )
   return [

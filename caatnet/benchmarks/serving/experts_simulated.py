@@ -1,10 +1,11 @@
 """Switching between experts: the engine, and its simulator.
 
-Both have the same scheduler, slots and requests. The simulator draws the times
-of steps, by the sizes of their arrays, and of loads from the runs of the engine
-before and after the compared one. A load is *exposed* while it runs and no step
-does. Requests arrive one at a time, each after the end of the previous one, or
-at random times. One at a time, hits depend on the order of the requests only.
+Both have the same scheduler, slots and requests. The simulator draws times of
+steps, by the sizes of their arrays, and of loads, which steps slow down, from
+the runs of the engine before and after the compared one. A load is *exposed*
+while it runs and no step does. Requests arrive one at a time, each after the
+end of the previous one, or at random times. One at a time, hits depend on the
+order of the requests only.
 """
 
 from collections.abc import Callable, Sequence
@@ -132,16 +133,16 @@ class _Watched:
       last = end
     return found
 
-  def exposed_s(self) -> list[float]:
-    """Returns the seconds of each load in which no step was under way."""
+  def loads_s(self) -> np.ndarray:
+    """Returns seconds of each load, in all and exposed, ``[loads, 2]``."""
     steps = np.array([step[1:] for step in self.steps])
     # Steps under way overlap: each counts from the end of the previous one.
     steps[1:, 0] = np.maximum(steps[1:, 0], steps[:-1, 1])
     found = []
     for begin, end in self.loads:
       both = np.minimum(steps[:, 1], end) - np.maximum(steps[:, 0], begin)
-      found.append(end - begin - float(np.maximum(both, 0).sum()))
-    return found
+      found.append((end - begin, end - begin - np.maximum(both, 0).sum()))
+    return np.array(found).reshape(-1, 2)
 
 
 class _Profile:
@@ -239,20 +240,15 @@ class _Bench:
       "engine": [], "simulated": []
     }
     before, _ = self.serve(real, eviction, rate)
-    self._switch_s = float(np.median(_durations([before[0]])))
+    self._switch_s = float(np.median(_loads([before[0]])[:, 0]))
     label = f"{eviction}, {_arrivals(rate)}"
     for number in timing.progress(range(given.rounds), label):
       found["engine"].append(self.serve(real, eviction, rate)[0])
       after, _ = self.serve(real, eviction, rate)
       around = before[0], after[0]
-      profile = _Profile(_joined(around), self.sizes_of, number)
-      load_s, rng = _durations(around), np.random.default_rng(number)
-
-      def drawn(load, load_s=load_s, rng=rng):
-        del load
-        return (float(rng.choice(load_s)),) * 2
-
-      simulator = Simulator(profile, most=self._capacity.chunk, load_s=drawn)
+      simulator = _simulator(
+        around, self.sizes_of, self._capacity.chunk, number
+      )
       found["simulated"].append(self.serve(simulator, eviction, rate)[0])
       before = after
     return {
@@ -263,13 +259,61 @@ class _Bench:
     }
 
 
+def _simulator(
+  runs: Sequence[_Watched], sizes_of: Callable[..., Sizes], most: int,
+  seed: int,
+) -> Simulator:
+  """Returns a simulator that draws the times of steps and loads from runs.
+
+  Args:
+    runs: Recorded runs of the engine.
+    sizes_of: Returns the array sizes of a step.
+    most: Maximum number of tokens of a step.
+    seed: Seed of the draws.
+  """
+  load_s, exposed_s = _loads(runs).T
+  rate = _rate_beside_steps(load_s, exposed_s)
+  alone_s = exposed_s + rate * (load_s - exposed_s)
+  rng = np.random.default_rng(seed)
+
+  def drawn(load: Load) -> tuple[float, float]:
+    del load  # all experts have equal sizes
+    seconds = float(rng.choice(alone_s))
+    return seconds, seconds
+
+  return Simulator(
+    _Profile(_joined(runs), sizes_of, seed), most=most, load_s=drawn,
+    load_rate=rate, steps_first=True,
+  )
+
+
+def _rate_beside_steps(load_s: np.ndarray, exposed_s: np.ndarray) -> float:
+  """Returns the speed of loads while steps run, relative to that without.
+
+  Loads of equal size take equally long on average without steps, whether steps
+  ran most of the time or not: the mean of `exposed_s + rate * overlap_s` is
+  that of both groups.
+
+  Args:
+    load_s: Seconds of each load.
+    exposed_s: Seconds of each load without steps.
+  """
+  overlap_s = load_s - exposed_s
+  beside = overlap_s > load_s / 2
+  if beside.all() or not beside.any():
+    return 1.0
+  more = exposed_s[~beside].mean() - exposed_s[beside].mean()
+  rate = more / (overlap_s[beside].mean() - overlap_s[~beside].mean())
+  return float(np.clip(rate, 0.01, 1.0))
+
+
 def _arrivals(rate: float) -> str:
   return "random" if rate else "one at a time"
 
 
-def _durations(runs: Sequence[_Watched]) -> list[float]:
-  """Returns the seconds of all loads."""
-  return [end - begin for run in runs for begin, end in run.loads]
+def _loads(runs: Sequence[_Watched]) -> np.ndarray:
+  """Returns seconds of all loads, in all and exposed, ``[loads, 2]``."""
+  return np.concatenate([run.loads_s() for run in runs])
 
 
 def _joined(runs: Sequence[_Watched]) -> _Seconds:
@@ -283,14 +327,14 @@ def _joined(runs: Sequence[_Watched]) -> _Seconds:
 
 def _summary(runs: Sequence[tuple[_Watched, Slots]]) -> dict[str, Any]:
   """Returns hits of each run, and the exposed seconds of all loads."""
-  exposed = np.concatenate([watched.exposed_s() for watched, _ in runs])
+  load_s, exposed_s = _loads([watched for watched, _ in runs]).T
   return {
     "hits": [slots.counts.hits for _, slots in runs],
     "misses": [slots.counts.misses for _, slots in runs],
     "loads": [slots.counts.loads for _, slots in runs],
-    "load_s": float(np.mean(_durations([watched for watched, _ in runs]))),
-    "exposed_mean_s": float(exposed.mean()),
-    "exposed_p99_s": float(np.percentile(exposed, 99)),
+    "load_s": float(load_s.mean()),
+    "exposed_mean_s": float(exposed_s.mean()),
+    "exposed_p99_s": float(np.percentile(exposed_s, 99)),
   }
 
 

@@ -4,7 +4,7 @@ Steps run one after another, concurrently with one copy per direction and one
 load. A copy begins when it is requested and the earlier copies of its kind have
 ended, a load when the earlier loads have ended; a step begins when the previous
 step and the copies that it waits for have ended. Copies and loads do not slow
-steps down, nor each other.
+steps down, nor each other. Steps can slow loads down.
 """
 
 import collections
@@ -57,6 +57,29 @@ class CopyTimes:
 NO_COPIES = CopyTimes(1, 1, 0.0, math.inf, math.inf, math.inf)
 
 
+@dataclasses.dataclass
+class _Loading:
+  """Load whose end is known only until the next step is submitted.
+
+  Attributes:
+    load: The load.
+    asked_s: Time of the request.
+    work_s: Seconds without steps.
+    until_step_s: Seconds without steps until a step may begin.
+    begin_s: Time of the begin.
+    ready_s: Time from which a step may begin.
+    end_s: Time of the end.
+  """
+
+  load: Load
+  asked_s: float
+  work_s: float
+  until_step_s: float
+  begin_s: float = 0.0
+  ready_s: float = 0.0
+  end_s: float = 0.0
+
+
 @dataclasses.dataclass(frozen=True)
 class SimulatedCosts:
   """The simulator's own cost model, as the scheduler's estimates.
@@ -97,7 +120,7 @@ class Simulator:
   Attributes:
     costs: Times of its cost model.
     busy_s: Seconds in which a step was computed.
-    loaded_s: Seconds of loads.
+    loaded_s: Seconds of loads without steps.
     exposed_s: Seconds of loads in which no step was computed.
   """
 
@@ -109,6 +132,8 @@ class Simulator:
     draw: Callable[[Request, int], int] | None = None,
     delay: Callable[[Copy], float] = lambda copy: 0.0,
     load_s: Callable[[Load], tuple[float, float]] = lambda load: (0.0, 0.0),
+    load_rate: float = 1.0,
+    steps_first: bool = False,
   ) -> None:
     """Starts at time 0.
 
@@ -119,17 +144,26 @@ class Simulator:
       draw: Returns a request's token at a position; None makes all tokens 0.
       delay: Returns a copy's additional seconds, unknown to the scheduler.
       load_s: Returns the seconds of a load, and the seconds after its begin at
-        which a step may begin, since it reads the last weights later.
+        which a step may begin, since it reads the last weights later; both
+        without steps.
+      load_rate: Speed of loads while a step runs, relative to that without.
+      steps_first: Whether `wait` waits for the first step under way whatever
+        ends before it, like `caatnet.serving.engine.device.DecoderExecutor`.
     """
     self.costs = SimulatedCosts(steps, copies, most)
     self.busy_s = self.loaded_s = self.exposed_s = 0.0
     self._draw, self._delay, self._load_s = draw, delay, load_s
+    self._load_rate, self._steps_first = load_rate, steps_first
     self._now = 0.0
     self._free_s = 0.0
     self._copied_s: dict[str, float] = {}
     self._ends: dict[int, float] = {}
-    # Begin and end of the loads that have not ended before the last step.
-    self._loads: collections.deque[tuple[float, float]] = collections.deque()
+    # Loads that have not ended before the last step, the end of the one before
+    # them, and begins and ends of steps since then.
+    self._loads: collections.deque[_Loading] = collections.deque()
+    self._loaded_until_s = 0.0
+    self._spans: list[tuple[float, float]] = []
+    self._ready_s: dict[Load, float] = {}
     self._events: list[tuple[float, int, Event]] = []
     self._count = 0
 
@@ -148,6 +182,8 @@ class Simulator:
     self._expose(begin)
     self._free_s = begin + seconds
     self.busy_s += seconds
+    self._spans.append((begin, self._free_s))
+    self._slow_loads()
     tokens = np.zeros(len(step.drawing), np.int64)
     if self._draw is not None:
       ends = [c.start + c.length for c in step.chunks if c.draws]
@@ -171,19 +207,44 @@ class Simulator:
 
   def load(self, load: Load) -> None:
     """Enqueues a load; see `executor.Executor`."""
-    begin = max(self._now, self._loads[-1][1] if self._loads else 0.0)
     seconds, until_step_s = self._load_s(load)
     self.loaded_s += seconds
-    self._loads.append((begin, begin + seconds))
-    self._end(Event(begin + until_step_s, load=load))
+    self._loads.append(_Loading(load, self._now, seconds, until_step_s))
+    self._slow_loads()
+    self._end(Event(self._ready_s[load], load=load))
+
+  def _slow_loads(self) -> None:
+    """Sets the times of loads, which depend on steps."""
+    last = self._loaded_until_s
+    for each in self._loads:
+      each.begin_s = max(each.asked_s, last)
+      each.ready_s = self._after(each.begin_s, each.until_step_s)
+      last = each.end_s = self._after(each.begin_s, each.work_s)
+      self._ready_s[each.load] = each.ready_s
+
+  def _after(self, begin: float, work_s: float) -> float:
+    """Returns the end of a load's work that takes so long without steps."""
+    for start, stop in self._spans if self._load_rate < 1 else ():
+      if begin + work_s <= start:
+        break
+      if stop > begin:
+        work_s -= max(0.0, start - begin)
+        begin = max(begin, start)
+        if work_s <= (stop - begin) * self._load_rate:
+          return begin + work_s / self._load_rate
+        work_s -= (stop - begin) * self._load_rate
+        begin = stop
+    return begin + work_s
 
   def _expose(self, until_s: float) -> None:
     """Adds the time of loads between the previous step and a time."""
-    for begin, end in self._loads:
-      begin = max(begin, self._free_s)
-      self.exposed_s += max(0.0, min(end, until_s) - begin)
-    while self._loads and self._loads[0][1] <= until_s:
-      self._loads.popleft()
+    for each in self._loads:
+      begin = max(each.begin_s, self._free_s)
+      self.exposed_s += max(0.0, min(each.end_s, until_s) - begin)
+    while self._loads and self._loads[0].end_s <= until_s:
+      self._loaded_until_s = self._loads.popleft().end_s
+    first = self._loads[0].begin_s if self._loads else self._now
+    self._spans = [span for span in self._spans if span[1] > first]
 
   def _end(self, event: Event) -> None:
     """Schedules an event."""
@@ -192,12 +253,28 @@ class Simulator:
 
   def wait(self, until_s: float) -> list[Event]:
     """Advances the clock to the next event; see `executor.Executor`."""
-    if not self._events or self._events[0][0] > until_s:
-      assert until_s < math.inf, "nothing is under way"
-      self._now = max(self._now, until_s)
-      return []
-    self._now = max(self._now, self._events[0][0])
+    ends = [
+      event.time_s for *_, event in self._events if event.step is not None
+    ] if self._steps_first else []
+    if ends:
+      next_s = min(ends)
+    else:
+      next_s = min(self._next_s(), until_s)
+      assert next_s < math.inf, "nothing is under way"
+    self._now = max(self._now, next_s)
     found = []
-    while self._events and self._events[0][0] <= self._now:
+    while self._next_s() <= self._now:
       found.append(heapq.heappop(self._events)[2])
     return found
+
+  def _next_s(self) -> float:
+    """Returns the time of the next event; infinity if there is none."""
+    while self._events:
+      time_s, count, event = self._events[0]
+      if event.load is None or self._ready_s[event.load] == time_s:
+        return time_s
+      # Steps have slowed the load down since the event was scheduled.
+      time_s = self._ready_s[event.load]
+      event = dataclasses.replace(event, time_s=time_s)
+      heapq.heapreplace(self._events, (time_s, count, event))
+    return math.inf

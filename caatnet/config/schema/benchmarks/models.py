@@ -166,7 +166,7 @@ class Experts:
 class ExpertsSimulated:
   """Switching between experts, compared with the simulator."""
 
-  rounds: int = field(3, "Measured runs of each row, which are pooled.", COUNT)
+  rounds: int = field(10, "Measured runs of each row, which are pooled.", COUNT)
   evictions: tuple[str, ...] = field(
     ("lru", "lookahead"), "Values of config.experts.eviction.", EVICTIONS
   )
