@@ -112,7 +112,8 @@ RULES = {
   "parallel.memory": (
     ("parallel.checks", "parallel.hardware", "parallel.workload"), NUMPY_ONLY,
   ),
-  "parallel.memory.offload": ((), LIBRARY),
+  "parallel.memory.periods": ((), NUMPY_ONLY),
+  "parallel.memory.offload": (("parallel.memory.periods",), LIBRARY),
   **dict.fromkeys(
     ("parallel.memory.features", "parallel.memory.ways"),
     (

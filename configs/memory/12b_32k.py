@@ -4,11 +4,16 @@ r"""Places a fine-tuning step of 12B parameters at 32,768 tokens of context.
   python -m launch.place --config=configs/memory/12b_32k.py --tiers=one-cxl
   python -m launch.place --config=configs/memory/12b_32k.py:7b \
     --config.data.seq_len=4096 --plot=tiers.png
+  python -m launch.place --config=configs/memory/12b_32k.py:7b \
+    --config.placement.state=run --output=placement.json
 
 Model sizes and context lengths are those of CXL-aware allocation (arXiv
 2507.03305): 7B and 12B parameters, 4,096 to 32,768 tokens, one GPU. The layer
 sizes are those of public models with as many parameters (Mistral Nemo, Llama 2
 7B), since the paper's were not available. All times are predictions.
+
+With state=run, the state is that of `launch.train` with this config: the host
+updates float32 parameters, and layers save named activations or recompute them.
 """
 
 import ml_collections
@@ -42,6 +47,10 @@ def get_config(size: str = "12b") -> ml_collections.ConfigDict:
   config.name = f"placement_{size}"
   config.model.update(SIZES[size])
   config.model.dtype = "bfloat16"
+  config.model.remat = "named"
+  config.parallel.tensor = 1
+  config.memory.optimizer = "host"
+  config.memory.activations = "placement"
   config.data.seq_len = 32_768
   config.data.batch_size = 1
   config.update(defaults("study", "placement"))

@@ -24,14 +24,13 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
+from parallel.memory import periods
+
 # Name of a layer's input for checkpoint policies.
 LAYER_INPUT = "layer_input"
 
 # Checkpoint policy of `jax.checkpoint`.
 Policy = Callable[..., Any]
-
-# Most layers of a period: each of them takes memory and is compiled separately.
-_PERIOD = 4
 
 
 class Way(NamedTuple):
@@ -68,17 +67,12 @@ class Activations:
   saved_on_host: float = 0.0
 
   def ways(self, num_layers: int) -> tuple[Way, ...]:
-    """Returns the ways of a period of layers, whose length divides the number.
+    """Returns the ways of a period of layers (`parallel.memory.periods`).
 
-    There are two periods or more: XLA would merge forward and backward of a
-    loop with one iteration, and undo the copies and the recomputation. Shares
-    are rounded down to whole layers of a period, in the order of the
+    Shares are rounded down to whole layers of a period, in the order of the
     attributes, so that device memory never has more than its share.
     """
-    length = max(
-      n for n in range(1, _PERIOD + 1)
-      if num_layers % n == 0 and (n == 1 or n < num_layers)
-    )
+    length = periods.length(num_layers)
     shares = (self.saved, self.inputs, self.saved_on_host)
     ends = [int(length * x + 1e-6) for x in itertools.accumulate(shares)]
     found = [

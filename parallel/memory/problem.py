@@ -125,10 +125,10 @@ class Problem:
     host: Tiers and links of the host.
     device: The device.
     device_bytes: Bytes of the device's memory that may be used.
-    reserved: Bytes on the device that are not placed, by instant: logits, the
-      working memory of a layer.
+    reserved: Bytes on the device that are not placed, by instant.
     seconds: Compute of the device by phase.
     parts: Parts of the state.
+    content: Name of the content of ``reserved``, for figures.
   """
 
   host: Host
@@ -137,6 +137,7 @@ class Problem:
   reserved: Mapping[Instant, float]
   seconds: Mapping[Phase, float]
   parts: tuple[Part, ...]
+  content: str = "logits, working memory"
 
   def tensors(self) -> list[tuple[Part, Way, Tensor]]:
     """Returns all tensors with their part and way."""

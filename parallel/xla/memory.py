@@ -22,6 +22,8 @@ class Memory:
     host: Bytes of ``arguments`` and ``padding`` in host memory instead of
       device memory.
     host_temporaries: Bytes of offloaded activations in host memory.
+    peak: Most bytes of device memory in use at one time, as XLA:TPU and XLA:GPU
+      report it; None on CPUs, where the report has no temporaries.
   """
 
   arguments: dict[str, int]
@@ -31,13 +33,14 @@ class Memory:
   program: int
   host: int = 0
   host_temporaries: int = 0
+  peak: int | None = None
 
   @property
   def total(self) -> int:
-    """Sum of the parts in device memory, an upper bound of the bytes in use.
+    """Sum of the parts in device memory, an upper bound of ``peak``.
 
-    XLA:TPU reports more temporaries than its peak of bytes in use contains, so
-    a program can compile although its total exceeds the device's memory.
+    XLA:TPU reports more temporaries than are in use at one time, so a program
+    can compile although its total exceeds the device's memory.
     """
     return (
       sum(self.arguments.values()) + self.padding + self.outputs
@@ -73,10 +76,16 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
   # Donated arguments are counted once, in ``arguments``: the outputs that alias
   # them are subtracted from ``outputs``.
   # XLA:TPU counts temporaries in host memory twice, here and as ``host_temp``.
-  # XLA:GPU, compiling ahead of time, counts arguments as device memory.
-  leaf = jax.tree.leaves(arguments)[0]
-  on_tpu = next(iter(leaf.sharding.device_set)).platform == "tpu"
-  twice = analysis.host_temp_size_in_bytes if on_tpu else 0
+  leaves = jax.tree.leaves(arguments)
+  platform = next(iter(leaves[0].sharding.device_set)).platform
+  twice = analysis.host_temp_size_in_bytes if platform == "tpu" else 0
+  host = analysis.host_argument_size_in_bytes
+  if platform == "gpu" and not host:
+    # XLA:GPU, compiling ahead of time, counts all arguments as device memory.
+    host = sum(
+      bytes_per_device(x) for x in leaves
+      if x.sharding.memory_kind == "pinned_host"
+    )
   # XLA reports one number for all arguments in their device layouts; the
   # difference to their logical sizes is padding.
   return Memory(
@@ -87,8 +96,10 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
     outputs=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
     temporaries=analysis.temp_size_in_bytes - twice,
     program=analysis.generated_code_size_in_bytes,
-    host=analysis.host_argument_size_in_bytes,
+    host=host,
     host_temporaries=analysis.host_temp_size_in_bytes,
+    # XLA's peak includes arguments in host memory, but not temporaries there.
+    peak=None if platform == "cpu" else analysis.peak_memory_in_bytes - host,
   )
 
 

@@ -46,6 +46,8 @@ def test_activations_are_temporaries_in_host_memory():
   assert memory["temporaries on the host"] == host
   assert not {"temporaries on the host", "of these on the host"} & set(before)
   assert before["temporaries"] - memory["temporaries"] >= host
+  assert before["peak"] - memory["peak"] >= host
+  assert memory["peak"] <= memory["total"]
   assert crossing(result, True) == crossing(result, False) == host
 
 
@@ -59,7 +61,8 @@ def test_device_memory_falls_by_the_moments_but_those_of_a_layer():
   # Moments of a layer that arrive and leave, and copies in other layouts.
   layer = 2 * 4 * (4 * WIDTH**2 + 3 * 2816 * WIDTH)
   assert after["of these on the host"] >= moments
-  assert before["total"] - after["total"] >= moments - 3 * layer
+  for bytes_of in ("total", "peak"):
+    assert before[bytes_of] - after[bytes_of] >= moments - 3 * layer
 
 
 def test_moments_are_arguments_in_host_memory():

@@ -59,6 +59,7 @@ class CompiledProgram:
       ),
       "program": sizes.program,
       "total": sizes.total,
+      **({"peak": sizes.peak} if sizes.peak is not None else {}),
       "capacity": hardware.memory_bytes if hardware else None,
     }
 

@@ -126,23 +126,18 @@ def _memory(results: Results) -> Table:
     for name in dict.fromkeys(itertools.chain(*sides)) if name != "capacity"
   ]
   capacity = sides[0]["capacity"]
-  target = next(iter(results.values()))["target"]
   if capacity:
     rows.append({"": "capacity"} | dict.fromkeys(results, _gb(capacity)))
     verdicts = {"": ""}
     for label, side in zip(results, sides, strict=True):
-      free = capacity - side["total"]
-      if free >= 0:
-        verdicts[label] = f"fits, {_gb(free)} free"
-      elif target.startswith("tpu:"):
-        # XLA:TPU compiles only programs that fit, and counts the bytes that
-        # are in use at one time; see `parallel.xla.memory.Memory.total`.
-        verdicts[label] = "fits, as XLA counts"
-      else:
-        verdicts[label] = f"{_gb(-free)} too much"
+      free = capacity - side.get("peak", side["total"])  # CPUs have no peak
+      verdicts[label] = (
+        f"fits, {_gb(free)} free" if free >= 0 else f"{_gb(-free)} too much"
+      )
     rows.append(verdicts)
   return Table(
-    f"memory per device, GB ({target})", ["", *_sides(results)], rows
+    f"memory per device, GB ({next(iter(results.values()))['target']})",
+    ["", *_sides(results)], rows,
   )
 
 
@@ -424,7 +419,7 @@ def _figure(results: Results) -> plot.Figure:
     ("memory", "GB per device", {
       part: [side[part] / 1e9 for side in memory]
       for part in memory[0]
-      if part not in ("total", "capacity") and "host" not in part
+      if part not in ("total", "peak", "capacity") and "host" not in part
     }),
     ("collectives, compiled", sent, totals),
   ]

@@ -13,6 +13,13 @@ _EXECUTED = {
   "second moments": "these tiers", "activations": "device or pinned",
   "layer inputs": "device or pinned", "weights": "device",
   "gradients": "device, then any node", "staged weights": "any node",
+  "moments": "device or pinned, all",
+}
+# Sentence on the state of a step by ``config.placement.state``.
+_STATES = {
+  "mixed": "weights and gradients in the dtype of activations, on the device "
+  "or on the host",
+  "run": "as in launch.train: float32 weights and gradients on the device",
 }
 
 
@@ -24,12 +31,15 @@ def report(result: Mapping[str, Any]) -> Report:
       f"{result['parameters'] / 1e9:.2f}B parameters, batch of "
       f"{result['batch_size']} sequences of {result['seq_len']:,} tokens, on "
       f"one {result['device']} and the tiers of {host['name']}: predicted, not "
-      "measured\nrelative: speed relative to the first row; longest context "
+      f"measured\n{_STATES[result['state']]}\n"
+      "relative: speed relative to the first row; above: seconds above the "
+      "lower bound of all placements; longest context "
       f"(within 1/64, up to {result['config']['placement']['longest']:,}) and "
       "largest model (same width, more layers) with this policy",
       [
         "policy", Column("step_s", "s / step", ".3f", default="does not fit"),
         Column("relative", "relative", ".1%", default=""),
+        Column("above", "above", ".1%", default=""),
         *(Column(phase, phase, _phase, default="")
           for phase in ("forward", "backward", "update")),
         Column("longest", "longest", _count, default=""),

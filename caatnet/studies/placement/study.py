@@ -10,17 +10,17 @@ import pathlib
 from typing import Any
 
 from caatnet.checks import naming
-from caatnet.studies.placement import ranges
+from caatnet.studies.placement import of_run, ranges
 from caatnet.studies.planner.study import training_step
 from parallel import checks
 from parallel.hardware import tiers
-from parallel.hardware.devices import DEVICES
+from parallel.hardware.devices import DEVICES, Device
 from parallel.hardware.tiers import Host
 from parallel.memory import placement, preflight, problem
 from parallel.memory.placement import optimum
 from parallel.memory.placement.costs import Cost, Placement
 from parallel.memory.problem import INSTANTS, PHASES, Problem
-from parallel.workload import Transformer
+from parallel.workload import TrainingStep, Transformer
 
 # Fractions below this are rounding of the solver.
 SMALLEST = 1e-6
@@ -41,7 +41,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Returns:
     Plain data: "policies" (seconds by phase, the binding resource, bytes that
-    are missing, longest context and largest model, "placed" tensors by tier,
+    are missing, longest context and largest model, "above", the share of
+    seconds above the lower bound of all placements, "placed" tensors by tier,
     and what ``config.memory`` executes: "host_optimizer", the tiers of its
     arrays, and "activations", the shares of layers), "tensors" of the optimum
     with their tiers and what other tiers would cost, "scanned" speeds with
@@ -64,14 +65,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     baseline = tiers.named(section["baseline"])
   step = training_step(config)
 
+  of_step = of_run.problem if section["state"] == "run" else _mixed
+
   def made(
     model: Transformer = step.model, seq_len: int = step.seq_len,
     on: Host = host,
   ) -> Problem:
-    return problem.training_step(
-      model, batch_size=step.batch_size, seq_len=seq_len,
-      device=DEVICES[section["device"]], host=on,
-      utilisation=section["utilisation"], fill=section["fill"],
+    return of_step(
+      config, dataclasses.replace(step, model=model, seq_len=seq_len),
+      DEVICES[section["device"]], on, section["utilisation"], section["fill"],
     )
 
   # The optimum there separates recomputation and updates from tiers.
@@ -87,10 +89,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
         "largest": _largest(made, policy, step.model) or "none",
       }
     )
+  bound_s = _bound_s(made())
   for row in rows:
     row["relative"] = (
       rows[0]["step_s"] / row["step_s"]
       if row["step_s"] and rows[0]["step_s"] else None
+    )
+    row["above"] = (
+      row["step_s"] / bound_s - 1
+      if bound_s and row["step_s"] and "longest" in row else None
     )
   contexts = (step.seq_len, *section["contexts"])
   return {
@@ -98,6 +105,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "parameters": step.model.num_params,
     "batch_size": step.batch_size,
     "seq_len": step.seq_len,
+    "state": section["state"],
     "device": section["device"],
     "device_bytes": made().device_bytes,
     "policies": rows,
@@ -112,6 +120,31 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "host": host.model_dump(),
     "config": dict(config),
   }
+
+
+def _bound_s(step: Problem) -> float | None:
+  """Returns seconds that no placement of a step is below.
+
+  It is the optimum of the linear program. None if nothing fits, or if a tier
+  has measured passes, whose seconds the program does not have.
+  """
+  if any(tier.passes for tier in step.host.tiers):
+    return None
+  try:
+    return placement.cost(step, optimum.place(step)).step_s
+  except ValueError:
+    return None
+
+
+def _mixed(
+  config: Mapping[str, Any], step: TrainingStep, device: Device, host: Host,
+  utilisation: float, fill: float,
+) -> Problem:
+  """Returns the problem of published systems; see `of_run.problem`."""
+  return problem.training_step(
+    step.model, batch_size=step.batch_size, seq_len=step.seq_len,
+    device=device, host=host, utilisation=utilisation, fill=fill,
+  )
 
 
 def _priced(step: Problem, policy: str) -> dict[str, Any]:
@@ -335,7 +368,7 @@ def _occupied(step: Problem, best: Placement) -> list[dict[str, Any]]:
   for instant in INSTANTS:
     rows.append({
       "instant": instant, "tier": problem.DEVICE,
-      "tensor": "logits, working memory", "bytes": step.reserved[instant],
+      "tensor": step.content, "bytes": step.reserved[instant],
     })
   return rows
 

@@ -80,10 +80,16 @@ def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
     if way.name == _CPU.format("device") and t.on == "device"
   )
   fits = all(room.free[i][DEVICE] >= weights for i in INSTANTS)
-  chosen = {
+  wanted = {
     "parameters": _CPU.format("device" if fits else "host"),
     "activations": "recomputed",
   }
+  chosen = {}
+  for part in problem.parts:
+    names = [way.name for way in part.ways]
+    # A problem with fewer ways prescribes another layout.
+    name = wanted[part.name]
+    chosen[part.name] = name if name in names else names[0]
   ways = {(part, way): 1.0 for part, way in chosen.items()}
   host = []
   for part, way, tensor in problem.tensors():

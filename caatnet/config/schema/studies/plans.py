@@ -197,6 +197,13 @@ class PlacementOptions:
     ("dram_only", "interleave", "largest_first", "latency_first", "optimum"),
     "Keys of POLICIES in parallel/memory/placement/policies.py.",
   )
+  state: str = field(
+    "mixed", 'State of the step: "mixed" for weights and gradients in the '
+    "dtype of activations, which may be on the host, and for updates of a part "
+    'of the parameters on each processor; "run" for the state of launch.train '
+    "with config.parallel, config.zero, config.model.remat and "
+    "config.memory.optimizer.", ("mixed", "run"),
+  )
   utilisation: float = field(0.5, UTILISATION, POSITIVE_FRACTION)
   fill: float = field(
     0.9, "Share of the device's memory that may be used, an assumption.",

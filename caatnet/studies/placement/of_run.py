@@ -1,0 +1,198 @@
+"""Placement problem of a training step as `launch.train` executes it.
+
+`parallel.memory.problem.training_step` counts the bytes of published offloading
+systems. A run differs from them in three ways. Its weights and gradients are
+float32. Weights stay on the device. The gradients of a step are arrays on the
+device until its program ends, so XLA has activations and gradients in memory at
+the same time.
+
+Moments, the host's arrays and saved activations are exact
+(`parallel.zero.cost`, and the names that ``config.model.remat`` saves). The
+rest of the device's memory is not placed. It is the planner's estimate
+(`parallel.planner.memory`), whose factors are fitted to compiled programs.
+
+Each device has one rank of each axis and all tiers of the host. The time of
+collectives is not included. ``config.sync.p`` changes neither bytes nor FLOPs
+of a device with one rank.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from caatnet.checks import one_of
+from parallel import checks
+from parallel.hardware.devices import Device
+from parallel.hardware.tiers import Host
+from parallel.memory import periods
+from parallel.memory.problem import (
+  INSTANTS,
+  Part,
+  Problem,
+  Tensor,
+  Use,
+  Way,
+)
+from parallel.planner import memory
+from parallel.planner.space import SCHEMES, Configuration
+from parallel.workload import TrainingStep
+
+_REMATS = ("full", "reduced", "named")
+_FLOAT = 4  # bytes
+
+
+def problem(
+  config: Mapping[str, Any], step: TrainingStep, device: Device, host: Host,
+  utilisation: float, fill: float,
+) -> Problem:
+  """Returns the placement problem of a run's step on one of its devices.
+
+  Args:
+    config: Config of a run, as nested dicts. ``memory.optimizer`` selects the
+      processor that updates all parameters.
+    step: Model and batch of the step.
+    device: The device.
+    host: The host.
+    utilisation: Achieved share of the device's peak, an assumption.
+    fill: Share of the device's memory that may be used, an assumption.
+
+  Raises:
+    ValueError: The formulas do not include an option of the run; the message
+      names its key.
+  """
+  c = _configuration(config, step.batch_size)
+  found = memory.terms(c, step)
+  fit = memory.FITS[device.platform].of(c)
+  # Layers that save different activations run in periods: their weights and
+  # gradients are in memory together.
+  mixed = config["memory"]["activations"] == "placement"
+  period = periods.length(step.model.num_layers) if mixed else 1
+  found["gathered"] *= period
+  found["streams"] = 0.0  # activations are placed
+  reserved = fit.estimate(found)
+  tokens = c.examples(step.batch_size) * step.seq_len
+  rate = utilisation * device.peak(step.model.dtype) * c.tensor / c.microbatches
+  layers_s = (
+    step.model.num_layers * step.model.layer_flops(tokens, step.seq_len) / rate
+  )
+  forward_s = layers_s + step.model.head_flops(tokens) / rate
+  return Problem(
+    host=host, device=device, device_bytes=fill * device.memory_bytes,
+    reserved=dict.fromkeys(INSTANTS, reserved),
+    seconds={"forward": forward_s, "backward": 2 * forward_s, "update": 0.0},
+    parts=(
+      _parameters(found["stored"], config["memory"]["optimizer"], step),
+      _activations(config["model"]["remat"], c, step, layers_s),
+    ),
+    content="weights, gradients, working memory",
+  )
+
+
+def _configuration(
+  config: Mapping[str, Any], batch_size: int
+) -> Configuration:
+  """Returns the run's configuration, with all moments on the host.
+
+  Raises:
+    ValueError: See `problem`.
+  """
+  parallel, scheme = config["parallel"], config["zero"]["scheme"]
+  for key in ("worker", "stage"):
+    if parallel[key] != 1:
+      raise ValueError(
+        f"config.parallel.{key}={parallel[key]}: a placement of state='run' "
+        "needs 1"
+      )
+  one_of("config.zero.scheme", scheme, SCHEMES)
+  one_of("config.model.remat", config["model"]["remat"], _REMATS)
+  c = Configuration(
+    1, parallel["data"], parallel["tensor"], config["train"]["accumulation"],
+    scheme=scheme, remat="full", offload=True,
+  )
+  checks.at_least(
+    f"config.data.batch_size={batch_size} divided by data-parallel ranks and "
+    "microbatches", c.examples(batch_size),
+  )
+  return c
+
+
+def _parameters(stored: float, by: str, step: TrainingStep) -> Part:
+  """Returns the state that is placed.
+
+  Args:
+    stored: Bytes of the float32 weights that the device stores.
+    by: Processor that updates all parameters, "device" or "host".
+    step: The step.
+  """
+  if by == "device":
+    uses = (Use("update", "device", read=1, written=1),)
+    way = Way("updated by the device, weights on the device", (
+      Tensor("moments", 2 * stored, INSTANTS, uses),
+    ))
+  else:
+    arrives, leaves, both = (
+      Use("update", "device", written=1), Use("update", "device", read=1),
+      Use("update", "cpu", read=1, written=1),
+    )
+    gradients = Tensor(
+      "gradients", stored, ("end of backward",),
+      (arrives, Use("update", "cpu", read=1)), "host",
+    )
+    state = tuple(
+      Tensor(name, stored, INSTANTS, (both,), "host")
+      for name in ("master weights", "first moments", "second moments")
+    )
+    staged = Tensor(
+      "staged weights", stored, (), (Use("update", "cpu", written=1), leaves),
+      "host",
+    )
+    way = Way(
+      "updated by the cpu, weights on the device", (gradients, *state, staged)
+    )
+  return Part("parameters", (way,), step.model.num_layers)
+
+
+def _activations(
+  remat: str, c: Configuration, step: TrainingStep, layers_s: float
+) -> Part:
+  """Returns the activations of all layers, as a run saves or recomputes them.
+
+  Args:
+    remat: ``config.model.remat``: "full" saves the input of each layer,
+      "reduced" also the sum of attention, "named" also queries, keys, values
+      and both products of the MLP's first half.
+    c: Configuration of the run.
+    step: The step.
+    layers_s: Seconds of the forward of all layers.
+  """
+  model, count = step.model, step.model.num_layers
+  examples = c.examples(step.batch_size)
+  tokens = examples * step.seq_len
+  stream = step.boundary_bytes(examples)
+  channels = (
+    (model.num_heads + 2 * model.num_kv_heads) * model.head_width
+    + 2 * model.ffn_width
+  ) / c.tensor
+  named = 2 * stream + tokens * channels * model.item_bytes
+  qkv, out, first, second = model.matrices
+  total = model.layer_flops(tokens, step.seq_len)
+  scores = total - 2 * tokens * (qkv + out + first + second)
+
+  def way(name: str, tensor: str, size: float, *products: int) -> Way:
+    """Returns a way whose backward repeats attention and some products."""
+    again = (scores + 2 * tokens * sum(products)) / total
+    return Way(
+      name,
+      (Tensor(tensor, count * size, ("end of forward",), (
+        Use("forward", "device", written=c.microbatches),
+        Use("backward", "device", read=c.microbatches),
+      )),),
+      {"backward": again * layers_s},
+    )
+
+  recomputed = way("recomputed", "layer inputs", stream, qkv, out, first)
+  saved = {
+    "full": (),
+    "reduced": (way("saved", "activations", 2 * stream, qkv, first),),
+    "named": (way("saved", "activations", named),),
+  }[remat]
+  return Part("activations", (*saved, recomputed), count)
