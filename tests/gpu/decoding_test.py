@@ -63,4 +63,5 @@ def test_a_step_copies_no_weights(phase):
   )
   built = inference.build(config, None, list(target.devices))
   found = decoding.analyse(decoding.step_of(phase, built), target)["memory"]
-  assert found["temporaries"] < 0.1 * found["parameters"]
+  # The largest matrix of a layer has 28% of the bytes.
+  assert found["temporaries"] < 0.2 * found["parameters"]
