@@ -98,6 +98,8 @@ class Run:
       key: params(p, ranks, layers, number)
       for number, key in enumerate((*self.keys.values(), "a@2"))
     }
+    for x in jax.tree.leaves(self.trees):  # nothing is written back
+      x.setflags(write=False)
     self.weights = Deleting(
       device, case["slots"], case["host"], self.read
     )

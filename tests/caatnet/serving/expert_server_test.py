@@ -7,6 +7,7 @@ import shutil
 import threading
 
 import httpx2
+import jax
 import ml_collections
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
@@ -343,6 +344,35 @@ def test_wrong_options_are_refused(files, overrides, message):
   with pytest.raises(ValueError, match=message) as error:
     experts.build(make_config(files, overrides), {"tensor": 2})
   assert "\n" not in str(error.value)
+
+
+def test_stored_difference_answers_as_the_expert_that_it_restores(
+  files, tmp_path
+):
+  """Two differences and the experts that they restore, on two slots."""
+  path = shutil.copytree(files, tmp_path / "library")
+  library = Library(path)
+  base, tree = (library.read(name).load() for name in NAMES[:2])
+  pairs = []
+  for form in ("int8", "low_rank"):
+    stored = differences.encode(tree, base, form, rank=2)
+    restored = differences.restore(base, stored, form)
+    library.add(form, stored, form=form, base=NAMES[0])
+    library.add(f"{form}-whole", jax.tree.map(np.asarray, restored))
+    pairs.append((form, f"{form}-whole"))
+  assert library.size_bytes("int8") < 0.5 * library.size_bytes("int8-whole")
+  with running(path) as client:
+    for _ in range(2):  # from the file, and from host memory
+      for pair in pairs:
+        stored, whole = (tokens(ask(client, name)) for name in pair)
+        assert stored == whole
+    found = [tokens(ask(client, pair[0])) for pair in pairs]
+    assert found[0] != found[1]
+    # Only the differences are copied to the device.
+    loads, moved = metric(client, "loads"), metric(client, "bytes")
+    for stored, whole in pairs:
+      assert loads[stored] > 1
+      assert moved[stored] / loads[stored] < 0.6 * moved[whole] / loads[whole]
 
 
 def test_memory_of_slots_includes_the_base_of_differences(files, tmp_path):
