@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import re
 import shutil
 import threading
 
@@ -144,6 +145,42 @@ def test_models_are_listed_with_their_tiers(client):
   state = client.get("/state").json()["experts"]
   assert [slot["state"] for slot in state["slots"]] == ["ready", "ready"]
   assert len(state["host"]) <= 2
+
+
+def test_page_shows_the_slots(client):
+  """Evaluates the page's functions in a JavaScript engine without a DOM."""
+  dukpy = pytest.importorskip("dukpy", reason="the extra test has it")
+  tokens(ask(client, NAMES[1]))
+  state, page = client.get("/state").json(), client.get("/").text
+  functions = [
+    re.search(rf"^function {name}\(.*?^\}}", page, re.S | re.M)[0]
+    for name in ("fill", "element", "slotRow", "showExperts")
+  ]
+  hidden, rows, work = dukpy.evaljs([
+    """const number = String, made = {}, node = () => ({
+      children: [], append(x) { this.children.push(x) },
+      replaceChildren(...all) { this.children = all },
+    });
+    const document = {createElement: node};
+    const $ = id => made[id] = made[id] || node();""",
+    *functions,
+    """showExperts(dukpy.experts);
+    [$("experts").hidden,
+     $("slots").children.map(row => row.children.map(x => x.textContent)),
+     $("experts-work").children.map(x => x.textContent)]""",
+  ], experts=state["experts"])
+  assert not hidden
+  for index, (row, slot) in enumerate(
+    zip(rows, state["experts"]["slots"], strict=True)
+  ):
+    counters = state["experts"]["counters"][slot["expert"].partition("@")[0]]
+    assert row == [
+      str(index), slot["expert"], "ready", "0",
+      *(str(counters[key]) for key in ("hits", "misses", "loads")),
+      str(round(counters["bytes"] / 1e6)), f"{counters['exposed_s']:.2f}",
+    ]
+  assert any(row[1].startswith(f"{NAMES[1]}@") for row in rows)
+  assert work[-1] == f"in host memory {len(state['experts']['host'])}"
 
 
 def test_auto_is_answered_by_the_expert_that_the_router_selects(client, files):
