@@ -80,7 +80,7 @@ def test_occupied_port_is_a_one_line_error(launch, workdir):
 
 
 def test_restarted_server_of_experts_gives_the_same_answers(launch, tmp_path):
-  """It is killed while requests switch four experts on two slots."""
+  """SIGKILL arrives while requests switch four experts on two slots."""
   config = override(
     experts_config.get_config("random"), "parallel.tensor=1 model.width=16 "
     "model.num_heads=2 model.num_kv_heads=2 model.num_layers=1 "
