@@ -322,6 +322,40 @@ def test_failed_load_leaves_its_slot_empty(device, point, reason):
   assert equal(weights.params(0), device.put(device.on_host(tree)))
 
 
+def test_differences_are_restored_from_their_own_bases(device):
+  """Two bases in turn, one of which cannot be read at first."""
+  trees = [params(1.0, 1, 1, number) for number in range(4)]
+  stored = {
+    f"{i}@1": differences.encode(trees[i + 2], trees[i], "int8")
+    for i in range(2)
+  }
+  unread = ["1"]
+
+  def read(key):
+    number = key[0]
+
+    def read_base():
+      if number in unread:
+        unread.remove(number)
+        raise ValueError("base is damaged")
+      return trees[int(number)]
+
+    return Stored("int8", stored[key], f"base{number}@1", read_base)
+
+  weights = ExpertWeights(device, 1, 2, read)
+  errors = []
+  for key in ("0@1", "1@1", "1@1", "0@1", "0@1", "1@1"):
+    weights.clear(0)
+    errors.append(weights.load(key, 0))
+    if not errors[-1]:
+      base = device.put_base(trees[int(key[0])])
+      assert equal(
+        weights.params(0), device.put_difference(base, stored[key], "int8")
+      )
+  assert [bool(error) for error in errors] == [0, 1, 0, 0, 0, 0]
+  assert errors[1].endswith("could not be loaded: base is damaged")
+
+
 def test_host_memory_has_the_most_recent_experts(device):
   reads = []
 
