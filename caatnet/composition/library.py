@@ -125,8 +125,8 @@ def put(
     name: Name of the expert.
     replaces: Whether the expert exists.
     path: The folder, or a file with all parameters.
-    kind: Kind of text; "" for none, or for that of the replaced expert. A label
-      for added experts, which the router does not select.
+    kind: Kind of text; "" for none, or for that of the replaced expert. The
+      router selects an added expert only if none was fine-tuned for its kind.
     description: Description; "" for none, or for that of the replaced expert.
 
   Raises:

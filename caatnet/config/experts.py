@@ -79,7 +79,7 @@ def build(
   )
   slots = _preloaded(options, catalog, weights, say)
   policy = Experts(
-    slots, options.switch_s or weights.load_s, options.deadline_s,
+    slots, options.switch_s or (lambda: weights.load_s), options.deadline_s,
     options.prefetch, options.patience,
   )
   decoder = serving.sized(made, reserved).decoder_of(device.abstract)
@@ -157,7 +157,8 @@ def create_random(
 ) -> Library:
   """Creates or completes a library of experts with random parameters.
 
-  They are named random-000, random-001 and so on.
+  They are named random-000, random-001 and so on. Each has a kind of its own,
+  with its name, so that a router can select it.
 
   Args:
     path: Directory of the library.
@@ -177,7 +178,7 @@ def create_random(
     if name not in library.names:
       params: Any = jax.tree.map(np.asarray, draw(jax.random.key(number)))
       library.add(
-        name, params, origin="seed", description="random parameters"
+        name, params, kind=name, origin="seed", description="random parameters"
       )
   return library
 

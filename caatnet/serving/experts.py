@@ -8,11 +8,12 @@ SHA-256 hash of each file. The first 12 hex digits of the hash are the expert's
 revision. All experts have the parameters of the first one in the list.
 
 A file is never changed: replacing an expert writes a file of another name and
-then replaces ``experts.json``, so a reader gets the old or the new weights. A
-file that was damaged, truncated or overwritten is rejected when it is read.
+then replaces ``experts.json``, so a reader gets the old or the new weights,
+even if the writer is killed. A file that was damaged, truncated or overwritten
+is rejected when it is read.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import fcntl
 import hashlib
@@ -24,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from caatnet import atomic
 from caatnet.checks import one_of
 from caatnet.serving import weights_file
 from caatnet.serving.weights_file import Header, WeightsFile
@@ -290,7 +292,7 @@ class Library:
     with _locked(self.path):
       self.refresh()
       self._check_unused(self.entry(name))
-      self._store([x for x in self.entries if x.name != name])
+      self._store(name, [x for x in self.entries if x.name != name])
 
   def _write(
     self, name: str, tree: Mapping[str, Any], about: _About, exists: bool
@@ -330,18 +332,26 @@ class Library:
         os.replace(partial, self.path / entry.file)
       finally:
         partial.unlink(missing_ok=True)
-      self._store((self._entries | {name: entry}).values())
+      self._store(name, (self._entries | {name: entry}).values())
     return entry.revision
 
-  def _store(self, entries: Any) -> None:
-    """Replaces the list, and deletes files that are no longer listed."""
-    entries, old = list(entries), self.entries
-    listed = {entry.file for entry in entries}
-    text = _List(experts=tuple(entries)).model_dump_json(indent=2)
+  def _store(self, name: str, entries: Iterable[Entry]) -> None:
+    """Replaces the list, and deletes an expert's files that are not listed.
+
+    These are the file of its last revision, and files of killed writers.
+    """
+    made = _List(experts=tuple(entries))
+    text = made.model_dump_json(indent=2)
     weights_file.replace(self.path / INDEX, text.encode() + b"\n")
-    for entry in old:
-      if entry.file not in listed:
-        (self.path / entry.file).unlink(missing_ok=True)
+    listed = {entry.file for entry in made.experts}
+    own = re.compile(
+      rf"{re.escape(name)}-[0-9a-f]{{12}}\.safetensors"
+      rf"|\.{re.escape(name)}\.[0-9a-f]{{8}}\.partial"
+    )
+    for path in self.path.iterdir():
+      if own.fullmatch(path.name) and path.name not in listed:
+        path.unlink(missing_ok=True)
+    atomic.remove_unfinished(self.path / INDEX)
     self.refresh()
 
   def _check_unused(self, entry: Entry) -> None:

@@ -55,25 +55,27 @@ class Router:
   def route(self, prompt: bytes, entries: Sequence[Entry]) -> str:
     """Returns the name of the expert for a prompt.
 
-    It is the first expert, in the order of the library, that was fine-tuned for
-    the most probable kind among those of fine-tuned experts.
+    It is an expert of the most probable kind that experts have: the first one
+    that was fine-tuned, in the order of the library, or the first one of
+    another origin if none was.
 
     Args:
       prompt: The prompt's text.
       entries: The experts.
 
     Raises:
-      ValueError: No expert was fine-tuned for a kind of this router.
+      ValueError: No expert has a kind of this router.
     """
     experts: dict[str, str] = {}
-    for entry in entries:
-      if entry.origin == "fine-tuned":
-        experts.setdefault(entry.kind, entry.name)
+    for tuned in (True, False):
+      for entry in entries:
+        if (entry.origin == "fine-tuned") == tuned:
+          experts.setdefault(entry.kind, entry.name)
     for index in np.argsort(-self.logits(prompt), kind="stable"):
       if self.kinds[index] in experts:
         return experts[self.kinds[index]]
     raise ValueError(
-      f"no expert was fine-tuned for one of {', '.join(self.kinds)}"
+      f"no expert is of one of the kinds {', '.join(self.kinds)}"
     )
 
   def write(self, folder: str | os.PathLike[str]) -> None:

@@ -4,8 +4,9 @@ r"""150 experts of 33.7M parameters on one server, with memory for 40 of them.
     --cpu_devices=1 --output=results/experts.json
 
 For each eviction policy a server answers streams of requests (zipf, uniform,
-bursty, cyclic over slots + 1) over HTTP. Every stream's first requests are also
-sent to one server process per expert, stopped and started as llama-swap does.
+bursty, cyclic over slots + 1) over HTTP; its router selects the experts. Every
+stream's first requests are also sent to one server process per expert, stopped
+and started as llama-swap does.
 The experts have random parameters and take 20.2 GB on disk in runs/. The run
 has 48 minutes of requests, and took 55 minutes with existing files;
 `experts.py:test` takes minutes.

@@ -9,9 +9,9 @@ The first command trains the experts. `experts.py:random` serves small experts
 with random parameters, which it creates, and no router.
 
 A server with a key adds experts at run time: POST /v1/experts with the fields
-name, path, kind and description. Their kind is a label in /v1/models: `auto`
-selects only among the experts that the sweep has trained, and replacements of
-these (PUT /v1/experts/NAME).
+name, path, kind and description. `auto` prefers the experts that the sweep has
+trained, and replacements of these (PUT /v1/experts/NAME): an added expert
+answers only if no other one of its kind is left.
 """
 
 import ml_collections

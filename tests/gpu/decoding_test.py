@@ -51,3 +51,17 @@ def test_layer_weights_are_not_copied_out_of_their_stack():
   result = decoding.analyse(decoding.step_of("decode", built), target)
   bounds = result["roofline"]
   assert bounds["compute_seconds"] < 1.3 * bounds["formula_seconds"]
+
+
+@pytest.mark.parametrize("phase", decoding.PHASES)
+def test_a_step_copies_no_weights(phase):
+  """The weights of an expert, which are arguments, stay in their slot."""
+  target = targets.resolve("gpu:h200:1x1")
+  config = override(
+    tiny.get_config(), f"{SIZES} parallel.tensor=1 sync.p=1.0 "
+    "model.ffn_width=8192 inference.context=256 inference.chunk=128",
+  )
+  built = inference.build(config, None, list(target.devices))
+  found = decoding.analyse(decoding.step_of(phase, built), target)["memory"]
+  # The largest matrix of a layer has 28% of the bytes.
+  assert found["temporaries"] < 0.2 * found["parameters"]

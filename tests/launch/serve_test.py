@@ -1,5 +1,6 @@
-"""Server as users run it: responses and graceful shutdown."""
+"""Server as users run it: responses, graceful shutdown, and SIGKILL."""
 
+import concurrent.futures
 import json
 import os
 import re
@@ -9,17 +10,19 @@ import time
 
 import httpx2
 
+from caatnet.config import experts
+from caatnet.config.override import override
+from configs.serving import experts as experts_config
+
 SETTINGS = (
   "--cpu_devices=1", "--config.inference.context=512",
   "--config.inference.batch=2", "--nowarm_up", "--programs=",
 )
 
 
-def started(launch, workdir, *args):
+def started(launch, *args):
   """Starts a server; returns its process, its files and its address."""
-  process, out, err = launch.start(
-    "serve", f"--workdir={workdir}", "--port=0", "--name=it", *SETTINGS, *args
-  )
+  process, out, err = launch.start("serve", "--port=0", *args, *SETTINGS)
   while process.is_alive():
     text = out.read_text() if out.exists() else ""
     found = re.search(r"http://[\d.]+:\d+", text)
@@ -32,7 +35,7 @@ def started(launch, workdir, *args):
 def test_server_is_replayed_and_finishes_requests_after_a_signal(
   launch, workdir
 ):
-  process, out, err, url = started(launch, workdir)
+  process, out, err, url = started(launch, f"--workdir={workdir}", "--name=it")
   ended = launch(
     "replay", f"--url={url}", "--sessions=3", "--rate=50", "--json",
     "--num_requests=3", "--arrivals_seed=1",
@@ -74,3 +77,41 @@ def test_occupied_port_is_a_one_line_error(launch, workdir):
     f"error: --port={port} of --host=127.0.0.1: Address already in use; "
     "--port=0 selects a free port"
   )
+
+
+def test_restarted_server_of_experts_gives_the_same_answers(launch, tmp_path):
+  """SIGKILL arrives while requests switch four experts on two slots."""
+  config = override(
+    experts_config.get_config("random"), "parallel.tensor=1 model.width=16 "
+    "model.num_heads=2 model.num_kv_heads=2 model.num_layers=1 "
+    "model.ffn_width=16 model.init_std=0.5",
+  )
+  library = experts.create_random(tmp_path / "experts", config, 4)
+  listed = library.entries
+  arguments = (
+    "--config=configs/serving/experts.py", "--config.experts.slots=2",
+    f"--config.experts.path={library.path}", "--config.experts.host_experts=1",
+  )
+
+  def ask(name, count):
+    return httpx2.post(f"{url}/v1/completions", timeout=120, json={
+      "model": name, "prompt": "0123456789", "max_tokens": count, "seed": 3,
+      "ignore_eos": True, "temperature": 1,
+    }).json()["choices"][0]["text"]
+
+  process, _, _, url = started(launch, *arguments)
+  expected = [ask(name, 9) for name in library.names]
+  assert len(set(expected)) == 4
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    asked = [pool.submit(ask, library.names[i % 4], 400) for i in range(8)]
+    next(concurrent.futures.as_completed(asked))
+    process.kill()
+  assert any(isinstance(x.exception(), httpx2.HTTPError) for x in asked)
+  process.join(30)
+  assert process.exitcode == -signal.SIGKILL
+  assert not library.refresh()
+  assert library.entries == listed
+  process, _, _, url = started(launch, *arguments)
+  assert [ask(name, 9) for name in library.names] == expected
+  process.kill()
+  process.join(30)

@@ -44,3 +44,17 @@ def test_kernel_reads_pages_and_the_cache_is_updated_in_place(phase, name):
     bounds["step_if_none_overlaps"] < least["step_if_none_overlaps"]
     < greatest["step_if_none_overlaps"]
   )
+
+
+@pytest.mark.parametrize("phase", decoding.PHASES)
+def test_a_step_copies_no_weights(phase):
+  """The weights of an expert, which are arguments, stay in their slot."""
+  target = targets.resolve("tpu:v5p:2x2x1")
+  config = override(
+    tiny.get_config(), f"{SIZES} parallel.tensor=4 sync.p=1.0 "
+    "model.ffn_width=8192 inference.context=256 inference.chunk=128",
+  )
+  built = inference.build(config, {"tensor": 4}, list(target.devices))
+  found = decoding.analyse(decoding.step_of(phase, built), target)["memory"]
+  # The largest matrix of a layer has 28% of the bytes.
+  assert found["temporaries"] < 0.2 * found["parameters"]

@@ -1,5 +1,9 @@
 """Server of experts over HTTP, compared with one server process per expert.
 
+Requests are for ``auto``. The experts have random parameters, so the router is
+not trained: each expert has a vocabulary, of which its prompts consist, and the
+router selects the vocabulary that is most similar to a prompt.
+
 The baseline reproduces llama-swap: requests are taken in the order of
 arrival; one for another expert waits until the requests under way have ended,
 the process is stopped, and a process for the expert has started. Both run the
@@ -27,7 +31,9 @@ from caatnet.benchmarks.harness import memory_limits, processes, setup
 from caatnet.benchmarks.harness.memory_limits import Group
 from caatnet.config import experts
 from caatnet.serving.experts import INDEX, Library
+from caatnet.serving.router import Router, features
 from caatnet.serving.server import client
+from caatnet.serving.server.catalog import AUTO
 from caatnet.serving.server.client import Outcome, Question
 from caatnet.show import tables
 from caatnet.studies.serving import composition
@@ -38,6 +44,8 @@ _START_S = 600.0
 # Requests of a stream, which all exist before it starts.
 _MOST_REQUESTS = 1_000_000
 _COUNTERS = ("hits", "misses", "loads", "failures", "bytes", "exposed_s")
+# Words of an expert's vocabulary, letters of a word, and features of a router.
+_WORDS, _LETTERS, _BUCKETS = 8, 4, 4096
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -61,7 +69,13 @@ def run(config: Any) -> dict[str, Any]:
     )
   library = experts.create_random(config.experts.path, config, given.number)
   size = library.size_bytes(library.names[0])
-  streams = {kind: _questions(config, library, kind) for kind in given.streams}
+  words = _vocabularies(given.number, given.seed)
+  router = _router(library, words)
+  router.write(library.path)
+  streams = {
+    kind: _questions(config, library, router, words, kind)
+    for kind in given.streams
+  }
   rows = []
   for eviction in given.evictions:
     with (
@@ -111,8 +125,31 @@ def check(config: Any) -> None:
     )
 
 
-def _questions(config: Any, library: Library, kind: str) -> list[Question]:
-  """Returns the requests of a stream: a Poisson process."""
+def _vocabularies(count: int, seed: int) -> list[list[bytes]]:
+  """Returns the words of each expert: random lowercase letters."""
+  letters = np.random.default_rng(seed).integers(
+    ord("a"), ord("z") + 1, (count, _WORDS, _LETTERS), np.uint8
+  )
+  return [[word.tobytes() for word in words] for words in letters]
+
+
+def _router(library: Library, words: list[list[bytes]]) -> Router:
+  """Returns a router to the most similar vocabulary, by cosine."""
+  kinds = library.names[: len(words)]
+  weights = [features(b" ".join(each), _BUCKETS) for each in words]
+  return Router(
+    kinds, np.stack(weights, axis=1), np.zeros(len(kinds), np.float32)
+  )
+
+
+def _questions(
+  config: Any, library: Library, router: Router, words: list[list[bytes]],
+  kind: str,
+) -> list[Question]:
+  """Returns the requests of a stream: a Poisson process.
+
+  Their model is the expert that the router selects for the prompt.
+  """
   given = config.benchmark
   rng = np.random.default_rng(given.seed)
   count = max(1, round(given.seconds * given.rate))
@@ -121,16 +158,17 @@ def _questions(config: Any, library: Library, kind: str) -> list[Question]:
     "stream": {"exponent": given.exponent, "burst": given.burst},
   })
   times = rng.exponential(1 / given.rate, count).cumsum()
-  # Token ids of bytes: the experts have no other tokenizer.
-  prompts = rng.integers(256, size=(count, given.prompt))
-  return [
-    Question(float(time_s), {
-      "model": library.names[number], "prompt": prompt.tolist(),
+  # A token is a byte: the experts have no other tokenizer.
+  drawn = rng.integers(_WORDS, size=(count, given.prompt))
+  found = []
+  for time_s, number, each in zip(times, order, drawn, strict=True):
+    prompt = b" ".join(words[number][i] for i in each)[: given.prompt]
+    found.append(Question(float(time_s), {
+      "model": router.route(prompt, library.entries), "prompt": prompt.decode(),
       "max_tokens": given.tokens, "temperature": 0, "ignore_eos": True,
       "logprobs": 0,  # each token is an event, even one without text
-    })
-    for time_s, number, prompt in zip(times, order, prompts, strict=True)
-  ]
+    }))
+  return found
 
 
 @contextlib.contextmanager
@@ -188,9 +226,12 @@ def _wait(url: str, popen: subprocess.Popen, log: Any) -> None:
 def _served(
   config: Any, url: str, questions: list[Question], kind: str, eviction: str
 ) -> dict[str, Any]:
-  """Sends a stream to a server of all experts."""
+  """Sends a stream to a server of all experts, whose router selects them."""
   before = _counters(url)
-  outcomes = asyncio.run(client.ask(url, questions))
+  outcomes = asyncio.run(client.ask(url, [
+    dataclasses.replace(question, body={**question.body, "model": AUTO})
+    for question in questions
+  ]))
   after = _counters(url)
   order = [question.body["model"] for question in questions]
   return {

@@ -52,7 +52,8 @@ class Experts:
   )
   deadline_s: float = field(30.0, DEADLINE, NOT_NEGATIVE)
   switch_s: float = field(
-    0.0, "Time of a switch in seconds; 0 for the measured one.", NOT_NEGATIVE
+    0.0, "Time of a switch in seconds; 0 for the median of recent loads.",
+    NOT_NEGATIVE,
   )
   patience: float = field(1.0, PATIENCE, NOT_NEGATIVE)
   random: int = field(

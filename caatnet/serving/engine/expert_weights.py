@@ -71,6 +71,7 @@ class ExpertWeights:
   Attributes:
     device: Copies weights to the device.
     moved: Counters by name of the expert, without its revision.
+    load_s: Median seconds of recent loads; 0 without any.
   """
 
   def __init__(
@@ -88,6 +89,7 @@ class ExpertWeights:
     """
     self.device = device
     self.moved: dict[str, Moved] = {}
+    self.load_s = 0.0
     self._slots: list[Any] = [None] * num_slots
     self._num_host, self._read = num_host, read
     # Least recently loaded first; whole experts in the format of inference.
@@ -102,11 +104,6 @@ class ExpertWeights:
     """Keys of the experts in host memory, the most recently loaded last."""
     with self._lock:
       return tuple(self._host)
-
-  @property
-  def load_s(self) -> float:
-    """Median seconds of recent loads; 0 without any."""
-    return statistics.median(self._seconds) if self._seconds else 0.0
 
   def params(self, slot: int) -> Any:
     """Returns the arrays of a slot whose load has ended."""
@@ -153,6 +150,7 @@ class ExpertWeights:
     counters.loads += 1
     counters.bytes += sum(x.nbytes for x in jax.tree.leaves(stored.arrays))
     self._seconds.append(time.perf_counter() - begun)
+    self.load_s = statistics.median(self._seconds)
     return ""
 
   def _from_host(self, key: str, counters: Moved) -> Stored:

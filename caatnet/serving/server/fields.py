@@ -335,8 +335,8 @@ class _Tokens(_Object):
 class Expert(_Object):
   """Expert to add or to replace.
 
-  The kind of an added expert is a label: the router selects only among experts
-  that were fine-tuned for a kind (`caatnet.serving.router`).
+  The router selects an added expert only if none was fine-tuned for its kind
+  (`caatnet.serving.router`).
   """
 
   path: Annotated[str, Field(

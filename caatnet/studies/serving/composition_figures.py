@@ -35,7 +35,8 @@ def run(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
 
   Returns:
     Plain data: "nodes", "whole" and "fusion", lists of rows; "solved", the
-    execution times that give the published ratios; "one_node".
+    execution times that give the published ratios; "one_node"; and
+    "most_experts", for which the nodes' "most_machines" are.
   """
   expert = published["parameters"] * published["item_bytes"]
   base = NODES[BASE]
@@ -53,6 +54,7 @@ def run(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
       for spread in (False, True)
     ],
     "fusion": _fusion(base, published, expert, num_layers),
+    "most_experts": published["most_experts"],
     "one_node": {
       "experts": published["experts"], "models": published["experts"] + 1,
       "parameters": (published["experts"] + 1) * published["parameters"],

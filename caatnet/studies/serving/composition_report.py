@@ -110,8 +110,8 @@ def _published(result: Row) -> list[Table | str]:
        Column("spread_s", "shards\n(ms)", ".1f", unit=1e-3),
        Column("spread_slower", "shards, of\nSN40L", ".2f"),
        Column("resident", "on\ndevices"), Column("held", "in host\nmemory"),
-       Column("machines", "machines\nfor 151"),
-       Column("most_machines", "machines\nfor 850")],
+       Column("machines", f"machines\nfor {one['models']:,}"),
+       Column("most_machines", f"machines\nfor {result['most_experts']:,}")],
       result["nodes"],
     ),
     Table(

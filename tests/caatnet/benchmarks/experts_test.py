@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -17,24 +18,39 @@ from configs.benchmark import experts as config_of
 def library(tmp_path):
   made = Library.create(tmp_path / "experts")
   for number in range(5):
-    made.add(f"e{number}", {"w": np.full(3, number, np.float32)})
+    name = f"e{number}"
+    made.add(name, {"w": np.full(3, number, np.float32)}, kind=name)
   return made
 
 
 def test_streams_have_their_orders_and_rate(library):
   config = config_of.get_config("test")
   config.benchmark.seconds = 100.0
+  words = experts._vocabularies(5, 0)
+  given = config, library, experts._router(library, words), words
   for kind in ("zipf", "uniform", "bursty", "cyclic"):
-    found = experts._questions(config, library, kind)
+    found = experts._questions(*given, kind)
     assert len(found) == 800
     assert 80 < found[-1].time_s < 120
     assert {q.body["max_tokens"] for q in found} == {5}
     assert all(len(q.body["prompt"]) == 9 for q in found)
-    again = experts._questions(config, library, kind)
+    again = experts._questions(*given, kind)
     assert [q.body for q in again] == [q.body for q in found]
   # One expert more than there are slots, in turn.
   names = [q.body["model"] for q in found]
   assert names == [f"e{i % 3}" for i in range(800)]
+
+
+def test_router_finds_the_vocabulary_of_a_prompt():
+  """For as many experts as the benchmark has, and prompts as long."""
+  config = config_of.get_config().benchmark
+  words = experts._vocabularies(config.number, config.seed)
+  names = tuple(f"e{i}" for i in range(config.number))
+  router = experts._router(types.SimpleNamespace(names=names), words)
+  rng = np.random.default_rng(1)
+  for number in range(config.number):
+    drawn = b" ".join(rng.choice(words[number], config.prompt))
+    assert router.kind(drawn[: config.prompt]) == names[number]
 
 
 def test_latencies_count_from_the_time_of_sending():

@@ -8,6 +8,7 @@ that reads them is an error. The reference has no cache and one expert.
 import dataclasses
 import functools
 import itertools
+import threading
 import time
 
 from hypothesis import given
@@ -97,6 +98,8 @@ class Run:
       key: params(p, ranks, layers, number)
       for number, key in enumerate((*self.keys.values(), "a@2"))
     }
+    for x in jax.tree.leaves(self.trees):  # nothing is written back
+      x.setflags(write=False)
     self.weights = Deleting(
       device, case["slots"], case["host"], self.read
     )
@@ -319,6 +322,40 @@ def test_failed_load_leaves_its_slot_empty(device, point, reason):
   assert equal(weights.params(0), device.put(device.on_host(tree)))
 
 
+def test_differences_are_restored_from_their_own_bases(device):
+  """Two bases in turn, one of which cannot be read at first."""
+  trees = [params(1.0, 1, 1, number) for number in range(4)]
+  stored = {
+    f"{i}@1": differences.encode(trees[i + 2], trees[i], "int8")
+    for i in range(2)
+  }
+  unread = ["1"]
+
+  def read(key):
+    number = key[0]
+
+    def read_base():
+      if number in unread:
+        unread.remove(number)
+        raise ValueError("base is damaged")
+      return trees[int(number)]
+
+    return Stored("int8", stored[key], f"base{number}@1", read_base)
+
+  weights = ExpertWeights(device, 1, 2, read)
+  errors = []
+  for key in ("0@1", "1@1", "1@1", "0@1", "0@1", "1@1"):
+    weights.clear(0)
+    errors.append(weights.load(key, 0))
+    if not errors[-1]:
+      base = device.put_base(trees[int(key[0])])
+      assert equal(
+        weights.params(0), device.put_difference(base, stored[key], "int8")
+      )
+  assert [bool(error) for error in errors] == [0, 1, 0, 0, 0, 0]
+  assert errors[1].endswith("could not be loaded: base is damaged")
+
+
 def test_host_memory_has_the_most_recent_experts(device):
   reads = []
 
@@ -338,31 +375,62 @@ def test_host_memory_has_the_most_recent_experts(device):
   assert weights.on_host == ("a@2",)
 
 
-def test_time_without_steps_is_exposed():
-  """A load while the only requests need it is exposed; a later one is not."""
+def engine_of(read):
+  """Returns an engine with two empty slots, and its weights."""
   decoder, device = fresh(SUBJECTS[0])
-  tree = params(1.0, 1, 1, 0)
-  begun = itertools.count()
-
-  def read(key):
-    next(begun)
-    time.sleep(0.05)
-    return Stored(WHOLE, tree)
-
   weights = ExpertWeights(device, 2, 0, read)
   executor = DecoderExecutor(decoder, 0, weights=weights)
   policy, pages = Experts(Slots(2, "lru")), Pages(NUM_PAGES, PAGE_SIZE)
-  engine = Engine(Scheduler(
+  return Engine(Scheduler(
     Limits(slots=PLACES), policy, pages, HostCache(0, PAGE_SIZE, reserve=False),
     executor.costs,
-  ), executor)
+  ), executor), weights
+
+
+def short(number, expert, most):
+  """Returns a request of two tokens."""
+  drawing = Drawing((1, 2), Stops(most))
+  return Request(number, [1, 2], most, expert=expert, payload=Drawn(drawing))
+
+
+def test_time_without_steps_is_exposed():
+  """Each load runs while the only requests wait for it."""
+  tree = params(1.0, 1, 1, 0)
+
+  def read(key):
+    time.sleep(0.05)
+    return Stored(WHOLE, tree)
+
+  engine, weights = engine_of(read)
   for number, expert in enumerate(("a@1", "b@1")):
-    drawing = Drawing((1, 2), Stops(3))
-    engine.scheduler.add(Request(
-      number, [1, 2], 3, expert=expert, payload=Drawn(drawing)
-    ))
+    engine.scheduler.add(short(number, expert, 3))
     while not engine.idle:
       engine.step()
-  executor.close()
+  engine.executor.close()
   for name in "ab":
     assert 0.04 < weights.moved[name].exposed_s < 5
+
+
+def test_an_expert_decodes_while_another_one_is_loaded():
+  """The load of b does not end before a has decoded all of its tokens."""
+  tree, decoded = params(1.0, 1, 1, 0), threading.Event()
+
+  def read(key):
+    if key == "b@1" and not decoded.wait(60):
+      raise ValueError("no steps while it was read")
+    return Stored(WHOLE, tree)
+
+  engine, weights = engine_of(read)
+  first, second = short(0, "a@1", CONTEXT - 2), short(1, "b@1", 3)
+  engine.scheduler.add(first)
+  while not first.tokens:
+    engine.step()
+  engine.scheduler.add(second)
+  while not engine.idle:
+    if first.state is State.FINISHED:
+      decoded.set()
+    engine.step()
+  engine.executor.close()
+  assert second.state is State.FINISHED, second.error
+  assert first.end_s < second.scheduled_s
+  assert (weights.moved["b"].loads, weights.moved["b"].failures) == (1, 0)

@@ -3,10 +3,12 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import re
 import shutil
 import threading
 
 import httpx2
+import jax
 import ml_collections
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
@@ -143,6 +145,42 @@ def test_models_are_listed_with_their_tiers(client):
   state = client.get("/state").json()["experts"]
   assert [slot["state"] for slot in state["slots"]] == ["ready", "ready"]
   assert len(state["host"]) <= 2
+
+
+def test_page_shows_the_slots(client):
+  """Evaluates the page's functions in a JavaScript engine without a DOM."""
+  dukpy = pytest.importorskip("dukpy", reason="the extra test has it")
+  tokens(ask(client, NAMES[1]))
+  state, page = client.get("/state").json(), client.get("/").text
+  functions = [
+    re.search(rf"^function {name}\(.*?^\}}", page, re.S | re.M)[0]
+    for name in ("fill", "element", "slotRow", "showExperts")
+  ]
+  hidden, rows, work = dukpy.evaljs([
+    """const number = String, made = {}, node = () => ({
+      children: [], append(x) { this.children.push(x) },
+      replaceChildren(...all) { this.children = all },
+    });
+    const document = {createElement: node};
+    const $ = id => made[id] = made[id] || node();""",
+    *functions,
+    """showExperts(dukpy.experts);
+    [$("experts").hidden,
+     $("slots").children.map(row => row.children.map(x => x.textContent)),
+     $("experts-work").children.map(x => x.textContent)]""",
+  ], experts=state["experts"])
+  assert not hidden
+  for index, (row, slot) in enumerate(
+    zip(rows, state["experts"]["slots"], strict=True)
+  ):
+    counters = state["experts"]["counters"][slot["expert"].partition("@")[0]]
+    assert row == [
+      str(index), slot["expert"], "ready", "0",
+      *(str(counters[key]) for key in ("hits", "misses", "loads")),
+      str(round(counters["bytes"] / 1e6)), f"{counters['exposed_s']:.2f}",
+    ]
+  assert any(row[1].startswith(f"{NAMES[1]}@") for row in rows)
+  assert work[-1] == f"in host memory {len(state['experts']['host'])}"
 
 
 def test_auto_is_answered_by_the_expert_that_the_router_selects(client, files):
@@ -343,6 +381,35 @@ def test_wrong_options_are_refused(files, overrides, message):
   with pytest.raises(ValueError, match=message) as error:
     experts.build(make_config(files, overrides), {"tensor": 2})
   assert "\n" not in str(error.value)
+
+
+def test_stored_difference_answers_as_the_expert_that_it_restores(
+  files, tmp_path
+):
+  """Two differences and the experts that they restore, on two slots."""
+  path = shutil.copytree(files, tmp_path / "library")
+  library = Library(path)
+  base, tree = (library.read(name).load() for name in NAMES[:2])
+  pairs = []
+  for form in ("int8", "low_rank"):
+    stored = differences.encode(tree, base, form, rank=2)
+    restored = differences.restore(base, stored, form)
+    library.add(form, stored, form=form, base=NAMES[0])
+    library.add(f"{form}-whole", jax.tree.map(np.asarray, restored))
+    pairs.append((form, f"{form}-whole"))
+  assert library.size_bytes("int8") < 0.5 * library.size_bytes("int8-whole")
+  with running(path) as client:
+    for _ in range(2):  # from the file, and from host memory
+      for pair in pairs:
+        stored, whole = (tokens(ask(client, name)) for name in pair)
+        assert stored == whole
+    found = [tokens(ask(client, pair[0])) for pair in pairs]
+    assert found[0] != found[1]
+    # Only the differences are copied to the device.
+    loads, moved = metric(client, "loads"), metric(client, "bytes")
+    for stored, whole in pairs:
+      assert loads[stored] > 1
+      assert moved[stored] / loads[stored] < 0.6 * moved[whole] / loads[whole]
 
 
 def test_memory_of_slots_includes_the_base_of_differences(files, tmp_path):

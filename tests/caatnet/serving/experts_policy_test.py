@@ -180,11 +180,13 @@ class Times:
     return 0.01
 
 
-def serve(requests, *, slots, load_s=0.2, watch=None, **options):
+def serve(
+  requests, *, slots, load_s=0.2, switch_s=None, watch=None, **options
+):
   """Serves requests with many pages; returns policy and simulator."""
   pages = Pages(2000, 16)
   simulator = Simulator(Times(), load_s=lambda load: (load_s, load_s))
-  policy = Experts(slots, load_s, **options)
+  policy = Experts(slots, switch_s or load_s, **options)
   scheduler = Scheduler(
     Limits(slots=256), policy, pages, HostCache(0, 16, False), simulator.costs
   )
@@ -262,6 +264,19 @@ def test_without_a_deadline_patience_alone_starves_an_expert():
   serve(requests, slots=Slots(1, "lru"), deadline_s=2.0, patience=50.0)
   late = next(request for request in requests if request.expert == "e1")
   assert 2 <= late.ttft_s < 3
+
+
+def test_cost_of_a_switch_is_that_of_recent_loads():
+  """Patience is measured in switches, whose time may change while serving."""
+  counts = []
+  for slow_s in (0.2, 5.0):  # from the tenth load on
+    slots = Slots(1, "lru")
+    serve(
+      mixed(300, 4, 100, rate=20.0), slots=slots, deadline_s=1e9,
+      switch_s=lambda s=slots, t=slow_s: t if s.counts.loads > 9 else 0.2,
+    )
+    counts.append(slots.counts.loads)
+  assert 9 < counts[1] < counts[0] // 2
 
 
 def test_loads_ahead_run_under_steps_of_other_experts():

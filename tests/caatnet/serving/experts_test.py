@@ -1,6 +1,8 @@
 """Libraries of experts: storage, refused files, concurrent replacement."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -178,6 +180,74 @@ def test_concurrent_replacements_are_read_whole(library):
   for thread in threads:
     thread.join()
   assert not wrong
+
+
+# Replaces an expert in processes that are killed before each line that is
+# executed in functions that change files.
+_KILLED = """
+import os, signal, sys
+import numpy as np
+from caatnet import atomic
+from caatnet.serving import experts, weights_file
+path = sys.argv[1]
+changing = {f.__code__ for f in (
+  experts.Library._write, experts.Library._store, weights_file.write,
+  weights_file.replace, atomic.whole.__wrapped__, atomic._sync,
+)}
+
+def tree(value):
+  return {"w": np.full((3, 4), value, np.float32)}
+
+def weight():
+  (weight,) = set(experts.Library(path).read("a").load()["w"].flat)
+  return weight
+
+def killed_at(last):
+  left = last
+  def trace(frame, event, _):
+    nonlocal left
+    if frame.f_code not in changing:
+      return None
+    left -= event == "line"
+    if not left:
+      os.kill(os.getpid(), signal.SIGKILL)
+    return trace
+  library = experts.Library(path)
+  sys.settrace(trace)
+  library.replace("a", tree(last))
+  os._exit(0)
+
+experts.Library.create(path).add("a", tree(0))
+before, seen = 0, []
+for last in range(1, 10_000):
+  child = os.fork()
+  if not child:
+    killed_at(last)
+  status = os.waitpid(child, 0)[1]
+  found = weight()
+  assert found in (before, last), (found, before, last)
+  seen.append(found == last)
+  if not status:
+    break
+  experts.Library(path).replace("a", tree(-last))
+  before = weight()
+  assert before == -last
+  assert len(os.listdir(path)) == 3, os.listdir(path)  # list, lock and a
+assert seen == sorted(seen), "the new weights, then the old ones"
+print(seen.count(False), seen.count(True))
+"""
+
+
+def test_killed_writer_leaves_the_old_or_the_new_weights(tmp_path):
+  """The next replacement also deletes the files that it has left."""
+  found = subprocess.run(
+    [sys.executable, "-c", _KILLED, tmp_path / "experts"],
+    capture_output=True, text=True, check=False,
+  )
+  assert not found.returncode, found.stderr
+  old, new = map(int, found.stdout.split())
+  assert old > 50
+  assert new > 10  # killed after the list was replaced
 
 
 @pytest.mark.parametrize("offsets", [[0, 8], [4, 20], [0, 17], [-4, 12]])

@@ -33,15 +33,17 @@ def test_features_have_norm_one_and_depend_on_order():
   np.testing.assert_array_equal(features(b"x" + tail, 64), features(tail, 64))
 
 
-def test_route_is_the_first_fine_tuned_expert_of_the_most_probable_kind(router):
+def test_route_is_the_first_expert_of_the_most_probable_kind(router):
+  """Fine-tuned experts of a kind come before others."""
   entries = [
-    entry("base", "", "base"), entry("c0", "c", "seed"), entry("b1", "b"),
+    entry("base", "", "base"), entry("b0", "b", "seed"), entry("b1", "b"),
     entry("b2", "b"), entry("a1", "a"),
   ]
   assert router.route(b"x", entries) == "b1"
-  assert router.route(b"", [*entries, entry("c1", "c")]) == "c1"
-  with pytest.raises(ValueError, match="no expert was fine-tuned for one of a"):
-    router.route(b"x", entries[:2])
+  assert router.route(b"", [*entries, entry("c1", "c", "seed")]) == "c1"
+  assert router.route(b"x", entries[:2]) == "b0"
+  with pytest.raises(ValueError, match="no expert is of one of the kinds a, b"):
+    router.route(b"x", entries[:1])
 
 
 def test_router_is_read_with_equal_bits(router, tmp_path):

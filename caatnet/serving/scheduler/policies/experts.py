@@ -25,7 +25,7 @@ of arrival. Requests of an evicted expert keep their pages until others need
 these, and are then preempted first.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 import operator
 
 from caatnet.serving.engine.executor import Load
@@ -54,14 +54,16 @@ class Experts(ClientLines):
   line = operator.attrgetter("expert")
 
   def __init__(
-    self, slots: Slots | None = None, switch_s: float = 0.0,
+    self, slots: Slots | None = None,
+    switch_s: float | Callable[[], float] = 0.0,
     deadline_s: float = 30.0, prefetch: int = 1, patience: float = 1.0,
   ) -> None:
     """Makes empty queues.
 
     Args:
       slots: Slots of weights; None for a server with one model.
-      switch_s: Time of a load in seconds.
+      switch_s: Time of a load in seconds, or a function that returns it: that
+        of recent loads, which depends on the tiers that they read.
       deadline_s: Seconds without a step after which an expert with requests is
         loaded regardless of the switching cost.
       prefetch: Largest number of loads that run concurrently with steps; 0 to
@@ -70,7 +72,8 @@ class Experts(ClientLines):
     """
     super().__init__()
     self.slots = _one_model() if slots is None else slots
-    self._switch_s, self._deadline_s = switch_s, deadline_s
+    self._switch_s = switch_s if callable(switch_s) else lambda: switch_s
+    self._deadline_s = deadline_s
     self._prefetch, self._patience = prefetch, patience
     self._now = 0.0
     # Time of each expert's last step, or of its first request after an absence.
@@ -155,14 +158,14 @@ class Experts(ClientLines):
       if slot is None:
         return
       num_evicted = present[slots.expert(slot)]
-      cost = self._patience * self._switch_s * num_evicted
+      cost = self._patience * self._switch_s() * num_evicted
       if overdue or present[expert] * waited_s >= cost:
         self._next = Load(expert, slot)
         self._begin_next()
 
   def _keeps(self, expert: Hashable) -> bool:
     """Returns whether an expert with a slot and requests must keep the slot."""
-    least_s = min(self._patience * self._switch_s, self._deadline_s)
+    least_s = min(self._patience * self._switch_s(), self._deadline_s)
     drawn_s = self._drawn.get(expert)
     return drawn_s is None or self._now - drawn_s < least_s
 
