@@ -93,6 +93,25 @@ def test_cycle_is_found(tree):
   assert structure.summary(found)["import cycles"] == 1
 
 
+def test_files_of_an_extension_are_counted(tree):
+  (tree / "ARCHITECTURE.md").write_text(textwrap.dedent("""\
+    # Title
+
+    ## To add something
+
+    | to add | write | add a row in | tests that it inherits |
+    |---|---|---|---|
+    | loop | `a/NAME.py` (`a/base.py`) | `A` of `a/b.py` and of `a/c.py` | - |
+    | route | a function in `a/b.py` | `ROUTES` there | `tests/b_test.py` |
+    | study | `a/NAME/`: `study.py` | - | - |
+
+    ## Terms
+
+    | word | `d/e.py` | `d/f.py` | - |
+    """))
+  assert structure.places(tree) == {"loop": 3, "route": 1, "study": 1}
+
+
 def test_hidden_cycle_is_found(tree):
   (tree / "parallel" / "a.py").write_text(
     "if TYPE_CHECKING:\n  from parallel import c\n"

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from parallel.planner import nanobatch
-from parallel.planner.nanobatch import Costs, Plan, Reduction
-from parallel.planner.nanobatch_timing import Operation, step_seconds
+from parallel.nanobatches import nanobatch
+from parallel.nanobatches.nanobatch import Costs, Plan, Reduction
+from parallel.nanobatches.nanobatch_timing import Operation, step_seconds
 
 WAYS = (Reduction(), Reduction("one_shot"), Reduction("all_reduce", 0.5, 8))
 

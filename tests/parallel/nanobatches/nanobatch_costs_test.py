@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from parallel.hardware.devices import A100, DEVICES
+from parallel.nanobatches import nanobatch, nanobatch_costs
+from parallel.nanobatches.nanobatch import Reduction
+from parallel.nanobatches.nanobatch_costs import LLAMA_2_70B, Mix, Profile
 from parallel.network import inference
 from parallel.network.inference import Step
-from parallel.planner import nanobatch, nanobatch_costs
-from parallel.planner.nanobatch import Reduction
-from parallel.planner.nanobatch_costs import LLAMA_2_70B, Mix, Profile
 
 H100 = inference.machine("gpu:h100:1x8")
 HEADER = "gpu,num_ranks,tokens," + ",".join(
