@@ -6,6 +6,7 @@
 
 import argparse
 import ast
+import collections
 from collections.abc import Iterator
 import dataclasses
 import io
@@ -117,6 +118,14 @@ def modules(root: pathlib.Path) -> list[Module]:
   ]
 
 
+def code_of_rooms(found: list[Module]) -> collections.Counter[str]:
+  """Returns the code lines of each directory of a package, and its files."""
+  rooms = collections.Counter[str]()
+  for module in found:
+    rooms[".".join(module.name.split(".")[:2])] += module.code
+  return rooms
+
+
 def cycles(found: list[Module]) -> list[list[str]]:
   """Returns the groups of modules that import each other."""
   names = {module.name for module in found}
@@ -188,7 +197,7 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--root", type=pathlib.Path, default=ROOT,
                       help="another checkout of this repository")
   parser.add_argument("--list", action="store_true",
-                      help="also list long functions and cycles")
+                      help="also list long functions, cycles and rooms")
   options = parser.parse_args(argv)
   found = modules(options.root)
   for name, value in summary(found).items():
@@ -203,6 +212,8 @@ def main(argv: list[str]) -> None:
           print(f"{module.name}.{name}: {lines} lines, {parameters} parameters")
     for group in cycles(found):
       print("cycle:", ", ".join(group))
+    for room, lines in code_of_rooms(found).most_common():
+      print(f"{room}: {lines:,} code lines")
 
 
 if __name__ == "__main__":
