@@ -200,6 +200,12 @@ def test_step_outside_of_layers_and_optimum_are_zero_by_default():
   assert Plan((1,), "m", WAYS[0], 1.0, 1.0).optimum_s == 0
 
 
+def test_bounds_exclude_most_plans():
+  few, many = (nanobatch.plan(linear(0.3e-6), n) for n in (64, 1000))
+  assert (few.simulated, few.considered) == (1, 41_728)
+  assert many.simulated < many.considered / 100
+
+
 def test_nothing_is_cut_without_reductions_or_with_full_interference():
   assert nanobatch.plan(linear(0.0, latency=0.0), 4096).sizes == (4096,)
   assert nanobatch.plan(linear(0.3e-6), 4096, interference=1).num_pieces == 1
