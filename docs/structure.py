@@ -1,4 +1,4 @@
-"""Prints the size of the code: lines, files, functions and import cycles.
+"""Prints sizes of the code, import cycles, and the files of an extension.
 
   python -m docs.structure
   python -m docs.structure --root=OTHER_CHECKOUT
@@ -6,10 +6,12 @@
 
 import argparse
 import ast
+import collections
 from collections.abc import Iterator
 import dataclasses
 import io
 import pathlib
+import re
 import statistics
 import sys
 import tokenize
@@ -116,6 +118,14 @@ def modules(root: pathlib.Path) -> list[Module]:
   ]
 
 
+def code_of_rooms(found: list[Module]) -> collections.Counter[str]:
+  """Returns the code lines of each directory of a package, and its files."""
+  rooms = collections.Counter[str]()
+  for module in found:
+    rooms[".".join(module.name.split(".")[:2])] += module.code
+  return rooms
+
+
 def cycles(found: list[Module]) -> list[list[str]]:
   """Returns the groups of modules that import each other."""
   names = {module.name for module in found}
@@ -160,17 +170,41 @@ def summary(found: list[Module]) -> dict[str, int | float | str]:
   }
 
 
+def places(root: pathlib.Path) -> dict[str, int]:
+  """Returns the number of files to write or change for each kind of extension.
+
+  These are the files that ARCHITECTURE.md names, for some of which
+  tests/recipes_test.py adds an extension in exactly these files.
+
+  Args:
+    root: A checkout.
+  """
+  text = (root / "ARCHITECTURE.md").read_text()
+  table = text.partition("\n## To add something\n")[2].partition("\n## ")[0]
+  found = {}
+  for line in table.splitlines():
+    cells = line.strip("|").split(" | ")
+    if len(cells) == 4 and "`" in line:
+      # Paths in parentheses are documentation.
+      named = re.sub(r"\(.*?\)", "", " ".join(cells[1:3]))
+      paths = re.findall(r"`([\w./-]+/(?:\w+\.\w+)?)`", named)
+      found[cells[0].strip()] = len(set(paths))
+  return found
+
+
 def main(argv: list[str]) -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--root", type=pathlib.Path, default=ROOT,
                       help="another checkout of this repository")
   parser.add_argument("--list", action="store_true",
-                      help="also list long functions and cycles")
+                      help="also list long functions, cycles and rooms")
   options = parser.parse_args(argv)
   found = modules(options.root)
   for name, value in summary(found).items():
     print(f"{name:40} {value:,}" if isinstance(value, int) else
           f"{name:40} {value}")
+  for kind, number in places(options.root).items():
+    print(f"{f'files of a new {kind}':40} {number}")
   if options.list:
     for module in found:
       for name, (lines, parameters) in module.functions.items():
@@ -178,6 +212,8 @@ def main(argv: list[str]) -> None:
           print(f"{module.name}.{name}: {lines} lines, {parameters} parameters")
     for group in cycles(found):
       print("cycle:", ", ".join(group))
+    for room, lines in code_of_rooms(found).most_common():
+      print(f"{room}: {lines:,} code lines")
 
 
 if __name__ == "__main__":

@@ -312,6 +312,24 @@ def _figures() -> Iterator[tuple[str, tuple[str, str]]]:
     "50%; 75% of a block's all-reduces",
     f"{spread(above(half, full))}; {spread(above(quarter, full))} [a]",
   )
+  yield from _loops()
+  yield from _partitions()
+  yield from _collectives()
+  alone = [
+    row["xla_bytes"] / row["kernel_bytes"]
+    for target in ("h200", "v5p")
+    for row in result(f"kernels_bytes_{target}")["rows"]
+    if row["op"] == "reduce_add_norm"
+  ]
+  yield "reduce, add and norm in one kernel", (
+    f"XLA's fusion moves {min(alone):.2f} to {max(alone):.1f}x its memory "
+    "bytes [i]",
+    "never run on an accelerator",
+  )
+
+
+def _loops() -> Iterator[tuple[str, tuple[str, str]]]:
+  """Yields the rows of outer loops and their codecs."""
   loops = names(read("outer_loops"))
   base = loops["data parallelism"]
 
@@ -357,19 +375,6 @@ def _figures() -> Iterator[tuple[str, tuple[str, str]]]:
   yield "block codecs: int8, fp8, int4, E3M0", (
     f"{times:.1f}x of an exchange, by E3M0",
     f"{cost(f'{late}, 4 bit', late)} against Streaming in float32 [b]",
-  )
-  yield from _partitions()
-  yield from _collectives()
-  alone = [
-    row["xla_bytes"] / row["kernel_bytes"]
-    for target in ("h200", "v5p")
-    for row in result(f"kernels_bytes_{target}")["rows"]
-    if row["op"] == "reduce_add_norm"
-  ]
-  yield "reduce, add and norm in one kernel", (
-    f"XLA's fusion moves {min(alone):.2f} to {max(alone):.1f}x its memory "
-    "bytes [i]",
-    "never run on an accelerator",
   )
 
 

@@ -29,6 +29,7 @@ flags.DEFINE_integer("client", None, "Id of the client, from 0.", 0)
 
 
 def main() -> None:
+  from caatnet import commands
   from caatnet.benchmarks.federated import emulation
   from caatnet.config import federated
   from caatnet.federated import report, run
@@ -56,8 +57,9 @@ def main() -> None:
           service.listen((network.host, FLAGS.port), security)
         print(f"server at {format_address(service.address)}", flush=True)
         if FLAGS.role == "all":
-          command = [sys.executable, "-m", "launch.federate", *sys.argv[1:]]
-          network.serve(service, [*command, "--role=client"])
+          network.serve(service, commands.spawned(
+            "federate", *sys.argv[1:], "--role=client"
+          ))
         else:
           service.serve()
   if service.rows or FLAGS.plot:

@@ -305,7 +305,7 @@ def _run(
       required = ("config",)  # no run, hence no other required flags
     _parse(argv, uses, required, positional)
     if FLAGS.help_config:
-      return _printed(tree.help_text(FLAGS.config))
+      return _printed(commands.runnable(tree.help_text(FLAGS.config)))
     if devices:
       _set_up_devices(keep_programs="programs" in uses)
     code = main() or 0

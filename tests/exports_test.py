@@ -19,7 +19,8 @@ PACKAGES = sorted(
 # Packages that never load jax, even if all public names are used.
 WITHOUT_JAX = (
   "parallel.elastic", "parallel.hardware", "parallel.network",
-  "parallel.planner", "parallel.topology", "parallel.schedules.optimal",
+  "parallel.nanobatches", "parallel.planner", "parallel.topology",
+  "parallel.schedules.optimal",
   "caatnet.serving", "caatnet.serving.scheduler",
 )
 

@@ -71,6 +71,15 @@ RULES = {
     ),
     NUMPY_ONLY,
   ),
+  "parallel.nanobatches": (
+    (
+      "parallel.checks",
+      "parallel.network",
+      "parallel.hardware",
+      "parallel.workload",
+    ),
+    NUMPY_ONLY,
+  ),
   "parallel.workload": (("parallel.checks", "parallel.hardware"), NUMPY_ONLY),
   "parallel.axes": ((), LIBRARY),
   "parallel.kernels": ((), LIBRARY),
@@ -145,6 +154,7 @@ RULES = {
   # rings.
   "parallel.elastic": ((), NUMPY_ONLY),
   "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
+  "parallel.xla.conformal": (("parallel.checks",), NUMPY_ONLY),
   "caatnet.atomic": ((), NUMPY_ONLY),
   "caatnet.checks": ((), NUMPY_ONLY),
   # The command line starts without jax.

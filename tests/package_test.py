@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -191,6 +192,18 @@ def test_run_outside_of_a_checkout(installed):
   assert json.loads(evaluated.stdout)["step"] == 2
 
 
+def test_federated_run_outside_of_a_checkout(installed):
+  """Starts a process for each client."""
+  client = ROOT / "docs/examples/numpy_client.py"
+  ended = installed(
+    "caatnet", "federate", "--config=federated/numpy:test",
+    f"--config.federated.numpy_client={client}:client_fn",
+    "--workdir=federated",
+  )
+  rounds = (installed.folder / "federated/metrics.jsonl").read_text()
+  assert len(rounds.splitlines()) == 3, ended.stdout
+
+
 def test_prediction_outside_of_a_checkout(installed):
   """Uses the path that messages and documents give to a config."""
   ended = installed(
@@ -220,6 +233,45 @@ def test_help_and_messages_name_the_installed_command(installed):
     "caatnet", "train", "--config=diloco/utilisation", code=2
   )
   assert "for this config there is caatnet simulate" in ended.stderr
+
+
+# Prints the help of every script, each in a forked process: they share imports.
+HELP = """
+import os, runpy, sys
+from caatnet import commands
+sys.path.insert(0, str(commands.root()))
+import launch.options
+for name in commands.scripts():
+  print(f"== {name}", flush=True)
+  child = os.fork()
+  if not child:
+    if commands.is_installed():
+      sys.argv = ["caatnet", name, "--help"]
+      commands.main()
+    else:
+      sys.argv = [name, "--help"]
+      runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
+  os.waitpid(child, 0)
+"""
+
+
+def test_installed_commands_have_the_flags_of_the_scripts(installed):
+  script = subprocess.run(
+    [sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True,
+    check=True,
+  )
+  found = []
+  for text in script.stdout, installed("python", "-c", HELP).stdout:
+    parts = re.split("^== ", text, flags=re.M)[1:]
+    found.append({
+      part.split()[0]: re.findall(
+        r"^  --(\S+)$", part.partition("flags:")[2], re.M
+      ) for part in parts
+    })
+  ours, theirs = found
+  assert ours == theirs
+  assert len(ours) > 20
+  assert all("debug" in flags for flags in ours.values())
 
 
 def test_local_config_takes_precedence(installed):

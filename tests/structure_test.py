@@ -84,6 +84,8 @@ def test_kinds_of_lines_are_counted(tree):
   assert (a.lines, a.code, a.docstring, a.comment) == (11, 5, 4, 2)
   assert a.functions == {"A.f": (4, 2)}
   assert (b.code, b.functions) == (1, {})
+  rooms = structure.code_of_rooms(structure.modules(tree))
+  assert rooms == {"parallel.a": 5, "parallel.b": 1, "parallel.c": 3}
 
 
 def test_cycle_is_found(tree):
@@ -91,6 +93,25 @@ def test_cycle_is_found(tree):
   found = structure.modules(tree)
   assert structure.cycles(found) == [["parallel.a", "parallel.b"]]
   assert structure.summary(found)["import cycles"] == 1
+
+
+def test_files_of_an_extension_are_counted(tree):
+  (tree / "ARCHITECTURE.md").write_text(textwrap.dedent("""\
+    # Title
+
+    ## To add something
+
+    | to add | write | add a row in | tests that it inherits |
+    |---|---|---|---|
+    | loop | `a/NAME.py` (`a/base.py`) | `A` of `a/b.py` and of `a/c.py` | - |
+    | route | a function in `a/b.py` | `ROUTES` there | `tests/b_test.py` |
+    | study | `a/NAME/`: `study.py` | - | - |
+
+    ## Terms
+
+    | word | `d/e.py` | `d/f.py` | - |
+    """))
+  assert structure.places(tree) == {"loop": 3, "route": 1, "study": 1}
 
 
 def test_hidden_cycle_is_found(tree):

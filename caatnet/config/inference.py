@@ -124,14 +124,30 @@ def build(
       f"config.model.name={config.model.name!r} does not continue text: it is "
       "not a LanguageModel (caatnet/models/protocol.py)"
     )
+  capacity, shape = _cache(options, program)
+  return Inference(
+    program,
+    capacity,
+    shape,
+    layers_apart=_platform(program) != "tpu",
+    coded=options.weights == "int8",
+    nanobatches=nanobatches.build(
+      options.nanobatches, options.machine or machine, program, shape,
+      capacity.batch,
+    ),
+  )
+
+
+def _cache(
+  options: schema.Inference, program: Program
+) -> tuple[Capacity, CacheShape]:
+  """Returns the sizes of the batch and of the cache."""
   capacity = Capacity(
     options.batch, options.context, options.page_size, options.chunk
   )
   layout = program.layout
-  platform = layout.mesh.devices.flat[0].platform
-  axes = (layout.tensor, *layout.data)
   # Kernels must support `vmap` if a device has several lanes.
-  mapped = any(axis.lanes > 1 for axis in axes)
+  mapped = any(axis.lanes > 1 for axis in (layout.tensor, *layout.data))
   shape = program.model.cache_shape(
     CacheSizes(
       # By default, every sequence of the batch can reach the full context.
@@ -139,7 +155,7 @@ def build(
       options.page_size,
       options.batch,
       "int8" if options.cache == "int8" else "",
-      api.preferred(platform, mapped),
+      api.preferred(_platform(program), mapped),
     )
   )
   if not shape.paged:  # one page per sequence, which takes no memory
@@ -147,17 +163,11 @@ def build(
     shape = dataclasses.replace(
       shape, num_pages=capacity.batch, page_size=capacity.context
     )
-  return Inference(
-    program,
-    capacity,
-    shape,
-    layers_apart=platform != "tpu",
-    coded=options.weights == "int8",
-    nanobatches=nanobatches.build(
-      options.nanobatches, options.machine or machine, program, shape,
-      capacity.batch,
-    ),
-  )
+  return capacity, shape
+
+
+def _platform(program: Program) -> str:
+  return program.layout.mesh.devices.flat[0].platform
 
 
 def with_inference(

@@ -1,5 +1,7 @@
 """Arrays in .npz and .npy files, whose faults are ValueErrors."""
 
+from collections.abc import Iterable
+import mmap
 import os
 import pathlib
 import tokenize
@@ -52,3 +54,29 @@ def map_npy(path: str | os.PathLike[str]) -> np.ndarray:
     found.close()
     raise ValueError("it is not an .npy file")
   return found
+
+
+def expect_no_order(arrays: Iterable[np.ndarray], room: int) -> bool:
+  """Disables readahead (MADV_RANDOM) of mapped arrays larger than memory.
+
+  On a page fault, the operating system also reads adjacent pages, since most
+  programs read sequentially. Rows of features and neighbours of nodes are read
+  in random order: in a file larger than memory, each row of 512 bytes would
+  cost a read of 128 KiB, which evicts pages that are still in use. Arrays that
+  fit into memory are read only once, which is faster with readahead.
+
+  Args:
+    arrays: Arrays of `numpy.memmap`; other arrays are ignored.
+    room: Memory for the arrays in bytes.
+
+  Returns:
+    Whether readahead was disabled.
+  """
+  arrays = list(arrays)
+  if sum(x.nbytes for x in arrays) <= room or not hasattr(mmap, "MADV_RANDOM"):
+    return False
+  for array in arrays:
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None:
+      mapped.madvise(mmap.MADV_RANDOM)
+  return True

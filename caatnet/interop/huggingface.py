@@ -136,34 +136,9 @@ def write_run(
     ValueError: A file cannot be read or written.
   """
   model = experiment.program.model
-
-  def sliced(slot: layout.Slot) -> slices.Sliced:
-    names = [part.named(row) for row in slot.rows() for part in slot.parts]
-    # A parameter made of several tensors has the widest of their dtypes.
-    dtype = functools.reduce(
-      jnp.promote_types, (source.tensors[name].dtype for name in names)
-    )
-
-    # Read lazily, one layer at a time, while the checkpoint is written.
-    def made() -> Iterator[tuple[slices.Place, np.ndarray]]:
-      for row in slot.rows():
-        arrays = []
-        for part in slot.parts:
-          name = part.named(row)
-          array = tensors.read(source.tensors[name], name)
-          arrays.append(array.astype(dtype))
-          advance()
-        # (worker, layer): one worker's parameters are stored.
-        place = (0,) if row is None else (0, row)
-        yield place, layout.join(slot, arrays)
-
-    # Chunks of the checkpoint: one worker, layer and rank each.
-    ones = (1,) * (1 + len(slot.shape) - len(slot.slice_shape))
-    return slices.Sliced(
-      (1, *slot.shape), jnp.dtype(dtype), (*ones, *slot.slice_shape), made
-    )
-
-  params = _tree({slot.path: sliced(slot) for slot in source.slots})
+  params = _tree({
+    slot.path: _sliced(source, slot, advance) for slot in source.slots
+  })
   expected = jax.eval_shape(model.init, jax.random.key(0))
   # Without the leading dim of workers.
   shapes = jax.tree.map(lambda x: x.shape[1:], params)
@@ -187,6 +162,36 @@ def write_run(
     records.write_json(partial / ORIGIN, origin)
   name = source.tokenizer.name if source.tokenizer else ""
   return _conversion(folder, model, published, source.repeats, name)
+
+
+def _sliced(
+  source: Source, slot: layout.Slot, advance: Callable[[], None]
+) -> slices.Sliced:
+  """Returns a parameter, whose tensors are read while it is written."""
+  names = [part.named(row) for row in slot.rows() for part in slot.parts]
+  # A parameter made of several tensors has the widest of their dtypes.
+  dtype = functools.reduce(
+    jnp.promote_types, (source.tensors[name].dtype for name in names)
+  )
+
+  # Read lazily, one layer at a time, while the checkpoint is written.
+  def made() -> Iterator[tuple[slices.Place, np.ndarray]]:
+    for row in slot.rows():
+      arrays = []
+      for part in slot.parts:
+        name = part.named(row)
+        array = tensors.read(source.tensors[name], name)
+        arrays.append(array.astype(dtype))
+        advance()
+      # (worker, layer): one worker's parameters are stored.
+      place = (0,) if row is None else (0, row)
+      yield place, layout.join(slot, arrays)
+
+  # Chunks of the checkpoint: one worker, layer and rank each.
+  ones = (1,) * (1 + len(slot.shape) - len(slot.slice_shape))
+  return slices.Sliced(
+    (1, *slot.shape), jnp.dtype(dtype), (*ones, *slot.slice_shape), made
+  )
 
 
 def write_published(

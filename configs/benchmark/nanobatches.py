@@ -8,7 +8,7 @@ The first table has the engine's tokens per second with two tensor ranks and 1,
 so a plan is one batch; aim: within 2% of it. The second has steps of two
 processes, each a tensor rank, whose sums go over a shaped link in threads of
 `parallel.elastic`, as the host runs the stages of a step. The predicted time is
-that of `parallel.planner.nanobatch` from products alone and sums alone; aim:
+that of `parallel.nanobatches.nanobatch` from products and sums alone; aim:
 within 15%. Links are shaped by root only. The third copies the pages of one
 sequence to the host in parts, during steps. It takes about five minutes;
 `nanobatches.py:test` takes seconds.

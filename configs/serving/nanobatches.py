@@ -7,10 +7,10 @@ r"""Nano-batches: when does cutting a step into pieces pay?
     --config.interference="(0.1,)" --config.most_pieces=2
 
 Decode steps of Llama 2 70B on tensor ranks. The planner of
-`parallel/planner/nanobatch.py` chooses number and sizes of the pieces, whose
-order is fixed; below the break-even it returns one batch. Times of A100 and
-H100 are profiles of Vidur, those of other devices follow from rooflines. The
-figures of NanoFlow (arXiv 2408.12757) are predicted with its published
+`parallel/nanobatches/nanobatch.py` chooses number and sizes of the pieces,
+whose order is fixed; below the break-even it returns one batch. Times of A100
+and H100 are profiles of Vidur, those of other devices follow from rooflines.
+The figures of NanoFlow (arXiv 2408.12757) are predicted with its published
 pipelines.
 
 Not compared: kernels that overlap a product with its own reduction, as in Flux

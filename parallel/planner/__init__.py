@@ -1,4 +1,4 @@
-"""Search for 3D-parallel configurations, and for nano-batches of a step."""
+"""Search for 3D-parallel configurations."""
 
 from parallel.lazy import attach
 

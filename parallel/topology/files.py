@@ -68,9 +68,9 @@ def from_networkx(
   nodes = sorted(graph, key=lambda node: bool(graph.nodes[node].get("switch")))
   num_switches = sum(bool(graph.nodes[n].get("switch")) for n in nodes)
   num_ranks = len(nodes) - num_switches
-  # Whether the nodes are the numbers 0 to n - 1.
-  numbered = set(nodes) == set(range(len(nodes)))
-  if numbered and set(nodes[:num_ranks]) == set(range(num_ranks)):
+  if set(nodes) == set(range(len(nodes))) and (
+    set(nodes[:num_ranks]) == set(range(num_ranks))
+  ):
     nodes = list(range(len(nodes)))  # keep the numbers
   elif any(isinstance(node, int) for node in nodes):
     warnings.warn(

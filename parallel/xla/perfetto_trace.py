@@ -6,6 +6,7 @@ events.
 
 from collections.abc import Iterable
 import pathlib
+from typing import Any
 
 from parallel.xla.timeline import COMPUTE, Bar
 
@@ -63,14 +64,19 @@ def write(bars: Iterable[Bar], path: pathlib.Path, name: str) -> float:
         event = packet.track_event
         event.type, event.track_uuid = kind, row
         if kind == TrackEvent.TYPE_SLICE_BEGIN:
-          event.name = bar.name
-          for key in ("where", "bytes", "flops"):
-            note = event.debug_annotations.add()
-            note.name = key
-            if key == "where":
-              note.string_value = bar.where
-            else:
-              note.double_value = getattr(bar, key)
+          _describe(event, bar)
         builder.write_packet(packet)
       end_s = max(end_s, bar.end_s)
   return end_s
+
+
+def _describe(event: Any, bar: Bar) -> None:
+  """Writes a bar's name and numbers to its event."""
+  event.name = bar.name
+  for key in ("where", "bytes", "flops"):
+    note = event.debug_annotations.add()
+    note.name = key
+    if key == "where":
+      note.string_value = bar.where
+    else:
+      note.double_value = getattr(bar, key)

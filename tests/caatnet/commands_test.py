@@ -192,6 +192,16 @@ def test_maintenance_needs_a_checkout(tmp_path, monkeypatch):
     commands.require_checkout("tables")
 
 
+@pytest.mark.quick
+def test_no_other_module_spawns_a_script_by_its_module():
+  """`launch` cannot be imported in an installed package."""
+  sources = [p for top in ("caatnet", "launch", "parallel")
+             for p in (ROOT / top).rglob("*.py")]
+  assert len(sources) > 500
+  for path in sources:
+    assert not re.search(r'"-m",\s*f?"launch\.', path.read_text()), path
+
+
 def test_child_process_runs_a_script():
   assert commands.spawned("train", "--x=1", "y") == [
     sys.executable, "-m", "caatnet", "train", "--x=1", "y"

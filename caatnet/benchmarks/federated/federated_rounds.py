@@ -6,12 +6,12 @@ import os
 import pathlib
 import statistics
 import subprocess
-import sys
 import tempfile
 from typing import Any
 
 import ml_collections
 
+from caatnet import commands
 from caatnet.benchmarks.federated import emulation
 from caatnet.config import federated
 from caatnet.federated import links, predict
@@ -135,11 +135,10 @@ def _measured(
       "local_steps": options.local_steps, "cpu_quota": options.cpu_quota,
       **({"links": repr(tuple(names))} if names else {}),
     }
-    done = subprocess.run([
-      sys.executable, "-m", "launch.federate", f"--config={model}",
-      f"--workdir={folder}",
+    done = subprocess.run(commands.spawned(
+      "federate", f"--config={model}", f"--workdir={folder}",
       *(f"--config.federated.{key}={value}" for key, value in keys.items()),
-    ], capture_output=True, text=True, check=False,
+    ), capture_output=True, text=True, check=False,
       env=os.environ | environment)
     if done.returncode:
       lines = (done.stderr or done.stdout).strip().splitlines()

@@ -21,6 +21,7 @@ import sys
 import time
 from typing import Any
 
+from caatnet import commands
 from caatnet.benchmarks.foreign import flower_client
 from caatnet.benchmarks.harness import namespaces
 from caatnet.federated import links, processes
@@ -104,12 +105,11 @@ def _ours(options: dict[str, Any], host: str) -> list[str]:
     "outlier_factor": 0.0,  # Flower has no such check
     "numpy_client": f"{_HERE / _CLIENT}.py:client_fn",
   }
-  return [
-    sys.executable, "-m", "launch.federate", "--role=server",
-    "--config=configs/federated/numpy.py", f"--host={host}", f"--port={_PORT}",
-    f"--workdir={options['folder']}/run",
+  return commands.spawned(
+    "federate", "--role=server", "--config=configs/federated/numpy.py",
+    f"--host={host}", f"--port={_PORT}", f"--workdir={options['folder']}/run",
     *(f"--config.federated.{key}={x}" for key, x in values.items()),
-  ]
+  )
 
 
 def _device_bytes(prefix: list[str]) -> int:

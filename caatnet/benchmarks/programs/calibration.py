@@ -2,7 +2,7 @@
 
 The prediction is that of `launch.compile`: the roofline of each instruction of
 the compiled step, and its collectives on the links, with the rates of
-`parallel.xla.calibration`. Intervals are those of `parallel.planner.conformal`.
+`parallel.xla.calibration`. Intervals are those of `parallel.xla.conformal`.
 Measured is the mean step of a round of the outer loop.
 """
 
@@ -31,8 +31,7 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from parallel.hardware import cluster_files
 from parallel.memory import available
-from parallel.planner import conformal
-from parallel.xla import calibration, profiles, reading, targets
+from parallel.xla import calibration, conformal, profiles, reading, targets
 from parallel.xla.calibration import Observed
 from parallel.xla.targets import Target
 

@@ -21,7 +21,7 @@ from caatnet.benchmarks.serving import decoders, engine, host_copies
 from caatnet.config import inference
 from caatnet.models.nanobatches import even
 from caatnet.show import tables
-from parallel.planner.nanobatch import Costs, Reduction, step_seconds
+from parallel.nanobatches.nanobatch import Costs, Reduction, step_seconds
 
 _KIND = "caatnet.benchmarks.serving.nanobatch_peer:Rank"
 

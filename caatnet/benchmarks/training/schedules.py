@@ -6,6 +6,7 @@ Seconds are processor time, which other programs on the machine affect less.
 from collections.abc import Callable, Iterable, Sequence
 import functools
 import itertools
+import pathlib
 import platform
 import random
 from typing import Any
@@ -14,10 +15,10 @@ import networkx
 import numpy as np
 
 from caatnet.benchmarks.harness import processes, timing
-from caatnet.show import tables
+from caatnet.show import drawing, tables
+from caatnet.show.plot import Axis, Figure, Line, Panel
 from caatnet.show.report import size_text
 from caatnet.studies.collectives import chosen
-from caatnet.train import files
 from parallel.checks import known
 from parallel.network import simulate
 from parallel.network.routed import on_links
@@ -92,7 +93,8 @@ def run(config: Any) -> dict[str, Any]:
     for kind in SPEEDS
   }
   if options.plot:
-    _plot(scaling, drawn["doubling"], options.plot)
+    path = pathlib.Path(options.plot)
+    drawing.write(figure(scaling, drawn["doubling"]), path)
   facts = {"python": platform.python_version(), "numpy": np.__version__}
   return {
     "environment": facts, "multitree": scaling, "simulated": simulated,
@@ -381,30 +383,43 @@ def random_graph(
   return topology
 
 
-def _plot(
-  scaling: list[dict[str, Any]], drawn: list[dict[str, Any]], path: str
-) -> None:
-  """Draws time against size: MultiTree on grids, optimal trees on graphs."""
-  from matplotlib.figure import Figure
+def figure(
+  scaling: Sequence[dict[str, Any]], drawn: Sequence[dict[str, Any]]
+) -> Figure:
+  """Returns time against size: MultiTree on grids, optimal trees on graphs.
 
-  figure = Figure(figsize=(8, 3.5), layout="constrained")
-  left, right = figure.subplots(1, 2)
-  for kind in ("torus", "mesh"):
-    rows = [r for r in scaling if r["topology"].startswith(kind)]
-    left.loglog([r["ranks"] for r in rows], [r["seconds"] for r in rows],
-                "o-", label=kind)
+  Args:
+    scaling: Rows of MultiTree on square grids.
+    drawn: Rows of optimal trees on random graphs.
+  """
+  def line(rows: list[dict[str, Any]], size: str, **options: Any) -> Line:
+    return Line(
+      [r[size] for r in rows], [r["seconds"] for r in rows], **options
+    )
+
+  grids = [
+    line(
+      [r for r in scaling if r["topology"].startswith(kind)], "ranks",
+      label=kind, marker="o",
+    )
+    for kind in ("torus", "mesh")
+  ]
+  graphs = [
+    line(
+      [r for r in drawn if (r["nodes"] > r["ranks"]) == switched], "nodes",
+      label=label, style="", marker=".",
+    )
+    for switched, label in ((False, "ranks only"), (True, "with switches"))
+  ]
   ranks = sorted({r["ranks"] for r in scaling})
-  left.set_xticks(ranks, [f"{n:,}" for n in ranks])
-  left.minorticks_off()
-  left.set(xlabel="ranks", ylabel="s", title="MultiTree on square grids")
-  left.legend()
-  for switched, label in ((False, "ranks only"), (True, "with switches")):
-    rows = [r for r in drawn if (r["nodes"] > r["ranks"]) == switched]
-    right.semilogy([r["nodes"] for r in rows], [r["seconds"] for r in rows],
-                   ".", label=label)
-  right.set(xlabel="nodes", ylabel="s", title="optimal trees on random graphs")
-  right.legend()
-  for axes in (left, right):
-    axes.grid(alpha=0.3)
-  with files.whole(path) as temporary:
-    figure.savefig(temporary, dpi=150)
+  return Figure((
+    Panel(
+      grids, "MultiTree on square grids",
+      Axis("ranks", "log", ticks=[(n, f"{n:,}") for n in ranks]),
+      Axis("s", "log"), "best", grid=True,
+    ),
+    Panel(
+      graphs, "optimal trees on random graphs", "nodes", Axis("s", "log"),
+      "best", grid=True,
+    ),
+  ), size=(8, 3.5), columns=2)

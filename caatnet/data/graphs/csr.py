@@ -29,8 +29,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from caatnet.data.arrays import map_npy
-from caatnet.data.graphs import paging
+from caatnet.data.arrays import expect_no_order, map_npy
 from parallel import schema
 from parallel.memory import available
 
@@ -123,9 +122,7 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
   arrays = {name: _mapped(folder / f"{name}.npy", name) for name in DTYPES}
   graph = Graph(folder, **arrays, meta=meta)
   _check(graph)
-  paging.expect_no_order(
-    (graph.features, graph.indices), available.limit_bytes()
-  )
+  expect_no_order((graph.features, graph.indices), available.limit_bytes())
   return graph
 
 

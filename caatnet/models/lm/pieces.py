@@ -4,8 +4,8 @@ At any time at most one reduction is under way. The column-parallel products of
 a piece, and its attention, run during the reduction of the piece before it,
 which ends before the piece's row-parallel product. So the last reduction of a
 layer runs during the first products of the next layer, and its operand is
-carried to the next iteration of the scan. `parallel.planner.nanobatch` times
-the same order of products and reductions.
+carried to the next iteration of the scan. `parallel.nanobatches.nanobatch`
+times the same order of products and reductions.
 
 XLA:TPU starts a reduction as late as it can, only one or two instructions
 before its end. So the end is ordered before the row-parallel product: the

@@ -71,12 +71,3 @@ class Counts:
     self.pages[copy.kind] += len(copy.source)
     self.states[copy.kind] += copy.state is not None
     self.runs[copy.kind].update(copy.runs)
-
-  def num_ranges(self, per_run: int) -> int:
-    """Returns the number of contiguous byte ranges copied to and from the host.
-
-    Args:
-      per_run: Byte ranges per run of pages: one for each layer and each array
-        of the cache.
-    """
-    return per_run * sum(sum(self.runs[k].values()) for k in ("out", "in"))

@@ -224,14 +224,7 @@ def analyse(
     for x in jax.tree.leaves(cache)
   ]
   uses = in_place.uses(made.module, arrays, step.cache_shape.num_layers)
-  on_cpu = target.devices[0].platform == "cpu"
-  faults = uses.faults if on_cpu else uses.faults + uses.widened
-  if faults:
-    raise ValueError(
-      f"the program of --phase={step.phase} for {target.name} does not keep "
-      f"the cache in place: {'; '.join(faults[:3])}"
-      + (f"; and {len(faults) - 3} more" if faults[3:] else "")
-    )
+  _check_in_place(step, target, uses)
   # Without a paged-attention kernel, attention copies the pages.
   gathers = bool(uses.gathers) or not uses.kernels
   result = made.facts | {
@@ -255,6 +248,18 @@ def analyse(
   if target.hardware is not None:
     result |= _schedule(step, made, arrays, gathers)
   return result
+
+
+def _check_in_place(step: Step, target: Target, uses: in_place.Uses) -> None:
+  """Raises ValueError if the program copies or slices the cache."""
+  on_cpu = target.devices[0].platform == "cpu"
+  faults = uses.faults if on_cpu else uses.faults + uses.widened
+  if faults:
+    raise ValueError(
+      f"the program of --phase={step.phase} for {target.name} does not keep "
+      f"the cache in place: {'; '.join(faults[:3])}"
+      + (f"; and {len(faults) - 3} more" if faults[3:] else "")
+    )
 
 
 def _readable(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from caatnet.show import plot
 from caatnet.show.report import Column, Report, Table, keyed, span
 from caatnet.studies.compilation import partition
-from parallel.planner import conformal
+from parallel.xla import conformal
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]

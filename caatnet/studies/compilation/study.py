@@ -17,9 +17,8 @@ from caatnet.train.experiment import Experiment
 from parallel.outer.base import OuterLoop
 from parallel.pipeline import simulate
 from parallel.pipeline.pipeline_schedule import PipelineSchedule
-from parallel.planner import conformal
+from parallel.xla import conformal, overlap
 from parallel.xla import fingerprint as fingerprints
-from parallel.xla import overlap
 from parallel.xla.targets import Target
 
 

@@ -53,39 +53,12 @@ def report(result: Mapping[str, Any]) -> Report:
     )
   ]
   parts += notes(result)
-  first, multipath = result["trainable"][0], result["multipath"]
+  multipath = result["multipath"]
   parts += [
     _published(result["paper"] + result["known"]),
-    Table(
-      "when a model can be trained without failures, at "
-      f"{first['utilisation']:.0%} of the peak and "
-      f"{first['tokens_per_parameter']:g} tokens per active parameter",
-      [
-        Column("parameters", "parameters", ".3g"),
-        Column("precision", "format"), Column("active_share", "active", ".0%"),
-        Column("days", "days", quantity),
-        Column("in_time", f"in {first['days_allowed']:g}", yes_no),
-        Column("ratio_allowed",
-               "tokens per active parameter there is time for", quantity),
-      ],
-      result["trainable"],
-    ),
+    _trainable(result["trainable"]),
     _between(result["between"]),
-    Table(
-      "machines of all sizes, the same knobs; fit: accelerators over those of "
-      "a replica of the model",
-      [
-        Column("accelerators", "accelerators", ","),
-        Column("budget", "budget", functools.partial(quantity, unit="$")),
-        Column("facility_w", "power", functools.partial(quantity, unit="W")),
-        Column("sites_needed", "sites", quantity),
-        Column("fit", "fit", quantity),
-        Column("largest", "largest model", ".3g"),
-        Column("mtbf_s", "s between failures", quantity),
-        Column("tiers", "tiers of switches", quantity),
-      ],
-      result["scales"],
-    ),
+    _scales(result["scales"]),
     Table(
       "failures per day by cause, at the rates of Llama 3's training",
       ["cause", Column("rate", "per day", quantity)],
@@ -169,6 +142,42 @@ def _published(rows: Sequence[Row]) -> Table:
       }
       for row in rows
     ],
+  )
+
+
+def _trainable(rows: Sequence[Row]) -> Table:
+  first = rows[0]
+  return Table(
+    "when a model can be trained without failures, at "
+    f"{first['utilisation']:.0%} of the peak and "
+    f"{first['tokens_per_parameter']:g} tokens per active parameter",
+    [
+      Column("parameters", "parameters", ".3g"),
+      Column("precision", "format"), Column("active_share", "active", ".0%"),
+      Column("days", "days", quantity),
+      Column("in_time", f"in {first['days_allowed']:g}", yes_no),
+      Column("ratio_allowed",
+             "tokens per active parameter there is time for", quantity),
+    ],
+    rows,
+  )
+
+
+def _scales(rows: Sequence[Row]) -> Table:
+  return Table(
+    "machines of all sizes, the same knobs; fit: accelerators over those of "
+    "a replica of the model",
+    [
+      Column("accelerators", "accelerators", ","),
+      Column("budget", "budget", functools.partial(quantity, unit="$")),
+      Column("facility_w", "power", functools.partial(quantity, unit="W")),
+      Column("sites_needed", "sites", quantity),
+      Column("fit", "fit", quantity),
+      Column("largest", "largest model", ".3g"),
+      Column("mtbf_s", "s between failures", quantity),
+      Column("tiers", "tiers of switches", quantity),
+    ],
+    rows,
   )
 
 

@@ -51,9 +51,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       ordered=section["ordered"],
     )
   whole, problem, found = problem.links, subset.problem, subset.plan
-  host = problem.timing.host
   links, best = problem.links, found.best[0]
-  fit = problem.fit(best.configuration)
   second = lossy_options.search(found.best, problem, choices, changes)
   answers = [
     {"asked": text, "answer": plan.why_not(
@@ -79,16 +77,22 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "excluded": {key: list(value) for key, value in found.excluded.items()},
     "priced": found.priced,
     "why_not": answers,
-    "assumptions": {
-      "utilisation": f"{problem.timing.utilisation:g} of the peak: "
-      f"{workload.UTILISATION_SOURCE}",
-      "memory": f"{fit.upper:g} times an estimate {fit.source}; and a margin "
-      f"of {memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
-      "offload": f"{host.to_device / 1e9:.1f} GB/s to the device and "
-      f"{host.from_device / 1e9:.1f} GB/s back: {host.name}",
-      "execution": problem.timing.execution,
-    },
+    "assumptions": _assumptions(problem, problem.fit(best.configuration)),
     "config": dict(config),
+  }
+
+
+def _assumptions(problem: Problem, fit: memory.Fit) -> dict[str, str]:
+  """Returns the assumptions of times and sizes, with their sources."""
+  host = problem.timing.host
+  return {
+    "utilisation": f"{problem.timing.utilisation:g} of the peak: "
+    f"{workload.UTILISATION_SOURCE}",
+    "memory": f"{fit.upper:g} times an estimate {fit.source}; and a margin "
+    f"of {memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
+    "offload": f"{host.to_device / 1e9:.1f} GB/s to the device and "
+    f"{host.from_device / 1e9:.1f} GB/s back: {host.name}",
+    "execution": problem.timing.execution,
   }
 
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from caatnet.studies.serving import nanobatch_pipelines as pipelines
 from caatnet.studies.serving.nanobatch_pipelines import Pipeline
 from parallel.hardware.devices import A100
+from parallel.nanobatches import nanobatch, nanobatch_costs, nanobatch_timing
+from parallel.nanobatches.nanobatch_costs import Mix, Optimum
 from parallel.network import inference
 from parallel.network.inference import Step
-from parallel.planner import nanobatch, nanobatch_costs, nanobatch_timing
-from parallel.planner.nanobatch_costs import Mix, Optimum
 
 PARAMETERS = 70e9  # the paper's round number
 PUBLISHED_OPTIMUM = 1857.0

@@ -204,13 +204,7 @@ def simulate(base: Setting) -> tuple[Run, Profile]:
     )
     for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
   ]
-  largest = max(r.longest for r in requests)
-  needed = -(-largest // pages.page_size) + _NULL_PAGES
-  if needed > server["pages"]:
-    raise ValueError(
-      f"config.server.pages={server['pages']} must be at least {needed}, since "
-      f"the longest request of the log has {largest} tokens"
-    )
+  _check_pages(requests, server)
   series = []
 
   def watch(engine: Engine, step: object) -> None:
@@ -229,6 +223,19 @@ def simulate(base: Setting) -> tuple[Run, Profile]:
     "shared_pages": sum(r.num_hits for r in requests) // pages.page_size,
   }
   return Run(requests, np.array(series), counts), profile
+
+
+def _check_pages(
+  requests: Sequence[Request], server: Mapping[str, Any]
+) -> None:
+  """Raises ValueError if the longest request does not fit in the cache."""
+  largest = max(r.longest for r in requests)
+  needed = -(-largest // server["page_size"]) + _NULL_PAGES
+  if needed > server["pages"]:
+    raise ValueError(
+      f"config.server.pages={server['pages']} must be at least {needed}, since "
+      f"the longest request of the log has {largest} tokens"
+    )
 
 
 def _own_token(request: Request, position: int) -> int:

@@ -130,14 +130,14 @@ ngpus="2" coll="allgather" inplace="1" outofplace="0"
   blocks = _threadblocks(schedule)
   _check_limits(schedule, blocks, runtime)
   channels = {block[2] for of_rank in blocks for block in of_rank}
+  name = schedule.collective.replace("_", "")
+  if schedule.collective == "reduce_scatter":
+    name = RUNTIMES[runtime].scatter
   algorithm = ElementTree.Element("algo", {
     "name": schedule.name, "proto": protocol,
     "nchannels": str(max(channels, default=0) + 1),
     "nchunksperloop": str(schedule.num_chunks),
-    "ngpus": str(schedule.num_ranks),
-    "coll": RUNTIMES[runtime].scatter
-    if schedule.collective == "reduce_scatter"
-    else schedule.collective.replace("_", ""),
+    "ngpus": str(schedule.num_ranks), "coll": name,
     "inplace": "1", "outofplace": "0",
     "minBytes": str(min_bytes), "maxBytes": str(max_bytes),
   })

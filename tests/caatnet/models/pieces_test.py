@@ -10,9 +10,9 @@ from caatnet.models.lm import pieces
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.module import Transformer
 from parallel.axes import Axis
-from parallel.planner import nanobatch
-from parallel.planner.nanobatch import Costs, Reduction
-from parallel.planner.nanobatch_timing import Operation, step_seconds
+from parallel.nanobatches import nanobatch
+from parallel.nanobatches.nanobatch import Costs, Reduction
+from parallel.nanobatches.nanobatch_timing import Operation, step_seconds
 from parallel.tensor.partial_sync import PartialSync
 
 # Tokens, and times of attention, MLP and reduction, of up to four pieces.

@@ -15,8 +15,8 @@ from caatnet.studies.serving import (
 from caatnet.studies.serving import report as reports
 from configs.serving import nanobatches as config_file
 from parallel.hardware.devices import A100
-from parallel.planner import nanobatch, nanobatch_costs, nanobatch_timing
-from parallel.planner.nanobatch_costs import Mix
+from parallel.nanobatches import nanobatch, nanobatch_costs, nanobatch_timing
+from parallel.nanobatches.nanobatch_costs import Mix
 from tests.caatnet.show.report_test import check
 
 CONFIG = config_file.get_config("test").to_dict()

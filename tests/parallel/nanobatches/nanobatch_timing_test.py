@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from parallel.planner import nanobatch_timing
-from parallel.planner.nanobatch_timing import Operation
+from parallel.nanobatches import nanobatch_timing
+from parallel.nanobatches.nanobatch_timing import Operation
 
 
 def cut(rng, tokens):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from parallel.planner import conformal
+from parallel.xla import conformal
 
 
 def coverage(draw, count, seeds=300, tested=100, **given):

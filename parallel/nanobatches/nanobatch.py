@@ -34,7 +34,7 @@ a proof of optimality on the grid.
 
 Example:
   >>> import numpy as np
-  >>> from parallel.planner import nanobatch
+  >>> from parallel.nanobatches import nanobatch
   >>> tokens = np.arange(1025)
   >>> weights = np.where(tokens, 100e-6, 0)  # to read the weights once
   >>> costs = nanobatch.Costs(

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from parallel.planner import nanobatch
-from parallel.planner.nanobatch import Costs, Plan, Reduction
-from parallel.planner.nanobatch_timing import Operation, step_seconds
+from parallel.nanobatches import nanobatch
+from parallel.nanobatches.nanobatch import Costs, Plan, Reduction
+from parallel.nanobatches.nanobatch_timing import Operation, step_seconds
 
 WAYS = (Reduction(), Reduction("one_shot"), Reduction("all_reduce", 0.5, 8))
 
@@ -146,6 +146,17 @@ def test_bounds_are_below_the_times_of_all_plans(seed):
       assert (bounds <= times).all()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_bounds_are_exact_at_full_interference(seed):
+  """Neither resource is ever idle then: times are sums."""
+  costs = drawn(np.random.default_rng(seed), 12)
+  for sizes in nanobatch._compositions(12, 1, 4):
+    np.testing.assert_allclose(
+      nanobatch._bounds(costs, WAYS[0], sizes, 1.0),
+      nanobatch.step_seconds(costs, WAYS[0], sizes, 1.0), rtol=2e-9,
+    )
+
+
 @pytest.mark.parametrize(("tokens", "steps"), [(64, 64), (65, 33), (4096, 64)])
 def test_default_grid_has_at_most_64_steps(tokens, steps):
   found = nanobatch.plan(linear(0.3e-6), tokens)
@@ -179,6 +190,22 @@ def test_few_tokens_are_one_batch_and_many_are_cut():
   assert len(sizes[4]) > 1
 
 
+def test_step_outside_of_layers_and_optimum_are_zero_by_default():
+  costs = linear(0.3e-6)
+  found = nanobatch.plan(costs, 64)
+  layer = costs.attention[64] + costs.mlp[64] + 2 * costs.reductions[WAYS[0]][
+    64]
+  assert found.step_s == pytest.approx(10 * layer)
+  assert found.optimum_s == 0
+  assert Plan((1,), "m", WAYS[0], 1.0, 1.0).optimum_s == 0
+
+
+def test_bounds_exclude_most_plans():
+  few, many = (nanobatch.plan(linear(0.3e-6), n) for n in (64, 1000))
+  assert (few.simulated, few.considered) == (1, 41_728)
+  assert many.simulated < many.considered / 100
+
+
 def test_nothing_is_cut_without_reductions_or_with_full_interference():
   assert nanobatch.plan(linear(0.0, latency=0.0), 4096).sizes == (4096,)
   assert nanobatch.plan(linear(0.3e-6), 4096, interference=1).num_pieces == 1
@@ -195,6 +222,7 @@ def test_sizes_are_multiples_of_the_granularity_except_for_the_last():
 def test_gain_is_relative_to_one_batch_and_a_plan_fits_its_step():
   plan = Plan((3, 1, 2), "m", WAYS[0], 1.0, 1.5)
   assert (plan.num_pieces, plan.gain) == (3, 1.5)
+  assert (plan.considered, plan.simulated) == (1, 1)
   plan.check("m", 6)
 
 

@@ -1,14 +1,16 @@
 """Properties of the costs of nano-batches."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from parallel.hardware.devices import A100, DEVICES
+from parallel.nanobatches import nanobatch, nanobatch_costs
+from parallel.nanobatches.nanobatch import Reduction
+from parallel.nanobatches.nanobatch_costs import LLAMA_2_70B, Mix, Profile
 from parallel.network import inference
 from parallel.network.inference import Step
-from parallel.planner import nanobatch, nanobatch_costs
-from parallel.planner.nanobatch import Reduction
-from parallel.planner.nanobatch_costs import LLAMA_2_70B, Mix, Profile
 
 H100 = inference.machine("gpu:h100:1x8")
 HEADER = "gpu,num_ranks,tokens," + ",".join(
@@ -206,6 +208,15 @@ def test_a_layer_has_the_utilisation_and_the_end_of_its_arguments():
   assert found.fixed_s == pytest.approx(sums[2000] + head)
 
 
+def test_head_reads_one_token_of_a_step_of_prompts():
+  """At this utilisation FLOPs take longer than the table's bytes."""
+  found = costs(Mix(0, 0, 64, 50), utilisation=1e-3)
+  head = 2 * 8192 * 4000 / (1e-3 * H100.device.peak("bfloat16"))
+  assert found.fixed_s == pytest.approx(
+    head + found.reductions[Reduction()][64]
+  )
+
+
 def test_one_shot_is_faster_for_few_tokens_only():
   one, ring = (
     nanobatch_costs.reduction_times(H100, LLAMA_2_70B, Reduction(name), 4096)
@@ -226,6 +237,7 @@ def test_one_shot_is_faster_for_few_tokens_only():
 
 
 def test_plan_chooses_p_and_bits_with_the_pieces():
+  assert nanobatch_costs.choices() == [Reduction(), Reduction("one_shot")]
   reductions = nanobatch_costs.choices((1.0, 0.25), (16, 8))
   assert len(reductions) == 8
   both = nanobatch.plan(costs(Mix(1024, 100), reductions=reductions), 1024)
@@ -251,6 +263,12 @@ def test_optimum_is_a_bound_on_rooflines():
       assert best.network == pytest.approx(
         161 * machine.wire_seconds(mix.tokens * 8192 * 2)
       )
+
+
+def test_one_rank_sends_nothing():
+  machine = dataclasses.replace(H100, num_ranks=1)
+  best = nanobatch_costs.optimum(LLAMA_2_70B, machine, Mix(8, 100))
+  assert best.network == 0
 
 
 @pytest.mark.parametrize(("mix", "experts"), [

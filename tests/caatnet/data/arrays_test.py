@@ -1,4 +1,4 @@
-"""Files larger than memory: paging hints."""
+"""Mapped arrays larger than memory: paging hints."""
 
 import mmap
 import pathlib
@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from caatnet.data.graphs import paging
+from caatnet.data.arrays import expect_no_order
 
 
 @pytest.mark.skipif(
@@ -18,7 +18,7 @@ from caatnet.data.graphs import paging
 def test_file_larger_than_memory_is_read_row_by_row(room, told, tmp_path):
   np.save(tmp_path / "rows.npy", np.zeros((100, 10), np.float32))
   rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
-  assert paging.expect_no_order([rows, np.zeros(0)], room) == told
+  assert expect_no_order([rows, np.zeros(0)], room) == told
   smaps = pathlib.Path("/proc/self/smaps").read_text()
   flags = smaps[smaps.index(f"{tmp_path}/rows.npy"):]
   line = next(x for x in flags.splitlines() if x.startswith("VmFlags"))

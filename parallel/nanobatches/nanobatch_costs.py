@@ -25,9 +25,9 @@ import numpy as np
 
 from parallel.checks import at_least, fraction, known
 from parallel.hardware.devices import Device
+from parallel.nanobatches.nanobatch import Costs, Reduction
 from parallel.network import inference
 from parallel.network.inference import Machine, Step
-from parallel.planner.nanobatch import Costs, Reduction
 from parallel.workload import Transformer
 
 SOURCE = (
@@ -354,7 +354,7 @@ def layer(
   reductions: Iterable[Reduction] = (Reduction(),), end: str = "least",
   utilisation: float = 1.0,
 ) -> Costs:
-  """Returns the costs of a step for `parallel.planner.nanobatch.plan`.
+  """Returns the costs of a step for `parallel.nanobatches.nanobatch.plan`.
 
   Args:
     name: Name of the model; a plan refuses to run another one.
