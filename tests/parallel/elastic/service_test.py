@@ -213,7 +213,7 @@ def test_peer_that_does_not_read_is_disconnected():
   thread = threading.Thread(target=run, daemon=True)
   thread.start()
   peers = tuple(ids.make(("127.0.0.1", i + 1)) for i in range(900))
-  long = m.Prepare(1, peers, 0, 0, "", ())
+  long = m.Prepare(1, peers, 0, 0, "", (), False)
   for _ in range(10_000):
     channel.send(long)
     if channel.reason:
