@@ -200,6 +200,30 @@ def test_coordinator_continues_when_all_peers_are_silent_at_once(tmp_path):
   there.close()
 
 
+def test_suspension_of_the_coordinator_is_no_silence_of_its_peers(
+  tmp_path, monkeypatch
+):
+  """The clock jumps between two ticks; in short steps, it is silence."""
+  lines, jumped_s, real = [], [0.0], time.monotonic
+  there = _serving(tmp_path, lines, silence_s=60)
+  with _dialled(there) as sock:
+    hello = frames.encode(m.Hello(0, 0, "", None))
+    frames.send(sock, Header(Kind.MESSAGE), hello, checked=True)
+    while not there.state.record.members:
+      time.sleep(0.01)
+    monkeypatch.setattr(time, "monotonic", lambda: real() + jumped_s[0])
+
+    def dropped(*jumps):
+      for jump_s in jumps:
+        jumped_s[0] += jump_s
+        time.sleep(0.5)  # several ticks
+      return any("silent for 60 s" in line for line in lines)
+
+    assert not dropped(54, 10, 99, 20)
+    assert dropped(20, 20, 20)
+  there.close()
+
+
 def test_peer_that_does_not_read_is_disconnected():
   here, other = socket.socketpair()
   channel = Channel(here, frames.FROM_PEER, 30)
