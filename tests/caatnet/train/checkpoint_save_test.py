@@ -1,6 +1,7 @@
 """Reading of checkpoints: event loops, and steps that are missing."""
 
 import asyncio
+import shutil
 
 import pytest
 
@@ -50,3 +51,35 @@ def test_checkpoints_are_listed_kept_and_read_by_their_steps(tmp_path):
   with pytest.raises(FileNotFoundError, match=r"step 8 .* there are 9, 10"):
     checkpointer.restore(abstract, 8)
   checkpointer.close()
+
+
+class _Deleted(Checkpointer):
+  """Reader of checkpoints whose trainer deletes step 2 before it is read."""
+
+  def num_workers(self, step=None):
+    if step == 2:
+      shutil.rmtree(self.directory / "2")
+    return super().num_workers(step)
+
+
+def test_evaluation_reads_another_checkpoint_only_if_its_own_is_deleted(
+  tmp_path
+):
+  experiment = toy.make()
+  abstract = experiment.abstract_state()
+  wanted = abstract.params, abstract.outer
+  writer = Checkpointer(tmp_path, experiment.program, keep=9)
+  state = experiment.init_state()
+  for step in (1, 2):
+    writer.save(state._replace(step=state.step + step), {})
+  writer.close()
+  shutil.copytree(tmp_path, tmp_path / "copy")
+  reader = _Deleted(tmp_path, experiment.program)
+  params, _, step, workers = reader.restore_params(*wanted)
+  assert (step, workers) == (1, 1)
+  assert (params["w"] == state.params["w"]).all()
+  with pytest.raises(ValueError, match="checkpoints/2 has no params"):
+    _Deleted(tmp_path / "copy", experiment.program).restore_params(*wanted, 2)
+  shutil.rmtree(tmp_path / "checkpoints" / "1" / "params")  # damaged, not gone
+  with pytest.raises(ValueError, match="checkpoints/1 has no params"):
+    reader.restore_params(*wanted)

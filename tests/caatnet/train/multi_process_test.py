@@ -49,7 +49,11 @@ def combine(exchange, state, part):
 
 def test_membership_has_the_attributes_of_its_swarm(there):
   swarm = member(there, samples=5)
-  with Together(swarm) as together:
+  together = Together(swarm)
+  assert (together.revision, together.digest) == (0, swarm.digest)
+  assert (together.samples, together.counted) == ((), False)
+  with together:
+    assert not together.counted
     for number, expected in ((1, 2.0), (2, 6.0)):
       assert len(together.samples) == 1
       assert together.samples == swarm.samples
