@@ -467,6 +467,30 @@ def test_peer_whose_fetch_is_slower_than_rounds_is_waited_for(
   assert counts[-1]
 
 
+def test_peer_leaves_after_consecutive_fetches_that_are_overtaken():
+  start, revision = {"x": np.zeros(3, np.float32)}, itertools.count(1)
+  swarm = Swarm(("127.0.0.1", _free_port()), SECURITY, start)
+  agent, (here, other) = swarm._agent, socket.socketpair()
+  channel = agent._channel = Channel(here, frames.FROM_COORDINATOR, 60)
+
+  def left(count):
+    """Starts fetches, each of which ends the one before it."""
+    for _ in range(count):
+      task = m.Fetch(next(revision), "00", ())
+      agent._get(task)
+      agent.peer = agent.peer._replace(fetching=(task.revision, "00"))
+    said = [frames.decode(x, frames.FROM_PEER) for x in channel._waiting]
+    return m.Leave() in said
+
+  with here, other:
+    assert not left(3)
+    agent._take(m.Fetched(*agent.peer.fetching), agent.newest)
+    assert not left(3)
+    assert left(1)
+    agent._channel = None
+    agent.leave()
+
+
 def test_uncommitted_result_is_not_applied(tmp_path):
   """The coordinator ends between a peer's sum and its commit."""
   there = _serving(tmp_path, [])
