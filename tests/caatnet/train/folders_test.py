@@ -39,7 +39,7 @@ def test_failed_folder_leaves_nothing(error, kind, message, tmp_path):
 
 
 def test_folder_replaces_nothing(tmp_path):
-  """Not even an empty folder, which a rename would replace."""
+  """A rename would replace an empty folder."""
   (tmp_path / "folder").mkdir()
   (tmp_path / "file").write_text("kept")
   (tmp_path / "link").symlink_to("nowhere")
