@@ -126,8 +126,8 @@ def make_gradient_step(
   optimizer: optax.GradientTransformation,
   outer: OuterLoop,
   clip_norm: float,
-  accumulation: int = 1,
-  variant: Hashable = (),
+  accumulation: int,
+  variant: Hashable,
 ) -> Callable[..., tuple[Any, Metrics]]:
   """Returns the jitted part of a training step before the update.
 

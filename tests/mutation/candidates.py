@@ -13,7 +13,9 @@ import types
 
 from tests.mutation.operators import OPERATORS
 
-_LOGGING = ("logging", "log", "logger", "warnings", "print", "console")
+_LOGGING = (
+  "logging", "log", "LOG", "logger", "warnings", "print", "console"
+)
 _UNMUTATED = (ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
 
 

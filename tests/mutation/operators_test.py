@@ -77,6 +77,7 @@ def test_every_operator_has_a_case():
   "assert a < b",
   'x = f"{a + 1}"',
   "logging.info(a, b)",
+  "LOG.info(a, b)",
   "logging.getLogger(a).info(a, b)",
   "print(a + 1)",
   "x = zip(a, [], strict=True)",

@@ -147,7 +147,7 @@ class Prepare(NamedTuple):
   committed: int
   digest: Digest
   holders: tuple[Id, ...]
-  verify: bool = False
+  verify: bool
 
 
 class Go(NamedTuple):

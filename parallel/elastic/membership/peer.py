@@ -15,7 +15,8 @@ The protocol is the pure function `step`, without clock, socket or disk.
 Example:
   >>> from parallel.elastic.membership import messages as m, peer
   >>> state = peer.Peer("a")
-  >>> state, effects = peer.step(state, m.Prepare(1, ("a",), 0, 0, "", ("a",)))
+  >>> prepare = m.Prepare(1, ("a",), 0, 0, "", ("a",), verify=False)
+  >>> state, effects = peer.step(state, prepare)
   >>> effects
   [Connect(epoch=1, members=('a',))]
   >>> state, effects = peer.step(state, m.Connected(1))

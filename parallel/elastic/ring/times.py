@@ -208,6 +208,6 @@ def fastest(
   plain = tuple(range(len(links.rates)))
   order, seconds = fastest_ring(links, nbytes, block_bytes, start or plain)
   direct = direct_seconds(links, nbytes, block_bytes)
-  if direct < seconds and len(plain) > 2:
+  if direct < seconds:
     return Choice("direct", plain, direct)
   return Choice("ring", order, seconds)

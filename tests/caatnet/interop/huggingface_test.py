@@ -12,7 +12,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import threading
 
 import chex
 import jax
@@ -27,7 +26,6 @@ from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.interop import families, huggingface, layout, tensors
 from caatnet.interop.source import make_config, open_source
 from caatnet.train import tokenizer
-from caatnet.train.checkpoint import slices
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.checkpoint.save import Checkpointer
 from configs.caatnet import base, tiny
@@ -428,37 +426,6 @@ def test_memory_holds_a_small_part_of_the_model(tmp_path):
   assert published > 170e6
   assert read < published / 3
   assert written < published / 3
-
-
-def test_sliced_checkpoint_is_read_by_rows_and_places(tmp_path):
-  values = np.arange(24.0, dtype="f4").reshape(1, 3, 2, 4)
-  for name, chunk in (
-    ("by_row", (1, 1, 1, 4)), ("two_rows", (1, 2, 2, 4)),
-    ("whole", (1, 3, 2, 4)),
-  ):
-    sliced = slices.Sliced(
-      values.shape, values.dtype, chunk,
-      lambda: (((0, row), values[0, row]) for row in range(3)),
-    )
-    (tmp_path / name).mkdir()
-    slices.write_params(tmp_path / name, 4, {"x": sliced})
-    found = slices.open_params(tmp_path / name, 4, {"x": 0})["x"]
-    assert (found.shape, found.dtype) == (values.shape, values.dtype)
-    np.testing.assert_array_equal(list(found.rows((0,))), values[0])
-    np.testing.assert_array_equal(found.at((0, 2)), values[0, 2])
-
-
-def test_interrupted_write_is_waited_for():
-  handler = slices._Handler()
-  handler._idle.clear()  # a slice is being written
-  waiting = threading.Thread(target=handler.stop)
-  waiting.start()
-  assert handler._stopping.wait(60)
-  waiting.join(0.1)
-  assert waiting.is_alive()
-  handler._idle.set()
-  waiting.join(60)
-  assert not waiting.is_alive()
 
 
 def test_dtype_in_which_weights_overflow_is_refused():

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.train.evaluate import make_evaluate
+from caatnet.train.evaluate import make_evaluate, make_scores
 from tests.caatnet.train import linear_model as toy
 
 
@@ -24,6 +24,8 @@ def test_padding_rows_do_not_count(num_examples, scheme):
   examples = toy.draw(num_examples, 2)
   found = make_evaluate(program, 8)(stored, examples)
   losses = toy.judged(params, examples)
+  scores = make_scores(program, 8)(stored, examples)  # in their order
+  np.testing.assert_allclose(scores["loss"], losses, rtol=1e-5, atol=1e-6)
   assert found.num_examples == num_examples
   assert found.loss == found.means["loss"]
   np.testing.assert_allclose(found.loss, losses.mean(), rtol=1e-6)

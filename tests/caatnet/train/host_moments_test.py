@@ -9,6 +9,7 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.program import Layout
 from caatnet.train import host_moments
 from caatnet.train.state import state_shardings, state_specs
 from configs.caatnet import tiny
@@ -72,3 +73,30 @@ def test_update_in_parts_equals_the_update_at_once(overrides, mesh):
   chex.assert_trees_all_close(
     *map(jax.device_get, (in_parts, at_once)), rtol=1e-6
   )
+
+
+@pytest.mark.parametrize(("moments", "on_cpu"), [
+  ("pinned_host", False), ("pinned_host", True), ("device", False),
+])
+def test_parts_are_a_loop_only_if_moments_have_a_memory_of_their_own(
+  moments, on_cpu, monkeypatch
+):
+  monkeypatch.setattr(Layout, "on_cpu", on_cpu)
+  experiment = experiments.build(override(
+    tiny.get_config("test"),
+    f"{SMALL} parallel.tensor=1 memory.moments={moments}",
+  ), {})
+  program, state = experiment.program, experiment.abstract_state()
+  specs = state_specs(program, experiment.optimizer, experiment.outer)
+
+  def run(opt_state, params):
+    return host_moments.apply(
+      program, lambda x, _: jax.tree.map(lambda x: x + x, x), opt_state, params
+    )
+
+  traced = jax.make_jaxpr(jax.shard_map(
+    run, mesh=program.layout.mesh, in_specs=(specs.opt_state, specs.params),
+    out_specs=specs.opt_state,
+  ))(state.opt_state, state.params)
+  loops = [name for name in ("scan[", "while[") if name in str(traced)]
+  assert bool(loops) == (moments != "device" and not on_cpu)

@@ -5,13 +5,18 @@ import types
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import keystr
 import numpy as np
 import pytest
 
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.train import throughput
 from caatnet.train.metrics import LateMetrics
 from caatnet.train.norms import group_norms, parameter_groups, worker_norms
+from configs.caatnet import tiny
 from tests.caatnet.train import linear_model as toy
+from tests.caatnet.train.host_moments_test import SMALL
 
 
 def test_metrics_are_taken_once_and_in_order():
@@ -48,6 +53,43 @@ def test_norms_are_per_parameter_and_per_worker():
   norms = run(worker_norms, both)
   np.testing.assert_allclose(norms, [80**0.5, 3 * 80**0.5], rtol=1e-6)
   assert norms.dtype == "float32"
+
+
+@pytest.mark.parametrize(("overrides", "mesh"), [
+  ("parallel.data=2 zero.scheme=zero3", {"data": 2, "tensor": 2}),
+  ("parallel.stage=2 train.accumulation=2", {"stage": 2, "tensor": 2}),
+  ("parallel.worker=2 outer.algorithm=diloco", {"worker": 2, "tensor": 2}),
+], ids=str)
+def test_norms_count_each_element_of_all_devices_once(overrides, mesh):
+  """Arrays are cut over several sets of axes, some over none."""
+  program = experiments.build(
+    override(
+      tiny.get_config("test"), f"{SMALL} parallel.tensor=2 {overrides}"
+    ), mesh
+  ).program
+  layout, draw = program.layout, np.random.default_rng(0)
+  tree = jax.tree.map(
+    lambda x: draw.normal(size=(layout.worker.size, *x.shape)).astype("f4"),
+    program.stored_shapes,
+  )
+
+  def norms(tree):
+    groups = group_norms(jax.tree.map(lambda x: x[0], tree), program)
+    return worker_norms(tree, program), jax.tree.map(lambda x: x[None], groups)
+
+  total, groups = jax.jit(jax.shard_map(
+    norms, mesh=layout.mesh, in_specs=(layout.per_worker(program.specs),),
+    out_specs=P(layout.worker.name),
+  ))(tree)
+  squares = {
+    keystr(path, simple=True, separator="/"):
+    np.square(x, dtype="f8").reshape(len(x), -1).sum(axis=1)
+    for path, x in jax.tree.leaves_with_path(tree)
+  }
+  assert groups.keys() == squares.keys()
+  for name, square in squares.items():
+    np.testing.assert_allclose(groups[name], np.sqrt(square), rtol=1e-5)
+  np.testing.assert_allclose(total, np.sqrt(sum(squares.values())), rtol=1e-5)
 
 
 def test_rate_of_products_counts_their_operations(monkeypatch):

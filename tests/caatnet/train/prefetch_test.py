@@ -48,12 +48,14 @@ def test_batches_and_positions_do_not_depend_on_prefetching(layout, ahead):
     # The position follows the batches taken, not the batches drawn.
     assert batches.get_state() == {"next": number + 1}
   batches.set_state({"next": 2})
+  assert batches.get_state() == {"next": 2}
   assert [int(next(batches)["x"][0, 0, 0, 0]) for _ in range(3)] == [2, 3, 4]
   assert batches.get_state() == {"next": 5}
   batches.close()
   if ahead:
     assert threading.get_ident() not in numbers.threads
     assert len(numbers.threads) == 1
+    assert not numbers.threads & {t.ident for t in threading.enumerate()}
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

@@ -169,7 +169,7 @@ def test_checkpoint_joins_the_fragments_of_stages():
   """State of Streaming DiLoCo holds parts of the layers, too."""
   streaming = (
     "parallel.worker=2 outer.algorithm=streaming outer.fragment_layers=4 "
-    "model.num_layers=8 pipeline.chunks=2 "
+    "outer.overlap=(1,) model.num_layers=8 pipeline.chunks=2 "
   )
   looped = "parallel.stage=2 pipeline.schedule=looped"
   ours, alone = (make(streaming + s, {}) for s in (looped, ALONE))

@@ -42,7 +42,7 @@ EXAMPLES = [
   m.Vote(3, 2, "ab" * 32), m.Vote(3, 2, None), m.Prepared(1), m.Leave(),
   m.Hello(1, 2, "", m.Vote(1, 2, "00")), m.Hello(0, 0, "", None),
   m.Unreachable(7, ("17-ab", "18-cd")), m.Ready(2**63 - 1, 0),
-  m.Prepare(3, ("a", "b"), 1, 2, "ff", ()), m.Go(1, 2, "", ("a",)),
+  m.Prepare(3, ("a", "b"), 1, 2, "ff", (), False), m.Go(1, 2, "", ("a",)),
   m.Start(1, 2, tuple(f"p{i}" for i in range(1024))), m.Record(),
   m.Report(4, 2**40, 0.25), m.Report(4, 0, None), m.Stop("as asked"),
 ]

@@ -9,6 +9,7 @@ import pytest
 from parallel.elastic.membership import coordinator, peer, search
 from parallel.elastic.membership import messages as m
 from parallel.elastic.membership.coordinator import Rules
+from parallel.elastic.membership.transitions import Model
 from parallel.elastic.membership.world import Bounds, Budget, Protocol
 
 pytestmark = pytest.mark.quick
@@ -126,6 +127,21 @@ def test_fault_is_found_with_a_shortest_trace(name):
   assert found.problem
   assert problem in found.problem
   assert found.trace
+  # The trace leads from the first state to the violation.
+  model = Model(bounds, protocol)
+  worlds, steps = {model.first()}, []
+  for event in found.trace:
+    steps = [
+      (world, result) for world in worlds
+      for what, _, result in model.successors(world) if what == event
+    ]
+    worlds = {result for _, result in steps if not isinstance(result, str)}
+  assert steps
+  assert found.problem in {
+    result if isinstance(result, str)
+    else model.violation(world, result) or "no run can complete"
+    for world, result in steps
+  }
   assert not search.search(bounds).problem
 
 

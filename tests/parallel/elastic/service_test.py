@@ -200,6 +200,30 @@ def test_coordinator_continues_when_all_peers_are_silent_at_once(tmp_path):
   there.close()
 
 
+def test_suspension_of_the_coordinator_is_no_silence_of_its_peers(
+  tmp_path, monkeypatch
+):
+  """The clock jumps between two ticks; in short steps, it is silence."""
+  lines, jumped_s, real = [], [0.0], time.monotonic
+  there = _serving(tmp_path, lines, silence_s=60)
+  with _dialled(there) as sock:
+    hello = frames.encode(m.Hello(0, 0, "", None))
+    frames.send(sock, Header(Kind.MESSAGE), hello, checked=True)
+    while not there.state.record.members:
+      time.sleep(0.01)
+    monkeypatch.setattr(time, "monotonic", lambda: real() + jumped_s[0])
+
+    def dropped(*jumps):
+      for jump_s in jumps:
+        jumped_s[0] += jump_s
+        time.sleep(0.5)  # several ticks
+      return any("silent for 60 s" in line for line in lines)
+
+    assert not dropped(54, 10, 99, 20)
+    assert dropped(20, 20, 20)
+  there.close()
+
+
 def test_peer_that_does_not_read_is_disconnected():
   here, other = socket.socketpair()
   channel = Channel(here, frames.FROM_PEER, 30)
@@ -213,7 +237,7 @@ def test_peer_that_does_not_read_is_disconnected():
   thread = threading.Thread(target=run, daemon=True)
   thread.start()
   peers = tuple(ids.make(("127.0.0.1", i + 1)) for i in range(900))
-  long = m.Prepare(1, peers, 0, 0, "", ())
+  long = m.Prepare(1, peers, 0, 0, "", (), False)
   for _ in range(10_000):
     channel.send(long)
     if channel.reason:
@@ -441,6 +465,30 @@ def test_peer_whose_fetch_is_slower_than_rounds_is_waited_for(
   relay.close()
   there.close()
   assert counts[-1]
+
+
+def test_peer_leaves_after_consecutive_fetches_that_are_overtaken():
+  start, revision = {"x": np.zeros(3, np.float32)}, itertools.count(1)
+  swarm = Swarm(("127.0.0.1", _free_port()), SECURITY, start)
+  agent, (here, other) = swarm._agent, socket.socketpair()
+  channel = agent._channel = Channel(here, frames.FROM_COORDINATOR, 60)
+
+  def left(count):
+    """Starts fetches, each of which ends the one before it."""
+    for _ in range(count):
+      task = m.Fetch(next(revision), "00", ())
+      agent._get(task)
+      agent.peer = agent.peer._replace(fetching=(task.revision, "00"))
+    said = [frames.decode(x, frames.FROM_PEER) for x in channel._waiting]
+    return m.Leave() in said
+
+  with here, other:
+    assert not left(3)
+    agent._take(m.Fetched(*agent.peer.fetching), agent.newest)
+    assert not left(3)
+    assert left(1)
+    agent._channel = None
+    agent.leave()
 
 
 def test_uncommitted_result_is_not_applied(tmp_path):

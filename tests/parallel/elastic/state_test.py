@@ -137,6 +137,8 @@ def test_holder_answers_what_it_has_and_refuses_invalid_requests():
     for name, slot in (("x", 2), ("none", 0), ("y", 0)):
       with pytest.raises(FrameError, match="a chunk that does not exist"):
         asked(1, name, slot)
+    header, _ = asked(0, "", wanted="")  # the shortest request
+    assert header.kind is Kind.GONE
     with pytest.raises(FrameError, match="a request is too short"):
       server._answer(here, Header(Kind.ASK), b"\0\0")
     assert server.sent_bytes == 3

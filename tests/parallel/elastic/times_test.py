@@ -123,6 +123,7 @@ def test_search_of_many_ranks_finds_a_ring_without_slow_links():
   order, seconds = times.fastest_ring(links, 1000, 10, start)
   assert seconds == times.ring_seconds(links, hidden[None], 1000, 10)[0]
   assert sorted(order) == [*range(m)]
+  assert order[0] == start[0]
 
 
 @pytest.mark.parametrize("mbit", [(10, 200), (200, 1000)], ids=str)

@@ -11,6 +11,7 @@ import pytest
 
 from parallel.elastic.membership import messages as m
 from parallel.elastic.ring import link_collectives
+from parallel.elastic.settings import Options
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.frames import FrameError, Header, Kind
 from parallel.elastic.transport.handshake import (
@@ -81,6 +82,21 @@ class _Cut:
   def sendall(self, data):
     assert len(data)
     self.said += bytes(data)
+
+
+def test_options_of_a_connection_are_those_of_its_socket():
+  chosen = Options(num_connections=2, silence_s=7, send_buffer=1 << 15)
+  with world(2, chosen) as links:
+    (_, control), *data = links[0]._outward
+    assert control.gettimeout() == 7
+    assert len(data) == 2
+    for _, sock in data:
+      assert sock.gettimeout() is None
+      assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+      unacknowledged = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+      assert sock.getsockopt(*unacknowledged) == 7000
+      # The kernel doubles the size, for its own use.
+      assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 1 << 16
 
 
 @pytest.mark.parametrize("checked", [False, True])

@@ -22,7 +22,7 @@ from parallel.elastic.transport.transfers import Lost
 FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
 SECURITY = Security(b"a token that all peers have")
 # Time limit of tests for what must happen; it takes long on a loaded machine.
-PATIENCE_S = 240
+PATIENCE_S = float(os.environ.get("ELASTIC_PATIENCE_S", "240"))
 _LIMITS, _OPTIONS = Limits(), Options()
 
 

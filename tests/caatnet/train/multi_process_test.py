@@ -1,0 +1,102 @@
+"""Membership of a worker of several processes, here of one process."""
+
+import socket
+import threading
+import types
+
+import numpy as np
+import pytest
+
+from caatnet.train.elastic import multi_process
+from caatnet.train.elastic.multi_process import Together
+from parallel.elastic.membership import ids
+from parallel.elastic.membership.journal import Journal
+from parallel.elastic.membership.service import Service
+from parallel.elastic.settings import Settings
+from parallel.elastic.swarm import Swarm
+from parallel.elastic.timeouts import Finished, Halted
+from parallel.elastic.transport.handshake import Security
+from parallel.elastic.transport.transfers import Lost
+
+SECURITY = Security(b"a token that all peers have")
+
+
+@pytest.fixture
+def there(tmp_path):
+  with (
+    Journal(tmp_path / "journal") as journal,
+    Service(("127.0.0.1", 0), SECURITY, journal, say=str) as service,
+  ):
+    threading.Thread(target=service.serve, daemon=True).start()
+    yield service
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch):
+  monkeypatch.setattr(multi_process, "_NEWS_S", 0.05)
+
+
+def member(there, **settings):
+  state = {"x": np.zeros(3, np.float32)}
+  return Swarm(there.address, SECURITY, state, settings=Settings(**settings))
+
+
+def combine(exchange, state, part):
+  assert exchange.gather(b"here") == [b"here"] * len(exchange.contributors)
+  weight = np.float32(exchange.weights[exchange.rank])
+  return {"x": state["x"] + (exchange.round + 1) * exchange.sum(weight * part)}
+
+
+def test_membership_has_the_attributes_of_its_swarm(there):
+  swarm = member(there, samples=5)
+  together = Together(swarm)
+  assert (together.revision, together.digest) == (0, swarm.digest)
+  assert (together.samples, together.counted) == ((), False)
+  with together:
+    assert not together.counted
+    for number, expected in ((1, 2.0), (2, 6.0)):
+      assert len(together.samples) == 1
+      assert together.samples == swarm.samples
+      state = together.give(np.ones(3, np.float32), combine, 2.0)
+      assert state["x"].tolist() == [expected] * 3
+      assert state.keys() == together.state.keys() == swarm.state.keys()
+      assert together.counted
+      assert together.revision == swarm.revision == number
+      assert together.checkpoint[0] == swarm.checkpoint[0]
+      assert together.checkpoint[1].keys() == swarm.checkpoint[1].keys()
+      assert together.digest == swarm.digest
+      assert together.members == (together.me,) == (swarm.me,)
+  with pytest.raises(ConnectionRefusedError):
+    socket.create_connection(ids.address(swarm.me), 60)
+
+
+def test_end_of_a_swarm_ends_the_membership(there):
+  with Together(member(there, rounds=1, alone_s=0.3)) as together:
+    together.give(np.ones(3, np.float32), combine)
+    late = Together(member(there, rounds=1))
+    with pytest.raises(Finished, match="all 1 rounds"), late:
+      pass
+    there.close()
+    with pytest.raises(Halted, match="no coordinator"):
+      together.give(np.ones(3, np.float32), combine)
+    assert together.revision == 1
+
+
+def test_lost_peer_of_an_exchange_is_lost_on_all_processes():
+  def failing(*_):
+    raise ConnectionResetError("p1 is gone")
+
+  exchange = multi_process._Exchange(types.SimpleNamespace(
+    round=3, contributors=("p0", "p1"), rank=1, weights=(1.0, 2.0),
+    sum=failing, gather=failing,
+  ))
+  assert (exchange.round, exchange.contributors) == (3, ("p0", "p1"))
+  assert (exchange.rank, exchange.weights) == (1, (1.0, 2.0))
+  for call in (exchange.sum, exchange.gather):
+    with pytest.raises(Lost, match="p1 is gone"):
+      call(np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 70_000])
+def test_values_of_any_size_are_broadcast(size):
+  assert multi_process._told(b"x" * size) == b"x" * size
