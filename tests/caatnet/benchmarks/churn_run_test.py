@@ -75,7 +75,7 @@ def test_deviations_of_workers_are_errors(churn):
   assert churn._dropped == ["x", "y"]
   assert len(churn._commits) == 2
   churn._compare(line | {"digest": "b"})
-  with pytest.raises(RuntimeError, match="workers differ: .*'b'.* and .*'a'"):
+  with pytest.raises(RuntimeError, match=r"workers differ: .*'b'.* and .*'a'"):
     churn._look()
   churn._problem, churn._least = "", 4
   churn._compare(line | {"revision": 5})
