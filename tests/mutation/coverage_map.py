@@ -156,6 +156,10 @@ class Map:
       for file, known in about["sources"].items()
     )
 
+  def durations(self, test_file: str) -> dict[str, float]:
+    """Seconds of all tests of a measured test file."""
+    return self._read(test_file)[1]["durations"]
+
   def tests(
     self, test_file: str, file: str, lines: tuple[int, int], function: str
   ) -> tuple[dict[str, float], dict[str, float]]:

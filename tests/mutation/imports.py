@@ -1,12 +1,19 @@
-"""Test files that import a source file, directly or through others."""
+"""Test files that import a source file, directly or through others.
+
+A string that is the name of a module counts as an import: it is executed in a
+process, such as "caatnet.benchmarks.harness.peer".
+"""
 
 import ast
 import functools
 import pathlib
+import re
 
 from tests.mutation.coverage_map import test_files
 
 _TOPS = ("parallel", "caatnet", "configs", "launch")
+# The name may be followed by that of a class, after a colon.
+_NAME = re.compile(rf"((?:{'|'.join(_TOPS)})(?:\.\w+)+)(?::\w+)?")
 
 
 def _imported(path: pathlib.Path) -> set[str]:
@@ -17,6 +24,8 @@ def _imported(path: pathlib.Path) -> set[str]:
     elif isinstance(node, ast.ImportFrom) and node.module:
       found |= {node.module}
       found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+      found |= {named[1] for named in [_NAME.fullmatch(node.value)] if named}
   return found
 
 

@@ -9,6 +9,9 @@ FILES = {
   "parallel/b.py": "from parallel import a",
   "caatnet/c.py": "def f():\n  import parallel.b",
   "caatnet/d.py": "",
+  "parallel/peer.py": "",
+  "caatnet/e.py": "KIND = 'parallel.peer:Peer'",
+  "tests/caatnet/e_test.py": "from caatnet import e",
   "tests/parallel/a_test.py": "from parallel.a import x",
   "tests/caatnet/c_test.py": "from caatnet import c",
   "tests/caatnet/d_test.py": "from caatnet import d",
@@ -20,6 +23,7 @@ FILES = {
   ("parallel/a.py", ["tests/caatnet/c_test.py", "tests/parallel/a_test.py"]),
   ("parallel/b.py", ["tests/caatnet/c_test.py"]),
   ("caatnet/d.py", ["tests/caatnet/d_test.py"]),
+  ("parallel/peer.py", ["tests/caatnet/e_test.py"]),
 ])
 def test_reaching(tmp_path, file, tests):
   for name, text in FILES.items():

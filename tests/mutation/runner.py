@@ -1,4 +1,9 @@
-"""Runs mutants on servers: own tests first, then those that cover the line."""
+"""Runs mutants on servers: own tests first, then those that cover the line.
+
+A process that a test kills leaves no coverage. If no test executes a line as
+measured, all tests of the files that import its module or name it as a process
+are run.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 import compileall
@@ -169,14 +174,20 @@ class Runner:
         self._lines.add(test_file, passed)
 
   def _planned(
-    self, server: Server, mutant: Mutant, files: Iterable[str]
+    self, server: Server, mutant: Mutant, files: Iterable[str], unseen: bool
   ) -> dict[str, float]:
-    """Tests that may see a mutant: quick ones that run its line first."""
+    """Tests that may see a mutant: quick ones that run its line first.
+
+    With `unseen`, all tests of the files, whatever they execute.
+    """
     direct: dict[str, float] = {}
     rest: dict[str, float] = {}
     for file in files:
       self.measure(server, file)
       with self._lock:
+        if unseen:
+          rest |= self._lines.durations(file)
+          continue
         a, b = self._lines.tests(
           file, mutant.file, (mutant.lineno, mutant.end_lineno),
           mutant.function,
@@ -231,8 +242,11 @@ class Runner:
     ]
     seconds, num_tests = 0.0, 0
     answer = Answer("not run", 0.0)
-    for files in (own, others):
-      planned = self._planned(server, mutant, files)
+    killed = [f for f in (*own, *others) if f in reaching]
+    for files, unseen in ((own, False), (others, False), (killed, True)):
+      planned = {}
+      if not (unseen and num_tests):
+        planned = self._planned(server, mutant, files, unseen)
       if not planned:
         continue
       answer = self._run(server, mutant, planned)

@@ -66,6 +66,28 @@ def test_spawned():
   call = "from parallel.room import code; print(code.spawned(2))"
   command = [sys.executable, "-c", call]
   assert subprocess.check_output(command, text=True) == "-2\\n"
+
+
+def test_killed():
+  with subprocess.Popen(
+    [sys.executable, "-m", "parallel.room.worker"], stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE, text=True,
+  ) as process:
+    assert process.stdout.readline() == "-2\\n"
+    process.kill()
+"""
+
+WORKER = """
+import sys
+
+
+def works(a):
+  return -a
+
+
+if __name__ == "__main__":
+  print(works(2), flush=True)
+  sys.stdin.read()
 """
 
 
@@ -74,7 +96,7 @@ def root(tmp_path_factory):
   """A tree with one directory and its tests."""
   root = tmp_path_factory.mktemp("project")
   for name, text in (
-    ("parallel/room/code.py", SOURCE),
+    ("parallel/room/code.py", SOURCE), ("parallel/room/worker.py", WORKER),
     ("tests/parallel/room/code_test.py", TESTS),
     ("caatnet/empty.py", ""), ("configs/empty.py", ""),
     ("launch/empty.py", ""),
@@ -112,6 +134,7 @@ def entries(root):
   ("ends", ("not a", "a"), "crash"),
   ("unseen", ("-a", "a"), "survived"),
   ("spawned", ("-a", "a"), "assertion"),
+  ("works", ("-a", "a"), "assertion"),
   ("<module>", ("True", "False"), "survived"),
 ])
 def test_outcomes(entries, function, change, outcome):
@@ -133,7 +156,7 @@ def test_tests_are_selected_by_line(root, entries):
   )
   file = "tests/parallel/room/code_test.py"
   assert set(direct) == {f"{file}::test_grows"}
-  assert len(rest) == 4
+  assert len(rest) == 5
 
 
 def test_a_run_that_was_killed_resumes(root, entries):
@@ -193,15 +216,15 @@ def test_code_that_has_changed_is_found_by_name(root, entries):
     path.write_text("NEW = 1\n\n\n" + before)
     (root / "parallel/room/new.py").write_text("")
     everything = {
-      "test_grows", "test_waits", "test_ends", "test_unseen", "test_spawned"
+      "test_grows", "test_waits", "test_ends", "test_unseen", "test_spawned",
+      "test_killed",
     }
     assert tests(file, 1, "grows") == [
       {"test_grows"}, everything - {"test_grows"}
     ]
     # Lines of a process that a test starts are attributed to its file.
-    assert tests(file, 1, "new") == [
-      everything - {"test_spawned"}, {"test_spawned"}
-    ]
+    processes = {"test_spawned", "test_killed"}
+    assert tests(file, 1, "new") == [everything - processes, processes]
     assert tests("parallel/room/new.py", 1, "f") == [set(), everything]
     assert tests("caatnet/empty.py", 1, "f") == [set(), set()]
     assert not coverage_map.Map(root, folder).is_fresh(test_file)

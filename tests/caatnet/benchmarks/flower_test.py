@@ -129,7 +129,12 @@ def namespace():
     pytest.skip("no namespaces")
 
 
-def test_run_that_fails_is_one_line(tmp_path, namespace):
+def test_run_that_fails_is_one_line(tmp_path, namespace, monkeypatch):
+  """From any folder, with the modules of this checkout."""
+  assert (flower._ROOT / "caatnet").samefile(
+    pathlib.Path(flower.__file__).parents[2]
+  )
+  monkeypatch.chdir(tmp_path)
   config = config_file.get_config("test")
   cell = {"clients": 2, "link": "loopback"}
   with pytest.raises(ValueError, match=r"run of flower: .*not listen: code 1"):

@@ -31,6 +31,7 @@ def test_worlds_are_searched_and_described(capsys):
   assert line.split("│")[5].strip() == "yes"
   assert line.split("│")[7].strip() == "none"
   cut, = searched(world, most=5)
+  assert world == {"peers": 2, "rounds": 1, "least": 2}  # unchanged
   assert not cut["complete"]
   assert cut["accidents"] == "none"
   lines = capsys.readouterr().out.splitlines()

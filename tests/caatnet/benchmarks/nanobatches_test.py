@@ -1,6 +1,7 @@
 """Benchmark of nano-batches: a rank's steps, and the predicted times."""
 
 import concurrent.futures
+import time
 import types
 
 import ml_collections
@@ -49,7 +50,9 @@ def test_pieces_of_a_rank_have_the_result_of_one_batch(rank):
   assert [shape[1] for shape in rank.sums] == [2, 2, 1] * 4
   # Without sums, half of each update is missing; nothing is sent.
   rank.sums.clear()
+  start = time.perf_counter()
   products = rank.step("products", 3)
+  assert products["seconds"] <= time.perf_counter() - start
   assert products["end"] == 0
   assert rank.sums == []
   assert products["attention"] + products["mlp"] <= products["seconds"]

@@ -78,3 +78,29 @@ def test_ratios_within_a_hundredth_count_as_near():
     "policy": "x", "fits": 3, "near": 2, "near_all": 1, "median": 1.005,
     "worst": 1.02, "worst_seed": 5,
   }
+
+
+def test_memory_of_each_kind_of_offload_is_a_row():
+  """Ours for each way of an update on the CPU, and the estimates of a rival."""
+  config = config_of.get_config("test")
+  ours = placements._memory(config, None)
+  params = placements._of_config(config).parts[0]
+  assert [row["of"] for row in ours] == [
+    f"ours, {way.name}" for way in params.ways if "cpu" in way.name
+  ]
+  # Gradients and two moments of each parameter, and its weights somewhere.
+  for row in ours:
+    assert row["host"] > 0
+  estimates = [
+    {"optimizer": moved > 0, "weights": moved > 1, "buffers": 1.5,
+     "host": 10 + moved, "device": 20 - moved} for moved in range(3)
+  ]
+  rows = placements._memory(config, {"estimates": estimates})
+  assert rows[: len(ours)] == ours
+  assert rows[len(ours) :] == [
+    {"of": f"DeepSpeed ZeRO-3, offloads {what}, buffer factor 1.5",
+     "host": 10 + moved, "device": 20 - moved}
+    for moved, what in enumerate((
+      "nothing", "optimizer", "optimizer and weights"
+    ))
+  ]

@@ -1,6 +1,7 @@
 """Benchmark of planned steps with processes: messages, sums and errors."""
 
 import collections
+import json
 
 import numpy as np
 import pytest
@@ -93,6 +94,31 @@ def test_summary_compares_predicted_and_measured_steps(capsys):
   assert "error: median 10.0%, most 70.0%" in printed
   assert "0.0%, 25.0%" in printed
   assert "0.900" in printed
+
+
+def test_complete_file_is_read_and_an_interrupted_run_continues(tmp_path):
+  config, path = config_of.get_config("test"), tmp_path / "rows.json"
+  config.benchmark.results = str(path)
+  found = planner_truth.run(config)
+  assert found["left"] == 0
+  assert len(found["rows"]) == config.benchmark.drawn
+  for row in found["rows"]:
+    assert min(row["all_s"]) <= row["measured_s"] <= max(row["all_s"])
+    assert row["sent_bytes"] > 0
+  seconds = [row["predicted_s"] for row in found["rows"]]
+  assert seconds[0] == min(seconds)
+  kept = json.loads(path.read_text())
+  assert planner_truth.run(config) == found
+  assert json.loads(path.read_text()) == kept
+  # Without its last row, that row is measured and no other.
+  matrix = kept["matrices"]["0"]
+  del matrix["rows"][-1]
+  matrix["left"] = 1
+  path.write_text(json.dumps(kept))
+  again = planner_truth.run(config)
+  assert again["rows"][:-1] == found["rows"][:-1]
+  for key in ("configuration", "order", "predicted_s", "sent_bytes"):
+    assert again["rows"][-1][key] == found["rows"][-1][key]
 
 
 def test_rows_of_other_options_are_not_mixed(tmp_path):

@@ -1,10 +1,13 @@
 """Benchmark of sums over links: its raw streams send the bytes of the sums."""
 
+import os
+
 import numpy as np
 import pytest
 
 from caatnet.benchmarks.elastic import ring, ring_orders
 from caatnet.config.schema.benchmarks.swarms import RingOrders
+from configs.benchmark import ring as config_of
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.ring.times import Matrix
 
@@ -110,3 +113,37 @@ def test_drawn_links_have_delays_of_pairs_and_rates_of_directions():
   assert set(links.delays[off]) <= {0.001, 0.02, 0.1}
   again = ring_orders.drawn(3, RingOrders())
   assert np.array_equal(links.rates, again.rates)
+
+
+def test_run_has_the_bytes_of_all_sums_and_ratios_to_raw_streams(capsys):
+  config = config_of.get_config("test")
+  config.benchmark.update({
+    "megabytes": 2, "peers": (2,), "shaped_rounds": 2, "num_connections": (1,),
+    "links": ({"mbit": 200, "rtt_ms": 4.0, "megabytes": 1},),
+  })
+  found = ring.run(config)
+  rows = {row["what"]: row for row in found["loopback"]}
+  assert list(rows) == [
+    "raw, ring", "ring", "raw, pairs", "direct", "four at once", "additions"
+  ]
+  for name, row in rows.items():
+    assert row["peers"] == 2
+    raw = rows["raw, pairs" if name == "direct" else "raw, ring"]
+    for of, taken in (("of_raw", "seconds"), ("of_raw_cpu", "cpu_s")):
+      assert row[of] == pytest.approx(raw[taken] / row[taken])
+    assert row["all"] == [(row["seconds"], row["cpu_s"])]
+    # Of two peers each sends its array once.
+    assert row.get("payload") == (2 << 20 if name in ("ring", "direct")
+                                  else None)
+    assert (row["additions"] is None) == (row.get("payload") is None)
+  printed = capsys.readouterr().out
+  assert "2 MB of float32 summed among peers on loopback" in printed
+  if os.geteuid():
+    assert found["shaped"] == []
+    assert "links are shaped by root only" in printed
+    return
+  (row,) = found["shaped"]
+  assert (row["mbit"], row["megabytes"], row["payload"]) == (200, 1, 1 << 20)
+  # The link is slower than the machine.
+  assert row["payload_mbit"] == pytest.approx(8.388608 / row["seconds"])
+  assert 1 < row["payload_mbit"] < 2 * 200

@@ -312,3 +312,9 @@ def test_adapter_loads_no_jax():
     [sys.executable, "-c", code], capture_output=True, text=True, check=True
   )
   assert found.stdout == "set()\n"
+
+
+def test_address_of_the_server_has_a_port():
+  for address in ("127.0.0.1:0", "127.0.0.1"):
+    with pytest.raises(ValueError, match="with a port from 1 to 65535"):
+      flower.start_client(address, Fixed(3), 0, process.SECURITY)

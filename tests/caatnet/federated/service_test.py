@@ -113,6 +113,18 @@ def test_model_that_a_client_has_already_is_delivered_at_once(tmp_path, steps):
   assert kinds == [events.Train, events.Delivered] * 2 + [events.Update]
 
 
+def test_ended_clients_do_not_connect_again(tmp_path):
+  before = {*threading.enumerate()}
+  in_threads(tmp_path, process.rules(rounds=1))
+  left = [
+    thread for thread in {*threading.enumerate()} - before
+    if "_stay_connected" in thread.name
+  ]
+  for thread in left:  # may wait before an attempt
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("at_once", [0, 1])
 def test_rounds_over_sockets_equal_the_core(tmp_path, at_once):
   rules = process.rules(downlinks_at_once=at_once, uplinks_at_once=at_once)

@@ -1,0 +1,89 @@
+"""Swarm with faults: it continues after each, and deviations are errors."""
+
+import itertools
+import random
+import time
+
+import pytest
+
+from caatnet.benchmarks.elastic import churn_peer, churn_run
+from configs.elastic import churn as config_of
+
+KINDS = ("bits", "cut", "back", "ahead", "coordinator", "last holder")
+
+
+@pytest.fixture
+def churn(tmp_path):
+  config = config_of.get_config("test")
+  config.benchmark.update({
+    "workers": 3, "silence_s": 1.0, "parameters": 100, "pause_s": 0.02,
+    "samples": 2,
+  })
+  made = churn_run.Churn(tmp_path, config, seed=0)
+  yield made
+  made.end()
+
+
+def test_swarm_continues_after_each_event_with_equal_workers(churn):
+  for _ in range(3):
+    churn._join()
+  churn._until(lambda: len(churn._seen) > 1)
+  start = time.time()
+  for kind in KINDS:
+    churn._cause(kind, random.Random(0))
+    reached = churn.reached
+    churn._until(lambda reached=reached: churn.reached > reached)
+    if kind == "ahead":
+      churn._until(lambda: churn._refused)
+  churn._finish()
+  found = churn._outcome()
+  assert [kind for kind, _ in found["events"]] == [*KINDS]
+  assert {when for _, when in found["events"]} <= set(churn_run.COLUMNS)
+  assert (found["refused"], found["rounds"]) == (1, churn.reached)
+  assert not churn._there()
+  # The newest run begins with the checkpoint, in a later epoch of its own.
+  assert min(churn._seen) > churn._least > 0
+  assert found["epochs"] >= 1
+  lengths = [seconds for seconds, _ in found["pauses"]]
+  assert lengths == sorted(lengths, reverse=True)
+  assert lengths[0] == found["longest_s"] < time.time() - start
+  assert found["said"]
+  assert {k for _, kinds in found["pauses"] for k in kinds} <= {*KINDS}
+  # Each worker contributes two samples to a round.
+  lines = [churn._seen[revision] for revision in sorted(churn._seen)]
+  assert lines[-1]["samples"] == found["samples"]
+  for before, after in itertools.pairwise(lines):
+    rounds = after["revision"] - before["revision"]
+    new = after["samples"] - before["samples"]
+    assert 2 * rounds <= new <= 2 * rounds * len(churn._workers)
+  assert found["loss"] == lines[-1]["loss"]
+  assert 0.5 < found["calm_loss"] < 1
+  # Without events, three workers make two steps with twelve samples.
+  state, theta = churn_peer.start(100), 0
+  for first in (0, 6):
+    mean = churn_peer.gradient(state["theta"] + theta, ((first, first + 6),))
+    theta = theta - churn_peer.RATE * mean
+  assert churn._calm(12) == churn._calm(17) == churn_peer.loss(theta)
+
+
+def test_deviations_of_workers_are_errors(churn):
+  line = {"revision": 3, "digest": "a", "samples": 6, "loss": 0.75}
+  for text in (line, line, line | {"revision": 4}, {"dropped": ["x", "y"]}):
+    churn._compare(dict(text))
+    churn._look()
+  assert churn.reached == 4
+  assert churn._dropped == ["x", "y"]
+  assert len(churn._commits) == 2
+  churn._compare(line | {"digest": "b"})
+  with pytest.raises(RuntimeError, match=r"workers differ: .*'b'.* and .*'a'"):
+    churn._look()
+  churn._problem, churn._least = "", 4
+  churn._compare(line | {"revision": 5})
+  churn._look()
+  churn._compare(line | {"revision": 4})
+  with pytest.raises(RuntimeError, match="rounds up to 4 are lost"):
+    churn._look()
+  churn._problem = ""
+  churn._commits[-1] -= churn._options.limit_s + 1
+  with pytest.raises(RuntimeError, match=r"no round for 6[12] s after \[\]"):
+    churn._look()

@@ -1,0 +1,115 @@
+"""Mesh of namespaces: delays and rates of its links, and dropped packets."""
+
+import contextlib
+import itertools
+import re
+import socket
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+from caatnet.benchmarks.harness import namespaces, processes
+
+_HZ = 250  # ticks of common kernels per second
+
+
+@pytest.fixture(scope="module")
+def rates():
+  """Bytes per second, different in each direction."""
+  return 1e6 * np.arange(20, 29).reshape(3, 3)
+
+
+@pytest.fixture(scope="module")
+def delays_s():
+  return np.array([[0, 0.01, 0.02], [0.01, 0, 0.03], [0.02, 0.03, 0]])
+
+
+@pytest.fixture(scope="module")
+def mesh(rates, delays_s):
+  """Skips the tests if this user cannot shape links."""
+  with contextlib.ExitStack() as stack:
+    try:
+      yield stack.enter_context(namespaces.mesh(rates, delays_s))
+    except ValueError as error:
+      pytest.skip(str(error))
+
+
+def test_links_have_the_delay_of_their_pair(mesh, delays_s):
+  with processes.Peers(
+    "caatnet.benchmarks.federated.link_probe:Probe",
+    [[k] for k in range(3)], mesh.prefixes,
+  ) as peers:
+    address = peers.do("listen", lambda _: {"host": mesh.hosts[0]}).found[0]
+    peers.do("connect", lambda me: {"num": 2} | (
+      {"address": address} if me else {}
+    ))
+    for k in range(2):
+      found = peers.do("ping", lambda _, k=k: {"client": k}).found[k + 1]
+      assert found >= 2 * delays_s[0, k + 1]
+      # Within the delays of the other links, on a machine that is not idle.
+      assert found < 0.5
+
+
+def test_links_have_the_rate_of_their_direction(mesh, rates):
+  """A link may send at once what its rate lets pass in a tick of the kernel."""
+  for i, j in itertools.permutations(range(3), 2):
+    listed = subprocess.run(
+      ["tc", "-n", mesh._names[i], "class", "show", "dev",
+       namespaces._wire(i, j)], check=True, capture_output=True, text=True,
+    ).stdout
+    pattern = r"1:1 .* rate (\d+)Mbit ceil (\d+)Mbit burst (\d+)b"
+    rate, ceil, burst = map(int, re.search(pattern, listed).groups())
+    assert rate == ceil == 8 * rates[i, j] / 1e6
+    assert rates[i, j] / _HZ <= burst < 4 * rates[i, j] / _HZ
+
+
+@contextlib.contextmanager
+def _listening(mesh, node):
+  """Accepts connections at a node, and yields their address."""
+  with namespaces.inside(mesh._names[node]):
+    server = socket.create_server((mesh.hosts[node], 0))
+
+  def accept():
+    with contextlib.suppress(OSError):
+      while True:
+        server.accept()[0].close()
+
+  thread = threading.Thread(target=accept)
+  thread.start()
+  try:
+    yield server.getsockname()
+  finally:
+    server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    server.close()
+
+
+def _connects(mesh, node, address):
+  with namespaces.inside(mesh._names[node]):
+    sock = socket.socket()
+  with sock:
+    sock.settimeout(0.5)
+    try:
+      sock.connect(address)
+    except TimeoutError:
+      return False
+    return True
+
+
+@pytest.mark.parametrize("what", ["dials", "all"])
+def test_dropped_packets_are_of_one_direction_until_they_are_restored(
+  mesh, what
+):
+  with _listening(mesh, 0) as first, _listening(mesh, 1) as second:
+    mesh.drop(0, 1, what)
+    assert not _connects(mesh, 0, second)
+    # "all" includes the replies to the other direction.
+    assert _connects(mesh, 1, first) == (what == "dials")
+    assert _connects(mesh, 2, first)
+    assert _connects(mesh, 2, second)
+    mesh.restore(0, 1)
+    assert _connects(mesh, 0, second)
+    assert _connects(mesh, 1, first)
+    mesh.restore(0, 1)  # nothing is dropped

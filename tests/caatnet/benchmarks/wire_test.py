@@ -1,0 +1,42 @@
+"""Delay line: errors of namespaces, and packets that are due."""
+
+import os
+import time
+
+import pytest
+
+from caatnet.benchmarks.harness import wire
+
+
+def test_file_that_is_no_namespace_is_an_error_with_the_kernels_reason(
+  tmp_path
+):
+  path = tmp_path / "file"
+  path.touch()
+  with pytest.raises(OSError, match=f"namespace {path}") as error:
+    wire.enter(str(path))
+  assert error.value.errno
+
+
+def test_packets_of_one_direction_are_written_in_order_when_due():
+  ends = os.pipe(), os.pipe()
+  (source, given), (found, target) = ends
+  os.set_blocking(source, False)
+  delay_s, start = 0.05, time.monotonic()
+  way = wire._Way(source, target, wire.Delays(delay_s, 0.0))
+  try:
+    for packet in (b"first", b"second"):
+      os.write(given, packet)
+      way.receive()
+    wait_s = way.send()
+    if time.monotonic() < start + delay_s:
+      assert 0 < wait_s <= delay_s
+    end = start + delay_s - time.monotonic()
+    time.sleep(max(0.0, end))
+    while way.send() < delay_s:  # until there is none
+      pass
+    assert time.monotonic() >= start + delay_s
+    assert os.read(found, 100) == b"firstsecond"
+  finally:
+    for file in (*ends[0], *ends[1]):
+      os.close(file)
