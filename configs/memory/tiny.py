@@ -22,14 +22,17 @@ be those of a policy, on tiers that this machine has:
 
   python -m launch.measure_memory --output=tiers.json --file=/tmp/tier
   python -m launch.place --config=configs/memory/12b_32k.py:7b \
-    --config.model.num_layers=4 --tiers=tiers.json --output=placement.json
+    --config.model.num_layers=4 --config.placement.state=run \
+    --tiers=tiers.json --output=placement.json
   python -m launch.train --config=configs/memory/tiny.py \
     --config.memory.moments=device --config.memory.optimizer=host \
     --config.memory.activations=placement \
-    --config.memory.placement=placement.json
+    --config.memory.placement=placement.json --config.memory.policy=optimum
 
-The run's first lines name the tensors whose tiers it does not execute: XLA has
-one kind of pinned memory, of any NUMA node.
+With state=run the plan has the float32 weights and gradients of a run, and the
+optimum updates all parameters on the host. The run's first lines name the
+tensors whose tiers it does not execute: XLA has one kind of pinned memory, of
+any NUMA node.
 """
 
 import ml_collections

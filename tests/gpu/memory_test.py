@@ -1,0 +1,39 @@
+"""`config.memory` compiled ahead of time for GPUs: `make test-gpu`."""
+
+import pytest
+
+pytest.importorskip(
+  "jax_cuda12_plugin", reason="the cuda extra is not installed"
+)
+
+from caatnet.config import experiments
+from caatnet.config.override import override
+from caatnet.studies.compilation import study
+from configs.caatnet import tiny
+from parallel.xla import targets
+
+LAYERS, TOKENS, WIDTH = 4, 8192, 1024
+
+
+def analyse(where):
+  target = targets.resolve("gpu:h200:1x1")
+  config = override(
+    tiny.get_config("demo"),
+    f"model.width={WIDTH} model.num_heads=8 model.num_kv_heads=8 "
+    f"model.ffn_width=2816 model.num_layers={LAYERS} model.dtype=bfloat16 "
+    f"model.vocab_size=1024 data.seq_len={TOKENS} data.batch_size=1 "
+    "parallel.tensor=1 model.remat=full "
+    f"memory.moments={where} memory.activations={where}",
+  )
+  experiment = experiments.build(config, None, list(target.devices))
+  return study.analyse(experiment, target)["memory"]
+
+
+def test_moments_and_activations_are_not_counted_as_device_memory():
+  before, after = analyse("device"), analyse("pinned_host")
+  moments = 2 * after["parameters"]
+  activations = LAYERS * TOKENS * WIDTH * 2
+  assert after["of these on the host"] == moments
+  assert after["temporaries on the host"] == activations
+  for bytes_of in ("total", "peak"):
+    assert before[bytes_of] - after[bytes_of] >= moments + activations
