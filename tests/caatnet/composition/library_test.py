@@ -60,6 +60,18 @@ def test_converted_checkpoint_with_the_shapes_of_the_base_is_an_expert(
   assert made.names == ("base", "other")
 
 
+def test_put_keeps_the_fields_of_a_replaced_expert_that_are_not_given(
+  run, tmp_path
+):
+  made = library.create(tmp_path / "library", run)
+  library.put(made, "x", False, str(run), "python", "")
+  library.put(made, "x", True, str(run), "", "of Python")
+  *_, entry = made.entries
+  assert (entry.name, entry.kind, entry.description) == (
+    "x", "python", "of Python"
+  )
+
+
 def test_run_with_another_tokenizer_is_refused(run, tmp_path):
   made = library.create(tmp_path / "library", run)
   other = tmp_path / "other"
