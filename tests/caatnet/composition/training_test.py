@@ -65,6 +65,7 @@ def test_experts_are_better_at_their_kind(finished):
     assert losses["random"][kind] == pytest.approx(
       (losses[kind][kind] + losses[other][kind]) / 2
     )
+  assert seed["options"]["ranks"] == [1]  # those of the stored differences
   # Kinds without a common letter: all prompts are routed to their kinds.
   assert seed["routed_right"] == dict.fromkeys(kinds, 1.0)
   assert losses["routed"] == pytest.approx(losses["oracle"])
@@ -94,6 +95,7 @@ def test_library_has_the_checkpoints_of_the_runs(finished):
     "base": "base", "python": "fine-tuned", "c": "fine-tuned",
     **{f"{name}-seed0-step4": "checkpoint" for name in ("base", *LETTERS)},
   }
+  assert (workdir / "runs" / "router_seed0").is_dir()
   params = library.read_params(workdir / "runs" / "c_seed0", 4)
   jax.tree.map(
     np.testing.assert_array_equal, found.read("c-seed0-step4")[1](), params
