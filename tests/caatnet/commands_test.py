@@ -192,6 +192,23 @@ def test_maintenance_needs_a_checkout(tmp_path, monkeypatch):
     commands.require_checkout("tables")
 
 
+def test_commit_is_that_of_a_checkout_only(tmp_path, monkeypatch):
+  """A wheel may be installed within the working tree of another project."""
+  def git(*words):
+    return subprocess.run(
+      ["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=tmp_path,
+      capture_output=True, text=True, check=True,
+    ).stdout.strip()
+
+  git("init")
+  monkeypatch.setattr(commands, "_BUNDLE", tmp_path / "caatnet" / "_bundle")
+  (tmp_path / "caatnet").mkdir()
+  git("commit", "--allow-empty", "--message=x")
+  assert commands.commit() == git("rev-parse", "HEAD")
+  commands._BUNDLE.mkdir()
+  assert commands.commit() == "unknown"
+
+
 @pytest.mark.quick
 def test_no_other_module_spawns_a_script_by_its_module():
   """`launch` cannot be imported in an installed package."""

@@ -60,6 +60,35 @@ def test_converted_checkpoint_with_the_shapes_of_the_base_is_an_expert(
   assert made.names == ("base", "other")
 
 
+def test_put_keeps_the_fields_of_a_replaced_expert_that_are_not_given(
+  run, tmp_path
+):
+  made = library.create(tmp_path / "library", run)
+  library.put(made, "x", False, str(run), "python", "")
+  library.put(made, "x", True, str(run), "", "of Python")
+  *_, entry = made.entries
+  assert (entry.name, entry.kind, entry.description) == (
+    "x", "python", "of Python"
+  )
+
+
+def test_put_reads_a_file_with_all_parameters(run, tmp_path):
+  made = library.create(tmp_path / "library", run)
+  (base,) = made.entries
+  path = shutil.copy(made.path / base.file, tmp_path / "x.safetensors")
+  library.put(made, "x", False, str(path), "c", "")
+  library.put(made, "x", True, str(path), "", "again")
+  *_, entry = made.entries
+  assert (entry.kind, entry.description) == ("c", "again")
+  jax.tree.map(
+    np.testing.assert_array_equal, made.read("x")[1](), made.read("base")[1]()
+  )
+  library.add_run(made, "small", run, form="int8")
+  small = made.path / made.entries[-1].file
+  with pytest.raises(ValueError, match="has the form 'int8'; it must be 'whol"):
+    library.put(made, "y", False, str(small), "", "")
+
+
 def test_run_with_another_tokenizer_is_refused(run, tmp_path):
   made = library.create(tmp_path / "library", run)
   other = tmp_path / "other"

@@ -26,6 +26,10 @@ def test_router_separates_planted_kinds_better_with_longer_prompts():
   means = [float(np.mean([*row.values()])) for row in found.values()]
   assert means[0] > 0.6  # chance is 1/3
   assert min(means[3:]) > 0.95
+  assert list(found) == [16 * 2**i for i in range(6)]
+  # Shares of 64 prompts.
+  assert all((64 * x).is_integer() for row in found.values()
+             for x in row.values())
   again = routing.train_router(texts(0), 512, 64, 100, seed=0)
   assert again.weights.tobytes() == router.weights.tobytes()
 

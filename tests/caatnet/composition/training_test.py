@@ -12,6 +12,7 @@ import pytest
 
 from caatnet.composition import library, training
 from caatnet.composition.report import report
+from caatnet.config.schema import tree
 from caatnet.data.kinds import Kind
 from caatnet.serving.experts import Library
 from caatnet.serving.router import Router
@@ -64,6 +65,7 @@ def test_experts_are_better_at_their_kind(finished):
     assert losses["random"][kind] == pytest.approx(
       (losses[kind][kind] + losses[other][kind]) / 2
     )
+  assert seed["options"]["ranks"] == [1]  # those of the stored differences
   # Kinds without a common letter: all prompts are routed to their kinds.
   assert seed["routed_right"] == dict.fromkeys(kinds, 1.0)
   assert losses["routed"] == pytest.approx(losses["oracle"])
@@ -93,6 +95,7 @@ def test_library_has_the_checkpoints_of_the_runs(finished):
     "base": "base", "python": "fine-tuned", "c": "fine-tuned",
     **{f"{name}-seed0-step4": "checkpoint" for name in ("base", *LETTERS)},
   }
+  assert (workdir / "runs" / "router_seed0").is_dir()
   params = library.read_params(workdir / "runs" / "c_seed0", 4)
   jax.tree.map(
     np.testing.assert_array_equal, found.read("c-seed0-step4")[1](), params
@@ -103,6 +106,24 @@ def test_library_has_the_checkpoints_of_the_runs(finished):
   )
   assert found.read("small")[2:] == ("int8", "base")
   found.remove("small")
+
+
+def test_library_of_differences_has_the_first_rank(finished, tmp_path):
+  workdir, _, _ = finished
+  again = epath.Path(shutil.copytree(workdir, tmp_path / "run"))
+  shutil.rmtree(again / "library")
+  config = make_config()
+  config.kinds.form, config.kinds.ranks = "low_rank", (1, 3)
+  options = tree.section_of("kinds", config.kinds)
+  with config.unlocked():
+    del config.kinds
+  runs = list(training.planned(config, options, tuple(LETTERS), again, 0))
+  made = training.write_library({0: runs}, options, again)
+  stored = made.read("python")[1]()
+  ranks = {
+    key: x.shape[-1] for key, x in stored["blocks"].items() if ":left" in key
+  }
+  assert ranks == dict.fromkeys(ranks, 1) != {}
 
 
 def test_run_of_another_model_is_refused(finished, tmp_path):
