@@ -10,7 +10,6 @@ from configs.benchmark import host_optimizer as host_optimizer_config
 from parallel.hardware import tiers
 from parallel.memory.host_optimizer import MOVED_BYTES
 
-
 # What the rivals' script uses of torch; a step takes ten milliseconds.
 TORCH = """
 import time
