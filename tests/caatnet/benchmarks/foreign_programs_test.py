@@ -79,8 +79,8 @@ def test_tables_show_what_was_read_and_the_closed_form_if_it_differs(capsys):
   row = {
     "project": "flax", "program": "sharded", "versions": {"flax": "9.8"},
     "axes": {"data": 2, "fsdp": 4}, "collectives": 3, "equal": True,
-    "read": {"data all_reduce": 12_345}, "expected": {"data all_reduce": 54_321},
-    "unknown": [],
+    "read": {"data all_reduce": 12_345},
+    "expected": {"data all_reduce": 54_321}, "unknown": [],
   }
   fault = {"project": "brax", "fault": "axis", "planted": "a.py:1",
            "blamed": ["a.py:1", "b.py:2"]}
