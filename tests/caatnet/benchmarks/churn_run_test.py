@@ -55,7 +55,9 @@ def test_swarm_continues_after_all_events_with_equal_workers(churn):
   assert lengths == sorted(lengths, reverse=True)
   assert lengths[0] == pytest.approx(found["longest_s"])
   assert lengths[0] < time.time() - start
+  # What the coordinator has printed in the longest of them.
   assert found["said"]
+  assert found["said"] == churn._coordinator.lines(*churn._pauses()[0])
   # Each worker contributes two samples to a round.
   lines = [churn._seen[revision] for revision in sorted(churn._seen)]
   assert lines[-1]["samples"] == found["samples"]
