@@ -177,7 +177,7 @@ class Service:
     try:
       channel.run(take)
     except (OSError, ValueError) as error:
-      reason = channel.reason or str(error) or type(error).__name__
+      reason = channel.reason or str(error)
       self._events.put((channel, request.sender, _Ended(reason)))
 
   def _take(self, channel: Channel, sender: Id, event: Any) -> None:

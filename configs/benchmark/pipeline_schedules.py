@@ -20,10 +20,12 @@ from caatnet.config.schema.tree import defaults
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the benchmark: `all`, or `test` for one that takes seconds."""
   if size not in ("all", "test"):
-    raise ValueError(f"schedules.py:{size}: the sizes are all and test")
+    raise ValueError(
+      f"pipeline_schedules.py:{size}: the sizes are all and test"
+    )
   config = ml_collections.ConfigDict()
   config.name = "schedules_proven"
-  config.benchmark = defaults("benchmark", "schedules")
+  config.benchmark = defaults("benchmark", "pipeline_schedules")
   if size == "test":
     config.benchmark.stages, config.benchmark.microbatches = 4, 8
     config.benchmark.chunks = 2

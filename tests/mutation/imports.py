@@ -1,7 +1,8 @@
 """Test files that import a source file, directly or through others.
 
-A string that is the name of a module counts as an import: it is executed in a
-process, such as "caatnet.benchmarks.harness.peer".
+A string that is the name of a module, or of a script in the same folder, counts
+as an import: it is executed in a process, such as
+"caatnet.benchmarks.harness.peer" and "torch_step.py".
 """
 
 import ast
@@ -14,9 +15,10 @@ from tests.mutation.coverage_map import test_files
 _TOPS = ("parallel", "caatnet", "configs", "launch")
 # The name may be followed by that of a class, after a colon.
 _NAME = re.compile(rf"((?:{'|'.join(_TOPS)})(?:\.\w+)+)(?::\w+)?")
+_SCRIPT = re.compile(r"\w+\.py")
 
 
-def _imported(path: pathlib.Path) -> set[str]:
+def _imported(root: pathlib.Path, path: pathlib.Path) -> set[str]:
   found = set()
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.Import):
@@ -26,6 +28,8 @@ def _imported(path: pathlib.Path) -> set[str]:
       found |= {f"{node.module}.{alias.name}" for alias in node.names}
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
       found |= {named[1] for named in [_NAME.fullmatch(node.value)] if named}
+      if _SCRIPT.fullmatch(node.value) and (path.parent / node.value).exists():
+        found |= {_module(root, path.parent / node.value)}
   return found
 
 
@@ -43,7 +47,7 @@ def _users(root: pathlib.Path) -> dict[str, set[str]]:
   paths |= {file: root / file for file in test_files(root)}
   found: dict[str, set[str]] = {}
   for name, path in paths.items():
-    for imported in _imported(path):
+    for imported in _imported(root, path):
       found.setdefault(imported, set()).add(name)
   return found
 

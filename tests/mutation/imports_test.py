@@ -10,7 +10,8 @@ FILES = {
   "caatnet/c.py": "def f():\n  import parallel.b",
   "caatnet/d.py": "",
   "parallel/peer.py": "",
-  "caatnet/e.py": "KIND = 'parallel.peer:Peer'",
+  "caatnet/e.py": "KIND, NAME = 'parallel.peer:Peer', 'f.py'",
+  "caatnet/f.py": "",
   "tests/caatnet/e_test.py": "from caatnet import e",
   "tests/parallel/a_test.py": "from parallel.a import x",
   "tests/caatnet/c_test.py": "from caatnet import c",
@@ -24,6 +25,7 @@ FILES = {
   ("parallel/b.py", ["tests/caatnet/c_test.py"]),
   ("caatnet/d.py", ["tests/caatnet/d_test.py"]),
   ("parallel/peer.py", ["tests/caatnet/e_test.py"]),
+  ("caatnet/f.py", ["tests/caatnet/e_test.py"]),
 ])
 def test_reaching(tmp_path, file, tests):
   for name, text in FILES.items():

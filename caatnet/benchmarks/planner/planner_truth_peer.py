@@ -215,8 +215,10 @@ def measure(
       links.send(other, _HERE, none)
       links.receive(other, _HERE)  # or the next one would wait for this one
     empty_s, all_s = zip(*rows, strict=True)
-    rate = train * size / (min(all_s) - min(empty_s))  # bytes/s
-    found[other] = [float(np.median(empty_s)), rate]
+    least_s = min(all_s)
+    # Noise can exceed the difference on a link without a limit.
+    sent_s = max(least_s - min(empty_s), least_s / 100)
+    found[other] = [float(np.median(empty_s)), train * size / sent_s]  # bytes/s
   return found
 
 

@@ -67,7 +67,7 @@ def run(config: Any) -> dict[str, Any]:
       for r in rows
     ],
   )
-  return {"benchmark": "schedules", "timed": [stages, microbatches],
+  return {"benchmark": "pipeline_schedules", "timed": [stages, microbatches],
           "rows": rows}
 
 

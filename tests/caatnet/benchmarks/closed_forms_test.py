@@ -14,7 +14,7 @@ RECORDED = pathlib.Path(__file__).parents[3] / "results/foreign_programs.json"
 
 
 def test_closed_forms_are_those_of_the_recorded_programs():
-  """Of all projects, most of which are not in this environment."""
+  """Covers all projects, most of which are not in this environment."""
   rows = json.loads(RECORDED.read_text())["rows"]
   recorded = {(row["project"], row["program"]): row["read"] for row in rows}
   assert recorded == {

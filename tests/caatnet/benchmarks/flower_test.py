@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -182,3 +183,40 @@ def until(condition):
   while not condition():
     assert time.monotonic() < end
     time.sleep(0.1)
+
+
+def test_environment_finds_packages_of_this_python(tmp_path):
+  name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+  folder = tmp_path / "lib" / name / "site-packages"
+  python = tmp_path / "bin" / "python"
+  with pytest.raises(ValueError, match=f"needs an environment of {name}"):
+    flower._share_packages(python)
+  folder.mkdir(parents=True)
+  flower._share_packages(python)
+  (line,) = (folder / "shared.pth").read_text().splitlines()
+  assert pathlib.Path(np.__file__).parents[1].samefile(line)
+
+
+def test_table_has_both_systems(capsys):
+  side = {"round_s": 0.0125, "kilobytes": 1234.0, "client_cpu_s": 0.5}
+  row = {
+    "clients": 4, "link": "loopback", "ours": side, "flower": side | {
+      "round_s": 0.1
+    }, "compared": 6, "largest_difference_of_loss": 1.5e-7,
+    "largest_difference_of_accuracy": 0.0,
+  }
+  flower._print({"parameters": 4810, "steps": 7, "rows": [
+    row, row | {"idle": True, "compared": 0}
+  ]})
+  printed = capsys.readouterr().out
+  assert "4,810 parameters in numpy, 7 steps" in printed
+  assert [
+    [cell.strip() for cell in line.strip("│").split("│")]
+    for line in printed.splitlines() if line.startswith("│")
+  ] == [
+    ["4", "loopback", client, "12 / 100", "1,234 / 1,234", "500 / 500",
+     *compared]
+    for client, compared in (
+      ("numpy", ["6", "1.5e-07, 0.0e+00"]), ("idle", ["0", "-"])
+    )
+  ]

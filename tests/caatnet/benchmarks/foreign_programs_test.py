@@ -73,3 +73,28 @@ def test_python_that_cannot_make_environments_is_one_line(tmp_path):
   script.chmod(0o755)
   with pytest.raises(ValueError, match=r"python: not installed$"):
     foreign_programs.environment("flax", tmp_path, str(script))
+
+
+def test_tables_show_what_was_read_and_the_closed_form_if_it_differs(capsys):
+  row = {
+    "project": "flax", "program": "sharded", "versions": {"flax": "9.8"},
+    "axes": {"data": 2, "fsdp": 4}, "collectives": 3, "equal": True,
+    "read": {"data all_reduce": 12_345},
+    "expected": {"data all_reduce": 54_321}, "unknown": [],
+  }
+  fault = {"project": "brax", "fault": "axis", "planted": "a.py:1",
+           "blamed": ["a.py:1", "b.py:2"]}
+  foreign_programs._print({"rows": [row, row | {
+    "equal": False, "unknown": ["Not understood: x"]
+  }], "faults": [fault]})
+  first, second, third = [
+    [cell.strip() for cell in line.strip("│").split("│")]
+    for line in capsys.readouterr().out.splitlines() if line.startswith("│")
+  ]
+  common = ["flax 9.8", "sharded", "data 2, fsdp 4", "3"]
+  assert first == [*common, "data all_reduce 12,345", "equal", "nothing"]
+  assert second == [
+    *common, "data all_reduce 12,345", "data all_reduce 54,321",
+    "Not understood: x",
+  ]
+  assert third == ["brax", "axis", "a.py:1", "a.py:1, b.py:2"]

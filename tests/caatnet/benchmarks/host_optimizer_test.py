@@ -1,6 +1,7 @@
 """Benchmark of the host optimizer: complete runs, and its predictions."""
 
 import sys
+import time
 
 import pytest
 
@@ -8,6 +9,35 @@ from caatnet.benchmarks.memory import host_optimizer
 from configs.benchmark import host_optimizer as host_optimizer_config
 from parallel.hardware import tiers
 from parallel.memory.host_optimizer import MOVED_BYTES
+
+# What the rivals' script uses of torch; a step takes ten milliseconds.
+TORCH = """
+import time
+import types
+
+__version__ = "9.9"
+threads = []
+set_num_threads = threads.append
+
+def ones(size):
+  print("a library prints something")
+  return [1.0] * size
+
+def full(shape, value):
+  return [value] * shape[0]
+
+class AdamW:
+  def __init__(self, parameters, **settings):
+    (self.parameter,) = parameters
+
+  def step(self):
+    assert threads == [2]
+    assert len(self.parameter.grad) == len(self.parameter.data)
+    time.sleep(0.01)
+
+nn = types.SimpleNamespace(Parameter=lambda x: types.SimpleNamespace(data=x))
+optim = types.SimpleNamespace(AdamW=AdamW)
+"""
 
 
 def quantity(value):
@@ -113,3 +143,21 @@ def test_rivals_without_torch_are_an_error(tmp_path):
   script.chmod(0o755)
   with pytest.raises(ValueError, match="needs torch"):
     host_optimizer.run(config)
+
+
+def test_rivals_are_measured_with_the_same_threads(tmp_path):
+  (tmp_path / "torch.py").write_text(TORCH)
+  python = tmp_path / "python"
+  python.write_text(
+    f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n'
+  )
+  python.chmod(0o755)
+  config = host_optimizer_config.get_config("test")
+  config.benchmark.rivals, config.benchmark.threads = str(python), 2
+  start = time.perf_counter()
+  (row,) = host_optimizer.run(config)["rows"]
+  passed = time.perf_counter() - start
+  assert row["versions"] == {"torch": "9.9"}
+  assert row["seconds"].keys() == {"ours", "optax", "torch"}
+  (seconds,) = row["seconds"]["torch"]
+  assert 0.01 <= seconds < passed

@@ -1,6 +1,12 @@
 """Measured tiers: sizes of caches, ranges and medians of rates."""
 
+import os
+
+import pytest
+
 from caatnet.benchmarks.memory import measured_tiers
+from parallel.memory import host_memory
+from parallel.memory.host_optimizer import READ_BYTES
 
 
 def _cache(folder, cpu, size, shared):
@@ -30,3 +36,46 @@ def test_rates_have_the_last_value_or_the_median_and_the_range_of_all():
   values = [2.0, 9.0, 1.0]
   middle = measured_tiers._median(values, "a test")
   assert (middle.value, middle.low, middle.high) == (2.0, 1.0, 9.0)
+
+
+def test_copies_are_in_memory_if_the_device_is_a_cpu():
+  lines = []
+  link = measured_tiers._device_link(1 << 16, lines.append)
+  assert (link.name, link.duplex) == ("cpu", False)
+  assert len(lines) == 1
+  for rate in (link.read, link.write):
+    assert 0 < rate.low <= rate.value <= rate.high
+    assert "copies of 0 MB" in rate.source
+    assert "copies in memory, since the device is a CPU" in rate.source
+  assert f"{link.read.value / 1e9:.1f} GB/s there" in lines[0]
+
+
+def test_new_file_needs_a_disk_with_room(tmp_path):
+  path = tmp_path / "tier"
+  free = measured_tiers._check_disk(path, 1000)
+  stat = os.statvfs(tmp_path)
+  assert free == pytest.approx(stat.f_bavail * stat.f_frsize, rel=0.05)
+  with pytest.raises(ValueError, match=f"--file={path}: .* do not fit into"):
+    measured_tiers._check_disk(path, 2 * free)
+  path.touch()
+  with pytest.raises(FileExistsError):
+    measured_tiers._check_disk(path, 1)
+
+
+def test_node_is_measured_with_arrays_beyond_the_cache():
+  """The cache is given: arrays of 40 kB are beyond one of 16 kB."""
+  node, lines = host_memory.nodes()[0], []
+  tier = measured_tiers._node(node, [40_000, 8_000], 16_000, lines.append)
+  assert (tier.name, tier.node, tier.duplex) == (f"node{node}", node, False)
+  assert tier.kind in ("dram", "cxl")
+  assert tier.latency_s.value > 0
+  counts = len({1, os.cpu_count()})
+  # A line for each size and number of threads, the latency, and each pass.
+  assert len(lines) == 2 * counts + 1 + 2
+  assert [x.size_bytes for x in tier.passes] == [
+    READ_BYTES * size // 4 for size in (8_000, 40_000)
+  ]
+  for rate in (tier.read, tier.write):
+    assert 0 < rate.low <= rate.value <= rate.high
+  with pytest.raises(ValueError, match=f"node {node} has .* free memory"):
+    measured_tiers._node(node, [1 << 50], 0, lines.append)

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from caatnet.benchmarks.training import pipeline_schedules
-from parallel.pipeline.builders import Size, build
+from configs.benchmark import pipeline_schedules as config_of
+from parallel.pipeline.builders import BUILDERS, Size, build
 
 
 def test_proven_and_refused_sizes_are_counted():
@@ -27,3 +28,25 @@ def test_deviation_from_the_closed_form_is_an_error():
   with pytest.raises(ValueError, match=r"ticks 16, closed form 14"):
     pipeline_schedules._compare(dataclasses.replace(build(
       "gpipe", *size), name="zb_h1", limits=(6, 6, 6)), size)
+
+
+def test_run_proves_all_sizes_and_times_one(capsys):
+  config = config_of.get_config("test")
+  config.benchmark.update({
+    "stages": 2, "microbatches": 3, "chunks": 1, "timed": (4, 6),
+  })
+  found = pipeline_schedules.run(config)
+  assert found["timed"] == [4, 6]
+  rows = {row["schedule"]: row for row in found["rows"]}
+  assert list(rows) == list(BUILDERS)
+  for row in rows.values():
+    assert row["proven"] + row["refused"] == 2 * 3
+    assert (row["proven"] > 0) == (row["actions"] > 0)
+    assert min(row["build_s"], row["check_s"]) > 0
+  # A forward and a backward of each microbatch on each stage.
+  assert rows["1f1b"]["actions"] == 2 * (1 + 2) * (1 + 2 + 3)
+  printed = capsys.readouterr().out
+  assert "seconds for 4 stages, 6 microbatches" in printed.replace("\n", " ")
+  config.benchmark.timed = (4,)
+  with pytest.raises(ValueError, match=r"timed=\(4,\) must be stages and"):
+    pipeline_schedules.run(config)

@@ -104,3 +104,23 @@ def test_memory_of_each_kind_of_offload_is_a_row():
       "nothing", "optimizer", "optimizer and weights"
     ))
   ]
+
+
+def test_rivals_get_the_layers_and_tiers_of_the_same_layout():
+  config = config_of.get_config("test")
+  steps = [placements.drawn(seed) for seed in (3, 5)]
+  asked = placements._question(config, steps)
+  for step, given in zip(steps, asked["problems"], strict=True):
+    order = placements.accelerator_order(step)
+    assert sorted(order) == sorted(tier.name for tier in step.host.tiers)
+    assert given["tiers"] == [
+      int(step.host.tier(name).capacity_bytes.value) for name in order
+    ]
+    stored = sum(t.size_bytes for _, t in greedy.layout(step)[1] if t.held)
+    assert given["layers"] == step.parts[0].units
+    assert given["layers"] * sum(given["sizes"]) == pytest.approx(stored)
+  model = placements._of_config(config).parts[0]
+  weights = next(t for t in model.ways[0].tensors if t.name == "weights")
+  params, largest = asked["parameters"]
+  assert 2 * params == weights.size_bytes
+  assert params / model.units < largest < params / 2

@@ -52,6 +52,19 @@ def test_step_of_all_clients_is_the_mean_by_examples():
   assert kinds.index(events.Save) < kinds.index(events.Train)
 
 
+def test_client_without_a_connection_is_sent_nothing_at_the_end_of_a_round():
+  state, rules = start(stragglers="drop", deadline_s=2.0)
+  state, _ = step(state, events.Gone(3), 0.5, rules)
+  for client in (0, 1):
+    state, _ = step(state, update(client), 1.0, rules)
+  state, effects = step(state, events.Tick(), 2.0, rules)
+  (end,) = of(events.Ended, effects)
+  assert end.missing == (2, 3)
+  # Client 2 still computes.
+  assert of(events.Abandon, effects) == [events.Abandon(2, 0)]
+  assert {e.client for e in of(events.Train, effects)} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("kind", sampling.SAMPLINGS)
 def test_mean_over_samples_is_the_step_of_all_clients(kind):
   weights = dict(enumerate((1.0, 2.0, 3.0, 4.0, 10.0)))

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from caatnet.federated import events, messages, server, snapshot
+from caatnet.federated import events, messages, server, service, snapshot
 from parallel.elastic.transport.handshake import Security
 from tests.caatnet.federated import process
 
@@ -111,6 +111,20 @@ def test_model_that_a_client_has_already_is_delivered_at_once(tmp_path, steps):
     if isinstance(e, (events.Train, events.Delivered, events.Update))
   ]
   assert kinds == [events.Train, events.Delivered] * 2 + [events.Update]
+
+
+def test_long_wait_is_printed_once(tmp_path, monkeypatch):
+  monkeypatch.setattr(service, "_REPORT_AFTER_S", 0.1)
+  lines = []
+  with process.service(0, tmp_path, process.rules(), say=lines.append) as made:
+    lines.clear()  # its address
+    for _ in range(2):
+      made._report()
+    assert lines == []
+    time.sleep(0.11)
+    for _ in range(2):
+      made._report()
+    assert lines == [server.waits(made.state, process.rules())]
 
 
 def test_ended_clients_do_not_connect_again(tmp_path):

@@ -114,6 +114,21 @@ def test_resumed_run_has_the_same_bits():
   assert restarts > 40
 
 
+def test_pause_of_a_client_delays_a_round_by_no_more_than_its_length():
+  """In each phase; what the client would send or receive follows the pause."""
+  rules, pause_s = numeric.rules(rounds=1), 0.7
+  (plain,) = numeric.ended(numeric.run(rules))
+  phases = set()
+  for time in np.arange(0.05, plain.duration_s, 0.1):
+    for client in range(4):
+      found = numeric.run(rules, [Fault(time, "stop", client, pause_s)])
+      (end,) = numeric.ended(found)
+      added_s = end.duration_s - plain.duration_s
+      assert -1e-9 <= added_s <= pause_s + 1e-9, found.hit
+      phases |= {phase for _, phase in found.hit}
+  assert phases >= {"downlink", "training", "uplink"}
+
+
 def test_late_updates_are_merged_with_a_weight_by_age():
   """Client 3 needs more than two deadlines."""
   def slow(client, round):

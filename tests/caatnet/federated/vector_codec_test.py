@@ -55,6 +55,13 @@ def test_stochastic_rounding_is_unbiased():
   assert np.abs(np.mean(found, axis=0) - X).mean() < once / 4
 
 
+def test_positions_of_a_chunk_have_16_bits():
+  vector_codec.Sparse(2**16, 4)
+  for chunk, k in ((2**16 + 4, 4), (4, 8), (8, 6), (8, 0)):
+    with pytest.raises(ValueError, match="multiple of 4 in"):
+      vector_codec.Sparse(chunk, k)
+
+
 def test_position_outside_of_a_chunk_is_refused():
   codec = vector_codec.make("sparse")
   data = bytearray(codec.encode(X, KEY))

@@ -1,0 +1,72 @@
+"""Probe of links: round trips of clients, and rates at receivers."""
+
+import concurrent.futures
+import socket
+import threading
+import time
+
+import pytest
+
+from caatnet.benchmarks.federated import link_probe
+
+COUNT = 3  # the server and two clients
+
+
+@pytest.fixture
+def pool():
+  with concurrent.futures.ThreadPoolExecutor(COUNT) as pool:
+    yield pool
+
+
+@pytest.fixture
+def probes(pool):
+  made = [link_probe.Probe(str(k)) for k in range(COUNT)]
+  address, *others = [probe.listen("127.0.0.1") for probe in made]
+  assert others == [None, None]
+  list(pool.map(
+    lambda k: made[k].connect(COUNT - 1, address if k else None), range(COUNT)
+  ))
+  yield made
+  made[0]._listener.close()
+  for probe in made:
+    for sock in probe._sockets.values():
+      sock.close()
+
+
+def test_round_trips_are_of_one_client(probes, pool):
+  assert set(probes[0]._sockets) == {0, 1}
+  for client in range(2):
+    found = list(pool.map(lambda probe, k=client: probe.ping(k), probes))
+    assert found[2 - client] is None
+    assert 0 < found[1 + client] < 1
+
+
+@pytest.mark.parametrize("down", [True, False])
+def test_rates_are_of_receivers(probes, pool, down):
+  sizes = [[0, 300_000], [1, 5]]
+  found = list(pool.map(lambda probe: probe.stream(sizes, down), probes))
+  receivers = [set(), {0}, {1}] if down else [{0, 1}, set(), set()]
+  assert [set(rates) for rates in found] == receivers
+  assert all(rate > 0 for rates in found for rate in rates.values())
+  one = list(pool.map(lambda probe: probe.stream(sizes[:1], down), probes))
+  assert [set(rates) for rates in one] == [x - {1} for x in receivers]
+
+
+def test_rate_is_of_the_second_half():
+  near, far = socket.socketpair()
+  size = 100_000
+
+  def send():
+    near.sendall(bytes(size // 2))
+    time.sleep(0.1)
+    near.sendall(bytes(size // 4))
+    time.sleep(0.1)
+    near.sendall(bytes(size // 4))
+
+  thread = threading.Thread(target=send)
+  with near, far:
+    thread.start()
+    rate = link_probe._receive(far, size)
+    thread.join()
+  # Half of the bytes in two pauses, up to a piece that ends the first half.
+  assert rate <= 0.5 * size / 0.1
