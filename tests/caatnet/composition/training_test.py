@@ -10,14 +10,15 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.composition import library, training
+from caatnet.composition import evaluation, library, training
 from caatnet.composition.report import report
+from caatnet.config import experiments
 from caatnet.config.schema import tree
 from caatnet.data.kinds import Kind
 from caatnet.serving.experts import Library
 from caatnet.serving.router import Router
 from caatnet.show import render
-from caatnet.train import files
+from caatnet.train import files, records
 from configs.experts import kinds as config_file
 
 LETTERS = {"python": "abcd", "c": "wxyz"}
@@ -75,6 +76,17 @@ def test_experts_are_better_at_their_kind(finished):
   )
   assert forms["int4"]["size_bytes"] < forms["int8"]["size_bytes"]
   assert abs(forms["int8"]["loss"] - forms["whole"]["loss"]) < 0.01
+
+
+def test_prompt_of_one_byte_leaves_the_loss_of_the_whole_text(finished):
+  workdir, _, _ = finished
+  folder = workdir / "runs" / "c_seed0"
+  experiment = experiments.from_folder(folder)
+  losses = evaluation._scores(experiment, 1)(
+    library.read_params(folder), evaluation._windows(experiment, folder)
+  )
+  *_, last = (r for r in records.read_metrics(folder) if "validation_loss" in r)
+  assert losses.mean() == pytest.approx(last["validation_loss"], rel=1e-5)
 
 
 def test_report_has_one_row_per_model_and_no_claim_of_one_seed(finished):

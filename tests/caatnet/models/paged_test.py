@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from caatnet.models.paged import Batch, CacheShape, StateShape
+from caatnet.models.paged import Batch, Cache, CacheShape, StateShape
 
 
 def test_cache_counts_bytes_of_pages_and_states():
@@ -27,6 +29,20 @@ def test_cache_counts_bytes_of_pages_and_states():
   fixed = dataclasses.replace(shape, num_kv_heads=0)
   assert (fixed.paged, fixed.pages()) == (False, ())
   assert fixed.components == shape.components[1:]
+
+
+def test_padding_writes_to_no_layer():
+  """A negative slot of a layer would be the last one of the layer before."""
+  shape = CacheShape(2, 3, 4, 1, 8, "float32", "heads")
+  zeros = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), shape.pages())
+  rows = np.zeros(1, "i4")
+  none, places = np.zeros(3, "i4"), np.array([-1, 5, -1], "i4")
+  batch = Batch(none, none, places,
+                np.zeros((1, 3), "i4"), rows, rows, 0)
+  ones = jnp.ones((1, 3, 1, 8))
+  cache = Cache(zeros, shape).write(jnp.int32(1), ones, ones, batch)
+  written = sum(float(x.sum()) for x in jax.tree.leaves(cache.pages))
+  assert written == 2 * 8  # one key and one value
 
 
 @pytest.mark.parametrize(("decodes", "chunks", "length", "parts"), [
