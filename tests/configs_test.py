@@ -66,7 +66,7 @@ def test_config_builds(name):
     "configs.benchmark.decoding", "configs.benchmark.engine",
     "configs.benchmark.federated_cell", "configs.benchmark.flower",
     "configs.benchmark.graphs", "configs.benchmark.peers",
-    "configs.benchmark.server",
+    "configs.benchmark.placements", "configs.benchmark.server",
     "configs.elastic.diloco", "configs.experts.kinds",
     "configs.federated.cell", "configs.federated.tiny",
     "configs.memory.7b_long",

@@ -5,7 +5,8 @@ r"""Places a fine-tuning step of 12B parameters at 32,768 tokens of context.
   python -m launch.place --config=configs/memory/12b_32k.py:7b \
     --config.data.seq_len=4096 --plot=tiers.png
   python -m launch.place --config=configs/memory/12b_32k.py:7b \
-    --config.placement.state=run --output=placement.json
+    --config.placement.state=run --config.memory.activations=placement \
+    --output=placement.json
 
 Model sizes and context lengths are those of CXL-aware allocation (arXiv
 2507.03305): 7B and 12B parameters, 4,096 to 32,768 tokens, one GPU. The layer
@@ -50,7 +51,6 @@ def get_config(size: str = "12b") -> ml_collections.ConfigDict:
   config.model.remat = "named"
   config.parallel.tensor = 1
   config.memory.optimizer = "host"
-  config.memory.activations = "placement"
   config.data.seq_len = 32_768
   config.data.batch_size = 1
   config.update(defaults("study", "placement"))

@@ -23,7 +23,8 @@ be those of a policy, on tiers that this machine has:
   python -m launch.measure_memory --output=tiers.json --file=/tmp/tier
   python -m launch.place --config=configs/memory/12b_32k.py:7b \
     --config.model.num_layers=4 --config.placement.state=run \
-    --tiers=tiers.json --output=placement.json
+    --config.memory.activations=placement --tiers=tiers.json \
+    --output=placement.json
   python -m launch.train --config=configs/memory/tiny.py \
     --config.memory.moments=device --config.memory.optimizer=host \
     --config.memory.activations=placement \

@@ -48,7 +48,8 @@ def problem(
 
   Args:
     config: Config of a run, as nested dicts. ``memory.optimizer`` selects the
-      processor that updates all parameters.
+      processor that updates all parameters. With
+      ``memory.activations="placement"``, layers may differ in what they save.
     step: Model and batch of the step.
     device: The device.
     host: The host.
