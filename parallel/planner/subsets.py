@@ -25,8 +25,9 @@ from parallel.planner.space import Choices
 _MESSAGE_BYTES = 2.0**20  # of the messages by which devices are compared
 # A device is slow if its messages take this many times those of a fast one.
 _SLOW = 1.5
-# Up to this many devices, all smaller numbers are tried, in several orders.
-_FEW = 16
+# Up to this many devices, all smaller numbers are tried, in several orders, if
+# the messages of a device take this many times those of another one.
+_FEW, _UNEVEN = 16, 1.05
 _ROUND = 8  # larger clusters are reduced to a multiple of this number
 
 
@@ -81,14 +82,16 @@ def search(
   except ValueError as error:
     whole, failed = None, error
   order, num_slow = removals(problem.links, max(1, least or -(-n // 2)))
-  orders = [order]
+  orders, is_needed = [order], whole is None
   if n <= _FEW:
     orders += _grouped(problem.links, order, num_slow)
+    own = _pairs(problem.links).sum(axis=1)
+    is_needed |= bool(own.max() > _UNEVEN * own.min())
   best, most_s = None, math.inf if whole is None else whole.seconds
   # The same devices in another order are tried once.
   tried = {
     (number, frozenset(some[:number])): some[:number]
-    for number in _numbers(n, len(order), num_slow, whole is None)
+    for number in _numbers(n, len(order), num_slow, is_needed)
     for some in orders
   }
   for (number, _), gone in tried.items():
@@ -181,10 +184,10 @@ def _numbers(
   n: int, most: int, num_slow: int, is_needed: bool
 ) -> Iterator[int]:
   """Yields the numbers of devices to remove."""
+  if not (num_slow or is_needed):
+    return
   if n <= _FEW:
     yield from range(1, most + 1)
-    return
-  if not (num_slow or is_needed):
     return
   # The slow devices, and further ones down to a round number.
   last = n - (n - max(num_slow, 1)) // _ROUND * _ROUND

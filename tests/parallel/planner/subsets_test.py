@@ -83,7 +83,7 @@ def _different(links, slow, least):
   return list(found.values())
 
 
-@pytest.mark.rotated(10)
+@pytest.mark.rotated(10)  # 6 s each
 @pytest.mark.parametrize("seed", range(20))
 def test_plan_is_no_worse_than_subsets_of_a_random_cluster(seed):
   """All subsets of one node, and 24 of those of three nodes."""
@@ -113,9 +113,8 @@ def test_number_without_a_configuration_uses_fewer_devices():
     subsets.search(problem, QUICK, least=11)
 
 
-def test_equal_devices_are_all_used_if_each_adds_more_than_it_costs():
-  problem = _problem(_even(8, 1e13), batch_size=4096)
-  found = subsets.search(problem, QUICK, count=1, ordered=1)
+def test_equal_devices_are_all_used():
+  found = subsets.search(_problem(_even(8)), QUICK, count=1, ordered=1)
   assert found.devices == tuple(range(8))
   assert (found.left_out, found.whole_s) == ((), None)
 
@@ -142,7 +141,7 @@ def test_nodes_keep_multiples_of_a_group():
 
 
 @pytest.mark.parametrize(("n", "num_slow", "expected"), [
-  (12, 1, range(1, 7)), (12, 0, range(1, 7)), (64, 1, range(1, 9)),
+  (12, 1, range(1, 7)), (12, 0, []), (64, 1, range(1, 9)),
   (64, 3, range(1, 9)), (100, 2, range(1, 5)), (64, 17, range(9, 25)),
 ])
 def test_large_clusters_are_reduced_to_a_round_number(n, num_slow, expected):
