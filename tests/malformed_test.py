@@ -17,30 +17,37 @@ from etils import epath
 import numpy as np
 import pytest
 
+from caatnet.config import memory
 from caatnet.config.schema import tree
-from caatnet.data import images, sources, tokenizers
+from caatnet.config.schema.memory import Memory
+from caatnet.data import images, kinds, sources, tokenizers
 from caatnet.data.graphs import csr, loaders
 from caatnet.federated import links as federated_links
+from caatnet.federated import server, snapshot
 from caatnet.inference import prompts
 from caatnet.interop.source import open_source
-from caatnet.serving import traces
+from caatnet.serving import router, traces
+from caatnet.serving.experts import Library
 from caatnet.studies.flows import study as flows
 from caatnet.studies.schedule import study as schedule
 from caatnet.studies.serving import vllm_logs
 from caatnet.train import records, sweep
 from caatnet.train import tokenizer as run_tokenizer
+from caatnet.train.elastic import swarm_loop
 from configs.caatnet import tiny
 from launch import options
 from parallel.elastic.membership.journal import Journal
-from parallel.hardware import cluster_files, cluster_imports
+from parallel.hardware import cluster_files, cluster_imports, tiers
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.links import PCIE_4
 from parallel.schedules import builders
 from parallel.schedules.msccl import exporter
 from parallel.topology import builders as topologies
 from parallel.topology import files as topology_files
+from parallel.xla import reading
 from tests import claims_test
 from tests.caatnet.data.small_tokenizers import bpe_files, llama_files
+from tests.caatnet.federated import numeric
 from tests.corruption import BINARY, TEXT, corrupted
 
 FAMILIES = pathlib.Path(__file__).parent / "fixtures" / "families"
@@ -53,7 +60,7 @@ class Format:
   """Format of a file.
 
   Attributes:
-    file: Path of the file to corrupt, in a folder.
+    file: Path of the file to corrupt, in a folder; may be a pattern.
     make: Writes a valid example of this and all other files to a folder.
     read: Reads the folder.
     binary: Whether the file is no text.
@@ -146,6 +153,18 @@ NPZ = saved(
   edge_index=np.array([[0, 1, 2], [1, 2, 0]]),
   features=np.ones((3, 2), np.float32), labels=np.array([0, 1, -1]),
 )
+PLACEMENT = json.dumps({"policies": [{
+  "policy": "latency_first", "host_optimizer": {
+    "gradients": {"0": 0.5, "/mnt/disk": 0.5}, "first moments": {"0": 1.0},
+  },
+}]})
+CORPORA = json.dumps({
+  "kinds": ["c", "perl"], "left_out": [], "options": {"size_bytes": 1000},
+  "files": {"c.train.jsonl": "0" * 64},
+})
+HLO = (
+  pathlib.Path(__file__).parent / "parallel" / "xla" / "scheduled.hlo.txt"
+).read_text()
 METRICS = '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.25}\n'
 
 
@@ -258,6 +277,32 @@ def read_journal(folder: pathlib.Path) -> None:
   Journal(folder / "journal").close()
 
 
+def make_library(folder: pathlib.Path) -> None:
+  library = Library.create(folder)
+  library.add("base", {"w": np.ones((2, 3), np.float32)}, origin="base")
+  router.Router(
+    ("a", "b"), np.zeros((8, 2), np.float32), np.zeros(2, np.float32)
+  ).write(folder)
+
+
+def read_library(folder: pathlib.Path) -> None:
+  library = Library(folder)
+  for name in library.names:
+    library.read(name).load()
+  router.Router.read(folder)
+
+
+def make_federated(folder: pathlib.Path) -> None:
+  snapshot.write(
+    folder / "server.npz", server.initial(numeric.PARAMS, numeric.Plain()),
+    numeric.rules(),
+  )
+
+
+def make_swarm(folder: pathlib.Path) -> None:
+  swarm_loop._write(epath.Path(folder), 1, 1, {"a": np.ones(3), "b": b"c"})
+
+
 def one(name: str, text: str, read: Callable[[pathlib.Path], object]) -> Format:
   """Returns the format of a single text file."""
   return Format(
@@ -350,6 +395,26 @@ FORMATS = {
   "sweep": one("a.csv", "point,loss\na,2.5\n", lambda path: sweep.read_csv(
     epath.Path(path))),
   "journal": Format("journal", make_journal, read_journal),
+  "tiers": one("a.json", tiers.to_json(tiers.HOSTS["two-cxl"]), tiers.read),
+  "placement": one("a.json", PLACEMENT, lambda path: memory._placement(
+    Memory(optimizer="host", placement=str(path)))),
+  "experts": Format("experts.json", make_library, read_library),
+  "expert": Format("base-*.safetensors", make_library, read_library, True),
+  "router": Format(router.FILE, make_library, read_library, binary=True),
+  "corpora": one("a.json", CORPORA, lambda path: kinds.read_manifest(
+    epath.Path(path))),
+  "hlo": one("a.txt", HLO, reading.read),
+  "dump": Format(
+    "module_0001.jit_step.cpu_after_optimizations.txt",
+    texts(module_0001__jit_step__cpu_after_optimizations__txt=HLO),
+    reading.read_all),
+  "federated state": Format(
+    "server.npz", make_federated,
+    lambda folder: snapshot.read(folder / "server.npz", numeric.rules()),
+    binary=True),
+  "swarm state": Format(
+    "swarm/1.npz", make_swarm,
+    lambda folder: swarm_loop._read(epath.Path(folder), 1), binary=True),
 }
 # Kinds of faults that every reader of a text must refuse, and readers of texts
 # that have no structure, are free to ignore lines, or may be empty.
@@ -399,7 +464,7 @@ def test_malformed_file_is_one_line(tmp_path, name):
   form = FORMATS[name]
   form.make(tmp_path)
   assert failure(lambda: form.read(tmp_path)) == ""
-  path = tmp_path / form.file
+  (path,) = tmp_path.glob(form.file)
   data = path.read_bytes()
   refused = {}
   faults = [(kind, 0) for kind in (BINARY if form.binary else TEXT)]

@@ -13,8 +13,9 @@ on other machines only the sum t_d + t_u is known, from the server's elapsed
 time and the client's busy time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import contextlib
+import itertools
 import json
 import pathlib
 import queue
@@ -28,6 +29,7 @@ from caatnet import atomic
 from caatnet.federated import events, messages, server, snapshot
 from caatnet.federated.messages import Received
 from caatnet.federated.server import Arithmetic, Rules, Server
+from parallel import schema
 from parallel.elastic.membership.messages import Id
 from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.handshake import (
@@ -53,6 +55,14 @@ class _Ended(NamedTuple):
   """Event: a connection has ended."""
 
   reason: str
+
+
+class _Round(schema.OpenSchema):
+  """Line of `metrics.jsonl`: a round, with a row for each client."""
+
+  round: int
+  t_a: float
+  clients: tuple[dict[str, Any], ...]
 
 
 class Service:
@@ -339,7 +349,7 @@ class Service:
     }
     with open(self._metrics, "a") as file:
       file.write(json.dumps(record) + "\n")
-    self._add_rows(record)
+    self._add_rows(clients, self._aggregation_s)
     self._results, self._aggregation_s = {}, 0.0
     loss = "" if np.isnan(end.loss) else f", loss {end.loss:.4f} before it"
     missing = (
@@ -354,18 +364,24 @@ class Service:
     """Reads rows; removes the records of rounds that are executed again."""
     if not self._metrics.exists():
       return
-    kept = [
-      line for line in self._metrics.read_text().splitlines(keepends=True)
-      if line.endswith("\n") and json.loads(line)["round"] < self.state.round
-    ]
+    # A last line without an end was being written when the server was killed.
+    try:
+      lines = self._metrics.read_text().splitlines(keepends=True)
+      whole = [line for line in lines if line.endswith("\n")]
+      found = [x for _, x in schema.parse_lines(_Round, "".join(whole))]
+    except ValueError as error:
+      raise ValueError(f"{self._metrics} is damaged: {error}") from error
+    kept = [x.round < self.state.round for x in found]
     with atomic.whole(self._metrics) as temporary:
-      temporary.write_text("".join(kept))
-    for record in map(json.loads, kept):
-      self._add_rows(record)
+      temporary.write_text("".join(itertools.compress(whole, kept)))
+    for record in itertools.compress(found, kept):
+      self._add_rows(record.clients, record.t_a)
 
-  def _add_rows(self, record: Mapping[str, Any]) -> None:
-    """Adds the rows of a record of `metrics.jsonl`."""
-    self.rows += [row | {"t_a": record["t_a"]} for row in record["clients"]]
+  def _add_rows(
+    self, clients: Iterable[dict[str, Any]], aggregation_s: float
+  ) -> None:
+    """Adds the rows of a round's clients."""
+    self.rows += [row | {"t_a": aggregation_s} for row in clients]
 
   def _report(self) -> None:
     """Prints what the server waits for, once it has waited for a while."""

@@ -65,20 +65,21 @@ def read(path: pathlib.Path, rules: Rules) -> Server | None:
   try:
     found = read_npz(path)
     meta = json.loads(found["meta"].tobytes())
-  except (ValueError, KeyError) as error:
+    params, old = found["params"], dict(meta["rules"])
+    state = Server(
+      params=params,
+      published=found.get("published", params),
+      optimizer=_numbered(found, "optimizer"),
+      differences=tuple(x.tobytes() for x in _numbered(found, "difference")),
+      members={int(k): Member(**m) for k, m in meta["members"].items()},
+      history={int(k): tuple(v) for k, v in meta["history"].items()},
+      counts=meta["counts"],
+      **{name: meta[name] for name in _SCALARS},
+    )
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
-  _check_rules(path, meta["rules"], rules)
-  params = found["params"]
-  return Server(
-    params=params,
-    published=found.get("published", params),
-    optimizer=_numbered(found, "optimizer"),
-    differences=tuple(x.tobytes() for x in _numbered(found, "difference")),
-    members={int(k): Member(**m) for k, m in meta["members"].items()},
-    history={int(k): tuple(v) for k, v in meta["history"].items()},
-    counts=meta["counts"],
-    **{name: meta[name] for name in _SCALARS},
-  )
+  _check_rules(path, old, rules)
+  return state
 
 
 def _numbered(

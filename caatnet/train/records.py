@@ -344,14 +344,17 @@ def _records(path: epath.Path, text: str) -> list[tuple[str, dict[str, Any]]]:
   killed while writing it.
 
   Raises:
-    ValueError: If a line is not JSON.
+    ValueError: If a line is not JSON, or not the record of a step.
   """
   found = []
   for number, line in enumerate(text.splitlines(keepends=True), 1):
     if not line.endswith("\n"):
       break
     try:
-      found.append((line, json.loads(line)))
+      record = json.loads(line)
+      if not isinstance(record, dict) or type(record.get("step")) is not int:
+        raise ValueError("it has no step")
     except (ValueError, RecursionError) as error:
       raise ValueError(f"{path}:{number} is damaged: {error}") from error
+    found.append((line, record))
   return found

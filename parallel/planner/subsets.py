@@ -3,9 +3,11 @@
 A step waits for the slowest link that its configuration uses, and a cluster of
 11 devices may have no configuration that one of 8 has. Devices are removed one
 after the other, always the one with the slowest links to those that are left.
-Each smaller cluster that may be faster gets a quick plan, and the best one a
-whole plan. A cluster of n devices cannot be faster than the FLOPs of a step at
-the rate of n devices, which ends the search.
+Clusters of few devices are also reduced so that nodes keep multiples of 2, 4
+and so on, which groups of tensor ranks need. Each smaller cluster that may be
+faster gets a quick plan, and the best one a whole plan. A cluster of n devices
+cannot be faster than the FLOPs of a step at the rate of n devices, which ends
+the search.
 """
 
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ from parallel.planner.space import Choices
 _MESSAGE_BYTES = 2.0**20  # of the messages by which devices are compared
 # A device is slow if its messages take this many times those of a fast one.
 _SLOW = 1.5
-_FEW = 16  # up to this many devices all smaller numbers are tried
+# Up to this many devices, all smaller numbers are tried, in several orders, if
+# the messages of a device take this many times those of another one.
+_FEW, _UNEVEN = 16, 1.05
 _ROUND = 8  # larger clusters are reduced to a multiple of this number
 
 
@@ -78,11 +82,21 @@ def search(
   except ValueError as error:
     whole, failed = None, error
   order, num_slow = removals(problem.links, max(1, least or -(-n // 2)))
+  orders, is_needed = [order], whole is None
+  if n <= _FEW:
+    orders += _grouped(problem.links, order, num_slow)
+    own = _pairs(problem.links).sum(axis=1)
+    is_needed |= bool(own.max() > _UNEVEN * own.min())
   best, most_s = None, math.inf if whole is None else whole.seconds
-  for number in _numbers(n, len(order), num_slow, whole is None):
+  # The same devices in another order are tried once.
+  tried = {
+    (number, frozenset(some[:number])): some[:number]
+    for number in _numbers(n, len(order), num_slow, is_needed)
+    for some in orders
+  }
+  for (number, _), gone in tried.items():
     if _ideal_s(problem, n - number) >= most_s:
       break
-    gone = order[:number]
     kept = tuple(i for i in everything if i not in gone)
     part = dataclasses.replace(problem, links=problem.links.part(kept))
     try:
@@ -119,8 +133,7 @@ def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
     >>> removals(dataclasses.replace(links, bandwidth=slow), least=6)
     ((2, 7), 1)
   """
-  seconds = links.seconds(_MESSAGE_BYTES)
-  pairs = np.maximum(seconds, seconds.T)  # [N, N], the slower direction
+  pairs = _pairs(links)
   kept, gone, num_slow = list(range(links.num_devices)), [], 0
   while len(kept) > least:
     own = pairs[np.ix_(kept, kept)].sum(axis=1) / (len(kept) - 1)
@@ -130,6 +143,41 @@ def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
       num_slow = len(gone) + 1
     gone.append(kept.pop(at))
   return tuple(gone), num_slow
+
+
+def _pairs(links: LinkMatrix) -> np.ndarray:
+  """Returns the seconds of messages in the slower direction, ``[N, N]``."""
+  seconds = links.seconds(_MESSAGE_BYTES)
+  return np.maximum(seconds, seconds.T)
+
+
+def _grouped(
+  links: LinkMatrix, order: tuple[int, ...], num_slow: int
+) -> Iterator[tuple[int, ...]]:
+  """Yields orders of as many devices in which nodes keep multiples of a number.
+
+  The slow devices are the first ones of each order.
+
+  Args:
+    links: The cluster.
+    order: The devices to remove, from `removals`.
+    num_slow: Number of slow ones among them.
+  """
+  own = _pairs(links).sum(axis=1)
+  size = 2
+  while size <= np.bincount(links.nodes).max():
+    gone, kept = list(order[:num_slow]), np.array(links.nodes)
+    kept[gone] = -1  # [N]: the node of each device that is left
+    while len(gone) < len(order):
+      nodes, counts = np.unique(kept[kept >= 0], return_counts=True)
+      # The node with the fewest surplus devices; without one, the smallest.
+      left = np.where(counts % size, counts % size, size + counts)
+      node = nodes[::-1][np.argmin(left[::-1])]
+      inside = np.flatnonzero(kept == node)[::-1]
+      gone.append(int(inside[np.argmax(own[inside])]))
+      kept[gone[-1]] = -1
+    yield tuple(gone)
+    size *= 2
 
 
 def _numbers(

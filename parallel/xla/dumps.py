@@ -30,7 +30,7 @@ def dumps(folder: pathlib.Path) -> list[Dump]:
 
   Raises:
     ValueError: The folder has no optimized program as text, or two of a name,
-      as if two processes had written to it.
+      as if two processes had written to it, or a file is no text.
   """
   names = {path.name for path in folder.iterdir()}
   # Names of programs may have dots, which the platform's may have, too.
@@ -51,8 +51,8 @@ def dumps(folder: pathlib.Path) -> list[Dump]:
         "its own"
       )
     found[name] = int(match[2]), Dump(
-      name, (folder / file).read_text(),
-      (folder / f"{stem}{_UNOPTIMIZED}").read_text() if stem else None,
+      name, _text(folder / file),
+      _text(folder / f"{stem}{_UNOPTIMIZED}") if stem else None,
     )
   if not found:
     raise ValueError(
@@ -60,3 +60,10 @@ def dumps(folder: pathlib.Path) -> list[Dump]:
       'XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_text"'
     )
   return [dump for _, dump in sorted(found.values(), key=lambda x: x[0])]
+
+
+def _text(path: pathlib.Path) -> str:
+  try:
+    return path.read_text()
+  except UnicodeDecodeError as error:
+    raise ValueError(f"{path}: {error}") from error

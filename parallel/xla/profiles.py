@@ -71,13 +71,17 @@ def events(folder: pathlib.Path) -> dict[str, list[Events]]:
     this name.
 
   Raises:
-    ValueError: There is no trace.
+    ValueError: There is no trace, or it is damaged.
   """
   files = sorted(folder.rglob("*.xplane.pb"), key=lambda p: p.stat().st_mtime)
   if not files:
     raise ValueError(f"{folder}: no file *.xplane.pb of jax.profiler")
+  try:
+    trace = jax.profiler.ProfileData.from_file(str(files[-1]))
+  except RuntimeError as error:
+    raise ValueError(f"{files[-1]} is damaged: {error}") from error
   found: dict[str, dict[Any, Events]] = {}
-  for plane in jax.profiler.ProfileData.from_file(str(files[-1])).planes:
+  for plane in trace.planes:
     for line in plane.lines:
       for event in line.events:
         stats = dict(event.stats)

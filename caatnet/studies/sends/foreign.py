@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import importlib
+import inspect
 import os
 import pathlib
 import runpy
@@ -201,7 +202,7 @@ def _function(program: str) -> Callable[[], Any]:
       runpy.run_path(where) if is_file
       else vars(importlib.import_module(where))
     )
-  except ImportError as error:
+  except (ImportError, SyntaxError) as error:
     raise ValueError(f"{program}: {error}") from error
   if not callable(names.get(name)):
     functions = ", ".join(
@@ -211,6 +212,12 @@ def _function(program: str) -> Callable[[], Any]:
     raise ValueError(
       f"{program}: {where} has no function {name!r}; it has {functions}"
     )
+  try:
+    inspect.signature(names[name]).bind()
+  except TypeError as error:
+    raise ValueError(
+      f"{program} must be a function without arguments: {error}"
+    ) from error
   return names[name]
 
 

@@ -18,13 +18,13 @@ import json
 import logging
 import os
 from typing import Any
-import zipfile
 
 from etils import epath
 import jax
 import numpy as np
 
 from caatnet.config.schema.train import Elastic
+from caatnet.data.arrays import read_npz
 from caatnet.data.protocol import Dataset
 from caatnet.train import files, loop
 from caatnet.train.elastic.multi_process import joined
@@ -337,11 +337,10 @@ def _read(workdir: epath.Path, step: int) -> tuple[int, State] | None:
   if not path.exists():
     return None
   try:
-    with open(path, "rb") as file, np.load(file) as found:
-      arrays = dict(found)
-  except (OSError, ValueError, zipfile.BadZipFile) as error:
+    arrays = read_npz(path)
+    revision = int(arrays.pop(_REVISION))
+  except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
-  revision = int(arrays.pop(_REVISION))
   return revision, {
     k.removeprefix(_BYTES): x.tobytes() if k.startswith(_BYTES) else x
     for k, x in arrays.items()

@@ -277,6 +277,10 @@ def test_snapshot_is_the_state(tmp_path):
   path.write_bytes(path.read_bytes()[:-30])
   with pytest.raises(ValueError, match="damaged"):
     snapshot.read(path, rules)
+  for meta in (b"[]", b"{}", b'{"rules": 1}', b'{"rules": {}}'):
+    np.savez(path, meta=np.frombuffer(meta, np.uint8), params=np.zeros(3))
+    with pytest.raises(ValueError, match="damaged"):
+      snapshot.read(path, rules)
 
 
 def test_wait_is_described():

@@ -1,6 +1,7 @@
 """Rounds over sockets: in threads, and in processes that are killed."""
 
 import concurrent.futures
+import dataclasses
 import json
 import os
 import signal
@@ -350,6 +351,41 @@ def test_refused_client_ends_with_one_line(tmp_path, client, message):
     with pytest.raises(ValueError, match=message) as caught:
       client(service.address).run()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("line", "message"), [
+  (b"[1]", r"line 2: .* must be an object"),
+  (b'{"round": "a", "t_a": 0.5, "clients": []}', 'line 2: round="a" must'),
+  (b'{"round": 1, "t_a": 0.5}', "line 2: clients is missing"),
+  (b'{"round": 1, "t_a": 0.5, "clients": [1]}', r"line 2: clients\[0\]=1 must"),
+  (b"\xff", "'utf-8' codec"),
+])
+def test_damaged_metrics_are_named(tmp_path, line, message):
+  path = tmp_path / "metrics.jsonl"
+  path.write_bytes(
+    b'{"round": 0, "t_a": 0.5, "clients": [{"client": 1}]}\n' + line + b"\n{"
+  )
+  with pytest.raises(
+    ValueError, match=f"{path} is damaged: {message}"
+  ) as found:
+    process.service(0, tmp_path, process.rules())
+  assert "\n" not in str(found.value)
+
+
+def test_metrics_of_rounds_that_run_again_are_removed(tmp_path):
+  rules, path = process.rules(), tmp_path / "metrics.jsonl"
+  state = server.initial(process.PARAMS, process.numeric.Plain())
+  snapshot.write(
+    tmp_path / "server.npz", dataclasses.replace(state, round=1), rules
+  )
+  lines = [
+    f'{{"round": {r}, "t_a": 0.25, "clients": [{{"client": {r}}}]}}\n'
+    for r in range(2)
+  ]
+  path.write_text("".join(lines) + '{"round": 1, "t_')
+  with process.service(0, tmp_path, rules, say=str) as found:
+    assert found.rows == [{"client": 0, "t_a": 0.25}]
+  assert path.read_text() == lines[0]
 
 
 class Other(process.Trainer):

@@ -171,8 +171,14 @@ def test_rates_of_a_profile_are_written_as_a_cluster(tmp_path):
   ("no_such_module:f", "No module named 'no_such_module'"),
   ("missing.py:f", "there is no file missing.py"),
   ("missing.txt", "No such file"),
+  ("json:dumps", "json:dumps must be a function without arguments: missing"),
+  ("BROKEN:f", "invalid syntax"),
 ])
 def test_mistake_is_one_line(file, name, message):
+  broken = file.with_name("broken.py")
+  broken.write_text("def f(:\n")
   with pytest.raises(ValueError, match=message) as error:
-    foreign.read(name.replace("FILE", str(file)))
+    foreign.read(
+      name.replace("FILE", str(file)).replace("BROKEN", str(broken))
+    )
   assert "\n" not in str(error.value)

@@ -350,3 +350,12 @@ def test_missing_module_of_a_missing_package_is_not_there():
   assert files._is_there("os.path")
   assert not files._is_there("no_such_module_here")
   assert not files._is_there("no_such_package_here.module")
+
+
+@pytest.mark.parametrize(
+  "text", ["[1]", "null", '{"loss": 1.5}', '{"step": "1"}', '{"step": true}']
+)
+def test_line_of_metrics_without_a_step_is_named(tmp_path, text):
+  (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{text}\n')
+  with pytest.raises(ValueError, match="jsonl:2 is damaged: it has no step"):
+    records.read_metrics(tmp_path)

@@ -12,6 +12,7 @@ from parallel.planner import plan, subsets
 from tests.parallel.planner.plan_test import CHOICES, _even, _problem
 
 QUICK = dataclasses.replace(CHOICES, schedules=("1f1b",), schemes=("ddp",))
+QUICKER = dataclasses.replace(QUICK, remats=("none",), most_microbatches=4)
 
 
 def _with_slow(size, rates):
@@ -24,10 +25,10 @@ def _with_slow(size, rates):
   return dataclasses.replace(links, bandwidth=bandwidth)
 
 
-def _seconds(problem, devices):
+def _seconds(problem, devices, choices=QUICK):
   part = dataclasses.replace(problem, links=problem.links.part(devices))
   try:
-    return plan.plan(part, QUICK, count=1, ordered=3).best[0].latency.total
+    return plan.plan(part, choices, count=1, ordered=3).best[0].latency.total
   except ValueError:
     return np.inf
 
@@ -51,6 +52,50 @@ def test_plan_is_the_best_of_all_subsets_of_devices(rates):
   if min(rates.values(), default=1e9) < 1e9:
     # The device that costs most is named first.
     assert found.left_out[0] == min(rates, key=rates.get)
+
+
+def _drawn(seed):
+  """Returns 12 devices, in one or three nodes, and the one or two slow ones."""
+  rng = np.random.default_rng(seed)
+  links = _even(12, 25e9, 1e-5)
+  nodes = np.arange(12) // (4 if seed % 2 else 12)
+  bandwidth = np.where(nodes[:, None] == nodes, 2e11, 25e9)
+  slow = rng.choice(12, 1 + seed // 2 % 2, replace=False).tolist()
+  for device in slow:
+    rate = np.exp(rng.uniform(np.log(2e7), np.log(2e10)))
+    bandwidth[device] = np.minimum(bandwidth[device], rate)
+    bandwidth[:, device] = np.minimum(bandwidth[:, device], rate)
+  return dataclasses.replace(
+    links, nodes=tuple(nodes.tolist()), bandwidth=bandwidth
+  ), slow
+
+
+def _different(links, slow, least):
+  """Returns subsets that differ in more than the names of equal devices."""
+  found = {}
+  for size in range(least, links.num_devices + 1):
+    for devices in itertools.combinations(range(links.num_devices), size):
+      nodes = {}
+      for device in devices:
+        name = device if device in slow else -1
+        nodes.setdefault(links.nodes[device], []).append(name)
+      found.setdefault(str(sorted(map(sorted, nodes.values()))), devices)
+  return list(found.values())
+
+
+@pytest.mark.rotated(10)  # 6 s each
+@pytest.mark.parametrize("seed", range(20))
+def test_plan_is_no_worse_than_subsets_of_a_random_cluster(seed):
+  """All subsets of one node, and 24 of those of three nodes."""
+  links, slow = _drawn(seed)
+  problem = _problem(links)
+  found = subsets.search(problem, QUICKER, least=8, count=1, ordered=3)
+  every = _different(links, slow, 8)
+  if len(every) > 24:
+    some = np.random.default_rng(seed).choice(len(every), 24, replace=False)
+    every = [every[i] for i in some]
+  best_s = min(_seconds(problem, x, QUICKER) for x in every)
+  assert found.seconds <= best_s * (1 + 1e-9)
 
 
 def test_number_without_a_configuration_uses_fewer_devices():
@@ -82,6 +127,17 @@ def test_slow_devices_are_removed_first_then_the_last_ones():
   links = dataclasses.replace(links, bandwidth=slow)
   order, num_slow = subsets.removals(links, 12)
   assert (order, num_slow) == ((3, 9, 15, 14), 2)
+
+
+def test_nodes_keep_multiples_of_a_group():
+  """Nodes of 4 devices with one slow device in two of them: 3, 4 and 3."""
+  links = _with_slow(12, {1: 5e9, 8: 1e9})
+  links = dataclasses.replace(links, nodes=(0,) * 4 + (1,) * 4 + (2,) * 4)
+  order, num_slow = subsets.removals(links, 6)
+  assert (order[:2], num_slow) == ((8, 1), 2)
+  pairs, whole = subsets._grouped(links, order, num_slow)
+  assert pairs == (8, 1, 11, 3, 10, 9)  # 2, 4 and 2, then 2 and 4
+  assert whole == (8, 1, 11, 10, 9, 3)  # 3 and 4, then 2 and 4
 
 
 @pytest.mark.parametrize(("n", "num_slow", "expected"), [

@@ -135,3 +135,10 @@ def test_trace_of_a_run_has_each_execution(tmp_path):
 def test_folder_without_a_trace_is_refused(tmp_path):
   with pytest.raises(ValueError, match="no file"):
     profiles.events(tmp_path)
+
+
+def test_damaged_trace_is_named(tmp_path):
+  path = tmp_path / "a.xplane.pb"
+  path.write_bytes(b"{" * 100)
+  with pytest.raises(ValueError, match=r"a\.xplane\.pb is damaged"):
+    profiles.events(tmp_path)
