@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -125,6 +126,17 @@ def test_long_wait_is_printed_once(tmp_path, monkeypatch):
     for _ in range(2):
       made._report()
     assert lines == [server.waits(made.state, process.rules())]
+
+
+def test_bytes_of_lost_connections_add_up(tmp_path):
+  with process.service(0, tmp_path, process.rules(), say=print) as made:
+    for count in (1, 2):
+      made._channels[2] = types.SimpleNamespace(
+        sent_bytes=30, received_bytes=7
+      )
+      made._lose(2)
+      assert made._counted == {2: (30 * count, 7 * count)}
+    assert made._channels == {}
 
 
 def test_ended_clients_do_not_connect_again(tmp_path):
