@@ -222,7 +222,7 @@ def test_straggler_follows_differences_that_it_does_not_answer(tmp_path):
       client._params, arithmetic.published[client.revision]
     )
   # Differences from another revision: the client requests the whole model.
-  work = messages.Work(9, 9, clients[0].revision - 1, (2,), 0.0)
+  work = messages.Work(9, 9, clients[0].revision - 1, (2,), 0.0, False)
   assert not clients[0]._apply(work, (b"ab",))
   assert clients[0].revision is None
 
