@@ -64,7 +64,7 @@ class Work(NamedTuple):
   base: int | None
   sizes: tuple[int, ...]
   sent_s: float
-  waits: bool = False
+  waits: bool
 
 
 class Resend(NamedTuple):

@@ -46,19 +46,16 @@ def test_rows_are_medians_at_the_first_round_that_reaches_the_target():
   ]
 
 
-def test_runs_of_a_seed_share_examples_and_differ_in_bytes(capsys):
+def test_run_has_the_bytes_and_times_of_its_variant(capsys):
   config = config_of.get_config("test")
   config.model.update({"widths": (4,), "blocks": 1, "groups": 2})
   config.federated.rounds, config.benchmark.target = 2, 100.0
-  config.benchmark.variants = ("", "uplink=int4")
+  config.benchmark.variants = ("uplink=int4",)
   found = federated_cell.run(config)
-  plain, coded = found["rows"]
-  assert [row["variant"] for row in found["runs"]] == ["", "uplink=int4"]
-  for row in found["runs"]:
-    assert len(row["rounds"]) == 2
-  assert plain["reached"] == plain["round"] == 1
-  assert coded["bytes_up"] < plain["bytes_up"] == plain["bytes_down"]
-  assert plain["time_s"] == pytest.approx(plain["round_s"], rel=0.01)
-  printed = capsys.readouterr().out
-  assert "float32, seed 0: loss" in printed
-  assert "uplink=int4, seed 0: loss" in printed
+  (row,), (run,) = found["rows"], found["runs"]
+  assert (run["variant"], run["seed"]) == ("uplink=int4", 0)
+  assert len(run["rounds"]) == 2
+  assert row["reached"] == row["round"] == 1
+  assert row["bytes_up"] < row["bytes_down"]
+  assert row["time_s"] == pytest.approx(row["round_s"], rel=0.01)
+  assert "uplink=int4, seed 0: loss" in capsys.readouterr().out

@@ -5,8 +5,6 @@ import os
 import pytest
 
 from caatnet.benchmarks.memory import measured_tiers
-from parallel.memory import host_memory
-from parallel.memory.host_optimizer import READ_BYTES
 
 
 def _cache(folder, cpu, size, shared):
@@ -60,22 +58,3 @@ def test_new_file_needs_a_disk_with_room(tmp_path):
   path.touch()
   with pytest.raises(FileExistsError):
     measured_tiers._check_disk(path, 1)
-
-
-def test_node_is_measured_with_arrays_beyond_the_cache():
-  """The cache is given: arrays of 40 kB are beyond one of 16 kB."""
-  node, lines = host_memory.nodes()[0], []
-  tier = measured_tiers._node(node, [40_000, 8_000], 16_000, lines.append)
-  assert (tier.name, tier.node, tier.duplex) == (f"node{node}", node, False)
-  assert tier.kind in ("dram", "cxl")
-  assert tier.latency_s.value > 0
-  counts = len({1, os.cpu_count()})
-  # A line for each size and number of threads, the latency, and each pass.
-  assert len(lines) == 2 * counts + 1 + 2
-  assert [x.size_bytes for x in tier.passes] == [
-    READ_BYTES * size // 4 for size in (8_000, 40_000)
-  ]
-  for rate in (tier.read, tier.write):
-    assert 0 < rate.low <= rate.value <= rate.high
-  with pytest.raises(ValueError, match=f"node {node} has .* free memory"):
-    measured_tiers._node(node, [1 << 50], 0, lines.append)

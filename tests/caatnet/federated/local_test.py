@@ -196,3 +196,17 @@ def test_mistakes_are_one_line(changes, message):
       override(tiny.get_config("convolutional,test"), changes)
     ).trainer(0)
   assert "\n" not in str(caught.value)
+
+
+def test_rounds_after_the_warm_up_compile_nothing(caplog):
+  trainer = LocalTrainer(
+    federation().experiment, examples(0), 0, 3, validate=False, test=False
+  )
+  params = trainer.vectors.initial()
+  trainer.warm_up()
+  with jax.log_compiles():
+    found = trainer.train(params, 0, lambda: False)
+    assert "Compiling" not in caplog.text
+    jax.jit(lambda x: x + 1)(np.ones(3))
+    assert "Compiling" in caplog.text
+  assert not np.array_equal(found.params, params)

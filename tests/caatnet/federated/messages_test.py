@@ -9,7 +9,7 @@ from caatnet.federated import messages
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.channel import Channel
 
-WORK = messages.Work(1, 2, None, (3, 2), 0.5)
+WORK = messages.Work(1, 2, None, (3, 2), 0.5, False)
 
 
 def test_parts_are_joined_and_cut_into_vectors():
@@ -18,7 +18,7 @@ def test_parts_are_joined_and_cut_into_vectors():
     event for message in (
       messages.Resend(1), WORK, messages.Part(b"abc"), messages.Part(b"d"),
       messages.Abandon(2), messages.Part(b"e"),
-      messages.Work(2, 2, 1, (), 0.5),
+      messages.Work(2, 2, 1, (), 0.5, True),
     )
     for event in assembler.take(message)
   ]
@@ -33,7 +33,7 @@ def test_parts_are_joined_and_cut_into_vectors():
     ([messages.Part(b"a")], "without a message"),
     ([WORK, WORK], "before the last part"),
     ([WORK, messages.Part(b"abcdef")], "1 bytes too many"),
-    ([messages.Work(1, 2, None, (8, 3), 0.5)], "the limit is 10"),
+    ([messages.Work(1, 2, None, (8, 3), 0.5, False)], "the limit is 10"),
   ],
 )
 def test_invalid_sequence_is_an_error(sent, error):
@@ -75,7 +75,7 @@ def test_both_sides_send_more_than_sockets_buffer():
         channel.run(take)
 
     messages.send(
-      channel, messages.Work(0, 0, None, (len(data),), 0.0), (data,)
+      channel, messages.Work(0, 0, None, (len(data),), 0.0, False), (data,)
     )
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -65,6 +65,27 @@ def test_client_without_a_connection_is_sent_nothing_at_the_end_of_a_round():
   assert {e.client for e in of(events.Train, effects)} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("origin", [0.0, 1000.0])
+@pytest.mark.parametrize(("gone", "late"), [(True, False), (False, True)])
+def test_round_is_late_if_its_deadline_has_passed(origin, gone, late):
+  """After its start: monotonic clocks have any origin."""
+  rules = numeric.rules(stragglers="drop", deadline_s=8.0, reconnect_s=3.0)
+  state = server.initial(PARAMS, Plain())
+  for client, num in enumerate(numeric.EXAMPLES):
+    state, _ = step(state, events.Hello(client, num), origin, rules)
+  for client in range(3):
+    state, _ = step(state, update(client), origin + 1.0, rules)
+  if gone:
+    state, _ = step(state, events.Gone(3), origin + 2.0, rules)
+  time = server.wake_s(state, rules)
+  assert time == origin + (5.0 if gone else 8.0)
+  _, effects = step(state, events.Tick(), time, rules)
+  (end,) = of(events.Ended, effects)
+  assert end.missing == (3,)
+  assert end.late == late
+  assert end.duration_s == time - origin
+
+
 @pytest.mark.parametrize("kind", sampling.SAMPLINGS)
 def test_mean_over_samples_is_the_step_of_all_clients(kind):
   weights = dict(enumerate((1.0, 2.0, 3.0, 4.0, 10.0)))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -128,6 +129,17 @@ def test_long_wait_is_printed_once(tmp_path, monkeypatch):
     assert lines == [server.waits(made.state, process.rules())]
 
 
+def test_bytes_of_lost_connections_add_up(tmp_path):
+  with process.service(0, tmp_path, process.rules(), say=print) as made:
+    for count in (1, 2):
+      made._channels[2] = types.SimpleNamespace(
+        sent_bytes=30, received_bytes=7
+      )
+      made._lose(2)
+      assert made._counted == {2: (30 * count, 7 * count)}
+    assert made._channels == {}
+
+
 def test_ended_clients_do_not_connect_again(tmp_path):
   before = {*threading.enumerate()}
   in_threads(tmp_path, process.rules(rounds=1))
@@ -211,7 +223,7 @@ def test_straggler_follows_differences_that_it_does_not_answer(tmp_path):
       client._params, arithmetic.published[client.revision]
     )
   # Differences from another revision: the client requests the whole model.
-  work = messages.Work(9, 9, clients[0].revision - 1, (2,), 0.0)
+  work = messages.Work(9, 9, clients[0].revision - 1, (2,), 0.0, False)
   assert not clients[0]._apply(work, (b"ab",))
   assert clients[0].revision is None
 
