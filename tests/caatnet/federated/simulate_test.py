@@ -114,6 +114,29 @@ def test_resumed_run_has_the_same_bits():
   assert restarts > 40
 
 
+class Cancelling(simulate.Constant):
+  """Keeps the cancelled transfers, which have begun and not arrived."""
+
+  def __init__(self):
+    super().__init__(0.3, 0.4)
+    self.cancelled = []
+
+  def cancel(self, time, transfer):
+    assert transfer in self._ends
+    super().cancel(time, transfer)
+    self.cancelled.append((time, transfer.client, transfer.up))
+
+
+@pytest.mark.parametrize(("time", "up"), [(0.2, False), (1.6, True)])
+def test_cut_connection_ends_its_transfer_in_the_network(time, up):
+  network = Cancelling()
+  found = numeric.run(
+    numeric.rules(rounds=1), [Fault(time, "cut", 2, 1.0)], network=network
+  )
+  assert found.hit == [("cut", "uplink" if up else "downlink")]
+  assert network.cancelled == [(time, 2, up)]
+
+
 def test_pause_of_a_client_delays_a_round_by_no_more_than_its_length():
   """In each phase; what the client would send or receive follows the pause."""
   rules, pause_s = numeric.rules(rounds=1), 0.7
