@@ -76,16 +76,12 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
   # Donated arguments are counted once, in ``arguments``: the outputs that alias
   # them are subtracted from ``outputs``.
   # XLA:TPU counts temporaries in host memory twice, here and as ``host_temp``.
-  leaves = jax.tree.leaves(arguments)
-  platform = next(iter(leaves[0].sharding.device_set)).platform
+  leaf = jax.tree.leaves(arguments)[0]
+  platform = next(iter(leaf.sharding.device_set)).platform
   twice = analysis.host_temp_size_in_bytes if platform == "tpu" else 0
+  # Ahead of time, GPUs list no memories, so jax drops the memory kinds of
+  # arguments: all of them are in device memory of the program.
   host = analysis.host_argument_size_in_bytes
-  if platform == "gpu" and not host:
-    # XLA:GPU, compiling ahead of time, counts all arguments as device memory.
-    host = sum(
-      bytes_per_device(x) for x in leaves
-      if x.sharding.memory_kind == "pinned_host"
-    )
   # XLA reports one number for all arguments in their device layouts; the
   # difference to their logical sizes is padding.
   return Memory(

@@ -29,11 +29,11 @@ def analyse(where):
   return study.analyse(experiment, target)["memory"]
 
 
-def test_moments_and_activations_are_not_counted_as_device_memory():
+def test_activations_are_temporaries_in_host_memory():
+  """Moments are counted as device memory ahead of time; `parallel.xla.memory`.
+  """
   before, after = analyse("device"), analyse("pinned_host")
-  moments = 2 * after["parameters"]
   activations = LAYERS * TOKENS * WIDTH * 2
-  assert after["of these on the host"] == moments
   assert after["temporaries on the host"] == activations
   for bytes_of in ("total", "peak"):
-    assert before[bytes_of] - after[bytes_of] >= moments + activations
+    assert before[bytes_of] - after[bytes_of] >= activations
