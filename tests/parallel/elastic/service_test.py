@@ -27,6 +27,7 @@ from tests.parallel.elastic.worlds import (
   Relay,
   certificates,
   together,
+  until,
 )
 
 pytestmark = pytest.mark.quick
@@ -106,8 +107,7 @@ def test_unauthenticated_and_invalid_input_is_closed_and_peers_continue(
     quiet = _dialled(there)
     hello = frames.encode(m.Hello(0, 0, "", None))
     frames.send(quiet, Header(Kind.MESSAGE), hello, checked=True)
-    while not any(peer.what == "is checked" for peer in there.seen()):
-      time.sleep(0.01)
+    until(lambda: any(x.what == "is checked" for x in there.seen()))
     swarm.give(np.ones(3, np.float32), _step)
     assert swarm.counted
     assert swarm.epoch == 1
@@ -146,10 +146,7 @@ def test_waiting_peer_that_the_next_one_cannot_reach_is_dropped(tmp_path):
     thread.start()
     ends.append((channel, thread))
     channel.send(m.Hello(0, 0, "00", None))
-    until = time.monotonic() + PATIENCE_S
-    while not waits(me):
-      assert time.monotonic() < until, lines
-      time.sleep(0.01)
+    until(lambda: waits(me))
     return me
 
   first = join()
@@ -209,8 +206,7 @@ def test_suspension_of_the_coordinator_is_no_silence_of_its_peers(
   with _dialled(there) as sock:
     hello = frames.encode(m.Hello(0, 0, "", None))
     frames.send(sock, Header(Kind.MESSAGE), hello, checked=True)
-    while not there.state.record.members:
-      time.sleep(0.01)
+    until(lambda: there.state.record.members)
     monkeypatch.setattr(time, "monotonic", lambda: real() + jumped_s[0])
 
     def dropped(*jumps):
@@ -337,8 +333,7 @@ def test_runs_that_join_in_any_order_lose_no_round_without_a_line(
   members = []
   for revision in order:
     members.append(_Member(there, revision, lambda _: ended.is_set()))
-    while len(members[-1].revisions) < 3 and members[-1].error is None:
-      time.sleep(0.01)
+    until(lambda: len(members[-1].revisions) > 2 or members[-1].error)
   ended.set()
   for member in members:
     member.thread.join(PATIENCE_S)
@@ -363,8 +358,7 @@ def test_runs_that_join_in_any_order_lose_no_round_without_a_line(
   members = []
   for revision in order:
     members.append(_Member(there, revision, lambda x: x.revision >= 2003))
-    while not (there.state.pending or there.state.record.epoch):
-      time.sleep(0.01)
+    until(lambda: there.state.pending or there.state.record.epoch)
   for member in members:
     member.thread.join(PATIENCE_S)
     assert member.revisions[1] == 2000
