@@ -12,7 +12,7 @@ import pytest
 from parallel.elastic.membership import messages as m
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.settings import Options
-from parallel.elastic.transport import frames
+from parallel.elastic.transport import frames, handshake
 from parallel.elastic.transport.frames import FrameError, Header, Kind
 from parallel.elastic.transport.handshake import (
   Purpose,
@@ -97,6 +97,19 @@ def test_options_of_a_connection_are_those_of_its_socket():
       assert sock.getsockopt(*unacknowledged) == 7000
       # The kernel doubles the size, for its own use.
       assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 1 << 16
+
+
+def test_error_of_a_check_fits_a_message_for_any_text(monkeypatch):
+  def failing(*_):
+    raise OSError("\u00e9" * 1000)
+
+  monkeypatch.setattr(handshake, "dial", failing)
+  text = handshake.reached("p0", "p1", ("h", 1), SECURITY, Scope(), 1)
+  assert text == "?" * m.MOST_CHARS
+  message = m.Checked("p1", text)
+  assert frames.decode(frames.encode(message), [m.Checked]) == message
+  with pytest.raises(FrameError, match="is not a valid text"):
+    frames.encode(m.Checked("p1", text + "?"))
 
 
 @pytest.mark.parametrize("checked", [False, True])
