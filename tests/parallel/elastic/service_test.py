@@ -244,6 +244,17 @@ def test_peer_that_does_not_read_is_disconnected():
   other.close()
 
 
+def test_channel_holds_as_many_messages_as_its_limit():
+  here, other = socket.socketpair()
+  with here, other:
+    channel = Channel(here, frames.FROM_PEER, 30, most_waiting=3)
+    for _ in range(3):
+      channel.send(m.Leave())
+    assert not channel.reason
+    channel.send(m.Leave())
+    assert channel.reason == "does not read its messages"
+
+
 def test_frame_over_the_limit_is_refused_before_its_body():
   here, other = socket.socketpair()
   other.sendall(Header(Kind.MESSAGE, length=1 << 31).pack())

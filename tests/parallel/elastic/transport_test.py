@@ -378,6 +378,28 @@ def test_peer_cannot_open_operations_without_end():
       links[0]._opened("p1", 4096, word)
 
 
+def test_member_is_absent_until_all_of_its_connections_are_there():
+  with listeners(2) as there:
+    there["p1"].serve(
+      Purpose.DATA, Offer(1, None, lambda sock, _: sock.recv(1))
+    )
+    members = {name: x.address for name, x in there.items()}
+    links = Links("p0", 1, members, SECURITY, Options(num_connections=2))
+
+    def dialled(connection):
+      request = Request(Purpose.DATA, connection, 1, "p1", "p0")
+      return dial(members["p0"], request, SECURITY, Scope(), PATIENCE_S)
+
+    error, *sockets = together([
+      lambda: links.connect(there["p0"], 2.0), lambda: dialled(0),
+      lambda: dialled(1),
+    ])
+    for sock in sockets:
+      sock.close()
+    assert isinstance(error, Unreachable)
+    assert (error.peers, error.absent) == ({}, ("p1",))
+
+
 def test_connecting_ends_as_soon_as_a_member_refuses():
   with listeners(2) as there:
     there["p1"].serve(
