@@ -37,7 +37,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from parallel.elastic.membership.messages import Id
+from parallel.elastic.membership.messages import MOST_CHARS, Id
 from parallel.elastic.transport.frames import read_into
 from parallel.elastic.transport.identity import (
   PUBLIC_BYTES,
@@ -519,7 +519,7 @@ def reached(
   except OSError as error:
     # Printable ASCII, as in a message to the coordinator.
     text = str(error) or type(error).__name__
-    return re.sub(r"[^ -~]", "?", text)[:200]
+    return re.sub(r"[^ -~]", "?", text)[:MOST_CHARS]
   return ""
 
 

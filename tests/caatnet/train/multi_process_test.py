@@ -71,7 +71,9 @@ def test_membership_has_the_attributes_of_its_swarm(there):
 
 
 def test_end_of_a_swarm_ends_the_membership(there):
-  with Together(member(there, rounds=1, alone_s=0.3)) as together:
+  swarm = member(there, rounds=1)
+  with Together(swarm) as together:
+    swarm._agent._settings = Settings(alone_s=0.3)
     together.give(np.ones(3, np.float32), combine)
     late = Together(member(there, rounds=1))
     with pytest.raises(Finished, match="all 1 rounds"), late:

@@ -53,6 +53,17 @@ def test_message_round_trips_through_its_bytes(message):
   assert frames.decode(frames.encode(message), ALL) == message
 
 
+def test_number_of_items_is_limited_on_both_sides(monkeypatch):
+  message = m.Start(1, 2, tuple(f"p{i}" for i in range(1025)))
+  with pytest.raises(FrameError, match="at most 1024 items"):
+    frames.encode(message)
+  with monkeypatch.context() as patched:
+    patched.setattr(frames, "MOST_ITEMS", 1025)
+    data = frames.encode(message)
+  with pytest.raises(FrameError, match="1025 items; the limit is 1024"):
+    frames.decode(data, ALL)
+
+
 @pytest.mark.parametrize(
   "message",
   [m.Ready(-1, 0), m.Ready(2**63, 0), m.Ready(True, 0), m.Ready("1", 0),

@@ -68,3 +68,12 @@ def test_reopened_log_continues_on_a_line_of_its_own(tmp_path):
     assert len(list(history.replay(history.read(path)))) == (
       3 if cut == complete[:-1] else 2
     )
+
+
+@pytest.mark.parametrize("data", [
+  {}, {"is": "Nothing"}, {"is": "Any"}, {"is": "Ready", "epoch": 1},
+  {"is": "Leave", "more": 1},
+], ids=str)
+def test_entry_that_is_no_message_is_refused(data):
+  with pytest.raises(ValueError, match="not a message"):
+    m.from_json(data)

@@ -27,6 +27,7 @@ from tests.parallel.elastic.worlds import (
   Relay,
   certificates,
   together,
+  until,
 )
 
 pytestmark = pytest.mark.quick
@@ -106,8 +107,7 @@ def test_unauthenticated_and_invalid_input_is_closed_and_peers_continue(
     quiet = _dialled(there)
     hello = frames.encode(m.Hello(0, 0, "", None))
     frames.send(quiet, Header(Kind.MESSAGE), hello, checked=True)
-    while not any(peer.what == "is checked" for peer in there.seen()):
-      time.sleep(0.01)
+    until(lambda: any(x.what == "is checked" for x in there.seen()))
     swarm.give(np.ones(3, np.float32), _step)
     assert swarm.counted
     assert swarm.epoch == 1
@@ -146,10 +146,7 @@ def test_waiting_peer_that_the_next_one_cannot_reach_is_dropped(tmp_path):
     thread.start()
     ends.append((channel, thread))
     channel.send(m.Hello(0, 0, "00", None))
-    until = time.monotonic() + PATIENCE_S
-    while not waits(me):
-      assert time.monotonic() < until, lines
-      time.sleep(0.01)
+    until(lambda: waits(me))
     return me
 
   first = join()
@@ -209,18 +206,16 @@ def test_suspension_of_the_coordinator_is_no_silence_of_its_peers(
   with _dialled(there) as sock:
     hello = frames.encode(m.Hello(0, 0, "", None))
     frames.send(sock, Header(Kind.MESSAGE), hello, checked=True)
-    while not there.state.record.members:
-      time.sleep(0.01)
+    until(lambda: there.state.record.members)
     monkeypatch.setattr(time, "monotonic", lambda: real() + jumped_s[0])
 
-    def dropped(*jumps):
-      for jump_s in jumps:
-        jumped_s[0] += jump_s
-        time.sleep(0.5)  # several ticks
+    def dropped_after(jump_s):
+      jumped_s[0] += jump_s
+      time.sleep(0.5)  # several ticks
       return any("silent for 60 s" in line for line in lines)
 
-    assert not dropped(54, 10, 99, 20)
-    assert dropped(20, 20, 20)
+    assert not any(map(dropped_after, (54, 10, 99, 20)))
+    assert any(map(dropped_after, [20] * 20))
   there.close()
 
 
@@ -246,6 +241,17 @@ def test_peer_that_does_not_read_is_disconnected():
   assert ended == ["does not read its messages"]
   here.close()
   other.close()
+
+
+def test_channel_holds_as_many_messages_as_its_limit():
+  here, other = socket.socketpair()
+  with here, other:
+    channel = Channel(here, frames.FROM_PEER, 30, most_waiting=3)
+    for _ in range(3):
+      channel.send(m.Leave())
+    assert not channel.reason
+    channel.send(m.Leave())
+    assert channel.reason == "does not read its messages"
 
 
 def test_frame_over_the_limit_is_refused_before_its_body():
@@ -337,8 +343,7 @@ def test_runs_that_join_in_any_order_lose_no_round_without_a_line(
   members = []
   for revision in order:
     members.append(_Member(there, revision, lambda _: ended.is_set()))
-    while len(members[-1].revisions) < 3 and members[-1].error is None:
-      time.sleep(0.01)
+    until(lambda: len(members[-1].revisions) > 2 or members[-1].error)
   ended.set()
   for member in members:
     member.thread.join(PATIENCE_S)
@@ -363,8 +368,7 @@ def test_runs_that_join_in_any_order_lose_no_round_without_a_line(
   members = []
   for revision in order:
     members.append(_Member(there, revision, lambda x: x.revision >= 2003))
-    while not (there.state.pending or there.state.record.epoch):
-      time.sleep(0.01)
+    until(lambda: there.state.pending or there.state.record.epoch)
   for member in members:
     member.thread.join(PATIENCE_S)
     assert member.revisions[1] == 2000

@@ -12,7 +12,7 @@ import pytest
 from parallel.elastic.membership import messages as m
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.settings import Options
-from parallel.elastic.transport import frames
+from parallel.elastic.transport import frames, handshake
 from parallel.elastic.transport.frames import FrameError, Header, Kind
 from parallel.elastic.transport.handshake import (
   Purpose,
@@ -97,6 +97,19 @@ def test_options_of_a_connection_are_those_of_its_socket():
       assert sock.getsockopt(*unacknowledged) == 7000
       # The kernel doubles the size, for its own use.
       assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 1 << 16
+
+
+def test_error_of_a_check_fits_a_message_for_any_text(monkeypatch):
+  def failing(*_):
+    raise OSError("\u00e9" * 1000)
+
+  monkeypatch.setattr(handshake, "dial", failing)
+  text = handshake.reached("p0", "p1", ("h", 1), SECURITY, Scope(), 1)
+  assert text == "?" * m.MOST_CHARS
+  message = m.Checked("p1", text)
+  assert frames.decode(frames.encode(message), [m.Checked]) == message
+  with pytest.raises(FrameError, match="is not a valid text"):
+    frames.encode(m.Checked("p1", text + "?"))
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -363,6 +376,28 @@ def test_peer_cannot_open_operations_without_end():
       links[0]._opened("p1", tag, word)
     with pytest.raises(FrameError, match="4096 opened operations not started"):
       links[0]._opened("p1", 4096, word)
+
+
+def test_member_is_absent_until_all_of_its_connections_are_there():
+  with listeners(2) as there:
+    there["p1"].serve(
+      Purpose.DATA, Offer(1, None, lambda sock, _: sock.recv(1))
+    )
+    members = {name: x.address for name, x in there.items()}
+    links = Links("p0", 1, members, SECURITY, Options(num_connections=2))
+
+    def dialled(connection):
+      request = Request(Purpose.DATA, connection, 1, "p1", "p0")
+      return dial(members["p0"], request, SECURITY, Scope(), PATIENCE_S)
+
+    error, *sockets = together([
+      lambda: links.connect(there["p0"], 2.0), lambda: dialled(0),
+      lambda: dialled(1),
+    ])
+    for sock in sockets:
+      sock.close()
+    assert isinstance(error, Unreachable)
+    assert (error.peers, error.absent) == ({}, ("p1",))
 
 
 def test_connecting_ends_as_soon_as_a_member_refuses():

@@ -1,6 +1,6 @@
 """Small groups of peers in one process, connected by real sockets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import os
 import random
@@ -73,6 +73,14 @@ def together(functions: list) -> list:
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
   return found
+
+
+def until(condition: Callable[[], object]) -> None:
+  """Waits for a condition that must become true."""
+  end = time.monotonic() + PATIENCE_S
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.01)
 
 
 @contextlib.contextmanager
