@@ -119,7 +119,7 @@ def modules(root: pathlib.Path) -> list[Module]:
 
 
 def code_of_rooms(found: list[Module]) -> collections.Counter[str]:
-  """Returns the code lines of each directory of a package, and its files."""
+  """Returns the code lines of each file or directory at a package's top."""
   rooms = collections.Counter[str]()
   for module in found:
     rooms[".".join(module.name.split(".")[:2])] += module.code

@@ -75,7 +75,7 @@ class Router:
       if self.kinds[index] in experts:
         return experts[self.kinds[index]]
     raise ValueError(
-      f"no expert is of one of the kinds {', '.join(self.kinds)}"
+      f"no expert has one of the kinds {', '.join(self.kinds)}"
     )
 
   def write(self, folder: str | os.PathLike[str]) -> None:

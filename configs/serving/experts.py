@@ -10,8 +10,8 @@ with random parameters, which it creates, and no router.
 
 A server with a key adds experts at run time: POST /v1/experts with the fields
 name, path, kind and description. `auto` prefers the experts that the sweep has
-trained, and replacements of these (PUT /v1/experts/NAME): an added expert
-answers only if no other one of its kind is left.
+trained, and replacements of these (PUT /v1/experts/NAME). It selects an added
+expert only if none of these has its kind; requests can always name it.
 """
 
 import ml_collections

@@ -39,7 +39,7 @@ class Subset:
     problem: The problem on the devices that are used.
     plan: Its plan.
     devices: The devices that are used, ascending.
-    left_out: The other devices, the slowest first.
+    left_out: The other devices, the slow ones first.
     whole_s: Seconds of the best step on all devices; None if nothing runs on
       all of them.
   """

@@ -30,7 +30,7 @@ def dumps(folder: pathlib.Path) -> list[Dump]:
 
   Raises:
     ValueError: The folder has no optimized program as text, or two of a name,
-      as if two processes had written to it, or a file is no text.
+      as if two processes had written to it, or a file is not UTF-8 text.
   """
   names = {path.name for path in folder.iterdir()}
   # Names of programs may have dots, which the platform's may have, too.

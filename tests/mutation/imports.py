@@ -27,7 +27,8 @@ def _imported(root: pathlib.Path, path: pathlib.Path) -> set[str]:
       found |= {node.module}
       found |= {f"{node.module}.{alias.name}" for alias in node.names}
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-      found |= {named[1] for named in [_NAME.fullmatch(node.value)] if named}
+      if named := _NAME.fullmatch(node.value):
+        found.add(named[1])
       if _SCRIPT.fullmatch(node.value) and (path.parent / node.value).exists():
         found |= {_module(root, path.parent / node.value)}
   return found

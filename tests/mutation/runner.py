@@ -242,11 +242,11 @@ class Runner:
     ]
     seconds, num_tests = 0.0, 0
     answer = Answer("not run", 0.0)
-    killed = [f for f in (*own, *others) if f in reaching]
-    for files, unseen in ((own, False), (others, False), (killed, True)):
-      planned = {}
-      if not (unseen and num_tests):
-        planned = self._planned(server, mutant, files, unseen)
+    importing = [f for f in (*own, *others) if f in reaching]
+    for files, unseen in ((own, False), (others, False), (importing, True)):
+      if unseen and num_tests:
+        break
+      planned = self._planned(server, mutant, files, unseen)
       if not planned:
         continue
       answer = self._run(server, mutant, planned)

@@ -40,7 +40,6 @@ from parallel.memory.problem import (
   Way,
 )
 
-_RATE = 1e-3  # learning rate
 # Part and way of the only part of the state, named as greedy policies expect.
 _WAY = "parameters", "updated by the cpu, weights on the device"
 
@@ -83,19 +82,13 @@ def _made(
   return optimizer
 
 
-def _step(optimizer: HostOptimizer) -> None:
-  optimizer.begin(_RATE)
-  optimizer.update(0, optimizer.gradients)
-  optimizer.end()
-
-
 def _compare(size: int, threads: int, options: Any) -> dict[str, Any]:
   """Returns the seconds of all optimizers, and their share of triad."""
   ours = _made(size, threads)
   arrays = [ours.weights, ours.gradients, ours.first]
   measures: dict[str, Callable[[], float]] = {
     "triad": lambda: rates.measure(arrays, threads, ["triad"])["triad"],
-    "ours": lambda: timing.seconds_after_one(lambda: _step(ours)),
+    "ours": lambda: timing.seconds_after_one(lambda: measured_tiers.step(ours)),
     "optax": functools.partial(timing.seconds_after_one, _optax(size)),
   }
   versions: dict[str, str] = {}
@@ -129,7 +122,7 @@ def _compare(size: int, threads: int, options: Any) -> dict[str, Any]:
 
 def _optax(size: int) -> Callable[[], None]:
   """Returns a function that takes a jitted step with a donated state."""
-  optimizer = optax.adamw(_RATE, 0.9, 0.95, weight_decay=0.1)
+  optimizer = optax.adamw(measured_tiers.RATE, 0.9, 0.95, weight_decay=0.1)
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
   def step(weights, state, gradients):

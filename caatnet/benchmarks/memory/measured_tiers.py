@@ -36,6 +36,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _FLOAT = 4  # bytes
 # Elements of a file that are requested while as many are read.
 _AHEAD = 2**26
+RATE = 1e-3  # learning rate
 # Quick steps are repeated for this many seconds, at most `_MOST` times.
 _REPEAT_S, _MOST = 1.0, 50
 # Seconds of steps in memory before a timed one: threads sleep, and caches have
@@ -244,21 +245,22 @@ def _pass(tier: int | str, size: int) -> Pass:
   )
 
 
+def step(optimizer: HostOptimizer) -> None:
+  """Updates all parameters once."""
+  optimizer.begin(RATE)
+  optimizer.update(0, optimizer.gradients)
+  optimizer.end()
+
+
 def step_s(optimizer: HostOptimizer) -> float:
   """Returns the seconds of a step, until its files are dropped from memory."""
-
-  def step() -> None:
-    optimizer.begin(1e-3)
-    optimizer.update(0, optimizer.gradients)
-    optimizer.end()
-
   if not optimizer.buffer.has_files:  # else a step leaves nothing in caches
     end = time.perf_counter() + _WARM_S
-    step()
+    step(optimizer)
     while time.perf_counter() < end:
-      step()
+      step(optimizer)
   start = time.perf_counter()
-  step()
+  step(optimizer)
   optimizer.buffer.drop()
   return time.perf_counter() - start
 

@@ -134,7 +134,7 @@ class _Watched:
     return found
 
   def loads_s(self) -> np.ndarray:
-    """Returns seconds of each load, in all and exposed, ``[loads, 2]``."""
+    """Returns total and exposed seconds of each load, ``[loads, 2]``."""
     steps = np.array([step[1:] for step in self.steps])
     # Steps under way overlap: each counts from the end of the previous one.
     steps[1:, 0] = np.maximum(steps[1:, 0], steps[:-1, 1])
@@ -272,7 +272,7 @@ def _simulator(
     seed: Seed of the draws.
   """
   load_s, exposed_s = _loads(runs).T
-  rate = _rate_beside_steps(load_s, exposed_s)
+  rate = _rate_during_steps(load_s, exposed_s)
   alone_s = exposed_s + rate * (load_s - exposed_s)
   rng = np.random.default_rng(seed)
 
@@ -287,7 +287,7 @@ def _simulator(
   )
 
 
-def _rate_beside_steps(load_s: np.ndarray, exposed_s: np.ndarray) -> float:
+def _rate_during_steps(load_s: np.ndarray, exposed_s: np.ndarray) -> float:
   """Returns the speed of loads while steps run, relative to that without.
 
   Loads of equal size take equally long on average without steps, whether steps
@@ -299,11 +299,11 @@ def _rate_beside_steps(load_s: np.ndarray, exposed_s: np.ndarray) -> float:
     exposed_s: Seconds of each load without steps.
   """
   overlap_s = load_s - exposed_s
-  beside = overlap_s > load_s / 2
-  if beside.all() or not beside.any():
+  during = overlap_s > load_s / 2
+  if during.all() or not during.any():
     return 1.0
-  more = exposed_s[~beside].mean() - exposed_s[beside].mean()
-  rate = more / (overlap_s[beside].mean() - overlap_s[~beside].mean())
+  more = exposed_s[~during].mean() - exposed_s[during].mean()
+  rate = more / (overlap_s[during].mean() - overlap_s[~during].mean())
   return float(np.clip(rate, 0.01, 1.0))
 
 
@@ -312,7 +312,7 @@ def _arrivals(rate: float) -> str:
 
 
 def _loads(runs: Sequence[_Watched]) -> np.ndarray:
-  """Returns seconds of all loads, in all and exposed, ``[loads, 2]``."""
+  """Returns total and exposed seconds of all loads, ``[loads, 2]``."""
   return np.concatenate([run.loads_s() for run in runs])
 
 

@@ -59,16 +59,17 @@ NO_COPIES = CopyTimes(1, 1, 0.0, math.inf, math.inf, math.inf)
 
 @dataclasses.dataclass
 class _Loading:
-  """Load whose end is known only until the next step is submitted.
+  """Load whose end can change when the next step is submitted.
 
   Attributes:
     load: The load.
     asked_s: Time of the request.
-    work_s: Seconds without steps.
-    until_step_s: Seconds without steps until a step may begin.
-    begin_s: Time of the begin.
+    work_s: Seconds of the load if no step runs.
+    until_step_s: Seconds from its begin until a step may begin, if no step
+      runs.
+    begin_s: Start time.
     ready_s: Time from which a step may begin.
-    end_s: Time of the end.
+    end_s: End time.
   """
 
   load: Load
@@ -120,7 +121,7 @@ class Simulator:
   Attributes:
     costs: Times of its cost model.
     busy_s: Seconds in which a step was computed.
-    loaded_s: Seconds of loads without steps.
+    loaded_s: Seconds that all loads would take if no step ran.
     exposed_s: Seconds of loads in which no step was computed.
   """
 
@@ -147,8 +148,9 @@ class Simulator:
         which a step may begin, since it reads the last weights later; both
         without steps.
       load_rate: Speed of loads while a step runs, relative to that without.
-      steps_first: Whether `wait` waits for the first step under way whatever
-        ends before it, like `caatnet.serving.engine.device.DecoderExecutor`.
+      steps_first: Whether `wait` waits for the first step under way even if
+        a copy or load ends earlier, like
+        `caatnet.serving.engine.device.DecoderExecutor`.
     """
     self.costs = SimulatedCosts(steps, copies, most)
     self.busy_s = self.loaded_s = self.exposed_s = 0.0
@@ -223,7 +225,7 @@ class Simulator:
       self._ready_s[each.load] = each.ready_s
 
   def _after(self, begin: float, work_s: float) -> float:
-    """Returns the end of a load's work that takes so long without steps."""
+    """Returns when a load has done work of ``work_s`` seconds without steps."""
     for start, stop in self._spans if self._load_rate < 1 else ():
       if begin + work_s <= start:
         break

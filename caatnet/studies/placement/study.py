@@ -123,10 +123,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bound_s(step: Problem) -> float | None:
-  """Returns seconds that no placement of a step is below.
+  """Returns a lower bound of a step's seconds over all placements.
 
   It is the optimum of the linear program. None if nothing fits, or if a tier
-  has measured passes, whose seconds the program does not have.
+  has measured passes: the program does not have their seconds, so its optimum
+  is no bound.
   """
   if any(tier.passes for tier in step.host.tiers):
     return None

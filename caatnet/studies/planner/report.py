@@ -84,7 +84,7 @@ def _left_out(found: Row) -> list[str]:
     else f"with all {found['of']} a step takes {seconds:.4g} s"
   )
   return [
-    f"not used, the slowest first: devices {names} of {found['of']}; {whole}. "
+    f"not used, slow ones first: devices {names} of {found['of']}; {whole}. "
     f"A run has the devices {', '.join(map(str, found['used']))} only"
   ]
 

@@ -214,7 +214,7 @@ def _function(program: str) -> Callable[[], Any]:
     )
   try:
     inspect.signature(names[name]).bind()
-  except TypeError as error:
+  except (TypeError, ValueError) as error:  # ValueError: no signature
     raise ValueError(
       f"{program} must be a function without arguments: {error}"
     ) from error

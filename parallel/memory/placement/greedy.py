@@ -87,7 +87,7 @@ def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
   chosen = {}
   for part in problem.parts:
     names = [way.name for way in part.ways]
-    # A problem with fewer ways prescribes another layout.
+    # If the problem does not have this way, the first one of the part.
     name = wanted[part.name]
     chosen[part.name] = name if name in names else names[0]
   ways = {(part, way): 1.0 for part, way in chosen.items()}

@@ -83,15 +83,15 @@ def test_times_of_loads_add_up_to_those_of_the_simulator(
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.6, 0.3])
-def test_rate_of_loads_beside_steps_is_found_in_their_times(rate):
+def test_rate_of_loads_during_steps_is_found_in_their_times(rate):
   simulator = Simulator(
     Times(), load_s=lambda load: (3.0, 3.0), load_rate=rate
   )
   watched, _ = served(simulator, 2, 0)
-  found = experts_simulated._rate_beside_steps(*watched.loads_s().T)
+  found = experts_simulated._rate_during_steps(*watched.loads_s().T)
   assert found == pytest.approx(rate)
   # Of loads without steps, nothing is known.
-  assert experts_simulated._rate_beside_steps(np.ones(3), np.ones(3)) == 1.0
+  assert experts_simulated._rate_during_steps(np.ones(3), np.ones(3)) == 1.0
 
 
 def test_step_of_other_sizes_takes_the_time_of_the_nearest_number_of_tokens():

@@ -88,7 +88,7 @@ def test_router_selects_the_expert_of_a_prompt(library):
     assert found.open(AUTO, lambda text=text: text).name == expected
   for name in "ab":
     library.remove(name)
-  with pytest.raises(ApiError, match="no expert is of one of the kinds"):
+  with pytest.raises(ApiError, match="no expert has one of the kinds"):
     found.open(AUTO, lambda: "one")
 
 

@@ -42,7 +42,7 @@ def test_route_is_the_first_expert_of_the_most_probable_kind(router):
   assert router.route(b"x", entries) == "b1"
   assert router.route(b"", [*entries, entry("c1", "c", "seed")]) == "c1"
   assert router.route(b"x", entries[:2]) == "b0"
-  with pytest.raises(ValueError, match="no expert is of one of the kinds a, b"):
+  with pytest.raises(ValueError, match="no expert has one of the kinds a, b"):
     router.route(b"x", entries[:1])
 
 
