@@ -330,6 +330,8 @@ class Churn:
     if states[-1].record.revision < last:
       raise RuntimeError(f"round {last} is not in the coordinator's log")
     samples = self._seen[last]["samples"]
+    pauses = self._pauses()
+    longest = pauses[0]
     return {
       "events": self._classed(), "rounds": last,
       "epochs": sum(
@@ -339,11 +341,11 @@ class Churn:
         (stop - start, [
           kind for moment, kind in self._events if start - 1 <= moment <= stop
         ])
-        for start, stop in self._pauses()
+        for start, stop in pauses
       ],
       "dropped": len(self._dropped), "refused": self._refused,
-      "longest_s": self._pauses()[0][1] - self._pauses()[0][0],
-      "said": self._coordinator.lines(*self._pauses()[0]),
+      "longest_s": longest[1] - longest[0],
+      "said": self._coordinator.lines(*longest),
       "samples": samples, "loss": self._loss(),
       "calm_loss": self._calm(samples),
     }

@@ -1,10 +1,10 @@
 """Session of the comparison with Flower: commands, ports and counted bytes."""
 
 import subprocess
-import sys
 
 import pytest
 
+from caatnet import commands
 from caatnet.benchmarks.foreign import flower_session
 
 DEVICES = """Inter-|   Receive                            |  Transmit
@@ -34,7 +34,7 @@ def test_server_has_the_options_of_the_run():
   command = flower_session._ours({
     "clients": 3, "rounds": 5, "evaluate": False, "folder": "/f",
   }, "10.0.0.1")
-  assert command[:3] == [sys.executable, "-m", "launch.federate"]
+  assert command[:4] == commands.spawned("federate")
   assert {
     "--role=server", "--host=10.0.0.1", "--port=7100", "--workdir=/f/run",
     "--config.federated.clients=3", "--config.federated.per_round=3",

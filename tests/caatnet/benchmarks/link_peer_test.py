@@ -19,7 +19,7 @@ def test_each_pair_is_measured_from_both_ends():
     assert set(answer["links"]) == set(members) - {f"p{i}"}
     for rows in answer["links"].values():
       assert [size for size, _ in rows] == SIZES
-      assert all(0 < seconds < 1 for _, seconds in rows)
+      assert all(seconds > 0 for _, seconds in rows)
     device = answer["device"]
     # Any processor of a test is within these rates.
     assert 1e7 < device["flops"] < 1e13
