@@ -120,7 +120,10 @@ def test_no_peer_is_left_when_another_cannot_start(monkeypatch):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_peers_end_with_an_interrupted_or_killed_parent(how):
   script = (
+    "import signal\n"
     "from caatnet.benchmarks.harness import processes\n"
+    # Background jobs of a shell script inherit that SIGINT is ignored.
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     f"with processes.Peers({KIND!r}, [('x',), ('y',)]) as peers:\n"
     "  print(*(p for _, p in peers.do('name').found), flush=True)\n"
     "  peers.processes[0].answer()\n"  # waits for ever
