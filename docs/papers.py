@@ -1,8 +1,8 @@
 """Registry of papers, docs/papers.toml, and documents generated from it.
 
-README's table of papers, docs/strategies.md, the rooms of ARCHITECTURE.md and
-the map of the code, docs/map.md, are generated from it: `docs.tables` has one
-row for each. Claims are in `docs.claims`.
+README's table of papers, docs/strategies.md, the directories of ARCHITECTURE.md
+and the map of the code, docs/map.md, are generated from it: `docs.tables` has
+one row for each. Claims are in `docs.claims`.
 """
 
 import ast
@@ -210,8 +210,8 @@ def modules(_: str = "") -> str:
   return "".join(lines).lstrip("\n")
 
 
-def rooms(_: str = "") -> str:
-  """Returns the rooms of `parallel` and `caatnet`: files, then directories."""
+def directories(_: str = "") -> str:
+  """Returns the files of `parallel` and `caatnet`, then their directories."""
   rows = []
   for package in ("parallel", "caatnet"):
     here = ROOT / package
@@ -221,7 +221,7 @@ def rooms(_: str = "") -> str:
       source = path if path.is_file() else path / "__init__.py"
       name = path.relative_to(ROOT).as_posix() + "/" * path.is_dir()
       rows.append([f"`{name}`", _summary(source)])
-  return markdown_table(["room", "contents"], rows, is_markdown=True)
+  return markdown_table(["path", "contents"], rows, is_markdown=True)
 
 
 def _sources(package: str) -> Iterator[pathlib.Path]:

@@ -118,12 +118,12 @@ def modules(root: pathlib.Path) -> list[Module]:
   ]
 
 
-def code_of_rooms(found: list[Module]) -> collections.Counter[str]:
+def code_of_directories(found: list[Module]) -> collections.Counter[str]:
   """Returns the code lines of each file or directory at a package's top."""
-  rooms = collections.Counter[str]()
+  counts = collections.Counter[str]()
   for module in found:
-    rooms[".".join(module.name.split(".")[:2])] += module.code
-  return rooms
+    counts[".".join(module.name.split(".")[:2])] += module.code
+  return counts
 
 
 def cycles(found: list[Module]) -> list[list[str]]:
@@ -197,7 +197,7 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--root", type=pathlib.Path, default=ROOT,
                       help="another checkout of this repository")
   parser.add_argument("--list", action="store_true",
-                      help="also list long functions, cycles and rooms")
+                      help="also list long functions, cycles, directories")
   options = parser.parse_args(argv)
   found = modules(options.root)
   for name, value in summary(found).items():
@@ -212,8 +212,8 @@ def main(argv: list[str]) -> None:
           print(f"{module.name}.{name}: {lines} lines, {parameters} parameters")
     for group in cycles(found):
       print("cycle:", ", ".join(group))
-    for room, lines in code_of_rooms(found).most_common():
-      print(f"{room}: {lines:,} code lines")
+    for name, lines in code_of_directories(found).most_common():
+      print(f"{name}: {lines:,} code lines")
 
 
 if __name__ == "__main__":

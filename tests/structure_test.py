@@ -84,8 +84,8 @@ def test_kinds_of_lines_are_counted(tree):
   assert (a.lines, a.code, a.docstring, a.comment) == (11, 5, 4, 2)
   assert a.functions == {"A.f": (4, 2)}
   assert (b.code, b.functions) == (1, {})
-  rooms = structure.code_of_rooms(structure.modules(tree))
-  assert rooms == {"parallel.a": 5, "parallel.b": 1, "parallel.c": 3}
+  code = structure.code_of_directories(structure.modules(tree))
+  assert code == {"parallel.a": 5, "parallel.b": 1, "parallel.c": 3}
 
 
 def test_cycle_is_found(tree):

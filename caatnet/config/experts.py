@@ -180,11 +180,6 @@ def create_random(
       library.add(
         name, params, kind=name, origin="seed", description="random parameters"
       )
-    elif library.entry(name).kind != name:
-      raise ValueError(
-        f"{path}: expert {name!r} has the kind {library.entry(name).kind!r} "
-        f"instead of {name!r}: an earlier version wrote it; delete the folder"
-      )
   return library
 
 

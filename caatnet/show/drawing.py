@@ -153,6 +153,8 @@ def _set_limits(axis: Any, name: str, of: Axis) -> None:
     # An empty list removes all ticks.
     places, texts = zip(*of.ticks, strict=True) if of.ticks else ((), ())
     getattr(axis, f"set_{name}ticks")(places, texts, fontsize="small")
+    # Numbers of a logarithmic axis's minor ticks would overlap them.
+    getattr(axis, f"{name}axis").minorticks_off()
   if of.plain:
     number = getattr(axis, f"{name}axis")
     number.set_major_formatter("{x:g}")

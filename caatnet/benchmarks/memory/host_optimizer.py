@@ -122,7 +122,9 @@ def _compare(size: int, threads: int, options: Any) -> dict[str, Any]:
 
 def _optax(size: int) -> Callable[[], None]:
   """Returns a function that takes a jitted step with a donated state."""
-  optimizer = optax.adamw(measured_tiers.RATE, 0.9, 0.95, weight_decay=0.1)
+  optimizer = optax.adamw(
+    measured_tiers.LEARNING_RATE, 0.9, 0.95, weight_decay=0.1
+  )
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
   def step(weights, state, gradients):

@@ -36,7 +36,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _FLOAT = 4  # bytes
 # Elements of a file that are requested while as many are read.
 _AHEAD = 2**26
-RATE = 1e-3  # learning rate
+LEARNING_RATE = 1e-3
 # Quick steps are repeated for this many seconds, at most `_MOST` times.
 _REPEAT_S, _MOST = 1.0, 50
 # Seconds of steps in memory before a timed one: threads sleep, and caches have
@@ -247,7 +247,7 @@ def _pass(tier: int | str, size: int) -> Pass:
 
 def step(optimizer: HostOptimizer) -> None:
   """Updates all parameters once."""
-  optimizer.begin(RATE)
+  optimizer.begin(LEARNING_RATE)
   optimizer.update(0, optimizer.gradients)
   optimizer.end()
 

@@ -56,7 +56,7 @@ def run(config: Any) -> dict[str, Any]:
 
   Raises:
     ValueError: There is no stream or no eviction policy, a stream is too long,
-      or a request exceeds the context.
+      a request exceeds the context, or an expert has no kind of its own.
   """
   given = config.benchmark
   check(config)
@@ -68,6 +68,7 @@ def run(config: Any) -> dict[str, Any]:
       f"more than {_MOST_REQUESTS:,} requests"
     )
   library = experts.create_random(config.experts.path, config, given.number)
+  _check_kinds(library)
   size = library.size_bytes(library.names[0])
   words = _vocabularies(given.number, given.seed)
   router = _router(library, words)
@@ -123,6 +124,16 @@ def check(config: Any) -> None:
       f"config.benchmark.prompt={given.prompt} and config.benchmark.tokens="
       f"{given.tokens} exceed config.inference.context={context}"
     )
+
+
+def _check_kinds(library: Library) -> None:
+  """Raises ValueError if a router cannot select each expert by its kind."""
+  for entry in library.entries:
+    if entry.kind != entry.name:
+      raise ValueError(
+        f"{library.path}: expert {entry.name!r} has the kind {entry.kind!r}, "
+        "not its name, as earlier versions wrote it; delete the folder"
+      )
 
 
 def _vocabularies(count: int, seed: int) -> list[list[bytes]]:

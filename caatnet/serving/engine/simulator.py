@@ -68,7 +68,6 @@ class _Loading:
     until_step_s: Seconds from its begin until a step may begin, if no step
       runs.
     begin_s: Start time.
-    ready_s: Time from which a step may begin.
     end_s: End time.
   """
 
@@ -77,7 +76,6 @@ class _Loading:
   work_s: float
   until_step_s: float
   begin_s: float = 0.0
-  ready_s: float = 0.0
   end_s: float = 0.0
 
 
@@ -165,6 +163,7 @@ class Simulator:
     self._loads: collections.deque[_Loading] = collections.deque()
     self._loaded_until_s = 0.0
     self._spans: list[tuple[float, float]] = []
+    # Times from which a step may read a load's weights.
     self._ready_s: dict[Load, float] = {}
     self._events: list[tuple[float, int, Event]] = []
     self._count = 0
@@ -220,9 +219,8 @@ class Simulator:
     last = self._loaded_until_s
     for each in self._loads:
       each.begin_s = max(each.asked_s, last)
-      each.ready_s = self._after(each.begin_s, each.until_step_s)
       last = each.end_s = self._after(each.begin_s, each.work_s)
-      self._ready_s[each.load] = each.ready_s
+      self._ready_s[each.load] = self._after(each.begin_s, each.until_step_s)
 
   def _after(self, begin: float, work_s: float) -> float:
     """Returns when a load has done work of ``work_s`` seconds without steps."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from caatnet.show import plot
 from caatnet.show.report import Column, Report, Table
+from parallel.memory.problem import INSTANTS
 
 Row = Mapping[str, Any]
 # Tensor -> its memory in a run that executes the placement (`config.memory`).
@@ -184,7 +185,7 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
   names = list(capacity)
   tensors = list(dict.fromkeys(row["tensor"] for row in rows))
   panels = []
-  for instant in dict.fromkeys(row["instant"] for row in rows):
+  for instant in INSTANTS:
     sizes = {
       tensor: [
         sum(row["bytes"] for row in rows

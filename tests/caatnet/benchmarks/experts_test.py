@@ -53,6 +53,13 @@ def test_router_finds_the_vocabulary_of_a_prompt():
     assert router.kind(drawn[: config.prompt]) == names[number]
 
 
+def test_library_whose_experts_have_no_kinds_is_refused(library):
+  experts._check_kinds(library)
+  library.add("e5", {"w": np.zeros(3, np.float32)})
+  with pytest.raises(ValueError, match=r"'e5' has the kind ''.*delete"):
+    experts._check_kinds(library)
+
+
 def test_latencies_count_from_the_time_of_sending():
   good = [Outcome(1.0, [1.5, 2.0], 2), Outcome(3.0, [3.25, 4.0], 2)]
   found = experts._summary([*good, Outcome(0.0, error="500: x")])

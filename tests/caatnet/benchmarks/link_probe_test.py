@@ -1,6 +1,5 @@
 """Probe of links: round trips of clients, and rates at receivers."""
 
-import concurrent.futures
 import time
 import types
 
@@ -9,12 +8,6 @@ import pytest
 from caatnet.benchmarks.federated import link_probe
 
 COUNT = 3  # the server and two clients
-
-
-@pytest.fixture
-def pool():
-  with concurrent.futures.ThreadPoolExecutor(COUNT) as pool:
-    yield pool
 
 
 @pytest.fixture

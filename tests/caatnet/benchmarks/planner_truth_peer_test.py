@@ -1,6 +1,5 @@
 """Devices of the benchmark of planned steps: sums, barriers, waits, rates."""
 
-import concurrent.futures
 import time
 
 import numpy as np
@@ -10,12 +9,6 @@ from caatnet.benchmarks.planner import planner_truth_peer
 from parallel.elastic.ring.bandwidth import rounds
 
 COUNT = 3
-
-
-@pytest.fixture(scope="module")
-def pool():
-  with concurrent.futures.ThreadPoolExecutor(COUNT) as pool:
-    yield pool
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,11 @@
 """Peers of the benchmark of sums: their sums, streams and additions."""
 
-import concurrent.futures
-
 import numpy as np
 import pytest
 
 from caatnet.benchmarks.elastic import ring_peer
 
 SIZE, COUNT, BLOCK = 1000, 3, 256
-
-
-@pytest.fixture(scope="module")
-def pool():
-  with concurrent.futures.ThreadPoolExecutor(COUNT) as pool:
-    yield pool
 
 
 @pytest.fixture(scope="module")

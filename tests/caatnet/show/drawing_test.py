@@ -231,6 +231,14 @@ def test_axes_have_their_scales_limits_and_ticks(draw):
   assert axis.get_xlim() == (2, 9)
 
 
+@pytest.mark.parametrize("ticks", [[(2, "two"), (3, "three")], None])
+def test_given_ticks_are_the_only_numbers_of_a_logarithmic_axis(draw, ticks):
+  line = plot.Line([1, 2, 3], [1, 2, 4])
+  axis = draw(plot.Panel([line], x=plot.Axis("x", "log", ticks=ticks))).axes[0]
+  minor = [text.get_text() for text in axis.get_xticklabels(minor=True)]
+  assert any(minor) == (ticks is None)
+
+
 def test_numbers_of_a_plain_axis_are_written_out(draw):
   """Minor ticks of the vertical axis have numbers, too."""
   line = plot.Line([1, 100_000], [1, 40])

@@ -172,6 +172,7 @@ def test_rates_of_a_profile_are_written_as_a_cluster(tmp_path):
   ("missing.py:f", "there is no file missing.py"),
   ("missing.txt", "No such file"),
   ("json:dumps", "json:dumps must be a function without arguments: missing"),
+  ("builtins:min", "must be a function without arguments: no signature found"),
   ("BROKEN:f", "invalid syntax"),
 ])
 def test_mistake_is_one_line(file, name, message):
