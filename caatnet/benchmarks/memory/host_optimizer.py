@@ -243,15 +243,18 @@ def _placements(
     }
     for name, (p, _) in planned.items()
   }
-  made = {name: _made(size, threads, s) for name, s in shares.items()}
-
-  found = timing.in_turns(
-    {
-      name: functools.partial(measured_tiers.step_s, o)
-      for name, o in made.items()
-    },
-    options.rounds, warm_up=1, label=f"{size:,} elements on tiers",
-  )
+  found = {}
+  for name, s in shares.items():
+    # One at a time: the kernel slows down writers of files that exceed a share
+    # of free memory, which the states of other placements would take.
+    step_s = functools.partial(
+      measured_tiers.step_s, _made(size, threads, s)
+    )
+    found |= timing.in_turns(
+      {name: step_s}, options.rounds, warm_up=1,
+      label=f"{size:,} elements, {name}",
+    )
+    del step_s
   return [
     {
       "size": size, "placement": name, "predicted_s": predicted,
