@@ -255,7 +255,7 @@ def formulas(row: dict[str, Any]) -> dict[str, float]:
 
 
 def fits(rows: list[dict[str, Any]]) -> memory.Fits:
-  """Fits the programs with even numbers.
+  """Fits programs.
 
   Steps without stages are fitted together with pipelines that save only inputs,
   of which there are more.
@@ -263,7 +263,7 @@ def fits(rows: list[dict[str, Any]]) -> memory.Fits:
   def of(test):
     return memory.fitted([
       (formulas(row), row["total"]) for row in rows
-      if row["number"] % 2 == 0 and test(row["configuration"])
+      if test(row["configuration"])
     ])
 
   return memory.Fits(
@@ -280,7 +280,7 @@ def judge(
   Args:
     rows: Compiled programs.
     capacity: Bytes of a device.
-    others: Programs of which a half joins the fit, without being judged.
+    others: Programs that join the fit, without being judged.
 
   Returns:
     The fits, and errors; empty if there are too few programs.
@@ -289,7 +289,7 @@ def judge(
   halves = [[row for row in rows if row["number"] % 2 == i] for i in (0, 1)]
   if min(map(len, halves)) < 2:
     return {}
-  fitted = fits([*rows, *(others or [])])
+  fitted = fits([*halves[0], *(others or [])])
   found = {"fit": dataclasses.asdict(fitted)}
   for name, half in zip(("fitted", "held out"), halves, strict=True):
     totals = np.array([r["total"] for r in half])

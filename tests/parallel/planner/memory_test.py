@@ -23,6 +23,8 @@ from parallel.workload import TrainingStep, Transformer
 from parallel.xla.memory import bytes_per_device
 from tests import pairwise
 
+RESULTS = pathlib.Path(__file__).parents[3] / "results"
+
 STEP = TrainingStep(Transformer(256, 64, 8, 8, 4, 176), 16, 32)
 CAPACITY = 95 * 2**30
 
@@ -359,25 +361,40 @@ def test_answers_are_configurations_of_the_planner_that_fit_by_its_bound():
   (devices.TPU_V5P, 0.15), (devices.H200, 0.05),
 ])
 def test_planner_uses_the_fit_of_compiled_programs(device, error):
-  folder = pathlib.Path(__file__).parents[3] / "results"
-  path = folder / f"planner_memory_{device.name}.json"
+  path = RESULTS / f"planner_memory_{device.name}.json"
   rows, capacity = json.loads(path.read_text())["rows"], device.memory_bytes
   rng = np.random.default_rng([0, rows[3]["number"]])
   drawn = planner_memory.draw(rng, True, capacity)
   kept = planner_memory.kept_keys(*drawn)
   assert kept["model"] == rows[3]["model"]
-  found = planner_memory.judge(rows, capacity)
+  answers = RESULTS / f"planner_memory_answers_{device.name}.json"
+  others = [*planner_memory.kept(answers).values()]
+  found = planner_memory.judge(rows, capacity, others)
   for name, fit in found["fit"].items():
     used = getattr(memory.FITS[device.platform], name)
     assert fit["factors"] == pytest.approx(used.factors, abs=0.006)
     assert fit["upper"] == pytest.approx(used.upper, abs=0.006)
     count = sum(
-      name == "alone" or r["configuration"]["stages"] > 1
-      for r in rows if r["number"] % 2 == 0
+      r["configuration"]["stages"] > 1 if name == "stages"
+      else r["configuration"].get("keep") != "residuals"
+      for r in [*rows, *others] if r["number"] % 2 == 0
     )
     assert f"fitted to {count} " in used.source
   assert not found["held out"]["wrong"]
   assert found["held out"]["median"] < error
+
+
+def test_bounds_of_compiled_answers_are_at_most_30_percent_too_high():
+  path = RESULTS / "planner_memory_answers_h200.json"
+  ratios = [
+    memory.FITS["gpu"].of(Configuration(**row["configuration"])).bound(
+      planner_memory.formulas(row)
+    ) / row["total"]
+    for row in planner_memory.kept(path).values()
+    if row["number"] % 2  # held out
+  ]
+  assert len(ratios) >= 15
+  assert 1 <= min(ratios) and max(ratios) <= 1.3
 
 
 def test_programs_that_failed_are_compiled_again(tmp_path):
