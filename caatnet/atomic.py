@@ -37,6 +37,34 @@ def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     temporary.unlink(missing_ok=True)
 
 
+def check_writable(
+  path: str | os.PathLike[str], flag: str = "", is_folder: bool = False
+) -> None:
+  """Checks a path before the work whose result is written to it.
+
+  Args:
+    path: The file or folder, which may exist. Its parent is created if needed.
+    flag: Beginning of the error message, such as ``--output=``.
+    is_folder: Whether it is a folder rather than a file.
+
+  Raises:
+    ValueError: If the path is not of this kind, or its closest existing parent
+      is not a writable folder.
+  """
+  path = pathlib.Path(path)
+  above = next(p for p in path.absolute().parents if os.path.lexists(p))
+  if not above.is_dir():
+    reason = f"{above} is not a folder"
+  elif not os.access(above, os.W_OK | os.X_OK):
+    reason = f"{above} is read-only"
+  elif path.exists() and not (path.is_dir() if is_folder else path.is_file()):
+    # A device such as /dev/null would be replaced by a file.
+    reason = f"it is not a {'folder' if is_folder else 'file'}"
+  else:
+    return
+  raise ValueError(f"{flag}{path} cannot be written: {reason}")
+
+
 def remove_unfinished(path: str | os.PathLike[str]) -> None:
   """Removes temporary files of processes that were killed in `whole`.
 

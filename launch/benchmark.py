@@ -16,8 +16,7 @@ r"""Runs the benchmark of a config.
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
   python -m launch.benchmark --config=configs/benchmark/pipeline_schedules.py
-  python -m launch.benchmark --config=configs/benchmark/lockstep.py \
-    --cpu_devices=4
+  python -m launch.benchmark --config=benchmark/lockstep --cpu_devices=4
   python -m launch.benchmark --config=configs/benchmark/planner.py
   python -m launch.benchmark --config=configs/benchmark/planner_memory.py
   python -m launch.benchmark --config=configs/benchmark/planner_truth.py
@@ -27,8 +26,7 @@ r"""Runs the benchmark of a config.
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py
   python -m launch.benchmark --config=configs/benchmark/federated.py
   python -m launch.benchmark --config=configs/benchmark/flower.py
-  python -m launch.benchmark --config=configs/benchmark/calibration.py \
-    --cpu_devices=4
+  python -m launch.benchmark --config=benchmark/calibration --cpu_devices=4
 """
 
 import importlib
@@ -39,8 +37,7 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-# Benchmark (config.benchmark.name) -> folder in caatnet/benchmarks/ of the file
-# with its `run`.
+# config.benchmark.name -> folder in caatnet/benchmarks/ of the file with `run`.
 BODIES = {
   name: room for room, names in {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
@@ -59,6 +56,7 @@ BODIES = {
 
 
 def main() -> None:
+  from caatnet import atomic
   from caatnet.show import results
 
   config = FLAGS.config
@@ -68,6 +66,9 @@ def main() -> None:
       f"config.benchmark.name={name!r} must be one of "
       f"{', '.join(sorted(BODIES))}; the configs are in configs/benchmark/"
     )
+  for key in ("results", "cluster", "plot"):
+    if path := config.benchmark.get(key):
+      atomic.check_writable(path, f"config.benchmark.{key}=")
   body = f"caatnet.benchmarks.{BODIES[name]}.{name}"
   result = importlib.import_module(body).run(config)
   if FLAGS.output:

@@ -61,4 +61,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main, uses=("config", "output"), devices=False)
+  options.run(
+    main, uses=("config", "output"), devices=False, writes=("output/",)
+  )

@@ -31,8 +31,9 @@ flags.DEFINE_string(
 
 
 def main() -> None:
+  # jax is imported when all arguments are valid.
+  from caatnet import atomic
   from caatnet.benchmarks.memory import measured_tiers
-  from caatnet.train import files
   from parallel.hardware import tiers
 
   host = measured_tiers.measure(
@@ -40,7 +41,8 @@ def main() -> None:
     pathlib.Path(FLAGS.file) if FLAGS.file else None,
     [_node(text) for text in FLAGS.numa_nodes],
   )
-  files.replace(pathlib.Path(FLAGS.output), tiers.to_json(host))
+  with atomic.whole(FLAGS.output) as temporary:
+    temporary.write_text(tiers.to_json(host))
   print(f"{len(host.tiers)} tiers: {FLAGS.output}")
 
 
@@ -63,4 +65,4 @@ def _node(text: str) -> int:
 
 
 if __name__ == "__main__":
-  options.run(main, uses=("output",), required=("output",))
+  options.run(main, uses=("output",), required=("output",), devices=False)

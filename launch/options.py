@@ -7,6 +7,7 @@ the traceback. jax is imported only after the flags have been checked.
 
 from collections.abc import Callable, Mapping, Sequence
 import difflib
+import importlib.util
 import os
 import pathlib
 import re
@@ -19,7 +20,7 @@ from absl import flags, logging
 import ml_collections
 from ml_collections import config_flags
 
-from caatnet import commands
+from caatnet import atomic, commands
 from caatnet.config.schema import tree
 from launch import full_disks, overriding, processes
 from parallel import lazy
@@ -141,6 +142,9 @@ flags.DEFINE_integer("process_id", None, "This process's number, from 0.")
 
 _SHARED = {f.name for f in FLAGS.flags_by_module_dict()[__name__]}
 
+# Shared flags of files that a script writes when its work is done.
+_FILES = "output", "plot", "report", "export"
+
 # Overrides of the config of ``--workdir``, ``SECTION.KEY=VALUE`` each.
 _OVERRIDES: list[str] = []
 
@@ -161,6 +165,7 @@ def run(
   changeable: Sequence[str] = (),
   devices: bool = True,
   positional: str = "",
+  writes: Sequence[str] = (),
 ) -> NoReturn:
   """Parses the flags, sets up the devices, runs a script, and exits.
 
@@ -174,12 +179,14 @@ def run(
     devices: Whether this module imports jax, which takes seconds, and sets up
       the devices.
     positional: Flag that may also be given without its name.
+    writes: Flags of other files that the script writes, and NAME/ for folders.
+      All paths are checked before the script begins.
   """
   script = sys.modules["__main__"]
   argv = list(sys.argv)
   code = _run(
     main, script, argv, uses, required, defaults or {}, changeable, devices,
-    positional,
+    positional, writes,
   )
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
   processes.leave(code, several)
@@ -287,7 +294,8 @@ def split_overrides(
 
 
 def _run(
-  main, script, argv, uses, required, defaults, changeable, devices, positional
+  main, script, argv, uses, required, defaults, changeable, devices,
+  positional, writes,
 ) -> int:
   """Runs a script and returns its exit code."""
   # Read from the command line, since parsing the flags may fail.
@@ -306,6 +314,7 @@ def _run(
     _parse(argv, uses, required, positional)
     if FLAGS.help_config:
       return _printed(commands.runnable(tree.help_text(FLAGS.config)))
+    _check_paths(uses, writes)
     if devices:
       _set_up_devices(keep_programs="programs" in uses)
     code = main() or 0
@@ -397,6 +406,21 @@ def _parse(
   address = FLAGS.coordinator
   if address is not None and not re.fullmatch(r".+:\d+", address):
     raise ValueError(f"--coordinator={address} is not HOST:PORT")
+
+
+def _check_paths(uses: Sequence[str], writes: Sequence[str]) -> None:
+  """Raises ValueError for a path that the script could not write."""
+  names = dict.fromkeys((x for x in _FILES if x in uses), False)
+  names |= {x.rstrip("/"): x.endswith("/") for x in writes}
+  for name, is_folder in names.items():
+    if path := FLAGS[name].value:
+      atomic.check_writable(path, f"--{name}=", is_folder)
+  if "plot" in uses and FLAGS.plot and not importlib.util.find_spec(
+    "matplotlib"
+  ):
+    raise ValueError(
+      f'--plot={FLAGS.plot} needs matplotlib: pip install "caatnet[plot]"'
+    )
 
 
 def _load_config(value: str) -> tuple[str, Any]:

@@ -75,4 +75,5 @@ if __name__ == "__main__":
     main,
     uses=("compare", "json", "output", "profile", "report", "target", "trace"),
     required=("program",), positional="program", devices=False,
+    writes=("trace", "chakra/", "calibrate"),
   )

@@ -61,5 +61,6 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("config", "json", "plot", "export", "output", "report")
+    main, uses=("config", "json", "plot", "export", "output", "report"),
+    writes=("html",),
   )

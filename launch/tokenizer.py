@@ -73,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main, uses=("config", "output"))
+  options.run(main, uses=("config", "output"), writes=("output/",))

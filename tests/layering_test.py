@@ -386,8 +386,9 @@ RULES = {
   ),
   "launch.options": (
     (
-      "caatnet.commands", "caatnet.config.schema", "launch.full_disks",
-      "launch.overriding", "launch.processes", "parallel.xla.persistent",
+      "caatnet.atomic", "caatnet.commands", "caatnet.config.schema",
+      "launch.full_disks", "launch.overriding", "launch.processes",
+      "parallel.xla.persistent",
     ),
     ("flax", "orbax"),
   ),

@@ -19,7 +19,7 @@ from typing import IO, Any
 from etils import epath
 import jax
 
-from caatnet.atomic import naming, whole
+from caatnet.atomic import check_writable, naming, whole
 
 # Modules and packages that read and write files and TensorBoard events, by the
 # scheme of the address. Arrays need none: TensorStore supports both schemes.
@@ -80,11 +80,7 @@ def check_new(path: pathlib.Path) -> None:
   """
   if os.path.lexists(path):
     raise FileExistsError(f"{path} exists; remove it, or use another name")
-  above = next(p for p in path.absolute().parents if os.path.lexists(p))
-  if not above.is_dir():
-    raise ValueError(f"{path} cannot be written: {above} is not a folder")
-  if not os.access(above, os.W_OK | os.X_OK):
-    raise ValueError(f"{path} cannot be written: {above} is read-only")
+  check_writable(path, is_folder=True)
 
 
 @contextlib.contextmanager

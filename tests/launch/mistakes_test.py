@@ -227,6 +227,28 @@ VALUES = [
    "config.recommend.sync_every=0.5 must be an integer"),
 ]
 
+# Flags of files that scripts write. Each line has a mistake that its script
+# finds when the work begins.
+WRITTEN = [
+  ("benchmark", [SCHEDULER, "--config.benchmark.policies=()"], "output"),
+  ("compile", [TINY, "--target=v5p"], "report"),
+  ("demo", ["--mesh=tensor:3"], "output"),
+  ("evaluate", ["--workdir={tmp}"], "plot"),
+  ("federate", ["--config=configs/federated/tiny.py", "--client=0"], "plot"),
+  ("graph", [TINY], "output"),
+  ("measure_links", [], "output"),
+  ("measure_memory", ["--sizes=big"], "output"),
+  ("place", [TINY], "output"),
+  ("plan", [TINY], "plot"),
+  ("replay", ["--trace=/nowhere"], "output"),
+  ("sends", ["{tmp}"], "trace"),
+  ("sends", ["{tmp}"], "chakra"),
+  ("sends", ["{tmp}"], "calibrate"),
+  ("simulate", [TINY], "export"),
+  ("simulate", [TINY], "html"),
+  ("tokenizer", ["--config=configs/images/tiny.py"], "output"),
+]
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
@@ -254,6 +276,29 @@ def test_error_is_one_line_with_exit_code_2(
 ):
   args = [a.replace("{tmp}", str(folders)) for a in args]
   _assert_one_line(launch(script, *args), message)
+
+
+@pytest.mark.parametrize(("script", "args", "flag"), WRITTEN)
+def test_path_is_checked_before_the_work(script, args, flag, folders, launch):
+  """The parent is a file."""
+  args = [a.replace("{tmp}", str(folders)) for a in args]
+  path = f"--{flag}={folders}/divides.py/x.html"
+  _assert_one_line(
+    launch(script, *args, path), f"{path} cannot be written: "
+  )
+
+
+def test_paths_are_those_of_files_or_of_folders(folders, launch):
+  ended = launch("simulate", TINY, f"--output={folders}")
+  _assert_one_line(ended, f"{folders} cannot be written: it is not a file")
+  ended = launch("simulate", TINY, "--output=/dev/null")
+  _assert_one_line(ended, "/dev/null cannot be written: it is not a file")
+  ended = launch("tokenizer", TINY, f"--output={folders}/divides.py")
+  _assert_one_line(ended, "cannot be written: it is not a folder")
+  key = f"config.benchmark.results={folders}"
+  ended = launch("benchmark", "--config=configs/benchmark/programs.py",
+                 f"--{key}")
+  _assert_one_line(ended, f"{key} cannot be written: it is not a file")
 
 
 def _assert_one_line(ended, message):

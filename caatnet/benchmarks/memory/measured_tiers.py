@@ -177,6 +177,8 @@ def _check_disk(path: pathlib.Path, size: int) -> int:
   """Returns the free bytes of a new file's disk; raises if it has no room."""
   if path.exists():
     raise FileExistsError(errno.EEXIST, "File exists", str(path))
+  if not path.parent.is_dir():
+    raise ValueError(f"--file={path}: {path.parent} is not a folder")
   stat = os.statvfs(path.parent)
   free = stat.f_bavail * stat.f_frsize
   if size > free:

@@ -6,6 +6,7 @@ with the first missing cell.
 """
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -21,6 +22,7 @@ from caatnet.serving import traces
 from caatnet.serving.traces import Arrival
 from caatnet.studies.serving import server, tails
 from caatnet.studies.serving.server import Machine, Outcome
+from parallel import schema
 
 # Files that determine the course of a run; a change invalidates stored cells.
 _CODE = (
@@ -104,14 +106,23 @@ def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
   return found
 
 
+class _Line(schema.Schema):
+  """Line of a file of cells."""
+
+  key: str
+  result: dict[str, Any]
+
+
 def _read(file: pathlib.Path) -> dict[str, dict[str, Any]]:
+  """Returns the results of a file by key; damaged lines are left out.
+
+  A line is truncated if a study was killed while it was written.
+  """
   known = {}
-  for line in file.read_text().splitlines():
-    try:
-      entry = json.loads(line)
-    except ValueError:  # truncated last line of a study killed during a write
-      continue
-    known[entry["key"]] = entry["result"]
+  for text in file.read_bytes().splitlines():
+    with contextlib.suppress(ValueError):
+      line = schema.parse(_Line, text)
+      known[line.key] = line.result
   return known
 
 

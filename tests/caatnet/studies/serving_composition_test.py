@@ -49,6 +49,40 @@ def test_experts_that_all_have_a_slot_are_loaded_once():
   assert row["misses"] == row["loads"] == row["least"] == 3
 
 
+def test_columns_of_requests_one_at_a_time_by_hand():
+  """Two experts in turn share a slot: each request waits for its load."""
+  config = CONFIG | {
+    "experts": CONFIG["experts"] | {"slots": 1, "number": 2},
+    "stream": CONFIG["stream"] | {"requests": 6, "prompt": 16},
+  }
+  rate, output = 1e-3, 4
+  row = composition.simulate(
+    config, stream="cyclic", way="on demand", rate=rate, output=output
+  )
+  size, steps = 2 * 6738415616, composition.machine(config, 1).steps
+  load_s = size / config["experts"]["copy_rate"]
+  ttft_s = load_s + steps.step_s(np.zeros(0), [(0, 16)])
+  # Contexts of the second to the fourth token, with their own positions.
+  latency_s = ttft_s + sum(
+    steps.step_s(np.array([context]), []) for context in (17, 18, 19)
+  )
+  times = [
+    request.arrival_s
+    for request in composition.requests(config, "cyclic", rate, 1, output)
+  ]
+  assert min(np.diff(times)) > latency_s
+  seconds = times[-1] + latency_s - times[0]
+  for key, expected in {
+    "requests": 6, "hits": 0, "misses": 6, "loads": 6, "least": 6,
+    "above_least": 0, "bytes": 6 * size, "exposed_s": 6 * load_s,
+    "load_s": 6 * load_s, "hidden": 0, "seconds": seconds,
+    "busy": 6 * (latency_s - load_s) / seconds, "ttft_p50_s": ttft_s,
+    "ttft_p99_s": ttft_s, "ttft_worst_s": ttft_s, "latency_p50_s": latency_s,
+    "latency_p99_s": latency_s, "jain": 1,
+  }.items():
+    assert row[key] == pytest.approx(expected, rel=1e-4, abs=1e-9), key
+
+
 def test_loads_ahead_expose_less_than_loads_on_demand():
   rows = [
     composition.simulate(CONFIG, way=way, rate=20.0, output=40)

@@ -231,7 +231,8 @@ def test_killed_study_resumes_after_its_last_cell(tmp_path, monkeypatch):
   ]
   path = tmp_path / "kept" / "cells.jsonl"
   first = cells.run(made[:2], str(path))
-  path.write_text(path.read_text()[:-30])  # killed during a write
+  killed = path.read_text()[:-30]  # during a write
+  path.write_text("\n".join([killed, "5", '{"key": 1}', "[" * 100_000]))
   simulated = []
   real = cells.Cell.simulate
   monkeypatch.setattr(
