@@ -1,6 +1,5 @@
 """Programs of other projects: environments are made elsewhere, not in tests."""
 
-import importlib.util
 import pathlib
 import sys
 
@@ -37,25 +36,6 @@ def test_planted_fault_is_named_by_its_line(sound, monkeypatch):
   assert row["found"]
   assert row["blamed"] == [row["planted"]]
   assert foreign_programs.added(sound, sound) == []
-
-
-@pytest.mark.parametrize(("project", "name"), [
-  (project, name) for project, programs in foreign_programs.PROGRAMS.items()
-  for name in programs if project != "flax"
-])
-def test_programs_of_installed_projects_send_what_the_closed_form_says(
-  project, name
-):
-  """Runs only where this Python has the project's packages."""
-  for package in foreign_programs._module(project).PACKAGES:
-    if not importlib.util.find_spec(package.partition("==")[0]):
-      pytest.skip(f"{package} is not installed")
-  found, versions = foreign_programs.read(PYTHON, project, name)
-  assert project in versions
-  expected = foreign_programs.PROGRAMS[project][name]
-  row = foreign_programs.compared(found, expected)
-  assert row["equal"], row
-  assert not row["unknown"]
 
 
 def test_every_project_has_its_file_and_packages():
