@@ -96,7 +96,7 @@ def test_replaced_workers_have_the_moments_of_their_way(way):
 
 
 def test_only_other_moments_change_a_training(tmp_path):
-  """Of three workers one is replaced after each of three rounds."""
+  """One of three workers is replaced after each of three rounds."""
   worker = Axis("worker", 3)
   exchange = Exchange(worker, Wire(), {"w": 0, "b": 0})
   experiment = linear_model.make(

@@ -1,5 +1,8 @@
 """Benchmark of the HTTP server: a complete run with a client's process."""
 
+import http.server
+import json
+import threading
 import types
 
 from caatnet.benchmarks.serving import server
@@ -20,6 +23,35 @@ def test_all_streams_end_with_and_without_http():
   assert times["TTFT"]["n"] == options.streams
   assert times["TBT"]["n"] == options.streams * (options.tokens - 1)
   assert times["TTFT"]["P99"] < options.streams * options.tokens / http
+
+
+def test_client_asks_for_the_same_tokens_as_the_engine():
+  """A server that refuses all requests, and keeps them."""
+  bodies = []
+
+  class Refusal(http.server.BaseHTTPRequestHandler):
+
+    def do_POST(self):
+      size = int(self.headers["Content-Length"])
+      bodies.append(json.loads(self.rfile.read(size)))
+      self.send_error(503)
+
+    def log_message(self, *_):
+      pass
+
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusal) as refusal:
+    thread = threading.Thread(target=refusal.serve_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{refusal.server_port}"
+    found = server._ask(url, [[1, 2], [3]], 5)
+    refusal.shutdown()
+    thread.join()
+  assert len(found["errors"]) == found["requests"] == 2
+  assert sorted(body["prompt"] for body in bodies) == [[1, 2], [3]]
+  for body in bodies:
+    # Greedy, never ends early, and an event for each token.
+    assert (body["temperature"], body["logprobs"]) == (0, 0)
+    assert (body["max_tokens"], body["ignore_eos"]) == (5, True)
 
 
 def test_row_has_medians_of_rounds_and_the_share_of_each_round(capsys):
