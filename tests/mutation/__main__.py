@@ -51,7 +51,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   )
   add(
     "--measured", action="store_true",
-    help="after the directory's own tests, only tests measured before",
+    help="measures no tests but those of the directory that import the file",
   )
   add("--workers", type=int, default=2, help="processes (2)")
   add(

@@ -65,6 +65,7 @@ class Map:
     self._root, self._folder = root, folder
     self._cache: dict[str, Any] = {}
     self._known: dict[str, str] = {}
+    self._measured: set[str] = set()  # test files of which `has` is true
 
   def _of(self, test_file: str) -> pathlib.Path:
     return self._folder / test_file.replace("/", "+")
@@ -87,9 +88,11 @@ class Map:
   def has(self, test_file: str) -> bool:
     """Whether a test file has been measured since it changed last."""
     described = self._of(test_file) / "about.json"
-    return described.exists() and (
+    if test_file not in self._measured and described.exists() and (
       json.loads(described.read_text())["key"] == self._key(test_file)
-    )
+    ):
+      self._measured.add(test_file)
+    return test_file in self._measured
 
   def covering(self, file: str) -> list[str]:
     """Measured test files that execute a source file, e.g. in a process."""
@@ -101,6 +104,7 @@ class Map:
     """An empty folder that a run of the test file writes its data to."""
     folder = self._of(test_file)
     shutil.rmtree(folder, ignore_errors=True)
+    self._measured.discard(test_file)
     folder.mkdir(parents=True)
     return folder
 

@@ -1,8 +1,9 @@
 """Runs mutants on servers: own tests first, then those that cover the line.
 
-A process that a test kills leaves no coverage. If no test executes a line as
-measured, all tests of the files that import its module or name it as a process
-are run.
+Files of own tests are measured when the first mutant needs them: the one with
+the name of the mutant's file, then those that import it. A process that a test
+kills leaves no coverage. If no test executes a line as measured, all tests of
+the files that import its module or name it as a process are run.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -50,7 +51,7 @@ class Server:
   """A server process with a copy of the tree.
 
   Args:
-    root: Root of the repository.
+    root: Tree made by `copy_tree`, with compiled code.
     folder: Temporary folder of this server.
     programs: Folder of compiled programs, shared by servers.
     preloaded: Modules that the server imports, separated by commas, instead of
@@ -62,7 +63,7 @@ class Server:
     preloaded: str = "",
   ) -> None:
     tree = folder / "tree"
-    copy_tree(root, tree)
+    shutil.copytree(root, tree)
     environment = os.environ | {
       "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(programs),
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -74,7 +75,7 @@ class Server:
       cwd=home, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
       stderr=subprocess.DEVNULL, text=True, start_new_session=True,
     )
-    self._read()
+    self._ready = False
 
   def _read(self) -> Any:
     line = self._process.stdout.readline()
@@ -83,7 +84,10 @@ class Server:
     return json.loads(line)
 
   def run(self, request: Request) -> Answer:
-    """Runs tests in a forked child."""
+    """Runs tests in a forked child, once the process has started."""
+    if not self._ready:
+      self._read()
+      self._ready = True
     line = json.dumps(dataclasses.asdict(request))
     self._process.stdin.write(line + "\n")
     self._process.stdin.flush()
@@ -236,14 +240,24 @@ class Runner:
     reaching = imports.reaching(self._root, mutant.file)
     with self._lock:
       covering = self._lines.covering(mutant.file)
+    # Most mutants are killed by tests that are named like the file, so that
+    # other files need not be measured for them.
+    name = f"{pathlib.PurePosixPath(mutant.file).stem}_test.py"
+    first = [f for f in own if f in covering or f.endswith(f"/{name}")]
+    then = [f for f in own if f not in first and f in reaching]
+    rest = [f for f in own if f not in (*first, *then)]
     others = [
       f for f in dict.fromkeys((*covering, *reaching))
       if f not in own and (self._measure_all or f in covering)
     ]
+    if self._measure_all:
+      others = rest + others
     seconds, num_tests = 0.0, 0
     answer = Answer("not run", 0.0)
-    importing = [f for f in (*own, *others) if f in reaching]
-    for files, unseen in ((own, False), (others, False), (importing, True)):
+    importing = [f for f in (*first, *then, *others) if f in reaching]
+    for files, unseen in (
+      (first, False), (then, False), (others, False), (importing, True)
+    ):
       if unseen and num_tests:
         break
       planned = self._planned(server, mutant, files, unseen)

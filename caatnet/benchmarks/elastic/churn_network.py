@@ -29,7 +29,6 @@ REACHABILITY = {
   "one way": "packets from one worker to another are dropped",
 }
 _RATE = 125e6  # bytes per second of all links: only delays matter
-_SHORTEST_S, _LONGEST_S = 3.0, 20.0  # duration of these events
 
 
 class Network(Churn):
@@ -116,7 +115,7 @@ class Network(Churn):
       super()._cause("join", rng)
       return
     self._record(kind)
-    seconds = rng.uniform(_SHORTEST_S, _LONGEST_S)
+    seconds = rng.uniform(*self._options.lasts_s)
     if joins:
       node = self._free()
     else:

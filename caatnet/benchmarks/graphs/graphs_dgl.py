@@ -13,19 +13,23 @@ import sys
 import time
 
 
+def parsed(arguments: list[str]) -> tuple[pathlib.Path, int, int, list[int]]:
+  """Returns folder, number of warm-up batches, threads and fan-outs."""
+  folder, *numbers = arguments
+  warm, threads, *fanouts = map(int, numbers)
+  return pathlib.Path(folder), warm, threads, fanouts
+
+
 def main() -> None:
   """Prints one line of JSON."""
   import dgl
   import numpy as np
   import torch
 
-  folder, warm, threads, *fanouts = sys.argv[1:]
-  folder, warm, threads = pathlib.Path(folder), int(warm), int(threads)
+  folder, warm, threads, fanouts = parsed(sys.argv[1:])
   torch.set_num_threads(threads)
   # DGL's fan-outs begin with the level that is farthest from the roots.
-  sampler = dgl.dataloading.NeighborSampler(
-    [int(f) for f in reversed(fanouts)]
-  )
+  sampler = dgl.dataloading.NeighborSampler(fanouts[::-1])
   batches = np.load(folder / "roots.npy")
   # With int32, which DGL 2.1.0 accepts too, it samples a third of the edges.
   indptr, indices = (

@@ -49,13 +49,13 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
   Raises:
     ValueError: The limit cannot be set, or has no effect.
   """
-  period = _PERIOD_US if quota * _PERIOD_US >= _LEAST_US else _LONG_PERIOD_US
+  period_us, quota_us = _in_us(quota)
   with contextlib.ExitStack() as stack:
     try:
       folders = [stack.enter_context(cgroups.group("cpu")) for _ in range(num)]
       for folder in folders:
-        (folder / "cpu.cfs_period_us").write_text(str(period))
-        (folder / "cpu.cfs_quota_us").write_text(str(int(quota * period)))
+        (folder / "cpu.cfs_period_us").write_text(str(period_us))
+        (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
     except OSError as error:
       raise ValueError(
         f"cpu_quota={quota:g} cannot be set here: {error}; this needs root, "
@@ -78,6 +78,12 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
         f"{max(measured):.2f} processors"
       )
     yield list(map(Quota, prefixes, measured))
+
+
+def _in_us(quota: float) -> tuple[int, int]:
+  """Returns a period and the processor time in it, in microseconds."""
+  period = _PERIOD_US if quota * _PERIOD_US >= _LEAST_US else _LONG_PERIOD_US
+  return period, int(quota * period)
 
 
 def _measure(prefixes: Sequence[Sequence[str]]) -> list[float | None]:

@@ -14,17 +14,30 @@ import time
 
 def main() -> None:
   """Creates the model of stdin's first line; times the steps of the others."""
-  import flax
-  import jax
-  import jax.numpy as jnp
   from nanodo.model import DoConfig, TransformerDo
-  import optax
 
   asked = json.loads(sys.stdin.readline())
   model = TransformerDo(DoConfig(**asked["model"], fsdp_enabled=False))
+  answer_all(model, asked["batch"], asked["length"], asked["model"]["V"])
+
+
+def answer_all(model, batch: int, length: int, vocab_size: int) -> None:
+  """Writes a model's size; then, for each line of stdin, the time of steps.
+
+  Args:
+    model: Module of flax.linen from tokens ``[batch, length]`` to logits
+      ``[batch, length, vocab_size]``.
+    batch: Number of sequences.
+    length: Tokens of each.
+    vocab_size: Number of different tokens.
+  """
+  import flax
+  import jax
+  import jax.numpy as jnp
+  import optax
+
   tokens = jax.random.randint(
-    jax.random.key(0), (asked["batch"], asked["length"] + 1), 0,
-    asked["model"]["V"],
+    jax.random.key(0), (batch, length + 1), 0, vocab_size
   )
   params = jax.jit(model.init)(jax.random.key(1), tokens[:, :-1])
   optimizer = optax.chain(

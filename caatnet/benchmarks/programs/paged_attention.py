@@ -56,10 +56,13 @@ def run(config: Any) -> dict[str, Any]:
     ValueError: A target is not a TPU or GPU.
   """
   options = config.benchmark
-  rows, missing = [], {}
+  rows, missing, versions = [], {}, {}
   for name in options.targets:
     target = _resolve(name)
-    missing |= {name: target.missing} if target.missing else {}
+    if target.missing:
+      missing[name] = target.missing
+    else:
+      versions[name] = fingerprint.versions(target.platform)
     cases = list(_cases(options, target.platform))
     found = [
       {"target": name} | _tried(target, *case)
@@ -69,12 +72,7 @@ def run(config: Any) -> dict[str, Any]:
     rows += found
   return {
     "environment": setup.one_device(),
-    "versions": {
-      name: fingerprint.versions(name.split(":")[0])
-      for name in options.targets if name not in missing
-    },
-    "missing": missing,
-    "rows": rows,
+    "versions": versions, "missing": missing, "rows": rows,
   }
 
 

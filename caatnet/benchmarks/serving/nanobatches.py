@@ -10,6 +10,7 @@ halves of a layer as programs, and sums their results in threads of
 Finished caches are copied to the host in parts, during steps.
 """
 
+from collections.abc import Mapping
 import os
 from typing import Any
 
@@ -136,11 +137,27 @@ def _linked(config: Any, mbit: int) -> list[dict[str, Any]]:
       },
       options.rounds, warm_up=1, label=f"{mbit} Mbit/s",
     )
-  ends = {cut: found["step", cut][0]["end"] for cut in options.cuts}
+  return [{"mbit": mbit, **row} for row in _rows(config, found)]
+
+
+def _rows(
+  config: Any, found: Mapping[tuple[str, int], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+  """Returns the seconds of each number of pieces, round by round.
+
+  Args:
+    config: Config of the benchmark.
+    found: (what, number of pieces) -> results of `_checked`, one per round.
+
+  Raises:
+    RuntimeError: Pieces change the result of a step by more than a thousandth.
+  """
+  cuts = config.benchmark.cuts
+  ends = {cut: found["step", cut][0]["end"] for cut in cuts}
   if np.ptp(list(ends.values())) > 1e-3 * max(ends.values()):
     raise RuntimeError(f"pieces change the result of a step: {ends}")
   rows = []
-  for cut in options.cuts:
+  for cut in cuts:
     predicted = [
       _predicted(config, cut, products, sums)
       for products, sums in zip(
@@ -149,11 +166,11 @@ def _linked(config: Any, mbit: int) -> list[dict[str, Any]]:
     ]
     first, step = (
       np.array([each["seconds"] for each in found["step", c]])
-      for c in (options.cuts[0], cut)
+      for c in (cuts[0], cut)
     )
     rows.append({
-      "mbit": mbit, "pieces": cut, "step": step.tolist(),
-      "predicted": predicted, "gain": (first / step).tolist(),
+      "pieces": cut, "step": step.tolist(), "predicted": predicted,
+      "gain": (first / step).tolist(),
       **{
         what: [each["seconds"] for each in found[what, cut]]
         for what in ("products", "sums")

@@ -11,6 +11,12 @@ import optax
 import pytest
 
 from caatnet.benchmarks.elastic import churn, churn_training, moments
+from caatnet.train import loop
+from parallel.axes import Axis
+from parallel.outer.diloco import DiLoCo
+from parallel.outer.exchange import Exchange
+from parallel.outer.optimizers import Nesterov
+from parallel.wire import Wire
 from tests.caatnet.train import linear_model
 
 
@@ -87,3 +93,23 @@ def test_replaced_workers_have_the_moments_of_their_way(way):
     np.testing.assert_array_equal(
       moment, np.repeat(np.array(expected)[:, None], 3, axis=1)
     )
+
+
+def test_only_other_moments_change_a_training(tmp_path):
+  """One of three workers is replaced after each of three rounds."""
+  worker = Axis("worker", 3)
+  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0})
+  experiment = linear_model.make(
+    3, outer=DiLoCo(worker, 2, Nesterov(0.7, 0.5), exchange), batch_size=12,
+    learning_rate=0.05,
+  )
+  losses = {way: moments._trained(experiment, way, 1) for way in moments._WAYS}
+  trained = loop.train(experiment, tmp_path, quiet=True)
+  assert losses["no newcomer"] == pytest.approx(
+    trained.evaluation.loss, rel=1e-6
+  )
+  assert len({f"{loss:.4g}" for loss in losses.values()}) == 3
+  # Without momentum there are no moments.
+  experiment = dataclasses.replace(experiment, optimizer=optax.sgd(0.05))
+  plain = {moments._trained(experiment, way, 1) for way in moments._WAYS}
+  assert len(plain) == 1

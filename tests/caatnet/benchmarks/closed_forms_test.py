@@ -1,12 +1,13 @@
 """Closed forms of other projects' programs: their recorded and read bytes."""
 
+import importlib.util
 import json
 import pathlib
 
 import jax
 import pytest
 
-from caatnet.benchmarks.foreign import foreign_programs, with_flax
+from caatnet.benchmarks.foreign import foreign_programs
 from caatnet.benchmarks.foreign.closed_forms import PROGRAMS
 from parallel.xla import reading
 
@@ -24,10 +25,23 @@ def test_closed_forms_are_those_of_the_recorded_programs():
   }
 
 
-@pytest.mark.parametrize("name", ["batch_norm", "attention", "nnx_mlp"])
-def test_layers_of_flax_send_what_the_closed_form_says(name):
+@pytest.mark.filterwarnings("default")  # of other projects
+@pytest.mark.parametrize(("project", "name"), [
+  (project, name) for project, programs in PROGRAMS.items()
+  for name in programs if (project, name) != ("flax", "sharded")
+])
+def test_programs_send_what_the_closed_form_says(project, name, monkeypatch):
+  """Skips projects, but Flax, whose packages this Python lacks."""
+  module = foreign_programs._module(project)
+  for package in module.PACKAGES:
+    if not importlib.util.find_spec(package.partition("==")[0]):
+      pytest.skip(f"{package} is not installed")
+  # As in a script of the folder, which imports its neighbours.
+  monkeypatch.syspath_prepend(pathlib.Path(module.__file__).parent)
   with jax.numpy_rank_promotion("allow"):
-    jitted, arguments = getattr(with_flax, name)()
-    found = reading.read(jitted, *arguments)
-  row = foreign_programs.compared(found, PROGRAMS["flax"][name])
+    jitted, arguments = getattr(module, name)()
+    lowered = jitted.lower(*arguments)
+    found = reading.read(getattr(lowered, "lowered", lowered))
+  row = foreign_programs.compared(found, PROGRAMS[project][name])
   assert row["equal"], row
+  assert not row["unknown"]

@@ -250,6 +250,14 @@ def test_losses_limit_each_connection_of_a_relay():
     assert 0.9 * wanted_s < time.monotonic() - start < 1.8 * wanted_s
 
 
+def test_quota_is_of_a_short_period_unless_the_kernel_needs_a_longer_one():
+  """A quota of less than 1 ms is refused by the kernel."""
+  found = [cpu_limits._in_us(quota) for quota in (1.0, 0.2, 0.05, 0.03)]
+  assert found == [
+    (20_000, 20_000), (20_000, 4000), (20_000, 1000), (100_000, 3000)
+  ]
+
+
 def test_quota_limits_each_client(quotas):
   with cpu_limits.limited(0.2, 2) as groups:
     for group in groups:

@@ -2,12 +2,20 @@
 
 import json
 import sys
+import types
 
 import numpy as np
 import pytest
 
 from caatnet.benchmarks.graphs import graphs
 from configs.benchmark import graphs as benchmark_config
+
+# Python that answers with what the given script reads from its arguments.
+ANSWER = """#!{python}
+import json, runpy, sys
+folder, *others = runpy.run_path(sys.argv[1])["parsed"](sys.argv[2:])
+print(json.dumps([str(folder), *others]))
+"""
 
 
 def test_counts_of_the_benchmark_agree(capsys):
@@ -31,6 +39,20 @@ def test_counts_of_the_benchmark_agree(capsys):
     assert row["overlapped_s"] <= row["zero_copy_s"] < row["conventional_s"]
 
 
+def test_script_of_dgl_reads_the_arguments_of_the_benchmark(tmp_path):
+  python = tmp_path / "python"
+  python.write_text(ANSWER.format(python=sys.executable))
+  python.chmod(0o755)
+  options = types.SimpleNamespace(
+    python=str(python), threads=3, fanouts=(15, 10)
+  )
+  roots = np.arange(6, dtype=np.int32).reshape(3, 2)
+  found = graphs._dgl(
+    options, types.SimpleNamespace(folder=tmp_path), roots, warm=1
+  )
+  assert found == [str(tmp_path), 1, 3, [15, 10]]
+  np.testing.assert_array_equal(np.load(tmp_path / "roots.npy"), roots)
+
 
 def test_interpreter_without_dgl_is_an_error():
   config = benchmark_config.get_config("test")
@@ -38,7 +60,6 @@ def test_interpreter_without_dgl_is_an_error():
   config.benchmark.python = sys.executable
   with pytest.raises(ValueError, match=r"python=.*No module named 'dgl'"):
     graphs.run(config)
-
 
 
 def test_edges_are_counted_without_padding():

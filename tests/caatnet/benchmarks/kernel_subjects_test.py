@@ -47,3 +47,25 @@ def test_stages_compute_the_op_and_its_bytes_are_those_of_its_arrays(
       np.asarray(x, np.float64), np.asarray(y, np.float64), 2e-2, 2e-2
     )
   assert subject.num_bytes == _num_bytes(op, operands, expected)
+
+
+def test_no_result_of_a_backward_is_an_operand_or_another_result():
+  """XLA would copy it; with an update of the stream, and without one."""
+  subjects = {
+    len(subject.operands(3, "reference")): subject
+    for subject in SUBJECTS["add_norm_backward"](False)
+  }
+  assert {*subjects} == {6, 8}
+  for subject in subjects.values():
+    operands = subject.operands(3, "reference")
+    run = jax.jit(functools.partial(subject.run, implementation="reference"))
+    results = jax.tree.leaves(run(*operands))
+    # Normalised rows and gradients of streams and gain; with an update also the
+    # stream, and the gradient of its private part.
+    assert len(results) == (4 if len(operands) == 6 else 7)
+    arrays = [*operands, *results]
+    for i, x in enumerate(arrays[len(operands):], len(operands)):
+      assert not any(
+        x.shape == other.shape and np.array_equal(x, other)
+        for other in arrays[:i]
+      )

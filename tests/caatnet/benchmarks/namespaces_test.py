@@ -63,6 +63,15 @@ def test_links_have_the_rate_of_their_direction(mesh, rates):
     assert rates[i, j] / _HZ <= burst < 4 * rates[i, j] / _HZ
 
 
+def test_links_have_large_packets_and_long_queues(mesh):
+  listed = subprocess.run(
+    ["ip", "-n", mesh._names[0], "link", "show", namespaces._wire(0, 1)],
+    check=True, capture_output=True, text=True,
+  ).stdout
+  assert " mtu 9000 " in listed
+  assert " qlen 10000" in listed
+
+
 @contextlib.contextmanager
 def _listening(mesh, node):
   """Accepts connections at a node, and yields their address."""

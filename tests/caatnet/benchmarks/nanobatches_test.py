@@ -113,6 +113,58 @@ def test_benchmark_without_pieces_measures_nothing():
   assert (found["rates"], found["linked"], found["copies"]) == ([], [], [])
 
 
+def test_rates_of_the_engine_are_relative_to_the_first_row(capsys):
+  own = config_of.get_config("test")
+  own.benchmark.update({"cuts": (), "parts": ()})
+  found = nanobatches.run(own)
+  first, second = found["rates"]
+  assert (first["nanobatches"], second["nanobatches"]) == ("1", "2")
+  assert (found["linked"], found["copies"]) == ([], [])
+  assert first["ratio"] == [1.0]
+  assert second["ratio"] == pytest.approx(
+    [second["rate"][0] / first["rate"][0]]
+  )
+  assert min(first["rate"] + second["rate"]) > 0
+  assert f"{first['rate'][0]:,.0f} (" in capsys.readouterr().out
+
+
+def test_rows_are_times_of_all_rounds_and_gains_over_the_first_cut():
+  own = config(4)
+  own.benchmark.cuts = (1, 2)
+
+  def rounds(*seconds):
+    return [
+      {"seconds": s, "attention": s / 2, "mlp": s / 2, "end": 5.0}
+      for s in seconds
+    ]
+
+  found = {
+    ("products", 1): rounds(2.0, 3.0), ("sums", 1): rounds(1.0, 1.5),
+    ("step", 1): rounds(4.0, 6.0), ("products", 2): rounds(2.5, 3.5),
+    ("sums", 2): rounds(0.5, 0.7), ("step", 2): rounds(2.0, 4.0),
+  }
+  one, two = nanobatches._rows(own, found)
+  assert one == {
+    "pieces": 1, "step": [4, 6], "products": [2, 3], "sums": [1, 1.5],
+    "predicted": pytest.approx([3, 4.5]), "gain": [1, 1],
+  }
+  assert two == {
+    "pieces": 2, "step": [2, 4], "products": [2.5, 3.5], "sums": [0.5, 0.7],
+    "predicted": [
+      nanobatches._predicted(own, 2, *pair)
+      for pair in zip(found["products", 2], found["sums", 2], strict=True)
+    ],
+    "gain": [2, 1.5],
+  }
+  found["step", 2][0]["end"] = 5.004
+  nanobatches._rows(own, found)
+  found["step", 2][0]["end"] = 5.006
+  with pytest.raises(
+    RuntimeError, match=r"pieces change .* step: \{1: 5\.0, 2: 5\.006\}"
+  ):
+    nanobatches._rows(own, found)
+
+
 def test_copies_are_measured_in_parts_of_the_given_size():
   own = config_of.get_config("test")
   layers = own.model.num_layers = 2

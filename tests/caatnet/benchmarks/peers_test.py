@@ -1,13 +1,17 @@
 """Benchmark of peers: a complete run, and processes in the place of peers."""
 
 import concurrent.futures
+import io
 import json
 import sys
 
+from flax import linen
+import jax
+import optax
 import pytest
 
 from caatnet.benchmarks.harness import environments
-from caatnet.benchmarks.peers import peers
+from caatnet.benchmarks.peers import nanodo_step, peers
 from configs.benchmark import peers as config_file
 
 # Python that answers as a peer would, without torch.
@@ -60,6 +64,47 @@ def test_rows_of_peers_are_what_they_answer(tmp_path):
   )
   assert min(found["limits"].values()) > 1e6
   json.dumps(found)
+
+
+class Bigram(linen.Module):
+  """Large logits of the next token, a row of a matrix for each token."""
+
+  @linen.compact
+  def __call__(self, tokens):
+    return 50 * linen.Embed(7, 7)(tokens)
+
+
+def test_steps_of_a_module_of_flax_are_timed_steps_of_adamw(
+  monkeypatch, capsys
+):
+  monkeypatch.setattr(sys, "stdin", io.StringIO('{"steps": 1}\n{"steps": 2}'))
+  nanodo_step.answer_all(Bigram(), 3, 5, 7)
+  size, *answers = map(json.loads, capsys.readouterr().out.splitlines())
+  assert size["num_params"] == 49
+  assert min(answer["seconds"] for answer in answers) > 0
+
+  tokens = jax.random.randint(jax.random.key(0), (3, 6), 0, 7)
+
+  def loss(params):
+    logits = jax.nn.log_softmax(Bigram().apply(params, tokens[:, :-1]))
+    return -jax.numpy.take_along_axis(logits, tokens[:, 1:, None], -1).mean()
+
+  params = Bigram().init(jax.random.key(1), tokens)
+  optimizer = optax.adamw(3e-4, b1=0.9, b2=0.95, weight_decay=0.1)
+  state, losses = optimizer.init(params), []
+  for _ in range(3):
+    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    losses.append(float(value))
+    norm = optax.tree.norm(grads)
+    assert norm > 1
+    grads = optax.tree.scale(1 / norm, grads)
+    updates, state = jax.jit(optimizer.update)(grads, state, params)
+    params = optax.apply_updates(params, updates)
+  # Each answer has the loss of its last step, before its update.
+  assert [answer["loss"] for answer in answers] == pytest.approx(
+    [losses[0], losses[2]], rel=1e-5
+  )
+  assert losses[2] < 0.999 * losses[0]
 
 
 def test_environment_that_cannot_be_made_is_an_error(tmp_path):

@@ -119,10 +119,14 @@ def test_run_has_the_bytes_of_all_sums_and_ratios_to_raw_streams(capsys):
   config = config_of.get_config("test")
   config.benchmark.update({
     "megabytes": 2, "peers": (2,), "shaped_rounds": 2, "num_connections": (1,),
-    "links": ({"mbit": 200, "rtt_ms": 4.0, "megabytes": 1},),
+    "links": ({"mbit": 200, "rtt_ms": 4.0, "megabytes": 1},), "gloo": True,
   })
   found = ring.run(config)
   rows = {row["what"]: row for row in found["loopback"]}
+  gloo = rows.pop("jax's gloo")
+  assert gloo["of_raw"] == pytest.approx(
+    rows["raw, ring"]["seconds"] / gloo["seconds"]
+  )
   assert list(rows) == [
     "raw, ring", "ring", "raw, pairs", "direct", "four at once", "additions"
   ]

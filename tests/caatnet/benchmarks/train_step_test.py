@@ -116,6 +116,27 @@ def test_rows_are_times_rates_and_shares(capsys):
   ]
 
 
+def test_steps_of_a_run_are_compared_with_the_plain_one(capsys):
+  config = config_of.get_config("test")
+  config.model.num_layers = config.benchmark.rounds = 1
+  config.benchmark.update({
+    "dtypes": ("float32",), "variants": (
+      ("plain JAX step", ""), ("r=1", "parallel.tensor=1"),
+    ),
+  })
+  plain, ours = train_step.run(config)["rows"]
+  assert plain["relative"] == 1
+  assert ours["relative"] == pytest.approx(ours["median_s"] / plain["median_s"])
+  tokens = config.data.batch_size * config.data.seq_len
+  for row in (plain, ours):
+    assert row["tokens_per_second"] == pytest.approx(tokens / row["median_s"])
+    assert row["device_bytes"] > 0
+  # Of the same model, in the same dtype.
+  work = [r["median_s"] * r["fraction_of_matmul_rate"] for r in (plain, ours)]
+  assert work[0] == pytest.approx(work[1])
+  assert f"{tokens} tokens" in " ".join(capsys.readouterr().out.split())
+
+
 def test_memory_of_a_step_is_that_of_its_program():
   program = jax.jit(lambda x, y: (x + 1, x @ y), donate_argnums=0).lower(
     *[jnp.ones((64, 64))] * 2

@@ -47,6 +47,10 @@ class Churn:
     (1.0, 200.0), "Shortest and longest round trip between two namespaces.",
     NOT_NEGATIVE,
   )
+  lasts_s: tuple[float, float] = field(
+    (3.0, 20.0), "Shortest and longest disturbance of reachability, in "
+    "seconds.", POSITIVE,
+  )
   moments: str = field(
     "own", "Moments of the inner optimizer of a worker that joins a training "
     'run: "own" for the checkpoint of the killed worker that it replaces, '
