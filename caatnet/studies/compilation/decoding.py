@@ -414,14 +414,14 @@ def _kernel_reads(
   # positions than the sequences have.
   slots = shape.num_layers * shape.num_pages * shape.page_size
   part = min(1 / shape.num_layers, sizes.sequences * sizes.context / slots)
-  part *= piece_share(step)
+  part *= _piece_share(step)
   return {
     dims: array.bytes * part
     for array in arrays for dims in in_place.views(module, [array])
   }
 
 
-def piece_share(step: Step) -> float:
+def _piece_share(step: Step) -> float:
   """Returns the mean share of the step's positions that a nano-batch reads.
 
   Pieces of decodes read each context once. A piece of a chunk also reads the
