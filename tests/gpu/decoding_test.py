@@ -39,6 +39,22 @@ def test_kernel_reads_pages_and_the_cache_is_updated_in_place(gpu, phase):
   )
 
 
+@pytest.mark.parametrize("gpu", ["a100", "h200"])
+def test_reductions_of_a_nano_batch_overlap_products_of_another(gpu):
+  """In all layers; nothing is left to multiply during the embedding's."""
+  target = targets.resolve(f"gpu:{gpu}:1x8")
+  config = override(
+    tiny.get_config(), f"{SIZES} sync.p=1.0 inference.nanobatches=2"
+  )
+  built = inference.build(config, None, list(target.devices))
+  found = decoding.analyse(decoding.step_of("decode", built), target)
+  (row,) = found["nanobatches"]
+  # Two layers with two reductions each, and the embedding.
+  assert row["count"] == 2 * (2 * 2 + 1)
+  assert row["asynchronous"] == row["bytes"]
+  assert row["overlapped"] == row["bytes"] * 4 / 5
+
+
 def test_layer_weights_are_not_copied_out_of_their_stack():
   """Bounds the bytes accessed by a step that is dominated by weights."""
   target = targets.resolve("gpu:h200:1x1")

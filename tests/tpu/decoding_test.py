@@ -17,8 +17,8 @@ SIZES = (
 )
 
 
-def step(phase, target):
-  config = override(tiny.get_config(), SIZES)
+def step(phase, target, overrides=""):
+  config = override(tiny.get_config(), f"{SIZES} {overrides}")
   built = inference.build(config, {"tensor": 8}, list(target.devices))
   return decoding.step_of(phase, built)
 
@@ -44,6 +44,20 @@ def test_kernel_reads_pages_and_the_cache_is_updated_in_place(phase, name):
     bounds["step_if_none_overlaps"] < least["step_if_none_overlaps"]
     < greatest["step_if_none_overlaps"]
   )
+
+
+def test_reductions_of_a_nano_batch_overlap_products_of_another():
+  """In all layers; nothing is left to multiply during the embedding's."""
+  target = targets.resolve("tpu:v5p:2x2x2")
+  found = step(
+    "decode", target,
+    "sync.p=1.0 inference.batch=256 inference.nanobatches=2",
+  )
+  (row,) = decoding.analyse(found, target)["nanobatches"]
+  # Two layers with two reductions each, and the embedding.
+  assert row["count"] == 2 * (2 * 2 + 1)
+  assert row["asynchronous"] == row["bytes"]
+  assert row["overlapped"] == row["bytes"] * 4 / 5
 
 
 @pytest.mark.parametrize("phase", decoding.PHASES)

@@ -7,12 +7,11 @@ layer runs during the first products of the next layer, and its operand is
 carried to the next iteration of the scan. `parallel.nanobatches.nanobatch`
 times the same order of products and reductions.
 
-XLA:TPU starts a reduction as late as it can, only one or two instructions
-before its end. So the end is ordered before the row-parallel product: the
-reduction then runs during attention or the MLP's first product, which take
-longer. In the MLP of a small piece no product would be left during the
-reduction, so its end follows the row-parallel product there
-(log/2026-11-27-nanobatches-compiled.md).
+The end of a reduction is ordered before the row-parallel product, so XLA:TPU
+has attention or the MLP's first product to start it before. It starts one as
+late as the time that it assumes for it allows, which is too short: see
+`Target.early_options` of `parallel.xla.targets`
+(log/2026-11-27-nanobatches-gpus.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -39,15 +38,11 @@ class Half(NamedTuple):
     name: Name scope.
     columns: Function ``(x, state, mix) -> (x, y [R, B, T, F], state)``.
     rows: Function from y to the update before its sum over ranks.
-    least_early: Smallest number of tokens of a piece whose row-parallel product
-      follows the reduction of the piece before it. The row-parallel product of
-      a smaller piece precedes the end of that reduction.
   """
 
   name: str
   columns: Callable[[Stream, Any, Any], tuple[Stream, jax.Array, Any]]
   rows: Callable[[jax.Array], Update]
-  least_early: int
 
 
 # Halves of a layer, from its parameters.
@@ -184,14 +179,12 @@ def _layer(
       with jax.named_scope(scope(i)), jax.named_scope(half.name):
         # During that sum.
         xs[i], y, (cache, _) = half.columns(xs[i], (cache, index), mix)
-        late = y.shape[2] < half.least_early
-        y = half.rows(y) if late else y
         if left is None:
           y, xs[before] = order.after(y, xs[before])
         else:
           y, total = order.after(y, total)
           xs[before] = xs[before] + total
-        left = y if late else half.rows(y)
+        left = half.rows(y)
       sync = next_sync
   # The last stream lacks `left`; it has no other update, since the MLP adds it.
   return [x.resolved() for x in xs], left, (cache, index + 1)

@@ -33,13 +33,6 @@ Attend = Callable[
   [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
 ]
 
-# `least_early` of the MLP: an assumption between two programs compiled for v5p.
-# Reductions that end before the row-parallel product are hidden to 98.5% with
-# pieces of 1,024 tokens, but to 49.2% with pieces of 128, and those that end
-# after it to 85.1%. No size between the two was compiled
-# (log/2026-11-27-nanobatches-compiled.md).
-_LEAST_EARLY = 512
-
 # `vmap` axes of qkv and `layers.QkvParams`: biases have a dim of lanes, gains
 # are shared by all lanes.
 QKV_AXES = (0, layers.QkvParams(0, None, None))
@@ -139,8 +132,8 @@ class Block(nnx.Module):
       return lambda y: row_products(y, w, self.axis, sync)
 
     return (
-      Half("attention", self._attended, rows(self.w_out[...], syncs[0]), 0),
-      Half("mlp", gated, rows(self.w_down[...], syncs[1]), _LEAST_EARLY),
+      Half("attention", self._attended, rows(self.w_out[...], syncs[0])),
+      Half("mlp", gated, rows(self.w_down[...], syncs[1])),
     )
 
   def _attended(

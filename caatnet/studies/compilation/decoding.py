@@ -8,6 +8,7 @@ request uses top-k or top-p, whose filters gather the logits.
 from collections.abc import Mapping
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from typing import Any, Protocol
@@ -405,14 +406,39 @@ def _kernel_reads(
 ) -> dict[tuple[int, ...], float]:
   """Returns dims -> bytes that a kernel reads of each cache array.
 
-  A kernel reads one layer, and no more than the positions of all contexts.
+  A kernel reads one layer, and no more than the positions of all contexts, or
+  of those of its nano-batch.
   """
   shape, sizes = step.cache_shape, step.sizes
   # The share of the cache that one call reads: at most one layer, and no more
   # positions than the sequences have.
   slots = shape.num_layers * shape.num_pages * shape.page_size
   part = min(1 / shape.num_layers, sizes.sequences * sizes.context / slots)
+  part *= _piece_share(step)
   return {
     dims: array.bytes * part
     for array in arrays for dims in in_place.views(module, [array])
   }
+
+
+def _piece_share(step: Step) -> float:
+  """Returns the mean share of the step's positions that a nano-batch reads.
+
+  Pieces of decodes read each context once. A piece of a chunk also reads the
+  pieces before it.
+  """
+  if step.nanobatches is None:
+    return 1.0
+  sequences, tokens, context = step.sizes
+  dims = len(step.program.layout.batch_dims) - 1  # of replicas
+  sizes = step.nanobatches.sizes(jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape[dims:], x.dtype), step.inputs[0]
+  ))
+  read = 0
+  for start, stop in itertools.pairwise([0, *itertools.accumulate(sizes)]):
+    # The last position that each of the piece's sequences attends to.
+    read += sum(
+      context - tokens + min(stop - row * tokens, tokens)
+      for row in range(start // tokens, math.ceil(stop / tokens))
+    )
+  return read / (len(sizes) * sequences * context)

@@ -2,18 +2,13 @@
 
 import types
 
-from flax import nnx
 import numpy as np
 import pytest
 
 from caatnet.models.lm import pieces
-from caatnet.models.transformer.config import TransformerConfig
-from caatnet.models.transformer.module import Transformer
-from parallel.axes import Axis
 from parallel.nanobatches import nanobatch
 from parallel.nanobatches.nanobatch import Costs, Reduction
 from parallel.nanobatches.nanobatch_timing import Operation, step_seconds
-from parallel.tensor.partial_sync import PartialSync
 
 # Tokens, and times of attention, MLP and reduction, of up to four pieces.
 SIZES = (30, 50, 20, 40)
@@ -47,15 +42,14 @@ class Recorder:
     self.record(kind, "network", piece, () if pending else (half,))
     return kind
 
-  def half(self, name, least_early=0):
+  def half(self, name):
     def columns(x, state, mix):
       self.record(name, "compute", mix, tuple(x.sums))
       cache, index = state
-      return Stream(), types.SimpleNamespace(
-        update=(mix, name), shape=(1, 1, self.sizes[mix], 1)
-      ), (cache, index)
+      operand = types.SimpleNamespace(update=(mix, name))
+      return Stream(), operand, (cache, index)
 
-    return pieces.Half(name, columns, lambda y: y.update, least_early)
+    return pieces.Half(name, columns, lambda y: y.update)
 
 
 class Stream:
@@ -109,34 +103,18 @@ def test_planner_times_the_operations_of_the_executor(num_pieces, interference):
   assert alone + TIMES["sum"] * sizes[-1] == pytest.approx(first)
 
 
-def test_row_products_of_small_pieces_precede_the_end_of_a_reduction():
+def test_row_products_follow_the_end_of_the_reduction_before():
+  """What waits for the reduction is the operand of the product."""
   recorder = Recorder(SIZES)
   pieces._layer(
-    [recorder.half("attention"), recorder.half("mlp", 30)],
+    [recorder.half("attention"), recorder.half("mlp")],
     ([Stream() for _ in SIZES], None, (None, 0)), range(4),
     ("policy of attention", "policy of mlp"), recorder,
   )
-  # An update if the product is before the end, its operand otherwise.
-  is_before = [
-    isinstance(tree, tuple) for tree in recorder.ordered
-    if not isinstance(tree, Stream)
+  waiting = [x for x in recorder.ordered if not isinstance(x, Stream)]
+  assert [x.update for x in waiting] == [
+    (i, half) for half in ("attention", "mlp") for i in range(4)
   ]
-  assert is_before == [False] * 4 + [size < 30 for size in SIZES]
-
-
-def test_threshold_of_the_transformer_is_between_the_compiled_sizes():
-  """See log/2026-11-27-nanobatches-compiled.md: 128 and 1,024 tokens."""
-  sync = PartialSync()
-  config = TransformerConfig(
-    vocab_size=8, width=4, num_layers=1, num_heads=1, num_kv_heads=1,
-    ffn_width=4, head_width=4, syncs=((sync, sync),),
-  )
-  module = Transformer(config, Axis("tensor", 1), nnx.Rngs(0))
-  attention, mlp = module.blocks.halves((sync, sync))
-  assert (attention.name, mlp.name) == ("attention", "mlp")
-  # An attention's reduction always ends before the row-parallel product.
-  assert attention.least_early == 0
-  assert 128 < mlp.least_early <= 1024
 
 
 def test_layer_has_the_order_of_the_planner():

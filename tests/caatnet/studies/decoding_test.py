@@ -189,6 +189,24 @@ def hidden(text):
   return row
 
 
+@pytest.mark.parametrize(("phase", "overrides", "wanted"), [
+  ("decode", "inference.nanobatches=1", 1),
+  ("decode", "inference.batch=8 inference.nanobatches=2", 1 / 2),
+  ("decode", "inference.nanobatches=2", 1 / 2),  # 2 and 1 of 3 sequences
+  # Of 64 positions, the last 24 are the chunk: to 52 and 64, or 48, 56 and 64.
+  ("prefill", "inference.nanobatches=2", (52 + 64) / 128),
+  ("prefill", "inference.nanobatches=3", (48 + 56 + 64) / 192),
+])
+def test_nano_batches_read_their_own_contexts(phase, overrides, wanted):
+  cut = step(phase, overrides, {"tensor": 8})
+  array = hlo.Shape("float32", (1000, 64), 32)
+  (own,), (all_of_them,) = (
+    decoding._kernel_reads(each, EMPTY, [array]).values()
+    for each in (cut, dataclasses.replace(cut, nanobatches=None))
+  )
+  assert own / all_of_them == pytest.approx(wanted)
+
+
 def test_share_of_p_in_sent_bytes_is_exact():
   """At p = 0, a step sends at most the embedding, apart from sampling."""
   whole, part, none = (
