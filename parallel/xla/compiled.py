@@ -161,6 +161,34 @@ class Reader:
         name = order[index].name
     return start
 
+  def host_copy(
+    self, computation: hlo.Computation, start: int
+  ) -> tuple[bool, int] | None:
+    """Reads a copy between device and host memory, by its first instruction.
+
+    Returns:
+      Whether it copies to the host, and its bytes; None for other instructions.
+    """
+    inner, found = computation, computation.instructions[start]
+    wraps = found.opcode.removesuffix("-start") in ("fusion", "async")
+    if wraps:
+      # XLA:GPU wraps the copy, whose operands are the wrapper's parameters.
+      inner = self.module.computations[found.calls()[0]]
+      found = inner.root
+    opcode = found.opcode.removesuffix("-start")
+    if opcode not in ("copy", "dynamic-slice", "dynamic-update-slice"):
+      return None
+    result = found
+    if not wraps:
+      result = computation.instructions[self.done(computation, start)]
+    source, *others = inner.operands(found)
+    to_host, moved = result.shapes[0].on_host, result
+    if opcode == "dynamic-update-slice":  # (buffer, update, indices)
+      source = moved = others[0]
+    if source.shapes[0].on_host == to_host:
+      return None
+    return to_host, moved.shapes[0].bytes
+
   def find(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:

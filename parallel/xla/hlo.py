@@ -42,6 +42,8 @@ _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = (.*)")
 _HEADER = re.compile(r"(ENTRY )?%?([^\s(]+) \(.*\) -> .* \{$")
 # Metadata of a kernel, JSON on several lines; anything else is on one line.
 _METADATA = re.compile(r'=\{\n("[^{}]*)\}')
+_LINE = re.compile(r"[^\r\n]+")
+_BRACKET = re.compile(r"[(){}\[\]]")
 # Attributes that name computations, with one name or a list in braces.
 _CALLS = re.compile(
   r"(calls|to_apply|body|condition|true_computation|false_computation|"
@@ -82,7 +84,7 @@ class Shape:
     return math.ceil(self.elements * self.bits / 8)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)  # there may be a million
 class Instruction:
   """Instruction of a computation: one line of HLO text.
 
@@ -309,11 +311,9 @@ def parse(text: str) -> Module:
     >>> module.computations[module.entry].root.shapes[0].bytes
     16
   """
-  # Joins the lines of metadata, so that each instruction is one line.
-  text = _METADATA.sub(lambda m: m[0].replace("\n", " "), text)
   computations, entry = {}, None
   name, lines = "", []
-  for line in text.splitlines():
+  for line in text_lines(text):
     header = _HEADER.match(line)
     if header:
       name, lines = header[2], []
@@ -341,11 +341,17 @@ def parse(text: str) -> Module:
 
 def instructions(text: str) -> Iterator[Instruction]:
   """Yields all instructions of a module's text, optimized or not."""
-  for line in _METADATA.sub(
-    lambda m: m[0].replace("\n", " "), text
-  ).splitlines():
+  for line in text_lines(text):
     if match := _INSTRUCTION.match(line):
       yield _instruction(match)
+
+
+def text_lines(text: str) -> Iterator[str]:
+  """Returns the lines of a module's text, one per instruction."""
+  if "={\n" in text:  # joins the lines of metadata
+    text = _METADATA.sub(lambda m: m[0].replace("\n", " "), text)
+  # Not all at once: a text may have a million lines.
+  return (match[0] for match in _LINE.finditer(text))
 
 
 def _instruction(match: re.Match) -> Instruction:
@@ -353,16 +359,16 @@ def _instruction(match: re.Match) -> Instruction:
   root, name, rest = bool(match[1]), match[2], match[3]
   # A tuple of shapes contains spaces, a single shape does not.
   end = _balanced(rest) if rest.startswith("(") else rest.index(" ")
-  result, rest = rest[:end], rest[end:].lstrip()
-  opcode, rest = rest.split("(", 1)
-  end = _balanced("(" + rest) - 1
-  inside, attributes = rest[: end - 1], rest[end:]
+  start = rest.index("(", end)
+  stop = _balanced(rest, start)
+  result, opcode = rest[:end], rest[end:start].lstrip()
+  inside, attributes = rest[start + 1 : stop - 1], rest[stop:]
   op_name = re.search(r'op_name="((?:[^"\\]|\\.)*)"', attributes)
   return Instruction(
     name=name,
     opcode=opcode,
     shapes=_shapes(result),
-    operands=tuple(re.findall(r"%([\w.\-]+)", inside)),
+    operands=_operands(opcode, inside),
     literal=inside,
     attributes=attributes,
     op_name=op_name[1] if op_name else "",
@@ -370,14 +376,24 @@ def _instruction(match: re.Match) -> Instruction:
   )
 
 
-def _balanced(text: str) -> int:
-  """Returns the index after the bracket expression that starts ``text``."""
+def _operands(opcode: str, inside: str) -> tuple[str, ...]:
+  """Returns names of operands: ``%x``, or ``x`` if names have no mark."""
+  names = re.findall(r"%([\w.\-]+)", inside)
+  if not names and opcode not in ("parameter", "constant"):
+    # Each may follow its shape, f32[2,3]{1,0} x, or a comment, /*index=5*/x.
+    names = [part.split()[-1].rpartition("*/")[2]
+             for part in inside.split(", ") if part.strip()]
+  return tuple(names)
+
+
+def _balanced(text: str, start: int = 0) -> int:
+  """Returns the index after the bracket expression that begins at ``start``."""
   depth = 0
-  for index, letter in enumerate(text):
-    depth += (letter in "({[") - (letter in ")}]")
+  for match in _BRACKET.finditer(text, start):
+    depth += 1 if match[0] in "({[" else -1
     if not depth:
-      return index + 1
-  raise ValueError(f"unbalanced brackets in {text[:80]!r}")
+      return match.end()
+  raise ValueError(f"unbalanced brackets in {text[start : start + 80]!r}")
 
 
 def _value(text: str) -> str:
@@ -393,6 +409,7 @@ def _value(text: str) -> str:
   return re.match(r"[^\s,]*", text)[0]
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def _shapes(result: str) -> tuple[Shape, ...]:
   """Parses the arrays of a result, such as ``(f32[8]{0:T(8)S(1)}, s32[])``."""
   shapes = []

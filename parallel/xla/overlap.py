@@ -205,24 +205,12 @@ class ScheduledProgram:
     self, computation: hlo.Computation, index: int
   ) -> HostCopy | None:
     """Returns the copy that starts at an instruction, with a count of one."""
-    order, inner = computation.instructions, computation
-    done = self.reader.done(computation, index)
-    found, result = order[index], order[done]
-    if found.opcode.removesuffix("-start") in ("fusion", "async"):
-      # XLA:GPU wraps the copy, whose operands are the wrapper's parameters.
-      inner = self.module.computations[found.calls()[0]]
-      found = result = inner.root
-    opcode = found.opcode.removesuffix("-start")
-    if opcode not in ("copy", "dynamic-slice", "dynamic-update-slice"):
+    copied = self.reader.host_copy(computation, index)
+    if copied is None:
       return None
-    source, *others = inner.operands(found)
-    to_host, moved = result.shapes[0].on_host, result
-    if opcode == "dynamic-update-slice":  # (buffer, update, indices)
-      source = moved = others[0]
-    if source.shapes[0].on_host == to_host:
-      return None
+    order, done = computation.instructions, self.reader.done(computation, index)
     return HostCopy(
-      to_host, moved.shapes[0].bytes, 1, done > index,
+      *copied, 1, done > index,
       sum(
         (self._inclusive(computation, order[i])
          for i in range(index + 1, done)), Cost(),

@@ -52,7 +52,8 @@ class Executed:
     entry: The ledger's entry: kind, axes, dtype, shape and executions.
     requested: NumPy name of the dtype that the program requests; None if it is
       not known.
-    source: FILE:LINE that made it; "" if it is not known.
+    source: FILE:LINE that made it, or else that uses its result first; "" if
+      neither is known.
     instruction: Name of the instruction, unique in the module; of an
       asynchronous pair, of its start.
     done: Name of the done of an asynchronous pair, else of the instruction.
@@ -80,6 +81,27 @@ class Executed:
 
 
 @dataclasses.dataclass(frozen=True)
+class HostTransfer:
+  """Copy between device and host memory.
+
+  Attributes:
+    to_host: Whether it copies to the host, else to the device.
+    bytes: Bytes of one execution on one device.
+    count: Executions per run of the program; None if unknown.
+    source: FILE:LINE that made it; "" if it is not known.
+    instruction: Name of its instruction; of a pair, of its start.
+    asynchronous: Whether it consists of a start and a done.
+  """
+
+  to_host: bool
+  bytes: int
+  count: int | None
+  source: str
+  instruction: str
+  asynchronous: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Reading:
   """Result of `read`.
 
@@ -87,6 +109,7 @@ class Reading:
     axes: Mesh axis -> size, outermost first.
     executed: Operands of collectives in the order of execution, without those
       of zero bytes.
+    host: Copies between device and host in the order of execution.
     memory: Name -> bytes on one device; {} if the form does not tell.
     notes: Sentences about what the form does not tell.
     module: The compiled program; None if it was not compiled.
@@ -94,6 +117,7 @@ class Reading:
 
   axes: Mapping[str, int]
   executed: tuple[Executed, ...]
+  host: tuple[HostTransfer, ...] = ()
   memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
   notes: tuple[str, ...] = ()
   module: hlo.Module | None = dataclasses.field(default=None, repr=False)
@@ -269,18 +293,26 @@ def _of_module(
     notes.append(f"Not understood, and not counted: {', '.join(unread)}.")
   if not module.scheduled:
     notes.append("The program is not scheduled: nothing is known of overlap.")
-  executed = [
-    dataclasses.replace(
-      found, entry=dataclasses.replace(found.entry, count=count)
-    )
-    for computation, count in reader.runs()
-    for index in range(len(computation.instructions))
-    for found in _executed(reader, computation, index, lines, requested)
-    if found.entry.bytes
-  ]
+  executed, host = [], []
+  for computation, count in reader.runs():
+    for index, instruction in enumerate(computation.instructions):
+      executed += (
+        dataclasses.replace(
+          found, entry=dataclasses.replace(found.entry, count=count)
+        )
+        for found in _executed(reader, computation, index, lines, requested)
+        if found.entry.bytes
+      )
+      if copied := reader.host_copy(computation, index):
+        host.append(HostTransfer(
+          *copied, count, lines.of(instruction), instruction.name,
+          reader.done(computation, index) > index,
+        ))
   if any(e.dtype_differs for e in executed):
     notes.append("The compiler sends other dtypes than the program requests.")
-  return Reading(axes, tuple(executed), notes=tuple(notes), module=module)
+  return Reading(
+    axes, tuple(executed), tuple(host), notes=tuple(notes), module=module
+  )
 
 
 def _axes(
@@ -326,26 +358,48 @@ def _executed(
 ) -> Iterator[Executed]:
   """Yields the operands of a collective, with counts of one."""
   outer = computation.instructions[index]
+  collectives = list(reader.find(computation, outer))
+  if not collectives:
+    return
   done = reader.done(computation, index)
   last = computation.instructions[done].name
   between = tuple(
     x.name for x in computation.instructions[index + 1 : done]
     if x.opcode not in _FREE
   )
-  for owner, found in reader.find(computation, outer):
+  for owner, found in collectives:
     operands = owner.operands(found)
     entries = list(reader.entry(owner, found, outer.op_name))
     # Merged collectives have the lines of their operands.
     single = len(operands) == 1 or len(entries) == 1
     for number, entry in enumerate(entries):
       made = found if single else operands[number]
-      line = lines.of(made) or lines.of(outer)
+      line = lines.of(made) or lines.of(outer) or (
+        _line_of_use(computation, index, lines)
+      )
       yield Executed(
         entry,
         requested and requested.dtype(made, line, entry.reduction is not None),
         line, outer.name, last, number,
         "promoted" in found.attribute("to_apply"), done > index, between,
       )
+
+
+def _line_of_use(
+  computation: hlo.Computation, index: int, lines: Lines
+) -> str:
+  """Returns the line of the first use of a result; "" if it is not known.
+
+  A gather of an argument may have the name of the argument, without a line.
+  """
+  order = computation.instructions
+  names = {order[index].name}
+  for instruction in order[index + 1 :]:
+    if not names.isdisjoint(instruction.operands):
+      if line := lines.of(instruction):
+        return line
+      names.add(instruction.name)
+  return ""
 
 
 def _mesh(axes: Mapping[str, int]) -> AbstractMesh:

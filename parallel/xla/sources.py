@@ -27,7 +27,7 @@ class Lines:
   def __init__(self, text: str) -> None:
     tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
     table = None
-    for line in text.splitlines():
+    for line in hlo.text_lines(text):
       if line in tables:
         table = tables[line]
       elif table is not None and (row := _ROW.fullmatch(line)):

@@ -4,7 +4,8 @@ XLA compiles the target's executable, so that its memory analysis, collectives
 and schedule equal those on real devices. Execution times are not available.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import fcntl
 import importlib.util
@@ -13,6 +14,7 @@ import os
 import re
 import sys
 import time
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -139,6 +141,30 @@ def measured(target: Target, links: LinkMatrix) -> Target:
       f"--target={target.name} has {len(target.devices)}"
     )
   return dataclasses.replace(target, hardware=links.device, links=links)
+
+
+@contextlib.contextmanager
+def described(devices: Sequence[jax.Device]) -> Iterator[None]:
+  """Makes functions of jax describe devices that are not here.
+
+  Args:
+    devices: Devices of a target; () for those of this process.
+  """
+  if not devices:
+    yield
+    return
+  before = jax.devices, jax.device_count, jax.make_mesh
+
+  def make_mesh(*args: Any, **kwargs: Any) -> jax.sharding.Mesh:
+    return before[-1](*args, **{"devices": devices} | kwargs)
+
+  jax.devices = lambda *_, **__: list(devices)
+  jax.device_count = lambda *_, **__: len(devices)
+  jax.make_mesh = make_mesh
+  try:
+    yield
+  finally:
+    jax.devices, jax.device_count, jax.make_mesh = before
 
 
 def _tpu(name: str, generation: str, topology: str) -> Target:

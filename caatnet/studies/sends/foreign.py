@@ -1,7 +1,6 @@
 """Loads programs of users by name, and reads them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Callable, Mapping, Sequence
 import importlib
 import inspect
 import os
@@ -16,7 +15,7 @@ from caatnet.studies.sends.report import report
 from caatnet.train import files
 from parallel.hardware import cluster_files
 from parallel.memory import available
-from parallel.xla import calibration, profiles, reading
+from parallel.xla import calibration, profiles, reading, targets
 from parallel.xla.profiles import Events, Measured
 from parallel.xla.reading import Reading
 
@@ -164,7 +163,7 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
     raise ValueError(f"{program} names no function, as in {program}:step")
   if ":" not in program or path.exists():
     return {program: reading.read(path)}
-  with _devices(devices):  # modules may make meshes, too
+  with targets.described(devices):  # modules may make meshes, too
     found = _function(program)()
     try:
       jitted, args = found
@@ -219,23 +218,3 @@ def _function(program: str) -> Callable[[], Any]:
       f"{program} must be a function without arguments: {error}"
     ) from error
   return names[name]
-
-
-@contextlib.contextmanager
-def _devices(devices: Sequence[jax.Device]) -> Iterator[None]:
-  """Makes functions of jax describe devices that are not here."""
-  if not devices:
-    yield
-    return
-  before = jax.devices, jax.device_count, jax.make_mesh
-
-  def make_mesh(*args: Any, **kwargs: Any) -> jax.sharding.Mesh:
-    return before[-1](*args, **{"devices": devices} | kwargs)
-
-  jax.devices = lambda *_, **__: list(devices)
-  jax.device_count = lambda *_, **__: len(devices)
-  jax.make_mesh = make_mesh
-  try:
-    yield
-  finally:
-    jax.devices, jax.device_count, jax.make_mesh = before

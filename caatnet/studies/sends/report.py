@@ -31,12 +31,14 @@ def result(
     - ``executions``: executions of operands per run; None if unknown, and
       bytes are then those of one execution.
 
-    and ``measured``, if there are measured times.
+    ``host``, a row per copy between device and host memory; and ``measured``,
+    if there are measured times.
   """
   return {
     name: {
       "axes": dict(reading.axes), "memory": dict(reading.memory),
       "notes": list(reading.notes), "collectives": _rows(reading),
+      "host": [dataclasses.asdict(copy) for copy in reading.host],
     } | ({"measured": _measured_rows(reading, measured[name])}
          if name in measured else {})
     for name, reading in readings.items()
@@ -96,6 +98,8 @@ def report(
       _collectives(title, shown["collectives"]) if shown["collectives"]
       else f"{name} sends nothing."
     )
+    if shown["host"]:
+      parts.append(_host_copies(name, shown["host"]))
     if shown["memory"]:
       parts.append("memory of a device, MB: " + ", ".join(
         f"{n} {size / 1e6:,.3f}" for n, size in shown["memory"].items()
@@ -128,6 +132,16 @@ def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     }
     for row in rows
   ])
+
+
+def _host_copies(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+  return Table(f"{name}: copies between device and host memory", [
+    Column("source", "source line", _short),
+    Column("to_host", "to", lambda to_host: "host" if to_host else "device"),
+    Column("count", "runs", default="?"),
+    Column("bytes", "MB of one", ",.3f", unit=1e6),
+    Column("asynchronous", "asynchronous", lambda x: "yes" if x else "no"),
+  ], rows)
 
 
 def _measured_rows(

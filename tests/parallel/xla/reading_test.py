@@ -18,6 +18,7 @@ import pytest
 from parallel.xla import hlo, reading
 from parallel.xla.groups import MeshAxes, along, inferred_axes
 from parallel.xla.reading import read
+from tests.parallel.xla.overlap_test import COPIES
 
 LAYERS, BATCH, WIDTH, HIDDEN = 3, 32, 64, 256
 SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
@@ -208,6 +209,23 @@ def test_lines_of_older_texts_and_dtypes_that_are_not_unique():
   assert requested(["bf16[4] add(%x, %x)", "f32[4] add(%x, %x)"]) is None
 
 
+def test_collective_without_a_line_has_that_of_its_first_use():
+  place = 'metadata={op_name="f/mul" source_file="a.py" source_line=7}'
+  text = (
+    "HloModule m, num_partitions=2\n\n"
+    "ENTRY %main (x: f32[4]) -> f32[8] {\n  %x = f32[4] parameter(0)\n"
+    "  %g = f32[8] all-gather(%x), replica_groups={{0,1}}, dimensions={0}, "
+    'metadata={op_name="x"}\n'
+    f"  %n = f32[4] negate(%x), {place.replace('7', '6')}\n"
+    "  %c = f32[8] copy(%g)\n"
+    f"  ROOT %r = f32[8] multiply(%c, %c), {place}\n}}\n"
+  )
+  (found,) = read(text).executed
+  assert found.source == "a.py:7"
+  (found,) = read(text.replace(place, 'metadata={op_name="f/mul"}')).executed
+  assert found.source == ""
+
+
 def test_largest_mesh_that_a_text_names_is_used():
   meshes = '<["b"=2]>, <["data"=4, "model"=2]>, <["a"=4]>'
   head = f"HloModule m, attributes={{{meshes}}}"
@@ -317,6 +335,52 @@ def test_instructions_between_start_and_done():
     assert inside == sorted(inside)
     assert not inside or start < inside[0]
   assert any(e.between for e in overlapped)
+
+
+def test_copies_between_device_and_host_are_listed():
+  found = read(COPIES).host
+  size = 2 * 512 * 128
+  facts = [(c.to_host, c.bytes, c.count, c.asynchronous) for c in found]
+  assert sorted(facts) == [
+    (False, 400, 1, False), (False, size, 1, True), (True, size, 4, True),
+  ]
+  assert {c.instruction for c in found} == {"start", "read", "moved"}
+
+
+def test_names_may_have_no_mark(lowered):
+  text = lowered.compile().as_text()
+  assert "%" in text
+  marked, plain = read(text), read(text.replace("%", ""))
+  assert marked.entries
+  assert plain.executed == marked.executed
+  of = [
+    [i.operands for c in found.module.computations.values()
+     for i in c.instructions] for found in (marked, plain)
+  ]
+  assert of[0] == of[1]
+
+
+def test_partitioners_agree(from_lowered):
+  """Shardy, the default, and GSPMD, whose programs do not name their mesh."""
+  key = "jax_use_shardy_partitioner"
+  if not hasattr(jax.config, key):
+    pytest.skip("this jax has one partitioner")
+  before = getattr(jax.config, key)
+  assert before
+  jax.config.update(key, False)
+  try:
+    f, args = step()
+    lowered = f.lower(*args)
+    assert "sdy." not in lowered.as_text()
+    found = read(lowered)
+  finally:
+    jax.config.update(key, before)
+  assert dict(found.axes) == SIZES
+  assert sums(found) == sums(from_lowered)
+  for each in (found, from_lowered):
+    assert {(e.requested, e.source) for e in each.executed} == {
+      ("bfloat16", line_of("up")), ("bfloat16", line_of("down")),
+    }
 
 
 @st.composite
