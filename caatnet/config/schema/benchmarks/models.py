@@ -144,7 +144,7 @@ class Experts:
     EVICTIONS, "Values of config.experts.eviction.", EVICTIONS
   )
   seconds: float = field(
-    240.0, "Seconds in which the requests of a stream arrive.", POSITIVE
+    300.0, "Seconds in which the requests of a stream arrive.", POSITIVE
   )
   rate: float = field(2.0, "Mean number of requests per second.", POSITIVE)
   prompt: int = field(32, PROMPT, COUNT)
