@@ -41,5 +41,7 @@ def get_config(model: str = "convolutional") -> ml_collections.ConfigDict:
   else:
     some.clients = some.per_round = 8
     some.rounds, some.local_steps = 10, 8
-    config.data.batch_size = 16
+    config.data.batch_size = 16 if model == "squeezenet" else 4
+  if model == "convolutional":
+    config.model.blocks = 1
   return config

@@ -192,8 +192,8 @@ class FederatedCell:
      "uplink=int4 downlink=int4 stragglers=late",
      "uplink=int4 downlink=int4 stragglers=late compensation=0.2",
      "downlinks_at_once=2 uplinks_at_once=2",
-     "stragglers=drop deadline_s=30",
-     "stragglers=drop deadline_s=30 downlinks_at_once=2 uplinks_at_once=2"),
+     "stragglers=drop deadline_s=22",
+     "stragglers=drop deadline_s=22 downlinks_at_once=2 uplinks_at_once=2"),
     "Overrides of keys of config.federated, separated by spaces; with \"\" all "
     "is float32 and at once.",
   )
@@ -206,7 +206,7 @@ class FederatedCell:
     4, "Fragments of these variants, a divisor of the local steps.", COUNT
   )
   target: float = field(
-    0.8, "Validation accuracy at which time and bytes are compared.",
+    0.6, "Validation accuracy at which time and bytes are compared.",
     POSITIVE_FRACTION,
   )
   compute_s: float = field(
