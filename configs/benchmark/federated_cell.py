@@ -40,7 +40,8 @@ def get_config(model: str = "convolutional") -> ml_collections.ConfigDict:
     config.benchmark.seeds, config.benchmark.fragments = (0,), 2
   else:
     some.clients = some.per_round = 8
-    some.rounds, some.local_steps = 10, 8
+    some.rounds = 10 if model == "squeezenet" else 20
+    some.local_steps = 8
     config.data.batch_size = 16 if model == "squeezenet" else 4
   if model == "convolutional":
     config.model.blocks = 1

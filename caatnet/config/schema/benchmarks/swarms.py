@@ -206,7 +206,7 @@ class FederatedCell:
     4, "Fragments of these variants, a divisor of the local steps.", COUNT
   )
   target: float = field(
-    0.6, "Validation accuracy at which time and bytes are compared.",
+    0.7, "Validation accuracy at which time and bytes are compared.",
     POSITIVE_FRACTION,
   )
   compute_s: float = field(
