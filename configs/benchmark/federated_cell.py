@@ -13,7 +13,8 @@ convolutional network is in the cell of the bad software radio, SqueezeNet in
 one of 20 MHz, so that communication takes about as long as the compute.
 
 The argument is a model, convolutional or squeezenet; `test` has three rounds of
-two clients.
+two clients. A run is added to `config.benchmark.results` when it has ended, and
+existing ones are not repeated.
 """
 
 import ml_collections
@@ -36,7 +37,10 @@ def get_config(model: str = "convolutional") -> ml_collections.ConfigDict:
   some.split, some.alpha = "dirichlet", 1.0
   # With stragglers=late: above a round of the other clients with 4 bits.
   some.deadline_s = 14.0 if model == "squeezenet" else 15.5
+  if model == "squeezenet":
+    config.benchmark.results = "runs/federated_cell_squeezenet.json"
   if model == "test":
+    config.benchmark.results = ""
     config.benchmark.seeds, config.benchmark.fragments = (0,), 2
   else:
     some.clients = some.per_round = 8

@@ -16,6 +16,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from caatnet.benchmarks.harness.kept import Kept
 from caatnet.config import federated
 from caatnet.config.override import override
 from caatnet.federated import links, splits
@@ -41,16 +42,24 @@ def run(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
   Args:
     config: Config like configs/benchmark/federated_cell.py.
+
+  Raises:
+    ValueError: The file of ``config.benchmark.results`` has other runs.
   """
   options = config.benchmark
   base = ml_collections.ConfigDict(config)
   with base.unlocked():
     del base.benchmark
-  runs = []
+  kept = Kept(config, runs=[])
+  runs = kept.found["runs"]
+  done = {(run["variant"], run["seed"]) for run in runs}
   for seed in options.seeds:
+    missing = [v for v in _variants(options) if (v[0], seed) not in done]
+    if not missing:
+      continue
     plain = override(base, f"seed={seed}")
     trainers, measures = _shared(federated.build(plain))
-    for name, changes, rehearsal in _variants(options):
+    for name, changes, rehearsal in missing:
       changed = override(
         plain, " ".join(f"federated.{change}" for change in changes.split())
       )
@@ -61,6 +70,7 @@ def run(config: ml_collections.ConfigDict) -> dict[str, Any]:
       runs.append({
         "variant": name, "changes": changes, "seed": seed, "rounds": found,
       })
+      kept.save()
       last = found[-1]
       render.show(
         f"{name}, seed {seed}: accuracy {last['accuracy']:.1%}, loss "

@@ -44,15 +44,15 @@ def run(config: Any) -> dict[str, Any]:
   """
   # Programs that all clients compile, each with a part of a processor.
   with tempfile.TemporaryDirectory() as programs:
-    return _run(config.benchmark, {
+    return _run(config, {
       "JAX_COMPILATION_CACHE_DIR": programs,
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     })
 
 
-def _run(options: Any, environment: Mapping[str, str]) -> dict[str, Any]:
+def _run(config: Any, environment: Mapping[str, str]) -> dict[str, Any]:
   """Measures and predicts all cases; see `run`."""
-  kept = Kept(options, alone={}, rows=[])
+  options, kept = config.benchmark, Kept(config, alone={}, rows=[])
   alone, rows = kept.found["alone"], kept.found["rows"]
   cases = [(model, num) for model in options.models for num in options.clients]
   for model, num in cases:
@@ -80,6 +80,7 @@ def _run(options: Any, environment: Mapping[str, str]) -> dict[str, Any]:
     rows.append({
       "model": model.rpartition(":")[2], "config": model, "clients": num,
       "interface": name, "fixed_s": fixed_s, "links": found["links"],
+      "load": os.getloadavg()[0],
       "payload_up": found["rows"][0]["payload_up"],
       **compared(found["rows"], _predicted(
         found, links.of_clients((name,), num), alone[_name(model, num)],

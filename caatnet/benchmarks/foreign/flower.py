@@ -64,7 +64,7 @@ def run(config: Any) -> dict[str, Any]:
     *({"clients": n, "link": _LOOPBACK, "model": config.model.name}
       for n in options.with_model),
   ]
-  kept = Kept(options, rows=[])
+  kept = Kept(config, rows=[])
   rows = kept.found["rows"]
   cells = [cell for cell in cells if not any(
     all(row.get(key) == cell.get(key) for key in _CELL) for row in rows

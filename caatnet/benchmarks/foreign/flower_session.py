@@ -29,7 +29,7 @@ from caatnet.benchmarks.harness import namespaces
 from caatnet.benchmarks.harness import processes as harness
 from caatnet.federated import links, processes
 
-_LISTEN_S, _RUN_S = 120.0, 900.0
+_LISTEN_S, _RUN_S = 300.0, 900.0
 _HERE = pathlib.Path(__file__).parent
 _CLIENT, _PORT = "flower_client", 7100
 

@@ -14,30 +14,30 @@ class Kept:
   """Results that a benchmark has measured so far.
 
   Attributes:
-    found: Plain data, by the keys of ``empty``; "options" has the benchmark's
-      section as JSON.
+    found: Plain data, by the keys of ``empty``; "config" has the config as
+      JSON.
   """
 
-  def __init__(self, options: Any, **empty: Any) -> None:
+  def __init__(self, config: Any, **empty: Any) -> None:
     """Reads the results of an interrupted run.
 
     Args:
-      options: ``config.benchmark``, whose ``results`` is a path, or "" for no
-        file.
+      config: Config of the benchmark, whose ``config.benchmark.results`` is a
+        path, or "" for no file.
       **empty: Results of a run that begins.
 
     Raises:
-      ValueError: The file has results of other options.
+      ValueError: The file has results of another config.
     """
-    text = options.to_json()
-    self._path = pathlib.Path(options.results) if options.results else None
+    text, name = config.to_json(), config.benchmark.results
+    self._path = pathlib.Path(name) if name else None
     self.found = results.read(self._path) if self._path else {}
-    if self.found and self.found.get("options") != text:
+    if self.found and self.found.get("config") != text:
       raise ValueError(
-        f"config.benchmark.results={options.results!r} has rows of other "
-        "options; name another file, or remove it"
+        f"config.benchmark.results={name!r} has rows of another config; name "
+        "another file, or remove it"
       )
-    self.found = self.found or {"options": text, **empty}
+    self.found = self.found or {"config": text, **empty}
 
   def save(self) -> None:
     """Writes the results to the file, replacing it as a whole."""

@@ -37,7 +37,7 @@ def run(config: Any) -> dict[str, Any]:
 
   Raises:
     ValueError: Links cannot be shaped here, the config has no seeds, or the
-      file has rows of other options.
+      file has rows of another config.
   """
   options = config.benchmark
   if not options.seeds or len(options.rates) not in (0, 2):
@@ -45,7 +45,7 @@ def run(config: Any) -> dict[str, Any]:
       f"config.benchmark.seeds={options.seeds} must have at least one entry, "
       f"and rates={options.rates} a lowest and a highest one, or none"
     )
-  kept = Kept(options, matrices={})
+  kept = Kept(config, matrices={})
   matrices = kept.found["matrices"]
   end = time.monotonic() + options.limit_s
   for seed in options.seeds:

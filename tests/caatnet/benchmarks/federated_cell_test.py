@@ -1,5 +1,6 @@
 """Benchmark of a radio cell: a small run, its medians, table and figure."""
 
+import json
 import types
 
 import pytest
@@ -82,6 +83,8 @@ def test_run_has_the_bytes_and_times_of_its_variant(tmp_path, capsys):
   config.federated.rounds, config.benchmark.target = 2, 1e-9
   config.benchmark.variants = config.benchmark.streamed = ("uplink=int4",)
   config.benchmark.plot = str(tmp_path / "cell.png")
+  path = tmp_path / "cell.json"
+  config.benchmark.results = str(path)
   found = federated_cell.run(config)
   names = ["int4 up", "int4 up, 2 streamed"]
   assert [(r["variant"], r["seed"]) for r in found["runs"]] == [
@@ -99,3 +102,15 @@ def test_run_has_the_bytes_and_times_of_its_variant(tmp_path, capsys):
   for name in names:
     assert f"{name}, seed 0: accuracy" in printed
   assert (tmp_path / "cell.png").exists()
+  # An interrupted benchmark has the same result: a run that is there is not
+  # repeated, and the other one has equal bits.
+  kept = json.loads(path.read_text())
+  del kept["runs"][1]
+  kept["runs"][0]["rounds"][1]["time_s"] = 1e3
+  path.write_text(json.dumps(kept))
+  again = federated_cell.run(config)["runs"]
+  assert again[0] == kept["runs"][0]
+  assert again[1] == found["runs"][1]
+  config.seed = 5
+  with pytest.raises(ValueError, match="has rows of another config"):
+    federated_cell.run(config)

@@ -74,7 +74,7 @@ def test_interrupted_benchmark_continues_with_the_missing_case(tmp_path):
      )} for name in options.interfaces
   ]
   kept = {
-    "options": options.to_json(), "rows": rows,
+    "config": config.to_json(), "rows": rows,
     "alone": {"no.py:small, 2 clients, no links": alone},
   }
   path.write_text(json.dumps(kept))
@@ -87,9 +87,9 @@ def test_interrupted_benchmark_continues_with_the_missing_case(tmp_path):
     path.write_text(json.dumps(kept | {missing: less}))
     with pytest.raises(ValueError, match=r"federate --config=no\.py:small: "):
       federated_rounds.run(config)
-  # A file of other options is not continued.
+  # A file of another config is not continued.
   options.rounds += 1
-  with pytest.raises(ValueError, match="has rows of other options"):
+  with pytest.raises(ValueError, match="has rows of another config"):
     federated_rounds.run(config)
 
 

@@ -196,12 +196,12 @@ def test_interrupted_comparison_continues_with_the_missing_cell(tmp_path):
     {"clients": 2, "link": "loopback", **idle, "ours": side, "flower": side,
      "compared": 0} for idle in ({}, {"idle": True})
   ]
-  path.write_text(json.dumps({"options": options.to_json(), "rows": rows}))
+  path.write_text(json.dumps({"config": config.to_json(), "rows": rows}))
   found = flower.run(config)
   assert found["rows"] == rows
   assert found["versions"] == {"flwr": "1.42.0"}
   for row in rows:
-    path.write_text(json.dumps({"options": options.to_json(), "rows": [row]}))
+    path.write_text(json.dumps({"config": config.to_json(), "rows": [row]}))
     with pytest.raises(ValueError, match="/bin/false"):
       flower.run(config)
 

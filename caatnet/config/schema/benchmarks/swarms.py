@@ -186,6 +186,7 @@ class FederatedRounds:
 class FederatedCell:
   """Time and bytes to an accuracy in a radio cell, on a simulated clock."""
 
+  results: str = field("runs/federated_cell.json", RESULTS)
   variants: tuple[str, ...] = field(
     ("", "uplink=int4 downlink=int4",
      "uplink=sparse downlink=int4",
