@@ -230,8 +230,7 @@ def figure(
                  "validation accuracy"),
       plot.Panel(
         points, f"to {target:.0%}: medians and ranges of seeds",
-        plot.Axis("MB of all clients, up and down", "log", plain=True),
-        "simulated seconds", grid=True,
+        "MB of all clients, up and down", "simulated seconds", grid=True,
       ),
     ], (12.0, 4.6), 2, legend="outside right upper",
   )
