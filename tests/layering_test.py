@@ -224,9 +224,10 @@ RULES = {
     (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated",
       "parallel.elastic"), NUMPY_ONLY),
   ),
-  "caatnet.federated.predict": (
-    ("caatnet.federated", "parallel.elastic.transport.frames",
-     "parallel.network"), NUMPY_ONLY,
+  **dict.fromkeys(
+    ("caatnet.federated.predict", "caatnet.federated.streamed"),
+    (("caatnet.federated", "parallel.elastic.transport.frames",
+      "parallel.network"), NUMPY_ONLY),
   ),
   "caatnet.federated.uplinks": (("parallel.network",), NUMPY_ONLY),
   "caatnet.federated.links": (

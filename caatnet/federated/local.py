@@ -120,9 +120,14 @@ class LocalTrainer:
     if weight:
       optimizer = optax.chain(proximal(weight), optimizer)
     program, outer = experiment.program, experiment.outer
+    shardings = state_shardings(program, optimizer, outer)
     self._start = jax.jit(
       functools.partial(_start, self.vectors, optimizer, experiment),
-      out_shardings=state_shardings(program, optimizer, outer),
+      out_shardings=shardings,
+    )
+    self._move = jax.jit(
+      functools.partial(_move, self.vectors, experiment),
+      out_shardings=shardings,
     )
     self._step = make_train_step(
       program, optimizer, outer, experiment.clip_norm,
@@ -177,23 +182,51 @@ class LocalTrainer:
     start = time.monotonic()
     loss, validated = self._loss(params, self._validate)
     validated_s = time.monotonic()
-    # Not a Python number, whose type in a program is weak: the state after a
-    # step would have another type, and the step would be compiled twice.
-    state = self._start(params, np.int32(round * self._local_steps))
-    for step in range(self._local_steps):
-      if stops():
-        return None
-      batch = put_batch(
-        self._experiment.program.layout, self.batch(round, step)
-      )
-      state, _ = self._step(state, batch, self._numbers)
-    trained = np.asarray(self._vector(state))
+    state = self.steps(
+      self.begin(params, round), round, range(self._local_steps), stops
+    )
+    if state is None:
+      return None
+    trained = self.params(state)
     trained_s = time.monotonic()
     test_loss, _ = self._loss(trained, self._test)
     return Trained(
       trained, loss, validated, test_loss, trained_s - validated_s,
       time.monotonic() - trained_s, validated_s - start,
     )
+
+  def begin(self, params: np.ndarray, round: int) -> TrainState:
+    """Returns the state before the steps of a round.
+
+    Args:
+      params: Received parameters, float32 ``[n]``.
+      round: Number of the round.
+    """
+    # Not a Python number, whose type in a program is weak: the state after a
+    # step would have another type, and the step would be compiled twice.
+    return self._start(params, np.int32(round * self._local_steps))
+
+  def steps(
+    self, state: TrainState, round: int, steps: range,
+    stops: Callable[[], bool] = lambda: False,
+  ) -> TrainState | None:
+    """Returns the state after some steps of a round; None if ``stops``."""
+    for step in steps:
+      if stops():
+        return None
+      batch = put_batch(
+        self._experiment.program.layout, self.batch(round, step)
+      )
+      state, _ = self._step(state, batch, self._numbers)
+    return state
+
+  def params(self, state: TrainState) -> np.ndarray:
+    """Returns the parameters of a state, float32 ``[n]``."""
+    return np.asarray(self._vector(state))
+
+  def moved(self, state: TrainState, params: np.ndarray) -> TrainState:
+    """Returns a state with other parameters, float32 ``[n]``."""
+    return self._move(state, params)
 
   def _loss(
     self, params: np.ndarray, wanted: bool
@@ -206,6 +239,16 @@ class LocalTrainer:
     loss = self._evaluate(self._tree(params), examples).loss
     # A diverged model has no loss; the server refuses its update.
     return (loss, num) if np.isfinite(loss) else (None, 0)
+
+
+def _move(
+  vectors: Vectors, experiment: Experiment, state: TrainState,
+  vector: jax.Array,
+) -> TrainState:
+  """Returns the state of a worker with other parameters."""
+  return state._replace(
+    params=stacked(vectors.tree(vector), experiment.program.layout.worker)
+  )
 
 
 def _start(

@@ -1,19 +1,23 @@
 """Rehearsal of a federated run: real training on a simulated clock.
 
-The server's core, codecs, samples and local steps are those of a run over
-sockets. Compute times are given and links are simulated (`predict.Shaped`), so
-a machine that is faster or slower than the clients shows the loss that they
-would have at a time.
+With `rehearse`, the server's core, codecs, samples and local steps are those of
+a run over sockets. `rehearse_streamed` trains in the order of `streamed.py`, in
+which clients send fragments under their compute. Compute times are given and
+links are simulated (`predict.Shaped`), so a machine that is faster or slower
+than the clients shows the loss that they would have at a time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import itertools
 from typing import Any
 
 import numpy as np
 
-from caatnet.federated import predict, server, simulate
+from caatnet.federated import predict, server, simulate, streamed
 from caatnet.federated.local import LocalTrainer
 from caatnet.federated.server import Server
+
+_PHASES = ("t_v", "t_tr", "t_te")  # of a client's compute
 
 
 def rehearse(
@@ -38,11 +42,7 @@ def rehearse(
   Raises:
     ValueError: The run has no links.
   """
-  section = federation.section
-  if not federation.links:
-    raise ValueError(
-      "config.federated.links=() must name a link, as in ('5g-20mhz',)"
-    )
+  section = _linked(federation)
   codecs = [federation.codecs(k) for k in range(section.clients)]
   params = federation.vectors.initial()
   found: list[dict[str, Any]] = []
@@ -72,7 +72,7 @@ def rehearse(
     simulate.Clients(
       [trainer.examples for trainer in trainers], train,
       lambda client, round: {
-        name: compute[client].get(name, 0.0) for name in ("t_v", "t_tr", "t_te")
+        name: compute[client].get(name, 0.0) for name in _PHASES
       },
     ),
     simulate.Transport(
@@ -84,3 +84,144 @@ def rehearse(
   )
   run.run()
   return found
+
+
+def rehearse_streamed(
+  federation: Any, trainers: Sequence[LocalTrainer],
+  compute: Sequence[Mapping[str, float]], fixed_s: float,
+  measures: Callable[[np.ndarray], Mapping[str, float]], fragments: int,
+) -> list[dict[str, Any]]:
+  """Returns the rows of `rehearse` for fragments that are sent under compute.
+
+  All clients are in each round, and are waited for. Before piece p of a round,
+  a client continues from the merged values of fragment p, plus its own progress
+  since it sent its update of p. So all progress is sent once, and with one
+  fragment the run is that of `rehearse`.
+
+  Args:
+    federation, trainers, compute, fixed_s, measures: Arguments of `rehearse`.
+    fragments: Number of fragments, a divisor of the local steps.
+
+  Raises:
+    ValueError: The run has no links, or its local steps cannot be cut.
+  """
+  section = _linked(federation)
+  if section.local_steps % fragments:
+    raise ValueError(
+      f"config.federated.local_steps={section.local_steps} must be a multiple "
+      f"of {fragments} streamed fragments"
+    )
+  run = _Streams(federation, trainers, fragments)
+  found: list[Mapping[str, float]] = []
+  for round in range(section.rounds):
+    sizes = [run.merge(round, fragment) for fragment in range(fragments)]
+    found.append(measures(run.merged))
+  downs, ups = zip(*sizes, strict=True)  # of fragments, equal in all rounds
+  down, up = (sum(map(predict.framed, each)) for each in (downs, ups))
+  ends = streamed.merged_s(
+    [federation.links[k] for k in run.clients],
+    predict.Bytes(max(downs), max(ups), run.merged.nbytes),
+    [
+      sum(compute[k].get(name, 0.0) for name in _PHASES) / fragments
+      for k in run.clients
+    ],
+    fragments, section.rounds, fixed_s, compute[0].get("t_a", 0.0) / fragments,
+  )
+  num, model = len(run.clients), predict.framed(run.merged.nbytes)
+  return [
+    {
+      "round": round, "revision": round + 1,
+      "time_s": max(ends[:(round + 1) * fragments]),
+      "bytes_up": num * (round + 1) * up,
+      "bytes_down": num * (model + round * down), **row,
+    } for round, row in enumerate(found)
+  ]
+
+
+def _linked(federation: Any) -> Any:
+  """Returns ``config.federated``, if it has links."""
+  if not federation.links:
+    raise ValueError(
+      "config.federated.links=() must name a link, as in ('5g-20mhz',)"
+    )
+  return federation.section
+
+
+class _Streams:
+  """Parameters of a streamed run's server and clients.
+
+  Attributes:
+    clients: Clients with examples.
+    merged: Parameters of the server, float32 ``[n]``.
+  """
+
+  def __init__(
+    self, federation: Any, trainers: Sequence[LocalTrainer], fragments: int
+  ) -> None:
+    """Starts a run; see `rehearse_streamed`."""
+    section = federation.section
+    self.clients = [k for k, each in enumerate(trainers) if each.examples]
+    self._trainers = [trainers[k] for k in self.clients]
+    self._codecs = [federation.codecs(k) for k in self.clients]
+    self._decode = federation.uplink.decode
+    self._arithmetic = federation.arithmetic
+    weights = [
+      float(each.examples) if section.weights == "examples" else 1.0
+      for each in self._trainers
+    ]
+    self._shares = [np.float32(w / sum(weights)) for w in weights]
+    self._piece_steps = section.local_steps // fragments
+    params = federation.vectors.initial()
+    ends = [params.size * i // fragments for i in range(fragments + 1)]
+    self._parts = [slice(*pair) for pair in itertools.pairwise(ends)]
+    self._optimizers = [
+      self._arithmetic.init(params[part]) for part in self._parts
+    ]
+    self.merged, self._published = params.copy(), params.copy()
+    # Of each client: its parameters, and those parts of them that it sent last.
+    self._params = [params for _ in self.clients]
+    self._sent = [params.copy() for _ in self.clients]
+    self._states: list[Any] = [None for _ in self.clients]
+
+  def merge(self, round: int, fragment: int) -> tuple[int, int]:
+    """Computes a piece of all clients, and merges their fragment.
+
+    Returns:
+      Bytes of the merged fragment, and of an update of it.
+    """
+    part = self._parts[fragment]
+    mean, size = np.zeros_like(self.merged[part]), 0
+    for i, (codecs, share) in enumerate(
+      zip(self._codecs, self._shares, strict=True)
+    ):
+      update = self._piece(i, round, fragment)
+      data = codecs.encode(update, round * len(self._parts) + fragment)
+      size = len(data)
+      mean += share * self._decode(data, mean.size)
+    new, self._optimizers[fragment] = self._arithmetic.update(
+      mean, self._optimizers[fragment], self.merged[part]
+    )
+    coded = self._arithmetic.publish(new - self._published[part])
+    self.merged[part] = new
+    self._published[part] = (
+      new if coded is None else self._published[part] + coded[1]
+    )
+    return new.nbytes if coded is None else len(coded[0]), size
+
+  def _piece(self, i: int, round: int, fragment: int) -> np.ndarray:
+    """Computes a piece of a client; returns its update of the fragment."""
+    trainer, part = self._trainers[i], self._parts[fragment]
+    params = self._params[i].copy()
+    params[part] = self._published[part] + (params[part] - self._sent[i][part])
+    state = (
+      trainer.moved(self._states[i], params) if fragment
+      else trainer.begin(params, round)
+    )
+    first = fragment * self._piece_steps
+    state = trainer.steps(
+      state, round, range(first, first + self._piece_steps)
+    )
+    params = trainer.params(state)
+    self._states[i], self._params[i] = state, params
+    self._sent[i][part] = params[part]
+    return params[part] - self._published[part]

@@ -336,8 +336,11 @@ def _begin(
     r: clients for r, clients in state.history.items()
     if any(state.members[k].done < r for k in clients)
   } if rules.stragglers == "late" else {}
+  bases = {r: x for r, x in state.bases.items() if r in history} | {
+    state.round: state.published
+  } if rules.stragglers == "late" and rules.compensation else {}
   state = dataclasses.replace(
-    state, history=history | {state.round: drawn}, started=time
+    state, history=history | {state.round: drawn}, bases=bases, started=time
   )
   effects.append(Save())
   state = transfers.without_waiting(state, rules)
@@ -417,7 +420,7 @@ def _end(
   )
   loss = _mean_loss([c.update for c in received])
   if kept:
-    state = _merge(state, kept, factors, arithmetic)
+    state = _merge(state, kept, factors, rules, arithmetic)
   effects.append(Ended(
     state.round, state.revision, state.sampled,
     tuple(
@@ -457,12 +460,18 @@ def _is_stale(state: Server, rules: Rules) -> bool:
 
 def _merge(
   state: Server, kept: list[Contribution], factors: list[float],
-  arithmetic: Arithmetic,
+  rules: Rules, arithmetic: Arithmetic,
 ) -> Server:
   """Makes the next revision from the updates of a round."""
   mean = np.zeros_like(state.params)
   for contribution, factor in zip(kept, factors, strict=True):
-    mean += np.float32(factor) * contribution.update.delta
+    update = contribution.update
+    delta = update.delta
+    if update.round in state.bases and update.revision < state.revision:
+      delta = _compensated(
+        delta, state.published - state.bases[update.round], rules.compensation
+      )
+    mean += np.float32(factor) * delta
   params, optimizer = arithmetic.update(mean, state.optimizer, state.params)
   coded = arithmetic.publish(params - state.published)
   if coded is None:
@@ -477,6 +486,33 @@ def _merge(
     state, params=params, published=published, optimizer=optimizer,
     revision=state.revision + 1, differences=differences,
   )
+
+
+def _compensated(
+  delta: np.ndarray, moved: np.ndarray, strength: float
+) -> np.ndarray:
+  """Returns a late update, corrected to first order for its delay.
+
+  To a gradient g, DC-ASGD (Zheng et al., arXiv 1609.08326) adds l g * g * d,
+  where d is the change of the parameters since g was computed, and * an
+  elementwise product. An update is -c g, so it becomes -c (g + l g * g * d). As
+  in `parallel.outer.dc_s3gd`, l scales the correction to ``strength`` times the
+  norm of g; c then has no effect.
+
+  Args:
+    delta: Update, float32 ``[n]``.
+    moved: d, float32 ``[n]``.
+    strength: Norm of the correction, relative to the update.
+  """
+  largest = np.abs(delta).max()
+  if not largest:
+    return delta
+  # Scaled, so that squares do not overflow.
+  correction = np.square(delta / largest) * moved
+  norm = _norm(correction)
+  if not norm:
+    return delta
+  return delta - np.float32(strength * _norm(delta) / norm) * correction
 
 
 def _finish(state: Server, reason: str, effects: list[Any]) -> Server:

@@ -44,6 +44,8 @@ def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
       {} if state.published is state.params
       else {"published": state.published}
     ),
+    # The round in progress begins again with the published parameters.
+    **{f"base_{r}": x for r, x in state.bases.items() if r != state.round},
     **{f"optimizer_{i}": x for i, x in enumerate(state.optimizer)},
     **{
       f"difference_{i}": np.frombuffer(data, np.uint8)
@@ -73,6 +75,10 @@ def read(path: pathlib.Path, rules: Rules) -> Server | None:
       differences=tuple(x.tobytes() for x in _numbered(found, "difference")),
       members={int(k): Member(**m) for k, m in meta["members"].items()},
       history={int(k): tuple(v) for k, v in meta["history"].items()},
+      bases={
+        int(key.removeprefix("base_")): x for key, x in found.items()
+        if key.startswith("base_")
+      },
       counts=meta["counts"],
       **{name: meta[name] for name in _SCALARS},
     )

@@ -31,6 +31,8 @@ class Rules:
     least_gain: Smallest decrease of the loss that counts, in nats.
     downlinks_at_once: Number of clients that receive models at once; 0 for all.
     uplinks_at_once: Number of clients that send updates at once; 0 for all.
+    compensation: Norm of the correction of a late update for its delay,
+      relative to the update; 0 for none.
   """
 
   clients: int
@@ -47,6 +49,7 @@ class Rules:
   least_gain: float
   downlinks_at_once: int = 0
   uplinks_at_once: int = 0
+  compensation: float = 0.0
 
   def __post_init__(self) -> None:
     if not 1 <= self.per_round <= self.clients:
@@ -104,6 +107,8 @@ class Server:
     members: Registered clients.
     history: Sampled clients of the round in progress and of earlier rounds
       whose late updates may arrive, by round.
+    bases: Parameters that the clients of each of these rounds received, by
+      round, for `Rules.compensation`; {} without it.
     started: Start of the round in progress; None if there is none.
     downlinks: Clients that receive models, `Rules.downlinks_at_once` of them,
       and those that wait for it, in order.
@@ -127,6 +132,7 @@ class Server:
   history: Mapping[int, tuple[int, ...]] = dataclasses.field(
     default_factory=dict
   )
+  bases: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
   started: float | None = None
   downlinks: tuple[int, ...] = ()
   uplinks: tuple[int, ...] = ()

@@ -10,7 +10,9 @@ caatnet/federated/links.py, from compute times of a run without emulated links,
 and from a fixed time per message that was fitted on the other model. Aim: the
 round, and each phase above 5% of it, within 10%.
 
-It takes about half an hour; `federated.py:test` has one case.
+It takes about half an hour. A case is added to `config.benchmark.results` after
+its measurement, and existing ones are not repeated. `federated.py:test` has one
+case.
 """
 
 import ml_collections
@@ -26,6 +28,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.name = "federated_rounds"
   config.benchmark = defaults("benchmark", "federated_rounds")
   if size == "test":
+    config.benchmark.results = ""
     config.benchmark.models = ("configs/federated/tiny.py:convolutional,test",)
     config.benchmark.interfaces, config.benchmark.clients = ("wifi",), (2,)
     config.benchmark.rounds, config.benchmark.cpu_quota = 2, 0.0

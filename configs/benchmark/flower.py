@@ -5,8 +5,10 @@
 
 The first run installs flwr into an environment of its own (300 MB). Server and
 clients are processes in a network namespace, for which `unshare -rn` must be
-permitted; emulated links need root. The argument test is two clients with a
-small network, without links and SqueezeNet.
+permitted; emulated links need root. A row is added to
+`config.benchmark.results` after its measurement, and existing ones are not
+repeated. The argument test is two clients with a small network, without links
+and SqueezeNet.
 """
 
 import ml_collections
@@ -22,6 +24,7 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
   config.name = "flower"
   config.benchmark = defaults("benchmark", "flower")
   if size:
+    config.benchmark.results = ""
     config.benchmark.clients = config.benchmark.idle = (2,)
     config.benchmark.links = config.benchmark.with_model = ()
     config.benchmark.seeds, config.benchmark.rounds = (0,), 5

@@ -12,7 +12,8 @@ import json
 from typing import Any
 
 from caatnet import atomic
-from caatnet.benchmarks.harness import cpu_limits, namespaces, processes, relay
+from caatnet.benchmarks.federated import link_probe
+from caatnet.benchmarks.harness import cpu_limits, namespaces, relay
 from caatnet.checks import naming
 from caatnet.config.federated import Federation
 from caatnet.federated import processes as client_processes
@@ -23,9 +24,6 @@ from parallel.elastic.transport.handshake import format_address
 
 RECORD = "links.json"
 _LOOPBACK = "127.0.0.1"
-# A probe sends what a link transmits in this time and in some round trips,
-# which slow start takes.
-_STREAM_S, _ROUND_TRIPS = 0.4, 4
 # Clients end soon after a server that was killed.
 _ALONE = "--config.federated.alone_s=10"
 _MEASURED = ("measured_", "together_")  # prefixes of keys of rows
@@ -89,23 +87,32 @@ class Emulation:
 
   def parts(self) -> list[str | Table]:
     """Returns the means and a table of shaped and measured values."""
-    if not self.rows:
-      return []
-    return [self.means, Table(
-      "shaped, measured alone, and measured while all clients of cells receive "
-      "or send;\nrates of TCP's data; quotas in processors",
-      ["client", "link", "down, Mbit/s", "up, Mbit/s", "round trip, ms",
-       "jitter, ms", "loss", "quota"],
-      [{
-        "client": row["client"], "link": row.get("name", "-"),
-        "down, Mbit/s": _texts(row, "down", "{:.4g}", 1e6 / 8),
-        "up, Mbit/s": _texts(row, "up", "{:.4g}", 1e6 / 8),
-        "round trip, ms": _texts(row, "rtt_s", "{:.1f}", 1e-3),
-        "jitter, ms": _texts(row, "jitter_s", "{:.1f}", 1e-3),
-        "loss": _texts(row, "loss", "{:.2%}"),
-        "quota": _texts(row, "quota", "{:.2f}"),
-      } for row in self.rows],
-    )]
+    return parts(self.means, self.rows)
+
+
+def parts(means: str, rows: Sequence[Mapping[str, Any]]) -> list[str | Table]:
+  """Returns the means of emulation and a table; [] if nothing is emulated.
+
+  Args:
+    means, rows: Attributes of `Emulation`.
+  """
+  if not rows:
+    return []
+  return [means, Table(
+    "shaped, measured alone, and measured while all clients of cells receive "
+    "or send;\nrates of TCP's data; quotas in processors",
+    ["client", "link", "down, Mbit/s", "up, Mbit/s", "round trip, ms",
+     "jitter, ms", "loss", "quota"],
+    [{
+      "client": row["client"], "link": row.get("name", "-"),
+      "down, Mbit/s": _texts(row, "down", "{:.4g}", 1e6 / 8),
+      "up, Mbit/s": _texts(row, "up", "{:.4g}", 1e6 / 8),
+      "round trip, ms": _texts(row, "rtt_s", "{:.1f}", 1e-3),
+      "jitter, ms": _texts(row, "jitter_s", "{:.1f}", 1e-3),
+      "loss": _texts(row, "loss", "{:.2%}"),
+      "quota": _texts(row, "quota", "{:.2f}"),
+    } for row in rows],
+  )]
 
 
 def check_none(federation: Federation) -> None:
@@ -165,7 +172,8 @@ def emulated(
           "TUN forwarder, TCP (Reno) from end to end"
         )
       for row, link, found in zip(
-        rows, links, _probed(links, host, namespace, prefixes), strict=True
+        rows, links, link_probe.measured(links, host, namespace, prefixes),
+        strict=True
       ):
         row |= dataclasses.asdict(link) | found
     if quota:
@@ -180,52 +188,3 @@ def emulated(
       "; ".join(means), rows if means else [], host, namespace, prefixes,
       relayed,
     )
-
-
-def _probed(
-  links: Sequence[Link], host: str, namespace: str,
-  prefixes: Sequence[Sequence[str]],
-) -> list[dict[str, float]]:
-  """Returns measured round trips and rates of each client.
-
-  Clients are measured one after the other, then those of cells all at once.
-  """
-  num = len(links)
-  sizes = {
-    down: [int(
-      (link.down if down else link.up) * (_STREAM_S + _ROUND_TRIPS * link.rtt_s)
-    ) for link in links] for down in (True, False)
-  }
-  server = ["ip", "netns", "exec", namespace] if namespace else []
-  with contextlib.ExitStack() as stack:
-    peers = stack.enter_context(processes.Peers(
-      "caatnet.benchmarks.federated.link_probe:Probe",
-      [[k] for k in range(num + 1)], [server, *prefixes],
-    ))
-    address = tuple(peers.do("listen", lambda _: {"host": host}).found[0])
-    addresses = [address] * num
-    if not namespace:
-      addresses = stack.enter_context(relay.Relay(address, links)).addresses
-    peers.do("connect", lambda me: {"num": num} | (
-      {"address": addresses[me - 1]} if me else {}
-    ))
-
-    def stream(down: bool, clients: Sequence[int]) -> dict[int, float]:
-      some = [(k, sizes[down][k]) for k in clients]
-      found = peers.do("stream", lambda _: {"sizes": some, "down": down}).found
-      return {int(k): rate for each in found for k, rate in each.items()}
-
-    found: list[dict[str, float]] = []
-    for k in range(num):
-      round_trips = peers.do("ping", lambda _, k=k: {"client": k}).found
-      found.append({
-        "measured_rtt_s": round_trips[k + 1],
-        "measured_down": stream(True, [k])[k],
-        "measured_up": stream(False, [k])[k],
-      })
-    cells = [k for k, link in enumerate(links) if link.shared]
-    if len(cells) > 1:
-      for way, down in (("down", True), ("up", False)):
-        for k, rate in stream(down, cells).items():
-          found[k][f"together_{way}"] = rate
-    return found

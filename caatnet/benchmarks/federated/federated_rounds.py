@@ -1,6 +1,7 @@
 """Predicted and measured rounds of federated runs over emulated links."""
 
 from collections.abc import Mapping, Sequence
+import itertools
 import json
 import os
 import pathlib
@@ -13,6 +14,8 @@ import ml_collections
 
 from caatnet import commands
 from caatnet.benchmarks.federated import emulation
+from caatnet.benchmarks.harness import processes
+from caatnet.benchmarks.harness.kept import Kept
 from caatnet.config import federated
 from caatnet.federated import links, predict
 from caatnet.federated.links import Link
@@ -41,45 +44,71 @@ def run(config: Any) -> dict[str, Any]:
   """
   # Programs that all clients compile, each with a part of a processor.
   with tempfile.TemporaryDirectory() as programs:
-    return _run(config.benchmark, {
+    return _run(config, {
       "JAX_COMPILATION_CACHE_DIR": programs,
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     })
 
 
-def _run(options: Any, environment: Mapping[str, str]) -> dict[str, Any]:
+def _run(config: Any, environment: Mapping[str, str]) -> dict[str, Any]:
   """Measures and predicts all cases; see `run`."""
+  options, kept = config.benchmark, Kept(config, alone={}, rows=[])
+  alone, rows = kept.found["alone"], kept.found["rows"]
   cases = [(model, num) for model in options.models for num in options.clients]
-  alone = {
-    case: _measured(options, environment, *case, ()) for case in cases
-  }
+  for model, num in cases:
+    if _name(model, num) not in alone:
+      found = _measured(options, environment, model, num, ())
+      alone[_name(model, num)] = found
+      kept.save()
+      render.show(*_emulated(found), _line(
+        _name(model, num), {"measured": _medians(found["rows"])}
+      ))
   fixed = {
     (model, num): predict.fit_fixed(
       found["rows"], _predicted(found, [_LOOPBACK] * num, found, 0.0)
-    ) for (model, num), found in alone.items()
+    ) for model, num in cases for found in (alone[_name(model, num)],)
   }
-  rows = []
-  for model, num in cases:
+  done = {
+    _name(row["config"], row["clients"], row["interface"]) for row in rows
+  }
+  for (model, num), name in itertools.product(cases, options.interfaces):
+    if _name(model, num, name) in done:
+      continue
     others = [fixed[other, num] for other in options.models if other != model]
     fixed_s = statistics.median(others) if others else 0.0
-    for name in options.interfaces:
-      found = _measured(options, environment, model, num, (name,))
-      rows.append({
-        "model": model.rpartition(":")[2], "clients": num, "interface": name,
-        "fixed_s": fixed_s, "links": found["links"],
-        "payload_up": found["rows"][0]["payload_up"],
-        **compared(found["rows"], _predicted(
-          found, links.of_clients((name,), num), alone[model, num], fixed_s
-        ), options.least_share),
-      })
-      render.show(_line(rows[-1]))
+    found = _measured(options, environment, model, num, (name,))
+    rows.append({
+      "model": model.rpartition(":")[2], "config": model, "clients": num,
+      "interface": name, "fixed_s": fixed_s, "links": found["links"],
+      "load": os.getloadavg()[0],
+      "payload_up": found["rows"][0]["payload_up"],
+      **compared(found["rows"], _predicted(
+        found, links.of_clients((name,), num), alone[_name(model, num)],
+        fixed_s,
+      ), options.least_share),
+    })
+    kept.save()
+    render.show(*_emulated(found), _line(_name(model, num, name), rows[-1]))
   render.show(*tables(rows, options.least_share))
   return {
-    "rows": rows, "fixed_s": [
+    "rows": rows,
+    "alone": {name: _medians(found["rows"]) for name, found in alone.items()},
+    "fixed_s": [
       {"model": model, "clients": num, "seconds": seconds}
       for (model, num), seconds in fixed.items()
     ],
   }
+
+
+def _name(model: str, num: int, interface: str = "") -> str:
+  """Returns the name of a case; without an interface, of its reference."""
+  return f"{model}, {num} clients, {interface or 'no links'}"
+
+
+def _emulated(found: Mapping[str, Any]) -> list[str | Table]:
+  """Returns shaped and measured values of a run's links and quotas."""
+  record = found["links"]
+  return emulation.parts(record["means"], record["clients"]) if record else []
 
 
 def compared(
@@ -135,10 +164,10 @@ def _measured(
       "local_steps": options.local_steps, "cpu_quota": options.cpu_quota,
       **({"links": repr(tuple(names))} if names else {}),
     }
-    done = subprocess.run(commands.spawned(
+    done = subprocess.run([*processes.with_parent("TERM"), *commands.spawned(
       "federate", f"--config={model}", f"--workdir={folder}",
       *(f"--config.federated.{key}={value}" for key, value in keys.items()),
-    ), capture_output=True, text=True, check=False,
+    )], capture_output=True, text=True, check=False,
       env=os.environ | environment)
     if done.returncode:
       lines = (done.stderr or done.stdout).strip().splitlines()
@@ -178,13 +207,15 @@ def _predicted(
   )
 
 
-def _line(row: Mapping[str, Any]) -> str:
-  """Returns the progress after one case."""
-  return (
-    f"{row['model']}, {row['clients']} clients, {row['interface']}: "
-    f"{row['measured']['total']:.3f} s, predicted "
-    f"{row['predicted']['total']:.3f} s"
-  )
+def _line(name: str, row: Mapping[str, Any]) -> str:
+  """Returns the medians of a case: of its phases, and of its rounds."""
+  texts = []
+  for kind in ("measured", "predicted"):
+    if found := row.get(kind):
+      texts.append(f"{kind} round {found['total']:.3f} s (" + ", ".join(
+        f"{phase} {found[phase]:.3f}" for phase in PHASES
+      ) + ")")
+  return f"{name}: {', '.join(texts)}"
 
 
 def tables(rows: Sequence[dict[str, Any]], least_share: float) -> list[Table]:

@@ -1,19 +1,26 @@
-"""Peers that measure round trips and rates of emulated links.
+"""Measured round trips and rates of emulated links.
 
-Peer 0 is the server, the others are clients 0, 1, ... with one connection each.
+Of the processes that measure them, peer 0 is the server, the others are clients
+0, 1, ... with one connection each.
 """
 
 from collections.abc import Sequence
 import concurrent.futures
+import contextlib
 import socket
 import statistics
 import time
 
+from caatnet.benchmarks.harness import processes, relay
+from caatnet.federated.links import Link
 from parallel.elastic.transport.frames import read_into
 
 _PINGS = 9
 _PIECE = 1 << 16
 _NUMBER_BYTES = 4
+# A stream has what a link transmits in this time and in some round trips, which
+# slow start takes.
+_STREAM_S, _ROUND_TRIPS = 0.4, 4
 
 
 class Probe:
@@ -86,6 +93,61 @@ class Probe:
       ]
       rates = [each.result() for each in found]
     return {} if sends else dict(zip([k for k, _ in mine], rates, strict=True))
+
+
+def measured(
+  links: Sequence[Link], host: str, namespace: str,
+  prefixes: Sequence[Sequence[str]],
+) -> list[dict[str, float]]:
+  """Returns measured round trips and rates of each client.
+
+  Clients are measured one after the other, then those of cells all at once.
+
+  Args:
+    links: Link of each client.
+    host: Address of the server.
+    namespace: Network namespace of the server; "" for links by a relay.
+    prefixes: Words before the command of each client.
+  """
+  num = len(links)
+  sizes = {
+    down: [int(
+      (link.down if down else link.up) * (_STREAM_S + _ROUND_TRIPS * link.rtt_s)
+    ) for link in links] for down in (True, False)
+  }
+  server = ["ip", "netns", "exec", namespace] if namespace else []
+  with contextlib.ExitStack() as stack:
+    peers = stack.enter_context(processes.Peers(
+      "caatnet.benchmarks.federated.link_probe:Probe",
+      [[k] for k in range(num + 1)], [server, *prefixes],
+    ))
+    address = tuple(peers.do("listen", lambda _: {"host": host}).found[0])
+    addresses = [address] * num
+    if not namespace:
+      addresses = stack.enter_context(relay.Relay(address, links)).addresses
+    peers.do("connect", lambda me: {"num": num} | (
+      {"address": addresses[me - 1]} if me else {}
+    ))
+
+    def stream(down: bool, clients: Sequence[int]) -> dict[int, float]:
+      some = [(k, sizes[down][k]) for k in clients]
+      found = peers.do("stream", lambda _: {"sizes": some, "down": down}).found
+      return {int(k): rate for each in found for k, rate in each.items()}
+
+    found: list[dict[str, float]] = []
+    for k in range(num):
+      round_trips = peers.do("ping", lambda _, k=k: {"client": k}).found
+      found.append({
+        "measured_rtt_s": round_trips[k + 1],
+        "measured_down": stream(True, [k])[k],
+        "measured_up": stream(False, [k])[k],
+      })
+    cells = [k for k, link in enumerate(links) if link.shared]
+    if len(cells) > 1:
+      for way, down in (("down", True), ("up", False)):
+        for k, rate in stream(down, cells).items():
+          found[k][f"together_{way}"] = rate
+    return found
 
 
 def _send(sock: socket.socket, size: int) -> None:

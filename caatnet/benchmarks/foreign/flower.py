@@ -26,18 +26,21 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from caatnet.benchmarks.federated import emulation
 from caatnet.benchmarks.foreign import flower_client
 from caatnet.benchmarks.harness import environments, processes, setup, timing
-from caatnet.show.render import table
+from caatnet.benchmarks.harness.kept import Kept
+from caatnet.show import render
 
 PACKAGES = ("flwr==1.42.0",)
 SYSTEMS = ("ours", "flower")
 _SKIPPED = 2  # rounds in which programs are compiled and buffers grow
 _LOOPBACK = "loopback"
+_CELL = ("clients", "link", "idle", "model")  # keys by which cells differ
 _ROOT = pathlib.Path(__file__).parents[3]
 
 Records = list[list[dict[str, Any]]]  # of each client
@@ -54,9 +57,6 @@ def run(config: Any) -> dict[str, Any]:
       run fails.
   """
   options = config.benchmark
-  python = environments.create(
-    pathlib.Path(options.folder) / "flower", PACKAGES, options.python
-  )
   cells = [
     *({"clients": n, "link": _LOOPBACK} for n in options.clients),
     *({"clients": n, "link": _LOOPBACK, "idle": True} for n in options.idle),
@@ -64,39 +64,64 @@ def run(config: Any) -> dict[str, Any]:
     *({"clients": n, "link": _LOOPBACK, "model": config.model.name}
       for n in options.with_model),
   ]
-  if options.with_model:
-    _share_packages(python)
-  result: dict[str, Any] = {
-    "width": options.width, "parameters": 75 * options.width + 10,
-    "steps": options.steps, "load": [os.getloadavg()[0]], "rows": [],
-  }
+  kept = Kept(config, rows=[])
+  rows = kept.found["rows"]
+  cells = [cell for cell in cells if not any(
+    all(row.get(key) == cell.get(key) for key in _CELL) for row in rows
+  )]
+  if cells:
+    python = environments.create(
+      pathlib.Path(options.folder) / "flower", PACKAGES, options.python
+    )
+    if options.with_model:
+      _share_packages(python)
   with tempfile.TemporaryDirectory() as folder:
     data = _write_digits(pathlib.Path(folder))
     for cell in timing.progress(cells, "federated runs"):
       rounds: dict[str, list[dict[str, Any]]] = {s: [] for s in SYSTEMS}
+      measured: list[dict[str, Any]] = []
       for seed in options.seeds:
         for system in SYSTEMS:
-          rounds[system].append(measures(
-            *_session(system, cell, seed, config, python, data)
-          ))
-      result["rows"].append({
+          found = _session(system, cell, seed, config, python, data)
+          rounds[system].append(measures(found.records, found.num_bytes))
+          measured = found.links
+      rows.append({
         **cell, **{s: summary(found) for s, found in rounds.items()},
-        **differences(*rounds.values()),
+        **differences(*rounds.values()), "load": os.getloadavg()[0],
+        "links": measured,
       })
-  result["load"].append(os.getloadavg()[0])
+      kept.save()
+      render.show(*emulation.parts(
+        "links by network namespaces, before the last run", measured
+      ), _line(rows[-1]))
+  result = {
+    "width": options.width, "parameters": 75 * options.width + 10,
+    "steps": options.steps, "rows": rows,
+    "versions": dict(p.split("==") for p in PACKAGES),
+  }
   _print(result)
   return result
+
+
+class Session(NamedTuple):
+  """Result of one run.
+
+  Attributes:
+    records: Lines of each client's file.
+    num_bytes: Bytes of the server's network device.
+    links: Shaped and measured values of each client's link; [] on loopback.
+  """
+
+  records: Records
+  num_bytes: int
+  links: list[dict[str, Any]]
 
 
 def _session(
   system: str, cell: Mapping[str, Any], seed: int, config: Any,
   python: pathlib.Path, data: pathlib.Path,
-) -> tuple[Records, int]:
-  """Runs a cell in a system.
-
-  Returns:
-    The records of its clients, and the bytes of the server's network device.
-  """
+) -> Session:
+  """Runs a cell in a system."""
   options, idle = config.benchmark, bool(cell.get("idle"))
   loopback = cell["link"] == _LOOPBACK
   with tempfile.TemporaryDirectory(dir=data.parent) as folder:
@@ -110,7 +135,7 @@ def _session(
       ),
     }
     command = [
-      *(["unshare", "-rn"] if loopback else []),
+      *(["unshare", "-rn"] if loopback else []), *processes.with_parent(),
       *processes.module("caatnet.benchmarks.foreign.flower_session", system),
     ]
     environment = os.environ | processes.ONE_THREAD | {
@@ -135,7 +160,8 @@ def _session(
       [json.loads(x) for x in path.read_text().splitlines()]
       for path in sorted(pathlib.Path(folder).glob("client-*.jsonl"))
     ]
-    return records, json.loads(ended.stdout.splitlines()[-1])["bytes"]
+    printed = json.loads(ended.stdout.splitlines()[-1])
+    return Session(records, printed["bytes"], printed["links"])
 
 
 def measures(records: Records, num_bytes: int) -> dict[str, Any]:
@@ -222,8 +248,20 @@ def _write_digits(folder: pathlib.Path) -> pathlib.Path:
   return path
 
 
+def _client(row: Mapping[str, Any]) -> str:
+  """Returns the kind of a cell's clients."""
+  return "idle" if row.get("idle") else row.get("model", "numpy")
+
+
+def _line(row: Mapping[str, Any]) -> str:
+  """Returns the progress after a cell."""
+  return f"{row['clients']} {_client(row)} clients, {row['link']}: " + (
+    ", ".join(f"{s} {1e3 * row[s]['round_s']:,.0f} ms" for s in SYSTEMS)
+  )
+
+
 def _print(result: Mapping[str, Any]) -> None:
-  table(
+  render.table(
     f"Rounds here / in Flower: {result['parameters']:,} parameters in numpy, "
     f"{result['steps']} steps",
     ["clients", "link", "client", "round, ms", "kB per client",
@@ -231,7 +269,7 @@ def _print(result: Mapping[str, Any]) -> None:
     [
       [
         str(row["clients"]), row["link"],
-        "idle" if row.get("idle") else row.get("model", "numpy"),
+        _client(row),
         *(
           " / ".join(format(scale * row[s][name], ",.0f") for s in SYSTEMS)
           for name, scale in (("round_s", 1e3), ("kilobytes", 1.0),

@@ -4,13 +4,14 @@
 
 Without a link in the options, this process is in a namespace whose only device
 is the loopback device. Otherwise there are namespaces of the server and of each
-client (`caatnet.benchmarks.harness.namespaces.star`). The number of bytes of
-the server's device is printed at the end. Options are in the environment, as
-for `flower_client.py`.
+client (`caatnet.benchmarks.harness.namespaces.star`), whose links are measured
+before the run. The number of bytes of the server's device and the links are
+printed at the end. Options are in the environment, as for `flower_client.py`.
 """
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -22,15 +23,15 @@ import time
 from typing import Any
 
 from caatnet import commands
+from caatnet.benchmarks.federated import link_probe
 from caatnet.benchmarks.foreign import flower_client
 from caatnet.benchmarks.harness import namespaces
+from caatnet.benchmarks.harness import processes as harness
 from caatnet.federated import links, processes
 
-_LISTEN_S, _RUN_S = 120.0, 900.0
+_LISTEN_S, _RUN_S = 300.0, 900.0
 _HERE = pathlib.Path(__file__).parent
 _CLIENT, _PORT = "flower_client", 7100
-# Prefix of a command that the kernel kills when this process ends.
-_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"]
 
 
 def main(system: str) -> None:
@@ -42,7 +43,10 @@ def main(system: str) -> None:
   options = json.loads(os.environ[flower_client.OPTIONS])
   os.environ["ELASTIC_TOKEN"] = secrets.token_hex()
   folder, num = pathlib.Path(options["folder"]), options["clients"]
-  with _network(options["link"], num) as (host, at_server, at_clients):
+  with _network(options["link"], num) as (
+    host, at_server, at_clients, measured
+  ):
+    before = _device_bytes(at_server)  # links have been measured
     options["address"] = f"{host}:{_PORT}"
     os.environ[flower_client.OPTIONS] = json.dumps(options)
     if system == "ours":
@@ -53,13 +57,13 @@ def main(system: str) -> None:
       client = [options["python"], str(_HERE / f"{_CLIENT}.py"), system]
     with open(folder / "server.log", "w") as log:
       process = subprocess.Popen(
-        [*_WITH_PARENT, *at_server, *server], stdout=log,
+        [*harness.with_parent(), *at_server, *server], stdout=log,
         stderr=subprocess.STDOUT,
       )
     try:
       _wait_for_server(process, at_server)
       with processes.Clients([
-        [*_WITH_PARENT, *prefix, *client, f"--client={k}"]
+        [*harness.with_parent(), *prefix, *client, f"--client={k}"]
         for k, prefix in enumerate(at_clients)
       ], folder) as clients:
         limit = time.monotonic() + _RUN_S
@@ -70,16 +74,17 @@ def main(system: str) -> None:
           time.sleep(0.05)
         if process.returncode:
           raise ValueError(f"the server has ended: {process.returncode}")
-      print(json.dumps({"bytes": _device_bytes(at_server)}))
+      num_bytes = _device_bytes(at_server) - before
+      print(json.dumps({"bytes": num_bytes, "links": measured}))
     finally:
       process.kill()
       process.wait()
 
 
 @contextlib.contextmanager
-def _network(
-  link: str, num: int
-) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def _network(link: str, num: int) -> Iterator[
+  tuple[str, list[str], list[list[str]], list[dict[str, Any]]]
+]:
   """Creates the network of a run.
 
   Args:
@@ -87,14 +92,22 @@ def _network(
     num: Number of clients.
 
   Yields:
-    The server's host, and prefixes of the server's and each client's command.
+    The server's host, prefixes of the server's and each client's command, and
+    shaped and measured values of each link.
   """
   if not link:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    yield "127.0.0.1", [], [[]] * num
+    yield "127.0.0.1", [], [[]] * num, []
     return
-  with namespaces.star(links.of_clients((link,), num)) as star:
-    yield star.host, ["ip", "netns", "exec", star.server], star.prefixes
+  of_clients = links.of_clients((link,), num)
+  with namespaces.star(of_clients) as star:
+    found = link_probe.measured(
+      of_clients, star.host, star.server, star.prefixes
+    )
+    yield star.host, ["ip", "netns", "exec", star.server], star.prefixes, [
+      {"client": k} | dataclasses.asdict(each) | measured
+      for k, (each, measured) in enumerate(zip(of_clients, found, strict=True))
+    ]
 
 
 def _ours(options: dict[str, Any], host: str) -> list[str]:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -31,6 +32,16 @@ _LOOPBACK = "127.0.0.1"
 def module(name: str, *arguments: object) -> list[str]:
   """Returns the command that runs a module in this Python."""
   return [sys.executable, "-m", name, *map(str, arguments)]
+
+
+def with_parent(signal: str = "KILL") -> list[str]:
+  """Returns the prefix of a command that ends when this process ends.
+
+  The kernel sends the signal even if this process is killed; [] where there is
+  no ``setpriv`` (util-linux).
+  """
+  found = shutil.which("setpriv")
+  return [found, "--pdeathsig", signal] if found else []
 
 
 def free_port() -> int:

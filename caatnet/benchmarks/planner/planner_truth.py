@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import os
-import pathlib
 import statistics
 import time
 from typing import Any
@@ -13,7 +12,8 @@ import numpy as np
 from scipy import stats
 
 from caatnet.benchmarks.harness import namespaces, processes, timing
-from caatnet.show import results, tables
+from caatnet.benchmarks.harness.kept import Kept
+from caatnet.show import tables
 from parallel.elastic.ring.bandwidth import rounds
 from parallel.hardware.devices import Device
 from parallel.hardware.link_matrix import LinkMatrix
@@ -37,7 +37,7 @@ def run(config: Any) -> dict[str, Any]:
 
   Raises:
     ValueError: Links cannot be shaped here, the config has no seeds, or the
-      file has rows of other options.
+      file has rows of another config.
   """
   options = config.benchmark
   if not options.seeds or len(options.rates) not in (0, 2):
@@ -45,30 +45,20 @@ def run(config: Any) -> dict[str, Any]:
       f"config.benchmark.seeds={options.seeds} must have at least one entry, "
       f"and rates={options.rates} a lowest and a highest one, or none"
     )
-  path = pathlib.Path(options.results) if options.results else None
-  options_text = options.to_json()
-  found: dict[str, Any] = {"options": options_text, "matrices": {}}
-  if path and (kept := results.read(path)):
-    # A file continues an interrupted run, so its options must be the same.
-    if kept.get("options") != options_text:
-      raise ValueError(
-        f"config.benchmark.results={options.results!r} has rows of other "
-        "options; name another file, or remove it"
-      )
-    found = kept
+  kept = Kept(config, matrices={})
+  matrices = kept.found["matrices"]
   end = time.monotonic() + options.limit_s
   for seed in options.seeds:
-    matrix = found["matrices"].get(str(seed), {})
+    matrix = matrices.get(str(seed), {})
     if matrix.get("left") == 0 or time.monotonic() > end:
       continue
     with _peers(options, seed) as peers:
       for _ in _measured(options, seed, matrix, peers):
-        found["matrices"][str(seed)] = matrix
-        if path:
-          results.write(path, found)
+        matrices[str(seed)] = matrix
+        kept.save()
         if time.monotonic() > end:
           break
-  return {"benchmark": "planner_truth"} | _shown(found["matrices"])
+  return {"benchmark": "planner_truth"} | _shown(matrices)
 
 
 @contextlib.contextmanager

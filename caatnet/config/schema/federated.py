@@ -40,6 +40,12 @@ class Federated:
     '"drop" their updates, or merge them "late", with a weight by age.',
     ("wait", "drop", "late"),
   )
+  compensation: float = field(
+    0.0, 'Norm of the correction of a "late" update for the change of the '
+    "model since its revision, relative to the update, as in DC-S3GD; 0 for "
+    "none.",
+    NOT_NEGATIVE,
+  )
   deadline_s: float = field(
     60.0, 'Time limit of a round in seconds; none with stragglers="wait".',
     POSITIVE,

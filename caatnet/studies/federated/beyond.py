@@ -1,21 +1,17 @@
 """Less communication in a 5G cell: coded, sparse, late and streamed updates.
 
-Times and bytes of a round; accuracy needs real runs, as those of
-configs/federated/cell.py. `streamed` sends fragments of the model under the
-compute, as Streaming DiLoCo (arXiv 2501.18512) does between workers:
-`launch.federate` does not.
+Times and bytes of a round. Accuracy is compared by
+`caatnet.benchmarks.federated.federated_cell`.
 """
 
 from collections.abc import Mapping
-import heapq
-import itertools
 import statistics
 from typing import Any
 
 from caatnet.federated import links as records
 from caatnet.federated import predict
+from caatnet.federated import streamed as streams
 from caatnet.federated.predict import Bytes
-from caatnet.federated.simulate import Transfer
 from caatnet.studies.federated import rounds
 
 # Bytes of n numbers: codes of blocks of 256 with a float32 scale, and the k
@@ -110,61 +106,23 @@ def streamed(
 ) -> float:
   """Returns the time of a round whose fragments are sent under the compute.
 
-  A client computes as many pieces as there are fragments. At the end of a piece
-  it sends its update of one fragment and continues. When the server has a
-  fragment of all clients, it sends the merged one, for which the client waits
-  before it computes the same piece of the next round.
-
   Args:
     config: Config like configs/federated/links.py, as nested dicts.
     num: Number of clients, one of which is slower by ``config.slow``.
-    size: Bytes of a model, and of an update.
+    size: Bytes of a model's fragments, and of their updates.
     fragments: Number of fragments.
   """
-  links = records.of_clients((config["cell"],), num)
-  network = predict.Shaped(links, config["fixed_s"])
-  times = rounds.compute(config, num)
-  piece_s = [
-    (t["t_v"] + t["t_tr"] + t["t_te"]) / fragments
-    * (1 if k else config["slow"]) for k, t in enumerate(times)
-  ]
-  last = config["streamed_rounds"] * fragments
-  computed = [0] * num  # pieces
-  idle = [False] * num
-  held = [fragments] * num  # pieces that the received fragments allow
-  there = dict.fromkeys(range(last), 0)
-  counter = itertools.count()
-  events = [(piece_s[k], next(counter), k, -1) for k in range(num)]
-  ends: list[float] = []
-
-  def begin(time: float, k: int) -> None:
-    """Computes the next piece if its fragment is there."""
-    idle[k] = computed[k] >= held[k]
-    if not idle[k] and computed[k] < last:
-      heapq.heappush(events, (time + piece_s[k], next(counter), k, -1))
-
-  while len(ends) < last:
-    event_s = events[0][0] if events else float("inf")
-    if event_s <= network.next_s():
-      time, _, k, piece = heapq.heappop(events)
-      up = piece < 0  # the end of a piece; else a merged fragment is sent
-      if up:
-        piece, computed[k] = computed[k], computed[k] + 1
-        begin(time, k)
-      network.start(time, Transfer(k, up, piece), size // fragments)
-      continue
-    time = network.next_s()
-    for k, up, piece in network.advance(time):
-      if up:
-        there[piece] += 1
-        if there[piece] == num:
-          ends.append(time)
-          ready_s = time + config["aggregation_s"] / fragments
-          for client in range(num):
-            heapq.heappush(events, (ready_s, next(counter), client, piece))
-      else:
-        held[k] = max(held[k], piece + 1 + fragments)
-        if idle[k]:
-          begin(time, k)
+  num_rounds, part = config["streamed_rounds"], size // fragments
+  ends = streams.merged_s(
+    records.of_clients((config["cell"],), num),
+    Bytes(part, part, 4 * config["published_parameters"]),
+    [
+      (t["t_v"] + t["t_tr"] + t["t_te"]) / fragments
+      * (1 if k else config["slow"])
+      for k, t in enumerate(rounds.compute(config, num))
+    ],
+    fragments, num_rounds, config["fixed_s"],
+    config["aggregation_s"] / fragments,
+  )
   # Without the first round, in which the pipeline fills.
-  return (ends[-1] - ends[fragments - 1]) / (config["streamed_rounds"] - 1)
+  return (ends[-1] - ends[fragments - 1]) / (num_rounds - 1)

@@ -243,7 +243,8 @@ def _region(result: Row) -> plot.Panel:
         [row["rate"] / _MBIT for row in ours],
         [result["fixed_s"]] * len(ours), "our links, and our fixed time", "",
         marker="x", colour="black", texts=plot.Texts(
-          _texts(ours), rotation=60.0,
+          _texts(ours), offset=(0, 6), align=("center", "bottom"),
+          rotation=90.0,
         ),
       ),
     ],

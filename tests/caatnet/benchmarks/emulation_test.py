@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from caatnet.benchmarks.federated import emulation
+from caatnet.benchmarks.federated import emulation, link_probe
 from caatnet.benchmarks.harness import (
   cgroups,
   cpu_limits,
@@ -333,7 +333,7 @@ def test_rounds_take_the_time_of_their_links(
     request.getfixturevalue("quotas")
   else:
     monkeypatch.setenv("PATH", str(tmp_path))  # without ip
-  monkeypatch.setattr(emulation, "_STREAM_S", 0.02)
+  monkeypatch.setattr(link_probe, "_STREAM_S", 0.02)
   with emulation.emulated(_federation(
     (LINK, LINK), 2, 0.9 * is_root
   )) as network:
@@ -355,8 +355,8 @@ def test_rounds_take_the_time_of_their_links(
 
 
 def test_clients_of_cells_are_also_measured_at_once(monkeypatch):
-  monkeypatch.setattr(emulation, "_STREAM_S", 0.02)
-  found = emulation._probed([CELL, OWN, CELL], "127.0.0.1", "", [[]] * 3)
+  monkeypatch.setattr(link_probe, "_STREAM_S", 0.02)
+  found = link_probe.measured([CELL, OWN, CELL], "127.0.0.1", "", [[]] * 3)
   together = {"together_down", "together_up"}
   assert [together & row.keys() for row in found] == [together, set(), together]
 

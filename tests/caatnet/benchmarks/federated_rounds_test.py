@@ -57,6 +57,42 @@ def test_prediction_has_compute_times_of_one_run_and_sizes_of_another():
     assert row["t_u"] - 0.25 == pytest.approx(10 * (row["t_d"] - 0.25), rel=0.1)
 
 
+def test_interrupted_benchmark_continues_with_the_missing_case(tmp_path):
+  """The model's config does not exist, so any run of it would be an error."""
+  config = federated.get_config("test")
+  options, path = config.benchmark, tmp_path / "rounds.json"
+  options.models, options.results = ("no.py:small",), str(path)
+  options.interfaces = ("wifi", "ethernet")
+  alone = {
+    "rows": [_row(0, 0, 5.0, 1.0), _row(1, 0, 7.0, 1.0)], "links": None,
+    "config": json.loads(tiny.get_config("convolutional,test").to_json()),
+  }
+  rows = [
+    {"model": "small", "config": "no.py:small", "clients": 2,
+     "interface": name, **federated_rounds.compared(
+       alone["rows"], alone["rows"], 0.05
+     )} for name in options.interfaces
+  ]
+  kept = {
+    "config": config.to_json(), "rows": rows,
+    "alone": {"no.py:small, 2 clients, no links": alone},
+  }
+  path.write_text(json.dumps(kept))
+  found = federated_rounds.run(config)
+  assert found["rows"] == rows
+  ((_, medians),) = found["alone"].items()
+  assert medians["t_tr"] == 6.0
+  for missing in ("rows", "alone"):
+    less = {"rows": rows[:1], "alone": {}}[missing]
+    path.write_text(json.dumps(kept | {missing: less}))
+    with pytest.raises(ValueError, match=r"federate --config=no\.py:small: "):
+      federated_rounds.run(config)
+  # A file of another config is not continued.
+  options.rounds += 1
+  with pytest.raises(ValueError, match="has rows of another config"):
+    federated_rounds.run(config)
+
+
 def test_failed_run_is_one_line():
   options = types.SimpleNamespace(**federated.get_config("test").benchmark)
   with pytest.raises(ValueError, match=r"federate --config=no\.py: ") as error:

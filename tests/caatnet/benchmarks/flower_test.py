@@ -185,6 +185,27 @@ def until(condition):
     time.sleep(0.1)
 
 
+def test_interrupted_comparison_continues_with_the_missing_cell(tmp_path):
+  """A cell that is missing needs an environment, whose Python fails here."""
+  config, path = config_file.get_config("test"), tmp_path / "flower.json"
+  options = config.benchmark
+  options.results, options.python = str(path), "/bin/false"
+  options.folder = str(tmp_path)
+  side = {"round_s": 0.1, "kilobytes": 1.0, "client_cpu_s": 0.5}
+  rows = [
+    {"clients": 2, "link": "loopback", **idle, "ours": side, "flower": side,
+     "compared": 0} for idle in ({}, {"idle": True})
+  ]
+  path.write_text(json.dumps({"config": config.to_json(), "rows": rows}))
+  found = flower.run(config)
+  assert found["rows"] == rows
+  assert found["versions"] == {"flwr": "1.42.0"}
+  for row in rows:
+    path.write_text(json.dumps({"config": config.to_json(), "rows": [row]}))
+    with pytest.raises(ValueError, match="/bin/false"):
+      flower.run(config)
+
+
 def test_environment_finds_packages_of_this_python(tmp_path):
   name = f"python{sys.version_info.major}.{sys.version_info.minor}"
   folder = tmp_path / "lib" / name / "site-packages"

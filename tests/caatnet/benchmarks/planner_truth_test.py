@@ -125,11 +125,11 @@ def test_complete_file_is_read_and_an_interrupted_run_continues(
     assert again["rows"][-1][key] == found["rows"][-1][key]
 
 
-def test_rows_of_other_options_are_not_mixed(tmp_path):
+def test_rows_of_another_config_are_not_mixed(tmp_path):
   config = config_of.get_config("test")
   config.benchmark.results = str(tmp_path / "rows.json")
-  (tmp_path / "rows.json").write_text('{"options": "{}", "matrices": {}}')
-  with pytest.raises(ValueError, match="has rows of other options"):
+  (tmp_path / "rows.json").write_text('{"config": "{}", "matrices": {}}')
+  with pytest.raises(ValueError, match="has rows of another config"):
     planner_truth.run(config)
 
 

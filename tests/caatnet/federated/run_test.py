@@ -9,7 +9,7 @@ import pytest
 from caatnet.config import federated
 from caatnet.config.override import override
 from caatnet.federated import report, run
-from caatnet.federated.rehearsal import rehearse
+from caatnet.federated.rehearsal import rehearse, rehearse_streamed
 from configs.federated import tiny
 from parallel.elastic.transport.handshake import Security
 
@@ -55,10 +55,11 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   # The same bits with a simulated clock, and an evaluation after each round.
   seen = []
   cell = federated.build(override(config, f"{SMALL} federated.links=('wifi',)"))
-  rows = rehearse(
-    cell, [federation.trainer(0)], [{"t_tr": 5.0, "t_a": 0.5}], 0.0,
-    lambda params: {"loss": float(len(seen.append(params) or seen))},
+  measured = (
+    [federation.trainer(0)], [{"t_tr": 5.0, "t_a": 0.5}], 0.0,
+    lambda params: {"loss": float(len(seen.append(params.copy()) or seen))},
   )
+  rows = rehearse(cell, *measured)
   np.testing.assert_array_equal(seen[-1], service.state.params)
   assert [row["loss"] for row in rows] == [1.0, 2.0, 3.0]
   first, second, last = (row["time_s"] for row in rows)
@@ -67,8 +68,31 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   assert rows[0]["bytes_down"] > 2 * (
     rows[1]["bytes_down"] - rows[0]["bytes_down"]
   )
-  with pytest.raises(ValueError, match=r"federated.links=\(\) must name"):
-    rehearse(federation, [], [], 0.0, dict)
+  # One streamed fragment is a round.
+  for row, one in zip(rows, rehearse_streamed(cell, *measured, 1), strict=True):
+    assert one == row | {
+      "time_s": pytest.approx(row["time_s"], abs=0.02),
+      "loss": row["loss"] + 3,
+    }
+  np.testing.assert_array_equal(seen[:3], seen[3:])
+  # Updates of one client change nothing, whenever they are sent and merged. The
+  # second fragment of the server is the client's at the end of a round.
+  exact = federated.build(override(config, (
+    f"{SMALL} federated.links=('wifi',) federated.uplink=none "
+    "federated.downlink=none"
+  )))
+  seen.clear()
+  rehearse(exact, *measured)
+  rehearse_streamed(exact, *measured, 2)
+  half = num // 2
+  for plain, streamed in zip(seen[:3], seen[3:], strict=True):
+    np.testing.assert_allclose(streamed[half:], plain[half:], atol=1e-6)
+    assert np.abs(streamed[:half] - plain[:half]).max() > 1e-4
+  for run_of in (rehearse, lambda *given: rehearse_streamed(*given, 1)):
+    with pytest.raises(ValueError, match=r"federated.links=\(\) must name"):
+      run_of(federation, [], [], 0.0, dict)
+  with pytest.raises(ValueError, match="local_steps=2 must be a multiple of 3"):
+    rehearse_streamed(cell, [], [], 0.0, dict, 3)
 
   medians = report.table(service.rows * 20).cells()
   assert [row[0] for row in medians] == ["0"]

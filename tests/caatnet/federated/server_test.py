@@ -223,6 +223,44 @@ def test_ended_run_continues_with_more_rounds():
   assert server.resumed(stopped, 9.0, more).finished == "early"
 
 
+def test_late_update_is_corrected_for_the_change_of_the_model():
+  """By the squared update times the change, with the norm of 0.5 updates."""
+  def merged(**changes):
+    state, rules = start(
+      (1, 1), per_round=2, stragglers="late", deadline_s=2.0, **changes
+    )
+    state, _ = step(
+      state, events.Update(0, 0, 0, np.float32([2, 0, -4])), rules=rules
+    )
+    state, _ = step(state, events.Tick(), 2.0, rules)
+    assert set(state.bases) == ({0, 1} if changes else set())
+    # The update of round 0 arrives in round 1, with the weight of age 1.
+    state, _ = step(
+      state, events.Update(1, 0, 0, np.float32([1, 2, 3])), 3.0, rules
+    )
+    before = state.params
+    state, effects = step(state, events.Tick(), 4.0, rules)
+    ((_, _, factor),) = of(events.Ended, effects)[0].merged
+    assert set(state.bases) == ({1, 2} if changes else set())
+    return (state.params - before) / factor
+
+  plain = merged()
+  np.testing.assert_allclose(plain, [1, 2, 3], rtol=1e-5)
+  correction = merged(compensation=0.5) - plain
+  # The model moved by [2, 0, -4], and the squared update is [1, 4, 9].
+  direction = -np.float32([2, 0, -36])
+  np.testing.assert_allclose(
+    correction, direction * 0.5 * 14**0.5 / np.linalg.norm(direction),
+    atol=1e-5,
+  )
+  # A squared update may exceed the range of float32.
+  found = server._compensated(np.float32([1e30]), np.float32([1]), 0.25)
+  np.testing.assert_allclose(found, [0.75e30], rtol=1e-6)
+  for delta, moved in (([0.0], [1.0]), ([1.0], [0.0])):
+    same = server._compensated(np.float32(delta), np.float32(moved), 0.25)
+    np.testing.assert_array_equal(same, delta)
+
+
 class Coded(Plain):
   """Publishes differences rounded to halves, in one byte each."""
 
@@ -290,6 +328,12 @@ def test_snapshot_is_the_state(tmp_path):
   np.testing.assert_array_equal(
     snapshot.read(path, rules).published, state.params + 1
   )
+  bases = {1: state.params + 2, state.round: state.published}
+  snapshot.write(path, dataclasses.replace(state, bases=bases), rules)
+  # That of the round in progress is written with the parameters.
+  ((round, base),) = snapshot.read(path, rules).bases.items()
+  assert round == 1
+  np.testing.assert_array_equal(base, bases[1])
   other = dataclasses.replace(rules, rounds=9, reconnect_s=1.0)
   assert snapshot.read(path, other).round == state.round
   other = dataclasses.replace(rules, seed=5)

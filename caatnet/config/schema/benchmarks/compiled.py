@@ -83,6 +83,7 @@ class ForeignPrograms:
 class Flower:
   """Federated rounds compared with Flower, in an environment of its own."""
 
+  results: str = field("runs/flower.json", RESULTS)
   clients: tuple[int, ...] = field(
     (4, 8, 16, 64), "Numbers of clients on loopback.", TWO_OR_MORE
   )

@@ -1,12 +1,13 @@
 """Benchmarks of processes that communicate."""
 
-from caatnet.config.schema.benchmarks.shared import ROUNDS
+from caatnet.config.schema.benchmarks.shared import RESULTS, ROUNDS
 from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   FRACTION,
   NOT_NEGATIVE,
   POSITIVE,
+  POSITIVE_FRACTION,
   SEED,
   field,
   section,
@@ -165,6 +166,7 @@ class RingOrders:
 class FederatedRounds:
   """Predicted and measured rounds of federated runs over emulated links."""
 
+  results: str = field("runs/federated_rounds.json", RESULTS)
   models: tuple[str, ...] = field(
     ("configs/federated/tiny.py:convolutional",
      "configs/federated/tiny.py:squeezenet"), "Configs of the runs.",
@@ -186,22 +188,31 @@ class FederatedRounds:
 
 @section
 class FederatedCell:
-  """Time and bytes to a target loss in a radio cell, on a simulated clock."""
+  """Time and bytes to an accuracy in a radio cell, on a simulated clock."""
 
+  results: str = field("runs/federated_cell.json", RESULTS)
   variants: tuple[str, ...] = field(
     ("", "uplink=int4 downlink=int4",
      "uplink=sparse downlink=int4",
      "uplink=int4 downlink=int4 stragglers=late",
+     "uplink=int4 downlink=int4 stragglers=late compensation=0.2",
      "downlinks_at_once=2 uplinks_at_once=2",
-     "stragglers=drop deadline_s=30",
-     "stragglers=drop deadline_s=30 downlinks_at_once=2 uplinks_at_once=2"),
+     "stragglers=drop deadline_s=22",
+     "stragglers=drop deadline_s=22 downlinks_at_once=2 uplinks_at_once=2"),
     "Overrides of keys of config.federated, separated by spaces; with \"\" all "
     "is float32 and at once.",
   )
   seeds: tuple[int, ...] = field((0, 1, 2), "Seeds of the runs.", SEED)
+  streamed: tuple[str, ...] = field(
+    ("", "uplink=int4 downlink=int4"), "Overrides of variants whose fragments "
+    "are sent under the compute.",
+  )
+  fragments: int = field(
+    4, "Fragments of these variants, a divisor of the local steps.", COUNT
+  )
   target: float = field(
-    0.5, "Validation loss at which time and bytes are compared, in nats.",
-    POSITIVE,
+    0.7, "Validation accuracy at which time and bytes are compared.",
+    POSITIVE_FRACTION,
   )
   compute_s: float = field(
     11.0, "Compute time of a client per round, assumed.", POSITIVE
@@ -217,4 +228,7 @@ class FederatedCell:
   fixed_s: float = field(
     0.005, "Time of a message before its first byte is sent, assumed.",
     NOT_NEGATIVE,
+  )
+  plot: str = field(
+    "", 'PNG of accuracy, time and bytes; "" for none.'
   )

@@ -1,0 +1,44 @@
+"""Times of streamed fragments: compute, links and clients that wait."""
+
+import numpy as np
+import pytest
+
+from caatnet.federated import links, predict
+from caatnet.federated.links import Link
+from caatnet.federated.streamed import merged_s
+
+FAST = Link("fast", 1e12, 1e12, 0.0, 0.0, 0.0, 0.0, False, "the tests")
+SIZES = predict.Bytes(1000, 1000, 4000)
+
+
+@pytest.mark.parametrize("fragments", [1, 2, 5])
+def test_compute_of_the_slowest_client_hides_fast_transfers(fragments):
+  ends = merged_s([FAST] * 3, SIZES, [1.0, 3.0, 2.0], fragments, rounds=4)
+  expected = 3.0 * np.arange(1, 4 * fragments + 1)
+  np.testing.assert_allclose(ends, expected, atol=1e-3)
+
+
+def test_client_waits_for_the_merged_fragment_of_its_piece():
+  ends = merged_s(
+    [FAST] * 2, SIZES, [1.0, 1.0], fragments=2, rounds=3, aggregation_s=5.0
+  )
+  # Fragment 0 is merged at 1 s and there at 6 s; its next piece takes 1 s.
+  np.testing.assert_allclose(ends, [1, 2, 7, 8, 13, 14], atol=1e-3)
+
+
+def test_more_fragments_fill_the_gaps_of_a_busy_cell():
+  """A cell whose transfers take longer than compute limits the rounds."""
+  size, num, cell = 4_000_000, 4, links.link("5g-20mhz")
+
+  def run_s(fragments):
+    part = size // fragments
+    return merged_s(
+      [cell] * num, predict.Bytes(part, part, size), [1.0 / fragments] * num,
+      fragments, rounds=6,
+    )[-1]
+
+  busy_s = 6 * num * size / (predict.DATA_SHARE * cell.up)
+  slow, faster, fastest = map(run_s, (1, 2, 8))
+  # The uplink, the slower direction, sends all bytes.
+  assert busy_s < fastest < 1.2 * busy_s
+  assert fastest < faster < slow
