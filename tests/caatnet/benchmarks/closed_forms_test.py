@@ -6,7 +6,7 @@ import pathlib
 import jax
 import pytest
 
-from caatnet.benchmarks.foreign import foreign_programs, with_flax
+from caatnet.benchmarks.foreign import foreign_programs, planted, with_flax
 from caatnet.benchmarks.foreign.closed_forms import PROGRAMS
 from parallel.xla import reading
 
@@ -21,6 +21,19 @@ def test_closed_forms_are_those_of_the_recorded_programs():
     (project, name): {" ".join(key): size for key, size in sends.items()}
     for project, programs in PROGRAMS.items()
     for name, sends in programs.items()
+  }
+
+
+def test_all_faults_were_named():
+  rows = json.loads(RECORDED.read_text())["faults"]
+  assert all(row["found"] for row in rows)
+  assert {(r["project"], r["program"], r["fault"]) for r in rows} == {
+    (*program, kind)
+    for program, faults in planted.FAULTS.items() for kind in faults
+  }
+  assert planted.FAULTS.keys() == {
+    (project, name) for project, programs in PROGRAMS.items()
+    for name in programs
   }
 
 
