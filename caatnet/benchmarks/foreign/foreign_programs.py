@@ -5,7 +5,8 @@ registry, and their texts are read here. Projects that need another version of a
 package have an environment of their own, the others share one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+import concurrent.futures
 import importlib
 import json
 import pathlib
@@ -25,6 +26,7 @@ from parallel.xla import reading
 from parallel.xla.reading import Executed, Reading
 
 _HERE = pathlib.Path(__file__).parent
+_AT_ONCE = 4  # programs that are compiled; each imports for seconds
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -39,20 +41,34 @@ def run(config: Any) -> dict[str, Any]:
   """
   options = config.benchmark
   folder = pathlib.Path(options.folder)
-  result: dict[str, Any] = {"rows": [], "faults": []}
-  for project in timing.progress(options.projects or [*PROGRAMS], "compiling"):
+  projects = options.projects or [*PROGRAMS]
+  pythons = {}
+  for project in projects:
     known("config.benchmark.projects=", project, PROGRAMS)
-    python = environment(project, folder, options.python or sys.executable)
-    for name, expected in PROGRAMS[project].items():
-      found, facts = read(python, project, name)
-      result["rows"].append({
-        "project": project, "program": name, "axes": dict(found.axes),
-        "versions": facts["versions"], **compared(found, expected),
+    pythons[project] = environment(
+      project, folder, options.python or sys.executable
+    )
+  cases = [
+    (project, name, kind) for project in projects for name in PROGRAMS[project]
+    for kind in ("", *planted.FAULTS[project, name])
+  ]
+  with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+    found = dict(zip(cases, timing.progress(
+      pool.map(lambda case: read(pythons[case[0]], *case), cases), "compiling",
+      len(cases),
+    ), strict=True))
+  result: dict[str, Any] = {"rows": [], "faults": []}
+  for (project, name, kind), (each, facts) in found.items():
+    where = {"project": project, "program": name}
+    if kind:
+      sound, _ = found[project, name, ""]
+      row = {"fault": kind, **judged(each, facts["lines"], sound)}
+      result["faults"].append(where | row)
+    else:
+      row = compared(each, PROGRAMS[project][name])
+      result["rows"].append(where | {
+        "axes": dict(each.axes), "versions": facts["versions"], **row,
       })
-      result["faults"] += [
-        {"project": project, "program": name, **row}
-        for row in faults(python, project, name, found)
-      ]
   _print(result)
   return result
 
@@ -152,24 +168,19 @@ def sums(found: Reading) -> Sends:
   return sent
 
 
-def faults(
-  python: pathlib.Path, project: str, name: str, sound: Reading
-) -> Iterator[dict[str, Any]]:
-  """Yields, for each planted fault, the source lines that the reading blames.
+def judged(
+  found: Reading, lines: Iterable[str], sound: Reading
+) -> dict[str, Any]:
+  """Compares the lines that a reading blames with those of a planted fault.
 
   Args:
-    python: Python that has the project's packages.
-    project: A key of ``PROGRAMS``.
-    name: Function of ``with_PROJECT.py``.
-    sound: Reading of the program without faults.
+    found: Reading of the program with the fault.
+    lines: FILE:LINE of each line to name.
+    sound: Reading of the program without it.
   """
-  for kind in planted.FAULTS.get((project, name), ()):
-    found, facts = read(python, project, name, kind)
-    lines = sorted(map(_short, facts["lines"]))
-    blamed = sorted({_short(e.source) for e in added(found, sound)})
-    yield {
-      "fault": kind, "lines": lines, "blamed": blamed, "found": blamed == lines,
-    }
+  wanted = sorted(map(_short, lines))
+  blamed = sorted({_short(e.source) for e in added(found, sound)})
+  return {"lines": wanted, "blamed": blamed, "found": blamed == wanted}
 
 
 def _short(line: str) -> str:

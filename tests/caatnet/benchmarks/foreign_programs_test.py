@@ -32,18 +32,17 @@ def test_step_sends_what_the_closed_form_says(sound):
   assert not foreign_programs.compared(sound, less)["equal"]
 
 
-def test_planted_fault_is_named_by_its_line(sound, monkeypatch):
-  kinds = planted.FAULTS["flax", "sharded"]
-  monkeypatch.setitem(
-    planted.FAULTS, ("flax", "sharded"), {"all_reduce": kinds["all_reduce"]}
-  )
-  (row,) = foreign_programs.faults(PYTHON, "flax", "sharded", sound)
+def test_planted_fault_is_named_by_its_line(sound):
+  found, facts = foreign_programs.read(PYTHON, "flax", "sharded", "all_reduce")
+  row = foreign_programs.judged(found, facts["lines"], sound)
   assert row["found"]
   (line,) = row["blamed"]
   file, _, number = line.partition(":")
   text = (HERE / file).read_text().splitlines()[int(number) - 1]
   assert planted.FAULTS["flax", "sharded"]["all_reduce"].old in text
-  assert foreign_programs.added(sound, sound) == []
+  for other in (foreign_programs.judged(sound, facts["lines"], sound),
+                foreign_programs.judged(found, ["other.py:1"], sound)):
+    assert not other["found"]
 
 
 @pytest.mark.parametrize("kind", ["dtype", "gather"])
