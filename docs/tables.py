@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from caatnet.benchmarks.foreign import planted
 from caatnet.show.documents import Table
 from caatnet.show.render import grid, markdown_table
 from docs import claims, log, papers
@@ -498,11 +499,17 @@ def foreign_programs(_: str) -> str:
 
 def foreign_faults(_: str) -> str:
   """Table of the ledger's page: planted faults and the lines that are named."""
+  programs: dict[tuple[str, str], dict[str, str]] = {}
+  for row in result("foreign_programs")["faults"]:
+    lines = programs.setdefault((row["project"], row["program"]), {})
+    lines[row["fault"]] = ", ".join(row["blamed"]) if row["found"] else (
+      f"{', '.join(row['blamed']) or 'nothing'}, not {', '.join(row['lines'])}"
+    )
   return markdown_table(
-    ["project", "fault", "planted in", "named"],
+    ["project", "program", *planted.KINDS],
     [
-      [row["project"], row["fault"], row["planted"], ", ".join(row["blamed"])]
-      for row in result("foreign_programs")["faults"]
+      [*program, *(lines.get(kind, "-") for kind in planted.KINDS)]
+      for program, lines in programs.items()
     ],
   )
 

@@ -5,7 +5,8 @@ registry, and their texts are read here. Projects that need another version of a
 package have an environment of their own, the others share one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+import concurrent.futures
 import importlib
 import json
 import pathlib
@@ -16,7 +17,7 @@ from typing import Any
 from jax.sharding import AbstractMesh
 import numpy as np
 
-from caatnet.benchmarks.foreign import sharded_step
+from caatnet.benchmarks.foreign import planted
 from caatnet.benchmarks.foreign.closed_forms import PROGRAMS, Sends
 from caatnet.benchmarks.harness import environments, timing
 from caatnet.show.render import table
@@ -25,8 +26,7 @@ from parallel.xla import reading
 from parallel.xla.reading import Executed, Reading
 
 _HERE = pathlib.Path(__file__).parent
-# The function of a program in which faults are planted.
-_FAULTY = "sharded"
+_AT_ONCE = 4  # programs that are compiled; each imports for seconds
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -41,20 +41,34 @@ def run(config: Any) -> dict[str, Any]:
   """
   options = config.benchmark
   folder = pathlib.Path(options.folder)
-  result: dict[str, Any] = {"rows": [], "faults": []}
-  for project in timing.progress(options.projects or [*PROGRAMS], "compiling"):
+  projects = options.projects or [*PROGRAMS]
+  pythons = {}
+  for project in projects:
     known("config.benchmark.projects=", project, PROGRAMS)
-    python = environment(project, folder, options.python or sys.executable)
-    for name, expected in PROGRAMS[project].items():
-      found, versions = read(python, project, name)
-      result["rows"].append({
-        "project": project, "program": name, "axes": dict(found.axes),
-        "versions": versions, **compared(found, expected),
+    pythons[project] = environment(
+      project, folder, options.python or sys.executable
+    )
+  cases = [
+    (project, name, kind) for project in projects for name in PROGRAMS[project]
+    for kind in ("", *planted.FAULTS[project, name])
+  ]
+  with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+    found = dict(zip(cases, timing.progress(
+      pool.map(lambda case: read(pythons[case[0]], *case), cases), "compiling",
+      len(cases),
+    ), strict=True))
+  result: dict[str, Any] = {"rows": [], "faults": []}
+  for (project, name, kind), (each, facts) in found.items():
+    where = {"project": project, "program": name}
+    if kind:
+      sound, _ = found[project, name, ""]
+      row = {"fault": kind, **judged(each, facts["lines"], sound)}
+      result["faults"].append(where | row)
+    else:
+      row = compared(each, PROGRAMS[project][name])
+      result["rows"].append(where | {
+        "axes": dict(each.axes), "versions": facts["versions"], **row,
       })
-      if name == _FAULTY:
-        result["faults"] += [
-          {"project": project, **row} for row in faults(python, project, found)
-        ]
   _print(result)
   return result
 
@@ -90,32 +104,35 @@ def _pinned(packages: Iterable[str]) -> bool:
 
 
 def read(
-  python: pathlib.Path, project: str, name: str, fault: str = ""
-) -> tuple[Reading, dict[str, str]]:
+  python: pathlib.Path, project: str, name: str, kind: str = ""
+) -> tuple[Reading, dict[str, Any]]:
   """Compiles a program for eight CPU devices, and reads it.
 
   Args:
     python: Python that has the project's packages.
     project: A key of ``PROGRAMS``.
     name: Function of ``with_PROJECT.py``.
-    fault: Fault to plant; "" for none.
+    kind: Kind of the fault to plant; "" for none.
 
   Returns:
-    The reading, and the versions of the project's packages and of jax.
+    The reading; and ``versions`` of the project's packages and of jax, and
+    ``lines`` that the fault adds collectives to.
   """
   with tempfile.TemporaryDirectory() as folder:
-    file = _HERE / f"with_{project}.py"
     environments.execute([
-      str(python), str(_HERE / "run_program.py"), folder, str(file), name,
-      *[fault] * bool(fault),
+      str(python), str(_HERE / "run_program.py"), folder, project, name,
+      *[kind] * bool(kind),
     ])
     # Programs of older versions of jax do not name their mesh.
     axes = getattr(_module(project), "MESH", None)
     mesh = axes and AbstractMesh(tuple(axes.values()), tuple(axes))
     (found,) = reading.read_all(folder, mesh).values()
-    installed = json.loads(pathlib.Path(folder, "versions.json").read_text())
+    facts = json.loads(pathlib.Path(folder, "facts.json").read_text())
   wanted = [p.split("==")[0] for p in _module(project).PACKAGES]
-  return found, {p: installed[p] for p in dict.fromkeys([*wanted, "jax"])}
+  facts["versions"] = {
+    p: facts["versions"][p] for p in dict.fromkeys([*wanted, "jax"])
+  }
+  return found, facts
 
 
 def compared(found: Reading, expected: Sends) -> dict[str, Any]:
@@ -151,27 +168,24 @@ def sums(found: Reading) -> Sends:
   return sent
 
 
-def faults(
-  python: pathlib.Path, project: str, sound: Reading
-) -> Iterator[dict[str, Any]]:
-  """Yields, for each planted fault, the source lines that the reading blames.
+def judged(
+  found: Reading, lines: Iterable[str], sound: Reading
+) -> dict[str, Any]:
+  """Compares the lines that a reading blames with those of a planted fault.
 
   Args:
-    python: Python that has the project's packages.
-    project: Project with a program "sharded".
-    sound: Reading of that program without faults.
+    found: Reading of the program with the fault.
+    lines: FILE:LINE of each line to name.
+    sound: Reading of the program without it.
   """
-  lines = (_HERE / "sharded_step.py").read_text().splitlines()
-  for fault in sharded_step.FAULTS:
-    found, _ = read(python, project, _FAULTY, fault)
-    # A repeated reduction has the line of the first one.
-    mark = "# mean" if fault == "remat" else f"# fault: {fault}"
-    (planted,) = (n for n, x in enumerate(lines, 1) if x.endswith(mark))
-    blamed = sorted({pathlib.Path(e.source).name for e in added(found, sound)})
-    yield {
-      "fault": fault, "planted": f"sharded_step.py:{planted}", "blamed": blamed,
-      "found": blamed == [f"sharded_step.py:{planted}"],
-    }
+  wanted = sorted(map(_short, lines))
+  blamed = sorted({_short(e.source) for e in added(found, sound)})
+  return {"lines": wanted, "blamed": blamed, "found": blamed == wanted}
+
+
+def _short(line: str) -> str:
+  """Returns a source line without the folder of packages, or of this file."""
+  return line.removeprefix(f"{_HERE}/").rpartition("/site-packages/")[2]
 
 
 def added(found: Reading, sound: Reading) -> list[Executed]:
@@ -219,9 +233,10 @@ def _print(result: Mapping[str, Any]) -> None:
   )
   table(
     "Planted faults: the source line that the reading names",
-    ["project", "fault", "planted in line", "named"],
+    ["project", "program", "fault", "lines of its collectives", "named"],
     [
-      [row["project"], row["fault"], row["planted"], ", ".join(row["blamed"])]
+      [row["project"], row["program"], row["fault"], "\n".join(row["lines"]),
+       "\n".join(row["blamed"])]
       for row in result["faults"]
     ],
   )

@@ -1,47 +1,59 @@
-"""Compiles a program in an environment of its own, as `--xla_dump_to` would.
+r"""Compiles a program in an environment of its own, as `--xla_dump_to` would.
 
-  PYTHON caatnet/benchmarks/foreign/run_program.py FOLDER FILE FUNCTION [FAULT]
+  PYTHON caatnet/benchmarks/foreign/run_program.py FOLDER PROJECT FUNCTION \
+    [KIND]
 
-It needs jax only. FUNCTION returns (jitted function, arguments). Nothing is
-executed.
+It needs jax and the project only. FUNCTION of with_PROJECT.py returns (jitted
+function, arguments). Nothing is executed.
 """
 
+import importlib
 import importlib.metadata
 import json
 import pathlib
-import runpy
 import sys
 
 import jax
 
 
-def main(folder: str, file: str, function: str, *fault: str) -> None:
-  """Writes the lowered and compiled texts, and ``versions.json``, to a folder.
+def main(folder: str, project: str, function: str, kind: str = "") -> None:
+  """Writes the lowered and compiled texts, and ``facts.json``, to a folder.
+
+  The facts are ``versions``, package -> version, and ``lines``, FILE:LINE of
+  each line that a reading must name.
 
   Args:
     folder: Existing folder to write to.
-    file: Python file with the program.
+    project: Project of `with_PROJECT.py`.
     function: Name of the function that returns (jitted function, arguments).
-    *fault: Argument of that function; none for a program without faults.
+    kind: Kind of the fault of `planted.py` to plant; "" for none.
   """
+  import planted  # the file next to this one
+
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", 8)
-  jitted, arguments = runpy.run_path(file)[function](*fault)
+  faults = planted.FAULTS.get((project, function), {})
+  if kind:
+    planted.plant(faults[kind])
+  module = importlib.import_module(f"with_{project}")
+  jitted, arguments = getattr(module, function)()
   lowered = jitted.lower(*arguments)
   lowered = getattr(lowered, "lowered", lowered)  # equinox wraps it
   compiled = lowered.compile()
   # Names of dumped files, which `parallel.xla.read` pairs.
-  stem = f"module_0000.{pathlib.Path(file).stem}"
+  stem = f"module_0000.{project}"
   for part, text in (
     ("before", lowered.compiler_ir("hlo").as_hlo_module().to_string()),
     ("cpu_after", compiled.as_text()),
   ):
     path = pathlib.Path(folder) / f"{stem}.{part}_optimizations.txt"
     path.write_text(text)
-  versions = {
-    d.name: d.version for d in importlib.metadata.distributions() if d.name
-  }
-  (pathlib.Path(folder) / "versions.json").write_text(json.dumps(versions))
+  (pathlib.Path(folder) / "facts.json").write_text(json.dumps({
+    "versions": {
+      d.name: d.version for d in importlib.metadata.distributions() if d.name
+    },
+    "lines": planted.lines(faults[kind]) if kind else [],
+  }))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Training step with parameters cut over an axis, with faults to plant.
+"""Training step with parameters cut over an axis.
 
 It takes the model of another project: parameters are gathered as bfloat16,
-gradients are reduced in float32. Each line that ends with ``# fault: NAME`` is
-executed only with that fault. Run with `run_program.py` in an environment that
-has jax.
+gradients are reduced in float32. Run with `run_program.py` in an environment
+that has jax.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 DATA, FSDP = 2, 4
-FAULTS = ("dtype", "gather", "remat", "all_reduce", "axis")
 
 
 def padded(size: int) -> int:
@@ -27,7 +25,7 @@ def padded(size: int) -> int:
 
 def sharded(
   init: Callable[[], Any], apply: Callable[[Any, jax.Array], jax.Array],
-  batch: jax.ShapeDtypeStruct, fault: str,
+  batch: jax.ShapeDtypeStruct,
 ) -> tuple[Any, tuple[Any, ...]]:
   """Returns the jitted step and its arguments.
 
@@ -35,7 +33,6 @@ def sharded(
     init: Function that returns the parameters; it is not executed.
     apply: Function from parameters and a batch to float32 outputs ``[n, out]``.
     batch: Batch of all devices.
-    fault: One of ``FAULTS``, or "" for none.
   """
   mesh = jax.make_mesh(
     (DATA, FSDP), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2
@@ -48,30 +45,15 @@ def sharded(
   def loss(whole, batch):
     y = apply(unravel(whole[:size].astype(flat.dtype)), batch)
     # Statistics over the workers, as in a normalisation.
-    mean = lax.stop_gradient(lax.pmean(y.mean(0), "data"))  # mean
+    mean = lax.stop_gradient(lax.pmean(y.mean(0), "data"))
     return jnp.mean(jnp.tanh(y - mean) ** 2)
 
   def step(shard, batch):
     wire = shard.astype(jnp.bfloat16)
-    if fault == "dtype":
-      whole = lax.all_gather(shard, "fsdp", tiled=True)  # fault: dtype
-    else:
-      whole = lax.all_gather(wire, "fsdp", tiled=True)
-    run = jax.checkpoint(loss) if fault == "remat" else loss
-    value, grads = jax.value_and_grad(run)(whole.astype(jnp.float32), batch)
-    if fault == "all_reduce":
-      summed = lax.psum(grads, "fsdp")  # fault: all_reduce
-      start = lax.axis_index("fsdp") * len(shard)
-      grads = lax.dynamic_slice_in_dim(summed, start, len(shard))
-    else:
-      grads = lax.psum_scatter(grads, "fsdp", tiled=True)
-    if fault == "axis":
-      grads = lax.psum(grads, ("data", "fsdp"))  # fault: axis
-    else:
-      grads = lax.psum(grads, "data")
-    if fault == "gather":
-      norms = lax.all_gather(grads, "fsdp")  # fault: gather
-      grads = grads / jnp.linalg.norm(norms)
+    whole = lax.all_gather(wire, "fsdp", tiled=True).astype(jnp.float32)
+    value, grads = jax.value_and_grad(loss)(whole, batch)
+    grads = lax.psum_scatter(grads, "fsdp", tiled=True)
+    grads = lax.psum(grads, "data")
     return shard - 0.1 * grads, value[None]
 
   shaped = jax.shard_map(

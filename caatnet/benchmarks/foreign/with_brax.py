@@ -53,13 +53,10 @@ def gradients():
   return _sharded(update), ((params, state), _batch())
 
 
-def sharded(fault=""):
+def sharded():
   """A value network with its parameters cut over an axis.
 
   The batch is ``[8 * BATCH, OBSERVATION]``, float32.
-
-  Args:
-    fault: One of ``sharded_step.FAULTS``, or "" for none.
   """
   from brax.training import networks
   import jax
@@ -71,7 +68,7 @@ def sharded(fault=""):
   return sharded_step.sharded(
     lambda: network.init(jax.random.key(0)),
     lambda params, batch: network.apply(None, params, batch)[:, None],
-    jax.ShapeDtypeStruct((8 * BATCH, OBSERVATION), "float32"), fault,
+    jax.ShapeDtypeStruct((8 * BATCH, OBSERVATION), "float32"),
   )
 
 

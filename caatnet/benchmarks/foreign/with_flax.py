@@ -129,13 +129,10 @@ def nnx_mlp():
   return jax.jit(step), (state, x)
 
 
-def sharded(fault=""):
+def sharded():
   """`linen.MultiHeadDotProductAttention` with its parameters cut over an axis.
 
   The input is ``[BATCH, LENGTH, WIDTH]``, float32.
-
-  Args:
-    fault: One of ``sharded_step.FAULTS``, or "" for none.
   """
   from flax import linen as nn
   import jax
@@ -147,7 +144,7 @@ def sharded(fault=""):
   return sharded_step.sharded(
     lambda: layer.init(jax.random.key(0), example),
     lambda params, x: layer.apply(params, x).reshape(-1, WIDTH),
-    jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), "float32"), fault,
+    jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), "float32"),
   )
 
 

@@ -7,7 +7,7 @@ import pathlib
 import jax
 import pytest
 
-from caatnet.benchmarks.foreign import foreign_programs
+from caatnet.benchmarks.foreign import foreign_programs, planted
 from caatnet.benchmarks.foreign.closed_forms import PROGRAMS
 from parallel.xla import reading
 
@@ -22,6 +22,24 @@ def test_closed_forms_are_those_of_the_recorded_programs():
     (project, name): {" ".join(key): size for key, size in sends.items()}
     for project, programs in PROGRAMS.items()
     for name, sends in programs.items()
+  }
+
+
+def test_all_faults_were_named_but_gathers_of_an_argument_in_keras():
+  rows = json.loads(RECORDED.read_text())["faults"]
+  missed = {
+    (r["project"], r["program"], r["fault"]) for r in rows if not r["found"]
+  }
+  assert missed == {
+    ("keras", name, "gather") for name in ("data_parallel", "model_parallel")
+  }
+  assert {(r["project"], r["program"], r["fault"]) for r in rows} == {
+    (*program, kind)
+    for program, faults in planted.FAULTS.items() for kind in faults
+  }
+  assert planted.FAULTS.keys() == {
+    (project, name) for project, programs in PROGRAMS.items()
+    for name in programs
   }
 
 

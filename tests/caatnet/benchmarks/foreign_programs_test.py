@@ -1,21 +1,23 @@
 """Programs of other projects: environments are made elsewhere, not in tests."""
 
+import importlib.util
 import pathlib
 import sys
 
 import pytest
 
-from caatnet.benchmarks.foreign import foreign_programs, sharded_step
+from caatnet.benchmarks.foreign import foreign_programs, planted
 from configs.benchmark import foreign_programs as config_file
 
 PYTHON = pathlib.Path(sys.executable)
+HERE = pathlib.Path(foreign_programs.__file__).parent
 
 
 @pytest.fixture(scope="module")
 def sound():
   """Reading of the step around a model of Flax, in this environment."""
-  found, versions = foreign_programs.read(PYTHON, "flax", "sharded")
-  assert {"flax", "optax", "jax"} <= versions.keys()
+  found, facts = foreign_programs.read(PYTHON, "flax", "sharded")
+  assert {"flax", "optax", "jax"} <= facts["versions"].keys()
   return found
 
 
@@ -30,12 +32,60 @@ def test_step_sends_what_the_closed_form_says(sound):
   assert not foreign_programs.compared(sound, less)["equal"]
 
 
-def test_planted_fault_is_named_by_its_line(sound, monkeypatch):
-  monkeypatch.setattr(sharded_step, "FAULTS", ("all_reduce",))
-  (row,) = foreign_programs.faults(PYTHON, "flax", sound)
+def test_planted_fault_is_named_by_its_line(sound):
+  found, facts = foreign_programs.read(PYTHON, "flax", "sharded", "all_reduce")
+  row = foreign_programs.judged(found, facts["lines"], sound)
   assert row["found"]
-  assert row["blamed"] == [row["planted"]]
-  assert foreign_programs.added(sound, sound) == []
+  (line,) = row["blamed"]
+  file, _, number = line.partition(":")
+  text = (HERE / file).read_text().splitlines()[int(number) - 1]
+  assert planted.FAULTS["flax", "sharded"]["all_reduce"].old in text
+  for other in (foreign_programs.judged(sound, facts["lines"], sound),
+                foreign_programs.judged(found, ["other.py:1"], sound)):
+    assert not other["found"]
+
+
+@pytest.mark.parametrize("kind", ["dtype", "gather"])
+def test_fault_in_an_installed_module_is_named_there(kind):
+  sound, _ = foreign_programs.read(PYTHON, "flax", "batch_norm")
+  found, facts = foreign_programs.read(PYTHON, "flax", "batch_norm", kind)
+  (line,) = facts["lines"]
+  assert "flax/linen/normalization.py:" in line
+  assert {e.source for e in foreign_programs.added(found, sound)} == {line}
+
+
+def test_texts_of_faults_occur_once():
+  """Of the modules that are in this environment."""
+  checked = 0
+  for faults in planted.FAULTS.values():
+    assert faults.keys() <= {*planted.KINDS}
+    for fault in faults.values():
+      texts = {m: _text(m) for m in (fault.module, *dict(fault.named))}
+      if None in texts.values():
+        continue
+      changed = planted._replaced(texts[fault.module], fault)
+      for module, text in fault.named or [
+        (fault.module, fault.new.split("\n")[0])
+      ]:
+        planted._around(
+          changed if module == fault.module else texts[module], text
+        )
+      checked += 1
+  assert checked > 20
+  fault = planted.FAULTS["flax", "sharded"]["dtype"]
+  for text in ("", 2 * fault.old):
+    with pytest.raises(ValueError, match="times, not once"):
+      planted._replaced(text, fault)
+
+
+def _text(module):
+  """Returns the text of a module; None if it is not installed."""
+  own = HERE / f"{module}.py"
+  if own.exists():
+    return own.read_text()
+  if importlib.util.find_spec(module.partition(".")[0]) is None:
+    return None
+  return pathlib.Path(importlib.util.find_spec(module).origin).read_text()
 
 
 def test_every_project_has_its_file_and_packages():
@@ -82,8 +132,8 @@ def test_tables_show_what_was_read_and_the_closed_form_if_it_differs(capsys):
     "read": {"data all_reduce": 12_345},
     "expected": {"data all_reduce": 54_321}, "unknown": [],
   }
-  fault = {"project": "brax", "fault": "axis", "planted": "a.py:1",
-           "blamed": ["a.py:1", "b.py:2"]}
+  fault = {"project": "brax", "program": "f", "fault": "axis",
+           "lines": ["a.py:1"], "blamed": ["b.py:2"]}
   foreign_programs._print({"rows": [row, row | {
     "equal": False, "unknown": ["Not understood: x"]
   }], "faults": [fault]})
@@ -97,4 +147,4 @@ def test_tables_show_what_was_read_and_the_closed_form_if_it_differs(capsys):
     *common, "data all_reduce 12,345", "data all_reduce 54,321",
     "Not understood: x",
   ]
-  assert third == ["brax", "axis", "a.py:1", "a.py:1, b.py:2"]
+  assert third == ["brax", "f", "axis", "a.py:1", "b.py:2"]
