@@ -43,7 +43,7 @@ def check_writable(
   """Checks a path before the work whose result is written to it.
 
   Args:
-    path: The file or folder, which may exist. Its parent is created if needed.
+    path: The file or folder, which may exist. Missing parents are allowed.
     flag: Beginning of the error message, such as ``--output=``.
     is_folder: Whether it is a folder rather than a file.
 

@@ -502,9 +502,12 @@ def foreign_faults(_: str) -> str:
   programs: dict[tuple[str, str], dict[str, str]] = {}
   for row in result("foreign_programs")["faults"]:
     lines = programs.setdefault((row["project"], row["program"]), {})
-    lines[row["fault"]] = ", ".join(row["blamed"]) if row["found"] else (
-      f"{', '.join(row['blamed']) or 'nothing'}, not {', '.join(row['lines'])}"
-    )
+    expected, named = row["lines"], row["blamed"]
+    lines[row["fault"]] = ", ".join([
+      *(x for x in named if x in expected),
+      *(f"also {x}" for x in named if x not in expected),
+      *(f"not {x}" for x in expected if x not in named),
+    ])
   return markdown_table(
     ["project", "program", *planted.KINDS],
     [

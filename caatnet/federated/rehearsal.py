@@ -96,16 +96,24 @@ def rehearse_streamed(
   All clients are in each round, and are waited for. Before piece p of a round,
   a client continues from the merged values of fragment p, plus its own progress
   since it sent its update of p. So all progress is sent once, and with one
-  fragment the run is that of `rehearse`.
+  fragment the run is that of `rehearse`. Keys of `config.federated` for other
+  rules of a round have no effect.
 
   Args:
     federation, trainers, compute, fixed_s, measures: Arguments of `rehearse`.
     fragments: Number of fragments, a divisor of the local steps.
 
   Raises:
-    ValueError: The run has no links, or its local steps cannot be cut.
+    ValueError: The run has no links, its local steps cannot be cut, or not all
+      clients are waited for.
   """
   section = _linked(federation)
+  if section.stragglers != "wait" or section.per_round != section.clients:
+    raise ValueError(
+      f"config.federated.stragglers={section.stragglers!r} and per_round="
+      f"{section.per_round}: streamed rounds wait for all {section.clients} "
+      "clients"
+    )
   if section.local_steps % fragments:
     raise ValueError(
       f"config.federated.local_steps={section.local_steps} must be a multiple "

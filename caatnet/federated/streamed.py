@@ -7,7 +7,8 @@ clients, it sends the merged one, for which a client waits before it computes
 the same piece of the next round. Workers of Streaming DiLoCo (arXiv 2501.18512)
 exchange fragments in this way.
 
-`rehearsal.streamed` trains in this order. `launch.federate` does not stream.
+`rehearsal.rehearse_streamed` trains in this order. `launch.federate` does not
+stream.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ bursty, cyclic over slots + 1) over HTTP; its router selects the experts. Every
 stream's first requests are also sent to one server process per expert, stopped
 and started as llama-swap does.
 The experts have random parameters and take 20.2 GB on disk in runs/. The run
-has an hour of requests and took 69 minutes (results/experts.json);
+has an hour of requests and took 69 minutes;
 `experts.py:test` takes minutes.
 
 `experts.py:simulated` compares the engine with its simulator, for 12 experts

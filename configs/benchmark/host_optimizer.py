@@ -17,7 +17,7 @@ With tiers, the state is also placed in DRAM, in a file, half in each, and as
 the optimum plans it if DRAM holds half of the state. After each step, files are
 written to disk and dropped from memory, so that the next step reads the disk,
 as with a state that is larger than the page cache; both count. Placements are
-measured one after another, so that each has the memory of the others.
+measured one after another, so that only one state is in memory at a time.
 `host_optimizer.py:test` takes seconds.
 """
 

@@ -25,9 +25,11 @@ models, whose fit also uses the random programs:
     --config.benchmark.also=results/planner_memory_h200.json \
     --config.benchmark.results=results/planner_memory_answers_h200.json
 
-The planner uses the fit of all these answers; 60 others are held out
-(`--config.benchmark.seed=1`, results/planner_memory_held_out_h200.json). Some
-answers take over ten minutes to compile for a v5p.
+60 other answers are held out (`--config.benchmark.seed=1`,
+results/planner_memory_held_out_h200.json). The command of the random programs
+with `--config.benchmark.also=results/planner_memory_answers_h200.json` prints
+the fit that the planner uses. Some answers take over ten minutes to compile for
+a v5p.
 """
 
 import ml_collections

@@ -380,9 +380,9 @@ def _operands(opcode: str, inside: str) -> tuple[str, ...]:
   """Returns names of operands: ``%x``, or ``x`` if names have no mark."""
   names = re.findall(r"%([\w.\-]+)", inside)
   if not names and opcode not in ("parameter", "constant"):
-    # Each may follow its shape, f32[2,3]{1,0} x, or a comment, /*index=5*/x.
-    names = [part.split()[-1].rpartition("*/")[2]
-             for part in inside.split(", ") if part.strip()]
+    # Each may follow its shape, (f32[2,3]{1,0}, s32[]) x, or a comment,
+    # /*index=5*/x.
+    names = re.findall(r"[\w.\-]+(?=, |$)", inside)
   return tuple(names)
 
 

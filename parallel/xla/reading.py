@@ -20,6 +20,7 @@ sizes (`parallel.xla.groups.inferred_axes`).
 
 from collections.abc import Iterator, Mapping
 import dataclasses
+import functools
 import math
 import pathlib
 import re
@@ -372,11 +373,10 @@ def _executed(
     entries = list(reader.entry(owner, found, outer.op_name))
     # Merged collectives have the lines of their operands.
     single = len(operands) == 1 or len(entries) == 1
+    of_use = functools.cache(lambda: _line_of_use(computation, index, lines))
     for number, entry in enumerate(entries):
       made = found if single else operands[number]
-      line = lines.of(made) or lines.of(outer) or (
-        _line_of_use(computation, index, lines)
-      )
+      line = lines.of(made) or lines.of(outer) or of_use()
       yield Executed(
         entry,
         requested and requested.dtype(made, line, entry.reduction is not None),

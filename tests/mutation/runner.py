@@ -146,7 +146,8 @@ class Runner:
       gets at most.
     bound_s: Time limit of a run, plus ten times what its tests need.
     measure: Whether test files that are not measured are measured when a
-      mutant needs them; otherwise only own tests are, and others are left out.
+      mutant needs them; otherwise only own test files
+      that import its file are, and others are left out.
   """
 
   def __init__(

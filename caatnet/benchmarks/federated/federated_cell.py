@@ -33,7 +33,7 @@ _NAMES = (
   (r"uplink=(\w+)", r"\1 up"), (r"downlink=(\w+)", r"\1 down"),
   (r"downlinks_at_once=(\d+) uplinks_at_once=\1", r"\1 at once"),
   (r"stragglers=drop deadline_s=(\S+)", r"until \1 s"),
-  (r"stragglers=(\w+)", r"\1"), (r"compensation=\S+", "compensated"),
+  (r"stragglers=(\w+)", r"\1"), (r"compensation=(\S+)", r"compensated by \1"),
 )
 
 
@@ -169,10 +169,9 @@ def _row(
   }
   if None not in reached:
     for key in ("round", *_KEYS):
-      values = [row[key] for row in reached]
+      values = [row[key] + (key == "round") for row in reached]
       found[key] = statistics.median(values)
       found[f"{key}_range"] = [min(values), max(values)]
-    found["round"] += 1
   return found
 
 
@@ -226,10 +225,10 @@ def figure(
       ))
   return plot.Figure(
     [
-      plot.Panel(curves, "medians of seeds", "simulated seconds",
-                 "validation accuracy"),
+      plot.Panel(curves, "after each round: median of seeds",
+                 "simulated seconds", "validation accuracy"),
       plot.Panel(
-        points, f"to {target:.0%}: medians and ranges of seeds",
+        points, f"variants that reach {target:.0%} with every seed",
         "MB of all clients, up and down", "simulated seconds", grid=True,
       ),
     ], (12.0, 4.6), 2, legend="outside right upper",

@@ -1,11 +1,12 @@
 """Faults that are planted in programs of other projects, one at a time.
 
-A fault changes the text of one module while it is imported; files stay as they
-are. Kinds: `dtype`, another dtype is sent; `gather`, an additional gather;
-`remat`, a forward collective that the backward repeats; `all_reduce`, a whole
-sum instead of a reduce-scatter; `axis`, a sum over one more axis. A program has
-the kinds that are possible in it: `remat` needs a derivative of a function that
-communicates, `all_reduce` a reduce-scatter, and `axis` a second axis.
+A fault changes the text of one module while it is imported; files are
+unchanged. Kinds: `dtype`, another dtype is sent; `gather`, an additional
+gather; `remat`, a forward collective that the backward repeats; `all_reduce`, a
+whole sum instead of a reduce-scatter; `axis`, a sum over one more axis. A
+program has the kinds that are possible in it: `remat` needs a derivative of a
+function that communicates, `all_reduce` a reduce-scatter, and `axis` a second
+axis.
 
 This file needs nothing but Python: environments of other projects run it.
 """

@@ -32,9 +32,9 @@ def main(folder: str, project: str, function: str, kind: str = "") -> None:
 
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", 8)
-  faults = planted.FAULTS.get((project, function), {})
-  if kind:
-    planted.plant(faults[kind])
+  fault = planted.FAULTS[project, function][kind] if kind else None
+  if fault:
+    planted.plant(fault)
   module = importlib.import_module(f"with_{project}")
   jitted, arguments = getattr(module, function)()
   lowered = jitted.lower(*arguments)
@@ -52,7 +52,7 @@ def main(folder: str, project: str, function: str, kind: str = "") -> None:
     "versions": {
       d.name: d.version for d in importlib.metadata.distributions() if d.name
     },
-    "lines": planted.lines(faults[kind]) if kind else [],
+    "lines": planted.lines(fault) if fault else [],
   }))
 
 

@@ -7,10 +7,10 @@ layer runs during the first products of the next layer, and its operand is
 carried to the next iteration of the scan. `parallel.nanobatches.nanobatch`
 times the same order of products and reductions.
 
-The end of a reduction is ordered before the row-parallel product, so XLA:TPU
-has attention or the MLP's first product to start it before. It starts one as
-late as the time that it assumes for it allows, which is too short: see
-`Target.early_options` of `parallel.xla.targets`
+The end of a reduction is ordered before the row-parallel product, so that
+attention or the MLP's first product can run during it. XLA:TPU starts a
+reduction only as early as its assumed time requires, and assumes too short a
+time; `Target.early_options` of `parallel.xla.targets` lengthens it
 (log/2026-11-27-nanobatches-gpus.md).
 """
 

@@ -27,7 +27,8 @@ def _rounds(*accuracies):
 @pytest.mark.parametrize(("changes", "name"), [
   ("", "float32"), ("uplink=int4 downlink=int4", "int4 both ways"),
   ("uplink=sparse downlink=int4", "sparse up, int4 down"),
-  ("uplink=int8 stragglers=late compensation=.2", "int8 up, late, compensated"),
+  ("uplink=int8 stragglers=late compensation=.2",
+   "int8 up, late, compensated by .2"),
   ("downlinks_at_once=2 uplinks_at_once=2", "2 at once"),
   ("stragglers=drop deadline_s=30", "until 30 s"),
   ("uplink=int4 proximal=0.1", "int4 up, proximal=0.1"),

@@ -5,7 +5,9 @@ import types
 
 import pytest
 
+from caatnet import commands
 from caatnet.benchmarks.federated import federated_rounds
+from caatnet.benchmarks.harness import kept
 from caatnet.config import federated as builder
 from caatnet.federated import links
 from configs.benchmark import federated
@@ -73,18 +75,19 @@ def test_interrupted_benchmark_continues_with_the_missing_case(tmp_path):
        alone["rows"], alone["rows"], 0.05
      )} for name in options.interfaces
   ]
-  kept = {
-    "config": config.to_json(), "rows": rows,
+  begun = {
+    "config": kept.described(config), "commit": commands.commit(),
+    "rows": rows,
     "alone": {"no.py:small, 2 clients, no links": alone},
   }
-  path.write_text(json.dumps(kept))
+  path.write_text(json.dumps(begun))
   found = federated_rounds.run(config)
   assert found["rows"] == rows
   ((_, medians),) = found["alone"].items()
   assert medians["t_tr"] == 6.0
   for missing in ("rows", "alone"):
     less = {"rows": rows[:1], "alone": {}}[missing]
-    path.write_text(json.dumps(kept | {missing: less}))
+    path.write_text(json.dumps(begun | {missing: less}))
     with pytest.raises(ValueError, match=r"federate --config=no\.py:small: "):
       federated_rounds.run(config)
   # A file of another config is not continued.

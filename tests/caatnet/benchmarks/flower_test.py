@@ -11,8 +11,9 @@ import time
 import numpy as np
 import pytest
 
+from caatnet import commands
 from caatnet.benchmarks.foreign import flower, flower_client
-from caatnet.benchmarks.harness import processes
+from caatnet.benchmarks.harness import kept, processes
 from caatnet.config import federated
 from caatnet.config.override import override
 from configs.benchmark import flower as config_file
@@ -196,12 +197,13 @@ def test_interrupted_comparison_continues_with_the_missing_cell(tmp_path):
     {"clients": 2, "link": "loopback", **idle, "ours": side, "flower": side,
      "compared": 0} for idle in ({}, {"idle": True})
   ]
-  path.write_text(json.dumps({"config": config.to_json(), "rows": rows}))
+  of = {"config": kept.described(config), "commit": commands.commit()}
+  path.write_text(json.dumps(of | {"rows": rows}))
   found = flower.run(config)
   assert found["rows"] == rows
   assert found["versions"] == {"flwr": "1.42.0"}
   for row in rows:
-    path.write_text(json.dumps({"config": config.to_json(), "rows": [row]}))
+    path.write_text(json.dumps(of | {"rows": [row]}))
     with pytest.raises(ValueError, match="/bin/false"):
       flower.run(config)
 

@@ -85,7 +85,8 @@ def _text(module):
     return own.read_text()
   if importlib.util.find_spec(module.partition(".")[0]) is None:
     return None
-  return pathlib.Path(importlib.util.find_spec(module).origin).read_text()
+  found = importlib.util.find_spec(module)
+  return found and pathlib.Path(found.origin).read_text()
 
 
 def test_every_project_has_its_file_and_packages():

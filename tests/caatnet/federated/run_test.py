@@ -93,6 +93,11 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
       run_of(federation, [], [], 0.0, dict)
   with pytest.raises(ValueError, match="local_steps=2 must be a multiple of 3"):
     rehearse_streamed(cell, [], [], 0.0, dict, 3)
+  late = federated.build(override(config, (
+    f"{SMALL} federated.links=('wifi',) federated.stragglers=late"
+  )))
+  with pytest.raises(ValueError, match="streamed rounds wait for all 1 client"):
+    rehearse_streamed(late, [], [], 0.0, dict, 1)
 
   medians = report.table(service.rows * 20).cells()
   assert [row[0] for row in medians] == ["0"]
@@ -107,6 +112,27 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   with run.serving(federation, tmp_path, lines.append) as ended:
     assert ended.rows == service.rows
     assert ended.state.finished
+
+
+@pytest.mark.parametrize("weights", ["examples", "equal"])
+def test_one_streamed_fragment_of_unequal_clients_is_a_round(weights):
+  federation = federated.build(override(
+    tiny.get_config("convolutional,test"), (
+      f"{SMALL} federated.clients=2 federated.per_round=2 "
+      f"federated.links=('wifi',) federated.weights={weights} "
+      "federated.split=dirichlet federated.alpha=0.3"
+    ),
+  ))
+  trainers = [federation.trainer(k) for k in range(2)]
+  assert trainers[0].examples != trainers[1].examples
+  seen = []
+  measured = trainers, [{"t_tr": 5.0}, {"t_tr": 6.0}], 0.0, (
+    lambda params: {"loss": float(len(seen.append(params.copy()) or seen))}
+  )
+  rows = rehearse(federation, *measured)
+  streamed = rehearse_streamed(federation, *measured, 1)
+  assert [r["bytes_up"] for r in rows] == [r["bytes_up"] for r in streamed]
+  np.testing.assert_allclose(seen[:3], seen[3:], atol=1e-6)
 
 
 def test_run_without_a_round_leaves_no_config_in_a_new_folder(tmp_path):

@@ -358,6 +358,8 @@ def test_names_may_have_no_mark(lowered):
      for i in c.instructions] for found in (marked, plain)
   ]
   assert of[0] == of[1]
+  assert hlo._operands("get-tuple-element", "(f32[4], s32[]) t") == ("t",)
+  assert hlo._operands("add", "f32[2,3]{1,0} x, /*index=5*/y.1") == ("x", "y.1")
 
 
 def test_partitioners_agree(from_lowered):
