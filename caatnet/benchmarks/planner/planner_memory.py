@@ -3,6 +3,7 @@
 Programs are random, or answers of the planner to random problems.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import importlib
 import pathlib
@@ -254,20 +255,27 @@ def formulas(row: dict[str, Any]) -> dict[str, float]:
   return memory.terms(Configuration(**row["configuration"]), step)
 
 
-def fits(rows: list[dict[str, Any]]) -> memory.Fits:
+def fits(
+  rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]] = ()
+) -> memory.Fits:
   """Fits programs.
 
   Steps without stages are fitted together with pipelines that save only inputs,
   of which there are more.
+
+  Args:
+    rows: Programs.
+    others: Programs whose pipelines join the fit of pipelines.
   """
-  def of(test):
+  def of(programs, test):
     return memory.fitted([
-      (formulas(row), row["total"]) for row in rows
+      (formulas(row), row["total"]) for row in programs
       if test(row["configuration"])
     ])
 
   return memory.Fits(
-    of(lambda c: c.get("keep") != "residuals"), of(lambda c: c["stages"] > 1)
+    of(rows, lambda c: c.get("keep") != "residuals"),
+    of([*rows, *others], lambda c: c["stages"] > 1),
   )
 
 
@@ -280,7 +288,8 @@ def judge(
   Args:
     rows: Compiled programs.
     capacity: Bytes of a device.
-    others: Programs that join the fit, without being judged.
+    others: Programs whose pipelines join the fit of pipelines, without being
+      judged.
 
   Returns:
     The fits, and errors; empty if there are too few programs.
@@ -289,7 +298,7 @@ def judge(
   halves = [[row for row in rows if row["number"] % 2 == i] for i in (0, 1)]
   if min(map(len, halves)) < 2:
     return {}
-  fitted = fits([*halves[0], *(others or [])])
+  fitted = fits(halves[0], others or [])
   found = {"fit": dataclasses.asdict(fitted)}
   for name, half in zip(("fitted", "held out"), halves, strict=True):
     totals = np.array([r["total"] for r in half])

@@ -84,7 +84,7 @@ def test_amp_ignores_links_and_memory():
 @pytest.mark.parametrize("name", ["rule", "megatron", "amp", "pipette"])
 def test_error_if_nothing_fits(name):
   with pytest.raises(ValueError, match="fits"):
-    choose(name, _case(gigabytes=3.7))
+    choose(name, _case(gigabytes=3.5))
 
 
 @pytest.mark.parametrize(("key", "value", "message"), [

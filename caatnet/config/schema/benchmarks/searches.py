@@ -72,7 +72,8 @@ class PlannerMemory:
     False, "Whether programs are the planner's answers to random problems."
   )
   also: str = field(
-    "", 'File of other programs, which join the fit; "" for none.',
+    "", 'File of other programs, whose pipelines join the fit of pipelines; "" '
+    "for none.",
   )
   num_programs: int = field(200, "Number of compiled programs.", COUNT)
   limit_s: float = field(3600.0, LIMIT, POSITIVE)
