@@ -44,7 +44,7 @@ def test_rows_are_medians_at_the_first_round_that_reaches_the_target():
   ], options)
   assert row == {
     "variant": "uplink=int4", "reached": 3, "seeds": 3, "loss": 0.25,
-    "accuracy": 0.75, "round_s": 10.0, "round": 2, "round_range": [0, 3],
+    "accuracy": 0.75, "round_s": 10.0, "round": 2, "round_range": [1, 4],
     "time_s": 20.0, "time_s_range": [10.0, 40.0],
     "bytes_up": 10, "bytes_up_range": [5, 20],
     "bytes_down": 14, "bytes_down_range": [7, 28],
