@@ -39,7 +39,7 @@ from launch import options
 FLAGS = flags.FLAGS
 # config.benchmark.name -> folder in caatnet/benchmarks/ of the file with `run`.
 BODIES = {
-  name: room for room, names in {
+  name: folder for folder, names in {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
                 "ring_orders"),
     "federated": ("federated_cell", "federated_rounds"),

@@ -14,7 +14,7 @@ import re
 import runpy
 import sys
 import traceback
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from absl import flags, logging
 import ml_collections
@@ -182,12 +182,9 @@ def run(
     writes: Flags of other files that the script writes, and NAME/ for folders.
       All paths are checked before the script begins.
   """
-  script = sys.modules["__main__"]
-  argv = list(sys.argv)
-  code = _run(
-    main, script, argv, uses, required, defaults or {}, changeable, devices,
-    positional, writes,
-  )
+  code = _run(main, _Accepted(
+    uses, required, defaults or {}, changeable, devices, positional, writes
+  ))
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
   processes.leave(code, several)
 
@@ -293,11 +290,22 @@ def split_overrides(
   return rest, changes
 
 
-def _run(
-  main, script, argv, uses, required, defaults, changeable, devices,
-  positional, writes,
-) -> int:
+class _Accepted(NamedTuple):
+  """Arguments of `run` that say what a script accepts."""
+
+  uses: Sequence[str]
+  required: Sequence[str]
+  defaults: Mapping[str, str]
+  changeable: Sequence[str]
+  devices: bool
+  positional: str
+  writes: Sequence[str]
+
+
+def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
   """Runs a script and returns its exit code."""
+  script, argv = sys.modules["__main__"], list(sys.argv)
+  uses, required, defaults, changeable, devices, positional, writes = accepted
   # Read from the command line, since parsing the flags may fail.
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:

@@ -2,7 +2,7 @@
 
 Clients train really; the clock and the cell are simulated
 (`caatnet.federated.rehearsal`), so that slow clients and a slow cell take no
-time here, and results do not depend on the load of this machine.
+time here, and times and bytes do not depend on the load of this machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,8 @@ _KEYS = ("time_s", "bytes_up", "bytes_down")
 _NAMES = (
   (r"uplink=(\w+) downlink=\1", r"\1 both ways"),
   (r"uplink=(\w+)", r"\1 up"), (r"downlink=(\w+)", r"\1 down"),
-  (r"downlinks_at_once=(\d+) uplinks_at_once=\1", r"\1 at once"),
-  (r"stragglers=drop deadline_s=(\S+)", r"until \1 s"),
+  (r"downlinks_at_once=(\d+) uplinks_at_once=\1", r"\1 transfers at once"),
+  (r"stragglers=drop deadline_s=(\S+)", r"deadline \1 s"),
   (r"stragglers=(\w+)", r"\1"), (r"compensation=(\S+)", r"compensated by \1"),
 )
 
@@ -44,9 +44,12 @@ def run(config: ml_collections.ConfigDict) -> dict[str, Any]:
     config: Config like configs/benchmark/federated_cell.py.
 
   Raises:
-    ValueError: The file of ``config.benchmark.results`` has other runs.
+    ValueError: The file of ``config.benchmark.results`` has other runs, or
+      matplotlib is missing for ``config.benchmark.plot``.
   """
   options = config.benchmark
+  if options.plot:
+    drawing.pyplot()  # fails before the work if matplotlib is missing
   base = ml_collections.ConfigDict(config)
   with base.unlocked():
     del base.benchmark
@@ -92,10 +95,11 @@ def _variants(
   options: Any
 ) -> list[tuple[str, str, Callable[..., list[dict[str, Any]]]]]:
   """Returns name, overrides and rehearsal of each variant."""
-  streams = functools.partial(rehearse_streamed, fragments=options.fragments)
+  num = options.fragments
+  streams = functools.partial(rehearse_streamed, fragments=num)
   return [
     *((_named(changes), changes, rehearse) for changes in options.variants),
-    *((f"{_named(changes)}, {options.fragments} streamed", changes, streams)
+    *((f"{_named(changes)}, {num} fragments streamed", changes, streams)
       for changes in options.streamed),
   ]
 
@@ -210,7 +214,7 @@ def figure(
     mine = [run["rounds"] for run in runs if run["variant"] == row["variant"]]
     style = {
       "label": row["variant"], "colour": f"C{i % 10}",
-      "marker": "os^"[i // 10 % 3], "size": 4.0,
+      "marker": "os^Dv"[i % 5], "size": 4.0,
     }
     curves.append(plot.Line(
       *([statistics.median(each[key] for each in found)

@@ -5,12 +5,15 @@ from rich import progress
 
 from caatnet.benchmarks.elastic import churn_network
 from configs.elastic import churn as config_of
+from tests.caatnet.benchmarks.each_event import SMALL, EachEvent
 
 KINDS = tuple(churn_network.REACHABILITY)
 
 
-class Network(churn_network.Network):
+class Network(EachEvent, churn_network.Network):
   """Injects one event of each kind, in any phase, then ends."""
+
+  all_kinds = KINDS
 
   def __init__(self, *arguments, **options):
     self.dropped = {}  # kind -> (node, (source, target) links)
@@ -26,23 +29,16 @@ class Network(churn_network.Network):
   def _happen(self, rng):
     # An event follows a round that was committed after the event before it.
     assert self._commits[-1] > self._caused
-    happened = {kind for _, kind in self._events}
-    self.kinds = [kind for kind in KINDS if kind not in happened][:1]
-    if self.kinds:
-      super()._happen(rng)
-    else:
-      self._options.events = len(self._events)
+    super()._happen(rng)
 
 
 @pytest.fixture
 def network(tmp_path):
   """Skips the test if this user cannot create namespaces."""
   config = config_of.get_config("test")
-  config.benchmark.update({
-    "workers": 3, "silence_s": 1.0, "parameters": 100, "pause_s": 0.02,
-    "samples": 2, "events": 100, "gap_s": 0.1, "rtt_ms": (1.0, 20.0),
-    "lasts_s": (0.5, 1.0),
-  })
+  config.benchmark.update(
+    SMALL | {"rtt_ms": (1.0, 20.0), "lasts_s": (0.5, 1.0)}
+  )
   try:
     made = Network(tmp_path, config, seed=0)
   except ValueError as error:

@@ -8,31 +8,23 @@ from rich import progress
 
 from caatnet.benchmarks.elastic import churn_peer, churn_run
 from configs.elastic import churn as config_of
+from tests.caatnet.benchmarks.each_event import SMALL, EachEvent
 
 KINDS = (
   "ahead", "bits", "cut", "back", "stop, long", "coordinator", "last holder",
 )
 
 
-class Churn(churn_run.Churn):
+class Churn(EachEvent, churn_run.Churn):
   """Injects one event of each kind, in any phase, then ends."""
 
-  def _happen(self, rng):
-    happened = {kind for _, kind in self._events}
-    self.kinds = [kind for kind in KINDS if kind not in happened][:1]
-    if self.kinds:
-      super()._happen(rng)
-    else:
-      self._options.events = len(self._events)
+  all_kinds = KINDS
 
 
 @pytest.fixture
 def churn(tmp_path):
   config = config_of.get_config("test")
-  config.benchmark.update({
-    "workers": 3, "silence_s": 1.0, "parameters": 100, "pause_s": 0.02,
-    "samples": 2, "events": 100, "gap_s": 0.1,
-  })
+  config.benchmark.update(SMALL)
   made = Churn(tmp_path, config, seed=0)
   yield made
   made.end()

@@ -29,8 +29,8 @@ def _rounds(*accuracies):
   ("uplink=sparse downlink=int4", "sparse up, int4 down"),
   ("uplink=int8 stragglers=late compensation=.2",
    "int8 up, late, compensated by .2"),
-  ("downlinks_at_once=2 uplinks_at_once=2", "2 at once"),
-  ("stragglers=drop deadline_s=30", "until 30 s"),
+  ("downlinks_at_once=2 uplinks_at_once=2", "2 transfers at once"),
+  ("stragglers=drop deadline_s=30", "deadline 30 s"),
   ("uplink=int4 proximal=0.1", "int4 up, proximal=0.1"),
 ])
 def test_name_of_a_variant(changes, name):
@@ -87,7 +87,7 @@ def test_run_has_the_bytes_and_times_of_its_variant(tmp_path, capsys):
   path = tmp_path / "cell.json"
   config.benchmark.results = str(path)
   found = federated_cell.run(config)
-  names = ["int4 up", "int4 up, 2 streamed"]
+  names = ["int4 up", "int4 up, 2 fragments streamed"]
   assert [(r["variant"], r["seed"]) for r in found["runs"]] == [
     (name, 0) for name in names
   ]

@@ -55,7 +55,7 @@ def test_fault_in_an_installed_module_is_named_there(kind):
 
 
 def test_texts_of_faults_occur_once():
-  """Of the modules that are in this environment."""
+  """Modules that are not installed are left out."""
   checked = 0
   for faults in planted.FAULTS.values():
     assert faults.keys() <= {*planted.KINDS}

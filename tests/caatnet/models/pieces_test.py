@@ -104,7 +104,7 @@ def test_planner_times_the_operations_of_the_executor(num_pieces, interference):
 
 
 def test_row_products_follow_the_end_of_the_reduction_before():
-  """What waits for the reduction is the operand of the product."""
+  """The operand of the product waits for the reduction."""
   recorder = Recorder(SIZES)
   pieces._layer(
     [recorder.half("attention"), recorder.half("mlp")],
