@@ -291,7 +291,7 @@ def split_overrides(
 
 
 class _Accepted(NamedTuple):
-  """Arguments of `run` that say what a script accepts."""
+  """Accepted flags and paths of a script; see `run`."""
 
   uses: Sequence[str]
   required: Sequence[str]

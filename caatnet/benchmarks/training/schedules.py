@@ -66,9 +66,12 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/schedules.py.
 
   Raises:
-    ValueError: The config names an unknown topology or schedule.
+    ValueError: The config names an unknown topology or schedule, or matplotlib
+      is missing for ``config.benchmark.plot``.
   """
   options = config.benchmark
+  if options.plot:
+    drawing.pyplot()  # fails before the work if matplotlib is missing
   for key, names in (
     ("optimal", NAMED), ("simulated", SIMULATED), ("models", MODELS)
   ):
