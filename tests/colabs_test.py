@@ -67,6 +67,7 @@ def test_changed_cell_is_stale(tmp_path):
     assert notebooks.is_stale(path)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("path", EXECUTED, ids=lambda p: p.stem)
 def test_notebook_runs_and_prints_the_stored_numbers(path):
   """Within 2%, if Python, whose library is the text, and jax are the same."""

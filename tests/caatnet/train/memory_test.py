@@ -103,6 +103,7 @@ def test_a_placement_of_layers_has_the_same_bits(
   chex.assert_trees_all_equal(*found)
 
 
+@pytest.mark.rotated  # starts three processes
 def test_killed_run_resumes_with_another_placement(tmp_path):
   remat = "--config.model.remat=reduced"
   whole = launch(tmp_path / "whole", "--cpu_devices=4", remat)

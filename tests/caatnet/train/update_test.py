@@ -228,6 +228,7 @@ def test_placement_that_the_host_cannot_execute_is_an_error(planned, tmp_path):
       make(f"parallel.tensor=1 {keys}", {})
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("overrides", "mesh"), [
   ("parallel.tensor=1", {}), ("parallel.tensor=2 parallel.data=4", None),
   ("parallel.tensor=2 parallel.data=2 parallel.stage=2 train.accumulation=2 "
@@ -360,6 +361,7 @@ def test_run_resumes_with_the_other_update(finished, before, after, tmp_path):
       np.testing.assert_allclose(value, theirs[key], rtol=1e-4)
 
 
+@pytest.mark.rotated  # starts three processes
 def test_killed_run_resumes_with_another_placement(tmp_path):
   host = "--cpu_devices=4", "--config.memory.optimizer=host"
   whole = launch(tmp_path / "whole", *host)
