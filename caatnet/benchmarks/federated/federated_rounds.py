@@ -36,8 +36,8 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, predicts, prints tables, and returns them as plain data.
 
   Compute times are those of a run without emulated links, with the same model
-  and clients. It also gives the fixed time of a message, which is used for the
-  other models.
+  and clients. It also gives the time of a message before its first byte, from
+  which that of the other models is interpolated.
 
   Args:
     config: Config like configs/benchmark/federated.py.
@@ -54,8 +54,11 @@ def _run(config: Any, environment: Mapping[str, str]) -> dict[str, Any]:
   """Measures and predicts all cases; see `run`."""
   options, kept = config.benchmark, Kept(config, alone={}, rows=[])
   alone, rows = kept.found["alone"], kept.found["rows"]
-  cases = [(model, num) for model in options.models for num in options.clients]
-  for model, num in cases:
+  cases = list(itertools.product(options.models, options.clients))
+  references = [
+    *cases, *itertools.product(options.fitted, options.clients)
+  ]
+  for model, num in references:
     if _name(model, num) not in alone:
       found = _measured(options, environment, model, num, ())
       alone[_name(model, num)] = found
@@ -66,7 +69,11 @@ def _run(config: Any, environment: Mapping[str, str]) -> dict[str, Any]:
   fixed = {
     (model, num): predict.fit_fixed(
       found["rows"], _predicted(found, [_LOOPBACK] * num, found, 0.0)
-    ) for model, num in cases for found in (alone[_name(model, num)],)
+    ) for model, num in references for found in (alone[_name(model, num)],)
+  }
+  sizes = {
+    (model, num): alone[_name(model, num)]["rows"][0]["payload_up"]
+    for model, num in references
   }
   done = {
     _name(row["config"], row["clients"], row["interface"]) for row in rows
@@ -74,8 +81,10 @@ def _run(config: Any, environment: Mapping[str, str]) -> dict[str, Any]:
   for (model, num), name in itertools.product(cases, options.interfaces):
     if _name(model, num, name) in done:
       continue
-    others = [fixed[other, num] for other in options.models if other != model]
-    fixed_s = statistics.median(others) if others else 0.0
+    fixed_s = interpolated(sizes[model, num], {
+      sizes[other, num]: fixed[other, num]
+      for other in (*options.models, *options.fitted) if other != model
+    })
     found = _measured(options, environment, model, num, (name,))
     rows.append({
       "model": model.rpartition(":")[2], "config": model, "clients": num,
@@ -98,6 +107,26 @@ def _run(config: Any, environment: Mapping[str, str]) -> dict[str, Any]:
       for (model, num), seconds in fixed.items()
     ],
   }
+
+
+def interpolated(size: int, fixed: Mapping[int, float]) -> float:
+  """Returns the fixed time of a message of a size, at least 0 seconds.
+
+  Bytes are encoded and encrypted before the first one is sent, so it is a
+  linear function of the size, fitted on the others.
+
+  Args:
+    size: Bytes.
+    fixed: Seconds of messages of other sizes; one is a constant, none is 0.
+
+  Example:
+    >>> interpolated(2, {1: 0.5, 5: 1.5})
+    0.75
+  """
+  if len(fixed) < 2:
+    return sum(fixed.values())
+  line = statistics.linear_regression(list(fixed), list(fixed.values()))
+  return max(0.0, line.intercept + line.slope * size)
 
 
 def _name(model: str, num: int, interface: str = "") -> str:

@@ -16,7 +16,7 @@ from configs.federated import tiny
 
 def _row(round, client, t_tr, t_u):
   return {"round": round, "client": client, "t_a": 1.0, "t_d": 2.0, "t_v": 0.0,
-          "t_tr": t_tr, "t_te": 0.0, "t_u": t_u}
+          "t_tr": t_tr, "t_te": 0.0, "t_u": t_u, "payload_up": 100}
 
 
 def test_round_takes_aggregation_and_the_slowest_client():
@@ -43,6 +43,14 @@ def test_round_takes_aggregation_and_the_slowest_client():
     "-", "-", "-", "-10.0%", "-", "+0.0%",
     f"{found['errors']['total']:+.1%}", "10.0%",
   ]
+
+
+def test_fixed_time_is_a_line_through_those_of_other_sizes():
+  assert federated_rounds.interpolated(5, {}) == 0
+  assert federated_rounds.interpolated(5, {7: 0.25}) == 0.25
+  others = {10: 0.5, 30: 0.9}
+  assert federated_rounds.interpolated(50, others) == pytest.approx(1.3)
+  assert federated_rounds.interpolated(1, {10: 0.1, 20: 0.9}) == 0
 
 
 def test_prediction_has_compute_times_of_one_run_and_sizes_of_another():

@@ -171,6 +171,10 @@ class FederatedRounds:
     ("configs/federated/tiny.py:convolutional",
      "configs/federated/tiny.py:squeezenet"), "Configs of the runs.",
   )
+  fitted: tuple[str, ...] = field(
+    ("configs/federated/tiny.py:text",), "Configs of runs without emulated "
+    "links, for the time of a message by its size.",
+  )
   interfaces: tuple[str, ...] = field(
     ("ethernet", "wifi", "5g-40mhz"), "Links of all clients; names or JSON "
     "files, as in config.federated.links.",
