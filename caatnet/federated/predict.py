@@ -47,6 +47,10 @@ _PART_BYTES = HEADER_BYTES + len(encode(messages.Part(b"")))
 _HEAD_BYTES = HEADER_BYTES + 120
 _ELEMENTS = 1024  # of the vector that stands for the model
 
+# Seconds by phase; for all clients, or for each: in all rounds, or in each.
+Times = Mapping[str, float]
+Compute = Times | Sequence[Times | Sequence[Times]]
+
 
 class Bytes(NamedTuple):
   """Sizes of messages.
@@ -116,8 +120,7 @@ class Shaped:
 
 
 def simulated(
-  rules: Rules, links: Sequence[Link], sizes: Bytes,
-  compute: Mapping[str, float] | Sequence[Mapping[str, float]],
+  rules: Rules, links: Sequence[Link], sizes: Bytes, compute: Compute,
   fixed_s: float = 0.0, rounds: int | None = None, *,
   data_share: float = DATA_SHARE,
 ) -> simulate.Simulation:
@@ -129,7 +132,8 @@ def simulated(
     sizes: Sizes of messages, without frames.
     compute: Durations of "t_v", "t_tr" and "t_te" in seconds, for all clients
       or for each, and of the server's "t_a", which only the first one sets; 0
-      for missing ones.
+      for missing ones. Those of a client may be a sequence with one for each
+      round, which is repeated.
     fixed_s: Time of a message before its first byte is sent; see `fit_fixed`.
     rounds: Number of rounds; None for that of the rules.
     data_share: Share of the data in the bytes that the rates count.
@@ -144,8 +148,10 @@ def simulated(
       f"of {rules.clients} clients"
     )
   phases = [
-    {name: times.get(name, 0.0) for name in ("t_v", "t_tr", "t_te")}
-    for times in each
+    [
+      {name: times.get(name, 0.0) for name in ("t_v", "t_tr", "t_te")}
+      for times in _of_rounds(given)
+    ] for given in each
   ]
   rules = dataclasses.replace(
     rules, digest="", patience=0,
@@ -164,20 +170,19 @@ def simulated(
     rules, _Sizes(sizes), params,
     simulate.Clients(
       [1] * rules.clients, lambda client, round, received: params,
-      lambda client, round: phases[client],
+      lambda client, round: phases[client][round % len(phases[client])],
     ),
     simulate.Transport(
       network, network.message_s, math.inf, downlink_bytes, framed(sizes.up)
     ),
-    aggregation_s=each[0].get("t_a", 0.0),
+    aggregation_s=_aggregation_s(each[0]),
   )
   found.run()
   return found
 
 
 def predict(
-  rules: Rules, links: Sequence[Link], sizes: Bytes,
-  compute: Mapping[str, float] | Sequence[Mapping[str, float]],
+  rules: Rules, links: Sequence[Link], sizes: Bytes, compute: Compute,
   fixed_s: float = 0.0, rounds: int | None = None, **options: Any,
 ) -> list[dict[str, Any]]:
   """Returns the rows of a run's clients, as `service.Service.rows` has them.
@@ -194,7 +199,16 @@ def predict(
   run = simulated(rules, links, sizes, compute, fixed_s, rounds, **options)
   first = compute if isinstance(compute, Mapping) else compute[0]
   rows = sorted(run.rows, key=lambda row: (row["round"], row["client"]))
-  return [row | {"t_a": first.get("t_a", 0.0)} for row in rows]
+  return [row | {"t_a": _aggregation_s(first)} for row in rows]
+
+
+def _of_rounds(times: Times | Sequence[Times]) -> Sequence[Times]:
+  """Returns a client's durations in the rounds, which are repeated."""
+  return [times] if isinstance(times, Mapping) else times
+
+
+def _aggregation_s(times: Times | Sequence[Times]) -> float:
+  return _of_rounds(times)[0].get("t_a", 0.0)
 
 
 def fit_fixed(

@@ -56,13 +56,16 @@ def test_fixed_time_is_a_line_through_those_of_other_sizes():
 def test_prediction_has_compute_times_of_one_run_and_sizes_of_another():
   config = tiny.get_config("convolutional,test")
   found = {"config": json.loads(config.to_json())}
-  alone = {"rows": [_row(0, 0, 5.0, 1.0), _row(1, 0, 7.0, 1.0)]}
+  alone = {"rows": [
+    _row(k, client, 5.0 + k, 1.0) | {"client": client}
+    for client in (0, 1) for k in range(3)
+  ]}
   slow = links.Link("slow", 1e4, 1e3, 0.0, 0.0, 0.0, 0.0, False, "the tests")
   rows = federated_rounds._predicted(found, [slow] * 2, alone, 0.25)
   assert len(rows) == 6  # three rounds of two clients
   num_bytes = 4 * builder.build(config).vectors.num
   for row in rows:
-    assert (row["t_tr"], row["t_a"]) == (6.0, 1.0)
+    assert (row["t_tr"], row["t_a"]) == (5.0 + row["round"], 1.0)
     assert row["t_u"] - 0.25 == pytest.approx(num_bytes / 1e3, rel=0.1)
     assert row["t_u"] - 0.25 == pytest.approx(10 * (row["t_d"] - 0.25), rel=0.1)
 
@@ -74,7 +77,7 @@ def test_interrupted_benchmark_continues_with_the_missing_case(tmp_path):
   options.models, options.results = ("no.py:small",), str(path)
   options.interfaces = ("wifi", "ethernet")
   alone = {
-    "rows": [_row(0, 0, 5.0, 1.0), _row(1, 0, 7.0, 1.0)], "links": None,
+    "rows": [_row(0, 0, 5.0, 1.0), _row(0, 1, 7.0, 1.0)], "links": None,
     "config": json.loads(tiny.get_config("convolutional,test").to_json()),
   }
   rows = [

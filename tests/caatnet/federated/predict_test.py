@@ -55,6 +55,22 @@ def test_the_last_one_has_the_cell_alone():
   assert [r["t_u"] for r in found] == pytest.approx([size / 1e6] * 8)
 
 
+def test_times_of_rounds_are_repeated():
+  """A client alone in its cell while the others still train."""
+  others = [{"t_tr": 100.0}] * 2
+  rules = dataclasses.replace(RULES, rounds=4)
+  found = rows(compute=[others, others, others, [
+    {"t_tr": 1.0, "t_a": 0.5}, {"t_tr": 100.0}
+  ]], rules=rules)
+  size = framed(MODEL) / predict.DATA_SHARE
+  last = [row for row in found if row["client"] == 3]
+  assert [row["t_tr"] for row in last] == [1.0, 100.0] * 2
+  assert [row["t_u"] for row in last] == pytest.approx(
+    [size / 1e6, 4 * size / 1e6] * 2
+  )
+  assert {row["t_a"] for row in found} == {0.0}  # that of the first client
+
+
 def test_rows_have_the_columns_of_a_run():
   table = report.table(rows())
   assert table.headings == [
