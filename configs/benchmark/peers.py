@@ -6,10 +6,11 @@ r"""Training steps and decoding, compared with Hugging Face and nanodo.
 All subjects run in turns on this machine, in float32, with a model of 25M
 parameters: training steps of 2,048 tokens of ours, of Hugging Face's Llama on
 torch and, with a checkout in config.benchmark.nanodo, of nanodo; then decoding
-of ours and of Hugging Face. The rates of matrix products and of reads of memory
-are measured in the same run. The command makes an environment with torch and
-transformers; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu keeps
-torch small. Aims: 1.0 times Hugging Face's training and 1.2 times nanodo's,
+of ours and of Hugging Face; then, with a Python in config.benchmark.vllm,
+streams over HTTP of our server and of vLLM's. The rates of matrix products and
+of reads of memory are measured in the same run. The command makes an
+environment with torch and transformers;
+PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu keeps torch small. Aims: 1.0 times Hugging Face's training and 1.2 times nanodo's,
 lanes at most 1.05 (p = 1) and 1.3 times (p = .5) the time of one rank; 2.0
 times Hugging Face's decoding of one sequence and 1.2 times that of 16.
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from caatnet.benchmarks.harness import environments, processes, setup, timing
+from caatnet.benchmarks.peers import over_http
 from caatnet.benchmarks.serving import decoders, decoding
 from caatnet.benchmarks.training import train_step
 from caatnet.config import experiments
@@ -52,6 +53,7 @@ def run(config: Any) -> dict[str, Any]:
   decoded = [
     row for batch in options.batches for row in _decoding(config, python, batch)
   ]
+  served = over_http.rows(config) if options.vllm else []
   limits = {
     "matmul_flops_per_second": matmul_rate(
       experiments.build(
@@ -61,9 +63,12 @@ def run(config: Any) -> dict[str, Any]:
     "read_bytes_per_second": _read_rate(options.threads),
   }
   _print(config, training, decoded, limits)
+  if served:
+    over_http.show(served)
   return {
     "environment": setup.one_device(), "load": os.getloadavg(),
     "limits": limits, "training": training, "decoding": decoded,
+    "http": served,
   }
 
 

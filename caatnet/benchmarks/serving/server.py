@@ -41,10 +41,7 @@ def run(config: Any) -> dict[str, Any]:
 def _measure(config: Any, batch: int) -> dict[str, Any]:
   """Times one number of concurrently running sequences."""
   options = config.benchmark
-  chosen = dataclasses.replace(
-    DEFAULTS, queue=options.streams, policy="first_come", reuse=False,
-    preempt="recompute", keep_turns=False,
-  )
+  chosen = options_of(options.streams)
   decoder = decoders.decoder(decoders.built(config, batch=batch))
   prompts = np.random.default_rng(0).integers(
     config.model.vocab_size, size=(options.streams, options.prompt)
@@ -54,16 +51,24 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
   with processes.pool(1) as pool:  # client process, started in the first round
     found = timing.in_turns({
       "bare": lambda: _bare(decoder, chosen, prompts, options.tokens),
-      "http": lambda: _served(decoder, chosen, prompts, options, pool),
+      "http": lambda: served(decoder, chosen, prompts, options.tokens, pool),
     }, options.rounds, warm_up=1, label=f"{batch} at a time")
-  served = found["http"]
+  over_http = found["http"]
   return {
     "batch": batch, "streams": options.streams,
     "bare": found["bare"],
-    "http": [each["tokens_per_second"] for each in served],
-    "errors": sum(len(each["errors"]) for each in served),
-    "times": [each["measures"] for each in served],
+    "http": [each["tokens_per_second"] for each in over_http],
+    "errors": sum(len(each["errors"]) for each in over_http),
+    "times": [each["measures"] for each in over_http],
   }
+
+
+def options_of(streams: int) -> ServingOptions:
+  """Returns options of an engine that serves streams in order of arrival."""
+  return dataclasses.replace(
+    DEFAULTS, queue=streams, policy="first_come", reuse=False,
+    preempt="recompute", keep_turns=False,
+  )
 
 
 def _bare(
@@ -86,11 +91,11 @@ def _bare(
   return len(prompts) * tokens / seconds
 
 
-def _served(
+def served(
   decoder: Decoder, chosen: ServingOptions, prompts: list[list[int]],
-  options: Any, pool: futures.Executor,
+  tokens: int, pool: futures.Executor,
 ) -> dict[str, Any]:
-  """Returns the measurements of a client in another process."""
+  """Returns the measurements of a client in a process of a pool; see `ask`."""
   listener = http.bound("127.0.0.1", 0)
   made = Served(
     serving.engine(decoder, chosen), decoder, OneModel("benchmark"), Bytes(),
@@ -101,16 +106,16 @@ def _served(
   thread.start()
   try:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    return pool.submit(_ask, url, prompts, options.tokens).result()
+    return pool.submit(ask, url, prompts, tokens).result()
   finally:
     server.should_exit = True
     thread.join()
 
 
-def _ask(
+def ask(
   url: str, prompts: list[list[int]], tokens: int
 ) -> dict[str, Any]:
-  """Sends all requests at once, in the client's process."""
+  """Sends all requests at once; returns `client.summary` of the streams."""
   # Log-probabilities make each token an event, even one without text.
   body = {
     "model": "benchmark", "max_tokens": tokens, "temperature": 0,

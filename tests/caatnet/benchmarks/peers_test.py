@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from caatnet.benchmarks.harness import environments
-from caatnet.benchmarks.peers import nanodo_step, peers
+from caatnet.benchmarks.peers import nanodo_step, over_http, peers
 from configs.benchmark import peers as config_file
 
 # Python that answers as a peer would, without torch.
@@ -30,6 +30,38 @@ for line in sys.stdin:
     else {{"prompt_seconds": 1.0, "decode_seconds": 2.0}}
   )
   print(json.dumps(answer), flush=True)
+"""
+
+# Python that serves as vLLM does: one token per event, each of 1 ms.
+SERVER = """#!{python}
+import http.server, json, pathlib, sys, time
+options = dict(x[2:].split("=") for x in sys.argv[3:])
+assert sys.argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
+folder = pathlib.Path(options["model"])
+sizes = json.loads((folder / "config.json").read_text())
+words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+assert sorted(words.values()) == list(range(sizes["vocab_size"]))
+assert sizes["max_position_embeddings"] == int(options["max-model-len"]) == 50
+
+class Server(http.server.BaseHTTPRequestHandler):
+  def do_GET(self):
+    self.send_response(200)
+    self.end_headers()
+  def do_POST(self):
+    size = int(self.headers["Content-Length"])
+    asked = json.loads(self.rfile.read(size))
+    assert (asked["model"], len(asked["prompt"])) == ("benchmark", 15)
+    self.do_GET()
+    for _ in range(asked["max_tokens"]):
+      time.sleep(1e-3)
+      self.wfile.write(b'data: {{"choices":[{{"text":"0 "}}]}}\\n\\n')
+    used = {{"usage": {{"completion_tokens": asked["max_tokens"]}}}}
+    for last in (json.dumps(used), "[DONE]"):
+      self.wfile.write(f"data: {{last}}\\n\\n".encode())
+
+http.server.ThreadingHTTPServer(
+  (options["host"], int(options["port"])), Server
+).serve_forever()
 """
 
 # Python that makes an environment of itself, slowly, and notes its commands.
@@ -105,6 +137,40 @@ def test_steps_of_a_module_of_flax_are_timed_steps_of_adamw(
     [losses[0], losses[2]], rel=1e-5
   )
   assert losses[2] < 0.999 * losses[0]
+
+
+def test_streams_of_both_servers_are_counted(tmp_path):
+  python = tmp_path / "python"
+  python.write_text(SERVER.format(python=sys.executable))
+  python.chmod(0o755)
+  config = config_file.get_config("test")
+  config.benchmark.vllm = str(python)
+  ours, theirs = over_http.rows(config)
+  assert [row["by"] for row in (ours, theirs)] == ["caatnet", "vllm"]
+  assert ours["streams"] == 2
+  assert min(ours["tokens_per_second"]) > 0
+  # Two streams at once, whose tokens take at least 1 ms.
+  assert 0 < theirs["tokens_per_second"][0] < 2 * 1000
+  assert theirs["ttft_p50_s"][0] > 1e-3
+
+
+@pytest.mark.parametrize(("program", "message"), [
+  (None, "No such file"),
+  ("import sys; sys.exit('RuntimeError: of vLLM')", "RuntimeError: of vLLM$"),
+])
+def test_server_that_does_not_start_is_one_line(program, message, tmp_path):
+  config = config_file.get_config("test")
+  config.benchmark.vllm = str(tmp_path / "python")
+  if program:
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{program}\n")
+    python.chmod(0o755)
+  with (
+    pytest.raises(ValueError, match=f"benchmark.vllm.*{message}") as error,
+    over_http.vllm(config, 1, 50),
+  ):
+    pass
+  assert "\n" not in str(error.value)
 
 
 def test_environment_that_cannot_be_made_is_an_error(tmp_path):

@@ -43,7 +43,7 @@ def test_client_asks_for_the_same_tokens_as_the_engine():
     thread = threading.Thread(target=refusal.serve_forever, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{refusal.server_port}"
-    found = server._ask(url, [[1, 2], [3]], 5)
+    found = server.ask(url, [[1, 2], [3]], 5)
     refusal.shutdown()
     thread.join()
   assert len(found["errors"]) == found["requests"] == 2

@@ -311,6 +311,10 @@ class Peers:
     "", "Checkout of https://github.com/google-deepmind/nanodo, which is in no "
     'package registry; "" for none.',
   )
+  vllm: str = field(
+    "", 'Python with vllm for CPUs, whose server is compared with ours; "" for '
+    "none.",
+  )
 
 
 @section
