@@ -1,5 +1,6 @@
 """Benchmark of kernels: memory of operands, counted bytes and times."""
 
+import dataclasses
 import functools
 import json
 
@@ -11,7 +12,9 @@ import pytest
 from caatnet.benchmarks.programs import kernels
 from caatnet.benchmarks.programs.kernel_subjects import SUBJECTS
 from configs.benchmark import kernels as config_of
+from parallel.hardware import devices
 from parallel.kernels.gather_rows import order
+from parallel.xla import fingerprint, targets
 from tests import users
 
 
@@ -97,3 +100,37 @@ def test_timed_program_executes_every_call():
   text = users.compiled(program.lower([(x,), (x,)])).as_text()
   assert text.count(" sine(") == 4
   assert text.count(" while(") == 1
+
+
+def test_bytes_of_a_target_are_counted_with_and_without_kernel(capsys):
+  """A CPU with the rates of a TPU, and interpreted kernels, are everywhere."""
+  config = config_of.get_config()
+  options = config.benchmark
+  options.ops, options.target = ("nesterov",), "cpu:1"
+  with pytest.raises(ValueError, match="target='cpu:1' must be a TPU or GPU"):
+    kernels.run(config)
+  target = dataclasses.replace(
+    targets.resolve("cpu:1"), hardware=devices.TPU_V5E
+  )
+  options.target = "tpu_interpret:1"
+  found = kernels._count(options, target)
+  assert found["target"] == options.target
+  printed = [
+    [cell.strip() for cell in line.split("│")[1:-1]]
+    for line in capsys.readouterr().out.splitlines() if line.startswith("│")
+  ]
+  subjects = SUBJECTS["nesterov"](True)
+  for subject, row in zip(subjects, found["rows"], strict=True):
+    kernel, xla = row["kernel_bytes"], row["xla_bytes"]
+    assert (row["op"], row["case"]) == (subject.op, subject.case)
+    assert row["implementation"] == "tpu_interpret"
+    assert kernel > xla >= row["least_bytes"] == subject.num_bytes
+    assert row["fingerprint"] == fingerprint.fingerprint(
+      kernels._lowered(subject, "tpu_interpret", target)
+    )
+    assert printed[len(printed) - len(subjects) + subjects.index(subject)] == [
+      f"{row['op']}, {row['case']}",
+      *(f"{x / 1e6:,.1f}" for x in (subject.num_bytes, kernel, xla)),
+      f"{xla / kernel:.2f}",
+      *(f"{row[f'{k}_temporary_bytes'] / 1e6:,.1f}" for k in ("kernel", "xla")),
+    ]
