@@ -24,6 +24,10 @@ def test_gather_of_rows_is_checked_and_its_bytes_are_counted(capsys):
   rows = json.loads(json.dumps(kernels.run(config)))["rows"]
   assert {row["implementation"] for row in rows} == {"tpu_interpret"}
   assert {row["relative_error"] for row in rows} == {0}
+  # Only compiled kernels have a memory of interest.
+  assert not any("temporary_bytes" in row for row in rows)
+  subject = SUBJECTS["gather_rows"](False)[0]
+  assert kernels._check(subject, "reference", True)["temporary_bytes"] >= 0
   bytes_of = {row["case"]: row["bytes"] for row in rows}
   # 17 rows of 32 features are read and written, and 17 ids are read.
   assert bytes_of["a line"] == 17 * 32 * 4 * 2 + 17 * 4
