@@ -28,8 +28,8 @@ def main() -> None:
     if value not in (None, ""):
       raise ValueError(f"--{name} has no effect on evaluate without --tasks")
   from caatnet.config import experiments
-  from caatnet.show import pictures, results, tables
-  from caatnet.train import evaluate
+  from caatnet.show import pictures, tables
+  from caatnet.train import evaluate, files
   from caatnet.train.checkpoint import export
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
   params, step = export.read_stored(experiment, FLAGS.workdir, FLAGS.step)
@@ -40,7 +40,7 @@ def main() -> None:
   )
   if FLAGS.json:
     found = tables.evaluation_dict(result, data, dataset, step)
-    print(results.to_json(found))
+    print(files.to_json(found))
   else:
     tables.print_evaluation(result, data, dataset, step)
   if FLAGS.plot:
@@ -54,7 +54,8 @@ def main() -> None:
 def on_tasks() -> None:
   from caatnet.config import responses
   from caatnet.interop import harness
-  from caatnet.show import results, tables
+  from caatnet.show import tables
+  from caatnet.train import files
 
   if FLAGS.plot:
     raise ValueError(f"--plot={FLAGS.plot} has no effect with --tasks")
@@ -63,7 +64,7 @@ def on_tasks() -> None:
     FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
   )
   found = {"step": step} | harness.evaluate(made, FLAGS.tasks, FLAGS.limit)
-  print(results.to_json(found)) if FLAGS.json else tables.print_tasks(found)
+  print(files.to_json(found)) if FLAGS.json else tables.print_tasks(found)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def main() -> int:
 
   from caatnet.serving import traces
   from caatnet.show import results, servers
+  from caatnet.train import files
 
   try:
     from caatnet.serving.server import client, start
@@ -61,7 +62,7 @@ def main() -> int:
     )
   result = client.summary(found) | {"left_out": len(arrivals) - len(asked)}
   if FLAGS.json:
-    print(results.to_json(result))
+    print(files.to_json(result))
   else:
     servers.show_times(result)
   if FLAGS.output:

@@ -9,7 +9,6 @@ Shape legend: N = sequences of a kind, T = tokens of a sequence.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import json
 from typing import Any
 
 from etils import epath
@@ -23,7 +22,7 @@ from caatnet.data.kinds import Text
 from caatnet.data.sources import SEPARATOR
 from caatnet.serving import differences
 from caatnet.serving.router import FILE, Router
-from caatnet.train import evaluate, files, records
+from caatnet.train import evaluate, records
 from caatnet.train.experiment import Experiment
 
 _CODES = ("whole", "int8", "int4")
@@ -51,7 +50,7 @@ def router_of(
       options.router_prompts, options.buckets, options.router_steps, seed,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    files.replace(folder / "options.json", json.dumps(used))
+    records.write_json(folder / "options.json", used)
     router.write(folder)
   return Router.read(folder)
 

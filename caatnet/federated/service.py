@@ -16,7 +16,6 @@ time and the client's busy time.
 from collections.abc import Callable, Iterable, Mapping
 import contextlib
 import itertools
-import json
 import pathlib
 import queue
 import socket
@@ -29,6 +28,7 @@ from caatnet import atomic
 from caatnet.federated import events, messages, server, snapshot
 from caatnet.federated.messages import Received
 from caatnet.federated.server import Arithmetic, Rules, Server
+from caatnet.train import files
 from parallel import schema
 from parallel.elastic.membership.messages import Id
 from parallel.elastic.transport.channel import Channel
@@ -348,7 +348,7 @@ class Service:
       "slowest_s": slowest, "clients": clients,
     }
     with open(self._metrics, "a") as file:
-      file.write(json.dumps(record) + "\n")
+      file.write(files.to_json(record) + "\n")
     self._add_rows(clients, self._aggregation_s)
     self._results, self._aggregation_s = {}, 0.0
     loss = "" if np.isnan(end.loss) else f", loss {end.loss:.4f} before it"

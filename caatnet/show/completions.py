@@ -1,7 +1,6 @@
 """Terminal output of generated text: streamed, or each text with its prompt."""
 
 from collections.abc import Sequence
-import json
 import sys
 from typing import Any
 
@@ -19,6 +18,7 @@ from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.requests import Completion
 from caatnet.serving.generate import Speed
 from caatnet.show.tables import table
+from caatnet.train import files
 
 # Control characters in generated text, such as escape sequences, would be
 # executed by a terminal.
@@ -145,7 +145,7 @@ def _line(prompt: str, completion: Completion, logprobs: bool) -> str:
   }
   if logprobs:
     facts["logprobs"] = completion.logprobs
-  return json.dumps(facts)
+  return files.to_json(facts)
 
 
 def _print_logprobs(completion: Completion, tokenizer: Tokenizer) -> None:

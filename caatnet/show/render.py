@@ -209,7 +209,7 @@ def present(
       printed and written.
   """
   if as_json:
-    print(results.to_json(result))
+    print(files.to_json(result))
   else:
     show(report)
   if output:

@@ -5,7 +5,6 @@ import datetime
 import hashlib
 import importlib.metadata
 import json
-import math
 import pathlib
 import platform
 import shlex
@@ -36,7 +35,7 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
     | {p: installed[p] for p in _PACKAGES if p in installed}
     | result.get("versions", {}),  # of the compiler of another platform
   }
-  content = json.loads(to_json(facts | dict(result) | facts))
+  content = json.loads(files.to_json(facts | dict(result) | facts))
   content["sha256"] = digest(content)
   files.replace(path, json.dumps(content, indent=1) + "\n")
 
@@ -53,47 +52,6 @@ def digest(content: Mapping[str, Any]) -> str:
   """
   rest = {key: value for key, value in content.items() if key != "sha256"}
   return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def to_json(result: Any, indent: int | None = None) -> str:
-  """Returns a result as JSON, in which NaN and infinity are null.
-
-  JSON has no such numbers; a line on stderr names the first of them.
-
-  Args:
-    result: Plain data.
-    indent: Indentation of nested values; None for one line.
-
-  Example:
-    >>> to_json({"loss": 2.5, "steps": [1, 2]})
-    '{"loss": 2.5, "steps": [1, 2]}'
-  """
-  try:
-    return json.dumps(result, indent=indent, allow_nan=False)
-  except ValueError:
-    missing: list[str] = []
-    found = json.dumps(_finite(result, "", missing), indent=indent)
-    others = f" and {len(missing) - 1} more" if missing[1:] else ""
-    print(
-      f"warning: {missing[0]}{others}: no finite number; null in JSON",
-      file=sys.stderr,
-    )
-    return found
-
-
-def _finite(value: Any, name: str, missing: list[str]) -> Any:
-  """Returns data without NaN and infinity, whose places are appended."""
-  if isinstance(value, Mapping):
-    return {
-      k: _finite(x, f"{name}.{k}" if name else str(k), missing)
-      for k, x in value.items()
-    }
-  if isinstance(value, list | tuple):
-    return [_finite(x, f"{name}[{i}]", missing) for i, x in enumerate(value)]
-  if isinstance(value, float) and not math.isfinite(value):
-    missing.append(name)
-    return None
-  return value
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:

@@ -1,19 +1,22 @@
-"""Atomic writes and locks for the files of a run's folder.
+"""Atomic writes, strict JSON and locks for the files of a run's folder.
 
 A folder may be in cloud storage. Its path is an `etils.epath`, as in Orbax,
 which writes checkpoints there. Objects in cloud storage are replaced
 atomically, but they cannot be appended to or locked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import fcntl
 import importlib.util
 import itertools
+import json
+import math
 import os
 import pathlib
 import shutil
 import socket
+import sys
 from typing import IO, Any
 
 from etils import epath
@@ -69,6 +72,47 @@ def replace(path: pathlib.Path | epath.Path, text: str) -> None:
     return
   with whole(path) as temporary:
     temporary.write_text(text, encoding="utf-8")
+
+
+def to_json(data: Any, indent: int | None = None) -> str:
+  """Returns data as JSON, in which NaN and infinity are null.
+
+  JSON has no such numbers; a line on stderr names the first of them.
+
+  Args:
+    data: Plain data.
+    indent: Indentation of nested values; None for one line.
+
+  Example:
+    >>> to_json({"loss": 2.5, "steps": [1, 2]})
+    '{"loss": 2.5, "steps": [1, 2]}'
+  """
+  try:
+    return json.dumps(data, indent=indent, allow_nan=False)
+  except ValueError:
+    missing: list[str] = []
+    found = json.dumps(_finite(data, "", missing), indent=indent)
+    others = f" and {len(missing) - 1} more" if missing[1:] else ""
+    print(
+      f"warning: {missing[0]}{others}: no finite number; null in JSON",
+      file=sys.stderr,
+    )
+    return found
+
+
+def _finite(value: Any, name: str, missing: list[str]) -> Any:
+  """Returns data without NaN and infinity, whose places are appended."""
+  if isinstance(value, Mapping):
+    return {
+      k: _finite(x, f"{name}.{k}" if name else str(k), missing)
+      for k, x in value.items()
+    }
+  if isinstance(value, list | tuple):
+    return [_finite(x, f"{name}[{i}]", missing) for i, x in enumerate(value)]
+  if isinstance(value, float) and not math.isfinite(value):
+    missing.append(name)
+    return None
+  return value
 
 
 def check_new(path: pathlib.Path) -> None:

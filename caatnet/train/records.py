@@ -169,8 +169,8 @@ def read_environment(workdir: epath.Path) -> dict[str, Any]:
 
 
 def write_json(path: epath.Path, facts: Any) -> None:
-  """Replaces a JSON file atomically by one with the given plain data."""
-  files.replace(path, json.dumps(facts, indent=2) + "\n")
+  """Replaces a JSON file atomically by one with plain data; NaN is null."""
+  files.replace(path, files.to_json(facts, indent=2) + "\n")
 
 
 def read_json(path: epath.Path) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class MetricsWriter:
     """Adds one record of scalars; None in ``values`` is not plotted."""
     if self._board is None:
       return
-    line = json.dumps({"step": step, **values}) + "\n"
+    line = files.to_json({"step": step, **values}) + "\n"
     if self._file is not None:
       with files.naming(self._path):
         self._file.write(line)

@@ -152,4 +152,6 @@ def _document(name: str, rows: Sequence[str], bars: Iterable[Bar]) -> str:
     }
     for bar in bars
   ]
-  return json.dumps({"displayTimeUnit": "ns", "traceEvents": events})
+  return json.dumps(
+    {"displayTimeUnit": "ns", "traceEvents": events}, allow_nan=False
+  )

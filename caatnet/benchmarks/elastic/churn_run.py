@@ -133,8 +133,8 @@ class Churn:
     return len(self._events)
 
   def _finish(self) -> None:
-    """Waits for one more round, then ends all workers."""
-    self._wait(2 * self._options.silence_s)
+    """Waits for one more round of all workers, then ends them."""
+    self._until(lambda: not any(worker.stopped for worker in self._there()))
     reached = self.reached
     self._until(lambda: self.reached > reached)
     for worker in self._there():

@@ -8,7 +8,6 @@ As root, server and clients are in network namespaces
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import json
 from typing import Any
 
 from caatnet import atomic
@@ -20,6 +19,7 @@ from caatnet.federated import processes as client_processes
 from caatnet.federated.links import Link
 from caatnet.federated.service import Service
 from caatnet.show.report import Table
+from caatnet.train import files
 from parallel.elastic.transport.handshake import format_address
 
 RECORD = "links.json"
@@ -69,7 +69,7 @@ class Emulation:
     if self.rows:
       record = {"means": self.means, "clients": list(self.rows)}
       with atomic.whole(service.workdir / RECORD) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
+        temporary.write_text(files.to_json(record, indent=2) + "\n")
     addresses = [service.address] * len(self.prefixes)
     with contextlib.ExitStack() as stack:
       if self.relayed:

@@ -330,7 +330,7 @@ def _kept(path: pathlib.Path | None, config: Any) -> list[dict[str, Any]]:
       f"config.benchmark.results={str(path)!r} has no rows of these options; "
       "name another file, or remove it"
     )
-  files.replace(path, "".join(f"{json.dumps(row)}\n" for row in found))
+  files.replace(path, "".join(f"{files.to_json(row)}\n" for row in found))
   return found
 
 
@@ -338,7 +338,7 @@ def _append(path: pathlib.Path | None, row: Mapping[str, Any]) -> None:
   if path is not None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-      file.write(f"{json.dumps(row)}\n")
+      file.write(f"{files.to_json(row)}\n")
 
 
 def _show(fit: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:

@@ -45,7 +45,7 @@ def run(config: Any) -> dict[str, Any]:
   for op in options.ops:
     known("config.benchmark.ops: ", op, SUBJECTS)
   if options.target:
-    return _count(options)
+    return _count(options, targets.resolve(options.target))
   platform = jax.default_backend()
   timed = platform != "cpu"  # on CPUs kernels are interpreted
   implementation = platform if timed else "tpu_interpret"
@@ -74,9 +74,8 @@ def _subjects(options: Any, large: bool) -> list[Subject]:
   ))
 
 
-def _count(options: Any) -> dict[str, Any]:
+def _count(options: Any, target: targets.Target) -> dict[str, Any]:
   """Counts the main-memory bytes of large cases, compiled for a target."""
-  target = targets.resolve(options.target)
   if target.hardware is None:
     raise ValueError(
       f"config.benchmark.target={options.target!r} must be a TPU or GPU, such "

@@ -22,6 +22,7 @@ from caatnet.serving import traces
 from caatnet.serving.traces import Arrival
 from caatnet.studies.serving import server, tails
 from caatnet.studies.serving.server import Machine, Outcome
+from caatnet.train import files
 from parallel import schema
 
 # Files that determine the course of a run; a change invalidates stored cells.
@@ -98,10 +99,11 @@ def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
     key = cell.key
     if key not in known:
       # New results take the same form as stored ones.
-      known[key] = json.loads(json.dumps(cell.simulate()))
+      known[key] = json.loads(files.to_json(cell.simulate()))
       if file is not None:
         with file.open("a") as lines:
-          lines.write(json.dumps({"key": key, "result": known[key]}) + "\n")
+          line = {"key": key, "result": known[key]}
+          lines.write(json.dumps(line) + "\n")
     found.append(known[key])
   return found
 

@@ -224,6 +224,8 @@ def _compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         arm: by[load, seed, arm][measure]["99"]
         for arm in (BASELINE, SWAP, COST)
       }
+      if None in (value[0] for value in values.values()):
+        continue  # all requests have one token
       better = min(values[BASELINE][0], values[SWAP][0])
       ours, low, high = values[COST]
       row = by[load, seed, COST]

@@ -186,7 +186,8 @@ def _shares(rows: Sequence[Row], machine: Row) -> Table:
     f"{machine['trace']} at {machine['shares_rate']:g} requests per s, first "
     "come, first served (s)",
     [Column("p", "p", "g"), *(
-      Column(m, f"{m.upper()} P{q}", lambda of, q=q: f"{of[q][0]:.4f}")
+      Column(m, f"{m.upper()} P{q}",
+             functools.partial(tails.number, percentile=q, form=".4f"))
       for m in ("ttft", "tbt") for q in ("50", "99")
     ), Column("throughput", "tokens/s", ".0f")],
     rows,
@@ -198,7 +199,7 @@ def _fairness(result: Row) -> Parts:
   base = result["rows"][0]
   tail = [
     Column(f"all_{measure}", f"{measure.upper()} P{q}",
-           lambda of, q=q, form=form: format(of[q][0], form))
+           functools.partial(tails.number, percentile=q, form=form))
     for measure, q, form in (
       ("ttft", "50", ".2f"), ("ttft", "99", ".2f"), ("tbt", "99", ".3f")
     )
@@ -263,7 +264,7 @@ def _switching_figure(result: Row) -> plot.Figure:
   panels = [
     plot.Panel(
       [plot.Line(row[name.lower()]["curve"], result["above"], row["arm"])
-       for row in rows],
+       for row in rows if row[name.lower()]["n"]],
       f"{name}, {kind} priorities", plot.Axis(f"{name} (s)", "log"),
       plot.Axis("share of samples above", "log", (1e-4, 1)), grid=True,
     )

@@ -32,13 +32,13 @@ def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
   Returns:
     "n", the number of samples; "requests", the number of requests; for each
     percentile, as text ("99.9"), its value and the ends of its 95% interval
-    (`scipy.stats.bootstrap`'s percentile method); "curve", the values that
-    fractions `ABOVE` of the samples exceed.
+    (`scipy.stats.bootstrap`'s percentile method), None without samples;
+    "curve", the values that fractions `ABOVE` of the samples exceed.
   """
   groups = [g for g in groups if len(g)]
   if not groups:
     return {"n": 0, "requests": 0, "curve": []} | {
-      f"{p:g}": [float("nan")] * 3 for p in PERCENTILES
+      f"{p:g}": [None] * 3 for p in PERCENTILES
     }
   pooled = np.concatenate(groups)
   owners = np.repeat(np.arange(len(groups)), [len(g) for g in groups])
@@ -68,7 +68,15 @@ def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
 def text(found: Mapping[str, Any], percentile: str) -> str:
   """Formats a percentile and its interval as a cell of a table."""
   value, low, high = found[percentile]
+  if value is None:
+    return "-"
   return f"{value:.3g} ({low:.3g} to {high:.3g})"
+
+
+def number(found: Mapping[str, Any], percentile: str, form: str) -> str:
+  """Formats a percentile without its interval."""
+  value = found[percentile][0]
+  return "-" if value is None else format(value, form)
 
 
 def jain(values: np.ndarray) -> float:

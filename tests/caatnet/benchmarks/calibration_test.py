@@ -30,6 +30,14 @@ def test_draws_are_random_and_repeat():
     assert math.prod(mesh.values()) == 4
     assert ("pipeline" in text) == ("stage" in mesh)
     assert ("outer" in text) == ("worker" in mesh)
+  lanes = {
+    int(dict(part.split("=") for part in text.split())["parallel.tensor"])
+    / mesh.get("tensor", 1) for text, mesh in some
+  }
+  assert lanes == {*config.benchmark.lanes}
+  for text, mesh in some:  # two microbatches for each stage
+    stages = mesh.get("stage", 1)
+    assert (f"train.accumulation={2 * stages}" in text) == (stages > 1)
 
 
 def test_configurations_of_all_kinds_are_valid():

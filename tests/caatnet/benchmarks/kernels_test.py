@@ -1,5 +1,6 @@
 """Benchmark of kernels: memory of operands, counted bytes and times."""
 
+import dataclasses
 import functools
 import json
 
@@ -11,7 +12,9 @@ import pytest
 from caatnet.benchmarks.programs import kernels
 from caatnet.benchmarks.programs.kernel_subjects import SUBJECTS
 from configs.benchmark import kernels as config_of
+from parallel.hardware import devices
 from parallel.kernels.gather_rows import order
+from parallel.xla import fingerprint, targets
 from tests import users
 
 
@@ -21,6 +24,10 @@ def test_gather_of_rows_is_checked_and_its_bytes_are_counted(capsys):
   rows = json.loads(json.dumps(kernels.run(config)))["rows"]
   assert {row["implementation"] for row in rows} == {"tpu_interpret"}
   assert {row["relative_error"] for row in rows} == {0}
+  # Only compiled kernels have a memory of interest.
+  assert not any("temporary_bytes" in row for row in rows)
+  subject = SUBJECTS["gather_rows"](False)[0]
+  assert kernels._check(subject, "reference", True)["temporary_bytes"] >= 0
   bytes_of = {row["case"]: row["bytes"] for row in rows}
   # 17 rows of 32 features are read and written, and 17 ids are read.
   assert bytes_of["a line"] == 17 * 32 * 4 * 2 + 17 * 4
@@ -97,3 +104,41 @@ def test_timed_program_executes_every_call():
   text = users.compiled(program.lower([(x,), (x,)])).as_text()
   assert text.count(" sine(") == 4
   assert text.count(" while(") == 1
+
+
+def test_bytes_of_a_target_are_counted_with_and_without_kernel(
+  capsys, monkeypatch
+):
+  """A CPU with the rates of a TPU, and interpreted kernels, are everywhere."""
+  config = config_of.get_config()
+  options = config.benchmark
+  make = SUBJECTS["add_norm"]
+  subject = make(True)[0]  # the others take longer
+  monkeypatch.setitem(SUBJECTS, "add_norm", lambda large: make(large)[:1])
+  options.ops, options.target = ("add_norm",), "cpu:1"
+  with pytest.raises(ValueError, match="target='cpu:1' must be a TPU or GPU"):
+    kernels.run(config)
+  target = dataclasses.replace(
+    targets.resolve("cpu:1"), hardware=devices.TPU_V5E
+  )
+  options.target = "tpu_interpret:1"
+  found = kernels._count(options, target)
+  assert found["target"] == options.target
+  printed = [
+    [cell.strip() for cell in line.split("│")[1:-1]]
+    for line in capsys.readouterr().out.splitlines() if line.startswith("│")
+  ]
+  (row,) = found["rows"]
+  kernel, xla = row["kernel_bytes"], row["xla_bytes"]
+  assert (row["op"], row["case"]) == (subject.op, subject.case)
+  assert row["implementation"] == "tpu_interpret"
+  assert kernel > xla >= row["least_bytes"] == subject.num_bytes
+  assert row["fingerprint"] == fingerprint.fingerprint(
+    kernels._lowered(subject, "tpu_interpret", target)
+  )
+  assert printed[-1] == [
+    f"{row['op']}, {row['case']}",
+    *(f"{x / 1e6:,.1f}" for x in (subject.num_bytes, kernel, xla)),
+    f"{xla / kernel:.2f}",
+    *(f"{row[f'{k}_temporary_bytes'] / 1e6:,.1f}" for k in ("kernel", "xla")),
+  ]

@@ -36,6 +36,31 @@ def test_rates_have_the_last_value_or_the_median_and_the_range_of_all():
   assert (middle.value, middle.low, middle.high) == (2.0, 1.0, 9.0)
 
 
+def test_rates_of_a_file_are_those_of_the_optimizer_beyond_the_cache(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(measured_tiers, "_REPEAT_S", 0.0)
+  path, lines = tmp_path / "tier", []
+  sizes, cache = (1 << 18, 1 << 16, 1 << 17), 1 << 17
+  found = measured_tiers._file(path, sizes, cache, lines.append)
+  # Four arrays are read.
+  assert [x.size_bytes for x in found.passes] == [4 << 16, 4 << 17, 4 << 18]
+  for size, line in zip(sorted(sizes), lines, strict=True):
+    assert f"file {path}: optimizer, {4 * size / 1e6:,.1f} MB: read" in line
+  assert (found.kind, found.path, found.duplex) == ("file", str(path), False)
+  for rate, seconds in ((found.read, "read_s"), (found.write, "write_s")):
+    rates = [
+      x.size_bytes / getattr(x, seconds) for x in found.passes
+      if x.size_bytes > 2 * cache
+    ]
+    assert len(rates) == 2
+    assert (rate.value, rate.low, rate.high) == (
+      rates[-1], min(rates), max(rates)
+    )
+  assert found.capacity_bytes.value > 1 << 20
+  assert not path.exists()
+
+
 def test_copies_are_in_memory_if_the_device_is_a_cpu():
   lines = []
   link = measured_tiers._device_link(1 << 16, lines.append)

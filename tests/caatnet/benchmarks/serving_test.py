@@ -12,18 +12,16 @@ from configs.benchmark import serving as config_of
 
 def test_requests_share_one_of_50_beginnings():
   load = serving._Load(clients=3, seed=0)
-  asked = [load.request(0.5, 2.0) for _ in range(600)]
+  asked = [load.request(0.5, 2.0) for _ in range(3000)]
   prompts = [np.asarray(request.prompt) for request in asked]
   beginnings = {prompt[:128].tobytes() for prompt in prompts}
   assert len(beginnings) == 50
   own = [len(prompt) - 128 for prompt in prompts]
-  assert 64 <= min(own) < 80
-  assert 850 < max(own) < 900
+  assert (min(own), max(own)) == (64, 899)
   answers = [request.max_tokens for request in asked]
-  assert 50 <= min(answers) < 60
-  assert 380 < max(answers) < 400
+  assert (min(answers), max(answers)) == (50, 399)
   assert {request.client for request in asked} == {0, 1, 2}
-  assert [request.number for request in asked] == list(range(1, 601))
+  assert [request.number for request in asked] == list(range(1, 3001))
   assert {(r.priority, r.arrival_s) for r in asked} == {(0.5, 2.0)}
   again = serving._Load(clients=3, seed=0).request(0.5, 2.0)
   np.testing.assert_array_equal(again.prompt, prompts[0])

@@ -1,6 +1,8 @@
 """Delay line: errors of namespaces, and packets that are due."""
 
+import contextlib
 import os
+import socket
 import time
 
 import pytest
@@ -40,3 +42,19 @@ def test_packets_of_one_direction_are_written_in_order_when_due():
   finally:
     for file in (*ends[0], *ends[1]):
       os.close(file)
+
+
+def test_the_largest_packet_is_forwarded_whole():
+  """IP packets have up to 65,535 bytes, their header here has 10."""
+  with contextlib.ExitStack() as stack:
+    given, source, target, found = (
+      stack.enter_context(end) for _ in range(2)
+      for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    )
+    source.setblocking(False)
+    way = wire._Way(source.fileno(), target.fileno(), wire.Delays(0.0, 0.0))
+    packet = os.urandom(65_535 + 10)
+    given.send(packet)
+    way.receive()
+    way.send()
+    assert found.recv(1 << 18) == packet

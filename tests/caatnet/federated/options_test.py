@@ -26,6 +26,7 @@ from tests.caatnet.federated import numeric
 KEYS = {
   "sampling": ("uniform", "weighted"), "weights": ("examples", "equal"),
   "stragglers": ("late", "drop", "wait"), "per_round": (2, 4),
+  "compensation": (0.5, 0.0),
   "downlinks_at_once": (0, 1), "uplinks_at_once": (1, 0),
   "optimizer": ("fedavgm", "fedadam", "fedavg"),
   "uplink": ("int8", "int4", "e3m0", "sparse", "none"),
@@ -34,7 +35,8 @@ KEYS = {
 # Slow: client 3 computes for longer than the deadline; link of all clients.
 TABLE = pairwise.rows(
   KEYS | {"slow": (True, False), "link": ("", "wifi")},
-  lambda row: row["stochastic"] and row["uplink"] in ("none", "sparse"),
+  lambda row: (row["stochastic"] and row["uplink"] in ("none", "sparse"))
+  or (row["compensation"] > 0 and row["stragglers"] != "late"),
 )
 RATE, MOMENTUM, BETA_2, EPS, TOP_K = 0.5, 0.8, 0.9, 0.01, 16
 ROUNDS, SEED, N = 5, 7, len(numeric.EXAMPLES)
@@ -123,6 +125,16 @@ def optimizer(name):
   return step
 
 
+def compensated(update, change, strength):
+  """Subtracts the correction of DC-S3GD, of a norm relative to the update."""
+  update, change = update.astype(np.float64), change.astype(np.float64)
+  correction = update * update * change
+  norm = np.linalg.norm(correction)
+  if not norm:
+    return update
+  return update - strength * np.linalg.norm(update) / norm * correction
+
+
 @pytest.mark.rotated(4)
 @pytest.mark.parametrize("row", TABLE, ids=pairwise.label)
 def test_options_together_follow_their_equations(row):
@@ -155,7 +167,12 @@ def test_options_together_follow_their_equations(row):
       )
       assert data == run.sent[client, round]
       assert len(data) == num_bytes(row["uplink"], n)
-      mean += share * uplink.decode(data, n)
+      update = uplink.decode(data, n)
+      if revisions[round] < revisions[-1]:
+        update = compensated(
+          update, published - models[revisions[round]], row["compensation"]
+        )
+      mean += share * update
     if end.merged:
       np.testing.assert_allclose(
         state.params, params + step(mean), rtol=1e-5, atol=1e-5

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 
 import pytest
@@ -50,8 +51,11 @@ def test_texts_of_several_prompts_follow_their_prompts(capsys):
 def test_json_has_a_line_for_each_prompt(capsys):
   show(["a"], ["b\x1b\n"], pieces=["b"], as_json=True)
   show(["a", "\u20ac"], ["b", ""], as_json=True, logprobs=True)
-  first, second, third = map(
-    json.loads, capsys.readouterr().out.splitlines()
+  never = Completion("c", (99,), (-math.inf,), "max_tokens")
+  completions.Screen(["a"], Bytes(), True, True).show([never])
+  first, second, third, last = (
+    json.loads(line, parse_constant=pytest.fail)
+    for line in capsys.readouterr().out.splitlines()
   )
   assert first == {
     "prompt": "a", "text": "b\x1b\n", "reason": "max_tokens",
@@ -59,6 +63,7 @@ def test_json_has_a_line_for_each_prompt(capsys):
   }
   assert second["logprobs"] == [-49.0]
   assert (third["prompt"], third["text"]) == ("\u20ac", "")
+  assert last["logprobs"] == [None]  # JSON has no infinity
 
 
 def test_control_characters_are_replaced_on_a_terminal(capsys, monkeypatch):

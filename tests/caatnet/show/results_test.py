@@ -3,8 +3,6 @@
 import datetime
 import importlib.machinery
 import importlib.metadata
-import json
-import math
 import platform
 import sys
 import types
@@ -75,15 +73,3 @@ def test_command_can_be_repeated(
   run_as(monkeypatch, module, *arguments)
   results.write(tmp_path / "x.json", {})
   assert results.read(tmp_path / "x.json")["command"] == command
-
-
-def test_json_is_strict_and_names_what_is_no_number(capsys):
-  """Other readers of JSON refuse NaN and Infinity."""
-  value = {"rows": [{"a": 1.5, "b": math.nan}], "n": (math.inf, -math.inf)}
-  text = results.to_json(value)
-  assert json.loads(text, parse_constant=pytest.fail) == {
-    "rows": [{"a": 1.5, "b": None}], "n": [None, None]
-  }
-  assert capsys.readouterr().err == (
-    "warning: rows[0].b and 2 more: no finite number; null in JSON\n"
-  )

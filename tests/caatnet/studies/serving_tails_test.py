@@ -20,7 +20,9 @@ def test_tail_has_a_curve_and_a_text():
   )
   empty = tails.summary([np.zeros(0)])
   assert (empty["n"], empty["requests"], empty["curve"]) == (0, 0, [])
-  assert all(map(math.isnan, empty["99.9"]))
+  assert empty["99.9"] == [None] * 3
+  assert tails.text(empty, "50") == tails.number(empty, "50", ".2f") == "-"
+  assert tails.number({"50": [1.2345, 1.0, 2.0]}, "50", ".2f") == "1.23"
   assert tails.summary([np.zeros(0), np.ones(2)])["requests"] == 1
 
 

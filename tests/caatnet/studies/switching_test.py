@@ -276,6 +276,11 @@ def test_cost_model_is_compared_with_the_better_alternative():
     row("reuse", (3.0, 2.0, 4.0), (2.0, 1.9, 2.1)),
     row("cost", (3.5, 3.0, 5.0), (1.5, 1.4, 1.8)),
   ])
+  without_gaps = fastswitch._compared([
+    row(arm, (3.0, 2.0, 4.0), (None, None, None))
+    for arm in ("recompute", "reuse", "cost")
+  ])
+  assert [r["measure"] for r in without_gaps] == ["ttft"]
   assert [r["measure"] for r in found] == ["ttft", "tbt"]
   assert [r["worse"] for r in found] == [0.5, 0.5]  # than 3.0 and 1.0
   assert [r["width"] for r in found] == pytest.approx([1.0, 0.2])

@@ -12,6 +12,7 @@ import pytest
 
 from caatnet.train.step import make_eval_step
 from parallel.xla import hlo
+from tests import users
 from tests.caatnet.models import models_test
 from tests.caatnet.studies import decoding_test
 from tests.caatnet.train import stages_test, zero_test
@@ -102,7 +103,7 @@ STAGES = {"stage": 2, "tensor": 2}
 ])
 def test_step_orders_collectives_of_different_devices(scheme, overrides, mesh):
   experiment = zero_test.make(scheme, overrides, mesh)
-  assert unordered(experiment.lower_step().compile().as_text()) == []
+  assert unordered(users.compiled(experiment.lower_step()).as_text()) == []
 
 
 @pytest.mark.rotated
@@ -116,7 +117,7 @@ def test_step_orders_collectives_of_different_devices(scheme, overrides, mesh):
 ])
 def test_pipeline_orders_collectives_of_different_devices(overrides, mesh):
   experiment = stages_test.make(PARTS + overrides, mesh)
-  assert unordered(experiment.lower_step().compile().as_text()) == []
+  assert unordered(users.compiled(experiment.lower_step()).as_text()) == []
 
 
 RANKS = "parallel.worker=2 parallel.data=2 "
@@ -137,7 +138,7 @@ def test_evaluation_orders_collectives_of_different_devices(
     program.stored_shapes, program.layout.shardings(program.specs),
   )
   lowered = make_eval_step(program).lower(params, experiment.abstract_batch())
-  assert unordered(lowered.compile().as_text()) == []
+  assert unordered(users.compiled(lowered).as_text()) == []
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -146,7 +147,7 @@ def test_inference_orders_collectives_of_different_devices(phase):
     phase, "parallel.data=2 parallel.tensor=4 sync.p=0.5",
     {"data": 2, "tensor": 4},
   )
-  assert unordered(step.lower().compile().as_text()) == []
+  assert unordered(users.compiled(step.lower()).as_text()) == []
 
 
 def test_reductions_of_nano_batches_follow_one_another():
@@ -154,7 +155,7 @@ def test_reductions_of_nano_batches_follow_one_another():
     "decode", "parallel.data=2 parallel.tensor=4 sync.p=0.5 "
     "inference.nanobatches=3", {"data": 2, "tensor": 4},
   )
-  text = step.lower().compile().as_text()
+  text = users.compiled(step.lower()).as_text()
   assert text.count(" all-reduce(") >= 3 * 5
   assert unordered(text, of_one_group=True) == []
 

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import itertools
+import json
+import math
 import os
 import pathlib
 import secrets
@@ -359,3 +361,15 @@ def test_line_of_metrics_without_a_step_is_named(tmp_path, text):
   (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{text}\n')
   with pytest.raises(ValueError, match="jsonl:2 is damaged: it has no step"):
     records.read_metrics(tmp_path)
+
+
+def test_json_is_strict_and_names_what_is_no_number(capsys):
+  """Other readers of JSON refuse NaN and Infinity."""
+  value = {"rows": [{"a": 1.5, "b": math.nan}], "n": (math.inf, -math.inf)}
+  text = files.to_json(value)
+  assert json.loads(text, parse_constant=pytest.fail) == {
+    "rows": [{"a": 1.5, "b": None}], "n": [None, None]
+  }
+  assert capsys.readouterr().err == (
+    "warning: rows[0].b and 2 more: no finite number; null in JSON\n"
+  )

@@ -3,6 +3,7 @@
 import datetime
 import importlib.metadata
 import json
+import math
 import platform
 import types
 
@@ -200,6 +201,24 @@ def test_json_of_records_is_indented(tmp_path):
   path = tmp_path / "a.json"
   records.write_json(path, {"a": [1], "b": None})
   assert path.read_text() == '{\n  "a": [\n    1\n  ],\n  "b": null\n}\n'
+
+
+def test_records_without_a_number_are_null(tmp_path, capsys):
+  """A validation loss may overflow; other readers of JSON refuse Infinity."""
+  records.write_json(tmp_path / "a.json", {"loss": math.nan})
+  writer = MetricsWriter(tmp_path, 0)
+  writer.write(1, {"loss": 2.0, "validation_loss": math.inf})
+  writer.close()
+  for name, found in (
+    ("a.json", {"loss": None}),
+    ("metrics.jsonl", {"step": 1, "loss": 2.0, "validation_loss": None}),
+  ):
+    text = (tmp_path / name).read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == found
+  assert capsys.readouterr().err == (
+    "warning: loss: no finite number; null in JSON\n"
+    "warning: validation_loss: no finite number; null in JSON\n"
+  )
 
 
 def test_damaged_or_foreign_config_is_named(tmp_path):

@@ -18,6 +18,7 @@ import pytest
 from parallel.xla import hlo, reading
 from parallel.xla.groups import MeshAxes, along, inferred_axes
 from parallel.xla.reading import read
+from tests import users
 from tests.parallel.xla.overlap_test import COPIES
 
 LAYERS, BATCH, WIDTH, HIDDEN = 3, 32, 64, 256
@@ -119,7 +120,7 @@ def test_requested_dtype_and_line_of_each_sum(from_lowered):
 
 
 def test_all_forms_agree(lowered, from_lowered, tmp_path):
-  compiled = lowered.compile()
+  compiled = users.compiled(lowered)
   text = compiled.as_text()
   file = tmp_path / "step.txt"
   file.write_text(text)
@@ -348,7 +349,7 @@ def test_copies_between_device_and_host_are_listed():
 
 
 def test_names_may_have_no_mark(lowered):
-  text = lowered.compile().as_text()
+  text = users.compiled(lowered).as_text()
   assert "%" in text
   marked, plain = read(text), read(text.replace("%", ""))
   assert marked.entries
@@ -435,7 +436,7 @@ def test_other_input_is_one_line(program, message):
 
 
 def test_truncated_text_is_refused(lowered):
-  text = lowered.compile().as_text()
+  text = users.compiled(lowered).as_text()
   for size in range(0, len(text) - 2, len(text) // 37):
     with pytest.raises(ValueError):
       read(text[:size] + "\n")

@@ -144,6 +144,7 @@ def sent(program, sizes, devices, dtype="float32"):
   ))
   found = []
   for f in (automatic, explicit):
+    # Emitters of fusions, which `tests.users` selects, change no collective.
     module = hlo.parse(f.lower(*operands).compile().as_text())
     total = collections.Counter()
     for entry in compiled.collectives(module, mesh):

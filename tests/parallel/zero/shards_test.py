@@ -19,6 +19,7 @@ from parallel.zero import cost, partition
 from parallel.zero.gathered import Gathered, Shard
 from parallel.zero.partition import Level, Partition
 from parallel.zero.shards import Shards, Tensor
+from tests import users
 
 LEVELS = tuple(map(Level, ("node", "gpu", "gcd"), (2, 2, 2)))
 
@@ -328,7 +329,7 @@ def test_sent_bytes_equal_the_cost_formula(drawn):
 def test_backward_gathers_each_layer_again():
   """Checks that XLA does not merge the forward's and backward's gathers."""
   drawn = Partition((Level("node", 2),), 1, 1, 1)
-  text = lowered_step(drawn, {"node": 2})[0].compile().as_text()
+  text = users.compiled(lowered_step(drawn, {"node": 2})[0]).as_text()
   gathers = [line for line in text.splitlines() if " all-gather(" in line]
   backward = [line for line in gathers if "transpose" in line]
   assert (len(gathers), len(backward)) == (4, 2)

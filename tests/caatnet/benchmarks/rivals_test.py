@@ -1,0 +1,457 @@
+"""Scripts that other Pythons run, with stand-ins for the packages of those.
+
+A stand-in has what a script uses of a package, and records how it is used.
+"""
+
+import contextlib
+import io
+import itertools
+import json
+import sys
+import time
+import types
+
+import numpy as np
+import pytest
+
+from caatnet.benchmarks.foreign import flower_client
+from caatnet.benchmarks.graphs import graphs_dgl
+from caatnet.benchmarks.memory import placements_rivals
+from caatnet.benchmarks.peers import torch_step
+from caatnet.benchmarks.planner import planner_cp_sat
+from caatnet.benchmarks.serving import hugging_face
+
+STEP_S = 0.01
+
+
+@pytest.fixture
+def install(monkeypatch):
+  """Returns a function that makes modules importable."""
+  def install(**modules):
+    for name, values in modules.items():
+      name = name.replace("__", ".")
+      module = types.ModuleType(name)
+      vars(module).update(values)
+      monkeypatch.setitem(sys.modules, name, module)
+
+  return install
+
+
+@pytest.fixture
+def answers(monkeypatch, capsys):
+  """Returns a function from the lines of stdin to those of stdout."""
+  def answers(main, *lines):
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    main()
+    return list(map(json.loads, capsys.readouterr().out.splitlines()))
+
+  return answers
+
+
+class Llama:
+  """Model of two parameters, of 5 and 7 elements."""
+
+  def __init__(self, config):
+    self.made, self.calls = config, []
+    self.config = types.SimpleNamespace(_attn_implementation="sdpa")
+
+  def parameters(self):
+    return [types.SimpleNamespace(numel=lambda n=n: n) for n in (5, 7)]
+
+  def __getattr__(self, name):  # float, eval and train return the model
+    return lambda: self.calls.append(name) or self
+
+  def generate(self, prompts, stopping_criteria, **options):
+    self.calls.append((prompts, options))
+    (arrived,) = stopping_criteria
+    for number in range(options["max_new_tokens"]):
+      # The first token takes as long as two others.
+      time.sleep(STEP_S * (1 + (number == 0)))
+      stops = arrived(np.zeros((len(prompts), 4 + number)), None, cache=None)
+      assert stops.tolist() == [False] * len(prompts)
+
+  def __call__(self, input_ids, labels):
+    assert labels is input_ids
+    time.sleep(STEP_S)
+    self.calls.append(input_ids.shape)
+    number = sum(x == input_ids.shape for x in self.calls)
+    return types.SimpleNamespace(loss=types.SimpleNamespace(
+      backward=lambda: self.calls.append("backward"), item=lambda: 1 / number
+    ))
+
+
+@pytest.fixture
+def llamas(install):
+  """Returns the models that a script makes."""
+  made, threads = [], []
+
+  class AdamW:
+    def __init__(self, parameters, **settings):
+      assert len(parameters) == 2
+      self.calls = made[0].calls
+      self.calls.append(settings)
+
+    def step(self):
+      self.calls.append("step")
+
+    def zero_grad(self):
+      self.calls.append("zero_grad")
+
+  def build(config):
+    assert threads == [3]
+    made.append(Llama(config))
+    return made[-1]
+
+  install(
+    torch={
+      "__version__": "9.8", "set_num_threads": threads.append,
+      "manual_seed": np.random.seed,
+      "randint": lambda high, size: np.random.randint(high, size=size),
+      "ones_like": np.ones_like, "zeros": np.zeros, "bool": bool,
+      "inference_mode": contextlib.nullcontext,
+      "optim": types.SimpleNamespace(AdamW=AdamW),
+      "nn": types.SimpleNamespace(utils=types.SimpleNamespace(
+        clip_grad_norm_=lambda _, norm: made[0].calls.append(norm)
+      )),
+    },
+    transformers={
+      "__version__": "7.6", "LlamaForCausalLM": build,
+      "LlamaConfig": lambda **sizes: types.SimpleNamespace(**sizes),
+    },
+  )
+  return made
+
+
+def test_arrivals_of_generated_tokens_are_timed(llamas, answers):
+  asked = {"batch": 2, "prompt": 4, "tokens": 3}
+  about, first, second = answers(
+    hugging_face.main, {"threads": 3, "model": {"vocab_size": 11}}, asked,
+    asked,
+  )
+  assert about == {
+    "torch": "9.8", "transformers": "7.6", "attention": "sdpa",
+    "num_params": 12,
+  }
+  (model,) = llamas
+  to_float, to_eval, *runs = model.calls
+  assert (to_float, to_eval) == ("float", "eval")
+  for prompts, options in runs:
+    assert prompts.shape == (2, 4)
+    assert 0 <= prompts.min() <= prompts.max() < 11
+    assert options.pop("attention_mask").tolist() == [[1] * 4] * 2
+    assert options == {
+      "min_new_tokens": 3, "max_new_tokens": 3, "do_sample": False,
+      "use_cache": True, "pad_token_id": 0,
+    }
+  assert len(runs) == 2
+  for found in (first, second):
+    assert found.keys() == {"prompt_seconds", "decode_seconds"}
+    assert found["prompt_seconds"] >= 2 * STEP_S
+    assert found["decode_seconds"] >= 2 * STEP_S  # of two tokens
+
+
+def test_steps_of_torch_are_those_of_adamw_with_clipping(llamas, answers):
+  start = time.perf_counter()
+  about, found, last = answers(
+    torch_step.main, {
+      "threads": 3, "batch": 2, "length": 6, "model": {"vocab_size": 11},
+    }, {"steps": 2}, {"steps": 1},
+  )
+  passed = time.perf_counter() - start
+  assert about == {
+    "name": "transformers 7.6, torch 9.8", "attention": "sdpa",
+    "num_params": 12,
+  }
+  (model,) = llamas
+  assert model.made.use_cache is False
+  assert model.calls == [
+    "float", "train", {
+      "lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True,
+    }, *[(2, 6), "backward", 1.0, "step", "zero_grad"] * 3,
+  ]
+  assert (found["loss"], last["loss"]) == (1 / 2, 1 / 3)
+  assert STEP_S <= found["seconds"] < passed / 2
+  assert STEP_S <= last["seconds"] < passed
+
+
+def test_edges_and_times_of_dgl_are_of_batches_after_the_warm_up(
+  install, answers, monkeypatch, tmp_path
+):
+  asked = []
+
+  def sample(graph, seeds):
+    time.sleep(STEP_S)
+    asked.append(seeds.tolist())
+    blocks = [
+      types.SimpleNamespace(num_edges=lambda n=n: n)
+      for n in (len(seeds), 10 * len(seeds))
+    ]
+    return np.zeros(100 * len(seeds)), None, blocks
+
+  def graph(kind):
+    name, (indptr, indices, data) = kind
+    assert (name, data) == ("csc", [])
+    assert (indptr.dtype, indptr.tolist()) == ("int64", [0, 1, 3])
+    assert (indices.dtype, indices.tolist()) == ("int64", [1, 0, 1])
+
+  fanouts, threads = [], []
+  install(
+    torch={"set_num_threads": threads.append, "from_numpy": lambda x: x},
+    dgl={
+      "__version__": "5.4", "graph": graph,
+      "dataloading": types.SimpleNamespace(NeighborSampler=lambda of: (
+        fanouts.append(of) or types.SimpleNamespace(sample=sample)
+      )),
+    },
+  )
+  np.save(tmp_path / "indptr.npy", np.int32([0, 1, 3]))
+  np.save(tmp_path / "indices.npy", np.int32([1, 0, 1]))
+  np.save(tmp_path / "roots.npy", np.int32([[0, 1], [1, 1], [1, 0]]))
+  monkeypatch.setattr(
+    sys, "argv", ["graphs_dgl.py", str(tmp_path), "1", "4", "15", "10"]
+  )
+  (found,) = answers(graphs_dgl.main)
+  assert asked == [[0, 1], [1], [0, 1]]  # roots occur once
+  assert (fanouts, threads) == ([[10, 15]], [4])
+  seconds = found.pop("with_unique_s")
+  assert found == {
+    "of": "DGL 5.4", "edges": 33, "unique": 300, "sampled_s": None,
+  }
+  assert 2 * STEP_S <= seconds < 1
+
+
+@pytest.fixture
+def digits(monkeypatch, tmp_path):
+  """Sets the options of a run with two clients."""
+  draw = np.random.default_rng(0)
+  np.savez(
+    tmp_path / "digits.npz", labels=draw.integers(10, size=40),
+    images=np.float32(draw.uniform(size=(40, 64))),
+  )
+  monkeypatch.setenv(flower_client.OPTIONS, json.dumps({
+    "data": str(tmp_path / "digits.npz"), "width": 7, "steps": 1, "seed": 3,
+    "folder": str(tmp_path), "config": "", "clients": 2, "rounds": 5,
+    "evaluate": True, "address": "host:1",
+  }))
+
+
+def test_server_of_flower_waits_for_all_clients(install, digits, monkeypatch):
+  started = []
+  install(
+    flower_client=vars(flower_client), flwr={},
+    flwr__common={"ndarrays_to_parameters": lambda x: x},
+    flwr__server={
+      "ServerConfig": lambda **values: values,
+      "start_server": lambda **values: started.append(values),
+    },
+    flwr__server__strategy={"FedAvg": lambda **values: values},
+  )
+  name = "caatnet.benchmarks.foreign.flower_server"
+  monkeypatch.delitem(sys.modules, name, raising=False)
+  from caatnet.benchmarks.foreign import flower_server
+  monkeypatch.delitem(sys.modules, name)
+  flower_server.main()
+  (found,) = started
+  strategy = found.pop("strategy")
+  assert found == {"server_address": "host:1", "config": {"num_rounds": 5}}
+  for key in ("on_fit_config_fn", "on_evaluate_config_fn"):
+    assert strategy.pop(key)(4) == {"server_round": 4}
+  initial = strategy.pop("initial_parameters")
+  assert [x.shape for x in initial] == [(64, 7), (7,), (7, 10), (10,)]
+  assert strategy == {
+    "fraction_evaluate": 1.0, "min_fit_clients": 2, "min_evaluate_clients": 2,
+    "min_available_clients": 2,
+  }
+
+
+def test_client_of_flower_has_the_methods_of_ours(install, digits, monkeypatch):
+  started = []
+
+  class NumPyClient:
+    def to_client(self):
+      return self
+
+  install(flwr={}, flwr__client={
+    "NumPyClient": NumPyClient,
+    "start_client": lambda **values: started.append(values),
+  })
+  sys.modules["flwr"].client = sys.modules["flwr.client"]
+  monkeypatch.setattr(
+    sys, "argv", ["flower_client.py", "flower", "--client=1"]
+  )
+  flower_client.main()
+  (found,) = started
+  client = found.pop("client")
+  assert found == {"server_address": "host:1"}
+  assert isinstance(client, NumPyClient)
+  assert client.get_properties({}) == {"num_examples": 16}
+  parameters = client.get_parameters({})
+  trained, examples, _ = client.fit(parameters, {"server_round": 1})
+  assert examples == 16
+  assert client.evaluate(trained, {"server_round": 1})[1] == 4
+
+
+class Sum:
+  """Sum of variables of a model; a variable is the sum of itself."""
+
+  def __init__(self, *names):
+    self.names = names
+
+  def __radd__(self, other):
+    return self if other == 0 else Sum(*other.names, *self.names)
+
+  __add__ = __radd__
+
+  def __ge__(self, other):
+    return self, other
+
+
+class Model:
+  """The part of CP-SAT that the script uses, solved by trying all orders."""
+
+  def __init__(self):
+    self.bounds, self.tables, self.least, self.hint = {}, [], [], {}
+    self.add_all_different = lambda found: setattr(self, "devices", found)
+    self.add_hint = lambda variable, value: self.hint.update({variable: value})
+
+  def new_int_var(self, low, high, name):
+    made = Sum(f"{name} {len(self.bounds)}")
+    self.bounds[made.names[0]] = low, high
+    return made
+
+  def add_allowed_assignments(self, variables, rows):
+    self.tables.append(([x.names[0] for x in variables], rows))
+
+  def add(self, constraint):
+    self.least.append(constraint)
+
+  def minimize(self, total):
+    self.total = total
+
+  def solve(self):
+    """Returns the value of the best order's sum, and its variables."""
+    names, best = [x.names[0] for x in self.devices], None
+    (low, high), = {self.bounds[name] for name in names}
+    for order in itertools.permutations(range(low, high + 1), len(names)):
+      of = dict(zip(names, order, strict=True))
+      for (a, b, link), rows in self.tables:
+        found = [z for x, y, z in rows if (x, y) == (of[a], of[b])]
+        of[link] = found[0] if found else np.inf
+      for worst, links in self.least:
+        name, cost = worst.names[0], sum(of[x] for x in links.names)
+        of[name] = max(of.get(name, 0), cost)
+        if of[name] > self.bounds[name][1]:
+          of[name] = np.inf
+      value = sum(of[x] for x in self.total.names)
+      best = min(best or (np.inf, of), (value, of), key=lambda x: x[0])
+    return best
+
+
+def test_order_of_cp_sat_has_the_least_cost(install, answers):
+  """Two kinds of links: the slowest one, and the slowest of two pipelines."""
+  class Solver:
+    def __init__(self):
+      self.parameters, self.wall_time = types.SimpleNamespace(), 2.5
+
+    def solve(self, model):
+      assert self.parameters.max_time_in_seconds == 9
+      assert [model.hint[x] for x in model.devices] == [0, 1, 2, 3]
+      self.best_objective_bound, self.found = model.solve()
+      return 4
+
+    def value(self, variable):
+      return self.found[variable.names[0]]
+
+  module = {
+    "CpModel": Model, "CpSolver": Solver, "OPTIMAL": 4, "FEASIBLE": 2,
+  }
+  install(ortools={}, ortools__sat={}, ortools__sat__python={
+    "cp_model": types.SimpleNamespace(**module)
+  })
+  first, second = np.random.default_rng(0).uniform(1, 3, (2, 4, 4))
+
+  def cost(order):
+    a, b, c, d = order
+    links = first[a, b], first[b, c]
+    return max(links) + max(
+      second[a, b] + second[b, c], second[c, d] + second[d, a]
+    )
+
+  (found,) = answers(planner_cp_sat.main, {
+    "size": 4, "known": cost(range(4)), "hint": [0, 1, 2, 3], "limit_s": 9,
+    "kinds": [
+      {"seconds": first.tolist(), "source": [0, 1], "target": [1, 2],
+       "sums": [[0], [1]]},
+      {"seconds": second.tolist(), "source": [0, 1, 2, 3],
+       "target": [1, 2, 3, 0], "sums": [[0, 1], [2, 3]]},
+    ],
+  })
+  assert cost(found["order"]) == pytest.approx(
+    min(map(cost, itertools.permutations(range(4)))), rel=1e-3
+  )
+  # Six costs are rounded down to a ten-thousandth of the known cost.
+  assert 0 <= cost(found["order"]) - found["bound"] < 6e-4 * cost(range(4))
+  assert (found["proven"], found["seconds"]) == (True, 2.5)
+
+
+def test_rivals_place_whole_layers_and_estimate_each_offload(install, answers):
+  class Module:
+    def __init__(self):
+      self.sizes = []
+
+    def register_parameter(self, name, parameter):
+      assert name == f"x{len(self.sizes)}"
+      self.sizes.append(parameter)
+
+  def fill(modules, max_memory, no_split_module_classes, clean_result):
+    """Fills devices in their order, then a disk."""
+    assert (no_split_module_classes, clean_result) == (["Layer"], False)
+    left, found = dict(max_memory), {}
+    for i, module in enumerate(modules):
+      assert type(module).__name__ == "Layer"
+      size = sum(module.sizes)
+      fitting = [tier for tier, room in left.items() if room >= size]
+      found[i] = fitting[0] if fitting else "disk"
+      if fitting:
+        left[fitting[0]] -= size
+    return found
+
+  def empty(size, dtype, device):
+    assert (dtype, device) == ("int8", "meta")
+    return size
+
+  install(
+    accelerate={"__version__": "1"},
+    accelerate__utils={"infer_auto_device_map": fill},
+    deepspeed={"__version__": "2"}, deepspeed__runtime={},
+    deepspeed__runtime__zero={}, deepspeed__runtime__zero__stage3={
+      "estimate_zero3_model_states_mem_needs":
+      lambda total, largest, cpu_offload, cpu_offload_params,
+      additional_buffer_factor: (
+        total * additional_buffer_factor, largest, "more"
+      ),
+    },
+    torch={
+      "__version__": "3", "int8": "int8", "empty": empty,
+      "nn": types.SimpleNamespace(
+        Module=Module, ModuleList=list, Parameter=lambda x, gradient: x
+      ),
+    },
+  )
+  (found,) = answers(placements_rivals.main, {
+    "problems": [
+      {"sizes": [3, 2], "layers": 4, "tiers": [11, 5, 20]},
+      {"sizes": [3, 2], "layers": 4, "tiers": [11, 5]},
+    ], "parameters": [100, 7],
+  })
+  assert found["versions"] == {
+    "accelerate": "1", "deepspeed": "2", "torch": "3"
+  }
+  assert found["layers"] == [[2, 1, 1], None]
+  assert found["estimates"] == [
+    {"optimizer": optimizer, "weights": weights, "buffers": factor,
+     "host": 100 * factor, "device": 7}
+    for factor in (1.0, 1.5)
+    for optimizer, weights in ((True, True), (True, False), (False, False))
+  ]
