@@ -226,6 +226,8 @@ class Claim(_Model):
     writes: File in results/ -> file that the commands write instead.
     expected: Named numbers.
     judgement: Verdict, or "computed".
+    checks: Entries in log/ on those checks of the ledger (docs/ledger.md) that
+      support a prediction, for claims that are only predicted.
     reproduced_if: Whether all criteria must hold, or any.
     scope: Scope of a claim that is reproduced.
     date: Day on which the numbers were seen.
@@ -249,6 +251,7 @@ class Claim(_Model):
   writes: dict[str, str] = {}
   expected: dict[str, Expected] = {}
   judgement: Declared = "computed"
+  checks: list[EntryName] = []
   reproduced_if: Literal["all", "any"] = "all"
   scope: str = ""
   date: datetime.date
@@ -318,6 +321,8 @@ class Claim(_Model):
       raise ValueError("commands need budget_s or cannot_run")
     if not self.commands and not self.same_as and not self.cannot_run:
       raise ValueError("needs commands, same_as or cannot_run")
+    if self.checks and self.judgement != "only predicted":
+      raise ValueError("checks are for claims that are only predicted")
     self._check_criteria()
     texts = {
       "published.text": self.published.text, "seen": self.seen,

@@ -47,11 +47,15 @@ def load(folder: pathlib.Path = FOLDER) -> dict[str, list[Claim]]:
           f"{paper}.toml, claim {claim.number}: same_as: no claim "
           f"{claim.same_as!r}"
         )
-      for name, expected in claim.expected.items():
-        if expected.log and not log.path_of(expected.log).exists():
+      named = [("checks", entry) for entry in claim.checks] + [
+        (f"expected.{name}.log", expected.log)
+        for name, expected in claim.expected.items() if expected.log
+      ]
+      for key, entry in named:
+        if not log.path_of(entry).exists():
           raise ValueError(
-            f"{paper}.toml, claim {claim.number}: expected.{name}.log: no "
-            f"entry {expected.log!r} in log/"
+            f"{paper}.toml, claim {claim.number}: {key}: no entry {entry!r} in "
+            "log/"
           )
   return found
 
@@ -137,6 +141,8 @@ def _entry(claim: Claim) -> str:
           f"{_unread(claim)}"),
     _item(f"**Verdict: {verdict}.** {claim.filled(claim.explanation)}"),
   ]
+  if verdict == "only predicted":
+    blocks.append(_item(f"**Checks of the ledger**: {_checks(claim)}"))
   if claim.after:
     blocks.append("\n" + claim.after.strip() + "\n")
   return "".join(blocks[:1] + ["\n"] + blocks[1:])
@@ -192,6 +198,17 @@ def _unread(claim: Claim) -> str:
   return (
     " Recorded in the log and not read again by `launch.reproduce`: "
     f"{'; '.join(parts)}."
+  )
+
+
+def _checks(claim: Claim) -> str:
+  """Returns the checks behind a prediction, each with its verdict."""
+  if not claim.checks:
+    return "none; no compiled program is read."
+  texts = {name: log.path_of(name).read_text() for name in claim.checks}
+  return " ".join(
+    f"{log.link(name)}: {log.parse(name, text).verdict}"
+    for name, text in texts.items()
   )
 
 

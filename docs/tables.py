@@ -497,6 +497,34 @@ def foreign_programs(_: str) -> str:
   )
 
 
+def foreign_targets(_: str) -> str:
+  """Table of the ledger's page: the programs on other targets."""
+  found: dict[tuple[str, str], dict[str, str]] = {}
+  rows = result("foreign_targets")["rows"]
+  for row in rows:
+    if "error" in row:
+      cell = "not compiled"
+    elif row["equal"]:
+      cell = "equal"
+    else:
+      cell = ", not ".join(
+        "; ".join(
+          f"{k} {v:,}" for k, v in row[name].items() if row[other].get(k) != v
+        ) or "nothing"
+        for name, other in (("read", "expected"), ("expected", "read"))
+      )
+    cells = found.setdefault((row["project"], row["program"]), {})
+    cells[row["target"]] = cell
+  targets = [*dict.fromkeys(row["target"] for row in rows)]
+  return markdown_table(
+    ["project", "program", *targets],
+    [
+      [*program, *(cells.get(target, "-") for target in targets)]
+      for program, cells in found.items()
+    ],
+  )
+
+
 def foreign_faults(_: str) -> str:
   """Table of the ledger's page: planted faults and the lines that are named."""
   programs: dict[tuple[str, str], dict[str, str]] = {}
@@ -551,4 +579,5 @@ TABLES: dict[str, Table] = {
   "kernels": kernels,
   "foreign_programs": foreign_programs,
   "foreign_faults": foreign_faults,
+  "foreign_targets": foreign_targets,
 }

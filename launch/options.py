@@ -88,8 +88,8 @@ flags.register_validator(
 flags.DEFINE_string(
   "export",
   "",
-  "File for a schedule: .xml for MSCCL, .json for a Chrome trace of its "
-  "timeline.",
+  "File for a schedule: .xml for MSCCL, .perfetto-trace for its timeline at "
+  "https://ui.perfetto.dev.",
 )
 flags.DEFINE_string(
   "tiers",

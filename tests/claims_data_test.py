@@ -131,6 +131,21 @@ def test_the_page_links_numbers_to_the_entries_that_record_them():
       assert not expected.log or log.link(expected.log) in entry, claim.number
 
 
+@pytest.mark.quick
+def test_predictions_list_the_checks_of_the_ledger_with_their_verdicts():
+  page = " ".join(claims.page().split())
+  for claim in ALL:
+    entry = page.partition(f" ### {claim.number} ")[2].partition(" ### ")[0]
+    listed = entry.partition("**Checks of the ledger**: ")[2]
+    assert bool(listed) == (claim.verdict() == "only predicted"), claim.number
+    assert listed.startswith("none") == bool(listed and not claim.checks)
+    for name in claim.checks:
+      verdict = log.parse(name, log.path_of(name).read_text()).verdict
+      assert f"{log.link(name)}: {verdict}" in listed, claim.number
+    if listed and "compile" in " ".join([*claim.commands, *claim.shown]):
+      assert claim.checks, claim.number
+
+
 GOOD = {
   "number": "1.1", "title": "a claim", "date": "2026-11-25",
   "published": {
@@ -169,6 +184,7 @@ def changed(**changes):
     ({"number": "1"}, "number"),
     ({"date": None}, "date"),
     ({"judgement": "likely"}, "judgement"),
+    ({"checks": ["2026-11-27-chakra-traces"]}, "claims that are only"),
     ({"published__source": "hearsay"}, "published.source"),
     ({"published__source": "unverified"}, "unverified cannot be reproduced"),
     ({"seen": "{seen.byte:.1f}"}, "seen: placeholder"),
@@ -237,6 +253,12 @@ def test_numbers_are_unique_and_references_exist(tmp_path):
   (tmp_path / "b.toml").write_text(_toml(other))
   missing = r"claim 1\.2: expected\.bytes\.log: no entry '2026-11-25-ring'"
   with pytest.raises(ValueError, match=missing):
+    claims.load(tmp_path)
+  other = changed(
+    number="1.2", judgement="only predicted", checks=["2026-11-25-ring"]
+  )
+  (tmp_path / "b.toml").write_text(_toml(other))
+  with pytest.raises(ValueError, match=r"checks: no entry '2026-11-25-ring'"):
     claims.load(tmp_path)
   (tmp_path / "b.toml").write_text("claims = 1 2")
   with pytest.raises(ValueError, match=r"^b\.toml: "):

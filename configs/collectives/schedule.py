@@ -6,7 +6,7 @@ r"""Analyses one collective schedule on one topology.
   python -m launch.simulate --config=configs/collectives/schedule.py \
     --export=multitree.xml     # for MSCCL's runtime
   python -m launch.simulate --config=configs/collectives/schedule.py \
-    --export=multitree.json    # for https://ui.perfetto.dev
+    --export=multitree.perfetto-trace    # for https://ui.perfetto.dev
   python -m launch.simulate --config=configs/collectives/schedule.py \
     --config.msccl=multitree.xml
 

@@ -7,7 +7,7 @@ r"""Compares pipeline schedules: bubble, memory, bytes and time.
   python -m launch.simulate --config=configs/pipeline/schedules.py \
     --config.work.factors='(1.0, 1.0, 1.0, 1.5)'    # the last stage is slower
   python -m launch.simulate --config=configs/pipeline/schedules.py \
-    --config.pipeline.schedule=zb_h1 --export=zb_h1.json   # a Chrome trace
+    --config.pipeline.schedule=zb_h1 --export=zb_h1.perfetto-trace
 
 Nothing is trained; it takes a second. Expected result: with 4 stages and 8
 microbatches, 1F1B takes 352 ms and ZB-H1 286 ms, with equal peak activations.

@@ -371,11 +371,13 @@ def _executed(
   for owner, found in collectives:
     operands = owner.operands(found)
     entries = list(reader.entry(owner, found, outer.op_name))
-    # Merged collectives have the lines of their operands.
+    # Merged collectives have the lines of their operands, which those that XLA
+    # has split (all-to-all) do not have.
     single = len(operands) == 1 or len(entries) == 1
     of_use = functools.cache(lambda: _line_of_use(computation, index, lines))
     for number, entry in enumerate(entries):
       made = found if single else operands[number]
+      made = made if lines.of(made) else found
       line = lines.of(made) or lines.of(outer) or of_use()
       yield Executed(
         entry,

@@ -91,9 +91,9 @@ def _keras() -> dict[str, Sends]:
   }
 
 
-def _mctx() -> dict[str, Sends]:
+def _mctx(num_devices: int) -> dict[str, Sends]:
   p = with_mctx
-  batch = 8 * p.BATCH
+  batch = num_devices * p.BATCH
   # Written after its reading, unlike the others: trees are independent, so the
   # form was "nothing" at first, but the partitioner does not know it. In each
   # simulation it gathers the indices of the nodes to read, two pairs and one
@@ -122,8 +122,16 @@ def _ringattention() -> dict[str, Sends]:
   return {"causal": {("sp", "permute"): 8 * (2 + 4) * 4 * size}}
 
 
-PROGRAMS: dict[str, dict[str, Sends]] = {
-  "brax": _brax(), "drjax": _drjax(), "equinox": _equinox(), "flax": _flax(),
-  "jraph": _jraph(), "keras": _keras(), "mctx": _mctx(), "penzai": _penzai(),
-  "ringattention": _ringattention(),
-}
+def programs(num_devices: int = 8) -> dict[str, dict[str, Sends]]:
+  """Returns project -> program -> bytes, on a number of devices.
+
+  Batches grow with the devices, so that most sizes do not depend on it.
+  """
+  return {
+    "brax": _brax(), "drjax": _drjax(), "equinox": _equinox(), "flax": _flax(),
+    "jraph": _jraph(), "keras": _keras(), "mctx": _mctx(num_devices),
+    "penzai": _penzai(), "ringattention": _ringattention(),
+  }
+
+
+PROGRAMS = programs()

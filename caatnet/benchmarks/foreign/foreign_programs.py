@@ -5,20 +5,23 @@ registry, and their texts are read here. Projects that need another version of a
 package have an environment of their own, the others share one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import concurrent.futures
+import contextlib
 import importlib
 import json
+import math
 import pathlib
 import sys
 import tempfile
+import threading
 from typing import Any
 
 from jax.sharding import AbstractMesh
 import numpy as np
 
 from caatnet.benchmarks.foreign import planted
-from caatnet.benchmarks.foreign.closed_forms import PROGRAMS, Sends
+from caatnet.benchmarks.foreign.closed_forms import PROGRAMS, Sends, programs
 from caatnet.benchmarks.harness import environments, timing
 from caatnet.show.render import table
 from parallel.checks import known
@@ -27,6 +30,11 @@ from parallel.xla.reading import Executed, Reading
 
 _HERE = pathlib.Path(__file__).parent
 _AT_ONCE = 4  # programs that are compiled; each imports for seconds
+_LIBTPU = threading.Lock()
+_FIRST = "cpu:8"  # target of all programs, and of those with a fault
+# Platform -> package that describes its devices. The CUDA plugin of jax 0.11.2
+# does not compile all programs.
+_PLUGINS = {"cpu": (), "tpu": ("jax[tpu]",), "gpu": ("jax[cuda12]==0.10.2",)}
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -37,7 +45,8 @@ def run(config: Any) -> dict[str, Any]:
 
   Raises:
     ValueError: A project is unknown, or its environment cannot be made, or a
-      program does not compile.
+      program does not compile for eight CPU devices. On other targets, that is
+      a result.
   """
   options = config.benchmark
   folder = pathlib.Path(options.folder)
@@ -45,36 +54,74 @@ def run(config: Any) -> dict[str, Any]:
   pythons = {}
   for project in projects:
     known("config.benchmark.projects=", project, PROGRAMS)
-    pythons[project] = environment(
-      project, folder, options.python or sys.executable
-    )
+    for target in _targets(project, options.targets):
+      pythons[project, target] = environment(
+        project, folder, options.python or sys.executable, target
+      )
   cases = [
-    (project, name, kind) for project in projects for name in PROGRAMS[project]
+    (project, name, target, kind) for project, target in pythons
+    for name in PROGRAMS[project]
     for kind in ("", *planted.FAULTS[project, name])
+    if not kind or target == _FIRST
   ]
+
+  def attempt(case: tuple[str, ...]) -> tuple[Reading, dict[str, Any]] | str:
+    try:
+      return read(pythons[case[0], case[2]], *case)
+    except ValueError as error:
+      if case[2] == _FIRST:
+        raise
+      return str(error)[-200:]
+
   with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
     found = dict(zip(cases, timing.progress(
-      pool.map(lambda case: read(pythons[case[0]], *case), cases), "compiling",
-      len(cases),
+      pool.map(attempt, cases), "compiling", len(cases),
     ), strict=True))
-  result: dict[str, Any] = {"rows": [], "faults": []}
-  for (project, name, kind), (each, facts) in found.items():
-    where = {"project": project, "program": name}
-    if kind:
-      sound, _ = found[project, name, ""]
-      row = {"fault": kind, **judged(each, facts["lines"], sound)}
-      result["faults"].append(where | row)
-    else:
-      row = compared(each, PROGRAMS[project][name])
-      result["rows"].append(where | {
-        "axes": dict(each.axes), "versions": facts["versions"], **row,
-      })
+  result = _rows(found)
   _print(result)
   return result
 
 
+def _rows(
+  found: Mapping[tuple[str, ...], tuple[Reading, dict[str, Any]] | str]
+) -> dict[str, Any]:
+  """Compares what was read with closed forms and with planted faults.
+
+  Args:
+    found: (project, program, target, kind of the fault) -> result of `read`, or
+      the error of a program that does not compile.
+  """
+  rows, faults = [], []
+  for (project, name, target, kind), result in found.items():
+    where = {"project": project, "program": name}
+    if isinstance(result, str):
+      rows.append(where | {"target": target, "error": result})
+      continue
+    each, facts = result
+    if kind:
+      sound, _ = found[project, name, target, ""]
+      row = {"fault": kind, **judged(each, facts["lines"], sound)}
+      faults.append(where | row)
+    else:
+      form = programs(math.prod(each.axes.values()))[project][name]
+      rows.append(where | {
+        "target": target, "axes": dict(each.axes),
+        "versions": facts["versions"], **compared(each, form),
+      })
+  return {"rows": rows, "faults": faults}
+
+
+def _targets(project: str, targets: Sequence[str]) -> list[str]:
+  """Returns the targets that a project's programs can be compiled for."""
+  module = _module(project)
+  # Others have an older jax, or arrays on their devices.
+  if getattr(module, "ANY_TARGET", False):
+    return list(targets)
+  return [_FIRST] if _FIRST in targets else []
+
+
 def environment(
-  project: str, folder: pathlib.Path, python: str
+  project: str, folder: pathlib.Path, python: str, target: str = _FIRST
 ) -> pathlib.Path:
   """Returns the Python of a project's environment, which is made once.
 
@@ -82,11 +129,16 @@ def environment(
     project: A key of ``PROGRAMS``.
     folder: Folder of environments.
     python: Python that makes it.
+    target: Target whose description it needs.
 
   Raises:
-    ValueError: pip cannot install the packages.
+    ValueError: The packages cannot be installed, or the platform is unknown.
   """
+  platform = target.partition(":")[0]
+  known("config.benchmark.targets=", platform, _PLUGINS)
   name, packages = _environment(project)
+  if plugin := _PLUGINS[platform]:
+    name, packages = f"{name}_{platform}", [*packages, *plugin]
   return environments.create(folder / name, packages, python)
 
 
@@ -104,25 +156,30 @@ def _pinned(packages: Iterable[str]) -> bool:
 
 
 def read(
-  python: pathlib.Path, project: str, name: str, kind: str = ""
+  python: pathlib.Path, project: str, name: str, target: str = _FIRST,
+  kind: str = "",
 ) -> tuple[Reading, dict[str, Any]]:
-  """Compiles a program for eight CPU devices, and reads it.
+  """Compiles a program for a target, and reads it.
 
   Args:
     python: Python that has the project's packages.
     project: A key of ``PROGRAMS``.
     name: Function of ``with_PROJECT.py``.
+    target: Target of `parallel.xla.targets`.
     kind: Kind of the fault to plant; "" for none.
 
   Returns:
     The reading; and ``versions`` of the project's packages and of jax, and
     ``lines`` that the fault adds collectives to.
   """
+  # One process at a time has libtpu.
+  alone = _LIBTPU if target.startswith("tpu:") else contextlib.nullcontext()
   with tempfile.TemporaryDirectory() as folder:
-    environments.execute([
-      str(python), str(_HERE / "run_program.py"), folder, project, name,
-      *[kind] * bool(kind),
-    ])
+    with alone:
+      environments.execute([
+        str(python), str(_HERE / "run_program.py"), folder, project, name,
+        target, *[kind] * bool(kind),
+      ])
     # Programs of older versions of jax do not name their mesh.
     axes = getattr(_module(project), "MESH", None)
     mesh = axes and AbstractMesh(tuple(axes.values()), tuple(axes))
@@ -214,13 +271,14 @@ def _module(project: str) -> Any:
 
 def _print(result: Mapping[str, Any]) -> None:
   table(
-    "What programs of other projects send, on 8 CPU devices",
-    ["project", "program", "mesh", "collectives", "read, bytes",
+    "What programs of other projects send",
+    ["project", "program", "target", "mesh", "collectives", "read, bytes",
      "closed form", "not understood"],
     [
       [
         " ".join(f"{p} {v}" for p, v in row["versions"].items()),
-        row["program"], ", ".join(f"{a} {n}" for a, n in row["axes"].items()),
+        row["program"], row["target"],
+        ", ".join(f"{a} {n}" for a, n in row["axes"].items()),
         str(row["collectives"]),
         "\n".join(f"{k} {v:,}" for k, v in row["read"].items()),
         "equal" if row["equal"] else "\n".join(
@@ -228,9 +286,13 @@ def _print(result: Mapping[str, Any]) -> None:
         ),
         "\n".join(row["unknown"]) or "nothing",
       ]
-      for row in result["rows"]
+      for row in result["rows"] if "error" not in row
     ],
   )
+  for row in result["rows"]:
+    if "error" in row:
+      print(f"{row['project']} {row['program']}, {row['target']}: no program: "
+            f"{row['error']}")
   table(
     "Planted faults: the source line that the reading names",
     ["project", "program", "fault", "lines of its collectives", "named"],

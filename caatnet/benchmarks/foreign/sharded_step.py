@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-DATA, FSDP = 2, 4
+FSDP = 4
 
 
 def padded(size: int) -> int:
@@ -35,7 +35,8 @@ def sharded(
     batch: Batch of all devices.
   """
   mesh = jax.make_mesh(
-    (DATA, FSDP), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2
+    (jax.device_count() // FSDP, FSDP), ("data", "fsdp"),
+    axis_types=(AxisType.Auto,) * 2,
   )
   example = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype),
                          jax.eval_shape(init))

@@ -1,13 +1,14 @@
 """Parts of Brax' training: statistics of observations, and a gradient step."""
 
 PACKAGES = ("brax",)
+ANY_TARGET = True
 OBSERVATION, BATCH, HIDDEN = 40, 64, 128
 
 
 def statistics():
   """`running_statistics.update` on observations.
 
-  The batch is ``[8 * BATCH, OBSERVATION]``, float32.
+  The batch is ``[devices * BATCH, OBSERVATION]``, float32.
   """
   from brax.training.acme import running_statistics, specs
   import jax
@@ -26,7 +27,7 @@ def statistics():
 def gradients():
   """`gradients.gradient_update_fn` on a value network, with Adam.
 
-  The batch is ``[8 * BATCH, OBSERVATION]``, float32.
+  The batch is ``[devices * BATCH, OBSERVATION]``, float32.
   """
   from brax.training import gradients, networks
   import jax
@@ -56,7 +57,7 @@ def gradients():
 def sharded():
   """A value network with its parameters cut over an axis.
 
-  The batch is ``[8 * BATCH, OBSERVATION]``, float32.
+  The batch is ``[devices * BATCH, OBSERVATION]``, float32.
   """
   from brax.training import networks
   import jax
@@ -68,7 +69,9 @@ def sharded():
   return sharded_step.sharded(
     lambda: network.init(jax.random.key(0)),
     lambda params, batch: network.apply(None, params, batch)[:, None],
-    jax.ShapeDtypeStruct((8 * BATCH, OBSERVATION), "float32"),
+    jax.ShapeDtypeStruct(
+      (jax.device_count() * BATCH, OBSERVATION), "float32"
+    ),
   )
 
 
@@ -76,7 +79,7 @@ def _sharded(update):
   import jax
   from jax.sharding import PartitionSpec as P
 
-  mesh = jax.make_mesh((8,), ("i",))
+  mesh = jax.make_mesh((jax.device_count(),), ("i",))
   return jax.jit(jax.shard_map(
     update, mesh=mesh, in_specs=(P(), P("i")), out_specs=P(), check_vma=False
   ))
@@ -87,7 +90,8 @@ def _batch():
   from jax.sharding import NamedSharding
   from jax.sharding import PartitionSpec as P
 
-  mesh = jax.make_mesh((8,), ("i",))
+  mesh = jax.make_mesh((jax.device_count(),), ("i",))
   return jax.ShapeDtypeStruct(
-    (8 * BATCH, OBSERVATION), "float32", sharding=NamedSharding(mesh, P("i"))
+    (mesh.size * BATCH, OBSERVATION), "float32",
+    sharding=NamedSharding(mesh, P("i")),
   )

@@ -1,6 +1,7 @@
 """Federated averaging with DrJAX: clients train, the server averages."""
 
 PACKAGES = ("drjax",)
+ANY_TARGET = True
 INPUTS, OUTPUTS, BATCH, STEPS = 96, 32, 16, 4
 
 
@@ -8,7 +9,7 @@ def round_of_averaging():
   """A round of federated averaging with `drjax.program`, a client per device.
 
   Weights are ``[INPUTS, OUTPUTS]`` and batches
-  ``[8, STEPS, BATCH, INPUTS]``, float32.
+  ``[devices, STEPS, BATCH, INPUTS]``, float32.
   """
   import drjax
   import jax
@@ -16,7 +17,8 @@ def round_of_averaging():
   from jax.sharding import AxisType, NamedSharding
   from jax.sharding import PartitionSpec as P
 
-  mesh = jax.make_mesh((8,), ("clients",), axis_types=(AxisType.Auto,))
+  count = jax.device_count()
+  mesh = jax.make_mesh((count,), ("clients",), axis_types=(AxisType.Auto,))
 
   def trained(w, batches):
     """Takes steps of SGD on a client's batches."""
@@ -30,7 +32,7 @@ def round_of_averaging():
 
     return jax.lax.scan(step, w, batches)[0]
 
-  @drjax.program(placements={"clients": 8})
+  @drjax.program(placements={"clients": count})
   def average(w, batches):
     local = drjax.map_fn(trained, (drjax.broadcast(w, mesh=mesh), batches),
                          mesh=mesh)
@@ -42,7 +44,7 @@ def round_of_averaging():
     )
 
   batches = (
-    array((8, STEPS, BATCH, INPUTS), "clients"),
-    array((8, STEPS, BATCH, OUTPUTS), "clients"),
+    array((count, STEPS, BATCH, INPUTS), "clients"),
+    array((count, STEPS, BATCH, OUTPUTS), "clients"),
   )
   return jax.jit(average), (array((INPUTS, OUTPUTS)), batches)

@@ -1,22 +1,24 @@
 """Layers of Flax: synchronised statistics, attention over heads, an NNX MLP."""
 
 PACKAGES = ("flax", "optax")
+ANY_TARGET = True
+# BATCH on eight devices; it grows with them.
 BATCH, LENGTH, WIDTH, HIDDEN, HEADS = 16, 32, 64, 256, 8
 
 
 def batch_norm():
   """`linen.BatchNorm` in training, with statistics over all devices.
 
-  The input is ``[8 * BATCH, WIDTH]``, float32.
+  The input is ``[devices * BATCH, WIDTH]``, float32.
   """
   from flax import linen as nn
   import jax
   import jax.numpy as jnp
   from jax.sharding import PartitionSpec as P
 
-  mesh = jax.make_mesh((8,), ("data",))
+  mesh = jax.make_mesh((jax.device_count(),), ("data",))
   norm = nn.BatchNorm(use_running_average=False, axis_name="data")
-  x = jax.ShapeDtypeStruct((8 * BATCH, WIDTH), jnp.float32)
+  x = jax.ShapeDtypeStruct((mesh.size * BATCH, WIDTH), jnp.float32)
   variables = jax.eval_shape(
     lambda: nn.BatchNorm(use_running_average=False).init(
       jax.random.key(0), jnp.ones((BATCH, WIDTH))
@@ -47,11 +49,13 @@ def attention():
   import optax
 
   mesh = jax.make_mesh(
-    (2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+    (jax.device_count() // 4, 4), ("data", "model"),
+    axis_types=(AxisType.Auto,) * 2,
   )
   layer = nn.MultiHeadDotProductAttention(HEADS, use_bias=False)
   x = jax.ShapeDtypeStruct(
-    (BATCH, LENGTH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data"))
+    (mesh.size // 8 * BATCH, LENGTH, WIDTH), jnp.float32,
+    sharding=NamedSharding(mesh, P("data")),
   )
   params = jax.eval_shape(layer.init, jax.random.key(0), x)
 
@@ -90,7 +94,8 @@ def nnx_mlp():
   import optax
 
   mesh = jax.make_mesh(
-    (4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+    (jax.device_count() // 2, 2), ("data", "model"),
+    axis_types=(AxisType.Auto,) * 2,
   )
 
   class MLP(nnx.Module):
@@ -124,7 +129,8 @@ def nnx_mlp():
     return value, optax.apply_updates(state, updates)
 
   x = jax.ShapeDtypeStruct(
-    (BATCH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data"))
+    (mesh.size // 8 * BATCH, WIDTH), jnp.float32,
+    sharding=NamedSharding(mesh, P("data")),
   )
   return jax.jit(step), (state, x)
 
@@ -144,7 +150,9 @@ def sharded():
   return sharded_step.sharded(
     lambda: layer.init(jax.random.key(0), example),
     lambda params, x: layer.apply(params, x).reshape(-1, WIDTH),
-    jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), "float32"),
+    jax.ShapeDtypeStruct(
+      (jax.device_count() // 8 * BATCH, LENGTH, WIDTH), "float32"
+    ),
   )
 
 

@@ -1,6 +1,7 @@
 """A message-passing step of jraph, with the edges of a graph on all devices."""
 
 PACKAGES = ("jraph",)
+ANY_TARGET = True
 NODES, EDGES, GRAPHS, WIDTH = 128, 512, 4, 24  # EDGES on one device
 LOCAL = (
   "device_edges", "device_receivers", "device_senders", "device_n_edge",
@@ -11,7 +12,8 @@ LOCAL = (
 def sharded_edges():
   """A call of `jraph.experimental.sharded_graphnet.ShardedEdgesGraphNetwork`.
 
-  Nodes are ``[NODES, WIDTH]`` on all devices, edges ``[8, EDGES, WIDTH]``.
+  Nodes are ``[NODES, WIDTH]`` on all devices, edges
+  ``[devices, EDGES, WIDTH]``.
   """
   import jax
   import jax.numpy as jnp
@@ -19,12 +21,13 @@ def sharded_edges():
   from jax.sharding import PartitionSpec as P
   from jraph.experimental import sharded_graphnet as sharded
 
-  mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Auto,))
+  count = jax.device_count()
+  mesh = jax.make_mesh((count,), ("i",), axis_types=(AxisType.Auto,))
   network = sharded.ShardedEdgesGraphNetwork(
     update_edge_fn=lambda edge, sent, received, whole: edge + sent * received,
     update_node_fn=lambda node, sent, received, whole: node + sent - received,
     update_global_fn=lambda nodes, edges, whole: whole + nodes + edges,
-    num_shards=8,
+    num_shards=count,
   )
 
   def array(shape, dtype=jnp.float32):
@@ -38,14 +41,14 @@ def sharded_edges():
 
   fields = dict(
     nodes=array((NODES, WIDTH)), globals=array((GRAPHS, WIDTH)),
-    receivers=array((8 * EDGES,), jnp.int32),
-    senders=array((8 * EDGES,), jnp.int32),
+    receivers=array((count * EDGES,), jnp.int32),
+    senders=array((count * EDGES,), jnp.int32),
     n_node=array((GRAPHS,), jnp.int32), n_edge=array((GRAPHS,), jnp.int32),
-    device_edges=array((8, EDGES, WIDTH)),
-    device_receivers=array((8, EDGES), jnp.int32),
-    device_senders=array((8, EDGES), jnp.int32),
-    device_n_edge=array((8, 2), jnp.int32),
-    device_graph_idx=array((8, 2), jnp.int32),
+    device_edges=array((count, EDGES, WIDTH)),
+    device_receivers=array((count, EDGES), jnp.int32),
+    device_senders=array((count, EDGES), jnp.int32),
+    device_n_edge=array((count, 2), jnp.int32),
+    device_graph_idx=array((count, 2), jnp.int32),
   )
   graph = sharded.ShardedEdgesGraphsTuple(**fields)
   specs = graph._replace(**{f: P("i" if f in LOCAL else None) for f in fields})

@@ -1,18 +1,21 @@
 """Monte Carlo tree search of mctx with a batch over all devices."""
 
 PACKAGES = ("mctx",)
+ANY_TARGET = True
 BATCH, ACTIONS, WIDTH, SIMULATIONS = 4, 6, 8, 16
 
 
 def search():
-  """`mctx.muzero_policy` on roots ``[8 * BATCH, WIDTH]``, float32."""
+  """`mctx.muzero_policy` on roots ``[devices * BATCH, WIDTH]``, float32."""
   import jax
   import jax.numpy as jnp
   from jax.sharding import AxisType, NamedSharding
   from jax.sharding import PartitionSpec as P
   import mctx
 
-  mesh = jax.make_mesh((8,), ("batch",), axis_types=(AxisType.Auto,))
+  mesh = jax.make_mesh(
+    (jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,)
+  )
 
   def model(params, key, action, embedding):
     embedding = jnp.tanh(embedding @ params + action[:, None])
@@ -31,7 +34,8 @@ def search():
     ).action
 
   embedding = jax.ShapeDtypeStruct(
-    (8 * BATCH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("batch"))
+    (mesh.size * BATCH, WIDTH), jnp.float32,
+    sharding=NamedSharding(mesh, P("batch")),
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
   params = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)

@@ -8,7 +8,7 @@ from typing import Any
 from caatnet.checks import naming
 from caatnet.train import files
 from parallel import checks
-from parallel.network import trace
+from parallel.network import perfetto_trace, trace
 from parallel.pipeline import cost, simulate
 from parallel.pipeline.builders import BUILDERS, Size, build, chunks_of
 from parallel.pipeline.check import check
@@ -182,21 +182,23 @@ def _hops(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Hops:
 
 
 def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Writes the timeline of ``config.pipeline.schedule`` as a Chrome trace.
+  """Writes the timeline of ``config.pipeline.schedule`` for https://ui.perfetto.dev.
 
   Args:
     config: Config as nested dicts.
-    path: File to write, which ends in .json.
+    path: File to write, which ends in .perfetto-trace.
 
   Raises:
-    ValueError: The file ends otherwise, or the pipeline schedule does not
-      support the size.
+    ValueError: The file ends otherwise, the pipeline schedule does not support
+      the size, or perfetto is not installed.
   """
-  if path.suffix != ".json":
-    raise ValueError(f"--export={path} must end in .json (Chrome trace)")
+  if path.suffix != perfetto_trace.SUFFIX:
+    raise ValueError(f"--export={path} must end in {perfetto_trace.SUFFIX}")
   table = built(config, config["pipeline"]["schedule"])
   name = (
     f"{table.name}, {table.num_stages} stages, {table.num_microbatches} "
     "microbatches"
   )
-  files.replace(path, trace.pipeline_to_json(timed(config, table), name))
+  rows, bars = trace.actions(timed(config, table))
+  with files.whole(path) as temporary:
+    perfetto_trace.write(bars, temporary, name, rows)

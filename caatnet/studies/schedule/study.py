@@ -8,7 +8,7 @@ from caatnet.checks import naming
 from caatnet.studies.collectives import chosen
 from caatnet.studies.inputs import parse_topology
 from caatnet.train import files
-from parallel.network import simulate, trace
+from parallel.network import perfetto_trace, simulate, trace
 from parallel.network.routed import RoutedSchedule, on_links
 from parallel.schedules import builders
 from parallel.schedules.msccl import exporter, importer
@@ -116,25 +116,28 @@ def of_config(
 
 
 def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Writes the schedule as MSCCL XML, or its timeline as a Chrome trace.
+  """Writes the schedule as MSCCL XML, or its timeline for https://ui.perfetto.dev.
 
   Args:
     config: Config as nested dicts.
-    path: File to write, which ends in .xml or in .json.
+    path: File to write, which ends in .xml or in .perfetto-trace.
 
   Raises:
-    ValueError: The file has another suffix.
+    ValueError: The file has another suffix, or perfetto is not installed.
   """
   net, schedule, routed = of_config(config)
   if path.suffix == ".xml":
     options = config["export"]
     with naming("config.export", options):
       text = exporter.export_xml(schedule, **options)
-  elif path.suffix == ".json":
-    timeline = simulate.events(routed, config["size_bytes"])
-    text = trace.to_json(timeline, f"{schedule.name} on {net.name}")
+    files.replace(path, text)
+  elif path.suffix == perfetto_trace.SUFFIX:
+    rows, bars = trace.messages(simulate.events(routed, config["size_bytes"]))
+    with files.whole(path) as temporary:
+      perfetto_trace.write(
+        bars, temporary, f"{schedule.name} on {net.name}", rows
+      )
   else:
     raise ValueError(
-      f"--export={path} must end in .xml (MSCCL) or .json (Chrome trace)"
+      f"--export={path} must end in .xml (MSCCL) or {perfetto_trace.SUFFIX}"
     )
-  files.replace(path, text)

@@ -10,11 +10,10 @@ import pathlib
 from caatnet.studies.sends import execution
 from caatnet.train import files
 from parallel.hardware.devices import DEVICES
-from parallel.network import chakra, replay
-from parallel.xla import perfetto_trace
+from parallel.network import chakra, perfetto_trace, replay
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.reading import Reading
-from parallel.xla.timeline import COMPUTE, timeline
+from parallel.xla.timeline import COMPUTE, Bar, timeline
 
 
 def write(
@@ -36,10 +35,19 @@ def write(
   """
   name, program = _program("--trace", readings, rates)
   with files.whole(path) as temporary:
-    seconds = perfetto_trace.write(timeline(program), temporary, name)
+    seconds = perfetto_trace.write(
+      map(_bar, timeline(program)), temporary, name, [COMPUTE]
+    )
   return (
     f"{path}: {seconds * 1e3:,.3f} ms with the peak rates of {rates} and one "
     "of its links; open it at https://ui.perfetto.dev"
+  )
+
+
+def _bar(bar: Bar) -> perfetto_trace.Bar:
+  return perfetto_trace.Bar(
+    bar.row, bar.name, bar.start_s, bar.end_s,
+    {"where": bar.where, "bytes": bar.bytes, "flops": bar.flops},
   )
 
 

@@ -33,7 +33,9 @@ def test_step_sends_what_the_closed_form_says(sound):
 
 
 def test_planted_fault_is_named_by_its_line(sound):
-  found, facts = foreign_programs.read(PYTHON, "flax", "sharded", "all_reduce")
+  found, facts = foreign_programs.read(
+    PYTHON, "flax", "sharded", kind="all_reduce"
+  )
   row = foreign_programs.judged(found, facts["lines"], sound)
   assert row["found"]
   (line,) = row["blamed"]
@@ -47,8 +49,12 @@ def test_planted_fault_is_named_by_its_line(sound):
 
 @pytest.mark.parametrize("kind", ["dtype", "gather"])
 def test_fault_in_an_installed_module_is_named_there(kind):
-  sound, _ = foreign_programs.read(PYTHON, "flax", "batch_norm")
-  found, facts = foreign_programs.read(PYTHON, "flax", "batch_norm", kind)
+  program = PYTHON, "flax", "batch_norm", "cpu:16"
+  sound, _ = foreign_programs.read(*program)
+  assert dict(sound.axes) == {"data": 16}
+  expected = foreign_programs.programs(16)["flax"]["batch_norm"]
+  assert foreign_programs.compared(sound, expected)["equal"]
+  found, facts = foreign_programs.read(*program, kind)
   (line,) = facts["lines"]
   assert "flax/linen/normalization.py:" in line
   assert {e.source for e in foreign_programs.added(found, sound)} == {line}
@@ -98,13 +104,27 @@ def test_every_project_has_its_file_and_packages():
 
 
 def test_environment_is_made_once(tmp_path):
-  for project in ("flax", "ringattention"):
-    name, packages = foreign_programs._environment(project)
+  for project, target, name, further in (
+    ("flax", "cpu:8", "shared", []),
+    ("flax", "tpu:v5p:2x2x2", "shared_tpu", ["jax[tpu]"]),
+    ("ringattention", "cpu:8", "ringattention", []),
+  ):
+    _, packages = foreign_programs._environment(project)
     (tmp_path / name).mkdir()
-    (tmp_path / name / "installed").write_text("\n".join(packages))
-  for project, name in (("flax", "shared"), ("ringattention", "ringattention")):
-    made = foreign_programs.environment(project, tmp_path, "no such python")
+    (tmp_path / name / "installed").write_text("\n".join(packages + further))
+    made = foreign_programs.environment(
+      project, tmp_path, "no such python", target
+    )
     assert made == tmp_path / name / "bin/python"
+  with pytest.raises(ValueError, match=r"targets='npu' must be one"):
+    foreign_programs.environment("flax", tmp_path, "", "npu:8")
+
+
+def test_programs_with_arrays_are_compiled_for_eight_cpus_only():
+  both = ("tpu:v5p:2x2x2", "cpu:8")
+  for project, targets in (("flax", list(both)), ("keras", ["cpu:8"])):
+    assert foreign_programs._targets(project, both) == targets
+    assert foreign_programs._targets(project, both[:1]) == targets[:-1]
 
 
 def test_unknown_project_is_refused():
@@ -129,6 +149,7 @@ def test_python_that_cannot_make_environments_is_one_line(tmp_path):
 def test_tables_show_what_was_read_and_the_closed_form_if_it_differs(capsys):
   row = {
     "project": "flax", "program": "sharded", "versions": {"flax": "9.8"},
+    "target": "cpu:8",
     "axes": {"data": 2, "fsdp": 4}, "collectives": 3, "equal": True,
     "read": {"data all_reduce": 12_345},
     "expected": {"data all_reduce": 54_321}, "unknown": [],
@@ -142,7 +163,7 @@ def test_tables_show_what_was_read_and_the_closed_form_if_it_differs(capsys):
     [cell.strip() for cell in line.strip("│").split("│")]
     for line in capsys.readouterr().out.splitlines() if line.startswith("│")
   ]
-  common = ["flax 9.8", "sharded", "data 2, fsdp 4", "3"]
+  common = ["flax 9.8", "sharded", "cpu:8", "data 2, fsdp 4", "3"]
   assert first == [*common, "data all_reduce 12,345", "equal", "nothing"]
   assert second == [
     *common, "data all_reduce 12,345", "data all_reduce 54,321",

@@ -190,4 +190,4 @@ def test_environment_is_made_once_by_two_processes(tmp_path):
     ))
   assert found == [folder / "bin/python"] * 2
   lines = (tmp_path / "commands").read_text().splitlines()
-  assert [line.split()[1] for line in lines] == ["venv", "pip"]
+  assert [line.split()[1] for line in lines] == ["venv", "pip", "uv"]

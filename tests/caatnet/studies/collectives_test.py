@@ -19,6 +19,7 @@ from parallel.network.routed import on_links
 from parallel.schedules import builders, check
 from parallel.schedules.msccl import importer
 from parallel.topology import builders as topologies
+from tests import traces
 
 ROOT = pathlib.Path(__file__).parents[3]
 NAMES = ("multitree", "schedule", "spraying")
@@ -128,8 +129,10 @@ def test_exported_schedules_can_be_imported(tmp_path):
   wrong = config | {"export": config["export"] | {"runtime": "gpu"}}
   with pytest.raises(ValueError, match=r"config.export.runtime='gpu' must be"):
     study.export(wrong, tmp_path / "gpu.xml")
-  study.export(config, tmp_path / "m.json")
-  assert json.loads((tmp_path / "m.json").read_text())["traceEvents"]
+  study.export(config, tmp_path / "m.perfetto-trace")
+  title, rows, bars = traces.read(tmp_path / "m.perfetto-trace")
+  assert " on " in title
+  assert all(bars[row] for row in rows)
   with pytest.raises(ValueError, match=r"must end in .xml"):
     study.export(config, tmp_path / "m.txt")
 

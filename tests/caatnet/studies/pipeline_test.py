@@ -9,6 +9,7 @@ from caatnet.studies.pipeline import report
 from caatnet.studies.pipeline import study as pipeline
 from configs.pipeline import schedules
 from parallel.pipeline.builders import BUILDERS
+from tests import traces
 
 
 def small(**changes):
@@ -29,9 +30,11 @@ def test_study_is_json_and_has_tables_and_a_picture(tmp_path, capsys):
   assert all(name in printed for name in BUILDERS)
   study.plot(result, tmp_path / "new" / "picture.png")
   assert (tmp_path / "new" / "picture.png").read_bytes().startswith(b"\x89PNG")
-  study.export(config, tmp_path / "trace.json")
-  assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-  with pytest.raises(ValueError, match=r"--export=.*x.txt must end in .json"):
+  study.export(config, tmp_path / "a.perfetto-trace")
+  title, _, bars = traces.read(tmp_path / "a.perfetto-trace")
+  assert title.startswith(config["pipeline"]["schedule"])
+  assert all(bars[f"stage {s}"] for s in range(config["pipeline"]["stages"]))
+  with pytest.raises(ValueError, match=r"--export=.*x.txt must end in .perf"):
     study.export(config, tmp_path / "x.txt")
 
 

@@ -12,6 +12,8 @@ from caatnet.show import render
 from caatnet.studies.sends import foreign, report, trace
 from parallel.hardware import cluster_files
 from parallel.hardware.devices import DEVICES
+from parallel.xla.timeline import COMPUTE, timeline
+from tests import traces
 
 EXAMPLE = "docs/examples/mlp.py:step"
 ROOT = pathlib.Path(__file__).parents[3]
@@ -103,6 +105,24 @@ def test_difference_of_two_programs(file, capsys):
   same = {"one": readings[f"{file}:whole"], "two": readings[f"{file}:whole"]}
   render.show(report.report(same))
   assert "differs" not in capsys.readouterr().out
+
+
+def test_trace_has_a_row_per_resource(tmp_path):
+  readings = foreign.read(EXAMPLE, jax.devices()[:8])
+  path = tmp_path / "step.perfetto-trace"
+  line = trace.write(readings, path, "h100")
+  title, rows, found = traces.read(path)
+  assert (title, rows) == (EXAMPLE, [COMPUTE, "fsdp", "tensor", "data"])
+  _, program = trace._program("--trace", readings, "h100")
+  expected = {row: [] for row in rows}
+  for bar in timeline(program):
+    expected[bar.row].append((
+      bar.name, round(bar.start_s * 1e9), round(bar.end_s * 1e9),
+      {"where": bar.where, "bytes": bar.bytes, "flops": bar.flops},
+    ))
+  assert found == expected
+  last = max(bar.end for bars in found.values() for bar in bars)
+  assert f": {last / 1e6:,.3f} ms with the peak rates of h100" in line
 
 
 def test_execution_traces_are_replayed(file, tmp_path):

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import itertools
-import json
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -308,20 +307,23 @@ def test_trace_has_a_bar_for_every_hop():
   net = topologies.bigraph(2, 4)
   routed = on_links(builders.build("hdrm", net), net)
   timeline = simulate.events(routed, 8 * 1600)
-  rows = json.loads(trace.to_json(timeline, "hdrm"))
-  bars = [r for r in rows["traceEvents"] if r["ph"] == "X"]
+  rows, found = trace.messages(timeline)
+  bars = list(found)
   assert len(bars) == len(routed.hop_links)
   sent = collections.Counter()
   for bar in bars:
-    sent[bar["tid"]] += bar["args"]["bytes"]
+    sent[bar.row] += bar.details["bytes"]
   np.testing.assert_array_equal(
-    [sent[i] for i in range(len(net.links))], routed.link_bytes(8 * 1600)
+    [sent[row] for row in rows], routed.link_bytes(8 * 1600)
   )
   # A bar lasts while the link is busy; the message arrives one latency later.
+  starts = [bar.start_s for bar in bars]
+  assert starts == sorted(starts)
   np.testing.assert_allclose(
-    [bar["dur"] for bar in bars], (timeline.end_ns - timeline.start_ns) / 1e3
+    sorted(bar.end_s - bar.start_s for bar in bars),
+    np.sort(timeline.end_ns - timeline.start_ns) / 1e9, atol=1e-15,
   )
-  last = max(bar["args"]["arrival_ns"] for bar in bars)
+  last = max(bar.details["arrival_ns"] for bar in bars)
   assert last == timeline.finish_ns
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 
 import numpy as np
@@ -353,23 +352,19 @@ def test_trace_has_a_bar_for_every_action_and_message():
     schedule, even_work(Size(2, 4, 2), 1e-3, 1e-3, 1e-3),
     even_hops(2, busy_s=2e-4, latency_s=1e-5),
   )
-  found = json.loads(trace.pipeline_to_json(timeline, "two"))["traceEvents"]
-  bars = [x for x in found if x["ph"] == "X"]
-  actions = [x for x in bars if x["cat"] != "hop"]
-  hops = [x for x in bars if x["cat"] == "hop"]
+  _, found = trace.actions(timeline)
+  bars = list(found)
+  actions = [x for x in bars if x.row.startswith("stage")]
+  hops = [x for x in bars if x not in actions]
   assert len(actions) == (schedule.kinds > 0).sum()
   assert len(hops) == cost.num_sends(Size(2, 4, 2))
-  assert {x["tid"] for x in actions} == {0, 3}
+  assert {x.row for x in actions} == {"stage 0", "stage 1"}
   # Two links per stage: outputs are on one, cotangents on the other.
-  assert all(
-    x["tid"] % 3 == (1 if x["name"].startswith("forward") else 2) for x in hops
-  )
-  assert max(x["ts"] + x["dur"] for x in actions) == (
-    pytest.approx(1e6 * timeline.finish_s)
-  )
-  assert {round(x["dur"], 6) for x in hops} == {200.0}
   for x in hops:
-    assert x["args"]["arrival_us"] == pytest.approx(x["ts"] + 210)
+    assert x.row.endswith("next") == x.name.startswith("forward")
+    assert x.end_s - x.start_s == pytest.approx(2e-4)
+    assert x.details["arrival_s"] == pytest.approx(x.start_s + 2.1e-4)
+  assert max(x.end_s for x in actions) == pytest.approx(timeline.finish_s)
 
 
 def test_trace_of_a_v_has_messages_on_the_links_that_carry_them():
@@ -378,10 +373,10 @@ def test_trace_of_a_v_has_messages_on_the_links_that_carry_them():
   timeline = simulate.events(
     schedule, even_work(Size(3, 5, 2), 1e-3, 1e-3, 1e-3), even_hops(3, 1e-5)
   )
-  found = json.loads(trace.pipeline_to_json(timeline))["traceEvents"]
+  _, found = trace.actions(timeline)
   hops = [
-    (x["name"].split()[0], x["args"]["chunk"], x["tid"] % 3)
-    for x in found if x.get("cat") == "hop"
+    (x.name.split()[0], x.details["chunk"], 1 if x.row.endswith("next") else 2)
+    for x in found if not x.row.startswith("stage")
   ]
   assert len(hops) == cost.num_sends(Size(3, 5, 2), v_shaped=True)
   assert set(hops) == {

@@ -5,11 +5,10 @@ import pathlib
 
 import jax
 from jax.sharding import AbstractMesh
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 import pytest
 
 from parallel.hardware.devices import DEVICES
-from parallel.xla import hlo, perfetto_trace, reading
+from parallel.xla import hlo, reading
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.timeline import COMPUTE, timeline
 from tests.parallel.xla import reading_test
@@ -101,39 +100,3 @@ def test_longest_branch_runs():
   found = reading.read(f, jax.ShapeDtypeStruct((), "int32"), big, mesh=mesh)
   program = ScheduledProgram(found.module, mesh, DEVICES["h100"], lambda _: 0)
   assert sum(b.flops for b in timeline(program)) == 2 * 256**3
-
-
-def test_file_has_a_track_per_row(tmp_path):
-  bars = list(timeline(scheduled(4 * PRODUCT)))
-  path = tmp_path / "step.perfetto-trace"
-  seconds = perfetto_trace.write(bars, path, "a program")
-  assert seconds == max(b.end_s for b in bars)
-  trace = Trace()
-  trace.ParseFromString(path.read_bytes())
-  tracks = {
-    p.track_descriptor.uuid: p.track_descriptor for p in trace.packet
-    if p.HasField("track_descriptor")
-  }
-  (program,) = (t for t in tracks.values() if not t.HasField("parent_uuid"))
-  assert program.name == "a program"
-  slices, begun = [], {}
-  for packet in trace.packet:
-    if not packet.HasField("track_event"):
-      continue
-    event = packet.track_event
-    if event.type == TrackEvent.TYPE_SLICE_BEGIN:
-      notes = {a.name: a for a in event.debug_annotations}
-      begun[event.track_uuid] = event.name, packet.timestamp, notes
-    else:
-      name, start, notes = begun.pop(event.track_uuid)
-      slices.append((
-        tracks[event.track_uuid].name, name, start, packet.timestamp,
-        notes["where"].string_value, notes["bytes"].double_value,
-        notes["flops"].double_value,
-      ))
-  assert not begun
-  assert slices == [
-    (b.row, b.name, round(b.start_s * 1e9), round(b.end_s * 1e9), b.where,
-     b.bytes, b.flops)
-    for b in bars
-  ]

@@ -74,6 +74,10 @@ class ForeignPrograms:
   folder: str = field(
     ".cache/foreign", "Folder of the environments, which are made once."
   )
+  targets: tuple[str, ...] = field(
+    ("cpu:8",), "Targets as of --target. Programs whose arguments are arrays "
+    "have cpu:8 only, and faults are planted there."
+  )
   python: str = field(
     "", 'Python that makes the environments; "" for the one that runs this.'
   )

@@ -152,7 +152,7 @@ class Pipeline(Study):
       2, "Model chunks per stage, for schedules with several.", COUNT
     )
     schedule: str = field(
-      "1f1b", "Pipeline schedule that --export writes as a Chrome trace."
+      "1f1b", "Pipeline schedule whose timeline --export writes."
     )
 
   @section
