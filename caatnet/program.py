@@ -23,6 +23,7 @@ from caatnet.models.protocol import Model, Parameter
 from caatnet.stages import Stages
 from parallel.axes import Axis
 from parallel.memory.offload import ON_DEVICE, Activations
+from parallel.xla.compiler_options import of_device
 from parallel.zero import cost
 from parallel.zero.gathered import Gathered
 from parallel.zero.partition import Partition
@@ -51,6 +52,8 @@ class Layout:
     activations: Activations that layers save for their backward, and their
       memory.
     stages: Stages of a pipeline; None if every rank runs the whole model.
+    xla_options: XLA options and their values, in addition to those of the
+      devices or instead of them.
   """
 
   worker: Axis
@@ -63,6 +66,7 @@ class Layout:
   moments: str = "device"
   activations: Activations = ON_DEVICE
   stages: Stages | None = None
+  xla_options: tuple[tuple[str, bool | str], ...] = ()
 
   @property
   def axes(self) -> tuple[Axis, ...]:
@@ -87,6 +91,15 @@ class Layout:
     The reason is in `parallel.collectives.after`.
     """
     return self.mesh.devices.flat[0].platform == "cpu"
+
+  def compiler_options(self, in_pieces: bool = False) -> dict[str, bool | str]:
+    """Returns the XLA options with which a step is compiled.
+
+    Args:
+      in_pieces: Whether the step is run in nano-batches.
+    """
+    device = self.mesh.devices.flat[0]
+    return of_device(device, in_pieces) | dict(self.xla_options)
 
   @property
   def num_data_ranks(self) -> int:

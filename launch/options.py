@@ -155,6 +155,8 @@ _MOST_CHARACTERS = 4000
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
                 IsADirectoryError, NotADirectoryError, PermissionError,
                 MemoryError)
+# Messages of XLA about options that it does not have, or wrong values of them.
+_XLA_OPTION = re.compile("No such compile option|While setting option xla_")
 
 
 def run(
@@ -343,10 +345,12 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     of_user = isinstance(error, _USER_ERRORS) or (
       isinstance(error, OSError) and error.filename is not None
     )
-    if debug or not (full or absent or of_user):
+    option = _XLA_OPTION.search(str(error))
+    if debug or not (full or absent or of_user or option):
       raise
     name = pathlib.Path(argv[0]).stem
     line = f"launch.{name} {absent}" if absent else full or _one_line(error)
+    line = f"config.parallel.xla_options: {line}" if option else line
     line = commands.runnable(line)
     print(f"error: {line}", file=sys.stderr)
     if full:

@@ -44,6 +44,7 @@ from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.kernels import selection
 from parallel.memory.offload import ON_DEVICE
 from parallel.pipeline import builders
+from parallel.xla import compiler_options
 
 _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "pipeline", "outer",
@@ -174,6 +175,7 @@ def build_program(
     None if pipeline is None else _stages(
       pipeline, axes["stage"], model, config.train.accumulation
     ),
+    _xla_options(parallel),
   )
   _check_kept(layout, config)
   _check_offloaded(layout, config)
@@ -197,8 +199,7 @@ def from_folder(
       run's tokenizer is damaged, missing or changed.
   """
   workdir = files.folder(workdir)
-  config = ml_collections.ConfigDict(records.read_config(workdir))
-  config.parallel.device_order = ()  # specific to the machine of training
+  config = stored(workdir)
   try:
     experiment = build(config, requested_mesh)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -207,6 +208,13 @@ def from_folder(
   if isinstance(data, TextData):
     data = dataclasses.replace(data, kept=tokenizer.load(workdir))
   return dataclasses.replace(experiment, data=data)
+
+
+def stored(workdir: str | os.PathLike[str]) -> ml_collections.ConfigDict:
+  """Returns the config of a run's folder, without keys of its machine."""
+  config = ml_collections.ConfigDict(records.read_config(files.folder(workdir)))
+  config.parallel.device_order, config.parallel.xla_options = (), ""
+  return config
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -285,6 +293,14 @@ def _mesh(
   """Returns the mesh, in the config's device order if it has one."""
   with naming("config.parallel", ("device_order",)):
     return make_mesh(axes, devices, parallel.device_order)
+
+
+def _xla_options(parallel: Parallel) -> tuple[tuple[str, bool | str], ...]:
+  """Returns ``config.parallel.xla_options`` as pairs."""
+  try:
+    return tuple(compiler_options.parse(parallel.xla_options).items())
+  except ValueError as error:
+    raise ValueError(f"config.parallel.xla_options: {error}") from error
 
 
 def _pipeline(config: ml_collections.ConfigDict) -> Pipeline | None:

@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 
 from caatnet.checks import one_of
-from caatnet.config import inference, sections, serving
+from caatnet.config import experiments, inference, sections, serving
 from caatnet.config.schema import tree
 from caatnet.config.schema.experts import Experts as Options
 from caatnet.serving.engine.device_weights import DeviceWeights
@@ -118,7 +118,7 @@ def _built(
   requested_mesh: Mapping[str, int] | None,
 ) -> inference.Inference:
   """Builds the model of a library."""
-  run = ml_collections.ConfigDict(records.read_config(epath.Path(library.path)))
+  run = experiments.stored(library.path)
   run.inference = config.inference
   run.parallel.data = 1
   return inference.build(run, requested_mesh)

@@ -22,7 +22,7 @@ from caatnet.models.nanobatches import Nanobatches
 from caatnet.models.paged import CacheShape, CacheSizes
 from caatnet.models.protocol import continues_text
 from caatnet.program import Program
-from caatnet.train import files, records
+from caatnet.train import files
 from caatnet.train.checkpoint import export
 from parallel.kernels.paged_attention import api
 from parallel.zero.partition import Level, Partition
@@ -204,7 +204,7 @@ def from_folder(
     ValueError: If a file is damaged, or a value is not allowed.
   """
   workdir = files.folder(workdir)
-  config = ml_collections.ConfigDict(records.read_config(workdir))
+  config = experiments.stored(workdir)
   inference = build(override(with_inference(config), overrides), requested_mesh)
   experiment = experiments.from_folder(workdir)
   params, step = export.read(experiment, workdir, step)

@@ -99,7 +99,8 @@ class Decoder:
     self.cache_shape = cache_shape
     self.weights = weights
     self._run = _of_packed(
-      make_step(program, weights, cache_shape, nanobatches), self.num_replicas
+      make_step(program, weights, cache_shape, nanobatches), self.num_replicas,
+      program.layout.compiler_options(nanobatches is not None),
     )
     self._state = _allocate(program, capacity, cache_shape)
 
@@ -193,13 +194,15 @@ def _packed(leaves: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _of_packed(
-  step: Callable[..., Any], num_replicas: int
+  step: Callable[..., Any], num_replicas: int,
+  compiler_options: dict[str, bool | str],
 ) -> Callable[..., Any]:
   """Returns a jitted step that takes batch and sampling as one packed array.
 
   Args:
     step: Result of `make_step`.
     num_replicas: D.
+    compiler_options: XLA options of its programs.
 
   Returns:
     A function ``(params, state, packed, types, filters) -> (tokens [D, S],
@@ -209,7 +212,8 @@ def _of_packed(
   """
 
   @functools.partial(
-    jax.jit, static_argnames=("types", "filters"), donate_argnums=1
+    jax.jit, static_argnames=("types", "filters"), donate_argnums=1,
+    compiler_options=compiler_options,
   )
   def run(params, state, packed, types, filters):
     arrays, tree = types

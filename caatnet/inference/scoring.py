@@ -61,7 +61,7 @@ class Scorer:
     """
     layout, model = program.layout, program.model
     self.context, self.vocab_size = context, model.vocab_size
-    self._params = weights.params
+    self._params, self._options = weights.params, layout.compiler_options()
     self._num_rows = batch * math.prod(layout.batch_dims)
     self._lengths = _padded_lengths(
       context, layout.mesh.devices.flat[0].platform
@@ -199,7 +199,9 @@ class Scorer:
     )
     key = (step, length)
     if key not in self._compiled:
-      self._compiled[key] = step.lower(params, placed).compile()
+      self._compiled[key] = step.lower(params, placed).compile(
+        self._options
+      )
     return jax.device_get(self._compiled[key](params, placed))
 
   def _check(self, rows: Sequence[np.ndarray], limit: int) -> None:

@@ -330,7 +330,9 @@ class Run:
       # Popped, so that a lowered program is freed once it is compiled.
       lowered = self.lowered.pop(plan.variant, None)
       lowered = lowered or self.experiment.lower_step(plan)
-      self.programs[plan.variant] = lowered.compile()
+      self.programs[plan.variant] = lowered.compile(
+        self.experiment.program.layout.compiler_options()
+      )
     if self.tracing:
       self.profiled[plan.variant] = self.programs[plan.variant]
     numbers = jax.tree.map(np.int32, plan.numbers)

@@ -25,13 +25,15 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 _NUM_STEPS, _DECAY_STEPS = ("train", "num_steps"), ("optimizer", "decay_steps")
 
 # Keys that a resumed run may change, since they do not affect its results. It
-# may also change config.zero, config.memory, the stages and the device order,
-# since checkpoints do not depend on them.
+# may also change config.zero, config.memory, the stages, the device order and
+# XLA's options, since checkpoints do not depend on them.
 _FREE = {
   ("train", key)
   for key in ("log_every", "eval_every", "checkpoint_every",
               "keep_checkpoints")
-} | {("name",), ("parallel", "stage"), ("parallel", "device_order")} | {
+} | {("name",)} | {
+  ("parallel", key) for key in ("stage", "device_order", "xla_options")
+} | {
   ("federated", key)  # limits of times, and more rounds
   for key in ("rounds", "reconnect_s", "silence_s", "alone_s")
 } | {

@@ -4,7 +4,7 @@ XLA compiles the target's executable, so that its memory analysis, collectives
 and schedule equal those on real devices. Execution times are not available.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import fcntl
@@ -46,7 +46,7 @@ _TPU_LOCK = "/tmp/libtpu_lockfile"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """Compilation target: devices, their rates and links, compiler options.
+  """Compilation target: devices, their rates and links.
 
   Attributes:
     name: Name of the target as the user wrote it.
@@ -55,43 +55,21 @@ class Target:
       record.
     levels: Groups of devices and the links in each, innermost first. A TPU
       slice is one level.
-    compiler_options: XLA options that overlap reductions with compute, as far
-      as the platform supports it (docs/methods.md).
     links: Measured links, which replace the levels; None for the published
       ones.
-    early_options: Further options, which start reductions early in steps whose
-      pieces have an order (nano-batches).
   """
 
   name: str
   devices: tuple[jax.Device, ...]
   hardware: Device | None
   levels: tuple[Level, ...]
-  compiler_options: Mapping[str, bool | str]
   links: LinkMatrix | None = None
-  early_options: Mapping[str, bool | str] = dataclasses.field(
-    default_factory=dict
-  )
 
   @property
   def shares_processors(self) -> bool:
     """Whether a device that waits leaves its processors to other devices."""
     return self.name.startswith("cpu:")
 
-
-# Options that make all-reduces of XLA:TPU asynchronous, selected by compiling
-# with and without them: log/2026-11-21-reductions-under-compute.md.
-_SPARSE_CORE = {
-  "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
-  "xla_tpu_use_tc_device_shape_on_sc": "true",
-}
-_TPU_OPTIONS = {"v5p": _SPARSE_CORE, "v6e": _SPARSE_CORE}
-# XLA:TPU starts an all-reduce only as early as its estimated time requires,
-# which is too short: log/2026-11-27-nanobatches-early.md. v6e was not compiled.
-_EARLY_OPTIONS = {
-  "v5p": {"xla_tpu_sparse_core_all_reduce_latency_multiplier": "10"},
-}
-_GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
 
 def resolve(name: str) -> Target:
@@ -125,7 +103,7 @@ def resolve(name: str) -> Target:
         f"--target={name}: this process has {len(devices)} CPU devices; pass "
         f"--cpu_devices={rest[0]}, too"
       )
-    return Target(name, devices[: int(rest[0])], None, (), {})
+    return Target(name, devices[: int(rest[0])], None, ())
   raise ValueError(f"--target={name!r} is not {SYNTAX}")
 
 
@@ -215,8 +193,6 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
     hardware,
     # One level: the links of a slice form a single torus.
     (Level("slice", len(devices), hardware.link),),
-    _TPU_OPTIONS.get(generation, {}),
-    early_options=_EARLY_OPTIONS.get(generation, {}),
   )
 
 
@@ -329,6 +305,4 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
     for level, size in zip(cluster.levels, (gpus, nodes), strict=False)
   )
   assert math.prod(level.size for level in levels) == len(description.devices)
-  return Target(
-    name, tuple(description.devices), hardware, levels, _GPU_OPTIONS
-  )
+  return Target(name, tuple(description.devices), hardware, levels)

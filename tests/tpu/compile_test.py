@@ -81,7 +81,7 @@ def test_memory_report_equals_the_compiler_analysis():
   target = targets.resolve("tpu:v5e:2x4")
   analysis = (
     experiment.lower_step()
-    .compile(compiler_options=dict(target.compiler_options))
+    .compile(experiment.program.layout.compiler_options())
     .memory_analysis()
   )
   assert result["memory"]["total"] == (

@@ -155,7 +155,7 @@ def compiled(target: str, text: str) -> dict[str, Any]:
   stored = sum(map(bytes_per_device, jax.tree.leaves(state)))
   try:
     program = experiment.lower_step(experiment.outer.plan(0)).compile(
-      compiler_options=dict(machine.compiler_options)
+      experiment.program.layout.compiler_options()
     )
   except jax.errors.JaxRuntimeError as error:
     return {"total": refused(str(error), stored), "fits": False}

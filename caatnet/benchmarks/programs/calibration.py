@@ -194,6 +194,7 @@ class _Steps:
         self.made[plan.variant] = programs.compile_for(
           target, layout.mesh,
           lambda plan=plan: self.experiment.lower_step(plan),
+          layout.compiler_options(),
         )
     self.batch = put_batch(layout, setup.token_batch(base))
     self.state = self.experiment.init_state()

@@ -156,7 +156,9 @@ def our_runner(experiment: Experiment, tokens: np.ndarray) -> Runner:
     experiment: Run, whose step `launch.train` would execute.
     tokens: The batch.
   """
-  step = experiment.lower_step().compile()
+  step = experiment.lower_step().compile(
+    experiment.program.layout.compiler_options()
+  )
   batch = put_batch(experiment.program.layout, tokens)
   state = [experiment.init_state()]
 

@@ -23,6 +23,11 @@ class Parallel:
     "worker, data (outermost level first), stage and tensor, in row-major "
     "order, as recommended by launch.plan; () for jax's order.", COUNT_OR_NONE,
   )
+  xla_options: str = field(
+    "", 'XLA options of steps of training and inference, "NAME=VALUE '
+    'NAME=VALUE", which are added to those of the devices '
+    "(parallel/xla/compiler_options.py) or replace their values.",
+  )
 
 
 @section

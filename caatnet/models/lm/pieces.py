@@ -10,7 +10,7 @@ times the same order of products and reductions.
 The end of a reduction is ordered before the row-parallel product, so that
 attention or the MLP's first product can run during it. XLA:TPU starts a
 reduction only as early as its assumed time requires, and assumes too short a
-time; `Target.early_options` of `parallel.xla.targets` lengthens it
+time; an option of `parallel.xla.compiler_options` lengthens it
 (log/2026-11-27-nanobatches-gpus.md).
 """
 

@@ -199,8 +199,7 @@ def analyse(
   Args:
     step: Step, built on the target's devices.
     target: Machine to compile for.
-    compiler_options: Compiler options that replace the target's own, which
-      include `Target.early_options` for nano-batches.
+    compiler_options: XLA options; None for those with which the step is run.
 
   Returns:
     Plain data, as from `study.analyse`, and "inference": the step's sizes,
@@ -211,11 +210,10 @@ def analyse(
     ValueError: The program copies or slices the cache; the message names the
       instructions. Conversions of a 16-bit cache by XLA:CPU are no error.
   """
-  if compiler_options is None and step.nanobatches is not None:
-    compiler_options = {**target.compiler_options, **target.early_options}
-  made = programs.compile_for(
-    target, step.program.layout.mesh, step.lower, compiler_options
-  )
+  layout = step.program.layout
+  if compiler_options is None:
+    compiler_options = layout.compiler_options(step.nanobatches is not None)
+  made = programs.compile_for(target, layout.mesh, step.lower, compiler_options)
   # Shapes of one device's cache arrays, to be found in the compiled HLO.
   cache, latest = step.state
   arrays = [

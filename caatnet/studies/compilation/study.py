@@ -33,7 +33,7 @@ def analyse(
   Args:
     experiment: Run, built on the target's devices.
     target: Machine to compile for.
-    compiler_options: Compiler options that replace the target's own.
+    compiler_options: XLA options; None for those with which the step is run.
     step: Number of the step, since an outer loop has several programs.
 
   Returns:
@@ -41,6 +41,8 @@ def analyse(
     partition, overlap, roofline. All bytes and FLOPs are per device and step.
   """
   program, plan = experiment.program, experiment.outer.plan(step)
+  if compiler_options is None:
+    compiler_options = program.layout.compiler_options()
   made = programs.compile_for(
     target, program.layout.mesh, lambda: experiment.lower_step(plan),
     compiler_options,

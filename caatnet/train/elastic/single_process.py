@@ -72,14 +72,17 @@ class Programs:
 
     Args:
       experiment: The experiment, with one worker.
-      options: XLA compiler options of all programs.
+      options: XLA compiler options of all programs, in addition to those of
+        the layout.
 
     Raises:
       ValueError: If the outer loop does not support elastic membership.
     """
-    self.experiment, self.options = experiment, dict(options or {})
     self._outer, self._program = experiment.outer, experiment.program
-    worker = self._program.layout.worker
+    layout = self._program.layout
+    self.experiment = experiment
+    self.options = layout.compiler_options() | dict(options or {})
+    worker = layout.worker
     name = type(self._outer).__name__
     if worker.size != 1:
       raise ValueError(

@@ -220,17 +220,14 @@ def test_share_of_p_in_sent_bytes_is_exact():
   }
 
 
-def as_users(name):
-  """Returns a target with the compiler options that users get."""
-  return dataclasses.replace(
-    targets.resolve(name), compiler_options=users.OPTIONS
-  )
+def analyse(step):
+  """Compiles a step for this machine with the options that users get."""
+  return decoding.analyse(step, targets.resolve("cpu:8"), users.OPTIONS)
 
 
 def test_compiled_step_reports_memory_and_bytes(capsys):
   found = step("decode", "sync.p=0.5", {"tensor": 8})
-  target = as_users("cpu:8")
-  result = decoding.analyse(found, target)
+  result = analyse(found)
   assert json.loads(json.dumps(result)) == result
   memory = result["memory"]
   # 3 sequences of 64 positions, keys and values of 2 layers, 8 channels.
@@ -250,20 +247,11 @@ def test_compiled_step_reports_memory_and_bytes(capsys):
   assert "cache" in printed
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_early_options_are_for_steps_in_nanobatches(pieces):
-  found = step("decode", f"inference.nanobatches={pieces}", {"tensor": 8})
-  early = {"xla_llvm_disable_expensive_passes": True}
-  target = dataclasses.replace(as_users("cpu:8"), early_options=early)
-  options = decoding.analyse(found, target)["compiler_options"]
-  assert options == users.OPTIONS | (early if pieces > 1 else {})
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_widened_cache_is_reported_with_the_key_that_avoids_it(dtype, capsys):
   """XLA:CPU widens the whole 16-bit cache to write a row."""
   found = step("decode", f"model.dtype={dtype}", {"tensor": 8})
-  result = decoding.analyse(found, as_users("cpu:8"))
+  result = analyse(found)
   widens = dtype == "bfloat16"
   assert bool(result["inference"]["widened"]) == widens
   render.show(report.report({"base": result}))
@@ -285,7 +273,7 @@ def test_widened_cache_is_reported_with_the_key_that_avoids_it(dtype, capsys):
 ])
 def test_cache_is_kept_in_place(phase, overrides, mesh):
   found = step(phase, f"model.dtype=float32 {overrides}", mesh)
-  assert not decoding.analyse(found, as_users("cpu:8"))["inference"]["widened"]
+  assert not analyse(found)["inference"]["widened"]
 
 
 class Copying(decoding.Step):
@@ -309,7 +297,7 @@ def test_copied_cache_is_an_error_that_names_the_instruction(dtype):
     r"--phase=decode for cpu:8 does not keep the cache in place: a copy "
     r"\(\w+( in a fusion)?\): \w+"
   )):
-    decoding.analyse(copying, as_users("cpu:8"))
+    analyse(copying)
 
 
 @pytest.mark.parametrize("factor", [2, 1, 1 / 2])

@@ -16,7 +16,7 @@ from parallel.xla.ledger import Collective
 from tests.caatnet.train import linear_model as toy
 
 CONFIG = {
-  "parallel": {"device_order": []},
+  "parallel": {"device_order": [], "xla_options": ""},
   "name": "a", "seed": 1, "model": {"width": 8}, "zero": {"scheme": "ddp"},
   "train": {"num_steps": 5, "log_every": 1},
   "optimizer": {"name": "adamw", "decay_steps": 0},
@@ -51,7 +51,7 @@ def test_metrics_after_the_checkpoint_are_rewritten(tmp_path):
     ({"data": {"path": ""}}, "config.data.path=None, this one has ''"),
     ({"name": "b", "zero": {"scheme": "zero3"},
       "memory": {"moments": "pinned_host", "activations": "pinned_host"},
-      "parallel": {"device_order": [1, 0]},
+      "parallel": {"device_order": [1, 0], "xla_options": "xla_x=1"},
       "train": {"num_steps": 5, "log_every": 7}}, ""),
   ],
 )

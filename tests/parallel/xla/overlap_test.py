@@ -372,7 +372,7 @@ def test_torus_uses_every_dimension_that_a_group_spans(axes, links):
   for place in np.ndindex(4, 2, 4):
     chips[place] = Chip(place)
   hardware = DEVICES["v5p"]
-  target = Target("t", tuple(chips.ravel()), hardware, (), {})
+  target = Target("t", tuple(chips.ravel()), hardware, ())
   seconds = overlap.wire_seconds(target, Grid(chips, ("x", "y", "z")))
   n = math.prod(chips.shape["xyz".index(a)] for a in axes)
   entry = reduction(axes, n)
@@ -386,7 +386,7 @@ def test_cores_of_a_chip_use_at_least_one_link():
   for x, y, core in np.ndindex(2, 2, 2):
     cores[x, y, core] = Chip((x, y))
   hardware = DEVICES["v5e"]
-  target = Target("t", tuple(cores.ravel()), hardware, (), {})
+  target = Target("t", tuple(cores.ravel()), hardware, ())
   seconds = overlap.wire_seconds(target, Grid(cores, ("x", "y", "core")))
   for axes, n, links in ((("core",), 2, 1), (("x", "core"), 4, 1),
                          (("x", "y"), 4, 2), ((), 4, 2)):
@@ -398,7 +398,7 @@ def test_slowest_link_between_nodes_determines_the_time():
   hardware = DEVICES["h200"]
   slow = dataclasses.replace(NVLINK_4, bandwidth=1e9)
   levels = (Level("node", 4, hardware.link), Level("cluster", 2, slow))
-  target = Target("t", tuple(range(8)), hardware, levels, {})
+  target = Target("t", tuple(range(8)), hardware, levels)
   grid = Grid(np.arange(8).reshape(2, 4), ("data", "tensor"))
   seconds = overlap.wire_seconds(target, grid)
   inside, across = reduction(("tensor",), 4), reduction(("data",), 2)
@@ -474,7 +474,7 @@ def test_plane_closes_into_a_ring_at_16_chips(
   for place in np.ndindex(size, 2):
     chips[place] = Chip(place)
   hardware = DEVICES[generation]
-  target = Target("t", tuple(chips.ravel()), hardware, (), {})
+  target = Target("t", tuple(chips.ravel()), hardware, ())
   seconds = overlap.wire_seconds(target, Grid(chips, ("x", "y")))
   expected = 2 * (size - 1) / size * 4000 / (links * hardware.link.bandwidth)
   assert seconds(reduction(("x",), size)) == pytest.approx(expected)
@@ -485,7 +485,7 @@ def test_shared_links_and_arbitrary_groups_take_longer():
   hardware = DEVICES["h200"]
   slow = dataclasses.replace(NVLINK_4, bandwidth=1e9)
   levels = (Level("node", 4, hardware.link), Level("cluster", 2, slow, 0.5))
-  target = Target("t", tuple(range(8)), hardware, levels, {})
+  target = Target("t", tuple(range(8)), hardware, levels)
   grid = Grid(np.arange(8).reshape(2, 4), ("data", "tensor"))
   seconds = overlap.wire_seconds(target, grid)
   # Groups that no set of axes describes may cross nodes.
@@ -504,7 +504,7 @@ def node(name, *sizes):
     for level, size in zip(cluster.levels, sizes, strict=False)
   )
   count = math.prod(sizes)
-  target = Target("t", tuple(range(count)), cluster.device, levels, {})
+  target = Target("t", tuple(range(count)), cluster.device, levels)
   return target, Grid(np.arange(count).reshape(sizes[::-1]), ("data", "tensor"))
 
 
@@ -540,7 +540,7 @@ def test_latency_of_a_torus_follows_from_its_hops():
   chips = np.empty((2, 2, 4), object)
   for place in np.ndindex(2, 2, 4):
     chips[place] = Chip(place)
-  target = Target("t", tuple(chips.ravel()), DEVICES["v5p"], (), {})
+  target = Target("t", tuple(chips.ravel()), DEVICES["v5p"], ())
   grid = Grid(chips, ("x", "y", "z"))
   span = latency.seconds(target, grid)
   wire = overlap.wire_seconds(target, grid)

@@ -1,0 +1,66 @@
+"""XLA options for steps whose reductions run during products.
+
+A platform's defaults leave all-reduces synchronous, or start them late. These
+options are passed to the compiler with each step of training and inference,
+and to `launch.compile`, which compiles for devices that are not present.
+"""
+
+from collections.abc import Mapping
+import re
+
+import jax
+
+# Options that make all-reduces of XLA:TPU asynchronous, selected by compiling
+# with and without them: log/2026-11-21-reductions-under-compute.md.
+_SPARSE_CORE = {
+  "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
+  "xla_tpu_use_tc_device_shape_on_sc": True,
+}
+# XLA:TPU starts an all-reduce only as early as its estimated time requires,
+# which is too short: log/2026-11-27-nanobatches-early.md.
+_EARLY = {"xla_tpu_sparse_core_all_reduce_latency_multiplier": "10"}
+# `jax.Device.device_kind` -> options of all steps, more of nano-batches.
+_TPU = {
+  "TPU v5": (_SPARSE_CORE, _EARLY),  # v5p
+  "TPU v6 lite": (_SPARSE_CORE, {}),  # v6e
+}
+_GPU = {"xla_gpu_enable_latency_hiding_scheduler": True}
+
+
+def of_device(
+  device: jax.Device, in_pieces: bool = False
+) -> dict[str, bool | str]:
+  """Returns the options for a step on devices of a kind; {} on CPUs.
+
+  Args:
+    device: One of the devices, or the description of one.
+    in_pieces: Whether the step is run in nano-batches, whose order lets
+      reductions start early.
+  """
+  if device.platform == "gpu":
+    return dict(_GPU)
+  always, early = _TPU.get(device.device_kind, ({}, {}))
+  return always | early if in_pieces else dict(always)
+
+
+def parse(text: str) -> Mapping[str, bool | str]:
+  """Parses options as ``"NAME=VALUE NAME=VALUE"``.
+
+  Raises:
+    ValueError: A part has another form, or an option is given twice.
+
+  Example:
+    >>> parse("xla_gpu_enable_latency_hiding_scheduler=false xla_x=10")
+    {'xla_gpu_enable_latency_hiding_scheduler': False, 'xla_x': '10'}
+  """
+  found: dict[str, bool | str] = {}
+  for part in text.split():
+    match = re.fullmatch(r"(xla_\w+)=(\S+)", part)
+    if not match:
+      raise ValueError(f"{part!r} must be xla_NAME=VALUE")
+    name, value = match.groups()
+    if name in found:
+      raise ValueError(f"{name} is given twice")
+    # XLA accepts "true" as a string for TPUs only.
+    found[name] = {"true": True, "false": False}.get(value, value)
+  return found
