@@ -17,12 +17,13 @@ _SPARSE_CORE = {
   "xla_tpu_use_tc_device_shape_on_sc": True,
 }
 # XLA:TPU starts an all-reduce only as early as its estimated time requires,
-# which is too short: log/2026-11-27-nanobatches-early.md.
+# which is too short: log/2026-11-27-nanobatches-early.md and
+# log/2026-11-27-nanobatches-v6e.md.
 _EARLY = {"xla_tpu_sparse_core_all_reduce_latency_multiplier": "10"}
 # `jax.Device.device_kind` -> options of all steps, more of nano-batches.
 _TPU = {
   "TPU v5": (_SPARSE_CORE, _EARLY),  # v5p
-  "TPU v6 lite": (_SPARSE_CORE, {}),  # v6e
+  "TPU v6 lite": (_SPARSE_CORE, _EARLY),  # v6e
 }
 _GPU = {"xla_gpu_enable_latency_hiding_scheduler": True}
 

@@ -78,7 +78,6 @@ def test_program_compiles_with_each_selected_attention(seq_len, attention):
 
 def test_memory_report_equals_the_compiler_analysis():
   experiment, result = analyse("tpu:v5e:2x4", "", {"tensor": 8})
-  target = targets.resolve("tpu:v5e:2x4")
   analysis = (
     experiment.lower_step()
     .compile(experiment.program.layout.compiler_options())

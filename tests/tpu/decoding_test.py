@@ -46,9 +46,10 @@ def test_kernel_reads_pages_and_the_cache_is_updated_in_place(phase, name):
   )
 
 
-def test_reductions_of_a_nano_batch_overlap_products_of_another():
+@pytest.mark.parametrize("name", ["tpu:v5p:2x2x2", "tpu:v6e:2x4"])
+def test_reductions_of_a_nano_batch_overlap_products_of_another(name):
   """In all layers; nothing is left to multiply during the embedding's."""
-  target = targets.resolve("tpu:v5p:2x2x2")
+  target = targets.resolve(name)
   found = step(
     "decode", target,
     "sync.p=1.0 inference.batch=256 inference.nanobatches=2",

@@ -182,7 +182,7 @@ def hidden(text):
   cluster = CLUSTERS["h200"]
   mesh = jax.make_mesh((8,), ("tensor",))
   target = Target(
-    "node", tuple(mesh.devices.flat), cluster.device, cluster.levels[:1], {}
+    "node", tuple(mesh.devices.flat), cluster.device, cluster.levels[:1]
   )
   made = CompiledProgram(target, mesh, hlo.parse(text), [], [], {}, None)
   (row,) = decoding.hidden_pieces(made, {})
@@ -319,7 +319,7 @@ def test_only_all_reduces_have_a_known_latency():
   cluster = CLUSTERS["h200"]
   mesh = jax.make_mesh((2, 4), ("data", "tensor"))
   target = Target(
-    "node", tuple(mesh.devices.flat), cluster.device, cluster.levels[:1], {}
+    "node", tuple(mesh.devices.flat), cluster.device, cluster.levels[:1]
   )
   reduced, gathered = (
     Collective(

@@ -10,7 +10,7 @@ from parallel.xla import compiler_options
 @pytest.mark.parametrize(("platform", "kind", "prefix", "has_early"), [
   ("cpu", "cpu", "", False), ("gpu", "NVIDIA H200", "xla_gpu_", False),
   ("tpu", "TPU v5", "xla_tpu_", True), ("tpu", "TPU v5 lite", "", False),
-  ("tpu", "TPU v6 lite", "xla_tpu_", False), ("tpu", "TPU v4", "", False),
+  ("tpu", "TPU v6 lite", "xla_tpu_", True), ("tpu", "TPU v4", "", False),
 ])
 def test_options_are_those_of_the_platform(platform, kind, prefix, has_early):
   device = types.SimpleNamespace(platform=platform, device_kind=kind)
