@@ -500,7 +500,10 @@ def foreign_programs(_: str) -> str:
 def foreign_targets(_: str) -> str:
   """Table of the ledger's page: the programs on other targets."""
   found: dict[tuple[str, str], dict[str, str]] = {}
-  rows = result("foreign_targets")["rows"]
+  rows = [
+    row for name in ("512", "v5p")
+    for row in result(f"foreign_programs_{name}")["rows"]
+  ]
   for row in rows:
     if "error" in row:
       cell = "not compiled"

@@ -1,4 +1,4 @@
-"""Collectives of programs of other projects, compared with closed forms.
+r"""Collectives of programs of other projects, compared with closed forms.
 
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py \
     --config.benchmark.python=python3.12 --output=results/foreign_programs.json
@@ -6,16 +6,17 @@
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py \
     --config.benchmark.targets="('tpu:v5p:2x2x2',)" \
     --config.benchmark.python=python3.12 \
-    --output=results/foreign_programs_v5p.json    # as 512 of cpu:512, and h200
+    --output=results/foreign_programs_v5p.json    # likewise _512 of cpu:512
 
 The projects are installed from the package registry into two environments, as
 one needs an older jax; later runs use them again. Other targets have further
-environments, of 1.5 GB (TPU) and 5.7 GB (GPU), but need no such device. Their
-code is compiled there for eight virtual CPU devices, unchanged, and read here: axes, kinds and bytes
-must be those of closed forms written by hand. Most steps around layers, models
-and functions of the projects are ours; those of Keras and Brax are their own.
-In a training step around the models of two projects, faults are planted, and
-the reading must name their source lines. The steps are not executed.
+environments, of 1.5 GB (TPU) and 5.7 GB (GPU), but need no such device. The
+code is compiled there, unchanged, for eight virtual CPU devices or another
+target, and read here: axes, kinds and bytes must be those of closed forms
+written by hand. Most steps around layers, models and functions of the projects
+are ours; those of Keras and Brax are their own. In each program for eight CPU
+devices, faults are planted, and the reading must name their source lines. The
+steps are not executed.
 """
 
 import ml_collections

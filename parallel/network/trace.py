@@ -54,7 +54,7 @@ def actions(timeline: pipeline.Timeline) -> tuple[list[str], Iterator[Bar]]:
     timeline: Result of `parallel.pipeline.simulate.events`.
 
   Returns:
-    Names of the rows, and the bars, those of each row in the order of time.
+    Names of the rows, and the bars; a row has its bars in the order of time.
   """
   table = timeline.schedule
   ahead = cost.sends(table)[0]  # [T, S]

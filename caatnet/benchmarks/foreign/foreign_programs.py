@@ -272,12 +272,12 @@ def _module(project: str) -> Any:
 def _print(result: Mapping[str, Any]) -> None:
   table(
     "What programs of other projects send",
-    ["project", "program", "target", "mesh", "collectives", "read, bytes",
+    ["project", "program", "mesh", "collectives", "read, bytes",
      "closed form", "not understood"],
     [
       [
         " ".join(f"{p} {v}" for p, v in row["versions"].items()),
-        row["program"], row["target"],
+        f"{row['program']}\n{row['target']}",
         ", ".join(f"{a} {n}" for a, n in row["axes"].items()),
         str(row["collectives"]),
         "\n".join(f"{k} {v:,}" for k, v in row["read"].items()),

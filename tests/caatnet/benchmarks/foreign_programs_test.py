@@ -159,11 +159,12 @@ def test_tables_show_what_was_read_and_the_closed_form_if_it_differs(capsys):
   foreign_programs._print({"rows": [row, row | {
     "equal": False, "unknown": ["Not understood: x"]
   }], "faults": [fault]})
-  first, second, third = [
+  first, targets, second, _, third = [
     [cell.strip() for cell in line.strip("│").split("│")]
     for line in capsys.readouterr().out.splitlines() if line.startswith("│")
   ]
-  common = ["flax 9.8", "sharded", "cpu:8", "data 2, fsdp 4", "3"]
+  assert targets[1] == "cpu:8"
+  common = ["flax 9.8", "sharded", "data 2, fsdp 4", "3"]
   assert first == [*common, "data all_reduce 12,345", "equal", "nothing"]
   assert second == [
     *common, "data all_reduce 12,345", "data all_reduce 54,321",

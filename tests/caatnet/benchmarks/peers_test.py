@@ -69,7 +69,7 @@ MAKER = """#!/bin/sh
 case $2 in
   venv) to=$3; sleep 0.2; mkdir -p $to/bin; cp $0 $to/bin/python
     echo "$@" >> $(dirname $0)/commands;;
-  pip) echo "$@" >> $(dirname $0)/../../commands;;
+  pip|uv) echo "$@" >> $(dirname $0)/../../commands;;
 esac
 """
 
