@@ -102,6 +102,9 @@ def test_environment_is_made_once(tmp_path):
     name, packages = foreign_programs._environment(project)
     (tmp_path / name).mkdir()
     (tmp_path / name / "installed").write_text("\n".join(packages))
+    own = foreign_programs._module(project).PACKAGES
+    assert {*own} <= {*packages}
+    assert any("==" in p for p in packages) == any("==" in p for p in own)
   for project, name in (("flax", "shared"), ("ringattention", "ringattention")):
     made = foreign_programs.environment(project, tmp_path, "no such python")
     assert made == tmp_path / name / "bin/python"
