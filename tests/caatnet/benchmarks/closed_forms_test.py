@@ -94,6 +94,8 @@ def test_ring_attention_gets_a_part_of_the_sequence(monkeypatch):
 
   def attend(q, k, v, bias, segments, _, axis_name, **options):
     received.append([x.shape for x in (q, k, v, bias, segments)])
+    for name in ("query_chunk_size", "key_chunk_size"):  # whole chunks
+      assert q.shape[1] % options["blockwise_kwargs"][name] == 0
     return q + jax.lax.ppermute(k + v, axis_name, [(0, 1)])
 
   stand_in = types.ModuleType("ringattention")
