@@ -110,7 +110,8 @@ class Peer:
 
   def add(self, size: int, block_bytes: int) -> None:
     """Adds ``size`` elements, in the blocks of a ring."""
-    scratch, step = self.x[: block_bytes // 4].copy(), block_bytes // 4
+    step = block_bytes // 4
+    scratch = self.x[:step].copy()
     for i in range(0, size, step):
       j = min(i + step, size)
       np.add(scratch[: j - i], self.x[i:j], out=self.out[i:j])

@@ -23,10 +23,12 @@ def sharded_edges():
 
   count = jax.device_count()
   mesh = jax.make_mesh((count,), ("i",), axis_types=(AxisType.Auto,))
+
+  def added(*parts):
+    return sum(parts)
+
   network = sharded.ShardedEdgesGraphNetwork(
-    update_edge_fn=lambda edge, sent, received, whole: edge + sent * received,
-    update_node_fn=lambda node, sent, received, whole: node + sent - received,
-    update_global_fn=lambda nodes, edges, whole: whole + nodes + edges,
+    update_edge_fn=added, update_node_fn=added, update_global_fn=added,
     num_shards=count,
   )
 

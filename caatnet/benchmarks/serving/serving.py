@@ -131,14 +131,14 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   """Times one policy's steps."""
   num_pages = options.pages[policy]
   pages = Pages(num_pages, _PAGE_SIZE)
-  executor = Simulator(_Steady(), _COPIES, most=_CHUNKS + options.running)
+  limits = Limits(
+    slots=options.running, tokens=options.running + _CHUNKS, preempt="cost",
+    wait_s=2e-3, growth=4,
+  )
+  executor = Simulator(_Steady(), _COPIES, most=limits.tokens)
   scheduler = Scheduler(
-    Limits(
-      slots=options.running, tokens=options.running + _CHUNKS, preempt="cost",
-      wait_s=2e-3, growth=4,
-    ),
-    registry.make(policy, pages), pages, HostCache(4 * num_pages, _PAGE_SIZE,
-                                              reserve=True), executor.costs,
+    limits, registry.make(policy, pages), pages,
+    HostCache(4 * num_pages, _PAGE_SIZE, reserve=True), executor.costs,
   )
   engine = Engine(scheduler, executor)
   load = _Load(options.clients, seed=0)

@@ -68,6 +68,9 @@ def test_swarm_continues_after_all_events_with_equal_workers(churn):
 
 
 def test_deviations_of_workers_are_errors(churn):
+  start = time.monotonic()
+  churn._wait(0.05)
+  assert time.monotonic() > start + 0.05
   line = {"revision": 3, "digest": "a", "samples": 6, "loss": 0.75}
   for text in (line, line, line | {"revision": 4}, {"dropped": ["x", "y"]}):
     churn._compare(dict(text))

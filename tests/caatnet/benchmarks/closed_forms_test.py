@@ -3,6 +3,9 @@
 import importlib.util
 import json
 import pathlib
+import re
+import sys
+import types
 
 import jax
 import pytest
@@ -45,6 +48,14 @@ def test_faults_were_named_but_for_three():
   }
 
 
+def _shapes(function):
+  """Returns the shapes of arguments that the text of a program names."""
+  names = vars(sys.modules[function.__module__])
+  texts = re.findall(r"``\[(.*?)\]``", function.__doc__)
+  assert texts
+  return {eval(f"({text},)", names) for text in texts}
+
+
 @pytest.mark.filterwarnings("default")  # of other projects
 @pytest.mark.parametrize(("project", "name"), [
   (project, name) for project, programs in PROGRAMS.items()
@@ -62,8 +73,45 @@ def test_programs_send_what_the_closed_form_says(project, name, monkeypatch):
   monkeypatch.syspath_prepend(pathlib.Path(module.__file__).parent)
   with jax.numpy_rank_promotion("allow"):
     jitted, arguments = getattr(module, name)()
+    shapes = {getattr(x, "shape", ()) for x in jax.tree.leaves(arguments)}
+    assert _shapes(getattr(module, name)) <= shapes
     lowered = jitted.lower(*arguments)
-    found = reading.read(getattr(lowered, "lowered", lowered))
+    lowered = getattr(lowered, "lowered", lowered)
+    found = reading.read(lowered)
+  (used,) = re.findall(r"@main\((.*?)\) ->", lowered.as_text(), re.DOTALL)
+  arrays = [x for x in jax.tree.leaves(arguments) if hasattr(x, "shape")]
+  # Some have fields that the program does not read.
+  unused = {"statistics": 1, "sharded_edges": 3}.get(name, 0)
+  assert len(re.findall(r"%arg\d+:", used)) == len(arrays) - unused
   row = foreign_programs.compared(found, PROGRAMS[project][name])
   assert row["equal"], row
   assert not row["unknown"]
+
+
+def test_ring_attention_gets_a_part_of_the_sequence(monkeypatch):
+  """Its package needs another jax; a stand-in receives its operands."""
+  received = []
+
+  def attend(q, k, v, bias, segments, _, axis_name, **options):
+    received.append([x.shape for x in (q, k, v, bias, segments)])
+    for name in ("query_chunk_size", "key_chunk_size"):  # whole chunks
+      assert q.shape[1] % options["blockwise_kwargs"][name] == 0
+    return q + jax.lax.ppermute(k + v, axis_name, [(0, 1)])
+
+  stand_in = types.ModuleType("ringattention")
+  stand_in.ringattention = attend
+  monkeypatch.setitem(sys.modules, "ringattention", stand_in)
+  p = foreign_programs._module("ringattention")
+  jitted, arguments = p.causal()
+  whole = p.BATCH, 8 * p.LENGTH, p.HEADS, p.WIDTH
+  assert [x.shape for x in jax.tree.leaves(arguments)] == [
+    *[whole] * 3, (p.BATCH, 1, 1, 8 * p.LENGTH), (p.BATCH, 8 * p.LENGTH),
+  ]
+  assert _shapes(p.causal) == {whole}
+  lowered = jitted.lower(*arguments)
+  part = p.BATCH, p.LENGTH, p.HEADS, p.WIDTH
+  assert received == [[*[part] * 3, *(
+    x.shape for x in arguments[1:]
+  )]]
+  # The gradient of each of the operands that are cut.
+  assert [x.shape for x in jax.tree.leaves(lowered.out_info)] == [whole] * 3

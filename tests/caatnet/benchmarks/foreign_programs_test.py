@@ -112,6 +112,9 @@ def test_environment_is_made_once(tmp_path):
     _, packages = foreign_programs._environment(project)
     (tmp_path / name).mkdir()
     (tmp_path / name / "installed").write_text("\n".join(packages + further))
+    own = foreign_programs._module(project).PACKAGES
+    assert {*own} <= {*packages}
+    assert any("==" in p for p in packages) == any("==" in p for p in own)
     made = foreign_programs.environment(
       project, tmp_path, "no such python", target
     )

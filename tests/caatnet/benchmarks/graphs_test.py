@@ -9,6 +9,7 @@ import pytest
 
 from caatnet.benchmarks.graphs import graphs
 from configs.benchmark import graphs as benchmark_config
+from parallel.hardware.devices import DEVICES
 
 # Python that answers with what the given script reads from its arguments.
 ANSWER = """#!{python}
@@ -37,6 +38,23 @@ def test_counts_of_the_benchmark_agree(capsys):
   assert others[-1]["fetched_bytes"] <= reference["fetched_bytes"]
   for row in result["predicted"]["rows"]:
     assert row["overlapped_s"] <= row["zero_copy_s"] < row["conventional_s"]
+
+
+def test_predicted_compute_is_that_of_two_layers(capsys):
+  """The first layer is computed at roots and their neighbours."""
+  options = benchmark_config.get_config("test").benchmark
+  assert options.fanouts == (3, 2)
+  slow = graphs._predicted(options)["rows"]
+  rate = options.predicted.utilisation * DEVICES["h200"].peak("float32")
+  options.predicted.utilisation = 1e30
+  for row, fast in zip(slow, graphs._predicted(options)["rows"], strict=True):
+    hidden = options.predicted.hidden
+    weights = (1 + 3) * row["features"] * hidden + hidden * 64
+    # 2 FLOPs of the forward and 4 of the backward for each of two matrices.
+    expected = 2 * 6 * options.batch_size * weights / rate
+    for key in ("conventional_s", "zero_copy_s"):
+      assert row[key] - fast[key] == pytest.approx(expected)
+  assert "nothing measured" in capsys.readouterr().out
 
 
 def test_script_of_dgl_reads_the_arguments_of_the_benchmark(tmp_path):

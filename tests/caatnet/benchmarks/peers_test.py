@@ -74,7 +74,7 @@ esac
 """
 
 
-def test_rows_of_peers_are_what_they_answer(tmp_path):
+def test_rows_of_peers_are_what_they_answer(tmp_path, capsys):
   python = tmp_path / "python"
   python.write_text(PEER.format(python=sys.executable))
   python.chmod(0o755)
@@ -95,6 +95,9 @@ def test_rows_of_peers_are_what_they_answer(tmp_path):
     model.num_layers * layer + model.width * (1 + model.vocab_size)
   )
   assert min(found["limits"].values()) > 1e6
+  rate = found["limits"]["read_bytes_per_second"]
+  printed = capsys.readouterr().out
+  assert f"reads of memory {rate / 1e9:.1f} GB/s" in printed
   json.dumps(found)
 
 

@@ -26,6 +26,13 @@ def test_links_between_processes_are_measured():
 
 
 
+def test_messages_are_timed_from_latencies_to_rates():
+  """At 100 MB/s, the largest one takes less than a tenth of a second."""
+  assert list(measured_links.SIZES) == sorted(measured_links.SIZES)
+  assert measured_links.SIZES[0] <= 1 << 10
+  assert 1 << 20 < measured_links.SIZES[-1] < 10_000_000
+
+
 def test_fits_are_assigned_to_the_direction_of_messages():
   """Rows send, columns receive."""
   def rows(latency_s, rate):

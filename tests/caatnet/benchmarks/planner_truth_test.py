@@ -71,6 +71,13 @@ def test_drawn_configurations_are_within_a_factor_of_the_best():
   seconds = [x[-1] for x in found]
   assert len(found) == options.drawn
   assert min(seconds) == seconds[0] >= max(seconds) / options.within
+  options.drawn, options.within = 10_000, 1e9
+  every = sorted(x[-1] for x in planner_truth.picked(problem, options, seed=0))
+  options.within = (every[0] + every[-1]) / 2 / every[0]
+  near = [x for x in every if x <= options.within * every[0]]
+  assert 1 < len(near) < len(every)
+  found = planner_truth.picked(problem, options, seed=0)
+  assert sorted(x[-1] for x in found) == near
 
 
 def test_summary_compares_predicted_and_measured_steps(capsys):

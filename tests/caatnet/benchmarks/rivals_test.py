@@ -11,13 +11,14 @@ import sys
 import time
 import types
 
+from flax import linen
 import numpy as np
 import pytest
 
 from caatnet.benchmarks.foreign import flower_client
 from caatnet.benchmarks.graphs import graphs_dgl
 from caatnet.benchmarks.memory import placements_rivals
-from caatnet.benchmarks.peers import torch_step
+from caatnet.benchmarks.peers import nanodo_step, torch_step
 from caatnet.benchmarks.planner import planner_cp_sat
 from caatnet.benchmarks.serving import hugging_face
 
@@ -173,6 +174,27 @@ def test_steps_of_torch_are_those_of_adamw_with_clipping(llamas, answers):
   assert (found["loss"], last["loss"]) == (1 / 2, 1 / 3)
   assert STEP_S <= found["seconds"] < passed / 2
   assert STEP_S <= last["seconds"] < passed
+
+
+class Bigram(linen.Module):
+  """Logits of the next token of seven, a row of a matrix for each token."""
+
+  @linen.compact
+  def __call__(self, tokens):
+    return linen.Embed(7, 7)(tokens)
+
+
+def test_transformer_of_nanodo_is_not_sharded(install, answers):
+  made = []
+  install(nanodo={}, nanodo__model={
+    "DoConfig": lambda **sizes: sizes,
+    "TransformerDo": lambda config: made.append(config) or Bigram(),
+  })
+  (about,) = answers(
+    nanodo_step.main, {"model": {"V": 7, "D": 3}, "batch": 2, "length": 4}
+  )
+  assert made == [{"V": 7, "D": 3, "fsdp_enabled": False}]
+  assert about["num_params"] == 49
 
 
 def test_edges_and_times_of_dgl_are_of_batches_after_the_warm_up(
