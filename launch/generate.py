@@ -42,15 +42,15 @@ def main() -> int:
 
   texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
   tokens = tokenizer.load(FLAGS.workdir)
-  names = "temperature", *FILTERS
-  drawing = chosen({x: FLAGS[x].value for x in names}, tokens.generation)
-  with naming("--", ("max_tokens", "stop", "seed", *drawing), ""):
+  given = {name: FLAGS[name].value for name in FILTERS}
+  given = chosen(given | {"temperature": FLAGS.temperature}, tokens.generation)
+  with naming("--", ("max_tokens", "stop", "seed", *given), ""):
     ends = stops.Stops(
       FLAGS.max_tokens, frozenset(tokens.stop_ids), tuple(FLAGS.stop)
     )
     asked = [
       requests.Request(requests.encoded(text, tokens, FLAGS.chat), ends,
-                       seed=FLAGS.seed + number, **drawing)
+                       seed=FLAGS.seed + number, **given)
       for number, text in enumerate(texts)
     ]
   made, params, _ = inference.from_folder(
