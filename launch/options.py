@@ -7,6 +7,7 @@ the traceback. jax is imported only after the flags have been checked.
 
 from collections.abc import Callable, Mapping, Sequence
 import difflib
+import gc
 import importlib.util
 import os
 import pathlib
@@ -191,6 +192,17 @@ def run(
   processes.leave(code, several)
 
 
+def resume_gc() -> None:
+  """Resumes garbage collection, without the objects that exist.
+
+  The start of a script with the flag ``--programs`` pauses it: modules and
+  models stay, and collections of them take 0.8 s of the 4.8 s before the first
+  token of the demo's model.
+  """
+  gc.freeze()
+  gc.enable()
+
+
 def mesh() -> dict[str, int] | None:
   """Returns ``--mesh`` as {axis: devices}; None if it is not set."""
   return parse_mesh(FLAGS.mesh)
@@ -325,6 +337,8 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     if FLAGS.help_config:
       return _printed(commands.runnable(tree.help_text(FLAGS.config)))
     _check_paths(uses, writes)
+    if "programs" in uses:
+      gc.disable()
     if devices:
       _set_up_devices(keep_programs="programs" in uses)
     code = main() or 0

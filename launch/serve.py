@@ -59,6 +59,7 @@ def main() -> int:
     )
   if notice := serving.reuse_notice(made.decoder, made.chosen):
     say(notice)
+  options.resume_gc()
   if FLAGS.warm_up:
     warm_up.prepare(made.engine.executor, servers.progress)
   server = start.server(made, key, serving.page_bytes(made.decoder), say)

@@ -1,8 +1,11 @@
 """Builder of ``config.sync``: sync policies of row-parallel projections."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 
+from etils import epy
 import jax
 
 from caatnet.checks import one_of
@@ -10,16 +13,18 @@ from caatnet.config.context import Context
 from caatnet.config.schema import sync as schema
 from parallel.collectives import Reduction
 from parallel.kernels import evidence
-from parallel.kernels.schedule_all_reduce import api as schedule_kernels
-from parallel.schedules import builders
-from parallel.schedules.run import executor
-from parallel.schedules.table import table
 from parallel.tensor.partial_sync import (
   FUSED_ROUTES,
   PROJECTION_ROUTES,
   PartialSync,
 )
-from parallel.topology.builders import of_size
+
+# Schedules import networkx and scipy, which take 0.2 s and other routes do not
+# need.
+with epy.lazy_imports():
+  from parallel.kernels.schedule_all_reduce import api as schedule_kernels
+  from parallel.schedules import builders, run, table
+  from parallel.topology import builders as topologies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,11 +149,11 @@ def _executor(
 
   The kernel is used for arrays that it supports.
   """
-  schedule = builders.build(name, of_size(topology, devices))
-  by_permutes = executor(schedule)
+  schedule = builders.build(name, topologies.of_size(topology, devices))
+  by_permutes = run.executor(schedule)
   if kernels == ("reference",):
     return by_permutes
-  steps = table(schedule)
+  steps = table.table(schedule)
 
   def reduce(x: jax.Array, axis_name: str) -> jax.Array:
     if schedule_kernels.choice(x, steps, kernels).name == "reference":

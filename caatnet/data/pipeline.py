@@ -6,13 +6,18 @@ Batches are global: every process draws the same batches, independent of the
 numbers of devices and lanes, and transfers the part of its devices.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
-import grain
+from etils import epy
 import numpy as np
 
 from caatnet.data import sources
 from parallel.checks import at_least
+
+with epy.lazy_imports():  # inference needs no batches
+  import grain
 
 
 class _Windows:

@@ -1,9 +1,19 @@
-"""Compiled programs that are kept between processes."""
+"""Compiled programs that are kept between processes.
 
+The keys of jax's cache depend on program, versions, options and the instruction
+set of the CPU, so machines can share a folder. jax reports an entry that it
+cannot read, which a killed process leaves, and compiles the program.
+"""
+
+import contextlib
 import os
 import pathlib
 
 import jax
+
+# A training step takes 0.1 to 1 MB. jax's own bound fails forever after a
+# process was killed between the two files that it writes per program.
+_MOST_BYTES = 1e9
 
 
 def keep_programs(folder: str) -> None:
@@ -14,6 +24,21 @@ def keep_programs(folder: str) -> None:
   """
   if folder and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     path = pathlib.Path(folder).expanduser()
+    _prune(path, _MOST_BYTES)
     jax.config.update("jax_compilation_cache_dir", str(path))
     # Many small programs take as long as a large one.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _prune(folder: pathlib.Path, most_bytes: float) -> None:
+  """Removes the programs that were read least recently, down to a size."""
+  found = []
+  for file in folder.glob("*-cache"):
+    with contextlib.suppress(FileNotFoundError):  # another process removed it
+      stat = file.stat()
+      found.append((stat.st_atime, stat.st_size, file))
+  total = 0
+  for _, size, file in sorted(found, reverse=True):
+    total += size
+    if total > most_bytes:
+      file.unlink(missing_ok=True)

@@ -21,6 +21,8 @@ _REASONS = {
 # Least log-probability in JSON, which has no infinity; the same as in vLLM.
 _LEAST = -9999.0
 DONE = b"data: [DONE]\n\n"  # end of a stream in OpenAI's API
+# `json.dumps` would make an encoder per call, which takes as long as an event.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def event(value: Any) -> bytes:
@@ -34,7 +36,7 @@ def as_json(value: Any) -> bytes:
   Raises:
     ValueError: A number is NaN or infinite.
   """
-  return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+  return _ENCODER.encode(value).encode()
 
 
 def failure(state: State, asked: Asked, error: str = "") -> ApiError:
@@ -103,6 +105,11 @@ class ResponseFormatter:
       "model": model,
     }
     self._seen: set[int] = set()
+    # The start and the end of each event of a stream.
+    kind = self._kind + (".chunk" if self._chat else "")
+    head = _ENCODER.encode(self._head | {"object": kind})[:-1]
+    self._start = f'data: {head},"choices":[{{"index":'
+    self._end = "}],\"usage\":null}\n\n" if asked.include_usage else "}]}\n\n"
 
   def chunk(self, news: News) -> bytes:
     """Returns an event of a stream as bytes; b"" if it has no content."""
@@ -118,18 +125,15 @@ class ResponseFormatter:
     logprobs = None
     if asked.logprobs:
       logprobs = self._logprobs(self._scored(news.choice, [news], first))
-    choice: dict[str, Any] = {"index": index}
+    choice: dict[str, Any] = {}
     if self._chat:
       delta = {"role": "assistant"} if first else {}
       choice["delta"] = delta | {"content": news.text}
     else:
       choice["text"] = self._echoed(news.choice, first) + news.text
     choice |= {"logprobs": logprobs, "finish_reason": reason}
-    kind = self._kind + (".chunk" if self._chat else "")
-    body = self._head | {"object": kind, "choices": [choice]}
-    if asked.include_usage:
-      body["usage"] = None
-    return event(body)
+    rest = _ENCODER.encode(choice)[1:-1]
+    return f"{self._start}{index},{rest}{self._end}".encode()
 
   def _echoed(self, choice: Choice, first: bool) -> str:
     """Returns the prompt's text for the first chunk of an echoed choice."""

@@ -183,6 +183,7 @@ class Service:
     engine: The engine; only the thread may access its state.
     metrics: Metrics of the server.
     calls: Calls that have not been closed.
+    num_open: Number of sequences that have not ended.
     error: Exception that has stopped the engine; None while it runs.
   """
 
@@ -205,6 +206,7 @@ class Service:
     self._absent: dict[str, collections.deque[list[Choice]]] = {}
     self._tickets: dict[str, Request] = {}
     self.calls: set[Call] = set()
+    self.num_open = 0
     self.error: BaseException | None = None
     self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     self._news: list[News] = []
@@ -224,11 +226,6 @@ class Service:
   @property
   def _scheduler(self) -> Scheduler:
     return self.engine.scheduler
-
-  @property
-  def num_open(self) -> int:
-    """Number of sequences that have not ended."""
-    return sum(call.num_open for call in self.calls)
 
   def now(self) -> float:
     """Returns the time on the executor's clock, in seconds."""
@@ -250,6 +247,7 @@ class Service:
   def submit(self, call: Call) -> None:
     """Queues a call's sequences in the engine."""
     self.calls.add(call)
+    self.num_open += call.num_open
     self._do(lambda: self._begin(call))
 
   def close(self, call: Call) -> None:
@@ -258,6 +256,7 @@ class Service:
     left = [choice for choice in call.choices if not choice.ended]
     for choice in left:
       choice.ended = True
+      self.num_open -= 1
       self.metrics.ended(
         choice.request, State.FAILED if call.failed else State.CANCELLED
       )
@@ -314,6 +313,7 @@ class Service:
         choice.last_s = news.time_s
       if news.state is not None:
         choice.ended = True
+        self.num_open -= 1
         self.metrics.ended(choice.request, news.state)
       choice.call.push(news)
 

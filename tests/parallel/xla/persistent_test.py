@@ -1,5 +1,7 @@
 """Persistent compilation cache."""
 
+import os
+
 import jax
 
 from parallel.xla import persistent
@@ -27,3 +29,24 @@ def test_programs_are_kept_in_the_folder_unless_the_environment_names_one(
     jax.config.update("jax_compilation_cache_dir", before)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
   assert found == [before, before, str(tmp_path / "programs")]
+
+
+def test_programs_that_were_read_least_recently_are_removed(
+  monkeypatch, tmp_path
+):
+  monkeypatch.setattr(persistent, "_MOST_BYTES", 250)
+  monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+  before = jax.config.jax_compilation_cache_dir
+  least_s = jax.config.jax_persistent_cache_min_compile_time_secs
+  for name, read_s in {"a": 3, "b": 1, "c": 2}.items():
+    path = tmp_path / f"{name}-cache"
+    path.write_bytes(bytes(100))
+    os.utime(path, (read_s, 10 - read_s))
+  (tmp_path / "notes").write_bytes(bytes(1000))  # not a program
+  try:
+    persistent.keep_programs(str(tmp_path))
+  finally:
+    jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
+  left = sorted(path.name for path in tmp_path.iterdir())
+  assert left == ["a-cache", "c-cache", "notes"]
