@@ -3,7 +3,7 @@
 XLA:CPU writes a decoded matrix to memory before it multiplies by it, four bytes
 per element, which takes several times as long as the product of a single row.
 The product here decodes in registers. Its loops are compiled by numba
-(`coded_loops`), and its features are cut into one piece per core.
+(`coded_loops`), and its features are cut into pieces (`cpu_calls`).
 
 Shape legend: R = lanes, H = channels, F = features of one rank.
 """

@@ -2,9 +2,9 @@
 
 A kernel is a `numba.cfunc` that decodes the call frame of XLA's foreign
 function interface, by the functions of this module, and loops over the arrays.
-`call` cuts the kernel's tasks into one piece per core. Each piece is a custom
-call of its own: XLA:CPU executes them concurrently in its thread pool, so there
-is no second pool that competes for the cores.
+`call` cuts the kernel's tasks into pieces. Each piece is a custom call of its
+own: XLA:CPU executes them concurrently in its thread pool, so there is no
+second pool that competes for the cores.
 
 Source: offsets of the structs of xla/ffi/api/c_api.h, which jaxlib contains,
 on machines with pointers of 8 bytes.
@@ -25,6 +25,10 @@ from parallel.kernels import calls
 
 # Type of a kernel: from the address of a call frame to 0, for success.
 KERNEL = "int64(int64)"
+
+# Pieces per core: with 8 calls in all, XLA:CPU executes one after another; with
+# 16 on two cores, it divides them between its threads.
+_PIECES = 8
 
 # Machine code without bounds checks that may reorder sums.
 loop = numba.njit(fastmath=True, error_model="numpy", inline="never")
@@ -138,7 +142,7 @@ def call(
   Returns:
     The results, float32 ``[num_tasks, *shape]``.
   """
-  pieces = min(num_tasks, num_cores())
+  pieces = min(num_tasks, _PIECES * num_cores())
   bounds = [num_tasks * i // pieces for i in range(pieces + 1)]
 
   def run(*operands):

@@ -3,7 +3,7 @@
 Keys and values are read where they are, in the order of each sequence's table.
 The reference copies them first, in a loop over sequences. Loops are compiled by
 numba (`cpu_loops`), and the tasks, pairs of a sequence and a kv head, are cut
-into one piece per core.
+into pieces that XLA executes concurrently.
 
 Shape legend: S = sequences, H = query heads, K = kv heads, G = H / K, D = head
 width.

@@ -13,6 +13,69 @@ from parallel.kernels import cpu_calls as calls
 
 
 @calls.loop
+def _scores(query, block, first, stop, scores):
+  """Computes products of a query with rows of a page.
+
+  Four rows at a time: the sums over channels are then independent.
+
+  Args:
+    query: float32 ``[D]``.
+    block: Keys of a page or their codes, ``[page, D]``.
+    first: First row.
+    stop: Row after the last one.
+    scores: Result, float32 ``[stop - first]``.
+  """
+  width, i = len(query), first
+  while i + 4 <= stop:
+    k0, k1, k2, k3 = block[i], block[i + 1], block[i + 2], block[i + 3]
+    s0 = s1 = s2 = s3 = np.float32(0)
+    for d in range(width):
+      q = query[d]
+      s0 += q * np.float32(k0[d])
+      s1 += q * np.float32(k1[d])
+      s2 += q * np.float32(k2[d])
+      s3 += q * np.float32(k3[d])
+    scores[i - first], scores[i - first + 1] = s0, s1
+    scores[i - first + 2], scores[i - first + 3] = s2, s3
+    i += 4
+  while i < stop:
+    key, s0 = block[i], np.float32(0)
+    for d in range(width):
+      s0 += query[d] * np.float32(key[d])
+    scores[i - first] = s0
+    i += 1
+
+
+@calls.loop
+def _add(weights, block, first, stop, sums):
+  """Adds the rows of a page with their weights, four rows at a time.
+
+  Args:
+    weights: float32 ``[stop - first]``.
+    block: Values of a page or their codes, ``[page, D]``.
+    first: First row.
+    stop: Row after the last one.
+    sums: float32 ``[D]``, updated.
+  """
+  width, i = len(sums), first
+  while i + 4 <= stop:
+    v0, v1, v2, v3 = block[i], block[i + 1], block[i + 2], block[i + 3]
+    w0, w1 = weights[i - first], weights[i - first + 1]
+    w2, w3 = weights[i - first + 2], weights[i - first + 3]
+    for d in range(width):
+      sums[d] += (
+        w0 * np.float32(v0[d]) + w1 * np.float32(v1[d])
+        + w2 * np.float32(v2[d]) + w3 * np.float32(v3[d])
+      )
+    i += 4
+  while i < stop:
+    value, w0 = block[i], weights[i - first]
+    for d in range(width):
+      sums[d] += w0 * np.float32(value[d])
+    i += 1
+
+
+@calls.loop
 def _attend(q, keys, values, key_scales, value_scales, table, start, stop, out):
   """Attends from the queries of one sequence and kv head to its positions.
 
@@ -20,47 +83,41 @@ def _attend(q, keys, values, key_scales, value_scales, table, start, stop, out):
     q: Scaled queries, float32 ``[G, D]``.
     keys: Keys or their codes, ``[N, page, D]``.
     values: Values or their codes, ``[N, page, D]``.
-    key_scales: Scales of codes, float32 ``[N, page]``; ``[0, 0]`` for floats.
+    key_scales: Scales of codes, float32 ``[N, page]``; ``[0, page]`` for
+      floats.
     value_scales: As ``key_scales``.
     table: int32 ``[P]``.
     start: First position that the queries attend to.
     stop: Position after the last one, greater than ``start``.
     out: Result, float32 ``[G, D]``.
   """
-  (num_queries, width), size = q.shape, keys.shape[1]
-  coded = key_scales.shape[0] > 0
-  first = start // size * size  # of the first page
-  scores = np.empty((num_queries, stop - first), np.float32)
-  for g in range(num_queries):
-    query, row = q[g], scores[g]
-    largest = np.float32(-np.inf)
-    for begin in range(first, stop, size):
-      page = table[begin // size]
-      block = keys[page]
-      for i in range(max(start - begin, 0), min(stop - begin, size)):
-        key, score = block[i], np.float32(0)
-        for d in range(width):
-          score += query[d] * np.float32(key[d])
-        if coded:
-          score *= key_scales[page, i]
-        row[begin - first + i] = score
-        largest = max(largest, score)
-    total = np.float32(0)
-    for place in range(start - first, stop - first):
-      row[place] = math.exp(row[place] - largest)
-      total += row[place]
+  size, coded = keys.shape[1], key_scales.shape[0] > 0
+  row = np.empty(stop - start, np.float32)
+  pages = range(start // size, (stop + size - 1) // size)
+  for g in range(len(q)):
+    for number in pages:
+      page, begin = table[number], number * size
+      first, last = max(start - begin, 0), min(stop - begin, size)
+      part = row[begin + first - start : begin + last - start]
+      _scores(q[g], keys[page], first, last, part)
+      if coded:
+        for i in range(first, last):
+          part[i - first] *= key_scales[page, i]
+    largest, total = row.max(), np.float32(0)
+    for i in range(len(row)):
+      row[i] = math.exp(row[i] - largest)
+      total += row[i]
     sums = out[g]
     sums[:] = 0
-    for begin in range(first, stop, size):
-      page = table[begin // size]
-      block = values[page]
-      for i in range(max(start - begin, 0), min(stop - begin, size)):
-        value, weight = block[i], row[begin - first + i]
-        if coded:
-          weight *= value_scales[page, i]
-        for d in range(width):
-          sums[d] += weight * np.float32(value[d])
-    for d in range(width):
+    for number in pages:
+      page, begin = table[number], number * size
+      first, last = max(start - begin, 0), min(stop - begin, size)
+      part = row[begin + first - start : begin + last - start]
+      if coded:
+        for i in range(first, last):
+          part[i - first] *= value_scales[page, i]
+      _add(part, values[page], first, last, sums)
+    for d in range(len(sums)):
       sums[d] /= total
 
 
