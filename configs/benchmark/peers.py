@@ -7,16 +7,18 @@ All subjects run in turns on this machine, in float32, with a model of 25M
 parameters: training steps of 2,048 tokens of ours, of Hugging Face's Llama on
 torch and, with a checkout in config.benchmark.nanodo, of nanodo; then greedy
 decoding of ours, of Hugging Face and of llama.cpp. llama.cpp has our weights,
-in float32 and in Q8_0; in float32 it must draw our tokens. The rates of matrix
+in float32 and in Q8_0; in float32 it must draw our tokens, in at least half of
+the sequences. The rates of matrix
 products and of reads of memory are measured in the same run.
 
 The command makes an environment with torch and transformers;
 PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu keeps torch small.
 llama-cpp-python is compiled for this machine, which takes a C++ compiler and
-several minutes, once; fewer with CMAKE_ARGS=-DLLAVA_BUILD=OFF. Aims: 1.0 times Hugging Face's training and 1.2 times
-nanodo's, lanes at most 1.05 (p = 1) and 1.3 times (p = .5) the time of one
-rank; 2.0 times Hugging Face's decoding of one sequence and 0.9 times
-llama.cpp's, 1.2 times Hugging Face's of 16, int8 weights 1.5 times float32.
+several minutes, once; fewer with CMAKE_ARGS=-DLLAVA_BUILD=OFF. Aims: 1.0 times
+Hugging Face's training and 1.2 times nanodo's, lanes at most 1.05 (p = 1) and
+1.3 times (p = .5) the time of one rank; 2.0 times Hugging Face's decoding of
+one sequence and 0.9 times llama.cpp's, 1.2 times Hugging Face's of 16, int8
+weights 1.5 times float32.
 
 It takes about fifteen minutes on two cores. `peers.py:135m` has weights that
 are many times a CPU's caches, and skips the training steps; `peers.py:test` has

@@ -160,7 +160,8 @@ def _decoding(
   """Yields a row for each of our decoders, and one for each peer's.
 
   Raises:
-    ValueError: A peer with the same float32 weights draws other tokens.
+    ValueError: A peer with the same float32 weights draws other tokens, in more
+      than half of the sequences.
   """
   options = config.benchmark
   asked = {"batch": batch, "prompt": options.prompt, "tokens": options.tokens}
@@ -215,15 +216,23 @@ def _decoding(
     found = timing.in_turns(
       turns, options.rounds, warm_up=1, label=f"decoding, {batch} at a time"
     )
-  for name, tokens in last.items():
-    if name.endswith("F32") and tokens != last["caatnet"]:
+  # Rounding may decide between almost equal logits of single tokens; another
+  # convention of rotary positions or norms changes all sequences.
+  same = {
+    name: float(np.mean([a == b for a, b in zip(x, last["caatnet"],
+                                                strict=True)]))
+    for name, x in last.items()
+  }
+  for name, share in same.items():
+    if name.endswith("F32") and share < 0.5:
       raise ValueError(
         f"{name} draws other tokens than ours from the same float32 weights, "
-        f"with {batch} sequences"
+        f"in {1 - share:.0%} of {batch} sequences"
       )
   for name, rate in found.items():
     yield {
       "batch": batch, "by": name, "tokens_per_second": rate,
+      "same_sequences": same.get(name),
       # A step reads all weights once.
       "weight_bytes_per_second": [read[name] * r / batch for r in rate],
     }
