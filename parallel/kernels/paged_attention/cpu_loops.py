@@ -85,7 +85,7 @@ def _attend(q, keys, values, key_scales, value_scales, table, start, stop, out):
     values: Values or their codes, ``[N, page, D]``.
     key_scales: Scales of codes, float32 ``[N, page]``; ``[0, page]`` for
       floats.
-    value_scales: As ``key_scales``.
+    value_scales: Scales of values, like ``key_scales``.
     table: int32 ``[P]``.
     start: First position that the queries attend to.
     stop: Position after the last one, greater than ``start``.
