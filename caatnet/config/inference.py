@@ -27,6 +27,10 @@ from caatnet.train.checkpoint import export
 from parallel.kernels.paged_attention import api
 from parallel.zero.partition import Level, Partition
 
+# Smallest cache whose attention is compiled by numba on CPUs: with a smaller
+# one, a step takes as long as its start.
+_COMPILED_BYTES = 1 << 22
+
 
 @dataclasses.dataclass(frozen=True)
 class Inference:
@@ -158,6 +162,8 @@ def _cache(
       api.preferred(_platform(program), mapped),
     )
   )
+  if "cpu" in shape.kernels and shape.size_bytes < _COMPILED_BYTES:
+    shape = dataclasses.replace(shape, kernels=("reference",))
   if not shape.paged:  # one page per sequence, which takes no memory
     capacity = dataclasses.replace(capacity, page_size=capacity.context)
     shape = dataclasses.replace(

@@ -12,42 +12,7 @@ import numpy as np
 from caatnet.models.access import Access, Policy
 from caatnet.models.protocol import Parameter
 from caatnet.program import Program, is_spec
-from parallel.kernels.codec import reference as codec
-
-# Maximum number of elements of a matrix row that share a scale.
-_BLOCK = 128
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Coded:
-  """Matrix as int8 codes, with one scale per block of a row.
-
-  Attributes:
-    encoded: Codes and scales.
-    width: Length of a row.
-    dtype: Dtype in which the model reads the matrix.
-  """
-
-  encoded: codec.Encoded
-  width: int = dataclasses.field(metadata={"static": True})
-  dtype: str = dataclasses.field(metadata={"static": True})
-
-  @classmethod
-  def encode(cls, x: jax.Array, dtype: str) -> "Coded":
-    """Encodes an array ``[..., width]``."""
-    width = x.shape[-1]
-    return cls(codec.encode(x, _codec(width)), width, dtype)
-
-  def decode(self) -> jax.Array:
-    """Returns the array ``[..., width]``."""
-    x = codec.decode(self.encoded, self.width, _codec(self.width))
-    return x.astype(self.dtype)
-
-
-def _codec(width: int) -> codec.Codec:
-  """Returns the int8 codec of rows of a given length; blocks are even."""
-  return codec.Codec("int8", min(_BLOCK, width + width % 2))
+from parallel.kernels.coded import Coded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +26,11 @@ class Stored(Access):
   Attributes:
     apart: Whether layers are a tuple of each layer's parameters instead of a
       stack.
+    few: Whether products of few rows read codes instead of decoded matrices.
   """
 
   apart: bool
+  few: bool = False
 
   def apply(
     self,
@@ -72,7 +39,7 @@ class Stored(Access):
     *args: Any,
     policy: Policy = None,
   ) -> Any:
-    return f(_decoded(params), *args)
+    return f(self._read(params), *args)
 
   def scan(
     self,
@@ -83,7 +50,7 @@ class Stored(Access):
     policy: Policy,
   ) -> Any:
     def decoding(layer, x):
-      return f(_decoded(layer), x)
+      return f(self._read(layer), x)
 
     if not self.apart:
       return super().scan(decoding, params, x, unroll, policy)
@@ -91,13 +58,21 @@ class Stored(Access):
       x = decoding(layer, x)
     return x
 
+  def _read(self, params: Any) -> Any:
+    """Returns parameters with decoded matrices, except for one lane's if `few`.
+    """
 
-def _decoded(params: Any) -> Any:
-  """Returns parameters with decoded matrices."""
-  return jax.tree.map(
-    lambda x: x.decode() if isinstance(x, Coded) else x, params,
-    is_leaf=lambda x: isinstance(x, Coded),
-  )
+    def read(x):
+      if not isinstance(x, Coded) or (self.few and _has_one_lane(x)):
+        return x
+      return x.decode()
+
+    return jax.tree.map(read, params, is_leaf=lambda x: isinstance(x, Coded))
+
+
+def _has_one_lane(x: Coded) -> bool:
+  """Returns whether an array is the matrix ``[1, H, F]`` of one lane."""
+  return len(x.shape) == 3 and x.shape[0] == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,4 +179,5 @@ def conversion(
     return split(stored, lambda x, i: x[i])
 
   specs = split(program.whole_specs, lambda spec, i: P(*spec[1:]))
-  return convert, specs, Stored(apart)
+  platform = program.layout.mesh.devices.flat[0].platform
+  return convert, specs, Stored(apart, few=platform == "cpu")

@@ -16,9 +16,9 @@ from configs.caatnet import base
 
 
 def get_config(size: str = "25m") -> ml_collections.ConfigDict:
-  """Returns the benchmark: `25m`, or `test` for a model that takes seconds."""
-  if size not in ("25m", "test"):
-    raise ValueError(f"decoding.py:{size}: the sizes are 25m and test")
+  """Returns the benchmark of a model: `25m`, `135m`, or `test` for seconds."""
+  if size not in ("25m", "135m", "test"):
+    raise ValueError(f"decoding.py:{size}: the sizes are 25m, 135m and test")
   config = base.get_config()
   config.name = "decoding"
   config.model.width = 512
@@ -28,6 +28,12 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config.model.dtype = "float32"
   config.parallel.tensor = 1
   config.benchmark = defaults("benchmark", "decoding")
+  if size == "135m":  # weights of a step are many times a CPU's caches
+    config.model.width = 768
+    config.model.num_layers = 12
+    config.model.num_heads = config.model.num_kv_heads = 12
+    config.model.ffn_width = 2048
+    config.model.vocab_size = 32768
   if size == "test":
     config.model.width = 32
     config.model.num_layers = 1

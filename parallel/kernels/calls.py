@@ -6,7 +6,9 @@ of arrays to rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+import importlib.util
 import math
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -167,6 +169,12 @@ def position(
     return {axis_name: number} | along | dict.fromkeys(alone, 0)
 
   return jnp.stack(numbers), device_id
+
+
+def compiles_loops() -> bool:
+  """Returns whether numba (extra `serve`) can compile kernels for CPUs."""
+  off = os.environ.get("NUMBA_DISABLE_JIT", "0") != "0"
+  return not off and importlib.util.find_spec("numba") is not None
 
 
 def same_axes(*operands: jax.Array) -> list[jax.Array]:

@@ -61,8 +61,8 @@ def preference(
 
   Args:
     implementation: "auto", a name, or names in order of preference. "auto"
-      expands to the platform's kernels followed by the reference; on CPUs, to
-      the reference only.
+      expands to the platform's kernels followed by the reference; on CPUs, for
+      most ops, to the reference only.
     platform: Platform that the program is compiled for; None for the default
       backend of this process.
     kernels: Kernels of the op by platform.

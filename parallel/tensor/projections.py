@@ -37,6 +37,7 @@ from parallel.collectives import varying, varying_axes
 from parallel.kernels.add_norm import api as kernels
 from parallel.kernels.add_norm.reference import sum_of_squares
 from parallel.kernels.calls import same_axes
+from parallel.kernels.coded import Coded
 from parallel.kernels.selection import Implementation
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import (
@@ -290,6 +291,11 @@ def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
 # rate of a plain matrix product (docs/methods.md).
 
 
+def _of_lane(x: jax.Array, w: jax.Array | Coded) -> jax.Array:
+  """Multiplies ``[B, T, H]`` by the matrix ``[1, H, F]`` of a single lane."""
+  return w.product(x) if isinstance(w, Coded) else x @ w[0]
+
+
 def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies one stream ``[B, T, H]`` by all lanes' columns ``[R, H, F]``.
 
@@ -300,7 +306,7 @@ def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
   """
   lanes, width, features = w.shape
   if lanes == 1:
-    return (x @ w[0])[None]
+    return _of_lane(x, w)[None]
   y = x @ jnp.moveaxis(w, 0, 1).reshape(width, lanes * features)
   return jnp.moveaxis(y.reshape(*x.shape[:-1], lanes, features), -2, 0)
 
@@ -315,7 +321,7 @@ def _all_rows(y: jax.Array, w: jax.Array) -> jax.Array:
   """
   lanes, features, width = w.shape
   if lanes == 1:
-    return y[0] @ w[0]
+    return _of_lane(y[0], w)
   y = jnp.moveaxis(y, 0, -2).reshape(*y.shape[1:-1], lanes * features)
   return y @ w.reshape(lanes * features, width)
 

@@ -1,11 +1,16 @@
 """Environments of other projects' packages, each made once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import fcntl
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
+from types import MappingProxyType
+
+# Variables by which pip finds packages, after PIP_; uv's begin with UV_.
+_SOURCES = ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS")
 
 
 def create(
@@ -33,21 +38,33 @@ def create(
       execute([python or sys.executable, "-m", "venv", str(folder)])
       # uv resolves in seconds what pip has not resolved after 9 minutes.
       execute([own, "-m", "pip", "install", "-q", "uv"])
-      execute([
-        own, "-m", "uv", "pip", "install", "-q", "--python", own, *packages,
-      ])
+      execute(
+        [own, "-m", "uv", "pip", "install", "-q", "--python", own, *packages],
+        {f"UV_{name}": os.environ[f"PIP_{name}"] for name in _SOURCES
+         if f"PIP_{name}" in os.environ},
+      )
       done.write_text(wanted)
   return folder / "bin/python"
 
 
-def execute(command: Sequence[str]) -> None:
+def execute(
+  command: Sequence[str],
+  environment: Mapping[str, str] = MappingProxyType({}),
+) -> None:
   """Runs a command.
+
+  Args:
+    command: Program and its arguments.
+    environment: Variables in addition to those of this process.
 
   Raises:
     ValueError: It cannot be run, or fails; with the line that says why.
   """
   try:
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+      command, capture_output=True, text=True, check=False,
+      env=os.environ | dict(environment),
+    )
   except OSError as error:
     raise ValueError(f"{command[0]}: {error.strerror}") from error
   if ended.returncode:

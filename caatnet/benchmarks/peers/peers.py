@@ -9,6 +9,7 @@ import functools
 import os
 import pathlib
 import sys
+import tempfile
 from typing import Any
 
 import jax
@@ -49,7 +50,7 @@ def run(config: Any) -> dict[str, Any]:
     python = str(environments.create(
       pathlib.Path(options.folder), options.packages
     ))
-  training = _training(config, python)
+  training = _training(config, python) if options.variants else []
   decoded = [
     row for batch in options.batches for row in _decoding(config, python, batch)
   ]
@@ -62,7 +63,9 @@ def run(config: Any) -> dict[str, Any]:
     ),
     "read_bytes_per_second": _read_rate(options.threads),
   }
-  _print(config, training, decoded, limits)
+  if training:
+    _print_training(config, training, limits["matmul_flops_per_second"])
+  _print_decoding(decoded, limits["read_bytes_per_second"])
   if served:
     over_http.show(served)
   return {
@@ -159,54 +162,105 @@ def _asked_s(ask: Callable[[Any], Any], count: int) -> float:
 def _decoding(
   config: Any, python: str, batch: int
 ) -> Iterator[dict[str, Any]]:
-  """Yields a row for our decoding, and one for each peer's."""
+  """Yields a row for each of our decoders, and one for each peer's.
+
+  Raises:
+    ValueError: A peer with the same float32 weights draws other tokens, in more
+      than half of the sequences.
+  """
   options = config.benchmark
-  decoder = decoders.decoder(decoders.built(
-    config, batch=batch, context=options.prompt + options.tokens
-  ))
   asked = {"batch": batch, "prompt": options.prompt, "tokens": options.tokens}
   vocab_size = config.model.vocab_size
-  turns: dict[str, Turn] = {
-    "caatnet": lambda: decoding.generate(
-      decoder, vocab_size, asked
-    )["tokens_per_second"],
-  }
+  drawn = batch * (options.tokens - 1)  # the first token is the prefill's
+  read: dict[str, int] = {}  # bytes of weights that a step reads
+  last: dict[str, Any] = {}  # tokens of the last round
+  turns: dict[str, Turn] = {}
   with contextlib.ExitStack() as stack:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    weights = os.path.join(folder, "weights.npz")
+    for name, stored in (("caatnet", "float"), ("caatnet, int8", "int8")):
+      made = decoders.built(
+        config, batch=batch, context=options.prompt + options.tokens,
+        weights=stored,
+      )
+      params = decoders.drawn(made)
+      if python and options.llama and stored == "float":
+        np.savez(weights, **decoders.published(made, params))
+      decoder = made.decoder(params)
+      read[name] = _bytes_read(decoder.weights.params)
+
+      def ours(name: str = name, decoder: Any = decoder) -> float:
+        found = decoding.generate(decoder, vocab_size, asked)
+        last[name] = found["tokens"]
+        return found["tokens_per_second"]
+
+      turns[name] = ours
     if python:
       ask, facts = stack.enter_context(
         decoding.hugging_face(_KEY, python, config)
       )
-      drawn = batch * (options.tokens - 1)  # the first token is the prefill's
-      turns[
-        f"transformers {facts['transformers']}, torch {facts['torch']}"
-      ] = lambda: drawn / ask(asked)["decode_seconds"]
+      name = f"transformers {facts['transformers']}, torch {facts['torch']}"
+      read[name] = read["caatnet"]
+      turns[name] = lambda: drawn / ask(asked)["decode_seconds"]
+    for kind in options.llama if python else ():
+      ask_llama, facts = stack.enter_context(
+        decoding.llama_cpp(_KEY, python, config, batch, kind, weights)
+      )
+      name = facts["name"]
+      table = config.model.vocab_size * config.model.width
+      read[name] = facts["bytes"] * (1 - table / facts["elements"])
+
+      def theirs(name: str = name, ask: Any = ask_llama) -> float:
+        found = ask(
+          {"prompts": decoding.prompts(vocab_size, asked)} | asked
+        )
+        last[name] = found["tokens"]
+        return drawn / found["decode_seconds"]
+
+      turns[name] = theirs
     found = timing.in_turns(
       turns, options.rounds, warm_up=1, label=f"decoding, {batch} at a time"
     )
-  params = decoder.weights.params
-  weights = sum(x.nbytes for x in jax.tree.leaves(params))
-  weights -= params["embedding"].nbytes  # of which a step reads rows
+  # Rounding may decide between almost equal logits of single tokens; another
+  # convention of rotary positions or norms changes all sequences.
+  same = {
+    name: float(np.mean([a == b for a, b in zip(x, last["caatnet"],
+                                                strict=True)]))
+    for name, x in last.items()
+  }
+  for name, share in same.items():
+    if name.endswith("F32") and share < 0.5:
+      raise ValueError(
+        f"{name} draws other tokens than ours from the same float32 weights, "
+        f"in {1 - share:.0%} of {batch} sequences"
+      )
   for name, rate in found.items():
     yield {
       "batch": batch, "by": name, "tokens_per_second": rate,
+      "same_sequences": same.get(name),
       # A step reads all weights once.
-      "weight_bytes_per_second": [weights * r / batch for r in rate],
+      "weight_bytes_per_second": [read[name] * r / batch for r in rate],
     }
 
 
-def _print(
-  config: Any, training: Sequence[Mapping[str, Any]],
-  decoded: Sequence[Mapping[str, Any]], limits: Mapping[str, float],
+def _bytes_read(params: Any) -> int:
+  """Returns the bytes of weights that a step reads."""
+  size = sum(x.nbytes for x in jax.tree.leaves(params))
+  return size - params["embedding"].nbytes  # of which it reads rows
+
+
+def _ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+  """Returns how many times as fast the base is, median and range."""
+  return timing.range_text(
+    np.array(base["tokens_per_second"]) / row["tokens_per_second"], ".2f"
+  )
+
+
+def _print_training(
+  config: Any, rows: Sequence[Mapping[str, Any]], products: float
 ) -> None:
-  products = limits["matmul_flops_per_second"]
-  read = limits["read_bytes_per_second"]
-  first = training[0]
-
-  def ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-    return timing.range_text(
-      np.array(base["tokens_per_second"]) / row["tokens_per_second"], ".2f"
-    )
-
+  """Prints the table of training steps; ``products`` is in FLOP/s."""
+  first = rows[0]
   tables.table(
     f"training step, {config.data.batch_size} x {config.data.seq_len} tokens, "
     f"float32; products {products / 1e9:.0f} GFLOP/s; median (range)",
@@ -215,26 +269,30 @@ def _print(
     [
       [
         row["by"], f"{row['num_params'] / 1e6:.1f}M",
-        timing.range_text(row["tokens_per_second"]), ratio(row, first),
+        timing.range_text(row["tokens_per_second"]), _ratio(row, first),
         f"{row['flops'] / np.median(row['seconds']) / products:.0%}"
         if "flops" in row else "",
       ]
-      for row in training
+      for row in rows
     ],
   )
+
+
+def _print_decoding(rows: Sequence[Mapping[str, Any]], read: float) -> None:
+  """Prints the table of decoding; ``read`` is in bytes/s."""
   tables.table(
-    f"decoding, float32; reads of memory {read / 1e9:.1f} GB/s",
+    f"greedy decoding; reads of memory {read / 1e9:.1f} GB/s",
     ["sequences", "by", "tokens/s", "caatnet is x times as fast",
      "weights, GB/s"],
     [
       [
         str(row["batch"]), row["by"],
         timing.range_text(row["tokens_per_second"]),
-        ratio(row, next(r for r in decoded if r["batch"] == row["batch"])),
+        _ratio(row, next(r for r in rows if r["batch"] == row["batch"])),
         timing.range_text(
           np.array(row["weight_bytes_per_second"]) / 1e9, ".1f"
         ),
       ]
-      for row in decoded
+      for row in rows
     ],
   )

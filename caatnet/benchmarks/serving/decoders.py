@@ -1,13 +1,16 @@
 """Decoders with randomly initialised parameters, on one device."""
 
+import functools
 from typing import Any
 
 import jax
+import numpy as np
 
 from caatnet.benchmarks.harness import setup
 from caatnet.config import inference
 from caatnet.config.inference import Inference
 from caatnet.inference.decoder import Decoder
+from caatnet.interop import layout
 
 
 def built(config: Any, **sizes: int) -> Inference:
@@ -25,9 +28,28 @@ def built(config: Any, **sizes: int) -> Inference:
 
 def decoder(made: Inference) -> Decoder:
   """Returns a decoder with randomly initialised parameters."""
+  return made.decoder(drawn(made))
+
+
+def drawn(made: Inference) -> Any:
+  """Returns randomly initialised float32 parameters."""
   program = made.program
   draw = jax.jit(
     program.model.init,
     out_shardings=program.layout.shardings(program.whole_specs),
   )
-  return made.decoder(draw(jax.random.key(0)))
+  return draw(jax.random.key(0))
+
+
+def published(made: Inference, params: Any) -> dict[str, np.ndarray]:
+  """Returns parameters with the names and orientations of Hugging Face."""
+  model, found = made.program.model, {}
+  for slot in layout.slots(model.config, model.tensor.size):
+    leaf = functools.reduce(lambda tree, key: tree[key], slot.path, params)
+    for row in slot.rows():
+      values = np.asarray(leaf if row is None else leaf[row])
+      for part, x in zip(
+        slot.parts, layout.take_apart(slot, values), strict=True
+      ):
+        found[part.named(row)] = x
+  return found

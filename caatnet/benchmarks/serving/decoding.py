@@ -110,23 +110,31 @@ def _measure(
   return row
 
 
+def prompts(vocab_size: int, asked: dict[str, int]) -> list[list[int]]:
+  """Returns random prompts."""
+  return np.random.default_rng(0).integers(
+    vocab_size, size=(asked["batch"], asked["prompt"])
+  ).tolist()
+
+
 def generate(
   decoder: Decoder, vocab_size: int, asked: dict[str, int]
-) -> dict[str, float]:
-  """Continues random prompts; returns tokens per second and total seconds."""
-  prompts = np.random.default_rng(0).integers(
-    vocab_size, size=(asked["batch"], asked["prompt"])
-  )
+) -> dict[str, Any]:
+  """Continues random prompts; returns speed, total seconds, and tokens."""
   generation = Generation(
     decoder,
-    [Request(tuple(x), Stops(asked["tokens"])) for x in prompts.tolist()],
+    [
+      Request(tuple(x), Stops(asked["tokens"]))
+      for x in prompts(vocab_size, asked)
+    ],
     Bytes(),  # has 256 tokens, and no text for others
   )
-  generation.run()
+  completions = generation.run()
   speed = generation.speed
   return {
     "tokens_per_second": speed.decoded_tokens / speed.decode_seconds,
     "seconds": speed.prompt_seconds + speed.decode_seconds,
+    "tokens": [list(x.tokens) for x in completions],
   }
 
 
@@ -303,6 +311,36 @@ def hugging_face(
   ) as ask:
     yield ask, ask({
       "threads": options.threads,
+      "model": llama_sizes(model, options.prompt + options.tokens),
+    })
+
+
+@contextlib.contextmanager
+def llama_cpp(
+  key: str, python: str, config: Any, batch: int, kind: str, weights: str
+) -> Iterator[tuple[Callable[[Any], Any], Any]]:
+  """Starts llama.cpp with our weights in a separate Python.
+
+  Args:
+    key: Config key that names the Python, for errors.
+    python: Python with llama-cpp-python and gguf.
+    config: Config of the benchmark, with the lengths of prompts and responses.
+    batch: Number of sequences.
+    kind: Type of its matrices, "F32" or "Q8_0".
+    weights: npz file of `decoders.published`.
+
+  Yields:
+    Function that times one round, and facts about the library.
+  """
+  options, model = config.benchmark, config.model
+  script = pathlib.Path(__file__).with_name("llama.py")
+  with processes.answering(
+    key, [python, "-P", str(script)], "llama-cpp-python and gguf"
+  ) as ask:
+    yield ask, ask({
+      "threads": options.threads, "batch": batch, "type": kind,
+      "weights": weights, "norm_eps": model.norm_eps,
+      "rope_base": model.rope_base,
       "model": llama_sizes(model, options.prompt + options.tokens),
     })
 

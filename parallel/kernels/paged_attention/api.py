@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from parallel.kernels.paged_attention import (
+  cpu,
   gpu,
   library,
   order,
@@ -30,6 +31,7 @@ from parallel.kernels.selection import (
 KERNELS = {
   "tpu": ("jax_tpu_ragged", "jax_tpu_paged", "tpu"),
   "gpu": ("jax_gpu_paged", "gpu"),
+  "cpu": ("cpu",),
 }
 # Kernel -> order of pages that it reads.
 ORDERS = {
@@ -38,6 +40,7 @@ ORDERS = {
   "tpu": "packed",
   "jax_gpu_paged": "heads",
   "gpu": "heads",
+  "cpu": "heads",
 }
 
 
@@ -84,7 +87,7 @@ class Kernels(Protocol):
     ...
 
 
-OWN: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
+OWN: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu, "cpu": cpu}
 
 
 def choice(

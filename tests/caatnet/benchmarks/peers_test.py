@@ -21,13 +21,18 @@ script = sys.argv[2]
 assert sys.argv[1] == "-P"
 asked = json.loads(input())
 assert asked["model"]["hidden_size"] == 32
-print(json.dumps({{"name": "peer", "num_params": 1, "transformers": "5",
-                  "torch": "2"}}), flush=True)
+if script.endswith("llama.py"):
+  import numpy
+  numbers = numpy.load(asked["weights"])
+  assert numbers["model.layers.0.self_attn.q_proj.weight"].shape == (32, 32)
+print(json.dumps({{"name": "peer " + asked.get("type", ""), "num_params": 1,
+                  "transformers": "5", "torch": "2", "bytes": 400,
+                  "elements": 256 * 32 * 2}}), flush=True)
 for line in sys.stdin:
   asked = json.loads(line)
   answer = (
     {{"seconds": 0.5 / asked["steps"]}} if script.endswith("torch_step.py")
-    else {{"prompt_seconds": 1.0, "decode_seconds": 2.0}}
+    else {{"prompt_seconds": 1.0, "decode_seconds": 2.0, "tokens": [[0]]}}
   )
   print(json.dumps(answer), flush=True)
 """
@@ -80,12 +85,18 @@ def test_rows_of_peers_are_what_they_answer(tmp_path, capsys):
   python.chmod(0o755)
   config = config_file.get_config("test")
   config.benchmark.python = str(python)
+  config.benchmark.llama = ("Q8_0",)
   found = peers.run(config)
   ours, peer = found["training"]
   assert ours["by"] == "r=1"
   assert peer["seconds"] == [0.5]
   assert peer["tokens_per_second"] == [8 * 16 / 0.5]
-  ours, peer = found["decoding"]
+  ours, coded, peer, llama = found["decoding"]
+  assert coded["by"] == "caatnet, int8"
+  assert llama["by"] == "peer Q8_0"
+  # Half of the elements are the embedding's, of which a step reads rows.
+  speed = llama["tokens_per_second"][0]
+  assert llama["weight_bytes_per_second"] == [200 * speed]
   tokens = config.benchmark.tokens - 1
   assert peer["tokens_per_second"] == [tokens / 2]
   ratio = ours["weight_bytes_per_second"][0] / ours["tokens_per_second"][0]
@@ -99,6 +110,9 @@ def test_rows_of_peers_are_what_they_answer(tmp_path, capsys):
   printed = capsys.readouterr().out
   assert f"reads of memory {rate / 1e9:.1f} GB/s" in printed
   json.dumps(found)
+  config.benchmark.llama, config.benchmark.variants = ("F32",), ()
+  with pytest.raises(ValueError, match="peer F32 draws other tokens"):
+    peers.run(config)
 
 
 class Bigram(linen.Module):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from parallel.kernels import selection
-from parallel.kernels.paged_attention import api, gpu, library, order, tpu
+from parallel.kernels.paged_attention import api, cpu, gpu, library, order, tpu
 from parallel.kernels.paged_attention.cases import LARGE, Case
 from tests.parallel.kernels.limits import assert_limit, limits
 
@@ -25,6 +25,7 @@ def _paged(refusal, name):
 
 _paged_gpu = _paged(gpu.refusal, "heads")
 _paged_tpu = _paged(tpu.refusal, "packed")
+_paged_cpu = _paged(cpu.refusal, "heads")
 _of_jax = {
   name: _paged(functools.partial(library.refusal, name), pages)
   for name, pages in (
@@ -36,6 +37,9 @@ _of_jax = {
 
 @pytest.mark.quick
 @limits([
+  (_paged_cpu, {"stored": "int8"}, {}, "pages of bfloat16: float32 or int8"),
+  (_paged_cpu, {"stored": "float32"}, {"stored": "float32", "rows": 2},
+   "2 rows per sequence"),
   (_paged_gpu, {"width": 16}, {"width": 15}, "heads of 15 channels: 16 to 256"),
   (_paged_gpu, {"width": 256}, {"width": 257}, "heads of 257 channels"),
   (_paged_gpu, {"dtype": "float16"}, {"dtype": "int32"}, "dtype int32"),

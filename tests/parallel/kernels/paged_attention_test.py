@@ -128,6 +128,26 @@ def test_chunked_prefill_does_not_depend_on_the_chunk_size(size):
   assert_close(found[:, : case.rows], whole, case.dtype)
 
 
+@pytest.mark.parametrize("case", [
+  Case(5, 1, 6, 2, 32, 16, 3, window=18),
+  Case(3, 1, 2, 2, 64, 8, 4),
+  Case(4, 1, 3, 1, 32, 8, 3, stored="int8", window=9),
+])
+def test_compiled_loops_match_the_reference(case):
+  """Includes padding, vmapped lanes, and tasks that pieces do not divide."""
+  pytest.importorskip("numba")
+  q, pages, tables, first, _ = draw(case, "heads", padding=[1])
+  arguments = tables, first, case.window
+  ours = run(q, pages, *arguments, "cpu")
+  assert not ours[1].any()
+  assert_close(ours, run(q, pages, *arguments, "reference"), "float32", 4)
+  lanes = jnp.stack([q, -2 * q]), jax.tree.map(lambda x: jnp.stack([x] * 2),
+                                               pages)
+  found = jax.vmap(lambda q, pages: run(q, pages, *arguments, "cpu"))(*lanes)
+  twice = run(-2 * q, pages, *arguments, "reference")
+  assert_close(found[1], twice, "float32", 4)
+
+
 @pytest.mark.rotated
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", CASES)

@@ -298,11 +298,16 @@ class Peers:
   tokens: int = field(64, TOKENS, COUNT)
   threads: int = field(2, "Threads of torch.", COUNT)
   python: str = field(
-    "", 'Python with torch and transformers; "" makes an environment with '
+    "", 'Python with the packages of peers; "" makes an environment with '
     "`packages`.",
   )
   packages: tuple[str, ...] = field(
-    ("torch", "transformers"), "Requirements of that environment, for pip."
+    ("torch", "transformers", "llama-cpp-python", "gguf"),
+    "Requirements of that environment, for pip.",
+  )
+  llama: tuple[str, ...] = field(
+    ("F32", "Q8_0"), "Types of llama.cpp's matrices; () for no llama.cpp.",
+    ("F32", "Q8_0"),
   )
   folder: str = field(
     ".cache/peers", "Folder of the environment, which is made once."

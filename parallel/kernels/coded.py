@@ -1,0 +1,109 @@
+"""Matrix of int8 codes, and products of few rows that read the codes.
+
+XLA:CPU writes a decoded matrix to memory before it multiplies by it, four bytes
+per element, which takes several times as long as the product of a single row.
+The product here decodes in registers. Its loops are compiled by numba
+(`coded_loops`), and its features are cut into pieces (`cpu_calls`).
+
+Shape legend: R = lanes, H = channels, F = features of one rank.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from parallel.kernels.calls import compiles_loops
+from parallel.kernels.codec import reference as codec
+
+# Maximum number of elements of a matrix row that share a scale.
+BLOCK = 128
+# Largest number of rows of such a product: from about 8 rows on, decoding the
+# matrix once and multiplying by it in blocks is faster.
+_MOST_ROWS = 4
+# Smallest number of elements: a product with fewer takes as long as its start.
+_LEAST = 2**18
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Coded:
+  """Matrix as int8 codes, with one scale per block of a row.
+
+  jax's functions take it as the decoded array.
+
+  Attributes:
+    encoded: Codes and scales.
+    width: Length of a row.
+    dtype: Dtype in which the model reads the matrix.
+
+  Example:
+    >>> coded = Coded.encode(jnp.array([[127.0, -1.0, 64.0]]), "float32")
+    >>> coded.shape, (2 * coded).tolist()
+    ((1, 3), [[254.0, -2.0, 128.0]])
+  """
+
+  encoded: codec.Encoded
+  width: int = dataclasses.field(metadata={"static": True})
+  dtype: str = dataclasses.field(metadata={"static": True})
+
+  @classmethod
+  def encode(cls, x: jax.Array, dtype: str) -> "Coded":
+    """Encodes an array ``[..., width]``."""
+    width = x.shape[-1]
+    return cls(codec.encode(x, _codec(width)), width, dtype)
+
+  def decode(self) -> jax.Array:
+    """Returns the array ``[..., width]``."""
+    x = codec.decode(self.encoded, self.width, _codec(self.width))
+    return x.astype(self.dtype)
+
+  __jax_array__ = decode
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of the array."""
+    return *self.encoded.payload.shape[:-1], self.width
+
+  def astype(self, dtype: Any) -> "Coded":
+    """Returns the matrix with another dtype in which it is read."""
+    return dataclasses.replace(self, dtype=jnp.dtype(dtype).name)
+
+  def __getitem__(self, index: Any) -> Any:
+    """Returns itself for ``...``, else part of the array."""
+    return self if index is ... else self.decode()[index]
+
+  def product(self, x: jax.Array) -> jax.Array:
+    """Multiplies ``[..., H]`` by the matrix ``[1, H, F]`` of one lane.
+
+    Args:
+      x: Rows in the dtype of this matrix.
+
+    Returns:
+      ``[..., F]``.
+    """
+    _, channels, width = self.shape
+    rows = math.prod(x.shape[:-1])
+    if not (
+      rows <= _MOST_ROWS and channels * width >= _LEAST and channels % 4 == 0
+      and x.dtype == jnp.float32 and compiles_loops()
+    ):
+      return x @ self.decode()[0]
+    # Compiles, or reads numba's cache: only programs with this kernel need it.
+    from parallel.kernels import coded_loops, cpu_calls
+
+    strip = coded_loops.STRIP
+    y = cpu_calls.call(
+      coded_loops.PRODUCT, -(-width // strip), (rows, strip),
+      x.reshape(rows, channels),
+      *(values[0] for values in self.encoded),
+    )
+    y = jnp.moveaxis(y, 0, 1).reshape(rows, -1)[:, :width]
+    return y.reshape(*x.shape[:-1], width)
+
+
+def _codec(width: int) -> codec.Codec:
+  """Returns the int8 codec of rows of a given length; blocks are even."""
+  return codec.Codec("int8", min(BLOCK, width + width % 2))

@@ -1,0 +1,74 @@
+"""Loops of `coded`, compiled, or read from numba's cache, at import.
+
+Shape legend: M = rows, H = channels, F = features, B = features per scale.
+"""
+
+import numba
+import numpy as np
+
+from parallel.kernels import cpu_calls as calls
+
+# Features of a task.
+STRIP = 128
+# Tasks whose results, for a row, remain in a core's first-level cache.
+_GROUP = 8
+
+
+@calls.loop
+def _add(x, codes, scales, first, out):
+  """Adds the products of a few strips.
+
+  Four channels at a time: fewer loads and stores of the results.
+
+  Args:
+    x: float32 ``[M, H]``; H is a multiple of 4.
+    codes: int8 ``[H, F]``.
+    scales: float32 ``[H, F / B]``; B is `STRIP`, or at least F.
+    first: Number of the first strip.
+    out: float32 ``[strips, M, STRIP]``; zeros at first.
+  """
+  (rows, channels), features = x.shape, codes.shape[1]
+  for h in range(0, channels, 4):
+    for i in range(len(out)):
+      strip = first + i
+      begin = strip * STRIP
+      count = min(STRIP, features - begin)
+      c0, c1 = codes[h, begin:], codes[h + 1, begin:]
+      c2, c3 = codes[h + 2, begin:], codes[h + 3, begin:]
+      for m in range(rows):
+        x0, x1 = x[m, h] * scales[h, strip], x[m, h + 1] * scales[h + 1, strip]
+        x2 = x[m, h + 2] * scales[h + 2, strip]
+        x3 = x[m, h + 3] * scales[h + 3, strip]
+        sums = out[i, m]
+        for j in range(count):
+          sums[j] += (
+            x0 * np.float32(c0[j]) + x1 * np.float32(c1[j])
+            + x2 * np.float32(c2[j]) + x3 * np.float32(c3[j])
+          )
+
+
+@numba.cfunc(calls.KERNEL, cache=True)
+def _product(frame):
+  """Runs a piece of the tasks, each a strip of features.
+
+  Operands: first task ``[1]``; x float32 ``[M, H]``; codes ``[H, F]``; scales
+  float32 ``[H, F / B]``. The result is float32 ``[tasks, M, STRIP]``, with
+  zeros for features after the last one.
+  """
+  if calls.answered(frame):
+    return 0
+  ins, outs = calls.operands(frame), calls.results(frame)
+  rows, channels = calls.dim(ins, 1, 2), calls.dim(ins, 1, 1)
+  num_tasks = calls.dim(outs, 0, 3)
+  first = calls.array(ins, 0, numba.int32, (1,))[0]
+  x = calls.array(ins, 1, numba.float32, (rows, channels))
+  codes = calls.array(ins, 2, numba.int8, (channels, calls.dim(ins, 2, 1)))
+  scales = calls.array(ins, 3, numba.float32, (channels, calls.dim(ins, 3, 1)))
+  out = calls.array(outs, 0, numba.float32, (num_tasks, rows, STRIP))
+  out[:] = 0
+  for task in range(0, num_tasks, _GROUP):
+    _add(x, codes, scales, first + task, out[task : task + _GROUP])
+  return 0
+
+
+PRODUCT = calls.registered("coded_product", _product)

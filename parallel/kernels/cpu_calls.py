@@ -1,0 +1,157 @@
+"""Kernels of XLA:CPU programs, compiled by numba from the extra `serve`.
+
+A kernel is a `numba.cfunc` that decodes the call frame of XLA's foreign
+function interface, by the functions of this module, and loops over the arrays.
+`call` cuts the kernel's tasks into pieces. Each piece is a custom call of its
+own: XLA:CPU executes them concurrently in its thread pool, so there is no
+second pool that competes for the cores.
+
+Source: offsets of the structs of xla/ffi/api/c_api.h, which jaxlib contains,
+on machines with pointers of 8 bytes.
+"""
+
+import ctypes
+import itertools
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numba
+from numba import types
+from numba.extending import intrinsic
+
+from parallel.kernels import calls
+
+# Type of a kernel: from the address of a call frame to 0, for success.
+KERNEL = "int64(int64)"
+
+# Pieces per core: with 8 calls in all, XLA:CPU executes one after another; with
+# 16 on two cores, it divides them between its threads.
+_PIECES = 8
+
+# Machine code without bounds checks that may reorder sums.
+loop = numba.njit(fastmath=True, error_model="numpy", inline="never")
+
+
+@intrinsic
+def _pointer(context, address, dtype):
+  """Casts an address to a pointer to elements of a dtype."""
+  del context
+
+  def generate(context, builder, signature, values):
+    kind = context.get_value_type(signature.return_type)
+    return builder.inttoptr(values[0], kind)
+
+  return types.CPointer(dtype.dtype)(address, dtype), generate
+
+
+@numba.njit
+def _word(address):
+  """Returns the integer of 8 bytes at an address."""
+  return numba.carray(_pointer(address, numba.int64), (1,))[0]
+
+
+@numba.njit
+def answered(frame):
+  """Answers XLA's question for the version of the interface, if it is one.
+
+  Args:
+    frame: Address of the call frame.
+
+  Returns:
+    Whether the call is a question, and not an execution.
+  """
+  extension = _word(frame + 8)
+  if extension == 0:
+    return False
+  # XLA_FFI_Metadata.api_version = XLA_FFI_Api.api_version; major and minor are
+  # four bytes each.
+  api, metadata = _word(frame + 16), _word(extension + 24)
+  numba.carray(_pointer(metadata + 24, numba.int64), (1,))[0] = _word(api + 32)
+  return True
+
+
+@numba.njit
+def operands(frame):
+  """Returns the address of the operands of a call frame."""
+  return _word(frame + 72)
+
+
+@numba.njit
+def results(frame):
+  """Returns the address of the results of a call frame."""
+  return _word(frame + 112)
+
+
+@numba.njit
+def dim(buffers, number, last):
+  """Returns a dim of an operand or result; ``last`` = 1 is the last one."""
+  buffer = _word(buffers + 8 * number)
+  rank = _word(buffer + 32)
+  return _word(_word(buffer + 40) + 8 * (rank - last))
+
+
+@numba.njit
+def leading(buffers, number, last):
+  """Returns the product of all dims of a buffer but the ``last`` ones."""
+  product, rank = 1, _word(_word(buffers + 8 * number) + 32)
+  for i in range(last + 1, rank + 1):
+    product *= dim(buffers, number, i)
+  return product
+
+
+@numba.njit
+def array(buffers, number, dtype, shape):
+  """Returns an operand or result as an array.
+
+  Args:
+    buffers: `operands` or `results`.
+    number: Its number.
+    dtype: numba's dtype of its elements.
+    shape: The shape.
+  """
+  data = _word(_word(buffers + 8 * number) + 24)
+  return numba.carray(_pointer(data, dtype), shape)
+
+
+def registered(name: str, kernel: Any) -> str:
+  """Registers a compiled `numba.cfunc` for `call`, and returns its name."""
+  address = ctypes.cast(kernel.address, ctypes.c_void_p)
+  jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
+  return name
+
+
+def num_cores() -> int:
+  """Returns the number of threads of XLA:CPU's pool."""
+  return int(os.environ.get("NPROC", 0)) or len(os.sched_getaffinity(0))
+
+
+def call(
+  name: str, num_tasks: int, shape: tuple[int, ...], *operands: jax.Array
+) -> jax.Array:
+  """Calls a kernel once for each piece of its tasks.
+
+  Args:
+    name: Name of the kernel.
+    num_tasks: Number of tasks.
+    shape: Shape of a task's result.
+    *operands: Operands of the kernel, after the number of the piece's first
+      task, int32 ``[1]``.
+
+  Returns:
+    The results, float32 ``[num_tasks, *shape]``.
+  """
+  pieces = min(num_tasks, _PIECES * num_cores())
+  bounds = [num_tasks * i // pieces for i in range(pieces + 1)]
+
+  def run(*operands):
+    return jnp.concatenate([
+      jax.ffi.ffi_call(
+        name, jax.ShapeDtypeStruct((stop - start, *shape), jnp.float32),
+        vmap_method="broadcast_all",
+      )(jnp.array([start], jnp.int32), *operands)
+      for start, stop in itertools.pairwise(bounds)
+    ])
+
+  return calls.unchecked(run, *operands)

@@ -1,0 +1,36 @@
+"""Products of few rows that read int8 codes, compared with decoded matrices."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from parallel.kernels.coded import Coded
+from tests.parallel.kernels.compare import assert_close
+
+pytest.importorskip("numba")
+
+
+@pytest.mark.parametrize(("rows", "channels", "features"), [
+  ((1, 1), 4, 2**16 + 1), ((2, 2), 2048, 140), ((3,), 2**17, 2),
+])
+def test_product_reads_codes(rows, channels, features):
+  """Features that neither pieces nor blocks divide."""
+  x = jax.random.normal(jax.random.key(0), (*rows, channels))
+  w = jax.random.normal(jax.random.key(1), (1, channels, features))
+  coded = Coded.encode(w, "float32")
+  product = jax.jit(lambda x, coded: coded.product(x))
+  program = product.lower(x, coded).as_text()
+  assert "coded_product" in program
+  assert f"{channels}x{features}xf32" not in program  # decoded nowhere
+  assert_close(product(x, coded), x @ coded.decode()[0], "float32", 16)
+
+
+@pytest.mark.parametrize(("rows", "dtype", "channels"), [
+  (5, "float32", 2048), (1, "bfloat16", 2048), (1, "float32", 2050),
+])
+def test_other_products_decode(rows, dtype, channels):
+  x = jnp.ones((rows, channels), dtype)
+  coded = Coded.encode(jnp.full((1, channels, 140), 127.0), dtype)
+  product = jax.jit(lambda x, coded: coded.product(x))
+  assert "coded_product" not in product.lower(x, coded).as_text()
+  assert (product(x, coded) == 127 * channels).all()
