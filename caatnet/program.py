@@ -86,11 +86,16 @@ class Layout:
 
   @property
   def on_cpu(self) -> bool:
-    """Whether the devices are CPUs, where collectives must be ordered.
+    """Whether the devices are CPUs."""
+    return self.mesh.devices.flat[0].platform == "cpu"
+
+  @property
+  def ordered(self) -> bool:
+    """Whether collectives must be ordered, as between several CPU devices.
 
     The reason is in `parallel.collectives.after`.
     """
-    return self.mesh.devices.flat[0].platform == "cpu"
+    return self.on_cpu and self.mesh.size > 1
 
   def compiler_options(self, in_pieces: bool = False) -> dict[str, bool | str]:
     """Returns the XLA options with which a step is compiled.
@@ -111,7 +116,7 @@ class Layout:
     """Partition on the mesh; None if every data rank holds the whole state."""
     if not self.partition.optimizer:
       return None
-    return Shards(self.partition, self.data, self.on_cpu, self.kernels)
+    return Shards(self.partition, self.data, self.ordered, self.kernels)
 
   @property
   def access(self) -> Access | Gathered:

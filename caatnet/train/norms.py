@@ -46,7 +46,7 @@ def group_norms(grads: Any, program: Program) -> dict[str, jax.Array]:
   for names, of_groups in squares.items():
     stacked = jnp.stack(list(of_groups.values()))  # [parameters]
     # A data dependency orders the all-reduces equally on all processes.
-    stacked = after(stacked, total, program.layout.on_cpu)
+    stacked = after(stacked, total, program.layout.ordered)
     summed = lax.psum(stacked, names) if names else stacked
     total |= dict(zip(of_groups, summed, strict=True))
   return {group: jnp.sqrt(square) for group, square in total.items()}
@@ -75,7 +75,7 @@ def worker_norms(tree: Any, program: Program) -> jax.Array:
   # One all-reduce per set of axes, in the same order on all processes.
   total = jnp.zeros(())
   for names, square in squares.items():
-    square = after(square, total, program.layout.on_cpu)
+    square = after(square, total, program.layout.ordered)
     total = total + (lax.psum(square, names) if names else square)
   return jnp.sqrt(total)
 

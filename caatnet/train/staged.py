@@ -40,7 +40,7 @@ def gradients(
   stages, parts = _stages(program), program.model.parts()
   count = stages.schedule.num_microbatches
   pipeline = Pipeline(
-    stages.schedule, stages.axis, program.layout.on_cpu, stages.keeps
+    stages.schedule, stages.axis, program.layout.ordered, stages.keeps
   )
 
   def loss_of(scores):
@@ -90,7 +90,7 @@ def scores(
     weights: With a partition, its weights; else None.
   """
   stages, parts = _stages(program), program.model.parts()
-  pipeline = Pipeline(stages.evaluation, stages.axis, program.layout.on_cpu)
+  pipeline = Pipeline(stages.evaluation, stages.axis, program.layout.ordered)
   found = pipeline.scores(
     _functions(program, parts, weights, lambda scores: scores),
     _params(stages, parts, params), _chunks(stages, parts, weights),

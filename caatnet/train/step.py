@@ -15,9 +15,9 @@ Moments in host memory are copied to the device and back one layer after
 another (`caatnet.train.host_moments`), so that device memory holds those of few
 layers at a time.
 
-On CPUs all collectives of a step are ordered (`collectives.after`): XLA:CPU
-runs independent collectives in any order, and two devices with different orders
-deadlock until they are aborted.
+On several CPU devices all collectives of a step are ordered
+(`collectives.after`): XLA:CPU runs independent collectives in any order, and
+two devices with different orders deadlock until they are aborted.
 
 A diverged worker that is masked out of an exchange gets a new inner optimizer
 in that step, since the moments of the old one have diverged, too.
@@ -81,7 +81,6 @@ def make_train_step(
     parameter, and the outer loop's metrics.
   """
   layout = program.layout
-  on_cpu = layout.on_cpu
   update = make_update(program, optimizer, clip_norm)
 
   def step(state: TrainState, batch: Any, numbers: Any):
@@ -90,7 +89,7 @@ def make_train_step(
       program, outer, accumulation, state.params, state.outer, batch, plan
     )
     updates, opt_state, norms = update(grads, state.opt_state, state.params)
-    updates = after(updates, (loss, norms), on_cpu)
+    updates = after(updates, (loss, norms), layout.ordered)
     with jax.named_scope("outer"):
       params, carried = outer.finish(state.params, updates, carried, plan)
     told = told_of(outer, carried, state.outer)
@@ -199,9 +198,9 @@ def _all_gradients(
   # Before the gradients, so that transfers overlap with their compute.
   with jax.named_scope("outer"):
     carried = outer.begin(params, state, plan)
-  batch = after(batch, carried, layout.on_cpu)
+  batch = after(batch, carried, layout.ordered)
   # A partition's gathers do not read the batch.
-  params = after(params, carried, layout.on_cpu and layout.shards is not None)
+  params = after(params, carried, layout.ordered and layout.shards is not None)
   loss, grads = each_lane(
     functools.partial(worker_gradients, program, accumulation),
     layout.worker, params, batch,
@@ -238,10 +237,17 @@ def make_update(
     factor, norms = measure(grads)
     return *of_worker(factor, grads, opt_state, params), norms
 
+  # XLA:CPU copies moments whose dim of workers is removed and restored, and
+  # updates them in place if `vmap` keeps it.
+  in_place = layout.on_cpu and layout.worker.lanes == 1
+
   def update(grads, opt_state, params):
-    if layout.moments == "device":
+    if layout.moments == "device" and not in_place:
       return each_lane(at_once, layout.worker, grads, opt_state, params)
     factor, norms = each_lane(measure, layout.worker, grads)
+    if layout.moments == "device":
+      updated = jax.vmap(of_worker)(factor, grads, opt_state, params)
+      return *updated, norms
     changed = host_moments.apply(
       program, lambda changed, params: each_lane(
         of_worker, layout.worker, factor, *changed, params
@@ -445,7 +451,7 @@ def worker_gradients(
       )(batch)
     # All leaves depend on all others, so the reductions over the data axes
     # follow the last reduction of the backward over the tensor axis.
-    losses, grads = after((losses, grads), (losses, grads), layout.on_cpu)
+    losses, grads = after((losses, grads), (losses, grads), layout.ordered)
     # [D, ...] -> [...]: over lanes, then over devices.
     loss, grads = jax.tree.map(
       lambda x: lax.psum(jnp.sum(x, axis=0), names), (losses, grads)
@@ -455,7 +461,7 @@ def worker_gradients(
   loss, grads = jax.tree.map(
     lambda x: x / layout.num_data_ranks, (loss, grads)
   )
-  grads = after(grads, (loss, grads), layout.on_cpu)
+  grads = after(grads, (loss, grads), layout.ordered)
   return loss, _summed_copies(program, grads)
 
 
@@ -467,7 +473,7 @@ def _summed_copies(program: Program, grads: Any) -> Any:
   so its gradient is not summed.
   """
   names = [axis.name for axis in program.layout.model_axes]
-  on_cpu = program.layout.on_cpu
+  ordered = program.layout.ordered
   # Axes of a sum -> results.
   sums: dict[tuple[str, ...], list[jax.Array]] = {}
 
@@ -477,13 +483,13 @@ def _summed_copies(program: Program, grads: Any) -> Any:
       return grad
     others = [x for axes, results in sums.items() if axes != over
               for x in results]
-    grad = after(grad, others, on_cpu)
+    grad = after(grad, others, ordered)
     sums.setdefault(over, []).append(lax.psum(grad, over))
     return sums[over][-1]
 
   grads = jax.tree.map(summed, grads, program.specs)
   # The sums of norms over other axes follow.
-  return after(grads, grads, on_cpu and len(sums) > 1)
+  return after(grads, grads, ordered and len(sums) > 1)
 
 
 def _partitioned_gradients(
@@ -508,7 +514,7 @@ def _partitioned_gradients(
   # to those of the weights, which may be cut over fewer data levels.
   with jax.named_scope("zero"):
     weights = shards.working(params, program.tensors)
-  batch = after(batch, weights, layout.on_cpu)
+  batch = after(batch, weights, layout.ordered)
   # Cast for the same reason as in `worker_gradients`. Differentiation is with
   # respect to the sinks, which receive the gradients of the gathered weights
   # (`parallel.zero.gathered`).
@@ -524,9 +530,9 @@ def _partitioned_gradients(
     loss, grads = staged.gradients(program, sinks, batch, weights)
   else:
     loss, grads = _accumulated(loss_of, sinks, batch, accumulation, num_lead=1)
-  loss, grads = after((loss, grads), (loss, grads), layout.on_cpu)
+  loss, grads = after((loss, grads), (loss, grads), layout.ordered)
   loss = lax.psum(loss, shards.names)
-  grads = after(grads, loss, layout.on_cpu)
+  grads = after(grads, loss, layout.ordered)
   with jax.named_scope("zero"):
     return loss, shards.finish(grads)
 

@@ -286,14 +286,15 @@ def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
   return shared, x.private[0, ..., more:]
 
 
-# The products below have no batch dim: XLA:CPU runs a product with a batch dim,
-# or with a dim of size one next to the contracted one, at a fraction of the
+# The products below have no dim of size one next to the contracted one, and a
+# batch dim only with several lanes: XLA:CPU runs others at a fraction of the
 # rate of a plain matrix product (docs/methods.md).
 
 
-def _of_lane(x: jax.Array, w: jax.Array | Coded) -> jax.Array:
-  """Multiplies ``[B, T, H]`` by the matrix ``[1, H, F]`` of a single lane."""
-  return w.product(x) if isinstance(w, Coded) else x @ w[0]
+def _on_cpu() -> bool:
+  """Whether the mesh of the enclosing ``jax.shard_map`` has CPU devices."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device is not None and device.device_kind == "cpu"
 
 
 def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -306,8 +307,10 @@ def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
   """
   lanes, width, features = w.shape
   if lanes == 1:
-    return _of_lane(x, w)[None]
-  y = x @ jnp.moveaxis(w, 0, 1).reshape(width, lanes * features)
+    return _product(x, w)[None]
+  y = _product(
+    x, jnp.moveaxis(w, 0, 1).reshape(1, width, lanes * features)
+  )
   return jnp.moveaxis(y.reshape(*x.shape[:-1], lanes, features), -2, 0)
 
 
@@ -321,16 +324,25 @@ def _all_rows(y: jax.Array, w: jax.Array) -> jax.Array:
   """
   lanes, features, width = w.shape
   if lanes == 1:
-    return _of_lane(y[0], w)
+    return _product(y[0], w)
   y = jnp.moveaxis(y, 0, -2).reshape(*y.shape[1:-1], lanes * features)
-  return y @ w.reshape(lanes * features, width)
+  return _product(y, w.reshape(1, lanes * features, width))
+
+
+def _product(x: jax.Array, w: jax.Array | Coded) -> jax.Array:
+  """Multiplies ``[B, T, H]`` by the one matrix of ``[1, H, F]``."""
+  if isinstance(w, Coded):
+    return w.product(x)
+  # On CPUs for the sake of the backward.
+  return _each_rank(x[None], w)[0] if _on_cpu() else x @ w[0]
 
 
 def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies each lane's ``[B, T, H]`` by its ``[H, F]``.
 
-  The backward is written by hand, since autodiff would save each lane's slice
-  of x in addition to x itself.
+  The backward is written by hand, since autodiff would save each lane's slices
+  of x and w in addition to x and w, and compute the transpose of the weights'
+  gradient, for which XLA:CPU copies an operand into its order.
 
   Args:
     x: ``[R, B, T, H]``.
@@ -350,15 +362,17 @@ def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
   def backward(residuals, cotangent):
     x, w = residuals
     dx = by_lane(lambda a, b: a @ b.T, cotangent, w)
-    # Contracts B and T, which are dims 0 and 1 of one lane's arrays.
-    over_tokens = (((0, 1), (0, 1)), ((), ()))
-    dw = by_lane(
-      lambda a, b: lax.dot_general(a, b, over_tokens), x, cotangent
-    )
-    return dx, dw
+    return dx, by_lane(over_tokens, x, cotangent)
 
   def by_lane(product, *operands):
-    return jnp.stack([product(*lane) for lane in zip(*operands, strict=True)])
+    if w.shape[0] > 1:
+      return jax.vmap(product)(*operands)
+    return product(*(x[0] for x in operands))[None]
+
+  def over_tokens(a, b):
+    # Of one dim: XLA:CPU copies operands to merge several. H or F may be 0.
+    a, b = (x.reshape(x.shape[0] * x.shape[1], x.shape[2]) for x in (a, b))
+    return a.T @ b
 
   products.defvjp(forward, backward)
   return products(*same_axes(x, w))

@@ -17,9 +17,9 @@ from parallel.collectives import varying, varying_axes
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 
-# Query positions per block of the "xla" implementation. A sequence of at most
-# this length is one block.
-_BLOCK = 512
+# Most and fewest query positions per block of the "xla" implementation,
+# otherwise a quarter of the sequence. A block skips keys after its last query.
+_BLOCK, _LEAST_BLOCK = 512, 128
 
 
 def attention(
@@ -121,22 +121,33 @@ def _blockwise(
   q: jax.Array, k: jax.Array, v: jax.Array, window: int
 ) -> jax.Array:
   """Computes attention one block of queries at a time, over visible keys."""
-  num_positions = q.shape[1]
-  if num_positions <= _BLOCK:
-    return _attend_block(q, k, v, 0, window)
-  # Without rematerialisation, the scores of all blocks would be residuals.
-  attend = jax.checkpoint(_attend_block, static_argnums=(3, 4))
+  batch, num_positions, num_heads, head_width = q.shape
+  num_groups = k.shape[2]
+  # Products are batched over the leading dims. Queries are scaled, since scores
+  # are more.
+  q, k, v = (
+    jnp.swapaxes(x, 1, 2) for x in (q * head_width**-0.5, k, v)
+  )
+  # [B, K, H / K, T, D]
+  q = q.reshape(batch, num_groups, -1, num_positions, head_width)
+  attend = _attend_block
+  if num_positions > _BLOCK:
+    # Without rematerialisation, the scores of all blocks would be residuals.
+    attend = jax.checkpoint(attend, static_argnums=(3, 4))
+  size = min(_BLOCK, max(_LEAST_BLOCK, num_positions // 4))
   blocks = []
-  for start in range(0, num_positions, _BLOCK):
-    stop = min(start + _BLOCK, num_positions)
+  for start in range(0, num_positions, size):
+    stop = min(start + size, num_positions)
     first = max(0, start + 1 - window) if window else 0
     blocks.append(
       attend(
-        q[:, start:stop], k[:, first:stop], v[:, first:stop], start - first,
-        window,
+        q[..., start:stop, :], k[:, :, first:stop], v[:, :, first:stop],
+        start - first, window,
       )
     )
-  return jnp.concatenate(blocks, axis=1)
+  out = jnp.concatenate(blocks, axis=3)
+  out = out.reshape(batch, num_heads, num_positions, head_width)
+  return jnp.swapaxes(out, 1, 2)
 
 
 def _attend_block(
@@ -145,37 +156,34 @@ def _attend_block(
   """Computes attention of a block of t queries over s keys.
 
   Args:
-    q: Queries ``[B, t, H, D]``.
-    k: Keys ``[B, s, K, D]`` of consecutive positions.
-    v: Values ``[B, s, K, D]``.
+    q: Scaled queries ``[B, K, H / K, t, D]``.
+    k: Keys ``[B, K, s, D]`` of consecutive positions.
+    v: Values ``[B, K, s, D]``.
     start: Index into the keys of the first query's position.
     window: Sliding window in positions; 0 for full causal attention.
 
   Returns:
-    ``[B, t, H, D]``.
+    ``[B, K, H / K, t, D]``.
   """
-  batch, num_queries, num_heads, head_width = q.shape
-  num_groups = k.shape[2]
-  q = q.reshape(
-    batch, num_queries, num_groups, num_heads // num_groups, head_width
-  )
-  # [B, K, t, H / K, s]: the dim order of the underlying batched product, so
-  # that no transpose is needed.
+  *_, group, num_queries, head_width = q.shape
   scores = jnp.einsum(
-    "bqkgd,bskd->bkqgs", q, k, preferred_element_type=jnp.float32
+    "bktd,bksd->bkts", q.reshape(*k.shape[:2], -1, head_width), k,
+    preferred_element_type=jnp.float32,
   )
   query_position = start + jnp.arange(num_queries)[:, None]
-  key_position = jnp.arange(k.shape[1])[None, :]
+  key_position = jnp.arange(k.shape[2])[None, :]
   visible = key_position <= query_position
   if window:
     visible &= key_position > query_position - window
-  visible = jnp.broadcast_to(visible[:, None], scores.shape)
-  hidden = jnp.full_like(scores, -jnp.inf)
-  # `jnp.where` would save its mask, a residual of the size of the scores.
-  scores = lax.select(visible, scores * head_width**-0.5, hidden)
-  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  out = jnp.einsum("bkqgs,bskd->bqkgd", weights, v)
-  return out.reshape(batch, num_queries, num_heads, head_width)
+  # `jnp.where` with scores would save its mask, and select in the backward.
+  hidden = jnp.where(visible, 0.0, -jnp.inf)
+  scores = scores + jnp.tile(hidden, (group, 1))[None, None]
+  largest = lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+  weights = jnp.exp(scores - largest)
+  # The sums divide the result, which is smaller than the weights.
+  total = jnp.sum(weights, axis=-1, keepdims=True)
+  out = jnp.einsum("bkts,bksd->bktd", weights.astype(v.dtype), v)
+  return (out / total).astype(v.dtype).reshape(q.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
