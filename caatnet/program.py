@@ -103,8 +103,9 @@ class Layout:
     Args:
       in_pieces: Whether the step is run in nano-batches.
     """
-    device = self.mesh.devices.flat[0]
-    return of_device(device, in_pieces) | dict(self.xla_options)
+    options = of_device(self.mesh.devices.flat[0], in_pieces)
+    options |= dict(self.xla_options)
+    return {name: value for name, value in options.items() if value != ""}
 
   @property
   def num_data_ranks(self) -> int:

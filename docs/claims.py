@@ -202,13 +202,16 @@ def _unread(claim: Claim) -> str:
 
 
 def _checks(claim: Claim) -> str:
-  """Returns the checks behind a prediction, each with its verdict."""
+  """Returns the checks behind a prediction: questions and verdicts."""
   if not claim.checks:
     return "none; no compiled program is read."
-  texts = {name: log.path_of(name).read_text() for name in claim.checks}
+  entries = {
+    name: log.parse(name, log.path_of(name).read_text())
+    for name in claim.checks
+  }
   return " ".join(
-    f"{log.link(name)}: {log.parse(name, text).verdict}"
-    for name, text in texts.items()
+    f"{log.link(name)}: {entry.head['Question']} {entry.verdict}"
+    for name, entry in entries.items()
   )
 
 

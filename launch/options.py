@@ -90,7 +90,7 @@ flags.DEFINE_string(
   "export",
   "",
   "File for a schedule: .xml for MSCCL, .perfetto-trace for its timeline at "
-  "https://ui.perfetto.dev.",
+  "https://ui.perfetto.dev (extra trace).",
 )
 flags.DEFINE_string(
   "tiers",
@@ -132,7 +132,8 @@ flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)
 flags.DEFINE_string(
   "programs",
   "~/.cache/caatnet/programs",
-  "Folder of compiled programs; JAX_COMPILATION_CACHE_DIR takes precedence.",
+  "Folder of compiled programs, of which those read least recently are removed "
+  "above 1 GB; JAX_COMPILATION_CACHE_DIR takes precedence.",
 )
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_string(
@@ -192,14 +193,15 @@ def run(
   processes.leave(code, several)
 
 
-def resume_gc() -> None:
-  """Resumes garbage collection, without the objects that exist.
+def resume_gc(freeze: bool = False) -> None:
+  """Resumes garbage collection; with `freeze`, without objects that exist.
 
   The start of a script with the flag ``--programs`` pauses it: modules and
-  models stay, and collections of them take 0.8 s of the 4.8 s before the first
+  models stay, and collections of them took 0.8 of the 4.7 s before the first
   token of the demo's model.
   """
-  gc.freeze()
+  if freeze:
+    gc.freeze()
   gc.enable()
 
 
@@ -364,12 +366,15 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
       raise
     name = pathlib.Path(argv[0]).stem
     line = f"launch.{name} {absent}" if absent else full or _one_line(error)
-    line = f"config.parallel.xla_options: {line}" if option else line
+    if option:
+      line = f"{line} (config.parallel.xla_options=NAME= removes an option)"
     line = commands.runnable(line)
     print(f"error: {line}", file=sys.stderr)
     if full:
       _discard_stdout()
     return 1 if full else 2
+  finally:
+    gc.enable()
 
 
 def _printed(text: str) -> int:

@@ -51,6 +51,7 @@ def main() -> int:
   listener = http.bound(FLAGS.host, FLAGS.port)
   key = start.key(FLAGS.api_key_file)
   mesh, say = options.mesh(), servers.say
+  options.resume_gc()
   if FLAGS.config is not None:
     made = experts.build(FLAGS.config, mesh, say, library.put)
   else:
@@ -59,7 +60,6 @@ def main() -> int:
     )
   if notice := serving.reuse_notice(made.decoder, made.chosen):
     say(notice)
-  options.resume_gc()
   if FLAGS.warm_up:
     warm_up.prepare(made.engine.executor, servers.progress)
   server = start.server(made, key, serving.page_bytes(made.decoder), say)

@@ -136,9 +136,9 @@ def in_turn(tree: Any, results: Any, ordered: bool) -> tuple[Any, Any]:
     tree: Arrays, such as operands of a collective.
     results: Results of an earlier collective, read from the second return
       value only: so they are needed after ``tree``.
-    ordered: Whether a data dependency is needed, as on CPUs (`after`);
-      otherwise it is an optimisation barrier, whose outputs may vary over more
-      axes by type.
+    ordered: Whether a data dependency is needed, as between CPU devices
+      (`after`); otherwise it is an optimisation barrier, whose outputs may vary
+      over more axes by type.
   """
   if ordered:
     return after(tree, results), results

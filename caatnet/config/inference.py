@@ -27,8 +27,8 @@ from caatnet.train.checkpoint import export
 from parallel.kernels.paged_attention import api
 from parallel.zero.partition import Level, Partition
 
-# Smallest cache whose attention is compiled by numba on CPUs: with a smaller
-# one, a step takes as long as its start.
+# Smallest cache whose attention numba compiles on CPUs: with a smaller one, the
+# overhead of the calls exceeds their gain.
 _COMPILED_BYTES = 1 << 22
 
 

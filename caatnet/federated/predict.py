@@ -217,8 +217,8 @@ def fit_fixed(
   """Returns the fixed time of a message, at least 0.
 
   It is half the median difference of downlink plus uplink between measured rows
-  and those that are predicted without a fixed time. Fit it on one model size
-  and predict another one with it.
+  and those that are predicted without a fixed time. It grows with the size of
+  the message: interpolate between fits of several models.
 
   Raises:
     ValueError: There are no rows with both times.

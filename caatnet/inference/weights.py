@@ -59,8 +59,7 @@ class Stored(Access):
     return x
 
   def _read(self, params: Any) -> Any:
-    """Returns parameters with decoded matrices, except for one lane's if `few`.
-    """
+    """Returns parameters, decoded except for matrices of a lane if `few`."""
 
     def read(x):
       if not isinstance(x, Coded) or (self.few and _has_one_lane(x)):

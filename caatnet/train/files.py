@@ -91,7 +91,10 @@ def to_json(data: Any, indent: int | None = None) -> str:
     return json.dumps(data, indent=indent, allow_nan=False)
   except ValueError:
     missing: list[str] = []
-    found = json.dumps(_finite(data, "", missing), indent=indent)
+    finite = _finite(data, "", missing)
+    if not missing:
+      raise
+    found = json.dumps(finite, indent=indent)
     others = f" and {len(missing) - 1} more" if missing[1:] else ""
     print(
       f"warning: {missing[0]}{others}: no finite number; null in JSON",

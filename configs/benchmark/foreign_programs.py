@@ -6,7 +6,9 @@ r"""Collectives of programs of other projects, compared with closed forms.
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py \
     --config.benchmark.targets="('tpu:v5p:2x2x2',)" \
     --config.benchmark.python=python3.12 \
-    --output=results/foreign_programs_v5p.json    # likewise _512 of cpu:512
+    --output=results/foreign_programs_v5p.json
+
+`results/foreign_programs_512.json` is of `cpu:512`.
 
 The projects are installed from the package registry into two environments, as
 one needs an older jax; later runs use them again. Other targets have further

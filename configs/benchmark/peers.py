@@ -12,8 +12,9 @@ the sequences. With a Python in config.benchmark.vllm, streams over HTTP of our
 server and of vLLM's follow. The rates of matrix products and of reads of memory
 are measured in the same run.
 
-The command makes an environment with torch and transformers;
-PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu keeps torch small.
+The command makes an environment with torch, transformers, llama-cpp-python and
+gguf; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu installs torch
+without CUDA.
 llama-cpp-python is compiled for this machine, which takes a C++ compiler and
 several minutes, once; fewer with CMAKE_ARGS=-DLLAVA_BUILD=OFF. Aims: 1.0 times
 Hugging Face's training and 1.2 times nanodo's, lanes at most 1.05 (p = 1) and

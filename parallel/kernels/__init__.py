@@ -1,4 +1,4 @@
-"""Fused Pallas kernels, one package per operation."""
+"""Fused kernels, one package per operation: Pallas, and numba for CPUs."""
 
 from parallel.lazy import attach
 

@@ -1,4 +1,4 @@
-"""Functions shared by the Pallas kernels of all ops.
+"""Functions shared by the kernels of all ops.
 
 Included are ``pallas_call`` for TPUs, varying types of operands and results in
 ``jax.shard_map``, device ids of remote copies, block sizes, and the flattening
@@ -6,7 +6,6 @@ of arrays to rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-import importlib.util
 import math
 import os
 from typing import Any, NamedTuple
@@ -173,8 +172,13 @@ def position(
 
 def compiles_loops() -> bool:
   """Returns whether numba (extra `serve`) can compile kernels for CPUs."""
-  off = os.environ.get("NUMBA_DISABLE_JIT", "0") != "0"
-  return not off and importlib.util.find_spec("numba") is not None
+  if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+    return False  # without the import, which takes 0.2 s
+  try:
+    import numba
+  except ImportError:  # not installed, or not for this version of numpy
+    return False
+  return not numba.config.DISABLE_JIT
 
 
 def same_axes(*operands: jax.Array) -> list[jax.Array]:

@@ -23,7 +23,8 @@ BLOCK = 128
 # Largest number of rows of such a product: from about 8 rows on, decoding the
 # matrix once and multiplying by it in blocks is faster.
 _MOST_ROWS = 4
-# Smallest number of elements: a product with fewer takes as long as its start.
+# Smallest number of elements: the overhead of a call exceeds the time of a
+# smaller product.
 _LEAST = 2**18
 
 
@@ -32,7 +33,8 @@ _LEAST = 2**18
 class Coded:
   """Matrix as int8 codes, with one scale per block of a row.
 
-  jax's functions take it as the decoded array.
+  jax's functions take it as the decoded array, which has methods that it has
+  not.
 
   Attributes:
     encoded: Codes and scales.
@@ -88,7 +90,7 @@ class Coded:
     rows = math.prod(x.shape[:-1])
     if not (
       rows <= _MOST_ROWS and channels * width >= _LEAST and channels % 4 == 0
-      and x.dtype == jnp.float32 and compiles_loops()
+      and x.dtype == jnp.float32 and compiles_loops()  # imports numba
     ):
       return x @ self.decode()[0]
     # Compiles, or reads numba's cache: only programs with this kernel need it.
@@ -98,7 +100,7 @@ class Coded:
     y = cpu_calls.call(
       coded_loops.PRODUCT, -(-width // strip), (rows, strip),
       x.reshape(rows, channels),
-      *(values[0] for values in self.encoded),
+      *(values[0] for values in self.encoded), vmap_method="sequential",
     )
     y = jnp.moveaxis(y, 0, 1).reshape(rows, -1)[:, :width]
     return y.reshape(*x.shape[:-1], width)

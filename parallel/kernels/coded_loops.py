@@ -6,10 +6,11 @@ Shape legend: M = rows, H = channels, F = features, B = features per scale.
 import numba
 import numpy as np
 
+from parallel.kernels import coded
 from parallel.kernels import cpu_calls as calls
 
-# Features of a task.
-STRIP = 128
+# Features of a task, which have one scale in a row.
+STRIP = coded.BLOCK
 # Tasks whose results, for a row, remain in a core's first-level cache.
 _GROUP = 8
 
@@ -47,7 +48,6 @@ def _add(x, codes, scales, first, out):
           )
 
 
-@numba.cfunc(calls.KERNEL, cache=True)
 def _product(frame):
   """Runs a piece of the tasks, each a strip of features.
 

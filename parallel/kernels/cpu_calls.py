@@ -10,6 +10,7 @@ Source: offsets of the structs of xla/ffi/api/c_api.h, which jaxlib contains,
 on machines with pointers of 8 bytes.
 """
 
+from collections.abc import Callable
 import ctypes
 import itertools
 import os
@@ -24,14 +25,18 @@ from numba.extending import intrinsic
 from parallel.kernels import calls
 
 # Type of a kernel: from the address of a call frame to 0, for success.
-KERNEL = "int64(int64)"
+_KERNEL = "int64(int64)"
 
 # Pieces per core: with 8 calls in all, XLA:CPU executes one after another; with
 # 16 on two cores, it divides them between its threads.
 _PIECES = 8
 
-# Machine code without bounds checks that may reorder sums.
-loop = numba.njit(fastmath=True, error_model="numpy", inline="never")
+# Machine code without bounds checks that may reorder sums, but keeps NaN, by
+# which a server notices a diverged request.
+loop = numba.njit(
+  fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy",
+  inline="never",
+)
 
 
 @intrinsic
@@ -54,21 +59,25 @@ def _word(address):
 
 @numba.njit
 def answered(frame):
-  """Answers XLA's question for the version of the interface, if it is one.
+  """Writes the version of the interface, if the call only requests it.
 
   Args:
     frame: Address of the call frame.
 
   Returns:
-    Whether the call is a question, and not an execution.
+    Whether it does, so that nothing is to be computed.
   """
   extension = _word(frame + 8)
-  if extension == 0:
+  # Another extension is not XLA_FFI_Extension_Metadata = 1.
+  if extension == 0 or _word(extension + 8) & 0xFFFFFFFF != 1:
     return False
-  # XLA_FFI_Metadata.api_version = XLA_FFI_Api.api_version; major and minor are
-  # four bytes each.
+  # XLA_FFI_Metadata.api_version: four bytes of the major version, 0, with which
+  # these offsets are valid, so that XLA refuses the kernel in another one; then
+  # four bytes of the minor version, that of XLA_FFI_Api.api_version.
   api, metadata = _word(frame + 16), _word(extension + 24)
-  numba.carray(_pointer(metadata + 24, numba.int64), (1,))[0] = _word(api + 32)
+  numba.carray(_pointer(metadata + 24, numba.int64), (1,))[0] = (
+    _word(api + 32) >> 32 << 32
+  )
   return True
 
 
@@ -115,8 +124,15 @@ def array(buffers, number, dtype, shape):
   return numba.carray(_pointer(data, dtype), shape)
 
 
-def registered(name: str, kernel: Any) -> str:
-  """Registers a compiled `numba.cfunc` for `call`, and returns its name."""
+def registered(name: str, function: Callable[[Any], Any]) -> str:
+  """Compiles a kernel, registers it for `call`, and returns its name.
+
+  numba's cache notices changes of the kernel's own file only.
+  """
+  try:
+    kernel = numba.cfunc(_KERNEL, cache=True)(function)
+  except (RuntimeError, OSError, EOFError):  # cache not writable, or damaged
+    kernel = numba.cfunc(_KERNEL)(function)
   address = ctypes.cast(kernel.address, ctypes.c_void_p)
   jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
   return name
@@ -124,11 +140,16 @@ def registered(name: str, kernel: Any) -> str:
 
 def num_cores() -> int:
   """Returns the number of threads of XLA:CPU's pool."""
-  return int(os.environ.get("NPROC", 0)) or len(os.sched_getaffinity(0))
+  if nproc := os.environ.get("NPROC"):
+    return int(nproc)
+  if hasattr(os, "sched_getaffinity"):  # Linux
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def call(
-  name: str, num_tasks: int, shape: tuple[int, ...], *operands: jax.Array
+  name: str, num_tasks: int, shape: tuple[int, ...], *operands: jax.Array,
+  vmap_method: str = "broadcast_all",
 ) -> jax.Array:
   """Calls a kernel once for each piece of its tasks.
 
@@ -138,6 +159,8 @@ def call(
     shape: Shape of a task's result.
     *operands: Operands of the kernel, after the number of the piece's first
       task, int32 ``[1]``.
+    vmap_method: As for `jax.ffi.ffi_call`; "sequential" for a kernel whose
+      operands have no leading dims.
 
   Returns:
     The results, float32 ``[num_tasks, *shape]``.
@@ -149,7 +172,7 @@ def call(
     return jnp.concatenate([
       jax.ffi.ffi_call(
         name, jax.ShapeDtypeStruct((stop - start, *shape), jnp.float32),
-        vmap_method="broadcast_all",
+        vmap_method=vmap_method,
       )(jnp.array([start], jnp.int32), *operands)
       for start, stop in itertools.pairwise(bounds)
     ])

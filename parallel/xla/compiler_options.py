@@ -20,10 +20,12 @@ _SPARSE_CORE = {
 # which is too short: log/2026-11-27-nanobatches-early.md and
 # log/2026-11-27-nanobatches-v6e.md.
 _EARLY = {"xla_tpu_sparse_core_all_reduce_latency_multiplier": "10"}
-# `jax.Device.device_kind` -> options of all steps, more of nano-batches.
+# `jax.Device.device_kind` -> options of all steps, and more for nano-batches.
 _TPU = {
   "TPU v5": (_SPARSE_CORE, _EARLY),  # v5p
+  "TPU v5p": (_SPARSE_CORE, _EARLY),
   "TPU v6 lite": (_SPARSE_CORE, _EARLY),  # v6e
+  "TPU v6e": (_SPARSE_CORE, _EARLY),
 }
 _GPU = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
@@ -45,7 +47,7 @@ def of_device(
 
 
 def parse(text: str) -> Mapping[str, bool | str]:
-  """Parses options as ``"NAME=VALUE NAME=VALUE"``.
+  """Parses options as ``"NAME=VALUE NAME=VALUE"``; "" removes an option.
 
   Raises:
     ValueError: A part has another form, or an option is given twice.
@@ -56,7 +58,7 @@ def parse(text: str) -> Mapping[str, bool | str]:
   """
   found: dict[str, bool | str] = {}
   for part in text.split():
-    match = re.fullmatch(r"(xla_\w+)=(\S+)", part)
+    match = re.fullmatch(r"(xla_\w+)=(\S*)", part)
     if not match:
       raise ValueError(f"{part!r} must be xla_NAME=VALUE")
     name, value = match.groups()

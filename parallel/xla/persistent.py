@@ -2,7 +2,7 @@
 
 The keys of jax's cache depend on program, versions, options and the instruction
 set of the CPU, so machines can share a folder. jax reports an entry that it
-cannot read, which a killed process leaves, and compiles the program.
+cannot read, which a killed process leaves, and compiles the program each time.
 """
 
 import contextlib
@@ -34,11 +34,13 @@ def _prune(folder: pathlib.Path, most_bytes: float) -> None:
   """Removes the programs that were read least recently, down to a size."""
   found = []
   for file in folder.glob("*-cache"):
-    with contextlib.suppress(FileNotFoundError):  # another process removed it
+    with contextlib.suppress(OSError):  # another process removed it
       stat = file.stat()
-      found.append((stat.st_atime, stat.st_size, file))
+      # Some file systems keep no time of reading.
+      found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, file))
   total = 0
   for _, size, file in sorted(found, reverse=True):
     total += size
     if total > most_bytes:
-      file.unlink(missing_ok=True)
+      with contextlib.suppress(OSError):  # of another user, or a folder
+        file.unlink()

@@ -122,7 +122,7 @@ VALUES = [
    "config.parallel.device_order=8.5 must be an integer from 0 to"),
   ("compile", [TINY, "--target=cpu:1",
                "--config.parallel.xla_options=xla_fast=true"],
-   "config.parallel.xla_options: INVALID_ARGUMENT: No such compile option: "),
+   "INVALID_ARGUMENT: No such compile option: "),
   ("train", ["--config={tmp}/none.py"], "config.sync=None must be a section"),
   ("train", ["--config=configs/diloco/fedavg.py:test",
              "--config.outer.clients=9"],

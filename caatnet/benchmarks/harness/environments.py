@@ -40,11 +40,27 @@ def create(
       execute([own, "-m", "pip", "install", "-q", "uv"])
       execute(
         [own, "-m", "uv", "pip", "install", "-q", "--python", own, *packages],
-        {f"UV_{name}": os.environ[f"PIP_{name}"] for name in _SOURCES
-         if f"PIP_{name}" in os.environ},
+        _of_uv(os.environ),
       )
       done.write_text(wanted)
   return folder / "bin/python"
+
+
+def _of_uv(environment: Mapping[str, str]) -> dict[str, str]:
+  """Returns uv's variables for pip's sources of packages, if it has none.
+
+  Example:
+    >>> _of_uv({"PIP_FIND_LINKS": "a b", "UV_INDEX_URL": "c"})
+    {'UV_FIND_LINKS': 'a,b', 'UV_INDEX_STRATEGY': 'unsafe-best-match'}
+  """
+  found = {
+    f"UV_{name}": environment[f"PIP_{name}"].replace(
+      " ", "," if name == "FIND_LINKS" else " "
+    ) for name in _SOURCES if f"PIP_{name}" in environment
+  }
+  # As pip does: the best version of all indexes.
+  found |= {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+  return {k: v for k, v in found.items() if k not in environment}
 
 
 def execute(

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import tempfile
 import time
@@ -26,7 +27,7 @@ from caatnet.serving.engine import warm_up
 from caatnet.show import servers, tables
 
 _KEY = "config.benchmark.vllm"
-_START_S = 600.0  # it compiles its model
+_START_S, _END_S = 600.0, 20.0  # it compiles its model
 _TOKENIZER = {
   "version": "1.0", "added_tokens": [],
   **dict.fromkeys((
@@ -112,29 +113,42 @@ def vllm(config: Any, batch: int, context: int) -> Iterator[str]:
   with tempfile.TemporaryDirectory() as folder:
     log = pathlib.Path(folder) / "log"
     write_model(pathlib.Path(folder), config.model, context)
+    command = [
+      *processes.with_parent("TERM"), python, "-m",
+      "vllm.entrypoints.openai.api_server", f"--model={folder}",
+      "--served-model-name=benchmark", "--load-format=dummy",
+      "--dtype=float32", f"--max-model-len={context}",
+      f"--max-num-seqs={batch}", "--host=127.0.0.1", f"--port={port}",
+    ]
+    environment = os.environ | {
+      "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+      "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+      "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+      "OMP_NUM_THREADS": str(config.benchmark.threads),
+    }
     try:
-      with open(log, "wb") as output, subprocess.Popen(
-        [
-          *processes.with_parent("TERM"), python, "-m",
-          "vllm.entrypoints.openai.api_server", f"--model={folder}",
-          "--served-model-name=benchmark", "--load-format=dummy",
-          "--dtype=float32", f"--max-model-len={context}",
-          f"--max-num-seqs={batch}", "--host=127.0.0.1", f"--port={port}",
-        ],
-        stdout=output, stderr=output, env=os.environ | {
-          "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-          "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-          "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-          "OMP_NUM_THREADS": str(config.benchmark.threads),
-        },
-      ) as process:
-        try:
-          _wait(url, process, log)
-          yield url
-        finally:
-          process.terminate()  # it ends its own processes
+      with open(log, "wb") as output:
+        process = subprocess.Popen(
+          command, stdout=output, stderr=output, env=environment,
+          start_new_session=True,
+        )
     except OSError as error:
       raise ValueError(f"{_KEY}={python!r}: {error}") from error
+    try:
+      _wait(url, process, log)
+      yield url
+    finally:
+      _end(process)
+
+
+def _end(process: subprocess.Popen) -> None:
+  """Ends a server and the processes that it has started."""
+  process.terminate()
+  with contextlib.suppress(subprocess.TimeoutExpired):
+    process.wait(_END_S)
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)
+  process.wait()
 
 
 def write_model(folder: pathlib.Path, model: Any, positions: int) -> None:

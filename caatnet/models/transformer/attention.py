@@ -123,17 +123,18 @@ def _blockwise(
   """Computes attention one block of queries at a time, over visible keys."""
   batch, num_positions, num_heads, head_width = q.shape
   num_groups = k.shape[2]
-  # Products are batched over the leading dims. Queries are scaled, since scores
-  # are more.
-  q, k, v = (
-    jnp.swapaxes(x, 1, 2) for x in (q * head_width**-0.5, k, v)
-  )
+  # Queries of 32 bits are scaled instead of the scores, which are more.
+  scale = head_width**-0.5
+  if q.dtype == jnp.float32:
+    q, scale = q * scale, 1.0
+  # Products are batched over the leading dims.
+  q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
   # [B, K, H / K, T, D]
   q = q.reshape(batch, num_groups, -1, num_positions, head_width)
   attend = _attend_block
   if num_positions > _BLOCK:
     # Without rematerialisation, the scores of all blocks would be residuals.
-    attend = jax.checkpoint(attend, static_argnums=(3, 4))
+    attend = jax.checkpoint(attend, static_argnums=(3, 4, 5))
   size = min(_BLOCK, max(_LEAST_BLOCK, num_positions // 4))
   blocks = []
   for start in range(0, num_positions, size):
@@ -142,7 +143,7 @@ def _blockwise(
     blocks.append(
       attend(
         q[..., start:stop, :], k[:, :, first:stop], v[:, :, first:stop],
-        start - first, window,
+        start - first, window, scale,
       )
     )
   out = jnp.concatenate(blocks, axis=3)
@@ -151,16 +152,18 @@ def _blockwise(
 
 
 def _attend_block(
-  q: jax.Array, k: jax.Array, v: jax.Array, start: int, window: int
+  q: jax.Array, k: jax.Array, v: jax.Array, start: int, window: int,
+  scale: float,
 ) -> jax.Array:
   """Computes attention of a block of t queries over s keys.
 
   Args:
-    q: Scaled queries ``[B, K, H / K, t, D]``.
+    q: Queries ``[B, K, H / K, t, D]``.
     k: Keys ``[B, K, s, D]`` of consecutive positions.
     v: Values ``[B, K, s, D]``.
     start: Index into the keys of the first query's position.
     window: Sliding window in positions; 0 for full causal attention.
+    scale: Factor of the scores.
 
   Returns:
     ``[B, K, H / K, t, D]``.
@@ -170,6 +173,8 @@ def _attend_block(
     "bktd,bksd->bkts", q.reshape(*k.shape[:2], -1, head_width), k,
     preferred_element_type=jnp.float32,
   )
+  if scale != 1:
+    scores = scores * scale
   query_position = start + jnp.arange(num_queries)[:, None]
   key_position = jnp.arange(k.shape[2])[None, :]
   visible = key_position <= query_position
@@ -182,7 +187,10 @@ def _attend_block(
   weights = jnp.exp(scores - largest)
   # The sums divide the result, which is smaller than the weights.
   total = jnp.sum(weights, axis=-1, keepdims=True)
-  out = jnp.einsum("bkts,bksd->bktd", weights.astype(v.dtype), v)
+  out = jnp.einsum(
+    "bkts,bksd->bktd", weights.astype(v.dtype), v,
+    preferred_element_type=jnp.float32,
+  )
   return (out / total).astype(v.dtype).reshape(q.shape)
 
 

@@ -1,7 +1,7 @@
 """Attention over pages, by the preferred implementation that is available.
 
-jax's kernels are preferred if they support the operands, then ``tpu.py`` or
-``gpu.py``.
+jax's kernels are preferred if they support the operands, then ``tpu.py``,
+``gpu.py`` or ``cpu.py``.
 
 Shape legend: S = sequences, T = new tokens of each, H = query heads, K = kv
 heads, D = head width, P = pages in a table.

@@ -21,14 +21,14 @@ def refusal(
 ) -> str | None:
   """Implements `api.Kernels.refusal`."""
   del tables, window
-  if not compiles_loops():
-    return "numba is not installed, or disabled"
   if q.shape[1] != 1:
     return f"{q.shape[1]} rows per sequence: products are faster for several"
   if pages.order != "heads":
     return f"order={pages.order!r}: 'heads'"
   if pages.dtype not in (jnp.float32, jnp.int8):
     return f"pages of {pages.dtype}: float32 or int8"
+  if not compiles_loops():
+    return "numba is not installed, or disabled"
   return None
 
 
@@ -56,6 +56,7 @@ def paged_attention(
   )
   stop = jnp.minimum(lengths, first + 1)
   start = jnp.maximum(first + 1 - window, 0) if window else stop * 0
+  tables, start, stop = (x.astype(jnp.int32) for x in (tables, start, stop))
   out = cpu_calls.call(
     cpu_loops.CODES if pages.coded else cpu_loops.FLOATS, num_seqs * heads,
     (group, width), rows, *pages.data, tables, start, stop, *pages.scales,

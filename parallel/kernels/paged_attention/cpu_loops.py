@@ -163,14 +163,12 @@ def _run(frame, dtype, coded):
         )
 
 
-@numba.cfunc(calls.KERNEL, cache=True)
 def _floats(frame):
   if not calls.answered(frame):
     _run(frame, numba.float32, False)
   return 0
 
 
-@numba.cfunc(calls.KERNEL, cache=True)
 def _codes(frame):
   if not calls.answered(frame):
     _run(frame, numba.int8, True)

@@ -12,7 +12,7 @@ The order of elements in these arrays is one of:
   heads        separate keys and values, ``[K, N, page, D]`` each: a page of one
                head is contiguous. XLA:CPU gathers it about as fast as it slices
                a dense cache (`configs/benchmark/decoding.py` times both). Read
-               by ``gpu.py`` and by jax's kernel for GPUs.
+               by ``gpu.py``, ``cpu.py`` and jax's kernel for GPUs.
   packed       for TPUs: as "heads", but if heads are narrower than the 128
                lanes of a tile, a row holds f = 128 / D consecutive tokens:
                ``[K, N, page / f, f D]``. XLA uses another layout for rows of

@@ -240,7 +240,7 @@ def test_edges_and_times_of_dgl_are_of_batches_after_the_warm_up(
   assert found == {
     "of": "DGL 5.4", "edges": 33, "unique": 300, "sampled_s": None,
   }
-  assert 2 * STEP_S <= seconds < 1
+  assert seconds >= 2 * STEP_S
 
 
 @pytest.fixture

@@ -93,6 +93,13 @@ def test_analysis_shows_the_options_of_the_run():
   assert found["compiler_options"] == {option: True}
 
 
+def test_an_option_without_a_value_is_removed():
+  layout = linear(1, "xla_unknown").program.layout
+  for value, expected in ((True, {"xla_unknown": True}), ("", {})):
+    layout = dataclasses.replace(layout, xla_options=(("xla_unknown", value),))
+    assert layout.compiler_options() == expected
+
+
 def test_options_of_the_machine_of_training_stay_there(tmp_path):
   made = override(config("xla_tpu_x=true"), "parallel.device_order=(1,0)")
   (tmp_path / "config.json").write_text(made.to_json())

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from parallel.kernels.calls import compiles_loops
 from parallel.kernels.coded import Coded
 from tests.parallel.kernels.compare import assert_close
 
-pytest.importorskip("numba")
+pytestmark = pytest.mark.skipif(not compiles_loops(), reason="needs numba")
 
 
 @pytest.mark.parametrize(("rows", "channels", "features"), [
@@ -34,3 +35,11 @@ def test_other_products_decode(rows, dtype, channels):
   product = jax.jit(lambda x, coded: coded.product(x))
   assert "coded_product" not in product.lower(x, coded).as_text()
   assert (product(x, coded) == 127 * channels).all()
+
+
+def test_rows_of_replicas_read_the_same_codes():
+  x = jax.random.normal(jax.random.key(0), (3, 2, 2048))
+  w = jax.random.normal(jax.random.key(1), (1, 2048, 140))
+  coded = Coded.encode(w, "float32")
+  found = jax.vmap(coded.product)(x)
+  assert_close(found, x @ coded.decode()[0], "float32", 16)

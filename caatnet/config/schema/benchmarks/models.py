@@ -303,7 +303,7 @@ class Peers:
   )
   packages: tuple[str, ...] = field(
     ("torch", "transformers", "llama-cpp-python", "gguf"),
-    "Requirements of that environment, for pip.",
+    "Requirements of that environment.",
   )
   llama: tuple[str, ...] = field(
     ("F32", "Q8_0"), "Types of llama.cpp's matrices; () for no llama.cpp.",
