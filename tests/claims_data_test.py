@@ -140,8 +140,9 @@ def test_predictions_list_the_checks_of_the_ledger_with_their_verdicts():
     assert bool(listed) == (claim.verdict() == "only predicted"), claim.number
     assert listed.startswith("none") == bool(listed and not claim.checks)
     for name in claim.checks:
-      verdict = log.parse(name, log.path_of(name).read_text()).verdict
-      assert f"{log.link(name)}: {verdict}" in listed, claim.number
+      entry = log.parse(name, log.path_of(name).read_text())
+      text = f"{log.link(name)}: {entry.head['Question']} {entry.verdict}"
+      assert text in listed, claim.number
     if listed and "compile" in " ".join([*claim.commands, *claim.shown]):
       assert claim.checks, claim.number
 

@@ -159,7 +159,7 @@ def call(
     shape: Shape of a task's result.
     *operands: Operands of the kernel, after the number of the piece's first
       task, int32 ``[1]``.
-    vmap_method: As for `jax.ffi.ffi_call`; "sequential" for a kernel whose
+    vmap_method: That of `jax.ffi.ffi_call`; "sequential" for a kernel whose
       operands have no leading dims.
 
   Returns:
