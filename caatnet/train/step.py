@@ -241,17 +241,23 @@ def make_update(
   # updates them in place if `vmap` keeps it.
   in_place = layout.on_cpu and layout.worker.lanes == 1
 
+  def of_workers(factor, grads, opt_state, params):
+    arguments = factor, grads, opt_state, params
+    if in_place:
+      return jax.vmap(of_worker)(*arguments)
+    return each_lane(of_worker, layout.worker, *arguments)
+
   def update(grads, opt_state, params):
-    if layout.moments == "device" and not in_place:
+    on_device = layout.moments == "device"
+    if on_device and not in_place:
       return each_lane(at_once, layout.worker, grads, opt_state, params)
     factor, norms = each_lane(measure, layout.worker, grads)
-    if layout.moments == "device":
-      updated = jax.vmap(of_worker)(factor, grads, opt_state, params)
-      return *updated, norms
+    if on_device:
+      return *of_workers(factor, grads, opt_state, params), norms
     changed = host_moments.apply(
-      program, lambda changed, params: each_lane(
-        of_worker, layout.worker, factor, *changed, params
-      ), (grads, opt_state), params,
+      program,
+      lambda changed, params: of_workers(factor, *changed, params),
+      (grads, opt_state), params,
     )
     return *changed, norms
 

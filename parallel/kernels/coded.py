@@ -43,7 +43,7 @@ class Coded:
 
   Example:
     >>> coded = Coded.encode(jnp.array([[127.0, -1.0, 64.0]]), "float32")
-    >>> coded.shape, (2 * coded).tolist()
+    >>> coded.shape, jnp.multiply(2, coded).tolist()
     ((1, 3), [[254.0, -2.0, 128.0]])
   """
 

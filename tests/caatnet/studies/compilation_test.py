@@ -157,7 +157,7 @@ def test_only_devices_with_processors_of_their_own_wait_for_stages():
   experiment = experiments.build(config, {"stage": 2}, list(target.devices))
   made = programs.compile_for(
     target, experiment.program.layout.mesh,
-    lambda: experiment.lower_step(experiment.outer.plan(0)),
+    lambda: experiment.lower_step(experiment.outer.plan(0)), {},
   )
   steps = []
   for name in ("cpu:2", "gpu:h200:1x2"):

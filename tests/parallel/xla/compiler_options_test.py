@@ -28,7 +28,8 @@ def test_options_are_those_of_the_platform(platform, kind, prefix, has_early):
 
 def test_options_of_a_user_are_parsed():
   assert compiler_options.parse("") == {}
-  assert compiler_options.parse(" xla_a=true  xla_b=false xla_c=1,2=3 xla_d=") == {
+  text = " xla_a=true  xla_b=false xla_c=1,2=3 xla_d="
+  assert compiler_options.parse(text) == {
     "xla_a": True, "xla_b": False, "xla_c": "1,2=3", "xla_d": "",
   }
 
