@@ -32,7 +32,7 @@ for line in sys.stdin:
   asked = json.loads(line)
   answer = (
     {{"seconds": 0.5 / asked["steps"]}} if script.endswith("torch_step.py")
-    else {{"prompt_seconds": 1.0, "decode_seconds": 2.0, "tokens": [[0]]}}
+    else {{"prompt_seconds": 1.0, "decode_seconds": 2.0, "tokens": [[0]] * asked["batch"]}}
   )
   print(json.dumps(answer), flush=True)
 """
@@ -111,6 +111,7 @@ def test_rows_of_peers_are_what_they_answer(tmp_path, capsys):
   assert f"reads of memory {rate / 1e9:.1f} GB/s" in printed
   json.dumps(found)
   config.benchmark.llama, config.benchmark.variants = ("F32",), ()
+  config.benchmark.batches = (2,)
   with pytest.raises(ValueError, match="peer F32 draws other tokens"):
     peers.run(config)
 

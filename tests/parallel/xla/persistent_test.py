@@ -41,7 +41,7 @@ def test_programs_that_were_read_least_recently_are_removed(
   for name, read_s in {"a": 3, "b": 1, "c": 2}.items():
     path = tmp_path / f"{name}-cache"
     path.write_bytes(bytes(100))
-    os.utime(path, (read_s, 10 - read_s))
+    os.utime(path, (read_s, 0))
   (tmp_path / "notes").write_bytes(bytes(1000))  # not a program
   try:
     persistent.keep_programs(str(tmp_path))
