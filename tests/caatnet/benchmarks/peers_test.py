@@ -32,7 +32,8 @@ for line in sys.stdin:
   asked = json.loads(line)
   answer = (
     {{"seconds": 0.5 / asked["steps"]}} if script.endswith("torch_step.py")
-    else {{"prompt_seconds": 1.0, "decode_seconds": 2.0, "tokens": [[0]] * asked["batch"]}}
+    else {{"prompt_seconds": 1.0, "decode_seconds": 2.0,
+           "tokens": [[0]] * asked["batch"]}}
   )
   print(json.dumps(answer), flush=True)
 """
