@@ -122,7 +122,7 @@ def vllm(config: Any, batch: int, context: int) -> Iterator[str]:
     ]
     environment = os.environ | {
       "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-      "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+      "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
       "VLLM_CPU_OMP_THREADS_BIND": "nobind",
       "OMP_NUM_THREADS": str(config.benchmark.threads),
     }

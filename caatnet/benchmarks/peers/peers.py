@@ -50,11 +50,12 @@ def run(config: Any) -> dict[str, Any]:
     python = str(environments.create(
       pathlib.Path(options.folder), options.packages
     ))
+  # First, since vLLM may not start.
+  served = over_http.rows(config) if options.vllm else []
   training = _training(config, python) if options.variants else []
   decoded = [
     row for batch in options.batches for row in _decoding(config, python, batch)
   ]
-  served = over_http.rows(config) if options.vllm else []
   limits = {
     "matmul_flops_per_second": matmul_rate(
       experiments.build(
