@@ -25,7 +25,7 @@ from launch import options
 FLAGS = flags.FLAGS
 _PHASES = ["train", "prefill", "decode"]
 flags.DEFINE_enum("phase", "train", _PHASES, "Kind of step to compile.")
-flags.DEFINE_bool("default_options", False, "Omit the step's XLA options.")
+flags.DEFINE_bool("default_options", False, "Omit all XLA options.")
 
 
 def main() -> None:

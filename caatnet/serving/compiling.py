@@ -1,7 +1,7 @@
 """Compilation of numpy loops by numba, from the optional extra `serve`.
 
 Where numba is not installed, with ``NUMBA_DISABLE_JIT=1``, or with `INTERPRET`
-in the environment, the functions run as plain Python on the same arrays.
+= 1 in the environment, the functions run as plain Python on the same arrays.
 """
 
 from collections.abc import Callable

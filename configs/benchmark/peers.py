@@ -3,28 +3,29 @@ r"""Training steps and decoding, compared with Hugging Face, llama.cpp, nanodo.
   python -m launch.benchmark --config=configs/benchmark/peers.py \
     --cpu_devices=1 --output=results/peers.json
 
-All subjects run in turns on this machine, in float32, with a model of 25M
-parameters: training steps of 2,048 tokens of ours, of Hugging Face's Llama on
-torch and, with a checkout in config.benchmark.nanodo, of nanodo; then greedy
-decoding of ours, of Hugging Face and of llama.cpp. llama.cpp has our weights,
-in float32 and in Q8_0; in float32 it must draw our tokens, in at least half of
-the sequences. With a Python in config.benchmark.vllm, streams over HTTP of our
-server and of vLLM's follow. The rates of matrix products and of reads of memory
-are measured in the same run.
+All subjects run in turns on this machine, in float32, with a model of 34M
+parameters, 25M of them in layers: training steps of 2,048 tokens of ours, of
+Hugging Face's Llama on torch and, with a checkout in config.benchmark.nanodo,
+of nanodo; then greedy decoding of ours, of Hugging Face and of llama.cpp.
+llama.cpp has our weights, in float32 and in Q8_0; in float32 it must draw our
+tokens, in at least half of the sequences. With a Python in
+config.benchmark.vllm, streams over HTTP of our server and of vLLM's are first.
+The rates of matrix products and of reads of memory are measured in the same
+run.
 
 The command makes an environment with torch, transformers, llama-cpp-python and
 gguf; PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu installs torch
-without CUDA.
-llama-cpp-python is compiled for this machine, which takes a C++ compiler and
-several minutes, once; fewer with CMAKE_ARGS=-DLLAVA_BUILD=OFF. Aims: 1.0 times
-Hugging Face's training and 1.2 times nanodo's, lanes at most 1.05 (p = 1) and
-1.3 times (p = .5) the time of one rank; 2.0 times Hugging Face's decoding of
-one sequence and 0.9 times llama.cpp's, 1.2 times Hugging Face's of 16, int8
-weights 1.5 times float32.
+without CUDA. llama-cpp-python is compiled for this machine, which needs a C++
+compiler and takes long, once. Aims: 1.0 times Hugging Face's training and 1.2
+times nanodo's, lanes at most 1.05 (p = 1) and 1.3 times (p = .5) the time of
+one rank; 2.0 times Hugging Face's decoding of one sequence and 0.9 times
+llama.cpp's, 1.2 times Hugging Face's of 16, int8 weights 1.5 times float32.
 
-It takes about fifteen minutes on two cores. `peers.py:135m` has weights that
-are many times a CPU's caches, and skips the training steps; `peers.py:test` has
-tiny models, and nothing to compare.
+It takes six minutes on two cores, and ten with vLLM. What is measured is in
+`config.benchmark.results`, and the same command continues after an
+interruption. `peers.py:135m` has weights that are many times a CPU's caches,
+and skips the training steps; `peers.py:test` has tiny models, and nothing to
+compare.
 """
 
 import ml_collections
@@ -43,6 +44,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
     config.benchmark.variants = ()
   if size == "test":
     config.data.seq_len = 16
+    config.benchmark.results = ""
     config.benchmark.rounds = config.benchmark.steps = 1
     config.benchmark.variants = config.benchmark.variants[:1]
     config.benchmark.batches, config.benchmark.packages = (1,), ()

@@ -33,8 +33,8 @@ _LEAST = 2**18
 class Coded:
   """Matrix as int8 codes, with one scale per block of a row.
 
-  jax's functions take it as the decoded array, which has methods that it has
-  not.
+  jax's functions accept it in place of the decoded array. Of an array's methods
+  it has only those below.
 
   Attributes:
     encoded: Codes and scales.

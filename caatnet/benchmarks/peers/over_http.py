@@ -47,7 +47,7 @@ def rows(config: Any) -> list[dict[str, Any]]:
     ValueError: vLLM cannot be started, or a stream has failed.
   """
   options = config.benchmark
-  batch = max(options.batches)
+  batch = max(options.batches, default=1)
   context = options.prompt + options.tokens
   decoder = decoders.decoder(
     decoders.built(config, batch=batch, context=context)

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from caatnet.benchmarks.harness import environments, processes, setup, timing
+from caatnet.benchmarks.harness.kept import Kept
 from caatnet.benchmarks.peers import over_http
 from caatnet.benchmarks.serving import decoders, decoding
 from caatnet.benchmarks.training import train_step
@@ -50,12 +51,20 @@ def run(config: Any) -> dict[str, Any]:
     python = str(environments.create(
       pathlib.Path(options.folder), options.packages
     ))
-  # First, since vLLM may not start.
-  served = over_http.rows(config) if options.vllm else []
-  training = _training(config, python) if options.variants else []
-  decoded = [
-    row for batch in options.batches for row in _decoding(config, python, batch)
-  ]
+  kept = Kept(config, http=[], training=[], decoding=[])
+  served, training, decoded = (
+    kept.found[key] for key in ("http", "training", "decoding")
+  )
+  if options.vllm and not served:  # first, since vLLM may not start
+    served += over_http.rows(config)
+    kept.save()
+  if options.variants and not training:
+    training += _training(config, python)
+    kept.save()
+  for batch in options.batches:
+    if batch not in {row["batch"] for row in decoded}:
+      decoded += _decoding(config, python, batch)
+      kept.save()
   limits = {
     "matmul_flops_per_second": matmul_rate(
       experiments.build(
@@ -205,7 +214,7 @@ def _decoding(
       turns[name] = lambda: drawn / ask(asked)["decode_seconds"]
     for kind in options.llama if python else ():
       ask_llama, facts = stack.enter_context(
-        decoding.llama_cpp(_KEY, python, config, batch, kind, weights)
+        _llama_cpp(python, config, batch, kind, weights)
       )
       name = facts["name"]
       table = config.model.vocab_size * config.model.width
@@ -242,6 +251,34 @@ def _decoding(
       # A step reads all weights once.
       "weight_bytes_per_second": [read[name] * r / batch for r in rate],
     }
+
+
+@contextlib.contextmanager
+def _llama_cpp(
+  python: str, config: Any, batch: int, kind: str, weights: str
+) -> Iterator[tuple[Callable[[Any], Any], Any]]:
+  """Starts llama.cpp with our weights in a separate Python.
+
+  Args:
+    python: Python with llama-cpp-python and gguf.
+    config: Config of the benchmark, with the lengths of prompts and responses.
+    batch: Number of sequences.
+    kind: Type of its matrices, "F32" or "Q8_0".
+    weights: npz file of `decoders.published`.
+
+  Yields:
+    Function that times one round, and facts about the library.
+  """
+  options, model = config.benchmark, config.model
+  with processes.answering(
+    _KEY, [python, "-P", str(_HERE / "llama.py")], "llama-cpp-python and gguf"
+  ) as ask:
+    yield ask, ask({
+      "threads": options.threads, "batch": batch, "type": kind,
+      "weights": weights, "norm_eps": model.norm_eps,
+      "rope_base": model.rope_base,
+      "model": decoding.llama_sizes(model, options.prompt + options.tokens),
+    })
 
 
 def _bytes_read(params: Any) -> int:

@@ -315,36 +315,6 @@ def hugging_face(
     })
 
 
-@contextlib.contextmanager
-def llama_cpp(
-  key: str, python: str, config: Any, batch: int, kind: str, weights: str
-) -> Iterator[tuple[Callable[[Any], Any], Any]]:
-  """Starts llama.cpp with our weights in a separate Python.
-
-  Args:
-    key: Config key that names the Python, for errors.
-    python: Python with llama-cpp-python and gguf.
-    config: Config of the benchmark, with the lengths of prompts and responses.
-    batch: Number of sequences.
-    kind: Type of its matrices, "F32" or "Q8_0".
-    weights: npz file of `decoders.published`.
-
-  Yields:
-    Function that times one round, and facts about the library.
-  """
-  options, model = config.benchmark, config.model
-  script = pathlib.Path(__file__).with_name("llama.py")
-  with processes.answering(
-    key, [python, "-P", str(script)], "llama-cpp-python and gguf"
-  ) as ask:
-    yield ask, ask({
-      "threads": options.threads, "batch": batch, "type": kind,
-      "weights": weights, "norm_eps": model.norm_eps,
-      "rope_base": model.rope_base,
-      "model": llama_sizes(model, options.prompt + options.tokens),
-    })
-
-
 def llama_sizes(model: Any, positions: int) -> dict[str, int]:
   """Returns the arguments of transformers' ``LlamaConfig``."""
   return {

@@ -117,6 +117,20 @@ def test_rows_of_peers_are_what_they_answer(tmp_path, capsys):
     peers.run(config)
 
 
+def test_interrupted_benchmark_continues(tmp_path):
+  config = config_file.get_config("test")
+  config.benchmark.results = str(tmp_path / "peers.json")
+  config.benchmark.variants = ()
+  first = peers.run(config)["decoding"]
+  assert [row["batch"] for row in first] == [1, 1]
+  kept = json.loads((tmp_path / "peers.json").read_text())
+  assert kept["decoding"] == first
+  # Rows of the file are not measured again.
+  kept["decoding"][0]["tokens_per_second"] = [7.0]
+  (tmp_path / "peers.json").write_text(json.dumps(kept))
+  assert peers.run(config)["decoding"] == kept["decoding"]
+
+
 class Bigram(linen.Module):
   """Large logits of the next token, a row of a matrix for each token."""
 

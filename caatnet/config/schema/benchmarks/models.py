@@ -1,6 +1,11 @@
 """Benchmarks of training, decoding and serving."""
 
-from caatnet.config.schema.benchmarks.shared import PROMPT, ROUNDS, TOKENS
+from caatnet.config.schema.benchmarks.shared import (
+  PROMPT,
+  RESULTS,
+  ROUNDS,
+  TOKENS,
+)
 from caatnet.config.schema.experts import BURST, EVICTIONS, EXPONENT, ORDERS
 from caatnet.config.schema.fields import (
   COUNT,
@@ -280,6 +285,7 @@ class TrainStep:
 class Peers:
   """Training steps and decoding compared with other projects' ones."""
 
+  results: str = field("runs/peers.json", RESULTS)
   rounds: int = field(3, ROUNDS, COUNT)
   steps: int = field(2, "Training steps of a round.", COUNT)
   variants: tuple[tuple[str, str], ...] = field(
