@@ -1,4 +1,4 @@
-r"""Federated rounds over emulated links: predicted before they run, measured.
+r"""Federated rounds over emulated links: predicted without them, measured.
 
   python -m launch.benchmark --config=configs/benchmark/federated.py \
     --output=results/federated_rounds.json
@@ -8,10 +8,10 @@ network namespaces with shaped links, each client with a fifth of a processor.
 Each case is predicted by `caatnet.federated.predict` from the records of
 caatnet/federated/links.py, from each client's compute times in the rounds of a
 run without emulated links, and from the time of a message before its first
-byte, fitted on two models of other sizes. Aim: the round, and each phase above
-5% of it, within 10%.
+byte, fitted on three models of other sizes. Aim: the round, and each phase
+above 5% of it, within 10%.
 
-It takes about half an hour. A case is added to `config.benchmark.results` after
+It takes about half an hour. A run is added to `config.benchmark.results` after
 its measurement, and existing ones are not repeated. `federated.py:test` has one
 case.
 """

@@ -36,8 +36,9 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, predicts, prints tables, and returns them as plain data.
 
   Compute times are those of a run without emulated links, with the same model
-  and clients. It also gives the time of a message before its first byte, from
-  which that of the other models is interpolated.
+  and clients, which directly precedes the measured ones. It also gives the time
+  of a message before its first byte, from which that of the other models is
+  interpolated. No measurement on emulated links enters a prediction.
 
   Args:
     config: Config like configs/benchmark/federated.py.
@@ -52,60 +53,67 @@ def run(config: Any) -> dict[str, Any]:
 
 def _run(config: Any, environment: Mapping[str, str]) -> dict[str, Any]:
   """Measures and predicts all cases; see `run`."""
-  options, kept = config.benchmark, Kept(config, alone={}, rows=[])
-  alone, rows = kept.found["alone"], kept.found["rows"]
+  options, kept = config.benchmark, Kept(config, measured={})
+  measured = kept.found["measured"]
   cases = list(itertools.product(options.models, options.clients))
   references = [
-    *cases, *itertools.product(options.fitted, options.clients)
+    *itertools.product(options.fitted, options.clients), *cases
   ]
+  # A reference is followed by its cases, since the machine's speed may drift.
   for model, num in references:
-    if _name(model, num) not in alone:
-      found = _measured(options, environment, model, num, ())
-      alone[_name(model, num)] = found
-      kept.save()
-      render.show(*_emulated(found), _line(
-        _name(model, num), {"measured": _medians(found["rows"])}
-      ))
+    interfaces = options.interfaces if (model, num) in cases else ()
+    for name in ("", *interfaces):
+      case = _name(model, num, name)
+      if case not in measured:
+        links_of_all = (name,) if name else ()
+        found = _measured(options, environment, model, num, links_of_all)
+        measured[case] = found | {"load": os.getloadavg()[0]}
+        kept.save()
+        render.show(*_emulated(found), _line(case, found["rows"]))
+  alone = {key: measured[_name(*key)] for key in references}
   fixed = {
     (model, num): predict.fit_fixed(
       found["rows"], _predicted(found, [_LOOPBACK] * num, found, 0.0)
-    ) for model, num in references for found in (alone[_name(model, num)],)
+    ) for (model, num), found in alone.items()
   }
-  sizes = {
-    (model, num): alone[_name(model, num)]["rows"][0]["payload_up"]
-    for model, num in references
-  }
-  done = {
-    _name(row["config"], row["clients"], row["interface"]) for row in rows
-  }
-  for (model, num), name in itertools.product(cases, options.interfaces):
-    if _name(model, num, name) in done:
-      continue
-    fixed_s = interpolated(sizes[model, num], {
-      sizes[other, num]: fixed[other, num]
-      for other in (*options.models, *options.fitted) if other != model
-    })
-    found = _measured(options, environment, model, num, (name,))
-    rows.append({
-      "model": model.rpartition(":")[2], "config": model, "clients": num,
-      "interface": name, "fixed_s": fixed_s, "links": found["links"],
-      "load": os.getloadavg()[0],
-      "payload_up": found["rows"][0]["payload_up"],
-      **compared(found["rows"], _predicted(
-        found, links.of_clients((name,), num), alone[_name(model, num)],
-        fixed_s,
-      ), options.least_share),
-    })
-    kept.save()
-    render.show(*_emulated(found), _line(_name(model, num, name), rows[-1]))
+  rows = [
+    _row(options, measured[_name(model, num, name)], alone, fixed,
+         (model, num, name))
+    for (model, num), name in itertools.product(cases, options.interfaces)
+  ]
   render.show(*tables(rows, options.least_share))
   return {
     "rows": rows,
-    "alone": {name: _medians(found["rows"]) for name, found in alone.items()},
+    "alone": {
+      _name(*key): _medians(found["rows"]) for key, found in alone.items()
+    },
     "fixed_s": [
       {"model": model, "clients": num, "seconds": seconds}
       for (model, num), seconds in fixed.items()
     ],
+  }
+
+
+def _row(
+  options: Any, found: Mapping[str, Any],
+  alone: Mapping[tuple[str, int], Mapping[str, Any]],
+  fixed: Mapping[tuple[str, int], float], case: tuple[str, int, str],
+) -> dict[str, Any]:
+  """Returns a case's measurement, and its prediction by the other runs."""
+  model, num, name = case
+  size = found["rows"][0]["payload_up"]
+  fixed_s = interpolated(size, {
+    found["rows"][0]["payload_up"]: fixed[other, clients]
+    for (other, clients), found in alone.items()
+    if clients == num and other != model
+  })
+  return {
+    "model": model.rpartition(":")[2], "config": model, "clients": num,
+    "interface": name, "fixed_s": fixed_s, "links": found["links"],
+    "load": found["load"], "payload_up": size,
+    **compared(found["rows"], _predicted(
+      found, links.of_clients((name,), num), alone[model, num], fixed_s
+    ), options.least_share),
   }
 
 
@@ -243,15 +251,12 @@ def _predicted(
   )
 
 
-def _line(name: str, row: Mapping[str, Any]) -> str:
-  """Returns the medians of a case: of its phases, and of its rounds."""
-  texts = []
-  for kind in ("measured", "predicted"):
-    if found := row.get(kind):
-      texts.append(f"{kind} round {found['total']:.3f} s (" + ", ".join(
-        f"{phase} {found[phase]:.3f}" for phase in PHASES
-      ) + ")")
-  return f"{name}: {', '.join(texts)}"
+def _line(name: str, rows: Rows) -> str:
+  """Returns the medians of a run: of its phases, and of its rounds."""
+  found = _medians(rows)
+  return f"{name}: round {found['total']:.3f} s (" + ", ".join(
+    f"{phase} {found[phase]:.3f}" for phase in PHASES
+  ) + ")"
 
 
 def tables(rows: Sequence[dict[str, Any]], least_share: float) -> list[Table]:

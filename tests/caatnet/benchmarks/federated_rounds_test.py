@@ -70,36 +70,43 @@ def test_prediction_has_compute_times_of_one_run_and_sizes_of_another():
     assert row["t_u"] - 0.25 == pytest.approx(10 * (row["t_d"] - 0.25), rel=0.1)
 
 
-def test_interrupted_benchmark_continues_with_the_missing_case(tmp_path):
-  """The model's config does not exist, so any run of it would be an error."""
+def test_interrupted_benchmark_continues_with_the_missing_run(tmp_path):
+  """The models' configs do not exist, so any run would be an error."""
   config = federated.get_config("test")
   options, path = config.benchmark, tmp_path / "rounds.json"
-  options.models, options.results = ("no.py:small",), str(path)
-  options.interfaces = ("wifi", "ethernet")
-  alone = {
-    "rows": [_row(0, 0, 5.0, 1.0), _row(0, 1, 7.0, 1.0)], "links": None,
-    "config": json.loads(tiny.get_config("convolutional,test").to_json()),
+  options.models, options.fitted = ("no.py:large",), ("no.py:small",)
+  options.results, options.interfaces = str(path), ("wifi", "ethernet")
+  shape = json.loads(tiny.get_config("convolutional,test").to_json())
+
+  def measured(seconds, size):
+    return {"links": None, "config": shape, "load": 0.5, "rows": [
+      _row(0, client, t_tr, seconds) | {"payload_up": size, "t_d": seconds}
+      for client, t_tr in enumerate((5.0, 7.0))
+    ]}
+
+  runs = {
+    "no.py:small, 2 clients, no links": measured(0.25, 50),
+    "no.py:large, 2 clients, no links": measured(0.5, 100),
+    "no.py:large, 2 clients, wifi": measured(2.0, 100),
+    "no.py:large, 2 clients, ethernet": measured(1.0, 100),
   }
-  rows = [
-    {"model": "small", "config": "no.py:small", "clients": 2,
-     "interface": name, **federated_rounds.compared(
-       alone["rows"], alone["rows"], 0.05
-     )} for name in options.interfaces
-  ]
   begun = {
     "config": kept.described(config), "commit": commands.commit(),
-    "rows": rows,
-    "alone": {"no.py:small, 2 clients, no links": alone},
+    "measured": runs,
   }
   path.write_text(json.dumps(begun))
   found = federated_rounds.run(config)
-  assert found["rows"] == rows
-  ((_, medians),) = found["alone"].items()
-  assert medians["t_tr"] == 6.0
-  for missing in ("rows", "alone"):
-    less = {"rows": rows[:1], "alone": {}}[missing]
-    path.write_text(json.dumps(begun | {missing: less}))
-    with pytest.raises(ValueError, match=r"federate --config=no\.py:small: "):
+  assert [row["measured"]["t_u"] for row in found["rows"]] == [2.0, 1.0]
+  for row in found["rows"]:  # predicted by the other model's fixed time
+    assert row["fixed_s"] == pytest.approx(0.25, rel=0.05)
+    assert row["predicted"]["t_tr"] == row["measured"]["t_tr"] == 6.0
+  assert list(found["alone"]) == list(runs)[:2]
+  for missing in runs:
+    less = {name: run for name, run in runs.items() if name != missing}
+    path.write_text(json.dumps(begun | {"measured": less}))
+    with pytest.raises(
+      ValueError, match=rf"federate --config={missing.partition(',')[0]}: "
+    ):
       federated_rounds.run(config)
   # A file of another config is not continued.
   options.rounds += 1

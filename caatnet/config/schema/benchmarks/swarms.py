@@ -172,9 +172,11 @@ class FederatedRounds:
      "configs/federated/tiny.py:squeezenet"), "Configs of the runs.",
   )
   fitted: tuple[str, ...] = field(
-    ("configs/federated/tiny.py:text",), "Configs of further runs without "
-    "emulated links. They and the other models give the time before a "
-    "message's first byte as a linear function of its size.",
+    ("configs/federated/tiny.py:convolutional,test",
+     "configs/federated/tiny.py:text"), "Configs of further runs without "
+    "emulated links, a smaller and a larger model. They and the other models "
+    "give the time before a message's first byte as a linear function of its "
+    "size.",
   )
   interfaces: tuple[str, ...] = field(
     ("ethernet", "wifi", "5g-40mhz"), "Links of all clients; names or JSON "
