@@ -90,8 +90,19 @@ def options(text: str) -> tuple[str, dict[str, Any]]:
     option, _, value = part.partition("=")
     if option in found:
       raise ValueError(f"{text!r} has the option {option} twice")
-    try:
-      found[option] = ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-      found[option] = value
+    found[option] = literal(value)
   return name, found
+
+
+def literal(text: str) -> Any:
+  """Returns the value of a Python literal, or another text unchanged.
+
+  Example:
+    >>> literal("(1, 2.5)"), literal("ring")
+    ((1, 2.5), 'ring')
+  """
+  try:
+    return ast.literal_eval(text)
+  # The errors that its documentation lists.
+  except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+    return text
