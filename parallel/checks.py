@@ -90,19 +90,9 @@ def options(text: str) -> tuple[str, dict[str, Any]]:
     option, _, value = part.partition("=")
     if option in found:
       raise ValueError(f"{text!r} has the option {option} twice")
-    found[option] = literal(value)
+    try:
+      found[option] = ast.literal_eval(value)
+    # The errors that the documentation of `literal_eval` lists.
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+      found[option] = value
   return name, found
-
-
-def literal(text: str) -> Any:
-  """Returns the value of a Python literal, or another text unchanged.
-
-  Example:
-    >>> literal("(1, 2.5)"), literal("ring")
-    ((1, 2.5), 'ring')
-  """
-  try:
-    return ast.literal_eval(text)
-  # The errors that its documentation lists.
-  except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-    return text

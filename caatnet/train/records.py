@@ -135,7 +135,7 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
   if not path.exists():
     raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
   config = files.read_json(path)
-  if not isinstance(config, dict) or not all(
+  if not all(
     isinstance(config.get(name, {}), dict) for name in ("data", "train")
   ):
     raise ValueError(f"{path} is damaged: it is not the config of a run")

@@ -13,6 +13,7 @@ of overrides in ``ml_collections`` or the format of ``config.json``. Misspelt
 keys in config files, which slots would reject, are found by `check`.
 """
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import difflib
@@ -48,7 +49,6 @@ from caatnet.config.schema.studies.registry import STUDIES
 from caatnet.config.schema.sync import Sync
 from caatnet.config.schema.train import Elastic, Sweep, Train
 from caatnet.config.schema.zero import Zero
-from parallel import checks
 
 # Former names of keys -> their names now, for errors; old names are rejected.
 RENAMED = {
@@ -296,8 +296,10 @@ def parsed(name: str, key: Key, text: str) -> Any:
   """
   value: Any = text
   if key.kind is not str:  # text is not quoted on the command line
-    value = checks.literal(text)
-    if value == text:
+    try:
+      value = ast.literal_eval(text)
+    # The errors that the documentation of `literal_eval` lists.
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
       value = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf"),
                "true": True, "false": False}.get(text.lower(), text)
   key.check(name, value)
