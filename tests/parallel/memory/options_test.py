@@ -23,7 +23,7 @@ from tests import pairwise
 LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCAB = 12, 1024, 8, 2, 2816, 8_000
 BATCH, POSITIONS = 4, 4096
 TOKENS = BATCH * POSITIONS
-UTILISATION, FILL = 0.4, 0.8
+UTILISATION, FILL = 0.1, 0.8
 ITEM = {"bfloat16": 2, "float32": 4}
 FLOPS = {"bfloat16": 989.4e12, "float32": 66.9e12}  # per second, of an H100
 # Elements of a layer's matrices and gains; of all parameters.
@@ -32,9 +32,9 @@ PARAMS = LAYERS * LAYER + 2 * VOCAB * WIDTH + WIDTH
 STATE = ("master weights", "first moments", "second moments")
 BY_CPU, BY_DEVICE = "updated by the cpu", "updated by the device"
 ON = ", weights on the "
-# Bytes per second that are read and written; the second node is faster.
+# Bytes per second that are read and written; the second node reads faster.
 RATES = {
-  "dram": ((50e9, 45e9), (60e9, 50e9)), "cxl": ((20e9, 22e9), (25e9, 16e9)),
+  "dram": ((50e9, 45e9), (60e9, 40e9)), "cxl": ((20e9, 22e9), (25e9, 16e9)),
   "file": ((5e9, 3e9),),
 }
 TO_DEVICE, FROM_DEVICE = 16e9, 14e9
@@ -489,7 +489,9 @@ def expect_pages(case, fractions):
       room = (free[instants] >= page).all(0)
       into = chosen_tier(case, touched[tensor], room, counts)
       counts[into] += 1
-      free[instants, into] -= page
+      # Others take no room for what has none before all are placed.
+      if room[into] or case.row["policy"] == "dram_only":
+        free[instants, into] -= page
     way = ways[tensor in ("activations", "layer inputs")]
     np.testing.assert_allclose(
       [fractions.get((way, tensor, tier), 0.0) for tier in case.names],

@@ -29,7 +29,7 @@ MODELS = {
 }
 # Device and number of ranks.
 MACHINES = {
-  "gpu:h100:1x8": ("h100", 8), "gpu:a100:1x4": ("a100", 4),
+  "gpu:h100:1x8": ("h100", 8), "gpu:a100-pcie:1x8": ("a100-pcie", 8),
   "tpu:v5p:2x2x1": ("v5p", 4),
 }
 MIXES = {
@@ -121,7 +121,8 @@ class Case:
     gpu = MACHINES[self.row["machine"]][0]
     if self.model is LLAMA_2_70B and gpu != "v5p":
       return sum(
-        profile_of(gpu, self.ranks, part, counts) for part in parts
+        profile_of(gpu.removesuffix("-pcie"), self.ranks, part, counts)
+        for part in parts
       )
     size = self.model.item_bytes / self.device.memory_bandwidth
     return sum(
