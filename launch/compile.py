@@ -37,7 +37,7 @@ def main() -> None:
 
   jax.config.update("jax_platforms", "cpu")  # local accelerators are not used
   kind, _, count = FLAGS.target.partition(":")
-  if kind == "cpu" and count.isdigit():
+  if kind == "cpu" and count.isdecimal():
     jax.config.update("jax_num_cpu_devices", int(count))
 
   from caatnet.config import experiments, inference

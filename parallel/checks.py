@@ -92,6 +92,7 @@ def options(text: str) -> tuple[str, dict[str, Any]]:
       raise ValueError(f"{text!r} has the option {option} twice")
     try:
       found[option] = ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    # The errors that the documentation of `literal_eval` lists.
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
       found[option] = value
   return name, found

@@ -16,7 +16,7 @@ _VALUES = {
   "nested": b"[" * 100_000,
 }
 TEXT = (*_VALUES, "empty", "truncated", "not_utf8", "nul", "repeated_key",
-        "brackets")
+        "brackets", "list", "object")
 BINARY = ("empty", "truncated", "changed", "longer", "brackets")
 
 
@@ -46,6 +46,8 @@ def corrupted(data: bytes, kind: str, seed: int = 0) -> bytes:
     "not_utf8": data[:place] + b"\xff" + data[place:],
     "nul": data[:place] + b"\0" + data[place:],
     "brackets": b'{"a":' * 50_000,
+    "list": b"[1]\n",
+    "object": b'{"a": {}}\n',
     "changed": data[: place % 128] + bytes([data[place % 128] ^ 0xA5])
     + data[place % 128 + 1 :] if data else b"",
     "longer": data + b"x",

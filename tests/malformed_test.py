@@ -11,13 +11,16 @@ import gzip
 import io
 import json
 import pathlib
+import re
 import shutil
 
 from etils import epath
 import numpy as np
 import pytest
 
+from caatnet.benchmarks.planner import planner_memory
 from caatnet.config import memory
+from caatnet.config.override import override
 from caatnet.config.schema import tree
 from caatnet.config.schema.memory import Memory
 from caatnet.data import images, kinds, sources, tokenizers
@@ -28,7 +31,10 @@ from caatnet.inference import prompts
 from caatnet.interop.source import open_source
 from caatnet.serving import router, traces
 from caatnet.serving.experts import Library
+from caatnet.studies.datacentre import study as datacentre
 from caatnet.studies.flows import study as flows
+from caatnet.studies.partitions import study as partitions
+from caatnet.studies.planner import study as planner
 from caatnet.studies.schedule import study as schedule
 from caatnet.studies.serving import vllm_logs
 from caatnet.train import records, sweep
@@ -37,14 +43,19 @@ from caatnet.train.elastic import swarm_loop
 from configs.caatnet import tiny
 from launch import options
 from parallel.elastic.membership.journal import Journal
+from parallel.elastic.transport import handshake
 from parallel.hardware import cluster_files, cluster_imports, tiers
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.links import PCIE_4
+from parallel.network import inference
+from parallel.planner.space import Configuration
 from parallel.schedules import builders
 from parallel.schedules.msccl import exporter
 from parallel.topology import builders as topologies
 from parallel.topology import files as topology_files
-from parallel.xla import reading
+from parallel.topology import text as topology_text
+from parallel.xla import compiler_options, reading
+from parallel.zero.partition import parse_levels
 from tests import claims_test
 from tests.caatnet.data.small_tokenizers import bpe_files, llama_files
 from tests.caatnet.federated import numeric
@@ -408,6 +419,8 @@ FORMATS = {
     "module_0001.jit_step.cpu_after_optimizations.txt",
     texts(module_0001__jit_step__cpu_after_optimizations__txt=HLO),
     reading.read_all),
+  "result": one("a.json", '{"rows": [{"number": 1, "total": 2.5}]}',
+                planner_memory.kept),
   "federated state": Format(
     "server.npz", make_federated,
     lambda folder: snapshot.read(folder / "server.npz", numeric.rules()),
@@ -442,7 +455,36 @@ LINES = [
   ("serve", "--port=", "8000"),
 ]
 BAD_VALUES = ("", "x", "NaN", "1e999", "-3", "1" + "0" * 30, "[" * 10_000,
-              "\0", "\udcff", "0x", "1,", "{}")
+              "-" * 9000 + "1", "9" * 5000, "\0", "\udcff", "0x", "1,", "{}",
+              "{[]}", "²")
+
+
+def build_schedule(text: str) -> None:
+  name, chosen = builders.named(text)
+  builders.build(name, topologies.torus((2, 2)), **chosen)
+
+
+# Readers of texts in options and keys, and a valid text.
+READERS = {
+  "address": ("[::1]:7000", lambda text: handshake.parse_address("", text)),
+  "bandwidths": ("node:100,gpu:3", lambda text: partitions._overrides(
+    text, {"node": 1.0, "gpu": 1.0})),
+  "cluster": ("a100:2,uneven=1", cluster_files.cluster),
+  "grid": ("a=1,2 b=3", sweep.expand),
+  "levels": ("node:2,gpu:4", lambda text: parse_levels(text, 8)),
+  "machine": ("gpu:h100:1x8", inference.machine),
+  "mesh": ("data:2,tensor:4", options.parse_mesh),
+  "overrides": ("sync.p=0.5 seed=1", lambda text: override(
+    tiny.get_config("test"), text)),
+  "profile": ("10:13", options.parse_profile),
+  "schedule": ("multitree,farthest_first=True,pieces=2", build_schedule),
+  "sites": ("a:1e6", lambda text: datacentre._places([text])),
+  "slice": ("tpu:v5p:2x2x2", inference.machine),
+  "topology": ("torus:4x4,bandwidth=1e9,failed=0-1", topology_text.parse),
+  "why_not": ("parallel.stage=2 zero.scheme=zero1", lambda text: (
+    planner._asked(text, Configuration(1, 1, 1, 1)))),
+  "xla_options": ("xla_a=1 xla_b=true", compiler_options.parse),
+}
 
 
 def failure(read: Callable[[], object]) -> str:
@@ -501,6 +543,21 @@ def test_malformed_flag_is_one_line(script, flag, value, monkeypatch):
   refused = [text for text, message in messages.items() if message]
   assert len(refused) >= 5, messages
   assert all(len(message) < 5000 for message in messages.values())
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_malformed_text_is_one_line(name):
+  """A whole text is replaced, or one of its parts."""
+  valid, read = READERS[name]
+  assert failure(lambda: read(valid)) == ""
+  parts = re.split(r"([,:=x+ -])", valid)
+  wrong = [*BAD_VALUES, *(
+    "".join([*parts[:i], value, *parts[i + 1:]])
+    for i in range(0, len(parts), 2) for value in BAD_VALUES
+  )]
+  messages = [failure(lambda text=text: read(text)) for text in wrong]
+  assert sum(map(bool, messages)) >= len(BAD_VALUES) / 2
+  assert max(map(len, messages)) < 5000
 
 
 def test_there_are_200_malformed_inputs():

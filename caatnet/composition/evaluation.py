@@ -22,7 +22,7 @@ from caatnet.data.kinds import Text
 from caatnet.data.sources import SEPARATOR
 from caatnet.serving import differences
 from caatnet.serving.router import FILE, Router
-from caatnet.train import evaluate, records
+from caatnet.train import evaluate, files, records
 from caatnet.train.experiment import Experiment
 
 _CODES = ("whole", "int8", "int4")
@@ -39,7 +39,7 @@ def router_of(
   folder = _router_folder(workdir, seed)
   used = _of_router(options)
   if (folder / FILE).exists():
-    if records.read_json(folder / "options.json") != used:
+    if files.read_json(folder / "options.json") != used:
       raise ValueError(
         f"{folder} has a router with other config.kinds.router_prompts, "
         "router_steps or buckets; use another --workdir"
@@ -98,8 +98,8 @@ def of_seed(
     "ranks": list(options.ranks) if with_forms else [],
   }
   if stored.exists():
-    result = records.read_json(stored)
-    if result["options"] == used:
+    result = files.read_json(stored)
+    if result.get("options") == used:
       return result
   # Models of other shapes than the base: only "same".
   experiment = {
@@ -150,7 +150,7 @@ def of_seed(
     "forms": _forms(params, options, losses, texts) if with_forms else [],
   }
   records.write_json(stored, result)
-  return records.read_json(stored)  # with texts as keys
+  return files.read_json(stored)  # with texts as keys
 
 
 def _windows(base: Experiment, folder: epath.Path) -> np.ndarray:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from parallel import schema
+from parallel import checks, schema
 from parallel.schema import Field, OpenSchema, Seconds
 
 # Size of Mooncake's blocks, in tokens.
@@ -282,13 +282,25 @@ def _spread(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:
 def scaled(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
   """Returns arrivals with times scaled to a mean rate in requests per second.
 
+  Raises:
+    ValueError: The rate is not positive, or several requests arrive at one
+      time, whose rate cannot be changed.
+
   Example:
     >>> found = scaled([Arrival(0, 0.0, 8, 8), Arrival(1, 60.0, 8, 8)], rate=1)
     >>> [arrival.time_s for arrival in found]
     [0.0, 2.0]
   """
+  checks.positive("rate", rate)
+  last = max((a.time_s for a in arrivals), default=0.0)
+  if not last:
+    if len(arrivals) > 1:
+      raise ValueError(
+        f"rate={rate:g}: all {len(arrivals):,} requests arrive at one time"
+      )
+    return list(arrivals)
   # New duration over old duration.
-  factor = (len(arrivals) / rate) / max(a.time_s for a in arrivals)
+  factor = (len(arrivals) / rate) / last
   return [
     dataclasses.replace(a, time_s=a.time_s * factor) for a in arrivals
   ]

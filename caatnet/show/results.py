@@ -55,8 +55,24 @@ def digest(content: Mapping[str, Any]) -> str:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the result in a file, or ``{}`` if the file does not exist."""
-  return json.loads(path.read_text()) if path.exists() else {}
+  """Returns the result in a file, or ``{}`` if the file does not exist.
+
+  Raises:
+    ValueError: The file is damaged; the message names it.
+  """
+  return files.read_json(path) if path.exists() else {}
+
+
+def rows(path: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the rows of the result in a file; none if it does not exist.
+
+  Raises:
+    ValueError: The file is damaged; the message names it.
+  """
+  found = read(path).get("rows", [])
+  if not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
+    raise ValueError(f"{path} is damaged: its rows are no JSON objects")
+  return found
 
 
 def _command() -> str:

@@ -103,6 +103,21 @@ def to_json(data: Any, indent: int | None = None) -> str:
     return found
 
 
+def read_json(path: pathlib.Path | epath.Path) -> dict[str, Any]:
+  """Reads a file with a JSON object.
+
+  Raises:
+    ValueError: The file is damaged; the message names it.
+  """
+  try:
+    found = json.loads(path.read_text())
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"{path} is damaged: {error}") from error
+  if not isinstance(found, dict):
+    raise ValueError(f"{path} is damaged: it is no JSON object")
+  return found
+
+
 def _finite(value: Any, name: str, missing: list[str]) -> Any:
   """Returns data without NaN and infinity, whose places are appended."""
   if isinstance(value, Mapping):

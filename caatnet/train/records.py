@@ -134,8 +134,8 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
   path = workdir / "config.json"
   if not path.exists():
     raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
-  config = read_json(path)
-  if not isinstance(config, dict) or not all(
+  config = files.read_json(path)
+  if not all(
     isinstance(config.get(name, {}), dict) for name in ("data", "train")
   ):
     raise ValueError(f"{path} is damaged: it is not the config of a run")
@@ -167,24 +167,12 @@ def read_environment(workdir: epath.Path) -> dict[str, Any]:
     ValueError: If the file is damaged; the message names it.
   """
   path = workdir / "environment.json"
-  return read_json(path) if path.exists() else {}
+  return files.read_json(path) if path.exists() else {}
 
 
 def write_json(path: epath.Path, facts: Any) -> None:
   """Replaces a JSON file atomically by one with plain data; NaN is null."""
   files.replace(path, files.to_json(facts, indent=2) + "\n")
-
-
-def read_json(path: epath.Path) -> dict[str, Any]:
-  """Reads a JSON file of a run.
-
-  Raises:
-    ValueError: If the file is damaged; the message names it.
-  """
-  try:
-    return json.loads(path.read_text())
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:

@@ -73,7 +73,7 @@ def run_point(
   stored = folder / "result.json"
   if stored.exists():
     records.write_config(folder, experiment.config)  # raises for another config
-    return records.read_json(stored)
+    return files.read_json(stored)
   result = loop.train(experiment, folder, label=f"{point} seed={seed}")
   if not result.finished:
     return None

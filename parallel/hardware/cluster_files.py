@@ -86,7 +86,7 @@ def cluster(text: str) -> LinkMatrix:
   text, options = checks.options(text)
   name, _, groups = text.partition(":")
   checks.known("cluster=", name, CLUSTERS)
-  if not groups.isdigit():
+  if not groups.isdecimal():
     raise ValueError(
       f"cluster={text!r} must give its number of groups of the outermost "
       f"level, as in {name}:2, or be a path that ends in .json"
@@ -94,7 +94,8 @@ def cluster(text: str) -> LinkMatrix:
   found = link_matrix.of_cluster(CLUSTERS[name], int(groups))
   for option, value in options.items():
     checks.known("option ", option, ("uneven",))
-    checks.at_least(option, value, 0)
+    if type(value) is not int or value < 0:
+      raise ValueError(f"{option}={value!r} must be an integer, at least 0")
     found = link_matrix.uneven(found, value)
   return found
 

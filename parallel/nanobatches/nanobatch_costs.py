@@ -368,7 +368,8 @@ def layer(
   """
   tokens = mix.tokens
   head = _one_token(model, machine.num_ranks)["head"]
-  full = reduction_times(machine, model, Reduction(), tokens, end)
+  whole = Reduction(bits=8 * model.item_bytes)
+  full = reduction_times(machine, model, whole, tokens, end)
   return Costs(
     name, model.num_layers,
     attention=sum(profile.times(part, tokens) for part in ATTENTION),

@@ -15,6 +15,9 @@ from parallel.topology.graph import Topology
 
 Pair = tuple[int, int]  # source and destination node of a link
 
+# A schedule of more transfers takes gigabytes, and minutes to build.
+_MOST_TRANSFERS = 2**24
+
 
 def pipelined(
   schedule: Schedule,
@@ -48,12 +51,18 @@ def pipelined(
       round then takes 1 / ``pieces`` of the time, without latencies.
 
   Raises:
-    ValueError: `pieces` is not a positive integer, or in some round a rank both
-      sends and receives the same chunk. Builders make no such schedules.
+    ValueError: `pieces` is not a positive integer, or too large, or in some
+      round a rank both sends and receives the same chunk. Builders make no such
+      schedules.
   """
   at_least("pieces", pieces)
   if pieces == 1 or not schedule.rounds:
     return schedule
+  if pieces * schedule.num_transfers > _MOST_TRANSFERS:
+    raise ValueError(
+      f"pieces={pieces:g} of {schedule.num_transfers:,} transfers are more "
+      f"than {_MOST_TRANSFERS:,} transfers"
+    )
   capacity = (
     link_capacity or schedule.link_capacity or _capacity(schedule, topology)
   )

@@ -334,7 +334,7 @@ def parse_levels(text: str, num_ranks: int) -> tuple[Level, ...]:
   levels = []
   for part in text.split(","):
     name, _, size = (piece.strip() for piece in part.partition(":"))
-    if not name.isidentifier() or not size.isdigit() or int(size) < 1:
+    if not name.isidentifier() or not size.isdecimal() or int(size) < 1:
       raise ValueError(
         f"levels={text!r}: {part!r} is not name:size, as in node:2,gpu:4"
       )

@@ -55,6 +55,8 @@ def test_unknown_name_is_refused_with_the_nearest_one():
   ("a, x=(1,2), y=True", "a", {"x": (1, 2), "y": True}),
   ("a,x=None,y=b:c,z=", "a", {"x": None, "y": "b:c", "z": ""}),
   ("a,x=p=q", "a", {"x": "p=q"}),
+  ("a,x={[]},y=1", "a", {"x": "{[]}", "y": 1}),
+  (f"a,x={'-' * 9000}1", "a", {"x": f"{'-' * 9000}1"}),
 ])
 def test_options_are_literals_or_strings(text, name, options):
   assert checks.options(text) == (name, options)

@@ -245,7 +245,10 @@ def test_a_cluster_may_have_4096_devices():
 
 @pytest.mark.parametrize(("text", "message"), [
   ("a100", "as in a100:2"), ("a100:1025", "1 to 1,024 groups"),
-  ("a100:2,uneven=-1", "uneven=-1 must be at least 0"),
+  ("a100:2,uneven=-1", "uneven=-1 must be an integer, at least 0"),
+  ("a100:2,uneven=x", "uneven='x' must be an integer, at least 0"),
+  ("a100:2,uneven=1e99", r"uneven=1e\+99 must be an integer, at least 0"),
+  ("a100:²", "as in a100:2"),
   ("a100:0", "1 to 1,024 groups"),
   ("a200:2", "did you mean h200"), ("a100:2,even=1", "'even' must be one of"),
   ("h100:1024", "8,192 devices are more than 4,096"),

@@ -222,8 +222,11 @@ def run(config: Any) -> dict[str, Any]:
 
 def kept(path: pathlib.Path) -> dict[int, dict[str, Any]]:
   """Returns a file's programs by number, without failed ones (retried)."""
-  rows = results.read(path).get("rows", [])
-  return {row["number"]: row for row in rows if "error" not in row}
+  rows = [row for row in results.rows(path) if "error" not in row]
+  try:
+    return {row["number"]: row for row in rows}
+  except (KeyError, TypeError) as error:
+    raise ValueError(f"{path} has a row without a number") from error
 
 
 def _alone(target: str, text: str) -> dict[str, Any]:

@@ -278,7 +278,7 @@ def _calibrated(config: Any, target: Target) -> dict[str, Any]:
 def _mesh(text: str) -> dict[str, int]:
   """Parses ``"data:2,tensor:2"``."""
   pairs = [part.partition(":") for part in text.split(",")]
-  if not all(size.isdigit() for _, _, size in pairs):
+  if not all(size.isdecimal() for _, _, size in pairs):
     raise ValueError(
       f"config.benchmark.profiled: {text!r} is not AXIS:DEVICES, as in "
       "data:2,tensor:2"
@@ -320,12 +320,12 @@ def _kept(path: pathlib.Path | None, config: Any) -> list[dict[str, Any]]:
   """Returns the lines of a file, without one that was not written whole."""
   if path is None or not path.exists() or not path.stat().st_size:
     return []
-  whole = path.read_text().rpartition("\n")[0]
   try:
+    whole = path.read_text().rpartition("\n")[0]
     found = [json.loads(line) for line in whole.splitlines()]
     same = found[0]["options"] == _text(config)
-  except (LookupError, TypeError, ValueError):  # not a file of this benchmark
-    same = False
+  except (LookupError, RecursionError, TypeError, ValueError):
+    same = False  # not a file of this benchmark
   if not same:
     raise ValueError(
       f"config.benchmark.results={str(path)!r} has no rows of these options; "

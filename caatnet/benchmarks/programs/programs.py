@@ -31,8 +31,12 @@ def run(config: Any) -> dict[str, Any]:
   path = pathlib.Path(benchmark.results) if benchmark.results else None
   rows: dict[tuple[str, ...], dict[str, Any]] = {}
   if benchmark.keep and path is not None:
-    kept = results.read(path).get("rows", [])
-    rows = {tuple(row[key] for key in KEYS): row for row in kept}
+    try:
+      rows = {
+        tuple(row[key] for key in KEYS): row for row in results.rows(path)
+      }
+    except (KeyError, TypeError) as error:
+      raise ValueError(f"{path} has a row without a program") from error
   names = [
     (*program, kernels) for program, kernels in itertools.product(
       benchmark.programs, benchmark.kernels

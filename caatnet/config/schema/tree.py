@@ -298,7 +298,8 @@ def parsed(name: str, key: Key, text: str) -> Any:
   if key.kind is not str:  # text is not quoted on the command line
     try:
       value = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+    # The errors that the documentation of `literal_eval` lists.
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
       value = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf"),
                "true": True, "false": False}.get(text.lower(), text)
   key.check(name, value)

@@ -11,6 +11,7 @@ import functools
 import gzip
 import os
 import pathlib
+import warnings
 import zlib
 
 import numpy as np
@@ -76,7 +77,7 @@ def edge_list(
                  (("features", features), ("labels", labels)))
   return _write(
     folder, lambda: _text(pathlib.Path(path).expanduser()), rows, known,
-    _held_out(known), undirected, pathlib.Path(path).name,
+    None, undirected, pathlib.Path(path).name,
   )
 
 
@@ -122,7 +123,7 @@ def npz(
     ) from error
   return _write(
     folder, lambda: _pairs(pairs), rows, labels,
-    found.get("split", _held_out(labels)), undirected, file.name,
+    found.get("split"), undirected, file.name,
   )
 
 
@@ -159,12 +160,18 @@ def ogb(
     rows = _csv(raw / "node-feat.csv.gz", np.float32)
     labels = _csv(raw / "node-label.csv.gz", np.float64)
     stream = lambda: _text(raw / "edge.csv.gz")  # noqa: E731
+  if rows.ndim != 2 or labels.dtype.kind not in "biuf":
+    raise ValueError(
+      f"{root} has features {rows.dtype} {rows.shape} and labels "
+      f"{labels.dtype}, but must have [N, F] and numbers"
+    )
   labels = labels.reshape(len(rows), -1)
   if labels.shape[1] != 1:
     raise ValueError(f"{root} has {labels.shape[1]} tasks, but must have one")
   labels = np.where(np.isnan(labels[:, 0]), -1, labels[:, 0])
-  if not (np.isfinite(labels) & (labels == np.floor(labels))).all():
-    raise ValueError(f"{root} has a label that is no integer")
+  # Larger floats are no int64.
+  if not ((np.abs(labels) < 2**53) & (labels == np.floor(labels))).all():
+    raise ValueError(f"{root} has a label that is no integer below 2^53")
   labels = labels.astype(np.int64)
   split = np.full(len(rows), SPLITS.index("none"), np.uint8)
   folders = sorted(p for p in (root / "split").glob("*") if p.is_dir())
@@ -173,8 +180,14 @@ def ogb(
   for name, file in (
     ("train", "train"), ("validation", "valid"), ("test", "test")
   ):
-    nodes = _csv(folders[0] / f"{file}.csv.gz", np.int64)
-    in_range(f"{folders[0] / file}.csv.gz", nodes, len(rows))
+    listed = folders[0] / f"{file}.csv.gz"
+    nodes = _csv(listed, np.int64)
+    if nodes.ndim != 1:
+      raise ValueError(f"{listed} must have one node on each line")
+    in_range(str(listed), nodes, len(rows))
+    taken = nodes[split[nodes] != SPLITS.index("none")]
+    if len(taken):
+      raise ValueError(f"{listed} has node {taken[0]}, as another file does")
     split[nodes] = SPLITS.index(name)
   return _write(folder, stream, rows, labels, split, undirected, root.name)
 
@@ -188,24 +201,28 @@ LOADERS: Mapping[str, Callable[..., Graph]] = {
 def _write(
   folder, stream, rows, labels, split, undirected, name
 ) -> Graph:
-  """Checks and writes a graph of arrays and a stream of (source, target)."""
-  num_nodes = len(labels)
-  for what, array in (("labels", labels), ("split", split)):
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+  """Checks and writes a graph of arrays and a stream of (source, target).
+
+  Without a split, a hash of node ids determines it.
+  """
+  for what, array, dims, kind, form in (
+    ("labels", labels, 1, np.integer, "integers [N]"),
+    ("split", split, 1, np.integer, "integers [N]"),
+    ("features", rows, 2, np.floating, "floats [N, F]"),
+  ):
+    if array is not None and (
+      array.ndim != dims or not np.issubdtype(array.dtype, kind)
+    ):
       raise ValueError(
-        f"{name}: {what} are {array.dtype} {array.shape}, but must be integers "
-        "[N]"
+        f"{name}: {what} are {array.dtype} {array.shape}, but must be {form}"
       )
+  num_nodes = len(labels)
+  split = _held_out(num_nodes) if split is None else split
   for what, array in (("features", rows), ("split", split)):
     if len(array) != num_nodes:
       raise ValueError(
         f"{name}: {what} of {len(array)} nodes, but labels of {num_nodes}"
       )
-  if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.floating):
-    raise ValueError(
-      f"{name}: features are {rows.dtype} {rows.shape}, but must be floats "
-      "[N, F]"
-    )
   largest = int(labels.max()) if num_nodes else -1
   for what, array, least, most in (
     ("labels", labels, -1, 2**31 - 2), ("split", split, 0, len(SPLITS) - 1)
@@ -244,9 +261,9 @@ def _float32(rows: np.ndarray, start: int, stop: int) -> np.ndarray:
   return found
 
 
-def _held_out(labels: np.ndarray) -> np.ndarray:
+def _held_out(num_nodes: int) -> np.ndarray:
   """Splits nodes by a hash of ids: 3 of 5 train, 1 validation, 1 test."""
-  place = np.arange(len(labels), dtype=np.uint64)
+  place = np.arange(num_nodes, dtype=np.uint64)
   # Multiplicative (Fibonacci) hashing; the upper bits are well mixed.
   place = place * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
   return np.array([0, 0, 0, 1, 2], np.uint8)[place % np.uint64(5)]
@@ -287,8 +304,9 @@ def _text(path: pathlib.Path) -> Iterator[Edges]:
 
 def _csv(path: pathlib.Path, dtype: type) -> np.ndarray:
   try:
-    return np.loadtxt(path, dtype, delimiter=",", ndmin=1)
-  except (OSError, EOFError, ValueError, zlib.error) as error:
+    with warnings.catch_warnings(action="error"):  # of an empty file
+      return np.loadtxt(path, dtype, delimiter=",", ndmin=1)
+  except (OSError, EOFError, UserWarning, ValueError, zlib.error) as error:
     raise ValueError(f"{path} is missing or damaged: {error}") from error
 
 

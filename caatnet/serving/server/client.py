@@ -19,6 +19,8 @@ from caatnet.serving import traces
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
 _START = b"data: "
+# Fields of a model's description, for `questions_of`.
+_CARD = {"id": str, "max_model_len": int, "vocab_size": int}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,14 +116,22 @@ async def card(url: str, key: str) -> dict[str, Any]:
   """Returns the server's description of its model (``/v1/models``).
 
   Raises:
-    ValueError: The server is unreachable or refuses the request.
+    ValueError: The server is unreachable, refuses the request or does not
+      describe its model as ours does.
   """
   try:
     async with httpx2.AsyncClient(headers=_headers(key)) as client:
       answer = await client.get(f"{url}/v1/models")
       answer.raise_for_status()
-      return answer.json()["data"][0]
-  except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+      found = answer.json()["data"][0]
+      for name, kind in _CARD.items():  # other servers have no vocab_size
+        if not isinstance(found.get(name), kind):
+          raise ValueError(f"its /v1/models has no {name}, unlike launch.serve")
+      return found
+  except (
+    httpx2.HTTPError, httpx2.InvalidURL, AttributeError, LookupError, TypeError,
+    ValueError,
+  ) as error:
     raise ValueError(f"--url={url}: {error or type(error).__name__}") from error
 
 

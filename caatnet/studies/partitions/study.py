@@ -131,7 +131,7 @@ def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
       found[name] = 1e9 * float(value)
     except ValueError:
       found[name] = 0.0  # rejected below
-    if name not in known or not found[name] > 0:
+    if name not in known or not 0 < found[name] < math.inf:
       raise ValueError(
         f"config.bandwidths={text!r}: {part!r} is not level:GB/s, with a level "
         f"of {', '.join(known)}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import re
 from typing import Any
 
 from caatnet.checks import naming
@@ -10,7 +11,8 @@ from parallel import workload
 from parallel.checks import known
 from parallel.hardware import cluster_files, tiers
 from parallel.hardware.link_matrix import LinkMatrix
-from parallel.planner import lossy_options, memory, plan, subsets
+from parallel.pipeline import builders
+from parallel.planner import lossy_options, memory, plan, space, subsets
 from parallel.planner.latency import Timing
 from parallel.planner.lossy_options import Changes, LossyOptions
 from parallel.planner.plan import Candidate
@@ -21,6 +23,11 @@ from parallel.workload import TrainingStep, Transformer
 
 # Largest number of devices for which a result includes the link matrix.
 MOST_DRAWN = 256
+# Values of the fields of a configuration that are names.
+_NAMES = {
+  "scheme": space.SCHEMES, "route": space.ROUTES, "remat": space.REMATS,
+  "keep": space.KEEPS, "schedule": builders.BUILDERS,
+}
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +171,8 @@ def _asked(text: str, best: Configuration) -> Configuration:
   """Parses a configuration from a run's keys; missing keys are as in ``best``.
 
   Raises:
-    ValueError: A key is not among those that the planner chooses.
+    ValueError: A key is not among those that the planner chooses, or has no
+      such value.
   """
   changes = {}
   for part in text.split():
@@ -173,16 +181,17 @@ def _asked(text: str, best: Configuration) -> Configuration:
       "="
     )
     known(f"config.planner.why_not={text!r}: ", key, KEYS)
-    kind = type(getattr(best, KEYS[key]))
-    if kind is bool:
-      known(f"config.planner.why_not={text!r}: {key}=", value, MOMENTS.values())
-      changes[KEYS[key]] = value == MOMENTS[True]
-    elif kind is int and not value.isdigit():
-      raise ValueError(
-        f"config.planner.why_not={text!r}: {key}={value!r} must be an integer"
-      )
+    where, name = f"config.planner.why_not={text!r}: {key}=", KEYS[key]
+    if name == "offload":
+      known(where, value, MOMENTS.values())
+      changes[name] = value == MOMENTS[True]
+    elif name in _NAMES:
+      known(where, value, _NAMES[name])
+      changes[name] = value
+    elif not re.fullmatch(r"[1-9]\d{0,8}", value):
+      raise ValueError(f"{where}{value!r} must be an integer from 1")
     else:
-      changes[KEYS[key]] = kind(value)
+      changes[name] = int(value)
   return dataclasses.replace(best, **changes)
 
 

@@ -95,14 +95,16 @@ def test_file_continues_after_a_line_that_was_cut(tmp_path):
     calibration._kept(path, config)
 
 
-@pytest.mark.parametrize("text", ['{"a": 1}\n', "[1]\n", "no JSON\n", "a"])
-def test_file_of_something_else_is_refused_and_kept(tmp_path, text):
+@pytest.mark.parametrize("content", [
+  b'{"a": 1}\n', b"[1]\n", b"no JSON\n", b"a", b"\xff\n", b"[" * 10**5 + b"\n",
+])
+def test_file_of_something_else_is_refused_and_kept(tmp_path, content):
   config, path = config_of.get_config("test"), tmp_path / "other.json"
   config.benchmark.results = str(path)
-  path.write_text(text)
+  path.write_bytes(content)
   with pytest.raises(ValueError, match="no rows of these options"):
     calibration._kept(path, config)
-  assert path.read_text() == text
+  assert path.read_bytes() == content
 
 
 def test_small_benchmark_ends_with_its_tables_and_continues(tmp_path, capsys):

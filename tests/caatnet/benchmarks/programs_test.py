@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from caatnet.benchmarks.programs import programs
 from configs.benchmark import programs as programs_config
 
@@ -27,3 +29,12 @@ def test_row_is_reused_until_its_program_changes(tmp_path):
   # Many targets share one lowered program.
   assert programs.known([row | {"target": "another"}], same) is None
   assert programs.known([row | {"versions": {}}], same) is None
+
+
+@pytest.mark.parametrize("text", ['{"rows": [{}]}', '{"rows": {}}', "[]"])
+def test_damaged_file_of_results_is_named(tmp_path, text):
+  config, path = programs_config.get_config("test"), tmp_path / "a.json"
+  config.benchmark.results, config.benchmark.keep = str(path), True
+  path.write_text(text)
+  with pytest.raises(ValueError, match=r"a\.json (is damaged|has a row)"):
+    programs.run(config)

@@ -360,7 +360,7 @@ def test_comments_and_empty_lines_of_an_edge_list_are_skipped(tmp_path, name):
 
 def test_nodes_are_held_out_by_a_hash_of_their_number(tmp_path):
   """3 of 5 train, with and without further nodes."""
-  split = loaders._held_out(np.zeros(10_000))
+  split = loaders._held_out(10_000)
   shares = np.bincount(split) / len(split)
   np.testing.assert_allclose(shares, (0.6, 0.2, 0.2), atol=0.01)
   graph = edges_of(tmp_path, "0 1\n")
@@ -391,6 +391,14 @@ def test_array_that_cannot_be_read_names_its_key(tmp_path, key, content):
    "train.csv.gz names node -1"),
   (lambda raw: np.savetxt(raw / "node-label.csv.gz", np.zeros((4, 2)),
                           delimiter=","), "has 2 tasks, but must have one"),
+  (lambda raw: np.savetxt(raw / "node-label.csv.gz", np.full(4, 1e300)),
+   "has a label that is no integer below"),
+  (lambda raw: np.savetxt(raw.parent / "split/a/test.csv.gz", [1], "%d"),
+   "test.csv.gz has node 1, as another file does"),
+  (lambda raw: np.savetxt(raw.parent / "split/a/test.csv.gz", np.eye(2), "%d",
+                          delimiter=","), "must have one node on each line"),
+  (lambda raw: np.savetxt(raw.parent / "split/a/test.csv.gz", []),
+   "test.csv.gz is missing or damaged: .*no data"),
 ])
 def test_damaged_ogb_folder_names_its_path(tmp_path, damage, message):
   files_of(tmp_path, np.array([[0, 1], [2, 3]]), np.zeros((4, 2)),
@@ -398,6 +406,18 @@ def test_damaged_ogb_folder_names_its_path(tmp_path, damage, message):
   damage(tmp_path / "ogb/raw")
   with pytest.raises(ValueError, match=f"^path='.*/ogb': .*{message}"):
     loaders.ogb(tmp_path / "a", path=str(tmp_path / "ogb"), undirected=False)
+
+
+@pytest.mark.parametrize(("name", "arrays"), [
+  ("node-label", {"node_label": np.array(["a", "b", "c", "d"])}),
+  ("data", {"edge_index": np.zeros((2, 1), int), "node_feat": np.float32(1)}),
+])
+def test_damaged_large_ogb_folder_names_its_path(tmp_path, name, arrays):
+  files_of(tmp_path, np.array([[0, 1], [2, 3]]), np.zeros((4, 2)),
+           np.zeros(4, int), np.arange(4, dtype="u1"))
+  np.savez(tmp_path / f"large/raw/{name}.npz", **arrays)
+  with pytest.raises(ValueError, match=r"^path='.*/large': .*\[N, F\] and num"):
+    loaders.ogb(tmp_path / "a", path=str(tmp_path / "large"), undirected=False)
 
 
 @pytest.mark.parametrize(
@@ -425,6 +445,8 @@ def test_invalid_edge_list_is_an_error(tmp_path, text, message):
   [
     ({"labels": np.zeros(4)}, "labels are float64"),
     ({"labels": np.zeros((4, 2), int)}, r"labels are int64 \(4, 2\)"),
+    ({"labels": np.int64(4)}, r"labels are int64 \(\)"),
+    ({"features": np.float32(4)}, r"features are float32 \(\)"),
     ({"features": np.zeros((4, 3), int)}, "features are int64"),
     ({"edge_index": np.full((2, 1), 4)}, "names node 4"),
     ({"edge_index": np.zeros((3, 1), int)}, r"must be \[2, E\]"),

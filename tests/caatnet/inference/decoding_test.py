@@ -21,7 +21,7 @@ from caatnet.models.nanobatches import Nanobatches
 from caatnet.models.paged import Batch, CacheShape
 from caatnet.models.transformer.positions import Linear, Llama3
 from parallel.tensor.partial_sync import PartialSync
-from tests import users
+from tests import pairwise, users
 from tests.caatnet.models.transformer_test import (
   draw_params,
   make_config,
@@ -241,18 +241,24 @@ def test_logits_of_nano_batches_equal_those_without_a_cache(case, sizes):
   expect(*found, TOLERANCE)
 
 
-@pytest.mark.rotated
-@pytest.mark.parametrize(("dtype", "coded"), [
-  ("int8", False), ("float32", True),
-])
-def test_quantised_logits_of_nano_batches_equal_those_of_one_batch(
-  dtype, coded
-):
-  one, two = (
-    decoded("p = .5, lanes", 2, dtype, sizes=sizes, coded=coded)[-1]
-    for sizes in ((), (5, 4))
+QUANTISED = pairwise.rows(
+  {
+    "case": ("replicas in lanes", "p = .5, lanes"),
+    "sizes": ((5, 4), (2, 3, 4), (8, 1)), "dtype": ("int8", "float32"),
+    "coded": (True, False), "apart": (True, False),
+  },
+  lambda row: row["dtype"] == "float32" and not row["coded"],
+)
+
+
+@pytest.mark.rotated(4)
+@pytest.mark.parametrize("row", QUANTISED, ids=pairwise.label)
+def test_quantised_logits_of_nano_batches_equal_those_of_one_batch(row):
+  cut, one = (
+    decoded(**row | {"sizes": sizes}, seed=2)[-1]
+    for sizes in (row["sizes"], ())
   )
-  np.testing.assert_allclose(two, one, rtol=0, atol=TOLERANCE)
+  np.testing.assert_allclose(cut, one, rtol=0, atol=TOLERANCE)
 
 
 def test_step_reads_the_newest_token_unless_the_host_knows_it():

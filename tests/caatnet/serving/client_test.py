@@ -206,10 +206,10 @@ def card(answer, key=""):
 
 
 def test_description_of_the_model_is_its_first_card():
-  found, (seen,) = card(
-    lambda _: (200, [b'{"data": [{"id": "a"}, {"id": "b"}]}']), "secret"
-  )
-  assert found == {"id": "a"}
+  first = {"id": "a", "max_model_len": 8, "vocab_size": 64}
+  answer = json.dumps({"data": [first, {"id": "b"}]}).encode()
+  found, (seen,) = card(lambda _: (200, [answer]), "secret")
+  assert found == first
   assert seen["head"].startswith("get /v1/models ")
   assert "authorization: bearer secret\r\n" in seen["head"]
 
@@ -217,7 +217,15 @@ def test_description_of_the_model_is_its_first_card():
 @pytest.mark.parametrize(("status", "body", "message"), [
   (401, b"{}", "401"), (200, b'{"data": []}', "list index"),
   (200, b"no JSON", "Expecting value"), (200, b"[]", "indices must be"),
+  (200, b'{"data": [{"id": "a", "max_model_len": 8}]}', "has no vocab_size"),
+  (200, b'{"data": [{"id": "a", "max_model_len": "8"}]}', "no max_model_len"),
+  (200, b'{"data": ["a"]}', "has no attribute"),
 ])
 def test_server_without_a_description_is_named(status, body, message):
   with pytest.raises(ValueError, match=rf"^--url=http://127.*: .*{message}"):
     card(lambda _: (status, [body]))
+
+
+def test_invalid_address_is_named():
+  with pytest.raises(ValueError, match=r"^--url=http://127.*:x: "):
+    asyncio.run(client.card("http://127.0.0.1:x", ""))

@@ -1,5 +1,6 @@
 """Properties of request traces: readers, errors and synthetic sessions."""
 
+import dataclasses
 import gzip
 import json
 import time
@@ -221,6 +222,16 @@ def test_scaled_and_poisson_arrivals_have_the_given_rate():
   assert drawn == traces.poisson(arrivals, 4.0, seed=1)
   assert drawn != traces.poisson(arrivals, 4.0, seed=2)
   assert traces.poisson([], 4.0, seed=1) == []
+
+
+def test_requests_that_arrive_at_one_time_have_no_rate():
+  one = traces.Arrival(0, 0.0, 8, 8)
+  assert traces.scaled([one], 4.0) == [one]
+  assert traces.scaled([], 4.0) == []
+  with pytest.raises(ValueError, match="rate=4: all 2 requests arrive at one"):
+    traces.scaled([one, one], 4.0)
+  with pytest.raises(ValueError, match="rate=nan must be positive"):
+    traces.scaled([one, dataclasses.replace(one, time_s=1.0)], float("nan"))
 
 
 def test_sessions_respect_their_limits():

@@ -60,6 +60,19 @@ def test_versions_of_a_result_are_added(tmp_path):
 
 def test_file_that_does_not_exist_has_no_result(tmp_path):
   assert results.read(tmp_path / "none.json") == {}
+  assert results.rows(tmp_path / "none.json") == []
+
+
+@pytest.mark.parametrize(("text", "message"), [
+  ("[" * 100_000, "maximum recursion"), ("[]", "it is no JSON object"),
+  ('{"rows": {"a": 1}}', "its rows are no JSON objects"),
+  ('{"rows": [1]}', "its rows are no JSON objects"),
+])
+def test_damaged_result_names_its_file(tmp_path, text, message):
+  path = tmp_path / "a.json"
+  path.write_text(text)
+  with pytest.raises(ValueError, match=f"a.json is damaged: {message}"):
+    results.rows(path)
 
 
 @pytest.mark.parametrize(("module", "arguments", "command"), [

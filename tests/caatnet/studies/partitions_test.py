@@ -128,6 +128,7 @@ def test_bandwidth_of_the_config_overrides_the_link():
     ("zero.levels=node:48", "have 48 ranks, not the 384"),
     ("bandwidths=rack:100", "'rack:100' is not level:GB/s"),
     ("bandwidths=gpu:fast", "'gpu:fast' is not level:GB/s"),
+    ("bandwidths=gpu:inf", "'gpu:inf' is not level:GB/s"),
     ("tokens=0", "config.tokens=0 must be an integer from 1"),
     ("utilisation=2.0", "config.utilisation=2.0 must lie in (0, 1]"),
     ("gradient_bytes=3", "config.gradient_bytes=3 must be 2 or 4"),

@@ -1,5 +1,6 @@
 """Placement problem of a run, compared with its state and programs."""
 
+import collections
 import dataclasses
 import importlib
 
@@ -17,7 +18,9 @@ from parallel.hardware.devices import DEVICES
 from parallel.hardware.tiers import HOSTS
 from parallel.memory import placement
 from parallel.memory.problem import DEVICE, INSTANTS
+from parallel.planner import memory
 from parallel.xla.memory import bytes_per_device
+from tests import pairwise
 from tests.caatnet.train import memory_test
 
 SMALL = (
@@ -135,6 +138,7 @@ def test_layers_that_differ_need_a_period_of_weights():
 # Products of a layer that its backward repeats in addition to attention: of all
 # but the MLP's second, those whose result is not saved.
 QKV, OUT, FIRST = 3 * 4096**2, 4096**2, 2 * 4096 * 11_008
+SECOND = 4096 * 11_008
 
 
 @pytest.mark.parametrize(("remat", "repeated"), [
@@ -169,6 +173,106 @@ def test_microbatches_copy_smaller_activations_more_often():
     assert moved == [[4, 4], [1, 1]]
     assert one.seconds["backward"] == pytest.approx(
       4 * other.seconds["backward"]
+    )
+
+
+TABLE = pairwise.rows(
+  {
+    "scheme": ("ddp", "zero1", "zero2", "zero3"),
+    "remat": ("full", "reduced", "named"), "device": ("h200", "v5p"),
+    "optimizer": ("host", "device"), "activations": ("placement", "device"),
+    "tensor": (2, 1), "data": (2, 1), "accumulation": (2, 1), "p": (1.0, 0.5),
+  },
+  lambda row: row["data"] == 1 and row["scheme"] != "ddp",
+)
+
+
+def bytes_of(row):
+  """Returns stored float32 weights, copied activations, and reserved bytes.
+
+  The first two are of one device, the last by term of the planner's formulas.
+  """
+  data, tensor, count = row["data"], row["tensor"], row["accumulation"]
+  tokens, matrices = 8 * 2048 / data / count, QKV + OUT + FIRST + SECOND
+  gains = (2 * 32 + 1) * 4096
+  cut = (32 * matrices + 2 * 32_000 * 4096) / tensor
+  params, sharded = cut + gains, row["scheme"] != "ddp"
+  stored = 4 * params / (data if sharded else 1)
+  sums = stored if row["scheme"] in ("zero2", "zero3") else 4 * params
+  # Layers that differ run four at a time.
+  period = 4 if row["activations"] == "placement" else 1
+  channels = 4 * 4096 + (4 * 4096 + 3 * 11_008) / tensor
+  reserved = {
+    "stored": stored, "cast": 2 * params * (not sharded), "gradients": sums,
+    "weights": {"ddp": 0, "zero3": 2 * cut / data}.get(
+      row["scheme"], 2 * cut + 4 * gains
+    ),
+    "many": sums * (count > 1), "layers": 2 * tokens * channels,
+    "gathered": 6 * matrices / tensor * period,
+    "logits": 8 * tokens * 32_000 / tensor,
+  }
+  stream = 32 * 2 * tokens * 4096
+  split = 32 * 2 * tokens * (3 * 4096 + 2 * 11_008) / tensor
+  kept = {"layer inputs": stream}
+  if row["remat"] != "full":
+    kept["activations"] = 2 * stream + split * (row["remat"] == "named")
+  return stored, kept, reserved
+
+
+@pytest.mark.parametrize("row", TABLE, ids=pairwise.label)
+def test_options_together_are_the_bytes_and_seconds_of_one_device(row):
+  """Eight examples of LLaMA 7B, counted for the whole run."""
+  count = row["accumulation"]
+  found = problem(override(LONG.get_config("7b"), (
+    f"data.batch_size=8 data.seq_len=2048 train.accumulation={count} "
+    f"parallel.data={row['data']} parallel.tensor={row['tensor']} "
+    f"zero.scheme={row['scheme']} model.remat={row['remat']} sync.p={row['p']} "
+    f"memory.optimizer={row['optimizer']} "
+    f"memory.activations={row['activations']}"
+  )), row["device"])
+  device = DEVICES[row["device"]]
+  stored, kept, reserved = bytes_of(row)
+  factors = memory.FITS[device.platform].alone.factors
+  assert found.reserved == pytest.approx(dict.fromkeys(INSTANTS, sum(
+    factors.get(key, 1) * size for key, size in reserved.items()
+  )))
+  state, update = {"moments": 2 * stored}, [0, 0, 2, 2]
+  if row["optimizer"] == "host":
+    state = dict.fromkeys((
+      "gradients", "master weights", "first moments", "second moments",
+      "staged weights",
+    ), stored)
+    # The CPU reads gradients, three arrays and writes these and new weights;
+    # the device sends gradients, and reads the weights.
+    update = [4, 4, 1, 1]
+  assert sizes(found) == pytest.approx(state | kept)
+  moved = collections.Counter()
+  for _, _, tensor in found.tensors():
+    for use in tensor.uses:
+      moved[use.phase, use.by, "read"] += use.read * tensor.size_bytes
+      moved[use.phase, use.by, "written"] += use.written * tensor.size_bytes
+  copied = count * sum(kept.values())
+  assert +moved == pytest.approx(+collections.Counter({
+    ("forward", "device", "written"): copied,
+    ("backward", "device", "read"): copied,
+    ("update", "cpu", "read"): update[0] * stored,
+    ("update", "cpu", "written"): update[1] * stored,
+    ("update", "device", "read"): update[2] * stored,
+    ("update", "device", "written"): update[3] * stored,
+  }))
+  # Seconds of a product of all tokens with one element per token and layer.
+  tokens = 8 * 2048 / row["data"] / row["tensor"]
+  each_s = 32 * 2 * tokens / (0.5 * device.peak("bfloat16"))
+  scores, head = 2048 * 4096, 32_000 * 4096 / 32
+  forward_s = each_s * (QKV + OUT + FIRST + SECOND + scores + head)
+  assert found.seconds == pytest.approx(
+    {"forward": forward_s, "backward": 2 * forward_s, "update": 0}
+  )
+  again = {"named": 0, "reduced": QKV + FIRST}.get(row["remat"])
+  for way in found.parts[1].ways:
+    products = again if way.name == "saved" else QKV + OUT + FIRST
+    assert way.seconds["backward"] == pytest.approx(
+      each_s * (products + scores)
     )
 
 

@@ -7,6 +7,7 @@ from caatnet.show import plot
 from caatnet.studies.planner import report, study
 from configs.planner import gpt_11b
 from parallel.hardware import cluster_files
+from parallel.planner.space import Configuration
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +76,15 @@ def test_bars_have_the_length_of_their_rows(result):
     np.testing.assert_allclose(
       lengths, [row[key] / unit for row in result["best"]]
     )
+
+
+@pytest.mark.parametrize(("text", "message"), [
+  ("train.accumulation=0", "accumulation='0' must be an integer from 1"),
+  ("parallel.stage=1.5", "stage='1.5' must be an integer from 1"),
+  ("zero.scheme=zero4", "'zero4' must be one of ddp, zero1"),
+  ("pipeline.schedule=", "'' must be one of gpipe, 1f1b"),
+  ("memory.moments=True", "'True' must be one of device, pinned_host"),
+])
+def test_configuration_that_does_not_exist_is_no_question(text, message):
+  with pytest.raises(ValueError, match=f"config.planner.why_not=.*{message}"):
+    study._asked(text, Configuration(2, 2, 2, 4))

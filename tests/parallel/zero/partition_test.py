@@ -45,6 +45,7 @@ def test_levels_are_parsed_from_text(text, ranks, levels):
   ("node:2:2", 4, "is not name:size"), ("2:2", 2, "is not name:size"),
   ("node:-2", 2, "is not name:size"), ("node:2,", 2, "'' is not name:size"),
   ("gpu:2,gpu:2", 4, "names must differ"),
+  ("node:²", 2, "is not name:size"),
   ("node:2,gpu:4", 7, "have 8 ranks, not the 7"),
 ])
 def test_invalid_texts_are_refused(text, ranks, message):
