@@ -14,7 +14,7 @@ import ml_collections
 
 from caatnet import commands
 from caatnet.benchmarks.federated import emulation
-from caatnet.benchmarks.harness import processes
+from caatnet.benchmarks.harness import processes, timing
 from caatnet.benchmarks.harness.kept import Kept
 from caatnet.config import federated
 from caatnet.federated import links, predict
@@ -89,7 +89,7 @@ def _run(config: Any, environment: Mapping[str, str]) -> dict[str, Any]:
     rows.append({
       "model": model.rpartition(":")[2], "config": model, "clients": num,
       "interface": name, "fixed_s": fixed_s, "links": found["links"],
-      "load": os.getloadavg()[0],
+      "load": timing.load(),
       "payload_up": found["rows"][0]["payload_up"],
       **compared(found["rows"], _predicted(
         found, links.of_clients((name,), num), alone[_name(model, num)],
