@@ -133,7 +133,7 @@ class Rehearsed(Simulator):
 
 @pytest.mark.parametrize("batch", [1, 3, 6, 8])
 def test_rehearsal_has_steps_of_all_sizes_that_requests_need(batch):
-  """As many decodes as fit, with a part of any prompt or without one."""
+  """Any number of decodes, with a part of any prompt or without one."""
   capacity = Capacity(
     batch=batch, context=3 * engine._CHUNK, chunk=engine._CHUNK, page_size=16
   )

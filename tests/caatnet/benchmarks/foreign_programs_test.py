@@ -185,7 +185,7 @@ def test_tables_show_what_was_read_and_the_closed_form_if_it_differs(capsys):
 
 
 def test_rows_are_programs_errors_and_faults(sound):
-  """Of two targets, on one of which a program does not compile."""
+  """Two targets; a program does not compile on one of them."""
   facts = {"versions": {"flax": "9"}, "lines": []}
   name = "flax", "sharded"
   found = foreign_programs._rows({

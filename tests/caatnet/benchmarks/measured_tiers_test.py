@@ -51,7 +51,7 @@ def test_rates_of_a_file_are_those_of_the_optimizer_beyond_the_cache(
     4 << 16, 20 << 14, 4 << 17, 4 << 18
   ]
   for x, line in zip(found.passes, lines, strict=True):
-    # A share of the time of a step; four thirds of what is written count.
+    # A share of the time of a step; writing counts by four thirds.
     assert 0 < x.read_s < passed
     assert 0 < x.write_s < passed * 4 / 3
     assert line == (

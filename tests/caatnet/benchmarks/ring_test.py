@@ -51,7 +51,7 @@ def test_raw_streams_send_the_payload_of_the_sums(count):
 
 
 def test_bytes_other_than_the_formula_are_errors():
-  """Of an array that three peers cannot divide equally."""
+  """The array cannot be divided equally among three peers."""
   size = SIZE + 1
   stated = [
     link_collectives.sum_bytes("ring", size, 3, rank, BLOCK)
