@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 
 from caatnet.benchmarks.elastic.churn_coordinator import Coordinator
-from caatnet.benchmarks.elastic.churn_run import KINDS, MORE, Churn, Worker
+from caatnet.benchmarks.elastic.churn_run import (
+  FEWEST,
+  KINDS,
+  MORE,
+  Churn,
+  Worker,
+)
 from caatnet.benchmarks.harness import namespaces, processes
 
 # Kind of event -> its description in the table.
@@ -110,8 +116,8 @@ class Network(Churn):
       super()._cause("kill", rng)
       return
     awake = [w for w in self._there() if not w.stopped]
-    # As many workers as always are undisturbed: at least two.
-    if not joins and len(awake) <= 2:
+    # As many workers as always are undisturbed.
+    if not joins and len(awake) <= FEWEST:
       super()._cause("join", rng)
       return
     self._record(kind)

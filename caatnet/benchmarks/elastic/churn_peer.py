@@ -89,8 +89,10 @@ def _connections() -> list[socket.socket]:
   for name in os.listdir("/proc/self/fd"):
     with contextlib.suppress(OSError):  # listdir's own descriptor is closed
       if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-        sock = socket.socket(fileno=os.dup(int(name)))
-        sock.getpeername()
+        with contextlib.ExitStack() as stack:  # closes one that only listens
+          sock = stack.enter_context(socket.socket(fileno=os.dup(int(name))))
+          sock.getpeername()
+          stack.pop_all()
         found.append(sock)
   return found
 

@@ -124,7 +124,9 @@ class Training(Churn):
     every = self._config.outer.sync_every
     steps = every * round(samples / (of_step * every))
     with tempfile.TemporaryDirectory() as folder:
-      calm = Training(pathlib.Path(folder), self._config, self._seed, steps)
+      calm = type(self)(
+        pathlib.Path(folder), self._config, self._seed, steps
+      )
       try:
         return calm.loss()
       finally:

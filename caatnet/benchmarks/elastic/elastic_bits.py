@@ -63,8 +63,13 @@ def run(config: Any) -> dict[str, Any]:
         "case": name, "workers": workers, **dataclasses.asdict(found),
         "seconds": time.perf_counter() - began,
       })
+  _show(rows, config.benchmark.steps)
+  return {"benchmark": "elastic_bits", "rows": rows}
+
+
+def _show(rows: list[dict[str, Any]], steps: int) -> None:
   tables.table(
-    f"workers in a swarm and on a mesh axis, {config.benchmark.steps} steps, "
+    f"workers in a swarm and on a mesh axis, {steps} steps, "
     f"XLA_FLAGS={os.environ.get('XLA_FLAGS', '')}",
     ["case", "workers", "numbers", "of other bits", "largest difference",
      "seconds"],
@@ -74,7 +79,6 @@ def run(config: Any) -> dict[str, Any]:
       for r in rows
     ],
   )
-  return {"benchmark": "elastic_bits", "rows": rows}
 
 
 def _built(config: Any, changes: str, workers: int) -> Experiment:

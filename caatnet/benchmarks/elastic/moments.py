@@ -34,9 +34,14 @@ def run(config: Any) -> dict[str, Any]:
     }
     print(f"seed {seed}: {losses}", flush=True)
     rows.append({"seed": seed, **losses})
+  _show(rows, config.parallel.worker, config.benchmark.replaced)
+  return {"benchmark": "moments", "rows": rows}
+
+
+def _show(rows: list[dict[str, Any]], workers: int, replaced: int) -> None:
   tables.table(
-    f"validation loss, of {config.parallel.worker} workers "
-    f"{config.benchmark.replaced} is replaced after each round",
+    f"validation loss, of {workers} workers {replaced} is replaced after each "
+    "round",
     ["seed", *_WAYS, "zero against no newcomer", "donor against zero"],
     [
       [str(r["seed"]), *(f"{r[way]:.4f}" for way in _WAYS),
@@ -45,7 +50,6 @@ def run(config: Any) -> dict[str, Any]:
       for r in rows
     ],
   )
-  return {"benchmark": "moments", "rows": rows}
 
 
 def _trained(experiment: Experiment, way: str, replaced: int) -> float:

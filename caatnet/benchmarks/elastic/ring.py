@@ -50,7 +50,7 @@ def run(config: Any) -> dict[str, Any]:
 def _show(rows: Sequence[dict[str, Any]], options: Any) -> None:
   tables.table(
     f"{options.megabytes} MB of float32 summed among peers on loopback, "
-    f"{options.rounds} rounds, load {os.getloadavg()[0]:.1f} of "
+    f"{options.rounds} rounds, load {timing.load():.1f} of "
     f"{os.cpu_count()} cores",
     ["peers", "what", "seconds", "raw / this", "raw / this, CPU time",
      "additions' share", "bytes sent"],
@@ -153,7 +153,7 @@ def _on_loopback(
         name: lambda order=order: peers.do(*order)
         for name, order in orders.items()
       },
-      options.rounds, warm_up=1, label=f"{count} peers",
+      options.rounds, label=f"{count} peers",
     )
   # Fails if a sum has sent other bytes than the closed formula.
   counted = {

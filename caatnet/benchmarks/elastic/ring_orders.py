@@ -26,9 +26,17 @@ def run(config: Any) -> dict[str, Any]:
   """
   options = config.benchmark
   rows = [_row(seed, options) for seed in options.seeds]
+  _show(rows, options)
+  return {
+    "benchmark": "ring_orders", "load": os.getloadavg(),
+    "cores": os.cpu_count(), "rows": rows,
+  }
+
+
+def _show(rows: list[dict[str, Any]], options: Any) -> None:
   tables.table(
     f"{options.megabytes} MB of float32 summed among {options.peers} peers, "
-    f"medians of {options.rounds} rounds, load {os.getloadavg()[0]:.1f} of "
+    f"medians of {options.rounds} rounds, load {timing.load():.1f} of "
     f"{os.cpu_count()} cores",
     ["seed", "chosen", "s", "modelled, s", "fastest", "s", "chosen / fastest",
      "direct, s", "modelled ring, s", "fastest ring, s",
@@ -44,10 +52,6 @@ def run(config: Any) -> dict[str, Any]:
       for r in rows
     ],
   )
-  return {
-    "benchmark": "ring_orders", "load": os.getloadavg(),
-    "cores": os.cpu_count(), "rows": rows,
-  }
 
 
 def drawn(seed: int, options: Any) -> Matrix:
@@ -91,7 +95,7 @@ def _row(seed: int, options: Any) -> dict[str, Any]:
         }).seconds
         for name, (order, ranks) in subjects.items()
       },
-      options.rounds, warm_up=1, label=f"links {seed}",
+      options.rounds, label=f"links {seed}",
     )
   return {
     "seed": seed, **compared(measured, size, done),

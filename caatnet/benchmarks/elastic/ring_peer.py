@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.benchmarks.harness.sockets import connect_all
+from caatnet.benchmarks.harness.sockets import LIMIT_S, connect_all
 from parallel.elastic.ring import bandwidth, link_collectives
 from parallel.elastic.transport.frames import read_into
 from parallel.elastic.transport.handshake import Security
@@ -16,7 +16,6 @@ from parallel.elastic.transport.listener import Listener
 
 # No other process uses these links, but the transport requires a token.
 SECURITY = Security(b"a token of a benchmark")
-LIMIT_S = 300.0
 
 
 class Peer:

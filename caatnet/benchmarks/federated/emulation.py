@@ -27,6 +27,7 @@ _LOOPBACK = "127.0.0.1"
 # Clients end soon after a server that was killed.
 _ALONE = "--config.federated.alone_s=10"
 _MEASURED = ("measured_", "together_")  # prefixes of keys of rows
+_MBIT = 1e6 / 8  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +106,8 @@ def parts(means: str, rows: Sequence[Mapping[str, Any]]) -> list[str | Table]:
      "jitter, ms", "loss", "quota"],
     [{
       "client": row["client"], "link": row.get("name", "-"),
-      "down, Mbit/s": _texts(row, "down", "{:.4g}", 1e6 / 8),
-      "up, Mbit/s": _texts(row, "up", "{:.4g}", 1e6 / 8),
+      "down, Mbit/s": _texts(row, "down", "{:.4g}", _MBIT),
+      "up, Mbit/s": _texts(row, "up", "{:.4g}", _MBIT),
       "round trip, ms": _texts(row, "rtt_s", "{:.1f}", 1e-3),
       "jitter, ms": _texts(row, "jitter_s", "{:.1f}", 1e-3),
       "loss": _texts(row, "loss", "{:.2%}"),

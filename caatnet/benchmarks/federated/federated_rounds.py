@@ -14,7 +14,7 @@ import ml_collections
 
 from caatnet import commands
 from caatnet.benchmarks.federated import emulation
-from caatnet.benchmarks.harness import processes
+from caatnet.benchmarks.harness import processes, timing
 from caatnet.benchmarks.harness.kept import Kept
 from caatnet.config import federated
 from caatnet.federated import links, predict
@@ -67,7 +67,7 @@ def _run(config: Any, environment: Mapping[str, str]) -> dict[str, Any]:
       if case not in measured:
         links_of_all = (name,) if name else ()
         found = _measured(options, environment, model, num, links_of_all)
-        measured[case] = found | {"load": os.getloadavg()[0]}
+        measured[case] = found | {"load": timing.load()}
         kept.save()
         render.show(*_emulated(found), _line(case, found["rows"]))
   alone = {key: measured[_name(*key)] for key in references}

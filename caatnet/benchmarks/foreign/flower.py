@@ -87,7 +87,7 @@ def run(config: Any) -> dict[str, Any]:
           measured = found.links
       rows.append({
         **cell, **{s: summary(found) for s, found in rounds.items()},
-        **differences(*rounds.values()), "load": os.getloadavg()[0],
+        **differences(*rounds.values()), "load": timing.load(),
         "links": measured,
       })
       kept.save()

@@ -5,7 +5,7 @@ import socket
 
 from parallel.elastic.transport.frames import read_into
 
-_LIMIT_S = 60.0
+LIMIT_S = 300.0  # of a peer that does not answer
 _NAME_BYTES = 16
 
 
@@ -27,7 +27,7 @@ def connect_all(
   others = [name for name in addresses if name != me]
   outward, inward = {}, {}
   for name in others:
-    outward[name] = socket.create_connection(addresses[name], _LIMIT_S)
+    outward[name] = socket.create_connection(addresses[name], LIMIT_S)
     # Connections are accepted in any order, so each starts with a name.
     outward[name].sendall(me.encode().ljust(_NAME_BYTES))
   for _ in others:

@@ -5,6 +5,7 @@ affects all of them. So ratios are taken within a round.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
 import time
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ def progress(
 
 
 def in_turns(
-  measures: Mapping[K, Callable[[], T]], rounds: int, *, warm_up: int = 0,
+  measures: Mapping[K, Callable[[], T]], rounds: int, *, warm_up: int = 1,
   label: str | None = "rounds",
 ) -> dict[K, list[T]]:
   """Calls all functions once per round, in the order of the mapping.
@@ -34,7 +35,7 @@ def in_turns(
   Example:
     >>> count = iter(range(9))
     >>> in_turns({"a": lambda: next(count), "b": lambda: -1}, 3, label=None)
-    {'a': [0, 1, 2], 'b': [-1, -1, -1]}
+    {'a': [1, 2, 3], 'b': [-1, -1, -1]}
 
   Args:
     measures: Functions that return one measurement each.
@@ -55,6 +56,11 @@ def in_turns(
       if turn >= warm_up:
         found[key].append(value)
   return found
+
+
+def load() -> float:
+  """Returns the mean number of waiting processes in the last minute."""
+  return os.getloadavg()[0]
 
 
 def seconds(function: Callable[[], Any]) -> float:

@@ -104,7 +104,7 @@ def _compare(size: int, threads: int, options: Any) -> dict[str, Any]:
 
       measures |= {name: functools.partial(rival, name) for name in versions}
     found = timing.in_turns(
-      measures, options.rounds, warm_up=1, label=f"{size:,} elements"
+      measures, options.rounds, label=f"{size:,} elements"
     )
   triad = found.pop("triad")
   return {
@@ -120,8 +120,11 @@ def _compare(size: int, threads: int, options: Any) -> dict[str, Any]:
   }
 
 
-def _optax(size: int) -> Callable[[], None]:
-  """Returns a function that takes a jitted step with a donated state."""
+def _optax(size: int) -> Callable[[], jax.Array]:
+  """Returns a function that takes a jitted step with a donated state.
+
+  It returns the weights, float32 ``[size]``.
+  """
   optimizer = optax.adamw(
     measured_tiers.LEARNING_RATE, 0.9, 0.95, weight_decay=0.1
   )
@@ -135,9 +138,9 @@ def _optax(size: int) -> Callable[[], None]:
   held = [weights, optimizer.init(weights)]
   gradients = jnp.full(size, 1e-3)
 
-  def take() -> None:
+  def take() -> jax.Array:
     held[:] = step(*held, gradients)
-    jax.block_until_ready(held)
+    return jax.block_until_ready(held)[0]
 
   return take
 
@@ -251,7 +254,7 @@ def _placements(
       measured_tiers.step_s, _made(size, threads, s)
     )
     found |= timing.in_turns(
-      {name: step_s}, options.rounds, warm_up=1,
+      {name: step_s}, options.rounds,
       label=f"{size:,} elements, {name}",
     )
     del step_s

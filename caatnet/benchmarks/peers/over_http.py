@@ -65,7 +65,7 @@ def rows(config: Any) -> list[dict[str, Any]]:
       "vllm": lambda: pool.submit(
         server.ask, url, prompts, options.tokens
       ).result(),
-    }, options.rounds, warm_up=1, label=f"{len(prompts)} streams over HTTP")
+    }, options.rounds, label=f"{len(prompts)} streams over HTTP")
   for name, rounds in found.items():
     for each in rounds:
       if each["errors"]:

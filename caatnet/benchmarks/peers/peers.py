@@ -117,7 +117,7 @@ def _training(config: Any, python: str) -> list[dict[str, Any]]:
       turns[found["name"]] = functools.partial(_asked_s, ask, options.steps)
       facts[found["name"]] = found
     seconds = timing.in_turns(
-      turns, options.rounds, warm_up=1, label="training steps"
+      turns, options.rounds, label="training steps"
     )
   count = tokens[:, 1:].size
   return [
@@ -229,21 +229,9 @@ def _decoding(
 
       turns[name] = theirs
     found = timing.in_turns(
-      turns, options.rounds, warm_up=1, label=f"decoding, {batch} at a time"
+      turns, options.rounds, label=f"decoding, {batch} at a time"
     )
-  # Rounding may decide between almost equal logits of single tokens; another
-  # convention of rotary positions or norms changes all sequences.
-  same = {
-    name: float(np.mean([a == b for a, b in zip(x, last["caatnet"],
-                                                strict=True)]))
-    for name, x in last.items()
-  }
-  for name, share in same.items():
-    if name.endswith("F32") and batch > 1 and share < 0.5:
-      raise ValueError(
-        f"{name} draws other tokens than ours from the same float32 weights, "
-        f"in {1 - share:.0%} of {batch} sequences"
-      )
+  same = _same_sequences(last)
   for name, rate in found.items():
     yield {
       "batch": batch, "by": name, "tokens_per_second": rate,
@@ -251,6 +239,34 @@ def _decoding(
       # A step reads all weights once.
       "weight_bytes_per_second": [read[name] * r / batch for r in rate],
     }
+
+
+def _same_sequences(
+  last: Mapping[str, Sequence[Sequence[int]]]
+) -> dict[str, float]:
+  """Returns the share of sequences that equal those of "caatnet".
+
+  Rounding may decide between almost equal logits of single tokens; another
+  convention of rotary positions or norms changes all sequences.
+
+  Args:
+    last: Tokens of each sequence, by decoder.
+
+  Raises:
+    ValueError: More than half of several sequences of float32 weights differ.
+  """
+  ours = last["caatnet"]
+  same = {
+    name: float(np.mean([a == b for a, b in zip(x, ours, strict=True)]))
+    for name, x in last.items()
+  }
+  for name, share in same.items():
+    if name.endswith("F32") and len(ours) > 1 and share < 0.5:
+      raise ValueError(
+        f"{name} draws other tokens than ours from the same float32 weights, "
+        f"in {1 - share:.0%} of {len(ours)} sequences"
+      )
+  return same
 
 
 @contextlib.contextmanager

@@ -12,15 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from caatnet.benchmarks.elastic.ring_peer import LIMIT_S, SECURITY
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.ring.bandwidth import rounds
-from parallel.elastic.transport.handshake import Security
 from parallel.elastic.transport.links import Links
 from parallel.elastic.transport.listener import Listener
 
-# No other process uses these links, but the transport requires a token.
-SECURITY = Security(b"a token of a measurement")
-LIMIT_S = 120.0
 _TIMES = 7  # messages of a size, of which the fastest third is averaged
 
 

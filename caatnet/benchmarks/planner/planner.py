@@ -23,10 +23,6 @@ from parallel.planner.message_costs import Family, Grid, Traffic, cost
 from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration
 
-# Grids of up to eight devices, and of up to sixteen.
-_SMALL = ((4, 2, 1), (2, 2, 2), (8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 4, 2),
-          (3, 2, 1), (7, 1, 1))
-_MIDDLE = ((2, 4, 2), (4, 4, 1), (4, 3, 1), (2, 5, 1))
 _CP_SAT = pathlib.Path(__file__).with_name("planner_cp_sat.py")
 
 
@@ -90,19 +86,26 @@ def _progress(count: int, what: str) -> Iterator[int]:
 
 def _exact(config: Any) -> list[dict[str, Any]]:
   """Compares the search with an enumeration of all orders."""
-  ratios, own = [], []
-  for seed in _progress(config.benchmark.exact, "all orders"):
-    grid = Grid(*_SMALL[seed % len(_SMALL)])
+  options, ratios, own = config.benchmark, [], []
+  for seed in _progress(options.exact, "all orders"):
+    grid = Grid(*options.exact_grids[seed % len(options.exact_grids)])
     costs = _problem(config, drawn(seed, grid.size), grid)[2]
     best = device_order.brute_force(costs).seconds
     ours = device_order.search(costs, exact=False)
     ratios.append(ours.seconds / best)
     own.append(device_order.identity(costs).seconds / best)
-  return [{
+  return [_against_best(ratios, own)]
+
+
+def _against_best(
+  ratios: Sequence[float], own: Sequence[float]
+) -> dict[str, Any]:
+  """Returns the row of ratios to the best order, ours and the default."""
+  return {
     "clusters": len(ratios), "ours / best, worst": max(ratios),
-    "within 1%": int(np.sum(np.array(ratios) <= 1.01)),
+    "within 1%": sum(ratio <= 1.01 for ratio in ratios),
     "own / best, median": float(np.median(own)),
-  }]
+  }
 
 
 def _solved(config: Any) -> list[dict[str, Any]]:
@@ -112,7 +115,7 @@ def _solved(config: Any) -> list[dict[str, Any]]:
     print("CP-SAT is left out: benchmark.python names no Python with ortools")
     return rows
   for seed in _progress(options.solved, "CP-SAT"):
-    grid = Grid(*_MIDDLE[seed % len(_MIDDLE)])
+    grid = Grid(*options.solved_grids[seed % len(options.solved_grids)])
     # Seeds do not overlap with those of the other parts.
     costs = _problem(config, drawn(1000 + seed, grid.size), grid)[2]
     ours = device_order.search(costs)
@@ -210,9 +213,10 @@ def _large(config: Any) -> list[dict[str, Any]]:
 
 def _premise(config: Any) -> list[dict[str, Any]]:
   """Returns the benefit of orders on uneven links, in seconds of a step."""
+  options = config.benchmark
   ratios: dict[str, list[float]] = {"own": [], "pipette": []}
-  for seed in _progress(config.benchmark.premise, "uneven links"):
-    grid = Grid(*((4, 2, 8), (8, 1, 8), (2, 4, 8), (4, 4, 4))[seed % 4])
+  for seed in _progress(options.premise, "uneven links"):
+    grid = Grid(*options.premise_grids[seed % len(options.premise_grids)])
     links = cluster_files.cluster(f"pipette-a100:8,uneven={1000 + seed}")
     c, problem, costs = _problem(config, links, grid)
     seconds: Mapping[str, float] = {
@@ -220,19 +224,23 @@ def _premise(config: Any) -> list[dict[str, Any]]:
         ("ours", device_order.search(costs, kicks=0).devices),
         ("own", device_order.identity(costs).devices),
         ("pipette", models.pipette_order(
-          c, problem, steps=config.benchmark.steps, seed=seed
+          c, problem, steps=options.steps, seed=seed
         )),
       )
     }
     for name, found in ratios.items():
       found.append(seconds[name] / seconds["ours"])
-  return [
-    {"order": name, "clusters": len(found), **{
-      f"{q}%": float(np.percentile(found, q)) for q in (0, 5, 25, 50, 75, 95,
-                                                        100)
-    }, "slower than ours": int(np.sum(np.array(found) > 1 + 1e-9))}
-    for name, found in ratios.items()
-  ]
+  return [_slower(name, found) for name, found in ratios.items()]
+
+
+def _slower(name: str, ratios: Sequence[float]) -> dict[str, Any]:
+  """Returns the row of an order's seconds over ours."""
+  return {
+    "order": name, "clusters": len(ratios), **{
+      f"{q}%": float(np.percentile(ratios, q))
+      for q in (0, 5, 25, 50, 75, 95, 100)
+    }, "slower than ours": sum(ratio > 1 + 1e-9 for ratio in ratios),
+  }
 
 
 def _regret(config: Any) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
-import os
 import statistics
 import time
 from typing import Any
@@ -123,7 +122,7 @@ def _measured(
     matrix["rows"].append({
       "configuration": str(c), "order": kind, "predicted_s": predicted,
       "measured_s": statistics.median(taken), "all_s": taken,
-      "sent_bytes": sum(e["sent"] for e in ends), "load": os.getloadavg()[0],
+      "sent_bytes": sum(e["sent"] for e in ends), "load": timing.load(),
     })
     matrix["left"] -= 1
     yield

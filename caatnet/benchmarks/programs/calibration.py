@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import pathlib
 import tempfile
 import time
@@ -249,7 +248,7 @@ def _row(config: Any, target: Target, index: int) -> dict[str, Any]:
     found = {
       "configuration": overrides, "mesh": mesh, "predicted_s": predicted,
       "blocks_s": steps.blocks_s(options.blocks, options.block_s),
-      "compile_s": compiled - start, "load": os.getloadavg()[0],
+      "compile_s": compiled - start, "load": timing.load(),
     }
     jax.clear_caches()
     return found

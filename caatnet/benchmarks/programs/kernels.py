@@ -222,7 +222,7 @@ def _measure(
   host memory.
   """
   seconds = timing.in_turns(
-    _timers(subject, implementation, options), options.rounds, warm_up=1,
+    _timers(subject, implementation, options), options.rounds,
     label=None,
   )
   kernel = timing.summary(seconds["kernel"])

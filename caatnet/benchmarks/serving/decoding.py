@@ -90,7 +90,7 @@ def _measure(
     name: _median_ms(f) for name, f in programs.items()
   }
   found = timing.in_turns(
-    measures, options.rounds, warm_up=1, label=f"{batch} at a time"
+    measures, options.rounds, label=f"{batch} at a time"
   )
   row = {
     "batch": batch,

@@ -120,7 +120,7 @@ def _rates(config: Any, batch: int) -> dict[str, Any]:
   found = timing.in_turns({
     "loop": lambda: _loop(decoder, options),
     "engine": lambda: driven(decoder, prompts, options),
-  }, options.rounds, warm_up=1, label=f"{batch} at a time")
+  }, options.rounds, label=f"{batch} at a time")
   seconds = np.array(list(found.values()))  # [2, rounds, 2]
   ratio, cpu_ratio = (seconds[0] / seconds[1]).T
   loop, engine = batch / seconds[:, :, 0]  # tokens/s; [rounds]

@@ -276,8 +276,7 @@ def _simulator(
   alone_s = exposed_s + rate * (load_s - exposed_s)
   rng = np.random.default_rng(seed)
 
-  def drawn(load: Load) -> tuple[float, float]:
-    del load  # all experts have equal sizes
+  def drawn(_: Load) -> tuple[float, float]:  # experts have equal sizes
     seconds = float(rng.choice(alone_s))
     return seconds, seconds
 

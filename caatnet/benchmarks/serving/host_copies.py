@@ -39,7 +39,7 @@ def run(config: Any) -> list[dict[str, Any]]:
   found = timing.in_turns({
     (size, what): lambda size=size, what=what: measure(executor, what, size)
     for size in options.parts for what in _WHAT
-  }, options.rounds, warm_up=1, label="copies to the host")
+  }, options.rounds, label="copies to the host")
   executor.close()
   rows = [
     {"kib": size, **_staged(executor, size)}

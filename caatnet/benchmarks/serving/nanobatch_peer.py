@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caatnet.benchmarks.elastic import ring_peer
+from caatnet.benchmarks.harness.sockets import LIMIT_S
 from caatnet.models.nanobatches import even, split
 from caatnet.models.paged import Batch, Cache, CacheShape
 from caatnet.models.transformer.config import TransformerConfig
@@ -137,5 +138,5 @@ class Rank(ring_peer.Peer):
   ) -> Stream:
     """Returns piece i's stream with an update, after its sum has ended."""
     if not isinstance(under_way, np.ndarray):
-      under_way = under_way.result(ring_peer.LIMIT_S)
+      under_way = under_way.result(LIMIT_S)
     return Stream(xs[i].shared, xs[i].private, Update(under_way, private))

@@ -63,26 +63,29 @@ def run(config: Any) -> dict[str, Any]:
   else:
     rows = [row for mbit in links for row in _linked(config, mbit)]
   if rows:
-    tables.table(
-      f"ms of a step of {options.decodes} decodes by two processes: median "
-      "(range)",
-      ["Mbit/s", "nano-batches", "products alone", "sums alone", "step",
-       "predicted", "predicted / step", "one batch / this"],
-      [
-        [str(r["mbit"]), str(r["pieces"]),
-         *(timing.range_text(1e3 * np.array(r[key]), ".1f")
-           for key in ("products", "sums", "step", "predicted")),
-         timing.range_text(
-           np.array(r["predicted"]) / np.array(r["step"]), ".2f"
-         ), timing.range_text(r["gain"], ".2f")]
-        for r in rows
-      ],
-    )
+    _show_linked(rows, options.decodes)
   return {
     "environment": setup.one_device(), "load_average": os.getloadavg(),
     "rates": rates, "linked": rows,
     "copies": host_copies.run(config) if options.parts else [],
   }
+
+
+def _show_linked(rows: list[dict[str, Any]], decodes: int) -> None:
+  tables.table(
+    f"ms of a step of {decodes} decodes by two processes: median (range)",
+    ["Mbit/s", "nano-batches", "products alone", "sums alone", "step",
+     "predicted", "predicted / step", "one batch / this"],
+    [
+      [str(r["mbit"]), str(r["pieces"]),
+       *(timing.range_text(1e3 * np.array(r[key]), ".1f")
+         for key in ("products", "sums", "step", "predicted")),
+       timing.range_text(
+         np.array(r["predicted"]) / np.array(r["step"]), ".2f"
+       ), timing.range_text(r["gain"], ".2f")]
+      for r in rows
+    ],
+  )
 
 
 def _rates(config: Any) -> list[dict[str, Any]]:
@@ -103,7 +106,7 @@ def _rates(config: Any) -> list[dict[str, Any]]:
     measures[value] = lambda decoder=decoder: engine.driven(
       decoder, prompts, options
     )
-  found = timing.in_turns(measures, options.rounds, warm_up=1)
+  found = timing.in_turns(measures, options.rounds)
   seconds = {key: np.array(each)[:, 0] for key, each in found.items()}
   first = next(iter(seconds.values()))
   return [
@@ -135,7 +138,7 @@ def _linked(config: Any, mbit: int) -> list[dict[str, Any]]:
         )
         for cut in options.cuts for what in ("products", "sums", "step")
       },
-      options.rounds, warm_up=1, label=f"{mbit} Mbit/s",
+      options.rounds, label=f"{mbit} Mbit/s",
     )
   return [{"mbit": mbit, **row} for row in _rows(config, found)]
 

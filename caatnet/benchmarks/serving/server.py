@@ -52,7 +52,7 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
     found = timing.in_turns({
       "bare": lambda: _bare(decoder, chosen, prompts, options.tokens),
       "http": lambda: served(decoder, chosen, prompts, options.tokens, pool),
-    }, options.rounds, warm_up=1, label=f"{batch} at a time")
+    }, options.rounds, label=f"{batch} at a time")
   over_http = found["http"]
   return {
     "batch": batch, "streams": options.streams,

@@ -103,7 +103,7 @@ def run(config: Any) -> dict[str, Any]:
   found = timing.in_turns({
     name: functools.partial(_measure, name, options)
     for name in options.policies
-  }, options.rounds)
+  }, options.rounds, warm_up=0)
   rows = [_over(rounds) for rounds in found.values()]
   tables.table(
     "us of a processor that the scheduler takes for a step, its tokens' "

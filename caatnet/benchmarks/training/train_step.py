@@ -119,7 +119,7 @@ def timed_in_turns(
   return timing.in_turns({
     key: functools.partial(timing.seconds_after_one, step)
     for key, step in runners.items()
-  }, rounds)
+  }, rounds, warm_up=0)
 
 
 class Runner(NamedTuple):

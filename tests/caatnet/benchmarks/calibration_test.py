@@ -4,6 +4,7 @@ import collections
 import contextlib
 import json
 import math
+import time
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from caatnet.config.override import override
 from configs.benchmark import calibration as config_of
 from parallel.hardware import cluster_files
 from parallel.xla import targets
+from tests.caatnet.benchmarks.printed import rows_of
 
 
 def test_draws_are_random_and_repeat():
@@ -115,6 +117,8 @@ def test_small_benchmark_ends_with_its_tables_and_continues(tmp_path, capsys):
   found = calibration.run(config)
   printed = capsys.readouterr().out
   (row,) = found["rows"]
+  assert len(row["blocks_s"]) == config.benchmark.blocks
+  assert row["compile_s"] > 0
   assert row["interval"] == pytest.approx([0, row["interval"][1], math.inf])
   assert "links over tensor, 2 devices" in printed
   assert f"{row['measured_s'] * 1e3:.1f}" in printed
@@ -140,3 +144,48 @@ def test_mistakes_name_their_key():
     calibration.run(config)
   with pytest.raises(ValueError, match=r"profiled: 'tensor' is not AXIS:DEVI"):
     calibration._mesh("tensor")
+
+
+def test_tables_show_rates_and_intervals(capsys):
+  calibration._show([
+    {"what": "products", "samples": 5, "rate": 12.5e9, "latency_s": 3.5e-6,
+     "share": 0.25, "residual": 0.125},
+    {"what": "other", "samples": 1, "rate": None, "latency_s": None,
+     "share": 0.75, "residual": 0.0},
+  ], {
+    "rows": [
+      {"configuration": "a", "interval": [0.001, 0.002, 0.004],
+       "measured_s": 0.0031, "contained": True},
+      {"configuration": "b", "interval": [0.001, 0.002, 0.004],
+       "measured_s": 0.005, "contained": False},
+    ],
+    "summary": {
+      "tested": 2, "error_median": 0.1, "error_p95": 0.2, "contained": 0.5,
+      "spread_median": 0.03, "spread_p95": 0.04,
+    },
+  })
+  printed = capsys.readouterr().out
+  assert rows_of(printed) == [
+    ["products", "5", "12.500", "3.5", "25.0%", "12.5%"],
+    ["other", "1", "", "", "75.0%", "0.0%"],
+    ["a", "2.0", "1.0 to 4.0", "3.1", "yes"],
+    ["b", "2.0", "1.0 to 4.0", "5.0", "no"],
+  ]
+  assert "of the median 10.0%, P95 20.0%; intervals contain 50%" in printed
+  assert "spread of repeated measurements 3.0%, P95 4.0%" in printed
+
+
+def test_block_is_the_mean_of_calls_that_take_a_time():
+  calls = []
+
+  def call():
+    calls.append(time.perf_counter())
+    time.sleep(0.002)
+
+  start = time.perf_counter()
+  found = calibration._block_s(call, 0.02)
+  passed = time.perf_counter() - start
+  assert len(calls) > 1
+  assert 0.002 <= found <= passed / len(calls)
+  assert found * len(calls) >= 0.02
+  assert calibration._block_s(call, 0.0) >= 0.002  # once in any case

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import socket
 import sys
 import types
 
@@ -67,3 +68,35 @@ def test_commands_are_executed_until_the_end(monkeypatch, lines, spoilt):
   calls = []
   churn_peer.obey(lambda: calls.append("spoil"), lambda: calls.append("end"))
   assert calls == ["spoil"] * spoilt + ["end"]
+
+
+def test_connected_sockets_are_found_and_broken():
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    near = socket.create_connection(server.getsockname())
+    far, _ = server.accept()
+    with near, far:
+      found = churn_peer._connections()
+      ends = [(x.getsockname(), x.getpeername()) for x in found]
+      # Both ends, and not the socket that listens.
+      for end in (near, far):
+        assert (end.getsockname(), end.getpeername()) in ends
+      churn_peer._cut(found[ends.index(
+        (near.getsockname(), near.getpeername())
+      )])
+      assert far.recv(1) == b""
+      for x in found:
+        x.close()
+
+
+def test_deaf_end_receives_nothing_more():
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    near = socket.create_connection(server.getsockname())
+    far, _ = server.accept()
+    with near, far:
+      far.settimeout(0.2)
+      near.sendall(b"a")
+      assert far.recv(1) == b"a"
+      churn_peer.deafen(far)
+      near.sendall(b"b")
+      with pytest.raises(TimeoutError):
+        far.recv(1)

@@ -69,7 +69,7 @@ def test_swarm_continues_after_all_events_with_equal_workers(churn):
 
 def test_deviations_of_workers_are_errors(churn):
   start = time.monotonic()
-  churn._wait(0.05)
+  churn._pause(0.05)
   assert time.monotonic() > start + 0.05
   line = {"revision": 3, "digest": "a", "samples": 6, "loss": 0.75}
   for text in (line, line, line | {"revision": 4}, {"dropped": ["x", "y"]}):
@@ -78,6 +78,10 @@ def test_deviations_of_workers_are_errors(churn):
   assert churn.reached == 4
   assert churn._dropped == ["x", "y"]
   assert len(churn._commits) == 2
+  assert (churn.goal, churn.done) == (100, 0)
+  churn._options.minutes, churn._begun = 2.0, time.monotonic() - 5
+  assert churn.goal == 120
+  assert 5 <= churn.done < 60
   churn._compare(line | {"digest": "b"})
   with pytest.raises(RuntimeError, match=r"workers differ: .*'b'.* and .*'a'"):
     churn._look()

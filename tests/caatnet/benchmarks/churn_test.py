@@ -1,6 +1,7 @@
 """Benchmarks of workers that leave: tables, copied checkpoints, moments."""
 
 import dataclasses
+import functools
 import math
 import types
 
@@ -10,23 +11,26 @@ import numpy as np
 import optax
 import pytest
 
-from caatnet.benchmarks.elastic import churn, churn_training, moments
+from caatnet.benchmarks.elastic import (
+  churn,
+  churn_training,
+  elastic_bits,
+  moments,
+)
 from caatnet.train import loop
+from configs.elastic import churn as config_of
 from parallel.axes import Axis
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.exchange import Exchange
 from parallel.outer.optimizers import Nesterov
 from parallel.wire import Wire
+from tests.caatnet.benchmarks.printed import rows_of
 from tests.caatnet.train import linear_model
 
 
 def row_of(printed, start):
   """Returns the cells of the row that begins with a text."""
-  rows = [
-    [x.strip() for x in line.strip("│").split("│")]
-    for line in printed.splitlines() if line.startswith("│")
-  ]
-  return next(row for row in rows if row[0] == start)
+  return next(row for row in rows_of(printed) if row[0] == start)
 
 
 def test_tables_count_events_and_compare_losses(capsys):
@@ -113,3 +117,69 @@ def test_only_other_moments_change_a_training(tmp_path):
   experiment = dataclasses.replace(experiment, optimizer=optax.sgd(0.05))
   plain = {moments._trained(experiment, way, 1) for way in moments._WAYS}
   assert len(plain) == 1
+
+
+def test_losses_of_newcomers_are_compared_with_each_other(capsys):
+  moments._show(
+    [{"seed": 3, "no newcomer": 2.0, "zero": 2.5, "donor": 2.25}], 8, 1
+  )
+  printed = capsys.readouterr().out
+  assert "of 8 workers 1 is replaced" in printed
+  assert rows_of(printed) == [
+    ["3", "2.0000", "2.5000", "2.2500", "+25.00%", "-10.00%"]
+  ]
+
+
+def test_table_of_bits_counts_elements_of_other_bits(capsys):
+  elastic_bits._show([{
+    "case": "DiLoCo", "workers": 3, "elements": 12_345, "unequal": 6_789,
+    "largest": 0.00123, "seconds": 4.4,
+  }], 9)
+  printed = capsys.readouterr().out
+  assert "on a mesh axis, 9 steps" in printed
+  assert rows_of(printed) == [
+    ["DiLoCo", "3", "12,345", "6,789", "1.2e-03", "4"]
+  ]
+
+
+def test_signed_zeros_have_different_bits():
+  zero = np.zeros(2, np.float32)
+  assert elastic_bits._bits(zero).tolist() == [0, 0]
+  assert (elastic_bits._bits(zero) != elastic_bits._bits(-zero)).all()
+
+
+@pytest.mark.parametrize(("size", "network", "kind"), [
+  ("test", False, "Churn"), ("test", True, "Network"),
+  ("training", False, "Training"),
+])
+def test_each_seed_is_a_run_that_is_ended(
+  size, network, kind, monkeypatch, capsys
+):
+  made = []
+
+  class Run:
+    def __init__(self, name, folder, config, seed):
+      assert folder.is_dir()
+      made.append((name, seed))
+
+    def run(self, progress):
+      made.append("run")
+      return {
+        "rounds": 12, "epochs": 1, "longest_s": 0.5, "refused": 0,
+        "samples": 5, "loss": 1.0, "calm_loss": 1.0, "said": [], "events": [],
+        "pauses": [], "dropped": 0,
+      }
+
+    def end(self):
+      made.append("end")
+
+  for name in ("Churn", "Network", "Training"):
+    monkeypatch.setattr(churn, name, functools.partial(Run, name))
+  config = config_of.get_config(size)
+  config.benchmark.seeds, config.benchmark.network = (5, 7), network
+  found = churn.run(config)
+  assert made == [(kind, 5), "run", "end", (kind, 7), "run", "end"]
+  assert [row["seed"] for row in found["runs"]] == [5, 7]
+  printed = capsys.readouterr().out
+  assert "seed 7: {'rounds': 12, 'longest_s': 0.5" in printed
+  assert row_of(printed, "7")[2] == "12"

@@ -14,6 +14,11 @@ class Training(churn_training.Training):
   """Its workers only print a loss, after a while."""
 
   losses = (1.5, 1.5)
+  newest = None
+
+  def __init__(self, *arguments):
+    super().__init__(*arguments)
+    Training.newest = self
 
   def _command(self, word):
     loss = self.losses[len(self._workers)]
@@ -104,3 +109,14 @@ def test_donor_is_the_running_worker_with_the_newest_checkpoint(
   )
   assert found == "worker-3"
   assert churn_training._step(tmp_path / found) == 12
+
+
+def test_calm_run_has_as_many_samples_and_is_ended(training):
+  """Whole rounds of the steps of all workers, and the same seed."""
+  of_step = 2 * training._config.data.batch_size
+  every = training._config.outer.sync_every
+  assert training._calm(of_step * (3 * every + 1)) == 1.5
+  calm = Training.newest
+  assert calm is not training
+  assert (calm._steps, calm._seed) == (3 * every, 7)
+  assert calm._coordinator._process.popen.poll() is not None

@@ -108,6 +108,8 @@ def test_ring_attention_gets_a_part_of_the_sequence(monkeypatch):
     *[whole] * 3, (p.BATCH, 1, 1, 8 * p.LENGTH), (p.BATCH, 8 * p.LENGTH),
   ]
   assert _shapes(p.causal) == {whole}
+  for x in arguments[0]:  # the mesh that the text of the program does not name
+    assert dict(x.sharding.mesh.shape) == p.MESH
   lowered = jitted.lower(*arguments)
   part = p.BATCH, p.LENGTH, p.HEADS, p.WIDTH
   assert received == [[*[part] * 3, *(

@@ -11,6 +11,7 @@ from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.evaluate import make_evaluate
 from configs.benchmark import coded as config_of
 from configs.caatnet import tiny
+from tests.caatnet.benchmarks.printed import rows_of
 
 
 def test_loss_through_a_float_cache_is_that_of_training(tmp_path, capsys):
@@ -43,7 +44,12 @@ def test_loss_through_a_float_cache_is_that_of_training(tmp_path, capsys):
   assert len({(r["weights"], r["cache"]) for r in coded_rows}) == 3
   printed = capsys.readouterr().out
   assert "step 0: 64 tokens, read in chunks of 20" in " ".join(printed.split())
-  assert f"{coded_rows[-1]['loss'] - first['loss']:+.5f}" in printed
+  assert rows_of(printed) == [
+    [r["weights"], r["cache"], f"{r['loss']:.5f}",
+     f"{r['loss'] - first['loss']:+.5f}", f"{r['weight_bytes'] / 1e6:.3f}",
+     f"{r['cache_bytes_per_token']:,.0f}"]
+    for r in (first, *coded_rows)
+  ]
 
 
 def test_runs_with_data_ranks_are_refused():

@@ -252,9 +252,12 @@ def test_losses_limit_each_connection_of_a_relay():
 
 def test_quota_is_of_a_short_period_unless_the_kernel_needs_a_longer_one():
   """A quota of less than 1 ms is refused by the kernel."""
-  found = [cpu_limits._in_us(quota) for quota in (1.0, 0.2, 0.05, 0.03)]
+  found = [
+    cpu_limits._in_us(quota) for quota in (1.0, 0.2, 0.05, 0.04996, 0.03)
+  ]
   assert found == [
-    (20_000, 20_000), (20_000, 4000), (20_000, 1000), (100_000, 3000)
+    (20_000, 20_000), (20_000, 4000), (20_000, 1000), (100_000, 4996),
+    (100_000, 3000),
   ]
 
 
@@ -344,7 +347,11 @@ def test_rounds_take_the_time_of_their_links(
     means, table = network.parts()
     assert means == network.means
     assert [row["link"] for row in table.rows] == ["slow"] * 2
-    assert table.rows[0]["up, Mbit/s"].startswith("32, ")
+    for key, shaped in (
+      ("down, Mbit/s", "64, "), ("up, Mbit/s", "32, "),
+      ("round trip, ms", "20.0, "), ("quota", "0.90, " if is_root else ""),
+    ):
+      assert table.rows[0][key].startswith(shaped)
     rows = _run(tmp_path, network)
   size = process.PARAMS.nbytes
   assert len(rows) == 4
@@ -374,3 +381,11 @@ def test_server_of_other_machines_emulates_nothing():
   federation = dataclasses.replace(_federation((), 4), section=section)
   with pytest.raises(ValueError, match=r"links=\('wifi',\).*--role=all only"):
     emulation.check_none(federation)
+
+
+@pytest.mark.parametrize(("rate", "size"), [
+  (1e3, 256), (1e6, 2000), (1e9, 1 << 16)
+])
+def test_bucket_passes_pieces_of_its_rate(rate, size):
+  """Two milliseconds, but no tiny nor huge pieces."""
+  assert relay.Bucket(rate).piece == size

@@ -5,8 +5,13 @@ import types
 import numpy as np
 import pytest
 
+from caatnet.benchmarks.harness import timing
 from caatnet.benchmarks.serving import engine
+from caatnet.inference import batches
+from caatnet.inference.decoder import Capacity
+from caatnet.serving.engine.simulator import Simulator
 from configs.benchmark import engine as config_of
+from tests.caatnet.benchmarks.printed import rows_of
 
 
 def test_only_decode_steps_are_timed():
@@ -43,8 +48,21 @@ def test_run_compares_engine_loop_and_simulator(capsys):
       assert np.all(np.less_equal(middle, high))
   printed = capsys.readouterr().out
   assert "ms of 4 requests" in printed
-  for name in served:
-    assert name in printed
+  first, *others = rows_of(printed)
+  assert first == ["2", *(
+    timing.range_text(rates[key], spec) for key, spec in (
+      ("loop", ",.0f"), ("engine", ",.0f"), ("ratio", ".2f"),
+      ("cpu_ratio", ".2f"),
+    )
+  )]
+  for (name, pairs), row in zip(served.items(), others, strict=True):
+    (real, simulated), (next_real, next_simulated) = pairs
+    assert row == [
+      name, timing.range_text([real, next_real], ",.1f"),
+      timing.range_text([simulated, next_simulated], ",.1f"),
+      timing.range_text([simulated / real, next_simulated / next_real], ".2f"),
+      timing.range_text([next_real / real], ".2f"),
+    ]
 
 
 def test_requests_arrive_at_random_at_the_given_rate():
@@ -87,3 +105,44 @@ def test_metrics_are_means_and_percentiles_in_ms():
     "TTFT mean": 4, "TTFT P50": 3, "TTFT P90": 7.6,
     "TPOT mean": 40, "TPOT P50": 30, "TPOT P90": 76,
   })
+
+
+class Rehearsed(Simulator):
+  """Simulator that records the sizes of steps, of which each takes a second."""
+
+  def __init__(self, capacity, num_pages):
+    super().__init__(
+      types.SimpleNamespace(step_s=lambda contexts, chunks: 1.0), most=10**6
+    )
+    self.seconds = {}
+    self.decoder = types.SimpleNamespace(
+      capacity=capacity,
+      cache_shape=types.SimpleNamespace(num_pages=num_pages),
+    )
+
+  def submit(self, step):
+    sizes = self.sizes_of(step.positions + 1, [
+      (chunk.start, chunk.length) for chunk in step.chunks
+    ])
+    self.seconds.setdefault(sizes, []).append(1.0)
+    super().submit(step)
+
+  def sizes_of(self, contexts, chunks):
+    return batches.sizes_of(self.decoder.capacity, contexts, chunks)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 6, 8])
+def test_rehearsal_has_steps_of_all_sizes_that_requests_need(batch):
+  """Any number of decodes, with a part of any prompt or without one."""
+  capacity = Capacity(
+    batch=batch, context=3 * engine._CHUNK, chunk=engine._CHUNK, page_size=16
+  )
+  pages = batch * capacity.pages_per_sequence
+  executor = Rehearsed(capacity, pages)
+  found = engine._rehearse(executor, 2)
+  chunks = [[], *([(0, n)] for n in (1, 16, 17, 32, 33, engine._CHUNK))]
+  assert {
+    executor.sizes_of(np.full(decodes, context), read)
+    for decodes in range(batch + 1) for context in (1, 3 * engine._CHUNK)
+    for read in chunks if 0 < decodes + len(read) <= batch
+  } <= found.keys()

@@ -16,6 +16,7 @@ from caatnet.serving.scheduler.policies.experts import Experts
 from caatnet.serving.scheduler.scheduler import Scheduler
 from configs.benchmark import experts as config_of
 from parallel.memory.slots import Slots
+from tests.caatnet.benchmarks.printed import rows_of
 
 # A step without requests.
 STEP = Step(
@@ -136,7 +137,7 @@ def test_load_that_ends_within_a_step_is_seen_at_its_end_or_at_the_steps(
 
 
 def test_hits_of_one_request_at_a_time_are_simulated_exactly(
-  tmp_path, monkeypatch
+  tmp_path, monkeypatch, capsys
 ):
   # The programs of this test are not kept.
   monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
@@ -154,6 +155,18 @@ def test_hits_of_one_request_at_a_time_are_simulated_exactly(
   for side in (real, simulated):
     assert side["exposed_mean_s"] == pytest.approx(side["load_s"])
   assert sum(random["engine"]["hits"]) > 0
+  printed = capsys.readouterr().out
+  assert f"random ones {found['rate']:.1f} per second" in printed
+  row, _ = rows_of(printed)
+  mean, p99 = (
+    [f"{1e3 * real[key]:.2f}", f"{1e3 * simulated[key]:.2f}",
+     f"{simulated[key] / real[key]:.3f}"]
+    for key in ("exposed_mean_s", "exposed_p99_s")
+  )
+  assert row == ["one at a time", one["eviction"], *(
+    " ".join(map(str, side[key])) for key in ("hits", "loads")
+    for side in (real, simulated)
+  ), *mean, *p99]
 
 
 @pytest.mark.parametrize(("key", "value", "message"), [

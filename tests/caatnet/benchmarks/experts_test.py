@@ -1,17 +1,25 @@
 """Benchmark of experts: requests, latencies and memory limits."""
 
+import asyncio
+import http.server
+import json
 import subprocess
 import sys
+import threading
+import time
 import types
 
+import httpx2
 import numpy as np
 import pytest
 
 from caatnet.benchmarks.harness import memory_limits
 from caatnet.benchmarks.serving import experts
 from caatnet.serving.experts import Library
+from caatnet.serving.server import client
 from caatnet.serving.server.client import Outcome
 from configs.benchmark import experts as config_of
+from tests.caatnet.benchmarks.printed import rows_of
 
 
 @pytest.fixture
@@ -116,3 +124,184 @@ def test_request_that_exceeds_the_context_is_refused(key):
   config.benchmark[key] = config.inference.context
   with pytest.raises(ValueError, match=r"exceed config\.inference\.context="):
     experts.run(config)
+
+
+def test_tables_have_the_counts_of_streams_and_of_processes(capsys):
+  row = {
+    "stream": "zipf", "eviction": "lru", "requests": 12, "errors": ["x"],
+    "loads": 3.0, "load_s": 0.125, "ttft_p50_s": 0.25, "ttft_p99_s": 0.5,
+    "latency_p99_s": 0.75, "peak_bytes": 1.5e9,
+  }
+  ours = row | {"misses": 4.0, "least_misses": 2, "exposed_s": 0.06}
+  experts._say(row)
+  assert capsys.readouterr().out == (
+    "zipf, lru: 12 requests, 1 errors, 3 loads, TTFT P50 0.250 s, P99 0.500 s\n"
+  )
+  experts._print([ours, row], 2_500_000, 3_000_000_000)
+  printed = capsys.readouterr().out
+  assert "experts of 2.5 MB in files, limit 3.00 GB" in printed
+  common = ["0.250", "0.500", "0.750", "1.50"]
+  assert rows_of(printed) == [
+    ["zipf", "lru", "12", "1", "4", "2", "3", "0.125", "0.06", *common],
+    ["zipf", "lru", "12", "1", "", "", "3", "0.125", "", *common],
+  ]
+  experts._print([row], 1, 0)
+  assert "no memory limit" in capsys.readouterr().out
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+  """Server of experts: notes the models of requests, counts state requests."""
+
+  models: tuple[str, ...] = ()
+  states = 0
+
+  def do_GET(self):
+    if self.path == "/state":
+      Server.states += 1
+      self._send(json.dumps({"experts": {
+        "load_s": 0.5, "counters": {
+          name: dict.fromkeys(experts._COUNTERS, factor * Server.states)
+          for name, factor in (("e0", 1), ("e1", 10))
+        },
+      }}))
+    else:
+      self._send("{}")
+
+  def do_POST(self):
+    asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    Server.models += (asked["model"],)
+    used = {"usage": {"completion_tokens": asked["max_tokens"]}}
+    self._send("".join(f"data: {x}\n\n" for x in (
+      '{"choices":[{"text":"a"}]}', json.dumps(used), "[DONE]"
+    )))
+
+  def _send(self, text):
+    self.send_response(200)
+    self.end_headers()
+    self.wfile.write(text.encode())
+
+  def log_message(self, *_):
+    pass
+
+
+@pytest.fixture
+def url():
+  Server.models, Server.states = (), 0
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+
+
+def _asked(*names):
+  body = {"prompt": "x", "max_tokens": 1}
+  return [
+    client.Question(0.01 * i, body | {"model": name})
+    for i, name in enumerate(names)
+  ]
+
+
+def test_served_stream_asks_the_router_and_counts_what_has_changed(url):
+  config = config_of.get_config("test")
+  config.experts.slots = 2
+  found = experts._served(
+    config, url, _asked("e0", "e1", "e0", "e2"), "zipf", "lru"
+  )
+  assert Server.models == ("auto",) * 4
+  assert (found["stream"], found["eviction"]) == ("zipf", "lru")
+  assert (found["requests"], found["errors"]) == (4, [])
+  # Counters of both experts, of the second request of them less the first.
+  assert {found[key] for key in experts._COUNTERS} == {11}
+  assert found["load_s"] == 0.5
+  assert found["least_misses"] == 3
+
+
+def test_processes_are_swapped_when_requests_under_way_have_ended(
+  library, url
+):
+  """Without processes: a switch takes a while, and notes its requests."""
+  config = config_of.get_config("test")
+
+  class Swapped(experts._Swapped):
+    def _switch(self, name):
+      assert not self._num_open
+      time.sleep(0.05)
+      self._url, self._expert = url, name
+      self.starts_s.append(len(Server.models))
+
+  swapped = Swapped(config, library, None)
+  names = ["e0", "e0", "e1", "e1", "e1", "e0"]
+  outcomes = asyncio.run(swapped.ask_all(_asked(*names)))
+  assert sorted(Server.models) == sorted(names)
+  # Switches: at first, after the first two, and before the last one.
+  assert swapped.starts_s == [0, 2, 5]
+  assert not any(outcome.error for outcome in outcomes)
+  # The wait for a process counts.
+  latencies = [o.times_s[0] - o.sent_s for o in outcomes]
+  assert latencies[0] >= 0.05
+  assert latencies[-1] >= 0.05
+
+
+def test_server_that_ends_is_an_error_with_its_last_line(url, tmp_path):
+  with open(tmp_path / "log", "w+b") as log:
+    log.write(b"first\nlast line\n")
+    with subprocess.Popen(["true"]) as ended:
+      ended.wait()
+      with pytest.raises(ValueError, match=r"has not started: last line$"):
+        experts._wait(url, ended, log)
+    with subprocess.Popen(["sleep", "60"]) as running:
+      experts._wait(url, running, log)
+      running.kill()
+    log.truncate(0)
+    with subprocess.Popen(["true"]) as ended:
+      ended.wait()
+      with pytest.raises(ValueError, match=r"has not started: killed$"):
+        experts._wait(url, ended, log)
+
+
+# Command that serves as `launch.serve` does, until it is terminated.
+SERVE = """
+import http.server, json, sys
+options = dict(x[2:].split("=", 1) for x in sys.argv[1:])
+class Server(http.server.BaseHTTPRequestHandler):
+  def do_GET(self):
+    self.send_response(200 if self.path == "/health" else 404)
+    self.end_headers()
+    self.wfile.write(json.dumps(options).encode())
+http.server.ThreadingHTTPServer(
+  ("127.0.0.1", int(options["port"])), Server
+).serve_forever()
+"""
+
+
+def test_server_has_the_options_of_the_benchmark_and_is_ended(
+  library, monkeypatch
+):
+  programs, joined = [], []
+
+  def spawned(program, *arguments):
+    programs.append(program)
+    return [sys.executable, "-c", SERVE, *arguments]
+
+  monkeypatch.setattr(experts.commands, "spawned", spawned)
+  config = config_of.get_config("test")
+  group = memory_limits.Group(0, joined.append, lambda: 0)
+  for changes, slots in (({}, config.experts.slots), ({"num_slots": 1}, 1)):
+    with experts._server(
+      config, library.path, group, "belady", **changes
+    ) as url:
+      options = httpx2.get(f"{url}/health").json()
+    with pytest.raises(httpx2.ConnectError):
+      httpx2.get(url)
+    assert options["config.experts.path"] == str(library.path)
+    assert options["config.experts.eviction"] == "belady"
+    assert options["config.experts.random"] == "0"
+    assert options["config.experts.slots"] == str(slots)
+    assert options["warm_up"] == "True"
+    for section in ("inference", "serving"):
+      for key, value in config[section].items():
+        assert options[f"config.{section}.{key}"] == str(value)
+  assert programs == ["serve"] * 2
+  assert len(set(joined)) == 2

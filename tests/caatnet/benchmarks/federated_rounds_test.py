@@ -38,6 +38,10 @@ def test_round_takes_aggregation_and_the_slowest_client():
   assert found["errors"]["t_u"] == 0
   case = {"model": "small", "clients": 2, "interface": "wifi", **found}
   times, errors = federated_rounds.tables([case], 0.05)
+  assert times.cells()[0] == ["small", "2", "wifi", *(
+    f"{found['measured'][key]:.3f}: {found['predicted'][key]:.3f}"
+    for key in (*federated_rounds.PHASES, "total")
+  )]
   assert times.cells()[0][-1].startswith("60.000: ")
   assert errors.cells()[0][3:] == [
     "-", "-", "-", "-10.0%", "-", "+0.0%",
@@ -119,3 +123,15 @@ def test_failed_run_is_one_line():
   with pytest.raises(ValueError, match=r"federate --config=no\.py: ") as error:
     federated_rounds._measured(options, {}, "no.py", 2, ())
   assert "\n" not in str(error.value)
+
+
+def test_line_of_a_case_has_both_rounds_and_their_phases():
+  phases = dict.fromkeys(federated_rounds.PHASES, 0.5)
+  measured = phases | {"t_tr": 1.25, "total": 3.0}
+  text = federated_rounds._line("a case", {"measured": measured})
+  assert text.startswith("a case: measured round 3.000 s (t_a 0.500, ")
+  assert "t_tr 1.250, " in text
+  both = federated_rounds._line(
+    "a case", {"measured": measured, "predicted": measured | {"total": 4.0}}
+  )
+  assert both.startswith(f"{text}, predicted round 4.000 s (t_a 0.500, ")

@@ -28,6 +28,8 @@ def test_bytes_are_counted_once_on_loopback_and_in_both_directions(
   # A prefix that replaces the command and its file.
   prefix = ["sh", "-c", f"cat {path}"]
   assert flower_session._device_bytes(prefix) == expected
+  with pytest.raises(subprocess.CalledProcessError):
+    flower_session._device_bytes(["false"])
 
 
 def test_server_has_the_options_of_the_run():

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -51,6 +52,26 @@ def test_gradient_is_that_of_the_loss(network, monkeypatch):
   assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(slope, 1e-4)
 
 
+def test_steps_reduce_the_loss_of_the_examples(network):
+  """Held-out examples are not trained on: their labels are random."""
+  network.options["steps"] = 200
+  start = network.get_parameters({})
+  trained = network.train([x.copy() for x in start], 1)
+
+  def loss(parameters):
+    rows = np.arange(len(network.labels))
+    _, logits = flower_client._forward(parameters, network.images)
+    return -flower_client._log_softmax(logits)[rows, network.labels]
+
+  before, after = loss(start), loss(trained)
+  assert network.held_out == 20
+  assert after[20:].mean() < 0.95 * before[20:].mean()
+  assert after[:20].mean() > after[20:].mean()
+  # Each example is a row of logits of the ten digits.
+  assert network.test(trained)[0] == pytest.approx(after[:20].mean())
+  assert network.test(trained)[2] == 20
+
+
 def test_client_is_a_function_of_its_context_and_the_round(network):
   assert len(network.labels) == 100
   start = network.get_parameters({})
@@ -77,6 +98,9 @@ def test_model_is_trained_as_by_the_client_of_a_federated_run(tmp_path):
   (start,) = client.get_parameters({})
   (found,), examples, _ = client.fit([start], {"server_round": 5})
   trained = trainer.train(start, 4, lambda: False)
+  # Evaluation is a call of its own.
+  alone = client._trainer.train(start, 4, lambda: False)
+  assert (alone.loss, alone.validated) == (None, 0)
   np.testing.assert_array_equal(found, trained.params)
   assert examples == trainer.examples
   loss, number, scores = client.evaluate([start], {"server_round": 4})
@@ -202,6 +226,10 @@ def test_interrupted_comparison_continues_with_the_missing_cell(tmp_path):
   found = flower.run(config)
   assert found["rows"] == rows
   assert found["versions"] == {"flwr": "1.42.0"}
+  sizes = flower_client.Network.get_parameters(types.SimpleNamespace(
+    options={"seed": 0, "width": options.width}
+  ), {})
+  assert found["parameters"] == sum(x.size for x in sizes)
   for row in rows:
     path.write_text(json.dumps(of | {"rows": [row]}))
     with pytest.raises(ValueError, match="/bin/false"):
@@ -228,6 +256,10 @@ def test_table_has_both_systems(capsys):
     }, "compared": 6, "largest_difference_of_loss": 1.5e-7,
     "largest_difference_of_accuracy": 0.0,
   }
+  assert flower._line(row) == (
+    "4 numpy clients, loopback: ours 12 ms, flower 100 ms"
+  )
+  assert flower._line(row | {"model": "cnn"}).startswith("4 cnn clients, ")
   flower._print({"parameters": 4810, "steps": 7, "rows": [
     row, row | {"idle": True, "compared": 0}
   ]})
@@ -243,3 +275,22 @@ def test_table_has_both_systems(capsys):
       ("numpy", ["6", "1.5e-07, 0.0e+00"]), ("idle", ["0", "-"])
     )
   ]
+
+
+def test_run_of_our_system_has_records_of_all_rounds(tmp_path, namespace):
+  """Two clients with numpy on loopback; their bytes are the parameters'."""
+  config = config_file.get_config("test")
+  config.benchmark.rounds, config.benchmark.width = 2, 7
+  data = flower._write_digits(tmp_path)
+  found = flower._session(
+    "ours", {"clients": 2, "link": "loopback"}, 3, config, pathlib.Path(), data
+  )
+  assert found.links == []
+  assert len(found.records) == 2
+  for mine in found.records:
+    calls = [(r["call"], r["round"]) for r in mine]
+    assert sorted(x for x in calls if x[0] == "fit") == [("fit", 1), ("fit", 2)]
+    assert "evaluate" in dict(calls)
+  # Each round sends 535 float32 to each client, and back.
+  payload = 2 * 2 * 2 * 4 * (75 * 7 + 10)
+  assert payload < found.num_bytes < 10 * payload

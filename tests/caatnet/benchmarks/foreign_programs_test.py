@@ -1,6 +1,7 @@
 """Programs of other projects: environments are made elsewhere, not in tests."""
 
 import importlib.util
+import json
 import pathlib
 import sys
 
@@ -11,6 +12,9 @@ from configs.benchmark import foreign_programs as config_file
 
 PYTHON = pathlib.Path(sys.executable)
 HERE = pathlib.Path(foreign_programs.__file__).parent
+RECORDED = (
+  pathlib.Path(__file__).parents[3] / "results/foreign_programs_v5p.json"
+)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +129,10 @@ def test_environment_is_made_once(tmp_path):
 
 def test_programs_with_arrays_are_compiled_for_eight_cpus_only():
   both = ("tpu:v5p:2x2x2", "cpu:8")
+  rows = json.loads(RECORDED.read_text())["rows"]
+  assert {p for p in foreign_programs.PROGRAMS if (
+    foreign_programs._targets(p, both[:1])
+  )} == {row["project"] for row in rows}
   for project, targets in (("flax", list(both)), ("keras", ["cpu:8"])):
     assert foreign_programs._targets(project, both) == targets
     assert foreign_programs._targets(project, both[:1]) == targets[:-1]
@@ -174,3 +182,27 @@ def test_tables_show_what_was_read_and_the_closed_form_if_it_differs(capsys):
     "Not understood: x",
   ]
   assert third == ["brax", "f", "axis", "a.py:1", "b.py:2"]
+
+
+def test_rows_are_programs_errors_and_faults(sound):
+  """Two targets; a program does not compile on one of them."""
+  facts = {"versions": {"flax": "9"}, "lines": []}
+  name = "flax", "sharded"
+  found = foreign_programs._rows({
+    (*name, "cpu:8", ""): (sound, facts),
+    (*name, "tpu:v5p:2x2x2", ""): "no such compiler",
+    (*name, "cpu:8", "dtype"): (sound, facts),
+    (*name, "cpu:8", "gather"): (sound, facts | {"lines": ["a.py:1"]}),
+  })
+  sharded, error = found["rows"]
+  assert sharded["equal"]
+  assert (sharded["target"], sharded["versions"]) == ("cpu:8", {"flax": "9"})
+  assert sharded["axes"] == dict(sound.axes)
+  of = {"project": "flax", "program": "sharded"}
+  assert error == of | {"target": "tpu:v5p:2x2x2", "error": "no such compiler"}
+  assert found["faults"] == [
+    of | {"fault": "dtype", "lines": [], "blamed": [], "found": True},
+    of | {
+      "fault": "gather", "lines": ["a.py:1"], "blamed": [], "found": False,
+    },
+  ]

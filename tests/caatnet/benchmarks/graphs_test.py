@@ -10,6 +10,8 @@ import pytest
 from caatnet.benchmarks.graphs import graphs
 from configs.benchmark import graphs as benchmark_config
 from parallel.hardware.devices import DEVICES
+from parallel.hardware.links import PCIE_4, PCIE_5
+from tests.caatnet.benchmarks.printed import rows_of
 
 # Python that answers with what the given script reads from its arguments.
 ANSWER = """#!{python}
@@ -23,8 +25,18 @@ def test_counts_of_the_benchmark_agree(capsys):
   config = benchmark_config.get_config("test")
   config.benchmark.parts = ("sampler", "caches", "waits", "predicted")
   result = json.loads(json.dumps(graphs.run(config)))
-  assert "least possible" in capsys.readouterr().out
+  printed = capsys.readouterr().out
+  assert "least possible" in printed
   (ours,) = result["sampler"]["rows"]
+  table = rows_of(printed)
+  assert ours["with_unique_s"] > ours["sampled_s"] > 0
+  # Of ten batches.
+  assert [
+    ours["of"], f"{ours['edges'] / 10:,.0f}",
+    f"{ours['edges'] / ours['sampled_s']:,.0f}",
+    f"{100 * ours['sampled_s']:.2f}", f"{100 * ours['with_unique_s']:.2f}",
+    f"{ours['unique'] / 10:,.0f}",
+  ] in table
   # Trees of (3, 2): nine edges at most, ten places.
   assert 0 < ours["edges"] <= 10 * 64 * 9
   assert ours["unique"] <= 10 * 64 * 10
@@ -33,11 +45,31 @@ def test_counts_of_the_benchmark_agree(capsys):
   assert sizes["places"] == 10 * 64 * 10 * 8 * 4
   for row in result["caches"]["rows"]:
     assert row["lru"] <= row["belady"]
+    assert 0 < row["belady"] < 1
+    assert [
+      f"{row['share']:.0%}",
+      *(f"{row[k]:.1%}" for k in ("degree", "presampling", "lru", "belady")),
+      *(f"{sizes['unique'] * (1 - row[k]) / 1e9:.3f}"
+        for k in ("presampling", "belady")),
+    ] in table
   reference, *others = result["waits"]["rows"]
   assert all(row["losses"] == reference["losses"] for row in others)
+  for row in (reference, *others):
+    assert 0 <= row["waited_s"] <= row["step_s"]
+    assert [
+      row["changes"], f"{1e3 * row['step_s']:.1f}",
+      f"{1e3 * row['waited_s']:.1f}", f"{row['waited_s'] / row['step_s']:.1%}",
+      f"{1e3 * row['worked_s']:.1f}", f"{row['fetched_bytes'] / 1e6:.1f}",
+    ] in table
   assert others[-1]["fetched_bytes"] <= reference["fetched_bytes"]
   for row in result["predicted"]["rows"]:
     assert row["overlapped_s"] <= row["zero_copy_s"] < row["conventional_s"]
+    assert [
+      str(row["features"]), row["link"], str(row["devices"]),
+      *(f"{1e3 * row[k]:.2f}"
+        for k in ("conventional_s", "zero_copy_s", "overlapped_s")),
+      f"{row['faster']:.0%}", f"{row['faster_overlapped']:.0%}",
+    ] in table
 
 
 def test_predicted_compute_is_that_of_two_layers(capsys):
@@ -54,6 +86,17 @@ def test_predicted_compute_is_that_of_two_layers(capsys):
     expected = 2 * 6 * options.batch_size * weights / rate
     for key in ("conventional_s", "zero_copy_s"):
       assert row[key] - fast[key] == pytest.approx(expected)
+    # Without compute: float32 rows of distinct places, gathered and copied.
+    given = options.predicted
+    rows_bytes = 4 * row["features"] * options.batch_size * 10 * given.distinct
+    link = {x.name: x for x in (PCIE_4, PCIE_5)}[row["link"]]
+    assert fast["conventional_s"] == pytest.approx(
+      rows_bytes * row["devices"] * max(1 / given.gather, 3 / given.memory)
+      + rows_bytes / (given.link_share * link.bandwidth)
+    )
+    assert row["faster"] == pytest.approx(
+      row["conventional_s"] / row["zero_copy_s"] - 1
+    )
   assert "nothing measured" in capsys.readouterr().out
 
 
@@ -91,6 +134,10 @@ def test_large_graph_is_trained_on_in_a_separate_process():
   found = graphs.run(config)["large"]
   assert found["nodes"] == 2**config.benchmark.large.scale
   assert [row["part"] for row in found["rows"]] == ["build", "train, 3 steps"]
+  # MB of an interpreter with jax.
+  for row in found["rows"]:
+    assert 10 < row["own_mb"] < row["resident_mb"] < 10_000
+    assert row["seconds"] > 0
 
 
 def test_graph_that_exceeds_the_memory_limit_is_an_error():

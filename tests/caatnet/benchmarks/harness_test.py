@@ -47,10 +47,13 @@ def test_runners_alternate_and_warm_up_is_discarded():
     return len(calls)
 
   found = timing.in_turns(
-    {key: lambda key=key: measure(key) for key in "abc"}, 2, warm_up=1
+    {key: lambda key=key: measure(key) for key in "abc"}, 2
   )
   assert calls == list("abc") * 3
   assert found == {"a": [4, 7], "b": [5, 8], "c": [6, 9]}
+  assert timing.in_turns({0: lambda: measure(0)}, 2, warm_up=0) == {
+    0: [10, 11]
+  }
 
 
 def test_runner_is_called_once_before_it_is_timed():
@@ -260,3 +263,39 @@ def test_config_without_benchmark_is_a_copy():
   assert config.benchmark.name == "train_step"
   batch = setup.token_batch(config)
   assert batch.shape == (config.data.batch_size, config.data.seq_len + 1)
+
+
+def test_load_is_that_of_the_last_minute(monkeypatch):
+  monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 2.5, 3.5))
+  assert timing.load() == 1.5
+
+
+@pytest.mark.parametrize(("mbit", "rtt_ms", "mtu", "burst_kb", "latency_ms"), [
+  (100, 0, 1500, 64, 50), (101, 0, 9000, 64, 50), (100, 10, 1500, 64, 60),
+  (1000, 0, 9000, 250, 50),
+])
+def test_long_link_has_packets_and_queues_for_its_rate(
+  root, mbit, rtt_ms, mtu, burst_kb, latency_ms
+):
+  """Bursts of a tick of the kernel, and 50 ms more than the round trip."""
+  with namespaces.long_link(mbit, rtt_ms) as (hosts, prefixes):
+    for prefix, host in zip(prefixes, hosts, strict=True):
+      def said(*command, prefix=prefix):
+        return subprocess.run(
+          [*prefix, *command, "dev", "shaped0"], capture_output=True, text=True,
+          check=True,
+        ).stdout
+
+      assert f" mtu {mtu} " in said("ip", "link", "show")
+      assert f"inet {host}/24" in said("ip", "address", "show")
+      queue = said("tc", "qdisc", "show")
+      assert re.search(
+        rf"tbf .*rate {mbit}Mbit burst {burst_kb}Kb lat {latency_ms}ms",
+        queue.replace("1Gbit", "1000Mbit").replace(".0ms", "ms"),
+      ), queue
+
+
+def test_progress_bar_leaves_nothing_behind(capsys):
+  assert list(timing.progress(iter("ab"), "letters", 2)) == ["a", "b"]
+  printed = capsys.readouterr()
+  assert (printed.out, printed.err.strip()) == ("", "")

@@ -3,12 +3,14 @@
 import sys
 import time
 
+import numpy as np
 import pytest
 
-from caatnet.benchmarks.memory import host_optimizer
+from caatnet.benchmarks.memory import host_optimizer, measured_tiers
 from configs.benchmark import host_optimizer as host_optimizer_config
 from parallel.hardware import tiers
 from parallel.memory.host_optimizer import MOVED_BYTES
+from tests.caatnet.benchmarks.printed import rows_of
 
 # What the rivals' script uses of torch; a step takes ten milliseconds.
 TORCH = """
@@ -82,7 +84,10 @@ def test_a_run_measures_all_placements(host, tmp_path):
   assert in_file == {
     "dram": 0, "planned": pytest.approx(0.5), "interleaved": 0.5, "file": 1
   }
-  assert all(len(row["seconds"]) == 1 for row in rows)
+  for row in rows:
+    (seconds,) = row["seconds"]
+    assert row["median_s"] == seconds
+    assert row["predicted_s"] > 0
 
 
 def test_predictions_are_bytes_over_rates(host):
@@ -161,3 +166,32 @@ def test_rivals_are_measured_with_the_same_threads(tmp_path):
   assert row["seconds"].keys() == {"ours", "optax", "torch"}
   (seconds,) = row["seconds"]["torch"]
   assert 0.01 <= seconds < passed
+
+
+def test_compared_optimizers_take_the_same_steps():
+  """With equal hyperparameters, from the same weights and gradients."""
+  ours, take = host_optimizer._made(6, 1), host_optimizer._optax(6)
+  for _ in range(2):
+    measured_tiers.step(ours)
+    theirs = take()
+    np.testing.assert_allclose(ours.weights, theirs, rtol=1e-6)
+  assert (theirs < 1).all()
+
+
+def test_tables_have_rates_and_shares(capsys):
+  host_optimizer._print([{
+    "size": 1_000_000, "seconds": {"ours": [0.002, 0.004, 0.003]},
+    "of_triad": {"ours": [0.5, 1.0, 0.75]},
+  }])
+  # 28 bytes of each element in 3 ms.
+  assert rows_of(capsys.readouterr().out) == [
+    ["1,000,000", "ours", "3.0 (2.0 to 4.0)", "9.3", "75 (50 to 100)"]
+  ]
+  host_optimizer._print_placements([{
+    "size": 1000, "placement": "planned", "seconds": [0.5, 0.25],
+    "median_s": 0.375, "predicted_s": 0.25,
+    "file_share": {"weights": 1.0, "gradients": 0.5},
+  }])
+  assert rows_of(capsys.readouterr().out) == [[
+    "1,000", "planned", "75%", "375.0 (250.0 to 500.0)", "250.0", "1.50"
+  ]]

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from parallel.hardware import devices
 from parallel.kernels.gather_rows import order
 from parallel.xla import fingerprint, targets
 from tests import users
+from tests.caatnet.benchmarks.printed import rows_of
 
 
 def test_gather_of_rows_is_checked_and_its_bytes_are_counted(capsys):
@@ -142,3 +144,41 @@ def test_bytes_of_a_target_are_counted_with_and_without_kernel(
     f"{xla / kernel:.2f}",
     *(f"{row[f'{k}_temporary_bytes'] / 1e6:,.1f}" for k in ("kernel", "xla")),
   ]
+
+
+def test_table_of_timed_kernels_has_times_shares_and_refusals(capsys):
+  row = {
+    "op": "mean", "case": "a row", "implementation": "gpu", "bytes": 1.5e6,
+    "relative_error": 0.00123, "refused": {"tpu": "no TPU"},
+    "temporary_bytes": 2500, "median_s": 12e-6, "of_copy_bandwidth": 0.75,
+    "of_fused": 0.5, "of_unfused": 0.25,
+  }
+  kernels._print([row], True)
+  printed = capsys.readouterr().out
+  cells = [
+    "mean, a row", "gpu", "1.500", "1.2e-03", "0.003", "12", "75%", "0.50",
+    "0.25",
+  ]
+  assert rows_of(printed) == [cells]
+  assert "mean, a row: no tpu kernel: no TPU" in printed
+  kernels._print([row], False)
+  printed = capsys.readouterr().out
+  assert rows_of(printed) == [cells[:4]]
+  assert "interpreted: no times" in printed
+
+
+def test_operands_are_read_once_per_timed_call():
+  """A call of each set of operands; a program of several passes over them."""
+  x = np.ones(8, "f4")
+  for times in (1, 3):
+    calls = []
+
+    def counted(x, calls=calls):
+      calls.append(x.shape)
+      return x + 1
+
+    timer = kernels._timer(counted, [(x,), (2 * x,)], times)
+    start = time.perf_counter()
+    assert 0 < timer() <= (time.perf_counter() - start) / (2 * times)
+    # Traced once for both sets, or for each set before and in the loop.
+    assert len(calls) == 1 if times == 1 else len(calls) >= 4

@@ -1,6 +1,7 @@
 """Processes that measure links: messages of all pairs, rates of compute."""
 
 import concurrent.futures
+import itertools
 import time
 
 from caatnet.benchmarks.planner import link_peer
@@ -28,3 +29,12 @@ def test_each_pair_is_measured_from_both_ends():
     assert 1e7 < device["flops"] < 1e13
     assert 1e7 < device["memory_bandwidth"] < 1e13
     assert device["memory_bytes"] > 2**28
+
+
+def test_rates_are_of_products_and_of_bytes_read_and_written(monkeypatch):
+  """On a clock that each look at it advances by a second: two calls in four.
+  """
+  monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
+  found = link_peer.computed(least_s=2.5)
+  assert found["flops"] == 2 * 2 * 512**3 / 4
+  assert found["memory_bandwidth"] == 2 * 2 * 4 * 2**23 / 4

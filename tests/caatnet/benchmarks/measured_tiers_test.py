@@ -1,6 +1,7 @@
 """Measured tiers: sizes of caches, ranges and medians of rates."""
 
 import os
+import time
 
 import pytest
 
@@ -41,19 +42,29 @@ def test_rates_of_a_file_are_those_of_the_optimizer_beyond_the_cache(
 ):
   monkeypatch.setattr(measured_tiers, "_REPEAT_S", 0.0)
   path, lines = tmp_path / "tier", []
-  sizes, cache = (1 << 18, 1 << 16, 1 << 17), 1 << 17
+  sizes, cache = (1 << 18, 1 << 16, 5 << 14, 1 << 17), 1 << 17
+  start = time.perf_counter()
   found = measured_tiers._file(path, sizes, cache, lines.append)
+  passed = time.perf_counter() - start
   # Four arrays are read.
-  assert [x.size_bytes for x in found.passes] == [4 << 16, 4 << 17, 4 << 18]
-  for size, line in zip(sorted(sizes), lines, strict=True):
-    assert f"file {path}: optimizer, {4 * size / 1e6:,.1f} MB: read" in line
+  assert [x.size_bytes for x in found.passes] == [
+    4 << 16, 20 << 14, 4 << 17, 4 << 18
+  ]
+  for x, line in zip(found.passes, lines, strict=True):
+    # A share of the time of a step; writing counts by four thirds.
+    assert 0 < x.read_s < passed
+    assert 0 < x.write_s < passed * 4 / 3
+    assert line == (
+      f"file {path}: optimizer, {x.size_bytes / 1e6:,.1f} MB: read in "
+      f"{1e3 * x.read_s:.1f} ms, written in {1e3 * x.write_s:.1f} ms more"
+    )
   assert (found.kind, found.path, found.duplex) == ("file", str(path), False)
   for rate, seconds in ((found.read, "read_s"), (found.write, "write_s")):
     rates = [
       x.size_bytes / getattr(x, seconds) for x in found.passes
       if x.size_bytes > 2 * cache
     ]
-    assert len(rates) == 2
+    assert len(rates) == 3
     assert (rate.value, rate.low, rate.high) == (
       rates[-1], min(rates), max(rates)
     )
@@ -83,3 +94,16 @@ def test_new_file_needs_a_disk_with_room(tmp_path):
   path.touch()
   with pytest.raises(FileExistsError):
     measured_tiers._check_disk(path, 1)
+
+
+@pytest.mark.parametrize(("update_s", "read_s", "is_memory", "expected"), [
+  (0.28, 0.1, True, (0.16, 0.16)),  # 16 bytes of 28 are read
+  (0.28, 0.1, False, (0.1, 0.18 * 16 / 12)),
+  (0.3, 0.2, False, (0.2, 0.1 * 16 / 12)),
+  (0.2, 0.3, False, (0.3, 0.002 * 16 / 12)),  # noise
+])
+def test_step_is_divided_into_reads_and_writes(
+  update_s, read_s, is_memory, expected
+):
+  found = measured_tiers._divided(update_s, read_s, is_memory)
+  assert found == pytest.approx(expected)

@@ -8,13 +8,16 @@ import ml_collections
 import numpy as np
 import pytest
 
+from caatnet.benchmarks.harness import timing
 from caatnet.benchmarks.serving import (
   host_copies,
   nanobatch_peer,
   nanobatches,
 )
 from caatnet.models.transformer.module import Transformer
+from caatnet.serving.engine.device import DecoderExecutor
 from configs.benchmark import nanobatches as config_of
+from tests.caatnet.benchmarks.printed import rows_of
 
 MODEL = {
   "vocab_size": 32, "width": 16, "num_layers": 2, "num_heads": 4,
@@ -165,11 +168,31 @@ def test_rows_are_times_of_all_rounds_and_gains_over_the_first_cut():
     nanobatches._rows(own, found)
 
 
-def test_copies_are_measured_in_parts_of_the_given_size():
+def test_copies_are_measured_in_parts_of_the_given_size(monkeypatch, capsys):
+  copies = []
+  copy = DecoderExecutor.copy
+
+  def noted(self, asked):
+    assert len(asked.source) == self.host.num_pages
+    copies.append(asked.kind)
+    copy(self, asked)
+
+  monkeypatch.setattr(DecoderExecutor, "copy", noted)
   own = config_of.get_config("test")
   layers = own.model.num_layers = 2
   own.benchmark.parts = (0, 65536)
   layer, whole = host_copies.run(own)
+  # One of each kind in each round of both sizes, the discarded one included;
+  # "out" also during steps.
+  rounds = 2 * (own.benchmark.rounds + 1)
+  assert sorted(copies) == ["in"] * rounds + ["out"] * 2 * rounds
+  row, _ = rows_of(capsys.readouterr().out)
+  assert row == [
+    "0", str(layers), f"{layer['staged_bytes'] / 1024:,.0f}", *(
+      timing.range_text(1e3 * np.array(layer[key]), ".1f")
+      for key in ("out", "in", "during")
+    ), *(timing.range_text(layer[key], ".3f") for key in ("longest", "slower"))
+  ]
   assert (layer["parts"], whole["parts"]) == (layers, 1)
   pointers = 64  # XLA:CPU counts the tuple of the results
   assert whole["staged_bytes"] == pytest.approx(
@@ -198,3 +221,16 @@ def test_slower_rank_counts_and_results_must_be_equal():
   found[0]["end"] = 6.0
   with pytest.raises(RuntimeError, match="ranks have different results"):
     nanobatches._checked(found)
+
+
+def test_table_of_two_processes_is_in_ms_and_has_ratios(capsys):
+  nanobatches._show_linked([{
+    "mbit": 150, "pieces": 2, "products": [0.002], "sums": [0.001, 0.003],
+    "step": [0.004, 0.008], "predicted": [0.002, 0.006], "gain": [1.5, 1.0],
+  }], 256)
+  printed = capsys.readouterr().out
+  assert "ms of a step of 256 decodes" in printed
+  assert rows_of(printed) == [[
+    "150", "2", "2.0 (2.0 to 2.0)", "2.0 (1.0 to 3.0)", "6.0 (4.0 to 8.0)",
+    "4.0 (2.0 to 6.0)", "0.62 (0.50 to 0.75)", "1.25 (1.00 to 1.50)",
+  ]]

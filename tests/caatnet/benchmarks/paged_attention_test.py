@@ -1,5 +1,7 @@
 """Benchmark of paged attention: rows and table of a target to lower for."""
 
+import types
+
 import pytest
 
 from caatnet.benchmarks.programs import paged_attention
@@ -55,3 +57,21 @@ def test_cells_are_copies_or_numbers_of_reasons(capsys):
 def test_target_without_kernels_is_named():
   with pytest.raises(ValueError, match="'cpu:8' must be a TPU or GPU"):
     paged_attention._resolve("cpu:8")
+
+
+def test_cases_have_whole_groups_of_heads():
+  """Up to eight heads, or as many as keys and values have."""
+  options = types.SimpleNamespace(
+    head_widths=(64, 128), kv_heads=(1, 2, 3, 8, 16)
+  )
+  found = list(paged_attention._cases(options, "gpu"))
+  assert len(found) == (
+    len(api.KERNELS["gpu"]) * 2 * 5 * len(paged_attention._KINDS)
+  )
+  heads = {case.kv_heads: case.heads for _, _, case in found}
+  assert heads == {1: 8, 2: 8, 3: 6, 8: 8, 16: 16}
+  assert {case.width for _, _, case in found} == {64, 128}
+  for _, kind, case in found:
+    assert (case.window > 0) == (kind == "window")
+    assert (case.rows > 1) == (kind == "chunk")
+    assert (case.stored == "int8") == (kind == "int8 pages")

@@ -2,8 +2,10 @@
 
 import concurrent.futures
 import io
+import itertools
 import json
 import sys
+import types
 
 from flax import linen
 import jax
@@ -13,6 +15,7 @@ import pytest
 from caatnet.benchmarks.harness import environments
 from caatnet.benchmarks.peers import nanodo_step, over_http, peers
 from configs.benchmark import peers as config_file
+from tests.caatnet.benchmarks.printed import rows_of
 
 # Python that answers as a peer would, without torch.
 PEER = """#!{python}
@@ -134,8 +137,11 @@ def test_interrupted_benchmark_continues(tmp_path):
 class Bigram(linen.Module):
   """Large logits of the next token, a row of a matrix for each token."""
 
+  calls = itertools.count()
+
   @linen.compact
   def __call__(self, tokens):
+    next(self.calls)
     return 50 * linen.Embed(7, 7)(tokens)
 
 
@@ -143,7 +149,10 @@ def test_steps_of_a_module_of_flax_are_timed_steps_of_adamw(
   monkeypatch, capsys
 ):
   monkeypatch.setattr(sys, "stdin", io.StringIO('{"steps": 1}\n{"steps": 2}'))
+  before = next(Bigram.calls)
   nanodo_step.answer_all(Bigram(), 3, 5, 7)
+  # Traced for its parameters and for a step, which is compiled once.
+  assert next(Bigram.calls) == before + 1 + 2
   size, *answers = map(json.loads, capsys.readouterr().out.splitlines())
   assert size["num_params"] == 49
   assert min(answer["seconds"] for answer in answers) > 0
@@ -182,6 +191,7 @@ def test_streams_of_both_servers_are_counted(tmp_path):
   assert [row["by"] for row in (ours, theirs)] == ["caatnet", "vllm"]
   assert ours["streams"] == 2
   assert min(ours["tokens_per_second"]) > 0
+  assert [row["batch"] for row in (ours, theirs)] == [1, 1]
   # Two streams at once, whose tokens take at least 1 ms.
   assert 0 < theirs["tokens_per_second"][0] < 2 * 1000
   assert theirs["ttft_p50_s"][0] > 1e-3
@@ -224,3 +234,74 @@ def test_environment_is_made_once_by_two_processes(tmp_path):
   assert found == [folder / "bin/python"] * 2
   lines = (tmp_path / "commands").read_text().splitlines()
   assert [line.split()[1] for line in lines] == ["venv", "pip", "uv"]
+
+
+def test_sequences_of_float32_weights_must_mostly_be_equal():
+  ours = [[1, 2], [3, 4], [5, 6]]
+  half = [[1, 2], [3, 4], [5, 7]]
+  few = [[1, 2], [3, 5], [5, 7]]
+  found = peers._same_sequences({
+    "caatnet": ours, "x Q8_0": few, "x F32": half,
+  })
+  assert found == pytest.approx({
+    "caatnet": 1, "x Q8_0": 1 / 3, "x F32": 2 / 3
+  })
+  with pytest.raises(ValueError, match=r"x F32 draws .* 67% of 3 sequences"):
+    peers._same_sequences({"caatnet": ours, "x F32": few})
+  # Exactly half is enough, and a single sequence says little.
+  for num, equal in ((2, 0.5), (1, 0.0)):
+    found = peers._same_sequences({"caatnet": ours[:num], "x F32": [
+      [1, 2], [0, 0]
+    ][-num:]})
+    assert found["x F32"] == equal
+
+
+def test_tables_have_rates_ratios_and_shares(capsys):
+  config = types.SimpleNamespace(
+    data=types.SimpleNamespace(batch_size=8, seq_len=16)
+  )
+  first = {
+    "by": "r=1", "num_params": 25.5e6, "seconds": [2.0, 4.0], "flops": 6e9,
+    "tokens_per_second": [100.0, 400.0],
+  }
+  other = {
+    "by": "torch", "num_params": 1e6, "seconds": [1.0],
+    "tokens_per_second": [50.0, 100.0],
+  }
+  peers._print_training(config, [first, other], 4e9)
+  printed = capsys.readouterr().out
+  assert "training step, 8 x 16 tokens, float32; products 4 GFLOP/s" in printed
+  assert rows_of(printed) == [
+    ["r=1", "25.5M", "250 (100 to 400)", "1.00 (1.00 to 1.00)", "50%"],
+    ["torch", "1.0M", "75 (50 to 100)", "3.00 (2.00 to 4.00)", ""],
+  ]
+  peers._print_decoding([
+    {"batch": batch, "by": by, "tokens_per_second": [rate, 2 * rate],
+     "weight_bytes_per_second": [1e9 * rate, 3e9 * rate]}
+    for batch, by, rate in (
+      (1, "caatnet", 100.0), (1, "torch", 50.0), (16, "caatnet", 20.0)
+    )
+  ], 12.5e9)
+  printed = capsys.readouterr().out
+  assert "reads of memory 12.5 GB/s" in printed
+  assert rows_of(printed) == [
+    ["1", "caatnet", "150 (100 to 200)", "1.00 (1.00 to 1.00)",
+     "200.0 (100.0 to 300.0)"],
+    ["1", "torch", "75 (50 to 100)", "2.00 (2.00 to 2.00)",
+     "100.0 (50.0 to 150.0)"],
+    ["16", "caatnet", "30 (20 to 40)", "1.00 (1.00 to 1.00)",
+     "40.0 (20.0 to 60.0)"],
+  ]
+  over_http.show([
+    {"by": "caatnet", "streams": 32, "batch": 16, "ttft_p50_s": [0.5],
+     "tokens_per_second": [100.0, 300.0]},
+    {"by": "vllm", "streams": 32, "batch": 16, "ttft_p50_s": [0.25, 0.75],
+     "tokens_per_second": [50.0, 100.0]},
+  ])
+  printed = capsys.readouterr().out
+  assert "32 streams over HTTP, at most 16 at a time" in printed
+  assert rows_of(printed) == [
+    ["caatnet", "200 (100 to 300)", "1.00 (1.00 to 1.00)",
+     "0.50 (0.50 to 0.50)"],
+    ["vllm", "75 (50 to 100)", "2.50 (2.00 to 3.00)", "0.50 (0.25 to 0.75)"],
+  ]

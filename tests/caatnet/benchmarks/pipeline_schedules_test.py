@@ -7,6 +7,7 @@ import pytest
 from caatnet.benchmarks.training import pipeline_schedules
 from configs.benchmark import pipeline_schedules as config_of
 from parallel.pipeline.builders import BUILDERS, Size, build
+from tests.caatnet.benchmarks.printed import rows_of
 
 
 def test_proven_and_refused_sizes_are_counted():
@@ -47,6 +48,11 @@ def test_run_proves_all_sizes_and_times_one(capsys):
   assert rows["1f1b"]["actions"] == 2 * (1 + 2) * (1 + 2 + 3)
   printed = capsys.readouterr().out
   assert "seconds for 4 stages, 6 microbatches" in printed.replace("\n", " ")
+  assert rows_of(printed) == [
+    [name, f"{r['proven']:,}", f"{r['refused']:,}", f"{r['actions']:,}",
+     f"{r['build_s']:.3f}", f"{r['check_s']:.3f}"]
+    for name, r in rows.items()
+  ]
   config.benchmark.timed = (4,)
   with pytest.raises(ValueError, match=r"timed=\(4,\) must be stages and"):
     pipeline_schedules.run(config)

@@ -9,6 +9,7 @@ from parallel.hardware import tiers
 from parallel.memory import placement
 from parallel.memory.placement import greedy, optimum
 from parallel.memory.problem import INSTANTS
+from tests.caatnet.benchmarks.printed import rows_of
 
 # The worst of 500 problems for each policy: its seed, the ratio of the step to
 # the optimum's in the same layout, and the resource that determines the update.
@@ -124,3 +125,21 @@ def test_rivals_get_the_layers_and_tiers_of_the_same_layout():
   params, largest = asked["parameters"]
   assert 2 * params == weights.size_bytes
   assert params / model.units < largest < params / 2
+
+
+def test_tables_have_policies_and_gigabytes(capsys):
+  placements._print({
+    "problems": 7, "policies": [{
+      "policy": "x", "fits": 6, "near": 5, "near_all": 4, "median": 1.25,
+      "worst": None, "worst_seed": 3,
+    }], "layouts": {"median": 0.75, "least": 0.5},
+    "memory": [{"of": "ours", "host": 1.5e9, "device": 250e6}],
+    "optimum_s": 0.125,
+  })
+  printed = capsys.readouterr().out
+  assert "7 random problems" in printed
+  assert rows_of(printed) == [
+    ["x", "6", "5", "4", "1.250", "None", "3"], ["ours", "1.5", "0.2"]
+  ]
+  assert "over that of greedy's: median 0.750, least 0.500" in printed
+  assert "of the config's model: 0.125 s" in printed

@@ -115,7 +115,7 @@ def test_answers_are_configurations_of_the_planner_that_fit_by_its_bound():
     rng = np.random.default_rng([0, number])
     step, c = planner_memory.answer(rng, devices.H200)
     drawn = planner_memory.kept_keys(step, c)
-    for key in ("model", "batch"):
+    for key in ("model", "batch", "configuration"):
       assert drawn[key] == rows[number][key]
     assert step.model.head_width == 128
     assert c.grid.size == 8
@@ -128,3 +128,22 @@ def test_programs_that_failed_are_compiled_again(tmp_path):
   rows = [{"number": 3, "total": 1.0}, {"number": 5, "error": "no memory"}]
   path.write_text(json.dumps({"rows": rows}))
   assert planner_memory.kept(path) == {3: rows[0]}
+
+
+def test_draws_are_those_of_the_recorded_programs():
+  """Every second pair of numbers is near the capacity."""
+  rows = planner_memory.kept(H200)
+  numbers = sorted(rows)[:8]
+  assert numbers == list(range(8))
+  for number in numbers:
+    drawn = planner_memory.draw(
+      np.random.default_rng([0, number]), number % 4 > 1,
+      devices.H200.memory_bytes,
+    )
+    found = planner_memory.kept_keys(*drawn)
+    for key in ("model", "batch"):
+      assert found[key] == rows[number][key], number
+    # Keys that are newer than the file have their defaults.
+    assert rows[number]["configuration"].items() <= (
+      found["configuration"].items()
+    ), number

@@ -11,6 +11,7 @@ from caatnet.benchmarks.planner import measured_links, planner
 from configs.benchmark import planner as config_of
 from parallel.hardware import cluster_files
 from parallel.planner.message_costs import Grid
+from tests.caatnet.benchmarks.printed import rows_of
 
 
 def test_links_between_processes_are_measured():
@@ -64,10 +65,28 @@ def test_fits_are_assigned_to_the_direction_of_messages():
 
 def test_grids_have_as_many_devices_as_can_be_searched():
   """All 8! orders of small grids, and proofs for 16 devices."""
-  for grids, most in ((planner._SMALL, 8), (planner._MIDDLE, 16)):
+  options = config_of.get_config().benchmark
+  for grids, most in ((options.exact_grids, 8), (options.solved_grids, 16)):
     sizes = [Grid(*grid).size for grid in grids]
     assert max(sizes) == most
     assert min(sizes) > most / 2
+
+
+def test_orders_are_compared_with_the_best_and_with_ours():
+  found = planner._against_best([1.0, 1.02, 1.01, 1.5], [1.0, 3.0, 2.0, 4.0])
+  assert found == {
+    "clusters": 4, "ours / best, worst": 1.5, "within 1%": 2,
+    "own / best, median": 2.5,
+  }
+  found = planner._slower("own", [1.0, 0.8, 1.0 + 1e-12, 1.2, 1.6])
+  assert found == {
+    "order": "own", "clusters": 5, "0%": 0.8, "5%": pytest.approx(0.84),
+    "25%": 1.0, "50%": pytest.approx(1.0), "75%": 1.2,
+    "95%": pytest.approx(1.52), "100%": 1.6, "slower than ours": 2,
+  }
+  assert planner._gaps("all", [0.3, 0.1, 0.5]) == {
+    "grid": "all", "clusters": 3, "gap, median": 0.3, "least": 0.1, "most": 0.5,
+  }
 
 
 def test_device_orders_are_near_the_best(capsys):
@@ -101,7 +120,18 @@ def test_device_orders_are_near_the_best(capsys):
     assert row["regret"] >= -1e-9
     assert row["devices"] == 4
     assert row["orders"] > row["configurations"] > 1
-  assert "regret of 2 clusters" in capsys.readouterr().out
+  printed = capsys.readouterr().out
+  regrets = [row["regret"] for row in result["regret"]]
+  assert (
+    f"regret of 2 clusters: median {np.median(regrets):.2%}, most "
+    f"{max(regrets):.2%}; below 2% in {sum(x < 0.02 for x in regrets)}"
+  ) in printed
+  # All rows of all parts, with four digits.
+  for part in ("certified", "large", "uneven links"):
+    for row in result[part]:
+      assert [
+        f"{x:.4g}" if isinstance(x, float) else str(x) for x in row.values()
+      ] in rows_of(printed)
 
 
 # Instead of a solver: checks the cost of the hint, and returns it.
@@ -130,9 +160,9 @@ print(json.dumps({"order": hint if problem["limit_s"] else None,
 def test_solver_receives_the_costs_of_an_order(limit_s, monkeypatch, tmp_path):
   (tmp_path / "solver.py").write_text(SOLVER)
   monkeypatch.setattr(planner, "_CP_SAT", tmp_path / "solver.py")
-  monkeypatch.setattr(planner, "_MIDDLE", ((2, 2, 2),))  # a quick search
   config = config_of.get_config("test")
   config.benchmark.python, config.benchmark.limit_s = sys.executable, limit_s
+  config.benchmark.solved_grids = ((2, 2, 2),)  # a quick search
   (row,) = planner._solved(config)
   assert row["grid"] == str(Grid(2, 2, 2))
   assert row["ours / CP-SAT"] == pytest.approx(1.0 if limit_s else 0)

@@ -3,6 +3,7 @@
 import collections
 import json
 
+import ml_collections
 import numpy as np
 import pytest
 
@@ -78,6 +79,28 @@ def test_drawn_configurations_are_within_a_factor_of_the_best():
   assert 1 < len(near) < len(every)
   found = planner_truth.picked(problem, options, seed=0)
   assert sorted(x[-1] for x in found) == near
+
+
+def test_model_is_that_of_the_options_and_devices_compute_at_their_rate():
+  problem = _problem()
+  w, layers = OPTIONS.width, OPTIONS.layers
+  # An MLP of twice the width: ten matrices per layer; gains; both embeddings.
+  assert problem.step.model.num_params == (
+    layers * (10 * w**2 + 2 * w) + w + 2 * w**2
+  )
+  assert (problem.step.batch_size, problem.step.seq_len) == (
+    OPTIONS.batch_size, OPTIONS.positions
+  )
+  slow = ml_collections.ConfigDict(OPTIONS)
+  slow.flops = OPTIONS.flops / 2
+  links = problem.links
+  half = planner_truth.problem_of(slow, links.bandwidth, links.latency_s)
+  for c in CONFIGURATIONS:
+    seconds, twice = (
+      latency.stage(c, problem.step, x.links.device, 1.0)[0]
+      for x in (problem, half)
+    )
+    assert twice == pytest.approx(2 * seconds)
 
 
 def test_summary_compares_predicted_and_measured_steps(capsys):

@@ -6,6 +6,7 @@ import pytest
 
 from caatnet.benchmarks.programs import programs
 from configs.benchmark import programs as programs_config
+from tests.caatnet.benchmarks.printed import rows_of
 
 
 def test_row_is_reused_until_its_program_changes(tmp_path):
@@ -25,6 +26,7 @@ def test_row_is_reused_until_its_program_changes(tmp_path):
 
   same = now(row["overrides"])
   assert programs.known([row], same) == row
+  assert programs.known([same], same) == same
   assert programs.known([row], now("sync.p=0.25")) is None
   # Many targets share one lowered program.
   assert programs.known([row | {"target": "another"}], same) is None
@@ -38,3 +40,14 @@ def test_damaged_file_of_results_is_named(tmp_path, text):
   path.write_text(text)
   with pytest.raises(ValueError, match=r"a\.json (is damaged|has a row)"):
     programs.run(config)
+
+
+def test_table_has_bytes_and_bounds_of_compiled_rows(capsys):
+  row = {"target": "tpu:v5e:2x2", "overrides": "sync.p=0.5", "kernels": "auto"}
+  programs._print([row, row | {"kernels": "reference", "roofline": {
+    "memory_bytes": 12.34e9, "step_if_all_overlaps": 0.25,
+    "step_as_scheduled": 0.5, "step_if_none_overlaps": 0.75,
+  }}])
+  assert rows_of(capsys.readouterr().out) == [[
+    "tpu:v5e:2x2 sync.p=0.5", "reference", "12.3", "0.250", "0.500", "0.750"
+  ]]

@@ -1,5 +1,7 @@
 """Peers of the benchmark of sums: their sums, streams and additions."""
 
+import socket
+
 import numpy as np
 import pytest
 
@@ -86,3 +88,10 @@ def test_part_beyond_the_end_is_shifted():
   view = memoryview(bytes(range(10)))
   assert bytes(ring_peer._part(view, slice(2, 5))) == bytes([2, 3, 4])
   assert bytes(ring_peer._part(view, slice(8, 12))) == bytes([6, 7, 8, 9])
+
+
+def test_raw_connections_do_not_wait_for_more_to_send(peers):
+  for peer in peers:
+    for sock in (*peer.outward.values(), *peer.inward.values()):
+      assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+      assert sock.gettimeout() is None

@@ -1,6 +1,7 @@
 """Benchmark of sums over links: its raw streams send the bytes of the sums."""
 
 import os
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from caatnet.config.schema.benchmarks.swarms import RingOrders
 from configs.benchmark import ring as config_of
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.ring.times import Matrix
+from tests.caatnet.benchmarks.printed import rows_of
 
 SIZE, BLOCK = 1200, 256
 
@@ -49,26 +51,29 @@ def test_raw_streams_send_the_payload_of_the_sums(count):
 
 
 def test_bytes_other_than_the_formula_are_errors():
+  """The array cannot be divided equally among three peers."""
+  size = SIZE + 1
   stated = [
-    link_collectives.sum_bytes("ring", SIZE, 3, rank, BLOCK)
+    link_collectives.sum_bytes("ring", size, 3, rank, BLOCK)
     for rank in range(3)
   ]
+  assert len({payload for payload, _ in stated}) > 1
   found = [
     {"payload": payload, "framing": framing, "kernel": payload + framing}
     for payload, framing in stated
   ]
-  assert ring._same_as_stated("ring", SIZE, found, BLOCK) == {
+  assert ring._same_as_stated("ring", size, found, BLOCK) == {
     "payload": stated[0][0], "framing": stated[0][1]
   }
   for rank, key, message in (
-    (2, "payload", r"ring: peer 2 sent .*'payload': 6401"),
+    (2, "payload", rf"ring: peer 2 sent .*'payload': {stated[2][0] + 1}"),
     (0, "framing", "ring: peer 0 sent"),
     (1, "kernel", "the kernel has counted"),
   ):
     wrong = [dict(row) for row in found]
     wrong[rank][key] += 1
     with pytest.raises(RuntimeError, match=message):
-      ring._same_as_stated("ring", SIZE, wrong, BLOCK)
+      ring._same_as_stated("ring", size, wrong, BLOCK)
 
 
 def test_links_that_are_not_shaped_have_no_rows(monkeypatch, capsys):
@@ -151,3 +156,34 @@ def test_run_has_the_bytes_of_all_sums_and_ratios_to_raw_streams(capsys):
   # The link is slower than the machine.
   assert row["payload_mbit"] == pytest.approx(8.388608 / row["seconds"])
   assert 1 < row["payload_mbit"] < 2 * 200
+
+
+def test_table_of_sums_has_shares_of_raw_streams(capsys):
+  rows = [
+    {"peers": 4, "what": "ring", "seconds": 0.5, "of_raw": 0.75,
+     "of_raw_cpu": 0.5, "additions": 0.25, "payload": 1234, "framing": 56},
+    {"peers": 4, "what": "gloo", "seconds": 1.0, "of_raw": 0.375,
+     "of_raw_cpu": None, "additions": None},
+  ]
+  ring._show(rows, types.SimpleNamespace(megabytes=256, rounds=5))
+  printed = capsys.readouterr().out
+  assert "256 MB of float32 summed among peers on loopback, 5 rounds" in printed
+  assert rows_of(printed) == [
+    ["4", "ring", "0.500", "75%", "50%", "25%", "1,234 + 56"],
+    ["4", "gloo", "1.000", "38%", "-", "-", "-"],
+  ]
+
+
+def test_table_of_rings_compares_the_chosen_algorithm(capsys):
+  ring_orders._show([{
+    "seed": 3, "chosen": "direct", "chosen_s": 1.5, "modelled_s": 1.25,
+    "fastest": "ring", "fastest_s": 1.2, "direct_s": 1.5, "ring_s": 1.4,
+    "fastest_ring_s": 1.1, "bandwidth_s": 2.0, "ranks_s": 2.5,
+    "slowest_s": 3.0, "of_model": 1.05,
+  }], types.SimpleNamespace(megabytes=8, peers=5, rounds=3))
+  printed = capsys.readouterr().out
+  assert "8 MB of float32 summed among 5 peers" in printed.replace("\n", " ")
+  assert rows_of(printed) == [[
+    "3", "direct", "1.50", "1.25", "ring", "1.20", "1.25", "1.50", "1.40",
+    "1.10", "2.00", "2.50", "3.00", "1.05",
+  ]]

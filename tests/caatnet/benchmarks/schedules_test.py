@@ -9,6 +9,7 @@ from caatnet.benchmarks.training import schedules
 from caatnet.show import drawing
 from configs.benchmark import schedules as config_of
 from parallel.topology import builders
+from tests.caatnet.benchmarks.printed import rows_of
 
 SIZES, MODELS = (2**15, 2**26), ("events", "lockstep")
 
@@ -77,9 +78,10 @@ def test_summary_counts_ratios(capsys):
       "topology": f"random {i}", "nodes": 6 + i, "ranks": 6, "ratio": ratio,
       "rounds_ratio": 1.5 + i, "seconds": 1.0 + i, "multitree_seconds": 0.5,
       "cut_ranks": 3, "leaving_bytes_per_second": 75e9,
-      "times": [{"size_bytes": 2**20, "events": {"ratio": 9.0}}, {
-        "size_bytes": 2**26, "events": {"ratio": ratio + 0.04}
-      }],
+      "times": [
+        *2 * [{"size_bytes": 2**20, "events": {"ratio": 9.0}}],
+        {"size_bytes": 2**26, "events": {"ratio": ratio + 0.04}},
+      ],
     } for i, ratio in enumerate((1.0, 1.01, 1.05, 1.2))
   ]
   found = schedules._summary("uneven", rows, ("events",))
@@ -107,9 +109,31 @@ def test_tables_and_picture_have_all_rows(capsys):
   assert drawn[0]["nodes"] > drawn[0]["ranks"]  # a switch
   schedules._show_optimal(drawn, MODELS)
   printed = capsys.readouterr().out
-  for row in (*scaling, simulated, *drawn):
-    assert row.get("schedule", row.get("topology")) in printed
-  assert f"{drawn[0]['times'][1]['lockstep']['ratio']:.3f}" in printed
+  table = rows_of(printed)
+  for row in scaling:
+    assert [
+      row["topology"], str(row["ranks"]), str(row["steps"]), str(row["bound"]),
+      f"{row['seconds']:.2f}",
+    ] in table
+  assert [
+    simulated["schedule"], f"{simulated['traversals']:,}",
+    f"{simulated['seconds']:.2f}",
+    f"{simulated['traversals'] / simulated['seconds']:,.0f}",
+  ] in table
+  for row in drawn:
+    assert [
+      row["topology"], str(row["trees_per_rank"]), f"{row['ratio']:.4f}",
+      f"{row['rounds_ratio']:.3f}", schedules._cut(row),
+      f"{row['seconds']:.2f}", f"{row['multitree_seconds']:.2f}",
+    ] in table
+    for size, times in zip(("32 KiB", "64 MiB"), row["times"], strict=True):
+      assert [
+        row["topology"], size, f"{times['bound_us']:,.2f}", *(
+          text for model in MODELS for text in (
+            f"{times[model]['ratio']:.3f}", times[model]["trees"]
+          )
+        ),
+      ] in table
   assert drawing.png(schedules.figure(scaling, drawn)).startswith(b"\x89PNG")
 
 
@@ -144,3 +168,48 @@ def test_unknown_topology_is_named():
   config.benchmark.optimal = ("torus 4x5",)
   with pytest.raises(ValueError, match=r"benchmark\.optimal: 'torus 4x5' must"):
     schedules.run(config)
+
+
+def test_topologies_are_those_of_their_names():
+  failed = "torus 8x8, 2 links failed"
+  nets = {name: make() for name, make in schedules.NAMED.items()}
+  links = {name: len(net.links) for name, net in nets.items()}
+  assert links[failed] == links["torus 8x8"] - 4  # in both directions
+  assert nets.pop(failed).num_ranks == 64
+  nets |= {
+    name: make() for name, (_, make) in schedules.SIMULATED.items()
+  }
+  for name, net in nets.items():
+    assert net.name == name.rpartition(", ")[2]
+  for name, (builder, _) in schedules.SIMULATED.items():
+    assert name.startswith(f"{builder}, ")
+
+
+def test_bound_of_latencies_is_that_of_the_ranks_that_are_farthest_apart():
+  """The ends of a line of five ranks."""
+  net = builders.mesh((5,))
+  found = schedules._times(net, 0.0, 1, ())
+  assert found["bound_us"] == pytest.approx(4e6 * net.links[0].latency_s)
+
+
+@pytest.mark.parametrize("kind", schedules.SPEEDS)
+def test_random_graphs_have_switches_and_failed_links_by_their_seed(kind):
+  failed = set()
+  for seed in range(24):
+    net = schedules.random_graph(seed, 9, kind)
+    assert 6 <= net.num_nodes <= 9
+    assert (net.num_nodes > net.num_ranks) == (seed % 3 == 1)
+    assert net.num_nodes - net.num_ranks <= net.num_nodes // 4
+    speeds = {(x.source, x.destination): x.bandwidth for x in net.links}
+    for (a, b), speed in speeds.items():
+      assert speeds.get((b, a), speed) == speed
+      if (b, a) not in speeds:
+        failed.add(seed % 3)
+    if kind == "doubling":
+      assert {*speeds.values()} <= {25e9, 50e9, 100e9, 200e9}
+    else:
+      assert min(speeds.values()) >= 25e9
+      assert max(speeds.values()) <= 200e9
+      assert len({*speeds.values()}) > 4
+    assert schedules.random_graph(seed, 9, kind) == net
+  assert failed == {2}

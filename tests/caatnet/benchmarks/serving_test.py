@@ -8,6 +8,7 @@ import pytest
 
 from caatnet.benchmarks.serving import serving
 from configs.benchmark import serving as config_of
+from tests.caatnet.benchmarks.printed import rows_of
 
 
 def test_requests_share_one_of_50_beginnings():
@@ -16,6 +17,9 @@ def test_requests_share_one_of_50_beginnings():
   prompts = [np.asarray(request.prompt) for request in asked]
   beginnings = {prompt[:128].tobytes() for prompt in prompts}
   assert len(beginnings) == 50
+  # Of all int32 tokens.
+  assert 0 <= min(map(np.min, prompts)) < 2**21
+  assert 2**31 - 2**21 < max(map(np.max, prompts)) < 2**31 - 1
   own = [len(prompt) - 128 for prompt in prompts]
   assert (min(own), max(own)) == (64, 899)
   answers = [request.max_tokens for request in asked]
@@ -70,7 +74,15 @@ def test_server_is_full_in_each_step(capsys):
   for clock in ("cpu_us", "clock_us"):
     spread = row[clock]
     assert 0 < spread["median"] <= spread["p99"] <= spread["most"]
-  assert "first_come" in capsys.readouterr().out
+  cpu, clock = row["cpu_us"], row["clock_us"]
+  assert rows_of(capsys.readouterr().out) == [[
+    "first_come", f"{row['running']:.0f}", f"{row['waiting']:.0f}",
+    f"{row['preempting']:.1%}", f"{row['found']:.1%}",
+    f"{cpu['median']:.0f} ({clock['median']:.0f})",
+    f"{min(row['medians_us']):.0f} to {max(row['medians_us']):.0f}",
+    *(f"{cpu[k]:.0f} ({clock[k]:.0f})" for k in ("p99", "most")),
+    f"{row['arrival_us']:.0f}",
+  ]]
 
 
 @pytest.mark.parametrize(("changes", "message"), [

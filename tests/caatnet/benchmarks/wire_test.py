@@ -1,13 +1,16 @@
 """Delay line: errors of namespaces, and packets that are due."""
 
+import concurrent.futures
 import contextlib
+import fcntl
 import os
 import socket
+import struct
 import time
 
 import pytest
 
-from caatnet.benchmarks.harness import wire
+from caatnet.benchmarks.harness import namespaces, wire
 
 
 def test_file_that_is_no_namespace_is_an_error_with_the_kernels_reason(
@@ -58,3 +61,25 @@ def test_the_largest_packet_is_forwarded_whole():
     way.receive()
     way.send()
     assert found.recv(1 << 18) == packet
+
+
+_TUNGETIFF, _HAS_HEADER = 0x800454D2, 0x4000  # of linux/if_tun.h
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_device_hands_over_several_segments_if_it_is_asked_to(large):
+  with contextlib.ExitStack() as stack:
+    try:
+      (name,) = stack.enter_context(namespaces._made(1))
+    except ValueError as error:
+      pytest.skip(str(error))
+    # A thread of its own enters the namespace.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+      file = thread.submit(wire._tun, "tested", name, large).result()
+    stack.callback(os.close, file)
+    device, flags = struct.unpack(
+      "16sH22x", fcntl.ioctl(file, _TUNGETIFF, bytes(40))
+    )
+    assert device.rstrip(b"\0") == b"tested"
+    assert bool(flags & _HAS_HEADER) == large
+    assert not os.get_blocking(file)
