@@ -21,6 +21,7 @@ def main() -> None:
   from caatnet.show import pictures, results, tables
   from caatnet.train import files, loop
 
+  options.resume_gc()
   workdir = files.folder(FLAGS.workdir or "runs/demo", local=True)
   folders, rows = {}, []
   for p in FRACTIONS:
@@ -72,6 +73,6 @@ def main() -> None:
 if __name__ == "__main__":
   options.run(
     main,
-    uses=("config", "workdir", "mesh", "cpu_devices", "output"),
+    uses=("config", "workdir", "mesh", "cpu_devices", "output", "programs"),
     defaults={"config": "configs/caatnet/tiny.py", "cpu_devices": "8"},
   )

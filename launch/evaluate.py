@@ -22,6 +22,7 @@ flags.DEFINE_float(
 
 
 def main() -> None:
+  options.resume_gc()
   if FLAGS.tasks:
     return on_tasks()
   for name, value in (("limit", FLAGS.limit), ("config", options.overrides())):
@@ -70,10 +71,8 @@ def on_tasks() -> None:
 if __name__ == "__main__":
   options.run(
     main,
-    uses=(
-      "workdir", "mesh", "cpu_devices", "json", "plot", "step", "coordinator",
-      "num_processes", "process_id",
-    ),
+    uses=("workdir", "mesh", "cpu_devices", "json", "plot", "step",
+          "coordinator", "num_processes", "process_id", "programs"),
     required=("workdir",),
     changeable=("inference", "parallel.data", "model.max_positions"),
   )

@@ -342,7 +342,10 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     if "programs" in uses:
       gc.disable()
     if devices:
-      _set_up_devices(keep_programs="programs" in uses)
+      # A program from the cache may have the source lines of an older version,
+      # by which a profile is read.
+      profiled = "profile" in uses and bool(FLAGS.profile)
+      _set_up_devices(keep_programs="programs" in uses and not profiled)
     code = main() or 0
     sys.stdout.flush()  # fails here if it is a file on a full disk
     return code

@@ -24,6 +24,7 @@ def main() -> None:
 
   config = FLAGS.config
   experiment = experiments.build(config, options.mesh())
+  options.resume_gc()
   workdir = files.folder(FLAGS.workdir or f"runs/{config.name}")
   train = loop.train
   if FLAGS.elastic:
@@ -65,6 +66,6 @@ if __name__ == "__main__":
     uses=(
       "config", "workdir", "mesh", "cpu_devices", "profile", "coordinator",
       "num_processes", "process_id", "elastic", "listen", "advertise",
-      "token_file", "certificate", "key", "authority",
+      "token_file", "certificate", "key", "authority", "programs",
     ),
   )

@@ -69,6 +69,7 @@ class Decoder:
     weights: Parameters of the model; only their shapes if each step gets its
       own parameters.
     shapes: Shapes of batches for which programs have been compiled.
+    before_compile: Called before a program is compiled, which takes seconds.
     compile_seconds: Total time of compilation in seconds.
   """
 
@@ -95,6 +96,7 @@ class Decoder:
     self.program, self.capacity = program, capacity
     self.num_replicas = program.layout.num_data_ranks
     self.shapes: set[Any] = set()
+    self.before_compile: Callable[[], None] = lambda: None
     self.compile_seconds = 0.0
     self.cache_shape = cache_shape
     self.weights = weights
@@ -150,6 +152,8 @@ class Decoder:
     packed = _packed(leaves).reshape(*dims, -1)
     if params is None:
       params = self.weights.params
+    if shape not in self.shapes:
+      self.before_compile()
     start = time.perf_counter()
     tokens, logprobs, self._state, top = self._run(
       params, self._state, packed, types=types, filters=filters

@@ -94,6 +94,7 @@ class Generation:
     """
     self.speed = Speed()
     self._decoder, self._on_text, self._on_end = decoder, on_text, on_end
+    self._pending: Dispatched | None = None
     # All steps apply filters if any request does, so that each step has one
     # program.
     self._filters = any(request.filters for request in requests)
@@ -154,15 +155,18 @@ class Generation:
       ValueError: The model's logits are NaN: it has diverged, or overflows in
         its dtype.
     """
-    pending: Dispatched | None = None
     self._arrived = self._clock()
-    while self._going and not interrupted():
-      self._admit()
-      # The next step is dispatched before the previous one is received.
-      sent = self._send()
-      if pending is not None:
-        self._receive(pending)
-      pending = sent
+    # The first token is shown before the next step's program is compiled.
+    self._decoder.before_compile = self._receive
+    try:
+      while self._going and not interrupted():
+        self._admit()
+        # The next step is dispatched before the previous one is received.
+        sent = self._send()
+        self._receive()
+        self._pending = sent
+    finally:
+      self._decoder.before_compile = lambda: None
     for index, transcript in enumerate(self._transcripts):
       if not transcript.ended:
         self._show(index, transcript.interrupt())
@@ -196,8 +200,11 @@ class Generation:
       self._filters,
     )
 
-  def _receive(self, sent: Dispatched) -> None:
-    """Waits for the tokens of a step, and passes them to the schedulers."""
+  def _receive(self) -> None:
+    """Passes the tokens of the step under way, if any, to the schedulers."""
+    sent, self._pending = self._pending, None
+    if sent is None:
+      return
     events = sent.events(self._clock)
     now = self._clock()
     self.speed.add(sent, now - self._arrived)

@@ -65,6 +65,8 @@ class Request:
       with one model.
     conversation: Conversation that the request is a turn of; None for none. The
       prompt of a turn begins with the previous prompt and response.
+    owner: Key of its copy in the host cache: the conversation with the expert,
+      or the request.
     more: Whether another turn of the conversation may follow.
     stop: Tokens that end the sequence, or a function that returns whether a
       token does; it is called once with each token, in order.
@@ -100,8 +102,8 @@ class Request:
     "_num_drawn", "_times", "_tokens", "arrival_s", "block_hashes", "buffer",
     "client", "context", "conversation", "deadline_s", "end_s", "error",
     "expert", "longest", "max_tokens", "more", "num_hits", "num_pending",
-    "num_preempted", "number", "pages", "payload", "priority", "prompt",
-    "scheduled_s", "slot", "state", "stop", "swapped", "weight",
+    "num_preempted", "number", "owner", "pages", "payload", "priority",
+    "prompt", "scheduled_s", "slot", "state", "stop", "swapped", "weight",
   )
 
   def __init__(
@@ -143,7 +145,8 @@ class Request:
     self.client, self.priority, self.weight = client, priority, weight
     self.expert, self.error = expert, ""
     self.arrival_s, self.deadline_s = arrival_s, deadline_s
-    self.conversation, self.more = conversation, more
+    self.more = more
+    self.join_conversation(conversation)
     self.stop, self.payload = stop, payload
     self.state = State.WAITING
     # One array per call of `take`; concatenated on access.
@@ -187,15 +190,16 @@ class Request:
     stop = self.stop
     return token in stop if isinstance(stop, frozenset) else stop(token)
 
-  @property
-  def owner(self) -> Hashable:
-    """Key of its copy in the host cache: the conversation, or the request.
+  def join_conversation(self, conversation: Hashable | None) -> None:
+    """Makes it a turn of a conversation, or of none.
 
-    Turns of a conversation that different experts answer have different copies.
+    Turns of a conversation that different experts answer have different copies
+    in the host cache.
     """
-    if self.conversation is None:
-      return ("request", self.number)
-    return ("conversation", self.conversation, self.expert)
+    self.conversation = conversation
+    self.owner: Hashable = ("request", self.number)
+    if conversation is not None:
+      self.owner = ("conversation", conversation, self.expert)
 
   @property
   def length(self) -> int:

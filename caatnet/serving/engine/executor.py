@@ -17,7 +17,7 @@ Shape legend: D = decodes of a step, S = slots, P = pages of a sequence.
 
 from collections.abc import Hashable, Sequence
 import dataclasses
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from caatnet.serving.requests import Request
 Kind = Literal["out", "in", "within"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
   """Part of a sequence's known tokens that a step reads.
 
   Attributes:
@@ -49,8 +48,7 @@ class Chunk:
     return self.request.all_tokens(self.start, self.start + self.length)
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
   """One forward pass of the model: decodes, then chunks.
 
   Attributes:
@@ -150,8 +148,7 @@ class Load:
   slot: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
   """End of a step, a copy or a load.
 
   Attributes:

@@ -275,6 +275,6 @@ class Simulator:
         return time_s
       # Steps have slowed the load down since the event was scheduled.
       time_s = self._ready_s[event.load]
-      event = dataclasses.replace(event, time_s=time_s)
+      event = event._replace(time_s=time_s)
       heapq.heapreplace(self._events, (time_s, count, event))
     return math.inf

@@ -43,11 +43,27 @@ def _advance(decodes, chunked, computed, epochs):
   )
 
 
+@compiled("(int64[::1], int64, int64)")
+def _omit(order, length, slot):
+  """Removes a slot from the first `length` entries, and keeps their order."""
+  at = np.argmax(order[:length] == slot)
+  order[at : length - 1] = order[at + 1 : length].copy()
+
+
 @compiled(
-  "(int32[:, ::1], int64, int64[::1], int32[:, ::1], int64[::1], int32[::1])"
+  "(int32[:, ::1], int64, int64[::1], int32[:, ::1], int64[::1], int64[::1], "
+  "int64[::1], int32[::1])"
 )
-def _keep(kept, at, left, stops, slots, tokens):
-  """Buffers the tokens of a step; returns which sequences end, ``[D]``."""
+def _keep(kept, at, left, stops, epochs, slots, then, tokens):
+  """Buffers the tokens of the slots whose epochs are those of `then`.
+
+  Returns:
+    The slots whose sequences end, and the indices of the other tokens.
+  """
+  same = epochs[slots] == then
+  late = np.flatnonzero(~same)
+  if len(late):
+    slots, tokens = slots[same], tokens[same]
   row = kept[at]
   row[:] = _NONE
   row[slots] = tokens
@@ -56,17 +72,31 @@ def _keep(kept, at, left, stops, slots, tokens):
   ended = remaining <= 0
   for k in range(len(stops)):
     ended |= tokens == stops[k][slots]
-  return ended
+  return slots[ended], late
 
 
-@compiled("(int32[:, ::1], float64[::1], int64, int64, int64)")
-def _kept(kept, times, slot, first, steps):
-  """Returns the tokens drawn for a slot in given steps, and their times."""
-  # Rows of the ring buffer, oldest first.
-  rows = np.arange(first, steps) % len(times)
-  tokens = kept[:, slot][rows]
+@compiled(
+  "(int32[:, ::1], float64[::1], int64, int64, int32[::1], float64[::1])"
+)
+def _kept(kept, times, slot, first, tokens, token_times):
+  """Writes the tokens drawn for a slot in consecutive steps, and their times.
+
+  Returns:
+    The number of tokens: some steps have drawn none for the slot.
+  """
+  at, count = first % len(times), len(tokens)
+  # Up to the end of the ring buffer, then from its beginning.
+  end = min(count, len(times) - at)
+  tokens[:end] = kept[at : at + end, slot]
+  token_times[:end] = times[at : at + end]
+  tokens[end:] = kept[: count - end, slot]
+  token_times[end:] = times[: count - end]
   drawn = tokens != _NONE
-  return tokens[drawn], times[rows][drawn]
+  num_drawn = np.count_nonzero(drawn)
+  if num_drawn < count:
+    tokens[:num_drawn] = tokens[drawn]
+    token_times[:num_drawn] = token_times[drawn]
+  return num_drawn
 
 
 class Running:
@@ -173,8 +203,7 @@ class Running:
     if len(stops) > len(self._stops):
       more = len(stops) - len(self._stops), len(self.requests)
       self._stops = np.concatenate([self._stops, np.full(more, _NONE, "i4")])
-    self._stops[:, slot] = _NONE
-    self._stops[: len(stops), slot] = stops
+    self._stops[:, slot] = stops + [_NONE] * (len(self._stops) - len(stops))
     if not few:
       self._asked[slot] = request.is_end
 
@@ -218,10 +247,8 @@ class Running:
     self.requests[slot] = None
     self._asked.pop(slot, None)
     self._since[slot] = _NEVER
-    # Shift later slots, so that the order of admission is kept.
-    at, last = int((self.slots == slot).argmax()), self._len - 1
-    self._order[at:last] = self._order[at + 1 : self._len]
-    self._len = last
+    _omit(self._order, self._len, slot)
+    self._len -= 1
     self._free.append(slot)
     self.epochs[slot] += 1
 
@@ -257,22 +284,28 @@ class Running:
     )
 
   def record(
-    self, slots: np.ndarray, tokens: np.ndarray, now: float
-  ) -> list[Request]:
+    self, slots: np.ndarray, epochs: np.ndarray, tokens: np.ndarray, now: float
+  ) -> tuple[list[Request], list[int]]:
     """Buffers the tokens of a step.
+
+    A slot with another epoch was freed, and perhaps reassigned, since the step
+    was made: its token belongs to the previous request, and is not buffered.
 
     Args:
       slots: Slots of the tokens, int64 ``[D]``.
+      epochs: Epochs of the slots when the step was made, int64 ``[D]``.
       tokens: Drawn tokens, int32 ``[D]``.
       now: Time of the step's end in seconds.
 
     Returns:
-      The requests that their token ends.
+      The requests that their token ends, and the indices of the tokens that are
+      not buffered.
     """
     at = self._steps % _KEPT
     self._times[at] = now
-    ended = _keep(
-      self._tokens, at, self._left, self._stops, slots, tokens
+    ended, late = _keep(
+      self._tokens, at, self._left, self._stops, self.epochs, slots, epochs,
+      tokens,
     )
     self._steps += 1
     # Every K / 8 steps, slots whose oldest entries would soon be overwritten
@@ -283,23 +316,27 @@ class Running:
       for slot in np.flatnonzero(oldest).tolist():
         self._flush(self.requests[slot])
     if self._asked:
-      ended |= self._ask(slots.tolist(), tokens.tolist())
-    return self.requests[slots[ended]].tolist()
+      slots, tokens = np.delete(slots, late), np.delete(tokens, late)
+      ends = {*ended.tolist(), *self._ask(slots.tolist(), tokens.tolist())}
+      ended = slots[[slot in ends for slot in slots.tolist()]]
+    return self.requests[ended].tolist(), late.tolist()
 
-  def _ask(self, slots: list[int], tokens: list[int]) -> np.ndarray:
-    """Returns a mask of the tokens that end sequences with a stop function."""
+  def _ask(self, slots: list[int], tokens: list[int]) -> list[int]:
+    """Returns the slots whose token ends a sequence with a stop function."""
     asked = map(self._asked.get, slots)
-    return np.array([
-      stop is not None and stop(token)
-      for stop, token in zip(asked, tokens, strict=True)
-    ], bool)
+    return [
+      slot for slot, stop, token in zip(slots, asked, tokens, strict=True)
+      if stop is not None and stop(token)
+    ]
 
   def _flush(self, request: Request) -> None:
     """Moves a request's buffered tokens to the request."""
     slot, steps = request.slot, self._steps
     first, self._since[slot] = int(self._since[slot]), steps
     if first < steps:
-      request.take(*_kept(self._tokens, self._times, slot, first, steps))
+      tokens, times = np.empty(steps - first, np.int32), np.empty(steps - first)
+      count = _kept(self._tokens, self._times, slot, first, tokens, times)
+      request.take(tokens[:count], times[:count])
 
   def clients(
     self, slots: np.ndarray

@@ -309,10 +309,11 @@ class Scheduler:
       if plan is None:
         return
       # First chunk after the cached tokens.
-      length = min(request.length - plan.start, room)
-      known = request.length if self.limits.whole_prompt else (
-        plan.start + length
-      )
+      known = request.length
+      num_read = known - plan.start
+      length = min(num_read, room)
+      if not self.limits.whole_prompt:
+        known = plan.start + length
       if not free or plan.need(known, self.pages) > self.pages.num_available:
         if not self._displace(request):
           return
@@ -320,7 +321,7 @@ class Scheduler:
       self.policy.remove(request)
       last = -(-(plan.start + length) // self.pages.page_size)
       arrived = self.swapping.admit(request, plan, last)
-      self.policy.admitted(request, request.length - plan.start)
+      self.policy.admitted(request, num_read)
       if request.scheduled_s is None:
         request.scheduled_s, request.num_hits = now, plan.start
       if arrived:
@@ -400,23 +401,16 @@ class Scheduler:
     step, now, slots = event.step, event.time_s, self.running
     assert step is not None
     self.policy.end_step(step.weights)
-    tokens = np.array(event.tokens, np.int32)
+    tokens = np.asarray(event.tokens, np.int32)
     for request in map(step.request, event.failed):
       if request.state not in ENDS:
         self._leave(request)
         self._end(request, State.FAILED, now)
-    drawing, late = step.drawing, []
-    same = slots.epochs[drawing] == step.epochs
-    # A slot with another epoch was freed, and perhaps reassigned, since the
-    # step was made: its token belongs to the previous request.
-    if np.count_nonzero(same) < len(same):
-      lost = np.flatnonzero(~same)
-      late = [(step.request(i), int(tokens[i])) for i in lost]
-      drawing, tokens = drawing[same], tokens[same]
-    for request in slots.record(drawing, tokens, now):
+    ended, late = slots.record(step.drawing, step.epochs, tokens, now)
+    for request in ended:
       self._finish(request, now)
-    for request, token in late:
-      self._late(request, token, now)
+    for i in late:
+      self._late(step.request(i), int(tokens[i]), now)
 
   def _fail_expert(self, expert: str, error: str, now: float) -> None:
     """Ends all requests of an expert whose load has failed."""

@@ -17,7 +17,7 @@ Source: FastSwitch (arXiv 2411.18424), sections 3.2 and 3.3.
 
 import collections
 from collections.abc import Hashable, Sequence
-import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,7 @@ from caatnet.serving.scheduler.counts import Counts, Decision
 from caatnet.serving.scheduler.limits import Limits
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
   """Sources of the pages that a request is admitted with.
 
   Attributes:
@@ -48,7 +47,9 @@ class Plan:
 
   def need(self, tokens: int, pages: Pages) -> int:
     """Returns the number of available pages that `tokens` tokens require."""
-    idle = pages.num_idle(self.found) + pages.num_idle(self.source)
+    idle = pages.num_idle(self.found)
+    if len(self.source):
+      idle += pages.num_idle(self.source)
     return -(-tokens // pages.page_size) - len(self.found) + idle
 
 
@@ -123,7 +124,7 @@ class Swapping:
     owner = request.owner
     if owner in self._turns or not self.host.begins(owner, request.prompt):
       if owner in self._turns or self._busy[owner]:
-        request.conversation = None
+        request.join_conversation(None)
       else:
         self.host.drop(owner)
     self._turns.add(request.owner)

@@ -5,17 +5,20 @@ which it should have been sent, to reading a token.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 import dataclasses
+import functools
 import json
 import math
 import time
 from typing import Any
 
+import h11
 import httpx2
 import numpy as np
 
 from caatnet.serving import traces
+from caatnet.serving.server import exchange
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
 _START = b"data: "
@@ -156,7 +159,8 @@ async def ask(
   Returns:
     The measurements of each request.
   """
-  context = httpx2.create_ssl_context()
+  secure = url.startswith("https:")
+  context = httpx2.create_ssl_context() if secure else None
   start = time.perf_counter()
   ends = [asyncio.Event() for _ in questions]
 
@@ -165,15 +169,14 @@ async def ask(
       await ends[question.after].wait()
       await asyncio.sleep(question.think_s)
     await asyncio.sleep(start + question.time_s - time.perf_counter())
-    # A new connection per request, as from independent clients. A common pool
-    # would examine all open connections for each request.
-    async with httpx2.AsyncClient(
-      verify=context, timeout=timeout_s, headers=_headers(key)
-    ) as client:
-      found = await _ask(client, url, question)
+    outcome = Outcome(time.perf_counter())
+    await _ask(outcome, question, functools.partial(
+      exchange.post, f"{url}/v1/completions", headers=_headers(key),
+      timeout_s=timeout_s, context=context,
+    ))
     ends[number].set()
     on_end()
-    return found
+    return outcome
 
   return list(await asyncio.gather(
     *(one(i, question) for i, question in enumerate(questions))
@@ -181,38 +184,38 @@ async def ask(
 
 
 async def _ask(
-  client: httpx2.AsyncClient, url: str, question: Question
-) -> Outcome:
-  """Streams one response."""
+  outcome: Outcome, question: Question, post: Callable[..., Awaitable[int]]
+) -> None:
+  """Streams one response, and writes its measurements to `outcome`."""
   body = dict(question.body) | {
     "stream": True, "stream_options": {"include_usage": True}
   }
-  outcome, last = Outcome(time.perf_counter()), b""
+  last = rest = b""
+
+  def on_body(part: bytes) -> None:
+    nonlocal last, rest
+    *events, rest = (rest + part).split(b"\n\n")
+    now = time.perf_counter()
+    for event in events:
+      # An event with a choice carries text; the last event has the usage only.
+      if b'"choices":[{' in event:
+        outcome.times_s.append(now)
+      if event != _START + b"[DONE]":
+        last = event
+
   try:
-    async with client.stream(
-      "POST", f"{url}/v1/completions", json=body
-    ) as answer:
-      if answer.status_code != 200:
-        await answer.aread()
-        outcome.error = f"{answer.status_code}: {answer.text[:200]}"
-        return outcome
-      rest = b""
-      async for part in answer.aiter_raw():
-        *events, rest = (rest + part).split(b"\n\n")
-        now = time.perf_counter()
-        for event in events:
-          # An event with a choice carries text; the last event has the usage
-          # only.
-          if b'"choices":[{' in event:
-            outcome.times_s.append(now)
-          if event != _START + b"[DONE]":
-            last = event
+    status = await post(body=json.dumps(body).encode(), on_body=on_body)
+    if status != 200:
+      text = (last + rest)[:200].decode(errors="replace")
+      outcome.error = f"{status}: {text}"
+      return
     outcome.tokens = json.loads(last.removeprefix(_START))["usage"][
       "completion_tokens"
     ]
-  except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+  except (
+    OSError, h11.ProtocolError, ValueError, LookupError, TypeError
+  ) as error:
     outcome.error = f"{type(error).__name__}: {error}: {last[:200]!r}"
-  return outcome
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:

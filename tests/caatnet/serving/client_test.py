@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import time
@@ -101,20 +102,20 @@ class Served:
     self.seen, self._answer = [], answer
 
   async def _serve(self, reader, writer):
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(ConnectionError), contextlib.closing(writer):
       head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
       size = int(head.partition("content-length: ")[2].split("\r")[0] or 0)
       body = json.loads(await reader.readexactly(size) or "null")
       seen = {"head": head, "body": body, "time": time.perf_counter()}
       self.seen.append(seen)
-      status, parts = self._answer(body)
-      writer.write(f"HTTP/1.1 {status} x\r\nConnection: close\r\n\r\n".encode())
+      status, parts, *headers = self._answer(body)
+      lines = [f"HTTP/1.1 {status} x", "Connection: close", *headers, "", ""]
+      writer.write("\r\n".join(lines).encode())
       for part in parts:
         writer.write(part)
         await writer.drain()
         await asyncio.sleep(0.005)
       seen["end"] = time.perf_counter()
-      writer.close()
 
   async def __aenter__(self):
     self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -195,6 +196,44 @@ def test_failed_response_has_its_reason(status, parts, error):
   assert len(outcomes[0].error) == len(error) or status == 200
   assert (outcomes[1].error, outcomes[1].tokens) == ("", 1)
   assert ended == [1, 1]
+
+
+def test_chunks_of_a_response_need_not_end_where_data_does():
+  """An interim response is skipped."""
+  whole = b"".join(streamed(2))
+  cuts = [0, 1, 50, 51, len(whole)]
+  chunks = [whole[a:b] for a, b in itertools.pairwise(cuts)]
+  wire = b"".join(b"%x\r\n%b\r\n" % (len(c), c) for c in [*chunks, b""])
+  (outcome,), _ = run(
+    lambda body: ("100 x\r\n\r\nHTTP/1.1 200", [
+      wire[i : i + 7] for i in range(0, len(wire), 7)
+    ], "Transfer-Encoding: chunked"), [Question(0.0, {})],
+  )
+  assert (outcome.error, outcome.tokens, len(outcome.times_s)) == ("", 2, 2)
+
+
+@pytest.mark.parametrize(("answer", "error"), [
+  ((200, streamed(3), "Content-Length: 999"), "RemoteProtocolError: peer clos"),
+  ((200, [b"no chunk"], "Transfer-Encoding: chunked"), "RemoteProtocolError"),
+  ((200, [b""] * 100), "TimeoutError: no data for 0.1 s"),
+  (("x", []), "RemoteProtocolError: "),
+])
+def test_broken_or_silent_response_is_an_error(answer, error):
+  (outcome,), _ = run(
+    lambda body: answer, [Question(0.0, {})], timeout_s=0.1
+  )
+  assert outcome.error.startswith(error)
+  assert not outcome.tokens
+
+
+def test_unreachable_server_is_an_error():
+  async def ask():
+    async with Served(None) as served:
+      url = served.url
+    return await client.ask(url, [Question(0.0, {})])
+
+  (outcome,) = asyncio.run(ask())
+  assert outcome.error.startswith("ConnectionRefusedError: ")
 
 
 def card(answer, key=""):

@@ -265,6 +265,19 @@ def test_one_program_is_compiled_per_shape():
   assert len(decoder.shapes) == 2
 
 
+def test_first_token_does_not_wait_for_the_program_of_the_next_step(
+  monkeypatch
+):
+  decoder, _, _ = subject(ALONE)
+  monkeypatch.setattr(decoder, "shapes", set())
+  compiled = []
+  Generation(
+    decoder, [Request((1, 2), Stops(4))], Bytes(),
+    lambda index, text: compiled.append(len(decoder.shapes)),
+  ).run()
+  assert compiled == [1, 2, 2, 2]
+
+
 def test_growing_block_tables_do_not_change_tokens(monkeypatch):
   """Compares tables that start at one page with tables of all pages."""
   asked = [
