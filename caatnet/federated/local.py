@@ -129,9 +129,14 @@ class LocalTrainer:
       functools.partial(_move, self.vectors, experiment),
       out_shardings=shardings,
     )
-    self._step = make_train_step(
+    step = make_train_step(
       program, optimizer, outer, experiment.clip_norm,
       experiment.train.accumulation, outer.plan(0).variant,
+    )
+    # Compiled at its first call, with the options of a step of `launch.train`.
+    self._step = jax.jit(
+      step, donate_argnums=0,
+      compiler_options=program.layout.compiler_options(),
     )
     self._numbers = outer.plan(0).numbers
     self._vector = jax.jit(lambda state: self.vectors.vector(state.params))

@@ -384,4 +384,5 @@ def make_forward(
       out_specs=(P(*levels, program.layout.tensor.name), specs),
     ),
     donate_argnums=1,
+    compiler_options=program.layout.compiler_options(nanobatches is not None),
   )

@@ -409,7 +409,10 @@ def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
     )
 
   # Replicated, so that every process can read all scores.
-  return jax.jit(replicated, out_shardings=layout.shardings(P()))
+  return jax.jit(
+    replicated, out_shardings=layout.shardings(P()),
+    compiler_options=layout.compiler_options(),
+  )
 
 
 def _merge_dims(tree: Any, number: int) -> Any:

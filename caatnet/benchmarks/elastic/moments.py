@@ -63,7 +63,9 @@ def _trained(experiment: Experiment, way: str, replaced: int) -> float:
   for step in range(experiment.train.num_steps):
     plan = outer.plan(step)
     if plan.variant not in steps:
-      steps[plan.variant] = experiment.lower_step(plan).compile()
+      steps[plan.variant] = experiment.lower_step(plan).compile(
+        program.layout.compiler_options()
+      )
     state, _ = steps[plan.variant](
       state, put_batch(program.layout, next(dataset.batches)),
       jax.tree.map(np.int32, plan.numbers),

@@ -254,7 +254,9 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
   batches = PrefetchIterator(
     experiment.program.layout, dataset.batches, dataset.ahead
   )
-  program = experiment.lower_step().compile()
+  program = experiment.lower_step().compile(
+    experiment.program.layout.compiler_options()
+  )
   state, losses = experiment.init_state(), []
   for number in range(steps + 2):
     # The first two steps, which fill the prefetch queue, are not timed.

@@ -13,11 +13,16 @@ import pytest
 from caatnet.benchmarks.serving import decoders
 from caatnet.config import experiments, inference
 from caatnet.config.override import override
+from caatnet.federated.local import LocalTrainer
+from caatnet.federated.splits import Examples
+from caatnet.inference import decoder
 from caatnet.studies.compilation import decoding, study
 from caatnet.train import loop
 from caatnet.train.elastic.single_process import Programs
+from caatnet.train.evaluate import make_evaluate
 from configs.caatnet import tiny
 from parallel.xla import targets
+from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.outer_loops_test import make_linear
 
 SMALL = (
@@ -51,6 +56,24 @@ def train_alone(workdir):
   programs.step(experiment.outer.plan(0), experiment.abstract_state(), None)
 
 
+def train_client(workdir):
+  examples = Examples("", toy.draw(8), toy.draw(0))
+  client = LocalTrainer(linear(1), examples, 0, 1, validate=False, test=False)
+  client.train(client.vectors.initial(), 0, lambda: False)
+
+
+def evaluate(workdir):
+  experiment = linear(1)
+  params = jax.tree.map(lambda x: x[0], experiment.init_state().params)
+  make_evaluate(experiment.program, 8)(params, toy.draw(8))
+
+
+def forward(workdir):
+  step = decoding.step_of("decode", inference.build(config(UNKNOWN)))
+  run = decoder.make_forward(step.program, step.weights, step.cache_shape)
+  run.lower(step.params, step.state[0], step.inputs[0]).compile()
+
+
 def decode(workdir):
   built = inference.build(config(UNKNOWN))
   batch, sampling = jax.tree.map(
@@ -71,7 +94,8 @@ def score(workdir):
 
 
 @pytest.mark.parametrize("run", [
-  train, train_alone, decode, analyse_decoding, score
+  train, train_alone, train_client, evaluate, decode, forward,
+  analyse_decoding, score,
 ])
 def test_options_are_passed_to_the_compiler(run, tmp_path):
   with pytest.raises(
