@@ -125,13 +125,9 @@ def test_failed_run_is_one_line():
   assert "\n" not in str(error.value)
 
 
-def test_line_of_a_case_has_both_rounds_and_their_phases():
-  phases = dict.fromkeys(federated_rounds.PHASES, 0.5)
-  measured = phases | {"t_tr": 1.25, "total": 3.0}
-  text = federated_rounds._line("a case", {"measured": measured})
-  assert text.startswith("a case: measured round 3.000 s (t_a 0.500, ")
-  assert "t_tr 1.250, " in text
-  both = federated_rounds._line(
-    "a case", {"measured": measured, "predicted": measured | {"total": 4.0}}
+def test_line_of_a_run_has_its_round_and_phases():
+  rows = [_row(0, 0, 1.25, 0.5), _row(0, 1, 1.25, 1.5)]
+  assert federated_rounds._line("a case", rows) == (
+    "a case: round 5.750 s (t_a 1.000, t_d 2.000, t_v 0.000, t_tr 1.250, "
+    "t_te 0.000, t_u 1.000)"
   )
-  assert both.startswith(f"{text}, predicted round 4.000 s (t_a 0.500, ")
