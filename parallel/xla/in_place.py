@@ -10,6 +10,9 @@ instructions that update it in place. XLA inserts a copy before a
 ``bitcast`` is a view of the array and is followed. Any other instruction whose
 result has the shape of the array allocates another array of that size.
 
+XLA:TPU may keep a whole array in its vector memory during a program: it copies
+the array there in slices, and back at the end. That is no fault.
+
 XLA:CPU scatters 16-bit floats in float32: it widens the whole array and narrows
 the result. Such conversions are listed apart from other copies.
 """
@@ -31,6 +34,8 @@ _PASS_ON = {
 _UPDATES = {"dynamic-update-slice", "scatter"}
 # Opcodes whose result is a part of their operand.
 _SLICES = {"slice", "dynamic-slice"}
+# Asynchronous ones. The tuple that they return begins with their operands.
+_STARTS = {f"{opcode}-start" for opcode in _SLICES}
 # Instructions whose result has as many elements as their operand: a fusion may
 # apply them to a slice before it writes the slice.
 _KEEPS_SIZE = {"bitcast", "reshape", "convert", "copy", "transpose"}
@@ -163,7 +168,7 @@ def _fault(
     if _slices(owner, root, views, parts):
       return "a slice:"
   whole = [s for s in instruction.shapes if s.dims in views]
-  if not whole or opcode in _PASS_ON | _UPDATES:
+  if not whole or opcode in _PASS_ON | _UPDATES | _STARTS:
     return ""
   # A small array may be moved into a TPU's vector memory and back: no fault.
   if any(s.on_chip for s in whole):
@@ -235,12 +240,17 @@ def _slices(
   """Returns whether a result is a slice of an array, at least a part of it."""
   while instruction.opcode in _KEEPS_SIZE:
     instruction = computation.operands(instruction)[0]
-  if instruction.opcode not in _SLICES:
+  if instruction.opcode not in _SLICES | _STARTS:
     return False
-  source = computation.operands(instruction)[0].shapes[0]
+  operands = computation.operands(instruction)
+  source, result = operands[0].shapes[0], instruction.shapes[0]
+  if instruction.opcode in _STARTS:
+    result = instruction.shapes[sum(len(x.shapes) for x in operands)]
+    if result.on_chip:  # one of the copies to vector memory
+      return False
   # At least one part, such as a layer; smaller slices are the step's reads.
   return source.dims in views and (
-    instruction.shapes[0].elements * parts >= source.elements
+    result.elements * parts >= source.elements
   )
 
 

@@ -52,6 +52,7 @@ def here(**entries):
   })
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize(("place", "changed", "message"), [
   (["read"], {"value": 0, "low": 0}, "tiers[1].read: low=0 must be positive"),

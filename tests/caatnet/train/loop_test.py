@@ -68,6 +68,24 @@ def send_at_random_step(process, workdir, number, first, last):
   return process.communicate(timeout=120)[0]
 
 
+def assert_resumes(folder, before, after, whole=None, num_steps=40):
+  """Kills a run, resumes it with other keys, and compares all records.
+
+  The killed run is a process; the others run in this one, on as many devices.
+  The uninterrupted run has the keys ``whole``, by default those of ``after``.
+  """
+  again = folder / "again"
+  killed = launch(
+    again, "--cpu_devices=4", *(f"--config.{key}" for key in before.split()),
+    num_steps=num_steps,
+  )
+  send_at_random_step(killed, again, signal.SIGKILL, 8, num_steps // 2)
+  assert killed.returncode == -signal.SIGKILL
+  for name, keys in (("again", after), ("whole", whole or after)):
+    train(folder / name, {"tensor": 4}, f"train.num_steps={num_steps} {keys}")
+  assert facts(again) == facts(folder / "whole")
+
+
 def test_killed_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
   whole = launch(tmp_path / "whole", "--cpu_devices=4")
   again = [tmp_path / "again", "--cpu_devices=4"]

@@ -3,7 +3,6 @@
 import collections
 import json
 import re
-import signal
 
 import chex
 import jax
@@ -15,7 +14,7 @@ from caatnet.config.override import override
 from caatnet.train.evaluate import put_batch
 from caatnet.train.step import make_train_step
 from configs.caatnet import tiny
-from tests.caatnet.train.loop_test import facts, launch, send_at_random_step
+from tests.caatnet.train.loop_test import assert_resumes
 
 SMALL = (
   "parallel.tensor=2 model.width=16 model.num_heads=2 model.num_kv_heads=2 "
@@ -29,36 +28,17 @@ def make(overrides, mesh=None):
   return experiments.build(config, mesh)
 
 
-def five_steps(overrides, mesh, options):
-  experiment = make(overrides, mesh)
+def five_steps(experiment, start, options):
+  """Returns losses and state after five steps from a state on the host."""
   step = experiment.lower_step().compile(options)
-  state, losses = experiment.init_state(), []
+  shardings = jax.tree.map(lambda x: x.sharding, experiment.abstract_state())
+  state, losses = jax.device_put(start, shardings), []
   for number in range(5):
     tokens = np.random.default_rng(number).integers(64, size=(8, 9))
     batch = put_batch(experiment.program.layout, tokens)
     state, metrics = step(state, batch, ())
     losses.append(metrics)
   return jax.device_get((losses, state))
-
-
-@pytest.mark.rotated
-@pytest.mark.parametrize(("overrides", "mesh"), [
-  ("model.remat=full", {}),
-  ("model.remat=reduced sync.p=0.5 parallel.data=4", None),
-  ("model.remat=named parallel.data=2 zero.scheme=zero3", {"tensor": 2}),
-  ("model.remat=reduced parallel.data=4 zero.scheme=zero3 zero.prefetch=True",
-   {"data": 2, "tensor": 2}),
-  ("model.remat=full parallel.data=2 parallel.stage=2 train.accumulation=2 "
-   "zero.scheme=zero1 sync.p=0.5", None),
-  ("model.remat=named model.dtype=bfloat16 parallel.data=4 "
-   "train.accumulation=2", {"data": 4}),
-], ids=str)
-def test_five_steps_have_the_same_bits(overrides, mesh, same_bits):
-  on_device, on_host = (
-    five_steps(f"{overrides} {where}", mesh, same_bits)
-    for where in ("", ON_HOST)
-  )
-  chex.assert_trees_all_equal(on_device, on_host)
 
 
 # Shares of layers: saved or recomputed, on the device or on the host.
@@ -84,38 +64,44 @@ def placement(tmp_path):
   return path
 
 
-@pytest.mark.rotated
-@pytest.mark.parametrize(("overrides", "mesh"), [
-  ("model.num_layers=8 model.remat=named", {}),
-  ("model.num_layers=8 model.remat=reduced sync.p=0.5 parallel.data=4 "
-   "zero.scheme=zero3", {"data": 2, "tensor": 2}),
+@pytest.mark.rotated(6)
+@pytest.mark.parametrize(("overrides", "mesh", "where"), [
+  ("model.remat=full", {}, ON_HOST),
+  ("model.num_layers=8 model.remat=named", {}, IN_FILE),
+  ("model.remat=reduced sync.p=0.5 parallel.data=4", None, ON_HOST),
+  ("model.remat=named parallel.data=2 zero.scheme=zero3", {"tensor": 2},
+   ON_HOST),
   # Eight layers of each stage.
   ("model.num_layers=16 model.remat=full parallel.data=2 parallel.stage=2 "
-   "train.accumulation=2 zero.scheme=zero1", {"stage": 2}),
+   "train.accumulation=2 zero.scheme=zero1", {"stage": 2}, IN_FILE),
+  ("model.remat=reduced parallel.data=4 zero.scheme=zero3 zero.prefetch=True",
+   {"data": 2, "tensor": 2}, ON_HOST),
+  ("model.remat=full parallel.data=2 parallel.stage=2 train.accumulation=2 "
+   "zero.scheme=zero1 sync.p=0.5", None, ON_HOST),
+  ("model.num_layers=8 model.remat=reduced sync.p=0.5 parallel.data=4 "
+   "zero.scheme=zero3", {"data": 2, "tensor": 2}, IN_FILE),
+  ("model.remat=named model.dtype=bfloat16 parallel.data=4 "
+   "train.accumulation=2", {"data": 4}, ON_HOST),
 ], ids=str)
-def test_a_placement_of_layers_has_the_same_bits(
-  overrides, mesh, placement, same_bits
+def test_five_steps_have_the_same_bits(
+  overrides, mesh, where, placement, same_bits
 ):
-  found = (
-    five_steps(f"{overrides} {where}", mesh, same_bits)
-    for where in ("", f"{IN_FILE}{placement}")
+  if where == IN_FILE:
+    where += str(placement)
+  on_device, elsewhere = (
+    make(f"{overrides} {place}", mesh) for place in ("", where)
   )
-  chex.assert_trees_all_equal(*found)
+  start = jax.device_get(on_device.init_state())
+  chex.assert_trees_all_equal(*(
+    five_steps(x, start, same_bits) for x in (on_device, elsewhere)
+  ))
 
 
-@pytest.mark.rotated  # starts three processes
+@pytest.mark.rotated  # starts a process
 def test_killed_run_resumes_with_another_placement(tmp_path):
-  remat = "--config.model.remat=reduced"
-  whole = launch(tmp_path / "whole", "--cpu_devices=4", remat)
-  again = [tmp_path / "again", "--cpu_devices=4", remat]
-  killed = launch(*again, *(f"--config.{key}" for key in ON_HOST.split()))
-  send_at_random_step(killed, again[0], signal.SIGKILL, 8, 40)
-  assert killed.returncode == -signal.SIGKILL
-  resumed = launch(*again, "--config.memory.moments=device")
-  for run in (whole, resumed):
-    output = run.communicate(timeout=120)[0]
-    assert run.returncode == 0, output
-  assert facts(again[0]) == facts(tmp_path / "whole")
+  assert_resumes(
+    tmp_path, f"model.remat=reduced {ON_HOST}", "model.remat=reduced"
+  )
 
 
 def on_host(overrides, platform):

@@ -142,3 +142,31 @@ def test_kernel_may_write_into_an_aliased_operand(aliases):
   ))
   assert found.kernels == ("read", "write")  # those with the cache
   assert not found.gathers
+
+
+# XLA:TPU copies bytes to its vector memory in two slices.
+PREFETCH = """HloModule m, is_scheduled=true, input_output_alias={ {}: (0, {}) }
+
+ENTRY %main (cache: f32[48,8,32]) -> f32[48,8,32] {
+  %cache = f32[48,8,32]{2,1,0} parameter(0)
+  %bytes = s8[49152]{0} bitcast(%cache)
+  %start = ((s8[49152]{0}), s8[24576]{0MEMORY}, s32[]{:S(2)}) slice-start(%bytes), slice={[0:24576]}
+  %start.1 = ((s8[49152]{0}), s8[24576]{0MEMORY}, s32[]{:S(2)}) slice-start(%bytes), slice={[24576:49152]}
+  %done = s8[24576]{0MEMORY} slice-done(%start)
+  %done.1 = s8[24576]{0MEMORY} slice-done(%start.1)
+  %here = f32[48,8,32]{2,1,0:S(1)} custom-call(%done, %done.1), custom_call_target="ConcatBitcast"
+  %back = (f32[48,8,32]{2,1,0}, f32[48,8,32]{2,1,0:S(1)}, u32[]{:S(2)}) copy-start(%here)
+  ROOT %end = f32[48,8,32]{2,1,0} copy-done(%back)
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("memory", "faults"), [
+  (":S(1)", ()), ("", ("a slice: start", "a slice: start.1")),
+])
+def test_array_may_be_copied_to_vector_memory_in_slices(memory, faults):
+  found = in_place.uses(
+    hlo.parse(PREFETCH.replace("MEMORY", memory)),
+    [hlo.Shape("float32", CACHE.shape, 32)], LAYERS,
+  )
+  assert found.faults == faults
