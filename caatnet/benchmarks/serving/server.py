@@ -3,6 +3,7 @@
 import asyncio
 from concurrent import futures
 import dataclasses
+import gc
 import threading
 import time
 from typing import Any
@@ -18,7 +19,7 @@ from caatnet.inference.requests import Request as Drawing
 from caatnet.inference.stops import Stops
 from caatnet.serving.engine import warm_up
 from caatnet.serving.engine.device import Drawn
-from caatnet.serving.engine.engine import replay
+from caatnet.serving.engine.engine import replay, tune_gc
 from caatnet.serving.options import DEFAULTS, ServingOptions
 from caatnet.serving.requests import Request
 from caatnet.serving.server import client, http, start
@@ -48,11 +49,14 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
   ).tolist()
   sizes = decoder, serving.FACTOR
   servers.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
+  often = gc.get_threshold()
+  tune_gc()  # as `warm_up.prepare` does for a server
   with processes.pool(1) as pool:  # client process, started in the first round
     found = timing.in_turns({
       "bare": lambda: _bare(decoder, chosen, prompts, options.tokens),
       "http": lambda: served(decoder, chosen, prompts, options.tokens, pool),
     }, options.rounds, label=f"{batch} at a time")
+  gc.set_threshold(*often)
   over_http = found["http"]
   return {
     "batch": batch, "streams": options.streams,
@@ -106,6 +110,7 @@ def served(
   thread.start()
   try:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    pool.submit(tune_gc).result()
     return pool.submit(ask, url, prompts, tokens).result()
   finally:
     server.should_exit = True
