@@ -32,6 +32,9 @@ _HERE = pathlib.Path(__file__).parent
 _READ = 2**27
 _KEY = "config.benchmark.python"
 
+# Measures of decoding: of drawn tokens, and of the tokens of prompts.
+_SPEEDS = ("tokens_per_second", "prompt_tokens_per_second")
+
 # Function that runs a turn, and returns its measure.
 Turn = Callable[[], float]
 
@@ -181,10 +184,9 @@ def _decoding(
   options = config.benchmark
   asked = {"batch": batch, "prompt": options.prompt, "tokens": options.tokens}
   vocab_size = config.model.vocab_size
-  drawn = batch * (options.tokens - 1)  # the first token is the prefill's
   read: dict[str, int] = {}  # bytes of weights that a step reads
   last: dict[str, Any] = {}  # tokens of the last round
-  turns: dict[str, Turn] = {}
+  turns: dict[str, Callable[[], dict[str, float]]] = {}
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     weights = os.path.join(folder, "weights.npz")
@@ -199,10 +201,10 @@ def _decoding(
       decoder = made.decoder(params)
       read[name] = _bytes_read(decoder.weights.params)
 
-      def ours(name: str = name, decoder: Any = decoder) -> float:
+      def ours(name: str = name, decoder: Any = decoder) -> dict[str, float]:
         found = decoding.generate(decoder, vocab_size, asked)
         last[name] = found["tokens"]
-        return found["tokens_per_second"]
+        return {key: found[key] for key in _SPEEDS}
 
       turns[name] = ours
     if python:
@@ -211,7 +213,7 @@ def _decoding(
       )
       name = f"transformers {facts['transformers']}, torch {facts['torch']}"
       read[name] = read["caatnet"]
-      turns[name] = lambda: drawn / ask(asked)["decode_seconds"]
+      turns[name] = lambda: _speeds(asked, ask(asked))
     for kind in options.llama if python else ():
       ask_llama, facts = stack.enter_context(
         _llama_cpp(python, config, batch, kind, weights)
@@ -220,24 +222,28 @@ def _decoding(
       table = config.model.vocab_size * config.model.width
       read[name] = facts["bytes"] * (1 - table / facts["elements"])
 
-      def theirs(name: str = name, ask: Any = ask_llama) -> float:
+      def theirs(
+        name: str = name, ask: Any = ask_llama
+      ) -> dict[str, float]:
         found = ask(
           {"prompts": decoding.prompts(vocab_size, asked)} | asked
         )
         last[name] = found["tokens"]
-        return drawn / found["decode_seconds"]
+        return _speeds(asked, found)
 
       turns[name] = theirs
     found = timing.in_turns(
       turns, options.rounds, label=f"decoding, {batch} at a time"
     )
   same = _same_sequences(last)
-  for name, rate in found.items():
+  for name, rounds in found.items():
+    speeds = {key: [r[key] for r in rounds] for key in _SPEEDS}
     yield {
-      "batch": batch, "by": name, "tokens_per_second": rate,
-      "same_sequences": same.get(name),
+      "batch": batch, "by": name, **speeds, "same_sequences": same.get(name),
       # A step reads all weights once.
-      "weight_bytes_per_second": [read[name] * r / batch for r in rate],
+      "weight_bytes_per_second": [
+        read[name] * r / batch for r in speeds["tokens_per_second"]
+      ],
     }
 
 
@@ -267,6 +273,18 @@ def _same_sequences(
         f"in {1 - share:.0%} of {len(ours)} sequences"
       )
   return same
+
+
+def _speeds(
+  asked: Mapping[str, int], found: Mapping[str, float]
+) -> dict[str, float]:
+  """Returns a peer's tokens per second, from its seconds."""
+  batch = asked["batch"]
+  # The first token is drawn with the prompt.
+  return dict(zip(_SPEEDS, (
+    batch * (asked["tokens"] - 1) / found["decode_seconds"],
+    batch * asked["prompt"] / found["prompt_seconds"],
+  ), strict=True))
 
 
 @contextlib.contextmanager
@@ -337,7 +355,7 @@ def _print_decoding(rows: Sequence[Mapping[str, Any]], read: float) -> None:
   tables.table(
     f"greedy decoding; reads of memory {read / 1e9:.1f} GB/s",
     ["sequences", "by", "tokens/s", "caatnet is x times as fast",
-     "weights, GB/s"],
+     "weights, GB/s", "prompts, tokens/s"],
     [
       [
         str(row["batch"]), row["by"],
@@ -346,6 +364,7 @@ def _print_decoding(rows: Sequence[Mapping[str, Any]], read: float) -> None:
         timing.range_text(
           np.array(row["weight_bytes_per_second"]) / 1e9, ".1f"
         ),
+        timing.range_text(row["prompt_tokens_per_second"]),
       ]
       for row in rows
     ],

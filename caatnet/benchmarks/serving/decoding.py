@@ -120,7 +120,7 @@ def prompts(vocab_size: int, asked: dict[str, int]) -> list[list[int]]:
 def generate(
   decoder: Decoder, vocab_size: int, asked: dict[str, int]
 ) -> dict[str, Any]:
-  """Continues random prompts; returns speed, total seconds, and tokens."""
+  """Continues random prompts; returns speeds, total seconds, and tokens."""
   generation = Generation(
     decoder,
     [
@@ -133,6 +133,7 @@ def generate(
   speed = generation.speed
   return {
     "tokens_per_second": speed.decoded_tokens / speed.decode_seconds,
+    "prompt_tokens_per_second": speed.prompt_tokens / speed.prompt_seconds,
     "seconds": speed.prompt_seconds + speed.decode_seconds,
     "tokens": [list(x.tokens) for x in completions],
   }

@@ -103,6 +103,7 @@ def test_rows_of_peers_are_what_they_answer(tmp_path, capsys):
   assert llama["weight_bytes_per_second"] == [200 * speed]
   tokens = config.benchmark.tokens - 1
   assert peer["tokens_per_second"] == [tokens / 2]
+  assert peer["prompt_tokens_per_second"] == [config.benchmark.prompt]
   ratio = ours["weight_bytes_per_second"][0] / ours["tokens_per_second"][0]
   model = config.model
   layer = model.width * (4 * model.width + 3 * model.ffn_width + 2)

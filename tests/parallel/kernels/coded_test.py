@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(not compiles_loops(), reason="needs numba")
 
 @pytest.mark.parametrize(("rows", "channels", "features"), [
   ((1, 1), 4, 2**16 + 1), ((2, 2), 2048, 140), ((3,), 2**17, 2),
+  ((64,), 512, 513),
 ])
 def test_product_reads_codes(rows, channels, features):
   """Features that neither pieces nor blocks divide."""
@@ -27,7 +28,7 @@ def test_product_reads_codes(rows, channels, features):
 
 
 @pytest.mark.parametrize(("rows", "dtype", "channels"), [
-  (5, "float32", 2048), (1, "bfloat16", 2048), (1, "float32", 2050),
+  (65, "float32", 2048), (1, "bfloat16", 2048), (1, "float32", 2050),
 ])
 def test_other_products_decode(rows, dtype, channels):
   x = jnp.ones((rows, channels), dtype)
