@@ -40,8 +40,8 @@ FLAGS = flags.FLAGS
 # config.benchmark.name -> folder in caatnet/benchmarks/ of the file with `run`.
 BODIES = {
   name: folder for folder, names in {
-    "elastic": ("churn", "elastic_bits", "membership", "moments", "ring",
-                "ring_orders"),
+    "elastic": ("calibrated_links", "churn", "elastic_bits", "membership",
+                "moments", "ring", "ring_orders"),
     "federated": ("federated_cell", "federated_rounds"),
     "foreign": ("flower", "foreign_programs"), "graphs": ("graphs",),
     "memory": ("host_optimizer", "placements"), "peers": ("peers",),

@@ -52,9 +52,7 @@ def run(config: Any) -> dict[str, Any]:
       rows of other options.
   """
   options = config.benchmark
-  for key, values in options.items():
-    if isinstance(values, tuple) and not values:
-      raise ValueError(f"config.benchmark.{key}=() must have a value")
+  check_values(options)
   if len(jax.devices()) < options.devices:
     raise ValueError(
       f"config.benchmark.devices={options.devices} needs --cpu_devices="
@@ -76,11 +74,19 @@ def run(config: Any) -> dict[str, Any]:
   links = dataclasses.replace(links, residuals=tuple(result["residuals"]))
   if options.cluster:
     files.replace(pathlib.Path(options.cluster), cluster_files.to_json(links))
-  _show(kept[0]["fit"], result)
+  _show_fit(kept[0]["fit"])
+  show(result)
   return {
     "benchmark": "calibration", "environment": setup.one_device(),
     "fit": kept[0]["fit"], "cluster": kept[0]["cluster"], **result,
   }
+
+
+def check_values(options: Any) -> None:
+  """Raises ValueError if a key of a benchmark is an empty tuple."""
+  for key, values in options.items():
+    if isinstance(values, tuple) and not values:
+      raise ValueError(f"config.benchmark.{key}=() must have a value")
 
 
 def judged(
@@ -341,7 +347,7 @@ def _append(path: pathlib.Path | None, row: Mapping[str, Any]) -> None:
       file.write(f"{files.to_json(row)}\n")
 
 
-def _show(fit: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:
+def _show_fit(fit: Sequence[Mapping[str, Any]]) -> None:
   tables.table(
     "rates fitted to profiles, before the rest of a step is spread",
     ["what", "samples", "rate, 10^9/s", "latency, us", "of the steps",
@@ -354,8 +360,12 @@ def _show(fit: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:
       for row in fit
     ],
   )
+
+
+def show(result: Mapping[str, Any]) -> None:
+  """Prints the rows of `judged` and their summary."""
   tables.table(
-    "steps of configurations that no rate was fitted to, ms",
+    "configurations that no rate was fitted to, ms",
     ["configuration", "predicted", "90% interval", "measured", "inside"],
     [
       [row["configuration"], f"{row['interval'][1] * 1e3:.1f}",

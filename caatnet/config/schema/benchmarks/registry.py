@@ -9,6 +9,7 @@ from caatnet.config.schema.benchmarks import (
 )
 
 BENCHMARKS = {
+  "calibrated_links": swarms.CalibratedLinks,
   "calibration": compiled.Calibration,
   "churn": swarms.Churn,
   "coded": models.Coded,

@@ -9,6 +9,7 @@ from caatnet.config.schema.fields import (
   POSITIVE,
   POSITIVE_FRACTION,
   SEED,
+  TWO_OR_MORE,
   field,
   section,
 )
@@ -160,6 +161,40 @@ class RingOrders:
     "for each pair.", NOT_NEGATIVE,
   )
   rounds: int = field(5, ROUNDS, COUNT)
+
+
+@section
+class CalibratedLinks:
+  """Sums between processes over shaped links, predicted from three of them."""
+
+  peers: int = field(4, "Number of processes, of which some sum.", TWO_OR_MORE)
+  links: int = field(6, "Sets of links in addition to that of the fit.", COUNT)
+  mbit: tuple[float, float] = field(
+    (50.0, 1000.0), "Smallest and largest rate of a link in Mbit/s; rates are "
+    "drawn on a logarithmic scale for each direction.", POSITIVE,
+  )
+  delays_ms: tuple[float, ...] = field(
+    (0.5, 2.0, 10.0), "Delays in each direction in ms, of which one is drawn "
+    "for each pair.", NOT_NEGATIVE,
+  )
+  fitted: tuple[tuple[str, tuple[int, ...], int, int], ...] = field(
+    (("direct", (1, 2), 4_000_000, 2**20),
+     ("direct", (0, 1, 2, 3), 2_000_000, 2**18),
+     ("ring", (0, 1, 2), 100_000, 2**16)),
+    "Order, peers, bytes and bytes of a block of the sums of the fit.",
+    COUNT_OR_NONE,
+  )
+  kilobytes: tuple[float, float] = field(
+    (100.0, 4000.0), "Smallest and largest array of a random sum in KB, on a "
+    "logarithmic scale.", POSITIVE,
+  )
+  block_bytes: tuple[int, ...] = field(
+    (2**16, 2**18, 2**20), "Bytes per block of sending and adding.", COUNT
+  )
+  held_out: int = field(20, "Random sums that give the residuals.", COUNT)
+  tested: int = field(100, "Further random sums.", COUNT)
+  rounds: int = field(3, ROUNDS, COUNT)
+  seed: int = field(0, "Seed of the sums.", SEED)
 
 
 @section
