@@ -358,17 +358,24 @@ def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
     ``[R, B, T, F]``.
   """
 
+  # XLA:CPU (jaxlib 0.10) converts the operands of a bfloat16 product to float32
+  # unless its result is float32, which takes twice as long.
+  wide = jnp.float32 if on_cpu() else None
+
   @jax.custom_vjp
   def products(x, w):
-    return by_lane(jnp.matmul, x, w)
+    return by_lane(product, x, w)
 
   def forward(x, w):
     return products(x, w), (x, w)
 
   def backward(residuals, cotangent):
     x, w = residuals
-    dx = by_lane(lambda a, b: a @ b.T, cotangent, w)
+    dx = by_lane(lambda a, b: product(a, b.T), cotangent, w)
     return dx, by_lane(over_tokens, x, cotangent)
+
+  def product(a, b):
+    return jnp.matmul(a, b, preferred_element_type=wide).astype(a.dtype)
 
   def by_lane(product, *operands):
     if w.shape[0] > 1:
@@ -378,7 +385,7 @@ def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
   def over_tokens(a, b):
     # Of one dim: XLA:CPU copies operands to merge several. H or F may be 0.
     a, b = (x.reshape(x.shape[0] * x.shape[1], x.shape[2]) for x in (a, b))
-    return a.T @ b
+    return product(a.T, b)
 
   products.defvjp(forward, backward)
   return products(*same_axes(x, w))

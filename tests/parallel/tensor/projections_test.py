@@ -508,3 +508,22 @@ def test_overlap_computes_shared_columns_in_a_separate_product(
   )
   text = jax.jit(f).lower(params, np.ones((BATCH, LENGTH, H), "f4")).as_text()
   assert text.count("stablehlo.dot_general") == products
+
+
+def test_bfloat16_products_on_cpus_copy_no_weights_to_float32():
+  def loss(x, w, axis):
+    x = Stream(x, jnp.zeros((1, *x.shape[:-1], 0), x.dtype))
+    _, y = column_parallel(x, jnp.ones(32), w)
+    return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+  axis = Axis("tensor", 1)
+  gradient = jax.shard_map(
+    functools.partial(jax.grad(loss), axis=axis),
+    mesh=make_mesh({"tensor": axis}), in_specs=(P(), P("tensor")),
+    out_specs=P(),
+  )
+  operands = (jnp.ones(shape, "bfloat16") for shape in ((2, 32, 32),
+                                                        (1, 32, 48)))
+  text = jax.jit(gradient).lower(*operands).compile().as_text()
+  assert "bf16[32,48]" in text
+  assert "f32[32,48]" not in text
