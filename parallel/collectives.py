@@ -70,6 +70,12 @@ def varying(x: jax.Array, *names: str) -> jax.Array:
   return lax.pcast(x, missing, to="varying") if missing else x
 
 
+def on_cpu() -> bool:
+  """Whether the mesh of the enclosing ``jax.shard_map`` has CPU devices."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device is not None and device.device_kind == "cpu"
+
+
 def ranks_here(axis: Axis) -> jax.Array:
   """Returns the numbers of the logical ranks on this device, int32 ``[R]``."""
   if axis.backend is not None:

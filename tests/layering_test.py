@@ -389,7 +389,7 @@ RULES = {
     (
       "caatnet.atomic", "caatnet.commands", "caatnet.config.schema",
       "launch.full_disks", "launch.overriding", "launch.processes",
-      "parallel.xla.persistent",
+      "parallel.memory.heap", "parallel.xla.persistent",
     ),
     ("flax", "orbax"),
   ),

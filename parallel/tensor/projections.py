@@ -27,13 +27,14 @@ Shape legend: R = lanes, B = batch, T = position, H = width (stream channels), K
 """
 
 from collections.abc import Callable
+import math
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from parallel.axes import Axis
-from parallel.collectives import varying, varying_axes
+from parallel.collectives import on_cpu, varying, varying_axes
 from parallel.kernels.add_norm import api as kernels
 from parallel.kernels.add_norm.reference import sum_of_squares
 from parallel.kernels.calls import same_axes
@@ -107,10 +108,14 @@ def column_parallel(
   if x.update is not None:
     x, update = x.aligned(x.update.reduced())
     updates = (update.shared, update.private[0])
-  shared, private, normed = kernels.add_norm(
-    x.shared, x.private[0], *updates, gain, eps=eps,
-    implementation=implementation,
-  )
+  operands = x.shared, x.private[0], *updates, gain
+  chosen = kernels.choice(*operands[:2], implementation)
+  if on_cpu() and chosen.name == "reference":
+    shared, private, normed = _add_norm(*operands, eps)
+  else:
+    shared, private, normed = kernels.add_norm(
+      *operands, eps=eps, implementation=implementation
+    )
   has_private = x.private.shape[-1] > 0
   x = Stream(shared, private[None] if has_private else x.private)
   return x, _all_columns(normed, w.astype(normed.dtype))
@@ -148,6 +153,13 @@ def _columns_of_lanes(
   """Computes norm and products ``[R, B, T, F]`` of lanes with separate streams.
   """
   dtype, k = x.private.dtype, x.shared.shape[-1]
+  if w.shape[-1] > x.width:
+    # Of streams and products the streams are smaller, so they are normalised:
+    # then one product has all channels, and nothing to add or scale.
+    normed = jax.vmap(
+      lambda private: _add_norm(x.shared, private, None, None, gain, eps)[2]
+    )(x.private)  # [R, B, T, H]
+    return _each_rank(normed, w.astype(dtype))
   # The gain multiplies the weights: a product with the stream would be another
   # array [R, B, T, H] to write and to save for the backward.
   w = w.astype(dtype).astype(gain.dtype)
@@ -291,12 +303,6 @@ def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
 # rate of a plain matrix product (docs/methods.md).
 
 
-def _on_cpu() -> bool:
-  """Whether the mesh of the enclosing ``jax.shard_map`` has CPU devices."""
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  return device is not None and device.device_kind == "cpu"
-
-
 def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies one stream ``[B, T, H]`` by all lanes' columns ``[R, H, F]``.
 
@@ -334,7 +340,7 @@ def _product(x: jax.Array, w: jax.Array | Coded) -> jax.Array:
   if isinstance(w, Coded):
     return w.product(x)
   # On CPUs, where its backward avoids a copy for the weights' gradient.
-  return _each_rank(x[None], w)[0] if _on_cpu() else x @ w[0]
+  return _each_rank(x[None], w)[0] if on_cpu() else x @ w[0]
 
 
 def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -352,17 +358,24 @@ def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
     ``[R, B, T, F]``.
   """
 
+  # XLA:CPU (jaxlib 0.10) converts the operands of a bfloat16 product to float32
+  # unless its result is float32, which takes twice as long.
+  wide = jnp.float32 if on_cpu() else None
+
   @jax.custom_vjp
   def products(x, w):
-    return by_lane(jnp.matmul, x, w)
+    return by_lane(product, x, w)
 
   def forward(x, w):
     return products(x, w), (x, w)
 
   def backward(residuals, cotangent):
     x, w = residuals
-    dx = by_lane(lambda a, b: a @ b.T, cotangent, w)
+    dx = by_lane(lambda a, b: product(a, b.T), cotangent, w)
     return dx, by_lane(over_tokens, x, cotangent)
+
+  def product(a, b):
+    return jnp.matmul(a, b, preferred_element_type=wide).astype(a.dtype)
 
   def by_lane(product, *operands):
     if w.shape[0] > 1:
@@ -372,10 +385,25 @@ def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
   def over_tokens(a, b):
     # Of one dim: XLA:CPU copies operands to merge several. H or F may be 0.
     a, b = (x.reshape(x.shape[0] * x.shape[1], x.shape[2]) for x in (a, b))
-    return a.T @ b
+    return product(a.T, b)
 
   products.defvjp(forward, backward)
   return products(*same_axes(x, w))
+
+
+def _add_norm(
+  shared: jax.Array, private: jax.Array, d_shared: jax.Array | None,
+  d_private: jax.Array | None, gain: jax.Array, eps: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Computes `kernels.add_norm` with the backward of `_times`."""
+  if d_shared is not None:
+    shared, private = shared + d_shared, private + d_private
+  both = jnp.concatenate([shared, private], axis=-1)
+  wide = both.astype(jnp.float32)
+  squares = sum_of_squares(shared) + sum_of_squares(private)
+  rstd = lax.rsqrt(squares / both.shape[-1] + eps)[..., None]
+  normed = _times(wide, rstd) * jnp.expand_dims(gain, range(both.ndim - 1))
+  return shared, private, normed.astype(both.dtype)
 
 
 def _times(y: jax.Array, factor: jax.Array) -> jax.Array:
@@ -396,9 +424,18 @@ def _times(y: jax.Array, factor: jax.Array) -> jax.Array:
   def backward(residuals, cotangent):
     product, factor = residuals
     wide = cotangent.astype(factor.dtype)
-    d_factor = wide * product.astype(factor.dtype)
-    d_factor = jnp.sum(d_factor, axis=-1, keepdims=True) / factor
+    d_factor = _row_sums(wide * product.astype(factor.dtype)) / factor
     return (wide * factor).astype(product.dtype), d_factor
 
   times.defvjp(forward, backward)
   return times(*same_axes(y, factor))
+
+
+def _row_sums(x: jax.Array) -> jax.Array:
+  """Sums the last dim of ``[..., n]`` to ``[..., 1]``."""
+  if not on_cpu():
+    return jnp.sum(x, axis=-1, keepdims=True)
+  # XLA:CPU fuses a sum with what it sums, and runs that slower than a product:
+  # log/2026-11-28-training-step-memory.md.
+  rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+  return (rows @ jnp.ones((x.shape[-1], 1), x.dtype)).reshape(*x.shape[:-1], 1)

@@ -12,6 +12,9 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from parallel.collectives import on_cpu
+from parallel.kernels.calls import same_axes
+
 
 class Targets(NamedTuple):
   """Target tokens, and the layout of the logits.
@@ -111,6 +114,10 @@ def _sums(
 
   The largest logit is subtracted first, so that exp does not overflow.
   """
+  if on_cpu():
+    return list(_looked_up_sums(*same_axes(
+      logits, largest, targets.tokens, targets.token_ids
+    )))
   shifted = logits - largest[None, :, :, None]
   # One rank has the target's logit; all other ranks contribute zero.
   is_target = (
@@ -120,3 +127,40 @@ def _sums(
     jnp.sum(jnp.exp(shifted), axis=(0, 3)),
     jnp.sum(jnp.where(is_target, shifted, 0.0), axis=(0, 3)),
   ]
+
+
+@jax.custom_vjp
+def _looked_up_sums(
+  logits: jax.Array, largest: jax.Array, tokens: jax.Array, ids: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Computes `_sums` in fewer passes over the logits than XLA:CPU otherwise.
+
+  The target's logit is looked up, not selected, and the backward reads only the
+  exponentials.
+  """
+  return _looked_up_forward(logits, largest, tokens, ids)[0]
+
+
+def _looked_up_forward(logits, largest, tokens, ids):
+  def look_up(logits, ids):  # [B, T, V] and [V] of a lane
+    place = jnp.clip(tokens - ids[0], 0, len(ids) - 1)
+    found = jnp.take_along_axis(logits, place[..., None], axis=-1)[..., 0]
+    return jnp.where(ids[place] == tokens, found - largest, 0.0)
+
+  exponentials = jnp.exp(logits - largest[None, :, :, None])
+  sums = (
+    jnp.sum(exponentials, axis=(0, 3)),
+    jnp.sum(jax.vmap(look_up)(logits, ids), axis=0),
+  )
+  return sums, (exponentials, tokens, ids)
+
+
+def _looked_up_backward(residuals, cotangents):
+  exponentials, tokens, ids = residuals
+  d_normaliser, d_target = (x[None, :, :, None] for x in cotangents)
+  is_target = ids[:, None, None, :] == tokens[None, :, :, None]
+  d_logits = exponentials * d_normaliser + jnp.where(is_target, d_target, 0.0)
+  return d_logits, None, None, None
+
+
+_looked_up_sums.defvjp(_looked_up_forward, _looked_up_backward)

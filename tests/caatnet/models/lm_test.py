@@ -34,15 +34,24 @@ def test_losses_equal_those_of_all_logits(devices):
   cut = np.moveaxis(logits.reshape(3, 50, 4, 2), 2, 0)
   vocabulary = Vocabulary(7, tensor, "float32")
 
-  def both(cut, tokens):
-    targets = losses.Targets(tokens, vocabulary.token_ids(), "tensor")
-    return losses.cross_entropy(cut, targets), losses.target_scores(
-      cut, targets
-    )
+  weights = rng.normal(size=(3, 50)).astype("f4")
 
-  loss, scores = on_mesh(
-    both, tensor, (P("tensor"), P()), P(), jnp.asarray(cut),
-    jnp.asarray(tokens),
+  def judged(cut, tokens):
+    targets = losses.Targets(tokens, vocabulary.token_ids(), "tensor")
+    gradient = jax.grad(
+      lambda cut: (weights * losses.cross_entropy(cut, targets)).sum()
+    )(cut)
+    loss = losses.cross_entropy(cut, targets)
+    return loss, losses.target_scores(cut, targets), gradient
+
+  loss, scores, gradient = on_mesh(
+    judged, tensor, (P("tensor"), P()), (P(), P(), P("tensor")),
+    jnp.asarray(cut), jnp.asarray(tokens),
+  )
+  expected = np.asarray(jax.nn.softmax(logits)) - np.eye(8)[tokens]
+  np.testing.assert_allclose(
+    np.moveaxis(gradient, 0, 2).reshape(3, 50, 8),
+    weights[..., None] * expected, rtol=1e-4, atol=1e-5,
   )
   expected = np.take_along_axis(
     np.asarray(jax.nn.log_softmax(logits)), tokens[..., None], axis=2

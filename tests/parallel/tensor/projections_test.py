@@ -24,9 +24,10 @@ CHANNEL_WEIGHTS = np.cos(np.arange(H, dtype="f4"))[None, None, None]
 SPECS = {"gain": P(), "w_in": P("tensor"), "w_out": P("tensor")}
 
 
-def draw(ranks):
+def draw(ranks, features=F):
   rng = np.random.default_rng(0)
-  shapes = {"gain": (H,), "w_in": (ranks, H, F), "w_out": (ranks, F, H)}
+  shapes = {"gain": (H,), "w_in": (ranks, H, features),
+            "w_out": (ranks, features, H)}
   params = {k: rng.normal(size=s).astype("f4") for k, s in shapes.items()}
   return params, rng.normal(size=(BATCH, LENGTH, H)).astype("f4")
 
@@ -74,19 +75,21 @@ PLACES = [(1, 1), (4, 2), (8, 1), (8, 4), (8, 8)]
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-  ("fractions", "ranks", "devices", "inside"),
+  ("fractions", "ranks", "devices", "inside", "features"),
   # All fractions in all positions; each of both with both gradients.
-  [(fractions, *place, (i + j) % 2 == 1)
+  [(fractions, *place, (i + j) % 2 == 1, F)
    for i, fractions in enumerate(FRACTIONS) for j, place in enumerate(PLACES)]
   # The third block reads a stream that an update of the second has narrowed.
-  + [((1.0, 0.5, 0.5), 4, 2, False)],
+  + [((1.0, 0.5, 0.5), 4, 2, False, F),
+     # More features than channels: lanes normalise their streams.
+     ((0.5, 0.29), 8, 2, True, H + 1), ((0.0, 0.0), 4, 1, False, H + 1)],
 )
 def test_projections_equal_the_per_rank_oracle(
-  fractions, ranks, devices, inside
+  fractions, ranks, devices, inside, features
 ):
   scales = "forward", "none", "forward"
   syncs = list(map(PartialSync, fractions, scales))
-  params, x = draw(ranks)
+  params, x = draw(ranks, features)
 
   def loss(y):  # weighs every rank and channel differently
     return (y * CHANNEL_WEIGHTS).sum()
@@ -505,3 +508,22 @@ def test_overlap_computes_shared_columns_in_a_separate_product(
   )
   text = jax.jit(f).lower(params, np.ones((BATCH, LENGTH, H), "f4")).as_text()
   assert text.count("stablehlo.dot_general") == products
+
+
+def test_bfloat16_products_on_cpus_copy_no_weights_to_float32():
+  def loss(x, w, axis):
+    x = Stream(x, jnp.zeros((1, *x.shape[:-1], 0), x.dtype))
+    _, y = column_parallel(x, jnp.ones(32), w)
+    return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+  axis = Axis("tensor", 1)
+  gradient = jax.shard_map(
+    functools.partial(jax.grad(loss), axis=axis),
+    mesh=make_mesh({"tensor": axis}), in_specs=(P(), P("tensor")),
+    out_specs=P(),
+  )
+  operands = (jnp.ones(shape, "bfloat16") for shape in ((2, 32, 32),
+                                                        (1, 32, 48)))
+  text = jax.jit(gradient).lower(*operands).compile().as_text()
+  assert "bf16[32,48]" in text
+  assert "f32[32,48]" not in text
