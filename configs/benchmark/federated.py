@@ -1,4 +1,4 @@
-r"""Federated rounds over emulated links: predicted without them, measured.
+r"""Federated rounds over emulated links: measured, and predicted from others.
 
   python -m launch.benchmark --config=configs/benchmark/federated.py \
     --output=results/federated_rounds.json
@@ -11,9 +11,8 @@ run without emulated links, and from the time of a message before its first
 byte, fitted on three models of other sizes. Aim: the round, and each phase
 above 5% of it, within 10%.
 
-It takes about half an hour. A run is added to `config.benchmark.results` after
-its measurement, and existing ones are not repeated. `federated.py:test` has one
-case.
+A run is added to `config.benchmark.results` after its measurement, and existing
+ones are not repeated. `federated.py:test` has one case.
 """
 
 import ml_collections

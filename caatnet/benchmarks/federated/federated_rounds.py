@@ -36,8 +36,8 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, predicts, prints tables, and returns them as plain data.
 
   Compute times are those of a run without emulated links, with the same model
-  and clients, which directly precedes the measured ones. It also gives the time
-  of a message before its first byte, from which that of the other models is
+  and clients, which is made before the measured ones. It also gives the time of
+  a message before its first byte, from which that of the other models is
   interpolated. No measurement on emulated links enters a prediction.
 
   Args:
@@ -103,8 +103,8 @@ def _row(
   model, num, name = case
   size = found["rows"][0]["payload_up"]
   fixed_s = interpolated(size, {
-    found["rows"][0]["payload_up"]: fixed[other, clients]
-    for (other, clients), found in alone.items()
+    run["rows"][0]["payload_up"]: fixed[other, clients]
+    for (other, clients), run in alone.items()
     if clients == num and other != model
   })
   return {
