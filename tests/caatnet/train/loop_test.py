@@ -68,7 +68,7 @@ def send_at_random_step(process, workdir, number, first, last):
   return process.communicate(timeout=120)[0]
 
 
-def assert_resumes(folder, before, after, whole=None, num_steps=40):
+def assert_resumes(folder, before, after, whole=None, num_steps=24):
   """Kills a run, resumes it with other keys, and compares all records.
 
   The killed run is a process; the others run in this one, on as many devices.
@@ -79,7 +79,7 @@ def assert_resumes(folder, before, after, whole=None, num_steps=40):
     again, "--cpu_devices=4", *(f"--config.{key}" for key in before.split()),
     num_steps=num_steps,
   )
-  send_at_random_step(killed, again, signal.SIGKILL, 8, num_steps // 2)
+  send_at_random_step(killed, again, signal.SIGKILL, 6, num_steps // 2)
   assert killed.returncode == -signal.SIGKILL
   for name, keys in (("again", after), ("whole", whole or after)):
     train(folder / name, {"tensor": 4}, f"train.num_steps={num_steps} {keys}")
