@@ -299,7 +299,7 @@ def lines(fault: Fault) -> list[str]:
   """Returns FILE:LINE of each line to name; its modules are imported."""
   found = []
   for module, text in fault.named or [
-    (fault.module, fault.new.split("\n", 1)[0])
+    (fault.module, fault.new.partition("\n")[0])
   ]:
     path = importlib.import_module(module).__file__
     source = pathlib.Path(path).read_text()
