@@ -197,9 +197,9 @@ def run(
 def resume_gc(freeze: bool = False) -> None:
   """Resumes garbage collection; with `freeze`, without objects that exist.
 
-  The start of a script with the flag ``--programs`` pauses it: modules and
-  models stay, and collections of them took 0.8 of the 4.7 s before the first
-  token of the demo's model.
+  It is paused at the start of a script with the flag ``--programs``, which must
+  call this: modules, and models built until then, stay, and collections of them
+  took 0.8 of the 4.7 s before the first token of the demo's model.
   """
   if freeze:
     gc.freeze()
@@ -345,6 +345,7 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     if devices:
       _set_up_devices(keep_programs="programs" in uses and not _reads(uses))
     code = main() or 0
+    assert gc.isenabled(), "the script has not called resume_gc"
     sys.stdout.flush()  # fails here if it is a file on a full disk
     return code
   except KeyboardInterrupt:
