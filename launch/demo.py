@@ -21,12 +21,12 @@ def main() -> None:
   from caatnet.show import pictures, results, tables
   from caatnet.train import files, loop
 
-  options.resume_gc()
   workdir = files.folder(FLAGS.workdir or "runs/demo", local=True)
   folders, rows = {}, []
   for p in FRACTIONS:
     config = override(FLAGS.config, f"sync.p={p}")
     experiment = experiments.build(config, options.mesh())
+    options.resume_gc()  # after the first model
     label = f"p={p:g}"
     folders[label] = workdir / f"p{p:g}"
     print(f"\n{label}: {p:.0%} of the channels synchronised", flush=True)

@@ -22,7 +22,6 @@ flags.DEFINE_float(
 
 
 def main() -> None:
-  options.resume_gc()
   if FLAGS.tasks:
     return on_tasks()
   for name, value in (("limit", FLAGS.limit), ("config", options.overrides())):
@@ -34,6 +33,7 @@ def main() -> None:
   from caatnet.train.checkpoint import export
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
   params, step = export.read_stored(experiment, FLAGS.workdir, FLAGS.step)
+  options.resume_gc()
   data = experiment.data
   dataset = data.load(experiment.seed)
   result = evaluate.make_evaluate(experiment.program, data.batch_size)(
@@ -64,6 +64,7 @@ def on_tasks() -> None:
   made, step = responses.from_folder(
     FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
   )
+  options.resume_gc()
   found = {"step": step} | harness.evaluate(made, FLAGS.tasks, FLAGS.limit)
   print(files.to_json(found)) if FLAGS.json else tables.print_tasks(found)
 

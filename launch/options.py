@@ -197,9 +197,9 @@ def run(
 def resume_gc(freeze: bool = False) -> None:
   """Resumes garbage collection; with `freeze`, without objects that exist.
 
-  The start of a script with the flag ``--programs`` pauses it: modules and
-  models stay, and collections of them took 0.8 of the 4.7 s before the first
-  token of the demo's model.
+  It is paused at the start of a script with the flag ``--programs``, which must
+  call this: modules, and models built until then, stay, and collections of them
+  took 0.8 of the 4.7 s before the first token of the demo's model.
   """
   if freeze:
     gc.freeze()
@@ -343,11 +343,9 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     if "programs" in uses:
       gc.disable()
     if devices:
-      # A program from the cache may have the source lines of an older version,
-      # by which a profile is read.
-      profiled = "profile" in uses and bool(FLAGS.profile)
-      _set_up_devices(keep_programs="programs" in uses and not profiled)
+      _set_up_devices(keep_programs="programs" in uses and not _reads(uses))
     code = main() or 0
+    assert gc.isenabled(), "the script has not called resume_gc"
     sys.stdout.flush()  # fails here if it is a file on a full disk
     return code
   except KeyboardInterrupt:
@@ -557,6 +555,16 @@ def _one_line(error: BaseException) -> str:
     return text
   half = _MOST_CHARACTERS // 2
   return f"{text[:half]} [...] {text[-half:]}"
+
+
+def _reads(uses: Sequence[str]) -> bool:
+  """Returns whether something reads more of programs than the cache keeps."""
+  # A program from the cache may have the source lines of an older version, by
+  # which a profile is read; XLA dumps only what it compiles.
+  parallel = {} if FLAGS.config is None else FLAGS.config.get("parallel", {})
+  return ("profile" in uses and bool(FLAGS.profile)) or (
+    "xla_dump" in parallel.get("xla_options", "")
+  )
 
 
 def _set_up_devices(keep_programs: bool = False) -> None:

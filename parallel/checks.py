@@ -15,29 +15,39 @@ from typing import Any
 def positive(key: str, value: float) -> None:
   """Raises ValueError unless ``value`` is finite and greater than 0."""
   if not 0 < value < math.inf:
-    raise ValueError(f"{key}={value:g} must be positive")
+    raise ValueError(f"{key}={_shown(value)} must be positive")
 
 
 def not_negative(key: str, value: float) -> None:
   """Raises ValueError unless ``value`` is finite and at least 0."""
   if not 0 <= value < math.inf:
-    raise ValueError(f"{key}={value:g} must be at least 0")
+    raise ValueError(f"{key}={_shown(value)} must be at least 0")
 
 
 def at_least(key: str, value: float, least: int = 1) -> None:
   """Raises ValueError unless ``value`` is an integer of at least ``least``."""
   # Two messages: `int` would fail for infinities and NaN, and a count that is
   # merely too small is an integer already.
-  if not math.isfinite(value) or value != int(value):
-    raise ValueError(f"{key}={value:g} must be an integer, at least {least}")
+  if not -math.inf < value < math.inf or value != int(value):
+    raise ValueError(
+      f"{key}={_shown(value)} must be an integer, at least {least}"
+    )
   if value < least:
-    raise ValueError(f"{key}={value:g} must be at least {least}")
+    raise ValueError(f"{key}={_shown(value)} must be at least {least}")
 
 
 def fraction(key: str, value: float) -> None:
   """Raises ValueError unless ``value`` lies in [0, 1]; NaN does not."""
   if not 0 <= value <= 1:
-    raise ValueError(f"{key}={value:g} must lie in [0, 1]")
+    raise ValueError(f"{key}={_shown(value)} must lie in [0, 1]")
+
+
+def _shown(value: float) -> str:
+  """Returns a number with 6 digits; an integer beyond float64 as infinity."""
+  try:
+    return f"{value:g}"
+  except OverflowError:
+    return "-inf" if value < 0 else "inf"
 
 
 def known(what: str, name: str, names: Iterable[str]) -> None:

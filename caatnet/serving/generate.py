@@ -8,7 +8,7 @@ one chunk of a prompt. When a sequence ends, the next prompt gets its slot.
 A step is dispatched before the tokens of the previous step are on the host: the
 program keeps the newest token of each sequence on the device. A sequence that a
 stop id or a stop string ends is therefore part of one more step, whose token is
-dropped.
+dropped, unless the program of that step must be compiled first.
 """
 
 import collections
@@ -161,7 +161,8 @@ class Generation:
     try:
       while self._going and not interrupted():
         self._admit()
-        # The next step is dispatched before the previous one is received.
+        # The next step is dispatched before the previous one is received,
+        # unless its program must be compiled first.
         sent = self._send()
         self._receive()
         self._pending = sent

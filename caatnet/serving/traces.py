@@ -283,8 +283,8 @@ def scaled(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
   """Returns arrivals with times scaled to a mean rate in requests per second.
 
   Raises:
-    ValueError: The rate is not positive, or several requests arrive at one
-      time, whose rate cannot be changed.
+    ValueError: The rate is not positive, or all of several requests arrive at
+      one time, whose rate cannot be changed.
 
   Example:
     >>> found = scaled([Arrival(0, 0.0, 8, 8), Arrival(1, 60.0, 8, 8)], rate=1)
@@ -292,12 +292,13 @@ def scaled(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
     [0.0, 2.0]
   """
   checks.positive("rate", rate)
-  last = max((a.time_s for a in arrivals), default=0.0)
+  times = [a.time_s for a in arrivals]
+  if len(times) > 1 and min(times) == max(times):
+    raise ValueError(
+      f"rate={rate:g}: all {len(times):,} requests arrive at one time"
+    )
+  last = max(times, default=0.0)
   if not last:
-    if len(arrivals) > 1:
-      raise ValueError(
-        f"rate={rate:g}: all {len(arrivals):,} requests arrive at one time"
-      )
     return list(arrivals)
   # New duration over old duration.
   factor = (len(arrivals) / rate) / last

@@ -60,8 +60,8 @@ def pipelined(
     return schedule
   if pieces * schedule.num_transfers > _MOST_TRANSFERS:
     raise ValueError(
-      f"pieces={pieces:g} of {schedule.num_transfers:,} transfers are more "
-      f"than {_MOST_TRANSFERS:,} transfers"
+      f"pieces of {schedule.num_transfers:,} transfers must be at most "
+      f"{_MOST_TRANSFERS // schedule.num_transfers:,}"
     )
   capacity = (
     link_capacity or schedule.link_capacity or _capacity(schedule, topology)

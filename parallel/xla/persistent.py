@@ -19,9 +19,14 @@ _MOST_BYTES = 1e9
 def keep_programs(folder: str) -> None:
   """Enables jax's persistent compilation cache, unless the environment sets it.
 
+  With ``--xla_dump_to`` or another such flag in XLA_FLAGS, no cache is enabled:
+  XLA dumps what it compiles, and jax's keys leave these flags out.
+
   Args:
     folder: Directory of the cache; "" for none.
   """
+  if "xla_dump" in os.environ.get("XLA_FLAGS", ""):
+    return
   if folder and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     path = pathlib.Path(folder).expanduser()
     _prune(path, _MOST_BYTES)

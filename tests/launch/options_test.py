@@ -127,17 +127,6 @@ def test_script_reads_exactly_the_flags_that_it_declares(script):
   assert own <= read
 
 
-def test_scripts_that_keep_programs_resume_garbage_collection():
-  found = set()
-  for path in (ROOT / "launch").glob("*.py"):
-    text = path.read_text()
-    if re.search(r"\boptions\.run\(", text):
-      keeps = "programs" in run_arguments(path.stem)[0]
-      assert keeps == ("options.resume_gc(" in text), path
-      found |= {path.stem} if keeps else set()
-  assert found >= {"train", "evaluate", "demo", "generate", "serve"}
-
-
 def run_script(folder, config, *args, stdout=subprocess.PIPE):
   (folder / "script.py").write_text(SCRIPT)
   (folder / "config.py").write_text(config)

@@ -36,6 +36,15 @@ def test_number_is_accepted_or_refused_by_name(
       check("key", value)
 
 
+def test_integer_beyond_float64_is_a_number():
+  checks.at_least("key", 10**400)
+  for check in (checks.positive, checks.not_negative, checks.at_least):
+    with pytest.raises(ValueError, match=r"^key=-inf must be "):
+      check("key", -(10**400))
+  with pytest.raises(ValueError, match=r"^key=inf must lie in \[0, 1\]$"):
+    checks.fraction("key", 10**400)
+
+
 def test_unknown_name_is_refused_with_the_nearest_one():
   checks.known("link=", "ring", ["ring", "tree"])
   for name, names, message in (

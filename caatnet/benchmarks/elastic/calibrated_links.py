@@ -100,7 +100,7 @@ def run(config: Any) -> dict[str, Any]:
   _show_fit(rates, fitted, blocks, matrices)
   calibration.show(result)
   return {
-    "benchmark": "calibrated_links", "load": os.getloadavg(),
+    "benchmark": "calibrated_links", "load": timing.load(),
     "cores": os.cpu_count(), "rates": rates._asdict(), **result,
   }
 

@@ -42,7 +42,7 @@ def run(config: Any) -> dict[str, Any]:
       ],
     )
   return {
-    "load": os.getloadavg(), "cores": os.cpu_count(), "loopback": rows,
+    "load": timing.load(), "cores": os.cpu_count(), "loopback": rows,
     "shaped": shaped,
   }
 

@@ -28,7 +28,7 @@ def run(config: Any) -> dict[str, Any]:
   rows = [_row(seed, options) for seed in options.seeds]
   _show(rows, options)
   return {
-    "benchmark": "ring_orders", "load": os.getloadavg(),
+    "benchmark": "ring_orders", "load": timing.load(),
     "cores": os.cpu_count(), "rows": rows,
   }
 

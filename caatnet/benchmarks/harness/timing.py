@@ -59,7 +59,10 @@ def in_turns(
 
 
 def load() -> float:
-  """Returns the mean number of waiting processes in the last minute."""
+  """Returns the number of processes that run or wait for a processor or disk.
+
+  It is an average over about a minute (`os.getloadavg`).
+  """
   return os.getloadavg()[0]
 
 

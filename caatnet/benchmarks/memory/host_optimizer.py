@@ -64,11 +64,11 @@ def run(config: Any) -> dict[str, Any]:
     ]
     _print_placements(placed)
     return {"environment": setup.one_device(), "placements": placed,
-            "tiers": host.model_dump(), "load": os.getloadavg()}
+            "tiers": host.model_dump(), "load": timing.load()}
   compared = [_compare(size, threads, options) for size in options.sizes]
   _print(compared)
   return {"environment": setup.one_device(), "rows": compared,
-          "load": os.getloadavg()}
+          "load": timing.load()}
 
 
 def _made(

@@ -82,7 +82,7 @@ def run(config: Any) -> dict[str, Any]:
   if served:
     over_http.show(served)
   return {
-    "environment": setup.one_device(), "load": os.getloadavg(),
+    "environment": setup.one_device(), "load": timing.load(),
     "limits": limits, "training": training, "decoding": decoded,
     "http": served,
   }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 import pathlib
 import time
 from typing import Any
@@ -23,6 +24,14 @@ from parallel.planner.message_costs import Family, Grid, Traffic, cost
 from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration
 
+# Grids that are used cyclically: all orders of up to 8 devices can be searched,
+# and CP-SAT solves up to 16; clusters with uneven links have 64.
+_EXACT_GRIDS = tuple(itertools.starmap(Grid, (
+  (4, 2, 1), (2, 2, 2), (8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 4, 2), (3, 2, 1),
+  (7, 1, 1),
+)))
+_SOLVED_GRIDS = Grid(2, 4, 2), Grid(4, 4, 1), Grid(4, 3, 1), Grid(2, 5, 1)
+_PREMISE_GRIDS = Grid(4, 2, 8), Grid(8, 1, 8), Grid(2, 4, 8), Grid(4, 4, 4)
 _CP_SAT = pathlib.Path(__file__).with_name("planner_cp_sat.py")
 
 
@@ -31,7 +40,13 @@ def run(config: Any) -> dict[str, Any]:
 
   Args:
     config: Config like configs/benchmark/planner.py.
+
+  Raises:
+    ValueError: A key whose values are used cyclically has none.
   """
+  for name in ("grids", "sizes", "positions", "executions"):
+    if not config.benchmark[name]:
+      raise ValueError(f"config.benchmark.{name}=() must have a value")
   parts: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
     "against all orders": _exact, "against CP-SAT": _solved,
     "certified": _certified, "large": _large, "uneven links": _premise,
@@ -88,7 +103,7 @@ def _exact(config: Any) -> list[dict[str, Any]]:
   """Compares the search with an enumeration of all orders."""
   options, ratios, own = config.benchmark, [], []
   for seed in _progress(options.exact, "all orders"):
-    grid = Grid(*options.exact_grids[seed % len(options.exact_grids)])
+    grid = _EXACT_GRIDS[seed % len(_EXACT_GRIDS)]
     costs = _problem(config, drawn(seed, grid.size), grid)[2]
     best = device_order.brute_force(costs).seconds
     ours = device_order.search(costs, exact=False)
@@ -115,7 +130,7 @@ def _solved(config: Any) -> list[dict[str, Any]]:
     print("CP-SAT is left out: benchmark.python names no Python with ortools")
     return rows
   for seed in _progress(options.solved, "CP-SAT"):
-    grid = Grid(*options.solved_grids[seed % len(options.solved_grids)])
+    grid = _SOLVED_GRIDS[seed % len(_SOLVED_GRIDS)]
     # Seeds do not overlap with those of the other parts.
     costs = _problem(config, drawn(1000 + seed, grid.size), grid)[2]
     ours = device_order.search(costs)
@@ -216,7 +231,7 @@ def _premise(config: Any) -> list[dict[str, Any]]:
   options = config.benchmark
   ratios: dict[str, list[float]] = {"own": [], "pipette": []}
   for seed in _progress(options.premise, "uneven links"):
-    grid = Grid(*options.premise_grids[seed % len(options.premise_grids)])
+    grid = _PREMISE_GRIDS[seed % len(_PREMISE_GRIDS)]
     links = cluster_files.cluster(f"pipette-a100:8,uneven={1000 + seed}")
     c, problem, costs = _problem(config, links, grid)
     seconds: Mapping[str, float] = {

@@ -304,7 +304,8 @@ def _text(path: pathlib.Path) -> Iterator[Edges]:
 
 def _csv(path: pathlib.Path, dtype: type) -> np.ndarray:
   try:
-    with warnings.catch_warnings(action="error"):  # of an empty file
+    # numpy warns of an empty file.
+    with warnings.catch_warnings(action="error", category=UserWarning):
       return np.loadtxt(path, dtype, delimiter=",", ndmin=1)
   except (OSError, EOFError, UserWarning, ValueError, zlib.error) as error:
     raise ValueError(f"{path} is missing or damaged: {error}") from error

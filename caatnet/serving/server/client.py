@@ -12,6 +12,7 @@ import json
 import math
 import time
 from typing import Any
+import urllib.parse
 
 import h11
 import httpx2
@@ -22,6 +23,7 @@ from caatnet.serving.server import exchange
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
 _START = b"data: "
+_MOST_REASON = 200  # bytes of a response in the reason of a failure
 # Fields of a model's description, for `questions_of`.
 _CARD = {"id": str, "max_model_len": int, "vocab_size": int}
 
@@ -124,6 +126,7 @@ async def card(url: str, key: str) -> dict[str, Any]:
   """
   try:
     async with httpx2.AsyncClient(headers=_headers(key)) as client:
+      _is_secure(url)
       answer = await client.get(f"{url}/v1/models")
       answer.raise_for_status()
       found = answer.json()["data"][0]
@@ -138,6 +141,18 @@ async def card(url: str, key: str) -> dict[str, Any]:
     raise ValueError(f"--url={url}: {error or type(error).__name__}") from error
 
 
+def _is_secure(url: str) -> bool:
+  """Returns whether a URL is that of a server with TLS.
+
+  Raises:
+    ValueError: It has a user, whom requests would not name.
+  """
+  parts = urllib.parse.urlsplit(url)
+  if "@" in parts.netloc:
+    raise ValueError("a user and password in a URL have no effect")
+  return parts.scheme == "https"
+
+
 def _headers(key: str) -> dict[str, str]:
   """Returns the authorization header, or none without a key."""
   return {"Authorization": f"Bearer {key}"} if key else {}
@@ -147,7 +162,7 @@ async def ask(
   url: str, questions: Sequence[Question], key: str = "",
   timeout_s: float = 600.0, on_end: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-  """Sends requests at their times, and streams the responses.
+  """Sends requests at their times without a proxy, and streams the responses.
 
   Args:
     url: URL of the server.
@@ -158,9 +173,11 @@ async def ask(
 
   Returns:
     The measurements of each request.
+
+  Raises:
+    ValueError: The URL has a user.
   """
-  secure = url.startswith("https:")
-  context = httpx2.create_ssl_context() if secure else None
+  context = httpx2.create_ssl_context() if _is_secure(url) else None
   start = time.perf_counter()
   ends = [asyncio.Event() for _ in questions]
 
@@ -190,10 +207,12 @@ async def _ask(
   body = dict(question.body) | {
     "stream": True, "stream_options": {"include_usage": True}
   }
-  last = rest = b""
+  first = last = rest = b""
 
   def on_body(part: bytes) -> None:
-    nonlocal last, rest
+    nonlocal first, last, rest
+    if len(first) < _MOST_REASON:
+      first = (first + part)[:_MOST_REASON]
     *events, rest = (rest + part).split(b"\n\n")
     now = time.perf_counter()
     for event in events:
@@ -206,8 +225,7 @@ async def _ask(
   try:
     status = await post(body=json.dumps(body).encode(), on_body=on_body)
     if status != 200:
-      text = (last + rest)[:200].decode(errors="replace")
-      outcome.error = f"{status}: {text}"
+      outcome.error = f"{status}: {first.decode(errors='replace')}"
       return
     outcome.tokens = json.loads(last.removeprefix(_START))["usage"][
       "completion_tokens"
@@ -215,7 +233,8 @@ async def _ask(
   except (
     OSError, h11.ProtocolError, ValueError, LookupError, TypeError
   ) as error:
-    outcome.error = f"{type(error).__name__}: {error}: {last[:200]!r}"
+    event = f": {last[:_MOST_REASON]!r}" if last else ""
+    outcome.error = f"{type(error).__name__}: {error}{event}"
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:

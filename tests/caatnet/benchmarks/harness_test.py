@@ -265,11 +265,6 @@ def test_config_without_benchmark_is_a_copy():
   assert batch.shape == (config.data.batch_size, config.data.seq_len + 1)
 
 
-def test_load_is_that_of_the_last_minute(monkeypatch):
-  monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 2.5, 3.5))
-  assert timing.load() == 1.5
-
-
 @pytest.mark.parametrize(("mbit", "rtt_ms", "mtu", "burst_kb", "latency_ms"), [
   (100, 0, 1500, 64, 50), (101, 0, 9000, 64, 50), (100, 10, 1500, 64, 60),
   (1000, 0, 9000, 250, 50),

@@ -65,11 +65,20 @@ def test_fits_are_assigned_to_the_direction_of_messages():
 
 def test_grids_have_as_many_devices_as_can_be_searched():
   """All 8! orders of small grids, and proofs for 16 devices."""
-  options = config_of.get_config().benchmark
-  for grids, most in ((options.exact_grids, 8), (options.solved_grids, 16)):
-    sizes = [Grid(*grid).size for grid in grids]
+  for grids, most in ((planner._EXACT_GRIDS, 8), (planner._SOLVED_GRIDS, 16)):
+    sizes = [grid.size for grid in grids]
     assert max(sizes) == most
     assert min(sizes) > most / 2
+  # Of the clusters with uneven links.
+  assert {grid.size for grid in planner._PREMISE_GRIDS} == {64}
+
+
+@pytest.mark.parametrize("name", ["grids", "sizes", "positions", "executions"])
+def test_key_without_values_is_named(name):
+  config = config_of.get_config("test")
+  config.benchmark[name] = ()
+  with pytest.raises(ValueError, match=rf"benchmark\.{name}=\(\) must have"):
+    planner.run(config)
 
 
 def test_orders_are_compared_with_the_best_and_with_ours():
@@ -162,7 +171,7 @@ def test_solver_receives_the_costs_of_an_order(limit_s, monkeypatch, tmp_path):
   monkeypatch.setattr(planner, "_CP_SAT", tmp_path / "solver.py")
   config = config_of.get_config("test")
   config.benchmark.python, config.benchmark.limit_s = sys.executable, limit_s
-  config.benchmark.solved_grids = ((2, 2, 2),)  # a quick search
+  monkeypatch.setattr(planner, "_SOLVED_GRIDS", (Grid(2, 2, 2),))  # quick
   (row,) = planner._solved(config)
   assert row["grid"] == str(Grid(2, 2, 2))
   assert row["ours / CP-SAT"] == pytest.approx(1.0 if limit_s else 0)

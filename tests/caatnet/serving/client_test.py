@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import math
+import socket
 import time
 
 import numpy as np
@@ -182,6 +183,8 @@ def test_requests_follow_their_times_and_predecessors():
 
 @pytest.mark.parametrize(("status", "parts", "error"), [
   (429, [b"too much" + b"x" * 300], "429: too much" + "x" * 192),
+  # A body that looks like a stream.
+  (503, [b"no room\n\n", b"data: {}\n\n"], "503: no room\n\ndata: {}\n\n"),
   (200, [b"data: {}\n\n"], "KeyError: 'usage': b'data: {}'"),
   (200, [], "JSONDecodeError: Expecting value"),
 ])
@@ -212,6 +215,14 @@ def test_chunks_of_a_response_need_not_end_where_data_does():
   assert (outcome.error, outcome.tokens, len(outcome.times_s)) == ("", 2, 2)
 
 
+def test_head_of_a_response_may_have_as_many_bytes_as_for_httpx():
+  (outcome,), _ = run(
+    lambda body: (200, streamed(3), f"Cookie: {'x' * 60_000}"),
+    [Question(0.0, {})],
+  )
+  assert (outcome.error, outcome.tokens) == ("", 3)
+
+
 @pytest.mark.parametrize(("answer", "error"), [
   ((200, streamed(3), "Content-Length: 999"), "RemoteProtocolError: peer clos"),
   ((200, [b"no chunk"], "Transfer-Encoding: chunked"), "RemoteProtocolError"),
@@ -219,8 +230,10 @@ def test_chunks_of_a_response_need_not_end_where_data_does():
   (("x", []), "RemoteProtocolError: "),
 ])
 def test_broken_or_silent_response_is_an_error(answer, error):
+  # Only the silent server is waited for.
+  timeout_s = 0.1 if error.startswith("TimeoutError") else 60.0
   (outcome,), _ = run(
-    lambda body: answer, [Question(0.0, {})], timeout_s=0.1
+    lambda body: answer, [Question(0.0, {})], timeout_s=timeout_s
   )
   assert outcome.error.startswith(error)
   assert not outcome.tokens
@@ -234,6 +247,18 @@ def test_unreachable_server_is_an_error():
 
   (outcome,) = asyncio.run(ask())
   assert outcome.error.startswith("ConnectionRefusedError: ")
+
+
+@pytest.mark.parametrize("scheme", ["https", "HTTPS"])
+def test_server_that_never_answers_a_handshake_is_named(scheme):
+  with socket.create_server(("127.0.0.1", 0)) as server:  # accepts nothing
+    place = f"127.0.0.1:{server.getsockname()[1]}"
+    (outcome,) = asyncio.run(client.ask(
+      f"{scheme}://{place}", [Question(0.0, {})], timeout_s=0.05
+    ))
+  assert outcome.error == (
+    f"TimeoutError: no connection to {place} within 0.05 s"
+  )
 
 
 def card(answer, key=""):
@@ -268,3 +293,11 @@ def test_server_without_a_description_is_named(status, body, message):
 def test_invalid_address_is_named():
   with pytest.raises(ValueError, match=r"^--url=http://127.*:x: "):
     asyncio.run(client.card("http://127.0.0.1:x", ""))
+
+
+def test_user_in_an_address_is_refused():
+  url = "http://me:secret@127.0.0.1:1"
+  with pytest.raises(ValueError, match=r"^--url=http.*: a user and password"):
+    asyncio.run(client.card(url, ""))
+  with pytest.raises(ValueError, match=r"^a user and password in"):
+    asyncio.run(client.ask(url, [Question(0.0, {})]))

@@ -230,6 +230,9 @@ def test_requests_that_arrive_at_one_time_have_no_rate():
   assert traces.scaled([], 4.0) == []
   with pytest.raises(ValueError, match="rate=4: all 2 requests arrive at one"):
     traces.scaled([one, one], 4.0)
+  later = dataclasses.replace(one, time_s=2.0)
+  with pytest.raises(ValueError, match="all 3 requests arrive at one time"):
+    traces.scaled([later, later, later], 4.0)
   with pytest.raises(ValueError, match="rate=nan must be positive"):
     traces.scaled([one, dataclasses.replace(one, time_s=1.0)], float("nan"))
 

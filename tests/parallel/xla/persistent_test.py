@@ -7,16 +7,19 @@ import jax
 from parallel.xla import persistent
 
 
-def test_programs_are_kept_in_the_folder_unless_the_environment_names_one(
+def test_programs_are_kept_unless_xla_dumps_or_the_environment_has_a_folder(
   monkeypatch, tmp_path
 ):
   before = jax.config.jax_compilation_cache_dir
   least_s = jax.config.jax_persistent_cache_min_compile_time_secs
   found = []
   try:
-    for environment, folder in (
-      ("/elsewhere", "~/programs"), (None, ""), (None, "~/programs"),
+    for environment, folder, xla_flags in (
+      ("/elsewhere", "~/programs", ""), (None, "", ""),
+      (None, "~/programs", "--xla_cpu_x=1 --xla_dump_to=dump"),
+      (None, "~/programs", "--xla_cpu_x=1"),
     ):
+      monkeypatch.setenv("XLA_FLAGS", xla_flags)
       monkeypatch.setenv("HOME", str(tmp_path))
       monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
       if environment is not None:
@@ -28,7 +31,7 @@ def test_programs_are_kept_in_the_folder_unless_the_environment_names_one(
   finally:
     jax.config.update("jax_compilation_cache_dir", before)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
-  assert found == [before, before, str(tmp_path / "programs")]
+  assert found == [before, before, before, str(tmp_path / "programs")]
 
 
 def test_programs_that_were_read_least_recently_are_removed(

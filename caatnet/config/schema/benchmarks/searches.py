@@ -21,25 +21,11 @@ class Planner:
   exact: int = field(
     200, "Clusters for the comparison with exhaustive search.", COUNT
   )
-  exact_grids: tuple[tuple[int, int, int], ...] = field(
-    ((4, 2, 1), (2, 2, 2), (8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 4, 2),
-     (3, 2, 1), (7, 1, 1)),
-    "Stages, data and tensor ranks of these clusters, used cyclically.", COUNT,
-  )
   solved: int = field(8, "Clusters for the comparison with CP-SAT.", COUNT)
-  solved_grids: tuple[tuple[int, int, int], ...] = field(
-    ((2, 4, 2), (4, 4, 1), (4, 3, 1), (2, 5, 1)),
-    "Stages, data and tensor ranks of these clusters, used cyclically.", COUNT,
-  )
   certified: int = field(
     10, "Clusters of 64 devices for each grid.", COUNT
   )
   premise: int = field(200, "Clusters for the test of the premise.", COUNT)
-  premise_grids: tuple[tuple[int, int, int], ...] = field(
-    ((4, 2, 8), (8, 1, 8), (2, 4, 8), (4, 4, 4)),
-    "Stages, data and tensor ranks of these clusters of 64 devices, used "
-    "cyclically.", COUNT,
-  )
   regret: int = field(32, "Clusters for the measurement of regret.", COUNT)
   grids: tuple[tuple[int, int, int], ...] = field(
     ((4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (2, 8, 4), (4, 4, 4),
