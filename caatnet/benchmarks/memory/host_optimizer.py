@@ -120,13 +120,16 @@ def _compare(size: int, threads: int, options: Any) -> dict[str, Any]:
   }
 
 
-def _optax(size: int) -> Callable[[], jax.Array]:
+def _optax(size: int) -> Callable[..., jax.Array]:
   """Returns a function that takes a jitted step with a donated state.
 
-  It returns the weights, float32 ``[size]``.
+  It takes gradients, by default those of `_made`, and returns the weights, both
+  float32 ``[size]``. Hyperparameters are those of our optimizer.
   """
+  ours = AdamW()
   optimizer = optax.adamw(
-    measured_tiers.LEARNING_RATE, 0.9, 0.95, weight_decay=0.1
+    measured_tiers.LEARNING_RATE, ours.beta_1, ours.beta_2, ours.eps,
+    weight_decay=ours.weight_decay,
   )
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
@@ -138,7 +141,7 @@ def _optax(size: int) -> Callable[[], jax.Array]:
   held = [weights, optimizer.init(weights)]
   gradients = jnp.full(size, 1e-3)
 
-  def take() -> jax.Array:
+  def take(gradients: jax.Array = gradients) -> jax.Array:
     held[:] = step(*held, gradients)
     return jax.block_until_ready(held)[0]
 

@@ -3,6 +3,7 @@
 import sys
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -31,6 +32,8 @@ def full(shape, value):
 class AdamW:
   def __init__(self, parameters, **settings):
     (self.parameter,) = parameters
+    assert settings == {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1,
+                        "fused": True}  # as ours
 
   def step(self):
     assert threads == [2]
@@ -169,13 +172,17 @@ def test_rivals_are_measured_with_the_same_threads(tmp_path):
 
 
 def test_compared_optimizers_take_the_same_steps():
-  """With equal hyperparameters, from the same weights and gradients."""
+  """From the same weights, for the gradients of the benchmark and others."""
   ours, take = host_optimizer._made(6, 1), host_optimizer._optax(6)
-  for _ in range(2):
-    measured_tiers.step(ours)
-    theirs = take()
-    np.testing.assert_allclose(ours.weights, theirs, rtol=1e-6)
+  measured_tiers.step(ours)
+  theirs = take()
+  np.testing.assert_allclose(ours.weights, theirs, rtol=1e-6)
   assert (theirs < 1).all()
+  for size in (1e-2, -1e-3):
+    ours.gradients.fill(size)
+    measured_tiers.step(ours)
+    theirs = take(jnp.full(6, size))
+    np.testing.assert_allclose(ours.weights, theirs, rtol=1e-6)
 
 
 def test_tables_have_rates_and_shares(capsys):
