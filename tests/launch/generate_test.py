@@ -73,7 +73,7 @@ def test_interrupted_text_is_kept_and_marked(
   assert ended.returncode == 130
   assert 0 < len(ended.stdout.strip()) < 8000
   assert "interrupted: 0 of 1 prompts were finished" in ended.stderr
-  assert "decode " in ended.stderr
+  assert "prefill 1 tokens, " in ended.stderr
 
 
 @pytest.mark.parametrize(
