@@ -475,6 +475,14 @@ def _collectives() -> Iterator[tuple[str, tuple[str, str]]]:
   )
 
 
+def _foreign(key: str) -> list[dict[str, Any]]:
+  """Returns rows of projects, and of frameworks with large environments."""
+  return [
+    row for name in ("programs", "frameworks")
+    for row in result(f"foreign_{name}")[key]
+  ]
+
+
 def foreign_programs(_: str) -> str:
   """Table of the ledger's page: programs of other projects."""
 
@@ -487,12 +495,13 @@ def foreign_programs(_: str) -> str:
     [
       [
         ", ".join(f"{p} {v}" for p, v in row["versions"].items()),
-        row["program"], ", ".join(f"{a} {n}" for a, n in row["axes"].items()),
+        row["program"],
+        ", ".join(f"{a} {n}" for a, n in row["axes"].items() if n > 1),
         sizes(row["read"]),
         "equal" if row["equal"] else sizes(row["expected"]),
         "; ".join(row["unknown"]) or "nothing",
       ]
-      for row in result("foreign_programs")["rows"]
+      for row in _foreign("rows")
     ],
   )
 
@@ -531,7 +540,7 @@ def foreign_targets(_: str) -> str:
 def foreign_faults(_: str) -> str:
   """Table of the ledger's page: planted faults and the lines that are named."""
   programs: dict[tuple[str, str], dict[str, str]] = {}
-  for row in result("foreign_programs")["faults"]:
+  for row in _foreign("faults"):
     lines = programs.setdefault((row["project"], row["program"]), {})
     expected, named = row["lines"], row["blamed"]
     lines[row["fault"]] = ", ".join([

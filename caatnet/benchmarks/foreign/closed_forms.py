@@ -11,6 +11,7 @@ from caatnet.benchmarks.foreign import (
   with_flax,
   with_jraph,
   with_keras,
+  with_levanter,
   with_mctx,
   with_penzai,
   with_ringattention,
@@ -91,6 +92,37 @@ def _keras() -> dict[str, Sends]:
   }
 
 
+def _levanter() -> dict[str, Sends]:
+  p = with_levanter
+  table = p.VOCABULARY * p.WIDTH
+  # Elements of a layer's seven matrices on a device, when they are gathered.
+  layer = (4 * p.WIDTH**2 + 3 * p.WIDTH * p.HIDDEN) // p.MODEL
+  gains = 2 * p.WIDTH
+  stream = p.BATCH // p.DATA * p.LENGTH * p.WIDTH
+  # The compiler's choices were added after the reading: it reshards the
+  # embedding, twice, from "data" to "model" by a permute, and once by a gather
+  # in pairs of devices that are no axis; and it sums the cotangents of queries,
+  # keys, values, gates and neurons one by one.
+  return {"llama": {
+    # Matrices forward and backward, gains forward; last norm, and head.
+    ("data", "all_gather"): 4 * (
+      p.LAYERS * (2 * layer + gains) + p.WIDTH + table
+    ) // p.DATA,
+    # Gradients, of the embedding by halves; loss and number of tokens, and
+    # squared norms of 12 gradients, of which 7 are cut over "model", too.
+    ("data", "all_reduce"): 4 * (
+      p.LAYERS * (layer + gains) + p.WIDTH + table // p.MODEL + 2 + 12
+    ),
+    # Attention and neurons, forward; cotangents of the head, for which the
+    # axis is replicated.
+    ("model", "all_reduce"): 4 * (p.LAYERS * (2 + 5) * stream + stream + 7),
+    ("data,model", "all_reduce"): 4 * table,  # likewise, the head's gradient
+    ("model", "all_gather"): 4 * stream // p.MODEL,  # of embedded tokens
+    ("data,model", "permute"): 2 * 4 * table // p.DATA,
+    ("2 devices", "all_gather"): 4 * table // p.DATA,
+  }}
+
+
 def _mctx(num_devices: int) -> dict[str, Sends]:
   p = with_mctx
   batch = num_devices * p.BATCH
@@ -129,8 +161,9 @@ def programs(num_devices: int = 8) -> dict[str, dict[str, Sends]]:
   """
   return {
     "brax": _brax(), "drjax": _drjax(), "equinox": _equinox(), "flax": _flax(),
-    "jraph": _jraph(), "keras": _keras(), "mctx": _mctx(num_devices),
-    "penzai": _penzai(), "ringattention": _ringattention(),
+    "jraph": _jraph(), "keras": _keras(), "levanter": _levanter(),
+    "mctx": _mctx(num_devices), "penzai": _penzai(),
+    "ringattention": _ringattention(),
   }
 
 

@@ -89,6 +89,21 @@ _KERAS = {
     (("keras.src.backend.jax.trainer", "jax.numpy.max(x_whole)"),),
   ),
 }
+_HALIAX = "haliax.quantization", (
+  "        return jax.lax.dot_general(lhs, rhs, dimension_numbers, precision, "
+  "preferred_element_type, **kwargs)\n\n    # not really necessary"
+)
+
+
+def _levanter(axes: str) -> Fault:
+  """Returns the fault of a maximum of the tokens, cut over axes."""
+  return Fault(
+    "with_levanter", "return model.compute_next_token_loss(example, key=key)",
+    "return model.compute_next_token_loss(example, key=key) + jax.numpy.max("
+    "jax.lax.with_sharding_constraint(example.tokens.array, "
+    f"jax.sharding.PartitionSpec({axes})))",
+  )
+
 
 # (project, program) -> kind -> fault.
 FAULTS: dict[tuple[str, str], dict[str, Fault]] = {
@@ -237,6 +252,21 @@ FAULTS: dict[tuple[str, str], dict[str, Fault]] = {
       ),
       _KERAS["gather"].named,
     ),
+  },
+  ("levanter", "llama"): {
+    "dtype": Fault(
+      "levanter.models.llama",
+      "outputs = self.down_proj(hidden_states, key=k_down)",
+      "outputs = jax.tree.map(lambda w: w.astype('bfloat16'), self.down_proj)"
+      "(hidden_states.astype('bfloat16'), key=k_down).astype(x.dtype)",
+      (_HALIAX,),
+    ),
+    "gather": _levanter(""),
+    "remat": Fault(
+      "with_levanter", "gradient_checkpointing=False",
+      "gradient_checkpointing=True", (_HALIAX,),
+    ),
+    "axis": _levanter("('data', 'model')"),
   },
   ("mctx", "search"): {
     "dtype": Fault(
