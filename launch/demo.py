@@ -9,6 +9,7 @@ import pathlib
 from absl import flags
 
 from launch import options
+from parallel.memory import heap
 
 FLAGS = flags.FLAGS
 FRACTIONS = (1.0, 0.5)
@@ -71,8 +72,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(
-    main,
-    uses=("config", "workdir", "mesh", "cpu_devices", "output", "programs"),
-    defaults={"config": "configs/caatnet/tiny.py", "cpu_devices": "8"},
-  )
+  heap.keep_freed()
+  options.run(main, uses=(
+    "config", "workdir", "mesh", "cpu_devices", "output", "programs",
+  ), defaults={"config": "configs/caatnet/tiny.py", "cpu_devices": "8"})

@@ -25,7 +25,6 @@ from caatnet import atomic, commands
 from caatnet.config.schema import tree
 from launch import full_disks, overriding, processes
 from parallel import lazy
-from parallel.memory import heap
 
 FLAGS = flags.FLAGS
 
@@ -579,7 +578,6 @@ def _set_up_devices(keep_programs: bool = False) -> None:
       os.environ.setdefault("NPROC", str(threads))
   if not FLAGS.debug:  # Orbax also raises what it logs as an error
     logging.set_verbosity(logging.FATAL)
-  heap.keep_freed()  # before jax has threads
   import jax
 
   if keep_programs:

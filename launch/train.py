@@ -12,6 +12,7 @@ import functools
 from absl import flags
 
 from launch import options, swarms
+from parallel.memory import heap
 
 FLAGS = flags.FLAGS
 
@@ -61,6 +62,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+  heap.keep_freed()
   options.run(
     main,
     uses=(

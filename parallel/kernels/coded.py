@@ -21,7 +21,8 @@ from parallel.kernels.codec import reference as codec
 # Maximum number of elements of a matrix row that share a scale.
 BLOCK = 128
 # Largest number of rows of such a product. XLA:CPU decodes an element in 1.3 ns
-# on two cores, so that products of a decoded matrix are as fast for 128 rows.
+# on two cores. Products of a decoded matrix take 1.9 times as long for 64 rows,
+# 1.2 times for 128 (log/2026-11-28-products-of-few-rows.md).
 _MOST_ROWS = 64
 # Smallest number of elements: the overhead of a call exceeds the time of a
 # smaller product.

@@ -6,6 +6,7 @@ maps gigabytes of pages in every step. A heap that keeps its pages does so once.
 """
 
 import ctypes
+import os
 
 # Parameters of glibc's mallopt and their values (malloc.h). Blocks of all sizes
 # are in the heap, and its end is never returned. There is one heap: others
@@ -18,12 +19,17 @@ def keep_freed() -> bool:
   """Makes the C library keep the memory of freed arrays for later ones.
 
   It must be called before other threads allocate memory, and so before jax is
-  imported. The process keeps the largest amount of memory that it has used.
+  imported. It is meant for training, whose steps need the same memory again and
+  again: the process returns no memory, and threads that allocate small blocks
+  wait for one another. Options of the environment have precedence.
 
   Returns:
-    Whether the C library supports it, as glibc does.
+    Whether it does: the C library is glibc, and the environment has no options
+    of its allocator.
   """
   library = ctypes.CDLL(None)
-  if not hasattr(library, "gnu_get_libc_version"):
+  if not hasattr(library, "gnu_get_libc_version") or any(
+    name.startswith("MALLOC_") for name in os.environ
+  ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
     return False
   return all(library.mallopt(*option) for option in _OPTIONS.values())

@@ -153,7 +153,7 @@ def _columns_of_lanes(
   """Computes norm and products ``[R, B, T, F]`` of lanes with separate streams.
   """
   dtype, k = x.private.dtype, x.shared.shape[-1]
-  if w.shape[-1] > x.width:
+  if on_cpu() and w.shape[-1] > x.width:
     # Of streams and products the streams are smaller, so they are normalised:
     # then one product has all channels, and nothing to add or scale.
     normed = jax.vmap(

@@ -83,7 +83,7 @@ def test_abstract_weights_have_the_shapes_of_the_arrays(apart, coded):
 
 
 def test_few_tokens_read_codes_and_score_alike():
-  """Matrices of 2^18 elements; 64 tokens read codes, 65 decoded matrices."""
+  """64 and 65 tokens: on both sides of the limit of products by codes."""
   program = program_of(layers=1, ranks=1, width=512, ffn_width=512)
   weights, found = make(program, True, True), {}
   assert weights.access.few
