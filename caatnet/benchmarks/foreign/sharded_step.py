@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental import mesh_utils
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 FSDP = 4
@@ -21,6 +22,17 @@ FSDP = 4
 def padded(size: int) -> int:
   """Returns the number of parameters with those that fill the last shard."""
   return -(-size // FSDP) * FSDP
+
+
+def mesh_of(axis: str, size: int) -> Mesh:
+  """Returns all devices on "data" and an axis of a size.
+
+  The axes may divide those of a torus, which `jax.make_mesh` refuses.
+  """
+  devices = mesh_utils.create_device_mesh(
+    (jax.device_count() // size, size), allow_split_physical_axes=True
+  )
+  return Mesh(devices, ("data", axis), axis_types=(AxisType.Auto,) * 2)
 
 
 def sharded(
@@ -34,10 +46,7 @@ def sharded(
     apply: Function from parameters and a batch to float32 outputs ``[n, out]``.
     batch: Batch of all devices.
   """
-  mesh = jax.make_mesh(
-    (jax.device_count() // FSDP, FSDP), ("data", "fsdp"),
-    axis_types=(AxisType.Auto,) * 2,
-  )
+  mesh = mesh_of("fsdp", FSDP)
   example = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype),
                          jax.eval_shape(init))
   flat, unravel = ravel_pytree(example)

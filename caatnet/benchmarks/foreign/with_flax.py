@@ -44,14 +44,12 @@ def attention():
   from flax import linen as nn
   import jax
   import jax.numpy as jnp
-  from jax.sharding import AxisType, NamedSharding
+  from jax.sharding import NamedSharding
   from jax.sharding import PartitionSpec as P
   import optax
+  from sharded_step import mesh_of
 
-  mesh = jax.make_mesh(
-    (jax.device_count() // 4, 4), ("data", "model"),
-    axis_types=(AxisType.Auto,) * 2,
-  )
+  mesh = mesh_of("model", 4)
   layer = nn.MultiHeadDotProductAttention(HEADS, use_bias=False)
   x = jax.ShapeDtypeStruct(
     (mesh.size // 8 * BATCH, LENGTH, WIDTH), jnp.float32,
@@ -89,14 +87,12 @@ def nnx_mlp():
   from flax import nnx
   import jax
   import jax.numpy as jnp
-  from jax.sharding import AxisType, NamedSharding
+  from jax.sharding import NamedSharding
   from jax.sharding import PartitionSpec as P
   import optax
+  from sharded_step import mesh_of
 
-  mesh = jax.make_mesh(
-    (jax.device_count() // 2, 2), ("data", "model"),
-    axis_types=(AxisType.Auto,) * 2,
-  )
+  mesh = mesh_of("model", 2)
 
   class MLP(nnx.Module):
 
