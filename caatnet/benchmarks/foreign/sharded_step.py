@@ -30,7 +30,8 @@ def mesh_of(axis: str, size: int) -> Mesh:
   The axes may divide those of a torus, which `jax.make_mesh` refuses.
   """
   devices = mesh_utils.create_device_mesh(
-    (jax.device_count() // size, size), allow_split_physical_axes=True
+    (jax.device_count() // size, size), jax.devices(),
+    allow_split_physical_axes=True,
   )
   return Mesh(devices, ("data", axis), axis_types=(AxisType.Auto,) * 2)
 
