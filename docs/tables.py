@@ -510,7 +510,7 @@ def foreign_targets(_: str) -> str:
   """Table of the ledger's page: the programs on other targets."""
   found: dict[tuple[str, str], dict[str, str]] = {}
   rows = [
-    row for name in ("512", "v5p")
+    row for name in ("512", "v5p", "v5p_512", "h200")
     for row in result(f"foreign_programs_{name}")["rows"]
   ]
   for row in rows:

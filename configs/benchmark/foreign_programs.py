@@ -13,7 +13,8 @@ r"""Collectives of programs of other projects, compared with closed forms.
     --config.benchmark.python=python3.12 \
     --output=results/foreign_frameworks.json
 
-`results/foreign_programs_512.json` is of `cpu:512`.
+`results/foreign_programs_{512,v5p_512,h200}.json` are of `cpu:512`,
+`tpu:v5p:8x8x8` and `gpu:h200:1x8`.
 
 The projects are installed from the package registry into three environments,
 as some need older packages; later runs use them again. Other targets have
