@@ -147,12 +147,13 @@ def test_mistakes_name_their_key():
 
 
 def test_tables_show_rates_and_intervals(capsys):
-  calibration._show([
+  calibration._show_fit([
     {"what": "products", "samples": 5, "rate": 12.5e9, "latency_s": 3.5e-6,
      "share": 0.25, "residual": 0.125},
     {"what": "other", "samples": 1, "rate": None, "latency_s": None,
      "share": 0.75, "residual": 0.0},
-  ], {
+  ])
+  calibration.show({
     "rows": [
       {"configuration": "a", "interval": [0.001, 0.002, 0.004],
        "measured_s": 0.0031, "contained": True},

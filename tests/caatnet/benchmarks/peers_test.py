@@ -278,7 +278,8 @@ def test_tables_have_rates_ratios_and_shares(capsys):
   ]
   peers._print_decoding([
     {"batch": batch, "by": by, "tokens_per_second": [rate, 2 * rate],
-     "weight_bytes_per_second": [1e9 * rate, 3e9 * rate]}
+     "weight_bytes_per_second": [1e9 * rate, 3e9 * rate],
+     "prompt_tokens_per_second": [10 * rate, 30 * rate]}
     for batch, by, rate in (
       (1, "caatnet", 100.0), (1, "torch", 50.0), (16, "caatnet", 20.0)
     )
@@ -287,11 +288,11 @@ def test_tables_have_rates_ratios_and_shares(capsys):
   assert "reads of memory 12.5 GB/s" in printed
   assert rows_of(printed) == [
     ["1", "caatnet", "150 (100 to 200)", "1.00 (1.00 to 1.00)",
-     "200.0 (100.0 to 300.0)"],
+     "200.0 (100.0 to 300.0)", "2,000 (1,000 to 3,000)"],
     ["1", "torch", "75 (50 to 100)", "2.00 (2.00 to 2.00)",
-     "100.0 (50.0 to 150.0)"],
+     "100.0 (50.0 to 150.0)", "1,000 (500 to 1,500)"],
     ["16", "caatnet", "30 (20 to 40)", "1.00 (1.00 to 1.00)",
-     "40.0 (20.0 to 60.0)"],
+     "40.0 (20.0 to 60.0)", "400 (200 to 600)"],
   ]
   over_http.show([
     {"by": "caatnet", "streams": 32, "batch": 16, "ttft_p50_s": [0.5],
