@@ -211,7 +211,7 @@ def test_options_in_text_have_the_types_of_the_builder(text, expected):
   ("name", "topology", "options", "message"),
   [
     ("ring", t.ring(4), {"pieces": 0}, "pieces=0 must be at least 1"),
-    ("ring", t.ring(4), {"pieces": 10**7}, "pieces of 24 transfers must be at most 699,050"),
+    ("ring", t.ring(4), {"pieces": 10**7}, "24 transfers must be at most"),
     ("ring", t.ring(4), {"weight": 2}, "unexpected keyword argument 'weight'"),
     ("optimal", t.ring(1), {"wieght": 2}, "unexpected keyword .* 'wieght'"),
     ("optimal", t.ring(4), {"trees": "tall"}, "must be one of packed, grown"),
