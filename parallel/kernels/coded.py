@@ -34,8 +34,8 @@ _LEAST = 2**18
 class Coded:
   """Matrix as int8 codes, with one scale per block of a row.
 
-  jax's functions accept it in place of the decoded array. Of an array's methods
-  it has only those below.
+  jax's functions decode it and accept it like an array, but it has only the
+  methods below.
 
   Attributes:
     encoded: Codes and scales.

@@ -40,7 +40,7 @@ def test_output_between_two_times_has_a_margin_of_a_second(coordinator):
 def test_entries_are_read_as_they_are_written_and_partial_ones_are_not(
   coordinator, tmp_path
 ):
-  """Of a file that its thread does not follow."""
+  """The coordinator's thread does not follow the file of this test."""
   log, times = tmp_path / "other.jsonl", []
   coordinator._log = log
   with log.open("a") as file:

@@ -216,7 +216,7 @@ def test_chunks_of_a_response_need_not_end_where_data_does():
 
 
 def test_head_of_a_response_may_have_as_many_bytes_as_for_httpx():
-  """It arrives in parts, after an interim response."""
+  """A head of 60,000 bytes arrives in parts, after an interim response."""
   head = [b"HTTP/1.1 200 x\r\nCookie: ", *[b"x" * 10_000] * 6, b"\r\n\r\n"]
   (outcome,), _ = run(
     lambda body: (100, head + streamed(3)), [Question(0.0, {})]
