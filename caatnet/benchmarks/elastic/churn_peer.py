@@ -193,7 +193,6 @@ def main(
       print(json.dumps({
         "revision": revision, "digest": swarm.digest,
         "samples": int(state["samples"][0]),
-        # An undetected flipped bit changes only later digits.
         "loss": round(loss(state["theta"]), 9),
       }), flush=True)
 
