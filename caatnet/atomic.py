@@ -78,7 +78,7 @@ def remove_unfinished(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-  """Context in which errors of the system name a file, such as a full disk's.
+  """Context manager that adds the name of a file to errors of the system.
 
   Errors of opened files have no name.
   """

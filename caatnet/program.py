@@ -29,9 +29,6 @@ from parallel.zero.gathered import Gathered
 from parallel.zero.partition import Partition
 from parallel.zero.shards import Shards, Tensor
 
-# Memory kinds of jax in which a tensor of the training state can be placed.
-MEMORY_KINDS = ("device", "pinned_host")
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -47,8 +44,8 @@ class Layout:
       `parallel.kernels.selection`.
     prefetch: Whether a layer's weights are gathered while the previous layer
       runs.
-    moments: Memory kind of the optimizer's moments between steps, one of
-      ``MEMORY_KINDS``.
+    moments: Memory kind of the optimizer's moments between steps, "device" or
+      "pinned_host".
     activations: Activations that layers save for their backward, and their
       memory.
     stages: Stages of a pipeline; None if every rank runs the whole model.

@@ -152,13 +152,13 @@ def draw_outer_loops(path: pathlib.Path) -> None:
   points = sorted(
     read("outer_loops"), key=lambda point: order.index(point.algorithm)
   )
-  beside: dict[float, int] = {}
+  num_at: dict[float, int] = {}
   of_algorithm: dict[str, int] = {}
   data = {}
   for point in points:
     # Points that send as much are moved apart, sideways.
-    place = beside.setdefault(point.kilobytes, 0)
-    beside[point.kilobytes] += 1
+    place = num_at.setdefault(point.kilobytes, 0)
+    num_at[point.kilobytes] += 1
     number = of_algorithm.setdefault(point.algorithm, 0)
     of_algorithm[point.algorithm] += 1
     many = sum(p.kilobytes == point.kilobytes for p in points)

@@ -11,10 +11,10 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BLACK, BLUE, ORANGE, GREEN = "#1a1a1a", "#0072b2", "#d55e00", "#009e73"
 
-# What configs/diloco/sweep.py takes where a point does not say otherwise.
+# Values in configs/diloco/sweep.py of keys that a point does not set.
 EVERY, WORKERS = "30", "2"
 ROUNDS = ("local_sgd", "diloco", "streaming", "eager", "sparseloco", "noloco")
-# Algorithm -> its name, and its colour.
+# Algorithm -> name and colour in pictures.
 LOOPS = {
   "data_parallel": ("data parallelism", BLACK),
   "local_sgd": ("local SGD", "#e69f00"),
@@ -104,12 +104,12 @@ def above(point: Point, baseline: Point) -> tuple[float, ...]:
 
 
 def mean(values: Sequence[float]) -> float:
-  """The arithmetic mean."""
+  """Returns the arithmetic mean."""
   return sum(values) / len(values)
 
 
 def spread(differences: Sequence[float], digits: int = 3) -> str:
-  """Differences of losses, seed by seed: their mean and their range."""
+  """Formats the mean and the range of differences of losses."""
   middle, least, most = (
     signed(f(differences), digits) for f in (mean, min, max)
   )
@@ -117,6 +117,6 @@ def spread(differences: Sequence[float], digits: int = 3) -> str:
 
 
 def signed(number: float, digits: int = 3) -> str:
-  """A number with its sign, and what is rounded to zero without one."""
+  """Formats a number with its sign; one that is rounded to zero has none."""
   text = f"{number:+.{digits}f}"
   return text if float(text) else text[1:]

@@ -99,7 +99,7 @@ def of_python(text: str) -> Iterator[Line]:
 
 
 def _texts(node: ast.AST) -> list[ast.expr]:
-  """Arguments of an error, a flag or a config key that users read."""
+  """Returns the texts for users of an error, a flag or a config key."""
   if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
     return node.exc.args
   if not isinstance(node, ast.Call):

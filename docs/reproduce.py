@@ -27,7 +27,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from docs import claim_values, claims
-from docs.claim_schema import Claim, Expected
+from docs.claim_schema import Claim
 from docs.points import ROOT
 
 STATE = ROOT / "runs" / "reproduce"
@@ -117,55 +117,11 @@ def _plan(
   source = by_number[claim.same_as] if claim.same_as else claim
   needed = source.budget_s or 0.0
   reason = claim.cannot_run or source.cannot_run
-  if not reason and not any(_is_read(e) for e in claim.expected.values()):
+  if not reason and all(e.log for e in claim.expected.values()):
     reason = "no number is read from its commands"
   if not reason and needed > budget_s:
     reason = f"takes {needed:,.0f} s, over --budget={budget_s:g}"
   return Plan(claim, tuple(source.commands), needed, reason)
-
-
-def _is_read(expected: Expected) -> bool:
-  return not expected.log
-
-
-def of_the_day(
-  candidates: Sequence[Plan],
-  day: datetime.date,
-  count: int = 5,
-  seconds: float = 30.0,
-) -> list[Plan]:
-  """Returns the claims that the tests run on a day.
-
-  The choice rotates: each day starts where the last one ended, and one further
-  after each turn, so that every claim comes first some day.
-
-  Args:
-    candidates: Claims that fit in the time of all.
-    day: The day.
-    count: Number of claims, if so many fit.
-    seconds: Bound of the sum of their budgets.
-  """
-  fitting = [
-    p for p in candidates if not p.skipped and p.budget_s <= seconds
-  ]
-  if not fitting:
-    return []
-  step = day.toordinal() * count
-  start = (step + step // len(fitting)) % len(fitting)
-  chosen: list[Plan] = []
-  rest = fitting[start:] + fitting[:start]
-  while rest and len(chosen) < count:
-    plan = rest.pop(0)
-    # Without a choice that leaves too little time for the others.
-    cheapest = sorted(p.budget_s for p in rest)[: count - len(chosen) - 1]
-    if _time([*chosen, plan]) + sum(cheapest) <= seconds:
-      chosen.append(plan)
-  return chosen
-
-
-def _time(chosen: Sequence[Plan]) -> float:
-  """Returns the seconds of claims, those with the same commands once."""
-  return sum({p.commands: p.budget_s for p in chosen}.values())
 
 
 def run(

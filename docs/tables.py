@@ -54,7 +54,7 @@ def names(points: Sequence[Point]) -> dict[str, Point]:
 def _losses(
   points: Sequence[Point], name: Callable[[Point], str], digits: int = 3
 ) -> str:
-  """Table: losses of each seed, compared with those of the first point."""
+  """Returns the losses of each seed, compared with the first point's."""
   first, *_ = points
   return markdown_table(
     ["", *(f"seed {i}" for i in range(len(first.losses))), "mean",
@@ -105,7 +105,7 @@ def rounding(_: str) -> str:
 
 
 def _partial_sync(points: Sequence[Point], ranks: str) -> str:
-  """Table: losses by p, ranks and private scale; the first point has p = 1."""
+  """Returns losses by p, ranks and private scale; p = 1 is the first point."""
   first, *_ = points
   scales = {"forward": "sqrt(r)", "none": "none"}
   rows = []
@@ -183,7 +183,7 @@ def _over_tensor(row: Mapping[str, Any], key: str) -> str:
 
 
 def overlap(_: str) -> str:
-  """Table: the 7B step compiled for TPUs, all programs."""
+  """Returns the programs of the 7B step compiled for TPUs."""
   return markdown_table(
     ["target", "program", "kernels", "asynchronous", "hidden",
      "main memory, GB", "step, s: none / as scheduled / all overlapped"],
@@ -200,7 +200,7 @@ def overlap(_: str) -> str:
 
 
 def _evidence() -> Iterator[tuple[tuple[str, str], float, float]]:
-  """(kind of device, op), p, and how much longer the step is with kernels.
+  """Yields (kind of device, op), p, and the step's time with kernels, relative.
 
   Routes that are kernels themselves are chosen by name, not by evidence.
   """
@@ -248,7 +248,7 @@ def _auto() -> dict[tuple[str, float], Mapping[str, Any]]:
 
 
 def bounds_of_a_step(_: str) -> str:
-  """Table of claim 1.5: bounds of a step from the compiled program."""
+  """Returns claim 1.5: bounds of a step from the compiled program."""
   return markdown_table(
     ["64 chips", "p", "hidden",
      "step, s: none / as scheduled / all overlapped"],
@@ -302,7 +302,7 @@ def kernels_bytes(_: str) -> str:
 
 
 def strategies(_: str) -> str:
-  """Table of strategies: docs/papers.toml, with figures from results/."""
+  """Returns the strategies of docs/papers.toml, with figures from results/."""
   return papers.strategies(dict(_figures()))
 
 
@@ -484,7 +484,7 @@ def _foreign(key: str) -> list[dict[str, Any]]:
 
 
 def foreign_programs(_: str) -> str:
-  """Table of the ledger's page: programs of other projects."""
+  """Returns the bytes of other projects' programs."""
 
   def sizes(sent: Mapping[str, int]) -> str:
     return "; ".join(f"{k} {v:,}" for k, v in sent.items()) or "nothing"
@@ -507,7 +507,7 @@ def foreign_programs(_: str) -> str:
 
 
 def foreign_targets(_: str) -> str:
-  """Table of the ledger's page: the programs on other targets."""
+  """Returns the bytes of other projects' programs on other targets."""
   found: dict[tuple[str, str], dict[str, str]] = {}
   rows = [
     row for name in ("512", "v5p", "v5p_512", "h200")
@@ -538,7 +538,7 @@ def foreign_targets(_: str) -> str:
 
 
 def foreign_faults(_: str) -> str:
-  """Table of the ledger's page: planted faults and the lines that are named."""
+  """Returns the planted faults and the lines that are named."""
   programs: dict[tuple[str, str], dict[str, str]] = {}
   for row in _foreign("faults"):
     lines = programs.setdefault((row["project"], row["program"]), {})
@@ -558,7 +558,7 @@ def foreign_faults(_: str) -> str:
 
 
 def demo(_: str) -> str:
-  """Table of README: the last output of `make demo`."""
+  """Returns the last output of `make demo`."""
   printed = result("demo")
   out = io.StringIO()
   Console(file=out, width=130).print(

@@ -331,7 +331,7 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
         argv.insert(1, f"--{name}={value}")
     # With --config, overrides change that config instead of the run's.
-    if changeable and _flag_value(argv, "config") is None:
+    if changeable and _config_value(argv) is None:
       argv, _OVERRIDES[:] = split_overrides(argv, changeable)
     if any(re.match("--?help_config(=|$)", a) for a in argv):
       required = ("config",)  # no run, hence no other required flags
@@ -401,7 +401,7 @@ def _parse(
         f"--{match[1]} has no effect on {pathlib.Path(argv[0]).stem} (--help "
         "lists its flags)"
       )
-  value = _flag_value(argv, "config")
+  value = _config_value(argv)
   if value is not None:
     path, _CONFIG.config = _load_config(value)
     overriding.prepare(argv[1:], path, _CONFIG.config)
@@ -493,13 +493,12 @@ def _load_config(value: str) -> tuple[str, Any]:
   return path, config
 
 
-def _flag_value(argv: Sequence[str], name: str) -> str | None:
-  """Returns the value of ``--name VALUE`` or ``--name=VALUE``, or None."""
+def _config_value(argv: Sequence[str]) -> str | None:
+  """Returns the value of ``--config VALUE`` or ``--config=VALUE``, or None."""
   for index, argument in enumerate(argv):
-    if re.fullmatch(rf"--?{name}", argument) and index + 1 < len(argv):
+    if re.fullmatch("--?config", argument) and index + 1 < len(argv):
       return argv[index + 1]
-    match = re.fullmatch(rf"--?{name}=(.*)", argument)
-    if match:
+    if match := re.fullmatch("--?config=(.*)", argument):
       return match[1]
   return None
 

@@ -36,13 +36,13 @@ def security() -> Any:
   )
 
 
-def place() -> Any:
-  """Returns the `swarm_loop.Place` of the flags; None for processes > 0.
+def endpoint() -> Any:
+  """Returns the `swarm_loop.Endpoint` of the flags; None for processes > 0.
 
   Raises:
     ValueError: If a flag is invalid, or no coordinator accepts the connection.
   """
-  from caatnet.train.elastic.swarm_loop import Place
+  from caatnet.train.elastic.swarm_loop import Endpoint
   from parallel.elastic.membership import ids, service
   from parallel.elastic.transport import handshake
 
@@ -64,7 +64,7 @@ def place() -> Any:
       f"--port={coordinator[1]}"
     ) from error
   listen = _address("listen") or (here, 0)
-  return Place(coordinator, protected, listen, _address("advertise", 1))
+  return Endpoint(coordinator, protected, listen, _address("advertise", 1))
 
 
 def _address(name: str, least: int = 0) -> Any:

@@ -29,11 +29,12 @@ def main() -> None:
   workdir = files.folder(FLAGS.workdir or f"runs/{config.name}")
   train = loop.train
   if FLAGS.elastic:
-    place = swarms.place()
+    endpoint = swarms.endpoint()
     if not FLAGS.workdir:  # a separate folder for each worker of this machine
       workdir, _mine = files.slot(workdir, "worker")
     train = functools.partial(
-      swarm_loop.train, place=place, options=experiments.swarm_options(config)
+      swarm_loop.train, endpoint=endpoint,
+      options=experiments.swarm_options(config),
     )
   elif "elastic" in config:
     raise ValueError("config.elastic has no effect without --elastic=HOST:PORT")

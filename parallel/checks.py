@@ -68,7 +68,7 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
   """
   names = list(names)
   if name not in names:
-    near = difflib.get_close_matches(name, names, 1)
+    near = difflib.get_close_matches(str(name), names, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(
       f"{what}{name!r} must be "

@@ -71,7 +71,7 @@ def varying(x: jax.Array, *names: str) -> jax.Array:
 
 
 def on_cpu() -> bool:
-  """Whether the mesh of the enclosing ``jax.shard_map`` has CPU devices."""
+  """Returns whether the enclosing ``jax.shard_map`` is on CPU devices."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device is not None and device.device_kind == "cpu"
 
@@ -133,10 +133,9 @@ def after(tree: Any, results: Any, needed: bool = True) -> Any:
 def in_turn(tree: Any, results: Any, ordered: bool) -> tuple[Any, Any]:
   """Returns both trees, such that what reads ``tree`` follows ``results``.
 
-  If ``results`` are those of a collective, a collective of ``tree`` starts
-  after it has ended, while ``tree`` itself is computed meanwhile. Without an
-  order, XLA merges both collectives into one, during which nothing is left to
-  compute.
+  If a collective returned ``results``, a collective of ``tree`` starts after it
+  has ended, while ``tree`` itself is computed meanwhile. Without an order, XLA
+  merges both collectives into one, during which nothing is left to compute.
 
   Args:
     tree: Arrays, such as operands of a collective.

@@ -150,7 +150,6 @@ def roundtrip(
   wire: Wire,
   *,
   key: jax.Array | None = None,
-  block_dims: int = 0,
 ) -> jax.Array:
   """Encodes and decodes each lane's delta, as the ranks of `coded_mean` do.
 
@@ -163,7 +162,6 @@ def roundtrip(
     axis: Axis to average over.
     wire: Codec and route of the deltas.
     key: Random key, as passed to `coded_mean`.
-    block_dims: Number of dims after R that no block crosses.
 
   Returns:
     float32 of the shape of x; equal to x for codec "none" in float32.
@@ -171,7 +169,7 @@ def roundtrip(
   codec = wire.block_codec
   if codec is None:
     return x.astype(wire.dtype).astype(jnp.float32)
-  rows = _rows(x, axis, wire, block_dims)
+  rows = _rows(x, axis, wire, 0)
   n = rows.shape[-1]
   if wire.route == "all_to_all":  # no block crosses a slice boundary
     rows = _pad(rows, axis.size * _slice(n, axis, codec))

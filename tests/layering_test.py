@@ -24,22 +24,21 @@ COSTS = (
   "parallel.outer.cost",
   "parallel.outer.fragment_plan",
 )
-# Used by every package to list its public names.
 LAZY = "parallel.lazy"
+# Permitted in every package: lists of public names, and checks of arguments.
+ANYWHERE = (LAZY, "parallel.checks")
 RULES = {
   LAZY: ((), NUMPY_ONLY),
   "parallel.checks": ((), NUMPY_ONLY),
-  "parallel.schema": (("parallel.checks",), NUMPY_ONLY),
-  "parallel.hardware": (("parallel.checks", "parallel.schema"), NUMPY_ONLY),
-  "parallel.topology": (
-    ("parallel.checks", "parallel.hardware", "parallel.schema"), NUMPY_ONLY
-  ),
-  "parallel.schedules": (("parallel.checks", "parallel.topology"), NUMPY_ONLY),
+  "parallel.schema": ((), NUMPY_ONLY),
+  "parallel.hardware": (("parallel.schema",), NUMPY_ONLY),
+  "parallel.topology": (("parallel.hardware", "parallel.schema"), NUMPY_ONLY),
+  "parallel.schedules": (("parallel.topology",), NUMPY_ONLY),
   "parallel.schedules.run": (
     ("parallel.axes", "parallel.collectives", "parallel.schedules"),
     LIBRARY,
   ),
-  "parallel.pipeline": (("parallel.checks",), NUMPY_ONLY),
+  "parallel.pipeline": ((), NUMPY_ONLY),
   "parallel.pipeline.run": (
     ("parallel.axes", "parallel.collectives", "parallel.pipeline"),
     LIBRARY,
@@ -48,7 +47,6 @@ RULES = {
   "parallel.pipeline.residuals": ((), LIBRARY),
   "parallel.network": (
     (
-      "parallel.checks",
       "parallel.pipeline",
       "parallel.schedules",
       "parallel.topology",
@@ -60,7 +58,6 @@ RULES = {
   ),
   "parallel.planner": (
     (
-      "parallel.checks",
       "parallel.network",
       "parallel.pipeline",
       "parallel.schedules",
@@ -72,15 +69,9 @@ RULES = {
     NUMPY_ONLY,
   ),
   "parallel.nanobatches": (
-    (
-      "parallel.checks",
-      "parallel.network",
-      "parallel.hardware",
-      "parallel.workload",
-    ),
-    NUMPY_ONLY,
+    ("parallel.network", "parallel.hardware", "parallel.workload"), NUMPY_ONLY
   ),
-  "parallel.workload": (("parallel.checks", "parallel.hardware"), NUMPY_ONLY),
+  "parallel.workload": (("parallel.hardware",), NUMPY_ONLY),
   "parallel.axes": ((), LIBRARY),
   "parallel.kernels": ((), LIBRARY),
   "parallel.collectives": (("parallel.axes", "parallel.kernels"), LIBRARY),
@@ -118,9 +109,7 @@ RULES = {
   # Read by packages without jax, so these load none.
   "parallel.zero.partition": (("parallel.zero.cost",), NUMPY_ONLY),
   "parallel.zero.cost": (("parallel.zero.partition",), NUMPY_ONLY),
-  "parallel.memory": (
-    ("parallel.checks", "parallel.hardware", "parallel.workload"), NUMPY_ONLY,
-  ),
+  "parallel.memory": (("parallel.hardware", "parallel.workload"), NUMPY_ONLY),
   "parallel.memory.periods": ((), NUMPY_ONLY),
   "parallel.memory.offload": (("parallel.memory.periods",), LIBRARY),
   **dict.fromkeys(
@@ -137,7 +126,6 @@ RULES = {
   ),
   "parallel.outer": (
     (
-      "parallel.checks",
       "parallel.axes",
       "parallel.collectives",
       "parallel.quantize",
@@ -146,15 +134,13 @@ RULES = {
     ),
     LIBRARY,
   ),
-  "parallel.outer.cost": (
-    ("parallel.checks", "parallel.outer.fragment_plan"), NUMPY_ONLY,
-  ),
+  "parallel.outer.cost": (("parallel.outer.fragment_plan",), NUMPY_ONLY),
   "parallel.outer.fragment_plan": ((), NUMPY_ONLY),
   # Bytes and float32 on sockets: callers pass codecs and choose the order of
   # rings.
   "parallel.elastic": ((), NUMPY_ONLY),
   "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
-  "parallel.xla.conformal": (("parallel.checks",), NUMPY_ONLY),
+  "parallel.xla.conformal": ((), NUMPY_ONLY),
   "caatnet.atomic": ((), NUMPY_ONLY),
   "caatnet.checks": ((), NUMPY_ONLY),
   # The command line starts without jax.
@@ -173,8 +159,8 @@ RULES = {
   ),
   "caatnet.data": (
     (
-      "caatnet.checks", "caatnet.config.schema", "parallel.checks",
-      "parallel.memory", "parallel.schema",
+      "caatnet.checks", "caatnet.config.schema", "parallel.memory",
+      "parallel.schema",
     ),
     ("flax", "orbax", "ml_collections", "absl", "optax"),
   ),
@@ -230,9 +216,7 @@ RULES = {
       "parallel.network"), NUMPY_ONLY),
   ),
   "caatnet.federated.uplinks": (("parallel.network",), NUMPY_ONLY),
-  "caatnet.federated.links": (
-    ("parallel.checks", "parallel.schema"), NUMPY_ONLY,
-  ),
+  "caatnet.federated.links": (("parallel.schema",), NUMPY_ONLY),
   "caatnet.inference": (
     (
       "caatnet.data",
@@ -248,7 +232,6 @@ RULES = {
       "caatnet.atomic",
       "caatnet.checks",
       "caatnet.config.schema",
-      "parallel.checks",
       "parallel.hardware",
       "parallel.memory.slots",
       "parallel.network",
@@ -428,9 +411,7 @@ def violations(module: str, source: str) -> list[str]:
       found.append(f"{module} imports {name}: write the absolute name")
     ours = name.split(".")[0] in OURS
     own = room if room != "launch" else module
-    if ours and not any(
-      _within(name, a) for a in (*allowed, own, LAZY)
-    ):
+    if ours and not any(_within(name, a) for a in (*allowed, own, *ANYWHERE)):
       found.append(f"{module} imports {name}")
     if not ours and any(_within(name, f) for f in forbidden):
       found.append(f"{module} imports {name}")

@@ -19,7 +19,31 @@ from tests.claims_data_test import _toml, changed
 ROOT = pathlib.Path(__file__).parents[1]
 # Another day's claims: CLAIMS_DAY=2026-11-26; some: CLAIMS_DAY=5.1,6.3.
 DAY = os.environ.get("CLAIMS_DAY", "")
-SECONDS = 30.0
+# Number of claims of a day, and the most seconds that they take together.
+COUNT, SECONDS = 5, 30.0
+
+
+def of_the_day(candidates, day):
+  """Returns the claims that are run on a day, of those that fit in its time.
+
+  The choice rotates: each day starts where the last one ended, and one further
+  after each turn, so that every claim comes first some day.
+  """
+  fitting = [p for p in candidates if not p.skipped and p.budget_s <= SECONDS]
+  if not fitting:
+    return []
+  step = day.toordinal() * COUNT
+  start = (step + step // len(fitting)) % len(fitting)
+  chosen, rest = [], fitting[start:] + fitting[:start]
+  while rest and len(chosen) < COUNT:
+    plan = rest.pop(0)
+    # Without a choice that leaves too little time for the others.
+    cheapest = sorted(p.budget_s for p in rest)[: COUNT - len(chosen) - 1]
+    # Claims with the same commands take their time once.
+    taken = {p.commands: p.budget_s for p in [*chosen, plan]}
+    if sum(taken.values()) + sum(cheapest) <= SECONDS:
+      chosen.append(plan)
+  return chosen
 
 
 def todays():
@@ -29,7 +53,7 @@ def todays():
     return reproduce.plans(DAY.split(","), float("inf"), known)
   day = datetime.date.fromisoformat(DAY) if DAY else datetime.date.today()
   candidates = reproduce.plans(["all"], SECONDS / 2, known)
-  return reproduce.of_the_day(candidates, day, 5, SECONDS)
+  return of_the_day(candidates, day)
 
 
 def tree():
@@ -61,8 +85,8 @@ def test_a_day_has_five_claims_within_their_time(budgets, day):
   candidates = [
     plan(f"1.{i + 1}", float(b), f"echo {i}") for i, b in enumerate(budgets)
   ]
-  chosen = reproduce.of_the_day(candidates, day, 5, SECONDS)
-  assert chosen == reproduce.of_the_day(candidates, day, 5, SECONDS)
+  chosen = of_the_day(candidates, day)
+  assert chosen == of_the_day(candidates, day)
   assert len(chosen) <= 5
   assert sum(p.budget_s for p in chosen) <= SECONDS
   assert len({p.claim.number for p in chosen}) == len(chosen)
@@ -75,7 +99,7 @@ def test_each_day_of_a_year_has_five_claims():
   start, seen = datetime.date(2026, 11, 25), set()
   for days in range(366):
     day = start + datetime.timedelta(days=days)
-    chosen = reproduce.of_the_day(candidates, day, 5, SECONDS)
+    chosen = of_the_day(candidates, day)
     assert len(chosen) == 5, day
     seen |= {p.claim.number for p in chosen}
   assert seen == {p.claim.number for p in candidates if not p.skipped}
@@ -89,9 +113,7 @@ def test_every_claim_has_its_day(count):
   start = datetime.date(2026, 11, 25)
   seen = {
     p.claim.number for days in range(count + 5)
-    for p in reproduce.of_the_day(
-      candidates, start + datetime.timedelta(days=days), 5, SECONDS
-    )
+    for p in of_the_day(candidates, start + datetime.timedelta(days=days))
   }
   assert seen == {p.claim.number for p in candidates}
 

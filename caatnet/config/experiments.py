@@ -282,7 +282,7 @@ def _axes(
     return assign_devices(sizes, num_devices, requested_mesh)
   except ValueError as error:
     raise ValueError(
-      f"--mesh: {error}; sizes are those of config.parallel and "
+      f"--mesh: {error}; sizes come from config.parallel and "
       "config.zero.levels"
     ) from error
 

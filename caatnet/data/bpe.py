@@ -1,6 +1,6 @@
 """Training of byte-level byte-pair encoding tokenizers (arXiv 1508.07909).
 
-Pre-tokenisation and byte alphabet are those of GPT-2, so that every text can be
+Pre-tokenisation and byte alphabet are GPT-2's, so that every text can be
 encoded and is decoded exactly.
 """
 

@@ -79,8 +79,6 @@ def encoded(
       sha256=documents.sha256,
       train=join(train, between),
       validation=join(validation, between),
-      num_train_documents=len(train),
-      num_validation_documents=len(validation),
       unit="tokens",
     ),
     text=sources.joined(documents).validation,

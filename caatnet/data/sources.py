@@ -56,9 +56,6 @@ class Corpus:
       ``[num_train_tokens]``.
     validation: The validation documents, joined by a separator token, unsigned
       ``[num_validation_tokens]``.
-    num_train_documents: The number of training documents that are not empty.
-    num_validation_documents: The number of validation documents that are not
-      empty.
     unit: Unit of the arrays: "bytes" or "tokens".
   """
 
@@ -66,8 +63,6 @@ class Corpus:
   sha256: str
   train: np.ndarray
   validation: np.ndarray
-  num_train_documents: int
-  num_validation_documents: int
   unit: str = "bytes"
 
 
@@ -78,8 +73,6 @@ def joined(documents: Documents) -> Corpus:
     sha256=documents.sha256,
     train=np.frombuffer(SEPARATOR.join(documents.train), np.uint8),
     validation=np.frombuffer(SEPARATOR.join(documents.validation), np.uint8),
-    num_train_documents=len(documents.train),
-    num_validation_documents=len(documents.validation),
   )
 
 
@@ -296,7 +289,7 @@ def _read_path(key: str, path: str) -> tuple[str, list[bytes]]:
 
 @contextlib.contextmanager
 def _of(key: str) -> Iterator[None]:
-  """Context that prefixes errors with the config key of the file."""
+  """Context manager that prefixes errors with the config key of the file."""
   try:
     yield
   except ValueError as error:

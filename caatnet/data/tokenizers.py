@@ -245,7 +245,7 @@ class LibraryTokenizer:
 
   @contextlib.contextmanager
   def _encoding(self) -> Iterator[None]:
-    """Context that adds the tokenizer's location to errors of encoding."""
+    """Context manager that adds the tokenizer's location to errors."""
     try:
       yield
     except Exception as error:  # the library raises plain Exceptions

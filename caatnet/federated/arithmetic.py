@@ -2,8 +2,8 @@
 
 The server's optimizers move the parameters against the negative mean update
 (Reddi et al., arXiv 2003.00295): FedAvg is SGD with rate 1, FedAvgM SGD with
-momentum, FedAdam Adam. They are those of optax: Adam corrects the bias of its
-moments, which the paper does not.
+momentum, FedAdam Adam. They are implemented by optax: Adam corrects the bias of
+its moments, which the paper does not.
 """
 
 from typing import Any

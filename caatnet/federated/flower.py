@@ -181,7 +181,6 @@ class NumPyTrainer:
   def __init__(
     self, client: NumPyClient, number: int,
     config: Mapping[str, Any] | None = None, validate: bool = True,
-    say: Callable[[str], None] = print,
   ) -> None:
     """Creates a trainer, with the shapes of the client's parameters.
 
@@ -191,14 +190,13 @@ class NumPyTrainer:
       config: Entries of the ``config`` of ``fit`` in addition to
         ``server_round``.
       validate: Whether received parameters are evaluated.
-      say: Receives lines for the terminal.
 
     Raises:
       ValueError: A method fails, or returns something else than in Flower.
     """
     self._client = client
     self._number, self._config = number, dict(config or {})
-    self._validate, self._say = validate, say
+    self._validate = validate
     self.vectors = vectors(client, number)
     self.num_params, self.digest = self.vectors.num, self.vectors.digest
     self.examples = self._examples()
@@ -232,7 +230,7 @@ class NumPyTrainer:
         f"examples, not {self.examples} as at the start"
       )
     if not np.isfinite(trained).all():
-      self._say(
+      print(
         f"fit of client {self._number} in round {round} returned values that "
         "are not finite; the server refuses them"
       )
@@ -263,7 +261,7 @@ class NumPyTrainer:
 
 @contextlib.contextmanager
 def _one_line(where: str) -> Iterator[None]:
-  """Context in which any error becomes a ValueError of one line."""
+  """Context manager that turns any error into a ValueError of one line."""
   try:
     yield
   except Exception as error:

@@ -1,9 +1,9 @@
 """Local training of a client: H steps of the model on its own examples.
 
-The steps are those of ``launch.train`` (`caatnet.train.step`) for one worker. A
-round begins with a new inner optimizer, so a client has no state between
-rounds: its update depends on the received model, the round, and the seed. The
-learning rate continues over rounds.
+The steps are those that ``launch.train`` runs (`caatnet.train.step`), for one
+worker. A round begins with a new inner optimizer, so a client has no state
+between rounds: its update depends on the received model, the round, and the
+seed. The learning rate continues over rounds.
 
 With FedProx (Li et al., arXiv 1812.06127) the gradient has the additional term
 ``mu (theta - phi)``, with phi the received parameters. Gradients are clipped

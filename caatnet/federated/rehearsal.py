@@ -96,8 +96,8 @@ def rehearse_streamed(
   All clients are in each round, and are waited for. Before piece p of a round,
   a client continues from the merged values of fragment p, plus its own progress
   since it sent its update of p. So all progress is sent once, and with one
-  fragment the run is that of `rehearse`. Keys of `config.federated` for other
-  rules of a round have no effect.
+  fragment the run equals that of `rehearse`. Keys of `config.federated` for
+  other rules of a round have no effect.
 
   Args:
     federation, trainers, compute, fixed_s, measures: Arguments of `rehearse`.

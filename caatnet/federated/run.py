@@ -19,7 +19,7 @@ from parallel.elastic.transport.handshake import Security, parse_address
 def serving(
   federation: Any, workdir: str, say: Callable[[str], None] = print
 ) -> Iterator[Service]:
-  """Context of the service of a run, which continues the run of its folder.
+  """Context manager of a run's service, which continues the run of its folder.
 
   It does not listen yet. A run that ends before its first round leaves no
   config in a new folder, so that it can start there with another one.

@@ -21,8 +21,6 @@ that are connected, nor on earlier rounds.
 from collections.abc import Mapping, Sequence
 import random
 
-SAMPLINGS = ("uniform", "weighted")
-
 
 def sample(
   weights: Mapping[int, float], num: int, sampling: str, seed: int, round: int

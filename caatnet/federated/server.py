@@ -271,7 +271,7 @@ def _offer(
 def _ready(
   state: Server, ready: Ready, rules: Rules, effects: list[Any]
 ) -> Server:
-  """Asks a client for its update, now or when others have sent theirs."""
+  """Requests a client's update, now or when others have sent theirs."""
   if ready.client in state.uplinks or (
     ready.round != state.members[ready.client].working
   ):

@@ -5,12 +5,12 @@ executes effects in order, so the state is on disk before clients receive work
 that depends on it. A stopped client is detected by its silence: channels send
 keep-alives while a client trains.
 
-Times are those of the paper on 5G testbeds: aggregation t_a (decoding, merging,
-coding; server), downlink t_d, training t_tr, test t_te (trained model),
-validation t_v (received model) and uplink t_u, and the round's time t_a +
-max_k(t_d + t_v + t_tr + t_te + t_u). One-way times need one clock: with clients
-on other machines only the sum t_d + t_u is known, from the server's elapsed
-time and the client's busy time.
+Times are defined as in the paper on 5G testbeds: aggregation t_a (decoding,
+merging, coding; server), downlink t_d, training t_tr, test t_te (trained
+model), validation t_v (received model) and uplink t_u, and the round's time t_a
++ max_k(t_d + t_v + t_tr + t_te + t_u). One-way times need one clock: with
+clients on other machines only the sum t_d + t_u is known, from the server's
+elapsed time and the client's busy time.
 """
 
 from collections.abc import Callable, Iterable, Mapping

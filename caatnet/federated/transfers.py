@@ -14,14 +14,14 @@ from caatnet.federated.state import Rules, Server, replaced
 def enqueue(
   state: Server, client: int, rules: Rules, effects: list[Any], up: bool
 ) -> Server:
-  """Lets a client receive its model or send its update, now or later.
+  """Begins a client's download or upload, or appends it to the queue.
 
   Args:
     state: State in which the client waits, by ``Member.working``.
     client: Id of the client.
     rules: Constants of the run.
     effects: Effects, to which the begin of the transfer is added.
-    up: Whether the client sends.
+    up: Whether it is an upload.
   """
   limit = rules.uplinks_at_once if up else rules.downlinks_at_once
   if not limit:

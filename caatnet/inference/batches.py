@@ -93,7 +93,7 @@ def batch_of(
     page_size: Positions per page.
     tables: Page table of each slot, int32 ``[B, n]``.
     slots: Slots of the decodes, int ``[D]``; each reads its newest token, which
-      the host need not know.
+      may be on the device only.
     positions: Positions of these tokens in their sequences, int ``[D]``.
     chunks: Parts of sequences.
   """

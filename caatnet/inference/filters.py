@@ -1,9 +1,9 @@
 """Sampling filters such as top-k, by the names in requests, flags and servers.
 
 A filter keeps the tokens whose logit / temperature reaches a floor; logits are
-shifted so that the largest is 0. Filters apply in the order of the table, which
-is that of Hugging Face's ``generate``. Tokens with equal logits are kept or
-removed together, whereas Hugging Face's top-p depends on the order of a sort.
+shifted so that the largest is 0. Filters apply in the order of the table, as in
+Hugging Face's ``generate``. Tokens with equal logits are kept or removed
+together, whereas Hugging Face's top-p depends on the order of a sort.
 
 To add a filter, write a function and a row of `FILTERS`. Fields of requests, of
 the server and of lm-evaluation-harness, flags of ``launch.generate``, the

@@ -32,7 +32,7 @@ class Request(Settings):
     True
     >>> request.check(vocab_size=6, context=16)
     Traceback (most recent call last):
-    ValueError: the prompt has the token 6, and the model knows those from 0 ...
+    ValueError: the prompt has the token 6, and the model has those from 0 ...
   """
 
   prompt: tuple[int, ...]
@@ -73,7 +73,7 @@ class Request(Settings):
     wrong = [t for t in self.prompt if not 0 <= t < vocab_size]
     if wrong:
       raise ValueError(
-        f"the prompt has the token {wrong[0]}, and the model knows those from "
+        f"the prompt has the token {wrong[0]}, and the model has those from "
         f"0 to {vocab_size - 1} (config.model.vocab_size)"
       )
     if len(self.prompt) >= context:

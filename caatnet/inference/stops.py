@@ -11,6 +11,7 @@ import dataclasses
 from typing import Literal
 
 from caatnet.data.token_streams import Stream
+from parallel.checks import at_least
 
 # Reason of a sequence's end: a token of `Stops.ids` was drawn, a string of
 # `Stops.strings` was completed, `Stops.max_tokens` were drawn, the context is
@@ -37,8 +38,7 @@ class Stops:
   strings: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
-    if self.max_tokens < 1:
-      raise ValueError(f"max_tokens={self.max_tokens} must be at least 1")
+    at_least("max_tokens", self.max_tokens)
     if "" in self.strings:
       raise ValueError("stop='' would end every text before it begins")
 

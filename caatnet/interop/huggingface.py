@@ -40,8 +40,8 @@ from caatnet.train.experiment import Experiment
 
 ORIGIN = "huggingface.json"
 
-# Files in addition to the weights, which are copied unchanged.
-_BESIDE = (
+# Files of the tokenizer, which are copied unchanged.
+_COPIED = (
   *FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
 )
 
@@ -368,8 +368,8 @@ def _tree(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
 
 
 def _copy(source: pathlib.Path, to: pathlib.Path) -> None:
-  """Copies the files in addition to the weights."""
-  for name in _BESIDE:
+  """Copies the files of the tokenizer."""
+  for name in _COPIED:
     if (source / name).is_file():
       to.mkdir(exist_ok=True)
       shutil.copyfile(source / name, to / name)

@@ -270,7 +270,7 @@ def _cut(part: Part, ranks: int, x: np.ndarray) -> np.ndarray:
 
 
 def _uncut(part: Part, x: np.ndarray) -> np.ndarray:
-  """Inverse of `_cut`: removes padding and repeated heads."""
+  """Inverts `_cut`: removes padding and repeated heads."""
   if part.dim is None:
     return x
   if part.transposed and part.dim == 0:

@@ -6,8 +6,8 @@ stacked over layers or ranks, so arrays with fewer than three dims, such as the
 gains of norms, are stored unchanged.
 
 The factors are the truncated singular value decomposition, which has the least
-squared error among all products of this rank (Eckart and Young, 1936). Codes
-are those of `parallel.kernels.codec`.
+squared error among all products of this rank (Eckart and Young, 1936).
+`parallel.kernels.codec` defines the codes.
 """
 
 from collections.abc import Mapping

@@ -273,7 +273,7 @@ class Library:
     return self._write(name, tree, about, exists=False)
 
   def replace(self, name: str, tree: Mapping[str, Any], **options: str) -> str:
-    """Replaces an expert's weights; options and errors are those of `add`.
+    """Replaces an expert's weights, with the options and errors of `add`.
 
     Options that are not given keep their values, except for form, base and
     tokenizer.
@@ -501,7 +501,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
 
 
 def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
-  """Inverse of `_flat`."""
+  """Inverts `_flat`."""
   tree: dict[str, Any] = {}
   for path, value in flat.items():
     *keys, last = path.split("/")
@@ -514,7 +514,7 @@ def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(path: pathlib.Path) -> Iterator[None]:
-  """Context that excludes other writers of a library."""
+  """Context manager that excludes other writers of a library."""
   with open(path / ".lock", "a", encoding="utf-8") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from caatnet.serving.cache import prefixes
+from parallel.checks import at_least
 
 
 class State(enum.Enum):
@@ -131,8 +132,7 @@ class Request:
     """
     if not len(prompt):
       raise ValueError("the prompt is empty: it has no token")
-    if max_tokens < 1:
-      raise ValueError(f"max_tokens={max_tokens} must be at least 1")
+    at_least("max_tokens", max_tokens)
     if isinstance(stop, Set):
       stop = frozenset(stop)
       if stop and not 0 <= min(stop) <= max(stop) < 2**31:
@@ -164,7 +164,7 @@ class Request:
 
   @property
   def tokens(self) -> list[int]:
-    """Drawn tokens that the host knows."""
+    """Drawn tokens that are on the host."""
     return [token for piece in self._drawn() for token in piece.tolist()]
 
   @property
@@ -203,7 +203,7 @@ class Request:
 
   @property
   def length(self) -> int:
-    """Number of its tokens that the host knows, including the prompt."""
+    """Number of its tokens on the host, including the prompt."""
     if self.buffer is not None:
       self.buffer(self)
     return len(self.prompt) + self._num_drawn

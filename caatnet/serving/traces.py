@@ -254,8 +254,8 @@ def _format(text: str) -> _Format:
 def _spread(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:
   """Spreads requests with equal timestamps uniformly over the time to the next.
 
-  In two of Mooncake's traces, timestamps are those of batches, 3 s apart; used
-  as arrival times they would be bursts that no client sent. A request with a
+  In two of Mooncake's traces, timestamps belong to batches, 3 s apart; used as
+  arrival times they would be bursts that no client sent. A request with a
   timestamp of its own, as in the synthetic trace, keeps it. The order is kept,
   so that no turn of a conversation arrives before the previous one.
   """

@@ -46,17 +46,15 @@ def parse_topology(config: Mapping[str, Any], key: str, text: str) -> Topology:
   return net
 
 
-def build_schedule(
-  text: str, net: Topology, collective: str = "all_reduce"
-) -> Schedule:
-  """Builds the schedule that a text like "multitree,farthest_first=True" names.
+def build_schedule(text: str, net: Topology) -> Schedule:
+  """Builds the all-reduce that "multitree,farthest_first=True" names.
 
   Raises:
     ValueError: The text is malformed, or the builder does not support the
       topology.
   """
   name, options = builders.named(text)
-  return builders.build(name, net, collective, **options)
+  return builders.build(name, net, "all_reduce", **options)
 
 
 def check_lists(

@@ -14,16 +14,15 @@ _SIZE = {"cpu": 512, "gpu": 8192, "tpu": 8192}
 
 
 @functools.cache
-def matmul_rate(mesh: Mesh, dtype: str, repeats: int = 5) -> float:
+def matmul_rate(mesh: Mesh, dtype: str) -> float:
   """Returns the FLOP/s of square matrix products on all devices concurrently.
 
   Args:
     mesh: The devices.
     dtype: The dtype of the operands.
-    repeats: The number of measurements; the fastest one is returned.
 
   Returns:
-    FLOP/s of all devices together.
+    FLOP/s of all devices together, in the fastest of five measurements.
   """
   devices = mesh.devices.size
   size = _SIZE.get(mesh.devices.flat[0].platform, 4096)
@@ -42,7 +41,7 @@ def matmul_rate(mesh: Mesh, dtype: str, repeats: int = 5) -> float:
   x = ones()
   f(x).block_until_ready()
   seconds = []
-  for _ in range(repeats):
+  for _ in range(5):
     start = time.perf_counter()
     f(x).block_until_ready()
     seconds.append(time.perf_counter() - start)

@@ -8,14 +8,20 @@ r"""Fault injection: peers are killed, stopped, disconnected and join.
   python -m launch.benchmark --config=configs/elastic/churn.py:network
 
 Workers are processes on this machine that learn a vector with noise. At random
-times one of these events occurs: a worker is killed (kill -9), is stopped
-(SIGSTOP) for less or more than the heartbeat timeout, loses a connection, has a
-connection that no longer delivers data, has a flipped bit in its state, or
-joins, with a run that has not begun or with one that is ahead of the group and
-refused; the coordinator is killed and restarted; or all are killed, and a new
-run starts from a checkpoint, with a worker that has none. An event is drawn
-from those that have occurred least often in the current phase (between rounds,
-in an exchange, or while members connect and fetch state).
+times one of these events occurs:
+
+- A worker is killed (kill -9), or stopped (SIGSTOP) for less or more than the
+  heartbeat timeout.
+- A worker loses a connection, or a connection no longer delivers data.
+- A bit of a worker's state is flipped.
+- A worker joins, with a run that has not begun, or with one that is ahead of
+  the group and refused.
+- The coordinator is killed and restarted.
+- All are killed, and a new run starts from a checkpoint, with a worker that has
+  none.
+
+An event is drawn from those that have occurred least often in the current phase
+(between rounds, in an exchange, or while members connect and fetch state).
 
 The digests of all revisions of all workers are compared, the coordinator's log
 is replayed, and the loss is compared with that of the same number of samples

@@ -296,13 +296,13 @@ class Agent:
       case m.Connect():
         self._connect(effect)
       case m.Fetch():
-        self._get(effect)
+        self._start_fetch(effect)
       case m.Reduce():
         self._start(self._exchange, effect, self._links, self._part,
                     self.newest, self._rings)
       # Closing the links makes the running exchange raise `Lost`.
       case m.Cancel():
-        self._cut("the round was cancelled")
+        self._close_links("the round was cancelled")
       case m.Discard():
         self._result = None
         if not effect.keep:
@@ -372,7 +372,7 @@ class Agent:
       self._channel.close("the peer has ended")
     if self._fetch is not None:
       self._fetch.cancel()
-    self._cut("the peer has ended")
+    self._close_links("the peer has ended")
     self._listener.close()
 
   # Tasks, each in its own thread.
@@ -380,7 +380,7 @@ class Agent:
   def _start(self, target: Any, *args: Any) -> None:
     threading.Thread(target=target, args=args, daemon=True).start()
 
-  def _cut(self, reason: str) -> None:
+  def _close_links(self, reason: str) -> None:
     """Closes the links, which fails a running exchange."""
     if self._links is not None:
       self._links.close(reason)
@@ -393,7 +393,7 @@ class Agent:
         self._events.put((self._reached, None))
       return
     self._reached = None
-    self._cut(f"continues with epoch {task.epoch}")
+    self._close_links(f"continues with epoch {task.epoch}")
     if self._links is not None:
       # The counters of the closed links are added to the total.
       self._sent_bytes += self._links.traffic.sent_bytes
@@ -447,7 +447,7 @@ class Agent:
       )
     channel.send(m.Checked(peer, text))
 
-  def _get(self, task: m.Fetch) -> None:
+  def _start_fetch(self, task: m.Fetch) -> None:
     """Starts to fetch a revision, unless it is being fetched already."""
     wanted = self.peer.epoch, task.revision, task.digest
     if self._fetching == wanted:  # a repeated request
@@ -465,12 +465,14 @@ class Agent:
       # This peer lacks the revision, even if the message lists it as a holder.
       peer: ids.address(peer) for peer in task.holders if peer != self.peer.id
     }
-    job = self._job(task, holders)
+    job = self._make_fetch(task, holders)
     with self.changed:
       self._fetching, self._fetch = wanted, job
-    self._start(self._gets, task, holders, job)
+    self._start(self._fetch_revision, task, holders, job)
 
-  def _job(self, task: m.Fetch, holders: Mapping[Id, Address]) -> Fetch:
+  def _make_fetch(
+    self, task: m.Fetch, holders: Mapping[Id, Address]
+  ) -> Fetch:
     """Returns a fetch that reuses the chunks of the previous one."""
     # Reuse chunks of an unfinished download, else of the held revision.
     kept = None if self._fetch is None else self._fetch.partial
@@ -480,7 +482,7 @@ class Agent:
       limit_s=self._silence_s,
     )
 
-  def _gets(
+  def _fetch_revision(
     self, task: m.Fetch, holders: Mapping[Id, Address], job: Fetch
   ) -> None:
     """Fetches a revision; retries until another one replaces the request."""
@@ -495,7 +497,7 @@ class Agent:
         self._scope.closed.wait(pause_s)
         pause_s = min(2 * pause_s, _MOST_FAILED_S)
         # A new attempt starts from the chunks received so far.
-        again = self._job(task, holders)
+        again = self._make_fetch(task, holders)
         with self.changed:
           if self._fetch is not job:  # replaced meanwhile
             return

@@ -215,7 +215,7 @@ def on_torus(
   """Returns all-reduce times among neighbouring TPUs of a slice.
 
   The smallest number of hops is the distance to the farthest chip, whose
-  contribution must reach all others. The largest is that of a ring of all chips
+  contribution must reach all others. The largest belongs to a ring of all chips
   (reduce-scatter and all-gather): 2 (n - 1).
 
   Args:

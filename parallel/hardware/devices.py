@@ -74,8 +74,8 @@ def measured(
 ) -> Device:
   """Returns a device of a file or a measurement.
 
-  Its links are those of a `link_matrix.LinkMatrix`; the bandwidth of ``link``
-  is a placeholder. Dtypes that are not listed have the rate of the fastest one.
+  A `link_matrix.LinkMatrix` has its links; the bandwidth of ``link`` is a
+  placeholder. Dtypes that are not listed have the rate of the fastest one.
   """
   return Device(
     name, {"bfloat16": max(flops.values())} | dict(flops), memory_bytes,

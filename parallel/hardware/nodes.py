@@ -62,29 +62,21 @@ class Node(schema.Schema):
       rate = max(rate, self.num_devices * self.copy_rate.value)
     return size_bytes / rate
 
-  def resident(self, size_bytes: float, reserved_bytes: float = 0.0) -> int:
-    """Returns the number of models that fit in the devices' memory.
-
-    Args:
-      size_bytes: Bytes of a model.
-      reserved_bytes: Bytes of the node's devices for other purposes.
-    """
-    room = self.num_devices * self.device_bytes.value - reserved_bytes
-    return max(0, int(room // size_bytes))
+  def resident(self, size_bytes: float) -> int:
+    """Returns the number of models that fit in the devices' memory."""
+    return int(self.num_devices * self.device_bytes.value // size_bytes)
 
   def held(self, size_bytes: float) -> int:
     """Returns the number of models that fit in the memory outside devices."""
     return int(self.host_bytes.value // size_bytes)
 
-  def machines(
-    self, num_experts: int, size_bytes: float, reserved_bytes: float = 0.0
-  ) -> int:
+  def machines(self, num_experts: int, size_bytes: float) -> int:
     """Returns the number of nodes that serve experts at the devices' rate.
 
     A node whose memory is `attached` holds as many as fit there. Others hold
     those that fit on their devices, since a switch from the host is slow.
     """
-    room = self.resident(size_bytes, reserved_bytes)
+    room = self.resident(size_bytes)
     if self.attached:
       room = max(room, self.held(size_bytes))
     if not room:
@@ -108,7 +100,7 @@ _SN40L = "SN40L (arXiv 2405.07518)"
 
 
 def _dgx(name: str, device: Device, rate: float) -> Node:
-  """Returns a DGX; `rate` is that of its PCI Express as the paper counts it."""
+  """Returns a DGX; `rate` is its PCI Express as the paper counts it, in B/s."""
   host = HOSTS[name]
   return Node(
     name=name, num_devices=8,

@@ -104,9 +104,9 @@ class Tier(schema.Schema):
     link: Name of the link that the tier's bytes cross; None for none.
     node: Number of the NUMA node; None if it is unknown or a file.
     path: Path of the file.
-    passes: Measured passes of the CPU's optimizer by ascending size, whose rate
-      is that of a cache for small sizes; empty if ``read`` and ``write`` hold
-      for all sizes.
+    passes: Measured passes of the CPU's optimizer by ascending size; small
+      sizes have the rate of a cache. Empty if ``read`` and ``write`` hold for
+      all sizes.
   """
 
   name: str
@@ -153,8 +153,7 @@ class Tier(schema.Schema):
 def _between(passes: Sequence[Pass], key: str, size: float) -> float:
   """Returns the seconds for a size; beyond the largest, at its rate.
 
-  Below the smallest size, the seconds are those of the smallest, since a file
-  has a fixed cost.
+  Below the smallest size, the time is constant, since a file has a fixed cost.
   """
   if not size:
     return 0.0
@@ -294,15 +293,13 @@ def _link(name: str, kind: LinkKind, duplex: bool = True) -> SharedLink:
   return SharedLink(name=name, read=rate, write=rate, duplex=duplex)
 
 
-def _dram(
-  capacity: float, rate: float, source: str, latency_s: float = 100e-9
-) -> Tier:
+def _dram(capacity: float, rate: float, source: str) -> Tier:
   """Returns local DRAM, whose channels read or write at one time."""
   speed = _quantity(rate, f"{source}; peak of its channels", 0.5 * rate)
   return Tier(
     name="dram", kind="dram", node=0, duplex=False, read=speed, write=speed,
     capacity_bytes=_quantity(capacity, source),
-    latency_s=_quantity(latency_s, "assumption: local DRAM", 80e-9, 130e-9),
+    latency_s=_quantity(100e-9, "assumption: local DRAM", 80e-9, 130e-9),
   )
 
 

@@ -40,6 +40,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
+from parallel.checks import known
 from parallel.kernels.gather_rows import api, order
 from parallel.kernels.selection import Implementation, preference
 from parallel.memory.ways import AXIS, WAYS, on_devices, rounded_up
@@ -105,9 +106,7 @@ class Table:
     Raises:
       ValueError: The access is unknown, or rows are not float32 ``[N, F]``.
     """
-    if access not in ACCESSES:
-      names = ", ".join(map(repr, ACCESSES))
-      raise ValueError(f"access={access!r} must be one of {names}")
+    known("access=", access, ACCESSES)
     if rows.dtype != np.float32 or rows.ndim != 2:
       # Staging buffers are float32; rows are never cast.
       raise ValueError(f"features are {rows.dtype} {rows.shape}, but must be "

@@ -14,7 +14,6 @@ Example:
   True
 """
 
-from collections.abc import Iterator
 import ctypes
 import mmap
 import os
@@ -136,7 +135,7 @@ def nodes_of(array: np.ndarray, most: int = 1024) -> list[int]:
   """
   start = -(-array.ctypes.data // PAGE) * PAGE  # the first whole page
   count = (array.ctypes.data + array.nbytes - start) // PAGE
-  chosen = list(_spaced(count, most))
+  chosen = range(0, count, max(1, -(-count // most)))  # evenly spaced
   return _query_or_move(
     (ctypes.c_void_p * len(chosen))(*(start + PAGE * i for i in chosen)), None
   )
@@ -157,11 +156,6 @@ def _query_or_move(
   if failed:
     raise OSError(-failed[0], os.strerror(-failed[0]))
   return list(status)
-
-
-def _spaced(count: int, most: int) -> Iterator[int]:
-  step = max(1, -(-count // most))
-  return iter(range(0, count, step))
 
 
 def _call(index: int, *arguments: object) -> None:

@@ -23,8 +23,8 @@ def check(
   """Compares a placement with this machine, if the host describes it.
 
   Args:
-    host: Host whose ``name`` is that of this machine if it describes it, as in
-      the files of `launch.measure_memory`.
+    host: Host. It describes this machine if ``name`` is its host name, as in
+      files of `launch.measure_memory`.
     occupied: Bytes by instant and tier (`Cost.occupied`).
     locked: Bytes that are locked for copies to and from the device.
 

@@ -137,16 +137,13 @@ def read(array: np.ndarray) -> None:
   _loops().read(array, array, array)
 
 
-def latency_s(
-  array: np.ndarray, num_loads: int = 2**18, seed: int = 0
-) -> float:
+def latency_s(array: np.ndarray, num_loads: int = 2**18) -> float:
   """Returns the seconds of a load whose address is the previous one's value.
 
   Args:
     array: Memory, uint8 ``[N]``, overwritten with one cycle through all of its
       cache lines in random order.
     num_loads: Number of loads.
-    seed: Seed of the order.
 
   Raises:
     ValueError: numba is not installed.
@@ -154,7 +151,7 @@ def latency_s(
   chase = _loops().chase
   # One int64 for each line of 64 bytes.
   order = array[: len(array) // 64 * 64].view(np.int64)
-  lines = 8 * np.random.default_rng(seed).permutation(len(order) // 8)
+  lines = 8 * np.random.default_rng(0).permutation(len(order) // 8)
   order[lines] = np.roll(lines, -1)
   chase(order, 1)  # compiles
   seconds = []

@@ -43,7 +43,7 @@ Example:
   ...   reductions={nanobatch.Reduction(): np.where(tokens, 20e-6, 0)
   ...               + 0.3e-6 * tokens},
   ... )
-  >>> nanobatch.plan(costs, 1024).num_pieces, nanobatch.plan(costs, 64).sizes
+  >>> len(nanobatch.plan(costs, 1024).sizes), nanobatch.plan(costs, 64).sizes
   (3, (64,))
 """
 
@@ -169,11 +169,6 @@ class Plan:
   def __post_init__(self) -> None:
     if not self.sizes or min(self.sizes) < 1:
       raise ValueError(f"sizes={self.sizes} must be positive")
-
-  @property
-  def num_pieces(self) -> int:
-    """Number of nano-batches."""
-    return len(self.sizes)
 
   @property
   def gain(self) -> float:

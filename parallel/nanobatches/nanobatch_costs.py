@@ -7,9 +7,9 @@ prompt chunks, by the roofline model. Each piece reads the weights again, which
 is in the times of the products: a piece of few tokens takes as long as its
 weights take to read.
 
-Times of reductions are those of `parallel.hardware.collective_times`: measured
-for H100s and derived for others. "one_shot" gathers the products of all ranks
-and adds them locally: the smallest time of an all-reduce, and the time of its
+Times of reductions are from `parallel.hardware.collective_times`: measured for
+H100s and derived for others. "one_shot" gathers the products of all ranks and
+adds them locally: the smallest time of an all-reduce, and the time of its
 bytes. Fewer than 16 bits are quantised in the kernel of the reduction, which
 reads and writes each number twice at the bandwidth of the memory (an
 assumption).

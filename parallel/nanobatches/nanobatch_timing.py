@@ -30,7 +30,7 @@ class Operation:
     start, stop: Range of its tokens.
     seconds: Time without interference.
     parents: Kinds that it depends on.
-    carried: Whether the parents are those of the layer before.
+    carried: Whether the parents belong to the layer before.
   """
 
   kind: str

@@ -2,8 +2,8 @@
 
 The time of an operation on a device follows the roofline model: the larger of
 its matrix products at the peak rate and its bytes at the full memory bandwidth.
-The bytes are those of weights and of cached keys and values. Activations, norms
-and sampling take no time in this model, so the compute time is a lower bound; a
+The bytes are weights, and cached keys and values. Activations, norms and
+sampling take no time in this model, so the compute time is a lower bound; a
 study compares it with measured layers.
 
 The collectives are the all-reduces of the embedding and of the row-parallel

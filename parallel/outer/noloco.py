@@ -15,12 +15,12 @@ First, the two exchange the norms of d, 4 bytes each, and judge each other
 partner's, or by zero if both have diverged. Its phi does not depend on the
 divergence and is used unchanged.
 
-The pairs are those of a random round of a round-robin tournament, in which
-every worker meets every other one once. With an odd number of workers one sits
-out and is its own partner. The paper samples from all pairings. The tournament
-is a deviation: a permute needs its pairs at compile time, and a tournament has
-few pairings, N - 1 programs for an even number N of workers. A worker that sits
-out takes the step of its own outer gradient d_i, without a pull.
+The pairs are a random round of a round-robin tournament, in which every worker
+meets every other one once. With an odd number of workers one sits out and is
+its own partner. The paper samples from all pairings. The tournament is a
+deviation: a permute needs its pairs at compile time, and a tournament has few
+pairings, N - 1 programs for an even number N of workers. A worker that sits out
+takes the step of its own outer gradient d_i, without a pull.
 
 Source: Kolehmainen et al., "NoLoCo: no-all-reduce low communication training
 method for large models", arXiv 2506.10911, Eqs. 1 to 3 for groups of two;

@@ -208,15 +208,6 @@ def num_sends(size: Size, backward: bool = True, v_shaped: bool = False) -> int:
   return (1 + backward) * size.microbatches * boundaries
 
 
-def layers_of_stage(num_layers: int, size: Size) -> int:
-  """Returns the number of layers on a stage: the maximum over stages.
-
-  A program has one shape on all devices, so parts with fewer layers are padded
-  with layers of zeros.
-  """
-  return size.chunks * -(-num_layers // (size.stages * size.chunks))
-
-
 def step_s(
   schedule: str, size: Size, forward_s: float, input_s: float, weight_s: float
 ) -> float:
@@ -237,12 +228,12 @@ def step_s(
   Source: Narayanan et al., 2104.04473, section 2.2, and Lamy-Poirier,
   2211.05953. The formulas of ZB-H1, ZB-H2, ZB-V and DualPipeV were found with
   `simulate.events`. DualPipeV's pairs of a forward and a backward run one after
-  the other; the published bubble is that of pairs whose results are available
-  at their ends: (p - 1) (F + 2 B - W) / v, with the halves B and W of a
-  backward. If the three times are equal, or the last of the terms is the
-  largest, that of ZB-H1 is the paper's (Qi et al., 2401.10241). The papers
-  count the bubble per stage (`Cost.own_bubble`), which is then zero for ZB-H2
-  and, with equal times, for ZB-V, but stages start one after another.
+  the other; the published bubble assumes that results of a pair are available
+  at its end: (p - 1) (F + 2 B - W) / v, with the halves B and W of a backward.
+  If the three times are equal, or the last of the terms is the largest, that of
+  ZB-H1 is the paper's (Qi et al., 2401.10241). The papers count the bubble per
+  stage (`Cost.own_bubble`), which is then zero for ZB-H2 and, with equal times,
+  for ZB-V, but stages start one after another.
 
   Example:
     (m + p - 1) microbatches of 3 seconds.

@@ -255,7 +255,7 @@ def needed(
   Args:
     action: The action.
     part: Its part.
-    last: Index of the last part, whose cotangents are those of the loss.
+    last: Index of the last part, whose cotangents come from the loss.
   """
   m = action.microbatch
   if action.kind is Kind.FORWARD:

@@ -12,9 +12,9 @@ remaining terms: y' = U(e, x') with e = K(p'), for tangents p' of weights and x'
 of the input. The first action transposes U: it returns the cotangents of the
 input and saves those of e, the *deltas*. The second one transposes K.
 
-Source: the split of a backward is that of Qi et al., "Zero Bubble Pipeline
-Parallelism", 2401.10241, here found by partial evaluation instead of in the
-code of each layer.
+Source of the split of a backward: Qi et al., "Zero Bubble Pipeline
+Parallelism", 2401.10241; it is found here by partial evaluation instead of in
+the code of each layer.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Training state of one device under a configuration, in closed form.
 
-The tensors are those of `caatnet/models/transformer`, sharded over stages and
-tensor ranks. `parallel.zero.cost` prices them, and `parallel.outer.cost` their
+The tensors of `caatnet/models/transformer` are sharded over stages and tensor
+ranks. `parallel.zero.cost` prices them, and `parallel.outer.cost` their
 exchange between workers.
 """
 

@@ -199,7 +199,7 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   that forwards of a pipeline schedule save, and "deltas" the values between
   both halves of a backward; both are exact with kernels for norms. Without such
   kernels, "norms" are float32 copies of the stream among all these. The others
-  are those of `Memory`.
+  are fields of `Memory`.
 
   Args:
     configuration: The configuration, one that `space.refusal` accepts.

@@ -55,7 +55,7 @@ def steps_s(
 ) -> np.ndarray:
   """Returns the seconds of a step in many orders, float64 ``[O]``.
 
-  The times are those of `latency.predict`.
+  `latency.predict` returns these times.
 
   Args:
     c: The configuration.

@@ -1,10 +1,10 @@
 """MultiTree: one spanning tree per rank, all grown together step by step.
 
 At the start of a step all links are free. The trees take turns. In its turn, a
-tree gains one rank over free links from a rank that it held at the start of
-the step, and occupies these links. A step ends when a full round of turns adds
-no rank. The trees are those of an all-gather, and each step is a round of the
-schedule. The reduce-scatter reverses the all-gather.
+tree gains one rank over free links from a rank that it held at the start of the
+step, and occupies these links. A step ends when a full round of turns adds no
+rank. The trees perform an all-gather, and each step is a round of the schedule.
+The reduce-scatter reverses the all-gather.
 
 Source: Huang et al., "Communication Algorithm-Architecture Co-Design for
 Distributed Deep Learning", ISCA 2021, and its published simulator.
@@ -37,7 +37,7 @@ def grow(
       through switches.
     farthest_first: Whether, from the second round of turns of a step on, trees
       take turns in descending order of the distance from the root to the
-      farthest rank. Otherwise the order is that of rank numbers.
+      farthest rank. Otherwise they take turns in the order of rank numbers.
 
   Returns:
     For each step: roots of the trees that grew, in the order of their turns,

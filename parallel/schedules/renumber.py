@@ -17,6 +17,7 @@ import math
 import random
 from typing import NamedTuple
 
+from parallel.checks import not_negative
 from parallel.schedules.schedule import Schedule, Transfer
 from parallel.topology.graph import Link, Topology
 
@@ -50,8 +51,7 @@ def numbered(topology: Topology, number: int) -> Numbering:
   Raises:
     ValueError: The number is negative.
   """
-  if number < 0:
-    raise ValueError(f"numbering={number} must be at least 0")
+  not_negative("numbering", number)
   grids = _transposed(topology)
   if number < len(grids):
     return grids[number]

@@ -106,8 +106,8 @@ def link_loads(
 def reversed_gather(gather: Schedule) -> Schedule:
   """Returns the reduce-scatter that reverses an all-gather.
 
-  Its rounds are those of the all-gather in reverse order, with every path
-  reversed. So the topology needs the reverse of every link that is used.
+  It has the all-gather's rounds in reverse order, with every path reversed. So
+  the topology needs the reverse of every link that is used.
 
   Args:
     gather: An all-gather.

@@ -10,6 +10,7 @@ import math
 from jax import lax
 
 from parallel.axes import Axis
+from parallel.checks import fraction, known
 from parallel.collectives import Reduction
 from parallel.routes import ROUTES
 
@@ -64,17 +65,10 @@ class PartialSync:
   route: str | Reduction = "psum"
 
   def __post_init__(self) -> None:
-    if not 0.0 <= self.p <= 1.0:
-      raise ValueError(f"p={self.p} must lie in [0, 1]")
-    if isinstance(self.route, str) and self.route not in PROJECTION_ROUTES:
-      raise ValueError(
-        f"route={self.route!r} must be one of {', '.join(PROJECTION_ROUTES)}"
-      )
-    if self.private_scale not in PRIVATE_SCALES:
-      raise ValueError(
-        f"private_scale={self.private_scale!r} must be one of "
-        f"{', '.join(PRIVATE_SCALES)}"
-      )
+    fraction("p", self.p)
+    if isinstance(self.route, str):
+      known("route=", self.route, PROJECTION_ROUTES)
+    known("private_scale=", self.private_scale, PRIVATE_SCALES)
 
   def num_shared(self, width: int) -> int:
     """Returns K, the number of shared channels among ``width``.

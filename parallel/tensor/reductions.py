@@ -154,8 +154,8 @@ def _differentiable(
   """Defines the derivative of ``reduce`` as that of a norm of the new stream.
 
   Partial sums are added to the stream, so the cotangent of a rank's partial sum
-  is that of the new shared channels, summed over ranks. The transpose of the
-  kernel itself is that of a gather, which sends every rank's block.
+  equals that of the new shared channels, summed over ranks. The kernel itself
+  transposes like a gather, which sends every rank's block.
   """
   differentiable = jax.custom_vjp(reduce)
 

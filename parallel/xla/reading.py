@@ -111,8 +111,8 @@ class Reading:
     executed: Operands of collectives in the order of execution, without those
       of zero bytes.
     host: Copies between device and host in the order of execution.
-    memory: Name -> bytes on one device; {} if the form does not tell.
-    notes: Sentences about what the form does not tell.
+    memory: Name -> bytes on one device; {} if the form has no sizes.
+    notes: Sentences about information that the form lacks.
     module: The compiled program; None if it was not compiled.
   """
 

@@ -31,7 +31,7 @@ SYNTAX = (
 )
 
 # Generation -> (accelerator type, chip configuration), in libtpu's names. The
-# type is that of an arbitrary slice of the generation; the requested topology
+# type names an arbitrary slice of the generation; the requested topology
 # replaces its shape. "megacore" exposes the two cores of a chip as one device.
 _TPUS = {
   "v4": ("v4-8", "megacore"),

@@ -39,6 +39,8 @@ import dataclasses
 import itertools
 import math
 
+from parallel.checks import known, not_negative
+
 # Codecs of `parallel.kernels.codec` that are allowed for weights and gradients.
 CODECS = ("none", "int8", "int4")
 # Levels per hop of encoded gradients: one, or all inside the outermost
@@ -127,18 +129,9 @@ class Partition:
         "updates only weights that it has gradients for"
       )
     for key in ("weight_codec", "gradient_codec", "secondary_codec"):
-      if getattr(self, key) not in CODECS:
-        raise ValueError(
-          f"{key}={getattr(self, key)!r} must be one of "
-          f"{', '.join(map(repr, CODECS))}"
-        )
-    if self.gradient_hops not in HOPS:
-      raise ValueError(
-        f"gradient_hops={self.gradient_hops!r} must be one of "
-        f"{', '.join(map(repr, HOPS))}"
-      )
-    if self.coded_blocks < 0:
-      raise ValueError(f"coded_blocks={self.coded_blocks} must be at least 0")
+      known(f"{key}=", getattr(self, key), CODECS)
+    known("gradient_hops=", self.gradient_hops, HOPS)
+    not_negative("coded_blocks", self.coded_blocks)
     if self.secondary is None:
       if self.secondary_codec != "none":
         raise ValueError(
@@ -286,11 +279,7 @@ def named(scheme: str, levels: Sequence[Level]) -> Partition:
     >>> print(named("hpz", [Level("node", 2), Level("gpu", 4)]))
     weights / 8, gradients / 8, optimizer / 8, second copy / 4
   """
-  if scheme not in SCHEMES:
-    raise ValueError(
-      f"scheme={scheme!r} must be one of "
-      f"{', '.join(map(repr, SCHEMES))}"
-    )
+  known("scheme=", scheme, SCHEMES)
   *states, special = _named()[scheme]
   groups = {*states, special.get("secondary")}
   if len(levels) < 2 and groups & {"inner", "first"}:

@@ -99,7 +99,7 @@ def test_config_is_found_by_its_name():
   assert path == str(ROOT / "configs/caatnet/tiny.py")
   assert config.train.num_steps == 12
   argv = ["train", "--prompt=--config=x", "--config", "caatnet/tiny"]
-  assert options._flag_value(argv, "config") == "caatnet/tiny"
+  assert options._config_value(argv) == "caatnet/tiny"
 
 
 # Flags of devices and processes are applied before a script begins.
@@ -115,7 +115,7 @@ SET_UP = {
 def test_script_reads_exactly_the_flags_that_it_declares(script):
   text = (ROOT / "launch" / f"{script}.py").read_text()
   own = set(re.findall(r'flags\.DEFINE_\w+\(\s*"(\w+)"', text))
-  if "swarms.place()" in text:  # `place` reads the flags of a swarm
+  if "swarms.endpoint()" in text:  # which reads the flags of a swarm
     text += (ROOT / "launch/swarms.py").read_text()
   uses, *_ = run_arguments(script)
   read = {

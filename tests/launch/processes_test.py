@@ -55,10 +55,10 @@ result = swarm_loop.train(
   make_linear("streaming", sys.argv[5], 1, levels=(Axis("data", 2, 2),),
               batch_size=4, num_steps=14),
   sys.argv[3],
-  None if jax.process_index() else swarm_loop.Place(
+  None if jax.process_index() else swarm_loop.Endpoint(
     ("127.0.0.1", int(sys.argv[4])), SECURITY),
   quiet=True,
-  told=lambda run: said.update({run.swarm.revision: run.swarm.digest}),
+  on_commit=lambda run: said.update({run.swarm.revision: run.swarm.digest}),
 )
 print(json.dumps({"said": said, "loss": result.evaluation.loss}))
 """
@@ -142,7 +142,7 @@ def test_worker_of_two_processes_has_the_bits_of_the_others(tmp_path):
       make_linear("streaming", STREAMING, 1, levels=(Axis("data", 2, 2),),
                   batch_size=4, num_steps=14),
       tmp_path / "other", place, quiet=True,
-      told=lambda run: said.update({run.swarm.revision: run.swarm.digest}),
+      on_commit=lambda run: said.update({run.swarm.revision: run.swarm.digest}),
     )
     found = []
     for process in pair:

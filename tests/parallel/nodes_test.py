@@ -32,7 +32,6 @@ def test_machines_are_counted_by_the_memory_that_serves():
   assert [dgx.machines(n, EXPERT) for n in (1, 47, 48, 850)] == [1, 1, 2, 19]
   assert sn40l.machines(sn40l.held(EXPERT), EXPERT) == 1
   assert sn40l.machines(sn40l.held(EXPERT) + 1, EXPERT) == 2
-  assert dgx.resident(EXPERT, reserved_bytes=640e9 - EXPERT) == 1
 
 
 def test_an_expert_that_does_not_fit_is_refused():

@@ -1,8 +1,8 @@
 """Sums between processes over shaped links, predicted from three of them.
 
-The model is that of `parallel.elastic.ring.times` on the links' own rates and
-delays, with three rates of this machine that are fitted to sums over one set of
-links. Other sums, over other sets, give residuals and tests, as in
+The model is `parallel.elastic.ring.times` with the links' own rates and delays,
+and three rates of this machine that are fitted to sums over one set of links.
+Other sums, over other sets, give residuals and tests, as in
 `caatnet.benchmarks.programs.calibration`.
 """
 

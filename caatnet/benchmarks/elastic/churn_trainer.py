@@ -25,7 +25,7 @@ from parallel.elastic.membership import leases
 from parallel.elastic.transport import handshake
 
 
-class _Told:
+class _Reporter:
   """Callback that prints each round and corrupts the state on command."""
 
   def __init__(self) -> None:
@@ -55,14 +55,15 @@ def main(port: str, config: str, folder: str) -> None:
   options = ml_collections.ConfigDict(
     json.loads(pathlib.Path(config).read_text())
   )
-  told = _Told()
+  reporter = _Reporter()
   threading.Thread(
-    target=churn_peer.obey, args=(told.spoils.set, lambda: None), daemon=True
+    target=churn_peer.obey, args=(reporter.spoils.set, lambda: None),
+    daemon=True,
   ).start()
   result = swarm_loop.train(
     experiments.build(options), folder,
-    swarm_loop.Place(("127.0.0.1", int(port)), handshake.from_files()),
-    experiments.swarm_options(options), quiet=True, told=told,
+    swarm_loop.Endpoint(("127.0.0.1", int(port)), handshake.from_files()),
+    experiments.swarm_options(options), quiet=True, on_commit=reporter,
   )
   if result.finished:
     print(json.dumps({"validation": result.evaluation.loss}), flush=True)

@@ -67,7 +67,7 @@ class Training(Churn):
     return self._loss()
 
   def _pause(self, seconds: float) -> None:
-    """Also waits for a round, as workers take time to start."""
+    """Waits as in `Churn`, and for a round, as workers take time to start."""
     super()._pause(seconds)
     reached, run = self.reached, self._run
     self._until(lambda: self.reached > reached or not self._there())

@@ -17,7 +17,12 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.show import tables
 from caatnet.train.elastic.single_process import Programs
-from caatnet.train.elastic.swarm_loop import Place, place_in, reader, shared_by
+from caatnet.train.elastic.swarm_loop import (
+  Endpoint,
+  make_swarm,
+  reader,
+  shared_by,
+)
 from caatnet.train.elastic.worker import Peer
 from caatnet.train.experiment import Experiment
 from parallel.elastic.membership import history, journal, service
@@ -157,8 +162,8 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
 
     def train(_: int) -> tuple[int, Any]:
       state = experiment.init_state()
-      with place_in(
-        Place(coordinator.address, _SECURITY), programs,
+      with make_swarm(
+        Endpoint(coordinator.address, _SECURITY), programs,
         shared_by(programs, state),
       ) as swarm:
         rank = swarm.members.index(swarm.me)

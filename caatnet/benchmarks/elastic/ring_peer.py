@@ -89,7 +89,11 @@ class Peer:
       operation.result(LIMIT_S)
 
   def raw(self, plan: dict[str, int]) -> None:
-    """Only sends and receives given numbers of bytes to and from peers."""
+    """Sends bytes to peers and receives as many, without any sum.
+
+    Args:
+      plan: Peer -> number of bytes in each direction.
+    """
     source = memoryview(self.x).cast("B")
     target = memoryview(self.out).cast("B")
     threads, start = [], 0

@@ -142,7 +142,7 @@ def _texts(
 def emulated(
   federation: Federation, host: str = _LOOPBACK
 ) -> Iterator[Emulation]:
-  """Context of emulated links and processors, which are measured first.
+  """Context manager of emulated links and processors, measured first.
 
   Args:
     federation: A run with its links and its quota.

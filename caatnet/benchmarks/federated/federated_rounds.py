@@ -35,9 +35,9 @@ Rows = list[dict[str, Any]]
 def run(config: Any) -> dict[str, Any]:
   """Measures, predicts, prints tables, and returns them as plain data.
 
-  Compute times are those of a run without emulated links, with the same model
-  and clients, which is made before the measured ones. It also gives the time of
-  a message before its first byte, from which that of the other models is
+  Compute times come from a run without emulated links, with the same model and
+  clients, which is made before the measured ones. It also gives the time of a
+  message before its first byte, from which that of the other models is
   interpolated. No measurement on emulated links enters a prediction.
 
   Args:

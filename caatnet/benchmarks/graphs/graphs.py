@@ -131,7 +131,6 @@ def _dgl(
   script = pathlib.Path(__file__).with_name("graphs_dgl.py")
   np.save(graph.folder / "roots.npy", roots)
   return processes.ask_script(
-    "config.benchmark.python",
     [options.python, str(script), str(graph.folder), str(warm),
      str(options.threads), *map(str, options.fanouts)],
     environment={"OMP_NUM_THREADS": str(options.threads)},
@@ -297,7 +296,7 @@ def _large(config: Any) -> dict[str, Any]:
   tables.table(
     f"{found['nodes']:,} nodes x {found['features']} float32, "
     f"{found['edges']:,} edges, {found['bytes'] / 1e9:.2f} GB on disk; a "
-    f"process with {options.large.limit_mb} MB of memory beside pages of files",
+    f"process with {options.large.limit_mb} MB without pages of files",
     ["part", "seconds", "its own at the end, MB", "most resident, MB",
      "loss"],
     [

@@ -221,8 +221,8 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
   A hub joins the clients' links to the server's device. Rates are limited at
   both ends of that device: downlinks in the server's namespace, uplinks in the
   hub's. A radio cell is one class of htb, whose rate its clients share equally
-  while all of them send. Queues are long and drop no packet. Delays of links
-  below `_LEAST_RTT_S` without jitter and loss are those of this machine.
+  while all of them send. Queues are long and drop no packet. Links without
+  jitter, loss and a delay above `_LEAST_RTT_S` have this machine's delay.
 
   Args:
     links: Link of each client. Shared links with equal names are one cell.
@@ -313,7 +313,7 @@ def _shares(
 
 @contextlib.contextmanager
 def inside(name: str) -> Iterator[None]:
-  """Context in which this thread's new sockets belong to a namespace.
+  """Context manager: new sockets of this thread belong to a namespace.
 
   They remain in it after the context.
   """

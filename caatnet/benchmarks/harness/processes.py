@@ -125,7 +125,7 @@ class Process:
 
 @contextlib.contextmanager
 def cleaned_up(script: str, *arguments: object) -> Iterator[None]:
-  """Context after which a shell script runs, even if this process is killed.
+  """Context manager that runs a shell script at its end, even if killed.
 
   Args:
     script: Commands of sh, whose output and errors are discarded.
@@ -226,13 +226,12 @@ class Peers:
 
 
 def ask_script(
-  key: str, command: Sequence[str], question: Any = None, *,
+  command: Sequence[str], question: Any = None, *,
   environment: Mapping[str, str] = _NONE, limit_s: float | None = None,
 ) -> Any:
-  """Runs a script of another Python, and returns its last line of JSON.
+  """Runs a script of `config.benchmark.python`; returns its last line of JSON.
 
   Args:
-    key: Config key that names the Python, for the error.
     command: Python, script and its arguments.
     question: Request, plain data for a line of JSON on its stdin.
     environment: Variables in addition to those of this process.
@@ -242,6 +241,7 @@ def ask_script(
     ValueError: It cannot be run, takes too long, prints no JSON, or fails; with
       the last line of its stderr.
   """
+  named = f"config.benchmark.python={command[0]!r}"
   try:
     done = subprocess.run(
       command, input=json.dumps(question) + "\n", capture_output=True,
@@ -249,22 +249,20 @@ def ask_script(
       timeout=limit_s,
     )
   except OSError as error:
-    raise ValueError(f"{key}={command[0]!r} cannot be run: {error}") from error
+    raise ValueError(f"{named} cannot be run: {error}") from error
   except subprocess.TimeoutExpired as error:
     raise ValueError(
-      f"{key}={command[0]!r}: it did not end within {limit_s:g} seconds"
+      f"{named}: it did not end within {limit_s:g} seconds"
     ) from error
   if done.returncode:
     lines = done.stderr.strip().splitlines()
     why = lines[-1] if lines else f"it ended with code {done.returncode}"
-    raise ValueError(f"{key}={command[0]!r}: {why}")
+    raise ValueError(f"{named}: {why}")
   last = "".join(done.stdout.splitlines()[-1:])
   try:
     return json.loads(last)
   except json.JSONDecodeError as error:
-    raise ValueError(
-      f"{key}={command[0]!r}: its last line is not JSON: {last!r}"
-    ) from error
+    raise ValueError(f"{named}: its last line is not JSON: {last!r}") from error
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ def _optax(size: int) -> Callable[..., jax.Array]:
   """Returns a function that takes a jitted step with a donated state.
 
   It takes gradients, by default those of `_made`, and returns the weights, both
-  float32 ``[size]``. Hyperparameters are those of our optimizer.
+  float32 ``[size]``. It has our optimizer's hyperparameters.
   """
   ours = AdamW()
   optimizer = optax.adamw(

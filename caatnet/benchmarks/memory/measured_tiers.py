@@ -1,9 +1,9 @@
 """Tiers of this machine, measured: NUMA nodes, a file, and device copies.
 
-The rate of a node is that of the largest array with all cores, and its range
-that over numbers of threads and arrays beyond the last-level cache. Rates of
-files are those of the optimizer on the host, whose steps are measured by size
-on all tiers, and those of device copies are medians.
+The rate of a node is measured on the largest array with all cores, and its
+range over numbers of threads and arrays beyond the last-level cache. Rates of
+files are measured in steps of the optimizer on the host, by size on all tiers.
+Rates of device copies are medians.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,8 +59,8 @@ def measure(
     progress: Receives one line for each measurement.
 
   Returns:
-    The host. The link between host and device is that of JAX's default device;
-    on a CPU it is a copy in memory, as its source states.
+    The host. Its device link leads to JAX's default device; on a CPU it is a
+    copy in memory, as its source states.
 
   Raises:
     ValueError: numba is not installed, the arrays do not fit, a node does not

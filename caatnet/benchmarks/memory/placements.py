@@ -51,7 +51,7 @@ def run(config: Any) -> dict[str, Any]:
   answer = None
   if options.python:
     answer = processes.ask_script(
-      "config.benchmark.python", [options.python, str(_RIVALS)],
+      [options.python, str(_RIVALS)],
       _question(config, [step for _, step, _ in found]),
     )
     ratios["accelerate"] = [

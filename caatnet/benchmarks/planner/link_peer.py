@@ -3,7 +3,7 @@
 Pairs are measured in rounds. In each round every process exchanges messages
 with one other (`parallel.elastic.ring.bandwidth.rounds`), in both directions at
 once. A message is a gather of two, which its receiver opens first; so a latency
-is that of the protocol of `parallel.elastic`, not of the wire.
+includes the protocol of `parallel.elastic`.
 """
 
 import os

@@ -173,7 +173,7 @@ def _cp_sat(
     ],
   }
   return processes.ask_script(
-    "config.benchmark.python", [options.python, str(_CP_SAT)], problem,
+    [options.python, str(_CP_SAT)], problem,
     limit_s=4 * options.limit_s + 60,
   )
 

@@ -331,7 +331,7 @@ def judge(
 def _print(judged: dict[str, Any]) -> None:
   halves = {name: judged[name] for name in ("fitted", "held out")}
   tables.table(
-    "the planner's memory beside the compiler's: errors of estimates; of the "
+    "the planner's memory and the compiler's: errors of estimates; of the "
     "programs whose upper bound fits, those that the compiler refuses, with "
     "the rate's upper limit at 95%; those that fit and are lost; and bounds as "
     "multiples of compiled sizes",

@@ -1,7 +1,7 @@
 """Times of decoding and of its parts, compared with Hugging Face's generate.
 
-Tokens per second are those of `caatnet.serving.generate`, including prompts,
-and of generate between the first token and the last. The parts of a step are
+Tokens per second are measured in `caatnet.serving.generate`, once including
+prompts, and once between the first token and the last. The parts of a step are
 differences between programs without some of the work. All have the shapes of a
 step in which every sequence generates a token and has a cache that is three
 quarters full:

@@ -19,7 +19,7 @@ _CODECS = ("none", "int8", "int4", "e3m0", "sparse")
 class Federated:
   """Server and clients of a federated run.
 
-  ``config.optimizer`` and ``config.data.batch_size`` are those of a client.
+  ``config.optimizer`` and ``config.data.batch_size`` apply to each client.
   """
 
   clients: int = field(4, "Number of clients, N.", COUNT)

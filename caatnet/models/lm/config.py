@@ -6,6 +6,7 @@ import jax
 
 from caatnet.models.lm.layers import ACTIVATION
 from parallel.axes import divisors
+from parallel.checks import known
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import REDUCED
 
@@ -62,11 +63,7 @@ class StackConfig:
   carry: bool = False
 
   def __post_init__(self) -> None:
-    if self.remat not in REMAT_POLICIES:
-      raise ValueError(
-        f"config.model.remat={self.remat!r} must be one of "
-        f"{', '.join(REMAT_POLICIES)}"
-      )
+    known("config.model.remat=", self.remat, REMAT_POLICIES)
     if len(self.syncs) != self.num_layers:
       raise ValueError(
         f"p is given for {len(self.syncs)} layers, but "

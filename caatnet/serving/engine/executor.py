@@ -53,8 +53,8 @@ class Step(NamedTuple):
 
   Attributes:
     number: Ascending from 0.
-    decodes: Requests that read their newest token, which the host need not know
-      yet.
+    decodes: Requests that read their newest token, which may be on the device
+      only.
     slots: Slots of the decodes, int32 ``[D]``. The executor keeps the newest
       token of each slot; the first step of a request in a slot is a chunk.
     positions: Positions of the decoded tokens in their sequences, int32

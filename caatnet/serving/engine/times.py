@@ -174,11 +174,11 @@ class Profile:
       # Start of one chunk of `total` tokens with the same number of pairs.
       before = max(0.0, pairs / total - total / 2)
       alone -= time(total, before, 0, 0)
-    beside = time(total, before, num, float(np.mean(contexts)))
+    joint = time(total, before, num, float(np.mean(contexts)))
     if self.skew:
       largest = time(total, before, num, float(np.max(contexts)))
-      beside += self.skew * (largest - beside)
-    return alone + beside
+      joint += self.skew * (largest - joint)
+    return alone + joint
 
   def step_s(self, contexts: np.ndarray, chunks: Chunks) -> float:
     """Returns the seconds of a step; see `StepTimes`."""

@@ -21,8 +21,6 @@ class Limits:
       request; otherwise only for its first chunk.
     growth: Number of pages that a request is allocated when its last page is
       full, if available: more pages give fewer runs and more unused positions.
-    admit_while_short: Whether requests are admitted in a step that preempted
-      another one because pages were short.
     preempt: Handling of a preempted request's pages: "recompute", "swap", or
       "cost" (the cheaper of both).
     wait_s: Longest copy, in seconds, that a step waits for; longer copies run
@@ -37,7 +35,6 @@ class Limits:
   chunks: tuple[tuple[int, int], ...] = ()
   whole_prompt: bool = True
   growth: int = 1
-  admit_while_short: bool = False
   preempt: str = "recompute"
   wait_s: float = 0.0
   keep_turns: bool = False

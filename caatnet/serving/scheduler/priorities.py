@@ -16,6 +16,7 @@ import dataclasses
 import numpy as np
 
 from caatnet.serving.requests import Request
+from parallel.checks import known
 
 KINDS = ("none", "random", "markov")
 
@@ -39,10 +40,7 @@ class Priorities:
   stay: float = 0.5
 
   def __post_init__(self) -> None:
-    if self.kind not in KINDS:
-      raise ValueError(
-        f"kind={self.kind!r} must be one of {', '.join(KINDS)}"
-      )
+    known("kind=", self.kind, KINDS)
     self._rng = np.random.default_rng(self.seed)
 
   def first(self) -> float:

@@ -55,7 +55,7 @@ def _omit(order, length, slot):
   "int64[::1], int32[::1])"
 )
 def _keep(kept, at, left, stops, epochs, slots, then, tokens):
-  """Buffers the tokens of the slots whose epochs are those of `then`.
+  """Buffers the tokens of the slots whose epochs equal `then`.
 
   Returns:
     The slots whose sequences end, and the indices of the other tokens.

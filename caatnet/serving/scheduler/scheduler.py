@@ -62,7 +62,7 @@ class Scheduler:
       limits: Limits of a step.
       policy: Policy with an empty queue.
       pages: Pages of the cache, all of them free.
-      host: HostCache cache; without pages if swapping is disabled.
+      host: Host cache; without pages if swapping is disabled.
       costs: Estimated times of steps and copies.
     """
     self.limits, self.policy, self.pages = limits, policy, pages
@@ -149,7 +149,7 @@ class Scheduler:
     for request in reading:
       if room := self._room(budget, chunks):
         budget -= self._read_on(request, room, chunks)
-    if not self._short or self.limits.admit_while_short:
+    if not self._short:
       self._admit(now, budget, chunks)
     # Requests that wait for pages or were preempted in this call drop out.
     if without or self._short:
@@ -157,7 +157,7 @@ class Scheduler:
       alive[without] = False
       decodes = decodes[alive]
     if not len(decodes) and not chunks:
-      if self._short and not self.limits.admit_while_short:
+      if self._short:
         self._admit(now, self.limits.tokens, chunks)  # all were preempted
       if not chunks:
         return None

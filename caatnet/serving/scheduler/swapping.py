@@ -35,9 +35,9 @@ class Plan(NamedTuple):
   Attributes:
     start: Number of its tokens that these pages hold.
     found: Pages cached on the device, int32 ``[n]``.
-    source: Cached page that is copied before writing to the copy, int32 ``[0 or
-      1]``.
-    host: HostCache pages of the tokens after those of `found`.
+    source: Cached page that is copied on write, int32 ``[1]``, or ``[0]``
+      for none.
+    host: Host pages of the tokens after those of `found`.
   """
 
   start: int
@@ -57,7 +57,7 @@ class Swapping:
   """Decides on copies of pages, and tracks the copies under way.
 
   Attributes:
-    host: HostCache cache.
+    host: Allocator and index of the host cache.
     costs: Estimated times of steps and copies.
     num_leaving: Number of pages that become available when copies end.
   """

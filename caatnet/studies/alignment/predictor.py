@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parallel.checks import at_least
+
 LINE_BYTES, SECTOR_BYTES = 128, 32
 
 
@@ -79,8 +81,7 @@ def blocks(
   Raises:
     ValueError: ``row_bytes`` is less than 1.
   """
-  if row_bytes < 1:
-    raise ValueError(f"row_bytes={row_bytes} must be at least 1")
+  at_least("row_bytes", row_bytes)
   if shifted:
     return _spanned(starts, row_bytes, size)
   whole, rest = divmod(row_bytes, LINE_BYTES)

@@ -12,16 +12,16 @@ Hoffmann et al., 2203.15556.
 Inside a site, each replica of the model has one scale-up domain of tensor ranks
 per stage, without any sharding over replicas. The fraction of the peak that
 this layout permits is computed separately: if it is less than the assumed
-fraction, another layout is needed. Bytes are those of this project's programs:
-two reductions of a layer over tensor ranks, forward and backward, a hop of the
+fraction, another layout is needed. Bytes are as in this project's programs: two
+reductions of a layer over tensor ranks, forward and backward, a hop of the
 residual stream each way, and one reduction of the gradients, all by rings and
 with two bytes per number.
 
 Failures occur at random, at a constant rate. A failure stops all replicas or,
 with elastic membership, one of them. The work since the last checkpoint is
-lost; a restart takes time and may itself fail. The checkpoint interval is that
-of Young, CACM 1974; the fraction of useful time is that of Daly, FGCS 22, 2006,
-equation 21.
+lost; a restart takes time and may itself fail. The checkpoint interval follows
+Young, CACM 1974, and the fraction of useful time Daly, FGCS 22, 2006, equation
+21.
 """
 
 from collections.abc import Iterable, Mapping
@@ -388,7 +388,7 @@ def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def solve(
   key: str, target: str, wanted: float,
-  values: Mapping[str, float] | None = None, given: str = "budget",
+  values: Mapping[str, float] | None = None,
 ) -> float:
   """Returns the value of a knob at which a result has a wanted value.
 
@@ -396,15 +396,14 @@ def solve(
     key: Knob. The result must be monotonic in it.
     target: Name of the result.
     wanted: Value that the result must reach.
-    values: Other knobs, as for `plan`.
-    given: Quantity that determines the size, as for `plan`.
+    values: Other knobs, as for `plan` with a given budget.
 
   Raises:
     ValueError: The knob or the result is unknown, or no value from a thousandth
       of the knob's range to a thousand times it gives that result.
   """
-  checks.known("target=", target, results(given))
-  checks.known("knob ", key, knobs_of(given))
+  checks.known("target=", target, results("budget"))
+  checks.known("knob ", key, knobs_of("budget"))
   knob = KNOBS[key]
   # The search interval of Brent's method; the ends must have opposite signs.
   low = max(knob.least, knob.low / 1e3)
@@ -412,7 +411,7 @@ def solve(
 
   def over(value: float) -> float:
     own = {**(values or {}), key: value}
-    return float(plan(own, given)[target]) - wanted
+    return float(plan(own)[target]) - wanted
 
   try:
     return float(optimize.brentq(over, low, high, rtol=1e-12))

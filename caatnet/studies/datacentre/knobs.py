@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 import math
 
+from parallel.checks import known
 from parallel.hardware import sites
 
 # Evidence for a number: read in the "paper" itself or its abstract, in a
@@ -41,13 +42,13 @@ class Quantity:
   whole: bool = False
 
   def __post_init__(self) -> None:
-    if self.mark not in MARKS:
-      raise ValueError(f"mark={self.mark!r} must be one of {', '.join(MARKS)}")
+    known("mark=", self.mark, MARKS)
     if not self.least <= self.low <= self.value <= self.high <= self.most:
       raise ValueError(
         f"{self.meaning}: {self.least:g} <= low={self.low:g} <= "
         f"value={self.value:g} <= high={self.high:g} <= {self.most:g} must hold"
       )
+
 
 _PAPER = "arXiv 2407.12819, its abstract and overviews of it"
 _HOURS = sites.INTERRUPTED_GPUS * sites.INTERRUPTED_HOURS
@@ -59,7 +60,7 @@ _LIQUID, _LIQUID_SOURCE = sites.COOLING["liquid"]
 def _rack(
   key: str, low: float, high: float, unit: str, meaning: str, **bounds: float
 ) -> Quantity:
-  """Returns a knob that depends on the rack; its value is that of a GB200."""
+  """Returns a knob that depends on the rack, with the value of a GB200."""
   value = _GB200.flops["bf16"] if key == "peak" else getattr(_GB200, key)
   return Quantity(
     value, low, high, unit, meaning, *_GB200.sources[key], **bounds

@@ -90,10 +90,10 @@ def draws(
 
 
 def quantiles(
-  drawn: Mapping[str, np.ndarray], keys: Sequence[str],
-  levels: Sequence[float] = (0.05, 0.5, 0.95),
+  drawn: Mapping[str, np.ndarray], keys: Sequence[str]
 ) -> dict[str, list[float]]:
-  """Returns quantiles of results, in the order of the levels."""
+  """Returns the 5%, 50% and 95% quantiles of results."""
+  levels = 0.05, 0.5, 0.95
   return {key: np.quantile(drawn[key], levels).tolist() for key in keys}
 
 

@@ -14,23 +14,22 @@ from caatnet.federated import streamed as streams
 from caatnet.federated.predict import Bytes
 from caatnet.studies.federated import rounds
 
-# Bytes of n numbers: codes of blocks of 256 with a float32 scale, and the k
-# largest of each 4,096 (`caatnet.federated.vector_codec`).
-_BLOCK, _CHUNK = 256, 4096
+# Sizes of the codecs: codes of blocks of 256 with a float32 scale, and the 64
+# largest of each 4,096 elements (`caatnet.federated.vector_codec`).
+_BLOCK, _CHUNK, _KEPT = 256, 4096, 64
 
 
-def coded_bytes(name: str, n: int, k: int = 64) -> int:
+def coded_bytes(name: str, n: int) -> int:
   """Returns the bytes of a coded vector, as `vector_codec` makes it.
 
   Args:
     name: "none", "int8", "int4", "e3m0" or "sparse".
     n: Number of elements.
-    k: Elements that "sparse" keeps of each 4,096.
   """
   if name == "none":
     return 4 * n
   if name == "sparse":
-    return -(-n // _CHUNK) * (2 * k + k // 4 + 8)
+    return -(-n // _CHUNK) * (2 * _KEPT + _KEPT // 4 + 8)
   blocks = -(-n // _BLOCK)
   return blocks * ((_BLOCK if name == "int8" else _BLOCK // 2) + 4)
 

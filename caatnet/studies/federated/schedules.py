@@ -19,8 +19,8 @@ def cases(config: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Returns ends of sharing, of the best order of groups, and of the optimum.
 
   Args:
-    config: Config like configs/federated/links.py, as nested dicts. The cell
-      and the model are those of ``config.cell`` and the published model.
+    config: Config like configs/federated/links.py, as nested dicts. The
+      prediction is for the published model in the cell ``config.cell``.
 
   Returns:
     Rows by spread of ready times (of the time that all uplinks take) and by
@@ -82,7 +82,7 @@ def simulated(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         ), links, predict.Bytes(size, size), rounds.compute(config, num),
         config["fixed_s"],
       )
-      # In the first round the server does not know compute times.
+      # In the first round the server has no compute times yet.
       end = rounds.ended(run)[-1]
       rows = [row for row in run.rows if row["round"] == end.round]
       found.append({

@@ -153,11 +153,7 @@ def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:
   keys = ("weight_codecs", "gradient_codecs", "secondary_codecs")
   for key in keys:
     for codec in config[key]:
-      if codec not in CODECS:
-        raise ValueError(
-          f"config.{key}: {codec!r} must be one of "
-          f"{', '.join(map(repr, CODECS))}"
-        )
+      checks.known(f"config.{key}: ", codec, CODECS)
     # The fronts without codecs need uncoded candidates.
     if "none" not in config[key] and key != "secondary_codecs":
       raise ValueError(f"config.{key}={tuple(config[key])} lacks 'none'")
@@ -269,7 +265,7 @@ def _assumptions(
 
 
 def _is_published(machine: Machine, workload: Workload, cluster: str) -> bool:
-  """Returns whether the setting is that of Xu et al."""
+  """Returns whether the setting equals that of Xu et al."""
   sizes = [level.size for level in machine.levels]
   setting = (cluster, sizes, workload.parameters)
   return setting == ("frontier", [48, 4, 2], 20e9)  # 48 nodes x 4 x 2 GCDs

@@ -97,8 +97,8 @@ def alone(
 ) -> list[dict[str, Any]]:
   """Returns the CPU's update and the copies with all tensors on one tier.
 
-  Capacities have no effect. The last rows are those of tensors that are striped
-  over all cards, if there are several.
+  Capacities have no effect. The last rows stripe tensors over all cards, if
+  there are several.
 
   Returns:
     Rows by changed rate and tier: "update_s" in seconds, "to_device" and

@@ -1,6 +1,6 @@
 """Study of placements: where each tensor of a training step is held.
 
-The model and its batch are those of the config's other sections. Policies are
+Other sections of the config define the model and its batch. Policies are
 compared on one host; ``placement.baseline`` is a host with enough DRAM.
 """
 
@@ -40,17 +40,20 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/memory/12b_32k.py, as nested dicts.
 
   Returns:
-    Plain data: "policies" (seconds by phase, the binding resource, bytes that
-    are missing, longest context and largest model, "above", the share of
-    seconds above the lower bound of all placements, "placed" tensors by tier,
-    and what ``config.memory`` executes: "host_optimizer", the tiers of its
-    arrays, and "activations", the shares of layers), "tensors" of the optimum
-    with their tiers and what other tiers would cost, "scanned" speeds with
-    rates at the ends of their ranges, "needed" rates of cards for a speed,
-    "alone" with tensors on one tier only, "occupied" bytes of the optimum by
-    instant and tier, "timeline" of bytes by tier at the ends of phases, "whole"
-    with the optimum of whole layers, "warnings" if the host is this machine,
-    and "host" with every rate, its range and source.
+    Plain data:
+
+    - "policies", a row for each: seconds by phase, the binding resource, bytes
+      that are missing, longest context, largest model, "above", the share of
+      seconds above the lower bound of all placements, and "placed", tensors by
+      tier. ``config.memory`` executes the row's "host_optimizer", tiers of its
+      arrays, and "activations", shares of layers;
+    - of the optimum: "tensors" with their tiers and the cost of other tiers,
+      "occupied" bytes by instant and tier, "timeline" of bytes by tier at the
+      ends of phases, and "whole", the optimum of whole layers;
+    - "scanned" speeds with rates at the ends of their ranges, "needed" rates of
+      cards for a speed, and "alone" with tensors on one tier only;
+    - "host" with every rate, its range and source, and "warnings" if the host
+      is this machine.
 
   Raises:
     ValueError: A value is invalid; the message names its key. Or the host is

@@ -1,7 +1,7 @@
 """Timeline and execution traces of a program, with the rates of a device.
 
-The time of a collective is that of the bytes that a device sends with the ring
-algorithm on one link of the device, without latency.
+The time of a collective is the bytes that a device sends with the ring
+algorithm over the bandwidth of one of its links, without latency.
 """
 
 from collections.abc import Mapping

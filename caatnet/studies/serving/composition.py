@@ -1,9 +1,9 @@
 """Compositions of experts: switching on a simulated clock.
 
 One device serves many experts of equal sizes, some of which are in slots. The
-scheduler, its policy `experts` and the slots are those of the server; steps are
-timed by a roofline model, loads by their bytes over a rate. Loads do not slow
-steps down.
+server's own scheduler, policy `experts` and slots are used; steps are timed by
+a roofline model, loads by their bytes over a rate. Loads do not slow steps
+down.
 
 A load is *exposed* while it runs and no step does. The misses are compared with
 those of Belady's policy on the order in which requests were served, which the
@@ -271,8 +271,8 @@ def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
 
   Args:
     config: Config like configs/serving/composition.py, as nested dicts.
-    **varied: Fields of a `Case`. Others are those of the config: Zipf requests,
-      look-ahead, loads ahead.
+    **varied: Fields of a `Case`. Others have the config's values: Zipf
+      requests, look-ahead, loads ahead.
 
   Returns:
     The case, and: "hits", "misses", "loads" and "bytes"; "least", Belady's

@@ -1,7 +1,7 @@
 """Figures of Samba-CoE that follow from tiers, and those that need more.
 
-The time of a request is that of a switch, if its expert is not on the devices,
-and an execution time t:
+A request takes the time of a switch, if its expert is not on the devices, and
+an execution time t:
 
     seconds = miss x bytes / rate of the switch + t.
 

@@ -1,6 +1,6 @@
 """Cost of switching between requests, by how their pages are allocated.
 
-Two settings. The first is that of FastSwitch's evaluation (arXiv 2411.18424):
+Two settings. The first is FastSwitch's evaluation (arXiv 2411.18424):
 conversations of several turns with an 8B model on an A10, priorities that
 change while requests run, and no prefix cache, as in vLLM 0.3.3. The second
 replays public traces on a server with a prefix cache. Arrivals are scaled to

@@ -1,7 +1,7 @@
 """Pipelines that NanoFlow's search found, timed by one model.
 
-Sizes are those of efeslab/Nanoflow (Apache-2.0), ``pipeline/config_all``; the
-order of operations is that of ``pipeline/src/pipeline.cu`` and, for one GPU, of
+Sizes are from efeslab/Nanoflow (Apache-2.0), ``pipeline/config_all``; the order
+of operations is from ``pipeline/src/pipeline.cu`` and, for one GPU, from
 ``pipeline/src/pipeline_local.cu``. Attention has four nano-batches and the rest
 of a layer two. The first nano-batch gathers the outputs of attention,
 multiplies by columns of the projection and gathers again, which sends the bytes

@@ -1,6 +1,6 @@
 """Logs of vLLM and profiles of its operations, in LLMServingSim's format.
 
-The format is that of casys-kaist/LLMServingSim. The folder of a log has
+casys-kaist/LLMServingSim defines the format. The folder of a log has
 ``requests.jsonl``, ``timeseries.csv``, ``config.json`` and, in newer logs,
 ``meta.json``; the folder of a profile has ``attention.csv``, ``dense.csv``,
 ``per_sequence.csv`` and, there or in its parent, ``meta.yaml``. Each may be
@@ -238,7 +238,7 @@ def profile(
   Args:
     folder: The folder of the profile.
     model: Sizes of the model, of which one layer was measured.
-    ranks: Number of tensor ranks; the profile is that of one of them.
+    ranks: Number of tensor ranks; one of them was profiled.
     all_reduces: Reductions over the ranks, which a profile does not contain.
     skew: Effect of unequal contexts (`Profile.skew`); None for the fit in
       ``meta.yaml``, or 0 if there is none.

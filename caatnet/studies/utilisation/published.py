@@ -28,7 +28,7 @@ PAPER_MODELS = (
   Model(100e9, 108, 4.9, "100B"),
 )
 # Two models whose step times the paper gives, without a table. Parameters and
-# layers are those of the models' own papers.
+# layers are from the models' own papers.
 LARGE_MODELS = (
   Model(405e9, 126, 26.9, "Llama-405B"),
   Model(671e9, 61, 20.1, "DeepSeek-V3"),

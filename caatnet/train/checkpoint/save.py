@@ -267,7 +267,7 @@ class Checkpointer:
 
 @contextlib.contextmanager
 def waiting_for_arrays() -> Iterator[None]:
-  """Context in which a new event loop closes after its pending transfers.
+  """Context manager: a new event loop closes after its pending transfers.
 
   Orbax reads and writes arrays concurrently and closes its loop at the first
   error. Each transfer of TensorStore that ends later would find a closed loop

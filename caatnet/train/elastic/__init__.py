@@ -3,5 +3,5 @@
 from parallel.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
-  "swarm_loop": ["Place"],
+  "swarm_loop": ["Endpoint"],
 })

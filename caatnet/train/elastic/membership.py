@@ -101,7 +101,7 @@ def state_of_all(
   def fill(opt_state, params):
     first = jax.tree.map(lambda x: x[before], params)
     new = experiment.optimizer.init(first)
-    # The schedule step is that of the previous workers.
+    # The schedule continues from the step of the previous workers.
     new = with_schedule_of(jax.tree.map(lambda x: x[0], opt_state), new)
     return of_joined(opt_state, new, before)
 

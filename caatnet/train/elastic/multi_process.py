@@ -26,11 +26,11 @@ from parallel.elastic.swarm import Swarm
 from parallel.elastic.timeouts import Finished, Halted, Stopped
 from parallel.elastic.transport.transfers import Lost
 
-_NEWS_S = 1.0  # interval of broadcasts while nothing happens, in seconds
+_EVENT_S = 1.0  # interval of broadcasts while nothing happens, in seconds
 _ENDS = {x.__name__: x for x in (Halted, Finished, Stopped)}
 
 
-class Seen(NamedTuple):
+class SwarmView(NamedTuple):
   """Attributes of a `Swarm` that a worker reads between its calls.
 
   Attributes:
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
   members: tuple[Any, ...]
 
 
-class Together:
+class ReplicatedSwarm:
   """`Swarm` of all processes of a worker; process 0 has the real one."""
 
   def __init__(self, swarm: Swarm | None) -> None:
@@ -58,11 +58,11 @@ class Together:
       swarm: The swarm, which has not been entered; None on other processes.
     """
     self._swarm = swarm
-    self._seen = _told(
-      swarm and Seen(swarm.newest, (), False, swarm.me, swarm.members)
+    self._view = _broadcast(
+      swarm and SwarmView(swarm.newest, (), False, swarm.me, swarm.members)
     )
 
-  def __enter__(self) -> "Together":
+  def __enter__(self) -> "ReplicatedSwarm":
     self._follow(lambda: self._swarm.__enter__())
     return self
 
@@ -71,42 +71,42 @@ class Together:
       self._swarm.__exit__()
 
   def __getattr__(self, name: str) -> Any:
-    return getattr(self._seen, name)
+    return getattr(self._view, name)
 
   @property
   def state(self) -> dict[str, Any]:
     """Shared state of the newest revision; see `Swarm`."""
-    return dict(self._seen.newest.visible)
+    return dict(self._view.newest.visible)
 
   @property
   def checkpoint(self) -> tuple[int, State]:
     """Revision and shared state to store with a checkpoint; see `Swarm`."""
-    return self._seen.newest.number, self._seen.newest.shared
+    return self._view.newest.number, self._view.newest.shared
 
   @property
   def revision(self) -> int:
     """Number of the newest revision; see `Swarm`."""
-    return self._seen.newest.number
+    return self._view.newest.number
 
   @property
   def digest(self) -> Any:
     """Hash of the newest revision's shared state; see `Swarm`."""
-    return self._seen.newest.digest
+    return self._view.newest.digest
 
   def give(self, part: Any, combine: Any, weight: float = 1.0) -> Any:
     """Contributes to a round; see `Swarm`. Collective over the processes."""
 
     def give() -> None:
-      self._swarm.give(part, self._asked, weight)
+      self._swarm.give(part, self._relay_attempt, weight)
 
     self._follow(give, lambda *args: combine(*args, part))
     return self.state
 
-  def _asked(self, exchange: Any, state: State, part: Any) -> State:
+  def _relay_attempt(self, exchange: Any, state: State, part: Any) -> State:
     """Passes an attempt to the main thread; called in a thread of the peer."""
     del part
     answer: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    self._news.put(("attempt", (exchange, state, answer)))
+    self._events.put(("attempt", (exchange, state, answer)))
     made, error = answer.get()
     if error is not None:
       raise error
@@ -126,27 +126,27 @@ class Together:
       Finished: If the swarm has finished training.
     """
     if self._swarm is not None:
-      self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+      self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
       threading.Thread(target=self._call, args=(call,), daemon=True).start()
     while True:
       word, what = self._next()
       if word == "attempt":
         self._attempt(what, attempt)
       elif word == "end":
-        self._seen = _told(what)
+        self._view = _broadcast(what)
         return
       elif word == "error":
-        kind, text = _told(what)
+        kind, text = _broadcast(what)
         raise _ENDS.get(kind, RuntimeError)(text)
 
   def _call(self, call: Callable[[], Any]) -> None:
     try:
       call()
     except BaseException as error:
-      self._news.put(("error", (type(error).__name__, str(error))))
+      self._events.put(("error", (type(error).__name__, str(error))))
       return
     swarm = self._swarm
-    self._news.put(("end", Seen(
+    self._events.put(("end", SwarmView(
       swarm.newest, swarm.samples, swarm.counted, swarm.me, swarm.members
     )))
 
@@ -155,15 +155,15 @@ class Together:
     found: tuple[str, Any] = "", None
     if self._swarm is not None:
       try:
-        found = self._news.get(timeout=_NEWS_S)
+        found = self._events.get(timeout=_EVENT_S)
       except queue.Empty:
         found = "nothing", None
-    return _told(found[0]), found[1]
+    return _broadcast(found[0]), found[1]
 
   def _attempt(self, what: Any, attempt: Callable[..., State] | None) -> None:
     real, state, answer = what or (None, None, None)
     exchange = _Exchange(real)
-    state = _told(state)
+    state = _broadcast(state)
     made, error = None, None
     try:
       made = attempt(exchange, state)
@@ -181,7 +181,7 @@ class _Exchange:
     facts = real and (
       real.round, real.contributors, real.rank, real.weights
     )
-    self.round, self.contributors, self.rank, self.weights = _told(facts)
+    self.round, self.contributors, self.rank, self.weights = _broadcast(facts)
 
   def sum(self, x: np.ndarray, order: str = "direct") -> np.ndarray:
     return self._run(lambda: self._real.sum(x, order))
@@ -197,13 +197,13 @@ class _Exchange:
         value = call()
       except OSError as error:
         value, failed = str(error), True
-    value, failed = _told((value, failed))
+    value, failed = _broadcast((value, failed))
     if failed:
       raise Lost(None, value)
     return value
 
 
-def _told(value: Any) -> Any:
+def _broadcast(value: Any) -> Any:
   """Returns process 0's value on all processes (a broadcast of pickles)."""
   data = np.frombuffer(pickle.dumps(value), np.uint8)
   size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
@@ -223,4 +223,4 @@ def joined(make: Callable[[], Swarm]) -> Any:
   """
   if jax.process_count() == 1:
     return make()
-  return Together(make() if jax.process_index() == 0 else None)
+  return ReplicatedSwarm(make() if jax.process_index() == 0 else None)

@@ -110,7 +110,7 @@ class Programs:
     self._more = self._enumerate()
     self._lock = threading.RLock()
     for step in self._outer.steady_round:  # raises for unsupported exchanges
-      self.speaks(self._outer.plan(step))
+      self.communicating_hooks(self._outer.plan(step))
 
   # Communication points.
 
@@ -142,7 +142,7 @@ class Programs:
     waiting = None  # step of a "begin" whose result has not been received
     for step in itertools.count():
       plan = self._outer.plan(step)
-      hooks = self.speaks(plan)
+      hooks = self.communicating_hooks(plan)
       if "begin" in hooks:
         if waiting is not None:  # only one exchange may be in progress
           yield Event(waiting, "begin", step)
@@ -154,7 +154,7 @@ class Programs:
       for hook in ends:
         yield Event(step, hook, step + 1)
 
-  def speaks(self, plan: Plan) -> tuple[str, ...]:
+  def communicating_hooks(self, plan: Plan) -> tuple[str, ...]:
     """Returns the hooks of a step that communicate, in execution order.
 
     Found by tracing the hooks with an axis that counts collectives.
@@ -329,7 +329,7 @@ class Programs:
 
   @functools.cache  # noqa: B019
   def _hook(self, hook: str, variant: Any) -> Apart:
-    """Program of a hook in the steps of a plan's variant."""
+    """Returns the program of a hook in the steps of a plan's variant."""
 
     def make(axis, weights):
       loop = self._outer.over(axis, weights)

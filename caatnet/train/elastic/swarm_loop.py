@@ -50,7 +50,7 @@ _OWN = ("name", "train", "inference", "elastic", "kernels")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Endpoint:
   """Network addresses and security of a worker.
 
   Attributes:
@@ -93,14 +93,14 @@ def shared_by(programs: Programs, state: TrainState) -> State:
   }
 
 
-def place_in(
-  place: Place, programs: Programs, shared: State, revision: int = 0,
+def make_swarm(
+  endpoint: Endpoint, programs: Programs, shared: State, revision: int = 0,
   options: Elastic = _USUAL, say: Callable[[str], None] = LOG.info,
 ) -> Swarm:
   """Returns a worker's membership in a swarm; entering it by `with` joins.
 
   Args:
-    place: Addresses and security.
+    endpoint: Addresses and security.
     programs: The worker's programs.
     shared: The worker's copy of the shared state.
     revision: The revision of ``shared``.
@@ -120,11 +120,11 @@ def place_in(
     alone_s=options.alone_s, num_connections=options.num_connections,
     checked=options.checksums, measured=options.measured,
     samples=programs.num_samples,
-    rounds=programs.num_rounds(steps), listen=place.listen,
-    advertise=place.advertise,
+    rounds=programs.num_rounds(steps), listen=endpoint.listen,
+    advertise=endpoint.advertise,
   )
   return Swarm(
-    place.coordinator, place.security, shared, revision=revision,
+    endpoint.coordinator, endpoint.security, shared, revision=revision,
     settings=settings, say=say,
   )
 
@@ -143,19 +143,19 @@ def reader(
 
 
 def train(
-  experiment: Experiment, workdir: str | os.PathLike[str], place: Place | None,
-  options: Elastic = _USUAL,
-  told: "Callable[[Run], None] | None" = None, **more: Any,
+  experiment: Experiment, workdir: str | os.PathLike[str],
+  endpoint: Endpoint | None, options: Elastic = _USUAL,
+  on_commit: "Callable[[Run], None] | None" = None, **more: Any,
 ) -> loop.TrainResult:
   """Trains as a worker of a swarm; see `loop.train`.
 
   Args:
     experiment: The run, with one worker.
     workdir: The worker's folder.
-    place: Addresses and security; None on all processes of the worker except
+    endpoint: Addresses and security; None on all processes of the worker except
       process 0.
     options: Options of the worker's membership.
-    told: Called between two steps after a new revision has been committed.
+    on_commit: Called between two steps after a new revision has been committed.
     **more: Further arguments of `loop.train`.
 
   Returns:
@@ -170,7 +170,7 @@ def train(
   try:
     return loop.train(
       experiment, workdir, **more,
-      make=functools.partial(Run, programs, place, options, told),
+      make=functools.partial(Run, programs, endpoint, options, on_commit),
     )
   except Stopped as error:
     raise ValueError(str(error)) from error
@@ -189,20 +189,20 @@ class Run(loop.Run):
   """
 
   def __init__(
-    self, programs: Programs, place: Place | None, options: Elastic,
-    told: "Callable[[Run], None] | None", *args: Any,
+    self, programs: Programs, endpoint: Endpoint | None, options: Elastic,
+    on_commit: "Callable[[Run], None] | None", *args: Any,
   ) -> None:
-    self._due, self._told = False, told
-    self._revision = 0  # the last one that was reported to `told`
+    self._due, self._on_commit = False, on_commit
+    self._revision = 0  # the last one that was reported to `on_commit`
     super().__init__(*args)
     try:
-      self._join(programs, place, options)
+      self._join(programs, endpoint, options)
     except BaseException:
       self.close()
       raise
 
   def _join(
-    self, programs: Programs, place: Place | None, options: Elastic
+    self, programs: Programs, endpoint: Endpoint | None, options: Elastic
   ) -> None:
     """Joins the swarm; waits until it has enough members."""
 
@@ -220,14 +220,14 @@ class Run(loop.Run):
       )
     revision, shared = found or (0, mine)
     # A resumed swarm may have more steps or newer code, so config and program
-    # are those of this process.
+    # are taken from this process.
     shared = {**shared, **{key: mine[key] for key in (_CONFIG, _PROGRAM)}}
     swarm = joined(
-      lambda: place_in(place, programs, shared, revision, options, say)
+      lambda: make_swarm(endpoint, programs, shared, revision, options, say)
     )
     digest = swarm.digest
-    if place is not None:
-      say("waits for the coordinator at {}:{}".format(*place.coordinator))
+    if endpoint is not None:
+      say("waits for the coordinator at {}:{}".format(*endpoint.coordinator))
     try:
       self.swarm = self.opened.enter_context(swarm)
     except Finished as error:
@@ -277,9 +277,9 @@ class Run(loop.Run):
       self._save()
       raise
     self.state = self.peer.state
-    if self._told is not None and self.swarm.revision > self._revision:
+    if self._on_commit is not None and self.swarm.revision > self._revision:
       self._revision = self.swarm.revision
-      self._told(self)
+      self._on_commit(self)
     if self._due:
       self._save()
     return self.peer.step, metrics

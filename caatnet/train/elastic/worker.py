@@ -291,7 +291,7 @@ class Peer:
     """Returns state and parameters after an event and before step ``until``."""
     plan = self._programs.experiment.outer.plan
     for step in range(event.step + (event.hook != "begin"), until):
-      if "finish" in self._programs.speaks(plan(step)):
+      if "finish" in self._programs.communicating_hooks(plan(step)):
         break  # the next round is here
       found = self._programs.hook(
         "finish", plan(step), ALONE, params=params, updates=_zeros(params),

@@ -72,7 +72,7 @@ class Coordinator(NamedTuple):
     record: Durable state, as in the journal.
     phase: Phase of the protocol.
     pending: Peers waiting for admission, with their `Hello`; sorted by id.
-    said: Members that are prepared (FORMING) or have their contribution (OPEN).
+    ready: Members that are prepared (FORMING) or have a contribution (OPEN).
     reporters: Members that have reported failed connections (FORMING).
     contributors: Contributors of the running round, in the order of their
       ranks.
@@ -91,7 +91,7 @@ class Coordinator(NamedTuple):
   record: Record = Record()
   phase: Phase = Phase.ASSEMBLING
   pending: tuple[tuple[Id, m.Hello], ...] = ()
-  said: frozenset[Id] = frozenset()
+  ready: frozenset[Id] = frozenset()
   reporters: frozenset[Id] = frozenset()
   contributors: tuple[Id, ...] = ()
   votes: tuple[tuple[Id, Digest], ...] = ()
@@ -329,7 +329,7 @@ def _judged(
   A single report does not show which end of a connection is at fault.
   """
   involved = {peer for pair in state.failed for peer in pair}
-  if not involved or not involved <= state.said | state.reporters:
+  if not involved or not involved <= state.ready | state.reporters:
     return state, []
   return _without(state, reachability.culprits(state.failed), rules)
 
@@ -341,9 +341,9 @@ def _prepared(
   if state.phase is not Phase.FORMING:
     return state, []
   state = state._replace(
-    said=state.said | {sender}, holders=state.holders | {sender}
+    ready=state.ready | {sender}, holders=state.holders | {sender}
   )
-  if not state.said.issuperset(state.record.members):
+  if not state.ready.issuperset(state.record.members):
     return _judged(state, rules)
   return _open(state)
 
@@ -351,7 +351,7 @@ def _prepared(
 def _open(state: Coordinator) -> tuple[Coordinator, Effects]:
   """Requests contributions to the next round from all members."""
   state = state._replace(
-    phase=Phase.OPEN, said=frozenset(), reporters=frozenset(),
+    phase=Phase.OPEN, ready=frozenset(), reporters=frozenset(),
     contributors=(), votes=(), failed=frozenset(), late=False,
   )
   go = _go(state)
@@ -364,7 +364,7 @@ def _ready(
   if state.phase is not Phase.OPEN:
     return state, []
   state = state._replace(
-    said=state.said | {sender}, holders=state.holders | {sender}
+    ready=state.ready | {sender}, holders=state.holders | {sender}
   )
   return _begin(state, rules)
 
@@ -376,17 +376,17 @@ def _begin(state: Coordinator, rules: Rules) -> tuple[Coordinator, Effects]:
   members are and the grace time is over.
   """
   record = state.record
-  missing = len(record.members) - len(state.said)
-  few = not rules.quorum or len(state.said) < rules.quorum
+  missing = len(record.members) - len(state.ready)
+  few = not rules.quorum or len(state.ready) < rules.quorum
   if missing and (few or not state.late):
     # The grace timer starts once: when the quorum is reached exactly.
-    waits = not few and len(state.said) == rules.quorum
+    waits = not few and len(state.ready) == rules.quorum
     grace = m.Grace(record.epoch, record.revision)
     return state, [m.Arm(grace)] if waits else []
   came = {peer for peer, _ in state.pending} - state.wrong
   if came:  # members keep their contributions for the first round of the epoch
     return _form(state, {*record.members, *came})
-  contributors = tuple(p for p in record.members if p in state.said)
+  contributors = tuple(p for p in record.members if p in state.ready)
   state = state._replace(phase=Phase.RUNNING, contributors=contributors)
   return state, [Send(peer, _start(state)) for peer in contributors]
 

@@ -34,7 +34,7 @@ def make(address: Address, identity: Identity | None = None) -> Id:
   Raises:
     ValueError: The host name is too long or contains unsupported characters.
   """
-  # Fixed width, so that the order of texts is that of times.
+  # Fixed width, so that texts are ordered by time.
   key = (identity or own()).fingerprint
   millis = time.time_ns() // 1_000_000
   found = (

@@ -113,16 +113,14 @@ class Journal:
   def _compact(self) -> None:
     """Replaces the journal with one that has only the last record."""
     # In the same folder, so that the rename is atomic.
-    beside = self._path.with_name(self._path.name + ".new")
-    file = os.open(
-      beside, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
-    )
+    new = self._path.with_name(self._path.name + ".new")
+    file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC)
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       crc, line = _line(0, self.record)  # the checksum chain starts anew
       _write(file, line)
       # Locked and on disk before the rename: never an incomplete journal.
-      os.replace(beside, self._path)
+      os.replace(new, self._path)
     except BaseException:
       os.close(file)
       raise

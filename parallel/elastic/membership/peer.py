@@ -111,9 +111,9 @@ def step(state: Peer, message: Any) -> tuple[Peer, Effects]:
     case m.Go():
       return _go(state, message)
     case m.Worked():
-      return _said(state._replace(part=Part.THERE))
+      return _with_progress(state._replace(part=Part.THERE))
     case m.Voided():
-      return _said(state._replace(part=Part.NONE))
+      return _with_progress(state._replace(part=Part.NONE))
     case m.Start():
       return _start(state, message)
     case m.Reduced():
@@ -121,7 +121,7 @@ def step(state: Peer, message: Any) -> tuple[Peer, Effects]:
   raise AssertionError(message)
 
 
-def _said(state: Peer) -> tuple[Peer, Effects]:
+def _with_progress(state: Peer) -> tuple[Peer, Effects]:
   """Sends a due `Prepared` or `Ready`, or starts the next contribution."""
   # A contribution must be computed from the newest revision.
   if state.fetching is not None:
@@ -151,7 +151,7 @@ def _prepare(state: Peer, message: m.Prepare) -> tuple[Peer, Effects]:
     if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
       return state, []
     if state.connected:
-      return _said(state)
+      return _with_progress(state)
     # A repeated Prepare: the Unreachable of the first attempt may be lost.
     return state, [m.Connect(message.epoch, message.members)]
   effects: Effects = []
@@ -200,13 +200,13 @@ def _connected(state: Peer, message: m.Connected) -> tuple[Peer, Effects]:
   if message.unreachable or message.absent:
     # The coordinator decides which peer to drop.
     return state, [Send(None, m.Unreachable(*message))]
-  return _said(state._replace(connected=True))
+  return _with_progress(state._replace(connected=True))
 
 
 def _fetched(state: Peer, message: m.Fetched) -> tuple[Peer, Effects]:
   if state.fetching != message:  # superseded by the fetch of a newer revision
     return state, []
-  return _said(
+  return _with_progress(
     state._replace(
       revision=message.revision, digest=message.digest, fetching=None
     )
@@ -230,8 +230,8 @@ def _go(state: Peer, message: m.Go) -> tuple[Peer, Effects]:
   ):
     return state, []
   state, fetch = _fetch(state._replace(phase=Phase.OPEN), message)
-  state, said = _said(state)
-  return state, [*effects, *fetch, *said]
+  state, more = _with_progress(state)
+  return state, [*effects, *fetch, *more]
 
 
 def _start(state: Peer, message: m.Start) -> tuple[Peer, Effects]:

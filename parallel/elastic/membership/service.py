@@ -89,7 +89,7 @@ class _Gone(NamedTuple):
   wrong: bool
 
 
-class Seen(NamedTuple):
+class PeerStatus(NamedTuple):
   """Status of a peer, for monitoring.
 
   Attributes:
@@ -155,8 +155,8 @@ class Service:
     self._watched: dict[Id, float] = {}  # start of the watch or disconnection
     self._reports: dict[Id, m.Report] = {}
     self._timers: list[tuple[float, Any]] = []  # (due time, message)
-    self._said, self._since, self._is_said = "", 0.0, False
-    self._told: dict[Id, float] = {}  # time of the last report to each peer
+    self._status, self._since, self._is_reported = "", 0.0, False
+    self._sent_s: dict[Id, float] = {}  # time of the last report to each peer
     self._closed = threading.Event()
     self.state = Coordinator()
     # Twice: each peer may reconnect before its old connection has ended.
@@ -191,7 +191,7 @@ class Service:
       awake = now
       self._look_at_clocks(now)
       self._admit(now)
-      self._speak(now)
+      self._report_wait(now)
 
   def close(self) -> None:
     """Ends all connections; the journal suffices to resume later."""
@@ -205,7 +205,7 @@ class Service:
   def __exit__(self, *_: Any) -> None:
     self.close()
 
-  def seen(self) -> list[Seen]:
+  def seen(self) -> list[PeerStatus]:
     """Returns the current status of all peers; thread-safe."""
     state, now = self.state, time.monotonic()
     # Copies: the service's thread modifies the originals.
@@ -215,7 +215,7 @@ class Service:
       *state.record.members, *(p for p, _ in state.pending), *self._admission
     ):
       channel = channels.get(peer)
-      found.append(Seen(
+      found.append(PeerStatus(
         peer, _doing(state, peer),
         None if channel is None else now - channel.last_received,
         reports.get(peer),
@@ -419,25 +419,25 @@ class Service:
     for message in due:
       self._step(None, message)
 
-  def _speak(self, now: float) -> None:
+  def _report_wait(self, now: float) -> None:
     """Reports a wait that has lasted for `_REPORT_AFTER_S`."""
     state, text = self.state, waits(self.state, self.rules)
-    if text != self._said:  # a new status restarts the delay
-      self._said, self._since, self._is_said = text, now, False
+    if text != self._status:  # a new status restarts the delay
+      self._status, self._since, self._is_reported = text, now, False
     if now - self._since <= _REPORT_AFTER_S:
       return
-    if not self._is_said:
-      self._is_said = True
+    if not self._is_reported:
+      self._is_reported = True
       self._line(text)
     # Peers waiting for admission receive the report, too.
     there = {peer for peer, _ in state.pending}
-    self._told = {p: when for p, when in self._told.items() if p in there}
+    self._sent_s = {p: when for p, when in self._sent_s.items() if p in there}
     # Recovery timed out and no holder of the newest revision is connected.
     lost = state.phase is Phase.ASSEMBLING and state.late
     waiting = m.Waiting(state.record.revision, lost, text[: m.MOST_CHARS])
     for peer in there & self._channels.keys():
-      if self._told.get(peer, 0.0) < max(self._since, now - _AGAIN_S):
-        self._told[peer] = now
+      if self._sent_s.get(peer, 0.0) < max(self._since, now - _AGAIN_S):
+        self._sent_s[peer] = now
         self._channels[peer].send(waiting)
 
   def _line(self, text: str) -> None:
@@ -453,10 +453,10 @@ def _doing(state: Coordinator, peer: Id) -> str:
     case Phase.ASSEMBLING:
       return "is waited for"
     case Phase.FORMING:
-      return "is prepared" if peer in state.said else "connects, fetches"
+      return "is prepared" if peer in state.ready else "connects, fetches"
     case Phase.RUNNING if peer in state.contributors:
       return "has voted" if peer in dict(state.votes) else "exchanges"
-  return "has its part" if peer in state.said else "computes"
+  return "has its part" if peer in state.ready else "computes"
 
 
 def _reason(
@@ -515,17 +515,17 @@ def waits(state: Coordinator, rules: Rules) -> str:
       )
     return f"waits for members to come back: {', '.join(missing)}"
   if state.phase is Phase.RUNNING:
-    asked, said = state.contributors, {peer for peer, _ in state.votes}
+    expected, there = state.contributors, {peer for peer, _ in state.votes}
     what = f"votes on round {record.revision}"
   else:
-    asked, said = record.members, state.said
+    expected, there = record.members, state.ready
     what = (
       f"members to connect and to have revision {record.revision}"
       if state.phase is Phase.FORMING
       else f"parts of round {record.revision}"
     )
-  missing = [p for p in asked if p not in said]
+  missing = [p for p in expected if p not in there]
   return (
-    f"waits for {what}: {len(asked) - len(missing)} of {len(asked)} there, "
-    f"missing {', '.join(missing)}"
+    f"waits for {what}: {len(expected) - len(missing)} of {len(expected)} "
+    f"there, missing {', '.join(missing)}"
   )

@@ -37,6 +37,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from parallel.checks import known
 from parallel.elastic.membership.messages import Id
 from parallel.elastic.ring.link_operations import Operation
 from parallel.elastic.transport.frames import HEADER_BYTES, FrameError, Header
@@ -60,8 +61,6 @@ class Sum(Operation):
     self, links: Links, tag: int, x: np.ndarray, ranks: Sequence[Id],
     order: Order, out: np.ndarray | None, block_bytes: int,
   ) -> None:
-    if order not in ORDERS:
-      raise ValueError(f"order={order!r} must be one of {', '.join(ORDERS)}")
     if x.dtype != np.float32 or not x.flags.c_contiguous:
       raise ValueError(f"x must be contiguous float32, not {x.dtype}")
     self._result = np.empty_like(x) if out is None else out
@@ -381,9 +380,8 @@ def all_reduce(
     ValueError: An argument is invalid.
     Lost: The links have ended.
   """
-  make = {"direct": Direct, "ring": Ring}.get(order)
-  if make is None:
-    raise ValueError(f"order={order!r} must be one of {', '.join(ORDERS)}")
+  known("order=", order, ORDERS)
+  make = Ring if order == "ring" else Direct
   return make(links, tag, x, ranks or links.members, out, block_bytes)
 
 

@@ -80,7 +80,7 @@ class Status(enum.IntEnum):
   ACCEPTED = 0
   STALE = 1  # the request's epoch is over
   EARLY = 2  # the listener has not entered the request's epoch yet
-  STRANGER = 3  # the dialer is not a member of the epoch
+  NOT_MEMBER = 3  # the dialer is not a member of the epoch
   FULL = 4  # too many connections
 
 

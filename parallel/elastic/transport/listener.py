@@ -197,7 +197,7 @@ class Listener:
     opening = OPENING.pack(
       MAGIC, security.identity.public, os.urandom(NONCE_BYTES)
     )
-    # The listener speaks first: a fresh nonce makes replays fail.
+    # The listener sends first: a fresh nonce makes replays fail.
     connection.send(opening)
     said = connection.receive(REQUEST.size)
     mac = connection.receive(MAC_BYTES)
@@ -252,7 +252,7 @@ class Listener:
       return Status.STALE
     known = offer.peers is None or request.sender in offer.peers
     if not known or request.receiver != self.me:
-      return Status.STRANGER
+      return Status.NOT_MEMBER
     if self._accepted >= self._limits.connections:
       return Status.FULL
     return Status.ACCEPTED

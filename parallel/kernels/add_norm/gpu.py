@@ -114,7 +114,7 @@ def _forward(*refs, num, add, scale, eps):
   for i, d in enumerate(ds):
     if i + 1 == num:
       d = calls.scaled(d, scale, dtype)
-    # Rounded before the norm: statistics are those of the new stream.
+    # Rounded before the norm: statistics describe the new stream.
     new = (wide[i] + d).astype(dtype)
     store(new_refs[i], spans[i], new, row)
     wide[i] = new.astype(jnp.float32)

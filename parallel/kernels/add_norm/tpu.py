@@ -103,7 +103,7 @@ def _forward(*refs, num, add, scale, eps):
       # equal to their sum in bfloat16, which the reference computes.
       new = wide[i] + d
       new_refs[i][...] = new.astype(new_refs[i].dtype)
-    # Reads the rounded values back: statistics are those of the new stream.
+    # Reads the rounded values back: statistics describe the new stream.
     wide = [ref[...].astype(jnp.float32) for ref in new_refs]
   write_normed(normed_ref, wide, gain_ref, eps)
 

@@ -37,6 +37,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from parallel.checks import known
 from parallel.kernels import calls
 from parallel.kernels.codec import reference as codec
 from parallel.kernels.codec.reference import Codec
@@ -134,8 +135,7 @@ def shapes(
     ((2, 10, 8, 128), 2)
   """
   n, page, k, d = num_pages, page_size, num_kv_heads, head_width
-  if order not in NAMES:
-    raise ValueError(f"order {order!r} must be one of {', '.join(NAMES)}")
+  known("order ", order, NAMES)
   if order == "interleaved":
     data, scale, arrays = (n, page, 2 * k, d), (n, page, 2 * k), 1
   else:

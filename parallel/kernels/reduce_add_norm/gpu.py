@@ -3,7 +3,7 @@
 A program holds one row in registers, as in ``add_norm/gpu.py``, and sums the
 partial rows of the ranks there, in order. int8 codes are decoded in registers.
 The scale of a block is loaded once per channel; all loads except the first are
-served by a cache. The backward pass is that of ``add_norm``.
+served by a cache. ``add_norm`` has the backward pass.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Sum over ranks, residual add and RMSNorm in one pass, for TPUs.
 
 A grid step holds the same rows of the stream and of all ranks' partial sums in
-VMEM, where int8 codes are decoded, one block of channels at a time. The
-backward pass is that of ``add_norm``.
+VMEM, where int8 codes are decoded, one block of channels at a time.
+``add_norm`` has the backward pass.
 
 Shape legend: N = rows, r = ranks, K = shared channels, P = private channels,
 H = K + P.
@@ -140,6 +140,6 @@ def _forward(gain_ref, *refs, block, num_parts, scale, eps):
     d = d_private_ref[...].astype(jnp.float32)
     d = calls.scaled(d, scale, dtype)
     new_refs[1][...] = (parts[1][...].astype(jnp.float32) + d).astype(dtype)
-  # Reads the rounded values back: statistics are those of the new stream.
+  # Reads the rounded values back: statistics describe the new stream.
   wide = [ref[...].astype(jnp.float32) for ref in new_refs]
   write_normed(normed_ref, wide, gain_ref, eps)

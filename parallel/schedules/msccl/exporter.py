@@ -11,9 +11,9 @@ others in the input buffer. Paths are not part of the format, since the network
 routes the messages. The attribute `round` of a step is an extension, which
 MSCCL ignores because it looks attributes up by name.
 
-Source: the format is that of microsoft/msccl-tools, msccl/language/ir.py (old
-format). The required attributes and the limits are read from the loaders of the
-runtimes in ``RUNTIMES``. Written files have not been run on GPUs.
+Source of the format: microsoft/msccl-tools, msccl/language/ir.py (old format).
+The required attributes and the limits are read from the loaders of the runtimes
+in ``RUNTIMES``. Written files have not been run on GPUs.
 """
 
 import collections

@@ -26,10 +26,10 @@ def _run(params):
 def test_round_is_a_line_and_a_command_flips_one_bit_once(capsys):
   params = {"a": jnp.arange(1.0, 4.0), "b": jnp.ones((2, 2)), "c": jnp.ones(0)}
   before = [np.array(x).view(np.uint32) for x in jax.tree.leaves(params)]
-  told = churn_trainer._Told()
+  reporter = churn_trainer._Reporter()
 
   def flipped():
-    told(_run(params))
+    reporter(_run(params))
     changed = [
       np.array(x).view(np.uint32) ^ y
       for x, y in zip(jax.tree.leaves(params), before, strict=True)
@@ -37,9 +37,9 @@ def test_round_is_a_line_and_a_command_flips_one_bit_once(capsys):
     return sorted(np.concatenate([x.ravel() for x in changed]))[-2:]
 
   assert flipped() == [0, 0]
-  told.spoils.set()
+  reporter.spoils.set()
   assert flipped() == [0, 1]
-  assert not told.spoils.is_set()
+  assert not reporter.spoils.is_set()
   assert flipped() == [0, 1]
   for line in capsys.readouterr().out.splitlines():
     assert json.loads(line) == {"revision": 7, "digest": "d", "samples": 90}

@@ -158,9 +158,9 @@ def test_lines_are_handed_over_until_the_process_is_killed():
 
 def test_error_of_a_script_names_the_key_and_the_last_line():
   def ask(code, program=sys.executable, limit_s=None):
-    return processes.ask_script("config.benchmark.python", [
-      program, "-c", code
-    ], {"n": 2}, limit_s=limit_s)
+    return processes.ask_script(
+      [program, "-c", code], {"n": 2}, limit_s=limit_s
+    )
 
   assert ask(
     "import json; print('noise'); print(json.loads(input())['n'] + 1)"

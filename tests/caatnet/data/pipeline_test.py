@@ -18,8 +18,6 @@ def _corpus(num_train: int, num_validation: int = 100) -> sources.Corpus:
     sha256="",
     train=rng.integers(0, 256, num_train, dtype=np.uint8),
     validation=rng.integers(0, 256, num_validation, dtype=np.uint8),
-    num_train_documents=1,
-    num_validation_documents=1,
   )
 
 

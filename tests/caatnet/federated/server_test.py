@@ -86,7 +86,7 @@ def test_round_is_late_if_its_deadline_has_passed(origin, gone, late):
   assert end.duration_s == time - origin
 
 
-@pytest.mark.parametrize("kind", sampling.SAMPLINGS)
+@pytest.mark.parametrize("kind", ["uniform", "weighted"])
 def test_mean_over_samples_is_the_step_of_all_clients(kind):
   weights = dict(enumerate((1.0, 2.0, 3.0, 4.0, 10.0)))
   deltas = np.array([5.0, -3.0, 2.0, 1.0, 0.5])

@@ -96,7 +96,6 @@ class Case:
       slots=int(draw([1, 2, 5])), tokens=9, growth=int(draw([1, 3])),
       preempt=str(draw(["recompute", "swap", "cost"])),
       wait_s=float(draw([0.0, 0.02, 100.0])), keep_turns=True,
-      admit_while_short=bool(draw([True, False])),
       whole_prompt=bool(draw([True, False])),
     )
     self.scheduler = Scheduler(

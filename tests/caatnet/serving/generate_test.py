@@ -302,7 +302,7 @@ def test_cache_larger_than_memory_is_refused_with_its_size():
   ("prompt", "message"),
   [((1,) * 24, "prompt 2: the prompt has 24 tokens, which leaves no room in "
     "config.inference.context=24"),
-   ((1, 64), "prompt 2: the prompt has the token 64, and the model knows those "
+   ((1, 64), "prompt 2: the prompt has the token 64, and the model has those "
     "from 0 to 63")],
 )
 def test_invalid_prompt_is_refused_before_any_prompt_is_read(

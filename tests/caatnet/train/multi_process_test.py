@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caatnet.train.elastic import multi_process
-from caatnet.train.elastic.multi_process import Together
+from caatnet.train.elastic.multi_process import ReplicatedSwarm
 from parallel.elastic.membership import ids
 from parallel.elastic.membership.journal import Journal
 from parallel.elastic.membership.service import Service
@@ -33,7 +33,7 @@ def there(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch):
-  monkeypatch.setattr(multi_process, "_NEWS_S", 0.05)
+  monkeypatch.setattr(multi_process, "_EVENT_S", 0.05)
 
 
 def member(there, **settings):
@@ -49,7 +49,7 @@ def combine(exchange, state, part):
 
 def test_membership_has_the_attributes_of_its_swarm(there):
   swarm = member(there, samples=5)
-  together = Together(swarm)
+  together = ReplicatedSwarm(swarm)
   assert (together.revision, together.digest) == (0, swarm.digest)
   assert (together.samples, together.counted) == ((), False)
   with together:
@@ -72,10 +72,10 @@ def test_membership_has_the_attributes_of_its_swarm(there):
 
 def test_end_of_a_swarm_ends_the_membership(there):
   swarm = member(there, rounds=1)
-  with Together(swarm) as together:
+  with ReplicatedSwarm(swarm) as together:
     swarm._agent._settings = Settings(alone_s=0.3)
     together.give(np.ones(3, np.float32), combine)
-    late = Together(member(there, rounds=1))
+    late = ReplicatedSwarm(member(there, rounds=1))
     with pytest.raises(Finished, match="all 1 rounds"), late:
       pass
     there.close()
@@ -101,4 +101,4 @@ def test_lost_peer_of_an_exchange_is_lost_on_all_processes():
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 70_000])
 def test_values_of_any_size_are_broadcast(size):
-  assert multi_process._told(b"x" * size) == b"x" * size
+  assert multi_process._broadcast(b"x" * size) == b"x" * size

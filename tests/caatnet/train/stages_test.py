@@ -15,8 +15,6 @@ from caatnet.train.checkpoint.reshard import to_stored, to_whole
 from caatnet.train.evaluate import put_batch
 from configs.images import tiny as images
 from configs.pipeline import tiny
-from parallel.pipeline import cost
-from parallel.pipeline.builders import Size
 from tests import users
 
 # Three stages of four layers, 259 tokens over two ranks and three stages:
@@ -185,7 +183,9 @@ def test_checkpoint_joins_the_fragments_of_stages():
 @pytest.mark.parametrize(("layers", "chunks"), [(4, 1), (6, 1), (7, 2)])
 def test_padding_takes_the_predicted_memory(layers, chunks):
   """Counts parameters and two float32 moments, also of padded layers."""
-  size = Size(3, 4, chunks)
+
+  def of_stage(layers, chunks):  # parts of 3 stages have equally many layers
+    return chunks * -(-layers // (3 * chunks))
 
   def argument_bytes(layers, chunks):
     experiment = make(
@@ -196,19 +196,18 @@ def test_padding_takes_the_predicted_memory(layers, chunks):
     program = jax.jit(lambda s: s.step, keep_unused=True).lower(state)
     blocks = state.params["blocks"]
     of_layer = sum(
-      x.size // (3 * cost.layers_of_stage(layers, Size(3, 4, chunks)))
-      for x in jax.tree.leaves(blocks)
+      x.size // (3 * of_stage(layers, chunks)) for x in jax.tree.leaves(blocks)
     )
     stages = experiment.program.layout.stages
     missing = np.sum(stages.layers(layers) < 0)
-    held = 3 * cost.layers_of_stage(layers, Size(3, 4, chunks))
+    held = 3 * of_stage(layers, chunks)
     assert missing == held - layers
     found = users.compiled(program).memory_analysis()
     return found.argument_size_in_bytes, of_layer
 
   ours, of_layer = argument_bytes(layers, chunks)
   least, _ = argument_bytes(3, 1)
-  more = cost.layers_of_stage(layers, size) - 1
+  more = of_stage(layers, chunks) - 1
   assert ours - least == 3 * 4 * more * of_layer
 
 

@@ -82,7 +82,7 @@ def coordinator(folder, least, **rules):
     thread = threading.Thread(target=there.serve, daemon=True)
     thread.start()
     try:
-      yield swarm_loop.Place(there.address, SECURITY)
+      yield swarm_loop.Endpoint(there.address, SECURITY)
     finally:
       there.close()
       thread.join(PATIENCE_S)
@@ -101,7 +101,7 @@ class Worker:
       return read(numbers)
 
     state = experiment.init_state()
-    self.swarm = swarm_loop.place_in(
+    self.swarm = swarm_loop.make_swarm(
       place, programs, swarm_loop.shared_by(programs, state)
     ).__enter__()
     give, self.given = self.swarm.give, []
@@ -381,7 +381,7 @@ def test_stopped_worker_has_saved_the_round_in_flight(
   )
   with coordinator(tmp_path, 1) as place:
     found = swarm_loop.train(
-      made, tmp_path / "run", place, quiet=True, told=runs.append
+      made, tmp_path / "run", place, quiet=True, on_commit=runs.append
     )
   assert not found.finished
   assert found.step > 4
@@ -518,4 +518,4 @@ def test_run_ahead_of_the_swarm_or_made_without_one_is_refused(tmp_path):
 def test_measured_bandwidths_need_the_order_of_a_ring():
   options = Elastic(order="direct", measured=True)
   with pytest.raises(ValueError, match="set order to 'ring'"):
-    swarm_loop.place_in(None, None, {}, options=options)
+    swarm_loop.make_swarm(None, None, {}, options=options)

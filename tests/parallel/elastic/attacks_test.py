@@ -289,7 +289,7 @@ def test_connection_of_another_epoch_is_refused():
     there["p0"].serve(
       Purpose.DATA, Offer(5, frozenset({"p2"}), lambda *_: None)
     )
-    for epoch, name, why in ((4, "p2", "STALE"), (5, "p9", "STRANGER")):
+    for epoch, name, why in ((4, "p2", "STALE"), (5, "p9", "NOT_MEMBER")):
       with pytest.raises(handshake.Refused, match=why):
         _member(there, 0, epoch, name)
     start = time.monotonic()

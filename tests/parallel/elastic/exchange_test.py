@@ -123,14 +123,14 @@ _RECORD = m.Record(2, ("a", "b"), 7, 1, "0a")
   (Coordinator(_RECORD, late=True),
    "waits for a peer that has revision 7: one of a, b",
    {"b": "is waited for"}),
-  (Coordinator(_RECORD, Phase.FORMING, said=frozenset("a")),
+  (Coordinator(_RECORD, Phase.FORMING, ready=frozenset("a")),
    "waits for members to connect and to have revision 7: 1 of 2 there, "
    "missing b", {"a": "is prepared", "b": "connects, fetches"}),
-  (Coordinator(_RECORD, Phase.OPEN, said=frozenset("b")),
+  (Coordinator(_RECORD, Phase.OPEN, ready=frozenset("b")),
    "waits for parts of round 7: 1 of 2 there, missing a",
    {"a": "computes", "b": "has its part"}),
   (Coordinator(
-    _RECORD, Phase.RUNNING, contributors=("b",), said=frozenset("b")
+    _RECORD, Phase.RUNNING, contributors=("b",), ready=frozenset("b")
   ), "waits for votes on round 7: 0 of 1 there, missing b",
    {"a": "computes", "b": "exchanges"}),
   (Coordinator(_RECORD, Phase.RUNNING, contributors=("a", "b"),
@@ -164,7 +164,7 @@ def test_joining_peer_is_informed_of_a_wait_again_every_ten_seconds(tmp_path):
     there.state = Coordinator(m.Record(1, names, 3), pending=(("z", NEW),))
 
     def sent(now):
-      there._speak(now)
+      there._report_wait(now)
       found = [
         frames.decode(x, frames.FROM_COORDINATOR) for x in channel._waiting
       ]

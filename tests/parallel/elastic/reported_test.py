@@ -200,7 +200,7 @@ def test_log_names_the_awaited_event_and_the_missing_peers(tmp_path):
     rules=rules, say=lines.append,
   )
   for second in range(10):
-    there._speak(1000.0 + second)
+    there._report_wait(1000.0 + second)
   (line,) = lines  # logged once, not repeatedly
   assert "2 more peers" in line
   there.close()

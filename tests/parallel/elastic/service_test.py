@@ -481,7 +481,7 @@ def test_peer_leaves_after_consecutive_fetches_that_are_overtaken():
     """Starts fetches, each of which ends the one before it."""
     for _ in range(count):
       task = m.Fetch(next(revision), "00", ())
-      agent._get(task)
+      agent._start_fetch(task)
       agent.peer = agent.peer._replace(fetching=(task.revision, "00"))
     said = [frames.decode(x, frames.FROM_PEER) for x in channel._waiting]
     return m.Leave() in said

@@ -234,9 +234,9 @@ def test_only_an_early_dial_is_retried():
         dial(listener.address, request, SECURITY, Scope(), 20).close()
         assert asked == [Status.EARLY] * 3 + [Status.ACCEPTED]
       else:
-        with pytest.raises(Refused, match="STRANGER"):
+        with pytest.raises(Refused, match="NOT_MEMBER"):
           dial(listener.address, request, SECURITY, Scope(), 20)
-        assert asked[4:] == [Status.STRANGER]
+        assert asked[4:] == [Status.NOT_MEMBER]
 
 
 def test_newer_offer_replaces_an_older_one():
@@ -409,4 +409,4 @@ def test_connecting_ends_as_soon_as_a_member_refuses():
     links = Links("p0", 1, members, SECURITY)
     (error,) = together([lambda: links.connect(there["p0"], 3600)])
     assert isinstance(error, Unreachable)
-    assert error.peers == {"p1": "p1 refuses: STRANGER"}
+    assert error.peers == {"p1": "p1 refuses: NOT_MEMBER"}

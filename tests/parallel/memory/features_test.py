@@ -205,7 +205,7 @@ def test_block_overfetch_counts_the_bytes_of_touched_blocks():
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"access": "dma"}, "access='dma' must be one of 'auto', 'cpu_gather'"),
+    ({"access": "dma"}, "access='dma' must be one of auto, cpu_gather"),
     ({"rows": ROWS.astype("f8")}, "features are float64"),
     ({"rows": ROWS[0]}, r"features are float32 \(20,\), but must be"),
   ],

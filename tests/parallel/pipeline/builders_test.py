@@ -97,13 +97,6 @@ def test_costs_per_stage_of_an_interleaved_schedule():
   assert cost.cost(build("forward", 1, 1)).inputs == (1,)
 
 
-@pytest.mark.parametrize(("layers", "chunks", "expected"), [
-  (8, 1, 2), (8, 2, 2), (9, 1, 3), (9, 2, 4), (1, 1, 1), (12, 3, 3),
-])
-def test_stage_has_whole_layers_for_each_of_its_parts(layers, chunks, expected):
-  assert cost.layers_of_stage(layers, Size(4, 8, chunks)) == expected
-
-
 def test_orders_that_wait_for_one_another_are_refused():
   """The message names the next actions of up to four stages."""
   forward, backward = Action(Kind.FORWARD, 0), Action(Kind.BACKWARD, 0)

@@ -1,7 +1,7 @@
 """Parsed HLO text: trips, shares, attributes; bytes of single operations."""
 
 import dataclasses
-import fractions
+from fractions import Fraction
 import pathlib
 
 import jax
@@ -77,9 +77,6 @@ def instruction(opcode, op_name="", attributes="", **fields):
   )
 
 
-HALF = fractions.Fraction(1, 2)
-
-
 @pytest.mark.parametrize(("outside", "branches", "shares"), [
   ("", [["runs_2_of_5"], ["runs_1_of_5", ""], [""]], [2, 1, 2]),
   ("", [[""], ["runs_5_of_5"]], [0, 5]),  # the other branch never runs
@@ -103,7 +100,7 @@ def test_shares_of_branches_follow_from_their_scopes(outside, branches, shares):
     name: hlo.Computation(name, tuple(instruction("add", s) for s in scopes))
     for name, scopes in zip(names, branches, strict=True)
   }, "main", True)
-  expected = shares and [fractions.Fraction(n, 5) for n in shares]
+  expected = shares and [Fraction(n, 5) for n in shares]
   assert module.branch_shares(conditional) == expected
   # Fractions of one run: only whole numbers are known.
   counts = {c.name: count for c, count in module.runs()}

@@ -103,7 +103,7 @@ class Second:
   outer_codec: str = field("e3m0", 'Codec, for "streaming"; as published.')
   zero_codecs: tuple[str, ...] = field(
     ("int8/int4",), 'Codecs of a partition, "WEIGHTS/GRADIENTS", each "none", '
-    '"int8" or "int4"; int8 and int4 are those of ZeRO++ (arXiv 2306.10209).',
+    '"int8" or "int4"; int8 and int4 as in ZeRO++ (arXiv 2306.10209).',
   )
 
 
