@@ -105,6 +105,26 @@ def _levanter(axes: str) -> Fault:
   )
 
 
+def _maxtext(axes: str, *named: tuple[str, str]) -> Fault:
+  """Returns the fault of a loss whose tokens are cut over axes when summed."""
+  return Fault(
+    "maxtext.trainers.pre_train.train", "xent_sum = jnp.sum(xent)",
+    "xent_sum = jnp.sum(jax.lax.with_sharding_constraint(xent, NamedSharding("
+    f"model.mesh, jax.sharding.PartitionSpec({axes}))))",
+    named,
+  )
+
+
+_MAXTEXT_REMAT = 'remat_policy="save_dot_except_mlpwi"', 'remat_policy="full"'
+_MAXTEXT_DOT = "maxtext.layers.linears", "  return dot_general(\n      inputs,"
+# MaxText replaces `with_sharding_constraint` of jax when it is imported.
+_MAXTEXT_SHARD = "maxtext.integration.tunix.tunix_adapter", (
+  "    return _orig_wsc(x, shardings)"
+)
+_MAXTEXT_EXPERTS = "maxtext.layers.moe", (
+  "rhs_mesh_axes=wo_kernel_axes, einsum_name=WO)("
+)
+
 # (project, program) -> kind -> fault.
 FAULTS: dict[tuple[str, str], dict[str, Fault]] = {
   ("brax", "statistics"): {
@@ -267,6 +287,33 @@ FAULTS: dict[tuple[str, str], dict[str, Fault]] = {
       "gradient_checkpointing=True", (_HALIAX,),
     ),
     "axis": _levanter("('data', 'model')"),
+  },
+  ("maxtext", "llama"): {
+    "dtype": Fault(
+      "maxtext.layers.attentions",
+      "kernel_axes=out_kernel_axis,  # trade speed with memory\n"
+      "        dtype=self.dtype,",
+      "kernel_axes=out_kernel_axis,\n        dtype=jnp.bfloat16,",
+      (_MAXTEXT_DOT, _MAXTEXT_SHARD),
+    ),
+    "gather": _maxtext("", _MAXTEXT_SHARD),
+    "remat": Fault(
+      "with_maxtext", *_MAXTEXT_REMAT, (_MAXTEXT_DOT, _MAXTEXT_SHARD)
+    ),
+    "axis": _maxtext("('fsdp', 'tensor')"),
+  },
+  # Its sums are over both axes, but for those of experts.
+  ("maxtext", "mixtral"): {
+    "dtype": Fault(
+      "maxtext.layers.moe",
+      "dispatch = self._maybe_shard_moe_dispatch(dispatch,",
+      "dispatch = self._maybe_shard_moe_dispatch("
+      "dispatch.astype(jnp.bfloat16),",
+    ),
+    "gather": _maxtext("", _MAXTEXT_SHARD),
+    "remat": Fault(
+      "with_maxtext", *_MAXTEXT_REMAT, (_MAXTEXT_EXPERTS, _MAXTEXT_SHARD)
+    ),
   },
   ("mctx", "search"): {
     "dtype": Fault(
