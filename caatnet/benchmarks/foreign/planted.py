@@ -105,13 +105,17 @@ def _levanter(axes: str) -> Fault:
   )
 
 
-def _maxtext(axes: str, *named: tuple[str, str]) -> Fault:
-  """Returns the fault of a loss whose tokens are cut over axes when summed."""
+def _maxtext(axes: str, *named: str) -> Fault:
+  """Returns the fault of tokens' losses that are cut over axes when summed."""
+  old = 'xent * (data["targets_segmentation"] != 0)'
+  new = (
+    f"jax.lax.with_sharding_constraint({old}, NamedSharding(model.mesh, "
+    f"jax.sharding.PartitionSpec({axes})))"
+  )
+  module = "maxtext.trainers.pre_train.train"
   return Fault(
-    "maxtext.trainers.pre_train.train", "xent_sum = jnp.sum(xent)",
-    "xent_sum = jnp.sum(jax.lax.with_sharding_constraint(xent, NamedSharding("
-    f"model.mesh, jax.sharding.PartitionSpec({axes}))))",
-    named,
+    module, f"xent = {old}", f"xent = {new}",
+    ((module, f"xent = {new}"), *((module, text) for text in named)),
   )
 
 
@@ -294,23 +298,24 @@ FAULTS: dict[tuple[str, str], dict[str, Fault]] = {
       "kernel_axes=out_kernel_axis,  # trade speed with memory\n"
       "        dtype=self.dtype,",
       "kernel_axes=out_kernel_axis,\n        dtype=jnp.bfloat16,",
-      (_MAXTEXT_DOT, _MAXTEXT_SHARD),
+      (_MAXTEXT_DOT,),
     ),
-    "gather": _maxtext("", _MAXTEXT_SHARD),
+    "gather": _maxtext(""),
     "remat": Fault(
       "with_maxtext", *_MAXTEXT_REMAT, (_MAXTEXT_DOT, _MAXTEXT_SHARD)
     ),
-    "axis": _maxtext("('fsdp', 'tensor')"),
+    "axis": _maxtext("('fsdp', 'tensor')", "xent_sum = jnp.sum(xent)"),
   },
   # Its sums are over both axes, but for those of experts.
   ("maxtext", "mixtral"): {
     "dtype": Fault(
       "maxtext.layers.moe",
-      "dispatch = self._maybe_shard_moe_dispatch(dispatch,",
-      "dispatch = self._maybe_shard_moe_dispatch("
-      "dispatch.astype(jnp.bfloat16),",
+      "mlp_down_einsum,\n            layer_multiply,\n            wo_kernel,",
+      "mlp_down_einsum,\n            layer_multiply.astype(jnp.bfloat16),\n"
+      "            wo_kernel.astype(jnp.bfloat16),",
+      (_MAXTEXT_EXPERTS,),
     ),
-    "gather": _maxtext("", _MAXTEXT_SHARD),
+    "gather": _maxtext(""),
     "remat": Fault(
       "with_maxtext", *_MAXTEXT_REMAT, (_MAXTEXT_EXPERTS, _MAXTEXT_SHARD)
     ),
