@@ -12,6 +12,7 @@ from caatnet.benchmarks.foreign import (
   with_jraph,
   with_keras,
   with_levanter,
+  with_maxtext,
   with_mctx,
   with_penzai,
   with_ringattention,
@@ -123,6 +124,103 @@ def _levanter() -> dict[str, Sends]:
   }}
 
 
+def _maxtext() -> dict[str, Sends]:
+  p = with_maxtext
+  attention, table = 4 * p.WIDTH * p.HEADS * p.HEAD, p.VOCABULARY * p.WIDTH
+  # Sums of squares of each parameter: of gradients, twice, as XLA does not
+  # merge equal ones; of clipped gradients; and of new parameters.
+  norms = 4
+  return {
+    "llama": _maxtext_llama(attention, table, norms),
+    "mixtral": _maxtext_mixtral(attention, table, norms),
+  }
+
+
+def _maxtext_llama(attention: int, table: int, norms: int) -> Sends:
+  """Returns what it sends; elements of matrices of a layer and of a table."""
+  p = with_maxtext
+  tokens = p.BATCH // p.FSDP * p.LENGTH  # of a device
+  stream = tokens * p.WIDTH
+  matrices = p.LAYERS * (attention + 3 * p.WIDTH * p.HIDDEN)
+  gains = (2 * p.LAYERS + 1) * p.WIDTH
+  # The compiler's choices were added after the reading. The embedding is not
+  # gathered over "fsdp", but looked up for all tokens: these are gathered in
+  # two steps, and the result is sent to where its examples are. The stream is
+  # gathered once for queries, and once for keys and values; and again for the
+  # gradients of the matrices that it is multiplied with.
+  return {
+    # Matrices forward and backward, and the head.
+    ("fsdp", "all_gather"): 4 * (2 * matrices + table) // p.TENSOR // p.FSDP,
+    # Gradients; loss, z-loss, number of tokens; squares of 9 matrices.
+    ("fsdp", "all_reduce"): 4 * (
+      (matrices + 2 * table + gains) // p.TENSOR + 3 + 9 * norms
+    ),
+    # The stream, which is cut: in a layer before attention and neurons, again
+    # in the backward, and both cotangents; before the head, and the cotangent
+    # of the embedding. These would be 6 and 2.
+    ("tensor", "all_gather"): 4 * (
+      (p.LAYERS * (3 + 8) + 2 + 1) * stream // p.TENSOR + 2 * tokens
+    ),
+    # In a layer: outputs of attention and neurons, cotangents of queries, keys,
+    # values, gates and neurons; means of squares, again, and their cotangents.
+    # Embedding, cotangent of the head, last norm and its cotangent; maximum,
+    # sum and target of the loss; squares of 12 parameters.
+    ("tensor", "all_reduce"): 4 * (
+      p.LAYERS * (7 * stream + 6 * tokens) + 2 * stream + 2 * tokens
+      + 3 * tokens + 12 * norms
+    ),
+    ("fsdp,tensor", "permute"): 4 * (tokens + stream // p.TENSOR),
+    ("2 devices", "all_gather"): 4 * tokens,
+    ("2 devices", "all_to_all"): 4 * stream // p.TENSOR,
+  }
+
+
+def _maxtext_mixtral(attention: int, table: int, norms: int) -> Sends:
+  """Returns what it sends; elements of matrices of a layer and of a table."""
+  p = with_maxtext
+  devices = p.MOE_FSDP * p.EXPERT
+  tokens = p.BATCH // devices * p.LENGTH  # of a device
+  gate = p.WIDTH * p.EXPERTS
+  expert = p.EXPERTS // p.EXPERT * p.WIDTH * p.HIDDEN  # of three matrices
+  capacity = p.LENGTH * p.CHOSEN // p.EXPERTS
+  places = p.EXPERTS * p.BATCH // devices * capacity
+  # After the reading were added: the embedding, which is not gathered, but
+  # looked up for all tokens, and exchanged; gathers around `top_k` and the
+  # scatter of weights, which the partitioner does not know to be of a device's
+  # own tokens; and the output of experts, whose constraint does not leave out
+  # "expert" as those before it do. Down projections are therefore gathered over
+  # it, neurons exchanged, and both operands of the gradient gathered.
+  return {
+    # Matrices of attention and the gate, forward and backward, and the head.
+    # Indices of tokens, and of the scatter in both loops; in a layer logits,
+    # indices and weights, again, and cotangents of weights and outputs.
+    ("fsdp,expert", "all_gather"): 4 * (
+      2 * p.LAYERS * (attention + gate) + table
+    ) // devices + 4 * (
+      tokens * (1 + 2 * p.CHOSEN) + p.LAYERS * (
+        tokens * (3 * p.EXPERTS + 2 * (3 + 1) * p.CHOSEN) + places * p.WIDTH
+      )
+    ),
+    # Gradients, but for the embedding; loss, z-loss, number of tokens; squares
+    # of 7 matrices, which are cut over both axes along one dim.
+    ("fsdp,expert", "all_reduce"): 4 * (
+      p.LAYERS * (attention + gate + 2 * p.WIDTH) + table + p.WIDTH
+      + 3 + 7 * norms
+    ),
+    ("fsdp,expert", "all_to_all"): 4 * 2 * tokens * p.WIDTH,
+    # Matrices of experts forward and backward, and neurons. The gradients of
+    # two matrices, and squares.
+    ("fsdp", "all_gather"): 4 * p.LAYERS * (
+      2 * 3 * expert // p.MOE_FSDP + places * p.HIDDEN
+    ),
+    ("fsdp", "all_reduce"): 4 * (p.LAYERS * 2 * expert + 3 * norms),
+    ("expert", "all_gather"): 4 * p.LAYERS * expert,
+    ("expert", "all_reduce"): 4 * 3 * norms,
+    # Tokens to experts, again in the backward, and both cotangents; and back.
+    ("expert", "all_to_all"): 4 * p.LAYERS * places * (4 * p.WIDTH + p.HIDDEN),
+  }
+
+
 def _mctx(num_devices: int) -> dict[str, Sends]:
   p = with_mctx
   batch = num_devices * p.BATCH
@@ -162,7 +260,7 @@ def programs(num_devices: int = 8) -> dict[str, dict[str, Sends]]:
   return {
     "brax": _brax(), "drjax": _drjax(), "equinox": _equinox(), "flax": _flax(),
     "jraph": _jraph(), "keras": _keras(), "levanter": _levanter(),
-    "mctx": _mctx(num_devices), "penzai": _penzai(),
+    "maxtext": _maxtext(), "mctx": _mctx(num_devices), "penzai": _penzai(),
     "ringattention": _ringattention(),
   }
 

@@ -169,8 +169,9 @@ def read(
     kind: Kind of the fault to plant; "" for none.
 
   Returns:
-    The reading; and ``versions`` of the project's packages and of jax, and
-    ``lines`` that the fault adds collectives to.
+    The reading; and ``versions`` of the project's packages (of those with a
+    required version, if any) and of jax, and ``lines`` that the fault adds
+    collectives to.
   """
   # One process at a time has libtpu.
   alone = _LIBTPU if target.startswith("tpu:") else contextlib.nullcontext()
@@ -185,7 +186,10 @@ def read(
     mesh = axes and AbstractMesh(tuple(axes.values()), tuple(axes))
     (found,) = reading.read_all(folder, mesh).values()
     facts = json.loads(pathlib.Path(folder, "facts.json").read_text())
-  wanted = [p.split("==")[0] for p in _module(project).PACKAGES]
+  packages = _module(project).PACKAGES
+  wanted = [
+    p.partition("==")[0] for p in packages if "==" in p or not _pinned(packages)
+  ]
   facts["versions"] = {
     p: facts["versions"][p] for p in dict.fromkeys([*wanted, "jax"])
   }

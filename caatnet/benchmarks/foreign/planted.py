@@ -105,6 +105,30 @@ def _levanter(axes: str) -> Fault:
   )
 
 
+def _maxtext(axes: str, *named: str) -> Fault:
+  """Returns the fault of tokens' losses that are cut over axes when summed."""
+  old = 'xent * (data["targets_segmentation"] != 0)'
+  new = (
+    f"jax.lax.with_sharding_constraint({old}, NamedSharding(model.mesh, "
+    f"jax.sharding.PartitionSpec({axes})))"
+  )
+  module = "maxtext.trainers.pre_train.train"
+  return Fault(
+    module, f"xent = {old}", f"xent = {new}",
+    ((module, f"xent = {new}"), *((module, text) for text in named)),
+  )
+
+
+_MAXTEXT_REMAT = 'remat_policy="save_dot_except_mlpwi"', 'remat_policy="full"'
+_MAXTEXT_DOT = "maxtext.layers.linears", "  return dot_general(\n      inputs,"
+# MaxText replaces `with_sharding_constraint` of jax when it is imported.
+_MAXTEXT_SHARD = "maxtext.integration.tunix.tunix_adapter", (
+  "    return _orig_wsc(x, shardings)"
+)
+_MAXTEXT_EXPERTS = "maxtext.layers.moe", (
+  "rhs_mesh_axes=wo_kernel_axes, einsum_name=WO)("
+)
+
 # (project, program) -> kind -> fault.
 FAULTS: dict[tuple[str, str], dict[str, Fault]] = {
   ("brax", "statistics"): {
@@ -267,6 +291,34 @@ FAULTS: dict[tuple[str, str], dict[str, Fault]] = {
       "gradient_checkpointing=True", (_HALIAX,),
     ),
     "axis": _levanter("('data', 'model')"),
+  },
+  ("maxtext", "llama"): {
+    "dtype": Fault(
+      "maxtext.layers.attentions",
+      "kernel_axes=out_kernel_axis,  # trade speed with memory\n"
+      "        dtype=self.dtype,",
+      "kernel_axes=out_kernel_axis,\n        dtype=jnp.bfloat16,",
+      (_MAXTEXT_DOT,),
+    ),
+    "gather": _maxtext(""),
+    "remat": Fault(
+      "with_maxtext", *_MAXTEXT_REMAT, (_MAXTEXT_DOT, _MAXTEXT_SHARD)
+    ),
+    "axis": _maxtext("('fsdp', 'tensor')", "xent_sum = jnp.sum(xent)"),
+  },
+  # Its sums are over both axes, but for those of experts.
+  ("maxtext", "mixtral"): {
+    "dtype": Fault(
+      "maxtext.layers.moe",
+      "mlp_down_einsum,\n            layer_multiply,\n            wo_kernel,",
+      "mlp_down_einsum,\n            layer_multiply.astype(jnp.bfloat16),\n"
+      "            wo_kernel.astype(jnp.bfloat16),",
+      (_MAXTEXT_EXPERTS,),
+    ),
+    "gather": _maxtext(""),
+    "remat": Fault(
+      "with_maxtext", *_MAXTEXT_REMAT, (_MAXTEXT_EXPERTS, _MAXTEXT_SHARD)
+    ),
   },
   ("mctx", "search"): {
     "dtype": Fault(

@@ -1,6 +1,6 @@
 """Ring attention, forward and backward, with the sequence over all devices."""
 
-PACKAGES = ("ringattention", "jax==0.6.2")  # its import needs jax < 0.8
+PACKAGES = ("ringattention==0.1.2", "jax==0.6.2")  # its import needs jax < 0.8
 MESH = {"sp": 8}  # the text does not name it
 BATCH, LENGTH, HEADS, WIDTH = 2, 64, 4, 16  # length on one device
 
