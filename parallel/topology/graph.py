@@ -218,6 +218,10 @@ class Topology:
     Raises:
       ValueError: No path leads from the source to the destination.
     """
+    # A search takes time in proportion to the number of links, which is n^2 in
+    # a fully connected network.
+    if (source, destination) in self.links_by_pair:
+      return source, destination
     hops = self._hops(destination)
     if hops[source] < 0:
       raise ValueError(f"{self.name}: no path from {source} to {destination}")

@@ -57,6 +57,15 @@ def test_equal_paths_are_spread_by_destination():
   assert len(spines) == 4
 
 
+def test_path_along_one_link_needs_no_search():
+  """A search for each of 512 ranks would pass 512 times all 261,632 links."""
+  topology = t.fully_connected(8)
+  for link in topology.links:
+    pair = link.source, link.destination
+    assert topology.shortest_path(*pair) == pair
+  assert not topology._hops_to  # distances that were searched
+
+
 def test_graph_round_trips_through_networkx_and_a_file(tmp_path):
   topology = t.dgx(2, 4)
   again = files.from_networkx(topology.graph(), name=topology.name)
