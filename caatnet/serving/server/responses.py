@@ -23,6 +23,7 @@ _LEAST = -9999.0
 DONE = b"data: [DONE]\n\n"  # end of a stream in OpenAI's API
 # `json.dumps` would make an encoder per call, which takes as long as an event.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_STRING = json.encoder.encode_basestring_ascii  # as the encoder does
 
 
 def event(value: Any) -> bytes:
@@ -122,18 +123,21 @@ class ResponseFormatter:
     if not (news.text or reason or asked.logprobs or first):
       return b""
     self._seen.add(index)
-    logprobs = None
+    logprobs = "null"
     if asked.logprobs:
-      logprobs = self._logprobs(self._scored(news.choice, [news], first))
-    choice: dict[str, Any] = {}
+      logprobs = _ENCODER.encode(
+        self._logprobs(self._scored(news.choice, [news], first))
+      )
     if self._chat:
-      delta = {"role": "assistant"} if first else {}
-      choice["delta"] = delta | {"content": news.text}
+      role = '"role":"assistant",' if first else ""
+      said = f'"delta":{{{role}"content":{_STRING(news.text)}}}'
     else:
-      choice["text"] = self._echoed(news.choice, first) + news.text
-    choice |= {"logprobs": logprobs, "finish_reason": reason}
-    rest = _ENCODER.encode(choice)[1:-1]
-    return f"{self._start}{index},{rest}{self._end}".encode()
+      said = f'"text":{_STRING(self._echoed(news.choice, first) + news.text)}'
+    end = f'"{reason}"' if reason else "null"
+    return (
+      f'{self._start}{index},{said},"logprobs":{logprobs},'
+      f'"finish_reason":{end}{self._end}'
+    ).encode()
 
   def _echoed(self, choice: Choice, first: bool) -> str:
     """Returns the prompt's text for the first chunk of an echoed choice."""
