@@ -6,14 +6,15 @@ r"""Time of an all-reduce of 256 MB among peers, compared with TCP and gloo.
 Peers are processes on this machine. For each all-reduce by `parallel.elastic`,
 the same bytes are also sent over raw streams between the same processes,
 concurrently and without additions, which gives the rate of this machine's
-sockets. Other programs on the machine slow all of them, so only ratios within a
-run are meaningful, and the table has the load. Bytes sent are compared with the
-formula and with the kernel's counters; a difference is an error. As root, two
-peers in network namespaces also run the all-reduce over slow and long links,
-with one and with several connections: the bytes in flight of one connection are
-limited by the kernel's buffers (net.ipv4.tcp_wmem), which are less than the
-bandwidth-delay product of a long link. `ring.py:links` measures only these, in
-two minutes.
+sockets. With a Python in config.benchmark.python, which has torch, its
+all-reduce over gloo is timed in addition to jax's. Other programs on the
+machine slow all of them, so only ratios within a run are meaningful, and the
+table has the load. Bytes sent are compared with the formula and with the
+kernel's counters; a difference is an error. As root, two peers in network
+namespaces also run the all-reduce over slow and long links, with one and with
+several connections: the bytes in flight of one connection are limited by the
+kernel's buffers (net.ipv4.tcp_wmem), which are less than the bandwidth-delay
+product of a long link. `ring.py:links` measures only these, in two minutes.
 
 Aim: an all-reduce takes at most 1 / 0.8 of the time of the raw streams.
 `ring.py:test` takes seconds.

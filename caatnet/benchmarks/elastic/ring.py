@@ -1,13 +1,18 @@
 """Sums over `parallel.elastic`'s links, compared with raw streams and gloo."""
 
 from collections.abc import Callable, Sequence
+import concurrent.futures
 import os
+import pathlib
 import statistics
 from typing import Any
 
 from caatnet.benchmarks.harness import namespaces, processes, timing
 from caatnet.show import tables
 from parallel.elastic.ring import link_collectives
+
+# Limit of all sums by torch; a process that fails leaves the others waiting.
+_TORCH_S = 600.0
 
 Order = tuple[str, Callable[[int], dict[str, Any]]]
 
@@ -180,10 +185,15 @@ def _on_loopback(
       "additions": middle["additions"][1] / cpu if sums else None,
       "all": taken[name], **counted.get(name, {}),
     })
+  others = {}
   if options.gloo:
-    seconds = statistics.median(_gloo(count, size, options.rounds))
+    others["jax's gloo"] = _gloo(count, size, options.rounds)
+  if options.python:
+    others["torch's gloo"] = _torch(count, size, options)
+  for name, found in others.items():
+    seconds = statistics.median(found)
     rows.append({
-      "peers": count, "what": "jax's gloo", "seconds": seconds,
+      "peers": count, "what": name, "seconds": seconds,
       "of_raw": middle["raw, ring"][0] / seconds, "of_raw_cpu": None,
       "additions": None,
     })
@@ -217,6 +227,27 @@ def _gloo(count: int, size: int, rounds: int) -> list[float]:
     return peers.do(
       "sums", lambda _: {"size": size, "rounds": rounds}
     ).found[0]
+
+
+def _torch(count: int, size: int, options: Any) -> list[float]:
+  """Returns the seconds of torch's all-reduces, of the slowest process.
+
+  Raises:
+    ValueError: The Python cannot be run, or lacks torch.
+  """
+  script = pathlib.Path(__file__).with_name("ring_torch.py")
+  asked = {
+    "count": count, "size": size, "rounds": options.rounds,
+    "port": processes.free_port(),
+  }
+  with concurrent.futures.ThreadPoolExecutor(count) as threads:
+    found = list(threads.map(
+      lambda rank: processes.ask_script(
+        "config.benchmark.python", [options.python, "-P", str(script)],
+        asked | {"rank": rank}, limit_s=_TORCH_S,
+      )["seconds"], range(count),
+    ))
+  return [max(each) for each in zip(*found, strict=True)]
 
 
 def _shaped_rows(options: Any) -> list[dict[str, Any]]:

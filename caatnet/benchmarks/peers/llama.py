@@ -4,7 +4,8 @@ It runs in a separate Python, which has llama-cpp-python and gguf, and imports
 nothing of this repository. It reads one JSON object per line from stdin and
 writes one to stdout for each: first the model, whose weights are an npz file
 with the names and orientations of Hugging Face's Llama, then for each round the
-prompts, and the number of tokens.
+prompts, and the number of tokens. A model with a ``path`` is only written
+there, with a word for each token, as llama.cpp's server needs it.
 """
 
 import ctypes
@@ -56,7 +57,7 @@ def paired(x: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def write(path: str, asked: dict[str, Any]) -> None:
-  """Writes a GGUF file without a vocabulary."""
+  """Writes a GGUF file, without a vocabulary unless it is for a server."""
   import gguf
 
   model, weights = asked["model"], np.load(asked["weights"])
@@ -64,7 +65,14 @@ def write(path: str, asked: dict[str, Any]) -> None:
   kind = gguf.GGMLQuantizationType[asked["type"]]
   file = gguf.GGUFWriter(path, "llama")
   file.add_vocab_size(model["vocab_size"])
-  file.add_tokenizer_model("no_vocab")
+  if "path" in asked:
+    size = model["vocab_size"]
+    file.add_tokenizer_model("llama")
+    file.add_token_list([f"{i} " for i in range(size)])
+    file.add_token_scores([0.0] * size)
+    file.add_token_types([gguf.TokenType.NORMAL] * size)
+  else:
+    file.add_tokenizer_model("no_vocab")
   file.add_context_length(model["max_position_embeddings"])
   file.add_embedding_length(model["hidden_size"])
   file.add_feed_forward_length(model["intermediate_size"])
@@ -164,9 +172,13 @@ class Llama:
 
 def main() -> None:
   """Loads the model of stdin's first line; times the runs of the others."""
+  asked = json.loads(sys.stdin.readline())
+  if "path" in asked:
+    write(asked["path"], asked)
+    answer({"bytes": os.path.getsize(asked["path"])})
+    return
   import llama_cpp
 
-  asked = json.loads(sys.stdin.readline())
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "model.gguf")
     write(path, asked)

@@ -17,7 +17,7 @@ import numpy as np
 
 from caatnet.benchmarks.harness import environments, processes, setup, timing
 from caatnet.benchmarks.harness.kept import Kept
-from caatnet.benchmarks.peers import over_http
+from caatnet.benchmarks.peers import over_http, servers
 from caatnet.benchmarks.serving import decoders, decoding
 from caatnet.benchmarks.training import train_step
 from caatnet.config import experiments
@@ -58,8 +58,9 @@ def run(config: Any) -> dict[str, Any]:
   served, training, decoded = (
     kept.found[key] for key in ("http", "training", "decoding")
   )
-  if options.vllm and not served:  # first, since vLLM may not start
-    served += over_http.rows(config)
+  # First, since other servers may not start.
+  if (options.vllm or options.llama_server) and not served:
+    served += over_http.rows(config, python)
     kept.save()
   if options.variants and not training:
     training += _training(config, python)
@@ -138,13 +139,13 @@ def _peers(
   """Yields command, needs, environment and first line of each peer."""
   options, model, data = config.benchmark, config.model, config.data
   batch = {"batch": data.batch_size, "length": data.seq_len}
-  if python:
+  for compiled in _compiled(options) if python else ():
     # -P: the script's directory is not searched for modules to import.
     yield (
       [python, "-P", str(_HERE / "torch_step.py")], "torch and transformers",
       {},
       batch | {
-        "threads": options.threads,
+        "threads": options.threads, "compiled": compiled,
         "model": decoding.llama_sizes(model, data.seq_len),
       },
     )
@@ -160,6 +161,11 @@ def _peers(
         "F": model.ffn_width * 3 // 2,
       }},
     )
+
+
+def _compiled(options: Any) -> tuple[bool, ...]:
+  """Returns for each of Hugging Face's subjects whether torch compiles it."""
+  return (False, True) if options.compiled else (False,)
 
 
 def _steps_s(step: Callable[[], None], count: int) -> float:
@@ -207,13 +213,14 @@ def _decoding(
         return {key: found[key] for key in _SPEEDS}
 
       turns[name] = ours
-    if python:
+    for compiled in _compiled(options) if python else ():
       ask, facts = stack.enter_context(
-        decoding.hugging_face(_KEY, python, config)
+        decoding.hugging_face(_KEY, python, config, compiled)
       )
       name = f"transformers {facts['transformers']}, torch {facts['torch']}"
+      name += ", compiled" * compiled
       read[name] = read["caatnet"]
-      turns[name] = lambda: _speeds(asked, ask(asked))
+      turns[name] = lambda ask=ask: _speeds(asked, ask(asked))
     for kind in options.llama if python else ():
       ask_llama, facts = stack.enter_context(
         _llama_cpp(python, config, batch, kind, weights)
@@ -303,16 +310,13 @@ def _llama_cpp(
   Yields:
     Function that times one round, and facts about the library.
   """
-  options, model = config.benchmark, config.model
+  options = config.benchmark
   with processes.answering(
-    _KEY, [python, "-P", str(_HERE / "llama.py")], "llama-cpp-python and gguf"
+    _KEY, [python, "-P", str(servers.LLAMA)], "llama-cpp-python and gguf"
   ) as ask:
-    yield ask, ask({
-      "threads": options.threads, "batch": batch, "type": kind,
-      "weights": weights, "norm_eps": model.norm_eps,
-      "rope_base": model.rope_base,
-      "model": decoding.llama_sizes(model, options.prompt + options.tokens),
-    })
+    yield ask, ask({"threads": options.threads, "batch": batch} | (
+      servers.model_file(config, options.prompt + options.tokens, kind, weights)
+    ))
 
 
 def _bytes_read(params: Any) -> int:

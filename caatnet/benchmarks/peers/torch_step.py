@@ -3,7 +3,8 @@
 It runs in a separate Python, which has torch and transformers, and imports
 nothing of this repository. It reads one JSON object per line from stdin and
 writes one to stdout for each: first the sizes of the model and the batch, which
-are random, then for each round the number of steps.
+are random, and whether torch compiles the model; then for each round the number
+of steps.
 """
 
 import json
@@ -21,13 +22,14 @@ def main() -> None:
   torch.manual_seed(0)
   config = transformers.LlamaConfig(**asked["model"], use_cache=False)
   model = transformers.LlamaForCausalLM(config).float().train()
+  forward = torch.compile(model) if asked["compiled"] else model
   optimizer = torch.optim.AdamW(
     model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
   )
   tokens = torch.randint(config.vocab_size, (asked["batch"], asked["length"]))
 
   def step() -> float:
-    loss = model(input_ids=tokens, labels=tokens).loss
+    loss = forward(input_ids=tokens, labels=tokens).loss
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -36,7 +38,8 @@ def main() -> None:
 
   answer({
     "name": f"transformers {transformers.__version__}, "
-            f"torch {torch.__version__}",
+            f"torch {torch.__version__}"
+            f"{', compiled' if asked['compiled'] else ''}",
     "attention": model.config._attn_implementation,
     "num_params": sum(p.numel() for p in model.parameters()),
   })

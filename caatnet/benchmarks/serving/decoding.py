@@ -291,7 +291,7 @@ def _parts(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def hugging_face(
-  key: str, python: str, config: Any
+  key: str, python: str, config: Any, compiled: bool = False
 ) -> Iterator[tuple[Callable[[Any], Any], Any]]:
   """Starts Hugging Face's model of the same sizes in a separate Python.
 
@@ -299,6 +299,8 @@ def hugging_face(
     key: Config key that names the Python, for errors.
     python: Python with torch and transformers.
     config: Config of the benchmark, with the lengths of prompts and responses.
+    compiled: Whether torch compiles the steps after the prompt, with a cache of
+      a fixed size.
 
   Yields:
     Function that times one round, and facts about the libraries.
@@ -311,7 +313,7 @@ def hugging_face(
     key, [python, "-P", str(script)], "torch and transformers"
   ) as ask:
     yield ask, ask({
-      "threads": options.threads,
+      "threads": options.threads, "compiled": compiled,
       "model": llama_sizes(model, options.prompt + options.tokens),
     })
 

@@ -3,7 +3,8 @@
 It runs in a separate Python, which has torch and transformers, and imports
 nothing of this repository. It reads one JSON object per line from stdin and
 writes one to stdout for each: first the sizes of a Llama, which gets random
-weights, then for each round the number of prompts and the lengths.
+weights, and whether torch compiles it; then for each round the number of
+prompts and the lengths.
 """
 
 import json
@@ -21,6 +22,11 @@ def main() -> None:
   torch.manual_seed(0)
   config = transformers.LlamaConfig(**asked["model"])
   model = transformers.LlamaForCausalLM(config).float().eval()
+  options = {}
+  if asked["compiled"]:
+    compiled = transformers.CompileConfig(mode="default", dynamic=False)
+    compiled._compile_all_devices = True  # otherwise only on GPUs
+    options = {"cache_implementation": "static", "compile_config": compiled}
   answer({
     "torch": torch.__version__,
     "transformers": transformers.__version__,
@@ -49,6 +55,7 @@ def main() -> None:
         use_cache=True,
         pad_token_id=0,
         stopping_criteria=[arrived],
+        **options,
       )
     answer({
       "prompt_seconds": arrivals[0] - start,

@@ -80,7 +80,8 @@ def files(install):
         file.write(bytes(1234))
 
   install(gguf={
-    "GGUFWriter": Writer, "GGMLQuantizationType": {"F32": 0, "Q8_0": 8},
+    "GGUFWriter": Writer, "TokenType": types.SimpleNamespace(NORMAL=1),
+    "GGMLQuantizationType": {"F32": 0, "Q8_0": 8},
     "quants": types.SimpleNamespace(quantize=lambda x, kind: x + kind),
   })
   return made
@@ -214,6 +215,22 @@ def test_file_has_the_model_and_its_tensors_under_other_names(
     # Matrices are quantised, gains remain float32.
     np.testing.assert_array_equal(found, x + 8 * (len(shape) == 2))
     assert kind == (8 if len(shape) == 2 else None)
+
+
+def test_file_for_a_server_has_a_word_for_each_token(
+  files, weights, tmp_path, answers
+):
+  path = str(tmp_path / "model.gguf")
+  (found,) = answers(
+    llama.main, ASKED | {"weights": weights[1], "path": path}
+  )
+  assert found == {"bytes": 1234} == {"bytes": os.path.getsize(path)}
+  (file,) = files
+  words = file.keys["token_list"]
+  assert len(set(words)) == len(words) == VOCABULARY
+  assert file.keys["tokenizer_model"] == "llama"
+  assert file.keys["token_scores"] == [0.0] * VOCABULARY
+  assert file.keys["token_types"] == [1] * VOCABULARY
 
 
 def test_what_llama_cpp_rejects_is_an_error(api, tmp_path):

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from caatnet.benchmarks.harness import environments
-from caatnet.benchmarks.peers import nanodo_step, over_http, peers
+from caatnet.benchmarks.peers import nanodo_step, over_http, peers, servers
 from configs.benchmark import peers as config_file
 from tests.caatnet.benchmarks.printed import rows_of
 
@@ -24,33 +24,50 @@ script = sys.argv[2]
 assert sys.argv[1] == "-P"
 asked = json.loads(input())
 assert asked["model"]["hidden_size"] == 32
+if "path" in asked:
+  open(asked["path"], "w").write(asked["type"])
 if script.endswith("llama.py"):
   import numpy
   numbers = numpy.load(asked["weights"])
   assert numbers["model.layers.0.self_attn.q_proj.weight"].shape == (32, 32)
-print(json.dumps({{"name": "peer " + asked.get("type", ""), "num_params": 1,
+slow = 1 - asked.get("compiled", 0) / 2
+kind = asked.get("type", "") + ", compiled" * (slow < 1)
+print(json.dumps({{"name": "peer " + kind, "num_params": 1,
                   "transformers": "5", "torch": "2", "bytes": 400,
                   "elements": 256 * 32 * 2}}), flush=True)
 for line in sys.stdin:
   asked = json.loads(line)
   answer = (
-    {{"seconds": 0.5 / asked["steps"]}} if script.endswith("torch_step.py")
-    else {{"prompt_seconds": 1.0, "decode_seconds": 2.0,
+    {{"seconds": slow / 2 / asked["steps"]}} if script.endswith("torch_step.py")
+    else {{"prompt_seconds": 1.0, "decode_seconds": 2.0 * slow,
            "tokens": [[0]] * asked["batch"]}}
   )
   print(json.dumps(answer), flush=True)
 """
 
-# Python that serves as vLLM does: one token per event, each of 1 ms.
+# Programs that serve as vLLM's or as llama.cpp's: one token per event, each of
+# 1 ms.
 SERVER = """#!{python}
 import http.server, json, pathlib, sys, time
-options = dict(x[2:].split("=") for x in sys.argv[3:])
-assert sys.argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
-folder = pathlib.Path(options["model"])
-sizes = json.loads((folder / "config.json").read_text())
-words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-assert sorted(words.values()) == list(range(sizes["vocab_size"]))
-assert sizes["max_position_embeddings"] == int(options["max-model-len"]) == 50
+vllm = ["-m", "vllm.entrypoints.openai.api_server"] == sys.argv[1:3]
+options = {{}}
+for x in sys.argv[3 if vllm else 1:]:
+  assert vllm or "=" not in x  # which llama.cpp does not know
+  if x.startswith("--"):
+    key, _, value = x[2:].partition("=")
+    options[key] = value
+  else:
+    options[key] = x
+if vllm:
+  folder = pathlib.Path(options["model"])
+  sizes = json.loads((folder / "config.json").read_text())
+  words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+  assert sorted(words.values()) == list(range(sizes["vocab_size"]))
+  assert sizes["max_position_embeddings"] == int(options["max-model-len"]) == 50
+else:
+  assert pathlib.Path(options["model"]).read_text() == "F32"
+  assert (options["ctx-size"], options["parallel"]) == ("51", "1")
+  assert "no-cache-prompt" in options
 
 class Server(http.server.BaseHTTPRequestHandler):
   def do_GET(self):
@@ -91,11 +108,12 @@ def test_rows_of_peers_are_what_they_answer(tmp_path, capsys):
   config.benchmark.python = str(python)
   config.benchmark.llama = ("Q8_0",)
   found = peers.run(config)
-  ours, peer = found["training"]
+  ours, peer, compiled = found["training"]
   assert ours["by"] == "r=1"
-  assert peer["seconds"] == [0.5]
+  assert (peer["seconds"], compiled["seconds"]) == ([0.5], [0.25])
   assert peer["tokens_per_second"] == [8 * 16 / 0.5]
-  ours, coded, peer, llama = found["decoding"]
+  ours, coded, peer, compiled, llama = found["decoding"]
+  assert compiled["by"] == peer["by"] + ", compiled"
   assert coded["by"] == "caatnet, int8"
   assert llama["by"] == "peer Q8_0"
   # Half of the elements are the embedding's, of which a step reads rows.
@@ -103,6 +121,7 @@ def test_rows_of_peers_are_what_they_answer(tmp_path, capsys):
   assert llama["weight_bytes_per_second"] == [200 * speed]
   tokens = config.benchmark.tokens - 1
   assert peer["tokens_per_second"] == [tokens / 2]
+  assert compiled["tokens_per_second"] == [tokens]
   assert peer["prompt_tokens_per_second"] == [config.benchmark.prompt]
   ratio = ours["weight_bytes_per_second"][0] / ours["tokens_per_second"][0]
   model = config.model
@@ -182,20 +201,25 @@ def test_steps_of_a_module_of_flax_are_timed_steps_of_adamw(
   assert losses[2] < 0.999 * losses[0]
 
 
-def test_streams_of_both_servers_are_counted(tmp_path):
-  python = tmp_path / "python"
-  python.write_text(SERVER.format(python=sys.executable))
-  python.chmod(0o755)
+def test_streams_of_all_servers_are_counted(tmp_path):
+  for name, program in (("server", SERVER), ("python", PEER)):
+    python = tmp_path / name
+    python.write_text(program.format(python=sys.executable))
+    python.chmod(0o755)
   config = config_file.get_config("test")
-  config.benchmark.vllm = str(python)
-  ours, theirs = over_http.rows(config)
-  assert [row["by"] for row in (ours, theirs)] == ["caatnet", "vllm"]
-  assert ours["streams"] == 2
+  config.benchmark.vllm = str(tmp_path / "server")
+  config.benchmark.llama_server = str(tmp_path / "server")
+  ours, *others = over_http.rows(config, str(tmp_path / "python"))
+  assert [row["by"] for row in (ours, *others)] == [
+    "caatnet", "vllm", "llama.cpp"
+  ]
   assert min(ours["tokens_per_second"]) > 0
-  assert [row["batch"] for row in (ours, theirs)] == [1, 1]
-  # Two streams at once, whose tokens take at least 1 ms.
-  assert 0 < theirs["tokens_per_second"][0] < 2 * 1000
-  assert theirs["ttft_p50_s"][0] > 1e-3
+  for row in (ours, *others):
+    assert (row["streams"], row["batch"]) == (2, 1)
+  for row in others:
+    # Two streams at once, whose tokens take at least 1 ms.
+    assert 0 < row["tokens_per_second"][0] < 2 * 1000
+    assert row["ttft_p50_s"][0] > 1e-3
 
 
 @pytest.mark.parametrize(("program", "message"), [
@@ -211,7 +235,7 @@ def test_server_that_does_not_start_is_one_line(program, message, tmp_path):
     python.chmod(0o755)
   with (
     pytest.raises(ValueError, match=f"benchmark.vllm.*{message}") as error,
-    over_http.vllm(config, 1, 50),
+    servers.vllm(config, 1, 50),
   ):
     pass
   assert "\n" not in str(error.value)

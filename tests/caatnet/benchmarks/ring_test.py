@@ -1,6 +1,7 @@
 """Benchmark of sums over links: its raw streams send the bytes of the sums."""
 
 import os
+import sys
 import types
 
 import numpy as np
@@ -14,6 +15,15 @@ from parallel.elastic.ring.times import Matrix
 from tests.caatnet.benchmarks.printed import rows_of
 
 SIZE, BLOCK = 1200, 256
+
+# Python that answers as the script of torch would, rank 1 the slowest.
+TORCH = """#!{python}
+import json, sys
+assert sys.argv[1] == "-P" and sys.argv[2].endswith("ring_torch.py")
+asked = json.loads(input())
+assert (asked["count"], asked["size"], asked["rounds"]) == (2, 1 << 19, 1)
+print(json.dumps({{"seconds": [2.0 + asked["rank"]]}}))
+"""
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -120,18 +130,26 @@ def test_drawn_links_have_delays_of_pairs_and_rates_of_directions():
   assert np.array_equal(links.rates, again.rates)
 
 
-def test_run_has_the_bytes_of_all_sums_and_ratios_to_raw_streams(capsys):
+def test_run_has_the_bytes_of_all_sums_and_ratios_to_raw_streams(
+  capsys, tmp_path
+):
+  python = tmp_path / "python"
+  python.write_text(TORCH.format(python=sys.executable))
+  python.chmod(0o755)
   config = config_of.get_config("test")
   config.benchmark.update({
     "megabytes": 2, "peers": (2,), "shaped_rounds": 2, "num_connections": (1,),
     "links": ({"mbit": 200, "rtt_ms": 4.0, "megabytes": 1},), "gloo": True,
+    "python": str(python),
   })
   found = ring.run(config)
   rows = {row["what"]: row for row in found["loopback"]}
-  gloo = rows.pop("jax's gloo")
-  assert gloo["of_raw"] == pytest.approx(
-    rows["raw, ring"]["seconds"] / gloo["seconds"]
-  )
+  for name in ("jax's gloo", "torch's gloo"):
+    gloo = rows.pop(name)
+    assert gloo["of_raw"] == pytest.approx(
+      rows["raw, ring"]["seconds"] / gloo["seconds"]
+    )
+  assert gloo["seconds"] == 3.0  # of the slowest process
   assert list(rows) == [
     "raw, ring", "ring", "raw, pairs", "direct", "four at once", "additions"
   ]

@@ -14,6 +14,7 @@ from flax import linen
 import numpy as np
 import pytest
 
+from caatnet.benchmarks.elastic import ring_torch
 from caatnet.benchmarks.foreign import flower_client
 from caatnet.benchmarks.graphs import graphs_dgl
 from caatnet.benchmarks.memory import placements_rivals
@@ -61,6 +62,13 @@ def llamas(install):
   """Returns the models that a script makes."""
   made, threads = [], []
 
+  def compiled(model):
+    def forward(**tokens):
+      model.calls.append("compiled")
+      return model(**tokens)
+
+    return forward
+
   class AdamW:
     def __init__(self, parameters, **settings):
       assert len(parameters) == 2
@@ -84,7 +92,7 @@ def llamas(install):
       "manual_seed": np.random.seed,
       "randint": lambda high, size: np.random.randint(high, size=size),
       "ones_like": np.ones_like, "zeros": np.zeros, "bool": bool,
-      "inference_mode": contextlib.nullcontext,
+      "inference_mode": contextlib.nullcontext, "compile": compiled,
       "optim": types.SimpleNamespace(AdamW=AdamW),
       "nn": types.SimpleNamespace(utils=types.SimpleNamespace(
         clip_grad_norm_=lambda _, norm: made[0].calls.append(norm)
@@ -93,17 +101,17 @@ def llamas(install):
     transformers={
       "__version__": "7.6", "LlamaForCausalLM": build,
       "LlamaConfig": lambda **sizes: types.SimpleNamespace(**sizes),
+      "CompileConfig": types.SimpleNamespace,
     },
   )
   return made
 
 
-def test_arrivals_of_generated_tokens_are_timed(llamas, answers):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_arrivals_of_generated_tokens_are_timed(llamas, answers, compiled):
   asked = {"batch": 2, "prompt": 4, "tokens": 3}
-  about, first, second = answers(
-    hugging_face.main, {"threads": 3, "model": {"vocab_size": 11}}, asked,
-    asked,
-  )
+  made = {"threads": 3, "compiled": compiled, "model": {"vocab_size": 11}}
+  about, first, second = answers(hugging_face.main, made, asked, asked)
   assert about == {
     "torch": "9.8", "transformers": "7.6", "attention": "sdpa",
     "num_params": 12,
@@ -115,13 +123,18 @@ def test_arrivals_of_generated_tokens_are_timed(llamas, answers):
     assert prompts.shape == (2, 4)
     assert 0 <= prompts.min() <= prompts.max() < 11
     assert options.pop("attention_mask").tolist() == [[1] * 4] * 2
+    if compiled:  # on a CPU only if asked for
+      assert options.pop("cache_implementation") == "static"
+      assert vars(options.pop("compile_config")) == {
+        "mode": "default", "dynamic": False, "_compile_all_devices": True,
+      }
     assert options == {
       "min_new_tokens": 3, "max_new_tokens": 3, "do_sample": False,
       "use_cache": True, "pad_token_id": 0,
     }
   assert len(runs) == 2
   # A run has the same prompts in each process.
-  answers(hugging_face.main, {"threads": 3, "model": {"vocab_size": 11}}, asked)
+  answers(hugging_face.main, made, asked)
   np.testing.assert_array_equal(llamas[1].calls[2][0], runs[0][0])
   for found in (first, second):
     assert found.keys() == {"prompt_seconds", "decode_seconds"}
@@ -129,24 +142,30 @@ def test_arrivals_of_generated_tokens_are_timed(llamas, answers):
     assert found["decode_seconds"] >= 2 * STEP_S  # of two tokens
 
 
-def test_steps_of_torch_are_those_of_adamw_with_clipping(llamas, answers):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_steps_of_torch_are_those_of_adamw_with_clipping(
+  llamas, answers, compiled
+):
   start = time.perf_counter()
   about, found, last = answers(
     torch_step.main, {
-      "threads": 3, "batch": 2, "length": 6, "model": {"vocab_size": 11},
+      "threads": 3, "compiled": compiled, "batch": 2, "length": 6,
+      "model": {"vocab_size": 11},
     }, {"steps": 2}, {"steps": 1},
   )
   passed = time.perf_counter() - start
   assert about == {
-    "name": "transformers 7.6, torch 9.8", "attention": "sdpa",
-    "num_params": 12,
+    "name": "transformers 7.6, torch 9.8" + ", compiled" * compiled,
+    "attention": "sdpa", "num_params": 12,
   }
   (model,) = llamas
   assert model.made.use_cache is False
   assert model.calls == [
     "float", "train", {
       "lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True,
-    }, *[(2, 6), "backward", 1.0, "step", "zero_grad"] * 3,
+    }, *[
+      *["compiled"] * compiled, (2, 6), "backward", 1.0, "step", "zero_grad"
+    ] * 3,
   ]
   assert (found["loss"], last["loss"]) == (1 / 2, 1 / 3)
   assert STEP_S <= found["seconds"] < passed / 2
@@ -218,6 +237,46 @@ def test_edges_and_times_of_dgl_are_of_batches_after_the_warm_up(
     "of": "DGL 5.4", "edges": 33, "unique": 300, "sampled_s": None,
   }
   assert seconds >= 2 * STEP_S
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_sums_of_gloo_in_torch_are_timed_after_the_first(
+  install, answers, lost
+):
+  """Each process of three has ones; a sum that lacks one is noticed."""
+  calls = []
+
+  def joined(backend, **group):
+    assert backend == "gloo"
+    calls.append(group)
+
+  def summed(x):
+    # The first one touches new memory.
+    time.sleep(STEP_S * (1 if "sum" in calls else 20))
+    calls.append("sum")
+    x *= 3
+    x[-1] -= lost
+
+  install(torch={
+    "__version__": "9.8", "ones": np.ones, "set_num_threads": calls.append,
+    "distributed": types.SimpleNamespace(
+      init_process_group=joined, all_reduce=summed,
+      barrier=lambda: calls.append("barrier"),
+      destroy_process_group=lambda: calls.append("end"),
+    ),
+  })
+  asked = {"rank": 1, "count": 3, "port": 12, "size": 5, "rounds": 2}
+  if lost:
+    with pytest.raises(AssertionError):
+      answers(ring_torch.main, asked)
+    return
+  (found,) = answers(ring_torch.main, asked)
+  assert calls == [
+    1, {"init_method": "tcp://127.0.0.1:12", "rank": 1, "world_size": 3},
+    *["barrier", "sum"] * 3, "end",
+  ]
+  assert (found["torch"], len(found["seconds"])) == ("9.8", 2)
+  assert STEP_S <= min(found["seconds"]) <= max(found["seconds"]) < 20 * STEP_S
 
 
 @pytest.fixture

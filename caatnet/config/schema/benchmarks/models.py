@@ -311,6 +311,10 @@ class Peers:
     ("torch", "transformers", "llama-cpp-python", "gguf"),
     "Requirements of that environment.",
   )
+  compiled: bool = field(
+    True, "Whether Hugging Face's model is also timed with torch.compile, "
+    "which needs a C++ compiler.",
+  )
   llama: tuple[str, ...] = field(
     ("F32", "Q8_0"), "Types of llama.cpp's matrices; () for no llama.cpp.",
     ("F32", "Q8_0"),
@@ -325,6 +329,10 @@ class Peers:
   vllm: str = field(
     "", 'Python with vllm for CPUs, whose server is compared with ours; "" for '
     "none.",
+  )
+  llama_server: str = field(
+    "", "Program llama-server of llama.cpp, which is compared with our server; "
+    '"" for none.',
   )
 
 

@@ -126,6 +126,10 @@ class Ring:
   gloo: bool = field(
     True, "Whether jax's all-reduce between processes is also timed."
   )
+  python: str = field(
+    "", 'A Python with torch, whose all-reduce over gloo is also timed; "" '
+    "for none.",
+  )
   links: tuple[dict[str, int], ...] = field(
     (
       {"mbit": 50, "rtt_ms": 0, "megabytes": 16},
