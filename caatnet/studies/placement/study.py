@@ -42,11 +42,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Returns:
     Plain data:
 
-    - "policies", a row for each: seconds by phase, the binding resource, bytes
-      that are missing, longest context, largest model, "above", the share of
-      seconds above the lower bound of all placements, and "placed", tensors by
-      tier. ``config.memory`` executes the row's "host_optimizer", tiers of its
-      arrays, and "activations", shares of layers;
+    - "policies", a row for each: seconds by phase, binding resource, missing
+      bytes, longest context, largest model, "above", the share of seconds
+      above the lower bound of all placements, and "placed", tensors by tier.
+      Training executes "host_optimizer" and "activations" (``config.memory``);
     - of the optimum: "tensors" with their tiers and the cost of other tiers,
       "occupied" bytes by instant and tier, "timeline" of bytes by tier at the
       ends of phases, and "whole", the optimum of whole layers;
