@@ -412,7 +412,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
   def get_code(self, name):
     text = _replaced(self.get_source(name), self.fault)
-    return compile(text, self.path, "exec", dont_inherit=True)
+    return compile(text, self.path, "exec")
 
 
 def _replaced(source: str, fault: Fault) -> str:

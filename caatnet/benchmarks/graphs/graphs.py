@@ -24,7 +24,10 @@ from parallel.hardware.devices import DEVICES
 from parallel.hardware.links import PCIE_4, PCIE_5
 from parallel.memory import caches
 
-_QUARTERS = (0.57, 0.19, 0.19)
+# Options of all R-MAT graphs.
+_RMAT = {
+  "num_classes": 8, "signal": 1.0, "seed": 0, "quarters": (0.57, 0.19, 0.19),
+}
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -43,8 +46,7 @@ def run(config: Any) -> dict[str, Any]:
     if {"sampler", "caches", "waits"} & set(options.parts):
       graph = builders.rmat(
         folder, scale=options.scale, num_edges=options.num_edges,
-        num_features=options.num_features, num_classes=8, signal=1.0, seed=0,
-        quarters=_QUARTERS,
+        num_features=options.num_features, **_RMAT,
       )
     if "sampler" in options.parts:
       result["sampler"] = _sampler(options, graph)
@@ -323,8 +325,7 @@ def _built_and_trained(config: Any) -> dict[str, Any]:
   if not (folder / "meta.json").exists():
     builders.rmat(
       folder, scale=large.scale, num_edges=large.num_edges,
-      num_features=large.num_features, num_classes=8, signal=1.0, seed=0,
-      quarters=_QUARTERS,
+      num_features=large.num_features, **_RMAT,
     )
     rows.append(_row("build", start, "-"))
   graph = open_graph(folder)

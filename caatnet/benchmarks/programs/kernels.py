@@ -221,16 +221,26 @@ def _measure(
   The copy is within the device's memory, or from the host's if the kernel reads
   host memory.
   """
-  seconds = timing.in_turns(
-    _timers(subject, implementation, options), options.rounds,
-    label=None,
-  )
+  return _compared(subject.num_bytes, timing.in_turns(
+    _timers(subject, implementation, options), options.rounds, label=None,
+  ))
+
+
+def _compared(
+  num_bytes: int, seconds: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+  """Returns a row's times, rates and ratios.
+
+  Args:
+    num_bytes: Bytes that the kernel must read and write.
+    seconds: Seconds of a call in each round, by the names of `_timers`.
+  """
   kernel = timing.summary(seconds["kernel"])
   medians = {name: float(np.median(times)) for name, times in seconds.items()}
   bandwidth = 2 * _COPY_BYTES / medians["copy"]  # read and written
   return kernel | {
     "copy_bytes_per_s": bandwidth,
-    "of_copy_bandwidth": subject.num_bytes / medians["kernel"] / bandwidth,
+    "of_copy_bandwidth": num_bytes / medians["kernel"] / bandwidth,
     "of_fused": medians["kernel"] / medians["fused"],
     "of_unfused": medians["kernel"] / medians["unfused"],
   }

@@ -94,10 +94,9 @@ def read(experiment: Experiment, target: targets.Target) -> dict[str, Any]:
   analysis = study.analyse(experiment, target)
   row = {key: analysis[key] for key in ("device", "fingerprint", "versions")}
   row["temporary_bytes"] = analysis["memory"]["temporaries"]
-  if "roofline" in analysis:
-    row["roofline"] = analysis["roofline"]
-    row["overlap"] = analysis["overlap"]
-  return row
+  return row | {
+    key: analysis[key] for key in ("roofline", "overlap") if key in analysis
+  }
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

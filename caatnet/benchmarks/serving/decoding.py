@@ -33,7 +33,7 @@ from caatnet.benchmarks.serving import decoders
 from caatnet.checks import one_of
 from caatnet.config.inference import Inference
 from caatnet.data.tokenizers import Bytes
-from caatnet.inference.decoder import Decoder
+from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request, stacked
 from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
@@ -190,21 +190,25 @@ for _type in (_Dense, _NoAttention):
   jax.tree_util.register_dataclass(_type, ("pages", "states"), ("shape",))
 
 
-def _programs(
-  made: Inference, decoder: Decoder
-) -> dict[str, Callable[[], Any]]:
-  """Returns functions that run a step, or a reduced step, and wait for it."""
-  capacity, layout = made.capacity, made.program.layout
+def _batch(capacity: Capacity) -> Batch:
+  """Returns a token of each sequence, whose cache is three quarters full."""
   s, pages = capacity.batch, capacity.pages_per_sequence
   own = np.arange(s * pages, dtype=np.int32).reshape(s, pages)  # block tables
   position = capacity.context * 3 // 4  # of the new token
   page, offset = divmod(position, capacity.page_size)
   rows = np.arange(s, dtype=np.int32)
-  batch = Batch(
+  return Batch(
     np.full(s, 1, np.int32), np.full(s, position, np.int32),
     own[:, page] * capacity.page_size + offset, own, rows, rows, s,
   )
-  sampling = stacked([None] * s)
+
+
+def _programs(
+  made: Inference, decoder: Decoder
+) -> dict[str, Callable[[], Any]]:
+  """Returns functions that run a step, or a reduced step, and wait for it."""
+  layout, batch = made.program.layout, _batch(made.capacity)
+  sampling = stacked([None] * made.capacity.batch)
   leading = jax.tree.map(lambda x: x[None], (batch, sampling))
   inputs = jax.device_put(
     (batch, sampling), layout.shardings(P())

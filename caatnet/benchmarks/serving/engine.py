@@ -6,7 +6,7 @@ not depend on their values. An isolated step, while no next one is prepared,
 takes less.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import os
 import time
 from typing import Any
@@ -61,10 +61,27 @@ def run(config: Any) -> dict[str, Any]:
   )
   served = _served(config)
   load = os.getloadavg()
+  _show_served(served, options, timing.load())
+  return {
+    "environment": setup.one_device(), "rates": rates, "served": served,
+    "load_average": load,
+  }
+
+
+def _show_served(
+  served: Mapping[str, list[tuple[float, float]]], options: Any, load: float
+) -> None:
+  """Prints the metrics of `_served`.
+
+  Args:
+    served: Pairs of ms by metric.
+    options: Section ``config.benchmark``.
+    load: Jobs that want a processor, see `timing.load`.
+  """
   tables.table(
     f"ms of {options.requests} requests: median (range) of {options.rounds} "
     "runs, each with its profile,\nand what a run of the engine has of the one "
-    f"before it; {load[1]:.1f} jobs wanted the {os.cpu_count()} processors",
+    f"before it; {load:.1f} jobs wanted the {os.cpu_count()} processors",
     ["", "engine", "simulated", "simulated / engine", "engine / engine"],
     [
       [name, *(timing.range_text(x, ",.1f") for x in (real, simulated)),
@@ -75,10 +92,6 @@ def run(config: Any) -> dict[str, Any]:
       for real, simulated in [np.array(found).T]
     ],
   )
-  return {
-    "environment": setup.one_device(), "rates": rates, "served": served,
-    "load_average": load,
-  }
 
 
 def _decoder(config: Any, batch: int, context: int) -> Decoder:

@@ -31,6 +31,7 @@ _STOPS = frozenset((1, 2))
 # Tokens of a prompt: shared ones, and at most this many own ones; and at most
 # this many tokens of a response.
 _SHARED, _OWN, _ANSWER = 8 * _PAGE_SIZE, 900, 400
+_VOCABULARY = np.iinfo(np.int32).max
 _COPIES = CopyTimes(2 * 2**20, 64, 1e-5, 25e9, 25e9, 1e12)
 
 
@@ -48,13 +49,13 @@ class _Load:
     self._rng = np.random.default_rng(seed)
     self._clients, self._count = clients, 0
     self._systems = self._rng.integers(
-      2**31 - 1, size=(50, _SHARED), dtype=np.int32
+      _VOCABULARY, size=(50, _SHARED), dtype=np.int32
     )
 
   def request(self, priority: float, now: float) -> Request:
     rng = self._rng
     own = rng.integers(
-      2**31 - 1, size=int(rng.integers(64, _OWN)), dtype=np.int32
+      _VOCABULARY, size=int(rng.integers(64, _OWN)), dtype=np.int32
     )
     system = self._systems[rng.integers(len(self._systems))]
     self._count += 1

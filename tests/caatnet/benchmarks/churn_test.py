@@ -18,6 +18,7 @@ from caatnet.benchmarks.elastic import (
   moments,
 )
 from caatnet.train import loop
+from configs.elastic import bits as bits_config
 from configs.elastic import churn as config_of
 from parallel.axes import Axis
 from parallel.outer.diloco import DiLoCo
@@ -140,6 +141,17 @@ def test_table_of_bits_counts_elements_of_other_bits(capsys):
   assert rows_of(printed) == [
     ["DiLoCo", "3", "12,345", "6,789", "1.2e-03", "4"]
   ]
+
+
+def test_compared_workers_have_equal_batches():
+  config = bits_config.get_config("test")
+  for workers in (1, 3):
+    experiment = elastic_bits._built(
+      config, "outer.algorithm=data_parallel", workers
+    )
+    assert experiment.program.layout.worker.size == workers
+    assert experiment.data.batch_size == workers * config.data.batch_size
+    assert (experiment.config.get("elastic") is None) == (workers > 1)
 
 
 def test_signed_zeros_have_different_bits():

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from caatnet.benchmarks.serving import decoders, decoding
+from caatnet.inference.decoder import Capacity
 from caatnet.inference.requests import stacked
-from caatnet.models.paged import Batch, Cache
+from caatnet.models.paged import Cache
 from configs.benchmark import decoding as decoding_config
 from tests.caatnet.benchmarks.printed import rows_of
 
@@ -113,10 +114,21 @@ def test_median_is_of_the_calls_after_the_first(monkeypatch):
   assert len(calls) == 1 + 16
 
 
+def test_caches_of_timed_steps_are_three_quarters_full():
+  capacity = Capacity(batch=2, context=92, chunk=8, page_size=16)
+  batch = decoding._batch(capacity)
+  assert batch.tables.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+  assert batch.positions.tolist() == [69, 69]
+  assert batch.places.tolist() == [4 * 16 + 5, 10 * 16 + 5]
+  assert batch.rows.tolist() == batch.sequences.tolist() == [0, 1]
+  assert batch.num_decodes == 2
+
+
 def test_contiguous_cache_attends_as_the_paged_one():
   """Written pages of two sequences, whose tables are in order."""
   made = decoders.built(decoding_config.get_config("test"), batch=2, context=48)
   params, found = made.weights(decoders.drawn(made)).params, []
+  batch = decoding._batch(made.capacity)
   for kind in (Cache, decoding._Dense):
     step, cache = decoding._partial_step(made, kind, False)
     keys = iter(jax.random.split(jax.random.key(1), 9))
@@ -125,17 +137,9 @@ def test_contiguous_cache_attends_as_the_paged_one():
         jax.random.normal(next(keys), x.shape, x.dtype), x.sharding
       ), cache.pages,
     )
-    width = made.capacity.pages_per_sequence
-    tables = np.arange(2 * width, dtype=np.int32).reshape(2, width)
-    position, each = 37, np.arange(2, dtype=np.int32)
-    page, offset = divmod(position, made.capacity.page_size)
-    batch = Batch(
-      np.int32([3, 5]), np.full(2, position, np.int32),
-      tables[:, page] * made.capacity.page_size + offset, tables, each, each, 2,
-    )
     logits, _ = step(
-      params, dataclasses.replace(cache, pages=pages), batch,
-      stacked([None] * 2),
+      params, dataclasses.replace(cache, pages=pages),
+      dataclasses.replace(batch, tokens=np.int32([3, 5])), stacked([None] * 2),
     )
     found.append(np.asarray(logits))
   np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)

@@ -147,6 +147,36 @@ def test_clients_of_a_cell_have_equal_guaranteed_parts_of_its_rate():
   }
 
 
+def test_bursts_are_a_millisecond_or_two_packets():
+  text = namespaces._shares(
+    [5e6, 1e6, 3.5e6], [OWN] * 3, [f"dst 10.0.0.{k}" for k in range(3)]
+  )
+  assert re.findall(r" burst (\d+)b cburst (\d+)b", text) == [
+    ("5000", "5000"), ("3000", "3000"), ("3500", "3500")
+  ]
+
+
+@pytest.mark.parametrize(("up", "size"), [
+  (1e6, 1500), (4e7, 40_000), (1e9, 65_536)
+])
+def test_packets_of_a_star_pass_within_a_millisecond(root, up, size):
+  """Of the slowest link; at least one and at most the kernel's largest."""
+  fast = dataclasses.replace(OWN, down=2e9, up=2e9, rtt_s=0.0)
+  with namespaces.star([fast, dataclasses.replace(fast, up=up)]) as star:
+    said = subprocess.run(
+      ["ip", "-d", "-n", star.server, "link", "show", "shaped0"],
+      capture_output=True, text=True, check=True,
+    ).stdout
+    found = subprocess.run(
+      [*star.prefixes[1], "cat", "/proc/sys/net/ipv4/tcp_congestion_control"],
+      capture_output=True, text=True, check=True,
+    ).stdout
+  assert f"gso_max_size {size} gso_max_segs {size // 1500} " in said
+  assert " mtu 1500 " in said
+  assert " qlen 10000" in said
+  assert found == "reno\n"
+
+
 def test_delays_have_their_mean_deviation_and_losses():
   delays = wire.Delays(0.02, 0.002, 0.25, "seed")
   times = 0.021 * np.arange(4000)
@@ -207,6 +237,11 @@ def test_relay_passes_all_bytes_and_both_ends():
         assert found == data
         far.sendall(b"back")  # the other direction is still open
         assert near.recv(8) == b"back"
+        # Small messages do not wait for more; 0 for both that listen.
+        assert sorted(
+          bool(x.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+          for x in made._sockets
+        ) == [False, False, True, True]
       near = socket.create_connection(made.addresses[0], LIMIT_S)
       far, _ = server.accept()
       far.settimeout(LIMIT_S)
@@ -366,6 +401,8 @@ def test_clients_of_cells_are_also_measured_at_once(monkeypatch):
   found = link_probe.measured([CELL, OWN, CELL], "127.0.0.1", "", [[]] * 3)
   together = {"together_down", "together_up"}
   assert [together & row.keys() for row in found] == [together, set(), together]
+  (alone,) = link_probe.measured([CELL], "127.0.0.1", "", [[]])
+  assert not together & alone.keys()
 
 
 def test_nothing_is_emulated_or_printed_by_default(tmp_path):
@@ -381,6 +418,8 @@ def test_server_of_other_machines_emulates_nothing():
   federation = dataclasses.replace(_federation((), 4), section=section)
   with pytest.raises(ValueError, match=r"links=\('wifi',\).*--role=all only"):
     emulation.check_none(federation)
+  with pytest.raises(ValueError, match=r"cpu_quota=0\.5 are emulated"):
+    emulation.check_none(_federation((), 2, 0.5))
 
 
 @pytest.mark.parametrize(("rate", "size"), [

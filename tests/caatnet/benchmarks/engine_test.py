@@ -55,14 +55,23 @@ def test_run_compares_engine_loop_and_simulator(capsys):
       ("cpu_ratio", ".2f"),
     )
   )]
-  for (name, pairs), row in zip(served.items(), others, strict=True):
-    (real, simulated), (next_real, next_simulated) = pairs
-    assert row == [
-      name, timing.range_text([real, next_real], ",.1f"),
-      timing.range_text([simulated, next_simulated], ",.1f"),
-      timing.range_text([simulated / real, next_simulated / next_real], ".2f"),
-      timing.range_text([next_real / real], ".2f"),
-    ]
+  assert [row[0] for row in others] == list(served)
+
+
+def test_table_of_requests_compares_runs_with_the_ones_before_them(capsys):
+  options = types.SimpleNamespace(requests=7, rounds=3)
+  engine._show_served({
+    "TTFT mean": [(2.0, 1.0), (4.0, 3.0), (1.0, 2.0)], "TPOT P90": [(5.0, 6.0)],
+  }, options, 1.25)
+  printed = capsys.readouterr().out
+  assert "ms of 7 requests: median (range) of 3 runs" in printed
+  assert "1.2 jobs wanted" in printed
+  assert rows_of(printed) == [
+    ["TTFT mean", "2.0 (1.0 to 4.0)", "2.0 (1.0 to 3.0)", "0.75 (0.50 to 2.00)",
+     "1.12 (0.25 to 2.00)"],
+    ["TPOT P90", "5.0 (5.0 to 5.0)", "6.0 (6.0 to 6.0)", "1.20 (1.20 to 1.20)",
+     "-"],
+  ]
 
 
 def test_requests_arrive_at_random_at_the_given_rate():

@@ -3,6 +3,7 @@
 import asyncio
 import http.server
 import json
+import string
 import subprocess
 import sys
 import threading
@@ -59,6 +60,14 @@ def test_router_finds_the_vocabulary_of_a_prompt():
   for number in range(config.number):
     drawn = b" ".join(rng.choice(words[number], config.prompt))
     assert router.kind(drawn[: config.prompt]) == names[number]
+
+
+def test_words_are_of_all_lowercase_letters():
+  words = experts._vocabularies(40, 0)
+  assert {len(word) for some in words for word in some} == {4}
+  assert {*b"".join(b"".join(some) for some in words)} == {
+    *string.ascii_lowercase.encode()
+  }
 
 
 def test_library_whose_experts_have_no_kinds_is_refused(library):
@@ -265,27 +274,53 @@ def test_server_that_ends_is_an_error_with_its_last_line(url, tmp_path):
 SERVE = """
 import http.server, json, sys
 options = dict(x[2:].split("=", 1) for x in sys.argv[1:])
+asked = []
 class Server(http.server.BaseHTTPRequestHandler):
   def do_GET(self):
-    self.send_response(200 if self.path == "/health" else 404)
+    if self.path == "/health":
+      self.answer(json.dumps(options))
+    else:
+      counters = dict.fromkeys(COUNTERS, len(asked))
+      self.answer(json.dumps(
+        {"experts": {"load_s": 0.5, "counters": {"one": counters}}}
+      ))
+  def do_POST(self):
+    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    asked.append(body)
+    used = {"usage": {"completion_tokens": body["max_tokens"]}}
+    self.answer("".join(f"data: {x}\\n\\n" for x in (
+      '{"choices":[{"text":"a"}]}', json.dumps(used), "[DONE]"
+    )))
+  def answer(self, text):
+    self.send_response(200)
     self.end_headers()
-    self.wfile.write(json.dumps(options).encode())
+    self.wfile.write(text.encode())
+  def log_message(self, *_):
+    pass
 http.server.ThreadingHTTPServer(
   ("127.0.0.1", int(options["port"])), Server
 ).serve_forever()
-"""
+""".replace("COUNTERS", repr(experts._COUNTERS))
 
 
-def test_server_has_the_options_of_the_benchmark_and_is_ended(
-  library, monkeypatch
-):
-  programs, joined = [], []
+@pytest.fixture
+def programs(monkeypatch):
+  """Arguments of the servers that are started, which are stand-ins."""
+  found = []
 
   def spawned(program, *arguments):
-    programs.append(program)
+    assert program == "serve"
+    found.append(arguments)
     return [sys.executable, "-c", SERVE, *arguments]
 
   monkeypatch.setattr(experts.commands, "spawned", spawned)
+  return found
+
+
+def test_server_has_the_options_of_the_benchmark_and_is_ended(
+  library, programs
+):
+  joined = []
   config = config_of.get_config("test")
   group = memory_limits.Group(0, joined.append, lambda: 0)
   for changes, slots in (({}, config.experts.slots), ({"num_slots": 1}, 1)):
@@ -303,5 +338,37 @@ def test_server_has_the_options_of_the_benchmark_and_is_ended(
     for section in ("inference", "serving"):
       for key, value in config[section].items():
         assert options[f"config.{section}.{key}"] == str(value)
-  assert programs == ["serve"] * 2
-  assert len(set(joined)) == 2
+  assert len(programs) == len(set(joined)) == 2
+
+
+def test_streams_are_sent_to_one_server_and_to_one_per_expert(
+  programs, tmp_path, capsys
+):
+  """The stream is cyclic: the next request is for another expert."""
+  config = config_of.get_config("test")
+  config.experts.path = str(tmp_path / "experts")
+  config.benchmark.seconds = 0.5
+  # For Python processes, which are larger than the experts.
+  config.benchmark.memory = 1000
+  found = experts.run(config)
+  size = found["expert_bytes"]
+  assert size == Library(tmp_path / "experts").size_bytes("random-000")
+  ours, swapped = found["rows"]
+  assert (ours["stream"], ours["eviction"]) == ("cyclic", "lookahead")
+  assert (swapped["stream"], swapped["eviction"]) == ("cyclic", "processes")
+  # Half a second of eight requests per second, and two of them.
+  assert (ours["requests"], swapped["requests"]) == (4, 2)
+  assert ours["errors"] == swapped["errors"] == []
+  assert {ours[key] for key in experts._COUNTERS} == {4}
+  assert (ours["load_s"], swapped["loads"]) == (0.5, 2)
+  assert swapped["load_s"] > 0
+  first, *others = programs
+  assert "--warm_up=True" in first
+  assert f"--config.experts.path={tmp_path}/experts" in first
+  assert len(others) == 2
+  for arguments in others:
+    assert {"--warm_up=False", "--config.experts.slots=1"} <= {*arguments}
+  if found["limit_bytes"]:  # of whole pages
+    assert 0 <= 1000 * size - found["limit_bytes"] < 4096
+    assert min(row["peak_bytes"] for row in found["rows"]) > 0
+  assert "cyclic, processes: 2 requests, 0 errors" in capsys.readouterr().out

@@ -71,8 +71,12 @@ def test_rows_are_medians_at_the_first_round_that_reaches_the_target():
   assert [(line.label, line.x, line.y) for line in curves.marks[1:]] == [
     ("uplink=int4", [10.0], [0.5]), ("float32", [10.0], [0.5]),
   ]
+  assert [(line.colour, line.marker) for line in curves.marks[1:]] == [
+    ("C0", "o"), ("C1", "s")
+  ]
   # What has not reached the target has no point.
   (point,) = points.marks
+  assert point.x == [(1.26e6 + 12_340e6) / 1e6]
   assert (point.label, point.y, point.errors) == (
     "uplink=int4", [20], ([10.0], [40.0])
   )

@@ -125,6 +125,14 @@ def test_failed_run_is_one_line():
   assert "\n" not in str(error.value)
 
 
+def test_links_of_a_run_are_shown_if_they_are_emulated():
+  assert federated_rounds._emulated({"links": None}) == []
+  record = {"means": "by hand", "clients": [{"client": 0, "down": 2.5e5}]}
+  means, table = federated_rounds._emulated({"links": record})
+  assert means == "by hand"
+  assert table.rows[0]["down, Mbit/s"] == "2"
+
+
 def test_line_of_a_run_has_its_round_and_phases():
   rows = [_row(0, 0, 1.25, 0.5), _row(0, 1, 1.25, 1.5)]
   assert federated_rounds._line("a case", rows) == (

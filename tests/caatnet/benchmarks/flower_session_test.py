@@ -41,6 +41,7 @@ def test_server_has_the_options_of_the_run():
     "--role=server", "--host=10.0.0.1", "--port=7100", "--workdir=/f/run",
     "--config.federated.clients=3", "--config.federated.per_round=3",
     "--config.federated.rounds=5", "--config.federated.validate=False",
+    "--config.federated.outlier_factor=0.0",  # no check, as in Flower
   } <= {*command}
 
 

@@ -52,6 +52,22 @@ def test_gradient_is_that_of_the_loss(network, monkeypatch):
   assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(slope, 1e-4)
 
 
+def test_initial_weights_have_the_variance_of_their_inputs(network):
+  network.options["width"] = 400
+  lower, bias, upper, upper_bias = network.get_parameters({})
+  assert lower.std() == pytest.approx(1 / 8, rel=0.02)
+  assert upper.std() == pytest.approx(1 / 20, rel=0.05)
+  assert not bias.any()
+  assert not upper_bias.any()
+
+
+def test_digits_are_from_0_to_1(tmp_path):
+  with np.load(flower._write_digits(tmp_path)) as data:
+    assert (data["images"].min(), data["images"].max()) == (0, 1)
+    assert data["images"].shape == (len(data["labels"]), 64)
+    assert {*data["labels"]} == {*range(10)}
+
+
 def test_steps_reduce_the_loss_of_the_examples(network):
   """Held-out examples are not trained on: their labels are random."""
   network.options["steps"] = 200

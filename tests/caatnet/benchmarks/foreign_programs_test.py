@@ -64,12 +64,16 @@ def test_fault_in_an_installed_module_is_named_there(kind):
   assert {e.source for e in foreign_programs.added(found, sound)} == {line}
 
 
-def test_texts_of_faults_occur_once():
+def test_texts_of_faults_occur_once(monkeypatch):
   """Modules that are not installed are left out."""
+  monkeypatch.setenv("KERAS_BACKEND", "jax")
   checked = 0
   for faults in planted.FAULTS.values():
     assert faults.keys() <= {*planted.KINDS}
     for fault in faults.values():
+      assert all(map(str.isidentifier, fault.module.split(".")))
+      # A fault adds text; "True" is shorter than "False".
+      assert len(fault.new) > len(fault.old) - 2
       texts = {m: _text(m) for m in (fault.module, *dict(fault.named))}
       if None in texts.values():
         continue
@@ -147,7 +151,13 @@ def test_unknown_project_is_refused():
 
 def test_python_that_cannot_make_environments_is_one_line(tmp_path):
   with pytest.raises(ValueError, match="no such python: No such file"):
+    foreign_programs.environment("flax", tmp_path / "a/b", "no such python")
+  # An environment with other packages is made again.
+  (tmp_path / "shared").mkdir()
+  (tmp_path / "shared/installed").write_text("other")
+  with pytest.raises(ValueError, match="no such python: No such file"):
     foreign_programs.environment("flax", tmp_path, "no such python")
+  assert not (tmp_path / "shared").exists()
   script = tmp_path / "python"
   script.write_text(
     "#!/bin/sh\necho 'python: not installed' >&2; echo hint >&2; exit 127\n"

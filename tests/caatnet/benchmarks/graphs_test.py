@@ -1,7 +1,10 @@
 """Benchmark of graph networks: its counts, and an interpreter without DGL."""
 
 import json
+import pathlib
+import resource
 import sys
+import time
 import types
 
 import numpy as np
@@ -24,7 +27,10 @@ print(json.dumps([str(folder), *others]))
 def test_counts_of_the_benchmark_agree(capsys):
   config = benchmark_config.get_config("test")
   config.benchmark.parts = ("sampler", "caches", "waits", "predicted")
+  config.benchmark.shares = (0.05, 1.0)
+  start = time.perf_counter()
   result = json.loads(json.dumps(graphs.run(config)))
+  passed = time.perf_counter() - start
   printed = capsys.readouterr().out
   assert "least possible" in printed
   (ours,) = result["sampler"]["rows"]
@@ -52,10 +58,13 @@ def test_counts_of_the_benchmark_agree(capsys):
       *(f"{sizes['unique'] * (1 - row[k]) / 1e9:.3f}"
         for k in ("presampling", "belady")),
     ] in table
+  assert row["degree"] == row["presampling"] == 1  # there is room for all
   reference, *others = result["waits"]["rows"]
   assert all(row["losses"] == reference["losses"] for row in others)
   for row in (reference, *others):
-    assert 0 <= row["waited_s"] <= row["step_s"]
+    assert 0 <= row["waited_s"] <= row["step_s"] < passed / 6
+    # At most each row of a tree once, of eight features.
+    assert 0 < row["fetched_bytes"] <= 64 * 10 * 8 * 4
     assert [
       row["changes"], f"{1e3 * row['step_s']:.1f}",
       f"{1e3 * row['waited_s']:.1f}", f"{row['waited_s'] / row['step_s']:.1%}",
@@ -94,6 +103,18 @@ def test_predicted_compute_is_that_of_two_layers(capsys):
       rows_bytes * row["devices"] * max(1 / given.gather, 3 / given.memory)
       + rows_bytes / (given.link_share * link.bandwidth)
     )
+    # The device reads whole sectors of 32 bytes; rows begin anywhere.
+    width = 4 * row["features"]
+    sectors = np.mean([
+      (begin + width - 1) // 32 + 1 for begin in np.arange(0, 32, np.gcd(
+        width, 32
+      ))
+    ])
+    read = rows_bytes * 32 * sectors / width
+    assert fast["zero_copy_s"] == pytest.approx(max(
+      read / (given.link_share * link.bandwidth),
+      read * row["devices"] / given.memory,
+    ))
     assert row["faster"] == pytest.approx(
       row["conventional_s"] / row["zero_copy_s"] - 1
     )
@@ -123,9 +144,57 @@ def test_interpreter_without_dgl_is_an_error():
     graphs.run(config)
 
 
+# Python that answers as the script of DGL would: with its warm-up batches.
+DGL = """#!{python}
+import json, sys
+import numpy as np
+folder, warm, threads = sys.argv[2:5]
+print(json.dumps({{
+  "of": "DGL", "edges": 3600, "unique": len(np.load(folder + "/roots.npy")),
+  "sampled_s": None, "with_unique_s": float(warm),
+}}))
+"""
+
+
+def test_samplers_are_compared_on_the_batches_after_the_warm_up(
+  tmp_path, capsys
+):
+  """A tenth of the batches more, which are not counted."""
+  python = tmp_path / "python"
+  python.write_text(DGL.format(python=sys.executable))
+  python.chmod(0o755)
+  config = benchmark_config.get_config("test")
+  config.benchmark.update({
+    "parts": ("sampler",), "samples": 30, "python": str(python),
+  })
+  ours, dgl = graphs.run(config)["sampler"]["rows"]
+  assert (dgl["with_unique_s"], dgl["unique"]) == (3, 30 + 3)
+  assert ours["edges"] <= 30 * 64 * 9
+  # 3600 edges and 33 nodes in 30 batches, 3 seconds.
+  assert rows_of(capsys.readouterr().out)[-1] == [
+    "DGL", "120", "-", "-", "100.00", "1",
+  ]
+
+
+def test_part_has_the_memory_of_its_process():
+  start = time.perf_counter()
+  row = graphs._row("a part", start, "a loss")
+  assert (row["part"], row["loss"]) == ("a part", "a loss")
+  assert 0 <= row["seconds"] <= time.perf_counter() - start
+  pages = list(map(int, pathlib.Path("/proc/self/statm").read_text().split()))
+  page = resource.getpagesize() / 1e6
+  # Resident pages without those of files, now; and most resident ones.
+  assert row["own_mb"] == pytest.approx((pages[1] - pages[2]) * page, rel=0.1)
+  most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+  assert row["resident_mb"] == pytest.approx(most, rel=0.1)
+
+
 def test_edges_are_counted_without_padding():
   degrees = np.array([[5, 1, 0, 2, 9, 9, 9]])  # fan-outs (2, 2)
   assert graphs.num_edges(degrees, (2, 2)) == 2 + 1 + 0
+  # One root, three neighbours, and theirs.
+  degrees = np.array([[5, 4, 1, 2, *[9] * 6], [1, 3, *[0] * 8]])
+  assert graphs.num_edges(degrees, (3, 2)) == (3 + 2 + 1 + 2) + (1 + 2)
 
 
 def test_large_graph_is_trained_on_in_a_separate_process():

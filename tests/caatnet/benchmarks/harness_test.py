@@ -22,12 +22,17 @@ class Echo:
   """Peer that returns its name, or exits."""
 
   def __init__(self, me):
-    print("a library prints something")
+    print("a library prints something", flush=True)
     self._me = me
 
   def name(self):
     print("and again")
     return self._me, os.getpid()
+
+  def compute(self, seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+      pass
 
   def leave(self, who):
     if who == self._me:
@@ -62,6 +67,18 @@ def test_runner_is_called_once_before_it_is_timed():
   assert len(calls) == 2
 
 
+def test_times_are_of_a_clock_or_of_a_processor(monkeypatch):
+  start = time.perf_counter()
+  assert timing.seconds(lambda: time.sleep(0.02)) >= 0.02
+  used = time.process_time()
+  result, cpu_s = timing.cpu_seconds(lambda: sum(range(10**5)) and 5)
+  assert result == 5
+  assert 0 < cpu_s <= time.process_time() - used
+  assert timing.seconds(lambda: None) < time.perf_counter() - start
+  monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 2.5, 3.5))
+  assert timing.load() == 1.5
+
+
 def test_ratios_are_taken_within_rounds():
   """A machine that becomes ten times slower changes no ratio."""
   first = [1.0, 1.0, 10.0, 10.0, 10.0]
@@ -88,11 +105,17 @@ def _gone(pids, within_s=20):
   return not any(map(_alive, pids))
 
 
-def test_peers_answer_in_order_despite_their_output():
+def test_peers_answer_in_order_despite_their_output(capfd):
+  """Output of libraries is this process' stderr, unless it is discarded."""
   with processes.Peers(KIND, [("x",), ("y",), ("z",)]) as peers:
     done = peers.do("name")
+    start = time.monotonic()
+    work = peers.do("compute", lambda i: {"seconds": 0.01 * (i + 1)})
+    passed = time.monotonic() - start
+  assert capfd.readouterr().err.count("a library prints something\n") == 3
   assert [name for name, _ in done.found] == ["x", "y", "z"]
-  assert done.seconds >= 0
+  assert 0.03 <= work.seconds <= passed
+  assert 0.06 <= work.cpu_s <= 3 * passed
   assert all(p.popen.returncode is not None for p in peers.processes)
 
 
@@ -143,9 +166,12 @@ def test_peers_end_with_an_interrupted_or_killed_parent(how):
 
 
 @pytest.mark.filterwarnings("error")  # from threads
-def test_lines_are_handed_over_until_the_process_is_killed():
+def test_lines_are_handed_over_until_the_process_is_killed(capfd):
   """Drops an incomplete last line."""
-  code = "print('{\"a\": 1}'); print('{\"b\"', end='', flush=True); input()"
+  code = (
+    "import sys; print('an error', file=sys.stderr, flush=True)\n"
+    "print('{\"a\": 1}'); print('{\"b\"', end='', flush=True); input()"
+  )
   found = []
   with processes.Process(
     [sys.executable, "-uc", code], on_line=found.append
@@ -154,6 +180,7 @@ def test_lines_are_handed_over_until_the_process_is_killed():
       time.sleep(0.01)
   assert found == [{"a": 1}]
   assert process.killed
+  assert "an error\n" in capfd.readouterr().err
 
 
 def test_error_of_a_script_names_the_key_and_the_last_line():

@@ -10,11 +10,18 @@ import pytest
 from caatnet.benchmarks.memory import host_optimizer, measured_tiers
 from configs.benchmark import host_optimizer as host_optimizer_config
 from parallel.hardware import tiers
-from parallel.memory.host_optimizer import MOVED_BYTES
+from parallel.memory.host_optimizer import MOVED_BYTES, AdamW
 from tests.caatnet.benchmarks.printed import rows_of
 
+OURS = AdamW()
+SETTINGS = {
+  "lr": measured_tiers.LEARNING_RATE, "betas": (OURS.beta_1, OURS.beta_2),
+  "weight_decay": OURS.weight_decay, "fused": True,
+}
 # What the rivals' script uses of torch; a step takes ten milliseconds.
-TORCH = """
+TORCH = f"""
+SETTINGS = {SETTINGS}
+""" + """
 import time
 import types
 
@@ -32,8 +39,7 @@ def full(shape, value):
 class AdamW:
   def __init__(self, parameters, **settings):
     (self.parameter,) = parameters
-    assert settings == {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1,
-                        "fused": True}  # as ours
+    assert settings == SETTINGS
 
   def step(self):
     assert threads == [2]

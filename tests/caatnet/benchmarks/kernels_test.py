@@ -99,6 +99,19 @@ def test_kernel_is_timed_against_its_reference_and_a_copy(monkeypatch):
     assert found["of_unfused"] > 0
 
 
+def test_rates_and_ratios_are_those_of_medians(monkeypatch):
+  """A copy reads and writes its array."""
+  monkeypatch.setattr(kernels, "_COPY_BYTES", 600)
+  found = kernels._compared(240, {
+    "kernel": [2.0, 3.0, 40.0], "fused": [6.0, 6.0, 1.0],
+    "unfused": [12.0, 1.0, 13.0], "copy": [4.0, 9.0, 1.0],
+  })
+  assert found == {
+    "median_s": 3, "min_s": 2, "max_s": 40, "copy_bytes_per_s": 300,
+    "of_copy_bandwidth": 240 / 3 / 300, "of_fused": 0.5, "of_unfused": 0.25,
+  }
+
+
 def test_timed_program_executes_every_call():
   """Two sets of equal values before the loop, and in each iteration."""
   x = np.ones((64, 64), "f4")

@@ -72,6 +72,42 @@ def test_rates_of_a_file_are_those_of_the_optimizer_beyond_the_cache(
   assert not path.exists()
 
 
+def test_rates_of_a_node_are_those_of_arrays_beyond_the_cache(monkeypatch):
+  """With one thread and with all, from the smallest array to the largest."""
+  monkeypatch.setattr(measured_tiers, "_REPEAT_S", 0.0)
+  sizes, cache, lines = (1 << 19, 1 << 16, 1 << 18, 1 << 17), 1 << 16, []
+  found = measured_tiers._node(0, sizes, cache, lines.append)
+  assert (found.name, found.kind, found.node) == ("node0", "dram", 0)
+  assert [x.size_bytes for x in found.passes] == [
+    4 << shift for shift in (16, 17, 18, 19)
+  ]
+  counts = sorted({1, os.cpu_count()})
+  measured = [(count, size) for count in counts for size in sorted(sizes)]
+  rates = {"read": [], "write": []}
+  for (count, size), line in zip(measured, lines, strict=False):
+    start = f"node 0, {size / 1e6:,.1f} MB, {count} threads: "
+    assert line.startswith(start)
+    said = dict(x.split() for x in line.removeprefix(start)[:-5].split(", "))
+    for name, some in rates.items():
+      if size > 1 << 17:
+        some.append(said[name])
+  for name, texts in rates.items():
+    rate = getattr(found, name)
+    assert f"{rate.value / 1e9:.1f}" == texts[-1]
+    assert f"{rate.low / 1e9:.1f}" == min(texts, key=float)
+    assert f"{rate.high / 1e9:.1f}" == max(texts, key=float)
+  latency, *passes = lines[len(measured) :]
+  assert latency == (
+    f"node 0: {1e9 * found.latency_s.value:.0f} ns per dependent load"
+  )
+  assert len(passes) == len(sizes)
+  free = found.capacity_bytes.value
+  with pytest.raises(ValueError, match=r"node 0 has .* free memory"):
+    measured_tiers._node(0, (int(0.4 * free),), cache, lines.append)
+  with pytest.raises(ValueError, match=r"array must exceed .* twice the last"):
+    measured_tiers.measure([1 << 10, 2 * measured_tiers.cache_bytes()])
+
+
 def test_copies_are_in_memory_if_the_device_is_a_cpu():
   lines = []
   link = measured_tiers._device_link(1 << 16, lines.append)

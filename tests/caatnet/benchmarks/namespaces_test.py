@@ -69,6 +69,16 @@ def test_links_have_the_rate_of_their_direction(mesh, rates):
     assert least <= burst < 1.05 * least
 
 
+def test_rates_of_a_namespace_are_those_to_the_others():
+  text = namespaces._rules(1e6 * np.arange(1, 4), 1, ["a", "b", "c"])
+  assert re.findall(r"classid (\S+) htb rate (\d+)bit", text) == [
+    ("1:1", "8000000"), ("1:3", "24000000")
+  ]
+  assert re.findall(r"ip dst (\S+)/32 flowid (\S+)", text) == [
+    ("a", "1:1"), ("c", "1:3")
+  ]
+
+
 def test_links_have_large_packets_and_long_queues(mesh):
   listed = subprocess.run(
     ["ip", "-n", mesh._names[0], "link", "show", namespaces._wire(0, 1)],

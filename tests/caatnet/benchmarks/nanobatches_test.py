@@ -131,6 +131,41 @@ def test_rates_of_the_engine_are_relative_to_the_first_row(capsys):
   assert f"{first['rate'][0]:,.0f} (" in capsys.readouterr().out
 
 
+def test_ranks_have_the_sizes_of_the_config_and_take_turns(monkeypatch):
+  """Ranks without a model, of which the second is a second slower."""
+  monkeypatch.setattr(
+    nanobatches, "_KIND", "tests.caatnet.benchmarks.stand_in_rank:Rank"
+  )
+  checked, found = nanobatches._checked, []
+  monkeypatch.setattr(
+    nanobatches, "_checked",
+    lambda ranks: found.extend(ranks) or checked(ranks)
+  )
+  own = config_of.get_config("test")
+  own.benchmark.update({"cuts": (1, 2), "rounds": 2})
+  try:
+    one, two = nanobatches._linked(own, 200)
+  except ValueError as error:
+    if "links cannot be" not in str(error):
+      raise
+    pytest.skip(str(error))
+  assert (one["mbit"], one["pieces"], two["pieces"]) == (200, 1, 2)
+  for row in (one, two):
+    for what, seconds in (("products", 1), ("sums", 10), ("step", 100)):
+      assert row[what] == [seconds + row["pieces"] + 1] * 2
+  assert two["gain"] == pytest.approx([102 / 103] * 2)
+  options, model = own.benchmark, own.model
+  names = ("vocab_size", "width", "num_layers", "num_heads", "num_kv_heads",
+           "ffn_width")
+  given = [
+    sorted([name, model[name]] for name in names), options.decodes,
+    options.context,
+  ]
+  assert all(each["given"] == given for each in found)
+  # Two ranks, two numbers of pieces, three kinds and a discarded round.
+  assert len(found) == 2 * 2 * 3 * 3
+
+
 def test_rows_are_times_of_all_rounds_and_gains_over_the_first_cut():
   own = config(4)
   own.benchmark.cuts = (1, 2)

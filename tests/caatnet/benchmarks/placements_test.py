@@ -1,5 +1,7 @@
 """Benchmark of placements: random problems, and the worst case of a policy."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -59,10 +61,35 @@ def test_random_tiers_are_a_valid_file_with_room_for_the_state(seed):
   assert needed < room < 3 * needed
 
 
-def test_policies_are_no_faster_than_the_optimum_in_their_layout():
-  result = placements.run(config_of.get_config("test"))
+# Python that answers as the rivals' script, which places no layers, would.
+RIVALS = """#!{python}
+import json, sys
+asked = json.loads(input())
+print(json.dumps({{
+  "versions": {{"accelerate": "1"}}, "estimates": [],
+  "layers": [None for problem in asked["problems"]],
+}}))
+"""
+
+
+def test_policies_are_no_faster_than_the_optimum_in_their_layout(tmp_path):
+  python = tmp_path / "python"
+  python.write_text(RIVALS.format(python=sys.executable))
+  python.chmod(0o755)
+  config = config_of.get_config("test")
+  config.benchmark.python = str(python)
+  result = placements.run(config)
   assert result["problems"] == 5
+  assert result["versions"] == {"accelerate": "1"}
+  assert result["optimum_s"] > 0
   rows = {row["policy"]: row for row in result["policies"]}
+  assert rows.pop("accelerate") == {
+    "policy": "accelerate", "fits": 0, "near": 0, "near_all": 0, "median": None,
+    "worst": None, "worst_seed": None,
+  }
+  # Those that cannot be placed are left out.
+  first, last = result["seeds"]
+  assert (first, last - first >= 4) == (0, True)
   assert set(rows) == {*placement.POLICIES} - {"optimum"}
   for row in rows.values():
     assert 0 <= row["near_all"] <= row["near"] <= row["fits"] <= 5

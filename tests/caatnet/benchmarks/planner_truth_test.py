@@ -42,6 +42,21 @@ def test_messages_are_received_in_the_order_of_sending(c):
   assert len(sent) == 2 * (c.stages - 1) * c.data * c.tensor
 
 
+@pytest.mark.parametrize(("schedule", "programs"), [
+  ("gpipe", 1), ("zb_h1", 2)
+])
+def test_each_device_computes_forwards_and_backwards(schedule, programs):
+  """Each program of a backward computes the forward again."""
+  c = Configuration(4, 1, 1, 4, schedule, remat="full")
+  problem = _problem()
+  seconds, again_s = latency.stage(c, problem.step, problem.links.device, 1.0)
+  assert again_s > 0
+  for job in planner_truth.jobs(c, problem, np.arange(4).reshape(c.grid), 0.0):
+    assert sum(action[2] for action in job["actions"]) == pytest.approx(
+      c.microbatches * (3 * seconds + programs * again_s)
+    )
+
+
 def test_processes_send_the_predicted_bytes_and_reduce_sums():
   problem = _problem()
   with planner_truth._peers(OPTIONS, 0) as peers:

@@ -10,6 +10,7 @@ import pytest
 from caatnet.benchmarks.elastic import ring, ring_orders
 from caatnet.config.schema.benchmarks.swarms import RingOrders
 from configs.benchmark import ring as config_of
+from configs.benchmark import ring_orders as ring_orders_config
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.ring.times import Matrix
 from tests.caatnet.benchmarks.printed import rows_of
@@ -117,6 +118,36 @@ def test_chosen_algorithm_is_compared_with_all_others():
   found = ring_orders.compared(links, 10**6, done)
   assert found["chosen"] not in ("direct", "ring 01234")
   assert found["direct_s"] == 2.0
+
+
+def test_run_times_all_algorithms_on_the_links_of_a_seed(capsys):
+  """A direct exchange and the only ring of three peers."""
+  config = ring_orders_config.get_config("test")
+  options = config.benchmark
+  options.update({
+    "mbit": (100.0, 101.0), "delays_ms": (0.5,), "megabytes": 2, "seeds": (5,),
+  })
+  try:
+    (row,) = ring_orders.run(config)["rows"]
+  except ValueError as error:
+    if "links cannot be" not in str(error):
+      raise
+    pytest.skip(str(error))
+  links, done = ring_orders.drawn(5, options), row["seconds"]
+  assert row["links"] == [x.tolist() for x in links]
+  assert set(done) == {"direct", "ring 012"}
+  measured = Matrix(*map(np.array, row["measured"]))
+  assert measured.delays[0, 1] > 0.0004
+  expected = ring_orders.compared(measured, 2_000_000, done)
+  assert row == row | expected | {
+    "seed": 5, "of_model": ring_orders._of_model(links, 2_000_000, done),
+  }
+  # Two thirds of the array pass a link of the ring twice, and a third of it
+  # each of the links of a direct exchange.
+  third_s = 2e6 / 3 / links.rates.max()
+  assert done["ring 012"][0] > 0.95 * 4 * third_s
+  assert done["direct"][0] > 0.95 * 2 * third_s
+  assert "2 MB of float32 summed among 3 peers" in capsys.readouterr().out
 
 
 def test_drawn_links_have_delays_of_pairs_and_rates_of_directions():

@@ -31,6 +31,12 @@ def test_requests_share_one_of_50_beginnings():
   np.testing.assert_array_equal(again.prompt, prompts[0])
 
 
+def test_pages_are_those_of_an_8b_model():
+  """16 positions, 32 layers, 8 heads of width 128; keys and values, 2 bytes."""
+  assert serving._COPIES.page_bytes == 16 * 32 * 8 * 128 * 2 * 2
+  assert serving._COPIES.ranges_per_run == 32 * 2
+
+
 def test_watch_sums_both_clocks_until_it_is_read():
   watch = serving._Watch()
   slow = watch(lambda seconds: time.sleep(seconds) or seconds)

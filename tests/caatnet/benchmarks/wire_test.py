@@ -63,6 +63,20 @@ def test_the_largest_packet_is_forwarded_whole():
     assert found.recv(1 << 18) == packet
 
 
+def test_turn_reads_64_packets_and_a_full_queue_drops_more(monkeypatch):
+  near, source = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+  with near, source:
+    source.setblocking(False)
+    for _ in range(100):
+      near.send(b"x")
+    way = wire._Way(source.fileno(), -1, wire.Delays(60.0, 0.0))
+    way.receive()
+    assert len(way._waiting) == 64
+    monkeypatch.setattr(wire, "_MOST_PACKETS", 66)
+    way.receive()
+    assert len(way._waiting) == 66
+
+
 _TUNGETIFF, _HAS_HEADER = 0x800454D2, 0x4000  # of linux/if_tun.h
 
 

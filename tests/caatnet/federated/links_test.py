@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import pathlib
+import re
 import statistics
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from caatnet.federated import links
 from caatnet.federated.links import LINKS
 
+RESULTS = pathlib.Path(__file__).parents[3] / "results"
 RECORD = dataclasses.asdict(LINKS["5g-40mhz"]) | {"name": "mine"}
 
 
@@ -25,6 +28,28 @@ def test_records_are_complete_and_slower_than_ethernet():
     # No source gives a jitter or a spread.
     if link.jitter_s or link.spread:
       assert "assumed" in link.source, name
+
+
+def test_records_are_in_the_middle_of_the_ranges_of_their_sources():
+  checked = 0
+  for link in LINKS.values():
+    for low, high, unit in re.findall(
+      r"\((\d+) to (\d+)\s+(ms|Mbit/s down)\)", link.source
+    ):
+      found = 1e3 * link.rtt_s if unit == "ms" else 8e-6 * link.down
+      assert found == pytest.approx((int(low) + int(high)) / 2), link.name
+      checked += 1
+  assert checked == 5
+
+
+def test_records_are_those_of_the_recorded_rounds():
+  rows = json.loads((RESULTS / "federated_rounds.json").read_text())["rows"]
+  assert {row["interface"] for row in rows} == {"ethernet", "wifi", "5g-40mhz"}
+  for row in rows:
+    expected = links.of_clients((row["interface"],), row["clients"])
+    recorded = row["links"]["clients"]
+    for link, found in zip(expected, recorded, strict=True):
+      assert found | dataclasses.asdict(link) == found
 
 
 def test_one_name_is_for_all_clients_and_a_cell_has_one_rate():
