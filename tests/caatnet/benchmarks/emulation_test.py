@@ -160,7 +160,7 @@ def test_bursts_are_a_millisecond_or_two_packets():
   (1e6, 1500), (4e7, 40_000), (1e9, 65_536)
 ])
 def test_packets_of_a_star_pass_within_a_millisecond(root, up, size):
-  """Of the slowest link; at least one and at most the kernel's largest."""
+  """Bytes of a packet on the slowest link, from one MTU to the largest."""
   fast = dataclasses.replace(OWN, down=2e9, up=2e9, rtt_s=0.0)
   with namespaces.star([fast, dataclasses.replace(fast, up=up)]) as star:
     said = subprocess.run(
