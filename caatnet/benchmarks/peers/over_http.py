@@ -46,8 +46,9 @@ def rows(config: Any, python: str) -> list[dict[str, Any]]:
     sizes = decoder, serving.FACTOR
     shown.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
     pool = stack.enter_context(processes.pool(1))  # the client's process
+    lengths = [options.tokens] * len(prompts)
     turns = {"caatnet": lambda: server.served(
-      decoder, server.options_of(len(prompts)), prompts, options.tokens, pool
+      decoder, server.options_of(len(prompts)), prompts, lengths, pool
     )}
     urls: dict[str, str] = {}
     if options.vllm:
@@ -58,7 +59,7 @@ def rows(config: Any, python: str) -> list[dict[str, Any]]:
       )
     for name, url in urls.items():
       turns[name] = lambda url=url: pool.submit(
-        server.ask, url, prompts, options.tokens
+        server.ask, url, prompts, lengths
       ).result()
     found = timing.in_turns(
       turns, options.rounds, label=f"{len(prompts)} streams over HTTP"

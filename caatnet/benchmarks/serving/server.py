@@ -1,6 +1,7 @@
 """Times of many streams over HTTP, compared with the engine without it."""
 
 import asyncio
+from collections.abc import Sequence
 from concurrent import futures
 import dataclasses
 import gc
@@ -44,8 +45,15 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
   options = config.benchmark
   chosen = options_of(options.streams)
   decoder = decoders.decoder(decoders.built(config, batch=batch))
-  prompts = np.random.default_rng(0).integers(
+  rng = np.random.default_rng(0)
+  prompts = rng.integers(
     config.model.vocab_size, size=(options.streams, options.prompt)
+  ).tolist()
+  # Of equal lengths, streams that begin together would end together: whether
+  # the first prompts share a step would change the steps of the whole run.
+  lengths = rng.integers(
+    options.tokens // 2, 3 * options.tokens // 2, size=len(prompts),
+    endpoint=True,
   ).tolist()
   sizes = decoder, serving.FACTOR
   servers.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
@@ -53,8 +61,8 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
   tune_gc()  # as `warm_up.prepare` does for a server
   with processes.pool(1) as pool:  # client process, started in the first round
     found = timing.in_turns({
-      "bare": lambda: _bare(decoder, chosen, prompts, options.tokens),
-      "http": lambda: served(decoder, chosen, prompts, options.tokens, pool),
+      "bare": lambda: _bare(decoder, chosen, prompts, lengths),
+      "http": lambda: served(decoder, chosen, prompts, lengths, pool),
     }, options.rounds, label=f"{batch} at a time")
   gc.set_threshold(*often)
   over_http = found["http"]
@@ -77,27 +85,27 @@ def options_of(streams: int) -> ServingOptions:
 
 def _bare(
   decoder: Decoder, chosen: ServingOptions, prompts: list[list[int]],
-  tokens: int,
+  lengths: Sequence[int],
 ) -> float:
   """Returns the tokens per second of an engine alone."""
   engine = serving.engine(decoder, chosen)
   requests = [
     Request(
-      i, prompt, tokens, arrival_s=0.0,
-      payload=Drawn(Drawing(tuple(prompt), Stops(tokens))),
+      i, prompt, length, arrival_s=0.0,
+      payload=Drawn(Drawing(tuple(prompt), Stops(length))),
     )
-    for i, prompt in enumerate(prompts)
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
   ]
   begin = time.perf_counter()
   replay(engine, requests)
   seconds = time.perf_counter() - begin
   engine.executor.close()
-  return len(prompts) * tokens / seconds
+  return sum(lengths) / seconds
 
 
 def served(
   decoder: Decoder, chosen: ServingOptions, prompts: list[list[int]],
-  tokens: int, pool: futures.Executor,
+  lengths: Sequence[int], pool: futures.Executor,
 ) -> dict[str, Any]:
   """Returns the measurements of a client in a process of a pool; see `ask`."""
   listener = http.bound("127.0.0.1", 0)
@@ -111,23 +119,29 @@ def served(
   try:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     pool.submit(tune_gc).result()
-    return pool.submit(ask, url, prompts, tokens).result()
+    return pool.submit(ask, url, prompts, lengths).result()
   finally:
     server.should_exit = True
     thread.join()
 
 
 def ask(
-  url: str, prompts: list[list[int]], tokens: int
+  url: str, prompts: list[list[int]], lengths: Sequence[int]
 ) -> dict[str, Any]:
-  """Sends all requests at once; returns `client.summary` of the streams."""
+  """Sends all requests at once; returns `client.summary` of the streams.
+
+  Args:
+    url: Address of the server.
+    prompts: Token ids of each prompt.
+    lengths: Number of tokens of each response.
+  """
   # Log-probabilities make each token an event, even one without text.
   body = {
-    "model": "benchmark", "max_tokens": tokens, "temperature": 0,
-    "ignore_eos": True, "logprobs": 0,
+    "model": "benchmark", "temperature": 0, "ignore_eos": True, "logprobs": 0,
   }
   questions = [
-    client.Question(0.0, body | {"prompt": prompt}) for prompt in prompts
+    client.Question(0.0, body | {"prompt": prompt, "max_tokens": length})
+    for prompt, length in zip(prompts, lengths, strict=True)
   ]
   return client.summary(asyncio.run(client.ask(url, questions)))
 
@@ -138,7 +152,7 @@ def _print(rows: list[dict[str, Any]], options: Any) -> None:
 
   tables.table(
     f"{options.streams} streams at once, {options.prompt} tokens and "
-    f"{options.tokens} more; medians of {options.rounds} rounds",
+    f"{options.tokens} more on average; medians of {options.rounds} rounds",
     ["running", "tokens/s without HTTP", "with HTTP", "share", "TTFT P50 (s)",
      "TBT P50 (ms)", "TBT P99 (ms)", "errors"],
     [

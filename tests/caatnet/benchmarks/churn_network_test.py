@@ -5,6 +5,7 @@ from rich import progress
 
 from caatnet.benchmarks.elastic import churn_network
 from configs.elastic import churn as config_of
+from tests.caatnet.benchmarks import unavailable
 from tests.caatnet.benchmarks.each_event import SMALL, EachEvent
 
 KINDS = tuple(churn_network.REACHABILITY)
@@ -42,7 +43,7 @@ def network(tmp_path):
   try:
     made = Network(tmp_path, config, seed=0)
   except ValueError as error:
-    pytest.skip(str(error))
+    unavailable.skip(error)
   yield made
   made.end()
 

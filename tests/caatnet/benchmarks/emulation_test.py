@@ -27,6 +27,7 @@ from caatnet.config.schema.federated import Federated
 from caatnet.federated.links import LINKS, Link
 from caatnet.federated.service import Service
 from parallel.network import fluid
+from tests.caatnet.benchmarks import unavailable
 from tests.caatnet.federated import numeric, process
 
 LIMIT_S = 10.0
@@ -41,7 +42,7 @@ def root():
     with namespaces.star([OWN]):
       pass
   except ValueError as error:
-    pytest.skip(str(error))
+    unavailable.skip(error)
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def quotas():
     with cpu_limits.limited(0.9, 1):
       pass
   except ValueError as error:
-    pytest.skip(str(error))
+    unavailable.skip(error)
 
 
 def _federation(links, clients, quota=0.0):

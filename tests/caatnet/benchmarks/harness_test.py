@@ -14,6 +14,7 @@ import pytest
 
 from caatnet.benchmarks.harness import namespaces, processes, setup, timing
 from configs.benchmark import train_step
+from tests.caatnet.benchmarks import unavailable
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -224,7 +225,7 @@ def root():
     with namespaces.shaped(np.full((2, 2), 1e6)):
       pass
   except ValueError as error:
-    pytest.skip(str(error))
+    unavailable.skip(error)
 
 
 def _own():

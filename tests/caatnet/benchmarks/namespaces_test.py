@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from caatnet.benchmarks.harness import namespaces, processes
+from tests.caatnet.benchmarks import unavailable
 
 _HZ = 250  # ticks of common kernels per second
 
@@ -35,7 +36,7 @@ def mesh(rates, delays_s):
     try:
       yield stack.enter_context(namespaces.mesh(rates, delays_s))
     except ValueError as error:
-      pytest.skip(str(error))
+      unavailable.skip(error)
 
 
 def test_links_have_the_delay_of_their_pair(mesh, delays_s):

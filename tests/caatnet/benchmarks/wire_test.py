@@ -11,6 +11,7 @@ import time
 import pytest
 
 from caatnet.benchmarks.harness import namespaces, wire
+from tests.caatnet.benchmarks import unavailable
 
 
 def test_file_that_is_no_namespace_is_an_error_with_the_kernels_reason(
@@ -86,7 +87,7 @@ def test_device_hands_over_several_segments_if_it_is_asked_to(large):
     try:
       (name,) = stack.enter_context(namespaces._made(1))
     except ValueError as error:
-      pytest.skip(str(error))
+      unavailable.skip(error)
     # A thread of its own enters the namespace.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
       file = thread.submit(wire._tun, "tested", name, large).result()
