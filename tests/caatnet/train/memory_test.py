@@ -1,4 +1,8 @@
-"""Properties of `config.memory`: placement changes no bit of a run."""
+"""Properties of `config.memory`: placement changes no bit of a run.
+
+The exception is a file that selects layers to recompute, with microbatches:
+XLA fuses their operations differently, so last bits change.
+"""
 
 import collections
 import json
@@ -115,7 +119,7 @@ def three_steps(experiment, program, start):
 
 
 # Largest relative error of metrics if a file selects layers to recompute, in a
-# loop over microbatches: XLA fuses them otherwise, and so rounds otherwise.
+# loop over microbatches.
 ROUNDING = {"float32": 1e-5, "bfloat16": 0.02}
 
 
