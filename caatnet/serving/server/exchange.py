@@ -17,47 +17,6 @@ import h11
 _MOST_HEAD = 100 * 1024
 
 
-class Chunks:
-  r"""Decoder of a body in chunks (RFC 9112, section 7.1) without trailers.
-
-  Attributes:
-    ended: Whether the last chunk has been decoded.
-
-  Example:
-    >>> chunks = Chunks()
-    >>> chunks.push(b"5\r\ntoken\r\n1"), chunks.push(b"\r\ns\r\n0\r\n\r\n")
-    (b'token', b's')
-    >>> chunks.ended
-    True
-  """
-
-  def __init__(self) -> None:
-    self.ended = False
-    self._rest = b""
-
-  def push(self, data: bytes) -> bytes:
-    """Returns the content of the chunks that more data completes.
-
-    Raises:
-      h11.RemoteProtocolError: The data is not in chunks.
-    """
-    data, at, found = self._rest + data, 0, []
-    while not self.ended and (end := data.find(b"\r\n", at)) >= 0:
-      try:  # without extensions of the chunk
-        size = int(data[at:end].partition(b";")[0], 16)
-      except ValueError:
-        size = -1
-      start, stop = end + 2, end + 2 + size
-      if size < 0 or data[stop : stop + 2] not in (b"\r\n", b"\r", b""):
-        raise h11.RemoteProtocolError("the body is not in chunks")
-      if len(data) < stop + 2:
-        break
-      found.append(data[start:stop])
-      at, self.ended = stop + 2, not size
-    self._rest = data[at:]
-    return b"".join(found)
-
-
 class Exchange(asyncio.Protocol):
   """One request on a connection of its own, and its response.
 
@@ -86,7 +45,6 @@ class Exchange(asyncio.Protocol):
     self._connection = h11.Connection(
       h11.CLIENT, max_incomplete_event_size=_MOST_HEAD
     )
-    self._chunks: Chunks | None = None
 
   def connection_made(self, transport: asyncio.BaseTransport) -> None:
     self._transport, send = transport, self._connection.send
@@ -111,45 +69,19 @@ class Exchange(asyncio.Protocol):
     if self.ended.done():
       return
     try:
-      if self._chunks is None:
-        self._connection.receive_data(data)
-        self._read_events()
-      elif not data:
-        raise h11.RemoteProtocolError("the last chunk is missing")
-      else:
-        self._read_chunks(data)
+      self._connection.receive_data(data)
+      while not isinstance(event := self._connection.next_event(), type):
+        if isinstance(event, h11.Data):
+          self._on_body(bytes(event.data))
+        elif isinstance(event, h11.Response):
+          self.status = event.status_code
+        elif isinstance(event, h11.EndOfMessage):
+          self.ended.set_result(None)
+          self._transport.close()
+          return
     except h11.RemoteProtocolError as error:
       self.ended.set_exception(error)
       self._transport.close()
-
-  def _read_events(self) -> None:
-    """Handles the head of a response, and a body that is not in chunks."""
-    while not isinstance(event := self._connection.next_event(), type):
-      if isinstance(event, h11.Data):
-        self._on_body(bytes(event.data))
-      elif isinstance(event, h11.Response):
-        self.status = event.status_code
-        if (b"transfer-encoding", b"chunked") in event.headers:
-          # h11 takes several times as long for a chunk.
-          self._chunks = Chunks()
-          self._read_chunks(self._connection.trailing_data[0])
-          return
-      elif isinstance(event, h11.EndOfMessage):
-        self._end()
-        return
-
-  def _read_chunks(self, data: bytes) -> None:
-    """Handles data of a body in chunks."""
-    assert self._chunks is not None
-    if part := self._chunks.push(data):
-      self._on_body(part)
-    if self._chunks.ended:
-      self._end()
-
-  def _end(self) -> None:
-    """Ends the exchange after the whole response."""
-    self.ended.set_result(None)
-    self._transport.close()
 
 
 async def post(
