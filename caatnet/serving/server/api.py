@@ -326,9 +326,7 @@ class Api:
   async def _completions(self, request: Request) -> Response:
     body = await self._body(request)
     asked = fields.completion(body, self._bounds.choices)
-    prompts: Sequence[Any] = asked.prompts
-    if any(isinstance(prompt, str) for prompt in prompts):
-      prompts = await asyncio.to_thread(self._encoded, asked.prompts)
+    prompts = await asyncio.to_thread(self._encoded, asked.prompts)
     echoed: Sequence[str] = ()
     if asked.echo:
       echoed = [

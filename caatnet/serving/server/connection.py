@@ -14,7 +14,6 @@ import asyncio
 import socket
 import sys
 from typing import Any
-import weakref
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,8 +24,6 @@ from caatnet.serving.server.responses import as_json
 # Seconds from the end of a client's data to the interim response, so that a
 # quick response comes without one, and from then on between checks for a reset.
 _PROBE_S = 0.1
-# Key of a reference to the connection in the state of a request (ASGI).
-KEY = "connection"
 
 
 class Connection(H11Protocol):
@@ -44,8 +41,6 @@ class Connection(H11Protocol):
       **kwargs: Arguments of uvicorn.
     """
     super().__init__(*args, **kwargs)
-    # Weak: reference cycles are not collected for a long time (`tune_gc`).
-    self.app_state = {**self.app_state, KEY: weakref.ref(self)}
     self._read_s, self._write_s = read_s, write_s
     self._reading: asyncio.TimerHandle | None = None
     self._writing: asyncio.TimerHandle | None = None
@@ -135,25 +130,6 @@ class Connection(H11Protocol):
       self.transport.abort()
     else:
       self._probing = self.loop.call_later(_PROBE_S, self._probe)
-
-  @property
-  def writable(self) -> bool:
-    """Whether `write_part` may continue a response that has begun."""
-    return not (
-      self.flow.write_paused or self.transport.is_closing()
-      or self.scope["http_version"] == "1.0"  # has no chunks
-    )
-
-  def write_part(self, body: bytes) -> None:
-    """Writes a part of a response's body, without the layers of the server.
-
-    These take as long as the write. None of them has a state that depends on
-    the parts.
-
-    Args:
-      body: At least one byte, sent as a chunk (RFC 9112, section 7.1).
-    """
-    self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
   def pause_writing(self) -> None:
     super().pause_writing()

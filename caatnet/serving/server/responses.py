@@ -23,7 +23,6 @@ _LEAST = -9999.0
 DONE = b"data: [DONE]\n\n"  # end of a stream in OpenAI's API
 # `json.dumps` would make an encoder per call, which takes as long as an event.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-_STRING = json.encoder.encode_basestring_ascii  # as the encoder does
 
 
 def event(value: Any) -> bytes:
@@ -123,21 +122,18 @@ class ResponseFormatter:
     if not (news.text or reason or asked.logprobs or first):
       return b""
     self._seen.add(index)
-    logprobs = "null"
+    logprobs = None
     if asked.logprobs:
-      logprobs = _ENCODER.encode(
-        self._logprobs(self._scored(news.choice, [news], first))
-      )
+      logprobs = self._logprobs(self._scored(news.choice, [news], first))
+    choice: dict[str, Any] = {}
     if self._chat:
-      role = '"role":"assistant",' if first else ""
-      said = f'"delta":{{{role}"content":{_STRING(news.text)}}}'
+      delta = {"role": "assistant"} if first else {}
+      choice["delta"] = delta | {"content": news.text}
     else:
-      said = f'"text":{_STRING(self._echoed(news.choice, first) + news.text)}'
-    end = f'"{reason}"' if reason else "null"
-    return (
-      f'{self._start}{index},{said},"logprobs":{logprobs},'
-      f'"finish_reason":{end}{self._end}'
-    ).encode()
+      choice["text"] = self._echoed(news.choice, first) + news.text
+    choice |= {"logprobs": logprobs, "finish_reason": reason}
+    rest = _ENCODER.encode(choice)[1:-1]
+    return f"{self._start}{index},{rest}{self._end}".encode()
 
   def _echoed(self, choice: Choice, first: bool) -> str:
     """Returns the prompt's text for the first chunk of an echoed choice."""

@@ -13,8 +13,7 @@ import itertools
 import logging
 import queue
 import threading
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -46,7 +45,8 @@ class Wakeable(Executor, Protocol):
     ...
 
 
-class News(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class News:
   """Event of a choice: a new token, or its end without one.
 
   A choice that draws no token, since only its prompt is scored, has one event:
@@ -71,7 +71,7 @@ class News(NamedTuple):
   logprob: float = 0.0
   offset: int = 0
   state: State | None = None
-  top: Mapping[int, float] = MappingProxyType({})
+  top: Mapping[int, float] = dataclasses.field(default_factory=dict)
   error: str = ""
 
 
@@ -124,7 +124,6 @@ class Call:
     self._news: list[News] = []
     self._error: ApiError | None = None
     self._ready = asyncio.Event()
-    self._take: Callable[[Sequence[News]], bool] | None = None
 
   @property
   def num_open(self) -> int:
@@ -136,15 +135,9 @@ class Call:
     """Whether the call has ended with an error."""
     return self._error is not None
 
-  def push(self, news: Sequence[News]) -> None:
-    """Adds events of its sequences; see `next`."""
-    if self._take is not None and not self._ready.is_set():
-      try:
-        if self._take(news):
-          return
-      except Exception:  # raised again by the waiting task, for this call only
-        _LOG.debug("the events of a call are not sent", exc_info=True)
-    self._news += news
+  def push(self, news: News) -> None:
+    """Adds an event of one of its sequences."""
+    self._news.append(news)
     self._ready.set()
 
   def fail(self, error: ApiError) -> None:
@@ -157,22 +150,13 @@ class Call:
     self.gone = True
     self._ready.set()
 
-  async def next(
-    self, take: Callable[[Sequence[News]], bool] | None = None
-  ) -> Sequence[News]:
+  async def next(self) -> Sequence[News]:
     """Waits for events; returns none if the client has disconnected.
-
-    Args:
-      take: Function that `push` calls with events during the wait. If it
-        returns True, it has handled them, and the wait continues: to resume a
-        task takes longer than to send an event.
 
     Raises:
       ApiError: The call has failed.
     """
-    self._take = take
     await self._ready.wait()
-    self._take = None
     self._ready.clear()  # events after this point wake the next call
     found, self._news = self._news, []
     # Events before the error are delivered first.
@@ -319,7 +303,6 @@ class Service:
 
   def _deliver(self, batch: Sequence[News]) -> None:
     """Delivers events to their calls, and updates the metrics."""
-    calls: dict[Call, list[News]] = {}
     for news in batch:
       choice = news.choice
       if choice.ended:  # cancelled, or its call is closed
@@ -332,9 +315,7 @@ class Service:
         choice.ended = True
         self.num_open -= 1
         self.metrics.ended(choice.request, news.state)
-      calls.setdefault(choice.call, []).append(news)
-    for call, found in calls.items():
-      call.push(found)
+      choice.call.push(news)
 
   def fail(self, error: ApiError) -> None:
     """Ends all calls with an error."""

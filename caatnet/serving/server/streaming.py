@@ -5,9 +5,8 @@ Before the first token, an error has its own status code, also in a stream.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
-import functools
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from caatnet.serving.requests import State
-from caatnet.serving.server import connection, responses
+from caatnet.serving.server import responses
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.service import Call, News, Service
 
@@ -74,18 +73,13 @@ class CallResponse(Response):
       pass
     self._call.leave()
 
-  async def _next(
-    self, take: Callable[[Sequence[News]], bool] | None = None
-  ) -> Sequence[News]:
+  async def _next(self) -> Sequence[News]:
     """Waits for events; returns none if the client has disconnected.
-
-    Args:
-      take: See `Call.next`.
 
     Raises:
       ApiError: The engine has failed, or a sequence has ended without tokens.
     """
-    found = await self._call.next(take)
+    found = await self._call.next()
     for news in found:
       if news.token is None and news.state is not State.FINISHED:
         assert news.state is not None
@@ -127,8 +121,7 @@ class CallResponse(Response):
         *((k.encode(), v.encode()) for k, v in self._more.items()),
       ],
     })
-    found_by = scope.get("state", {}).get(connection.KEY)
-    take = found_by and functools.partial(self._take, found_by)
+    last = b""
     with contextlib.suppress(OSError):
       while not self._call.gone:
         parts = b"".join(map(self._formatter.chunk, found))
@@ -140,28 +133,10 @@ class CallResponse(Response):
         if parts:
           await _send(send, parts, more=True)
         try:
-          found = await self._next(take)
+          found = await self._next()
         except ApiError as error:
           await _send(send, responses.event(error.body), more=False)
           return
-
-  def _take(
-    self, found_by: Callable[[], connection.Connection | None],
-    found: Sequence[News],
-  ) -> bool:
-    """Writes events to the connection; returns whether it has.
-
-    The last events, errors, and events that the client cannot receive yet are
-    left to `_stream`.
-    """
-    to = found_by()
-    if to is None or not (to.writable and self._call.num_open):
-      return False
-    if any(news.token is None for news in found):
-      return False
-    if parts := b"".join(map(self._formatter.chunk, found)):
-      to.write_part(parts)
-    return True
 
 
 async def _send(send: Send, body: bytes, more: bool) -> None:
