@@ -243,8 +243,8 @@ def _torch(count: int, size: int, options: Any) -> list[float]:
   with concurrent.futures.ThreadPoolExecutor(count) as threads:
     found = list(threads.map(
       lambda rank: processes.ask_script(
-        "config.benchmark.python", [options.python, "-P", str(script)],
-        asked | {"rank": rank}, limit_s=_TORCH_S,
+        [options.python, "-P", str(script)], asked | {"rank": rank},
+        limit_s=_TORCH_S,
       )["seconds"], range(count),
     ))
   return [max(each) for each in zip(*found, strict=True)]

@@ -84,9 +84,7 @@ def llama_cpp(
     path = os.path.join(folder, "model.gguf")
     positions = context + 1  # it ends a sequence that fills its context
     question = model_file(config, positions, "F32", weights) | {"path": path}
-    processes.ask_script(
-      "config.benchmark.python", [python, "-P", str(LLAMA)], question
-    )
+    processes.ask_script([python, "-P", str(LLAMA)], question)
     # Prompts of an earlier round are not in the cache, as in our server.
     command = [
       config.benchmark.llama_server, "--model", path, "--ctx-size",
