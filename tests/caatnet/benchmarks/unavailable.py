@@ -1,4 +1,4 @@
-"""Skips tests of what a machine may lack, such as root or namespaces."""
+"""Skips tests that need root or namespaces, on a machine that lacks them."""
 
 import pytest
 
@@ -7,7 +7,7 @@ def skip(error: ValueError) -> None:
   """Skips the test if the machine lacks something; raises other errors.
 
   Args:
-    error: Error of `caatnet.benchmarks.harness`, which says what cannot be
+    error: Error of `caatnet.benchmarks.harness`; it names what cannot be
       done "here".
   """
   if " here: " not in str(error):
