@@ -60,6 +60,17 @@ def test_loss_is_that_of_all_workers_at_their_end(training):
     training._look()
 
 
+def test_workers_with_other_states_are_an_error(training):
+  """Workers that train print no loss after a round."""
+  line = {"revision": 3, "digest": "a", "samples": 6}
+  for _ in range(2):
+    training._compare(dict(line))
+    training._look()
+  training._compare(line | {"samples": 7})
+  with pytest.raises(RuntimeError, match="workers differ"):
+    training._look()
+
+
 def test_all_workers_are_killed_once_after_half_of_the_rounds(training):
   training._seen = {51: {}}
   training._pause(0.0)
