@@ -52,6 +52,8 @@ def vllm(config: Any, batch: int, context: int) -> Iterator[str]:
       f"--model={folder}", "--served-model-name=benchmark",
       "--load-format=dummy", "--dtype=float32", f"--max-model-len={context}",
       f"--max-num-seqs={batch}",
+      # Our server, too, keeps no prompts of earlier rounds.
+      "--no-enable-prefix-caching",
     ]
     with _started("config.benchmark.vllm", command, {
       "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
@@ -85,7 +87,7 @@ def llama_cpp(
     positions = context + 1  # it ends a sequence that fills its context
     question = model_file(config, positions, "F32", weights) | {"path": path}
     processes.ask_script([python, "-P", str(LLAMA)], question)
-    # Prompts of an earlier round are not in the cache, as in our server.
+    # Without prompts of earlier rounds, as above.
     command = [
       config.benchmark.llama_server, "--model", path, "--ctx-size",
       batch * positions, "--parallel", batch, "--threads", threads,
