@@ -19,7 +19,8 @@ def test_all_streams_end_with_and_without_http():
   (bare,), (http,), (times,) = row["bare"], row["http"], row["times"]
   assert min(bare, http) > 0
   for name in ("TTFT", "TBT"):
-    assert 0 < times[name]["P50"] <= times[name]["P99"]
+    # Two tokens may arrive in one read.
+    assert 0 <= times[name]["P50"] <= times[name]["P99"] > 0
   assert times["TTFT"]["n"] == options.streams
   # Lengths of responses are 2 to 7 tokens, not all equal.
   assert options.tokens == 5

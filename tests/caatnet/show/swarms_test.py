@@ -92,7 +92,7 @@ def _view(screen, there):
 
 def _running(epoch, revision, *members):
   record = m.Record(epoch, members, revision)
-  return Coordinator(record, Phase.OPEN, said=frozenset(members[:1]))
+  return Coordinator(record, Phase.OPEN, ready=frozenset(members[:1]))
 
 
 def test_each_peer_has_a_row_with_its_last_report(known):
