@@ -28,7 +28,7 @@ class LateMetrics:
     self._elsewhere: list[Step] = []
 
   def add(self, step: int, metrics: dict[str, jax.Array], due: bool) -> None:
-    """Adds the metrics of a step; blocks at most on the previous step.
+    """Adds the metrics of a step; waits for the previous step, if due for this.
 
     Args:
       step: The number of updates made.
@@ -48,7 +48,10 @@ class LateMetrics:
     if due:
       steps, trees = zip(*self._elsewhere, strict=True)
       mesh = next(iter(metrics.values())).sharding.mesh
-      self._here += zip(steps, _to_all(mesh)(trees), strict=True)
+      # Waits, since two independent programs with collectives can deadlock on
+      # CPUs, and the next step does not depend on this one.
+      everywhere = jax.block_until_ready(_to_all(mesh)(trees))
+      self._here += zip(steps, everywhere, strict=True)
       self._elsewhere = []
 
   def take(self) -> list[Step]:

@@ -143,7 +143,11 @@ def _convert(
 ) -> Any:
   """Converts an array; for a shape, returns the shape of the result."""
   if isinstance(x, jax.Array):
-    return _compiled(convert, layout, leaf, lead, sharding)(x)
+    # One program at a time: XLA:CPU starts independent programs in any order,
+    # on as many threads as there are devices, and collectives can deadlock.
+    return jax.block_until_ready(
+      _compiled(convert, layout, leaf, lead, sharding)(x)
+    )
   shape = jax.eval_shape(functools.partial(convert, layout, leaf, lead), x)
   return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
