@@ -67,6 +67,10 @@ class Transformer:
   def __post_init__(self) -> None:
     checks.known("dtype=", self.dtype, _BYTES)
     if not self.head_width:
+      if self.num_heads > self.width:
+        raise ValueError(
+          f"num_heads={self.num_heads} is more than width={self.width}"
+        )
       object.__setattr__(self, "head_width", self.width // self.num_heads)
 
   @property

@@ -107,6 +107,7 @@ class _Flow:
     credit: Bytes that its window allows to send now.
     window: Bytes that the next window adds.
     opens_s: Time of the next window.
+    rate: Rate at which it has last sent.
   """
 
   path: Path
@@ -114,10 +115,15 @@ class _Flow:
   credit: float
   window: float
   opens_s: float
+  rate: float = 0.0
 
-  def sends(self, rate: float = 0.0) -> bool:
-    """Returns whether it has data to send, more than rounding at a rate."""
-    return min(self.left, self.credit) > 1e-6 + _INSTANT_S * rate
+  def rounding(self, time: float) -> float:
+    """Returns bytes that are rounding at its last rate, also while it waits."""
+    return 1e-6 + max(_INSTANT_S, math.ulp(time)) * self.rate
+
+  def sends(self, time: float) -> bool:
+    """Returns whether it has data to send at a time, more than rounding."""
+    return min(self.left, self.credit) > self.rounding(time)
 
 
 class Network:
@@ -204,8 +210,7 @@ class Network:
   def _open(self) -> None:
     """Opens windows, and ends flows whose bytes are sent."""
     for key, flow in list(self._flows.items()):
-      rate = self._rates.get(key, 0.0)
-      if flow.left <= 1e-6 + _INSTANT_S * rate:
+      if flow.left <= flow.rounding(self._time):
         del self._flows[key]
         self._rates.pop(key, None)
         self._count += 1
@@ -214,7 +219,7 @@ class Network:
         ))
       elif flow.opens_s <= self._time:
         # No window limits a flow that has sent for a whole round trip.
-        if flow.sends(rate) or not flow.path.rtt_s:
+        if flow.sends(self._time) or not flow.path.rtt_s:
           flow.credit = flow.opens_s = math.inf
         else:
           flow.credit, flow.window = flow.window, 2 * flow.window
@@ -222,10 +227,9 @@ class Network:
 
   def _allocate(self) -> None:
     """Computes the rates of the flows that have something to send."""
-    keys = [
-      key for key, flow in self._flows.items()
-      if flow.sends(self._rates.get(key, 0.0))
-    ]
+    keys = [k for k, flow in self._flows.items() if flow.sends(self._time)]
     self._rates = dict(zip(keys, self._discipline(
       [self._flows[key].path for key in keys], self._capacities
     ), strict=True))
+    for key, rate in self._rates.items():
+      self._flows[key].rate = rate

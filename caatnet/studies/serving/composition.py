@@ -106,14 +106,15 @@ def machine(config: Mapping[str, Any], num_slots: int) -> server.Machine:
   """Returns a device whose cache has the memory that slots leave.
 
   Raises:
-    ValueError: The slots leave no room for a sequence.
+    ValueError: The device is unknown, or the slots leave no room for a
+      sequence.
   """
   hardware = dict(config["hardware"])
   if not hardware["pages"]:
     rest = (num_slots - 1) * expert_bytes(config["model"])
     # `server.machine` subtracts the weights of one model.
-    device = server.DEVICES[hardware["device"]]
-    hardware["memory_share"] -= rest / device.memory_bytes
+    memory_bytes = server.device_of(hardware).memory_bytes
+    hardware["memory_share"] -= rest / memory_bytes
   return server.machine(config["model"], hardware)
 
 

@@ -19,7 +19,7 @@ from caatnet.serving.scheduler.priorities import Priorities
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.traces import Arrival, tokens
 from parallel.checks import known
-from parallel.hardware.devices import DEVICES
+from parallel.hardware.devices import DEVICES, Device
 from parallel.network import inference
 from parallel.workload import Transformer
 
@@ -56,6 +56,16 @@ class Machine:
     return self.pages * self.page_size
 
 
+def device_of(hardware: Mapping[str, Any]) -> Device:
+  """Returns the device of a section like ``config.hardware``.
+
+  Raises:
+    ValueError: The device is unknown.
+  """
+  known("config: device ", hardware["device"], DEVICES)
+  return DEVICES[hardware["device"]]
+
+
 def machine(
   model: Mapping[str, Any], hardware: Mapping[str, Any], ranks: int = 1,
   p: float = 1.0,
@@ -71,9 +81,7 @@ def machine(
   Raises:
     ValueError: The device is unknown, or the model does not fit on it.
   """
-  known("config: device ", hardware["device"], DEVICES)
-  device = DEVICES[hardware["device"]]
-  sizes = Transformer(**model)
+  device, sizes = device_of(hardware), Transformer(**model)
   several = None
   if ranks > 1:
     several = inference.machine(f"gpu:{device.name}:1x{ranks}")

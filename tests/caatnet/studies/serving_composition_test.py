@@ -185,6 +185,16 @@ def test_unknown_names_are_refused(key, name):
     tree.check(CONFIG | {key: (name,)})
 
 
+@pytest.mark.parametrize(("section", "values", "words"), [
+  ("hardware", {"device": "h300"}, "device 'h300' must be one of"),
+  ("model", {"num_heads": 2**31 - 1, "head_width": 0}, "is more than width="),
+])
+def test_unknown_devices_and_too_many_heads_are_refused(section, values, words):
+  config = CONFIG | {section: CONFIG[section] | values}
+  with pytest.raises(ValueError, match=words):
+    composition.simulate(config, num_slots=2)
+
+
 def test_slots_that_leave_no_room_for_a_cache_are_refused():
   with pytest.raises(ValueError, match="no memory left for a cache"):
     composition.simulate(CONFIG, num_slots=6)

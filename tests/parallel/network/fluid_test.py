@@ -47,6 +47,30 @@ def test_rates_are_max_min_fair(paths, capacities):
 
 
 @settings(deadline=None)
+@given(st.integers(0, 8), st.integers(2, 5), st.floats(1, 2))
+def test_flows_arrive_at_any_time_of_a_long_run(exponent, number, factor):
+  """Rounded times leave a few bytes of a window, which must end, too."""
+  count = 0
+
+  def discipline(paths, capacities):
+    nonlocal count
+    count += 1
+    assert count < 1_000
+    return fluid.max_min(paths, capacities)
+
+  start = factor * 10.0**exponent
+  network = fluid.Network({"a": 1e7}, discipline)
+  for i in range(number):
+    path = fluid.Path(("a",), math.inf, 0.004)
+    network.start(start + 0.001 * factor * i, i, path, 3e5 + i)
+  found = network.run()
+  assert set(found) == set(range(number))
+  assert max(found.values()) == pytest.approx(
+    start + number * 3e5 / 1e7, abs=0.08
+  )
+
+
+@settings(deadline=None)
 @given(
   PATHS, CAPACITIES, st.lists(st.integers(1, 30), min_size=6, max_size=6)
 )

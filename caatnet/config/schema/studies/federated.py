@@ -14,6 +14,9 @@ from caatnet.config.schema.fields import (
 )
 from caatnet.config.schema.studies.shared import Study, study_key
 
+_MOST_S = 1e6  # float64 resolves a transfer at such times
+_SECONDS = Range(0, _MOST_S)
+
 
 @section
 class FederatedLinks(Study):
@@ -36,23 +39,23 @@ class FederatedLinks(Study):
   )
   training_s: float = field(
     10.0, "Time of a client's local steps, in seconds. The default is assumed; "
-    "launch.federate measures it as t_tr.", POSITIVE,
+    "launch.federate measures it as t_tr.", Range(0, _MOST_S, above=True),
   )
   validation_s: float = field(
-    0.5, "Time of the evaluation of the received model, t_v.", NOT_NEGATIVE
+    0.5, "Time of the evaluation of the received model, t_v.", _SECONDS
   )
   test_s: float = field(
-    0.5, "Time of the evaluation of the trained model, t_te.", NOT_NEGATIVE
+    0.5, "Time of the evaluation of the trained model, t_te.", _SECONDS
   )
   aggregation_s: float = field(
-    0.05, "Time of decoding and merging on the server, t_a.", NOT_NEGATIVE
+    0.05, "Time of decoding and merging on the server, t_a.", _SECONDS
   )
   compute_spread: float = field(
     0.05, "Relative standard deviation of compute times between clients.",
     FRACTION,
   )
   fixed_s: float = field(
-    0.005, "Time of a message before its first byte is sent.", NOT_NEGATIVE
+    0.005, "Time of a message before its first byte is sent.", _SECONDS
   )
   seed: int = field(0, "Seed of the order of compute times, and of trials.",
                     SEED)

@@ -10,6 +10,7 @@ from caatnet.config.schema.fields import (
   POSITIVE_FRACTION,
   SEED,
   Config,
+  Range,
   field,
   section,
 )
@@ -58,7 +59,9 @@ class Datacentre(Study):
     "caatnet/studies/datacentre/knobs.py. None for the default value of the "
     "knob or the rack.", NOT_NEGATIVE,
   )
-  round_steps: int = field(100, "Steps of a round between sites.", COUNT)
+  round_steps: int = field(
+    100, "Steps of a round between sites.", Range(1, 100_000, whole=True)
+  )
   targets: tuple[float, ...] = field(
     (0.5, 0.8, 0.9, 0.95, 0.99), "Target shares of time spent on compute.",
     INNER_FRACTION,
