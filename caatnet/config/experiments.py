@@ -334,14 +334,15 @@ def _stages(
   with naming("config.pipeline", fields.keys(Pipeline)):
     if pipeline.schedule == "forward":
       raise ValueError('schedule="forward" has no backward: it cannot train')
-    schedule = builders.build(
-      pipeline.schedule, axis.size, microbatches, chunks
-    )
-    if schedule.num_parts > num_layers:
+    size = (pipeline.schedule, axis.size, microbatches, chunks)
+    builders.taken(*size)
+    # Before `build`, whose time grows with the number of stages.
+    if axis.size * chunks > num_layers:
       raise ValueError(
         f"chunks={chunks} x config.parallel.stage={axis.size} are more "
         f"parts than the model has layers, {num_layers}"
       )
+    schedule = builders.build(*size)
     return Stages(
       axis, schedule, builders.evaluation(schedule),
       pipeline.keep == "residuals",

@@ -123,7 +123,8 @@ def zipf(
 ) -> np.ndarray:
   """Returns experts whose probability is a power of their rank, ``[count]``."""
   number = config["experts"]["number"]
-  weights = 1 / np.arange(1.0, number + 1) ** config["stream"]["exponent"]
+  with np.errstate(over="ignore"):  # a weight of 0
+    weights = 1 / np.arange(1.0, number + 1) ** config["stream"]["exponent"]
   return rng.choice(number, count, p=weights / weights.sum())
 
 
@@ -312,6 +313,11 @@ def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
   served = requests(config, case.stream, case.rate, case.batch, case.output)
   replay(Engine(scheduler, simulator, limits["steps_ahead"]), served)
   pages.check()
+  if not slots.order:
+    raise ValueError(
+      f"no request of {case.output} new tokens fits into "
+      f"{host.pages * host.page_size} tokens of cache"
+    )
   seconds = simulator.now() - served[0].arrival_s
   counts, load_s = slots.counts, simulator.loaded_s
   least = misses(slots.order, case.num_slots, "belady")

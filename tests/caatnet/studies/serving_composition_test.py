@@ -200,6 +200,11 @@ def test_slots_that_leave_no_room_for_a_cache_are_refused():
     composition.simulate(CONFIG, num_slots=6)
 
 
+def test_responses_that_no_cache_can_hold_are_refused():
+  with pytest.raises(ValueError, match="no request of 1000000 new tokens fits"):
+    composition.simulate(CONFIG, output=1_000_000)
+
+
 def test_report_has_all_tables(result):
   made = reports.report(result)
   check(made)
