@@ -28,14 +28,14 @@ class LateMetrics:
     self._elsewhere: list[Step] = []
 
   def add(self, step: int, metrics: dict[str, jax.Array], due: bool) -> None:
-    """Adds the metrics of a step; waits for the previous step, if due for this.
+    """Adds the metrics of a step; waits for this or an earlier one.
 
     Args:
       step: The number of updates made.
       metrics: Arrays ``[workers]``, which may not be computed yet.
       due: Whether to gather the metrics of all steps so far from other
-        processes. Since this is a collective, it must be equal on all
-        processes.
+        processes, which waits for this step. Since it is a collective, it
+        must be equal on all processes.
     """
     if all(
       x.is_fully_addressable or x.is_fully_replicated for x in metrics.values()
@@ -48,8 +48,8 @@ class LateMetrics:
     if due:
       steps, trees = zip(*self._elsewhere, strict=True)
       mesh = next(iter(metrics.values())).sharding.mesh
-      # Waits, since two independent programs with collectives can deadlock on
-      # CPUs, and the next step does not depend on this one.
+      # The next step does not depend on this program. On CPUs the collectives
+      # of both, if run concurrently, could deadlock.
       everywhere = jax.block_until_ready(_to_all(mesh)(trees))
       self._here += zip(steps, everywhere, strict=True)
       self._elsewhere = []

@@ -107,7 +107,7 @@ class _Flow:
     credit: Bytes that its window allows to send now.
     window: Bytes that the next window adds.
     opens_s: Time of the next window.
-    rate: Rate at which it has last sent.
+    rate: Rate at which it last sent, in bytes/s; 0 if it has not sent yet.
   """
 
   path: Path
@@ -118,11 +118,11 @@ class _Flow:
   rate: float = 0.0
 
   def rounding(self, time: float) -> float:
-    """Returns bytes that are rounding at its last rate, also while it waits."""
+    """Returns the bytes that rounding of times can leave, at its last rate."""
     return 1e-6 + max(_INSTANT_S, math.ulp(time)) * self.rate
 
   def sends(self, time: float) -> bool:
-    """Returns whether it has data to send at a time, more than rounding."""
+    """Returns whether it has more to send at a time than rounding can leave."""
     return min(self.left, self.credit) > self.rounding(time)
 
 

@@ -123,7 +123,7 @@ def zipf(
 ) -> np.ndarray:
   """Returns experts whose probability is a power of their rank, ``[count]``."""
   number = config["experts"]["number"]
-  with np.errstate(over="ignore"):  # a weight of 0
+  with np.errstate(over="ignore"):  # an infinite power is a weight of 0
     weights = 1 / np.arange(1.0, number + 1) ** config["stream"]["exponent"]
   return rng.choice(number, count, p=weights / weights.sum())
 
@@ -283,6 +283,9 @@ def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
     which steps ran; "busy", the share of time in which steps ran; times to the
     first token and latencies in seconds; "jain", Jain's index of the experts'
     mean times to the first token.
+
+  Raises:
+    ValueError: See `machine`; or the cache can hold no request.
   """
   given, usual = config["experts"], config["stream"]
   case = Case(**({

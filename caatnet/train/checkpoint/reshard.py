@@ -143,8 +143,8 @@ def _convert(
 ) -> Any:
   """Converts an array; for a shape, returns the shape of the result."""
   if isinstance(x, jax.Array):
-    # One program at a time: XLA:CPU starts independent programs in any order,
-    # on as many threads as there are devices, and collectives can deadlock.
+    # One program at a time: XLA:CPU has one thread per device for all programs,
+    # so that the collectives of concurrent ones can deadlock.
     return jax.block_until_ready(
       _compiled(convert, layout, leaf, lead, sharding)(x)
     )

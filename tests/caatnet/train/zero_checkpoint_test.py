@@ -72,7 +72,7 @@ def test_stored_parameters_are_restored_bitwise(scheme, params):
 
 
 def test_conversions_run_one_after_another():
-  """Those of several parameters at once could deadlock on CPUs."""
+  """Concurrent conversions of several parameters could deadlock on CPUs."""
   program = make("zero3", "model.width=192 model.vocab_size=4099").program
   shapes, specs = program.stored_shapes, program.specs
   shardings = program.layout.shardings(program.layout.per_worker(specs))

@@ -49,7 +49,7 @@ def test_rates_are_max_min_fair(paths, capacities):
 @settings(deadline=None)
 @given(st.integers(0, 8), st.integers(2, 5), st.floats(1, 2))
 def test_flows_arrive_at_any_time_of_a_long_run(exponent, number, factor):
-  """Rounded times leave a few bytes of a window, which must end, too."""
+  """Rounding of times leaves a few bytes, which cause no endless loop."""
   count = 0
 
   def discipline(paths, capacities):

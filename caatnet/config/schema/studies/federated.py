@@ -14,7 +14,7 @@ from caatnet.config.schema.fields import (
 )
 from caatnet.config.schema.studies.shared import Study, study_key
 
-_MOST_S = 1e6  # float64 resolves a transfer at such times
+_MOST_S = 1e6  # float64 still resolves the duration of a transfer then
 _SECONDS = Range(0, _MOST_S)
 
 
