@@ -174,7 +174,9 @@ def test_topologies_are_those_of_their_names():
   failed = "torus 8x8, 2 links failed"
   nets = {name: make() for name, make in schedules.NAMED.items()}
   links = {name: len(net.links) for name, net in nets.items()}
-  assert links[failed] == links["torus 8x8"] - 4  # in both directions
+  assert links[failed] == links["torus 8x8"] - 4
+  pairs = {(x.source, x.destination) for x in nets[failed].links}
+  assert pairs == {pair[::-1] for pair in pairs}  # in both directions
   assert nets.pop(failed).num_ranks == 64
   nets |= {
     name: make() for name, (_, make) in schedules.SIMULATED.items()
