@@ -56,7 +56,8 @@ def main() -> int:
     made = experts.build(FLAGS.config, mesh, say, library.put)
   else:
     made = serving.one_model(
-      FLAGS.workdir, FLAGS.name, mesh, options.overrides(), FLAGS.step
+      FLAGS.workdir, FLAGS.name, mesh, options.overrides(), FLAGS.step,
+      servers.progress if FLAGS.warm_up else None,
     )
   if notice := serving.reuse_notice(made.decoder, made.chosen):
     say(notice)

@@ -187,6 +187,28 @@ def with_inference(
   return config
 
 
+def of_folder(
+  workdir: str | os.PathLike[str],
+  requested_mesh: Mapping[str, int] | None = None,
+  overrides: str = "",
+) -> Inference:
+  """Builds the inference of a run's folder, like `from_folder`."""
+  config = experiments.stored(files.folder(workdir))
+  return build(override(with_inference(config), overrides), requested_mesh)
+
+
+def read(
+  made: Inference, workdir: str | os.PathLike[str], step: int | None = None
+) -> tuple[Any, int]:
+  """Reads the parameters of a folder and the step, like `from_folder`."""
+  workdir = files.folder(workdir)
+  experiment = experiments.from_folder(workdir)
+  params, step = export.read(experiment, workdir, step)
+  program = made.program
+  shardings = program.layout.shardings(program.whole_specs)
+  return jax.device_put(params, shardings), step
+
+
 def from_folder(
   workdir: str | os.PathLike[str],
   requested_mesh: Mapping[str, int] | None = None,
@@ -209,11 +231,5 @@ def from_folder(
     FileNotFoundError: If the folder holds no run, or no such checkpoint.
     ValueError: If a file is damaged, or a value is not allowed.
   """
-  workdir = files.folder(workdir)
-  config = experiments.stored(workdir)
-  inference = build(override(with_inference(config), overrides), requested_mesh)
-  experiment = experiments.from_folder(workdir)
-  params, step = export.read(experiment, workdir, step)
-  program = inference.program
-  shardings = program.layout.shardings(program.whole_specs)
-  return inference, jax.device_put(params, shardings), step
+  made = of_folder(workdir, requested_mesh, overrides)
+  return made, *read(made, workdir, step)

@@ -1,7 +1,9 @@
 """Builder of a server's engine for a run's language model."""
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
+import math
 import os
 from typing import Any
 
@@ -14,8 +16,10 @@ from caatnet.config.override import override
 from caatnet.config.schema import tree
 from caatnet.inference import buckets
 from caatnet.inference.decoder import Decoder
+from caatnet.program import Program
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine import warm_up
 from caatnet.serving.engine.device import DecoderExecutor
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.engine.expert_weights import ExpertWeights
@@ -71,6 +75,7 @@ def from_folder(
   requested_mesh: Mapping[str, int] | None = None,
   overrides: str = "",
   step: int | None = None,
+  progress: warm_up.Progress | None = None,
 ) -> tuple[Decoder, ServingOptions]:
   """Reads a run's model, with a cache for a server.
 
@@ -79,6 +84,8 @@ def from_folder(
     requested_mesh: Devices per axis; None for the default assignment.
     overrides: Keys of the config and values, including ``serving``.
     step: The step of the checkpoint; None for the newest one.
+    progress: Argument of `warm_up.compiling`, to compile all programs while the
+      weights are read; None to compile none.
 
   Returns:
     The decoder, and the options of ``config.serving``.
@@ -88,10 +95,26 @@ def from_folder(
     ValueError: If a file is damaged, or a value is not allowed.
   """
   chosen, rest = options(overrides)
-  made, params, _ = inference.from_folder(
-    workdir, requested_mesh, f"{rest} parallel.data=1", step
+  made = inference.of_folder(
+    workdir, requested_mesh, f"{rest} parallel.data=1"
   )
-  return sized(made).decoder(params), chosen
+  made = sized(made, _stored_bytes(made.program))
+  decoder = made.decoder_of(made.abstract_weights())
+  with contextlib.ExitStack() as stack:
+    if progress is not None:
+      stack.enter_context(warm_up.compiling(decoder, FACTOR, progress))
+    params, _ = inference.read(made, workdir, step)
+    decoder.weights = made.weights(params)
+  return decoder, chosen
+
+
+def _stored_bytes(program: Program) -> float:
+  """Returns the bytes of float32 parameters in the memory of a device."""
+  leaves = jax.tree.leaves(program.local_params)
+  on_device = sum(x.dtype.itemsize * math.prod(x.shape) for x in leaves)
+  devices = program.layout.mesh.devices.flat
+  # All CPU devices share the memory of the host.
+  return on_device * (len(devices) if devices[0].platform == "cpu" else 1)
 
 
 def one_model(
@@ -100,6 +123,7 @@ def one_model(
   requested_mesh: Mapping[str, int] | None = None,
   overrides: str = "",
   step: int | None = None,
+  progress: warm_up.Progress | None = None,
 ) -> Served:
   """Returns a server of a run's model; see `from_folder`.
 
@@ -107,7 +131,9 @@ def one_model(
     name: Name of the model; "" for that of the folder.
   """
   tokens = tokenizer.load(workdir)
-  decoder, chosen = from_folder(workdir, requested_mesh, overrides, step)
+  decoder, chosen = from_folder(
+    workdir, requested_mesh, overrides, step, progress
+  )
   models = OneModel(name or files.folder(workdir).name)
   return Served(engine(decoder, chosen), decoder, models, tokens, chosen)
 

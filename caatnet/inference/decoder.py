@@ -85,7 +85,8 @@ class Decoder:
 
     Args:
       program: The model on a mesh, with one worker and without a partition.
-      weights: Parameters in the format of inference.
+      weights: Parameters in the format of inference. With shapes instead of
+        arrays, the cache is allocated when it is first used.
       capacity: Capacity of a replica.
       cache_shape: Cache of one rank.
       nanobatches: Cuts of each step into pieces; None for none.
@@ -104,7 +105,13 @@ class Decoder:
       make_step(program, weights, cache_shape, nanobatches), self.num_replicas,
       program.layout.compiler_options(nanobatches is not None),
     )
-    self._state = _allocate(program, capacity, cache_shape)
+    if isinstance(jax.tree.leaves(weights.params)[0], jax.Array):
+      self._state  # noqa: B018 (raises here if the memory does not suffice)
+
+  @functools.cached_property
+  def _state(self) -> tuple[Cache, jax.Array]:
+    """Cache and newest token of each sequence, replaced by each step."""
+    return _allocate(self.program, self.capacity, self.cache_shape)
 
   @property
   def cache(self) -> Cache:
@@ -141,15 +148,7 @@ class Decoder:
       and the most probable tokens ``[D, S, k]`` or None, as asynchronously
       computed arrays.
     """
-    if not self.cache_shape.states:
-      batch = dataclasses.replace(batch, states=None)
-    leaves, tree = jax.tree.flatten((batch, sampling, asked))
-    types = tuple((x.shape[1:], x.dtype.name) for x in leaves), tree
-    sizes = tuple(x.shape for x in jax.tree.leaves(batch))
-    shape = sizes, batch.num_decodes, filters
-    dims = self.program.layout.batch_dims[1:]  # without workers
-    # All inputs in one array: the transfer time is per array, not per byte.
-    packed = _packed(leaves).reshape(*dims, -1)
+    shape, packed, types = self._inputs(batch, sampling, filters, asked)
     if params is None:
       params = self.weights.params
     if shape not in self.shapes:
@@ -162,6 +161,42 @@ class Decoder:
       self.shapes.add(shape)
       self.compile_seconds += time.perf_counter() - start
     return tokens, logprobs, top
+
+  def compile(
+    self, batch: Batch, sampling: Sampling, filters: bool,
+    asked: np.ndarray | None = None,
+  ) -> None:
+    """Compiles the program of a `step`, without weights and without a cache.
+
+    Steps with these sizes then execute it, if their parameters have the shapes
+    and shardings of `weights`. Another thread may use the devices meanwhile.
+
+    Args:
+      batch: Arguments of `step`, like the next ones.
+      sampling: See `step`.
+      filters: See `step`.
+      asked: See `step`.
+    """
+    _, packed, types = self._inputs(batch, sampling, filters, asked)
+    state = abstract_state(self.program, self.capacity, self.cache_shape)
+    self._run.lower(
+      self.weights.params, state, packed, types=types, filters=filters
+    ).compile()
+
+  def _inputs(
+    self, batch: Batch, sampling: Sampling, filters: bool,
+    asked: np.ndarray | None,
+  ) -> tuple[Any, np.ndarray, Any]:
+    """Returns an entry of `shapes`, and inputs of `_run`: packed and types."""
+    if not self.cache_shape.states:
+      batch = dataclasses.replace(batch, states=None)
+    leaves, tree = jax.tree.flatten((batch, sampling, asked))
+    types = tuple((x.shape[1:], x.dtype.name) for x in leaves), tree
+    sizes = tuple(x.shape for x in jax.tree.leaves(batch))
+    dims = self.program.layout.batch_dims[1:]  # without workers
+    # All inputs in one array: the transfer time is per array, not per byte.
+    packed = _packed(leaves).reshape(*dims, -1)
+    return (sizes, batch.num_decodes, filters), packed, types
 
 
 def _allocate(
@@ -261,6 +296,17 @@ def empty_state(
   )
   latest = jnp.zeros((*dims, capacity.batch), jnp.int32)
   return Cache(pages, cache_shape, states), latest
+
+
+def abstract_state(
+  program: Program, capacity: Capacity, cache_shape: CacheShape
+) -> tuple[Cache, Any]:
+  """Returns the shapes and shardings of `empty_state`."""
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    jax.eval_shape(lambda: empty_state(program, capacity, cache_shape)),
+    program.layout.shardings(state_specs(program, cache_shape)),
+  )
 
 
 def state_specs(program: Program, cache_shape: CacheShape) -> Any:

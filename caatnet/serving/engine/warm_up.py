@@ -6,7 +6,10 @@ steps write nothing, and the tokens that they draw are dropped.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent import futures
+import contextlib
 import itertools
+import threading
 from typing import Any
 
 import numpy as np
@@ -19,16 +22,16 @@ from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor, of_one_replica
 from caatnet.serving.engine.engine import tune_gc
 
+# Iterates over steps; the second argument is their number.
+Progress = Callable[[Iterator[Any], int], None]
 
-def prepare(
-  executor: DecoderExecutor, progress: Callable[[Iterator[Any], int], None]
-) -> None:
+
+def prepare(executor: DecoderExecutor, progress: Progress) -> None:
   """Compiles and measures the programs that a server needs.
 
   Args:
     executor: Idle executor; with several experts, slot 0 has weights.
-    progress: Iterates over the compiled steps; its second argument is their
-      number.
+    progress: Iterates over the compiled steps.
   """
   sizes = executor.decoder, executor.factor
   params = executor.weights and executor.weights.params(0)
@@ -74,12 +77,63 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
   ]
 
 
+def _steps(
+  decoder: Decoder, factor: int
+) -> Iterator[tuple[Sizes, tuple[Any, ...]]]:
+  """Yields each of `shapes` with arguments of a step without sequences.
+
+  Steps apply top-k and top-p, and can return the most probable tokens.
+  """
+  capacity, none = decoder.capacity, np.zeros(0, np.int32)
+  for sizes in shapes(decoder, factor):
+    batch = batches.batch_of(
+      sizes, capacity.page_size, np.zeros((1, sizes.pages), np.int32), none,
+      none, (),
+    )
+    drawing = batches.Drawing(capacity.batch)
+    yield sizes, (
+      of_one_replica(batch), of_one_replica(drawing.of(batch.sequences)), True,
+      of_one_replica(drawing.asked[batch.sequences]),
+    )
+
+
+@contextlib.contextmanager
+def compiling(
+  decoder: Decoder, factor: int, progress: Progress
+) -> Iterator[None]:
+  """Compiles the programs of all `shapes` while the body reads weights.
+
+  The end of the body waits for the programs; if the body fails, only for the
+  one that is being compiled.
+
+  Args:
+    decoder: Decoder of shapes instead of weights.
+    factor: Ratio of successive buckets of the number of decodes.
+    progress: Iterates over the compiled steps, in a thread of its own.
+  """
+  failed = threading.Event()
+
+  def steps():
+    for sizes, arguments in _steps(decoder, factor):
+      if failed.is_set():
+        return
+      decoder.compile(*arguments)
+      yield sizes
+
+  with futures.ThreadPoolExecutor(1, "compiling") as pool:
+    done = pool.submit(progress, steps(), len(shapes(decoder, factor)))
+    try:
+      yield
+    except BaseException:
+      failed.set()
+      raise
+    done.result()
+
+
 def warm_up(
   decoder: Decoder, factor: int, params: Any = None
 ) -> Iterator[Sizes]:
   """Runs a step of each of `shapes`, as an executor of a server does.
-
-  Steps apply top-k and top-p, and can return the most probable tokens.
 
   Args:
     decoder: The model and its cache.
@@ -90,16 +144,7 @@ def warm_up(
   Yields:
     The sizes of each program after its compilation.
   """
-  capacity, none = decoder.capacity, np.zeros(0, np.int32)
-  for sizes in shapes(decoder, factor):
-    batch = batches.batch_of(
-      sizes, capacity.page_size, np.zeros((1, sizes.pages), np.int32), none,
-      none, (),
-    )
-    drawing = batches.Drawing(capacity.batch)
-    tokens, *_ = decoder.step(
-      of_one_replica(batch), of_one_replica(drawing.of(batch.sequences)), True,
-      of_one_replica(drawing.asked[batch.sequences]), params,
-    )
+  for sizes, arguments in _steps(decoder, factor):
+    tokens, *_ = decoder.step(*arguments, params)
     tokens.block_until_ready()
     yield sizes

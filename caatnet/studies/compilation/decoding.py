@@ -74,13 +74,8 @@ class Step:
   @functools.cached_property
   def state(self) -> Any:
     """Shapes and shardings of cache and newest tokens."""
-    program, shape = self.program, self.cache_shape
-    return jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      jax.eval_shape(
-        lambda: decoder.empty_state(program, self.capacity, shape)
-      ),
-      program.layout.shardings(decoder.state_specs(program, shape)),
+    return decoder.abstract_state(
+      self.program, self.capacity, self.cache_shape
     )
 
   @functools.cached_property

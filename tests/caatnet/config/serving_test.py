@@ -54,6 +54,19 @@ def test_cache_of_a_batch_has_pages_for_its_contexts():
   assert build("inference.cache=int8").cache_shape.dtype == "int8"
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_memory_for_the_weights_is_that_of_all_cpu_devices(devices):
+  program = build(mesh={"tensor": devices}).program
+  params = jax.tree.map(
+    lambda x, s: jax.device_put(jnp.zeros(x.shape, x.dtype), s),
+    program.stored_shapes, program.layout.shardings(program.whole_specs),
+  )
+  assert serving._stored_bytes(program) == sum(
+    shard.data.nbytes for x in jax.tree.leaves(params)
+    for shard in x.addressable_shards
+  )
+
+
 @pytest.mark.parametrize(("devices", "lanes"), [(1, 2), (2, 1)])
 @pytest.mark.parametrize(("free", "pages"), [
   # Half of the free memory, at least one sequence, and no more than a batch.

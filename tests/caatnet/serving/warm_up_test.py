@@ -2,14 +2,16 @@
 
 import collections
 import dataclasses
+import threading
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
 from caatnet.config import serving
 from caatnet.inference import batches, buckets, copies
-from caatnet.inference.decoder import Capacity
+from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Drawing
 from caatnet.inference.stops import Stops
 from caatnet.serving.engine import warm_up
@@ -40,6 +42,61 @@ def test_shape_of_any_step_is_among_the_compiled_ones(chunk, batch):
               serving.FACTOR,
             )
             assert sizes in known
+
+
+def _without_weights(known):
+  """Returns a decoder like a given one, of the shapes of its weights."""
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+    known.weights.params,
+  )
+  return Decoder(
+    known.program, dataclasses.replace(known.weights, params=shapes),
+    known.capacity, known.cache_shape,
+  )
+
+
+def test_steps_run_programs_compiled_before_the_weights_were_there(caplog):
+  known, compiled = decoder(), []
+  model = _without_weights(known)
+  with warm_up.compiling(
+    model, serving.FACTOR, lambda steps, count: compiled.extend([*steps, count])
+  ):
+    model.weights = known.weights
+  assert "_state" not in vars(model)  # memory for reading
+  model.cache  # noqa: B018 (allocated by a program of its own)
+  with jax.log_compiles():
+    ran = list(warm_up.warm_up(model, serving.FACTOR))
+  assert compiled == [*ran, len(ran)]
+  assert ran == warm_up.shapes(model, serving.FACTOR)
+  assert not [x for x in caplog.messages if "XLA compilation" in x]
+  with jax.log_compiles():  # the same steps, compiled by their first call
+    list(warm_up.warm_up(_with_weights(known), serving.FACTOR))
+  assert len([x for x in caplog.messages if "XLA compilation" in x]) >= len(ran)
+
+
+def _with_weights(known):
+  model = _without_weights(known)
+  model.weights = known.weights
+  return model
+
+
+def test_failed_read_ends_the_compilation():
+  model, started, compiled = _without_weights(decoder()), threading.Event(), []
+
+  def progress(steps, count):
+    for step in steps:
+      compiled.append(step)
+      started.set()
+
+  def read():
+    assert started.wait(600)
+    raise ValueError("damaged")
+
+  compiling = warm_up.compiling(model, serving.FACTOR, progress)
+  with pytest.raises(ValueError, match="damaged"), compiling:
+    read()
+  assert 0 < len(compiled) < len(warm_up.shapes(model, serving.FACTOR))
 
 
 def test_page_copies_are_compiled_without_swap():
