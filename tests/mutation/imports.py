@@ -56,17 +56,18 @@ def _users(root: pathlib.Path) -> dict[str, set[str]]:
 def reaching(root: pathlib.Path, file: str) -> list[str]:
   """Test files that import a source file, directly or through others.
 
-  Tests that name a launch script in a string are not among them.
+  Those with fewer imports in between come first. Tests that name a launch
+  script in a string are not among them.
 
   Args:
     root: Root of the repository, whose imports are read once.
     file: Path from the root.
   """
   users = _users(root)
-  seen = {_module(root, root / file)}
-  waiting = list(seen)
-  while waiting:
-    new = users.get(waiting.pop(), set()) - seen
-    seen |= new
-    waiting += new
-  return sorted(name for name in seen if name.endswith("_test.py"))
+  seen = level = {_module(root, root / file)}
+  found: list[str] = []
+  while level:
+    level = set().union(*(users.get(name, ()) for name in level)) - seen
+    seen = seen | level
+    found += sorted(name for name in level if name.endswith("_test.py"))
+  return found

@@ -21,7 +21,7 @@ FILES = {
 
 
 @pytest.mark.parametrize(("file", "tests"), [
-  ("parallel/a.py", ["tests/caatnet/c_test.py", "tests/parallel/a_test.py"]),
+  ("parallel/a.py", ["tests/parallel/a_test.py", "tests/caatnet/c_test.py"]),
   ("parallel/b.py", ["tests/caatnet/c_test.py"]),
   ("caatnet/d.py", ["tests/caatnet/d_test.py"]),
   ("parallel/peer.py", ["tests/caatnet/e_test.py"]),

@@ -1,8 +1,9 @@
 """Runs mutants on servers: own tests first, then those that cover the line.
 
 Files of own tests are measured when the first mutant needs them: the one with
-the name of the mutant's file, then those that import it. A process that a test
-kills leaves no coverage. If no test executes a line as measured, all tests of
+the name of the mutant's file, then those that import it, nearest first, as long
+as their tests take less time than the budget. A process that a test kills
+leaves no coverage. If no test executes a line as measured, all tests of
 the files that import its module or name it as a process are run.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import compileall
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import queue
@@ -143,7 +145,8 @@ class Runner:
     root: Root of the repository.
     lines: Measured coverage.
     budget_s: Seconds of tests, as measured without a mutant, that one mutant
-      gets at most.
+      gets at most in each phase. As many seconds of tests are measured for it,
+      and those of the file with its name.
     bound_s: Time limit of a run, plus ten times what its tests need.
     measure: Whether test files that are not measured are measured when a
       mutant needs them; otherwise only own test files
@@ -161,13 +164,17 @@ class Runner:
     self._locks: dict[str, threading.Lock] = {}
     self._sound: dict[str, bool] = {}
 
-  def measure(self, server: Server, test_file: str) -> None:
-    """Measures a test file if it has changed since it was measured."""
+  def measure(self, server: Server, test_file: str) -> float:
+    """Measures a test file if it has changed since it was measured.
+
+    Returns:
+      Seconds of its tests if they were measured, else 0.
+    """
     with self._lock:
       lock = self._locks.setdefault(test_file, threading.Lock())
     with lock:
       if self._lines.has(test_file):
-        return
+        return 0.0
       folder = self._lines.folder_for(test_file)
       answer = server.run(
         Request([test_file], _MEASURE_BOUND_S, measured=str(folder))
@@ -177,9 +184,23 @@ class Runner:
       }
       with self._lock:
         self._lines.add(test_file, passed)
+      return answer.seconds
+
+  def _measured(
+    self, server: Server, files: Iterable[str], limit_s: float
+  ) -> tuple[list[str], float]:
+    """Measures files until their tests take a time; the measured files."""
+    found, spent = [], 0.0
+    for file in files:
+      if spent < limit_s:
+        spent += self.measure(server, file)
+      with self._lock:
+        if self._lines.has(file):
+          found.append(file)
+    return found, spent
 
   def _planned(
-    self, server: Server, mutant: Mutant, files: Iterable[str], unseen: bool
+    self, mutant: Mutant, files: Iterable[str], unseen: bool
   ) -> dict[str, float]:
     """Tests that may see a mutant: quick ones that run its line first.
 
@@ -188,7 +209,6 @@ class Runner:
     direct: dict[str, float] = {}
     rest: dict[str, float] = {}
     for file in files:
-      self.measure(server, file)
       with self._lock:
         if unseen:
           rest |= self._lines.durations(file)
@@ -252,16 +272,19 @@ class Runner:
       if f not in own and (self._measure_all or f in covering)
     ]
     if self._measure_all:
-      others = rest + others
-    seconds, num_tests = 0.0, 0
+      others += rest
+    seconds, num_tests, left_s = 0.0, 0, self._budget_s
     answer = Answer("not run", 0.0)
     importing = [f for f in (*first, *then, *others) if f in reaching]
+    self._measured(server, first, math.inf)
     for files, unseen in (
       (first, False), (then, False), (others, False), (importing, True)
     ):
       if unseen and num_tests:
         break
-      planned = self._planned(server, mutant, files, unseen)
+      measured, spent = self._measured(server, files, left_s)
+      left_s -= spent
+      planned = self._planned(mutant, measured, unseen)
       if not planned:
         continue
       answer = self._run(server, mutant, planned)

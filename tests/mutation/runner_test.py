@@ -7,6 +7,8 @@ import pytest
 
 from tests.mutation import __main__ as command
 from tests.mutation import coverage_map
+from tests.mutation.runner import Runner
+from tests.mutation.server import Answer
 
 SOURCE = """
 import os
@@ -157,6 +159,35 @@ def test_tests_are_selected_by_line(root, entries):
   file = "tests/parallel/room/code_test.py"
   assert set(direct) == {f"{file}::test_grows"}
   assert len(rest) == 5
+
+
+def test_files_are_measured_until_they_have_taken_their_time(root, entries):
+  """The nearest first; one that was measured before is used in any case."""
+  lines = coverage_map.Map(root, root / ".cache/mutation/lines")
+  known = "tests/parallel/room/code_test.py"
+  runner = Runner(root, lines, 60.0, 4.0)
+
+  class Slow:
+    """Answers as a server whose tests take 5 s per file."""
+
+    def __init__(self):
+      self.files = []
+
+    def run(self, request):
+      self.files += request.files
+      return Answer("passed", 5.0)
+
+  for limit_s, count in ((0.0, 0), (4.0, 1), (6.0, 2), (60.0, 3)):
+    files = [f"tests/parallel/room/{limit_s:g}_{i}_test.py" for i in range(3)]
+    for file in files:
+      (root / file).write_text("")
+    server = Slow()
+    found, spent = runner._measured(server, [*files, known], limit_s)
+    assert server.files == files[:count]
+    assert found == [*files[:count], known]
+    assert spent == 5.0 * count
+    for file in files:
+      (root / file).unlink()
 
 
 def test_a_run_that_was_killed_resumes(root, entries):
