@@ -241,7 +241,9 @@ def _failures() -> dict[str, Result]:
 
   def daly(mtbf: Expression, interval: Expression, save: Expression):
     # Daly's expected time per interval; exponents are capped to stay finite.
-    work = exp(minimum((interval + save) / mtbf, _LARGE)) - 1
+    part = minimum((interval + save) / mtbf, _LARGE)
+    # At least `part`: the difference cancels if it is small.
+    work = maximum(exp(part) - 1, part)
     return interval / (
       mtbf * exp(minimum(n("restart_s") / mtbf, _LARGE)) * work
     )
