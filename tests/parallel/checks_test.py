@@ -89,6 +89,24 @@ def test_package_has_only_its_public_names():
     get("wire")
 
 
+@pytest.mark.parametrize(("missing", "message"), [
+  ("optax", r"made_up\.value needs optax: pip install 'caatnet\[training\]'"),
+  ("another", "^No module named another$"),
+])
+def test_missing_package_of_the_extra_is_named(
+  missing, message, tmp_path, monkeypatch
+):
+  (tmp_path / "made_up").mkdir()
+  (tmp_path / "made_up/part.py").write_text(
+    f"raise ModuleNotFoundError('No module named {missing}', name='{missing}')"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  _, get, _ = lazy.attach("made_up", {"part": ["value"]})
+  with pytest.raises(ModuleNotFoundError, match=message) as found:
+    get("value")
+  assert found.value.name == missing
+
+
 def test_default_wire_is_an_all_reduce_in_float32():
   wire = Wire()
   assert (wire.codec, wire.dtype, wire.route) == (

@@ -34,6 +34,16 @@ def test_router_separates_planted_kinds_better_with_longer_prompts():
   assert again.weights.tobytes() == router.weights.tobytes()
 
 
+def test_router_of_one_prompt_of_each_kind_knows_it():
+  texts = {"a": b"def f(x):", "b": b"Once upon", "c": b"{'k': 1}"}
+  router = routing.train_router(
+    {kind: [text] for kind, text in texts.items()}, 1, 512, 100, seed=0
+  )
+  assert {kind: router.kind(text) for kind, text in texts.items()} == {
+    kind: kind for kind in texts
+  }
+
+
 def test_router_without_information_is_as_good_as_chance():
   same = dict.fromkeys("abc", texts(0)["a"])
   router = routing.train_router(same, 512, 64, 100, seed=0)

@@ -90,6 +90,8 @@ def test_ledger_counts_kernel_messages():
   [entry] = ledger.collectives(lowered, mesh)
   assert (entry.kind, entry.axes) == ("permute", ("tensor",))
   assert entry.bytes == 2 * 3 / 4 * 64 * 128 * 2
+  # Other devices wait for the messages, whether or not the sum is used.
+  assert "has_side_effect = true" in lowered.as_text()
 
 
 @pytest.mark.parametrize("name", cases.CASES)

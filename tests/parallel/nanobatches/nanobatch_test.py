@@ -146,6 +146,27 @@ def test_bounds_are_below_the_times_of_all_plans(seed):
       assert (bounds <= times).all()
 
 
+def test_bounds_are_at_least_the_longest_path_of_a_layer():
+  """Attention up to a piece, its reduction, and the MLP from it on."""
+  longest = 0
+  for seed in range(5):
+    costs = drawn(np.random.default_rng(seed), 12)
+    costs = dataclasses.replace(costs, num_layers=1, fixed_s=0.0)
+    for sizes in nanobatch._compositions(12, 1, 4):
+      bounds = nanobatch._bounds(costs, WAYS[0], sizes, 0.0)
+      for bound, attention, mlp, sums in zip(
+        bounds, *nanobatch._pieces(costs, WAYS[0], sizes), strict=True
+      ):
+        path = max(
+          sum(attention[: j + 1]) + sums[j] + sum(mlp[j:])
+          for j in range(len(sums))
+        )
+        busy = max(sum(attention) + sum(mlp), 2 * sum(sums) - sums[-1])
+        assert bound == pytest.approx(max(path, busy) + sums[-1])
+        longest += path > busy
+  assert longest  # else no bound would need a path
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_bounds_are_exact_at_full_interference(seed):
   """Neither resource is ever idle then: times are sums."""

@@ -18,6 +18,7 @@ def test_options_are_those_of_the_platform(platform, kind, prefix, has_early):
     compiler_options.of_device(device, in_pieces) for in_pieces in (False, True)
   )
   assert bool(whole) == bool(prefix)
+  assert {*whole.values()} <= {True}  # all of them enable something
   assert all(name.startswith(prefix) for name in cut)
   assert (cut.items() > whole.items()) == has_early
   assert has_early or cut == whole
