@@ -149,6 +149,11 @@ def _cache(
   capacity = Capacity(
     options.batch, options.context, options.page_size, options.chunk
   )
+  if options.pages * options.page_size >= 2**31:
+    raise ValueError(
+      f"config.inference.pages={options.pages} of {options.page_size} positions"
+      " must have fewer than 2,147,483,648 positions, whose numbers are int32"
+    )
   layout = program.layout
   # Kernels must support `vmap` if a device has several lanes.
   mapped = any(axis.lanes > 1 for axis in (layout.tensor, *layout.data))

@@ -103,8 +103,8 @@ def from_folder(
   with contextlib.ExitStack() as stack:
     if progress is not None:
       stack.enter_context(warm_up.compiling(decoder, FACTOR, progress))
-    params, _ = inference.read(made, workdir, step)
-    decoder.weights = made.weights(params)
+    # No name for the float32 parameters, so that their memory is released.
+    decoder.weights = made.weights(inference.read(made, workdir, step)[0])
   return decoder, chosen
 
 

@@ -72,6 +72,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   options.tree = options.root  # later a copy, which does not change
   if options.num < 1 or options.workers < 1:
     parser.error("--num and --workers must be at least 1")
+  if not options.budget > 0:
+    parser.error("--budget must be positive")
   if options.results is None:
     folder = ".cache/mutation" if options.changed else "results"
     options.results = options.root / folder / "mutants.json"

@@ -173,9 +173,10 @@ class Runner:
     with self._lock:
       lock = self._locks.setdefault(test_file, threading.Lock())
     with lock:
-      if self._lines.has(test_file):
-        return 0.0
-      folder = self._lines.folder_for(test_file)
+      with self._lock:
+        if self._lines.has(test_file):
+          return 0.0
+        folder = self._lines.folder_for(test_file)
       answer = server.run(
         Request([test_file], _MEASURE_BOUND_S, measured=str(folder))
       )
@@ -265,7 +266,7 @@ class Runner:
     # other files need not be measured for them.
     name = f"{pathlib.PurePosixPath(mutant.file).stem}_test.py"
     first = [f for f in own if f in covering or f.endswith(f"/{name}")]
-    then = [f for f in own if f not in first and f in reaching]
+    then = [f for f in reaching if f in own and f not in first]
     rest = [f for f in own if f not in (*first, *then)]
     others = [
       f for f in dict.fromkeys((*covering, *reaching))

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from tests.mutation import __main__ as command
-from tests.mutation import coverage_map
+from tests.mutation import candidates, coverage_map
 from tests.mutation.runner import Runner
 from tests.mutation.server import Answer
 
@@ -161,33 +161,55 @@ def test_tests_are_selected_by_line(root, entries):
   assert len(rest) == 5
 
 
+class Slow:
+  """Answers as a server on which the tests of a file take 5 s and pass."""
+
+  def __init__(self):
+    self.measured = []
+
+  def run(self, request):
+    if request.measured:
+      self.measured += request.files
+    return Answer("passed", 5.0)
+
+
 def test_files_are_measured_until_they_have_taken_their_time(root, entries):
-  """The nearest first; one that was measured before is used in any case."""
+  """One that was measured before is used in any case."""
   lines = coverage_map.Map(root, root / ".cache/mutation/lines")
   known = "tests/parallel/room/code_test.py"
   runner = Runner(root, lines, 60.0, 4.0)
-
-  class Slow:
-    """Answers as a server whose tests take 5 s per file."""
-
-    def __init__(self):
-      self.files = []
-
-    def run(self, request):
-      self.files += request.files
-      return Answer("passed", 5.0)
-
-  for limit_s, count in ((0.0, 0), (4.0, 1), (6.0, 2), (60.0, 3)):
+  for limit_s, count in ((4.0, 1), (6.0, 2), (60.0, 3)):
     files = [f"tests/parallel/room/{limit_s:g}_{i}_test.py" for i in range(3)]
     for file in files:
       (root / file).write_text("")
     server = Slow()
     found, spent = runner._measured(server, [*files, known], limit_s)
-    assert server.files == files[:count]
+    assert server.measured == files[:count]
     assert found == [*files[:count], known]
     assert spent == 5.0 * count
     for file in files:
       (root / file).unlink()
+
+
+def test_test_files_with_fewer_imports_in_between_are_measured_first(
+  tmp_path
+):
+  for name, text in (
+    ("parallel/room/code.py", "def f(a):\n  return -a\n"),
+    ("parallel/room/user.py", "from parallel.room import code"),
+    ("tests/parallel/room/a_test.py", "from parallel.room import user"),
+    ("tests/parallel/room/z_test.py", "from parallel.room import code"),
+  ):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(text)
+  lines, server = coverage_map.Map(tmp_path, tmp_path / "lines"), Slow()
+  mutant = candidates.candidates(
+    candidates.read(tmp_path, "parallel/room/code.py"), "parallel/room/code.py"
+  )[0]
+  Runner(tmp_path, lines, 4.0, 4.0).try_mutant(server, mutant)
+  assert server.measured == ["tests/parallel/room/z_test.py"]
+  Runner(tmp_path, lines, 4.0, 4.0).try_mutant(server, mutant)
+  assert server.measured[1:] == ["tests/parallel/room/a_test.py"]
 
 
 def test_a_run_that_was_killed_resumes(root, entries):

@@ -103,19 +103,19 @@ def compiling(
 ) -> Iterator[None]:
   """Compiles the programs of all `shapes` while the body reads weights.
 
-  The end of the body waits for the programs; if the body fails, only for the
-  one that is being compiled.
+  The end of the body waits for the programs; if the body or this wait is
+  interrupted, only for the one that is being compiled.
 
   Args:
     decoder: Decoder of shapes instead of weights.
     factor: Ratio of successive buckets of the number of decodes.
     progress: Iterates over the compiled steps, in a thread of its own.
   """
-  failed = threading.Event()
+  ended = threading.Event()
 
   def steps():
     for sizes, arguments in _steps(decoder, factor):
-      if failed.is_set():
+      if ended.is_set():
         return
       decoder.compile(*arguments)
       yield sizes
@@ -124,10 +124,9 @@ def compiling(
     done = pool.submit(progress, steps(), len(shapes(decoder, factor)))
     try:
       yield
-    except BaseException:
-      failed.set()
-      raise
-    done.result()
+      done.result()
+    finally:
+      ended.set()
 
 
 def warm_up(

@@ -242,8 +242,10 @@ def _failures() -> dict[str, Result]:
   def daly(mtbf: Expression, interval: Expression, save: Expression):
     # Daly's expected time per interval; exponents are capped to stay finite.
     part = minimum((interval + save) / mtbf, _LARGE)
-    # At least `part`: the difference cancels if it is small.
-    work = maximum(exp(part) - 1, part)
+    # exp(part) - 1, without cancellation if `part` is small (Kahan): the
+    # rounding of the exponential appears in both differences from 1.
+    grown = maximum(exp(part), 1 + np.finfo(float).eps)
+    work = (grown - 1) * part / log(grown)
     return interval / (
       mtbf * exp(minimum(n("restart_s") / mtbf, _LARGE)) * work
     )
