@@ -57,6 +57,7 @@ import numpy as np
 
 from parallel.checks import at_least, fraction
 
+_MOST_PLANS = 10**7  # they take a gigabyte
 # Candidates that are simulated at a time.
 _CHUNK = 4096
 # Times that differ by less are equal: sums in another order.
@@ -218,6 +219,13 @@ def plan(
   if granularity is None:
     granularity = math.ceil(num_tokens / 64)
   at_least("granularity", granularity)
+  num_cuts = (num_tokens - 1) // granularity
+  chosen = range(1, min(most_pieces, num_cuts + 1))
+  if sum(math.comb(num_cuts, count) for count in chosen) > _MOST_PLANS:
+    raise ValueError(
+      f"most_pieces={most_pieces} leads to more than {_MOST_PLANS:,} plans of "
+      f"{num_tokens} tokens in steps of {granularity}"
+    )
   singles = {
     key: float(step_seconds(costs, key, [num_tokens], interference))
     for key in costs.reductions

@@ -212,8 +212,9 @@ class Tiers:
       step_s: Seconds of the shortest step.
       layerwise: Whether a step begins before the last layer has arrived.
     """
-    self._host = Slots(given["host_experts"], "lru")
-    for number in range(min(given["host_experts"], given["number"])):
+    room = min(given["host_experts"], given["number"])
+    self._host = Slots(room, "lru")
+    for number in range(room):
       self._read(name(number))
     self._rates = given["copy_rate"], given["file_rate"]
     self._size, self._num_layers, self._step_s = size, num_layers, step_s

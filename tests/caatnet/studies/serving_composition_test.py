@@ -116,6 +116,15 @@ def test_experts_beyond_host_memory_are_read_from_their_files():
   assert tiers.load_s(load[0])[0] == pytest.approx(1.0)
 
 
+def test_host_memory_for_more_than_all_experts_has_all():
+  """Without a place for each of two thousand million."""
+  given = CONFIG["experts"] | {"host_experts": 2**31 - 1}
+  tiers = composition.Tiers(given, 7e9, 8, 0.01, False)
+  for number in range(given["number"]):
+    load = composition.Load(composition.name(number), 0)
+    assert tiers.load_s(load)[0] == pytest.approx(7 / 64)
+
+
 def test_rows_of_the_front_are_not_beaten(result):
   rows = [
     {"loads": 1, "ttft_worst_s": 9.0}, {"loads": 2, "ttft_worst_s": 9.0},
