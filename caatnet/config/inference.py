@@ -151,8 +151,9 @@ def _cache(
   )
   if options.pages * options.page_size >= 2**31:
     raise ValueError(
-      f"config.inference.pages={options.pages} of {options.page_size} positions"
-      " must have fewer than 2,147,483,648 positions, whose numbers are int32"
+      f"config.inference.pages={options.pages} with "
+      f"page_size={options.page_size} must be fewer than 2,147,483,648 "
+      "positions, since positions are int32"
     )
   layout = program.layout
   # Kernels must support `vmap` if a device has several lanes.
@@ -197,7 +198,10 @@ def of_folder(
   requested_mesh: Mapping[str, int] | None = None,
   overrides: str = "",
 ) -> Inference:
-  """Builds the inference of a run's folder, like `from_folder`."""
+  """Builds the inference of a run's folder without reading its parameters.
+
+  Arguments and errors are those of `from_folder`.
+  """
   config = experiments.stored(files.folder(workdir))
   return build(override(with_inference(config), overrides), requested_mesh)
 
@@ -205,7 +209,20 @@ def of_folder(
 def read(
   made: Inference, workdir: str | os.PathLike[str], step: int | None = None
 ) -> tuple[Any, int]:
-  """Reads the parameters of a folder and the step, like `from_folder`."""
+  """Reads the parameters of a run's folder.
+
+  Args:
+    made: Inference of the run, whose mesh receives the parameters.
+    workdir: The run's folder.
+    step: The step of the checkpoint; None for the newest one.
+
+  Returns:
+    The run's float32 parameters, and the step of the checkpoint.
+
+  Raises:
+    FileNotFoundError: If there is no such checkpoint.
+    ValueError: If a file is damaged.
+  """
   workdir = files.folder(workdir)
   experiment = experiments.from_folder(workdir)
   params, step = export.read(experiment, workdir, step)

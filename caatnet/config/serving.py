@@ -103,17 +103,20 @@ def from_folder(
   with contextlib.ExitStack() as stack:
     if progress is not None:
       stack.enter_context(warm_up.compiling(decoder, FACTOR, progress))
-    # No name for the float32 parameters, so that their memory is released.
+    # No variable refers to the float32 parameters, so that their memory is
+    # released.
     decoder.weights = made.weights(inference.read(made, workdir, step)[0])
   return decoder, chosen
 
 
 def _stored_bytes(program: Program) -> float:
-  """Returns the bytes of float32 parameters in the memory of a device."""
+  """Returns the bytes of float32 parameters in the memory of a device.
+
+  All CPU devices share the memory of the host, so their bytes are added up.
+  """
   leaves = jax.tree.leaves(program.local_params)
   on_device = sum(x.dtype.itemsize * math.prod(x.shape) for x in leaves)
   devices = program.layout.mesh.devices.flat
-  # All CPU devices share the memory of the host.
   return on_device * (len(devices) if devices[0].platform == "cpu" else 1)
 
 

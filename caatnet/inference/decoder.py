@@ -68,9 +68,10 @@ class Decoder:
     cache_shape: Cache of one rank.
     weights: Parameters of the model; only their shapes if each step gets its
       own parameters.
-    shapes: Shapes of batches for which programs have been compiled.
+    shapes: Shapes of batches that `step` has run.
     before_compile: Called before a program is compiled, which takes seconds.
-    compile_seconds: Total time of compilation in seconds.
+    compile_seconds: Seconds of the first `step` of each shape, which compiles
+      its program unless `compile` has.
   """
 
   def __init__(
@@ -81,7 +82,7 @@ class Decoder:
     cache_shape: CacheShape,
     nanobatches: Nanobatches | None = None,
   ) -> None:
-    """Allocates an empty cache; programs are compiled at their first call.
+    """Allocates an empty cache; a program is compiled at its first step.
 
     Args:
       program: The model on a mesh, with one worker and without a partition.
@@ -92,7 +93,8 @@ class Decoder:
       nanobatches: Cuts of each step into pieces; None for none.
 
     Raises:
-      ValueError: The cache does not fit in memory.
+      ValueError: The cache does not fit in memory; with shapes instead of
+        arrays, this is raised when it is first used.
     """
     self.program, self.capacity = program, capacity
     self.num_replicas = program.layout.num_data_ranks
@@ -172,10 +174,11 @@ class Decoder:
     and shardings of `weights`. Another thread may use the devices meanwhile.
 
     Args:
-      batch: Arguments of `step`, like the next ones.
-      sampling: See `step`.
-      filters: See `step`.
-      asked: See `step`.
+      batch: Batch with the shapes of an argument of `step`; the values have no
+        effect, like those of the next arguments.
+      sampling: Sampling parameters, arrays ``[D, S]``.
+      filters: Whether filters that gather logits apply.
+      asked: int32 ``[D, S]``, or None.
     """
     _, packed, types = self._inputs(batch, sampling, filters, asked)
     state = abstract_state(self.program, self.capacity, self.cache_shape)
@@ -187,7 +190,11 @@ class Decoder:
     self, batch: Batch, sampling: Sampling, filters: bool,
     asked: np.ndarray | None,
   ) -> tuple[Any, np.ndarray, Any]:
-    """Returns an entry of `shapes`, and inputs of `_run`: packed and types."""
+    """Returns a step's key in `shapes`, its packed inputs, and their types.
+
+    The packed inputs are an int32 array ``[*levels, n]``; the types are the
+    static description that unpacks them.
+    """
     if not self.cache_shape.states:
       batch = dataclasses.replace(batch, states=None)
     leaves, tree = jax.tree.flatten((batch, sampling, asked))

@@ -57,7 +57,7 @@ import numpy as np
 
 from parallel.checks import at_least, fraction
 
-_MOST_PLANS = 10**7  # they take a gigabyte
+_MOST_PLANS = 10**7  # of which all sizes are in memory, about a gigabyte
 # Candidates that are simulated at a time.
 _CHUNK = 4096
 # Times that differ by less are equal: sums in another order.
@@ -206,7 +206,8 @@ def plan(
       (independent) to 1 (overlap gains nothing).
 
   Raises:
-    ValueError: A number is out of range, or the costs do not cover the tokens.
+    ValueError: A number is out of range, the costs do not cover the tokens, or
+      there are more than ten million plans.
   """
   at_least("num_tokens", num_tokens)
   at_least("most_pieces", most_pieces)
@@ -224,7 +225,7 @@ def plan(
   if sum(math.comb(num_cuts, count) for count in chosen) > _MOST_PLANS:
     raise ValueError(
       f"most_pieces={most_pieces} leads to more than {_MOST_PLANS:,} plans of "
-      f"{num_tokens} tokens in steps of {granularity}"
+      f"{num_tokens} tokens in steps of {granularity}; choose fewer pieces"
     )
   singles = {
     key: float(step_seconds(costs, key, [num_tokens], interference))

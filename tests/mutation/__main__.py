@@ -56,7 +56,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   add("--workers", type=int, default=2, help="processes (2)")
   add(
     "--budget", type=float, default=60, metavar="S",
-    help="seconds of tests per mutant and phase, at most (60)",
+    help="limit in seconds of a mutant's tests per phase, and of the tests "
+    "that are measured for it (60)",
   )
   add(
     "--bound", type=float, default=60, metavar="S",

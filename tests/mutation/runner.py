@@ -1,10 +1,10 @@
 """Runs mutants on servers: own tests first, then those that cover the line.
 
-Files of own tests are measured when the first mutant needs them: the one with
-the name of the mutant's file, then those that import it, nearest first, as long
-as their tests take less time than the budget. A process that a test kills
-leaves no coverage. If no test executes a line as measured, all tests of
-the files that import its module or name it as a process are run.
+Test files are measured when the first mutant needs them: the one with the name
+of the mutant's file, then those that import it, nearest first, as long as their
+tests take less time than the budget. A process that a test kills leaves no
+coverage. If no test executes a line as measured, all tests of the files that
+import its module or name it as a process are run.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -144,9 +144,9 @@ class Runner:
   Args:
     root: Root of the repository.
     lines: Measured coverage.
-    budget_s: Seconds of tests, as measured without a mutant, that one mutant
-      gets at most in each phase. As many seconds of tests are measured for it,
-      and those of the file with its name.
+    budget_s: Limit in seconds of the tests that a mutant runs in each phase,
+      and of the tests that are measured for it; those of the file with its name
+      are measured in addition.
     bound_s: Time limit of a run, plus ten times what its tests need.
     measure: Whether test files that are not measured are measured when a
       mutant needs them; otherwise only own test files
@@ -190,7 +190,11 @@ class Runner:
   def _measured(
     self, server: Server, files: Iterable[str], limit_s: float
   ) -> tuple[list[str], float]:
-    """Measures files until their tests take a time; the measured files."""
+    """Measures test files until their tests have taken a time.
+
+    Returns:
+      The files that have been measured, now or before, and the seconds spent.
+    """
     found, spent = [], 0.0
     for file in files:
       if spent < limit_s:

@@ -162,7 +162,7 @@ def test_tests_are_selected_by_line(root, entries):
 
 
 class Slow:
-  """Answers as a server on which the tests of a file take 5 s and pass."""
+  """Server on which the tests of each file take 5 s and pass."""
 
   def __init__(self):
     self.measured = []

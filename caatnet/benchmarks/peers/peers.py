@@ -54,9 +54,9 @@ def run(config: Any) -> dict[str, Any]:
     python = str(environments.create(
       pathlib.Path(options.folder), options.packages
     ))
-  kept = Kept(config, http=[], training=[], decoding=[])
-  served, training, decoded = (
-    kept.found[key] for key in ("http", "training", "decoding")
+  kept = Kept(config, http=[], training=[], decoding=[], limits={})
+  served, training, decoded, limits = (
+    kept.found[key] for key in ("http", "training", "decoding", "limits")
   )
   # First, since other servers may not start.
   if (options.vllm or options.llama_server) and not served:
@@ -69,14 +69,16 @@ def run(config: Any) -> dict[str, Any]:
     if batch not in {row["batch"] for row in decoded}:
       decoded += _decoding(config, python, batch)
       kept.save()
-  limits = {
-    "matmul_flops_per_second": matmul_rate(
-      experiments.build(
-        setup.without_benchmark(config), None, jax.devices()[:1]
-      ).program.layout.mesh, "float32",
-    ),
-    "read_bytes_per_second": _read_rate(options.threads),
-  }
+  if not limits:
+    limits |= {
+      "matmul_flops_per_second": matmul_rate(
+        experiments.build(
+          setup.without_benchmark(config), None, jax.devices()[:1]
+        ).program.layout.mesh, "float32",
+      ),
+      "read_bytes_per_second": _read_rate(options.threads),
+    }
+    kept.save()
   if training:
     _print_training(config, training, limits["matmul_flops_per_second"])
   _print_decoding(decoded, limits["read_bytes_per_second"])

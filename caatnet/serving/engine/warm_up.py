@@ -1,8 +1,9 @@
 """Compiles a server's programs before it accepts requests.
 
 Each shape of a step is a program. The sizes of a step are bucketed, so that all
-shapes can be compiled at the start by running steps without sequences: such
-steps write nothing, and the tokens that they draw are dropped.
+shapes can be compiled at the start: while the weights are read (`compiling`),
+or by running steps without sequences (`warm_up`). Such steps write nothing, and
+the tokens that they draw are dropped.
 """
 
 from collections.abc import Callable, Iterator
@@ -103,11 +104,12 @@ def compiling(
 ) -> Iterator[None]:
   """Compiles the programs of all `shapes` while the body reads weights.
 
-  The end of the body waits for the programs; if the body or this wait is
-  interrupted, only for the one that is being compiled.
+  Leaving the body waits until all programs are compiled. If the body or this
+  wait raises, only the program that is being compiled is finished. Errors of
+  the compilation are raised at the end of the body.
 
   Args:
-    decoder: Decoder of shapes instead of weights.
+    decoder: Decoder whose weights are shapes.
     factor: Ratio of successive buckets of the number of decodes.
     progress: Iterates over the compiled steps, in a thread of its own.
   """

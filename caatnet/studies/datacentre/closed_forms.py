@@ -242,8 +242,8 @@ def _failures() -> dict[str, Result]:
   def daly(mtbf: Expression, interval: Expression, save: Expression):
     # Daly's expected time per interval; exponents are capped to stay finite.
     part = minimum((interval + save) / mtbf, _LARGE)
-    # exp(part) - 1, without cancellation if `part` is small (Kahan): the
-    # rounding of the exponential appears in both differences from 1.
+    # exp(part) - 1 without cancellation for a small `part` (Kahan): the error
+    # of `grown` is in `grown - 1` and in its logarithm, and cancels.
     grown = maximum(exp(part), 1 + np.finfo(float).eps)
     work = (grown - 1) * part / log(grown)
     return interval / (

@@ -144,14 +144,17 @@ def test_interrupted_benchmark_continues(tmp_path):
   config = config_file.get_config("test")
   config.benchmark.results = str(tmp_path / "peers.json")
   config.benchmark.variants = ()
-  first = peers.run(config)["decoding"]
+  found = peers.run(config)
+  first = found["decoding"]
   assert [row["batch"] for row in first] == [1, 1]
   kept = json.loads((tmp_path / "peers.json").read_text())
   assert kept["decoding"] == first
   # Rows of the file are not measured again.
   kept["decoding"][0]["tokens_per_second"] = [7.0]
   (tmp_path / "peers.json").write_text(json.dumps(kept))
-  assert peers.run(config)["decoding"] == kept["decoding"]
+  again = peers.run(config)
+  assert again["decoding"] == kept["decoding"]
+  assert again["limits"] == found["limits"]  # those of the measured rows
 
 
 class Bigram(linen.Module):

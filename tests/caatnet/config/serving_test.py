@@ -53,7 +53,7 @@ def test_cache_of_a_batch_has_pages_for_its_contexts():
   assert made.cache_shape.dtype == made.program.model.config.dtype
   assert build("inference.cache=int8").cache_shape.dtype == "int8"
   assert build("inference.pages=268435455")  # of 8 positions
-  with pytest.raises(ValueError, match="pages=268435456 of 8 positions must"):
+  with pytest.raises(ValueError, match="pages=268435456 with page_size=8 must"):
     build("inference.pages=268435456")
 
 

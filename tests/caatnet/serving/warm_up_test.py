@@ -45,7 +45,7 @@ def test_shape_of_any_step_is_among_the_compiled_ones(chunk, batch):
 
 
 def _without_weights(known):
-  """Returns a decoder like a given one, of the shapes of its weights."""
+  """Returns a decoder like a given one, with shapes instead of weights."""
   shapes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
     known.weights.params,

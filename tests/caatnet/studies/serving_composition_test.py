@@ -117,7 +117,7 @@ def test_experts_beyond_host_memory_are_read_from_their_files():
 
 
 def test_host_memory_for_more_than_all_experts_has_all():
-  """Without a place for each of two thousand million."""
+  """Slots are allocated for the experts that exist, not for the limit."""
   given = CONFIG["experts"] | {"host_experts": 2**31 - 1}
   tiers = composition.Tiers(given, 7e9, 8, 0.01, False)
   for number in range(given["number"]):
