@@ -62,20 +62,16 @@ def check_lists(
   other_algorithms: Collection[str] = (),
   **allowed: Collection[str],
 ) -> None:
-  """Rejects lists that are empty or contain unknown names.
+  """Rejects lists that contain unknown names.
 
   Args:
-    config: Config with lists "topologies", "size_bytes" and "algorithms", and a
-      list for each keyword.
+    config: Config with a list "algorithms", and one for each keyword.
     other_algorithms: Valid algorithm names that are not schedule builders.
     **allowed: Valid names in each of these lists.
 
   Raises:
-    ValueError: A list is empty or contains an unknown name.
+    ValueError: A list contains an unknown name.
   """
-  for key in ("topologies", "size_bytes", "algorithms", *allowed):
-    if not config[key]:
-      raise ValueError(f"config.{key}=() must have at least one entry")
   for text in config["algorithms"]:
     if text not in other_algorithms:
       try:

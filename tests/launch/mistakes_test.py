@@ -225,7 +225,7 @@ VALUES = [
   ("benchmark", [SCHEDULER, "--config.benchmark.pages.vtc=5"],
    "config.benchmark.pages.vtc=5 must be at least 90"),
   ("benchmark", [SCHEDULER, "--config.benchmark.policies=()"],
-   "config.benchmark.policies=() must have an entry"),
+   "config.benchmark.policies=() must be a non-empty tuple"),
   ("simulate", [UTILISATION, "--config.recommend.sync_every=(0.5,)"],
    "config.recommend.sync_every=0.5 must be an integer"),
 ]
@@ -233,7 +233,7 @@ VALUES = [
 # Flags of files that scripts write. Each line has a mistake that its script
 # finds when the work begins.
 WRITTEN = [
-  ("benchmark", [SCHEDULER, "--config.benchmark.policies=()"], "output"),
+  ("benchmark", [SCHEDULER, "--config.benchmark.policies=('x',)"], "output"),
   ("compile", [TINY, "--target=v5p"], "report"),
   ("demo", ["--mesh=tensor:3"], "output"),
   ("evaluate", ["--workdir={tmp}"], "plot"),

@@ -73,7 +73,7 @@ def test_flags_of_a_change_train(launch, tmp_path):
   ("plan", [PLAN, "--config.planner.utilisation=2"], "config.planner.utilis"),
   ("plan", [PLAN, "--config.planner.execution=fast"], "config.planner.execut"),
   ("plan", [PLAN, "--config.sync.p=0.5"], "plans are made for p = 1 only"),
-  ("plan", [PLAN, "--config.planner.schedules=()"], "at least one entry"),
+  ("plan", [PLAN, "--config.planner.schedules=()"], "a non-empty tuple"),
   ("plan", [PLAN, "--config.planner.second.p=(1.0,)"],
    "config.planner.second.p=1"),
   ("plan", [PLAN, "--config.planner.second.overlap=30"],

@@ -73,7 +73,6 @@ def run(config: Any) -> dict[str, Any]:
     ValueError: This machine or this user cannot shape links, or a key is wrong.
   """
   options = config.benchmark
-  calibration.check_values(options)
   others = [drawn(i, options) for i in range(options.held_out + options.tested)]
   # The first set of links is only used for the fit.
   fitted = [Sum(0, *given) for given in options.fitted]

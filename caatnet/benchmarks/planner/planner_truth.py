@@ -35,14 +35,14 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/planner_truth.py.
 
   Raises:
-    ValueError: Links cannot be shaped here, the config has no seeds, or the
-      file has rows of another config.
+    ValueError: Links cannot be shaped here, the rates are not two, or the file
+      has rows of another config.
   """
   options = config.benchmark
-  if not options.seeds or len(options.rates) not in (0, 2):
+  if len(options.rates) not in (0, 2):
     raise ValueError(
-      f"config.benchmark.seeds={options.seeds} must have at least one entry, "
-      f"and rates={options.rates} a lowest and a highest one, or none"
+      f"config.benchmark.rates={options.rates} must have a lowest and a "
+      "highest one, or none"
     )
   kept = Kept(config, matrices={})
   matrices = kept.found["matrices"]

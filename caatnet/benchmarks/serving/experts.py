@@ -55,13 +55,11 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/experts.py.
 
   Raises:
-    ValueError: There is no stream or no eviction policy, a stream is too long,
-      a request exceeds the context, or an expert has no kind of its own.
+    ValueError: A stream is too long, a request exceeds the context, or an
+      expert has no kind of its own.
   """
   given = config.benchmark
   check(config)
-  if not given.streams:
-    raise ValueError("config.benchmark.streams=() must have one or more")
   if given.seconds * given.rate > _MOST_REQUESTS:
     raise ValueError(
       f"config.benchmark.rate={given.rate:g} for seconds={given.seconds:g}: "
@@ -114,11 +112,9 @@ def check(config: Any) -> None:
     config: Config with ``config.benchmark`` and ``config.inference``.
 
   Raises:
-    ValueError: There is no eviction policy, or a request exceeds the context.
+    ValueError: A request exceeds the context.
   """
   given, context = config.benchmark, config.inference.context
-  if not given.evictions:
-    raise ValueError("config.benchmark.evictions=() must have one or more")
   if given.prompt + given.tokens > context:
     raise ValueError(
       f"config.benchmark.prompt={given.prompt} and config.benchmark.tokens="

@@ -112,15 +112,20 @@ class Key:
     allowed: The range of every number in the value, or the allowed texts; None
       for any text.
     doc: The documentation.
+    empty: Whether a tuple of any length may have no part.
   """
 
   kind: Any
   allowed: Allowed
   doc: str
+  empty: bool = True
 
   def must(self) -> str:
     """Returns text after "must", such as "lie in [0, 1]"."""
-    return _must(self.kind, self.allowed)
+    text = _must(self.kind, self.allowed)
+    if not self.empty:
+      text = text.replace("be a tuple", "be a non-empty tuple", 1)
+    return text
 
   def check(self, name: str, value: Any) -> None:
     """Checks type and range of a value.
@@ -134,12 +139,16 @@ class Key:
         the allowed values.
     """
     found = _wrong(value, self.kind, self.allowed)
-    if found is not None:
+    if found is not None and found[0] is not value:
       part, must = found
       raise ValueError(f"config.{name}={part!r} must {must}")
+    if found is not None or not (self.empty or value):
+      raise ValueError(f"config.{name}={value!r} must {self.must()}")
 
 
-def field(default: Any, doc: str, allowed: Allowed = None) -> Any:
+def field(
+  default: Any, doc: str, allowed: Allowed = None, empty: bool = False
+) -> Any:
   """Declares a key of a section.
 
   Args:
@@ -149,8 +158,10 @@ def field(default: Any, doc: str, allowed: Allowed = None) -> Any:
     doc: The documentation, with unit and the meaning of special values.
     allowed: The range of all numbers in the value, or the allowed texts; None
       for any text, booleans and sections.
+    empty: Whether a tuple of any length may have no part. One whose default is
+      empty always may.
   """
-  metadata = {"doc": doc, "allowed": allowed}
+  metadata = {"doc": doc, "allowed": allowed, "empty": empty}
   if callable(default):
     return dataclasses.field(default_factory=default, metadata=metadata)
   return dataclasses.field(default=default, metadata=metadata)
@@ -181,7 +192,12 @@ def keys(cls: type) -> dict[str, Key]:
   """Returns the declarations of a section's keys by name."""
   hints = typing.get_type_hints(cls)
   return {
-    f.name: Key(hints[f.name], f.metadata["allowed"], f.metadata["doc"])
+    f.name: Key(
+      hints[f.name], f.metadata["allowed"], f.metadata["doc"],
+      f.metadata["empty"] or not (
+        _any_length(hints[f.name]) and default_of(cls, f.name)
+      ),
+    )
     for f in dataclasses.fields(cls) if "doc" in f.metadata
   }
 
@@ -193,6 +209,13 @@ def default_of(cls: type, name: str) -> Any:
     return found.default
   factory: Callable[[], Any] = found.default_factory
   return factory()
+
+
+def _any_length(kind: Any) -> bool:
+  """Returns whether a type is a tuple of any length."""
+  return (
+    typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is Ellipsis
+  )
 
 
 def _numbers(kind: Any) -> list[type]:
@@ -219,7 +242,7 @@ def _must(kind: Any, allowed: Allowed) -> str:
     return "be None"
   if origin in (typing.Union, types.UnionType):
     return " or ".join(_must(part, allowed) for part in arguments)
-  if origin is tuple and arguments[-1] is Ellipsis:
+  if _any_length(kind):
     return f"be a tuple, each part of which must {_must(arguments[0], allowed)}"
   if origin is tuple:
     parts = dict.fromkeys(_must(part, allowed) for part in arguments)
@@ -248,7 +271,7 @@ def _wrong(value: Any, kind: Any, allowed: Allowed) -> tuple[Any, str] | None:
     fits = any(_wrong(value, part, allowed) is None for part in arguments)
   elif origin is tuple:
     fits = isinstance(value, tuple | list)
-    if fits and arguments[-1] is Ellipsis:
+    if fits and _any_length(kind):
       parts = [(part, arguments[0]) for part in value]
     elif fits:
       fits = len(value) == len(arguments)

@@ -62,10 +62,10 @@ class Sweep:
   """Runs of a sweep."""
 
   points: tuple[str, ...] = field(
-    ("",), 'Overrides of each point, as in "sync.p=0.5 seed=1".'
+    ("",), 'Overrides of each point, as in "sync.p=0.5 seed=1".', empty=True,
   )
   seeds: tuple[int, ...] = field(
-    (0,), "Seeds; each point runs with each seed.", SEED
+    (0,), "Seeds; each point runs with each seed.", SEED, empty=True,
   )
   sections: Sections = field(
     dict, "Sections, by name and choice, that a point with a selector such as "

@@ -223,8 +223,6 @@ def _between(
   the plan. A reduction arrives half a round trip after it was sent.
   """
   rounds, targets = config["round_steps"], config["targets"]
-  if not targets:
-    raise ValueError("config.targets=() must have at least one share")
   layers, count = int(found["layers"]), max(2, int(found["sites_needed"]))
   if layers // 3 >= rounds:
     raise ValueError(

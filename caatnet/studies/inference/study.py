@@ -45,9 +45,6 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: A model or machine is unknown, or a number is out of its range.
   """
-  for key in ("models", "machines", "p", "batch"):
-    if not config[key]:
-      raise ValueError(f"config.{key}=() must have at least one entry")
   for name in config["models"]:
     checks.known("config.models: ", name, MODELS)
   try:

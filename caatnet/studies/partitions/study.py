@@ -141,8 +141,6 @@ def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
 
 def _workload(config: Mapping[str, Any]) -> Workload:
   """Validates the model and step part of the config and builds the workload."""
-  if not config["accumulations"]:
-    raise ValueError("config.accumulations=() must have a value")
   names = [field.name for field in dataclasses.fields(Workload)]
   with naming("config", names):
     return Workload(**{name: config[name] for name in names})

@@ -33,8 +33,6 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: No schedule supports the size, or a number or name is invalid.
   """
-  if not config["schedules"]:
-    raise ValueError("config.schedules=() must have at least one entry")
   for name in config["schedules"]:
     checks.known("config.schedules: ", name, BUILDERS)
   rows, skipped = [], []

@@ -158,9 +158,6 @@ def _choices(config: Mapping[str, Any]) -> Choices:
       "schedules", "chunks", "schemes", "routes", "remats", "keeps"
     )
   }
-  for key, values in lists.items():
-    if not values:
-      raise ValueError(f"{key}=() must have at least one entry")
   return Choices(
     **lists, offload=section["offload"],
     most_microbatches=section["most_microbatches"],

@@ -48,8 +48,6 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: A value is invalid, or no configuration fits.
   """
   for key, known in (("choosers", choosers.CHOOSERS), ("models", MODELS)):
-    if not config[key]:
-      raise ValueError(f"config.{key}=() must have at least one entry")
     for name in config[key]:
       one_of(f"config.{key}", name, known)
   if not (config["even"] or config["seeds"]):

@@ -42,8 +42,6 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: A policy or machine is unknown, or there is no policy.
   """
-  if not config["policies"]:
-    raise ValueError("config.policies=() must have at least one entry")
   for name in config["policies"]:
     known("config.policies: ", name, POLICIES)
   machine = server.machine(config["model"], config["hardware"])

@@ -86,6 +86,3 @@ def test_mistakes_name_their_key():
   config.benchmark.peers = 3
   with pytest.raises(ValueError, match=r"fitted=.* peers below .*peers=3$"):
     calibrated_links.run(config)
-  config.benchmark.block_bytes = ()
-  with pytest.raises(ValueError, match=r"block_bytes=\(\) must have a value"):
-    calibrated_links.run(config)

@@ -141,9 +141,6 @@ def test_mistakes_name_their_key():
   config.benchmark.schemes = ("zero9",)
   with pytest.raises(ValueError, match=r"no valid configuration .*zero9"):
     calibration._row(config, targets.resolve("cpu:2"), 0)
-  config.benchmark.loops = ()
-  with pytest.raises(ValueError, match=r"loops=\(\) must have a value"):
-    calibration.run(config)
   with pytest.raises(ValueError, match=r"profiled: 'tensor' is not AXIS:DEVI"):
     calibration._mesh("tensor")
 

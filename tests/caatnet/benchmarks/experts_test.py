@@ -112,14 +112,6 @@ def test_linked_expert_is_a_library(library, tmp_path):
   assert one.read("e3").load()["w"].tolist() == [3, 3, 3]
 
 
-@pytest.mark.parametrize("key", ["streams", "evictions"])
-def test_benchmark_of_nothing_is_refused(key):
-  config = config_of.get_config("test")
-  config.benchmark[key] = ()
-  with pytest.raises(ValueError, match=rf"{key}=\(\) must have one or more"):
-    experts.run(config)
-
-
 def test_stream_has_a_largest_number_of_requests():
   config = config_of.get_config("test")
   config.benchmark.rate = 1e30

@@ -115,6 +115,9 @@ class Toy:
 
   rate: float = field(0.5, "A rate.", FRACTION)
   sizes: tuple[int, ...] = field((1,), "Sizes.", Range(1, 9, whole=True))
+  others: tuple[int, ...] = field(
+    (1,), "Sizes; () for none.", Range(1, 9, whole=True), empty=True
+  )
   pair: tuple[int, int] = field((1, 2), "A pair.", Range(0, 9, whole=True))
   kind: str = field("a", "A kind.", ("a", "b"))
   text: str = field("", "A text.")
@@ -131,9 +134,12 @@ class Toy:
   ("name", "right", "wrong", "must"),
   [
     ("rate", [0, 1, 0.5], [1.1, "0.5", None, True], "lie in [0, 1]"),
-    ("sizes", [(), (1, 9), [3]], [(8.5,), (0,), ("1",)],
+    ("sizes", [(1, 9), [3]], [(8.5,), (0,), ("1",)],
      "be an integer from 1 to 9"),
-    ("sizes", [], [3, None], "be a tuple, each part of which must be an int"),
+    ("sizes", [], [3, None, (), []],
+     "be a non-empty tuple, each part of which must be an integer from 1 to 9"),
+    ("others", [(), [], (9,)], [3],
+     "be a tuple, each part of which must be an integer from 1 to 9"),
     ("pair", [(1, 2), [3, 4]], [(1,), (1, 2, 3), 1],
      "be a tuple of 2, each part of which must be an integer from 0 to 9"),
     ("kind", ["a", "b"], ["c", "", None, 1], "be one of 'a', 'b'"),

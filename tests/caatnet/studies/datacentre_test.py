@@ -164,12 +164,11 @@ def test_utilisation_of_a_planned_pod_sets_the_days(result):
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-  ({"sites": ()}, "config.sites=() must have at least one"),
+  ({"sites": ()}, "config.sites=() must be a non-empty tuple"),
   ({"sites": ("here",)}, "config.sites='here' is neither NAME:WATTS"),
   ({"sites": ("here:-1",)}, "here has -1 W"),
   ({"sites": ("shed:1e5",)}, "a rack takes 185.4 kW"),
   ({"sites": ("east", "east")}, "the site 'east' is duplicate"),
-  ({"targets": ()}, "config.targets=()"),
   ({"round_steps": 20}, "config.round_steps=20 must be more than a third"),
   ({"knobs__layers": 2.5}, "config.knobs.layers=2.5 must be an integer"),
   ({"knobs__budget": -5.0}, "config.knobs.budget=-5.0 must be at least 0"),

@@ -135,7 +135,7 @@ def test_bandwidth_of_the_config_overrides_the_link():
     ("weight_codecs=('int3',)", "config.weight_codecs: 'int3' must be one of"),
     ("gradient_codecs=('int4',)", "lacks 'none'"),
     ("accumulations=(0,)", "config.accumulations=0 must be an integer"),
-    ("accumulations=()", "config.accumulations=() must have a value"),
+    ("accumulations=()", "config.accumulations=() must be a non-empty"),
     ("memory_gb=1e-6", "nothing fits into 1000 bytes"),
   ],
 )

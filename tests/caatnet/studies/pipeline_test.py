@@ -120,7 +120,6 @@ def test_slower_links_and_stages_cost_time():
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"schedules": ()}, r"config.schedules=\(\) must have"),
     ({"schedules": ("1f2b",)}, "config.schedules: '1f2b' must be one of"),
     ({"pipeline__stages": 0}, "config.pipeline.stages=0 must be an integer"),
     ({"pipeline__microbatches": 2**30},

@@ -5,7 +5,6 @@ import pytest
 
 from caatnet.serving.requests import Request
 from caatnet.studies.serving import fairness
-from configs.serving import fairness as fairness_config
 
 
 def served(number, arrival_s, scheduled_s, times, prompt=8, hits=3):
@@ -76,10 +75,3 @@ def test_clients_arrive_at_their_rates_with_their_lengths():
       len(a.blocks) == 1 + -(-(a.prompt - shared) // shared)
       and a.block_size == shared for a in of[name]
     )
-
-
-def test_study_without_policies_is_refused():
-  config = fairness_config.get_config("test")
-  config.policies = ()
-  with pytest.raises(ValueError, match=r"config\.policies=\(\) must have"):
-    fairness.run(config)

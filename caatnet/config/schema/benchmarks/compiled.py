@@ -93,15 +93,16 @@ class Flower:
   )
   idle: tuple[int, ...] = field(
     (4,), "Numbers of clients of runs without training and evaluation.",
-    TWO_OR_MORE,
+    TWO_OR_MORE, empty=True,
   )
   links: tuple[str, ...] = field(
     ("ethernet", "wifi", "5g-40mhz"), "Links with the first number of clients, "
     "names of caatnet/federated/links.py; emulated in namespaces, for root.",
+    empty=True,
   )
   with_model: tuple[int, ...] = field(
     (4,), "Numbers of clients that train the model of the config, on loopback.",
-    TWO_OR_MORE,
+    TWO_OR_MORE, empty=True,
   )
   seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each run.", SEED)
   rounds: int = field(

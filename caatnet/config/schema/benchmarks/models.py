@@ -75,21 +75,24 @@ class Nanobatches:
   pieces: tuple[str, ...] = field(
     ("1", "2", "4", "plan"),
     "Values of config.inference.nanobatches on the engine; () for none.",
+    empty=True,
   )
   batch: int = field(64, "Concurrent sequences on the engine.", COUNT)
   prompt: int = field(64, PROMPT, COUNT)
   tokens: int = field(64, TOKENS, COUNT)
   mbit: tuple[int, ...] = field(
-    (150, 1000), "Links between two processes in Mbit/s; () for none.", COUNT
+    (150, 1000), "Links between two processes in Mbit/s; () for none.", COUNT,
+    empty=True,
   )
   decodes: int = field(256, "Decodes of a step of these processes.", COUNT)
   context: int = field(128, "Positions that each of them attends to.", COUNT)
   cuts: tuple[int, ...] = field(
-    (1, 2), "Pieces of such a step; () for no such steps.", COUNT
+    (1, 2), "Pieces of such a step; () for no such steps.", COUNT, empty=True,
   )
   parts: tuple[int, ...] = field(
     (0, 65536), "KiB of the parts of a copy of pages to the host, on the "
     "engine; 0 for one layer each; () for no copies.", COUNT_OR_NONE,
+    empty=True,
   )
   copied: int = field(512, "Positions of the copied pages.", COUNT)
 
@@ -317,7 +320,7 @@ class Peers:
   )
   llama: tuple[str, ...] = field(
     ("F32", "Q8_0"), "Types of llama.cpp's matrices; () for no llama.cpp.",
-    ("F32", "Q8_0"),
+    ("F32", "Q8_0"), empty=True,
   )
   folder: str = field(
     ".cache/peers", "Folder of the environment, which is made once."

@@ -34,7 +34,7 @@ class Planner:
   )
   large: tuple[tuple[int, int, int], ...] = field(
     ((8, 16, 8), (16, 8, 8), (16, 64, 1)),
-    "Stages, data and tensor ranks of 1,024 devices.", COUNT,
+    "Stages, data and tensor ranks of 1,024 devices.", COUNT, empty=True,
   )
   sizes: tuple[int, ...] = field(
     (4, 6, 8, 5), "Numbers of devices for the regret, used cyclically.",
@@ -102,7 +102,7 @@ class PlannerTruth:
     (2e6, 20e6),
     "Bounds of the random bandwidth between two processes in bytes/s, "
     "log-uniform; () for unthrottled links.",
-    POSITIVE,
+    POSITIVE, empty=True,
   )
   flops: float = field(3e8, "FLOP/s of a device.", POSITIVE)
   quota: float = field(
@@ -132,19 +132,19 @@ class Schedules:
   """Collective schedules: proofs, optimal trees and times."""
 
   tori: tuple[int, ...] = field(
-    (4, 8, 16, 32, 64), "Sides of square tori.", COUNT
+    (4, 8, 16, 32, 64), "Sides of square tori.", COUNT, empty=True,
   )
   meshes: tuple[int, ...] = field(
-    (4, 8, 16, 32), "Sides of square meshes.", COUNT
+    (4, 8, 16, 32), "Sides of square meshes.", COUNT, empty=True,
   )
   optimal: tuple[str, ...] = field(
     ("torus 4x4", "torus 8x8", "mesh 8x8", "torus 8x8, 2 links failed",
      "fat tree 4", "leaf-spine 4x4x4", "dgx 2x8"),
-    "Topologies of optimal trees.",
+    "Topologies of optimal trees.", empty=True,
   )
   simulated: tuple[str, ...] = field(
     ("ring, ring 1024", "bucket, torus 32x32", "multitree, torus 32x32"),
-    "All-gathers, by algorithm and topology.",
+    "All-gathers, by algorithm and topology.", empty=True,
   )
   size_bytes: tuple[int, ...] = field(
     (2**15, 2**20, 2**26), "Sizes of all-gathers in bytes; the last one is "

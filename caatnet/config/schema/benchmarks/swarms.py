@@ -138,7 +138,7 @@ class Ring:
       {"mbit": 1000, "rtt_ms": 100, "megabytes": 128},
     ),
     "Links between two peers: bandwidth in Mbit/s, added round-trip time in "
-    "ms, and size of the all-reduce in MB.", COUNT_OR_NONE,
+    "ms, and size of the all-reduce in MB.", COUNT_OR_NONE, empty=True,
   )
   num_connections: tuple[int, ...] = field(
     (1, 4, 8), "Data connections over these links.", COUNT
@@ -251,7 +251,7 @@ class FederatedCell:
   seeds: tuple[int, ...] = field((0, 1, 2), "Seeds of the runs.", SEED)
   streamed: tuple[str, ...] = field(
     ("", "uplink=int4 downlink=int4"), "Overrides of variants whose fragments "
-    "are sent under the compute.",
+    "are sent under the compute.", empty=True,
   )
   fragments: int = field(
     4, "Fragments of these variants, a divisor of the local steps.", COUNT

@@ -35,7 +35,7 @@ class FederatedLinks(Study):
   parameters: tuple[int, ...] = field(
     (100_000, 740_554, 11_181_642),
     "Parameters of models, in float32: a small one, SqueezeNet 1.0 and "
-    "ResNet-18 for 10 classes.", COUNT,
+    "ResNet-18 for 10 classes.", COUNT, empty=True,
   )
   training_s: float = field(
     10.0, "Time of a client's local steps, in seconds. The default is assumed; "
@@ -94,7 +94,7 @@ class FederatedLinks(Study):
   )
   apart: tuple[float, ...] = field(
     (0.0, 0.5, 1.5), "Times between ready updates, relative to the time of an "
-    "uplink that has the cell alone.", NOT_NEGATIVE,
+    "uplink that has the cell alone.", NOT_NEGATIVE, empty=True,
   )
   limits: tuple[float, ...] = field(
     (1.0, 0.5, 0.25), "Largest rates of every second client, as shares of the "
@@ -112,7 +112,7 @@ class FederatedLinks(Study):
     "table of coded and late updates.", POSITIVE,
   )
   fragments: tuple[int, ...] = field(
-    (1, 4, 16), "Numbers of streamed fragments.", COUNT
+    (1, 4, 16), "Numbers of streamed fragments.", COUNT, empty=True,
   )
   streamed_rounds: int = field(
     6, "Simulated rounds of streamed fragments.", Range(2, 1000, whole=True)

@@ -122,7 +122,7 @@ class Flows(Study):
   seed: int = field(0, "Seed of ECMP's hash and of the permutation.", SEED)
   failed_uplinks: tuple[tuple[int, int], ...] = field(
     ((0, 0), (1, 1)), "Links that fail, as (leaf, spine), counted from 0.",
-    COUNT_OR_NONE,
+    COUNT_OR_NONE, empty=True,
   )
   algorithms: tuple[str, ...] = field(
     ("ring", "halving_doubling", "all_to_all"),

@@ -90,11 +90,11 @@ class Second:
   )
   p: tuple[float, ...] = field(
     (0.5, 0.25), "Fractions of the stream that tensor ranks synchronise; see "
-    "config.sync.p.", DECAY,
+    "config.sync.p.", DECAY, empty=True,
   )
   outer: tuple[str, ...] = field(
     ("diloco", "streaming"), "Outer loops; data-parallel ranks, or groups of "
-    "them, become workers.",
+    "them, become workers.", empty=True,
   )
   sync_every: int = field(
     30, "Steps of a round; as published: H = 30 (arXiv 2501.18512).", COUNT
@@ -107,6 +107,7 @@ class Second:
   zero_codecs: tuple[str, ...] = field(
     ("int8/int4",), 'Codecs of a partition, "WEIGHTS/GRADIENTS", each "none", '
     '"int8" or "int4"; int8 and int4 as in ZeRO++ (arXiv 2306.10209).',
+    empty=True,
   )
 
 
@@ -246,7 +247,8 @@ class Published(Study):
   )
   even: bool = field(True, "Whether to include links with published bandwidth.")
   seeds: tuple[int, ...] = field(
-    (1, 2, 3), "Seeds of links that are randomly slower than published.", SEED
+    (1, 2, 3), "Seeds of links that are randomly slower than published.", SEED,
+    empty=True,
   )
   models: tuple[str, ...] = field(
     ("3.1B", "11.1B"), "Keys of MODELS in caatnet/studies/published/study.py."

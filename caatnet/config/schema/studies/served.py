@@ -204,7 +204,7 @@ class FastSwitch(Study):
   shares: tuple[float, ...] = field(
     (1.0, 0.75, 0.5, 0.25, 0.0),
     "Values of p of the CAAT-Net experiment; () to skip it.",
-    FRACTION,
+    FRACTION, empty=True,
   )
   shares_rate: float = field(
     40.0, "Requests per second of the CAAT-Net experiment's trace.", POSITIVE

@@ -161,7 +161,7 @@ class Partitions(Study):
   )
   secondary_codecs: tuple[str, ...] = field(
     ("none", "int8"), "Codecs of the second copy to try; () for no second "
-    "copy.",
+    "copy.", empty=True,
   )
   accumulations: tuple[int, ...] = field(
     (1, 2, 4, 8, 16), "Microbatches per step for which the best partition is "
@@ -190,7 +190,7 @@ class Inference(Study):
   )
   every: tuple[int, ...] = field(
     (2,), "Alternative to p: in one of every N layers both projections reduce "
-    "all channels, in other layers none.", COUNT,
+    "all channels, in other layers none.", COUNT, empty=True,
   )
   batch: tuple[int, ...] = field(
     (1, 32, 256), "Concurrently decoding sequences.", COUNT
