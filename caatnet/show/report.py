@@ -136,7 +136,7 @@ class Report:
 
   Attributes:
     title: Title of the document.
-    parts: Tables and lines of text, in order.
+    parts: Tables and lines of text, in order. Tables without rows are left out.
     figure: Returns the figure, which may be expensive to compute; None if
       there is none.
   """
@@ -144,6 +144,13 @@ class Report:
   title: str
   parts: Sequence[Table | str]
   figure: Callable[[], Figure] | None = None
+
+  def __post_init__(self) -> None:
+    shown = [
+      part for part in self.parts if not isinstance(part, Table) or part.rows
+    ]
+    # The class is frozen.
+    object.__setattr__(self, "parts", shown)
 
   @property
   def tables(self) -> list[Table]:

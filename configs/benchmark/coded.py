@@ -16,6 +16,8 @@ from caatnet.config.schema.tree import defaults
 
 def get_config(size: str = "full") -> ml_collections.ConfigDict:
   """Returns the benchmark: `full`, or `test` for a few windows."""
+  if size not in ("full", "test"):
+    raise ValueError(f"coded.py:{size}: the sizes are full and test")
   config = ml_collections.ConfigDict()
   config.name = "coded"
   config.benchmark = defaults("benchmark", "coded")

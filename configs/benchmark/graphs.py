@@ -24,6 +24,8 @@ from configs.graphs import tiny
 
 def get_config(size: str = "full") -> ml_collections.ConfigDict:
   """Returns the benchmark: `full`, or `test` on small graphs."""
+  if size not in ("full", "test"):
+    raise ValueError(f"graphs.py:{size}: the sizes are full and test")
   # Config of the runs that the benchmark trains.
   config = tiny.get_config(
     "data_parallel,test" if size == "test" else "data_parallel"

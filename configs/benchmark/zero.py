@@ -19,6 +19,8 @@ from configs.caatnet import base
 
 def get_config(size: str = "6m") -> ml_collections.ConfigDict:
   """Returns the benchmark: `6m`, or `test` for a model that takes seconds."""
+  if size not in ("6m", "test"):
+    raise ValueError(f"zero.py:{size}: the sizes are 6m and test")
   config = base.get_config()
   config.name = "zero_step"
   config.model.width = 256

@@ -30,6 +30,8 @@ def _points() -> tuple[str, ...]:
 
 def get_config(size: str = "study") -> ml_collections.ConfigDict:
   """Returns the sweep: `study`, or `test` for a few steps of two points."""
+  if size not in ("study", "test"):
+    raise ValueError(f"sweep.py:{size}: the sizes are study and test")
   config = tiny.get_config("test" if size == "test" else "demo")
   config.name = "sweep"
   if size == "study":

@@ -72,6 +72,8 @@ def _sections(size: str) -> ml_collections.ConfigDict:
 
 def get_config(size: str = "study") -> ml_collections.ConfigDict:
   """Returns `study`, `long`, or `test` for a few steps of two points."""
+  if size not in ("study", "long", "test"):
+    raise ValueError(f"sweep.py:{size}: the sizes are study, long and test")
   config = tiny.get_config("test" if size == "test" else "demo")
   config.name = "outer_loops"
   config.parallel.worker = 2

@@ -30,6 +30,8 @@ POINTS = (
 
 def get_config(size: str = "study") -> ml_collections.ConfigDict:
   """Returns `study`, or `test` for a few steps of two points."""
+  if size not in ("study", "test"):
+    raise ValueError(f"sweep.py:{size}: the sizes are study and test")
   config = tiny.get_config("test" if size == "test" else "demo")
   config.name = "zero_sweep"
   config.parallel.data = 8

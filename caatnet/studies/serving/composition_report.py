@@ -24,11 +24,14 @@ _TIMES = (
 
 def report(result: Row) -> Report:
   """Returns tables of simulations and of the paper's figures, and a figure."""
-  simulated = bool(result["load"])
+  simulated = any(
+    result[part] for part in ("streams", "slots", "load", "front")
+  )
+  drawn = result["load"] and result["front"]
   return Report(
     "Compositions of experts",
     [*(_simulated(result) if simulated else ()), *_published(result)],
-    functools.partial(_figure, result) if simulated else None,
+    functools.partial(_figure, result) if drawn else None,
   )
 
 

@@ -1,7 +1,9 @@
 """Properties of declarations: every key of every config and its section."""
 
+import ast
 import dataclasses
 import importlib
+import inspect
 import math
 import pathlib
 import subprocess
@@ -46,6 +48,19 @@ def every_config():
 CONFIGS = every_config()
 
 
+def every_size():
+  """Yields configs of all sizes that configs mention, and their names."""
+  for name in sorted(CONFIGS):
+    if name.startswith("configs."):
+      module = importlib.import_module(name)
+      for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+          try:
+            yield f"{name}:{node.value}", module.get_config(node.value)
+          except (TypeError, ValueError):  # another text than a size
+            continue
+
+
 def leaves(config, prefix=""):
   for key, value in config.items():
     if isinstance(value, ml_collections.ConfigDict):
@@ -71,6 +86,28 @@ def test_every_key_of_every_config_is_declared():
       assert key.must(), name
       count += bool(numbers(key.kind))
   assert count > 500
+
+
+def test_unknown_sizes_of_configs_are_refused():
+  count = 0
+  for name in sorted(CONFIGS):
+    if name.startswith("configs."):
+      build = importlib.import_module(name).get_config
+      if inspect.signature(build).parameters:
+        count += 1
+        with pytest.raises(ValueError, match="foo") as error:
+          build("foo")
+        assert "\n" not in str(error.value)
+  assert count > 50
+
+
+def test_sizes_of_configs_have_allowed_values():
+  names = set()
+  for name, config in every_size():
+    tree.check(config)
+    names.add(name)
+  assert {"configs.serving.composition:figures", "configs.benchmark.ring:links",
+          "configs.benchmark.peers:135m"} <= names
 
 
 @pytest.mark.quick

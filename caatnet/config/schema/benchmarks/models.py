@@ -298,7 +298,7 @@ class Peers:
       ("r=8 lanes, p=1", "parallel.tensor=8"),
       ("r=8 lanes, p=.5", "parallel.tensor=8 sync.p=0.5"),
     ),
-    "Label and overrides of each of our training steps.",
+    "Label and overrides of each of our training steps.", empty=True,
   )
   batches: tuple[int, ...] = field(
     (1, 16, 64), "Sequences that are decoded together.", COUNT
@@ -312,7 +312,7 @@ class Peers:
   )
   packages: tuple[str, ...] = field(
     ("torch", "transformers", "llama-cpp-python", "gguf"),
-    "Requirements of that environment.",
+    "Requirements of that environment.", empty=True,
   )
   compiled: bool = field(
     True, "Whether Hugging Face's model is also timed with torch.compile, "

@@ -113,7 +113,9 @@ class Ring:
   """All-reduces between processes on one machine and over throttled links."""
 
   megabytes: int = field(256, "Size of the all-reduce in MB.", COUNT)
-  peers: tuple[int, ...] = field((2, 4, 8), "Numbers of peers.", COUNT)
+  peers: tuple[int, ...] = field(
+    (2, 4, 8), "Numbers of peers.", COUNT, empty=True
+  )
   block_bytes: int = field(
     2**22, "Bytes per block of sending and adding.", COUNT
   )
@@ -215,7 +217,7 @@ class FederatedRounds:
      "configs/federated/tiny.py:text"), "Configs of further runs without "
     "emulated links, a smaller and a larger model. They and the other models "
     "give the time before a message's first byte as a linear function of its "
-    "size.",
+    "size.", empty=True,
   )
   interfaces: tuple[str, ...] = field(
     ("ethernet", "wifi", "5g-40mhz"), "Links of all clients; names or JSON "

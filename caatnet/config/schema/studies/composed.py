@@ -102,16 +102,17 @@ class Composition(Study):
   experts: Experts = field(Experts, "Experts and their tiers.")
   stream: Stream = field(Stream, "Requests.")
   streams: tuple[str, ...] = field(
-    ORDERS, "Orders of experts to simulate.", ORDERS
+    ORDERS, "Orders of experts to simulate.", ORDERS, empty=True,
   )
   evictions: tuple[str, ...] = field(
     EVICTIONS, "Eviction policies to compare.", EVICTIONS
   )
   slots: tuple[int, ...] = field(
-    (1, 2, 3, 4, 5), "Numbers of slots to scan.", COUNT
+    (1, 2, 3, 4, 5), "Numbers of slots to scan.", COUNT, empty=True,
   )
   rates: tuple[float, ...] = field(
-    (0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "Requests per second to scan.", POSITIVE
+    (0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "Requests per second to scan.", POSITIVE,
+    empty=True,
   )
   batches: tuple[int, ...] = field(
     (1, 8), "Numbers of requests that arrive together to scan.", COUNT
@@ -124,7 +125,7 @@ class Composition(Study):
     NOT_NEGATIVE,
   )
   deadlines: tuple[float, ...] = field(
-    (1.0, 30.0), "Deadlines to scan, in seconds.", NOT_NEGATIVE
+    (1.0, 30.0), "Deadlines to scan, in seconds.", NOT_NEGATIVE, empty=True,
   )
   front_rate: float = field(
     3.0, "Requests per second of the front of fairness and switching.",

@@ -27,7 +27,7 @@ class NanoBatches(Study):
   machines: tuple[str, ...] = field(
     ("gpu:h100:1x8", "gpu:h100:1x4", "gpu:a100:1x8", "gpu:a100:1x4",
      "gpu:h200:1x8", "gpu:a100-pcie:1x8", "tpu:v5p:2x2x2", "tpu:v6e:2x4"),
-    "Machines of the curves, named as for launch.compile.",
+    "Machines of the curves, named as for launch.compile.", empty=True,
   )
   tokens: tuple[int, ...] = field(
     (1, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024,
@@ -49,7 +49,7 @@ class NanoBatches(Study):
   utilisation: float = field(0.7, UTILISATION, POSITIVE_FRACTION)
   joint_machines: tuple[str, ...] = field(
     ("gpu:h100:1x8", "gpu:a100-pcie:1x8", "tpu:v5p:2x2x2"),
-    "Machines of the joint table.",
+    "Machines of the joint table.", empty=True,
   )
   joint_tokens: tuple[int, ...] = field(
     (256, 2048), "Tokens of the steps of the joint table.", COUNT
