@@ -57,12 +57,6 @@ def test_link_of_a_file_is_compared_by_the_name_of_its_record(tmp_path):
   assert mine == known | {"link": str(path)}
 
 
-@pytest.mark.parametrize("key", ["clients", "wifi"])
-def test_missing_values_are_one_line(key):
-  with pytest.raises(ValueError, match=rf"config\.{key}=\(\) must have"):
-    study.run(CONFIG | {key: ()})
-
-
 def test_points_of_the_region_give_the_published_ratios(result):
   size, found = 4 * 740_554, result["region"]
   ethernet = 941e6 / 8
