@@ -40,8 +40,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     percentiles.
 
   Raises:
-    ValueError: A policy or machine is unknown, or there is no policy.
+    ValueError: A policy or machine is unknown, clients are not comparable, or
+      the cache is too small for all requests of a client.
   """
+  compared = [n for n, part in config["clients"].items() if part["backlogged"]]
+  if len(compared) < 2:
+    raise ValueError(
+      f"config.clients: {', '.join(compared) or 'none'} with backlogged=True; "
+      "must be at least two, which are compared"
+    )
   for name in config["policies"]:
     known("config.policies: ", name, POLICIES)
   machine = server.machine(config["model"], config["hardware"])
@@ -58,6 +65,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       machine, config["arm"], arrivals, config["limits"], {"kind": "none"},
       name, clients,
     )
+    _check_served(outcome, config["clients"], machine)
     rows.append({"policy": name, **_row(outcome, config["clients"])})
   return {
     "clients": {k: dict(v) for k, v in config["clients"].items()},
@@ -120,6 +128,22 @@ def arrive(
     ))
     clients[number] = name, float(sections[name]["priority"])
   return arrivals, clients
+
+
+def _check_served(
+  outcome: server.Outcome, sections: Mapping[str, Mapping[str, Any]],
+  machine: server.Machine,
+) -> None:
+  """Raises ValueError if all requests of a client have been rejected."""
+  for name in sections.keys() - {r.client for r in outcome.served}:
+    sizes = " ".join(
+      f"config.clients.{name}.{key}={sections[name][key]}"
+      for key in ("shared", "prompt", "output")
+    )
+    raise ValueError(
+      f"{sizes}: no request fits into the {machine.tokens} tokens of the "
+      f"cache, config.hardware.pages={machine.pages}"
+    )
 
 
 def _row(

@@ -5,6 +5,7 @@ import pytest
 
 from caatnet.serving.requests import Request
 from caatnet.studies.serving import fairness
+from configs.serving import fairness as fairness_config
 
 
 def served(number, arrival_s, scheduled_s, times, prompt=8, hits=3):
@@ -75,3 +76,29 @@ def test_clients_arrive_at_their_rates_with_their_lengths():
       len(a.blocks) == 1 + -(-(a.prompt - shared) // shared)
       and a.block_size == shared for a in of[name]
     )
+
+
+@pytest.mark.parametrize(("backlogged", "words"), [
+  ((), "config.clients: none"), (("long",), "config.clients: long"),
+])
+def test_clients_that_cannot_be_compared_are_refused(backlogged, words):
+  config = fairness_config.get_config("test")
+  for name, client in config.clients.items():
+    client.backlogged = name in backlogged
+  with pytest.raises(ValueError, match=f"{words} .* at least two"):
+    fairness.run(config.to_dict())
+
+
+@pytest.mark.parametrize("name", ["short", "light"])
+@pytest.mark.parametrize("key", ["shared", "prompt", "output"])
+def test_clients_of_which_no_request_fits_are_refused(name, key):
+  config = fairness_config.get_config("test")
+  config.policies = ("vtc",)
+  config.hardware.pages = 200
+  for client in config.clients.values():
+    client.requests = 2
+    client.shared, client.prompt, client.output = 16, 16, 4
+  config.clients[name][key] = 10_000
+  words = rf"config\.clients\.{name}\.{key}=10000.* config\.hardware\.pages="
+  with pytest.raises(ValueError, match=words):
+    fairness.run(config.to_dict())
