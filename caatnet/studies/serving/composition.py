@@ -115,7 +115,12 @@ def machine(config: Mapping[str, Any], num_slots: int) -> server.Machine:
     # `server.machine` subtracts the weights of one model.
     memory_bytes = server.device_of(hardware).memory_bytes
     hardware["memory_share"] -= rest / memory_bytes
-  return server.machine(config["model"], hardware)
+  try:
+    return server.machine(config["model"], hardware)
+  except ValueError as error:
+    raise ValueError(
+      f"{error}; config.experts.slots or config.slots has {num_slots} slots"
+    ) from error
 
 
 def zipf(
@@ -166,6 +171,7 @@ def requests(
   fewer = _FEWER if output >= _LONG else 1
   count = max(1, given["requests"] // fewer)
   experts = ORDERS[kind](rng, count, config)
+  batch = min(batch, count)
   groups = -(-count // batch)
   times = rng.exponential(batch / rate, groups).cumsum().repeat(batch)[:count]
   prompts = rng.integers(2**31 - 1, size=(count, given["prompt"]))
@@ -320,7 +326,9 @@ def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
   if not slots.order:
     raise ValueError(
       f"no request of {case.output} new tokens fits into "
-      f"{host.pages * host.page_size} tokens of cache"
+      f"{host.tokens} tokens of cache; config.stream.prompt="
+      f"{config['stream']['prompt']}, and new tokens are those of "
+      "config.stream.output, config.outputs or config.front_output"
     )
   seconds = simulator.now() - served[0].arrival_s
   counts, load_s = slots.counts, simulator.loaded_s

@@ -181,7 +181,9 @@ class _Study:
     return [
       Cell(
         {"p": p},
-        server.machine(config["model"], hardware, config["ranks"], p),
+        server.machine(
+          config["model"], hardware, config["ranks"], p, "ranks_device"
+        ),
         config["arms"][BASELINE] | {"found": True}, arrivals,
         config["limits"], {"kind": "none"}, "first_come",
       )

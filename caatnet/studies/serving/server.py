@@ -56,19 +56,25 @@ class Machine:
     return self.pages * self.page_size
 
 
-def device_of(hardware: Mapping[str, Any]) -> Device:
+def device_of(
+  hardware: Mapping[str, Any], key: str = "hardware.device"
+) -> Device:
   """Returns the device of a section like ``config.hardware``.
+
+  Args:
+    hardware: The section.
+    key: Config key of the device, for messages.
 
   Raises:
     ValueError: The device is unknown.
   """
-  known("config: device ", hardware["device"], DEVICES)
+  known(f"config.{key}=", hardware["device"], DEVICES)
   return DEVICES[hardware["device"]]
 
 
 def machine(
   model: Mapping[str, Any], hardware: Mapping[str, Any], ranks: int = 1,
-  p: float = 1.0,
+  p: float = 1.0, key: str = "hardware.device",
 ) -> Machine:
   """Returns the machine that a config describes.
 
@@ -77,14 +83,19 @@ def machine(
     hardware: Section like ``config.hardware``: device, rates, memory.
     ranks: Tensor ranks; if more than 1, they are devices of one node.
     p: Fraction of channels that all row-parallel projections reduce.
+    key: Config key of the device, for messages.
 
   Raises:
-    ValueError: The device is unknown, or the model does not fit on it.
+    ValueError: The device is unknown, there are no times of all-reduces of the
+      ranks, or the model does not fit on the device.
   """
-  device, sizes = device_of(hardware), Transformer(**model)
+  device, sizes = device_of(hardware, key), Transformer(**model)
   several = None
   if ranks > 1:
-    several = inference.machine(f"gpu:{device.name}:1x{ranks}")
+    try:
+      several = inference.machine(f"gpu:{device.name}:1x{ranks}")
+    except ValueError as error:
+      raise ValueError(f"config.ranks={ranks}: {error}") from error
   slower = dataclasses.replace(
     device,
     memory_bandwidth=device.memory_bandwidth * hardware["memory_fraction"],
@@ -101,8 +112,9 @@ def machine(
   pages = hardware["pages"] or int(room // page_bytes)
   if pages < 1:
     raise ValueError(
-      f"device={device.name!r} has no memory left for a cache: weights take "
-      f"{weights / 1e9:.1f} GB of {device.memory_bytes / 1e9:.0f}"
+      f"config.{key}={device.name!r} has no memory left for a cache: weights "
+      f"of config.model take {weights / 1e9:.1f} GB of "
+      f"{device.memory_bytes / 1e9:.0f}"
     )
   rate = hardware["copy_rate"]
   copies = CopyTimes(

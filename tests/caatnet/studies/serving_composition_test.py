@@ -195,7 +195,8 @@ def test_unknown_names_are_refused(key, name):
 
 
 @pytest.mark.parametrize(("section", "values", "words"), [
-  ("hardware", {"device": "h300"}, "device 'h300' must be one of"),
+  ("hardware", {"device": "h300"},
+   r"config\.hardware\.device='h300' must be one of"),
   ("model", {"num_heads": 2**31 - 1, "head_width": 0}, "is more than width="),
 ])
 def test_unknown_devices_and_too_many_heads_are_refused(section, values, words):
@@ -205,13 +206,24 @@ def test_unknown_devices_and_too_many_heads_are_refused(section, values, words):
 
 
 def test_slots_that_leave_no_room_for_a_cache_are_refused():
-  with pytest.raises(ValueError, match="no memory left for a cache"):
+  words = "no memory left for a cache.*config.slots has 6 slots"
+  with pytest.raises(ValueError, match=words):
     composition.simulate(CONFIG, num_slots=6)
 
 
 def test_responses_that_no_cache_can_hold_are_refused():
-  with pytest.raises(ValueError, match="no request of 1000000 new tokens fits"):
+  words = r"no request of 1000000 new tokens fits.*config\.stream\.output"
+  with pytest.raises(ValueError, match=words):
     composition.simulate(CONFIG, output=1_000_000)
+
+
+def test_a_group_of_more_than_all_requests_has_all_of_them():
+  """Memory grows with the requests, not with the size of a group."""
+  count = CONFIG["stream"]["requests"]
+  for batch in (count + 1, 2**60):
+    found = composition.requests(CONFIG, "zipf", 4.0, batch, 4)
+    assert len(found) == count
+    assert len({request.arrival_s for request in found}) == 1
 
 
 def test_report_has_all_tables(result):
