@@ -367,6 +367,9 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
       raise
     name = pathlib.Path(argv[0]).stem
     line = f"launch.{name} {absent}" if absent else full or _one_line(error)
+    if isinstance(error, MemoryError):  # no message of it names a key
+      keys = [f"config.{key}={value}" for key, value in overriding.given(argv)]
+      line = f"out of memory with {' '.join(keys) or 'this config'}: {line}"
     if option:
       line = f"{line} (config.parallel.xla_options=NAME= removes an option)"
     line = commands.runnable(line)

@@ -24,6 +24,22 @@ class Loaded(flags.ArgumentParser):
     return self.config
 
 
+def given(argv: Sequence[str]) -> list[tuple[str, str]]:
+  """Returns key and value of the overrides of a command line.
+
+  Example:
+    >>> given(["--config.train.num_steps=3", "--json", "--config.name", "a"])
+    [('train.num_steps', '3'), ('name', 'a')]
+  """
+  overrides = []
+  for index, argument in enumerate(argv):
+    match = re.match(r"--?(?:no)?config\.([^=]+)(?:=(.*))?", argument)
+    if match:  # "--config.KEY VALUE" is allowed as well
+      following = argv[index + 1] if index + 1 < len(argv) else ""
+      overrides.append((match[1], following if match[2] is None else match[2]))
+  return overrides
+
+
 def prepare(argv: Sequence[str], path: str, config: Any) -> None:
   """Applies the command line's selectors to a config, and checks its keys.
 
@@ -39,12 +55,7 @@ def prepare(argv: Sequence[str], path: str, config: Any) -> None:
   Raises:
     ValueError: If a key is unknown; the message has the nearest key.
   """
-  overrides = []
-  for index, argument in enumerate(argv):
-    match = re.match(r"--?(?:no)?config\.([^=]+)(?:=(.*))?", argument)
-    if match:  # "--config.KEY VALUE" is allowed as well
-      following = argv[index + 1] if index + 1 < len(argv) else ""
-      overrides.append((match[1], following if match[2] is None else match[2]))
+  overrides = given(argv)
   tree.select(config, [f"{key}={value}" for key, value in overrides],
               config.get("sweep", {}).get("sections", {}))
   declared = tree.declared(config)

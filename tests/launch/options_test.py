@@ -19,6 +19,8 @@ SCRIPT = """
 import os
 import signal
 
+import numpy
+
 from caatnet.config.override import override
 from caatnet.config.schema import tree
 from configs.caatnet import tiny
@@ -29,6 +31,8 @@ def main():
     # A shell that runs the tests in the background ignores interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)  # handled immediately in this thread
+  if options.FLAGS.config.seed == 50:
+    numpy.empty(1 << options.FLAGS.config.seed)
   while options.FLAGS.config.seed == 141:
     print("more than anybody reads")
   raise KeyError("a mistake of ours")
@@ -170,6 +174,17 @@ def test_debug_shows_the_traceback(tmp_path, debug):
   result = run_script(tmp_path, GOOD, "--mesh=x", debug)
   assert result.returncode == 1
   assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize(("config", "args", "words"), [
+  (GOOD, ["--config.seed=50"], "out of memory with config.seed=50: Unable to"),
+  (GOOD.replace("1", "50"), [], "out of memory with this config: Unable to"),
+])
+def test_too_little_memory_names_the_overrides(tmp_path, config, args, words):
+  result = run_script(tmp_path, config, *args)
+  assert result.returncode == 2, result.stderr
+  assert len(result.stderr.splitlines()) == 1, result.stderr
+  assert result.stderr.startswith(f"error: {words}")
 
 
 def test_internal_error_keeps_its_traceback(tmp_path):
