@@ -5,7 +5,7 @@ import dataclasses
 import re
 from typing import Any
 
-from caatnet.checks import naming
+from caatnet.checks import naming, one_of
 from caatnet.studies.published import models
 from parallel import workload
 from parallel.checks import known
@@ -117,6 +117,7 @@ def _left_out(subset: Subset, whole: LinkMatrix) -> dict[str, Any]:
 
 def _problem(config: Mapping[str, Any]) -> Problem:
   section, sizes, sync = config["planner"], config["model"], config["sync"]
+  step = training_step(config)
   if sync["p"] != 1 or sync["p_attention"] or sync["p_mlp"]:
     raise ValueError(
       f"config.sync.p={sync['p']}: plans are made for p = 1 only; "
@@ -129,7 +130,7 @@ def _problem(config: Mapping[str, Any]) -> Problem:
         "cover this option"
       )
   return Problem(
-    training_step(config), cluster_files.cluster(section["cluster"]),
+    step, cluster_files.cluster(section["cluster"]),
     Timing(
       section["utilisation"], section["execution"],
       tiers.named(section["tiers"]),
@@ -138,7 +139,13 @@ def _problem(config: Mapping[str, Any]) -> Problem:
 
 
 def training_step(config: Mapping[str, Any]) -> TrainingStep:
-  """Returns the model and the batch of a run."""
+  """Returns the model and the batch of a run.
+
+  Raises:
+    ValueError: The model is no transformer, or its data is no text.
+  """
+  one_of("config.model.name", config["model"]["name"], ("transformer",))
+  one_of("config.data.name", config["data"]["name"], ("text",))
   sizes, backward = config["model"], config["sync"]["backward_dtype"]
   model = Transformer(**{
     field.name: sizes[field.name] for field in dataclasses.fields(Transformer)

@@ -1,9 +1,13 @@
 """Rows of a plan: sums of their causes, and a ring's time on its links."""
 
+import importlib
+
 import numpy as np
 import pytest
 
+from caatnet.config.schema import tree
 from caatnet.show import plot
+from caatnet.studies.placement import study as placement
 from caatnet.studies.planner import report, study
 from configs.planner import gpt_11b
 from parallel.hardware import cluster_files
@@ -88,3 +92,17 @@ def test_bars_have_the_length_of_their_rows(result):
 def test_configuration_that_does_not_exist_is_no_question(text, message):
   with pytest.raises(ValueError, match=f"config.planner.why_not=.*{message}"):
     study._asked(text, Configuration(2, 2, 2, 4))
+
+
+@pytest.mark.parametrize("name", ["model", "data"])
+def test_other_models_and_data_are_refused(name):
+  """By the plan, and by the placement of the same run."""
+  for chosen in tree.choices(name)[1:]:
+    for made, run in (
+      (gpt_11b.get_config("test"), study.run),
+      (importlib.import_module("configs.memory.12b_32k").get_config(),
+       placement.run),
+    ):
+      made[name] = tree.defaults(name, chosen)
+      with pytest.raises(ValueError, match=rf"config\.{name}\.name='{chosen}'"):
+        run(made.to_dict())
