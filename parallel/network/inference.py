@@ -175,9 +175,7 @@ def operations(
 
   # Causal attention: the last new token attends to the whole context, the one
   # before it to one position less, and so on.
-  pairs = step.sequences * sum(
-    range(step.context - step.tokens + 1, step.context + 1)
-  )
+  pairs = tokens * (2 * step.context - step.tokens + 1) // 2
   layers = model.num_layers
   return [
     product("qkv", layers, tokens, width * (heads + 2 * kv_heads) * head),

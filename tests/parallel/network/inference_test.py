@@ -200,3 +200,17 @@ def test_all_reduce_takes_at_least_the_time_of_its_bytes():
 def test_invalid_machines_and_sizes_are_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 100])
+@pytest.mark.parametrize("context", [100, 101, 2**31 - 1])
+def test_a_new_token_attends_to_all_before_it(tokens, context):
+  """Also a prompt whose pairs of positions would take years to enumerate."""
+  def pairs(tokens, context):
+    by = {o.name: o for o in inference.operations(
+      LLAMA_7B, Step(3, tokens, context), 8
+    )}
+    return by["attention"].flops // (3 * 4 * 4 * 128)  # 4 heads of 128
+
+  assert pairs(tokens, context) == sum(range(context - tokens + 1, context + 1))
+  assert pairs(2**60, 2**60) == 2**59 * (2**60 + 1)
