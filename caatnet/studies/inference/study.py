@@ -213,8 +213,9 @@ def _bounds(
     found = inference.bounds(model, step, machine, shares(model, policy))
   except ValueError as error:
     raise ValueError(
-      f"{machine.name}, {step.sequences} sequences of {step.tokens} new tokens "
-      f"and context={step.context}: {error}"
+      f"config.machines={machine.name!r}, {step.sequences} sequences of "
+      f"{step.tokens} new tokens (config.batch, config.prompt) and "
+      f"config.context={step.context}: {error}"
     ) from error
   return dataclasses.replace(found, compute=compute_factor * found.compute)
 
