@@ -71,10 +71,10 @@ class Changes:
     for p in self.p:
       if not 0 <= p < 1:
         raise ValueError(f"p={p:g} must lie in [0, 1), 1 excluded")
+    checks.known("outer_codec=", self.outer_codec, outer_cost.CODECS)
     for name in self.outer:
       checks.known("outer=", name, outer_cost.ALGORITHMS)
       self._loop(name, 2)
-    checks.known("outer_codec=", self.outer_codec, outer_cost.CODECS)
     for text in self.zero_codecs:
       for name in _pair(text):
         checks.known(f"zero_codecs={text!r}: ", name, CODECS)
