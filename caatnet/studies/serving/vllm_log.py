@@ -105,11 +105,14 @@ def setting(config: Mapping[str, Any]) -> Setting:
       f"config.log={log.name!r}: the weights of {log.model} leave no memory "
       "for pages; set config.server.pages"
     )
+  profile = pathlib.Path(config["profile"] or log.folder / "profile")
+  if not profile.is_dir():
+    raise ValueError(f"config.profile={str(profile)!r} is not a folder")
   link = config["collectives"]
   latency_s = link["latency_s"]
   return Setting(
     log, config["num_requests"] or None, model, ranks,
-    pathlib.Path(config["profile"] or log.folder / "profile"),
+    profile,
     None if ranks == 1 else AllReduces(
       ranks, model.width * model.item_bytes,
       link["bandwidth"] or log.link_bandwidth,

@@ -197,7 +197,7 @@ def load(name: str) -> Log:
     ('Qwen/Qwen3-32B', 2, 300)
   """
   folder = _FOLDER / name if name in INCLUDED else pathlib.Path(name)
-  if not folder.is_dir():
+  if not name or not folder.is_dir():
     raise ValueError(
       f"config.log={name!r} is neither a folder nor one of "
       f"{', '.join(INCLUDED)}"

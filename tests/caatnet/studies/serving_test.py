@@ -85,6 +85,15 @@ def test_prompt_tokens_of_a_file_define_shared_pages(tmp_path):
     study.run(config | {"prefixes": "publisht"})
 
 
+@pytest.mark.parametrize("key", ["log", "profile"])
+@pytest.mark.parametrize("value", ["absent", __file__, ""])
+def test_folders_that_do_not_exist_are_refused(key, value):
+  if (key, value) == ("profile", ""):
+    return  # the log's
+  with pytest.raises(ValueError, match=rf"config\.{key}='{value}' is n"):
+    study.run(CONFIG | {key: value})
+
+
 def test_cache_that_is_too_small_for_a_request_is_refused():
   """Without a first token, latencies would be NaN."""
   config = CONFIG | {"server": CONFIG["server"] | {"pages": 100}}
