@@ -54,6 +54,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     raise ValueError("config.even=False and config.seeds=() leave no links")
   links = [("even", "")] if config["even"] else []
   links += [(f"seed {s}", f",uneven={s}") for s in config["seeds"]]
+  for cluster, (_, drawn) in itertools.product(config["clusters"], links):
+    try:
+      cluster_files.cluster(cluster + drawn)
+    except ValueError as error:
+      raise ValueError(f"config.clusters={cluster!r}: {error}") from error
   cases = list(itertools.product(config["clusters"], config["models"], links))
   rows = []
   for cluster, name, (text, drawn) in track(

@@ -90,6 +90,8 @@ def test_error_if_nothing_fits(name):
 @pytest.mark.parametrize(("key", "value", "message"), [
   ("choosers", ("ampere",), "config.choosers='ampere' must be one of"),
   ("models", ("8B",), "config.models='8B' must be one of"),
+  ("clusters", ("pipette-a100:2", "x"), "config.clusters='x': "),
+  ("clusters", ("pipette-a100:2,uneven=3",), "config.clusters=.*uneven twice"),
   ("seeds", (), r"config.seeds=\(\) leave no links"),
 ])
 def test_invalid_key_of_the_study_is_named(key, value, message):
