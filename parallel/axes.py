@@ -74,7 +74,8 @@ class Axis:
 
 def divisors(n: int) -> list[int]:
   """Returns the positive divisors of ``n`` in ascending order."""
-  return [d for d in range(1, n + 1) if n % d == 0]
+  small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+  return sorted({*small, *(n // d for d in small)})
 
 
 def assign_devices(

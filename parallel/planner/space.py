@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import itertools
+import math
 
 import numpy as np
 
@@ -302,4 +303,5 @@ def _splits(name: str) -> bool:
 
 
 def _divisors(number: int) -> list[int]:
-  return [i for i in range(1, number + 1) if number % i == 0]
+  small = [i for i in range(1, math.isqrt(number) + 1) if number % i == 0]
+  return sorted({*small, *(number // i for i in small)})
