@@ -25,12 +25,7 @@ class Loaded(flags.ArgumentParser):
 
 
 def given(argv: Sequence[str]) -> list[tuple[str, str]]:
-  """Returns key and value of the overrides of a command line.
-
-  Example:
-    >>> given(["--config.train.num_steps=3", "--json", "--config.name", "a"])
-    [('train.num_steps', '3'), ('name', 'a')]
-  """
+  """Returns key and value of each ``--config.KEY=VALUE`` of a command line."""
   overrides = []
   for index, argument in enumerate(argv):
     match = re.match(r"--?(?:no)?config\.([^=]+)(?:=(.*))?", argument)
