@@ -127,8 +127,12 @@ LINKS: Mapping[str, Link] = MappingProxyType({link.name: link for link in (
 )})
 
 
-def link(name: str) -> Link:
+def link(name: str, what: str = "links=") -> Link:
   """Returns a record by name, or by the path of a JSON file.
+
+  Args:
+    name: The name or path.
+    what: Prefix of the name in messages.
 
   Raises:
     ValueError: The name is unknown, or the file does not describe a link.
@@ -138,7 +142,7 @@ def link(name: str) -> Link:
     return schema.read(
       _File, pathlib.Path(name), then=lambda found: Link(**found.model_dump())
     )
-  checks.known("links=", name, LINKS)
+  checks.known(what, name, LINKS)
   return LINKS[name]
 
 

@@ -34,6 +34,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: A link is unknown.
   """
+  chosen = {n: links.link(n, "config.links=") for n in config["links"]}
+  links.link(config["cell"], "config.cell=")
   trials = figures.stragglers(config)
   return {
     "study": "federated",
@@ -43,7 +45,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
         "rtt_s": found.rtt_s, "loss": found.loss, "spread": found.spread,
         "shared": found.shared, "source": found.source,
       }
-      for name in config["links"] for found in (links.link(name),)
+      for name, found in chosen.items()
     ],
     "rounds": rounds.table(config),
     "ratios": figures.ratios(config),

@@ -148,3 +148,12 @@ def test_one_fragment_is_a_round_without_streaming(result):
   assert four < one
   assert by["float32", "late"]["round_s"] < plain
   assert all(r["merged"] <= 4 + 1e-9 for r in result["variants"])
+
+
+@pytest.mark.parametrize(("key", "value"), [
+  ("links", ("ethernet", "wify")), ("cell", "wify"),
+])
+def test_unknown_links_are_refused_by_their_key(key, value):
+  words = rf"config\.{key}='wify' must be one of .*did you mean wifi"
+  with pytest.raises(ValueError, match=words):
+    study.run(CONFIG | {key: value})
