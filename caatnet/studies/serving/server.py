@@ -114,7 +114,8 @@ def machine(
     raise ValueError(
       f"config.{key}={device.name!r} has no memory left for a cache: weights "
       f"of config.model take {weights / 1e9:.1f} GB of "
-      f"{device.memory_bytes / 1e9:.0f}"
+      f"{device.memory_bytes / 1e9:.0f}, a page of "
+      f"config.hardware.page_size={page_size} tokens {page_bytes / 1e9:.3g} GB"
     )
   rate = hardware["copy_rate"]
   copies = CopyTimes(
