@@ -91,4 +91,7 @@ def jain(values: np.ndarray) -> float:
     >>> jain(np.array([2.0, 2.0])), jain(np.array([1.0, 0.0]))
     (1.0, 0.5)
   """
+  if not values.any():  # all are equal
+    return 1.0
+  values = values / values.max()  # their squares might overflow
   return float(values.sum() ** 2 / (len(values) * (values**2).sum()))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from caatnet.config.schema import tree
+from caatnet.config.schema.studies.shared import RATE
 from caatnet.studies.serving import (
   composition,
   composition_figures,
@@ -264,3 +265,13 @@ def test_machines_are_those_for_the_given_numbers_of_experts():
   assert row[-2:] == ["7", "43"]
   heads = [column.heading for column in table.columns[-2:]]
   assert heads == ["machines\nfor 301", "machines\nfor 2,000"]
+
+
+def test_times_are_resolved_at_the_lowest_rate():
+  """Requests one at a time wait as long at all rates: an hour or 10^6 s."""
+  lowest, row = (
+    composition.simulate(CONFIG, rate=rate) for rate in (RATE.low, 1 / 3600)
+  )
+  for key in ("loads", "ttft_p50_s", "ttft_worst_s", "exposed_s", "jain"):
+    assert lowest[key] == pytest.approx(row[key], rel=1e-3), key
+  assert 0.9 * RATE.low not in RATE

@@ -36,3 +36,13 @@ def test_intervals_of_tails_have_their_level():
   again = tails.summary([np.array([float(i)]) for i in range(400)], seed=1)
   assert again["50"] != found["50"]
   assert again["curve"] == found["curve"]
+
+
+def test_fairness_does_not_depend_on_the_unit():
+  values = np.array([3.0, 1.0, 0.0])
+  found = tails.jain(values)
+  assert 1 / 3 < found < 1
+  for unit in (1e-300, 1e-3, 1e300):
+    assert tails.jain(unit * values) == pytest.approx(found)
+    assert tails.jain(np.full(3, unit)) == pytest.approx(1)
+  assert tails.jain(np.zeros(3)) == 1

@@ -18,7 +18,7 @@ from caatnet.config.schema.fields import (
   section,
 )
 from caatnet.config.schema.studies.served import Hardware, Limits, Workload
-from caatnet.config.schema.studies.shared import Study, study_key
+from caatnet.config.schema.studies.shared import RATE, Study, study_key
 
 
 @section
@@ -54,7 +54,7 @@ class Composition(Study):
     )
     prompt: int = field(128, "Tokens of a prompt.", COUNT)
     output: int = field(20, "Tokens of a response.", COUNT)
-    rate: float = field(4.0, "Requests per second.", POSITIVE)
+    rate: float = field(4.0, "Requests per second.", RATE)
     batch: int = field(1, "Requests that arrive together.", COUNT)
     exponent: float = field(1.0, EXPONENT, NOT_NEGATIVE)
     burst: int = field(8, BURST, COUNT)
@@ -111,7 +111,7 @@ class Composition(Study):
     (1, 2, 3, 4, 5), "Numbers of slots to scan.", COUNT, empty=True,
   )
   rates: tuple[float, ...] = field(
-    (0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "Requests per second to scan.", POSITIVE,
+    (0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "Requests per second to scan.", RATE,
     empty=True,
   )
   batches: tuple[int, ...] = field(
@@ -129,7 +129,7 @@ class Composition(Study):
   )
   front_rate: float = field(
     3.0, "Requests per second of the front of fairness and switching.",
-    POSITIVE,
+    RATE,
   )
   front_output: int = field(200, "Tokens of a response of the front.", COUNT)
   published: Published = field(Published, "Figures of the paper's machines.")

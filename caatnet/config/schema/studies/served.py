@@ -14,7 +14,7 @@ from caatnet.config.schema.fields import (
   field,
   section,
 )
-from caatnet.config.schema.studies.shared import Study, study_key
+from caatnet.config.schema.studies.shared import RATE, Study, study_key
 
 
 @section
@@ -136,7 +136,7 @@ class FastSwitch(Study):
     """Conversations in several turns."""
 
     num_sessions: int = field(100, "Number of sessions.", COUNT)
-    rate: float = field(1.0, "Turns per second.", POSITIVE)
+    rate: float = field(1.0, "Turns per second.", RATE)
     turns: float = field(5.5, "Mean number of turns of a session.", Range(1))
     think_s: float = field(
       30.0, "Mean time between a response and the next turn in seconds, an "
@@ -192,7 +192,7 @@ class FastSwitch(Study):
   )
   loads: tuple[float, ...] = field(
     (0.5, 0.7, 0.9), "Arrival rates as shares of the first arm's capacity.",
-    POSITIVE,
+    RATE,
   )
   seeds: tuple[int, ...] = field(
     (0, 1, 2, 3, 4), "Seeds of Poisson arrivals, for the comparison of costs.",
@@ -207,7 +207,7 @@ class FastSwitch(Study):
     FRACTION, empty=True,
   )
   shares_rate: float = field(
-    40.0, "Requests per second of the CAAT-Net experiment's trace.", POSITIVE
+    40.0, "Requests per second of the CAAT-Net experiment's trace.", RATE
   )
 
 

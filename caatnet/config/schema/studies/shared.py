@@ -51,4 +51,9 @@ TIERS = (
 UTILISATION = "Achieved share of peak FLOP/s of matrix products, an assumption."
 
 
+# Requests per second. Clocks are float64 seconds: after the arrivals of 10^5
+# requests at the lowest rate, they still resolve 16 us.
+RATE = Range(1e-6)
+
+
 EXECUTIONS = ("events", "lockstep")
