@@ -16,7 +16,7 @@ from parallel.tensor.partial_sync import PROJECTION_ROUTES, PartialSync
 from parallel.tensor.projections import column_parallel, row_parallel
 from parallel.tensor.stream import Stream, enter
 from parallel.xla import ledger
-from tests import pairwise
+from tests import pairwise, users
 
 H, F, BATCH, LENGTH = 20, 6, 2, 3
 # Weighs every channel of [R, B, T, H] differently.
@@ -524,6 +524,6 @@ def test_bfloat16_products_on_cpus_copy_no_weights_to_float32():
   )
   operands = (jnp.ones(shape, "bfloat16") for shape in ((2, 32, 32),
                                                         (1, 32, 48)))
-  text = jax.jit(gradient).lower(*operands).compile().as_text()
+  text = users.compiled(jax.jit(gradient).lower(*operands)).as_text()
   assert "bf16[32,48]" in text
   assert "f32[32,48]" not in text
