@@ -523,18 +523,25 @@ def test_preemption_takes_the_cheaper_of_swap_and_recompute(case):
   run.play()
 
 
-@pytest.mark.parametrize(("out_s", "in_s", "swapped"), [
-  (0.04, 0.04, True), (0.04, 0.07, False), (0.07, 0.04, False),
-  (0.04, 0.057, True), (0.11, 0.01, False), (0.01, 0.11, False),
+@pytest.mark.parametrize(("paged", "states"), [
+  (True, False), (True, True), (False, True),
 ])
-def test_swap_is_priced_both_ways(out_s, in_s, swapped):
-  """Five tokens are read again in 0.5 s; a page of one takes these times."""
+@pytest.mark.parametrize(("out_s", "in_s"), [
+  (0.04, 0.04), (0.04, 0.07), (0.07, 0.04), (0.04, 0.057), (0.11, 0.01),
+  (0.01, 0.11), (0.2, 0.2), (0.3, 0.2),
+])
+def test_swap_is_priced_both_ways(out_s, in_s, paged, states):
+  """Five tokens are read again in 0.5 s; a page of one takes these times.
+
+  A recurrent state takes as long as a run of one page.
+  """
   copies = CopyTimes(1, 1, 5e-3, 1 / out_s, 1 / in_s, math.inf)
-  pages = Pages(20, 1)
+  pages = Pages(20, 1, reuse=not states)
   executor = Simulator(oracle.Times(), copies, most=8)
   scheduler = Scheduler(
     Limits(slots=1, preempt="cost"), registry.make("strict_priority", pages),
-    pages, HostCache(20, 1, reserve=False), executor.costs,
+    pages, HostCache(20, 1, reserve=False, paged=paged, states=states),
+    executor.costs,
   )
   engine = Engine(scheduler, executor)
   for number, priority in enumerate((1.0, 0.0)):
@@ -544,8 +551,10 @@ def test_swap_is_priced_both_ways(out_s, in_s, swapped):
   assert decision.able
   assert decision.recompute_s == pytest.approx(0.5)
   # Adjacent pages are one run, of 5 ms.
-  assert decision.swap_s == pytest.approx(5 * (out_s + in_s) + 2 * 5e-3)
-  assert decision.swapped == swapped
+  copied, runs = 5 * paged + states, paged + states
+  swap_s = copied * (out_s + in_s) + 2 * runs * 5e-3
+  assert decision.swap_s == pytest.approx(swap_s)
+  assert decision.swapped == (swap_s < 0.5)
 
 
 @given(case=CASE)
