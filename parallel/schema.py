@@ -39,7 +39,8 @@ _GZIP = b"\x1f\x8b"  # magic number
 Field = pydantic.Field
 Positive = Annotated[float, pydantic.Field(gt=0)]
 NotNegative = Annotated[float, pydantic.Field(ge=0)]
-Count = Annotated[int, pydantic.Field(ge=1)]
+# Integers of 64 bits, far from the limits of floats.
+Count = Annotated[int, pydantic.Field(ge=1, lt=2**63)]
 # Rates in bytes or operations per second, and times in seconds, whose sums and
 # products are far from the limits of floats.
 MOST_RATE, _MOST_SECONDS = 1e24, 1e12

@@ -13,7 +13,7 @@ _KEY = re.compile(rb'"\w+"\s*:|^\s*\w+:(?=\s)|(?<=\s)\w+="[^"]*"', re.M)
 _VALUES = {
   "wrong_type": b'"x"', "boolean": b"true", "nan": b"NaN",
   "infinite": b"1e999", "negative": b"-3", "huge": b"1" + b"0" * 30,
-  "nested": b"[" * 100_000,
+  "beyond_float64": b"1" + b"0" * 400, "nested": b"[" * 100_000,
 }
 TEXT = (*_VALUES, "empty", "truncated", "not_utf8", "nul", "repeated_key",
         "brackets", "list", "object")

@@ -512,6 +512,11 @@ def test_malformed_file_is_one_line(tmp_path, name):
   faults = [(kind, 0) for kind in (BINARY if form.binary else TEXT)]
   if form.binary:  # a byte of the header may be read in many ways
     faults += [("changed", seed) for seed in range(1, 6)]
+  else:  # many numbers, and lines that refer to others
+    faults += [
+      (kind, seed) for kind in ("beyond_float64", "nul")
+      for seed in range(1, 6)
+    ]
   for kind, seed in faults:
     path.write_bytes(corrupted(data, kind, seed))
     message = failure(lambda: form.read(tmp_path))

@@ -235,9 +235,14 @@ def _of_text(text: str, name: str, mesh: Any) -> Reading:
 def _of_dump(dump: Dump, mesh: Any) -> Reading:
   try:
     module = hlo.parse(dump.optimized)
+    return _of_module(module, dump.optimized, dump.unoptimized, mesh)
   except ValueError as error:
     raise ValueError(f"{dump.name}: {error}") from error
-  return _of_module(module, dump.optimized, dump.unoptimized, mesh)
+  except LookupError as error:  # of an instruction that is not in the text
+    raise ValueError(
+      f"{dump.name}: is damaged: an instruction refers to a part that is "
+      f"missing ({type(error).__name__}: {error})"
+    ) from error
 
 
 def _of_compiled(
