@@ -225,6 +225,19 @@ def test_report_of_a_small_machine(capsys):
   assert "the model does not fit" in capsys.readouterr().out
 
 
+def test_round_trip_between_sites_is_shown_in_milliseconds():
+  """Light takes 5 us per km of fibre, one way."""
+  found = brief()
+  (title,) = (
+    table.title for table in report.report(found).tables
+    if "there and back" in " ".join(table.title.split())
+  )
+  shown = re.search(r"([\d.]+) ms there", title)
+  knobs = {row["name"]: row["value"] for row in found["knobs"]}
+  km = knobs["distance_km"] * knobs["detour"]
+  assert float(shown[1]) == pytest.approx(0.01 * km, rel=0.02)
+
+
 def test_sites_are_counted_as_they_are_used():
   found = brief(sites=("a:3e9", "b:1e9", "c:1e9"))
   of = {row["name"]: row["value"] for row in found["results"]}

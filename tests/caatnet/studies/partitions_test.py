@@ -51,6 +51,24 @@ def test_received_gigabytes_are_those_of_the_result(result):
       texts = rows[name][level].split(" / ")
       exact = [of[level] / 1e9 for of in scheme["received"].values()]
       assert list(map(float, texts)) == pytest.approx(exact, abs=0.006)
+    texts = rows[name]["node_text"].split(" / ")
+    exact = [size / 1e9 for size in scheme["node"].values()]
+    assert list(map(float, texts)) == pytest.approx(exact, abs=0.006)
+
+
+def test_fronts_show_memory_and_the_largest_model(result):
+  _, *tables = report._fronts(result)
+  for table, rows in zip(tables, result["fronts"].values(), strict=True):
+    for cells, row in zip(table.cells(), rows, strict=True):
+      shown = dict(zip(table.headings, cells, strict=True))
+      gigabytes = row["memory"]["total"] / 1e9
+      assert float(shown["GB"].rstrip("*")) == pytest.approx(
+        gigabytes, abs=0.006
+      )
+      assert shown["GB"].endswith("*") == (gigabytes > 64)
+      assert float(shown["up to"]) == pytest.approx(
+        row["largest_model"] / 1e9, abs=0.06
+      )
 
 
 def test_seconds_are_those_of_the_bytes_of_each_way(result):

@@ -137,6 +137,11 @@ def compiled(factor, known=True):
       "count": 3 if known else None, "asynchronous": known, "hidden": 0.5,
       "wire_seconds": 1e-5, "beside_seconds": 2e-5, "beside": ["dot"],
     }],
+    "host_copies": [{
+      "where": "", "to_host": True, "count": 3, "bytes": 1e6,
+      "overlapped_seconds": 1e-3 if known else None,
+      "hiding_rate": 1e9 if known else None,
+    }],
     "overlap": [{
       "axes": ["data"], "bytes": factor * 2e6, "asynchronous": 1e6,
       "hidden": 1e6, "unknown": 1 - known, "unknown_bytes": 0 if known else 5e6,

@@ -107,6 +107,19 @@ def test_pages_are_those_of_vllm():
   assert vllm_logs.num_pages(log, vllm_logs.MODELS[log.model], 1, 16) == 2588
 
 
+def test_two_ranks_share_weights_and_heads_of_pages():
+  """Qwen3-32B has 32,762,123,264 parameters, in bfloat16.
+
+  A rank has half of them, and four of eight key-value heads in each page; 90%
+  of its 96 GiB are used.
+  """
+  log = vllm_logs.load("rtxpro6000_qwen3_32b")
+  page_bytes = 16 * 64 * 2 * 4 * 128 * 2
+  assert vllm_logs.num_pages(log, vllm_logs.MODELS[log.model], 2, 16) == (
+    (0.9 * 96 * 2**30 - 32_762_123_264) // page_bytes
+  )
+
+
 def _copy(tmp_path):
   """Copies an included log to a folder, uncompressed as it was published."""
   source = vllm_logs.load(CONFIG["log"]).folder
