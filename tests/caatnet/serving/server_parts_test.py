@@ -346,8 +346,8 @@ def test_snapshot_describes_requests_pages_and_copies():
   assert counts.misses > 0
 
 
-def scraped(metrics):
-  text = metrics.text(STATE).decode()
+def scraped(metrics, state=STATE):
+  text = metrics.text(state).decode()
   return {
     (s.name.removeprefix("caatnet_"), *s.labels.values()): s.value
     for family in text_string_to_metric_families(text)
@@ -370,6 +370,26 @@ def test_metrics_of_the_state_are_those_of_the_snapshot():
     assert found[key] == value, key
   assert ("prefix_pages_total", "evicted") not in found
   assert scraped(Metrics(100))["copied_bytes_total", "out"] == 400
+
+
+def test_metrics_of_experts_are_those_of_the_snapshot():
+  names = ("hits", "misses", "loads", "failures", "bytes", "files", "exposed_s")
+  found = scraped(Metrics(1), STATE | {"experts": {
+    "counters": {
+      expert: {name: first + i for i, name in enumerate(names)}
+      for expert, first in (("a", 1), ("b", 11))
+    },
+    "slots": [{"state": s} for s in ("ready", "loading", "ready", "ready")],
+    "host": ["a", "b"], "load_s": 0.25,
+  }})
+  for i, name in enumerate(names):
+    key = "expert_" + name.replace("exposed_s", "exposed_seconds") + "_total"
+    assert (found[key, "a"], found[key, "b"]) == (1 + i, 11 + i), name
+  assert [
+    found["expert_slots", state] for state in ("empty", "loading", "ready")
+  ] == [0, 1, 3]
+  assert found["host_experts",] == 2
+  assert found["expert_load_seconds",] == 0.25
 
 
 def test_metrics_count_tokens_and_ends():
