@@ -515,6 +515,23 @@ def test_run_ahead_of_the_swarm_or_made_without_one_is_refused(tmp_path):
   assert (files("ahead"), files("plain")) == before
 
 
+def test_options_of_a_worker_are_settings_of_its_peer(tmp_path):
+  """Each differs from its default."""
+  programs = Programs(make_linear("diloco", PLAIN, 1, num_steps=6))
+  options = Elastic(
+    order="ring", measured=True, alone_s=7.0, num_connections=3, checksums=True,
+  )
+  with coordinator(tmp_path, 1) as place:
+    state = programs.experiment.init_state()
+    with swarm_loop.make_swarm(
+      place, programs, swarm_loop.shared_by(programs, state), options=options,
+    ) as swarm:
+      found = swarm._agent._settings
+  assert (found.measured, found.alone_s, found.num_connections,
+          found.checked) == (True, 7.0, 3, True)
+  assert found.rounds == programs.num_rounds(6)
+
+
 def test_measured_bandwidths_need_the_order_of_a_ring():
   options = Elastic(order="direct", measured=True)
   with pytest.raises(ValueError, match="set order to 'ring'"):
