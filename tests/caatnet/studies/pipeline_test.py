@@ -1,6 +1,7 @@
 """The study of pipeline schedules: plain data, tables, pictures, exports."""
 
 import json
+import re
 
 import pytest
 
@@ -64,6 +65,25 @@ def test_rows_equal_the_values_by_hand():
   assert rows["looped"]["stored_bytes"] == 4 * stored  # halves of 8 parts
   assert rows["1f1b"]["closed_s"] == pytest.approx(5 * 0.03)
   assert rows["zb_h1"]["lockstep_s"] == pytest.approx(13 * 0.01)
+
+
+def test_pictures_have_the_milliseconds_of_their_rows():
+  config = small(schedules=("gpipe", "zb_v"))
+  result = registry.find(config).run(config)
+  panels = report._figure(result).panels
+  for panel, row in zip(panels, result["rows"], strict=True):
+    milliseconds = 1000 * row["events_s"]
+    shown = re.search(r"([\d,.]+) ms", panel.title)[1]
+    assert float(shown.replace(",", "")) == pytest.approx(
+      milliseconds, abs=0.06
+    )
+    ends = [
+      start + length for bars in panel.marks
+      for start, length in zip(bars.starts, bars.lengths, strict=True)
+    ]
+    assert max(ends) == pytest.approx(milliseconds)
+    low, high = panel.x.limits
+    assert low <= milliseconds <= high
 
 
 def test_schedule_that_does_not_fit_is_skipped_with_the_reason(capsys):

@@ -193,6 +193,16 @@ def test_two_programs_are_compared_by_ratio_and_memory():
   latency = rows["ms of collectives, with latency"]
   assert latency["base"] == "9.000 to 18.000"
   assert latency["ratio"] == "4.000"
+  memory, sent, hidden = compilation.report(PROGRAMS["two"]).figure().panels
+  assert (memory.y.label, sent.y.label) == (
+    "GB per device", "operand GB per device and step"
+  )
+  bars, capacity = memory.marks
+  assert (bars.label, [*bars.lengths], capacity.at) == ("state", [1, 4], 3)
+  assert [[*x.lengths] for x in sent.marks] == [pytest.approx([0.002, 0.008])]
+  assert [[*x.lengths] for x in hidden.marks] == [
+    pytest.approx([0.001, 0.001]), pytest.approx([0.001, 0.007])
+  ]
 
 
 def test_collectives_of_unknown_count_are_named():

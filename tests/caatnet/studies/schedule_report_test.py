@@ -59,10 +59,16 @@ def test_bigraph_has_its_switches_between_their_ranks():
 ])
 def test_numbers_of_an_all_gather_by_hand(topology, algorithm, expected, links):
   """Chunks of 10 us, and 1 us of latency."""
-  found = study.run(config_file.get_config("test").to_dict() | {
+  config = config_file.get_config("test").to_dict() | {
     "topology": topology, "algorithm": algorithm, "collective": "all_gather",
     "bandwidth": "1e9", "latency_s": "1e-6", "size_bytes": 30_000,
-  })
+    "picture_round": 0,
+  }
+  found = study.run(config)
+  timeline = schedule._figure(config).panels[1]
+  assert f"by events: {expected['events_us']}.0 us," in timeline.title
+  assert timeline.x.limits == (0, expected["events_us"])
+  assert {*timeline.marks[0].lengths} == {10}
   assert {key: found[key] for key in expected} == pytest.approx(expected)
   assert found["num_transfers"] == 6
   shares = [share for share, _, _ in links.values()]

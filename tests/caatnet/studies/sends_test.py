@@ -67,6 +67,15 @@ def test_example_is_read_with_its_lines(monkeypatch, capsys):
   shown = capsys.readouterr().out
   for text in ("docs/examples/mlp.py:18", "data 2, fsdp 2, tensor 2", "16.777"):
     assert text in shown
+  # Parts of the memory are in MB.
+  (line,) = (
+    part for part in report.report(readings).parts
+    if str(part).startswith("memory of a device, MB: ")
+  )
+  words = line.removeprefix("memory of a device, MB: ").split(", ")
+  sizes = {name: size for name, _, size in (w.rpartition(" ") for w in words)}
+  for name, size in readings[EXAMPLE].memory.items():
+    assert float(sizes[name]) == pytest.approx(size / 1e6, abs=6e-4)
 
 
 def test_function_of_a_module_and_named_arguments(file, monkeypatch):
