@@ -15,6 +15,7 @@ from caatnet.serving.engine.times import (
 )
 from caatnet.show import render
 from caatnet.studies.serving import report, study, vllm_logs
+from caatnet.studies.serving import vllm_log as of_log
 from configs.serving import vllm_log
 from parallel.hardware.devices import H100
 from parallel.network import inference
@@ -102,6 +103,57 @@ def test_cache_that_is_too_small_for_a_request_is_refused():
   config = CONFIG | {"server": CONFIG["server"] | {"pages": 100}}
   with pytest.raises(ValueError, match=r"config\.server\.pages=100 must"):
     study.run(config)
+
+
+def test_changes_are_those_of_other_keys():
+  """Each row of the sensitivity has the setting of a config with one key.
+
+  Times of steps, and all-reduces of several ranks that take none, have no key.
+  """
+  config = CONFIG | {"log": "rtxpro6000_qwen3_32b"}
+  base = of_log.setting(config)
+  pages = base.server["pages"]
+
+  def fields(setting):
+    return vars(setting) | {"log": setting.log.name}
+
+  def keys(**changed):
+    server = CONFIG["server"] | changed.pop("server", {})
+    return fields(of_log.setting(config | {"server": server} | changed))
+
+  more, fewer = round(1.1 * pages), round(0.9 * pages)
+  expected = {
+    f"10% more pages ({more:,})": keys(server={"pages": more}),
+    f"10% fewer pages ({fewer:,})": keys(server={"pages": fewer}),
+    "steps take 10% longer": fields(base) | {"scale": 1.1},
+    "steps take 10% less": fields(base) | {"scale": 0.9},
+    "each step waits for the one before": keys(server={"steps_ahead": 1}),
+    "the first chunk must fit, no more": keys(server={"whole_prompt": False}),
+    "no page is found": keys(server={"reuse": False}),
+    "no prompts begin alike": keys(prefixes="none"),
+    "attention by the mean context": keys(skew=0.0),
+    "all-reduces take no time": fields(base) | {"all_reduces": None},
+  }
+  found = of_log._changes(base, 0.1, skew=0.5)
+  assert {label: fields(changed) for label, changed in found} == expected
+  without = of_log._changes(base, 0.1, skew=0.0)
+  assert {*expected} - {label for label, _ in without} == {
+    "attention by the mean context"
+  }
+
+
+def test_errors_of_changes_are_relative_to_the_log():
+  """More pages than any request needs have no effect; times have one."""
+  found = study.run(CONFIG | {"num_requests": 8, "change": 0.1})
+  usual = {row["name"]: row["error"] for row in found["rows"]}
+  rows = {row["changed"]: row["errors"] for row in found["sensitivity"]}
+  (more,) = (errors for label, errors in rows.items() if "more pages" in label)
+  assert more == usual
+  for name, error in usual.items():
+    less, longer = (
+      rows[f"steps take 10% {word}"][name] for word in ("less", "longer")
+    )
+    assert less < error < longer
 
 
 def test_pages_are_those_of_vllm():
