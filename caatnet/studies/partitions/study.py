@@ -61,11 +61,16 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ]
 
   def row(prediction: Prediction) -> dict[str, Any]:
-    return _row(prediction, machine) | {
-      "largest_model": predictor.largest_model(
+    try:
+      largest = predictor.largest_model(
         prediction.partition, workload, machine.memory_bytes
       )
-    }
+    except ValueError as error:
+      raise ValueError(
+        f"config.memory_gb={config['memory_gb']} with config.num_layers="
+        f"{config['num_layers']}: {error}"
+      ) from error
+    return _row(prediction, machine) | {"largest_model": largest}
 
   # All partitions with the config's own number of microbatches.
   candidates = priced(workload)

@@ -154,7 +154,9 @@ def test_bandwidth_of_the_config_overrides_the_link():
     ("gradient_codecs=('int4',)", "lacks 'none'"),
     ("accumulations=(0,)", "config.accumulations=0 must be an integer"),
     ("accumulations=()", "config.accumulations=() must be a non-empty"),
-    ("memory_gb=1e-6", "nothing fits into 1000 bytes"),
+    ("memory_gb=1e-6", "config.memory_gb=1e-06 with config.num_layers=50: "
+     "nothing fits into 1000 bytes"),
+    ("num_layers=2147483647", "config.num_layers=2147483647: nothing fits"),
   ],
 )
 def test_invalid_number_is_named(overrides, message):
