@@ -15,7 +15,11 @@ def report(result: Mapping[str, Any]) -> Report:
   parts = []
   for model in result["models"]:
     rows = [row for row in result["rows"] if row["model"] == model]
-    parts += [_steps(model, rows, result), _saved(model, rows)]
+    parts.append(_steps(model, rows, result))
+    if any(row["policy"] != "p=1" for row in rows):
+      parts.append(_saved(model, rows))
+  if result["helps"]:
+    parts.append(_helps(result))
   machines = Table(
     "machines: rates, and the time of the smallest all-reduce",
     [
@@ -30,8 +34,10 @@ def report(result: Mapping[str, Any]) -> Report:
   )
   return Report(
     "Prefill and decode with partial synchronisation",
-    [*parts, _helps(result), layers(result), machines],
-    lambda: _figure(result),
+    [*parts, layers(result), machines],
+    (lambda: _figure(result)) if any(
+      curve["sequences"] for curve in result["curves"]
+    ) else None,  # there is no policy but p = 1, or no cache fits
   )
 
 

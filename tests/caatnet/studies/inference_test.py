@@ -196,3 +196,12 @@ def test_tables_name_latency_and_machines(capsys):
 def test_invalid_config_is_refused(change, message):
   with pytest.raises(ValueError, match=message):
     study.run(CONFIG | change)
+
+
+@pytest.mark.parametrize("change", [
+  {"context": 2**31 - 1}, {"p": (1.0,), "every": ()},
+], ids=["no cache fits", "no policy but p = 1"])
+def test_without_curves_there_is_no_picture(change):
+  made = report.report(study.run(CONFIG | change))
+  assert made.figure is None
+  assert all(table.rows for table in made.tables)
