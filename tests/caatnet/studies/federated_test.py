@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import warnings
 
 import jax
 import numpy as np
 import pytest
 
+from caatnet.config.schema import tree
 from caatnet.federated import links, predict, vector_codec
 from caatnet.studies.federated import (
   beyond,
@@ -167,3 +169,22 @@ def test_unknown_links_are_refused_by_their_key(key, value):
   words = rf"config\.{key}='wify' must be one of .*did you mean wifi"
   with pytest.raises(ValueError, match=words):
     study.run(CONFIG | {key: value})
+
+
+def test_schedules_are_found_at_the_ends_of_the_ranges():
+  """Rates and times so small that HiGHS would take them for 0 are refused."""
+  declared = tree.declared(CONFIG)
+  (apart, _), (limits, _) = declared["apart"], declared["limits"]
+  ends = {
+    "apart": (0.0, 1e-30, apart.allowed.high),
+    "limits": (limits.allowed.low, 1.0),
+  }
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    rows = study.run(CONFIG | ends)["schedules"]
+  assert len(rows) >= 3 * 2
+  for row in rows:
+    assert row["earliest_s"] <= row["order_s"] * (1 + 1e-6)
+  for key, value in (("apart", 1e9), ("limits", 1e-37)):
+    with pytest.raises(ValueError, match=rf"config\.{key}=.* must lie in"):
+      tree.check(CONFIG | {key: (value,)})

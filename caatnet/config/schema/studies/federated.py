@@ -16,6 +16,8 @@ from caatnet.config.schema.studies.shared import Study, study_key
 
 _MOST_S = 1e6  # float64 still resolves the duration of a transfer then
 _SECONDS = Range(0, _MOST_S)
+# HiGHS, which optimises schedules, has tolerances of 1e-7.
+_APART, _LIMIT = Range(0, 1e3), Range(1e-3, 1)
 
 
 @section
@@ -94,11 +96,11 @@ class FederatedLinks(Study):
   )
   apart: tuple[float, ...] = field(
     (0.0, 0.5, 1.5), "Times between ready updates, relative to the time of an "
-    "uplink that has the cell alone.", NOT_NEGATIVE, empty=True,
+    "uplink that has the cell alone.", _APART, empty=True,
   )
   limits: tuple[float, ...] = field(
     (1.0, 0.5, 0.25), "Largest rates of every second client, as shares of the "
-    "cell.", POSITIVE_FRACTION,
+    "cell.", _LIMIT,
   )
   deadline: float = field(
     0.95, "Deadline, relative to the time of a round with sharing.", POSITIVE
