@@ -124,12 +124,19 @@ def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
   }
   choices = {k: config[k] for k in ("sync_every", "overlap_steps", "bits")}
   target = config["target"]
+  try:
+    methods = predictor.paper_methods(model.num_layers)
+  except ValueError as error:
+    raise ValueError(
+      f"config.recommend.num_layers={model.num_layers} is too many for the "
+      f"methods to compare: {error}"
+    ) from error
   with naming("config.recommend", config):
     found = recommend.recommend(
       model, bandwidth, target, **choices, **factors
     )
   rows = {}
-  for name, method in predictor.paper_methods(model.num_layers).items():
+  for name, method in methods.items():
     timeline = predictor.simulate(model, method, bandwidth, **factors)
     rows[name] = _setting(method, timeline.utilisation[0])
   return {

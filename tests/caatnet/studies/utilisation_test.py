@@ -80,3 +80,10 @@ def test_unknown_study_or_link_is_named():
     registry.find({"study": "x"})
   with pytest.raises(ValueError, match="did you mean ethernet_1g"):
     run(link="ethernet1g")
+
+
+@pytest.mark.parametrize("num_layers", [1000, 2**31 - 1])
+def test_too_many_layers_for_the_methods_are_refused_by_their_key(num_layers):
+  words = rf"config\.recommend\.num_layers={num_layers} is too many"
+  with pytest.raises(ValueError, match=words):
+    run(num_layers=num_layers)
