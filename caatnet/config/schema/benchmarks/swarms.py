@@ -23,7 +23,7 @@ class Churn:
   silence_s, limit_s and moments have an effect.
   """
 
-  workers: int = field(8, "Number of workers.", COUNT)
+  workers: int = field(8, "Number of workers.", TWO_OR_MORE)
   events: int = field(220, "Smallest number of events.", COUNT)
   minutes: float = field(0.0, "Smallest duration in minutes.", NOT_NEGATIVE)
   seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each run.", SEED)
