@@ -15,11 +15,7 @@ def report(result: Mapping[str, Any]) -> Report:
   parts = []
   for model in result["models"]:
     rows = [row for row in result["rows"] if row["model"] == model]
-    parts.append(_steps(model, rows, result))
-    if any(row["policy"] != "p=1" for row in rows):
-      parts.append(_saved(model, rows))
-  if result["helps"]:
-    parts.append(_helps(result))
+    parts += [_steps(model, rows, result), _saved(model, rows)]
   machines = Table(
     "machines: rates, and the time of the smallest all-reduce",
     [
@@ -34,7 +30,7 @@ def report(result: Mapping[str, Any]) -> Report:
   )
   return Report(
     "Prefill and decode with partial synchronisation",
-    [*parts, layers(result), machines],
+    [*parts, _helps(result), layers(result), machines],
     (lambda: _figure(result)) if any(
       curve["sequences"] for curve in result["curves"]
     ) else None,  # there is no policy but p = 1, or no cache fits
@@ -76,19 +72,21 @@ def _steps(model: str, rows: Rows, result: Mapping[str, Any]) -> Table:
 
 
 def _saved(model: str, rows: Rows) -> Table:
-  """Returns the fraction of a step that each policy saves."""
+  """Returns the fraction of a step that each policy but p=1 saves."""
   lines: dict[str, dict[str, str]] = {}
-  for row in rows:
+  others = [row for row in rows if row["policy"] != "p=1"]
+  for row in others:
     name = f"{row['machine']}, {row['step']}"
     lines.setdefault(name, {"name": name})[row["policy"]] = (
       f"{_percent(row['saved_without'])}; "
       f"{span(sorted(row['saved_with']), _percent)}"
     )
-  policies = dict.fromkeys(r["policy"] for r in rows if r["policy"] != "p=1")
   return Table(
     f"{model}: the part of a step that is saved against p=1\n"
     "by bytes alone; with latency",
-    [Column("name", "machine, step"), *keyed(policies)], list(lines.values()),
+    [Column("name", "machine, step"),
+     *keyed(dict.fromkeys(row["policy"] for row in others))],
+    list(lines.values()),
   )
 
 
