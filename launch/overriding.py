@@ -48,7 +48,8 @@ def prepare(argv: Sequence[str], path: str, config: Any) -> None:
     config: The config, which is changed in place.
 
   Raises:
-    ValueError: If a key is unknown; the message has the nearest key.
+    ValueError: If a key is unknown, and the message has the nearest key; or if
+      a tuple is given twice, since absl would join both.
   """
   overrides = given(argv)
   tree.select(config, [f"{key}={value}" for key, value in overrides],
@@ -60,6 +61,9 @@ def prepare(argv: Sequence[str], path: str, config: Any) -> None:
         f"no key config.{key} in {path}"
         f"{tree.nearest(key, list(declared), '--config.')}"
       )
+    values = [value for other, value in overrides if other == key]
+    if len(values) > 1 and isinstance(declared[key][1], tuple):
+      raise ValueError(f"config.{key} is given twice: {' and '.join(values)}")
 
 
 def refused(message: str, config: Any) -> str:
