@@ -23,6 +23,8 @@ EDITED = {
   "decoding.json": TIMES,
   "kernels_h100.json": TIMES, "train_step_h100.json": TIMES,
   "planner_memory_h200.json": HOURS, "planner_memory_v5p.json": HOURS,
+  "planner_memory_answers_v5p.json": HOURS,
+  "planner_memory_held_out_v5p.json": HOURS,
   "programs.json": HOURS,
 }
 # Results of compiled programs, whose rows must name the program.

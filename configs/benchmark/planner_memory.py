@@ -28,8 +28,8 @@ models, whose fit also uses the random programs:
 60 other answers are held out (`--config.benchmark.seed=1`,
 results/planner_memory_held_out_h200.json). The command of the random programs
 with `--config.benchmark.also=results/planner_memory_answers_h200.json` prints
-the fit that the planner uses. Some answers take over ten minutes to compile for
-a v5p.
+the fit that the planner uses. Files of a v5p have the same names with v5p; half
+of its answers take one to ten minutes to compile, others longer.
 """
 
 import ml_collections

@@ -77,52 +77,59 @@ class Fits:
 
 
 # The formulas without compiler copies.
-PLAIN = Fit(dict.fromkeys(("cast", "many", "stages", "mlp", "norms"), 0.0), 1.0)
+PLAIN = Fit(dict.fromkeys(
+  ("cast", "many", "stages", "single", "mlp", "norms"), 0.0
+), 1.0)
 # Fits by the platform of the devices.
 FITS = {
   "tpu": Fits(
     Fit(
       {
-        "weights": 2.59, "cast": 0.55, "gradients": 1.45, "many": 1.75,
-        "stages": 0.91, "kept": 0.0, "streams": 1.24, "layers": 1.3,
-        "mlp": 1.3, "norms": 0.74, "gathered": 1.34, "logits": 0.25,
+        "weights": 2.54, "cast": 0.36, "gradients": 1.37, "many": 1.68,
+        "stages": 0.94, "single": 1.0, "kept": 0.22, "streams": 1.52,
+        "layers": 1.33, "norms": 0.73, "gathered": 1.6, "logits": 0.26,
+        "mlp": 1.33,
       },
-      1.6,
-      "fitted to 100 training steps compiled for v5p:2x2x2 "
+      1.49,
+      "fitted to 82 training steps compiled for v5p:2x2x2 "
       "(configs/benchmark/planner_memory.py, "
       "results/planner_memory_v5p.json)",
     ),
     Fit(
       {
-        "weights": 2.77, "cast": 0.78, "gradients": 1.39, "many": 1.39,
-        "stages": 1.39, "kept": 1.06, "streams": 0.98, "layers": 1.08,
-        "mlp": 1.08, "norms": 0.83, "gathered": 0.78, "logits": 0.0,
+        "weights": 2.77, "cast": 0.59, "gradients": 0.73, "many": 1.65,
+        "stages": 1.65, "single": 0.48, "kept": 1.81, "streams": 1.2,
+        "layers": 1.03, "norms": 0.92, "gathered": 0.44, "logits": 0.19,
+        "mlp": 1.03,
       },
-      1.31,
-      "fitted to 57 pipelines compiled for v5p:2x2x2 "
+      1.18,
+      "fitted to 54 pipelines compiled for v5p:2x2x2 "
       "(configs/benchmark/planner_memory.py, "
-      "results/planner_memory_v5p.json)",
+      "results/planner_memory_v5p.json, "
+      "results/planner_memory_answers_v5p.json)",
     ),
   ),
   "gpu": Fits(
     Fit(
       {
-        "weights": 1.33, "cast": 0.59, "gradients": 0.6, "many": 1.05,
-        "stages": 0.08, "kept": 0.0, "streams": 0.87, "layers": 1.22,
-        "mlp": 1.22, "norms": 0.01, "gathered": 0.64, "logits": 0.23,
+        "weights": 1.35, "cast": 0.6, "gradients": 0.57, "many": 1.05,
+        "stages": 0.13, "single": 1.0, "kept": 0.0, "streams": 0.9,
+        "layers": 1.22, "norms": 0.01, "gathered": 0.67, "logits": 0.23,
+        "mlp": 1.22,
       },
-      1.29,
+      1.28,
       "fitted to 100 training steps compiled for gpu:h200:1x8 "
       "(configs/benchmark/planner_memory.py, "
       "results/planner_memory_h200.json)",
     ),
     Fit(
       {
-        "weights": 1.32, "cast": 0.72, "gradients": 0.58, "many": 0.58,
-        "stages": 0.58, "kept": 1.02, "streams": 0.78, "layers": 1.11,
-        "mlp": 1.11, "norms": 0.0, "gathered": 0.0, "logits": 0.0,
+        "weights": 1.23, "cast": 0.58, "gradients": 0.27, "many": 0.8,
+        "stages": 0.8, "single": 0.26, "kept": 1.1, "streams": 0.61,
+        "layers": 1.07, "norms": 0.04, "gathered": 0.46, "logits": 0.17,
+        "mlp": 1.07,
       },
-      1.11,
+      1.09,
       "fitted to 109 pipelines compiled for gpu:h200:1x8 "
       "(configs/benchmark/planner_memory.py, "
       "results/planner_memory_h200.json, "
@@ -181,9 +188,20 @@ def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
 
 
 @functools.lru_cache(maxsize=4096)
-def _state(c: Configuration, model: Transformer) -> zero_cost.Memory:
-  """Returns the training state's bytes, shared by many configurations."""
-  return zero_cost.memory(partition(c), parameters(c, model))
+def _state(
+  c: Configuration, model: Transformer
+) -> tuple[zero_cost.Memory, float]:
+  """Returns the bytes of the training state, and the layers' share of them.
+
+  Many configurations have the same.
+  """
+  found = parameters(c, model)
+  *stacks, embedding, head, gain = found
+  of_layers = sum(each.size * each.count for each in stacks)
+  others = embedding.size + head.size + gain.size
+  return (
+    zero_cost.memory(partition(c), found), of_layers / (of_layers + others)
+  )
 
 
 def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
@@ -193,7 +211,9 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   step's weights if a partition gathers or casts them, "cast" the compiler's
   copy of the stored ones in the activations' dtype. "many" and "stages" are
   further copies of gradients: with several microbatches, and in a pipeline's
-  scan. "layers" are the residuals of a part without rematerialization, and
+  scan. In a pipeline they are those of stacked layers, of which it takes
+  slices, without embedding and head; "single" is instead of both if a part is
+  one layer. "layers" are the residuals of a part without rematerialization, and
   those of one layer with it, when "streams" are the saved inputs of layers.
   "mlp" are further residuals of a partition's layers. "saved" are the residuals
   that forwards of a pipeline schedule save, and "deltas" the values between
@@ -208,7 +228,7 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   c, model = configuration, step.model
   examples = c.examples(step.batch_size)
   # Fields that do not affect the state are reset, for more cache hits.
-  state = _state(dataclasses.replace(
+  state, stacked = _state(dataclasses.replace(
     c, microbatches=1, schedule="", route="", remat="", offload=False
   ), model)
   boundary = step.boundary_bytes(examples)
@@ -231,6 +251,9 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   logits = examples * step.seq_len * model.vocab_size / (c.stages * c.tensor)
   layer = _layer(c, step, examples)
   layers = model.layers_per_part(c.stages * c.chunks)
+  # Gradients of which there are further copies.
+  copied = state.gradients * (stacked if c.stages > 1 else 1)
+  single = c.stages > 1 and layers == 1
   # Inputs of layers, with "reduced" also the reduced outputs of their two
   # row-parallel projections.
   streams = {"none": 0, "full": 1, "reduced": 3}[c.remat] * layers * boundary
@@ -241,8 +264,9 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
     "weights": state.weights + state.secondary,
     "cast": state.stored / 3 * model.item_bytes / 4 * (c.scheme == "ddp"),
     "gradients": state.gradients,
-    "many": state.gradients * (c.microbatches > 1),
-    "stages": state.gradients * (c.stages > 1),
+    "many": copied * (c.microbatches > 1 and not single),
+    "stages": copied * (c.stages > 1 and not single),
+    "single": copied * single,
     "kept": kept,
     "streams": streams,
     "layers": layer.residuals * (layers if all_saved else 1),
@@ -269,7 +293,7 @@ def memory(
   parameters = x["stored"] / (1 if configuration.offload else 3)
   return Memory(
     weights=parameters + x["weights"] + x["cast"],
-    gradients=x["gradients"] + x["many"] + x["stages"],
+    gradients=sum(x[key] for key in ("gradients", "many", "stages", "single")),
     optimizer=x["stored"] - parameters,
     kept=x["kept"],
     activations=sum(

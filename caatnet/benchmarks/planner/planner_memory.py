@@ -28,6 +28,9 @@ from parallel.workload import TrainingStep, Transformer
 _CHIPS = 8
 # Half of the programs are this near to the capacity, by the formulas.
 _NEAR = 0.15
+# Programs of more than this multiple of a device's memory are neither fitted
+# nor judged: no plan takes them, and their errors would widen the bound.
+_MOST = 2.0
 # Candidates for the sizes of a model, see `parallel.workload.Transformer`.
 _SIZES = (
   "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width",
@@ -288,6 +291,8 @@ def judge(
 ) -> dict[str, Any]:
   """Fits one half of the programs, and returns the errors of both halves.
 
+  Programs of more than twice the capacity are left out.
+
   Args:
     rows: Compiled programs.
     capacity: Bytes of a device.
@@ -297,11 +302,15 @@ def judge(
   Returns:
     The fits, and errors; empty if there are too few programs.
   """
+  rows, others = (
+    [row for row in part if row["total"] <= _MOST * capacity]
+    for part in (rows, others or [])
+  )
   # Both halves contain equally many programs near the capacity.
   halves = [[row for row in rows if row["number"] % 2 == i] for i in (0, 1)]
   if min(map(len, halves)) < 2:
     return {}
-  fitted = fits(halves[0], others or [])
+  fitted = fits(halves[0], others)
   found = {"fit": dataclasses.asdict(fitted)}
   for name, half in zip(("fitted", "held out"), halves, strict=True):
     totals = np.array([r["total"] for r in half])

@@ -131,7 +131,7 @@ def test_layers_that_differ_need_a_period_of_weights():
   # Three more layers, in bfloat16 and with float32 gradients, times the fit.
   layer = 6 * sum(training_step(config.to_dict()).model.matrices)
   assert problem(config).reserved["end of forward"] - equal == pytest.approx(
-    3 * 0.64 * layer
+    3 * memory.FITS["gpu"].alone.factors["gathered"] * layer
   )
 
 

@@ -88,11 +88,17 @@ GAINS = (2 * 8 + 1) * 64
     "stored": 3 * P, "weights": 2 * (P - GAINS) / 4,
     "gradients": P, "many": P, "gathered": 6 * MATRICES,
   }),
-  # 1F1B stores as many inputs as stages, and one cotangent.
+  # Only the gradients of stacked layers are copied.
   (Configuration(4, 1, 1, 8), {
     "stored": 12 * (2 * (MATRICES + 2 * 64) + TABLES / 4 + 64),
-    "stages": 4 * (2 * (MATRICES + 2 * 64) + TABLES / 4 + 64),
+    "stages": 4 * 2 * (MATRICES + 2 * 64), "many": 4 * 2 * (MATRICES + 2 * 64),
+    "single": 0,
     "layers": 2 * STEP.kept_bytes(2, 1), "logits": 2 * 4 * 2 * 32 * 256 / 4,
+  }),
+  # One layer is no stack.
+  (Configuration(8, 1, 1, 8), {
+    "gradients": 4 * (MATRICES + 2 * 64 + TABLES / 8 + 64),
+    "stages": 0, "many": 0, "single": 4 * (MATRICES + 2 * 64),
   }),
   # Residuals of four microbatches, and those of the current one.
   (Configuration(4, 1, 1, 8, keep="residuals"), {
@@ -143,6 +149,10 @@ def test_memory_of_all_options_together(row):
   # 1F1B stores as many microbatches as stages, and one unread slot.
   copies = (c.keep == "residuals") * min(c.stages, c.microbatches)
   sums = 4 * params / of_sums
+  # In a pipeline, of its layers only.
+  copied = sums if c.stages == 1 else 4 * layers * (
+    MATRICES / c.tensor + 2 * 64
+  ) / of_sums
   expected = {
     "stored": (4 if c.offload else 12) * params / ranks[c.scheme],
     # In bfloat16; gains in float32, and cast nowhere.
@@ -150,8 +160,8 @@ def test_memory_of_all_options_together(row):
       "ddp": 0, "zero3": 2 * (params - gains) / c.data
     }.get(c.scheme, 2 * (params - gains) + 4 * gains),
     "cast": 2 * params * (c.scheme == "ddp"),
-    "gradients": sums, "many": sums * (c.microbatches > 1),
-    "stages": sums * (c.stages > 1),
+    "gradients": sums, "many": copied * (c.microbatches > 1),
+    "stages": copied * (c.stages > 1), "single": 0,
     "streams": streams,
     "layers": residuals * each, "mlp": mlp * each,
     "saved": copies * (streams or layers * (residuals + mlp)),
@@ -240,7 +250,7 @@ def test_causes_are_sums_of_fitted_terms(offload):
   params = x["stored"] / (1 if offload else 3)
   assert dataclasses.asdict(found) == pytest.approx({
     "weights": params + x["weights"] + x["cast"],
-    "gradients": x["gradients"] + x["many"] + x["stages"],
+    "gradients": x["gradients"] + x["many"] + x["stages"] + x["single"],
     "optimizer": 0 if offload else 2 * params,
     "kept": x["kept"],
     "activations": sum(
@@ -273,7 +283,9 @@ def test_margin_is_added_to_the_largest_ratio():
 
 def test_fit_recovers_the_factors_of_a_compiler(monkeypatch):
   monkeypatch.setattr(memory, "_RIDGE", 0.0)
-  rng, programs = np.random.default_rng(1), [*drawn(60, 2)]
+  # The last one is a pipeline whose parts have one layer.
+  single = memory.terms(Configuration(8, 1, 1, 8), STEP)
+  rng, programs = np.random.default_rng(1), [*drawn(60, 2), single]
   compiler = Fit(
     {c: rng.uniform(0.5, 3) for c in programs[0] if c not in memory.EXACT}, 1.0
   )
@@ -317,21 +329,33 @@ def test_planner_uses_the_fit_of_compiled_programs(device, error):
       for r in [
         *(r for r in rows if r["number"] % 2 == 0),
         *(others if name == "stages" else ()),
-      ]
+      ] if r["total"] <= 2 * capacity
     )
     assert f"fitted to {count} " in used.source
   assert not found["held out"]["wrong"]
   assert found["held out"]["median"] < error
 
 
+def held_out(device):
+  """Yields configuration, compiled bytes and bound of held-out answers."""
+  path = RESULTS / f"planner_memory_held_out_{device.name}.json"
+  for row in planner_memory.kept(path).values():
+    c = Configuration(**row["configuration"])
+    bound = memory.FITS[device.platform].of(c).bound
+    yield c, row["total"], bound(planner_memory.formulas(row))
+
+
 def test_bounds_of_held_out_answers_are_at_most_30_percent_too_high():
-  path = RESULTS / "planner_memory_held_out_h200.json"
-  ratios = [
-    memory.FITS["gpu"].of(Configuration(**row["configuration"])).bound(
-      planner_memory.formulas(row)
-    ) / row["total"]
-    for row in planner_memory.kept(path).values()
-  ]
+  ratios = [bound / total for _, total, bound in held_out(devices.H200)]
   assert len(ratios) == 60
   assert min(ratios) >= 1
   assert max(ratios) <= 1.3
+
+
+def test_bounds_of_held_out_pipelines_on_a_tpu():
+  """The margin covers what a bound lacks."""
+  found = [row for row in held_out(devices.TPU_V5P) if row[0].stages > 1]
+  assert len(found) > 15
+  for _, total, bound in found:
+    assert bound + memory.MARGIN_BYTES > total
+    assert bound <= 1.3 * total

@@ -301,7 +301,7 @@ class Peers:
     "Label and overrides of each of our training steps.", empty=True,
   )
   batches: tuple[int, ...] = field(
-    (1, 16, 64), "Sequences that are decoded together.", COUNT
+    (1, 16, 64), "Sequences that are decoded together.", COUNT, empty=True,
   )
   prompt: int = field(64, PROMPT, COUNT)
   tokens: int = field(64, TOKENS, COUNT)
