@@ -38,9 +38,8 @@ def given(argv: Sequence[str]) -> list[tuple[str, str]]:
 def prepare(argv: Sequence[str], path: str, config: Any) -> None:
   """Applies the command line's selectors to a config, and checks its keys.
 
-  Selectors such as ``--config.outer.algorithm=diloco`` are applied first,
-  independent of the order of flags. For an unknown key, absl would print a
-  traceback of 53 lines.
+  Selectors such as ``--config.outer.algorithm=diloco`` are applied first. For
+  an unknown key, absl would print a traceback of 53 lines.
 
   Args:
     argv: The command line.
@@ -48,8 +47,7 @@ def prepare(argv: Sequence[str], path: str, config: Any) -> None:
     config: The config, which is changed in place.
 
   Raises:
-    ValueError: If a key is unknown, and the message has the nearest key; or if
-      a tuple is given twice, since absl would join both.
+    ValueError: A key is unknown, or a tuple is given twice (absl joins both).
   """
   overrides = given(argv)
   tree.select(config, [f"{key}={value}" for key, value in overrides],
@@ -57,10 +55,8 @@ def prepare(argv: Sequence[str], path: str, config: Any) -> None:
   declared = tree.declared(config)
   for key, _ in overrides:
     if key not in declared:
-      raise ValueError(
-        f"no key config.{key} in {path}"
-        f"{tree.nearest(key, list(declared), '--config.')}"
-      )
+      near = tree.nearest(key, list(declared), "--config.")
+      raise ValueError(f"no key config.{key} in {path}{near}")
     values = [value for other, value in overrides if other == key]
     if len(values) > 1 and isinstance(declared[key][1], tuple):
       raise ValueError(f"config.{key} is given twice: {' and '.join(values)}")

@@ -92,7 +92,6 @@ def test_server_is_full_in_each_step(capsys):
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-  ({"policies": ()}, r"benchmark.policies=\(\) must have an entry"),
   ({"policies": ("none",)}, "benchmark.policies: 'none' must be one of"),
   # 128 + 900 + 400 tokens in pages of 16.
   ({"pages": {"first_come": 89}}, "pages.first_come=89 must be at least 90"),
