@@ -19,6 +19,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 import numpy as np
 
+from parallel.checks import divisors
+
 # Axis that receives devices first if several assignments use equally many
 # devices: tensor ranks exchange activations in every layer.
 _PREFERRED = "tensor"
@@ -70,12 +72,6 @@ class Axis:
       f"{self.name}: {self.size} ranks = {self.lanes} lanes x "
       f"{self.devices} devices"
     )
-
-
-def divisors(n: int) -> list[int]:
-  """Returns the positive divisors of ``n`` in ascending order."""
-  small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
-  return sorted({*small, *(n // d for d in small)})
 
 
 def assign_devices(

@@ -1,7 +1,7 @@
 """Validation of numbers, names and option strings; failures are ValueErrors.
 
 Each message starts with the argument's name. `caatnet.config.sections` adds the
-config section to the name.
+config section to the name. `divisors` are the allowed values of many sizes.
 """
 
 import ast
@@ -10,6 +10,12 @@ import difflib
 import math
 import re
 from typing import Any
+
+
+def divisors(n: int) -> list[int]:
+  """Returns the positive divisors of ``n`` in ascending order."""
+  small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+  return sorted({*small, *(n // d for d in small)})
 
 
 def positive(key: str, value: float) -> None:

@@ -29,7 +29,7 @@ models, whose fit also uses the random programs:
 results/planner_memory_held_out_h200.json). The command of the random programs
 with `--config.benchmark.also=results/planner_memory_answers_h200.json` prints
 the fit that the planner uses. Files of a v5p have the same names with v5p; half
-of its answers take one to ten minutes to compile, others longer.
+of its answers compile within ten minutes, most of these within two.
 """
 
 import ml_collections

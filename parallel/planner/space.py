@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 import itertools
-import math
 
 import numpy as np
 
@@ -209,7 +208,7 @@ def everything(
   """Yields all configurations of these choices, valid or not."""
   for grid in grids(num_devices):
     # Microbatches must divide the examples of a data-parallel rank.
-    for m in _divisors(max(1, batch_size // grid.data)):
+    for m in checks.divisors(max(1, batch_size // grid.data)):
       schedules: Sequence[tuple[str, int]] = [("1f1b", 1)]
       if grid.stages > 1:
         schedules = [
@@ -237,8 +236,8 @@ def grids(num_devices: int) -> Iterator[Grid]:
     >>> [tuple(grid) for grid in grids(2)]
     [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
   """
-  for stages in _divisors(num_devices):
-    for data in _divisors(num_devices // stages):
+  for stages in checks.divisors(num_devices):
+    for data in checks.divisors(num_devices // stages):
       yield Grid(stages, data, num_devices // stages // data)
 
 
@@ -300,8 +299,3 @@ def refusal(
 def _splits(name: str) -> bool:
   """Returns whether a schedule's backwards are two actions."""
   return builders.build(name, 2, 2, builders.chunks_of(name, 2)).splits
-
-
-def _divisors(number: int) -> list[int]:
-  small = [i for i in range(1, math.isqrt(number) + 1) if number % i == 0]
-  return sorted({*small, *(number // i for i in small)})

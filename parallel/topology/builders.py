@@ -397,7 +397,7 @@ def of_size(name: str, num_ranks: int) -> Topology:
   kinds = ("ring", *SHAPED, "bigraph", "switch", "fully_connected")
   checks.known("topology ", name, kinds)
   short = max(  # the largest divisor up to the square root
-    d for d in range(1, math.isqrt(num_ranks) + 1) if num_ranks % d == 0
+    d for d in checks.divisors(num_ranks) if d * d <= num_ranks
   )
   shape = (short, num_ranks // short)
   if name in SHAPED:

@@ -35,8 +35,8 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/planner_truth.py.
 
   Raises:
-    ValueError: Links cannot be shaped here, the rates are not two, or the file
-      has rows of another config.
+    ValueError: Links cannot be shaped here, the number of rates is neither 0
+      nor 2, or the file has rows of another config.
   """
   options = config.benchmark
   if len(options.rates) not in (0, 2):

@@ -5,8 +5,7 @@ import dataclasses
 import jax
 
 from caatnet.models.lm.layers import ACTIVATION
-from parallel.axes import divisors
-from parallel.checks import known
+from parallel.checks import divisors, known
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import REDUCED
 

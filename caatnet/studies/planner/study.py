@@ -142,7 +142,7 @@ def training_step(config: Mapping[str, Any]) -> TrainingStep:
   """Returns the model and the batch of a run.
 
   Raises:
-    ValueError: The model is no transformer, or its data is no text.
+    ValueError: The model is not a transformer, or the data is not text.
   """
   one_of("config.model.name", config["model"]["name"], ("transformer",))
   one_of("config.data.name", config["data"]["name"], ("text",))

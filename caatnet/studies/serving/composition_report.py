@@ -27,11 +27,11 @@ def report(result: Row) -> Report:
   simulated = any(
     result[part] for part in ("streams", "slots", "load", "front")
   )
-  drawn = result["load"] and result["front"]
   return Report(
     "Compositions of experts",
     [*(_simulated(result) if simulated else ()), *_published(result)],
-    functools.partial(_figure, result) if drawn else None,
+    functools.partial(_figure, result)
+    if result["load"] or result["front"] else None,
   )
 
 
@@ -167,18 +167,19 @@ def _figure(result: Row) -> plot.Figure:
     for batch, output in shapes
   ]
   front = sorted(result["front"], key=lambda row: row["loads"])
-  panels.append(plot.Panel(
-    [
-      plot.Line(
-        [row["loads"] for row in front if row["best"] == best],
-        [row["ttft_worst_s"] for row in front if row["best"] == best],
-        "front" if best else "other settings", "-" if best else "", "s",
-        colour="C3" if best else "0.6",
-      )
-      for best in (True, False)
-    ],
-    "fairness and switching", "loads", "worst TTFT (s)", grid=True,
-  ))
+  if front:
+    panels.append(plot.Panel(
+      [
+        plot.Line(
+          [row["loads"] for row in front if row["best"] == best],
+          [row["ttft_worst_s"] for row in front if row["best"] == best],
+          "front" if best else "other settings", "-" if best else "", "s",
+          colour="C3" if best else "0.6",
+        )
+        for best in (True, False)
+      ],
+      "fairness and switching", "loads", "worst TTFT (s)", grid=True,
+    ))
   return plot.Figure(
     panels, (4 * len(panels), 3.8), len(panels), legend="outside lower center",
     legend_columns=5,

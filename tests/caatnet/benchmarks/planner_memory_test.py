@@ -108,6 +108,20 @@ def test_fits_of_pipelines_are_separate():
   assert found.of(Configuration(1, 2, 1, 2)) is found.alone
 
 
+def test_programs_that_exceed_twice_the_capacity_have_no_effect():
+  rng, rows = np.random.default_rng(7), []
+  for number in range(20):
+    step, c = planner_memory.draw(rng, False, CAPACITY)
+    rows.append({
+      "number": number, "fits": True,
+      "total": memory.PLAIN.estimate(memory.terms(c, step)),
+    } | planner_memory.kept_keys(step, c))
+  found = planner_memory.judge(rows, CAPACITY)
+  huge = [row | {"number": 20, "total": 2.01 * CAPACITY} for row in rows]
+  assert planner_memory.judge([*rows, huge[0]], CAPACITY) == found
+  assert planner_memory.judge(rows, CAPACITY, huge) == found
+
+
 def test_answers_are_configurations_of_the_planner_that_fit_by_its_bound():
   """The problems are those of the file of compiled answers."""
   rows = planner_memory.kept(RESULTS / "planner_memory_answers_h200.json")
