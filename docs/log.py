@@ -7,14 +7,15 @@ An entry begins with a title and a fixed head, followed by two sections:
   - Question: ...
   - Date: 2026-11-25
   - Machine: standard
-  - Commit: ...                       (if known)
+  - Commit: 2c7e4b1e                  (which code ran)
   - Command:                          (a code block, or why there is none)
 
   ## Result
   ## Verdict
 
 It has at most 200 words, without tables and code blocks. The first sentence of
-the verdict is the entry's line in the index, log/README.md.
+the verdict is the entry's line in the index, log/README.md. An entry is
+history: the last commit of its head has the files that it names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,10 +31,11 @@ FOLDER = ROOT / "log"
 MAX_WORDS = 200
 # Pattern of the name of an entry.
 NAME = r"\d{4}-\d\d-\d\d(-[a-z0-9]+)+"
-_REQUIRED = ("Question", "Date", "Machine", "Command")
+_REQUIRED = ("Question", "Date", "Machine", "Commit", "Command")
 _HEADINGS = ["Result", "Verdict"]
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-_TABLE = re.compile(r"^(?:\||<!--).*$", re.MULTILINE)
+_NO_WORDS = re.compile(r"^(?:\||<!--|- Commit:).*$", re.MULTILINE)
+_COMMIT = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{7,40}\b")
 _FIELD = re.compile(r"^- (\w+):((?:.|\n(?=  ))*)", re.MULTILINE)
 
 # A number with thousands separated by commas: sign, decimals, per cent.
@@ -56,13 +58,15 @@ class Entry:
     title: Subject of the experiment.
     head: Fields of the head by name; a command is an empty text if it is in a
       code block.
+    commit: Last commit that the head names.
     verdict: First sentence of the verdict.
-    num_words: Number of words outside of tables and code blocks.
+    num_words: Number of words outside of tables, code blocks and Commit.
   """
 
   name: str
   title: str
   head: Mapping[str, str]
+  commit: str
   verdict: str
   num_words: int
 
@@ -82,7 +86,8 @@ def parse(name: str, text: str) -> Entry:
 
   Example:
     >>> text = "# Ring\n\n- Question: How fast?\n- Date: 2026-11-25\n"
-    >>> text += "- Machine: standard\n- Command: make test\n\n"
+    >>> text += "- Machine: standard\n- Commit: 2c7e4b1e\n"
+    >>> text += "- Command: make test\n\n"
     >>> text += "## Result\n\n12 s.\n\n## Verdict\n\nFast. Very fast.\n"
     >>> parse("2026-11-25-ring", text).verdict
     'Fast.'
@@ -104,12 +109,15 @@ def parse(name: str, text: str) -> Entry:
   ]
   if missing:
     raise ValueError(f"{name}: the head lacks {', '.join(missing)}")
+  commits = _COMMIT.findall(head["Commit"])
+  if not commits:
+    raise ValueError(f"{name}: no commit in {head['Commit']!r}")
   if not re.fullmatch(NAME, name) or not name.startswith(head["Date"]):
     raise ValueError(f"{name}: expected {head['Date']}-subject")
   verdict = " ".join(parts[4].split())
   return Entry(
-    name, title[1], head, re.split(r"(?<=\.)\s", verdict)[0],
-    len(_TABLE.sub("", prose).split()),
+    name, title[1], head, commits[-1], re.split(r"(?<=\.)\s", verdict)[0],
+    len(_NO_WORDS.sub("", prose).split()),
   )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from docs import log
 from docs.points import ROOT
-from tests.claims_test import faults
+from tests import claims_test, history
 
 PATHS = log.paths()
 ENTRIES = list(log.entries())
@@ -20,6 +20,7 @@ TEXT = """# Ring
   in seconds?
 - Date: 2026-11-25
 - Machine: standard
+- Commit: 2c7e4b1e
 - Command:
 
 ```sh
@@ -52,9 +53,28 @@ def test_commands_paths_and_links_of_an_entry_are_valid(path):
   text = path.read_text()
   for link in re.findall(r"\]\((?!http)([^)#]+)", text):
     assert (path.parent / link).exists(), link
-  # The parser of `faults` has no flags of elastic training.
-  text = re.sub(r"\]\([^)]*\)|--elastic=\S+", "", text)
-  assert faults(text) == []
+  text = re.sub(r"\]\([^)]*\)", "", text)
+  assert history.faults(text, log.parse(path.stem, text).commit) == []
+
+
+@pytest.mark.parametrize("text", [
+  "`python -m launch.nowhere --config=configs/caatnet/tiny.py`",
+  "`python -m launch.train --config=configs/nowhere.py:test`",
+  "`python -m pytest tests/nowhere_test.py`", "`parallel/nowhere/`",
+  "`nowhere.csv`",
+])
+def test_a_file_that_a_commit_does_not_have_is_named(text):
+  (fault,) = history.faults(f"Text: {text}.", "d7bae595")
+  assert "nowhere" in fault
+  assert "not in d7bae595" in fault
+  with pytest.raises(ValueError, match="no commit 0123abcd"):
+    history.faults(text, "0123abcd")
+
+
+def test_a_file_of_an_older_commit_needs_not_exist_now():
+  gone = "`parallel/elastic/patience.py`"
+  assert claims_test.faults(gone)
+  assert not history.faults(gone, "2c7e4b1e")
 
 
 def test_the_index_lists_every_entry_newest_first():
@@ -80,7 +100,7 @@ def test_words_of_tables_and_code_are_not_counted():
   assert entry.title == "Ring"
   assert entry.head["Question"] == "How fast is it, in seconds?"
   assert entry.verdict == "It takes 1.5 s."
-  without = re.sub(r"^(\||```|make).*\n", "", TEXT, flags=re.M)
+  without = re.sub(r"^(\||```|make|- Commit).*\n", "", TEXT, flags=re.M)
   assert entry.num_words == len(without.split())
 
 
@@ -122,6 +142,8 @@ def test_only_numbers_are_looked_up(figure):
   [
     ("2026-11-25-ring", "- Machine: standard\n", "", "head lacks Machine"),
     ("2026-11-25-ring", "- Date: 2026-11-25\n", "", "head lacks Date"),
+    ("2026-11-25-ring", "- Commit: 2c7e4b1e\n", "", "head lacks Commit"),
+    ("2026-11-25-ring", "2c7e4b1e", "unknown", "no commit in 'unknown'"),
     ("2026-11-25-ring", "```sh\nmake test\n```\n", "", "head lacks Command"),
     ("2026-11-25-ring", "## Verdict", "## Reading", "got .*'Reading'"),
     ("2026-11-25-ring", "# Ring\n", "", "expected a title"),

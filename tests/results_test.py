@@ -1,4 +1,7 @@
-"""Files in results/: each is what the command that it names has written."""
+"""Files in results/: each is what the command that it names has written.
+
+Command and files are those of the commit that a result names.
+"""
 
 import json
 import re
@@ -9,7 +12,7 @@ import pytest
 from caatnet.show import results
 from docs import log
 from docs.points import ROOT
-from tests.claims_test import faults
+from tests import history
 
 FILES = sorted(path.name for path in (ROOT / "results").iterdir())
 # Written by make mutants, which records command and commit of every seed.
@@ -41,10 +44,10 @@ def origin_faults(name: str, content: dict) -> list[str]:
   if found:
     return found
   if not re.fullmatch(r"[0-9a-f]{7,40}", content["commit"]):
-    found.append(f"commit {content['commit']}")
+    return [f"commit {content['commit']}"]
   if content.get("sha256") != results.digest(content):
     found.append("content was edited: its sha256 differs")
-  found += faults(f"`{content['command']}`")
+  found += history.faults(f"`{content['command']}`", content["commit"])
   if bool(content.get("note")) != (name in EDITED):
     found.append("a note and an entry of EDITED go together")
   if name not in EDITED:
@@ -111,7 +114,7 @@ def test_a_table_or_picture_is_in_an_entry_of_the_log(name):
   ("command", "python -m launch.simulate --output=results/other.json",
    "the command does not write results/fairness.json"),
   ("command", "python -m launch.simulate --output=results/fairness.json "
-   "--config=configs/serving/fairness.py --config.none=1", "none"),
+   "--config=configs/serving/nowhere.py", "nowhere"),
   ("commit", "unknown", "commit unknown"),
   ("versions", {"jax": "0.10.2"}, "no version of python"),
   ("bound", 1.0, "content was edited"),
