@@ -3,7 +3,6 @@ r"""Runs the benchmark of a config.
   python -m launch.benchmark --config=configs/benchmark/train_step.py
   python -m launch.benchmark --config=configs/benchmark/schedules.py
   python -m launch.benchmark --config=configs/benchmark/kernels.py
-  python -m launch.benchmark --config=configs/benchmark/zero.py --cpu_devices=8
   python -m launch.benchmark --config=configs/benchmark/programs.py
   python -m launch.benchmark --config=configs/benchmark/peers.py
   python -m launch.benchmark --config=configs/benchmark/decoding.py
@@ -15,11 +14,8 @@ r"""Runs the benchmark of a config.
   python -m launch.benchmark --config=configs/benchmark/ring.py
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
-  python -m launch.benchmark --config=configs/benchmark/pipeline_schedules.py
-  python -m launch.benchmark --config=benchmark/lockstep --cpu_devices=4
   python -m launch.benchmark --config=configs/benchmark/planner.py
   python -m launch.benchmark --config=configs/benchmark/planner_memory.py
-  python -m launch.benchmark --config=configs/benchmark/planner_truth.py
   python -m launch.benchmark --config=configs/benchmark/placements.py
   python -m launch.benchmark --config=configs/benchmark/graphs.py
   python -m launch.benchmark --config=configs/benchmark/host_optimizer.py
@@ -45,12 +41,11 @@ BODIES = {
     "federated": ("federated_cell", "federated_rounds"),
     "foreign": ("flower", "foreign_programs"), "graphs": ("graphs",),
     "memory": ("host_optimizer", "placements"), "peers": ("peers",),
-    "planner": ("planner", "planner_memory", "planner_truth"),
-    "programs": ("calibration", "kernels", "paged_attention", "programs"),
-    "serving": ("coded", "decoding", "engine", "experts", "experts_simulated",
+    "planner": ("planner", "planner_memory"),
+    "programs": ("calibration", "kernels", "programs"),
+    "serving": ("decoding", "engine", "experts", "experts_simulated",
                 "nanobatches", "server", "serving"),
-    "training": ("lockstep", "pipeline_schedules", "schedules", "train_step",
-                 "zero"),
+    "training": ("schedules", "train_step"),
   }.items() for name in names
 }
 

@@ -142,19 +142,6 @@ class Kernels:
 
 
 @section
-class PagedAttention:
-  """Paged attention kernels that compile for a target."""
-
-  targets: tuple[str, ...] = field(
-    ("tpu:v5p:2x2x1", "gpu:h200:1x1"), "Targets, as in launch.compile."
-  )
-  head_widths: tuple[int, ...] = field((64, 128), "Channels of a head.", COUNT)
-  kv_heads: tuple[int, ...] = field(
-    (1, 5, 8), "Key and value heads of one rank.", COUNT
-  )
-
-
-@section
 class Programs:
   """Compiled steps with and without kernels."""
 

@@ -23,17 +23,6 @@ from caatnet.config.schema.graph import SCALE
 
 
 @section
-class Coded:
-  """Loss of a model with weights and cache stored as int8 codes."""
-
-  workdir: str = field("runs/demo/p0.5", "Folder of a run with one worker.")
-  windows: int = field(
-    256, "Largest number of validation windows that are read.", COUNT
-  )
-  chunk: int = field(64, "Prompt tokens per step.", COUNT)
-
-
-@section
 class Decoding:
   """Decoding compared with Hugging Face's generate."""
 
@@ -337,42 +326,3 @@ class Peers:
     "", "Program llama-server of llama.cpp, which is compared with our server; "
     '"" for none.',
   )
-
-
-@section
-class ZeroStep:
-  """Partitioned step compared with XLA's automatic partitioning."""
-
-  rounds: int = field(9, ROUNDS, COUNT)
-  variants: tuple[tuple[str, str], ...] = field(
-    (
-      ("automatic", ""),
-      ("zero3", "zero.scheme=zero3"),
-      ("automatic, unrolled", "model.unroll=8"),
-      ("zero3, unrolled", "zero.scheme=zero3 model.unroll=8"),
-      ("ddp", "zero.scheme=ddp"),
-    ),
-    "Label and overrides of each step; all are compared with the first. A step "
-    'whose label begins with "automatic" is partitioned by XLA.',
-  )
-
-
-@section
-class Lockstep:
-  """Pipeline schedules compared with implementations without branches."""
-
-  forms: tuple[str, ...] = field(
-    ("autodiff", "masked", "gpipe", "1f1b", "zb_h1", "gpipe +", "1f1b +",
-     "zb_h1 +", "zb_h2 +"),
-    'Pipeline schedules, with " +" for stored residuals; "autodiff" or '
-    '"masked".',
-  )
-  stages: int = field(4, "Stages.", COUNT)
-  microbatches: int = field(16, "Microbatches per step.", COUNT)
-  layers: int = field(
-    2, "Layers of a stage, each with two products of [tokens, width] and "
-    "[width, width].", COUNT,
-  )
-  width: int = field(256, "Channels.", COUNT)
-  tokens: int = field(128, "Tokens of a microbatch.", COUNT)
-  rounds: int = field(5, ROUNDS, COUNT)

@@ -1,9 +1,8 @@
 """Benchmarks of plans, placements, collective and pipeline schedules."""
 
-from caatnet.config.schema.benchmarks.shared import LIMIT, RESULTS, ROUNDS
+from caatnet.config.schema.benchmarks.shared import LIMIT, RESULTS
 from caatnet.config.schema.fields import (
   COUNT,
-  FRACTION,
   POSITIVE,
   SEED,
   Range,
@@ -81,43 +80,6 @@ class PlannerMemory:
 
 
 @section
-class PlannerTruth:
-  """Plans compared with measured steps on throttled links."""
-
-  results: str = field("runs/planner_truth.json", RESULTS)
-  processes: int = field(8, "Number of processes.", COUNT)
-  seeds: tuple[int, ...] = field(
-    (0, 1, 2), "Seeds of random link matrices.", SEED
-  )
-  drawn: int = field(12, "Random configurations for each matrix.", COUNT)
-  within: float = field(
-    3.0,
-    "Largest predicted time of a random configuration, as a multiple of the "
-    "best one's.",
-    Range(1),
-  )
-  rounds: int = field(3, ROUNDS, COUNT)
-  limit_s: float = field(3600.0, LIMIT, POSITIVE)
-  rates: tuple[float, ...] = field(
-    (2e6, 20e6),
-    "Bounds of the random bandwidth between two processes in bytes/s, "
-    "log-uniform; () for unthrottled links.",
-    POSITIVE, empty=True,
-  )
-  flops: float = field(3e8, "FLOP/s of a device.", POSITIVE)
-  quota: float = field(
-    0.05, "Share of a step's time during which a core is busy.", FRACTION
-  )
-  layers: int = field(8, "Layers of the model, which is float32.", COUNT)
-  width: int = field(128, "Channels of the model.", COUNT)
-  positions: int = field(16, "Positions of an example.", COUNT)
-  batch_size: int = field(32, "Examples of a step.", COUNT)
-  schedules: tuple[str, ...] = field(
-    ("1f1b", "gpipe", "eager_1f1b", "zb_h1"), "Pipeline schedules to try."
-  )
-
-
-@section
 class Placements:
   """Placement policies on random models and tiers."""
 
@@ -162,16 +124,3 @@ class Schedules:
   plot: str = field(
     "", 'PNG of the times against the number of nodes; "" for none.'
   )
-
-
-@section
-class PipelineSchedules:
-  """Verification of pipeline schedules."""
-
-  stages: int = field(16, "Largest number of stages.", COUNT)
-  microbatches: int = field(64, "Largest number of microbatches.", COUNT)
-  chunks: int = field(4, "Largest number of chunks.", COUNT)
-  timed: tuple[int, int] = field(
-    (64, 512), "Stages and microbatches of the timed verifications.", COUNT
-  )
-  processes: int = field(2, "Processes that share the schedules.", COUNT)
